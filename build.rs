@@ -1,0 +1,91 @@
+//! Bakes the dimensions of one model into the program: `ANTIGRAVITY_MODEL` (a name under `models/`
+//! or a directory) -> `config.json` -> `OUT_DIR/dims.rs`.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs, process};
+
+#[path = "src/config.rs"]
+#[allow(dead_code, reason = "shared with the library, which uses the rest")]
+mod config;
+use config::{ModelConfig, RopeScaling};
+
+fn main() {
+    println!("cargo:rerun-if-env-changed=ANTIGRAVITY_MODEL");
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=src/config.rs");
+    let name = env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
+    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let dir = model_dir(&root, &name);
+    let file = dir.join("config.json");
+    println!("cargo:rerun-if-changed={}", file.display());
+    let text = fs::read_to_string(&file).unwrap_or_else(|e| {
+        let mut names: Vec<String> = fs::read_dir(root.join("models"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|e| e.file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        fail(&format!(
+            "ANTIGRAVITY_MODEL={name}: cannot read {}: {e}; use a directory with a config.json or one of: {}",
+            file.display(),
+            names.join(", ")
+        ))
+    });
+    let model = ModelConfig::parse(&text)
+        .unwrap_or_else(|e| fail(&format!("ANTIGRAVITY_MODEL={name}: {}: {e}", file.display())));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("dims.rs");
+    fs::write(&out, dims_source(&name, &dir, &model))
+        .unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", out.display())));
+}
+
+/// Ends the build with one line.
+fn fail(message: &str) -> ! {
+    println!("cargo::error={message}");
+    process::exit(0)
+}
+
+/// A name under `models/` wins over a path relative to the project.
+fn model_dir(root: &Path, name: &str) -> PathBuf {
+    let bundled = root.join("models").join(name);
+    if !name.is_empty() && bundled.join("config.json").is_file() { bundled } else { root.join(name) }
+}
+
+/// The text of `dims.rs`.
+fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
+    let short = Path::new(name).file_name().map_or_else(|| name.into(), |n| n.to_string_lossy());
+    let scaling = match m.rope_scaling {
+        RopeScaling::Plain => "RopeScaling::Plain".to_string(),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+            format!(
+                "RopeScaling::Llama3 {{ factor: {factor:?}, low_freq_factor: {low_freq_factor:?}, \
+                 high_freq_factor: {high_freq_factor:?}, original_max_position: {original_max_position} }}"
+            )
+        }
+    };
+    let dir = fs::canonicalize(dir).unwrap_or_else(|_| dir.into());
+    let mut s = String::new();
+    let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
+    put("What `ANTIGRAVITY_MODEL` said at build time, without the path.", format!("MODEL: &str = {short:?}"));
+    put(
+        "The model's directory on the build machine.",
+        format!("MODEL_DIR: &str = {:?}", dir.to_string_lossy()),
+    );
+    put("Model family.", format!("ARCH: Arch = Arch::{:?}", m.arch));
+    put("Transformer blocks.", format!("LAYERS: usize = {}", m.layers));
+    put("Width of the residual stream (`hidden_size`).", format!("DIM: usize = {}", m.dim));
+    put("Query heads.", format!("HEADS: usize = {}", m.heads));
+    put("Key/value heads.", format!("KV_HEADS: usize = {}", m.kv_heads));
+    put("Width of one head.", format!("HEAD_DIM: usize = {}", m.head_dim));
+    put("Width of the feed-forward layer (`intermediate_size`).", format!("FFN_DIM: usize = {}", m.ffn_dim));
+    put("Vocabulary size, padding rows included.", format!("VOCAB: usize = {}", m.vocab));
+    put("Longest context the model was trained for.", format!("MAX_POSITION: usize = {}", m.max_position));
+    put("Biases on q, k and v.", format!("QKV_BIAS: bool = {}", m.qkv_bias));
+    put("Bias on the attention output.", format!("O_BIAS: bool = {}", m.o_bias));
+    put("RMS norm on every q and k head before RoPE.", format!("QK_NORM: bool = {}", m.qk_norm));
+    put("The output head shares the embedding matrix.", format!("TIED: bool = {}", m.tied));
+    put("Epsilon of every RMS norm.", format!("RMS_EPS: f64 = {:?}", m.rms_eps));
+    put("RoPE base.", format!("ROPE_THETA: f64 = {:?}", m.rope_theta));
+    put("RoPE frequency scaling.", format!("ROPE_SCALING: RopeScaling = {scaling}"));
+    s
+}

@@ -1,0 +1,292 @@
+//! What a model's `config.json` says, reduced to what the forward pass needs.
+//!
+//! This file is compiled twice: into the library, which compares a model found at run time with the
+//! baked one, and into `build.rs`, which bakes it. So it imports nothing of the crate.
+//!
+//! Field names and defaults are those of the Hugging Face `LlamaConfig`, `Qwen2Config` and
+//! `Qwen3Config` classes; both the older spelling (`rope_theta`, `rope_scaling`) and the newer
+//! (`rope_parameters`) are read.
+
+use serde_json::{Map, Value};
+
+/// One unusable field, as a line a person can act on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ConfigError {
+    /// The field's name in `config.json`.
+    pub field: String,
+    /// What it holds, as JSON.
+    pub value: String,
+    /// What would be accepted.
+    pub supported: String,
+}
+
+impl std::fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "field `{}` is {}; supported: {}", self.field, self.value, self.supported)
+    }
+}
+
+/// The model families this engine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arch {
+    Llama,
+    Qwen2,
+    Qwen3,
+}
+
+impl Arch {
+    /// The `model_type` of `config.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arch::Llama => "llama",
+            Arch::Qwen2 => "qwen2",
+            Arch::Qwen3 => "qwen3",
+        }
+    }
+}
+
+/// How RoPE frequencies are changed for long contexts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RopeScaling {
+    Plain,
+    /// Llama 3.1's piecewise scaling (`rope_type: "llama3"`).
+    Llama3 {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        original_max_position: usize,
+    },
+}
+
+/// Dimensions and variant switches of one model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    pub arch: Arch,
+    pub layers: usize,
+    pub dim: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub ffn_dim: usize,
+    pub vocab: usize,
+    pub max_position: usize,
+    pub qkv_bias: bool,
+    pub o_bias: bool,
+    pub qk_norm: bool,
+    pub tied: bool,
+    pub rms_eps: f64,
+    pub rope_theta: f64,
+    pub rope_scaling: RopeScaling,
+}
+
+/// Upper limits that no real model of these families comes near; they keep every product of two
+/// dimensions far from overflow.
+const MAX_LAYERS: usize = 1024;
+const MAX_DIM: usize = 1 << 20;
+const MAX_VOCAB: usize = 1 << 24;
+
+struct Fields<'a>(&'a Map<String, Value>);
+
+impl Fields<'_> {
+    fn present(&self, field: &str) -> Option<&Value> {
+        self.0.get(field).filter(|v| !v.is_null())
+    }
+
+    fn err<T>(&self, field: &str, supported: &str) -> Result<T, ConfigError> {
+        let value = self.0.get(field).map_or("missing".to_string(), |v| {
+            let mut text = v.to_string();
+            if text.len() > 120 {
+                let cut = (0..=120).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
+                text.truncate(cut);
+                text.push('…');
+            }
+            text
+        });
+        Err(ConfigError { field: field.into(), value, supported: supported.into() })
+    }
+
+    fn size(&self, field: &str, default: Option<usize>, max: usize) -> Result<usize, ConfigError> {
+        match (self.present(field), default) {
+            (None, Some(d)) => Ok(d),
+            (Some(v), _) => match v.as_u64().and_then(|n| usize::try_from(n).ok()) {
+                Some(n) if (1..=max).contains(&n) => Ok(n),
+                _ => self.err(field, &format!("an integer from 1 to {max}")),
+            },
+            (None, None) => self.err(field, &format!("an integer from 1 to {max}")),
+        }
+    }
+
+    fn float(&self, field: &str, default: Option<f64>) -> Result<f64, ConfigError> {
+        match (self.present(field).and_then(Value::as_f64), default) {
+            (Some(x), _) if x.is_finite() && x > 0.0 && (x as f32).is_finite() && x as f32 > 0.0 => Ok(x),
+            (None, Some(d)) if self.present(field).is_none() => Ok(d),
+            _ => self.err(field, "a positive number"),
+        }
+    }
+
+    fn flag(&self, field: &str, default: bool) -> Result<bool, ConfigError> {
+        match self.present(field) {
+            None => Ok(default),
+            Some(Value::Bool(b)) => Ok(*b),
+            Some(_) => self.err(field, "true or false"),
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Reads the text of a `config.json`.
+    pub fn parse(json: &str) -> Result<Self, ConfigError> {
+        let root: Value = serde_json::from_str(json).map_err(|e| ConfigError {
+            field: "(whole file)".into(),
+            value: format!("not JSON ({e})"),
+            supported: "a Hugging Face config.json".into(),
+        })?;
+        let Value::Object(map) = &root else {
+            return Err(ConfigError {
+                field: "(whole file)".into(),
+                value: "not a JSON object".into(),
+                supported: "a Hugging Face config.json".into(),
+            });
+        };
+        let f = Fields(map);
+        let arch = match f.present("model_type").and_then(Value::as_str) {
+            Some("llama") => Arch::Llama,
+            Some("qwen2") => Arch::Qwen2,
+            Some("qwen3") => Arch::Qwen3,
+            _ => return f.err("model_type", "\"llama\", \"qwen2\", \"qwen3\""),
+        };
+        match f.present("hidden_act").map(Value::as_str) {
+            None | Some(Some("silu" | "swish")) => {}
+            Some(_) => return f.err("hidden_act", "\"silu\""),
+        }
+        for field in ["mlp_bias", "use_sliding_window"] {
+            if f.flag(field, false)? {
+                return f.err(field, "false");
+            }
+        }
+        if f.present("quantization_config").is_some() {
+            return f.err("quantization_config", "unquantised BF16, F16 or F32 checkpoints");
+        }
+
+        let dim = f.size("hidden_size", None, MAX_DIM)?;
+        let heads = f.size("num_attention_heads", None, MAX_DIM)?;
+        let kv_default = if arch == Arch::Llama { heads } else { 32 };
+        let kv_heads = f.size("num_key_value_heads", Some(kv_default), MAX_DIM)?;
+        if !heads.is_multiple_of(kv_heads) {
+            return f.err("num_key_value_heads", &format!("a divisor of num_attention_heads ({heads})"));
+        }
+        let head_dim = match f.present("head_dim") {
+            None if arch == Arch::Qwen3 => 128,
+            None if dim % heads != 0 => {
+                return f.err(
+                    "num_attention_heads",
+                    &format!("a divisor of hidden_size ({dim}), or an explicit head_dim"),
+                );
+            }
+            None => dim / heads,
+            Some(_) => f.size("head_dim", None, 1024)?,
+        };
+        if head_dim % 2 != 0 || head_dim > 1024 {
+            return f.err("head_dim", "an even number up to 1024");
+        }
+        if heads * head_dim > MAX_DIM {
+            return f.err("num_attention_heads", &format!("heads x head_dim up to {MAX_DIM}"));
+        }
+        let bias = f.flag("attention_bias", false)?;
+        let (rope_theta, rope_scaling) = rope(&f)?;
+        Ok(Self {
+            arch,
+            layers: f.size("num_hidden_layers", None, MAX_LAYERS)?,
+            dim,
+            heads,
+            kv_heads,
+            head_dim,
+            ffn_dim: f.size("intermediate_size", None, MAX_DIM)?,
+            vocab: f.size("vocab_size", None, MAX_VOCAB)?,
+            max_position: f.size("max_position_embeddings", Some(2048), 1 << 30)?,
+            qkv_bias: arch == Arch::Qwen2 || bias,
+            o_bias: arch != Arch::Qwen2 && bias,
+            qk_norm: arch == Arch::Qwen3,
+            tied: f.flag("tie_word_embeddings", false)?,
+            rms_eps: f.float("rms_norm_eps", Some(1e-6))?,
+            rope_theta,
+            rope_scaling,
+        })
+    }
+
+    /// The first field in which `found` differs from `self`: name, this value, the other's value.
+    pub fn difference(&self, found: &Self) -> Option<(&'static str, String, String)> {
+        macro_rules! compare {
+            ($($field:ident = $name:literal),* $(,)?) => {$(
+                if self.$field != found.$field {
+                    return Some(($name, format!("{:?}", self.$field), format!("{:?}", found.$field)));
+                }
+            )*};
+        }
+        compare!(
+            arch = "model_type",
+            layers = "num_hidden_layers",
+            dim = "hidden_size",
+            heads = "num_attention_heads",
+            kv_heads = "num_key_value_heads",
+            head_dim = "head_dim",
+            ffn_dim = "intermediate_size",
+            vocab = "vocab_size",
+            max_position = "max_position_embeddings",
+            qkv_bias = "attention_bias",
+            o_bias = "attention_bias",
+            tied = "tie_word_embeddings",
+            rms_eps = "rms_norm_eps",
+            rope_theta = "rope_theta",
+            rope_scaling = "rope_scaling",
+        );
+        None
+    }
+}
+
+/// Theta and scaling from `rope_parameters` (newer files) or `rope_theta` and `rope_scaling`.
+fn rope(f: &Fields<'_>) -> Result<(f64, RopeScaling), ConfigError> {
+    let field = if f.present("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
+    let empty = Map::new();
+    let inner = match f.present(field) {
+        None => Fields(&empty),
+        Some(Value::Object(map)) => Fields(map),
+        Some(_) => return f.err(field, "an object or null"),
+    };
+    for outer in [f, &inner] {
+        if let Some(x) = outer.present("partial_rotary_factor") {
+            if x.as_f64() != Some(1.0) {
+                return outer.err("partial_rotary_factor", "1.0");
+            }
+        }
+    }
+    let theta = if inner.present("rope_theta").is_some() {
+        inner.float("rope_theta", None)?
+    } else {
+        f.float("rope_theta", Some(10_000.0))?
+    };
+    let kind = inner.present("rope_type").or_else(|| inner.present("type"));
+    let named = |e: ConfigError| ConfigError { field: format!("{field}.{}", e.field), ..e };
+    match kind.map(Value::as_str) {
+        None | Some(Some("default")) => Ok((theta, RopeScaling::Plain)),
+        Some(Some("llama3")) => {
+            let scaling = RopeScaling::Llama3 {
+                factor: inner.float("factor", None).map_err(named)?,
+                low_freq_factor: inner.float("low_freq_factor", None).map_err(named)?,
+                high_freq_factor: inner.float("high_freq_factor", None).map_err(named)?,
+                original_max_position: inner
+                    .size("original_max_position_embeddings", None, 1 << 30)
+                    .map_err(named)?,
+            };
+            match scaling {
+                RopeScaling::Llama3 { low_freq_factor, high_freq_factor, .. }
+                    if low_freq_factor >= high_freq_factor =>
+                {
+                    inner.err("high_freq_factor", "more than low_freq_factor").map_err(named)
+                }
+                _ => Ok((theta, scaling)),
+            }
+        }
+        Some(_) => f.err(field, "rope_type \"default\" or \"llama3\""),
+    }
+}
