@@ -4,5 +4,6 @@
 pub mod config;
 pub mod dims;
 pub mod error;
+pub mod sampler;
 
 pub use error::{Error, Result};
