@@ -80,9 +80,9 @@ pub struct ModelConfig {
 }
 
 /// Upper limits that no real model of these families comes near; they keep every product of two
-/// dimensions far from overflow.
+/// dimensions far from overflow and rows small enough for a thread's stack.
 const MAX_LAYERS: usize = 1024;
-const MAX_DIM: usize = 1 << 20;
+const MAX_DIM: usize = 1 << 16;
 const MAX_VOCAB: usize = 1 << 24;
 
 struct Fields<'a>(&'a Map<String, Value>);
@@ -232,7 +232,6 @@ impl ModelConfig {
             head_dim = "head_dim",
             ffn_dim = "intermediate_size",
             vocab = "vocab_size",
-            max_position = "max_position_embeddings",
             qkv_bias = "attention_bias",
             o_bias = "attention_bias",
             tied = "tie_word_embeddings",

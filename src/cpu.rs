@@ -1,0 +1,619 @@
+//! The CPU backend: the whole forward pass, one line per step.
+//!
+//! The result is the same bits for every instruction set, thread count and number of tokens at once;
+//! `simd` and `simd::attend` say how.
+
+pub mod cache;
+pub mod matmul;
+#[allow(unsafe_code)]
+pub mod pool;
+#[allow(unsafe_code)]
+pub mod simd;
+pub mod topology;
+
+use crate::backend::{Backend, KvRows, Logits};
+use crate::dims::*;
+use crate::error::{Error, Result};
+use crate::kv::{self, KvTypes};
+use crate::quant::{BLOCK, act::ActBlock};
+use crate::trace::{Recorder, Steps};
+use crate::weights::{Layer, Weights};
+use cache::Cache;
+use matmul::Input;
+use pool::Pool;
+use simd::attend::{CHUNK, KvChunk, Partial, QUERIES};
+use simd::{Isa, kv_row, ops};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+/// Columns of q, k and v in the fused buffer, each padded to whole groups of sixteen.
+const Q_PAD: usize = Q_DIM.next_multiple_of(16);
+const KV_PAD: usize = KV_DIM.next_multiple_of(16);
+const QKV: usize = Q_PAD + 2 * KV_PAD;
+/// Query heads and tokens of one attention task.
+const TASK_HEADS: usize = if GROUP < QUERIES { GROUP } else { QUERIES };
+const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
+/// Weight bytes of one task in decode: small enough that no thread waits long for the last one.
+const DECODE_TASK_BYTES: usize = 40 << 10;
+/// Columns of one task in prefill: enough to use the activations in the first-level cache well.
+const PREFILL_TASK_COLS: usize = 128;
+
+/// How a [`CpuBackend`] is set up.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuOptions {
+    /// Threads, caller included.
+    pub threads: usize,
+    /// Instruction set.
+    pub isa: Isa,
+    /// Element types of the cache.
+    pub kv_types: KvTypes,
+    /// Slots of the cache.
+    pub capacity: usize,
+    /// Most tokens of one forward pass; scratch is sized for it.
+    pub max_tokens: usize,
+}
+
+/// Activations in the form that the weights reading them need.
+enum Acts<const W: usize> {
+    /// `[token][W]`
+    Floats(Vec<f32>),
+    /// `[token][W / 32]`
+    Blocks(Vec<ActBlock>),
+}
+
+impl<const W: usize> Acts<W> {
+    fn new(tokens: usize, quantised: Quantised) -> Result<Self> {
+        Ok(match quantised {
+            Quantised::Yes => Acts::Blocks(try_vec(tokens * (W / BLOCK), ActBlock::ZERO)?),
+            Quantised::No => Acts::Floats(try_vec(tokens * W, 0.0)?),
+        })
+    }
+
+    fn input(&self, tokens: usize) -> Input<'_> {
+        match self {
+            Acts::Floats(x) => Input { floats: x, blocks: &[], tokens },
+            Acts::Blocks(x) => Input { floats: &[], blocks: x, tokens },
+        }
+    }
+
+    /// Computes rows `0..tokens` with `row(token, destination)` and quantises them where needed.
+    fn fill(&mut self, pool: &Pool, isa: Isa, tokens: usize, row: impl Fn(usize, &mut [f32]) + Sync) {
+        let rows = tokens.div_ceil(4 * pool.threads());
+        match self {
+            Acts::Floats(x) => pool.tiles(&mut x[..tokens * W], W, (rows, W), |mut tile| {
+                (0..tile.rows).for_each(|r| row(tile.row + r, tile.row_mut(r)));
+            }),
+            Acts::Blocks(x) => {
+                let blocks = W / BLOCK;
+                pool.tiles(&mut x[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
+                    let mut h = [0.0; W];
+                    for r in 0..tile.rows {
+                        row(tile.row + r, &mut h);
+                        ops::quantise(isa, &h, tile.row_mut(r));
+                    }
+                });
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Quantised {
+    Yes,
+    No,
+}
+
+/// Buffers of one forward pass, sized once.
+struct Scratch {
+    /// Residual stream: `[token][DIM]`
+    x: Vec<f32>,
+    /// Normed residual.
+    h: Acts<DIM>,
+    /// `[token][q | k | v]`, see [`QKV`]
+    qkv: Vec<f32>,
+    /// Attention output: `[token][head][HEAD_DIM]`
+    att: Vec<f32>,
+    /// The same as the output projection reads it.
+    att_in: Acts<Q_DIM>,
+    /// silu(gate) * up.
+    ffn: Acts<FFN_DIM>,
+    /// Partial attention of one token: `[kv_head][chunk][query head of the group]`
+    partials: Vec<Partial<HEAD_DIM>>,
+    /// Cosines and sines of the tokens' positions: `[token][HEAD_DIM / 2]`
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+/// A model on the CPU.
+pub struct CpuBackend {
+    weights: Arc<Weights>,
+    pool: Pool,
+    isa: Isa,
+    cache: Cache,
+    scratch: Scratch,
+    max_tokens: usize,
+    /// Radians per position of each rotated pair.
+    frequencies: [f64; HEAD_DIM / 2],
+    recorder: Option<Recorder>,
+}
+
+fn try_vec<T: Clone>(len: usize, zero: T) -> Result<Vec<T>> {
+    let mut v = Vec::new();
+    v.try_reserve_exact(len).map_err(|_| {
+        let mib = (len * size_of::<T>()) >> 20;
+        Error::Memory(format!("cannot allocate {mib} MiB of scratch; use a smaller --prefill-chunk"))
+    })?;
+    v.resize(len, zero);
+    Ok(v)
+}
+
+/// Partials for a cache of `capacity` slots.
+fn partials_for(capacity: usize) -> usize {
+    HEADS * capacity.div_ceil(CHUNK)
+}
+
+/// Bytes of scratch that a backend with these options allocates.
+pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
+    let acts = |w: usize| w / BLOCK * size_of::<ActBlock>() + 4 * w;
+    let token = 4 * (DIM + QKV + Q_DIM + HEAD_DIM) + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM);
+    max_tokens * token + partials_for(capacity) * size_of::<Partial<HEAD_DIM>>()
+}
+
+impl CpuBackend {
+    /// Allocates cache and scratch and starts the threads.
+    pub fn new(weights: Arc<Weights>, options: CpuOptions) -> Result<Self> {
+        let CpuOptions { threads, isa, kv_types, capacity, max_tokens } = options;
+        let max_tokens = max_tokens.clamp(1, capacity.max(1));
+        let form = |quantised: bool| if quantised { Quantised::Yes } else { Quantised::No };
+        let first = &weights.layers[0];
+        let scratch = Scratch {
+            x: try_vec(max_tokens * DIM, 0.0)?,
+            h: Acts::new(max_tokens, form(first.wq.is_quantised()))?,
+            qkv: try_vec(max_tokens * QKV, 0.0)?,
+            att: try_vec(max_tokens * Q_DIM, 0.0)?,
+            att_in: Acts::new(max_tokens, form(first.wo.is_quantised()))?,
+            ffn: Acts::new(max_tokens, form(first.down.is_quantised()))?,
+            partials: try_vec(partials_for(capacity), Partial::EMPTY)?,
+            cos: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
+            sin: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
+        };
+        Ok(Self {
+            pool: Pool::new(threads)?,
+            isa,
+            cache: Cache::new(kv_types, capacity)?,
+            scratch,
+            max_tokens,
+            frequencies: crate::rope::frequencies(),
+            recorder: None,
+            weights,
+        })
+    }
+
+    /// Threads in use.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+}
+
+/// Columns of one task over a matrix with rows of `cols` elements.
+fn task_cols(tokens: usize, rows: usize, cols: usize, threads: usize) -> usize {
+    if tokens > 1 {
+        return PREFILL_TASK_COLS.min(rows.div_ceil(4 * threads).next_multiple_of(32));
+    }
+    let row_bytes = cols / BLOCK * 18 + 1;
+    (DECODE_TASK_BYTES / row_bytes).next_multiple_of(32).min(rows.div_ceil(threads).next_multiple_of(32))
+}
+
+impl Scratch {
+    /// Looks the tokens' embedding rows up and prepares their RoPE angles.
+    fn embed(&mut self, weights: &Weights, isa: Isa, tokens: &[u32], (pos, frequencies): (usize, &[f64])) {
+        for (t, (&token, x)) in tokens.iter().zip(self.x.chunks_exact_mut(DIM)).enumerate() {
+            ops::widen(isa, weights.embed.row(token as usize), weights.embed.dtype(), x);
+            let angles = t * (HEAD_DIM / 2)..(t + 1) * (HEAD_DIM / 2);
+            let (cos, sin) = (&mut self.cos[angles.clone()], &mut self.sin[angles]);
+            crate::rope::angles(pos + t, frequencies, cos, sin);
+        }
+    }
+
+    /// q, k and v of the normed residual, in one parallel step.
+    fn qkv(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+        let x = self.h.input(n);
+        let tile = task_cols(n, QKV, DIM, pool.threads());
+        pool.columns(&mut self.qkv[..n * QKV], QKV, tile, |mut tile| {
+            // The tile may span the borders between q, k and v.
+            let end = tile.col + tile.cols;
+            let mut part = |start: usize, rows: usize, m: Part<'_>| {
+                let (from, to) = (tile.col.max(start), end.min(start + rows));
+                if from < to {
+                    let at = from - tile.col;
+                    m.project(isa, x, (&mut tile, at), (from - start, to - from));
+                }
+            };
+            part(0, Q_DIM, Part::Q(&layer.wq, &layer.q_bias));
+            part(Q_PAD, KV_DIM, Part::Kv(&layer.wk, &layer.k_bias));
+            part(Q_PAD + KV_PAD, KV_DIM, Part::Kv(&layer.wv, &layer.v_bias));
+        });
+    }
+
+    /// Norms and rotates the new keys and stores them with the values, one task a KV head.
+    fn store_kv(&self, layer: &Layer, index: usize, cache: &mut Cache, pool: &Pool, isa: Isa, n: usize) {
+        let (types, slot) = (cache.types(), cache.len());
+        let (k_bytes, v_bytes) = (types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM));
+        let heads = cache.heads_mut(index).map(Mutex::new);
+        pool.run(if n == 1 { 1 } else { KV_HEADS }, &|task| {
+            let range = if n == 1 { 0..KV_HEADS } else { task..task + 1 };
+            for kv_head in range {
+                let mut rows = heads[kv_head].lock().expect("invariant: no job panics");
+                for t in 0..n {
+                    let row = &self.qkv[t * QKV..][..QKV];
+                    let mut k = head(row, Q_PAD, kv_head);
+                    if QK_NORM {
+                        k = normed(isa, &k, &layer.k_norm);
+                    }
+                    let (cos, sin) = self.angles(t);
+                    ops::rope(isa, &mut k, cos, sin);
+                    let mut v = head(row, Q_PAD + KV_PAD, kv_head);
+                    if types.k.rotated() {
+                        kv::rotate(&mut k);
+                    }
+                    if types.v.rotated() {
+                        kv::rotate(&mut v);
+                    }
+                    let (ks, vs) = &mut *rows;
+                    kv_row::encode(isa, types.k, &k, &mut ks[(slot + t) * k_bytes..][..k_bytes]);
+                    kv_row::encode(isa, types.v, &v, &mut vs[(slot + t) * v_bytes..][..v_bytes]);
+                }
+            }
+        });
+    }
+
+    fn angles(&self, t: usize) -> (&[f32], &[f32]) {
+        const HALF: usize = HEAD_DIM / 2;
+        (&self.cos[t * HALF..][..HALF], &self.sin[t * HALF..][..HALF])
+    }
+
+    /// Attention of `n` new tokens, whose rows are already in the cache, into `att`.
+    fn attend(&mut self, layer: &Layer, index: usize, cache: &Cache, pool: &Pool, isa: Isa, n: usize) {
+        let mut att = std::mem::take(&mut self.att);
+        let mut partials = std::mem::take(&mut self.partials);
+        let heads = Heads { scratch: self, layer, cache, index, isa };
+        let chunks = (cache.len() + n).div_ceil(CHUNK);
+        if n == 1 && chunks > 1 && pool.threads() > 1 {
+            // One token over a long context: chunks are spread over the threads, then merged.
+            let span = (KV_HEADS * chunks).div_ceil(4 * pool.threads()).clamp(1, chunks);
+            let all = &mut partials[..HEADS * chunks];
+            pool.tiles(all, chunks * GROUP, (1, span * GROUP), |mut tile| {
+                let (kv_head, first) = (tile.row, tile.col / GROUP);
+                heads.chunks_of_one(kv_head, first, tile.row_mut(0));
+            });
+            let all = &*all;
+            pool.tiles(&mut att[..Q_DIM], Q_DIM, (1, GROUP * HEAD_DIM), |mut tile| {
+                let of_head = &all[tile.col / HEAD_DIM * chunks..][..chunks * GROUP];
+                for (h, out) in tile.row_mut(0).chunks_exact_mut(HEAD_DIM).enumerate() {
+                    let mut state = Partial::EMPTY;
+                    of_head[h..].iter().step_by(GROUP).for_each(|p| simd::attend::merge(isa, &mut state, p));
+                    heads.finish(&state, out);
+                }
+            });
+        } else {
+            let tile = (TASK_TOKENS, TASK_HEADS * HEAD_DIM);
+            pool.tiles(&mut att[..n * Q_DIM], Q_DIM, tile, |mut tile| {
+                let tokens = tile.row..tile.row + tile.rows;
+                let first_head = tile.col / HEAD_DIM;
+                let last_head = (tile.col + tile.cols) / HEAD_DIM;
+                // A tile never spans two KV heads unless TASK_HEADS does not divide GROUP.
+                let mut from = first_head;
+                while from < last_head {
+                    let to = last_head.min((from / GROUP + 1) * GROUP);
+                    let at = (from - first_head) * HEAD_DIM;
+                    heads.tokens(tokens.clone(), from..to, |t, h, out| {
+                        let cols = at + h * HEAD_DIM..at + (h + 1) * HEAD_DIM;
+                        heads.finish(out, &mut tile.row_mut(t)[cols]);
+                    });
+                    from = to;
+                }
+            });
+        }
+        (self.att, self.partials) = (att, partials);
+    }
+
+    /// The attention output's projection, added to the residual.
+    fn out(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+        let att = &self.att;
+        self.att_in.fill(pool, isa, n, |t, row| row.copy_from_slice(&att[t * Q_DIM..][..Q_DIM]));
+        let x = self.att_in.input(n);
+        let tile = task_cols(n, DIM, Q_DIM, pool.threads());
+        pool.columns(&mut self.x[..n * DIM], DIM, tile, |mut tile| {
+            let cols = (tile.col, tile.cols);
+            matmul::project(isa, &layer.wo, x, (&mut tile, 0), cols, |dst, y, row| {
+                if O_BIAS {
+                    let bias = &layer.o_bias[row..];
+                    dst.iter_mut().zip(y).zip(bias).for_each(|((d, y), b)| *d += y + b);
+                } else {
+                    dst.iter_mut().zip(y).for_each(|(d, y)| *d += y);
+                }
+            });
+        });
+    }
+
+    /// silu(gate) * up of the normed residual, quantised for `down` on the way.
+    fn gate_up(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+        let x = self.h.input(n);
+        let w = (&layer.gate, &layer.up);
+        let tile = task_cols(n, FFN_DIM, 2 * DIM, pool.threads());
+        match &mut self.ffn {
+            Acts::Floats(ffn) => pool.columns(&mut ffn[..n * FFN_DIM], FFN_DIM, tile, |mut tile| {
+                matmul::gate_up(isa, w, x, (tile.col, tile.cols), |t, at, y| {
+                    tile.row_mut(t)[at..][..y.len()].copy_from_slice(y);
+                });
+            }),
+            Acts::Blocks(ffn) => {
+                let blocks = FFN_DIM / BLOCK;
+                pool.columns(&mut ffn[..n * blocks], blocks, tile / BLOCK, |mut tile| {
+                    let cols = (tile.col * BLOCK, tile.cols * BLOCK);
+                    matmul::gate_up(isa, w, x, cols, |t, at, y| {
+                        ops::quantise(isa, y, &mut tile.row_mut(t)[at / BLOCK..][..1]);
+                    });
+                });
+            }
+        }
+    }
+
+    /// The feed-forward layer's second half, added to the residual.
+    fn down(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+        let x = self.ffn.input(n);
+        let tile = task_cols(n, DIM, FFN_DIM, pool.threads());
+        pool.columns(&mut self.x[..n * DIM], DIM, tile, |mut tile| {
+            let cols = (tile.col, tile.cols);
+            matmul::project(isa, &layer.down, x, (&mut tile, 0), cols, |dst, y, _| {
+                dst.iter_mut().zip(y).for_each(|(d, y)| *d += y);
+            });
+        });
+    }
+
+    /// RMS norm of tokens `from..from + n` into `h`.
+    fn norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, (from, n): (usize, usize)) {
+        let x = &self.x[from * DIM..];
+        self.h.fill(pool, isa, n, |t, h| ops::norm(isa, &x[t * DIM..][..DIM], w, RMS_EPS as f32, h));
+    }
+
+    /// Logits of the `n` rows of `h`.
+    fn head(&mut self, weights: &Weights, pool: &Pool, isa: Isa, logits: &mut [f32]) {
+        let n = logits.len() / VOCAB;
+        let x = self.h.input(n);
+        let tile = task_cols(n, VOCAB, DIM, pool.threads());
+        pool.columns(logits, VOCAB, tile, |mut tile| {
+            let cols = (tile.col, tile.cols);
+            matmul::project(isa, &weights.head, x, (&mut tile, 0), cols, |dst, y, _| dst.copy_from_slice(y));
+        });
+    }
+}
+
+/// One of the three projections that share an input.
+enum Part<'a> {
+    Q(&'a crate::weights::Matrix<Q_DIM, DIM>, &'a [f32]),
+    Kv(&'a crate::weights::Matrix<KV_DIM, DIM>, &'a [f32]),
+}
+
+impl Part<'_> {
+    fn project(
+        &self,
+        isa: Isa,
+        x: Input<'_>,
+        at: (&mut pool::Tile<'_, f32>, usize),
+        rows: (usize, usize),
+    ) {
+        let biased = |bias: &[f32], dst: &mut [f32], y: &[f32], row: usize| {
+            if QKV_BIAS {
+                dst.iter_mut().zip(y).zip(&bias[row..]).for_each(|((d, y), b)| *d = y + b);
+            } else {
+                dst.copy_from_slice(y);
+            }
+        };
+        match self {
+            Part::Q(w, b) => matmul::project(isa, w, x, at, rows, |d, y, row| biased(b, d, y, row)),
+            Part::Kv(w, b) => matmul::project(isa, w, x, at, rows, |d, y, row| biased(b, d, y, row)),
+        }
+    }
+}
+
+/// Head `index` of the part of a q|k|v row that begins at `start`.
+fn head(row: &[f32], start: usize, index: usize) -> [f32; HEAD_DIM] {
+    std::array::from_fn(|i| row[start + index * HEAD_DIM + i])
+}
+
+fn normed(isa: Isa, x: &[f32; HEAD_DIM], w: &[f32]) -> [f32; HEAD_DIM] {
+    let mut out = [0.0; HEAD_DIM];
+    ops::norm(isa, x, w, RMS_EPS as f32, &mut out);
+    out
+}
+
+/// What an attention task reads.
+struct Heads<'a> {
+    scratch: &'a Scratch,
+    layer: &'a Layer,
+    cache: &'a Cache,
+    index: usize,
+    isa: Isa,
+}
+
+impl Heads<'_> {
+    /// Query of token `t` and head `h`: normed, rotated, scaled, as the stored keys expect it.
+    fn query(&self, t: usize, h: usize) -> [f32; HEAD_DIM] {
+        let mut q = head(&self.scratch.qkv[t * QKV..][..QKV], 0, h);
+        if QK_NORM {
+            q = normed(self.isa, &q, &self.layer.q_norm);
+        }
+        let (cos, sin) = self.scratch.angles(t);
+        ops::rope(self.isa, &mut q, cos, sin);
+        let scale = 1.0 / (HEAD_DIM as f32).sqrt();
+        q.iter_mut().for_each(|x| *x *= scale);
+        if self.cache.types().k.rotated() {
+            kv::rotate(&mut q);
+        }
+        q
+    }
+
+    /// Rows of one chunk.
+    fn chunk(&self, kv_head: usize, chunk: usize) -> KvChunk<'_> {
+        let types = self.cache.types();
+        let (k, v) = self.cache.head(self.index, kv_head);
+        let from = chunk * CHUNK;
+        KvChunk {
+            k: &k[from * types.k.row_bytes(HEAD_DIM)..],
+            v: &v[from * types.v.row_bytes(HEAD_DIM)..],
+            types,
+        }
+    }
+
+    /// Partials of the only new token over consecutive chunks: `[chunk][query head of the group]`.
+    fn chunks_of_one(&self, kv_head: usize, first: usize, out: &mut [Partial<HEAD_DIM>]) {
+        let slots = self.cache.len() + 1;
+        let mut queries = [[0.0; HEAD_DIM]; TASK_HEADS];
+        for from in (0..GROUP).step_by(TASK_HEADS) {
+            let n = TASK_HEADS.min(GROUP - from);
+            for (h, q) in queries[..n].iter_mut().enumerate() {
+                *q = self.query(0, kv_head * GROUP + from + h);
+            }
+            for (c, out) in out.chunks_exact_mut(GROUP).enumerate() {
+                let seen = (slots - (first + c) * CHUNK).min(CHUNK);
+                let kv = self.chunk(kv_head, first + c);
+                simd::attend::attend(
+                    self.isa,
+                    kv,
+                    &queries[..n],
+                    &[seen; TASK_HEADS][..n],
+                    &mut out[from..from + n],
+                );
+            }
+        }
+    }
+
+    /// Attention of some tokens and heads of one group; `put(token, head, state)` counts from the first.
+    fn tokens(
+        &self,
+        tokens: Range<usize>,
+        heads: Range<usize>,
+        mut put: impl FnMut(usize, usize, &Partial<HEAD_DIM>),
+    ) {
+        let count = tokens.len() * heads.len();
+        let mut queries = [[0.0; HEAD_DIM]; QUERIES];
+        let mut states = [Partial::EMPTY; QUERIES];
+        let mut parts = [Partial::EMPTY; QUERIES];
+        for (i, q) in queries[..count].iter_mut().enumerate() {
+            *q = self.query(tokens.start + i / heads.len(), heads.start + i % heads.len());
+        }
+        let slots = |i: usize| self.cache.len() + tokens.start + i / heads.len() + 1;
+        for chunk in 0..slots(count - 1).div_ceil(CHUNK) {
+            let visible: [usize; QUERIES] =
+                std::array::from_fn(|i| slots(i).saturating_sub(chunk * CHUNK).min(CHUNK));
+            let kv = self.chunk(heads.start / GROUP, chunk);
+            simd::attend::attend(self.isa, kv, &queries[..count], &visible[..count], &mut parts[..count]);
+            for (state, part) in states[..count].iter_mut().zip(&parts) {
+                simd::attend::merge(self.isa, state, part);
+            }
+        }
+        for (i, state) in states[..count].iter().enumerate() {
+            put(i / heads.len(), i % heads.len(), state);
+        }
+    }
+
+    /// Divides by the softmax sum and undoes the rotation of the values.
+    fn finish(&self, state: &Partial<HEAD_DIM>, out: &mut [f32]) {
+        out.iter_mut().zip(&state.o).for_each(|(out, o)| *out = o / state.l);
+        if self.cache.types().v.rotated() {
+            kv::rotate(out);
+        }
+    }
+}
+
+impl Backend for CpuBackend {
+    fn name(&self) -> String {
+        format!("cpu ({}, {} threads)", self.isa.name(), self.pool.threads())
+    }
+
+    fn forward(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
+        let Self { weights, pool, isa, cache, scratch: s, recorder, .. } = self;
+        let (n, isa) = (tokens.len(), *isa);
+        assert!(n > 0 && n <= self.max_tokens && cache.len() + n <= cache.capacity());
+        let mut steps = Steps::begin(recorder.as_mut(), n);
+
+        s.embed(weights, isa, tokens, (pos, &self.frequencies)); // rows of the embedding, angles of RoPE
+        steps.done("embed", 0);
+        for (index, layer) in weights.layers.iter().enumerate() {
+            s.norm(&layer.attn_norm, pool, isa, (0, n)); // RMS norm before attention
+            steps.done("norm", index);
+            s.qkv(layer, pool, isa, n); // queries, keys and values
+            steps.done("qkv", index);
+            s.store_kv(layer, index, cache, pool, isa, n); // keys get their position and join the cache
+            steps.done("rope", index);
+            s.attend(layer, index, cache, pool, isa, n); // each query over all slots up to its own
+            steps.done("attend", index);
+            s.out(layer, pool, isa, n); // attention's output joins the residual
+            steps.done("out", index);
+            s.norm(&layer.ffn_norm, pool, isa, (0, n)); // RMS norm before the feed-forward layer
+            steps.done("norm", index);
+            s.gate_up(layer, pool, isa, n); // silu(gate) * up
+            steps.done("gate_up", index);
+            s.down(layer, pool, isa, n); // back to the residual's width, and joins it
+            steps.done("down", index);
+            steps.residual(pos + n - 1, index, &s.x[(n - 1) * DIM..][..DIM]);
+        }
+        let logits = match out {
+            Logits::None => None,
+            Logits::Last(logits) => Some((n - 1, 1, logits)),
+            Logits::All(logits) => Some((0, n, logits)),
+        };
+        if let Some((from, rows, logits)) = logits {
+            assert_eq!(logits.len(), rows * VOCAB);
+            s.norm(&weights.norm, pool, isa, (from, rows)); // final RMS norm
+            s.head(weights, pool, isa, logits); // one logit per vocabulary entry
+            steps.done("head", LAYERS);
+        }
+        cache.set_len(cache.len() + n);
+        Ok(())
+    }
+
+    fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
+    fn len(&self) -> usize {
+        self.cache.len()
+    }
+
+    fn capacity(&self) -> usize {
+        self.cache.capacity()
+    }
+
+    fn kv_types(&self) -> KvTypes {
+        self.cache.types()
+    }
+
+    fn set_len(&mut self, len: usize) {
+        self.cache.set_len(len);
+    }
+
+    fn resize(&mut self, slots: usize) -> Result<()> {
+        self.scratch.partials = try_vec(partials_for(slots), Partial::EMPTY)?;
+        self.cache.resize(slots)
+    }
+
+    fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
+        self.cache.keep(layer, kv_head, slots)
+    }
+
+    fn read_kv(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
+        self.cache.read(layer, slots, rows);
+        Ok(())
+    }
+
+    fn write_kv(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
+        self.cache.write(layer, slots, rows);
+        Ok(())
+    }
+
+    fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
+        std::mem::replace(&mut self.recorder, recorder)
+    }
+}

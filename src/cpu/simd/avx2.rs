@@ -1,0 +1,239 @@
+//! AVX2 with FMA and F16C: sixteen lanes in two registers; Q4 dot products by `vpmaddubsw`.
+//!
+//! Callers hold a proof (`Isa::Avx2` is only made where the CPU has all three).
+
+use super::Q4Group;
+use super::lanes::Lanes;
+use crate::quant::act::ActBlock;
+use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
+use std::arch::x86_64::*;
+
+/// Lanes 0-7 and 8-15.
+#[derive(Clone, Copy)]
+pub struct Avx2(__m256, __m256);
+
+macro_rules! both {
+    ($op:ident, $a:expr, $b:expr) => {
+        Avx2($op($a.0, $b.0), $op($a.1, $b.1))
+    };
+}
+
+// SAFETY: every intrinsic below is AVX2, FMA or F16C, which `Isa::Avx2` stands for; memory accesses
+// are unaligned and stay within what the trait's contract grants.
+#[allow(clippy::undocumented_unsafe_blocks)]
+unsafe impl Lanes for Avx2 {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        unsafe { Avx2(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        unsafe { Avx2(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> Self {
+        unsafe {
+            Avx2(
+                _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast())),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self {
+        unsafe {
+            let widen = |p: *const u8| {
+                let x = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))
+            };
+            Avx2(widen(p), widen(p.add(16)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> Self {
+        unsafe {
+            let x = _mm_loadu_si128(p.cast());
+            Avx2(
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(x))),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> (Self, Self) {
+        unsafe {
+            let x = _mm_loadu_si128(p.cast());
+            let mask = _mm_set1_epi8(15);
+            let widen = |x: __m128i| {
+                Avx2(
+                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)),
+                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(x))),
+                )
+            };
+            (widen(_mm_and_si128(x, mask)), widen(_mm_and_si128(_mm_srli_epi16::<4>(x), mask)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe {
+            _mm256_storeu_ps(p, self.0);
+            _mm256_storeu_ps(p.add(8), self.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u8) {
+        unsafe {
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
+            _mm_storeu_si128(p.add(16).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1));
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut i8) {
+        unsafe {
+            let w = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+            let w = _mm256_permute4x64_epi64::<0b11_01_10_00>(w);
+            let b = _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256::<1>(w));
+            _mm_storeu_si128(p.cast(), b);
+        }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, b: Self, c: Self) -> Self {
+        unsafe { Avx2(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        unsafe { both!(_mm256_add_ps, self, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        unsafe { both!(_mm256_sub_ps, self, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        unsafe { both!(_mm256_mul_ps, self, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        unsafe { both!(_mm256_div_ps, self, b) }
+    }
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        unsafe { both!(_mm256_max_ps, self, b) }
+    }
+    #[inline(always)]
+    unsafe fn min(self, b: Self) -> Self {
+        unsafe { both!(_mm256_min_ps, self, b) }
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        unsafe {
+            let sign = _mm256_set1_ps(-0.0);
+            Avx2(_mm256_andnot_ps(sign, self.0), _mm256_andnot_ps(sign, self.1))
+        }
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        unsafe {
+            const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+            Avx2(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1))
+        }
+    }
+    #[inline(always)]
+    unsafe fn pow2(n: Self) -> Self {
+        unsafe {
+            let bias = _mm256_set1_epi32(127);
+            let f = |n| _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n), bias));
+            Avx2(_mm256_castsi256_ps(f(n.0)), _mm256_castsi256_ps(f(n.1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn where_ge(self, x: Self, limit: Self) -> Self {
+        unsafe {
+            Avx2(
+                _mm256_and_ps(self.0, _mm256_cmp_ps::<_CMP_GE_OQ>(x.0, limit.0)),
+                _mm256_and_ps(self.1, _mm256_cmp_ps::<_CMP_GE_OQ>(x.1, limit.1)),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe {
+            let v8 = _mm256_add_ps(self.0, self.1);
+            let v4 = _mm_add_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps::<1>(v8));
+            let v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
+            _mm_cvtss_f32(_mm_add_ss(v2, _mm_shuffle_ps::<1>(v2, v2)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sums(rows: &[Self; 16]) -> Self {
+        unsafe { Avx2(sums8(rows.first_chunk().unwrap()), sums8(rows.last_chunk().unwrap())) }
+    }
+}
+
+/// The tree sums of eight rows, one a lane: the same additions as [`Lanes::sum`], side by side.
+#[inline(always)]
+unsafe fn sums8(rows: &[Avx2; 8]) -> __m256 {
+    // SAFETY: as the caller's.
+    unsafe {
+        // 8 -> 4: the low half of the result holds row a's four sums, the high half row b's.
+        let pair = |a: usize, b: usize| {
+            let (a, b) = (
+                _mm256_add_ps(rows[a].0, rows[a].1),
+                _mm256_add_ps(rows[b].0, rows[b].1),
+            );
+            _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
+        };
+        let (p0, p1, p2, p3) = (pair(0, 4), pair(1, 5), pair(2, 6), pair(3, 7));
+        // 4 -> 2: lanes (0+2, 1+3) of two rows beside each other.
+        let four = |a, b| {
+            _mm256_add_ps(_mm256_shuffle_ps::<0b01_00_01_00>(a, b), _mm256_shuffle_ps::<0b11_10_11_10>(a, b))
+        };
+        let (q0, q1) = (four(p0, p1), four(p2, p3));
+        // 2 -> 1.
+        _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(q0, q1), _mm256_shuffle_ps::<0b11_01_11_01>(q0, q1))
+    }
+}
+
+/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::q4_group`].
+///
+/// Per block: nibbles (at most 15) times activations (at most 127) pairwise into i16, eight such
+/// sums together at most 8 * 2 * 15 * 127 = 30,480, so they stay in i16 without saturating.
+#[inline(always)]
+pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
+    // SAFETY: `super::q4_group` checked that the planes hold `w.blocks` blocks, that `acts` holds T
+    // rows `stride` apart, and that `out` holds T rows.
+    unsafe {
+        let mask = _mm256_set1_epi8(15);
+        let ones = _mm256_set1_epi16(1);
+        for half in 0..2 {
+            let mut acc = [_mm256_setzero_ps(); T];
+            for b in 0..w.blocks {
+                let quants = w.quants.as_ptr().add(b * QUANT_BYTES + half * 32);
+                let scales = w.scales.as_ptr().add(b * SCALE_BYTES + half * 16);
+                let scale = _mm256_cvtph_ps(_mm_loadu_si128(scales.cast()));
+                let raw: [__m256i; 4] =
+                    std::array::from_fn(|v| _mm256_loadu_si256(quants.add(v * 64).cast()));
+                let low = raw.map(|x| _mm256_and_si256(x, mask));
+                let high = raw.map(|x| _mm256_and_si256(_mm256_srli_epi16::<4>(x), mask));
+                for (t, acc) in acc.iter_mut().enumerate() {
+                    let act = &*acts.add(t * stride + b);
+                    let q = act.q.as_ptr().cast::<i32>();
+                    let mut sum = _mm256_setzero_si256();
+                    for v in 0..4 {
+                        let a = _mm256_set1_epi32(q.add(v).read_unaligned());
+                        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(low[v], a));
+                        let a = _mm256_set1_epi32(q.add(4 + v).read_unaligned());
+                        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(high[v], a));
+                    }
+                    let isum =
+                        _mm256_add_epi32(_mm256_madd_epi16(sum, ones), _mm256_set1_epi32(act.offset));
+                    let d = _mm256_mul_ps(scale, _mm256_set1_ps(act.d));
+                    *acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum), d, *acc);
+                }
+            }
+            for (t, acc) in acc.iter().enumerate() {
+                _mm256_storeu_ps(out.add(t).cast::<f32>().add(half * 8), *acc);
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! AVX-512 (F, BW, VL, VNNI): sixteen lanes in one register; Q4 dot products by `vpdpbusd`.
+//!
+//! Callers hold a proof (`Isa::Avx512` is only made where the CPU has all of them).
+
+use super::Q4Group;
+use super::lanes::Lanes;
+use crate::quant::act::ActBlock;
+use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
+use std::arch::x86_64::*;
+
+/// All sixteen lanes.
+#[derive(Clone, Copy)]
+pub struct Avx512(__m512);
+
+// SAFETY: every intrinsic below belongs to the features `Isa::Avx512` stands for; memory accesses
+// are unaligned and stay within what the trait's contract grants.
+#[allow(clippy::undocumented_unsafe_blocks)]
+unsafe impl Lanes for Avx512 {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        unsafe { Avx512(_mm512_set1_ps(x)) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        unsafe { Avx512(_mm512_loadu_ps(p)) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> Self {
+        unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self {
+        unsafe {
+            let x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(x)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> Self {
+        unsafe { Avx512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))) }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> (Self, Self) {
+        unsafe {
+            let x = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+            let low = _mm512_and_si512(x, _mm512_set1_epi32(15));
+            (Avx512(_mm512_cvtepi32_ps(low)), Avx512(_mm512_cvtepi32_ps(_mm512_srli_epi32::<4>(x))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe { _mm512_storeu_ps(p, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u8) {
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut i8) {
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0))) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, b: Self, c: Self) -> Self {
+        unsafe { Avx512(_mm512_fmadd_ps(self.0, b.0, c.0)) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        unsafe { Avx512(_mm512_add_ps(self.0, b.0)) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        unsafe { Avx512(_mm512_sub_ps(self.0, b.0)) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        unsafe { Avx512(_mm512_mul_ps(self.0, b.0)) }
+    }
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        unsafe { Avx512(_mm512_div_ps(self.0, b.0)) }
+    }
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        unsafe { Avx512(_mm512_max_ps(self.0, b.0)) }
+    }
+    #[inline(always)]
+    unsafe fn min(self, b: Self) -> Self {
+        unsafe { Avx512(_mm512_min_ps(self.0, b.0)) }
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        unsafe { Avx512(_mm512_abs_ps(self.0)) }
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        unsafe { Avx512(_mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
+    }
+    #[inline(always)]
+    unsafe fn pow2(n: Self) -> Self {
+        unsafe {
+            let n = _mm512_add_epi32(_mm512_cvtps_epi32(n.0), _mm512_set1_epi32(127));
+            Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(n)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn where_ge(self, x: Self, limit: Self) -> Self {
+        unsafe { Avx512(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x.0, limit.0), self.0)) }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe {
+            let x = self.0;
+            let v = _mm512_add_ps(x, _mm512_shuffle_f32x4::<0b11_10_11_10>(x, x));
+            let v = _mm512_add_ps(v, _mm512_shuffle_f32x4::<0b01_01_01_01>(v, v));
+            let v = _mm512_castps512_ps128(v);
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sums(rows: &[Self; 16]) -> Self {
+        unsafe {
+            // 16 -> 8: halves of rows a and b side by side; then 8 -> 4; the quarters of the result
+            // hold the four partial sums of rows i, i + 4, i + 8, i + 12.
+            let eight = |a: __m512, b: __m512| {
+                _mm512_add_ps(
+                    _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
+                    _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b),
+                )
+            };
+            let four = |a: __m512, b: __m512| {
+                _mm512_add_ps(
+                    _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b),
+                    _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b),
+                )
+            };
+            let q: [__m512; 4] = std::array::from_fn(|i| {
+                four(eight(rows[i].0, rows[i + 4].0), eight(rows[i + 8].0, rows[i + 12].0))
+            });
+            // 4 -> 2 and 2 -> 1 inside the quarters.
+            let two = |a, b| {
+                _mm512_add_ps(
+                    _mm512_shuffle_ps::<0b01_00_01_00>(a, b),
+                    _mm512_shuffle_ps::<0b11_10_11_10>(a, b),
+                )
+            };
+            let (a, b) = (two(q[0], q[1]), two(q[2], q[3]));
+            Avx512(_mm512_add_ps(
+                _mm512_shuffle_ps::<0b10_00_10_00>(a, b),
+                _mm512_shuffle_ps::<0b11_01_11_01>(a, b),
+            ))
+        }
+    }
+}
+
+/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::q4_group`].
+#[inline(always)]
+pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
+    // SAFETY: `super::q4_group` checked that the planes hold `w.blocks` blocks, that `acts` holds T
+    // rows `stride` apart, and that `out` holds T rows.
+    unsafe {
+        let mask = _mm512_set1_epi8(15);
+        let mut acc = [_mm512_setzero_ps(); T];
+        for b in 0..w.blocks {
+            let quants = w.quants.as_ptr().add(b * QUANT_BYTES);
+            let scale = _mm512_cvtph_ps(_mm256_loadu_si256(w.scales.as_ptr().add(b * SCALE_BYTES).cast()));
+            let raw: [__m512i; 4] = std::array::from_fn(|v| _mm512_loadu_si512(quants.add(v * 64).cast()));
+            let low = raw.map(|x| _mm512_and_si512(x, mask));
+            let high = raw.map(|x| _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask));
+            for (t, acc) in acc.iter_mut().enumerate() {
+                let act = &*acts.add(t * stride + b);
+                let q = act.q.as_ptr().cast::<i32>();
+                let mut isum = _mm512_set1_epi32(act.offset);
+                for v in 0..4 {
+                    isum = _mm512_dpbusd_epi32(isum, low[v], _mm512_set1_epi32(q.add(v).read_unaligned()));
+                    isum = _mm512_dpbusd_epi32(isum, high[v], _mm512_set1_epi32(q.add(4 + v).read_unaligned()));
+                }
+                let d = _mm512_mul_ps(scale, _mm512_set1_ps(act.d));
+                *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(isum), d, *acc);
+            }
+        }
+        for (t, acc) in acc.iter().enumerate() {
+            _mm512_storeu_ps(out.add(t).cast(), *acc);
+        }
+    }
+}

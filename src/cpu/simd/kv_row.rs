@@ -1,0 +1,174 @@
+//! Writing and reading one head's key or value row in its storage type.
+
+use super::lanes::Lanes;
+use super::ops::{load, load_dtype, sixteens, store};
+use super::{Isa, dispatch};
+use crate::kv::KvType;
+use crate::weights::source::Dtype;
+use half::f16;
+
+/// Stores `x` (one head) into `row`, `KvType::row_bytes(x.len())` long.
+pub fn encode(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(kind: KvType, x: &[f32], row: &mut [u8]) {
+        let block = KvType::block(x.len());
+        let bytes = kind.block_bytes(block);
+        for (x, out) in x.chunks_exact(block).zip(row.chunks_exact_mut(bytes)) {
+            // SAFETY: `out` holds one block of `kind`; lanes as the caller's.
+            unsafe {
+                match kind {
+                    KvType::F32 => {
+                        out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(o, x)| *o = x.to_le_bytes());
+                    }
+                    KvType::F16 => sixteens(block, |i, part| {
+                        let mut half = [0u8; 32];
+                        load::<L>(x, i, part).store_f16(half.as_mut_ptr());
+                        let n = part.unwrap_or(16);
+                        out[2 * i..][..2 * n].copy_from_slice(&half[..2 * n]);
+                    }),
+                    KvType::Q8 => encode_q8::<L>(x, out),
+                    KvType::Q4 => encode_q4::<L>(x, out),
+                }
+            }
+        }
+    }
+    assert_eq!(row.len(), kind.row_bytes(x.len()));
+    dispatch!(isa, body::<L>(kind: KvType, x: &[f32], row: &mut [u8]))
+}
+
+/// Largest magnitude in `x`.
+#[inline(always)]
+unsafe fn max_abs<L: Lanes>(x: &[f32]) -> f32 {
+    // SAFETY: indices from `sixteens`; lanes as the caller's.
+    unsafe {
+        let mut max = L::splat(0.0);
+        sixteens(x.len(), |i, part| max = max.max(load::<L>(x, i, part).abs()));
+        max.largest()
+    }
+}
+
+/// Scale as stored (f16) and its inverse, 0 when the scale is 0. Kept finite.
+fn scale(d: f32) -> (f16, f32) {
+    let d = f16::from_f32(d.clamp(-65504.0, 65504.0));
+    let f = d.to_f32();
+    (d, if f == 0.0 { 0.0 } else { 1.0 / f })
+}
+
+/// `d = max|x| / 127`, `q = round_ties_even(x / d)`.
+#[inline(always)]
+unsafe fn encode_q8<L: Lanes>(x: &[f32], out: &mut [u8]) {
+    // SAFETY: `out` holds 2 + x.len() bytes; lanes as the caller's.
+    unsafe {
+        let (d, id) = scale(max_abs::<L>(x) / 127.0);
+        out[..2].copy_from_slice(&d.to_le_bytes());
+        sixteens(x.len(), |i, part| {
+            let q = load::<L>(x, i, part).mul(L::splat(id)).round();
+            let mut bytes = [0i8; 16];
+            q.max(L::splat(-127.0)).min(L::splat(127.0)).store_i8(bytes.as_mut_ptr());
+            for (o, b) in out[2 + i..].iter_mut().zip(bytes) {
+                *o = b as u8;
+            }
+        });
+    }
+}
+
+/// Scales tried by the four-bit encoder, as divisors of the largest value; the one with the smallest
+/// squared error is kept. A block of a rotated row is close to normal, where clipping the tail a little
+/// costs less than the coarser steps that reach it.
+const Q4_DIVISORS: [f32; 6] = [8.0, -8.0, 7.5, -8.75, 9.5, -9.5];
+
+/// `q = round_ties_even(x / d)` in [-8, 7], stored `+ 8`; element `i` in the low nibble of byte `i`, element
+/// `i + half` in the high one.
+#[inline(always)]
+unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
+    // SAFETY: indices from `sixteens`; lanes as the caller's.
+    unsafe {
+        let most = max_abs::<L>(x);
+        // The sign that the largest value has: -8 reaches further than 7.
+        let signed = if x.contains(&-most) { -most } else { most };
+        let quantised = |x: L, id: f32| {
+            x.mul(L::splat(id)).round().max(L::splat(-8.0)).min(L::splat(7.0))
+        };
+        let (mut best, mut least) = (scale(0.0), f32::INFINITY);
+        for divisor in Q4_DIVISORS {
+            let (d, id) = scale(-signed / divisor);
+            let mut error = L::splat(0.0);
+            sixteens(x.len(), |i, part| {
+                let x: L = load(x, i, part);
+                let miss = quantised(x, id).mul(L::splat(d.to_f32())).sub(x);
+                error = miss.fma(miss, error);
+            });
+            let error = error.sum();
+            if error < least {
+                (best, least) = ((d, id), error);
+            }
+        }
+        let (d, id) = best;
+        out[..2].copy_from_slice(&d.to_le_bytes());
+        let half = x.len() / 2;
+        let (low, high) = x.split_at(half);
+        sixteens(half, |i, part| {
+            let (mut a, mut b) = ([0i8; 16], [0i8; 16]);
+            quantised(load(low, i, part), id).store_i8(a.as_mut_ptr());
+            quantised(load(high, i, part), id).store_i8(b.as_mut_ptr());
+            for (o, (a, b)) in out[2 + i..].iter_mut().zip(a.iter().zip(b)) {
+                *o = (a + 8) as u8 | ((b + 8) as u8) << 4;
+            }
+        });
+    }
+}
+
+/// Widens one head's row to f32.
+///
+/// # Safety
+///
+/// Lanes as for [`Lanes`]; `row` holds `kind.row_bytes(HD)` bytes.
+#[inline(always)]
+pub unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8], out: &mut [f32; HD]) {
+    let block = KvType::block(HD);
+    let bytes = kind.block_bytes(block);
+    // SAFETY: `row` holds HD / block blocks by contract; indices stay inside a block.
+    unsafe {
+        match kind {
+            KvType::F32 => sixteens(HD, |i, part| store(load_dtype::<L>(row, Dtype::F32, i, part), out, i, part)),
+            KvType::F16 => sixteens(HD, |i, part| store(load_dtype::<L>(row, Dtype::F16, i, part), out, i, part)),
+            KvType::Q8 => {
+                for b in 0..HD / block {
+                    let p = &row[b * bytes..][..bytes];
+                    let d = L::splat(f16::from_le_bytes([p[0], p[1]]).to_f32());
+                    sixteens(block, |i, part| {
+                        let mut copy = [0u8; 16];
+                        let q = match part {
+                            None => L::load_i8(p.as_ptr().add(2 + i)),
+                            Some(n) => {
+                                copy[..n].copy_from_slice(&p[2 + i..][..n]);
+                                L::load_i8(copy.as_ptr())
+                            }
+                        };
+                        store(q.mul(d), out, b * block + i, part);
+                    });
+                }
+            }
+            KvType::Q4 => {
+                let half = block / 2;
+                for b in 0..HD / block {
+                    let p = &row[b * bytes..][..bytes];
+                    let d = L::splat(f16::from_le_bytes([p[0], p[1]]).to_f32());
+                    sixteens(half, |i, part| {
+                        let mut copy = [0u8; 16];
+                        let (low, high) = match part {
+                            None => L::load_nibbles(p.as_ptr().add(2 + i)),
+                            Some(n) => {
+                                copy[..n].copy_from_slice(&p[2 + i..][..n]);
+                                L::load_nibbles(copy.as_ptr())
+                            }
+                        };
+                        let eight = L::splat(8.0);
+                        store(low.sub(eight).mul(d), out, b * block + i, part);
+                        store(high.sub(eight).mul(d), out, b * block + half + i, part);
+                    });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Sixteen f32 lanes, in as many registers as an instruction set needs.
+//!
+//! Every float reduction of the engine goes through these lanes in the same order, so all
+//! instruction sets give the same bits: element `i` belongs to lane `i % 16`, and the final tree adds
+//! lane `j` and lane `j + n/2` for n = 16, 8, 4, 2.
+
+/// Sixteen f32 values.
+///
+/// # Safety
+///
+/// All methods need the instruction set of their type; pointers are valid for the sixteen elements
+/// they name (no alignment needed).
+pub unsafe trait Lanes: Copy {
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(p: *const f32) -> Self;
+    /// Sixteen f16, widened exactly.
+    unsafe fn load_f16(p: *const u8) -> Self;
+    /// Sixteen bf16, widened exactly.
+    unsafe fn load_bf16(p: *const u8) -> Self;
+    /// Sixteen signed bytes.
+    unsafe fn load_i8(p: *const u8) -> Self;
+    /// The low nibbles of sixteen bytes, then their high nibbles.
+    unsafe fn load_nibbles(p: *const u8) -> (Self, Self);
+    unsafe fn store(self, p: *mut f32);
+    /// Rounds to f16 (nearest even) and stores 32 bytes.
+    unsafe fn store_f16(self, p: *mut u8);
+    /// Converts to i8; values are integers in [-128, 127].
+    unsafe fn store_i8(self, p: *mut i8);
+    /// `self * b + c`, rounded once.
+    unsafe fn fma(self, b: Self, c: Self) -> Self;
+    unsafe fn add(self, b: Self) -> Self;
+    unsafe fn sub(self, b: Self) -> Self;
+    unsafe fn mul(self, b: Self) -> Self;
+    unsafe fn div(self, b: Self) -> Self;
+    /// Larger of each pair; no NaN among them.
+    unsafe fn max(self, b: Self) -> Self;
+    /// Smaller of each pair; no NaN among them.
+    unsafe fn min(self, b: Self) -> Self;
+    unsafe fn abs(self) -> Self;
+    /// Nearest integer, ties to even.
+    unsafe fn round(self) -> Self;
+    /// `self * 2^n` for integer-valued `n` in [-126, 127], by way of the exponent bits.
+    unsafe fn pow2(n: Self) -> Self;
+    /// `self` where `x >= limit`, else +0.
+    unsafe fn where_ge(self, x: Self, limit: Self) -> Self;
+    /// The fixed tree 16 -> 8 -> 4 -> 2 -> 1.
+    unsafe fn sum(self) -> f32;
+
+    /// Lane `r` of the result is `rows[r].sum()`.
+    #[inline(always)]
+    unsafe fn sums(rows: &[Self; 16]) -> Self {
+        let mut out = [0.0f32; 16];
+        for (o, r) in out.iter_mut().zip(rows) {
+            // SAFETY: same contract as the caller's.
+            *o = unsafe { r.sum() };
+        }
+        // SAFETY: `out` holds sixteen floats.
+        unsafe { Self::load(out.as_ptr()) }
+    }
+
+    /// Largest lane.
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        let mut out = [0.0f32; 16];
+        // SAFETY: `out` holds sixteen floats.
+        unsafe { self.store(out.as_mut_ptr()) };
+        out.iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m })
+    }
+
+    /// The first `n < 16` floats at `p`, then zeros.
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self {
+        let mut part = [0.0f32; 16];
+        // SAFETY: the caller vouches for `n` floats at `p`; `part` holds sixteen.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, part.as_mut_ptr(), n);
+            Self::load(part.as_ptr())
+        }
+    }
+
+    /// Stores the first `n < 16` lanes.
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, n: usize) {
+        let mut part = [0.0f32; 16];
+        // SAFETY: the caller vouches for room for `n` floats at `p`; `part` holds sixteen.
+        unsafe {
+            self.store(part.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(part.as_ptr(), p, n);
+        }
+    }
+}
+
+/// Plain Rust; the reference for the others.
+#[derive(Clone, Copy)]
+pub struct Scalar([f32; 16]);
+
+impl Scalar {
+    #[inline(always)]
+    fn map(self, f: impl Fn(f32) -> f32) -> Self {
+        Self(self.0.map(f))
+    }
+
+    #[inline(always)]
+    fn zip(self, b: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        Self(std::array::from_fn(|i| f(self.0[i], b.0[i])))
+    }
+}
+
+// SAFETY: needs no instruction set beyond the target's baseline.
+unsafe impl Lanes for Scalar {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Self([x; 16])
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: the caller vouches for sixteen floats at `p`.
+        Self(unsafe { p.cast::<[f32; 16]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for 32 bytes at `p`.
+        let bytes = unsafe { p.cast::<[[u8; 2]; 16]>().read_unaligned() };
+        Self(bytes.map(|b| half::f16::from_le_bytes(b).to_f32()))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for 32 bytes at `p`.
+        let bytes = unsafe { p.cast::<[[u8; 2]; 16]>().read_unaligned() };
+        Self(bytes.map(|b| half::bf16::from_le_bytes(b).to_f32()))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for 16 bytes at `p`.
+        let bytes = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
+        Self(bytes.map(|b| b as i8 as f32))
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> (Self, Self) {
+        // SAFETY: the caller vouches for 16 bytes at `p`.
+        let bytes = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
+        (Self(bytes.map(|b| (b & 15) as f32)), Self(bytes.map(|b| (b >> 4) as f32)))
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the caller vouches for room for sixteen floats at `p`.
+        unsafe { p.cast::<[f32; 16]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u8) {
+        // SAFETY: the caller vouches for room for 32 bytes at `p`.
+        unsafe { p.cast::<[[u8; 2]; 16]>().write(self.0.map(|x| half::f16::from_f32(x).to_le_bytes())) }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut i8) {
+        // SAFETY: the caller vouches for room for sixteen bytes at `p`.
+        unsafe { p.cast::<[i8; 16]>().write_unaligned(self.0.map(|x| x as i8)) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, b: Self, c: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
+    }
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        self.zip(b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        self.zip(b, |a, b| a - b)
+    }
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        self.zip(b, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        self.zip(b, |a, b| a / b)
+    }
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        self.zip(b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn min(self, b: Self) -> Self {
+        self.zip(b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        self.map(f32::abs)
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        self.map(f32::round_ties_even)
+    }
+    #[inline(always)]
+    unsafe fn pow2(n: Self) -> Self {
+        n.map(|n| f32::from_bits(((n as i32 + 127) as u32) << 23))
+    }
+    #[inline(always)]
+    unsafe fn where_ge(self, x: Self, limit: Self) -> Self {
+        Self(std::array::from_fn(|i| if x.0[i] >= limit.0[i] { self.0[i] } else { 0.0 }))
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let mut v = self.0;
+        let mut n = 8;
+        while n > 0 {
+            for j in 0..n {
+                v[j] += v[j + n];
+            }
+            n /= 2;
+        }
+        v[0]
+    }
+}

@@ -1,0 +1,407 @@
+//! The library's front door: load a model, generate text.
+
+use crate::cpu::simd::Isa;
+use crate::cpu::{CpuBackend, CpuOptions, topology};
+use crate::dims::VOCAB;
+use crate::error::{Error, Result};
+use crate::kv::{KvType, KvTypes};
+use crate::sampler::{Sampler, SamplerOptions};
+use crate::session::{CancelToken, Session, StopReason};
+use crate::tokenizer::{AddSpecial, StopStrings, TextStream, Tokenizer};
+use crate::weights::{LoadOptions, ModelPath, WeightType, Weights};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How a model is loaded and run.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// Model directory, `.safetensors` file or packed file.
+    pub model: PathBuf,
+    /// What matrices become.
+    pub weight_type: WeightType,
+    /// Element types of the KV cache.
+    pub kv_types: KvTypes,
+    /// Slots of the KV cache.
+    pub max_seq_len: usize,
+    /// Threads; 0 takes as many as the machine's big cores.
+    pub threads: usize,
+    /// Most tokens of one forward pass.
+    pub prefill_chunk: usize,
+    /// Instruction set; `None` takes the best, or the one that `ANTIGRAVITY_SIMD` names.
+    pub isa: Option<Isa>,
+}
+
+impl EngineOptions {
+    /// The defaults of the command line for a model.
+    pub fn new(model: impl Into<PathBuf>) -> Self {
+        Self {
+            model: model.into(),
+            weight_type: WeightType::Q4_0,
+            kv_types: KvTypes::both(KvType::Q4),
+            max_seq_len: 2048,
+            threads: 0,
+            prefill_chunk: 256,
+            isa: None,
+        }
+    }
+}
+
+/// What to generate and when to stop.
+#[derive(Debug, Clone)]
+pub struct GenerateOptions {
+    /// Most tokens to generate; `None` goes on until the end of the sequence or of the context.
+    pub max_tokens: Option<usize>,
+    /// How tokens are chosen.
+    pub sampler: SamplerOptions,
+    /// Strings that end the text; they are not part of it.
+    pub stop: Vec<String>,
+    /// Goes on past end-of-sequence tokens.
+    pub ignore_eos: bool,
+    /// Token ids that end the text besides the model's own, e.g. those of a chat template.
+    pub stop_tokens: Vec<u32>,
+    /// Stops the generation from outside.
+    pub cancel: CancelToken,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        Self {
+            max_tokens: Some(20),
+            sampler: SamplerOptions::default(),
+            stop: Vec::new(),
+            ignore_eos: false,
+            stop_tokens: Vec::new(),
+            cancel: CancelToken::default(),
+        }
+    }
+}
+
+/// A loaded model.
+///
+/// ```
+/// use antigravity::{Engine, EngineOptions, GenerateOptions};
+///
+/// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
+/// let mut options = GenerateOptions { max_tokens: Some(8), ..Default::default() };
+/// options.sampler.temperature = 0.0;
+///
+/// let text = engine.generate("Once upon a time", &options)?;
+/// assert!(!text.is_empty());
+///
+/// // The same, piece by piece.
+/// let mut session = engine.session()?;
+/// let prompt = engine.encode("Once upon a time")?;
+/// let mut streamed = String::new();
+/// for piece in engine.stream(&mut session, &prompt, &options)? {
+///     streamed += &piece?;
+/// }
+/// assert_eq!(streamed, text);
+/// # Ok::<(), antigravity::Error>(())
+/// ```
+pub struct Engine {
+    options: EngineOptions,
+    weights: Arc<Weights>,
+    tokenizer: Tokenizer,
+    isa: Isa,
+}
+
+impl Engine {
+    /// Loads weights and tokenizer, silently.
+    pub fn load(options: EngineOptions) -> Result<Self> {
+        Self::load_with(options, &|_, _| {})
+    }
+
+    /// Loads weights and tokenizer; `progress` is told the tensors done and all tensors.
+    pub fn load_with(mut options: EngineOptions, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
+        let isa = match options.isa {
+            Some(isa) => isa,
+            None => Isa::detect()?,
+        };
+        if options.threads == 0 {
+            options.threads = topology::default_threads();
+        }
+        let path = ModelPath::new(&options.model)?;
+        let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
+        let weights = Arc::new(Weights::load(&path, &load)?);
+        let tokenizer = Tokenizer::load(&path.dir)?;
+        Ok(Self { options, weights, tokenizer, isa })
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The weights.
+    pub fn weights(&self) -> &Arc<Weights> {
+        &self.weights
+    }
+
+    /// The options in force, defaults resolved.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// An empty sequence with a cache of its own.
+    pub fn session(&self) -> Result<Session> {
+        let o = &self.options;
+        let backend = CpuBackend::new(
+            Arc::clone(&self.weights),
+            CpuOptions {
+                threads: o.threads,
+                isa: self.isa,
+                kv_types: o.kv_types,
+                capacity: o.max_seq_len,
+                max_tokens: o.prefill_chunk,
+            },
+        )?;
+        Ok(Session::new(Box::new(backend)))
+    }
+
+    /// Token ids of a prompt, with the special tokens that the model's tokenizer adds.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.tokenizer.encode(text, AddSpecial::Yes)
+    }
+
+    /// How many tokens a text is, without added special tokens.
+    pub fn token_count(&self, text: &str) -> Result<usize> {
+        Ok(self.tokenizer.encode(text, AddSpecial::No)?.len())
+    }
+
+    /// Completes a prompt.
+    pub fn generate(&self, prompt: &str, options: &GenerateOptions) -> Result<String> {
+        self.generate_stream(prompt, options)?.collect()
+    }
+
+    /// Completes a prompt in a sequence of its own, piece by piece.
+    pub fn generate_stream(&self, prompt: &str, options: &GenerateOptions) -> Result<TokenStream<'_>> {
+        let start = Instant::now();
+        let session = Held::Own(Box::new(self.session()?));
+        let tokens = self.encode(prompt)?;
+        TokenStream::begin(session, Writer::new(self, options)?, &tokens, start)
+    }
+
+    /// Completes `prompt` in `session`, reusing what it already holds of it.
+    pub fn stream<'a>(
+        &'a self,
+        session: &'a mut Session,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> Result<TokenStream<'a>> {
+        TokenStream::begin(Held::Lent(session), Writer::new(self, options)?, prompt, Instant::now())
+    }
+}
+
+/// A session of the stream's own, or a caller's.
+enum Held<'a> {
+    Own(Box<Session>),
+    Lent(&'a mut Session),
+}
+
+impl std::ops::Deref for Held<'_> {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        match self {
+            Held::Own(s) => s,
+            Held::Lent(s) => s,
+        }
+    }
+}
+
+impl std::ops::DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut Session {
+        match self {
+            Held::Own(s) => s,
+            Held::Lent(s) => s,
+        }
+    }
+}
+
+/// When tokens came.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Timing {
+    /// Tokens of the prompt that had to be computed.
+    pub prompt_tokens: usize,
+    /// Tokens generated, a final end-of-sequence token included.
+    pub tokens: usize,
+    /// Time to the first sampled token.
+    pub ttft: Duration,
+    /// Time from the first to the last sampled token.
+    pub decoding: Duration,
+}
+
+impl Timing {
+    /// Average time between tokens; `None` below two tokens.
+    pub fn tbt(&self) -> Option<Duration> {
+        (self.tokens > 1).then(|| self.decoding / (self.tokens - 1) as u32)
+    }
+}
+
+/// Turns logits into tokens and tokens into text that may be shown.
+struct Writer<'a> {
+    sampler: Sampler,
+    text: TextStream<'a>,
+    stops: StopStrings,
+    ends: Vec<u32>,
+    left: Option<usize>,
+    cancel: CancelToken,
+    logits: Vec<f32>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(engine: &'a Engine, options: &GenerateOptions) -> Result<Self> {
+        let mut ends = options.stop_tokens.clone();
+        if !options.ignore_eos {
+            ends.extend_from_slice(engine.tokenizer.eos_ids());
+        }
+        Ok(Self {
+            sampler: Sampler::new(options.sampler.clone(), VOCAB)?,
+            text: engine.tokenizer.stream(),
+            stops: StopStrings::new(&options.stop)?,
+            ends,
+            left: options.max_tokens,
+            cancel: options.cancel.clone(),
+            logits: vec![0.0; VOCAB],
+        })
+    }
+
+    /// Samples from the session's logits.
+    fn sample(&mut self, session: &Session) -> u32 {
+        self.logits.copy_from_slice(session.logits());
+        self.sampler.sample(&mut self.logits, session.tokens())
+    }
+}
+
+/// Text pieces of one generation. Pieces may be empty while a character or a stop
+/// string is incomplete.
+pub struct TokenStream<'a> {
+    session: Held<'a>,
+    writer: Writer<'a>,
+    state: State,
+    timing: Timing,
+    start: Instant,
+    first: Option<Instant>,
+    last_token: Option<u32>,
+}
+
+enum State {
+    /// Logits are there, the next token is to be sampled.
+    Sample,
+    /// The text has ended; held-back text is still to be handed out.
+    Flush(StopReason),
+    Done(StopReason),
+}
+
+impl<'a> TokenStream<'a> {
+    fn begin(
+        mut session: Held<'a>,
+        writer: Writer<'a>,
+        prompt: &[u32],
+        start: Instant,
+    ) -> Result<Self> {
+        let rest = session.reuse(prompt)?;
+        let timing = Timing { prompt_tokens: rest.len(), ..Timing::default() };
+        let mut state = State::Sample;
+        match session.prefill(rest, &writer.cancel) {
+            Ok(()) => {}
+            Err(Error::Interrupted) => state = State::Flush(StopReason::Interrupt),
+            Err(e) => return Err(e),
+        }
+        Ok(Self { session, writer, state, timing, start, first: None, last_token: None })
+    }
+
+    /// Counts the time to the first token from `start`.
+    pub fn since(mut self, start: Instant) -> Self {
+        self.start = start;
+        self
+    }
+
+    /// Restores a saved random state.
+    pub fn sampler_mut(&mut self) -> &mut Sampler {
+        &mut self.writer.sampler
+    }
+
+    /// Why it ended, once it has.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        match self.state {
+            State::Done(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Times so far.
+    pub fn timing(&self) -> Timing {
+        self.timing
+    }
+
+    /// The token that the last piece came from.
+    pub fn last_token(&self) -> Option<u32> {
+        self.last_token
+    }
+
+    fn step(&mut self) -> Result<Option<String>> {
+        match self.state {
+            State::Done(_) => Ok(None),
+            State::Flush(reason) => {
+                self.state = State::Done(reason);
+                self.last_token = None;
+                let mut text = self.writer.text.finish();
+                text = self.writer.stops.push(&text).text;
+                text += &self.writer.stops.finish().text;
+                Ok((!text.is_empty()).then_some(text))
+            }
+            State::Sample => self.sample().map(Some),
+        }
+    }
+
+    fn sample(&mut self) -> Result<String> {
+        if self.writer.left == Some(0) {
+            self.state = State::Flush(StopReason::Length);
+            return Ok(String::new());
+        }
+        let token = self.writer.sample(&self.session);
+        let now = Instant::now();
+        let first = *self.first.get_or_insert(now);
+        if self.timing.tokens == 0 {
+            self.timing.ttft = now - self.start;
+        }
+        self.timing.tokens += 1;
+        self.timing.decoding = now - first;
+        self.last_token = Some(token);
+        if self.writer.ends.contains(&token) {
+            self.state = State::Flush(StopReason::Eos);
+            return Ok(String::new());
+        }
+        let text = self.writer.text.push(token);
+        let scan = self.writer.stops.push(&text);
+        if let Some(left) = &mut self.writer.left {
+            *left -= 1;
+        }
+        if scan.stopped {
+            self.state = State::Done(StopReason::Stop);
+        } else if self.writer.left == Some(0) {
+            self.state = State::Flush(StopReason::Length);
+        } else if self.writer.cancel.is_cancelled() {
+            self.state = State::Flush(StopReason::Interrupt);
+        } else if self.session.room() == 0 {
+            self.state = State::Flush(StopReason::Context);
+        } else {
+            self.session.decode(token)?;
+        }
+        Ok(scan.text)
+    }
+}
+
+impl Iterator for TokenStream<'_> {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let item = self.step().transpose();
+        if matches!(item, Some(Err(_))) {
+            self.state = State::Done(StopReason::Interrupt);
+        }
+        item
+    }
+}

@@ -1,0 +1,237 @@
+//! One sequence of tokens on one backend: prefill, decode, rewind, and why a generation ended.
+
+use crate::backend::{Backend, KvRows, Logits};
+use crate::dims::{HEAD_DIM, LAYERS, VOCAB};
+use crate::error::{Error, Result};
+use crate::trace::Recorder;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Asks a running generation to end; may be shared between threads.
+#[derive(Debug, Clone, Default)]
+pub struct CancelToken(Arc<AtomicBool>);
+
+impl CancelToken {
+    /// Asks to stop.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody asked.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Forgets an earlier request.
+    pub fn reset(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// The flag itself, for a signal handler.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
+
+/// A sequence: its tokens, its cache on a backend, the logits of its last token.
+pub struct Session {
+    backend: Box<dyn Backend>,
+    tokens: Vec<u32>,
+    /// RoPE position of the next token; more than the slots in use once slots were evicted.
+    pos: usize,
+    /// `[VOCAB]`, of the last token computed with logits.
+    logits: Vec<f32>,
+}
+
+impl Session {
+    /// An empty sequence on a backend with an empty cache.
+    pub fn new(backend: Box<dyn Backend>) -> Self {
+        Self { backend, tokens: Vec::new(), pos: 0, logits: vec![0.0; VOCAB] }
+    }
+
+    /// Appends tokens and computes the logits of the last. Between chunks of the backend's size, looks at
+    /// `cancel`; what was computed by then stays.
+    pub fn prefill(&mut self, tokens: &[u32], cancel: &CancelToken) -> Result<()> {
+        self.check(tokens)?;
+        let step = self.backend.max_tokens();
+        let last = tokens.len().div_ceil(step).saturating_sub(1);
+        for (i, chunk) in tokens.chunks(step).enumerate() {
+            if cancel.is_cancelled() {
+                return Err(Error::Interrupted);
+            }
+            let out = if i == last { Logits::Last(&mut self.logits) } else { Logits::None };
+            self.backend.forward(chunk, self.pos, out)?;
+            self.pos += chunk.len();
+            self.tokens.extend_from_slice(chunk);
+        }
+        self.check_logits()
+    }
+
+    /// Appends one token and computes its logits.
+    pub fn decode(&mut self, token: u32) -> Result<()> {
+        self.check(&[token])?;
+        self.backend.forward(&[token], self.pos, Logits::Last(&mut self.logits))?;
+        self.pos += 1;
+        self.tokens.push(token);
+        self.check_logits()
+    }
+
+    /// Appends tokens and hands the logits of every one to `each(index, logits)`.
+    pub fn logits_of_all(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
+        self.check(tokens)?;
+        // 64 rows of a 128k vocabulary are 32 MiB.
+        let step = self.backend.max_tokens().min(64);
+        let mut rows = vec![0.0f32; step.min(tokens.len()) * VOCAB];
+        for (i, chunk) in tokens.chunks(step).enumerate() {
+            let rows = &mut rows[..chunk.len() * VOCAB];
+            self.backend.forward(chunk, self.pos, Logits::All(rows))?;
+            self.pos += chunk.len();
+            self.tokens.extend_from_slice(chunk);
+            rows.chunks_exact(VOCAB).enumerate().for_each(|(j, row)| each(i * step + j, row));
+        }
+        Ok(())
+    }
+
+    /// Tokens must be in the vocabulary and their slots free.
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        if tokens.is_empty() {
+            return Err(Error::Usage("the prompt is empty; give at least one token".into()));
+        }
+        if let Some(id) = tokens.iter().find(|&&id| id as usize >= VOCAB) {
+            return Err(Error::Usage(format!("token id {id}: the vocabulary ends at {}", VOCAB - 1)));
+        }
+        let (need, have) = (self.backend.len() + tokens.len(), self.backend.capacity());
+        if need > have {
+            return Err(Error::Usage(format!(
+                "the prompt needs {need} positions but the context has {have}; raise --max-seq-len or shorten the prompt"
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_logits(&self) -> Result<()> {
+        match self.logits.iter().all(|x| x.is_finite()) {
+            true => Ok(()),
+            false => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
+        }
+    }
+
+    /// Logits of the last token: `[VOCAB]`.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// Every token of the sequence, evicted ones included.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// RoPE position of the next token.
+    pub fn position(&self) -> usize {
+        self.pos
+    }
+
+    /// Free slots.
+    pub fn room(&self) -> usize {
+        self.backend.capacity() - self.backend.len()
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.backend.set_len(0);
+        self.tokens.clear();
+        self.pos = 0;
+    }
+
+    /// Keeps the first `len` tokens.
+    pub fn rewind(&mut self, len: usize) -> Result<()> {
+        if self.backend.len() != self.tokens.len() || len > self.tokens.len() {
+            return Err(Error::Usage(format!("cannot rewind to token {len} of {}", self.tokens.len())));
+        }
+        self.backend.set_len(len);
+        self.tokens.truncate(len);
+        self.pos = len;
+        Ok(())
+    }
+
+    /// Makes the sequence begin as `tokens` does: keeps the longest common prefix and returns what is
+    /// left to prefill, at least the last token, so that its logits are there afterwards.
+    pub fn reuse<'t>(&mut self, tokens: &'t [u32]) -> Result<&'t [u32]> {
+        let common = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let common = common.min(tokens.len().saturating_sub(1));
+        self.rewind(common)?;
+        Ok(&tokens[common..])
+    }
+
+    /// Changes the number of slots; filled ones stay.
+    pub fn resize(&mut self, slots: usize) -> Result<()> {
+        self.backend.resize(slots)
+    }
+
+    /// The backend, for reports.
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    /// Starts or ends recording; see [`Backend::record`].
+    pub fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
+        self.backend.record(recorder)
+    }
+
+    /// Rows of all layers, for saving.
+    pub(crate) fn export(&mut self) -> Result<Vec<KvRows>> {
+        let slots = 0..self.backend.len();
+        (0..LAYERS)
+            .map(|layer| {
+                let mut rows = KvRows::default();
+                self.backend.read_kv(layer, slots.clone(), &mut rows)?;
+                Ok(rows)
+            })
+            .collect()
+    }
+
+    /// Becomes a saved sequence of `slots` slots.
+    pub(crate) fn import(&mut self, tokens: Vec<u32>, pos: usize, slots: usize, rows: &[KvRows]) -> Result<()> {
+        let shape = KvRows::zeroed(self.backend.kv_types(), slots, HEAD_DIM);
+        let fits = rows.len() == LAYERS
+            && rows.iter().all(|r| r.k.len() == shape.k.len() && r.v.len() == shape.v.len())
+            && slots <= self.backend.capacity();
+        if !fits {
+            return Err(Error::Usage("the saved cache does not fit this context; raise --max-seq-len".into()));
+        }
+        for (layer, rows) in rows.iter().enumerate() {
+            self.backend.write_kv(layer, 0..slots, rows)?;
+        }
+        self.backend.set_len(slots);
+        (self.tokens, self.pos) = (tokens, pos);
+        Ok(())
+    }
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// An end-of-sequence token.
+    Eos,
+    /// A stop string.
+    Stop,
+    /// As many tokens as asked for.
+    Length,
+    /// No slot left.
+    Context,
+    /// Cancelled.
+    Interrupt,
+}
+
+impl StopReason {
+    /// The word printed after `stop:`.
+    pub fn name(self) -> &'static str {
+        match self {
+            StopReason::Eos => "eos",
+            StopReason::Stop => "stop",
+            StopReason::Length => "length",
+            StopReason::Context => "context",
+            StopReason::Interrupt => "interrupt",
+        }
+    }
+}
