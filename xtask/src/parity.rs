@@ -2,16 +2,17 @@
 //! one build for each model.
 
 mod compare;
+mod engine;
 mod reference;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
 use crate::{build, sh};
 use compare::{TOLERANCE, is_beginning, is_text, largest_difference, max_abs, wrong_steps};
+use engine::{Engine, Variant};
 use reference::{Case, Reference, TextCase};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// A greedy step is compared where the margin is above this share of the largest logit: twice the
 /// error that [`TOLERANCE`] allows.
@@ -128,72 +129,6 @@ impl std::fmt::Display for Row {
             f,
             "| {model} | {logits} | {greedy} | {text} | {bits} | {quantised} | {largest:.1e} | {quantised_rms:.1e} |"
         )
-    }
-}
-
-/// The program built for one model, and a place for its files.
-struct Engine {
-    program: PathBuf,
-    model: PathBuf,
-    files: PathBuf,
-}
-
-/// How a run differs from the plain one.
-#[derive(Default, Clone, Copy)]
-struct Variant<'a> {
-    flags: &'a [&'a str],
-    scalar: bool,
-}
-
-impl Engine {
-    fn build(model: &Path, name: &str) -> Result<Engine> {
-        sh::run(&mut build::quick(model))?;
-        let files = build::target_dir().join("parity").join(name);
-        fs::create_dir_all(&files).map_err(|e| Error::at(&files, e))?;
-        Ok(Engine { program: build::quick_binary(), model: model.into(), files })
-    }
-
-    /// The command with the model's path, free of settings from this process's environment.
-    fn command(&self, name: &str) -> Command {
-        let mut command = Command::new(&self.program);
-        for (key, _) in std::env::vars_os().filter(|(k, _)| k.to_string_lossy().starts_with("ANTIGRAVITY_")) {
-            command.env_remove(key);
-        }
-        command.arg(name).arg("-m").arg(&self.model);
-        command
-    }
-
-    /// The bytes of `logits --out` for these token ids: little-endian f32 `[ids][vocab]`.
-    fn logits(&self, ids: &[u32], vocab: usize, variant: Variant<'_>) -> Result<Vec<u8>> {
-        let tokens = self.files.join("tokens.json");
-        let out = self.files.join("logits.f32");
-        fs::write(&tokens, format!("{ids:?}")).map_err(|e| Error::at(&tokens, e))?;
-        // A file left by an earlier run must not pass for this one's.
-        match fs::remove_file(&out) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::at(&out, e)),
-            _ => {}
-        }
-        let mut command = self.command("logits");
-        command.arg("--tokens").arg(&tokens).arg("--out").arg(&out).args(variant.flags);
-        if variant.scalar {
-            command.env("ANTIGRAVITY_SIMD", "scalar");
-        }
-        sh::stdout(&mut command)?;
-        let bytes = fs::read(&out).map_err(|e| Error::at(&out, e))?;
-        let wanted = 4 * ids.len() * vocab;
-        if bytes.len() != wanted {
-            let text = format!("`{}` wrote {} bytes instead of {wanted}", sh::show(&command), bytes.len());
-            return Err(Error::Failed(text));
-        }
-        Ok(bytes)
-    }
-
-    /// What `generate` prints: greedy, `count` tokens.
-    fn generate(&self, text: &str, count: usize, flags: &[&str]) -> Result<Vec<u8>> {
-        let mut command = self.command("generate");
-        command.args(["--prompt", text, "--temperature", "0", "--repetition-penalty", "1", "-q", "-n"]);
-        command.arg(count.to_string()).args(FLOAT).args(flags);
-        sh::stdout(&mut command)
     }
 }
 
