@@ -1,0 +1,376 @@
+//! `cargo xtask parity`: the engine's logits and text against the reference results of transformers,
+//! one build for each model.
+
+mod compare;
+mod engine;
+mod reference;
+
+use crate::args::Args;
+use crate::error::{Error, Result};
+use crate::{build, sh};
+use compare::{TOLERANCE, is_beginning, is_text, largest_difference, max_abs, wrong_steps};
+use engine::{Engine, Variant};
+use reference::{Case, Reference, TextCase};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A greedy step is compared where the margin is above this share of the largest logit: twice the
+/// error that [`TOLERANCE`] allows.
+const DECIDABLE: f64 = 2.0 * TOLERANCE as f64;
+const FLOAT: &[&str] = &["--weight-type", "f32", "--kv-type", "f32"];
+const QUANTISED: &[&str] = &["--weight-type", "q4_0"];
+
+pub fn run(words: &[String]) -> Result<()> {
+    let args = Args::parse(words, &[], &[])?;
+    let tally = check(&args.rest)?;
+    println!("parity: {} passed, {} failed", tally.passed, tally.failed);
+    if tally.failed > 0 {
+        return Err(Error::Failed(format!("parity: {} checks failed", tally.failed)));
+    }
+    Ok(())
+}
+
+/// How many checks held.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub struct Tally {
+    pub passed: u64,
+    pub failed: u64,
+}
+
+impl Tally {
+    /// Counts a check; says on stderr what was wrong.
+    fn count(&mut self, model: &str, outcome: Result<()>) {
+        match outcome {
+            Ok(()) => self.passed += 1,
+            Err(e) => {
+                self.failed += 1;
+                eprintln!("parity: {model}: {e}");
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.passed, self.passed + self.failed)
+    }
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+}
+
+/// Checks the named models, or all that have reference results, and prints a table.
+pub fn check(names: &[String]) -> Result<Tally> {
+    let dirs = if names.is_empty() {
+        all_models()?
+    } else {
+        names.iter().map(|name| build::model_dir(name)).collect::<Result<Vec<_>>>()?
+    };
+    let (mut rows, mut total) = (Vec::new(), Tally::default());
+    for dir in &dirs {
+        let mut tally = Tally::default();
+        match check_model(dir) {
+            Ok(row) => {
+                tally = row.total();
+                rows.push(row);
+            }
+            // A model that cannot be read or built must not hide the others.
+            Err(e) => tally.count(&dir.display().to_string(), Err(e)),
+        }
+        total += tally;
+    }
+    println!(
+        "| model | logits | greedy | text | same bits | q4_0 | largest relative error | q4_0 rms error |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    rows.iter().for_each(|row| println!("{row}"));
+    Ok(total)
+}
+
+fn all_models() -> Result<Vec<PathBuf>> {
+    let fixtures = sh::root().join("tests/fixtures/models");
+    let entries = fs::read_dir(&fixtures).map_err(|e| Error::at(&fixtures, e))?;
+    let mut dirs: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
+    dirs.sort();
+    dirs.push(sh::root().join("models/story"));
+    dirs.retain(|dir| Reference::exists(dir));
+    Ok(dirs)
+}
+
+/// One model's results; each tally is a column of the table.
+#[derive(Default)]
+struct Row {
+    model: String,
+    logits: Tally,
+    greedy: Tally,
+    text: Tally,
+    bits: Tally,
+    quantised: Tally,
+    largest: f32,
+    quantised_rms: f64,
+}
+
+impl Row {
+    fn total(&self) -> Tally {
+        let mut total = Tally::default();
+        [self.logits, self.greedy, self.text, self.bits, self.quantised].into_iter().for_each(|t| total += t);
+        total
+    }
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Row { model, logits, greedy, text, bits, quantised, largest, quantised_rms } = self;
+        write!(
+            f,
+            "| {model} | {logits} | {greedy} | {text} | {bits} | {quantised} | {largest:.1e} | {quantised_rms:.1e} |"
+        )
+    }
+}
+
+fn check_model(dir: &Path) -> Result<Row> {
+    let reference = Reference::load(dir)?;
+    let engine = Engine::build(dir, &reference.name)?;
+    let mut row = Row { model: reference.name.clone(), ..Row::default() };
+    for case in &reference.cases {
+        check_case(&engine, &reference, case, &mut row);
+    }
+    for text in &reference.texts {
+        row.text.count(&reference.name, check_text(&engine, text, reference.scale()));
+        if text.stop.is_some_and(|stop| stop > 0) {
+            row.text.count(&reference.name, check_stop(&engine, text, reference.scale()));
+        }
+    }
+    if reference.eos.is_some() {
+        row.greedy.count(&reference.name, check_eos(&engine, &reference));
+    }
+    check_bits(&engine, &reference, &mut row);
+    check_quantised(&engine, &reference, &mut row);
+    Ok(row)
+}
+
+/// Logits of a prompt; then the prompt with its greedy continuation, whose first rows must be the same
+/// bits as without it.
+fn check_case(engine: &Engine, reference: &Reference, case: &Case, row: &mut Row) {
+    let (model, vocab) = (&reference.name, reference.vocab);
+    let variant = Variant { flags: FLOAT, ..Variant::default() };
+    let alone = engine.logits(&case.ids, vocab, variant);
+    // The last greedy id is not fed: nothing was computed from it.
+    let fed = case.greedy_ids.len().saturating_sub(1);
+    let longer_ids = [&case.ids[..], &case.greedy_ids[..fed]].concat();
+    let longer = engine.logits(&longer_ids, vocab, variant);
+
+    row.bits.count(
+        model,
+        match (&alone, &longer) {
+            (Ok(alone), Ok(longer)) => same_bits(alone, &longer[..alone.len()], vocab, "in a longer prompt"),
+            // Reported below.
+            _ => Err(Error::Failed(format!("{}: no two runs to compare", case.name))),
+        },
+    );
+    row.logits.count(
+        model,
+        alone.and_then(|bytes| {
+            let found = reference::to_floats(&bytes);
+            let found = &found[found.len() - case.logits.len()..];
+            let outcome = within(&case.name, found, &case.logits, vocab);
+            row.largest = row.largest.max(outcome.0);
+            outcome.1
+        }),
+    );
+    row.greedy.count(
+        model,
+        longer.and_then(|bytes| {
+            let found = reference::to_floats(&bytes);
+            let found = &found[(case.ids.len() - 1) * vocab..];
+            let scale = max_abs(case.greedy_logits.as_deref().unwrap_or(&case.logits)).max(1.0);
+            steps(
+                &case.name,
+                &wrong_steps(found, &case.greedy_ids, &case.margins, DECIDABLE * f64::from(scale)),
+            )?;
+            let Some(expected) = &case.greedy_logits else { return Ok(()) };
+            let outcome = within(&format!("{} greedy", case.name), found, expected, vocab);
+            row.largest = row.largest.max(outcome.0);
+            outcome.1
+        }),
+    );
+}
+
+/// The relative error, and whether it is allowed.
+fn within(name: &str, found: &[f32], expected: &[f32], vocab: usize) -> (f32, Result<()>) {
+    let difference = largest_difference(found, expected, vocab);
+    let outcome = if difference.is_within(TOLERANCE) {
+        Ok(())
+    } else {
+        Err(Error::Failed(format!("{name}: logits: {difference}, allowed {TOLERANCE:.0e}")))
+    };
+    (difference.relative, outcome)
+}
+
+fn steps(name: &str, wrong: &[(usize, u32, u32)]) -> Result<()> {
+    match wrong.first() {
+        None => Ok(()),
+        Some((step, found, id)) => Err(Error::Failed(format!(
+            "{name}: greedy step {step}: id {found} instead of {id} ({} steps differ)",
+            wrong.len()
+        ))),
+    }
+}
+
+fn same_bits(a: &[u8], b: &[u8], vocab: usize, what: &str) -> Result<()> {
+    match a.iter().zip(b).position(|(a, b)| a != b) {
+        None if a.len() == b.len() => Ok(()),
+        None => Err(Error::Failed(format!("{} bytes instead of {} {what}", b.len(), a.len()))),
+        Some(at) => Err(Error::Failed(format!(
+            "other bits {what}, first in row {} id {}",
+            at / 4 / vocab,
+            at / 4 % vocab
+        ))),
+    }
+}
+
+/// How many tokens of a text's continuation are sure: up to the first step too close to call, and up
+/// to the first stop token (whether its own text is shown is not the reference's to say).
+fn sure_tokens(case: &TextCase, scale: f32) -> usize {
+    let threshold = DECIDABLE * f64::from(scale.max(1.0));
+    let decidable = case.margins.iter().take_while(|m| **m > threshold).count();
+    decidable.min(case.stop.unwrap_or(usize::MAX))
+}
+
+fn check_text(engine: &Engine, case: &TextCase, scale: f32) -> Result<()> {
+    let count = sure_tokens(case, scale);
+    let printed = engine.generate(&case.text, count, &["--ignore-eos"])?;
+    let whole = count == case.margins.len();
+    let equal =
+        if whole { is_text(&printed, &case.greedy_text) } else { is_beginning(&printed, &case.greedy_text) };
+    if equal {
+        return Ok(());
+    }
+    let printed = String::from_utf8_lossy(&printed);
+    Err(Error::Failed(format!(
+        "{}: {printed:?} instead of {:?} ({count} tokens)",
+        case.name, case.greedy_text
+    )))
+}
+
+/// A generation that honours stop tokens prints what comes before the first, and no more.
+fn check_stop(engine: &Engine, case: &TextCase, scale: f32) -> Result<()> {
+    let stop = case.stop.unwrap_or(0);
+    if sure_tokens(case, scale) < stop {
+        return Ok(());
+    }
+    let before = engine.generate(&case.text, stop, &["--ignore-eos"])?;
+    let stopped = engine.generate(&case.text, case.margins.len(), &[])?;
+    if before == stopped {
+        return Ok(());
+    }
+    let (before, stopped) = (String::from_utf8_lossy(&before), String::from_utf8_lossy(&stopped));
+    Err(Error::Failed(format!("{}: up to the stop token {stopped:?} instead of {before:?}", case.name)))
+}
+
+fn check_eos(engine: &Engine, reference: &Reference) -> Result<()> {
+    let Some(case) = &reference.eos else { return Ok(()) };
+    let fed = case.greedy_ids.len().saturating_sub(1);
+    let ids = [&case.ids[..], &case.greedy_ids[..fed]].concat();
+    let bytes = engine.logits(&ids, reference.vocab, Variant { flags: FLOAT, ..Variant::default() })?;
+    let found = reference::to_floats(&bytes);
+    let found = &found[(case.ids.len() - 1) * reference.vocab..];
+    let margins = vec![case.min_margin; case.greedy_ids.len()];
+    let threshold = DECIDABLE * f64::from(reference.scale().max(1.0));
+    steps("eos prompt", &wrong_steps(found, &case.greedy_ids, &margins, threshold))
+}
+
+/// The longest prompt whose logits are known at every position.
+fn longest(reference: &Reference) -> &Case {
+    let whole = |c: &&Case| c.logits.len() == c.ids.len() * reference.vocab;
+    let case = reference.cases.iter().filter(whole).max_by_key(|c| c.ids.len());
+    case.unwrap_or(&reference.cases[0])
+}
+
+/// One and two threads, and scalar code, give the same bytes: with float and with quantised weights.
+fn check_bits(engine: &Engine, reference: &Reference, row: &mut Row) {
+    let case = longest(reference);
+    for (weights, flags) in [("f32", FLOAT), ("q4_0", QUANTISED)] {
+        let run = |threads, scalar| {
+            let flags = [flags, &["--threads", threads]].concat();
+            engine.logits(&case.ids, reference.vocab, Variant { flags: &flags, scalar })
+        };
+        let one = run("1", false);
+        for (threads, scalar, what) in
+            [("2", false, "on two threads instead of one"), ("1", true, "with ANTIGRAVITY_SIMD=scalar")]
+        {
+            let outcome = match &one {
+                Ok(one) => run(threads, scalar).and_then(|other| {
+                    same_bits(one, &other, reference.vocab, &format!("{what}, {weights} weights"))
+                }),
+                Err(e) => Err(Error::Failed(e.to_string())),
+            };
+            row.bits.count(&reference.name, outcome);
+        }
+    }
+}
+
+/// Quantised weights and the default KV type: no reference is near enough to compare with, so the
+/// logits must be finite, and the table shows how far they are from the unquantised model's.
+fn check_quantised(engine: &Engine, reference: &Reference, row: &mut Row) {
+    let case = longest(reference);
+    let run = engine.logits(&case.ids, reference.vocab, Variant { flags: QUANTISED, ..Variant::default() });
+    let outcome = run.and_then(|bytes| {
+        let found = reference::to_floats(&bytes);
+        row.quantised_rms = compare::rms_difference(&found[found.len() - case.logits.len()..], &case.logits);
+        match found.iter().position(|x| !x.is_finite()) {
+            None => Ok(()),
+            Some(at) => Err(Error::Failed(format!(
+                "{}: q4_0: row {} id {} is {}",
+                case.name,
+                at / reference.vocab,
+                at % reference.vocab,
+                found[at]
+            ))),
+        }
+    });
+    row.quantised.count(&reference.name, outcome);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_sure_up_to_a_close_step_or_a_stop() {
+        let mut case = TextCase {
+            name: "t".into(),
+            text: "t".into(),
+            greedy_text: "u".into(),
+            margins: vec![1.0, 1.0, 1e-5, 1.0],
+            stop: None,
+        };
+        assert_eq!(sure_tokens(&case, 10.0), 2);
+        case.stop = Some(1);
+        assert_eq!(sure_tokens(&case, 10.0), 1);
+        case.margins[2] = 1.0;
+        case.stop = None;
+        assert_eq!(sure_tokens(&case, 10.0), 4);
+    }
+
+    #[test]
+    fn other_bits_are_located() {
+        let (a, mut b) = ([0u8; 24], [0u8; 24]);
+        assert!(same_bits(&a, &b, 3, "here").is_ok());
+        b[21] = 1;
+        let e = same_bits(&a, &b, 3, "here").unwrap_err().to_string();
+        assert_eq!(e, "other bits here, first in row 1 id 2");
+        assert!(same_bits(&a, &b[..12], 3, "here").is_err());
+    }
+
+    #[test]
+    fn every_model_with_results_is_found() {
+        let names = all_models().unwrap();
+        assert_eq!(names.len(), 7);
+        assert!(!names.iter().any(|n| n.ends_with("m6-gpt2-f32")));
+    }
+}

@@ -1,0 +1,77 @@
+//! Runs the program built for one model.
+
+use super::FLOAT;
+use crate::error::{Error, Result};
+use crate::{build, sh};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The program built for one model, and a place for its files.
+pub struct Engine {
+    program: PathBuf,
+    model: PathBuf,
+    files: PathBuf,
+}
+
+/// How a run differs from the plain one.
+#[derive(Default, Clone, Copy)]
+pub struct Variant<'a> {
+    pub flags: &'a [&'a str],
+    pub scalar: bool,
+}
+
+impl Engine {
+    pub fn build(model: &Path, name: &str) -> Result<Engine> {
+        sh::run(&mut build::quick(model))?;
+        let files = build::target_dir().join("parity").join(name);
+        fs::create_dir_all(&files).map_err(|e| Error::at(&files, e))?;
+        Ok(Engine { program: build::quick_binary(), model: model.into(), files })
+    }
+
+    /// The command with the model's path, free of settings from this process's environment.
+    fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(&self.program);
+        for (key, _) in std::env::vars_os().filter(|(k, _)| k.to_string_lossy().starts_with("ANTIGRAVITY_")) {
+            command.env_remove(key);
+        }
+        command.arg(name).arg("-m").arg(&self.model);
+        command
+    }
+
+    /// The bytes of `logits --out` for these token ids: little-endian f32 `[ids][vocab]`.
+    pub fn logits(&self, ids: &[u32], vocab: usize, variant: Variant<'_>) -> Result<Vec<u8>> {
+        let tokens = self.files.join("tokens.json");
+        let out = self.files.join("logits.f32");
+        fs::write(&tokens, format!("{ids:?}")).map_err(|e| Error::at(&tokens, e))?;
+        // A file left by an earlier run must not pass for this one's.
+        match fs::remove_file(&out) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::at(&out, e)),
+            _ => {}
+        }
+        let mut command = self.command("logits");
+        command.arg("--tokens").arg(&tokens).arg("--out").arg(&out).args(variant.flags);
+        if variant.scalar {
+            command.env("ANTIGRAVITY_SIMD", "scalar");
+        }
+        sh::stdout(&mut command)?;
+        let bytes = fs::read(&out).map_err(|e| {
+            let text = format!("`{}` did not write it: {e}", sh::show(&command));
+            Error::at(&out, text)
+        })?;
+        let wanted = 4 * ids.len() * vocab;
+        if bytes.len() != wanted {
+            let text = format!("`{}` wrote {} bytes instead of {wanted}", sh::show(&command), bytes.len());
+            return Err(Error::Failed(text));
+        }
+        Ok(bytes)
+    }
+
+    /// What `generate` prints: greedy, `count` tokens.
+    pub fn generate(&self, text: &str, count: usize, flags: &[&str]) -> Result<Vec<u8>> {
+        let mut command = self.command("generate");
+        command.args(["--prompt", text, "--temperature", "0", "--repetition-penalty", "1", "-q", "-n"]);
+        command.arg(count.to_string()).args(FLOAT).args(flags);
+        sh::stdout(&mut command)
+    }
+}

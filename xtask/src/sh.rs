@@ -1,0 +1,123 @@
+//! Runs other programs: shows each command before it runs, and says which one failed and how.
+
+use crate::error::{Error, Result};
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Output, Stdio};
+
+/// The project's directory.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the project").into()
+}
+
+/// `cargo <words>` in the project's directory.
+pub fn cargo(words: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(words).current_dir(root());
+    command
+}
+
+/// The command as one would type it.
+pub fn show(command: &Command) -> String {
+    let word = |w: &OsStr| {
+        let w = w.to_string_lossy();
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+@".contains(c);
+        if !w.is_empty() && w.chars().all(plain) { w.into_owned() } else { format!("'{w}'") }
+    };
+    let set = command.get_envs().filter_map(|(k, v)| Some(format!("{}={}", k.to_string_lossy(), word(v?))));
+    let program = Path::new(command.get_program());
+    let name = match program.file_name() {
+        Some(name) if name == "cargo" => "cargo".into(),
+        _ => word(program.as_os_str()),
+    };
+    set.chain([name]).chain(command.get_args().map(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs with this process's stdout and stderr.
+pub fn run(command: &mut Command) -> Result<()> {
+    eprintln!("$ {}", show(command));
+    let status = command.stdin(Stdio::null()).status().map_err(|e| cannot_start(command, e))?;
+    check(command, status, "")
+}
+
+/// Runs and returns what it printed, whatever the exit status.
+pub fn output(command: &mut Command) -> Result<Output> {
+    command.stdin(Stdio::null()).output().map_err(|e| cannot_start(command, e))
+}
+
+/// Runs and returns its stdout; failure is an error that carries the end of its stderr.
+pub fn stdout(command: &mut Command) -> Result<Vec<u8>> {
+    let out = output(command)?;
+    check(command, out.status, &last_lines(&String::from_utf8_lossy(&out.stderr), 12))?;
+    Ok(out.stdout)
+}
+
+/// Runs, passing stdout through and showing each line of it to `look`.
+pub fn stream(command: &mut Command, mut look: impl FnMut(&str)) -> Result<()> {
+    eprintln!("$ {}", show(command));
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut child = child.map_err(|e| cannot_start(command, e))?;
+    let mut lines = BufReader::new(child.stdout.take().expect("stdout is piped"));
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        // A reader that has gone away must not stop the tests.
+        let _ = std::io::stdout().write_all(&line);
+        look(String::from_utf8_lossy(&line).trim_end());
+        line.clear();
+    }
+    let status = child.wait().map_err(|e| cannot_start(command, e))?;
+    check(command, status, "")
+}
+
+/// Whether `PATH` has a program of this name.
+pub fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+}
+
+fn check(command: &Command, status: ExitStatus, stderr: &str) -> Result<()> {
+    if status.success() {
+        return Ok(());
+    }
+    let stderr = if stderr.is_empty() { String::new() } else { format!(":\n{stderr}") };
+    Err(Error::Failed(format!("`{}` ended with {status}{stderr}", show(command))))
+}
+
+fn cannot_start(command: &Command, e: std::io::Error) -> Error {
+    Error::Failed(format!("`{}` cannot be run: {e}", show(command)))
+}
+
+/// The last `count` lines, indented.
+pub fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let from = lines.len().saturating_sub(count);
+    lines[from..].iter().map(|l| format!("    {l}")).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_shown_as_typed() {
+        let mut c = Command::new("/opt/x/bin/cargo");
+        c.args(["test", "two words"]).env("A", "max,sve=off");
+        assert_eq!(show(&c), "A=max,sve=off cargo test 'two words'");
+    }
+
+    #[test]
+    fn a_failure_names_the_command_and_its_stderr() {
+        let e = stdout(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).unwrap_err().to_string();
+        assert!(e.contains("exit status: 3") && e.contains("    why"), "{e}");
+        let e = run(&mut Command::new("/nonexistent/program")).unwrap_err().to_string();
+        assert!(e.contains("/nonexistent/program") && e.contains("cannot be run"), "{e}");
+    }
+
+    #[test]
+    fn streamed_lines_are_seen() {
+        let mut seen = Vec::new();
+        stream(Command::new("sh").args(["-c", "echo a; echo b"]), |l| seen.push(l.to_string())).unwrap();
+        assert_eq!(seen, ["a", "b"]);
+    }
+}

@@ -1,0 +1,238 @@
+//! `cargo xtask synth`: a model of real shapes with random weights, for measuring without a download.
+//!
+//! The weights are streamed to the file by all cores. Each chunk has a seed of its own, so the bytes
+//! depend on the seed only and not on the number of threads.
+
+mod shapes;
+mod tokenizer;
+
+use crate::args::Args;
+use crate::error::{Error, Result};
+use crate::json::{self, Node};
+use crate::{build, size};
+use shapes::{Fill, Tensor};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Values in one unit of work: 4 MiB of bf16.
+const CHUNK: usize = 1 << 21;
+const STD: f32 = 0.02;
+
+pub fn run(words: &[String]) -> Result<()> {
+    let args = Args::parse(words, &["--out", "--seed"], &[])?;
+    let [name] = args.rest.as_slice() else {
+        return Err(Error::Usage(
+            "synth needs one model, for example `cargo xtask synth llama3.2-1b`".into(),
+        ));
+    };
+    let seed = args.value("--seed").unwrap_or("1");
+    let seed: u64 = seed.parse().map_err(|_| Error::Usage(format!("--seed {seed}: not a whole number")))?;
+    let model = build::model_dir(name)?;
+    let out = match args.value("--out") {
+        Some(dir) => dir.into(),
+        None => build::target_dir().join("synth").join(model.file_name().unwrap_or_default()),
+    };
+    if fs::canonicalize(&out).is_ok_and(|out| out == model) {
+        return Err(Error::Usage(format!("--out {}: is the model itself", out.display())));
+    }
+
+    let source = model.join("config.json");
+    let config = json::read(&source)?;
+    let config = Node { file: &source, value: &config };
+    let tensors = shapes::tensors(config)?;
+    fs::create_dir_all(&out).map_err(|e| Error::at(&out, e))?;
+    write_json(&out.join("config.json"), config.value)?;
+    write_json(&out.join("generation_config.json"), &tokenizer::generation_config(config))?;
+    write_json(&out.join("tokenizer_config.json"), &tokenizer::tokenizer_config(config)?)?;
+    write_json(&out.join("tokenizer.json"), &tokenizer::tokenizer(config)?)?;
+
+    let start = std::time::Instant::now();
+    let file = out.join("model.safetensors");
+    let bytes = write_weights(&file, &tensors, seed)?;
+    let seconds = start.elapsed().as_secs_f64();
+    eprintln!("{} tensors, {} in {seconds:.1} s", tensors.len(), size::megabytes(bytes));
+    println!("{}", out.display());
+    Ok(())
+}
+
+fn write_json(file: &Path, value: &serde_json::Value) -> Result<()> {
+    fs::write(file, format!("{value:#}\n")).map_err(|e| Error::at(file, e))
+}
+
+/// The beginning of a safetensors file: length, JSON padded with spaces to a multiple of 8, and the
+/// number of bytes of data that follow.
+fn header(tensors: &[Tensor]) -> (Vec<u8>, u64) {
+    let mut entries = serde_json::Map::new();
+    entries.insert("__metadata__".into(), serde_json::json!({"format": "pt"}));
+    let mut end = 0u64;
+    for tensor in tensors {
+        let begin = end;
+        end += 2 * tensor.len() as u64;
+        let entry = serde_json::json!({"dtype": "BF16", "shape": tensor.shape, "data_offsets": [begin, end]});
+        entries.insert(tensor.name.clone(), entry);
+    }
+    let mut text = serde_json::Value::Object(entries).to_string().into_bytes();
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(text);
+    (bytes, end)
+}
+
+/// Writes the file under another name first, so that what bears the name is whole. Returns its size.
+fn write_weights(file: &Path, tensors: &[Tensor], seed: u64) -> Result<u64> {
+    let part = file.with_extension("safetensors.tmp");
+    let (head, data) = header(tensors);
+    let write = || {
+        let out = File::create(&part)?;
+        out.set_len(head.len() as u64 + data)?;
+        out.write_all_at(&head, 0)?;
+        write_chunks(&out, head.len() as u64, tensors, seed)?;
+        fs::rename(&part, file)
+    };
+    write().map_err(|e: std::io::Error| {
+        let _ = fs::remove_file(&part);
+        Error::at(&part, e)
+    })?;
+    Ok(head.len() as u64 + data)
+}
+
+/// One unit of work.
+struct Chunk {
+    fill: Fill,
+    seed: u64,
+    /// In the file, bytes.
+    offset: u64,
+    values: usize,
+}
+
+fn chunks(tensors: &[Tensor], data: u64, seed: u64) -> Vec<Chunk> {
+    let mut chunks: Vec<Chunk> = Vec::new();
+    let mut offset = data;
+    let mut seeds = Random(seed);
+    for tensor in tensors {
+        let mut left = tensor.len();
+        while left > 0 {
+            let values = left.min(CHUNK);
+            chunks.push(Chunk { fill: tensor.fill, seed: seeds.next(), offset, values });
+            offset += 2 * values as u64;
+            left -= values;
+        }
+    }
+    chunks
+}
+
+fn write_chunks(out: &File, data: u64, tensors: &[Tensor], seed: u64) -> std::io::Result<()> {
+    let chunks = chunks(tensors, data, seed);
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut bytes = Vec::with_capacity(2 * CHUNK);
+        while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            bytes.clear();
+            fill(chunk, &mut bytes);
+            out.write_all_at(&bytes, chunk.offset)?;
+        }
+        Ok(())
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().try_for_each(|w| w.join().expect("a worker does not panic"))
+    })
+}
+
+fn fill(chunk: &Chunk, bytes: &mut Vec<u8>) {
+    let mut random = Random(chunk.seed);
+    let mean = match chunk.fill {
+        Fill::Weights => 0.0,
+        Fill::Norm => 1.0,
+    };
+    for _ in 0..chunk.values {
+        bytes.extend(bf16(mean + STD * random.normal()).to_le_bytes());
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Nearly normal, mean 0, variance 1: the sum of four uniform 16-bit numbers, whose variance is
+    /// 4 * 65536^2 / 12.
+    fn normal(&mut self) -> f32 {
+        let x = self.next();
+        let sum = (x & 0xffff) + (x >> 16 & 0xffff) + (x >> 32 & 0xffff) + (x >> 48);
+        (sum as f32 - 2.0 * 65535.0) * (3f32.sqrt() / 65536.0)
+    }
+}
+
+/// Rounds to the nearest, ties to even. The values here are finite and far from overflow.
+fn bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(name: &str, shape: &[usize], fill: Fill) -> Tensor {
+        Tensor { name: name.into(), shape: shape.into(), fill }
+    }
+
+    #[test]
+    fn the_header_is_a_safetensors_header() {
+        let tensors = [tensor("b", &[3, 5], Fill::Weights), tensor("a", &[7], Fill::Norm)];
+        let (bytes, data) = header(&tensors);
+        assert_eq!((data, bytes.len() % 8), (44, 0));
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        assert_eq!(length, bytes.len() - 8);
+        let json: serde_json::Value = serde_json::from_slice(&bytes[8..]).unwrap();
+        assert_eq!(json["b"]["data_offsets"], serde_json::json!([0, 30]));
+        assert_eq!(json["a"]["data_offsets"], serde_json::json!([30, 44]));
+        assert_eq!(json["a"]["dtype"], "BF16");
+        assert_eq!(json["b"]["shape"], serde_json::json!([3, 5]));
+    }
+
+    #[test]
+    fn a_file_holds_what_its_seed_says() {
+        let dir = std::env::temp_dir().join(format!("xtask-synth-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let tensors = [tensor("w", &[1000, 2500], Fill::Weights), tensor("n", &[64], Fill::Norm)];
+        let write = |name: &str, seed| {
+            let file = dir.join(name);
+            let size = write_weights(&file, &tensors, seed).unwrap();
+            let bytes = fs::read(&file).unwrap();
+            assert_eq!(bytes.len() as u64, size);
+            bytes
+        };
+        let (a, b, c) = (write("a", 1), write("b", 1), write("c", 2));
+        fs::remove_dir_all(&dir).unwrap();
+        assert!(a == b && a != c);
+        let (head, _) = header(&tensors);
+        let value = |b: &[u8]| f64::from(f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16));
+        let values: Vec<f64> = a[head.len()..].chunks_exact(2).map(value).collect();
+        let (weights, norm) = values.split_at(2_500_000);
+        let mean = weights.iter().sum::<f64>() / weights.len() as f64;
+        let std = (weights.iter().map(|x| x * x).sum::<f64>() / weights.len() as f64).sqrt();
+        assert!(mean.abs() < 1e-4 && (std - 0.02).abs() < 1e-4, "mean {mean}, std {std}");
+        assert!(norm.iter().all(|x| (x - 1.0).abs() < 0.1));
+    }
+
+    #[test]
+    fn bf16_rounds_to_even() {
+        for (x, bits) in
+            [(1.0, 0x3f80), (-2.0, 0xc000), (1.0 + 1.0 / 256.0, 0x3f80), (1.0 + 3.0 / 256.0, 0x3f82)]
+        {
+            assert_eq!(bf16(x), bits, "{x}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! `cargo xtask test`: everything that must hold, part after part, and one line that sums it up.
+
+mod arm;
+mod report;
+
+use crate::args::Args;
+use crate::error::{Error, Result};
+use crate::{build, parity, sh, size, tidy};
+use report::{Report, Tally};
+
+/// What a part hands back: how many tests passed, failed and were skipped.
+type Outcome = Result<Tally>;
+
+struct Part {
+    name: &'static str,
+    about: &'static str,
+    run: fn() -> Outcome,
+}
+
+const PARTS: &[Part] = &[
+    Part { name: "fmt", about: "formatting", run: fmt },
+    Part { name: "tidy", about: "rules of the source files", run: || tidy::run(&[]).map(|()| Tally::ONE) },
+    Part { name: "clippy", about: "lints", run: clippy },
+    Part { name: "cargo", about: "unit and integration tests", run: cargo_test },
+    Part { name: "refusal", about: "a model of another architecture is refused at build time", run: refusal },
+    Part {
+        name: "parity",
+        about: "logits and text equal to those of transformers",
+        run: parity_with_reference,
+    },
+    Part { name: "aarch64", about: "the same tests on 64-bit Arm", run: arm::run },
+    Part { name: "deps", about: "no dependency that needs a C compiler", run: dependencies },
+    Part { name: "size", about: "size of the release binary", run: binary_size },
+];
+
+pub fn run(words: &[String]) -> Result<()> {
+    let args = Args::parse(words, &[], &[])?;
+    if args.rest == ["list"] {
+        PARTS.iter().for_each(|part| println!("  {:<10} {}", part.name, part.about));
+        return Ok(());
+    }
+    if let Some(word) = args.rest.iter().find(|w| PARTS.iter().all(|p| p.name != *w)) {
+        return Err(Error::Usage(format!("no part `{word}`; `cargo xtask test list` lists them")));
+    }
+    let mut report = Report::new(std::env::var("CI").is_ok_and(|v| v == "true"));
+    let wanted = |part: &&Part| args.rest.is_empty() || args.rest.iter().any(|w| w == part.name);
+    for part in PARTS.iter().filter(wanted) {
+        eprintln!("\n== {}: {}", part.name, part.about);
+        report.add(part.name, (part.run)());
+    }
+    eprintln!("\n{}", report.failures());
+    println!("{}", report.closing_line());
+    if report.failed() { Err(Error::Failed("tests failed".into())) } else { Ok(()) }
+}
+
+/// `cargo …` for the bundled model, whatever model the user's shell is set to.
+fn cargo(words: &[&str]) -> std::process::Command {
+    let mut command = sh::cargo(words);
+    command.env("ANTIGRAVITY_MODEL", "story");
+    command
+}
+
+/// Runs `cargo test …`, summing up its result lines. A failure that no line accounts for (a build
+/// error, a crash) counts as one.
+fn counted(command: &mut std::process::Command) -> Outcome {
+    let mut tally = Tally::default();
+    let ended = sh::stream(command, |line| tally += report::result_line(line).unwrap_or_default());
+    if let Err(e) = ended {
+        eprintln!("error: {e}");
+        tally.failed = tally.failed.max(1);
+    }
+    Ok(tally)
+}
+
+fn fmt() -> Outcome {
+    sh::run(&mut cargo(&["fmt", "--all", "--check"])).map(|()| Tally::ONE)
+}
+
+fn clippy() -> Outcome {
+    let words = ["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"];
+    sh::run(&mut cargo(&words)).map(|()| Tally::ONE)
+}
+
+fn cargo_test() -> Outcome {
+    counted(&mut cargo(&["test", "--workspace", "--no-fail-fast"]))
+}
+
+fn parity_with_reference() -> Outcome {
+    let parity::Tally { passed, failed } = parity::check(&[])?;
+    Ok(Tally { passed, failed, skipped: 0 })
+}
+
+fn refusal() -> Outcome {
+    let mut build = build::quick(&build::model_dir("m6-gpt2-f32")?);
+    eprintln!("$ {}", sh::show(&build));
+    let out = sh::output(&mut build)?;
+    let stderr = String::from_utf8_lossy(&out.stderr);
+    match refusal_line(out.status.success(), &stderr) {
+        Ok(line) => {
+            eprintln!("refused, as it should be: {line}");
+            Ok(Tally::ONE)
+        }
+        Err(problem) => {
+            let stderr = sh::last_lines(&stderr, 20);
+            Err(Error::Failed(format!("`{}` {problem}:\n{stderr}", sh::show(&build))))
+        }
+    }
+}
+
+/// The one line that says why a build was refused.
+fn refusal_line(success: bool, stderr: &str) -> std::result::Result<&str, &'static str> {
+    if success {
+        return Err("should have been refused");
+    }
+    if stderr.contains("panicked") {
+        return Err("panicked instead of refusing");
+    }
+    let lines: Vec<&str> = stderr.lines().filter(|l| l.contains("model_type")).collect();
+    match lines.as_slice() {
+        [line] if line.starts_with("error: ") && line.contains("gpt2") => Ok(line),
+        [] => Err("failed without naming `model_type`"),
+        _ => Err("does not say in one `error: ` line that `model_type` is gpt2"),
+    }
+}
+
+/// What the program is built for; `cargo tree` needs no other crates than a build does.
+const TARGETS: &[&str] = &["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-linux-android"];
+
+fn dependencies() -> Outcome {
+    let lines = tree(&["all"]).or_else(|e| {
+        // Crates for other systems may not be on this machine.
+        eprintln!("{e}\ntrying the supported targets only");
+        tree(TARGETS)
+    })?;
+    let lines = String::from_utf8_lossy(&lines);
+    let mut names: Vec<&str> = lines.lines().filter_map(|l| l.split_whitespace().next()).collect();
+    names.sort();
+    names.dedup();
+    let bad: Vec<&str> = names.iter().copied().filter(|name| needs_c(name)).collect();
+    if !bad.is_empty() {
+        return Err(Error::Failed(format!(
+            "dependencies that need a C toolchain: {}; `cargo tree --invert <name>` shows who asks for them",
+            bad.join(", ")
+        )));
+    }
+    eprintln!("{} crates, all Rust", names.len());
+    Ok(Tally::ONE)
+}
+
+/// The names and versions of all crates in the program, one a line.
+fn tree(targets: &[&str]) -> Result<Vec<u8>> {
+    let words = ["tree", "--package", "antigravity", "--edges", "normal,build", "--prefix", "none"];
+    let mut tree = cargo(&words);
+    tree.args(["--format", "{p}"]).args(targets.iter().flat_map(|target| ["--target", target]));
+    eprintln!("$ {}", sh::show(&tree));
+    sh::stdout(&mut tree)
+}
+
+/// Crates that compile or link C. The four `-sys` crates here are plain Rust declarations.
+fn needs_c(name: &str) -> bool {
+    let tools = ["cc", "cmake", "bindgen", "pkg-config"];
+    let rust = ["windows-sys", "linux-raw-sys", "js-sys", "web-sys"];
+    tools.contains(&name) || ((name.ends_with("-sys") || name.ends_with("_sys")) && !rust.contains(&name))
+}
+
+fn binary_size() -> Outcome {
+    let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    if size::BUDGETS.iter().all(|(target, _)| *target != host) {
+        return Ok(report::skip(
+            &format!("there is no budget for {host}"),
+            "nothing to install; see xtask/src/size.rs",
+        ));
+    }
+    sh::run(&mut cargo(&["build", "--release", "--package", "antigravity"]))?;
+    let bytes = size::check(&build::target_dir().join("release/antigravity"), &host)?;
+    eprintln!("{}", size::megabytes(bytes));
+    Ok(Tally::ONE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_one_line() {
+        let good = "   Compiling x\nerror: x@0.1.0: field `model_type` is \"gpt2\"; supported: \"llama\"\nerror: build script logged errors";
+        assert!(refusal_line(false, good).unwrap().starts_with("error: x@"));
+        assert!(refusal_line(true, good).is_err());
+        assert!(refusal_line(false, "error: no").is_err());
+        assert!(refusal_line(false, &format!("{good}\n{good}")).is_err());
+        assert!(refusal_line(false, &format!("thread 'main' panicked\n{good}")).is_err());
+    }
+
+    #[test]
+    fn c_dependencies_are_recognised() {
+        for name in ["cc", "onig_sys", "zstd-sys", "pkg-config", "cmake", "bindgen"] {
+            assert!(needs_c(name), "{name}");
+        }
+        for name in ["windows-sys", "linux-raw-sys", "libc", "ccx", "systemd"] {
+            assert!(!needs_c(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn part_names_are_unique() {
+        for (i, a) in PARTS.iter().enumerate() {
+            assert!(a.name != "list" && PARTS[..i].iter().all(|b| a.name != b.name), "{}", a.name);
+        }
+    }
+}
