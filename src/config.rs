@@ -253,10 +253,8 @@ fn rope(f: &Fields<'_>) -> Result<(f64, RopeScaling), ConfigError> {
         Some(_) => return f.err(field, "an object or null"),
     };
     for outer in [f, &inner] {
-        if let Some(x) = outer.present("partial_rotary_factor") {
-            if x.as_f64() != Some(1.0) {
-                return outer.err("partial_rotary_factor", "1.0");
-            }
+        if outer.present("partial_rotary_factor").is_some_and(|x| x.as_f64() != Some(1.0)) {
+            return outer.err("partial_rotary_factor", "1.0");
         }
     }
     let theta = if inner.present("rope_theta").is_some() {

@@ -1,0 +1,345 @@
+//! Flags of every command, with the names and defaults of the specification.
+
+use crate::dims;
+use crate::engine::{EngineOptions, GenerateOptions};
+use crate::error::{Error, Result};
+use crate::kv::{KvType, KvTypes};
+use crate::sampler::SamplerOptions;
+use crate::weights::WeightType;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::{Path, PathBuf};
+
+/// Runs one language model, baked in at build time.
+#[derive(Parser)]
+#[command(name = "antigravity", version = version(), about, max_term_width = 100, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub(super) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(super) enum Command {
+    /// Complete a prompt, streamed to stdout
+    Generate(GenerateArgs),
+    /// Write the raw logits of given token ids
+    Logits(LogitsArgs),
+    /// Write the packed model file, which loads at once
+    Pack(PackArgs),
+}
+
+/// Version, baked model and its dimensions.
+fn version() -> String {
+    use dims::*;
+    format!(
+        "{} (model {MODEL}: {} {LAYERS} layers, dim {DIM}, {HEADS}/{KV_HEADS} heads of {HEAD_DIM}, ffn {FFN_DIM}, vocab {VOCAB})",
+        env!("CARGO_PKG_VERSION"),
+        ARCH.name()
+    )
+}
+
+impl Cli {
+    /// Reads the process's arguments. Help and version go to stdout and end the process.
+    pub(super) fn parse_args() -> Result<Self> {
+        Self::try_parse().map_err(|e| {
+            if e.use_stderr() {
+                let text = e.to_string();
+                Error::Usage(text.trim_start_matches("error: ").trim_end().into())
+            } else {
+                let _ = e.print();
+                std::process::exit(0)
+            }
+        })
+    }
+}
+
+/// Which device runs the model.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum BackendName {
+    Cpu,
+    Opencl,
+    Hybrid,
+    Auto,
+}
+
+/// What happens to the KV cache when it is full.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum EvictionPolicy {
+    None,
+    Sliding,
+    Snapkv,
+    H2o,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    Text,
+    Jsonl,
+}
+
+/// Which model, on what, with which cache: shared by all commands that run it.
+#[derive(Args, Clone)]
+pub(super) struct ModelArgs {
+    /// Model directory, .safetensors file or packed file [default: the baked model's directory]
+    #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
+    pub model_path: Option<PathBuf>,
+    /// What weight matrices become: q4_0 or f32
+    #[arg(long, default_value = "q4_0", value_name = "TYPE")]
+    pub weight_type: WeightType,
+    /// Device that runs the model
+    #[arg(short, long, value_enum, default_value = "cpu")]
+    pub backend: BackendName,
+    /// Element type of the KV cache: f32, f16, q8 or q4
+    #[arg(long, default_value = "q4", value_name = "TYPE")]
+    pub kv_type: KvType,
+    /// Element type of the keys alone
+    #[arg(long = "cache-type-k", visible_alias = "ctk", value_name = "TYPE")]
+    pub cache_type_k: Option<KvType>,
+    /// Element type of the values alone
+    #[arg(long = "cache-type-v", visible_alias = "ctv", value_name = "TYPE")]
+    pub cache_type_v: Option<KvType>,
+    /// Slots of the KV cache
+    #[arg(short = 'c', long, visible_alias = "ctx-size", default_value_t = 2048, value_name = "N")]
+    pub max_seq_len: usize,
+    /// Most tokens of one prefill step
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    pub prefill_chunk: usize,
+    /// CPU threads [default: the machine's big cores]
+    #[arg(short, long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// What to do when the cache is full
+    #[arg(long, value_enum, default_value = "none")]
+    pub eviction_policy: EvictionPolicy,
+    /// Slots kept by an eviction
+    #[arg(long, default_value_t = 1024, value_name = "N")]
+    pub eviction_window: usize,
+    /// First tokens that are never evicted
+    #[arg(long, visible_alias = "keep", default_value_t = 0, value_name = "N")]
+    pub protected_prefix: usize,
+    /// Evict when the system's available memory falls below this
+    #[arg(long, default_value_t = 256, value_name = "MIB")]
+    pub memory_threshold_mb: usize,
+    /// Hybrid: position at which decode moves to the GPU, or auto
+    #[arg(long, default_value = "512", value_name = "N")]
+    pub switch_threshold: String,
+    /// Hybrid: position at which decode moves back to the CPU
+    #[arg(long, value_name = "N")]
+    pub switch_back: Option<usize>,
+    /// OpenCL: attention on the GPU too
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
+    pub gpu_attn: bool,
+    /// Share memory between CPU and GPU where the device can
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
+    pub zero_copy: bool,
+}
+
+impl ModelArgs {
+    /// The path given, or the baked model's.
+    pub fn path(&self) -> PathBuf {
+        self.model_path.clone().unwrap_or_else(default_model)
+    }
+
+    /// Checks the flags and resolves them.
+    pub fn resolve(&self) -> Result<EngineOptions> {
+        let not_here = |what: &str| Err(Error::Usage(format!("{what} is not in this build")));
+        match self.backend {
+            BackendName::Cpu | BackendName::Auto => {}
+            BackendName::Opencl | BackendName::Hybrid => {
+                let name = self.backend.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
+                return Err(Error::Device(format!("--backend {name} is not in this build; use --backend cpu")));
+            }
+        }
+        if self.eviction_policy != EvictionPolicy::None {
+            return not_here("--eviction-policy other than none");
+        }
+        if self.switch_threshold != "auto" && self.switch_threshold.parse::<usize>().is_err() {
+            let value = &self.switch_threshold;
+            return Err(Error::Usage(format!("--switch-threshold {value}: use a position or auto")));
+        }
+        let positive = |flag: &str, n: usize, most: usize| match n {
+            n if (1..=most).contains(&n) => Ok(n),
+            n => Err(Error::Usage(format!("{flag} {n}: use a number from 1 to {most}"))),
+        };
+        Ok(EngineOptions {
+            model: self.path(),
+            weight_type: self.weight_type,
+            kv_types: KvTypes {
+                k: self.cache_type_k.unwrap_or(self.kv_type),
+                v: self.cache_type_v.unwrap_or(self.kv_type),
+            },
+            max_seq_len: positive("--max-seq-len", self.max_seq_len, 1 << 24)?,
+            threads: self.threads.map_or(Ok(0), |n| positive("--threads", n, 1024))?,
+            prefill_chunk: positive("--prefill-chunk", self.prefill_chunk, 4096)?,
+            isa: None,
+        })
+    }
+}
+
+/// `ANTIGRAVITY_MODEL` as at build time, else the baked directory, else the program's own.
+fn default_model() -> PathBuf {
+    let baked = PathBuf::from(dims::MODEL_DIR);
+    if let Some(name) = std::env::var_os("ANTIGRAVITY_MODEL") {
+        let path = PathBuf::from(&name);
+        if baked.file_name() != Some(&*name) && path.exists() {
+            return path;
+        }
+    }
+    if baked.exists() {
+        return baked;
+    }
+    let exe = std::env::current_exe().unwrap_or_default();
+    exe.parent().unwrap_or(Path::new(".")).into()
+}
+
+/// How tokens are chosen.
+#[derive(Args, Clone)]
+pub(super) struct SamplerArgs {
+    /// 0 is greedy
+    #[arg(long, visible_alias = "temp", default_value_t = 0.8, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: f32,
+    /// Nucleus: running probability after which the tail is cut
+    #[arg(long, default_value_t = 0.9, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: f32,
+    /// Most probable tokens that stay; 0 is off
+    #[arg(long, default_value_t = 40, value_name = "K")]
+    pub top_k: usize,
+    /// Smallest probability that stays, relative to the largest; 0 is off
+    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: f32,
+    /// Divides the logits of recent tokens; 1 is off
+    #[arg(long, visible_alias = "repeat-penalty", default_value_t = 1.1, value_name = "X", allow_negative_numbers = true)]
+    pub repetition_penalty: f32,
+    /// Tokens that count as recent
+    #[arg(long, visible_alias = "repeat-last-n", default_value_t = 64, value_name = "N")]
+    pub repetition_window: usize,
+    /// Same seed, same text, on any machine [default: random, printed on stderr]
+    #[arg(short, long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+/// A completion.
+#[derive(Args, Clone)]
+pub(super) struct GenerateArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub sampler: SamplerArgs,
+    /// Prompt [default: stdin when piped, else "Hello, world! I am a"]
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+    /// Prompt from a file; - is stdin
+    #[arg(short = 'f', long, visible_alias = "file", value_name = "FILE", conflicts_with = "prompt")]
+    pub prompt_file: Option<PathBuf>,
+    /// Tokens to generate; -1 until the end of the sequence or of the context
+    #[arg(short, long, visible_alias = "predict", default_value_t = 20, value_name = "N", allow_negative_numbers = true)]
+    pub num_tokens: i64,
+    /// Text that ends the answer; may be given more than once
+    #[arg(short = 'r', long = "stop", value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+    /// Go on past the end of the sequence
+    #[arg(long)]
+    pub ignore_eos: bool,
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// Load the state from this file if it exists and save it there at the end
+    #[arg(long, value_name = "FILE")]
+    pub session: Option<PathBuf>,
+}
+
+/// Where what is said goes.
+#[derive(Args, Clone)]
+pub(super) struct OutputArgs {
+    /// Text, or one JSON object a line
+    #[arg(long, value_enum, default_value = "text")]
+    pub format: Format,
+    /// Write a Chrome/Perfetto trace of the run
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Say nothing but errors on stderr
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Say more on stderr
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// Raw logits.
+#[derive(Args, Clone)]
+pub(super) struct LogitsArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// JSON array of token ids
+    #[arg(long, value_name = "FILE")]
+    pub tokens: PathBuf,
+    /// Where to write little-endian f32 [tokens, vocab]
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Print a digest of the residual after every layer on stderr
+    #[arg(long)]
+    pub trace_hash: bool,
+}
+
+/// Packing.
+#[derive(Args, Clone)]
+pub(super) struct PackArgs {
+    /// Model directory or .safetensors file [default: the baked model's directory]
+    #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
+    pub model_path: Option<PathBuf>,
+    /// The file to write [default: model.packed.safetensors in the model's directory]
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Threads [default: the machine's big cores]
+    #[arg(short, long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Say nothing but errors
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+impl PackArgs {
+    pub fn path(&self) -> PathBuf {
+        self.model_path.clone().unwrap_or_else(default_model)
+    }
+}
+
+/// A seed nobody chose.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish() & 0xffff_ffff
+}
+
+impl SamplerArgs {
+    /// Checks the flags; a missing seed is drawn.
+    pub fn resolve(&self) -> Result<SamplerOptions> {
+        let options = SamplerOptions {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            repetition_window: self.repetition_window,
+            seed: self.seed.unwrap_or_else(random_seed),
+        };
+        options.validate()?;
+        Ok(options)
+    }
+}
+
+impl GenerateArgs {
+    /// Checks the flags of the generation.
+    pub fn resolve(&self) -> Result<GenerateOptions> {
+        let max_tokens = match self.num_tokens {
+            -1 => None,
+            n => Some(usize::try_from(n).map_err(|_| {
+                Error::Usage(format!("--num-tokens {n}: use a number from 0, or -1 for no limit"))
+            })?),
+        };
+        Ok(GenerateOptions {
+            max_tokens,
+            sampler: self.sampler.resolve()?,
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+            ..GenerateOptions::default()
+        })
+    }
+}

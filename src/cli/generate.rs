@@ -1,0 +1,180 @@
+//! `generate`: one completion, streamed.
+
+use super::args::{Format, GenerateArgs};
+use super::terminal::{Progress, end_line, put};
+use super::signal;
+use crate::engine::{Engine, TokenStream};
+use crate::error::{Error, Result};
+use crate::session::StopReason;
+use crate::trace::Recorder;
+use serde_json::json;
+use std::io::{IsTerminal, Read};
+use std::time::{Duration, Instant};
+
+const DEFAULT_PROMPT: &str = "Hello, world! I am a";
+
+pub(super) fn run(args: &GenerateArgs) -> Result<()> {
+    let options = args.resolve()?;
+    let settings = args.model.resolve()?;
+    let prompt = prompt(args)?;
+    let began = Instant::now();
+    let progress = Progress::new("loading tensor", args.output.quiet);
+    let engine = Engine::load_with(settings, &|done, all| progress.show(done, all))?;
+    let loading = began.elapsed();
+    if args.output.verbose {
+        say_engine(&engine);
+    }
+    signal::connect(&options.cancel)?;
+
+    let start = Instant::now();
+    let mut session = engine.session()?;
+    if args.output.trace.is_some() {
+        session.record(Some(Recorder::default()));
+    }
+    let mut restored = None;
+    if let Some(file) = &args.session {
+        restored = crate::saved::load(file, &mut session, &engine)?;
+    }
+    let mut tokens = session.tokens().to_vec();
+    match args.prompt.is_some() || args.prompt_file.is_some() || tokens.is_empty() {
+        true if tokens.is_empty() => tokens = engine.encode(&prompt)?,
+        true => tokens.extend(engine.tokenizer().encode(&prompt, crate::tokenizer::AddSpecial::No)?),
+        false => {}
+    }
+    if tokens.is_empty() {
+        return Err(Error::Usage("the prompt is empty and this model adds no first token; give a --prompt".into()));
+    }
+    let mut stream = engine.stream(&mut session, &tokens, &options)?.since(start);
+    if let Some(rng) = restored {
+        stream.sampler_mut().set_rng(rng);
+    }
+    let result = show(&mut stream, args.output.format);
+    let (timing, reason) = (stream.timing(), stream.stop_reason().unwrap_or(StopReason::Interrupt));
+    let rng = stream.sampler_mut().rng().clone();
+    drop(stream);
+    result?;
+
+    if let Some(file) = &args.session {
+        crate::saved::save(file, &mut session, &engine, &rng)?;
+    }
+    if let (Some(file), Some(recorder)) = (&args.output.trace, session.record(None)) {
+        recorder.write_chrome(file)?;
+    }
+    let tbt = timing.tbt().unwrap_or(Duration::ZERO);
+    let speed = if tbt.is_zero() { 0.0 } else { 1.0 / tbt.as_secs_f64() };
+    if args.output.format == Format::Jsonl {
+        put(&format!(
+            "{}\n",
+            json!({
+                "t": "stats", "ttft_ms": ms(timing.ttft), "tbt_ms": ms(tbt), "tokens_per_second": speed,
+                "prompt_tokens": timing.prompt_tokens, "tokens": timing.tokens, "load_ms": ms(loading),
+                "stop": reason.name(), "seed": options.sampler.seed,
+            })
+        ))?;
+    } else {
+        end_line();
+    }
+    if !args.output.quiet {
+        eprintln!("TTFT: {:.2} ms", ms(timing.ttft));
+        eprintln!("Avg TBT: {:.2} ms ({speed:.1} tokens/sec)", ms(tbt));
+        eprintln!("stop: {}", reason.name());
+        eprintln!(
+            "prompt: {} tokens, generated: {} tokens, load: {:.2} ms, {}",
+            timing.prompt_tokens,
+            timing.tokens,
+            ms(loading),
+            session.backend().name()
+        );
+        if args.sampler.seed.is_none() && options.sampler.temperature != 0.0 {
+            eprintln!("seed: {}", options.sampler.seed);
+        }
+    }
+    match reason {
+        StopReason::Interrupt => Err(Error::Interrupted),
+        _ => Ok(()),
+    }
+}
+
+fn ms(d: Duration) -> f64 {
+    d.as_secs_f64() * 1e3
+}
+
+/// Prints the pieces as they come.
+fn show(stream: &mut TokenStream<'_>, format: Format) -> Result<()> {
+    while let Some(piece) = stream.next() {
+        let piece = piece?;
+        match format {
+            Format::Text if piece.is_empty() => {}
+            Format::Text => put(&piece)?,
+            Format::Jsonl => {
+                let line = json!({"t": "token", "id": stream.last_token(), "text": piece});
+                put(&format!("{line}\n"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The prompt: from the flag, a file, piped stdin, or the default.
+fn prompt(args: &GenerateArgs) -> Result<String> {
+    let from_stdin = || -> Result<String> {
+        let mut bytes = Vec::new();
+        std::io::stdin()
+            .lock()
+            .take(PROMPT_LIMIT + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|e| Error::Usage(format!("prompt from stdin: {e}")))?;
+        text("stdin", bytes)
+    };
+    if let Some(prompt) = &args.prompt {
+        return Ok(prompt.clone());
+    }
+    match &args.prompt_file {
+        Some(file) if file.as_os_str() == "-" => from_stdin(),
+        Some(file) => {
+            let name = file.display().to_string();
+            let bad = |e: String| Error::Usage(format!("--prompt-file {name}: {e}"));
+            let meta = std::fs::metadata(file).map_err(|e| bad(e.to_string()))?;
+            if meta.is_dir() || meta.len() > PROMPT_LIMIT {
+                return Err(bad("is a directory or longer than 64 MiB; give a text file".into()));
+            }
+            text(&name, std::fs::read(file).map_err(|e| bad(e.to_string()))?)
+        }
+        None if std::io::stdin().is_terminal() => Ok(DEFAULT_PROMPT.into()),
+        None => from_stdin().map(|p| if p.is_empty() { DEFAULT_PROMPT.into() } else { p }),
+    }
+}
+
+const PROMPT_LIMIT: u64 = 64 << 20;
+
+/// UTF-8 without the newline that ends a text file.
+fn text(name: &str, bytes: Vec<u8>) -> Result<String> {
+    if bytes.len() as u64 > PROMPT_LIMIT {
+        return Err(Error::Usage(format!("prompt from {name}: longer than 64 MiB")));
+    }
+    let mut text = String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Error::Usage(format!("prompt from {name}: byte {at} is not UTF-8; convert the file"))
+    })?;
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    Ok(text)
+}
+
+/// What runs, on stderr.
+fn say_engine(engine: &Engine) {
+    let o = engine.options();
+    eprintln!(
+        "model {} from {}, weights {}, KV {} x {} slots, {} threads",
+        crate::dims::MODEL,
+        o.model.display(),
+        o.weight_type,
+        o.kv_types,
+        o.max_seq_len,
+        o.threads
+    );
+}

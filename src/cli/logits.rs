@@ -1,0 +1,42 @@
+//! `logits`: raw logits of given token ids, for comparison with other engines.
+
+use super::args::LogitsArgs;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::trace::Recorder;
+use std::io::Write;
+
+pub(super) fn run(args: &LogitsArgs) -> Result<()> {
+    let tokens = read_tokens(&args.tokens)?;
+    let mut options = args.model.resolve()?;
+    // The cache is made as long as the tokens; --max-seq-len only limits a cache that may grow.
+    options.max_seq_len = options.max_seq_len.max(tokens.len());
+    let engine = Engine::load(options)?;
+    let mut session = engine.session()?;
+    if args.trace_hash {
+        session.record(Some(Recorder::default()));
+    }
+    let fail = |e: std::io::Error| Error::io(&args.out, format!("cannot write: {e}"));
+    let mut out = std::io::BufWriter::new(std::fs::File::create(&args.out).map_err(fail)?);
+    let mut written = Ok(());
+    session.logits_of_all(&tokens, |_, row| {
+        for x in row {
+            if written.is_ok() {
+                written = out.write_all(&x.to_le_bytes());
+            }
+        }
+    })?;
+    written.and_then(|()| out.flush()).map_err(fail)?;
+    for h in session.record(None).into_iter().flat_map(|r| r.hashes) {
+        eprintln!("position {} layer {} residual {:016x}", h.pos, h.layer, h.digest);
+    }
+    Ok(())
+}
+
+/// A JSON array of token ids.
+pub(super) fn read_tokens(file: &std::path::Path) -> Result<Vec<u32>> {
+    let bad = |e: String| Error::Usage(format!("--tokens {}: {e}; give a JSON array of token ids", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|e| bad(e.to_string()))?;
+    let tokens: Vec<u32> = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+    if tokens.is_empty() { Err(bad("the array is empty".into())) } else { Ok(tokens) }
+}
