@@ -396,13 +396,7 @@ enum Part<'a> {
 }
 
 impl Part<'_> {
-    fn project(
-        &self,
-        isa: Isa,
-        x: Input<'_>,
-        at: (&mut pool::Tile<'_, f32>, usize),
-        rows: (usize, usize),
-    ) {
+    fn project(&self, isa: Isa, x: Input<'_>, at: (&mut pool::Tile<'_, f32>, usize), rows: (usize, usize)) {
         let biased = |bias: &[f32], dst: &mut [f32], y: &[f32], row: usize| {
             if QKV_BIAS {
                 dst.iter_mut().zip(y).zip(&bias[row..]).for_each(|((d, y), b)| *d = y + b);

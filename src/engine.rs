@@ -295,12 +295,7 @@ enum State {
 }
 
 impl<'a> TokenStream<'a> {
-    fn begin(
-        mut session: Held<'a>,
-        writer: Writer<'a>,
-        prompt: &[u32],
-        start: Instant,
-    ) -> Result<Self> {
+    fn begin(mut session: Held<'a>, writer: Writer<'a>, prompt: &[u32], start: Instant) -> Result<Self> {
         let rest = session.reuse(prompt)?;
         let timing = Timing { prompt_tokens: rest.len(), ..Timing::default() };
         let mut state = State::Sample;

@@ -9,9 +9,7 @@ use std::f64::consts::TAU;
 
 /// Radians per position of each pair: `theta^(-2i / head_dim)`, scaled as the model says.
 pub fn frequencies() -> [f64; HEAD_DIM / 2] {
-    std::array::from_fn(|i| {
-        scaled(ROPE_SCALING, libm::pow(ROPE_THETA, -2.0 * i as f64 / HEAD_DIM as f64))
-    })
+    std::array::from_fn(|i| scaled(ROPE_SCALING, libm::pow(ROPE_THETA, -2.0 * i as f64 / HEAD_DIM as f64)))
 }
 
 /// Llama 3.1's scaling (`rope_type: "llama3"`): wavelengths up to `original / high` stay, those beyond

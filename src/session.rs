@@ -191,13 +191,21 @@ impl Session {
     }
 
     /// Becomes a saved sequence of `slots` slots.
-    pub(crate) fn import(&mut self, tokens: Vec<u32>, pos: usize, slots: usize, rows: &[KvRows]) -> Result<()> {
+    pub(crate) fn import(
+        &mut self,
+        tokens: Vec<u32>,
+        pos: usize,
+        slots: usize,
+        rows: &[KvRows],
+    ) -> Result<()> {
         let shape = KvRows::zeroed(self.backend.kv_types(), slots, HEAD_DIM);
         let fits = rows.len() == LAYERS
             && rows.iter().all(|r| r.k.len() == shape.k.len() && r.v.len() == shape.v.len())
             && slots <= self.backend.capacity();
         if !fits {
-            return Err(Error::Usage("the saved cache does not fit this context; raise --max-seq-len".into()));
+            return Err(Error::Usage(
+                "the saved cache does not fit this context; raise --max-seq-len".into(),
+            ));
         }
         for (layer, rows) in rows.iter().enumerate() {
             self.backend.write_kv(layer, 0..slots, rows)?;

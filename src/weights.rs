@@ -247,7 +247,9 @@ impl ModelPath {
             return Source::open(&self.weights);
         }
         let packed = Source::open(&packed)?;
-        let bare = ["model.safetensors", "model.safetensors.index.json"].iter().all(|f| !self.weights.join(f).exists());
+        let bare = ["model.safetensors", "model.safetensors.index.json"]
+            .iter()
+            .all(|f| !self.weights.join(f).exists());
         if bare {
             return Ok(packed);
         }
@@ -389,7 +391,9 @@ impl Assembly {
             }
             _ => None,
         }
-        .ok_or_else(|| Error::model(&self.file, format!("tensor {name} does not hold {ROWS} x {COLS} weights")))
+        .ok_or_else(|| {
+            Error::model(&self.file, format!("tensor {name} does not hold {ROWS} x {COLS} weights"))
+        })
     }
 
     fn vector(&mut self, name: &str) -> Result<Vec<f32>> {

@@ -105,7 +105,8 @@ fn norm_add_silu_and_rope() {
             assert!((f64::from(y) - want).abs() <= 1e-5 * (1.0 + want.abs()), "silu({g}) * {u}");
         }
         let angles = r.floats(n);
-        let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (libm::cosf(*a), libm::sinf(*a))).unzip();
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            angles.iter().map(|a| (libm::cosf(*a), libm::sinf(*a))).unzip();
         let heads = r.floats(4 * n);
         let y = same_bits("rope", |isa| {
             let mut x = heads.clone();

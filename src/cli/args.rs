@@ -7,6 +7,7 @@ use crate::kv::{KvType, KvTypes};
 use crate::sampler::SamplerOptions;
 use crate::weights::WeightType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Runs one language model, baked in at build time.
@@ -40,7 +41,7 @@ fn version() -> String {
 impl Cli {
     /// Reads the process's arguments. Help and version go to stdout and end the process.
     pub(super) fn parse_args() -> Result<Self> {
-        Self::try_parse().map_err(|e| {
+        Self::try_parse_from(std::env::args_os().map(long_spelling)).map_err(|e| {
             if e.use_stderr() {
                 let text = e.to_string();
                 Error::Usage(text.trim_start_matches("error: ").trim_end().into())
@@ -49,6 +50,16 @@ impl Cli {
                 std::process::exit(0)
             }
         })
+    }
+}
+
+/// Short flags of more than one letter, as llama.cpp spells them.
+fn long_spelling(arg: OsString) -> OsString {
+    match arg.to_str() {
+        Some("-ctk") => "--cache-type-k".into(),
+        Some("-ctv") => "--cache-type-v".into(),
+        Some("-st") => "--single-turn".into(),
+        _ => arg,
     }
 }
 
@@ -145,8 +156,11 @@ impl ModelArgs {
         match self.backend {
             BackendName::Cpu | BackendName::Auto => {}
             BackendName::Opencl | BackendName::Hybrid => {
-                let name = self.backend.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
-                return Err(Error::Device(format!("--backend {name} is not in this build; use --backend cpu")));
+                let name =
+                    self.backend.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
+                return Err(Error::Device(format!(
+                    "--backend {name} is not in this build; use --backend cpu"
+                )));
             }
         }
         if self.eviction_policy != EvictionPolicy::None {
@@ -195,7 +209,13 @@ fn default_model() -> PathBuf {
 #[derive(Args, Clone)]
 pub(super) struct SamplerArgs {
     /// 0 is greedy
-    #[arg(long, visible_alias = "temp", default_value_t = 0.8, value_name = "T", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        visible_alias = "temp",
+        default_value_t = 0.8,
+        value_name = "T",
+        allow_negative_numbers = true
+    )]
     pub temperature: f32,
     /// Nucleus: running probability after which the tail is cut
     #[arg(long, default_value_t = 0.9, value_name = "P", allow_negative_numbers = true)]
@@ -207,7 +227,13 @@ pub(super) struct SamplerArgs {
     #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
     pub min_p: f32,
     /// Divides the logits of recent tokens; 1 is off
-    #[arg(long, visible_alias = "repeat-penalty", default_value_t = 1.1, value_name = "X", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        visible_alias = "repeat-penalty",
+        default_value_t = 1.1,
+        value_name = "X",
+        allow_negative_numbers = true
+    )]
     pub repetition_penalty: f32,
     /// Tokens that count as recent
     #[arg(long, visible_alias = "repeat-last-n", default_value_t = 64, value_name = "N")]
@@ -231,7 +257,14 @@ pub(super) struct GenerateArgs {
     #[arg(short = 'f', long, visible_alias = "file", value_name = "FILE", conflicts_with = "prompt")]
     pub prompt_file: Option<PathBuf>,
     /// Tokens to generate; -1 until the end of the sequence or of the context
-    #[arg(short, long, visible_alias = "predict", default_value_t = 20, value_name = "N", allow_negative_numbers = true)]
+    #[arg(
+        short,
+        long,
+        visible_alias = "predict",
+        default_value_t = 20,
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
     pub num_tokens: i64,
     /// Text that ends the answer; may be given more than once
     #[arg(short = 'r', long = "stop", value_name = "TEXT", allow_hyphen_values = true)]

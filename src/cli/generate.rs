@@ -1,8 +1,8 @@
 //! `generate`: one completion, streamed.
 
 use super::args::{Format, GenerateArgs};
-use super::terminal::{Progress, end_line, put};
 use super::signal;
+use super::terminal::{Progress, end_line, put};
 use crate::engine::{Engine, TokenStream};
 use crate::error::{Error, Result};
 use crate::session::StopReason;
@@ -42,7 +42,9 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
         false => {}
     }
     if tokens.is_empty() {
-        return Err(Error::Usage("the prompt is empty and this model adds no first token; give a --prompt".into()));
+        return Err(Error::Usage(
+            "the prompt is empty and this model adds no first token; give a --prompt".into(),
+        ));
     }
     let mut stream = engine.stream(&mut session, &tokens, &options)?.since(start);
     if let Some(rng) = restored {

@@ -35,7 +35,8 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
 
 /// A JSON array of token ids.
 pub(super) fn read_tokens(file: &std::path::Path) -> Result<Vec<u32>> {
-    let bad = |e: String| Error::Usage(format!("--tokens {}: {e}; give a JSON array of token ids", file.display()));
+    let bad =
+        |e: String| Error::Usage(format!("--tokens {}: {e}; give a JSON array of token ids", file.display()));
     let text = std::fs::read_to_string(file).map_err(|e| bad(e.to_string()))?;
     let tokens: Vec<u32> = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
     if tokens.is_empty() { Err(bad("the array is empty".into())) } else { Ok(tokens) }

@@ -68,7 +68,10 @@ impl Cache {
     pub fn head(&self, layer: usize, kv_head: usize) -> (&[u8], &[u8]) {
         let (k, v) = self.row_bytes();
         let index = (layer * KV_HEADS + kv_head) * self.capacity;
-        (&self.k.as_slice()[index * k..][..self.capacity * k], &self.v.as_slice()[index * v..][..self.capacity * v])
+        (
+            &self.k.as_slice()[index * k..][..self.capacity * k],
+            &self.v.as_slice()[index * v..][..self.capacity * v],
+        )
     }
 
     /// All rows of one layer, apart by KV head.

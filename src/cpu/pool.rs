@@ -195,11 +195,7 @@ fn worker(shared: &Shared) {
             }
             continue;
         }
-        if shared
-            .state
-            .compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed)
-            .is_err()
-        {
+        if shared.state.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             continue;
         }
         seen = step;
@@ -265,7 +261,9 @@ mod tests {
     fn every_task_runs_once_and_every_tile_is_disjoint() {
         for threads in [1, 2, 3, 7] {
             let pool = Pool::new(threads).unwrap();
-            for (rows, row_len, tile) in [(1, 1, (1, 1)), (5, 7, (2, 3)), (1, 1000, (1, 16)), (33, 64, (100, 32))] {
+            for (rows, row_len, tile) in
+                [(1, 1, (1, 1)), (5, 7, (2, 3)), (1, 1000, (1, 16)), (33, 64, (100, 32))]
+            {
                 for _ in 0..200 {
                     let mut buf = vec![0u32; rows * row_len];
                     pool.tiles(&mut buf, row_len, tile, |mut t| {

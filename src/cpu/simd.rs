@@ -48,7 +48,11 @@ impl Isa {
             use std::arch::is_x86_feature_detected as has;
             if has!("avx2") && has!("fma") && has!("f16c") {
                 sets.push(Isa::Avx2);
-                if has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq") && has!("avx512vnni")
+                if has!("avx512f")
+                    && has!("avx512bw")
+                    && has!("avx512vl")
+                    && has!("avx512dq")
+                    && has!("avx512vnni")
                 {
                     sets.push(Isa::Avx512);
                 }

@@ -141,7 +141,8 @@ pub fn write(source: &Source, config: &str, out: &Path, options: &LoadOptions<'_
     header.resize((header.len() + 8).next_multiple_of(ALIGN) - 8, b' ');
 
     let file = Unfinished::create(out)?;
-    let fail = |e: std::io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another --out"));
+    let fail =
+        |e: std::io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another --out"));
     let mut w = BufWriter::with_capacity(1 << 20, &file.file);
     w.write_all(&(header.len() as u64).to_le_bytes()).map_err(fail)?;
     w.write_all(&header).map_err(fail)?;
@@ -205,7 +206,8 @@ pub(super) fn read(source: &Source) -> Result<Weights> {
         let found = source.metadata().get(VERSION_KEY).map_or("", String::as_str);
         return Err(err(format!("packed layout {found:?}; this program reads {LAYOUT}")));
     }
-    let meta = |key: &str| source.metadata().get(key).ok_or_else(|| err(format!("metadata {key} is missing")));
+    let meta =
+        |key: &str| source.metadata().get(key).ok_or_else(|| err(format!("metadata {key} is missing")));
     check_config(file, meta("config")?)?;
     let dtypes: HashMap<String, String> =
         serde_json::from_str(meta("dtypes")?).map_err(|e| err(format!("metadata dtypes: {e}")))?;
@@ -213,7 +215,9 @@ pub(super) fn read(source: &Source) -> Result<Weights> {
     for spec in table() {
         let dtype = match dtypes.get(&spec.name).map(String::as_str) {
             None => Dtype::F32,
-            Some(name) => Dtype::from_name(name).ok_or_else(|| err(format!("type {name:?} of {}", spec.name)))?,
+            Some(name) => {
+                Dtype::from_name(name).ok_or_else(|| err(format!("type {name:?} of {}", spec.name)))?
+            }
         };
         let plane = |part: &Part| -> Result<Plane> {
             let t = source.get(&part.name).ok_or_else(|| err(format!("tensor {} is missing", part.name)))?;

@@ -177,10 +177,7 @@ unsafe fn sums8(rows: &[Avx2; 8]) -> __m256 {
     unsafe {
         // 8 -> 4: the low half of the result holds row a's four sums, the high half row b's.
         let pair = |a: usize, b: usize| {
-            let (a, b) = (
-                _mm256_add_ps(rows[a].0, rows[a].1),
-                _mm256_add_ps(rows[b].0, rows[b].1),
-            );
+            let (a, b) = (_mm256_add_ps(rows[a].0, rows[a].1), _mm256_add_ps(rows[b].0, rows[b].1));
             _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
         };
         let (p0, p1, p2, p3) = (pair(0, 4), pair(1, 5), pair(2, 6), pair(3, 7));
@@ -225,8 +222,7 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
                         let a = _mm256_set1_epi32(q.add(4 + v).read_unaligned());
                         sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(high[v], a));
                     }
-                    let isum =
-                        _mm256_add_epi32(_mm256_madd_epi16(sum, ones), _mm256_set1_epi32(act.offset));
+                    let isum = _mm256_add_epi32(_mm256_madd_epi16(sum, ones), _mm256_set1_epi32(act.offset));
                     let d = _mm256_mul_ps(scale, _mm256_set1_ps(act.d));
                     *acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum), d, *acc);
                 }

@@ -173,7 +173,8 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
                 let mut isum = _mm512_set1_epi32(act.offset);
                 for v in 0..4 {
                     isum = _mm512_dpbusd_epi32(isum, low[v], _mm512_set1_epi32(q.add(v).read_unaligned()));
-                    isum = _mm512_dpbusd_epi32(isum, high[v], _mm512_set1_epi32(q.add(4 + v).read_unaligned()));
+                    isum =
+                        _mm512_dpbusd_epi32(isum, high[v], _mm512_set1_epi32(q.add(4 + v).read_unaligned()));
                 }
                 let d = _mm512_mul_ps(scale, _mm512_set1_ps(act.d));
                 *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(isum), d, *acc);

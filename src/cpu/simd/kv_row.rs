@@ -86,9 +86,7 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
         let most = max_abs::<L>(x);
         // The sign that the largest value has: -8 reaches further than 7.
         let signed = if x.contains(&-most) { -most } else { most };
-        let quantised = |x: L, id: f32| {
-            x.mul(L::splat(id)).round().max(L::splat(-8.0)).min(L::splat(7.0))
-        };
+        let quantised = |x: L, id: f32| x.mul(L::splat(id)).round().max(L::splat(-8.0)).min(L::splat(7.0));
         let (mut best, mut least) = (scale(0.0), f32::INFINITY);
         for divisor in Q4_DIVISORS {
             let (d, id) = scale(-signed / divisor);
@@ -130,8 +128,12 @@ pub unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8], out: &
     // SAFETY: `row` holds HD / block blocks by contract; indices stay inside a block.
     unsafe {
         match kind {
-            KvType::F32 => sixteens(HD, |i, part| store(load_dtype::<L>(row, Dtype::F32, i, part), out, i, part)),
-            KvType::F16 => sixteens(HD, |i, part| store(load_dtype::<L>(row, Dtype::F16, i, part), out, i, part)),
+            KvType::F32 => {
+                sixteens(HD, |i, part| store(load_dtype::<L>(row, Dtype::F32, i, part), out, i, part))
+            }
+            KvType::F16 => {
+                sixteens(HD, |i, part| store(load_dtype::<L>(row, Dtype::F16, i, part), out, i, part))
+            }
             KvType::Q8 => {
                 for b in 0..HD / block {
                     let p = &row[b * bytes..][..bytes];

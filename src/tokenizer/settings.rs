@@ -1,0 +1,104 @@
+//! Which tokens begin and end a text, from the settings files beside `tokenizer.json`.
+
+use super::files::{read_settings, shown};
+use crate::{Error, Result};
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// What the settings files say.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Settings {
+    /// `bos_token` of tokenizer_config.json: `None` not mentioned, `Some(None)` explicitly none.
+    pub bos: Option<Option<u32>>,
+    /// `add_bos_token`
+    pub add_bos: bool,
+    /// Every id that ends a text, each once.
+    pub eos: Vec<u32>,
+}
+
+/// Looks up a token's text.
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<u32>;
+
+/// Reads the settings files in `dir`, all of them optional, for a tokenizer with ids below `limit`.
+pub(super) fn load(dir: &Path, limit: usize, lookup: Lookup<'_>) -> Result<Settings> {
+    let mut settings = Settings::default();
+    for name in ["generation_config.json", "config.json"] {
+        let path = dir.join(name);
+        if let Some(map) = read_settings(&path)? {
+            eos_ids(&map, limit, &mut settings.eos).map_err(|why| Error::model(&path, why))?;
+        }
+    }
+    let path = dir.join("tokenizer_config.json");
+    if let Some(map) = read_settings(&path)? {
+        tokenizer_config(&map, lookup, &mut settings).map_err(|why| Error::model(&path, why))?;
+    }
+    let mut seen = std::collections::HashSet::new();
+    settings.eos.retain(|id| seen.insert(*id));
+    Ok(settings)
+}
+
+fn eos_ids(map: &Map<String, Value>, limit: usize, eos: &mut Vec<u32>) -> std::result::Result<(), String> {
+    let field = map.get("eos_token_id").unwrap_or(&Value::Null);
+    let ids = match field {
+        Value::Null => &[],
+        Value::Array(ids) => ids.as_slice(),
+        one => std::slice::from_ref(one),
+    };
+    for id in ids {
+        match id.as_u64().filter(|&n| n < limit as u64) {
+            Some(n) => eos.push(n as u32),
+            None => {
+                return Err(format!(
+                    "field `eos_token_id` is {}; supported: an id below {limit}, a list of ids, or null",
+                    shown(field)
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn tokenizer_config(
+    map: &Map<String, Value>,
+    lookup: Lookup<'_>,
+    settings: &mut Settings,
+) -> std::result::Result<(), String> {
+    if let Some(field) = map.get("bos_token") {
+        settings.bos = Some(token("bos_token", field)?.and_then(lookup));
+    }
+    settings.add_bos = match map.get("add_bos_token") {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(add)) => *add,
+        Some(other) => {
+            return Err(format!("field `add_bos_token` is {}; supported: true or false", shown(other)));
+        }
+    };
+    if settings.add_bos && settings.bos.is_none_or(|id| id.is_none()) {
+        let bos = map.get("bos_token").map_or("missing".into(), shown);
+        return Err(format!(
+            "field `add_bos_token` is true, but `bos_token` is {bos}, no token of tokenizer.json"
+        ));
+    }
+    if let Some(text) = token("eos_token", map.get("eos_token").unwrap_or(&Value::Null))? {
+        let missing = || format!("field `eos_token` is {}, no token of tokenizer.json", shown(&text.into()));
+        settings.eos.push(lookup(text).ok_or_else(missing)?);
+    }
+    // What fills up a batch comes after the end only. Qwen's chat models pad with the token that ends
+    // a document, and name only the one that ends a turn as `eos_token`.
+    let text = |name: &str| token(name, map.get(name).unwrap_or(&Value::Null)).map(|t| t.map(str::to_owned));
+    if let Some(pad) = text("pad_token")?.filter(|pad| text("unk_token").ok().flatten().as_ref() != Some(pad))
+    {
+        settings.eos.extend(lookup(&pad));
+    }
+    Ok(())
+}
+
+/// A token is written as its text or as an object with `content`.
+fn token<'a>(name: &str, field: &'a Value) -> std::result::Result<Option<&'a str>, String> {
+    match field {
+        Value::Null => Ok(None),
+        Value::String(text) => Ok(Some(text)),
+        Value::Object(map) if map.get("content").is_some_and(Value::is_string) => Ok(map["content"].as_str()),
+        _ => Err(format!("field `{name}` is {}; supported: a token's text or null", shown(field))),
+    }
+}
