@@ -4,5 +4,6 @@
 pub mod config;
 pub mod dims;
 pub mod error;
+pub mod weights;
 
 pub use error::{Error, Result};
