@@ -328,14 +328,11 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
 /// The stored tensor of a spec, shape and type checked.
 fn find<'a>(source: &'a Source, spec: &Spec) -> Result<&'a Tensor> {
     let file = source.path();
-    let Some(tensor) = source.get(&spec.stored_as) else {
-        let hint = if spec.name == HEAD {
-            "; if the model ties its head to the embedding, config.json must say tie_word_embeddings: true"
-        } else {
-            "; the checkpoint is incomplete, fetch it again"
-        };
-        return Err(Error::model(file, format!("tensor {} is missing{hint}", spec.stored_as)));
-    };
+    if spec.name == HEAD && !TIED && source.get(HEAD).is_none() {
+        let hint = "if the embedding serves as the head, config.json must say tie_word_embeddings: true";
+        return Err(Error::model(file, format!("tensor {HEAD} is missing; {hint}")));
+    }
+    let tensor = source.require(&spec.stored_as)?;
     let want: &[usize] = if spec.role == Role::Vector { &[spec.cols] } else { &[spec.rows, spec.cols] };
     if tensor.shape != want {
         return Err(Error::model(

@@ -55,7 +55,7 @@ pub(super) fn quantise(tensor: &Tensor, spec: &Spec, threads: usize) -> Result<(
                 let row = g * GROUP_ROWS + lane;
                 let bytes = &tensor.data.bytes()[row * row_bytes..][..row_bytes];
                 for (b, stored) in bytes.chunks_exact(BLOCK * tensor.dtype.size()).enumerate() {
-                    let values = tensor.dtype.block_to_f32(stored);
+                    let values = tensor.dtype.widen::<BLOCK>(stored);
                     let block = BlockQ4::quantise(&values);
                     if !block.d.is_finite() || values.iter().any(|v| v.is_nan()) {
                         bad_row.fetch_min(row, Ordering::Relaxed);

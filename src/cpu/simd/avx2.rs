@@ -195,7 +195,7 @@ unsafe fn sums8(rows: &[Avx2; 8]) -> __m256 {
 ///
 /// Per block: nibbles (at most 15) times activations (at most 127) pairwise into i16, eight such
 /// sums together at most 8 * 2 * 15 * 127 = 30,480, so they stay in i16 without saturating.
-#[inline(always)]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
     // SAFETY: `super::q4_group` checked that the planes hold `w.blocks` blocks, that `acts` holds T
     // rows `stride` apart, and that `out` holds T rows.
@@ -208,10 +208,12 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
                 let quants = w.quants.as_ptr().add(b * QUANT_BYTES + half * 32);
                 let scales = w.scales.as_ptr().add(b * SCALE_BYTES + half * 16);
                 let scale = _mm256_cvtph_ps(_mm_loadu_si128(scales.cast()));
-                let raw: [__m256i; 4] =
-                    std::array::from_fn(|v| _mm256_loadu_si256(quants.add(v * 64).cast()));
-                let low = raw.map(|x| _mm256_and_si256(x, mask));
-                let high = raw.map(|x| _mm256_and_si256(_mm256_srli_epi16::<4>(x), mask));
+                let (mut low, mut high) = ([mask; 4], [mask; 4]);
+                for v in 0..4 {
+                    let x = _mm256_loadu_si256(quants.add(v * 64).cast());
+                    low[v] = _mm256_and_si256(x, mask);
+                    high[v] = _mm256_and_si256(_mm256_srli_epi16::<4>(x), mask);
+                }
                 for (t, acc) in acc.iter_mut().enumerate() {
                     let act = &*acts.add(t * stride + b);
                     let q = act.q.as_ptr().cast::<i32>();

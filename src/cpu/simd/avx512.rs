@@ -154,7 +154,7 @@ unsafe impl Lanes for Avx512 {
 }
 
 /// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::q4_group`].
-#[inline(always)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
     // SAFETY: `super::q4_group` checked that the planes hold `w.blocks` blocks, that `acts` holds T
     // rows `stride` apart, and that `out` holds T rows.
@@ -164,9 +164,12 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
         for b in 0..w.blocks {
             let quants = w.quants.as_ptr().add(b * QUANT_BYTES);
             let scale = _mm512_cvtph_ps(_mm256_loadu_si256(w.scales.as_ptr().add(b * SCALE_BYTES).cast()));
-            let raw: [__m512i; 4] = std::array::from_fn(|v| _mm512_loadu_si512(quants.add(v * 64).cast()));
-            let low = raw.map(|x| _mm512_and_si512(x, mask));
-            let high = raw.map(|x| _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask));
+            let (mut low, mut high) = ([mask; 4], [mask; 4]);
+            for v in 0..4 {
+                let x = _mm512_loadu_si512(quants.add(v * 64).cast());
+                low[v] = _mm512_and_si512(x, mask);
+                high[v] = _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask);
+            }
             for (t, acc) in acc.iter_mut().enumerate() {
                 let act = &*acts.add(t * stride + b);
                 let q = act.q.as_ptr().cast::<i32>();
