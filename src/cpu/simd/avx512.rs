@@ -118,37 +118,38 @@ unsafe impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe { _mm512_reduce_max_ps(self.0) }
+    }
+    #[inline(always)]
     unsafe fn sums(rows: &[Self; 16]) -> Self {
         unsafe {
-            // 16 -> 8: halves of rows a and b side by side; then 8 -> 4; the quarters of the result
-            // hold the four partial sums of rows i, i + 4, i + 8, i + 12.
-            let eight = |a: __m512, b: __m512| {
-                _mm512_add_ps(
-                    _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
-                    _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b),
-                )
-            };
-            let four = |a: __m512, b: __m512| {
-                _mm512_add_ps(
-                    _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b),
-                    _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b),
-                )
-            };
-            let q: [__m512; 4] = std::array::from_fn(|i| {
-                four(eight(rows[i].0, rows[i + 4].0), eight(rows[i + 8].0, rows[i + 12].0))
-            });
+            // 16 -> 8: halves of rows a and b side by side; 8 -> 4: quarters of rows i, i + 4, i + 8, i + 12.
+            macro_rules! eight {
+                ($a:expr, $b:expr) => {{
+                    let (a, b) = (rows[$a].0, rows[$b].0);
+                    let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
+                    _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
+                }};
+            }
+            macro_rules! four {
+                ($i:literal) => {{
+                    let (a, b) = (eight!($i, $i + 4), eight!($i + 8, $i + 12));
+                    let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+                    _mm512_add_ps(even, _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
+                }};
+            }
             // 4 -> 2 and 2 -> 1 inside the quarters.
-            let two = |a, b| {
-                _mm512_add_ps(
-                    _mm512_shuffle_ps::<0b01_00_01_00>(a, b),
-                    _mm512_shuffle_ps::<0b11_10_11_10>(a, b),
-                )
-            };
-            let (a, b) = (two(q[0], q[1]), two(q[2], q[3]));
-            Avx512(_mm512_add_ps(
-                _mm512_shuffle_ps::<0b10_00_10_00>(a, b),
-                _mm512_shuffle_ps::<0b11_01_11_01>(a, b),
-            ))
+            macro_rules! two {
+                ($a:expr, $b:expr) => {{
+                    let (a, b) = ($a, $b);
+                    let low = _mm512_shuffle_ps::<0b01_00_01_00>(a, b);
+                    _mm512_add_ps(low, _mm512_shuffle_ps::<0b11_10_11_10>(a, b))
+                }};
+            }
+            let (a, b) = (two!(four!(0), four!(1)), two!(four!(2), four!(3)));
+            let even = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
+            Avx512(_mm512_add_ps(even, _mm512_shuffle_ps::<0b11_01_11_01>(a, b)))
         }
     }
 }
