@@ -31,11 +31,8 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn decoding_a_token_allocates_nothing() {
     for (kv, threads) in [(KvType::Q4, 2), (KvType::F32, 1), (KvType::Q8, 3)] {
-        let options = EngineOptions {
-            kv_types: KvTypes::both(kv),
-            threads,
-            ..EngineOptions::new(dims::MODEL_DIR)
-        };
+        let options =
+            EngineOptions { kv_types: KvTypes::both(kv), threads, ..EngineOptions::new(dims::MODEL_DIR) };
         let engine = Engine::load(options).unwrap();
         let mut session = engine.session().unwrap();
         // Long enough that attention is spread over chunks, one token short of the next one.

@@ -74,10 +74,14 @@ pub(super) fn quantise(tensor: &Tensor, spec: &Spec, threads: usize) -> Result<(
     drop(groups);
     match bad_row.into_inner() {
         usize::MAX => Ok((quants.into_plane(), scales.into_plane())),
-        row => Err(Error::Model(format!(
-            "tensor {}, row {row}: holds NaN, infinity or values too large for a f16 scale; the checkpoint is broken",
-            spec.stored_as
-        ))),
+        row => Err(Error::model(
+            &tensor.file,
+            format!(
+                "tensor {}, row {row}: holds NaN, infinity or values too large for a f16 scale; \
+                 the checkpoint is broken",
+                spec.stored_as
+            ),
+        )),
     }
 }
 

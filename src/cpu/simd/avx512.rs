@@ -171,18 +171,25 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
                 low[v] = _mm512_and_si512(x, mask);
                 high[v] = _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask);
             }
-            for (t, acc) in acc.iter_mut().enumerate() {
-                let act = &*acts.add(t * stride + b);
-                let q = act.q.as_ptr().cast::<i32>();
-                let mut isum = _mm512_set1_epi32(act.offset);
-                for v in 0..4 {
-                    isum = _mm512_dpbusd_epi32(isum, low[v], _mm512_set1_epi32(q.add(v).read_unaligned()));
-                    isum =
-                        _mm512_dpbusd_epi32(isum, high[v], _mm512_set1_epi32(q.add(4 + v).read_unaligned()));
-                }
-                let d = _mm512_mul_ps(scale, _mm512_set1_ps(act.d));
-                *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(isum), d, *acc);
+            // Written out, so that the accumulators stay in registers: LLVM leaves a loop of twelve rolled.
+            macro_rules! tokens {
+                ($($t:literal)*) => {$(
+                    if $t < T {
+                        let act = &*acts.add($t * stride + b);
+                        let q = act.q.as_ptr().cast::<i32>();
+                        let mut isum = _mm512_set1_epi32(act.offset);
+                        for v in 0..4 {
+                            let a = _mm512_set1_epi32(q.add(v).read_unaligned());
+                            isum = _mm512_dpbusd_epi32(isum, low[v], a);
+                            let a = _mm512_set1_epi32(q.add(4 + v).read_unaligned());
+                            isum = _mm512_dpbusd_epi32(isum, high[v], a);
+                        }
+                        let d = _mm512_mul_ps(scale, _mm512_set1_ps(act.d));
+                        acc[$t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(isum), d, acc[$t]);
+                    }
+                )*};
             }
+            tokens!(0 1 2 3 4 5 6 7 8 9 10 11);
         }
         for (t, acc) in acc.iter().enumerate() {
             _mm512_storeu_ps(out.add(t).cast(), *acc);
