@@ -3,10 +3,10 @@
 //! The result is the same bits for every instruction set, thread count and number of tokens at once;
 //! `simd` and `simd::attend` say how.
 
-pub mod cache;
-pub mod matmul;
+mod cache;
+mod matmul;
 #[allow(unsafe_code)]
-pub mod pool;
+mod pool;
 #[allow(unsafe_code)]
 pub mod simd;
 pub mod topology;

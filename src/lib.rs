@@ -1,23 +1,39 @@
-//! Runs one language model, whose dimensions were baked in at build time.
+//! Runs one Llama or Qwen class model whose dimensions were baked in at build time.
+//!
+//! # The tour of one token
+//!
+//! [`config`] reads a `config.json`; `build.rs` turns it into the constants of [`dims`]. [`weights`] maps the
+//! checkpoint and packs its matrices ([`quant`]) or maps a packed file. [`tokenizer`] turns the prompt into
+//! ids, [`chat`] a conversation into a prompt. A [`session`] feeds ids to a [`backend`] — the CPU's is
+//! [`cpu`] — which looks up the embedding, runs the layers with [`rope`] and the cache described in [`kv`],
+//! and answers with logits. The [`sampler`] draws the next id, which goes round again, and its text streams
+//! out of the [`engine`]. [`trace`] can watch every step; [`saved`] puts a sequence to disk.
+//!
+//! [`Engine`] is the front door; [`cli`] is what the binary does with it.
 #![deny(unsafe_code)]
 
-pub mod backend;
-pub mod chat;
-pub mod cli;
 pub mod config;
-pub mod cpu;
 pub mod dims;
-pub mod engine;
 pub mod error;
-pub mod kv;
+
 pub mod quant;
-pub mod rope;
+pub mod weights;
+
+pub mod chat;
 pub mod sampler;
+pub mod tokenizer;
+
+pub mod backend;
+pub mod cpu;
+pub mod kv;
+pub mod rope;
+pub mod trace;
+
+pub mod engine;
 pub mod saved;
 pub mod session;
-pub mod tokenizer;
-pub mod trace;
-pub mod weights;
+
+pub mod cli;
 
 pub use engine::{Engine, EngineOptions, GenerateOptions};
 pub use error::{Error, Result};

@@ -5,7 +5,7 @@
 
 pub mod attend;
 pub mod kv_row;
-pub mod lanes;
+mod lanes;
 pub mod ops;
 
 #[cfg(target_arch = "x86_64")]

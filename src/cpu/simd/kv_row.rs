@@ -122,13 +122,9 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Widens one head's row to f32.
-///
-/// # Safety
-///
-/// Lanes as for [`Lanes`]; `row` holds `kind.row_bytes(HD)` bytes.
+/// Widens one head's row to f32. Lanes as for [`Lanes`]; `row` holds `kind.row_bytes(HD)` bytes.
 #[inline(always)]
-pub unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8], out: &mut [f32; HD]) {
+pub(super) unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8], out: &mut [f32; HD]) {
     let block = KvType::block(HD);
     let bytes = kind.block_bytes(block);
     // SAFETY: `row` holds HD / block blocks by contract; indices stay inside a block.

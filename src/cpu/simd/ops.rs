@@ -34,7 +34,7 @@ macro_rules! sixteens {
 pub(super) use sixteens;
 
 #[inline(always)]
-pub unsafe fn load<L: Lanes>(p: &[f32], i: usize, part: Option<usize>) -> L {
+pub(super) unsafe fn load<L: Lanes>(p: &[f32], i: usize, part: Option<usize>) -> L {
     // SAFETY: callers pass `i` and `part` from `sixteens!(p.len(), ..)`; lanes as the caller's.
     unsafe {
         match part {
@@ -45,7 +45,7 @@ pub unsafe fn load<L: Lanes>(p: &[f32], i: usize, part: Option<usize>) -> L {
 }
 
 #[inline(always)]
-pub unsafe fn store<L: Lanes>(x: L, p: &mut [f32], i: usize, part: Option<usize>) {
+pub(super) unsafe fn store<L: Lanes>(x: L, p: &mut [f32], i: usize, part: Option<usize>) {
     // SAFETY: callers pass `i` and `part` from `sixteens!(p.len(), ..)`; lanes as the caller's.
     unsafe {
         match part {
@@ -60,7 +60,7 @@ pub unsafe fn store<L: Lanes>(x: L, p: &mut [f32], i: usize, part: Option<usize>
 /// `x = n ln2 + r` with |r| <= ln2 / 2; ln2 in two parts (Cody and Waite); a Taylor polynomial of
 /// degree 7, whose truncation error on that range is below 6e-9.
 #[inline(always)]
-pub unsafe fn exp_lanes<L: Lanes>(x: L) -> L {
+pub(super) unsafe fn exp_lanes<L: Lanes>(x: L) -> L {
     // SAFETY: lanes as the caller's; no memory is touched.
     unsafe {
         let low = L::splat(-87.3);
@@ -227,7 +227,7 @@ pub fn widen(isa: Isa, bytes: &[u8], dtype: Dtype, x: &mut [f32]) {
 
 /// Sixteen (or `part`) stored values from element `i` on.
 #[inline(always)]
-pub unsafe fn load_dtype<L: Lanes>(bytes: &[u8], dtype: Dtype, i: usize, part: Option<usize>) -> L {
+pub(super) unsafe fn load_dtype<L: Lanes>(bytes: &[u8], dtype: Dtype, i: usize, part: Option<usize>) -> L {
     let size = dtype.size();
     let mut copy = [0u8; 64];
     // SAFETY: the caller vouches for 16 (or `part`) values from `i` on; `copy` holds sixteen of any type.
