@@ -164,6 +164,10 @@ impl ModelConfig {
                 return f.err(field, "false");
             }
         }
+        let full = |layer: &Value| layer.as_str() == Some("full_attention");
+        if !f.present("layer_types").is_none_or(|l| l.as_array().is_some_and(|l| l.iter().all(full))) {
+            return f.err("layer_types", "\"full_attention\" for every layer");
+        }
         if f.present("quantization_config").is_some() {
             return f.err("quantization_config", "unquantised BF16, F16 or F32 checkpoints");
         }
