@@ -1,9 +1,14 @@
 //! The command line: flags as typed ([`Cli`]), one file per command that acts on them.
 
 mod args;
+mod bench;
+mod doctor;
 mod generate;
+mod inspect;
 mod logits;
 mod pack;
+mod plan;
+mod report;
 mod signal;
 mod terminal;
 
@@ -19,5 +24,9 @@ pub fn run() -> Result<()> {
         Command::Generate(a) => generate::run(&a),
         Command::Logits(a) => logits::run(&a),
         Command::Pack(a) => pack::run(&a),
+        Command::Bench(a) => bench::run(&a),
+        Command::Plan(a) => plan::run(&a),
+        Command::Inspect(a) => inspect::run(&a),
+        Command::Doctor(a) => doctor::run(&a),
     }
 }

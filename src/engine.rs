@@ -5,6 +5,7 @@ use crate::cpu::{CpuBackend, CpuOptions, topology};
 use crate::dims::VOCAB;
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
+use crate::plan::Plan;
 use crate::sampler::{Sampler, SamplerOptions};
 use crate::session::{CancelToken, Session, StopReason};
 use crate::tokenizer::{AddSpecial, StopStrings, TextStream, Tokenizer};
@@ -121,6 +122,7 @@ impl Engine {
         if options.threads == 0 {
             options.threads = topology::default_threads();
         }
+        Plan::new(&options)?.check()?;
         let path = ModelPath::new(&options.model)?;
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
         let weights = Arc::new(Weights::load(&path, &load)?);

@@ -7,7 +7,7 @@
 //! ids, [`chat`] a conversation into a prompt. A [`session`] feeds ids to a [`backend`] — the CPU's is
 //! [`cpu`] — which looks up the embedding, runs the layers with [`rope`] and the cache described in [`kv`],
 //! and answers with logits. The [`sampler`] draws the next id, which goes round again, and its text streams
-//! out of the [`engine`]. [`trace`] can watch every step; [`saved`] puts a sequence to disk.
+//! out of the [`engine`], which has asked [`plan`] and [`system`] whether it all fits. [`trace`] can watch every step; [`saved`] puts a sequence to disk.
 //!
 //! [`Engine`] is the front door; [`cli`] is what the binary does with it.
 #![deny(unsafe_code)]
@@ -30,8 +30,10 @@ pub mod rope;
 pub mod trace;
 
 pub mod engine;
+pub mod plan;
 pub mod saved;
 pub mod session;
+pub mod system;
 
 pub mod cli;
 

@@ -1,5 +1,9 @@
 //! Flags of every command, with the names and defaults of the specification.
 
+use super::bench::BenchArgs;
+use super::doctor::DoctorArgs;
+use super::inspect::InspectArgs;
+use super::plan::PlanArgs;
 use crate::dims;
 use crate::engine::{EngineOptions, GenerateOptions};
 use crate::error::{Error, Result};
@@ -26,6 +30,14 @@ pub(super) enum Command {
     Logits(LogitsArgs),
     /// Write the packed model file, which loads at once
     Pack(PackArgs),
+    /// Measure speed and memory: prefill, decode, load
+    Bench(BenchArgs),
+    /// Show the memory plan without loading
+    Plan(PlanArgs),
+    /// Show what a model file holds and what this program was built for
+    Inspect(InspectArgs),
+    /// Show what this machine offers
+    Doctor(DoctorArgs),
 }
 
 /// Version, baked model and its dimensions.
@@ -70,6 +82,19 @@ pub(super) enum BackendName {
     Opencl,
     Hybrid,
     Auto,
+}
+
+impl BackendName {
+    /// Refuses what this build does not have.
+    pub fn check(self) -> Result<()> {
+        match self {
+            BackendName::Cpu | BackendName::Auto => Ok(()),
+            BackendName::Opencl | BackendName::Hybrid => {
+                let name = self.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
+                Err(Error::Device(format!("--backend {name} is not in this build; use --backend cpu")))
+            }
+        }
+    }
 }
 
 /// What happens to the KV cache when it is full.
@@ -153,16 +178,7 @@ impl ModelArgs {
     /// Checks the flags and resolves them.
     pub fn resolve(&self) -> Result<EngineOptions> {
         let not_here = |what: &str| Err(Error::Usage(format!("{what} is not in this build")));
-        match self.backend {
-            BackendName::Cpu | BackendName::Auto => {}
-            BackendName::Opencl | BackendName::Hybrid => {
-                let name =
-                    self.backend.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
-                return Err(Error::Device(format!(
-                    "--backend {name} is not in this build; use --backend cpu"
-                )));
-            }
-        }
+        self.backend.check()?;
         if self.eviction_policy != EvictionPolicy::None {
             return not_here("--eviction-policy other than none");
         }
@@ -190,7 +206,7 @@ impl ModelArgs {
 }
 
 /// `ANTIGRAVITY_MODEL` as at build time, else the baked directory, else the program's own.
-fn default_model() -> PathBuf {
+pub(super) fn default_model() -> PathBuf {
     let baked = PathBuf::from(dims::MODEL_DIR);
     if let Some(name) = std::env::var_os("ANTIGRAVITY_MODEL") {
         let path = PathBuf::from(&name);

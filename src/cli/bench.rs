@@ -1,0 +1,194 @@
+//! `bench`: how fast this machine prefills, decodes and loads, and how near that is to what its memory
+//! could give.
+//!
+//! Repetitions go round-robin over the rows, so that a machine that slows down as it gets warm slows all
+//! rows alike. Each row starts from a cache filled to its depth, which is not timed.
+
+mod bandwidth;
+mod compare;
+mod measure;
+mod result;
+mod rows;
+mod table;
+
+use super::args::BackendName;
+use super::report::{Side, columns};
+use super::signal;
+use super::terminal::put;
+use crate::cpu::simd::Isa;
+use crate::engine::{Engine, EngineOptions};
+use crate::error::{Error, Result};
+use crate::kv::{KvType, KvTypes};
+use crate::plan::{Plan, mib};
+use crate::session::CancelToken;
+use crate::system;
+use crate::trace::Recorder;
+use crate::weights::WeightType;
+use clap::{Args, ValueEnum};
+use measure::Bench;
+use result::{Environment, Report};
+use rows::Lists;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// How results are printed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Md,
+    Csv,
+    Json,
+    Jsonl,
+}
+
+/// Measurements. Lists are separated by commas; flags of lists may be given more than once.
+#[derive(Args, Clone)]
+pub(super) struct BenchArgs {
+    /// Model directory, .safetensors file or packed file [default: the baked model's directory]
+    #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
+    model_path: Option<PathBuf>,
+    /// What weight matrices become: q4_0 or f32
+    #[arg(long, default_value = "q4_0", value_name = "TYPE")]
+    weight_type: WeightType,
+    /// Device that runs the model
+    #[arg(short, long, value_enum, default_value = "cpu")]
+    backend: BackendName,
+    /// Lengths of prompts to prefill; 0 is none
+    #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_name = "LIST")]
+    n_prompt: Vec<usize>,
+    /// Numbers of tokens to decode; 0 is none
+    #[arg(short, long, value_delimiter = ',', default_value = "128", value_name = "LIST")]
+    n_gen: Vec<usize>,
+    /// Filled slots that each row starts from
+    #[arg(
+        short,
+        long,
+        visible_alias = "n-depth",
+        value_delimiter = ',',
+        default_value = "0",
+        value_name = "LIST"
+    )]
+    depth: Vec<usize>,
+    /// Element types of the KV cache: f32, f16, q8 or q4
+    #[arg(long, value_delimiter = ',', default_value = "q4", value_name = "LIST")]
+    kv_type: Vec<KvType>,
+    /// CPU threads [default: the machine's big cores]
+    #[arg(short, long, value_delimiter = ',', value_name = "LIST")]
+    threads: Vec<usize>,
+    /// Timed runs of each row; their median counts
+    #[arg(short, long, default_value_t = 5, value_name = "N")]
+    repetitions: usize,
+    /// Most tokens of one prefill step
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    prefill_chunk: usize,
+    /// How results are printed
+    #[arg(short, long, value_enum, default_value = "md")]
+    output: Output,
+    /// Write a Chrome/Perfetto trace of one decoded token and print its steps on stderr
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Print ratios to the results in this file, written by -o json or -o jsonl
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    fn lists(&self) -> Lists {
+        let threads = match self.threads[..] {
+            [] => vec![crate::cpu::topology::default_threads()],
+            _ => self.threads.clone(),
+        };
+        let kv_types = self.kv_type.iter().map(|&t| KvTypes::both(t)).collect();
+        let (prompts, gens) = (self.n_prompt.clone(), self.n_gen.clone());
+        Lists { prompts, gens, depths: self.depth.clone(), kv_types, threads }
+    }
+
+    /// Checks the flags; the options are those of the model, without a group's own.
+    fn resolve(&self) -> Result<EngineOptions> {
+        self.backend.check()?;
+        let within = |flag: &str, n: usize, most: usize| match (1..=most).contains(&n) {
+            true => Ok(n),
+            false => Err(Error::Usage(format!("{flag} {n}: use a number from 1 to {most}"))),
+        };
+        within("--repetitions", self.repetitions, 10_000)?;
+        let mut options =
+            EngineOptions::new(self.model_path.clone().unwrap_or_else(super::args::default_model));
+        options.weight_type = self.weight_type;
+        options.prefill_chunk = within("--prefill-chunk", self.prefill_chunk, 4096)?;
+        options.isa = Some(Isa::detect()?);
+        Ok(options)
+    }
+}
+
+pub(super) fn run(args: &BenchArgs) -> Result<()> {
+    let base = args.resolve()?;
+    let rows = args.lists().rows()?;
+    let earlier = args.compare.as_deref().map(compare::read).transpose()?;
+    let groups = rows::groups(&rows);
+    // The longest context first: that is what loading checks the memory for.
+    let options: Vec<EngineOptions> = groups.iter().map(|g| g.options(&base)).collect();
+    let largest = options.iter().max_by_key(|o| o.max_seq_len).expect("invariant: there are rows").clone();
+    check_memory(&options)?;
+    let began = Instant::now();
+    let engine = Engine::load(largest)?;
+    let load = began.elapsed();
+    let environment = Environment::new(&engine, &rows);
+    eprintln!("{}", environment.line());
+
+    let cancel = CancelToken::default();
+    signal::connect(&cancel)?;
+    let mut bench = Bench::new(&engine, &groups, &options, &cancel)?;
+    let speeds = bench.run(&rows, args.repetitions)?;
+    if let Some(file) = &args.trace {
+        show_steps(&bench.trace(&rows)?, file)?;
+    }
+    let peak_rss = system::peak_rss();
+    drop(bench);
+    // Last, and with the caches freed: its buffer must not count as memory that the model needs.
+    let bandwidth = bandwidth::measure(&environment.threads);
+    let mut report = Report { environment, load, peak_rss, bandwidth, rows: Vec::new() };
+    report.add(&rows, speeds, engine.weights().bytes_per_token);
+    if let Some(earlier) = &earlier {
+        compare::apply(&mut report, earlier);
+    }
+    put(&match args.output {
+        Output::Md => table::markdown(&report),
+        Output::Csv => table::csv(&report),
+        Output::Json => format!("{:#}\n", report.json()),
+        Output::Jsonl => report.json_lines(),
+    })
+}
+
+/// All groups keep their caches at once; loading only knows of one.
+fn check_memory(options: &[EngineOptions]) -> Result<()> {
+    let mut plans = options.iter().map(Plan::new).collect::<Result<Vec<_>>>()?;
+    plans.sort_by_key(|p| std::cmp::Reverse(p.need()));
+    let (first, others) = plans.split_first().expect("invariant: there are rows");
+    first.check()?;
+    let need = others.iter().fold(first.need(), |sum, p| sum.saturating_add(p.session()));
+    match first.memory.usable() {
+        Some(have) if need > have => Err(Error::Memory(format!(
+            "these rows need {} of memory together, but {} are available; measure fewer --depth, --kv-type \
+             or --threads at a time",
+            mib(need),
+            mib(have)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Writes the trace and prints what each step took.
+fn show_steps(recorder: &Recorder, file: &Path) -> Result<()> {
+    recorder.write_chrome(file)?;
+    let totals = recorder.totals();
+    let all: u64 = totals.iter().map(|t| t.1).sum();
+    let mut lines = vec![vec!["step".to_string(), "calls".into(), "ms".into(), "%".into()]];
+    let mut line = |step: &str, calls: u64, ns: u64| {
+        let percent = 100.0 * ns as f64 / all.max(1) as f64;
+        let ms = ns as f64 / 1e6;
+        lines.push(vec![step.into(), calls.to_string(), format!("{ms:.3}"), format!("{percent:.1}")]);
+    };
+    totals.iter().for_each(|&(step, ns, calls)| line(step, calls, ns));
+    line("all", totals.iter().map(|t| t.2).sum(), all);
+    eprint!("{}", columns(&[Side::Left, Side::Right, Side::Right, Side::Right], &lines));
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! Runs the rows: one sequence a group, filled to its depth once and rewound before every run.
+
+use super::rows::{Group, Row, Test};
+use crate::cli::terminal::Progress;
+use crate::cpu::simd::Isa;
+use crate::cpu::{CpuBackend, CpuOptions};
+use crate::dims::VOCAB;
+use crate::engine::{Engine, EngineOptions};
+use crate::error::{Error, Result};
+use crate::session::{CancelToken, Session};
+use crate::trace::Recorder;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Tokens of a warm-up decode; a prefill is warmed up whole.
+const WARM_UP: usize = 8;
+
+/// The sequences, ready to measure on.
+pub(super) struct Bench<'a> {
+    groups: Vec<(Group, Session)>,
+    cancel: &'a CancelToken,
+}
+
+impl<'a> Bench<'a> {
+    /// Makes a sequence for each group and fills it to its depth.
+    pub fn new(
+        engine: &Engine,
+        groups: &[Group],
+        options: &[EngineOptions],
+        cancel: &'a CancelToken,
+    ) -> Result<Self> {
+        let progress = Progress::new("filling cache", false);
+        let mut filled = Vec::new();
+        for (i, (group, o)) in groups.iter().zip(options).enumerate() {
+            progress.show(i, groups.len());
+            let backend = CpuBackend::new(
+                Arc::clone(engine.weights()),
+                CpuOptions {
+                    threads: o.threads,
+                    isa: o.isa.map_or_else(Isa::detect, Ok)?,
+                    kv_types: o.kv_types,
+                    capacity: o.max_seq_len,
+                    max_tokens: o.prefill_chunk,
+                },
+            )?;
+            let mut session = Session::new(Box::new(backend));
+            if group.depth > 0 {
+                session.prefill(&tokens(0, group.depth), cancel)?;
+            }
+            filled.push((*group, session));
+        }
+        progress.show(groups.len(), groups.len());
+        Ok(Self { groups: filled, cancel })
+    }
+
+    /// Tokens per second of every repetition: `[row][repetition]`.
+    pub fn run(&mut self, rows: &[Row], repetitions: usize) -> Result<Vec<Vec<f64>>> {
+        let progress = Progress::new("run", false);
+        let all = rows.len() * (repetitions + 1);
+        let mut speeds = vec![Vec::with_capacity(repetitions); rows.len()];
+        for round in 0..=repetitions {
+            for (i, row) in rows.iter().enumerate() {
+                progress.show(round * rows.len() + i, all);
+                let test = match row.test {
+                    Test::Decode(n) if round == 0 => Test::Decode(n.min(WARM_UP)),
+                    test => test,
+                };
+                let time = self.once(row, test)?;
+                if round > 0 {
+                    speeds[i].push(test.tokens() as f64 / time.as_secs_f64().max(1e-9));
+                }
+            }
+        }
+        progress.show(all, all);
+        Ok(speeds)
+    }
+
+    /// Times one run of `test` from the state that `row` starts from.
+    fn once(&mut self, row: &Row, test: Test) -> Result<Duration> {
+        let cancel = self.cancel;
+        let session = self.session(row)?;
+        let tokens = tokens(row.depth, test.tokens());
+        let start = Instant::now();
+        match test {
+            Test::Prefill(_) => session.prefill(&tokens, cancel)?,
+            Test::Decode(_) => {
+                for &token in &tokens {
+                    if cancel.is_cancelled() {
+                        return Err(Error::Interrupted);
+                    }
+                    session.decode(token)?;
+                }
+            }
+        }
+        Ok(start.elapsed())
+    }
+
+    /// The row's sequence, at its depth.
+    fn session(&mut self, row: &Row) -> Result<&mut Session> {
+        let group = self.groups.iter_mut().find(|(g, _)| g.has(row));
+        let (group, session) = group.expect("invariant: groups are made of the rows");
+        session.rewind(group.depth)?;
+        Ok(session)
+    }
+
+    /// Records one decoded token of the first row that decodes, else of the first row.
+    pub fn trace(&mut self, rows: &[Row]) -> Result<Recorder> {
+        let row = rows.iter().find(|r| matches!(r.test, Test::Decode(_))).unwrap_or(&rows[0]);
+        let session = self.session(row)?;
+        session.record(Some(Recorder::default()));
+        session.decode(token(row.depth))?;
+        Ok(session.record(None).expect("invariant: just begun"))
+    }
+}
+
+/// The token at a position: any mix will do, as long as it is the same in every run.
+fn token(position: usize) -> u32 {
+    let mixed = (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((mixed >> 32) % VOCAB as u64) as u32
+}
+
+fn tokens(from: usize, n: usize) -> Vec<u32> {
+    (from..from + n).map(token).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_valid_and_differ() {
+        let mut ids = tokens(0, 512);
+        assert!(ids.iter().all(|&t| (t as usize) < VOCAB));
+        assert_eq!(ids[100..], tokens(100, 412));
+        ids.sort_unstable();
+        ids.dedup();
+        assert!(ids.len() > 256.min(VOCAB / 4), "{}", ids.len());
+    }
+}

@@ -1,0 +1,265 @@
+//! What was measured and what follows from it.
+
+use super::rows::{Row, Test};
+use crate::dims::{self, HEAD_DIM, KV_HEADS, LAYERS};
+use crate::engine::Engine;
+use crate::system;
+use crate::weights::{Role, table};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// What the measurements were made on.
+pub(super) struct Environment {
+    pub model: String,
+    pub weight_type: String,
+    pub cpu: String,
+    pub isa: String,
+    pub kernel: String,
+    /// Every number of threads measured with.
+    pub threads: Vec<usize>,
+    pub bytes_per_token: usize,
+}
+
+impl Environment {
+    pub fn new(engine: &Engine, rows: &[Row]) -> Self {
+        let o = engine.options();
+        let mut threads: Vec<usize> = rows.iter().map(|r| r.threads).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        Self {
+            model: dims::MODEL.into(),
+            weight_type: o.weight_type.to_string(),
+            cpu: system::this_cpu(),
+            isa: o.isa.map_or("?", |i| i.name()).into(),
+            kernel: system::kernel(),
+            threads,
+            bytes_per_token: engine.weights().bytes_per_token,
+        }
+    }
+
+    /// For people.
+    pub fn line(&self) -> String {
+        let threads: Vec<String> = self.threads.iter().map(usize::to_string).collect();
+        format!("{}, {}, threads {}, {}", self.cpu, self.isa, threads.join("/"), self.kernel)
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "version": env!("CARGO_PKG_VERSION"), "model": self.model, "weight_type": self.weight_type,
+            "cpu": self.cpu, "isa": self.isa, "kernel": self.kernel, "threads": self.threads,
+            "weight_bytes_per_token": self.bytes_per_token,
+        })
+    }
+}
+
+/// Median and spread of tokens per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Spread {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of at least one value.
+    pub fn of(values: &[f64]) -> Self {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let n = sorted.len();
+        let median = (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0;
+        Self { median, min: sorted[0], max: sorted[n - 1] }
+    }
+}
+
+/// One row with its results.
+pub(super) struct Line {
+    pub row: Row,
+    /// Tokens per second of every repetition, in order.
+    pub samples: Vec<f64>,
+    pub speed: Spread,
+    /// Decode: bytes read per second, in units of 1e9.
+    pub gb_per_s: Option<f64>,
+    /// That in percent of the read bandwidth with as many threads.
+    pub percent: Option<f64>,
+    /// Prefill: operations of the matrix products per second, in units of 1e9.
+    pub gops: Option<f64>,
+    /// Prefill: speed relative to decode from the same state.
+    pub times_decode: Option<f64>,
+    /// Speed relative to that of an earlier run.
+    pub ratio: Option<f64>,
+}
+
+/// Everything that is printed.
+pub(super) struct Report {
+    pub environment: Environment,
+    pub load: Duration,
+    pub peak_rss: Option<u64>,
+    /// Bytes per second by number of threads.
+    pub bandwidth: Vec<(usize, f64)>,
+    pub rows: Vec<Line>,
+}
+
+/// Bytes that decoding reads for each token, on average over the row's tokens: all weights once, and the
+/// slots filled so far, the token's own included.
+fn decode_bytes(row: &Row, n: usize, bytes_per_token: usize) -> f64 {
+    let slot = row.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
+    let slots = row.depth as f64 + (n as f64 + 1.0) / 2.0;
+    bytes_per_token as f64 + slot as f64 * slots
+}
+
+/// Multiplications and additions of the matrix products of a prompt of `n` tokens. Only its last token
+/// goes through the head.
+fn prefill_ops(n: usize) -> f64 {
+    let macs = |head: bool| -> f64 {
+        let specs = table().into_iter().filter(|s| s.role == Role::Matrix);
+        let specs = specs.filter(|s| (s.name == "lm_head.weight") == head);
+        specs.map(|s| s.rows as f64 * s.cols as f64).sum()
+    };
+    2.0 * (macs(false) * n as f64 + macs(true))
+}
+
+impl Report {
+    /// Adds the rows, whose speeds are `[row][repetition]`.
+    pub fn add(&mut self, rows: &[Row], speeds: Vec<Vec<f64>>, bytes_per_token: usize) {
+        for (&row, samples) in rows.iter().zip(speeds) {
+            let speed = Spread::of(&samples);
+            let (mut gb_per_s, mut gops) = (None, None);
+            match row.test {
+                Test::Decode(n) => {
+                    gb_per_s = Some(speed.median * decode_bytes(&row, n, bytes_per_token) / 1e9);
+                }
+                Test::Prefill(n) => gops = Some(speed.median / n as f64 * prefill_ops(n) / 1e9),
+            }
+            let peak = self.bandwidth.iter().find(|b| b.0 == row.threads).map(|b| b.1 / 1e9);
+            let percent = gb_per_s.zip(peak).map(|(is, best)| 100.0 * is / best);
+            let line = Line { row, samples, speed, gb_per_s, percent, gops, times_decode: None, ratio: None };
+            self.rows.push(line);
+        }
+        let decodes: Vec<(Row, f64)> = (self.rows.iter())
+            .filter(|l| matches!(l.row.test, Test::Decode(_)))
+            .map(|l| (l.row, l.speed.median))
+            .collect();
+        for line in self.rows.iter_mut().filter(|l| matches!(l.row.test, Test::Prefill(_))) {
+            let same = |r: &Row| Row { test: line.row.test, ..*r } == line.row;
+            line.times_decode =
+                decodes.iter().find(|(r, _)| same(r)).map(|&(_, decode)| line.speed.median / decode);
+        }
+    }
+
+    /// All but the rows.
+    fn head(&self) -> Value {
+        let bandwidth: Vec<Value> = (self.bandwidth.iter())
+            .map(|(threads, rate)| json!({"threads": threads, "gb_per_s": rate / 1e9}))
+            .collect();
+        json!({
+            "environment": self.environment.json(),
+            "load_ms": self.load.as_secs_f64() * 1e3,
+            "peak_rss_bytes": self.peak_rss,
+            "read_bandwidth": bandwidth,
+        })
+    }
+
+    /// One object.
+    pub fn json(&self) -> Value {
+        let mut all = self.head();
+        all["rows"] = self.rows.iter().map(Line::json).collect();
+        all
+    }
+
+    /// One object a line: the environment, then the rows.
+    pub fn json_lines(&self) -> String {
+        let tagged = |tag: &str, mut value: Value| {
+            value["t"] = tag.into();
+            format!("{value}\n")
+        };
+        let rows = self.rows.iter().map(|l| tagged("row", l.json()));
+        std::iter::once(tagged("environment", self.head())).chain(rows).collect()
+    }
+}
+
+impl Line {
+    fn json(&self) -> Value {
+        let (prompt, generated) = match self.row.test {
+            Test::Prefill(n) => (n, 0),
+            Test::Decode(n) => (0, n),
+        };
+        json!({
+            "test": self.row.name(), "n_prompt": prompt, "n_gen": generated, "depth": self.row.depth,
+            "kv_type": self.row.kv_types.to_string(), "threads": self.row.threads,
+            "tokens_per_second": self.speed.median, "min": self.speed.min, "max": self.speed.max,
+            "samples": self.samples, "gb_per_s": self.gb_per_s, "bandwidth_percent": self.percent,
+            "gops": self.gops, "times_decode": self.times_decode, "ratio": self.ratio,
+        })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::rows::tests::row;
+    use super::*;
+    use crate::dims::*;
+
+    pub fn report() -> Report {
+        let environment = Environment {
+            model: "m".into(),
+            weight_type: "q4_0".into(),
+            cpu: "c".into(),
+            isa: "scalar".into(),
+            kernel: "k".into(),
+            threads: vec![2],
+            bytes_per_token: 1000,
+        };
+        let mut report = Report {
+            environment,
+            load: Duration::from_millis(5),
+            peak_rss: Some(3 << 20),
+            bandwidth: vec![(2, 10e9)],
+            rows: Vec::new(),
+        };
+        let rows = [row(Test::Prefill(4), 0), row(Test::Decode(3), 0), row(Test::Decode(3), 8)];
+        report.add(&rows, vec![vec![40.0, 60.0], vec![3.0, 1.0, 2.0], vec![1.0]], 1000);
+        report
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
+        assert_eq!(Spread::of(&[4.0, 1.0, 2.0, 3.0]).median, 2.5);
+        assert_eq!(Spread::of(&[7.0]), Spread { median: 7.0, min: 7.0, max: 7.0 });
+    }
+
+    #[test]
+    fn operations_are_counted_from_the_dims() {
+        let layer = DIM * (Q_DIM + 2 * KV_DIM) + Q_DIM * DIM + 3 * DIM * FFN_DIM;
+        assert_eq!(prefill_ops(5), 2.0 * (5 * LAYERS * layer + VOCAB * DIM) as f64);
+    }
+
+    #[test]
+    fn rates_follow_from_the_speeds() {
+        let report = report();
+        let [prefill, decode, deep] = &report.rows[..] else { panic!("three rows") };
+        assert_eq!(prefill.speed.median, 50.0);
+        assert_eq!(prefill.times_decode, Some(25.0));
+        assert_eq!(prefill.gops, Some(50.0 / 4.0 * prefill_ops(4) / 1e9));
+        assert!(prefill.gb_per_s.is_none() && decode.gops.is_none() && decode.times_decode.is_none());
+        let slot = row(Test::Decode(3), 0).kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) as f64;
+        // Three tokens read 1, 2 and 3 slots.
+        assert_eq!(decode.gb_per_s, Some(2.0 * (1000.0 + 2.0 * slot) / 1e9));
+        assert_eq!(deep.gb_per_s, Some((1000.0 + 10.0 * slot) / 1e9));
+        assert_eq!(decode.percent.map(|p| p / 100.0 * 10.0), decode.gb_per_s);
+    }
+
+    #[test]
+    fn json_has_every_row() {
+        let report = report();
+        let all = report.json();
+        assert_eq!(all["rows"].as_array().map(Vec::len), Some(3));
+        assert_eq!(all["rows"][2]["test"], "tg3 @ d8");
+        let lines = report.json_lines();
+        let tags: Vec<Value> = lines
+            .lines()
+            .map(|l| serde_json::from_str::<Value>(l).expect("each line is JSON")["t"].clone())
+            .collect();
+        assert_eq!(tags, ["environment", "row", "row", "row"]);
+    }
+}

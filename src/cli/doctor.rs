@@ -1,0 +1,158 @@
+//! `doctor`: what this machine offers and what the program will make of it.
+
+use super::args::default_model;
+use super::report::{Side, columns};
+use super::terminal::put;
+use crate::cpu::simd::Isa;
+use crate::cpu::topology;
+use crate::dims;
+use crate::error::Result;
+use crate::plan::mib;
+use crate::system::{self, Memory, cgroup, read};
+use crate::weights::source::Source;
+use crate::weights::{ModelPath, PACKED_NAME, WeightType, check_config, pack, read_text};
+use clap::Args;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The state of the machine.
+#[derive(Args, Clone)]
+pub(super) struct DoctorArgs {
+    /// Model directory, .safetensors file or packed file [default: the baked model's directory]
+    #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
+    pub model_path: Option<PathBuf>,
+}
+
+const UNKNOWN: &str = "not told by this system";
+
+/// Whatever is missing is said to be missing; only a broken stdout is an error.
+pub(super) fn run(args: &DoctorArgs) -> Result<()> {
+    let model = args.model_path.clone().unwrap_or_else(default_model);
+    let facts = [
+        ("program", program()),
+        ("cpu", system::this_cpu()),
+        ("kernel", system::kernel()),
+        ("instruction sets", instruction_sets()),
+        ("cores", cores()),
+        ("core speeds", speeds()),
+        ("threads", threads()),
+        ("cpu quota", cgroup::cpu_quota().map_or("none".into(), |q| format!("{q:.2} cores' worth of time"))),
+        ("memory", memory()),
+        ("page size", page_size()),
+        ("huge pages", huge_pages()),
+        ("model path", model.display().to_string()),
+        ("model", model_state(&model)),
+        ("opencl", "not in this build yet".into()),
+    ];
+    let lines: Vec<Vec<String>> = facts.into_iter().map(|(what, is)| vec![what.into(), is]).collect();
+    put(&columns(&[Side::Left, Side::Left], &lines))
+}
+
+fn program() -> String {
+    use dims::*;
+    format!(
+        "{} for {MODEL}: {} {LAYERS} layers, dim {DIM}, vocab {VOCAB}",
+        env!("CARGO_PKG_VERSION"),
+        ARCH.name()
+    )
+}
+
+fn instruction_sets() -> String {
+    let found: Vec<&str> = Isa::available().iter().map(|i| i.name()).collect();
+    let chosen = match Isa::detect() {
+        Ok(isa) => format!("{} is used", isa.name()),
+        Err(e) => e.to_string(),
+    };
+    format!("{}; {chosen}", found.join(", "))
+}
+
+/// `0, 1, 4`, or that nothing is known.
+fn listed(items: &[impl ToString]) -> String {
+    match items {
+        [] => UNKNOWN.into(),
+        _ => items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn cores() -> String {
+    let online = read("/sys/devices/system/cpu/online").map_or("?".into(), |t| t.trim().to_string());
+    format!("{online} online; this process may use {}", listed(&topology::allowed_cores()))
+}
+
+/// Number of cores by capacity (1024 is the fastest) or by highest clock.
+fn speeds() -> String {
+    let mut kinds: BTreeMap<(u64, &str), Vec<usize>> = BTreeMap::new();
+    for core in topology::allowed_cores() {
+        let number = |file: &str| -> Option<u64> {
+            read(&format!("/sys/devices/system/cpu/cpu{core}/{file}"))?.trim().parse().ok()
+        };
+        let speed = number("cpu_capacity").map(|c| (c, "capacity"));
+        let speed = speed.or_else(|| number("cpufreq/cpuinfo_max_freq").map(|khz| (khz / 1000, "MHz")));
+        if let Some(speed) = speed {
+            kinds.entry(speed).or_default().push(core);
+        }
+    }
+    let kinds: Vec<String> = kinds
+        .iter()
+        .rev()
+        .map(|((n, unit), cores)| format!("{n} {unit} on core {}", listed(cores)))
+        .collect();
+    if kinds.is_empty() { UNKNOWN.into() } else { kinds.join("; ") }
+}
+
+fn threads() -> String {
+    let (chosen, allowed) = (topology::default_threads(), topology::allowed_cores().len());
+    let why = match std::thread::available_parallelism().map(|n| n.get()) {
+        Ok(n) if n < allowed => format!("the cpu quota allows {n} of {allowed} cores"),
+        Ok(n) if chosen < n => format!("{} of {n} cores are slow ones", n - chosen),
+        _ => "one for each core this process may use".into(),
+    };
+    format!("{chosen} by default: {why}")
+}
+
+fn memory() -> String {
+    let m = Memory::now();
+    let size = |bytes: Option<u64>| bytes.map_or("?".into(), mib);
+    let limit = match (m.limit, m.limit_left) {
+        (Some(limit), Some(left)) => format!("{} of which {} are left", mib(limit), mib(left)),
+        _ => "none".into(),
+    };
+    format!("{} in all, {} available; container limit: {limit}", size(m.total), size(m.available))
+}
+
+fn page_size() -> String {
+    // The first mapping is the program itself, which has ordinary pages.
+    let smaps = read("/proc/self/smaps").unwrap_or_default();
+    let size = system::kb_field(&smaps, "KernelPageSize");
+    size.map_or(UNKNOWN.into(), |bytes| format!("{} KiB", bytes >> 10))
+}
+
+fn huge_pages() -> String {
+    let setting = read("/sys/kernel/mm/transparent_hugepage/enabled");
+    let meaning = match setting.as_deref().and_then(|s| s.split_once('[')?.1.split(']').next()) {
+        Some("always" | "madvise") => "used for weights and cache",
+        Some("never") => "off; \"madvise\" would make decoding faster",
+        _ => return "none in this kernel".into(),
+    };
+    format!("{}: {meaning}", setting.unwrap_or_default().trim())
+}
+
+/// Whether the model is there, is this program's, and is packed.
+fn model_state(path: &Path) -> String {
+    let found = || -> Result<String> {
+        let path = ModelPath::new(path)?;
+        let config = path.dir.join("config.json");
+        if config.is_file() {
+            check_config(&config, &read_text(&config)?)?;
+        }
+        let source = path.open(WeightType::Q4_0)?;
+        if pack::layout_version(&source).is_some() {
+            return Ok(format!("packed: {}", source.path().display()));
+        }
+        let beside = path.dir.join(PACKED_NAME);
+        let state =
+            if Source::open(&beside).is_ok() { "of another checkpoint or version" } else { "missing" };
+        Ok(format!("a checkpoint; {} is {state}: antigravity pack makes loading instant", beside.display()))
+    };
+    found().unwrap_or_else(|e| e.to_string())
+}

@@ -1,0 +1,125 @@
+//! `plan`: the memory plan, without loading.
+
+use super::args::ModelArgs;
+use super::report::{ReportFormat, Side, columns};
+use super::terminal::put;
+use crate::dims;
+use crate::error::{Error, Result};
+use crate::plan::{Form, Kind, Plan, mib};
+use crate::weights::{check_config, read_text};
+use clap::Args;
+use serde_json::{Value, json};
+
+/// The memory plan.
+#[derive(Args, Clone)]
+pub(super) struct PlanArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Text, or one JSON object
+    #[arg(long, value_enum, default_value = "text")]
+    pub format: ReportFormat,
+}
+
+/// Prints the plan; what does not fit is an error after that, as it is when running.
+pub(super) fn run(args: &PlanArgs) -> Result<()> {
+    let options = args.model.resolve()?;
+    let config = options.model.join("config.json");
+    if config.is_file() {
+        check_config(&config, &read_text(&config)?)?;
+    }
+    let plan = match Plan::new(&options) {
+        Err(Error::Model(message)) if args.model.model_path.is_none() => {
+            eprintln!("{message}");
+            eprintln!("planning for a packed file of {}", dims::MODEL);
+            Plan::assumed(&options)
+        }
+        other => other?,
+    };
+    match args.format {
+        ReportFormat::Text => put(&text(&plan))?,
+        ReportFormat::Json => put(&format!("{:#}\n", json(&plan)))?,
+    }
+    plan.check()
+}
+
+fn form(plan: &Plan) -> &'static str {
+    match plan.form {
+        Form::Packed => "packed file",
+        Form::Checkpoint => "checkpoint",
+        Form::Assumed => "no file yet",
+    }
+}
+
+fn text(plan: &Plan) -> String {
+    let mut lines: Vec<Vec<String>> = plan
+        .items()
+        .into_iter()
+        .map(|i| vec![i.what, i.bytes.to_string(), mib(i.bytes), i.kind.name().into()])
+        .collect();
+    let mut total = |what: &str, bytes: Option<u64>, note: String| {
+        let known = bytes.map_or(["?".into(), "?".into()], |b| [b.to_string(), mib(b)]);
+        let [bytes, mib] = known;
+        lines.push(vec![what.into(), bytes, mib, note]);
+    };
+    let memory = plan.memory;
+    total("need", Some(plan.need()), "own + mapped".into());
+    total("peak resident", Some(plan.peak()), "upper bound".into());
+    total("available", memory.usable(), source_of(plan));
+    let sides = [Side::Left, Side::Right, Side::Right, Side::Left];
+    let longest = match memory.usable().map(|m| plan.longest(m)) {
+        None => "unknown: this system does not tell its memory".to_string(),
+        Some(None) => "none: the model does not fit".into(),
+        Some(Some(n)) => n.to_string(),
+    };
+    format!(
+        "{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n",
+        plan.options.model.display(),
+        dims::MODEL,
+        form(plan),
+        columns(&sides, &lines)
+    )
+}
+
+/// Which of the system's two figures is the smaller.
+fn source_of(plan: &Plan) -> String {
+    let m = plan.memory;
+    match (m.available, m.limit_left) {
+        (a, Some(left)) if a.is_none_or(|a| left < a) => {
+            format!("left of the container's {}", m.limit.map_or("limit".into(), mib))
+        }
+        (Some(_), _) => "to the machine".into(),
+        _ => "not told by this system".into(),
+    }
+}
+
+fn json(plan: &Plan) -> Value {
+    let o = &plan.options;
+    let items: Vec<Value> = plan
+        .items()
+        .into_iter()
+        .map(|i| {
+            let (own, dropped) = (i.kind == Kind::Own, i.kind == Kind::Dropped);
+            json!({"what": i.what, "bytes": i.bytes, "mapped": !own, "may_be_dropped": dropped})
+        })
+        .collect();
+    json!({
+        "model": dims::MODEL,
+        "path": o.model.to_string_lossy(),
+        "form": form(plan),
+        "weight_type": o.weight_type.to_string(),
+        "kv_type": o.kv_types.to_string(),
+        "max_seq_len": o.max_seq_len,
+        "threads": o.threads,
+        "items": items,
+        "need_bytes": plan.need(),
+        "peak_bytes": plan.peak(),
+        "memory": {
+            "total_bytes": plan.memory.total,
+            "available_bytes": plan.memory.available,
+            "limit_bytes": plan.memory.limit,
+            "limit_left_bytes": plan.memory.limit_left,
+        },
+        "fits": plan.check().is_ok(),
+        "largest_max_seq_len": plan.memory.usable().map(|m| plan.longest(m).unwrap_or(0)),
+    })
+}

@@ -1,0 +1,66 @@
+//! How tables and facts are laid out on stdout.
+
+use clap::ValueEnum;
+
+/// How a report is printed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ReportFormat {
+    Text,
+    Json,
+}
+
+/// Which side of its column a cell is on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Left,
+    Right,
+}
+
+/// Lines of cells in columns as wide as they need, two blanks apart.
+pub(super) fn columns(sides: &[Side], lines: &[Vec<String>]) -> String {
+    let width = |c: usize| lines.iter().filter_map(|l| l.get(c)).map(|s| s.chars().count()).max();
+    let widths: Vec<usize> = (0..sides.len()).map(|c| width(c).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for line in lines {
+        let mut row = String::new();
+        for ((cell, side), &width) in line.iter().zip(sides).zip(&widths) {
+            row += &match side {
+                Side::Left => format!("{cell:<width$}  "),
+                Side::Right => format!("{cell:>width$}  "),
+            };
+        }
+        text += row.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// Text from a file in one line that cannot steer a terminal, at most `most` characters.
+pub(super) fn tame(text: &str, most: usize) -> String {
+    let mut short: String = text.chars().take(most).flat_map(char::escape_debug).collect();
+    // Quotes are harmless here and common in metadata.
+    short = short.replace("\\\"", "\"").replace("\\'", "'");
+    if text.chars().nth(most).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let lines = [vec!["a".into(), "1".into()], vec!["long".into(), "20".into(), "dropped".into()]];
+        assert_eq!(columns(&[Side::Left, Side::Right], &lines), "a      1\nlong  20\n");
+        assert_eq!(columns(&[], &[]), "");
+    }
+
+    #[test]
+    fn hostile_text_is_tamed() {
+        assert_eq!(tame("a\u{1b}[31m\n\"b'", 99), "a\\u{1b}[31m\\n\"b'");
+        assert_eq!(tame("ééé", 2), "éé…");
+        assert_eq!(tame("", 0), "");
+    }
+}

@@ -1,0 +1,310 @@
+//! The memory plan, before anything is allocated: what the model, its cache and its buffers will take,
+//! and whether the machine has that much.
+//!
+//! Two sums matter. *Need* must fit, or the program would be killed or crawl: all memory of our own, and
+//! the mapped weights that every token reads. *Peak* bounds the resident set that the system reports; it
+//! also counts mapped pages that can be dropped at any time.
+
+use crate::cpu;
+use crate::cpu::simd::attend::{Partial, QUERIES};
+use crate::dims::*;
+use crate::engine::EngineOptions;
+use crate::error::{Error, Result};
+use crate::system::Memory;
+use crate::weights::source::{Dtype, Source};
+use crate::weights::{ModelPath, Role, Spec, WeightType, pack, table};
+use std::path::Path;
+
+/// What kind of memory holds something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Our own; stays until the end.
+    Own,
+    /// Pages of a mapped file that every token reads; they must stay in memory.
+    Mapped,
+    /// Pages of a mapped file of which little is read; the system drops and rereads them at will.
+    Dropped,
+}
+
+impl Kind {
+    /// The word in the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Own => "own",
+            Kind::Mapped => "mapped",
+            Kind::Dropped => "mapped, may be dropped",
+        }
+    }
+}
+
+/// One line of the plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Item {
+    /// What it is.
+    pub what: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Where it is.
+    pub kind: Kind,
+}
+
+/// How the weights lie on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A packed file, mapped.
+    Packed,
+    /// A checkpoint: matrices are quantised into memory, or used as mapped with `--weight-type f32`.
+    Checkpoint,
+    /// Nothing found; sizes are those of a packed file with 16-bit embeddings.
+    Assumed,
+}
+
+/// Bytes of the weights, by where they will be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct WeightBytes {
+    form: Form,
+    own: u64,
+    mapped: u64,
+    dropped: u64,
+    /// The largest stored tensor that is read, quantised and dropped again while loading.
+    passing: u64,
+}
+
+/// Executable, libraries, allocator and what else is there before a model.
+const PROGRAM: u64 = 24 << 20;
+/// Peak memory of loading a tokenizer for each byte of its file: 19 were measured with a file of 0.3 MB,
+/// 12 with one of 3 MB; the rest is for the library's cache of words.
+const TOKENIZER: u64 = 24;
+/// For each slot: its token id, and encoding the text of a prompt that fills the context, at about a
+/// hundred bytes a byte of text and four bytes a token.
+const TEXT_PER_SLOT: u64 = 8 + 400;
+/// Rows of logits at once when every token is scored; see `Session::logits_of_all`.
+const SCORED_ROWS: u64 = 64;
+
+/// What a run will take.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The options it is for, threads resolved.
+    pub options: EngineOptions,
+    /// How the weights lie on disk.
+    pub form: Form,
+    /// The machine.
+    pub memory: Memory,
+    weights: WeightBytes,
+    tokenizer_file: u64,
+    scored_rows: u64,
+}
+
+impl Plan {
+    /// The plan for a model that is there. Reads headers only.
+    pub fn new(options: &EngineOptions) -> Result<Self> {
+        let path = ModelPath::new(&options.model)?;
+        let source = path.open(options.weight_type)?;
+        let weights = match pack::layout_version(&source) {
+            Some(_) => packed(&source),
+            None => checkpoint(&source, options.weight_type),
+        };
+        Ok(Self::with(options, weights, &path.dir))
+    }
+
+    /// The plan for a packed file of the baked model that is not there yet.
+    pub fn assumed(options: &EngineOptions) -> Self {
+        let sizes = |role| {
+            let of_role = table().into_iter().filter(move |s| s.role == role);
+            of_role.fold(0, |sum, s| add(sum, if role == Role::Matrix { matrix(&s) } else { dense(&s, 2) }))
+        };
+        let weights = WeightBytes {
+            form: Form::Assumed,
+            own: mul(2, sizes(Role::Vector)),
+            mapped: sizes(Role::Matrix),
+            dropped: sizes(Role::Embedding),
+            passing: 0,
+        };
+        Self::with(options, weights, &options.model)
+    }
+
+    fn with(options: &EngineOptions, weights: WeightBytes, dir: &Path) -> Self {
+        let mut options = options.clone();
+        if options.threads == 0 {
+            options.threads = cpu::topology::default_threads();
+        }
+        let tokenizer_file = std::fs::metadata(dir.join("tokenizer.json")).map_or(0, |m| m.len());
+        Self { options, form: weights.form, memory: Memory::now(), weights, tokenizer_file, scored_rows: 0 }
+    }
+
+    /// Counts the buffers for the logits of every token too, which only some commands use.
+    pub fn scoring(mut self) -> Self {
+        self.scored_rows = SCORED_ROWS;
+        self
+    }
+
+    /// Its lines, for the context asked for.
+    pub fn items(&self) -> Vec<Item> {
+        self.items_for(self.options.max_seq_len)
+    }
+
+    fn items_for(&self, slots: usize) -> Vec<Item> {
+        let o = &self.options;
+        let put = |what: &str, bytes: u64, kind: Kind| Item { what: what.into(), bytes, kind };
+        let chunk = o.prefill_chunk.clamp(1, slots.max(1));
+        let vocab = VOCAB as u64;
+        // Of the session, of the sampler's input and of its ranking.
+        let logits = mul(vocab, 4 + 4 + 16);
+        let scored = mul(mul(vocab, 4), self.scored_rows.min(slots as u64));
+        let items = vec![
+            put("weights", self.weights.own, Kind::Own),
+            put("weights", self.weights.mapped, Kind::Mapped),
+            put("embedding", self.weights.dropped, Kind::Dropped),
+            put(
+                &format!("KV cache, {} x {slots} slots", o.kv_types),
+                mul(slots as u64, slot_bytes(o)),
+                Kind::Own,
+            ),
+            put(&format!("scratch for {chunk} tokens"), scratch(slots, chunk), Kind::Own),
+            put("logits", add(logits, scored), Kind::Own),
+            put("tokens and text", mul(slots as u64, TEXT_PER_SLOT), Kind::Own),
+            put("tokenizer", mul(self.tokenizer_file, TOKENIZER), Kind::Own),
+            put(&format!("{} threads", o.threads), mul(o.threads as u64, thread_bytes()), Kind::Own),
+            put("program", PROGRAM, Kind::Own),
+        ];
+        items.into_iter().filter(|i| i.bytes > 0).collect()
+    }
+
+    fn need_for(&self, slots: usize) -> u64 {
+        sum(self.items_for(slots).iter().filter(|i| i.kind != Kind::Dropped))
+    }
+
+    /// Bytes that must fit.
+    pub fn need(&self) -> u64 {
+        self.need_for(self.options.max_seq_len)
+    }
+
+    /// Bytes of one sequence: its cache, buffers and threads. Each further one needs as much again.
+    pub fn session(&self) -> u64 {
+        let shared = [self.weights.mapped, mul(self.tokenizer_file, TOKENIZER), PROGRAM];
+        self.need().saturating_sub(shared.into_iter().fold(self.weights.own, add))
+    }
+
+    /// An upper bound of the resident set, mapped pages included.
+    pub fn peak(&self) -> u64 {
+        // While loading, the cache and the buffers are not there yet, but one stored tensor is.
+        let loading = [self.weights.own, self.weights.mapped, self.weights.dropped, self.weights.passing];
+        let loading = loading.into_iter().fold(PROGRAM, add);
+        loading.max(sum(&self.items()))
+    }
+
+    /// The longest context that fits in `memory`; `None` when not even the model does. At most 2^24.
+    pub fn longest(&self, memory: u64) -> Option<usize> {
+        let fits = |slots: usize| self.need_for(slots) <= memory;
+        if !fits(1) {
+            return None;
+        }
+        // `low` fits, `high` does not (or is the end); need grows with the number of slots.
+        let (mut low, mut high) = (1, (1 << 24) + 1);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if fits(middle) { low = middle } else { high = middle }
+        }
+        Some(low)
+    }
+
+    /// Refuses what will not fit. A machine that does not tell its memory is not held against anyone.
+    pub fn check(&self) -> Result<()> {
+        let (need, Some(have)) = (self.need(), self.memory.usable()) else { return Ok(()) };
+        if need <= have {
+            return Ok(());
+        }
+        let (model, slots) = (self.options.model.display(), self.options.max_seq_len);
+        let head = format!(
+            "{model}: needs {} of memory with --max-seq-len {slots}, but {} are available; ",
+            mib(need),
+            mib(have)
+        );
+        Err(Error::Memory(match self.longest(have) {
+            Some(n) => head + &format!("use --max-seq-len {n} or less, or close other programs"),
+            None => {
+                head + "the model does not fit with any context: close other programs or use a smaller one"
+            }
+        }))
+    }
+}
+
+/// Bytes of one slot of the cache.
+fn slot_bytes(o: &EngineOptions) -> u64 {
+    o.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) as u64
+}
+
+/// `1.5 MiB`, as in all messages.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
+}
+
+fn add(a: u64, b: u64) -> u64 {
+    a.saturating_add(b)
+}
+
+fn mul(a: u64, b: u64) -> u64 {
+    a.saturating_mul(b)
+}
+
+fn sum<'a>(items: impl IntoIterator<Item = &'a Item>) -> u64 {
+    items.into_iter().fold(0, |sum, i| add(sum, i.bytes))
+}
+
+/// Scratch of the backend. Numbers so large that they cannot fit anyway are cut before they overflow.
+fn scratch(slots: usize, chunk: usize) -> u64 {
+    const MOST: usize = usize::MAX >> 28;
+    cpu::scratch_bytes(slots.min(MOST), chunk.min(MOST >> 8)) as u64
+}
+
+/// What a thread touches of its stack: tiles of attention and of the widest row, and room to call.
+fn thread_bytes() -> u64 {
+    let attention = QUERIES * (4 * HEAD_DIM + 2 * size_of::<Partial<HEAD_DIM>>());
+    (attention + 4 * (FFN_DIM + DIM + Q_DIM) + (256 << 10)) as u64
+}
+
+fn dense(spec: &Spec, size: usize) -> u64 {
+    mul(mul(spec.rows as u64, spec.cols as u64), size as u64)
+}
+
+/// Bytes of a matrix once packed; as 16-bit floats where it cannot be.
+fn matrix(spec: &Spec) -> u64 {
+    match spec.quantises() {
+        true => add(spec.quants_len() as u64, spec.scales_len() as u64),
+        false => dense(spec, 2),
+    }
+}
+
+/// A packed file: all is mapped, vectors are copied.
+fn packed(source: &Source) -> WeightBytes {
+    let all = source.tensors().fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
+    let of_role = |role| table().into_iter().filter(move |s| s.role == role);
+    let dropped = of_role(Role::Embedding)
+        .filter_map(|s| source.get(&s.name))
+        .fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
+    let own = of_role(Role::Vector).fold(0, |sum, s| add(sum, dense(&s, 4)));
+    WeightBytes { form: Form::Packed, own, mapped: all.saturating_sub(dropped), dropped, passing: 0 }
+}
+
+/// A checkpoint: what is quantised becomes ours, the rest stays mapped.
+fn checkpoint(source: &Source, weight_type: WeightType) -> WeightBytes {
+    let mut bytes = WeightBytes { form: Form::Checkpoint, own: 0, mapped: 0, dropped: 0, passing: 0 };
+    for spec in table() {
+        // A tensor that is missing is loading's to report.
+        let stored = source.get(&spec.stored_as);
+        let stored = stored.map_or(dense(&spec, Dtype::F32.size()), |t| t.data.bytes().len() as u64);
+        match spec.role {
+            Role::Vector => bytes.own = add(bytes.own, dense(&spec, 4)),
+            Role::Embedding => bytes.dropped = add(bytes.dropped, stored),
+            Role::Matrix if weight_type == WeightType::Q4_0 && spec.quantises() => {
+                bytes.own = add(bytes.own, matrix(&spec));
+                bytes.passing = bytes.passing.max(stored);
+            }
+            Role::Matrix => bytes.mapped = add(bytes.mapped, stored),
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! Limits of the control group this process is in, versions 1 and 2: memory and processor time.
+//!
+//! A limit may sit on any ancestor of the group, so all are looked at. In a container the path in
+//! `/proc/self/cgroup` may be the host's, which does not exist inside; then the mount's root is what
+//! limits us, and it is among the ancestors.
+
+use super::read;
+
+/// A memory limit and what is left of it, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// The limit.
+    pub limit: u64,
+    /// Limit less usage, where cached file contents do not count as used: they can be dropped.
+    pub left: u64,
+}
+
+/// Values from here on are how version 1 says "no limit".
+const NO_LIMIT: u64 = 1 << 60;
+
+/// The path of our group in `/proc/self/cgroup`: of version 2 (`controller` empty) or of a version 1
+/// controller.
+fn group_path<'a>(text: &'a str, controller: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let ours = controllers.split(',').any(|c| c == controller);
+        (ours && path.starts_with('/')).then_some(path)
+    })
+}
+
+/// The group and its ancestors, the root last, without a trailing slash.
+fn ancestors(path: &str) -> Vec<&str> {
+    // A path with `..` lies outside what this process can see.
+    let mut rest = if path.split('/').any(|p| p == "..") { "" } else { path.trim_end_matches('/') };
+    let mut all = vec![rest];
+    while let Some(cut) = rest.rfind('/') {
+        rest = &rest[..cut];
+        all.push(rest);
+    }
+    all
+}
+
+/// One level's files: limit, usage, `memory.stat`.
+fn level(limit: &str, usage: &str, stat: &str) -> Option<MemoryLimit> {
+    let limit: u64 = limit.trim().parse().ok()?;
+    if limit >= NO_LIMIT {
+        return None;
+    }
+    let usage: u64 = usage.trim().parse().ok()?;
+    // Version 1 has totals over the descendants under another name.
+    let field = |names: [&str; 2]| {
+        let find = |name: &str| {
+            stat.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse::<u64>().ok())
+        };
+        names.iter().find_map(|n| find(n)).unwrap_or(0)
+    };
+    let cache = field(["total_inactive_file", "inactive_file"])
+        .saturating_add(field(["total_active_file", "active_file"]));
+    Some(MemoryLimit { limit, left: limit.saturating_sub(usage.saturating_sub(cache)) })
+}
+
+/// The tightest memory limit of any ancestor.
+pub fn memory() -> Option<MemoryLimit> {
+    let groups = read("/proc/self/cgroup")?;
+    let places = [
+        ("", "/sys/fs/cgroup", ["memory.max", "memory.current"]),
+        ("", "/sys/fs/cgroup/unified", ["memory.max", "memory.current"]),
+        ("memory", "/sys/fs/cgroup/memory", ["memory.limit_in_bytes", "memory.usage_in_bytes"]),
+    ];
+    let limits = places.iter().flat_map(|(controller, root, [limit, usage])| {
+        let path = group_path(&groups, controller).unwrap_or("/");
+        ancestors(path).into_iter().filter_map(move |group| {
+            let file = |name: &str| read(&format!("{root}{group}/{name}"));
+            level(&file(limit)?, &file(usage)?, &file("memory.stat").unwrap_or_default())
+        })
+    });
+    limits.min_by_key(|l| l.left)
+}
+
+/// Cores' worth of time in version 2's `cpu.max` (`200000 100000`, or `max 100000`).
+fn quota_v2(text: &str) -> Option<f64> {
+    let mut words = text.split_whitespace();
+    quota(words.next()?.parse().ok()?, words.next()?.parse().ok()?)
+}
+
+/// Quota over period; a negative quota is version 1's "no limit".
+fn quota(quota: i64, period: i64) -> Option<f64> {
+    (quota > 0 && period > 0).then(|| quota as f64 / period as f64)
+}
+
+/// The smallest number of cores' worth of time that any ancestor allows.
+pub fn cpu_quota() -> Option<f64> {
+    let groups = read("/proc/self/cgroup")?;
+    let v2 = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter().flat_map(|root| {
+        let path = group_path(&groups, "").unwrap_or("/");
+        ancestors(path).into_iter().filter_map(move |g| quota_v2(&read(&format!("{root}{g}/cpu.max"))?))
+    });
+    let path = group_path(&groups, "cpu").unwrap_or("/");
+    let v1 = ancestors(path).into_iter().filter_map(|g| {
+        let number = |name: &str| read(&format!("/sys/fs/cgroup/cpu{g}/{name}"))?.trim().parse().ok();
+        quota(number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?)
+    });
+    v2.chain(v1).min_by(f64::total_cmp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_is_found_in_both_versions() {
+        let text = "4:memory:/a/b\n3:cpu,cpuacct:/c\n1:name=systemd:/\n0::/x\nbroken\n7:\n";
+        assert_eq!(group_path(text, "memory"), Some("/a/b"));
+        assert_eq!(group_path(text, "cpu"), Some("/c"));
+        assert_eq!(group_path(text, ""), Some("/x"));
+        assert_eq!(group_path(text, "pids"), None);
+        assert_eq!(group_path("0::relative", ""), None);
+    }
+
+    #[test]
+    fn ancestors_end_with_the_root() {
+        assert_eq!(ancestors("/a/b"), ["/a/b", "/a", ""]);
+        assert_eq!(ancestors("/"), [""]);
+        assert_eq!(ancestors("/../../host"), [""]);
+    }
+
+    #[test]
+    fn limits_and_what_is_left() {
+        let v2 = "anon 500\nfile 300\ninactive_file 200\nactive_file 100\n";
+        let limit = |limit, left| Some(MemoryLimit { limit, left });
+        assert_eq!(level("1000\n", "800\n", v2), limit(1000, 500));
+        let v1 = "inactive_file 1\nactive_file 1\ntotal_inactive_file 200\ntotal_active_file 50\n";
+        assert_eq!(level("1000", "800", v1), limit(1000, 450));
+        assert_eq!(level("1000", "2000", ""), limit(1000, 0));
+        assert_eq!(level("1000", "10", "inactive_file 99\nactive_file x"), limit(1000, 1000));
+        assert_eq!(level("max\n", "800", v2), None);
+        assert_eq!(level("9223372036854771712", "800", v2), None);
+        assert_eq!(level("", "", ""), None);
+    }
+
+    #[test]
+    fn processor_quotas() {
+        assert_eq!(quota_v2("150000 100000\n"), Some(1.5));
+        assert_eq!(quota_v2("max 100000\n"), None);
+        assert_eq!(quota_v2("5"), None);
+        assert_eq!(quota(-1, 100_000), None);
+        assert_eq!(quota(100, 0), None);
+    }
+}
