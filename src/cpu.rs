@@ -306,10 +306,14 @@ impl Scratch {
                 while from < last_head {
                     let to = last_head.min((from / GROUP + 1) * GROUP);
                     let at = (from - first_head) * HEAD_DIM;
-                    heads.tokens(tokens.clone(), from..to, |t, h, out| {
+                    let put = |t: usize, h: usize, out: &Partial<HEAD_DIM>| {
                         let cols = at + h * HEAD_DIM..at + (h + 1) * HEAD_DIM;
                         heads.finish(out, &mut tile.row_mut(t)[cols]);
-                    });
+                    };
+                    match n {
+                        1 => heads.tokens::<TASK_HEADS>(tokens.clone(), from..to, put),
+                        _ => heads.tokens::<QUERIES>(tokens.clone(), from..to, put),
+                    }
                     from = to;
                 }
             });
@@ -472,7 +476,7 @@ impl Heads<'_> {
             for (c, out) in out.chunks_exact_mut(GROUP).enumerate() {
                 let seen = (slots - (first + c) * CHUNK).min(CHUNK);
                 let kv = self.chunk(kv_head, first + c);
-                simd::attend::attend(
+                simd::attend::attend::<HEAD_DIM, TASK_HEADS>(
                     self.isa,
                     kv,
                     &queries[..n],
@@ -483,26 +487,33 @@ impl Heads<'_> {
         }
     }
 
-    /// Attention of some tokens and heads of one group; `put(token, head, state)` counts from the first.
-    fn tokens(
+    /// Attention of some tokens and heads of one group, at most `N` pairs; `put(token, head, state)` counts
+    /// from the first.
+    fn tokens<const N: usize>(
         &self,
         tokens: Range<usize>,
         heads: Range<usize>,
         mut put: impl FnMut(usize, usize, &Partial<HEAD_DIM>),
     ) {
         let count = tokens.len() * heads.len();
-        let mut queries = [[0.0; HEAD_DIM]; QUERIES];
-        let mut states = [Partial::EMPTY; QUERIES];
-        let mut parts = [Partial::EMPTY; QUERIES];
+        let mut queries = [[0.0; HEAD_DIM]; N];
+        let mut states = [Partial::EMPTY; N];
+        let mut parts = [Partial::EMPTY; N];
         for (i, q) in queries[..count].iter_mut().enumerate() {
             *q = self.query(tokens.start + i / heads.len(), heads.start + i % heads.len());
         }
         let slots = |i: usize| self.cache.len() + tokens.start + i / heads.len() + 1;
         for chunk in 0..slots(count - 1).div_ceil(CHUNK) {
-            let visible: [usize; QUERIES] =
+            let visible: [usize; N] =
                 std::array::from_fn(|i| slots(i).saturating_sub(chunk * CHUNK).min(CHUNK));
             let kv = self.chunk(heads.start / GROUP, chunk);
-            simd::attend::attend(self.isa, kv, &queries[..count], &visible[..count], &mut parts[..count]);
+            simd::attend::attend::<HEAD_DIM, N>(
+                self.isa,
+                kv,
+                &queries[..count],
+                &visible[..count],
+                &mut parts[..count],
+            );
             for (state, part) in states[..count].iter_mut().zip(&parts) {
                 simd::attend::merge(self.isa, state, part);
             }

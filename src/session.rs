@@ -46,7 +46,9 @@ pub struct Session {
 impl Session {
     /// An empty sequence on a backend with an empty cache.
     pub fn new(backend: Box<dyn Backend>) -> Self {
-        Self { backend, tokens: Vec::new(), pos: 0, logits: vec![0.0; VOCAB] }
+        // Room for all ids at once, so that no token grows the list.
+        let tokens = Vec::with_capacity(backend.capacity());
+        Self { backend, tokens, pos: 0, logits: vec![0.0; VOCAB] }
     }
 
     /// Appends tokens and computes the logits of the last. Between chunks of the backend's size, looks at

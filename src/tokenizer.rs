@@ -3,6 +3,7 @@
 //! The file may come from anywhere, so it is checked ([`check`]) before the `tokenizers` library
 //! gets its parts, and every call into the library is contained ([`guard`]).
 
+mod bounded;
 mod check;
 pub(crate) mod files;
 mod guard;

@@ -243,17 +243,18 @@ impl ModelPath {
     /// (or where there is none), else the checkpoint.
     pub fn open(&self, weight_type: WeightType) -> Result<Source> {
         let packed = self.weights.join(PACKED_NAME);
-        if !self.weights.is_dir() || weight_type == WeightType::F32 || !packed.is_file() {
+        if !self.weights.is_dir() || !packed.is_file() {
             return Source::open(&self.weights);
         }
-        let packed = Source::open(&packed)?;
-        let bare = ["model.safetensors", "model.safetensors.index.json"]
-            .iter()
-            .all(|f| !self.weights.join(f).exists());
-        if bare {
-            return Ok(packed);
+        let checkpoint = ["model.safetensors", "model.safetensors.index.json"];
+        if !checkpoint.iter().any(|file| self.weights.join(file).exists()) {
+            return Source::open(&packed);
         }
         let source = Source::open(&self.weights)?;
+        if weight_type == WeightType::F32 {
+            return Ok(source);
+        }
+        let packed = Source::open(&packed)?;
         let fresh = pack::layout_version(&packed) == Some(pack::LAYOUT)
             && packed.metadata().get("source") == Some(&source.fingerprint());
         Ok(if fresh { packed } else { source })
@@ -328,24 +329,21 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
 /// The stored tensor of a spec, shape and type checked.
 fn find<'a>(source: &'a Source, spec: &Spec) -> Result<&'a Tensor> {
     let file = source.path();
-    let Some(tensor) = source.get(&spec.stored_as) else {
-        let hint = if spec.name == HEAD {
-            "; if the model ties its head to the embedding, config.json must say tie_word_embeddings: true"
-        } else {
-            "; the checkpoint is incomplete, fetch it again"
-        };
-        return Err(Error::model(file, format!("tensor {} is missing{hint}", spec.stored_as)));
-    };
+    if spec.name == HEAD && !TIED && source.get(HEAD).is_none() {
+        let hint = "if the embedding serves as the head, config.json must say tie_word_embeddings: true";
+        return Err(Error::model(file, format!("tensor {HEAD} is missing; {hint}")));
+    }
+    let tensor = source.require(&spec.stored_as)?;
     let want: &[usize] = if spec.role == Role::Vector { &[spec.cols] } else { &[spec.rows, spec.cols] };
     if tensor.shape != want {
         return Err(Error::model(
-            file,
+            &tensor.file,
             format!("tensor {} has shape {:?}; config.json makes it {want:?}", spec.stored_as, tensor.shape),
         ));
     }
     if !matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
         return Err(Error::model(
-            file,
+            &tensor.file,
             format!("tensor {} has type {:?}; supported: F32, F16, BF16", spec.stored_as, tensor.dtype),
         ));
     }
@@ -360,15 +358,12 @@ pub(crate) fn load_one(source: &Source, spec: &Spec, options: &LoadOptions<'_>) 
             let values = tensor.dtype.to_f32(tensor.data.bytes());
             if let Some(i) = values.iter().position(|x| !x.is_finite()) {
                 let message = format!("tensor {}: element {i} is {}", spec.stored_as, values[i]);
-                return Err(Error::model(source.path(), message));
+                return Err(Error::model(&tensor.file, message));
             }
             Ok(Loaded::Vector(values))
         }
         Role::Matrix if options.weight_type == WeightType::Q4_0 && spec.quantises() => {
-            let (quants, scales) = pack::quantise(tensor, spec, options.threads).map_err(|e| match e {
-                Error::Model(message) => Error::model(source.path(), message),
-                other => other,
-            })?;
+            let (quants, scales) = pack::quantise(tensor, spec, options.threads)?;
             tensor.data.release();
             Ok(Loaded::Q4 { quants, scales })
         }

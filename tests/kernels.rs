@@ -213,7 +213,7 @@ fn attention<const HD: usize>(types: KvTypes, tolerance: f64) {
             };
             let visible = seen.map(|n| n.saturating_sub(chunk * CHUNK).min(CHUNK));
             let mut parts = [Partial::EMPTY; 5];
-            attend(isa, kv, &queries, &visible, &mut parts);
+            attend::<HD, 8>(isa, kv, &queries, &visible, &mut parts);
             states.iter_mut().zip(&parts).for_each(|(s, p)| merge(isa, s, p));
         }
         states.iter().flat_map(|s| s.o.map(|o| o / s.l)).collect()

@@ -181,35 +181,24 @@ fn tokens_at_once(isa: Isa, left: usize) -> usize {
 /// One tile of tokens whose number is one of [`tokens_at_once`].
 fn q4_tile(isa: Isa, w: Q4Group<'_>, acts: &[ActBlock], out: &mut [[f32; 16]]) {
     macro_rules! kernel {
-        ($name:ident, $features:literal, $module:ident::$path:ident, [$($n:literal),*]) => {{
-            #[target_feature(enable = $features)]
-            fn $name(w: Q4Group<'_>, acts: &[ActBlock], out: &mut [[f32; 16]]) {
-                match out.len() {
-                    // SAFETY: `q4_group` checked the planes and that `acts` has a row for each of `out`.
-                    $($n => unsafe { $module::$path::<$n>(w, acts.as_ptr(), w.blocks, out.as_mut_ptr()) },)*
-                    n => unreachable!("no kernel for {n} tokens"),
-                }
+        ($set:ident, $name:ident, [$($n:literal),*]) => {
+            match out.len() {
+                // SAFETY: `isa` was found on this CPU; `q4_group` checked the planes and that `acts` has a
+                // row for each of `out`.
+                $($n => unsafe { $set::$name::<$n>(w, acts.as_ptr(), w.blocks, out.as_mut_ptr()) },)*
+                n => unreachable!("no kernel for {n} tokens"),
             }
-            // SAFETY: `isa` was found on this CPU.
-            unsafe { $name(w, acts, out) }
-        }};
+        };
     }
     match isa {
         Isa::Scalar => scalar::q4(w, acts, out),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => kernel!(avx2_q4, "avx2,fma,f16c", avx2::q4, [1, 2, 4]),
+        Isa::Avx2 => kernel!(avx2, q4, [1, 2, 4]),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => {
-            kernel!(
-                avx512_q4,
-                "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c",
-                avx512::q4,
-                [1, 2, 4, 8, 12]
-            )
-        }
+        Isa::Avx512 => kernel!(avx512, q4, [1, 2, 4, 8, 12]),
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => kernel!(neon_q4, "neon", neon::q4, [1, 2, 4]),
+        Isa::Neon => kernel!(neon, q4, [1, 2, 4]),
         #[cfg(target_arch = "aarch64")]
-        Isa::NeonDot => kernel!(neon_q4_dot, "neon,dotprod", neon::q4_dot, [1, 2, 4]),
+        Isa::NeonDot => kernel!(neon, q4_dot, [1, 2, 4]),
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! Messages here name field and value; the caller adds the file.
 
+use super::bounded;
 use super::files::{check_nesting, cut, shown};
 use super::parts::{self, DecoderKind};
 use serde::Deserialize;
@@ -67,9 +68,13 @@ struct HeadModel {
 struct File {
     version: Option<String>,
     added_tokens: Option<Vec<Added>>,
+    #[serde(default, deserialize_with = "bounded::value")]
     normalizer: Option<Value>,
+    #[serde(default, deserialize_with = "bounded::value")]
     pre_tokenizer: Option<Value>,
+    #[serde(default, deserialize_with = "bounded::value")]
     post_processor: Option<Value>,
+    #[serde(default, deserialize_with = "bounded::value")]
     decoder: Option<Value>,
     model: Bpe,
 }

@@ -1,5 +1,6 @@
 //! Reads the text files of a model directory with the care that files from elsewhere need.
 
+use super::bounded;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::fs::{self, File};
@@ -39,9 +40,10 @@ pub(crate) fn read_settings(path: &Path) -> Result<Option<Map<String, Value>>> {
     let Some(bytes) = read(path, MAX_SETTINGS)? else { return Ok(None) };
     let broken = |why: String| Error::model(path, format!("{why}; use the file published with the model"));
     check_nesting(&bytes).map_err(broken)?;
-    match serde_json::from_slice(&bytes) {
-        Ok(Value::Object(map)) => Ok(Some(map)),
-        Ok(other) => Err(broken(format!("holds {}, not a JSON object", shown(&other)))),
+    let mut json = serde_json::Deserializer::from_slice(&bytes);
+    match bounded::value(&mut json).and_then(|value| json.end().map(|()| value)) {
+        Ok(Some(Value::Object(map))) => Ok(Some(map)),
+        Ok(other) => Err(broken(format!("holds {}, not a JSON object", shown(&other.unwrap_or_default())))),
         Err(e) => Err(broken(format!("is not valid JSON ({e})"))),
     }
 }

@@ -246,7 +246,7 @@ fn try_file(name: &str, want: Want, content: &[u8]) {
         }
         _ => panic!("{name}: {want:?} was wanted, not {result:?}"),
     }
-    assert!(start.elapsed() < Duration::from_secs(10), "{name} took {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{name} took {:?}", start.elapsed());
 }
 
 fn story() -> (String, Value) {

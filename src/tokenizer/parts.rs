@@ -127,10 +127,10 @@ pub(super) fn decoder(value: Option<&Value>) -> Check<DecoderKind> {
     let supported =
         "ByteLevel, or a Sequence of Replace (of a String), ByteFallback, Fuse, Strip (at the start)";
     let steps = steps(field, "decoders", value)?;
-    if let [only] = steps[..] {
-        if kind(only) == "ByteLevel" {
-            return Ok(DecoderKind::ByteLevel);
-        }
+    if let [only] = steps[..]
+        && kind(only) == "ByteLevel"
+    {
+        return Ok(DecoderKind::ByteLevel);
     }
     let mut replace = vec![];
     let mut rest = steps.as_slice();

@@ -55,7 +55,7 @@ pub(super) fn quantise(tensor: &Tensor, spec: &Spec, threads: usize) -> Result<(
                 let row = g * GROUP_ROWS + lane;
                 let bytes = &tensor.data.bytes()[row * row_bytes..][..row_bytes];
                 for (b, stored) in bytes.chunks_exact(BLOCK * tensor.dtype.size()).enumerate() {
-                    let values = tensor.dtype.block_to_f32(stored);
+                    let values = tensor.dtype.widen::<BLOCK>(stored);
                     let block = BlockQ4::quantise(&values);
                     if !block.d.is_finite() || values.iter().any(|v| v.is_nan()) {
                         bad_row.fetch_min(row, Ordering::Relaxed);
@@ -74,10 +74,14 @@ pub(super) fn quantise(tensor: &Tensor, spec: &Spec, threads: usize) -> Result<(
     drop(groups);
     match bad_row.into_inner() {
         usize::MAX => Ok((quants.into_plane(), scales.into_plane())),
-        row => Err(Error::Model(format!(
-            "tensor {}, row {row}: holds NaN, infinity or values too large for a f16 scale; the checkpoint is broken",
-            spec.stored_as
-        ))),
+        row => Err(Error::model(
+            &tensor.file,
+            format!(
+                "tensor {}, row {row}: holds NaN, infinity or values too large for a f16 scale; \
+                 the checkpoint is broken",
+                spec.stored_as
+            ),
+        )),
     }
 }
 

@@ -1,32 +1,300 @@
-//! stub
-use crate::error::{Error, Result};
+//! Immutable bytes that tensors point into: a mapped file, or memory of our own.
+
+mod sigbus;
+
+use std::fmt;
+use std::fs::{self, FileType, OpenOptions};
 use std::ops::Range;
-use std::sync::Arc;
-pub struct AlignedBytes(Vec<u64>, usize);
-impl AlignedBytes {
-    pub fn zeroed(len: usize) -> Result<Self> {
-        let _ = Error::Other;
-        Ok(Self(vec![0; len.div_ceil(8)], len))
-    }
-    pub fn as_slice(&self) -> &[u8] {
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.1) }
-    }
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.1) }
-    }
-    pub fn into_plane(self) -> Plane {
-        let n = self.1;
-        Plane(Arc::new(self), 0..n)
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use memmap2::{Advice, Mmap, MmapMut, UncheckedAdvice};
+
+use crate::{Error, Result};
+
+/// Owned memory from this size on is aligned to and backed by huge pages where the system has them.
+const HUGE_FROM: usize = 4 << 20;
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Bytes that stay where they are, unchanged, for as long as the region lives.
+pub struct Region(Memory);
+
+enum Memory {
+    /// Fields drop in this order: the watch must end before the addresses can be used again.
+    File {
+        _watch: sigbus::Watch,
+        map: Mmap,
+    },
+    Owned(AlignedBytes),
+}
+
+impl Region {
+    fn bytes(&self) -> &[u8] {
+        match &self.0 {
+            Memory::File { map, .. } => map,
+            Memory::Owned(bytes) => bytes.as_slice(),
+        }
     }
 }
+
+/// A cheap handle to a range of a [`Region`], which lives as long as any plane into it.
 #[derive(Clone)]
-pub struct Plane(Arc<AlignedBytes>, Range<usize>);
+pub struct Plane {
+    region: Arc<Region>,
+    range: Range<usize>, // bytes of the region; within it, checked where a plane is made
+}
+
 impl Plane {
+    fn whole(memory: Memory) -> Plane {
+        let region = Region(memory);
+        let range = 0..region.bytes().len();
+        Plane { region: Arc::new(region), range }
+    }
+
     pub fn bytes(&self) -> &[u8] {
-        &self.0.as_slice()[self.1.clone()]
+        &self.region.bytes()[self.range.clone()]
     }
-    pub fn slice(&self, r: Range<usize>) -> Option<Plane> {
-        (r.end <= self.1.len()).then(|| Plane(self.0.clone(), self.1.start + r.start..self.1.start + r.end))
+
+    /// The part at `range`, counted from this plane's start; `None` if it is not all inside.
+    pub fn slice(&self, range: Range<usize>) -> Option<Plane> {
+        if range.start > range.end || range.end > self.range.len() {
+            return None;
+        }
+        let start = self.range.start;
+        Some(Plane { region: self.region.clone(), range: start + range.start..start + range.end })
     }
-    pub fn release(&self) {}
+
+    /// Says that these bytes of a mapped file are not needed soon: the whole pages among them stop
+    /// counting as this process's memory, and are read again from the file if touched after all.
+    /// Owned memory stays as it is.
+    pub fn release(&self) {
+        let Memory::File { map, .. } = &self.region.0 else { return };
+        let page = page_size();
+        let start = self.range.start.next_multiple_of(page);
+        let end = if self.range.end == map.len() { map.len() } else { self.range.end / page * page };
+        if start < end {
+            // SAFETY: `map` is a shared read-only mapping of a file (made in `map_file`), so dropped
+            // pages come back from the file with the same content; nothing written can be lost.
+            // A refusal changes nothing, so it is not an error.
+            let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
+        }
+    }
+
+    /// Says that these bytes of a mapped file are needed soon, so that the system reads them ahead.
+    pub fn prefetch(&self) {
+        if let Memory::File { map, .. } = &self.region.0 {
+            // Only a hint: the bytes are there with or without it.
+            let _ = map.advise_range(Advice::WillNeed, self.range.start, self.range.len());
+        }
+    }
+}
+
+impl fmt::Debug for Plane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if matches!(self.region.0, Memory::File { .. }) { "file" } else { "owned" };
+        write!(f, "Plane({kind} {:?})", self.range)
+    }
+}
+
+/// Zeroed memory to fill and then freeze: aligned to 64 bytes, to a huge page from 4 MiB on.
+///
+/// It is mapped, not taken from the allocator: pages are zero and cost nothing until written, huge
+/// pages can be asked for before the first touch, and it all goes back to the system when dropped.
+pub struct AlignedBytes {
+    map: MmapMut,
+    range: Range<usize>, // the aligned part of `map`
+}
+
+impl AlignedBytes {
+    pub fn zeroed(len: usize) -> Result<AlignedBytes> {
+        let huge = len >= HUGE_FROM;
+        let refused = |e: &dyn fmt::Display| {
+            let mib = len as f64 / (1 << 20) as f64;
+            Error::Memory(format!(
+                "cannot allocate {len} bytes ({mib:.1} MiB): {e}; \
+                 close other programs, or use a smaller model or a shorter context"
+            ))
+        };
+        let padded = len.checked_add(if huge { HUGE_PAGE } else { 0 });
+        let padded = padded.ok_or_else(|| refused(&"more than the address space"))?;
+        // A mapping of no bytes is refused by the system, hence the 1.
+        let map = MmapMut::map_anon(padded.max(1)).map_err(|e| refused(&e))?;
+        let start = if huge { map.as_ptr().align_offset(HUGE_PAGE) } else { 0 };
+        let mut bytes = AlignedBytes { map, range: start..start + len };
+        if huge {
+            ask_for_huge_pages(bytes.as_mut_slice());
+        }
+        Ok(bytes)
+    }
+
+    pub fn as_slice(&self) -> &[u8] {
+        &self.map[self.range.clone()]
+    }
+
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.map[self.range.clone()]
+    }
+
+    /// Freezes the bytes.
+    pub fn into_plane(self) -> Plane {
+        Plane::whole(Memory::Owned(self))
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn ask_for_huge_pages(bytes: &mut [u8]) {
+    // SAFETY: the range is memory we borrow mutably and its start is aligned to a page (`zeroed` asks
+    // only for slices aligned to HUGE_PAGE). The advice changes how it is backed, not what it holds.
+    // Kernels without huge pages refuse, which is fine.
+    unsafe { libc::madvise(bytes.as_mut_ptr().cast(), bytes.len(), libc::MADV_HUGEPAGE) };
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn ask_for_huge_pages(_: &mut [u8]) {}
+
+fn page_size() -> usize {
+    static SIZE: OnceLock<usize> = OnceLock::new();
+    *SIZE.get_or_init(|| {
+        // SAFETY: sysconf only reads a system constant; this name exists on every Unix.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(size).expect("every Unix has a page size")
+    })
+}
+
+/// Maps a whole regular file for reading.
+///
+/// Should the file shrink or its disk fail while the plane is in use, the process ends with a line
+/// saying so and exit code 3 (see `sigbus`).
+pub fn map_file(path: &Path) -> Result<Plane> {
+    let failed = |what: &str, e: std::io::Error, remedy: &str| {
+        Err(Error::model(path, format_args!("{what}: {e}; {remedy}")))
+    };
+    // Looked at before it is opened, since opening some devices has effects, and again once open.
+    let before = match fs::metadata(path) {
+        Ok(m) => m,
+        Err(e) => return failed("cannot be read", e, "check the path and its permissions"),
+    };
+    regular(path, before.file_type())?;
+    // O_NONBLOCK: if the name became a FIFO just now, opening it must not wait for a writer.
+    let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        Ok(f) => f,
+        Err(e) => return failed("cannot be opened", e, "check the path and its permissions"),
+    };
+    let meta = match file.metadata() {
+        Ok(m) => m,
+        Err(e) => return failed("cannot be read", e, "check its disk"),
+    };
+    regular(path, meta.file_type())?;
+    if meta.len() == 0 {
+        return Err(Error::model(path, "the file is empty; download or copy it again"));
+    }
+    // SAFETY: the mapping is read as plain bytes, of which any value is valid, and nothing read is
+    // trusted to stay the same without being checked. A file that shrinks raises SIGBUS, which is
+    // handled by `sigbus`, registered below before anyone sees the bytes.
+    let map = match unsafe { Mmap::map(&file) } {
+        Ok(m) => m,
+        Err(e) => return failed("cannot be mapped into memory", e, "copy it to a local disk"),
+    };
+    let Some(watch) = sigbus::Watch::start(path, &map) else {
+        let limit = sigbus::MAX_FILES;
+        return Err(Error::model(path, format_args!("more than {limit} model files are open; close some")));
+    };
+    Ok(Plane::whole(Memory::File { _watch: watch, map }))
+}
+
+/// Refuses all but regular files, naming what it is instead.
+fn regular(path: &Path, kind: FileType) -> Result<()> {
+    let other = if kind.is_file() {
+        return Ok(());
+    } else if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a FIFO"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "a device"
+    };
+    Err(Error::model(path, format_args!("is {other}; give a regular file, which can be mapped into memory")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owned_bytes_are_zero_aligned_and_sliced_with_checks() {
+        for len in [0, 1, 63, 4097, HUGE_FROM - 1, HUGE_FROM, HUGE_FROM + 12345] {
+            let mut bytes = AlignedBytes::zeroed(len).unwrap();
+            let align = if len >= HUGE_FROM { HUGE_PAGE } else { 64 };
+            assert_eq!(bytes.as_slice().as_ptr() as usize % align, 0, "{len}");
+            assert_eq!(bytes.as_slice().len(), len);
+            assert!(bytes.as_slice().iter().all(|&b| b == 0));
+            bytes.as_mut_slice().fill(7);
+            let plane = bytes.into_plane();
+            plane.release();
+            plane.prefetch();
+            assert!(plane.bytes().len() == len && plane.bytes().iter().all(|&b| b == 7));
+        }
+        let mut bytes = AlignedBytes::zeroed(8).unwrap();
+        bytes.as_mut_slice().copy_from_slice(&[0, 1, 2, 3, 4, 5, 6, 7]);
+        let plane = bytes.into_plane();
+        let part = plane.slice(2..6).unwrap();
+        drop(plane);
+        assert_eq!(part.bytes(), [2, 3, 4, 5]);
+        assert_eq!(part.slice(1..3).unwrap().bytes(), [3, 4]);
+        assert!(part.slice(4..4).unwrap().bytes().is_empty());
+        #[allow(clippy::reversed_empty_ranges)]
+        for bad in [0..5, 5..5, 3..2, 0..usize::MAX, usize::MAX..usize::MAX] {
+            assert!(part.slice(bad).is_none());
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_name_themselves() {
+        for len in [usize::MAX, usize::MAX - HUGE_PAGE, usize::MAX / 2, usize::MAX / 4] {
+            let Err(Error::Memory(message)) = AlignedBytes::zeroed(len) else { panic!("{len}") };
+            assert!(message.contains(&len.to_string()), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_mapped_file_survives_release() {
+        let path = std::env::temp_dir().join(format!("antigravity-region-{}", std::process::id()));
+        let data: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
+        fs::write(&path, &data).unwrap();
+        let plane = map_file(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(plane.bytes(), data);
+        for range in [0..data.len(), 0..1, 4095..4097, 1..200_000, 299_999..300_000, 7..7] {
+            let part = plane.slice(range.clone()).unwrap();
+            part.prefetch();
+            part.release();
+            assert_eq!(part.bytes(), &data[range]);
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn release_gives_pages_back() {
+        let path = std::env::temp_dir().join(format!("antigravity-rss-{}", std::process::id()));
+        let len = 32 << 20;
+        fs::write(&path, vec![1u8; len]).unwrap();
+        let plane = map_file(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let resident = || {
+            let text = fs::read_to_string("/proc/self/smaps").unwrap();
+            let start = format!("{:x}-", plane.bytes().as_ptr() as usize);
+            let entry = text.split_once(&start).unwrap().1;
+            let rss = entry.split_once("Rss:").unwrap().1.split_whitespace().next().unwrap();
+            rss.parse::<usize>().unwrap() << 10
+        };
+        assert_eq!(plane.bytes().iter().map(|&b| b as usize).sum::<usize>(), len);
+        assert_eq!(resident(), len);
+        plane.slice(1..len / 2).unwrap().release();
+        assert!(resident() <= len / 2 + 2 * page_size());
+        plane.release();
+        assert_eq!(resident(), 0);
+    }
 }

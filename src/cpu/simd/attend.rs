@@ -46,8 +46,8 @@ pub struct KvChunk<'a> {
 }
 
 /// Scores, softmax numerators and weighted values of each query over the first `visible[query]` slots of
-/// the chunk. `queries` are rotated by RoPE and already scaled by `1 / sqrt(head_dim)`.
-pub fn attend<const HD: usize>(
+/// the chunk, for at most `N` queries. They are rotated by RoPE and already scaled by `1 / sqrt(head_dim)`.
+pub fn attend<const HD: usize, const N: usize>(
     isa: Isa,
     kv: KvChunk<'_>,
     queries: &[[f32; HD]],
@@ -55,7 +55,7 @@ pub fn attend<const HD: usize>(
     out: &mut [Partial<HD>],
 ) {
     #[inline(always)]
-    unsafe fn body<L: Lanes, const HD: usize>(
+    unsafe fn body<L: Lanes, const HD: usize, const N: usize>(
         kv: KvChunk<'_>,
         queries: &[[f32; HD]],
         visible: &[usize],
@@ -63,7 +63,7 @@ pub fn attend<const HD: usize>(
     ) {
         let slots = visible.iter().copied().max().unwrap_or(0);
         let (k_bytes, v_bytes) = (kv.types.k.row_bytes(HD), kv.types.v.row_bytes(HD));
-        let mut scores = [[0.0f32; CHUNK]; QUERIES];
+        let mut scores = [[0.0f32; CHUNK]; N];
         let mut rows = [[0.0f32; HD]; ROWS];
         // SAFETY: `attend` checked that the chunk holds `slots` rows of each; lanes as the caller's.
         unsafe {
@@ -88,7 +88,7 @@ pub fn attend<const HD: usize>(
                 for ((scores, out), &seen) in scores.iter().zip(out.iter_mut()).zip(visible) {
                     let n = seen.saturating_sub(first).min(ROWS);
                     let weights = &scores[first..][..n];
-                    sixteens(HD, |i, part| {
+                    sixteens!(HD, |i, part| {
                         let mut o: L = load(&out.o, i, part);
                         for (w, row) in weights.iter().zip(&rows) {
                             o = L::splat(*w).fma(load(row, i, part), o);
@@ -100,10 +100,10 @@ pub fn attend<const HD: usize>(
         }
     }
     let slots = visible.iter().copied().max().unwrap_or(0);
-    assert!(queries.len() == visible.len() && queries.len() == out.len() && queries.len() <= QUERIES);
+    assert!(queries.len() == visible.len() && queries.len() == out.len() && queries.len() <= N);
     assert!(slots <= CHUNK);
     assert!(kv.k.len() >= slots * kv.types.k.row_bytes(HD) && kv.v.len() >= slots * kv.types.v.row_bytes(HD));
-    dispatch!(isa, body::<L, HD: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
+    dispatch!(isa, body::<L, HD: usize, N: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
         out: &mut [Partial<HD>]))
 }
 
@@ -114,7 +114,7 @@ unsafe fn dots<L: Lanes, const HD: usize>(q: &[f32; HD], rows: &[[f32; HD]; ROWS
     unsafe {
         let mut acc = [L::splat(0.0); ROWS];
         for (acc, row) in acc.iter_mut().zip(rows) {
-            sixteens(HD, |i, part| *acc = load::<L>(row, i, part).fma(load(q, i, part), *acc));
+            sixteens!(HD, |i, part| *acc = load::<L>(row, i, part).fma(load(q, i, part), *acc));
         }
         L::sums(&acc)
     }
@@ -128,9 +128,14 @@ unsafe fn numerators<L: Lanes>(scores: &mut [f32]) -> (f32, f32) {
     }
     // SAFETY: indices from `sixteens`; lanes as the caller's.
     unsafe {
-        let m = scores.iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m });
+        let mut most = L::splat(f32::NEG_INFINITY);
+        let (whole, rest) = scores.as_chunks::<16>();
+        for run in whole {
+            most = L::load(run.as_ptr()).max(most);
+        }
+        let m = rest.iter().fold(most.largest(), |m, &x| if x > m { x } else { m });
         let mut sum = L::splat(0.0);
-        sixteens(scores.len(), |i, part| {
+        sixteens!(scores.len(), |i, part| {
             let e = exp_lanes(load::<L>(scores, i, part).sub(L::splat(m)));
             store(e, scores, i, part);
             // Reloading zeroes the lanes past the end.
@@ -152,7 +157,7 @@ pub fn merge<const HD: usize>(isa: Isa, state: &mut Partial<HD>, part: &Partial<
             exp_lanes(L::load(weights.as_ptr())).store(weights.as_mut_ptr());
             let (old, new) = (weights[0], weights[1]);
             (state.m, state.l) = (m, part.l.mul_add(new, state.l * old));
-            sixteens(HD, |i, run| {
+            sixteens!(HD, |i, run| {
                 let o = load::<L>(&state.o, i, run).mul(L::splat(old));
                 store(load::<L>(&part.o, i, run).fma(L::splat(new), o), &mut state.o, i, run);
             });

@@ -42,11 +42,12 @@ unsafe impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> Self {
         unsafe {
-            let widen = |p: *const u8| {
-                let x = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))
-            };
-            Avx2(widen(p), widen(p.add(16)))
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(16).cast()));
+            Avx2(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            )
         }
     }
     #[inline(always)]
@@ -64,13 +65,9 @@ unsafe impl Lanes for Avx2 {
         unsafe {
             let x = _mm_loadu_si128(p.cast());
             let mask = _mm_set1_epi8(15);
-            let widen = |x: __m128i| {
-                Avx2(
-                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)),
-                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(x))),
-                )
-            };
-            (widen(_mm_and_si128(x, mask)), widen(_mm_and_si128(_mm_srli_epi16::<4>(x), mask)))
+            let low = _mm_and_si128(x, mask);
+            let high = _mm_and_si128(_mm_srli_epi16::<4>(x), mask);
+            (widen_u8(low), widen_u8(high))
         }
     }
     #[inline(always)]
@@ -142,8 +139,9 @@ unsafe impl Lanes for Avx2 {
     unsafe fn pow2(n: Self) -> Self {
         unsafe {
             let bias = _mm256_set1_epi32(127);
-            let f = |n| _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n), bias));
-            Avx2(_mm256_castsi256_ps(f(n.0)), _mm256_castsi256_ps(f(n.1)))
+            let low = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n.0), bias));
+            let high = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n.1), bias));
+            Avx2(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
         }
     }
     #[inline(always)]
@@ -165,29 +163,57 @@ unsafe impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe {
+            let v8 = _mm256_max_ps(self.0, self.1);
+            let v4 = _mm_max_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps::<1>(v8));
+            let v2 = _mm_max_ps(v4, _mm_movehl_ps(v4, v4));
+            _mm_cvtss_f32(_mm_max_ss(v2, _mm_shuffle_ps::<1>(v2, v2)))
+        }
+    }
+    #[inline(always)]
     unsafe fn sums(rows: &[Self; 16]) -> Self {
-        unsafe { Avx2(sums8(rows.first_chunk().unwrap()), sums8(rows.last_chunk().unwrap())) }
+        unsafe { Avx2(sums8(&rows[..8]), sums8(&rows[8..])) }
+    }
+}
+
+/// Sixteen unsigned bytes as floats.
+#[inline(always)]
+unsafe fn widen_u8(x: __m128i) -> Avx2 {
+    // SAFETY: as the caller's.
+    unsafe {
+        Avx2(
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(x))),
+        )
     }
 }
 
 /// The tree sums of eight rows, one a lane: the same additions as [`Lanes::sum`], side by side.
 #[inline(always)]
-unsafe fn sums8(rows: &[Avx2; 8]) -> __m256 {
+unsafe fn sums8(rows: &[Avx2]) -> __m256 {
     // SAFETY: as the caller's.
     unsafe {
         // 8 -> 4: the low half of the result holds row a's four sums, the high half row b's.
-        let pair = |a: usize, b: usize| {
-            let (a, b) = (_mm256_add_ps(rows[a].0, rows[a].1), _mm256_add_ps(rows[b].0, rows[b].1));
-            _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
-        };
-        let (p0, p1, p2, p3) = (pair(0, 4), pair(1, 5), pair(2, 6), pair(3, 7));
+        macro_rules! pair {
+            ($a:literal, $b:literal) => {{
+                let a = _mm256_add_ps(rows[$a].0, rows[$a].1);
+                let b = _mm256_add_ps(rows[$b].0, rows[$b].1);
+                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
+            }};
+        }
         // 4 -> 2: lanes (0+2, 1+3) of two rows beside each other.
-        let four = |a, b| {
-            _mm256_add_ps(_mm256_shuffle_ps::<0b01_00_01_00>(a, b), _mm256_shuffle_ps::<0b11_10_11_10>(a, b))
-        };
-        let (q0, q1) = (four(p0, p1), four(p2, p3));
+        macro_rules! four {
+            ($a:expr, $b:expr) => {{
+                let (a, b) = ($a, $b);
+                let low = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
+                _mm256_add_ps(low, _mm256_shuffle_ps::<0b11_10_11_10>(a, b))
+            }};
+        }
+        let a = four!(pair!(0, 4), pair!(1, 5));
+        let b = four!(pair!(2, 6), pair!(3, 7));
         // 2 -> 1.
-        _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(q0, q1), _mm256_shuffle_ps::<0b11_01_11_01>(q0, q1))
+        _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b))
     }
 }
 
@@ -195,7 +221,7 @@ unsafe fn sums8(rows: &[Avx2; 8]) -> __m256 {
 ///
 /// Per block: nibbles (at most 15) times activations (at most 127) pairwise into i16, eight such
 /// sums together at most 8 * 2 * 15 * 127 = 30,480, so they stay in i16 without saturating.
-#[inline(always)]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
     // SAFETY: `super::q4_group` checked that the planes hold `w.blocks` blocks, that `acts` holds T
     // rows `stride` apart, and that `out` holds T rows.
@@ -208,10 +234,12 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
                 let quants = w.quants.as_ptr().add(b * QUANT_BYTES + half * 32);
                 let scales = w.scales.as_ptr().add(b * SCALE_BYTES + half * 16);
                 let scale = _mm256_cvtph_ps(_mm_loadu_si128(scales.cast()));
-                let raw: [__m256i; 4] =
-                    std::array::from_fn(|v| _mm256_loadu_si256(quants.add(v * 64).cast()));
-                let low = raw.map(|x| _mm256_and_si256(x, mask));
-                let high = raw.map(|x| _mm256_and_si256(_mm256_srli_epi16::<4>(x), mask));
+                let (mut low, mut high) = ([mask; 4], [mask; 4]);
+                for v in 0..4 {
+                    let x = _mm256_loadu_si256(quants.add(v * 64).cast());
+                    low[v] = _mm256_and_si256(x, mask);
+                    high[v] = _mm256_and_si256(_mm256_srli_epi16::<4>(x), mask);
+                }
                 for (t, acc) in acc.iter_mut().enumerate() {
                     let act = &*acts.add(t * stride + b);
                     let q = act.q.as_ptr().cast::<i32>();

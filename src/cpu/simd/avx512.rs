@@ -118,43 +118,44 @@ unsafe impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe { _mm512_reduce_max_ps(self.0) }
+    }
+    #[inline(always)]
     unsafe fn sums(rows: &[Self; 16]) -> Self {
         unsafe {
-            // 16 -> 8: halves of rows a and b side by side; then 8 -> 4; the quarters of the result
-            // hold the four partial sums of rows i, i + 4, i + 8, i + 12.
-            let eight = |a: __m512, b: __m512| {
-                _mm512_add_ps(
-                    _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
-                    _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b),
-                )
-            };
-            let four = |a: __m512, b: __m512| {
-                _mm512_add_ps(
-                    _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b),
-                    _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b),
-                )
-            };
-            let q: [__m512; 4] = std::array::from_fn(|i| {
-                four(eight(rows[i].0, rows[i + 4].0), eight(rows[i + 8].0, rows[i + 12].0))
-            });
+            // 16 -> 8: halves of rows a and b side by side; 8 -> 4: quarters of rows i, i + 4, i + 8, i + 12.
+            macro_rules! eight {
+                ($a:expr, $b:expr) => {{
+                    let (a, b) = (rows[$a].0, rows[$b].0);
+                    let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
+                    _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
+                }};
+            }
+            macro_rules! four {
+                ($i:literal) => {{
+                    let (a, b) = (eight!($i, $i + 4), eight!($i + 8, $i + 12));
+                    let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+                    _mm512_add_ps(even, _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
+                }};
+            }
             // 4 -> 2 and 2 -> 1 inside the quarters.
-            let two = |a, b| {
-                _mm512_add_ps(
-                    _mm512_shuffle_ps::<0b01_00_01_00>(a, b),
-                    _mm512_shuffle_ps::<0b11_10_11_10>(a, b),
-                )
-            };
-            let (a, b) = (two(q[0], q[1]), two(q[2], q[3]));
-            Avx512(_mm512_add_ps(
-                _mm512_shuffle_ps::<0b10_00_10_00>(a, b),
-                _mm512_shuffle_ps::<0b11_01_11_01>(a, b),
-            ))
+            macro_rules! two {
+                ($a:expr, $b:expr) => {{
+                    let (a, b) = ($a, $b);
+                    let low = _mm512_shuffle_ps::<0b01_00_01_00>(a, b);
+                    _mm512_add_ps(low, _mm512_shuffle_ps::<0b11_10_11_10>(a, b))
+                }};
+            }
+            let (a, b) = (two!(four!(0), four!(1)), two!(four!(2), four!(3)));
+            let even = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
+            Avx512(_mm512_add_ps(even, _mm512_shuffle_ps::<0b11_01_11_01>(a, b)))
         }
     }
 }
 
 /// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::q4_group`].
-#[inline(always)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
     // SAFETY: `super::q4_group` checked that the planes hold `w.blocks` blocks, that `acts` holds T
     // rows `stride` apart, and that `out` holds T rows.
@@ -164,21 +165,31 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
         for b in 0..w.blocks {
             let quants = w.quants.as_ptr().add(b * QUANT_BYTES);
             let scale = _mm512_cvtph_ps(_mm256_loadu_si256(w.scales.as_ptr().add(b * SCALE_BYTES).cast()));
-            let raw: [__m512i; 4] = std::array::from_fn(|v| _mm512_loadu_si512(quants.add(v * 64).cast()));
-            let low = raw.map(|x| _mm512_and_si512(x, mask));
-            let high = raw.map(|x| _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask));
-            for (t, acc) in acc.iter_mut().enumerate() {
-                let act = &*acts.add(t * stride + b);
-                let q = act.q.as_ptr().cast::<i32>();
-                let mut isum = _mm512_set1_epi32(act.offset);
-                for v in 0..4 {
-                    isum = _mm512_dpbusd_epi32(isum, low[v], _mm512_set1_epi32(q.add(v).read_unaligned()));
-                    isum =
-                        _mm512_dpbusd_epi32(isum, high[v], _mm512_set1_epi32(q.add(4 + v).read_unaligned()));
-                }
-                let d = _mm512_mul_ps(scale, _mm512_set1_ps(act.d));
-                *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(isum), d, *acc);
+            let (mut low, mut high) = ([mask; 4], [mask; 4]);
+            for v in 0..4 {
+                let x = _mm512_loadu_si512(quants.add(v * 64).cast());
+                low[v] = _mm512_and_si512(x, mask);
+                high[v] = _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask);
             }
+            // Written out, so that the accumulators stay in registers: LLVM leaves a loop of twelve rolled.
+            macro_rules! tokens {
+                ($($t:literal)*) => {$(
+                    if $t < T {
+                        let act = &*acts.add($t * stride + b);
+                        let q = act.q.as_ptr().cast::<i32>();
+                        let mut isum = _mm512_set1_epi32(act.offset);
+                        for v in 0..4 {
+                            let a = _mm512_set1_epi32(q.add(v).read_unaligned());
+                            isum = _mm512_dpbusd_epi32(isum, low[v], a);
+                            let a = _mm512_set1_epi32(q.add(4 + v).read_unaligned());
+                            isum = _mm512_dpbusd_epi32(isum, high[v], a);
+                        }
+                        let d = _mm512_mul_ps(scale, _mm512_set1_ps(act.d));
+                        acc[$t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(isum), d, acc[$t]);
+                    }
+                )*};
+            }
+            tokens!(0 1 2 3 4 5 6 7 8 9 10 11);
         }
         for (t, acc) in acc.iter().enumerate() {
             _mm512_storeu_ps(out.add(t).cast(), *acc);

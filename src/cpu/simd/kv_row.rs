@@ -20,7 +20,7 @@ pub fn encode(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
                     KvType::F32 => {
                         out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(o, x)| *o = x.to_le_bytes());
                     }
-                    KvType::F16 => sixteens(block, |i, part| {
+                    KvType::F16 => sixteens!(block, |i, part| {
                         let mut half = [0u8; 32];
                         load::<L>(x, i, part).store_f16(half.as_mut_ptr());
                         let n = part.unwrap_or(16);
@@ -42,7 +42,7 @@ unsafe fn max_abs<L: Lanes>(x: &[f32]) -> f32 {
     // SAFETY: indices from `sixteens`; lanes as the caller's.
     unsafe {
         let mut max = L::splat(0.0);
-        sixteens(x.len(), |i, part| max = max.max(load::<L>(x, i, part).abs()));
+        sixteens!(x.len(), |i, part| max = max.max(load::<L>(x, i, part).abs()));
         max.largest()
     }
 }
@@ -61,7 +61,7 @@ unsafe fn encode_q8<L: Lanes>(x: &[f32], out: &mut [u8]) {
     unsafe {
         let (d, id) = scale(max_abs::<L>(x) / 127.0);
         out[..2].copy_from_slice(&d.to_le_bytes());
-        sixteens(x.len(), |i, part| {
+        sixteens!(x.len(), |i, part| {
             let q = load::<L>(x, i, part).mul(L::splat(id)).round();
             let mut bytes = [0i8; 16];
             q.max(L::splat(-127.0)).min(L::splat(127.0)).store_i8(bytes.as_mut_ptr());
@@ -77,6 +77,13 @@ unsafe fn encode_q8<L: Lanes>(x: &[f32], out: &mut [u8]) {
 /// costs less than the coarser steps that reach it.
 const Q4_DIVISORS: [f32; 6] = [8.0, -8.0, 7.5, -8.75, 9.5, -9.5];
 
+/// `round_ties_even(x * id)` in [-8, 7].
+#[inline(always)]
+unsafe fn nibbles<L: Lanes>(x: L, id: f32) -> L {
+    // SAFETY: lanes as the caller's.
+    unsafe { x.mul(L::splat(id)).round().max(L::splat(-8.0)).min(L::splat(7.0)) }
+}
+
 /// `q = round_ties_even(x / d)` in [-8, 7], stored `+ 8`; element `i` in the low nibble of byte `i`, element
 /// `i + half` in the high one.
 #[inline(always)]
@@ -86,14 +93,13 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
         let most = max_abs::<L>(x);
         // The sign that the largest value has: -8 reaches further than 7.
         let signed = if x.contains(&-most) { -most } else { most };
-        let quantised = |x: L, id: f32| x.mul(L::splat(id)).round().max(L::splat(-8.0)).min(L::splat(7.0));
         let (mut best, mut least) = (scale(0.0), f32::INFINITY);
         for divisor in Q4_DIVISORS {
             let (d, id) = scale(-signed / divisor);
             let mut error = L::splat(0.0);
-            sixteens(x.len(), |i, part| {
+            sixteens!(x.len(), |i, part| {
                 let x: L = load(x, i, part);
-                let miss = quantised(x, id).mul(L::splat(d.to_f32())).sub(x);
+                let miss = nibbles(x, id).mul(L::splat(d.to_f32())).sub(x);
                 error = miss.fma(miss, error);
             });
             let error = error.sum();
@@ -105,10 +111,10 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
         out[..2].copy_from_slice(&d.to_le_bytes());
         let half = x.len() / 2;
         let (low, high) = x.split_at(half);
-        sixteens(half, |i, part| {
+        sixteens!(half, |i, part| {
             let (mut a, mut b) = ([0i8; 16], [0i8; 16]);
-            quantised(load(low, i, part), id).store_i8(a.as_mut_ptr());
-            quantised(load(high, i, part), id).store_i8(b.as_mut_ptr());
+            nibbles::<L>(load(low, i, part), id).store_i8(a.as_mut_ptr());
+            nibbles::<L>(load(high, i, part), id).store_i8(b.as_mut_ptr());
             for (o, (a, b)) in out[2 + i..].iter_mut().zip(a.iter().zip(b)) {
                 *o = (a + 8) as u8 | ((b + 8) as u8) << 4;
             }
@@ -129,16 +135,16 @@ pub unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8], out: &
     unsafe {
         match kind {
             KvType::F32 => {
-                sixteens(HD, |i, part| store(load_dtype::<L>(row, Dtype::F32, i, part), out, i, part))
+                sixteens!(HD, |i, part| store(load_dtype::<L>(row, Dtype::F32, i, part), out, i, part))
             }
             KvType::F16 => {
-                sixteens(HD, |i, part| store(load_dtype::<L>(row, Dtype::F16, i, part), out, i, part))
+                sixteens!(HD, |i, part| store(load_dtype::<L>(row, Dtype::F16, i, part), out, i, part))
             }
             KvType::Q8 => {
                 for b in 0..HD / block {
                     let p = &row[b * bytes..][..bytes];
                     let d = L::splat(f16::from_le_bytes([p[0], p[1]]).to_f32());
-                    sixteens(block, |i, part| {
+                    sixteens!(block, |i, part| {
                         let mut copy = [0u8; 16];
                         let q = match part {
                             None => L::load_i8(p.as_ptr().add(2 + i)),
@@ -156,7 +162,7 @@ pub unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8], out: &
                 for b in 0..HD / block {
                     let p = &row[b * bytes..][..bytes];
                     let d = L::splat(f16::from_le_bytes([p[0], p[1]]).to_f32());
-                    sixteens(half, |i, part| {
+                    sixteens!(half, |i, part| {
                         let mut copy = [0u8; 16];
                         let (low, high) = match part {
                             None => L::load_nibbles(p.as_ptr().add(2 + i)),

@@ -176,7 +176,7 @@ macro_rules! sdot {
 }
 
 /// Q4_0 rows times activations with dotprod: sixteen rows, `T` tokens; see [`super::q4_group`].
-#[inline(always)]
+#[target_feature(enable = "neon,dotprod")]
 pub unsafe fn q4_dot<const T: usize>(
     w: Q4Group<'_>,
     acts: *const ActBlock,
@@ -222,7 +222,7 @@ pub unsafe fn q4_dot<const T: usize>(
 /// Q4_0 rows times activations without dotprod: sixteen rows, `T` tokens; see [`super::q4_group`].
 ///
 /// Products are summed in i16: eight of at most 15 * 127 a lane, 15,240, so none overflows.
-#[inline(always)]
+#[target_feature(enable = "neon")]
 pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
     // SAFETY: `super::q4_group` checked that the planes hold `w.blocks` blocks, that `acts` holds T
     // rows `stride` apart, and that `out` holds T rows.

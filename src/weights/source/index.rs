@@ -1,0 +1,51 @@
+//! `model.safetensors.index.json`: which shard holds which tensor.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path};
+
+use serde::Deserialize;
+
+use super::json::{Object, UniqueMap, parse as parse_json, quoted};
+
+/// Bytes; the index of a model with a hundred thousand tensors has a tenth of that.
+const MAX_SIZE: usize = 64 << 20;
+
+/// Fewer than can be mapped at a time.
+const MAX_SHARDS: usize = 192;
+
+#[derive(Deserialize)]
+struct RawIndex {
+    weight_map: UniqueMap<String>,
+}
+
+/// Parses and checks an index: shard name -> the names of its tensors.
+pub fn parse(file: &[u8]) -> Result<BTreeMap<String, Vec<String>>, String> {
+    if file.len() > MAX_SIZE {
+        return Err(format!("the file is {} bytes long; an index has at most {MAX_SIZE}", file.len()));
+    }
+    let Object(RawIndex { weight_map: UniqueMap(map) }) = parse_json(file)?;
+    let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (tensor, shard) in map {
+        if !is_plain(&shard) {
+            return Err(format!(
+                "weight_map: tensor {} is in {}, which is not the plain name of a file beside the index",
+                quoted(&tensor),
+                quoted(&shard)
+            ));
+        }
+        shards.entry(shard).or_default().push(tensor);
+    }
+    match shards.len() {
+        0 => Err("weight_map: lists no tensors".into()),
+        1..=MAX_SHARDS => Ok(shards),
+        count => Err(format!("weight_map: names {count} shards; at most {MAX_SHARDS} are supported")),
+    }
+}
+
+/// Whether `name` stays in the directory it is joined to. (The file may be a symbolic link to
+/// anywhere: the Hugging Face cache is made of those.)
+fn is_plain(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    let one = matches!(components.next(), Some(Component::Normal(first)) if first == name);
+    one && components.next().is_none() && !name.contains(['\\', '\0'])
+}

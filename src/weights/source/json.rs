@@ -1,0 +1,136 @@
+//! JSON from files nobody vouches for: bounded nesting, no key twice, and errors that say where.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
+
+/// Deeper than any file of ours, far from any stack's end.
+const MAX_DEPTH: usize = 16;
+
+/// Parses a JSON object. Errors are one short line.
+pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    // A copy, since the bytes of a mapped file could change after they were found to be UTF-8.
+    let text = String::from_utf8(bytes.to_vec())
+        .map_err(|e| format!("byte {} of the JSON is not UTF-8", e.utf8_error().valid_up_to()))?;
+    match text.chars().next() {
+        Some('{') => {}
+        Some(first) => return Err(format!("the JSON starts with {first:?}, not '{{'")),
+        None => return Err("the JSON is empty".into()),
+    }
+    check_depth(text.as_bytes())?;
+    serde_json::from_str(&text).map_err(|e| one_line(&e.to_string()))
+}
+
+/// Counts open brackets outside strings. It need not understand the rest: what is not JSON fails later.
+fn check_depth(bytes: &[u8]) -> Result<(), String> {
+    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    for (at, &byte) in bytes.iter().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > MAX_DEPTH {
+            return Err(format!("the JSON is nested more than {MAX_DEPTH} deep at byte {at}"));
+        }
+    }
+    Ok(())
+}
+
+/// A value of the file for a message: quoted, without control characters, not too long.
+pub fn quoted(text: &str) -> String {
+    const LONGEST: usize = 100;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
+/// A message that may quote the file, made safe for a terminal.
+fn one_line(message: &str) -> String {
+    const LONGEST: usize = 400;
+    message.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Says where in the file a value's error arose.
+pub fn within<E: Error>(place: impl fmt::Display) -> impl FnOnce(E) -> E {
+    move |e| E::custom(format_args!("{place}: {e}"))
+}
+
+/// A struct written as an object; derived code alone would take an array of its fields as well.
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OnlyMap<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyMap<T> {
+            type Value = T;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+        deserializer.deserialize_map(OnlyMap(PhantomData)).map(Object)
+    }
+}
+
+/// An object of any keys, each at most once. Errors of a value name its key.
+pub struct UniqueMap<T>(pub BTreeMap<String, T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for UniqueMap<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Unique<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Unique<T> {
+            type Value = BTreeMap<String, T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut seen = BTreeMap::new();
+                while let Some(key) = map.next_key::<String>()? {
+                    let value = map.next_value().map_err(within(quoted(&key)))?;
+                    insert_new(&mut seen, key, value)?;
+                }
+                Ok(seen)
+            }
+        }
+        deserializer.deserialize_map(Unique(PhantomData)).map(UniqueMap)
+    }
+}
+
+/// Inserts, refusing a key that is already there.
+pub fn insert_new<T, E: Error>(map: &mut BTreeMap<String, T>, key: String, value: T) -> Result<(), E> {
+    if map.contains_key(&key) {
+        return Err(E::custom(format_args!("{} is there twice", quoted(&key))));
+    }
+    map.insert(key, value);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn brackets_in_strings_are_not_nesting() {
+        assert_eq!(check_depth(br#"{"[[[[[[[[[[[[[[[[[[[[\"[[[[[[[[[[[[": {}, "\\": []}"#), Ok(()));
+        assert!(check_depth(&[b'['; MAX_DEPTH]).is_ok());
+        assert!(check_depth(&[b'['; MAX_DEPTH + 1]).is_err());
+    }
+
+    #[test]
+    fn messages_cannot_carry_control_characters() {
+        assert_eq!(quoted("a\n\u{1b}[2J"), r#""a\n\u{1b}[2J""#);
+        assert!(quoted(&"é".repeat(10_000)).chars().count() < 110);
+        assert_eq!(one_line("a\nb\u{7}"), "a b ");
+    }
+}
