@@ -152,7 +152,8 @@ fn packed_files() {
         fs::File::options().write(true).open(model.0.join(PACKED_NAME)).unwrap().set_len(cut).unwrap();
         model.refused("truncated", &[PACKED_NAME]);
     }
-    let edits: [(&str, &[&str], fn(&mut Map<String, Value>, &mut Vec<u8>)); 6] = [
+    type Edit = fn(&mut Map<String, Value>, &mut Vec<u8>);
+    let edits: [(&str, &[&str], Edit); 6] = [
         ("another layout", &["layout", "antigravity pack"], |h, _| {
             h["__metadata__"]["antigravity.layout"] = json!("99");
         }),
