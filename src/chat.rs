@@ -4,6 +4,10 @@
 //! forms, with what they vary in. Control tokens and text are kept apart, so that a control token
 //! that someone writes in a message stays text.
 
+mod conversation;
+
+pub use conversation::Conversation;
+
 use crate::tokenizer::files::{read, read_settings};
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
@@ -179,14 +183,8 @@ impl Template {
         date: &str,
         ending: Ending,
     ) -> Result<Vec<u32>> {
-        let mut ids = vec![];
-        for segment in self.render(messages, &Context { bos: tokenizer.bos_token(), date, ending }) {
-            ids.extend(match segment {
-                Segment::Control(token) => tokenizer.encode(&token, AddSpecial::No)?,
-                Segment::Text(text) => tokenizer.encode_plain(&text)?,
-            });
-        }
-        Ok(ids)
+        let context = Context { bos: tokenizer.bos_token(), date, ending };
+        encode_segments(tokenizer, self.render(messages, &context))
     }
 
     /// The tokens that end an answer, as far as the tokenizer has them.
@@ -198,6 +196,18 @@ impl Template {
         };
         names.iter().filter_map(|name| tokenizer.token_to_id(name)).collect()
     }
+}
+
+/// The ids of the parts; only control parts become control tokens.
+fn encode_segments(tokenizer: &Tokenizer, segments: Vec<Segment>) -> Result<Vec<u32>> {
+    let mut ids = vec![];
+    for segment in segments {
+        ids.extend(match segment {
+            Segment::Control(token) => tokenizer.encode(&token, AddSpecial::No)?,
+            Segment::Text(text) => tokenizer.encode_plain(&text)?,
+        });
+    }
+    Ok(ids)
 }
 
 /// The parts as one text.

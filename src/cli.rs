@@ -1,8 +1,11 @@
 //! The command line: flags as typed ([`Cli`]), one file per command that acts on them.
 
+mod answer;
 mod args;
 mod bench;
+mod chat;
 mod doctor;
+mod eval;
 mod generate;
 mod inspect;
 mod logits;
@@ -22,6 +25,8 @@ pub fn run() -> Result<()> {
     let cli = Cli::parse_args()?;
     match cli.command {
         Command::Generate(a) => generate::run(&a),
+        Command::Chat(a) => chat::run(&a),
+        Command::Eval(a) => eval::run(&a),
         Command::Logits(a) => logits::run(&a),
         Command::Pack(a) => pack::run(&a),
         Command::Bench(a) => bench::run(&a),

@@ -57,7 +57,9 @@ impl KvType {
     /// Whether rows of this type are rotated by a Walsh-Hadamard transform before they are stored.
     ///
     /// The rotation spreads outliers over the block. It pays where an outlier costs all others their
-    /// resolution; perplexities with and without are in the README.
+    /// resolution. Measured on the story model (`eval`, 40 x 512 tokens, f32 weights, against an f32
+    /// cache): q4 KL divergence 0.000202 nats with, 0.000414 without; perplexity +0.036 % and +0.038 %.
+    /// q8 gains nothing from it (0.000001 either way).
     pub const fn rotated(self) -> bool {
         matches!(self, KvType::Q4)
     }

@@ -26,6 +26,10 @@ pub struct Cli {
 pub(super) enum Command {
     /// Complete a prompt, streamed to stdout
     Generate(GenerateArgs),
+    /// Talk with the model, turn by turn
+    Chat(super::chat::ChatArgs),
+    /// Measure perplexity, or how far two settings are apart
+    Eval(super::eval::EvalArgs),
     /// Write the raw logits of given token ids
     Logits(LogitsArgs),
     /// Write the packed model file, which loads at once
@@ -54,15 +58,26 @@ impl Cli {
     /// Reads the process's arguments. Help and version go to stdout and end the process.
     pub(super) fn parse_args() -> Result<Self> {
         Self::try_parse_from(std::env::args_os().map(long_spelling)).map_err(|e| {
-            if e.use_stderr() {
-                let text = e.to_string();
-                Error::Usage(text.trim_start_matches("error: ").trim_end().into())
-            } else {
+            if !e.use_stderr() {
                 let _ = e.print();
                 std::process::exit(0)
             }
+            Error::Usage(one_line(&e))
         })
     }
+}
+
+/// What is wrong, without the usage and the advice that clap prints in further paragraphs.
+fn one_line(e: &clap::Error) -> String {
+    if e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return "a command is missing; antigravity --help lists them".into();
+    }
+    let text = e.to_string();
+    let lines =
+        text.lines().map(str::trim).take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more"));
+    let lines: Vec<&str> = lines.filter(|l| !l.is_empty()).collect();
+    let line = lines.join(" ").replace(" tip: ", "; tip: ");
+    line.trim_start_matches("error: ").into()
 }
 
 /// Short flags of more than one letter, as llama.cpp spells them.
@@ -374,17 +389,21 @@ impl SamplerArgs {
     }
 }
 
+/// `--num-tokens`: -1 is no limit.
+pub(super) fn token_limit(num_tokens: i64) -> Result<Option<usize>> {
+    match num_tokens {
+        -1 => Ok(None),
+        n => usize::try_from(n)
+            .map(Some)
+            .map_err(|_| Error::Usage(format!("--num-tokens {n}: use a number from 0, or -1 for no limit"))),
+    }
+}
+
 impl GenerateArgs {
     /// Checks the flags of the generation.
     pub fn resolve(&self) -> Result<GenerateOptions> {
-        let max_tokens = match self.num_tokens {
-            -1 => None,
-            n => Some(usize::try_from(n).map_err(|_| {
-                Error::Usage(format!("--num-tokens {n}: use a number from 0, or -1 for no limit"))
-            })?),
-        };
         Ok(GenerateOptions {
-            max_tokens,
+            max_tokens: token_limit(self.num_tokens)?,
             sampler: self.sampler.resolve()?,
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,

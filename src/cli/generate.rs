@@ -1,15 +1,16 @@
 //! `generate`: one completion, streamed.
 
+use super::answer::{Report, show};
 use super::args::{Format, GenerateArgs};
 use super::signal;
 use super::terminal::{Progress, end_line, put};
-use crate::engine::{Engine, TokenStream};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::session::StopReason;
+use crate::tokenizer::AddSpecial;
 use crate::trace::Recorder;
-use serde_json::json;
 use std::io::{IsTerminal, Read};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 
@@ -36,10 +37,12 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
         restored = crate::saved::load(file, &mut session, &engine)?;
     }
     let mut tokens = session.tokens().to_vec();
-    match args.prompt.is_some() || args.prompt_file.is_some() || tokens.is_empty() {
-        true if tokens.is_empty() => tokens = engine.encode(&prompt)?,
-        true => tokens.extend(engine.tokenizer().encode(&prompt, crate::tokenizer::AddSpecial::No)?),
-        false => {}
+    match prompt {
+        prompt if tokens.is_empty() => {
+            tokens = engine.encode(prompt.as_deref().unwrap_or(DEFAULT_PROMPT))?;
+        }
+        Some(more) => tokens.extend(engine.tokenizer().encode(&more, AddSpecial::No)?),
+        None => {}
     }
     if tokens.is_empty() {
         return Err(Error::Usage(
@@ -50,43 +53,30 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     if let Some(rng) = restored {
         stream.sampler_mut().set_rng(rng);
     }
-    let result = show(&mut stream, args.output.format);
+    let mut last = None;
+    let result = show(&mut stream, args.output.format, |id, _| last = id.or(last));
     let (timing, reason) = (stream.timing(), stream.stop_reason().unwrap_or(StopReason::Interrupt));
     let rng = stream.sampler_mut().rng().clone();
     drop(stream);
     result?;
 
     if let Some(file) = &args.session {
+        // The last token of a text that may go on was shown but not computed.
+        if let (StopReason::Length | StopReason::Interrupt, Some(token)) = (reason, last) {
+            session.decode(token)?;
+        }
         crate::saved::save(file, &mut session, &engine, &rng)?;
     }
     if let (Some(file), Some(recorder)) = (&args.output.trace, session.record(None)) {
         recorder.write_chrome(file)?;
     }
-    let tbt = timing.tbt().unwrap_or(Duration::ZERO);
-    let speed = if tbt.is_zero() { 0.0 } else { 1.0 / tbt.as_secs_f64() };
-    if args.output.format == Format::Jsonl {
-        put(&format!(
-            "{}\n",
-            json!({
-                "t": "stats", "ttft_ms": ms(timing.ttft), "tbt_ms": ms(tbt), "tokens_per_second": speed,
-                "prompt_tokens": timing.prompt_tokens, "tokens": timing.tokens, "load_ms": ms(loading),
-                "stop": reason.name(), "seed": options.sampler.seed,
-            })
-        ))?;
-    } else {
-        end_line();
+    let report = Report { timing, reason, loading, seed: options.sampler.seed };
+    match args.output.format {
+        Format::Jsonl => put(&report.json())?,
+        Format::Text => end_line(),
     }
     if !args.output.quiet {
-        eprintln!("TTFT: {:.2} ms", ms(timing.ttft));
-        eprintln!("Avg TBT: {:.2} ms ({speed:.1} tokens/sec)", ms(tbt));
-        eprintln!("stop: {}", reason.name());
-        eprintln!(
-            "prompt: {} tokens, generated: {} tokens, load: {:.2} ms, {}",
-            timing.prompt_tokens,
-            timing.tokens,
-            ms(loading),
-            session.backend().name()
-        );
+        report.say(&session);
         if args.sampler.seed.is_none() && options.sampler.temperature != 0.0 {
             eprintln!("seed: {}", options.sampler.seed);
         }
@@ -97,28 +87,8 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     }
 }
 
-fn ms(d: Duration) -> f64 {
-    d.as_secs_f64() * 1e3
-}
-
-/// Prints the pieces as they come.
-fn show(stream: &mut TokenStream<'_>, format: Format) -> Result<()> {
-    while let Some(piece) = stream.next() {
-        let piece = piece?;
-        match format {
-            Format::Text if piece.is_empty() => {}
-            Format::Text => put(&piece)?,
-            Format::Jsonl => {
-                let line = json!({"t": "token", "id": stream.last_token(), "text": piece});
-                put(&format!("{line}\n"))?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The prompt: from the flag, a file, piped stdin, or the default.
-fn prompt(args: &GenerateArgs) -> Result<String> {
+/// The prompt, if there is one: from the flag, a file, or piped stdin.
+fn prompt(args: &GenerateArgs) -> Result<Option<String>> {
     let from_stdin = || -> Result<String> {
         let mut bytes = Vec::new();
         std::io::stdin()
@@ -129,10 +99,10 @@ fn prompt(args: &GenerateArgs) -> Result<String> {
         text("stdin", bytes)
     };
     if let Some(prompt) = &args.prompt {
-        return Ok(prompt.clone());
+        return Ok(Some(prompt.clone()));
     }
     match &args.prompt_file {
-        Some(file) if file.as_os_str() == "-" => from_stdin(),
+        Some(file) if file.as_os_str() == "-" => from_stdin().map(Some),
         Some(file) => {
             let name = file.display().to_string();
             let bad = |e: String| Error::Usage(format!("--prompt-file {name}: {e}"));
@@ -140,10 +110,10 @@ fn prompt(args: &GenerateArgs) -> Result<String> {
             if meta.is_dir() || meta.len() > PROMPT_LIMIT {
                 return Err(bad("is a directory or longer than 64 MiB; give a text file".into()));
             }
-            text(&name, std::fs::read(file).map_err(|e| bad(e.to_string()))?)
+            text(&name, std::fs::read(file).map_err(|e| bad(e.to_string()))?).map(Some)
         }
-        None if std::io::stdin().is_terminal() => Ok(DEFAULT_PROMPT.into()),
-        None => from_stdin().map(|p| if p.is_empty() { DEFAULT_PROMPT.into() } else { p }),
+        None if std::io::stdin().is_terminal() => Ok(None),
+        None => from_stdin().map(|p| (!p.is_empty()).then_some(p)),
     }
 }
 

@@ -75,6 +75,11 @@ unsafe fn encode_q8<L: Lanes>(x: &[f32], out: &mut [u8]) {
 /// Scales tried by the four-bit encoder, as divisors of the largest value; the one with the smallest
 /// squared error is kept. A block of a rotated row is close to normal, where clipping the tail a little
 /// costs less than the coarser steps that reach it.
+///
+/// KL divergence in nats from an f32 cache, story model with q4_0 weights, 20 x 512 tokens: these six
+/// 0.000524, `8` alone 0.000719. Tried: the scale refitted by least squares, `sum xq / sum qq`, for the
+/// winner 0.000390; as the criterion for all six 0.000679 (worse), with 7, -7.5 and +-10.5 as well
+/// 0.000358. Not taken: perplexity is within 0.08 % of f32 in any case, and saved rows would change.
 const Q4_DIVISORS: [f32; 6] = [8.0, -8.0, 7.5, -8.75, 9.5, -9.5];
 
 /// `round_ties_even(x * id)` in [-8, 7].

@@ -10,6 +10,7 @@
 ///
 /// All methods need the instruction set of their type; pointers are valid for the sixteen elements
 /// they name (no alignment needed).
+#[allow(clippy::missing_safety_doc, reason = "one contract for all, above")]
 pub unsafe trait Lanes: Copy {
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;

@@ -3,6 +3,8 @@
 //! Each public function takes the instruction set first and is safe: it checks lengths, then runs the
 //! body compiled for that set.
 
+#![allow(clippy::missing_safety_doc, reason = "the contract is that of `Lanes`")]
+
 use super::lanes::Lanes;
 use super::{Isa, dispatch};
 use crate::quant::BLOCK;

@@ -1,0 +1,77 @@
+//! Shows one generation while it comes, and afterwards its times.
+
+use super::args::Format;
+use super::terminal::put;
+use crate::engine::{Timing, TokenStream};
+use crate::error::Result;
+use crate::session::{Session, StopReason};
+use serde_json::json;
+use std::time::Duration;
+
+/// Prints the pieces as they come; `each` gets the token and its piece.
+pub(super) fn show(
+    stream: &mut TokenStream<'_>,
+    format: Format,
+    mut each: impl FnMut(Option<u32>, &str),
+) -> Result<()> {
+    while let Some(piece) = stream.next() {
+        let piece = piece?;
+        match format {
+            Format::Text if piece.is_empty() => {}
+            Format::Text => put(&piece)?,
+            Format::Jsonl => {
+                let line = json!({"t": "token", "id": stream.last_token(), "text": piece});
+                put(&format!("{line}\n"))?;
+            }
+        }
+        each(stream.last_token(), &piece);
+    }
+    Ok(())
+}
+
+/// What one generation took.
+#[derive(Clone, Copy)]
+pub(super) struct Report {
+    pub timing: Timing,
+    pub reason: StopReason,
+    pub loading: Duration,
+    pub seed: u64,
+}
+
+impl Report {
+    /// Average milliseconds between tokens, and tokens per second.
+    fn pace(&self) -> (f64, f64) {
+        let tbt = self.timing.tbt().unwrap_or(Duration::ZERO);
+        (ms(tbt), if tbt.is_zero() { 0.0 } else { 1.0 / tbt.as_secs_f64() })
+    }
+
+    /// The last line of `--format jsonl`.
+    pub fn json(&self) -> String {
+        let (timing, (tbt, speed)) = (&self.timing, self.pace());
+        let line = json!({
+            "t": "stats", "ttft_ms": ms(timing.ttft), "tbt_ms": tbt, "tokens_per_second": speed,
+            "prompt_tokens": timing.prompt_tokens, "tokens": timing.tokens, "load_ms": ms(self.loading),
+            "stop": self.reason.name(), "seed": self.seed,
+        });
+        format!("{line}\n")
+    }
+
+    /// The lines on stderr, the first two in the specification's format.
+    pub fn say(&self, session: &Session) {
+        let (timing, (tbt, speed)) = (&self.timing, self.pace());
+        eprintln!("TTFT: {:.2} ms", ms(timing.ttft));
+        eprintln!("Avg TBT: {tbt:.2} ms ({speed:.1} tokens/sec)");
+        eprintln!("stop: {}", self.reason.name());
+        eprintln!(
+            "prompt: {} tokens, generated: {} tokens, load: {:.2} ms, {}",
+            timing.prompt_tokens,
+            timing.tokens,
+            ms(self.loading),
+            session.backend().name()
+        );
+    }
+}
+
+fn ms(d: Duration) -> f64 {
+    d.as_secs_f64() * 1e3
+}

@@ -1,0 +1,14 @@
+//! The real binary on the bundled model: exit codes, what goes where, and the flags that change the text.
+#![cfg(unix)]
+
+#[path = "cli/program.rs"]
+mod program;
+
+#[path = "cli/chat_eval.rs"]
+mod chat_eval;
+#[path = "cli/errors.rs"]
+mod errors;
+#[path = "cli/output.rs"]
+mod output;
+#[path = "cli/state.rs"]
+mod state;

@@ -1,0 +1,131 @@
+//! One line on stderr, nothing on stdout, and the exit code of the class.
+
+use super::program::*;
+
+#[test]
+fn flags_that_are_not_there() {
+    mentions(&fails(&["generate", "--foo"], 2), &["--foo"]);
+    mentions(&fails(&["generate", "--temperatur", "1"], 2), &["--temperatur"]);
+    mentions(&fails(&["dance"], 2), &["dance"]);
+    mentions(&fails::<&str>(&[], 2), &["command", "--help"]);
+    mentions(&fails(&["logits"], 2), &["--tokens", "--out"]);
+    mentions(&fails(&["generate", "-n"], 2), &["--num-tokens"]);
+}
+
+#[test]
+fn numbers_out_of_range() {
+    let bad: &[(&str, &[&str])] = &[
+        ("--num-tokens", &["x", "-2", "nan", "1.5", "99999999999999999999"]),
+        ("--temperature", &["x", "nan", "-1", "inf"]),
+        ("--top-p", &["nan", "-0.1", "1.1", "x"]),
+        ("--top-k", &["-1", "x", "nan"]),
+        ("--min-p", &["nan", "-1", "2"]),
+        ("--repetition-penalty", &["nan", "0", "-1", "inf"]),
+        ("--repetition-window", &["-1", "x"]),
+        ("--seed", &["-1", "x"]),
+        ("--max-seq-len", &["0", "-1", "x", "99999999999"]),
+        ("--prefill-chunk", &["0", "-1", "99999"]),
+        ("--threads", &["0", "-1", "x", "99999"]),
+        ("--eviction-window", &["-1", "x"]),
+        ("--protected-prefix", &["-1", "x"]),
+        ("--memory-threshold-mb", &["-1", "nan"]),
+        ("--switch-threshold", &["-1", "x"]),
+        ("--switch-back", &["-1", "x"]),
+        ("--kv-type", &["q3", ""]),
+        ("--weight-type", &["q3"]),
+        ("--backend", &["tpu"]),
+        ("--format", &["xml"]),
+    ];
+    for (flag, values) in bad {
+        for value in *values {
+            let line = fails(&["generate", "-p", "x", &format!("{flag}={value}")], 2);
+            assert!(line.to_lowercase().contains(value), "{flag} {value}: {line}");
+        }
+    }
+    mentions(&fails(&["generate", "-p", "x", "--temperature", "-1"], 2), &["--temperature -1"]);
+    mentions(&fails(&["generate", "-p", "x", "--stop", ""], 2), &["--stop"]);
+    mentions(&fails(&["chat", "--num-tokens", "-2"], 2), &["--num-tokens -2"]);
+    mentions(&fails(&["chat", "--stop", ""], 2), &["--stop"]);
+}
+
+#[test]
+fn what_this_build_does_not_have() {
+    mentions(&fails(&["generate", "-p", "x", "--backend", "opencl"], 5), &["opencl", "--backend cpu"]);
+    mentions(&fails(&["generate", "-p", "x", "--eviction-policy", "sliding"], 2), &["not in this build"]);
+}
+
+#[test]
+fn prompts() {
+    let long = "once upon a time ".repeat(20);
+    mentions(&fails(&["generate", "-c", "16", "-p", &long], 2), &["16", "--max-seq-len"]);
+    mentions(&fails(&["chat", "-st", "-c", "16", "-p", &long], 2), &["16", "--max-seq-len"]);
+    // The first token is a prompt.
+    assert_eq!(run(&["generate", "-p", "", "-n", "2"]).code, Some(0));
+    mentions(&fails(&["generate", "-f", "/no/such/file"], 2), &["/no/such/file"]);
+    mentions(&fails(&["generate", "-f", "/"], 2), &["--prompt-file /", "directory"]);
+    let temp = Temp::new();
+    let latin = temp.write("latin.txt", b"caf\xe9");
+    mentions(&fails(&["generate", "-f", &latin], 2), &["latin.txt", "byte 3", "UTF-8"]);
+    fails(&["generate", "-p", "a", "-f", &latin], 2);
+}
+
+#[test]
+fn models_that_are_none() {
+    mentions(&fails(&["generate", "-p", "x", "-m", "/no/such/dir"], 3), &["/no/such/dir"]);
+    let temp = Temp::new();
+    mentions(&fails(&["generate", "-p", "x", "-m", &temp.path("")], 3), &[&temp.path("")]);
+    let garbage = temp.write("model.safetensors", [0xff; 100]);
+    mentions(&fails(&["generate", "-p", "x", "-m", &garbage], 3), &["model.safetensors"]);
+    let short = temp.write("short.safetensors", "");
+    mentions(&fails(&["generate", "-p", "x", "-m", &short], 3), &["short.safetensors"]);
+    mentions(&fails(&["pack", "-m", "/no/such/dir"], 3), &["/no/such/dir"]);
+}
+
+#[test]
+fn config_of_another_model() {
+    let temp = Temp::new();
+    let dir = temp.model_without("config.json");
+    let config = std::fs::read_to_string(model().join("config.json")).expect("a config");
+    let layers = format!("\"num_hidden_layers\": {}", antigravity::dims::LAYERS);
+    assert!(config.contains(&layers));
+    temp.write("config.json", config.replace(&layers, "\"num_hidden_layers\": 7"));
+    let line = fails(&["generate", "-p", "x", "-m", &dir], 3);
+    mentions(&line, &["config.json", "num_hidden_layers", "7", "6", "rebuild: ANTIGRAVITY_MODEL="]);
+    for broken in ["", "{", "[]", "{\"model_type\": 3}"] {
+        temp.write("config.json", broken);
+        mentions(&fails(&["generate", "-p", "x", "-m", &dir], 3), &["config.json"]);
+    }
+}
+
+#[test]
+fn broken_tokenizer() {
+    let temp = Temp::new();
+    let dir = temp.model_without("tokenizer.json");
+    mentions(&fails(&["generate", "-p", "x", "-m", &dir], 3), &["tokenizer.json", "missing"]);
+    for broken in ["", "{", "{\"model\": {\"type\": \"BPE\"}}"] {
+        temp.write("tokenizer.json", broken);
+        mentions(&fails(&["generate", "-p", "x", "-m", &dir], 3), &["tokenizer.json"]);
+    }
+    std::fs::copy(model().join("tokenizer.json"), temp.0.join("tokenizer.json")).expect("a copy");
+    temp.write("tokenizer_config.json", "{\"chat_template\": 3}");
+    mentions(&fails(&["chat", "-p", "x", "-m", &dir], 3), &["tokenizer_config.json", "chat_template"]);
+}
+
+#[test]
+fn token_files() {
+    let temp = Temp::new();
+    let out = temp.path("logits");
+    for broken in ["", "[]", "[-1]", "[1.5]", "[99999999]", "{}"] {
+        let file = temp.write("tokens.json", broken);
+        fails(&["logits", "--tokens", &file, "--out", &out], 2);
+        fails(&["eval", "--tokens", &file], 2);
+    }
+    let file = temp.write("tokens.json", "[0,5,6]");
+    mentions(&fails(&["logits", "--tokens", &file, "--out", "/no/such/out"], 1), &["/no/such/out"]);
+    fails(&["eval"], 2);
+    mentions(&fails(&["eval", "--tokens", &file, "--chunk", "1"], 2), &["--chunk 1"]);
+    mentions(&fails(&["eval", "--tokens", &file, "--limit", "0"], 2), &["--limit 0"]);
+    for against in ["kv", "kv=q3", "speed=1", "weights=q8", ""] {
+        mentions(&fails(&["eval", "--tokens", &file, "--against", against], 2), &["--against"]);
+    }
+}

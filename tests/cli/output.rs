@@ -1,0 +1,158 @@
+//! What a successful run prints where, and what must not change it.
+
+use super::program::*;
+use std::io::Read;
+use std::process::Stdio;
+
+/// A number with this many decimals.
+#[track_caller]
+fn number(text: &str, decimals: usize) -> f64 {
+    let (_, after) = text.split_once('.').unwrap_or_else(|| panic!("{text:?} has no decimals"));
+    assert_eq!(after.len(), decimals, "{text:?}");
+    text.parse().unwrap_or_else(|_| panic!("{text:?} is no number"))
+}
+
+#[test]
+fn text_on_stdout_and_times_first_on_stderr() {
+    let said = run(&["generate", "-p", "Once upon a time", "-n", "8", "--seed", "1"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(!said.out.is_empty() && !said.out.contains("TTFT"), "{:?}", said.out);
+    let mut lines = said.err.lines();
+    let (first, second) = (lines.next().unwrap_or(""), lines.next().unwrap_or(""));
+    let ttft = first.strip_prefix("TTFT: ").and_then(|l| l.strip_suffix(" ms")).expect("the first line");
+    assert!(number(ttft, 2) > 0.0);
+    let tbt = second.strip_prefix("Avg TBT: ").and_then(|l| l.strip_suffix(" tokens/sec)"));
+    let (tbt, speed) = tbt.and_then(|l| l.split_once(" ms (")).expect("the second line");
+    let product = number(tbt, 2) * number(speed, 1);
+    assert!((900.0..1100.0).contains(&product), "{second}");
+    assert_eq!(lines.next(), Some("stop: length"));
+    assert_eq!(run(&["generate", "-q", "-p", "a", "-n", "1"]).err, "");
+}
+
+#[test]
+fn same_seed_same_text() {
+    let with = |more: &[&str]| {
+        let mut args = vec!["generate", "-p", "The cat", "-n", "24", "--temp", "1.2"];
+        args.extend(more);
+        text(&args)
+    };
+    let reference = with(&["--seed", "7"]);
+    assert_eq!(reference, with(&["--seed", "7", "--threads", "1"]));
+    assert_eq!(reference, with(&["--seed", "7", "--threads", "3"]));
+    assert_eq!(reference, with(&["--seed", "7", "--prefill-chunk", "1"]));
+    assert_ne!(reference, with(&["--seed", "8"]));
+    // A seed that was drawn is said, and repeats the run.
+    let said = run(&["generate", "-p", "The cat", "-n", "24", "--temp", "1.2"]);
+    let seed = said.err.lines().find_map(|l| l.strip_prefix("seed: ")).expect("a seed");
+    assert_eq!(said.out, with(&["--seed", seed]));
+}
+
+#[test]
+fn prompt_from_everywhere() {
+    let reference = greedy(&[]);
+    let temp = Temp::new();
+    let file = temp.write("prompt.txt", "Once upon a time\n");
+    let args = ["generate", "--temp", "0", "-n", "12"];
+    assert_eq!(reference, text(&[&args[..], &["-f", &file]].concat()));
+    assert_eq!(reference, run_with(&args, "Once upon a time\n").out);
+    assert_eq!(reference, run_with(&[&args[..], &["-f", "-"]].concat(), "Once upon a time\r\n").out);
+    let hello = text(&["generate", "--temp", "0", "-n", "12", "-p", "Hello, world! I am a"]);
+    assert_eq!(hello, text(&args));
+}
+
+#[test]
+fn stop_strings_are_held_back() {
+    let whole = greedy(&[]);
+    // A stop string of several tokens, from the middle of the text.
+    let middle = whole.len() / 3;
+    let stop = &whole[middle..middle + 9];
+    let at = whole.find(stop).expect("it is from the text");
+    assert_eq!(greedy(&["--stop", stop]), &whole[..at]);
+    assert_eq!(greedy(&["-r", "not in it", "-r", stop]), &whole[..at]);
+    let said = run(&["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12", "--stop", stop]);
+    mentions(&said.err, &["stop: stop"]);
+    // What could have become one is shown in the end.
+    let almost = format!("{}~", &whole[whole.len() - 3..]);
+    assert_eq!(greedy(&["--stop", &almost]), whole);
+}
+
+#[test]
+fn jsonl_is_json() {
+    let whole = greedy(&[]);
+    let lines = greedy(&["--format", "jsonl"]);
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|l| serde_json::from_str(l).expect("a JSON object")).collect();
+    let (stats, tokens) = lines.split_last().expect("some lines");
+    let pieces: String = tokens.iter().map(|t| t["text"].as_str().expect("a text")).collect();
+    assert_eq!(pieces, whole);
+    assert!(tokens.iter().all(|t| t["t"] == "token"));
+    assert_eq!(tokens.iter().filter(|t| t["id"].is_u64()).count(), 12);
+    assert_eq!(
+        (&stats["t"], &stats["tokens"], &stats["stop"]),
+        (&"stats".into(), &12.into(), &"length".into())
+    );
+    assert!(stats["ttft_ms"].as_f64().is_some_and(|x| x > 0.0), "{stats}");
+}
+
+#[test]
+fn how_far_it_goes() {
+    assert_eq!(text(&["generate", "-n", "0", "-p", "Once"]), "");
+    let ends = |args: &[&str]| {
+        let mut all = vec!["generate", "--temp", "0", "-n", "-1", "-p", "Once upon a time"];
+        all.extend(args);
+        let said = run(&all);
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        said.err.lines().nth(2).unwrap_or("").to_string()
+    };
+    assert_eq!(ends(&["-c", "32"]), "stop: context");
+    assert_eq!(ends(&["-c", "32", "--ignore-eos"]), "stop: context");
+    assert_eq!(ends(&[]), "stop: eos");
+}
+
+#[test]
+fn reader_that_leaves() {
+    let args = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once"];
+    let mut child =
+        command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+    let mut byte = [0];
+    let mut out = child.stdout.take().expect("piped");
+    out.read_exact(&mut byte).expect("some text");
+    drop(out);
+    let said = said(child.wait_with_output().expect("it ends"));
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn interrupt_keeps_the_text() {
+    let args = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once"];
+    let mut child =
+        command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+    let mut out = child.stdout.take().expect("piped");
+    let mut text = vec![0];
+    out.read_exact(&mut text).expect("some text");
+    let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(kill.expect("a kill program").success());
+    out.read_to_end(&mut text).expect("the rest");
+    let said = said(child.wait_with_output().expect("it ends"));
+    assert_eq!(said.code, Some(130), "{}", said.err);
+    assert!(String::from_utf8(text).is_ok_and(|t| !t.is_empty()));
+    mentions(&said.err, &["TTFT: ", "stop: interrupt"]);
+}
+
+#[test]
+fn help_and_version() {
+    use antigravity::dims::{DIM, LAYERS, MODEL, VOCAB};
+    let version = text(&["--version"]);
+    let dims = [format!("{LAYERS} layers"), format!("dim {DIM}"), format!("vocab {VOCAB}")];
+    mentions(&version, &[MODEL, &dims[0], &dims[1], &dims[2]]);
+    assert_eq!(version.lines().count(), 1);
+    let help = text(&["--help"]);
+    let commands = help.lines().skip_while(|l| *l != "Commands:").skip(1).take_while(|l| !l.is_empty());
+    let commands: Vec<&str> = commands.filter_map(|l| l.split_whitespace().next()).collect();
+    for command in ["generate", "chat", "eval", "logits", "pack"] {
+        assert!(commands.contains(&command), "{commands:?}");
+    }
+    for command in commands {
+        mentions(&text(&[command, "--help"]), &["Usage: antigravity", command]);
+    }
+}

@@ -1,0 +1,78 @@
+//! Files that are written and read again: sessions, packed models, logits.
+
+use super::program::*;
+use antigravity::cpu::simd::Isa;
+
+#[test]
+fn a_continued_session_is_one_run() {
+    let temp = Temp::new();
+    for sampler in [&["--temp", "0"][..], &["--temp", "1.1", "--seed", "3"]] {
+        let file = temp.path(&format!("state{}", sampler.len()));
+        let run = |prompt: &[&str], n: &str, session: &[&str]| {
+            text(&[&["generate", "-n", n], sampler, prompt, session].concat())
+        };
+        let prompt = ["-p", "Once upon a time"];
+        let whole = run(&prompt, "20", &[]);
+        let session = ["--session", file.as_str()];
+        let parts = run(&prompt, "7", &session) + &run(&[], "1", &session) + &run(&[], "12", &session);
+        assert_eq!(parts, whole);
+    }
+}
+
+#[test]
+fn sessions_that_do_not_fit() {
+    let temp = Temp::new();
+    let file = temp.path("state");
+    greedy(&["--session", &file]);
+    let args = ["generate", "-p", "x", "--session", &file];
+    let with = |flag, value| [&args[..], &[flag, value]].concat();
+    mentions(&fails(&with("--kv-type", "f16"), 2), &["--session", "--kv-type q4"]);
+    mentions(&fails(&with("-c", "8"), 2), &["--session", "--max-seq-len"]);
+    let mut bytes = std::fs::read(&file).expect("the session");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    temp.write("state", &bytes);
+    mentions(&fails(&args, 3), &["state", "damaged"]);
+    temp.write("state", "short");
+    mentions(&fails(&args, 3), &["state"]);
+}
+
+#[test]
+fn packed_models_say_the_same() {
+    let temp = Temp::new();
+    let dir = temp.model_without("model.safetensors");
+    let packed = temp.path("model.packed.safetensors");
+    let source = model().to_str().expect("UTF-8");
+    assert_eq!(text(&["pack", "-m", source, "-o", &packed]), "");
+    let reference = greedy(&[]);
+    assert_eq!(reference, greedy(&["-m", &dir]));
+    assert_eq!(reference, greedy(&["-m", &packed]));
+    let args = ["generate", "-p", "x", "-m", &packed, "--weight-type", "f32"];
+    mentions(&fails(&args, 2), &["--weight-type f32", "packed"]);
+    let bytes = std::fs::read(&packed).expect("the packed file");
+    temp.write("model.packed.safetensors", &bytes[..bytes.len() / 2]);
+    fails(&["generate", "-p", "x", "-m", &packed], 3);
+    fails(&["pack", "-q", "-m", source, "-o", &temp.path("")], 2);
+}
+
+#[test]
+fn logits_on_every_instruction_set() {
+    let temp = Temp::new();
+    let tokens = temp.write("tokens.json", "[0, 55, 1667, 338, 2236]");
+    let logits = |isa: &str| {
+        let out = temp.path("logits");
+        let args = ["logits", "--tokens", &tokens, "--out", &out];
+        let said = said(command(&args).env("ANTIGRAVITY_SIMD", isa).output().expect("the binary starts"));
+        assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "", ""));
+        std::fs::read(&out).expect("the logits")
+    };
+    let reference = logits("scalar");
+    assert_eq!(reference.len(), 5 * 4 * antigravity::dims::VOCAB);
+    for isa in Isa::available() {
+        assert!(logits(isa.family()) == reference, "{}", isa.name());
+    }
+    let args = ["generate", "-p", "x"];
+    let said = said(command(&args).env("ANTIGRAVITY_SIMD", "mmx").output().expect("the binary starts"));
+    assert_eq!(said.code, Some(2));
+    mentions(&said.err, &["error: ANTIGRAVITY_SIMD=mmx", "scalar"]);
+}
