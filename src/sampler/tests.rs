@@ -240,25 +240,3 @@ fn bad_options_are_usage_errors_that_name_the_flag() {
         assert!(message.starts_with(flag) && message.contains("use a number"), "{message}");
     }
 }
-
-#[test]
-#[ignore = "a measurement: cargo test --release sampler_speed -- --ignored --nocapture"]
-fn sampler_speed() {
-    let mut rng = Rng::new(3);
-    let logits: Vec<f32> =
-        (0..128_256).map(|_| (0..12).map(|_| rng.uniform()).sum::<f32>() * 3.0 - 18.0).collect();
-    let recent: Vec<u32> = (0..64).collect();
-    for top_k in [1, 40, 0] {
-        for top_p in [0.9, 1.0] {
-            let o = SamplerOptions { top_k, top_p, ..Default::default() };
-            let mut sampler = Sampler::new(o, logits.len()).expect("valid");
-            let mut scratch = logits.clone();
-            let start = std::time::Instant::now();
-            for _ in 0..100 {
-                scratch.copy_from_slice(&logits);
-                std::hint::black_box(sampler.sample(&mut scratch, &recent));
-            }
-            println!("top_k {top_k} top_p {top_p}: {:?} a token", start.elapsed() / 100);
-        }
-    }
-}
