@@ -19,7 +19,7 @@ use crate::quant::{BLOCK, act::ActBlock};
 use crate::trace::{Recorder, Steps};
 use crate::weights::{Layer, Weights};
 use cache::Cache;
-use matmul::Input;
+use matmul::{Input, TOKENS};
 use pool::Pool;
 use simd::attend::{CHUNK, KvChunk, Partial, QUERIES};
 use simd::{Isa, kv_row, ops};
@@ -347,16 +347,25 @@ impl Scratch {
         let tile = task_cols(n, FFN_DIM, 2 * DIM, pool.threads());
         match &mut self.ffn {
             Acts::Floats(ffn) => pool.columns(&mut ffn[..n * FFN_DIM], FFN_DIM, tile, |mut tile| {
-                matmul::gate_up(isa, w, x, (tile.col, tile.cols), |t, at, y| {
-                    tile.row_mut(t)[at..][..y.len()].copy_from_slice(y);
+                matmul::gate_up(isa, w, x, (tile.col, tile.cols), |first, at, products| {
+                    for (t, y) in products.iter().enumerate() {
+                        let out = &mut tile.row_mut(first + t)[at..];
+                        let cols = out.len().min(y.len());
+                        out[..cols].copy_from_slice(&y[..cols]);
+                    }
                 });
             }),
             Acts::Blocks(ffn) => {
                 let blocks = FFN_DIM / BLOCK;
                 pool.columns(&mut ffn[..n * blocks], blocks, tile / BLOCK, |mut tile| {
                     let cols = (tile.col * BLOCK, tile.cols * BLOCK);
-                    matmul::gate_up(isa, w, x, cols, |t, at, y| {
-                        ops::quantise(isa, y, &mut tile.row_mut(t)[at / BLOCK..][..1]);
+                    matmul::gate_up(isa, w, x, cols, |first, at, products| {
+                        let mut blocks = [ActBlock::ZERO; TOKENS];
+                        let blocks = &mut blocks[..products.len()];
+                        ops::quantise(isa, products.as_flattened(), blocks);
+                        for (t, block) in blocks.iter().enumerate() {
+                            tile.row_mut(first + t)[at / BLOCK] = *block;
+                        }
                     });
                 });
             }

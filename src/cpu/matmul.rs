@@ -7,7 +7,7 @@ use crate::quant::packed::{GROUP_ROWS, Packed};
 use crate::weights::Matrix;
 
 /// Tokens whose activations stay in the first-level cache while the tile's weights pass by.
-const TOKENS: usize = 12;
+pub const TOKENS: usize = 12;
 
 /// Activations of some tokens, in the form or forms that the weights at hand need.
 #[derive(Clone, Copy)]
@@ -65,16 +65,18 @@ pub fn project<const ROWS: usize, const COLS: usize>(
     }
 }
 
+/// Rows of gate and up that are taken together: one block of the activations that `down` reads.
+pub const RUN: usize = 2 * GROUP_ROWS;
+
 /// Rows `first .. first + width` of gate and up times the tokens, then `silu(gate) * up`, handed to
-/// `put(token, product)` in runs of at most 32.
+/// `put(first token, row - first, products)` in runs of 32 rows (fewer at the matrix's end) of several tokens.
 pub fn gate_up<const ROWS: usize, const COLS: usize>(
     isa: Isa,
     (gate, up): (&Matrix<ROWS, COLS>, &Matrix<ROWS, COLS>),
     x: Input<'_>,
     (first, width): (usize, usize),
-    mut put: impl FnMut(usize, usize, &[f32]),
+    mut put: impl FnMut(usize, usize, &[[f32; RUN]]),
 ) {
-    const RUN: usize = 2 * GROUP_ROWS;
     let mut out = [[0.0f32; GROUP_ROWS]; TOKENS];
     let mut gates = [[0.0f32; RUN]; TOKENS];
     let mut ups = [[0.0f32; RUN]; TOKENS];
@@ -90,10 +92,9 @@ pub fn gate_up<const ROWS: usize, const COLS: usize>(
                     }
                 }
             }
-            for (t, (gate, up)) in gates[..n].iter_mut().zip(&ups).enumerate() {
-                ops::silu_mul(isa, &mut gate[..cols], &up[..cols]);
-                put(from + t, run - first, &gate[..cols]);
-            }
+            // All tokens in one call: the exponentials of one token alone are bound by latency.
+            ops::silu_mul(isa, gates[..n].as_flattened_mut(), ups[..n].as_flattened());
+            put(from, run - first, &gates[..n]);
         }
     }
 }

@@ -87,14 +87,7 @@ pub fn attend<const HD: usize, const N: usize>(
                 }
                 for ((scores, out), &seen) in scores.iter().zip(out.iter_mut()).zip(visible) {
                     let n = seen.saturating_sub(first).min(ROWS);
-                    let weights = &scores[first..][..n];
-                    sixteens!(HD, |i, part| {
-                        let mut o: L = load(&out.o, i, part);
-                        for (w, row) in weights.iter().zip(&rows) {
-                            o = L::splat(*w).fma(load(row, i, part), o);
-                        }
-                        store(o, &mut out.o, i, part);
-                    });
+                    add::<L, HD>(&scores[first..][..n], &rows, &mut out.o);
                 }
             }
         }
@@ -117,6 +110,40 @@ unsafe fn dots<L: Lanes, const HD: usize>(q: &[f32; HD], rows: &[[f32; HD]; ROWS
             sixteens!(HD, |i, part| *acc = load::<L>(row, i, part).fma(load(q, i, part), *acc));
         }
         L::sums(&acc)
+    }
+}
+
+/// `o += weight * row` for each weight in turn.
+#[inline(always)]
+unsafe fn add<L: Lanes, const HD: usize>(weights: &[f32], rows: &[[f32; HD]; ROWS], o: &mut [f32; HD]) {
+    /// Runs of sixteen that are kept in registers.
+    const RUNS: usize = 8;
+    // SAFETY: rows have HD elements, RUNS * 16 at most where they are read by runs; indices from `sixteens`;
+    // lanes as the caller's.
+    unsafe {
+        if HD.is_multiple_of(16) && HD <= 16 * RUNS {
+            let mut sum = [L::splat(0.0); RUNS];
+            for (i, sum) in sum.iter_mut().enumerate().take(HD / 16) {
+                *sum = L::load(o.as_ptr().add(16 * i));
+            }
+            for (w, row) in weights.iter().zip(rows) {
+                let w = L::splat(*w);
+                for (i, sum) in sum.iter_mut().enumerate().take(HD / 16) {
+                    *sum = w.fma(L::load(row.as_ptr().add(16 * i)), *sum);
+                }
+            }
+            for (i, sum) in sum.iter().enumerate().take(HD / 16) {
+                sum.store(o.as_mut_ptr().add(16 * i));
+            }
+        } else {
+            sixteens!(HD, |i, part| {
+                let mut sum: L = load(o, i, part);
+                for (w, row) in weights.iter().zip(rows) {
+                    sum = L::splat(*w).fma(load(row, i, part), sum);
+                }
+                store(sum, o, i, part);
+            });
+        }
     }
 }
 
