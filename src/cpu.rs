@@ -3,6 +3,7 @@
 //! The result is the same bits for every instruction set, thread count and number of tokens at once;
 //! `simd` and `simd::attend` say how.
 
+mod attention;
 mod cache;
 mod matmul;
 #[allow(unsafe_code)]
@@ -14,25 +15,22 @@ pub mod topology;
 use crate::backend::{Backend, KvRows, Logits};
 use crate::dims::*;
 use crate::error::{Error, Result};
-use crate::kv::{self, KvTypes};
+use crate::kv::KvTypes;
 use crate::quant::{BLOCK, act::ActBlock};
 use crate::trace::{Recorder, Steps};
 use crate::weights::{Layer, Weights};
 use cache::Cache;
 use matmul::{Input, TOKENS};
 use pool::Pool;
-use simd::attend::{CHUNK, KvChunk, Partial, QUERIES};
-use simd::{Isa, kv_row, ops};
+use simd::attend::{CHUNK, Partial};
+use simd::{Isa, ops};
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Columns of q, k and v in the fused buffer, each padded to whole groups of sixteen.
 const Q_PAD: usize = Q_DIM.next_multiple_of(16);
 const KV_PAD: usize = KV_DIM.next_multiple_of(16);
 const QKV: usize = Q_PAD + 2 * KV_PAD;
-/// Query heads and tokens of one attention task.
-const TASK_HEADS: usize = if GROUP < QUERIES { GROUP } else { QUERIES };
-const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
 /// Weight bytes of one task in decode: small enough that no thread waits long for the last one.
 const DECODE_TASK_BYTES: usize = 40 << 10;
 /// Columns of one task in prefill: enough to use the activations in the first-level cache well.
@@ -235,92 +233,6 @@ impl Scratch {
         });
     }
 
-    /// Norms and rotates the new keys and stores them with the values, one task a KV head.
-    fn store_kv(&self, layer: &Layer, index: usize, cache: &mut Cache, pool: &Pool, isa: Isa, n: usize) {
-        let (types, slot) = (cache.types(), cache.len());
-        let (k_bytes, v_bytes) = (types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM));
-        let heads = cache.heads_mut(index).map(Mutex::new);
-        pool.run(if n == 1 { 1 } else { KV_HEADS }, &|task| {
-            let range = if n == 1 { 0..KV_HEADS } else { task..task + 1 };
-            for kv_head in range {
-                let mut rows = heads[kv_head].lock().expect("invariant: no job panics");
-                for t in 0..n {
-                    let row = &self.qkv[t * QKV..][..QKV];
-                    let mut k = head(row, Q_PAD, kv_head);
-                    if QK_NORM {
-                        k = normed(isa, &k, &layer.k_norm);
-                    }
-                    let (cos, sin) = self.angles(t);
-                    ops::rope(isa, &mut k, cos, sin);
-                    let mut v = head(row, Q_PAD + KV_PAD, kv_head);
-                    if types.k.rotated() {
-                        kv::rotate(&mut k);
-                    }
-                    if types.v.rotated() {
-                        kv::rotate(&mut v);
-                    }
-                    let (ks, vs) = &mut *rows;
-                    kv_row::encode(isa, types.k, &k, &mut ks[(slot + t) * k_bytes..][..k_bytes]);
-                    kv_row::encode(isa, types.v, &v, &mut vs[(slot + t) * v_bytes..][..v_bytes]);
-                }
-            }
-        });
-    }
-
-    fn angles(&self, t: usize) -> (&[f32], &[f32]) {
-        const HALF: usize = HEAD_DIM / 2;
-        (&self.cos[t * HALF..][..HALF], &self.sin[t * HALF..][..HALF])
-    }
-
-    /// Attention of `n` new tokens, whose rows are already in the cache, into `att`.
-    fn attend(&mut self, layer: &Layer, index: usize, cache: &Cache, pool: &Pool, isa: Isa, n: usize) {
-        let mut att = std::mem::take(&mut self.att);
-        let mut partials = std::mem::take(&mut self.partials);
-        let heads = Heads { scratch: self, layer, cache, index, isa };
-        let chunks = (cache.len() + n).div_ceil(CHUNK);
-        if n == 1 && chunks > 1 && pool.threads() > 1 {
-            // One token over a long context: chunks are spread over the threads, then merged.
-            let span = (KV_HEADS * chunks).div_ceil(4 * pool.threads()).clamp(1, chunks);
-            let all = &mut partials[..HEADS * chunks];
-            pool.tiles(all, chunks * GROUP, (1, span * GROUP), |mut tile| {
-                let (kv_head, first) = (tile.row, tile.col / GROUP);
-                heads.chunks_of_one(kv_head, first, tile.row_mut(0));
-            });
-            let all = &*all;
-            pool.tiles(&mut att[..Q_DIM], Q_DIM, (1, GROUP * HEAD_DIM), |mut tile| {
-                let of_head = &all[tile.col / HEAD_DIM * chunks..][..chunks * GROUP];
-                for (h, out) in tile.row_mut(0).chunks_exact_mut(HEAD_DIM).enumerate() {
-                    let mut state = Partial::EMPTY;
-                    of_head[h..].iter().step_by(GROUP).for_each(|p| simd::attend::merge(isa, &mut state, p));
-                    heads.finish(&state, out);
-                }
-            });
-        } else {
-            let tile = (TASK_TOKENS, TASK_HEADS * HEAD_DIM);
-            pool.tiles(&mut att[..n * Q_DIM], Q_DIM, tile, |mut tile| {
-                let tokens = tile.row..tile.row + tile.rows;
-                let first_head = tile.col / HEAD_DIM;
-                let last_head = (tile.col + tile.cols) / HEAD_DIM;
-                // A tile never spans two KV heads unless TASK_HEADS does not divide GROUP.
-                let mut from = first_head;
-                while from < last_head {
-                    let to = last_head.min((from / GROUP + 1) * GROUP);
-                    let at = (from - first_head) * HEAD_DIM;
-                    let put = |t: usize, h: usize, out: &Partial<HEAD_DIM>| {
-                        let cols = at + h * HEAD_DIM..at + (h + 1) * HEAD_DIM;
-                        heads.finish(out, &mut tile.row_mut(t)[cols]);
-                    };
-                    match n {
-                        1 => heads.tokens::<TASK_HEADS>(tokens.clone(), from..to, put),
-                        _ => heads.tokens::<QUERIES>(tokens.clone(), from..to, put),
-                    }
-                    from = to;
-                }
-            });
-        }
-        (self.att, self.partials) = (att, partials);
-    }
-
     /// The attention output's projection, added to the residual.
     fn out(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
         let att = &self.att;
@@ -420,123 +332,6 @@ impl Part<'_> {
         match self {
             Part::Q(w, b) => matmul::project(isa, w, x, at, rows, |d, y, row| biased(b, d, y, row)),
             Part::Kv(w, b) => matmul::project(isa, w, x, at, rows, |d, y, row| biased(b, d, y, row)),
-        }
-    }
-}
-
-/// Head `index` of the part of a q|k|v row that begins at `start`.
-fn head(row: &[f32], start: usize, index: usize) -> [f32; HEAD_DIM] {
-    std::array::from_fn(|i| row[start + index * HEAD_DIM + i])
-}
-
-fn normed(isa: Isa, x: &[f32; HEAD_DIM], w: &[f32]) -> [f32; HEAD_DIM] {
-    let mut out = [0.0; HEAD_DIM];
-    ops::norm(isa, x, w, RMS_EPS as f32, &mut out);
-    out
-}
-
-/// What an attention task reads.
-struct Heads<'a> {
-    scratch: &'a Scratch,
-    layer: &'a Layer,
-    cache: &'a Cache,
-    index: usize,
-    isa: Isa,
-}
-
-impl Heads<'_> {
-    /// Query of token `t` and head `h`: normed, rotated, scaled, as the stored keys expect it.
-    fn query(&self, t: usize, h: usize) -> [f32; HEAD_DIM] {
-        let mut q = head(&self.scratch.qkv[t * QKV..][..QKV], 0, h);
-        if QK_NORM {
-            q = normed(self.isa, &q, &self.layer.q_norm);
-        }
-        let (cos, sin) = self.scratch.angles(t);
-        ops::rope(self.isa, &mut q, cos, sin);
-        let scale = 1.0 / (HEAD_DIM as f32).sqrt();
-        q.iter_mut().for_each(|x| *x *= scale);
-        if self.cache.types().k.rotated() {
-            kv::rotate(&mut q);
-        }
-        q
-    }
-
-    /// Rows of one chunk.
-    fn chunk(&self, kv_head: usize, chunk: usize) -> KvChunk<'_> {
-        let types = self.cache.types();
-        let (k, v) = self.cache.head(self.index, kv_head);
-        let from = chunk * CHUNK;
-        KvChunk {
-            k: &k[from * types.k.row_bytes(HEAD_DIM)..],
-            v: &v[from * types.v.row_bytes(HEAD_DIM)..],
-            types,
-        }
-    }
-
-    /// Partials of the only new token over consecutive chunks: `[chunk][query head of the group]`.
-    fn chunks_of_one(&self, kv_head: usize, first: usize, out: &mut [Partial<HEAD_DIM>]) {
-        let slots = self.cache.len() + 1;
-        let mut queries = [[0.0; HEAD_DIM]; TASK_HEADS];
-        for from in (0..GROUP).step_by(TASK_HEADS) {
-            let n = TASK_HEADS.min(GROUP - from);
-            for (h, q) in queries[..n].iter_mut().enumerate() {
-                *q = self.query(0, kv_head * GROUP + from + h);
-            }
-            for (c, out) in out.chunks_exact_mut(GROUP).enumerate() {
-                let seen = (slots - (first + c) * CHUNK).min(CHUNK);
-                let kv = self.chunk(kv_head, first + c);
-                simd::attend::attend::<HEAD_DIM, TASK_HEADS>(
-                    self.isa,
-                    kv,
-                    &queries[..n],
-                    &[seen; TASK_HEADS][..n],
-                    &mut out[from..from + n],
-                );
-            }
-        }
-    }
-
-    /// Attention of some tokens and heads of one group, at most `N` pairs; `put(token, head, state)` counts
-    /// from the first.
-    fn tokens<const N: usize>(
-        &self,
-        tokens: Range<usize>,
-        heads: Range<usize>,
-        mut put: impl FnMut(usize, usize, &Partial<HEAD_DIM>),
-    ) {
-        let count = tokens.len() * heads.len();
-        let mut queries = [[0.0; HEAD_DIM]; N];
-        let mut states = [Partial::EMPTY; N];
-        let mut parts = [Partial::EMPTY; N];
-        for (i, q) in queries[..count].iter_mut().enumerate() {
-            *q = self.query(tokens.start + i / heads.len(), heads.start + i % heads.len());
-        }
-        let slots = |i: usize| self.cache.len() + tokens.start + i / heads.len() + 1;
-        for chunk in 0..slots(count - 1).div_ceil(CHUNK) {
-            let visible: [usize; N] =
-                std::array::from_fn(|i| slots(i).saturating_sub(chunk * CHUNK).min(CHUNK));
-            let kv = self.chunk(heads.start / GROUP, chunk);
-            simd::attend::attend::<HEAD_DIM, N>(
-                self.isa,
-                kv,
-                &queries[..count],
-                &visible[..count],
-                &mut parts[..count],
-            );
-            for (state, part) in states[..count].iter_mut().zip(&parts) {
-                simd::attend::merge(self.isa, state, part);
-            }
-        }
-        for (i, state) in states[..count].iter().enumerate() {
-            put(i / heads.len(), i % heads.len(), state);
-        }
-    }
-
-    /// Divides by the softmax sum and undoes the rotation of the values.
-    fn finish(&self, state: &Partial<HEAD_DIM>, out: &mut [f32]) {
-        out.iter_mut().zip(&state.o).for_each(|(out, o)| *out = o / state.l);
-        if self.cache.types().v.rotated() {
-            kv::rotate(out);
         }
     }
 }
