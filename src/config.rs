@@ -291,3 +291,57 @@ fn rope(f: &Fields<'_>) -> Result<(f64, RopeScaling), ConfigError> {
         Some(_) => f.err(field, "rope_type \"default\" or \"llama3\""),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
+        "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 100"#;
+
+    fn parse(more: &str) -> Result<ModelConfig, ConfigError> {
+        ModelConfig::parse(&format!("{LLAMA}{more}}}"))
+    }
+
+    #[test]
+    fn defaults_are_those_of_transformers() {
+        let m = parse("").unwrap();
+        assert_eq!((m.kv_heads, m.head_dim, m.tied), (4, 16, false));
+        assert_eq!((m.rms_eps, m.rope_theta, m.rope_scaling), (1e-6, 10_000.0, RopeScaling::Plain));
+        assert!(!m.qkv_bias && !m.o_bias && !m.qk_norm);
+        let m = parse(r#", "attention_bias": true, "head_dim": 20"#).unwrap();
+        assert!(m.qkv_bias && m.o_bias && m.head_dim == 20);
+    }
+
+    #[test]
+    fn rope_in_both_spellings() {
+        let scaling = r#""factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192"#;
+        let old =
+            parse(&format!(r#", "rope_theta": 5e5, "rope_scaling": {{"rope_type": "llama3", {scaling}}}"#));
+        let new = parse(&format!(
+            r#", "rope_parameters": {{"rope_type": "llama3", "rope_theta": 5e5, {scaling}}}"#
+        ));
+        assert_eq!(old, new);
+        assert!(matches!(old.unwrap().rope_scaling, RopeScaling::Llama3 { .. }));
+    }
+
+    #[test]
+    fn errors_name_field_value_and_what_is_supported() {
+        for (more, field, value) in [
+            (r#", "hidden_act": "gelu""#, "hidden_act", "\"gelu\""),
+            (r#", "num_key_value_heads": 3"#, "num_key_value_heads", "3"),
+            (r#", "head_dim": 15"#, "head_dim", "15"),
+            (r#", "mlp_bias": true"#, "mlp_bias", "true"),
+            (r#", "rms_norm_eps": 0"#, "rms_norm_eps", "0"),
+            (r#", "rope_scaling": {"type": "linear", "factor": 2.0}"#, "rope_scaling", "linear"),
+            (r#", "layer_types": ["full_attention", "sliding_attention"]"#, "layer_types", "sliding"),
+            (r#", "partial_rotary_factor": 0.5"#, "partial_rotary_factor", "0.5"),
+            (r#", "num_attention_heads": 99999"#, "num_attention_heads", "99999"),
+        ] {
+            let e = parse(more).unwrap_err();
+            assert!(e.field == field && e.value.contains(value) && !e.supported.is_empty(), "{e}");
+        }
+        assert_eq!(ModelConfig::parse("{}").unwrap_err().value, "missing");
+    }
+}

@@ -78,8 +78,6 @@ const TOKENIZER: u64 = 24;
 /// For each slot: its token id, and encoding the text of a prompt that fills the context, at about a
 /// hundred bytes a byte of text and four bytes a token.
 const TEXT_PER_SLOT: u64 = 8 + 400;
-/// Rows of logits at once when every token is scored; see `Session::logits_of_all`.
-const SCORED_ROWS: u64 = 64;
 
 /// What a run will take.
 #[derive(Debug, Clone)]
@@ -92,7 +90,6 @@ pub struct Plan {
     pub memory: Memory,
     weights: WeightBytes,
     tokenizer_file: u64,
-    scored_rows: u64,
 }
 
 impl Plan {
@@ -129,13 +126,7 @@ impl Plan {
             options.threads = cpu::topology::default_threads();
         }
         let tokenizer_file = std::fs::metadata(dir.join("tokenizer.json")).map_or(0, |m| m.len());
-        Self { options, form: weights.form, memory: Memory::now(), weights, tokenizer_file, scored_rows: 0 }
-    }
-
-    /// Counts the buffers for the logits of every token too, which only some commands use.
-    pub fn scoring(mut self) -> Self {
-        self.scored_rows = SCORED_ROWS;
-        self
+        Self { options, form: weights.form, memory: Memory::now(), weights, tokenizer_file }
     }
 
     /// Its lines, for the context asked for.
@@ -150,7 +141,6 @@ impl Plan {
         let vocab = VOCAB as u64;
         // Of the session, of the sampler's input and of its ranking.
         let logits = mul(vocab, 4 + 4 + 16);
-        let scored = mul(mul(vocab, 4), self.scored_rows.min(slots as u64));
         let items = vec![
             put("weights", self.weights.own, Kind::Own),
             put("weights", self.weights.mapped, Kind::Mapped),
@@ -161,7 +151,7 @@ impl Plan {
                 Kind::Own,
             ),
             put(&format!("scratch for {chunk} tokens"), scratch(slots, chunk), Kind::Own),
-            put("logits", add(logits, scored), Kind::Own),
+            put("logits", logits, Kind::Own),
             put("tokens and text", mul(slots as u64, TEXT_PER_SLOT), Kind::Own),
             put("tokenizer", mul(self.tokenizer_file, TOKENIZER), Kind::Own),
             put(&format!("{} threads", o.threads), mul(o.threads as u64, thread_bytes()), Kind::Own),

@@ -62,7 +62,8 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
 
     if let Some(file) = &args.session {
         // The last token of a text that may go on was shown but not computed.
-        if let (StopReason::Length | StopReason::Interrupt, Some(token)) = (reason, last) {
+        let goes_on = matches!(reason, StopReason::Length | StopReason::Interrupt) && session.room() > 0;
+        if let (true, Some(token)) = (goes_on, last) {
             session.decode(token)?;
         }
         crate::saved::save(file, &mut session, &engine, &rng)?;

@@ -121,6 +121,10 @@ impl Report<'_> {
             let bytes = t.data.bytes().len().to_string();
             vec![tame(&t.name, 120), format!("{:?}", t.dtype), format!("{:?}", t.shape), bytes]
         }));
+        lines.extend(self.source.unreadable().map(|t| {
+            let shape = format!("{:?}", t.shape);
+            vec![tame(&t.name, 120), format!("{} (not read)", t.dtype), shape, t.bytes.to_string()]
+        }));
         let mut text = format!("{}\n\n{}", self.source.path().display(), columns(&SIDES, &lines));
         text += "\ntotals\n";
         let total = |(dtype, (tensors, elements, bytes)): (String, Total)| {
@@ -161,6 +165,11 @@ impl Report<'_> {
                 json!({"name": t.name, "dtype": format!("{:?}", t.dtype), "shape": t.shape, "bytes": bytes})
             })
             .collect();
+        let unreadable: Vec<Value> = self
+            .source
+            .unreadable()
+            .map(|t| json!({"name": t.name, "dtype": t.dtype, "shape": t.shape, "bytes": t.bytes}))
+            .collect();
         let totals: BTreeMap<String, Value> = self
             .totals()
             .into_iter()
@@ -176,6 +185,7 @@ impl Report<'_> {
             "packed_layout": pack::layout_version(self.source),
             "packed_file": self.beside,
             "tensors": tensors,
+            "not_read": unreadable,
             "totals": totals,
             "metadata": self.source.metadata(),
             "built_for": built_for_json(),
