@@ -14,6 +14,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Most tokens of one forward pass unless told otherwise: a multiple of the twelve tokens that the kernels
+/// like best, and about as much as a person waits for after Ctrl-C.
+pub const PREFILL_CHUNK: usize = 264;
+
 /// How a model is loaded and run.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
@@ -42,7 +46,7 @@ impl EngineOptions {
             kv_types: KvTypes::both(KvType::Q4),
             max_seq_len: 2048,
             threads: 0,
-            prefill_chunk: 256,
+            prefill_chunk: PREFILL_CHUNK,
             isa: None,
         }
     }
@@ -63,6 +67,8 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<u32>,
     /// Stops the generation from outside.
     pub cancel: CancelToken,
+    /// Told the tokens of the prompt that are done, and all that have to be computed.
+    pub progress: fn(usize, usize),
 }
 
 impl Default for GenerateOptions {
@@ -74,6 +80,7 @@ impl Default for GenerateOptions {
             ignore_eos: false,
             stop_tokens: Vec::new(),
             cancel: CancelToken::default(),
+            progress: |_, _| {},
         }
     }
 }
@@ -249,6 +256,7 @@ struct Writer<'a> {
     ends: Vec<u32>,
     left: Option<usize>,
     cancel: CancelToken,
+    progress: fn(usize, usize),
     logits: Vec<f32>,
 }
 
@@ -265,6 +273,7 @@ impl<'a> Writer<'a> {
             ends,
             left: options.max_tokens,
             cancel: options.cancel.clone(),
+            progress: options.progress,
             logits: vec![0.0; VOCAB],
         })
     }
@@ -301,7 +310,7 @@ impl<'a> TokenStream<'a> {
         let rest = session.reuse(prompt)?;
         let timing = Timing { prompt_tokens: rest.len(), ..Timing::default() };
         let mut state = State::Sample;
-        match session.prefill(rest, &writer.cancel) {
+        match session.prefill_with(rest, &writer.cancel, writer.progress) {
             Ok(()) => {}
             Err(Error::Interrupted) => state = State::Flush(StopReason::Interrupt),
             Err(e) => return Err(e),

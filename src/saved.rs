@@ -40,7 +40,7 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, rng: &Rng) -> R
     let mut bytes = MAGIC.to_vec();
     bytes.extend_from_slice(&(header.len() as u64).to_le_bytes());
     bytes.extend_from_slice(&header);
-    for rows in session.export()? {
+    for rows in session.rows()? {
         bytes.extend_from_slice(&rows.k);
         bytes.extend_from_slice(&rows.v);
     }
@@ -107,7 +107,7 @@ pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
         layers.push(KvRows { k, v });
     }
     let rng = Rng::restore(header.rng).ok_or_else(|| bad("is damaged"))?;
-    session.import(header.tokens, header.position, header.slots, &layers)?;
+    session.restore(header.tokens, header.position, header.slots, &layers)?;
     Ok(Some(rng))
 }
 

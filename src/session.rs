@@ -54,10 +54,22 @@ impl Session {
     /// Appends tokens and computes the logits of the last. Between chunks of the backend's size, looks at
     /// `cancel`; what was computed by then stays.
     pub fn prefill(&mut self, tokens: &[u32], cancel: &CancelToken) -> Result<()> {
+        self.prefill_with(tokens, cancel, |_, _| {})
+    }
+
+    /// [`Session::prefill`] that tells `progress` before each chunk the tokens done and all tokens, and at the
+    /// end that all are done.
+    pub fn prefill_with(
+        &mut self,
+        tokens: &[u32],
+        cancel: &CancelToken,
+        progress: impl Fn(usize, usize),
+    ) -> Result<()> {
         self.check(tokens)?;
         let step = self.backend.max_tokens();
         let last = tokens.len().div_ceil(step).saturating_sub(1);
         for (i, chunk) in tokens.chunks(step).enumerate() {
+            progress(i * step, tokens.len());
             if cancel.is_cancelled() {
                 return Err(Error::Interrupted);
             }
@@ -66,6 +78,7 @@ impl Session {
             self.pos += chunk.len();
             self.tokens.extend_from_slice(chunk);
         }
+        progress(tokens.len(), tokens.len());
         self.check_logits()
     }
 
@@ -180,8 +193,8 @@ impl Session {
         self.backend.record(recorder)
     }
 
-    /// Rows of all layers, for saving.
-    pub(crate) fn export(&mut self) -> Result<Vec<KvRows>> {
+    /// The filled rows of all layers, in the cache's own element types.
+    pub fn rows(&mut self) -> Result<Vec<KvRows>> {
         let slots = 0..self.backend.len();
         (0..LAYERS)
             .map(|layer| {
@@ -192,14 +205,8 @@ impl Session {
             .collect()
     }
 
-    /// Becomes a saved sequence of `slots` slots.
-    pub(crate) fn import(
-        &mut self,
-        tokens: Vec<u32>,
-        pos: usize,
-        slots: usize,
-        rows: &[KvRows],
-    ) -> Result<()> {
+    /// Becomes the sequence that [`Session::rows`], its tokens, position and slots were taken from.
+    pub fn restore(&mut self, tokens: Vec<u32>, pos: usize, slots: usize, rows: &[KvRows]) -> Result<()> {
         let shape = KvRows::zeroed(self.backend.kv_types(), slots, HEAD_DIM);
         let fits = rows.len() == LAYERS
             && rows.iter().all(|r| r.k.len() == shape.k.len() && r.v.len() == shape.v.len())

@@ -4,8 +4,9 @@ use super::bench::BenchArgs;
 use super::doctor::DoctorArgs;
 use super::inspect::InspectArgs;
 use super::plan::PlanArgs;
+use super::terminal::prompt_progress;
 use crate::dims;
-use crate::engine::{EngineOptions, GenerateOptions};
+use crate::engine::{EngineOptions, GenerateOptions, PREFILL_CHUNK};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
 use crate::sampler::SamplerOptions;
@@ -153,7 +154,7 @@ pub(super) struct ModelArgs {
     #[arg(short = 'c', long, visible_alias = "ctx-size", default_value_t = 2048, value_name = "N")]
     pub max_seq_len: usize,
     /// Most tokens of one prefill step
-    #[arg(long, default_value_t = 256, value_name = "N")]
+    #[arg(long, default_value_t = PREFILL_CHUNK, value_name = "N")]
     pub prefill_chunk: usize,
     /// CPU threads [default: the machine's big cores]
     #[arg(short, long, value_name = "N")]
@@ -407,6 +408,7 @@ impl GenerateArgs {
             sampler: self.sampler.resolve()?,
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
+            progress: if self.output.quiet { |_, _| {} } else { prompt_progress },
             ..GenerateOptions::default()
         })
     }

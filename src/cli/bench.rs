@@ -16,7 +16,7 @@ use super::report::{Side, columns};
 use super::signal;
 use super::terminal::put;
 use crate::cpu::simd::Isa;
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::{Engine, EngineOptions, PREFILL_CHUNK};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
 use crate::plan::{Plan, mib};
@@ -78,7 +78,7 @@ pub(super) struct BenchArgs {
     #[arg(short, long, default_value_t = 5, value_name = "N")]
     repetitions: usize,
     /// Most tokens of one prefill step
-    #[arg(long, default_value_t = 256, value_name = "N")]
+    #[arg(long, default_value_t = PREFILL_CHUNK, value_name = "N")]
     prefill_chunk: usize,
     /// How results are printed
     #[arg(short, long, value_enum, default_value = "md")]

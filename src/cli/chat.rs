@@ -3,7 +3,7 @@
 use super::answer::{Report, show};
 use super::args::{Format, ModelArgs, OutputArgs, SamplerArgs, token_limit};
 use super::signal;
-use super::terminal::{Progress, put};
+use super::terminal::{Progress, prompt_progress, put};
 use crate::chat::{Conversation, Template};
 use crate::engine::{Engine, GenerateOptions};
 use crate::error::{Error, Result};
@@ -66,6 +66,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         sampler: args.sampler.resolve()?,
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
+        progress: if args.output.quiet { |_, _| {} } else { prompt_progress },
         ..GenerateOptions::default()
     };
     crate::tokenizer::StopStrings::new(&options.stop)?;

@@ -1,5 +1,6 @@
 //! What may be shown where: progress on a terminal, text on stdout, everything else on stderr.
 
+use crate::engine::PREFILL_CHUNK;
 use crate::error::{Error, Result};
 use std::io::{ErrorKind, IsTerminal, Write};
 
@@ -20,6 +21,13 @@ impl Progress {
             let end = if done == all { "\r\x1b[K" } else { "" };
             eprint!("\r{} {done}/{all}{end}", self.what);
         }
+    }
+}
+
+/// Shows how much of a long prompt is computed.
+pub(super) fn prompt_progress(done: usize, all: usize) {
+    if all > PREFILL_CHUNK {
+        Progress::new("prompt token", false).show(done, all);
     }
 }
 
