@@ -30,12 +30,7 @@ use std::sync::Arc;
 /// Columns of q, k and v in the fused buffer, each padded to whole groups of sixteen.
 const Q_PAD: usize = Q_DIM.next_multiple_of(16);
 const KV_PAD: usize = KV_DIM.next_multiple_of(16);
-/// One cache line beyond a row: rows of a power of two would all fall into the same few sets of the
-/// first-level cache, and the same column of twelve tokens is what a task writes.
-const LINE: usize = 16;
-const QKV: usize = Q_PAD + 2 * KV_PAD + LINE;
-/// Length of a row of the residual stream.
-const X: usize = DIM + LINE;
+const QKV: usize = Q_PAD + 2 * KV_PAD;
 /// Weight bytes of one task in decode: small enough that no thread waits long for the last one.
 const DECODE_TASK_BYTES: usize = 40 << 10;
 /// Columns of one task in prefill: enough to use the activations in the first-level cache well.
@@ -108,7 +103,7 @@ enum Quantised {
 
 /// Buffers of one forward pass, sized once.
 struct Scratch {
-    /// Residual stream: `[token][X]`, of which DIM count
+    /// Residual stream: `[token][DIM]`
     x: Vec<f32>,
     /// Normed residual.
     h: Acts<DIM>,
@@ -158,7 +153,7 @@ fn partials_for(capacity: usize) -> usize {
 /// Bytes of scratch that a backend with these options allocates.
 pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
     let acts = |w: usize| w / BLOCK * size_of::<ActBlock>() + 4 * w;
-    let token = 4 * (X + QKV + Q_DIM + HEAD_DIM) + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM);
+    let token = 4 * (DIM + QKV + Q_DIM + HEAD_DIM) + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM);
     max_tokens * token + partials_for(capacity) * size_of::<Partial<HEAD_DIM>>()
 }
 
@@ -170,7 +165,7 @@ impl CpuBackend {
         let form = |quantised: bool| if quantised { Quantised::Yes } else { Quantised::No };
         let first = &weights.layers[0];
         let scratch = Scratch {
-            x: try_vec(max_tokens * X, 0.0)?,
+            x: try_vec(max_tokens * DIM, 0.0)?,
             h: Acts::new(max_tokens, form(first.wq.is_quantised()))?,
             qkv: try_vec(max_tokens * QKV, 0.0)?,
             att: try_vec(max_tokens * Q_DIM, 0.0)?,
@@ -210,8 +205,8 @@ fn task_cols(tokens: usize, rows: usize, cols: usize, threads: usize) -> usize {
 impl Scratch {
     /// Looks the tokens' embedding rows up and prepares their RoPE angles.
     fn embed(&mut self, weights: &Weights, isa: Isa, tokens: &[u32], (pos, frequencies): (usize, &[f64])) {
-        for (t, (&token, x)) in tokens.iter().zip(self.x.chunks_exact_mut(X)).enumerate() {
-            ops::widen(isa, weights.embed.row(token as usize), weights.embed.dtype(), &mut x[..DIM]);
+        for (t, (&token, x)) in tokens.iter().zip(self.x.chunks_exact_mut(DIM)).enumerate() {
+            ops::widen(isa, weights.embed.row(token as usize), weights.embed.dtype(), x);
             let angles = t * (HEAD_DIM / 2)..(t + 1) * (HEAD_DIM / 2);
             let (cos, sin) = (&mut self.cos[angles.clone()], &mut self.sin[angles]);
             crate::rope::angles(pos + t, frequencies, cos, sin);
@@ -244,8 +239,8 @@ impl Scratch {
         self.att_in.fill(pool, isa, n, |t, row| row.copy_from_slice(&att[t * Q_DIM..][..Q_DIM]));
         let x = self.att_in.input(n);
         let tile = task_cols(n, DIM, Q_DIM, pool.threads());
-        pool.columns(&mut self.x[..n * X], X, tile, |mut tile| {
-            let cols = (tile.col, tile.cols.min(DIM.saturating_sub(tile.col)));
+        pool.columns(&mut self.x[..n * DIM], DIM, tile, |mut tile| {
+            let cols = (tile.col, tile.cols);
             matmul::project(isa, &layer.wo, x, (&mut tile, 0), cols, |dst, y, row| {
                 if O_BIAS {
                     let bias = &layer.o_bias[row..];
@@ -293,8 +288,8 @@ impl Scratch {
     fn down(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
         let x = self.ffn.input(n);
         let tile = task_cols(n, DIM, FFN_DIM, pool.threads());
-        pool.columns(&mut self.x[..n * X], X, tile, |mut tile| {
-            let cols = (tile.col, tile.cols.min(DIM.saturating_sub(tile.col)));
+        pool.columns(&mut self.x[..n * DIM], DIM, tile, |mut tile| {
+            let cols = (tile.col, tile.cols);
             matmul::project(isa, &layer.down, x, (&mut tile, 0), cols, |dst, y, _| {
                 dst.iter_mut().zip(y).for_each(|(d, y)| *d += y);
             });
@@ -303,8 +298,8 @@ impl Scratch {
 
     /// RMS norm of tokens `from..from + n` into `h`.
     fn norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, (from, n): (usize, usize)) {
-        let x = &self.x[from * X..];
-        self.h.fill(pool, isa, n, |t, h| ops::norm(isa, &x[t * X..][..DIM], w, RMS_EPS as f32, h));
+        let x = &self.x[from * DIM..];
+        self.h.fill(pool, isa, n, |t, h| ops::norm(isa, &x[t * DIM..][..DIM], w, RMS_EPS as f32, h));
     }
 
     /// Logits of the `n` rows of `h`.
@@ -371,7 +366,7 @@ impl Backend for CpuBackend {
             steps.done("gate_up", index);
             s.down(layer, pool, isa, n); // back to the residual's width, and joins it
             steps.done("down", index);
-            steps.residual(pos + n - 1, index, &s.x[(n - 1) * X..][..DIM]);
+            steps.residual(pos + n - 1, index, &s.x[(n - 1) * DIM..][..DIM]);
         }
         let logits = match out {
             Logits::None => None,

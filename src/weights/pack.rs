@@ -14,7 +14,7 @@ use crate::quant::{BLOCK, BlockQ4};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -147,7 +147,7 @@ pub fn write(source: &Source, config: &str, out: &Path, options: &LoadOptions<'_
     let file = Unfinished::create(out)?;
     let fail =
         |e: std::io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another --out"));
-    let mut w = BufWriter::with_capacity(1 << 20, &file.file);
+    let mut w = Blocks { file: &file.file, buf: Vec::with_capacity(Blocks::SIZE) };
     w.write_all(&(header.len() as u64).to_le_bytes()).map_err(fail)?;
     w.write_all(&header).map_err(fail)?;
     for (i, spec) in specs.iter().enumerate() {
@@ -172,6 +172,34 @@ pub fn write(source: &Source, config: &str, out: &Path, options: &LoadOptions<'_
     drop(w);
     file.finish(out).map_err(fail)?;
     Ok((8 + header.len() + offset) as u64)
+}
+
+/// Writes a file in aligned blocks of 2 MiB, so that file systems which can keep it in huge pages.
+struct Blocks<'a> {
+    file: &'a File,
+    buf: Vec<u8>,
+}
+
+impl Blocks<'_> {
+    const SIZE: usize = 2 << 20;
+}
+
+impl Write for Blocks<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let n = bytes.len().min(Self::SIZE - self.buf.len());
+        self.buf.extend_from_slice(&bytes[..n]);
+        if self.buf.len() == Self::SIZE {
+            self.flush()?;
+        }
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        let mut file = self.file;
+        file.write_all(&self.buf)?;
+        self.buf.clear();
+        Ok(())
+    }
 }
 
 /// A file being written beside its final place; removed unless finished.
