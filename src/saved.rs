@@ -10,6 +10,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sampler::Rng;
 use crate::session::Session;
+use crate::weights::pack::Unfinished;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::Path;
@@ -46,19 +47,12 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, rng: &Rng) -> R
     }
     let sum = checksum(&bytes);
     bytes.extend_from_slice(&sum.to_le_bytes());
-    let mut name = file.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let partial = file.with_file_name(name);
     let write = || -> std::io::Result<()> {
-        let mut f = std::fs::File::create(&partial)?;
-        f.write_all(&bytes)?;
-        f.sync_all()?;
-        std::fs::rename(&partial, file)
+        let mut unfinished = Unfinished::create(file)?;
+        unfinished.file.write_all(&bytes)?;
+        unfinished.finish(file)
     };
-    write().map_err(|e| {
-        let _ = std::fs::remove_file(&partial);
-        Error::io(file, format!("cannot save the session: {e}"))
-    })
+    write().map_err(|e| Error::io(file, format!("cannot save the session: {e}")))
 }
 
 /// Restores a sequence; `None` when there is no such file yet.

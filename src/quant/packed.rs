@@ -10,7 +10,6 @@
 
 use super::{BLOCK, BlockQ4};
 use crate::weights::region::Plane;
-use half::f16;
 
 /// Rows in one group.
 pub const GROUP_ROWS: usize = 16;
@@ -56,21 +55,6 @@ impl<const ROWS: usize, const COLS: usize> Packed<ROWS, COLS> {
     pub fn scales(&self, group: usize) -> &[u8] {
         let len = Self::BLOCKS * SCALE_BYTES;
         &self.scales.bytes()[group * len..][..len]
-    }
-
-    /// Decodes one row, for tests and for devices without a kernel.
-    pub fn row(&self, row: usize) -> Vec<f32> {
-        let (group, lane) = (row / GROUP_ROWS, row % GROUP_ROWS);
-        let (quants, scales) = (self.quants(group), self.scales(group));
-        (0..COLS)
-            .map(|col| {
-                let (b, i) = (col / BLOCK, col % BLOCK);
-                let s = &scales[b * SCALE_BYTES + lane * 2..][..2];
-                let byte = quants[b * QUANT_BYTES + (i % 16) / 4 * 64 + lane * 4 + i % 4];
-                let nibble = if i < 16 { byte & 15 } else { byte >> 4 };
-                (nibble as i32 - 8) as f32 * f16::from_le_bytes([s[0], s[1]]).to_f32()
-            })
-            .collect()
     }
 }
 

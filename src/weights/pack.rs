@@ -105,11 +105,6 @@ fn parts(spec: &Spec, dtype: Dtype) -> Vec<Part> {
     }
 }
 
-/// Bytes of the tensors of a packed file, whose unquantised ones have `dtype`.
-pub fn packed_bytes(dtype: Dtype) -> usize {
-    table().iter().flat_map(|spec| parts(spec, dtype)).map(|p| padded(p.len)).sum()
-}
-
 /// Packs a checkpoint into `out`, which appears whole or not at all; returns its size.
 ///
 /// Tensors are quantised and written one after another: peak memory is one tensor, stored and packed.
@@ -144,7 +139,7 @@ pub fn write(source: &Source, config: &str, out: &Path, options: &LoadOptions<'_
     let mut header = Value::Object(header).to_string().into_bytes();
     header.resize((header.len() + 8).next_multiple_of(ALIGN) - 8, b' ');
 
-    let file = Unfinished::create(out)?;
+    let file = Unfinished::create(out).map_err(|e| Error::io(out, format!("cannot create: {e}")))?;
     let fail =
         |e: std::io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another --out"));
     let mut w = Blocks { file: &file.file, buf: Vec::with_capacity(Blocks::SIZE) };
@@ -203,21 +198,20 @@ impl Write for Blocks<'_> {
 }
 
 /// A file being written beside its final place; removed unless finished.
-struct Unfinished {
-    file: File,
+pub(crate) struct Unfinished {
+    pub file: File,
     path: PathBuf,
 }
 
 impl Unfinished {
-    fn create(out: &Path) -> Result<Self> {
+    pub fn create(out: &Path) -> std::io::Result<Self> {
         let mut name = out.file_name().unwrap_or_default().to_os_string();
         name.push(format!(".{}.tmp", std::process::id()));
         let path = out.with_file_name(name);
-        let file = File::create(&path).map_err(|e| Error::io(&path, format!("cannot create: {e}")))?;
-        Ok(Self { file, path })
+        Ok(Self { file: File::create(&path)?, path })
     }
 
-    fn finish(self, out: &Path) -> std::io::Result<()> {
+    pub fn finish(self, out: &Path) -> std::io::Result<()> {
         self.file.sync_all()?;
         std::fs::rename(&self.path, out)
     }
