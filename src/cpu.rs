@@ -20,7 +20,7 @@ use crate::quant::{BLOCK, act::ActBlock};
 use crate::trace::{Recorder, Steps};
 use crate::weights::{Layer, Weights};
 use cache::Cache;
-use matmul::{Input, TOKENS};
+use matmul::Input;
 use pool::Pool;
 use simd::attend::{CHUNK, Partial};
 use simd::{Isa, ops};
@@ -33,8 +33,9 @@ const KV_PAD: usize = KV_DIM.next_multiple_of(16);
 const QKV: usize = Q_PAD + 2 * KV_PAD;
 /// Weight bytes of one task in decode: small enough that no thread waits long for the last one.
 const DECODE_TASK_BYTES: usize = 40 << 10;
-/// Columns of one task in prefill: enough to use the activations in the first-level cache well.
-const PREFILL_TASK_COLS: usize = 128;
+/// Columns of one task in prefill: enough to use the activations in the first-level cache well, few enough
+/// that threads end together.
+const PREFILL_TASK_COLS: usize = 64;
 
 /// How a [`CpuBackend`] is set up.
 #[derive(Debug, Clone, Copy)]
@@ -272,11 +273,13 @@ impl Scratch {
                 pool.columns(&mut ffn[..n * blocks], blocks, tile / BLOCK, |mut tile| {
                     let cols = (tile.col * BLOCK, tile.cols * BLOCK);
                     matmul::gate_up(isa, w, x, cols, |first, at, products| {
-                        let mut blocks = [ActBlock::ZERO; TOKENS];
-                        let blocks = &mut blocks[..products.len()];
-                        ops::quantise(isa, products.as_flattened(), blocks);
-                        for (t, block) in blocks.iter().enumerate() {
-                            tile.row_mut(first + t)[at / BLOCK] = *block;
+                        for (some, products) in products.chunks(16).enumerate() {
+                            let mut blocks = [ActBlock::ZERO; 16];
+                            let blocks = &mut blocks[..products.len()];
+                            ops::quantise(isa, products.as_flattened(), blocks);
+                            for (t, block) in blocks.iter().enumerate() {
+                                tile.row_mut(first + 16 * some + t)[at / BLOCK] = *block;
+                            }
                         }
                     });
                 });

@@ -2,7 +2,7 @@
 //! reference itself against plain formulas in f64.
 
 use antigravity::cpu::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
-use antigravity::cpu::simd::{Isa, Q4Group, kv_row, ops, q4_group};
+use antigravity::cpu::simd::{Isa, Q4Groups, kv_row, ops, q4_groups};
 use antigravity::kv::{self, KvType, KvTypes};
 use antigravity::quant::act::ActBlock;
 use antigravity::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
@@ -139,25 +139,37 @@ fn activations_quantise_like_the_reference() {
     }
 }
 
+/// Groups of packed rows with seeded weights, and the same rows decoded: `[row][column]`.
+fn packed(r: &mut Seeded, groups: usize, blocks: usize) -> (Vec<u8>, Vec<u8>, Vec<Vec<f32>>) {
+    let mut quants = vec![0u8; groups * blocks * QUANT_BYTES];
+    let mut scales = vec![0u8; groups * blocks * SCALE_BYTES];
+    let mut rows = vec![Vec::new(); 16 * groups];
+    for (row, decoded) in rows.iter_mut().enumerate() {
+        let (group, lane) = (row / 16, row % 16);
+        let quants = &mut quants[group * blocks * QUANT_BYTES..];
+        let scales = &mut scales[group * blocks * SCALE_BYTES..];
+        for b in 0..blocks {
+            let mut v: [f32; BLOCK] = std::array::from_fn(|_| r.float());
+            if lane == 3 {
+                v.fill(-1.0); // the extreme nibble everywhere
+            }
+            let block = BlockQ4::quantise(&v);
+            put_block(quants, scales, (b, lane), &block);
+            decoded.extend(block.decode());
+        }
+    }
+    (quants, scales, rows)
+}
+
 #[test]
 fn q4_dot_products_for_every_number_of_tokens() {
     let mut r = Seeded(3);
-    for blocks in [1, 2, 3, 8, 17] {
-        let mut quants = vec![0u8; blocks * QUANT_BYTES];
-        let mut scales = vec![0u8; blocks * SCALE_BYTES];
-        let mut rows = vec![Vec::new(); 16];
-        for (lane, row) in rows.iter_mut().enumerate() {
-            for b in 0..blocks {
-                let mut v: [f32; BLOCK] = std::array::from_fn(|_| r.float());
-                if lane == 3 {
-                    v.fill(-1.0); // the extreme nibble everywhere
-                }
-                let block = BlockQ4::quantise(&v);
-                put_block(&mut quants, &mut scales, (b, lane), &block);
-                row.extend(block.decode());
-            }
-        }
-        for tokens in 1..=30 {
+    // One group or several, within and beyond what a kernel unpacks at once.
+    for (groups, blocks) in [(1, 1), (2, 2), (3, 3), (1, 8), (4, 17), (1, 64), (2, 67), (4, 131)] {
+        let (quants, scales, rows) = packed(&mut r, groups, blocks);
+        let w = Q4Groups { quants: &quants, scales: &scales, groups, blocks };
+        let sizes = if blocks < 64 { 1..=50 } else { 31..=33 };
+        for tokens in sizes {
             let mut acts = Vec::new();
             for t in 0..tokens {
                 for _ in 0..blocks {
@@ -165,22 +177,27 @@ fn q4_dot_products_for_every_number_of_tokens() {
                     acts.push(ActBlock::quantise(&v));
                 }
             }
-            let w = Q4Group { quants: &quants, scales: &scales, blocks };
             let out = same_bits("q4", |isa| {
-                let mut out = vec![[0.0; 16]; tokens];
-                q4_group(isa, w, &acts, &mut out);
+                let mut out = vec![[f32::NAN; 16]; groups * tokens];
+                q4_groups(isa, w, &acts, &mut out);
                 out.into_flattened()
             });
-            for (out, acts) in out.chunks(16).zip(acts.chunks(blocks)) {
-                let x: Vec<f64> =
-                    acts.iter().flat_map(|a| a.q.iter().map(|&q| f64::from(q) * f64::from(a.d))).collect();
-                for (o, row) in out.iter().zip(&rows) {
-                    let want: f64 = x.iter().zip(row).map(|(a, w)| a * f64::from(*w)).sum();
-                    let size: f64 = x.iter().zip(row).map(|(a, w)| (a * f64::from(*w)).abs()).sum();
-                    assert!((f64::from(*o) - want).abs() <= 1e-5 * (1e-3 + size), "{o} {want}");
+            for (out, rows) in out.chunks(16 * tokens).zip(rows.chunks(16)) {
+                for (out, acts) in out.chunks(16).zip(acts.chunks(blocks)) {
+                    check(out, acts, rows);
                 }
             }
         }
+    }
+}
+
+/// Holds sixteen dot products of one token against f64.
+fn check(out: &[f32], acts: &[ActBlock], rows: &[Vec<f32>]) {
+    let x: Vec<f64> = acts.iter().flat_map(|a| a.q.iter().map(|&q| f64::from(q) * f64::from(a.d))).collect();
+    for (o, row) in out.iter().zip(rows) {
+        let want: f64 = x.iter().zip(row).map(|(a, w)| a * f64::from(*w)).sum();
+        let size: f64 = x.iter().zip(row).map(|(a, w)| (a * f64::from(*w)).abs()).sum();
+        assert!((f64::from(*o) - want).abs() <= 1e-5 * (1e-3 + size), "{o} {want}");
     }
 }
 

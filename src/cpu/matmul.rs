@@ -1,13 +1,11 @@
 //! Matrix products over column tiles: which kernel a weight format needs, and the order of the loops.
 
 use super::pool::Tile;
-use super::simd::{Isa, Q4Group, ops, q4_group};
+use super::simd::{Isa, Q4Groups, ops, q4_groups};
 use crate::quant::act::ActBlock;
 use crate::quant::packed::{GROUP_ROWS, Packed};
 use crate::weights::Matrix;
-
-/// Tokens whose activations stay in the first-level cache while the tile's weights pass by.
-pub const TOKENS: usize = 12;
+use std::ops::Range;
 
 /// Activations of some tokens, in the form or forms that the weights at hand need.
 #[derive(Clone, Copy)]
@@ -20,23 +18,31 @@ pub struct Input<'a> {
     pub tokens: usize,
 }
 
-/// Rows `16 * group ..` of `w` times tokens `from .. from + out.len()`.
-fn group<const ROWS: usize, const COLS: usize>(
+/// Most products of one pass, in runs of sixteen rows of one token, for few and for many tokens at once.
+const FEW: usize = 12;
+const MANY: usize = 1024;
+
+/// Groups `groups` of `w` times tokens `from ..`: `out[group][token][row]`.
+fn products<const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: &Matrix<ROWS, COLS>,
-    group: usize,
+    groups: Range<usize>,
     (x, from): (Input<'_>, usize),
     out: &mut [[f32; GROUP_ROWS]],
 ) {
+    let tokens = out.len() / groups.len();
     match w {
         Matrix::Q4(w) => {
             let blocks = Packed::<ROWS, COLS>::BLOCKS;
-            let rows = Q4Group { quants: w.quants(group), scales: w.scales(group), blocks };
-            q4_group(isa, rows, &x.blocks[from * blocks..][..out.len() * blocks], out);
+            let (quants, scales) = (w.quants(groups.clone()), w.scales(groups.clone()));
+            let w = Q4Groups { quants, scales, groups: groups.len(), blocks };
+            q4_groups(isa, w, &x.blocks[from * blocks..][..tokens * blocks], out);
         }
         Matrix::Dense { dtype, data } => {
-            let x = &x.floats[from * COLS..][..out.len() * COLS];
-            ops::dense_group(isa, data, *dtype, group * GROUP_ROWS, x, out);
+            let x = &x.floats[from * COLS..][..tokens * COLS];
+            for (group, out) in groups.zip(out.chunks_exact_mut(tokens)) {
+                ops::dense_group(isa, data, *dtype, group * GROUP_ROWS, x, out);
+            }
         }
     }
 }
@@ -47,19 +53,40 @@ pub fn project<const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: &Matrix<ROWS, COLS>,
     x: Input<'_>,
+    to: (&mut Tile<'_, f32>, usize),
+    columns: (usize, usize),
+    put: impl Fn(&mut [f32], &[f32], usize),
+) {
+    let (tokens, groups) = isa.tile(x.tokens);
+    match tokens * groups <= FEW {
+        true => project_by::<FEW, ROWS, COLS>((isa, tokens, groups), w, x, to, columns, put),
+        false => project_by::<MANY, ROWS, COLS>((isa, tokens, groups), w, x, to, columns, put),
+    }
+}
+
+fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
+    (isa, tokens, groups): (Isa, usize, usize),
+    w: &Matrix<ROWS, COLS>,
+    x: Input<'_>,
     (tile, at): (&mut Tile<'_, f32>, usize),
     (first, width): (usize, usize),
     put: impl Fn(&mut [f32], &[f32], usize),
 ) {
-    let mut out = [[0.0f32; GROUP_ROWS]; TOKENS];
-    for from in (0..x.tokens).step_by(TOKENS) {
-        let n = TOKENS.min(x.tokens - from);
-        for row in (first..first + width).step_by(GROUP_ROWS) {
-            group(isa, w, row / GROUP_ROWS, (x, from), &mut out[..n]);
-            let cols = GROUP_ROWS.min(first + width - row);
-            for (t, out) in out[..n].iter().enumerate() {
-                let dst = &mut tile.row_mut(from + t)[at + row - first..][..cols];
-                put(dst, &out[..cols], row);
+    let mut out = [[0.0f32; GROUP_ROWS]; PASS];
+    let end = (first + width).div_ceil(GROUP_ROWS);
+    for from in (0..x.tokens).step_by(tokens) {
+        let n = tokens.min(x.tokens - from);
+        for group in (first / GROUP_ROWS..end).step_by(groups) {
+            let groups = group..end.min(group + groups);
+            let out = &mut out[..groups.len() * n];
+            products(isa, w, groups.clone(), (x, from), out);
+            for t in 0..n {
+                let dst = tile.row_mut(from + t);
+                for (group, out) in groups.clone().zip(out.chunks_exact(n)) {
+                    let row = group * GROUP_ROWS;
+                    let cols = GROUP_ROWS.min(first + width - row);
+                    put(&mut dst[at + row - first..][..cols], &out[t][..cols], row);
+                }
             }
         }
     }
@@ -72,23 +99,40 @@ pub const RUN: usize = 2 * GROUP_ROWS;
 /// `put(first token, row - first, products)` in runs of 32 rows (fewer at the matrix's end) of several tokens.
 pub fn gate_up<const ROWS: usize, const COLS: usize>(
     isa: Isa,
+    w: (&Matrix<ROWS, COLS>, &Matrix<ROWS, COLS>),
+    x: Input<'_>,
+    columns: (usize, usize),
+    put: impl FnMut(usize, usize, &[[f32; RUN]]),
+) {
+    let (tokens, _) = isa.tile(x.tokens);
+    match tokens <= FEW {
+        true => gate_up_by::<FEW, { 2 * FEW }, ROWS, COLS>((isa, tokens), w, x, columns, put),
+        false => gate_up_by::<{ MANY / 4 }, { MANY / 2 }, ROWS, COLS>((isa, tokens), w, x, columns, put),
+    }
+}
+
+/// `PASS` is the most tokens at once, `OUT` two groups of them.
+fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS: usize>(
+    (isa, tokens): (Isa, usize),
     (gate, up): (&Matrix<ROWS, COLS>, &Matrix<ROWS, COLS>),
     x: Input<'_>,
     (first, width): (usize, usize),
     mut put: impl FnMut(usize, usize, &[[f32; RUN]]),
 ) {
-    let mut out = [[0.0f32; GROUP_ROWS]; TOKENS];
-    let mut gates = [[0.0f32; RUN]; TOKENS];
-    let mut ups = [[0.0f32; RUN]; TOKENS];
-    for from in (0..x.tokens).step_by(TOKENS) {
-        let n = TOKENS.min(x.tokens - from);
+    let mut out = [[0.0f32; GROUP_ROWS]; OUT];
+    let mut gates = [[0.0f32; RUN]; PASS];
+    let mut ups = [[0.0f32; RUN]; PASS];
+    for from in (0..x.tokens).step_by(tokens) {
+        let n = tokens.min(x.tokens - from);
         for run in (first..first + width).step_by(RUN) {
-            let cols = RUN.min(first + width - run);
+            let group = run / GROUP_ROWS;
+            let groups = group..group + RUN.min(first + width - run).div_ceil(GROUP_ROWS);
             for (w, into) in [(gate, &mut gates), (up, &mut ups)] {
-                for half in (0..cols).step_by(GROUP_ROWS) {
-                    group(isa, w, (run + half) / GROUP_ROWS, (x, from), &mut out[..n]);
-                    for (into, out) in into.iter_mut().zip(&out[..n]) {
-                        into[half..half + GROUP_ROWS].copy_from_slice(out);
+                let out = &mut out[..groups.len() * n];
+                products(isa, w, groups.clone(), (x, from), out);
+                for (half, out) in out.chunks_exact(n).enumerate() {
+                    for (into, out) in into.iter_mut().zip(out) {
+                        into[half * GROUP_ROWS..][..GROUP_ROWS].copy_from_slice(out);
                     }
                 }
             }

@@ -1,7 +1,8 @@
 //! A fixed team of threads that runs short parallel steps.
 //!
-//! A step is a number of tasks; threads claim tasks one by one, so a slow core takes fewer. Which thread
-//! ran a task never changes a result: tasks write to disjoint places. Between steps the workers spin
+//! A step is a number of tasks. Each thread claims those of its own share one by one, in order, so that it
+//! reads weights in long runs that can be prefetched; then it helps with the shares of others, so a slow
+//! core takes fewer. Which thread ran a task never changes a result: tasks write to disjoint places. Between steps the workers spin
 //! briefly, then sleep; the caller works too and never waits for a worker that has not begun, so a core
 //! taken away by another process costs that core's share and no more.
 
@@ -22,11 +23,16 @@ const ACTIVE: u64 = 0xffff;
 const OPEN: u64 = 1 << 16;
 const STEP: u64 = 1 << 32;
 
+/// Alone in its cache lines, which hardware likes to fetch in pairs.
+#[repr(align(128))]
+struct Next(AtomicUsize);
+
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {
     state: AtomicU64,
-    next: AtomicUsize,
+    /// The first task of each thread's share that nobody has claimed.
+    next: Vec<Next>,
     sleeping: AtomicUsize,
     stop: AtomicBool,
     /// Written by the caller while the step is closed and no worker is inside.
@@ -40,13 +46,21 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Shared {
-    fn work(&self, job: &(dyn Fn(usize) + Sync), tasks: usize) {
-        loop {
-            let task = self.next.fetch_add(1, Ordering::Relaxed);
-            if task >= tasks {
-                return;
+    /// The first task of a thread's share; that of the thread past the last is the number of tasks.
+    fn share(&self, thread: usize, tasks: usize) -> usize {
+        tasks * thread / self.next.len()
+    }
+
+    /// Runs tasks of `thread`'s share, then what is left of the others'.
+    fn work(&self, thread: usize, job: &(dyn Fn(usize) + Sync), tasks: usize) {
+        for owner in (thread..self.next.len()).chain(0..thread) {
+            let (next, end) = (&self.next[owner].0, self.share(owner + 1, tasks));
+            while next.load(Ordering::Relaxed) < end {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task < end {
+                    job(task);
+                }
             }
-            job(task);
         }
     }
 }
@@ -62,7 +76,7 @@ impl Pool {
     pub fn new(threads: usize) -> Result<Self> {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
-            next: AtomicUsize::new(0),
+            next: (0..threads.max(1)).map(|_| Next(AtomicUsize::new(0))).collect(),
             sleeping: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             job: UnsafeCell::new(None),
@@ -73,7 +87,7 @@ impl Pool {
             let worker = std::thread::Builder::new()
                 .name(format!("worker-{i}"))
                 .stack_size(4 << 20)
-                .spawn(move || worker(&shared))
+                .spawn(move || worker(i, &shared))
                 .map_err(|e| Error::Other(format!("cannot start thread {i} of --threads {threads}: {e}")))?;
             pool.workers.push(worker);
         }
@@ -98,7 +112,9 @@ impl Pool {
         // SAFETY: the last step was closed and left by all before its `run` returned, and `&mut` is not
         // needed because `run` is not re-entered: jobs do not hold the pool.
         unsafe { *shared.job.get() = Some((job_ptr, tasks)) };
-        shared.next.store(0, Ordering::Relaxed);
+        for (thread, next) in shared.next.iter().enumerate() {
+            next.0.store(shared.share(thread, tasks), Ordering::Relaxed);
+        }
         let step = (shared.state.load(Ordering::Relaxed) & !(STEP - 1)).wrapping_add(STEP);
         shared.state.store(step | OPEN, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -119,7 +135,7 @@ impl Pool {
             }
         }
         let _close = Close(&shared.state);
-        shared.work(job, tasks);
+        shared.work(0, job, tasks);
     }
 
     /// Cuts `buf`, a matrix of rows `row_len` long, into column tiles `tile` wide and gives each to `job`.
@@ -172,7 +188,7 @@ impl Drop for Pool {
     }
 }
 
-fn worker(shared: &Shared) {
+fn worker(thread: usize, shared: &Shared) {
     let mut seen = 0;
     let mut idle_since = Instant::now();
     let mut spins = 0u32;
@@ -214,7 +230,7 @@ fn worker(shared: &Shared) {
         // closure it points to ends.
         if let Some((job, tasks)) = unsafe { *shared.job.get() } {
             // SAFETY: as above.
-            shared.work(unsafe { &*job }, tasks);
+            shared.work(thread, unsafe { &*job }, tasks);
         }
         drop(leave);
         idle_since = Instant::now();

@@ -9,9 +9,13 @@ mod lanes;
 pub mod ops;
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx_vnni;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
@@ -28,9 +32,15 @@ pub enum Isa {
     /// AVX2, FMA, F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// The same with AVX-VNNI: 256-bit `vpdpbusd`.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// The same with AMX tiles of bytes, which the kernel has let this process use.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
     /// Baseline NEON.
     #[cfg(target_arch = "aarch64")]
     Neon,
@@ -48,6 +58,9 @@ impl Isa {
             use std::arch::is_x86_feature_detected as has;
             if has!("avx2") && has!("fma") && has!("f16c") {
                 sets.push(Isa::Avx2);
+                if has!("avxvnni") {
+                    sets.push(Isa::AvxVnni);
+                }
                 if has!("avx512f")
                     && has!("avx512bw")
                     && has!("avx512vl")
@@ -55,6 +68,9 @@ impl Isa {
                     && has!("avx512vnni")
                 {
                     sets.push(Isa::Avx512);
+                    if amx::granted() {
+                        sets.push(Isa::Amx);
+                    }
                 }
             }
         }
@@ -88,7 +104,11 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => "avxvnni",
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => "amx",
             #[cfg(target_arch = "aarch64")]
             Isa::Neon | Isa::NeonDot => "neon",
         }
@@ -98,7 +118,11 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => "avx-vnni",
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => "avx512-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => "amx-int8",
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDot => "neon-dotprod",
             other => other.family(),
@@ -128,9 +152,13 @@ macro_rules! dispatch {
                 $generic::<$crate::cpu::simd::lanes::Scalar $(, $c)*>($($arg),*)
             },
             #[cfg(target_arch = "x86_64")]
-            $crate::cpu::simd::Isa::Avx2 => unsafe { avx2::<$($c),*>($($arg),*) },
+            $crate::cpu::simd::Isa::Avx2 | $crate::cpu::simd::Isa::AvxVnni => unsafe {
+                avx2::<$($c),*>($($arg),*)
+            },
             #[cfg(target_arch = "x86_64")]
-            $crate::cpu::simd::Isa::Avx512 => unsafe { avx512::<$($c),*>($($arg),*) },
+            $crate::cpu::simd::Isa::Avx512 | $crate::cpu::simd::Isa::Amx => unsafe {
+                avx512::<$($c),*>($($arg),*)
+            },
             #[cfg(target_arch = "aarch64")]
             $crate::cpu::simd::Isa::Neon | $crate::cpu::simd::Isa::NeonDot => unsafe {
                 $generic::<$crate::cpu::simd::neon::Neon $(, $c)*>($($arg),*)
@@ -140,62 +168,130 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
-/// One group of sixteen packed rows.
+/// Some groups of sixteen packed rows, which follow each other in memory.
 #[derive(Clone, Copy)]
-pub struct Q4Group<'a> {
-    /// `[block][256]`.
+pub struct Q4Groups<'a> {
+    /// `[group][block][256]`
     pub quants: &'a [u8],
-    /// `[block][16]` f16.
+    /// `[group][block][16]` f16.
     pub scales: &'a [u8],
+    /// Groups.
+    pub groups: usize,
     /// Blocks of 32 columns.
     pub blocks: usize,
 }
 
-/// Sixteen Q4_0 rows times the activations of `out.len()` tokens: `out[token][row]`.
-///
-/// `acts` is `[token][block]`. Per block `acc = fma(isum, d_w * d_a, acc)` with the exact integer
-/// `isum`, blocks ascending: the contract all sets share.
-pub fn q4_group(isa: Isa, w: Q4Group<'_>, acts: &[ActBlock], out: &mut [[f32; 16]]) {
-    assert!(w.quants.len() >= w.blocks * QUANT_BYTES && w.scales.len() >= w.blocks * SCALE_BYTES);
-    assert!(acts.len() >= w.blocks * out.len());
-    let (mut acts, mut out, stride) = (acts, out, w.blocks);
-    while !out.is_empty() {
-        let n = tokens_at_once(isa, out.len());
-        let (now, rest) = out.split_at_mut(n);
-        q4_tile(isa, w, acts, now);
-        out = rest;
-        acts = &acts[n * stride..];
+/// One of [`Q4Groups`], as the kernels take it.
+#[derive(Clone, Copy)]
+struct Q4Group<'a> {
+    /// `[block][256]`
+    quants: &'a [u8],
+    /// `[block][16]` f16.
+    scales: &'a [u8],
+    /// Blocks of 32 columns.
+    blocks: usize,
+}
+
+impl<'a> Q4Groups<'a> {
+    fn group(&self, g: usize) -> Q4Group<'a> {
+        let (quants, scales) = (self.blocks * QUANT_BYTES, self.blocks * SCALE_BYTES);
+        Q4Group {
+            quants: &self.quants[g * quants..][..quants],
+            scales: &self.scales[g * scales..][..scales],
+            blocks: self.blocks,
+        }
     }
 }
 
-/// The largest tile of tokens, of those compiled, that fits `left`.
-fn tokens_at_once(isa: Isa, left: usize) -> usize {
-    let sizes: &[usize] = match isa {
+/// Bytes ahead of its own reading that a kernel for one token prefetches quants (scales: an eighth). Its
+/// arithmetic fills the reorder buffer, so loads alone do not reach far enough ahead to keep memory busy.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 4096;
+
+impl Isa {
+    /// Tokens and groups of rows that [`q4_groups`] likes to take at once, of `tokens` that are there.
+    pub fn tile(self, tokens: usize) -> (usize, usize) {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => &[12, 8, 4, 2, 1],
-        _ => &[4, 2, 1],
-    };
-    *sizes.iter().find(|&&n| n <= left).expect("invariant: one token is always possible")
+        if self == Isa::Amx && tokens >= amx::TOKENS {
+            return (amx::MOST_TOKENS, amx::GROUPS);
+        }
+        // Equal parts: a small rest would waste most of a pass over the weights.
+        let most = self.most_tokens();
+        (tokens.div_ceil(tokens.div_ceil(most).max(1)), 1)
+    }
+
+    /// Tokens of the largest kernel.
+    fn most_tokens(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Amx => 12,
+            _ => 4,
+        }
+    }
 }
 
-/// One tile of tokens whose number is one of [`tokens_at_once`].
+/// Q4_0 rows times the activations of some tokens: `out[group][token][row]`.
+///
+/// `acts` is `[token][block]`. Per block `acc = fma(isum, d_w * d_a, acc)` with the exact integer
+/// `isum`, blocks ascending: the contract all sets share.
+pub fn q4_groups(isa: Isa, w: Q4Groups<'_>, acts: &[ActBlock], out: &mut [[f32; 16]]) {
+    assert!(w.groups > 0 && out.len().is_multiple_of(w.groups));
+    let tokens = out.len() / w.groups;
+    assert!(acts.len() >= w.blocks * tokens);
+    let mut done = 0;
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Amx && tokens >= amx::TOKENS {
+        assert!(w.quants.len() >= w.groups * w.blocks * QUANT_BYTES);
+        assert!(w.scales.len() >= w.groups * w.blocks * SCALE_BYTES);
+        // SAFETY: `Isa::Amx` is only made where `amx::granted`; the planes were checked, as were `acts` and
+        // `out`, for `tokens` tokens.
+        done = unsafe { amx::q4(w, acts.as_ptr(), tokens, out.as_mut_ptr()) };
+    }
+    for (g, out) in out.chunks_exact_mut(tokens.max(1)).enumerate() {
+        let (w, mut acts, mut out) = (w.group(g), &acts[done * w.blocks..], &mut out[done..]);
+        while !out.is_empty() {
+            let n = tokens_at_once(isa, out.len());
+            let (now, rest) = out.split_at_mut(n);
+            q4_tile(isa, w, acts, now);
+            out = rest;
+            acts = &acts[n * w.blocks..];
+        }
+    }
+}
+
+/// The tile of tokens, of those compiled, to take of `left`.
+fn tokens_at_once(isa: Isa, left: usize) -> usize {
+    let most = isa.most_tokens();
+    match left {
+        3 => 2,
+        _ if left <= most => left,
+        // Two halves instead of a full tile and a small one, where all sizes are there.
+        _ if most == 12 && left < 2 * most => left.div_ceil(2),
+        _ => most,
+    }
+}
+
+/// One tile of tokens whose number is one of [`tokens_at_once`]; `acts` holds a row for each.
 fn q4_tile(isa: Isa, w: Q4Group<'_>, acts: &[ActBlock], out: &mut [[f32; 16]]) {
     macro_rules! kernel {
         ($set:ident, $name:ident, [$($n:literal),*]) => {
             match out.len() {
-                // SAFETY: `isa` was found on this CPU; `q4_group` checked the planes and that `acts` has a
-                // row for each of `out`.
+                // SAFETY: `isa` was found on this CPU; a `Q4Group` holds its blocks; `acts` and `out` have a row
+                // for each token.
                 $($n => unsafe { $set::$name::<$n>(w, acts.as_ptr(), w.blocks, out.as_mut_ptr()) },)*
                 n => unreachable!("no kernel for {n} tokens"),
             }
         };
     }
+    assert!(acts.len() >= w.blocks * out.len());
     match isa {
         Isa::Scalar => scalar::q4(w, acts, out),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => kernel!(avx2, q4, [1, 2, 4]),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => kernel!(avx512, q4, [1, 2, 4, 8, 12]),
+        Isa::AvxVnni => kernel!(avx_vnni, q4, [1, 2, 4]),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Amx => kernel!(avx512, q4, [1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => kernel!(neon, q4, [1, 2, 4]),
         #[cfg(target_arch = "aarch64")]

@@ -10,6 +10,7 @@
 
 use super::{BLOCK, BlockQ4};
 use crate::weights::region::Plane;
+use std::ops::Range;
 
 /// Rows in one group.
 pub const GROUP_ROWS: usize = 16;
@@ -43,18 +44,18 @@ impl<const ROWS: usize, const COLS: usize> Packed<ROWS, COLS> {
         fits.then_some(Self { quants, scales })
     }
 
-    /// Quants of one group: `[block][256]`.
+    /// Quants of some groups: `[group][block][256]`.
     #[inline]
-    pub fn quants(&self, group: usize) -> &[u8] {
+    pub fn quants(&self, groups: Range<usize>) -> &[u8] {
         let len = Self::BLOCKS * QUANT_BYTES;
-        &self.quants.bytes()[group * len..][..len]
+        &self.quants.bytes()[groups.start * len..groups.end * len]
     }
 
-    /// Scales of one group: `[block][16]` f16, little endian.
+    /// Scales of some groups: `[group][block][16]` f16, little endian.
     #[inline]
-    pub fn scales(&self, group: usize) -> &[u8] {
+    pub fn scales(&self, groups: Range<usize>) -> &[u8] {
         let len = Self::BLOCKS * SCALE_BYTES;
-        &self.scales.bytes()[group * len..][..len]
+        &self.scales.bytes()[groups.start * len..groups.end * len]
     }
 }
 

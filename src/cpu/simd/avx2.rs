@@ -2,8 +2,8 @@
 //!
 //! Callers hold a proof (`Isa::Avx2` is only made where the CPU has all three).
 
-use super::Q4Group;
 use super::lanes::Lanes;
+use super::{AHEAD, Q4Group};
 use crate::quant::act::ActBlock;
 use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
 use std::arch::x86_64::*;
@@ -217,22 +217,32 @@ unsafe fn sums8(rows: &[Avx2]) -> __m256 {
     }
 }
 
-/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::q4_group`].
-///
-/// Per block: nibbles (at most 15) times activations (at most 127) pairwise into i16, eight such
-/// sums together at most 8 * 2 * 15 * 127 = 30,480, so they stay in i16 without saturating.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
-    // SAFETY: `super::q4_group` checked that the planes hold `w.blocks` blocks, that `acts` holds T
-    // rows `stride` apart, and that `out` holds T rows.
+/// Prefetches what a kernel for one token reads [`AHEAD`] bytes later: four lines of quants, half a line of
+/// scales. The group that lies there is the one this thread takes next.
+#[inline(always)]
+pub fn ahead(quants: *const u8, scales: *const u8) {
+    let (quants, scales) = (quants.wrapping_add(AHEAD), scales.wrapping_add(AHEAD / 8));
+    // SAFETY: SSE is part of every x86-64 target; a prefetch of an address that is not ours does nothing.
     unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(quants.cast());
+        _mm_prefetch::<_MM_HINT_T0>(quants.wrapping_add(64).cast());
+        _mm_prefetch::<_MM_HINT_T0>(quants.wrapping_add(128).cast());
+        _mm_prefetch::<_MM_HINT_T0>(quants.wrapping_add(192).cast());
+        _mm_prefetch::<_MM_HINT_T0>(scales.cast());
+    }
+}
+
+/// The body of a kernel of eight lanes: `$dot(low, high, activations)` gives the exact sums of a block.
+///
+/// One token goes once over the weights, with two registers of sums; several tokens take the two halves of
+/// the rows after each other, which leaves registers for more tokens.
+macro_rules! q4_by_eight {
+    ($T:ident, $w:ident, $acts:ident, $stride:ident, $out:ident, $dot:ident) => {{
         let mask = _mm256_set1_epi8(15);
-        let ones = _mm256_set1_epi16(1);
-        for half in 0..2 {
-            let mut acc = [_mm256_setzero_ps(); T];
-            for b in 0..w.blocks {
-                let quants = w.quants.as_ptr().add(b * QUANT_BYTES + half * 32);
-                let scales = w.scales.as_ptr().add(b * SCALE_BYTES + half * 16);
+        macro_rules! block {
+            ($b:expr, $half:expr, |$t:ident| $acc:expr) => {
+                let quants = $w.quants.as_ptr().add($b * QUANT_BYTES + $half * 32);
+                let scales = $w.scales.as_ptr().add($b * SCALE_BYTES + $half * 16);
                 let scale = _mm256_cvtph_ps(_mm_loadu_si128(scales.cast()));
                 let (mut low, mut high) = ([mask; 4], [mask; 4]);
                 for v in 0..4 {
@@ -240,24 +250,59 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
                     low[v] = _mm256_and_si256(x, mask);
                     high[v] = _mm256_and_si256(_mm256_srli_epi16::<4>(x), mask);
                 }
-                for (t, acc) in acc.iter_mut().enumerate() {
-                    let act = &*acts.add(t * stride + b);
-                    let q = act.q.as_ptr().cast::<i32>();
-                    let mut sum = _mm256_setzero_si256();
-                    for v in 0..4 {
-                        let a = _mm256_set1_epi32(q.add(v).read_unaligned());
-                        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(low[v], a));
-                        let a = _mm256_set1_epi32(q.add(4 + v).read_unaligned());
-                        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(high[v], a));
-                    }
-                    let isum = _mm256_add_epi32(_mm256_madd_epi16(sum, ones), _mm256_set1_epi32(act.offset));
+                for $t in 0..$T {
+                    let act = &*$acts.add($t * $stride + $b);
+                    let isum = $dot!(low, high, act);
                     let d = _mm256_mul_ps(scale, _mm256_set1_ps(act.d));
-                    *acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum), d, *acc);
+                    $acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum), d, $acc);
                 }
+            };
+        }
+        if $T == 1 {
+            let mut acc = [_mm256_setzero_ps(); 2];
+            for b in 0..$w.blocks {
+                ahead($w.quants.as_ptr().add(b * QUANT_BYTES), $w.scales.as_ptr().add(b * SCALE_BYTES));
+                block!(b, 0, |t| acc[0]);
+                block!(b, 1, |t| acc[1]);
+            }
+            _mm256_storeu_ps($out.cast(), acc[0]);
+            _mm256_storeu_ps($out.cast::<f32>().add(8), acc[1]);
+            return;
+        }
+        for half in 0..2 {
+            let mut acc = [_mm256_setzero_ps(); $T];
+            for b in 0..$w.blocks {
+                block!(b, half, |t| acc[t]);
             }
             for (t, acc) in acc.iter().enumerate() {
-                _mm256_storeu_ps(out.add(t).cast::<f32>().add(half * 8), *acc);
+                _mm256_storeu_ps($out.add(t).cast::<f32>().add(half * 8), *acc);
             }
         }
+    }};
+}
+pub(super) use q4_by_eight;
+
+/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::q4_groups`].
+///
+/// Per block: nibbles (at most 15) times activations (at most 127) pairwise into i16, eight such
+/// sums together at most 8 * 2 * 15 * 127 = 30,480, so they stay in i16 without saturating.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
+    macro_rules! dot {
+        ($low:ident, $high:ident, $act:ident) => {{
+            let q = $act.q.as_ptr().cast::<i32>();
+            let mut sum = _mm256_setzero_si256();
+            for v in 0..4 {
+                let a = _mm256_set1_epi32(q.add(v).read_unaligned());
+                sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16($low[v], a));
+                let a = _mm256_set1_epi32(q.add(4 + v).read_unaligned());
+                sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16($high[v], a));
+            }
+            let sum = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+            _mm256_add_epi32(sum, _mm256_set1_epi32($act.offset))
+        }};
     }
+    // SAFETY: `super::q4_tile` checked that `acts` holds T rows `stride` apart and `out` T rows; `w` holds
+    // its blocks.
+    unsafe { q4_by_eight!(T, w, acts, stride, out, dot) }
 }

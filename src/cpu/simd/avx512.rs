@@ -3,6 +3,7 @@
 //! Callers hold a proof (`Isa::Avx512` is only made where the CPU has all of them).
 
 use super::Q4Group;
+use super::avx2::ahead;
 use super::lanes::Lanes;
 use crate::quant::act::ActBlock;
 use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
@@ -154,17 +155,21 @@ unsafe impl Lanes for Avx512 {
     }
 }
 
-/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::q4_group`].
+/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::q4_groups`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
-    // SAFETY: `super::q4_group` checked that the planes hold `w.blocks` blocks, that `acts` holds T
-    // rows `stride` apart, and that `out` holds T rows.
+    // SAFETY: `super::q4_tile` checked that `acts` holds T rows `stride` apart and `out` T rows; `w` holds
+    // its blocks.
     unsafe {
         let mask = _mm512_set1_epi8(15);
         let mut acc = [_mm512_setzero_ps(); T];
         for b in 0..w.blocks {
             let quants = w.quants.as_ptr().add(b * QUANT_BYTES);
-            let scale = _mm512_cvtph_ps(_mm256_loadu_si256(w.scales.as_ptr().add(b * SCALE_BYTES).cast()));
+            let scales = w.scales.as_ptr().add(b * SCALE_BYTES);
+            if T == 1 {
+                ahead(quants, scales);
+            }
+            let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
             let (mut low, mut high) = ([mask; 4], [mask; 4]);
             for v in 0..4 {
                 let x = _mm512_loadu_si512(quants.add(v * 64).cast());

@@ -5,7 +5,7 @@ use crate::quant::act::ActBlock;
 use crate::quant::packed::{GROUP_ROWS, QUANT_BYTES, SCALE_BYTES};
 use half::f16;
 
-/// Q4_0 rows times activations: sixteen rows, any number of tokens; see [`super::q4_group`].
+/// Q4_0 rows times activations: sixteen rows, any number of tokens; see [`super::q4_groups`].
 pub fn q4(w: Q4Group<'_>, acts: &[ActBlock], out: &mut [[f32; GROUP_ROWS]]) {
     for (out, acts) in out.iter_mut().zip(acts.chunks(w.blocks)) {
         *out = [0.0; GROUP_ROWS];

@@ -1,0 +1,215 @@
+//! AMX: Q4 dot products of sixteen tokens and sixteen rows by `tdpbssd`.
+//!
+//! A block of 32 columns is half a tile deep, because each block has scales of its own: the sums of one
+//! block go from the tile to memory and from there, scaled, into sixteen registers of AVX-512. Weights
+//! are unpacked to signed bytes once for all tokens; a packed vector of sixteen rows and four columns is
+//! then just one row of the tile. Activations are read where they lie.
+//!
+//! Measured on one core of an Emerald Rapids Xeon: 0.83 TOPS (AVX-512: 0.61). Alone, a block's tile
+//! instructions take 38 cycles and its scaling 22, and the two hardly overlap; neither activations laid
+//! out tile by tile, nor finer interleaving, nor storing all tiles of eight blocks before scaling them
+//! changed that by more than 3 %. The tile instructions are `asm!`, which also keeps compilers from moving
+//! them over `ldtilecfg`.
+
+use super::Q4Groups;
+use crate::quant::act::ActBlock;
+use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+/// Tokens of one tile.
+pub const TOKENS: usize = 16;
+/// Most tokens and groups of one call, for which unpacked weights and sums stay in the second-level cache.
+pub const MOST_TOKENS: usize = 256;
+pub const GROUPS: usize = 4;
+/// Blocks whose weights are unpacked at once.
+const DEPTH: usize = 64;
+/// Tiles that are on their way while another is scaled.
+const FLYING: usize = 3;
+
+/// True when the CPU has tiles of bytes and the kernel lets this process use them.
+pub fn granted() -> bool {
+    const TILE: u32 = 1 << 24;
+    const INT8: u32 = 1 << 25;
+    const TILE_STATE: u64 = 0b11 << 17;
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    if __cpuid_count(7, 0).edx & (TILE | INT8) != (TILE | INT8) {
+        return false;
+    }
+    // SAFETY: a CPU with AMX has XGETBV, and every kernel that shows AMX to programs enables it.
+    let enabled = __cpuid(1).ecx & (1 << 27) != 0 && unsafe { xcr0() } & TILE_STATE == TILE_STATE;
+    // SAFETY: asks for a permission; touches no memory of ours. The permission is the process's, and asking
+    // twice does no harm.
+    enabled && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0
+}
+
+#[target_feature(enable = "xsave")]
+fn xcr0() -> u64 {
+    // SAFETY: register 0 exists wherever XGETBV does.
+    unsafe { _xgetbv(0) }
+}
+
+/// Weights of one block and group: eight rows of a tile, then the scales.
+#[repr(C, align(64))]
+struct Unpacked {
+    /// `[columns 4k .. 4k + 4][row][column]`
+    quants: [[i8; 64]; 8],
+    /// `[row]`
+    scales: [f32; 16],
+}
+
+/// A tile of sums: `[token][row]`
+#[repr(C, align(64))]
+struct Sums([[i32; 16]; TOKENS]);
+
+/// Palette 1; tiles 0 and 3 are activations (16 tokens x 32 bytes), 1 and 4 weights (8 x 64 bytes), 2 and 5
+/// sums (16 x 64 bytes).
+#[repr(C, align(64))]
+struct TileConfig([u8; 64]);
+
+static CONFIG: TileConfig = {
+    let mut c = [0; 64];
+    c[0] = 1;
+    let mut tile = 0;
+    while tile < 6 {
+        let (rows, bytes) = match tile % 3 {
+            0 => (TOKENS as u8, 32),
+            1 => (8, 64),
+            _ => (TOKENS as u8, 64),
+        };
+        c[16 + 2 * tile] = bytes;
+        c[48 + tile] = rows;
+        tile += 1;
+    }
+    TileConfig(c)
+};
+
+/// Whole tiles of tokens times the groups of `w`: `out[group][token]`. Returns how many of the tokens it has
+/// done; fewer than [`TOKENS`] are left.
+///
+/// # Safety
+///
+/// [`granted`] is true. `w.quants` and `w.scales` hold the groups, `acts` holds `tokens` rows of `w.blocks`,
+/// `out` holds `tokens` rows for each group.
+pub unsafe fn q4(w: Q4Groups<'_>, acts: *const ActBlock, tokens: usize, out: *mut [f32; 16]) -> usize {
+    let whole = tokens / TOKENS * TOKENS;
+    assert!(w.groups <= GROUPS);
+    let mut panel = MaybeUninit::<[Unpacked; GROUPS * DEPTH]>::uninit();
+    let panel: *mut Unpacked = panel.as_mut_ptr().cast();
+    // SAFETY: as the caller's; every group has `DEPTH` blocks of the panel, which is written before it is read.
+    unsafe {
+        asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags));
+        for from in (0..w.blocks).step_by(DEPTH) {
+            let depth = DEPTH.min(w.blocks - from);
+            for g in 0..w.groups {
+                let at = g * w.blocks + from;
+                let (quants, scales) = (w.quants.as_ptr(), w.scales.as_ptr());
+                let (quants, scales) = (quants.add(at * QUANT_BYTES), scales.add(at * SCALE_BYTES));
+                unpack(quants, scales, depth, panel.add(g * DEPTH));
+            }
+            for t in (0..whole).step_by(TOKENS) {
+                for g in 0..w.groups {
+                    let acts = acts.add(t * w.blocks + from);
+                    let out = out.add(g * tokens + t);
+                    if from == 0 {
+                        out.write_bytes(0, TOKENS);
+                    }
+                    tile((panel.add(g * DEPTH), depth), acts, w.blocks, out);
+                }
+            }
+        }
+        asm!("tilerelease", options(nostack, nomem, preserves_flags));
+    }
+    whole
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn unpack(quants: *const u8, scales: *const u8, blocks: usize, panel: *mut Unpacked) {
+    // SAFETY: planes and panel hold `blocks` blocks.
+    unsafe {
+        let (mask, eight) = (_mm512_set1_epi8(15), _mm512_set1_epi8(8));
+        for b in 0..blocks {
+            let to = &raw mut (*panel.add(b)).quants;
+            for v in 0..4 {
+                let x = _mm512_loadu_si512(quants.add(b * QUANT_BYTES + v * 64).cast());
+                let low = _mm512_sub_epi8(_mm512_and_si512(x, mask), eight);
+                let high = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16::<4>(x), mask), eight);
+                _mm512_store_si512(to.cast::<__m512i>().add(v), low);
+                _mm512_store_si512(to.cast::<__m512i>().add(4 + v), high);
+            }
+            let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(b * SCALE_BYTES).cast()));
+            _mm512_store_ps((&raw mut (*panel.add(b)).scales).cast(), scale);
+        }
+    }
+}
+
+/// Adds the products of some blocks to sixteen rows of `out`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn tile(
+    (panel, blocks): (*const Unpacked, usize),
+    acts: *const ActBlock,
+    stride: usize,
+    out: *mut [f32; 16],
+) {
+    let mut sums = MaybeUninit::<[Sums; FLYING + 1]>::uninit();
+    let sums: *mut Sums = sums.as_mut_ptr().cast();
+    macro_rules! multiply {
+        ($b:expr, $x:tt, $w:tt, $sum:tt) => {
+            asm!(
+                concat!("tileloadd ", $x, ", [{x} + {pitch}]"),
+                concat!("tileloadd ", $w, ", [{w} + {line}]"),
+                concat!("tilezero ", $sum),
+                concat!("tdpbssd ", $sum, ", ", $x, ", ", $w),
+                concat!("tilestored [{to} + {line}], ", $sum),
+                x = in(reg) &raw const (*acts.add($b)).q,
+                pitch = in(reg) stride * size_of::<ActBlock>(),
+                w = in(reg) &raw const (*panel.add($b)).quants,
+                line = in(reg) 64usize,
+                to = in(reg) sums.add($b % (FLYING + 1)),
+                out($x) _, out($w) _, out($sum) _,
+                options(nostack, preserves_flags),
+            )
+        };
+    }
+    // Two sets of tiles in turn.
+    macro_rules! begin {
+        ($b:expr) => {
+            if $b % 2 == 0 {
+                multiply!($b, "tmm0", "tmm1", "tmm2")
+            } else {
+                multiply!($b, "tmm3", "tmm4", "tmm5")
+            }
+        };
+    }
+    // SAFETY: panel and activations hold `blocks` blocks (activations for sixteen tokens `stride` apart) and
+    // `out` sixteen rows; the tiles are configured for these shapes; sums are stored before they are read.
+    unsafe {
+        let mut acc = [_mm512_setzero_ps(); TOKENS];
+        for (t, acc) in acc.iter_mut().enumerate() {
+            *acc = _mm512_loadu_ps(out.add(t).cast());
+        }
+        for b in 0..blocks.min(FLYING) {
+            begin!(b);
+        }
+        for b in 0..blocks {
+            if b + FLYING < blocks {
+                begin!(b + FLYING);
+            }
+            let (w, sums) = (&*panel.add(b), sums.add(b % (FLYING + 1)));
+            let scale = _mm512_load_ps(w.scales.as_ptr());
+            macro_rules! tokens {
+                ($($t:literal)*) => {$(
+                    let d = _mm512_mul_ps(scale, _mm512_set1_ps((*acts.add(b + $t * stride)).d));
+                    let sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums.cast::<__m512i>().add($t)));
+                    acc[$t] = _mm512_fmadd_ps(sum, d, acc[$t]);
+                )*};
+            }
+            tokens!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+        }
+        for (t, acc) in acc.iter().enumerate() {
+            _mm512_storeu_ps(out.add(t).cast(), *acc);
+        }
+    }
+}
