@@ -6,6 +6,7 @@
 //! briefly, then sleep; the caller works too and never waits for a worker that has not begun, so a core
 //! taken away by another process costs that core's share and no more.
 
+use super::topology;
 use crate::error::{Error, Result};
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -82,12 +83,16 @@ impl Pool {
             job: UnsafeCell::new(None),
         });
         let mut pool = Self { shared, workers: Vec::new() };
+        let cores = Arc::new(topology::placement(threads));
         for i in 1..threads.max(1) {
-            let shared = Arc::clone(&pool.shared);
+            let (shared, cores) = (Arc::clone(&pool.shared), Arc::clone(&cores));
             let worker = std::thread::Builder::new()
                 .name(format!("worker-{i}"))
                 .stack_size(4 << 20)
-                .spawn(move || worker(i, &shared))
+                .spawn(move || {
+                    cores.iter().for_each(|cores| keep_to(cores));
+                    worker(i, &shared);
+                })
                 .map_err(|e| Error::Other(format!("cannot start thread {i} of --threads {threads}: {e}")))?;
             pool.workers.push(worker);
         }
@@ -185,6 +190,20 @@ impl Drop for Pool {
             // A worker that panicked has already said so.
             let _ = worker.join();
         }
+    }
+}
+
+/// Keeps the calling thread on some of the cores that it may use. Nothing depends on it, so a refusal is
+/// ignored. Only workers are kept so: the caller's thread is the caller's.
+fn keep_to(cores: &[usize]) {
+    // SAFETY: a `cpu_set_t` is a plain bit set, zeroed is empty; numbers past its end are left out; the call
+    // reads the set and nothing else.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        for &core in cores.iter().filter(|&&core| core < libc::CPU_SETSIZE as usize) {
+            libc::CPU_SET(core, &mut set);
+        }
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
     }
 }
 
