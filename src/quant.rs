@@ -5,6 +5,8 @@
 
 pub mod act;
 pub mod packed;
+#[allow(unsafe_code)]
+pub mod rows;
 
 use half::f16;
 
@@ -26,11 +28,13 @@ impl BlockQ4 {
 
     /// Quantises 32 values: `d = max|v| / 7`, `q = round(v / d)` half away from zero, in `[-8, 7]`.
     ///
-    /// The scale used for rounding is the f32 one; what is stored is its f16 rounding.
+    /// The scale used for rounding is the f32 one; what is stored is its f16 rounding. A NaN among the values
+    /// makes it NaN, an infinity infinite.
     #[inline(always)]
     pub fn quantise(v: &[f32; BLOCK]) -> Self {
-        let max = v.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-        let d = max / 7.0;
+        // As integers, because these vectorise: the bits of non-negative floats ascend with the floats.
+        let max = v.iter().fold(0, |m: u32, x| m.max(x.to_bits() & 0x7fff_ffff));
+        let d = f32::from_bits(max) / 7.0;
         let id = if d == 0.0 { 0.0 } else { 1.0 / d };
         let mut q = [0u8; BLOCK];
         for (q, &v) in q.iter_mut().zip(v) {
@@ -58,7 +62,7 @@ impl BlockQ4 {
 /// `f32::round` for |x| <= 8 as plain arithmetic, which the compiler can vectorise. NaN gives 0.
 #[inline(always)]
 fn round_half_away(x: f32) -> i32 {
-    // SAFETY-free truncation: `as` saturates and maps NaN to 0; the difference below is exact.
+    // `as` saturates and maps NaN to 0; the difference below is exact.
     let whole = x as i32;
     let rest = x - whole as f32;
     whole + (rest >= 0.5) as i32 - (rest <= -0.5) as i32

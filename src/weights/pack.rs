@@ -9,8 +9,8 @@ use super::region::{AlignedBytes, Plane};
 use super::source::{Dtype, Source, Tensor};
 use super::{Assembly, LoadOptions, Loaded, Role, Spec, Weights, check_config, find, load_one, table};
 use crate::error::{Error, Result};
-use crate::quant::packed::{GROUP_ROWS, QUANT_BYTES, SCALE_BYTES, put_block};
-use crate::quant::{BLOCK, BlockQ4};
+use crate::quant::packed::{GROUP_ROWS, QUANT_BYTES, SCALE_BYTES};
+use crate::quant::{BLOCK, rows};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
@@ -54,13 +54,8 @@ pub(super) fn quantise(tensor: &Tensor, spec: &Spec, threads: usize) -> Result<(
             for lane in 0..GROUP_ROWS.min(spec.rows - g * GROUP_ROWS) {
                 let row = g * GROUP_ROWS + lane;
                 let bytes = &tensor.data.bytes()[row * row_bytes..][..row_bytes];
-                for (b, stored) in bytes.chunks_exact(BLOCK * tensor.dtype.size()).enumerate() {
-                    let values = tensor.dtype.widen::<BLOCK>(stored);
-                    let block = BlockQ4::quantise(&values);
-                    if !block.d.is_finite() || values.iter().any(|v| v.is_nan()) {
-                        bad_row.fetch_min(row, Ordering::Relaxed);
-                    }
-                    put_block(quants, scales, (b, lane), &block);
+                if !rows::quantise(tensor.dtype, bytes, lane, (quants, scales)) {
+                    bad_row.fetch_min(row, Ordering::Relaxed);
                 }
             }
         }
