@@ -37,6 +37,9 @@ pub enum Isa {
     /// NEON with `sdot`.
     #[cfg(target_arch = "aarch64")]
     NeonDot,
+    /// NEON with `sdot` and `smmla`.
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
 }
 
 impl Isa {
@@ -61,8 +64,12 @@ impl Isa {
         #[cfg(target_arch = "aarch64")]
         {
             sets.push(Isa::Neon);
-            if std::arch::is_aarch64_feature_detected!("dotprod") {
+            use std::arch::is_aarch64_feature_detected as has;
+            if has!("dotprod") {
                 sets.push(Isa::NeonDot);
+                if has!("i8mm") {
+                    sets.push(Isa::NeonI8mm);
+                }
             }
         }
         sets
@@ -90,7 +97,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => "avx512",
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon | Isa::NeonDot => "neon",
+            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => "neon",
         }
     }
 
@@ -101,6 +108,8 @@ impl Isa {
             Isa::Avx512 => "avx512-vnni",
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDot => "neon-dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => "neon-i8mm",
             other => other.family(),
         }
     }
@@ -132,7 +141,9 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             $crate::cpu::simd::Isa::Avx512 => unsafe { avx512::<$($c),*>($($arg),*) },
             #[cfg(target_arch = "aarch64")]
-            $crate::cpu::simd::Isa::Neon | $crate::cpu::simd::Isa::NeonDot => unsafe {
+            $crate::cpu::simd::Isa::Neon
+            | $crate::cpu::simd::Isa::NeonDot
+            | $crate::cpu::simd::Isa::NeonI8mm => unsafe {
                 $generic::<$crate::cpu::simd::neon::Neon $(, $c)*>($($arg),*)
             },
         }
@@ -173,6 +184,8 @@ fn tokens_at_once(isa: Isa, left: usize) -> usize {
     let sizes: &[usize] = match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => &[12, 8, 4, 2, 1],
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot | Isa::NeonI8mm => &[8, 4, 2, 1],
         _ => &[4, 2, 1],
     };
     *sizes.iter().find(|&&n| n <= left).expect("invariant: one token is always possible")
@@ -198,7 +211,10 @@ fn q4_tile(isa: Isa, w: Q4Group<'_>, acts: &[ActBlock], out: &mut [[f32; 16]]) {
         Isa::Avx512 => kernel!(avx512, q4, [1, 2, 4, 8, 12]),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => kernel!(neon, q4, [1, 2, 4]),
+        // One pair alone costs as much to put together as `smmla` saves.
         #[cfg(target_arch = "aarch64")]
-        Isa::NeonDot => kernel!(neon, q4_dot, [1, 2, 4]),
+        Isa::NeonI8mm if out.len() > 2 => kernel!(neon, q4_i8mm, [4, 8]),
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot | Isa::NeonI8mm => kernel!(neon, q4_dot, [1, 2, 4, 8]),
     }
 }

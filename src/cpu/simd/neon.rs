@@ -1,9 +1,10 @@
-//! NEON: sixteen lanes in four registers; Q4 dot products by `sdot`, or by `smlal` without dotprod.
+//! NEON: sixteen lanes in four registers, and the Q4 dot products.
 
-use super::Q4Group;
+mod q4;
+
+pub use q4::{q4, q4_dot, q4_i8mm};
+
 use super::lanes::Lanes;
-use crate::quant::act::ActBlock;
-use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
 use std::arch::aarch64::*;
 use std::array::from_fn;
 
@@ -161,104 +162,6 @@ unsafe impl Lanes for Neon {
             let v4 = vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d));
             let v2 = vadd_f32(vget_low_f32(v4), vget_high_f32(v4));
             vget_lane_f32::<0>(v2) + vget_lane_f32::<1>(v2)
-        }
-    }
-}
-
-/// `acc + sum of four products` in each 32-bit lane; `lane` of `a` is broadcast.
-macro_rules! sdot {
-    ($acc:ident, $w:expr, $a:expr, $lane:literal) => {
-        std::arch::asm!(
-            concat!("sdot {acc:v}.4s, {w:v}.16b, {a:v}.4b[", $lane, "]"),
-            acc = inout(vreg) $acc, w = in(vreg) $w, a = in(vreg) $a,
-            options(pure, nomem, nostack, preserves_flags))
-    };
-}
-
-/// Q4_0 rows times activations with dotprod: sixteen rows, `T` tokens; see [`super::q4_group`].
-#[target_feature(enable = "neon,dotprod")]
-pub unsafe fn q4_dot<const T: usize>(
-    w: Q4Group<'_>,
-    acts: *const ActBlock,
-    stride: usize,
-    out: *mut [f32; 16],
-) {
-    // SAFETY: `super::q4_group` checked that the planes hold `w.blocks` blocks, that `acts` holds T
-    // rows `stride` apart, and that `out` holds T rows; `Isa::NeonDot` stands for dotprod.
-    unsafe {
-        let mask = vdupq_n_u8(15);
-        let mut acc = [[vdupq_n_f32(0.0); 4]; T];
-        for b in 0..w.blocks {
-            let quants = w.quants.as_ptr().add(b * QUANT_BYTES);
-            let scales = w.scales.as_ptr().add(b * SCALE_BYTES);
-            for r in 0..4 {
-                let raw: [uint8x16_t; 4] = from_fn(|v| vld1q_u8(quants.add(v * 64 + r * 16)));
-                let low = raw.map(|x| vandq_u8(x, mask));
-                let high = raw.map(|x| vshrq_n_u8::<4>(x));
-                let scale = widen_f16(vreinterpret_u16_u8(vld1_u8(scales.add(r * 8))));
-                for (t, acc) in acc.iter_mut().enumerate() {
-                    let act = &*acts.add(t * stride + b);
-                    let (a0, a1) = (vld1q_s8(act.q.as_ptr()), vld1q_s8(act.q.as_ptr().add(16)));
-                    let mut isum = vdupq_n_s32(act.offset);
-                    sdot!(isum, low[0], a0, 0);
-                    sdot!(isum, low[1], a0, 1);
-                    sdot!(isum, low[2], a0, 2);
-                    sdot!(isum, low[3], a0, 3);
-                    sdot!(isum, high[0], a1, 0);
-                    sdot!(isum, high[1], a1, 1);
-                    sdot!(isum, high[2], a1, 2);
-                    sdot!(isum, high[3], a1, 3);
-                    let d = vmulq_f32(scale, vdupq_n_f32(act.d));
-                    acc[r] = vfmaq_f32(acc[r], vcvtq_f32_s32(isum), d);
-                }
-            }
-        }
-        for (t, acc) in acc.iter().enumerate() {
-            Neon(*acc).store(out.add(t).cast());
-        }
-    }
-}
-
-/// Q4_0 rows times activations without dotprod: sixteen rows, `T` tokens; see [`super::q4_group`].
-///
-/// Products are summed in i16: eight of at most 15 * 127 a lane, 15,240, so none overflows.
-#[target_feature(enable = "neon")]
-pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
-    // SAFETY: `super::q4_group` checked that the planes hold `w.blocks` blocks, that `acts` holds T
-    // rows `stride` apart, and that `out` holds T rows.
-    unsafe {
-        let mask = vdupq_n_u8(15);
-        let mut acc = [[vdupq_n_f32(0.0); 4]; T];
-        for b in 0..w.blocks {
-            let quants = w.quants.as_ptr().add(b * QUANT_BYTES);
-            let scales = w.scales.as_ptr().add(b * SCALE_BYTES);
-            for r in 0..4 {
-                let raw: [uint8x16_t; 4] = from_fn(|v| vld1q_u8(quants.add(v * 64 + r * 16)));
-                let low = raw.map(|x| vreinterpretq_s8_u8(vandq_u8(x, mask)));
-                let high = raw.map(|x| vreinterpretq_s8_u8(vshrq_n_u8::<4>(x)));
-                let scale = widen_f16(vreinterpret_u16_u8(vld1_u8(scales.add(r * 8))));
-                for (t, acc) in acc.iter_mut().enumerate() {
-                    let act = &*acts.add(t * stride + b);
-                    let q = act.q.as_ptr().cast::<i32>();
-                    // Rows 4r, 4r+1 and 4r+2, 4r+3: four column sums each.
-                    let (mut top, mut bottom) = (vdupq_n_s16(0), vdupq_n_s16(0));
-                    for v in 0..4 {
-                        let a = vreinterpret_s8_s32(vdup_n_s32(q.add(v).read_unaligned()));
-                        top = vmlal_s8(top, vget_low_s8(low[v]), a);
-                        bottom = vmlal_s8(bottom, vget_high_s8(low[v]), a);
-                        let a = vreinterpret_s8_s32(vdup_n_s32(q.add(4 + v).read_unaligned()));
-                        top = vmlal_s8(top, vget_low_s8(high[v]), a);
-                        bottom = vmlal_s8(bottom, vget_high_s8(high[v]), a);
-                    }
-                    let sums = vpaddq_s32(vpaddlq_s16(top), vpaddlq_s16(bottom));
-                    let isum = vaddq_s32(sums, vdupq_n_s32(act.offset));
-                    let d = vmulq_f32(scale, vdupq_n_f32(act.d));
-                    acc[r] = vfmaq_f32(acc[r], vcvtq_f32_s32(isum), d);
-                }
-            }
-        }
-        for (t, acc) in acc.iter().enumerate() {
-            Neon(*acc).store(out.add(t).cast());
         }
     }
 }
