@@ -12,14 +12,21 @@ use std::array::from_fn;
 #[derive(Clone, Copy)]
 pub struct Neon([float32x4_t; 4]);
 
-/// Sixteen signed bytes as sixteen floats.
+/// Sixteen unsigned bytes as sixteen floats, less `bias - 2^23`: as the low bits of 2^23 they are floats
+/// already, which an exact subtraction brings down. `scvtf` has fewer or half the pipes.
 #[inline(always)]
-unsafe fn widen_i8(x: int8x16_t) -> Neon {
+unsafe fn widen_u8(x: uint8x16_t, bias: f32) -> Neon {
     // SAFETY: NEON is part of every aarch64 target.
     unsafe {
-        let (a, b) = (vmovl_s8(vget_low_s8(x)), vmovl_s8(vget_high_s8(x)));
-        let quads = [vget_low_s16(a), vget_high_s16(a), vget_low_s16(b), vget_high_s16(b)];
-        Neon(quads.map(|q| vcvtq_f32_s32(vmovl_s16(q))))
+        let exponent = vdupq_n_u16(0x4b00);
+        let (a, b) = (vmovl_u8(vget_low_u8(x)), vmovl_high_u8(x));
+        let quads = [
+            vzip1q_u16(a, exponent),
+            vzip2q_u16(a, exponent),
+            vzip1q_u16(b, exponent),
+            vzip2q_u16(b, exponent),
+        ];
+        Neon(quads.map(|q| vsubq_f32(vreinterpretq_f32_u16(q), vdupq_n_f32(bias))))
     }
 }
 
@@ -45,6 +52,14 @@ unsafe fn narrow_f16(x: float32x4_t) -> uint16x4_t {
             options(pure, nomem, nostack, preserves_flags));
     }
     narrow
+}
+
+/// The sum of a row's registers: lanes 16 -> 8 -> 4.
+#[inline(always)]
+unsafe fn sum4(row: &Neon) -> float32x4_t {
+    let [a, b, c, d] = row.0;
+    // SAFETY: NEON is part of every aarch64 target.
+    unsafe { vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d)) }
 }
 
 // SAFETY: NEON is part of every aarch64 target; memory accesses are unaligned and stay within what
@@ -74,14 +89,15 @@ unsafe impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> Self {
-        unsafe { widen_i8(vreinterpretq_s8_u8(vld1q_u8(p))) }
+        // Off by 128, bytes are unsigned.
+        unsafe { widen_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128)), 8_388_736.0) }
     }
     #[inline(always)]
     unsafe fn load_nibbles(p: *const u8) -> (Self, Self) {
         unsafe {
             let x = vld1q_u8(p);
             let low = vandq_u8(x, vdupq_n_u8(15));
-            (widen_i8(vreinterpretq_s8_u8(low)), widen_i8(vreinterpretq_s8_u8(vshrq_n_u8::<4>(x))))
+            (widen_u8(low, 8_388_608.0), widen_u8(vshrq_n_u8::<4>(x), 8_388_608.0))
         }
     }
     #[inline(always)]
@@ -158,10 +174,27 @@ unsafe impl Lanes for Neon {
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
         unsafe {
-            let [a, b, c, d] = self.0;
-            let v4 = vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d));
+            let v4 = sum4(&self);
             let v2 = vadd_f32(vget_low_f32(v4), vget_high_f32(v4));
             vget_lane_f32::<0>(v2) + vget_lane_f32::<1>(v2)
         }
+    }
+    #[inline(always)]
+    unsafe fn sums(rows: &[Self; 16]) -> Self {
+        unsafe {
+            // 4 -> 2: lanes (0+2, 1+3) of two rows beside each other.
+            let two = |r: usize| {
+                let a = vreinterpretq_f64_f32(sum4(&rows[r]));
+                let b = vreinterpretq_f64_f32(sum4(&rows[r + 1]));
+                let (low, high) = (vzip1q_f64(a, b), vzip2q_f64(a, b));
+                vaddq_f32(vreinterpretq_f32_f64(low), vreinterpretq_f32_f64(high))
+            };
+            Neon(from_fn(|i| vpaddq_f32(two(4 * i), two(4 * i + 2))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        let [a, b, c, d] = self.0;
+        unsafe { vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(a, c), vmaxnmq_f32(b, d))) }
     }
 }
