@@ -7,6 +7,7 @@ use antigravity::kv::{self, KvType, KvTypes};
 use antigravity::quant::act::ActBlock;
 use antigravity::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
 use antigravity::quant::{BLOCK, BlockQ4};
+use std::io::Write;
 
 /// A seeded generator, so that failures repeat.
 struct Seeded(u64);
@@ -33,9 +34,20 @@ impl Seeded {
 }
 
 fn others() -> Vec<Isa> {
-    let all = Isa::available();
-    eprintln!("instruction sets: {:?}", all.iter().map(|i| i.name()).collect::<Vec<_>>());
-    all.into_iter().filter(|&i| i != Isa::Scalar).collect()
+    Isa::available().into_iter().filter(|&i| i != Isa::Scalar).collect()
+}
+
+/// Says which sets were covered, past the capture of output, and holds them against `EXPECTED_SETS` where
+/// that is given: an emulated CPU must not silently lose one.
+#[test]
+fn covered_instruction_sets() {
+    let sets: Vec<&str> = Isa::available().iter().map(|i| i.name()).collect();
+    let sets = sets.join(" ");
+    let cpu = std::env::var("QEMU_CPU").map_or(String::new(), |cpu| format!(" on {cpu}"));
+    writeln!(std::io::stderr(), "\ninstruction sets covered{cpu}: {sets}").expect("a standard error");
+    if let Ok(expected) = std::env::var("EXPECTED_SETS") {
+        assert_eq!(sets, expected);
+    }
 }
 
 fn bits(x: &[f32]) -> Vec<u32> {
