@@ -255,15 +255,15 @@ pub fn q4_groups(isa: Isa, w: Q4Groups<'_>, acts: &[ActBlock], out: &mut [[f32; 
     assert!(w.groups > 0 && out.len().is_multiple_of(w.groups));
     let tokens = out.len() / w.groups;
     assert!(acts.len() >= w.blocks * tokens);
-    let mut done = 0;
-    #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Amx && tokens >= amx::TOKENS {
-        assert!(w.quants.len() >= w.groups * w.blocks * QUANT_BYTES);
-        assert!(w.scales.len() >= w.groups * w.blocks * SCALE_BYTES);
+    assert!(w.quants.len() >= w.groups * w.blocks * QUANT_BYTES);
+    assert!(w.scales.len() >= w.groups * w.blocks * SCALE_BYTES);
+    let done = match isa {
         // SAFETY: `Isa::Amx` is only made where `amx::granted`; the planes were checked, as were `acts` and
         // `out`, for `tokens` tokens.
-        done = unsafe { amx::q4(w, acts.as_ptr(), tokens, out.as_mut_ptr()) };
-    }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => unsafe { amx::q4(w, acts.as_ptr(), tokens, out.as_mut_ptr()) },
+        _ => 0,
+    };
     for (g, out) in out.chunks_exact_mut(tokens.max(1)).enumerate() {
         let (w, mut acts, mut out) = (w.group(g), &acts[done * w.blocks..], &mut out[done..]);
         while !out.is_empty() {

@@ -95,6 +95,9 @@ static CONFIG: TileConfig = {
 /// `out` holds `tokens` rows for each group.
 pub unsafe fn q4(w: Q4Groups<'_>, acts: *const ActBlock, tokens: usize, out: *mut [f32; 16]) -> usize {
     let whole = tokens / TOKENS * TOKENS;
+    if whole == 0 {
+        return 0;
+    }
     assert!(w.groups <= GROUPS);
     let mut panel = MaybeUninit::<[Unpacked; GROUPS * DEPTH]>::uninit();
     let panel: *mut Unpacked = panel.as_mut_ptr().cast();
