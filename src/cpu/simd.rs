@@ -7,6 +7,8 @@ pub mod attend;
 pub mod kv_row;
 mod lanes;
 pub mod ops;
+pub mod peak;
+pub mod stream;
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
