@@ -26,13 +26,22 @@ pub fn multiply_accumulates(isa: Isa, rounds: u64) -> Option<Done> {
         Isa::Avx2 => (32, unsafe { avx2(rounds) }),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `isa` was found on this CPU.
+        Isa::AvxVnni => (32, unsafe { avx_vnni(rounds) }),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `isa` was found on this CPU.
         Isa::Avx512 => (64, unsafe { avx512(rounds) }),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `isa` was found on this CPU.
+        Isa::Amx => (16 * 16 * 64, unsafe { super::amx::products(rounds, (A, B)) }),
         #[cfg(target_arch = "aarch64")]
         // SAFETY: NEON is part of every aarch64 target.
         Isa::Neon => (8, unsafe { neon(rounds) }),
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `isa` was found on this CPU.
         Isa::NeonDot => (16, unsafe { neon_dot(rounds) }),
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `isa` was found on this CPU.
+        Isa::NeonI8mm => (32, unsafe { neon_i8mm(rounds) }),
     };
     Some(Done { macs: rounds * CHAINS as u64 * macs, sum })
 }
@@ -90,6 +99,16 @@ macro_rules! vpdpbusd {
     };
 }
 
+/// Eight sums of four products, encoded for CPUs without AVX-512.
+#[cfg(target_arch = "x86_64")]
+macro_rules! vpdpbusd_vex {
+    ($sum:expr, $a:ident, $b:ident) => {
+        std::arch::asm!("{{vex}} vpdpbusd {sum}, {a}, {b}",
+            sum = inout(ymm_reg) $sum, a = in(ymm_reg) $a, b = in(ymm_reg) $b,
+            options(nomem, nostack, preserves_flags))
+    };
+}
+
 /// Eight products added to i16, as the kernel without dotprod does.
 #[cfg(target_arch = "aarch64")]
 macro_rules! smlal {
@@ -110,10 +129,22 @@ macro_rules! sdot {
     };
 }
 
+/// Four sums of eight products: two rows of eight by two columns.
+#[cfg(target_arch = "aarch64")]
+macro_rules! smmla {
+    ($sum:expr, $a:ident, $b:ident) => {
+        std::arch::asm!("smmla {sum:v}.4s, {a:v}.16b, {b:v}.16b",
+            sum = inout(vreg) $sum, a = in(vreg) $a, b = in(vreg) $b,
+            options(nomem, nostack, preserves_flags))
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256i, __m512i};
 #[cfg(target_arch = "x86_64")]
 chains!(avx2, "avx2", __m256i, i16, vpmaddubsw, [0 1 2 3 4 5 6 7 8 9 10 11]);
+#[cfg(target_arch = "x86_64")]
+chains!(avx_vnni, "avx2,avxvnni", __m256i, i32, vpdpbusd_vex, [0 1 2 3 4 5 6 7 8 9 10 11]);
 #[cfg(target_arch = "x86_64")]
 chains!(avx512, "avx512f,avx512vnni", __m512i, i32, vpdpbusd, [0 1 2 3 4 5 6 7 8 9 10 11]);
 
@@ -123,6 +154,9 @@ use std::arch::aarch64::int8x16_t;
 chains!(neon, "neon", int8x16_t, i16, smlal, [0 1 2 3 4 5 6 7 8 9 10 11]);
 #[cfg(target_arch = "aarch64")]
 chains!(neon_dot, "neon,dotprod", int8x16_t, i32, sdot, [0 1 2 3 4 5 6 7 8 9 10 11]);
+
+#[cfg(target_arch = "aarch64")]
+chains!(neon_i8mm, "neon,i8mm", int8x16_t, i32, smmla, [0 1 2 3 4 5 6 7 8 9 10 11]);
 
 #[cfg(test)]
 mod tests {

@@ -26,10 +26,18 @@ pub struct Way {
 }
 
 impl Way {
-    /// All that this CPU has.
+    /// All that this CPU has; sets with the loads of another one are left out.
     pub fn all() -> Vec<Way> {
         let mut ways = Vec::new();
         for isa in Isa::available() {
+            #[cfg(target_arch = "x86_64")]
+            if matches!(isa, Isa::AvxVnni | Isa::Amx) {
+                continue;
+            }
+            #[cfg(target_arch = "aarch64")]
+            if isa != Isa::Scalar {
+                continue;
+            }
             for (streams, ahead) in [(1, 0), (1, AHEAD), (2, 0), (2, AHEAD)] {
                 ways.push(Way { isa, streams, ahead });
             }
@@ -66,11 +74,11 @@ pub fn read(way: Way, bytes: &[u8]) -> u64 {
         #[cfg(target_arch = "x86_64")]
         Isa::Scalar => kernel!(sse2),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => kernel!(avx2),
+        Isa::Avx2 | Isa::AvxVnni => kernel!(avx2),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => kernel!(avx512),
+        Isa::Avx512 | Isa::Amx => kernel!(avx512),
         #[cfg(target_arch = "aarch64")]
-        Isa::Scalar | Isa::Neon | Isa::NeonDot => kernel!(neon),
+        _ => kernel!(neon),
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         Isa::Scalar => words(bytes),
     }
@@ -179,6 +187,6 @@ mod tests {
     fn ways_differ_by_name() {
         let names: Vec<String> = Way::all().iter().map(Way::to_string).collect();
         assert_eq!(names[..2], ["scalar, one stream", "scalar, one stream, prefetched"]);
-        assert_eq!(names.len(), 4 * Isa::available().len());
+        assert!(names.iter().enumerate().all(|(i, name)| !names[..i].contains(name)), "{names:?}");
     }
 }
