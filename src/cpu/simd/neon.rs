@@ -101,6 +101,10 @@ unsafe impl Lanes for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn splat_f16(p: *const u8) -> Self {
+        unsafe { Neon([widen_f16(vdup_n_u16(p.cast::<u16>().read_unaligned())); 4]) }
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         unsafe { (0..4).for_each(|i| vst1q_f32(p.add(4 * i), self.0[i])) }
     }
@@ -190,6 +194,25 @@ unsafe impl Lanes for Neon {
                 vaddq_f32(vreinterpretq_f32_f64(low), vreinterpretq_f32_f64(high))
             };
             Neon(from_fn(|i| vpaddq_f32(two(4 * i), two(4 * i + 2))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [Self; 16]) {
+        unsafe {
+            let old = *rows;
+            for i in 0..4 {
+                for j in 0..4 {
+                    // Quad j of rows 4i..4i + 4 becomes quad i of rows 4j..4j + 4.
+                    let (a, b) = (old[4 * i].0[j], old[4 * i + 1].0[j]);
+                    let (c, d) = (old[4 * i + 2].0[j], old[4 * i + 3].0[j]);
+                    let even = [vtrn1q_f32(a, b), vtrn1q_f32(c, d)].map(|x| vreinterpretq_f64_f32(x));
+                    let odd = [vtrn2q_f32(a, b), vtrn2q_f32(c, d)].map(|x| vreinterpretq_f64_f32(x));
+                    rows[4 * j].0[i] = vreinterpretq_f32_f64(vtrn1q_f64(even[0], even[1]));
+                    rows[4 * j + 1].0[i] = vreinterpretq_f32_f64(vtrn1q_f64(odd[0], odd[1]));
+                    rows[4 * j + 2].0[i] = vreinterpretq_f32_f64(vtrn2q_f64(even[0], even[1]));
+                    rows[4 * j + 3].0[i] = vreinterpretq_f32_f64(vtrn2q_f64(odd[0], odd[1]));
+                }
+            }
         }
     }
     #[inline(always)]
