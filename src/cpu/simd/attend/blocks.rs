@@ -1,6 +1,8 @@
 //! Blocks of queries against sixteen rows of whole runs of sixteen: every row loaded serves all queries of
 //! the block, and their sums stay in registers. The same products and sums as one query at a time.
 
+#![allow(clippy::needless_range_loop, reason = "unrolled over several arrays at once")]
+
 use super::{Aligned, CHUNK, Partial, ROWS};
 use crate::cpu::simd::lanes::Lanes;
 

@@ -5,6 +5,8 @@
 //!
 //! For lanes with enough registers ([`Lanes::WIDE`]) and heads of whole runs of 64.
 
+#![allow(clippy::needless_range_loop, reason = "unrolled over several arrays at once")]
+
 use super::{CHUNK, Partial};
 use crate::cpu::simd::kv_row::widen32;
 use crate::cpu::simd::lanes::Lanes;
