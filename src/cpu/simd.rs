@@ -181,6 +181,22 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
+/// Asks for a cache line to be brought into the second-level cache.
+#[inline(always)]
+fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that never faults, whatever the address; SSE is part of every x86-64 target.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a hint that never faults, whatever the address.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags));
+    }
+}
+
 /// Some groups of sixteen packed rows, which follow each other in memory.
 #[derive(Clone, Copy)]
 pub struct Q4Groups<'a> {
@@ -215,11 +231,6 @@ impl<'a> Q4Groups<'a> {
         }
     }
 }
-
-/// Bytes ahead of its own reading that a kernel for one token prefetches quants (scales: an eighth). Its
-/// arithmetic fills the reorder buffer, so loads alone do not reach far enough ahead to keep memory busy.
-#[cfg(target_arch = "x86_64")]
-const AHEAD: usize = 4096;
 
 impl Isa {
     /// Tokens and groups of rows that [`q4_groups`] likes to take at once, of `tokens` that are there.

@@ -10,7 +10,7 @@ mod fused;
 use super::kv_row::decode;
 use super::lanes::Lanes;
 use super::ops::{exp_lanes, load, sixteens, store};
-use super::{Isa, dispatch};
+use super::{Isa, dispatch, prefetch};
 use crate::kv::{KvType, KvTypes};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -83,16 +83,22 @@ pub fn attend<const HD: usize, const N: usize>(
         };
         // SAFETY: `attend` checked that the chunk holds `slots` rows of each; lanes as the caller's.
         unsafe {
-            score::<L, HD>(kv.types.k, kv.k, slots, queries, scores);
+            // Few queries wait for memory: while keys are read, values are fetched, and then the next chunk's keys.
+            let (k_row, v_row) = (kv.types.k.row_bytes(HD), kv.types.v.row_bytes(HD));
+            let (values, keys) = match N <= FEW {
+                true => (Ahead::of(kv.v.as_ptr(), v_row), Ahead::of(kv.k.as_ptr(), k_row).after(CHUNK)),
+                false => (Ahead::NOTHING, Ahead::NOTHING),
+            };
+            score::<L, HD>(kv.types.k, kv.k, slots, queries, scores, values);
             for ((scores, out), &n) in scores.iter_mut().zip(out.iter_mut()).zip(visible) {
                 (out.m, out.l) = numerators::<L>(&mut scores[..n]);
                 out.o = [0.0; HD];
             }
             let alike = visible.iter().all(|&n| n == slots);
             if L::WIDE && HD.is_multiple_of(64) && N <= FEW && alike {
-                fused::weigh::<L, HD>(kv.types.v, kv.v, slots, scores, out);
+                fused::weigh::<L, HD>(kv.types.v, (kv.v, slots), scores, out, keys);
             } else {
-                weigh::<L, HD>(kv.types.v, kv.v, scores, visible, out);
+                weigh::<L, HD>(kv.types.v, kv.v, (scores, visible), out, keys);
             }
         }
     }
@@ -104,6 +110,36 @@ pub fn attend<const HD: usize, const N: usize>(
         out: &mut [Partial<HD>]))
 }
 
+/// Rows that are needed soon.
+#[derive(Clone, Copy)]
+struct Ahead {
+    rows: *const u8,
+    /// 0 when there are none.
+    row_bytes: usize,
+}
+
+impl Ahead {
+    const NOTHING: Self = Self { rows: std::ptr::null(), row_bytes: 0 };
+
+    fn of(rows: *const u8, row_bytes: usize) -> Self {
+        Self { rows, row_bytes }
+    }
+
+    /// The same, `rows` later.
+    fn after(self, rows: usize) -> Self {
+        Self { rows: self.rows.wrapping_add(rows * self.row_bytes), ..self }
+    }
+
+    /// Prefetches rows `first..first + ROWS`, which may lie past the end of what there is.
+    #[inline(always)]
+    fn fetch(self, first: usize) {
+        let from = self.rows.wrapping_add(first * self.row_bytes);
+        for at in (0..ROWS * self.row_bytes).step_by(64) {
+            prefetch(from.wrapping_add(at));
+        }
+    }
+}
+
 /// Dot products of the queries with the first `slots` rows of `k`.
 #[inline(always)]
 unsafe fn score<L: Lanes, const HD: usize>(
@@ -112,11 +148,13 @@ unsafe fn score<L: Lanes, const HD: usize>(
     slots: usize,
     queries: &[[f32; HD]],
     scores: &mut [[f32; CHUNK]],
+    ahead: Ahead,
 ) {
     let Aligned(rows) = &mut Aligned([[0.0f32; HD]; ROWS]);
     // SAFETY: `k` holds the slots; HD as `blocks::scores` needs it; lanes as the caller's.
     unsafe {
         for first in (0..slots).step_by(ROWS) {
+            ahead.fetch(first);
             let rows = widened::<L, HD>(kind, k, first..slots.min(first + ROWS), rows);
             if HD.is_multiple_of(16) && queries.len() >= blocks::TRANSPOSED_FROM {
                 blocks::scores::<L, HD>(rows, first, queries, scores);
@@ -187,15 +225,16 @@ unsafe fn widened<'a, L: Lanes, const HD: usize>(
 unsafe fn weigh<L: Lanes, const HD: usize>(
     kind: KvType,
     v: &[u8],
-    scores: &[[f32; CHUNK]],
-    visible: &[usize],
+    (scores, visible): (&[[f32; CHUNK]], &[usize]),
     out: &mut [Partial<HD>],
+    ahead: Ahead,
 ) {
     let slots = visible.iter().copied().max().unwrap_or(0);
     let Aligned(rows) = &mut Aligned([[0.0f32; HD]; ROWS]);
     // SAFETY: `v` holds the slots; HD as `blocks::weigh` needs it; lanes as the caller's.
     unsafe {
         for first in (0..slots).step_by(ROWS) {
+            ahead.fetch(first);
             let rows = widened::<L, HD>(kind, v, first..slots.min(first + ROWS), rows);
             if !HD.is_multiple_of(16) {
                 for ((scores, out), &seen) in scores.iter().zip(out.iter_mut()).zip(visible) {
