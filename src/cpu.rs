@@ -37,7 +37,7 @@ const QKV: usize = Q_PAD + 2 * KV_PAD;
 const DECODE_TASK_BYTES: usize = 128 << 10;
 /// Columns of one task in prefill: enough to use the activations in the first-level cache well, few enough
 /// that threads end together.
-const PREFILL_TASK_COLS: usize = 64;
+const PREFILL_TASK_COLS: usize = 128;
 
 /// How a [`CpuBackend`] is set up.
 #[derive(Debug, Clone, Copy)]
@@ -199,7 +199,7 @@ impl CpuBackend {
 /// Columns of one task over a matrix with rows of `cols` elements, a multiple of `run`.
 fn task_cols(tokens: usize, (rows, cols): (usize, usize), run: usize, threads: usize) -> usize {
     if tokens > 1 {
-        return PREFILL_TASK_COLS.min(rows.div_ceil(4 * threads).next_multiple_of(run));
+        return PREFILL_TASK_COLS.min(rows.div_ceil(8 * threads).next_multiple_of(run));
     }
     let row_bytes = cols / BLOCK * 18 + 1;
     (DECODE_TASK_BYTES / row_bytes).next_multiple_of(run).min(rows.div_ceil(threads).next_multiple_of(run))
