@@ -2,6 +2,7 @@
 
 mod arm;
 mod report;
+mod targets;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
@@ -29,6 +30,12 @@ const PARTS: &[Part] = &[
         run: parity_with_reference,
     },
     Part { name: "aarch64", about: "the same tests on 64-bit Arm", run: arm::run },
+    Part {
+        name: "android",
+        about: "a binary that Android loads, linked without an NDK",
+        run: targets::android,
+    },
+    Part { name: "static", about: "static binaries tell the same story", run: targets::statics },
     Part { name: "deps", about: "no dependency that needs a C compiler", run: dependencies },
     Part { name: "size", about: "size of the release binary", run: binary_size },
 ];
