@@ -131,7 +131,13 @@ fn refusal_line(success: bool, stderr: &str) -> std::result::Result<&str, &'stat
 }
 
 /// What the program is built for; `cargo tree` needs no other crates than a build does.
-const TARGETS: &[&str] = &["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-linux-android"];
+const TARGETS: &[&str] = &[
+    "aarch64-linux-android",
+    "aarch64-unknown-linux-gnu",
+    "aarch64-unknown-linux-musl",
+    "x86_64-unknown-linux-gnu",
+    "x86_64-unknown-linux-musl",
+];
 
 fn dependencies() -> Outcome {
     let lines = tree(&["all"]).or_else(|e| {

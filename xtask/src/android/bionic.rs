@@ -32,7 +32,15 @@ pub const LATER: &[(&str, u32)] = &[
 ];
 
 const LIBC: &str = "
-    __cxa_atexit __cxa_finalize __cxa_thread_atexit_impl __errno __libc_init __register_atfork __stack_chk_fail __system_property_get
+    __assert __assert2 __cmsg_nxthdr __cxa_atexit __cxa_finalize __cxa_thread_atexit_impl __errno
+    __FD_CLR_chk __FD_ISSET_chk __FD_SET_chk __fgets_chk __fread_chk __fwrite_chk __getcwd_chk
+    __gnu_strerror_r __libc_init __memchr_chk __memcpy_chk __memmove_chk __memrchr_chk __memset_chk __open_2
+    __openat_2 __poll_chk __ppoll_chk __pread64_chk __pread_chk __pwrite64_chk __pwrite_chk __read_chk
+    __readlink_chk __readlinkat_chk __recvfrom_chk __register_atfork __snprintf_chk __sprintf_chk
+    __stack_chk_fail __stpcpy_chk __stpncpy_chk __strcat_chk __strchr_chk __strcpy_chk __strlcat_chk
+    __strlcpy_chk __strlen_chk __strncat_chk __strncpy_chk __strrchr_chk __system_property_get __umask_chk
+    __vsnprintf_chk __vsprintf_chk __write_chk _longjmp _setjmp android_set_abort_message arc4random
+    arc4random_buf
     _exit _Exit abort accept accept4 access alarm asprintf atof atoi atol atoll
     basename bind brk bsearch btowc
     calloc chdir chmod chown chroot clearenv clock clock_getres clock_gettime clock_nanosleep clock_settime

@@ -72,11 +72,12 @@ fn same_story(architecture: &str, target: &str) -> Result<()> {
         Some(Value::Number(number)) => Ok(number.to_string()),
         _ => Err(Error::at(&file, format!("has no {pointer}"))),
     };
-    let mut run = match emulator(architecture) {
-        Some(emulator) => Command::new(emulator),
-        None => Command::new("env"),
-    };
-    run.arg(&binary).args(["generate", "--quiet", "--temperature", "0", "--repetition-penalty", "1"]);
+    let mut run = Command::new(&binary);
+    if let Some(emulator) = emulator(architecture) {
+        run = Command::new(emulator);
+        run.arg(&binary);
+    }
+    run.args(["generate", "--quiet", "--temperature", "0", "--repetition-penalty", "1"]);
     let flags = [
         ("--prompt", "/prompt"),
         ("--num-tokens", "/tokens"),
