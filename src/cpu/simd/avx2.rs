@@ -18,6 +18,31 @@ macro_rules! both {
     };
 }
 
+/// Columns of eight rows from `$first` on, of their half `$half`.
+macro_rules! transposed8 {
+    ($rows:ident, $first:literal, $half:tt) => {{
+        let mut t = [_mm256_setzero_ps(); 8];
+        for i in 0..2 {
+            // Rows 4i..4i + 4, 4 x 4 floats inside the halves.
+            let at = $first + 4 * i;
+            let (a, b) = ($rows[at].$half, $rows[at + 1].$half);
+            let (c, d) = ($rows[at + 2].$half, $rows[at + 3].$half);
+            let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+            t[4 * i] = _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd);
+            t[4 * i + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd);
+            let (ab, cd) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+            t[4 * i + 2] = _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd);
+            t[4 * i + 3] = _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd);
+        }
+        for i in 0..4 {
+            let (a, b) = (t[i], t[4 + i]);
+            t[i] = _mm256_permute2f128_ps::<0x20>(a, b);
+            t[4 + i] = _mm256_permute2f128_ps::<0x31>(a, b);
+        }
+        t
+    }};
+}
+
 // SAFETY: every intrinsic below is AVX2, FMA or F16C, which `Isa::Avx2` stands for; memory accesses
 // are unaligned and stay within what the trait's contract grants.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -68,6 +93,13 @@ unsafe impl Lanes for Avx2 {
             let low = _mm_and_si128(x, mask);
             let high = _mm_and_si128(_mm_srli_epi16::<4>(x), mask);
             (widen_u8(low), widen_u8(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(p: *const u8) -> Self {
+        unsafe {
+            let x = _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned()));
+            Avx2(x, x)
         }
     }
     #[inline(always)]
@@ -174,6 +206,17 @@ unsafe impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn sums(rows: &[Self; 16]) -> Self {
         unsafe { Avx2(sums8(&rows[..8]), sums8(&rows[8..])) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [Self; 16]) {
+        unsafe {
+            let (top_left, top_right) = (transposed8!(rows, 0, 0), transposed8!(rows, 0, 1));
+            let (low_left, low_right) = (transposed8!(rows, 8, 0), transposed8!(rows, 8, 1));
+            for i in 0..8 {
+                rows[i] = Avx2(top_left[i], low_left[i]);
+                rows[8 + i] = Avx2(top_right[i], low_right[i]);
+            }
+        }
     }
 }
 
