@@ -42,7 +42,7 @@ pub fn release(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<
     }
     sh::run(&mut cargo)?;
     let binary = target_dir().join(target).join("release/antigravity");
-    if target.contains("-linux-") {
+    if toolchain::TARGETS.contains(&target) {
         let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
         let elf = Elf::parse(&file).map_err(|e| Error::at(&binary, e))?;
         let problems = check::problems(target, &elf);

@@ -89,7 +89,7 @@ fn help(_: &[String]) -> Result<()> {
     println!("cargo xtask <task>\n");
     for task in TASKS {
         let call = format!("{} {}", task.name, task.arguments);
-        println!("  {call:<36} {}", task.about);
+        println!("  {call:<42} {}", task.about);
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ mod targets;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
-use crate::{build, parity, sh, size, tidy};
+use crate::{build, parity, sh, size, tidy, toolchain};
 use report::{Report, Tally};
 
 /// What a part hands back: how many tests passed, failed and were skipped.
@@ -130,20 +130,11 @@ fn refusal_line(success: bool, stderr: &str) -> std::result::Result<&str, &'stat
     }
 }
 
-/// What the program is built for; `cargo tree` needs no other crates than a build does.
-const TARGETS: &[&str] = &[
-    "aarch64-linux-android",
-    "aarch64-unknown-linux-gnu",
-    "aarch64-unknown-linux-musl",
-    "x86_64-unknown-linux-gnu",
-    "x86_64-unknown-linux-musl",
-];
-
 fn dependencies() -> Outcome {
     let lines = tree(&["all"]).or_else(|e| {
-        // Crates for other systems may not be on this machine.
+        // Crates for other systems may not be on this machine; those a build needs are.
         eprintln!("{e}\ntrying the supported targets only");
-        tree(TARGETS)
+        tree(toolchain::TARGETS)
     })?;
     let lines = String::from_utf8_lossy(&lines);
     let mut names: Vec<&str> = lines.lines().filter_map(|l| l.split_whitespace().next()).collect();

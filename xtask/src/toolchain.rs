@@ -7,6 +7,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// What the program is made for. Other targets are tried as they are, unchecked.
+pub const TARGETS: &[&str] = &[
+    android::TARGET,
+    "aarch64-unknown-linux-gnu",
+    "aarch64-unknown-linux-musl",
+    "x86_64-unknown-linux-gnu",
+    "x86_64-unknown-linux-musl",
+];
 /// How to get a linker for every target.
 pub const LLD_REMEDY: &str = "sudo apt-get install lld, or a Rust of rustup.rs, which brings it";
 /// A file of this text is a library without members.
@@ -88,7 +96,9 @@ pub fn has_std(target: &str) -> bool {
 
 /// Installs Rust's standard library for a target if it is missing.
 pub fn ensure_std(target: &str) -> Result<()> {
-    if libdir(target)?.is_dir() {
+    let unknown =
+        |_| Error::Usage(format!("rustc knows no target {target}; supported: {}", TARGETS.join(", ")));
+    if libdir(target).map_err(unknown)?.is_dir() {
         return Ok(());
     }
     let add = format!("rustup target add {target}");
