@@ -1,28 +1,78 @@
-//! `cargo xtask build`, and the builds for other models that the checks need.
+//! `cargo xtask build`, and the builds for other models and targets that other tasks need.
 
 use crate::args::Args;
+use crate::elf::{Elf, PT_LOAD, check};
 use crate::error::{Error, Result};
-use crate::{sh, size};
+use crate::{android, sh, size, toolchain};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &["--model", "--target"], &[])?;
+    let args = Args::parse(words, &["--model", "--target"], &["--no-ndk"])?;
     args.no_rest()?;
-    let mut cargo = sh::cargo(&["build", "--release", "--package", "antigravity"]);
-    if let Some(model) = args.value("--model") {
-        cargo.env("ANTIGRAVITY_MODEL", model_dir(model)?);
+    let model = args.value("--model").map(model_dir).transpose()?;
+    let ndk = if args.has("--no-ndk") { android::Ndk::Never } else { android::Ndk::IfFound };
+    let binary = match args.value("--target") {
+        Some(target) => release(target, model.as_deref(), ndk)?,
+        None => {
+            sh::run(&mut release_command(model.as_deref()))?;
+            target_dir().join("release/antigravity")
+        }
+    };
+    let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
+    println!("{} {}", binary.display(), size::megabytes(file.len() as u64));
+    if let Ok(elf) = Elf::parse(&file) {
+        println!("{}", linked(&elf));
     }
-    let mut binary = target_dir();
-    if let Some(target) = args.value("--target") {
-        cargo.args(["--target", target]);
-        binary.push(target);
+    Ok(())
+}
+
+/// A release build for a target and a model (without one: the one the user's shell is set to), linked as well
+/// as this machine can. Returns the stripped binary, which is what a loader of that target expects.
+pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
+    release(target, model, android::Ndk::IfFound)
+}
+
+/// [`for_target`], saying whether an NDK may be used.
+pub fn release(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<PathBuf> {
+    let mut cargo = release_command(model);
+    cargo.args(["--target", target]);
+    if let Some(note) = toolchain::prepare(&mut cargo, target, ndk)? {
+        eprintln!("{target}: {note}");
     }
     sh::run(&mut cargo)?;
-    binary.push("release/antigravity");
-    let bytes = std::fs::metadata(&binary).map_err(|e| Error::at(&binary, e))?.len();
-    println!("{} {}", binary.display(), size::megabytes(bytes));
-    Ok(())
+    let binary = target_dir().join(target).join("release/antigravity");
+    if toolchain::TARGETS.contains(&target) {
+        let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
+        let elf = Elf::parse(&file).map_err(|e| Error::at(&binary, e))?;
+        let problems = check::problems(target, &elf);
+        if !problems.is_empty() {
+            return Err(Error::at(&binary, format!("not fit for {target}: it {}", problems.join("; it "))));
+        }
+    }
+    Ok(binary)
+}
+
+fn release_command(model: Option<&Path>) -> Command {
+    let mut cargo = sh::cargo(&["build", "--release", "--package", "antigravity"]);
+    if let Some(model) = model {
+        cargo.env("ANTIGRAVITY_MODEL", model);
+    }
+    cargo
+}
+
+/// What a program is linked to, in a line.
+fn linked(elf: &Elf) -> String {
+    let loader = match &elf.interpreter {
+        Some(loader) => format!("loaded by {loader}"),
+        None => "static".into(),
+    };
+    let needs = match elf.needed.as_slice() {
+        [] => "needs no library".into(),
+        names => format!("needs {} ({} symbols)", names.join(" "), elf.imports.len()),
+    };
+    let align = elf.segments.iter().filter(|s| s.kind == PT_LOAD).map(|s| s.align).min().unwrap_or(0);
+    format!("  {loader}; {needs}; segments aligned to {} KiB", align >> 10)
 }
 
 /// Where cargo puts its results.
