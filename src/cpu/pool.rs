@@ -1,11 +1,12 @@
 //! A fixed team of threads that runs short parallel steps.
 //!
 //! A step is a number of tasks. Each thread claims those of its own share one by one, in order, so that it
-//! reads weights in long runs that can be prefetched; then it helps with the shares of others, so a slow
-//! core takes fewer. Which thread ran a task never changes a result: tasks write to disjoint places. Between steps the workers spin
-//! briefly, then sleep. The caller works too and never waits for a worker that has not begun; a worker that
-//! lost its core in the middle of a task stands aside for a while. So a core that another process takes
-//! costs that core's share and little more.
+//! reads weights in long runs that can be prefetched; then it helps with the shares of others, so a slow core
+//! takes fewer. Which thread ran a task never changes a result: tasks write to disjoint places.
+//!
+//! Between steps the workers spin briefly, then sleep. The caller works too and never waits for a worker that
+//! has not begun; a worker that lost its core in the middle of a task stands aside for a while. So a core that
+//! another process takes costs that core's share and little more.
 
 use super::topology;
 use crate::error::{Error, Result};
