@@ -26,6 +26,7 @@ pub mod tokenizer;
 pub mod backend;
 pub mod cpu;
 pub mod kv;
+pub mod opencl;
 pub mod rope;
 pub mod trace;
 

@@ -1,0 +1,515 @@
+//! Memory of a device, and the CPU's views on it.
+//!
+//! A buffer in host-visible memory is the CPU's while it is mapped and the device's otherwise. A [`Mapped`]
+//! borrows its buffer, so the CPU cannot keep a slice beyond the unmapping, and launches refuse a buffer
+//! that is mapped. On phones a stale pointer reads old bytes; on most other machines it happens to work. So
+//! where debug assertions are on, or `ANTIGRAVITY_OPENCL_SHADOW=1`, the CPU sees a private copy that turns
+//! to 0xAA when it is unmapped.
+
+use super::device::{Device, Shared};
+use super::failure::{Failure, Kind, Result, check};
+use super::ffi::{self, EventId, MemId};
+use std::alloc::Layout;
+use std::ffi::c_void;
+use std::ops::{Deref, Range};
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Set to 1 (or 0), the CPU's views are (not) copies that are poisoned when unmapped.
+pub const SHADOW_VARIABLE: &str = "ANTIGRAVITY_OPENCL_SHADOW";
+/// What a stale view reads.
+pub const POISON: u8 = 0xAA;
+
+/// What kernels do with a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// Where a buffer lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Wherever it is fastest for the device.
+    Device,
+    /// Where the CPU can map it, without a copy if memory is unified.
+    HostVisible,
+}
+
+/// What a view is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapFor {
+    Reading,
+    ReadingAndWriting,
+}
+
+/// Bytes in the memory of a device. Clones are the same bytes; the last one that goes, kernels' arguments
+/// included, frees them.
+#[derive(Clone)]
+pub struct Buffer {
+    pub(super) memory: Arc<Memory>,
+}
+
+/// States of a buffer.
+const UNMAPPED: u8 = 0;
+const MAPPED: u8 = 1;
+/// Mapped for reading for good.
+const FROZEN: u8 = 2;
+
+pub(super) struct Memory {
+    pub shared: Arc<Shared>,
+    pub id: MemId,
+    len: usize,
+    access: Access,
+    place: Place,
+    state: AtomicU8,
+    /// Set when frozen.
+    frozen: OnceLock<Address>,
+    shadow: Option<Shadow>,
+}
+
+/// Start of bytes that a [`Memory`] owns.
+#[derive(Clone, Copy)]
+struct Address(NonNull<u8>);
+
+// SAFETY: an address is dereferenced only under the rules of the buffer it belongs to.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+impl Device {
+    /// Bytes that hold anything until written.
+    ///
+    /// # Errors
+    /// [`Kind::Memory`] above [`Facts::max_alloc`](super::Facts::max_alloc) or when there is no room.
+    pub fn buffer(&self, len: usize, access: Access, place: Place) -> Result<Buffer> {
+        let shared = &self.shared;
+        let most = shared.facts.max_alloc;
+        assert!(len > 0, "a buffer has at least one byte");
+        if len as u64 > most {
+            let message = format!("a buffer of {len} bytes is above the device's largest, {most}");
+            return Err(Failure::new(Kind::Memory, message));
+        }
+        let kind = match access {
+            Access::ReadOnly => ffi::MEM_READ_ONLY,
+            Access::ReadWrite => ffi::MEM_READ_WRITE,
+        };
+        let host_visible = place == Place::HostVisible;
+        let flags = kind | if host_visible { ffi::MEM_ALLOC_HOST_PTR } else { 0 };
+        let mut code = 0;
+        // SAFETY: no memory of ours is passed.
+        let id = unsafe { (shared.api().clCreateBuffer)(shared.context, flags, len, null_mut(), &mut code) };
+        check(code, "clCreateBuffer", format_args!("{len} bytes"))?;
+        let shadow = (host_visible && shadows()).then(|| Shadow::new(len));
+        let state = AtomicU8::new(UNMAPPED);
+        let frozen = OnceLock::new();
+        let memory = Memory { shared: shared.clone(), id, len, access, place, state, frozen, shadow };
+        Ok(Buffer { memory: Arc::new(memory) })
+    }
+
+    /// A read-only buffer in the device's memory that holds `bytes`.
+    pub fn buffer_of(&self, bytes: &[u8]) -> Result<Buffer> {
+        let buffer = self.buffer(bytes.len(), Access::ReadOnly, Place::Device)?;
+        buffer.write(0, bytes)?;
+        Ok(buffer)
+    }
+}
+
+fn shadows() -> bool {
+    std::env::var(SHADOW_VARIABLE).map_or(cfg!(debug_assertions), |v| v == "1")
+}
+
+impl Memory {
+    /// Whether a kernel may use it now: not while the CPU has a view on what a kernel may write.
+    pub fn device_may_use(&self) -> bool {
+        match self.state.load(Ordering::Relaxed) {
+            UNMAPPED => true,
+            FROZEN => self.access == Access::ReadOnly,
+            _ => false,
+        }
+    }
+
+    fn assert_writable(&self) {
+        assert!(
+            self.state.load(Ordering::Relaxed) == UNMAPPED,
+            "a buffer is written while the CPU has it mapped"
+        );
+    }
+
+    fn assert_readable(&self) {
+        assert!(self.state.load(Ordering::Relaxed) != MAPPED, "a buffer is read while the CPU has it mapped");
+    }
+
+    fn assert_holds(&self, range: &Range<usize>) {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} of a buffer of {} bytes",
+            self.len
+        );
+    }
+
+    /// Waits for what is queued and maps `range`.
+    fn map(&self, range: &Range<usize>, flags: u64) -> Result<NonNull<u8>> {
+        let mut code = 0;
+        // SAFETY: blocking, within the buffer (asserted by the callers), no events.
+        let start = unsafe {
+            let map = self.shared.api().clEnqueueMapBuffer;
+            map(
+                self.shared.queue,
+                self.id,
+                ffi::TRUE,
+                flags,
+                range.start,
+                range.len(),
+                0,
+                null(),
+                null_mut(),
+                &mut code,
+            )
+        };
+        check(code, "clEnqueueMapBuffer", format_args!("{range:?} of {} bytes", self.len))?;
+        NonNull::new(start.cast())
+            .ok_or_else(|| Failure::new(Kind::Lost, "clEnqueueMapBuffer gave no address and no error"))
+    }
+
+    fn unmap(&self, start: NonNull<u8>) -> Result<()> {
+        // SAFETY: `start` is what mapping this buffer gave, and no one uses it any more.
+        let code = unsafe {
+            let unmap = self.shared.api().clEnqueueUnmapMemObject;
+            unmap(self.shared.queue, self.id, start.as_ptr().cast(), 0, null(), null_mut())
+        };
+        check(code, "clEnqueueUnmapMemObject", format_args!("{} bytes", self.len))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(start) = self.frozen.get() {
+            // Nobody is left to be told.
+            let _ = self.unmap(start.0);
+        }
+        // SAFETY: made by `Device::buffer`; what is queued keeps the driver's object alive by itself.
+        unsafe { (self.shared.api().clReleaseMemObject)(self.id) };
+    }
+}
+
+// All methods panic when a range leaves the buffer: that is a bug.
+impl Buffer {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.memory.len
+    }
+
+    /// Never: a buffer has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Writes after what is queued, and waits until `bytes` are taken.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.enqueue_write(offset, bytes, ffi::TRUE, null_mut())
+    }
+
+    fn enqueue_write(&self, offset: usize, bytes: &[u8], wait: u32, event: *mut EventId) -> Result<()> {
+        let m = &self.memory;
+        m.assert_holds(&(offset..offset + bytes.len()));
+        m.assert_writable();
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: within the buffer; `bytes` live until the call is done if it waits, else the caller sees
+        // to it.
+        let code = unsafe {
+            let write = m.shared.api().clEnqueueWriteBuffer;
+            write(m.shared.queue, m.id, wait, offset, bytes.len(), bytes.as_ptr().cast(), 0, null(), event)
+        };
+        check(code, "clEnqueueWriteBuffer", format_args!("{} bytes at {offset} of {}", bytes.len(), m.len))
+    }
+
+    /// Waits for what is queued and reads.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let m = &self.memory;
+        m.assert_holds(&(offset..offset + bytes.len()));
+        m.assert_readable();
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: within the buffer, into bytes of ours, and the call waits.
+        let code = unsafe {
+            let read = m.shared.api().clEnqueueReadBuffer;
+            let (start, len) = (bytes.as_mut_ptr().cast(), bytes.len());
+            read(m.shared.queue, m.id, ffi::TRUE, offset, len, start, 0, null(), null_mut())
+        };
+        check(code, "clEnqueueReadBuffer", format_args!("{} bytes at {offset} of {}", bytes.len(), m.len))
+    }
+
+    /// Queues a copy of `range` to `offset` of another buffer, or to other bytes of this one.
+    pub fn copy(&self, range: Range<usize>, to: &Buffer, offset: usize) -> Result<()> {
+        let (m, t) = (&self.memory, &to.memory);
+        m.assert_holds(&range);
+        m.assert_readable();
+        t.assert_holds(&(offset..offset + range.len()));
+        t.assert_writable();
+        if range.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: within both buffers.
+        let code = unsafe {
+            let copy = m.shared.api().clEnqueueCopyBuffer;
+            copy(m.shared.queue, m.id, t.id, range.start, offset, range.len(), 0, null(), null_mut())
+        };
+        check(
+            code,
+            "clEnqueueCopyBuffer",
+            format_args!("{range:?} of {} bytes to {offset} of {}", m.len, t.len),
+        )
+    }
+
+    /// Queues setting every byte of `range`.
+    pub fn fill(&self, range: Range<usize>, byte: u8) -> Result<()> {
+        let m = &self.memory;
+        m.assert_holds(&range);
+        m.assert_writable();
+        if range.is_empty() {
+            return Ok(());
+        }
+        let Some(fill) = m.shared.api().clEnqueueFillBuffer else { return self.fill_by_writing(range, byte) };
+        let pattern: *const c_void = (&raw const byte).cast();
+        // SAFETY: within the buffer; the pattern of one byte is copied by the call.
+        let code = unsafe {
+            fill(m.shared.queue, m.id, pattern, 1, range.start, range.len(), 0, null(), null_mut())
+        };
+        check(code, "clEnqueueFillBuffer", format_args!("{range:?} of {} bytes", m.len))
+    }
+
+    /// [`Buffer::fill`] for drivers of OpenCL 1.1.
+    fn fill_by_writing(&self, range: Range<usize>, byte: u8) -> Result<()> {
+        let piece = vec![byte; range.len().min(1 << 20)];
+        let starts = range.clone().step_by(piece.len());
+        starts.into_iter().try_for_each(|at| self.write(at, &piece[..piece.len().min(range.end - at)]))
+    }
+
+    /// Waits for what is queued and gives the CPU `range` of a host-visible buffer; the device has it back
+    /// when the view goes.
+    pub fn map(&mut self, range: Range<usize>, purpose: MapFor) -> Result<Mapped<'_>> {
+        let m = &self.memory;
+        assert!(m.place == Place::HostVisible, "only a host-visible buffer can be mapped");
+        m.assert_holds(&range);
+        assert!(!range.is_empty(), "a view has at least one byte");
+        let was = m.state.swap(MAPPED, Ordering::Relaxed);
+        assert!(was == UNMAPPED, "a buffer is mapped twice");
+        let flags = match purpose {
+            MapFor::Reading => ffi::MAP_READ,
+            MapFor::ReadingAndWriting => ffi::MAP_READ | ffi::MAP_WRITE,
+        };
+        let start = match m.map(&range, flags) {
+            Ok(start) => start,
+            Err(failure) => {
+                m.state.store(UNMAPPED, Ordering::Relaxed);
+                return Err(failure);
+            }
+        };
+        let view = match &m.shadow {
+            Some(shadow) => shadow.load(start, &range),
+            None => start,
+        };
+        Ok(Mapped { buffer: self, start, view, range, purpose })
+    }
+
+    /// Gives the CPU a host-visible, read-only buffer for reading, for good: kernels go on reading it, and
+    /// nobody writes it any more. For weights that CPU and device share.
+    pub fn freeze(self) -> Result<SharedView> {
+        let m = &self.memory;
+        let fits = m.place == Place::HostVisible && m.access == Access::ReadOnly;
+        assert!(fits, "only a host-visible, read-only buffer can be frozen");
+        if m.frozen.get().is_none() {
+            let was = m.state.swap(FROZEN, Ordering::Relaxed);
+            assert!(was == UNMAPPED, "a buffer is frozen while it is mapped");
+            let start = m
+                .map(&(0..m.len), ffi::MAP_READ)
+                .inspect_err(|_| m.state.store(UNMAPPED, Ordering::Relaxed))?;
+            let first = m.frozen.set(Address(start)).is_ok();
+            assert!(first, "only who took the buffer from UNMAPPED comes here");
+        }
+        Ok(SharedView { buffer: self })
+    }
+}
+
+/// The CPU's view on a part of a buffer.
+pub struct Mapped<'a> {
+    buffer: &'a mut Buffer,
+    /// Where the driver put it, and what the CPU sees: the same, or the shadow.
+    start: NonNull<u8>,
+    view: NonNull<u8>,
+    range: Range<usize>,
+    purpose: MapFor,
+}
+
+impl Mapped<'_> {
+    /// The bytes, for writing too.
+    ///
+    /// # Panics
+    /// When the view is for reading only.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(self.purpose == MapFor::ReadingAndWriting, "a view for reading is written");
+        // SAFETY: mapped for `range.len()` bytes until `self` goes; `self` is borrowed mutably and the
+        // device leaves the buffer alone (launches and writes assert it).
+        unsafe { std::slice::from_raw_parts_mut(self.view.as_ptr(), self.range.len()) }
+    }
+
+    /// Gives the bytes back to the device, which then sees what was written.
+    pub fn unmap(mut self) -> Result<()> {
+        let result = self.give_back();
+        std::mem::forget(self);
+        result
+    }
+
+    fn give_back(&mut self) -> Result<()> {
+        let m = &self.buffer.memory;
+        if let Some(shadow) = &m.shadow {
+            shadow.store(self.start, &self.range, self.purpose);
+        }
+        let result = m.unmap(self.start);
+        m.state.store(UNMAPPED, Ordering::Relaxed);
+        result
+    }
+}
+
+impl Deref for Mapped<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: mapped for `range.len()` bytes until `self` goes.
+        unsafe { std::slice::from_raw_parts(self.view.as_ptr(), self.range.len()) }
+    }
+}
+
+impl Drop for Mapped<'_> {
+    fn drop(&mut self) {
+        // A device that fails here fails in the next call too, which reports it.
+        let _ = self.give_back();
+    }
+}
+
+/// A frozen buffer as the CPU reads it.
+#[derive(Clone)]
+pub struct SharedView {
+    buffer: Buffer,
+}
+
+impl SharedView {
+    /// For the arguments of kernels.
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+}
+
+impl Deref for SharedView {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let start = self.buffer.memory.frozen.get().expect("set by `freeze`").0;
+        // SAFETY: the whole buffer is mapped until the last owner goes; nobody writes a frozen buffer.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.buffer.len()) }
+    }
+}
+
+/// What the CPU sees of a host-visible buffer instead of it, at the same offsets.
+struct Shadow {
+    bytes: Address,
+    layout: Layout,
+}
+
+impl Shadow {
+    fn new(len: usize) -> Self {
+        let layout = Layout::from_size_align(len, 4096).expect("below the device's largest size");
+        // SAFETY: of at least one byte.
+        let start = unsafe { std::alloc::alloc(layout) };
+        let Some(start) = NonNull::new(start) else { std::alloc::handle_alloc_error(layout) };
+        // SAFETY: just allocated, `len` bytes.
+        unsafe { start.write_bytes(POISON, len) };
+        Self { bytes: Address(start), layout }
+    }
+
+    fn at(&self, range: &Range<usize>) -> NonNull<u8> {
+        // SAFETY: within the allocation, which is as long as the buffer.
+        unsafe { self.bytes.0.add(range.start) }
+    }
+
+    /// Shows what was mapped at `start`.
+    fn load(&self, start: NonNull<u8>, range: &Range<usize>) -> NonNull<u8> {
+        let view = self.at(range);
+        // SAFETY: both are `range.len()` bytes, of different allocations.
+        unsafe { view.copy_from_nonoverlapping(start, range.len()) };
+        view
+    }
+
+    /// Takes what was written to where it was mapped, and poisons the view.
+    fn store(&self, start: NonNull<u8>, range: &Range<usize>, purpose: MapFor) {
+        let view = self.at(range);
+        // SAFETY: both are `range.len()` bytes, of different allocations; the view's user has gone.
+        unsafe {
+            if purpose == MapFor::ReadingAndWriting {
+                start.copy_from_nonoverlapping(view, range.len());
+            }
+            view.write_bytes(POISON, range.len());
+        }
+    }
+}
+
+impl Drop for Shadow {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { std::alloc::dealloc(self.bytes.0.as_ptr(), self.layout) };
+    }
+}
+
+/// A small buffer that is written often, without waiting for the device: it is sent from a copy of its own.
+pub struct Staged {
+    buffer: Buffer,
+    host: Box<[u8]>,
+    sent: Option<EventId>,
+}
+
+impl Staged {
+    /// A read-only buffer of `len` bytes.
+    pub fn new(device: &Device, len: usize) -> Result<Self> {
+        let buffer = device.buffer(len, Access::ReadOnly, Place::Device)?;
+        Ok(Self { buffer, host: vec![0; len].into(), sent: None })
+    }
+
+    /// For the arguments of kernels.
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// Queues writing `bytes` to the start of the buffer. Waits only for the last such write to be done.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.wait()?;
+        self.host[..bytes.len()].copy_from_slice(bytes);
+        let mut event = EventId::NULL;
+        self.buffer.enqueue_write(0, &self.host[..bytes.len()], ffi::FALSE, &mut event)?;
+        self.sent = (event != EventId::NULL).then_some(event);
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let Some(event) = self.sent.take() else { return Ok(()) };
+        let api = self.buffer.memory.shared.api();
+        // SAFETY: one event of ours, released once.
+        let code = unsafe {
+            let code = (api.clWaitForEvents)(1, &event);
+            (api.clReleaseEvent)(event);
+            code
+        };
+        check(code, "clWaitForEvents", "a staged write")
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // The device must be done with `host`. If it is lost, it will not read any more either.
+        let _ = self.wait();
+    }
+}

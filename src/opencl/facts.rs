@@ -1,0 +1,91 @@
+//! What a device says of itself.
+
+/// Kind of device, in the order in which devices are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DeviceType {
+    Gpu,
+    Accelerator,
+    Other,
+    /// Taken only when named, or when `ANTIGRAVITY_OPENCL_CPU=1`.
+    Cpu,
+}
+
+impl DeviceType {
+    /// For reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceType::Gpu => "GPU",
+            DeviceType::Accelerator => "accelerator",
+            DeviceType::Other => "other",
+            DeviceType::Cpu => "CPU",
+        }
+    }
+}
+
+/// Where local memory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LocalMemory {
+    /// In memory of its own, fast.
+    Own,
+    /// In global memory: good for exchange within a group, not for tiles.
+    Global,
+}
+
+/// What a device says of itself; sizes in bytes, 0 or empty where it says nothing.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    pub device_type: DeviceType,
+    pub name: String,
+    pub vendor: String,
+    /// Of the device, e.g. `OpenCL 3.0 …`.
+    pub version: String,
+    /// Of the language, e.g. `OpenCL C 1.2 …`.
+    pub c_version: String,
+    pub driver: String,
+    pub platform: String,
+    pub platform_version: String,
+    /// Separated by blanks; see [`Facts::has`].
+    pub extensions: String,
+    /// Largest buffer; `ANTIGRAVITY_OPENCL_MAX_ALLOC` lowers it.
+    pub max_alloc: u64,
+    pub global_memory: u64,
+    pub local_memory: u64,
+    pub local_memory_is: LocalMemory,
+    /// Most items of a group; a kernel may allow fewer.
+    pub max_work_group: usize,
+    pub compute_units: u32,
+    pub clock_mhz: u32,
+    /// CPU and device share their memory.
+    pub unified_memory: bool,
+    /// Alignment of a buffer's start.
+    pub base_align: usize,
+    /// NVIDIA's compute capability, major and minor.
+    pub compute_capability: Option<(u32, u32)>,
+}
+
+impl Facts {
+    /// Whether an extension is listed.
+    pub fn has(&self, extension: &str) -> bool {
+        self.extensions.split_ascii_whitespace().any(|e| e == extension)
+    }
+
+    /// Arithmetic on `half`; loads and stores of it need nothing.
+    pub fn fp16(&self) -> bool {
+        self.has("cl_khr_fp16")
+    }
+
+    /// Subgroups of any kind.
+    pub fn subgroups(&self) -> bool {
+        ["cl_khr_subgroups", "cl_intel_subgroups"].iter().any(|e| self.has(e))
+    }
+
+    /// Dot products of four packed bytes.
+    pub fn integer_dot(&self) -> bool {
+        self.has("cl_khr_integer_dot_product")
+    }
+
+    /// Everything that a built program depends on besides its source, for the key of the cache.
+    pub(super) fn identity(&self) -> [&str; 4] {
+        [&self.name, &self.driver, &self.version, &self.platform_version]
+    }
+}
