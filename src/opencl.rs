@@ -19,8 +19,8 @@ pub mod load;
 pub mod program;
 
 pub use buffer::{Access, Buffer, Mapped, Place, SharedView, Staged};
-pub use cache::Cache;
-pub use device::Device;
+pub use cache::{Cache, Verdict};
+pub use device::{Builds, Device};
 pub use facts::{DeviceType, Facts};
 pub use failure::{Failure, Kind};
 pub use program::{Kernel, Program, Source};

@@ -6,8 +6,9 @@ use super::failure::{Failure, Kind, Result, check};
 use super::ffi::{self, Api, ContextId, DeviceId, PlatformId, QueueId};
 use super::load::{self, Library};
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// Set to 1, CPU-type devices are taken like others; for tests.
 pub const CPU_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CPU";
@@ -15,6 +16,7 @@ pub const CPU_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CPU";
 pub const MAX_ALLOC_VARIABLE: &str = "ANTIGRAVITY_OPENCL_MAX_ALLOC";
 
 /// A device of a platform, not opened.
+#[derive(Clone)]
 pub struct Found {
     library: &'static Library,
     platform: PlatformId,
@@ -23,21 +25,26 @@ pub struct Found {
 }
 
 /// Every device there is: GPUs, accelerators, others, CPUs. The position is what `--cl-device` counts.
-pub fn devices() -> Result<Vec<Found>> {
-    let mut found = Vec::new();
-    for library in load::libraries()? {
-        for &platform in &library.platforms {
-            let ids = device_ids(&library.api, platform);
-            found.extend(ids.into_iter().map(|id| Found {
-                library,
-                platform,
-                id,
-                facts: read_facts(&library.api, platform, id),
-            }));
+pub fn devices() -> Result<&'static [Found]> {
+    // Once, and by one thread at a time: PoCL 3.1 crashes when two ask for the first time.
+    static FOUND: OnceLock<Vec<Found>> = OnceLock::new();
+    let libraries = load::libraries()?;
+    Ok(FOUND.get_or_init(|| {
+        let mut found = Vec::new();
+        for library in libraries {
+            for &platform in &library.platforms {
+                let ids = device_ids(&library.api, platform);
+                found.extend(ids.into_iter().map(|id| Found {
+                    library,
+                    platform,
+                    id,
+                    facts: read_facts(&library.api, platform, id),
+                }));
+            }
         }
-    }
-    found.sort_by_key(|f| f.facts.device_type);
-    Ok(found)
+        found.sort_by_key(|f| f.facts.device_type);
+        found
+    }))
 }
 
 /// Position of the device that `select`, an index or a part of a name, means; without it, of the first
@@ -90,14 +97,26 @@ pub(super) struct Shared {
     pub facts: Facts,
     pub cache: Cache,
     pub launches: AtomicU64,
+    pub builds: Mutex<Builds>,
+}
+
+/// Programs built and the time that took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Builds {
+    /// From their source.
+    pub compiled: usize,
+    pub compiling: Duration,
+    /// From the cache.
+    pub loaded: usize,
+    pub loading: Duration,
 }
 
 impl Device {
     /// Opens the device that `select` means (see [`choose`]); built programs are kept in `cache`.
     pub fn open(select: Option<&str>, cache: Cache) -> Result<Self> {
         let found = devices()?;
-        let index = choose(&found, select)?;
-        let Found { library, platform, id, facts } = found.into_iter().nth(index).expect("chosen among them");
+        let &Found { library, platform, id, ref facts } = &found[choose(found, select)?];
+        let facts = facts.clone();
         let context = create_context(&library.api, platform, id, &facts)?;
         let mut code = 0;
         // SAFETY: device and context belong together; no properties is an in-order queue.
@@ -107,8 +126,8 @@ impl Device {
             unsafe { (library.api.clReleaseContext)(context) };
             return Err(failure);
         }
-        let launches = AtomicU64::new(0);
-        Ok(Self { shared: Arc::new(Shared { library, id, context, queue, facts, cache, launches }) })
+        let (launches, builds) = Default::default();
+        Ok(Self { shared: Arc::new(Shared { library, id, context, queue, facts, cache, launches, builds }) })
     }
 
     /// What it says of itself.
@@ -124,6 +143,11 @@ impl Device {
     /// Kernels launched so far.
     pub fn launches(&self) -> u64 {
         self.shared.launches.load(Ordering::Relaxed)
+    }
+
+    /// Programs built so far, and how long that took.
+    pub fn builds(&self) -> Builds {
+        *self.shared.builds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the device start on what is queued.

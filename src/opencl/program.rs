@@ -4,12 +4,14 @@
 //! stays within its buffers. oclgrind can, and the tests ask it.
 
 use super::buffer::{Buffer, Memory};
-use super::device::{Device, Shared, number, text};
+use super::cache::{Entry, Key, Marker, Notes, Trial, Verdict};
+use super::device::{Builds, Device, Shared, number, text};
 use super::failure::{Failure, Kind, Result, check};
 use super::ffi::{self, KernelId, ProgramId};
 use std::ffi::CString;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Times a build is tried where the driver says it lacks resources: some need a moment after others.
 const TRIES: usize = 3;
@@ -32,6 +34,21 @@ pub struct Program {
     shared: Arc<Shared>,
     name: String,
     id: ProgramId,
+    kept: Option<Kept>,
+}
+
+/// What the cache is told of a program.
+struct Kept {
+    key: Key,
+    risk: Risk,
+    notes: Mutex<Notes>,
+}
+
+/// Whether a program may be what a driver crashes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Risk {
+    Baseline,
+    Variant,
 }
 
 impl Program {
@@ -40,10 +57,66 @@ impl Program {
     /// # Errors
     /// [`Kind::Build`] with the first lines of the compiler's log.
     pub fn build(device: &Device, source: &Source<'_>) -> Result<Self> {
+        Self::build_with(device, source, Risk::Baseline)
+    }
+
+    /// As [`Program::build`], for a variant that can be done without: where a driver crashed on it once, that
+    /// is a [`Kind::Build`] from then on.
+    pub fn build_variant(device: &Device, source: &Source<'_>) -> Result<Self> {
+        Self::build_with(device, source, Risk::Variant)
+    }
+
+    fn build_with(device: &Device, source: &Source<'_>, risk: Risk) -> Result<Self> {
         let shared = &device.shared;
-        let program = Self::from_source(shared, source)?;
-        program.compile(source.options)?;
+        let begin = Instant::now();
+        let key = Key::of(source, &shared.facts);
+        let _marker = match risk {
+            Risk::Baseline => None,
+            Risk::Variant => marker(shared, &key, source.name)?,
+        };
+        let entry = shared.cache.load(&key);
+        let loaded = entry.as_ref().and_then(|entry| Self::from_binary(shared, source, &entry.binary));
+        let from_cache = loaded.is_some();
+        let mut program = match loaded {
+            Some(program) => program,
+            None => {
+                let program = Self::from_source(shared, source)?;
+                program.compile(source.options)?;
+                program
+            }
+        };
+        let notes = Mutex::new(entry.map(|entry| entry.notes).unwrap_or_default());
+        program.kept = Some(Kept { key, risk, notes });
+        if !from_cache {
+            program.save();
+        }
+        let mut builds = shared.builds.lock().unwrap_or_else(PoisonError::into_inner);
+        let Builds { compiled, compiling, loaded, loading } = &mut *builds;
+        let (count, time) = if from_cache { (loaded, loading) } else { (compiled, compiling) };
+        *count += 1;
+        *time += begin.elapsed();
+        drop(builds);
         Ok(program)
+    }
+
+    /// What the cache has; `None` if the driver does not take it, which is then built anew.
+    fn from_binary(shared: &Arc<Shared>, source: &Source<'_>, binary: &[u8]) -> Option<Self> {
+        if binary.is_empty() {
+            return None;
+        }
+        let (start, len) = (binary.as_ptr(), binary.len());
+        let (mut status, mut code) = (0, 0);
+        // SAFETY: one device and one binary of this length, which is copied.
+        let id = unsafe {
+            let create = shared.api().clCreateProgramWithBinary;
+            create(shared.context, 1, &shared.id, &len, &start, &mut status, &mut code)
+        };
+        if code != ffi::SUCCESS {
+            return None;
+        }
+        let program = Self { shared: shared.clone(), name: source.name.into(), id, kept: None };
+        // Binaries are built too, before their kernels can be made.
+        (status == ffi::SUCCESS && program.compile(source.options).is_ok()).then_some(program)
     }
 
     fn from_source(shared: &Arc<Shared>, source: &Source<'_>) -> Result<Self> {
@@ -53,7 +126,7 @@ impl Program {
         let id =
             unsafe { (shared.api().clCreateProgramWithSource)(shared.context, 1, &start, &len, &mut code) };
         check(code, "clCreateProgramWithSource", source.name)?;
-        Ok(Self { shared: shared.clone(), name: source.name.into(), id })
+        Ok(Self { shared: shared.clone(), name: source.name.into(), id, kept: None })
     }
 
     /// Compiles and links what the program was made with.
@@ -117,6 +190,61 @@ impl Program {
         if code == ffi::SUCCESS { binary } else { Vec::new() }
     }
 
+    fn kept(&self) -> &Kept {
+        self.kept.as_ref().expect("set by `build_with`")
+    }
+
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        self.kept().notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts binary and notes to the cache.
+    fn save(&self) {
+        let notes = self.notes().clone();
+        self.shared.cache.save(&self.kept().key, &Entry { binary: self.binary(), notes });
+    }
+
+    /// Whether `kernel` has computed what it should; `None` where nobody has tried.
+    pub fn verdict(&self, kernel: &str) -> Option<Verdict> {
+        self.notes().verdicts.get(kernel).copied()
+    }
+
+    /// Notes verdicts for good.
+    pub fn set_verdicts<'a>(&self, verdicts: impl IntoIterator<Item = (&'a str, Verdict)>) {
+        self.notes().verdicts.extend(verdicts.into_iter().map(|(kernel, verdict)| (kernel.into(), verdict)));
+        self.save();
+    }
+
+    /// The verdict on `kernel`: what is noted, else what `test` finds, which is then noted. A driver that
+    /// crashes in the test of a variant does so only once: see [`Program::build_variant`].
+    ///
+    /// # Errors
+    /// Those of `test`, which are no verdict.
+    pub fn judge(&self, kernel: &str, test: impl FnOnce() -> Result<Verdict>) -> Result<Verdict> {
+        if let Some(verdict) = self.verdict(kernel) {
+            return Ok(verdict);
+        }
+        let kept = self.kept();
+        let _marker = match kept.risk {
+            Risk::Baseline => None,
+            Risk::Variant => marker(&self.shared, &kept.key, &self.name)?,
+        };
+        let verdict = test()?;
+        self.set_verdicts([(kernel, verdict)]);
+        Ok(verdict)
+    }
+
+    /// A number that was found out for this program, e.g. the best work-group size of a kernel.
+    pub fn tuned(&self, name: &str) -> Option<i64> {
+        self.notes().tuned.get(name).copied()
+    }
+
+    /// Notes numbers for good.
+    pub fn set_tuned<'a>(&self, numbers: impl IntoIterator<Item = (&'a str, i64)>) {
+        self.notes().tuned.extend(numbers.into_iter().map(|(name, number)| (name.into(), number)));
+        self.save();
+    }
+
     /// A kernel of this name, without arguments yet. Each is an object of its own.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
         let shared = &self.shared;
@@ -143,6 +271,19 @@ impl Program {
         kernel.local_memory = kernel.info(ffi::KERNEL_LOCAL_MEM_SIZE).unwrap_or(0);
         kernel.private_memory = kernel.info(ffi::KERNEL_PRIVATE_MEM_SIZE).unwrap_or(0);
         Ok(kernel)
+    }
+}
+
+/// Marks the trial of a variant, unless an earlier one ended in a crash.
+fn marker(shared: &Shared, key: &Key, name: &str) -> Result<Option<Marker>> {
+    match shared.cache.try_out(key) {
+        Trial::Marked(marker) => Ok(Some(marker)),
+        Trial::Unmarked => Ok(None),
+        Trial::Crashed(path) => {
+            let path = path.display();
+            let message = format!("{name} is left out: the driver crashed on it; remove {path} to try again");
+            Err(Failure::new(Kind::Build, message))
+        }
     }
 }
 
@@ -209,6 +350,12 @@ impl Kernel {
     pub fn arg_i32(&mut self, index: usize, value: i32) -> Result<&mut Self> {
         // SAFETY: four bytes, copied by the call.
         unsafe { self.set(index, 4, (&raw const value).cast()) }
+    }
+
+    /// Sets argument `index` to a vector of `int`: two or four.
+    pub fn arg_ints(&mut self, index: usize, values: &[i32]) -> Result<&mut Self> {
+        // SAFETY: readable memory of this size, copied by the call.
+        unsafe { self.set(index, size_of_val(values), values.as_ptr().cast()) }
     }
 
     /// Sets argument `index` to a `float`.

@@ -196,7 +196,7 @@ fn a_frozen_buffer_is_read_by_both() {
 #[test]
 fn staged_writes_arrive_in_order() {
     let Some(device) = device() else { return };
-    let mut staged = Staged::new(&device, 64).unwrap();
+    let mut staged = Staged::new(&device, 64, Access::ReadOnly).unwrap();
     let log = device.buffer(64 * 50, Access::ReadWrite, Place::Device).unwrap();
     for i in 0..50u8 {
         staged.write(&[i; 64]).unwrap();
