@@ -19,6 +19,12 @@
 #define H_TOKENS 0 // tokens of this pass
 #define H_SLOT 1   // cache slot of the first of them
 #define H_ROW 2    // token whose residual the head reads
+// The rest is for decode_nvidia.cl alone.
+#define H_CAPACITY 3 // slots of the cache
+#define H_CHUNKS 4   // parts of a head's attention that there is room for
+#define H_ARRIVALS 5 // at the barrier so far
+#define H_K_STRIDE 6 // from one layer's keys to the next, in 64 bytes
+#define H_V_STRIDE 7 // the same of values
 #define X_ROW (DIM + HEAD_DIM)
 #define ROW(state, t) ((state) + HEADER + (size_t)(t) * X_ROW)
 

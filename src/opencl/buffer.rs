@@ -67,6 +67,8 @@ pub(super) struct Memory {
     /// Set when frozen.
     frozen: OnceLock<Address>,
     shadow: Option<Shadow>,
+    /// What this is a part of, and where in it.
+    whole: Option<(Buffer, usize)>,
 }
 
 /// Start of bytes that a [`Memory`] owns.
@@ -104,7 +106,7 @@ impl Device {
         let shadow = (host_visible && shadows()).then(|| Shadow::new(len));
         let state = AtomicU8::new(UNMAPPED);
         let frozen = OnceLock::new();
-        let memory = Memory { shared: shared.clone(), id, len, access, place, state, frozen, shadow };
+        let memory = Memory { shared: shared.clone(), id, len, access, place, state, frozen, shadow, whole: None };
         Ok(Buffer { memory: Arc::new(memory) })
     }
 
@@ -199,6 +201,42 @@ impl Buffer {
     /// Bytes.
     pub fn len(&self) -> usize {
         self.memory.len
+    }
+
+    /// A part as a buffer of its own, which keeps this one alive. Kernels may use either.
+    ///
+    /// # Errors
+    /// [`Kind::Misuse`] where `range.start` is not a multiple of [`Facts::base_align`](super::Facts::base_align),
+    /// [`Kind::Absent`] for drivers of OpenCL 1.0.
+    pub fn part(&self, range: Range<usize>) -> Result<Buffer> {
+        let m = &self.memory;
+        m.assert_holds(&range);
+        assert!(!range.is_empty() && m.shadow.is_none(), "parts have bytes and are the device's alone");
+        let Some(create) = m.shared.api().clCreateSubBuffer else {
+            return Err(Failure::new(Kind::Absent, "this driver has no parts of buffers (clCreateSubBuffer)"));
+        };
+        let region = [range.start, range.len()];
+        let mut code = 0;
+        // SAFETY: the description is an origin and a size, within the buffer; flags 0 are those of the whole.
+        let id = unsafe { create(m.id, 0, ffi::BUFFER_CREATE_TYPE_REGION, region.as_ptr().cast(), &mut code) };
+        check(code, "clCreateSubBuffer", format_args!("{range:?} of {} bytes", m.len))?;
+        let memory = Memory {
+            shared: m.shared.clone(),
+            id,
+            len: range.len(),
+            access: m.access,
+            place: m.place,
+            state: AtomicU8::new(UNMAPPED),
+            frozen: OnceLock::new(),
+            shadow: None,
+            whole: Some((self.clone(), range.start)),
+        };
+        Ok(Buffer { memory: Arc::new(memory) })
+    }
+
+    /// What this is a part of, and where in it.
+    pub fn whole(&self) -> Option<(&Buffer, usize)> {
+        self.memory.whole.as_ref().map(|(whole, at)| (whole, *at))
     }
 
     /// Never: a buffer has at least one byte.
@@ -511,5 +549,40 @@ impl Drop for Staged {
     fn drop(&mut self) {
         // The device must be done with `host`. If it is lost, it will not read any more either.
         let _ = self.wait();
+    }
+}
+
+/// Page-locked memory of the host, through which a device of its own memory is read without another copy by the
+/// driver.
+pub struct Landing {
+    /// Keeps `start` mapped until it goes.
+    buffer: Buffer,
+    start: Address,
+}
+
+impl Landing {
+    /// For reads of up to `len` bytes.
+    pub fn new(device: &Device, len: usize) -> Result<Self> {
+        let buffer = device.buffer(len, Access::ReadWrite, Place::HostVisible)?;
+        buffer.memory.state.store(MAPPED, Ordering::Relaxed);
+        let start = buffer.memory.map(&(0..len), ffi::MAP_READ | ffi::MAP_WRITE)?;
+        Ok(Self { buffer, start: Address(start) })
+    }
+
+    /// Waits for what is queued and reads the first `bytes.len()` bytes of `from`.
+    pub fn read(&mut self, from: &Buffer, bytes: &mut [u8]) -> Result<()> {
+        assert!(bytes.len() <= self.buffer.len(), "more is read than lands");
+        // SAFETY: mapped for reading and writing for as long as `self`, borrowed mutably; no kernel has this buffer.
+        let landed = unsafe { std::slice::from_raw_parts_mut(self.start.0.as_ptr(), bytes.len()) };
+        from.read(0, landed)?;
+        bytes.copy_from_slice(landed);
+        Ok(())
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        // Nobody is left to be told.
+        let _ = self.buffer.memory.unmap(self.start.0);
     }
 }

@@ -116,6 +116,8 @@ entry_points! {
         clEnqueueNDRangeKernel @ 59 (QueueId, KernelId, u32, *const usize, *const usize, *const usize, u32, *const EventId, *mut EventId) -> i32;
     }
     optional {
+        // Of OpenCL 1.1; without it a kernel reaches one matrix at a time.
+        clCreateSubBuffer @ 82 (MemId, u64, u32, *const c_void, *mut i32) -> MemId;
         // Of OpenCL 1.2; without it a fill is a write.
         clEnqueueFillBuffer @ 102 (QueueId, MemId, *const c_void, usize, usize, usize, u32, *const EventId, *mut EventId) -> i32;
     }
@@ -165,6 +167,9 @@ pub const MEM_READ_ONLY: u64 = 4;
 pub const MEM_ALLOC_HOST_PTR: u64 = 16;
 pub const MAP_READ: u64 = 1;
 pub const MAP_WRITE: u64 = 2;
+
+/// `cl_buffer_create_type` whose description is an origin and a size.
+pub const BUFFER_CREATE_TYPE_REGION: u32 = 0x1220;
 
 pub const PROGRAM_BINARY_SIZES: u32 = 0x1165;
 pub const PROGRAM_BINARIES: u32 = 0x1166;

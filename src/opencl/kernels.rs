@@ -12,16 +12,19 @@ use crate::dims::*;
 use crate::kv::KvTypes;
 use std::collections::HashMap;
 
-const COMMON: &str = include_str!("../../kernels/common.cl");
-const KV: &str = include_str!("../../kernels/kv.cl");
+pub(super) const COMMON: &str = include_str!("../../kernels/common.cl");
+pub(super) const KV: &str = include_str!("../../kernels/kv.cl");
 const GEMV: &str = include_str!("../../kernels/gemv.cl");
 const GEMM: &str = include_str!("../../kernels/gemm.cl");
+const GEMM_PUT: &str = include_str!("../../kernels/gemm_put.cl");
+const GEMM_NVIDIA: &str = include_str!("../../kernels/gemm_nvidia.cl");
+pub(super) const DECODE_NVIDIA: &str = include_str!("../../kernels/decode_nvidia.cl");
 const ACTS: &str = include_str!("../../kernels/acts.cl");
 const ROPE: &str = include_str!("../../kernels/rope.cl");
 const ATTEND: &str = include_str!("../../kernels/attend.cl");
 const ATTEND_ONE: &str = include_str!("../../kernels/attend_one.cl");
 
-/// Rows and tokens of one work-group's tile of `gemm`.
+/// Tokens of one work-group's tile of `gemm`, and its rows where [`Shapes::gemm_rows`] does not say otherwise.
 pub const TILE: usize = 64;
 /// Items of a work-group of `gemm`.
 pub const GEMM_ITEMS: usize = 256;
@@ -120,6 +123,8 @@ pub struct Shapes {
     pub attend: Option<AttendShape>,
     /// One instruction for four products.
     dot_ptx: bool,
+    /// Products of packed matrices on NVIDIA's integer tensor cores.
+    tensor_cores: bool,
 }
 
 impl Shapes {
@@ -143,6 +148,7 @@ impl Shapes {
             attend: tiles.into_iter().find(fits),
             // Instructions of compute capability 6.1.
             dot_ptx: facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),
+            tensor_cores: facts.compute_capability.is_some_and(|cc| cc >= (8, 0)) && super::whole::variants(),
         }
     }
 
@@ -166,6 +172,24 @@ impl Shapes {
             shape.slices /= 2;
         }
         shape
+    }
+
+    /// Groups of sixteen rows that a warp of `gemm_nvidia.cl` takes: two where there are enough for all
+    /// multiprocessors even so.
+    fn warp_groups(step: Step) -> usize {
+        if step.groups() * step.halves() >= 512 { 2 } else { 1 }
+    }
+
+    /// Rows of one work-group's tile of `gemm`.
+    pub fn gemm_rows(&self, step: Step, form: Form) -> usize {
+        match self.on_tensor_cores(form) {
+            true => GEMM_ITEMS / 32 * 16 * Self::warp_groups(step),
+            false => TILE,
+        }
+    }
+
+    fn on_tensor_cores(&self, form: Form) -> bool {
+        self.tensor_cores && form == Form::Q4
     }
 
     /// Work-groups for `groups` groups of sixteen rows: each takes several tiles where the tiles outnumber what the
@@ -255,7 +279,11 @@ impl Kernels {
                 }
                 (&[COMMON, GEMV], d)
             }
-            Name::Gemm(step, form) => (&[COMMON, GEMM], matrix(defines, step, form)),
+            Name::Gemm(step, form) if s.on_tensor_cores(form) => {
+                let d = matrix(defines, step, form).with("WARPS", GEMM_ITEMS / 32);
+                (&[COMMON, GEMM_PUT, GEMM_NVIDIA], d.with("ROW_GROUPS", Shapes::warp_groups(step)))
+            }
+            Name::Gemm(step, form) => (&[COMMON, GEMM_PUT, GEMM], matrix(defines, step, form)),
             Name::Acts(input, cols, quantised) => {
                 let d = defines.with("COLS", cols).with("QUANTISED", (quantised == Quantised::Yes) as usize);
                 (&[COMMON, ACTS], d.flag(input_flag(input)))

@@ -1,6 +1,7 @@
 //! The key/value cache in the device's memory: one buffer of keys and one of values a layer, in the order and bytes of
 //! the CPU's (`[kv_head][slot][row bytes]`).
 
+use super::arena::Arena;
 use super::buffer::{Access, Buffer, Place};
 use super::device::Device;
 use super::failure::{Failure, Kind, Result};
@@ -29,9 +30,11 @@ pub struct Rows {
 impl Rows {
     /// An empty cache.
     pub fn new(device: &Device, types: KvTypes, capacity: usize, place: Place) -> Result<Self> {
-        let plane = |row: usize| {
-            let bytes = (KV_HEADS * row).checked_mul(capacity).unwrap_or(usize::MAX);
-            device.buffer(bytes, Access::ReadWrite, place).map_err(|f| match f.kind {
+        let (k, v) = row_bytes(types);
+        let plane = |row: usize| (KV_HEADS * row).checked_mul(capacity).unwrap_or(usize::MAX);
+        let mut arenas = [k, v].map(|row| Arena::new(device, &[plane(row); LAYERS], Access::ReadWrite, place));
+        let mut rows = |at: usize, row: usize| {
+            arenas[at].buffer(plane(row)).map_err(|f| match f.kind {
                 Kind::Memory => {
                     let message = format!("KV cache for --max-seq-len {capacity}: {}", f.message);
                     Failure::new(Kind::Memory, message + "; use a smaller context or KV type")
@@ -39,9 +42,8 @@ impl Rows {
                 _ => f,
             })
         };
-        let (k, v) = row_bytes(types);
         let layers =
-            (0..LAYERS).map(|_| Ok(LayerRows { k: plane(k)?, v: plane(v)? })).collect::<Result<_>>()?;
+            (0..LAYERS).map(|_| Ok(LayerRows { k: rows(0, k)?, v: rows(1, v)? })).collect::<Result<_>>()?;
         Ok(Self { types, capacity, len: 0, place, layers })
     }
 

@@ -116,6 +116,11 @@ impl Scratch {
         self.state.write(floats::bytes(&self.host[..HEADER + n * STATE_ROW]))
     }
 
+    /// Sets integers of the header, from `first` on; they go out with the next [`Scratch::embed`].
+    pub fn set_header<const N: usize>(&mut self, first: usize, values: [u32; N]) {
+        self.host[first..first + N].copy_from_slice(&values.map(f32::from_bits));
+    }
+
     /// Reads the residual of token `t`.
     pub fn residual(&self, t: usize, x: &mut [f32]) -> Result<()> {
         self.state.buffer().read(4 * (HEADER + t * STATE_ROW), floats::bytes_mut(x))

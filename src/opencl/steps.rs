@@ -214,7 +214,7 @@ impl Binder<'_> {
         let io = Io { input: &s.acts, scales: &s.act_scales, out, extra: bias };
         let mut products = self.products(Name::Gemm(step, w.form), w, &io)?;
         for p in &mut products {
-            p.groups = (p.groups * step.halves() * 16).div_ceil(TILE);
+            p.groups = (p.groups * step.halves() * 16).div_ceil(self.kernels.shapes().gemm_rows(step, w.form));
         }
         Ok(Products(products))
     }

@@ -1,6 +1,7 @@
 //! The model's weights in the device's memory, in the layout of [`crate::quant::packed`] (or row-major as
 //! stored), matrices of one step together, cut by rows where a buffer may not be so large.
 
+use super::arena::Arena;
 use super::buffer::{Access, Buffer, Place};
 use super::defines::{FFN_PAD, KV_PAD, Q_PAD, QKV};
 use super::device::Device;
@@ -136,40 +137,77 @@ pub struct DeviceWeights {
 impl DeviceWeights {
     /// Copies the weights.
     pub fn upload(device: &Device, weights: &Weights) -> Result<Self> {
+        let (matrices, floats) = sizes(weights);
+        let arena = |sizes: &[usize]| Arena::new(device, sizes, Access::ReadOnly, Place::Device);
+        let mut room = Room { device, matrices: arena(&matrices), floats: arena(&floats) };
         Ok(Self {
-            layers: weights.layers.iter().map(|l| layer(device, l)).collect::<Result<_>>()?,
-            norm: floats(device, &weights.norm)?,
-            head: step(device, Step::Head, &[part(&weights.head)])?,
+            layers: weights.layers.iter().map(|l| room.layer(l)).collect::<Result<_>>()?,
+            norm: room.floats(&weights.norm)?,
+            head: room.step(Step::Head, &[part(&weights.head)])?,
         })
     }
 }
 
-fn layer(device: &Device, l: &Layer) -> Result<LayerWeights> {
-    let mut bias = vec![0.0; if QKV_BIAS { QKV } else { 0 }];
-    if QKV_BIAS {
-        for (at, part) in [(0, &l.q_bias), (Q_PAD, &l.k_bias), (Q_PAD + KV_PAD, &l.v_bias)] {
-            bias[at..at + part.len()].copy_from_slice(part);
-        }
+/// Bytes of matrices and of floats, in the order in which they are uploaded and uncut.
+fn sizes(weights: &Weights) -> (Vec<usize>, Vec<usize>) {
+    let mut matrices = Vec::new();
+    let mut of_step = |step: Step, form: Form| {
+        let (group, scale) = form.group_bytes(step.shape().1);
+        let groups = step.groups() * step.halves();
+        matrices.extend([group * groups, scale * groups].into_iter().filter(|&n| n > 0));
+    };
+    let mut floats = Vec::new();
+    for l in &weights.layers {
+        of_step(Step::Qkv, part(&l.wq).form);
+        of_step(Step::Out, part(&l.wo).form);
+        of_step(Step::GateUp, part(&l.gate).form);
+        of_step(Step::Down, part(&l.down).form);
+        let biases = [if QKV_BIAS { QKV } else { 0 }, l.o_bias.len(), l.q_norm.len() + l.k_norm.len()];
+        floats.extend([DIM, DIM].into_iter().chain(biases).filter(|&n| n > 0).map(|n| 4 * n));
     }
-    let some = |values: &[f32]| (!values.is_empty()).then(|| floats(device, values)).transpose();
-    Ok(LayerWeights {
-        steps: [
-            step(device, Step::Qkv, &[part(&l.wq), part(&l.wk), part(&l.wv)])?,
-            step(device, Step::Out, &[part(&l.wo)])?,
-            step(device, Step::GateUp, &[part(&l.gate), part(&l.up)])?,
-            step(device, Step::Down, &[part(&l.down)])?,
-        ],
-        attn_norm: floats(device, &l.attn_norm)?,
-        ffn_norm: floats(device, &l.ffn_norm)?,
-        qkv_bias: some(&bias)?,
-        o_bias: some(&l.o_bias)?,
-        qk_norm: some(&[l.q_norm.as_slice(), l.k_norm.as_slice()].concat())?,
-    })
+    of_step(Step::Head, part(&weights.head).form);
+    floats.push(4 * DIM);
+    (matrices, floats)
 }
 
-fn floats(device: &Device, values: &[f32]) -> Result<Buffer> {
-    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    device.buffer_of(&bytes)
+/// Where weights go.
+struct Room<'a> {
+    device: &'a Device,
+    matrices: Arena<'a>,
+    floats: Arena<'a>,
+}
+
+impl Room<'_> {
+    fn layer(&mut self, l: &Layer) -> Result<LayerWeights> {
+        let mut bias = vec![0.0; if QKV_BIAS { QKV } else { 0 }];
+        if QKV_BIAS {
+            for (at, part) in [(0, &l.q_bias), (Q_PAD, &l.k_bias), (Q_PAD + KV_PAD, &l.v_bias)] {
+                bias[at..at + part.len()].copy_from_slice(part);
+            }
+        }
+        Ok(LayerWeights {
+            steps: [
+                self.step(Step::Qkv, &[part(&l.wq), part(&l.wk), part(&l.wv)])?,
+                self.step(Step::Out, &[part(&l.wo)])?,
+                self.step(Step::GateUp, &[part(&l.gate), part(&l.up)])?,
+                self.step(Step::Down, &[part(&l.down)])?,
+            ],
+            attn_norm: self.floats(&l.attn_norm)?,
+            ffn_norm: self.floats(&l.ffn_norm)?,
+            qkv_bias: self.some(&bias)?,
+            o_bias: self.some(&l.o_bias)?,
+            qk_norm: self.some(&[l.q_norm.as_slice(), l.k_norm.as_slice()].concat())?,
+        })
+    }
+
+    fn some(&mut self, values: &[f32]) -> Result<Option<Buffer>> {
+        (!values.is_empty()).then(|| self.floats(values)).transpose()
+    }
+
+    fn floats(&mut self, values: &[f32]) -> Result<Buffer> {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.floats.buffer_of(&bytes)
+    }
 }
 
 /// One matrix as bytes, in groups of sixteen rows.
@@ -227,17 +265,18 @@ impl Part<'_> {
     }
 }
 
+impl Room<'_> {
 /// Uploads the matrices of one step, in as few chunks as buffers of the device allow.
-fn step(device: &Device, step: Step, parts: &[Part<'_>]) -> Result<StepWeights> {
+fn step(&mut self, step: Step, parts: &[Part<'_>]) -> Result<StepWeights> {
     if parts.iter().any(|p| p.form != parts[0].form) {
         let wide: Vec<Part<'_>> = parts.iter().map(Part::widened).collect();
-        return self::step(device, step, &wide);
+        return self.step(step, &wide);
     }
     let (form, cols) = (parts[0].form, parts[0].cols);
     let (group, scale) = form.group_bytes(cols);
     let (groups, halves) = (step.groups(), step.halves());
     // Pairs of groups: `gate_up` writes blocks of 32.
-    let most = usize::try_from(device.facts().max_alloc).unwrap_or(usize::MAX) / (group * halves) / 2 * 2;
+    let most = usize::try_from(self.device.facts().max_alloc).unwrap_or(usize::MAX) / (group * halves) / 2 * 2;
     if most == 0 {
         let (name, bytes) = (step.names().0, 2 * group * halves);
         let message = format!("the device allows no buffer of {bytes} bytes, which {name} needs for 32 rows");
@@ -246,9 +285,10 @@ fn step(device: &Device, step: Step, parts: &[Part<'_>]) -> Result<StepWeights> 
     let mut chunks = Vec::new();
     for first in (0..groups).step_by(most) {
         let n = most.min(groups - first);
-        let buffer = |bytes: usize| device.buffer(n * halves * bytes, Access::ReadOnly, Place::Device);
+        let mut buffer = |bytes: usize| self.matrices.buffer(n * halves * bytes);
+        let quants = buffer(group)?;
         let scales = if scale > 0 { Some(buffer(scale)?) } else { None };
-        let chunk = Chunk { quants: buffer(group)?, scales, first, groups: n };
+        let chunk = Chunk { quants, scales, first, groups: n };
         if halves == 2 {
             parts[0].write(first..first + n, &chunk, 0)?;
             parts[1].write(first..first + n, &chunk, n)?;
@@ -265,4 +305,5 @@ fn step(device: &Device, step: Step, parts: &[Part<'_>]) -> Result<StepWeights> 
         chunks.push(chunk);
     }
     Ok(StepWeights { form, chunks })
+}
 }

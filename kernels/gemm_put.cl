@@ -1,0 +1,29 @@
+// Where the results of `gemm` go, for every way of computing them. Compiled once per step; see gemm.cl.
+
+// Puts one result where the step wants it. `local_row` counts rows of this chunk.
+void put(__global float *state, __global float *out, const __global float *bias, int2 chunk, int local_row, int t,
+         float y) {
+#ifdef STEP_GATE_UP
+    int rows = chunk.y * 16;
+    int row = local_row < rows ? local_row : local_row - rows;
+    int column = chunk.x * 16 + row + (local_row < rows ? 0 : FFN_PAD);
+    if (local_row < 2 * rows) out[(size_t)t * (2 * FFN_PAD) + column] = y;
+#else
+    int row = chunk.x * 16 + local_row;
+    if (local_row >= chunk.y * 16 || row >= ROWS) return;
+#if defined(STEP_QKV)
+#if QKV_BIAS
+    y += bias[row];
+#endif
+    out[(size_t)t * QKV + row] = y;
+#elif defined(STEP_HEAD)
+    out[(size_t)t * VOCAB + row] = y;
+#else
+#if defined(STEP_OUT) && O_BIAS
+    y += bias[row];
+#endif
+    ROW(state, t)[row] += y;
+#endif
+#endif
+}
+

@@ -1,0 +1,233 @@
+//! One token through the whole model in one launch, on NVIDIA: see `kernels/decode_nvidia.cl`.
+
+use super::buffer::{Access, Buffer, Place};
+use super::device::Device;
+use super::facts::Facts;
+use super::failure::{Failure, Kind, Result};
+use super::kernels::{COMMON, DECODE_NVIDIA, KV};
+use super::defines::{Defines, KV_PAD, QKV, Q_PAD};
+use super::program::{Kernel, Program, Source};
+use super::rows::Rows;
+use super::scratch::Scratch;
+use super::weights::{Chunk, DeviceWeights, Form, LayerWeights, Step};
+use crate::dims::*;
+use crate::quant::packed::GROUP_ROWS;
+
+/// Set to `baseline`, no kernel made for one vendor is used.
+pub const VARIANTS_VARIABLE: &str = "ANTIGRAVITY_OPENCL_VARIANTS";
+/// Items and warps of a group.
+const ITEMS: usize = 512;
+const WARPS: usize = 16;
+/// Columns that a warp takes at a time.
+const SWEEP: usize = 128;
+/// Rows of a unit: what a warp takes.
+const UNIT: usize = 8;
+/// What a lane can hold of weights that are asked for before the activations are there.
+const MOST_BITES: usize = 12;
+/// Arrivals at the barrier in a layer.
+const BARRIERS: usize = 5;
+
+/// Whether kernels made for one vendor may be used.
+pub fn variants() -> bool {
+    std::env::var(VARIANTS_VARIABLE).map_or(true, |v| v != "baseline")
+}
+
+/// Whether the kernel is for this device and this model's shape.
+pub fn fits(facts: &Facts) -> bool {
+    let widths = [DIM, Q_DIM, FFN_DIM];
+    let local = 4 * (widths.iter().max().expect("three") * 9 / 32 + part_floats(facts) + 2 * SWEEP + 4 * HEAD_DIM);
+    facts.compute_capability.is_some_and(|cc| cc >= (8, 0))
+        && variants()
+        && widths.iter().all(|w| w % SWEEP == 0)
+        && HEAD_DIM.is_power_of_two()
+        && (32..=256).contains(&HEAD_DIM)
+        && (Q_PAD, KV_PAD) == (Q_DIM, KV_DIM)
+        && facts.max_work_group >= ITEMS
+        && local as u64 + 1024 <= facts.local_memory
+        && [Step::Qkv, Step::Out].iter().all(|&s| Share::of(s, facts).bites <= MOST_BITES)
+}
+
+/// How the rows of a step are shared by the warps of a group.
+#[derive(Clone, Copy)]
+struct Share {
+    /// Warps that share a unit, a part of the columns each.
+    split: usize,
+    /// Times that a warp takes a unit.
+    rounds: usize,
+    /// Bites of a warp.
+    bites: usize,
+}
+
+impl Share {
+    /// The one that takes the fewest bites, with the fewest parts to sum.
+    fn of(step: Step, facts: &Facts) -> Self {
+        let (rows, cols) = step.shape();
+        let groups = facts.compute_units.max(1) as usize;
+        let each = match step {
+            Step::GateUp => (rows / 32).div_ceil(groups) * 4,
+            _ => (rows / UNIT).div_ceil(groups),
+        };
+        let sweeps = cols / SWEEP;
+        let shares = [1, 2, 4, 8, 16].into_iter().filter(|split| sweeps.is_multiple_of(*split)).map(|split| {
+            let rounds = each.div_ceil(WARPS / split);
+            Self { split, rounds, bites: rounds * (sweeps / split) }
+        });
+        shares.min_by_key(|s| s.bites).expect("one warp can always take a unit")
+    }
+}
+
+/// Floats that the steps sum in local memory.
+fn part_floats(facts: &Facts) -> usize {
+    let of = |step: Step| Share::of(step, facts).rounds * WARPS * UNIT * step.halves();
+    let steps = [Step::Qkv, Step::Out, Step::GateUp, Step::Down].map(of);
+    steps.into_iter().chain([WARPS * HEAD_DIM]).max().expect("five")
+}
+
+/// The launch and what only it needs.
+pub struct Whole {
+    kernel: Kernel,
+    groups: usize,
+    /// At the barrier so far, modulo 2^32.
+    arrivals: u32,
+}
+
+impl Whole {
+    /// `None` where weights or rows are no parts of one buffer.
+    pub fn new(device: &Device, weights: &DeviceWeights, scratch: &mut Scratch, rows: &Rows) -> Result<Option<Self>> {
+        let facts = device.facts();
+        let Some(places) = Places::find(weights) else { return Ok(None) };
+        let Some((k, v, strides)) = cache(rows) else { return Ok(None) };
+        if !fits(facts) {
+            return Ok(None);
+        }
+        let rows_at_once = WARPS * 32 / (HEAD_DIM / 8);
+        let row_sweeps = (SWEEP / rows_at_once).clamp(1, 4);
+        let chunks = rows.capacity().div_ceil(rows_at_once * row_sweeps);
+        let mut defines = Defines::of_model()
+            .flag("DOT_PTX")
+            .with("WG", ITEMS)
+            .with("GRID", facts.compute_units as usize)
+            .with("ROW_SWEEPS", row_sweeps)
+            .with("PARTS", part_floats(facts))
+            .with("HEAD_ROWS", VOCAB.next_multiple_of(GROUP_ROWS))
+            .of_cache(rows.types());
+        for (name, step) in
+            [("QKV_SPLIT", Step::Qkv), ("OUT_SPLIT", Step::Out), ("FFN_SPLIT", Step::GateUp), ("DOWN_SPLIT", Step::Down)]
+        {
+            defines = defines.with(name, Share::of(step, facts).split);
+        }
+        let defines = places.defines.iter().fold(defines, |d, (name, value)| d.with(name, *value));
+        let text = [COMMON, KV, DECODE_NVIDIA].concat();
+        let source = Source { name: "decode", text: &text, options: defines.as_str() };
+        let mut kernel = Program::build(device, &source)?.kernel("decode")?;
+        if kernel.max_work_group() < ITEMS {
+            return Err(Failure::new(Kind::Build, "kernel decode needs more registers than the device has"));
+        }
+        let zeroed = |floats: usize| {
+            let buffer = device.buffer(4 * floats, Access::ReadWrite, Place::Device)?;
+            buffer.fill(0..buffer.len(), 0)?;
+            Ok(buffer)
+        };
+        let work = zeroed(work_floats(chunks))?;
+        let sync = zeroed(1 + HEADS)?;
+        let buffers =
+            [&places.matrices, &places.floats, &k, &v, scratch.state.buffer(), &work, &sync, &scratch.logits];
+        for (i, buffer) in buffers.into_iter().enumerate() {
+            kernel.arg_buffer(i, buffer)?;
+        }
+        scratch.set_header(3, [rows.capacity() as u32, chunks as u32, 0, strides[0], strides[1]]);
+        Ok(Some(Self { kernel, groups: facts.compute_units as usize, arrivals: 0 }))
+    }
+
+    /// Queues one token, whose embedding, angles and header [`Scratch::embed`] sends after [`Whole::prepare`].
+    pub fn run(&mut self, device: &Device) -> Result<()> {
+        self.arrivals = self.arrivals.wrapping_add((self.groups * LAYERS * BARRIERS) as u32);
+        device.launch(&self.kernel, &[self.groups * ITEMS], &[ITEMS])
+    }
+
+    /// Tells the kernel how many have arrived at its barrier so far.
+    pub fn prepare(&self, scratch: &mut Scratch) {
+        scratch.set_header(5, [self.arrivals]);
+    }
+}
+
+/// Floats of the kernel's `work`, as its `W_` constants have them.
+fn work_floats(chunks: usize) -> usize {
+    let scales = (Q_DIM / 32).next_multiple_of(4) + (FFN_DIM / 32).next_multiple_of(4);
+    QKV + scales + Q_DIM / 4 + FFN_DIM / 4 + HEADS * 2 * HEAD_DIM + HEADS * chunks * (HEAD_DIM + 2)
+}
+
+/// Where the weights lie in their two buffers.
+struct Places {
+    matrices: Buffer,
+    floats: Buffer,
+    defines: Vec<(&'static str, usize)>,
+}
+
+impl Places {
+    fn find(weights: &DeviceWeights) -> Option<Self> {
+        let (matrices, first, bytes) = matrices(&weights.layers[0].steps.each_ref().map(|s| s.chunks.as_slice()))?;
+        let (_, head, _) = matrices_of_head(weights)?;
+        let names = [
+            ["AT_QKV", "AT_QKV_SCALES"],
+            ["AT_OUT", "AT_OUT_SCALES"],
+            ["AT_GATE_UP", "AT_GATE_UP_SCALES"],
+            ["AT_DOWN", "AT_DOWN_SCALES"],
+        ];
+        let mut defines: Vec<_> = names.into_iter().flatten().zip(first).collect();
+        defines.extend(["AT_HEAD", "AT_HEAD_SCALES"].into_iter().zip(head));
+        defines.push(("LAYER_BYTES", bytes));
+        let all_q4 = weights.layers.iter().flat_map(|l| &l.steps).chain([&weights.head]).all(|s| s.form == Form::Q4);
+        let (floats, at) = floats(&weights.layers[0])?;
+        let next = weights.layers.get(1).map_or(&weights.norm, |l| &l.attn_norm);
+        let stride = next.whole()?.1;
+        defines.push(("LAYER_FLOATS", stride / 4));
+        defines.extend(at);
+        // The kernel counts on equal layers one after the other, then the rest.
+        let even = weights.layers.iter().enumerate().all(|(i, l)| {
+            let begins = |b: &Buffer, at: usize| b.whole().is_some_and(|(_, start)| start == at);
+            begins(&l.steps[0].chunks[0].quants, i * bytes) && begins(&l.attn_norm, i * stride)
+        });
+        let ends = weights.norm.whole()?.1 == LAYERS * stride;
+        (all_q4 && even && ends).then_some(Self { matrices, floats, defines })
+    }
+}
+
+/// The buffer, the places of quants and scales of each step, and the bytes of all.
+fn matrices(steps: &[&[Chunk]]) -> Option<(Buffer, Vec<usize>, usize)> {
+    let mut at = Vec::new();
+    let mut end = 0;
+    for chunks in steps {
+        let [Chunk { quants, scales: Some(scales), .. }] = chunks else { return None };
+        at.extend([quants.whole()?.1, scales.whole()?.1]);
+        end = scales.whole()?.1 + scales.len();
+    }
+    let buffer = steps[0][0].quants.whole()?.0.clone();
+    Some((buffer, at, end.next_multiple_of(4096)))
+}
+
+fn matrices_of_head(weights: &DeviceWeights) -> Option<(Buffer, Vec<usize>, usize)> {
+    matrices(&[weights.head.chunks.as_slice()])
+}
+
+/// The buffer and where each vector lies, in floats; 0 for those that the model does not have.
+fn floats(l: &LayerWeights) -> Option<(Buffer, [(&'static str, usize); 5])> {
+    let at = |b: &Buffer| b.whole().map(|(_, at)| at / 4);
+    let or_0 = |b: &Option<Buffer>| b.as_ref().map_or(Some(0), at);
+    let places = [
+        ("F_ATTN_NORM", at(&l.attn_norm)?),
+        ("F_FFN_NORM", at(&l.ffn_norm)?),
+        ("F_QKV_BIAS", or_0(&l.qkv_bias)?),
+        ("F_O_BIAS", or_0(&l.o_bias)?),
+        ("F_QK_NORM", or_0(&l.qk_norm)?),
+    ];
+    Some((l.attn_norm.whole()?.0.clone(), places))
+}
+
+/// Keys, values, and from one layer's to the next's in 64 bytes.
+fn cache(rows: &Rows) -> Option<(Buffer, Buffer, [u32; 2])> {
+    let (first, next) = (rows.layer(0), rows.layer(1.min(LAYERS - 1)));
+    let stride = |b: &Buffer| b.whole().and_then(|(_, at)| u32::try_from(at / 64).ok());
+    let buffers = (first.k.whole()?.0.clone(), first.v.whole()?.0.clone());
+    Some((buffers.0, buffers.1, [stride(&next.k)?, stride(&next.v)?]))
+}
