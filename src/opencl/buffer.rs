@@ -473,9 +473,9 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// A read-only buffer of `len` bytes.
-    pub fn new(device: &Device, len: usize) -> Result<Self> {
-        let buffer = device.buffer(len, Access::ReadOnly, Place::Device)?;
+    /// A buffer of `len` bytes.
+    pub fn new(device: &Device, len: usize, access: Access) -> Result<Self> {
+        let buffer = device.buffer(len, access, Place::Device)?;
         Ok(Self { buffer, host: vec![0; len].into(), sent: None })
     }
 
