@@ -28,28 +28,22 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     int lid = get_local_id(0), kv_head = get_group_id(0) % KV_HEADS, split = get_group_id(0) / KV_HEADS;
     int slots = ((const __global int *)state)[H_SLOT] + 1;
     int share = max(LEAST_SLOTS, (slots + SPLITS - 1) / SPLITS);
-    int from = split * share, to = min(slots, from + share);
-    __global float *my_ml = ml + (kv_head * GROUP * SPLITS + split) * 2;
-    if (from >= to) {
-        // Nothing to see: a weight of 0. The same for all items, so no barrier is missed.
-        if (lid < GROUP) my_ml[lid * (SPLITS * 2) + 1] = 0.0f;
-        return;
-    }
+    int from = min(split * share, slots), to = min(slots, from + share);
+    bool last = from < to && to == slots;
     const __global float *angles = ROW(state, 0) + DIM;
     __local float *k = x + GROUP * HEAD_DIM, *v = k + HEAD_DIM;
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), x, GROUP);
     ready_queries(x, qk_norm, angles, GROUP, norms);
     const __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
     const __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;
-    if (to == slots) {
-        load_heads(qkv + Q_PAD + kv_head * HEAD_DIM, k, 1);
-        load_heads(qkv + Q_PAD + KV_PAD + kv_head * HEAD_DIM, v, 1);
-        ready_key(k, qk_norm + HEAD_DIM, angles, norms);
-        ready_value(v);
-        store_row(K_TYPE, k, k_cache + ((size_t)kv_head * capacity + slots - 1) * K_ROW, scales);
-        store_row(V_TYPE, v, v_cache + ((size_t)kv_head * capacity + slots - 1) * V_ROW, scales);
-        barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    }
+    // Every split prepares the new row, so that all items meet the same barriers; the last one stores it.
+    load_heads(qkv + Q_PAD + kv_head * HEAD_DIM, k, 1);
+    load_heads(qkv + Q_PAD + KV_PAD + kv_head * HEAD_DIM, v, 1);
+    ready_key(k, qk_norm + HEAD_DIM, angles, norms);
+    ready_value(v);
+    store_row(K_TYPE, k, k_cache + ((size_t)kv_head * capacity + slots - 1) * K_ROW, scales, last);
+    store_row(V_TYPE, v, v_cache + ((size_t)kv_head * capacity + slots - 1) * V_ROW, scales, last);
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     int lane = lid % LANES, team = lid / LANES;
     float acc[GROUP];
     for (int g = 0; g < GROUP; g++) acc[g] = 0.0f;
@@ -69,7 +63,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
                 for (int g = 0; g < GROUP; g++) score[g] = mad(e, x[g * HEAD_DIM + d], score[g]);
             }
         }
-        for (int g = 0; g < GROUP; g++) red[g * WG + lid] = score[g];
+        for (int g = 0; g < GROUP; g++) p[g * WG + lid] = red[g * WG + lid] = score[g];
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int stride = WG / 2; stride > 0; stride /= 2) {
             if (lid < stride) {
@@ -86,7 +80,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int g = 0; g < GROUP; g++) {
-            float e = lid < count ? exp(score[g] - m[g]) : 0.0f;
+            // 0 past the end, where the score is LEAST. PoCL 3.1 gets an exp wrong that is under a condition here.
+            float e = exp(p[g * WG + lid] - m[g]);
             p[g * WG + lid] = e;
             red[g * WG + lid] = e;
         }
@@ -124,8 +119,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
         int g = i / HEAD_DIM;
         partials[((kv_head * GROUP + g) * SPLITS + split) * HEAD_DIM + i % HEAD_DIM] = x[i];
     }
+    // A split without slots has a sum of 0, which weighs nothing.
     if (lid < GROUP) {
-        my_ml[lid * (SPLITS * 2)] = m[lid];
-        my_ml[lid * (SPLITS * 2) + 1] = l[lid];
+        __global float *to_merge = ml + ((kv_head * GROUP + lid) * SPLITS + split) * 2;
+        to_merge[0] = m[lid];
+        to_merge[1] = l[lid];
     }
 }

@@ -144,46 +144,45 @@ float2 scale_q4(const __local float *x) {
     return best;
 }
 
-// Encodes one row of HEAD_DIM floats. `scales` has 2 * HEAD_DIM / KV_BLOCK elements.
-void store_row(int type, const __local float *x, __global uchar *row, __local float2 *scales) {
+// The scale of an eight-bit block and its inverse.
+float2 scale_q8(const __local float *x) {
+    float most = 0.0f;
+    for (int i = 0; i < KV_BLOCK; i++) most = fmax(most, fabs(x[i]));
+    float d = rounded_half(most / 127.0f);
+    return (float2)(d, d > 0.0f ? 1.0f / d : 0.0f);
+}
+
+// Encodes one row of HEAD_DIM floats, and stores it where `write` says so: its barriers are for all items.
+// `scales` has HEAD_DIM / KV_BLOCK elements.
+void store_row(int type, const __local float *x, __global uchar *row, __local float2 *scales, bool write) {
     int lid = get_local_id(0);
-    if (type == T_F32) {
-        for (int i = lid; i < HEAD_DIM; i += WG) ((__global float *)row)[i] = x[i];
-    } else if (type == T_F16) {
-        for (int i = lid; i < HEAD_DIM; i += WG) {
-            ushort bits;
-            vstore_half_rte(x[i], 0, (__private half *)&bits);
-            ((__global ushort *)row)[i] = bits;
-        }
-    } else {
+    if (type == T_Q8 || type == T_Q4) {
         for (int b = lid; b < HEAD_DIM / KV_BLOCK; b += WG) {
-            const __local float *block = x + b * KV_BLOCK;
-            if (type == T_Q4) {
-                scales[b] = scale_q4(block);
-            } else {
-                float most = 0.0f;
-                for (int i = 0; i < KV_BLOCK; i++) most = fmax(most, fabs(block[i]));
-                float d = rounded_half(most / 127.0f);
-                scales[b] = (float2)(d, d > 0.0f ? 1.0f / d : 0.0f);
-            }
-            put_half(scales[b].x, row + b * BLOCK_BYTES(type));
+            scales[b] = type == T_Q4 ? scale_q4(x + b * KV_BLOCK) : scale_q8(x + b * KV_BLOCK);
+            if (write) put_half(scales[b].x, row + b * BLOCK_BYTES(type));
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (type == T_Q8) {
-            for (int i = lid; i < HEAD_DIM; i += WG) {
+    }
+    if (write && type == T_Q4) {
+        const int half_block = KV_BLOCK / 2;
+        for (int i = lid; i < HEAD_DIM / 2; i += WG) {
+            int b = i / half_block, z = i % half_block;
+            const __local float *block = x + b * KV_BLOCK;
+            float id = scales[b].y;
+            int low = (int)clamp(rint(block[z] * id), -8.0f, 7.0f) + 8;
+            int high = (int)clamp(rint(block[z + half_block] * id), -8.0f, 7.0f) + 8;
+            row[b * BLOCK_BYTES(T_Q4) + 2 + z] = (uchar)(low | high << 4);
+        }
+    } else if (write) {
+        for (int i = lid; i < HEAD_DIM; i += WG) {
+            if (type == T_F32) {
+                ((__global float *)row)[i] = x[i];
+            } else if (type == T_F16) {
+                vstore_half_rte(x[i], i, (__global half *)row);
+            } else {
                 int b = i / KV_BLOCK;
                 float q = clamp(rint(x[i] * scales[b].y), -127.0f, 127.0f);
                 row[b * BLOCK_BYTES(T_Q8) + 2 + i % KV_BLOCK] = as_uchar((char)q);
-            }
-        } else {
-            const int half_block = KV_BLOCK / 2;
-            for (int i = lid; i < HEAD_DIM / 2; i += WG) {
-                int b = i / half_block, z = i % half_block;
-                const __local float *block = x + b * KV_BLOCK;
-                float id = scales[b].y;
-                int low = (int)clamp(rint(block[z] * id), -8.0f, 7.0f) + 8;
-                int high = (int)clamp(rint(block[z + half_block] * id), -8.0f, 7.0f) + 8;
-                row[b * BLOCK_BYTES(T_Q4) + 2 + z] = (uchar)(low | high << 4);
             }
         }
     }

@@ -20,11 +20,11 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
         int kv_head = h - HEADS;
         load_heads(row + Q_PAD + kv_head * HEAD_DIM, x, 1);
         ready_key(x, qk_norm + HEAD_DIM, angles, red);
-        store_row(K_TYPE, x, k_cache + ((size_t)kv_head * capacity + slot) * K_ROW, scales);
+        store_row(K_TYPE, x, k_cache + ((size_t)kv_head * capacity + slot) * K_ROW, scales, true);
     } else {
         int kv_head = h - HEADS - KV_HEADS;
         load_heads(row + Q_PAD + KV_PAD + kv_head * HEAD_DIM, x, 1);
         ready_value(x);
-        store_row(V_TYPE, x, v_cache + ((size_t)kv_head * capacity + slot) * V_ROW, scales);
+        store_row(V_TYPE, x, v_cache + ((size_t)kv_head * capacity + slot) * V_ROW, scales, true);
     }
 }

@@ -251,7 +251,18 @@ impl Kernels {
     }
 
     fn build(&self, name: Name) -> Result<Program> {
-        let (text, defines) = self.source(name);
+        let (mut text, defines) = self.source(name);
+        if let Ok(dir) = std::env::var("KDIR") {
+            let files: &[&str] = match name {
+                Name::Gemv { .. } => &["common", "gemv"],
+                Name::Gemm(..) => &["common", "gemm"],
+                Name::Acts(..) => &["common", "acts"],
+                Name::Rope => &["common", "kv", "rope"],
+                Name::Attend => &["common", "kv", "attend"],
+                Name::AttendOne => &["common", "kv", "attend_one"],
+            };
+            text = files.iter().map(|f| std::fs::read_to_string(format!("{dir}/{f}.cl")).unwrap()).collect();
+        }
         let source = Source { name: symbol(name), text: &text, options: defines.as_str() };
         Program::build(&self.device, &source)
     }
