@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 struct Run {
+    prompt: Vec<u32>,
     ids: Vec<u32>,
     text: String,
     digest: String,
@@ -59,7 +60,7 @@ fn run(case: &Value, isa: Isa, threads: usize, chunk: usize) -> Run {
         ids.extend(stream.last_token());
     }
     drop(stream);
-    Run { ids, text, digest: format!("{:016x}", digest(session.logits())) }
+    Run { prompt, ids, text, digest: format!("{:016x}", digest(session.logits())) }
 }
 
 fn cases() -> Vec<(PathBuf, Value)> {
@@ -86,7 +87,7 @@ fn every_path_gives_the_golden_tokens_and_logits() {
         let name = file.file_stem().unwrap().to_string_lossy().into_owned();
         if bless {
             let r = run(&case, Isa::Scalar, 1, 512);
-            case["expected"] = json!({"ids": r.ids, "text": r.text, "digest": r.digest});
+            case["expected"] = json!({"prompt": r.prompt, "ids": r.ids, "text": r.text, "digest": r.digest});
             std::fs::write(&file, serde_json::to_string_pretty(&case).unwrap() + "\n").unwrap();
             continue;
         }
@@ -104,6 +105,7 @@ fn every_path_gives_the_golden_tokens_and_logits() {
             for &(threads, chunk) in ways {
                 let r = run(&case, isa, threads, chunk);
                 let at = format!("{name}: {}, {threads} threads, chunks of {chunk}", isa.name());
+                assert_eq!(json!(r.prompt), expected["prompt"], "token ids of the prompt of {at}");
                 assert_eq!(json!(r.ids), expected["ids"], "token ids of {at}");
                 assert_eq!(json!(r.text), expected["text"], "text of {at}");
                 assert_eq!(json!(r.digest), expected["digest"], "last logits of {at}");

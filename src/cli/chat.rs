@@ -222,7 +222,7 @@ impl Chat<'_> {
         let output = &self.args.output;
         match output.format {
             Format::Text => put("\n")?,
-            Format::Jsonl => put(&report.json())?,
+            Format::Jsonl => put(&report.json(&self.session))?,
         }
         if output.verbose || (self.args.single_turn && !output.quiet) {
             report.say(&self.session);

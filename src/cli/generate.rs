@@ -73,7 +73,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     }
     let report = Report { timing, reason, loading, seed: options.sampler.seed };
     match args.output.format {
-        Format::Jsonl => put(&report.json())?,
+        Format::Jsonl => put(&report.json(&session))?,
         Format::Text => end_line(),
     }
     if !args.output.quiet {

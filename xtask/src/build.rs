@@ -9,20 +9,60 @@ use std::process::Command;
 pub fn run(words: &[String]) -> Result<()> {
     let args = Args::parse(words, &["--model", "--target"], &[])?;
     args.no_rest()?;
-    let mut cargo = sh::cargo(&["build", "--release", "--package", "antigravity"]);
-    if let Some(model) = args.value("--model") {
-        cargo.env("ANTIGRAVITY_MODEL", model_dir(model)?);
-    }
-    let mut binary = target_dir();
-    if let Some(target) = args.value("--target") {
-        cargo.args(["--target", target]);
-        binary.push(target);
-    }
-    sh::run(&mut cargo)?;
-    binary.push("release/antigravity");
+    let model = args.value("--model").map(model_dir).transpose()?;
+    let binary = match args.value("--target") {
+        Some(target) => for_target(target, model.as_deref())?,
+        None => for_host(model.as_deref())?,
+    };
     let bytes = std::fs::metadata(&binary).map_err(|e| Error::at(&binary, e))?.len();
     println!("{} {}", binary.display(), size::megabytes(bytes));
     Ok(())
+}
+
+/// The release program for a target, and a model where it is not the default one.
+pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
+    if target == host() {
+        return for_host(model);
+    }
+    if !has_target(target) {
+        return Err(Error::Failed(format!("no standard library for {target}: rustup target add {target}")));
+    }
+    sh::run(release(model).args(["--target", target]))?;
+    Ok(target_dir().join(target).join("release/antigravity"))
+}
+
+/// The release program for this machine.
+pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
+    sh::run(&mut release(model))?;
+    Ok(target_dir().join("release/antigravity"))
+}
+
+fn release(model: Option<&Path>) -> Command {
+    let mut cargo = sh::cargo(&["build", "--release", "--package", "antigravity"]);
+    if let Some(model) = model {
+        // A bundled model by its name: the same build as without xtask, not another one.
+        let bundled = model.strip_prefix(sh::root().join("models")).ok();
+        cargo.env("ANTIGRAVITY_MODEL", bundled.unwrap_or(model));
+    }
+    cargo
+}
+
+/// This machine's target triple.
+pub fn host() -> String {
+    format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
+}
+
+/// Whether Rust's standard library for a target is installed.
+pub fn has_target(target: &str) -> bool {
+    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    rustc.args(["--print", "target-libdir", "--target", target]);
+    sh::stdout(&mut rustc).is_ok_and(|out| Path::new(String::from_utf8_lossy(&out).trim()).is_dir())
+}
+
+/// The model that the flags, else the environment, name.
+pub fn chosen_model(args: &Args) -> Result<PathBuf> {
+    let default = std::env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
+    model_dir(args.value("--model").unwrap_or(&default))
 }
 
 /// Where cargo puts its results.

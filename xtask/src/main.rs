@@ -3,10 +3,14 @@
 
 mod args;
 mod build;
+mod deploy;
+mod device;
 mod error;
 mod golden;
 mod json;
 mod parity;
+mod run;
+mod runner;
 mod sh;
 mod size;
 mod synth;
@@ -39,9 +43,27 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "golden",
-        arguments: "[--bless]",
-        about: "run the golden tests in release; --bless rewrites the expected files",
+        arguments: "[--bless] [--device D]",
+        about: "run the golden tests in release, or the golden set on a device; --bless rewrites the files",
         run: golden::run,
+    },
+    Task {
+        name: "deploy",
+        arguments: "[--device D] [--model M]",
+        about: "build for a phone (D: adb, qemu, local; --serial S), pack the model, bring both there",
+        run: deploy::run,
+    },
+    Task {
+        name: "run",
+        arguments: "[--device D] [-- COMMAND…]",
+        about: "run what is deployed there; a story where no command is given",
+        run: run::run,
+    },
+    Task {
+        name: "runner",
+        arguments: "PROGRAM [ARG…]",
+        about: "run a test binary on the device of $ANTIGRAVITY_DEVICE; `cargo test --target …` calls it",
+        run: runner::run,
     },
     Task {
         name: "synth",
@@ -63,7 +85,9 @@ fn main() -> ExitCode {
     match dispatch(&words) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {e}");
+            if !matches!(e, Error::Program(_)) {
+                eprintln!("error: {e}");
+            }
             ExitCode::from(e.exit_code())
         }
     }
@@ -73,7 +97,7 @@ fn dispatch(words: &[String]) -> Result<()> {
     let Some((name, rest)) = words.split_first() else {
         return help(&[]);
     };
-    if ["--help", "-h"].contains(&name.as_str()) || rest.iter().any(|w| w == "--help" || w == "-h") {
+    if ["--help", "-h"].contains(&name.as_str()) || asks_for_help(rest) {
         return help(&[]);
     }
     let task = TASKS.iter().find(|t| t.name == name);
@@ -82,11 +106,17 @@ fn dispatch(words: &[String]) -> Result<()> {
     (task.run)(rest)
 }
 
+/// Words after `--`, and those of a test binary, are not ours.
+fn asks_for_help(words: &[String]) -> bool {
+    let ours = words.iter().take_while(|w| *w != "--" && w.starts_with('-'));
+    ours.into_iter().any(|w| w == "--help" || w == "-h")
+}
+
 fn help(_: &[String]) -> Result<()> {
     println!("cargo xtask <task>\n");
     for task in TASKS {
         let call = format!("{} {}", task.name, task.arguments);
-        println!("  {call:<36} {}", task.about);
+        println!("  {call:<38} {}", task.about);
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: everything that must hold, part after part, and one line that sums it up.
 
 mod arm;
+mod device;
 mod report;
 
 use crate::args::Args;
@@ -29,6 +30,11 @@ const PARTS: &[Part] = &[
         run: parity_with_reference,
     },
     Part { name: "aarch64", about: "the same tests on 64-bit Arm", run: arm::run },
+    Part {
+        name: "device",
+        about: "deploy, run and golden through adb, and what may go wrong",
+        run: device::run,
+    },
     Part { name: "deps", about: "no dependency that needs a C compiler", run: dependencies },
     Part { name: "size", about: "size of the release binary", run: binary_size },
 ];

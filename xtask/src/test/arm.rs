@@ -2,9 +2,8 @@
 
 use super::report::{Tally, skip};
 use super::{Outcome, cargo, counted};
-use crate::sh;
+use crate::{build, sh};
 use std::path::Path;
-use std::process::Command;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Cores without and with dot products and half floats, and all there is but SVE.
@@ -31,7 +30,7 @@ pub fn run() -> Outcome {
 fn missing() -> Option<(&'static str, &'static str)> {
     let gcc = sh::on_path("aarch64-linux-gnu-gcc");
     let libc = Path::new("/usr/aarch64-linux-gnu/lib/libc.so").exists();
-    if !has_target() {
+    if !build::has_target(TARGET) {
         return Some(("Rust's aarch64 standard library", "rustup target add aarch64-unknown-linux-gnu"));
     }
     if !gcc || !libc {
@@ -44,10 +43,4 @@ fn missing() -> Option<(&'static str, &'static str)> {
         return Some(("qemu-aarch64-static", "sudo apt-get install qemu-user-static"));
     }
     None
-}
-
-fn has_target() -> bool {
-    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    rustc.args(["--print", "target-libdir", "--target", TARGET]);
-    sh::stdout(&mut rustc).is_ok_and(|out| Path::new(String::from_utf8_lossy(&out).trim()).is_dir())
 }
