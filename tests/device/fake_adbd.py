@@ -193,10 +193,15 @@ def shell(device, stream, command, v2):
         thread.start()
     if device.options.cut_shells is not None and device.options.cut_shells in command:
         process.stdout.peek(1)
-        return  # the stream is closed, the command goes on
+        process.stdin.close()
+        return  # without an exit code; the command goes on
     for thread in pumps:
         thread.join()
     code = process.wait()
+    try:
+        process.stdin.close()  # adbd closes all that the command had; its children may still read
+    except OSError:
+        pass
     if v2:
         packet(EXIT, bytes([128 - code if code < 0 else code & 255]))
 
@@ -281,9 +286,12 @@ class Device:
         programs = os.path.join(self.root, "bin")
         os.makedirs(programs, exist_ok=True)
         self.program(programs, "uname", 'case $1 in -m) echo aarch64;; *) echo Linux;; esac')
+        df = ["echo Filesystem 1K-blocks Used Available Use% Mounted on"]
         if options.df_free_kb is not None:
-            self.program(programs, "df", "echo Filesystem 1K-blocks Used Available Use%% Mounted on\n"
-                         "echo /dev/block/dm-9 1000 1000 %d 99%% /data" % options.df_free_kb)
+            df.append(f"echo /dev/block/dm-9 1000 1000 {options.df_free_kb} 99% /data")
+        else:
+            df = ['exec /bin/df "$@"']
+        self.program(programs, "df", "\n".join(df))
         self.environment = {
             "PATH": programs + ":/usr/bin:/bin",
             "TMPDIR": self.root,

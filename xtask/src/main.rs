@@ -106,10 +106,9 @@ fn dispatch(words: &[String]) -> Result<()> {
     (task.run)(rest)
 }
 
-/// Words after `--`, and those of a test binary, are not ours.
+/// Words after `--` are not ours.
 fn asks_for_help(words: &[String]) -> bool {
-    let ours = words.iter().take_while(|w| *w != "--" && w.starts_with('-'));
-    ours.into_iter().any(|w| w == "--help" || w == "-h")
+    words.iter().take_while(|w| *w != "--").any(|w| w == "--help" || w == "-h")
 }
 
 fn help(_: &[String]) -> Result<()> {

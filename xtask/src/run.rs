@@ -35,7 +35,7 @@ pub fn environment<'a>(device: &dyn Device, dir: &'a str) -> Vec<(&'a str, &'a s
     let mut set = vec![("ANTIGRAVITY_MODEL", dir)];
     if device.target().ends_with("android") {
         // Where vendors keep OpenCL; programs of the shell user do not search there by themselves.
-        set.push(("LD_LIBRARY_PATH", "/vendor/lib64:/vendor/lib64/egl:/system/vendor/lib64:/system/lib64"));
+        set.push(("LD_LIBRARY_PATH", "/vendor/lib64:/vendor/lib64/egl:/system/vendor/lib64"));
         set.push(("TMPDIR", "/data/local/tmp"));
     }
     set

@@ -81,12 +81,17 @@ impl Device for Adb {
         adb.stdout(if terminal { Stdio::from(std::io::stderr()) } else { Stdio::piped() });
         let out = adb.spawn().and_then(|child| child.wait_with_output());
         let out = out.map_err(|e| Error::Device(format!("{}: adb push: {e}", self.serial)))?;
-        // adb gives its reasons on stdout or stderr, depending on what failed.
-        let said = [out.stdout, out.stderr].concat();
+        // adb gives its reasons on stdout or stderr, depending on what failed, sums among them.
+        let said = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
+        let why = said.lines().rfind(|l| l.contains("error")).unwrap_or(&said);
         match (out.status.success(), terminal && said.is_empty()) {
             (true, _) => Ok(()),
             (_, true) => Err(Error::Device(format!("{}: cannot push {to}; adb says why above", self.serial))),
-            _ => Err(Error::Device(format!("{}: cannot push {to}: {}", self.serial, last_line(&said)))),
+            _ => Err(Error::Device(format!(
+                "{}: cannot push {to}: {}",
+                self.serial,
+                last_line(why.as_bytes())
+            ))),
         }
     }
 }
