@@ -1,6 +1,8 @@
 //! The real binary on the bundled model: exit codes, what goes where, and the flags that change the text.
 #![cfg(unix)]
 
+#[path = "device/place.rs"]
+mod place;
 #[path = "cli/program.rs"]
 mod program;
 

@@ -3,13 +3,16 @@
 //!
 //! `cargo xtask golden --bless` rewrites the expectations from the scalar kernels.
 
+#[path = "device/place.rs"]
+mod place;
+
 use antigravity::cpu::simd::Isa;
 use antigravity::kv::KvTypes;
 use antigravity::sampler::SamplerOptions;
 use antigravity::trace::digest;
 use antigravity::{Engine, EngineOptions, GenerateOptions, dims};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 struct Run {
     prompt: Vec<u32>,
@@ -34,7 +37,7 @@ fn engine(case: &Value, isa: Isa, threads: usize, chunk: usize) -> Engine {
         threads,
         prefill_chunk: chunk,
         isa: Some(isa),
-        ..EngineOptions::new(dims::MODEL_DIR)
+        ..EngineOptions::new(place::model())
     };
     Engine::load(options).unwrap()
 }
@@ -64,7 +67,7 @@ fn run(case: &Value, isa: Isa, threads: usize, chunk: usize) -> Run {
 }
 
 fn cases() -> Vec<(PathBuf, Value)> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(dims::MODEL);
+    let dir = place::root().join("tests/golden").join(dims::MODEL);
     let mut files: Vec<PathBuf> = match std::fs::read_dir(&dir) {
         Ok(entries) => entries.map(|e| e.unwrap().path()).collect(),
         Err(_) => {

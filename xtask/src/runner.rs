@@ -2,8 +2,9 @@
 //! `.cargo/config.toml` names it as the runner of the Android target.
 
 use crate::args::Args;
+use crate::deploy::PROGRAM;
 use crate::device;
-use crate::device::files::{Item, install};
+use crate::device::files::{Item, existing, install};
 use crate::device::shell::{self, Input, Program, quote};
 use crate::error::{Error, Result};
 use crate::{build, run, sh};
@@ -28,14 +29,14 @@ pub fn run(words: &[String]) -> Result<()> {
     let name = binary.file_name().and_then(|n| n.to_str());
     let name = name.ok_or_else(|| Error::Usage(format!("{}: not a program", binary.display())))?;
     let archive = archive()?;
-    // Tests start the program itself; cargo has built it beside them.
-    let mut items = vec![Item::new(archive, ARCHIVE), Item::new(binary, &short(name))];
-    let program = binary.parent().and_then(Path::parent).map(|d| d.join("antigravity"));
-    items.extend(program.filter(|p| p.is_file()).map(|p| Item::new(p, "antigravity")));
-    install(&*device, &dir, &items)?;
+    install(&*device, &dir, &[Item::new(archive, ARCHIVE), Item::new(binary, &short(name))])?;
     let unpack = format!("cd {} && h=$(sha256sum {ARCHIVE}) && {UNPACK}", quote(&dir));
     shell::capture(&*device, &unpack)?.ok(&*device)?;
-    let program_path = format!("{dir}/antigravity");
+    // Tests start the program itself, which cargo has built beside them. It finds the model where it lies.
+    let model = format!("{dir}/models/story");
+    let built = binary.parent().and_then(Path::parent);
+    install(&*device, &model, &built.map_or_else(Vec::new, |d| existing(d, &[PROGRAM])))?;
+    let program_path = format!("{model}/{PROGRAM}");
     let mut environment = run::environment(&*device, &dir);
     environment.retain(|(name, _)| *name != "ANTIGRAVITY_MODEL");
     environment.extend([("CARGO_MANIFEST_DIR", dir.as_str()), ("CARGO_BIN_EXE_antigravity", &program_path)]);

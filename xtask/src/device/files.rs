@@ -32,6 +32,9 @@ struct Known<'a> {
 /// is pushed under another name and checked, and only when all are there they are renamed, in one script
 /// that goes on without us. Returns how many differed.
 pub fn install(device: &dyn Device, dir: &str, items: &[Item]) -> Result<usize> {
+    if items.is_empty() {
+        return Ok(0);
+    }
     let known = items.iter().map(know).collect::<Result<Vec<_>>>()?;
     let names: Vec<&str> = items.iter().map(|i| i.name.as_str()).collect();
     // Remains of an installation that was stopped; then what is there.
