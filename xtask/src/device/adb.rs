@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 const MISSING: &str = "adb is missing: sudo apt-get install adb";
-const NO_DEVICE: &str = "no device: connect the phone by USB and allow USB debugging on it \
+const CONNECT: &str = "connect the phone by USB and allow USB debugging on it \
      (Settings > About phone: tap the build number seven times; then System > Developer options)";
 
 /// One attached device.
@@ -117,9 +117,9 @@ fn choose(devices: &[(String, String)], wanted: Option<&str>) -> Result<String> 
     let unavailable = |text: String| Err(Error::Device(text));
     let all = || devices.iter().map(|(s, state)| format!("{s} ({state})")).collect::<Vec<_>>().join(", ");
     let found = match (wanted, devices) {
-        (None, []) => return unavailable(NO_DEVICE.into()),
+        (None, []) => return unavailable(format!("no device: {CONNECT}")),
         (Some(serial), []) => {
-            return unavailable(format!("no device {serial}: none is attached; {NO_DEVICE}"));
+            return unavailable(format!("no device {serial}: none is attached; {CONNECT}"));
         }
         (Some(serial), _) => match devices.iter().find(|(s, _)| s == serial) {
             Some(device) => device,
