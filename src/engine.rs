@@ -14,9 +14,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most tokens of one forward pass unless told otherwise: a multiple of the twelve and sixteen tokens that
-/// the kernels like best, and about as much as a person waits for after Ctrl-C.
-pub const PREFILL_CHUNK: usize = 240;
+/// Most tokens of one forward pass unless told otherwise: whole tiles of all kernels, and about as much as
+/// a person waits for after Ctrl-C.
+pub const PREFILL_CHUNK: usize = 256;
 
 /// How a model is loaded and run.
 #[derive(Debug, Clone)]

@@ -6,6 +6,8 @@ mod place;
 #[path = "cli/program.rs"]
 mod program;
 
+#[path = "cli/bench.rs"]
+mod bench;
 #[path = "cli/chat_eval.rs"]
 mod chat_eval;
 #[path = "cli/errors.rs"]

@@ -7,6 +7,7 @@ use antigravity::kv::{self, KvType, KvTypes};
 use antigravity::quant::act::ActBlock;
 use antigravity::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
 use antigravity::quant::{BLOCK, BlockQ4};
+use std::io::Write;
 
 /// A seeded generator, so that failures repeat.
 struct Seeded(u64);
@@ -33,9 +34,20 @@ impl Seeded {
 }
 
 fn others() -> Vec<Isa> {
-    let all = Isa::available();
-    eprintln!("instruction sets: {:?}", all.iter().map(|i| i.name()).collect::<Vec<_>>());
-    all.into_iter().filter(|&i| i != Isa::Scalar).collect()
+    Isa::available().into_iter().filter(|&i| i != Isa::Scalar).collect()
+}
+
+/// Says which sets were covered, past the capture of output, and holds them against `EXPECTED_SETS` where
+/// that is given: an emulated CPU must not silently lose one.
+#[test]
+fn covered_instruction_sets() {
+    let sets: Vec<&str> = Isa::available().iter().map(|i| i.name()).collect();
+    let sets = sets.join(" ");
+    let cpu = std::env::var("QEMU_CPU").map_or(String::new(), |cpu| format!(" on {cpu}"));
+    writeln!(std::io::stderr(), "\ninstruction sets covered{cpu}: {sets}").expect("a standard error");
+    if let Ok(expected) = std::env::var("EXPECTED_SETS") {
+        assert_eq!(sets, expected);
+    }
 }
 
 fn bits(x: &[f32]) -> Vec<u32> {
@@ -260,6 +272,96 @@ fn attention_of_every_kv_type_and_odd_head() {
         attention::<64>(KvTypes { k, v }, f64::INFINITY);
         attention::<12>(KvTypes { k, v }, f64::INFINITY);
         attention::<80>(KvTypes { k, v }, f64::INFINITY);
+    }
+}
+
+/// What `attend` is defined to compute, for one query: sixteen lanes of fma, their tree, ascending slots.
+fn defined<const HD: usize>(q: &[f32; HD], rows: &[(Vec<f32>, Vec<f32>)]) -> Vec<f32> {
+    let tree = |mut lanes: [f32; 16]| {
+        for n in [8, 4, 2, 1] {
+            (0..n).for_each(|j| lanes[j] += lanes[j + n]);
+        }
+        lanes[0]
+    };
+    let mut weights: Vec<f32> = rows
+        .iter()
+        .map(|(k, _)| {
+            let mut lanes = [0.0f32; 16];
+            (0..HD).for_each(|i| lanes[i % 16] = k[i].mul_add(q[i], lanes[i % 16]));
+            tree(lanes)
+        })
+        .collect();
+    let m = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    weights.iter_mut().for_each(|w| *w -= m);
+    ops::exp(Isa::Scalar, &mut weights);
+    let mut sums = [0.0f32; 16];
+    weights.iter().enumerate().for_each(|(i, w)| sums[i % 16] += w);
+    let mut out = vec![0.0f32; HD];
+    for (w, (_, v)) in weights.iter().zip(rows) {
+        out.iter_mut().zip(v).for_each(|(o, v)| *o = w.mul_add(*v, *o));
+    }
+    out.extend([m, tree(sums)]);
+    out
+}
+
+fn blocks_of_queries<const HD: usize>(kind: KvType) {
+    let mut r = Seeded(70 + HD as u64);
+    let types = KvTypes::both(kind);
+    let (k, v, _) = heads::<HD>(&mut r, CHUNK, types);
+    let row_bytes = kind.row_bytes(HD);
+    let rows: Vec<(Vec<f32>, Vec<f32>)> = k
+        .chunks(row_bytes)
+        .zip(v.chunks(row_bytes))
+        .map(|(k, v)| (decoded(kind, k, HD), decoded(kind, v, HD)))
+        .collect();
+    for count in [1, 2, 3, 4, 7, 8, 9, 11, 16, 23] {
+        let queries: Vec<[f32; HD]> = (0..count).map(|_| std::array::from_fn(|_| r.float())).collect();
+        for alike in [true, false] {
+            let seen = |i: usize| if alike { 77 } else { (40 + 13 * i) % (CHUNK + 1) };
+            let visible: Vec<usize> = (0..count).map(seen).collect();
+            let want: Vec<f32> =
+                queries.iter().zip(&visible).flat_map(|(q, &n)| defined(q, &rows[..n])).collect();
+            for isa in Isa::available() {
+                let kv = KvChunk { k: &k, v: &v, types };
+                let mut out = vec![Partial::EMPTY; count];
+                match count {
+                    ..=8 => attend::<HD, 8>(isa, kv, &queries, &visible, &mut out),
+                    _ => attend::<HD, 24>(isa, kv, &queries, &visible, &mut out),
+                }
+                let out: Vec<f32> = out.iter().flat_map(|p| p.o.into_iter().chain([p.m, p.l])).collect();
+                assert_eq!(bits(&want), bits(&out), "{types} head {HD} x {count} on {}", isa.name());
+            }
+        }
+    }
+}
+
+/// Widens a row by the formulas of its type.
+fn decoded(kind: KvType, row: &[u8], width: usize) -> Vec<f32> {
+    let half = |b: &[u8]| half::f16::from_le_bytes([b[0], b[1]]).to_f32();
+    let block = KvType::block(width);
+    row.chunks(kind.block_bytes(block))
+        .flat_map(|b| -> Vec<f32> {
+            match kind {
+                KvType::F32 => b.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
+                KvType::F16 => b.chunks(2).map(half).collect(),
+                KvType::Q8 => b[2..].iter().map(|&q| f32::from(q as i8) * half(b)).collect(),
+                KvType::Q4 => {
+                    let low = b[2..].iter().map(|q| q & 15);
+                    low.chain(b[2..].iter().map(|q| q >> 4)).map(|q| (f32::from(q) - 8.0) * half(b)).collect()
+                }
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn attention_is_what_it_is_defined_to_be_for_every_block_of_queries() {
+    for kind in KvType::ALL {
+        blocks_of_queries::<12>(kind);
+        blocks_of_queries::<48>(kind);
+        blocks_of_queries::<64>(kind);
+        blocks_of_queries::<80>(kind);
+        blocks_of_queries::<128>(kind);
     }
 }
 

@@ -1,11 +1,12 @@
-//! `bench`: how fast this machine prefills, decodes and loads, and how near that is to what its memory
-//! could give.
+//! `bench`: how fast this machine prefills, decodes and loads, and how near that is to what its memory and
+//! its arithmetic could give.
 //!
 //! Repetitions go round-robin over the rows, so that a machine that slows down as it gets warm slows all
 //! rows alike. Each row starts from a cache filled to its depth, which is not timed.
 
-mod bandwidth;
+mod ceiling;
 mod compare;
+mod growth;
 mod measure;
 mod result;
 mod rows;
@@ -28,7 +29,7 @@ use clap::{Args, ValueEnum};
 use measure::Bench;
 use result::{Environment, Report};
 use rows::Lists;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// How results are printed.
@@ -83,7 +84,8 @@ pub(super) struct BenchArgs {
     /// How results are printed
     #[arg(short, long, value_enum, default_value = "md")]
     output: Output,
-    /// Write a Chrome/Perfetto trace of one decoded token and print its steps on stderr
+    /// Write a Chrome/Perfetto trace of one decoded token, or of one prompt if the rows decode none, and print
+    /// its steps on stderr
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Print ratios to the results in this file, written by -o json or -o jsonl
@@ -139,13 +141,16 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let mut bench = Bench::new(&engine, &groups, &options, &cancel)?;
     let speeds = bench.run(&rows, args.repetitions)?;
     if let Some(file) = &args.trace {
-        show_steps(&bench.trace(&rows)?, file)?;
+        let (what, recorder) = bench.trace(&rows)?;
+        recorder.write_chrome(file)?;
+        eprint!("{what}\n{}", steps(&recorder));
     }
     let peak_rss = system::peak_rss();
     drop(bench);
     // Last, and with the caches freed: its buffer must not count as memory that the model needs.
-    let bandwidth = bandwidth::measure(&environment.threads);
-    let mut report = Report { environment, load, peak_rss, bandwidth, rows: Vec::new() };
+    let integers = base.isa.filter(|_| base.weight_type == WeightType::Q4_0);
+    let ceilings = ceiling::measure(&environment.threads, integers);
+    let mut report = Report { environment, load, peak_rss, ceilings, rows: Vec::new() };
     report.add(&rows, speeds, engine.weights().bytes_per_token);
     if let Some(earlier) = &earlier {
         compare::apply(&mut report, earlier);
@@ -176,9 +181,8 @@ fn check_memory(options: &[EngineOptions]) -> Result<()> {
     }
 }
 
-/// Writes the trace and prints what each step took.
-fn show_steps(recorder: &Recorder, file: &Path) -> Result<()> {
-    recorder.write_chrome(file)?;
+/// What each step took.
+fn steps(recorder: &Recorder) -> String {
     let totals = recorder.totals();
     let all: u64 = totals.iter().map(|t| t.1).sum();
     let mut lines = vec![vec!["step".to_string(), "calls".into(), "ms".into(), "%".into()]];
@@ -189,6 +193,5 @@ fn show_steps(recorder: &Recorder, file: &Path) -> Result<()> {
     };
     totals.iter().for_each(|&(step, ns, calls)| line(step, calls, ns));
     line("all", totals.iter().map(|t| t.2).sum(), all);
-    eprint!("{}", columns(&[Side::Left, Side::Right, Side::Right, Side::Right], &lines));
-    Ok(())
+    columns(&[Side::Left, Side::Right, Side::Right, Side::Right], &lines)
 }

@@ -59,13 +59,13 @@ pub fn project<const ROWS: usize, const COLS: usize>(
 ) {
     let (tokens, groups) = isa.tile(x.tokens);
     match tokens * groups <= FEW {
-        true => project_by::<FEW, ROWS, COLS>((isa, tokens, groups), w, x, to, columns, put),
-        false => project_by::<MANY, ROWS, COLS>((isa, tokens, groups), w, x, to, columns, put),
+        true => project_by::<FEW, ROWS, COLS>(isa, w, x, to, columns, put),
+        false => project_by::<MANY, ROWS, COLS>(isa, w, x, to, columns, put),
     }
 }
 
 fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
-    (isa, tokens, groups): (Isa, usize, usize),
+    isa: Isa,
     w: &Matrix<ROWS, COLS>,
     x: Input<'_>,
     (tile, at): (&mut Tile<'_, f32>, usize),
@@ -74,7 +74,9 @@ fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
 ) {
     let mut out = [[0.0f32; GROUP_ROWS]; PASS];
     let end = (first + width).div_ceil(GROUP_ROWS);
-    for from in (0..x.tokens).step_by(tokens) {
+    let mut from = 0;
+    while from < x.tokens {
+        let (tokens, groups) = isa.tile(x.tokens - from);
         let n = tokens.min(x.tokens - from);
         for group in (first / GROUP_ROWS..end).step_by(groups) {
             let groups = group..end.min(group + groups);
@@ -89,6 +91,7 @@ fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
                 }
             }
         }
+        from += n;
     }
 }
 
@@ -106,14 +109,14 @@ pub fn gate_up<const ROWS: usize, const COLS: usize>(
 ) {
     let (tokens, _) = isa.tile(x.tokens);
     match tokens <= FEW {
-        true => gate_up_by::<FEW, { 2 * FEW }, ROWS, COLS>((isa, tokens), w, x, columns, put),
-        false => gate_up_by::<{ MANY / 4 }, { MANY / 2 }, ROWS, COLS>((isa, tokens), w, x, columns, put),
+        true => gate_up_by::<FEW, { 2 * FEW }, ROWS, COLS>(isa, w, x, columns, put),
+        false => gate_up_by::<{ MANY / 4 }, { MANY / 2 }, ROWS, COLS>(isa, w, x, columns, put),
     }
 }
 
 /// `PASS` is the most tokens at once, `OUT` two groups of them.
 fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS: usize>(
-    (isa, tokens): (Isa, usize),
+    isa: Isa,
     (gate, up): (&Matrix<ROWS, COLS>, &Matrix<ROWS, COLS>),
     x: Input<'_>,
     (first, width): (usize, usize),
@@ -122,8 +125,9 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
     let mut out = [[0.0f32; GROUP_ROWS]; OUT];
     let mut gates = [[0.0f32; RUN]; PASS];
     let mut ups = [[0.0f32; RUN]; PASS];
-    for from in (0..x.tokens).step_by(tokens) {
-        let n = tokens.min(x.tokens - from);
+    let mut from = 0;
+    while from < x.tokens {
+        let n = isa.tile(x.tokens - from).0.min(x.tokens - from);
         for run in (first..first + width).step_by(RUN) {
             let group = run / GROUP_ROWS;
             let groups = group..group + RUN.min(first + width - run).div_ceil(GROUP_ROWS);
@@ -140,5 +144,6 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
             ops::silu_mul(isa, gates[..n].as_flattened_mut(), ups[..n].as_flattened());
             put(from, run - first, &gates[..n]);
         }
+        from += n;
     }
 }

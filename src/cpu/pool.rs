@@ -1,10 +1,12 @@
 //! A fixed team of threads that runs short parallel steps.
 //!
 //! A step is a number of tasks. Each thread claims those of its own share one by one, in order, so that it
-//! reads weights in long runs that can be prefetched; then it helps with the shares of others, so a slow
-//! core takes fewer. Which thread ran a task never changes a result: tasks write to disjoint places. Between steps the workers spin
-//! briefly, then sleep; the caller works too and never waits for a worker that has not begun, so a core
-//! taken away by another process costs that core's share and no more.
+//! reads weights in long runs that can be prefetched; then it helps with the shares of others, so a slow core
+//! takes fewer. Which thread ran a task never changes a result: tasks write to disjoint places.
+//!
+//! Between steps the workers spin briefly, then sleep. The caller works too and never waits for a worker that
+//! has not begun; a worker that lost its core in the middle of a task stands aside for a while. So a core that
+//! another process takes costs that core's share and little more.
 
 use super::topology;
 use crate::error::{Error, Result};
@@ -28,6 +30,12 @@ const STEP: u64 = 1 << 32;
 #[repr(align(128))]
 struct Next(AtomicUsize);
 
+/// How much longer than its own part of a step the caller waits before it calls the others late.
+const PATIENCE: Duration = Duration::from_micros(300);
+/// How long a worker that came late stands aside: several of the scheduler's time slices, each of which could
+/// end in the middle of a task again.
+const ASIDE: Duration = Duration::from_millis(20);
+
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {
@@ -36,6 +44,8 @@ struct Shared {
     next: Vec<Next>,
     sleeping: AtomicUsize,
     stop: AtomicBool,
+    /// Whoever is still inside the step has kept the caller waiting.
+    late: AtomicBool,
     /// Written by the caller while the step is closed and no worker is inside.
     job: UnsafeCell<Option<(Job, usize)>>,
 }
@@ -80,6 +90,7 @@ impl Pool {
             next: (0..threads.max(1)).map(|_| Next(AtomicUsize::new(0))).collect(),
             sleeping: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
+            late: AtomicBool::new(false),
             job: UnsafeCell::new(None),
         });
         let mut pool = Self { shared, workers: Vec::new() };
@@ -117,6 +128,7 @@ impl Pool {
         // SAFETY: the last step was closed and left by all before its `run` returned, and `&mut` is not
         // needed because `run` is not re-entered: jobs do not hold the pool.
         unsafe { *shared.job.get() = Some((job_ptr, tasks)) };
+        shared.late.store(false, Ordering::Relaxed);
         for (thread, next) in shared.next.iter().enumerate() {
             next.0.store(shared.share(thread, tasks), Ordering::Relaxed);
         }
@@ -126,20 +138,7 @@ impl Pool {
         if shared.sleeping.load(Ordering::Relaxed) > 0 {
             self.workers.iter().for_each(|w| w.thread().unpark());
         }
-        // Closes the step and waits for those inside, also when a job panics.
-        struct Close<'a>(&'a AtomicU64);
-        impl Drop for Close<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_and(!OPEN, Ordering::AcqRel);
-                let mut spins = 0u32;
-                while self.0.load(Ordering::Acquire) & ACTIVE != 0 {
-                    spins += 1;
-                    // A worker that lost its core in mid-task needs ours more than we do.
-                    if spins > 20_000 { std::thread::yield_now() } else { std::hint::spin_loop() }
-                }
-            }
-        }
-        let _close = Close(&shared.state);
+        let _close = Close { shared, began: Instant::now() };
         shared.work(0, job, tasks);
     }
 
@@ -179,6 +178,31 @@ impl Pool {
                 buf: PhantomData,
             });
         });
+    }
+}
+
+/// Closes a step and waits for those inside, also when a job panics.
+struct Close<'a> {
+    shared: &'a Shared,
+    began: Instant,
+}
+
+impl Drop for Close<'_> {
+    fn drop(&mut self) {
+        let shared = self.shared;
+        shared.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let closed = Instant::now();
+        let patience = closed - self.began + PATIENCE;
+        let mut spins = 0u32;
+        while shared.state.load(Ordering::Acquire) & ACTIVE != 0 {
+            spins += 1;
+            std::hint::spin_loop();
+            if spins.is_multiple_of(256) && closed.elapsed() > patience {
+                shared.late.store(true, Ordering::Relaxed);
+                // A worker that lost its core may need ours.
+                std::thread::yield_now();
+            }
+        }
     }
 }
 
@@ -251,7 +275,11 @@ fn worker(thread: usize, shared: &Shared) {
             // SAFETY: as above.
             shared.work(thread, unsafe { &*job }, tasks);
         }
+        let late = shared.late.load(Ordering::Relaxed);
         drop(leave);
+        if late {
+            std::thread::sleep(ASIDE);
+        }
         idle_since = Instant::now();
     }
 }

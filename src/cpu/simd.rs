@@ -7,6 +7,8 @@ pub mod attend;
 pub mod kv_row;
 mod lanes;
 pub mod ops;
+pub mod peak;
+pub mod stream;
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -47,6 +49,9 @@ pub enum Isa {
     /// NEON with `sdot`.
     #[cfg(target_arch = "aarch64")]
     NeonDot,
+    /// NEON with `sdot` and `smmla`.
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
 }
 
 impl Isa {
@@ -77,8 +82,12 @@ impl Isa {
         #[cfg(target_arch = "aarch64")]
         {
             sets.push(Isa::Neon);
-            if std::arch::is_aarch64_feature_detected!("dotprod") {
+            use std::arch::is_aarch64_feature_detected as has;
+            if has!("dotprod") {
                 sets.push(Isa::NeonDot);
+                if has!("i8mm") {
+                    sets.push(Isa::NeonI8mm);
+                }
             }
         }
         sets
@@ -110,7 +119,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => "amx",
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon | Isa::NeonDot => "neon",
+            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => "neon",
         }
     }
 
@@ -125,6 +134,8 @@ impl Isa {
             Isa::Amx => "amx-int8",
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDot => "neon-dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => "neon-i8mm",
             other => other.family(),
         }
     }
@@ -160,13 +171,31 @@ macro_rules! dispatch {
                 avx512::<$($c),*>($($arg),*)
             },
             #[cfg(target_arch = "aarch64")]
-            $crate::cpu::simd::Isa::Neon | $crate::cpu::simd::Isa::NeonDot => unsafe {
+            $crate::cpu::simd::Isa::Neon
+            | $crate::cpu::simd::Isa::NeonDot
+            | $crate::cpu::simd::Isa::NeonI8mm => unsafe {
                 $generic::<$crate::cpu::simd::neon::Neon $(, $c)*>($($arg),*)
             },
         }
     }};
 }
 pub(crate) use dispatch;
+
+/// Asks for a cache line to be brought into the second-level cache.
+#[inline(always)]
+fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that never faults, whatever the address; SSE is part of every x86-64 target.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a hint that never faults, whatever the address.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags));
+    }
+}
 
 /// Some groups of sixteen packed rows, which follow each other in memory.
 #[derive(Clone, Copy)]
@@ -203,11 +232,6 @@ impl<'a> Q4Groups<'a> {
     }
 }
 
-/// Bytes ahead of its own reading that a kernel for one token prefetches quants (scales: an eighth). Its
-/// arithmetic fills the reorder buffer, so loads alone do not reach far enough ahead to keep memory busy.
-#[cfg(target_arch = "x86_64")]
-const AHEAD: usize = 4096;
-
 impl Isa {
     /// Tokens and groups of rows that [`q4_groups`] likes to take at once, of `tokens` that are there.
     pub fn tile(self, tokens: usize) -> (usize, usize) {
@@ -215,17 +239,23 @@ impl Isa {
         if self == Isa::Amx && tokens >= amx::TOKENS {
             return (amx::MOST_TOKENS, amx::GROUPS);
         }
-        // Equal parts: a small rest would waste most of a pass over the weights.
-        let most = self.most_tokens();
-        (tokens.div_ceil(tokens.div_ceil(most).max(1)), 1)
+        (self.tokens_at_once(tokens), 1)
     }
 
-    /// Tokens of the largest kernel.
-    fn most_tokens(self) -> usize {
+    /// The tile of tokens, of those compiled, to begin `left` tokens with.
+    fn tokens_at_once(self, left: usize) -> usize {
         match self {
+            // All sizes are there but 3, so the tiles can be nearly equal: a small rest would waste most of a
+            // pass over the weights.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => 12,
-            _ => 4,
+            Isa::Avx512 | Isa::Amx => match left.div_ceil(left.div_ceil(12).max(1)) {
+                3 => 2,
+                n => n,
+            },
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot | Isa::NeonI8mm if left >= 8 => 8,
+            _ if left >= 4 => 4,
+            _ => left.min(2),
         }
     }
 }
@@ -238,19 +268,19 @@ pub fn q4_groups(isa: Isa, w: Q4Groups<'_>, acts: &[ActBlock], out: &mut [[f32; 
     assert!(w.groups > 0 && out.len().is_multiple_of(w.groups));
     let tokens = out.len() / w.groups;
     assert!(acts.len() >= w.blocks * tokens);
-    let mut done = 0;
-    #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Amx && tokens >= amx::TOKENS {
-        assert!(w.quants.len() >= w.groups * w.blocks * QUANT_BYTES);
-        assert!(w.scales.len() >= w.groups * w.blocks * SCALE_BYTES);
+    assert!(w.quants.len() >= w.groups * w.blocks * QUANT_BYTES);
+    assert!(w.scales.len() >= w.groups * w.blocks * SCALE_BYTES);
+    let done = match isa {
         // SAFETY: `Isa::Amx` is only made where `amx::granted`; the planes were checked, as were `acts` and
         // `out`, for `tokens` tokens.
-        done = unsafe { amx::q4(w, acts.as_ptr(), tokens, out.as_mut_ptr()) };
-    }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => unsafe { amx::q4(w, acts.as_ptr(), tokens, out.as_mut_ptr()) },
+        _ => 0,
+    };
     for (g, out) in out.chunks_exact_mut(tokens.max(1)).enumerate() {
         let (w, mut acts, mut out) = (w.group(g), &acts[done * w.blocks..], &mut out[done..]);
         while !out.is_empty() {
-            let n = tokens_at_once(isa, out.len());
+            let n = isa.tokens_at_once(out.len());
             let (now, rest) = out.split_at_mut(n);
             q4_tile(isa, w, acts, now);
             out = rest;
@@ -259,19 +289,7 @@ pub fn q4_groups(isa: Isa, w: Q4Groups<'_>, acts: &[ActBlock], out: &mut [[f32; 
     }
 }
 
-/// The tile of tokens, of those compiled, to take of `left`.
-fn tokens_at_once(isa: Isa, left: usize) -> usize {
-    let most = isa.most_tokens();
-    match left {
-        3 => 2,
-        _ if left <= most => left,
-        // Two halves instead of a full tile and a small one, where all sizes are there.
-        _ if most == 12 && left < 2 * most => left.div_ceil(2),
-        _ => most,
-    }
-}
-
-/// One tile of tokens whose number is one of [`tokens_at_once`]; `acts` holds a row for each.
+/// One tile of tokens whose number is one of [`Isa::tokens_at_once`]; `acts` holds a row for each.
 fn q4_tile(isa: Isa, w: Q4Group<'_>, acts: &[ActBlock], out: &mut [[f32; 16]]) {
     macro_rules! kernel {
         ($set:ident, $name:ident, [$($n:literal),*]) => {
@@ -294,7 +312,10 @@ fn q4_tile(isa: Isa, w: Q4Group<'_>, acts: &[ActBlock], out: &mut [[f32; 16]]) {
         Isa::Avx512 | Isa::Amx => kernel!(avx512, q4, [1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => kernel!(neon, q4, [1, 2, 4]),
+        // One pair alone costs as much to put together as `smmla` saves.
         #[cfg(target_arch = "aarch64")]
-        Isa::NeonDot => kernel!(neon, q4_dot, [1, 2, 4]),
+        Isa::NeonI8mm if out.len() > 2 => kernel!(neon, q4_i8mm, [4, 8]),
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot | Isa::NeonI8mm => kernel!(neon, q4_dot, [1, 2, 4, 8]),
     }
 }

@@ -142,16 +142,17 @@ impl AlignedBytes {
     }
 }
 
+/// By `libc`, since memmap2 knows this advice on Linux only, not on Android.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn ask_for_huge_pages(bytes: &mut [u8]) {
-    // SAFETY: the range is memory we borrow mutably and its start is aligned to a page (`zeroed` asks
-    // only for slices aligned to HUGE_PAGE). The advice changes how it is backed, not what it holds.
-    // Kernels without huge pages refuse, which is fine.
-    unsafe { libc::madvise(bytes.as_mut_ptr().cast(), bytes.len(), libc::MADV_HUGEPAGE) };
+fn ask_for_huge_pages(bytes: &[u8]) {
+    // SAFETY: the range is memory we borrow and its start is aligned to a page (a whole mapping's always is;
+    // `zeroed` asks only for slices aligned to HUGE_PAGE). The advice changes how it is backed, not what it
+    // holds. Kernels without huge pages refuse, which is fine.
+    unsafe { libc::madvise(bytes.as_ptr().cast_mut().cast(), bytes.len(), libc::MADV_HUGEPAGE) };
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn ask_for_huge_pages(_: &mut [u8]) {}
+fn ask_for_huge_pages(_: &[u8]) {}
 
 fn page_size() -> usize {
     static SIZE: OnceLock<usize> = OnceLock::new();
@@ -198,8 +199,7 @@ pub fn map_file(path: &Path) -> Result<Plane> {
     };
     // Where the file system keeps large folios, pages that are read in from now on come in units of 2 MiB:
     // decode reads a third faster through them. Elsewhere the advice changes nothing.
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    let _ = map.advise(memmap2::Advice::HugePage);
+    ask_for_huge_pages(&map);
     let Some(watch) = sigbus::Watch::start(path, &map) else {
         let limit = sigbus::MAX_FILES;
         return Err(Error::model(path, format_args!("more than {limit} model files are open; close some")));

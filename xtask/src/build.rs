@@ -1,43 +1,65 @@
-//! `cargo xtask build`, and the builds for other models that the checks need.
+//! `cargo xtask build`, and the builds for other models and targets that other tasks need.
 
 use crate::args::Args;
+use crate::elf::{Elf, PT_LOAD, check};
 use crate::error::{Error, Result};
-use crate::{sh, size};
+use crate::{android, sh, size, toolchain};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &["--model", "--target"], &[])?;
+    let args = Args::parse(words, &["--model", "--target"], &["--no-ndk"])?;
     args.no_rest()?;
     let model = args.value("--model").map(model_dir).transpose()?;
+    let ndk = if args.has("--no-ndk") { android::Ndk::Never } else { android::Ndk::IfFound };
     let binary = match args.value("--target") {
-        Some(target) => for_target(target, model.as_deref())?,
+        Some(target) => release(target, model.as_deref(), ndk)?,
         None => for_host(model.as_deref())?,
     };
-    let bytes = std::fs::metadata(&binary).map_err(|e| Error::at(&binary, e))?.len();
-    println!("{} {}", binary.display(), size::megabytes(bytes));
+    let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
+    println!("{} {}", binary.display(), size::megabytes(file.len() as u64));
+    if let Ok(elf) = Elf::parse(&file) {
+        println!("{}", linked(&elf));
+    }
     Ok(())
 }
 
-/// The release program for a target, and a model where it is not the default one.
+/// A release build for a target and a model (without one: the one the user's shell is set to), linked as well
+/// as this machine can. Returns the stripped binary, which is what a loader of that target expects.
 pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
-    if target == host() {
-        return for_host(model);
+    match target == host() {
+        true => for_host(model),
+        false => release(target, model, android::Ndk::IfFound),
     }
-    if !has_target(target) {
-        return Err(Error::Failed(format!("no standard library for {target}: rustup target add {target}")));
+}
+
+/// [`for_target`], saying whether an NDK may be used.
+pub fn release(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<PathBuf> {
+    let mut cargo = release_command(model);
+    cargo.args(["--target", target]);
+    if let Some(note) = toolchain::prepare(&mut cargo, target, ndk)? {
+        eprintln!("{target}: {note}");
     }
-    sh::run(release(model).args(["--target", target]))?;
-    Ok(target_dir().join(target).join("release/antigravity"))
+    sh::run(&mut cargo)?;
+    let binary = target_dir().join(target).join("release/antigravity");
+    if toolchain::TARGETS.contains(&target) {
+        let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
+        let elf = Elf::parse(&file).map_err(|e| Error::at(&binary, e))?;
+        let problems = check::problems(target, &elf);
+        if !problems.is_empty() {
+            return Err(Error::at(&binary, format!("not fit for {target}: it {}", problems.join("; it "))));
+        }
+    }
+    Ok(binary)
 }
 
 /// The release program for this machine.
 pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
-    sh::run(&mut release(model))?;
+    sh::run(&mut release_command(model))?;
     Ok(target_dir().join("release/antigravity"))
 }
 
-fn release(model: Option<&Path>) -> Command {
+fn release_command(model: Option<&Path>) -> Command {
     let mut cargo = sh::cargo(&["build", "--release", "--package", "antigravity"]);
     if let Some(model) = model {
         // A bundled model by its name: the same build as without xtask, not another one.
@@ -47,16 +69,23 @@ fn release(model: Option<&Path>) -> Command {
     cargo
 }
 
+/// What a program is linked to, in a line.
+fn linked(elf: &Elf) -> String {
+    let loader = match &elf.interpreter {
+        Some(loader) => format!("loaded by {loader}"),
+        None => "static".into(),
+    };
+    let needs = match elf.needed.as_slice() {
+        [] => "needs no library".into(),
+        names => format!("needs {} ({} symbols)", names.join(" "), elf.imports.len()),
+    };
+    let align = elf.segments.iter().filter(|s| s.kind == PT_LOAD).map(|s| s.align).min().unwrap_or(0);
+    format!("  {loader}; {needs}; segments aligned to {} KiB", align >> 10)
+}
+
 /// This machine's target triple.
 pub fn host() -> String {
     format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
-}
-
-/// Whether Rust's standard library for a target is installed.
-pub fn has_target(target: &str) -> bool {
-    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    rustc.args(["--print", "target-libdir", "--target", target]);
-    sh::stdout(&mut rustc).is_ok_and(|out| Path::new(String::from_utf8_lossy(&out).trim()).is_dir())
 }
 
 /// The model that the flags, else the environment, name.

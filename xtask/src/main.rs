@@ -1,10 +1,12 @@
 //! `cargo xtask <task>`: the project's only tool. The table below is the list of tasks.
 #![forbid(unsafe_code)]
 
+mod android;
 mod args;
 mod build;
 mod deploy;
 mod device;
+mod elf;
 mod error;
 mod golden;
 mod json;
@@ -16,6 +18,7 @@ mod size;
 mod synth;
 mod test;
 mod tidy;
+mod toolchain;
 
 use error::{Error, Result};
 use std::process::ExitCode;
@@ -73,8 +76,8 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "build",
-        arguments: "[--model M] [--target T]",
-        about: "release build for a model; prints its path and size",
+        arguments: "[--target T] [--model M] [--no-ndk]",
+        about: "release build; prints its path, its size and what it is linked to",
         run: build::run,
     },
     Task { name: "tidy", arguments: "", about: "check the rules of the source files", run: tidy::run },
@@ -115,7 +118,7 @@ fn help(_: &[String]) -> Result<()> {
     println!("cargo xtask <task>\n");
     for task in TASKS {
         let call = format!("{} {}", task.name, task.arguments);
-        println!("  {call:<38} {}", task.about);
+        println!("  {call:<42} {}", task.about);
     }
     Ok(())
 }

@@ -25,7 +25,12 @@ pub fn show(command: &Command) -> String {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+@".contains(c);
         if !w.is_empty() && w.chars().all(plain) { w.into_owned() } else { format!("'{w}'") }
     };
-    let set = command.get_envs().filter_map(|(k, v)| Some(format!("{}={}", k.to_string_lossy(), word(v?))));
+    let set = command.get_envs().filter_map(|(k, v)| {
+        let (k, v) = (k.to_string_lossy(), v?.to_string_lossy());
+        // The spelling that allows blanks within flags has separators that cannot be typed.
+        let k = if k == "CARGO_ENCODED_RUSTFLAGS" { "RUSTFLAGS".into() } else { k };
+        Some(format!("{k}={}", word(v.replace('\x1f', " ").as_ref())))
+    });
     let program = Path::new(command.get_program());
     let name = match program.file_name() {
         Some(name) if name == "cargo" => "cargo".into(),
@@ -104,6 +109,9 @@ mod tests {
         let mut c = Command::new("/opt/x/bin/cargo");
         c.args(["test", "two words"]).env("A", "max,sve=off");
         assert_eq!(show(&c), "A=max,sve=off cargo test 'two words'");
+        let mut c = Command::new("cargo");
+        c.env("CARGO_ENCODED_RUSTFLAGS", "-L\x1fa");
+        assert_eq!(show(&c), "RUSTFLAGS='-L a' cargo");
     }
 
     #[test]

@@ -3,10 +3,11 @@
 mod arm;
 mod device;
 mod report;
+mod targets;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
-use crate::{build, parity, sh, size, tidy};
+use crate::{build, parity, sh, size, tidy, toolchain};
 use report::{Report, Tally};
 
 /// What a part hands back: how many tests passed, failed and were skipped.
@@ -35,6 +36,12 @@ const PARTS: &[Part] = &[
         about: "deploy, run and golden through adb, and what may go wrong",
         run: device::run,
     },
+    Part {
+        name: "android",
+        about: "a binary that Android loads, linked without an NDK",
+        run: targets::android,
+    },
+    Part { name: "static", about: "static binaries tell the same story", run: targets::statics },
     Part { name: "deps", about: "no dependency that needs a C compiler", run: dependencies },
     Part { name: "size", about: "size of the release binary", run: binary_size },
 ];
@@ -129,14 +136,11 @@ fn refusal_line(success: bool, stderr: &str) -> std::result::Result<&str, &'stat
     }
 }
 
-/// What the program is built for; `cargo tree` needs no other crates than a build does.
-const TARGETS: &[&str] = &["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-linux-android"];
-
 fn dependencies() -> Outcome {
     let lines = tree(&["all"]).or_else(|e| {
-        // Crates for other systems may not be on this machine.
+        // Crates for other systems may not be on this machine; those a build needs are.
         eprintln!("{e}\ntrying the supported targets only");
-        tree(TARGETS)
+        tree(toolchain::TARGETS)
     })?;
     let lines = String::from_utf8_lossy(&lines);
     let mut names: Vec<&str> = lines.lines().filter_map(|l| l.split_whitespace().next()).collect();

@@ -103,13 +103,17 @@ impl<'a> Bench<'a> {
         Ok(session)
     }
 
-    /// Records one decoded token of the first row that decodes, else of the first row.
-    pub fn trace(&mut self, rows: &[Row]) -> Result<Recorder> {
+    /// Records one token of the first row that decodes, else the whole prompt of the first row; says which.
+    pub fn trace(&mut self, rows: &[Row]) -> Result<(String, Recorder)> {
         let row = rows.iter().find(|r| matches!(r.test, Test::Decode(_))).unwrap_or(&rows[0]);
-        let session = self.session(row)?;
-        session.record(Some(Recorder::default()));
-        session.decode(token(row.depth))?;
-        Ok(session.record(None).expect("invariant: just begun"))
+        let (what, test) = match row.test {
+            Test::Decode(_) => ("one token of ", Test::Decode(1)),
+            prefill => ("", prefill),
+        };
+        self.session(row)?.record(Some(Recorder::default()));
+        self.once(row, test)?;
+        let recorder = self.session(row)?.record(None).expect("invariant: just begun");
+        Ok((format!("trace: {what}{}, threads {}, KV {}", row.name(), row.threads, row.kv_types), recorder))
     }
 }
 

@@ -1,7 +1,9 @@
 //! What was measured and what follows from it.
 
+use super::ceiling::Ceiling;
+use super::growth::{self, Growth};
 use super::rows::{Row, Test};
-use crate::dims::{self, HEAD_DIM, KV_HEADS, LAYERS};
+use crate::dims;
 use crate::engine::Engine;
 use crate::system;
 use crate::weights::{Role, table};
@@ -83,6 +85,14 @@ pub(super) struct Line {
     pub percent: Option<f64>,
     /// Prefill: operations of the matrix products per second, in units of 1e9.
     pub gops: Option<f64>,
+    /// That in percent of the integer peak with as many threads.
+    pub peak_percent: Option<f64>,
+    /// The read bandwidth with as many threads, in units of 1e9 bytes per second.
+    pub read: Option<f64>,
+    /// The integer peak with as many threads, in units of 1e9 operations per second.
+    pub peak: Option<f64>,
+    /// Decode at some depth: what the cache cost.
+    pub growth: Option<Growth>,
     /// Prefill: speed relative to decode from the same state.
     pub times_decode: Option<f64>,
     /// Speed relative to that of an earlier run.
@@ -94,17 +104,9 @@ pub(super) struct Report {
     pub environment: Environment,
     pub load: Duration,
     pub peak_rss: Option<u64>,
-    /// Bytes per second by number of threads.
-    pub bandwidth: Vec<(usize, f64)>,
+    /// By number of threads.
+    pub ceilings: Vec<Ceiling>,
     pub rows: Vec<Line>,
-}
-
-/// Bytes that decoding reads for each token, on average over the row's tokens: all weights once, and the
-/// slots filled so far, the token's own included.
-fn decode_bytes(row: &Row, n: usize, bytes_per_token: usize) -> f64 {
-    let slot = row.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
-    let slots = row.depth as f64 + (n as f64 + 1.0) / 2.0;
-    bytes_per_token as f64 + slot as f64 * slots
 }
 
 /// Multiplications and additions of the matrix products of a prompt of `n` tokens. Only its last token
@@ -122,40 +124,65 @@ impl Report {
     /// Adds the rows, whose speeds are `[row][repetition]`.
     pub fn add(&mut self, rows: &[Row], speeds: Vec<Vec<f64>>, bytes_per_token: usize) {
         for (&row, samples) in rows.iter().zip(speeds) {
-            let speed = Spread::of(&samples);
-            let (mut gb_per_s, mut gops) = (None, None);
-            match row.test {
-                Test::Decode(n) => {
-                    gb_per_s = Some(speed.median * decode_bytes(&row, n, bytes_per_token) / 1e9);
-                }
-                Test::Prefill(n) => gops = Some(speed.median / n as f64 * prefill_ops(n) / 1e9),
-            }
-            let peak = self.bandwidth.iter().find(|b| b.0 == row.threads).map(|b| b.1 / 1e9);
-            let percent = gb_per_s.zip(peak).map(|(is, best)| 100.0 * is / best);
-            let line = Line { row, samples, speed, gb_per_s, percent, gops, times_decode: None, ratio: None };
+            let line = self.line(row, samples, bytes_per_token);
             self.rows.push(line);
         }
-        let decodes: Vec<(Row, f64)> = (self.rows.iter())
-            .filter(|l| matches!(l.row.test, Test::Decode(_)))
-            .map(|l| (l.row, l.speed.median))
-            .collect();
-        for line in self.rows.iter_mut().filter(|l| matches!(l.row.test, Test::Prefill(_))) {
+        let speeds: Vec<(Row, f64)> = self.rows.iter().map(|l| (l.row, l.speed.median)).collect();
+        for line in &mut self.rows {
+            line.growth = line.read.and_then(|read| growth::of(&line.row, &speeds, read * 1e9));
             let same = |r: &Row| Row { test: line.row.test, ..*r } == line.row;
-            line.times_decode =
-                decodes.iter().find(|(r, _)| same(r)).map(|&(_, decode)| line.speed.median / decode);
+            let mut decodes = speeds.iter().filter(|(r, _)| matches!(r.test, Test::Decode(_)));
+            if matches!(line.row.test, Test::Prefill(_)) {
+                line.times_decode = decodes.find(|(r, _)| same(r)).map(|(_, d)| line.speed.median / d);
+            }
+        }
+    }
+
+    /// A row with what follows from its own speed.
+    fn line(&self, row: Row, samples: Vec<f64>, bytes_per_token: usize) -> Line {
+        let speed = Spread::of(&samples);
+        let (mut gb_per_s, mut gops) = (None, None);
+        match row.test {
+            Test::Decode(n) => {
+                // All weights once, and the slots filled so far.
+                let bytes = bytes_per_token as f64 + growth::kv_bytes(&row, n);
+                gb_per_s = Some(speed.median * bytes / 1e9);
+            }
+            Test::Prefill(n) => gops = Some(speed.median / n as f64 * prefill_ops(n) / 1e9),
+        }
+        let ceiling = self.ceilings.iter().find(|c| c.threads == row.threads);
+        let read = ceiling.and_then(|c| c.read.as_ref()).map(|(rate, _)| rate / 1e9);
+        let peak = ceiling.and_then(|c| c.ops).map(|ops| ops / 1e9);
+        let percent = |is: Option<f64>, best: Option<f64>| is.zip(best).map(|(is, best)| 100.0 * is / best);
+        Line {
+            row,
+            samples,
+            speed,
+            gb_per_s,
+            percent: percent(gb_per_s, read),
+            gops,
+            peak_percent: percent(gops, peak),
+            read,
+            peak,
+            growth: None,
+            times_decode: None,
+            ratio: None,
         }
     }
 
     /// All but the rows.
     fn head(&self) -> Value {
-        let bandwidth: Vec<Value> = (self.bandwidth.iter())
-            .map(|(threads, rate)| json!({"threads": threads, "gb_per_s": rate / 1e9}))
-            .collect();
+        let read = |c: &Ceiling| {
+            let (rate, way) = c.read.as_ref()?;
+            Some(json!({"threads": c.threads, "gb_per_s": rate / 1e9, "way": way}))
+        };
+        let peak = |c: &Ceiling| Some(json!({"threads": c.threads, "gops": c.ops? / 1e9}));
         json!({
             "environment": self.environment.json(),
             "load_ms": self.load.as_secs_f64() * 1e3,
             "peak_rss_bytes": self.peak_rss,
-            "read_bandwidth": bandwidth,
+            "read_bandwidth": self.ceilings.iter().filter_map(read).collect::<Vec<_>>(),
+            "integer_peak": self.ceilings.iter().filter_map(peak).collect::<Vec<_>>(),
         })
     }
 
@@ -188,7 +215,10 @@ impl Line {
             "kv_type": self.row.kv_types.to_string(), "threads": self.row.threads,
             "tokens_per_second": self.speed.median, "min": self.speed.min, "max": self.speed.max,
             "samples": self.samples, "gb_per_s": self.gb_per_s, "bandwidth_percent": self.percent,
-            "gops": self.gops, "times_decode": self.times_decode, "ratio": self.ratio,
+            "gops": self.gops, "peak_percent": self.peak_percent,
+            "ms_per_token": self.growth.map(|g| g.measured_ms),
+            "predicted_ms_per_token": self.growth.map(|g| g.predicted_ms),
+            "deviation_percent": self.growth.map(|g| g.deviation()), "times_decode": self.times_decode, "ratio": self.ratio,
         })
     }
 }
@@ -213,7 +243,7 @@ pub(super) mod tests {
             environment,
             load: Duration::from_millis(5),
             peak_rss: Some(3 << 20),
-            bandwidth: vec![(2, 10e9)],
+            ceilings: vec![Ceiling { threads: 2, read: Some((10e9, "w".into())), ops: Some(20e9) }],
             rows: Vec::new(),
         };
         let rows = [row(Test::Prefill(4), 0), row(Test::Decode(3), 0), row(Test::Decode(3), 8)];
@@ -247,6 +277,11 @@ pub(super) mod tests {
         assert_eq!(decode.gb_per_s, Some(2.0 * (1000.0 + 2.0 * slot) / 1e9));
         assert_eq!(deep.gb_per_s, Some((1000.0 + 10.0 * slot) / 1e9));
         assert_eq!(decode.percent.map(|p| p / 100.0 * 10.0), decode.gb_per_s);
+        assert_eq!(prefill.peak_percent, prefill.gops.map(|g| 100.0 * g / 20.0));
+        assert!(decode.peak_percent.is_none() && prefill.growth.is_none() && decode.growth.is_none());
+        // At depth 0 a token took 500 ms.
+        let growth = Growth { measured_ms: 1000.0, predicted_ms: 1e3 * (0.5 + 8.0 * slot / 10e9) };
+        assert_eq!(deep.growth, Some(growth));
     }
 
     #[test]
@@ -254,7 +289,13 @@ pub(super) mod tests {
         let report = report();
         let all = report.json();
         assert_eq!(all["rows"].as_array().map(Vec::len), Some(3));
-        assert_eq!(all["rows"][2]["test"], "tg3 @ d8");
+        let deep = &all["rows"][2];
+        assert_eq!(deep["test"], "tg3 @ d8");
+        assert_eq!(deep["ms_per_token"], 1000.0);
+        assert!(deep["predicted_ms_per_token"].is_f64() && deep["deviation_percent"].is_f64(), "{deep}");
+        assert!(all["rows"][1]["deviation_percent"].is_null() && all["rows"][0]["peak_percent"].is_f64());
+        assert_eq!(all["read_bandwidth"][0], json!({"threads": 2, "gb_per_s": 10.0, "way": "w"}));
+        assert_eq!(all["integer_peak"][0], json!({"threads": 2, "gops": 20.0}));
         let lines = report.json_lines();
         let tags: Vec<Value> = lines
             .lines()

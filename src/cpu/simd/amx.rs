@@ -64,27 +64,28 @@ struct Unpacked {
 #[repr(C, align(64))]
 struct Sums([[i32; 16]; TOKENS]);
 
-/// Palette 1; tiles 0 and 3 are activations (16 tokens x 32 bytes), 1 and 4 weights (8 x 64 bytes), 2 and 5
-/// sums (16 x 64 bytes).
+/// What `ldtilecfg` reads: palette 1, and the shape of each tile.
 #[repr(C, align(64))]
 struct TileConfig([u8; 64]);
 
-static CONFIG: TileConfig = {
-    let mut c = [0; 64];
-    c[0] = 1;
-    let mut tile = 0;
-    while tile < 6 {
-        let (rows, bytes) = match tile % 3 {
-            0 => (TOKENS as u8, 32),
-            1 => (8, 64),
-            _ => (TOKENS as u8, 64),
-        };
-        c[16 + 2 * tile] = bytes;
-        c[48 + tile] = rows;
-        tile += 1;
+impl TileConfig {
+    /// Rows and bytes of a row for each tile.
+    const fn new(shapes: [(u8, u8); 6]) -> Self {
+        let mut c = [0; 64];
+        c[0] = 1;
+        let mut tile = 0;
+        while tile < shapes.len() {
+            (c[48 + tile], c[16 + 2 * tile]) = shapes[tile];
+            tile += 1;
+        }
+        Self(c)
     }
-    TileConfig(c)
-};
+}
+
+/// Two sets of activations, weights and sums.
+static CONFIG: TileConfig = TileConfig::new([(16, 32), (8, 64), (16, 64), (16, 32), (8, 64), (16, 64)]);
+/// Six whole tiles.
+static WHOLE: TileConfig = TileConfig::new([(16, 64); 6]);
 
 /// Whole tiles of tokens times the groups of `w`: `out[group][token]`. Returns how many of the tokens it has
 /// done; fewer than [`TOKENS`] are left.
@@ -95,6 +96,9 @@ static CONFIG: TileConfig = {
 /// `out` holds `tokens` rows for each group.
 pub unsafe fn q4(w: Q4Groups<'_>, acts: *const ActBlock, tokens: usize, out: *mut [f32; 16]) -> usize {
     let whole = tokens / TOKENS * TOKENS;
+    if whole == 0 {
+        return 0;
+    }
     assert!(w.groups <= GROUPS);
     let mut panel = MaybeUninit::<[Unpacked; GROUPS * DEPTH]>::uninit();
     let panel: *mut Unpacked = panel.as_mut_ptr().cast();
@@ -212,4 +216,51 @@ unsafe fn tile(
             _mm512_storeu_ps(out.add(t).cast(), *acc);
         }
     }
+}
+
+/// Multiplies two whole tiles twelve times a round, added to four others in turn; returns the sum over these.
+/// The factors repeat along the columns of the one and the rows of the other.
+///
+/// # Safety
+///
+/// [`granted`] is true.
+pub unsafe fn products(rounds: u64, (a, b): ([i8; 8], [i8; 8])) -> i64 {
+    let x = [[a; 8]; 16];
+    let w: [[[i8; 4]; 16]; 16] = std::array::from_fn(|k| {
+        let four = std::array::from_fn(|i| b[(4 * k + i) % 8]);
+        [four; 16]
+    });
+    let mut sums = [[[0i32; 16]; 16]; 4];
+    let out = sums.as_mut_ptr();
+    // SAFETY: the caller vouches for the instructions; all six tiles are whole, and so are the arrays.
+    unsafe {
+        asm!(
+            "ldtilecfg [{config}]",
+            "tileloadd tmm0, [{x} + {line}]",
+            "tileloadd tmm1, [{w} + {line}]",
+            "tilezero tmm2", "tilezero tmm3", "tilezero tmm4", "tilezero tmm5",
+            "test {rounds}, {rounds}",
+            "jz 3f",
+            "2:",
+            "tdpbssd tmm2, tmm0, tmm1", "tdpbssd tmm3, tmm0, tmm1",
+            "tdpbssd tmm4, tmm0, tmm1", "tdpbssd tmm5, tmm0, tmm1",
+            "tdpbssd tmm2, tmm0, tmm1", "tdpbssd tmm3, tmm0, tmm1",
+            "tdpbssd tmm4, tmm0, tmm1", "tdpbssd tmm5, tmm0, tmm1",
+            "tdpbssd tmm2, tmm0, tmm1", "tdpbssd tmm3, tmm0, tmm1",
+            "tdpbssd tmm4, tmm0, tmm1", "tdpbssd tmm5, tmm0, tmm1",
+            "dec {rounds}",
+            "jnz 2b",
+            "3:",
+            "tilestored [{a} + {line}], tmm2", "tilestored [{b} + {line}], tmm3",
+            "tilestored [{c} + {line}], tmm4", "tilestored [{d} + {line}], tmm5",
+            "tilerelease",
+            config = in(reg) &raw const WHOLE,
+            x = in(reg) x.as_ptr(), w = in(reg) w.as_ptr(), line = in(reg) 64usize,
+            rounds = inout(reg) rounds => _,
+            a = in(reg) out, b = in(reg) out.add(1), c = in(reg) out.add(2), d = in(reg) out.add(3),
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
+            options(nostack),
+        );
+    }
+    sums.as_flattened().as_flattened().iter().map(|&x| i64::from(x)).sum()
 }

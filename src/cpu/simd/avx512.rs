@@ -17,6 +17,7 @@ pub struct Avx512(__m512);
 // are unaligned and stay within what the trait's contract grants.
 #[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl Lanes for Avx512 {
+    const WIDE: bool = true;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         unsafe { Avx512(_mm512_set1_ps(x)) }
@@ -47,6 +48,22 @@ unsafe impl Lanes for Avx512 {
             let low = _mm512_and_si512(x, _mm512_set1_epi32(15));
             (Avx512(_mm512_cvtepi32_ps(low)), Avx512(_mm512_cvtepi32_ps(_mm512_srli_epi32::<4>(x))))
         }
+    }
+    #[inline(always)]
+    unsafe fn load_q4(p: *const u8, scale: Self) -> (Self, Self) {
+        unsafe {
+            let values =
+                _mm512_setr_ps(-8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.);
+            let table = _mm512_mul_ps(values, scale.0);
+            // The table is read at the low four bits of each index.
+            let x = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+            let high = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(x), table);
+            (Avx512(_mm512_permutexvar_ps(x, table)), Avx512(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(p: *const u8) -> Self {
+        unsafe { Avx512(_mm512_cvtph_ps(_mm256_set1_epi16(p.cast::<i16>().read_unaligned()))) }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
@@ -151,6 +168,38 @@ unsafe impl Lanes for Avx512 {
             let (a, b) = (two!(four!(0), four!(1)), two!(four!(2), four!(3)));
             let even = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
             Avx512(_mm512_add_ps(even, _mm512_shuffle_ps::<0b11_01_11_01>(a, b)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [Self; 16]) {
+        unsafe {
+            let mut t = [_mm512_setzero_ps(); 16];
+            // 4 x 4 floats inside the quarters: t[4i + c] holds column c of each quarter of rows 4i..4i + 4.
+            for i in 0..4 {
+                let [a, b, c, d] = [rows[4 * i].0, rows[4 * i + 1].0, rows[4 * i + 2].0, rows[4 * i + 3].0];
+                let (ab, cd) = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
+                t[4 * i] = _mm512_shuffle_ps::<0b01_00_01_00>(ab, cd);
+                t[4 * i + 1] = _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd);
+                let (ab, cd) = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
+                t[4 * i + 2] = _mm512_shuffle_ps::<0b01_00_01_00>(ab, cd);
+                t[4 * i + 3] = _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd);
+            }
+            // 4 x 4 quarters.
+            for c in 0..4 {
+                let [a, b, d, e] = [t[c], t[4 + c], t[8 + c], t[12 + c]];
+                let (low, high) = (
+                    _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b),
+                    _mm512_shuffle_f32x4::<0b10_00_10_00>(d, e),
+                );
+                rows[c].0 = _mm512_shuffle_f32x4::<0b10_00_10_00>(low, high);
+                rows[8 + c].0 = _mm512_shuffle_f32x4::<0b11_01_11_01>(low, high);
+                let (low, high) = (
+                    _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b),
+                    _mm512_shuffle_f32x4::<0b11_01_11_01>(d, e),
+                );
+                rows[4 + c].0 = _mm512_shuffle_f32x4::<0b10_00_10_00>(low, high);
+                rows[12 + c].0 = _mm512_shuffle_f32x4::<0b11_01_11_01>(low, high);
+            }
         }
     }
 }

@@ -54,14 +54,6 @@ fn scale(d: f32) -> (f16, f32) {
     (d, if f == 0.0 { 0.0 } else { 1.0 / f })
 }
 
-/// The finite f16 at the start of a block, widened: exponent and fraction are moved into place and the
-/// exponent's bias is mended by a product with 2^112, which is exact for subnormals too.
-#[inline(always)]
-fn stored_scale(block: &[u8]) -> f32 {
-    let h = u32::from(u16::from_le_bytes([block[0], block[1]]));
-    f32::from_bits((h & 0x8000) << 16 | (h & 0x7fff) << 13) * f32::from_bits(0x7780_0000)
-}
-
 /// `d = max|x| / 127`, `q = round_ties_even(x / d)`.
 #[inline(always)]
 unsafe fn encode_q8<L: Lanes>(x: &[f32], out: &mut [u8]) {
@@ -164,7 +156,7 @@ pub(super) unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8],
             KvType::Q8 => {
                 for b in 0..HD / block {
                     let p = &row[b * bytes..][..bytes];
-                    let d = L::splat(stored_scale(p));
+                    let d = L::splat_f16(p.as_ptr());
                     sixteens!(block, |i, part| {
                         let mut copy = [0u8; 16];
                         let q = match part {
@@ -182,22 +174,38 @@ pub(super) unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8],
                 let half = block / 2;
                 for b in 0..HD / block {
                     let p = &row[b * bytes..][..bytes];
-                    let d = L::splat(stored_scale(p));
+                    let d = L::splat_f16(p.as_ptr());
                     sixteens!(half, |i, part| {
                         let mut copy = [0u8; 16];
                         let (low, high) = match part {
-                            None => L::load_nibbles(p.as_ptr().add(2 + i)),
+                            None => L::load_q4(p.as_ptr().add(2 + i), d),
                             Some(n) => {
                                 copy[..n].copy_from_slice(&p[2 + i..][..n]);
-                                L::load_nibbles(copy.as_ptr())
+                                L::load_q4(copy.as_ptr(), d)
                             }
                         };
-                        let eight = L::splat(8.0);
-                        store(low.sub(eight).mul(d), out, b * block + i, part);
-                        store(high.sub(eight).mul(d), out, b * block + half + i, part);
+                        store(low, out, b * block + i, part);
+                        store(high, out, b * block + half + i, part);
                     });
                 }
             }
+        }
+    }
+}
+
+/// Thirty-two elements of a row of type `KvType::ALL[KIND]` in blocks of 32, from the block at `p` on.
+#[inline(always)]
+pub(super) unsafe fn widen32<L: Lanes, const KIND: u8>(p: *const u8) -> (L, L) {
+    // SAFETY: the caller vouches for the block; lanes as the caller's.
+    unsafe {
+        match KvType::ALL[KIND as usize] {
+            KvType::F32 => (L::load(p.cast()), L::load(p.cast::<f32>().add(16))),
+            KvType::F16 => (L::load_f16(p), L::load_f16(p.add(32))),
+            KvType::Q8 => {
+                let d = L::splat_f16(p);
+                (L::load_i8(p.add(2)).mul(d), L::load_i8(p.add(18)).mul(d))
+            }
+            KvType::Q4 => L::load_q4(p.add(2), L::splat_f16(p)),
         }
     }
 }
@@ -206,12 +214,26 @@ pub(super) unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8],
 mod tests {
     use super::*;
 
+    fn widened(isa: Isa, bits: u16) -> u32 {
+        #[inline(always)]
+        unsafe fn body<L: Lanes>(bits: u16) -> u32 {
+            // SAFETY: two bytes of f16; sixteen floats in `x`; lanes as the caller's.
+            unsafe {
+                let mut x = [0.0f32; 16];
+                L::splat_f16(bits.to_le_bytes().as_ptr()).store(x.as_mut_ptr());
+                assert!(x.iter().all(|y| y.to_bits() == x[0].to_bits()));
+                x[0].to_bits()
+            }
+        }
+        dispatch!(isa, body::<L>(bits: u16) -> u32)
+    }
+
     #[test]
     fn every_finite_scale_widens_exactly() {
-        for bits in 0..=u16::MAX {
+        for (isa, bits) in Isa::available().into_iter().flat_map(|i| (0..=u16::MAX).map(move |b| (i, b))) {
             let h = f16::from_bits(bits);
             if h.is_finite() {
-                assert_eq!(stored_scale(&bits.to_le_bytes()).to_bits(), h.to_f32().to_bits());
+                assert_eq!(widened(isa, bits), h.to_f32().to_bits(), "{bits:04x} on {}", isa.name());
             }
         }
     }

@@ -12,6 +12,8 @@
 /// they name (no alignment needed).
 #[allow(clippy::missing_safety_doc, reason = "one contract for all, above")]
 pub unsafe trait Lanes: Copy {
+    /// Whether there are registers for twenty and more of these.
+    const WIDE: bool = false;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
     /// Sixteen f16, widened exactly.
@@ -22,6 +24,27 @@ pub unsafe trait Lanes: Copy {
     unsafe fn load_i8(p: *const u8) -> Self;
     /// The low nibbles of sixteen bytes, then their high nibbles.
     unsafe fn load_nibbles(p: *const u8) -> (Self, Self);
+    /// `(nibble - 8) * scale` of the low nibbles of sixteen bytes, then of their high nibbles.
+    #[inline(always)]
+    unsafe fn load_q4(p: *const u8, scale: Self) -> (Self, Self) {
+        // SAFETY: same contract as the caller's.
+        unsafe {
+            let ((low, high), eight) = (Self::load_nibbles(p), Self::splat(8.0));
+            (low.sub(eight).mul(scale), high.sub(eight).mul(scale))
+        }
+    }
+    /// The finite f16 at `p`, widened, in all lanes.
+    ///
+    /// Exponent and fraction are moved into place and the exponent's bias is mended by a product with 2^112,
+    /// which is exact for subnormals too.
+    #[inline(always)]
+    unsafe fn splat_f16(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for two bytes at `p`.
+        unsafe {
+            let h = u32::from(u16::from_le_bytes(p.cast::<[u8; 2]>().read()));
+            Self::splat(f32::from_bits((h & 0x8000) << 16 | (h & 0x7fff) << 13) * f32::from_bits(0x7780_0000))
+        }
+    }
     unsafe fn store(self, p: *mut f32);
     /// Rounds to f16 (nearest even) and stores 32 bytes.
     unsafe fn store_f16(self, p: *mut u8);
@@ -57,6 +80,22 @@ pub unsafe trait Lanes: Copy {
         }
         // SAFETY: `out` holds sixteen floats.
         unsafe { Self::load(out.as_ptr()) }
+    }
+
+    /// Lane `i` of row `r` changes places with lane `r` of row `i`.
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [Self; 16]) {
+        let mut old = [[0.0f32; 16]; 16];
+        // SAFETY: each row of `old` and `new` holds sixteen floats.
+        unsafe {
+            for (old, row) in old.iter_mut().zip(rows.iter()) {
+                row.store(old.as_mut_ptr());
+            }
+            for (i, row) in rows.iter_mut().enumerate() {
+                let new = old.map(|r| r[i]);
+                *row = Self::load(new.as_ptr());
+            }
+        }
     }
 
     /// Largest lane.

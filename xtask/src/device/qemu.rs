@@ -2,7 +2,7 @@
 
 use super::local::{Local, home};
 use crate::error::{Error, Result};
-use crate::{build, sh};
+use crate::{sh, toolchain};
 
 const EMULATOR: &str = "qemu-aarch64-static";
 /// Emulated unless `QEMU_CPU` says otherwise. Vectors of scalable length make emulation slower.
@@ -18,7 +18,7 @@ pub fn open(target: Option<&str>) -> Result<Local> {
     if !sh::on_path(EMULATOR) {
         return Err(Error::Device(format!("{EMULATOR} is missing: sudo apt-get install qemu-user-static")));
     }
-    let installed = || TARGETS.iter().copied().find(|t| build::has_target(t));
+    let installed = || TARGETS.iter().copied().find(|t| toolchain::has_std(t));
     let target = target.or_else(installed).ok_or_else(|| {
         Error::Device(format!("no standard library for 64-bit Arm: rustup target add {}", TARGETS[0]))
     })?;

@@ -2,12 +2,16 @@
 
 use super::report::{Tally, skip};
 use super::{Outcome, cargo, counted};
-use crate::{build, sh};
+use crate::{sh, toolchain};
 use std::path::Path;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
-/// Cores without and with dot products and half floats, and all there is but SVE.
-const CPUS: &[&str] = &["cortex-a53", "cortex-a76", "max,sve=off"];
+/// Cores without dot products, with them, with matrix products as well, and the sets that each must cover.
+const CPUS: &[(&str, &str)] = &[
+    ("cortex-a53", "scalar neon"),
+    ("cortex-a76", "scalar neon neon-dotprod"),
+    ("max,sve=off", "scalar neon neon-dotprod neon-i8mm"),
+];
 
 pub fn run() -> Outcome {
     if std::env::consts::ARCH == "aarch64" {
@@ -20,8 +24,10 @@ pub fn run() -> Outcome {
     let test = ["test", "--package", "antigravity", "--target", TARGET, "--no-fail-fast"];
     // Emulated floating point is slow: the other integration tests only run on this machine's CPU.
     let mut tally = counted(cargo(&test).args(["--lib", "--test", "golden", "--test", "kernels"]))?;
-    for cpu in CPUS {
-        tally += counted(cargo(&test).args(["--test", "kernels"]).env("QEMU_CPU", cpu))?;
+    for (cpu, sets) in CPUS {
+        let mut kernels = cargo(&test);
+        kernels.args(["--test", "kernels"]).env("QEMU_CPU", cpu).env("EXPECTED_SETS", sets);
+        tally += counted(&mut kernels)?;
     }
     Ok(tally)
 }
@@ -30,7 +36,7 @@ pub fn run() -> Outcome {
 fn missing() -> Option<(&'static str, &'static str)> {
     let gcc = sh::on_path("aarch64-linux-gnu-gcc");
     let libc = Path::new("/usr/aarch64-linux-gnu/lib/libc.so").exists();
-    if !build::has_target(TARGET) {
+    if !toolchain::has_std(TARGET) {
         return Some(("Rust's aarch64 standard library", "rustup target add aarch64-unknown-linux-gnu"));
     }
     if !gcc || !libc {

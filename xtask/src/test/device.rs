@@ -7,7 +7,7 @@ mod stand;
 use super::Outcome;
 use super::report::{Tally, skip};
 use crate::error::Error;
-use crate::{build, sh};
+use crate::{build, sh, toolchain};
 use stand::Bench;
 
 /// What the stand-in is built for.
@@ -62,5 +62,5 @@ fn missing() -> Option<(&'static str, &'static str)> {
     ];
     let target = ("Rust's aarch64 musl library", "rustup target add aarch64-unknown-linux-musl");
     let absent = programs.into_iter().find(|(program, _)| !sh::on_path(program));
-    absent.or_else(|| (!build::has_target(TARGET)).then_some(target))
+    absent.or_else(|| (!toolchain::has_std(TARGET)).then_some(target))
 }

@@ -2,7 +2,7 @@
 
 use super::stand::{Bench, Checked, Phone, Running, age, here, said, send};
 use super::{Check, Verdict};
-use crate::{build, sh};
+use crate::{sh, toolchain};
 use std::fs;
 use std::io::Write;
 use std::process::Stdio;
@@ -302,7 +302,7 @@ fn golden_mismatch(bench: &Bench) -> Checked<Verdict> {
 
 fn runner(bench: &Bench) -> Checked<Verdict> {
     const TARGET: &str = "aarch64-unknown-linux-gnu";
-    if !build::has_target(TARGET) || !sh::on_path("aarch64-linux-gnu-gcc") {
+    if !toolchain::has_std(TARGET) || !sh::on_path("aarch64-linux-gnu-gcc") {
         let remedy = "sudo apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross; rustup target add aarch64-unknown-linux-gnu";
         return Ok(Verdict::Skipped("the aarch64 linker or standard library is missing", remedy));
     }

@@ -1,0 +1,146 @@
+//! What this machine could give: how fast it reads memory, the ceiling for decode, which reads every weight
+//! once a token; and how fast it multiplies integers, the ceiling for prefill.
+
+use crate::cpu::simd::Isa;
+use crate::cpu::simd::peak::multiply_accumulates;
+use crate::cpu::simd::stream::{self, Way};
+use crate::system::Memory;
+use crate::weights::region::AlignedBytes;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Far more than any cache holds, and enough to last some milliseconds.
+const BUFFER: usize = 512 << 20;
+/// Below this a large last-level cache would be measured instead.
+const LEAST: usize = 64 << 20;
+/// What a thread takes at a time. Cores of different speed read as much as they can, as in decode. Not a
+/// power of two, so that two streams through it are not at addresses that are alike.
+const PIECE: usize = 5 << 20;
+/// How long reading is tried, over all numbers of threads.
+const READING: Duration = Duration::from_millis(2000);
+/// Every way of reading has at least so many tries.
+const TRIES: usize = 3;
+/// How long multiplying is tried, over all numbers of threads.
+const MULTIPLYING: Duration = Duration::from_millis(300);
+/// Rounds of a piece, which last some 20 microseconds, and pieces of one thread's share.
+const ROUNDS: u64 = 4096;
+const PIECES: usize = 256;
+
+/// The ceilings with some number of threads.
+pub(super) struct Ceiling {
+    pub threads: usize,
+    /// Bytes read per second and how; `None` when memory is too short for a measurement that means anything.
+    pub read: Option<(f64, String)>,
+    /// Multiplications and additions of integers per second; `None` without an instruction for both.
+    pub ops: Option<f64>,
+}
+
+/// The ceilings for each number of threads; of products of integers if `isa` does them.
+pub(super) fn measure(threads: &[usize], isa: Option<Isa>) -> Vec<Ceiling> {
+    let buffer = buffer(threads.iter().copied().max().unwrap_or(1));
+    let part = |all: Duration| all / threads.len().max(1) as u32;
+    let measure = |&threads: &usize| Ceiling {
+        threads,
+        read: buffer.as_ref().map(|b| fastest(b.as_slice(), threads, part(READING))),
+        ops: isa.and_then(|isa| ops(isa, threads, part(MULTIPLYING))),
+    };
+    threads.iter().map(measure).collect()
+}
+
+/// Memory in huge pages, as weights are, with something in it: pages that were never written are all the
+/// same page of zeros, and in the cache.
+fn buffer(threads: usize) -> Option<AlignedBytes> {
+    let spare = Memory::now().usable().map_or(BUFFER, |m| usize::try_from(m / 4).unwrap_or(BUFFER));
+    let len = BUFFER.min(spare);
+    let mut buffer = (len >= LEAST).then(|| AlignedBytes::zeroed(len).ok())??;
+    std::thread::scope(|scope| {
+        for (i, part) in buffer.as_mut_slice().chunks_mut(len.div_ceil(threads)).enumerate() {
+            scope.spawn(move || part.fill(i as u8 + 1));
+        }
+    });
+    Some(buffer)
+}
+
+/// Bytes per second of the best way, by the median of its passes, as rows count by theirs.
+fn fastest(bytes: &[u8], threads: usize, time: Duration) -> (f64, String) {
+    let pieces: Vec<&[u8]> = bytes.chunks(PIECE).collect();
+    let mut ways: Vec<(Way, Vec<f64>)> = Way::all().into_iter().map(|way| (way, Vec::new())).collect();
+    let start = Instant::now();
+    let mut tries = 0;
+    while tries < TRIES || start.elapsed() < time {
+        for (way, rates) in &mut ways {
+            let seconds = together(threads, pieces.len(), |i| {
+                black_box(stream::read(*way, pieces[i]));
+            });
+            rates.push(bytes.len() as f64 / seconds);
+        }
+        tries += 1;
+    }
+    let medians = ways.iter_mut().map(|(way, rates)| {
+        rates.sort_by(f64::total_cmp);
+        (rates[rates.len() / 2], way.to_string())
+    });
+    medians.max_by(|a, b| a.0.total_cmp(&b.0)).expect("invariant: every CPU has a way to read")
+}
+
+/// Operations per second of the best pass; a multiplication and its addition are two.
+fn ops(isa: Isa, threads: usize, time: Duration) -> Option<f64> {
+    let ops = 2 * multiply_accumulates(isa, ROUNDS)?.macs * (threads * PIECES) as u64;
+    let start = Instant::now();
+    let mut best = 0.0f64;
+    while best == 0.0 || start.elapsed() < time {
+        let seconds = together(threads, threads * PIECES, |_| {
+            black_box(multiply_accumulates(isa, ROUNDS));
+        });
+        best = best.max(ops as f64 / seconds);
+    }
+    Some(best)
+}
+
+/// Seconds that so many threads take for all pieces, each taking the next one when it is done.
+fn together(threads: usize, pieces: usize, work: impl Fn(usize) + Sync) -> f64 {
+    let next = AtomicUsize::new(0);
+    let run = || {
+        loop {
+            match next.fetch_add(1, Ordering::Relaxed) {
+                piece if piece < pieces => work(piece),
+                _ => break,
+            }
+        }
+    };
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        (1..threads).for_each(|_| {
+            scope.spawn(run);
+        });
+        run();
+    });
+    start.elapsed().as_secs_f64().max(1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_piece_is_done_once_by_any_number_of_threads() {
+        for threads in [1, 2, 3, 7, 64] {
+            let done: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
+            let seconds = together(threads, done.len(), |i| {
+                done[i].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(seconds > 0.0 && done.iter().all(|n| n.load(Ordering::Relaxed) == 1), "{threads}");
+        }
+    }
+
+    #[test]
+    fn a_ceiling_is_measured_and_says_how() {
+        let (rate, way) = fastest(&vec![1; PIECE + 123], 2, Duration::ZERO);
+        assert!(rate > 0.0 && Way::all().iter().any(|w| w.to_string() == way), "{way}");
+        for isa in Isa::available() {
+            assert_eq!(ops(isa, 1, Duration::ZERO).is_some_and(|x| x > 0.0), isa != Isa::Scalar);
+        }
+        assert!(measure(&[], None).is_empty());
+    }
+}

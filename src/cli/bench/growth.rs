@@ -1,0 +1,71 @@
+//! How decode slows down with depth: what reading the cache should cost, and what it did.
+
+use super::rows::{Row, Test};
+use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
+
+/// Time of a token at some depth.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Growth {
+    pub measured_ms: f64,
+    /// Time without depth, and what reading the slots before costs at the machine's read bandwidth.
+    pub predicted_ms: f64,
+}
+
+impl Growth {
+    /// How much longer than predicted, in percent.
+    pub fn deviation(&self) -> f64 {
+        100.0 * (self.measured_ms / self.predicted_ms - 1.0)
+    }
+}
+
+/// Bytes of the cache that decoding `n` tokens reads for each of them, on average: the slots filled before
+/// the first one, and those of the tokens themselves so far.
+pub(super) fn kv_bytes(row: &Row, n: usize) -> f64 {
+    let slot = row.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
+    slot as f64 * (row.depth as f64 + (n as f64 + 1.0) / 2.0)
+}
+
+/// The growth of a row that decodes at some depth, out of all rows with their tokens per second; `None`
+/// without the same row at depth 0. `bandwidth` is in bytes per second.
+///
+/// The row at depth 0 reads the slots of its own tokens too, so what is added is the difference.
+pub(super) fn of(row: &Row, speeds: &[(Row, f64)], bandwidth: f64) -> Option<Growth> {
+    let Test::Decode(n) = row.test else { return None };
+    let shallow = Row { depth: 0, ..*row };
+    let speed = |row: &Row| speeds.iter().find(|(r, _)| r == row).map(|s| s.1);
+    if row.depth == 0 {
+        return None;
+    }
+    let added = (kv_bytes(row, n) - kv_bytes(&shallow, n)) / bandwidth;
+    Some(Growth { measured_ms: 1e3 / speed(row)?, predicted_ms: 1e3 * (1.0 / speed(&shallow)? + added) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rows::tests::row;
+    use super::*;
+    use crate::kv::{KvType, KvTypes};
+
+    #[test]
+    fn bytes_are_those_of_the_cache() {
+        let types = KvTypes { k: KvType::F16, v: KvType::Q4 };
+        let row = Row { kv_types: types, ..row(Test::Decode(3), 8) };
+        let slot = LAYERS * KV_HEADS * (KvType::F16.row_bytes(HEAD_DIM) + KvType::Q4.row_bytes(HEAD_DIM));
+        // Three tokens read 9, 10 and 11 slots.
+        assert_eq!(kv_bytes(&row, 3), 10.0 * slot as f64);
+    }
+
+    #[test]
+    fn only_rows_with_a_shallow_twin_grow() {
+        let (shallow, deep) = (row(Test::Decode(3), 0), row(Test::Decode(3), 8));
+        let speeds = [(row(Test::Prefill(3), 0), 9.0), (shallow, 4.0), (deep, 2.0)];
+        let bandwidth = (kv_bytes(&deep, 3) - kv_bytes(&shallow, 3)) * 8.0;
+        let growth = of(&deep, &speeds, bandwidth).expect("a twin");
+        assert_eq!(growth, Growth { measured_ms: 500.0, predicted_ms: 375.0 });
+        assert!((growth.deviation() - 100.0 / 3.0).abs() < 1e-9);
+        assert_eq!(of(&shallow, &speeds, bandwidth), None);
+        assert_eq!(of(&row(Test::Prefill(3), 8), &speeds, bandwidth), None);
+        assert_eq!(of(&Row { threads: 9, ..deep }, &speeds, bandwidth), None);
+        assert_eq!(of(&deep, &speeds[2..], bandwidth), None);
+    }
+}

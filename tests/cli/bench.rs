@@ -1,0 +1,120 @@
+//! `bench`: every format carries what was measured and what the machine could give.
+
+use super::program::*;
+use serde_json::Value;
+
+/// A short run with one thread.
+const SHORT: [&str; 9] = ["bench", "-p", "8", "-n", "4", "-r", "1", "-t", "1"];
+
+fn bench(more: &[&str]) -> Said {
+    let said = run(&[&SHORT[..], more].concat());
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    said
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// The fields of a row that are numbers above zero.
+fn measured(row: &Value) -> Vec<&str> {
+    let fields = row.as_object().expect("a row");
+    fields.iter().filter(|(_, v)| v.as_f64().is_some_and(|x| x > 0.0)).map(|(k, _)| k.as_str()).collect()
+}
+
+#[test]
+fn json_has_ceilings_and_growth() {
+    let all = json(&bench(&["-d", "0,16", "-o", "json"]).out);
+    let read = &all["read_bandwidth"][0];
+    assert!(read["threads"] == 1 && read["way"].is_string(), "{read}");
+    let read = read["gb_per_s"].as_f64().expect("a bandwidth");
+    let peak = all["integer_peak"][0]["gops"].as_f64();
+    let rows = all["rows"].as_array().expect("rows");
+    let names: Vec<&str> = rows.iter().filter_map(|r| r["test"].as_str()).collect();
+    assert_eq!(names, ["pp8", "tg4", "pp8 @ d16", "tg4 @ d16"]);
+    let number = |row: usize, key: &str| rows[row][key].as_f64().unwrap_or_else(|| panic!("{key}: {all}"));
+    let percent = 100.0 * number(1, "gb_per_s") / read;
+    assert!((number(1, "bandwidth_percent") / percent - 1.0).abs() < 1e-6);
+    match peak {
+        Some(peak) => {
+            assert!((number(0, "peak_percent") * peak / 100.0 / number(0, "gops") - 1.0).abs() < 1e-6)
+        }
+        None => assert!(rows[0]["peak_percent"].is_null()),
+    }
+    // 16 slots more than at depth 0, at the bandwidth of the same run.
+    use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
+    let slot = 2 * LAYERS * KV_HEADS * antigravity::kv::KvType::Q4.row_bytes(HEAD_DIM);
+    let predicted = 1e3 / number(1, "tokens_per_second") + 16.0 * slot as f64 / (read * 1e9) * 1e3;
+    assert!((number(3, "predicted_ms_per_token") / predicted - 1.0).abs() < 1e-6);
+    assert!((number(3, "ms_per_token") * number(3, "tokens_per_second") / 1e3 - 1.0).abs() < 1e-6);
+    let deviation = 100.0 * (number(3, "ms_per_token") / predicted - 1.0);
+    assert!((number(3, "deviation_percent") - deviation).abs() < 1e-3);
+    assert!((0..3).all(|row| rows[row]["ms_per_token"].is_null()));
+    assert!(rows[0]["times_decode"].is_f64());
+}
+
+#[test]
+fn tables_have_them_too() {
+    let said = bench(&["-d", "0,16"]);
+    let titles = ["% of memory", "GOPS", "% of peak", "x decode", "ms/token", "predicted", "deviation %"];
+    mentions(&said.out, &titles);
+    mentions(&said.out, &["read GB/s, 1 thread", "integer peak GOPS, 1 thread"]);
+    assert_eq!(said.out.split("\n\n").count(), 3, "{}", said.out);
+    let csv = bench(&["-o", "csv"]).out;
+    let mut lines = csv.lines().map(|l| l.split(',').collect::<Vec<_>>());
+    let titles = lines.next().expect("titles");
+    for name in ["peak_percent", "deviation_percent", "read_gb_per_s", "peak_gops"] {
+        assert!(titles.contains(&name), "{titles:?}");
+    }
+    assert_eq!(lines.map(|l| l.len()).collect::<Vec<_>>(), [titles.len(); 2]);
+}
+
+#[test]
+fn no_peak_without_integer_instructions() {
+    let args = [&SHORT[..], &["-o", "jsonl"]].concat();
+    let said = said(command(&args).env("ANTIGRAVITY_SIMD", "scalar").output().expect("the binary starts"));
+    let lines: Vec<Value> = said.out.lines().map(json).collect();
+    assert_eq!(lines.len(), 3, "{}", said.err);
+    assert_eq!(lines[0]["integer_peak"], Value::Array(Vec::new()));
+    assert!(lines[0]["read_bandwidth"][0]["gb_per_s"].is_f64());
+    assert!(measured(&lines[1]).contains(&"gops") && lines[1]["peak_percent"].is_null());
+}
+
+#[test]
+fn results_without_the_newer_fields_can_be_compared_with() {
+    let temp = Temp::new();
+    let row = r#"{"test":"pp8","threads":1,"kv_type":"q4","tokens_per_second":1.0}"#;
+    let old = temp.write("old.json", format!("{{\"environment\":{{\"model\":\"other\"}},\"rows\":[{row}]}}"));
+    let said = bench(&["--compare", &old, "-o", "json"]);
+    mentions(&said.err, &["--compare: model was other"]);
+    let rows = &json(&said.out)["rows"];
+    assert_eq!(rows[0]["ratio"], rows[0]["tokens_per_second"]);
+    assert!(rows[1]["ratio"].is_null());
+}
+
+#[test]
+fn a_token_or_a_prompt_is_traced() {
+    let temp = Temp::new();
+    let file = temp.path("trace.json");
+    let traced = |n: &str| {
+        let args = ["-p", "8", "-n", n, "-r", "1", "-t", "1", "--prefill-chunk", "6", "--trace", &file];
+        let said = run(&[&["bench"], &args[..]].concat());
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        let trace = json(&std::fs::read_to_string(&file).expect("a trace"));
+        let tokens: Vec<u64> = (trace["traceEvents"].as_array().expect("events").iter())
+            .map(|e| e["args"]["tokens"].as_u64().expect("a number of tokens"))
+            .collect();
+        let mut lines = said.err.lines().skip_while(|l| !l.starts_with("trace: "));
+        let what = lines.next().expect("a heading").to_string();
+        assert!(lines.next().is_some_and(|l| l.starts_with("step ")), "{}", said.err);
+        assert!(said.err.lines().any(|l| l.starts_with("gate_up ")), "{}", said.err);
+        (what, tokens)
+    };
+    let (what, tokens) = traced("4");
+    assert_eq!(what, "trace: one token of tg4, threads 1, KV q4");
+    assert!(tokens.iter().all(|&n| n == 1));
+    let (what, tokens) = traced("0");
+    assert_eq!(what, "trace: pp8, threads 1, KV q4");
+    // A chunk of six tokens and one of two.
+    assert!(tokens[0] == 6 && tokens.last() == Some(&2), "{tokens:?}");
+}

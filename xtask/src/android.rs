@@ -1,0 +1,66 @@
+//! Building for Android: with an NDK where there is one, otherwise against stubs made here.
+
+pub mod bionic;
+mod ndk;
+mod stubs;
+
+use crate::error::Result;
+use crate::toolchain;
+use std::process::Command;
+
+pub const TARGET: &str = "aarch64-linux-android";
+/// The Android version programs are made for, at least: 24 is Android 7.
+pub const API: u32 = 24;
+/// Phones with pages of 16 KiB load nothing that is aligned to less.
+pub const PAGE: u64 = 16384;
+/// The program that loads others.
+pub const LOADER: &str = "/system/bin/linker64";
+
+/// Whether a build may use an NDK.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Ndk {
+    IfFound,
+    Never,
+}
+
+/// Lets a cargo command build for Android, and says in one line how it links.
+pub fn prepare(cargo: &mut Command, ndk: Ndk) -> Result<String> {
+    let found = match ndk {
+        Ndk::IfFound => ndk::find(|name| std::env::var_os(name))?,
+        Ndk::Never => None,
+    };
+    let page = format!("-Clink-arg=max-page-size={PAGE}");
+    let mut flags = vec!["-Clink-arg=-z".to_string(), page];
+    if let Some(ndk) = found {
+        toolchain::link_with(cargo, TARGET, &ndk.clang, &flags);
+        return Ok(format!("NDK {} in {}, API level {}", ndk.version, ndk.dir.display(), ndk.api));
+    }
+    toolchain::ensure_std(stubs::UNWINDER_TARGET)?;
+    let lld = toolchain::lld()?;
+    let dir = stubs::make(&lld)?;
+    flags.push("-Clinker-flavor=ld".into());
+    flags.push(format!("-Lnative={}", dir.display()));
+    flags.push(format!("-Clink-arg={}", dir.join("start.o").display()));
+    flags.push(format!("-Clink-arg=--dynamic-linker={LOADER}"));
+    toolchain::link_with(cargo, TARGET, &lld, &flags);
+    let why =
+        if ndk == Ndk::Never { "NDK not used" } else { "no NDK found (ANDROID_NDK_HOME, ANDROID_HOME)" };
+    Ok(format!(
+        "{why}: linked by {} against stubs of the symbols in xtask/src/android/bionic.rs, API level {API}; it runs on a \
+         phone, but a release is better linked by an NDK",
+        lld.display()
+    ))
+}
+
+/// What a build without an NDK lacks on this machine, and what brings it.
+pub fn missing() -> Option<(String, String)> {
+    for target in [TARGET, stubs::UNWINDER_TARGET] {
+        if !toolchain::has_std(target) {
+            return Some((
+                format!("Rust's standard library for {target}"),
+                format!("rustup target add {target}"),
+            ));
+        }
+    }
+    toolchain::lld().err().map(|_| ("LLVM's linker".into(), toolchain::LLD_REMEDY.into()))
+}

@@ -1,0 +1,144 @@
+//! What a link for Android needs of an NDK, made here: a library of empty symbols in place of each of bionic's
+//! (the real ones are on every phone), the object a program starts in, and an unwinder.
+
+use super::bionic::{LATER, LIBRARIES, Library};
+use super::{API, TARGET};
+use crate::error::{Error, Result};
+use crate::{build, sh, toolchain};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The unwinder is LLVM's, out of the Rust target that brings it built for the same processor.
+pub const UNWINDER_TARGET: &str = "aarch64-unknown-linux-musl";
+
+/// Makes what is not there yet, or was made by another compiler or from other lists, and returns its folder.
+pub fn make(lld: &Path) -> Result<PathBuf> {
+    let dir = build::target_dir().join("android-stubs");
+    let stamp = dir.join("made-of");
+    let made_of = made_of()?;
+    if fs::read_to_string(&stamp).is_ok_and(|text| text == made_of) {
+        return Ok(dir);
+    }
+    fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    compile(&dir, "start", &start_source())?;
+    for library in LIBRARIES {
+        let stem = library.name.trim_end_matches(".so");
+        let object = compile(&dir, stem, &library_source(library))?;
+        let mut link = Command::new(lld);
+        link.args(["-shared", "-soname", library.name, "-o"]).arg(dir.join(library.name)).arg(object);
+        sh::stdout(&mut link)?;
+    }
+    // Rust's standard library names liblog without using it.
+    write(&dir.join("liblog.a"), toolchain::EMPTY_ARCHIVE)?;
+    let unwinder = toolchain::libdir(UNWINDER_TARGET)?.join("self-contained/libunwind.a");
+    fs::copy(&unwinder, dir.join("libunwind.a"))
+        .map_err(|e| Error::at(&unwinder, format!("{e}; rustup target add {UNWINDER_TARGET} brings it")))?;
+    write(&stamp, &made_of)?;
+    Ok(dir)
+}
+
+/// All that decides what the files hold.
+fn made_of() -> Result<String> {
+    let compiler = sh::stdout(toolchain::rustc().arg("-vV"))?;
+    let libraries = LIBRARIES.iter().map(library_source).collect::<String>();
+    Ok(format!("{}{}{libraries}", String::from_utf8_lossy(&compiler), start_source()))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).map_err(|e| Error::at(path, e))
+}
+
+/// Rust's compiler is the assembler that is always there.
+fn compile(dir: &Path, name: &str, source: &str) -> Result<PathBuf> {
+    let (file, object) = (dir.join(name).with_extension("rs"), dir.join(name).with_extension("o"));
+    write(&file, source)?;
+    let mut rustc = toolchain::rustc();
+    rustc.args(["--edition", "2024", "--crate-type", "lib", "--target", TARGET, "--crate-name", "stub"]);
+    rustc.args(["--emit", "obj", "-o"]).arg(&object).arg(&file);
+    sh::stdout(&mut rustc)?;
+    Ok(object)
+}
+
+fn assembly(text: &str) -> String {
+    format!("#![no_std]\ncore::arch::global_asm!(r#\"\n{text}\"#);\n")
+}
+
+/// Every function is the same `ret`: the linker only looks at names and kinds.
+fn library_source(library: &Library) -> String {
+    let later = if library.name == "libc.so" { LATER } else { &[] };
+    let mut text = ".text\n".to_string();
+    for name in library.functions().chain(later.iter().map(|(name, _)| *name)) {
+        text += &format!(".globl {name}\n.type {name}, %function\n{name}:\n");
+    }
+    text += "ret\n.data\n.balign 8\n";
+    for name in library.variables() {
+        text += &format!(".globl {name}\n.type {name}, %object\n.size {name}, 8\n{name}: .xword 0\n");
+    }
+    assembly(&text)
+}
+
+/// Where a program begins: bionic's `__libc_init(stack, _, main, arrays)`. The arrays are for destructors of
+/// C++ and stay empty, in any of the layouts that bionic has had. The note says which API level is needed.
+/// The last two are what the unwinder's C library has under other names.
+fn start_source() -> String {
+    assembly(&format!(
+        "\
+.text
+.globl _start
+.type _start, %function
+_start:
+    mov x29, #0
+    mov x30, #0
+    mov x0, sp
+    mov x1, #0
+    adrp x2, main
+    add x2, x2, :lo12:main
+    adrp x3, .Larrays
+    add x3, x3, :lo12:.Larrays
+    b __libc_init
+.globl __errno_location
+.hidden __errno_location
+.type __errno_location, %function
+__errno_location:
+    b __errno
+.globl __assert_fail
+.hidden __assert_fail
+.type __assert_fail, %function
+__assert_fail:
+    b abort
+.data
+.balign 8
+.globl __dso_handle
+.hidden __dso_handle
+__dso_handle: .xword __dso_handle
+.bss
+.balign 8
+.Larrays: .zero 64
+.section .note.android.ident, \"a\", %note
+.balign 4
+    .word 8
+    .word 4
+    .word 1
+    .asciz \"Android\"
+    .word {API}
+"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_define_each_symbol_once() {
+        for library in LIBRARIES {
+            let source = library_source(library);
+            for name in library.functions().chain(library.variables()) {
+                assert_eq!(source.matches(&format!(".globl {name}\n")).count(), 1, "{name}");
+            }
+        }
+        assert!(library_source(&LIBRARIES[0]).contains("getrandom:\n"));
+        assert!(!library_source(&LIBRARIES[1]).contains("getrandom:\n"));
+    }
+}

@@ -1,0 +1,219 @@
+//! What must hold for a program of each target, so that no machine it is for refuses to load it.
+
+use super::{
+    DF_1_PIE, DF_TEXTREL, DT_FLAGS, DT_FLAGS_1, DT_RELR, DT_RPATH, DT_RUNPATH, DT_TEXTREL, EM_AARCH64,
+    EM_X86_64, ET_DYN, Elf, PF_W, PF_X, PT_GNU_STACK, PT_LOAD, PT_TLS,
+};
+use crate::{android, toolchain};
+
+/// All that is wrong with a program as one for `target`, a sentence each.
+pub fn problems(target: &str, elf: &Elf) -> Vec<String> {
+    let mut found = Vec::new();
+    let machine = if target.starts_with("aarch64") { EM_AARCH64 } else { EM_X86_64 };
+    if elf.machine != machine {
+        found.push(format!("is for machine {}, not {machine}", elf.machine));
+    }
+    if elf.has_symbols {
+        found.push("is not stripped".into());
+    }
+    memory(elf, &mut found);
+    if target == android::TARGET {
+        loaded_by_bionic(elf, &mut found);
+        of_bionic_only(elf, &mut found);
+    }
+    if toolchain::is_static(target) {
+        if let Some(loader) = &elf.interpreter {
+            found.push(format!("needs {loader} to load it, so it is not static"));
+        }
+        if !elf.needed.is_empty() {
+            found.push(format!("needs {}, so it is not static", elf.needed.join(", ")));
+        }
+        // In a program that nothing is linked to, weak ones are taken as missing.
+        let strong = elf.imports.iter().filter(|i| !i.weak).map(|i| format!("has no {}", i.name));
+        found.extend(strong);
+    }
+    found
+}
+
+/// No memory may be both written and run, and the loader may only change what is written anyway.
+fn memory(elf: &Elf, found: &mut Vec<String>) {
+    let loaded = || elf.segments.iter().filter(|s| s.kind == PT_LOAD);
+    if loaded().next().is_none() {
+        found.push("has nothing to load".into());
+    }
+    if loaded().any(|s| s.flags & PF_W != 0 && s.flags & PF_X != 0) {
+        found.push("has memory that can be both written and run".into());
+    }
+    if elf.segment(PT_GNU_STACK).is_none_or(|s| s.flags & PF_X != 0) {
+        found.push("has a stack that can be run".into());
+    }
+    let flags = elf.tag(DT_FLAGS).unwrap_or(0);
+    if elf.tag(DT_TEXTREL).is_some() || flags & DF_TEXTREL != 0 {
+        found.push("has text relocations".into());
+    }
+    let writable = |address: u64| {
+        let inside = |s: &super::Segment| address.checked_sub(s.address).is_some_and(|d| d < s.memory_size);
+        loaded().any(|s| s.flags & PF_W != 0 && inside(s))
+    };
+    if let Some(address) = elf.relocated.iter().find(|a| !writable(**a)) {
+        found.push(format!("has a relocation at {address:#x}, which is not writable"));
+    }
+}
+
+fn loaded_by_bionic(elf: &Elf, found: &mut Vec<String>) {
+    if elf.kind != ET_DYN || elf.tag(DT_FLAGS_1).unwrap_or(0) & DF_1_PIE == 0 {
+        found.push("is not a position independent program".into());
+    }
+    if elf.interpreter.as_deref() != Some(android::LOADER) {
+        let loader = elf.interpreter.as_deref().unwrap_or("nothing");
+        found.push(format!("is loaded by {loader}, not by {}", android::LOADER));
+    }
+    for segment in elf.segments.iter().filter(|s| s.kind == PT_LOAD) {
+        let page = android::PAGE;
+        if segment.align < page || !segment.align.is_power_of_two() {
+            found.push(format!(
+                "has a segment at {:#x} aligned to {}, which a phone with pages of {page} bytes refuses",
+                segment.address, segment.align
+            ));
+        } else if segment.address.wrapping_sub(segment.offset) % segment.align != 0 {
+            found.push(format!("has a segment at {:#x} that no page of the file fits", segment.address));
+        }
+    }
+    if elf.segment(PT_TLS).is_some() {
+        found.push("has thread local storage of a kind that Android knows from API level 29 on".into());
+    }
+    if elf.tag(DT_RELR).is_some() {
+        found.push("has packed relocations, which Android knows from API level 28 on".into());
+    }
+    if elf.tag(DT_RPATH).is_some() || elf.tag(DT_RUNPATH).is_some() {
+        found.push("names folders of this machine to look for libraries in".into());
+    }
+}
+
+/// Nothing but bionic's public symbols, and those newer than the API level only if they may be missing.
+fn of_bionic_only(elf: &Elf, found: &mut Vec<String>) {
+    let known = || android::bionic::LIBRARIES.iter().map(|l| l.name);
+    for library in elf.needed.iter().filter(|n| known().all(|k| k != n.as_str())) {
+        found.push(format!(
+            "needs {library}; only {} are on every phone",
+            known().collect::<Vec<_>>().join(" ")
+        ));
+    }
+    if !elf.needed.iter().any(|n| n == "libc.so") {
+        found.push("does not need libc.so".into());
+    }
+    for import in &elf.imports {
+        match android::bionic::level(&import.name) {
+            None => found.push(format!(
+                "imports {}, which xtask/src/android/bionic.rs does not list; if bionic has it, add it there",
+                import.name
+            )),
+            Some(level) if level > android::API && !import.weak => found.push(format!(
+                "imports {}, which Android has from API level {level} on; {} is the oldest supported",
+                import.name,
+                android::API
+            )),
+            Some(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Import, Segment};
+    use super::*;
+
+    fn load(address: u64, flags: u32) -> Segment {
+        let size = 0x1000;
+        Segment {
+            kind: PT_LOAD,
+            flags,
+            offset: address,
+            address,
+            file_size: size,
+            memory_size: size,
+            align: 0x4000,
+        }
+    }
+
+    fn good() -> Elf {
+        let import = |name: &str, weak| Import { name: name.into(), weak };
+        Elf {
+            kind: ET_DYN,
+            machine: EM_AARCH64,
+            segments: vec![
+                load(0, 4),
+                load(0x4000, 4 | PF_X),
+                load(0x8000, 4 | PF_W),
+                Segment { kind: PT_GNU_STACK, flags: 4 | PF_W, ..load(0, 0) },
+            ],
+            interpreter: Some("/system/bin/linker64".into()),
+            dynamic: vec![(DT_FLAGS_1, DF_1_PIE)],
+            needed: vec!["libdl.so".into(), "libc.so".into()],
+            imports: vec![import("malloc", false), import("getrandom", true)],
+            relocated: vec![0x8000, 0x8ff8],
+            has_symbols: false,
+        }
+    }
+
+    /// The one problem that a change makes.
+    fn problem(change: impl Fn(&mut Elf)) -> String {
+        let mut elf = good();
+        change(&mut elf);
+        let found = problems(android::TARGET, &elf);
+        assert_eq!(found.len(), 1, "{found:?}");
+        found[0].clone()
+    }
+
+    #[test]
+    fn a_good_program_has_no_problem() {
+        assert_eq!(problems(android::TARGET, &good()), [""; 0]);
+    }
+
+    #[test]
+    fn what_bionic_cannot_load_is_found() {
+        assert!(problem(|e| e.machine = EM_X86_64).contains("machine 62"));
+        assert!(problem(|e| e.kind = 2).contains("position independent"));
+        assert!(problem(|e| e.dynamic.clear()).contains("position independent"));
+        assert!(problem(|e| e.interpreter = None).contains("loaded by nothing"));
+        assert!(problem(|e| e.interpreter = Some("/lib/ld.so".into())).contains("/lib/ld.so"));
+        assert!(problem(|e| e.segments[0].align = 0x1000).contains("aligned to 4096"));
+        assert!(problem(|e| e.segments[0].align = 0x5000).contains("aligned to 20480"));
+        assert!(problem(|e| e.segments[1].offset += 0x1000).contains("no page of the file fits"));
+        assert!(
+            problem(|e| e.segments.push(Segment { kind: PT_TLS, ..load(0, 4) })).contains("thread local")
+        );
+        assert!(problem(|e| e.dynamic.push((DT_RELR, 0))).contains("packed relocations"));
+        assert!(problem(|e| e.dynamic.push((DT_RUNPATH, 1))).contains("folders"));
+        assert!(problem(|e| e.has_symbols = true).contains("not stripped"));
+    }
+
+    #[test]
+    fn unsafe_memory_is_found() {
+        assert!(problem(|e| e.segments[2].flags |= PF_X).contains("written and run"));
+        assert!(problem(|e| e.segments[3].flags |= PF_X).contains("stack"));
+        assert!(problem(|e| e.segments.truncate(3)).contains("stack"));
+        assert!(problem(|e| e.dynamic.push((DT_TEXTREL, 0))).contains("text relocations"));
+        assert!(problem(|e| e.dynamic.push((DT_FLAGS, DF_TEXTREL))).contains("text relocations"));
+        assert!(problem(|e| e.relocated.push(0x4010)).contains("0x4010"));
+        assert!(problem(|e| e.relocated.push(0x9000)).contains("0x9000"));
+    }
+
+    #[test]
+    fn what_phones_lack_is_found() {
+        let import = |name: &str| Import { name: name.into(), weak: false };
+        assert!(problem(|e| e.imports.push(import("__errno_location"))).contains("does not list"));
+        assert!(problem(|e| e.imports.push(import("getrandom"))).contains("API level 28"));
+        assert!(problem(|e| e.needed.push("libOpenCL.so".into())).contains("libOpenCL.so"));
+        assert!(problem(|e| e.needed.truncate(1)).contains("does not need libc.so"));
+    }
+
+    #[test]
+    fn static_programs_need_nothing() {
+        let target = "aarch64-unknown-linux-musl";
+        let mut elf = Elf { interpreter: None, needed: vec![], ..good() };
+        elf.imports[0].weak = true;
+        assert_eq!(problems(target, &elf), [""; 0]);
+        assert_eq!(problems(target, &good()).len(), 3);
+    }
+}

@@ -1,0 +1,168 @@
+//! What building for a target needs of the machine: Rust's standard library for it, a linker, and flags.
+
+use crate::error::{Error, Result};
+use crate::{android, build, sh};
+use std::env::consts::ARCH;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What the program is made for. Other targets are tried as they are, unchecked.
+pub const TARGETS: &[&str] = &[
+    android::TARGET,
+    "aarch64-unknown-linux-gnu",
+    "aarch64-unknown-linux-musl",
+    "x86_64-unknown-linux-gnu",
+    "x86_64-unknown-linux-musl",
+];
+/// How to get a linker for every target.
+pub const LLD_REMEDY: &str = "sudo apt-get install lld, or a Rust of rustup.rs, which brings it";
+/// A file of this text is a library without members.
+pub const EMPTY_ARCHIVE: &str = "!<arch>\n";
+
+/// Lets a cargo command build for a target, adding Rust's standard library where it is missing. Returns what
+/// is worth saying about the linking.
+pub fn prepare(cargo: &mut Command, target: &str, ndk: android::Ndk) -> Result<Option<String>> {
+    ensure_std(target)?;
+    if target == android::TARGET {
+        return android::prepare(cargo, ndk).map(Some);
+    }
+    if is_static(target) {
+        let flags = ["-Clinker-flavor=ld".to_string(), format!("-Lnative={}", within_libc()?.display())];
+        link_with(cargo, target, &lld()?, &flags);
+    }
+    if target == "aarch64-unknown-linux-gnu" && ARCH != "aarch64" && !sh::on_path("aarch64-linux-gnu-gcc") {
+        let install = "sudo apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross";
+        return Err(Error::Failed(format!(
+            "{target} links with aarch64-linux-gnu-gcc, which is missing: {install}"
+        )));
+    }
+    Ok(None)
+}
+
+/// Whether programs for a target hold all they need.
+pub fn is_static(target: &str) -> bool {
+    target.ends_with("-linux-musl")
+}
+
+/// Names the linker and adds flags to those the user has set, since cargo takes only one of its sources.
+pub fn link_with(cargo: &mut Command, target: &str, linker: &Path, flags: &[String]) {
+    let name = target.to_uppercase().replace('-', "_");
+    cargo.env(format!("CARGO_TARGET_{name}_LINKER"), linker);
+    let encoded = std::env::var("CARGO_ENCODED_RUSTFLAGS").ok();
+    let plain = std::env::var("RUSTFLAGS").ok();
+    let mut all = user_flags(encoded.as_deref(), plain.as_deref());
+    all.extend(flags.iter().cloned());
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", all.join("\x1f"));
+}
+
+fn user_flags(encoded: Option<&str>, plain: Option<&str>) -> Vec<String> {
+    let words: Vec<&str> = match (encoded, plain) {
+        (Some(encoded), _) => encoded.split('\x1f').collect(),
+        (None, Some(plain)) => plain.split(' ').map(str::trim).collect(),
+        (None, None) => Vec::new(),
+    };
+    words.into_iter().filter(|w| !w.is_empty()).map(String::from).collect()
+}
+
+/// Crates ask for parts of the C library by name that musl has in one piece: a folder of empty ones.
+fn within_libc() -> Result<PathBuf> {
+    let dir = build::target_dir().join("musl-stubs");
+    fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    for name in ["dl", "m", "pthread", "rt", "util"] {
+        let file = dir.join(format!("lib{name}.a"));
+        if !file.exists() {
+            fs::write(&file, EMPTY_ARCHIVE).map_err(|e| Error::at(&file, e))?;
+        }
+    }
+    Ok(dir)
+}
+
+pub fn rustc() -> Command {
+    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    rustc.current_dir(sh::root());
+    rustc
+}
+
+/// Where Rust's standard library for a target is, or would be.
+pub fn libdir(target: &str) -> Result<PathBuf> {
+    let out = sh::stdout(rustc().args(["--print", "target-libdir", "--target", target]))?;
+    Ok(String::from_utf8_lossy(&out).trim().into())
+}
+
+pub fn has_std(target: &str) -> bool {
+    libdir(target).is_ok_and(|dir| dir.is_dir())
+}
+
+/// Installs Rust's standard library for a target if it is missing.
+pub fn ensure_std(target: &str) -> Result<()> {
+    let unknown =
+        |_| Error::Usage(format!("rustc knows no target {target}; supported: {}", TARGETS.join(", ")));
+    if libdir(target).map_err(unknown)?.is_dir() {
+        return Ok(());
+    }
+    let add = format!("rustup target add {target}");
+    let lacking =
+        |e: &str| Error::Failed(format!("Rust's standard library for {target} is missing{e}: {add}"));
+    if !sh::on_path("rustup") {
+        return Err(lacking(" and there is no rustup; with Rust of rustup.rs"));
+    }
+    sh::run(Command::new("rustup").args(["target", "add", target])).map_err(|_| lacking("; add it by hand"))
+}
+
+/// LLVM's linker under a name by which it takes the usual arguments: rustup's, or the newest in `PATH`.
+pub fn lld() -> Result<PathBuf> {
+    let own = sh::stdout(rustc().args(["--print", "target-libdir"]))?;
+    let own = Path::new(String::from_utf8_lossy(&own).trim()).join("../bin/gcc-ld/ld.lld");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut others: Vec<(u32, PathBuf)> = Vec::new();
+    for dir in std::env::split_paths(&path) {
+        for file in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let version = lld_version(&file.file_name().to_string_lossy());
+            others.extend(version.map(|v| (v, file.path())));
+        }
+    }
+    others.sort();
+    let own = fs::canonicalize(own).ok();
+    let mut candidates = own.into_iter().chain(others.into_iter().rev().map(|(_, path)| path));
+    let works = |lld: &PathBuf| sh::stdout(Command::new(lld).arg("--version")).is_ok();
+    candidates
+        .find(works)
+        .ok_or_else(|| Error::Failed(format!("LLVM's linker ld.lld is missing: {LLD_REMEDY}")))
+}
+
+/// 19 for `ld.lld-19`, and more than any for `ld.lld`, which is the one the user prefers.
+fn lld_version(name: &str) -> Option<u32> {
+    match name.strip_prefix("ld.lld")? {
+        "" => Some(u32::MAX),
+        version => version.strip_prefix('-')?.parse().ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_of_the_user_are_kept() {
+        assert_eq!(user_flags(None, None), [""; 0]);
+        assert_eq!(user_flags(None, Some("-D  warnings ")), ["-D", "warnings"]);
+        assert_eq!(user_flags(Some("-L\x1fa b"), Some("-D warnings")), ["-L", "a b"]);
+        assert_eq!(user_flags(Some(""), Some("-D warnings")), [""; 0]);
+    }
+
+    #[test]
+    fn linkers_are_recognised() {
+        assert_eq!(lld_version("ld.lld-19"), Some(19));
+        assert!(lld_version("ld.lld") > lld_version("ld.lld-19"));
+        for name in ["ld", "ld.lld.exe", "ld.lld-", "ld64.lld", "ld.lld-x"] {
+            assert_eq!(lld_version(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn static_targets() {
+        assert!(is_static("aarch64-unknown-linux-musl") && is_static("x86_64-unknown-linux-musl"));
+        assert!(!is_static("aarch64-unknown-linux-gnu") && !is_static(android::TARGET));
+    }
+}
