@@ -1,7 +1,7 @@
 //! Matrix products over column tiles: which kernel a weight format needs, and the order of the loops.
 
 use super::pool::Tile;
-use super::simd::{Isa, Q4Groups, ops, q4_groups};
+use super::simd::{Isa, MOST_GROUPS, MOST_TOKENS, Q4Groups, ops, q4_groups};
 use crate::quant::act::ActBlock;
 use crate::quant::packed::{GROUP_ROWS, Packed};
 use crate::weights::Matrix;
@@ -20,7 +20,7 @@ pub struct Input<'a> {
 
 /// Most products of one pass, in runs of sixteen rows of one token, for few and for many tokens at once.
 const FEW: usize = 12;
-const MANY: usize = 1024;
+const MANY: usize = MOST_TOKENS * MOST_GROUPS;
 
 /// Groups `groups` of `w` times tokens `from ..`: `out[group][token][row]`.
 fn products<const ROWS: usize, const COLS: usize>(
@@ -110,7 +110,7 @@ pub fn gate_up<const ROWS: usize, const COLS: usize>(
     let (tokens, _) = isa.tile(x.tokens);
     match tokens <= FEW {
         true => gate_up_by::<FEW, { 2 * FEW }, ROWS, COLS>(isa, w, x, columns, put),
-        false => gate_up_by::<{ MANY / 4 }, { MANY / 2 }, ROWS, COLS>(isa, w, x, columns, put),
+        false => gate_up_by::<MOST_TOKENS, { 2 * MOST_TOKENS }, ROWS, COLS>(isa, w, x, columns, put),
     }
 }
 

@@ -94,7 +94,8 @@ impl Pool {
             job: UnsafeCell::new(None),
         });
         let mut pool = Self { shared, workers: Vec::new() };
-        let cores = Arc::new(topology::placement(threads));
+        // A team of one has no worker to place.
+        let cores = Arc::new((threads > 1).then(|| topology::placement(threads)).flatten());
         for i in 1..threads.max(1) {
             let (shared, cores) = (Arc::clone(&pool.shared), Arc::clone(&cores));
             let worker = std::thread::Builder::new()

@@ -181,19 +181,31 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
-/// Asks for a cache line to be brought into the second-level cache.
+/// Most tokens and groups of rows that [`Isa::tile`] names: for these, weights unpacked for AMX and their sums
+/// stay in the second-level cache.
+pub const MOST_TOKENS: usize = 256;
+pub const MOST_GROUPS: usize = 4;
+
+/// Asks for the cache line at `p`, whose address may be anything, to be brought into the cache of `LEVEL` 1 or 2.
 #[inline(always)]
-fn prefetch(p: *const u8) {
+fn prefetch<const LEVEL: u8>(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint that never faults, whatever the address; SSE is part of every x86-64 target.
     unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        match LEVEL {
+            1 => _mm_prefetch::<_MM_HINT_T0>(p.cast()),
+            _ => _mm_prefetch::<_MM_HINT_T1>(p.cast()),
+        }
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a hint that never faults, whatever the address.
     unsafe {
-        std::arch::asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags));
+        use std::arch::asm;
+        match LEVEL {
+            1 => asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags)),
+            _ => asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags)),
+        }
     }
 }
 
@@ -232,12 +244,33 @@ impl<'a> Q4Groups<'a> {
     }
 }
 
+/// Prefetches what a kernel for one token reads soon: four lines of quants and half a line of scales, 4 KiB
+/// later into the second-level cache and 1 KiB later into the first. Past the end of a group lies the one that
+/// this thread takes next.
+///
+/// The arithmetic fills the reorder buffer, so that loads alone do not reach far enough ahead to keep memory
+/// busy. Share of the bandwidth of plain reading on an Emerald Rapids Xeon, 1 and 2 threads: without 72 and
+/// 75 %; 4 KiB into the first level 91 and 92 %; these two 95 and 97 %. Not better: 8 KiB, two to eight
+/// groups side by side. Much worse, 36 %: non-temporal prefetches.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn ahead(quants: *const u8, scales: *const u8) {
+    const FAR: usize = 4096;
+    const NEAR: usize = 1024;
+    for line in 0..4 {
+        prefetch::<2>(quants.wrapping_add(FAR + 64 * line));
+        prefetch::<1>(quants.wrapping_add(NEAR + 64 * line));
+    }
+    prefetch::<2>(scales.wrapping_add(FAR / 8));
+    prefetch::<1>(scales.wrapping_add(NEAR / 8));
+}
+
 impl Isa {
     /// Tokens and groups of rows that [`q4_groups`] likes to take at once, of `tokens` that are there.
     pub fn tile(self, tokens: usize) -> (usize, usize) {
         #[cfg(target_arch = "x86_64")]
         if self == Isa::Amx && tokens >= amx::TOKENS {
-            return (amx::MOST_TOKENS, amx::GROUPS);
+            return (MOST_TOKENS, MOST_GROUPS);
         }
         (self.tokens_at_once(tokens), 1)
     }

@@ -11,7 +11,7 @@
 //! changed that by more than 3 %. The tile instructions are `asm!`, which also keeps compilers from moving
 //! them over `ldtilecfg`.
 
-use super::Q4Groups;
+use super::{MOST_GROUPS, Q4Groups};
 use crate::quant::act::ActBlock;
 use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
 use std::arch::asm;
@@ -20,9 +20,6 @@ use std::mem::MaybeUninit;
 
 /// Tokens of one tile.
 pub const TOKENS: usize = 16;
-/// Most tokens and groups of one call, for which unpacked weights and sums stay in the second-level cache.
-pub const MOST_TOKENS: usize = 256;
-pub const GROUPS: usize = 4;
 /// Blocks whose weights are unpacked at once.
 const DEPTH: usize = 64;
 /// Tiles that are on their way while another is scaled.
@@ -99,8 +96,8 @@ pub unsafe fn q4(w: Q4Groups<'_>, acts: *const ActBlock, tokens: usize, out: *mu
     if whole == 0 {
         return 0;
     }
-    assert!(w.groups <= GROUPS);
-    let mut panel = MaybeUninit::<[Unpacked; GROUPS * DEPTH]>::uninit();
+    assert!(w.groups <= MOST_GROUPS);
+    let mut panel = MaybeUninit::<[Unpacked; MOST_GROUPS * DEPTH]>::uninit();
     let panel: *mut Unpacked = panel.as_mut_ptr().cast();
     // SAFETY: as the caller's; every group has `DEPTH` blocks of the panel, which is written before it is read.
     unsafe {

@@ -135,7 +135,7 @@ impl Ahead {
     fn fetch(self, first: usize) {
         let from = self.rows.wrapping_add(first * self.row_bytes);
         for at in (0..ROWS * self.row_bytes).step_by(64) {
-            prefetch(from.wrapping_add(at));
+            prefetch::<2>(from.wrapping_add(at));
         }
     }
 }

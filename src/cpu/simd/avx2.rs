@@ -2,8 +2,8 @@
 //!
 //! Callers hold a proof (`Isa::Avx2` is only made where the CPU has all three).
 
-use super::Q4Group;
 use super::lanes::Lanes;
+use super::{Q4Group, ahead};
 use crate::quant::act::ActBlock;
 use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
 use std::arch::x86_64::*;
@@ -257,29 +257,6 @@ unsafe fn sums8(rows: &[Avx2]) -> __m256 {
         let b = four!(pair!(2, 6), pair!(3, 7));
         // 2 -> 1.
         _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b))
-    }
-}
-
-/// Prefetches what a kernel for one token reads soon: four lines of quants and half a line of scales, 4 KiB
-/// later into the second-level cache and 1 KiB later into the first. Past the end of a group lies the one that
-/// this thread takes next.
-///
-/// The arithmetic fills the reorder buffer, so that loads alone do not reach far enough ahead to keep memory
-/// busy. Share of the bandwidth of plain reading on an Emerald Rapids Xeon, 1 and 2 threads: without 72 and
-/// 75 %; 4 KiB into the first level 91 and 92 %; these two 95 and 97 %. Not better: 8 KiB, two to eight
-/// groups side by side. Much worse, 36 %: non-temporal prefetches.
-#[inline(always)]
-pub fn ahead(quants: *const u8, scales: *const u8) {
-    const FAR: usize = 4096;
-    const NEAR: usize = 1024;
-    // SAFETY: SSE is part of every x86-64 target; a prefetch of an address that is not ours does nothing.
-    unsafe {
-        for line in 0..4 {
-            _mm_prefetch::<_MM_HINT_T1>(quants.wrapping_add(FAR + 64 * line).cast());
-            _mm_prefetch::<_MM_HINT_T0>(quants.wrapping_add(NEAR + 64 * line).cast());
-        }
-        _mm_prefetch::<_MM_HINT_T1>(scales.wrapping_add(FAR / 8).cast());
-        _mm_prefetch::<_MM_HINT_T0>(scales.wrapping_add(NEAR / 8).cast());
     }
 }
 

@@ -2,9 +2,8 @@
 //!
 //! Callers hold a proof (`Isa::Avx512` is only made where the CPU has all of them).
 
-use super::Q4Group;
-use super::avx2::ahead;
 use super::lanes::Lanes;
+use super::{Q4Group, ahead};
 use crate::quant::act::ActBlock;
 use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
 use std::arch::x86_64::*;

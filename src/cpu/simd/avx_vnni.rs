@@ -1,7 +1,7 @@
 //! AVX-VNNI: the AVX2 kernel with `vpdpbusd` on 256 bits, for CPUs without AVX-512.
 
-use super::Q4Group;
-use super::avx2::{ahead, q4_by_eight};
+use super::avx2::q4_by_eight;
+use super::{Q4Group, ahead};
 use crate::quant::act::ActBlock;
 use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
 use std::arch::x86_64::*;

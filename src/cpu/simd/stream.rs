@@ -3,7 +3,7 @@
 //! Which way is fastest depends on the machine: an Intel server read 13 GB/s with one thread in 16-byte
 //! loads, 17.6 in 64-byte loads and 18 with prefetches. So there are several, and the best one counts.
 
-use super::Isa;
+use super::{Isa, prefetch};
 use std::fmt;
 
 /// Bytes of one step of a stream: whole cache lines, and as many loads as there are sums or more.
@@ -91,23 +91,6 @@ fn words(bytes: &[u8]) -> u64 {
     rest.iter().fold(sum, |sum, &b| sum.wrapping_add(u64::from(b)))
 }
 
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn prefetch(p: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: a hint that never faults, whatever the address; SSE is part of every x86-64 target.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-}
-
-#[cfg(target_arch = "aarch64")]
-#[inline(always)]
-fn prefetch(p: *const u8) {
-    // SAFETY: a hint that never faults, whatever the address.
-    unsafe {
-        std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags));
-    }
-}
-
 /// A kernel: the bytes in `STREAMS` equal parts, a step of each in turn.
 ///
 /// A macro and not a body over a trait, so that the loops stand in the function that has the features.
@@ -124,7 +107,7 @@ macro_rules! reader {
                     // SAFETY: a whole step lies there: `at + STEP <= part`, and `STREAMS` parts are inside.
                     let p = unsafe { bytes.as_ptr().add(stream * part + at) };
                     for line in 0..if AHEAD > 0 { STEP / LINE } else { 0 } {
-                        prefetch(p.wrapping_add(AHEAD + line * LINE));
+                        prefetch::<1>(p.wrapping_add(AHEAD + line * LINE));
                     }
                     for i in 0..LOADS {
                         // SAFETY: `LOADS` registers are one step; the load needs no alignment.
