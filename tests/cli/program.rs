@@ -21,7 +21,12 @@ fn binary() -> PathBuf {
 /// The binary without settings from the environment of the tests.
 pub fn command<S: AsRef<OsStr>>(args: &[S]) -> Command {
     let mut command = Command::new(binary());
-    command.args(args).env_remove("ANTIGRAVITY_MODEL").env_remove("ANTIGRAVITY_SIMD").stdin(Stdio::null());
+    // Without a home there is no place for state either.
+    for name in ["ANTIGRAVITY_MODEL", "ANTIGRAVITY_SIMD", "ANTIGRAVITY_MEMORY_MIB", "XDG_STATE_HOME", "HOME"]
+    {
+        command.env_remove(name);
+    }
+    command.args(args).stdin(Stdio::null());
     command
 }
 
