@@ -7,6 +7,25 @@ use crate::{android, sh, size, toolchain};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Which of the program's features are built.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Features {
+    /// All that users get.
+    Default,
+    /// Only what generating needs.
+    None,
+}
+
+impl Features {
+    /// As cargo is told, and as reports say it.
+    pub fn words(self) -> &'static str {
+        match self {
+            Features::Default => "with default features",
+            Features::None => "--no-default-features",
+        }
+    }
+}
+
 pub fn run(words: &[String]) -> Result<()> {
     let args = Args::parse(words, &["--model", "--target"], &["--no-ndk"])?;
     args.no_rest()?;
@@ -35,10 +54,27 @@ pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
 
 /// [`for_target`], saying whether an NDK may be used.
 pub fn release(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<PathBuf> {
+    release_with(Features::Default, target, model, ndk)
+}
+
+/// [`release`] with these features. The next build with others replaces the binary.
+pub fn release_with(
+    features: Features,
+    target: &str,
+    model: Option<&Path>,
+    ndk: android::Ndk,
+) -> Result<PathBuf> {
     let mut cargo = release_command(model);
     cargo.args(["--target", target]);
+    if features == Features::None {
+        cargo.arg(features.words());
+    }
     if let Some(note) = toolchain::prepare(&mut cargo, target, ndk)? {
         eprintln!("{target}: {note}");
+    }
+    if target == android::TARGET {
+        // A release that panics ends at once, so nothing reads the tables of how to go on.
+        toolchain::add_flags(&mut cargo, &["-Cforce-unwind-tables=no".into()]);
     }
     sh::run(&mut cargo)?;
     let binary = target_dir().join(target).join("release/antigravity");
@@ -55,7 +91,16 @@ pub fn release(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<
 
 /// The release program for this machine.
 pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
-    sh::run(&mut release_command(model))?;
+    for_host_with(Features::Default, model)
+}
+
+/// [`for_host`] with these features. The next build with others replaces the binary.
+pub fn for_host_with(features: Features, model: Option<&Path>) -> Result<PathBuf> {
+    let mut cargo = release_command(model);
+    if features == Features::None {
+        cargo.arg(features.words());
+    }
+    sh::run(&mut cargo)?;
     Ok(target_dir().join("release/antigravity"))
 }
 

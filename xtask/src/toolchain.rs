@@ -49,12 +49,22 @@ pub fn is_static(target: &str) -> bool {
 pub fn link_with(cargo: &mut Command, target: &str, linker: &Path, flags: &[String]) {
     let name = target.to_uppercase().replace('-', "_");
     cargo.env(format!("CARGO_TARGET_{name}_LINKER"), linker);
-    let encoded = std::env::var("CARGO_ENCODED_RUSTFLAGS").ok();
+    add_flags(cargo, flags);
+}
+
+/// Adds flags of rustc to those that a command has already, else to those the user has set.
+pub fn add_flags(cargo: &mut Command, flags: &[String]) {
+    let set = cargo.get_envs().find(|(name, _)| *name == FLAGS).and_then(|(_, value)| value);
+    let set = set.map(|flags| flags.to_string_lossy().into_owned());
+    let encoded = set.or_else(|| std::env::var(FLAGS).ok());
     let plain = std::env::var("RUSTFLAGS").ok();
     let mut all = user_flags(encoded.as_deref(), plain.as_deref());
     all.extend(flags.iter().cloned());
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", all.join("\x1f"));
+    cargo.env(FLAGS, all.join("\x1f"));
 }
+
+/// Cargo's variable for flags that may hold blanks.
+const FLAGS: &str = "CARGO_ENCODED_RUSTFLAGS";
 
 fn user_flags(encoded: Option<&str>, plain: Option<&str>) -> Vec<String> {
     let words: Vec<&str> = match (encoded, plain) {
@@ -149,6 +159,16 @@ mod tests {
         assert_eq!(user_flags(None, Some("-D  warnings ")), ["-D", "warnings"]);
         assert_eq!(user_flags(Some("-L\x1fa b"), Some("-D warnings")), ["-L", "a b"]);
         assert_eq!(user_flags(Some(""), Some("-D warnings")), [""; 0]);
+    }
+
+    #[test]
+    fn flags_add_up() {
+        let mut cargo = Command::new("cargo");
+        cargo.env(FLAGS, "-L\x1fa b");
+        add_flags(&mut cargo, &["-O".into()]);
+        add_flags(&mut cargo, &["-g".into()]);
+        let set: Vec<_> = cargo.get_envs().filter_map(|(_, value)| value?.to_str()).collect();
+        assert_eq!(set, ["-L\x1fa b\x1f-O\x1f-g"]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::Outcome;
 use super::report::{Tally, skip};
+use crate::build::Features;
 use crate::error::{Error, Result};
 use crate::{android, build, sh, size, toolchain};
 use serde_json::Value;
@@ -18,10 +19,33 @@ pub fn android() -> Outcome {
         return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
     }
     let story = build::model_dir("story")?;
-    let binary = build::release(android::TARGET, Some(&story), android::Ndk::Never)?;
-    let bytes = size::check(&binary, android::TARGET)?;
-    eprintln!("{}: {}", binary.display(), size::megabytes(bytes));
-    Ok(Tally::ONE)
+    let mut tally = Tally::default();
+    for features in [Features::None, Features::Default] {
+        let binary = build::release_with(features, android::TARGET, Some(&story), android::Ndk::Never)?;
+        let bytes = size::check(&binary, android::TARGET, features)?;
+        eprintln!("{} {}: {}", binary.display(), features.words(), size::megabytes(bytes));
+        tally += Tally::ONE;
+    }
+    Ok(tally)
+}
+
+/// This machine's own program, with all commands and with the one that it has at least, which tells the story too.
+pub fn sizes() -> Outcome {
+    let host = build::host();
+    if !size::limits(&host) {
+        let remedy = "nothing to install; see xtask/src/size.rs";
+        return Ok(skip(&format!("there is no budget for {host}"), remedy));
+    }
+    let story = build::model_dir("story")?;
+    let mut tally = Tally::default();
+    for features in [Features::None, Features::Default] {
+        let binary = build::for_host_with(features, Some(&story))?;
+        let bytes = size::check(&binary, &host, features)?;
+        eprintln!("{}: {}", features.words(), size::megabytes(bytes));
+        told_by(&binary, ARCH, &story)?;
+        tally += Tally::ONE;
+    }
+    Ok(tally)
 }
 
 /// This machine's own static binary, and that of 64-bit Arm under emulation.
@@ -63,7 +87,10 @@ fn emulator(architecture: &str) -> Option<String> {
 
 fn same_story(architecture: &str, target: &str) -> Result<()> {
     let story = build::model_dir("story")?;
-    let binary = build::for_target(target, Some(&story))?;
+    told_by(&build::for_target(target, Some(&story))?, architecture, &story)
+}
+
+fn told_by(binary: &Path, architecture: &str, story: &Path) -> Result<()> {
     let file = sh::root().join(STORY);
     let text = std::fs::read_to_string(&file).map_err(|e| Error::at(&file, e))?;
     let case: Value = serde_json::from_str(&text).map_err(|e| Error::at(&file, e))?;
@@ -72,10 +99,10 @@ fn same_story(architecture: &str, target: &str) -> Result<()> {
         Some(Value::Number(number)) => Ok(number.to_string()),
         _ => Err(Error::at(&file, format!("has no {pointer}"))),
     };
-    let mut run = Command::new(&binary);
+    let mut run = Command::new(binary);
     if let Some(emulator) = emulator(architecture) {
         run = Command::new(emulator);
-        run.arg(&binary);
+        run.arg(binary);
     }
     run.args(["generate", "--quiet", "--temperature", "0", "--repetition-penalty", "1"]);
     let flags = [
@@ -88,9 +115,9 @@ fn same_story(architecture: &str, target: &str) -> Result<()> {
     for (flag, pointer) in flags {
         run.arg(flag).arg(field(pointer)?);
     }
-    run.arg("--model").arg(&story);
+    run.arg("--model").arg(story);
     eprintln!("$ {}", sh::show(&run));
-    told(&binary, &sh::stdout(&mut run)?, &field("/expected/text")?)
+    told(binary, &sh::stdout(&mut run)?, &field("/expected/text")?)
 }
 
 fn told(binary: &Path, stdout: &[u8], expected: &str) -> Result<()> {
