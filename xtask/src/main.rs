@@ -69,6 +69,12 @@ const TASKS: &[Task] = &[
         run: runner::run,
     },
     Task {
+        name: "cargo",
+        arguments: "COMMAND… --target T",
+        about: "a cargo command with the linker that `build` would use: `xtask cargo test --target T`, no NDK needed",
+        run: toolchain::run,
+    },
+    Task {
         name: "synth",
         arguments: "MODEL [--out DIR] [--seed N]",
         about: "write a model of the real shapes with random weights to target/synth/MODEL",

@@ -40,6 +40,26 @@ pub fn prepare(cargo: &mut Command, target: &str, ndk: android::Ndk) -> Result<O
     Ok(None)
 }
 
+/// `cargo xtask cargo`: hands the words on to cargo, prepared for the target among them.
+pub fn run(words: &[String]) -> Result<()> {
+    let target = target_of(words).ok_or_else(|| {
+        Error::Usage("give a cargo command and --target, e.g. test --target aarch64-linux-android".into())
+    })?;
+    let mut cargo = sh::cargo(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    if let Some(note) = prepare(&mut cargo, target, android::Ndk::IfFound)? {
+        eprintln!("{target}: {note}");
+    }
+    sh::run(&mut cargo)
+}
+
+/// The target that cargo is told to build for; what follows `--` is not for cargo.
+fn target_of(words: &[String]) -> Option<&str> {
+    let ours = words.split(|word| word == "--").next()?;
+    let inline = ours.iter().find_map(|word| word.strip_prefix("--target="));
+    let apart = || Some(ours.get(ours.iter().position(|word| word == "--target")? + 1)?.as_str());
+    inline.or_else(apart)
+}
+
 /// Whether programs for a target hold all they need.
 pub fn is_static(target: &str) -> bool {
     target.ends_with("-linux-musl")
@@ -159,6 +179,17 @@ mod tests {
         assert_eq!(user_flags(None, Some("-D  warnings ")), ["-D", "warnings"]);
         assert_eq!(user_flags(Some("-L\x1fa b"), Some("-D warnings")), ["-L", "a b"]);
         assert_eq!(user_flags(Some(""), Some("-D warnings")), [""; 0]);
+    }
+
+    #[test]
+    fn the_target_is_found_among_the_words() {
+        let words = |line: &str| line.split(' ').map(String::from).collect::<Vec<_>>();
+        for line in ["test --target t --lib", "test --target=t", "test --target t -- --target x"] {
+            assert_eq!(target_of(&words(line)), Some("t"), "{line}");
+        }
+        for line in ["test", "test --target", "test -- --target t"] {
+            assert_eq!(target_of(&words(line)), None, "{line}");
+        }
     }
 
     #[test]
