@@ -41,8 +41,9 @@ pub(super) fn planned(
     (mask, threads): (&MaskArgs, usize),
     (context, voice): (Context, Voice),
 ) -> Result<Marker> {
-    signal::watch()?;
+    // First, since threads that are started stay where their starter is.
     place(mask, threads)?;
+    signal::watch()?;
     let Some(dir) = marker::directory() else { return Ok(Marker::none()) };
     let killed = marker::killed(&dir, &plan.model_id);
     // Who has chosen less since then needs no advice.
