@@ -138,9 +138,11 @@ pub fn check_sharing(plans: &[Plan], context: Context, remedy: &str) -> Result<u
     }
 }
 
-/// Refuses models of the same context, one a plan, that fit one by one but not at once.
+/// Refuses models of the same context, one a plan, that do not fit at once.
 pub fn check_apart(plans: &[Plan], context: Context) -> Result<()> {
-    plans.iter().try_for_each(|p| p.check_for(context))?;
+    if let [one] = plans {
+        return one.check_for(context);
+    }
     let need = |slots: usize| plans.iter().fold(0u64, |sum, p| sum.saturating_add(p.need_for(slots)));
     let Some((first, have)) = plans.first().and_then(|p| Some((p, p.memory.usable()?))) else {
         return Ok(());
