@@ -80,7 +80,8 @@ impl Cli {
 /// What is wrong, without the usage and the advice that clap prints in further paragraphs.
 fn one_line(e: &clap::Error) -> String {
     if e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return "a command is missing; antigravity --help lists them".into();
+        let remedy = if cfg!(feature = "tools") { "antigravity --help lists them" } else { "use generate" };
+        return format!("a command is missing; {remedy}");
     }
     let text = e.to_string();
     let lines =
