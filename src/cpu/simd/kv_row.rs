@@ -193,19 +193,17 @@ pub(super) unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8],
     }
 }
 
-/// Thirty-two elements of a row of type `KvType::ALL[KIND]` in blocks of 32, from the block at `p` on.
+/// Thirty-two elements of a row of type `KvType::ALL[KIND]` in blocks of 32, from the block at `p` on, whose
+/// scale, if it has one, is `d`.
 #[inline(always)]
-pub(super) unsafe fn widen32<L: Lanes, const KIND: u8>(p: *const u8) -> (L, L) {
+pub(super) unsafe fn widen32<L: Lanes, const KIND: u8>(p: *const u8, d: L) -> (L, L) {
     // SAFETY: the caller vouches for the block; lanes as the caller's.
     unsafe {
         match KvType::ALL[KIND as usize] {
             KvType::F32 => (L::load(p.cast()), L::load(p.cast::<f32>().add(16))),
             KvType::F16 => (L::load_f16(p), L::load_f16(p.add(32))),
-            KvType::Q8 => {
-                let d = L::splat_f16(p);
-                (L::load_i8(p.add(2)).mul(d), L::load_i8(p.add(18)).mul(d))
-            }
-            KvType::Q4 => L::load_q4(p.add(2), L::splat_f16(p)),
+            KvType::Q8 => (L::load_i8(p.add(2)).mul(d), L::load_i8(p.add(18)).mul(d)),
+            KvType::Q4 => L::load_q4(p.add(2), d),
         }
     }
 }
