@@ -3,6 +3,7 @@
 
 mod android;
 mod args;
+mod bench;
 mod build;
 mod deploy;
 mod device;
@@ -13,6 +14,7 @@ mod json;
 mod parity;
 mod run;
 mod runner;
+mod sensors;
 mod sh;
 mod size;
 mod synth;
@@ -61,6 +63,12 @@ const TASKS: &[Task] = &[
         arguments: "[--device D] [-- COMMAND…]",
         about: "run what is deployed there; a story where no command is given",
         run: run::run,
+    },
+    Task {
+        name: "bench",
+        arguments: "[--device D] [-- FLAG…]",
+        about: "speeds, cold and warm starts there, with clocks and temperatures; --runs N, --cool-down S, --json F",
+        run: bench::run,
     },
     Task {
         name: "runner",
