@@ -23,6 +23,8 @@ const RUNS: u64 = 3;
 const COOL_DOWN: u64 = 120;
 /// As warm as at the start, in degrees.
 const NEAR: f64 = 3.0;
+/// Between looks at a device that cools down.
+const PAUSE: Duration = Duration::from_secs(3);
 /// Between looks at clocks and temperatures: seldom enough that looking costs nothing.
 const INTERVAL: Duration = Duration::from_millis(500);
 
@@ -103,7 +105,8 @@ fn measure(device: &dyn Device, model: &Path, options: &Options) -> Result<Resul
     let mut notes = unreadable(&first, options);
     let mut runs: Vec<Run> = Vec::new();
     for i in 0..options.runs {
-        let waited = if i == 0 { 0.0 } else { cool(device, &first, options.cool_down)? };
+        let look = || sensors::read(device).map(|r| r.hottest());
+        let waited = if i == 0 { 0.0 } else { cool(first.hottest(), options.cool_down, PAUSE, look)? };
         eprintln!("{}: run {} of {}", device.name(), i + 1, options.runs);
         let before = sensors::read(device)?;
         // In turn, so that neither is always the one on the warmer machine.
@@ -153,31 +156,30 @@ fn unreadable(reading: &Reading, options: &Options) -> Vec<String> {
     notes
 }
 
-/// Waits until the device is about as warm as at the start; returns the seconds waited.
-fn cool(device: &dyn Device, first: &Reading, limit: Option<Duration>) -> Result<f64> {
+/// Waits until the device is about as warm as at the start, looking every `pause`; returns the seconds waited.
+/// Where there is no temperature, it waits as long as `limit` says, else not at all.
+fn cool(
+    start: Option<f64>,
+    limit: Option<Duration>,
+    pause: Duration,
+    mut look: impl FnMut() -> Result<Option<f64>>,
+) -> Result<f64> {
     let began = Instant::now();
-    let Some(start) = first.hottest() else {
+    let Some(start) = start else {
         std::thread::sleep(limit.unwrap_or_default());
         return Ok(began.elapsed().as_secs_f64());
     };
     let limit = limit.unwrap_or(Duration::from_secs(COOL_DOWN));
-    loop {
-        let now = sensors::read(device)?.hottest().unwrap_or(start);
-        if now <= start + NEAR {
-            return Ok(began.elapsed().as_secs_f64());
-        }
+    while let Some(now) = look()?.filter(|now| *now > start + NEAR) {
         let left = limit.saturating_sub(began.elapsed());
         if left.is_zero() {
-            eprintln!(
-                "{}: still {now:.1} °C after {} s, {start:.1} °C at the start",
-                device.name(),
-                limit.as_secs()
-            );
-            return Ok(began.elapsed().as_secs_f64());
+            eprintln!("still {now:.1} °C after {} s of cooling, {start:.1} °C at the start", limit.as_secs());
+            break;
         }
-        eprintln!("{}: cooling down, {now:.1} °C of {start:.1} °C", device.name());
-        std::thread::sleep(left.min(Duration::from_secs(3)));
+        eprintln!("cooling down: {now:.1} °C, {start:.1} °C at the start");
+        std::thread::sleep(left.min(pause));
     }
+    Ok(began.elapsed().as_secs_f64())
 }
 
 /// The program's own measurement, sampled meanwhile.
@@ -244,6 +246,25 @@ mod tests {
         for word in ["-o", "-ojson", "--output=md"] {
             assert!(parsed("", &[word]).err().unwrap().to_string().contains("--json"), "{word}");
         }
+    }
+
+    #[test]
+    fn a_device_cools_until_it_is_as_at_the_start() {
+        let looks = |temperatures: &[f64], limit: u64| {
+            let (mut given, mut count) = (temperatures.iter(), 0);
+            let look = || {
+                count += 1;
+                Ok(given.next().copied())
+            };
+            cool(Some(40.0), Some(Duration::from_secs(limit)), Duration::ZERO, look).unwrap();
+            count
+        };
+        assert_eq!(looks(&[42.9], 60), 1);
+        assert_eq!(looks(&[60.0, 50.0, 43.0, 99.0], 60), 3);
+        // Out of time at once, and a sensor that stops to answer.
+        assert_eq!(looks(&[60.0, 50.0, 43.0], 0), 1);
+        assert_eq!(looks(&[60.0], 60), 2);
+        assert!(cool(None, None, PAUSE, || panic!("nothing to look at")).unwrap() < 60.0);
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod error;
 mod golden;
 mod json;
 mod parity;
+mod profile;
 mod run;
 mod runner;
 mod sensors;
@@ -69,6 +70,12 @@ const TASKS: &[Task] = &[
         arguments: "[--device D] [-- FLAG…]",
         about: "speeds, cold and warm starts there, with clocks and temperatures; --runs N, --cool-down S, --json F",
         run: bench::run,
+    },
+    Task {
+        name: "profile",
+        arguments: "[--device D] [-- FLAG…]",
+        about: "a generation there as a page of charts and a Perfetto trace; -n N or --seconds S, --open",
+        run: profile::run,
     },
     Task {
         name: "runner",

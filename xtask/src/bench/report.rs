@@ -173,10 +173,10 @@ fn states(runs: &[Run]) -> String {
 }
 
 /// Clocks in GHz, core by core: at the start, the median while it ran, and at the end. Empty where no core
-/// tells anything.
+/// tells any.
 fn cores(runs: &[Run]) -> String {
     let Some(first) = runs.first() else { return String::new() };
-    if first.before.cores.iter().all(|c| c.capacity.is_none() && c.max_khz.is_none() && c.khz.is_none()) {
+    if first.before.cores.iter().all(|c| c.max_khz.is_none() && c.khz.is_none()) {
         return String::new();
     }
     let ghz = |khz: Option<u64>| khz.map_or("–".into(), |k| format!("{:.2}", k as f64 / 1e6));

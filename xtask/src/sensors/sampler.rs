@@ -14,7 +14,9 @@ use std::time::Duration;
 pub struct Plan {
     pub cores: Vec<u32>,
     pub temperatures: Vec<Temperature>,
-    battery: bool,
+    /// The battery's current and level, from files.
+    pub battery: bool,
+    /// The least time between two samples.
     pub interval: Duration,
     /// When the program is interrupted, if it has not ended by then.
     pub stop_after: Option<Duration>,
