@@ -29,6 +29,9 @@ const TIMED: &str = "\
 now() { t=$EPOCHREALTIME; [ -n \"$t\" ] || t=$(date +%s.%N 2>/dev/null); echo \"$1 $t\"; }\n\
 now began\nenv \"$@\" </dev/null | { read -r l; now first; cat; }";
 
+const UNSEEN: &str =
+    "The model's files were dropped from the page cache; whether they are gone, the system does not say.";
+
 /// One token of a short prompt.
 const GENERATE: &[&str] = &[
     "generate",
@@ -70,7 +73,7 @@ pub fn cold(device: &dyn Device, dir: &str) -> Result<Cold> {
             let note = "The system keeps the model's files in its page cache, so no start was a cold one.";
             return Ok(Cold { start: None, note: Some(note.into()) });
         }
-        _ => Some("The model's files were dropped from the page cache; whether they are gone, the system does not say.".into()),
+        _ => Some(UNSEEN.into()),
     };
     Ok(Cold { start: Some(warm(device, dir)?), note })
 }

@@ -125,64 +125,71 @@ impl Frame {
 
     /// The chart around its contents. The attributes say how places become values again, for the cursor.
     fn wrap(&self, scene: &Scene<'_>, unit: &str, name: &str, inside: &str) -> String {
-        let (top, bottom, right) = (TOP, HEIGHT - BOTTOM, WIDTH - RIGHT);
+        let (name, unit, span, Ticks { from, to, .. }) = (escape(name), escape(unit), self.span, &self.y);
         let mut svg = format!(
-            "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\" data-span=\"{}\" data-y=\"{} {}\">",
-            escape(name),
-            self.span,
-            self.y.from,
-            self.y.to
+            "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{name}\" \
+             data-span=\"{span}\" data-y=\"{from} {to}\">"
         );
         for (from, to, what) in &scene.bands {
             let (x, width) = (self.x(*from), (self.x(*to) - self.x(*from)).max(0.5));
             let _ = write!(
                 svg,
-                "<rect class=\"band\" x=\"{x:.1}\" y=\"{top}\" width=\"{width:.1}\" height=\"{:.1}\"><title>{what}</title></rect>",
-                bottom - top
+                "<rect class=\"band\" x=\"{x:.1}\" y=\"{TOP}\" width=\"{width:.1}\" height=\"{:.1}\">\
+                 <title>{what}</title></rect>",
+                HEIGHT - BOTTOM - TOP
             );
         }
+        svg += &self.axes(&unit);
+        svg += inside;
+        scene.marks.iter().take(MARKS).for_each(|m| svg += &self.mark(m));
+        svg + "<path class=\"cursor\" d=\"\"/></svg>"
+    }
+
+    /// Lines and labels of both axes.
+    fn axes(&self, unit: &str) -> String {
+        let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
+        let mut svg = String::new();
         for v in self.y.values() {
-            let (y, label) = (self.y(v), self.y.label(v));
+            let (y, label, x) = (self.y(v), self.y.label(v), LEFT - 7.0);
             let _ = write!(
                 svg,
-                "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
-                LEFT - 7.0,
+                "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>\
+                 <text x=\"{x}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
                 y + 5.0
             );
         }
         let time = Ticks::around(0.0, self.span, 5.0);
         for t in time.values().filter(|t| *t <= self.span) {
+            let (x, y, label) = (self.x(t), bottom + 21.0, time.label(t));
             let _ = write!(
                 svg,
-                "<path class=\"tick\" d=\"M{0:.1} {bottom}v5\"/><text x=\"{0:.1}\" y=\"{1}\" text-anchor=\"middle\">{2}</text>",
-                self.x(t),
-                bottom + 21.0,
-                time.label(t)
+                "<path class=\"tick\" d=\"M{x:.1} {bottom}v5\"/>\
+                 <text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{label}</text>"
             );
         }
+        let (middle, below) = ((LEFT + right) / 2.0, HEIGHT - 8.0);
         let _ = write!(
             svg,
-            "<text class=\"unit\" x=\"4\" y=\"16\">{}</text><text class=\"unit\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">seconds</text>\
-             <path class=\"axis\" d=\"M{LEFT} {bottom}H{right}\"/>{inside}",
-            escape(unit),
-            (LEFT + right) / 2.0,
-            HEIGHT - 8.0
+            "<text class=\"unit\" x=\"4\" y=\"16\">{unit}</text>\
+             <text class=\"unit\" x=\"{middle}\" y=\"{below}\" text-anchor=\"middle\">seconds</text>\
+             <path class=\"axis\" d=\"M{LEFT} {bottom}H{right}\"/>"
         );
-        for mark in scene.marks.iter().take(MARKS) {
-            let (x, class) = (self.x(mark.at), class(mark.kind));
-            // A flag for a switch, a triangle for an eviction: they differ without their colours.
-            let head = match mark.kind {
-                Kind::Switch => format!("M{x:.1} {top}v-12h10l-3 4 3 4h-10"),
-                Kind::Evict => format!("M{:.1} {}h12l-6 11z", x - 6.0, top - 12.0),
-            };
-            let _ = write!(
-                svg,
-                "<g class=\"{class}\"><path class=\"line\" d=\"M{x:.1} {top}V{bottom}\"/><path class=\"head\" d=\"{head}\"/><title>{:.2} s: {}</title></g>",
-                mark.at,
-                escape(&mark.text)
-            );
-        }
-        svg + "<path class=\"cursor\" d=\"\"/></svg>"
+        svg
+    }
+
+    fn mark(&self, mark: &Mark) -> String {
+        let (x, class, bottom) = (self.x(mark.at), class(mark.kind), HEIGHT - BOTTOM);
+        // A flag for a switch, a triangle for an eviction: they differ without their colours.
+        let head = match mark.kind {
+            Kind::Switch => format!("M{x:.1} {TOP}v-12h10l-3 4 3 4h-10"),
+            Kind::Evict => format!("M{:.1} {}h12l-6 11z", x - 6.0, TOP - 12.0),
+        };
+        format!(
+            "<g class=\"{class}\"><path class=\"line\" d=\"M{x:.1} {TOP}V{bottom}\"/>\
+             <path class=\"head\" d=\"{head}\"/><title>{:.2} s: {}</title></g>",
+            mark.at,
+            escape(&mark.text)
+        )
     }
 }
 

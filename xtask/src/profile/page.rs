@@ -20,7 +20,8 @@ pub fn html(p: &Profile) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>{title}</title>\n\
-         <style>{STYLE}{}</style></head>\n<body><main>\n<h1>{title}</h1>\n<p class=\"soft\">{} · {}{}</p>\n<p><code>{command}</code></p>\n",
+         <style>{STYLE}{}</style></head>\n<body><main>\n\
+         <h1>{title}</h1>\n<p class=\"soft\">{} · {}{}</p>\n<p><code>{command}</code></p>\n",
         colours(),
         escape(&p.target),
         escape(&day(&p.time)),
@@ -43,8 +44,9 @@ pub fn html(p: &Profile) -> String {
     let interval = p.plan.interval.as_millis();
     let _ = write!(
         page,
-        "<p class=\"soft\">{} samples, {interval} ms apart or more. Beside this page: profile.json has the numbers, trace.json \
-         every step (open it in ui.perfetto.dev).</p>\n</main>\n<script>{}{SCRIPT}</script></body></html>\n",
+        "<p class=\"soft\">{} samples, {interval} ms apart or more. Beside this page: \
+         profile.json has the numbers, trace.json every step (open it in ui.perfetto.dev).</p>\n\
+         </main>\n<script>{}{SCRIPT}</script></body></html>\n",
         p.samples.len(),
         measures(),
     );
@@ -125,7 +127,8 @@ fn key(p: &Profile) -> String {
             let class = class(kind);
             let _ = write!(
                 text,
-                "<li><svg class=\"key {class}\" viewBox=\"0 0 14 14\"><path class=\"head\" d=\"{head}\"/></svg>{name} ({count})</li>"
+                "<li><svg class=\"key {class}\" viewBox=\"0 0 14 14\">\
+                 <path class=\"head\" d=\"{head}\"/></svg>{name} ({count})</li>"
             );
         }
     }
@@ -185,12 +188,14 @@ fn steps(p: &Profile) -> String {
     }
     let most = steps.iter().map(|(_, ms)| *ms).fold(0.0, f64::max);
     let mut text = String::from(
-        "<h2>Steps of a decoded token</h2>\n<div class=\"scroll\"><table><tr><th>step</th><th>ms</th><th>%</th><th></th></tr>\n",
+        "<h2>Steps of a decoded token</h2>\n<div class=\"scroll\"><table>\
+         <tr><th>step</th><th>ms</th><th>%</th><th></th></tr>\n",
     );
     for (i, (name, ms)) in steps.iter().enumerate() {
         let _ = writeln!(
             text,
-            "<tr><td>{}</td><td>{ms:.3}</td><td>{:.1}</td><td class=\"share\"><span style=\"width:{:.1}%;background:var(--c{})\"></span></td></tr>",
+            "<tr><td>{}</td><td>{ms:.3}</td><td>{:.1}</td><td class=\"share\">\
+             <span style=\"width:{:.1}%;background:var(--c{})\"></span></td></tr>",
             escape(name),
             100.0 * ms / all,
             100.0 * ms / most,
@@ -214,7 +219,8 @@ fn marks(p: &Profile) -> String {
         n => format!("<p class=\"soft\">and {n} more</p>\n"),
     };
     format!(
-        "<h2>Switches and evictions</h2>\n<div class=\"scroll\"><table><tr><th>s</th><th style=\"text-align:left\">what</th></tr>\n{rows}</table></div>\n{more}"
+        "<h2>Switches and evictions</h2>\n<div class=\"scroll\"><table><tr><th>s</th>\
+         <th style=\"text-align:left\">what</th></tr>\n{rows}</table></div>\n{more}"
     )
 }
 

@@ -153,7 +153,10 @@ fn mark(event: &Value) -> Option<Mark> {
 
 /// The program's spans and the device's counters, as Perfetto and `chrome://tracing` load them.
 pub fn chrome(profile: &Profile) -> String {
-    let name = |pid: u32, name: &str| json!({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "ts": 0, "args": {"name": name}});
+    let name = |pid: u32, name: &str| {
+        let args = json!({"name": name});
+        json!({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "ts": 0, "args": args})
+    };
     let mut events = vec![name(1, "antigravity"), name(2, &profile.device)];
     events.extend(profile.trace.events.iter().cloned());
     let mut counter = |at: f64, name: &str, values: Vec<(String, Option<f64>)>| {
@@ -190,7 +193,10 @@ mod tests {
 
     #[test]
     fn passes_are_found() {
-        let span = |name: &str, ts: f64, tokens: u64| json!({"name": name, "ph": "X", "ts": ts, "dur": 10.0, "pid": 1, "tid": 1, "args": {"layer": 0, "tokens": tokens}});
+        let span = |name: &str, ts: f64, tokens: u64| {
+            json!({"name": name, "ph": "X", "ts": ts, "dur": 10.0, "pid": 1, "tid": 1,
+                   "args": {"layer": 0, "tokens": tokens}})
+        };
         let events = [
             span("embed", 0.0, 4),
             span("qkv", 10.0, 4),
@@ -238,7 +244,8 @@ mod tests {
         }
         let odd = json!({"otherData": {"uptime_s": -1}, "traceEvents": [
             null, 3, {"name": "embed"}, {"name": 3, "ts": 1}, {"name": "x", "ts": 1e300, "ph": "X"},
-            {"name": "", "ts": 1, "ph": "X", "dur": -5, "args": {"tokens": -1}}, {"name": "embed", "ts": 2, "ph": "X", "dur": "x"}]});
+            {"name": "", "ts": 1, "ph": "X", "dur": -5, "args": {"tokens": -1}},
+            {"name": "embed", "ts": 2, "ph": "X", "dur": "x"}]});
         let trace = Trace::parse(&odd.to_string()).unwrap();
         assert_eq!((trace.origin, trace.passes.len()), (None, 2));
         assert!(trace.passes.iter().all(|p| p.to == p.from && p.tokens == 1));

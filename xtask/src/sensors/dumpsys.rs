@@ -57,7 +57,8 @@ mod tests {
     const THERMAL: &str = "IsStatusOverride: false\nThermalEventListeners:\n\tcallbacks: 2\nThermal Status: 2\n\
         Cached temperatures:\n\tTemperature{mValue=30.1, mType=3, mName=skin, mStatus=0}\nHAL Ready: true\n\
         Current temperatures from HAL:\n\tTemperature{mValue=44.5, mType=0, mName=CPU0, mStatus=0}\n\
-        \tTemperature{mValue=36.25, mType=3, mName=skin, mStatus=0}\n\tTemperature{mValue=NaN, mType=9, mName=x, mStatus=0}\n\
+        \tTemperature{mValue=36.25, mType=3, mName=skin, mStatus=0}\n\
+        \tTemperature{mValue=NaN, mType=9, mName=x, mStatus=0}\n\
         Current cooling devices from HAL:\n\tCoolingDevice{mValue=0, mType=2, mName=cpu}\n";
 
     #[test]

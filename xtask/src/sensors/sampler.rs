@@ -86,7 +86,8 @@ impl Plan {
         let service = self.temperatures.iter().any(|t| t.zone.is_none());
         let service = match service {
             true => {
-                "if [ $((n % d)) -eq 0 ]; then dumpsys thermalservice 2>/dev/null | while read -r l; do echo \"service $l\"; done; fi\n"
+                "if [ $((n % d)) -eq 0 ]; then dumpsys thermalservice 2>/dev/null |\n\
+                 while read -r l; do echo \"service $l\"; done; fi\n"
             }
             false => "",
         };

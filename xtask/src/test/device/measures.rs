@@ -15,6 +15,7 @@ pub const ALL: &[Check] = &[
     Check { name: "bench in the emulator", run: |bench| bench_in(bench, "qemu") },
     Check { name: "bench on this machine", run: |bench| bench_in(bench, "local") },
     Check { name: "bench passes a refusal on", run: bench_refused },
+    Check { name: "Ctrl-C ends a bench", run: bench_interrupted },
     Check { name: "profile through adb", run: profile_adb },
     Check { name: "profile on this machine", run: profile_local },
     Check { name: "profile ends after its seconds", run: profile_seconds },
@@ -113,6 +114,23 @@ fn bench_refused(bench: &Bench) -> Checked<Verdict> {
     let flag = said(&mut phone.task("bench", &["--runs", "1", "--", "--no-such-flag"]))?;
     flag.refused(2, &["--no-such-flag"])?;
     said(&mut phone.task("bench", &["--", "-o", "md"]))?.refused(2, &["--json"])?;
+    PASSED
+}
+
+fn bench_interrupted(bench: &Bench) -> Checked<Verdict> {
+    let phone = phone(bench)?;
+    let words = ["--runs", "1", "--", "-p", "512", "-n", "512", "-r", "100"];
+    let running = Running::start(&mut phone.task("bench", &words))?;
+    let end = Instant::now() + Duration::from_secs(60);
+    while !phone.processes().iter().any(|(_, line)| line.contains("--output json")) {
+        expect(Instant::now() < end, || "it does not begin".into())?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Right after its start the program cannot yet tell an interruption from its end.
+    std::thread::sleep(Duration::from_secs(2));
+    running.signal("INT")?;
+    running.end()?.ended(130)?;
+    phone.idle()?;
     PASSED
 }
 
