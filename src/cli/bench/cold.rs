@@ -2,13 +2,12 @@
 
 use crate::error::{Error, Result};
 use rustix::fs::{Advice, fadvise};
-use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::IoSliceMut;
 use std::path::{Path, PathBuf};
 
 /// Looks into the cache at every so many bytes.
+#[cfg(not(target_os = "android"))]
 const STRIDE: u64 = 1 << 20;
 
 /// Drops the files of a model directory, or one file. `dropped` in the answer is whether they are gone:
@@ -40,16 +39,24 @@ fn files(model: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 /// Whether any part is in the cache: a read that must not wait for the disk gets something.
+#[cfg(not(target_os = "android"))]
 fn cached(file: &File, len: u64) -> Option<bool> {
+    use rustix::io::{Errno, ReadWriteFlags, preadv2};
     for at in (0..len).step_by(STRIDE as usize) {
         let mut byte = [0];
-        match preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT) {
+        match preadv2(file, &mut [std::io::IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT) {
             Ok(0) | Err(Errno::AGAIN) => {}
             Ok(_) => return Some(true),
             Err(_) => return None,
         }
     }
     Some(false)
+}
+
+/// Bionic has such reads from API level 33 only.
+#[cfg(target_os = "android")]
+fn cached(_: &File, _: u64) -> Option<bool> {
+    None
 }
 
 #[cfg(test)]
