@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 const STRIDE: u64 = 1 << 20;
 
 /// Drops the files of a model directory, or one file. `dropped` in the answer is whether they are gone:
-/// false where some are still cached, as in file systems that live in memory, null where the system does
-/// not say.
+/// false where some are still cached, null where the system does not say, as in file systems that live in
+/// memory.
 pub(super) fn drop_cache(model: &Path) -> Result<Value> {
     let (mut bytes, mut dropped) = (0, Some(true));
     for path in files(model).map_err(|e| Error::io(model, e))? {
