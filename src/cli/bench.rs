@@ -5,6 +5,7 @@
 //! rows alike. Each row starts from a cache filled to its depth, which is not timed.
 
 mod ceiling;
+mod cold;
 mod compare;
 mod growth;
 mod measure;
@@ -94,6 +95,9 @@ pub(super) struct BenchArgs {
     /// Print ratios to the results in this file, written by -o json or -o jsonl
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
+    /// Measure nothing; drop the model's files from the page cache, so that the next start is a cold one
+    #[arg(long, hide = true)]
+    drop_cache: bool,
 }
 
 impl BenchArgs {
@@ -126,6 +130,10 @@ impl BenchArgs {
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
+    if args.drop_cache {
+        let model = args.model_path.clone().unwrap_or_else(super::args::default_model);
+        return put(&format!("{}\n", cold::drop_cache(&model)?));
+    }
     let base = args.resolve()?;
     let rows = args.lists()?.rows()?;
     let earlier = args.compare.as_deref().map(compare::read).transpose()?;

@@ -55,11 +55,15 @@ pub fn directory(device: &dyn Device, model: &Path) -> String {
     format!("{}/{}", device.home(), name(model))
 }
 
-/// The model's name, as a directory name without surprises.
-fn name(model: &Path) -> String {
-    let name = model.file_name().unwrap_or_default().to_string_lossy();
+/// A text of which a file name can be made.
+pub fn plain(text: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-    let name: String = name.chars().map(plain).collect();
+    text.chars().map(plain).collect()
+}
+
+/// The model's name, as a directory name without surprises.
+pub fn name(model: &Path) -> String {
+    let name = plain(&model.file_name().unwrap_or_default().to_string_lossy());
     if name.trim_matches('.').is_empty() { "model".into() } else { name }
 }
 

@@ -3,6 +3,7 @@
 
 mod android;
 mod args;
+mod bench;
 mod build;
 mod deploy;
 mod device;
@@ -11,8 +12,10 @@ mod error;
 mod golden;
 mod json;
 mod parity;
+mod profile;
 mod run;
 mod runner;
+mod sensors;
 mod sh;
 mod size;
 mod synth;
@@ -61,6 +64,18 @@ const TASKS: &[Task] = &[
         arguments: "[--device D] [-- COMMAND…]",
         about: "run what is deployed there; a story where no command is given",
         run: run::run,
+    },
+    Task {
+        name: "bench",
+        arguments: "[--device D] [-- FLAG…]",
+        about: "speeds, cold and warm starts there, with clocks and temperatures; --runs N, --cool-down S, --json F",
+        run: bench::run,
+    },
+    Task {
+        name: "profile",
+        arguments: "[--device D] [-- FLAG…]",
+        about: "a generation there as a page of charts and a Perfetto trace; -n N or --seconds S, --open",
+        run: profile::run,
     },
     Task {
         name: "runner",

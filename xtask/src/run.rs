@@ -11,15 +11,13 @@ use crate::error::{Error, Result};
 const STORY: &[&str] = &["generate", "--prompt", "Once upon a time", "--num-tokens", "200"];
 
 pub fn run(words: &[String]) -> Result<()> {
-    let (ours, theirs) = match words.iter().position(|w| w == "--") {
-        Some(at) => (&words[..at], words[at + 1..].to_vec()),
-        None => (words, Vec::new()),
-    };
+    let (ours, theirs) = split(words);
     let args = Args::parse(ours, &[device::FLAGS, &["--model"]].concat(), &[])?;
     if let Some(word) = args.rest.first() {
         return Err(Error::Usage(format!("unexpected argument `{word}`; the program's own come after --")));
     }
-    let theirs = if theirs.is_empty() { STORY.iter().map(|w| w.to_string()).collect() } else { theirs };
+    let theirs: Vec<String> =
+        if theirs.is_empty() { STORY.iter().map(|w| w.to_string()).collect() } else { theirs.to_vec() };
     let device = device::select(&args)?;
     let dir = directory(&*device, &build::chosen_model(&args)?);
     check_deployed(&*device, &dir)?;
@@ -28,6 +26,14 @@ pub fn run(words: &[String]) -> Result<()> {
     let program = Program { dir: &dir, environment: &environment, path: &path, args: &theirs };
     let talks = theirs.first().is_some_and(|command| command == "chat");
     finished(&*device, shell::stream(&*device, &program, Input::for_program(talks))?)
+}
+
+/// The words before the first `--` and those after it.
+pub fn split(words: &[String]) -> (&[String], &[String]) {
+    match words.iter().position(|w| w == "--") {
+        Some(at) => (&words[..at], &words[at + 1..]),
+        None => (words, &[]),
+    }
 }
 
 /// What the program finds in its environment.

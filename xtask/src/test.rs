@@ -33,7 +33,7 @@ const PARTS: &[Part] = &[
     Part { name: "aarch64", about: "the same tests on 64-bit Arm", run: arm::run },
     Part {
         name: "device",
-        about: "deploy, run and golden through adb, and what may go wrong",
+        about: "deploy, run, golden, bench and profile through adb, and what may go wrong",
         run: device::run,
     },
     Part {

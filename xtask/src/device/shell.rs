@@ -10,6 +10,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// A word that a POSIX shell reads as exactly this text.
@@ -92,9 +93,21 @@ fn with_end(script: &str, nonce: &str) -> String {
 /// Runs a script and returns what it printed.
 pub fn capture(device: &dyn Device, script: &str) -> Result<Answer> {
     let nonce = nonce();
-    let out = device.shell(&with_end(script, &nonce)).stdin(Stdio::null()).output();
+    captured(device, device.shell(&with_end(script, &nonce)), &nonce)
+}
+
+/// [`capture`], whose connection Ctrl-C in a terminal does not cut.
+pub fn capture_apart(device: &dyn Device, script: &str) -> Result<Answer> {
+    let nonce = nonce();
+    let mut shell = device.shell(&with_end(script, &nonce));
+    shell.process_group(0);
+    captured(device, shell, &nonce)
+}
+
+fn captured(device: &dyn Device, mut shell: Command, nonce: &str) -> Result<Answer> {
+    let out = shell.stdin(Stdio::null()).output();
     let out = out.map_err(|e| lost(device, &e.to_string()))?;
-    let (mut stdout, mut marks, mut filter) = (Vec::new(), Vec::new(), Marks::new(&nonce));
+    let (mut stdout, mut marks, mut filter) = (Vec::new(), Vec::new(), Marks::new(nonce));
     filter.feed(&out.stdout, &mut stdout, &mut marks);
     let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
     let stdout = String::from_utf8_lossy(&stdout).into_owned();
@@ -127,6 +140,42 @@ pub fn capture_program(device: &dyn Device, program: &Program<'_>) -> Result<Ans
 /// Runs a program with this process's streams until it ends. Ctrl-C reaches it; a second one kills it.
 /// Its exit code is the result, 128 and the signal's number where a signal ended it.
 pub fn stream(device: &dyn Device, program: &Program<'_>, stdin: Input) -> Result<u32> {
+    stream_to(device, program, stdin, Ears { text: &mut put, started: &mut |_| {} })
+}
+
+/// Who hears of a program in [`stream_to`].
+pub struct Ears<'a> {
+    /// Gets its stdout, piece by piece; an error means that nobody reads it any more, which ends it.
+    pub text: &'a mut dyn FnMut(&[u8]) -> std::io::Result<()>,
+    /// Gets its process id there.
+    pub started: &'a mut dyn FnMut(u32),
+}
+
+/// [`stream`] with stdout going elsewhere.
+pub fn stream_to(device: &dyn Device, program: &Program<'_>, stdin: Input, ears: Ears<'_>) -> Result<u32> {
+    let exit_by_signal = exit_by_signal()?;
+    exit_by_signal.store(false, Ordering::SeqCst);
+    let ended = stream_caught(device, program, stdin, ears);
+    exit_by_signal.store(true, Ordering::SeqCst);
+    ended
+}
+
+/// Whether a signal that asks to end ends this process, as it does where nobody catches it: catching cannot
+/// be undone.
+fn exit_by_signal() -> Result<&'static Arc<AtomicBool>> {
+    static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+    if let Some(flag) = FLAG.get() {
+        return Ok(flag);
+    }
+    let flag = FLAG.get_or_init(|| Arc::new(AtomicBool::new(false)));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(flag))
+            .map_err(|e| Error::Failed(format!("cannot catch Ctrl-C: {e}")))?;
+    }
+    Ok(flag)
+}
+
+fn stream_caught(device: &dyn Device, program: &Program<'_>, stdin: Input, ears: Ears<'_>) -> Result<u32> {
     let nonce = nonce();
     let mut command = device.shell(&with_end(&program.script(&nonce, stdin)?, &nonce));
     // A process group of its own: Ctrl-C in a terminal must not cut the connection.
@@ -144,7 +193,7 @@ pub fn stream(device: &dyn Device, program: &Program<'_>, stdin: Input) -> Resul
         let signals = signals.map_err(|e| Error::Failed(format!("cannot catch Ctrl-C: {e}")))?;
         let handle = signals.handle();
         let watcher = scope.spawn(move || watch(device, state, signals, connection));
-        let ended = copy_out(&mut child, &nonce, state, || kill(device, state, "KILL"));
+        let ended = copy_out(&mut child, (&nonce, state), ears, || kill(device, state, "KILL"));
         state.ended.store(true, Ordering::SeqCst);
         handle.close();
         let _ = watcher.join();
@@ -189,8 +238,13 @@ struct State {
 }
 
 /// Copies the program's stdout, unbuffered, until its end mark or the end of the stream.
-fn copy_out(child: &mut Child, nonce: &str, state: &State, stop: impl Fn()) -> Option<u32> {
-    let mut stdout = child.stdout.take().expect("stdout is piped");
+fn copy_out(
+    child: &mut Child,
+    (nonce, state): (&str, &State),
+    ears: Ears<'_>,
+    stop: impl Fn(),
+) -> Option<u32> {
+    let (mut stdout, put) = (child.stdout.take().expect("stdout is piped"), ears.text);
     let mut filter = Marks::new(nonce);
     let (mut piece, mut text, mut marks) = (vec![0; 64 << 10], Vec::new(), Vec::new());
     while let Some(n) = stdout.read(&mut piece).ok().filter(|&n| n > 0) {
@@ -198,7 +252,10 @@ fn copy_out(child: &mut Child, nonce: &str, state: &State, stop: impl Fn()) -> O
         filter.feed(&piece[..n], &mut text, &mut marks);
         for mark in marks.drain(..) {
             match mark {
-                Mark::Pid(pid) => state.pid.store(pid, Ordering::SeqCst),
+                Mark::Pid(pid) => {
+                    state.pid.store(pid, Ordering::SeqCst);
+                    (ears.started)(pid);
+                }
                 Mark::Exit(code) => {
                     let _ = put(&text);
                     let closed = state.closed.load(Ordering::SeqCst);
@@ -281,93 +338,4 @@ pub fn signal_in(code: u32) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::local::Local;
-    use super::*;
-
-    /// Words that a shell would take apart, or a terminal obey.
-    const HOSTILE: &[&str] = &[
-        "",
-        " ",
-        "two words",
-        "it's",
-        "'",
-        "''\\''",
-        "$HOME `id` $(id) ${x:-y}",
-        "a;b&c|d>e<f",
-        "line\nbreak\r\ttab",
-        "*?[a]~!#",
-        "\\",
-        "\\n\\0",
-        "-n",
-        "--",
-        "\"",
-        "é 日本語 🦊",
-        "\u{1b}[2J",
-        "%s%n",
-    ];
-
-    #[test]
-    fn hostile_words_reach_a_program_as_they_are() {
-        let device = Local::open();
-        let args: Vec<String> = HOSTILE.iter().map(|w| w.to_string()).collect();
-        let mut all = vec!["%s\\0".to_string()];
-        all.extend(args);
-        let program = Program { dir: "/", environment: &[], path: "/usr/bin/printf", args: &all };
-        let answer = capture_program(&device, &program).unwrap();
-        let words: Vec<&str> = answer.stdout.split_terminator('\0').collect();
-        assert_eq!(words, HOSTILE);
-    }
-
-    #[test]
-    fn hostile_directories_and_settings_arrive() {
-        let device = Local::open();
-        for word in HOSTILE.iter().filter(|w| !w.is_empty()) {
-            let dir = std::env::temp_dir().join(format!("xtask-shell-{}-{word}", std::process::id()));
-            std::fs::create_dir_all(&dir).unwrap();
-            let args = ["-c".into(), "printf '%s' \"$PWD|$WORD\"".into()];
-            let dir_text = dir.to_str().unwrap();
-            let program =
-                Program { dir: dir_text, environment: &[("WORD", word)], path: "/bin/sh", args: &args };
-            let answer = capture_program(&device, &program).unwrap();
-            std::fs::remove_dir(&dir).unwrap();
-            assert_eq!(answer.stdout, format!("{dir_text}|{word}"));
-        }
-    }
-
-    #[test]
-    fn exit_codes_and_signals_come_back() {
-        let device = Local::open();
-        for (script, code) in [("true", 0), ("exit 3", 3), ("exit 255", 255), ("sh -c 'kill -9 $$'", 137)] {
-            assert_eq!(capture(&device, script).unwrap().code, code, "{script}");
-        }
-        let answer = capture(&device, "echo out; echo err >&2; exit 7").unwrap();
-        assert_eq!((answer.stdout.as_str(), answer.stderr.as_str()), ("out\n", "err\n"));
-        assert!(answer.ok(&device).unwrap_err().to_string().ends_with(": err"));
-    }
-
-    #[test]
-    fn a_stream_that_breaks_is_no_success() {
-        let device = Local::open();
-        let e = capture(&device, "kill -9 $$").unwrap_err();
-        assert_eq!(e.exit_code(), 5);
-        assert!(e.to_string().contains("connection broke"), "{e}");
-    }
-
-    #[test]
-    fn what_cannot_be_passed_is_refused() {
-        for arg in ["a\0b".to_string(), "x".repeat(70_000)] {
-            let program = Program { dir: "/", environment: &[], path: "x", args: &[arg] };
-            assert_eq!(program.script("@", Input::Nothing).unwrap_err().exit_code(), 2);
-        }
-    }
-
-    #[test]
-    fn signals_are_explained() {
-        assert!(signal_in(137).unwrap().contains("memory"));
-        assert!(signal_in(132).unwrap().contains("instruction"));
-        for code in [0, 1, 101, 130, 141, 255] {
-            assert_eq!(signal_in(code), None, "{code}");
-        }
-    }
-}
+mod tests;

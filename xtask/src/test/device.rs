@@ -2,6 +2,7 @@
 //! the phone: `tests/device/fake_adbd.py` on loopback, where an emulator runs the Arm program.
 
 mod checks;
+mod measures;
 mod stand;
 
 use super::Outcome;
@@ -36,7 +37,7 @@ pub fn run() -> Outcome {
     build::for_host(Some(&model))?;
     let bench = Bench::new().map_err(Error::Failed)?;
     let mut tally = Tally::default();
-    for check in checks::ALL {
+    for check in checks::ALL.iter().chain(measures::ALL) {
         let began = std::time::Instant::now();
         match (check.run)(&bench) {
             Ok(Verdict::Passed) => {

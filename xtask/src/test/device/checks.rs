@@ -34,13 +34,13 @@ pub const ALL: &[Check] = &[
 
 /// The storage that all checks share.
 const STORAGE: &str = "phone";
-const PASSED: Checked<Verdict> = Ok(Verdict::Passed);
+pub const PASSED: Checked<Verdict> = Ok(Verdict::Passed);
 
-fn phone(bench: &Bench) -> Checked<Phone<'_>> {
+pub fn phone(bench: &Bench) -> Checked<Phone<'_>> {
     bench.phone(STORAGE, &[])
 }
 
-fn expect(holds: bool, what: impl FnOnce() -> String) -> Checked<()> {
+pub fn expect(holds: bool, what: impl FnOnce() -> String) -> Checked<()> {
     if holds { Ok(()) } else { Err(what()) }
 }
 
@@ -219,7 +219,7 @@ fn damages(bench: &Bench) -> Checked<Verdict> {
 }
 
 fn unavailable(bench: &Bench) -> Checked<Verdict> {
-    for task in ["deploy", "run", "golden"] {
+    for task in ["deploy", "run", "golden", "bench", "profile"] {
         let mut no_adb = bench.xtask(&[task, "--device", "adb"]);
         said(no_adb.env("PATH", "/nonexistent"))?.refused(5, &["adb is missing", "apt-get install adb"])?;
         said(&mut bench.xtask(&[task, "--serial", "nobody"]))?.refused(5, &["nobody"])?;

@@ -91,7 +91,7 @@ impl Drop for Bench {
 pub struct Phone<'a> {
     bench: &'a Bench,
     child: Child,
-    root: PathBuf,
+    pub root: PathBuf,
     pub serial: String,
 }
 
@@ -110,15 +110,20 @@ impl Phone<'_> {
         self.root.join("antigravity/story")
     }
 
-    /// Processes that have a file of this device in their command line: id and line.
+    /// The programs that run there: process id and command line.
     pub fn processes(&self) -> Vec<(u32, String)> {
+        self.commands("./antigravity")
+    }
+
+    /// Processes that were started there and have `word` in their command line: id and line.
+    pub fn commands(&self, word: &str) -> Vec<(u32, String)> {
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
             let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
             let dir = fs::read_link(entry.path().join("cwd")).unwrap_or_default();
             let line = String::from_utf8_lossy(&line).replace('\0', " ");
-            if dir.starts_with(&self.root) && line.contains("./antigravity") {
+            if dir.starts_with(&self.root) && line.contains(word) {
                 found.push((pid, line));
             }
         }
