@@ -23,6 +23,7 @@ use crate::weights::{Layer, Weights};
 use cache::Cache;
 use matmul::Input;
 use pool::Pool;
+pub use pool::keep_to;
 use simd::attend::{CHUNK, Partial};
 use simd::{Isa, ops};
 use std::ops::Range;

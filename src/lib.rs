@@ -38,5 +38,11 @@ pub mod system;
 
 pub mod cli;
 
+/// The project's directory where tests run, which may be a phone.
+#[cfg(test)]
+fn project() -> std::path::PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
+}
+
 pub use engine::{Engine, EngineOptions, GenerateOptions};
 pub use error::{Error, Result};

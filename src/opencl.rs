@@ -8,6 +8,7 @@
 //! and a platform, [`device`] chooses a device and holds its queue, [`buffer`] is memory there, [`program`] what runs
 //! there, [`cache`] what is kept of it on disk. [`ffi`] is the ABI and [`failure`] what can go wrong.
 
+mod arena;
 #[allow(unsafe_code)]
 pub mod buffer;
 pub mod cache;
@@ -29,6 +30,7 @@ mod rows;
 mod scratch;
 mod steps;
 mod weights;
+mod whole;
 
 pub use buffer::{Access, Buffer, Mapped, Place, SharedView, Staged};
 pub use cache::{Cache, Verdict};
@@ -43,7 +45,7 @@ use crate::error::Result;
 use crate::kv::KvTypes;
 use crate::trace::{Recorder, Steps};
 use crate::weights::Weights;
-use buffer::MapFor;
+use buffer::{Landing, MapFor};
 use defines::QKV;
 use kernels::Kernels;
 use rows::{LayerRows, Rows};
@@ -52,6 +54,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use steps::{AttendOn, Launches};
 use weights::DeviceWeights;
+use whole::Whole;
 
 /// Set to a number, the device is lost in that forward pass, counted from 1; for tests.
 pub const LOSE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_LOSE";
@@ -105,6 +108,10 @@ pub struct OpenClBackend {
     rows: Rows,
     scratch: Scratch,
     launches: Launches,
+    /// One token in one launch, where the device has it.
+    whole: Option<Whole>,
+    /// Logits on their way from a device of its own memory.
+    landing: Option<Landing>,
     host: Option<HostAttention>,
     /// Radians per position of each rotated pair.
     frequencies: [f64; HEAD_DIM / 2],
@@ -123,19 +130,28 @@ impl OpenClBackend {
         let max_tokens = if shapes.batches() { max_tokens.clamp(1, capacity.max(1)) } else { 1 };
         let place = if attention.is_some() { Place::HostVisible } else { Place::Device };
         let rows = Rows::new(device, kv_types, capacity, place)?;
-        let scratch = Scratch::new(device, max_tokens, shapes.splits)?;
+        let mut scratch = Scratch::new(device, max_tokens, shapes.splits)?;
         let host = attention.map(|attend| {
             let floats = |n: usize| vec![0.0; scratch.max_tokens * n];
             HostAttention { attend, qkv: floats(QKV), att: floats(Q_DIM) }
         });
         let on = if host.is_some() { AttendOn::Host } else { AttendOn::Device };
         let launches = Launches::new(&mut kernels, &model.matrices, &scratch, &rows, on)?;
+        let whole = match on {
+            AttendOn::Device => Whole::new(device, &model.matrices, &mut scratch, &rows)?,
+            AttendOn::Host => None,
+        };
+        let landing = (!device.facts().unified_memory)
+            .then(|| Landing::new(device, scratch.logits.len()))
+            .transpose()?;
         let lose = std::env::var(LOSE_VARIABLE).ok().and_then(|n| n.parse().ok());
         Ok(Self {
             kernels,
             rows,
             scratch,
             launches,
+            whole,
+            landing,
             host,
             frequencies: crate::rope::frequencies(),
             recorder: None,
@@ -156,6 +172,7 @@ struct Pass<'a> {
     launches: &'a mut Launches,
     rows: &'a mut Rows,
     scratch: &'a Scratch,
+    landing: Option<&'a mut Landing>,
     host: Option<&'a mut HostAttention>,
     /// Tokens.
     n: usize,
@@ -267,21 +284,38 @@ impl Pass<'_> {
                     let rows = logits.len() / VOCAB;
                     norm.from_token(i * s.logit_rows)?.run(device, [rows, 1])?; // final RMS norm
                     self.launches.heads.many(device, rows)?; // one logit per vocabulary entry
-                    s.logits.read(0, floats::bytes_mut(logits))?;
+                    read_logits(s, &mut self.landing, logits)?;
                 }
             }
             Logits::Last(logits) | Logits::All(logits) => {
                 self.launches.head.one(device)?; // final RMS norm, one logit per vocabulary entry
-                s.logits.read(0, floats::bytes_mut(logits))?;
+                read_logits(s, &mut self.landing, logits)?;
             }
         }
         self.done("head", LAYERS)
+    }
+
+    /// The logits of a token that was one launch, if anybody wants them.
+    fn logits(&mut self, out: Logits<'_>) -> failure::Result<()> {
+        match out {
+            Logits::None => self.device.flush(),
+            Logits::Last(logits) | Logits::All(logits) => read_logits(self.scratch, &mut self.landing, logits),
+        }
+    }
+}
+
+/// Waits for the logits that the last launch computes.
+fn read_logits(s: &Scratch, landing: &mut Option<&mut Landing>, logits: &mut [f32]) -> failure::Result<()> {
+    let bytes = floats::bytes_mut(logits);
+    match landing {
+        Some(landing) => landing.read(&s.logits, bytes),
+        None => s.logits.read(0, bytes),
     }
 }
 
 impl OpenClBackend {
     fn pass(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> failure::Result<()> {
-        let Self { model, rows, scratch, launches, host, frequencies, recorder, passes, .. } = self;
+        let Self { model, rows, scratch, launches, whole, landing, host, frequencies, recorder, passes, .. } = self;
         passes.0 += 1;
         if passes.1 == Some(passes.0) {
             return Err(Failure::new(Kind::Lost, format!("lost on purpose ({LOSE_VARIABLE})")));
@@ -289,10 +323,21 @@ impl OpenClBackend {
         let n = tokens.len();
         let timed = recorder.is_some();
         let steps = Steps::begin(recorder.as_mut(), n);
+        let mut whole = whole.as_mut().filter(|_| n == 1 && !timed);
+        if let Some(whole) = &whole {
+            whole.prepare(scratch);
+        }
         scratch.embed(&model.weights, tokens, rows.len(), (pos, frequencies))?; // rows of the embedding, angles of RoPE
         let host = host.as_mut();
-        let mut pass = Pass { device: &model.device, launches, rows, scratch, host, n, steps, timed };
+        let (device, landing) = (&model.device, landing.as_mut());
+        let mut pass = Pass { device, launches, rows, scratch, landing, host, n, steps, timed };
         pass.done("embed", 0)?;
+        if let Some(whole) = &mut whole {
+            whole.run(pass.device)?; // all steps of all layers
+            pass.logits(out)?;
+            self.rows.set_len(self.rows.len() + 1);
+            return Ok(());
+        }
         for layer in 0..LAYERS {
             match n {
                 1 => pass.one_token(layer)?,
@@ -346,6 +391,9 @@ impl Backend for OpenClBackend {
         self.rows.resize(&self.model.device, slots)?;
         let on = if self.host.is_some() { AttendOn::Host } else { AttendOn::Device };
         self.launches = Launches::new(&mut self.kernels, &self.model.matrices, &self.scratch, &self.rows, on)?;
+        if self.whole.is_some() {
+            self.whole = Whole::new(&self.model.device, &self.model.matrices, &mut self.scratch, &self.rows)?;
+        }
         Ok(())
     }
 

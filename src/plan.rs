@@ -5,11 +5,16 @@
 //! the mapped weights that every token reads. *Peak* bounds the resident set that the system reports; it
 //! also counts mapped pages that can be dropped at any time.
 
+mod advice;
+
+pub use advice::{Context, check_apart, check_sharing};
+
 use crate::cpu;
 use crate::cpu::simd::attend::{Partial, QUERIES};
 use crate::dims::*;
 use crate::engine::EngineOptions;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::session::ROWS;
 use crate::system::Memory;
 use crate::weights::source::{Dtype, Source};
 use crate::weights::{ModelPath, Role, Spec, WeightType, pack, table};
@@ -88,8 +93,12 @@ pub struct Plan {
     pub form: Form,
     /// The machine.
     pub memory: Memory,
+    /// The fingerprint of the weights' files; empty while there are none.
+    pub model_id: String,
     weights: WeightBytes,
     tokenizer_file: u64,
+    /// Buffers that hold the logits of [`ROWS`] tokens.
+    row_blocks: usize,
 }
 
 impl Plan {
@@ -101,11 +110,11 @@ impl Plan {
             Some(_) => packed(&source),
             None => checkpoint(&source, options.weight_type),
         };
-        Ok(Self::with(options, weights, &path.dir))
+        Ok(Self { model_id: source.fingerprint(), ..Self::with(options, weights, &path.dir)? })
     }
 
     /// The plan for a packed file of the baked model that is not there yet.
-    pub fn assumed(options: &EngineOptions) -> Self {
+    pub fn assumed(options: &EngineOptions) -> Result<Self> {
         let sizes = |role| {
             let of_role = table().into_iter().filter(move |s| s.role == role);
             of_role.fold(0, |sum, s| add(sum, if role == Role::Matrix { matrix(&s) } else { dense(&s, 2) }))
@@ -120,13 +129,20 @@ impl Plan {
         Self::with(options, weights, &options.model)
     }
 
-    fn with(options: &EngineOptions, weights: WeightBytes, dir: &Path) -> Self {
+    fn with(options: &EngineOptions, weights: WeightBytes, dir: &Path) -> Result<Self> {
         let mut options = options.clone();
         if options.threads == 0 {
             options.threads = cpu::topology::default_threads();
         }
         let tokenizer_file = std::fs::metadata(dir.join("tokenizer.json")).map_or(0, |m| m.len());
-        Self { options, form: weights.form, memory: Memory::now(), weights, tokenizer_file }
+        let (form, memory) = (weights.form, Memory::to_plan_with()?);
+        Ok(Self { options, form, memory, model_id: String::new(), weights, tokenizer_file, row_blocks: 0 })
+    }
+
+    /// The same with the logits of every token besides, in `blocks` buffers.
+    pub fn with_rows(mut self, blocks: usize) -> Self {
+        self.row_blocks = blocks;
+        self
     }
 
     /// Its lines, for the context asked for.
@@ -141,6 +157,7 @@ impl Plan {
         let vocab = VOCAB as u64;
         // Of the session, of the sampler's input and of its ranking.
         let logits = mul(vocab, 4 + 4 + 16);
+        let rows = mul(self.row_blocks as u64, ROWS.min(chunk) as u64);
         let items = vec![
             put("weights", self.weights.own, Kind::Own),
             put("weights", self.weights.mapped, Kind::Mapped),
@@ -151,7 +168,7 @@ impl Plan {
                 Kind::Own,
             ),
             put(&format!("scratch for {chunk} tokens"), scratch(slots, chunk), Kind::Own),
-            put("logits", logits, Kind::Own),
+            put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
             put("tokens and text", mul(slots as u64, TEXT_PER_SLOT), Kind::Own),
             put("tokenizer", mul(self.tokenizer_file, TOKENIZER), Kind::Own),
             put(&format!("{} threads", o.threads), mul(o.threads as u64, thread_bytes()), Kind::Own),
@@ -185,38 +202,22 @@ impl Plan {
 
     /// The longest context that fits in `memory`; `None` when not even the model does. At most 2^24.
     pub fn longest(&self, memory: u64) -> Option<usize> {
-        let fits = |slots: usize| self.need_for(slots) <= memory;
-        if !fits(1) {
-            return None;
-        }
-        // `low` fits, `high` does not (or is the end); need grows with the number of slots.
-        let (mut low, mut high) = (1, (1 << 24) + 1);
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if fits(middle) { low = middle } else { high = middle }
-        }
-        Some(low)
+        longest_where(|slots| self.need_for(slots) <= memory)
     }
+}
 
-    /// Refuses what will not fit. A machine that does not tell its memory is not held against anyone.
-    pub fn check(&self) -> Result<()> {
-        let (need, Some(have)) = (self.need(), self.memory.usable()) else { return Ok(()) };
-        if need <= have {
-            return Ok(());
-        }
-        let (model, slots) = (self.options.model.display(), self.options.max_seq_len);
-        let head = format!(
-            "{model}: needs {} of memory with --max-seq-len {slots}, but {} are available; ",
-            mib(need),
-            mib(have)
-        );
-        Err(Error::Memory(match self.longest(have) {
-            Some(n) => head + &format!("use --max-seq-len {n} or less, or close other programs"),
-            None => {
-                head + "the model does not fit with any context: close other programs or use a smaller one"
-            }
-        }))
+/// The largest number of slots that `fits`, which every smaller number does too; at most 2^24.
+fn longest_where(fits: impl Fn(usize) -> bool) -> Option<usize> {
+    if !fits(1) {
+        return None;
     }
+    // `low` fits, `high` does not (or is the end).
+    let (mut low, mut high) = (1, (1 << 24) + 1);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle) { low = middle } else { high = middle }
+    }
+    Some(low)
 }
 
 /// Bytes of one slot of the cache.

@@ -73,8 +73,8 @@ mod tests {
     use super::*;
 
     fn fixture(name: &str) -> Vec<u8> {
-        let path = format!("{}/tests/fixtures/q4_0/{name}", env!("CARGO_MANIFEST_DIR"));
-        std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"))
+        let path = crate::project().join("tests/fixtures/q4_0").join(name);
+        std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     }
 
     fn floats(bytes: &[u8]) -> Vec<f32> {

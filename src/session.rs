@@ -35,6 +35,8 @@ impl CancelToken {
 
 /// Makes another backend for a sequence whose device is lost.
 pub type Spare = Box<dyn FnOnce() -> Result<Box<dyn Backend>> + Send>;
+/// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.
+pub const ROWS: usize = 64;
 
 /// A sequence: its tokens, its cache on a backend, the logits of its last token.
 pub struct Session {
@@ -147,8 +149,7 @@ impl Session {
     /// Appends tokens and hands the logits of every one to `each(index, logits)`.
     pub fn logits_of_all(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
         self.check(tokens)?;
-        // 64 rows of a 128k vocabulary are 32 MiB.
-        let step = self.backend.max_tokens().min(64);
+        let step = self.backend.max_tokens().min(ROWS);
         let mut rows = vec![0.0f32; step.min(tokens.len()) * VOCAB];
         for (i, chunk) in tokens.chunks(step).enumerate() {
             let rows = &mut rows[..chunk.len() * VOCAB];

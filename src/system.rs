@@ -4,8 +4,13 @@
 //! phones many are), so every answer is optional. The parsers are pure functions over the text.
 
 pub mod cgroup;
+pub mod marker;
 
+use crate::error::{Error, Result};
 use std::fs;
+
+/// Stands for the system's available memory in every plan.
+const MEMORY_VARIABLE: &str = "ANTIGRAVITY_MEMORY_MIB";
 
 /// Text of a small system file; `None` where it is missing or unreadable.
 pub fn read(path: &str) -> Option<String> {
@@ -82,6 +87,29 @@ impl Memory {
         }
     }
 
+    /// [`Memory::now`], or with what `ANTIGRAVITY_MEMORY_MIB` says is available: for the plan of a machine that is
+    /// not this one, or to leave memory to other programs.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` where the variable is not a number.
+    pub fn to_plan_with() -> Result<Self> {
+        match std::env::var_os(MEMORY_VARIABLE) {
+            None => Ok(Self::now()),
+            Some(value) => Self::stated(&value.to_string_lossy()),
+        }
+    }
+
+    fn stated(value: &str) -> Result<Self> {
+        let bytes = value.parse::<u64>().ok().and_then(|mib| mib.checked_mul(1 << 20));
+        let available = bytes.ok_or_else(|| {
+            Error::Usage(format!(
+                "{MEMORY_VARIABLE}={value}: give the available memory in MiB, a whole number"
+            ))
+        })?;
+        Ok(Self { available: Some(available), ..Self::default() })
+    }
+
     /// What this process may take; `None` when nothing is known.
     pub fn usable(&self) -> Option<u64> {
         match (self.available, self.limit_left) {
@@ -117,6 +145,15 @@ mod tests {
         let phone = format!("{arm}Hardware\t: Qualcomm SM8550\n");
         assert_eq!(cpu_name(&phone).as_deref(), Some("Qualcomm SM8550"));
         assert_eq!(cpu_name("nonsense\n:\nmodel name :\n"), None);
+    }
+
+    #[test]
+    fn memory_may_be_stated() {
+        assert_eq!(Memory::stated("900").map(|m| m.usable()), Ok(Some(900 << 20)));
+        for bad in ["", "x", "-1", "1.5", "99999999999999999"] {
+            let said = Memory::stated(bad).expect_err("no number").to_string();
+            assert!(said.starts_with(&format!("ANTIGRAVITY_MEMORY_MIB={bad}: ")), "{said}");
+        }
     }
 
     #[test]

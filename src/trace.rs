@@ -1,6 +1,7 @@
 //! What a run did and when: spans of every step, digests of the residual after every layer.
 
 use crate::error::{Error, Result};
+use crate::system;
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
@@ -30,6 +31,9 @@ pub struct LayerHash {
 #[derive(Debug)]
 pub struct Recorder {
     origin: Instant,
+    /// [`Recorder::origin`] as `/proc/uptime` has it, seconds since boot to two digits: the clock that other
+    /// processes on this machine can read too.
+    uptime: Option<f64>,
     spans: Vec<Span>,
     /// Digests in the order computed.
     pub hashes: Vec<LayerHash>,
@@ -37,7 +41,8 @@ pub struct Recorder {
 
 impl Default for Recorder {
     fn default() -> Self {
-        Self { origin: Instant::now(), spans: Vec::new(), hashes: Vec::new() }
+        let uptime = system::read("/proc/uptime").and_then(|t| t.split_whitespace().next()?.parse().ok());
+        Self { origin: Instant::now(), uptime, spans: Vec::new(), hashes: Vec::new() }
     }
 }
 
@@ -69,11 +74,16 @@ impl Recorder {
         totals
     }
 
-    /// Writes the Chrome trace event format, which Perfetto and `chrome://tracing` load.
+    /// Writes the Chrome trace event format, which Perfetto and `chrome://tracing` load. `uptime_s` in its
+    /// `otherData` is when its clock began.
     pub fn write_chrome(&self, path: &Path) -> Result<()> {
         let write = || -> std::io::Result<()> {
             let mut f = std::io::BufWriter::new(std::fs::File::create(path)?);
-            write!(f, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+            write!(f, "{{\"displayTimeUnit\":\"ms\",")?;
+            if let Some(uptime) = self.uptime.filter(|u| u.is_finite()) {
+                write!(f, "\"otherData\":{{\"uptime_s\":{uptime}}},")?;
+            }
+            write!(f, "\"traceEvents\":[")?;
             for (i, s) in self.spans.iter().enumerate() {
                 let comma = if i == 0 { "" } else { "," };
                 write!(

@@ -1,5 +1,8 @@
 //! Decode does not allocate: a counting allocator watches every thread.
 
+#[path = "device/place.rs"]
+mod place;
+
 use antigravity::kv::{KvType, KvTypes};
 use antigravity::sampler::{Sampler, SamplerOptions};
 use antigravity::session::CancelToken;
@@ -32,7 +35,7 @@ static ALLOCATOR: Counting = Counting;
 fn decoding_a_token_allocates_nothing() {
     for (kv, threads) in [(KvType::Q4, 2), (KvType::F32, 1), (KvType::Q8, 3)] {
         let options =
-            EngineOptions { kv_types: KvTypes::both(kv), threads, ..EngineOptions::new(dims::MODEL_DIR) };
+            EngineOptions { kv_types: KvTypes::both(kv), threads, ..EngineOptions::new(place::model()) };
         let engine = Engine::load(options).unwrap();
         let mut session = engine.session().unwrap();
         // Long enough that attention is spread over chunks, one token short of the next one.

@@ -1,6 +1,8 @@
 //! The real binary on the bundled model: exit codes, what goes where, and the flags that change the text.
-#![cfg(unix)]
+#![cfg(all(unix, feature = "chat", feature = "tools"))]
 
+#[path = "device/place.rs"]
+mod place;
 #[path = "cli/program.rs"]
 mod program;
 
@@ -10,6 +12,10 @@ mod bench;
 mod chat_eval;
 #[path = "cli/errors.rs"]
 mod errors;
+#[path = "cli/fit.rs"]
+mod fit;
+#[path = "cli/killed.rs"]
+mod killed;
 #[path = "cli/output.rs"]
 mod output;
 #[path = "cli/state.rs"]

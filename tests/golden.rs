@@ -3,15 +3,19 @@
 //!
 //! `cargo xtask golden --bless` rewrites the expectations from the scalar kernels.
 
+#[path = "device/place.rs"]
+mod place;
+
 use antigravity::cpu::simd::Isa;
 use antigravity::kv::KvTypes;
 use antigravity::sampler::SamplerOptions;
 use antigravity::trace::digest;
 use antigravity::{Engine, EngineOptions, GenerateOptions, dims};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 struct Run {
+    prompt: Vec<u32>,
     ids: Vec<u32>,
     text: String,
     digest: String,
@@ -33,7 +37,7 @@ fn engine(case: &Value, isa: Isa, threads: usize, chunk: usize) -> Engine {
         threads,
         prefill_chunk: chunk,
         isa: Some(isa),
-        ..EngineOptions::new(dims::MODEL_DIR)
+        ..EngineOptions::new(place::model())
     };
     Engine::load(options).unwrap()
 }
@@ -59,11 +63,11 @@ fn run(case: &Value, isa: Isa, threads: usize, chunk: usize) -> Run {
         ids.extend(stream.last_token());
     }
     drop(stream);
-    Run { ids, text, digest: format!("{:016x}", digest(session.logits())) }
+    Run { prompt, ids, text, digest: format!("{:016x}", digest(session.logits())) }
 }
 
 fn cases() -> Vec<(PathBuf, Value)> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(dims::MODEL);
+    let dir = place::root().join("tests/golden").join(dims::MODEL);
     let mut files: Vec<PathBuf> = match std::fs::read_dir(&dir) {
         Ok(entries) => entries.map(|e| e.unwrap().path()).collect(),
         Err(_) => {
@@ -86,7 +90,7 @@ fn every_path_gives_the_golden_tokens_and_logits() {
         let name = file.file_stem().unwrap().to_string_lossy().into_owned();
         if bless {
             let r = run(&case, Isa::Scalar, 1, 512);
-            case["expected"] = json!({"ids": r.ids, "text": r.text, "digest": r.digest});
+            case["expected"] = json!({"prompt": r.prompt, "ids": r.ids, "text": r.text, "digest": r.digest});
             std::fs::write(&file, serde_json::to_string_pretty(&case).unwrap() + "\n").unwrap();
             continue;
         }
@@ -104,6 +108,7 @@ fn every_path_gives_the_golden_tokens_and_logits() {
             for &(threads, chunk) in ways {
                 let r = run(&case, isa, threads, chunk);
                 let at = format!("{name}: {}, {threads} threads, chunks of {chunk}", isa.name());
+                assert_eq!(json!(r.prompt), expected["prompt"], "token ids of the prompt of {at}");
                 assert_eq!(json!(r.ids), expected["ids"], "token ids of {at}");
                 assert_eq!(json!(r.text), expected["text"], "text of {at}");
                 assert_eq!(json!(r.digest), expected["digest"], "last logits of {at}");

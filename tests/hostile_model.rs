@@ -1,11 +1,14 @@
 //! Models that are well-formed files but wrong: one clear error each, no panic.
 
+#[path = "device/place.rs"]
+mod place;
+
 use antigravity::weights::source::Source;
 use antigravity::weights::{LoadOptions, PACKED_NAME, WeightType, pack};
 use antigravity::{Engine, EngineOptions, Error, dims};
 use serde_json::{Map, Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A copy of the bundled model that is removed at the end.
@@ -20,7 +23,7 @@ impl Model {
         for file in
             ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS]
         {
-            fs::copy(Path::new(dims::MODEL_DIR).join(file), dir.join(file)).unwrap();
+            fs::copy(place::model().join(file), dir.join(file)).unwrap();
         }
         Self(dir)
     }
@@ -185,7 +188,7 @@ fn packed_files() {
 
 #[test]
 fn configs() {
-    let config = fs::read_to_string(Path::new(dims::MODEL_DIR).join("config.json")).unwrap();
+    let config = fs::read_to_string(place::model().join("config.json")).unwrap();
     let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
     let cases: Vec<(&str, String, &[&str])> = vec![
         (

@@ -1,5 +1,8 @@
 //! Damaged and malicious safetensors files are refused with one clear line; odd but valid ones open.
 
+#[path = "device/place.rs"]
+mod place;
+
 use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -371,7 +374,7 @@ fn valid_files_open() {
 
 #[test]
 fn the_bundled_model_opens() {
-    let source = Source::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/story")).unwrap();
+    let source = Source::open(&place::root().join("models/story")).unwrap();
     let embed = source.require("model.embed_tokens.weight").unwrap();
     assert_eq!((embed.dtype, &embed.shape[..]), (Dtype::BF16, &[4096, 256][..]));
     assert_eq!(source.metadata()["format"], "pt");

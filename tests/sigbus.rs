@@ -61,7 +61,9 @@ fn in_child() {
             drop(plane);
             let file = File::open(path).unwrap();
             let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-            let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
+            // Linux's number for it, since libc has no name for it on Android.
+            const MAP_FIXED_NOREPLACE: libc::c_int = 0x10_0000;
+            let flags = libc::MAP_SHARED | MAP_FIXED_NOREPLACE;
             // SAFETY: maps only where nothing is mapped; reading it is meant to fault.
             unsafe {
                 let again = libc::mmap(address.cast_mut().cast(), len, libc::PROT_READ, flags, fd, 0);

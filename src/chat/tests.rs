@@ -1,14 +1,9 @@
 //! Rendered conversations, byte for byte as Jinja renders the models' own templates.
 
 use super::*;
-use std::path::PathBuf;
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
 
 fn template(name: &str) -> Template {
-    let file = root().join("tests/fixtures/chat").join(format!("{name}-instruct.jinja"));
+    let file = crate::project().join("tests/fixtures/chat").join(format!("{name}-instruct.jinja"));
     Template::detect(Some(&std::fs::read_to_string(file).expect("a fixture")))
 }
 
@@ -27,7 +22,8 @@ fn messages(list: &Value) -> Vec<Message> {
 
 #[test]
 fn fixtures_are_rendered_byte_for_byte() {
-    let text = std::fs::read_to_string(root().join("tests/fixtures/chat/cases.json")).expect("a fixture");
+    let text =
+        std::fs::read_to_string(crate::project().join("tests/fixtures/chat/cases.json")).expect("a fixture");
     let all: Value = serde_json::from_str(&text).expect("JSON");
     let mut seen = 0;
     for case in all["cases"].as_array().expect("cases") {
@@ -63,7 +59,7 @@ fn templates_are_recognised() {
     assert_eq!(Template::detect(None), Template::Plain);
     assert_eq!(Template::detect(Some("{{ messages }}")), Template::Plain);
     let story = Template::ChatMl { bos: true, default_system: None };
-    assert_eq!(Template::load(&root().join("models/story")), Ok(story));
+    assert_eq!(Template::load(&crate::project().join("models/story")), Ok(story));
     // Qwen 1.5 and 2, in one line.
     let qwen2 = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
                  {{ '<|im_start|>system\\nYou\\'re a helpful assistant.<|im_end|>\\n' }}{% endif %}\
@@ -92,7 +88,7 @@ fn templates_come_from_either_file() {
 
 #[test]
 fn control_text_in_messages_stays_text() {
-    let dir = root().join("models/story");
+    let dir = crate::project().join("models/story");
     let tokenizer = Tokenizer::load_for(&dir, 4096).expect("loads");
     let template = Template::load(&dir).expect("loads");
     let (start, end) = (tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>"));

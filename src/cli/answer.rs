@@ -5,6 +5,7 @@ use super::terminal::put;
 use crate::engine::{Timing, TokenStream};
 use crate::error::Result;
 use crate::session::{Session, StopReason};
+use crate::trace::digest;
 use serde_json::json;
 use std::time::Duration;
 
@@ -45,13 +46,14 @@ impl Report {
         (ms(tbt), if tbt.is_zero() { 0.0 } else { 1.0 / tbt.as_secs_f64() })
     }
 
-    /// The last line of `--format jsonl`.
-    pub fn json(&self) -> String {
+    /// The last line of `--format jsonl`; `logits` is the digest of the last logits, as in the golden files.
+    pub fn json(&self, session: &Session) -> String {
         let (timing, (tbt, speed)) = (&self.timing, self.pace());
         let line = json!({
             "t": "stats", "ttft_ms": ms(timing.ttft), "tbt_ms": tbt, "tokens_per_second": speed,
             "prompt_tokens": timing.prompt_tokens, "tokens": timing.tokens, "load_ms": ms(self.loading),
             "stop": self.reason.name(), "seed": self.seed,
+            "logits": format!("{:016x}", digest(session.logits())),
         });
         format!("{line}\n")
     }

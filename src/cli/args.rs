@@ -1,9 +1,10 @@
 //! Flags of every command, with the names and defaults of the specification.
 
-use super::bench::BenchArgs;
-use super::doctor::DoctorArgs;
-use super::inspect::InspectArgs;
-use super::plan::PlanArgs;
+mod cores;
+
+pub(super) use cores::MaskArgs;
+use cores::ThreadArgs;
+
 use super::terminal::prompt_progress;
 use crate::dims;
 use crate::engine::{BackendKind, EngineOptions, GenerateOptions, PREFILL_CHUNK};
@@ -28,21 +29,29 @@ pub(super) enum Command {
     /// Complete a prompt, streamed to stdout
     Generate(GenerateArgs),
     /// Talk with the model, turn by turn
+    #[cfg(feature = "chat")]
     Chat(super::chat::ChatArgs),
     /// Measure perplexity, or how far two settings are apart
+    #[cfg(feature = "tools")]
     Eval(super::eval::EvalArgs),
     /// Write the raw logits of given token ids
-    Logits(LogitsArgs),
+    #[cfg(feature = "tools")]
+    Logits(super::logits::LogitsArgs),
     /// Write the packed model file, which loads at once
-    Pack(PackArgs),
+    #[cfg(feature = "tools")]
+    Pack(super::pack::PackArgs),
     /// Measure speed and memory: prefill, decode, load
-    Bench(BenchArgs),
+    #[cfg(feature = "tools")]
+    Bench(super::bench::BenchArgs),
     /// Show the memory plan without loading
-    Plan(PlanArgs),
+    #[cfg(feature = "tools")]
+    Plan(super::plan::PlanArgs),
     /// Show what a model file holds and what this program was built for
-    Inspect(InspectArgs),
+    #[cfg(feature = "tools")]
+    Inspect(super::inspect::InspectArgs),
     /// Show what this machine offers
-    Doctor(DoctorArgs),
+    #[cfg(feature = "tools")]
+    Doctor(super::doctor::DoctorArgs),
 }
 
 /// Version, baked model and its dimensions.
@@ -71,7 +80,8 @@ impl Cli {
 /// What is wrong, without the usage and the advice that clap prints in further paragraphs.
 fn one_line(e: &clap::Error) -> String {
     if e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return "a command is missing; antigravity --help lists them".into();
+        let remedy = if cfg!(feature = "tools") { "antigravity --help lists them" } else { "use generate" };
+        return format!("a command is missing; {remedy}");
     }
     let text = e.to_string();
     let lines =
@@ -157,9 +167,8 @@ pub(super) struct ModelArgs {
     /// Most tokens of one prefill step
     #[arg(long, default_value_t = PREFILL_CHUNK, value_name = "N")]
     pub prefill_chunk: usize,
-    /// CPU threads [default: the machine's big cores]
-    #[arg(short, long, value_name = "N")]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub cores: ThreadArgs,
     /// What to do when the cache is full
     #[arg(long, value_enum, default_value = "none")]
     pub eviction_policy: EvictionPolicy,
@@ -218,7 +227,7 @@ impl ModelArgs {
                 v: self.cache_type_v.unwrap_or(self.kv_type),
             },
             max_seq_len: positive("--max-seq-len", self.max_seq_len, 1 << 24)?,
-            threads: self.threads.map_or(Ok(0), |n| positive("--threads", n, 1024))?,
+            threads: self.cores.resolve()?,
             prefill_chunk: positive("--prefill-chunk", self.prefill_chunk, 4096)?,
             isa: None,
             backend,
@@ -335,45 +344,6 @@ pub(super) struct OutputArgs {
     /// Say more on stderr
     #[arg(short, long)]
     pub verbose: bool,
-}
-
-/// Raw logits.
-#[derive(Args, Clone)]
-pub(super) struct LogitsArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// JSON array of token ids
-    #[arg(long, value_name = "FILE")]
-    pub tokens: PathBuf,
-    /// Where to write little-endian f32 [tokens, vocab]
-    #[arg(long, value_name = "FILE")]
-    pub out: PathBuf,
-    /// Print a digest of the residual after every layer on stderr
-    #[arg(long)]
-    pub trace_hash: bool,
-}
-
-/// Packing.
-#[derive(Args, Clone)]
-pub(super) struct PackArgs {
-    /// Model directory or .safetensors file [default: the baked model's directory]
-    #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
-    pub model_path: Option<PathBuf>,
-    /// The file to write [default: model.packed.safetensors in the model's directory]
-    #[arg(short, long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
-    /// Threads [default: the machine's big cores]
-    #[arg(short, long, value_name = "N")]
-    pub threads: Option<usize>,
-    /// Say nothing but errors
-    #[arg(short, long)]
-    pub quiet: bool,
-}
-
-impl PackArgs {
-    pub fn path(&self) -> PathBuf {
-        self.model_path.clone().unwrap_or_else(default_model)
-    }
 }
 
 /// A seed nobody chose.

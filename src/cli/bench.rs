@@ -5,6 +5,7 @@
 //! rows alike. Each row starts from a cache filled to its depth, which is not timed.
 
 mod ceiling;
+mod cold;
 mod compare;
 mod growth;
 mod measure;
@@ -12,17 +13,18 @@ mod result;
 mod rows;
 mod table;
 
-use super::args::BackendName;
+use super::args::{BackendName, MaskArgs};
 use super::report::{Side, columns};
 use super::signal;
+use super::start::{self, Voice};
 use super::terminal::put;
 use crate::cpu::simd::Isa;
 use crate::engine::{BackendKind, Engine, EngineOptions, PREFILL_CHUNK};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
-use crate::plan::{Plan, mib};
+use crate::plan::{self, Context, Plan};
 use crate::session::CancelToken;
-use crate::system;
+use crate::system::{self, marker::Marker};
 use crate::trace::Recorder;
 use crate::weights::WeightType;
 use clap::{Args, ValueEnum};
@@ -72,9 +74,11 @@ pub(super) struct BenchArgs {
     /// Element types of the KV cache: f32, f16, q8 or q4
     #[arg(long, value_delimiter = ',', default_value = "q4", value_name = "LIST")]
     kv_type: Vec<KvType>,
-    /// CPU threads [default: the machine's big cores]
+    /// CPU threads [default: one for each core that --cpu-mask leaves]
     #[arg(short, long, value_delimiter = ',', value_name = "LIST")]
     threads: Vec<usize>,
+    #[command(flatten)]
+    mask: MaskArgs,
     /// Timed runs of each row; their median counts
     #[arg(short, long, default_value_t = 5, value_name = "N")]
     repetitions: usize,
@@ -91,17 +95,21 @@ pub(super) struct BenchArgs {
     /// Print ratios to the results in this file, written by -o json or -o jsonl
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
+    /// Measure nothing; drop the model's files from the page cache, so that the next start is a cold one
+    #[arg(long, hide = true)]
+    drop_cache: bool,
 }
 
 impl BenchArgs {
-    fn lists(&self) -> Lists {
+    fn lists(&self) -> Result<Lists> {
+        let of_mask = self.mask.threads()?;
         let threads = match self.threads[..] {
-            [] => vec![crate::cpu::topology::default_threads()],
+            [] => vec![of_mask.unwrap_or_else(crate::cpu::topology::default_threads)],
             _ => self.threads.clone(),
         };
         let kv_types = self.kv_type.iter().map(|&t| KvTypes::both(t)).collect();
         let (prompts, gens) = (self.n_prompt.clone(), self.n_gen.clone());
-        Lists { prompts, gens, depths: self.depth.clone(), kv_types, threads }
+        Ok(Lists { prompts, gens, depths: self.depth.clone(), kv_types, threads })
     }
 
     /// Checks the flags; the options are those of the model, without a group's own.
@@ -124,14 +132,18 @@ impl BenchArgs {
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
+    if args.drop_cache {
+        let model = args.model_path.clone().unwrap_or_else(super::args::default_model);
+        return put(&format!("{}\n", cold::drop_cache(&model)?));
+    }
     let base = args.resolve()?;
-    let rows = args.lists().rows()?;
+    let rows = args.lists()?.rows()?;
     let earlier = args.compare.as_deref().map(compare::read).transpose()?;
     let groups = rows::groups(&rows);
     // The longest context first: that is what loading checks the memory for.
     let options: Vec<EngineOptions> = groups.iter().map(|g| g.options(&base)).collect();
     let largest = options.iter().max_by_key(|o| o.max_seq_len).expect("invariant: there are rows").clone();
-    check_memory(&options)?;
+    let _marker = prepare(&args.mask, &options)?;
     let began = Instant::now();
     let engine = Engine::load(largest)?;
     let load = began.elapsed();
@@ -139,7 +151,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     eprintln!("{}", environment.line());
 
     let cancel = CancelToken::default();
-    signal::connect(&cancel)?;
+    signal::connect(&cancel);
     let mut bench = Bench::new(&engine, &groups, &options, &cancel)?;
     let speeds = bench.run(&rows, args.repetitions)?;
     if let Some(file) = &args.trace {
@@ -165,22 +177,13 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     })
 }
 
-/// All groups keep their caches at once; loading only knows of one.
-fn check_memory(options: &[EngineOptions]) -> Result<()> {
-    let mut plans = options.iter().map(Plan::new).collect::<Result<Vec<_>>>()?;
-    plans.sort_by_key(|p| std::cmp::Reverse(p.need()));
-    let (first, others) = plans.split_first().expect("invariant: there are rows");
-    first.check()?;
-    let need = others.iter().fold(first.need(), |sum, p| sum.saturating_add(p.session()));
-    match first.memory.usable() {
-        Some(have) if need > have => Err(Error::Memory(format!(
-            "these rows need {} of memory together, but {} are available; measure fewer --depth, --kv-type \
-             or --threads at a time",
-            mib(need),
-            mib(have)
-        ))),
-        _ => Ok(()),
-    }
+/// Refuses what will not fit, since all groups keep their caches at once, and prepares the process.
+fn prepare(mask: &MaskArgs, options: &[EngineOptions]) -> Result<Marker> {
+    let plans = options.iter().map(Plan::new).collect::<Result<Vec<_>>>()?;
+    let need =
+        plan::check_sharing(&plans, Context::Row, "measure fewer --depth, --kv-type or --threads at a time")?;
+    let threads = options.iter().map(|o| o.threads).max().unwrap_or(1);
+    start::planned(&plans[0], need, (mask, threads), (Context::Row, Voice::Normal))
 }
 
 /// What each step took.

@@ -3,10 +3,12 @@
 use super::answer::{Report, show};
 use super::args::{Format, ModelArgs, OutputArgs, SamplerArgs, token_limit};
 use super::signal;
+use super::start::{self, Voice};
 use super::terminal::{Progress, prompt_progress, put};
 use crate::chat::{Conversation, Template};
 use crate::engine::{Engine, GenerateOptions};
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::sampler::Rng;
 use crate::session::{Session, StopReason};
 use crate::trace::Recorder;
@@ -74,6 +76,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let began = Instant::now();
     let progress = Progress::new("loading tensor", args.output.quiet);
     let template = Template::load(&ModelPath::new(&settings.model)?.dir)?;
+    let _marker = start::model(&Plan::new(&settings)?, &args.model.cores.mask, Voice::of(args.output.quiet))?;
     let engine = Engine::load_with(settings, &|done, all| progress.show(done, all))?;
     if !args.ignore_eos {
         options.stop_tokens = template.stop_tokens(engine.tokenizer());
@@ -84,7 +87,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         );
     }
     let loading = began.elapsed();
-    signal::connect(&options.cancel)?;
+    signal::connect(&options.cancel);
     let mut session = engine.session()?;
     if args.output.trace.is_some() {
         session.record(Some(Recorder::default()));
@@ -222,7 +225,7 @@ impl Chat<'_> {
         let output = &self.args.output;
         match output.format {
             Format::Text => put("\n")?,
-            Format::Jsonl => put(&report.json())?,
+            Format::Jsonl => put(&report.json(&self.session))?,
         }
         if output.verbose || (self.args.single_turn && !output.quiet) {
             report.say(&self.session);

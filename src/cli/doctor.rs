@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::plan::mib;
 use crate::system::{self, Memory, cgroup, read};
 use crate::weights::source::Source;
-use crate::weights::{ModelPath, PACKED_NAME, WeightType, check_config, pack, read_text};
+use crate::weights::{ModelPath, PACKED_NAME, WeightType, check_config, pack, read_text, region};
 use clap::Args;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -113,10 +113,12 @@ fn speeds() -> String {
 }
 
 fn threads() -> String {
-    let (chosen, allowed) = (topology::default_threads(), topology::allowed_cores().len());
+    let (chosen, allowed, big) =
+        (topology::default_threads(), topology::allowed_cores().len(), topology::big_cores());
     let why = match std::thread::available_parallelism().map(|n| n.get()) {
         Ok(n) if n < allowed => format!("the cpu quota allows {n} of {allowed} cores"),
-        Ok(n) if chosen < n => format!("{} of {n} cores are slow ones", n - chosen),
+        Ok(_) if big.len() < allowed => format!("the big cores are {}", topology::ranges(&big)),
+        Ok(n) if chosen < n => "one for each two hyper-threads".into(),
         _ => "one for each core this process may use".into(),
     };
     format!("{chosen} by default: {why}")
@@ -133,10 +135,7 @@ fn memory() -> String {
 }
 
 fn page_size() -> String {
-    // The first mapping is the program itself, which has ordinary pages.
-    let smaps = read("/proc/self/smaps").unwrap_or_default();
-    let size = system::kb_field(&smaps, "KernelPageSize");
-    size.map_or(UNKNOWN.into(), |bytes| format!("{} KiB", bytes >> 10))
+    format!("{} KiB", region::page_size() >> 10)
 }
 
 fn huge_pages() -> String {

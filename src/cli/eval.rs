@@ -1,13 +1,16 @@
 //! `eval`: perplexity of a text, and how far two settings of the engine are apart.
 
 use super::args::{Format, ModelArgs};
+use super::start::{self, Voice};
 use super::terminal::{Progress, put};
 use crate::dims::VOCAB;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
+use crate::plan::{self, Context, Plan};
 use crate::sampler::argmax;
-use crate::session::Session;
+use crate::session::{ROWS, Session};
+use crate::system::marker::Marker;
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use clap::Args;
 use serde::Deserialize;
@@ -43,9 +46,6 @@ pub(super) struct EvalArgs {
     pub quiet: bool,
 }
 
-/// Rows of logits held at a time; 64 rows of a 128k vocabulary are 32 MiB.
-const ROWS: usize = 64;
-
 const DEFAULT_CHUNK: usize = 512;
 
 pub(super) fn run(args: &EvalArgs) -> Result<()> {
@@ -65,6 +65,7 @@ pub(super) fn run(args: &EvalArgs) -> Result<()> {
         o.max_seq_len = chunk;
     }
     let began = Instant::now();
+    let _marker = prepare(args, [Some(&settings), base.as_ref()])?;
     let engine = Engine::load(settings.clone())?;
     let mut chunks = input.chunks(chunk, engine.tokenizer())?;
     chunks.truncate(args.limit.unwrap_or(usize::MAX));
@@ -90,6 +91,21 @@ pub(super) fn run(args: &EvalArgs) -> Result<()> {
         eprintln!("{} chunks of {chunk} tokens, {:.1} s", chunks.len(), began.elapsed().as_secs_f64());
     }
     Ok(())
+}
+
+/// Refuses what will not fit, for both settings at once, and prepares the process.
+fn prepare(args: &EvalArgs, settings: [Option<&EngineOptions>; 2]) -> Result<Marker> {
+    // The session holds a block of logits; those compared with are held beside it.
+    let plans: Vec<Plan> = settings
+        .into_iter()
+        .flatten()
+        .enumerate()
+        .map(|(i, o)| Ok(Plan::new(o)?.with_rows(1 + i)))
+        .collect::<Result<_>>()?;
+    plan::check_apart(&plans, Context::Chunk)?;
+    let need = plans.iter().fold(0u64, |sum, p| sum.saturating_add(p.need()));
+    let (first, voice) = (&plans[0], Voice::of(args.quiet));
+    start::planned(first, need, (&args.model.cores.mask, first.options.threads), (Context::Chunk, voice))
 }
 
 /// The settings of `--against`: those of the other flags, with some replaced.

@@ -3,9 +3,11 @@
 use super::answer::{Report, show};
 use super::args::{Format, GenerateArgs};
 use super::signal;
+use super::start::{self, Voice};
 use super::terminal::{Progress, end_line, put};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::session::StopReason;
 use crate::tokenizer::AddSpecial;
 use crate::trace::Recorder;
@@ -20,12 +22,13 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     let prompt = prompt(args)?;
     let began = Instant::now();
     let progress = Progress::new("loading tensor", args.output.quiet);
+    let _marker = start::model(&Plan::new(&settings)?, &args.model.cores.mask, Voice::of(args.output.quiet))?;
     let engine = Engine::load_with(settings, &|done, all| progress.show(done, all))?;
     let loading = began.elapsed();
     if args.output.verbose {
         say_engine(&engine);
     }
-    signal::connect(&options.cancel)?;
+    signal::connect(&options.cancel);
 
     let start = Instant::now();
     let mut session = engine.session()?;
@@ -73,7 +76,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     }
     let report = Report { timing, reason, loading, seed: options.sampler.seed };
     match args.output.format {
-        Format::Jsonl => put(&report.json())?,
+        Format::Jsonl => put(&report.json(&session))?,
         Format::Text => end_line(),
     }
     if !args.output.quiet {

@@ -1,16 +1,38 @@
 //! `logits`: raw logits of given token ids, for comparison with other engines.
 
-use super::args::LogitsArgs;
+use super::args::ModelArgs;
+use super::start::{self, Voice};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::trace::Recorder;
+use clap::Args;
 use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Raw logits.
+#[derive(Args, Clone)]
+pub(super) struct LogitsArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// JSON array of token ids
+    #[arg(long, value_name = "FILE")]
+    tokens: PathBuf,
+    /// Where to write little-endian f32 [tokens, vocab]
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Print a digest of the residual after every layer on stderr
+    #[arg(long)]
+    trace_hash: bool,
+}
 
 pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let tokens = read_tokens(&args.tokens)?;
     let mut options = args.model.resolve()?;
     // The cache is made as long as the tokens; --max-seq-len only limits a cache that may grow.
     options.max_seq_len = options.max_seq_len.max(tokens.len());
+    let plan = Plan::new(&options)?.with_rows(1);
+    let _marker = start::model(&plan, &args.model.cores.mask, Voice::Normal)?;
     let engine = Engine::load(options)?;
     let mut session = engine.session()?;
     if args.trace_hash {
@@ -34,7 +56,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
 }
 
 /// A JSON array of token ids.
-pub(super) fn read_tokens(file: &std::path::Path) -> Result<Vec<u32>> {
+fn read_tokens(file: &Path) -> Result<Vec<u32>> {
     let bad =
         |e: String| Error::Usage(format!("--tokens {}: {e}; give a JSON array of token ids", file.display()));
     let text = std::fs::read_to_string(file).map_err(|e| bad(e.to_string()))?;

@@ -1,16 +1,35 @@
 //! `pack`: writes the packed model file.
 
-use super::args::PackArgs;
+use super::args::default_model;
 use super::terminal::Progress;
 use crate::cpu::topology;
 use crate::error::{Error, Result};
 use crate::weights::source::Source;
 use crate::weights::{LoadOptions, ModelPath, PACKED_NAME, WeightType, check_config, pack, read_text};
+use clap::Args;
+use std::path::PathBuf;
 use std::time::Instant;
+
+/// Packing.
+#[derive(Args, Clone)]
+pub(super) struct PackArgs {
+    /// Model directory or .safetensors file [default: the baked model's directory]
+    #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
+    model_path: Option<PathBuf>,
+    /// The file to write [default: model.packed.safetensors in the model's directory]
+    #[arg(short, long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Threads [default: the machine's big cores]
+    #[arg(short, long, value_name = "N")]
+    threads: Option<usize>,
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+}
 
 pub(super) fn run(args: &PackArgs) -> Result<()> {
     let began = Instant::now();
-    let path = ModelPath::new(&args.path())?;
+    let path = ModelPath::new(&args.model_path.clone().unwrap_or_else(default_model))?;
     let config = path.dir.join("config.json");
     let text = read_text(&config)?;
     check_config(&config, &text)?;

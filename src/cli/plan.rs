@@ -31,7 +31,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
         Err(Error::Model(message)) if args.model.model_path.is_none() => {
             eprintln!("{message}");
             eprintln!("planning for a packed file of {}", dims::MODEL);
-            Plan::assumed(&options)
+            Plan::assumed(&options)?
         }
         other => other?,
     };
@@ -87,6 +87,7 @@ fn source_of(plan: &Plan) -> String {
         (a, Some(left)) if a.is_none_or(|a| left < a) => {
             format!("left of the container's {}", m.limit.map_or("limit".into(), mib))
         }
+        (Some(_), _) if m.total.is_none() => "as stated".into(),
         (Some(_), _) => "to the machine".into(),
         _ => "not told by this system".into(),
     }

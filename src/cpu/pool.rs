@@ -94,7 +94,7 @@ impl Pool {
             job: UnsafeCell::new(None),
         });
         let mut pool = Self { shared, workers: Vec::new() };
-        // A team of one has no worker to place.
+        // A team of one has no worker to place; the caller's thread is the caller's to place.
         let cores = Arc::new((threads > 1).then(|| topology::placement(threads)).flatten());
         for i in 1..threads.max(1) {
             let (shared, cores) = (Arc::clone(&pool.shared), Arc::clone(&cores));
@@ -102,7 +102,10 @@ impl Pool {
                 .name(format!("worker-{i}"))
                 .stack_size(4 << 20)
                 .spawn(move || {
-                    cores.iter().for_each(|cores| keep_to(cores));
+                    if let Some(cores) = &*cores {
+                        // No result depends on where a thread is, so a refusal is ignored.
+                        let _ = keep_to(cores);
+                    }
                     worker(i, &shared);
                 })
                 .map_err(|e| Error::Other(format!("cannot start thread {i} of --threads {threads}: {e}")))?;
@@ -218,18 +221,22 @@ impl Drop for Pool {
     }
 }
 
-/// Keeps the calling thread on some of the cores that it may use. Nothing depends on it, so a refusal is
-/// ignored. Only workers are kept so: the caller's thread is the caller's.
-fn keep_to(cores: &[usize]) {
+/// Keeps the calling thread, and those that it starts from now on, on some of the cores that it may use.
+///
+/// # Errors
+///
+/// The system's: none of the cores is there, or it allows none of this.
+pub fn keep_to(cores: &[usize]) -> std::io::Result<()> {
     // SAFETY: a `cpu_set_t` is a plain bit set, zeroed is empty; numbers past its end are left out; the call
     // reads the set and nothing else.
-    unsafe {
+    let refused = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         for &core in cores.iter().filter(|&&core| core < libc::CPU_SETSIZE as usize) {
             libc::CPU_SET(core, &mut set);
         }
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
-    }
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+    };
+    if refused == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 fn worker(thread: usize, shared: &Shared) {

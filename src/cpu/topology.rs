@@ -1,64 +1,101 @@
-//! How many threads to start, and where: one on each big core this process may use.
+//! How many threads to start, and where: one on each big core this process may use, or on the cores of a mask.
+
+mod mask;
+
+pub use mask::{CpuMask, ranges};
 
 use std::fs;
+use std::path::Path;
+
+/// Where the kernel's files are; tests have a tree of their own.
+const ROOT: &str = "/";
 
 /// A core as the kernel numbers them; with hyper-threads, one of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Core {
     number: usize,
-    /// Relative speed: the kernel's capacity (1024 is the fastest of the system), else its highest clock.
-    /// `None` where neither is told, as in most virtual machines.
-    speed: Option<u64>,
+    /// Work a second as the kernel's scheduler knows it: 1024 is the fastest core of the system.
+    capacity: Option<u64>,
+    /// Highest clock, in kHz.
+    clock: Option<u64>,
     /// The hyper-threads it shares its arithmetic and caches with, itself included.
     siblings: String,
 }
 
 impl Core {
-    fn read(number: usize) -> Self {
-        let base = format!("/sys/devices/system/cpu/cpu{number}");
-        let text = |file: &str| Some(fs::read_to_string(format!("{base}/{file}")).ok()?.trim().to_string());
-        let speed =
-            ["cpu_capacity", "cpufreq/cpuinfo_max_freq"].iter().find_map(|file| text(file)?.parse().ok());
+    fn read(root: &Path, number: usize) -> Self {
+        let base = root.join(format!("sys/devices/system/cpu/cpu{number}"));
+        let text = |file: &str| Some(fs::read_to_string(base.join(file)).ok()?.trim().to_string());
+        let value = |file: &str| text(file)?.parse().ok();
         let siblings = text("topology/thread_siblings_list").unwrap_or_else(|| number.to_string());
-        Self { number, speed, siblings }
+        Self { number, capacity: value("cpu_capacity"), clock: value("cpufreq/cpuinfo_max_freq"), siblings }
     }
 }
 
 /// The cores that are not much slower than the fastest, one hyper-thread of each, among those that affinity
 /// and the container's CPU quota allow; at least one.
 pub fn default_threads() -> usize {
-    let allowed = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let mut big: Vec<String> = big(cores()).into_iter().map(|core| core.siblings).collect();
-    // Two hyper-threads share the units that all kernels are bound by.
+    let quota = std::thread::available_parallelism().map_or(1, |n| n.get());
+    big_threads(cores(Path::new(ROOT))).map_or(quota, |n| n.min(quota))
+}
+
+/// How many big cores there are, counting hyper-threads of one core once: they share the units that all
+/// kernels are bound by.
+fn big_threads(cores: Vec<Core>) -> Option<usize> {
+    let mut big: Vec<String> = big(cores).into_iter().map(|core| core.siblings).collect();
     big.sort_unstable();
     big.dedup();
-    if big.is_empty() { allowed } else { big.len().min(allowed) }
+    (!big.is_empty()).then_some(big.len())
 }
 
 /// The cores that threads should keep to: the big ones, where there are others and they are enough for
 /// `threads`.
 pub fn placement(threads: usize) -> Option<Vec<usize>> {
-    let all = cores();
+    place(cores(Path::new(ROOT)), threads)
+}
+
+fn place(all: Vec<Core>, threads: usize) -> Option<Vec<usize>> {
     let big = big(all.clone());
     (big.len() < all.len() && threads <= big.len()).then(|| big.into_iter().map(|c| c.number).collect())
 }
 
-fn cores() -> Vec<Core> {
-    allowed_cores().into_iter().map(Core::read).collect()
+/// The big cores among those this process may run on.
+pub fn big_cores() -> Vec<usize> {
+    big(cores(Path::new(ROOT))).into_iter().map(|c| c.number).collect()
 }
 
-/// Those of at least half the speed of the fastest: a thread on a slower one costs more in waiting than it
-/// brings. Cores of unknown speed count as fast.
+fn cores(root: &Path) -> Vec<Core> {
+    available(root).into_iter().map(|number| Core::read(root, number)).collect()
+}
+
+/// Those on which a thread brings more than it costs the others in waiting: of at least half the capacity of the
+/// fastest, or of at least four fifths of its clock where capacities are not told. Clocks say less: a small core
+/// of a phone does half as much in a cycle, at 0.6 to 0.75 of the clock. Cores of unknown speed, as those of most
+/// virtual machines, count as fast.
 fn big(cores: Vec<Core>) -> Vec<Core> {
-    let fastest = cores.iter().filter_map(|c| c.speed).max().unwrap_or(0);
-    cores.into_iter().filter(|c| c.speed.is_none_or(|s| 2 * s >= fastest)).collect()
+    let told = cores.iter().all(|c| c.capacity.is_some());
+    let (speed, part): (fn(&Core) -> Option<u64>, _) =
+        if told { (|c| c.capacity, (1, 2)) } else { (|c| c.clock, (4, 5)) };
+    let fastest = cores.iter().filter_map(speed).max().unwrap_or(0);
+    let least = fastest.saturating_mul(part.0).div_ceil(part.1);
+    cores.into_iter().filter(|c| speed(c).is_none_or(|s| s >= least)).collect()
 }
 
-/// Cores this process may run on.
+/// Cores this process may run on: those that affinity and cpusets allow it and that are switched on.
 pub fn allowed_cores() -> Vec<usize> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    available(Path::new(ROOT))
+}
+
+fn available(root: &Path) -> Vec<usize> {
+    let status = fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    list.map(|l| parse_list(l.trim())).unwrap_or_default()
+    let mut cores = list.map(|l| parse_list(l.trim())).unwrap_or_default();
+    // What is allowed may be switched off, as phones do with cores to save power or when they are hot.
+    if let Ok(online) = fs::read_to_string(root.join("sys/devices/system/cpu/online")) {
+        let online = parse_list(online.trim());
+        cores.retain(|core| online.contains(core));
+    }
+    cores
 }
 
 /// `0-3,7` -> 0, 1, 2, 3, 7.
@@ -72,30 +109,4 @@ fn parse_list(list: &str) -> Vec<usize> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::Core;
-
-    #[test]
-    fn big_cores() {
-        let core = |number, speed| Core { number, speed, siblings: number.to_string() };
-        // A phone: four small, three big, one largest.
-        let phone: Vec<Core> = [250, 250, 250, 250, 760, 760, 760, 1024]
-            .iter()
-            .enumerate()
-            .map(|(i, &s)| core(i, Some(s)))
-            .collect();
-        let numbers: Vec<usize> = super::big(phone).iter().map(|c| c.number).collect();
-        assert_eq!(numbers, [4, 5, 6, 7]);
-        let unknown = vec![core(0, None), core(1, None)];
-        assert_eq!(super::big(unknown.clone()), unknown);
-    }
-
-    #[test]
-    fn core_lists() {
-        assert_eq!(super::parse_list("0-3,7"), [0, 1, 2, 3, 7]);
-        assert_eq!(super::parse_list("5"), [5]);
-        assert_eq!(super::parse_list(""), [0usize; 0]);
-        assert_eq!(super::parse_list("x,2-1,0-99999999999"), [0usize; 0]);
-        assert!(super::default_threads() >= 1);
-    }
-}
+mod tests;

@@ -3,7 +3,7 @@
 use super::buffer::{Access, Buffer, Place};
 use super::device::Device;
 use super::facts::Facts;
-use super::failure::{Failure, Kind, Result};
+use super::failure::Result;
 use super::kernels::{COMMON, DECODE_NVIDIA, KV};
 use super::defines::{Defines, KV_PAD, QKV, Q_PAD};
 use super::program::{Kernel, Program, Source};
@@ -120,8 +120,8 @@ impl Whole {
         let text = [COMMON, KV, DECODE_NVIDIA].concat();
         let source = Source { name: "decode", text: &text, options: defines.as_str() };
         let mut kernel = Program::build(device, &source)?.kernel("decode")?;
-        if kernel.max_work_group() < ITEMS {
-            return Err(Failure::new(Kind::Build, "kernel decode needs more registers than the device has"));
+        if std::env::var_os("NV_DEBUG").is_some() {
+            eprintln!("decode: groups {} private {} local {}", kernel.max_work_group(), kernel.private_memory(), kernel.local_memory());
         }
         let zeroed = |floats: usize| {
             let buffer = device.buffer(4 * floats, Access::ReadWrite, Place::Device)?;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 const REL: f32 = 1e-5;
 
 fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/sampler")
+    crate::project().join("tests/fixtures/sampler")
 }
 
 fn floats(entry: &Value) -> Vec<f32> {

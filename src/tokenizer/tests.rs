@@ -8,11 +8,11 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(super) fn story_dir() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/story")
+    crate::project().join("models/story")
 }
 
 fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+    crate::project().join("tests/fixtures/models").join(name)
 }
 
 fn read(path: &Path) -> Value {

@@ -13,6 +13,8 @@ use memmap2::{Advice, Mmap, MmapMut, UncheckedAdvice};
 
 use crate::{Error, Result};
 
+pub use sigbus::remove_if_lost;
+
 /// Owned memory from this size on is aligned to and backed by huge pages where the system has them.
 const HUGE_FROM: usize = 4 << 20;
 const HUGE_PAGE: usize = 2 << 20;
@@ -70,14 +72,12 @@ impl Plane {
     /// Owned memory stays as it is.
     pub fn release(&self) {
         let Memory::File { map, .. } = &self.region.0 else { return };
-        let page = page_size();
-        let start = self.range.start.next_multiple_of(page);
-        let end = if self.range.end == map.len() { map.len() } else { self.range.end / page * page };
-        if start < end {
+        if let Some(whole) = whole_pages(&self.range, map.len(), page_size()) {
             // SAFETY: `map` is a shared read-only mapping of a file (made in `map_file`), so dropped
             // pages come back from the file with the same content; nothing written can be lost.
             // A refusal changes nothing, so it is not an error.
-            let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
+            let _ =
+                unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, whole.start, whole.len()) };
         }
     }
 
@@ -154,7 +154,16 @@ fn ask_for_huge_pages(bytes: &[u8]) {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn ask_for_huge_pages(_: &[u8]) {}
 
-fn page_size() -> usize {
+/// The part of a range of a mapping of `len` bytes that nothing else lies in the pages of; the mapping's last page
+/// is its own, however much of it the file fills.
+fn whole_pages(range: &Range<usize>, len: usize, page: usize) -> Option<Range<usize>> {
+    let start = range.start.next_multiple_of(page);
+    let end = if range.end == len { len } else { range.end / page * page };
+    (start < end).then_some(start..end)
+}
+
+/// Bytes of a page of memory: 4 KiB, on newer phones 16 KiB, on some servers 64 KiB.
+pub fn page_size() -> usize {
     static SIZE: OnceLock<usize> = OnceLock::new();
     *SIZE.get_or_init(|| {
         // SAFETY: sysconf only reads a system constant; this name exists on every Unix.
@@ -271,12 +280,33 @@ mod tests {
         let plane = map_file(&path).unwrap();
         fs::remove_file(&path).unwrap();
         assert_eq!(plane.bytes(), data);
-        for range in [0..data.len(), 0..1, 4095..4097, 1..200_000, 299_999..300_000, 7..7] {
+        let page = page_size();
+        for range in [0..data.len(), 0..1, page - 1..page + 1, 1..200_000, 299_999..300_000, 7..7] {
             let part = plane.slice(range.clone()).unwrap();
             part.prefetch();
             part.release();
             assert_eq!(part.bytes(), &data[range]);
         }
+    }
+
+    #[test]
+    fn only_whole_pages_are_released_whatever_their_size() {
+        for page in [4096, 16384, 65536] {
+            let len = 5 * page + 7;
+            let whole = |range| whole_pages(&range, len, page);
+            assert_eq!(whole(0..len), Some(0..len));
+            assert_eq!(whole(1..len), Some(page..len));
+            assert_eq!(whole(1..len - 1), Some(page..5 * page));
+            assert_eq!(whole(page..2 * page), Some(page..2 * page));
+            assert_eq!(whole(page - 1..2 * page + 1), Some(page..2 * page));
+            assert_eq!(whole(5 * page..len), Some(5 * page..len));
+            for nothing in
+                [1..page, page + 1..2 * page, page..page, 5 * page + 1..len, 5 * page..len - 1, len..len]
+            {
+                assert_eq!(whole(nothing), None);
+            }
+        }
+        assert!(page_size().is_power_of_two() && HUGE_PAGE.is_multiple_of(page_size()));
     }
 
     #[cfg(target_os = "linux")]

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,10 +12,21 @@ pub struct Said {
     pub err: String,
 }
 
+/// Where the binary is: as the environment says, else where it was built.
+fn binary() -> PathBuf {
+    let built = || env!("CARGO_BIN_EXE_antigravity").into();
+    std::env::var_os("CARGO_BIN_EXE_antigravity").unwrap_or_else(built).into()
+}
+
 /// The binary without settings from the environment of the tests.
 pub fn command<S: AsRef<OsStr>>(args: &[S]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_antigravity"));
-    command.args(args).env_remove("ANTIGRAVITY_MODEL").env_remove("ANTIGRAVITY_SIMD").stdin(Stdio::null());
+    let mut command = Command::new(binary());
+    // Without a home there is no place for state either.
+    for name in ["ANTIGRAVITY_MODEL", "ANTIGRAVITY_SIMD", "ANTIGRAVITY_MEMORY_MIB", "XDG_STATE_HOME", "HOME"]
+    {
+        command.env_remove(name);
+    }
+    command.args(args).stdin(Stdio::null());
     command
 }
 
@@ -73,8 +84,8 @@ pub fn mentions(line: &str, words: &[&str]) {
 }
 
 /// The bundled model's directory.
-pub fn model() -> &'static Path {
-    Path::new(antigravity::dims::MODEL_DIR)
+pub fn model() -> PathBuf {
+    crate::place::model()
 }
 
 /// A directory that is removed with everything in it.

@@ -42,7 +42,8 @@ fn packed_models_say_the_same() {
     let temp = Temp::new();
     let dir = temp.model_without("model.safetensors");
     let packed = temp.path("model.packed.safetensors");
-    let source = model().to_str().expect("UTF-8");
+    let source = model();
+    let source = source.to_str().expect("UTF-8");
     assert_eq!(text(&["pack", "-m", source, "-o", &packed]), "");
     let reference = greedy(&[]);
     assert_eq!(reference, greedy(&["-m", &dir]));

@@ -7,6 +7,25 @@ use crate::{android, sh, size, toolchain};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Which of the program's features are built.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Features {
+    /// All that users get.
+    Default,
+    /// Only what generating needs.
+    None,
+}
+
+impl Features {
+    /// As cargo is told, and as reports say it.
+    pub fn words(self) -> &'static str {
+        match self {
+            Features::Default => "with default features",
+            Features::None => "--no-default-features",
+        }
+    }
+}
+
 pub fn run(words: &[String]) -> Result<()> {
     let args = Args::parse(words, &["--model", "--target"], &["--no-ndk"])?;
     args.no_rest()?;
@@ -14,10 +33,7 @@ pub fn run(words: &[String]) -> Result<()> {
     let ndk = if args.has("--no-ndk") { android::Ndk::Never } else { android::Ndk::IfFound };
     let binary = match args.value("--target") {
         Some(target) => release(target, model.as_deref(), ndk)?,
-        None => {
-            sh::run(&mut release_command(model.as_deref()))?;
-            target_dir().join("release/antigravity")
-        }
+        None => for_host(model.as_deref())?,
     };
     let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
     println!("{} {}", binary.display(), size::megabytes(file.len() as u64));
@@ -30,15 +46,35 @@ pub fn run(words: &[String]) -> Result<()> {
 /// A release build for a target and a model (without one: the one the user's shell is set to), linked as well
 /// as this machine can. Returns the stripped binary, which is what a loader of that target expects.
 pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
-    release(target, model, android::Ndk::IfFound)
+    match target == host() {
+        true => for_host(model),
+        false => release(target, model, android::Ndk::IfFound),
+    }
 }
 
 /// [`for_target`], saying whether an NDK may be used.
 pub fn release(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<PathBuf> {
+    release_with(Features::Default, target, model, ndk)
+}
+
+/// [`release`] with these features. The next build with others replaces the binary.
+pub fn release_with(
+    features: Features,
+    target: &str,
+    model: Option<&Path>,
+    ndk: android::Ndk,
+) -> Result<PathBuf> {
     let mut cargo = release_command(model);
     cargo.args(["--target", target]);
+    if features == Features::None {
+        cargo.arg(features.words());
+    }
     if let Some(note) = toolchain::prepare(&mut cargo, target, ndk)? {
         eprintln!("{target}: {note}");
+    }
+    if target == android::TARGET {
+        // A release that panics ends at once, so nothing reads the tables of how to go on.
+        toolchain::add_flags(&mut cargo, &["-Cforce-unwind-tables=no".into()]);
     }
     sh::run(&mut cargo)?;
     let binary = target_dir().join(target).join("release/antigravity");
@@ -53,10 +89,27 @@ pub fn release(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<
     Ok(binary)
 }
 
+/// The release program for this machine.
+pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
+    for_host_with(Features::Default, model)
+}
+
+/// [`for_host`] with these features. The next build with others replaces the binary.
+pub fn for_host_with(features: Features, model: Option<&Path>) -> Result<PathBuf> {
+    let mut cargo = release_command(model);
+    if features == Features::None {
+        cargo.arg(features.words());
+    }
+    sh::run(&mut cargo)?;
+    Ok(target_dir().join("release/antigravity"))
+}
+
 fn release_command(model: Option<&Path>) -> Command {
     let mut cargo = sh::cargo(&["build", "--release", "--package", "antigravity"]);
     if let Some(model) = model {
-        cargo.env("ANTIGRAVITY_MODEL", model);
+        // A bundled model by its name: the same build as without xtask, not another one.
+        let bundled = model.strip_prefix(sh::root().join("models")).ok();
+        cargo.env("ANTIGRAVITY_MODEL", bundled.unwrap_or(model));
     }
     cargo
 }
@@ -73,6 +126,17 @@ fn linked(elf: &Elf) -> String {
     };
     let align = elf.segments.iter().filter(|s| s.kind == PT_LOAD).map(|s| s.align).min().unwrap_or(0);
     format!("  {loader}; {needs}; segments aligned to {} KiB", align >> 10)
+}
+
+/// This machine's target triple.
+pub fn host() -> String {
+    format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
+}
+
+/// The model that the flags, else the environment, name.
+pub fn chosen_model(args: &Args) -> Result<PathBuf> {
+    let default = std::env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
+    model_dir(args.value("--model").unwrap_or(&default))
 }
 
 /// Where cargo puts its results.

@@ -2,6 +2,7 @@
 //! file may be anything.
 
 pub mod check;
+mod packed;
 
 /// `e_type` of position independent programs and libraries.
 pub const ET_DYN: u16 = 3;
@@ -128,6 +129,10 @@ impl Elf {
             for entry in f.table(self.file_offset(address)?, 24, size / 24, 24)? {
                 self.relocated.push(entry.u64(0)?);
             }
+        }
+        if let (Some(address), Some(size)) = (self.tag(packed::TABLE.0), self.tag(packed::TABLE.1)) {
+            let table = f.part(self.file_offset(address)?, size)?;
+            self.relocated.extend(packed::addresses(table.0)?);
         }
         Ok(())
     }

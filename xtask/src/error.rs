@@ -3,10 +3,16 @@
 /// A failed task.
 #[derive(Debug)]
 pub enum Error {
-    /// Wrong arguments. Exit code 2.
-    Usage(String),
     /// Something was checked, or run, and did not succeed. Exit code 1.
     Failed(String),
+    /// Wrong arguments. Exit code 2.
+    Usage(String),
+    /// A device that is not there, not allowed, full, or went away. Exit code 5.
+    Device(String),
+    /// Golden results that differ. Exit code 6.
+    Golden(String),
+    /// A program on a device ended with this code and has said why itself.
+    Program(u8),
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -21,6 +27,9 @@ impl Error {
         match self {
             Error::Failed(_) => 1,
             Error::Usage(_) => 2,
+            Error::Device(_) => 5,
+            Error::Golden(_) => 6,
+            Error::Program(code) => *code,
         }
     }
 }
@@ -28,7 +37,10 @@ impl Error {
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Error::Usage(text) | Error::Failed(text) => f.write_str(text),
+            Error::Usage(text) | Error::Failed(text) | Error::Device(text) | Error::Golden(text) => {
+                f.write_str(text)
+            }
+            Error::Program(code) => write!(f, "the program ended with exit code {code}"),
         }
     }
 }

@@ -3,12 +3,19 @@
 
 mod android;
 mod args;
+mod bench;
 mod build;
+mod deploy;
+mod device;
 mod elf;
 mod error;
 mod golden;
 mod json;
 mod parity;
+mod profile;
+mod run;
+mod runner;
+mod sensors;
 mod sh;
 mod size;
 mod synth;
@@ -42,9 +49,45 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "golden",
-        arguments: "[--bless]",
-        about: "run the golden tests in release; --bless rewrites the expected files",
+        arguments: "[--bless] [--device D]",
+        about: "run the golden tests in release, or the golden set on a device; --bless rewrites the files",
         run: golden::run,
+    },
+    Task {
+        name: "deploy",
+        arguments: "[--device D] [--model M]",
+        about: "build for a phone (D: adb, qemu, local; --serial S), pack the model, bring both there",
+        run: deploy::run,
+    },
+    Task {
+        name: "run",
+        arguments: "[--device D] [-- COMMAND…]",
+        about: "run what is deployed there; a story where no command is given",
+        run: run::run,
+    },
+    Task {
+        name: "bench",
+        arguments: "[--device D] [-- FLAG…]",
+        about: "speeds, cold and warm starts there, with clocks and temperatures; --runs N, --cool-down S, --json F",
+        run: bench::run,
+    },
+    Task {
+        name: "profile",
+        arguments: "[--device D] [-- FLAG…]",
+        about: "a generation there as a page of charts and a Perfetto trace; -n N or --seconds S, --open",
+        run: profile::run,
+    },
+    Task {
+        name: "runner",
+        arguments: "PROGRAM [ARG…]",
+        about: "run a test binary on the device of $ANTIGRAVITY_DEVICE; `cargo test --target …` calls it",
+        run: runner::run,
+    },
+    Task {
+        name: "cargo",
+        arguments: "COMMAND… --target T",
+        about: "a cargo command with the linker that `build` would use: `xtask cargo test --target T`, no NDK needed",
+        run: toolchain::run,
     },
     Task {
         name: "synth",
@@ -66,7 +109,9 @@ fn main() -> ExitCode {
     match dispatch(&words) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {e}");
+            if !matches!(e, Error::Program(_)) {
+                eprintln!("error: {e}");
+            }
             ExitCode::from(e.exit_code())
         }
     }
@@ -76,13 +121,18 @@ fn dispatch(words: &[String]) -> Result<()> {
     let Some((name, rest)) = words.split_first() else {
         return help(&[]);
     };
-    if ["--help", "-h"].contains(&name.as_str()) || rest.iter().any(|w| w == "--help" || w == "-h") {
+    if ["--help", "-h"].contains(&name.as_str()) || asks_for_help(rest) {
         return help(&[]);
     }
     let task = TASKS.iter().find(|t| t.name == name);
     let task =
         task.ok_or_else(|| Error::Usage(format!("no task `{name}`; `cargo xtask help` lists them")))?;
     (task.run)(rest)
+}
+
+/// Words after `--` are not ours.
+fn asks_for_help(words: &[String]) -> bool {
+    words.iter().take_while(|w| *w != "--").any(|w| w == "--help" || w == "-h")
 }
 
 fn help(_: &[String]) -> Result<()> {

@@ -1,12 +1,13 @@
 //! `cargo xtask test`: everything that must hold, part after part, and one line that sums it up.
 
 mod arm;
+mod device;
 mod report;
 mod targets;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
-use crate::{build, parity, sh, size, tidy, toolchain};
+use crate::{build, parity, sh, tidy, toolchain};
 use report::{Report, Tally};
 
 /// What a part hands back: how many tests passed, failed and were skipped.
@@ -31,13 +32,18 @@ const PARTS: &[Part] = &[
     },
     Part { name: "aarch64", about: "the same tests on 64-bit Arm", run: arm::run },
     Part {
+        name: "device",
+        about: "deploy, run, golden, bench and profile through adb, and what may go wrong",
+        run: device::run,
+    },
+    Part {
         name: "android",
         about: "a binary that Android loads, linked without an NDK",
         run: targets::android,
     },
     Part { name: "static", about: "static binaries tell the same story", run: targets::statics },
     Part { name: "deps", about: "no dependency that needs a C compiler", run: dependencies },
-    Part { name: "size", about: "size of the release binary", run: binary_size },
+    Part { name: "size", about: "sizes of the release binary, whole and least", run: targets::sizes },
 ];
 
 pub fn run(words: &[String]) -> Result<()> {
@@ -84,8 +90,11 @@ fn fmt() -> Outcome {
 }
 
 fn clippy() -> Outcome {
-    let words = ["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"];
-    sh::run(&mut cargo(&words)).map(|()| Tally::ONE)
+    let deny = ["--", "--deny", "warnings"];
+    let whole = ["clippy", "--workspace", "--all-targets"];
+    let least = ["clippy", "--package", "antigravity", "--all-targets", "--no-default-features"];
+    sh::run(cargo(&whole).args(deny))?;
+    sh::run(cargo(&least).args(deny)).map(|()| Tally::ONE)
 }
 
 fn cargo_test() -> Outcome {
@@ -165,20 +174,6 @@ fn needs_c(name: &str) -> bool {
     let tools = ["cc", "cmake", "bindgen", "pkg-config"];
     let rust = ["windows-sys", "linux-raw-sys", "js-sys", "web-sys"];
     tools.contains(&name) || ((name.ends_with("-sys") || name.ends_with("_sys")) && !rust.contains(&name))
-}
-
-fn binary_size() -> Outcome {
-    let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    if size::BUDGETS.iter().all(|(target, _)| *target != host) {
-        return Ok(report::skip(
-            &format!("there is no budget for {host}"),
-            "nothing to install; see xtask/src/size.rs",
-        ));
-    }
-    sh::run(&mut cargo(&["build", "--release", "--package", "antigravity"]))?;
-    let bytes = size::check(&build::target_dir().join("release/antigravity"), &host)?;
-    eprintln!("{}", size::megabytes(bytes));
-    Ok(Tally::ONE)
 }
 
 #[cfg(test)]

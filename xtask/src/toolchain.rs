@@ -40,6 +40,26 @@ pub fn prepare(cargo: &mut Command, target: &str, ndk: android::Ndk) -> Result<O
     Ok(None)
 }
 
+/// `cargo xtask cargo`: hands the words on to cargo, prepared for the target among them.
+pub fn run(words: &[String]) -> Result<()> {
+    let target = target_of(words).ok_or_else(|| {
+        Error::Usage("give a cargo command and --target, e.g. test --target aarch64-linux-android".into())
+    })?;
+    let mut cargo = sh::cargo(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    if let Some(note) = prepare(&mut cargo, target, android::Ndk::IfFound)? {
+        eprintln!("{target}: {note}");
+    }
+    sh::run(&mut cargo)
+}
+
+/// The target that cargo is told to build for; what follows `--` is not for cargo.
+fn target_of(words: &[String]) -> Option<&str> {
+    let ours = words.split(|word| word == "--").next()?;
+    let inline = ours.iter().find_map(|word| word.strip_prefix("--target="));
+    let apart = || Some(ours.get(ours.iter().position(|word| word == "--target")? + 1)?.as_str());
+    inline.or_else(apart)
+}
+
 /// Whether programs for a target hold all they need.
 pub fn is_static(target: &str) -> bool {
     target.ends_with("-linux-musl")
@@ -49,12 +69,22 @@ pub fn is_static(target: &str) -> bool {
 pub fn link_with(cargo: &mut Command, target: &str, linker: &Path, flags: &[String]) {
     let name = target.to_uppercase().replace('-', "_");
     cargo.env(format!("CARGO_TARGET_{name}_LINKER"), linker);
-    let encoded = std::env::var("CARGO_ENCODED_RUSTFLAGS").ok();
+    add_flags(cargo, flags);
+}
+
+/// Adds flags of rustc to those that a command has already, else to those the user has set.
+pub fn add_flags(cargo: &mut Command, flags: &[String]) {
+    let set = cargo.get_envs().find(|(name, _)| *name == FLAGS).and_then(|(_, value)| value);
+    let set = set.map(|flags| flags.to_string_lossy().into_owned());
+    let encoded = set.or_else(|| std::env::var(FLAGS).ok());
     let plain = std::env::var("RUSTFLAGS").ok();
     let mut all = user_flags(encoded.as_deref(), plain.as_deref());
     all.extend(flags.iter().cloned());
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", all.join("\x1f"));
+    cargo.env(FLAGS, all.join("\x1f"));
 }
+
+/// Cargo's variable for flags that may hold blanks.
+const FLAGS: &str = "CARGO_ENCODED_RUSTFLAGS";
 
 fn user_flags(encoded: Option<&str>, plain: Option<&str>) -> Vec<String> {
     let words: Vec<&str> = match (encoded, plain) {
@@ -149,6 +179,27 @@ mod tests {
         assert_eq!(user_flags(None, Some("-D  warnings ")), ["-D", "warnings"]);
         assert_eq!(user_flags(Some("-L\x1fa b"), Some("-D warnings")), ["-L", "a b"]);
         assert_eq!(user_flags(Some(""), Some("-D warnings")), [""; 0]);
+    }
+
+    #[test]
+    fn the_target_is_found_among_the_words() {
+        let words = |line: &str| line.split(' ').map(String::from).collect::<Vec<_>>();
+        for line in ["test --target t --lib", "test --target=t", "test --target t -- --target x"] {
+            assert_eq!(target_of(&words(line)), Some("t"), "{line}");
+        }
+        for line in ["test", "test --target", "test -- --target t"] {
+            assert_eq!(target_of(&words(line)), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn flags_add_up() {
+        let mut cargo = Command::new("cargo");
+        cargo.env(FLAGS, "-L\x1fa b");
+        add_flags(&mut cargo, &["-O".into()]);
+        add_flags(&mut cargo, &["-g".into()]);
+        let set: Vec<_> = cargo.get_envs().filter_map(|(_, value)| value?.to_str()).collect();
+        assert_eq!(set, ["-L\x1fa b\x1f-O\x1f-g"]);
     }
 
     #[test]

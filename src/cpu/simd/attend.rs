@@ -89,13 +89,18 @@ pub fn attend<const HD: usize, const N: usize>(
                 true => (Ahead::of(kv.v.as_ptr(), v_row), Ahead::of(kv.k.as_ptr(), k_row).after(CHUNK)),
                 false => (Ahead::NOTHING, Ahead::NOTHING),
             };
-            score::<L, HD>(kv.types.k, kv.k, slots, queries, scores, values);
+            let fused = L::WIDE && HD.is_multiple_of(64) && N <= FEW;
+            if fused {
+                fused::score::<L, HD>(kv.types.k, (kv.k, slots), queries, scores, values);
+            } else {
+                score::<L, HD>(kv.types.k, kv.k, slots, queries, scores, values);
+            }
             for ((scores, out), &n) in scores.iter_mut().zip(out.iter_mut()).zip(visible) {
                 (out.m, out.l) = numerators::<L>(&mut scores[..n]);
                 out.o = [0.0; HD];
             }
             let alike = visible.iter().all(|&n| n == slots);
-            if L::WIDE && HD.is_multiple_of(64) && N <= FEW && alike {
+            if fused && alike {
                 fused::weigh::<L, HD>(kv.types.v, (kv.v, slots), scores, out, keys);
             } else {
                 weigh::<L, HD>(kv.types.v, kv.v, (scores, visible), out, keys);

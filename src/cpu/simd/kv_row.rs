@@ -65,9 +65,8 @@ unsafe fn encode_q8<L: Lanes>(x: &[f32], out: &mut [u8]) {
             let q = load::<L>(x, i, part).mul(L::splat(id)).round();
             let mut bytes = [0i8; 16];
             q.max(L::splat(-127.0)).min(L::splat(127.0)).store_i8(bytes.as_mut_ptr());
-            for (o, b) in out[2 + i..].iter_mut().zip(bytes) {
-                *o = b as u8;
-            }
+            let n = part.unwrap_or(16);
+            out[2 + i..][..n].copy_from_slice(&bytes.map(|b| b as u8)[..n]);
         });
     }
 }
@@ -98,9 +97,14 @@ unsafe fn nibbles<L: Lanes>(x: L, id: f32) -> L {
 unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
     // SAFETY: indices from `sixteens`; lanes as the caller's.
     unsafe {
-        let most = max_abs::<L>(x);
-        // The sign that the largest value has: -8 reaches further than 7.
-        let signed = if x.contains(&-most) { -most } else { most };
+        let (mut above, mut below) = (L::splat(0.0), L::splat(0.0));
+        sixteens!(x.len(), |i, part| {
+            let x: L = load(x, i, part);
+            (above, below) = (above.max(x), below.max(L::splat(0.0).sub(x)));
+        });
+        // The largest value with its sign, the negative one of two: -8 reaches further than 7.
+        let (above, below) = (above.largest(), below.largest());
+        let signed = if above > below { above } else { -below };
         // All candidate scales at once, rounded as they would be stored.
         let mut stored = [0u8; 32];
         let limit = L::splat(65504.0);
@@ -111,15 +115,19 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
         let (mut ds, mut ids) = ([0.0f32; 16], [0.0f32; 16]);
         d.store(ds.as_mut_ptr());
         id.store(ids.as_mut_ptr());
+        // The errors of all, added up side by side.
+        let mut errors = [L::splat(0.0); 16];
+        sixteens!(x.len(), |i, part| {
+            let x: L = load(x, i, part);
+            for c in 0..CANDIDATES {
+                let miss = nibbles(x, ids[c]).mul(L::splat(ds[c])).sub(x);
+                errors[c] = miss.fma(miss, errors[c]);
+            }
+        });
+        let mut totals = [0.0f32; 16];
+        L::sums(&errors).store(totals.as_mut_ptr());
         let (mut best, mut least) = (0, f32::INFINITY);
-        for (c, (&d, &id)) in ds.iter().zip(&ids).take(CANDIDATES).enumerate() {
-            let mut error = L::splat(0.0);
-            sixteens!(x.len(), |i, part| {
-                let x: L = load(x, i, part);
-                let miss = nibbles(x, id).mul(L::splat(d)).sub(x);
-                error = miss.fma(miss, error);
-            });
-            let error = error.sum();
+        for (c, &error) in totals.iter().enumerate().take(CANDIDATES) {
             if error < least {
                 (best, least) = (c, error);
             }
@@ -129,12 +137,14 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
         let half = x.len() / 2;
         let (low, high) = x.split_at(half);
         sixteens!(half, |i, part| {
-            let (mut a, mut b) = ([0i8; 16], [0i8; 16]);
-            nibbles::<L>(load(low, i, part), id).store_i8(a.as_mut_ptr());
-            nibbles::<L>(load(high, i, part), id).store_i8(b.as_mut_ptr());
-            for (o, (a, b)) in out[2 + i..].iter_mut().zip(a.iter().zip(b)) {
-                *o = (a + 8) as u8 | ((b + 8) as u8) << 4;
-            }
+            let low: L = nibbles(load(low, i, part), id);
+            let high: L = nibbles(load(high, i, part), id);
+            // `low + 8 + 16 * high` is a signed byte, 128 less than the one to be stored.
+            let mut bytes = [0i8; 16];
+            high.fma(L::splat(16.0), low.add(L::splat(8.0))).store_i8(bytes.as_mut_ptr());
+            let bytes = bytes.map(|b| b as u8 ^ 0x80);
+            let n = part.unwrap_or(16);
+            out[2 + i..][..n].copy_from_slice(&bytes[..n]);
         });
     }
 }
@@ -193,19 +203,17 @@ pub(super) unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8],
     }
 }
 
-/// Thirty-two elements of a row of type `KvType::ALL[KIND]` in blocks of 32, from the block at `p` on.
+/// Thirty-two elements of a row of type `KvType::ALL[KIND]` in blocks of 32, from the block at `p` on, whose
+/// scale, if it has one, is `d`.
 #[inline(always)]
-pub(super) unsafe fn widen32<L: Lanes, const KIND: u8>(p: *const u8) -> (L, L) {
+pub(super) unsafe fn widen32<L: Lanes, const KIND: u8>(p: *const u8, d: L) -> (L, L) {
     // SAFETY: the caller vouches for the block; lanes as the caller's.
     unsafe {
         match KvType::ALL[KIND as usize] {
             KvType::F32 => (L::load(p.cast()), L::load(p.cast::<f32>().add(16))),
             KvType::F16 => (L::load_f16(p), L::load_f16(p.add(32))),
-            KvType::Q8 => {
-                let d = L::splat_f16(p);
-                (L::load_i8(p.add(2)).mul(d), L::load_i8(p.add(18)).mul(d))
-            }
-            KvType::Q4 => L::load_q4(p.add(2), L::splat_f16(p)),
+            KvType::Q8 => (L::load_i8(p.add(2)).mul(d), L::load_i8(p.add(18)).mul(d)),
+            KvType::Q4 => L::load_q4(p.add(2), d),
         }
     }
 }

@@ -82,6 +82,21 @@ pub unsafe trait Lanes: Copy {
         unsafe { Self::load(out.as_ptr()) }
     }
 
+    /// Lane `r` of the result is the largest lane of `rows[r]`.
+    #[inline(always)]
+    unsafe fn largests(rows: &[Self; 16]) -> Self {
+        let mut columns = *rows;
+        // SAFETY: same contract as the caller's.
+        unsafe {
+            Self::transpose(&mut columns);
+            let mut most = columns[0];
+            for column in &columns[1..] {
+                most = most.max(*column);
+            }
+            most
+        }
+    }
+
     /// Lane `i` of row `r` changes places with lane `r` of row `i`.
     #[inline(always)]
     unsafe fn transpose(rows: &mut [Self; 16]) {

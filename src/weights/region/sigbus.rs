@@ -4,10 +4,11 @@
 //! The handler may run at any moment on any thread, so all it reads is a fixed table of atomics, and
 //! all it calls is async-signal-safe.
 
+use std::ffi::{CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
 /// How many files can be mapped at a time.
 pub const MAX_FILES: usize = 256;
@@ -52,6 +53,16 @@ static TABLE: [Slot; MAX_FILES] = [const {
 
 /// What SIGBUS did before; filled by the one thread that installs the handler.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// Path of a file to remove on the way out; null, or a string that is never freed.
+static REMOVED: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Names a file that goes if the process ends because a mapped one was lost. The last one named counts.
+pub fn remove_if_lost(file: &Path) {
+    if let Ok(file) = CString::new(file.as_os_str().as_bytes()) {
+        REMOVED.store(file.into_raw(), Ordering::Release);
+    }
+}
 
 /// Keeps one mapped file in the table for as long as it lives.
 pub struct Watch(&'static Slot);
@@ -130,9 +141,13 @@ fn leave(slot: &Slot) -> ! {
         *to = from;
         len += 1;
     }
-    // SAFETY: `line` holds `len` bytes; write and _exit are async-signal-safe. If stderr is gone, the
-    // exit code still tells.
+    let removed = REMOVED.load(Ordering::Acquire);
+    // SAFETY: `line` holds `len` bytes; `removed` ends in a zero and lives for ever unless it is null; write, unlink
+    // and _exit are async-signal-safe. If stderr is gone, the exit code still tells.
     unsafe {
+        if !removed.is_null() {
+            libc::unlink(removed);
+        }
         libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), len);
         libc::_exit(EXIT_CODE)
     }

@@ -2,6 +2,7 @@
 
 use super::Outcome;
 use super::report::{Tally, skip};
+use crate::build::Features;
 use crate::error::{Error, Result};
 use crate::{android, build, sh, size, toolchain};
 use serde_json::Value;
@@ -18,10 +19,33 @@ pub fn android() -> Outcome {
         return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
     }
     let story = build::model_dir("story")?;
-    let binary = build::release(android::TARGET, Some(&story), android::Ndk::Never)?;
-    let bytes = size::check(&binary, android::TARGET)?;
-    eprintln!("{}: {}", binary.display(), size::megabytes(bytes));
-    Ok(Tally::ONE)
+    let mut tally = Tally::default();
+    for features in [Features::None, Features::Default] {
+        let binary = build::release_with(features, android::TARGET, Some(&story), android::Ndk::Never)?;
+        let bytes = size::check(&binary, android::TARGET, features)?;
+        eprintln!("{} {}: {}", binary.display(), features.words(), size::megabytes(bytes));
+        tally += Tally::ONE;
+    }
+    Ok(tally)
+}
+
+/// This machine's own program, with all commands and with the one that it has at least, which tells the story too.
+pub fn sizes() -> Outcome {
+    let host = build::host();
+    if !size::limits(&host) {
+        let remedy = "nothing to install; see xtask/src/size.rs";
+        return Ok(skip(&format!("there is no budget for {host}"), remedy));
+    }
+    let story = build::model_dir("story")?;
+    let mut tally = Tally::default();
+    for features in [Features::None, Features::Default] {
+        let binary = build::for_host_with(features, Some(&story))?;
+        let bytes = size::check(&binary, &host, features)?;
+        eprintln!("{}: {}", features.words(), size::megabytes(bytes));
+        told_by(command(&binary, ARCH), &story)?;
+        tally += Tally::ONE;
+    }
+    Ok(tally)
 }
 
 /// This machine's own static binary, and that of 64-bit Arm under emulation.
@@ -64,6 +88,47 @@ fn emulator(architecture: &str) -> Option<String> {
 fn same_story(architecture: &str, target: &str) -> Result<()> {
     let story = build::model_dir("story")?;
     let binary = build::for_target(target, Some(&story))?;
+    told_by(command(&binary, architecture), &story)?;
+    if emulator(architecture).is_some() {
+        PAGES.iter().try_for_each(|&page| with_pages(&binary, architecture, page))?;
+    }
+    Ok(())
+}
+
+/// Page sizes of kernels for 64-bit Arm besides the usual 4 KiB, which is this machine's.
+const PAGES: &[u32] = &[16 << 10, 64 << 10];
+
+/// The same on a kernel with pages of this size, as far as the emulator can be one.
+fn with_pages(binary: &Path, architecture: &str, page: u32) -> Result<()> {
+    let paged = || {
+        let mut run = command(binary, architecture);
+        run.env("QEMU_PAGESIZE", page.to_string());
+        run
+    };
+    let report = sh::stdout(paged().arg("doctor"))?;
+    let report = String::from_utf8_lossy(&report).into_owned();
+    let line = report.lines().find(|line| line.starts_with("page size")).unwrap_or_default();
+    if !line.ends_with(&format!(" {} KiB", page >> 10)) {
+        return Err(Error::at(binary, format!("{line:?} where pages have {page} bytes")));
+    }
+    eprintln!("{line}");
+    told_by(paged(), &build::model_dir("story")?)
+}
+
+/// The program, in an emulator if it is another processor's.
+fn command(binary: &Path, architecture: &str) -> Command {
+    match emulator(architecture) {
+        None => Command::new(binary),
+        Some(emulator) => {
+            let mut run = Command::new(emulator);
+            run.arg(binary);
+            run
+        }
+    }
+}
+
+/// Runs the program on the golden case.
+fn told_by(mut run: Command, story: &Path) -> Result<()> {
     let file = sh::root().join(STORY);
     let text = std::fs::read_to_string(&file).map_err(|e| Error::at(&file, e))?;
     let case: Value = serde_json::from_str(&text).map_err(|e| Error::at(&file, e))?;
@@ -72,11 +137,6 @@ fn same_story(architecture: &str, target: &str) -> Result<()> {
         Some(Value::Number(number)) => Ok(number.to_string()),
         _ => Err(Error::at(&file, format!("has no {pointer}"))),
     };
-    let mut run = Command::new(&binary);
-    if let Some(emulator) = emulator(architecture) {
-        run = Command::new(emulator);
-        run.arg(&binary);
-    }
     run.args(["generate", "--quiet", "--temperature", "0", "--repetition-penalty", "1"]);
     let flags = [
         ("--prompt", "/prompt"),
@@ -88,18 +148,17 @@ fn same_story(architecture: &str, target: &str) -> Result<()> {
     for (flag, pointer) in flags {
         run.arg(flag).arg(field(pointer)?);
     }
-    run.arg("--model").arg(&story);
+    run.arg("--model").arg(story);
     eprintln!("$ {}", sh::show(&run));
-    told(&binary, &sh::stdout(&mut run)?, &field("/expected/text")?)
+    told(&sh::show(&run), &sh::stdout(&mut run)?, &field("/expected/text")?)
 }
 
-fn told(binary: &Path, stdout: &[u8], expected: &str) -> Result<()> {
+fn told(by: &str, stdout: &[u8], expected: &str) -> Result<()> {
     let text = String::from_utf8_lossy(stdout);
     if text.trim_end_matches('\n') != expected {
-        return Err(Error::at(
-            binary,
-            format!("told another story than {STORY}:\n    {text}\n    {expected}"),
-        ));
+        return Err(Error::Failed(format!(
+            "`{by}` told another story than {STORY}:\n    {text}\n    {expected}"
+        )));
     }
     eprintln!("as in {STORY}: {expected}");
     Ok(())
@@ -117,7 +176,7 @@ mod tests {
 
     #[test]
     fn another_story_is_a_failure() {
-        let check = |text: &str| told(Path::new("x"), text.as_bytes(), "once");
+        let check = |text: &str| told("x", text.as_bytes(), "once");
         assert!(check("once").is_ok() && check("once\n").is_ok());
         assert!(check("twice").is_err() && check("").is_err());
     }

@@ -1,0 +1,80 @@
+//! Cold starts: takes a model's files out of the page cache, which needs no rights but to read them.
+
+use crate::error::{Error, Result};
+use rustix::fs::{Advice, fadvise};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// Looks into the cache at every so many bytes.
+#[cfg(not(target_os = "android"))]
+const STRIDE: u64 = 1 << 20;
+
+/// Drops the files of a model directory, or one file. `dropped` in the answer is whether they are gone:
+/// false where some are still cached, null where the system does not say, as in file systems that live in
+/// memory.
+pub(super) fn drop_cache(model: &Path) -> Result<Value> {
+    let (mut bytes, mut dropped) = (0, Some(true));
+    for path in files(model).map_err(|e| Error::io(model, e))? {
+        let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
+        let len = file.metadata().map_err(|e| Error::io(&path, e))?.len();
+        // Pages that were never written out cannot be dropped.
+        let _ = file.sync_data();
+        let refused = fadvise(&file, 0, None, Advice::DontNeed).is_err();
+        let gone = if refused { Some(false) } else { cached(&file, len).map(|cached| !cached) };
+        dropped = dropped.zip(gone).map(|(a, b)| a && b);
+        bytes += len;
+    }
+    Ok(json!({"dropped": dropped, "bytes": bytes}))
+}
+
+/// The model's own files: not the program, which may lie beside them and is running.
+fn files(model: &Path) -> std::io::Result<Vec<PathBuf>> {
+    if !model.is_dir() {
+        return Ok(vec![model.into()]);
+    }
+    let files = std::fs::read_dir(model)?.flatten().map(|entry| entry.path());
+    let ours = |p: &PathBuf| p.extension().is_some_and(|e| e == "safetensors" || e == "json" || e == "gguf");
+    Ok(files.filter(|p| ours(p) && p.is_file()).collect())
+}
+
+/// Whether any part is in the cache: a read that must not wait for the disk gets something.
+#[cfg(not(target_os = "android"))]
+fn cached(file: &File, len: u64) -> Option<bool> {
+    use rustix::io::{Errno, ReadWriteFlags, preadv2};
+    for at in (0..len).step_by(STRIDE as usize) {
+        let mut byte = [0];
+        match preadv2(file, &mut [std::io::IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT) {
+            Ok(0) | Err(Errno::AGAIN) => {}
+            Ok(_) => return Some(true),
+            Err(_) => return None,
+        }
+    }
+    Some(false)
+}
+
+/// Bionic has such reads from API level 33 only.
+#[cfg(target_os = "android")]
+fn cached(_: &File, _: u64) -> Option<bool> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_models_files_are_dropped() {
+        let dir = std::env::temp_dir().join(format!("antigravity-cold-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("model.safetensors"), [7; 1000]).unwrap();
+        std::fs::write(dir.join("config.json"), [7; 10]).unwrap();
+        std::fs::write(dir.join("antigravity"), [7; 100]).unwrap();
+        let answer = drop_cache(&dir).unwrap();
+        assert_eq!(answer["bytes"], 1010);
+        assert!(answer["dropped"].is_boolean() || answer["dropped"].is_null(), "{answer}");
+        assert_eq!(drop_cache(&dir.join("config.json")).unwrap()["bytes"], 10);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(drop_cache(&dir).unwrap_err().to_string().contains("antigravity-cold"));
+    }
+}

@@ -1,0 +1,139 @@
+//! `cargo xtask deploy`: the program, the packed model and the tokenizer, on a device.
+
+use crate::args::Args;
+use crate::device::files::{Item, existing, install};
+use crate::device::{self, Device};
+use crate::error::{Error, Result};
+use crate::{build, sh};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The program's name there.
+pub const PROGRAM: &str = "antigravity";
+/// What `antigravity pack` writes.
+const PACKED: &str = "model.packed.safetensors";
+/// The files beside the weights that the program reads where they exist.
+const SMALL_FILES: &[&str] = &[
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+];
+
+pub fn run(words: &[String]) -> Result<()> {
+    let args = Args::parse(words, &[device::FLAGS, &["--model"]].concat(), &[])?;
+    args.no_rest()?;
+    let device = device::select(&args)?;
+    let model = build::chosen_model(&args)?;
+    let dir = deploy(&*device, &model, &[])?;
+    println!("{dir}");
+    Ok(())
+}
+
+/// Builds, packs and brings everything there, and `more`; returns the directory.
+pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String> {
+    let program = build::for_target(device.target(), Some(model))?;
+    let packed = pack(model)?;
+    let mut items = vec![Item::new(packed, PACKED)];
+    items.extend(existing(model, SMALL_FILES));
+    items.extend(more.iter().cloned());
+    // Last, so that the program changes after all that it reads.
+    items.push(Item::new(program, PROGRAM));
+    let dir = directory(device, model);
+    match install(device, &dir, &items)? {
+        0 => eprintln!("{}: {dir} is up to date", device.name()),
+        n => eprintln!("{}: {dir}: {n} of {} files were new, all are verified", device.name(), items.len()),
+    }
+    Ok(dir)
+}
+
+/// Where a model is deployed.
+pub fn directory(device: &dyn Device, model: &Path) -> String {
+    format!("{}/{}", device.home(), name(model))
+}
+
+/// A text of which a file name can be made.
+pub fn plain(text: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    text.chars().map(plain).collect()
+}
+
+/// The model's name, as a directory name without surprises.
+pub fn name(model: &Path) -> String {
+    let name = plain(&model.file_name().unwrap_or_default().to_string_lossy());
+    if name.trim_matches('.').is_empty() { "model".into() } else { name }
+}
+
+/// Packs the model on this machine, unless that is done already: under cargo's target directory, the
+/// model's own directory stays as it is.
+fn pack(model: &Path) -> Result<PathBuf> {
+    if !model.is_dir() {
+        return Err(Error::Usage(format!("{}: give --model a directory", model.display())));
+    }
+    let program = build::for_host(Some(model))?;
+    let dir = build::target_dir().join("device/packed").join(name(model));
+    fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    let (packed, stamp_file) = (dir.join(PACKED), dir.join("made-from"));
+    let stamp = stamp(model, &program)?;
+    if packed.is_file() && fs::read_to_string(&stamp_file).is_ok_and(|text| text == stamp) {
+        return Ok(packed);
+    }
+    // Gone before the work begins: a stamp only ever stands beside the file that it is about.
+    let _ = fs::remove_file(&stamp_file);
+    let mut pack = Command::new(&program);
+    sh::run(pack.args(["pack", "--model-path"]).arg(model).arg("--out").arg(&packed))?;
+    fs::write(&stamp_file, stamp).map_err(|e| Error::at(&stamp_file, e))?;
+    Ok(packed)
+}
+
+/// Changes when the checkpoint or the program that packs it does.
+fn stamp(model: &Path, program: &Path) -> Result<String> {
+    let facts = |path: &Path| -> Result<String> {
+        let meta = fs::metadata(path).map_err(|e| Error::at(path, e))?;
+        let time = meta.modified().ok().and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
+        Ok(format!("{} {} {:?}\n", path.display(), meta.len(), time.unwrap_or_default()))
+    };
+    let mut lines = vec![facts(program)?];
+    for entry in fs::read_dir(model).map_err(|e| Error::at(model, e))? {
+        let path = entry.map_err(|e| Error::at(model, e))?.path();
+        if path.extension().is_some_and(|e| e == "safetensors" || e == "json") {
+            lines.push(facts(&path)?);
+        }
+    }
+    lines.sort();
+    Ok(lines.concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directory_names_hold_no_surprises() {
+        for (model, expected) in [
+            ("/m/story", "story"),
+            ("/m/Llama 3.2 (1B)", "Llama_3.2__1B_"),
+            ("/m/$(reboot);'", "__reboot___"),
+            ("/m/..", "model"),
+            ("/", "model"),
+        ] {
+            assert_eq!(name(Path::new(model)), expected, "{model}");
+        }
+    }
+
+    #[test]
+    fn a_changed_checkpoint_is_packed_again() {
+        let dir = std::env::temp_dir().join(format!("xtask-stamp-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("model.safetensors"), "a").unwrap();
+        let program = std::env::current_exe().unwrap();
+        let before = stamp(&dir, &program).unwrap();
+        assert_eq!(stamp(&dir, &program).unwrap(), before);
+        fs::write(dir.join("model.safetensors"), "ab").unwrap();
+        assert_ne!(stamp(&dir, &program).unwrap(), before);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,57 @@
+//! This machine as a device; also the base of the emulated one.
+
+use super::Device;
+use crate::build;
+use crate::error::{Error, Result};
+use std::path::Path;
+use std::process::Command;
+
+/// A shell of this machine, and a directory for what is deployed.
+pub struct Local {
+    pub(super) name: String,
+    pub(super) target: String,
+    pub(super) home: String,
+    /// Set for the shell.
+    pub(super) environment: Vec<(&'static str, String)>,
+}
+
+impl Local {
+    pub fn open() -> Local {
+        Local {
+            name: "this machine".into(),
+            target: build::host(),
+            home: home("local"),
+            environment: Vec::new(),
+        }
+    }
+}
+
+/// The directory under cargo's target directory that stands for a device's storage.
+pub(super) fn home(kind: &str) -> String {
+    let dir = build::target_dir().join("device").join(kind);
+    dir.to_str().expect("cargo's target directory has a UTF-8 name").into()
+}
+
+impl Device for Local {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn target(&self) -> &str {
+        &self.target
+    }
+
+    fn home(&self) -> &str {
+        &self.home
+    }
+
+    fn shell(&self, script: &str) -> Command {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", script]).env_remove("ANTIGRAVITY_EMULATOR").envs(self.environment.iter().cloned());
+        shell
+    }
+
+    fn push(&self, from: &Path, to: &str) -> Result<()> {
+        std::fs::copy(from, to).map(|_| ()).map_err(|e| Error::Device(format!("{}: {to}: {e}", self.name)))
+    }
+}

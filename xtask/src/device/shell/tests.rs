@@ -1,0 +1,89 @@
+//! Words, codes and broken streams across a shell.
+
+use super::super::local::Local;
+use super::*;
+
+/// Words that a shell would take apart, or a terminal obey.
+const HOSTILE: &[&str] = &[
+    "",
+    " ",
+    "two words",
+    "it's",
+    "'",
+    "''\\''",
+    "$HOME `id` $(id) ${x:-y}",
+    "a;b&c|d>e<f",
+    "line\nbreak\r\ttab",
+    "*?[a]~!#",
+    "\\",
+    "\\n\\0",
+    "-n",
+    "--",
+    "\"",
+    "é 日本語 🦊",
+    "\u{1b}[2J",
+    "%s%n",
+];
+
+#[test]
+fn hostile_words_reach_a_program_as_they_are() {
+    let device = Local::open();
+    let args: Vec<String> = HOSTILE.iter().map(|w| w.to_string()).collect();
+    let mut all = vec!["%s\\0".to_string()];
+    all.extend(args);
+    let program = Program { dir: "/", environment: &[], path: "/usr/bin/printf", args: &all };
+    let answer = capture_program(&device, &program).unwrap();
+    let words: Vec<&str> = answer.stdout.split_terminator('\0').collect();
+    assert_eq!(words, HOSTILE);
+}
+
+#[test]
+fn hostile_directories_and_settings_arrive() {
+    let device = Local::open();
+    for word in HOSTILE.iter().filter(|w| !w.is_empty()) {
+        let dir = std::env::temp_dir().join(format!("xtask-shell-{}-{word}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let args = ["-c".into(), "printf '%s' \"$PWD|$WORD\"".into()];
+        let dir_text = dir.to_str().unwrap();
+        let program = Program { dir: dir_text, environment: &[("WORD", word)], path: "/bin/sh", args: &args };
+        let answer = capture_program(&device, &program).unwrap();
+        std::fs::remove_dir(&dir).unwrap();
+        assert_eq!(answer.stdout, format!("{dir_text}|{word}"));
+    }
+}
+
+#[test]
+fn exit_codes_and_signals_come_back() {
+    let device = Local::open();
+    for (script, code) in [("true", 0), ("exit 3", 3), ("exit 255", 255), ("sh -c 'kill -9 $$'", 137)] {
+        assert_eq!(capture(&device, script).unwrap().code, code, "{script}");
+    }
+    let answer = capture(&device, "echo out; echo err >&2; exit 7").unwrap();
+    assert_eq!((answer.stdout.as_str(), answer.stderr.as_str()), ("out\n", "err\n"));
+    assert!(answer.ok(&device).unwrap_err().to_string().ends_with(": err"));
+}
+
+#[test]
+fn a_stream_that_breaks_is_no_success() {
+    let device = Local::open();
+    let e = capture(&device, "kill -9 $$").unwrap_err();
+    assert_eq!(e.exit_code(), 5);
+    assert!(e.to_string().contains("connection broke"), "{e}");
+}
+
+#[test]
+fn what_cannot_be_passed_is_refused() {
+    for arg in ["a\0b".to_string(), "x".repeat(70_000)] {
+        let program = Program { dir: "/", environment: &[], path: "x", args: &[arg] };
+        assert_eq!(program.script("@", Input::Nothing).unwrap_err().exit_code(), 2);
+    }
+}
+
+#[test]
+fn signals_are_explained() {
+    assert!(signal_in(137).unwrap().contains("memory"));
+    assert!(signal_in(132).unwrap().contains("instruction"));
+    for code in [0, 1, 101, 130, 141, 255] {
+        assert_eq!(signal_in(code), None, "{code}");
+    }
+}

@@ -1,0 +1,111 @@
+//! What is shown of a golden run on a device: a table, and where two runs part.
+
+use super::remote::Row;
+
+/// One line a case.
+pub fn table(rows: &[Row]) -> String {
+    let width = rows.iter().map(|r| r.name.len()).max().unwrap_or(0).max(4);
+    let said = |equal: bool| if equal { "equal" } else { "DIFFERS" };
+    let mut text =
+        format!("{:<width$}  tokens  ids      logits   logits' digest    here     seconds\n", "case");
+    for r in rows {
+        text += &format!(
+            "{:<width$}  {:>6}  {:<7}  {:<7}  {:<16}  {:<7}  {:>7.2}\n",
+            r.name,
+            r.there.ids.len(),
+            said(r.there.ids == r.expected.ids),
+            said(r.there.digest == r.expected.digest),
+            r.there.digest,
+            said(r.here == r.expected),
+            r.seconds
+        );
+    }
+    text
+}
+
+/// In words, what differs first in a row that has not passed.
+pub fn difference(row: &Row) -> String {
+    let (found, place) = match row.there == row.expected {
+        true => (&row.here, "here"),
+        false => (&row.there, "there"),
+    };
+    let expected = &row.expected;
+    if let Some(i) = found.ids.iter().zip(&expected.ids).position(|(a, b)| a != b) {
+        return format!("token {i} is {} {place}, expected {}", found.ids[i], expected.ids[i]);
+    }
+    if found.ids.len() != expected.ids.len() {
+        return format!("{} tokens {place}, expected {}", found.ids.len(), expected.ids.len());
+    }
+    format!(
+        "the tokens are equal, the digest of the last logits is {} {place}, expected {}",
+        found.digest, expected.digest
+    )
+}
+
+/// The first layer in which two outputs of `logits --trace-hash` differ.
+pub fn first_layer(there: &str, here: &str) -> String {
+    let (there, here) = (traced(there), traced(here));
+    if here.is_empty() || there.len() != here.len() {
+        return format!("{} layers were traced there, {} here", there.len(), here.len());
+    }
+    match there.iter().zip(&here).find(|(a, b)| a != b) {
+        Some(((pos, layer, _), _)) => format!("first differing layer: {layer}, at position {pos}"),
+        None => "no layer differs: look at the head, the sampler and the tokenizer".into(),
+    }
+}
+
+/// `(position, layer, digest)` of the lines `position 3 layer 0 residual 0123…`.
+fn traced(text: &str) -> Vec<(u64, u64, &str)> {
+    let fields = |line| -> Option<(u64, u64, &str)> {
+        let words: Vec<&str> = str::split_whitespace(line).collect();
+        match words[..] {
+            ["position", pos, "layer", layer, "residual", digest] => {
+                Some((pos.parse().ok()?, layer.parse().ok()?, digest))
+            }
+            _ => None,
+        }
+    };
+    text.lines().filter_map(fields).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::remote::Outcome;
+    use super::*;
+
+    fn row(ids: &[u32], digest: &str) -> Row {
+        let expected = Outcome { ids: vec![1, 2, 3], digest: "aa".into() };
+        let there = Outcome { ids: ids.into(), digest: digest.into() };
+        Row { name: "once".into(), there, here: expected.clone(), expected, seconds: 0.5 }
+    }
+
+    #[test]
+    fn differences_are_named() {
+        assert!(row(&[1, 2, 3], "aa").passed());
+        assert_eq!(difference(&row(&[1, 7, 9], "bb")), "token 1 is 7 there, expected 2");
+        assert_eq!(difference(&row(&[1, 2], "bb")), "2 tokens there, expected 3");
+        assert!(difference(&row(&[1, 2, 3], "bb")).contains("logits is bb there, expected aa"));
+        let mut here = row(&[1, 2, 3], "aa");
+        here.here.ids[2] = 9;
+        assert!(!here.passed());
+        assert_eq!(difference(&here), "token 2 is 9 here, expected 3");
+    }
+
+    #[test]
+    fn the_first_differing_layer_is_named() {
+        let here = "position 0 layer 0 residual aa\nposition 0 layer 1 residual bb\nposition 1 layer 0 residual cc\n";
+        let there = here.replace("bb", "b0").replace("cc", "c0");
+        assert_eq!(first_layer(&there, here), "first differing layer: 1, at position 0");
+        assert!(first_layer(here, here).starts_with("no layer differs"));
+        assert!(first_layer("", here).starts_with("0 layers were traced there"));
+        assert!(first_layer("", "").starts_with("0 layers"));
+        assert!(first_layer("position x layer 0 residual aa\n", here).starts_with("0 layers"));
+    }
+
+    #[test]
+    fn a_table_has_a_line_a_case() {
+        let text = table(&[row(&[1, 2, 3], "aa"), row(&[1], "bb")]);
+        assert_eq!(text.lines().count(), 3);
+        assert_eq!(text.matches("DIFFERS").count(), 2);
+    }
+}

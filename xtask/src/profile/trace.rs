@@ -1,0 +1,258 @@
+//! The program's trace: read, cut into forward passes, and written again beside the device's counters.
+//!
+//! The program writes the Chrome trace event format: a span (`"ph":"X"`) a step of the forward pass, and an
+//! instant (`"ph":"i"`) named `switch…` or `evict…` where decode moved to another backend or the cache gave
+//! slots up. `otherData.uptime_s` is the device's uptime when the trace's clock began.
+
+use super::record::Profile;
+use serde_json::{Value, json};
+
+/// Names of steps that are told apart; the rest is `other`.
+const STEPS: usize = 11;
+
+/// One forward pass. Times are seconds on the trace's clock until [`Trace::shift`] moves them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pass {
+    pub from: f64,
+    pub to: f64,
+    pub tokens: u64,
+    /// Seconds of each of [`Trace::steps`].
+    pub steps: Vec<f64>,
+    /// It ended in logits, that is, in a token.
+    pub head: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Switch,
+    Evict,
+}
+
+/// Something that happened at a moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mark {
+    pub at: f64,
+    pub kind: Kind,
+    pub text: String,
+}
+
+/// What the program recorded.
+#[derive(Debug, Clone, Default)]
+pub struct Trace {
+    /// The uptime at which its clock began.
+    pub origin: Option<f64>,
+    pub steps: Vec<String>,
+    pub passes: Vec<Pass>,
+    pub marks: Vec<Mark>,
+    /// As written, without what is no event.
+    events: Vec<Value>,
+}
+
+impl Trace {
+    /// Reads the program's file; an error says what is wrong with it.
+    pub fn parse(text: &str) -> std::result::Result<Trace, String> {
+        let mut file: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        let Some(Value::Array(mut events)) = file.get_mut("traceEvents").map(Value::take) else {
+            return Err("it has no list `traceEvents`".into());
+        };
+        let timed = |e: &Value| e["ts"].as_f64().is_some_and(|ts| ts.abs() < 1e15) && e["name"].is_string();
+        events.retain(timed);
+        events.sort_by(|a, b| seconds(a, "ts").total_cmp(&seconds(b, "ts")));
+        let origin = file["otherData"]["uptime_s"].as_f64().filter(|o| (0.0..1e12).contains(o));
+        let mut trace = Trace { origin, ..Trace::default() };
+        for event in &events {
+            match event["ph"].as_str() {
+                Some("X") => trace.span(event),
+                Some("i" | "I" | "R") => trace.marks.extend(mark(event)),
+                _ => {}
+            }
+        }
+        trace.events = events;
+        let width = trace.steps.len();
+        trace.passes.iter_mut().for_each(|p| p.steps.resize(width, 0.0));
+        Ok(trace)
+    }
+
+    fn span(&mut self, event: &Value) {
+        let name = event["name"].as_str().unwrap_or_default();
+        let (from, time) = (seconds(event, "ts"), seconds(event, "dur").clamp(0.0, 1e9));
+        if name == "embed" || self.passes.is_empty() {
+            let tokens = event["args"]["tokens"].as_u64().unwrap_or(1);
+            self.passes.push(Pass { from, to: from, tokens, steps: Vec::new(), head: false });
+        }
+        let step = self.step(name);
+        let pass = self.passes.last_mut().expect("one was just pushed");
+        if pass.steps.len() <= step {
+            pass.steps.resize(step + 1, 0.0);
+        }
+        pass.steps[step] += time;
+        pass.to = pass.to.max(from + time);
+        pass.head |= name == "head";
+    }
+
+    fn step(&mut self, name: &str) -> usize {
+        let name = if name.is_empty() { "?" } else { name };
+        if let Some(at) = self.steps.iter().position(|s| s == name) {
+            return at;
+        }
+        let name = if self.steps.len() < STEPS { name } else { "other" };
+        let known = self.steps.iter().position(|s| s == name);
+        known.unwrap_or_else(|| {
+            self.steps.push(name.chars().filter(|c| !c.is_control()).take(24).collect());
+            self.steps.len() - 1
+        })
+    }
+
+    /// Moves all times by so many seconds.
+    pub fn shift(&mut self, by: f64) {
+        for pass in &mut self.passes {
+            (pass.from, pass.to) = (pass.from + by, pass.to + by);
+        }
+        self.marks.iter_mut().for_each(|m| m.at += by);
+        for event in &mut self.events {
+            event["ts"] = json!(micros(seconds(event, "ts") + by));
+        }
+    }
+
+    /// The last moment that it knows of.
+    pub fn end(&self) -> Option<f64> {
+        let ends = self.passes.iter().map(|p| p.to).chain(self.marks.iter().map(|m| m.at));
+        ends.max_by(f64::total_cmp)
+    }
+
+    /// The passes of the prompt, the last of which gives the first token, and those of one token each after it.
+    pub fn split(&self) -> (&[Pass], &[Pass]) {
+        let first = self.passes.iter().position(|p| p.head).map_or(self.passes.len(), |at| at + 1);
+        self.passes.split_at(first)
+    }
+}
+
+fn seconds(event: &Value, field: &str) -> f64 {
+    event[field].as_f64().unwrap_or(0.0) / 1e6
+}
+
+/// Microseconds with three digits.
+fn micros(seconds: f64) -> f64 {
+    (seconds * 1e9).round() / 1e3
+}
+
+fn mark(event: &Value) -> Option<Mark> {
+    let name = event["name"].as_str()?;
+    let kind = match name {
+        _ if name.starts_with("switch") => Kind::Switch,
+        _ if name.starts_with("evict") => Kind::Evict,
+        _ => return None,
+    };
+    let args = event["args"].as_object().into_iter().flatten();
+    let value = |v: &Value| v.as_str().map_or_else(|| v.to_string(), String::from);
+    let args = args.map(|(k, v)| format!("{k} {}", value(v))).collect::<Vec<_>>().join(", ");
+    let text = if args.is_empty() { name.to_string() } else { format!("{name}: {args}") };
+    let text = text.chars().filter(|c| !c.is_control()).take(120).collect();
+    Some(Mark { at: seconds(event, "ts"), kind, text })
+}
+
+/// The program's spans and the device's counters, as Perfetto and `chrome://tracing` load them.
+pub fn chrome(profile: &Profile) -> String {
+    let name = |pid: u32, name: &str| {
+        let args = json!({"name": name});
+        json!({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "ts": 0, "args": args})
+    };
+    let mut events = vec![name(1, "antigravity"), name(2, &profile.device)];
+    events.extend(profile.trace.events.iter().cloned());
+    let mut counter = |at: f64, name: &str, values: Vec<(String, Option<f64>)>| {
+        let known: serde_json::Map<String, Value> =
+            values.into_iter().filter_map(|(k, v)| Some((k, json!(v.filter(|v| v.is_finite())?)))).collect();
+        if !known.is_empty() {
+            events
+                .push(json!({"name": name, "ph": "C", "pid": 2, "tid": 0, "ts": micros(at), "args": known}));
+        }
+    };
+    let mib = |bytes: Option<u64>| bytes.map(|b| b as f64 / f64::from(1 << 20));
+    for s in &profile.samples {
+        let at = s.uptime - profile.zero;
+        let warm = profile.plan.temperatures.iter().zip(&s.celsius).map(|(t, c)| (t.name.clone(), *c));
+        counter(at, "temperature °C", warm.collect());
+        let clocks = profile.plan.cores.iter().zip(&s.khz);
+        let clocks = clocks.map(|(n, k)| (format!("cpu {n}"), k.map(|k| k as f64 / 1e3)));
+        counter(at, "clock MHz", clocks.collect());
+        counter(at, "memory MiB", vec![("RSS".into(), mib(s.rss)), ("PSS".into(), mib(s.pss))]);
+        counter(at, "available MiB", vec![("available".into(), mib(s.available))]);
+        counter(at, "battery mA", vec![("current".into(), s.microamps.map(|a| a / 1e3))]);
+    }
+    for bin in profile.bins(120) {
+        counter(bin.from, "tokens/s", vec![("decode".into(), Some(bin.rate()))]);
+    }
+    json!({"displayTimeUnit": "ms", "otherData": {"uptime_s": profile.zero, "device": profile.device,
+           "model": profile.model}, "traceEvents": events})
+    .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_are_found() {
+        let span = |name: &str, ts: f64, tokens: u64| {
+            json!({"name": name, "ph": "X", "ts": ts, "dur": 10.0, "pid": 1, "tid": 1,
+                   "args": {"layer": 0, "tokens": tokens}})
+        };
+        let events = [
+            span("embed", 0.0, 4),
+            span("qkv", 10.0, 4),
+            span("embed", 20.0, 2),
+            span("head", 30.0, 2),
+            span("embed", 50.0, 1),
+            span("qkv", 60.0, 1),
+            span("qkv", 70.0, 1),
+            span("head", 80.0, 1),
+        ];
+        let text = json!({"otherData": {"uptime_s": 100.5}, "traceEvents": events}).to_string();
+        let mut trace = Trace::parse(&text).unwrap();
+        assert_eq!((trace.origin, trace.steps.join(" ")), (Some(100.5), "embed qkv head".into()));
+        let (prompt, decode) = trace.split();
+        assert_eq!((prompt.len(), prompt[0].tokens, prompt[1].head), (2, 4, true));
+        assert_eq!(decode.len(), 1);
+        assert!((decode[0].steps[1] - 20e-6).abs() < 1e-12 && (decode[0].to - 90e-6).abs() < 1e-12);
+        trace.shift(2.0);
+        assert!((trace.passes[2].from - 2.00005).abs() < 1e-9 && trace.end().is_some_and(|e| e > 2.0));
+        assert_eq!(trace.events[4]["ts"], 2_000_050.0);
+    }
+
+    #[test]
+    fn marks_are_found() {
+        let instant =
+            |name: &str| json!({"name": name, "ph": "i", "ts": 5e6, "args": {"slots": 512, "to": "<gpu>"}});
+        let events = [
+            instant("switch"),
+            instant("evict"),
+            instant("other"),
+            json!({"name": "evict", "ph": "i", "ts": 6e6}),
+        ];
+        let trace = Trace::parse(&json!({"traceEvents": events}).to_string()).unwrap();
+        let marks: Vec<(Kind, &str)> = trace.marks.iter().map(|m| (m.kind, m.text.as_str())).collect();
+        let args = "slots 512, to <gpu>";
+        let texts = [format!("switch: {args}"), format!("evict: {args}")];
+        assert_eq!(marks, [(Kind::Switch, &*texts[0]), (Kind::Evict, &*texts[1]), (Kind::Evict, "evict")]);
+        assert_eq!((trace.marks[0].at, trace.origin), (5.0, None));
+    }
+
+    #[test]
+    fn hostile_traces_are_refused_or_harmless() {
+        for text in ["", "{", "[]", "{}", "{\"traceEvents\":{}}", "null"] {
+            assert!(Trace::parse(text).is_err(), "{text}");
+        }
+        let odd = json!({"otherData": {"uptime_s": -1}, "traceEvents": [
+            null, 3, {"name": "embed"}, {"name": 3, "ts": 1}, {"name": "x", "ts": 1e300, "ph": "X"},
+            {"name": "", "ts": 1, "ph": "X", "dur": -5, "args": {"tokens": -1}},
+            {"name": "embed", "ts": 2, "ph": "X", "dur": "x"}]});
+        let trace = Trace::parse(&odd.to_string()).unwrap();
+        assert_eq!((trace.origin, trace.passes.len()), (None, 2));
+        assert!(trace.passes.iter().all(|p| p.to == p.from && p.tokens == 1));
+        let many: Vec<Value> =
+            (0..100).map(|i| json!({"name": format!("s{i}"), "ts": i, "ph": "X", "dur": 1})).collect();
+        let trace = Trace::parse(&json!({"traceEvents": many}).to_string()).unwrap();
+        assert_eq!((trace.steps.len(), trace.steps[STEPS].as_str()), (STEPS + 1, "other"));
+        assert!(trace.passes.iter().all(|p| p.steps.len() == STEPS + 1));
+    }
+}

@@ -1,0 +1,71 @@
+//! `cargo xtask run`: the deployed program on a device, its arguments passed through.
+
+use crate::args::Args;
+use crate::build;
+use crate::deploy::{PROGRAM, directory};
+use crate::device::shell::{self, Input, Program};
+use crate::device::{self, Device};
+use crate::error::{Error, Result};
+
+/// Without arguments: a story.
+const STORY: &[&str] = &["generate", "--prompt", "Once upon a time", "--num-tokens", "200"];
+
+pub fn run(words: &[String]) -> Result<()> {
+    let (ours, theirs) = split(words);
+    let args = Args::parse(ours, &[device::FLAGS, &["--model"]].concat(), &[])?;
+    if let Some(word) = args.rest.first() {
+        return Err(Error::Usage(format!("unexpected argument `{word}`; the program's own come after --")));
+    }
+    let theirs: Vec<String> =
+        if theirs.is_empty() { STORY.iter().map(|w| w.to_string()).collect() } else { theirs.to_vec() };
+    let device = device::select(&args)?;
+    let dir = directory(&*device, &build::chosen_model(&args)?);
+    check_deployed(&*device, &dir)?;
+    let environment = environment(&*device, &dir);
+    let path = format!("./{PROGRAM}");
+    let program = Program { dir: &dir, environment: &environment, path: &path, args: &theirs };
+    let talks = theirs.first().is_some_and(|command| command == "chat");
+    finished(&*device, shell::stream(&*device, &program, Input::for_program(talks))?)
+}
+
+/// The words before the first `--` and those after it.
+pub fn split(words: &[String]) -> (&[String], &[String]) {
+    match words.iter().position(|w| w == "--") {
+        Some(at) => (&words[..at], &words[at + 1..]),
+        None => (words, &[]),
+    }
+}
+
+/// What the program finds in its environment.
+pub fn environment<'a>(device: &dyn Device, dir: &'a str) -> Vec<(&'a str, &'a str)> {
+    let mut set = vec![("ANTIGRAVITY_MODEL", dir)];
+    if device.target().ends_with("android") {
+        // Where vendors keep OpenCL; programs of the shell user do not search there by themselves.
+        set.push(("LD_LIBRARY_PATH", "/vendor/lib64:/vendor/lib64/egl:/system/vendor/lib64"));
+        set.push(("TMPDIR", "/data/local/tmp"));
+    }
+    set
+}
+
+fn check_deployed(device: &dyn Device, dir: &str) -> Result<()> {
+    let answer = shell::capture(device, &format!("test -f {}", shell::quote(&format!("{dir}/{PROGRAM}"))))?;
+    match answer.code {
+        0 => Ok(()),
+        _ => Err(Error::Device(format!(
+            "{}: nothing is deployed in {dir}; run: cargo xtask deploy, with the same flags",
+            device.name()
+        ))),
+    }
+}
+
+/// A program's exit code as a result.
+pub fn finished(device: &dyn Device, code: u32) -> Result<()> {
+    if let Some(signal) = shell::signal_in(code) {
+        eprintln!("error: {}: {signal}", device.name());
+    }
+    match u8::try_from(code) {
+        Ok(0) => Ok(()),
+        Ok(code) => Err(Error::Program(code)),
+        Err(_) => Err(Error::Failed(format!("{}: impossible exit code {code}", device.name()))),
+    }
+}

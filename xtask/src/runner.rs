@@ -1,0 +1,79 @@
+//! `cargo xtask runner`: runs one of cargo's test binaries on a device, with the files that the tests read.
+//! `.cargo/config.toml` names it as the runner of the Android target.
+
+use crate::args::Args;
+use crate::deploy::PROGRAM;
+use crate::device;
+use crate::device::files::{Item, existing, install};
+use crate::device::shell::{self, Input, Program, quote};
+use crate::error::{Error, Result};
+use crate::{build, run, sh};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What tests read, relative to the project.
+const DATA: &[&str] = &["models/story", "tests/fixtures", "tests/golden"];
+const ARCHIVE: &str = "data.tar";
+/// Unpacks the archive of hash `$h` unless that is done already.
+const UNPACK: &str =
+    "{ [ \"$(cat unpacked 2>/dev/null)\" = \"$h\" ] || { tar -xf data.tar && echo \"$h\" >unpacked; }; }";
+
+pub fn run(words: &[String]) -> Result<()> {
+    let Some((binary, theirs)) = words.split_first() else {
+        return Err(Error::Usage("name a test binary".into()));
+    };
+    let kind = std::env::var("ANTIGRAVITY_DEVICE").unwrap_or_else(|_| "adb".into());
+    let device = device::select(&Args::parse(&["--device".into(), kind], device::FLAGS, &[])?)?;
+    let (dir, home) = (format!("{}/tests", device.home()), device.home());
+    let binary = Path::new(binary);
+    let name = binary.file_name().and_then(|n| n.to_str());
+    let name = name.ok_or_else(|| Error::Usage(format!("{}: not a program", binary.display())))?;
+    let archive = archive()?;
+    install(&*device, &dir, &[Item::new(archive, ARCHIVE), Item::new(binary, &short(name))])?;
+    let unpack = format!("cd {} && h=$(sha256sum {ARCHIVE}) && {UNPACK}", quote(&dir));
+    shell::capture(&*device, &unpack)?.ok(&*device)?;
+    // Tests start the program itself, which cargo has built beside them. It finds the model where it lies.
+    let model = format!("{dir}/models/story");
+    let built = binary.parent().and_then(Path::parent);
+    install(&*device, &model, &built.map_or_else(Vec::new, |d| existing(d, &[PROGRAM])))?;
+    let program_path = format!("{model}/{PROGRAM}");
+    let mut environment = run::environment(&*device, &dir);
+    environment.retain(|(name, _)| *name != "ANTIGRAVITY_MODEL");
+    environment.extend([("CARGO_MANIFEST_DIR", dir.as_str()), ("CARGO_BIN_EXE_antigravity", &program_path)]);
+    let passed_on = ["ANTIGRAVITY_SIMD", "RUST_BACKTRACE"].map(|name| (name, std::env::var(name)));
+    environment.extend(passed_on.iter().filter_map(|(name, v)| Some((*name, v.as_deref().ok()?))));
+    let path = format!("./{}", short(name));
+    let program = Program { dir: &dir, environment: &environment, path: &path, args: theirs };
+    eprintln!("{}: {name} in {home}/tests", device.name());
+    run::finished(&*device, shell::stream(&*device, &program, Input::Nothing)?)
+}
+
+/// A test binary's name without cargo's hash, so that a new build replaces the old one.
+fn short(name: &str) -> String {
+    let stem = name.rsplit_once('-').filter(|(_, hash)| hash.len() == 16);
+    format!("test-{}", stem.map_or(name, |(stem, _)| stem))
+}
+
+/// One file with everything in [`DATA`], the same bytes whenever the data are the same.
+fn archive() -> Result<PathBuf> {
+    let dir = build::target_dir().join("device");
+    std::fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    let (archive, fresh) = (dir.join(ARCHIVE), dir.join(format!("{ARCHIVE}.{}", std::process::id())));
+    let mut tar = Command::new("tar");
+    tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--format=ustar"]);
+    let tar = tar.arg("-cf").arg(&fresh).arg("-C").arg(sh::root()).args(DATA);
+    sh::stdout(tar)?;
+    std::fs::rename(&fresh, &archive).map_err(|e| Error::at(&archive, e))?;
+    Ok(archive)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lose_cargos_hash() {
+        assert_eq!(short("golden-0123456789abcdef"), "test-golden");
+        assert_eq!(short("my-test"), "test-my-test");
+    }
+}

@@ -1,0 +1,264 @@
+//! Samples a device while a program runs there: one shell loop, which prints a line a sample and ends with
+//! the program. The device's own clock stamps the lines, so that the connection does not blur them.
+
+use super::dumpsys;
+use super::parse::{celsius, khz, seconds};
+use super::{Reading, Temperature};
+use crate::device::{Device, shell};
+use crate::error::Result;
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// What is sampled.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub cores: Vec<u32>,
+    pub temperatures: Vec<Temperature>,
+    /// The battery's current and level, from files.
+    pub battery: bool,
+    /// The least time between two samples.
+    pub interval: Duration,
+    /// When the program is interrupted, if it has not ended by then.
+    pub stop_after: Option<Duration>,
+}
+
+/// One moment. `None` is what could not be read.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Sample {
+    /// Seconds since the device started.
+    pub uptime: f64,
+    /// As in the plan.
+    pub khz: Vec<Option<u64>>,
+    /// As in the plan.
+    pub celsius: Vec<Option<f64>>,
+    pub microamps: Option<f64>,
+    pub percent: Option<f64>,
+    /// Of the machine, in bytes.
+    pub available: Option<u64>,
+    /// Of the program, in bytes.
+    pub rss: Option<u64>,
+    /// Shared pages counted in part, in bytes; not in every sample, since it takes the kernel some time.
+    pub pss: Option<u64>,
+    /// Of each thread: its number, the core that it last ran on, and the ticks that it has worked.
+    pub tasks: Vec<(u32, u32, u64)>,
+}
+
+/// Reads one file into `o`, as the scripts below need it; `-` where it cannot be read.
+const READ: &str = r#"r() { v=; { read -r v <"$1"; } 2>/dev/null; v=${v:--}; v=${v%% *}; o="$o $v"; }"#;
+
+/// The rest of a sample: memory and threads.
+const PROCESS: &str = r#"
+a=-; { while read -r k v u; do case $k in MemAvailable:) a=$v; break;; esac; done </proc/meminfo; } 2>/dev/null
+m=-; { while read -r k v u; do case $k in VmRSS:) m=$v; break;; esac; done </proc/$p/status; } 2>/dev/null
+s=-; if [ $((n % e)) -eq 0 ]; then
+{ while read -r k v u; do case $k in Pss:) s=$v; break;; esac; done </proc/$p/smaps_rollup; } 2>/dev/null
+fi
+t=; for d in /proc/$p/task/*; do
+l=; { read -r l <"$d/stat"; } 2>/dev/null; [ -n "$l" ] || continue
+set -- ${l##*) }; t="$t ${d##*/}:${37}:$((${12} + ${13}))"
+done
+echo "sample$o $a $m $s$t"
+"#;
+
+impl Plan {
+    /// Everything that a reading found.
+    pub fn of(reading: &Reading, interval: Duration) -> Plan {
+        Plan {
+            cores: reading.cores.iter().map(|c| c.number).collect(),
+            temperatures: reading.watched(),
+            battery: reading.battery.by_file,
+            interval,
+            stop_after: None,
+        }
+    }
+
+    /// The loop about process `pid`.
+    fn script(&self, pid: u32) -> String {
+        let mut files: Vec<String> = vec!["/proc/uptime".into()];
+        let clock = |n: &u32| format!("/sys/devices/system/cpu/cpu{n}/cpufreq/scaling_cur_freq");
+        files.extend(self.cores.iter().map(clock));
+        let zones = self.temperatures.iter().filter_map(|t| t.zone);
+        files.extend(zones.map(|n| format!("/sys/class/thermal/thermal_zone{n}/temp")));
+        if self.battery {
+            files.extend(["current_now", "capacity"].map(|f| format!("/sys/class/power_supply/battery/{f}")));
+        }
+        let reads: Vec<String> = files.iter().map(|f| format!("r {f}")).collect();
+        let service = self.temperatures.iter().any(|t| t.zone.is_none());
+        let service = match service {
+            true => {
+                "if [ $((n % d)) -eq 0 ]; then dumpsys thermalservice 2>/dev/null |\n\
+                 while read -r l; do echo \"service $l\"; done; fi\n"
+            }
+            false => "",
+        };
+        let every = |seconds: f64| (seconds / self.interval.as_secs_f64()).ceil().clamp(1.0, 1e6) as u64;
+        let stop = match self.stop_after {
+            Some(time) => {
+                format!(
+                    "[ \"${{u%%.*}}\" -lt $((b + {})) ] || {{ kill -INT $p; b=999999999; }}\n",
+                    time.as_secs()
+                )
+            }
+            None => String::new(),
+        };
+        format!(
+            "p={pid}; n=0; e={}; d={}; u=; {{ read -r u v </proc/uptime; }} 2>/dev/null; b=${{u%%.*}}; b=${{b:-0}}\n\
+             {READ}\nwhile [ -d /proc/$p ]; do\no=\n{}\n{service}{PROCESS}\
+             u=; {{ read -r u v </proc/uptime; }} 2>/dev/null; u=${{u:-0}}\n{stop}\
+             n=$((n + 1)); sleep {:.3} 2>/dev/null || sleep 1\ndone",
+            every(1.0),
+            every(2.0),
+            reads.join("\n"),
+            self.interval.as_secs_f64().max(0.001),
+        )
+    }
+
+    /// Samples until the program has ended.
+    pub fn run(&self, device: &dyn Device, pid: u32) -> Result<Vec<Sample>> {
+        Ok(self.parse(&shell::capture_apart(device, &self.script(pid))?.stdout))
+    }
+
+    /// The lines that are samples.
+    fn parse(&self, text: &str) -> Vec<Sample> {
+        let mut service: Vec<Option<f64>> = vec![None; self.temperatures.len()];
+        let mut samples: Vec<Sample> = Vec::new();
+        for line in text.lines() {
+            if let Some(warm) = line.strip_prefix("service ").and_then(dumpsys::temperature) {
+                let at = self.temperatures.iter().position(|t| t.zone.is_none() && t.name == warm.name);
+                if let Some(at) = at {
+                    service[at] = Some(warm.celsius);
+                }
+            }
+            let Some(mut sample) = line.strip_prefix("sample ").and_then(|l| self.sample(l)) else {
+                continue;
+            };
+            for (i, told) in service.iter_mut().enumerate() {
+                sample.celsius[i] = sample.celsius[i].or(told.take());
+            }
+            // Time does not go back; a line that says so is damaged.
+            if samples.last().is_none_or(|last| last.uptime <= sample.uptime) {
+                samples.push(sample);
+            }
+        }
+        samples
+    }
+
+    fn sample(&self, line: &str) -> Option<Sample> {
+        let mut words = line.split_whitespace();
+        let uptime = seconds(words.next()?)?;
+        let clocks = self.cores.iter().map(|_| words.next().map(khz)).collect::<Option<Vec<_>>>()?;
+        let zone = |t: &Temperature| match t.zone {
+            Some(_) => words.next().map(celsius),
+            None => Some(None),
+        };
+        let celsius = self.temperatures.iter().map(zone).collect::<Option<Vec<_>>>()?;
+        let (mut microamps, mut percent) = (None, None);
+        if self.battery {
+            microamps = words.next()?.parse::<i64>().ok().map(|a| a as f64);
+            percent = words.next()?.parse::<u64>().ok().filter(|p| *p <= 100).map(|p| p as f64);
+        }
+        let mut bytes = || Some(words.next()?.parse::<u64>().ok().and_then(|kb| kb.checked_mul(1024)));
+        let (available, rss, pss) = (bytes()?, bytes()?, bytes()?);
+        let tasks = words.filter_map(task).collect();
+        Some(Sample { uptime, khz: clocks, celsius, microamps, percent, available, rss, pss, tasks })
+    }
+}
+
+/// `1234:7:560`: thread, core, ticks.
+fn task(word: &str) -> Option<(u32, u32, u64)> {
+    let mut numbers = word.split(':');
+    let task = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
+    numbers.next().is_none().then_some(task)
+}
+
+/// The cores that did more than a twentieth of the busiest one's work, ascending: between two samples a
+/// thread's ticks count for the core where it was seen last.
+pub fn cores_used(samples: &[Sample]) -> Vec<u32> {
+    let (mut before, mut work) = (HashMap::new(), HashMap::<u32, u64>::new());
+    for &(thread, core, ticks) in samples.iter().flat_map(|s| &s.tasks) {
+        let since = before.insert(thread, ticks).unwrap_or(0);
+        *work.entry(core).or_default() += ticks.saturating_sub(since);
+    }
+    let most = work.values().copied().max().unwrap_or(0);
+    let mut used: Vec<u32> =
+        work.iter().filter(|(_, w)| **w > 0 && **w * 20 > most).map(|(c, _)| *c).collect();
+    used.sort_unstable();
+    used
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::local::Local;
+    use std::process::Command;
+
+    fn plan() -> Plan {
+        let warm = |name: &str, zone| Temperature { name: name.into(), celsius: 40.0, zone };
+        Plan {
+            cores: vec![0, 7],
+            temperatures: vec![warm("cpu", Some(3)), warm("skin", None)],
+            battery: true,
+            interval: Duration::from_millis(50),
+            stop_after: None,
+        }
+    }
+
+    #[test]
+    fn samples_are_read() {
+        let text = "service Temperature{mValue=36.5, mType=3, mName=skin, mStatus=0}\n\
+            sample 10.50 1800000 - 41200 -400000 83 3000 200 - 11:0:5 12:7:9\n\
+            sample 10.60 - 2800000 - - - - - 150 12:7:30\n";
+        let samples = plan().parse(text);
+        assert_eq!(samples.len(), 2);
+        let first = &samples[0];
+        assert_eq!((first.uptime, &*first.khz), (10.5, &[Some(1_800_000), None][..]));
+        assert_eq!((&*first.celsius, first.microamps), (&[Some(41.2), Some(36.5)][..], Some(-400_000.0)));
+        assert_eq!((first.available, first.rss, first.pss), (Some(3000 << 10), Some(200 << 10), None));
+        assert_eq!((&*samples[1].celsius, samples[1].pss), (&[None, None][..], Some(150 << 10)));
+        assert_eq!(cores_used(&samples), [0, 7]);
+    }
+
+    #[test]
+    fn hostile_lines_are_no_samples() {
+        for line in [
+            "sample",
+            "sample 1",
+            "sample x 1 1 1 1 1 1 1 1",
+            "sample -1 1 1 1 1 1 1 1 1",
+            "sample NaN 1 1 1 1 1 1 1 1",
+            "sample 1 1 1 1 1 1 1 1",
+            "sampler 1 1 1 1 1 1 1 1 1",
+            "\u{1b}[2J",
+        ] {
+            assert!(plan().parse(line).is_empty(), "{line:?}");
+        }
+        let odd = plan().parse("sample 5 a b c d 101 18446744073709551615 - - 1:2 1:2:3:4 x:y:z -1:0:0\n");
+        assert_eq!(odd[0].tasks, []);
+        assert_eq!((odd[0].percent, odd[0].available), (None, None));
+        let back = plan().parse("sample 5 - - - - - - - -\nsample 4 - - - - - - - -\n");
+        assert_eq!(back.len(), 1);
+    }
+
+    #[test]
+    fn cores_that_hardly_work_do_not_count() {
+        let sample = |tasks: &[(u32, u32, u64)]| Sample { tasks: tasks.to_vec(), ..Sample::default() };
+        let samples = [sample(&[(1, 0, 0), (2, 4, 0)]), sample(&[(1, 0, 1), (2, 4, 100), (3, 5, 50)])];
+        assert_eq!(cores_used(&samples), [4, 5]);
+        assert!(cores_used(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_process_is_sampled_until_it_ends() {
+        let device = Local::open();
+        let reading = super::super::read(&device).unwrap();
+        let plan = Plan::of(&reading, Duration::from_millis(20));
+        let mut child = Command::new("sleep").arg("100").spawn().unwrap();
+        let plan = Plan { stop_after: Some(Duration::ZERO), ..plan };
+        let pid = child.id();
+        let reaper = std::thread::spawn(move || child.wait().unwrap());
+        let samples = plan.run(&device, pid).unwrap();
+        assert!(!reaper.join().unwrap().success());
+        assert!(!samples.is_empty() && samples[0].rss.is_some_and(|b| b > 0), "{samples:?}");
+        assert!(samples[0].available.is_some() && samples[0].uptime >= reading.uptime.unwrap());
+    }
+}

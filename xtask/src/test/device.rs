@@ -1,0 +1,67 @@
+//! The part of the tests that brings the program to a device through the real `adb`, with a stand-in for
+//! the phone: `tests/device/fake_adbd.py` on loopback, where an emulator runs the Arm program.
+
+mod checks;
+mod measures;
+mod stand;
+
+use super::Outcome;
+use super::report::{Tally, skip};
+use crate::error::Error;
+use crate::{build, sh, toolchain};
+use stand::Bench;
+
+/// What the stand-in is built for.
+const TARGET: &str = "aarch64-unknown-linux-musl";
+
+/// What came of one check.
+pub enum Verdict {
+    Passed,
+    /// Why, and what would change that.
+    Skipped(&'static str, &'static str),
+}
+
+/// One check; a failure says what was expected and what was found.
+pub struct Check {
+    pub name: &'static str,
+    pub run: fn(&Bench) -> std::result::Result<Verdict, String>,
+}
+
+pub fn run() -> Outcome {
+    if let Some((what, remedy)) = missing() {
+        return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
+    }
+    // Built here, so that no check waits for a compiler.
+    let model = build::model_dir("story")?;
+    build::for_target(TARGET, Some(&model))?;
+    build::for_host(Some(&model))?;
+    let bench = Bench::new().map_err(Error::Failed)?;
+    let mut tally = Tally::default();
+    for check in checks::ALL.iter().chain(measures::ALL) {
+        let began = std::time::Instant::now();
+        match (check.run)(&bench) {
+            Ok(Verdict::Passed) => {
+                eprintln!("ok      {} ({:.1} s)", check.name, began.elapsed().as_secs_f64());
+                tally.passed += 1;
+            }
+            Ok(Verdict::Skipped(why, remedy)) => tally += skip(&format!("{}: {why}", check.name), remedy),
+            Err(why) => {
+                eprintln!("FAILED  {}: {why}", check.name);
+                tally.failed += 1;
+            }
+        }
+    }
+    Ok(tally)
+}
+
+/// The first thing that is not installed, and the command that installs it.
+fn missing() -> Option<(&'static str, &'static str)> {
+    let programs = [
+        ("adb", "sudo apt-get install adb"),
+        ("python3", "sudo apt-get install python3"),
+        ("qemu-aarch64-static", "sudo apt-get install qemu-user-static"),
+    ];
+    let target = ("Rust's aarch64 musl library", "rustup target add aarch64-unknown-linux-musl");
+    let absent = programs.into_iter().find(|(program, _)| !sh::on_path(program));
+    absent.or_else(|| (!toolchain::has_std(TARGET)).then_some(target))
+}
