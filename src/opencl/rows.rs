@@ -5,6 +5,7 @@ use super::arena::Arena;
 use super::buffer::{Access, Buffer, Place};
 use super::device::Device;
 use super::failure::{Failure, Kind, Result};
+use super::kernels::CHUNK;
 use crate::backend::KvRows;
 use crate::dims::*;
 use crate::kv::KvTypes;
@@ -25,6 +26,10 @@ pub struct Rows {
     len: usize,
     place: Place,
     layers: Vec<LayerRows>,
+    /// Chunks of one token's attention: `[chunk][HEADS][HEAD_DIM]`
+    pub partials: Buffer,
+    /// Largest score and softmax sum of each: `[chunk][HEADS][2]`
+    pub ml: Buffer,
 }
 
 impl Rows {
@@ -42,9 +47,13 @@ impl Rows {
                 _ => f,
             })
         };
+        let parts = |n: usize| {
+            let bytes = 4 * HEADS * n * capacity.div_ceil(CHUNK).max(1);
+            device.buffer(bytes, Access::ReadWrite, Place::Device)
+        };
         let layers =
             (0..LAYERS).map(|_| Ok(LayerRows { k: rows(0, k)?, v: rows(1, v)? })).collect::<Result<_>>()?;
-        Ok(Self { types, capacity, len: 0, place, layers })
+        Ok(Self { types, capacity, len: 0, place, layers, partials: parts(HEAD_DIM)?, ml: parts(2)? })
     }
 
     /// Element types.
