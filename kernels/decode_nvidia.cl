@@ -475,7 +475,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                     if (lid < HEAD_DIM) head[lid] = y / sum;
                     barrier(CLK_LOCAL_MEM_FENCE);
 #if V_ROTATED
-                    rotate_heads(head, 1, 1.0f);
+                    rotate_heads(head, 1);
 #endif
                     put_acts(head, HEAD_DIM / 4, work + W_ATT + h * (HEAD_DIM / 4), work + W_ATT_SCALES + h * (HEAD_DIM / 32));
                 }
