@@ -33,6 +33,32 @@ impl KvRows {
     }
 }
 
+/// Attention of new tokens over one layer's rows, which a device left to another.
+pub struct AttentionJob<'a> {
+    /// New tokens.
+    pub tokens: usize,
+    /// Filled slots before them; each token sees those, the ones before it and its own.
+    pub before: usize,
+    /// Queries as the stored keys expect them: `[token][HEADS][HEAD_DIM]`, rows `stride` apart.
+    pub queries: &'a [f32],
+    /// Floats from one token's queries to the next's.
+    pub stride: usize,
+    /// Keys, new ones included: `[kv_head][slot][row bytes]`, `capacity` slots a head (fewer of the last).
+    pub k: &'a [u8],
+    /// Values, likewise.
+    pub v: &'a [u8],
+    /// Slots of a head.
+    pub capacity: usize,
+    /// Element types of the rows.
+    pub types: KvTypes,
+    /// `[token][HEADS][HEAD_DIM]`
+    pub att: &'a mut [f32],
+}
+
+/// Computes an [`AttentionJob`]. Whoever puts a backend together hands it in, so that backends do not know each
+/// other.
+pub type Attention = Box<dyn FnMut(AttentionJob<'_>) + Send>;
+
 /// One device running the whole model: weights, scratch and cache in its own memory.
 pub trait Backend: Send {
     /// Device and instruction set, for reports.

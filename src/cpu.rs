@@ -3,7 +3,7 @@
 //! The result is the same bits for every instruction set, thread count and number of tokens at once;
 //! `simd` and `simd::attend` say how.
 
-mod attention;
+pub mod attention;
 mod cache;
 mod matmul;
 #[allow(unsafe_code)]

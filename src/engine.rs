@@ -1,13 +1,14 @@
 //! The library's front door: load a model, generate text.
 
 use crate::cpu::simd::Isa;
-use crate::cpu::{CpuBackend, CpuOptions, topology};
+use crate::cpu::{self, CpuBackend, CpuOptions, topology};
 use crate::dims::VOCAB;
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
+use crate::opencl::{self, OpenClBackend, OpenClOptions};
 use crate::plan::Plan;
 use crate::sampler::{Sampler, SamplerOptions};
-use crate::session::{CancelToken, Session, StopReason};
+use crate::session::{CancelToken, Session, Spare, StopReason};
 use crate::tokenizer::{AddSpecial, StopStrings, TextStream, Tokenizer};
 use crate::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use std::path::PathBuf;
@@ -17,6 +18,17 @@ use std::time::{Duration, Instant};
 /// Most tokens of one forward pass unless told otherwise: whole tiles of all kernels, and about as much as
 /// a person waits for after Ctrl-C.
 pub const PREFILL_CHUNK: usize = 256;
+
+/// Which device runs the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendKind {
+    /// The CPU.
+    Cpu,
+    /// An OpenCL device, or an error.
+    OpenCl,
+    /// An OpenCL device where there is one, else the CPU.
+    Auto,
+}
 
 /// How a model is loaded and run.
 #[derive(Debug, Clone)]
@@ -35,6 +47,16 @@ pub struct EngineOptions {
     pub prefill_chunk: usize,
     /// Instruction set; `None` takes the best, or the one that `ANTIGRAVITY_SIMD` names.
     pub isa: Option<Isa>,
+    /// Which device runs the model.
+    pub backend: BackendKind,
+    /// Number or name of the OpenCL device; `None` takes the first GPU.
+    pub cl_device: Option<String>,
+    /// OpenCL: attention on the device too, not on the CPU.
+    pub gpu_attn: bool,
+    /// OpenCL: weights once, in memory that both see.
+    pub zero_copy: bool,
+    /// Told in one line when a device cannot be used and the CPU takes its place.
+    pub notice: fn(&str),
 }
 
 impl EngineOptions {
@@ -48,6 +70,11 @@ impl EngineOptions {
             threads: 0,
             prefill_chunk: PREFILL_CHUNK,
             isa: None,
+            backend: BackendKind::Cpu,
+            cl_device: None,
+            gpu_attn: false,
+            zero_copy: false,
+            notice: |_| {},
         }
     }
 }
@@ -112,6 +139,8 @@ pub struct Engine {
     weights: Arc<Weights>,
     tokenizer: Tokenizer,
     isa: Isa,
+    /// The weights on an OpenCL device, when one runs the model.
+    device: Option<Arc<opencl::Model>>,
 }
 
 impl Engine {
@@ -134,7 +163,24 @@ impl Engine {
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
         let weights = Arc::new(Weights::load(&path, &load)?);
         let tokenizer = Tokenizer::load(&path.dir)?;
-        Ok(Self { options, weights, tokenizer, isa })
+        let device = match options.backend {
+            BackendKind::Cpu => None,
+            kind => match Self::device(&options, &weights) {
+                Ok(model) => Some(model),
+                Err(Error::Device(why)) if kind == BackendKind::Auto => {
+                    (options.notice)(&format!("{why}; using the CPU"));
+                    None
+                }
+                Err(e) => return Err(e),
+            },
+        };
+        Ok(Self { options, weights, tokenizer, isa, device })
+    }
+
+    /// Opens the OpenCL device and copies the weights there.
+    fn device(options: &EngineOptions, weights: &Arc<Weights>) -> Result<Arc<opencl::Model>> {
+        let device = opencl::Device::open(options.cl_device.as_deref(), opencl::Cache::off())?;
+        Ok(Arc::new(opencl::Model::new(device, Arc::clone(weights))?))
     }
 
     /// The tokenizer.
@@ -155,17 +201,33 @@ impl Engine {
     /// An empty sequence with a cache of its own.
     pub fn session(&self) -> Result<Session> {
         let o = &self.options;
-        let backend = CpuBackend::new(
-            Arc::clone(&self.weights),
-            CpuOptions {
-                threads: o.threads,
-                isa: self.isa,
-                kv_types: o.kv_types,
-                capacity: o.max_seq_len,
-                max_tokens: o.prefill_chunk,
-            },
-        )?;
-        Ok(Session::new(Box::new(backend)))
+        let cpu = self.cpu_backend();
+        let Some(model) = &self.device else { return Ok(Session::new(cpu()?)) };
+        let attention = match o.gpu_attn {
+            true => None,
+            false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
+        };
+        let options = OpenClOptions {
+            kv_types: o.kv_types,
+            capacity: o.max_seq_len,
+            max_tokens: o.prefill_chunk,
+            attention,
+        };
+        let backend = OpenClBackend::new(Arc::clone(model), options)?;
+        Ok(Session::new(Box::new(backend)).with_spare(cpu, o.notice))
+    }
+
+    /// Makes a CPU backend with these options.
+    fn cpu_backend(&self) -> Spare {
+        let (o, weights) = (&self.options, Arc::clone(&self.weights));
+        let options = CpuOptions {
+            threads: o.threads,
+            isa: self.isa,
+            kv_types: o.kv_types,
+            capacity: o.max_seq_len,
+            max_tokens: o.prefill_chunk,
+        };
+        Box::new(move || Ok(Box::new(CpuBackend::new(weights, options)?) as _))
     }
 
     /// Token ids of a prompt, with the special tokens that the model's tokenizer adds.

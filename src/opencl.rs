@@ -1,12 +1,17 @@
-//! OpenCL, opened at run time: nothing of it is needed to build or to start this program.
+//! The OpenCL backend: the whole forward pass, the same steps in the same order as the CPU's.
 //!
-//! [`load`] finds a library and a platform, [`device`] chooses a device and holds its queue, [`buffer`] is
-//! memory there, [`program`] what runs there, [`cache`] what is kept of it on disk. [`ffi`] is the ABI and
-//! [`failure`] what can go wrong.
+//! A launch costs the host several microseconds, so for one token five launches cover a layer's nine steps: what is
+//! cheap enough is computed again by every work-group instead of being a step of its own (`kernels/gemv.cl`). Nothing
+//! waits for the device inside a token: the embedding row and the angles go in, the logits come out.
+//!
+//! OpenCL is opened at run time: nothing of it is needed to build or to start this program. [`load`] finds a library
+//! and a platform, [`device`] chooses a device and holds its queue, [`buffer`] is memory there, [`program`] what runs
+//! there, [`cache`] what is kept of it on disk. [`ffi`] is the ABI and [`failure`] what can go wrong.
 
 #[allow(unsafe_code)]
 pub mod buffer;
 pub mod cache;
+mod defines;
 #[allow(unsafe_code)]
 pub mod device;
 pub mod facts;
@@ -14,9 +19,16 @@ pub mod failure;
 #[allow(unsafe_code)]
 pub mod ffi;
 #[allow(unsafe_code)]
+mod floats;
+pub mod kernels;
+#[allow(unsafe_code)]
 pub mod load;
 #[allow(unsafe_code)]
 pub mod program;
+mod rows;
+mod scratch;
+mod steps;
+mod weights;
 
 pub use buffer::{Access, Buffer, Mapped, Place, SharedView, Staged};
 pub use cache::{Cache, Verdict};
@@ -24,3 +36,332 @@ pub use device::{Builds, Device};
 pub use facts::{DeviceType, Facts};
 pub use failure::{Failure, Kind};
 pub use program::{Kernel, Program, Source};
+
+use crate::backend::{Attention, AttentionJob, Backend, KvRows, Logits};
+use crate::dims::*;
+use crate::error::Result;
+use crate::kv::KvTypes;
+use crate::trace::{Recorder, Steps};
+use crate::weights::Weights;
+use buffer::MapFor;
+use defines::QKV;
+use kernels::Kernels;
+use rows::{LayerRows, Rows};
+use scratch::Scratch;
+use std::ops::Range;
+use std::sync::Arc;
+use steps::{AttendOn, Launches};
+use weights::DeviceWeights;
+
+/// Set to a number, the device is lost in that forward pass, counted from 1; for tests.
+pub const LOSE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_LOSE";
+
+/// A device with the model's weights in its memory; backends share it.
+pub struct Model {
+    device: Device,
+    weights: Arc<Weights>,
+    matrices: DeviceWeights,
+}
+
+impl Model {
+    /// Copies the weights to the device.
+    pub fn new(device: Device, weights: Arc<Weights>) -> Result<Self> {
+        let matrices = DeviceWeights::upload(&device, &weights)?;
+        device.finish()?;
+        Ok(Self { device, weights, matrices })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+/// How an [`OpenClBackend`] is set up.
+pub struct OpenClOptions {
+    /// Element types of the cache.
+    pub kv_types: KvTypes,
+    /// Slots of the cache.
+    pub capacity: usize,
+    /// Most tokens of one forward pass; fewer where the device's buffers are too small.
+    pub max_tokens: usize,
+    /// Computes attention on the host, over mapped rows; without it the device does.
+    pub attention: Option<Attention>,
+}
+
+/// Attention on the host, and what it reads and writes.
+struct HostAttention {
+    attend: Attention,
+    /// `[token][QKV]`
+    qkv: Vec<f32>,
+    /// `[token][Q_DIM]`
+    att: Vec<f32>,
+}
+
+/// A model on an OpenCL device.
+pub struct OpenClBackend {
+    model: Arc<Model>,
+    kernels: Kernels,
+    rows: Rows,
+    scratch: Scratch,
+    launches: Launches,
+    host: Option<HostAttention>,
+    /// Radians per position of each rotated pair.
+    frequencies: [f64; HEAD_DIM / 2],
+    recorder: Option<Recorder>,
+    /// Forward passes so far, and the one in which the device is lost.
+    passes: (u64, Option<u64>),
+}
+
+impl OpenClBackend {
+    /// Builds the kernels and allocates cache and scratch.
+    pub fn new(model: Arc<Model>, options: OpenClOptions) -> Result<Self> {
+        let OpenClOptions { kv_types, capacity, max_tokens, attention } = options;
+        let device = &model.device;
+        let mut kernels = Kernels::new(device, kv_types)?;
+        let shapes = kernels.shapes();
+        let max_tokens = if shapes.batches() { max_tokens.clamp(1, capacity.max(1)) } else { 1 };
+        let place = if attention.is_some() { Place::HostVisible } else { Place::Device };
+        let rows = Rows::new(device, kv_types, capacity, place)?;
+        let scratch = Scratch::new(device, max_tokens, shapes.splits)?;
+        let host = attention.map(|attend| {
+            let floats = |n: usize| vec![0.0; scratch.max_tokens * n];
+            HostAttention { attend, qkv: floats(QKV), att: floats(Q_DIM) }
+        });
+        let on = if host.is_some() { AttendOn::Host } else { AttendOn::Device };
+        let launches = Launches::new(&mut kernels, &model.matrices, &scratch, &rows, on)?;
+        let lose = std::env::var(LOSE_VARIABLE).ok().and_then(|n| n.parse().ok());
+        Ok(Self {
+            kernels,
+            rows,
+            scratch,
+            launches,
+            host,
+            frequencies: crate::rope::frequencies(),
+            recorder: None,
+            passes: (0, lose),
+            model,
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.model.device
+    }
+}
+
+/// One forward pass under way.
+struct Pass<'a> {
+    device: &'a Device,
+    launches: &'a mut Launches,
+    rows: &'a mut Rows,
+    scratch: &'a Scratch,
+    host: Option<&'a mut HostAttention>,
+    /// Tokens.
+    n: usize,
+    steps: Steps<'a>,
+    /// Whether steps are timed, for which the host must wait for each.
+    timed: bool,
+}
+
+impl Pass<'_> {
+    fn done(&mut self, step: &'static str, layer: usize) -> failure::Result<()> {
+        if self.timed {
+            self.device.finish()?;
+            self.steps.done(step, layer);
+        }
+        Ok(())
+    }
+
+    /// One token through one layer. A launch covers what its comment names.
+    fn one_token(&mut self, layer: usize) -> failure::Result<()> {
+        self.launches.one[layer].qkv.one(self.device)?; // norm, queries, keys and values
+        self.done("qkv", layer)?;
+        match &self.launches.one[layer].attend {
+            Some(attend) => {
+                let groups = self.launches.splits * KV_HEADS;
+                attend.run(self.device, [groups, 1])?; // positions, the new row, attention in splits
+                self.done("attend", layer)?;
+            }
+            None => self.attend_on_host(layer)?,
+        }
+        let l = &self.launches.one[layer];
+        l.out.one(self.device)?; // merge of the splits, projection, onto the residual
+        self.done("out", layer)?;
+        self.launches.one[layer].gate_up.one(self.device)?; // norm, silu(gate) * up
+        self.done("gate_up", layer)?;
+        self.launches.one[layer].down.one(self.device)?; // back to the residual's width, and joins it
+        self.done("down", layer)
+    }
+
+    /// Many tokens through one layer.
+    fn many_tokens(&mut self, layer: usize) -> failure::Result<()> {
+        let (device, n) = (self.device, self.n);
+        self.launches.many[layer].norm.run(device, [n, 1])?; // RMS norm before attention
+        self.done("norm", layer)?;
+        self.launches.many[layer].qkv.many(device, n)?; // queries, keys and values
+        self.done("qkv", layer)?;
+        match &self.launches.many[layer].attend {
+            Some(attend) => {
+                self.launches.rope[layer].run(device, [HEADS + 2 * KV_HEADS, n])?; // positions, new rows
+                let tiles = (n * GROUP).div_ceil(self.launches.queries);
+                attend.run(device, [tiles, KV_HEADS])?; // each query over all slots up to its own
+                self.done("attend", layer)?;
+            }
+            None => self.attend_on_host(layer)?,
+        }
+        let l = &mut self.launches.many[layer];
+        l.att.run(device, [n, 1])?;
+        l.out.many(device, n)?; // attention's output joins the residual
+        self.done("out", layer)?;
+        self.launches.many[layer].ffn_norm.run(device, [n, 1])?; // RMS norm before the feed-forward layer
+        self.done("norm", layer)?;
+        let l = &mut self.launches.many[layer];
+        l.gate_up.many(device, n)?;
+        l.silu.run(device, [n, 1])?; // silu(gate) * up
+        self.done("gate_up", layer)?;
+        self.launches.many[layer].down.many(device, n)?; // back to the residual's width, and joins it
+        self.done("down", layer)
+    }
+
+    /// Positions and new rows on the device, then attention on the host over the mapped rows.
+    fn attend_on_host(&mut self, layer: usize) -> failure::Result<()> {
+        let (device, n) = (self.device, self.n);
+        self.launches.rope[layer].run(device, [HEADS + 2 * KV_HEADS, n])?;
+        self.done("rope", layer)?;
+        let host = self.host.as_mut().expect("invariant: without attention there is a host's");
+        let (qkv, att) = (&mut host.qkv[..n * QKV], &mut host.att[..n * Q_DIM]);
+        self.scratch.qkv.read(0, floats::bytes_mut(qkv))?;
+        let (types, capacity, before) = (self.rows.types(), self.rows.capacity(), self.rows.len());
+        // Up to the last head's last slot.
+        let used = (KV_HEADS - 1) * capacity + before + n;
+        let LayerRows { k, v } = self.rows.layer_mut(layer);
+        let k = k.map(0..used * types.k.row_bytes(HEAD_DIM), MapFor::Reading)?;
+        let v = v.map(0..used * types.v.row_bytes(HEAD_DIM), MapFor::Reading)?;
+        (host.attend)(AttentionJob {
+            tokens: n,
+            before,
+            queries: qkv,
+            stride: QKV,
+            k: &k,
+            v: &v,
+            capacity,
+            types,
+            att,
+        });
+        k.unmap()?;
+        v.unmap()?;
+        self.scratch.att.write(0, floats::bytes(att))?;
+        self.done("attend", layer)
+    }
+
+    /// Logits of the last token, or of all.
+    fn head(&mut self, out: Logits<'_>) -> failure::Result<()> {
+        let (device, n, s) = (self.device, self.n, self.scratch);
+        match out {
+            // Nobody waits, so the device has to be told to begin.
+            Logits::None => return device.flush(),
+            Logits::All(logits) if n > 1 => {
+                let norm = self.launches.norm.as_mut().expect("invariant: there is a norm for many tokens");
+                for (i, logits) in logits.chunks_mut(s.logit_rows * VOCAB).enumerate() {
+                    let rows = logits.len() / VOCAB;
+                    norm.from_token(i * s.logit_rows)?.run(device, [rows, 1])?; // final RMS norm
+                    self.launches.heads.many(device, rows)?; // one logit per vocabulary entry
+                    s.logits.read(0, floats::bytes_mut(logits))?;
+                }
+            }
+            Logits::Last(logits) | Logits::All(logits) => {
+                self.launches.head.one(device)?; // final RMS norm, one logit per vocabulary entry
+                s.logits.read(0, floats::bytes_mut(logits))?;
+            }
+        }
+        self.done("head", LAYERS)
+    }
+}
+
+impl OpenClBackend {
+    fn pass(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> failure::Result<()> {
+        let Self { model, rows, scratch, launches, host, frequencies, recorder, passes, .. } = self;
+        passes.0 += 1;
+        if passes.1 == Some(passes.0) {
+            return Err(Failure::new(Kind::Lost, format!("lost on purpose ({LOSE_VARIABLE})")));
+        }
+        let n = tokens.len();
+        let timed = recorder.is_some();
+        let steps = Steps::begin(recorder.as_mut(), n);
+        scratch.embed(&model.weights, tokens, rows.len(), (pos, frequencies))?; // rows of the embedding, angles of RoPE
+        let host = host.as_mut();
+        let mut pass = Pass { device: &model.device, launches, rows, scratch, host, n, steps, timed };
+        pass.done("embed", 0)?;
+        for layer in 0..LAYERS {
+            match n {
+                1 => pass.one_token(layer)?,
+                _ => pass.many_tokens(layer)?,
+            }
+            if timed {
+                let mut x = [0.0; DIM];
+                pass.scratch.residual(n - 1, &mut x)?;
+                pass.steps.residual(pos + n - 1, layer, &x);
+            }
+        }
+        pass.head(out)?;
+        self.rows.set_len(self.rows.len() + n);
+        Ok(())
+    }
+}
+
+impl Backend for OpenClBackend {
+    fn name(&self) -> String {
+        let attention = if self.host.is_some() { "CPU" } else { "GPU" };
+        format!("opencl ({}, attention on the {attention})", self.model.device.facts().name)
+    }
+
+    fn forward(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
+        let n = tokens.len();
+        assert!(n > 0 && n <= self.scratch.max_tokens && self.rows.len() + n <= self.rows.capacity());
+        Ok(self.pass(tokens, pos, out)?)
+    }
+
+    fn max_tokens(&self) -> usize {
+        self.scratch.max_tokens
+    }
+
+    fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn capacity(&self) -> usize {
+        self.rows.capacity()
+    }
+
+    fn kv_types(&self) -> KvTypes {
+        self.rows.types()
+    }
+
+    fn set_len(&mut self, len: usize) {
+        self.rows.set_len(len);
+    }
+
+    fn resize(&mut self, slots: usize) -> Result<()> {
+        self.rows.resize(&self.model.device, slots)?;
+        let on = if self.host.is_some() { AttendOn::Host } else { AttendOn::Device };
+        self.launches = Launches::new(&mut self.kernels, &self.model.matrices, &self.scratch, &self.rows, on)?;
+        Ok(())
+    }
+
+    fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
+        self.rows.keep(layer, kv_head, slots)
+    }
+
+    fn read_kv(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
+        Ok(self.rows.read(layer, slots, rows)?)
+    }
+
+    fn write_kv(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
+        Ok(self.rows.write(layer, slots, rows)?)
+    }
+
+    fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
+        std::mem::replace(&mut self.recorder, recorder)
+    }
+}

@@ -33,6 +33,9 @@ impl CancelToken {
     }
 }
 
+/// Makes another backend for a sequence whose device is lost.
+pub type Spare = Box<dyn FnOnce() -> Result<Box<dyn Backend>> + Send>;
+
 /// A sequence: its tokens, its cache on a backend, the logits of its last token.
 pub struct Session {
     backend: Box<dyn Backend>,
@@ -41,6 +44,8 @@ pub struct Session {
     pos: usize,
     /// `[VOCAB]`, of the last token computed with logits.
     logits: Vec<f32>,
+    /// Where to go on when the device is lost, and who is told.
+    spare: Option<(Spare, fn(&str))>,
 }
 
 impl Session {
@@ -48,7 +53,56 @@ impl Session {
     pub fn new(backend: Box<dyn Backend>) -> Self {
         // Room for all ids at once, so that no token grows the list.
         let tokens = Vec::with_capacity(backend.capacity());
-        Self { backend, tokens, pos: 0, logits: vec![0.0; VOCAB] }
+        Self { backend, tokens, pos: 0, logits: vec![0.0; VOCAB], spare: None }
+    }
+
+    /// Goes on on another backend when this one's device is lost, after one line to `notice`.
+    pub fn with_spare(mut self, spare: Spare, notice: fn(&str)) -> Self {
+        self.spare = Some((spare, notice));
+        self
+    }
+
+    /// Appends `tokens`, at most as many as the backend takes at once; on the spare if the device is lost.
+    fn append(&mut self, tokens: &[u32], mut out: Logits<'_>) -> Result<()> {
+        let again = match &mut out {
+            Logits::None => Logits::None,
+            Logits::Last(logits) => Logits::Last(logits),
+            Logits::All(logits) => Logits::All(logits),
+        };
+        match (self.backend.forward(tokens, self.pos, again), self.spare.take()) {
+            (Err(Error::Device(why)), Some((spare, notice))) => {
+                notice(&format!("{why}; going on on the CPU"));
+                self.replace(spare()?)?;
+                self.backend.forward(tokens, self.pos, out)?;
+            }
+            (result, spare) => {
+                self.spare = spare;
+                result?;
+            }
+        }
+        self.pos += tokens.len();
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// [`Session::append`] with the logits of the last token.
+    fn append_last(&mut self, tokens: &[u32]) -> Result<()> {
+        let mut logits = std::mem::take(&mut self.logits);
+        let result = self.append(tokens, Logits::Last(&mut logits));
+        self.logits = logits;
+        result
+    }
+
+    /// Moves the sequence to an empty backend: its tokens are computed again, which gives what that backend alone
+    /// would have.
+    fn replace(&mut self, backend: Box<dyn Backend>) -> Result<()> {
+        if self.backend.len() != self.tokens.len() {
+            return Err(Error::Device("a sequence with evicted slots cannot move to the CPU".into()));
+        }
+        self.backend = backend;
+        let step = self.backend.max_tokens();
+        let mut chunks = self.tokens.chunks(step).enumerate();
+        chunks.try_for_each(|(i, chunk)| self.backend.forward(chunk, i * step, Logits::None))
     }
 
     /// Appends tokens and computes the logits of the last. Between chunks of the backend's size, looks at
@@ -73,10 +127,11 @@ impl Session {
             if cancel.is_cancelled() {
                 return Err(Error::Interrupted);
             }
-            let out = if i == last { Logits::Last(&mut self.logits) } else { Logits::None };
-            self.backend.forward(chunk, self.pos, out)?;
-            self.pos += chunk.len();
-            self.tokens.extend_from_slice(chunk);
+            if i == last {
+                self.append_last(chunk)?;
+            } else {
+                self.append(chunk, Logits::None)?;
+            }
         }
         progress(tokens.len(), tokens.len());
         self.check_logits()
@@ -85,9 +140,7 @@ impl Session {
     /// Appends one token and computes its logits.
     pub fn decode(&mut self, token: u32) -> Result<()> {
         self.check(&[token])?;
-        self.backend.forward(&[token], self.pos, Logits::Last(&mut self.logits))?;
-        self.pos += 1;
-        self.tokens.push(token);
+        self.append_last(&[token])?;
         self.check_logits()
     }
 
@@ -99,9 +152,7 @@ impl Session {
         let mut rows = vec![0.0f32; step.min(tokens.len()) * VOCAB];
         for (i, chunk) in tokens.chunks(step).enumerate() {
             let rows = &mut rows[..chunk.len() * VOCAB];
-            self.backend.forward(chunk, self.pos, Logits::All(rows))?;
-            self.pos += chunk.len();
-            self.tokens.extend_from_slice(chunk);
+            self.append(chunk, Logits::All(rows))?;
             rows.chunks_exact(VOCAB).enumerate().for_each(|(j, row)| each(i * step + j, row));
         }
         Ok(())

@@ -6,7 +6,7 @@ use super::inspect::InspectArgs;
 use super::plan::PlanArgs;
 use super::terminal::prompt_progress;
 use crate::dims;
-use crate::engine::{EngineOptions, GenerateOptions, PREFILL_CHUNK};
+use crate::engine::{BackendKind, EngineOptions, GenerateOptions, PREFILL_CHUNK};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
 use crate::sampler::SamplerOptions;
@@ -102,12 +102,13 @@ pub(super) enum BackendName {
 
 impl BackendName {
     /// Refuses what this build does not have.
-    pub fn check(self) -> Result<()> {
+    pub fn kind(self) -> Result<BackendKind> {
         match self {
-            BackendName::Cpu | BackendName::Auto => Ok(()),
-            BackendName::Opencl | BackendName::Hybrid => {
-                let name = self.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
-                Err(Error::Device(format!("--backend {name} is not in this build; use --backend cpu")))
+            BackendName::Cpu => Ok(BackendKind::Cpu),
+            BackendName::Opencl => Ok(BackendKind::OpenCl),
+            BackendName::Auto => Ok(BackendKind::Auto),
+            BackendName::Hybrid => {
+                Err(Error::Device("--backend hybrid is not in this build; use --backend cpu or opencl".into()))
             }
         }
     }
@@ -177,6 +178,9 @@ pub(super) struct ModelArgs {
     /// Hybrid: position at which decode moves back to the CPU
     #[arg(long, value_name = "N")]
     pub switch_back: Option<usize>,
+    /// OpenCL: the device, by the number or a part of the name that doctor shows [default: the first GPU]
+    #[arg(long, value_name = "DEVICE")]
+    pub cl_device: Option<String>,
     /// OpenCL: attention on the GPU too
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     pub gpu_attn: bool,
@@ -194,7 +198,7 @@ impl ModelArgs {
     /// Checks the flags and resolves them.
     pub fn resolve(&self) -> Result<EngineOptions> {
         let not_here = |what: &str| Err(Error::Usage(format!("{what} is not in this build")));
-        self.backend.check()?;
+        let backend = self.backend.kind()?;
         if self.eviction_policy != EvictionPolicy::None {
             return not_here("--eviction-policy other than none");
         }
@@ -217,6 +221,11 @@ impl ModelArgs {
             threads: self.threads.map_or(Ok(0), |n| positive("--threads", n, 1024))?,
             prefill_chunk: positive("--prefill-chunk", self.prefill_chunk, 4096)?,
             isa: None,
+            backend,
+            cl_device: self.cl_device.clone(),
+            gpu_attn: self.gpu_attn,
+            zero_copy: self.zero_copy,
+            notice: |line| eprintln!("{line}"),
         })
     }
 }

@@ -17,7 +17,7 @@ use super::report::{Side, columns};
 use super::signal;
 use super::terminal::put;
 use crate::cpu::simd::Isa;
-use crate::engine::{Engine, EngineOptions, PREFILL_CHUNK};
+use crate::engine::{BackendKind, Engine, EngineOptions, PREFILL_CHUNK};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
 use crate::plan::{Plan, mib};
@@ -106,7 +106,9 @@ impl BenchArgs {
 
     /// Checks the flags; the options are those of the model, without a group's own.
     fn resolve(&self) -> Result<EngineOptions> {
-        self.backend.check()?;
+        if self.backend.kind()? == BackendKind::OpenCl {
+            return Err(Error::Device("bench --backend opencl is not in this build; use --backend cpu".into()));
+        }
         let within = |flag: &str, n: usize, most: usize| match (1..=most).contains(&n) {
             true => Ok(n),
             false => Err(Error::Usage(format!("{flag} {n}: use a number from 1 to {most}"))),

@@ -6,7 +6,9 @@ use super::simd::attend::{CHUNK, KvChunk, Partial, QUERIES, attend, merge};
 use super::simd::{Isa, kv_row, ops};
 use super::{KV_PAD, Q_PAD, QKV, Scratch};
 use crate::dims::*;
-use crate::kv;
+use crate::backend::{Attention, AttentionJob};
+use crate::error::Result;
+use crate::kv::{self, KvTypes};
 use crate::weights::Layer;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -73,23 +75,94 @@ impl Scratch {
     ) {
         let mut att = std::mem::take(&mut self.att);
         let mut partials = std::mem::take(&mut self.partials);
-        let heads = Heads { scratch: self, layer, cache, index, isa };
-        let chunks = (cache.len() + n).div_ceil(CHUNK);
+        let rows = |kv_head| cache.head(index, kv_head);
+        let query = |t, h| self.query(layer, cache.types(), (t, h), isa);
+        let heads = Heads { query, rows, types: cache.types(), before: cache.len(), isa };
+        heads.all(pool, n, &mut att, &mut partials);
+        (self.att, self.partials) = (att, partials);
+    }
+
+    /// Query of token `t` and head `h`: normed, rotated, scaled, as the stored keys expect it.
+    fn query(&self, layer: &Layer, types: KvTypes, (t, h): (usize, usize), isa: Isa) -> [f32; HEAD_DIM] {
+        let mut q = head(&self.qkv[t * QKV..][..QKV], 0, h);
+        if QK_NORM {
+            q = normed(isa, &q, &layer.q_norm);
+        }
+        let (cos, sin) = self.angles(t);
+        ops::rope(isa, &mut q, cos, sin);
+        let scale = 1.0 / (HEAD_DIM as f32).sqrt();
+        q.iter_mut().for_each(|x| *x *= scale);
+        if types.k.rotated() {
+            kv::rotate(&mut q);
+        }
+        q
+    }
+}
+
+/// Attention for a backend that keeps its rows elsewhere; it has threads and scratch of its own, for at most
+/// `capacity` slots.
+pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention> {
+    let pool = Pool::new(threads)?;
+    let mut partials = super::try_vec(super::partials_for(capacity), Partial::EMPTY)?;
+    Ok(Box::new(move |job: AttentionJob<'_>| {
+        let AttentionJob { tokens, before, queries, stride, k, v, capacity, types, att } = job;
+        let query = |t: usize, h: usize| head(&queries[t * stride..], 0, h);
+        let rows = |kv_head: usize| {
+            let from = kv_head * capacity;
+            (&k[from * types.k.row_bytes(HEAD_DIM)..], &v[from * types.v.row_bytes(HEAD_DIM)..])
+        };
+        let needed = super::partials_for(before + tokens);
+        if partials.len() < needed {
+            partials.resize(needed, Partial::EMPTY);
+        }
+        Heads { query, rows, types, before, isa }.all(&pool, tokens, att, &mut partials);
+    }))
+}
+
+/// Head `index` of the part of a q|k|v row that begins at `start`.
+fn head(row: &[f32], start: usize, index: usize) -> [f32; HEAD_DIM] {
+    std::array::from_fn(|i| row[start + index * HEAD_DIM + i])
+}
+
+fn normed(isa: Isa, x: &[f32; HEAD_DIM], w: &[f32]) -> [f32; HEAD_DIM] {
+    let mut out = [0.0; HEAD_DIM];
+    ops::norm(isa, x, w, RMS_EPS as f32, &mut out);
+    out
+}
+
+/// What an attention task reads: queries by token and head, rows by KV head.
+struct Heads<Q, R> {
+    query: Q,
+    rows: R,
+    types: KvTypes,
+    /// Filled slots before the new tokens.
+    before: usize,
+    isa: Isa,
+}
+
+impl<'a, Q, R> Heads<Q, R>
+where
+    Q: Fn(usize, usize) -> [f32; HEAD_DIM] + Sync,
+    R: Fn(usize) -> (&'a [u8], &'a [u8]) + Sync,
+{
+    /// Attention of `n` tokens, whose rows are there, into `att`.
+    fn all(&self, pool: &Pool, n: usize, att: &mut [f32], partials: &mut [Partial<HEAD_DIM>]) {
+        let chunks = (self.before + n).div_ceil(CHUNK);
         if n == 1 && chunks > 1 && pool.threads() > 1 {
             // One token over a long context: chunks are spread over the threads, then merged.
             let span = (KV_HEADS * chunks).div_ceil(4 * pool.threads()).clamp(1, chunks);
             let all = &mut partials[..HEADS * chunks];
             pool.tiles(all, chunks * GROUP, (1, span * GROUP), |mut tile| {
                 let (kv_head, first) = (tile.row, tile.col / GROUP);
-                heads.chunks_of_one(kv_head, first, tile.row_mut(0));
+                self.chunks_of_one(kv_head, first, tile.row_mut(0));
             });
             let all = &*all;
             pool.tiles(&mut att[..Q_DIM], Q_DIM, (1, GROUP * HEAD_DIM), |mut tile| {
                 let of_head = &all[tile.col / HEAD_DIM * chunks..][..chunks * GROUP];
                 for (h, out) in tile.row_mut(0).chunks_exact_mut(HEAD_DIM).enumerate() {
                     let mut state = Partial::EMPTY;
-                    of_head[h..].iter().step_by(GROUP).for_each(|p| merge(isa, &mut state, p));
-                    heads.finish(&state, out);
+                    of_head[h..].iter().step_by(GROUP).for_each(|p| merge(self.isa, &mut state, p));
+                    self.finish(&state, out);
                 }
             });
         } else {
@@ -105,61 +178,22 @@ impl Scratch {
                     let at = (from - first_head) * HEAD_DIM;
                     let put = |t: usize, h: usize, out: &Partial<HEAD_DIM>| {
                         let cols = at + h * HEAD_DIM..at + (h + 1) * HEAD_DIM;
-                        heads.finish(out, &mut tile.row_mut(t)[cols]);
+                        self.finish(out, &mut tile.row_mut(t)[cols]);
                     };
                     match n {
-                        1 => heads.tokens::<TASK_HEADS>(tokens.clone(), from..to, put),
-                        _ => heads.tokens::<QUERIES>(tokens.clone(), from..to, put),
+                        1 => self.tokens::<TASK_HEADS>(tokens.clone(), from..to, put),
+                        _ => self.tokens::<QUERIES>(tokens.clone(), from..to, put),
                     }
                     from = to;
                 }
             });
         }
-        (self.att, self.partials) = (att, partials);
-    }
-}
-
-/// Head `index` of the part of a q|k|v row that begins at `start`.
-fn head(row: &[f32], start: usize, index: usize) -> [f32; HEAD_DIM] {
-    std::array::from_fn(|i| row[start + index * HEAD_DIM + i])
-}
-
-fn normed(isa: Isa, x: &[f32; HEAD_DIM], w: &[f32]) -> [f32; HEAD_DIM] {
-    let mut out = [0.0; HEAD_DIM];
-    ops::norm(isa, x, w, RMS_EPS as f32, &mut out);
-    out
-}
-
-/// What an attention task reads.
-struct Heads<'a> {
-    scratch: &'a Scratch,
-    layer: &'a Layer,
-    cache: &'a Cache,
-    index: usize,
-    isa: Isa,
-}
-
-impl Heads<'_> {
-    /// Query of token `t` and head `h`: normed, rotated, scaled, as the stored keys expect it.
-    fn query(&self, t: usize, h: usize) -> [f32; HEAD_DIM] {
-        let mut q = head(&self.scratch.qkv[t * QKV..][..QKV], 0, h);
-        if QK_NORM {
-            q = normed(self.isa, &q, &self.layer.q_norm);
-        }
-        let (cos, sin) = self.scratch.angles(t);
-        ops::rope(self.isa, &mut q, cos, sin);
-        let scale = 1.0 / (HEAD_DIM as f32).sqrt();
-        q.iter_mut().for_each(|x| *x *= scale);
-        if self.cache.types().k.rotated() {
-            kv::rotate(&mut q);
-        }
-        q
     }
 
     /// Rows of one chunk.
-    fn chunk(&self, kv_head: usize, chunk: usize) -> KvChunk<'_> {
-        let types = self.cache.types();
-        let (k, v) = self.cache.head(self.index, kv_head);
+    fn chunk(&self, kv_head: usize, chunk: usize) -> KvChunk<'a> {
+        let types = self.types;
+        let (k, v) = (self.rows)(kv_head);
         let from = chunk * CHUNK;
         KvChunk {
             k: &k[from * types.k.row_bytes(HEAD_DIM)..],
@@ -170,12 +204,12 @@ impl Heads<'_> {
 
     /// Partials of the only new token over consecutive chunks: `[chunk][query head of the group]`.
     fn chunks_of_one(&self, kv_head: usize, first: usize, out: &mut [Partial<HEAD_DIM>]) {
-        let slots = self.cache.len() + 1;
+        let slots = self.before + 1;
         let mut queries = [[0.0; HEAD_DIM]; TASK_HEADS];
         for from in (0..GROUP).step_by(TASK_HEADS) {
             let n = TASK_HEADS.min(GROUP - from);
             for (h, q) in queries[..n].iter_mut().enumerate() {
-                *q = self.query(0, kv_head * GROUP + from + h);
+                *q = (self.query)(0, kv_head * GROUP + from + h);
             }
             for (c, out) in out.chunks_exact_mut(GROUP).enumerate() {
                 let seen = (slots - (first + c) * CHUNK).min(CHUNK);
@@ -204,9 +238,9 @@ impl Heads<'_> {
         let mut states = [Partial::EMPTY; N];
         let mut parts = [Partial::EMPTY; N];
         for (i, q) in queries[..count].iter_mut().enumerate() {
-            *q = self.query(tokens.start + i / heads.len(), heads.start + i % heads.len());
+            *q = (self.query)(tokens.start + i / heads.len(), heads.start + i % heads.len());
         }
-        let slots = |i: usize| self.cache.len() + tokens.start + i / heads.len() + 1;
+        let slots = |i: usize| self.before + tokens.start + i / heads.len() + 1;
         for chunk in 0..slots(count - 1).div_ceil(CHUNK) {
             let visible: [usize; N] =
                 std::array::from_fn(|i| slots(i).saturating_sub(chunk * CHUNK).min(CHUNK));
@@ -224,7 +258,7 @@ impl Heads<'_> {
     /// Divides by the softmax sum and undoes the rotation of the values.
     fn finish(&self, state: &Partial<HEAD_DIM>, out: &mut [f32]) {
         out.iter_mut().zip(&state.o).for_each(|(out, o)| *out = o / state.l);
-        if self.cache.types().v.rotated() {
+        if self.types.v.rotated() {
             kv::rotate(out);
         }
     }

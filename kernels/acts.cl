@@ -1,0 +1,64 @@
+// Prefill: the inputs of a matrix, one work-group per token, quantised where the matrix is.
+//
+// INPUT_NORM   RMS norm of the residual of token first + t
+// INPUT_ATT    attention's output
+// INPUT_SILU   silu(gate) * up
+//
+// out: acts [token][COLS / 32][8 words] and scales [token][COLS / 32], or floats [token][COLS]
+
+#if !defined(COLS) || !defined(QUANTISED)
+#error a shape of the input is not defined
+#endif
+
+// Element i of the input, before the norm's scale.
+float element(const __global float *src, const __global float *in, int i) {
+#if defined(INPUT_SILU)
+    float gate = src[i], up = src[FFN_PAD + i];
+    return gate / (1.0f + exp(-gate)) * up;
+#elif defined(INPUT_NORM)
+    return src[i] * in[i];
+#else
+    return src[i];
+#endif
+}
+
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void acts(
+    const __global float *src, const __global float *in, __global float *out, __global float *scales, int first) {
+    __local float red[WG];
+    int lid = get_local_id(0), t = get_group_id(0);
+#if defined(INPUT_NORM)
+    const __global float *row = ROW(src, first + t);
+    float squares = 0.0f;
+    for (int i = lid; i < COLS; i += WG) squares += row[i] * row[i];
+    float scale = 1.0f / sqrt(sum_all(squares, red) / COLS + RMS_EPS);
+#elif defined(INPUT_SILU)
+    const __global float *row = src + (size_t)t * (2 * FFN_PAD);
+    float scale = 1.0f;
+#else
+    const __global float *row = src + (size_t)t * COLS;
+    float scale = 1.0f;
+#endif
+#if QUANTISED
+    // Four neighbours share a block; each holds eight of its columns.
+    __global uint *words = (__global uint *)out + (size_t)t * (COLS / 4);
+    for (int first_octet = 0; first_octet < COLS / 8; first_octet += WG) {
+        int o = first_octet + lid;
+        float8 v = 0.0f;
+        if (o < COLS / 8) {
+            float *e = (float *)&v;
+            for (int i = 0; i < 8; i++) e[i] = element(row, in, 8 * o + i) * scale;
+        }
+        red[lid] = most8(v);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        const __local float *of_block = red + lid / 4 * 4;
+        float m = fmax(fmax(of_block[0], of_block[1]), fmax(of_block[2], of_block[3]));
+        if (o < COLS / 8) {
+            vstore2(quantise8(v, m > 0.0f ? 127.0f / m : 0.0f), o, words);
+            if (o % 4 == 0) scales[(size_t)t * (COLS / 32) + o / 4] = m / 127.0f;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+#else
+    for (int i = lid; i < COLS; i += WG) out[(size_t)t * COLS + i] = element(row, in, i) * scale;
+#endif
+}

@@ -1,0 +1,203 @@
+// Heads and their rows in the cache: norm, RoPE, rotation, and the element types of src/kv.rs. Work-group
+// functions: every item calls them with the same arguments, rows lie in local memory, HEAD_DIM apart.
+
+#if !defined(K_TYPE) || !defined(V_TYPE) || !defined(K_ROW) || !defined(V_ROW) || !defined(KV_BLOCK)
+#error a property of the cache is not defined
+#endif
+#define T_F32 0
+#define T_F16 1
+#define T_Q8 2
+#define T_Q4 3
+#define K_ROTATED (K_TYPE == T_Q4)
+#define V_ROTATED (V_TYPE == T_Q4)
+// The largest power of two that divides HEAD_DIM: what a rotation mixes.
+#define RUN (HEAD_DIM & -HEAD_DIM)
+
+#define BLOCK_BYTES(type) \
+    ((type) == T_F32 ? 4 * KV_BLOCK : (type) == T_F16 ? 2 * KV_BLOCK : (type) == T_Q8 ? 2 + KV_BLOCK : 2 + KV_BLOCK / 2)
+
+// Copies `heads` heads.
+void load_heads(const __global float *from, __local float *x, int heads) {
+    for (int i = get_local_id(0); i < heads * HEAD_DIM; i += WG) x[i] = from[i];
+    barrier(CLK_LOCAL_MEM_FENCE);
+}
+
+// RMS norm of each of `heads` heads. `red` has `heads` elements.
+void norm_heads(__local float *x, const __global float *w, int heads, __local float *red) {
+    int lid = get_local_id(0);
+    for (int h = lid; h < heads; h += WG) {
+        float squares = 0.0f;
+        for (int d = 0; d < HEAD_DIM; d++) squares += x[h * HEAD_DIM + d] * x[h * HEAD_DIM + d];
+        red[h] = 1.0f / sqrt(squares / HEAD_DIM + RMS_EPS);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = lid; i < heads * HEAD_DIM; i += WG) x[i] = x[i] * red[i / HEAD_DIM] * w[i % HEAD_DIM];
+    barrier(CLK_LOCAL_MEM_FENCE);
+}
+
+// Rotary position embedding: element i with element i + HEAD_DIM / 2. `angles` is [cos | sin].
+void rope_heads(__local float *x, const __global float *angles, int heads) {
+    const int half_dim = HEAD_DIM / 2;
+    for (int i = get_local_id(0); i < heads * half_dim; i += WG) {
+        int at = i / half_dim * HEAD_DIM + i % half_dim;
+        float c = angles[i % half_dim], s = angles[half_dim + i % half_dim];
+        float a = x[at], b = x[at + half_dim];
+        x[at] = a * c - b * s;
+        x[at + half_dim] = b * c + a * s;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+}
+
+// Walsh-Hadamard transform, its own inverse, times `scale`.
+void rotate_heads(__local float *x, int heads, float scale) {
+    int lid = get_local_id(0);
+    for (int step = 1; step < RUN; step *= 2) {
+        for (int i = lid; i < heads * HEAD_DIM / 2; i += WG) {
+            int at = i / step * (2 * step) + i % step;
+            float a = x[at], b = x[at + step];
+            x[at] = a + b;
+            x[at + step] = a - b;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    scale *= 1.0f / sqrt((float)RUN);
+    for (int i = lid; i < heads * HEAD_DIM; i += WG) x[i] *= scale;
+    barrier(CLK_LOCAL_MEM_FENCE);
+}
+
+// Queries as the stored keys expect them: normed, rotated by RoPE, scaled, rotated.
+void ready_queries(__local float *q, const __global float *w, const __global float *angles, int heads,
+                   __local float *red) {
+#if QK_NORM
+    norm_heads(q, w, heads, red);
+#endif
+    rope_heads(q, angles, heads);
+    const float scale = 1.0f / sqrt((float)HEAD_DIM);
+#if K_ROTATED
+    rotate_heads(q, heads, scale);
+#else
+    for (int i = get_local_id(0); i < heads * HEAD_DIM; i += WG) q[i] *= scale;
+    barrier(CLK_LOCAL_MEM_FENCE);
+#endif
+}
+
+// A key as it is stored.
+void ready_key(__local float *k, const __global float *w, const __global float *angles, __local float *red) {
+#if QK_NORM
+    norm_heads(k, w, 1, red);
+#endif
+    rope_heads(k, angles, 1);
+#if K_ROTATED
+    rotate_heads(k, 1, 1.0f);
+#endif
+}
+
+void ready_value(__local float *v) {
+#if V_ROTATED
+    rotate_heads(v, 1, 1.0f);
+#endif
+}
+
+void put_half(float x, __global uchar *to) {
+    ushort bits;
+    vstore_half_rte(clamp(x, -65504.0f, 65504.0f), 0, (__private half *)&bits);
+    to[0] = bits & 255;
+    to[1] = bits >> 8;
+}
+
+float rounded_half(float x) {
+    ushort bits;
+    vstore_half_rte(clamp(x, -65504.0f, 65504.0f), 0, (__private half *)&bits);
+    return from_half(bits);
+}
+
+float get_half(const __global uchar *from) { return from_half(from[0] | (uint)from[1] << 8); }
+
+// The scale of a four-bit block and its inverse: of six candidates the one with the smallest squared error, as
+// src/cpu/simd/kv_row.rs explains.
+float2 scale_q4(const __local float *x) {
+    const float divisors[6] = {8.0f, -8.0f, 7.5f, -8.75f, 9.5f, -9.5f};
+    float most = 0.0f, value = 0.0f;
+    for (int i = 0; i < KV_BLOCK; i++) {
+        float m = fabs(x[i]);
+        // The negative one of two as large.
+        if (m > most || (m == most && x[i] < 0.0f)) {
+            most = m;
+            value = x[i];
+        }
+    }
+    float2 best = (float2)(0.0f, 0.0f);
+    float least = MAXFLOAT;
+    for (int c = 0; c < 6; c++) {
+        float d = rounded_half(-value / divisors[c]);
+        float id = fabs(d) >= 1.17549435e-38f ? 1.0f / d : 0.0f;
+        float error = 0.0f;
+        for (int i = 0; i < KV_BLOCK; i++) {
+            float miss = clamp(rint(x[i] * id), -8.0f, 7.0f) * d - x[i];
+            error = mad(miss, miss, error);
+        }
+        if (error < least) {
+            least = error;
+            best = (float2)(d, id);
+        }
+    }
+    return best;
+}
+
+// The scale of an eight-bit block and its inverse.
+float2 scale_q8(const __local float *x) {
+    float most = 0.0f;
+    for (int i = 0; i < KV_BLOCK; i++) most = fmax(most, fabs(x[i]));
+    float d = rounded_half(most / 127.0f);
+    return (float2)(d, d > 0.0f ? 1.0f / d : 0.0f);
+}
+
+// Encodes one row of HEAD_DIM floats, and stores it where `write` says so: its barriers are for all items.
+// `scales` has HEAD_DIM / KV_BLOCK elements.
+void store_row(int type, const __local float *x, __global uchar *row, __local float2 *scales, bool write) {
+    int lid = get_local_id(0);
+    if (type == T_Q8 || type == T_Q4) {
+        for (int b = lid; b < HEAD_DIM / KV_BLOCK; b += WG) {
+            scales[b] = type == T_Q4 ? scale_q4(x + b * KV_BLOCK) : scale_q8(x + b * KV_BLOCK);
+            if (write) put_half(scales[b].x, row + b * BLOCK_BYTES(type));
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    if (write && type == T_Q4) {
+        const int half_block = KV_BLOCK / 2;
+        for (int i = lid; i < HEAD_DIM / 2; i += WG) {
+            int b = i / half_block, z = i % half_block;
+            const __local float *block = x + b * KV_BLOCK;
+            float id = scales[b].y;
+            int low = (int)clamp(rint(block[z] * id), -8.0f, 7.0f) + 8;
+            int high = (int)clamp(rint(block[z + half_block] * id), -8.0f, 7.0f) + 8;
+            row[b * BLOCK_BYTES(T_Q4) + 2 + z] = (uchar)(low | high << 4);
+        }
+    } else if (write) {
+        for (int i = lid; i < HEAD_DIM; i += WG) {
+            if (type == T_F32) {
+                ((__global float *)row)[i] = x[i];
+            } else if (type == T_F16) {
+                vstore_half_rte(x[i], i, (__global half *)row);
+            } else {
+                int b = i / KV_BLOCK;
+                float q = clamp(rint(x[i] * scales[b].y), -127.0f, 127.0f);
+                row[b * BLOCK_BYTES(T_Q8) + 2 + i % KV_BLOCK] = as_uchar((char)q);
+            }
+        }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+}
+
+// Element d of a stored row.
+float element(int type, const __global uchar *row, int d) {
+    if (type == T_F32) return ((const __global float *)row)[d];
+    if (type == T_F16) return vload_half(d, (const __global half *)row);
+    const __global uchar *block = row + d / KV_BLOCK * BLOCK_BYTES(type);
+    int i = d % KV_BLOCK;
+    float scale = get_half(block);
+    if (type == T_Q8) return as_char(block[2 + i]) * scale;
+    const int half_block = KV_BLOCK / 2;
+    uint pair = block[2 + (i < half_block ? i : i - half_block)];
+    return ((int)(i < half_block ? pair & 15 : pair >> 4) - 8) * scale;
+}

@@ -1,0 +1,71 @@
+//! What every kernel is compiled with: the model's dimensions, from one function, under their Rust names.
+
+use crate::dims::*;
+use crate::kv::{KvType, KvTypes};
+
+/// Rows of q, k and v in one fused matrix, each padded to whole groups of sixteen.
+pub const Q_PAD: usize = Q_DIM.next_multiple_of(16);
+/// See [`Q_PAD`].
+pub const KV_PAD: usize = KV_DIM.next_multiple_of(16);
+/// Rows of the fused matrix: q, then k, then v.
+pub const QKV: usize = Q_PAD + 2 * KV_PAD;
+/// Rows of gate (and of up) in the fused matrix of both.
+pub const FFN_PAD: usize = FFN_DIM.next_multiple_of(16);
+
+/// `-D` options, in the order added.
+#[derive(Debug, Clone)]
+pub struct Defines(String);
+
+impl Defines {
+    /// Those of the model, and what the compiler may do to arithmetic.
+    pub fn of_model() -> Self {
+        let sizes = [
+            ("LAYERS", LAYERS),
+            ("DIM", DIM),
+            ("HEADS", HEADS),
+            ("KV_HEADS", KV_HEADS),
+            ("HEAD_DIM", HEAD_DIM),
+            ("FFN_DIM", FFN_DIM),
+            ("VOCAB", VOCAB),
+            ("Q_DIM", Q_DIM),
+            ("KV_DIM", KV_DIM),
+            ("GROUP", GROUP),
+            ("Q_PAD", Q_PAD),
+            ("KV_PAD", KV_PAD),
+            ("QKV", QKV),
+            ("FFN_PAD", FFN_PAD),
+            ("QKV_BIAS", QKV_BIAS as usize),
+            ("O_BIAS", O_BIAS as usize),
+            ("QK_NORM", QK_NORM as usize),
+        ];
+        // Products and sums may be fused, nothing else: masks and the softmax rely on the rest.
+        let start = Defines("-cl-mad-enable".into());
+        let all = sizes.into_iter().fold(start, |d, (name, n)| d.with(name, n));
+        Defines(format!("{} -DRMS_EPS={:e}f", all.0, RMS_EPS as f32))
+    }
+
+    /// One more, `-DNAME=VALUE`.
+    pub fn with(self, name: &str, value: usize) -> Self {
+        Defines(format!("{} -D{name}={value}", self.0))
+    }
+
+    /// One more without a value.
+    pub fn flag(self, name: &str) -> Self {
+        Defines(format!("{} -D{name}", self.0))
+    }
+
+    /// Those of the rows of a cache.
+    pub fn of_cache(self, types: KvTypes) -> Self {
+        let index = |t: KvType| KvType::ALL.iter().position(|&x| x == t).expect("ALL has all types");
+        self.with("K_TYPE", index(types.k))
+            .with("V_TYPE", index(types.v))
+            .with("K_ROW", types.k.row_bytes(HEAD_DIM))
+            .with("V_ROW", types.v.row_bytes(HEAD_DIM))
+            .with("KV_BLOCK", KvType::block(HEAD_DIM))
+    }
+
+    /// The compiler's options.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}

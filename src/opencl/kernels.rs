@@ -1,0 +1,307 @@
+//! The kernels of the forward pass: which source, which options, which work-groups.
+//!
+//! A program is compiled for one step and one way of storing its matrix, so that every size is a constant and one
+//! kernel's registers do not depend on another's.
+
+use super::defines::Defines;
+use super::device::Device;
+use super::failure::{Failure, Kind, Result};
+use super::program::{Kernel, Program, Source};
+use super::weights::{Form, Step};
+use crate::dims::*;
+use crate::kv::KvTypes;
+use std::collections::HashMap;
+
+const COMMON: &str = include_str!("../../kernels/common.cl");
+const KV: &str = include_str!("../../kernels/kv.cl");
+const GEMV: &str = include_str!("../../kernels/gemv.cl");
+const GEMM: &str = include_str!("../../kernels/gemm.cl");
+const ACTS: &str = include_str!("../../kernels/acts.cl");
+const ROPE: &str = include_str!("../../kernels/rope.cl");
+const ATTEND: &str = include_str!("../../kernels/attend.cl");
+const ATTEND_ONE: &str = include_str!("../../kernels/attend_one.cl");
+
+/// Rows and tokens of one work-group's tile of `gemm`.
+pub const TILE: usize = 64;
+/// Items of a work-group of `gemm`.
+pub const GEMM_ITEMS: usize = 256;
+/// Items of a work-group of `acts`.
+pub const ACTS_ITEMS: usize = 128;
+/// Items of a work-group of `rope`.
+pub const ROPE_ITEMS: usize = 32;
+/// Fewest slots of a split of decode attention.
+const LEAST_SLOTS: usize = 32;
+/// Widest head that decode attention takes.
+const WIDEST_HEAD: usize = 256;
+
+/// What a kernel is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Name {
+    /// One token times a matrix; `gate_up` leaves its result as `next` reads it.
+    Gemv { step: Step, form: Form, input: Input, next: Quantised },
+    /// Many tokens times a matrix.
+    Gemm(Step, Form),
+    /// The input of a `gemm` over so many columns, as its matrix reads it.
+    Acts(Input, usize, Quantised),
+    /// Position, and rows of the cache.
+    Rope,
+    /// Attention of many tokens.
+    Attend,
+    /// The same of one, with its position and rows.
+    AttendOne,
+}
+
+/// Where the input of a matrix comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Input {
+    /// The residual, normed.
+    Norm,
+    /// Parts of attention.
+    Merge,
+    /// Attention's output.
+    Att,
+    /// silu(gate) * up: as `gemv` wrote it, or still to be computed from both.
+    Ffn,
+}
+
+/// Whether activations are quantised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "they say it")]
+pub enum Quantised {
+    Yes,
+    No,
+}
+
+impl From<Form> for Quantised {
+    fn from(form: Form) -> Self {
+        if form == Form::Q4 { Quantised::Yes } else { Quantised::No }
+    }
+}
+
+/// Work-group shape of a `gemv`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GemvShape {
+    /// Groups of sixteen rows of the result in a tile.
+    pub tile_groups: usize,
+    /// Parts that the columns are split into.
+    pub slices: usize,
+}
+
+impl GemvShape {
+    fn items(self, step: Step) -> usize {
+        self.tile_groups * step.halves() * 16 * self.slices
+    }
+}
+
+/// Tile of prefill attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttendShape {
+    /// Queries of a work-group, four items each.
+    pub queries: usize,
+    /// Slots at a time.
+    pub slots: usize,
+}
+
+/// Items that share a query in `attend`.
+pub const SHARE: usize = 4;
+
+/// Sizes that depend on the device and not on the model alone.
+#[derive(Debug, Clone, Copy)]
+pub struct Shapes {
+    /// Most items of a group.
+    max_items: usize,
+    /// Groups that keep the device busy.
+    busy: usize,
+    /// Splits of the context in decode attention.
+    pub splits: usize,
+    /// Items of a group of decode attention.
+    pub one_items: usize,
+    /// Tile of prefill attention; `None` where none fits.
+    pub attend: Option<AttendShape>,
+    /// One instruction for four products.
+    dot_ptx: bool,
+}
+
+impl Shapes {
+    /// Those of a device.
+    pub fn of(device: &Device) -> Self {
+        let facts = device.facts();
+        let units = facts.compute_units.max(1) as usize;
+        // Local memory of queries, of a tile of rows, and of their scores.
+        let fits = |s: &AttendShape| {
+            let floats = (s.queries + s.slots) * (HEAD_DIM + 1) + s.queries * (s.slots + SHARE);
+            4 * floats as u64 <= facts.local_memory && s.queries * SHARE <= facts.max_work_group
+        };
+        let tiles = [(32, 32), (16, 32), (16, 16), (8, 16), (8, 8)];
+        let tiles = tiles.map(|(queries, slots)| AttendShape { queries, slots });
+        Self {
+            max_items: facts.max_work_group.max(1),
+            busy: 4 * units,
+            // Two groups a unit, as far as merging what they find stays cheap.
+            splits: (2 * units).div_ceil(KV_HEADS).next_power_of_two().clamp(4, 16),
+            one_items: HEAD_DIM.next_power_of_two().max(128),
+            attend: tiles.into_iter().find(fits),
+            // Instructions of compute capability 6.1.
+            dot_ptx: facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),
+        }
+    }
+
+    /// Whether prefill has kernels for many tokens at once.
+    pub fn batches(&self) -> bool {
+        self.attend.is_some() && self.max_items >= GEMM_ITEMS
+    }
+
+    /// Work-groups of `gemv`: about 256 items that each load a few blocks, fewer where the device has none such.
+    pub fn gemv(&self, step: Step, form: Form) -> GemvShape {
+        let tile_groups = match step {
+            // `down` reads blocks of 32.
+            Step::GateUp => 2,
+            Step::Head => 4,
+            _ => 1,
+        };
+        let (_, cols) = step.shape();
+        let parts = if form == Form::Q4 { cols / 32 } else { cols.div_ceil(4) };
+        let mut shape = GemvShape { tile_groups, slices: 16.min(parts.next_power_of_two()).max(4) };
+        while shape.items(step) > self.max_items.min(256) && shape.slices > 1 {
+            shape.slices /= 2;
+        }
+        shape
+    }
+
+    /// Work-groups for `groups` groups of sixteen rows: each takes several tiles where the tiles outnumber what the
+    /// device runs at once, so that the input is prepared less often.
+    pub fn gemv_groups(&self, step: Step, form: Form, groups: usize) -> usize {
+        groups.div_ceil(self.gemv(step, form).tile_groups).min(self.busy)
+    }
+}
+
+/// Builds programs and hands out kernels; each program is built once.
+pub struct Kernels {
+    device: Device,
+    shapes: Shapes,
+    types: KvTypes,
+    programs: HashMap<Name, Program>,
+}
+
+impl Kernels {
+    /// Builds nothing yet.
+    pub fn new(device: &Device, types: KvTypes) -> Result<Self> {
+        if HEAD_DIM > WIDEST_HEAD {
+            let message = format!("heads of {HEAD_DIM} are wider than {WIDEST_HEAD}; use --backend cpu");
+            return Err(Failure::new(Kind::Absent, message));
+        }
+        Ok(Self { device: device.clone(), shapes: Shapes::of(device), types, programs: HashMap::new() })
+    }
+
+    /// Sizes of this device.
+    pub fn shapes(&self) -> Shapes {
+        self.shapes
+    }
+
+    /// A kernel of its own, for arguments of its own.
+    pub fn kernel(&mut self, name: Name) -> Result<Kernel> {
+        if !self.programs.contains_key(&name) {
+            let program = self.build(name)?;
+            self.programs.insert(name, program);
+        }
+        let (symbol, items) = (symbol(name), self.items(name));
+        let kernel = self.programs[&name].kernel(symbol)?;
+        if kernel.max_work_group() < items {
+            let most = kernel.max_work_group();
+            let message = format!("kernel {symbol} needs groups of {items} items, the device allows {most}");
+            return Err(Failure::new(Kind::Build, message));
+        }
+        Ok(kernel)
+    }
+
+    /// Items of a group.
+    pub fn items(&self, name: Name) -> usize {
+        match name {
+            Name::Gemv { step, form, .. } => self.shapes.gemv(step, form).items(step),
+            Name::Gemm(..) => GEMM_ITEMS,
+            Name::Acts(..) => ACTS_ITEMS,
+            Name::Rope => ROPE_ITEMS,
+            Name::Attend => self.shapes.attend.map_or(0, |s| s.queries * SHARE),
+            Name::AttendOne => self.shapes.one_items,
+        }
+    }
+
+    fn build(&self, name: Name) -> Result<Program> {
+        let (mut text, defines) = self.source(name);
+        if let Ok(dir) = std::env::var("KDIR") {
+            let files: &[&str] = match name {
+                Name::Gemv { .. } => &["common", "gemv"],
+                Name::Gemm(..) => &["common", "gemm"],
+                Name::Acts(..) => &["common", "acts"],
+                Name::Rope => &["common", "kv", "rope"],
+                Name::Attend => &["common", "kv", "attend"],
+                Name::AttendOne => &["common", "kv", "attend_one"],
+            };
+            text = files.iter().map(|f| std::fs::read_to_string(format!("{dir}/{f}.cl")).unwrap()).collect();
+        }
+        let source = Source { name: symbol(name), text: &text, options: defines.as_str() };
+        Program::build(&self.device, &source)
+    }
+
+    fn source(&self, name: Name) -> (String, Defines) {
+        let s = &self.shapes;
+        let mut defines = Defines::of_model().with("WG", self.items(name));
+        if s.dot_ptx {
+            defines = defines.flag("DOT_PTX");
+        }
+        let matrix = |d: Defines, step: Step, form: Form| {
+            let (rows, cols) = step.shape();
+            d.flag(step.names().1).with("ROWS", rows).with("COLS", cols).with("W_TYPE", form as usize)
+        };
+        let (parts, defines): (&[&str], _) = match name {
+            Name::Gemv { step, form, input, next } => {
+                let shape = s.gemv(step, form);
+                let d = matrix(defines, step, form);
+                let mut d = d.with("SLICES", shape.slices).with("TILE_GROUPS", shape.tile_groups);
+                if input == Input::Merge {
+                    d = d.flag("INPUT_MERGE").with("SPLITS", s.splits);
+                }
+                if step == Step::GateUp && next == Quantised::Yes {
+                    d = d.flag("DOWN_Q4");
+                }
+                (&[COMMON, GEMV], d)
+            }
+            Name::Gemm(step, form) => (&[COMMON, GEMM], matrix(defines, step, form)),
+            Name::Acts(input, cols, quantised) => {
+                let d = defines.with("COLS", cols).with("QUANTISED", (quantised == Quantised::Yes) as usize);
+                (&[COMMON, ACTS], d.flag(input_flag(input)))
+            }
+            Name::Rope => (&[COMMON, KV, ROPE], defines.of_cache(self.types)),
+            Name::Attend => {
+                let tile = s.attend.unwrap_or(AttendShape { queries: 8, slots: 8 });
+                let d = defines.of_cache(self.types);
+                (&[COMMON, KV, ATTEND], d.with("QUERIES", tile.queries).with("SLOTS", tile.slots))
+            }
+            Name::AttendOne => {
+                let d = defines.of_cache(self.types);
+                (&[COMMON, KV, ATTEND_ONE], d.with("SPLITS", s.splits).with("LEAST_SLOTS", LEAST_SLOTS))
+            }
+        };
+        (parts.concat(), defines)
+    }
+}
+
+fn symbol(name: Name) -> &'static str {
+    match name {
+        Name::Gemv { .. } => "gemv",
+        Name::Gemm(..) => "gemm",
+        Name::Acts(..) => "acts",
+        Name::Rope => "rope",
+        Name::Attend => "attend",
+        Name::AttendOne => "attend_one",
+    }
+}
+
+fn input_flag(input: Input) -> &'static str {
+    match input {
+        Input::Norm => "INPUT_NORM",
+        Input::Merge => "INPUT_MERGE",
+        Input::Att => "INPUT_ATT",
+        Input::Ffn => "INPUT_SILU",
+    }
+}

@@ -1,0 +1,159 @@
+//! The key/value cache in the device's memory: one buffer of keys and one of values a layer, in the order and bytes of
+//! the CPU's (`[kv_head][slot][row bytes]`).
+
+use super::buffer::{Access, Buffer, Place};
+use super::device::Device;
+use super::failure::{Failure, Kind, Result};
+use crate::backend::KvRows;
+use crate::dims::*;
+use crate::kv::KvTypes;
+use std::ops::Range;
+
+/// Keys and values of one layer.
+pub struct LayerRows {
+    /// `[kv_head][slot][row bytes]`
+    pub k: Buffer,
+    /// The same.
+    pub v: Buffer,
+}
+
+/// Rows of all layers.
+pub struct Rows {
+    types: KvTypes,
+    capacity: usize,
+    len: usize,
+    place: Place,
+    layers: Vec<LayerRows>,
+}
+
+impl Rows {
+    /// An empty cache.
+    pub fn new(device: &Device, types: KvTypes, capacity: usize, place: Place) -> Result<Self> {
+        let plane = |row: usize| {
+            let bytes = (KV_HEADS * row).checked_mul(capacity).unwrap_or(usize::MAX);
+            device.buffer(bytes, Access::ReadWrite, place).map_err(|f| match f.kind {
+                Kind::Memory => {
+                    let message = format!("KV cache for --max-seq-len {capacity}: {}", f.message);
+                    Failure::new(Kind::Memory, message + "; use a smaller context or KV type")
+                }
+                _ => f,
+            })
+        };
+        let (k, v) = row_bytes(types);
+        let layers =
+            (0..LAYERS).map(|_| Ok(LayerRows { k: plane(k)?, v: plane(v)? })).collect::<Result<_>>()?;
+        Ok(Self { types, capacity, len: 0, place, layers })
+    }
+
+    /// Element types.
+    pub fn types(&self) -> KvTypes {
+        self.types
+    }
+
+    /// Slots there are.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Filled slots.
+    #[allow(clippy::len_without_is_empty, reason = "the backend has one")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Sets the number of filled slots.
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity);
+        self.len = len;
+    }
+
+    /// Buffers of one layer.
+    pub fn layer(&self, layer: usize) -> &LayerRows {
+        &self.layers[layer]
+    }
+
+    /// The same, to map them.
+    pub fn layer_mut(&mut self, layer: usize) -> &mut LayerRows {
+        &mut self.layers[layer]
+    }
+
+    /// Changes the capacity; filled rows stay. Fails without change when memory is short.
+    pub fn resize(&mut self, device: &Device, capacity: usize) -> std::result::Result<(), crate::Error> {
+        if capacity < self.len {
+            let message = format!("cannot shrink the context to {capacity}: {} slots are filled", self.len);
+            return Err(crate::Error::Usage(message));
+        }
+        let mut grown = Self::new(device, self.types, capacity, self.place)?;
+        grown.len = self.len;
+        for (old, new) in self.layers.iter().zip(&grown.layers) {
+            for (old, new, row) in self.planes(old).into_iter().zip(grown.planes(new)).map(|(o, n)| (o.0, n.0, o.1)) {
+                for head in 0..KV_HEADS {
+                    let from = head * self.capacity * row;
+                    old.copy(from..from + self.len * row, new, head * capacity * row)?;
+                }
+            }
+        }
+        *self = grown;
+        Ok(())
+    }
+
+    /// Keys and values with the bytes of their rows.
+    fn planes<'a>(&self, layer: &'a LayerRows) -> [(&'a Buffer, usize); 2] {
+        let (k, v) = row_bytes(self.types);
+        [(&layer.k, k), (&layer.v, v)]
+    }
+
+    /// Moves the rows of `slots` (ascending, filled) to slots `0..`.
+    pub fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> std::result::Result<(), crate::Error> {
+        let ascending = slots.windows(2).all(|w| w[0] < w[1]);
+        if !ascending || slots.last().is_some_and(|&s| s as usize >= self.len) {
+            return Err(crate::Error::Other("slots to keep must ascend and be filled".into()));
+        }
+        for (plane, row) in self.planes(&self.layers[layer]) {
+            let start = kv_head * self.capacity * row;
+            let mut bytes = vec![0; self.len * row];
+            plane.read(start, &mut bytes)?;
+            for (to, &from) in slots.iter().enumerate() {
+                let from = from as usize;
+                bytes.copy_within(from * row..(from + 1) * row, to * row);
+            }
+            plane.write(start, &bytes[..slots.len() * row])?;
+        }
+        Ok(())
+    }
+
+    /// Copies rows out: `[kv_head][slot][row bytes]`.
+    pub fn read(&self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
+        let [(k, k_row), (v, v_row)] = self.planes(&self.layers[layer]);
+        for (plane, row, out) in [(k, k_row, &mut rows.k), (v, v_row, &mut rows.v)] {
+            let len = slots.len() * row;
+            out.resize(KV_HEADS * len, 0);
+            if len > 0 {
+                for (head, out) in out.chunks_exact_mut(len).enumerate() {
+                    plane.read((head * self.capacity + slots.start) * row, out)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies rows in.
+    pub fn write(&self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
+        let [(k, k_row), (v, v_row)] = self.planes(&self.layers[layer]);
+        for (plane, row, from) in [(k, k_row, &rows.k), (v, v_row, &rows.v)] {
+            let len = slots.len() * row;
+            assert_eq!(from.len(), KV_HEADS * len);
+            if len > 0 {
+                for (head, from) in from.chunks_exact(len).enumerate() {
+                    plane.write((head * self.capacity + slots.start) * row, from)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a key row and of a value row.
+fn row_bytes(types: KvTypes) -> (usize, usize) {
+    (types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM))
+}

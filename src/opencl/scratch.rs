@@ -1,0 +1,136 @@
+//! Buffers of one forward pass, allocated once.
+
+use super::buffer::{Access, Buffer, Place, Staged};
+use super::defines::{FFN_PAD, QKV};
+use super::device::Device;
+use super::failure::Result;
+use super::floats;
+use crate::dims::*;
+use crate::weights::Weights;
+
+/// Integers before the rows of [`Scratch::state`], as `kernels/common.cl` has them.
+const HEADER: usize = 16;
+/// Floats of one token's row: the residual, cosines and sines of its position.
+pub const STATE_ROW: usize = DIM + HEAD_DIM;
+/// Most tokens whose logits are computed at once.
+const LOGIT_ROWS: usize = 16;
+
+/// Buffers of one forward pass.
+pub struct Scratch {
+    /// Header, then `[token][x | cos | sin]`: what the host sends, all at once, and the residual stream.
+    pub state: Staged,
+    /// `[token][QKV]`
+    pub qkv: Buffer,
+    /// Attention's output: `[token][head][HEAD_DIM]`
+    pub att: Buffer,
+    /// Input of the next matrix: `[token][cols]`, bytes or floats.
+    pub acts: Buffer,
+    /// Their scales: `[token][cols / 32]`
+    pub act_scales: Buffer,
+    /// `[token][gate: FFN_PAD | up: FFN_PAD]`
+    pub gate_up: Buffer,
+    /// Parts of one token's attention: `[head][split][HEAD_DIM]`
+    pub partials: Buffer,
+    /// Largest score and softmax sum of each: `[head][split][2]`
+    pub ml: Buffer,
+    /// `[logit_rows][VOCAB]`
+    pub logits: Buffer,
+    /// For arguments that a kernel does not read.
+    pub none: Buffer,
+    /// What `state` is sent from.
+    host: Vec<f32>,
+    /// Tokens that all this is for.
+    pub max_tokens: usize,
+    /// Tokens whose logits fit.
+    pub logit_rows: usize,
+}
+
+/// Bytes of each buffer for so many tokens and splits of the context, in the order of the fields.
+fn sizes(tokens: usize, splits: usize) -> [usize; 9] {
+    let widest = DIM.max(Q_DIM).max(FFN_DIM);
+    let floats = [
+        HEADER + tokens * STATE_ROW,
+        tokens * QKV,
+        tokens * Q_DIM,
+        tokens * widest,
+        tokens * widest.div_ceil(32),
+        tokens * 2 * FFN_PAD,
+        HEADS * splits * HEAD_DIM,
+        HEADS * splits * 2,
+        tokens.min(LOGIT_ROWS) * VOCAB,
+    ];
+    floats.map(|n| 4 * n)
+}
+
+/// Bytes of all buffers together.
+pub fn bytes(tokens: usize, splits: usize) -> usize {
+    sizes(tokens, splits).iter().sum()
+}
+
+impl Scratch {
+    /// Buffers for `tokens` tokens, or for fewer where the device has no buffer so large.
+    pub fn new(device: &Device, tokens: usize, splits: usize) -> Result<Self> {
+        let most = device.facts().max_alloc;
+        let mut tokens = tokens.max(1);
+        while tokens > 1 && sizes(tokens, splits).iter().any(|&n| n as u64 > most) {
+            tokens /= 2;
+        }
+        let [state, qkv, att, acts, act_scales, gate_up, partials, ml, logits] = sizes(tokens, splits);
+        let buffer = |len: usize| device.buffer(len, Access::ReadWrite, Place::Device);
+        Ok(Self {
+            state: Staged::new(device, state, Access::ReadWrite)?,
+            qkv: buffer(qkv)?,
+            att: buffer(att)?,
+            acts: buffer(acts)?,
+            act_scales: buffer(act_scales)?,
+            gate_up: buffer(gate_up)?,
+            partials: buffer(partials)?,
+            ml: buffer(ml)?,
+            logits: buffer(logits)?,
+            none: buffer(64)?,
+            host: vec![0.0; state / 4],
+            max_tokens: tokens,
+            logit_rows: tokens.min(LOGIT_ROWS),
+        })
+    }
+
+    /// Looks the tokens' embedding rows up, prepares their RoPE angles and sends both to the device.
+    pub fn embed(
+        &mut self,
+        weights: &Weights,
+        tokens: &[u32],
+        slot: usize,
+        (pos, frequencies): (usize, &[f64]),
+    ) -> Result<()> {
+        let n = tokens.len();
+        for (at, value) in [n, slot, n - 1].into_iter().enumerate() {
+            self.host[at] = f32::from_bits(value as u32);
+        }
+        let rows = self.host[HEADER..].chunks_exact_mut(STATE_ROW);
+        for (t, (&token, row)) in tokens.iter().zip(rows).enumerate() {
+            let (x, angles) = row.split_at_mut(DIM);
+            widen(weights, token, x);
+            let (cos, sin) = angles.split_at_mut(HEAD_DIM / 2);
+            crate::rope::angles(pos + t, frequencies, cos, sin);
+        }
+        self.state.write(floats::bytes(&self.host[..HEADER + n * STATE_ROW]))
+    }
+
+    /// Reads the residual of token `t`.
+    pub fn residual(&self, t: usize, x: &mut [f32]) -> Result<()> {
+        self.state.buffer().read(4 * (HEADER + t * STATE_ROW), floats::bytes_mut(x))
+    }
+}
+
+/// The embedding row of a token.
+fn widen(weights: &Weights, token: u32, x: &mut [f32]) {
+    let (row, dtype) = (weights.embed.row(token as usize), weights.embed.dtype());
+    let (runs, rest) = x.as_chunks_mut::<16>();
+    let from = runs.len() * 16 * dtype.size();
+    for (run, stored) in runs.iter_mut().zip(row.chunks_exact(16 * dtype.size())) {
+        *run = dtype.widen::<16>(stored);
+    }
+    for (x, stored) in rest.iter_mut().zip(row[from..].chunks_exact(dtype.size())) {
+        [*x] = dtype.widen::<1>(stored);
+    }
+}
