@@ -10,13 +10,12 @@
 #error a shape of the input is not defined
 #endif
 
-// Element i of the input, before the norm's scale.
-float element(const __global float *src, const __global float *in, int i) {
+// Element i of the input; the norm's scale is `scale`.
+float element(const __global float *src, const __global float *in, float scale, int i) {
 #if defined(INPUT_SILU)
-    float gate = src[i], up = src[FFN_PAD + i];
-    return gate / (1.0f + exp(-gate)) * up;
+    return silu(src[i]) * src[FFN_PAD + i];
 #elif defined(INPUT_NORM)
-    return src[i] * in[i];
+    return src[i] * scale * in[i];
 #else
     return src[i];
 #endif
@@ -28,9 +27,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void acts(
     int lid = get_local_id(0), t = get_group_id(0);
 #if defined(INPUT_NORM)
     const __global float *row = ROW(src, first + t);
-    float squares = 0.0f;
-    for (int i = lid; i < COLS; i += WG) squares += row[i] * row[i];
-    float scale = 1.0f / sqrt(sum_all(squares, red) / COLS + RMS_EPS);
+    __local float x[COLS];
+    for (int i = lid; i < COLS; i += WG) x[i] = row[i];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float scale = norm_scale(x, COLS, red);
 #elif defined(INPUT_SILU)
     const __global float *row = src + (size_t)t * (2 * FFN_PAD);
     float scale = 1.0f;
@@ -46,19 +46,19 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void acts(
         float8 v = 0.0f;
         if (o < COLS / 8) {
             float *e = (float *)&v;
-            for (int i = 0; i < 8; i++) e[i] = element(row, in, 8 * o + i) * scale;
+            for (int i = 0; i < 8; i++) e[i] = element(row, in, scale, 8 * o + i);
         }
         red[lid] = most8(v);
         barrier(CLK_LOCAL_MEM_FENCE);
         const __local float *of_block = red + lid / 4 * 4;
-        float m = fmax(fmax(of_block[0], of_block[1]), fmax(of_block[2], of_block[3]));
+        float2 d = act_scale(fmax(fmax(of_block[0], of_block[1]), fmax(of_block[2], of_block[3])));
         if (o < COLS / 8) {
-            vstore2(quantise8(v, m > 0.0f ? 127.0f / m : 0.0f), o, words);
-            if (o % 4 == 0) scales[(size_t)t * (COLS / 32) + o / 4] = m / 127.0f;
+            vstore2(quantise8(v, d.y), o, words);
+            if (o % 4 == 0) scales[(size_t)t * (COLS / 32) + o / 4] = d.x;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 #else
-    for (int i = lid; i < COLS; i += WG) out[(size_t)t * COLS + i] = element(row, in, i) * scale;
+    for (int i = lid; i < COLS; i += WG) out[(size_t)t * COLS + i] = element(row, in, scale, i);
 #endif
 }

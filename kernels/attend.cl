@@ -1,24 +1,23 @@
-// attend of many tokens, whose rows are in the cache and whose queries are ready: one work-group per KV head and
-// tile of QUERIES queries (token-major, the heads of the group together), over tiles of SLOTS slots, by an online
-// softmax. Two to four items share a query.
+// attend of many tokens, whose rows are in the cache and whose queries are ready. One work-group per KV head and tile
+// of QUERIES queries (token-major, the heads of the group together), over chunks of the context; SHARE items share a
+// query. A chunk is a softmax of its own, merged into what is there, in ascending order.
 
 #if !defined(QUERIES) || !defined(SLOTS)
 #error the tile of attention is not defined
 #endif
-#define SHARE (WG / QUERIES)
+#define SHARE 4
 // Rows in local memory begin in different banks.
 #define WIDE (HEAD_DIM + 1)
-#define SCORES (SLOTS / SHARE)
 #define DIMS ((HEAD_DIM + SHARE - 1) / SHARE)
-#if SHARE * QUERIES != WG || SCORES * SHARE != SLOTS
+#if SHARE * QUERIES != WG || SLOTS % SHARE != 0 || 128 % SLOTS != 0
 #error the tile does not divide among the items
 #endif
 
 // Brings slots first.. into local memory as floats.
 void widen_rows(int type, const __global uchar *rows, int row_bytes, int first, int count, __local float *to) {
-    for (int i = get_local_id(0); i < SLOTS * HEAD_DIM; i += WG) {
+    for (int i = get_local_id(0); i < count * HEAD_DIM; i += WG) {
         int j = i / HEAD_DIM, d = i % HEAD_DIM;
-        to[j * WIDE + d] = j < count ? element(type, rows + (size_t)(first + j) * row_bytes, d) : 0.0f;
+        to[j * WIDE + d] = element(type, rows + (size_t)(first + j) * row_bytes, d);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
@@ -28,8 +27,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     const __global uchar *v_cache, __global float *att, int capacity) {
     __local float q[QUERIES * WIDE];
     __local float kv[SLOTS * WIDE];
-    __local float p[QUERIES * SLOTS];
-    __local float part[WG];
+    __local float p[QUERIES * CHUNK];
+    __local float red[QUERIES * 16];
     const __global int *header = (const __global int *)state;
     int lid = get_local_id(0), kv_head = get_group_id(1);
     int rows = header[H_TOKENS] * GROUP, before = header[H_SLOT];
@@ -42,61 +41,75 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     const __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
     const __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;
     int mine = lid / SHARE, share = lid % SHARE;
+    // Slots that this item's query sees, and the most that one of the tile does.
     int seen = before + min(first_row + mine, rows - 1) / GROUP + 1;
     int all = before + min(first_row + QUERIES - 1, rows - 1) / GROUP + 1;
+    const __local float *my_q = q + mine * WIDE;
+    __local float *my_p = p + mine * CHUNK, *my_red = red + mine * 16;
     float o[DIMS];
     for (int k = 0; k < DIMS; k++) o[k] = 0.0f;
     float m = LEAST, l = 0.0f;
-    for (int first = 0; first < all; first += SLOTS) {
-        int count = min(SLOTS, all - first);
-        widen_rows(K_TYPE, keys, K_ROW, first, count, kv);
-        float s[SCORES];
-        float most = LEAST;
-        for (int k = 0; k < SCORES; k++) s[k] = 0.0f;
-        for (int d = 0; d < HEAD_DIM; d++) {
-            float e = q[mine * WIDE + d];
-            for (int k = 0; k < SCORES; k++) s[k] = mad(e, kv[(share + k * SHARE) * WIDE + d], s[k]);
-        }
-        for (int k = 0; k < SCORES; k++) {
-            if (first + share + k * SHARE < seen) most = fmax(most, s[k]);
-        }
-        part[lid] = most;
-        barrier(CLK_LOCAL_MEM_FENCE);
-        for (int k = 0; k < SHARE; k++) most = fmax(most, part[mine * SHARE + k]);
-        float m_new = fmax(m, most), alpha = exp(m - m_new), sum = 0.0f;
-        m = m_new;
-        for (int k = 0; k < SCORES; k++) {
-            int j = share + k * SHARE;
-            // What is masked is skipped: where all is, e^(score - m) would be 1.
-            float e = first + j < seen ? exp(s[k] - m) : 0.0f;
-            p[mine * SLOTS + j] = e;
-            sum += e;
-        }
-        barrier(CLK_LOCAL_MEM_FENCE);
-        part[lid] = sum;
-        widen_rows(V_TYPE, values, V_ROW, first, count, kv);
-        sum = 0.0f;
-        for (int k = 0; k < SHARE; k++) sum += part[mine * SHARE + k];
-        l = l * alpha + sum;
-        for (int k = 0; k < DIMS; k++) o[k] *= alpha;
-        for (int j = 0; j < count; j++) {
-            float e = p[mine * SLOTS + j];
-            for (int k = 0; k < DIMS; k++) {
-                int d = share + k * SHARE;
-                if (d < HEAD_DIM) o[k] = mad(e, kv[j * WIDE + d], o[k]);
+    for (int chunk = 0; chunk < all; chunk += CHUNK) {
+        int count = min(CHUNK, all - chunk), n = clamp(seen - chunk, 0, CHUNK);
+        for (int tile = 0; tile < count; tile += SLOTS) {
+            int slots = min(SLOTS, count - tile);
+            widen_rows(K_TYPE, keys, K_ROW, chunk + tile, slots, kv);
+            for (int j = share; j < slots; j += SHARE) {
+                float16 acc = 0.0f;
+                for (int i = 0; i < RUNS; i++) acc = fma(head16(kv + j * WIDE, i), head16(my_q, i), acc);
+                my_p[tile + j] = sum16(acc);
             }
+            barrier(CLK_LOCAL_MEM_FENCE);
+        }
+        // The largest score, then numerators and their sums by lane: an item has four of a query's sixteen lanes.
+        for (int lane = share; lane < 16; lane += SHARE) {
+            float most = LEAST;
+            for (int t = lane; t < n; t += 16) most = fmax(most, my_p[t]);
+            my_red[lane] = most;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
+        float most = LEAST;
+        for (int i = 0; i < 16; i++) most = fmax(most, my_red[i]);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int lane = share; lane < 16; lane += SHARE) {
+            float sum = 0.0f;
+            for (int t = lane; t < n; t += 16) {
+                float e = e_to(my_p[t] - most);
+                my_p[t] = e;
+                sum += e;
+            }
+            my_red[lane] = sum;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        float part_l = sum16(vload16(0, my_red));
+        float part[DIMS];
+        for (int k = 0; k < DIMS; k++) part[k] = 0.0f;
+        for (int tile = 0; tile < count; tile += SLOTS) {
+            int slots = min(SLOTS, count - tile), mine_of = min(slots, n - tile);
+            widen_rows(V_TYPE, values, V_ROW, chunk + tile, slots, kv);
+            for (int j = 0; j < mine_of; j++) {
+                float e = my_p[tile + j];
+                for (int k = 0; k < DIMS; k++) {
+                    int d = share + k * SHARE;
+                    if (d < HEAD_DIM) part[k] = fma(e, kv[j * WIDE + d], part[k]);
+                }
+            }
+            barrier(CLK_LOCAL_MEM_FENCE);
+        }
+        // A chunk of which nothing is seen has a largest score of LEAST and changes nothing: its sums are 0.
+        float m_new = fmax(m, most), old = e_to(m - m_new), new = e_to(most - m_new);
+        m = m_new;
+        l = fma(part_l, new, l * old);
+        for (int k = 0; k < DIMS; k++) o[k] = fma(part[k], new, o[k] * old);
     }
-    float scale = l > 0.0f ? 1.0f / l : 0.0f;
     // q is free: every item has read its last score. Rows lie close now, as rotate_heads expects them.
     for (int k = 0; k < DIMS; k++) {
         int d = share + k * SHARE;
-        if (d < HEAD_DIM) q[mine * HEAD_DIM + d] = o[k] * scale;
+        if (d < HEAD_DIM) q[mine * HEAD_DIM + d] = divide(o[k], l);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 #if V_ROTATED
-    rotate_heads(q, QUERIES, 1.0f);
+    rotate_heads(q, QUERIES);
 #endif
     for (int i = lid; i < QUERIES * HEAD_DIM; i += WG) {
         int r = first_row + i / HEAD_DIM;

@@ -1,128 +1,104 @@
-// rope and attend of one token. One work-group per KV head and split of the context: all query heads of the group
-// over a run of slots, by an online softmax. The last split first stores the new row. The output projection merges
-// the splits.
+// rope and attend of one token. One work-group per KV head and chunk of the context: all query heads of the group
+// over the chunk's slots. The last chunk's group first stores the new row. The output projection, or `merge` where
+// there are many chunks, puts the chunks together.
 //
-// partials: [HEADS][SPLITS][HEAD_DIM], sums of e^(score - m) * v; ml: [HEADS][SPLITS][m, l]
+// partials: [chunk][HEADS][HEAD_DIM], sums of e^(score - m) * v; ml: [chunk][HEADS][m, l]
 
-#if !defined(SPLITS) || !defined(LEAST_SLOTS)
-#error the number of splits is not defined
-#endif
-
-// Items that share the elements of a value row, and rows that are read at once.
+// Items that share the elements of a value row, and the queries that one of them takes.
 #define LANES (HEAD_DIM <= 16 ? 16 : HEAD_DIM <= 32 ? 32 : HEAD_DIM <= 64 ? 64 : HEAD_DIM <= 128 ? 128 : 256)
-#if WG < 256 && HEAD_DIM > WG
-#error WG is narrower than a head
-#endif
 #define TEAMS (WG / LANES)
-#define ROWS (GROUP + 2)
+#define EACH ((GROUP + TEAMS - 1) / TEAMS)
+// Queries whose lanes are in registers at once.
+#define AT_ONCE (GROUP < 4 ? GROUP : 4)
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     const __global float *state, const __global float *qkv, const __global float *qk_norm, __global uchar *k_cache,
     __global uchar *v_cache, __global float *partials, __global float *ml, int capacity) {
-    __local float x[ROWS * HEAD_DIM]; // the group's queries, then the new key and value
-    __local float p[GROUP * WG];      // scores, then e^(score - m)
-    __local float red[GROUP * WG];
-    __local float m[GROUP], l[GROUP], alpha[GROUP];
-    __local float norms[ROWS];
+    __local float x[(GROUP + 2) * HEAD_DIM]; // the group's queries, then the new key and value
+    __local float p[GROUP * CHUNK];          // scores, then e^(score - m)
+    __local float red[(GROUP + 2) * 16];
+    __local float m[GROUP];
     __local float2 scales[HEAD_DIM / KV_BLOCK];
-    int lid = get_local_id(0), kv_head = get_group_id(0) % KV_HEADS, split = get_group_id(0) / KV_HEADS;
+    int lid = get_local_id(0), kv_head = get_group_id(0) % KV_HEADS, chunk = get_group_id(0) / KV_HEADS;
     int slots = ((const __global int *)state)[H_SLOT] + 1;
-    int share = max(LEAST_SLOTS, (slots + SPLITS - 1) / SPLITS);
-    int from = min(split * share, slots), to = min(slots, from + share);
-    bool last = from < to && to == slots;
+    int first = chunk * CHUNK, count = min(CHUNK, slots - first);
+    bool last = first + count == slots;
     const __global float *angles = ROW(state, 0) + DIM;
     __local float *k = x + GROUP * HEAD_DIM, *v = k + HEAD_DIM;
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), x, GROUP);
-    ready_queries(x, qk_norm, angles, GROUP, norms);
-    const __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
-    const __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;
-    // Every split prepares the new row, so that all items meet the same barriers; the last one stores it.
+    ready_queries(x, qk_norm, angles, GROUP, red);
+    // Every chunk prepares the new row, so that all items meet the same barriers; the last one stores it.
     load_heads(qkv + Q_PAD + kv_head * HEAD_DIM, k, 1);
     load_heads(qkv + Q_PAD + KV_PAD + kv_head * HEAD_DIM, v, 1);
-    ready_key(k, qk_norm + HEAD_DIM, angles, norms);
+    ready_key(k, qk_norm + HEAD_DIM, angles, red);
     ready_value(v);
-    store_row(K_TYPE, k, k_cache + ((size_t)kv_head * capacity + slots - 1) * K_ROW, scales, last);
-    store_row(V_TYPE, v, v_cache + ((size_t)kv_head * capacity + slots - 1) * V_ROW, scales, last);
+    __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
+    __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;
+    store_row(K_TYPE, k, keys + (size_t)(slots - 1) * K_ROW, scales, last);
+    store_row(V_TYPE, v, values + (size_t)(slots - 1) * V_ROW, scales, last);
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    int lane = lid % LANES, team = lid / LANES;
-    float acc[GROUP];
-    for (int g = 0; g < GROUP; g++) acc[g] = 0.0f;
-    if (lid < GROUP) {
-        m[lid] = LEAST;
-        l[lid] = 0.0f;
-    }
-    for (int first = from; first < to; first += WG) {
-        int count = min(WG, to - first);
-        // Scores: an item a slot.
-        float score[GROUP];
-        for (int g = 0; g < GROUP; g++) score[g] = lid < count ? 0.0f : LEAST;
-        if (lid < count) {
-            const __global uchar *row = keys + (size_t)(first + lid) * K_ROW;
-            for (int d = 0; d < HEAD_DIM; d++) {
-                float e = element(K_TYPE, row, d);
-                for (int g = 0; g < GROUP; g++) score[g] = mad(e, x[g * HEAD_DIM + d], score[g]);
-            }
-        }
-        for (int g = 0; g < GROUP; g++) p[g * WG + lid] = red[g * WG + lid] = score[g];
-        barrier(CLK_LOCAL_MEM_FENCE);
-        for (int stride = WG / 2; stride > 0; stride /= 2) {
-            if (lid < stride) {
-                for (int g = 0; g < GROUP; g++) {
-                    red[g * WG + lid] = fmax(red[g * WG + lid], red[g * WG + lid + stride]);
+
+    // Scores: an item a slot.
+    for (int t = lid; t < count; t += WG) {
+        const __global uchar *row = keys + (size_t)(first + t) * K_ROW;
+        for (int from = 0; from < GROUP; from += AT_ONCE) {
+            float16 acc[AT_ONCE];
+            for (int g = 0; g < AT_ONCE; g++) acc[g] = 0.0f;
+            for (int i = 0; i < RUNS; i++) {
+                float16 e = row16(K_TYPE, row, i);
+                for (int g = 0; g < AT_ONCE; g++) {
+                    int query = min(from + g, GROUP - 1);
+                    acc[g] = fma(e, head16(x + query * HEAD_DIM, i), acc[g]);
                 }
             }
-            barrier(CLK_LOCAL_MEM_FENCE);
-        }
-        if (lid < GROUP) {
-            float most = fmax(m[lid], red[lid * WG]);
-            alpha[lid] = exp(m[lid] - most);
-            m[lid] = most;
-        }
-        barrier(CLK_LOCAL_MEM_FENCE);
-        for (int g = 0; g < GROUP; g++) {
-            // 0 past the end, where the score is LEAST. PoCL 3.1 gets an exp wrong that is under a condition here.
-            float e = exp(p[g * WG + lid] - m[g]);
-            p[g * WG + lid] = e;
-            red[g * WG + lid] = e;
-        }
-        barrier(CLK_LOCAL_MEM_FENCE);
-        for (int stride = WG / 2; stride > 0; stride /= 2) {
-            if (lid < stride) {
-                for (int g = 0; g < GROUP; g++) red[g * WG + lid] += red[g * WG + lid + stride];
-            }
-            barrier(CLK_LOCAL_MEM_FENCE);
-        }
-        if (lid < GROUP) l[lid] = l[lid] * alpha[lid] + red[lid * WG];
-        // Values: an item an element, teams take turns.
-        for (int g = 0; g < GROUP; g++) acc[g] *= alpha[g];
-        if (lane < HEAD_DIM && team < TEAMS) {
-            for (int t = team; t < count; t += TEAMS) {
-                float e = element(V_TYPE, values + (size_t)(first + t) * V_ROW, lane);
-                for (int g = 0; g < GROUP; g++) acc[g] = mad(e, p[g * WG + t], acc[g]);
+            for (int g = 0; g < AT_ONCE; g++) {
+                if (from + g < GROUP) p[(from + g) * CHUNK + t] = sum16(acc[g]);
             }
         }
-        barrier(CLK_LOCAL_MEM_FENCE);
-    }
-    // Teams together; x is free now.
-    for (int g = 0; g < GROUP; g++) red[g * WG + lid] = acc[g];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (int i = lid; i < GROUP * HEAD_DIM; i += WG) {
-        float sum = 0.0f;
-        for (int t = 0; t < TEAMS; t++) sum += red[i / HEAD_DIM * WG + t * LANES + i % HEAD_DIM];
-        x[i] = sum;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-#if V_ROTATED
-    rotate_heads(x, GROUP, 1.0f);
-#endif
-    for (int i = lid; i < GROUP * HEAD_DIM; i += WG) {
-        int g = i / HEAD_DIM;
-        partials[((kv_head * GROUP + g) * SPLITS + split) * HEAD_DIM + i % HEAD_DIM] = x[i];
+    // The largest of each query: sixteen items each.
+    for (int i = lid; i < GROUP * 16; i += WG) {
+        float most = LEAST;
+        for (int t = i % 16; t < count; t += 16) most = fmax(most, p[i / 16 * CHUNK + t]);
+        red[i] = most;
     }
-    // A split without slots has a sum of 0, which weighs nothing.
-    if (lid < GROUP) {
-        __global float *to_merge = ml + ((kv_head * GROUP + lid) * SPLITS + split) * 2;
-        to_merge[0] = m[lid];
-        to_merge[1] = l[lid];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int g = lid; g < GROUP; g += WG) {
+        float most = LEAST;
+        for (int i = 0; i < 16; i++) most = fmax(most, red[g * 16 + i]);
+        m[g] = most;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = lid; i < GROUP * 16; i += WG) {
+        float most = m[i / 16], sum = 0.0f;
+        for (int t = i % 16; t < count; t += 16) {
+            float e = e_to(p[i / 16 * CHUNK + t] - most);
+            p[i / 16 * CHUNK + t] = e;
+            sum += e;
+        }
+        red[i] = sum;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    // Values: an item an element of some queries.
+    int d = lid % LANES, team = lid / LANES;
+    if (d < HEAD_DIM) {
+        float acc[EACH];
+        for (int g = 0; g < EACH; g++) acc[g] = 0.0f;
+        for (int t = 0; t < count; t++) {
+            float e = element(V_TYPE, values + (size_t)(first + t) * V_ROW, d);
+            for (int g = 0; g < EACH; g++) {
+                acc[g] = fma(p[min(team + g * TEAMS, GROUP - 1) * CHUNK + t], e, acc[g]);
+            }
+        }
+        for (int g = 0; g < EACH; g++) {
+            int head = team + g * TEAMS;
+            if (head < GROUP) partials[(chunk * HEADS + kv_head * GROUP + head) * HEAD_DIM + d] = acc[g];
+        }
+    }
+    for (int g = lid; g < GROUP; g += WG) {
+        __global float *to = ml + (chunk * HEADS + kv_head * GROUP + g) * 2;
+        to[0] = m[g];
+        to[1] = sum16(vload16(g, red));
     }
 }

@@ -22,8 +22,59 @@
 #define X_ROW (DIM + HEAD_DIM)
 #define ROW(state, t) ((state) + HEADER + (size_t)(t) * X_ROW)
 
-// Larger than no score: masks stay finite.
+// Smaller than any score: masks stay finite.
 #define LEAST -1e30f
+
+// The CPU's bits: every step rounds as src/cpu/simd does. Products and sums are fused where `fma` says so and nowhere
+// else, and sums of floats have its order: element i goes to lane i % 16, and lanes are added by the tree of `sum16`.
+#pragma OPENCL FP_CONTRACT OFF
+
+float sum16(float16 lanes) {
+    float8 a = lanes.lo + lanes.hi;
+    float4 b = a.lo + a.hi;
+    float2 c = b.lo + b.hi;
+    return c.x + c.y;
+}
+
+// Correctly rounded quotient and root: by the option where the device has it, else by one step of correction.
+float divide(float a, float b) {
+#ifdef CORRECT_DIVIDE
+    return a / b;
+#else
+    float q = a / b;
+    float rest = fma(-q, b, a);
+    return isfinite(q) ? q + rest / b : q;
+#endif
+}
+
+float root(float x) {
+#ifdef CORRECT_DIVIDE
+    return sqrt(x);
+#else
+    float s = sqrt(x);
+    return s > 0.0f ? s + fma(-s, s, x) / (2.0f * s) : s;
+#endif
+}
+
+// e^x as src/cpu/simd/ops.rs computes it.
+float e_to(float x) {
+    float clamped = fmin(fmax(x, -87.3f), 88.0f);
+    float n = rint(clamped * 1.44269504f);
+    float r = fma(n, -355.0f / 512.0f, clamped);
+    r = fma(n, 2.1219444e-4f, r);
+    float p = 1.0f / 5040.0f;
+    p = fma(p, r, 1.0f / 720.0f);
+    p = fma(p, r, 1.0f / 120.0f);
+    p = fma(p, r, 1.0f / 24.0f);
+    p = fma(p, r, 1.0f / 6.0f);
+    p = fma(p, r, 0.5f);
+    p = fma(p, r, 1.0f);
+    p = fma(p, r, 1.0f);
+    p = p * as_float(((int)n + 127) << 23);
+    return x >= -87.3f ? p : 0.0f;
+}
+
+float silu(float x) { return divide(x, 1.0f + e_to(-x)); }
 
 // A stored half as a float, whatever its alignment.
 float from_half(uint bits) {
@@ -44,21 +95,26 @@ int dot4(uint u, uint s, int acc) {
 #endif
 }
 
-// Sum over the work-group of one value per item, the same in every item. `red` has WG elements.
-float sum_all(float x, __local float *red) {
+// What an RMS norm multiplies with: 1 / root of the mean square of `n` floats. `red` has 16 elements.
+float norm_scale(const __local float *x, int n, __local float *red) {
     int lid = get_local_id(0);
-    red[lid] = x;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (int stride = WG / 2; stride > 0; stride /= 2) {
-        if (lid < stride) red[lid] += red[lid + stride];
-        barrier(CLK_LOCAL_MEM_FENCE);
+    if (lid < 16) {
+        float squares = 0.0f;
+        for (int i = lid; i < n; i += 16) squares = fma(x[i], x[i], squares);
+        red[lid] = squares;
     }
-    float sum = red[0];
     barrier(CLK_LOCAL_MEM_FENCE);
-    return sum;
+    float sum = sum16(vload16(0, red));
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return divide(1.0f, root(divide(sum, (float)n) + RMS_EPS));
 }
 
-// Eight stored activations as two words of signed bytes; `id` is 127 / max|x| of their block of 32, or 0.
+// Scale of a block of activations and its inverse, from the largest magnitude.
+float2 act_scale(float most) {
+    return most > 0.0f ? (float2)(divide(most, 127.0f), divide(127.0f, most)) : (float2)(0.0f, 0.0f);
+}
+
+// Eight stored activations as two words of signed bytes; `id` is their block's inverse scale.
 uint2 quantise8(float8 x, float id) {
     char8 q = convert_char8(rint(x * id));
     return (uint2)(as_uint(q.lo), as_uint(q.hi));

@@ -1,5 +1,4 @@
-// Prefill: many tokens times a matrix. A work-group of 16 x 16 items computes a tile of 64 rows and 64 tokens,
-// four by four an item, from blocks of 32 columns in local memory. Compiled once per step:
+// Prefill: many tokens times a matrix. Compiled once per step:
 //
 // STEP_QKV      out: [token][QKV]
 // STEP_OUT      on the residual
@@ -14,7 +13,6 @@
 #error the tile is shared by 256 items
 #endif
 
-#define TILE 64
 #define BLOCKS (COLS / 32)
 
 #ifdef STEP_GATE_UP
@@ -50,23 +48,26 @@ void put(__global float *state, __global float *out, const __global float *bias,
 #endif
 }
 
+#if W_TYPE == W_Q4
+// A work-group of 16 x 16 items computes a tile of 64 rows and 64 tokens, four by four an item, from blocks of 32
+// columns in local memory. An item adds its blocks up in ascending order, as the CPU does.
+#define TILE 64
+
 // chunk: first group of the output that this buffer holds, groups that it holds, tokens.
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global uint *quants, const __global uchar *scales, __global float *state, const __global float *in,
     const __global float *in_scales, __global float *out, const __global float *extra, int4 chunk) {
-    int lid = get_local_id(0);
-    // Neighbours in a half-warp share the tokens and have different rows.
-    int quad = lid % 16, tokens = lid / 16 * 4;
-    int first_row = get_group_id(0) * TILE, first_token = get_group_id(1) * TILE;
-    int groups = chunk.y * HALVES;
-    float4 acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-
-#if W_TYPE == W_Q4
     __local uint4 w[TILE / 16 * 16]; // [group][vector][quad of rows], as stored
     __local float w_scales[TILE];
     __local uint4 a[TILE * 2]; // [token][two halves of a block]
     __local float a_scales[TILE];
-    // What this item brings into local memory: a word of quants, half a block of a token, a scale.
+    int lid = get_local_id(0);
+    // Sixteen neighbours share the tokens and have different rows.
+    int quad = lid % 16, tokens = lid / 16 * 4;
+    int first_row = get_group_id(0) * TILE, first_token = get_group_id(1) * TILE;
+    int groups = chunk.y * HALVES;
+    float4 acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    // What this item brings into local memory: a word of quants, a quarter of a token's block, a scale.
     int w_group = min(first_row / 16 + lid / 64, groups - 1);
     int a_token = min(first_token + lid / 4, chunk.z - 1);
     int s_group = min(first_row / 16 + lid % 64 / 16, groups - 1);
@@ -97,43 +98,52 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             }
         }
         float4 d = vload4(quad, w_scales);
-        for (int t = 0; t < 4; t++) acc[t] += convert_float4(sum[t]) * (d * a_scales[tokens + t]);
+        for (int t = 0; t < 4; t++) acc[t] = fma(convert_float4(sum[t]), d * a_scales[tokens + t], acc[t]);
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-#else
-#define STEP 16
-    __local float w[STEP * TILE]; // [column][row]
-    __local float a[STEP * TILE]; // [column][token]
-    for (int c0 = 0; c0 < COLS; c0 += STEP) {
-        for (int i = lid; i < STEP * TILE; i += WG) {
-            int c = i % STEP, r = i / STEP;
-            int row = min(first_row + r, groups * 16 - 1), t = min(first_token + r, chunk.z - 1);
-            size_t at = (size_t)row * COLS + c0 + c;
-            bool inside = c0 + c < COLS;
-#if W_TYPE == W_F32
-            w[c * TILE + r] = inside ? ((const __global float *)quants)[at] : 0.0f;
-#elif W_TYPE == W_F16
-            w[c * TILE + r] = inside ? vload_half(at, (const __global half *)quants) : 0.0f;
-#else
-            w[c * TILE + r] = inside ? as_float((uint)((const __global ushort *)quants)[at] << 16) : 0.0f;
-#endif
-            a[c * TILE + r] = inside ? in[(size_t)t * COLS + c0 + c] : 0.0f;
-        }
-        barrier(CLK_LOCAL_MEM_FENCE);
-        for (int c = 0; c < STEP; c++) {
-            float4 d = vload4(quad, w + c * TILE);
-            for (int t = 0; t < 4; t++) acc[t] = mad(d, (float4)(a[c * TILE + tokens + t]), acc[t]);
-        }
-        barrier(CLK_LOCAL_MEM_FENCE);
-    }
-#endif
     for (int t = 0; t < 4; t++) {
-        int token = first_token + tokens + t;
-        if (token >= chunk.z) break;
-        int row = first_row + quad * 4;
-        put(state, out, extra, chunk.xy, row, token, acc[t].x);
-        put(state, out, extra, chunk.xy, row + 1, token, acc[t].y);
-        put(state, out, extra, chunk.xy, row + 2, token, acc[t].z);
-        put(state, out, extra, chunk.xy, row + 3, token, acc[t].w);
+        int token = first_token + tokens + t, row = first_row + quad * 4;
+        if (token < chunk.z) {
+            put(state, out, extra, chunk.xy, row, token, acc[t].x);
+            put(state, out, extra, chunk.xy, row + 1, token, acc[t].y);
+            put(state, out, extra, chunk.xy, row + 2, token, acc[t].z);
+            put(state, out, extra, chunk.xy, row + 3, token, acc[t].w);
+        }
     }
 }
+#else
+#if W_TYPE == W_F32
+#define LOAD(p, i) (((const __global float *)(p))[i])
+#elif W_TYPE == W_F16
+#define LOAD(p, i) vload_half(i, (const __global half *)(p))
+#else
+#define LOAD(p, i) as_float((uint)((const __global ushort *)(p))[i] << 16)
+#endif
+// Rows as stored: a work-group computes sixteen rows for TOKENS tokens; sixteen items share a row, each the columns of
+// its lane, so that sums have the CPU's order.
+#define TOKENS 8
+
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
+    const __global uint *rows, const __global uchar *scales, __global float *state, const __global float *in,
+    const __global float *in_scales, __global float *out, const __global float *extra, int4 chunk) {
+    __local float lanes[TOKENS * WG];
+    int lid = get_local_id(0);
+    int first_row = get_group_id(0) * 16, first_token = get_group_id(1) * TOKENS;
+    size_t from = (size_t)(first_row + lid / 16) * COLS;
+    float acc[TOKENS];
+    for (int t = 0; t < TOKENS; t++) acc[t] = 0.0f;
+    for (int c = lid % 16; c < COLS; c += 16) {
+        float w = LOAD(rows, from + c);
+        for (int t = 0; t < TOKENS; t++) {
+            acc[t] = fma(w, in[(size_t)min(first_token + t, chunk.z - 1) * COLS + c], acc[t]);
+        }
+    }
+    for (int t = 0; t < TOKENS; t++) lanes[t * WG + lid] = acc[t];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = lid; i < TOKENS * 16; i += WG) {
+        int token = first_token + i / 16;
+        float y = sum16(vload16(i, lanes));
+        if (token < chunk.z) put(state, out, extra, chunk.xy, first_row + i % 16, token, y);
+    }
+}
+#endif

@@ -2,16 +2,15 @@
 // attention, quantisation) is computed again by every work-group, which costs less than a launch; what follows it
 // (bias, residual, SiLU) is the epilogue. Compiled once per step:
 //
-// STEP_QKV      norm + qkv               in: norm weights        out: [QKV]
-// STEP_OUT      out, on the residual     in: partials or att     out: -
-// STEP_GATE_UP  norm + gate_up           in: norm weights        out: acts of `down` and their scales
-// STEP_DOWN     down, on the residual    in: acts of `down`      out: -
-// STEP_HEAD     norm + head              in: norm weights        out: [VOCAB]
+// STEP_QKV      norm + qkv               in: norm weights         out: [QKV]
+// STEP_OUT      out, on the residual     in: chunks or att        out: -
+// STEP_GATE_UP  norm + gate_up           in: norm weights         out: input of `down`, quantised or not
+// STEP_DOWN     down, on the residual    in: what gate_up left    out: -
+// STEP_HEAD     norm + head              in: norm weights         out: [VOCAB]
 //
-// A tile is TILE_GROUPS groups of sixteen rows (and for gate_up as many of `up`); WG = NG * 16 * SLICES items share
-// it, the columns split over SLICES, summed in a fixed order.
+// A tile is TILE_GROUPS groups of sixteen rows, and for gate_up as many of `up`.
 
-#if !defined(ROWS) || !defined(COLS) || !defined(W_TYPE) || !defined(SLICES) || !defined(TILE_GROUPS)
+#if !defined(ROWS) || !defined(COLS) || !defined(W_TYPE) || !defined(TILE_GROUPS)
 #error a shape of the matrix is not defined
 #endif
 
@@ -20,18 +19,10 @@
 #else
 #define NG TILE_GROUPS
 #endif
-#if WG != NG * 16 * SLICES
-#error WG is not NG * 16 * SLICES
-#endif
-
 #define BLOCKS (COLS / 32)
 // Octets of columns that one item prepares.
 #define OCTETS ((COLS / 8 + WG - 1) / WG)
-#if W_TYPE == W_Q4
-#define QUANTISED 1
-#else
-#define QUANTISED 0
-#endif
+#define QUANTISED (W_TYPE == W_Q4)
 #if defined(STEP_QKV) || defined(STEP_GATE_UP) || defined(STEP_HEAD)
 #define INPUT_NORM
 #endif
@@ -39,114 +30,69 @@
 // ---------------------------------------------------------------- what the matrix is multiplied with
 
 #ifdef INPUT_MERGE
-#ifndef SPLITS
-#error SPLITS is not defined
+// Chunks of attention that this step puts together; `merge` does it where there are more.
+#ifndef FUSED_CHUNKS
+#error FUSED_CHUNKS is not defined
 #endif
-// Weights that turn the parts of attention into the whole: e^(m - max) / sum. [HEADS][SPLITS]
-void merge_weights(const __global float *ml, __local float *weights) {
-    for (int h = get_local_id(0); h < HEADS; h += WG) {
-        const __global float *part = ml + h * SPLITS * 2;
-        float m = LEAST;
-        for (int s = 0; s < SPLITS; s++) m = fmax(m, part[2 * s]);
-        float l = 0.0f;
-        for (int s = 0; s < SPLITS; s++) {
-            float e = part[2 * s + 1] > 0.0f ? exp(part[2 * s] - m) : 0.0f;
-            weights[h * SPLITS + s] = e;
-            l += e * part[2 * s + 1];
-        }
-        float scale = l > 0.0f ? 1.0f / l : 0.0f;
-        for (int s = 0; s < SPLITS; s++) weights[h * SPLITS + s] *= scale;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-}
-
-float merged(const __global float *partials, const __local float *weights, int i) {
-    int h = i / HEAD_DIM, d = i % HEAD_DIM;
-    float sum = 0.0f;
-    for (int s = 0; s < SPLITS; s++) {
-        // Parts of no slots are not written.
-        float w = weights[h * SPLITS + s];
-        if (w > 0.0f) sum += w * partials[(h * SPLITS + s) * HEAD_DIM + d];
-    }
-    return sum;
-}
-#endif
-
-#if QUANTISED && !defined(STEP_DOWN)
-// Columns 8o.. of the input, before the norm's scale.
-float8 octet(const __global float *x, const __global float *in, const __local float *weights, int o) {
-#ifdef INPUT_MERGE
-    float8 v;
-    float *e = (float *)&v;
-    for (int i = 0; i < 8; i++) e[i] = merged(in, weights, 8 * o + i);
-    return v;
-#elif defined(INPUT_NORM)
-    return vload8(o, x);
-#else
-    return vload8(o, in);
-#endif
-}
-
-// Fills `acts` [block][8 words] and `scales` [block] with the quantised input.
-void prepare(const __global float *x, const __global float *in, const __local float *weights, __local float *red,
-             __local float *most, __local uint *acts, __local float *scales) {
+void merge_chunks(const __global float *partials, const __global float *ml, int chunks, __local float2 *weights,
+                  __local float *l, __local float *att) {
     int lid = get_local_id(0);
-    float8 v[OCTETS];
-    float squares = 0.0f;
-    for (int k = 0; k < OCTETS; k++) {
-        int o = lid + k * WG;
-        v[k] = o < COLS / 8 ? octet(x, in, weights, o) : (float8)(0.0f);
-#ifdef INPUT_NORM
-        float8 s = v[k] * v[k];
-        float4 s4 = s.lo + s.hi;
-        squares += (s4.x + s4.y) + (s4.z + s4.w);
-#endif
-    }
-#ifdef INPUT_NORM
-    float inverse = 1.0f / sqrt(sum_all(squares, red) / COLS + RMS_EPS);
-#endif
-    for (int k = 0; k < OCTETS; k++) {
-        int o = lid + k * WG;
-        if (o < COLS / 8) {
-#ifdef INPUT_NORM
-            v[k] = v[k] * inverse * vload8(o, in);
-#endif
-            most[o] = most8(v[k]);
+    for (int h = lid; h < HEADS; h += WG) {
+        float m = LEAST, sum = 0.0f;
+        for (int c = 0; c < chunks; c++) {
+            const __global float *part = ml + (c * HEADS + h) * 2;
+            float m_new = fmax(m, part[0]);
+            float old = e_to(m - m_new), new = e_to(part[0] - m_new);
+            m = m_new;
+            sum = fma(part[1], new, sum * old);
+            weights[c * HEADS + h] = (float2)(old, new);
         }
+        l[h] = sum;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int k = 0; k < OCTETS; k++) {
-        int o = lid + k * WG;
-        if (o < COLS / 8) {
-            const __local float *of_block = most + o / 4 * 4;
-            float m = fmax(fmax(of_block[0], of_block[1]), fmax(of_block[2], of_block[3]));
-            uint2 q = quantise8(v[k], m > 0.0f ? 127.0f / m : 0.0f);
-            acts[2 * o] = q.x;
-            acts[2 * o + 1] = q.y;
-            if (o % 4 == 0) scales[o / 4] = m / 127.0f;
+    for (int i = lid; i < COLS; i += WG) {
+        float o = 0.0f;
+        for (int c = 0; c < chunks; c++) {
+            float2 w = weights[c * HEADS + i / HEAD_DIM];
+            o = fma(partials[c * COLS + i], w.y, o * w.x);
         }
+        att[i] = divide(o, l[i / HEAD_DIM]);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
+#if V_ROTATED
+    rotate_heads(att, HEADS);
+#endif
 }
 #endif
 
-#if !QUANTISED && !defined(STEP_DOWN)
-// Fills `acts` [COLS] with the input in f32.
-void prepare(const __global float *x, const __global float *in, const __local float *weights, __local float *red,
-             __local float *acts) {
+#ifndef STEP_DOWN
+// The input in f32, in local memory: [COLS]
+void load_input(const __global float *from, const __global float *w, __local float *red, __local float *x) {
     int lid = get_local_id(0);
+    for (int i = lid; i < COLS; i += WG) x[i] = from[i];
+    barrier(CLK_LOCAL_MEM_FENCE);
 #ifdef INPUT_NORM
-    float squares = 0.0f;
-    for (int i = lid; i < COLS; i += WG) squares += x[i] * x[i];
-    float inverse = 1.0f / sqrt(sum_all(squares, red) / COLS + RMS_EPS);
-    for (int i = lid; i < COLS; i += WG) acts[i] = x[i] * inverse * in[i];
-#elif defined(INPUT_MERGE)
-    for (int i = lid; i < COLS; i += WG) acts[i] = merged(in, weights, i);
-#else
-    for (int i = lid; i < COLS; i += WG) acts[i] = in[i];
+    float scale = norm_scale(x, COLS, red);
+    for (int i = lid; i < COLS; i += WG) x[i] = x[i] * scale * w[i];
+    barrier(CLK_LOCAL_MEM_FENCE);
 #endif
+}
+
+#if QUANTISED
+// The input quantised: `acts` [block][8 words], `scales` [block]. `most` has an element an octet.
+void quantise_input(const __local float *x, __local float *most, __local uint *acts, __local float *scales) {
+    int lid = get_local_id(0);
+    for (int o = lid; o < COLS / 8; o += WG) most[o] = most8(vload8(o, x));
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int o = lid; o < COLS / 8; o += WG) {
+        float4 of_block = vload4(o / 4, most);
+        float2 scale = act_scale(fmax(fmax(of_block.x, of_block.y), fmax(of_block.z, of_block.w)));
+        vstore2(quantise8(vload8(o, x), scale.y), o, acts);
+        if (o % 4 == 0) scales[o / 4] = scale.x;
+    }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
+#endif
 #endif
 
 // ---------------------------------------------------------------- the product
@@ -159,91 +105,112 @@ void prepare(const __global float *x, const __global float *in, const __local fl
 #endif
 
 #if QUANTISED
-// An item takes four rows and one vector (eight columns) of every SLICES-th block: sixteen neighbours read a whole
-// block of 256 bytes. Sums of a vector are exact integers.
-#define RED_TYPE float4
-float4 product(const __global uint4 *quants, const __global uchar *scales, const ACT_SPACE uint *acts,
-               const ACT_SPACE float *act_scales, int group, int item) {
-    int quad = item % 4, vector = item / 4 % 4;
-    const __global uint4 *w = quants + (size_t)group * (BLOCKS * 16) + vector * 4 + quad;
-    const __global half *d = (const __global half *)scales + (size_t)group * (BLOCKS * 16) + quad * 4;
-    float4 acc = 0.0f;
-    for (int b = item / 16; b < BLOCKS; b += SLICES) {
-        uint4 q = w[b * 16];
-        uint low = acts[b * 8 + vector], high = acts[b * 8 + 4 + vector];
-        // The stored nibble is the weight + 8.
-        int offset = -dot4(0x08080808u, low, dot4(0x08080808u, high, 0));
-        uint4 ql = q & 0x0f0f0f0fu, qh = (q >> 4) & 0x0f0f0f0fu;
-        int4 sum = (int4)(dot4(ql.x, low, dot4(qh.x, high, offset)), dot4(ql.y, low, dot4(qh.y, high, offset)),
-                          dot4(ql.z, low, dot4(qh.z, high, offset)), dot4(ql.w, low, dot4(qh.w, high, offset)));
-        acc += convert_float4(sum) * (vload_half4(b * 4, d) * act_scales[b]);
+#if !defined(SLICES) || !defined(PASS) || WG != NG * 4 * SLICES || WG < NG * 16
+#error SLICES or PASS do not fit
+#endif
+// Sums of NG groups of rows from `source` on, into `sums` [NG * 16]; groups of `up` are `up_at` later.
+//
+// An item takes four rows of a block: sixteen neighbours read 64 bytes four times, all of a block. Block sums are exact
+// integers; PASS blocks at a time wait in `parts`, and then one item a row adds them up in ascending order, which is
+// what makes the result the CPU's. That costs 64 dependent steps for 2048 columns, a few percent of the launch.
+void product(const __global uint4 *quants, const __global uchar *scales, const ACT_SPACE uint *acts,
+             const ACT_SPACE float *act_scales, const int *source, __local float4 *parts, __local float *sums) {
+    int lid = get_local_id(0);
+    int quad = lid % 4, slice = lid / 4 % SLICES, grp = lid / (4 * SLICES);
+    const __global uint4 *w = quants + (size_t)source[grp] * (BLOCKS * 16) + quad;
+    const __global half *d = (const __global half *)scales + (size_t)source[grp] * (BLOCKS * 16) + quad * 4;
+    // [grp][block][quad]: sums, then scales
+    __local float4 *part_scales = parts + NG * PASS * 4;
+    float acc = 0.0f;
+    for (int first = 0; first < BLOCKS; first += PASS) {
+        int end = min(first + PASS, BLOCKS);
+        for (int b = first + slice; b < end; b += SLICES) {
+            int4 sum = 0;
+            for (int v = 0; v < 4; v++) {
+                uint4 q = w[b * 16 + v * 4];
+                uint low = acts[b * 8 + v], high = acts[b * 8 + 4 + v];
+                // The stored nibble is the weight + 8.
+                int offset = -dot4(0x08080808u, low, dot4(0x08080808u, high, 0));
+                uint4 ql = q & 0x0f0f0f0fu, qh = (q >> 4) & 0x0f0f0f0fu;
+                sum.x += dot4(ql.x, low, dot4(qh.x, high, offset));
+                sum.y += dot4(ql.y, low, dot4(qh.y, high, offset));
+                sum.z += dot4(ql.z, low, dot4(qh.z, high, offset));
+                sum.w += dot4(ql.w, low, dot4(qh.w, high, offset));
+            }
+            int at = (grp * PASS + b - first) * 4 + quad;
+            parts[at] = convert_float4(sum);
+            part_scales[at] = vload_half4(b * 4, d) * act_scales[b];
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lid < NG * 16) {
+            const __local float *sum = (const __local float *)parts + lid / 16 * (PASS * 16) + lid % 16;
+            const __local float *scale = (const __local float *)part_scales + lid / 16 * (PASS * 16) + lid % 16;
+            for (int b = 0; b < end - first; b++) acc = fma(sum[b * 16], scale[b * 16], acc);
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
     }
-    return acc;
+    if (lid < NG * 16) sums[lid] = acc;
+    barrier(CLK_LOCAL_MEM_FENCE);
 }
-#define PER_ROW(red, grp, row) (((const __local float *)((red) + (grp) * 16 * SLICES))[row])
+#define PARTS (NG * PASS * 32)
 #else
-// An item takes a SLICES-th of one row, four columns at a time.
-#define RED_TYPE float
+#if WG % 16 != 0
+#error sixteen items share a row
+#endif
 #if W_TYPE == W_F32
 #define W_SIZE 4
-#define LOAD4(p, i) vload4(i, (const __global float *)(p))
-#define LOAD1(p, i) (((const __global float *)(p))[i])
+#define LOAD(p, i) (((const __global float *)(p))[i])
 #elif W_TYPE == W_F16
 #define W_SIZE 2
-#define LOAD4(p, i) vload_half4(i, (const __global half *)(p))
-#define LOAD1(p, i) vload_half(i, (const __global half *)(p))
+#define LOAD(p, i) vload_half(i, (const __global half *)(p))
 #else
 #define W_SIZE 2
-#define LOAD4(p, i) as_float4(convert_uint4(vload4(i, (const __global ushort *)(p))) << 16)
-#define LOAD1(p, i) as_float((uint)((const __global ushort *)(p))[i] << 16)
+#define LOAD(p, i) as_float((uint)((const __global ushort *)(p))[i] << 16)
 #endif
-float product(const __global uint4 *quants, const __global uchar *scales, const ACT_SPACE float *acts,
-              const ACT_SPACE float *act_scales, int group, int item) {
-    int row = item / SLICES, slice = item % SLICES;
-    const __global uchar *w = (const __global uchar *)quants + ((size_t)group * 16 + row) * ((size_t)COLS * W_SIZE);
-    float4 acc = 0.0f;
-    for (int c = slice; c < COLS / 4; c += SLICES) acc = mad(LOAD4(w, c), vload4(c, acts), acc);
-    float sum = (acc.x + acc.y) + (acc.z + acc.w);
-    for (int c = COLS / 4 * 4 + slice; c < COLS; c += SLICES) sum = mad(LOAD1(w, c), acts[c], sum);
-    return sum;
-}
-#define PER_ROW(red, grp, row) ((red)[((grp) * 16 + (row)) * SLICES])
-#endif
-
-// Sums what the items of a row hold into its first.
-void reduce(__local RED_TYPE *red, RED_TYPE acc) {
+// As above for rows as stored: sixteen items share a row, each the columns of its lane.
+void product(const __global uint4 *rows, const __global uchar *scales, const ACT_SPACE float *acts,
+             const ACT_SPACE float *act_scales, const int *source, __local float4 *parts, __local float *sums) {
     int lid = get_local_id(0);
-    red[lid] = acc;
-    barrier(CLK_LOCAL_MEM_FENCE);
-#if QUANTISED
-    int item = lid % (16 * SLICES);
-    for (int stride = 8 * SLICES; stride >= 4; stride /= 2) {
-#else
-    int item = lid % SLICES;
-    for (int stride = SLICES / 2; stride >= 1; stride /= 2) {
-#endif
-        if (item < stride) red[lid] += red[lid + stride];
+    __local float *lanes = (__local float *)parts;
+    for (int first = 0; first < NG * 16; first += WG / 16) {
+        int row = first + lid / 16;
+        float acc = 0.0f;
+        if (row < NG * 16) {
+            const __global uchar *w =
+                (const __global uchar *)rows + ((size_t)source[row / 16] * 16 + row % 16) * ((size_t)COLS * W_SIZE);
+            for (int c = lid % 16; c < COLS; c += 16) acc = fma(LOAD(w, c), acts[c], acc);
+        }
+        lanes[lid] = acc;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lid < WG / 16 && first + lid < NG * 16) sums[first + lid] = sum16(vload16(lid, lanes));
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 }
+#define PARTS WG
+#endif
 
 // ---------------------------------------------------------------- the step
+
+// Input and parts of the product share their memory: one is dead when the other is born.
+#if defined(STEP_DOWN) || (QUANTISED && PARTS > COLS)
+#define POOL PARTS
+#elif QUANTISED
+#define POOL COLS
+#else
+#define POOL (COLS + PARTS)
+#endif
 
 // chunk: first group of the output that this buffer holds, groups that it holds.
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
     const __global uint4 *quants, const __global uchar *scales, __global float *state, const __global float *in,
     const __global float *in_scales, __global float *out, __global float *extra, int2 chunk) {
-    __local RED_TYPE red[WG];
+    __local float4 pool[(POOL + 3) / 4];
+    __local float sums[NG * 16];
+    __local float *x = (__local float *)pool;
 #ifdef STEP_HEAD
-    __global float *x = ROW(state, ((const __global int *)state)[H_ROW]);
+    __global float *residual = ROW(state, ((const __global int *)state)[H_ROW]);
 #else
-    __global float *x = ROW(state, 0);
-#endif
-#ifdef INPUT_MERGE
-    __local float weights[HEADS * SPLITS];
-    merge_weights(in_scales, weights);
-#else
-    __local float *weights = 0;
+    __global float *residual = ROW(state, 0);
 #endif
 #ifdef STEP_DOWN
 #if QUANTISED
@@ -252,52 +219,60 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
     const __global float *acts = in;
 #endif
     const __global float *act_scales = in_scales;
-#elif QUANTISED
+    __local float4 *parts = pool;
+#else
+#ifdef INPUT_MERGE
+    __local float2 weights[FUSED_CHUNKS * HEADS];
+    __local float l[HEADS];
+    merge_chunks(in, in_scales, ((const __global int *)state)[H_SLOT] / CHUNK + 1, weights, l, x);
+#elif defined(INPUT_NORM)
+    load_input(residual, in, sums, x);
+#else
+    load_input(in, in, sums, x);
+#endif
+#if QUANTISED
     __local float act_scales[BLOCKS];
     __local uint acts[BLOCKS * 8];
     __local float most[BLOCKS * 4];
-    prepare(x, in, weights, (__local float *)red, most, acts, act_scales);
+    quantise_input(x, most, acts, act_scales);
+    __local float4 *parts = pool;
 #else
-    __local float acts[COLS];
-    __local float *act_scales = acts;
-    prepare(x, in, weights, (__local float *)red, acts);
+    __local float *acts = x, *act_scales = x;
+    __local float4 *parts = pool + (COLS + 3) / 4;
+#endif
 #endif
     int lid = get_local_id(0);
-    int grp = lid / (16 * SLICES), item = lid % (16 * SLICES);
     int tiles = (chunk.y + TILE_GROUPS - 1) / TILE_GROUPS;
     for (int tile = get_group_id(0); tile < tiles; tile += get_num_groups(0)) {
-        int group = min(tile * TILE_GROUPS + grp % TILE_GROUPS, chunk.y - 1);
         // The groups of `up` follow those of `gate`.
-        int source = group + grp / TILE_GROUPS * chunk.y;
-        reduce(red, product(quants, scales, acts, act_scales, source, item));
+        int source[NG];
+        for (int g = 0; g < NG; g++) {
+            source[g] = min(tile * TILE_GROUPS + g % TILE_GROUPS, chunk.y - 1) + g / TILE_GROUPS * chunk.y;
+        }
+        product(quants, scales, acts, act_scales, source, parts, sums);
         int local_row = tile * (TILE_GROUPS * 16) + lid, row = chunk.x * 16 + local_row;
         bool mine = lid < TILE_GROUPS * 16 && local_row < chunk.y * 16 && row < ROWS;
 #if defined(STEP_GATE_UP)
-        float y = 0.0f;
-        if (mine) {
-            float gate = PER_ROW(red, lid / 16, lid % 16), up = PER_ROW(red, TILE_GROUPS + lid / 16, lid % 16);
-            y = gate / (1.0f + exp(-gate)) * up;
-        }
+        float y = mine ? silu(sums[lid]) * sums[TILE_GROUPS * 16 + lid] : 0.0f;
 #ifdef DOWN_Q4
         // The tile is one block of 32, quantised as `down` reads it.
         barrier(CLK_LOCAL_MEM_FENCE);
-        __local float *block = (__local float *)red;
-        if (lid < 32) block[lid] = y;
+        if (lid < 32) sums[lid] = y;
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lid < 4) {
-            float m = 0.0f;
-            for (int i = 0; i < 4; i++) m = fmax(m, most8(vload8(i, block)));
-            uint2 q = quantise8(vload8(lid, block), m > 0.0f ? 127.0f / m : 0.0f);
+            float most = 0.0f;
+            for (int i = 0; i < 4; i++) most = fmax(most, most8(vload8(i, sums)));
+            float2 scale = act_scale(most);
             int b = chunk.x / 2 + tile;
-            vstore2(q, b * 4 + lid, (__global uint *)out);
-            if (lid == 0) extra[b] = m / 127.0f;
+            vstore2(quantise8(vload8(lid, sums), scale.y), b * 4 + lid, (__global uint *)out);
+            if (lid == 0) extra[b] = scale.x;
         }
 #else
         if (mine) out[row] = y;
 #endif
 #else
         if (mine) {
-            float y = PER_ROW(red, lid / 16, lid % 16);
+            float y = sums[lid];
 #if defined(STEP_QKV)
 #if QKV_BIAS
             y += extra[row];
@@ -307,9 +282,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
 #if O_BIAS
             y += extra[row];
 #endif
-            x[row] += y;
+            residual[row] += y;
 #elif defined(STEP_DOWN)
-            x[row] += y;
+            residual[row] += y;
 #else
             out[row] = y;
 #endif

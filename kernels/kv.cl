@@ -22,16 +22,21 @@ void load_heads(const __global float *from, __local float *x, int heads) {
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// RMS norm of each of `heads` heads. `red` has `heads` elements.
+// RMS norm of each of `heads` heads. `red` has 16 elements a head.
 void norm_heads(__local float *x, const __global float *w, int heads, __local float *red) {
     int lid = get_local_id(0);
-    for (int h = lid; h < heads; h += WG) {
+    for (int i = lid; i < heads * 16; i += WG) {
+        const __local float *head = x + i / 16 * HEAD_DIM;
         float squares = 0.0f;
-        for (int d = 0; d < HEAD_DIM; d++) squares += x[h * HEAD_DIM + d] * x[h * HEAD_DIM + d];
-        red[h] = 1.0f / sqrt(squares / HEAD_DIM + RMS_EPS);
+        for (int d = i % 16; d < HEAD_DIM; d += 16) squares = fma(head[d], head[d], squares);
+        red[i] = squares;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int i = lid; i < heads * HEAD_DIM; i += WG) x[i] = x[i] * red[i / HEAD_DIM] * w[i % HEAD_DIM];
+    for (int i = lid; i < heads * HEAD_DIM; i += WG) {
+        float sum = sum16(vload16(i / HEAD_DIM, red));
+        float scale = divide(1.0f, root(divide(sum, (float)HEAD_DIM) + RMS_EPS));
+        x[i] = x[i] * scale * w[i % HEAD_DIM];
+    }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
@@ -42,14 +47,14 @@ void rope_heads(__local float *x, const __global float *angles, int heads) {
         int at = i / half_dim * HEAD_DIM + i % half_dim;
         float c = angles[i % half_dim], s = angles[half_dim + i % half_dim];
         float a = x[at], b = x[at + half_dim];
-        x[at] = a * c - b * s;
-        x[at + half_dim] = b * c + a * s;
+        x[at] = fma(a, c, -(b * s));
+        x[at + half_dim] = fma(b, c, a * s);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// Walsh-Hadamard transform, its own inverse, times `scale`.
-void rotate_heads(__local float *x, int heads, float scale) {
+// Walsh-Hadamard transform of runs of RUN elements, scaled to be its own inverse.
+void rotate_heads(__local float *x, int heads) {
     int lid = get_local_id(0);
     for (int step = 1; step < RUN; step *= 2) {
         for (int i = lid; i < heads * HEAD_DIM / 2; i += WG) {
@@ -60,8 +65,7 @@ void rotate_heads(__local float *x, int heads, float scale) {
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-    scale *= 1.0f / sqrt((float)RUN);
-    for (int i = lid; i < heads * HEAD_DIM; i += WG) x[i] *= scale;
+    for (int i = lid; i < heads * HEAD_DIM; i += WG) x[i] *= ROTATION;
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
@@ -72,12 +76,10 @@ void ready_queries(__local float *q, const __global float *w, const __global flo
     norm_heads(q, w, heads, red);
 #endif
     rope_heads(q, angles, heads);
-    const float scale = 1.0f / sqrt((float)HEAD_DIM);
-#if K_ROTATED
-    rotate_heads(q, heads, scale);
-#else
-    for (int i = get_local_id(0); i < heads * HEAD_DIM; i += WG) q[i] *= scale;
+    for (int i = get_local_id(0); i < heads * HEAD_DIM; i += WG) q[i] *= Q_SCALE;
     barrier(CLK_LOCAL_MEM_FENCE);
+#if K_ROTATED
+    rotate_heads(q, heads);
 #endif
 }
 
@@ -88,13 +90,13 @@ void ready_key(__local float *k, const __global float *w, const __global float *
 #endif
     rope_heads(k, angles, 1);
 #if K_ROTATED
-    rotate_heads(k, 1, 1.0f);
+    rotate_heads(k, 1);
 #endif
 }
 
 void ready_value(__local float *v) {
 #if V_ROTATED
-    rotate_heads(v, 1, 1.0f);
+    rotate_heads(v, 1);
 #endif
 }
 
@@ -117,10 +119,10 @@ float get_half(const __global uchar *from) { return from_half(from[0] | (uint)fr
 // src/cpu/simd/kv_row.rs explains.
 float2 scale_q4(const __local float *x) {
     const float divisors[6] = {8.0f, -8.0f, 7.5f, -8.75f, 9.5f, -9.5f};
-    float most = 0.0f, value = 0.0f;
+    float most = 0.0f, value = -0.0f;
     for (int i = 0; i < KV_BLOCK; i++) {
         float m = fabs(x[i]);
-        // The negative one of two as large.
+        // The negative one of two as large: -8 reaches further than 7.
         if (m > most || (m == most && x[i] < 0.0f)) {
             most = m;
             value = x[i];
@@ -129,13 +131,15 @@ float2 scale_q4(const __local float *x) {
     float2 best = (float2)(0.0f, 0.0f);
     float least = MAXFLOAT;
     for (int c = 0; c < 6; c++) {
-        float d = rounded_half(-value / divisors[c]);
-        float id = fabs(d) >= 1.17549435e-38f ? 1.0f / d : 0.0f;
-        float error = 0.0f;
+        float d = rounded_half(divide(-value, divisors[c]));
+        float id = fabs(d) >= 1.17549435e-38f ? divide(1.0f, d) : 0.0f;
+        float lanes[16];
+        for (int i = 0; i < 16; i++) lanes[i] = 0.0f;
         for (int i = 0; i < KV_BLOCK; i++) {
             float miss = clamp(rint(x[i] * id), -8.0f, 7.0f) * d - x[i];
-            error = mad(miss, miss, error);
+            lanes[i % 16] = fma(miss, miss, lanes[i % 16]);
         }
+        float error = sum16(vload16(0, lanes));
         if (error < least) {
             least = error;
             best = (float2)(d, id);
@@ -148,8 +152,8 @@ float2 scale_q4(const __local float *x) {
 float2 scale_q8(const __local float *x) {
     float most = 0.0f;
     for (int i = 0; i < KV_BLOCK; i++) most = fmax(most, fabs(x[i]));
-    float d = rounded_half(most / 127.0f);
-    return (float2)(d, d > 0.0f ? 1.0f / d : 0.0f);
+    float d = rounded_half(divide(most, 127.0f));
+    return (float2)(d, d > 0.0f ? divide(1.0f, d) : 0.0f);
 }
 
 // Encodes one row of HEAD_DIM floats, and stores it where `write` says so: its barriers are for all items.
@@ -201,3 +205,35 @@ float element(int type, const __global uchar *row, int d) {
     uint pair = block[2 + (i < half_block ? i : i - half_block)];
     return ((int)(i < half_block ? pair & 15 : pair >> 4) - 8) * scale;
 }
+
+// Elements 16 * i.. of a stored row; zeros past its end.
+float16 row16(int type, const __global uchar *row, int i) {
+#if KV_BLOCK == 32
+    if (type == T_F32) return vload16(i, (const __global float *)row);
+    if (type == T_F16) return vload_half16(i, (const __global half *)row);
+    const __global uchar *block = row + i / 2 * BLOCK_BYTES(type);
+    float scale = get_half(block);
+    if (type == T_Q8) return convert_float16(as_char16(vload16(i % 2, block + 2))) * scale;
+    uchar16 pairs = vload16(0, block + 2);
+    return (convert_float16(i % 2 ? pairs >> (uchar)4 : pairs & (uchar)15) - 8.0f) * scale;
+#else
+    float lanes[16];
+    for (int k = 0; k < 16; k++) lanes[k] = 16 * i + k < HEAD_DIM ? element(type, row, 16 * i + k) : 0.0f;
+    return vload16(0, lanes);
+#endif
+}
+
+// Elements 16 * i.. of a head in local memory; zeros past its end.
+float16 head16(const __local float *head, int i) {
+#if HEAD_DIM % 16 == 0
+    return vload16(i, head);
+#else
+    float lanes[16];
+    for (int k = 0; k < 16; k++) lanes[k] = 16 * i + k < HEAD_DIM ? head[16 * i + k] : 0.0f;
+    return vload16(0, lanes);
+#endif
+}
+
+// Slots that are summed up together; such sums are merged in ascending order. As on the CPU.
+#define CHUNK 128
+#define RUNS ((HEAD_DIM + 15) / 16)

@@ -5,7 +5,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     const __global float *state, __global float *qkv, const __global float *qk_norm, __global uchar *k_cache,
     __global uchar *v_cache, int capacity) {
     __local float x[HEAD_DIM];
-    __local float red[1];
+    __local float red[16];
     __local float2 scales[HEAD_DIM / KV_BLOCK];
     int t = get_group_id(1), h = get_group_id(0), lid = get_local_id(0);
     int slot = ((const __global int *)state)[H_SLOT] + t;

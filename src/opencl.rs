@@ -45,7 +45,7 @@ use crate::trace::{Recorder, Steps};
 use crate::weights::Weights;
 use buffer::MapFor;
 use defines::QKV;
-use kernels::Kernels;
+use kernels::{CHUNK, FUSED_CHUNKS, Kernels};
 use rows::{LayerRows, Rows};
 use scratch::Scratch;
 use std::ops::Range;
@@ -123,7 +123,7 @@ impl OpenClBackend {
         let max_tokens = if shapes.batches() { max_tokens.clamp(1, capacity.max(1)) } else { 1 };
         let place = if attention.is_some() { Place::HostVisible } else { Place::Device };
         let rows = Rows::new(device, kv_types, capacity, place)?;
-        let scratch = Scratch::new(device, max_tokens, shapes.splits)?;
+        let scratch = Scratch::new(device, max_tokens)?;
         let host = attention.map(|attend| {
             let floats = |n: usize| vec![0.0; scratch.max_tokens * n];
             HostAttention { attend, qkv: floats(QKV), att: floats(Q_DIM) }
@@ -177,16 +177,22 @@ impl Pass<'_> {
     fn one_token(&mut self, layer: usize) -> failure::Result<()> {
         self.launches.one[layer].qkv.one(self.device)?; // norm, queries, keys and values
         self.done("qkv", layer)?;
+        let chunks = (self.rows.len() + 1).div_ceil(CHUNK);
         match &self.launches.one[layer].attend {
             Some(attend) => {
-                let groups = self.launches.splits * KV_HEADS;
-                attend.run(self.device, [groups, 1])?; // positions, the new row, attention in splits
+                attend.run(self.device, [chunks * KV_HEADS, 1])?; // positions, the new row, attention in chunks
                 self.done("attend", layer)?;
             }
             None => self.attend_on_host(layer)?,
         }
         let l = &self.launches.one[layer];
-        l.out.one(self.device)?; // merge of the splits, projection, onto the residual
+        match &self.launches.merge {
+            Some(_) if chunks <= FUSED_CHUNKS => l.out.one(self.device)?, // attention whole, projection, onto the residual
+            merge => {
+                merge.iter().try_for_each(|m| m.run(self.device, [HEADS, 1]))?;
+                l.out_merged.one(self.device)?; // attention's output joins the residual
+            }
+        }
         self.done("out", layer)?;
         self.launches.one[layer].gate_up.one(self.device)?; // norm, silu(gate) * up
         self.done("gate_up", layer)?;

@@ -17,7 +17,7 @@ pub const FFN_PAD: usize = FFN_DIM.next_multiple_of(16);
 pub struct Defines(String);
 
 impl Defines {
-    /// Those of the model, and what the compiler may do to arithmetic.
+    /// Those of the model.
     pub fn of_model() -> Self {
         let sizes = [
             ("LAYERS", LAYERS),
@@ -38,10 +38,22 @@ impl Defines {
             ("O_BIAS", O_BIAS as usize),
             ("QK_NORM", QK_NORM as usize),
         ];
-        // Products and sums may be fused, nothing else: masks and the softmax rely on the rest.
-        let start = Defines("-cl-mad-enable".into());
-        let all = sizes.into_iter().fold(start, |d, (name, n)| d.with(name, n));
-        Defines(format!("{} -DRMS_EPS={:e}f", all.0, RMS_EPS as f32))
+        // No option that lets the compiler round otherwise than written: results are the CPU's bits.
+        let all = sizes.into_iter().fold(Defines(String::new()), |d, (name, n)| d.with(name, n));
+        let run = 1 << HEAD_DIM.trailing_zeros();
+        [
+            ("RMS_EPS", RMS_EPS as f32),
+            // Of queries, and of the rotation of heads, as the CPU computes them.
+            ("Q_SCALE", 1.0 / (HEAD_DIM as f32).sqrt()),
+            ("ROTATION", 1.0 / (run as f32).sqrt()),
+        ]
+        .into_iter()
+        .fold(all, |d, (name, x)| Defines(format!("{} -D{name}={x:e}f", d.0)))
+    }
+
+    /// A compiler option.
+    pub fn option(self, option: &str) -> Self {
+        Defines(format!("{} {option}", self.0))
     }
 
     /// One more, `-DNAME=VALUE`.

@@ -310,6 +310,7 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         clock_mhz: word(ffi::DEVICE_MAX_CLOCK_FREQUENCY),
         unified_memory: word(ffi::DEVICE_HOST_UNIFIED_MEMORY) != 0,
         base_align: (word(ffi::DEVICE_MEM_BASE_ADDR_ALIGN) / 8) as usize,
+        correct_divide: long(ffi::DEVICE_SINGLE_FP_CONFIG) & ffi::FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0,
         compute_capability: if nvidia { capability() } else { None },
     }
 }

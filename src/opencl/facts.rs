@@ -59,6 +59,8 @@ pub struct Facts {
     pub unified_memory: bool,
     /// Alignment of a buffer's start.
     pub base_align: usize,
+    /// Quotients and roots in f32 can be rounded correctly.
+    pub correct_divide: bool,
     /// NVIDIA's compute capability, major and minor.
     pub compute_capability: Option<(u32, u32)>,
 }
@@ -87,6 +89,7 @@ impl Facts {
             clock_mhz: 0,
             unified_memory: false,
             base_align: 0,
+            correct_divide: false,
             compute_capability: None,
         }
     }

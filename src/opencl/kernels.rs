@@ -20,17 +20,22 @@ const ACTS: &str = include_str!("../../kernels/acts.cl");
 const ROPE: &str = include_str!("../../kernels/rope.cl");
 const ATTEND: &str = include_str!("../../kernels/attend.cl");
 const ATTEND_ONE: &str = include_str!("../../kernels/attend_one.cl");
+const MERGE: &str = include_str!("../../kernels/merge.cl");
 
-/// Rows and tokens of one work-group's tile of `gemm`.
-pub const TILE: usize = 64;
 /// Items of a work-group of `gemm`.
 pub const GEMM_ITEMS: usize = 256;
 /// Items of a work-group of `acts`.
 pub const ACTS_ITEMS: usize = 128;
+/// Items of a work-group of `merge`.
+pub const MERGE_ITEMS: usize = 64;
 /// Items of a work-group of `rope`.
 pub const ROPE_ITEMS: usize = 32;
-/// Fewest slots of a split of decode attention.
-const LEAST_SLOTS: usize = 32;
+/// Slots of a chunk of attention, the CPU's.
+pub const CHUNK: usize = 128;
+/// Chunks that the output projection merges itself: more would be read once too often.
+pub const FUSED_CHUNKS: usize = 8;
+/// Floats of local memory for the parts of a `gemv`.
+const PART_FLOATS: usize = 4096;
 /// Widest head that decode attention takes.
 const WIDEST_HEAD: usize = 256;
 
@@ -47,8 +52,10 @@ pub enum Name {
     Rope,
     /// Attention of many tokens.
     Attend,
-    /// The same of one, with its position and rows.
+    /// The same of one, with its position and rows, in chunks.
     AttendOne,
+    /// Puts chunks together.
+    Merge,
 }
 
 /// Where the input of a matrix comes from.
@@ -83,14 +90,12 @@ impl From<Form> for Quantised {
 pub struct GemvShape {
     /// Groups of sixteen rows of the result in a tile.
     pub tile_groups: usize,
-    /// Parts that the columns are split into.
+    /// Blocks that are read at the same time; Q4_0 only.
     pub slices: usize,
-}
-
-impl GemvShape {
-    fn items(self, step: Step) -> usize {
-        self.tile_groups * step.halves() * 16 * self.slices
-    }
+    /// Blocks whose sums wait in local memory; Q4_0 only.
+    pub pass: usize,
+    /// Items of a group.
+    pub items: usize,
 }
 
 /// Tile of prefill attention.
@@ -112,14 +117,14 @@ pub struct Shapes {
     max_items: usize,
     /// Groups that keep the device busy.
     busy: usize,
-    /// Splits of the context in decode attention.
-    pub splits: usize,
     /// Items of a group of decode attention.
     pub one_items: usize,
     /// Tile of prefill attention; `None` where none fits.
     pub attend: Option<AttendShape>,
     /// One instruction for four products.
     dot_ptx: bool,
+    /// The compiler has an option for correctly rounded quotients.
+    correct_divide: bool,
 }
 
 impl Shapes {
@@ -129,19 +134,18 @@ impl Shapes {
         let units = facts.compute_units.max(1) as usize;
         // Local memory of queries, of a tile of rows, and of their scores.
         let fits = |s: &AttendShape| {
-            let floats = (s.queries + s.slots) * (HEAD_DIM + 1) + s.queries * (s.slots + SHARE);
+            let floats = (s.queries + s.slots) * (HEAD_DIM + 1) + s.queries * (CHUNK + 16);
             4 * floats as u64 <= facts.local_memory && s.queries * SHARE <= facts.max_work_group
         };
-        let tiles = [(32, 32), (16, 32), (16, 16), (8, 16), (8, 8)];
+        let tiles = [(32, 32), (32, 16), (16, 32), (16, 16), (8, 16), (8, 8)];
         let tiles = tiles.map(|(queries, slots)| AttendShape { queries, slots });
         Self {
             max_items: facts.max_work_group.max(1),
             busy: 4 * units,
-            // Two groups a unit, as far as merging what they find stays cheap.
-            splits: (2 * units).div_ceil(KV_HEADS).next_power_of_two().clamp(4, 16),
             one_items: HEAD_DIM.next_power_of_two().max(128),
             attend: tiles.into_iter().find(fits),
             // Instructions of compute capability 6.1.
+            correct_divide: facts.correct_divide,
             dot_ptx: facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),
         }
     }
@@ -159,13 +163,20 @@ impl Shapes {
             Step::Head => 4,
             _ => 1,
         };
-        let (_, cols) = step.shape();
-        let parts = if form == Form::Q4 { cols / 32 } else { cols.div_ceil(4) };
-        let mut shape = GemvShape { tile_groups, slices: 16.min(parts.next_power_of_two()).max(4) };
-        while shape.items(step) > self.max_items.min(256) && shape.slices > 1 {
-            shape.slices /= 2;
+        let (groups, most) = (tile_groups * step.halves(), self.max_items.min(256));
+        if form != Form::Q4 {
+            return GemvShape { tile_groups, slices: 0, pass: 0, items: most / 16 * 16 };
         }
-        shape
+        let blocks = step.shape().1 / 32;
+        // Four items a block and group; at least one a row, to add up.
+        let slices = blocks.next_power_of_two().min(most / (4 * groups)).max(4);
+        let pass = blocks.min(PART_FLOATS / (32 * groups));
+        GemvShape { tile_groups, slices, pass, items: 4 * groups * slices }
+    }
+
+    /// Rows and tokens of a work-group of `gemm`.
+    pub fn gemm_tile(form: Form) -> [usize; 2] {
+        if form == Form::Q4 { [64, 64] } else { [16, 8] }
     }
 
     /// Work-groups for `groups` groups of sixteen rows: each takes several tiles where the tiles outnumber what the
@@ -217,28 +228,18 @@ impl Kernels {
     /// Items of a group.
     pub fn items(&self, name: Name) -> usize {
         match name {
-            Name::Gemv { step, form, .. } => self.shapes.gemv(step, form).items(step),
+            Name::Gemv { step, form, .. } => self.shapes.gemv(step, form).items,
             Name::Gemm(..) => GEMM_ITEMS,
             Name::Acts(..) => ACTS_ITEMS,
             Name::Rope => ROPE_ITEMS,
             Name::Attend => self.shapes.attend.map_or(0, |s| s.queries * SHARE),
             Name::AttendOne => self.shapes.one_items,
+            Name::Merge => MERGE_ITEMS,
         }
     }
 
     fn build(&self, name: Name) -> Result<Program> {
-        let (mut text, defines) = self.source(name);
-        if let Ok(dir) = std::env::var("KDIR") {
-            let files: &[&str] = match name {
-                Name::Gemv { .. } => &["common", "gemv"],
-                Name::Gemm(..) => &["common", "gemm"],
-                Name::Acts(..) => &["common", "acts"],
-                Name::Rope => &["common", "kv", "rope"],
-                Name::Attend => &["common", "kv", "attend"],
-                Name::AttendOne => &["common", "kv", "attend_one"],
-            };
-            text = files.iter().map(|f| std::fs::read_to_string(format!("{dir}/{f}.cl")).unwrap()).collect();
-        }
+        let (text, defines) = self.source(name);
         let source = Source { name: symbol(name), text: &text, options: defines.as_str() };
         Program::build(&self.device, &source)
     }
@@ -246,6 +247,9 @@ impl Kernels {
     fn source(&self, name: Name) -> (String, Defines) {
         let s = &self.shapes;
         let mut defines = Defines::of_model().with("WG", self.items(name));
+        if s.correct_divide {
+            defines = defines.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
+        }
         if s.dot_ptx {
             defines = defines.flag("DOT_PTX");
         }
@@ -257,14 +261,19 @@ impl Kernels {
             Name::Gemv { step, form, input, next } => {
                 let shape = s.gemv(step, form);
                 let d = matrix(defines, step, form);
-                let mut d = d.with("SLICES", shape.slices).with("TILE_GROUPS", shape.tile_groups);
-                if input == Input::Merge {
-                    d = d.flag("INPUT_MERGE").with("SPLITS", s.splits);
+                let mut d = d.with("TILE_GROUPS", shape.tile_groups);
+                if form == Form::Q4 {
+                    d = d.with("SLICES", shape.slices).with("PASS", shape.pass);
                 }
                 if step == Step::GateUp && next == Quantised::Yes {
                     d = d.flag("DOWN_Q4");
                 }
-                (&[COMMON, GEMV], d)
+                if input == Input::Merge {
+                    let d = d.of_cache(self.types).flag("INPUT_MERGE").with("FUSED_CHUNKS", FUSED_CHUNKS);
+                    (&[COMMON, KV, GEMV], d)
+                } else {
+                    (&[COMMON, GEMV], d)
+                }
             }
             Name::Gemm(step, form) => (&[COMMON, GEMM], matrix(defines, step, form)),
             Name::Acts(input, cols, quantised) => {
@@ -277,10 +286,8 @@ impl Kernels {
                 let d = defines.of_cache(self.types);
                 (&[COMMON, KV, ATTEND], d.with("QUERIES", tile.queries).with("SLOTS", tile.slots))
             }
-            Name::AttendOne => {
-                let d = defines.of_cache(self.types);
-                (&[COMMON, KV, ATTEND_ONE], d.with("SPLITS", s.splits).with("LEAST_SLOTS", LEAST_SLOTS))
-            }
+            Name::AttendOne => (&[COMMON, KV, ATTEND_ONE], defines.of_cache(self.types)),
+            Name::Merge => (&[COMMON, KV, MERGE], defines.of_cache(self.types)),
         };
         (parts.concat(), defines)
     }
@@ -294,6 +301,7 @@ fn symbol(name: Name) -> &'static str {
         Name::Rope => "rope",
         Name::Attend => "attend",
         Name::AttendOne => "attend_one",
+        Name::Merge => "merge",
     }
 }
 

@@ -4,6 +4,7 @@
 use super::buffer::{Access, Buffer, Place};
 use super::device::Device;
 use super::failure::{Failure, Kind, Result};
+use super::kernels::CHUNK;
 use crate::backend::KvRows;
 use crate::dims::*;
 use crate::kv::KvTypes;
@@ -24,6 +25,10 @@ pub struct Rows {
     len: usize,
     place: Place,
     layers: Vec<LayerRows>,
+    /// Chunks of one token's attention: `[chunk][HEADS][HEAD_DIM]`
+    pub partials: Buffer,
+    /// Largest score and softmax sum of each: `[chunk][HEADS][2]`
+    pub ml: Buffer,
 }
 
 impl Rows {
@@ -40,9 +45,13 @@ impl Rows {
             })
         };
         let (k, v) = row_bytes(types);
+        let parts = |n: usize| {
+            let bytes = 4 * HEADS * n * capacity.div_ceil(CHUNK).max(1);
+            device.buffer(bytes, Access::ReadWrite, Place::Device)
+        };
         let layers =
             (0..LAYERS).map(|_| Ok(LayerRows { k: plane(k)?, v: plane(v)? })).collect::<Result<_>>()?;
-        Ok(Self { types, capacity, len: 0, place, layers })
+        Ok(Self { types, capacity, len: 0, place, layers, partials: parts(HEAD_DIM)?, ml: parts(2)? })
     }
 
     /// Element types.

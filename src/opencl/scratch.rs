@@ -29,10 +29,6 @@ pub struct Scratch {
     pub act_scales: Buffer,
     /// `[token][gate: FFN_PAD | up: FFN_PAD]`
     pub gate_up: Buffer,
-    /// Parts of one token's attention: `[head][split][HEAD_DIM]`
-    pub partials: Buffer,
-    /// Largest score and softmax sum of each: `[head][split][2]`
-    pub ml: Buffer,
     /// `[logit_rows][VOCAB]`
     pub logits: Buffer,
     /// For arguments that a kernel does not read.
@@ -45,8 +41,8 @@ pub struct Scratch {
     pub logit_rows: usize,
 }
 
-/// Bytes of each buffer for so many tokens and splits of the context, in the order of the fields.
-fn sizes(tokens: usize, splits: usize) -> [usize; 9] {
+/// Bytes of each buffer for so many tokens, in the order of the fields.
+fn sizes(tokens: usize) -> [usize; 7] {
     let widest = DIM.max(Q_DIM).max(FFN_DIM);
     let floats = [
         HEADER + tokens * STATE_ROW,
@@ -55,27 +51,25 @@ fn sizes(tokens: usize, splits: usize) -> [usize; 9] {
         tokens * widest,
         tokens * widest.div_ceil(32),
         tokens * 2 * FFN_PAD,
-        HEADS * splits * HEAD_DIM,
-        HEADS * splits * 2,
         tokens.min(LOGIT_ROWS) * VOCAB,
     ];
     floats.map(|n| 4 * n)
 }
 
 /// Bytes of all buffers together.
-pub fn bytes(tokens: usize, splits: usize) -> usize {
-    sizes(tokens, splits).iter().sum()
+pub fn bytes(tokens: usize) -> usize {
+    sizes(tokens).iter().sum()
 }
 
 impl Scratch {
     /// Buffers for `tokens` tokens, or for fewer where the device has no buffer so large.
-    pub fn new(device: &Device, tokens: usize, splits: usize) -> Result<Self> {
+    pub fn new(device: &Device, tokens: usize) -> Result<Self> {
         let most = device.facts().max_alloc;
         let mut tokens = tokens.max(1);
-        while tokens > 1 && sizes(tokens, splits).iter().any(|&n| n as u64 > most) {
+        while tokens > 1 && sizes(tokens).iter().any(|&n| n as u64 > most) {
             tokens /= 2;
         }
-        let [state, qkv, att, acts, act_scales, gate_up, partials, ml, logits] = sizes(tokens, splits);
+        let [state, qkv, att, acts, act_scales, gate_up, logits] = sizes(tokens);
         let buffer = |len: usize| device.buffer(len, Access::ReadWrite, Place::Device);
         Ok(Self {
             state: Staged::new(device, state, Access::ReadWrite)?,
@@ -84,8 +78,6 @@ impl Scratch {
             acts: buffer(acts)?,
             act_scales: buffer(act_scales)?,
             gate_up: buffer(gate_up)?,
-            partials: buffer(partials)?,
-            ml: buffer(ml)?,
             logits: buffer(logits)?,
             none: buffer(64)?,
             host: vec![0.0; state / 4],

@@ -3,7 +3,7 @@
 use super::buffer::Buffer;
 use super::device::Device;
 use super::failure::Result;
-use super::kernels::{Input, Kernels, Name, Quantised, TILE};
+use super::kernels::{Input, Kernels, Name, Quantised, Shapes};
 use super::program::Kernel;
 use super::rows::{LayerRows, Rows};
 use super::scratch::Scratch;
@@ -30,6 +30,8 @@ pub struct Product {
     rows: [i32; 2],
     /// Work-groups: all of `gemv`, or the tiles of rows of `gemm`.
     groups: usize,
+    /// Tokens of a tile of `gemm`.
+    tokens: usize,
 }
 
 impl Product {
@@ -41,7 +43,7 @@ impl Product {
     /// Queues `gemm` for so many tokens.
     fn many(&mut self, device: &Device, tokens: usize) -> Result<()> {
         self.launch.kernel.arg_ints(7, &[self.rows[0], self.rows[1], tokens as i32, 0])?;
-        self.launch.run(device, [self.groups, tokens.div_ceil(TILE)])
+        self.launch.run(device, [self.groups, tokens.div_ceil(self.tokens)])
     }
 }
 
@@ -67,8 +69,10 @@ pub struct OneToken {
     pub qkv: Products,
     /// rope, attend; `None` where attention is the host's.
     pub attend: Option<Launch>,
-    /// out
+    /// out; of several chunks of attention, at most `FUSED_CHUNKS`.
     pub out: Products,
+    /// out, when attention's chunks are merged.
+    pub out_merged: Products,
     /// norm, gate_up
     pub gate_up: Products,
     /// down
@@ -114,8 +118,8 @@ pub struct Launches {
     pub norm: Option<Launch>,
     /// See `norm`.
     pub heads: Products,
-    /// Splits of the context in `one`'s attention.
-    pub splits: usize,
+    /// Puts the chunks of one token's attention together, where `out` does not.
+    pub merge: Option<Launch>,
     /// Queries of a work-group in `many`'s attention.
     pub queries: usize,
 }
@@ -132,8 +136,8 @@ struct Io<'a> {
 struct Binder<'a> {
     kernels: &'a mut Kernels,
     scratch: &'a Scratch,
+    rows: &'a Rows,
     attend: AttendOn,
-    capacity: i32,
 }
 
 impl Launches {
@@ -146,7 +150,7 @@ impl Launches {
         attend: AttendOn,
     ) -> Result<Self> {
         let many = scratch.max_tokens > 1;
-        let mut b = Binder { kernels, scratch, attend, capacity: rows.capacity() as i32 };
+        let mut b = Binder { kernels, scratch, rows, attend };
         let layers: Vec<_> = weights.layers.iter().enumerate().map(|(i, l)| (l, rows.layer(i))).collect();
         let mut launches = Self {
             one: layers.iter().map(|(l, r)| b.one_token(l, r)).collect::<Result<_>>()?,
@@ -159,9 +163,13 @@ impl Launches {
             },
             norm: None,
             heads: Products::default(),
-            splits: b.kernels.shapes().splits,
+            merge: None,
             queries: b.kernels.shapes().attend.map_or(1, |s| s.queries),
         };
+        if attend == AttendOn::Device {
+            let buffers = [scratch.state.buffer(), &rows.partials, &rows.ml, &scratch.att];
+            launches.merge = Some(b.launch(Name::Merge, &buffers)?);
+        }
         if many || attend == AttendOn::Host {
             launches.rope = layers.iter().map(|(l, r)| b.rope(l, r)).collect::<Result<_>>()?;
         }
@@ -191,7 +199,8 @@ impl Binder<'_> {
             let scales = scales.as_ref().unwrap_or(quants);
             let launch =
                 self.launch(name, &[quants, scales, state, io.input, io.scales, io.out, io.extra])?;
-            products.push(Product { launch, rows: [*first as i32, *groups as i32], groups: *groups });
+            let rows = [*first as i32, *groups as i32];
+            products.push(Product { launch, rows, groups: *groups, tokens: 1 });
         }
         Ok(products)
     }
@@ -213,8 +222,10 @@ impl Binder<'_> {
         let s = self.scratch;
         let io = Io { input: &s.acts, scales: &s.act_scales, out, extra: bias };
         let mut products = self.products(Name::Gemm(step, w.form), w, &io)?;
+        let [rows, tokens] = Shapes::gemm_tile(w.form);
         for p in &mut products {
-            p.groups = (p.groups * step.halves() * 16).div_ceil(TILE);
+            p.groups = (p.groups * step.halves() * 16).div_ceil(rows);
+            p.tokens = tokens;
         }
         Ok(Products(products))
     }
@@ -222,15 +233,13 @@ impl Binder<'_> {
     fn one_token(&mut self, l: &LayerWeights, rows: &LayerRows) -> Result<OneToken> {
         let s = self.scratch;
         let [qkv, out, gate_up, down] = &l.steps;
-        let (input, att, scales) = match self.attend {
-            AttendOn::Device => (Input::Merge, &s.partials, &s.ml),
-            AttendOn::Host => (Input::Att, &s.att, &s.none),
-        };
         let norm = l.qk_norm.as_ref().unwrap_or(&s.none);
         let qkv_bias = l.qkv_bias.as_ref().unwrap_or(&s.none);
         let o_bias = l.o_bias.as_ref().unwrap_or(&s.none);
         let qkv_io = Io { input: &l.attn_norm, scales: &s.none, out: &s.qkv, extra: qkv_bias };
-        let out_io = Io { input: att, scales, out: &s.none, extra: o_bias };
+        let merged_io = Io { input: &s.att, scales: &s.none, out: &s.none, extra: o_bias };
+        let (partials, ml) = (&self.rows.partials, &self.rows.ml);
+        let out_io = Io { input: partials, scales: ml, out: &s.none, extra: o_bias };
         let gate_io = Io { input: &l.ffn_norm, scales: &s.none, out: &s.acts, extra: &s.act_scales };
         let down_io = Io { input: &s.acts, scales: &s.act_scales, out: &s.none, extra: &s.none };
         Ok(OneToken {
@@ -238,14 +247,18 @@ impl Binder<'_> {
             attend: match self.attend {
                 AttendOn::Device => {
                     let buffers =
-                        [s.state.buffer(), &s.qkv, norm, &rows.k, &rows.v, &s.partials, &s.ml];
+                        [s.state.buffer(), &s.qkv, norm, &rows.k, &rows.v, partials, ml];
                     let mut launch = self.launch(Name::AttendOne, &buffers)?;
-                    launch.kernel.arg_i32(7, self.capacity)?;
+                    launch.kernel.arg_i32(7, self.rows.capacity() as i32)?;
                     Some(launch)
                 }
                 AttendOn::Host => None,
             },
-            out: self.gemv(Step::Out, out, (input, Quantised::No), out_io)?,
+            out: match self.attend {
+                AttendOn::Device => self.gemv(Step::Out, out, (Input::Merge, Quantised::No), out_io)?,
+                AttendOn::Host => Products::default(),
+            },
+            out_merged: self.gemv(Step::Out, out, (Input::Att, Quantised::No), merged_io)?,
             gate_up: self.gemv(Step::GateUp, gate_up, (Input::Norm, down.form.into()), gate_io)?,
             down: self.gemv(Step::Down, down, (Input::Ffn, Quantised::No), down_io)?,
         })
@@ -255,7 +268,7 @@ impl Binder<'_> {
         let s = self.scratch;
         let norm = l.qk_norm.as_ref().unwrap_or(&s.none);
         let mut launch = self.launch(Name::Rope, &[s.state.buffer(), &s.qkv, norm, &rows.k, &rows.v])?;
-        launch.kernel.arg_i32(5, self.capacity)?;
+        launch.kernel.arg_i32(5, self.rows.capacity() as i32)?;
         Ok(launch)
     }
 
@@ -287,7 +300,7 @@ impl Binder<'_> {
                 AttendOn::Device => {
                     let buffers = [s.state.buffer(), &s.qkv, &rows.k, &rows.v, &s.att];
                     let mut launch = self.launch(Name::Attend, &buffers)?;
-                    launch.kernel.arg_i32(5, self.capacity)?;
+                    launch.kernel.arg_i32(5, self.rows.capacity() as i32)?;
                     Some(launch)
                 }
                 AttendOn::Host => None,
