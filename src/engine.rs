@@ -1,5 +1,6 @@
 //! The library's front door: load a model, generate text.
 
+use crate::backend::Backend;
 use crate::cpu::simd::Isa;
 use crate::cpu::{self, CpuBackend, CpuOptions, topology};
 use crate::dims::VOCAB;
@@ -165,7 +166,7 @@ impl Engine {
         let tokenizer = Tokenizer::load(&path.dir)?;
         let device = match options.backend {
             BackendKind::Cpu => None,
-            kind => match Self::device(&options, &weights) {
+            kind => match Self::open(&options, &weights) {
                 Ok(model) => Some(model),
                 Err(Error::Device(why)) if kind == BackendKind::Auto => {
                     (options.notice)(&format!("{why}; using the CPU"));
@@ -178,8 +179,8 @@ impl Engine {
     }
 
     /// Opens the OpenCL device and copies the weights there.
-    fn device(options: &EngineOptions, weights: &Arc<Weights>) -> Result<Arc<opencl::Model>> {
-        let device = opencl::Device::open(options.cl_device.as_deref(), opencl::Cache::off())?;
+    fn open(options: &EngineOptions, weights: &Arc<Weights>) -> Result<Arc<opencl::Model>> {
+        let device = opencl::Device::open(options.cl_device.as_deref(), opencl::Cache::of_user())?;
         Ok(Arc::new(opencl::Model::new(device, Arc::clone(weights))?))
     }
 
@@ -198,11 +199,28 @@ impl Engine {
         &self.options
     }
 
+    /// The OpenCL device that runs the model.
+    pub fn device(&self) -> Option<&opencl::Device> {
+        self.device.as_ref().map(|model| model.device())
+    }
+
     /// An empty sequence with a cache of its own.
     pub fn session(&self) -> Result<Session> {
-        let o = &self.options;
-        let cpu = self.cpu_backend();
-        let Some(model) = &self.device else { return Ok(Session::new(cpu()?)) };
+        self.session_of(&self.options)
+    }
+
+    /// The same with other options for cache, threads and attention.
+    pub fn session_of(&self, o: &EngineOptions) -> Result<Session> {
+        let session = Session::new(self.backend_of(o)?);
+        Ok(match &self.device {
+            Some(_) => session.with_spare(self.cpu_backend(o), o.notice),
+            None => session,
+        })
+    }
+
+    /// A backend with an empty cache, on the device if there is one.
+    pub fn backend_of(&self, o: &EngineOptions) -> Result<Box<dyn Backend>> {
+        let Some(model) = &self.device else { return self.cpu_backend(o)() };
         let attention = match o.gpu_attn {
             true => None,
             false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
@@ -213,13 +231,12 @@ impl Engine {
             max_tokens: o.prefill_chunk,
             attention,
         };
-        let backend = OpenClBackend::new(Arc::clone(model), options)?;
-        Ok(Session::new(Box::new(backend)).with_spare(cpu, o.notice))
+        Ok(Box::new(OpenClBackend::new(Arc::clone(model), options)?))
     }
 
     /// Makes a CPU backend with these options.
-    fn cpu_backend(&self) -> Spare {
-        let (o, weights) = (&self.options, Arc::clone(&self.weights));
+    fn cpu_backend(&self, o: &EngineOptions) -> Spare {
+        let weights = Arc::clone(&self.weights);
         let options = CpuOptions {
             threads: o.threads,
             isa: self.isa,

@@ -29,6 +29,7 @@ pub mod program;
 mod rows;
 mod scratch;
 mod steps;
+pub mod stream;
 mod weights;
 mod whole;
 

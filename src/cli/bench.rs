@@ -7,6 +7,7 @@
 mod ceiling;
 mod cold;
 mod compare;
+mod device;
 mod growth;
 mod measure;
 mod result;
@@ -19,7 +20,7 @@ use super::signal;
 use super::start::{self, Voice};
 use super::terminal::put;
 use crate::cpu::simd::Isa;
-use crate::engine::{BackendKind, Engine, EngineOptions, PREFILL_CHUNK};
+use crate::engine::{Engine, EngineOptions, PREFILL_CHUNK};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
 use crate::plan::{self, Context, Plan};
@@ -28,6 +29,7 @@ use crate::system::{self, marker::Marker};
 use crate::trace::Recorder;
 use crate::weights::WeightType;
 use clap::{Args, ValueEnum};
+use device::OnDevice;
 use measure::Bench;
 use result::{Environment, Report};
 use rows::Lists;
@@ -55,6 +57,12 @@ pub(super) struct BenchArgs {
     /// Device that runs the model
     #[arg(short, long, value_enum, default_value = "cpu")]
     backend: BackendName,
+    /// OpenCL: number of a device, or part of its name; `doctor` lists them
+    #[arg(long, value_name = "DEVICE")]
+    cl_device: Option<String>,
+    /// OpenCL: attention on the GPU too
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
+    gpu_attn: bool,
     /// Lengths of prompts to prefill; 0 is none
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_name = "LIST")]
     n_prompt: Vec<usize>,
@@ -114,9 +122,6 @@ impl BenchArgs {
 
     /// Checks the flags; the options are those of the model, without a group's own.
     fn resolve(&self) -> Result<EngineOptions> {
-        if self.backend.kind()? == BackendKind::OpenCl {
-            return Err(Error::Device("bench --backend opencl is not in this build; use --backend cpu".into()));
-        }
         let within = |flag: &str, n: usize, most: usize| match (1..=most).contains(&n) {
             true => Ok(n),
             false => Err(Error::Usage(format!("{flag} {n}: use a number from 1 to {most}"))),
@@ -127,6 +132,10 @@ impl BenchArgs {
         options.weight_type = self.weight_type;
         options.prefill_chunk = within("--prefill-chunk", self.prefill_chunk, 4096)?;
         options.isa = Some(Isa::detect()?);
+        options.backend = self.backend.kind()?;
+        options.cl_device.clone_from(&self.cl_device);
+        options.gpu_attn = self.gpu_attn;
+        options.notice = |line| eprintln!("{line}");
         Ok(options)
     }
 }
@@ -149,6 +158,10 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let load = began.elapsed();
     let environment = Environment::new(&engine, &rows);
     eprintln!("{}", environment.line());
+    let device = engine.device().map(|d| OnDevice::measure(&engine, d, &options[0])).transpose()?;
+    if let Some(device) = &device {
+        eprintln!("{}", device.line());
+    }
 
     let cancel = CancelToken::default();
     signal::connect(&cancel);
@@ -163,8 +176,11 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     drop(bench);
     // Last, and with the caches freed: its buffer must not count as memory that the model needs.
     let integers = base.isa.filter(|_| base.weight_type == WeightType::Q4_0);
-    let ceilings = ceiling::measure(&environment.threads, integers);
-    let mut report = Report { environment, load, peak_rss, ceilings, rows: Vec::new() };
+    let ceilings = match engine.device() {
+        Some(device) => ceiling::of_device(device, &environment.threads)?,
+        None => ceiling::measure(&environment.threads, integers),
+    };
+    let mut report = Report { environment, device, load, peak_rss, ceilings, rows: Vec::new() };
     report.add(&rows, speeds, engine.weights().bytes_per_token);
     if let Some(earlier) = &earlier {
         compare::apply(&mut report, earlier);

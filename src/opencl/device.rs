@@ -116,7 +116,7 @@ impl Device {
     pub fn open(select: Option<&str>, cache: Cache) -> Result<Self> {
         let found = devices()?;
         let &Found { library, platform, id, ref facts } = &found[choose(found, select)?];
-        let facts = facts.clone();
+        let facts = Facts { max_alloc: lowered(facts.max_alloc), ..facts.clone() };
         let context = create_context(&library.api, platform, id, &facts)?;
         let mut code = 0;
         // SAFETY: device and context belong together; no properties is an in-order queue.
@@ -255,6 +255,14 @@ pub(super) fn text(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Stri
     String::from_utf8_lossy(&value[..end]).trim().into()
 }
 
+/// As far as [`MAX_ALLOC_VARIABLE`] says.
+fn lowered(max_alloc: u64) -> u64 {
+    std::env::var(MAX_ALLOC_VARIABLE)
+        .ok()
+        .and_then(|v| v.parse().ok())
+        .map_or(max_alloc, |most| max_alloc.min(most))
+}
+
 fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
     let of_device = |name: u32| {
         // SAFETY: the functions above pass memory of the size they say.
@@ -275,13 +283,14 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
     ];
     let device_type =
         device_type.iter().find(|(bit, _)| kinds & bit != 0).map_or(DeviceType::Other, |(_, t)| *t);
-    let lowered = std::env::var(MAX_ALLOC_VARIABLE).ok().and_then(|v| v.parse().ok()).unwrap_or(u64::MAX);
     let own = word(ffi::DEVICE_LOCAL_MEM_TYPE) == ffi::LOCAL;
-    // Drivers other than NVIDIA's may answer to these numbers with something else.
-    let major = number::<u32>(of_device(ffi::DEVICE_COMPUTE_CAPABILITY_MAJOR_NV));
-    let minor = number::<u32>(of_device(ffi::DEVICE_COMPUTE_CAPABILITY_MINOR_NV));
     let extensions = text(of_device(ffi::DEVICE_EXTENSIONS));
+    // Only these drivers know the numbers.
     let nvidia = extensions.contains("cl_nv_device_attribute_query");
+    let capability = || {
+        let major = number(of_device(ffi::DEVICE_COMPUTE_CAPABILITY_MAJOR_NV))?;
+        Some((major, number(of_device(ffi::DEVICE_COMPUTE_CAPABILITY_MINOR_NV))?))
+    };
     Facts {
         device_type,
         name: text(of_device(ffi::DEVICE_NAME)),
@@ -292,7 +301,7 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         platform: text(of_platform(ffi::PLATFORM_NAME)),
         platform_version: text(of_platform(ffi::PLATFORM_VERSION)),
         extensions,
-        max_alloc: long(ffi::DEVICE_MAX_MEM_ALLOC_SIZE).min(lowered),
+        max_alloc: lowered(long(ffi::DEVICE_MAX_MEM_ALLOC_SIZE)),
         global_memory: long(ffi::DEVICE_GLOBAL_MEM_SIZE),
         local_memory: long(ffi::DEVICE_LOCAL_MEM_SIZE),
         local_memory_is: if own { LocalMemory::Own } else { LocalMemory::Global },
@@ -302,6 +311,6 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         unified_memory: word(ffi::DEVICE_HOST_UNIFIED_MEMORY) != 0,
         base_align: (word(ffi::DEVICE_MEM_BASE_ADDR_ALIGN) / 8) as usize,
         correct_divide: long(ffi::DEVICE_SINGLE_FP_CONFIG) & ffi::FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0,
-        compute_capability: major.zip(minor).filter(|_| nvidia),
+        compute_capability: if nvidia { capability() } else { None },
     }
 }

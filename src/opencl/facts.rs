@@ -89,6 +89,7 @@ impl Facts {
             clock_mhz: 0,
             unified_memory: false,
             base_align: 0,
+            correct_divide: false,
             compute_capability: None,
         }
     }

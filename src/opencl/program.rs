@@ -3,14 +3,17 @@
 //! A kernel's source is part of this program, as trusted as its Rust: nothing here can tell that a kernel
 //! stays within its buffers. oclgrind can, and the tests ask it.
 
+mod notes;
+
 use super::buffer::{Buffer, Memory};
-use super::cache::{Entry, Key, Marker, Notes, Trial, Verdict};
+use super::cache::Key;
 use super::device::{Builds, Device, Shared, number, text};
 use super::failure::{Failure, Kind, Result, check};
 use super::ffi::{self, KernelId, ProgramId};
+use notes::{Kept, Risk, marker};
 use std::ffi::CString;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Times a build is tried where the driver says it lacks resources: some need a moment after others.
@@ -35,20 +38,6 @@ pub struct Program {
     name: String,
     id: ProgramId,
     kept: Option<Kept>,
-}
-
-/// What the cache is told of a program.
-struct Kept {
-    key: Key,
-    risk: Risk,
-    notes: Mutex<Notes>,
-}
-
-/// Whether a program may be what a driver crashes on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Risk {
-    Baseline,
-    Variant,
 }
 
 impl Program {
@@ -190,61 +179,6 @@ impl Program {
         if code == ffi::SUCCESS { binary } else { Vec::new() }
     }
 
-    fn kept(&self) -> &Kept {
-        self.kept.as_ref().expect("set by `build_with`")
-    }
-
-    fn notes(&self) -> MutexGuard<'_, Notes> {
-        self.kept().notes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Puts binary and notes to the cache.
-    fn save(&self) {
-        let notes = self.notes().clone();
-        self.shared.cache.save(&self.kept().key, &Entry { binary: self.binary(), notes });
-    }
-
-    /// Whether `kernel` has computed what it should; `None` where nobody has tried.
-    pub fn verdict(&self, kernel: &str) -> Option<Verdict> {
-        self.notes().verdicts.get(kernel).copied()
-    }
-
-    /// Notes verdicts for good.
-    pub fn set_verdicts<'a>(&self, verdicts: impl IntoIterator<Item = (&'a str, Verdict)>) {
-        self.notes().verdicts.extend(verdicts.into_iter().map(|(kernel, verdict)| (kernel.into(), verdict)));
-        self.save();
-    }
-
-    /// The verdict on `kernel`: what is noted, else what `test` finds, which is then noted. A driver that
-    /// crashes in the test of a variant does so only once: see [`Program::build_variant`].
-    ///
-    /// # Errors
-    /// Those of `test`, which are no verdict.
-    pub fn judge(&self, kernel: &str, test: impl FnOnce() -> Result<Verdict>) -> Result<Verdict> {
-        if let Some(verdict) = self.verdict(kernel) {
-            return Ok(verdict);
-        }
-        let kept = self.kept();
-        let _marker = match kept.risk {
-            Risk::Baseline => None,
-            Risk::Variant => marker(&self.shared, &kept.key, &self.name)?,
-        };
-        let verdict = test()?;
-        self.set_verdicts([(kernel, verdict)]);
-        Ok(verdict)
-    }
-
-    /// A number that was found out for this program, e.g. the best work-group size of a kernel.
-    pub fn tuned(&self, name: &str) -> Option<i64> {
-        self.notes().tuned.get(name).copied()
-    }
-
-    /// Notes numbers for good.
-    pub fn set_tuned<'a>(&self, numbers: impl IntoIterator<Item = (&'a str, i64)>) {
-        self.notes().tuned.extend(numbers.into_iter().map(|(name, number)| (name.into(), number)));
-        self.save();
-    }
-
     /// A kernel of this name, without arguments yet. Each is an object of its own.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
         let shared = &self.shared;
@@ -271,19 +205,6 @@ impl Program {
         kernel.local_memory = kernel.info(ffi::KERNEL_LOCAL_MEM_SIZE).unwrap_or(0);
         kernel.private_memory = kernel.info(ffi::KERNEL_PRIVATE_MEM_SIZE).unwrap_or(0);
         Ok(kernel)
-    }
-}
-
-/// Marks the trial of a variant, unless an earlier one ended in a crash.
-fn marker(shared: &Shared, key: &Key, name: &str) -> Result<Option<Marker>> {
-    match shared.cache.try_out(key) {
-        Trial::Marked(marker) => Ok(Some(marker)),
-        Trial::Unmarked => Ok(None),
-        Trial::Crashed(path) => {
-            let path = path.display();
-            let message = format!("{name} is left out: the driver crashed on it; remove {path} to try again");
-            Err(Failure::new(Kind::Build, message))
-        }
     }
 }
 

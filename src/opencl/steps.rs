@@ -3,7 +3,7 @@
 use super::buffer::Buffer;
 use super::device::Device;
 use super::failure::Result;
-use super::kernels::{Input, Kernels, Name, Quantised, Shapes};
+use super::kernels::{Input, Kernels, Name, Quantised};
 use super::program::Kernel;
 use super::rows::{LayerRows, Rows};
 use super::scratch::Scratch;

@@ -174,7 +174,7 @@ fn a_frozen_buffer_is_read_by_both() {
     let program = Program::build(&device, &SOURCE).unwrap();
     let bytes = le((0..64).map(|i| i as f32));
     let mut weights = device.buffer(bytes.len(), Access::ReadOnly, Place::HostVisible).unwrap();
-    let mut view = weights.map(0..bytes.len(), MapFor::ReadingAndWriting).unwrap();
+    let mut view = weights.map(0..bytes.len(), MapFor::Writing).unwrap();
     view.bytes_mut().copy_from_slice(&bytes);
     drop(view);
     let frozen = weights.freeze().unwrap();
@@ -188,6 +188,7 @@ fn a_frozen_buffer_is_read_by_both() {
     sum.read(0, &mut out).unwrap();
     assert_eq!(out, bytes);
     assert!(panics(|| frozen.buffer().write(0, &[1]).unwrap()).contains("mapped"));
+    assert!(panics(|| drop(frozen.buffer().clone().map(0..1, MapFor::Reading))).contains("twice"));
     let again = frozen.buffer().clone().freeze().unwrap();
     drop(frozen);
     assert_eq!(*again, bytes[..]);

@@ -90,6 +90,15 @@ fn a_library_that_is_not_there() {
             "none: ",
         ],
     );
+    // A model that is to run there does not, and the exit code says why.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_antigravity"));
+    let output =
+        command.args(["generate", "-b", "opencl", "-p", "x", "-n", "1"]).envs(missing).output().unwrap();
+    assert_eq!(output.status.code(), Some(5));
+    holds(
+        &String::from_utf8_lossy(&output.stderr),
+        &["/nowhere/libOpenCL.so.9 (cannot open", "--backend cpu"],
+    );
     // It is the only one that is tried.
     assert_eq!(said.matches("opencl library").count(), 1, "{said}");
 }

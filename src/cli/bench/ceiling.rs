@@ -3,7 +3,9 @@
 
 use crate::cpu::simd::Isa;
 use crate::cpu::simd::peak::multiply_accumulates;
-use crate::cpu::simd::stream::{self, Way};
+use crate::cpu::simd::stream::{self as reading, Way};
+use crate::error::Result;
+use crate::opencl::{Device, stream};
 use crate::system::Memory;
 use crate::weights::region::AlignedBytes;
 use std::hint::black_box;
@@ -48,6 +50,13 @@ pub(super) fn measure(threads: &[usize], isa: Option<Isa>) -> Vec<Ceiling> {
     threads.iter().map(measure).collect()
 }
 
+/// The ceilings on an OpenCL device, however many threads its host has.
+pub(super) fn of_device(device: &Device, threads: &[usize]) -> Result<Vec<Ceiling>> {
+    let rate = stream::bandwidth(device)?;
+    let ceiling = |&threads: &usize| Ceiling { threads, read: Some((rate, "on the device".into())), ops: None };
+    Ok(threads.iter().map(ceiling).collect())
+}
+
 /// Memory in huge pages, as weights are, with something in it: pages that were never written are all the
 /// same page of zeros, and in the cache.
 fn buffer(threads: usize) -> Option<AlignedBytes> {
@@ -71,7 +80,7 @@ fn fastest(bytes: &[u8], threads: usize, time: Duration) -> (f64, String) {
     while tries < TRIES || start.elapsed() < time {
         for (way, rates) in &mut ways {
             let seconds = together(threads, pieces.len(), |i| {
-                black_box(stream::read(*way, pieces[i]));
+                black_box(reading::read(*way, pieces[i]));
             });
             rates.push(bytes.len() as f64 / seconds);
         }

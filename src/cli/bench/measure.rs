@@ -2,14 +2,11 @@
 
 use super::rows::{Group, Row, Test};
 use crate::cli::terminal::Progress;
-use crate::cpu::simd::Isa;
-use crate::cpu::{CpuBackend, CpuOptions};
 use crate::dims::VOCAB;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::session::{CancelToken, Session};
 use crate::trace::Recorder;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Tokens of a warm-up decode; a prefill is warmed up whole.
@@ -33,17 +30,7 @@ impl<'a> Bench<'a> {
         let mut filled = Vec::new();
         for (i, (group, o)) in groups.iter().zip(options).enumerate() {
             progress.show(i, groups.len());
-            let backend = CpuBackend::new(
-                Arc::clone(engine.weights()),
-                CpuOptions {
-                    threads: o.threads,
-                    isa: o.isa.map_or_else(Isa::detect, Ok)?,
-                    kv_types: o.kv_types,
-                    capacity: o.max_seq_len,
-                    max_tokens: o.prefill_chunk,
-                },
-            )?;
-            let mut session = Session::new(Box::new(backend));
+            let mut session = engine.session_of(o)?;
             if group.depth > 0 {
                 session.prefill(&tokens(0, group.depth), cancel)?;
             }

@@ -1,6 +1,7 @@
 //! What was measured and what follows from it.
 
 use super::ceiling::Ceiling;
+use super::device::OnDevice;
 use super::growth::{self, Growth};
 use super::rows::{Row, Test};
 use crate::dims;
@@ -102,6 +103,8 @@ pub(super) struct Line {
 /// Everything that is printed.
 pub(super) struct Report {
     pub environment: Environment,
+    /// The OpenCL device, where one runs the model.
+    pub device: Option<OnDevice>,
     pub load: Duration,
     pub peak_rss: Option<u64>,
     /// By number of threads.
@@ -179,6 +182,7 @@ impl Report {
         let peak = |c: &Ceiling| Some(json!({"threads": c.threads, "gops": c.ops? / 1e9}));
         json!({
             "environment": self.environment.json(),
+            "device": self.device.as_ref().map(OnDevice::json),
             "load_ms": self.load.as_secs_f64() * 1e3,
             "peak_rss_bytes": self.peak_rss,
             "read_bandwidth": self.ceilings.iter().filter_map(read).collect::<Vec<_>>(),
@@ -241,6 +245,7 @@ pub(super) mod tests {
         };
         let mut report = Report {
             environment,
+            device: None,
             load: Duration::from_millis(5),
             peak_rss: Some(3 << 20),
             ceilings: vec![Ceiling { threads: 2, read: Some((10e9, "w".into())), ops: Some(20e9) }],

@@ -3,7 +3,7 @@
 use super::super::report::tame;
 use crate::opencl::device::{Found, choose, devices};
 use crate::opencl::facts::LocalMemory;
-use crate::opencl::load::{REMEDY, Search};
+use crate::opencl::load::{Search, remedy};
 use crate::opencl::{Cache, Facts};
 use crate::plan::mib;
 
@@ -29,7 +29,8 @@ pub(super) fn facts(select: Option<&str>) -> Vec<(String, String)> {
         lines.push((String::new(), sizes(&device.facts)));
         lines.push((String::new(), features(&device.facts)));
     }
-    let choice = if search.libraries.is_empty() { format!("none: {REMEDY}") } else { choice(found, select) };
+    let choice =
+        if search.libraries.is_empty() { format!("none: {}", remedy()) } else { choice(found, select) };
     lines.push(("opencl choice".into(), tame(&choice, 4 * MOST)));
     lines.push(("opencl cache".into(), Cache::of_user().describe()));
     lines
