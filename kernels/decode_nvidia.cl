@@ -105,7 +105,6 @@ void await(__global uint *counter, uint *target, __global float *logits) {
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
         } while ((int)(seen - *target) < 0 && ++polls < PATIENCE);
         if (polls == PATIENCE) logits[0] = NAN;
-        asm volatile("fence.acq_rel.gpu;" ::: "memory");
     }
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 }
@@ -242,7 +241,7 @@ uint folded_row() {
 
 #define LANES (HEAD_DIM / 8)               // that share a row, eight elements each
 #define AT_ONCE (WARPS * 32 / LANES)       // rows
-#define CHUNK (AT_ONCE * ROW_SWEEPS)       // slots of an item
+#define SPAN (AT_ONCE * ROW_SWEEPS)       // slots of an item
 #define PART (HEAD_DIM + 2)
 
 // Eight elements of a row as stored.
@@ -315,7 +314,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
     __local float act_scales[WIDEST / 32];
     __local float part[WIDER(WARPS * HEAD_DIM, PARTS)];
     __local float head[3 * HEAD_DIM]; // the head's query, the new key and value; gate_up's result
-    __local float scores[WIDER(CHUNK, FFN_EACH * 8)];
+    __local float scores[WIDER(SPAN, FFN_EACH * 8)];
     __local float sums[WARPS];
     __local float2 row_scales[HEAD_DIM / KV_BLOCK];
     const uint lid = get_local_id(0), lane = lid % 32, warp = lid / 32, group = get_group_id(0);
@@ -364,12 +363,12 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
 
         // rope, attend: an item is one query head over one chunk of slots
         {
-            const uint chunks = slot / CHUNK + 1;
+            const uint chunks = slot / SPAN + 1;
             const uint l = lane % LANES, sub = warp * (32 / LANES) + lane / LANES;
             bool waited = false;
             for (uint item = group; item < chunks * HEADS; item += GRID) {
                 const uint h = item % HEADS, kv_head = h / GROUP, chunk = item / HEADS;
-                const uint first = chunk * CHUNK, count = min((uint)CHUNK, slot + 1 - first);
+                const uint first = chunk * SPAN, count = min((uint)SPAN, slot + 1 - first);
                 const __global uchar *k_rows = keys + ((size_t)kv_head * capacity + first) * K_ROW;
                 const __global uchar *v_rows = values + ((size_t)kv_head * capacity + first) * V_ROW;
                 Piece kp[ROW_SWEEPS], vp[ROW_SWEEPS];
@@ -388,7 +387,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                 }
                 barrier(CLK_LOCAL_MEM_FENCE);
                 ready_queries(head, f + F_QK_NORM, angles, 1, sums);
-                if (slot < first + CHUNK) {
+                if (slot < first + SPAN) {
                     // The chunk of the new row. One head of those that share it writes the cache, the others a copy.
                     ready_key(head + HEAD_DIM, f + F_QK_NORM + HEAD_DIM, angles, sums);
                     ready_value(head + 2 * HEAD_DIM);
@@ -416,9 +415,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                 barrier(CLK_LOCAL_MEM_FENCE);
                 // Every warp for itself: largest score, sum of the weights.
                 float most = LEAST, sum = 0.0f;
-                for (uint i = lane; i < CHUNK; i += 32) most = fmax(most, scores[i]);
+                for (uint i = lane; i < SPAN; i += 32) most = fmax(most, scores[i]);
                 most = warp_max(most);
-                for (uint i = lane; i < CHUNK; i += 32) sum += i < count ? exp(scores[i] - most) : 0.0f;
+                for (uint i = lane; i < SPAN; i += 32) sum += i < count ? exp(scores[i] - most) : 0.0f;
                 sum = warp_sum(sum);
                 float8 acc = 0.0f;
                 for (uint i = 0; i < ROW_SWEEPS; i++) {
