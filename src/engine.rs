@@ -1,11 +1,12 @@
 //! The library's front door: load a model, generate text.
 
+use crate::backend::Backend;
 use crate::cpu::simd::Isa;
 use crate::cpu::{self, CpuBackend, CpuOptions, topology};
 use crate::dims::VOCAB;
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
-use crate::opencl::{self, OpenClBackend, OpenClOptions};
+use crate::opencl::{self, Matrices, OpenClBackend, OpenClOptions, Variants, Verdict, selftest};
 use crate::plan::Plan;
 use crate::sampler::{Sampler, SamplerOptions};
 use crate::session::{CancelToken, Session, Spare, StopReason};
@@ -161,12 +162,12 @@ impl Engine {
         Plan::new(&options)?.check()?;
         let path = ModelPath::new(&options.model)?;
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
-        let weights = Arc::new(Weights::load(&path, &load)?);
+        let mut weights = Weights::load(&path, &load)?;
         let tokenizer = Tokenizer::load(&path.dir)?;
         let device = match options.backend {
             BackendKind::Cpu => None,
-            kind => match Self::device(&options, &weights) {
-                Ok(model) => Some(model),
+            kind => match upload(&options, &mut weights) {
+                Ok(found) => Some(found),
                 Err(Error::Device(why)) if kind == BackendKind::Auto => {
                     (options.notice)(&format!("{why}; using the CPU"));
                     None
@@ -174,13 +175,11 @@ impl Engine {
                 Err(e) => return Err(e),
             },
         };
+        let weights = Arc::new(weights);
+        let device = device.map(|(device, matrices)| {
+            Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices))
+        });
         Ok(Self { options, weights, tokenizer, isa, device })
-    }
-
-    /// Opens the OpenCL device and copies the weights there.
-    fn device(options: &EngineOptions, weights: &Arc<Weights>) -> Result<Arc<opencl::Model>> {
-        let device = opencl::Device::open(options.cl_device.as_deref(), opencl::Cache::off())?;
-        Ok(Arc::new(opencl::Model::new(device, Arc::clone(weights))?))
     }
 
     /// The tokenizer.
@@ -203,30 +202,80 @@ impl Engine {
         let o = &self.options;
         let cpu = self.cpu_backend();
         let Some(model) = &self.device else { return Ok(Session::new(cpu()?)) };
-        let attention = match o.gpu_attn {
-            true => None,
-            false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
-        };
-        let options = OpenClOptions {
-            kv_types: o.kv_types,
-            capacity: o.max_seq_len,
-            max_tokens: o.prefill_chunk,
-            attention,
-        };
-        let backend = OpenClBackend::new(Arc::clone(model), options)?;
-        Ok(Session::new(Box::new(backend)).with_spare(cpu, o.notice))
+        match self.opencl_backend(model) {
+            Ok(backend) => Ok(Session::new(backend).with_spare(cpu, o.notice)),
+            Err(Error::Device(why)) => {
+                (o.notice)(&format!("{why}; using the CPU"));
+                Ok(Session::new(cpu()?))
+            }
+            Err(e) => Err(e),
+        }
     }
 
-    /// Makes a CPU backend with these options.
-    fn cpu_backend(&self) -> Spare {
-        let (o, weights) = (&self.options, Arc::clone(&self.weights));
-        let options = CpuOptions {
+    /// The OpenCL backend with the fastest kernels that compute what the CPU's do, tried at their first use.
+    fn opencl_backend(&self, model: &Arc<opencl::Model>) -> Result<Box<dyn Backend>> {
+        let o = &self.options;
+        let mut why = Error::Device("no kernels".into());
+        for variants in [Variants::Fastest, Variants::Baseline] {
+            let attention = match o.gpu_attn {
+                true => None,
+                false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
+            };
+            let options = OpenClOptions {
+                kv_types: o.kv_types,
+                capacity: o.max_seq_len,
+                max_tokens: o.prefill_chunk,
+                attention,
+                variants,
+            };
+            let tried = OpenClBackend::new(Arc::clone(model), options).and_then(|mut backend| {
+                let verdict = self.verdict(&mut backend)?;
+                Ok((verdict == Verdict::Passed).then_some(backend))
+            });
+            why = match tried {
+                Ok(Some(backend)) => return Ok(Box::new(backend)),
+                Ok(None) => {
+                    let name = &model.device().facts().name;
+                    Error::Device(format!("OpenCL: {name} computes wrong results with these kernels"))
+                }
+                Err(e @ Error::Device(_)) => e,
+                Err(e) => return Err(e),
+            };
+        }
+        Err(why)
+    }
+
+    /// Whether a backend's kernels compute what the CPU's do: what is noted, else what a test finds.
+    fn verdict(&self, backend: &mut OpenClBackend) -> Result<Verdict> {
+        if let Some(verdict) = backend.verdict() {
+            return Ok(verdict);
+        }
+        let mut reference = CpuBackend::new(
+            Arc::clone(&self.weights),
+            CpuOptions { capacity: backend.capacity().min(selftest::SLOTS), ..self.cpu_options() },
+        )?;
+        let verdict = match selftest::distance(backend, &mut reference)? {
+            d if d <= selftest::TOLERANCE => Verdict::Passed,
+            _ => Verdict::Failed,
+        };
+        backend.set_verdict(verdict);
+        Ok(verdict)
+    }
+
+    fn cpu_options(&self) -> CpuOptions {
+        let o = &self.options;
+        CpuOptions {
             threads: o.threads,
             isa: self.isa,
             kv_types: o.kv_types,
             capacity: o.max_seq_len,
             max_tokens: o.prefill_chunk,
-        };
+        }
+    }
+
+    /// Makes a CPU backend with these options.
+    fn cpu_backend(&self) -> Spare {
+        let (options, weights) = (self.cpu_options(), Arc::clone(&self.weights));
         Box::new(move || Ok(Box::new(CpuBackend::new(weights, options)?) as _))
     }
 
@@ -262,6 +311,20 @@ impl Engine {
     ) -> Result<TokenStream<'a>> {
         TokenStream::begin(Held::Lent(session), Writer::new(self, options)?, prompt, Instant::now())
     }
+}
+
+/// Opens the OpenCL device and brings the weights there.
+fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(opencl::Device, Matrices)> {
+    let device = opencl::Device::open(options.cl_device.as_deref(), opencl::Cache::of_user())?;
+    let shared = options.zero_copy && device.facts().unified_memory;
+    if options.zero_copy && !shared {
+        (options.notice)("--zero-copy: this device has memory of its own; weights are copied");
+    }
+    let matrices = match shared {
+        true => Matrices::share(&device, weights)?,
+        false => Matrices::copy(&device, weights)?,
+    };
+    Ok((device, matrices))
 }
 
 /// A session of the stream's own, or a caller's.

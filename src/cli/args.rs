@@ -1,17 +1,24 @@
 //! Flags of every command, with the names and defaults of the specification.
 
+mod device;
+mod eviction;
+
+pub(super) use device::BackendName;
+
 use super::bench::BenchArgs;
 use super::doctor::DoctorArgs;
 use super::inspect::InspectArgs;
 use super::plan::PlanArgs;
 use super::terminal::prompt_progress;
 use crate::dims;
-use crate::engine::{BackendKind, EngineOptions, GenerateOptions, PREFILL_CHUNK};
+use crate::engine::{EngineOptions, GenerateOptions, PREFILL_CHUNK};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
 use crate::sampler::SamplerOptions;
 use crate::weights::WeightType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use device::DeviceArgs;
+use eviction::EvictionArgs;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -91,38 +98,6 @@ fn long_spelling(arg: OsString) -> OsString {
     }
 }
 
-/// Which device runs the model.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum BackendName {
-    Cpu,
-    Opencl,
-    Hybrid,
-    Auto,
-}
-
-impl BackendName {
-    /// Refuses what this build does not have.
-    pub fn kind(self) -> Result<BackendKind> {
-        match self {
-            BackendName::Cpu => Ok(BackendKind::Cpu),
-            BackendName::Opencl => Ok(BackendKind::OpenCl),
-            BackendName::Auto => Ok(BackendKind::Auto),
-            BackendName::Hybrid => {
-                Err(Error::Device("--backend hybrid is not in this build; use --backend cpu or opencl".into()))
-            }
-        }
-    }
-}
-
-/// What happens to the KV cache when it is full.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum EvictionPolicy {
-    None,
-    Sliding,
-    Snapkv,
-    H2o,
-}
-
 /// How results are printed.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
@@ -139,9 +114,6 @@ pub(super) struct ModelArgs {
     /// What weight matrices become: q4_0 or f32
     #[arg(long, default_value = "q4_0", value_name = "TYPE")]
     pub weight_type: WeightType,
-    /// Device that runs the model
-    #[arg(short, long, value_enum, default_value = "cpu")]
-    pub backend: BackendName,
     /// Element type of the KV cache: f32, f16, q8 or q4
     #[arg(long, default_value = "q4", value_name = "TYPE")]
     pub kv_type: KvType,
@@ -160,33 +132,10 @@ pub(super) struct ModelArgs {
     /// CPU threads [default: the machine's big cores]
     #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,
-    /// What to do when the cache is full
-    #[arg(long, value_enum, default_value = "none")]
-    pub eviction_policy: EvictionPolicy,
-    /// Slots kept by an eviction
-    #[arg(long, default_value_t = 1024, value_name = "N")]
-    pub eviction_window: usize,
-    /// First tokens that are never evicted
-    #[arg(long, visible_alias = "keep", default_value_t = 0, value_name = "N")]
-    pub protected_prefix: usize,
-    /// Evict when the system's available memory falls below this
-    #[arg(long, default_value_t = 256, value_name = "MIB")]
-    pub memory_threshold_mb: usize,
-    /// Hybrid: position at which decode moves to the GPU, or auto
-    #[arg(long, default_value = "512", value_name = "N")]
-    pub switch_threshold: String,
-    /// Hybrid: position at which decode moves back to the CPU
-    #[arg(long, value_name = "N")]
-    pub switch_back: Option<usize>,
-    /// OpenCL: the device, by the number or a part of the name that doctor shows [default: the first GPU]
-    #[arg(long, value_name = "DEVICE")]
-    pub cl_device: Option<String>,
-    /// OpenCL: attention on the GPU too
-    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
-    pub gpu_attn: bool,
-    /// Share memory between CPU and GPU where the device can
-    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
-    pub zero_copy: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    #[command(flatten)]
+    pub eviction: EvictionArgs,
 }
 
 impl ModelArgs {
@@ -197,15 +146,8 @@ impl ModelArgs {
 
     /// Checks the flags and resolves them.
     pub fn resolve(&self) -> Result<EngineOptions> {
-        let not_here = |what: &str| Err(Error::Usage(format!("{what} is not in this build")));
-        let backend = self.backend.kind()?;
-        if self.eviction_policy != EvictionPolicy::None {
-            return not_here("--eviction-policy other than none");
-        }
-        if self.switch_threshold != "auto" && self.switch_threshold.parse::<usize>().is_err() {
-            let value = &self.switch_threshold;
-            return Err(Error::Usage(format!("--switch-threshold {value}: use a position or auto")));
-        }
+        let backend = self.device.resolve()?;
+        self.eviction.check()?;
         let positive = |flag: &str, n: usize, most: usize| match n {
             n if (1..=most).contains(&n) => Ok(n),
             n => Err(Error::Usage(format!("{flag} {n}: use a number from 1 to {most}"))),
@@ -222,9 +164,9 @@ impl ModelArgs {
             prefill_chunk: positive("--prefill-chunk", self.prefill_chunk, 4096)?,
             isa: None,
             backend,
-            cl_device: self.cl_device.clone(),
-            gpu_attn: self.gpu_attn,
-            zero_copy: self.zero_copy,
+            cl_device: self.device.cl_device.clone(),
+            gpu_attn: self.device.gpu_attn,
+            zero_copy: self.device.zero_copy,
             notice: |line| eprintln!("{line}"),
         })
     }

@@ -1,5 +1,7 @@
 //! `doctor`: what this machine offers and what the program will make of it.
 
+mod opencl;
+
 use super::args::default_model;
 use super::report::{Side, columns};
 use super::terminal::put;
@@ -21,8 +23,13 @@ pub(super) struct DoctorArgs {
     /// Model directory, .safetensors file or packed file [default: the baked model's directory]
     #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
     pub model_path: Option<PathBuf>,
+    /// OpenCL device that would be taken, by number or part of its name [default: the first GPU]
+    #[arg(long, value_name = "DEVICE")]
+    pub cl_device: Option<String>,
 }
 
+/// Of the first column: its longest entry.
+const WIDTH: usize = "instruction sets".len();
 const UNKNOWN: &str = "not told by this system";
 
 /// Whatever is missing is said to be missing; only a broken stdout is an error.
@@ -42,10 +49,15 @@ pub(super) fn run(args: &DoctorArgs) -> Result<()> {
         ("huge pages", huge_pages()),
         ("model path", model.display().to_string()),
         ("model", model_state(&model)),
-        ("opencl", "not in this build yet".into()),
     ];
-    let lines: Vec<Vec<String>> = facts.into_iter().map(|(what, is)| vec![what.into(), is]).collect();
-    put(&columns(&[Side::Left, Side::Left], &lines))
+    show(facts.map(|(what, is)| (what.into(), is)).into())?;
+    // Apart and last: a driver that crashes takes only this with it.
+    show(opencl::facts(args.cl_device.as_deref()))
+}
+
+fn show(facts: Vec<(String, String)>) -> Result<()> {
+    let line = |(what, is): (String, String)| vec![format!("{what:<WIDTH$}"), is];
+    put(&columns(&[Side::Left, Side::Left], &facts.into_iter().map(line).collect::<Vec<_>>()))
 }
 
 fn program() -> String {

@@ -6,20 +6,21 @@
 //! where debug assertions are on, or `ANTIGRAVITY_OPENCL_SHADOW=1`, the CPU sees a private copy that turns
 //! to 0xAA when it is unmapped.
 
+mod shadow;
+mod view;
+
+pub use shadow::{POISON, SHADOW_VARIABLE};
+pub use view::{MapFor, Mapped, SharedView};
+
 use super::device::{Device, Shared};
 use super::failure::{Failure, Kind, Result, check};
 use super::ffi::{self, EventId, MemId};
-use std::alloc::Layout;
+use shadow::Shadow;
 use std::ffi::c_void;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
-
-/// Set to 1 (or 0), the CPU's views are (not) copies that are poisoned when unmapped.
-pub const SHADOW_VARIABLE: &str = "ANTIGRAVITY_OPENCL_SHADOW";
-/// What a stale view reads.
-pub const POISON: u8 = 0xAA;
 
 /// What kernels do with a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,13 +36,6 @@ pub enum Place {
     Device,
     /// Where the CPU can map it, without a copy if memory is unified.
     HostVisible,
-}
-
-/// What a view is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MapFor {
-    Reading,
-    ReadingAndWriting,
 }
 
 /// Bytes in the memory of a device. Clones are the same bytes; the last one that goes, kernels' arguments
@@ -101,7 +95,7 @@ impl Device {
         // SAFETY: no memory of ours is passed.
         let id = unsafe { (shared.api().clCreateBuffer)(shared.context, flags, len, null_mut(), &mut code) };
         check(code, "clCreateBuffer", format_args!("{len} bytes"))?;
-        let shadow = (host_visible && shadows()).then(|| Shadow::new(len));
+        let shadow = (host_visible && shadow::wanted()).then(|| Shadow::new(len));
         let state = AtomicU8::new(UNMAPPED);
         let frozen = OnceLock::new();
         let memory = Memory { shared: shared.clone(), id, len, access, place, state, frozen, shadow };
@@ -114,10 +108,6 @@ impl Device {
         buffer.write(0, bytes)?;
         Ok(buffer)
     }
-}
-
-fn shadows() -> bool {
-    std::env::var(SHADOW_VARIABLE).map_or(cfg!(debug_assertions), |v| v == "1")
 }
 
 impl Memory {
@@ -288,180 +278,6 @@ impl Buffer {
         let piece = vec![byte; range.len().min(1 << 20)];
         let starts = range.clone().step_by(piece.len());
         starts.into_iter().try_for_each(|at| self.write(at, &piece[..piece.len().min(range.end - at)]))
-    }
-
-    /// Waits for what is queued and gives the CPU `range` of a host-visible buffer; the device has it back
-    /// when the view goes.
-    pub fn map(&mut self, range: Range<usize>, purpose: MapFor) -> Result<Mapped<'_>> {
-        let m = &self.memory;
-        assert!(m.place == Place::HostVisible, "only a host-visible buffer can be mapped");
-        m.assert_holds(&range);
-        assert!(!range.is_empty(), "a view has at least one byte");
-        let was = m.state.swap(MAPPED, Ordering::Relaxed);
-        assert!(was == UNMAPPED, "a buffer is mapped twice");
-        let flags = match purpose {
-            MapFor::Reading => ffi::MAP_READ,
-            MapFor::ReadingAndWriting => ffi::MAP_READ | ffi::MAP_WRITE,
-        };
-        let start = match m.map(&range, flags) {
-            Ok(start) => start,
-            Err(failure) => {
-                m.state.store(UNMAPPED, Ordering::Relaxed);
-                return Err(failure);
-            }
-        };
-        let view = match &m.shadow {
-            Some(shadow) => shadow.load(start, &range),
-            None => start,
-        };
-        Ok(Mapped { buffer: self, start, view, range, purpose })
-    }
-
-    /// Gives the CPU a host-visible, read-only buffer for reading, for good: kernels go on reading it, and
-    /// nobody writes it any more. For weights that CPU and device share.
-    pub fn freeze(self) -> Result<SharedView> {
-        let m = &self.memory;
-        let fits = m.place == Place::HostVisible && m.access == Access::ReadOnly;
-        assert!(fits, "only a host-visible, read-only buffer can be frozen");
-        if m.frozen.get().is_none() {
-            let was = m.state.swap(FROZEN, Ordering::Relaxed);
-            assert!(was == UNMAPPED, "a buffer is frozen while it is mapped");
-            let start = m
-                .map(&(0..m.len), ffi::MAP_READ)
-                .inspect_err(|_| m.state.store(UNMAPPED, Ordering::Relaxed))?;
-            let first = m.frozen.set(Address(start)).is_ok();
-            assert!(first, "only who took the buffer from UNMAPPED comes here");
-        }
-        Ok(SharedView { buffer: self })
-    }
-}
-
-/// The CPU's view on a part of a buffer.
-pub struct Mapped<'a> {
-    buffer: &'a mut Buffer,
-    /// Where the driver put it, and what the CPU sees: the same, or the shadow.
-    start: NonNull<u8>,
-    view: NonNull<u8>,
-    range: Range<usize>,
-    purpose: MapFor,
-}
-
-impl Mapped<'_> {
-    /// The bytes, for writing too.
-    ///
-    /// # Panics
-    /// When the view is for reading only.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        assert!(self.purpose == MapFor::ReadingAndWriting, "a view for reading is written");
-        // SAFETY: mapped for `range.len()` bytes until `self` goes; `self` is borrowed mutably and the
-        // device leaves the buffer alone (launches and writes assert it).
-        unsafe { std::slice::from_raw_parts_mut(self.view.as_ptr(), self.range.len()) }
-    }
-
-    /// Gives the bytes back to the device, which then sees what was written.
-    pub fn unmap(mut self) -> Result<()> {
-        let result = self.give_back();
-        std::mem::forget(self);
-        result
-    }
-
-    fn give_back(&mut self) -> Result<()> {
-        let m = &self.buffer.memory;
-        if let Some(shadow) = &m.shadow {
-            shadow.store(self.start, &self.range, self.purpose);
-        }
-        let result = m.unmap(self.start);
-        m.state.store(UNMAPPED, Ordering::Relaxed);
-        result
-    }
-}
-
-impl Deref for Mapped<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: mapped for `range.len()` bytes until `self` goes.
-        unsafe { std::slice::from_raw_parts(self.view.as_ptr(), self.range.len()) }
-    }
-}
-
-impl Drop for Mapped<'_> {
-    fn drop(&mut self) {
-        // A device that fails here fails in the next call too, which reports it.
-        let _ = self.give_back();
-    }
-}
-
-/// A frozen buffer as the CPU reads it.
-#[derive(Clone)]
-pub struct SharedView {
-    buffer: Buffer,
-}
-
-impl SharedView {
-    /// For the arguments of kernels.
-    pub fn buffer(&self) -> &Buffer {
-        &self.buffer
-    }
-}
-
-impl Deref for SharedView {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        let start = self.buffer.memory.frozen.get().expect("set by `freeze`").0;
-        // SAFETY: the whole buffer is mapped until the last owner goes; nobody writes a frozen buffer.
-        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.buffer.len()) }
-    }
-}
-
-/// What the CPU sees of a host-visible buffer instead of it, at the same offsets.
-struct Shadow {
-    bytes: Address,
-    layout: Layout,
-}
-
-impl Shadow {
-    fn new(len: usize) -> Self {
-        let layout = Layout::from_size_align(len, 4096).expect("below the device's largest size");
-        // SAFETY: of at least one byte.
-        let start = unsafe { std::alloc::alloc(layout) };
-        let Some(start) = NonNull::new(start) else { std::alloc::handle_alloc_error(layout) };
-        // SAFETY: just allocated, `len` bytes.
-        unsafe { start.write_bytes(POISON, len) };
-        Self { bytes: Address(start), layout }
-    }
-
-    fn at(&self, range: &Range<usize>) -> NonNull<u8> {
-        // SAFETY: within the allocation, which is as long as the buffer.
-        unsafe { self.bytes.0.add(range.start) }
-    }
-
-    /// Shows what was mapped at `start`.
-    fn load(&self, start: NonNull<u8>, range: &Range<usize>) -> NonNull<u8> {
-        let view = self.at(range);
-        // SAFETY: both are `range.len()` bytes, of different allocations.
-        unsafe { view.copy_from_nonoverlapping(start, range.len()) };
-        view
-    }
-
-    /// Takes what was written to where it was mapped, and poisons the view.
-    fn store(&self, start: NonNull<u8>, range: &Range<usize>, purpose: MapFor) {
-        let view = self.at(range);
-        // SAFETY: both are `range.len()` bytes, of different allocations; the view's user has gone.
-        unsafe {
-            if purpose == MapFor::ReadingAndWriting {
-                start.copy_from_nonoverlapping(view, range.len());
-            }
-            view.write_bytes(POISON, range.len());
-        }
-    }
-}
-
-impl Drop for Shadow {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { std::alloc::dealloc(self.bytes.0.as_ptr(), self.layout) };
     }
 }
 

@@ -6,8 +6,9 @@ use super::failure::{Failure, Kind, Result, check};
 use super::ffi::{self, Api, ContextId, DeviceId, PlatformId, QueueId};
 use super::load::{self, Library};
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// Set to 1, CPU-type devices are taken like others; for tests.
 pub const CPU_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CPU";
@@ -15,6 +16,7 @@ pub const CPU_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CPU";
 pub const MAX_ALLOC_VARIABLE: &str = "ANTIGRAVITY_OPENCL_MAX_ALLOC";
 
 /// A device of a platform, not opened.
+#[derive(Clone)]
 pub struct Found {
     library: &'static Library,
     platform: PlatformId,
@@ -23,21 +25,26 @@ pub struct Found {
 }
 
 /// Every device there is: GPUs, accelerators, others, CPUs. The position is what `--cl-device` counts.
-pub fn devices() -> Result<Vec<Found>> {
-    let mut found = Vec::new();
-    for library in load::libraries()? {
-        for &platform in &library.platforms {
-            let ids = device_ids(&library.api, platform);
-            found.extend(ids.into_iter().map(|id| Found {
-                library,
-                platform,
-                id,
-                facts: read_facts(&library.api, platform, id),
-            }));
+pub fn devices() -> Result<&'static [Found]> {
+    // Once, and by one thread at a time: PoCL 3.1 crashes when two ask for the first time.
+    static FOUND: OnceLock<Vec<Found>> = OnceLock::new();
+    let libraries = load::libraries()?;
+    Ok(FOUND.get_or_init(|| {
+        let mut found = Vec::new();
+        for library in libraries {
+            for &platform in &library.platforms {
+                let ids = device_ids(&library.api, platform);
+                found.extend(ids.into_iter().map(|id| Found {
+                    library,
+                    platform,
+                    id,
+                    facts: read_facts(&library.api, platform, id),
+                }));
+            }
         }
-    }
-    found.sort_by_key(|f| f.facts.device_type);
-    Ok(found)
+        found.sort_by_key(|f| f.facts.device_type);
+        found
+    }))
 }
 
 /// Position of the device that `select`, an index or a part of a name, means; without it, of the first
@@ -90,14 +97,26 @@ pub(super) struct Shared {
     pub facts: Facts,
     pub cache: Cache,
     pub launches: AtomicU64,
+    pub builds: Mutex<Builds>,
+}
+
+/// Programs built and the time that took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Builds {
+    /// From their source.
+    pub compiled: usize,
+    pub compiling: Duration,
+    /// From the cache.
+    pub loaded: usize,
+    pub loading: Duration,
 }
 
 impl Device {
     /// Opens the device that `select` means (see [`choose`]); built programs are kept in `cache`.
     pub fn open(select: Option<&str>, cache: Cache) -> Result<Self> {
         let found = devices()?;
-        let index = choose(&found, select)?;
-        let Found { library, platform, id, facts } = found.into_iter().nth(index).expect("chosen among them");
+        let &Found { library, platform, id, ref facts } = &found[choose(found, select)?];
+        let facts = Facts { max_alloc: lowered(facts.max_alloc), ..facts.clone() };
         let context = create_context(&library.api, platform, id, &facts)?;
         let mut code = 0;
         // SAFETY: device and context belong together; no properties is an in-order queue.
@@ -107,8 +126,8 @@ impl Device {
             unsafe { (library.api.clReleaseContext)(context) };
             return Err(failure);
         }
-        let launches = AtomicU64::new(0);
-        Ok(Self { shared: Arc::new(Shared { library, id, context, queue, facts, cache, launches }) })
+        let (launches, builds) = Default::default();
+        Ok(Self { shared: Arc::new(Shared { library, id, context, queue, facts, cache, launches, builds }) })
     }
 
     /// What it says of itself.
@@ -124,6 +143,11 @@ impl Device {
     /// Kernels launched so far.
     pub fn launches(&self) -> u64 {
         self.shared.launches.load(Ordering::Relaxed)
+    }
+
+    /// Programs built so far, and how long that took.
+    pub fn builds(&self) -> Builds {
+        *self.shared.builds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the device start on what is queued.
@@ -231,6 +255,14 @@ pub(super) fn text(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Stri
     String::from_utf8_lossy(&value[..end]).trim().into()
 }
 
+/// As far as [`MAX_ALLOC_VARIABLE`] says.
+fn lowered(max_alloc: u64) -> u64 {
+    std::env::var(MAX_ALLOC_VARIABLE)
+        .ok()
+        .and_then(|v| v.parse().ok())
+        .map_or(max_alloc, |most| max_alloc.min(most))
+}
+
 fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
     let of_device = |name: u32| {
         // SAFETY: the functions above pass memory of the size they say.
@@ -251,13 +283,14 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
     ];
     let device_type =
         device_type.iter().find(|(bit, _)| kinds & bit != 0).map_or(DeviceType::Other, |(_, t)| *t);
-    let lowered = std::env::var(MAX_ALLOC_VARIABLE).ok().and_then(|v| v.parse().ok()).unwrap_or(u64::MAX);
     let own = word(ffi::DEVICE_LOCAL_MEM_TYPE) == ffi::LOCAL;
-    // Drivers other than NVIDIA's may answer to these numbers with something else.
-    let major = number::<u32>(of_device(ffi::DEVICE_COMPUTE_CAPABILITY_MAJOR_NV));
-    let minor = number::<u32>(of_device(ffi::DEVICE_COMPUTE_CAPABILITY_MINOR_NV));
     let extensions = text(of_device(ffi::DEVICE_EXTENSIONS));
+    // Only these drivers know the numbers.
     let nvidia = extensions.contains("cl_nv_device_attribute_query");
+    let capability = || {
+        let major = number(of_device(ffi::DEVICE_COMPUTE_CAPABILITY_MAJOR_NV))?;
+        Some((major, number(of_device(ffi::DEVICE_COMPUTE_CAPABILITY_MINOR_NV))?))
+    };
     Facts {
         device_type,
         name: text(of_device(ffi::DEVICE_NAME)),
@@ -268,7 +301,7 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         platform: text(of_platform(ffi::PLATFORM_NAME)),
         platform_version: text(of_platform(ffi::PLATFORM_VERSION)),
         extensions,
-        max_alloc: long(ffi::DEVICE_MAX_MEM_ALLOC_SIZE).min(lowered),
+        max_alloc: lowered(long(ffi::DEVICE_MAX_MEM_ALLOC_SIZE)),
         global_memory: long(ffi::DEVICE_GLOBAL_MEM_SIZE),
         local_memory: long(ffi::DEVICE_LOCAL_MEM_SIZE),
         local_memory_is: if own { LocalMemory::Own } else { LocalMemory::Global },
@@ -278,6 +311,6 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         unified_memory: word(ffi::DEVICE_HOST_UNIFIED_MEMORY) != 0,
         base_align: (word(ffi::DEVICE_MEM_BASE_ADDR_ALIGN) / 8) as usize,
         correct_divide: long(ffi::DEVICE_SINGLE_FP_CONFIG) & ffi::FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0,
-        compute_capability: major.zip(minor).filter(|_| nvidia),
+        compute_capability: if nvidia { capability() } else { None },
     }
 }

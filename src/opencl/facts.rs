@@ -66,6 +66,34 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// Of a device that says nothing of itself.
+    #[cfg(test)]
+    pub(super) fn nothing() -> Self {
+        let text = String::new;
+        Self {
+            device_type: DeviceType::Other,
+            name: text(),
+            vendor: text(),
+            version: text(),
+            c_version: text(),
+            driver: text(),
+            platform: text(),
+            platform_version: text(),
+            extensions: text(),
+            max_alloc: 0,
+            global_memory: 0,
+            local_memory: 0,
+            local_memory_is: LocalMemory::Global,
+            max_work_group: 0,
+            compute_units: 0,
+            clock_mhz: 0,
+            unified_memory: false,
+            base_align: 0,
+            correct_divide: false,
+            compute_capability: None,
+        }
+    }
+
     /// Whether an extension is listed.
     pub fn has(&self, extension: &str) -> bool {
         self.extensions.split_ascii_whitespace().any(|e| e == extension)
@@ -87,7 +115,7 @@ impl Facts {
     }
 
     /// Everything that a built program depends on besides its source, for the key of the cache.
-    pub(super) fn identity(&self) -> [&str; 4] {
-        [&self.name, &self.driver, &self.version, &self.platform_version]
+    pub(super) fn identity(&self) -> [&str; 5] {
+        [&self.name, &self.driver, &self.version, &self.platform, &self.platform_version]
     }
 }

@@ -84,11 +84,7 @@ impl Search {
                 format!("{} ({})", t.name, t.found.as_ref().map_or_else(|e| short(&t.name, e), Clone::clone))
             })
             .collect();
-        let remedy = match std::env::var_os(LIB_VARIABLE) {
-            Some(_) => format!("{LIB_VARIABLE} names the only library that is tried"),
-            None => REMEDY.into(),
-        };
-        let message = format!("no library with a platform; tried {}; {remedy}", tried.join(", "));
+        let message = format!("no library with a platform; tried {}; {}", tried.join(", "), remedy());
         Failure::new(Kind::Absent, message)
     }
 }
@@ -99,11 +95,18 @@ fn short(name: &str, words: &str) -> String {
 }
 
 /// What to do where nothing was found.
-pub const REMEDY: &str = if cfg!(target_os = "android") {
+pub fn remedy() -> String {
+    match std::env::var_os(LIB_VARIABLE) {
+        Some(_) => format!("{LIB_VARIABLE} names the only library that is tried; unset it to try all"),
+        None => REMEDY.into(),
+    }
+}
+
+const REMEDY: &str = if cfg!(target_os = "android") {
     "the vendor's libOpenCL.so must be readable: from adb shell add /vendor/lib64 to LD_LIBRARY_PATH, an app \
      must declare it with <uses-native-library android:name=\"libOpenCL.so\"/>"
 } else if cfg!(target_os = "macos") {
-    "OpenCL is part of macOS up to its current versions; use --backend cpu"
+    "OpenCL is part of macOS; without it use --backend cpu"
 } else {
     "install the GPU vendor's driver and the package ocl-icd-libopencl1 (or pocl-opencl-icd to run on the CPU)"
 };

@@ -3,13 +3,18 @@
 //! A kernel's source is part of this program, as trusted as its Rust: nothing here can tell that a kernel
 //! stays within its buffers. oclgrind can, and the tests ask it.
 
+mod notes;
+
 use super::buffer::{Buffer, Memory};
-use super::device::{Device, Shared, number, text};
+use super::cache::Key;
+use super::device::{Builds, Device, Shared, number, text};
 use super::failure::{Failure, Kind, Result, check};
 use super::ffi::{self, KernelId, ProgramId};
+use notes::{Kept, Risk, marker};
 use std::ffi::CString;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// Times a build is tried where the driver says it lacks resources: some need a moment after others.
 const TRIES: usize = 3;
@@ -32,6 +37,7 @@ pub struct Program {
     shared: Arc<Shared>,
     name: String,
     id: ProgramId,
+    kept: Option<Kept>,
 }
 
 impl Program {
@@ -40,10 +46,66 @@ impl Program {
     /// # Errors
     /// [`Kind::Build`] with the first lines of the compiler's log.
     pub fn build(device: &Device, source: &Source<'_>) -> Result<Self> {
+        Self::build_with(device, source, Risk::Baseline)
+    }
+
+    /// As [`Program::build`], for a variant that can be done without: where a driver crashed on it once, that
+    /// is a [`Kind::Build`] from then on.
+    pub fn build_variant(device: &Device, source: &Source<'_>) -> Result<Self> {
+        Self::build_with(device, source, Risk::Variant)
+    }
+
+    fn build_with(device: &Device, source: &Source<'_>, risk: Risk) -> Result<Self> {
         let shared = &device.shared;
-        let program = Self::from_source(shared, source)?;
-        program.compile(source.options)?;
+        let begin = Instant::now();
+        let key = Key::of(source, &shared.facts);
+        let _marker = match risk {
+            Risk::Baseline => None,
+            Risk::Variant => marker(shared, &key, source.name)?,
+        };
+        let entry = shared.cache.load(&key);
+        let loaded = entry.as_ref().and_then(|entry| Self::from_binary(shared, source, &entry.binary));
+        let from_cache = loaded.is_some();
+        let mut program = match loaded {
+            Some(program) => program,
+            None => {
+                let program = Self::from_source(shared, source)?;
+                program.compile(source.options)?;
+                program
+            }
+        };
+        let notes = Mutex::new(entry.map(|entry| entry.notes).unwrap_or_default());
+        program.kept = Some(Kept { key, risk, notes });
+        if !from_cache {
+            program.save();
+        }
+        let mut builds = shared.builds.lock().unwrap_or_else(PoisonError::into_inner);
+        let Builds { compiled, compiling, loaded, loading } = &mut *builds;
+        let (count, time) = if from_cache { (loaded, loading) } else { (compiled, compiling) };
+        *count += 1;
+        *time += begin.elapsed();
+        drop(builds);
         Ok(program)
+    }
+
+    /// What the cache has; `None` if the driver does not take it, which is then built anew.
+    fn from_binary(shared: &Arc<Shared>, source: &Source<'_>, binary: &[u8]) -> Option<Self> {
+        if binary.is_empty() {
+            return None;
+        }
+        let (start, len) = (binary.as_ptr(), binary.len());
+        let (mut status, mut code) = (0, 0);
+        // SAFETY: one device and one binary of this length, which is copied.
+        let id = unsafe {
+            let create = shared.api().clCreateProgramWithBinary;
+            create(shared.context, 1, &shared.id, &len, &start, &mut status, &mut code)
+        };
+        if code != ffi::SUCCESS {
+            return None;
+        }
+        let program = Self { shared: shared.clone(), name: source.name.into(), id, kept: None };
+        // Binaries are built too, before their kernels can be made.
+        (status == ffi::SUCCESS && program.compile(source.options).is_ok()).then_some(program)
     }
 
     fn from_source(shared: &Arc<Shared>, source: &Source<'_>) -> Result<Self> {
@@ -53,7 +115,7 @@ impl Program {
         let id =
             unsafe { (shared.api().clCreateProgramWithSource)(shared.context, 1, &start, &len, &mut code) };
         check(code, "clCreateProgramWithSource", source.name)?;
-        Ok(Self { shared: shared.clone(), name: source.name.into(), id })
+        Ok(Self { shared: shared.clone(), name: source.name.into(), id, kept: None })
     }
 
     /// Compiles and links what the program was made with.

@@ -6,8 +6,9 @@ use super::defines::{FFN_PAD, KV_PAD, Q_PAD, QKV};
 use super::device::Device;
 use super::failure::{Failure, Kind, Result};
 use crate::dims::*;
-use crate::quant::packed::{GROUP_ROWS, QUANT_BYTES, SCALE_BYTES};
+use crate::quant::packed::{GROUP_ROWS, Packed, QUANT_BYTES, SCALE_BYTES};
 use crate::quant::BLOCK;
+use crate::weights::region::Plane;
 use crate::weights::source::Dtype;
 use crate::weights::{Layer, Matrix, Weights};
 use std::ops::Range;
@@ -136,15 +137,72 @@ pub struct DeviceWeights {
 impl DeviceWeights {
     /// Copies the weights.
     pub fn upload(device: &Device, weights: &Weights) -> Result<Self> {
+        let to = &To { device, place: Place::Device };
         Ok(Self {
-            layers: weights.layers.iter().map(|l| layer(device, l)).collect::<Result<_>>()?,
+            layers: weights.layers.iter().map(|l| layer(to, l)).collect::<Result<_>>()?,
             norm: floats(device, &weights.norm)?,
-            head: step(device, Step::Head, &[part(&weights.head)])?,
+            head: step(to, Step::Head, &[part(&weights.head)])?,
         })
+    }
+
+    /// Moves the weights to memory that the device and the CPU see: afterwards `weights` are views on it. A matrix
+    /// that had to be cut in chunks, or widened, stays with the CPU as well.
+    pub fn share(device: &Device, weights: &mut Weights) -> Result<Self> {
+        let to = &To { device, place: Place::HostVisible };
+        let mut layers = Vec::with_capacity(weights.layers.len());
+        for l in &mut weights.layers {
+            let on_device = layer(to, l)?;
+            let [qkv, out, gate_up, down] = &on_device.steps;
+            adopt(&mut l.wq, qkv, 0)?;
+            adopt(&mut l.wk, qkv, Q_PAD / GROUP_ROWS)?;
+            adopt(&mut l.wv, qkv, (Q_PAD + KV_PAD) / GROUP_ROWS)?;
+            adopt(&mut l.wo, out, 0)?;
+            adopt(&mut l.gate, gate_up, 0)?;
+            adopt(&mut l.up, gate_up, FFN_PAD / GROUP_ROWS)?;
+            adopt(&mut l.down, down, 0)?;
+            layers.push(on_device);
+        }
+        let head = step(to, Step::Head, &[part(&weights.head)])?;
+        adopt(&mut weights.head, &head, 0)?;
+        Ok(Self { layers, norm: floats(device, &weights.norm)?, head })
     }
 }
 
-fn layer(device: &Device, l: &Layer) -> Result<LayerWeights> {
+/// Makes a matrix a view on the device's copy, which begins at group `first` of its step's.
+fn adopt<const ROWS: usize, const COLS: usize>(
+    matrix: &mut Matrix<ROWS, COLS>,
+    step: &StepWeights,
+    first: usize,
+) -> Result<()> {
+    let ([chunk], true) = (&step.chunks[..], part(matrix).form == step.form) else { return Ok(()) };
+    let (group, scale) = step.form.group_bytes(COLS);
+    let view = |buffer: &Buffer, range: Range<usize>| {
+        let plane = Plane::shared(buffer.clone().freeze()?);
+        Ok(plane.slice(range).expect("invariant: the step holds all its matrices"))
+    };
+    let end = first + ROWS.div_ceil(GROUP_ROWS);
+    match (matrix, &chunk.scales) {
+        (Matrix::Dense { dtype, data }, _) => {
+            *data = view(&chunk.quants, first * group..first * group + ROWS * COLS * dtype.size())?;
+        }
+        (Matrix::Q4(packed), Some(scales)) => {
+            let quants = view(&chunk.quants, first * group..end * group)?;
+            let scales = view(scales, first * scale..end * scale)?;
+            *packed = Packed::new(quants, scales).expect("invariant: lengths are those of the shape");
+        }
+        (Matrix::Q4(_), None) => unreachable!("invariant: packed matrices have scales"),
+    }
+    Ok(())
+}
+
+/// Where weights go.
+struct To<'a> {
+    device: &'a Device,
+    place: Place,
+}
+
+fn layer(to: &To<'_>, l: &Layer) -> Result<LayerWeights> {
+    let device = to.device;
     let mut bias = vec![0.0; if QKV_BIAS { QKV } else { 0 }];
     if QKV_BIAS {
         for (at, part) in [(0, &l.q_bias), (Q_PAD, &l.k_bias), (Q_PAD + KV_PAD, &l.v_bias)] {
@@ -154,10 +212,10 @@ fn layer(device: &Device, l: &Layer) -> Result<LayerWeights> {
     let some = |values: &[f32]| (!values.is_empty()).then(|| floats(device, values)).transpose();
     Ok(LayerWeights {
         steps: [
-            step(device, Step::Qkv, &[part(&l.wq), part(&l.wk), part(&l.wv)])?,
-            step(device, Step::Out, &[part(&l.wo)])?,
-            step(device, Step::GateUp, &[part(&l.gate), part(&l.up)])?,
-            step(device, Step::Down, &[part(&l.down)])?,
+            step(to, Step::Qkv, &[part(&l.wq), part(&l.wk), part(&l.wv)])?,
+            step(to, Step::Out, &[part(&l.wo)])?,
+            step(to, Step::GateUp, &[part(&l.gate), part(&l.up)])?,
+            step(to, Step::Down, &[part(&l.down)])?,
         ],
         attn_norm: floats(device, &l.attn_norm)?,
         ffn_norm: floats(device, &l.ffn_norm)?,
@@ -228,11 +286,12 @@ impl Part<'_> {
 }
 
 /// Uploads the matrices of one step, in as few chunks as buffers of the device allow.
-fn step(device: &Device, step: Step, parts: &[Part<'_>]) -> Result<StepWeights> {
+fn step(to: &To<'_>, step: Step, parts: &[Part<'_>]) -> Result<StepWeights> {
     if parts.iter().any(|p| p.form != parts[0].form) {
         let wide: Vec<Part<'_>> = parts.iter().map(Part::widened).collect();
-        return self::step(device, step, &wide);
+        return self::step(to, step, &wide);
     }
+    let device = to.device;
     let (form, cols) = (parts[0].form, parts[0].cols);
     let (group, scale) = form.group_bytes(cols);
     let (groups, halves) = (step.groups(), step.halves());
@@ -246,7 +305,7 @@ fn step(device: &Device, step: Step, parts: &[Part<'_>]) -> Result<StepWeights> 
     let mut chunks = Vec::new();
     for first in (0..groups).step_by(most) {
         let n = most.min(groups - first);
-        let buffer = |bytes: usize| device.buffer(n * halves * bytes, Access::ReadOnly, Place::Device);
+        let buffer = |bytes: usize| device.buffer(n * halves * bytes, Access::ReadOnly, to.place);
         let scales = if scale > 0 { Some(buffer(scale)?) } else { None };
         let chunk = Chunk { quants: buffer(group)?, scales, first, groups: n };
         if halves == 2 {

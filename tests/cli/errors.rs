@@ -50,7 +50,7 @@ fn numbers_out_of_range() {
 
 #[test]
 fn what_this_build_does_not_have() {
-    mentions(&fails(&["generate", "-p", "x", "--backend", "opencl"], 5), &["opencl", "--backend cpu"]);
+    mentions(&fails(&["generate", "-p", "x", "--backend", "hybrid"], 5), &["hybrid", "--backend cpu"]);
     mentions(&fails(&["generate", "-p", "x", "--eviction-policy", "sliding"], 2), &["not in this build"]);
 }
 

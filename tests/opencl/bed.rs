@@ -1,7 +1,8 @@
 //! The device that tests run on, or a loud skip; directories that go when a test ends.
 
 use antigravity::opencl::{Cache, Device};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,7 +14,7 @@ pub fn device() -> Option<Device> {
 
 #[track_caller]
 pub fn device_with(cache: Cache) -> Option<Device> {
-    fresh_pocl();
+    own_pocl();
     match Device::open(Some("0"), cache) {
         Ok(device) => Some(device),
         Err(e) => {
@@ -30,15 +31,40 @@ pub fn skip(why: &str) {
     eprintln!("SKIPPED: {why}");
 }
 
-/// PoCL keeps what it compiles; tests must not see what others left there.
-fn fresh_pocl() {
+/// PoCL keeps what it compiles; tests neither use what others left there nor add to it.
+fn own_pocl() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let dir = std::env::temp_dir().join(format!("antigravity-pocl-{}", std::process::id()));
-        // SAFETY: before any OpenCL library is loaded, so nothing but Rust's own locked environment is used
-        // by other threads.
-        unsafe { std::env::set_var("POCL_CACHE_DIR", dir) };
+        if std::env::var_os("POCL_CACHE_DIR").is_none() {
+            let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pocl");
+            // SAFETY: before any OpenCL library is loaded, so other threads use the environment only through
+            // Rust's functions, which lock it.
+            unsafe { std::env::set_var("POCL_CACHE_DIR", dir) };
+        }
     });
+}
+
+/// Set in a child to what it is to do. A library is loaded once in a process, so tests that need another
+/// one, or a process that dies, run a test of this binary as a child.
+pub const CHILD: &str = "ANTIGRAVITY_TEST_CHILD";
+
+/// This binary, to run only the test `name`, which does its work because `CHILD` is set.
+pub fn child(name: &str, job: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("a running test has a path"));
+    command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(CHILD, job);
+    command
+}
+
+/// What the child is to do; `None` in an ordinary run.
+pub fn job() -> Option<String> {
+    std::env::var(CHILD).ok()
+}
+
+/// Runs a child; its code, and what it said on both streams.
+pub fn ended(command: &mut Command) -> (Option<i32>, String) {
+    let output = command.output().expect("the child starts");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&said).into())
 }
 
 /// A directory that is removed with everything in it.

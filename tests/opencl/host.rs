@@ -174,7 +174,7 @@ fn a_frozen_buffer_is_read_by_both() {
     let program = Program::build(&device, &SOURCE).unwrap();
     let bytes = le((0..64).map(|i| i as f32));
     let mut weights = device.buffer(bytes.len(), Access::ReadOnly, Place::HostVisible).unwrap();
-    let mut view = weights.map(0..bytes.len(), MapFor::ReadingAndWriting).unwrap();
+    let mut view = weights.map(0..bytes.len(), MapFor::Writing).unwrap();
     view.bytes_mut().copy_from_slice(&bytes);
     drop(view);
     let frozen = weights.freeze().unwrap();
@@ -196,7 +196,7 @@ fn a_frozen_buffer_is_read_by_both() {
 #[test]
 fn staged_writes_arrive_in_order() {
     let Some(device) = device() else { return };
-    let mut staged = Staged::new(&device, 64).unwrap();
+    let mut staged = Staged::new(&device, 64, Access::ReadOnly).unwrap();
     let log = device.buffer(64 * 50, Access::ReadWrite, Place::Device).unwrap();
     for i in 0..50u8 {
         staged.write(&[i; 64]).unwrap();

@@ -1,0 +1,80 @@
+//! What `doctor` says of OpenCL: libraries tried, devices, the one that would be taken, what to do.
+
+use super::super::report::tame;
+use crate::opencl::device::{Found, choose, devices};
+use crate::opencl::facts::LocalMemory;
+use crate::opencl::load::{Search, remedy};
+use crate::opencl::{Cache, Facts};
+use crate::plan::mib;
+
+/// Longest text of a driver that is shown.
+const MOST: usize = 200;
+
+/// Lines of two columns.
+pub(super) fn facts(select: Option<&str>) -> Vec<(String, String)> {
+    let search = Search::get();
+    let mut lines = Vec::new();
+    for tried in &search.tried {
+        let outcome = match &tried.found {
+            Ok(used) => format!("{}: {used}", tried.name),
+            // The linker's words begin with the name, mostly.
+            Err(words) if words.starts_with(&tried.name) => words.clone(),
+            Err(words) => format!("{}: {words}", tried.name),
+        };
+        lines.push(("opencl library".to_string(), tame(&outcome, MOST)));
+    }
+    let found = devices().unwrap_or_default();
+    for (i, device) in found.iter().enumerate() {
+        lines.push((format!("opencl device {i}"), tame(&identity(&device.facts), 2 * MOST)));
+        lines.push((String::new(), sizes(&device.facts)));
+        lines.push((String::new(), features(&device.facts)));
+    }
+    let choice =
+        if search.libraries.is_empty() { format!("none: {}", remedy()) } else { choice(found, select) };
+    lines.push(("opencl choice".into(), tame(&choice, 4 * MOST)));
+    lines.push(("opencl cache".into(), Cache::of_user().describe()));
+    lines
+}
+
+fn choice(found: &[Found], select: Option<&str>) -> String {
+    match choose(found, select) {
+        Ok(index) => format!("--backend opencl takes device {index}, {}", found[index].facts.name),
+        Err(failure) => format!("none: {}", failure.message),
+    }
+}
+
+fn identity(facts: &Facts) -> String {
+    let Facts { name, vendor, version, c_version, driver, platform, .. } = facts;
+    let kind = facts.device_type.name();
+    format!("{name}; {kind} by {vendor}; {version}, {c_version}; driver {driver}; platform {platform}")
+}
+
+fn sizes(facts: &Facts) -> String {
+    let local = match facts.local_memory_is {
+        LocalMemory::Own => "of its own",
+        LocalMemory::Global => "in global memory",
+    };
+    format!(
+        "{} units at {} MHz; memory {}, buffers up to {}, {} KiB local {local}; groups up to {}; alignment {}",
+        facts.compute_units,
+        facts.clock_mhz,
+        mib(facts.global_memory),
+        mib(facts.max_alloc),
+        facts.local_memory >> 10,
+        facts.max_work_group,
+        facts.base_align
+    )
+}
+
+fn features(facts: &Facts) -> String {
+    let mut list = Vec::new();
+    let mut add = |there: bool, what: &str| list.push(format!("{}{what}", if there { "" } else { "no " }));
+    add(facts.unified_memory, "memory shared with the CPU");
+    add(facts.fp16(), "half arithmetic");
+    add(facts.subgroups(), "subgroups");
+    add(facts.integer_dot(), "integer dot product");
+    if let Some((major, minor)) = facts.compute_capability {
+        list.push(format!("compute capability {major}.{minor}"));
+    }
+    list.join(", ")
+}

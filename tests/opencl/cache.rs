@@ -1,0 +1,198 @@
+//! What is kept on disk comes back, and nothing that may lie there is ever an error.
+
+use crate::bed::{Temp, child, device_with, ended, job};
+use antigravity::opencl::{Access, Cache, Device, Kind, Place, Program, Source, Verdict};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+const TEXT: &str = "kernel void f(global int *p) { p[get_global_id(0)] = VALUE; }";
+
+fn source(options: &str) -> Source<'_> {
+    Source { name: "f", text: TEXT, options }
+}
+
+/// Runs the kernel, which must give `value`.
+#[track_caller]
+fn gives(device: &Device, program: &Program, value: i32) {
+    let out = device.buffer(64, Access::ReadWrite, Place::Device).unwrap();
+    let mut kernel = program.kernel("f").unwrap();
+    device.launch(kernel.arg_buffer(0, &out).unwrap(), &[16], &[4]).unwrap();
+    let mut bytes = [0; 64];
+    out.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, *[value.to_le_bytes(); 16].as_flattened());
+}
+
+/// Builds with `-DVALUE=value` as a new device would, runs it, and tells whether it came from the cache.
+#[track_caller]
+fn from_cache(dir: &Path, value: i32) -> Option<bool> {
+    let device = device_with(Cache::at(dir))?;
+    let program = Program::build(&device, &source(&format!("-DVALUE={value}"))).unwrap();
+    gives(&device, &program, value);
+    let builds = device.builds();
+    assert_eq!(builds.compiled + builds.loaded, 1);
+    Some(builds.loaded == 1)
+}
+
+fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
+    let paths = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+    paths.filter(|p| p.extension().is_some_and(|e| e == extension)).collect()
+}
+
+#[test]
+fn a_program_comes_back_with_what_was_noted() {
+    let temp = Temp::new();
+    let dir = temp.0.join("made/here");
+    let Some(device) = device_with(Cache::at(&dir)) else { return };
+    let program = Program::build(&device, &source("-DVALUE=1")).unwrap();
+    assert_eq!((program.verdict("f"), program.tuned("local")), (None, None));
+    program.set_verdicts([("f", Verdict::Passed), ("g", Verdict::Failed)]);
+    program.set_tuned([("local", 64)]);
+    assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(files(&dir, "program").len(), 1);
+
+    let device = device_with(Cache::at(&dir)).unwrap();
+    let program = Program::build(&device, &source("-DVALUE=1")).unwrap();
+    assert_eq!((device.builds().loaded, device.builds().compiled), (1, 0));
+    assert_eq!(program.verdict("f"), Some(Verdict::Passed));
+    assert_eq!(program.verdict("g"), Some(Verdict::Failed));
+    assert_eq!((program.verdict("h"), program.tuned("local")), (None, Some(64)));
+    gives(&device, &program, 1);
+    // Other options are another program.
+    assert_eq!(from_cache(&dir, 2), Some(false));
+    assert_eq!(from_cache(&dir, 2), Some(true));
+    assert_eq!(files(&dir, "program").len(), 2);
+    assert!(Cache::at(&dir).describe().contains("2 programs"));
+}
+
+#[test]
+fn damaged_and_foreign_files_are_built_anew() {
+    let temp = Temp::new();
+    let dir = temp.0.join("cache");
+    let Some(first) = from_cache(&dir, 1) else { return };
+    assert!(!first);
+    let file = files(&dir, "program").pop().unwrap();
+    let good = fs::read(&file).unwrap();
+    let mut damaged = good.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    from_cache(&dir, 2);
+    let foreign = files(&dir, "program").into_iter().find(|f| *f != file).unwrap();
+    let of_another = fs::read(&foreign).unwrap();
+    for bytes in
+        [&[][..], b"x", &good[..7], &good[..good.len() / 2], &good[..good.len() - 1], &damaged, &of_another]
+    {
+        fs::write(&file, bytes).unwrap();
+        assert_eq!(from_cache(&dir, 1), Some(false), "{} bytes", bytes.len());
+        // And mended.
+        assert_eq!(from_cache(&dir, 1), Some(true));
+    }
+    assert!(files(&dir, "tmp").is_empty());
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_is_no_error() {
+    let temp = Temp::new();
+    let file = temp.0.join("file");
+    fs::write(&file, "").unwrap();
+    for unusable in [file.clone(), file.join("below"), "/proc/nothing/here".into()] {
+        let Some(loaded) = from_cache(&unusable, 1) else { return };
+        assert!(!loaded);
+        assert_eq!(from_cache(&unusable, 1), Some(false));
+    }
+    assert!(Cache::at(&file).describe().contains("not a directory"));
+
+    // What others may write is neither read nor added to.
+    let dir = temp.0.join("cache");
+    from_cache(&dir, 1);
+    for mode in [0o770, 0o777, 0o1777] {
+        fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(from_cache(&dir, 1), Some(false), "mode {mode:o}");
+        assert_eq!(from_cache(&dir, 2), Some(false));
+        assert!(Cache::at(&dir).describe().contains("others may write there"));
+    }
+    assert_eq!(files(&dir, "program").len(), 1);
+
+    // What only we may read is read. (Root may write it all the same.)
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o500)).unwrap();
+    assert_eq!(from_cache(&dir, 1), Some(true));
+    assert_eq!(from_cache(&dir, 3), Some(false));
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
+
+    // A file that cannot be replaced.
+    let entry = files(&dir, "program").pop().unwrap();
+    fs::remove_file(&entry).unwrap();
+    fs::create_dir(&entry).unwrap();
+    for value in [1, 3] {
+        from_cache(&dir, value);
+    }
+    assert!(entry.is_dir());
+}
+
+/// Does the job: builds one after another, or dies in a trial.
+#[test]
+fn child_uses_the_cache() {
+    let Some(job) = job() else { return };
+    let (what, dir) = job.split_once(' ').unwrap();
+    let Some(device) = device_with(Cache::at(dir)) else { return };
+    let source = source("-DVALUE=1");
+    match what {
+        "many" => {
+            for i in 0..40 {
+                let options = format!("-DVALUE={}", i % 4);
+                let program = Program::build(&device, &Source { options: &options, ..source }).unwrap();
+                program.set_tuned([("round", i)]);
+                assert_eq!(program.tuned("round"), Some(i));
+            }
+        }
+        "dies" => {
+            let program = Program::build_variant(&device, &source).unwrap();
+            let _ = program.judge("f", || std::process::abort());
+        }
+        other => panic!("no such job: {other}"),
+    }
+}
+
+#[test]
+fn two_processes_at_once() {
+    let temp = Temp::new();
+    let dir = temp.0.join("cache");
+    let job = format!("many {}", dir.display());
+    let start = || {
+        let mut command = child("cache::child_uses_the_cache", &job);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    for mut running in [start(), start(), start()] {
+        assert!(running.wait().unwrap().success());
+    }
+    let Some(loaded) = from_cache(&dir, 3) else { return };
+    assert!(loaded);
+    assert_eq!(files(&dir, "program").len(), 4);
+    assert!(files(&dir, "tmp").is_empty());
+}
+
+#[test]
+fn a_driver_crashes_once() {
+    let temp = Temp::new();
+    let dir = temp.0.join("cache");
+    let Some(device) = device_with(Cache::at(&dir)) else { return };
+    let run =
+        |what: &str| ended(&mut child("cache::child_uses_the_cache", &format!("{what} {}", dir.display())));
+
+    let (code, said) = run("dies");
+    assert_eq!(code, None, "a signal ended it: {said}");
+    let marker = files(&dir, "trying").pop().expect("a marker");
+    let failure = Program::build_variant(&device, &source("-DVALUE=1")).err().unwrap();
+    assert_eq!(failure.kind, Kind::Build);
+    assert!(failure.message.contains("crashed on it") && failure.message.contains(marker.to_str().unwrap()));
+    assert!(Cache::at(&dir).describe().contains("1 crashed the driver"));
+    // Others are not suspected, nor is a baseline, which cannot be done without.
+    Program::build_variant(&device, &source("-DVALUE=2")).unwrap();
+    gives(&device, &Program::build(&device, &source("-DVALUE=1")).unwrap(), 1);
+
+    fs::remove_file(&marker).unwrap();
+    let program = Program::build_variant(&device, &source("-DVALUE=1")).unwrap();
+    assert_eq!(program.judge("f", || Ok(Verdict::Failed)), Ok(Verdict::Failed));
+    assert_eq!(program.judge("f", || unreachable!("it is known")), Ok(Verdict::Failed));
+    assert!(files(&dir, "trying").is_empty(), "a trial that ends leaves nothing");
+}
