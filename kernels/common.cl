@@ -15,7 +15,11 @@
 
 // The state of one forward pass: a header of integers, then one row per token.
 // [HEADER] int, [token][x: DIM | cos: HEAD_DIM / 2 | sin: HEAD_DIM / 2] float
+#ifdef CORRUPT // for tests of what notices that a kernel computes nonsense
+#define HEADER 17
+#else
 #define HEADER 16
+#endif
 #define H_TOKENS 0 // tokens of this pass
 #define H_SLOT 1   // cache slot of the first of them
 #define H_ROW 2    // token whose residual the head reads

@@ -6,7 +6,7 @@ use crate::cpu::{self, CpuBackend, CpuOptions, topology};
 use crate::dims::VOCAB;
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
-use crate::opencl::{self, OpenClBackend, OpenClOptions};
+use crate::opencl::{self, Matrices, OpenClBackend, OpenClOptions, Variants, Verdict, selftest};
 use crate::plan::Plan;
 use crate::sampler::{Sampler, SamplerOptions};
 use crate::session::{CancelToken, Session, Spare, StopReason};
@@ -162,12 +162,12 @@ impl Engine {
         Plan::new(&options)?.check()?;
         let path = ModelPath::new(&options.model)?;
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
-        let weights = Arc::new(Weights::load(&path, &load)?);
+        let mut weights = Weights::load(&path, &load)?;
         let tokenizer = Tokenizer::load(&path.dir)?;
         let device = match options.backend {
             BackendKind::Cpu => None,
-            kind => match Self::open(&options, &weights) {
-                Ok(model) => Some(model),
+            kind => match upload(&options, &mut weights) {
+                Ok(found) => Some(found),
                 Err(Error::Device(why)) if kind == BackendKind::Auto => {
                     (options.notice)(&format!("{why}; using the CPU"));
                     None
@@ -175,13 +175,11 @@ impl Engine {
                 Err(e) => return Err(e),
             },
         };
+        let weights = Arc::new(weights);
+        let device = device.map(|(device, matrices)| {
+            Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices))
+        });
         Ok(Self { options, weights, tokenizer, isa, device })
-    }
-
-    /// Opens the OpenCL device and copies the weights there.
-    fn open(options: &EngineOptions, weights: &Arc<Weights>) -> Result<Arc<opencl::Model>> {
-        let device = opencl::Device::open(options.cl_device.as_deref(), opencl::Cache::of_user())?;
-        Ok(Arc::new(opencl::Model::new(device, Arc::clone(weights))?))
     }
 
     /// The tokenizer.
@@ -211,39 +209,85 @@ impl Engine {
 
     /// The same with other options for cache, threads and attention.
     pub fn session_of(&self, o: &EngineOptions) -> Result<Session> {
-        let session = Session::new(self.backend_of(o)?);
-        Ok(match &self.device {
-            Some(_) => session.with_spare(self.cpu_backend(o), o.notice),
-            None => session,
-        })
+        let cpu = self.cpu_backend(o);
+        let Some(model) = &self.device else { return Ok(Session::new(cpu()?)) };
+        match self.opencl_backend(model, o) {
+            Ok(backend) => Ok(Session::new(backend).with_spare(cpu, o.notice)),
+            Err(Error::Device(why)) => {
+                (o.notice)(&format!("{why}; using the CPU"));
+                Ok(Session::new(cpu()?))
+            }
+            Err(e) => Err(e),
+        }
     }
 
-    /// A backend with an empty cache, on the device if there is one.
-    pub fn backend_of(&self, o: &EngineOptions) -> Result<Box<dyn Backend>> {
-        let Some(model) = &self.device else { return self.cpu_backend(o)() };
-        let attention = match o.gpu_attn {
-            true => None,
-            false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
-        };
-        let options = OpenClOptions {
-            kv_types: o.kv_types,
-            capacity: o.max_seq_len,
-            max_tokens: o.prefill_chunk,
-            attention,
-        };
-        Ok(Box::new(OpenClBackend::new(Arc::clone(model), options)?))
+    /// A backend on the device, with an empty cache; `None` where there is no device.
+    pub fn device_backend(&self, o: &EngineOptions) -> Result<Option<Box<dyn Backend>>> {
+        self.device.as_ref().map(|model| self.opencl_backend(model, o)).transpose()
     }
 
-    /// Makes a CPU backend with these options.
-    fn cpu_backend(&self, o: &EngineOptions) -> Spare {
-        let weights = Arc::clone(&self.weights);
-        let options = CpuOptions {
+    /// The OpenCL backend with the fastest kernels that compute what the CPU's do, tried at their first use.
+    fn opencl_backend(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<Box<dyn Backend>> {
+        let mut why = Error::Device("no kernels".into());
+        for variants in [Variants::Fastest, Variants::Baseline] {
+            let attention = match o.gpu_attn {
+                true => None,
+                false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
+            };
+            let options = OpenClOptions {
+                kv_types: o.kv_types,
+                capacity: o.max_seq_len,
+                max_tokens: o.prefill_chunk,
+                attention,
+                variants,
+            };
+            let tried = OpenClBackend::new(Arc::clone(model), options).and_then(|mut backend| {
+                let verdict = self.verdict(&mut backend, o)?;
+                Ok((verdict == Verdict::Passed).then_some(backend))
+            });
+            why = match tried {
+                Ok(Some(backend)) => return Ok(Box::new(backend)),
+                Ok(None) => {
+                    let name = &model.device().facts().name;
+                    Error::Device(format!("OpenCL: {name} computes wrong results with these kernels"))
+                }
+                Err(e @ Error::Device(_)) => e,
+                Err(e) => return Err(e),
+            };
+        }
+        Err(why)
+    }
+
+    /// Whether a backend's kernels compute what the CPU's do: what is noted, else what a test finds.
+    fn verdict(&self, backend: &mut OpenClBackend, o: &EngineOptions) -> Result<Verdict> {
+        if let Some(verdict) = backend.verdict() {
+            return Ok(verdict);
+        }
+        let mut reference = CpuBackend::new(
+            Arc::clone(&self.weights),
+            CpuOptions { capacity: backend.capacity().min(selftest::SLOTS), ..self.cpu_options(o) },
+        )?;
+        let verdict = match selftest::distance(backend, &mut reference)? {
+            d if d <= selftest::TOLERANCE => Verdict::Passed,
+            _ => Verdict::Failed,
+        };
+        backend.set_verdict(verdict);
+        Ok(verdict)
+    }
+
+    fn cpu_options(&self, o: &EngineOptions) -> CpuOptions {
+        CpuOptions {
             threads: o.threads,
             isa: self.isa,
             kv_types: o.kv_types,
             capacity: o.max_seq_len,
             max_tokens: o.prefill_chunk,
-        };
+        }
+    }
+
+    /// Makes a CPU backend with these options.
+    fn cpu_backend(&self, o: &EngineOptions) -> Spare {
+        let (options, weights) = (self.cpu_options(o), Arc::clone(&self.weights));
         Box::new(move || Ok(Box::new(CpuBackend::new(weights, options)?) as _))
     }
 
@@ -279,6 +323,20 @@ impl Engine {
     ) -> Result<TokenStream<'a>> {
         TokenStream::begin(Held::Lent(session), Writer::new(self, options)?, prompt, Instant::now())
     }
+}
+
+/// Opens the OpenCL device and brings the weights there.
+fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(opencl::Device, Matrices)> {
+    let device = opencl::Device::open(options.cl_device.as_deref(), opencl::Cache::of_user())?;
+    let shared = options.zero_copy && device.facts().unified_memory;
+    if options.zero_copy && !shared {
+        (options.notice)("--zero-copy: this device has memory of its own; weights are copied");
+    }
+    let matrices = match shared {
+        true => Matrices::share(&device, weights)?,
+        false => Matrices::copy(&device, weights)?,
+    };
+    Ok((device, matrices))
 }
 
 /// A session of the stream's own, or a caller's.

@@ -28,6 +28,7 @@ pub mod load;
 pub mod program;
 mod rows;
 mod scratch;
+pub mod selftest;
 mod steps;
 pub mod stream;
 mod weights;
@@ -49,6 +50,7 @@ use crate::weights::Weights;
 use buffer::{Landing, MapFor};
 use defines::QKV;
 use kernels::{CHUNK, FUSED_CHUNKS, Kernels};
+pub use kernels::Variants;
 use rows::{LayerRows, Rows};
 use scratch::Scratch;
 use std::ops::Range;
@@ -67,12 +69,27 @@ pub struct Model {
     matrices: DeviceWeights,
 }
 
-impl Model {
+/// A model's weights on the device, before anything uses them.
+pub struct Matrices(DeviceWeights);
+
+impl Matrices {
     /// Copies the weights to the device.
-    pub fn new(device: Device, weights: Arc<Weights>) -> Result<Self> {
-        let matrices = DeviceWeights::upload(&device, &weights)?;
+    pub fn copy(device: &Device, weights: &Weights) -> Result<Self> {
+        let matrices = DeviceWeights::upload(device, weights)?;
         device.finish()?;
-        Ok(Self { device, weights, matrices })
+        Ok(Self(matrices))
+    }
+
+    /// Moves the weights to memory that the CPU sees too: `weights` become views on it.
+    pub fn share(device: &Device, weights: &mut Weights) -> Result<Self> {
+        Ok(Self(DeviceWeights::share(device, weights)?))
+    }
+}
+
+impl Model {
+    /// `matrices` are of `weights`, on `device`.
+    pub fn new(device: Device, weights: Arc<Weights>, matrices: Matrices) -> Self {
+        Self { device, weights, matrices: matrices.0 }
     }
 
     /// The device.
@@ -91,6 +108,8 @@ pub struct OpenClOptions {
     pub max_tokens: usize,
     /// Computes attention on the host, over mapped rows; without it the device does.
     pub attention: Option<Attention>,
+    /// Which kernels.
+    pub variants: Variants,
 }
 
 /// Attention on the host, and what it reads and writes.
@@ -124,9 +143,9 @@ pub struct OpenClBackend {
 impl OpenClBackend {
     /// Builds the kernels and allocates cache and scratch.
     pub fn new(model: Arc<Model>, options: OpenClOptions) -> Result<Self> {
-        let OpenClOptions { kv_types, capacity, max_tokens, attention } = options;
+        let OpenClOptions { kv_types, capacity, max_tokens, attention, variants } = options;
         let device = &model.device;
-        let mut kernels = Kernels::new(device, kv_types)?;
+        let mut kernels = Kernels::new(device, kv_types, variants)?;
         let shapes = kernels.shapes();
         let max_tokens = if shapes.batches() { max_tokens.clamp(1, capacity.max(1)) } else { 1 };
         let place = if attention.is_some() { Place::HostVisible } else { Place::Device };
@@ -138,9 +157,9 @@ impl OpenClBackend {
         });
         let on = if host.is_some() { AttendOn::Host } else { AttendOn::Device };
         let launches = Launches::new(&mut kernels, &model.matrices, &scratch, &rows, on)?;
-        let whole = match on {
-            AttendOn::Device => Whole::new(device, &model.matrices, &mut scratch, &rows)?,
-            AttendOn::Host => None,
+        let whole = match (on, variants) {
+            (AttendOn::Device, Variants::Fastest) => Whole::new(device, &model.matrices, &mut scratch, &rows)?,
+            _ => None,
         };
         let landing = (!device.facts().unified_memory)
             .then(|| Landing::new(device, scratch.logits.len()))
@@ -164,6 +183,16 @@ impl OpenClBackend {
     /// The device.
     pub fn device(&self) -> &Device {
         &self.model.device
+    }
+
+    /// Whether these kernels are known to compute what they should; `None` where nobody has tried.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.kernels.verdict()
+    }
+
+    /// Notes that, for good.
+    pub fn set_verdict(&self, verdict: Verdict) {
+        self.kernels.set_verdict(verdict);
     }
 }
 

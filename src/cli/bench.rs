@@ -158,7 +158,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let load = began.elapsed();
     let environment = Environment::new(&engine, &rows);
     eprintln!("{}", environment.line());
-    let device = engine.device().map(|d| OnDevice::measure(&engine, d, &options[0])).transpose()?;
+    let device = engine.device().map(|d| OnDevice::measure(&engine, d, &options[0])).transpose()?.flatten();
     if let Some(device) = &device {
         eprintln!("{}", device.line());
     }

@@ -4,6 +4,7 @@
 //! kernel's registers do not depend on another's.
 
 use super::defines::Defines;
+use super::cache::Verdict;
 use super::device::Device;
 use super::failure::{Failure, Kind, Result};
 use super::program::{Kernel, Program, Source};
@@ -110,6 +111,28 @@ pub struct AttendShape {
     pub slots: usize,
 }
 
+/// Which kernels are used where there is a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variants {
+    /// The fastest that the device's facts allow.
+    Fastest,
+    /// Those that every device runs.
+    Baseline,
+}
+
+impl Variants {
+    /// What a verdict on all kernels together is noted under.
+    fn note(self) -> &'static str {
+        match self {
+            Variants::Fastest => "forward",
+            Variants::Baseline => "forward, baseline",
+        }
+    }
+}
+
+/// Set to the name of a kernel, that kernel computes nonsense; for tests.
+pub const CORRUPT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CORRUPT";
+
 /// Items that share a query in `attend`.
 pub const SHARE: usize = 4;
 
@@ -134,7 +157,7 @@ pub struct Shapes {
 
 impl Shapes {
     /// Those of a device.
-    pub fn of(device: &Device) -> Self {
+    pub fn of(device: &Device, variants: Variants) -> Self {
         let facts = device.facts();
         let units = facts.compute_units.max(1) as usize;
         // Local memory of queries, of a tile of rows, and of their scores.
@@ -151,8 +174,8 @@ impl Shapes {
             attend: tiles.into_iter().find(fits),
             // Instructions of compute capability 6.1.
             correct_divide: facts.correct_divide,
-            dot_ptx: facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),
-            tensor_cores: facts.compute_capability.is_some_and(|cc| cc >= (8, 0)) && super::whole::variants(),
+            dot_ptx: variants == Variants::Fastest && facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),
+            tensor_cores: variants == Variants::Fastest && facts.compute_capability.is_some_and(|cc| cc >= (8, 0)),
         }
     }
 
@@ -207,22 +230,43 @@ pub struct Kernels {
     device: Device,
     shapes: Shapes,
     types: KvTypes,
+    variants: Variants,
+    corrupt: Option<String>,
     programs: HashMap<Name, Program>,
 }
 
 impl Kernels {
     /// Builds nothing yet.
-    pub fn new(device: &Device, types: KvTypes) -> Result<Self> {
+    pub fn new(device: &Device, types: KvTypes, variants: Variants) -> Result<Self> {
         if HEAD_DIM > WIDEST_HEAD {
             let message = format!("heads of {HEAD_DIM} are wider than {WIDEST_HEAD}; use --backend cpu");
             return Err(Failure::new(Kind::Absent, message));
         }
-        Ok(Self { device: device.clone(), shapes: Shapes::of(device), types, programs: HashMap::new() })
+        Ok(Self {
+            device: device.clone(),
+            shapes: Shapes::of(device, variants),
+            types,
+            variants,
+            corrupt: std::env::var(CORRUPT_VARIABLE).ok(),
+            programs: HashMap::new(),
+        })
     }
 
     /// Sizes of this device.
     pub fn shapes(&self) -> Shapes {
         self.shapes
+    }
+
+    /// Whether all kernels so far, together, are known to compute what they should.
+    pub fn verdict(&self) -> Option<Verdict> {
+        let note = self.variants.note();
+        let mut all = self.programs.values().map(|p| p.verdict(note));
+        all.try_fold(Verdict::Passed, |all, one| Some(if one? == Verdict::Failed { Verdict::Failed } else { all }))
+    }
+
+    /// Notes that, for good.
+    pub fn set_verdict(&self, verdict: Verdict) {
+        self.programs.values().for_each(|p| p.set_verdicts([(self.variants.note(), verdict)]));
     }
 
     /// A kernel of its own, for arguments of its own.
@@ -257,7 +301,10 @@ impl Kernels {
     fn build(&self, name: Name) -> Result<Program> {
         let (text, defines) = self.source(name);
         let source = Source { name: symbol(name), text: &text, options: defines.as_str() };
-        Program::build(&self.device, &source)
+        match self.shapes.dot_ptx {
+            true => Program::build_variant(&self.device, &source),
+            false => Program::build(&self.device, &source),
+        }
     }
 
     fn source(&self, name: Name) -> (String, Defines) {
@@ -265,6 +312,9 @@ impl Kernels {
         let mut defines = Defines::of_model().with("WG", self.items(name));
         if s.correct_divide {
             defines = defines.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
+        }
+        if self.corrupt.as_deref() == Some(symbol(name)) {
+            defines = defines.flag("CORRUPT");
         }
         if s.dot_ptx {
             defines = defines.flag("DOT_PTX");

@@ -7,8 +7,9 @@ use super::defines::{FFN_PAD, KV_PAD, Q_PAD, QKV};
 use super::device::Device;
 use super::failure::{Failure, Kind, Result};
 use crate::dims::*;
-use crate::quant::packed::{GROUP_ROWS, QUANT_BYTES, SCALE_BYTES};
+use crate::quant::packed::{GROUP_ROWS, Packed, QUANT_BYTES, SCALE_BYTES};
 use crate::quant::BLOCK;
+use crate::weights::region::Plane;
 use crate::weights::source::Dtype;
 use crate::weights::{Layer, Matrix, Weights};
 use std::ops::Range;
@@ -137,14 +138,78 @@ pub struct DeviceWeights {
 impl DeviceWeights {
     /// Copies the weights.
     pub fn upload(device: &Device, weights: &Weights) -> Result<Self> {
-        let (matrices, floats) = sizes(weights);
-        let arena = |sizes: &[usize]| Arena::new(device, sizes, Access::ReadOnly, Place::Device);
-        let mut room = Room { device, matrices: arena(&matrices), floats: arena(&floats) };
+        let mut to = To::new(device, Place::Device, weights);
+        let to = &mut to;
         Ok(Self {
-            layers: weights.layers.iter().map(|l| room.layer(l)).collect::<Result<_>>()?,
-            norm: room.floats(&weights.norm)?,
-            head: room.step(Step::Head, &[part(&weights.head)])?,
+            layers: weights.layers.iter().map(|l| layer(to, l)).collect::<Result<_>>()?,
+            norm: floats(to, &weights.norm)?,
+            head: step(to, Step::Head, &[part(&weights.head)])?,
         })
+    }
+
+    /// Moves the weights to memory that the device and the CPU see: afterwards `weights` are views on it. A matrix
+    /// that had to be cut in chunks, or widened, stays with the CPU as well.
+    pub fn share(device: &Device, weights: &mut Weights) -> Result<Self> {
+        let mut to = To::new(device, Place::HostVisible, weights);
+        let to = &mut to;
+        let mut layers = Vec::with_capacity(weights.layers.len());
+        for l in &mut weights.layers {
+            let on_device = layer(to, l)?;
+            let [qkv, out, gate_up, down] = &on_device.steps;
+            adopt(&mut l.wq, qkv, 0)?;
+            adopt(&mut l.wk, qkv, Q_PAD / GROUP_ROWS)?;
+            adopt(&mut l.wv, qkv, (Q_PAD + KV_PAD) / GROUP_ROWS)?;
+            adopt(&mut l.wo, out, 0)?;
+            adopt(&mut l.gate, gate_up, 0)?;
+            adopt(&mut l.up, gate_up, FFN_PAD / GROUP_ROWS)?;
+            adopt(&mut l.down, down, 0)?;
+            layers.push(on_device);
+        }
+        let head = step(to, Step::Head, &[part(&weights.head)])?;
+        adopt(&mut weights.head, &head, 0)?;
+        Ok(Self { layers, norm: floats(to, &weights.norm)?, head })
+    }
+}
+
+/// Makes a matrix a view on the device's copy, which begins at group `first` of its step's.
+fn adopt<const ROWS: usize, const COLS: usize>(
+    matrix: &mut Matrix<ROWS, COLS>,
+    step: &StepWeights,
+    first: usize,
+) -> Result<()> {
+    let ([chunk], true) = (&step.chunks[..], part(matrix).form == step.form) else { return Ok(()) };
+    let (group, scale) = step.form.group_bytes(COLS);
+    let view = |buffer: &Buffer, range: Range<usize>| {
+        let plane = Plane::shared(buffer.clone().freeze()?);
+        Ok(plane.slice(range).expect("invariant: the step holds all its matrices"))
+    };
+    let end = first + ROWS.div_ceil(GROUP_ROWS);
+    match (matrix, &chunk.scales) {
+        (Matrix::Dense { dtype, data }, _) => {
+            *data = view(&chunk.quants, first * group..first * group + ROWS * COLS * dtype.size())?;
+        }
+        (Matrix::Q4(packed), Some(scales)) => {
+            let quants = view(&chunk.quants, first * group..end * group)?;
+            let scales = view(scales, first * scale..end * scale)?;
+            *packed = Packed::new(quants, scales).expect("invariant: lengths are those of the shape");
+        }
+        (Matrix::Q4(_), None) => unreachable!("invariant: packed matrices have scales"),
+    }
+    Ok(())
+}
+
+/// Where weights go.
+struct To<'a> {
+    device: &'a Device,
+    matrices: Arena<'a>,
+    floats: Arena<'a>,
+}
+
+impl<'a> To<'a> {
+    fn new(device: &'a Device, place: Place, weights: &Weights) -> Self {
+        let (matrices, floats) = sizes(weights);
+        let arena = |sizes: &[usize], place: Place| Arena::new(device, sizes, Access::ReadOnly, place);
+        Self { device, matrices: arena(&matrices, place), floats: arena(&floats, Place::Device) }
     }
 }
 
@@ -170,44 +235,32 @@ fn sizes(weights: &Weights) -> (Vec<usize>, Vec<usize>) {
     (matrices, floats)
 }
 
-/// Where weights go.
-struct Room<'a> {
-    device: &'a Device,
-    matrices: Arena<'a>,
-    floats: Arena<'a>,
+fn layer(to: &mut To<'_>, l: &Layer) -> Result<LayerWeights> {
+    let mut bias = vec![0.0; if QKV_BIAS { QKV } else { 0 }];
+    if QKV_BIAS {
+        for (at, part) in [(0, &l.q_bias), (Q_PAD, &l.k_bias), (Q_PAD + KV_PAD, &l.v_bias)] {
+            bias[at..at + part.len()].copy_from_slice(part);
+        }
+    }
+    let some = |to: &mut To<'_>, values: &[f32]| (!values.is_empty()).then(|| floats(to, values)).transpose();
+    Ok(LayerWeights {
+        steps: [
+            step(to, Step::Qkv, &[part(&l.wq), part(&l.wk), part(&l.wv)])?,
+            step(to, Step::Out, &[part(&l.wo)])?,
+            step(to, Step::GateUp, &[part(&l.gate), part(&l.up)])?,
+            step(to, Step::Down, &[part(&l.down)])?,
+        ],
+        attn_norm: floats(to, &l.attn_norm)?,
+        ffn_norm: floats(to, &l.ffn_norm)?,
+        qkv_bias: some(to, &bias)?,
+        o_bias: some(to, &l.o_bias)?,
+        qk_norm: some(to, &[l.q_norm.as_slice(), l.k_norm.as_slice()].concat())?,
+    })
 }
 
-impl Room<'_> {
-    fn layer(&mut self, l: &Layer) -> Result<LayerWeights> {
-        let mut bias = vec![0.0; if QKV_BIAS { QKV } else { 0 }];
-        if QKV_BIAS {
-            for (at, part) in [(0, &l.q_bias), (Q_PAD, &l.k_bias), (Q_PAD + KV_PAD, &l.v_bias)] {
-                bias[at..at + part.len()].copy_from_slice(part);
-            }
-        }
-        Ok(LayerWeights {
-            steps: [
-                self.step(Step::Qkv, &[part(&l.wq), part(&l.wk), part(&l.wv)])?,
-                self.step(Step::Out, &[part(&l.wo)])?,
-                self.step(Step::GateUp, &[part(&l.gate), part(&l.up)])?,
-                self.step(Step::Down, &[part(&l.down)])?,
-            ],
-            attn_norm: self.floats(&l.attn_norm)?,
-            ffn_norm: self.floats(&l.ffn_norm)?,
-            qkv_bias: self.some(&bias)?,
-            o_bias: self.some(&l.o_bias)?,
-            qk_norm: self.some(&[l.q_norm.as_slice(), l.k_norm.as_slice()].concat())?,
-        })
-    }
-
-    fn some(&mut self, values: &[f32]) -> Result<Option<Buffer>> {
-        (!values.is_empty()).then(|| self.floats(values)).transpose()
-    }
-
-    fn floats(&mut self, values: &[f32]) -> Result<Buffer> {
-        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        self.floats.buffer_of(&bytes)
-    }
+fn floats(to: &mut To<'_>, values: &[f32]) -> Result<Buffer> {
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    to.floats.buffer_of(&bytes)
 }
 
 /// One matrix as bytes, in groups of sixteen rows.
@@ -265,18 +318,18 @@ impl Part<'_> {
     }
 }
 
-impl Room<'_> {
 /// Uploads the matrices of one step, in as few chunks as buffers of the device allow.
-fn step(&mut self, step: Step, parts: &[Part<'_>]) -> Result<StepWeights> {
+fn step(to: &mut To<'_>, step: Step, parts: &[Part<'_>]) -> Result<StepWeights> {
     if parts.iter().any(|p| p.form != parts[0].form) {
         let wide: Vec<Part<'_>> = parts.iter().map(Part::widened).collect();
-        return self.step(step, &wide);
+        return self::step(to, step, &wide);
     }
+    let device = to.device;
     let (form, cols) = (parts[0].form, parts[0].cols);
     let (group, scale) = form.group_bytes(cols);
     let (groups, halves) = (step.groups(), step.halves());
     // Pairs of groups: `gate_up` writes blocks of 32.
-    let most = usize::try_from(self.device.facts().max_alloc).unwrap_or(usize::MAX) / (group * halves) / 2 * 2;
+    let most = usize::try_from(device.facts().max_alloc).unwrap_or(usize::MAX) / (group * halves) / 2 * 2;
     if most == 0 {
         let (name, bytes) = (step.names().0, 2 * group * halves);
         let message = format!("the device allows no buffer of {bytes} bytes, which {name} needs for 32 rows");
@@ -285,7 +338,7 @@ fn step(&mut self, step: Step, parts: &[Part<'_>]) -> Result<StepWeights> {
     let mut chunks = Vec::new();
     for first in (0..groups).step_by(most) {
         let n = most.min(groups - first);
-        let mut buffer = |bytes: usize| self.matrices.buffer(n * halves * bytes);
+        let mut buffer = |bytes: usize| to.matrices.buffer(n * halves * bytes);
         let quants = buffer(group)?;
         let scales = if scale > 0 { Some(buffer(scale)?) } else { None };
         let chunk = Chunk { quants, scales, first, groups: n };
@@ -305,5 +358,4 @@ fn step(&mut self, step: Step, parts: &[Part<'_>]) -> Result<StepWeights> {
         chunks.push(chunk);
     }
     Ok(StepWeights { form, chunks })
-}
 }

@@ -13,8 +13,6 @@ use super::weights::{Chunk, DeviceWeights, Form, LayerWeights, Step};
 use crate::dims::*;
 use crate::quant::packed::GROUP_ROWS;
 
-/// Set to `baseline`, no kernel made for one vendor is used.
-pub const VARIANTS_VARIABLE: &str = "ANTIGRAVITY_OPENCL_VARIANTS";
 /// Items and warps of a group.
 const ITEMS: usize = 512;
 const WARPS: usize = 16;
@@ -27,17 +25,11 @@ const MOST_BITES: usize = 12;
 /// Arrivals at the barrier in a layer.
 const BARRIERS: usize = 5;
 
-/// Whether kernels made for one vendor may be used.
-pub fn variants() -> bool {
-    std::env::var(VARIANTS_VARIABLE).map_or(true, |v| v != "baseline")
-}
-
 /// Whether the kernel is for this device and this model's shape.
 pub fn fits(facts: &Facts) -> bool {
     let widths = [DIM, Q_DIM, FFN_DIM];
     let local = 4 * (widths.iter().max().expect("three") * 9 / 32 + part_floats(facts) + 2 * SWEEP + 4 * HEAD_DIM);
     facts.compute_capability.is_some_and(|cc| cc >= (8, 0))
-        && variants()
         && widths.iter().all(|w| w % SWEEP == 0)
         && HEAD_DIM.is_power_of_two()
         && (32..=256).contains(&HEAD_DIM)
@@ -119,10 +111,7 @@ impl Whole {
         let defines = places.defines.iter().fold(defines, |d, (name, value)| d.with(name, *value));
         let text = [COMMON, KV, DECODE_NVIDIA].concat();
         let source = Source { name: "decode", text: &text, options: defines.as_str() };
-        let mut kernel = Program::build(device, &source)?.kernel("decode")?;
-        if std::env::var_os("NV_DEBUG").is_some() {
-            eprintln!("decode: groups {} private {} local {}", kernel.max_work_group(), kernel.private_memory(), kernel.local_memory());
-        }
+        let mut kernel = Program::build_variant(device, &source)?.kernel("decode")?;
         let zeroed = |floats: usize| {
             let buffer = device.buffer(4 * floats, Access::ReadWrite, Place::Device)?;
             buffer.fill(0..buffer.len(), 0)?;

@@ -4,7 +4,7 @@ mod sigbus;
 
 use std::fmt;
 use std::fs::{self, FileType, OpenOptions};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -29,6 +29,8 @@ enum Memory {
         map: Mmap,
     },
     Owned(AlignedBytes),
+    /// Kept by somebody else, e.g. a device's memory that is mapped for good.
+    Shared(Box<dyn Deref<Target = [u8]> + Send + Sync>),
 }
 
 impl Region {
@@ -36,6 +38,7 @@ impl Region {
         match &self.0 {
             Memory::File { map, .. } => map,
             Memory::Owned(bytes) => bytes.as_slice(),
+            Memory::Shared(bytes) => bytes,
         }
     }
 }
@@ -52,6 +55,11 @@ impl Plane {
         let region = Region(memory);
         let range = 0..region.bytes().len();
         Plane { region: Arc::new(region), range }
+    }
+
+    /// Bytes that stay where they are for as long as `bytes` lives.
+    pub fn shared(bytes: impl Deref<Target = [u8]> + Send + Sync + 'static) -> Plane {
+        Plane::whole(Memory::Shared(Box::new(bytes)))
     }
 
     pub fn bytes(&self) -> &[u8] {

@@ -23,9 +23,10 @@ pub(super) struct OnDevice {
 
 impl OnDevice {
     /// Makes a backend with these options, which builds its programs, and decodes some tokens without their logits.
-    pub fn measure(engine: &Engine, device: &Device, options: &EngineOptions) -> Result<Self> {
+    /// `None` where the engine has no device.
+    pub fn measure(engine: &Engine, device: &Device, options: &EngineOptions) -> Result<Option<Self>> {
         let tokens = TOKENS.min(options.max_seq_len - 1);
-        let mut backend = engine.backend_of(options)?;
+        let Some(mut backend) = engine.device_backend(options)? else { return Ok(None) };
         let builds = device.builds();
         backend.forward(&[0], 0, Logits::None)?;
         device.finish()?;
@@ -35,13 +36,13 @@ impl OnDevice {
         let host = start.elapsed();
         device.finish()?;
         let per_token = tokens.max(1) as u32;
-        Ok(Self {
+        Ok(Some(Self {
             name: device.facts().name.clone(),
             driver: device.facts().driver.clone(),
             launches_per_token: (device.launches() - before) as f64 / f64::from(per_token),
             host_per_token: host / per_token,
             builds,
-        })
+        }))
     }
 
     /// For people.
