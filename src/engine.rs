@@ -176,9 +176,8 @@ impl Engine {
             },
         };
         let weights = Arc::new(weights);
-        let device = device.map(|(device, matrices)| {
-            Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices))
-        });
+        let device = device
+            .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
         Ok(Self { options, weights, tokenizer, isa, device })
     }
 

@@ -49,8 +49,8 @@ use crate::trace::{Recorder, Steps};
 use crate::weights::Weights;
 use buffer::{Landing, MapFor};
 use defines::QKV;
-use kernels::{CHUNK, FUSED_CHUNKS, Kernels};
 pub use kernels::Variants;
+use kernels::{CHUNK, FUSED_CHUNKS, Kernels};
 use rows::{LayerRows, Rows};
 use scratch::Scratch;
 use std::ops::Range;
@@ -158,7 +158,9 @@ impl OpenClBackend {
         let on = if host.is_some() { AttendOn::Host } else { AttendOn::Device };
         let launches = Launches::new(&mut kernels, &model.matrices, &scratch, &rows, on)?;
         let whole = match (on, variants) {
-            (AttendOn::Device, Variants::Fastest) => Whole::new(device, &model.matrices, &mut scratch, &rows)?,
+            (AttendOn::Device, Variants::Fastest) => {
+                Whole::new(device, &model.matrices, &mut scratch, &rows)?
+            }
             _ => None,
         };
         let landing = (!device.facts().unified_memory)
@@ -335,7 +337,9 @@ impl Pass<'_> {
     fn logits(&mut self, out: Logits<'_>) -> failure::Result<()> {
         match out {
             Logits::None => self.device.flush(),
-            Logits::Last(logits) | Logits::All(logits) => read_logits(self.scratch, &mut self.landing, logits),
+            Logits::Last(logits) | Logits::All(logits) => {
+                read_logits(self.scratch, &mut self.landing, logits)
+            }
         }
     }
 }
@@ -351,7 +355,9 @@ fn read_logits(s: &Scratch, landing: &mut Option<&mut Landing>, logits: &mut [f3
 
 impl OpenClBackend {
     fn pass(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> failure::Result<()> {
-        let Self { model, rows, scratch, launches, whole, landing, host, frequencies, recorder, passes, .. } = self;
+        let Self {
+            model, rows, scratch, launches, whole, landing, host, frequencies, recorder, passes, ..
+        } = self;
         passes.0 += 1;
         if passes.1 == Some(passes.0) {
             return Err(Failure::new(Kind::Lost, format!("lost on purpose ({LOSE_VARIABLE})")));
@@ -426,7 +432,8 @@ impl Backend for OpenClBackend {
     fn resize(&mut self, slots: usize) -> Result<()> {
         self.rows.resize(&self.model.device, slots)?;
         let on = if self.host.is_some() { AttendOn::Host } else { AttendOn::Device };
-        self.launches = Launches::new(&mut self.kernels, &self.model.matrices, &self.scratch, &self.rows, on)?;
+        self.launches =
+            Launches::new(&mut self.kernels, &self.model.matrices, &self.scratch, &self.rows, on)?;
         if self.whole.is_some() {
             self.whole = Whole::new(&self.model.device, &self.model.matrices, &mut self.scratch, &self.rows)?;
         }

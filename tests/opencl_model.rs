@@ -201,8 +201,12 @@ fn text_with(flags: &[&str], environment: &[(&str, &str)]) -> String {
 #[test]
 fn text_is_the_same() {
     if exact().is_some() {
-        for flags in [&["--gpu-attn"][..], &[], &["--zero-copy"], &["--zero-copy", "--gpu-attn", "--weight-type", "q4"]]
-        {
+        for flags in [
+            &["--gpu-attn"][..],
+            &[],
+            &["--zero-copy"],
+            &["--zero-copy", "--gpu-attn", "--weight-type", "q4"],
+        ] {
             assert_eq!(text_with(flags, &[]), "", "{flags:?}");
         }
     }

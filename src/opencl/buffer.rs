@@ -100,7 +100,8 @@ impl Device {
         let shadow = (host_visible && shadow::wanted()).then(|| Shadow::new(len));
         let state = AtomicU8::new(UNMAPPED);
         let frozen = OnceLock::new();
-        let memory = Memory { shared: shared.clone(), id, len, access, place, state, frozen, shadow, whole: None };
+        let memory =
+            Memory { shared: shared.clone(), id, len, access, place, state, frozen, shadow, whole: None };
         Ok(Buffer { memory: Arc::new(memory) })
     }
 
@@ -208,12 +209,16 @@ impl Buffer {
         m.assert_holds(&range);
         assert!(!range.is_empty() && m.shadow.is_none(), "parts have bytes and are the device's alone");
         let Some(create) = m.shared.api().clCreateSubBuffer else {
-            return Err(Failure::new(Kind::Absent, "this driver has no parts of buffers (clCreateSubBuffer)"));
+            return Err(Failure::new(
+                Kind::Absent,
+                "this driver has no parts of buffers (clCreateSubBuffer)",
+            ));
         };
         let region = [range.start, range.len()];
         let mut code = 0;
         // SAFETY: the description is an origin and a size, within the buffer; flags 0 are those of the whole.
-        let id = unsafe { create(m.id, 0, ffi::BUFFER_CREATE_TYPE_REGION, region.as_ptr().cast(), &mut code) };
+        let id =
+            unsafe { create(m.id, 0, ffi::BUFFER_CREATE_TYPE_REGION, region.as_ptr().cast(), &mut code) };
         check(code, "clCreateSubBuffer", format_args!("{range:?} of {} bytes", m.len))?;
         let memory = Memory {
             shared: m.shared.clone(),

@@ -37,7 +37,8 @@ impl Rows {
     pub fn new(device: &Device, types: KvTypes, capacity: usize, place: Place) -> Result<Self> {
         let (k, v) = row_bytes(types);
         let plane = |row: usize| (KV_HEADS * row).checked_mul(capacity).unwrap_or(usize::MAX);
-        let mut arenas = [k, v].map(|row| Arena::new(device, &[plane(row); LAYERS], Access::ReadWrite, place));
+        let mut arenas =
+            [k, v].map(|row| Arena::new(device, &[plane(row); LAYERS], Access::ReadWrite, place));
         let mut rows = |at: usize, row: usize| {
             arenas[at].buffer(plane(row)).map_err(|f| match f.kind {
                 Kind::Memory => {
@@ -97,7 +98,9 @@ impl Rows {
         let mut grown = Self::new(device, self.types, capacity, self.place)?;
         grown.len = self.len;
         for (old, new) in self.layers.iter().zip(&grown.layers) {
-            for (old, new, row) in self.planes(old).into_iter().zip(grown.planes(new)).map(|(o, n)| (o.0, n.0, o.1)) {
+            for (old, new, row) in
+                self.planes(old).into_iter().zip(grown.planes(new)).map(|(o, n)| (o.0, n.0, o.1))
+            {
                 for head in 0..KV_HEADS {
                     let from = head * self.capacity * row;
                     old.copy(from..from + self.len * row, new, head * capacity * row)?;
@@ -115,7 +118,12 @@ impl Rows {
     }
 
     /// Moves the rows of `slots` (ascending, filled) to slots `0..`.
-    pub fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> std::result::Result<(), crate::Error> {
+    pub fn keep(
+        &mut self,
+        layer: usize,
+        kv_head: usize,
+        slots: &[u32],
+    ) -> std::result::Result<(), crate::Error> {
         let ascending = slots.windows(2).all(|w| w[0] < w[1]);
         if !ascending || slots.last().is_some_and(|&s| s as usize >= self.len) {
             return Err(crate::Error::Other("slots to keep must ascend and be filled".into()));

@@ -1,11 +1,11 @@
 //! One token through the whole model in one launch, on NVIDIA: see `kernels/decode_nvidia.cl`.
 
 use super::buffer::{Access, Buffer, Place};
+use super::defines::{Defines, KV_PAD, Q_PAD, QKV};
 use super::device::Device;
 use super::facts::Facts;
 use super::failure::Result;
 use super::kernels::{COMMON, DECODE_NVIDIA, KV};
-use super::defines::{Defines, KV_PAD, QKV, Q_PAD};
 use super::program::{Kernel, Program, Source};
 use super::rows::Rows;
 use super::scratch::Scratch;
@@ -28,7 +28,8 @@ const BARRIERS: usize = 5;
 /// Whether the kernel is for this device and this model's shape.
 pub fn fits(facts: &Facts) -> bool {
     let widths = [DIM, Q_DIM, FFN_DIM];
-    let local = 4 * (widths.iter().max().expect("three") * 9 / 32 + part_floats(facts) + 2 * SWEEP + 4 * HEAD_DIM);
+    let local =
+        4 * (widths.iter().max().expect("three") * 9 / 32 + part_floats(facts) + 2 * SWEEP + 4 * HEAD_DIM);
     facts.compute_capability.is_some_and(|cc| cc >= (8, 0))
         && widths.iter().all(|w| w % SWEEP == 0)
         && HEAD_DIM.is_power_of_two()
@@ -60,10 +61,11 @@ impl Share {
             _ => (rows / UNIT).div_ceil(groups),
         };
         let sweeps = cols / SWEEP;
-        let shares = [1, 2, 4, 8, 16].into_iter().filter(|split| sweeps.is_multiple_of(*split)).map(|split| {
-            let rounds = each.div_ceil(WARPS / split);
-            Self { split, rounds, bites: rounds * (sweeps / split) }
-        });
+        let shares =
+            [1, 2, 4, 8, 16].into_iter().filter(|split| sweeps.is_multiple_of(*split)).map(|split| {
+                let rounds = each.div_ceil(WARPS / split);
+                Self { split, rounds, bites: rounds * (sweeps / split) }
+            });
         shares.min_by_key(|s| s.bites).expect("one warp can always take a unit")
     }
 }
@@ -85,7 +87,12 @@ pub struct Whole {
 
 impl Whole {
     /// `None` where weights or rows are no parts of one buffer.
-    pub fn new(device: &Device, weights: &DeviceWeights, scratch: &mut Scratch, rows: &Rows) -> Result<Option<Self>> {
+    pub fn new(
+        device: &Device,
+        weights: &DeviceWeights,
+        scratch: &mut Scratch,
+        rows: &Rows,
+    ) -> Result<Option<Self>> {
         let facts = device.facts();
         let Some(places) = Places::find(weights) else { return Ok(None) };
         let Some((k, v, strides)) = cache(rows) else { return Ok(None) };
@@ -103,9 +110,12 @@ impl Whole {
             .with("PARTS", part_floats(facts))
             .with("HEAD_ROWS", VOCAB.next_multiple_of(GROUP_ROWS))
             .of_cache(rows.types());
-        for (name, step) in
-            [("QKV_SPLIT", Step::Qkv), ("OUT_SPLIT", Step::Out), ("FFN_SPLIT", Step::GateUp), ("DOWN_SPLIT", Step::Down)]
-        {
+        for (name, step) in [
+            ("QKV_SPLIT", Step::Qkv),
+            ("OUT_SPLIT", Step::Out),
+            ("FFN_SPLIT", Step::GateUp),
+            ("DOWN_SPLIT", Step::Down),
+        ] {
             defines = defines.with(name, Share::of(step, facts).split);
         }
         let defines = places.defines.iter().fold(defines, |d, (name, value)| d.with(name, *value));
@@ -155,7 +165,8 @@ struct Places {
 
 impl Places {
     fn find(weights: &DeviceWeights) -> Option<Self> {
-        let (matrices, first, bytes) = matrices(&weights.layers[0].steps.each_ref().map(|s| s.chunks.as_slice()))?;
+        let (matrices, first, bytes) =
+            matrices(&weights.layers[0].steps.each_ref().map(|s| s.chunks.as_slice()))?;
         let (_, head, _) = matrices_of_head(weights)?;
         let names = [
             ["AT_QKV", "AT_QKV_SCALES"],
@@ -166,7 +177,8 @@ impl Places {
         let mut defines: Vec<_> = names.into_iter().flatten().zip(first).collect();
         defines.extend(["AT_HEAD", "AT_HEAD_SCALES"].into_iter().zip(head));
         defines.push(("LAYER_BYTES", bytes));
-        let all_q4 = weights.layers.iter().flat_map(|l| &l.steps).chain([&weights.head]).all(|s| s.form == Form::Q4);
+        let all_q4 =
+            weights.layers.iter().flat_map(|l| &l.steps).chain([&weights.head]).all(|s| s.form == Form::Q4);
         let (floats, at) = floats(&weights.layers[0])?;
         let next = weights.layers.get(1).map_or(&weights.norm, |l| &l.attn_norm);
         let stride = next.whole()?.1;

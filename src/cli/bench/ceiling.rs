@@ -53,7 +53,8 @@ pub(super) fn measure(threads: &[usize], isa: Option<Isa>) -> Vec<Ceiling> {
 /// The ceilings on an OpenCL device, however many threads its host has.
 pub(super) fn of_device(device: &Device, threads: &[usize]) -> Result<Vec<Ceiling>> {
     let rate = stream::bandwidth(device)?;
-    let ceiling = |&threads: &usize| Ceiling { threads, read: Some((rate, "on the device".into())), ops: None };
+    let ceiling =
+        |&threads: &usize| Ceiling { threads, read: Some((rate, "on the device".into())), ops: None };
     Ok(threads.iter().map(ceiling).collect())
 }
 
