@@ -204,9 +204,7 @@ unsafe fn tile(
                 ($($t:literal)*) => {$(
                     let d = _mm512_mul_ps(scale, _mm512_set1_ps((*acts.add(b + $t * stride)).d));
                     let sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums.cast::<__m512i>().add($t)));
-                    // Adds in place: of the intrinsic the compiler makes a sum in a new register and a move back.
-                    asm!("vfmadd231ps {}, {}, {}", inout(zmm_reg) acc[$t], in(zmm_reg) sum, in(zmm_reg) d,
-                        options(pure, nomem, nostack, preserves_flags));
+                    acc[$t] = _mm512_fmadd_ps(sum, d, acc[$t]);
                 )*};
             }
             tokens!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
