@@ -2,11 +2,11 @@
 //! accesses out of bounds, races and uninitialised reads.
 #![cfg(unix)]
 
+#[path = "opencl/attention.rs"]
+mod attention;
 #[allow(dead_code, reason = "shared with other tests, which use the rest")]
 #[path = "opencl/bed.rs"]
 mod bed;
-#[path = "opencl/attention.rs"]
-mod attention;
 #[path = "opencl/products.rs"]
 mod products;
 

@@ -107,7 +107,9 @@ impl BenchArgs {
     /// Checks the flags; the options are those of the model, without a group's own.
     fn resolve(&self) -> Result<EngineOptions> {
         if self.backend.kind()? == BackendKind::OpenCl {
-            return Err(Error::Device("bench --backend opencl is not in this build; use --backend cpu".into()));
+            return Err(Error::Device(
+                "bench --backend opencl is not in this build; use --backend cpu".into(),
+            ));
         }
         let within = |flag: &str, n: usize, most: usize| match (1..=most).contains(&n) {
             true => Ok(n),

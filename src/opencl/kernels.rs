@@ -3,8 +3,8 @@
 //! A program is compiled for one step and one way of storing its matrix, so that every size is a constant and one
 //! kernel's registers do not depend on another's.
 
-use super::defines::Defines;
 use super::cache::Verdict;
+use super::defines::Defines;
 use super::device::Device;
 use super::failure::{Failure, Kind, Result};
 use super::program::{Kernel, Program, Source};
@@ -245,7 +245,9 @@ impl Kernels {
     pub fn verdict(&self) -> Option<Verdict> {
         let note = self.variants.note();
         let mut all = self.programs.values().map(|p| p.verdict(note));
-        all.try_fold(Verdict::Passed, |all, one| Some(if one? == Verdict::Failed { Verdict::Failed } else { all }))
+        all.try_fold(Verdict::Passed, |all, one| {
+            Some(if one? == Verdict::Failed { Verdict::Failed } else { all })
+        })
     }
 
     /// Notes that, for good.

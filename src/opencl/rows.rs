@@ -35,7 +35,7 @@ impl Rows {
     /// An empty cache.
     pub fn new(device: &Device, types: KvTypes, capacity: usize, place: Place) -> Result<Self> {
         let plane = |row: usize| {
-            let bytes = (KV_HEADS * row).checked_mul(capacity).unwrap_or(usize::MAX);
+            let bytes = (KV_HEADS * row).saturating_mul(capacity);
             device.buffer(bytes, Access::ReadWrite, place).map_err(|f| match f.kind {
                 Kind::Memory => {
                     let message = format!("KV cache for --max-seq-len {capacity}: {}", f.message);
@@ -95,7 +95,9 @@ impl Rows {
         let mut grown = Self::new(device, self.types, capacity, self.place)?;
         grown.len = self.len;
         for (old, new) in self.layers.iter().zip(&grown.layers) {
-            for (old, new, row) in self.planes(old).into_iter().zip(grown.planes(new)).map(|(o, n)| (o.0, n.0, o.1)) {
+            for (old, new, row) in
+                self.planes(old).into_iter().zip(grown.planes(new)).map(|(o, n)| (o.0, n.0, o.1))
+            {
                 for head in 0..KV_HEADS {
                     let from = head * self.capacity * row;
                     old.copy(from..from + self.len * row, new, head * capacity * row)?;
@@ -113,7 +115,12 @@ impl Rows {
     }
 
     /// Moves the rows of `slots` (ascending, filled) to slots `0..`.
-    pub fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> std::result::Result<(), crate::Error> {
+    pub fn keep(
+        &mut self,
+        layer: usize,
+        kv_head: usize,
+        slots: &[u32],
+    ) -> std::result::Result<(), crate::Error> {
         let ascending = slots.windows(2).all(|w| w[0] < w[1]);
         if !ascending || slots.last().is_some_and(|&s| s as usize >= self.len) {
             return Err(crate::Error::Other("slots to keep must ascend and be filled".into()));
@@ -160,6 +167,12 @@ impl Rows {
         }
         Ok(())
     }
+}
+
+/// Bytes of the parts of one token's attention over `capacity` slots.
+pub fn parts_bytes(capacity: usize) -> usize {
+    let chunks = capacity.div_ceil(CHUNK).max(1);
+    4 * HEADS * chunks * (HEAD_DIM + 2)
 }
 
 /// Bytes of a key row and of a value row.

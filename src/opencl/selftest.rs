@@ -21,7 +21,8 @@ pub const SLOTS: usize = MANY + ONE;
 /// The largest relative L2 distance of any row of logits; 0 for the same bits, infinite where one is not finite.
 /// Both caches are empty before and after.
 pub fn distance(found: &mut dyn Backend, expected: &mut dyn Backend) -> Result<f64> {
-    let ids: Vec<u32> = (1..=SLOTS as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32).collect();
+    let ids: Vec<u32> =
+        (1..=SLOTS as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32).collect();
     let (a, b) = (logits(found, &ids)?, logits(expected, &ids)?);
     let rows = a.chunks(VOCAB).zip(b.chunks(VOCAB));
     Ok(rows.map(|(a, b)| relative(a, b)).fold(0.0, f64::max))

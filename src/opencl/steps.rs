@@ -207,7 +207,13 @@ impl Binder<'_> {
 
     /// One token times the matrices of a step, its input from where the first of the pair says, its result as
     /// the second says.
-    fn gemv(&mut self, step: Step, w: &StepWeights, ends: (Input, Quantised), io: Io<'_>) -> Result<Products> {
+    fn gemv(
+        &mut self,
+        step: Step,
+        w: &StepWeights,
+        ends: (Input, Quantised),
+        io: Io<'_>,
+    ) -> Result<Products> {
         let name = Name::Gemv { step, form: w.form, input: ends.0, next: ends.1 };
         let mut products = self.products(name, w, &io)?;
         for p in &mut products {
@@ -246,8 +252,7 @@ impl Binder<'_> {
             qkv: self.gemv(Step::Qkv, qkv, (Input::Norm, Quantised::No), qkv_io)?,
             attend: match self.attend {
                 AttendOn::Device => {
-                    let buffers =
-                        [s.state.buffer(), &s.qkv, norm, &rows.k, &rows.v, partials, ml];
+                    let buffers = [s.state.buffer(), &s.qkv, norm, &rows.k, &rows.v, partials, ml];
                     let mut launch = self.launch(Name::AttendOne, &buffers)?;
                     launch.kernel.arg_i32(7, self.rows.capacity() as i32)?;
                     Some(launch)
@@ -317,7 +322,7 @@ impl Binder<'_> {
 
 impl Launch {
     /// Sets the first token that the final norm reads.
-    pub fn from_token(&mut self, first: usize) -> Result<&mut Self> {
+    pub fn start_at(&mut self, first: usize) -> Result<&mut Self> {
         self.kernel.arg_i32(4, first as i32)?;
         Ok(self)
     }

@@ -144,7 +144,11 @@ impl<const HD: usize> Case<HD> {
         for (part, found, want) in [("keys", bytes(k), want_k), ("values", bytes(v), want_v)] {
             let other = found.iter().zip(&want).filter(|(a, b)| a != b).count();
             let first = found.iter().zip(&want).position(|(a, b)| a != b);
-            assert!(other == 0, "{what}: {other} bytes of {} of {part} differ, from {first:?} on", want.len());
+            assert!(
+                other == 0,
+                "{what}: {other} bytes of {} of {part} differ, from {first:?} on",
+                want.len()
+            );
         }
         same(&what, &read(att), &want);
     }

@@ -95,7 +95,10 @@ fn a_library_that_is_not_there() {
     let output =
         command.args(["generate", "-b", "opencl", "-p", "x", "-n", "1"]).envs(missing).output().unwrap();
     assert_eq!(output.status.code(), Some(5));
-    holds(&String::from_utf8_lossy(&output.stderr), &["/nowhere/libOpenCL.so.9 (cannot open", "--backend cpu"]);
+    holds(
+        &String::from_utf8_lossy(&output.stderr),
+        &["/nowhere/libOpenCL.so.9 (cannot open", "--backend cpu"],
+    );
     // It is the only one that is tried.
     assert_eq!(said.matches("opencl library").count(), 1, "{said}");
 }

@@ -98,9 +98,8 @@ pub fn head(device: &Device, more: i32) {
     let [quants, scales] = m.buffers(device);
     let s = floats(device, &state([1, 0, 0], std::slice::from_ref(&x)));
     let (norm, out) = (floats(device, &w), floats(device, &vec![0.0; vocab]));
-    let options = format!(
-        "-DSTEP_HEAD -DROWS={vocab} -DCOLS={dim} -DW_TYPE=0 -DTILE_GROUPS=4 -DSLICES=4 -DPASS=2"
-    );
+    let options =
+        format!("-DSTEP_HEAD -DROWS={vocab} -DCOLS={dim} -DW_TYPE=0 -DTILE_GROUPS=4 -DSLICES=4 -DPASS=2");
     let mut k = kernel(
         device,
         ("gemv", GEMV),
@@ -150,15 +149,15 @@ fn dense_down(device: &Device) {
     let (Dims { dim, head_dim, .. }, cols, r) = (SMALL, 50, &mut Seeded(3));
     let (w, x, input) = (r.floats(dim * cols), r.floats(dim + head_dim), r.floats(cols));
     for (kind, stored, wide) in dense_types(&w) {
-        let (rows, s) = (buffer(device, &stored), floats(device, &state([1, 0, 0], std::slice::from_ref(&x))));
+        let (rows, s) =
+            (buffer(device, &stored), floats(device, &state([1, 0, 0], std::slice::from_ref(&x))));
         let acts = floats(device, &input);
         let options = format!("-DSTEP_DOWN -DROWS={dim} -DCOLS={cols} -DW_TYPE={kind} -DTILE_GROUPS=1");
         let args = [&rows, &rows, &s, &acts, &acts, &acts, &acts];
         let mut k = kernel(device, ("gemv", GEMV), &SMALL.options(64, &options), &args);
         k.arg_ints(7, &[0, (dim / 16) as i32]).unwrap();
         device.launch(&k, &[64 * 6], &[64]).unwrap();
-        let expected: Vec<f32> =
-            wide.chunks(cols).zip(&x).map(|(row, x)| x + dot16(row, &input)).collect();
+        let expected: Vec<f32> = wide.chunks(cols).zip(&x).map(|(row, x)| x + dot16(row, &input)).collect();
         same("down", &read(&s)[16..16 + dim], &expected);
     }
 }

@@ -27,7 +27,9 @@ pub fn check(engine: &Engine, reference: &Reference) -> Tally {
             let device = Variant { flags: &flags, opencl: true, ..Variant::default() };
             let found = engine.logits(&case.ids, reference.vocab, device);
             let outcome = match (&expected, found) {
-                (_, Err(Error::Failed(why))) if why.contains("OpenCL:") && std::env::var_os("CI").is_none() => {
+                (_, Err(Error::Failed(why)))
+                    if why.contains("OpenCL:") && std::env::var_os("CI").is_none() =>
+                {
                     eprintln!("parity: {}: SKIPPED OpenCL: {why}", reference.name);
                     return tally;
                 }
