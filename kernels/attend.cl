@@ -109,7 +109,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 #if V_ROTATED
-    rotate_heads(q, QUERIES);
+    rotate_heads(q, QUERIES, true);
 #endif
     for (int i = lid; i < QUERIES * HEAD_DIM; i += WG) {
         int r = first_row + i / HEAD_DIM;

@@ -60,7 +60,7 @@ void merge_chunks(const __global float *partials, const __global float *ml, int 
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 #if V_ROTATED
-    rotate_heads(att, HEADS);
+    rotate_heads(att, HEADS, true);
 #endif
 }
 #endif

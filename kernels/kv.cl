@@ -1,5 +1,6 @@
 // Heads and their rows in the cache: norm, RoPE, rotation, and the element types of src/kv.rs. Work-group
-// functions: every item calls them with the same arguments, rows lie in local memory, HEAD_DIM apart.
+// functions: every item calls them with the same arguments, rows lie in local memory, HEAD_DIM apart. Where `on` is
+// false they change nothing but still meet their barriers: PoCL 3.1 gets barriers under conditions wrong.
 
 #if !defined(K_TYPE) || !defined(V_TYPE) || !defined(K_ROW) || !defined(V_ROW) || !defined(KV_BLOCK)
 #error a property of the cache is not defined
@@ -23,7 +24,7 @@ void load_heads(const __global float *from, __local float *x, int heads) {
 }
 
 // RMS norm of each of `heads` heads. `red` has 16 elements a head.
-void norm_heads(__local float *x, const __global float *w, int heads, __local float *red) {
+void norm_heads(__local float *x, const __global float *w, int heads, __local float *red, bool on) {
     int lid = get_local_id(0);
     for (int i = lid; i < heads * 16; i += WG) {
         const __local float *head = x + i / 16 * HEAD_DIM;
@@ -35,37 +36,43 @@ void norm_heads(__local float *x, const __global float *w, int heads, __local fl
     for (int i = lid; i < heads * HEAD_DIM; i += WG) {
         float sum = sum16(vload16(i / HEAD_DIM, red));
         float scale = divide(1.0f, root(divide(sum, (float)HEAD_DIM) + RMS_EPS));
-        x[i] = x[i] * scale * w[i % HEAD_DIM];
+        if (on) x[i] = x[i] * scale * w[i % HEAD_DIM];
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
 // Rotary position embedding: element i with element i + HEAD_DIM / 2. `angles` is [cos | sin].
-void rope_heads(__local float *x, const __global float *angles, int heads) {
+void rope_heads(__local float *x, const __global float *angles, int heads, bool on) {
     const int half_dim = HEAD_DIM / 2;
-    for (int i = get_local_id(0); i < heads * half_dim; i += WG) {
-        int at = i / half_dim * HEAD_DIM + i % half_dim;
-        float c = angles[i % half_dim], s = angles[half_dim + i % half_dim];
-        float a = x[at], b = x[at + half_dim];
-        x[at] = fma(a, c, -(b * s));
-        x[at + half_dim] = fma(b, c, a * s);
+    for (int d = get_local_id(0); d < half_dim; d += WG) {
+        float c = angles[d], s = angles[half_dim + d];
+        for (int h = 0; h < heads; h++) {
+            __local float *head = x + h * HEAD_DIM;
+            float a = head[d], b = head[d + half_dim];
+            if (on) {
+                head[d] = fma(a, c, -(b * s));
+                head[d + half_dim] = fma(b, c, a * s);
+            }
+        }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
 // Walsh-Hadamard transform of runs of RUN elements, scaled to be its own inverse.
-void rotate_heads(__local float *x, int heads) {
+void rotate_heads(__local float *x, int heads, bool on) {
     int lid = get_local_id(0);
     for (int step = 1; step < RUN; step *= 2) {
         for (int i = lid; i < heads * HEAD_DIM / 2; i += WG) {
             int at = i / step * (2 * step) + i % step;
             float a = x[at], b = x[at + step];
-            x[at] = a + b;
-            x[at + step] = a - b;
+            if (on) {
+                x[at] = a + b;
+                x[at + step] = a - b;
+            }
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-    for (int i = lid; i < heads * HEAD_DIM; i += WG) x[i] *= ROTATION;
+    for (int i = lid; i < heads * HEAD_DIM; i += WG) x[i] *= on ? ROTATION : 1.0f;
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
@@ -73,30 +80,30 @@ void rotate_heads(__local float *x, int heads) {
 void ready_queries(__local float *q, const __global float *w, const __global float *angles, int heads,
                    __local float *red) {
 #if QK_NORM
-    norm_heads(q, w, heads, red);
+    norm_heads(q, w, heads, red, true);
 #endif
-    rope_heads(q, angles, heads);
+    rope_heads(q, angles, heads, true);
     for (int i = get_local_id(0); i < heads * HEAD_DIM; i += WG) q[i] *= Q_SCALE;
     barrier(CLK_LOCAL_MEM_FENCE);
 #if K_ROTATED
-    rotate_heads(q, heads);
+    rotate_heads(q, heads, true);
 #endif
 }
 
 // A key as it is stored.
 void ready_key(__local float *k, const __global float *w, const __global float *angles, __local float *red) {
 #if QK_NORM
-    norm_heads(k, w, 1, red);
+    norm_heads(k, w, 1, red, true);
 #endif
-    rope_heads(k, angles, 1);
+    rope_heads(k, angles, 1, true);
 #if K_ROTATED
-    rotate_heads(k, 1);
+    rotate_heads(k, 1, true);
 #endif
 }
 
 void ready_value(__local float *v) {
 #if V_ROTATED
-    rotate_heads(v, 1);
+    rotate_heads(v, 1, true);
 #endif
 }
 

@@ -20,7 +20,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void merge(
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 #if V_ROTATED
-    rotate_heads(out, 1);
+    rotate_heads(out, 1, true);
 #endif
     for (int d = lid; d < HEAD_DIM; d += WG) att[head * HEAD_DIM + d] = out[d];
 }

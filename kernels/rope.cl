@@ -10,21 +10,27 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     int t = get_group_id(1), h = get_group_id(0), lid = get_local_id(0);
     int slot = ((const __global int *)state)[H_SLOT] + t;
     const __global float *angles = ROW(state, t) + DIM;
-    __global float *row = qkv + (size_t)t * QKV;
-    if (h < HEADS) {
-        row += h * HEAD_DIM;
-        load_heads(row, x, 1);
-        ready_queries(x, qk_norm, angles, 1, red);
-        for (int i = lid; i < HEAD_DIM; i += WG) row[i] = x[i];
-    } else if (h < HEADS + KV_HEADS) {
-        int kv_head = h - HEADS;
-        load_heads(row + Q_PAD + kv_head * HEAD_DIM, x, 1);
-        ready_key(x, qk_norm + HEAD_DIM, angles, red);
-        store_row(K_TYPE, x, k_cache + ((size_t)kv_head * capacity + slot) * K_ROW, scales, true);
-    } else {
-        int kv_head = h - HEADS - KV_HEADS;
-        load_heads(row + Q_PAD + KV_PAD + kv_head * HEAD_DIM, x, 1);
-        ready_value(x);
-        store_row(V_TYPE, x, v_cache + ((size_t)kv_head * capacity + slot) * V_ROW, scales, true);
+    // All three kinds go the same way, which each changes what it must.
+    bool is_q = h < HEADS, is_v = h >= HEADS + KV_HEADS;
+    int kv_head = is_q ? 0 : is_v ? h - HEADS - KV_HEADS : h - HEADS;
+    int start = is_q ? h * HEAD_DIM : kv_head * HEAD_DIM + (is_v ? Q_PAD + KV_PAD : Q_PAD);
+    __global float *row = qkv + (size_t)t * QKV + start;
+    load_heads(row, x, 1);
+#if QK_NORM
+    norm_heads(x, qk_norm + (is_q ? 0 : HEAD_DIM), 1, red, !is_v);
+#endif
+    rope_heads(x, angles, 1, !is_v);
+    for (int i = lid; i < HEAD_DIM; i += WG) {
+        if (is_q) x[i] *= Q_SCALE;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+#if K_ROTATED || V_ROTATED
+    rotate_heads(x, 1, is_v ? V_ROTATED : K_ROTATED);
+#endif
+    size_t at = (size_t)kv_head * capacity + slot;
+    store_row(K_TYPE, x, k_cache + at * K_ROW, scales, !is_q && !is_v);
+    store_row(V_TYPE, x, v_cache + at * V_ROW, scales, is_v);
+    for (int i = lid; i < HEAD_DIM; i += WG) {
+        if (is_q) row[i] = x[i];
     }
 }

@@ -48,11 +48,13 @@ use crate::kv::KvTypes;
 use crate::trace::{Recorder, Steps};
 use crate::weights::Weights;
 use buffer::{Landing, MapFor};
-use defines::QKV;
+pub use defines::QKV;
 pub use kernels::Variants;
 use kernels::{CHUNK, FUSED_CHUNKS, Kernels};
+pub use rows::parts_bytes;
 use rows::{LayerRows, Rows};
 use scratch::Scratch;
+pub use scratch::bytes as scratch_bytes;
 use std::ops::Range;
 use std::sync::Arc;
 use steps::{AttendOn, Launches};
@@ -320,7 +322,7 @@ impl Pass<'_> {
                 let norm = self.launches.norm.as_mut().expect("invariant: there is a norm for many tokens");
                 for (i, logits) in logits.chunks_mut(s.logit_rows * VOCAB).enumerate() {
                     let rows = logits.len() / VOCAB;
-                    norm.from_token(i * s.logit_rows)?.run(device, [rows, 1])?; // final RMS norm
+                    norm.start_at(i * s.logit_rows)?.run(device, [rows, 1])?; // final RMS norm
                     self.launches.heads.many(device, rows)?; // one logit per vocabulary entry
                     read_logits(s, &mut self.landing, logits)?;
                 }

@@ -12,8 +12,9 @@ pub use advice::{Context, check_apart, check_sharing};
 use crate::cpu;
 use crate::cpu::simd::attend::{Partial, QUERIES};
 use crate::dims::*;
-use crate::engine::EngineOptions;
+use crate::engine::{BackendKind, EngineOptions};
 use crate::error::Result;
+use crate::opencl;
 use crate::session::ROWS;
 use crate::system::Memory;
 use crate::weights::source::{Dtype, Source};
@@ -29,6 +30,8 @@ pub enum Kind {
     Mapped,
     /// Pages of a mapped file of which little is read; the system drops and rereads them at will.
     Dropped,
+    /// Memory of an OpenCL device, which is the machine's where that is unified.
+    Device,
 }
 
 impl Kind {
@@ -38,6 +41,7 @@ impl Kind {
             Kind::Own => "own",
             Kind::Mapped => "mapped",
             Kind::Dropped => "mapped, may be dropped",
+            Kind::Device => "device",
         }
     }
 }
@@ -71,6 +75,8 @@ struct WeightBytes {
     own: u64,
     mapped: u64,
     dropped: u64,
+    /// On an OpenCL device: matrices padded to whole groups of rows, vectors.
+    device: u64,
     /// The largest stored tensor that is read, quantised and dropped again while loading.
     passing: u64,
 }
@@ -99,6 +105,31 @@ pub struct Plan {
     tokenizer_file: u64,
     /// Buffers that hold the logits of [`ROWS`] tokens.
     row_blocks: usize,
+    /// The device's memory, when one runs the model.
+    device: Option<DeviceMemory>,
+}
+
+/// Where a device's memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DeviceMemory {
+    /// The machine's; also where no device could be asked.
+    Unified,
+    /// Its own, so many bytes.
+    Own(u64),
+}
+
+impl DeviceMemory {
+    fn of(options: &EngineOptions) -> Option<Self> {
+        if options.backend == BackendKind::Cpu {
+            return None;
+        }
+        let own = opencl::device::devices().ok().and_then(|found| {
+            let index = opencl::device::choose(found, options.cl_device.as_deref()).ok()?;
+            let facts = &found[index].facts;
+            (!facts.unified_memory).then_some(facts.global_memory)
+        });
+        Some(own.map_or(DeviceMemory::Unified, DeviceMemory::Own))
+    }
 }
 
 impl Plan {
@@ -124,6 +155,7 @@ impl Plan {
             own: mul(2, sizes(Role::Vector)),
             mapped: sizes(Role::Matrix),
             dropped: sizes(Role::Embedding),
+            device: table().iter().fold(0, |sum, s| add(sum, on_device(s, 2))),
             passing: 0,
         };
         Self::with(options, weights, &options.model)
@@ -136,7 +168,9 @@ impl Plan {
         }
         let tokenizer_file = std::fs::metadata(dir.join("tokenizer.json")).map_or(0, |m| m.len());
         let (form, memory) = (weights.form, Memory::to_plan_with()?);
-        Ok(Self { options, form, memory, model_id: String::new(), weights, tokenizer_file, row_blocks: 0 })
+        let device = DeviceMemory::of(&options);
+        let model_id = String::new();
+        Ok(Self { options, form, memory, model_id, weights, tokenizer_file, row_blocks: 0, device })
     }
 
     /// The same with the logits of every token besides, in `blocks` buffers.
@@ -158,27 +192,47 @@ impl Plan {
         // Of the session, of the sampler's input and of its ranking.
         let logits = mul(vocab, 4 + 4 + 16);
         let rows = mul(self.row_blocks as u64, ROWS.min(chunk) as u64);
-        let items = vec![
-            put("weights", self.weights.own, Kind::Own),
-            put("weights", self.weights.mapped, Kind::Mapped),
+        let (there, scratch) = match self.device {
+            None => (Kind::Own, scratch(slots, chunk)),
+            Some(_) => (Kind::Device, device_scratch(slots, chunk)),
+        };
+        // Shared weights are the device's alone.
+        let shared = o.zero_copy && self.device == Some(DeviceMemory::Unified);
+        let copied = |bytes: u64| if shared { 0 } else { bytes };
+        let on_device = if self.device.is_some() { self.weights.device } else { 0 };
+        let mut items = vec![
+            put("weights", copied(self.weights.own), Kind::Own),
+            put("weights", copied(self.weights.mapped), Kind::Mapped),
+            put("weights", on_device, Kind::Device),
             put("embedding", self.weights.dropped, Kind::Dropped),
             put(
                 &format!("KV cache, {} x {slots} slots", o.kv_types),
                 mul(slots as u64, slot_bytes(o)),
-                Kind::Own,
+                there,
             ),
-            put(&format!("scratch for {chunk} tokens"), scratch(slots, chunk), Kind::Own),
+            put(&format!("scratch for {chunk} tokens"), scratch, there),
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
             put("tokens and text", mul(slots as u64, TEXT_PER_SLOT), Kind::Own),
             put("tokenizer", mul(self.tokenizer_file, TOKENIZER), Kind::Own),
             put(&format!("{} threads", o.threads), mul(o.threads as u64, thread_bytes()), Kind::Own),
             put("program", PROGRAM, Kind::Own),
         ];
+        if self.device.is_some() {
+            let attention = if o.gpu_attn { 0 } else { host_attention(slots, chunk) };
+            items.push(put("host's part of the device's work", add(attention, host_state(chunk)), Kind::Own));
+        }
         items.into_iter().filter(|i| i.bytes > 0).collect()
     }
 
     fn need_for(&self, slots: usize) -> u64 {
-        sum(self.items_for(slots).iter().filter(|i| i.kind != Kind::Dropped))
+        let apart = matches!(self.device, Some(DeviceMemory::Own(_)));
+        let counts = |i: &&Item| i.kind != Kind::Dropped && !(apart && i.kind == Kind::Device);
+        sum(self.items_for(slots).iter().filter(counts))
+    }
+
+    /// Bytes of an OpenCL device.
+    pub fn on_device(&self) -> u64 {
+        sum(self.items().iter().filter(|i| i.kind == Kind::Device))
     }
 
     /// Bytes that must fit.
@@ -248,6 +302,36 @@ fn scratch(slots: usize, chunk: usize) -> u64 {
     cpu::scratch_bytes(slots.min(MOST), chunk.min(MOST >> 8)) as u64
 }
 
+/// The same on an OpenCL device, with the parts of one token's attention.
+fn device_scratch(slots: usize, chunk: usize) -> u64 {
+    const MOST: usize = usize::MAX >> 28;
+    let slots = slots.min(MOST);
+    add(opencl::scratch_bytes(chunk.min(MOST >> 8)) as u64, opencl::parts_bytes(slots) as u64)
+}
+
+/// What is sent to a device for some tokens: written, and staged.
+fn host_state(chunk: usize) -> u64 {
+    mul(chunk as u64, 8 * (DIM + HEAD_DIM) as u64)
+}
+
+/// Attention on the host: its input, its output and its parts.
+fn host_attention(slots: usize, chunk: usize) -> u64 {
+    let token = 4 * (Q_DIM + opencl::QKV) as u64;
+    add(mul(chunk as u64, token), scratch(slots, 0))
+}
+
+/// Bytes of a tensor on an OpenCL device where it is stored in elements of `size` bytes.
+fn on_device(spec: &Spec, size: usize) -> u64 {
+    let padded = |n: usize| n.next_multiple_of(16) as u64;
+    match spec.role {
+        Role::Embedding => 0,
+        Role::Matrix if spec.quantises() => matrix(spec),
+        Role::Matrix => mul(mul(padded(spec.rows), spec.cols as u64), size as u64),
+        Role::Vector if spec.name.ends_with("_proj.bias") => mul(padded(spec.cols), 4),
+        Role::Vector => dense(spec, 4),
+    }
+}
+
 /// What a thread touches of its stack: tiles of attention and of the widest row, and room to call.
 fn thread_bytes() -> u64 {
     let attention = QUERIES * (4 * HEAD_DIM + 2 * size_of::<Partial<HEAD_DIM>>());
@@ -274,15 +358,30 @@ fn packed(source: &Source) -> WeightBytes {
         .filter_map(|s| source.get(&s.name))
         .fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
     let own = of_role(Role::Vector).fold(0, |sum, s| add(sum, dense(&s, 4)));
-    WeightBytes { form: Form::Packed, own, mapped: all.saturating_sub(dropped), dropped, passing: 0 }
+    let device = table().iter().fold(0, |sum, s| {
+        let size = source.get(&s.name).map_or(2, |t| t.dtype.size());
+        add(sum, on_device(s, size))
+    });
+    WeightBytes { form: Form::Packed, own, mapped: all.saturating_sub(dropped), dropped, device, passing: 0 }
 }
 
 /// A checkpoint: what is quantised becomes ours, the rest stays mapped.
 fn checkpoint(source: &Source, weight_type: WeightType) -> WeightBytes {
-    let mut bytes = WeightBytes { form: Form::Checkpoint, own: 0, mapped: 0, dropped: 0, passing: 0 };
+    let mut bytes =
+        WeightBytes { form: Form::Checkpoint, own: 0, mapped: 0, dropped: 0, device: 0, passing: 0 };
     for spec in table() {
         // A tensor that is missing is loading's to report.
         let stored = source.get(&spec.stored_as);
+        let size = stored.map_or(4, |t| t.dtype.size());
+        bytes.device = add(
+            bytes.device,
+            match (spec.role, weight_type) {
+                (Role::Matrix, WeightType::F32) => {
+                    mul(mul(spec.rows.next_multiple_of(16) as u64, spec.cols as u64), size as u64)
+                }
+                _ => on_device(&spec, size),
+            },
+        );
         let stored = stored.map_or(dense(&spec, Dtype::F32.size()), |t| t.data.bytes().len() as u64);
         match spec.role {
             Role::Vector => bytes.own = add(bytes.own, dense(&spec, 4)),

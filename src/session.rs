@@ -33,6 +33,9 @@ impl CancelToken {
     }
 }
 
+/// Is told, in one line, what somebody should know.
+pub type Notice = fn(&str);
+
 /// Makes another backend for a sequence whose device is lost.
 pub type Spare = Box<dyn FnOnce() -> Result<Box<dyn Backend>> + Send>;
 /// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.
@@ -47,7 +50,7 @@ pub struct Session {
     /// `[VOCAB]`, of the last token computed with logits.
     logits: Vec<f32>,
     /// Where to go on when the device is lost, and who is told.
-    spare: Option<(Spare, fn(&str))>,
+    spare: Option<(Spare, Notice)>,
 }
 
 impl Session {
@@ -59,7 +62,7 @@ impl Session {
     }
 
     /// Goes on on another backend when this one's device is lost, after one line to `notice`.
-    pub fn with_spare(mut self, spare: Spare, notice: fn(&str)) -> Self {
+    pub fn with_spare(mut self, spare: Spare, notice: Notice) -> Self {
         self.spare = Some((spare, notice));
         self
     }

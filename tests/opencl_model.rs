@@ -191,8 +191,13 @@ const DEVICE: [&str; 4] = ["--backend", "opencl", "--cl-device", "0"];
 
 /// Greedy text of a device, with some trouble, against the CPU's; what was said on stderr.
 fn text_with(flags: &[&str], environment: &[(&str, &str)]) -> String {
-    let expected = program(&GENERATE, &[]).stdout;
-    let out = program(&[&GENERATE[..], &DEVICE, flags].concat(), environment);
+    text_of(&[], flags, environment)
+}
+
+/// The same with settings of both.
+fn text_of(settings: &[&str], flags: &[&str], environment: &[(&str, &str)]) -> String {
+    let expected = program(&[&GENERATE[..], settings].concat(), &[]).stdout;
+    let out = program(&[&GENERATE[..], settings, &DEVICE, flags].concat(), environment);
     let text = |bytes| String::from_utf8(bytes).unwrap();
     assert_eq!(text(out.stdout), text(expected), "{flags:?} {environment:?}");
     text(out.stderr)
@@ -201,13 +206,9 @@ fn text_with(flags: &[&str], environment: &[(&str, &str)]) -> String {
 #[test]
 fn text_is_the_same() {
     if exact().is_some() {
-        for flags in [
-            &["--gpu-attn"][..],
-            &[],
-            &["--zero-copy"],
-            &["--zero-copy", "--gpu-attn", "--weight-type", "q4"],
-        ] {
+        for flags in [&["--gpu-attn"][..], &[], &["--zero-copy"], &["--zero-copy", "--gpu-attn"]] {
             assert_eq!(text_with(flags, &[]), "", "{flags:?}");
+            assert_eq!(text_of(&["--weight-type", "f32"], flags, &[]), "", "f32, {flags:?}");
         }
     }
 }
@@ -217,8 +218,8 @@ fn text_is_the_same() {
 fn small_buffers_change_nothing() {
     if exact().is_some() {
         for bytes in ["262144", "65536"] {
-            let flags = ["--gpu-attn", "--kv-type", "q8"];
-            assert_eq!(text_with(&flags, &[("ANTIGRAVITY_OPENCL_MAX_ALLOC", bytes)]), "");
+            let small = [("ANTIGRAVITY_OPENCL_MAX_ALLOC", bytes)];
+            assert_eq!(text_of(&["--kv-type", "q8"], &["--gpu-attn"], &small), "");
         }
     }
 }

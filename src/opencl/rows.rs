@@ -36,7 +36,7 @@ impl Rows {
     /// An empty cache.
     pub fn new(device: &Device, types: KvTypes, capacity: usize, place: Place) -> Result<Self> {
         let (k, v) = row_bytes(types);
-        let plane = |row: usize| (KV_HEADS * row).checked_mul(capacity).unwrap_or(usize::MAX);
+        let plane = |row: usize| (KV_HEADS * row).saturating_mul(capacity);
         let mut arenas =
             [k, v].map(|row| Arena::new(device, &[plane(row); LAYERS], Access::ReadWrite, place));
         let mut rows = |at: usize, row: usize| {
@@ -170,6 +170,12 @@ impl Rows {
         }
         Ok(())
     }
+}
+
+/// Bytes of the parts of one token's attention over `capacity` slots.
+pub fn parts_bytes(capacity: usize) -> usize {
+    let chunks = capacity.div_ceil(CHUNK).max(1);
+    4 * HEADS * chunks * (HEAD_DIM + 2)
 }
 
 /// Bytes of a key row and of a value row.

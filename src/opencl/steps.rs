@@ -322,7 +322,7 @@ impl Binder<'_> {
 
 impl Launch {
     /// Sets the first token that the final norm reads.
-    pub fn from_token(&mut self, first: usize) -> Result<&mut Self> {
+    pub fn start_at(&mut self, first: usize) -> Result<&mut Self> {
         self.kernel.arg_i32(4, first as i32)?;
         Ok(self)
     }

@@ -1,6 +1,6 @@
 //! What to change when a plan does not fit, or when a run of it was killed: flags that can be typed as they are.
 
-use super::{Form, Plan, longest_where, mib};
+use super::{DeviceMemory, Form, Plan, longest_where, mib};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
 use crate::weights::WeightType;
@@ -44,6 +44,7 @@ impl Plan {
 
     /// [`Plan::check`] in the words of a command.
     pub fn check_for(&self, context: Context) -> Result<()> {
+        self.check_device(context)?;
         let (need, Some(have)) = (self.need(), self.memory.usable()) else { return Ok(()) };
         if need <= have {
             return Ok(());
@@ -54,6 +55,20 @@ impl Plan {
             mib(need),
             mib(have),
             self.remedy(have, context)
+        )))
+    }
+
+    /// Refuses what a device's own memory will not hold.
+    fn check_device(&self, context: Context) -> Result<()> {
+        let (Some(DeviceMemory::Own(have)), need) = (self.device, self.on_device()) else { return Ok(()) };
+        if need <= have {
+            return Ok(());
+        }
+        let (model, asked) = (self.options.model.display(), context.asked(self.options.max_seq_len));
+        Err(Error::Memory(format!(
+            "{model}: needs {} of the device's memory with {asked}, but it has {}; use a shorter context or --backend cpu",
+            mib(need),
+            mib(have)
         )))
     }
 

@@ -3,6 +3,7 @@
 
 mod compare;
 mod engine;
+mod opencl;
 mod reference;
 
 use crate::args::Args;
@@ -84,9 +85,9 @@ pub fn check(names: &[String]) -> Result<Tally> {
         total += tally;
     }
     println!(
-        "| model | logits | greedy | text | same bits | q4_0 | largest relative error | q4_0 rms error |"
+        "| model | logits | greedy | text | same bits | q4_0 | OpenCL | largest relative error | q4_0 rms error |"
     );
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|");
     rows.iter().for_each(|row| println!("{row}"));
     Ok(total)
 }
@@ -110,6 +111,7 @@ struct Row {
     text: Tally,
     bits: Tally,
     quantised: Tally,
+    opencl: Tally,
     largest: f32,
     quantised_rms: f64,
 }
@@ -117,17 +119,18 @@ struct Row {
 impl Row {
     fn total(&self) -> Tally {
         let mut total = Tally::default();
-        [self.logits, self.greedy, self.text, self.bits, self.quantised].into_iter().for_each(|t| total += t);
+        let parts = [self.logits, self.greedy, self.text, self.bits, self.quantised, self.opencl];
+        parts.into_iter().for_each(|t| total += t);
         total
     }
 }
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Row { model, logits, greedy, text, bits, quantised, largest, quantised_rms } = self;
+        let Row { model, logits, greedy, text, bits, quantised, opencl, largest, quantised_rms } = self;
         write!(
             f,
-            "| {model} | {logits} | {greedy} | {text} | {bits} | {quantised} | {largest:.1e} | {quantised_rms:.1e} |"
+            "| {model} | {logits} | {greedy} | {text} | {bits} | {quantised} | {opencl} | {largest:.1e} | {quantised_rms:.1e} |"
         )
     }
 }
@@ -150,6 +153,7 @@ fn check_model(dir: &Path) -> Result<Row> {
     }
     check_bits(&engine, &reference, &mut row);
     check_quantised(&engine, &reference, &mut row);
+    row.opencl = opencl::check(&engine, &reference);
     Ok(row)
 }
 
@@ -297,7 +301,7 @@ fn check_bits(engine: &Engine, reference: &Reference, row: &mut Row) {
     for (weights, flags) in [("f32", FLOAT), ("q4_0", QUANTISED)] {
         let run = |threads, scalar| {
             let flags = [flags, &["--threads", threads]].concat();
-            engine.logits(&case.ids, reference.vocab, Variant { flags: &flags, scalar })
+            engine.logits(&case.ids, reference.vocab, Variant { flags: &flags, scalar, ..Variant::default() })
         };
         let one = run("1", false);
         for (threads, scalar, what) in

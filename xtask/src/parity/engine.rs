@@ -19,6 +19,8 @@ pub struct Engine {
 pub struct Variant<'a> {
     pub flags: &'a [&'a str],
     pub scalar: bool,
+    /// On an OpenCL device; a word on stderr is a failure, for it tells that the CPU took over.
+    pub opencl: bool,
 }
 
 impl Engine {
@@ -54,7 +56,10 @@ impl Engine {
         if variant.scalar {
             command.env("ANTIGRAVITY_SIMD", "scalar");
         }
-        sh::stdout(&mut command)?;
+        match variant.opencl {
+            true => silent(command.env("ANTIGRAVITY_OPENCL_CACHE", self.files.join("opencl")))?,
+            false => drop(sh::stdout(&mut command)?),
+        }
         let bytes = fs::read(&out).map_err(|e| {
             let text = format!("`{}` did not write it: {e}", sh::show(&command));
             Error::at(&out, text)
@@ -73,5 +78,15 @@ impl Engine {
         command.args(["--prompt", text, "--temperature", "0", "--repetition-penalty", "1", "-q", "-n"]);
         command.arg(count.to_string()).args(FLOAT).args(flags);
         sh::stdout(&mut command)
+    }
+}
+
+/// Runs a command that has nothing to say.
+fn silent(command: &mut Command) -> Result<()> {
+    let out = sh::output(command)?;
+    let said = String::from_utf8_lossy(&out.stderr);
+    match out.status.success() && said.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Failed(format!("`{}`: {}: {said}", sh::show(command), out.status))),
     }
 }

@@ -1,0 +1,210 @@
+//! `rope`, `attend`, `attend_one` and `merge` against the CPU's rows and its attention.
+
+use super::{Dims, EPS, SMALL, Seeded, bed, buffer, floats, kernel, read, same, state};
+use antigravity::cpu::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
+use antigravity::cpu::simd::{Isa, kv_row, ops};
+use antigravity::kv::{self, KvType, KvTypes};
+use antigravity::opencl::{Buffer, Device};
+
+const ROPE: &str = include_str!("../../kernels/rope.cl");
+const ATTEND: &str = include_str!("../../kernels/attend.cl");
+const ATTEND_ONE: &str = include_str!("../../kernels/attend_one.cl");
+const MERGE: &str = include_str!("../../kernels/merge.cl");
+
+/// What goes in and what comes out.
+struct Case<const HD: usize> {
+    dims: Dims,
+    types: KvTypes,
+    capacity: usize,
+    /// Filled slots before the new tokens.
+    before: usize,
+    /// `[token][x | cos | sin]`
+    rows: Vec<Vec<f32>>,
+    /// `[token][QKV]`
+    qkv: Vec<Vec<f32>>,
+    /// `[q | k][HD]`
+    norms: Vec<f32>,
+    /// The cache before: `[kv_head][slot][row bytes]`
+    k: Vec<u8>,
+    v: Vec<u8>,
+}
+
+impl<const HD: usize> Case<HD> {
+    fn new(types: KvTypes, before: usize, n: usize) -> Self {
+        let (dims, r) = (Dims { head_dim: HD, ..SMALL }, &mut Seeded(7));
+        let capacity = before + n + 3;
+        let mut cache = |kind: KvType| {
+            let rows = (0..dims.kv_heads * capacity).map(|_| {
+                let mut row = vec![0; kind.row_bytes(HD)];
+                kv_row::encode(Isa::Scalar, kind, &r.floats(HD), &mut row);
+                row
+            });
+            rows.collect::<Vec<_>>().concat()
+        };
+        let (k, v) = (cache(types.k), cache(types.v));
+        let rows = (0..n).map(|_| r.floats(dims.dim + HD)).collect();
+        let qkv = (0..n).map(|_| r.floats(dims.qkv())).collect();
+        Self { dims, types, capacity, before, rows, qkv, norms: r.floats(2 * HD), k, v }
+    }
+
+    /// Normed and positioned head of token `t` at `start` of its row.
+    fn head(&self, t: usize, start: usize, norm: &[f32]) -> [f32; HD] {
+        let mut x = [0.0; HD];
+        ops::norm(Isa::Scalar, &self.qkv[t][start..start + HD], norm, EPS, &mut x);
+        let angles = &self.rows[t][self.dims.dim..];
+        ops::rope(Isa::Scalar, &mut x, &angles[..HD / 2], &angles[HD / 2..]);
+        x
+    }
+
+    /// The CPU's cache after, and attention `[token][head][HD]`.
+    fn expected(&self) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
+        let (mut k, mut v, mut att) = (self.k.clone(), self.v.clone(), Vec::new());
+        let (dims, types) = (self.dims, self.types);
+        let (k_row, v_row) = (types.k.row_bytes(HD), types.v.row_bytes(HD));
+        for t in 0..self.qkv.len() {
+            for head in 0..dims.kv_heads {
+                let slot = head * self.capacity + self.before + t;
+                let mut x = self.head(t, dims.q_pad() + head * HD, &self.norms[HD..]);
+                if types.k.rotated() {
+                    kv::rotate(&mut x);
+                }
+                kv_row::encode(Isa::Scalar, types.k, &x, &mut k[slot * k_row..][..k_row]);
+                let mut x: [f32; HD] =
+                    std::array::from_fn(|i| self.qkv[t][dims.q_pad() + dims.kv_pad() + head * HD + i]);
+                if types.v.rotated() {
+                    kv::rotate(&mut x);
+                }
+                kv_row::encode(Isa::Scalar, types.v, &x, &mut v[slot * v_row..][..v_row]);
+            }
+            for head in 0..dims.heads {
+                let start = head / (dims.heads / dims.kv_heads) * self.capacity;
+                let rows = (&k[start * k_row..], &v[start * v_row..]);
+                att.extend_from_slice(&self.attention(t, head, rows));
+            }
+        }
+        (k, v, att)
+    }
+
+    fn attention(&self, t: usize, head: usize, (k, v): (&[u8], &[u8])) -> [f32; HD] {
+        let mut q = self.head(t, head * HD, &self.norms[..HD]);
+        q.iter_mut().for_each(|x| *x *= 1.0 / (HD as f32).sqrt());
+        if self.types.k.rotated() {
+            kv::rotate(&mut q);
+        }
+        let (slots, mut sum) = (self.before + t + 1, Partial::EMPTY);
+        for first in (0..slots).step_by(CHUNK) {
+            let mut part = [Partial::EMPTY];
+            let (k, v) = (&k[first * self.types.k.row_bytes(HD)..], &v[first * self.types.v.row_bytes(HD)..]);
+            let seen = (slots - first).min(CHUNK);
+            attend::<HD, 1>(Isa::Scalar, KvChunk { k, v, types: self.types }, &[q], &[seen], &mut part);
+            merge(Isa::Scalar, &mut sum, &part[0]);
+        }
+        let mut out = sum.o.map(|o| o / sum.l);
+        if self.types.v.rotated() {
+            kv::rotate(&mut out);
+        }
+        out
+    }
+
+    fn options(&self, items: usize, more: &str) -> String {
+        let index = |t: KvType| KvType::ALL.iter().position(|&x| x == t).unwrap();
+        let KvTypes { k, v } = self.types;
+        let cache = format!(
+            "-DK_TYPE={} -DV_TYPE={} -DK_ROW={} -DV_ROW={} -DKV_BLOCK={} {more}",
+            index(k),
+            index(v),
+            k.row_bytes(HD),
+            v.row_bytes(HD),
+            KvType::block(HD)
+        );
+        self.dims.options(items, &cache)
+    }
+
+    /// Buffers of state, qkv, norms, keys, values, attention.
+    fn buffers(&self, device: &Device) -> [Buffer; 6] {
+        let n = self.qkv.len();
+        [
+            floats(device, &state([n, self.before, 0], &self.rows)),
+            floats(device, &self.qkv.concat()),
+            floats(device, &self.norms),
+            buffer(device, &self.k),
+            buffer(device, &self.v),
+            floats(device, &vec![0.0; n * self.dims.heads * HD]),
+        ]
+    }
+
+    fn check(&self, what: &str, [_, _, _, k, v, att]: &[Buffer; 6]) {
+        let what = format!("{what}, heads of {HD}, {}", self.types);
+        let (want_k, want_v, want) = self.expected();
+        let bytes = |b: &Buffer| {
+            let mut bytes = vec![0; b.len()];
+            b.read(0, &mut bytes).unwrap();
+            bytes
+        };
+        for (part, found, want) in [("keys", bytes(k), want_k), ("values", bytes(v), want_v)] {
+            let other = found.iter().zip(&want).filter(|(a, b)| a != b).count();
+            let first = found.iter().zip(&want).position(|(a, b)| a != b);
+            assert!(
+                other == 0,
+                "{what}: {other} bytes of {} of {part} differ, from {first:?} on",
+                want.len()
+            );
+        }
+        same(&what, &read(att), &want);
+    }
+
+    fn many(&self, device: &Device) {
+        let all @ [s, qkv, norms, k, v, att] = &self.buffers(device);
+        let (n, d) = (self.qkv.len(), self.dims);
+        let mut rope = kernel(device, ("rope", ROPE), &self.options(32, ""), &[s, qkv, norms, k, v]);
+        rope.arg_i32(5, self.capacity as i32).unwrap();
+        device.launch(&rope, &[(d.heads + 2 * d.kv_heads) * 32, n], &[32, 1]).unwrap();
+        let options = self.options(32, "-DQUERIES=8 -DSLOTS=16");
+        let mut attend = kernel(device, ("attend", ATTEND), &options, &[s, qkv, k, v, att]);
+        attend.arg_i32(5, self.capacity as i32).unwrap();
+        let tiles = (n * d.heads / d.kv_heads).div_ceil(8);
+        device.launch(&attend, &[tiles * 32, d.kv_heads], &[32, 1]).unwrap();
+        self.check("many tokens", all);
+    }
+
+    fn one(&self, device: &Device) {
+        let all @ [s, qkv, norms, k, v, att] = &self.buffers(device);
+        let (d, chunks) = (self.dims, self.before / CHUNK + 1);
+        let parts = floats(device, &vec![0.0; chunks * d.heads * HD]);
+        let ml = floats(device, &vec![0.0; chunks * d.heads * 2]);
+        let args = [s, qkv, norms, k, v, &parts, &ml];
+        let mut attend = kernel(device, ("attend_one", ATTEND_ONE), &self.options(64, ""), &args);
+        attend.arg_i32(7, self.capacity as i32).unwrap();
+        device.launch(&attend, &[chunks * d.kv_heads * 64], &[64]).unwrap();
+        let merge = kernel(device, ("merge", MERGE), &self.options(64, ""), &[s, &parts, &ml, att]);
+        device.launch(&merge, &[d.heads * 64], &[64]).unwrap();
+        self.check("one token", all);
+    }
+}
+
+fn every_type<const HD: usize>(device: &Device, before: usize, n: usize) {
+    let mixed = KvTypes { k: KvType::F16, v: KvType::Q4 };
+    for types in KvType::ALL.map(KvTypes::both).into_iter().chain([mixed]) {
+        Case::<HD>::new(types, before, n).many(device);
+        Case::<HD>::new(types, before, 1).one(device);
+    }
+}
+
+/// One, two and three chunks of the context, the first token of all, heads of whole and of odd blocks.
+#[test]
+fn every_cache() {
+    let Some(device) = bed::device() else { return };
+    every_type::<16>(&device, 0, 3);
+    every_type::<20>(&device, 126, 5);
+    every_type::<64>(&device, 256, 70);
+}
+
+/// As much as oclgrind runs in a while.
+#[test]
+fn small() {
+    let Some(device) = bed::device() else { return };
+    for kind in [KvType::F32, KvType::Q8, KvType::Q4] {
+        Case::<32>::new(KvTypes::both(kind), 4, 2).many(&device);
+        Case::<32>::new(KvTypes::both(kind), 129, 1).one(&device);
+    }
+}
