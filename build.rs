@@ -37,6 +37,19 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("dims.rs");
     fs::write(&out, dims_source(&name, &dir, &model))
         .unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", out.display())));
+    link_without_libdl();
+}
+
+/// `libloading` asks for `-ldl`. musl has those functions in its libc and an empty libdl.a beside it, which
+/// Rust's own musl targets leave out; so one is made.
+fn link_without_libdl() {
+    if env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|e| e == "musl") {
+        let dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+        let empty = dir.join("libdl.a");
+        fs::write(&empty, "!<arch>\n")
+            .unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", empty.display())));
+        println!("cargo:rustc-link-search=native={}", dir.display());
+    }
 }
 
 /// Ends the build with one line.

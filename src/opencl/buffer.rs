@@ -120,6 +120,11 @@ impl Memory {
         }
     }
 
+    /// Takes an unmapped buffer into another state; false if it is in one already.
+    fn enter(&self, state: u8) -> bool {
+        self.state.compare_exchange(UNMAPPED, state, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
     fn assert_writable(&self) {
         assert!(
             self.state.load(Ordering::Relaxed) == UNMAPPED,

@@ -69,7 +69,7 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure.kind {
             Kind::Memory => Error::Memory(failure.to_string()),
-            Kind::Absent => Error::Device(format!("{failure}; or use --backend cpu")),
+            Kind::Absent => Error::Device(format!("{failure}; --backend cpu needs none")),
             _ => Error::Device(failure.to_string()),
         }
     }

@@ -105,6 +105,8 @@ pub fn remedy() -> String {
 const REMEDY: &str = if cfg!(target_os = "android") {
     "the vendor's libOpenCL.so must be readable: from adb shell add /vendor/lib64 to LD_LIBRARY_PATH, an app \
      must declare it with <uses-native-library android:name=\"libOpenCL.so\"/>"
+} else if cfg!(all(target_env = "musl", target_feature = "crt-static")) {
+    "a static program cannot load libraries: use one built for *-linux-gnu or *-linux-android"
 } else if cfg!(target_os = "macos") {
     "OpenCL is part of macOS; without it use --backend cpu"
 } else {

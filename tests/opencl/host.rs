@@ -188,6 +188,7 @@ fn a_frozen_buffer_is_read_by_both() {
     sum.read(0, &mut out).unwrap();
     assert_eq!(out, bytes);
     assert!(panics(|| frozen.buffer().write(0, &[1]).unwrap()).contains("mapped"));
+    assert!(panics(|| drop(frozen.buffer().clone().map(0..1, MapFor::Reading))).contains("twice"));
     let again = frozen.buffer().clone().freeze().unwrap();
     drop(frozen);
     assert_eq!(*again, bytes[..]);

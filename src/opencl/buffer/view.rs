@@ -25,8 +25,7 @@ impl Buffer {
         assert!(m.place == Place::HostVisible, "only a host-visible buffer can be mapped");
         m.assert_holds(&range);
         assert!(!range.is_empty(), "a view has at least one byte");
-        let was = m.state.swap(MAPPED, Ordering::Relaxed);
-        assert!(was == UNMAPPED, "a buffer is mapped twice");
+        assert!(m.enter(MAPPED), "a buffer is mapped twice");
         let flags = match purpose {
             MapFor::Reading => ffi::MAP_READ,
             MapFor::Writing => ffi::MAP_WRITE,
@@ -53,8 +52,7 @@ impl Buffer {
         let fits = m.place == Place::HostVisible && m.access == Access::ReadOnly;
         assert!(fits, "only a host-visible, read-only buffer can be frozen");
         if m.frozen.get().is_none() {
-            let was = m.state.swap(FROZEN, Ordering::Relaxed);
-            assert!(was == UNMAPPED, "a buffer is frozen while it is mapped");
+            assert!(m.enter(FROZEN), "a buffer is frozen while it is mapped");
             let start = m
                 .map(&(0..m.len), ffi::MAP_READ)
                 .inspect_err(|_| m.state.store(UNMAPPED, Ordering::Relaxed))?;
