@@ -81,7 +81,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
             my_red[lane] = sum;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        float part_l = sum16(vload16(0, my_red));
+        float part_l = sum_lanes(my_red);
         float part[DIMS];
         for (int k = 0; k < DIMS; k++) part[k] = 0.0f;
         for (int tile = 0; tile < count; tile += SLOTS) {

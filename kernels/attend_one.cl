@@ -99,6 +99,6 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     for (int g = lid; g < GROUP; g += WG) {
         __global float *to = ml + (chunk * HEADS + kv_head * GROUP + g) * 2;
         to[0] = m[g];
-        to[1] = sum16(vload16(g, red));
+        to[1] = sum_lanes(red + 16 * g);
     }
 }

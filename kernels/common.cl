@@ -46,6 +46,13 @@ float sum16(float16 lanes) {
     return c.x + c.y;
 }
 
+// The same of sixteen floats in local memory, without a float16: oclgrind 21.10 takes its elements for uninitialised.
+float sum_lanes(const __local float *r) {
+    float even = ((r[0] + r[8]) + (r[4] + r[12])) + ((r[2] + r[10]) + (r[6] + r[14]));
+    float odd = ((r[1] + r[9]) + (r[5] + r[13])) + ((r[3] + r[11]) + (r[7] + r[15]));
+    return even + odd;
+}
+
 // Correctly rounded quotient and root: by the option where the device has it, else by one step of correction.
 float divide(float a, float b) {
 #ifdef CORRECT_DIVIDE
@@ -114,7 +121,7 @@ float norm_scale(const __local float *x, int n, __local float *red) {
         red[lid] = squares;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    float sum = sum16(vload16(0, red));
+    float sum = sum_lanes(red);
     barrier(CLK_LOCAL_MEM_FENCE);
     return divide(1.0f, root(divide(sum, (float)n) + RMS_EPS));
 }

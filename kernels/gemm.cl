@@ -115,7 +115,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < TOKENS * 16; i += WG) {
         int token = first_token + i / 16;
-        float y = sum16(vload16(i, lanes));
+        float y = sum_lanes(lanes + 16 * i);
         if (token < chunk.z) put(state, out, extra, chunk.xy, first_row + i % 16, token, y);
     }
 }

@@ -182,7 +182,7 @@ void product(const __global uint4 *rows, const __global uchar *scales, const ACT
         }
         lanes[lid] = acc;
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < WG / 16 && first + lid < NG * 16) sums[first + lid] = sum16(vload16(lid, lanes));
+        if (lid < WG / 16 && first + lid < NG * 16) sums[first + lid] = sum_lanes(lanes + 16 * lid);
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 }

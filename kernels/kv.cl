@@ -34,7 +34,7 @@ void norm_heads(__local float *x, const __global float *w, int heads, __local fl
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < heads * HEAD_DIM; i += WG) {
-        float sum = sum16(vload16(i / HEAD_DIM, red));
+        float sum = sum_lanes(red + 16 * (i / HEAD_DIM));
         float scale = divide(1.0f, root(divide(sum, (float)HEAD_DIM) + RMS_EPS));
         if (on) x[i] = x[i] * scale * w[i % HEAD_DIM];
     }
@@ -232,13 +232,15 @@ float16 row16(int type, const __global uchar *row, int i) {
 
 // Elements 16 * i.. of a head in local memory; zeros past its end.
 float16 head16(const __local float *head, int i) {
+    const __local float *e = head + 16 * i;
 #if HEAD_DIM % 16 == 0
-    return vload16(i, head);
+#define E(k) e[k]
 #else
-    float lanes[16];
-    for (int k = 0; k < 16; k++) lanes[k] = 16 * i + k < HEAD_DIM ? head[16 * i + k] : 0.0f;
-    return vload16(0, lanes);
+#define E(k) (16 * i + k < HEAD_DIM ? e[k] : 0.0f)
 #endif
+    return (float16)(E(0), E(1), E(2), E(3), E(4), E(5), E(6), E(7), E(8), E(9), E(10), E(11), E(12), E(13), E(14),
+                     E(15));
+#undef E
 }
 
 // Slots that are summed up together; such sums are merged in ascending order. As on the CPU.

@@ -141,7 +141,12 @@ fn grind(test: &str) -> Option<(Option<i32>, String)> {
     }
     let mut child = bed::child(test, "grind");
     child.env("ANTIGRAVITY_OPENCL_LIB", library).env(GRIND, "1");
-    child.env("OCLGRIND_DATA_RACES", "1").env("OCLGRIND_UNINITIALIZED", "1").env("OCLGRIND_MAX_ERRORS", "4");
+    // Its search for uninitialised values is not made for several threads.
+    child.env("OCLGRIND_NUM_THREADS", "1");
+    // It loses track of float16, which attention uses throughout.
+    let uninitialised = if test.starts_with("attention") { "0" } else { "1" };
+    child.env("OCLGRIND_UNINITIALIZED", uninitialised);
+    child.env("OCLGRIND_DATA_RACES", "1").env("OCLGRIND_MAX_ERRORS", "4");
     Some(bed::ended(&mut child))
 }
 
