@@ -9,7 +9,7 @@ use antigravity::quant::{BLOCK, BlockQ4};
 use half::{bf16, f16};
 
 const GEMV: &str = include_str!("../../kernels/gemv.cl");
-const GEMM: &str = include_str!("../../kernels/gemm.cl");
+const GEMM: &str = concat!(include_str!("../../kernels/gemm_put.cl"), include_str!("../../kernels/gemm.cl"));
 const ACTS: &str = include_str!("../../kernels/acts.cl");
 
 /// A packed matrix and what it stands for.
