@@ -10,11 +10,13 @@
 // unit, so that no multiprocessor waits for another's second round. Weights depend on nothing, so the first of a step
 // are asked for before the barrier that its activations come through.
 //
-// H200, Llama-3.2-1B shape, 60 slots: predicted 155 us for the weights at 4.5 TB/s and 80 us for barriers; measured
-// 417 us. What costs the rest: a step's dependent reads (residual, activations) take 0.8 us each from the second-level
-// cache. Tried without gain: prefetches into that cache (its bandwidth, not DRAM's, is what a multiprocessor sees, 20
-// bytes a cycle); loads two steps ahead (registers spill); a warp of its own for the barrier (96 registers: spills);
-// one query head an item instead of the four that share a KV head is 35 us faster.
+// H200, Llama-3.2-1B shape, f16 cache, 64 slots: predicted 155 us for the weights at 4.4 TB/s and 80 us for barriers;
+// measured 334 us, and 454 us with the logits in the host's memory. What costs the rest: a step's dependent reads
+// (residual, activations) take 0.8 us each from the second-level cache. One query head an item instead of the four
+// that share a KV head: 35 us less. No fence after the barrier's acquiring load, which would wait for the weights that
+// are under way: 40 us less. Tried without gain: prefetches into the second-level cache (20 bytes a cycle is what a
+// multiprocessor reads from it, hardly more than from DRAM); loads two steps ahead (registers spill); a warp of its own
+// for the barrier (96 registers: spills).
 
 #if !defined(GRID) || !defined(AT_QKV) || !defined(LAYER_BYTES) || !defined(LAYER_FLOATS) || !defined(AT_HEAD)
 #error where the weights lie is not defined
@@ -25,211 +27,6 @@
 #if DIM % 128 || Q_DIM % 128 || FFN_DIM % 128 || KV_BLOCK != 32
 #error a warp takes four blocks at a time
 #endif
-
-#define WARPS 16
-#define UP(a, b) (((a) + (b) - 1) / (b))
-#define WIDER(a, b) ((a) > (b) ? (a) : (b))
-#define WIDEST WIDER(FFN_DIM, WIDER(DIM, Q_DIM))
-
-// ---------------------------------------------------------------- instructions
-
-uint4 load16(const __global uchar *p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-
-uint2 load8(const __global uchar *p) {
-    uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
-}
-
-// What another group has written in this launch: not from the first-level cache, which does not hear of it.
-float4 fresh4(const __global float *p) {
-    float4 v;
-    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(p)
-                 : "memory");
-    return v;
-}
-
-float fresh(const __global float *p) {
-    float v;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
-    return v;
-}
-
-float across(float x, uint mask) {
-    float y;
-    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, -1;" : "=f"(y) : "f"(x), "r"(mask));
-    return y;
-}
-
-float2 two_halves(uint bits) {
-    float2 f;
-    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(f.x), "=f"(f.y) : "r"(bits));
-    return f;
-}
-
-float warp_sum(float x) {
-    for (uint m = 16; m > 0; m /= 2) x += across(x, m);
-    return x;
-}
-
-float warp_max(float x) {
-    for (uint m = 16; m > 0; m /= 2) x = fmax(x, across(x, m));
-    return x;
-}
-
-// ---------------------------------------------------------------- the barrier over all groups
-
-// Polls until a group that never comes is given up: seconds.
-#define PATIENCE (1 << 24)
-
-void arrive(__global uint *counter) {
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (get_local_id(0) == 0)
-        asm volatile("fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-}
-
-// `target` counts arrivals since the backend began, modulo 2^32. Without them, the logits say so: NaN.
-void await(__global uint *counter, uint *target, __global float *logits) {
-    *target += GRID;
-    if (get_local_id(0) == 0) {
-        uint seen, polls = 0;
-        do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-        } while ((int)(seen - *target) < 0 && ++polls < PATIENCE);
-        if (polls == PATIENCE) logits[0] = NAN;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-}
-
-// ---------------------------------------------------------------- activations
-
-// Four neighbours as signed bytes; eight lanes share a block and its scale.
-uint quantise4(float4 x, float *scale) {
-    float m = fmax(fmax(fabs(x.x), fabs(x.y)), fmax(fabs(x.z), fabs(x.w)));
-    m = fmax(m, across(m, 1));
-    m = fmax(m, across(m, 2));
-    m = fmax(m, across(m, 4));
-    *scale = m / 127.0f;
-    return as_uint(convert_char4(rint(x * (m > 0.0f ? 127.0f / m : 0.0f))));
-}
-
-// RMS norm of the residual, quantised, in every group for itself.
-void norm(const __global float *x, const __global float *w, __local uint *acts, __local float *scales,
-          __local float *sums) {
-    const uint lid = get_local_id(0);
-    float4 v[UP(DIM, 4 * WG)];
-    float squares = 0.0f;
-    for (uint i = 0; i < UP(DIM, 4 * WG); i++) {
-        uint at = (i * WG + lid) * 4;
-        v[i] = at < DIM ? fresh4(x + at) : (float4)(0.0f);
-        squares += dot(v[i], v[i]);
-    }
-    squares = warp_sum(squares);
-    if (lid % 32 == 0) sums[lid / 32] = squares;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    squares = 0.0f;
-    for (uint i = 0; i < WARPS; i++) squares += sums[i];
-    float inverse = 1.0f / sqrt(squares / DIM + RMS_EPS);
-    for (uint i = 0; i < UP(DIM, 4 * WG); i++) {
-        uint at = (i * WG + lid) * 4;
-        if (at < DIM) {
-            float scale;
-            acts[at / 4] = quantise4(v[i] * inverse * vload4(0, w + at), &scale);
-            if (lid % 8 == 0) scales[at / 32] = scale;
-        }
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-}
-
-// What an earlier step has quantised.
-void fetch(const __global float *from, const __global float *from_scales, uint cols, __local uint *acts,
-           __local float *scales) {
-    const uint lid = get_local_id(0);
-    for (uint i = lid * 4; i < cols / 4; i += WG * 4) vstore4(as_uint4(fresh4(from + i)), 0, acts + i);
-    for (uint i = lid; i < cols / 32; i += WG) scales[i] = fresh(from_scales + i);
-    barrier(CLK_LOCAL_MEM_FENCE);
-}
-
-// Four neighbours of `x` in local memory by each of `items` items (whole warps take part), to global memory.
-void put_acts(const __local float *x, uint items, __global float *acts, __global float *scales) {
-    const uint lid = get_local_id(0);
-    if (lid < UP(items, 32) * 32) {
-        float scale;
-        uint words = quantise4(lid < items ? vload4(lid, x) : (float4)(0.0f), &scale);
-        if (lid < items) acts[lid] = as_float(words);
-        if (lid < items && lid % 8 == 0) scales[lid / 8] = scale;
-    }
-}
-
-// ---------------------------------------------------------------- products
-
-// What one lane takes of eight rows and four blocks: four rows, eight columns.
-typedef struct {
-    uint4 quants;
-    uint2 scales;
-} Bite;
-
-Bite bite(const __global uchar *quants, const __global uchar *scales, uint unit, uint blocks, uint block) {
-    const uint lane = get_local_id(0) % 32;
-    size_t at = (size_t)(unit / 2) * blocks + block + lane / 8;
-    Bite b;
-    b.quants = load16(quants + at * 256 + lane / 2 % 4 * 64 + unit % 2 * 32 + lane % 2 * 16);
-    b.scales = load8(scales + at * 32 + unit % 2 * 16 + lane % 2 * 8);
-    return b;
-}
-
-// The activations that a lane's bites meet. Sums of a vector start from `start` so that they end as floats: the
-// exact integer added to the bits of 1.5 * 2^23.
-typedef struct {
-    uint low, high;
-    int start;
-    float scale;
-} Act;
-
-#define FLOAT_ZERO 0x4b400000
-
-Act act_of(const __local uint *acts, const __local float *scales, uint block) {
-    const uint lane = get_local_id(0) % 32, at = block + lane / 8;
-    Act a;
-    a.low = acts[at * 8 + lane / 2 % 4];
-    a.high = acts[at * 8 + 4 + lane / 2 % 4];
-    a.start = FLOAT_ZERO - dot4(0x08080808u, a.low, dot4(0x08080808u, a.high, 0));
-    a.scale = scales[at];
-    return a;
-}
-
-float4 chew(Bite b, Act a, float4 acc) {
-    uint4 l = b.quants & 0x0f0f0f0fu, h = (b.quants >> 4) & 0x0f0f0f0fu;
-    float4 sum = as_float4((int4)(dot4(h.x, a.high, dot4(l.x, a.low, a.start)), dot4(h.y, a.high, dot4(l.y, a.low, a.start)),
-                                  dot4(h.z, a.high, dot4(l.z, a.low, a.start)), dot4(h.w, a.high, dot4(l.w, a.low, a.start))));
-    float2 low = two_halves(b.scales.x), high = two_halves(b.scales.y);
-    return fma(sum - as_float(FLOAT_ZERO), (float4)(low, high) * a.scale, acc);
-}
-
-// Sums over the lanes of a warp that share rows; a lane below 8 ends with row `folded_row`.
-float fold(float4 acc) {
-    const uint lane = get_local_id(0) % 32;
-    bool upper = lane & 2;
-    float2 send = upper ? acc.xy : acc.zw, keep = upper ? acc.zw : acc.xy;
-    keep += (float2)(across(send.x, 2), across(send.y, 2));
-    upper = lane & 4;
-    float row = (upper ? keep.y : keep.x) + across(upper ? keep.x : keep.y, 4);
-    row += across(row, 8);
-    return row + across(row, 16);
-}
-
-uint folded_row() {
-    const uint lane = get_local_id(0) % 32;
-    return lane % 2 * 4 + (lane & 2) + lane / 4 % 2;
-}
 
 // How a step's units are shared: a group takes EACH neighbouring ones; SPLIT warps share one, SWEEPS bites each.
 #define EACH(rows) UP((rows) / 8, GRID)
@@ -279,7 +76,8 @@ Piece piece(int type, const __global uchar *row, uint l) {
 
 float8 elements(int type, Piece p) {
     if (type == T_F32) return (float8)(as_float4(p.a), as_float4(p.b));
-    if (type == T_F16) return (float8)(two_halves(p.a.x), two_halves(p.a.y), two_halves(p.a.z), two_halves(p.a.w));
+    if (type == T_F16)
+        return (float8)(two_halves(p.a.x), two_halves(p.a.y), two_halves(p.a.z), two_halves(p.a.w));
     if (type == T_Q8) return convert_float8(as_char8(p.a.xy)) * p.scale;
     char8 q = as_char8((uint2)(p.a.x & 0x0f0f0f0fu, (p.a.x >> 4) & 0x0f0f0f0fu));
     return (convert_float8(q) - 8.0f) * p.scale;
@@ -296,8 +94,8 @@ float sum8(float8 v) {
 
 // ---------------------------------------------------------------- the token
 
-// arena: matrices, layer by layer, then the head. floats: [layer][attn norm | ffn norm | qkv bias | o bias | q, k norm],
-// then the final norm. state: kernels/common.cl. work: see below. sync: [0] arrivals, [1 + head] chunks done.
+// arena: matrices, layer by layer, then the head.
+// floats: [layer][attn norm | ffn norm | qkv bias | o bias | q, k norm], then the final norm. state: kernels/common.cl. work: see below. sync: [0] arrivals, [1 + head] chunks done.
 #define W_QKV 0
 #define W_ATT_SCALES (W_QKV + QKV)
 #define W_FFN_SCALES (W_ATT_SCALES + UP(Q_DIM / 32, 4) * 4)
@@ -337,7 +135,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
             Bite b[rounds][sweeps];
             for (uint r = 0; r < rounds; r++) {
                 uint unit = min(group * EACH(QKV) + r * per + warp / QKV_SPLIT, (uint)QKV / 8 - 1);
-                for (uint j = 0; j < sweeps; j++) b[r][j] = bite(w + AT_QKV, w + AT_QKV_SCALES, unit, DIM / 32, k + j * 4);
+                for (uint j = 0; j < sweeps; j++)
+                    b[r][j] = bite(w + AT_QKV, w + AT_QKV_SCALES, unit, DIM / 32, k + j * 4);
             }
             // What came before, a launch for the first layer, has its barrier at the end of `down`.
             if (layer > 0) await(sync, &target, logits);
@@ -346,7 +145,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                 float4 acc = 0.0f;
                 for (uint j = 0; j < sweeps; j++) acc = chew(b[r][j], act_of(acts, act_scales, k + j * 4), acc);
                 float y = fold(acc);
-                if (lane < 8) part[((r * per + warp / QKV_SPLIT) * 8 + folded_row()) * QKV_SPLIT + warp % QKV_SPLIT] = y;
+                uint at = ((r * per + warp / QKV_SPLIT) * 8 + folded_row()) * QKV_SPLIT + warp % QKV_SPLIT;
+                if (lane < 8) part[at] = y;
             }
             barrier(CLK_LOCAL_MEM_FENCE);
             uint row = group * EACH(QKV) * 8 + lid;
@@ -451,7 +251,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                     if (lid == 0) {
                         // Back to zero with the last one.
                         uint before;
-                        asm volatile("fence.acq_rel.gpu; atom.relaxed.gpu.global.inc.u32 %0, [%1], %2; fence.acq_rel.gpu;"
+                        asm volatile("fence.acq_rel.gpu; atom.relaxed.gpu.global.inc.u32 %0, [%1], %2; "
+                                     "fence.acq_rel.gpu;"
                                      : "=r"(before)
                                      : "l"(sync + 1 + h), "r"(chunks - 1)
                                      : "memory");
@@ -474,9 +275,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                     if (lid < HEAD_DIM) head[lid] = y / sum;
                     barrier(CLK_LOCAL_MEM_FENCE);
 #if V_ROTATED
-                    rotate_heads(head, 1);
+                    rotate_heads(head, 1, true);
 #endif
-                    put_acts(head, HEAD_DIM / 4, work + W_ATT + h * (HEAD_DIM / 4), work + W_ATT_SCALES + h * (HEAD_DIM / 32));
+                    put_acts(head, HEAD_DIM / 4, work + W_ATT + h * (HEAD_DIM / 4),
+                             work + W_ATT_SCALES + h * (HEAD_DIM / 32));
                 }
                 barrier(CLK_LOCAL_MEM_FENCE);
             }
@@ -492,7 +294,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
             Bite b[rounds][sweeps];
             for (uint r = 0; r < rounds; r++) {
                 uint unit = min(group * OUT_EACH + r * per + warp / OUT_SPLIT, (uint)DIM / 8 - 1);
-                for (uint j = 0; j < sweeps; j++) b[r][j] = bite(w + AT_OUT, w + AT_OUT_SCALES, unit, Q_DIM / 32, k + j * 4);
+                for (uint j = 0; j < sweeps; j++)
+                    b[r][j] = bite(w + AT_OUT, w + AT_OUT_SCALES, unit, Q_DIM / 32, k + j * 4);
             }
             float y = mine ? x[row] : 0.0f;
             await(sync, &target, logits);
@@ -501,7 +304,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                 float4 acc = 0.0f;
                 for (uint j = 0; j < sweeps; j++) acc = chew(b[r][j], act_of(acts, act_scales, k + j * 4), acc);
                 float sum = fold(acc);
-                if (lane < 8) part[((r * per + warp / OUT_SPLIT) * 8 + folded_row()) * OUT_SPLIT + warp % OUT_SPLIT] = sum;
+                uint at = ((r * per + warp / OUT_SPLIT) * 8 + folded_row()) * OUT_SPLIT + warp % OUT_SPLIT;
+                if (lane < 8) part[at] = sum;
             }
             barrier(CLK_LOCAL_MEM_FENCE);
             if (mine) {
@@ -520,7 +324,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
             enum { depth = sweeps < 4 ? sweeps : 4 };
             const uint k = warp % FFN_SPLIT * sweeps * 4;
             const __global uchar *gate = w + AT_GATE_UP, *gate_scales = w + AT_GATE_UP_SCALES;
-            const __global uchar *up = gate + (size_t)FFN_PAD * DIM / 2, *up_scales = gate_scales + (size_t)FFN_PAD * DIM / 16;
+            const __global uchar *up = gate + (size_t)FFN_PAD * DIM / 2;
+            const __global uchar *up_scales = gate_scales + (size_t)FFN_PAD * DIM / 16;
             for (uint r = 0; r < rounds; r++) {
                 uint unit = min(group * FFN_EACH + r * per + warp / FFN_SPLIT, (uint)FFN_DIM / 8 - 1);
                 Bite g[depth], u[depth];
@@ -580,7 +385,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
             for (uint r = 0; r < rounds; r++) {
                 uint unit = min(group * OUT_EACH + r * per + warp / DOWN_SPLIT, (uint)DIM / 8 - 1);
                 Bite b[depth];
-                for (uint j = 0; j < depth; j++) b[j] = bite(w + AT_DOWN, w + AT_DOWN_SCALES, unit, FFN_DIM / 32, k + j * 4);
+                for (uint j = 0; j < depth; j++)
+                    b[j] = bite(w + AT_DOWN, w + AT_DOWN_SCALES, unit, FFN_DIM / 32, k + j * 4);
                 if (r == 0) {
                     await(sync, &target, logits);
                     fetch(work + W_FFN, work + W_FFN_SCALES, FFN_DIM, acts, act_scales);
@@ -589,13 +395,15 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                 for (uint first = 0; first < sweeps; first += depth) {
 #pragma unroll
                     for (uint j = 0; j < depth; j++) {
-                        if (first + j < sweeps) acc = chew(b[j], act_of(acts, act_scales, k + (first + j) * 4), acc);
+                        uint block = k + (first + j) * 4;
+                        if (first + j < sweeps) acc = chew(b[j], act_of(acts, act_scales, block), acc);
                         if (first + j + depth < sweeps)
-                            b[j] = bite(w + AT_DOWN, w + AT_DOWN_SCALES, unit, FFN_DIM / 32, k + (first + j + depth) * 4);
+                            b[j] = bite(w + AT_DOWN, w + AT_DOWN_SCALES, unit, FFN_DIM / 32, block + depth * 4);
                     }
                 }
                 float sum = fold(acc);
-                if (lane < 8) part[((r * per + warp / DOWN_SPLIT) * 8 + folded_row()) * DOWN_SPLIT + warp % DOWN_SPLIT] = sum;
+                uint at = ((r * per + warp / DOWN_SPLIT) * 8 + folded_row()) * DOWN_SPLIT + warp % DOWN_SPLIT;
+                if (lane < 8) part[at] = sum;
             }
             barrier(CLK_LOCAL_MEM_FENCE);
             if (mine) {

@@ -6,8 +6,8 @@
 // nibbles enter unsigned; -8 times the activations' sum is where the accumulator starts. It starts from 1.5 * 2^23 as
 // a float, so that the exact integer sum becomes a float by one subtraction: conversions have half the rate.
 //
-// Measured on an H200, 512 tokens of the Llama-3.2-1B shape, all matrices of 16 layers: 7.5 to 8.4 ms. The scaling,
-// twelve f32 operations a block, and not the tensor cores, is what bounds it: the prediction was 2.4 ms for those alone.
+// Measured on an H200, 512 tokens of the Llama-3.2-1B shape, all matrices of 16 layers: 7.5 to 8.4 ms, where the
+// scaling, twelve f32 operations a block, was predicted to take 2.4 ms and the tensor cores less.
 
 #if !defined(ROWS) || !defined(COLS) || !defined(ROW_GROUPS) || !defined(WARPS)
 #error a shape of the matrix is not defined

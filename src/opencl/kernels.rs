@@ -19,6 +19,7 @@ const GEMV: &str = include_str!("../../kernels/gemv.cl");
 const GEMM: &str = include_str!("../../kernels/gemm.cl");
 const GEMM_PUT: &str = include_str!("../../kernels/gemm_put.cl");
 const GEMM_NVIDIA: &str = include_str!("../../kernels/gemm_nvidia.cl");
+pub(super) const NVIDIA: &str = include_str!("../../kernels/nvidia.cl");
 pub(super) const DECODE_NVIDIA: &str = include_str!("../../kernels/decode_nvidia.cl");
 const ACTS: &str = include_str!("../../kernels/acts.cl");
 const ROPE: &str = include_str!("../../kernels/rope.cl");

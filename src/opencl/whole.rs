@@ -5,7 +5,7 @@ use super::defines::{Defines, KV_PAD, Q_PAD, QKV};
 use super::device::Device;
 use super::facts::Facts;
 use super::failure::Result;
-use super::kernels::{COMMON, DECODE_NVIDIA, KV};
+use super::kernels::{COMMON, DECODE_NVIDIA, KV, NVIDIA};
 use super::program::{Kernel, Program, Source};
 use super::rows::Rows;
 use super::scratch::Scratch;
@@ -119,7 +119,7 @@ impl Whole {
             defines = defines.with(name, Share::of(step, facts).split);
         }
         let defines = places.defines.iter().fold(defines, |d, (name, value)| d.with(name, *value));
-        let text = [COMMON, KV, DECODE_NVIDIA].concat();
+        let text = [COMMON, KV, NVIDIA, DECODE_NVIDIA].concat();
         let source = Source { name: "decode", text: &text, options: defines.as_str() };
         let mut kernel = Program::build_variant(device, &source)?.kernel("decode")?;
         let zeroed = |floats: usize| {
