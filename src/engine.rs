@@ -58,6 +58,8 @@ pub struct EngineOptions {
     pub cl_device: Option<String>,
     /// OpenCL: attention on the device too, not on the CPU.
     pub gpu_attn: bool,
+    /// OpenCL: kernels that are faster and do not have the CPU's bits, where the device has such.
+    pub gpu_fast: bool,
     /// OpenCL: weights once, in memory that both see.
     pub zero_copy: bool,
     /// Told in one line when a device cannot be used and the CPU takes its place.
@@ -78,6 +80,7 @@ impl EngineOptions {
             backend: BackendKind::Cpu,
             cl_device: None,
             gpu_attn: false,
+            gpu_fast: false,
             zero_copy: false,
             notice: |_| {},
         }
@@ -232,7 +235,8 @@ impl Engine {
     /// The OpenCL backend with the fastest kernels that compute what the CPU's do, tried at their first use.
     fn opencl_backend(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<Box<dyn Backend>> {
         let mut why = Error::Device("no kernels".into());
-        for variants in [Variants::Fastest, Variants::Baseline] {
+        let order = [Variants::AnyOrder, Variants::Fastest, Variants::Baseline];
+        for variants in order.into_iter().skip(usize::from(!o.gpu_fast)) {
             let attention = match o.gpu_attn {
                 true => None,
                 false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),

@@ -160,7 +160,7 @@ impl OpenClBackend {
         let on = if host.is_some() { AttendOn::Host } else { AttendOn::Device };
         let launches = Launches::new(&mut kernels, &model.matrices, &scratch, &rows, on)?;
         let whole = match (on, variants) {
-            (AttendOn::Device, Variants::Fastest) => {
+            (AttendOn::Device, Variants::AnyOrder) => {
                 Whole::new(device, &model.matrices, &mut scratch, &rows)?
             }
             _ => None,

@@ -174,6 +174,7 @@ impl ModelArgs {
             backend,
             cl_device: self.device.cl_device.clone(),
             gpu_attn: self.device.gpu_attn,
+            gpu_fast: self.device.gpu_fast,
             zero_copy: self.device.zero_copy,
             notice: |line| eprintln!("{line}"),
         })

@@ -63,6 +63,9 @@ pub(super) struct BenchArgs {
     /// OpenCL: attention on the GPU too
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     gpu_attn: bool,
+    /// OpenCL: faster kernels where the device has some, whose text may differ from the CPU's; with --gpu-attn
+    #[arg(long, requires = "gpu_attn")]
+    gpu_fast: bool,
     /// Lengths of prompts to prefill; 0 is none
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_name = "LIST")]
     n_prompt: Vec<usize>,
@@ -135,6 +138,7 @@ impl BenchArgs {
         options.backend = self.backend.kind()?;
         options.cl_device.clone_from(&self.cl_device);
         options.gpu_attn = self.gpu_attn;
+        options.gpu_fast = self.gpu_fast;
         options.notice = |line| eprintln!("{line}");
         Ok(options)
     }

@@ -115,7 +115,10 @@ pub struct AttendShape {
 /// Which kernels are used where there is a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variants {
-    /// The fastest that the device's facts allow.
+    /// The fastest that the device's facts allow, sums of floats in any order among them: a flip in the rounding of one
+    /// activation may change a word, as it does not with the others.
+    AnyOrder,
+    /// The fastest with the CPU's bits.
     Fastest,
     /// Those that every device runs.
     Baseline,
@@ -125,6 +128,7 @@ impl Variants {
     /// What a verdict on all kernels together is noted under.
     fn note(self) -> &'static str {
         match self {
+            Variants::AnyOrder => "forward, any order",
             Variants::Fastest => "forward",
             Variants::Baseline => "forward, baseline",
         }
@@ -175,8 +179,9 @@ impl Shapes {
             attend: tiles.into_iter().find(fits),
             // Instructions of compute capability 6.1.
             correct_divide: facts.correct_divide,
-            dot_ptx: variants == Variants::Fastest && facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),
-            tensor_cores: variants == Variants::Fastest
+            dot_ptx: variants != Variants::Baseline
+                && facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),
+            tensor_cores: variants != Variants::Baseline
                 && facts.compute_capability.is_some_and(|cc| cc >= (8, 0)),
         }
     }

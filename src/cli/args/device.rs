@@ -45,6 +45,9 @@ pub(in crate::cli) struct DeviceArgs {
     /// OpenCL: attention on the GPU too
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     pub gpu_attn: bool,
+    /// OpenCL: faster kernels where the device has some, whose text may differ from the CPU's; with --gpu-attn
+    #[arg(long, requires = "gpu_attn")]
+    pub gpu_fast: bool,
     /// Share memory between CPU and GPU where the device can
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     pub zero_copy: bool,
