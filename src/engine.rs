@@ -7,7 +7,7 @@ use crate::cpu::simd::Isa;
 use crate::cpu::{self, CpuBackend, CpuOptions, topology};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
-use crate::opencl::{self, Matrices, OpenClBackend, OpenClOptions, Variants, Verdict, selftest};
+use crate::opencl::{self, Matrices, OpenClBackend, OpenClOptions, Place, Variants, Verdict, selftest};
 use crate::plan::Plan;
 use crate::sampler::SamplerOptions;
 use crate::session::{CancelToken, Session, Spare};
@@ -246,6 +246,10 @@ impl Engine {
                 capacity: o.max_seq_len,
                 max_tokens: o.prefill_chunk,
                 attention,
+                rows: match o.zero_copy && model.device().facts().unified_memory {
+                    true => Place::HostVisible,
+                    false => Place::Device,
+                },
                 variants,
             };
             let tried = OpenClBackend::new(Arc::clone(model), options).and_then(|mut backend| {

@@ -110,6 +110,8 @@ pub struct OpenClOptions {
     pub max_tokens: usize,
     /// Computes attention on the host, over mapped rows; without it the device does.
     pub attention: Option<Attention>,
+    /// Where the cache lies: host-visible with attention on the host, or to share it.
+    pub rows: Place,
     /// Which kernels.
     pub variants: Variants,
 }
@@ -145,12 +147,12 @@ pub struct OpenClBackend {
 impl OpenClBackend {
     /// Builds the kernels and allocates cache and scratch.
     pub fn new(model: Arc<Model>, options: OpenClOptions) -> Result<Self> {
-        let OpenClOptions { kv_types, capacity, max_tokens, attention, variants } = options;
+        let OpenClOptions { kv_types, capacity, max_tokens, attention, rows, variants } = options;
         let device = &model.device;
         let mut kernels = Kernels::new(device, kv_types, variants)?;
         let shapes = kernels.shapes();
         let max_tokens = if shapes.batches() { max_tokens.clamp(1, capacity.max(1)) } else { 1 };
-        let place = if attention.is_some() { Place::HostVisible } else { Place::Device };
+        let place = if attention.is_some() { Place::HostVisible } else { rows };
         let rows = Rows::new(device, kv_types, capacity, place)?;
         let mut scratch = Scratch::new(device, max_tokens)?;
         let host = attention.map(|attend| {

@@ -12,6 +12,7 @@ use antigravity::dims::VOCAB;
 use antigravity::engine::BackendKind;
 use antigravity::kv::{KvType, KvTypes};
 use antigravity::opencl::selftest::TOLERANCE;
+use antigravity::plan::Plan;
 use antigravity::session::{CancelToken, Session};
 use antigravity::weights::WeightType;
 use antigravity::{Engine, EngineOptions, dims};
@@ -123,6 +124,25 @@ fn every_type_of_cache() {
             compare(&options(types), 140, 10);
         }
         compare(&options(KvTypes { k: KvType::Q8, v: KvType::Q4 }), 70, 5);
+    }
+}
+
+/// The plan is what is allocated, to the byte.
+#[test]
+fn the_plan_is_what_is_allocated() {
+    if exact().is_some() {
+        for weight_type in [WeightType::Q4_0, WeightType::F32] {
+            for (gpu_attn, zero_copy) in [(true, false), (false, false), (true, true), (false, true)] {
+                let base = options(KvTypes { k: KvType::Q8, v: KvType::F16 });
+                let base = EngineOptions { weight_type, zero_copy, ..base };
+                let engine = on_device(&base, gpu_attn);
+                let plan = Plan::new(engine.options()).unwrap();
+                let _session = engine.session().unwrap();
+                let allocated = engine.device().unwrap().allocated();
+                let what = format!("{weight_type} weights, gpu_attn {gpu_attn}, zero_copy {zero_copy}");
+                assert_eq!(plan.on_device(), allocated, "{what}: {:#?}", plan.items());
+            }
+        }
     }
 }
 

@@ -97,6 +97,7 @@ impl Device {
         // SAFETY: no memory of ours is passed.
         let id = unsafe { (shared.api().clCreateBuffer)(shared.context, flags, len, null_mut(), &mut code) };
         check(code, "clCreateBuffer", format_args!("{len} bytes"))?;
+        shared.allocated.fetch_add(len as u64, Ordering::Relaxed);
         let shadow = (host_visible && shadow::wanted()).then(|| Shadow::new(len));
         let state = AtomicU8::new(UNMAPPED);
         let frozen = OnceLock::new();
@@ -186,6 +187,9 @@ impl Drop for Memory {
         if let Some(start) = self.frozen.get() {
             // Nobody is left to be told.
             let _ = self.unmap(start.0);
+        }
+        if self.whole.is_none() {
+            self.shared.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
         }
         // SAFETY: made by `Device::buffer`; what is queued keeps the driver's object alive by itself.
         unsafe { (self.shared.api().clReleaseMemObject)(self.id) };

@@ -97,6 +97,7 @@ pub(super) struct Shared {
     pub facts: Facts,
     pub cache: Cache,
     pub launches: AtomicU64,
+    pub allocated: AtomicU64,
     pub builds: Mutex<Builds>,
 }
 
@@ -126,8 +127,9 @@ impl Device {
             unsafe { (library.api.clReleaseContext)(context) };
             return Err(failure);
         }
-        let (launches, builds) = Default::default();
-        Ok(Self { shared: Arc::new(Shared { library, id, context, queue, facts, cache, launches, builds }) })
+        let (launches, allocated, builds) = Default::default();
+        let shared = Shared { library, id, context, queue, facts, cache, launches, allocated, builds };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// What it says of itself.
@@ -143,6 +145,11 @@ impl Device {
     /// Kernels launched so far.
     pub fn launches(&self) -> u64 {
         self.shared.launches.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of all buffers there are.
+    pub fn allocated(&self) -> u64 {
+        self.shared.allocated.load(Ordering::Relaxed)
     }
 
     /// Programs built so far, and how long that took.

@@ -15,6 +15,9 @@ pub const STATE_ROW: usize = DIM + HEAD_DIM;
 /// Most tokens whose logits are computed at once.
 const LOGIT_ROWS: usize = 16;
 
+/// Bytes of the buffer that stands for none.
+const NONE: usize = 64;
+
 /// Buffers of one forward pass.
 pub struct Scratch {
     /// Header, then `[token][x | cos | sin]`: what the host sends, all at once, and the residual stream.
@@ -58,7 +61,7 @@ fn sizes(tokens: usize) -> [usize; 7] {
 
 /// Bytes of all buffers together.
 pub fn bytes(tokens: usize) -> usize {
-    sizes(tokens).iter().sum()
+    sizes(tokens).iter().sum::<usize>() + NONE
 }
 
 impl Scratch {
@@ -79,7 +82,7 @@ impl Scratch {
             act_scales: buffer(act_scales)?,
             gate_up: buffer(gate_up)?,
             logits: buffer(logits)?,
-            none: buffer(64)?,
+            none: buffer(NONE)?,
             host: vec![0.0; state / 4],
             max_tokens: tokens,
             logit_rows: tokens.min(LOGIT_ROWS),
