@@ -248,7 +248,7 @@ impl Engine {
                 attention,
                 rows: match o.zero_copy && model.device().facts().unified_memory {
                     true => Place::HostVisible,
-                    false => Place::Device,
+                    false => own_place(o),
                 },
                 variants,
             };
@@ -336,6 +336,11 @@ impl Engine {
     }
 }
 
+/// Where in its own memory a device has weights and cache.
+fn own_place(options: &EngineOptions) -> Place {
+    if options.gpu_fast { Place::InOne } else { Place::Device }
+}
+
 /// Opens the OpenCL device and brings the weights there.
 fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(opencl::Device, Matrices)> {
     let device = opencl::Device::open(options.cl_device.as_deref(), opencl::Cache::of_user())?;
@@ -345,7 +350,7 @@ fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(opencl::Dev
     }
     let matrices = match shared {
         true => Matrices::share(&device, weights)?,
-        false => Matrices::copy(&device, weights)?,
+        false => Matrices::copy(&device, weights, own_place(options))?,
     };
     Ok((device, matrices))
 }

@@ -76,8 +76,8 @@ pub struct Matrices(DeviceWeights);
 
 impl Matrices {
     /// Copies the weights to the device.
-    pub fn copy(device: &Device, weights: &Weights) -> Result<Self> {
-        let matrices = DeviceWeights::upload(device, weights)?;
+    pub fn copy(device: &Device, weights: &Weights, place: Place) -> Result<Self> {
+        let matrices = DeviceWeights::upload(device, weights, place)?;
         device.finish()?;
         Ok(Self(matrices))
     }

@@ -24,7 +24,7 @@ impl<'a> Arena<'a> {
         let all = parts.iter().try_fold(0usize, |sum, &n| sum.checked_add(n.checked_next_multiple_of(step)?));
         let facts = device.facts();
         let one = all
-            .filter(|&n| super::whole::fits(facts) && place == Place::Device && n as u64 <= facts.max_alloc);
+            .filter(|&n| super::whole::fits(facts) && place == Place::InOne && n as u64 <= facts.max_alloc);
         // Where there is no room for all at once there may be for one after the other.
         let one = one.and_then(|n| device.buffer(n, access, place).ok()).filter(|b| b.part(0..1).is_ok());
         Self { device, access, place, one: one.map(|b| (b, 0)) }

@@ -34,6 +34,8 @@ pub enum Access {
 pub enum Place {
     /// Wherever it is fastest for the device.
     Device,
+    /// The same, as a part of one buffer where a kernel for this device reaches all of it; see `arena`.
+    InOne,
     /// Where the CPU can map it, without a copy if memory is unified.
     HostVisible,
 }

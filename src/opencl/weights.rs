@@ -137,8 +137,8 @@ pub struct DeviceWeights {
 
 impl DeviceWeights {
     /// Copies the weights.
-    pub fn upload(device: &Device, weights: &Weights) -> Result<Self> {
-        let mut to = To::new(device, Place::Device, weights);
+    pub fn upload(device: &Device, weights: &Weights, place: Place) -> Result<Self> {
+        let mut to = To::new(device, place, weights);
         let to = &mut to;
         Ok(Self {
             layers: weights.layers.iter().map(|l| layer(to, l)).collect::<Result<_>>()?,
@@ -209,7 +209,9 @@ impl<'a> To<'a> {
     fn new(device: &'a Device, place: Place, weights: &Weights) -> Self {
         let (matrices, floats) = sizes(weights);
         let arena = |sizes: &[usize], place: Place| Arena::new(device, sizes, Access::ReadOnly, place);
-        Self { device, matrices: arena(&matrices, place), floats: arena(&floats, Place::Device) }
+        // The CPU has its own copy of the small ones.
+        let small = if place == Place::HostVisible { Place::Device } else { place };
+        Self { device, matrices: arena(&matrices, place), floats: arena(&floats, small) }
     }
 }
 
