@@ -38,7 +38,8 @@ pub fn split(words: &[String]) -> (&[String], &[String]) {
 
 /// What the program finds in its environment.
 pub fn environment<'a>(device: &dyn Device, dir: &'a str) -> Vec<(&'a str, &'a str)> {
-    let mut set = vec![("ANTIGRAVITY_MODEL", dir)];
+    // What the program notes of its runs stays with the deployment.
+    let mut set = vec![("ANTIGRAVITY_MODEL", dir), ("XDG_STATE_HOME", dir)];
     if device.target().ends_with("android") {
         // Where vendors keep OpenCL; programs of the shell user do not search there by themselves.
         set.push(("LD_LIBRARY_PATH", "/vendor/lib64:/vendor/lib64/egl:/system/vendor/lib64"));

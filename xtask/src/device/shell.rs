@@ -82,8 +82,9 @@ impl Program<'_> {
 }
 
 /// Starts a program that reads nothing. Our end of the script's stdin stays open for as long as we live and
-/// are connected; when it closes, nobody waits for the program any more, and it is killed.
-const LIFELINE: &str = "exec 3<&0; { cat <&3; kill -KILL $$; } >/dev/null 2>&1 & exec \"$@\" </dev/null 3<&-";
+/// are connected; when it closes, nobody waits for the program any more, and it is ended, a second later killed.
+const LIFELINE: &str = "exec 3<&0; { cat <&3; kill -TERM $$ && sleep 1 && kill -KILL $$; } >/dev/null 2>&1 & \
+                        exec \"$@\" </dev/null 3<&-";
 
 /// The script, its end said by itself.
 fn with_end(script: &str, nonce: &str) -> String {
@@ -137,7 +138,7 @@ pub fn capture_program(device: &dyn Device, program: &Program<'_>) -> Result<Ans
     Ok(answer)
 }
 
-/// Runs a program with this process's streams until it ends. Ctrl-C reaches it; a second one kills it.
+/// Runs a program with this process's streams until it ends. Ctrl-C reaches it; a second one ends it.
 /// Its exit code is the result, 128 and the signal's number where a signal ended it.
 pub fn stream(device: &dyn Device, program: &Program<'_>, stdin: Input) -> Result<u32> {
     stream_to(device, program, stdin, Ears { text: &mut put, started: &mut |_| {} })
@@ -277,7 +278,7 @@ fn put(text: &[u8]) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Hands signals on: the first as an interrupt, the next as a kill, a third ends the connection.
+/// Hands signals on: the first as an interrupt, the next to end the program, a third ends the connection.
 fn watch(device: &dyn Device, state: &State, mut signals: Signals, connection: u32) {
     for (count, _) in signals.forever().enumerate() {
         // Right after the start the process id is still on its way.
@@ -289,7 +290,7 @@ fn watch(device: &dyn Device, state: &State, mut signals: Signals, connection: u
         }
         match count {
             0 => kill(device, state, "INT"),
-            1 => kill(device, state, "KILL"),
+            1 => kill(device, state, "TERM"),
             _ => {
                 let _ = Command::new("kill").arg(connection.to_string()).status();
             }
