@@ -342,7 +342,14 @@ impl Pass<'_> {
         match out {
             Logits::None => self.device.flush(),
             Logits::Last(logits) | Logits::All(logits) => {
-                read_logits(self.scratch, &mut self.landing, logits)
+                read_logits(self.scratch, &mut self.landing, logits)?;
+                // What the kernel says where not all of its groups came to its barrier.
+                match logits[0].is_nan() {
+                    true => {
+                        Err(Failure::new(Kind::Lost, "groups of kernel decode were not all running at once"))
+                    }
+                    false => Ok(()),
+                }
             }
         }
     }
