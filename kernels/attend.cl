@@ -97,10 +97,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
             barrier(CLK_LOCAL_MEM_FENCE);
         }
         // A chunk of which nothing is seen has a largest score of LEAST and changes nothing: its sums are 0.
-        float m_new = fmax(m, most), old = e_to(m - m_new), new = e_to(most - m_new);
-        m = m_new;
-        l = fma(part_l, new, l * old);
-        for (int k = 0; k < DIMS; k++) o[k] = fma(part[k], new, o[k] * old);
+        float2 w = weigh_chunk(&m, most);
+        l = fma(part_l, w.y, l * w.x);
+        for (int k = 0; k < DIMS; k++) o[k] = fma(part[k], w.y, o[k] * w.x);
     }
     // q is free: every item has read its last score. Rows lie close now, as rotate_heads expects them.
     for (int k = 0; k < DIMS; k++) {

@@ -41,11 +41,9 @@ void merge_chunks(const __global float *partials, const __global float *ml, int 
         float m = LEAST, sum = 0.0f;
         for (int c = 0; c < chunks; c++) {
             const __global float *part = ml + (c * HEADS + h) * 2;
-            float m_new = fmax(m, part[0]);
-            float old = e_to(m - m_new), new = e_to(part[0] - m_new);
-            m = m_new;
-            sum = fma(part[1], new, sum * old);
-            weights[c * HEADS + h] = (float2)(old, new);
+            float2 w = weigh_chunk(&m, part[0]);
+            sum = fma(part[1], w.y, sum * w.x);
+            weights[c * HEADS + h] = w;
         }
         l[h] = sum;
     }

@@ -163,6 +163,15 @@ float2 scale_q8(const __local float *x) {
     return (float2)(d, d > 0.0f ? divide(1.0f, d) : 0.0f);
 }
 
+// What the sums so far weigh (x) and those of a further chunk of slots (y), whose largest score is `most`; `m` becomes
+// the largest of all.
+float2 weigh_chunk(float *m, float most) {
+    float larger = fmax(*m, most);
+    float2 weights = (float2)(e_to(*m - larger), e_to(most - larger));
+    *m = larger;
+    return weights;
+}
+
 // Encodes one row of HEAD_DIM floats, and stores it where `write` says so: its barriers are for all items.
 // `scales` has HEAD_DIM / KV_BLOCK elements.
 void store_row(int type, const __local float *x, __global uchar *row, __local float2 *scales, bool write) {

@@ -10,11 +10,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void merge(
         float m = LEAST, l = 0.0f, o = 0.0f;
         for (int c = 0; c < chunks; c++) {
             const __global float *part = ml + (c * HEADS + head) * 2;
-            float m_new = fmax(m, part[0]);
-            float old = e_to(m - m_new), new = e_to(part[0] - m_new);
-            m = m_new;
-            l = fma(part[1], new, l * old);
-            o = fma(partials[(size_t)(c * HEADS + head) * HEAD_DIM + d], new, o * old);
+            float2 w = weigh_chunk(&m, part[0]);
+            l = fma(part[1], w.y, l * w.x);
+            o = fma(partials[(size_t)(c * HEADS + head) * HEAD_DIM + d], w.y, o * w.x);
         }
         out[d] = divide(o, l);
     }

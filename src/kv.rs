@@ -110,6 +110,23 @@ impl std::fmt::Display for KvTypes {
     }
 }
 
+/// Refuses a capacity below the `len` slots that are filled.
+pub fn check_capacity(capacity: usize, len: usize) -> Result<()> {
+    match capacity < len {
+        true => Err(Error::Usage(format!("cannot shrink the context to {capacity}: {len} slots are filled"))),
+        false => Ok(()),
+    }
+}
+
+/// Refuses slots to keep that do not ascend, or are not among the `len` filled ones.
+pub fn check_kept(slots: &[u32], len: usize) -> Result<()> {
+    let ascending = slots.windows(2).all(|w| w[0] < w[1]);
+    match ascending && slots.last().is_none_or(|&s| (s as usize) < len) {
+        true => Ok(()),
+        false => Err(Error::Other("slots to keep must ascend and be filled".into())),
+    }
+}
+
 /// In-place Walsh-Hadamard transform of each run of `2^n` elements, `2^n` the largest power of two that
 /// divides the width; scaled to be its own inverse.
 ///

@@ -24,6 +24,7 @@ mod floats;
 pub mod kernels;
 #[allow(unsafe_code)]
 pub mod load;
+mod model;
 #[allow(unsafe_code)]
 pub mod program;
 mod rows;
@@ -46,11 +47,11 @@ use crate::dims::*;
 use crate::error::Result;
 use crate::kv::KvTypes;
 use crate::trace::{Recorder, Steps};
-use crate::weights::Weights;
 use buffer::{Landing, MapFor};
 pub use defines::QKV;
 pub use kernels::Variants;
 use kernels::{CHUNK, FUSED_CHUNKS, Kernels};
+pub use model::{Matrices, Model};
 pub use rows::parts_bytes;
 use rows::{LayerRows, Rows};
 use scratch::Scratch;
@@ -58,47 +59,10 @@ pub use scratch::bytes as scratch_bytes;
 use std::ops::Range;
 use std::sync::Arc;
 use steps::{AttendOn, Launches};
-use weights::DeviceWeights;
 use whole::Whole;
 
 /// Set to a number, the device is lost in that forward pass, counted from 1; for tests.
 pub const LOSE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_LOSE";
-
-/// A device with the model's weights in its memory; backends share it.
-pub struct Model {
-    device: Device,
-    weights: Arc<Weights>,
-    matrices: DeviceWeights,
-}
-
-/// A model's weights on the device, before anything uses them.
-pub struct Matrices(DeviceWeights);
-
-impl Matrices {
-    /// Copies the weights to the device.
-    pub fn copy(device: &Device, weights: &Weights, place: Place) -> Result<Self> {
-        let matrices = DeviceWeights::upload(device, weights, place)?;
-        device.finish()?;
-        Ok(Self(matrices))
-    }
-
-    /// Moves the weights to memory that the CPU sees too: `weights` become views on it.
-    pub fn share(device: &Device, weights: &mut Weights) -> Result<Self> {
-        Ok(Self(DeviceWeights::share(device, weights)?))
-    }
-}
-
-impl Model {
-    /// `matrices` are of `weights`, on `device`.
-    pub fn new(device: Device, weights: Arc<Weights>, matrices: Matrices) -> Self {
-        Self { device, weights, matrices: matrices.0 }
-    }
-
-    /// The device.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-}
 
 /// How an [`OpenClBackend`] is set up.
 pub struct OpenClOptions {
@@ -123,6 +87,10 @@ struct HostAttention {
     qkv: Vec<f32>,
     /// `[token][Q_DIM]`
     att: Vec<f32>,
+}
+
+fn attend_on(host: &Option<HostAttention>) -> AttendOn {
+    if host.is_some() { AttendOn::Host } else { AttendOn::Device }
 }
 
 /// A model on an OpenCL device.
@@ -159,7 +127,7 @@ impl OpenClBackend {
             let floats = |n: usize| vec![0.0; scratch.max_tokens * n];
             HostAttention { attend, qkv: floats(QKV), att: floats(Q_DIM) }
         });
-        let on = if host.is_some() { AttendOn::Host } else { AttendOn::Device };
+        let on = attend_on(&host);
         let launches = Launches::new(&mut kernels, &model.matrices, &scratch, &rows, on)?;
         let whole = match (on, variants) {
             (AttendOn::Device, Variants::AnyOrder) => {
@@ -442,7 +410,7 @@ impl Backend for OpenClBackend {
 
     fn resize(&mut self, slots: usize) -> Result<()> {
         self.rows.resize(&self.model.device, slots)?;
-        let on = if self.host.is_some() { AttendOn::Host } else { AttendOn::Device };
+        let on = attend_on(&self.host);
         self.launches =
             Launches::new(&mut self.kernels, &self.model.matrices, &self.scratch, &self.rows, on)?;
         if self.whole.is_some() {

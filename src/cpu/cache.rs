@@ -3,7 +3,7 @@
 use crate::backend::KvRows;
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use crate::error::{Error, Result};
-use crate::kv::KvTypes;
+use crate::kv::{KvTypes, check_capacity, check_kept};
 use crate::weights::region::AlignedBytes;
 use std::ops::Range;
 
@@ -89,12 +89,7 @@ impl Cache {
 
     /// Changes the capacity; filled rows stay. Fails without change when memory is short.
     pub fn resize(&mut self, capacity: usize) -> Result<()> {
-        if capacity < self.len {
-            return Err(Error::Usage(format!(
-                "cannot shrink the context to {capacity}: {} slots are filled",
-                self.len
-            )));
-        }
+        check_capacity(capacity, self.len)?;
         let mut grown = Cache::new(self.types, capacity)?;
         let (k, v) = self.row_bytes();
         for layer in 0..LAYERS {
@@ -111,10 +106,7 @@ impl Cache {
 
     /// Moves the rows of `slots` (ascending, filled) to slots `0..`.
     pub fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
-        let ascending = slots.windows(2).all(|w| w[0] < w[1]);
-        if !ascending || slots.last().is_some_and(|&s| s as usize >= self.len) {
-            return Err(Error::Other("slots to keep must ascend and be filled".into()));
-        }
+        check_kept(slots, self.len)?;
         let (k, v) = self.row_bytes();
         let (ks, vs) = &mut self.heads_mut(layer)[kv_head];
         for (to, &from) in slots.iter().enumerate() {

@@ -8,7 +8,7 @@ use super::failure::{Failure, Kind, Result};
 use super::kernels::CHUNK;
 use crate::backend::KvRows;
 use crate::dims::*;
-use crate::kv::KvTypes;
+use crate::kv::{KvTypes, check_capacity, check_kept};
 use std::ops::Range;
 
 /// Keys and values of one layer.
@@ -91,10 +91,7 @@ impl Rows {
 
     /// Changes the capacity; filled rows stay. Fails without change when memory is short.
     pub fn resize(&mut self, device: &Device, capacity: usize) -> std::result::Result<(), crate::Error> {
-        if capacity < self.len {
-            let message = format!("cannot shrink the context to {capacity}: {} slots are filled", self.len);
-            return Err(crate::Error::Usage(message));
-        }
+        check_capacity(capacity, self.len)?;
         let mut grown = Self::new(device, self.types, capacity, self.place)?;
         grown.len = self.len;
         for (old, new) in self.layers.iter().zip(&grown.layers) {
@@ -124,10 +121,7 @@ impl Rows {
         kv_head: usize,
         slots: &[u32],
     ) -> std::result::Result<(), crate::Error> {
-        let ascending = slots.windows(2).all(|w| w[0] < w[1]);
-        if !ascending || slots.last().is_some_and(|&s| s as usize >= self.len) {
-            return Err(crate::Error::Other("slots to keep must ascend and be filled".into()));
-        }
+        check_kept(slots, self.len)?;
         for (plane, row) in self.planes(&self.layers[layer]) {
             let start = kv_head * self.capacity * row;
             let mut bytes = vec![0; self.len * row];

@@ -9,7 +9,7 @@ use super::kernels::{COMMON, DECODE_NVIDIA, KV, NVIDIA};
 use super::program::{Kernel, Program, Source};
 use super::rows::Rows;
 use super::scratch::Scratch;
-use super::weights::{Chunk, DeviceWeights, Form, LayerWeights, Step};
+use super::weights::{Chunk, DeviceWeights, Form, LayerWeights, Step, StepWeights};
 use crate::dims::*;
 use crate::quant::packed::GROUP_ROWS;
 
@@ -24,6 +24,10 @@ const UNIT: usize = 8;
 const MOST_BITES: usize = 12;
 /// Arrivals at the barrier in a layer.
 const BARRIERS: usize = 5;
+/// Integers of the header, as `kernels/common.cl` has them: capacity, chunks, arrivals, strides of keys and values.
+const H_CAPACITY: usize = 3;
+const H_ARRIVALS: usize = 5;
+const H_K_STRIDE: usize = 6;
 
 /// Whether the kernel is for this device and this model's shape.
 pub fn fits(facts: &Facts) -> bool {
@@ -134,7 +138,8 @@ impl Whole {
         for (i, buffer) in buffers.into_iter().enumerate() {
             kernel.arg_buffer(i, buffer)?;
         }
-        scratch.set_header(3, [rows.capacity() as u32, chunks as u32, 0, strides[0], strides[1]]);
+        scratch.set_header(H_CAPACITY, [rows.capacity() as u32, chunks as u32]);
+        scratch.set_header(H_K_STRIDE, strides);
         Ok(Some(Self { kernel, groups: facts.compute_units as usize, arrivals: 0 }))
     }
 
@@ -146,7 +151,7 @@ impl Whole {
 
     /// Tells the kernel how many have arrived at its barrier so far.
     pub fn prepare(&self, scratch: &mut Scratch) {
-        scratch.set_header(5, [self.arrivals]);
+        scratch.set_header(H_ARRIVALS, [self.arrivals]);
     }
 }
 
@@ -165,9 +170,14 @@ struct Places {
 
 impl Places {
     fn find(weights: &DeviceWeights) -> Option<Self> {
-        let (matrices, first, bytes) =
-            matrices(&weights.layers[0].steps.each_ref().map(|s| s.chunks.as_slice()))?;
-        let (_, head, _) = matrices_of_head(weights)?;
+        let first: Vec<usize> =
+            weights.layers[0].steps.iter().map(matrix).collect::<Option<Vec<_>>>()?.concat();
+        let head = matrix(&weights.head)?;
+        let matrices = weights.head.chunks[0].quants.whole()?.0.clone();
+        let bytes = match weights.layers.get(1) {
+            Some(next) => matrix(&next.steps[0])?[0],
+            None => head[0],
+        };
         let names = [
             ["AT_QKV", "AT_QKV_SCALES"],
             ["AT_OUT", "AT_OUT_SCALES"],
@@ -194,21 +204,10 @@ impl Places {
     }
 }
 
-/// The buffer, the places of quants and scales of each step, and the bytes of all.
-fn matrices(steps: &[&[Chunk]]) -> Option<(Buffer, Vec<usize>, usize)> {
-    let mut at = Vec::new();
-    let mut end = 0;
-    for chunks in steps {
-        let [Chunk { quants, scales: Some(scales), .. }] = chunks else { return None };
-        at.extend([quants.whole()?.1, scales.whole()?.1]);
-        end = scales.whole()?.1 + scales.len();
-    }
-    let buffer = steps[0][0].quants.whole()?.0.clone();
-    Some((buffer, at, end.next_multiple_of(4096)))
-}
-
-fn matrices_of_head(weights: &DeviceWeights) -> Option<(Buffer, Vec<usize>, usize)> {
-    matrices(&[weights.head.chunks.as_slice()])
+/// Where quants and scales of an uncut step lie.
+fn matrix(step: &StepWeights) -> Option<[usize; 2]> {
+    let [Chunk { quants, scales: Some(scales), .. }] = &step.chunks[..] else { return None };
+    Some([quants.whole()?.1, scales.whole()?.1])
 }
 
 /// The buffer and where each vector lies, in floats; 0 for those that the model does not have.
