@@ -53,11 +53,41 @@ pub struct AttentionJob<'a> {
     pub types: KvTypes,
     /// `[token][HEADS][HEAD_DIM]`
     pub att: &'a mut [f32],
+    /// Where to add the attention that slots receive, if anybody observes it.
+    pub mass: Option<Mass<'a>>,
+}
+
+/// The attention that slots of one layer receive: of each observed token in ascending order, the softmax weights
+/// summed over the query heads of the group in ascending order.
+pub struct Mass<'a> {
+    /// `[kv_head][capacity]`, only added to.
+    pub sums: &'a mut [f32],
+    /// How many tokens are observed, the last ones of the pass.
+    pub tokens: usize,
 }
 
 /// Computes an [`AttentionJob`]. Whoever puts a backend together hands it in, so that backends do not know each
 /// other.
 pub type Attention = Box<dyn FnMut(AttentionJob<'_>) + Send>;
+
+/// The memory of all rows of a cache, which two backends use in turn where their memory is one.
+pub trait RowMemory: Send {
+    /// Keys and values of one layer: `[kv_head][slot][row bytes]` each.
+    fn layer(&self, layer: usize) -> (&[u8], &[u8]);
+
+    /// The same, to write.
+    fn layer_mut(&mut self, layer: usize) -> (&mut [u8], &mut [u8]);
+}
+
+/// Rows that go from one backend to another with the memory they lie in.
+pub struct Lent {
+    /// The memory; dropping it gives it back to the device it is of.
+    pub memory: Box<dyn RowMemory>,
+    /// Slots of a head.
+    pub capacity: usize,
+    /// Filled slots.
+    pub len: usize,
+}
 
 /// One device running the whole model: weights, scratch and cache in its own memory.
 pub trait Backend: Send {
@@ -93,8 +123,27 @@ pub trait Backend: Send {
     /// Makes the cache hold `slots` slots, keeping the rows that are filled.
     fn resize(&mut self, slots: usize) -> Result<()>;
 
-    /// Moves the rows of `slots` (ascending) of one layer and KV head to slots `0..`.
+    /// Moves the rows (and the mass) of `slots` (ascending) of one layer and KV head to slots `0..`.
+    /// [`Backend::set_len`] follows once every head of every layer keeps as many.
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()>;
+
+    /// From now on, each pass adds the attention of its last `tokens` tokens to the mass of the slots they see;
+    /// 0 ends that. The mass is there, zeroed, from the first call with another number on.
+    fn observe(&mut self, tokens: usize) -> Result<()>;
+
+    /// Copies the mass of the filled slots of one layer out: `[kv_head][slot]`. Only once [`Backend::observe`] has
+    /// made it.
+    fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()>;
+
+    /// Replaces the mass of the filled slots, likewise.
+    fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()>;
+
+    /// Hands the memory of its rows to the backend it shares it with, which [`Backend::adopt`]s it; until it comes
+    /// back this backend holds no rows. `None` where the memory is nobody else's.
+    fn lend(&mut self) -> Result<Option<Lent>>;
+
+    /// Takes rows with their memory: back, or from the backend it shares it with.
+    fn adopt(&mut self, rows: Lent) -> Result<()>;
 
     /// Copies filled slots of one layer out.
     fn read_kv(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()>;

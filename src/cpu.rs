@@ -12,7 +12,7 @@ mod pool;
 pub mod simd;
 pub mod topology;
 
-use crate::backend::{Backend, KvRows, Logits};
+use crate::backend::{Backend, KvRows, Lent, Logits};
 use crate::dims::*;
 use crate::error::{Error, Result};
 use crate::kv::KvTypes;
@@ -416,6 +416,26 @@ impl Backend for CpuBackend {
 
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
         self.cache.keep(layer, kv_head, slots)
+    }
+
+    fn observe(&mut self, _tokens: usize) -> Result<()> {
+        todo!("mass")
+    }
+
+    fn read_mass(&mut self, _layer: usize, _mass: &mut [f32]) -> Result<()> {
+        todo!("mass")
+    }
+
+    fn write_mass(&mut self, _layer: usize, _mass: &[f32]) -> Result<()> {
+        todo!("mass")
+    }
+
+    fn lend(&mut self) -> Result<Option<Lent>> {
+        Ok(None)
+    }
+
+    fn adopt(&mut self, _rows: Lent) -> Result<()> {
+        todo!("shared rows")
     }
 
     fn read_kv(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {

@@ -6,6 +6,7 @@ use crate::backend::Backend;
 use crate::cpu::simd::Isa;
 use crate::cpu::{self, CpuBackend, CpuOptions, topology};
 use crate::error::{Error, Result};
+use crate::kv::eviction::Eviction;
 use crate::kv::{KvType, KvTypes};
 use crate::opencl::{self, Matrices, OpenClBackend, OpenClOptions, Place, Variants, Verdict, selftest};
 use crate::plan::Plan;
@@ -62,6 +63,8 @@ pub struct EngineOptions {
     pub gpu_fast: bool,
     /// OpenCL: weights once, in memory that both see.
     pub zero_copy: bool,
+    /// When slots of the cache are evicted, and which.
+    pub eviction: Eviction,
     /// Told in one line when a device cannot be used and the CPU takes its place.
     pub notice: fn(&str),
 }
@@ -82,6 +85,7 @@ impl EngineOptions {
             gpu_attn: false,
             gpu_fast: false,
             zero_copy: false,
+            eviction: Eviction::NEVER,
             notice: |_| {},
         }
     }

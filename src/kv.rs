@@ -3,6 +3,8 @@
 //! A *slot* is a place in the cache; a *position* is what RoPE rotated a key by. They part ways as
 //! soon as a slot is evicted, so nothing here assumes that they are equal. Pure and device-free.
 
+pub mod eviction;
+
 use crate::error::{Error, Result};
 use std::str::FromStr;
 

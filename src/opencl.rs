@@ -42,7 +42,7 @@ pub use facts::{DeviceType, Facts};
 pub use failure::{Failure, Kind};
 pub use program::{Kernel, Program, Source};
 
-use crate::backend::{Attention, AttentionJob, Backend, KvRows, Logits};
+use crate::backend::{Attention, AttentionJob, Backend, KvRows, Lent, Logits};
 use crate::dims::*;
 use crate::error::Result;
 use crate::kv::KvTypes;
@@ -275,6 +275,7 @@ impl Pass<'_> {
             capacity,
             types,
             att,
+            mass: None,
         });
         k.unmap()?;
         v.unmap()?;
@@ -421,6 +422,26 @@ impl Backend for OpenClBackend {
 
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
         self.rows.keep(layer, kv_head, slots)
+    }
+
+    fn observe(&mut self, _tokens: usize) -> Result<()> {
+        todo!("mass")
+    }
+
+    fn read_mass(&mut self, _layer: usize, _mass: &mut [f32]) -> Result<()> {
+        todo!("mass")
+    }
+
+    fn write_mass(&mut self, _layer: usize, _mass: &[f32]) -> Result<()> {
+        todo!("mass")
+    }
+
+    fn lend(&mut self) -> Result<Option<Lent>> {
+        Ok(None)
+    }
+
+    fn adopt(&mut self, _rows: Lent) -> Result<()> {
+        todo!("shared rows")
     }
 
     fn read_kv(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {

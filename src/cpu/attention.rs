@@ -105,7 +105,7 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
     let pool = Pool::new(threads)?;
     let mut partials = super::try_vec(super::partials_for(capacity), Partial::EMPTY)?;
     Ok(Box::new(move |job: AttentionJob<'_>| {
-        let AttentionJob { tokens, before, queries, stride, k, v, capacity, types, att } = job;
+        let AttentionJob { tokens, before, queries, stride, k, v, capacity, types, att, mass: _ } = job;
         let query = |t: usize, h: usize| head(&queries[t * stride..], 0, h);
         let rows = |kv_head: usize| {
             let from = kv_head * capacity;

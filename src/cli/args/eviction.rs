@@ -1,23 +1,16 @@
 //! Flags that say what becomes of a cache that is full.
 
-use crate::error::{Error, Result};
-use clap::{Args, ValueEnum};
-
-/// What happens to the KV cache when it is full.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(in crate::cli) enum EvictionPolicy {
-    None,
-    Sliding,
-    Snapkv,
-    H2o,
-}
+use crate::error::Result;
+use crate::kv::eviction::{Eviction, Policy};
+use clap::Args;
 
 /// When and what to evict.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct EvictionArgs {
-    /// What to do when the cache is full
-    #[arg(long, value_enum, default_value = "none")]
-    pub eviction_policy: EvictionPolicy,
+    /// What to do when the cache is full: none ends the text, sliding keeps the latest tokens, snapkv and h2o those
+    /// that attention looks at
+    #[arg(long, default_value = "none", value_name = "POLICY")]
+    pub eviction_policy: Policy,
     /// Slots kept by an eviction
     #[arg(long, default_value_t = 1024, value_name = "N")]
     pub eviction_window: usize,
@@ -26,15 +19,21 @@ pub(in crate::cli) struct EvictionArgs {
     pub protected_prefix: usize,
     /// Evict when the system's available memory falls below this
     #[arg(long, default_value_t = 256, value_name = "MIB")]
-    pub memory_threshold_mb: usize,
+    pub memory_threshold_mb: u64,
 }
 
 impl EvictionArgs {
-    /// Refuses what this build does not have.
-    pub fn check(&self) -> Result<()> {
-        match self.eviction_policy {
-            EvictionPolicy::None => Ok(()),
-            _ => Err(Error::Usage("--eviction-policy other than none is not in this build".into())),
+    /// Checks the flags and resolves them.
+    pub fn resolve(&self) -> Result<Eviction> {
+        let eviction = Eviction {
+            policy: self.eviction_policy,
+            window: self.eviction_window,
+            prefix: self.protected_prefix,
+            memory_threshold: self.memory_threshold_mb.saturating_mul(1 << 20),
+        };
+        match eviction.policy {
+            Policy::None => Ok(eviction),
+            _ => eviction.check().map(|()| eviction),
         }
     }
 }
