@@ -15,7 +15,7 @@ pub use sequence::{Cut, Sequence};
 use crate::backend::{Backend, Logits};
 use crate::dims::{KV_HEADS, LAYERS, VOCAB};
 use crate::error::{Error, Result};
-use crate::kv::eviction::{Eviction, Policy, choose};
+use crate::kv::eviction::{Eviction, Policy};
 use crate::trace::Recorder;
 use devices::{Devices, Refuge};
 use evict::{Evictor, Input, Observe};
@@ -330,14 +330,14 @@ impl Session {
     fn cut_by(&mut self, evictor: &mut Evictor, keep: usize) -> Result<()> {
         let len = self.devices.len();
         let keep = keep.min(len);
-        let budget = evictor.budget(keep);
+        let (policy, budget) = (evictor.policy(), evictor.budget(keep));
         let mut same = keep;
         for layer in 0..LAYERS {
             self.devices.read_mass(layer, &mut evictor.mass)?;
             evictor.mass.resize(KV_HEADS * len, 0.0);
             for kv_head in 0..KV_HEADS {
                 let mass = &evictor.mass[kv_head * len..][..len];
-                choose(evictor.policy(), mass, budget, &mut evictor.slots);
+                evictor.chooser.choose(policy, mass, budget, &mut evictor.slots);
                 let still = evictor.slots.iter().enumerate().take_while(|&(i, &s)| i == s as usize).count();
                 same = same.min(still);
                 self.devices.active_mut().keep(layer, kv_head, &evictor.slots)?;
@@ -432,6 +432,9 @@ impl Session {
         self.tokens.clear();
         self.cuts.clear();
         (self.prefix, self.dense) = (0, 0);
+        if let Some(evictor) = &mut self.evictor {
+            evictor.reset(0);
+        }
     }
 
     /// Keeps the first `len` tokens. Where their slots were evicted, they are computed again.
@@ -531,3 +534,6 @@ impl StopReason {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 
 use super::event::Why;
 use crate::error::{Error, Result};
-use crate::kv::eviction::{Budget, Eviction, Policy, SNAP_WINDOW};
+use crate::kv::eviction::{Budget, Chooser, Eviction, Policy, SNAP_WINDOW};
 use crate::system;
 
 /// Decoded tokens between two looks at the system's memory, which take some ten microseconds each.
@@ -26,6 +26,8 @@ pub(super) struct Evictor {
     due: Option<usize>,
     /// Whether the attention of queries since the last choice counts.
     observing: bool,
+    /// Chooses.
+    pub chooser: Chooser,
     /// The slots of a head that stay.
     pub slots: Vec<u32>,
     /// The mass of a layer.
@@ -49,6 +51,7 @@ impl Evictor {
             countdown: 0,
             due: None,
             observing: false,
+            chooser: Chooser::default(),
             slots: Vec::with_capacity(capacity),
             mass: Vec::new(),
         };
@@ -132,6 +135,16 @@ impl Evictor {
             true => {}
             false => self.keep = self.settings.window,
         }
+    }
+
+    /// Whether the mass there is will be looked at.
+    pub fn is_observing(&self) -> bool {
+        self.observing
+    }
+
+    /// The sequence was replaced, by one with mass or by one without.
+    pub fn reset(&mut self, masses: usize) {
+        (self.due, self.observing) = (None, masses > 0 && self.observes());
     }
 
     /// An eviction is over.

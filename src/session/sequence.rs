@@ -65,7 +65,7 @@ impl Session {
             cuts: self.cuts.clone(),
             prefix: self.prefix,
             dense: self.dense,
-            masses: if self.devices.has_mass() { LAYERS } else { 0 },
+            masses: if self.has_mass() { LAYERS } else { 0 },
         }
     }
 
@@ -77,7 +77,13 @@ impl Session {
 
     /// The attention mass of a layer's filled slots, `[kv_head][slot]`; empty where none was observed.
     pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
-        self.devices.read_mass(layer, mass)
+        mass.clear();
+        if self.has_mass() { self.devices.read_mass(layer, mass) } else { Ok(()) }
+    }
+
+    /// Whether there is a mass that counts.
+    fn has_mass(&self) -> bool {
+        self.evictor.as_ref().is_some_and(Evictor::is_observing)
     }
 
     /// Becomes a saved sequence. `each` fills in the rows and the mass of a layer, which come with the right lengths.
@@ -100,6 +106,9 @@ impl Session {
         }
         filled?;
         self.tokens.extend_from_slice(&sequence.tokens);
+        if let Some(evictor) = &mut self.evictor {
+            evictor.reset(sequence.masses);
+        }
         (self.cuts, self.dense, self.prefix) = (sequence.cuts, sequence.dense, sequence.prefix);
         Ok(())
     }
