@@ -190,6 +190,7 @@ impl Session {
     /// Computes the first `len` tokens again from the start, with the evictions among them.
     fn replay(&mut self, len: usize) -> Result<()> {
         let (tokens, cuts) = (std::mem::take(&mut self.tokens), std::mem::take(&mut self.cuts));
+        let since = self.evictor.as_ref().and_then(Evictor::since);
         self.clear();
         for cut in cuts.iter().filter(|c| c.tokens <= len) {
             while self.tokens.len() < cut.tokens {
@@ -200,8 +201,16 @@ impl Session {
             }
             self.cut(cut.kept)?;
         }
-        let at = self.tokens.len();
-        self.run(&tokens[at..len])
+        // After the last one, what was being observed already is again.
+        let since = since.filter(|&s| s < len).unwrap_or(len).max(self.tokens.len());
+        self.devices.observe(0)?;
+        self.run(&tokens[self.tokens.len()..since])?;
+        if since < len {
+            self.observe(len - since, len - since)?;
+            self.devices.observe(usize::MAX)?;
+            self.run(&tokens[since..len])?;
+        }
+        Ok(())
     }
 
     /// Appends tokens and computes the logits of the last. Between chunks of the backend's size, looks at
@@ -296,7 +305,8 @@ impl Session {
 
     /// Has the attention of the next `now` tokens observed as the policy wants it, `ahead` tokens before it chooses.
     fn observe(&mut self, now: usize, ahead: usize) -> Result<()> {
-        match self.evictor.as_mut().map(|e| e.observe(now, ahead)) {
+        let at = self.tokens.len();
+        match self.evictor.as_mut().map(|e| e.observe(at, now, ahead)) {
             None => Ok(()),
             Some(Observe::Last(tokens)) => self.devices.observe(tokens),
             Some(Observe::Afresh(tokens)) => {
@@ -433,7 +443,7 @@ impl Session {
         self.cuts.clear();
         (self.prefix, self.dense) = (0, 0);
         if let Some(evictor) = &mut self.evictor {
-            evictor.reset(0);
+            evictor.reset(None);
         }
     }
 
