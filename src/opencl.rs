@@ -74,7 +74,8 @@ pub struct OpenClOptions {
     pub max_tokens: usize,
     /// Computes attention on the host, over mapped rows; without it the device does.
     pub attention: Option<Attention>,
-    /// Where the cache lies: host-visible with attention on the host, or to share it.
+    /// Where the cache lies: host-visible to lend it to the CPU, which takes unified memory; else the device's, but
+    /// host-visible all the same with attention on the host.
     pub rows: Place,
     /// Which kernels.
     pub variants: Variants,
@@ -105,6 +106,8 @@ pub struct OpenClBackend {
     /// Logits on their way from a device of its own memory.
     landing: Option<Landing>,
     host: Option<HostAttention>,
+    /// Whether the rows may be lent.
+    lends: bool,
     /// Radians per position of each rotated pair.
     frequencies: [f64; HEAD_DIM / 2],
     recorder: Option<Recorder>,
@@ -120,6 +123,7 @@ impl OpenClBackend {
         let mut kernels = Kernels::new(device, kv_types, variants)?;
         let shapes = kernels.shapes();
         let max_tokens = if shapes.batches() { max_tokens.clamp(1, capacity.max(1)) } else { 1 };
+        let lends = rows == Place::HostVisible && device.facts().unified_memory;
         let place = if attention.is_some() { Place::HostVisible } else { rows };
         let rows = Rows::new(device, kv_types, capacity, place)?;
         let mut scratch = Scratch::new(device, max_tokens)?;
@@ -147,6 +151,7 @@ impl OpenClBackend {
             whole,
             landing,
             host,
+            lends,
             frequencies: crate::rope::frequencies(),
             recorder: None,
             passes: (0, lose),
@@ -385,6 +390,7 @@ impl Backend for OpenClBackend {
 
     fn forward(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
         let n = tokens.len();
+        self.rows.assert_here();
         assert!(n > 0 && n <= self.scratch.max_tokens && self.rows.len() + n <= self.rows.capacity());
         Ok(self.pass(tokens, pos, out)?)
     }
@@ -437,11 +443,14 @@ impl Backend for OpenClBackend {
     }
 
     fn lend(&mut self) -> Result<Option<Lent>> {
-        Ok(None)
+        match self.lends {
+            true => self.rows.lend().map(Some),
+            false => Ok(None),
+        }
     }
 
-    fn adopt(&mut self, _rows: Lent) -> Result<()> {
-        todo!("shared rows")
+    fn adopt(&mut self, rows: Lent) -> Result<()> {
+        self.rows.take_back(rows)
     }
 
     fn read_kv(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
