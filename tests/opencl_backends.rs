@@ -1,4 +1,5 @@
-//! An OpenCL backend beside a CPU backend of the same model: rows in one memory, which both use in turn.
+//! An OpenCL backend beside a CPU backend of the same model: rows in one memory, which both use in turn, and the
+//! attention that slots receive.
 //!
 //! Runs on the first device there is, a CPU-type one (PoCL) if need be. Without OpenCL these tests are skipped, loudly;
 //! in CI they fail.
@@ -9,9 +10,10 @@
 mod bed;
 
 use antigravity::backend::{Backend, KvRows, Logits};
+use antigravity::cpu::attention::for_others;
 use antigravity::cpu::simd::Isa;
 use antigravity::cpu::{CpuBackend, CpuOptions};
-use antigravity::dims::{self, LAYERS, VOCAB};
+use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB};
 use antigravity::kv::{KvType, KvTypes};
 use antigravity::opencl::buffer::POISON;
 use antigravity::opencl::{Matrices, Model, OpenClBackend, OpenClOptions, Place, Variants};
@@ -20,7 +22,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-const CAPACITY: usize = 200;
+const CAPACITY: usize = 300;
 const PROMPT: usize = 40;
 
 /// The model on the device; `None`, said aloud, without one.
@@ -43,10 +45,13 @@ fn weights() -> &'static Arc<Weights> {
     })
 }
 
-fn gpu(model: &Arc<Model>, kv_types: KvTypes, rows: Place) -> OpenClBackend {
+fn gpu_options(kv_types: KvTypes, rows: Place) -> OpenClOptions {
     let (max_tokens, variants) = (64, Variants::Fastest);
-    let options = OpenClOptions { kv_types, capacity: CAPACITY, max_tokens, attention: None, rows, variants };
-    OpenClBackend::new(Arc::clone(model), options).unwrap()
+    OpenClOptions { kv_types, capacity: CAPACITY, max_tokens, attention: None, rows, variants }
+}
+
+fn gpu(model: &Arc<Model>, kv_types: KvTypes, rows: Place) -> OpenClBackend {
+    OpenClBackend::new(Arc::clone(model), gpu_options(kv_types, rows)).unwrap()
 }
 
 fn cpu_options(kv_types: KvTypes) -> CpuOptions {
@@ -159,7 +164,7 @@ fn lent_rows_are_the_borrowers() {
     let uses: [fn(&mut OpenClBackend); 6] = [
         |gpu| drop(forward(gpu, &[1])),
         |gpu| gpu.set_len(3),
-        |gpu| gpu.resize(300).unwrap(),
+        |gpu| gpu.resize(400).unwrap(),
         |gpu| gpu.keep(0, 0, &[]).unwrap(),
         |gpu| drop(gpu.lend()),
         |gpu| gpu.read_kv(0, 0..1, &mut KvRows::default()).unwrap(),
@@ -176,14 +181,105 @@ fn lent_rows_are_the_borrowers() {
     }
 
     // Who resizes has the rows.
-    gpu.resize(300).unwrap();
+    gpu.resize(400).unwrap();
     switch(&mut gpu, &mut cpu);
-    assert_eq!((cpu.len(), cpu.capacity()), (10, 300));
-    assert!(panics(&mut || cpu.resize(400).unwrap()).contains("by their lender"));
+    assert_eq!((cpu.len(), cpu.capacity()), (10, 400));
+    assert!(panics(&mut || cpu.resize(500).unwrap()).contains("by their lender"));
     // The device is lost with the rows: the CPU goes on with its own.
     drop(cpu.lend());
     drop(gpu);
     cpu.resize(CAPACITY).unwrap();
     let expected = forward(&mut self::cpu(types), &ids(PROMPT));
     assert_eq!(bits(&forward(&mut cpu, &ids(PROMPT))), bits(&expected));
+}
+
+fn mass_of(backend: &mut dyn Backend) -> Vec<u32> {
+    let mut mass = vec![0.0; KV_HEADS * backend.len()];
+    let mut all = Vec::new();
+    for layer in 0..LAYERS {
+        backend.read_mass(layer, &mut mass).unwrap();
+        all.extend(bits(&mass));
+    }
+    all
+}
+
+/// Keeps every third slot and the last, and other ones of the second head.
+fn evict(backend: &mut dyn Backend) {
+    let last = backend.len() as u32 - 1;
+    for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+        let slots: Vec<u32> = (0..last / 3).map(|i| 3 * i + u32::from(kv_head == 1)).chain([last]).collect();
+        backend.keep(layer, kv_head, &slots).unwrap();
+    }
+    backend.set_len(last as usize / 3 + 1);
+}
+
+/// What a session may do to a backend that is observed, step by step.
+const STEPS: [(&str, fn(&mut dyn Backend)); 8] = [
+    ("a prompt of which all is observed", |b| {
+        b.observe(usize::MAX).unwrap();
+        forward(b, &ids(130));
+    }),
+    ("one of which the last tokens are", |b| {
+        b.observe(5).unwrap();
+        forward(b, &ids(70));
+    }),
+    ("single tokens", |b| ids(20).chunks(1).for_each(|id| drop(forward(b, id)))),
+    ("tokens that nobody observes", |b| {
+        b.observe(0).unwrap();
+        forward(b, &ids(4));
+        forward(b, &ids(1));
+    }),
+    ("and some that somebody does", |b| {
+        b.observe(1).unwrap();
+        forward(b, &ids(3));
+        forward(b, &ids(1));
+    }),
+    ("an eviction", |b| {
+        evict(b);
+        forward(b, &ids(2));
+    }),
+    ("a rewind", |b| {
+        b.set_len(40);
+        forward(b, &ids(10));
+    }),
+    ("another size", |b| {
+        b.resize(260).unwrap();
+        forward(b, &ids(1));
+    }),
+];
+
+#[test]
+fn slots_receive_the_same_attention() {
+    let Some(model) = model() else { return };
+    if !model.device().facts().correct_divide {
+        return bed::skip("this device does not have the CPU's bits");
+    }
+    for types in KvType::ALL.map(KvTypes::both) {
+        let mut cpu = cpu(types);
+        let expected = STEPS.map(|(_, step)| {
+            step(&mut cpu);
+            mass_of(&mut cpu)
+        });
+        assert!(expected.iter().all(|mass| mass.iter().any(|&m| m != 0)));
+        for on_host in [false, true] {
+            let attention = on_host.then(|| for_others(2, Isa::detect().unwrap(), CAPACITY).unwrap());
+            let options = OpenClOptions { attention, ..gpu_options(types, Place::Device) };
+            let mut gpu = OpenClBackend::new(Arc::clone(model), options).unwrap();
+            let allocated = model.device().allocated();
+            gpu.observe(0).unwrap();
+            assert_eq!(model.device().allocated(), allocated, "nobody observes");
+            for ((what, step), expected) in STEPS.iter().zip(&expected) {
+                step(&mut gpu);
+                let found = mass_of(&mut gpu);
+                let other = found.iter().zip(expected).filter(|(f, e)| f != e).count();
+                assert!(
+                    found.len() == expected.len() && other == 0,
+                    "{types}, on the host: {on_host}: {what}: {other}"
+                );
+            }
+            let half: Vec<f32> = (0..KV_HEADS * gpu.len()).map(|i| i as f32 / 2.0).collect();
+            gpu.write_mass(LAYERS - 1, &half).unwrap();
+            assert!(mass_of(&mut gpu).ends_with(&bits(&half)));
+        }
+    }
 }
