@@ -12,9 +12,14 @@ pub struct Cache {
     types: KvTypes,
     capacity: usize,
     len: usize,
+    /// Slots whose pages may take memory.
+    touched: usize,
     k: AlignedBytes,
     v: AlignedBytes,
 }
+
+/// Unused bytes from which on they are given back.
+const WORTH_RELEASING: usize = 1 << 20;
 
 /// Bytes of the rows of one plane.
 fn plane(capacity: usize, row_bytes: usize) -> Result<AlignedBytes> {
@@ -34,6 +39,7 @@ impl Cache {
             types,
             capacity,
             len: 0,
+            touched: 0,
             k: plane(capacity, types.k.row_bytes(HEAD_DIM))?,
             v: plane(capacity, types.v.row_bytes(HEAD_DIM))?,
         })
@@ -55,10 +61,21 @@ impl Cache {
         self.len
     }
 
-    /// Sets the number of filled slots.
+    /// Sets the number of filled slots. The memory of the others goes back to the system once it is worth a call for
+    /// every head: rewinding by a few tokens costs nothing.
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity);
         self.len = len;
+        self.touched = self.touched.max(len);
+        if (self.touched - len) * self.types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) >= WORTH_RELEASING {
+            let (k, v) = self.row_bytes();
+            for head in 0..LAYERS * KV_HEADS {
+                let slots = head * self.capacity + len..head * self.capacity + self.touched;
+                self.k.discard(slots.start * k..slots.end * k);
+                self.v.discard(slots.start * v..slots.end * v);
+            }
+            self.touched = len;
+        }
     }
 
     fn row_bytes(&self) -> (usize, usize) {
@@ -99,7 +116,7 @@ impl Cache {
                 vs[..self.len * v].copy_from_slice(&old_v[..self.len * v]);
             }
         }
-        grown.len = self.len;
+        (grown.len, grown.touched) = (self.len, self.len);
         *self = grown;
         Ok(())
     }
@@ -133,6 +150,7 @@ impl Cache {
     pub fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) {
         let (k, v) = self.row_bytes();
         let n = slots.len();
+        self.touched = self.touched.max(slots.end);
         assert!(rows.k.len() == KV_HEADS * n * k && rows.v.len() == KV_HEADS * n * v);
         for (kv_head, (ks, vs)) in self.heads_mut(layer).into_iter().enumerate() {
             ks[slots.start * k..slots.end * k].copy_from_slice(&rows.k[kv_head * n * k..][..n * k]);
