@@ -1,7 +1,11 @@
 //! One sequence of tokens on one backend: prefill, decode, rewind, and why a generation ended.
 
-use crate::backend::{Backend, KvRows, Logits};
-use crate::dims::{HEAD_DIM, LAYERS, VOCAB};
+mod sequence;
+
+pub use sequence::{Cut, Observed, Sequence};
+
+use crate::backend::{Backend, Logits};
+use crate::dims::VOCAB;
 use crate::error::{Error, Result};
 use crate::trace::Recorder;
 use std::sync::Arc;
@@ -247,37 +251,6 @@ impl Session {
     /// Starts or ends recording; see [`Backend::record`].
     pub fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
         self.backend.record(recorder)
-    }
-
-    /// The filled rows of all layers, in the cache's own element types.
-    pub fn rows(&mut self) -> Result<Vec<KvRows>> {
-        let slots = 0..self.backend.len();
-        (0..LAYERS)
-            .map(|layer| {
-                let mut rows = KvRows::default();
-                self.backend.read_kv(layer, slots.clone(), &mut rows)?;
-                Ok(rows)
-            })
-            .collect()
-    }
-
-    /// Becomes the sequence that [`Session::rows`], its tokens, position and slots were taken from.
-    pub fn restore(&mut self, tokens: Vec<u32>, pos: usize, slots: usize, rows: &[KvRows]) -> Result<()> {
-        let shape = KvRows::zeroed(self.backend.kv_types(), slots, HEAD_DIM);
-        let fits = rows.len() == LAYERS
-            && rows.iter().all(|r| r.k.len() == shape.k.len() && r.v.len() == shape.v.len())
-            && slots <= self.backend.capacity();
-        if !fits {
-            return Err(Error::Usage(
-                "the saved cache does not fit this context; raise --max-seq-len".into(),
-            ));
-        }
-        for (layer, rows) in rows.iter().enumerate() {
-            self.backend.write_kv(layer, 0..slots, rows)?;
-        }
-        self.backend.set_len(slots);
-        (self.tokens, self.pos) = (tokens, pos);
-        Ok(())
     }
 }
 

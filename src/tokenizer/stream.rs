@@ -4,6 +4,7 @@
 //! costs the same for every token and ends up with exactly the text of the whole.
 
 use super::parts::DecoderKind;
+use serde::{Deserialize, Serialize};
 
 /// The bytes that each id stands for.
 #[derive(Debug, Clone)]
@@ -98,11 +99,15 @@ impl Pieces {
     }
 
     pub(super) fn stream(&self, special: Special) -> TextStream<'_> {
-        let strip = match self.kind {
+        TextStream { pieces: self, special, pending: vec![], strip: self.strip() }
+    }
+
+    /// What is removed from the start of a text.
+    fn strip(&self) -> Option<(char, usize)> {
+        match self.kind {
             DecoderKind::ByteLevel => None,
             DecoderKind::SentencePiece { strip, .. } => strip,
-        };
-        TextStream { pieces: self, special, pending: vec![], strip }
+        }
     }
 }
 
@@ -129,7 +134,28 @@ pub struct TextStream<'a> {
     strip: Option<(char, usize)>,
 }
 
+/// Where a stream of text is between two ids.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextState {
+    /// Bytes that are no character yet.
+    pending: Vec<u8>,
+    /// How many characters may still be removed from the start; `None` once the text has begun.
+    strip: Option<usize>,
+}
+
 impl TextStream<'_> {
+    /// Where it is.
+    pub fn state(&self) -> TextState {
+        TextState { pending: self.pending.clone(), strip: self.strip.map(|(_, left)| left) }
+    }
+
+    /// Goes on from where another stream of the same tokenizer was.
+    pub fn resume(&mut self, state: &TextState) {
+        self.pending.clone_from(&state.pending);
+        self.strip = self.pieces.strip().zip(state.strip).map(|((c, most), left)| (c, left.min(most)));
+    }
+
     /// Takes one id; returns the characters that it completes.
     pub fn push(&mut self, id: u32) -> String {
         let mut out = String::new();
