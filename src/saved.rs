@@ -24,8 +24,9 @@ use crate::sampler::{Rng, SamplerOptions};
 use crate::session::{Observed, Sequence, Session};
 use crate::weights::pack::Unfinished;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use summed::Summed;
 
@@ -107,6 +108,9 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
     }
     let place = place(file);
     let unfinished = Unfinished::create(&place).map_err(failed)?;
+    // Nobody else's to read, unless that was changed; some file systems have no modes.
+    let mode = fs::metadata(&place).map_or(Permissions::from_mode(0o600), |old| old.permissions());
+    let _ = unfinished.file.set_permissions(mode);
     let mut out = Summed::new(&unfinished.file);
     let length = (json.len() as u64).to_le_bytes();
     out.put(&[MAGIC, &[VERSION][..], &length, &json].concat()).map_err(failed)?;

@@ -245,3 +245,34 @@ impl TextStream<'_> {
         out.push_str(text);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_goes_on_in_another() {
+        let strip = Some((' ', 2));
+        let kind = DecoderKind::SentencePiece {
+            replace: vec![("▁".into(), " ".into())],
+            byte_fallback: true,
+            strip,
+        };
+        let tokens = ["▁", "▁a", "<0xE2>", "<0x82>", "<0xAC>", "<0xFF>", "b"].map(|t| Some(t.to_string()));
+        for kind in [kind, DecoderKind::ByteLevel] {
+            let pieces = Pieces::new(kind, &tokens, &[]);
+            let ids = [0, 2, 3, 4, 0, 0, 1, 5, 2, 3, 6, 2];
+            let mut whole = pieces.stream(Special::Skip);
+            let text: String = ids.iter().map(|&id| whole.push(id)).collect::<String>() + &whole.finish();
+            for cut in 0..=ids.len() {
+                let mut stream = pieces.stream(Special::Skip);
+                let mut parts: String = ids[..cut].iter().map(|&id| stream.push(id)).collect();
+                let state = serde_json::to_string(&stream.state()).expect("JSON");
+                let mut other = pieces.stream(Special::Skip);
+                other.resume(&serde_json::from_str(&state).expect("a state"));
+                parts.extend(ids[cut..].iter().map(|&id| other.push(id)));
+                assert_eq!(parts + &other.finish(), text, "cut at {cut}");
+            }
+        }
+    }
+}

@@ -2,7 +2,9 @@
 
 use crate::Lines;
 use crate::program::*;
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 const PROMPT: &str =
@@ -119,10 +121,14 @@ fn places_that_cannot_be_written_are_refused_at_once() {
     mentions(&refused(&temp.path("no/such/state"), 2), &["--session", "no/such/state", "another place"]);
     mentions(&refused("", 2), &["--session"]);
     mentions(&refused(&temp.path(""), 3), &["not a regular file"]);
-    // A link stays one.
+    // A link stays one, and what nobody else may read stays so.
     let (file, link) = (temp.path("state"), temp.path("link"));
     greedy(&["--session", &file]);
     std::os::unix::fs::symlink("state", &link).expect("a link");
+    let mode = || std::fs::metadata(&file).expect("the session").permissions().mode() & 0o777;
+    assert_eq!(mode(), 0o600);
+    std::fs::set_permissions(&file, Permissions::from_mode(0o640)).expect("a mode");
     greedy(&["--session", &link]);
+    assert_eq!(mode(), 0o640);
     assert!(std::fs::symlink_metadata(&link).expect("the link").is_symlink());
 }

@@ -1,16 +1,18 @@
 //! A text that is saved and loaded at any token is the text that was never cut.
 
-use crate::engine;
 use crate::program::Temp;
+use crate::{engine, place};
 use antigravity::engine::Pause;
 use antigravity::kv::{KvType, KvTypes};
 use antigravity::sampler::SamplerOptions;
 use antigravity::saved::{self, Content, State};
-use antigravity::session::StopReason;
+use antigravity::session::{CancelToken, StopReason};
 use antigravity::trace::digest;
-use antigravity::{Engine, GenerateOptions};
+use antigravity::{Engine, EngineOptions, GenerateOptions};
 use std::path::Path;
+use std::sync::LazyLock;
 
+const PROMPT: &str = "Once upon a time";
 const TOKENS: usize = 40;
 
 #[derive(Debug, Default, PartialEq)]
@@ -32,7 +34,7 @@ fn options(stop: &[String]) -> GenerateOptions {
 fn go_on(engine: &Engine, file: &Path, n: usize, options: &GenerateOptions) -> (Run, Pause) {
     let mut session = engine.session().unwrap();
     let (mut rng, mut pause) = (None, Pause::default());
-    let mut tokens = engine.encode("Once upon a time").unwrap();
+    let mut tokens = engine.encode(PROMPT).unwrap();
     if let Some(state) = saved::load(file, &mut session, engine).unwrap() {
         rng = Some(state.rng);
         let Content::Text(text) = state.content else { panic!("a conversation") };
@@ -100,17 +102,29 @@ fn cuts_in_characters_and_stop_strings_do_not_show() {
     assert_eq!(stopped.text, whole.text[..whole.text.find(&full).unwrap()]);
 }
 
+/// Ends the prompt once two of its tokens are computed.
+static CANCEL: LazyLock<CancelToken> = LazyLock::new(CancelToken::default);
+
 #[test]
 fn a_cancelled_prompt_goes_on() {
     let temp = Temp::new();
-    let engine = engine(KvTypes { k: KvType::F16, v: KvType::Q8 }, 128);
-    let options = options(&[]);
+    let kv_types = KvTypes { k: KvType::F16, v: KvType::Q8 };
+    let model =
+        EngineOptions { kv_types, prefill_chunk: 2, threads: 2, ..EngineOptions::new(place::model()) };
+    let engine = Engine::load(model).unwrap();
+    let mut options = options(&[]);
     let (whole, _) = go_on(&engine, &temp.0.join("whole"), 20, &options);
     let file = temp.0.join("cancelled");
-    options.cancel.cancel();
+    options.cancel = CANCEL.clone();
+    options.progress = |done, _| {
+        if done == 2 {
+            CANCEL.cancel();
+        }
+    };
     let (none, pause) = go_on(&engine, &file, 20, &options);
     assert_eq!((none.ids.len(), none.reason), (0, Some(StopReason::Interrupt)));
-    assert_eq!(pause.tokens, engine.encode("Once upon a time").unwrap());
-    options.cancel.reset();
+    assert_eq!(pause.tokens, engine.encode(PROMPT).unwrap()[2..]);
+    CANCEL.reset();
+    options.progress = |_, _| {};
     assert_eq!(go_on(&engine, &file, 20, &options).0, whole);
 }

@@ -1,7 +1,7 @@
 //! Files that are no session of this run, by accident or on purpose: one error each, no panic, an empty session.
 
 use crate::engine;
-use crate::program::{Temp, fails, greedy, mentions};
+use crate::program::{Temp, fails, greedy, mentions, text};
 use antigravity::kv::{KvType, KvTypes};
 use antigravity::sampler::Rng;
 use antigravity::saved;
@@ -185,6 +185,6 @@ fn strange_held_back_text_is_only_text() {
     let unshown = json!({"bytes": {"pending": vec![255; 3000], "strip": u64::MAX}, "stop": "é".repeat(3000)});
     let bytes = bed.forged(|h| h["state"]["content"]["text"]["unshown"] = unshown);
     let file = bed.temp.write("state", bytes);
-    let said = greedy(&["-p", "", "--session", &file, "-r", "éy"]);
+    let said = text(&["generate", "--temp", "0", "--session", &file, "-r", "éy"]);
     assert!(said.starts_with(&"é".repeat(2999)), "{said}");
 }
