@@ -21,7 +21,7 @@ use crate::engine::{Engine, Pause};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
 use crate::sampler::{Rng, SamplerOptions};
-use crate::session::{Observed, Sequence, Session};
+use crate::session::{Sequence, Session};
 use crate::weights::pack::Unfinished;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, Permissions};
@@ -239,10 +239,7 @@ impl Header {
     /// The size of a file whose header, sum included, ends at `end`; `None` for no number.
     fn size(&self, session: &Session, end: u64) -> Option<u64> {
         let types = session.backend().kv_types();
-        let mass = match self.sequence.observed {
-            Observed::Nothing => 0,
-            Observed::Mass => size_of::<f32>(),
-        };
+        let mass = self.sequence.since.map_or(0, |_| size_of::<f32>());
         let slot = types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) + LAYERS * KV_HEADS * mass;
         u64::try_from(self.sequence.slots).ok()?.checked_mul(slot as u64)?.checked_add(end + SUM)
     }

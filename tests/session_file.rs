@@ -36,6 +36,7 @@ struct Lines {
     text: String,
     /// The last line of each answer.
     stats: Vec<Value>,
+    evictions: usize,
 }
 
 impl Lines {
@@ -48,6 +49,7 @@ impl Lines {
                     lines.text += line["text"].as_str().expect("a text");
                 }
                 Some("stats") => lines.stats.push(line),
+                Some("evict") => lines.evictions += 1,
                 other => panic!("{other:?}"),
             }
         }
@@ -68,6 +70,7 @@ impl Lines {
         self.ids.extend(more.ids);
         self.text += &more.text;
         self.stats.extend(more.stats);
+        self.evictions += more.evictions;
         self
     }
 }

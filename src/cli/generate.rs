@@ -2,12 +2,13 @@
 
 use super::answer::{Report, show};
 use super::args::{Format, GenerateArgs};
+use super::events;
 use super::signal;
 use super::start::{self, Voice};
 use super::terminal::{Progress, end_line, put};
 use crate::engine::{Engine, Pause};
 use crate::error::{Error, Result};
-use crate::plan::Plan;
+use crate::plan::{self, Plan};
 use crate::saved::{self, Content, State};
 use crate::session::{Session, StopReason};
 use crate::tokenizer::AddSpecial;
@@ -20,7 +21,7 @@ const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 
 pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     let mut options = args.resolve()?;
-    let settings = args.model.resolve()?;
+    let settings = plan::settle(args.model.resolve()?)?;
     let prompt = prompt(args)?;
     let began = Instant::now();
     let progress = Progress::new("loading tensor", args.output.quiet);
@@ -34,6 +35,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
 
     let start = Instant::now();
     let mut session = engine.session()?;
+    events::watch(&mut session, &args.output);
     if args.output.trace.is_some() {
         session.record(Some(Recorder::default()));
     }

@@ -153,7 +153,12 @@ impl<'a> TokenStream<'a> {
         let rest = session.reuse(prompt)?;
         let timing = Timing { prompt_tokens: rest.len(), ..Timing::default() };
         let (mut state, mut uncomputed) = (State::Sample, Vec::new());
-        match session.prefill_with(rest, &writer.cancel, writer.progress) {
+        let computed = match *rest {
+            // Decoded, wherever it comes from: so a text that was cut goes on as if it had not been.
+            [token] => session.decode(token),
+            _ => session.prefill_with(rest, &writer.cancel, writer.progress),
+        };
+        match computed {
             Ok(()) => {}
             Err(Error::Interrupted) => {
                 state = State::Flush(StopReason::Interrupt);
@@ -262,7 +267,7 @@ impl<'a> TokenStream<'a> {
             self.state = State::Flush(StopReason::Length);
         } else if self.writer.cancel.is_cancelled() {
             self.state = State::Flush(StopReason::Interrupt);
-        } else if self.session.room() == 0 {
+        } else if self.session.is_full() {
             self.state = State::Flush(StopReason::Context);
         } else {
             self.session.decode(token)?;

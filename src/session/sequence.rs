@@ -1,133 +1,140 @@
-//! A sequence as it leaves a session and comes back: what it is besides its rows, and the rows layer by layer, so
-//! that no second cache is needed on the way.
+//! What a sequence is besides its rows, to be saved and restored.
 
 use super::Session;
+use super::evict::Evictor;
 use crate::backend::KvRows;
-use crate::dims::{HEAD_DIM, LAYERS, VOCAB};
+use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// A sequence without its rows.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Sequence {
-    /// Every token, evicted ones included; the next one's position is their number.
-    pub tokens: Vec<u32>,
-    /// Filled slots.
-    pub slots: usize,
-    /// Every eviction, oldest first.
-    pub cuts: Vec<Cut>,
-    /// What goes with the rows.
-    pub observed: Observed,
-}
-
-/// One eviction.
+/// An eviction in the history of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Cut {
-    /// Tokens of the sequence when slots were evicted.
+    /// Tokens there were.
     pub tokens: usize,
-    /// Slots that were kept.
+    /// Slots that stayed.
     pub kept: usize,
 }
 
-/// What is known of the attention that slots received.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Observed {
-    /// Nothing.
-    #[default]
-    Nothing,
-    /// Its mass, `[kv_head][slot]` of each layer.
-    Mass,
+/// Tokens and layout of a sequence.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sequence {
+    /// Every token, evicted ones included; their number is the next RoPE position.
+    pub tokens: Vec<u32>,
+    /// Slots in use.
+    pub slots: usize,
+    /// Evictions, in order.
+    pub cuts: Vec<Cut>,
+    /// So many first tokens lie in the first slots; without evictions all do, whatever this says.
+    pub prefix: usize,
+    /// From this token on, all lie in the last slots, in order, in every head.
+    pub dense: usize,
+    /// The first token whose attention the saved mass counts; without one there is no mass.
+    pub since: Option<usize>,
 }
 
 impl Sequence {
-    /// Whether the tokens exist and, cut by cut, fill as many slots as it says.
+    /// Whether its parts agree with each other and with this binary's model.
     pub fn is_sound(&self) -> bool {
-        let (mut tokens, mut slots) = (0, 0);
-        for cut in &self.cuts {
-            if cut.tokens < tokens || cut.tokens > self.tokens.len() || cut.kept > slots + cut.tokens - tokens
-            {
-                return false;
+        let tokens = self.tokens.len();
+        let cuts = self.cuts.iter().all(|c| c.tokens <= tokens && (1..=c.tokens).contains(&c.kept));
+        cuts && self.cuts.is_sorted_by_key(|c| c.tokens)
+            && self.slots <= tokens
+            && self.dense <= tokens
+            && tokens - self.dense <= self.slots
+            && match self.cuts.is_empty() {
+                true => self.slots == tokens && self.dense == 0,
+                false => self.prefix <= self.slots,
             }
-            (tokens, slots) = (cut.tokens, cut.kept);
+            && self.tokens.iter().all(|&t| (t as usize) < VOCAB)
+    }
+
+    /// Whether it can be a sequence of this binary's model with at most `capacity` slots.
+    fn check(&self, capacity: usize) -> Result<()> {
+        match (self.is_sound(), self.slots <= capacity) {
+            (true, true) => Ok(()),
+            (false, _) => Err(Error::Model("the saved sequence contradicts itself".into())),
+            (_, false) => Err(Error::Usage(format!(
+                "the saved sequence fills {} slots but the context has {capacity}; raise --max-seq-len",
+                self.slots
+            ))),
         }
-        self.slots == slots + self.tokens.len() - tokens && self.tokens.iter().all(|&t| (t as usize) < VOCAB)
     }
 }
 
 impl Session {
-    /// The sequence, but for the rows that [`Session::read_rows`] gives.
+    /// Tokens and layout, which with the rows and the mass of all layers are the whole sequence.
     pub fn sequence(&self) -> Sequence {
         Sequence {
             tokens: self.tokens.clone(),
-            slots: self.backend.len(),
-            cuts: Vec::new(),
-            observed: Observed::Nothing,
+            slots: self.devices.len(),
+            cuts: self.cuts.clone(),
+            prefix: self.prefix,
+            dense: self.dense,
+            since: self.since(),
         }
     }
 
-    /// Copies the filled rows of one layer out, in the cache's own element types.
+    /// The filled rows of a layer.
     pub fn read_rows(&mut self, layer: usize, rows: &mut KvRows) -> Result<()> {
-        self.backend.read_kv(layer, 0..self.backend.len(), rows)
+        let slots = 0..self.devices.len();
+        self.devices.active_mut().read_kv(layer, slots, rows)
     }
 
-    /// Copies the mass of one layer out, `[kv_head][slot]`; empty where nothing is observed.
-    pub fn read_mass(&mut self, _layer: usize, mass: &mut Vec<f32>) -> Result<()> {
+    /// The attention mass of a layer's filled slots, `[kv_head][slot]`; empty where none was observed.
+    pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
         mass.clear();
-        Ok(())
+        if self.since().is_some() { self.devices.read_mass(layer, mass) } else { Ok(()) }
     }
 
-    /// Becomes `sequence`. `fill(layer, rows, mass)` fills the rows and the mass of each layer, which have the length
-    /// they need; where it fails, the session is empty.
+    fn since(&self) -> Option<usize> {
+        self.evictor.as_ref().and_then(Evictor::since)
+    }
+
+    /// Becomes a saved sequence. `each` fills in the rows and the mass of a layer, which come with the right lengths.
+    ///
+    /// # Errors
+    ///
+    /// What `each` returns, after which the session is empty; `Model` for a sequence that cannot be one, `Usage` for
+    /// one that is too long for this context.
     pub fn restore(
         &mut self,
         sequence: Sequence,
-        mut fill: impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
+        mut each: impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
     ) -> Result<()> {
-        let (slots, capacity) = (sequence.slots, self.backend.capacity());
-        if slots > capacity {
-            let more = format!("{slots} slots are filled, and the context has {capacity}");
-            return Err(Error::Usage(format!("{more}; raise --max-seq-len to {slots} or more")));
-        }
-        if !sequence.is_sound() || sequence.observed != Observed::Nothing {
-            return Err(Error::Other("tokens and slots of the sequence do not agree".into()));
-        }
+        sequence.check(self.devices.active().capacity())?;
         self.clear();
-        let mut rows = KvRows::zeroed(self.backend.kv_types(), slots, HEAD_DIM);
-        let mut mass = Vec::new();
-        for layer in 0..LAYERS {
-            fill(layer, &mut rows, &mut mass)?;
-            self.backend.write_kv(layer, 0..slots, &rows)?;
+        self.devices.set_len(sequence.slots);
+        let filled = self.fill(&sequence, &mut each);
+        if filled.is_err() {
+            self.clear();
         }
-        self.backend.set_len(slots);
-        self.pos = sequence.tokens.len();
-        // Into the room that is there already.
+        filled?;
         self.tokens.extend_from_slice(&sequence.tokens);
+        if let Some(evictor) = &mut self.evictor {
+            evictor.reset(sequence.since);
+        }
+        (self.cuts, self.dense, self.prefix) = (sequence.cuts, sequence.dense, sequence.prefix);
         Ok(())
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_cuts_and_slots_agree() {
-        let cut = |tokens, kept| Cut { tokens, kept };
-        let sound = |tokens: usize, cuts: &[Cut], slots: usize| {
-            let tokens = vec![1; tokens];
-            Sequence { tokens, slots, cuts: cuts.into(), observed: Observed::Mass }.is_sound()
-        };
-        assert!(sound(0, &[], 0) && sound(7, &[], 7) && !sound(7, &[], 6) && !sound(7, &[], 8));
-        assert!(sound(9, &[cut(6, 2)], 5) && sound(6, &[cut(6, 2)], 2) && !sound(9, &[cut(6, 2)], 6));
-        assert!(sound(9, &[cut(6, 2), cut(8, 1)], 2) && sound(9, &[cut(6, 2), cut(6, 1)], 4));
-        // Kept more than there was, an eviction before the last or after the end, sums beyond all numbers.
-        assert!(!sound(9, &[cut(6, 7)], 10) && !sound(9, &[cut(6, 2), cut(8, 5)], 6));
-        assert!(!sound(9, &[cut(6, 2), cut(5, 1)], 5) && !sound(9, &[cut(10, 2)], 1));
-        assert!(!sound(9, &[cut(usize::MAX, usize::MAX)], 1) && !sound(9, &[cut(3, usize::MAX)], 1));
-        let tokens = vec![VOCAB as u32];
-        assert!(!Sequence { tokens, slots: 1, ..Sequence::default() }.is_sound());
+    /// Fills all slots.
+    fn fill(
+        &mut self,
+        sequence: &Sequence,
+        each: &mut impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
+    ) -> Result<()> {
+        let slots = sequence.slots;
+        let mut rows = KvRows::zeroed(self.devices.active().kv_types(), slots, HEAD_DIM);
+        let mut mass = vec![0.0; if sequence.since.is_some() { KV_HEADS * slots } else { 0 }];
+        for layer in 0..LAYERS {
+            each(layer, &mut rows, &mut mass)?;
+            self.devices.active_mut().write_kv(layer, 0..slots, &rows)?;
+            // A policy that does not look at attention has no place for it.
+            if self.evictor.as_ref().is_some_and(Evictor::observes) {
+                self.devices.write_mass(layer, &mass)?;
+            }
+        }
+        Ok(())
     }
 }

@@ -32,6 +32,30 @@ fn every_kv_type_goes_on_bit_for_bit() {
     }
 }
 
+/// Slots are evicted every five tokens, so that the cuts fall before, at and after an eviction.
+#[test]
+fn evicted_sessions_go_on_bit_for_bit() {
+    let temp = Temp::new();
+    for policy in ["sliding", "snapkv", "h2o"] {
+        let window = ["-c", "64", "--eviction-window", "40", "--protected-prefix", "4"];
+        let evict = [&window[..], &["--eviction-policy", policy, "--seed", "3", "--ignore-eos"]].concat();
+        for kv in ["f32", "f16", "q8", "q4"] {
+            let run = |more: &[&str]| lines(&[&evict[..], &["--kv-type", kv], more].concat());
+            let whole = run(&["-p", PROMPT, "-n", "100"]);
+            assert!(whole.evictions > 5, "{policy}: {} evictions", whole.evictions);
+            for cut in if kv == "q4" { 46..51 } else { 50..51 } {
+                let file = temp.path(&format!("{policy}-{kv}-{cut}"));
+                let first = run(&["-p", PROMPT, "-n", &cut.to_string(), "--session", &file]);
+                let second = run(&["-n", &(100 - cut).to_string(), "--session", &file]);
+                let both = first.then(second);
+                assert_eq!((&both.ids, &both.text), (&whole.ids, &whole.text), "{policy} {kv} {cut}");
+                assert_eq!(both.stat("logits")[1], whole.stat("logits")[0], "{policy} {kv} {cut}");
+                assert_eq!(both.evictions, whole.evictions, "{policy} {kv} {cut}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_the_session_holds_of_a_prompt_is_not_computed_again() {
     let temp = Temp::new();

@@ -5,7 +5,7 @@ use crate::program::{Temp, command};
 use antigravity::kv::{KvType, KvTypes};
 use antigravity::sampler::Rng;
 use antigravity::saved::{self, Content, State};
-use antigravity::session::{Observed, Sequence};
+use antigravity::session::Sequence;
 use antigravity::{Engine, engine::Pause};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ const CONTEXT: usize = 2100;
 /// Saves a long sequence whose rows are zeros, which no prompt has to be computed for.
 fn long_session(file: &Path, engine: &Engine) {
     let mut session = engine.session().expect("a session");
-    let sequence =
-        Sequence { tokens: vec![5; SLOTS], slots: SLOTS, cuts: Vec::new(), observed: Observed::Nothing };
+    let (tokens, cuts) = (vec![5; SLOTS], Vec::new());
+    let sequence = Sequence { tokens, slots: SLOTS, cuts, prefix: 0, dense: 0, since: None };
     session.restore(sequence, |_, _, _| Ok(())).expect("restored");
     let state = State { seed: 1, rng: Rng::new(1), content: Content::Text(Pause::default()) };
     saved::save(file, &mut session, engine, state).expect("saved");

@@ -141,15 +141,19 @@ fn headers_that_do_not_fit() {
     let mut other = bed.good.clone();
     other[7] = b'1';
     mentions(&bed.refused(&other, 3), &["version 1, and this program reads 2"]);
-    let wrong: [&dyn Fn(&mut Value); 14] = [
+    let wrong: [&dyn Fn(&mut Value); 15] = [
         &|h| h["kv"] = json!(["q5", "q4"]),
         &|h| h["kv"] = json!(["q4"]),
         &|h| h["sequence"]["tokens"][3] = json!(dims::VOCAB),
         &|h| h["sequence"]["tokens"][3] = json!(-1),
         &|h| h["sequence"]["cuts"] = json!([{"tokens": u64::MAX, "kept": 1}]),
-        &|h| h["sequence"]["cuts"] = json!([{"tokens": 4, "kept": u64::MAX}]),
-        &|h| h["sequence"]["cuts"] = json!([{"tokens": 4, "kept": 3}]),
-        &|h| h["sequence"]["observed"] = json!("mass"),
+        &|h| h["sequence"]["cuts"] = json!([{"tokens": 4, "kept": 5}]),
+        &|h| h["sequence"]["dense"] = json!(u64::MAX),
+        &|h| {
+            h["sequence"]["cuts"] = json!([{"tokens": 4, "kept": 3}]);
+            h["sequence"]["prefix"] = json!(u64::MAX);
+        },
+        &|h| h["sequence"]["since"] = json!(0),
         &|h| h["state"]["rng"] = json!([0, 0, 0, 0]),
         &|h| h["state"]["content"]["text"]["tokens"] = json!([dims::VOCAB]),
         &|h| h["state"]["content"] = json!({"text": {"tokens": []}, "chat": {}}),
