@@ -9,6 +9,7 @@ use super::terminal::{Progress, prompt_progress, put};
 use crate::chat::{Conversation, Template};
 use crate::engine::{Engine, GenerateOptions};
 use crate::error::{Error, Result};
+use crate::kv::eviction::Policy;
 use crate::plan::{self, Plan};
 use crate::sampler::Rng;
 use crate::saved::{self, Content, State};
@@ -261,7 +262,8 @@ impl Chat<'_> {
         self.options.cancel.reset();
         self.conversation.ask(self.engine.tokenizer(), message)?;
         let (need, have) = (self.conversation.ids().len(), self.session.backend().capacity());
-        if need > have && !self.args.single_turn {
+        let evicts = self.engine.options().eviction.policy != Policy::None;
+        if need > have && !evicts && !self.args.single_turn {
             self.conversation.forget_question();
             if self.args.output.format == Format::Text {
                 put("\n")?;

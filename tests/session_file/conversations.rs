@@ -26,8 +26,7 @@ fn a_restarted_chat_goes_on_as_if_never_left() {
     for name in ["logits", "prompt_tokens", "stop"] {
         assert_eq!(parts.stat(name), whole.stat(name), "{name}");
     }
-    let other = [&session[..], &["chat", "--system", "You are a cat."]].concat();
-    let other: Vec<&str> = ["chat"].into_iter().chain(other.into_iter().filter(|&a| a != "chat")).collect();
+    let other = ["chat", "--session", &file, "--system", "You are a cat."];
     mentions(&fails(&other, 2), &["--session", "--system", "another file"]);
     let args = ["generate", "-p", "x", "--session", &file];
     mentions(&fails(&args, 2), &["--session", "conversation", "chat"]);
@@ -36,6 +35,23 @@ fn a_restarted_chat_goes_on_as_if_never_left() {
     chat(&session, "/reset\n");
     let anew = chat(&[&cat[..], &["--temp", "0"]].concat(), FOX);
     assert_eq!(anew.ids, chat(&["--temp", "0", "--system", "You are a cat."], FOX).ids);
+}
+
+#[test]
+fn a_conversation_longer_than_its_cache_goes_on() {
+    let temp = Temp::new();
+    for policy in ["sliding", "snapkv", "h2o"] {
+        let file = temp.path(policy);
+        let evict = ["--eviction-policy", policy, "-c", "96", "--eviction-window", "64"];
+        let parts = (0..6).map(|_| chat(&[&evict[..], &["--session", &file]].concat(), FOX));
+        let parts = parts.fold(Lines::default(), Lines::then);
+        let whole = chat(&evict, &FOX.repeat(6));
+        assert!(whole.evictions > 3 && whole.stats.len() == 6, "{policy}: {} evictions", whole.evictions);
+        assert_eq!((&parts.ids, parts.evictions), (&whole.ids, whole.evictions), "{policy}");
+        for name in ["logits", "prompt_tokens"] {
+            assert_eq!(parts.stat(name), whole.stat(name), "{policy} {name}");
+        }
+    }
 }
 
 #[test]
