@@ -12,6 +12,8 @@ pub struct Cache {
     types: KvTypes,
     capacity: usize,
     len: usize,
+    /// Slots whose pages may take memory, of the cache's own.
+    touched: usize,
     memory: Memory,
 }
 
@@ -77,6 +79,9 @@ impl<'a> LayerRows<'a> {
     }
 }
 
+/// Unused bytes from which on they are given back.
+const WORTH_RELEASING: usize = 1 << 20;
+
 /// Bytes of the rows of one plane.
 fn plane(capacity: usize, row_bytes: usize) -> Result<AlignedBytes> {
     let bytes = capacity
@@ -96,7 +101,7 @@ impl Cache {
 
     /// A cache for rows that another backend lends.
     pub fn without_memory(types: KvTypes, capacity: usize) -> Self {
-        Self { types, capacity, len: 0, memory: Memory::Nobodys }
+        Self { types, capacity, len: 0, touched: 0, memory: Memory::Nobodys }
     }
 
     /// Takes another backend's rows.
@@ -114,6 +119,7 @@ impl Cache {
     pub fn lend(&mut self) -> Option<Lent> {
         match std::mem::replace(&mut self.memory, Memory::Nobodys) {
             Memory::Lent(memory) => {
+                self.touched = 0;
                 Some(Lent { memory, capacity: self.capacity, len: std::mem::take(&mut self.len) })
             }
             own => {
@@ -139,10 +145,23 @@ impl Cache {
         self.len
     }
 
-    /// Sets the number of filled slots.
+    /// Sets the number of filled slots. The memory of the others goes back to the system once it is worth a call for
+    /// every head: rewinding by a few tokens costs nothing.
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity);
         self.len = len;
+        self.touched = self.touched.max(len);
+        let row_bytes = self.row_bytes();
+        let Memory::Own(ks, vs) = &mut self.memory else { return };
+        if (self.touched - len) * self.types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) >= WORTH_RELEASING {
+            let (k, v) = row_bytes;
+            for head in 0..LAYERS * KV_HEADS {
+                let slots = head * self.capacity + len..head * self.capacity + self.touched;
+                ks.discard(slots.start * k..slots.end * k);
+                vs.discard(slots.start * v..slots.end * v);
+            }
+            self.touched = len;
+        }
     }
 
     fn row_bytes(&self) -> (usize, usize) {
@@ -181,7 +200,7 @@ impl Cache {
                 vs[..self.len * v].copy_from_slice(&old_v[..self.len * v]);
             }
         }
-        grown.len = self.len;
+        (grown.len, grown.touched) = (self.len, self.len);
         *self = grown;
         Ok(())
     }
@@ -215,6 +234,7 @@ impl Cache {
     pub fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) {
         let (k, v) = self.row_bytes();
         let n = slots.len();
+        self.touched = self.touched.max(slots.end);
         assert!(rows.k.len() == KV_HEADS * n * k && rows.v.len() == KV_HEADS * n * v);
         for (kv_head, (ks, vs)) in self.heads_mut(layer).into_iter().enumerate() {
             ks[slots.start * k..slots.end * k].copy_from_slice(&rows.k[kv_head * n * k..][..n * k]);
