@@ -109,8 +109,8 @@ impl Scratch {
     > {
         let types = cache.types();
         let query = move |t, h| self.query(layer, types, (t, h), isa);
-        let of_layer = cache.layer(index);
-        let rows = move |kv_head| of_layer.head(kv_head);
+        let layer_rows = cache.layer(index);
+        let rows = move |kv_head| layer_rows.head(kv_head);
         let first = n - self.observed.min(n);
         Heads { query, rows, types, before: cache.len(), isa, first, notes: &self.notes }
     }

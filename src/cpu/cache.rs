@@ -12,7 +12,7 @@ pub struct Cache {
     types: KvTypes,
     capacity: usize,
     len: usize,
-    /// Slots whose pages may take memory, of the cache's own.
+    /// Slots whose pages may take memory of our own.
     touched: usize,
     memory: Memory,
 }
@@ -145,23 +145,26 @@ impl Cache {
         self.len
     }
 
-    /// Sets the number of filled slots. The memory of the others goes back to the system once it is worth a call for
-    /// every head: rewinding by a few tokens costs nothing.
+    /// Sets the number of filled slots. The memory of the others goes back to the system where it is much, and a good
+    /// part of what was in use: what an ordinary eviction frees, or a benchmark's rewind, is filled again at once.
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity);
         self.len = len;
         self.touched = self.touched.max(len);
-        let row_bytes = self.row_bytes();
-        let Memory::Own(ks, vs) = &mut self.memory else { return };
-        if (self.touched - len) * self.types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) >= WORTH_RELEASING {
-            let (k, v) = row_bytes;
+        let unused = self.touched - len;
+        let bytes = unused * self.types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
+        if len == 0 || unused < self.touched / 4 || bytes < WORTH_RELEASING {
+            return;
+        }
+        let (k_row, v_row) = self.row_bytes();
+        if let Memory::Own(k, v) = &mut self.memory {
             for head in 0..LAYERS * KV_HEADS {
                 let slots = head * self.capacity + len..head * self.capacity + self.touched;
-                ks.discard(slots.start * k..slots.end * k);
-                vs.discard(slots.start * v..slots.end * v);
+                k.discard(slots.start * k_row..slots.end * k_row);
+                v.discard(slots.start * v_row..slots.end * v_row);
             }
-            self.touched = len;
         }
+        self.touched = len;
     }
 
     fn row_bytes(&self) -> (usize, usize) {
