@@ -76,7 +76,7 @@ fn observed_passes(engine: &Engine) -> usize {
     let tokens: Vec<u32> = (0..64).map(|i| 5 + i % dims::VOCAB as u32).collect();
     let mut logits = vec![0.0; dims::VOCAB];
     let (mut mass, mut slots) = (vec![0.0; dims::KV_HEADS * 380], Vec::new());
-    let budget = Budget { keep: 300, prefix: 4, recent: 32 };
+    let budget = Budget { keep: 300, prefix: 4, recent: 32, stale: 0 };
     // Makes room for all choices to come.
     let mut chooser = Chooser::default();
     chooser.choose(Policy::SnapKv, &mass[..380], budget, &mut slots);

@@ -81,16 +81,6 @@ fn logits(session: &mut Session, ids: &[u32], more: usize) -> Vec<f32> {
     all
 }
 
-/// Filled rows by layer.
-fn rows_of(session: &mut Session) -> Vec<KvRows> {
-    let read = |layer| {
-        let mut rows = KvRows::default();
-        session.read_rows(layer, &mut rows).unwrap();
-        rows
-    };
-    (0..dims::LAYERS).map(read).collect()
-}
-
 /// Bit for bit where the device is exact; else as near as rounding flips leave it.
 #[track_caller]
 fn agree(what: &str, found: &[f32], expected: &[f32]) {
@@ -105,6 +95,13 @@ fn agree(what: &str, found: &[f32], expected: &[f32]) {
     }
 }
 
+/// The filled rows of all layers.
+fn rows(session: &mut Session) -> Vec<KvRows> {
+    let mut all = vec![KvRows::default(); dims::LAYERS];
+    all.iter_mut().enumerate().for_each(|(layer, rows)| session.read_rows(layer, rows).unwrap());
+    all
+}
+
 /// Both backends over the same ids, with all ways of attention.
 fn compare(base: &EngineOptions, n: usize, more: usize) {
     let ids = ids(n);
@@ -115,7 +112,7 @@ fn compare(base: &EngineOptions, n: usize, more: usize) {
         let mut gpu = on_device(base, gpu_attn).session().unwrap();
         agree(&what, &logits(&mut gpu, &ids, more), &expected);
         if exact() == Some(true) {
-            assert!(rows_of(&mut gpu) == rows_of(&mut cpu), "{what}: other rows");
+            assert!(rows(&mut gpu) == rows(&mut cpu), "{what}: other rows");
         }
     }
 }
@@ -196,14 +193,14 @@ fn sequences_move_between_backends() {
         for (from, to) in [(&cpu, &gpu), (&gpu, &cpu)] {
             let mut first = from.session().unwrap();
             first.prefill(&ids[..100], &CancelToken::default()).unwrap();
-            let rows = rows_of(&mut first);
+            let all = rows(&mut first);
             let mut second = to.session().unwrap();
-            let restored = second.restore(first.sequence(), |layer, to, _| {
-                to.clone_from(&rows[layer]);
+            let copy = |layer: usize, rows: &mut KvRows, _: &mut Vec<f32>| {
+                rows.clone_from(&all[layer]);
                 Ok(())
-            });
-            restored.unwrap();
-            assert!(rows_of(&mut second) == rows, "{} rows make a round trip", kv.name());
+            };
+            second.restore(first.sequence(), copy).unwrap();
+            assert!(rows(&mut second) == all, "{} rows make a round trip", kv.name());
             for &id in &ids[100..] {
                 first.decode(id).unwrap();
                 second.decode(id).unwrap();
