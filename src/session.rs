@@ -168,18 +168,24 @@ impl Session {
 
     /// Leaves a lost device. What the CPU's cache lacks is computed again, which gives what the CPU alone would have.
     fn flee(&mut self, why: String) -> Result<()> {
-        let slots = self.devices.len();
+        let (slots, all) = (self.devices.len(), self.tokens.len());
+        let (observed, since) = (self.devices.observed(), self.evictor.as_ref().and_then(Evictor::since));
         let Some(refuge) = self.devices.flee(&why)? else { return Err(Error::Device(why)) };
-        let all = self.tokens.len();
         let cut = self.cuts.last().copied().unwrap_or(Cut { tokens: 0, kept: 0 });
         match refuge {
             // The rows that it lacks are those of the last tokens, computed after the last eviction.
             Refuge::Kept(there) if there >= cut.kept && !self.observes() => {
                 let rest = self.tokens.split_off(all - (slots - there));
-                self.run(&rest)
+                self.run(&rest)?;
             }
-            _ => self.replay(all),
+            _ => self.replay(all)?,
         }
+        // The pass that was lost may have been the first that counted.
+        if let (Some(first), Some(evictor)) = (since.filter(|&s| s >= all), &mut self.evictor) {
+            evictor.observe_since(first);
+            self.devices.zero_mass()?;
+        }
+        self.devices.observe(observed)
     }
 
     /// Appends tokens for which there is room: in a smaller cache than the sequence had before, there may be none.
