@@ -50,7 +50,9 @@ fn numbers_out_of_range() {
 
 #[test]
 fn devices_and_evictions() {
-    let generate = |flags: &[&str]| [&["generate", "-p", "x"], flags].concat();
+    fn generate<'a>(flags: &[&'a str]) -> Vec<&'a str> {
+        [&["generate", "-p", "x"], flags].concat()
+    }
     let without_opencl = |flags: &[&str]| {
         let mut command = command(&generate(flags));
         said(

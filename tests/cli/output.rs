@@ -159,9 +159,12 @@ fn help_and_version() {
 
 #[test]
 fn evictions_are_said_where_they_were_asked_for() {
-    let base = ["generate", "-p", "Once upon a time", "--temp", "0", "--ignore-eos", "-n", "200", "-c", "64"];
-    let with = |more: &[&str]| [&base[..], &["--eviction-policy", "sliding"], more].concat();
-    let full = run(&base);
+    const BASE: &[&str] =
+        &["generate", "-p", "Once upon a time", "--temp", "0", "--ignore-eos", "-n", "200", "-c", "64"];
+    fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        [BASE, &["--eviction-policy", "sliding"], more].concat()
+    }
+    let full = run(BASE);
     assert!(full.err.contains("stop: context"), "{}", full.err);
     let temp = Temp::new();
     let trace = temp.path("trace.json");
