@@ -147,7 +147,7 @@ fn six_thousand_tokens_in_a_thousand_slots() {
         let (first, last) =
             (perplexity(&engine, &run.tokens[..600]), perplexity(&engine, &run.tokens[5430..]));
         eprintln!("{policy:?}: perplexity {first:.2} at first, {last:.2} at the end");
-        assert!(last < 12.0, "{policy:?}: perplexity {first:.2} at first, {last:.2} at the end");
+        assert!(last < 20.0, "{policy:?}: perplexity {first:.2} at first, {last:.2} at the end");
         let fours: std::collections::HashSet<_> = run.tokens[5030..].windows(4).collect();
         assert!(fours.len() > 600, "{policy:?}: {} different runs of four among a thousand", fours.len());
     }
