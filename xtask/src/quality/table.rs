@@ -1,0 +1,87 @@
+//! The tables as Markdown.
+
+use super::result::{Measured, Score};
+use super::{Group, Spec};
+
+/// What stands above the tables.
+pub const HOW_TO_READ: &str = "";
+
+const HEAD: &str = "| policy | KV cache | slots kept | KiB kept | perplexity | change | KL, nats | same top token | \
+                    recall 300 | 800 | 1,400 | plain | chat | all |\n\
+                    |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+
+/// A table with what it is about.
+pub fn markdown(group: &Group, found: &[Measured]) -> String {
+    let lines: String = lines(group, found).map(|line| line + "\n").collect();
+    format!("\n{}\n\n{HEAD}{lines}", group.about)
+}
+
+/// The lines below the head.
+pub fn lines<'a>(group: &'a Group, found: &'a [Measured]) -> impl Iterator<Item = String> + 'a {
+    group.rows.iter().zip(found).map(|(spec, row)| line(*spec, row))
+}
+
+fn line(spec: Spec, row: &Measured) -> String {
+    let of = |score: Score| format!("{}/{}", score.kept, score.full);
+    let (change, kl, top) = match row.against {
+        None => ("–".into(), "–".into(), "–".into()),
+        Some((change, kl, top)) => {
+            (signed(100.0 * change), format!("{kl:.6}"), format!("{:.2} %", 100.0 * top))
+        }
+    };
+    let cells = [
+        spec.policy.name().into(),
+        spec.kv_name(),
+        format!("{:.1} %", 100.0 * row.slots),
+        format!("{:.0}", row.bytes / 1024.0),
+        format!("{:.6}", row.perplexity),
+        change,
+        kl,
+        top,
+        of(row.of(|_, distance| distance == 300)),
+        of(row.of(|_, distance| distance == 800)),
+        of(row.of(|_, distance| distance == 1400)),
+        of(row.of(|form, _| form == "plain")),
+        of(row.of(|form, _| form == "chat")),
+        format!("{} = {:.1} %", of(row.all), 100.0 * row.all.kept as f64 / row.all.full as f64),
+    ];
+    format!("| {} |", cells.join(" | "))
+}
+
+/// With its sign, but for what is rounded to nothing.
+fn signed(percent: f64) -> String {
+    match format!("{percent:+.3}") {
+        zero if zero == "-0.000" || zero == "+0.000" => "0.000 %".into(),
+        number => format!("{number} %"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quality::usual;
+
+    #[test]
+    fn a_line_has_a_cell_for_every_column() {
+        let score = |kept, full| Score { kept, full };
+        let full = Measured {
+            perplexity: 1.5,
+            against: None,
+            slots: 1.0,
+            bytes: 2048.0,
+            all: score(3, 4),
+            groups: vec![("plain".into(), 300, score(2, 2)), ("chat".into(), 800, score(1, 2))],
+        };
+        let other = Measured { against: Some((-0.000001, 0.25, 0.5)), ..full.clone() };
+        let text = markdown(&usual(), &[full, other]);
+        let lines: Vec<&str> = text.lines().filter(|l| l.starts_with('|')).collect();
+        assert!(lines.len() == 4 && lines.iter().all(|l| l.matches('|').count() == 15), "{text}");
+        assert_eq!(
+            lines[2],
+            "| none | f32 | 100.0 % | 2 | 1.500000 | – | – | – | 2/2 | 1/2 | 0/0 | 2/2 | 1/2 | 3/4 = 75.0 % |"
+        );
+        assert!(
+            lines[3].starts_with("| none | q4 | ") && lines[3].contains("| 0.000 % | 0.250000 | 50.00 % |")
+        );
+    }
+}
