@@ -10,6 +10,7 @@ mod chat;
 mod doctor;
 #[cfg(feature = "tools")]
 mod eval;
+mod events;
 mod generate;
 #[cfg(feature = "tools")]
 mod inspect;

@@ -1,23 +1,25 @@
 //! The library's front door: load a model, generate text.
 
+mod backends;
+mod speeds;
 mod stream;
 
-use crate::backend::Backend;
 use crate::cpu::simd::Isa;
-use crate::cpu::{self, CpuBackend, CpuOptions, topology};
+use crate::cpu::topology;
 use crate::error::{Error, Result};
 use crate::kv::eviction::Eviction;
 use crate::kv::{KvType, KvTypes};
-use crate::opencl::{self, Matrices, OpenClBackend, OpenClOptions, Place, Variants, Verdict, selftest};
-use crate::plan::Plan;
+use crate::opencl;
+use crate::plan::{self, Plan};
 use crate::sampler::SamplerOptions;
-use crate::session::{CancelToken, Session, Spare};
+use crate::session::{CancelToken, Fixed, Session};
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use backends::{Runs, upload};
 use stream::{Held, Writer};
 pub use stream::{Timing, TokenStream};
 
@@ -32,7 +34,9 @@ pub enum BackendKind {
     Cpu,
     /// An OpenCL device, or an error.
     OpenCl,
-    /// An OpenCL device where there is one, else the CPU.
+    /// The CPU and an OpenCL device in turn, as [`EngineOptions::hybrid`] says, or an error.
+    Hybrid,
+    /// Where there is an OpenCL device, it and the CPU, whichever was measured to be faster at what; else the CPU.
     Auto,
 }
 
@@ -63,6 +67,8 @@ pub struct EngineOptions {
     pub gpu_fast: bool,
     /// OpenCL: weights once, in memory that both see.
     pub zero_copy: bool,
+    /// Hybrid: which device runs what.
+    pub hybrid: Fixed,
     /// When slots of the cache are evicted, and which.
     pub eviction: Eviction,
     /// Told in one line when a device cannot be used and the CPU takes its place.
@@ -85,6 +91,7 @@ impl EngineOptions {
             gpu_attn: false,
             gpu_fast: false,
             zero_copy: false,
+            hybrid: Fixed::specified(),
             eviction: Eviction::NEVER,
             notice: |_| {},
         }
@@ -153,6 +160,7 @@ pub struct Engine {
     isa: Isa,
     /// The weights on an OpenCL device, when one runs the model.
     device: Option<Arc<opencl::Model>>,
+    runs: Runs,
 }
 
 impl Engine {
@@ -170,6 +178,7 @@ impl Engine {
         if options.threads == 0 {
             options.threads = topology::default_threads();
         }
+        let options = plan::settle(options)?;
         Plan::new(&options)?.check()?;
         let path = ModelPath::new(&options.model)?;
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
@@ -189,7 +198,9 @@ impl Engine {
         let weights = Arc::new(weights);
         let device = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
-        Ok(Self { options, weights, tokenizer, isa, device })
+        let mut engine = Self { options, weights, tokenizer, isa, device, runs: Runs::Cpu };
+        engine.decide()?;
+        Ok(engine)
     }
 
     /// The tokenizer.
@@ -210,100 +221,6 @@ impl Engine {
     /// The OpenCL device that runs the model.
     pub fn device(&self) -> Option<&opencl::Device> {
         self.device.as_ref().map(|model| model.device())
-    }
-
-    /// An empty sequence with a cache of its own.
-    pub fn session(&self) -> Result<Session> {
-        self.session_of(&self.options)
-    }
-
-    /// The same with other options for cache, threads and attention.
-    pub fn session_of(&self, o: &EngineOptions) -> Result<Session> {
-        let cpu = self.cpu_backend(o);
-        let Some(model) = &self.device else { return Ok(Session::new(cpu()?)) };
-        match self.opencl_backend(model, o) {
-            Ok(backend) => Ok(Session::new(backend).with_spare(cpu, o.notice)),
-            Err(Error::Device(why)) => {
-                (o.notice)(&format!("{why}; using the CPU"));
-                Ok(Session::new(cpu()?))
-            }
-            Err(e) => Err(e),
-        }
-    }
-
-    /// A backend on the device, with an empty cache; `None` where there is no device.
-    pub fn device_backend(&self, o: &EngineOptions) -> Result<Option<Box<dyn Backend>>> {
-        self.device.as_ref().map(|model| self.opencl_backend(model, o)).transpose()
-    }
-
-    /// The OpenCL backend with the fastest kernels that compute what the CPU's do, tried at their first use.
-    fn opencl_backend(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<Box<dyn Backend>> {
-        let mut why = Error::Device("no kernels".into());
-        let order = [Variants::AnyOrder, Variants::Fastest, Variants::Baseline];
-        for variants in order.into_iter().skip(usize::from(!o.gpu_fast)) {
-            let attention = match o.gpu_attn {
-                true => None,
-                false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
-            };
-            let options = OpenClOptions {
-                kv_types: o.kv_types,
-                capacity: o.max_seq_len,
-                max_tokens: o.prefill_chunk,
-                attention,
-                rows: match o.zero_copy && model.device().facts().unified_memory {
-                    true => Place::HostVisible,
-                    false => own_place(o),
-                },
-                variants,
-            };
-            let tried = OpenClBackend::new(Arc::clone(model), options).and_then(|mut backend| {
-                let verdict = self.verdict(&mut backend, o)?;
-                Ok((verdict == Verdict::Passed).then_some(backend))
-            });
-            why = match tried {
-                Ok(Some(backend)) => return Ok(Box::new(backend)),
-                Ok(None) => {
-                    let name = &model.device().facts().name;
-                    Error::Device(format!("OpenCL: {name} computes wrong results with these kernels"))
-                }
-                Err(e @ Error::Device(_)) => e,
-                Err(e) => return Err(e),
-            };
-        }
-        Err(why)
-    }
-
-    /// Whether a backend's kernels compute what the CPU's do: what is noted, else what a test finds.
-    fn verdict(&self, backend: &mut OpenClBackend, o: &EngineOptions) -> Result<Verdict> {
-        if let Some(verdict) = backend.verdict() {
-            return Ok(verdict);
-        }
-        let mut reference = CpuBackend::new(
-            Arc::clone(&self.weights),
-            CpuOptions { capacity: backend.capacity().min(selftest::SLOTS), ..self.cpu_options(o) },
-        )?;
-        let verdict = match selftest::distance(backend, &mut reference)? {
-            d if d <= selftest::TOLERANCE => Verdict::Passed,
-            _ => Verdict::Failed,
-        };
-        backend.set_verdict(verdict);
-        Ok(verdict)
-    }
-
-    fn cpu_options(&self, o: &EngineOptions) -> CpuOptions {
-        CpuOptions {
-            threads: o.threads,
-            isa: self.isa,
-            kv_types: o.kv_types,
-            capacity: o.max_seq_len,
-            max_tokens: o.prefill_chunk,
-        }
-    }
-
-    /// Makes a CPU backend with these options.
-    fn cpu_backend(&self, o: &EngineOptions) -> Spare {
-        let (options, weights) = (self.cpu_options(o), Arc::clone(&self.weights));
-        Box::new(move || Ok(Box::new(CpuBackend::new(weights, options)?) as _))
     }
 
     /// Token ids of a prompt, with the special tokens that the model's tokenizer adds.
@@ -338,23 +255,4 @@ impl Engine {
     ) -> Result<TokenStream<'a>> {
         TokenStream::begin(Held::Lent(session), Writer::new(self, options)?, prompt, Instant::now())
     }
-}
-
-/// Where in its own memory a device has weights and cache.
-fn own_place(options: &EngineOptions) -> Place {
-    if options.gpu_fast { Place::InOne } else { Place::Device }
-}
-
-/// Opens the OpenCL device and brings the weights there.
-fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(opencl::Device, Matrices)> {
-    let device = opencl::Device::open(options.cl_device.as_deref(), opencl::Cache::of_user())?;
-    let shared = options.zero_copy && device.facts().unified_memory;
-    if options.zero_copy && !shared {
-        (options.notice)("--zero-copy: this device has memory of its own; weights are copied");
-    }
-    let matrices = match shared {
-        true => Matrices::share(&device, weights)?,
-        false => Matrices::copy(&device, weights, own_place(options))?,
-    };
-    Ok((device, matrices))
 }

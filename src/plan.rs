@@ -13,7 +13,7 @@ use crate::cpu;
 use crate::cpu::simd::attend::{Partial, QUERIES};
 use crate::dims::*;
 use crate::engine::{BackendKind, EngineOptions};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::opencl;
 use crate::session::ROWS;
 use crate::system::Memory;
@@ -123,13 +123,35 @@ impl DeviceMemory {
         if options.backend == BackendKind::Cpu {
             return None;
         }
-        let own = opencl::device::devices().ok().and_then(|found| {
+        let facts = opencl::device::devices().ok().and_then(|found| {
             let index = opencl::device::choose(found, options.cl_device.as_deref()).ok()?;
-            let facts = &found[index].facts;
-            (!facts.unified_memory).then_some(facts.global_memory)
+            Some(&found[index].facts)
         });
-        Some(own.map_or(DeviceMemory::Unified, DeviceMemory::Own))
+        match facts {
+            None if options.backend == BackendKind::Auto => None,
+            Some(facts) if !facts.unified_memory => Some(DeviceMemory::Own(facts.global_memory)),
+            _ => Some(DeviceMemory::Unified),
+        }
     }
+}
+
+/// What `auto` comes to where there is no device, or no memory for two: the CPU alone, after one line.
+///
+/// # Errors
+///
+/// Those of [`Plan::new`].
+pub fn settle(mut options: EngineOptions) -> Result<EngineOptions> {
+    if options.backend == BackendKind::Auto {
+        let plan = Plan::new(&options)?;
+        let why = match (plan.device, plan.check()) {
+            (None, _) => "no OpenCL device (doctor says why)".into(),
+            (_, Err(Error::Memory(why))) => why,
+            _ => return Ok(options),
+        };
+        (options.notice)(&format!("auto: {why}; using the CPU"));
+        options.backend = BackendKind::Cpu;
+    }
+    Ok(options)
 }
 
 impl Plan {
@@ -192,8 +214,9 @@ impl Plan {
         // Of the session, of the sampler's input and of its ranking.
         let logits = mul(vocab, 4 + 4 + 16);
         let rows = mul(self.row_blocks as u64, ROWS.min(chunk) as u64);
+        let cpu_scratch = scratch(slots, chunk);
         let (there, scratch) = match self.device {
-            None => (Kind::Own, scratch(slots, chunk)),
+            None => (Kind::Own, cpu_scratch),
             Some(_) => (Kind::Device, device_scratch(slots, chunk)),
         };
         // Shared weights are the device's alone.
@@ -217,8 +240,14 @@ impl Plan {
             put(&format!("{} threads", o.threads), mul(o.threads as u64, thread_bytes()), Kind::Own),
             put("program", PROGRAM, Kind::Own),
         ];
+        let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
+        if both {
+            let cache = copied(mul(slots as u64, slot_bytes(o)));
+            items.push(put("KV cache once more, for the CPU", cache, Kind::Own));
+            items.push(put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, Kind::Own));
+        }
         if self.device.is_some() {
-            let attention = if o.gpu_attn { 0 } else { host_attention(slots, chunk) };
+            let attention = if o.gpu_attn || both { 0 } else { host_attention(slots, chunk) };
             items.push(put("host's part of the device's work", add(attention, host_state(chunk)), Kind::Own));
         }
         items.into_iter().filter(|i| i.bytes > 0).collect()

@@ -9,7 +9,7 @@ use crate::dims::{HEAD_DIM, LAYERS};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sampler::Rng;
-use crate::session::Session;
+use crate::session::{Sequence, Session};
 use crate::weights::pack::Unfinished;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -32,7 +32,7 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, rng: &Rng) -> R
     let header = Header {
         model: engine.weights().fingerprint.clone(),
         kv_types: session.backend().kv_types().to_string(),
-        slots: session.backend().len(),
+        slots: session.slots(),
         position: session.position(),
         tokens: session.tokens().to_vec(),
         rng: rng.words(),
@@ -41,7 +41,9 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, rng: &Rng) -> R
     let mut bytes = MAGIC.to_vec();
     bytes.extend_from_slice(&(header.len() as u64).to_le_bytes());
     bytes.extend_from_slice(&header);
-    for rows in session.rows()? {
+    let mut rows = KvRows::default();
+    for layer in 0..LAYERS {
+        session.read_rows(layer, &mut rows)?;
         bytes.extend_from_slice(&rows.k);
         bytes.extend_from_slice(&rows.v);
     }
@@ -101,7 +103,12 @@ pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
         layers.push(KvRows { k, v });
     }
     let rng = Rng::restore(header.rng).ok_or_else(|| bad("is damaged"))?;
-    session.restore(header.tokens, header.position, header.slots, &layers)?;
+    let tokens = header.tokens;
+    let sequence = Sequence { slots: tokens.len(), tokens, cuts: vec![], prefix: 0, dense: 0, masses: 0 };
+    session.restore(sequence, |layer, rows, _| {
+        *rows = std::mem::take(&mut layers[layer]);
+        Ok(())
+    })?;
     Ok(Some(rng))
 }
 

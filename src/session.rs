@@ -1,11 +1,28 @@
-//! One sequence of tokens on one backend: prefill, decode, rewind, and why a generation ended.
+//! One sequence of tokens: prefill, decode, rewind, eviction, moves from device to device, and why a generation ended.
 
-use crate::backend::{Backend, KvRows, Logits};
-use crate::dims::{HEAD_DIM, LAYERS, VOCAB};
+mod devices;
+mod event;
+mod evict;
+mod schedule;
+mod sequence;
+
+pub use devices::{RowsAre, Standby};
+pub use event::{Event, EvictionResult, Observer, Switch, Why};
+pub use evict::MemoryProbe;
+pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
+pub use sequence::{Cut, Sequence};
+
+use crate::backend::{Backend, Logits};
+use crate::dims::{KV_HEADS, LAYERS, VOCAB};
 use crate::error::{Error, Result};
+use crate::kv::eviction::{Eviction, Policy, choose};
 use crate::trace::Recorder;
+use devices::{Devices, Refuge};
+use evict::{Evictor, Input, Observe};
+use schedule::Move;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// Asks a running generation to end; may be shared between threads.
 #[derive(Debug, Clone, Default)]
@@ -41,16 +58,22 @@ pub type Spare = Box<dyn FnOnce() -> Result<Box<dyn Backend>> + Send>;
 /// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.
 pub const ROWS: usize = 64;
 
-/// A sequence: its tokens, its cache on a backend, the logits of its last token.
+/// A sequence: its tokens, its cache on a device or two, the logits of its last token.
 pub struct Session {
-    backend: Box<dyn Backend>,
+    devices: Devices,
+    /// All of them, evicted ones included: their number is the RoPE position of the next one.
     tokens: Vec<u32>,
-    /// RoPE position of the next token; more than the slots in use once slots were evicted.
-    pos: usize,
     /// `[VOCAB]`, of the last token computed with logits.
     logits: Vec<f32>,
-    /// Where to go on when the device is lost, and who is told.
-    spare: Option<(Spare, Notice)>,
+    /// Chooses slots to evict when they run out; without it a full cache ends the text.
+    evictor: Option<Evictor>,
+    /// Evictions so far.
+    cuts: Vec<Cut>,
+    /// So many first tokens lie in the first slots, once slots were evicted.
+    prefix: usize,
+    /// From this token on, all lie in the last slots, in order, in every head.
+    dense: usize,
+    observer: Option<Observer>,
 }
 
 impl Session {
@@ -58,34 +81,79 @@ impl Session {
     pub fn new(backend: Box<dyn Backend>) -> Self {
         // Room for all ids at once, so that no token grows the list.
         let tokens = Vec::with_capacity(backend.capacity());
-        Self { backend, tokens, pos: 0, logits: vec![0.0; VOCAB], spare: None }
+        Self {
+            devices: Devices::new(backend),
+            tokens,
+            logits: vec![0.0; VOCAB],
+            evictor: None,
+            cuts: Vec::new(),
+            prefix: 0,
+            dense: 0,
+            observer: None,
+        }
     }
 
-    /// Goes on on another backend when this one's device is lost, after one line to `notice`.
+    /// Goes on on another backend when the device is lost, after one line to `notice`.
     pub fn with_spare(mut self, spare: Spare, notice: Notice) -> Self {
-        self.spare = Some((spare, notice));
+        self.devices.set_spare(spare, notice);
         self
     }
 
-    /// Appends `tokens`, at most as many as the backend takes at once; on the spare if the device is lost.
+    /// Makes it a hybrid session: the backend it has is the CPU's, `standby` another device's, with the same element
+    /// types and slots.
+    pub fn with_standby(mut self, standby: Standby) -> Self {
+        self.devices.set_standby(standby);
+        self
+    }
+
+    /// Evicts slots as `eviction` says instead of ending when they run out; comes after [`Session::with_standby`].
+    ///
+    /// # Errors
+    ///
+    /// `Usage` where the cache is too small for it, `Memory` where there is no room for the attention mass.
+    pub fn with_eviction(mut self, eviction: Eviction) -> Result<Self> {
+        if eviction.policy != Policy::None {
+            let evictor = Evictor::new(eviction, self.devices.active().capacity())?;
+            if evictor.observes() {
+                self.devices.make_mass()?;
+            }
+            self.evictor = Some(evictor);
+        }
+        Ok(self)
+    }
+
+    /// Asks `probe` whether memory is low, instead of the system.
+    pub fn with_memory_probe(mut self, probe: MemoryProbe) -> Self {
+        self.evictor = self.evictor.map(|e| e.with_probe(probe));
+        self
+    }
+
+    /// Tells `observer` of evictions and moves from now on.
+    pub fn watch(&mut self, observer: Observer) {
+        self.observer = Some(observer);
+    }
+
+    fn tell(&mut self, mark: &str, event: Event) {
+        self.devices.mark(mark);
+        if let Some(observer) = &mut self.observer {
+            observer(&event);
+        }
+    }
+
+    /// Appends `tokens`, at most as many as the backend takes at once; on another device if this one is lost.
     fn append(&mut self, tokens: &[u32], mut out: Logits<'_>) -> Result<()> {
         let again = match &mut out {
             Logits::None => Logits::None,
             Logits::Last(logits) => Logits::Last(logits),
             Logits::All(logits) => Logits::All(logits),
         };
-        match (self.backend.forward(tokens, self.pos, again), self.spare.take()) {
-            (Err(Error::Device(why)), Some((spare, notice))) => {
-                notice(&format!("{why}; going on on the CPU"));
-                self.replace(spare()?)?;
-                self.backend.forward(tokens, self.pos, out)?;
+        match self.devices.forward(tokens, self.tokens.len(), again) {
+            Err(Error::Device(why)) => {
+                self.flee(why)?;
+                self.devices.forward(tokens, self.tokens.len(), out)?;
             }
-            (result, spare) => {
-                self.spare = spare;
-                result?;
-            }
+            result => result?,
         }
-        self.pos += tokens.len();
         self.tokens.extend_from_slice(tokens);
         Ok(())
     }
@@ -98,16 +166,42 @@ impl Session {
         result
     }
 
-    /// Moves the sequence to an empty backend: its tokens are computed again, which gives what that backend alone
-    /// would have.
-    fn replace(&mut self, backend: Box<dyn Backend>) -> Result<()> {
-        if self.backend.len() != self.tokens.len() {
-            return Err(Error::Device("a sequence with evicted slots cannot move to the CPU".into()));
+    /// Leaves a lost device. What the CPU's cache lacks is computed again, which gives what the CPU alone would have.
+    fn flee(&mut self, why: String) -> Result<()> {
+        let slots = self.devices.len();
+        let Some(refuge) = self.devices.flee(&why)? else { return Err(Error::Device(why)) };
+        let all = self.tokens.len();
+        let cut = self.cuts.last().copied().unwrap_or(Cut { tokens: 0, kept: 0 });
+        match refuge {
+            // The rows that it lacks are those of the last tokens, computed after the last eviction.
+            Refuge::Kept(there) if there >= cut.kept && !self.observes() => {
+                let rest = self.tokens.split_off(all - (slots - there));
+                self.run(&rest)
+            }
+            _ => self.replay(all),
         }
-        self.backend = backend;
-        let step = self.backend.max_tokens();
-        let mut chunks = self.tokens.chunks(step).enumerate();
-        chunks.try_for_each(|(i, chunk)| self.backend.forward(chunk, i * step, Logits::None))
+    }
+
+    /// Appends tokens for which there is room.
+    fn run(&mut self, tokens: &[u32]) -> Result<()> {
+        tokens.chunks(self.devices.max_tokens()).try_for_each(|chunk| self.append(chunk, Logits::None))
+    }
+
+    /// Computes the first `len` tokens again from the start, with the evictions among them.
+    fn replay(&mut self, len: usize) -> Result<()> {
+        let (tokens, cuts) = (std::mem::take(&mut self.tokens), std::mem::take(&mut self.cuts));
+        self.clear();
+        for cut in cuts.iter().filter(|c| c.tokens <= len) {
+            while self.tokens.len() < cut.tokens {
+                let at = self.tokens.len();
+                let n = self.devices.max_tokens().min(cut.tokens - at);
+                self.observe(n, cut.tokens - at)?;
+                self.append(&tokens[at..at + n], Logits::None)?;
+            }
+            self.cut(cut.kept)?;
+        }
+        let at = self.tokens.len();
+        self.run(&tokens[at..len])
     }
 
     /// Appends tokens and computes the logits of the last. Between chunks of the backend's size, looks at
@@ -125,41 +219,160 @@ impl Session {
         progress: impl Fn(usize, usize),
     ) -> Result<()> {
         self.check(tokens)?;
-        let step = self.backend.max_tokens();
-        let last = tokens.len().div_ceil(step).saturating_sub(1);
-        for (i, chunk) in tokens.chunks(step).enumerate() {
-            progress(i * step, tokens.len());
+        if let Some(to) = self.devices.for_prefill(tokens.len()) {
+            self.go(to)?;
+        }
+        let mut left = tokens;
+        while !left.is_empty() {
+            progress(tokens.len() - left.len(), tokens.len());
             if cancel.is_cancelled() {
                 return Err(Error::Interrupted);
             }
-            if i == last {
-                self.append_last(chunk)?;
-            } else {
-                self.append(chunk, Logits::None)?;
+            let n = self.make_room(left.len(), Input::Prompt(left.len()))?;
+            let (chunk, rest) = left.split_at(n);
+            match rest.is_empty() {
+                true => self.append_last(chunk)?,
+                false => self.append(chunk, Logits::None)?,
             }
+            left = rest;
         }
         progress(tokens.len(), tokens.len());
+        // The prompt may have filled more of the cache than is to stay.
+        if self.evictor.as_ref().is_some_and(|e| self.devices.len() > e.limit()) {
+            self.evict(Why::Window)?;
+        }
         self.check_logits()
     }
 
     /// Appends one token and computes its logits.
     pub fn decode(&mut self, token: u32) -> Result<()> {
         self.check(&[token])?;
+        if let Some(to) = self.devices.for_decode(self.tokens.len()) {
+            self.go(to)?;
+        }
+        self.make_room(1, Input::Open)?;
+        let began = Instant::now();
         self.append_last(&[token])?;
+        self.devices.took(began.elapsed());
         self.check_logits()
     }
 
     /// Appends tokens and hands the logits of every one to `each(index, logits)`.
     pub fn logits_of_all(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
         self.check(tokens)?;
-        let step = self.backend.max_tokens().min(ROWS);
-        let mut rows = vec![0.0f32; step.min(tokens.len()) * VOCAB];
-        for (i, chunk) in tokens.chunks(step).enumerate() {
-            let rows = &mut rows[..chunk.len() * VOCAB];
-            self.append(chunk, Logits::All(rows))?;
-            rows.chunks_exact(VOCAB).enumerate().for_each(|(j, row)| each(i * step + j, row));
+        let mut rows = vec![0.0f32; self.devices.max_tokens().min(ROWS).min(tokens.len()) * VOCAB];
+        let mut done = 0;
+        while done < tokens.len() {
+            let n = self.make_room((tokens.len() - done).min(ROWS), Input::Open)?;
+            let rows = &mut rows[..n * VOCAB];
+            self.append(&tokens[done..done + n], Logits::All(rows))?;
+            rows.chunks_exact(VOCAB).enumerate().for_each(|(j, row)| each(done + j, row));
+            done += n;
         }
         Ok(())
+    }
+
+    /// Makes room for at least one of `wanted` tokens, by eviction if need be, and returns for how many there is.
+    /// So slots are chosen after the same tokens whatever the size of chunks.
+    fn make_room(&mut self, wanted: usize, input: Input) -> Result<usize> {
+        let most = wanted.min(self.devices.max_tokens());
+        let Some(evictor) = &mut self.evictor else { return Ok(most.min(self.devices.room())) };
+        let len = self.devices.len();
+        evictor.watch_memory(len, most);
+        if let Some(why) = evictor.why(len, input) {
+            self.evict(why)?;
+        }
+        let Some(evictor) = &self.evictor else { return Ok(most) };
+        let ahead = evictor.ahead(self.devices.len(), input);
+        let most = most.min(ahead);
+        self.observe(most, ahead)?;
+        Ok(most)
+    }
+
+    /// Whether the policy looks at attention.
+    fn observes(&self) -> bool {
+        self.evictor.as_ref().is_some_and(Evictor::observes)
+    }
+
+    /// Has the attention of the next `now` tokens observed as the policy wants it, `ahead` tokens before it chooses.
+    fn observe(&mut self, now: usize, ahead: usize) -> Result<()> {
+        match self.evictor.as_mut().map(|e| e.observe(now, ahead)) {
+            None => Ok(()),
+            Some(Observe::Last(tokens)) => self.devices.observe(tokens),
+            Some(Observe::Afresh(tokens)) => {
+                self.devices.zero_mass()?;
+                self.devices.observe(tokens)
+            }
+        }
+    }
+
+    /// Evicts slots and tells of it.
+    fn evict(&mut self, why: Why) -> Result<()> {
+        let began = Instant::now();
+        let before = self.devices.len();
+        let Some(keep) = self.evictor.as_ref().map(Evictor::target) else { return Ok(()) };
+        self.cut(keep)?;
+        let slots = self.devices.len();
+        let (removed, position) = (before - slots, self.tokens.len());
+        let result = EvictionResult { removed, slots, position, why, took: began.elapsed() };
+        self.tell(&format!("evict {removed} slots: {}", why.name()), Event::Evicted(result));
+        Ok(())
+    }
+
+    /// Keeps `keep` slots of every head, those that the policy chooses.
+    fn cut(&mut self, keep: usize) -> Result<()> {
+        let Some(mut evictor) = self.evictor.take() else { return Ok(()) };
+        let result = self.cut_by(&mut evictor, keep);
+        self.evictor = Some(evictor);
+        result
+    }
+
+    fn cut_by(&mut self, evictor: &mut Evictor, keep: usize) -> Result<()> {
+        let len = self.devices.len();
+        let keep = keep.min(len);
+        let budget = evictor.budget(keep);
+        let mut same = keep;
+        for layer in 0..LAYERS {
+            self.devices.read_mass(layer, &mut evictor.mass)?;
+            evictor.mass.resize(KV_HEADS * len, 0.0);
+            for kv_head in 0..KV_HEADS {
+                let mass = &evictor.mass[kv_head * len..][..len];
+                choose(evictor.policy(), mass, budget, &mut evictor.slots);
+                let still = evictor.slots.iter().enumerate().take_while(|&(i, &s)| i == s as usize).count();
+                same = same.min(still);
+                self.devices.active_mut().keep(layer, kv_head, &evictor.slots)?;
+            }
+        }
+        self.devices.compacted(keep, same);
+        self.prefix = if self.cuts.is_empty() { budget.prefix } else { self.prefix.min(budget.prefix) };
+        self.dense = self.dense.max(self.tokens.len() - budget.recent);
+        self.cuts.push(Cut { tokens: self.tokens.len(), kept: keep });
+        evictor.done();
+        Ok(())
+    }
+
+    /// Moves the sequence to the other device of a hybrid session.
+    ///
+    /// # Errors
+    ///
+    /// None from the devices: where the move fails, the sequence goes on on the CPU.
+    pub fn switch(&mut self, why: &str) -> Result<()> {
+        match self.devices.switch(self.tokens.len(), why.into()) {
+            Ok(None) => Ok(()),
+            Ok(Some(switch)) => {
+                self.tell(&format!("switch to {}: {why}", switch.to), Event::Switched(switch));
+                Ok(())
+            }
+            Err(Error::Device(what) | Error::Memory(what)) => self.flee(what),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn go(&mut self, to: Move) -> Result<()> {
+        match to.to == self.devices.side() {
+            true => Ok(()),
+            false => self.switch(&to.why),
+        }
     }
 
     /// Tokens must be in the vocabulary and their slots free.
@@ -170,10 +383,11 @@ impl Session {
         if let Some(id) = tokens.iter().find(|&&id| id as usize >= VOCAB) {
             return Err(Error::Usage(format!("token id {id}: the vocabulary ends at {}", VOCAB - 1)));
         }
-        let (need, have) = (self.backend.len() + tokens.len(), self.backend.capacity());
-        if need > have {
+        let (need, have) = (self.devices.len() + tokens.len(), self.devices.active().capacity());
+        if need > have && self.evictor.is_none() {
             return Err(Error::Usage(format!(
-                "the prompt needs {need} positions but the context has {have}; raise --max-seq-len or shorten the prompt"
+                "the prompt needs {need} positions but the context has {have}; raise --max-seq-len, shorten the prompt \
+                 or give an --eviction-policy"
             )));
         }
         Ok(())
@@ -199,85 +413,94 @@ impl Session {
 
     /// RoPE position of the next token.
     pub fn position(&self) -> usize {
-        self.pos
+        self.tokens.len()
     }
 
-    /// Free slots.
-    pub fn room(&self) -> usize {
-        self.backend.capacity() - self.backend.len()
+    /// Slots in use.
+    pub fn slots(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Whether no token can be appended.
+    pub fn is_full(&self) -> bool {
+        self.evictor.is_none() && self.devices.room() == 0
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.backend.set_len(0);
+        self.devices.set_len(0);
         self.tokens.clear();
-        self.pos = 0;
+        self.cuts.clear();
+        (self.prefix, self.dense) = (0, 0);
     }
 
-    /// Keeps the first `len` tokens.
+    /// Keeps the first `len` tokens. Where their slots were evicted, they are computed again.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` beyond the end; what computing returns.
     pub fn rewind(&mut self, len: usize) -> Result<()> {
-        if self.backend.len() != self.tokens.len() || len > self.tokens.len() {
-            return Err(Error::Usage(format!("cannot rewind to token {len} of {}", self.tokens.len())));
+        let all = self.tokens.len();
+        if len > all {
+            return Err(Error::Usage(format!("cannot rewind to token {len} of {all}")));
         }
-        self.backend.set_len(len);
-        self.tokens.truncate(len);
-        self.pos = len;
-        Ok(())
+        match self.cheap(len) == len {
+            true => Ok(self.drop_to(len)),
+            false => self.replay(len),
+        }
     }
 
-    /// Makes the sequence begin as `tokens` does: keeps the longest common prefix and returns what is
-    /// left to prefill, at least the last token, so that its logits are there afterwards.
+    /// The largest number of first tokens, at most `len`, that can be kept without computing any.
+    fn cheap(&self, len: usize) -> usize {
+        if len >= self.dense || self.cuts.is_empty() { len } else { len.min(self.prefix) }
+    }
+
+    /// Keeps the first `len` tokens, for which [`Session::cheap`] says that it can be done.
+    fn drop_to(&mut self, len: usize) {
+        let slots = match len >= self.dense {
+            true => self.devices.len() - (self.tokens.len() - len),
+            false => {
+                self.cuts.clear();
+                self.dense = 0;
+                len
+            }
+        };
+        self.devices.set_len(slots);
+        self.tokens.truncate(len);
+        self.cuts.iter_mut().for_each(|c| c.tokens = c.tokens.min(len));
+    }
+
+    /// Makes the sequence begin as `tokens` does: keeps the longest common prefix (or what is left of it after
+    /// evictions) and returns what is left to prefill, at least the last token, so that its logits are there
+    /// afterwards.
     pub fn reuse<'t>(&mut self, tokens: &'t [u32]) -> Result<&'t [u32]> {
         let common = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        let common = common.min(tokens.len().saturating_sub(1));
-        self.rewind(common)?;
-        Ok(&tokens[common..])
+        let kept = self.cheap(common.min(tokens.len().saturating_sub(1)));
+        self.drop_to(kept);
+        Ok(&tokens[kept..])
     }
 
     /// Changes the number of slots; filled ones stay.
     pub fn resize(&mut self, slots: usize) -> Result<()> {
-        self.backend.resize(slots)
+        if let Some(evictor) = &mut self.evictor {
+            evictor.resize(slots)?;
+        }
+        self.devices.resize(slots)
     }
 
-    /// The backend, for reports.
+    /// The backend that runs now, for reports.
     pub fn backend(&self) -> &dyn Backend {
-        &*self.backend
+        self.devices.active()
+    }
+
+    /// Whether there are two devices.
+    pub fn is_hybrid(&self) -> bool {
+        self.devices.are_two()
     }
 
     /// Starts or ends recording; see [`Backend::record`].
     pub fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
-        self.backend.record(recorder)
-    }
-
-    /// The filled rows of all layers, in the cache's own element types.
-    pub fn rows(&mut self) -> Result<Vec<KvRows>> {
-        let slots = 0..self.backend.len();
-        (0..LAYERS)
-            .map(|layer| {
-                let mut rows = KvRows::default();
-                self.backend.read_kv(layer, slots.clone(), &mut rows)?;
-                Ok(rows)
-            })
-            .collect()
-    }
-
-    /// Becomes the sequence that [`Session::rows`], its tokens, position and slots were taken from.
-    pub fn restore(&mut self, tokens: Vec<u32>, pos: usize, slots: usize, rows: &[KvRows]) -> Result<()> {
-        let shape = KvRows::zeroed(self.backend.kv_types(), slots, HEAD_DIM);
-        let fits = rows.len() == LAYERS
-            && rows.iter().all(|r| r.k.len() == shape.k.len() && r.v.len() == shape.v.len())
-            && slots <= self.backend.capacity();
-        if !fits {
-            return Err(Error::Usage(
-                "the saved cache does not fit this context; raise --max-seq-len".into(),
-            ));
-        }
-        for (layer, rows) in rows.iter().enumerate() {
-            self.backend.write_kv(layer, 0..slots, rows)?;
-        }
-        self.backend.set_len(slots);
-        (self.tokens, self.pos) = (tokens, pos);
-        Ok(())
+        self.devices.record(recorder)
     }
 }
 

@@ -5,6 +5,9 @@
 
 pub mod cgroup;
 pub mod marker;
+mod pressure;
+
+pub use pressure::memory_is_low;
 
 use crate::error::{Error, Result};
 use std::fs;

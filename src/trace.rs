@@ -35,6 +35,8 @@ pub struct Recorder {
     /// processes on this machine can read too.
     uptime: Option<f64>,
     spans: Vec<Span>,
+    /// Marks: nanoseconds, name.
+    marks: Vec<(u64, String)>,
     /// Digests in the order computed.
     pub hashes: Vec<LayerHash>,
 }
@@ -42,7 +44,7 @@ pub struct Recorder {
 impl Default for Recorder {
     fn default() -> Self {
         let uptime = system::read("/proc/uptime").and_then(|t| t.split_whitespace().next()?.parse().ok());
-        Self { origin: Instant::now(), uptime, spans: Vec::new(), hashes: Vec::new() }
+        Self { origin: Instant::now(), uptime, spans: Vec::new(), marks: Vec::new(), hashes: Vec::new() }
     }
 }
 
@@ -57,6 +59,12 @@ impl Recorder {
         let end = self.now();
         self.spans.push(Span { step, layer, tokens, start_ns: start, end_ns: end });
         end
+    }
+
+    /// Marks this moment. `cargo xtask profile` shows the marks that begin with `switch` or `evict`.
+    pub fn mark(&mut self, name: &str) {
+        let now = self.now();
+        self.marks.push((now, name.into()));
     }
 
     /// Time per step over the whole run, in the order first seen: name, nanoseconds, calls.
@@ -84,8 +92,8 @@ impl Recorder {
                 write!(f, "\"otherData\":{{\"uptime_s\":{uptime}}},")?;
             }
             write!(f, "\"traceEvents\":[")?;
-            for (i, s) in self.spans.iter().enumerate() {
-                let comma = if i == 0 { "" } else { "," };
+            let mut comma = "";
+            for s in &self.spans {
                 write!(
                     f,
                     "{comma}\n{{\"name\":\"{}\",\"ph\":\"X\",\"pid\":1,\"tid\":1,\"ts\":{:.3},\"dur\":{:.3},\
@@ -96,6 +104,15 @@ impl Recorder {
                     s.layer,
                     s.tokens
                 )?;
+                comma = ",";
+            }
+            for (ns, name) in &self.marks {
+                let (name, ts) = (serde_json::Value::from(name.as_str()), *ns as f64 / 1e3);
+                write!(
+                    f,
+                    "{comma}\n{{\"name\":{name},\"ph\":\"i\",\"s\":\"g\",\"pid\":1,\"tid\":1,\"ts\":{ts:.3}}}"
+                )?;
+                comma = ",";
             }
             writeln!(f, "\n]}}")?;
             f.flush()

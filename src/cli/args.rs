@@ -154,7 +154,7 @@ impl ModelArgs {
 
     /// Checks the flags and resolves them.
     pub fn resolve(&self) -> Result<EngineOptions> {
-        let backend = self.device.resolve()?;
+        let (backend, hybrid) = self.device.resolve()?;
         let eviction = self.eviction.resolve()?;
         let positive = |flag: &str, n: usize, most: usize| match n {
             n if (1..=most).contains(&n) => Ok(n),
@@ -176,6 +176,7 @@ impl ModelArgs {
             gpu_attn: self.device.gpu_attn,
             gpu_fast: self.device.gpu_fast,
             zero_copy: self.device.zero_copy,
+            hybrid,
             eviction,
             notice: |line| eprintln!("{line}"),
         })

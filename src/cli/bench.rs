@@ -135,7 +135,7 @@ impl BenchArgs {
         options.weight_type = self.weight_type;
         options.prefill_chunk = within("--prefill-chunk", self.prefill_chunk, 4096)?;
         options.isa = Some(Isa::detect()?);
-        options.backend = self.backend.kind()?;
+        options.backend = self.backend.kind();
         options.cl_device.clone_from(&self.cl_device);
         options.gpu_attn = self.gpu_attn;
         options.gpu_fast = self.gpu_fast;

@@ -2,13 +2,14 @@
 
 use super::answer::{Report, show};
 use super::args::{Format, ModelArgs, OutputArgs, SamplerArgs, token_limit};
+use super::events;
 use super::signal;
 use super::start::{self, Voice};
 use super::terminal::{Progress, prompt_progress, put};
 use crate::chat::{Conversation, Template};
 use crate::engine::{Engine, GenerateOptions};
 use crate::error::{Error, Result};
-use crate::plan::Plan;
+use crate::plan::{self, Plan};
 use crate::sampler::Rng;
 use crate::session::{Session, StopReason};
 use crate::trace::Recorder;
@@ -72,7 +73,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         ..GenerateOptions::default()
     };
     crate::tokenizer::StopStrings::new(&options.stop)?;
-    let settings = args.model.resolve()?;
+    let settings = plan::settle(args.model.resolve()?)?;
     let began = Instant::now();
     let progress = Progress::new("loading tensor", args.output.quiet);
     let template = Template::load(&ModelPath::new(&settings.model)?.dir)?;
@@ -89,6 +90,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let loading = began.elapsed();
     signal::connect(&options.cancel);
     let mut session = engine.session()?;
+    events::watch(&mut session, &args.output);
     if args.output.trace.is_some() {
         session.record(Some(Recorder::default()));
     }

@@ -2,12 +2,13 @@
 
 use super::answer::{Report, show};
 use super::args::{Format, GenerateArgs};
+use super::events;
 use super::signal;
 use super::start::{self, Voice};
 use super::terminal::{Progress, end_line, put};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::plan::Plan;
+use crate::plan::{self, Plan};
 use crate::session::StopReason;
 use crate::tokenizer::AddSpecial;
 use crate::trace::Recorder;
@@ -18,7 +19,7 @@ const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 
 pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     let options = args.resolve()?;
-    let settings = args.model.resolve()?;
+    let settings = plan::settle(args.model.resolve()?)?;
     let prompt = prompt(args)?;
     let began = Instant::now();
     let progress = Progress::new("loading tensor", args.output.quiet);
@@ -32,6 +33,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
 
     let start = Instant::now();
     let mut session = engine.session()?;
+    events::watch(&mut session, &args.output);
     if args.output.trace.is_some() {
         session.record(Some(Recorder::default()));
     }
@@ -65,7 +67,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
 
     if let Some(file) = &args.session {
         // The last token of a text that may go on was shown but not computed.
-        let goes_on = matches!(reason, StopReason::Length | StopReason::Interrupt) && session.room() > 0;
+        let goes_on = matches!(reason, StopReason::Length | StopReason::Interrupt) && !session.is_full();
         if let (true, Some(token)) = (goes_on, last) {
             session.decode(token)?;
         }

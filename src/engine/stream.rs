@@ -202,7 +202,7 @@ impl<'a> TokenStream<'a> {
             self.state = State::Flush(StopReason::Length);
         } else if self.writer.cancel.is_cancelled() {
             self.state = State::Flush(StopReason::Interrupt);
-        } else if self.session.room() == 0 {
+        } else if self.session.is_full() {
             self.state = State::Flush(StopReason::Context);
         } else {
             self.session.decode(token)?;

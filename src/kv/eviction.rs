@@ -83,6 +83,20 @@ pub struct Budget {
     pub recent: usize,
 }
 
+impl Budget {
+    /// What stays when `keep` slots do.
+    pub fn of(eviction: &Eviction, keep: usize) -> Self {
+        let prefix = eviction.prefix.min(keep);
+        let rest = keep - prefix;
+        let recent = match eviction.policy {
+            Policy::None | Policy::Sliding => rest,
+            Policy::SnapKv => SNAP_WINDOW.min(rest / 2),
+            Policy::H2o => rest / 2,
+        };
+        Self { keep, prefix, recent }
+    }
+}
+
 /// Queries at the end of a prompt that SnapKV looks from, which are also the slots it always keeps.
 pub const SNAP_WINDOW: usize = 32;
 

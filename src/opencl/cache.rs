@@ -109,6 +109,17 @@ impl Cache {
         }
     }
 
+    /// What [`Cache::remember`] kept under a name.
+    pub fn recall(&self, name: &str) -> Option<String> {
+        self.load(&Key::named(name))?.notes.remembered
+    }
+
+    /// Keeps a short text under a name, if it can.
+    pub fn remember(&self, name: &str, text: &str) {
+        let notes = Notes { remembered: Some(text.into()), ..Notes::default() };
+        self.save(&Key::named(name), &Entry { binary: Vec::new(), notes });
+    }
+
     /// Says on disk that a variant is being tried, until the result is dropped.
     pub(super) fn try_out(&self, key: &Key) -> Trial {
         self.make();
@@ -231,6 +242,13 @@ impl Drop for Marker {
 pub(super) struct Key(Vec<u8>);
 
 impl Key {
+    /// Of something that is no program.
+    fn named(name: &str) -> Self {
+        let mut key = Vec::new();
+        put(&mut key, name.as_bytes());
+        Self(key)
+    }
+
     pub fn of(source: &Source<'_>, facts: &Facts) -> Self {
         let mut key = Vec::new();
         for part in [source.text, source.options].into_iter().chain(facts.identity()) {
@@ -254,6 +272,9 @@ pub(super) struct Notes {
     pub verdicts: BTreeMap<String, Verdict>,
     /// Numbers by whatever name their owner gives them, e.g. of work-group sizes.
     pub tuned: BTreeMap<String, i64>,
+    /// A text, where the key is of no program.
+    #[serde(default)]
+    pub remembered: Option<String>,
 }
 
 /// What is kept for a key.

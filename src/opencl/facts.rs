@@ -115,7 +115,7 @@ impl Facts {
     }
 
     /// Everything that a built program depends on besides its source, for the key of the cache.
-    pub(super) fn identity(&self) -> [&str; 5] {
+    pub fn identity(&self) -> [&str; 5] {
         [&self.name, &self.driver, &self.version, &self.platform, &self.platform_version]
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::engine::BackendKind;
 use crate::error::{Error, Result};
+use crate::session::{Fixed, Side};
 use clap::{Args, ValueEnum};
 
 /// Which device runs the model.
@@ -14,17 +15,22 @@ pub(in crate::cli) enum BackendName {
 }
 
 impl BackendName {
-    /// Refuses what this build does not have.
-    pub fn kind(self) -> Result<BackendKind> {
+    /// For the engine.
+    pub fn kind(self) -> BackendKind {
         match self {
-            BackendName::Cpu => Ok(BackendKind::Cpu),
-            BackendName::Opencl => Ok(BackendKind::OpenCl),
-            BackendName::Auto => Ok(BackendKind::Auto),
-            BackendName::Hybrid => Err(Error::Device(
-                "--backend hybrid is not in this build; use --backend cpu or opencl".into(),
-            )),
+            BackendName::Cpu => BackendKind::Cpu,
+            BackendName::Opencl => BackendKind::OpenCl,
+            BackendName::Hybrid => BackendKind::Hybrid,
+            BackendName::Auto => BackendKind::Auto,
         }
     }
+}
+
+/// Where prompts run in a hybrid session.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(in crate::cli) enum SideName {
+    Cpu,
+    Gpu,
 }
 
 /// Where the model runs, and when it moves.
@@ -33,12 +39,15 @@ pub(in crate::cli) struct DeviceArgs {
     /// Device that runs the model
     #[arg(short, long, value_enum, default_value = "cpu")]
     pub backend: BackendName,
-    /// Hybrid: position at which decode moves to the GPU, or auto
+    /// Hybrid: position at which decode moves to the GPU, several as 512,2048, or auto: by measured speed
     #[arg(long, default_value = "512", value_name = "N")]
     pub switch_threshold: String,
-    /// Hybrid: position at which decode moves back to the CPU
-    #[arg(long, value_name = "N")]
-    pub switch_back: Option<usize>,
+    /// Hybrid: position at which decode moves back to the CPU, several as 1024,4096
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub switch_back: Vec<usize>,
+    /// Hybrid: device that computes prompts of 32 tokens and more
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub prefill_on: SideName,
     /// OpenCL: the device, by the number or a part of the name that doctor shows [default: the first GPU]
     #[arg(long, value_name = "DEVICE")]
     pub cl_device: Option<String>,
@@ -54,12 +63,28 @@ pub(in crate::cli) struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// Checks the flags; the backend.
-    pub fn resolve(&self) -> Result<BackendKind> {
-        if self.switch_threshold != "auto" && self.switch_threshold.parse::<usize>().is_err() {
-            let value = &self.switch_threshold;
-            return Err(Error::Usage(format!("--switch-threshold {value}: use a position or auto")));
-        }
-        self.backend.kind()
+    /// Checks the flags: the backend, and who runs what when there are two.
+    pub fn resolve(&self) -> Result<(BackendKind, Fixed)> {
+        let threshold = self.switch_threshold.as_str();
+        let measured = threshold == "auto";
+        let positions =
+            || threshold.split(',').map(str::parse).collect::<std::result::Result<Vec<usize>, _>>();
+        let to_gpu = match measured {
+            true => Vec::new(),
+            false => positions().map_err(|_| {
+                Error::Usage(format!(
+                    "--switch-threshold {threshold}: use positions, as 512 or 512,2048, or auto"
+                ))
+            })?,
+        };
+        let kind = match (self.backend, measured) {
+            (BackendName::Hybrid, true) => BackendKind::Auto,
+            (name, _) => name.kind(),
+        };
+        let prefill = match self.prefill_on {
+            SideName::Cpu => Side::Cpu,
+            SideName::Gpu => Side::Gpu,
+        };
+        Ok((kind, Fixed { prefill, to_gpu, to_cpu: self.switch_back.clone() }))
     }
 }

@@ -1,0 +1,56 @@
+//! Says what happens to a sequence besides tokens: a line on stderr with `-v`, a JSON line with `--format jsonl`.
+
+use super::args::{Format, OutputArgs};
+use super::terminal::put;
+use crate::session::{Event, Session};
+use serde_json::{Value, json};
+
+/// Has events shown as the flags say.
+pub(super) fn watch(session: &mut Session, output: &OutputArgs) {
+    let (format, verbose) = (output.format, output.verbose);
+    session.watch(Box::new(move |event| {
+        if verbose {
+            eprintln!("{}", line(event));
+        }
+        if format == Format::Jsonl {
+            // Where nobody listens any more, the next token says so.
+            let _ = put(&format!("{}\n", json(event)));
+        }
+    }));
+}
+
+fn line(event: &Event) -> String {
+    match event {
+        Event::Evicted(e) => format!(
+            "evicted {} slots, {} left, at position {} ({}), {:.2} ms",
+            e.removed,
+            e.slots,
+            e.position,
+            e.why.name(),
+            1e3 * e.took.as_secs_f64()
+        ),
+        Event::Switched(s) => format!(
+            "switched from {} to {} at position {} ({}), {} slots, {} bytes copied, {:.2} ms",
+            s.from,
+            s.to,
+            s.position,
+            s.why,
+            s.slots,
+            s.bytes,
+            1e3 * s.took.as_secs_f64()
+        ),
+    }
+}
+
+fn json(event: &Event) -> Value {
+    match event {
+        Event::Evicted(e) => json!({
+            "t": "evict", "removed": e.removed, "slots": e.slots, "position": e.position, "why": e.why.name(),
+            "ms": 1e3 * e.took.as_secs_f64(),
+        }),
+        Event::Switched(s) => json!({
+            "t": "switch", "from": s.from, "to": s.to, "position": s.position, "why": s.why, "slots": s.slots,
+            "bytes": s.bytes, "ms": 1e3 * s.took.as_secs_f64(),
+        }),
+    }
+}

@@ -1,0 +1,71 @@
+//! What happens to a sequence besides tokens: evictions and moves from device to device.
+
+use std::time::Duration;
+
+/// Something a user may want to know of, told when it has happened.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// Slots were evicted.
+    Evicted(EvictionResult),
+    /// The sequence moved to another device.
+    Switched(Switch),
+}
+
+/// Is told of events.
+pub type Observer = Box<dyn FnMut(&Event) + Send>;
+
+/// One eviction.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EvictionResult {
+    /// Slots that became free, of each head.
+    pub removed: usize,
+    /// Slots in use now.
+    pub slots: usize,
+    /// RoPE position of the next token, which evictions do not change.
+    pub position: usize,
+    /// Why now.
+    pub why: Why,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Why slots were evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// No slot was free.
+    Full,
+    /// As many slots were in use as the eviction window allows.
+    Window,
+    /// The system was short of memory.
+    Memory,
+}
+
+impl Why {
+    /// The word in messages and JSON lines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Why::Full => "cache full",
+            Why::Window => "window reached",
+            Why::Memory => "memory low",
+        }
+    }
+}
+
+/// One move to another device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Switch {
+    /// Position of the next token.
+    pub position: usize,
+    /// The device left.
+    pub from: String,
+    /// The device that goes on.
+    pub to: String,
+    /// Slots that were copied: those that the new device lacked, none where both share their memory.
+    pub slots: usize,
+    /// Bytes of their rows.
+    pub bytes: u64,
+    /// How long it took.
+    pub took: Duration,
+    /// Why now.
+    pub why: String,
+}

@@ -1,0 +1,181 @@
+//! When slots are evicted, how many stay, and whose attention has to be observed for that.
+
+use super::event::Why;
+use crate::error::{Error, Result};
+use crate::kv::eviction::{Budget, Eviction, Policy, SNAP_WINDOW};
+use crate::system;
+
+/// Decoded tokens between two looks at the system's memory, which take some ten microseconds each.
+const MEMORY_EVERY: usize = 32;
+/// Slots that stay when memory is low, at least, besides the protected prefix.
+const LEAST: usize = 64;
+
+/// Tells whether the system is short of memory, when its available bytes are below a threshold.
+pub type MemoryProbe = fn(threshold: u64) -> bool;
+
+/// The eviction of one sequence.
+pub(super) struct Evictor {
+    settings: Eviction,
+    capacity: usize,
+    /// The slots that stay now: the window, or fewer while memory is low.
+    keep: usize,
+    probe: MemoryProbe,
+    /// Tokens until memory is looked at again.
+    countdown: usize,
+    /// The number of filled slots at which slots are evicted for want of memory, once that is known.
+    due: Option<usize>,
+    /// Whether the attention of queries since the last choice counts.
+    observing: bool,
+    /// The slots of a head that stay.
+    pub slots: Vec<u32>,
+    /// The mass of a layer.
+    pub mass: Vec<f32>,
+}
+
+/// A share of a limit that is free after an eviction, so that not every token evicts: an eighth.
+fn slack(limit: usize) -> usize {
+    (limit / 8).max(1)
+}
+
+impl Evictor {
+    /// For a cache of `capacity` slots.
+    pub fn new(settings: Eviction, capacity: usize) -> Result<Self> {
+        settings.check()?;
+        let mut evictor = Self {
+            settings,
+            capacity,
+            keep: settings.window,
+            probe: system::memory_is_low,
+            countdown: 0,
+            due: None,
+            observing: false,
+            slots: Vec::with_capacity(capacity),
+            mass: Vec::new(),
+        };
+        evictor.resize(capacity)?;
+        Ok(evictor)
+    }
+
+    /// The same with another judge of memory.
+    pub fn with_probe(mut self, probe: MemoryProbe) -> Self {
+        self.probe = probe;
+        self
+    }
+
+    /// Another number of slots.
+    pub fn resize(&mut self, capacity: usize) -> Result<()> {
+        self.capacity = capacity;
+        if self.target() < self.settings.prefix + 2 {
+            return Err(Error::Usage(format!(
+                "--max-seq-len {capacity}: too few slots for --protected-prefix {} with --eviction-policy {}; raise it",
+                self.settings.prefix,
+                self.settings.policy.name()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Filled slots from which on some are evicted before the next token.
+    pub fn limit(&self) -> usize {
+        self.capacity.min(self.settings.window + slack(self.settings.window))
+    }
+
+    /// Slots that stay.
+    pub fn target(&self) -> usize {
+        let limit = self.limit();
+        self.keep.min(limit - slack(limit))
+    }
+
+    /// Whether the policy looks at attention.
+    pub fn observes(&self) -> bool {
+        matches!(self.settings.policy, Policy::SnapKv | Policy::H2o)
+    }
+
+    /// How slots are chosen.
+    pub fn policy(&self) -> Policy {
+        self.settings.policy
+    }
+
+    /// How many slots of which kind stay when `keep` do.
+    pub fn budget(&self, keep: usize) -> Budget {
+        Budget::of(&self.settings, keep)
+    }
+
+    /// Why slots must go before more tokens join `len` filled slots. A prompt may fill the whole cache first.
+    pub fn why(&self, len: usize, input: Input) -> Option<Why> {
+        match (self.due, input) {
+            _ if len >= self.capacity => Some(Why::Full),
+            (_, Input::Open) if len >= self.limit() => Some(Why::Window),
+            (Some(due), _) if len >= due => Some(Why::Memory),
+            _ => None,
+        }
+    }
+
+    /// Looks at the system's memory now and then: `tokens` are about to be appended to `len` filled slots.
+    pub fn watch_memory(&mut self, len: usize, tokens: usize) {
+        if self.settings.memory_threshold == 0 || self.due.is_some() {
+            return;
+        }
+        self.countdown = self.countdown.saturating_sub(tokens);
+        if self.countdown > 0 {
+            return;
+        }
+        self.countdown = MEMORY_EVERY;
+        let least = self.settings.prefix + LEAST;
+        match (self.probe)(self.settings.memory_threshold) {
+            true if len > 2 * least => {
+                self.keep = (len / 2).min(self.settings.window);
+                // SnapKV needs some queries to judge by.
+                let wait = if self.settings.policy == Policy::SnapKv { SNAP_WINDOW } else { 0 };
+                self.due = Some(len + wait);
+            }
+            true => {}
+            false => self.keep = self.settings.window,
+        }
+    }
+
+    /// An eviction is over.
+    pub fn done(&mut self) {
+        (self.due, self.observing) = (None, self.settings.policy == Policy::H2o);
+    }
+
+    /// How many of the next `now` tokens are to be observed, when slots are chosen `ahead` tokens from here.
+    pub fn observe(&mut self, now: usize, ahead: usize) -> Observe {
+        let tokens = match self.settings.policy {
+            Policy::None | Policy::Sliding => 0,
+            Policy::H2o => usize::MAX,
+            Policy::SnapKv => (now + SNAP_WINDOW).saturating_sub(ahead).min(now),
+        };
+        let first = tokens > 0 && !self.observing;
+        self.observing |= tokens > 0;
+        if first { Observe::Afresh(tokens) } else { Observe::Last(tokens) }
+    }
+
+    /// How many tokens can join `len` filled slots before slots are chosen.
+    pub fn ahead(&self, len: usize, input: Input) -> usize {
+        let until = |limit: usize| limit.saturating_sub(len);
+        match (self.due, input) {
+            (Some(due), _) => until(due).max(1).min(until(self.capacity)),
+            (None, Input::Prompt(left)) if len + left > self.limit() => left.min(until(self.capacity)),
+            _ => until(self.limit()),
+        }
+    }
+}
+
+/// What is being appended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Input {
+    /// A prompt of which so many tokens are left: slots are chosen at its end.
+    Prompt(usize),
+    /// Tokens that nobody knows the end of.
+    Open,
+}
+
+/// Whose attention counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Observe {
+    /// The last so many tokens of the pass, added to what there is.
+    Last(usize),
+    /// The same, and what there is counts no more.
+    Afresh(usize),
+}

@@ -1,0 +1,260 @@
+//! Which of two devices runs what: by position, as the user says, or by measured speed.
+
+use std::time::Duration;
+
+/// One of the two devices of a hybrid session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The CPU.
+    Cpu,
+    /// The OpenCL device.
+    Gpu,
+}
+
+impl Side {
+    /// Both.
+    pub const ALL: [Side; 2] = [Side::Cpu, Side::Gpu];
+
+    /// The other one.
+    pub fn other(self) -> Self {
+        match self {
+            Side::Cpu => Side::Gpu,
+            Side::Gpu => Side::Cpu,
+        }
+    }
+
+    /// The word in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Side::Cpu => "CPU",
+            Side::Gpu => "GPU",
+        }
+    }
+}
+
+/// A prompt of fewer tokens stays on the device that decodes: going there and back would cost more than it gains.
+pub const SHORT_PROMPT: usize = 32;
+
+/// Which device runs what.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Schedule {
+    /// By the user's choice.
+    Fixed(Fixed),
+    /// By measured speed.
+    Measured(Measured),
+}
+
+/// Prompts on one device, tokens by their position.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fixed {
+    /// Where prompts run.
+    pub prefill: Side,
+    /// Positions at which decoding moves to the GPU; before the first it is the CPU's.
+    pub to_gpu: Vec<usize>,
+    /// Positions at which it moves back.
+    pub to_cpu: Vec<usize>,
+}
+
+impl Fixed {
+    /// The specification's: all on the CPU until position 512, then decoding on the GPU.
+    pub fn specified() -> Self {
+        Self { prefill: Side::Cpu, to_gpu: vec![512], to_cpu: Vec::new() }
+    }
+
+    /// Where the token at a position is decoded: as the last border at or before it says.
+    fn decode(&self, position: usize) -> Side {
+        let last = |borders: &[usize]| borders.iter().copied().filter(|&b| b <= position).max();
+        match (last(&self.to_gpu), last(&self.to_cpu)) {
+            (Some(gpu), Some(cpu)) if gpu > cpu => Side::Gpu,
+            (Some(_), None) => Side::Gpu,
+            _ => Side::Cpu,
+        }
+    }
+}
+
+/// What a device was measured to do.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Speed {
+    /// Seconds for one token of a prompt.
+    pub prefill: f64,
+    /// Seconds for one decoded token with an empty cache.
+    pub decode: f64,
+    /// Seconds that each slot of the cache adds to it.
+    pub slot: f64,
+}
+
+impl Speed {
+    /// Seconds for a decoded token over so many slots.
+    pub fn token(&self, slots: usize) -> f64 {
+        self.decode + self.slot * slots as f64
+    }
+}
+
+/// The speeds of both devices, corrected while tokens are decoded: a device that throttles becomes slower.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    /// Of the CPU, of the GPU.
+    speeds: [Speed; 2],
+    /// What tokens took lately, relative to what was measured.
+    factors: [f64; 2],
+    /// Decoded tokens since the last move.
+    since: usize,
+}
+
+/// The other device must be this much faster, so that noise moves nothing.
+const GAIN: f64 = 1.2;
+/// Tokens between two moves of decoding, at least.
+const REST: usize = 64;
+
+impl Measured {
+    /// Of the CPU and of the GPU.
+    pub fn new(speeds: [Speed; 2]) -> Self {
+        Self { speeds, factors: [1.0; 2], since: REST }
+    }
+
+    /// Seconds for a token there and now.
+    fn token(&self, side: Side, slots: usize) -> f64 {
+        self.speeds[side as usize].token(slots) * self.factors[side as usize]
+    }
+
+    fn prompt(&self, side: Side, tokens: usize) -> f64 {
+        self.speeds[side as usize].prefill * tokens as f64 * self.factors[side as usize]
+    }
+
+    /// The device that is the faster one by far for prompts, and for tokens over any number of slots up to `most`.
+    pub fn only(&self, most: usize) -> Option<Side> {
+        Side::ALL.into_iter().find(|&side| {
+            let wins = |mine: f64, others: f64| mine * GAIN <= others;
+            wins(self.prompt(side, 1), self.prompt(side.other(), 1))
+                && [0, most].into_iter().all(|n| wins(self.token(side, n), self.token(side.other(), n)))
+        })
+    }
+
+    /// Takes note of what a token took.
+    fn took(&mut self, side: Side, slots: usize, took: Duration) {
+        let ratio =
+            (took.as_secs_f64() / self.speeds[side as usize].token(slots).max(1e-9)).clamp(0.25, 16.0);
+        self.factors[side as usize] += (ratio - self.factors[side as usize]) / 16.0;
+        // The device that rests cools down.
+        self.factors[side.other() as usize] += (1.0 - self.factors[side.other() as usize]) / 512.0;
+        self.since = self.since.saturating_add(1);
+    }
+}
+
+/// Where to go and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Move {
+    /// The device.
+    pub to: Side,
+    /// Why.
+    pub why: String,
+}
+
+impl Schedule {
+    /// Where a prompt of `tokens` should be computed, if not where the sequence is.
+    pub fn for_prefill(&mut self, now: Side, tokens: usize) -> Option<Move> {
+        if tokens < SHORT_PROMPT {
+            return None;
+        }
+        match self {
+            Schedule::Fixed(f) if f.prefill != now => {
+                Some(Move { to: f.prefill, why: format!("a prompt of {tokens} tokens") })
+            }
+            Schedule::Fixed(_) => None,
+            Schedule::Measured(m) => {
+                let (here, there) = (m.prompt(now, tokens), m.prompt(now.other(), tokens));
+                (there * GAIN <= here).then(|| Move { to: now.other(), why: versus("a prompt", there, here) })
+            }
+        }
+    }
+
+    /// Where the token at `position` should be decoded, over `slots` slots, if not where the sequence is.
+    pub fn for_decode(&mut self, now: Side, position: usize, slots: usize) -> Option<Move> {
+        match self {
+            Schedule::Fixed(f) => {
+                let to = f.decode(position);
+                (to != now).then(|| Move { to, why: format!("position {position}") })
+            }
+            Schedule::Measured(m) => {
+                let (here, there) = (m.token(now, slots), m.token(now.other(), slots));
+                if m.since < REST || there * GAIN > here {
+                    return None;
+                }
+                m.since = 0;
+                Some(Move { to: now.other(), why: versus("a token", there, here) })
+            }
+        }
+    }
+
+    /// Takes note of what a decoded token took.
+    pub fn took(&mut self, side: Side, slots: usize, took: Duration) {
+        if let Schedule::Measured(m) = self {
+            m.took(side, slots, took);
+        }
+    }
+}
+
+fn versus(what: &str, there: f64, here: f64) -> String {
+    format!("{what} takes {:.2} ms there, {:.2} here", 1e3 * there, 1e3 * here)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_decide_where_tokens_are_decoded() {
+        let fixed = Fixed { prefill: Side::Cpu, to_gpu: vec![10, 30], to_cpu: vec![20, 40] };
+        let sides: String = (0..50).map(|p| &fixed.decode(p).name()[..1]).collect();
+        assert_eq!(sides, ["C", "G", "C", "G", "C"].map(|s| s.repeat(10)).concat());
+        let mut schedule = Schedule::Fixed(Fixed::specified());
+        assert_eq!(schedule.for_decode(Side::Cpu, 511, 511), None);
+        assert_eq!(schedule.for_decode(Side::Cpu, 512, 9).map(|m| m.to), Some(Side::Gpu));
+        assert_eq!(schedule.for_decode(Side::Gpu, 512, 9), None);
+        assert_eq!(schedule.for_prefill(Side::Gpu, SHORT_PROMPT).map(|m| m.to), Some(Side::Cpu));
+        assert_eq!(schedule.for_prefill(Side::Gpu, SHORT_PROMPT - 1), None);
+    }
+
+    fn speeds(cpu: [f64; 3], gpu: [f64; 3]) -> Measured {
+        Measured::new([cpu, gpu].map(|[prefill, decode, slot]| Speed { prefill, decode, slot }))
+    }
+
+    #[test]
+    fn the_faster_device_decodes_and_a_close_race_moves_nothing() {
+        // The GPU is slower at first and faster from about 1,000 slots on.
+        let mut schedule = Schedule::Measured(speeds([1e-3, 1e-2, 1e-5], [1e-4, 2e-2, 1e-7]));
+        assert_eq!(schedule.for_prefill(Side::Cpu, 100).map(|m| m.to), Some(Side::Gpu));
+        let mut side = Side::Cpu;
+        let mut moves = Vec::new();
+        for slots in 0..4000 {
+            if let Some(m) = schedule.for_decode(side, slots, slots) {
+                side = m.to;
+                moves.push(slots);
+            }
+            let Schedule::Measured(m) = &schedule else { unreachable!() };
+            let took = m.speeds[side as usize].token(slots);
+            // Noise of a tenth either way.
+            let noise = 1.0 + 0.1 * ((slots % 7) as f64 - 3.0) / 3.0;
+            schedule.took(side, slots, Duration::from_secs_f64(took * noise));
+        }
+        assert_eq!((moves.len(), side), (1, Side::Gpu), "{moves:?}");
+        assert!((1200..1800).contains(&moves[0]), "{moves:?}");
+    }
+
+    #[test]
+    fn a_device_that_throttles_is_left() {
+        let mut schedule = Schedule::Measured(speeds([1e-3, 1e-2, 0.0], [1e-3, 1.1e-2, 0.0]));
+        let moved = (0..200).find(|_| {
+            schedule.took(Side::Cpu, 10, Duration::from_millis(30));
+            schedule.for_decode(Side::Cpu, 10, 10).is_some()
+        });
+        assert!(moved.is_some_and(|n| (2..40).contains(&n)), "{moved:?}");
+    }
+
+    #[test]
+    fn one_device_is_enough_where_it_wins_everywhere() {
+        assert_eq!(speeds([1e-3, 1e-2, 1e-6], [2e-3, 2e-2, 2e-6]).only(4096), Some(Side::Cpu));
+        assert_eq!(speeds([2e-3, 2e-2, 2e-6], [1e-3, 1e-2, 1e-6]).only(4096), Some(Side::Gpu));
+        assert_eq!(speeds([2e-3, 1e-2, 1e-5], [1e-3, 2e-2, 1e-7]).only(4096), None);
+    }
+}
