@@ -234,41 +234,35 @@ fn check(plans: &[Plan], need: u64, what: &str) -> Result<u64> {
 }
 
 /// What makes another engine necessary.
-fn key(o: &EngineOptions) -> (WeightType, BackendKind) {
+type Key = (WeightType, BackendKind);
+
+fn key(o: &EngineOptions) -> Key {
     (o.weight_type, o.backend)
 }
 
 /// The models loaded, one for each type of weights and backend among the settings.
-struct Engines(Vec<Engine>);
+struct Engines(Vec<(Key, Engine)>);
 
 impl Engines {
     fn load(work: &Work) -> Result<Self> {
-        let mut engines = Self(Vec::new());
-        for settings in work.settings() {
-            let o = settings.options();
-            if engines.find(o).is_none() {
-                // Sessions have their own numbers of slots, and their memory has been checked.
-                engines.0.push(Engine::load(EngineOptions { max_seq_len: 1, ..o.clone() })?);
+        let longest = work.chunk.max(recall::longest(&work.questions));
+        let mut engines: Vec<(Key, Engine)> = Vec::new();
+        for o in work.settings().map(Settings::options) {
+            if engines.iter().all(|(k, _)| *k != key(o)) {
+                let engine = Engine::load(EngineOptions { max_seq_len: longest, ..o.clone() })?;
+                engines.push((key(o), engine));
             }
         }
-        Ok(engines)
-    }
-
-    fn find(&self, o: &EngineOptions) -> Option<&Engine> {
-        self.0.iter().find(|e| key(e.options()) == key(o))
-    }
-
-    fn of(&self, o: &EngineOptions) -> &Engine {
-        self.find(o).unwrap_or(&self.0[0])
+        Ok(Self(engines))
     }
 
     fn tokenizer(&self) -> &Tokenizer {
-        self.0[0].tokenizer()
+        self.0[0].1.tokenizer()
     }
 
     /// An empty sequence with these options.
     fn session(&self, o: &EngineOptions) -> Result<Session> {
-        let engine = self.of(o);
+        let (_, engine) = self.0.iter().find(|(k, _)| *k == key(o)).unwrap_or(&self.0[0]);
         engine.session_of(&EngineOptions { threads: engine.options().threads, ..o.clone() })
     }
 }

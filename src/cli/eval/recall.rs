@@ -67,7 +67,7 @@ pub(super) fn measure<'s>(
         let options = settings.for_prompt(prompt.len(), question.answer_ids.len())?;
         let mut session = engines.session(&options)?;
         session.prefill(prompt, &CancelToken::default())?;
-        let slots = session.backend().len();
+        let slots = session.slots();
         recall.slots += slots;
         recall.bytes += slots * slot;
         recall.share += slots as f64 / prompt.len() as f64;

@@ -5,7 +5,6 @@ use crate::engine::{BackendKind, EngineOptions};
 use crate::error::{Error, Result};
 use crate::kv::eviction::{Eviction, Policy};
 use crate::kv::{KvType, KvTypes};
-use clap::ValueEnum;
 use std::str::FromStr;
 
 /// How many slots an eviction keeps.
@@ -89,7 +88,7 @@ impl Settings {
                 let wrong = || format!("prefix {value:?}: use a number of tokens");
                 o.eviction.prefix = value.parse().map_err(|_| wrong())?;
             }
-            "backend" => o.backend = BackendName::from_str(value, true)?.kind().map_err(said)?,
+            "backend" => o.backend = <BackendName as clap::ValueEnum>::from_str(value, true)?.kind(),
             key => {
                 let known = "kv, k, v, weights, policy, window, prefix or backend";
                 return Err(format!("no setting {key:?}; use {known}"));
@@ -154,8 +153,9 @@ impl std::fmt::Display for Settings {
         }
         match o.backend {
             BackendKind::Cpu => Ok(()),
-            BackendKind::OpenCl => write!(f, ", backend opencl"),
-            BackendKind::Auto => write!(f, ", backend auto"),
+            BackendKind::OpenCl => f.write_str(", backend opencl"),
+            BackendKind::Hybrid => f.write_str(", backend hybrid"),
+            BackendKind::Auto => f.write_str(", backend auto"),
         }
     }
 }
