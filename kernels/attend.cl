@@ -1,6 +1,8 @@
 // attend of many tokens, whose rows are in the cache and whose queries are ready. One work-group per KV head and tile
 // of QUERIES queries (token-major, the heads of the group together), over chunks of the context; SHARE items share a
 // query. A chunk is a softmax of its own, merged into what is there, in ascending order.
+//
+// softmax: [token][HEADS][m, l], the largest score and the sum of e^(score - m) of tokens that are observed
 
 #if !defined(QUERIES) || !defined(SLOTS)
 #error the tile of attention is not defined
@@ -24,7 +26,8 @@ void widen_rows(int type, const __global uchar *rows, int row_bytes, int first, 
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     const __global float *state, const __global float *qkv, const __global uchar *k_cache,
-    const __global uchar *v_cache, __global float *att, int capacity) {
+    const __global uchar *v_cache, __global float *att, __global float *softmax,
+    int capacity) {
     __local float q[QUERIES * WIDE];
     __local float kv[SLOTS * WIDE];
     __local float p[QUERIES * CHUNK];
@@ -100,6 +103,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
         float2 w = weigh_chunk(&m, most);
         l = fma(part_l, w.y, l * w.x);
         for (int k = 0; k < DIMS; k++) o[k] = fma(part[k], w.y, o[k] * w.x);
+    }
+    int query = first_row + mine, observed = header[H_TOKENS] - header[H_OBSERVED];
+    if (share == 0 && query < rows && query / GROUP >= observed) {
+        vstore2((float2)(m, l), (size_t)(query / GROUP) * HEADS + kv_head * GROUP + query % GROUP, softmax);
     }
     // q is free: every item has read its last score. Rows lie close now, as rotate_heads expects them.
     for (int k = 0; k < DIMS; k++) {

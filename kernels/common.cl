@@ -23,6 +23,8 @@
 #define H_TOKENS 0 // tokens of this pass
 #define H_SLOT 1   // cache slot of the first of them
 #define H_ROW 2    // token whose residual the head reads
+#define H_OBSERVED 8 // tokens whose attention is added to the mass of slots, the last ones; see observe.cl
+#define H_MASSED 9   // slots that have a mass
 // The rest is for decode_nvidia.cl alone.
 #define H_CAPACITY 3 // slots of the cache
 #define H_CHUNKS 4   // parts of a head's attention that there is room for

@@ -71,7 +71,7 @@ pub struct Mass<'a> {
 pub type Attention = Box<dyn FnMut(AttentionJob<'_>) + Send>;
 
 /// The memory of all rows of a cache, which two backends use in turn where their memory is one.
-pub trait RowMemory: Send {
+pub trait RowMemory: Send + Sync {
     /// Keys and values of one layer: `[kv_head][slot][row bytes]` each.
     fn layer(&self, layer: usize) -> (&[u8], &[u8]);
 
@@ -120,7 +120,8 @@ pub trait Backend: Send {
     /// Rewinds, or adopts rows just written.
     fn set_len(&mut self, len: usize);
 
-    /// Makes the cache hold `slots` slots, keeping the rows that are filled.
+    /// Makes the cache hold `slots` slots, keeping the rows that are filled. Shared memory is resized by the backend
+    /// it is of, while it has it; one that has none yet gets memory of its own.
     fn resize(&mut self, slots: usize) -> Result<()>;
 
     /// Moves the rows (and the mass) of `slots` (ascending) of one layer and KV head to slots `0..`.
@@ -139,7 +140,8 @@ pub trait Backend: Send {
     fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()>;
 
     /// Hands the memory of its rows to the backend it shares it with, which [`Backend::adopt`]s it; until it comes
-    /// back this backend holds no rows. `None` where the memory is nobody else's.
+    /// back this backend holds no rows. `None` where the memory is nobody else's. The mass stays: it is read before
+    /// and written after.
     fn lend(&mut self) -> Result<Option<Lent>>;
 
     /// Takes rows with their memory: back, or from the backend it shares it with.

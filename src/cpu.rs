@@ -164,7 +164,17 @@ pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
 impl CpuBackend {
     /// Allocates cache and scratch and starts the threads.
     pub fn new(weights: Arc<Weights>, options: CpuOptions) -> Result<Self> {
-        let CpuOptions { threads, isa, kv_types, capacity, max_tokens } = options;
+        Self::with(weights, options, Cache::new(options.kv_types, options.capacity)?)
+    }
+
+    /// The same without memory for rows: those of another backend are to be adopted before anything runs. Where that
+    /// backend is lost, [`Backend::resize`] gives it a cache of its own.
+    pub fn without_rows(weights: Arc<Weights>, options: CpuOptions) -> Result<Self> {
+        Self::with(weights, options, Cache::without_memory(options.kv_types, options.capacity))
+    }
+
+    fn with(weights: Arc<Weights>, options: CpuOptions, cache: Cache) -> Result<Self> {
+        let CpuOptions { threads, isa, kv_types: _, capacity, max_tokens } = options;
         let max_tokens = max_tokens.clamp(1, capacity.max(1));
         let form = |quantised: bool| if quantised { Quantised::Yes } else { Quantised::No };
         let first = &weights.layers[0];
@@ -182,7 +192,7 @@ impl CpuBackend {
         Ok(Self {
             pool: Pool::new(threads)?,
             isa,
-            cache: Cache::new(kv_types, capacity)?,
+            cache,
             scratch,
             max_tokens,
             frequencies: crate::rope::frequencies(),
@@ -431,11 +441,16 @@ impl Backend for CpuBackend {
     }
 
     fn lend(&mut self) -> Result<Option<Lent>> {
-        Ok(None)
+        Ok(self.cache.lend())
     }
 
-    fn adopt(&mut self, _rows: Lent) -> Result<()> {
-        todo!("shared rows")
+    fn adopt(&mut self, rows: Lent) -> Result<()> {
+        let needed = partials_for(rows.capacity);
+        if self.scratch.partials.len() < needed {
+            self.scratch.partials = try_vec(needed, Partial::EMPTY)?;
+        }
+        self.cache.adopt(rows);
+        Ok(())
     }
 
     fn read_kv(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {

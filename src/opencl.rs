@@ -24,6 +24,7 @@ mod floats;
 pub mod kernels;
 #[allow(unsafe_code)]
 pub mod load;
+mod mass;
 mod model;
 #[allow(unsafe_code)]
 pub mod program;
@@ -45,12 +46,13 @@ pub use program::{Kernel, Program, Source};
 use crate::backend::{Attention, AttentionJob, Backend, KvRows, Lent, Logits};
 use crate::dims::*;
 use crate::error::Result;
-use crate::kv::KvTypes;
+use crate::kv::{KvTypes, check_capacity};
 use crate::trace::{Recorder, Steps};
 use buffer::{Landing, MapFor};
 pub use defines::QKV;
 pub use kernels::Variants;
-use kernels::{CHUNK, FUSED_CHUNKS, Kernels};
+use kernels::{CHUNK, FUSED_CHUNKS, Kernels, OBSERVE_ITEMS};
+use mass::Mass;
 pub use model::{Matrices, Model};
 pub use rows::parts_bytes;
 use rows::{LayerRows, Rows};
@@ -74,7 +76,8 @@ pub struct OpenClOptions {
     pub max_tokens: usize,
     /// Computes attention on the host, over mapped rows; without it the device does.
     pub attention: Option<Attention>,
-    /// Where the cache lies: host-visible with attention on the host, or to share it.
+    /// Where the cache lies: host-visible to lend it to the CPU, which takes unified memory; else the device's, but
+    /// host-visible all the same with attention on the host.
     pub rows: Place,
     /// Which kernels.
     pub variants: Variants,
@@ -105,6 +108,10 @@ pub struct OpenClBackend {
     /// Logits on their way from a device of its own memory.
     landing: Option<Landing>,
     host: Option<HostAttention>,
+    /// From the first time on that anybody observes attention.
+    mass: Option<Mass>,
+    /// Whether the rows may be lent.
+    lends: bool,
     /// Radians per position of each rotated pair.
     frequencies: [f64; HEAD_DIM / 2],
     recorder: Option<Recorder>,
@@ -120,6 +127,7 @@ impl OpenClBackend {
         let mut kernels = Kernels::new(device, kv_types, variants)?;
         let shapes = kernels.shapes();
         let max_tokens = if shapes.batches() { max_tokens.clamp(1, capacity.max(1)) } else { 1 };
+        let lends = rows == Place::HostVisible && device.facts().unified_memory;
         let place = if attention.is_some() { Place::HostVisible } else { rows };
         let rows = Rows::new(device, kv_types, capacity, place)?;
         let mut scratch = Scratch::new(device, max_tokens)?;
@@ -147,6 +155,8 @@ impl OpenClBackend {
             whole,
             landing,
             host,
+            mass: None,
+            lends,
             frequencies: crate::rope::frequencies(),
             recorder: None,
             passes: (0, lose),
@@ -178,6 +188,8 @@ struct Pass<'a> {
     scratch: &'a Scratch,
     landing: Option<&'a mut Landing>,
     host: Option<&'a mut HostAttention>,
+    /// Of a pass that is observed.
+    mass: Option<&'a mut Mass>,
     /// Tokens.
     n: usize,
     steps: Steps<'a>,
@@ -202,6 +214,7 @@ impl Pass<'_> {
         match &self.launches.one[layer].attend {
             Some(attend) => {
                 attend.run(self.device, [chunks * KV_HEADS, 1])?; // positions, the new row, attention in chunks
+                self.observe(layer)?;
                 self.done("attend", layer)?;
             }
             None => self.attend_on_host(layer)?,
@@ -233,6 +246,7 @@ impl Pass<'_> {
                 self.launches.rope[layer].run(device, [HEADS + 2 * KV_HEADS, n])?; // positions, new rows
                 let tiles = (n * GROUP).div_ceil(self.launches.queries);
                 attend.run(device, [tiles, KV_HEADS])?; // each query over all slots up to its own
+                self.observe(layer)?;
                 self.done("attend", layer)?;
             }
             None => self.attend_on_host(layer)?,
@@ -249,6 +263,19 @@ impl Pass<'_> {
         self.done("gate_up", layer)?;
         self.launches.many[layer].down.many(device, n)?; // back to the residual's width, and joins it
         self.done("down", layer)
+    }
+
+    /// Adds the attention that was just computed on the device to the mass of the slots, if it is observed.
+    fn observe(&self, layer: usize) -> failure::Result<()> {
+        if self.mass.is_none() {
+            return Ok(());
+        }
+        let observe = &self.launches.observe[layer];
+        let launch = match &observe.many {
+            Some(many) if self.n > 1 => many,
+            _ => &observe.one,
+        };
+        launch.run(self.device, [(self.rows.len() + self.n).div_ceil(OBSERVE_ITEMS), KV_HEADS])
     }
 
     /// Positions and new rows on the device, then attention on the host over the mapped rows.
@@ -275,7 +302,7 @@ impl Pass<'_> {
             capacity,
             types,
             att,
-            mass: None,
+            mass: self.mass.as_mut().and_then(|m| m.on_host(layer, before + n, n)),
         });
         k.unmap()?;
         v.unmap()?;
@@ -336,7 +363,18 @@ fn read_logits(s: &Scratch, landing: &mut Option<&mut Landing>, logits: &mut [f3
 impl OpenClBackend {
     fn pass(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> failure::Result<()> {
         let Self {
-            model, rows, scratch, launches, whole, landing, host, frequencies, recorder, passes, ..
+            model,
+            rows,
+            scratch,
+            launches,
+            whole,
+            landing,
+            host,
+            mass,
+            frequencies,
+            recorder,
+            passes,
+            ..
         } = self;
         passes.0 += 1;
         if passes.1 == Some(passes.0) {
@@ -345,14 +383,18 @@ impl OpenClBackend {
         let n = tokens.len();
         let timed = recorder.is_some();
         let steps = Steps::begin(recorder.as_mut(), n);
-        let mut whole = whole.as_mut().filter(|_| n == 1 && !timed);
+        let mut mass = mass.as_mut().filter(|m| m.observed(n) > 0);
+        let mut whole = whole.as_mut().filter(|_| n == 1 && !timed && mass.is_none());
+        let (observed, massed) = mass.as_ref().map_or((0, 0), |m| (m.observed(n), m.there()));
+        scratch.observe(observed, massed);
         if let Some(whole) = &whole {
             whole.prepare(scratch);
         }
         scratch.embed(&model.weights, tokens, rows.len(), (pos, frequencies))?; // rows of the embedding, angles of RoPE
         let host = host.as_mut();
         let (device, landing) = (&model.device, landing.as_mut());
-        let mut pass = Pass { device, launches, rows, scratch, landing, host, n, steps, timed };
+        let mass = mass.as_deref_mut();
+        let mut pass = Pass { device, launches, rows, scratch, landing, host, mass, n, steps, timed };
         pass.done("embed", 0)?;
         if let Some(whole) = &mut whole {
             whole.run(pass.device)?; // all steps of all layers
@@ -372,8 +414,23 @@ impl OpenClBackend {
             }
         }
         pass.head(out)?;
-        self.rows.set_len(self.rows.len() + n);
+        let len = pass.rows.len() + n;
+        pass.rows.set_len(len);
+        if let Some(mass) = pass.mass {
+            mass.set_there(len);
+        }
         Ok(())
+    }
+
+    /// Has attention observed into `mass`.
+    fn set_mass(&mut self, mass: Mass) -> failure::Result<()> {
+        mass.bind(&mut self.launches, &mut self.kernels, &self.model, (&self.scratch, &self.rows))?;
+        self.mass = Some(mass);
+        Ok(())
+    }
+
+    fn mass(&mut self) -> &mut Mass {
+        self.mass.as_mut().expect("mass is asked for once it is observed")
     }
 }
 
@@ -385,6 +442,7 @@ impl Backend for OpenClBackend {
 
     fn forward(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
         let n = tokens.len();
+        self.rows.assert_here();
         assert!(n > 0 && n <= self.scratch.max_tokens && self.rows.len() + n <= self.rows.capacity());
         Ok(self.pass(tokens, pos, out)?)
     }
@@ -407,9 +465,15 @@ impl Backend for OpenClBackend {
 
     fn set_len(&mut self, len: usize) {
         self.rows.set_len(len);
+        if let Some(mass) = &mut self.mass {
+            mass.set_there(mass.there().min(len));
+        }
     }
 
     fn resize(&mut self, slots: usize) -> Result<()> {
+        check_capacity(slots, self.rows.len())?;
+        let (sizes, len) = ((slots, self.scratch.max_tokens), self.rows.len());
+        let mass = self.mass.as_mut().map(|m| m.resized(&self.model.device, sizes, len)).transpose()?;
         self.rows.resize(&self.model.device, slots)?;
         let on = attend_on(&self.host);
         self.launches =
@@ -417,31 +481,53 @@ impl Backend for OpenClBackend {
         if self.whole.is_some() {
             self.whole = Whole::new(&self.model.device, &self.model.matrices, &mut self.scratch, &self.rows)?;
         }
+        if let Some(mass) = mass {
+            self.set_mass(mass)?;
+        }
         Ok(())
     }
 
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
-        self.rows.keep(layer, kv_head, slots)
+        self.rows.keep(layer, kv_head, slots)?;
+        let len = self.rows.len();
+        self.mass.iter_mut().try_for_each(|m| m.keep((layer, kv_head), slots, len))?;
+        Ok(())
     }
 
-    fn observe(&mut self, _tokens: usize) -> Result<()> {
-        todo!("mass")
+    fn observe(&mut self, tokens: usize) -> Result<()> {
+        if tokens > 0 && self.mass.is_none() {
+            let sizes = (self.rows.capacity(), self.scratch.max_tokens);
+            self.set_mass(Mass::new(&self.model.device, sizes, attend_on(&self.host))?)?;
+        }
+        if let Some(mass) = &mut self.mass {
+            mass.set_tokens(tokens);
+        }
+        Ok(())
     }
 
-    fn read_mass(&mut self, _layer: usize, _mass: &mut [f32]) -> Result<()> {
-        todo!("mass")
+    fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()> {
+        let len = self.rows.len();
+        Ok(self.mass().read(layer, len, mass)?)
     }
 
-    fn write_mass(&mut self, _layer: usize, _mass: &[f32]) -> Result<()> {
-        todo!("mass")
+    fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()> {
+        let len = self.rows.len();
+        Ok(self.mass().write(layer, len, mass)?)
     }
 
     fn lend(&mut self) -> Result<Option<Lent>> {
-        Ok(None)
+        if !self.lends {
+            return Ok(None);
+        }
+        let rows = self.rows.lend()?;
+        if let Some(mass) = &mut self.mass {
+            mass.set_there(0);
+        }
+        Ok(Some(rows))
     }
 
-    fn adopt(&mut self, _rows: Lent) -> Result<()> {
-        todo!("shared rows")
+    fn adopt(&mut self, rows: Lent) -> Result<()> {
+        self.rows.take_back(rows)
     }
 
     fn read_kv(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {

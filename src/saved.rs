@@ -104,7 +104,7 @@ pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
     }
     let rng = Rng::restore(header.rng).ok_or_else(|| bad("is damaged"))?;
     let tokens = header.tokens;
-    let sequence = Sequence { slots: tokens.len(), tokens, cuts: vec![], prefix: 0, dense: 0, masses: 0 };
+    let sequence = Sequence { slots: tokens.len(), tokens, cuts: vec![], prefix: 0, dense: 0, since: None };
     session.restore(sequence, |layer, rows, _| {
         *rows = std::mem::take(&mut layers[layer]);
         Ok(())

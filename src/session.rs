@@ -15,7 +15,7 @@ pub use sequence::{Cut, Sequence};
 use crate::backend::{Backend, Logits};
 use crate::dims::{KV_HEADS, LAYERS, VOCAB};
 use crate::error::{Error, Result};
-use crate::kv::eviction::{Eviction, Policy, choose};
+use crate::kv::eviction::{Eviction, Policy};
 use crate::trace::Recorder;
 use devices::{Devices, Refuge};
 use evict::{Evictor, Input, Observe};
@@ -190,6 +190,7 @@ impl Session {
     /// Computes the first `len` tokens again from the start, with the evictions among them.
     fn replay(&mut self, len: usize) -> Result<()> {
         let (tokens, cuts) = (std::mem::take(&mut self.tokens), std::mem::take(&mut self.cuts));
+        let since = self.evictor.as_ref().and_then(Evictor::since);
         self.clear();
         for cut in cuts.iter().filter(|c| c.tokens <= len) {
             while self.tokens.len() < cut.tokens {
@@ -200,8 +201,16 @@ impl Session {
             }
             self.cut(cut.kept)?;
         }
-        let at = self.tokens.len();
-        self.run(&tokens[at..len])
+        // After the last one, what was being observed already is again.
+        let since = since.filter(|&s| s < len).unwrap_or(len).max(self.tokens.len());
+        self.devices.observe(0)?;
+        self.run(&tokens[self.tokens.len()..since])?;
+        if since < len {
+            self.observe(len - since, len - since)?;
+            self.devices.observe(usize::MAX)?;
+            self.run(&tokens[since..len])?;
+        }
+        Ok(())
     }
 
     /// Appends tokens and computes the logits of the last. Between chunks of the backend's size, looks at
@@ -296,7 +305,8 @@ impl Session {
 
     /// Has the attention of the next `now` tokens observed as the policy wants it, `ahead` tokens before it chooses.
     fn observe(&mut self, now: usize, ahead: usize) -> Result<()> {
-        match self.evictor.as_mut().map(|e| e.observe(now, ahead)) {
+        let at = self.tokens.len();
+        match self.evictor.as_mut().map(|e| e.observe(at, now, ahead)) {
             None => Ok(()),
             Some(Observe::Last(tokens)) => self.devices.observe(tokens),
             Some(Observe::Afresh(tokens)) => {
@@ -330,14 +340,14 @@ impl Session {
     fn cut_by(&mut self, evictor: &mut Evictor, keep: usize) -> Result<()> {
         let len = self.devices.len();
         let keep = keep.min(len);
-        let budget = evictor.budget(keep);
+        let (policy, budget) = (evictor.policy(), evictor.budget(keep));
         let mut same = keep;
         for layer in 0..LAYERS {
             self.devices.read_mass(layer, &mut evictor.mass)?;
             evictor.mass.resize(KV_HEADS * len, 0.0);
             for kv_head in 0..KV_HEADS {
                 let mass = &evictor.mass[kv_head * len..][..len];
-                choose(evictor.policy(), mass, budget, &mut evictor.slots);
+                evictor.chooser.choose(policy, mass, budget, &mut evictor.slots);
                 let still = evictor.slots.iter().enumerate().take_while(|&(i, &s)| i == s as usize).count();
                 same = same.min(still);
                 self.devices.active_mut().keep(layer, kv_head, &evictor.slots)?;
@@ -432,6 +442,9 @@ impl Session {
         self.tokens.clear();
         self.cuts.clear();
         (self.prefix, self.dense) = (0, 0);
+        if let Some(evictor) = &mut self.evictor {
+            evictor.reset(None);
+        }
     }
 
     /// Keeps the first `len` tokens. Where their slots were evicted, they are computed again.
@@ -531,3 +544,6 @@ impl StopReason {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

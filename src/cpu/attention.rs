@@ -75,7 +75,8 @@ impl Scratch {
     ) {
         let mut att = std::mem::take(&mut self.att);
         let mut partials = std::mem::take(&mut self.partials);
-        let rows = |kv_head| cache.head(index, kv_head);
+        let layer_rows = cache.layer(index);
+        let rows = |kv_head| layer_rows.head(kv_head);
         let query = |t, h| self.query(layer, cache.types(), (t, h), isa);
         let heads = Heads { query, rows, types: cache.types(), before: cache.len(), isa };
         heads.all(pool, n, &mut att, &mut partials);

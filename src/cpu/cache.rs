@@ -1,19 +1,80 @@
 //! The CPU's key/value cache, allocated once for the whole context.
 
-use crate::backend::KvRows;
+use crate::backend::{KvRows, Lent, RowMemory};
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use crate::error::{Error, Result};
 use crate::kv::{KvTypes, check_capacity, check_kept};
 use crate::weights::region::AlignedBytes;
 use std::ops::Range;
 
-/// Keys and values of all layers: `[layer][kv_head][slot][row bytes]` each.
+/// Keys and values of all layers.
 pub struct Cache {
     types: KvTypes,
     capacity: usize,
     len: usize,
-    k: AlignedBytes,
-    v: AlignedBytes,
+    memory: Memory,
+}
+
+/// Whose memory the rows lie in.
+enum Memory {
+    /// The cache's own: keys and values, `[layer][kv_head][slot][row bytes]` each.
+    Own(AlignedBytes, AlignedBytes),
+    /// That of another backend.
+    Lent(Box<dyn RowMemory>),
+    /// Nobody's: rows have to be adopted first.
+    Nobodys,
+}
+
+const NO_ROWS: &str = "a cache without rows is used before it adopts some";
+
+impl Memory {
+    fn own(types: KvTypes, capacity: usize) -> Result<Self> {
+        let plane = |row| plane(capacity, row);
+        Ok(Memory::Own(plane(types.k.row_bytes(HEAD_DIM))?, plane(types.v.row_bytes(HEAD_DIM))?))
+    }
+
+    /// Keys and values of one layer: `[kv_head][slot][row bytes]`.
+    fn layer(&self, layer: usize) -> (&[u8], &[u8]) {
+        let part = |plane: &AlignedBytes| plane_layer(plane.as_slice().len(), layer);
+        match self {
+            Memory::Own(k, v) => (&k.as_slice()[part(k)], &v.as_slice()[part(v)]),
+            Memory::Lent(memory) => memory.layer(layer),
+            Memory::Nobodys => panic!("{NO_ROWS}"),
+        }
+    }
+
+    fn layer_mut(&mut self, layer: usize) -> (&mut [u8], &mut [u8]) {
+        let part = |plane: &AlignedBytes| plane_layer(plane.as_slice().len(), layer);
+        match self {
+            Memory::Own(k, v) => {
+                let (of_k, of_v) = (part(k), part(v));
+                (&mut k.as_mut_slice()[of_k], &mut v.as_mut_slice()[of_v])
+            }
+            Memory::Lent(memory) => memory.layer_mut(layer),
+            Memory::Nobodys => panic!("{NO_ROWS}"),
+        }
+    }
+}
+
+/// Where one layer of a plane of `bytes` lies.
+fn plane_layer(bytes: usize, layer: usize) -> Range<usize> {
+    let each = bytes / LAYERS;
+    layer * each..(layer + 1) * each
+}
+
+/// All rows of one layer.
+#[derive(Clone, Copy)]
+pub struct LayerRows<'a> {
+    k: &'a [u8],
+    v: &'a [u8],
+}
+
+impl<'a> LayerRows<'a> {
+    /// Keys and values of one KV head.
+    pub fn head(self, kv_head: usize) -> (&'a [u8], &'a [u8]) {
+        let of = |plane: &'a [u8]| &plane[plane.len() / KV_HEADS * kv_head..][..plane.len() / KV_HEADS];
+        (of(self.k), of(self.v))
+    }
 }
 
 /// Bytes of the rows of one plane.
@@ -30,13 +91,36 @@ fn plane(capacity: usize, row_bytes: usize) -> Result<AlignedBytes> {
 impl Cache {
     /// An empty cache. The system provides its pages as they are first written.
     pub fn new(types: KvTypes, capacity: usize) -> Result<Self> {
-        Ok(Self {
-            types,
-            capacity,
-            len: 0,
-            k: plane(capacity, types.k.row_bytes(HEAD_DIM))?,
-            v: plane(capacity, types.v.row_bytes(HEAD_DIM))?,
-        })
+        Ok(Self { memory: Memory::own(types, capacity)?, ..Self::without_memory(types, capacity) })
+    }
+
+    /// A cache for rows that another backend lends.
+    pub fn without_memory(types: KvTypes, capacity: usize) -> Self {
+        Self { types, capacity, len: 0, memory: Memory::Nobodys }
+    }
+
+    /// Takes another backend's rows.
+    pub fn adopt(&mut self, rows: Lent) {
+        assert!(matches!(self.memory, Memory::Nobodys), "a cache with rows of its own adopts others");
+        let (k, v) = self.row_bytes();
+        let (ks, vs) = rows.memory.layer(0);
+        let slots = KV_HEADS * rows.capacity;
+        assert!(ks.len() == slots * k && vs.len() == slots * v, "rows of other types or of another capacity");
+        (self.capacity, self.memory) = (rows.capacity, Memory::Lent(rows.memory));
+        self.set_len(rows.len);
+    }
+
+    /// Hands back the rows that are another backend's; `None` where there are none such.
+    pub fn lend(&mut self) -> Option<Lent> {
+        match std::mem::replace(&mut self.memory, Memory::Nobodys) {
+            Memory::Lent(memory) => {
+                Some(Lent { memory, capacity: self.capacity, len: std::mem::take(&mut self.len) })
+            }
+            own => {
+                self.memory = own;
+                None
+            }
+        }
     }
 
     /// Element types.
@@ -65,36 +149,34 @@ impl Cache {
         (self.types.k.row_bytes(HEAD_DIM), self.types.v.row_bytes(HEAD_DIM))
     }
 
-    /// All rows of one layer and KV head: keys, values.
-    pub fn head(&self, layer: usize, kv_head: usize) -> (&[u8], &[u8]) {
-        let (k, v) = self.row_bytes();
-        let index = (layer * KV_HEADS + kv_head) * self.capacity;
-        (
-            &self.k.as_slice()[index * k..][..self.capacity * k],
-            &self.v.as_slice()[index * v..][..self.capacity * v],
-        )
+    /// All rows of one layer.
+    pub fn layer(&self, layer: usize) -> LayerRows<'_> {
+        let (k, v) = self.memory.layer(layer);
+        LayerRows { k, v }
     }
 
     /// All rows of one layer, apart by KV head.
     pub fn heads_mut(&mut self, layer: usize) -> [(&mut [u8], &mut [u8]); KV_HEADS] {
         let (k, v) = self.row_bytes();
         let (k, v) = (self.capacity * k, self.capacity * v);
-        let mut ks = self.k.as_mut_slice()[layer * KV_HEADS * k..].chunks_exact_mut(k);
-        let mut vs = self.v.as_mut_slice()[layer * KV_HEADS * v..].chunks_exact_mut(v);
+        let (ks, vs) = self.memory.layer_mut(layer);
+        let (mut ks, mut vs) = (ks.chunks_exact_mut(k), vs.chunks_exact_mut(v));
         std::array::from_fn(|_| {
             let pair = ks.next().zip(vs.next());
             pair.expect("invariant: every layer has KV_HEADS heads")
         })
     }
 
-    /// Changes the capacity; filled rows stay. Fails without change when memory is short.
+    /// Changes the capacity; filled rows stay. Fails without change when memory is short. Without memory the cache
+    /// gets its own; lent memory is its lender's to resize.
     pub fn resize(&mut self, capacity: usize) -> Result<()> {
+        assert!(!matches!(self.memory, Memory::Lent(_)), "lent rows are resized by their lender");
         check_capacity(capacity, self.len)?;
         let mut grown = Cache::new(self.types, capacity)?;
         let (k, v) = self.row_bytes();
-        for layer in 0..LAYERS {
+        for layer in (0..LAYERS).filter(|_| self.len > 0) {
             for (kv_head, (ks, vs)) in grown.heads_mut(layer).into_iter().enumerate() {
-                let (old_k, old_v) = self.head(layer, kv_head);
+                let (old_k, old_v) = self.layer(layer).head(kv_head);
                 ks[..self.len * k].copy_from_slice(&old_k[..self.len * k]);
                 vs[..self.len * v].copy_from_slice(&old_v[..self.len * v]);
             }
@@ -123,7 +205,7 @@ impl Cache {
         rows.k.clear();
         rows.v.clear();
         for kv_head in 0..KV_HEADS {
-            let (ks, vs) = self.head(layer, kv_head);
+            let (ks, vs) = self.layer(layer).head(kv_head);
             rows.k.extend_from_slice(&ks[slots.start * k..slots.end * k]);
             rows.v.extend_from_slice(&vs[slots.start * v..slots.end * v]);
         }

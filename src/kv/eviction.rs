@@ -83,8 +83,48 @@ pub struct Budget {
     pub recent: usize,
 }
 
+/// Queries at the end of a prompt that SnapKV looks from, which are also the slots it always keeps.
+pub const SNAP_WINDOW: usize = 32;
+
+/// How SnapKV's scores are pooled: what a query looks at is kept with its neighbours.
+///
+/// The authors' runs on LongBench pool so; their code's own default is the average of five.
+const SNAP_POOLING: Pooling = Pooling { kind: PoolingKind::Most, kernel: 7 };
+
+/// How a score takes those of its neighbours in; beyond the ends there are none.
+#[derive(Debug, Clone, Copy)]
+struct Pooling {
+    kind: PoolingKind,
+    /// Neighbours on both sides and the slot itself; odd.
+    kernel: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum PoolingKind {
+    /// Their sum divided by `kernel`, also where there are fewer.
+    #[cfg_attr(not(test), expect(dead_code, reason = "measured against the other, see `SNAP_POOLING`"))]
+    Average,
+    /// The largest.
+    Most,
+}
+
+impl Pooling {
+    /// The pooled scores of all slots, into `pooled`.
+    fn pool(self, scores: &[f32], pooled: &mut Vec<f32>) {
+        let reach = self.kernel / 2;
+        pooled.clear();
+        pooled.extend((0..scores.len()).map(|slot| {
+            let near = &scores[slot.saturating_sub(reach)..scores.len().min(slot + reach + 1)];
+            match self.kind {
+                PoolingKind::Average => near.iter().sum::<f32>() / self.kernel as f32,
+                PoolingKind::Most => near.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+            }
+        }));
+    }
+}
+
 impl Budget {
-    /// What stays when `keep` slots do.
+    /// How an eviction down to `keep` slots divides them.
     pub fn of(eviction: &Eviction, keep: usize) -> Self {
         let prefix = eviction.prefix.min(keep);
         let rest = keep - prefix;
@@ -97,12 +137,57 @@ impl Budget {
     }
 }
 
-/// Queries at the end of a prompt that SnapKV looks from, which are also the slots it always keeps.
-pub const SNAP_WINDOW: usize = 32;
-
-/// The slots of one KV head that stay, ascending, `budget.keep` of them (all, where there are no more). `mass` is the
-/// attention of the filled slots as the policy wants it observed; sliding does not look at it beyond its length.
-pub fn choose(policy: Policy, mass: &[f32], budget: Budget, slots: &mut Vec<u32>) {
-    let _ = (policy, mass, budget, slots);
-    todo!("policies")
+/// Chooses slots; allocates only while sequences grow longer than any it has seen.
+#[derive(Debug, Default)]
+pub struct Chooser {
+    /// Pooled scores of the slots before the recent ones.
+    pooled: Vec<f32>,
 }
+
+impl Chooser {
+    /// The slots of one KV head that stay, ascending, `budget.keep` of them (all, where there are no more). `mass` is
+    /// the attention of the filled slots as the policy wants it observed; sliding looks at nothing but its length.
+    pub fn choose(&mut self, policy: Policy, mass: &[f32], budget: Budget, slots: &mut Vec<u32>) {
+        let filled = mass.len();
+        let prefix = budget.prefix.min(budget.keep);
+        let recent = match policy {
+            Policy::Sliding => budget.keep - prefix,
+            _ => budget.recent.min(budget.keep - prefix),
+        };
+        slots.clear();
+        if policy == Policy::None || filled <= budget.keep {
+            slots.extend(0..filled as u32);
+            return;
+        }
+        let (late, wanted) = (filled - recent, budget.keep - prefix - recent);
+        slots.extend(0..prefix as u32);
+        match policy {
+            Policy::SnapKv => {
+                SNAP_POOLING.pool(&mass[..late], &mut self.pooled);
+                take_best(&self.pooled, prefix, wanted, slots);
+            }
+            _ => take_best(&mass[..late], prefix, wanted, slots),
+        }
+        slots.extend(late as u32..filled as u32);
+    }
+}
+
+/// Appends, in ascending order, the `wanted` slots from `first` on that score most; of equal ones the first.
+fn take_best(scores: &[f32], first: usize, wanted: usize, slots: &mut Vec<u32>) {
+    let before = slots.len();
+    if wanted > 0 {
+        slots.extend(first as u32..scores.len() as u32);
+        let candidates = &mut slots[before..];
+        if wanted < candidates.len() {
+            // A total order, so that the outcome does not depend on the algorithm, nor breaks on a NaN.
+            candidates.select_nth_unstable_by(wanted - 1, |&a, &b| {
+                scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b))
+            });
+        }
+        slots.truncate(before + wanted);
+        slots[before..].sort_unstable();
+    }
+}
+
+#[cfg(test)]
+mod tests;

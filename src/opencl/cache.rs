@@ -336,6 +336,7 @@ mod tests {
         let notes = Notes {
             verdicts: [("a".into(), Verdict::Passed), ("b".into(), Verdict::Failed)].into(),
             tuned: [("local".into(), -3)].into(),
+            ..Notes::default()
         };
         (Key(b"key".to_vec()), Entry { binary: vec![1, 2, 3], notes })
     }

@@ -26,6 +26,7 @@ const ROPE: &str = include_str!("../../kernels/rope.cl");
 const ATTEND: &str = include_str!("../../kernels/attend.cl");
 const ATTEND_ONE: &str = include_str!("../../kernels/attend_one.cl");
 const MERGE: &str = include_str!("../../kernels/merge.cl");
+const OBSERVE: &str = include_str!("../../kernels/observe.cl");
 
 /// Items of a work-group of `gemm`.
 pub const GEMM_ITEMS: usize = 256;
@@ -35,6 +36,8 @@ pub const ACTS_ITEMS: usize = 128;
 pub const MERGE_ITEMS: usize = 64;
 /// Items of a work-group of `rope`.
 pub const ROPE_ITEMS: usize = 32;
+/// Items of a work-group of `observe`, a slot each.
+pub const OBSERVE_ITEMS: usize = 64;
 /// Slots of a chunk of attention, the CPU's.
 pub const CHUNK: usize = 128;
 /// Chunks that the output projection merges itself: more would be read once too often.
@@ -61,6 +64,16 @@ pub enum Name {
     AttendOne,
     /// Puts chunks together.
     Merge,
+    /// Adds attention to the mass of slots.
+    Observe(Observed),
+}
+
+/// Of what `observe` follows the attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "they say it")]
+pub enum Observed {
+    OneToken,
+    ManyTokens,
 }
 
 /// Where the input of a matrix comes from.
@@ -304,6 +317,7 @@ impl Kernels {
             Name::Attend => self.shapes.attend.map_or(0, |s| s.queries * SHARE),
             Name::AttendOne => self.shapes.one_items,
             Name::Merge => MERGE_ITEMS,
+            Name::Observe(_) => OBSERVE_ITEMS,
         }
     }
 
@@ -367,6 +381,10 @@ impl Kernels {
             }
             Name::AttendOne => (&[COMMON, KV, ATTEND_ONE], defines.of_cache(self.types)),
             Name::Merge => (&[COMMON, KV, MERGE], defines.of_cache(self.types)),
+            Name::Observe(observed) => {
+                let d = defines.of_cache(self.types);
+                (&[COMMON, KV, OBSERVE], if observed == Observed::OneToken { d.flag("ONE") } else { d })
+            }
         };
         (parts.concat(), defines)
     }
@@ -381,6 +399,7 @@ fn symbol(name: Name) -> &'static str {
         Name::Attend => "attend",
         Name::AttendOne => "attend_one",
         Name::Merge => "merge",
+        Name::Observe(_) => "observe",
     }
 }
 

@@ -1,5 +1,7 @@
 //! The key/value cache in the device's memory: one buffer of keys and one of values a layer, in the order and bytes of
-//! the CPU's (`[kv_head][slot][row bytes]`).
+//! the CPU's (`[kv_head][slot][row bytes]`). Where memory is unified the CPU may borrow all of them.
+
+mod lent;
 
 use super::arena::Arena;
 use super::buffer::{Access, Buffer, Place};
@@ -8,7 +10,7 @@ use super::failure::{Failure, Kind, Result};
 use super::kernels::CHUNK;
 use crate::backend::KvRows;
 use crate::dims::*;
-use crate::kv::{KvTypes, check_capacity, check_kept};
+use crate::kv::{KvTypes, check_kept};
 use std::ops::Range;
 
 /// Keys and values of one layer.
@@ -26,6 +28,8 @@ pub struct Rows {
     len: usize,
     place: Place,
     layers: Vec<LayerRows>,
+    /// Of rows that are lent.
+    lent: Option<lent::Ticket>,
     /// Chunks of one token's attention: `[chunk][HEADS][HEAD_DIM]`
     pub partials: Buffer,
     /// Largest score and softmax sum of each: `[chunk][HEADS][2]`
@@ -54,7 +58,8 @@ impl Rows {
         };
         let layers =
             (0..LAYERS).map(|_| Ok(LayerRows { k: rows(0, k)?, v: rows(1, v)? })).collect::<Result<_>>()?;
-        Ok(Self { types, capacity, len: 0, place, layers, partials: parts(HEAD_DIM)?, ml: parts(2)? })
+        let (partials, ml) = (parts(HEAD_DIM)?, parts(2)?);
+        Ok(Self { types, capacity, len: 0, place, layers, lent: None, partials, ml })
     }
 
     /// Element types.
@@ -76,6 +81,9 @@ impl Rows {
     /// Sets the number of filled slots.
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity);
+        if len > 0 {
+            self.assert_here();
+        }
         self.len = len;
     }
 
@@ -89,9 +97,9 @@ impl Rows {
         &mut self.layers[layer]
     }
 
-    /// Changes the capacity; filled rows stay. Fails without change when memory is short.
+    /// Changes the capacity, to no less than the filled rows, which stay. Fails without change when memory is short.
     pub fn resize(&mut self, device: &Device, capacity: usize) -> std::result::Result<(), crate::Error> {
-        check_capacity(capacity, self.len)?;
+        self.assert_here();
         let mut grown = Self::new(device, self.types, capacity, self.place)?;
         grown.len = self.len;
         for (old, new) in self.layers.iter().zip(&grown.layers) {
@@ -121,6 +129,7 @@ impl Rows {
         kv_head: usize,
         slots: &[u32],
     ) -> std::result::Result<(), crate::Error> {
+        self.assert_here();
         check_kept(slots, self.len)?;
         for (plane, row) in self.planes(&self.layers[layer]) {
             let start = kv_head * self.capacity * row;
@@ -137,6 +146,7 @@ impl Rows {
 
     /// Copies rows out: `[kv_head][slot][row bytes]`.
     pub fn read(&self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
+        self.assert_here();
         let [(k, k_row), (v, v_row)] = self.planes(&self.layers[layer]);
         for (plane, row, out) in [(k, k_row, &mut rows.k), (v, v_row, &mut rows.v)] {
             let len = slots.len() * row;
@@ -152,6 +162,7 @@ impl Rows {
 
     /// Copies rows in.
     pub fn write(&self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
+        self.assert_here();
         let [(k, k_row), (v, v_row)] = self.planes(&self.layers[layer]);
         for (plane, row, from) in [(k, k_row, &rows.k), (v, v_row, &rows.v)] {
             let len = slots.len() * row;

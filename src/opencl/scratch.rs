@@ -10,6 +10,8 @@ use crate::weights::Weights;
 
 /// Integers before the rows of [`Scratch::state`], as `kernels/common.cl` has them.
 const HEADER: usize = 16;
+/// Where it says how many tokens are observed, and how many slots have a mass.
+const H_OBSERVED: usize = 8;
 /// Floats of one token's row: the residual, cosines and sines of its position.
 pub const STATE_ROW: usize = DIM + HEAD_DIM;
 /// Most tokens whose logits are computed at once.
@@ -109,6 +111,11 @@ impl Scratch {
             crate::rope::angles(pos + t, frequencies, cos, sin);
         }
         self.state.write(floats::bytes(&self.host[..HEADER + n * STATE_ROW]))
+    }
+
+    /// Says for the next [`Scratch::embed`] how many tokens are observed, and how many slots have a mass.
+    pub fn observe(&mut self, tokens: usize, slots: usize) {
+        self.set_header(H_OBSERVED, [tokens as u32, slots as u32]);
     }
 
     /// Sets integers of the header, from `first` on; they go out with the next [`Scratch::embed`].

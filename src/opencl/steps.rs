@@ -3,7 +3,7 @@
 use super::buffer::Buffer;
 use super::device::Device;
 use super::failure::Result;
-use super::kernels::{Input, Kernels, Name, Quantised};
+use super::kernels::{Input, Kernels, Name, Observed, Quantised};
 use super::program::Kernel;
 use super::rows::{LayerRows, Rows};
 use super::scratch::Scratch;
@@ -122,6 +122,24 @@ pub struct Launches {
     pub merge: Option<Launch>,
     /// Queries of a work-group in `many`'s attention.
     pub queries: usize,
+    /// By layer; empty until attention is observed.
+    pub observe: Vec<Observe>,
+}
+
+/// One layer: attention joins the mass of the slots.
+pub struct Observe {
+    /// After attention of one token.
+    pub one: Launch,
+    /// After that of many.
+    pub many: Option<Launch>,
+}
+
+/// What attention leaves for those who observe it, and where the mass is.
+pub struct ObservedBuffers<'a> {
+    /// Largest scores and sums of many tokens: `[token][HEADS][2]`
+    pub softmax: &'a Buffer,
+    /// By layer: `[kv_head][capacity]`
+    pub mass: &'a [Buffer],
 }
 
 /// What a product reads and writes besides its matrix and the state; see `kernels/gemv.cl`.
@@ -165,6 +183,7 @@ impl Launches {
             heads: Products::default(),
             merge: None,
             queries: b.kernels.shapes().attend.map_or(1, |s| s.queries),
+            observe: Vec::new(),
         };
         if attend == AttendOn::Device {
             let buffers = [scratch.state.buffer(), &rows.partials, &rows.ml, &scratch.att];
@@ -180,7 +199,33 @@ impl Launches {
         }
         Ok(launches)
     }
+
+    /// Binds what observes attention on the device.
+    pub fn observe(
+        &mut self,
+        kernels: &mut Kernels,
+        weights: &DeviceWeights,
+        (scratch, rows): (&Scratch, &Rows),
+        buffers: ObservedBuffers<'_>,
+    ) -> Result<()> {
+        let mut b = Binder { kernels, scratch, rows, attend: AttendOn::Device };
+        let layers = weights.layers.iter().zip(buffers.mass).enumerate();
+        let many = scratch.max_tokens > 1;
+        let observe = layers.map(|(i, (l, mass))| {
+            let one = b.observe(Observed::OneToken, (l, rows.layer(i)), [&rows.ml, mass])?;
+            let of_many = || b.observe(Observed::ManyTokens, (l, rows.layer(i)), [buffers.softmax, mass]);
+            Ok(Observe { one, many: many.then(of_many).transpose()? })
+        });
+        self.observe = observe.collect::<Result<_>>()?;
+        for attend in self.many.iter_mut().filter_map(|m| m.attend.as_mut()) {
+            attend.kernel.arg_buffer(SOFTMAX, buffers.softmax)?;
+        }
+        Ok(())
+    }
 }
+
+/// Which argument of `attend` that is.
+const SOFTMAX: usize = 5;
 
 impl Binder<'_> {
     /// A kernel with its buffers, from argument 0 on.
@@ -277,6 +322,20 @@ impl Binder<'_> {
         Ok(launch)
     }
 
+    fn observe(
+        &mut self,
+        of: Observed,
+        (l, rows): (&LayerWeights, &LayerRows),
+        [softmax, mass]: [&Buffer; 2],
+    ) -> Result<Launch> {
+        let s = self.scratch;
+        let norm = l.qk_norm.as_ref().unwrap_or(&s.none);
+        let buffers = [s.state.buffer(), &s.qkv, norm, &rows.k, softmax, mass];
+        let mut launch = self.launch(Name::Observe(of), &buffers)?;
+        launch.kernel.arg_i32(6, self.rows.capacity() as i32)?;
+        Ok(launch)
+    }
+
     /// Norm of the residual from token 0 on, as a matrix of this form reads it.
     fn norm(&mut self, w: &Buffer, form: Form) -> Result<Launch> {
         let s = self.scratch;
@@ -303,9 +362,9 @@ impl Binder<'_> {
             qkv: self.gemm(Step::Qkv, qkv, &s.qkv, qkv_bias)?,
             attend: match self.attend {
                 AttendOn::Device => {
-                    let buffers = [s.state.buffer(), &s.qkv, &rows.k, &rows.v, &s.att];
+                    let buffers = [s.state.buffer(), &s.qkv, &rows.k, &rows.v, &s.att, &s.none];
                     let mut launch = self.launch(Name::Attend, &buffers)?;
-                    launch.kernel.arg_i32(5, self.rows.capacity() as i32)?;
+                    launch.kernel.arg_i32(6, self.rows.capacity() as i32)?;
                     Some(launch)
                 }
                 AttendOn::Host => None,

@@ -192,11 +192,6 @@ impl Devices {
         self.active.write_mass(layer, mass)
     }
 
-    /// Whether there is a mass to read.
-    pub fn has_mass(&self) -> bool {
-        self.massive
-    }
-
     /// Where a prompt should be computed, if not here.
     pub fn for_prefill(&mut self, tokens: usize) -> Option<Move> {
         let side = self.side;

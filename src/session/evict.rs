@@ -2,7 +2,7 @@
 
 use super::event::Why;
 use crate::error::{Error, Result};
-use crate::kv::eviction::{Budget, Eviction, Policy, SNAP_WINDOW};
+use crate::kv::eviction::{Budget, Chooser, Eviction, Policy, SNAP_WINDOW};
 use crate::system;
 
 /// Decoded tokens between two looks at the system's memory, which take some ten microseconds each.
@@ -24,8 +24,10 @@ pub(super) struct Evictor {
     countdown: usize,
     /// The number of filled slots at which slots are evicted for want of memory, once that is known.
     due: Option<usize>,
-    /// Whether the attention of queries since the last choice counts.
-    observing: bool,
+    /// The first token whose attention counts for the next choice.
+    since: Option<usize>,
+    /// Chooses.
+    pub chooser: Chooser,
     /// The slots of a head that stay.
     pub slots: Vec<u32>,
     /// The mass of a layer.
@@ -48,7 +50,8 @@ impl Evictor {
             probe: system::memory_is_low,
             countdown: 0,
             due: None,
-            observing: false,
+            since: None,
+            chooser: Chooser::default(),
             slots: Vec::with_capacity(capacity),
             mass: Vec::new(),
         };
@@ -134,21 +137,37 @@ impl Evictor {
         }
     }
 
-    /// An eviction is over.
-    pub fn done(&mut self) {
-        (self.due, self.observing) = (None, self.settings.policy == Policy::H2o);
+    /// The first token whose attention counts for the next choice, if any did.
+    pub fn since(&self) -> Option<usize> {
+        self.since
     }
 
-    /// How many of the next `now` tokens are to be observed, when slots are chosen `ahead` tokens from here.
-    pub fn observe(&mut self, now: usize, ahead: usize) -> Observe {
+    /// The sequence was replaced by one with the mass of tokens from `since` on.
+    pub fn reset(&mut self, since: Option<usize>) {
+        (self.due, self.since) = (None, since.filter(|_| self.observes()));
+    }
+
+    /// An eviction is over.
+    pub fn done(&mut self) {
+        // What H2O accumulated goes on counting.
+        (self.due, self.since) = (None, self.since.filter(|_| self.settings.policy == Policy::H2o));
+    }
+
+    /// How many of the next `now` tokens, from token `at` on, are to be observed when slots are chosen `ahead` tokens
+    /// from here.
+    pub fn observe(&mut self, at: usize, now: usize, ahead: usize) -> Observe {
         let tokens = match self.settings.policy {
             Policy::None | Policy::Sliding => 0,
-            Policy::H2o => usize::MAX,
+            Policy::H2o => now,
             Policy::SnapKv => (now + SNAP_WINDOW).saturating_sub(ahead).min(now),
         };
-        let first = tokens > 0 && !self.observing;
-        self.observing |= tokens > 0;
-        if first { Observe::Afresh(tokens) } else { Observe::Last(tokens) }
+        match self.since {
+            None if tokens > 0 => {
+                self.since = Some(at + now - tokens);
+                Observe::Afresh(tokens)
+            }
+            _ => Observe::Last(tokens),
+        }
     }
 
     /// How many tokens can join `len` filled slots before slots are chosen.

@@ -29,8 +29,8 @@ pub struct Sequence {
     pub prefix: usize,
     /// From this token on, all lie in the last slots, in order, in every head.
     pub dense: usize,
-    /// How many rows of attention mass there are: none, or one a layer.
-    pub masses: usize,
+    /// The first token whose attention the saved mass counts; without one there is no mass.
+    pub since: Option<usize>,
 }
 
 impl Sequence {
@@ -44,7 +44,7 @@ impl Sequence {
             && self.dense <= tokens
             && tokens - self.dense <= self.slots
             && (!self.cuts.is_empty() || (self.slots == tokens && self.dense == 0))
-            && [0, LAYERS].contains(&self.masses);
+            && self.since.is_none_or(|s| s < tokens);
         match (sound, self.slots <= capacity) {
             (true, true) => Ok(()),
             (false, _) => Err(Error::Model("the saved sequence contradicts itself".into())),
@@ -65,7 +65,7 @@ impl Session {
             cuts: self.cuts.clone(),
             prefix: self.prefix,
             dense: self.dense,
-            masses: if self.devices.has_mass() { LAYERS } else { 0 },
+            since: self.since(),
         }
     }
 
@@ -77,7 +77,12 @@ impl Session {
 
     /// The attention mass of a layer's filled slots, `[kv_head][slot]`; empty where none was observed.
     pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
-        self.devices.read_mass(layer, mass)
+        mass.clear();
+        if self.since().is_some() { self.devices.read_mass(layer, mass) } else { Ok(()) }
+    }
+
+    fn since(&self) -> Option<usize> {
+        self.evictor.as_ref().and_then(Evictor::since)
     }
 
     /// Becomes a saved sequence. `each` fills in the rows and the mass of a layer, which come with the right lengths.
@@ -100,6 +105,9 @@ impl Session {
         }
         filled?;
         self.tokens.extend_from_slice(&sequence.tokens);
+        if let Some(evictor) = &mut self.evictor {
+            evictor.reset(sequence.since);
+        }
         (self.cuts, self.dense, self.prefix) = (sequence.cuts, sequence.dense, sequence.prefix);
         Ok(())
     }
@@ -112,7 +120,7 @@ impl Session {
     ) -> Result<()> {
         let slots = sequence.slots;
         let mut rows = KvRows::zeroed(self.devices.active().kv_types(), slots, HEAD_DIM);
-        let mut mass = vec![0.0; if sequence.masses > 0 { KV_HEADS * slots } else { 0 }];
+        let mut mass = vec![0.0; if sequence.since.is_some() { KV_HEADS * slots } else { 0 }];
         for layer in 0..LAYERS {
             each(layer, &mut rows, &mut mass)?;
             self.devices.active_mut().write_kv(layer, 0..slots, &rows)?;

@@ -1,4 +1,5 @@
-//! `rope`, `attend`, `attend_one` and `merge` against the CPU's rows and its attention.
+//! `rope`, `attend`, `attend_one`, `merge` and `observe` against the CPU's rows, its attention and what slots receive
+//! of it.
 
 use super::{Dims, EPS, SMALL, Seeded, bed, buffer, floats, kernel, read, same, state};
 use antigravity::cpu::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
@@ -10,6 +11,7 @@ const ROPE: &str = include_str!("../../kernels/rope.cl");
 const ATTEND: &str = include_str!("../../kernels/attend.cl");
 const ATTEND_ONE: &str = include_str!("../../kernels/attend_one.cl");
 const MERGE: &str = include_str!("../../kernels/merge.cl");
+const OBSERVE: &str = include_str!("../../kernels/observe.cl");
 
 /// What goes in and what comes out.
 struct Case<const HD: usize> {
@@ -27,6 +29,11 @@ struct Case<const HD: usize> {
     /// The cache before: `[kv_head][slot][row bytes]`
     k: Vec<u8>,
     v: Vec<u8>,
+    /// Last tokens whose attention is observed.
+    observed: usize,
+    /// The mass before, of the first so many slots: `[kv_head][slot]`; what follows is nothing yet.
+    mass: Vec<f32>,
+    massed: usize,
 }
 
 impl<const HD: usize> Case<HD> {
@@ -44,7 +51,9 @@ impl<const HD: usize> Case<HD> {
         let (k, v) = (cache(types.k), cache(types.v));
         let rows = (0..n).map(|_| r.floats(dims.dim + HD)).collect();
         let qkv = (0..n).map(|_| r.floats(dims.qkv())).collect();
-        Self { dims, types, capacity, before, rows, qkv, norms: r.floats(2 * HD), k, v }
+        let (norms, mass) = (r.floats(2 * HD), r.floats(dims.kv_heads * capacity));
+        let (observed, massed) = (n.div_ceil(2), before - before / 3);
+        Self { dims, types, capacity, before, rows, qkv, norms, k, v, observed, mass, massed }
     }
 
     /// Normed and positioned head of token `t` at `start` of its row.
@@ -79,13 +88,50 @@ impl<const HD: usize> Case<HD> {
             for head in 0..dims.heads {
                 let start = head / (dims.heads / dims.kv_heads) * self.capacity;
                 let rows = (&k[start * k_row..], &v[start * v_row..]);
-                att.extend_from_slice(&self.attention(t, head, rows));
+                let (sum, _) = self.attention(t, head, rows);
+                let mut out = sum.o.map(|o| o / sum.l);
+                if self.types.v.rotated() {
+                    kv::rotate(&mut out);
+                }
+                att.extend_from_slice(&out);
             }
         }
         (k, v, att)
     }
 
-    fn attention(&self, t: usize, head: usize, (k, v): (&[u8], &[u8])) -> [f32; HD] {
+    /// The CPU's mass after, with its cache after.
+    fn expected_mass(&self, (k, v): (&[u8], &[u8])) -> Vec<f32> {
+        let (k_row, v_row) = (self.types.k.row_bytes(HD), self.types.v.row_bytes(HD));
+        let (n, group, mut mass) = (self.qkv.len(), self.dims.heads / self.dims.kv_heads, self.mass.clone());
+        for (kv_head, mass) in mass.chunks_mut(self.capacity).enumerate() {
+            mass[self.massed..self.before + n].fill(0.0);
+            let rows = (&k[kv_head * self.capacity * k_row..], &v[kv_head * self.capacity * v_row..]);
+            for t in n - self.observed..n {
+                let heads = kv_head * group..(kv_head + 1) * group;
+                let of_heads: Vec<_> = heads.map(|head| self.attention(t, head, rows)).collect();
+                for (slot, mass) in mass[..self.before + t + 1].iter_mut().enumerate() {
+                    // The largest of one score is the score.
+                    let weigh = |(all, q): &(Partial<HD>, [f32; HD])| {
+                        let mut part = [Partial::EMPTY];
+                        let kv = KvChunk {
+                            k: &rows.0[slot * k_row..],
+                            v: &rows.1[slot * v_row..],
+                            types: self.types,
+                        };
+                        attend::<HD, 1>(Isa::Scalar, kv, &[*q], &[1], &mut part);
+                        let mut e = [part[0].m - all.m];
+                        ops::exp(Isa::Scalar, &mut e);
+                        e[0] / all.l
+                    };
+                    *mass += of_heads.iter().map(weigh).reduce(|a, b| a + b).unwrap();
+                }
+            }
+        }
+        mass
+    }
+
+    /// What attention of a query ends with before it is divided, and the query.
+    fn attention(&self, t: usize, head: usize, (k, v): (&[u8], &[u8])) -> (Partial<HD>, [f32; HD]) {
         let mut q = self.head(t, head * HD, &self.norms[..HD]);
         q.iter_mut().for_each(|x| *x *= 1.0 / (HD as f32).sqrt());
         if self.types.k.rotated() {
@@ -99,11 +145,7 @@ impl<const HD: usize> Case<HD> {
             attend::<HD, 1>(Isa::Scalar, KvChunk { k, v, types: self.types }, &[q], &[seen], &mut part);
             merge(Isa::Scalar, &mut sum, &part[0]);
         }
-        let mut out = sum.o.map(|o| o / sum.l);
-        if self.types.v.rotated() {
-            kv::rotate(&mut out);
-        }
-        out
+        (sum, q)
     }
 
     fn options(&self, items: usize, more: &str) -> String {
@@ -123,8 +165,12 @@ impl<const HD: usize> Case<HD> {
     /// Buffers of state, qkv, norms, keys, values, attention.
     fn buffers(&self, device: &Device) -> [Buffer; 6] {
         let n = self.qkv.len();
+        let mut state = state([n, self.before, 0], &self.rows);
+        for (at, value) in [(8, self.observed), (9, self.massed)] {
+            state[at] = f32::from_bits(value as u32);
+        }
         [
-            floats(device, &state([n, self.before, 0], &self.rows)),
+            floats(device, &state),
             floats(device, &self.qkv.concat()),
             floats(device, &self.norms),
             buffer(device, &self.k),
@@ -153,6 +199,23 @@ impl<const HD: usize> Case<HD> {
         same(&what, &read(att), &want);
     }
 
+    /// Observes what attention has just left in `softmax`.
+    fn observe(&self, device: &Device, [s, qkv, norms, k, v, _]: &[Buffer; 6], softmax: &Buffer) {
+        let (n, mass) = (self.qkv.len(), floats(device, &self.mass));
+        let options = self.options(32, if n == 1 { "-DONE" } else { "" });
+        let mut observe = kernel(device, ("observe", OBSERVE), &options, &[s, qkv, norms, k, softmax, &mass]);
+        observe.arg_i32(6, self.capacity as i32).unwrap();
+        let items = (self.before + n).next_multiple_of(32);
+        device.launch(&observe, &[items, self.dims.kv_heads], &[32, 1]).unwrap();
+        let [k, v] = [k, v].map(|b| {
+            let mut bytes = vec![0; b.len()];
+            b.read(0, &mut bytes).unwrap();
+            bytes
+        });
+        let what = format!("mass, heads of {HD}, {}, {n} tokens", self.types);
+        same(&what, &read(&mass), &self.expected_mass((&k, &v)));
+    }
+
     fn many(&self, device: &Device) {
         let all @ [s, qkv, norms, k, v, att] = &self.buffers(device);
         let (n, d) = (self.qkv.len(), self.dims);
@@ -160,11 +223,13 @@ impl<const HD: usize> Case<HD> {
         rope.arg_i32(5, self.capacity as i32).unwrap();
         device.launch(&rope, &[(d.heads + 2 * d.kv_heads) * 32, n], &[32, 1]).unwrap();
         let options = self.options(32, "-DQUERIES=8 -DSLOTS=16");
-        let mut attend = kernel(device, ("attend", ATTEND), &options, &[s, qkv, k, v, att]);
-        attend.arg_i32(5, self.capacity as i32).unwrap();
+        let softmax = floats(device, &vec![f32::NAN; n * d.heads * 2]);
+        let mut attend = kernel(device, ("attend", ATTEND), &options, &[s, qkv, k, v, att, &softmax]);
+        attend.arg_i32(6, self.capacity as i32).unwrap();
         let tiles = (n * d.heads / d.kv_heads).div_ceil(8);
         device.launch(&attend, &[tiles * 32, d.kv_heads], &[32, 1]).unwrap();
         self.check("many tokens", all);
+        self.observe(device, all, &softmax);
     }
 
     fn one(&self, device: &Device) {
@@ -179,6 +244,7 @@ impl<const HD: usize> Case<HD> {
         let merge = kernel(device, ("merge", MERGE), &self.options(64, ""), &[s, &parts, &ml, att]);
         device.launch(&merge, &[d.heads * 64], &[64]).unwrap();
         self.check("one token", all);
+        self.observe(device, all, &ml);
     }
 }
 

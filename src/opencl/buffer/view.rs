@@ -4,8 +4,8 @@ use super::{Access, Place};
 use super::{Address, Buffer, FROZEN, MAPPED, UNMAPPED};
 use crate::opencl::failure::Result;
 use crate::opencl::ffi;
+use std::marker::PhantomData;
 use std::ops::{Deref, Range};
-use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 /// What a view is for.
@@ -21,6 +21,11 @@ impl Buffer {
     /// Waits for what is queued and gives the CPU `range` of a host-visible buffer; the device has it back
     /// when the view goes.
     pub fn map(&mut self, range: Range<usize>, purpose: MapFor) -> Result<Mapped<'_>> {
+        self.clone().into_map(range, purpose)
+    }
+
+    /// [`Buffer::map`] with a view that owns the buffer.
+    pub fn into_map<'a>(self, range: Range<usize>, purpose: MapFor) -> Result<Mapped<'a>> {
         let m = &self.memory;
         assert!(m.place == Place::HostVisible, "only a host-visible buffer can be mapped");
         m.assert_holds(&range);
@@ -42,7 +47,8 @@ impl Buffer {
             Some(shadow) => shadow.load(start, &range, purpose),
             None => start,
         };
-        Ok(Mapped { buffer: self, start, view, range, purpose })
+        let (start, view) = (Address(start), Address(view));
+        Ok(Mapped { buffer: self, start, view, range, purpose, mapped: true, borrowed: PhantomData })
     }
 
     /// Gives the CPU a host-visible, read-only buffer for reading, for good: kernels go on reading it, and
@@ -65,12 +71,15 @@ impl Buffer {
 
 /// The CPU's view on a part of a buffer.
 pub struct Mapped<'a> {
-    buffer: &'a mut Buffer,
+    buffer: Buffer,
     /// Where the driver put it, and what the CPU sees: the same, or the shadow.
-    start: NonNull<u8>,
-    view: NonNull<u8>,
+    start: Address,
+    view: Address,
     range: Range<usize>,
     purpose: MapFor,
+    /// Until it is given back.
+    mapped: bool,
+    borrowed: PhantomData<&'a mut Buffer>,
 }
 
 impl Mapped<'_> {
@@ -82,22 +91,21 @@ impl Mapped<'_> {
         assert!(self.purpose != MapFor::Reading, "a view for reading is written");
         // SAFETY: mapped for `range.len()` bytes until `self` goes; `self` is borrowed mutably and the
         // device leaves the buffer alone (launches and writes assert it).
-        unsafe { std::slice::from_raw_parts_mut(self.view.as_ptr(), self.range.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.view.0.as_ptr(), self.range.len()) }
     }
 
     /// Gives the bytes back to the device, which then sees what was written.
     pub fn unmap(mut self) -> Result<()> {
-        let result = self.give_back();
-        std::mem::forget(self);
-        result
+        self.give_back()
     }
 
     fn give_back(&mut self) -> Result<()> {
+        self.mapped = false;
         let m = &self.buffer.memory;
         if let Some(shadow) = &m.shadow {
-            shadow.store(self.start, &self.range, self.purpose);
+            shadow.store(self.start.0, &self.range, self.purpose);
         }
-        let result = m.unmap(self.start);
+        let result = m.unmap(self.start.0);
         m.state.store(UNMAPPED, Ordering::Relaxed);
         result
     }
@@ -108,14 +116,16 @@ impl Deref for Mapped<'_> {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: mapped for `range.len()` bytes until `self` goes.
-        unsafe { std::slice::from_raw_parts(self.view.as_ptr(), self.range.len()) }
+        unsafe { std::slice::from_raw_parts(self.view.0.as_ptr(), self.range.len()) }
     }
 }
 
 impl Drop for Mapped<'_> {
     fn drop(&mut self) {
-        // A device that fails here fails in the next call too, which reports it.
-        let _ = self.give_back();
+        if self.mapped {
+            // A device that fails here fails in the next call too, which reports it.
+            let _ = self.give_back();
+        }
     }
 }
 
