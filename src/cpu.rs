@@ -5,6 +5,7 @@
 
 pub mod attention;
 mod cache;
+mod mass;
 mod matmul;
 #[allow(unsafe_code)]
 mod pool;
@@ -15,12 +16,14 @@ pub mod topology;
 use crate::backend::{Backend, KvRows, Lent, Logits};
 use crate::dims::*;
 use crate::error::{Error, Result};
-use crate::kv::KvTypes;
+use crate::kv::{KvTypes, check_capacity};
 use crate::quant::packed::GROUP_ROWS;
 use crate::quant::{BLOCK, act::ActBlock};
 use crate::trace::{Recorder, Steps};
 use crate::weights::{Layer, Weights};
 use cache::Cache;
+pub use mass::bytes as mass_bytes;
+use mass::{Noted, SlotMass};
 use matmul::Input;
 use pool::Pool;
 pub use pool::keep_to;
@@ -121,6 +124,10 @@ struct Scratch {
     ffn: Acts<FFN_DIM>,
     /// Partial attention of one token: `[kv_head][chunk][query head of the group]`
     partials: Vec<Partial<HEAD_DIM>>,
+    /// How many tokens at the end of a pass are observed.
+    observed: usize,
+    /// Their softmax: `[token][HEADS]`; empty until any are.
+    notes: Vec<Noted>,
     /// Cosines and sines of the tokens' positions: `[token][HEAD_DIM / 2]`
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -132,6 +139,8 @@ pub struct CpuBackend {
     pool: Pool,
     isa: Isa,
     cache: Cache,
+    /// From the first time on that attention is observed.
+    mass: Option<SlotMass>,
     scratch: Scratch,
     max_tokens: usize,
     /// Radians per position of each rotated pair.
@@ -186,6 +195,8 @@ impl CpuBackend {
             att_in: Acts::new(max_tokens, form(first.wo.is_quantised()))?,
             ffn: Acts::new(max_tokens, form(first.down.is_quantised()))?,
             partials: try_vec(partials_for(capacity), Partial::EMPTY)?,
+            observed: 0,
+            notes: Vec::new(),
             cos: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
             sin: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
         };
@@ -193,6 +204,7 @@ impl CpuBackend {
             pool: Pool::new(threads)?,
             isa,
             cache,
+            mass: None,
             scratch,
             max_tokens,
             frequencies: crate::rope::frequencies(),
@@ -205,6 +217,11 @@ impl CpuBackend {
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
+}
+
+/// Mass was asked for that there is none of.
+fn not_observed() -> Error {
+    Error::Other("attention was never observed, so slots have no mass".into())
 }
 
 /// Columns of one task over a matrix with rows of `cols` elements, a multiple of `run`.
@@ -358,10 +375,13 @@ impl Backend for CpuBackend {
     }
 
     fn forward(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
-        let Self { weights, pool, isa, cache, scratch: s, recorder, .. } = self;
+        let Self { weights, pool, isa, cache, mass, scratch: s, recorder, .. } = self;
         let (n, isa) = (tokens.len(), *isa);
         assert!(n > 0 && n <= self.max_tokens && cache.len() + n <= cache.capacity());
         let mut steps = Steps::begin(recorder.as_mut(), n);
+        if let Some(mass) = mass {
+            mass.clear(cache.len()..cache.len() + n);
+        }
 
         s.embed(weights, isa, tokens, (pos, &self.frequencies)); // rows of the embedding, angles of RoPE
         steps.done("embed", 0);
@@ -374,6 +394,10 @@ impl Backend for CpuBackend {
             steps.done("rope", index);
             s.attend(layer, index, cache, pool, isa, n); // each query over all slots up to its own
             steps.done("attend", index);
+            if let (Some(mass), 1..) = (&mut *mass, s.observed) {
+                s.observe((layer, index), (&*cache, mass), pool, isa, n); // what each slot received of it
+                steps.done("observe", index);
+            }
             s.out(layer, pool, isa, n); // attention's output joins the residual
             steps.done("out", index);
             s.norm(&layer.ffn_norm, pool, isa, (0, n)); // RMS norm before the feed-forward layer
@@ -416,28 +440,53 @@ impl Backend for CpuBackend {
     }
 
     fn set_len(&mut self, len: usize) {
+        let before = self.cache.len();
         self.cache.set_len(len);
+        if let Some(mass) = self.mass.as_mut().filter(|_| len > before) {
+            mass.clear(before..len);
+        }
     }
 
     fn resize(&mut self, slots: usize) -> Result<()> {
-        self.scratch.partials = try_vec(partials_for(slots), Partial::EMPTY)?;
-        self.cache.resize(slots)
+        let len = self.cache.len();
+        check_capacity(slots, len)?;
+        let partials = try_vec(partials_for(slots), Partial::EMPTY)?;
+        let mass = self.mass.as_ref().map(|mass| mass.resized(slots, len)).transpose()?;
+        self.cache.resize(slots)?;
+        (self.scratch.partials, self.mass) = (partials, mass);
+        Ok(())
     }
 
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
-        self.cache.keep(layer, kv_head, slots)
+        self.cache.keep(layer, kv_head, slots)?;
+        match &mut self.mass {
+            Some(mass) => mass.keep((layer, kv_head), slots, self.cache.len()),
+            None => Ok(()),
+        }
     }
 
-    fn observe(&mut self, _tokens: usize) -> Result<()> {
-        todo!("mass")
+    fn observe(&mut self, tokens: usize) -> Result<()> {
+        if tokens > 0 && self.mass.is_none() {
+            let notes = mass::notes(self.max_tokens)?;
+            self.mass = Some(SlotMass::new(self.cache.capacity())?);
+            self.scratch.notes = notes;
+        }
+        self.scratch.observed = tokens;
+        Ok(())
     }
 
-    fn read_mass(&mut self, _layer: usize, _mass: &mut [f32]) -> Result<()> {
-        todo!("mass")
+    fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()> {
+        assert_eq!(mass.len(), KV_HEADS * self.cache.len());
+        let Some(of_slots) = &self.mass else { return Err(not_observed()) };
+        of_slots.read(layer, mass);
+        Ok(())
     }
 
-    fn write_mass(&mut self, _layer: usize, _mass: &[f32]) -> Result<()> {
-        todo!("mass")
+    fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()> {
+        assert_eq!(mass.len(), KV_HEADS * self.cache.len());
+        let Some(of_slots) = &mut self.mass else { return Err(not_observed()) };
+        of_slots.write(layer, mass);
+        Ok(())
     }
 
     fn lend(&mut self) -> Result<Option<Lent>> {

@@ -383,7 +383,7 @@ impl OpenClBackend {
         let n = tokens.len();
         let timed = recorder.is_some();
         let steps = Steps::begin(recorder.as_mut(), n);
-        let mut mass = mass.as_mut().filter(|m| m.observed(n) > 0);
+        let mass = mass.as_mut().filter(|m| m.observed(n) > 0);
         let mut whole = whole.as_mut().filter(|_| n == 1 && !timed && mass.is_none());
         let (observed, massed) = mass.as_ref().map_or((0, 0), |m| (m.observed(n), m.there()));
         scratch.observe(observed, massed);
@@ -393,7 +393,6 @@ impl OpenClBackend {
         scratch.embed(&model.weights, tokens, rows.len(), (pos, frequencies))?; // rows of the embedding, angles of RoPE
         let host = host.as_mut();
         let (device, landing) = (&model.device, landing.as_mut());
-        let mass = mass.as_deref_mut();
         let mut pass = Pass { device, launches, rows, scratch, landing, host, mass, n, steps, timed };
         pass.done("embed", 0)?;
         if let Some(whole) = &mut whole {

@@ -14,6 +14,7 @@ use crate::cpu::simd::attend::{Partial, QUERIES};
 use crate::dims::*;
 use crate::engine::{BackendKind, EngineOptions};
 use crate::error::{Error, Result};
+use crate::kv::eviction::Policy;
 use crate::opencl;
 use crate::session::ROWS;
 use crate::system::Memory;
@@ -234,6 +235,7 @@ impl Plan {
                 there,
             ),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
+            put("attention mass", mass(o, slots, chunk), there),
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
             put("tokens and text", mul(slots as u64, TEXT_PER_SLOT), Kind::Own),
             put("tokenizer", mul(self.tokenizer_file, TOKENIZER), Kind::Own),
@@ -336,6 +338,15 @@ fn device_scratch(slots: usize, chunk: usize) -> u64 {
     const MOST: usize = usize::MAX >> 28;
     let slots = slots.min(MOST);
     add(opencl::scratch_bytes(chunk.min(MOST >> 8)) as u64, opencl::parts_bytes(slots) as u64)
+}
+
+/// What observing attention takes, for the policies that look at it.
+fn mass(o: &EngineOptions, slots: usize, chunk: usize) -> u64 {
+    const MOST: usize = usize::MAX >> 28;
+    match o.eviction.policy {
+        Policy::None | Policy::Sliding => 0,
+        Policy::SnapKv | Policy::H2o => cpu::mass_bytes(slots.min(MOST), chunk.min(MOST >> 8)) as u64,
+    }
 }
 
 /// What is sent to a device for some tokens: written, and staged.

@@ -457,10 +457,11 @@ impl Session {
         if len > all {
             return Err(Error::Usage(format!("cannot rewind to token {len} of {all}")));
         }
-        match self.cheap(len) == len {
-            true => Ok(self.drop_to(len)),
-            false => self.replay(len),
+        if self.cheap(len) < len {
+            return self.replay(len);
         }
+        self.drop_to(len);
+        Ok(())
     }
 
     /// The largest number of first tokens, at most `len`, that can be kept without computing any.

@@ -10,6 +10,7 @@ use antigravity::kv::{KvType, KvTypes};
 use antigravity::sampler::{Sampler, SamplerOptions};
 use antigravity::session::{CancelToken, Event, Session};
 use antigravity::weights::WeightType;
+use antigravity::weights::region::page_size;
 use antigravity::{Engine, EngineOptions, dims};
 use reference::Reference;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -80,7 +81,7 @@ struct Run {
 
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    statm.split_whitespace().nth(1).and_then(|n| n.parse::<usize>().ok()).unwrap_or(0) * 4096
+    statm.split_whitespace().nth(1).and_then(|n| n.parse::<usize>().ok()).unwrap_or(0) * page_size()
 }
 
 fn generate(engine: &Engine, n: usize) -> Run {

@@ -1,8 +1,10 @@
-//! Attention: new rows join the cache, queries look over all slots up to their own.
+//! Attention: new rows join the cache, queries look over all slots up to their own; and what slots receive of it, if
+//! anybody observes that.
 
 use super::cache::Cache;
+use super::mass::{Noted, SlotMass};
 use super::pool::Pool;
-use super::simd::attend::{CHUNK, KvChunk, Partial, QUERIES, attend, merge};
+use super::simd::attend::{self, CHUNK, KvChunk, Looks, Partial, QUERIES, Softmax, attend, merge};
 use super::simd::{Isa, kv_row, ops};
 use super::{KV_PAD, Q_PAD, QKV, Scratch};
 use crate::backend::{Attention, AttentionJob};
@@ -16,6 +18,8 @@ use std::sync::Mutex;
 /// Query heads and tokens of one attention task.
 const TASK_HEADS: usize = if GROUP < QUERIES { GROUP } else { QUERIES };
 const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
+/// Queries that are observed at once: of whole tokens.
+const OBSERVED: usize = if GROUP < QUERIES { QUERIES / GROUP * GROUP } else { GROUP };
 
 impl Scratch {
     /// Norms and rotates the new keys and stores them with the values, one task a KV head.
@@ -75,12 +79,40 @@ impl Scratch {
     ) {
         let mut att = std::mem::take(&mut self.att);
         let mut partials = std::mem::take(&mut self.partials);
-        let layer_rows = cache.layer(index);
-        let rows = |kv_head| layer_rows.head(kv_head);
-        let query = |t, h| self.query(layer, cache.types(), (t, h), isa);
-        let heads = Heads { query, rows, types: cache.types(), before: cache.len(), isa };
-        heads.all(pool, n, &mut att, &mut partials);
+        self.heads((layer, index), cache, isa, n).all(pool, n, &mut att, &mut partials);
         (self.att, self.partials) = (att, partials);
+    }
+
+    /// Adds the attention of the observed tokens, the last of `n`, to the mass of the layer's slots.
+    pub(super) fn observe(
+        &self,
+        (layer, index): (&Layer, usize),
+        (cache, mass): (&Cache, &mut SlotMass),
+        pool: &Pool,
+        isa: Isa,
+        n: usize,
+    ) {
+        self.heads((layer, index), cache, isa, n).observe(pool, n, mass.layer_mut(index));
+    }
+
+    /// What attention of `n` new tokens reads, and where it notes the softmax of those that are observed.
+    fn heads<'a>(
+        &'a self,
+        (layer, index): (&'a Layer, usize),
+        cache: &'a Cache,
+        isa: Isa,
+        n: usize,
+    ) -> Heads<
+        'a,
+        impl Fn(usize, usize) -> [f32; HEAD_DIM] + Sync + 'a,
+        impl Fn(usize) -> (&'a [u8], &'a [u8]) + Sync + 'a,
+    > {
+        let types = cache.types();
+        let query = move |t, h| self.query(layer, types, (t, h), isa);
+        let layer_rows = cache.layer(index);
+        let rows = move |kv_head| layer_rows.head(kv_head);
+        let first = n - self.observed.min(n);
+        Heads { query, rows, types, before: cache.len(), isa, first, notes: &self.notes }
     }
 
     /// Query of token `t` and head `h`: normed, rotated, scaled, as the stored keys expect it.
@@ -105,8 +137,9 @@ impl Scratch {
 pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention> {
     let pool = Pool::new(threads)?;
     let mut partials = super::try_vec(super::partials_for(capacity), Partial::EMPTY)?;
+    let mut notes: Vec<Noted> = Vec::new();
     Ok(Box::new(move |job: AttentionJob<'_>| {
-        let AttentionJob { tokens, before, queries, stride, k, v, capacity, types, att, mass: _ } = job;
+        let AttentionJob { tokens, before, queries, stride, k, v, capacity, types, att, mass } = job;
         let query = |t: usize, h: usize| head(&queries[t * stride..], 0, h);
         let rows = |kv_head: usize| {
             let from = kv_head * capacity;
@@ -116,7 +149,15 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
         if partials.len() < needed {
             partials.resize(needed, Partial::EMPTY);
         }
-        Heads { query, rows, types, before, isa }.all(&pool, tokens, att, &mut partials);
+        let observed = mass.as_ref().map_or(0, |mass| mass.tokens.min(tokens));
+        if notes.len() < observed * HEADS {
+            notes.resize_with(observed * HEADS, Noted::default);
+        }
+        let heads = Heads { query, rows, types, before, isa, first: tokens - observed, notes: &notes };
+        heads.all(&pool, tokens, att, &mut partials);
+        if let Some(mass) = mass {
+            heads.observe(&pool, tokens, mass.sums);
+        }
     }))
 }
 
@@ -132,16 +173,20 @@ fn normed(isa: Isa, x: &[f32; HEAD_DIM], w: &[f32]) -> [f32; HEAD_DIM] {
 }
 
 /// What an attention task reads: queries by token and head, rows by KV head.
-struct Heads<Q, R> {
+struct Heads<'a, Q, R> {
     query: Q,
     rows: R,
     types: KvTypes,
     /// Filled slots before the new tokens.
     before: usize,
     isa: Isa,
+    /// The first token that is observed; the number of tokens where none is.
+    first: usize,
+    /// What its softmax and that of the later ones is: `[token][HEADS]`.
+    notes: &'a [Noted],
 }
 
-impl<'a, Q, R> Heads<Q, R>
+impl<'a, Q, R> Heads<'a, Q, R>
 where
     Q: Fn(usize, usize) -> [f32; HEAD_DIM] + Sync,
     R: Fn(usize) -> (&'a [u8], &'a [u8]) + Sync,
@@ -159,10 +204,12 @@ where
             });
             let all = &*all;
             pool.tiles(&mut att[..Q_DIM], Q_DIM, (1, GROUP * HEAD_DIM), |mut tile| {
-                let of_head = &all[tile.col / HEAD_DIM * chunks..][..chunks * GROUP];
+                let first = tile.col / HEAD_DIM;
+                let of_head = &all[first * chunks..][..chunks * GROUP];
                 for (h, out) in tile.row_mut(0).chunks_exact_mut(HEAD_DIM).enumerate() {
                     let mut state = Partial::EMPTY;
                     of_head[h..].iter().step_by(GROUP).for_each(|p| merge(self.isa, &mut state, p));
+                    self.note(0, first + h, &state);
                     self.finish(&state, out);
                 }
             });
@@ -179,6 +226,7 @@ where
                     let at = (from - first_head) * HEAD_DIM;
                     let put = |t: usize, h: usize, out: &Partial<HEAD_DIM>| {
                         let cols = at + h * HEAD_DIM..at + (h + 1) * HEAD_DIM;
+                        self.note(tokens.start + t, from + h, out);
                         self.finish(out, &mut tile.row_mut(t)[cols]);
                     };
                     match n {
@@ -253,6 +301,63 @@ where
         }
         for (i, state) in states[..count].iter().enumerate() {
             put(i / heads.len(), i % heads.len(), state);
+        }
+    }
+
+    /// Keeps what an observed query ended with.
+    fn note(&self, token: usize, head: usize, state: &Partial<HEAD_DIM>) {
+        if token >= self.first {
+            self.notes[(token - self.first) * HEADS + head].set(Softmax { m: state.m, l: state.l });
+        }
+    }
+
+    /// Adds the attention of the observed ones of `n` tokens, as noted, to `sums`: `[kv_head][slot]`.
+    fn observe(&self, pool: &Pool, n: usize, sums: &mut [f32]) {
+        /// Parts of a head at most, most of them without work where few slots are filled.
+        const PARTS: usize = 64;
+        if self.first == n {
+            return;
+        }
+        let capacity = sums.len() / KV_HEADS;
+        let chunks = (self.before + n).div_ceil(CHUNK);
+        let span = (KV_HEADS * chunks).div_ceil(4 * pool.threads()).clamp(1, chunks);
+        let span = span.max(capacity.div_ceil(CHUNK * PARTS));
+        pool.tiles(sums, capacity, (1, span * CHUNK), |mut tile| {
+            let (kv_head, slot) = (tile.row, tile.col);
+            match n - self.first {
+                1 => self.observe_slots::<GROUP>(kv_head, slot, n, tile.row_mut(0)),
+                _ => self.observe_slots::<OBSERVED>(kv_head, slot, n, tile.row_mut(0)),
+            }
+        });
+    }
+
+    /// The same for the slots of one head from `slot` on, a whole number of chunks; `N` queries at a time.
+    fn observe_slots<const N: usize>(&self, kv_head: usize, slot: usize, n: usize, mass: &mut [f32]) {
+        let (mut queries, mut softmax) = ([[0.0; HEAD_DIM]; N], [Softmax::default(); N]);
+        let row_bytes = self.types.k.row_bytes(HEAD_DIM);
+        for first in (self.first..n).step_by(N / GROUP) {
+            let tokens = (n - first).min(N / GROUP);
+            let sees = self.before + first + tokens;
+            if sees <= slot {
+                continue;
+            }
+            for i in 0..tokens * GROUP {
+                let (token, head) = (first + i / GROUP, kv_head * GROUP + i % GROUP);
+                queries[i] = (self.query)(token, head);
+                softmax[i] = self.notes[(token - self.first) * HEADS + head].get();
+            }
+            let starts = (slot..sees).step_by(CHUNK);
+            for (start, mass) in starts.zip(mass.chunks_mut(CHUNK)) {
+                let visible: [usize; N] =
+                    std::array::from_fn(|t| (self.before + first + t + 1).saturating_sub(start).min(CHUNK));
+                let looks = Looks {
+                    queries: &queries[..tokens * GROUP],
+                    softmax: &softmax[..tokens * GROUP],
+                    visible: &visible[..tokens],
+                };
+                let k = &(self.rows)(kv_head).0[start * row_bytes..];
+                attend::observe::<HEAD_DIM, N>(self.isa, (self.types.k, k), looks, mass);
+            }
         }
     }
 

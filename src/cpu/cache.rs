@@ -12,6 +12,8 @@ pub struct Cache {
     types: KvTypes,
     capacity: usize,
     len: usize,
+    /// Slots whose pages may take memory of our own.
+    touched: usize,
     memory: Memory,
 }
 
@@ -77,6 +79,9 @@ impl<'a> LayerRows<'a> {
     }
 }
 
+/// Unused bytes from which on they are given back.
+const WORTH_RELEASING: usize = 1 << 20;
+
 /// Bytes of the rows of one plane.
 fn plane(capacity: usize, row_bytes: usize) -> Result<AlignedBytes> {
     let bytes = capacity
@@ -96,7 +101,7 @@ impl Cache {
 
     /// A cache for rows that another backend lends.
     pub fn without_memory(types: KvTypes, capacity: usize) -> Self {
-        Self { types, capacity, len: 0, memory: Memory::Nobodys }
+        Self { types, capacity, len: 0, touched: 0, memory: Memory::Nobodys }
     }
 
     /// Takes another backend's rows.
@@ -139,10 +144,26 @@ impl Cache {
         self.len
     }
 
-    /// Sets the number of filled slots.
+    /// Sets the number of filled slots. The memory of the others goes back to the system where it is much, and a good
+    /// part of what was in use: what an ordinary eviction frees, or a benchmark's rewind, is filled again at once.
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity);
         self.len = len;
+        self.touched = self.touched.max(len);
+        let unused = self.touched - len;
+        let bytes = unused * self.types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
+        if len == 0 || unused < self.touched / 4 || bytes < WORTH_RELEASING {
+            return;
+        }
+        let (k_row, v_row) = self.row_bytes();
+        if let Memory::Own(k, v) = &mut self.memory {
+            for head in 0..LAYERS * KV_HEADS {
+                let slots = head * self.capacity + len..head * self.capacity + self.touched;
+                k.discard(slots.start * k_row..slots.end * k_row);
+                v.discard(slots.start * v_row..slots.end * v_row);
+            }
+        }
+        self.touched = len;
     }
 
     fn row_bytes(&self) -> (usize, usize) {
@@ -181,7 +202,7 @@ impl Cache {
                 vs[..self.len * v].copy_from_slice(&old_v[..self.len * v]);
             }
         }
-        grown.len = self.len;
+        (grown.len, grown.touched) = (self.len, self.len);
         *self = grown;
         Ok(())
     }
@@ -215,6 +236,7 @@ impl Cache {
     pub fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) {
         let (k, v) = self.row_bytes();
         let n = slots.len();
+        self.touched = self.touched.max(slots.end);
         assert!(rows.k.len() == KV_HEADS * n * k && rows.v.len() == KV_HEADS * n * v);
         for (kv_head, (ks, vs)) in self.heads_mut(layer).into_iter().enumerate() {
             ks[slots.start * k..slots.end * k].copy_from_slice(&rows.k[kv_head * n * k..][..n * k]);

@@ -102,9 +102,16 @@ impl Engine {
     /// A sequence on both devices, which begins on the CPU.
     fn hybrid(&self, model: &Arc<opencl::Model>, schedule: &Schedule, o: &EngineOptions) -> Result<Session> {
         let o = EngineOptions { gpu_attn: true, ..o.clone() };
-        let gpu = self.opencl_backend(model, &o)?;
-        let cpu = self.cpu_backend(&o)()?;
-        let standby = Standby { backend: gpu, schedule: schedule.clone(), rows: RowsAre::Apart };
+        let mut gpu = self.opencl_backend(model, &o)?;
+        let (cpu, rows) = match gpu.lend()? {
+            Some(lent) => {
+                let mut cpu = CpuBackend::without_rows(Arc::clone(&self.weights), self.cpu_options(&o))?;
+                cpu.adopt(lent)?;
+                (Box::new(cpu) as Box<dyn Backend>, RowsAre::Shared)
+            }
+            None => (self.cpu_backend(&o)()?, RowsAre::Apart),
+        };
+        let standby = Standby { backend: gpu, schedule: schedule.clone(), rows };
         Ok(Session::new(cpu).with_spare(self.cpu_backend(&o), o.notice).with_standby(standby))
     }
 

@@ -139,10 +139,20 @@ impl Devices {
 
     /// Changes the number of slots of both caches.
     pub fn resize(&mut self, slots: usize) -> Result<()> {
-        self.active.resize(slots)?;
-        match self.standby.as_mut().filter(|s| s.rows == RowsAre::Apart) {
-            Some(s) => s.backend.resize(slots),
-            None => Ok(()),
+        let Some(standby) = &mut self.standby else { return self.active.resize(slots) };
+        let (active, other) = (&mut self.active, &mut standby.backend);
+        if standby.rows == RowsAre::Apart {
+            active.resize(slots)?;
+            return other.resize(slots);
+        }
+        // The device resizes, while it has the rows.
+        match self.side {
+            Side::Gpu => active.resize(slots),
+            Side::Cpu => {
+                hand_over(active, other)?;
+                other.resize(slots)?;
+                hand_over(other, active)
+            }
         }
     }
 
@@ -218,21 +228,20 @@ impl Devices {
         let began = Instant::now();
         let (from, to) = (&mut self.active, &mut standby.backend);
         let (mut slots, mut bytes) = (0, 0);
+        // The mass counts filled slots, so it is read while they are here and written when they are there.
+        let len = from.len();
+        let mut masses = vec![0.0; if self.massive { LAYERS * KV_HEADS * len } else { 0 }];
+        let mut each = masses.chunks_exact_mut((KV_HEADS * len).max(1)).enumerate();
+        each.try_for_each(|(layer, mass)| from.read_mass(layer, mass))?;
         match from.lend()? {
             Some(lent) => to.adopt(lent)?,
             None => {
-                let first = to.len();
+                slots = len - to.len();
                 bytes = copy(&mut **from, &mut **to)?;
-                slots = from.len() - first;
             }
         }
-        if self.massive {
-            let mut mass = vec![0.0; KV_HEADS * to.len()];
-            for layer in 0..LAYERS {
-                from.read_mass(layer, &mut mass)?;
-                to.write_mass(layer, &mass)?;
-            }
-        }
+        let mut each = masses.chunks_exact((KV_HEADS * len).max(1)).enumerate();
+        each.try_for_each(|(layer, mass)| to.write_mass(layer, mass))?;
         if self.observed > 0 {
             from.observe(0)?;
             to.observe(self.observed)?;
@@ -279,6 +288,11 @@ impl Devices {
             self.active.record(Some(recorder));
         }
     }
+}
+
+/// Hands shared rows over.
+fn hand_over(from: &mut Box<dyn Backend>, to: &mut Box<dyn Backend>) -> Result<()> {
+    from.lend()?.map_or(Ok(()), |lent| to.adopt(lent))
 }
 
 /// Copies the rows that `to` lacks and makes it as long as `from`; how many bytes.

@@ -144,6 +144,20 @@ impl AlignedBytes {
         &mut self.map[self.range.clone()]
     }
 
+    /// Gives the whole pages inside a range back to the system until they are written again. What the range holds is
+    /// unspecified from now on: zeros, where a page went.
+    pub fn discard(&mut self, range: Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.range.len());
+        let range = self.range.start + range.start..self.range.start + range.end;
+        if let Some(whole) = whole_pages(&range, self.map.len(), page_size()) {
+            // SAFETY: `map` is private memory of no file that is borrowed mutably here, so nobody else sees its bytes
+            // change; pages dropped come back as zeros. A refusal changes nothing, so it is not an error.
+            let _ = unsafe {
+                self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, whole.start, whole.len())
+            };
+        }
+    }
+
     /// Freezes the bytes.
     pub fn into_plane(self) -> Plane {
         Plane::whole(Memory::Owned(self))
@@ -269,6 +283,33 @@ mod tests {
         #[allow(clippy::reversed_empty_ranges)]
         for bad in [0..5, 5..5, 3..2, 0..usize::MAX, usize::MAX..usize::MAX] {
             assert!(part.slice(bad).is_none());
+        }
+    }
+
+    #[test]
+    fn discarding_spares_what_lies_outside() {
+        let page = page_size();
+        for len in [5 * page, 5 * page + 7, HUGE_FROM + 3 * page] {
+            for range in [0..len, 1..len - 1, page..3 * page, page - 1..2 * page + 1, 2 * page + 3..len, 9..9]
+            {
+                let mut bytes = AlignedBytes::zeroed(len).unwrap();
+                bytes.as_mut_slice().fill(7);
+                bytes.discard(range.clone());
+                let outside = |at: usize| {
+                    let last = if range.end == len { len } else { range.end / page * page };
+                    at < range.start.next_multiple_of(page) || at >= last
+                };
+                assert!((0..len).all(|at| bytes.as_slice()[at] == 7 || !outside(at)), "{len} {range:?}");
+                if cfg!(target_os = "linux") && range.len() > 2 * page {
+                    assert_eq!(
+                        bytes.as_slice()[2 * page + 3..3 * page].contains(&7),
+                        outside(2 * page),
+                        "{range:?}"
+                    );
+                }
+                bytes.as_mut_slice().fill(9);
+                assert!(bytes.as_slice().iter().all(|&b| b == 9));
+            }
         }
     }
 

@@ -6,6 +6,9 @@
 
 mod blocks;
 mod fused;
+mod observe;
+
+pub use observe::{Looks, Softmax, observe};
 
 use super::kv_row::decode;
 use super::lanes::Lanes;
@@ -74,13 +77,7 @@ pub fn attend<const HD: usize, const N: usize>(
         out: &mut [Partial<HD>],
     ) {
         let slots = visible.iter().copied().max().unwrap_or(0);
-        // Most calls have fewer queries than N: only the scores they need are cleared.
-        let mut scores = [const { MaybeUninit::<Aligned<[f32; CHUNK]>>::uninit() }; N];
-        scores[..queries.len()].iter_mut().for_each(|s| *s = MaybeUninit::new(Aligned([0.0; CHUNK])));
-        // SAFETY: these were just initialised, and `Aligned` adds no padding to whole cache lines.
-        let scores = unsafe {
-            std::slice::from_raw_parts_mut(scores.as_mut_ptr().cast::<[f32; CHUNK]>(), queries.len())
-        };
+        let mut scores = Scores::<N>::NONE;
         // SAFETY: `attend` checked that the chunk holds `slots` rows of each; lanes as the caller's.
         unsafe {
             // Few queries wait for memory: while keys are read, values are fetched, and then the next chunk's keys.
@@ -89,18 +86,13 @@ pub fn attend<const HD: usize, const N: usize>(
                 true => (Ahead::of(kv.v.as_ptr(), v_row), Ahead::of(kv.k.as_ptr(), k_row).after(CHUNK)),
                 false => (Ahead::NOTHING, Ahead::NOTHING),
             };
-            let fused = L::WIDE && HD.is_multiple_of(64) && N <= FEW;
-            if fused {
-                fused::score::<L, HD>(kv.types.k, (kv.k, slots), queries, scores, values);
-            } else {
-                score::<L, HD>(kv.types.k, kv.k, slots, queries, scores, values);
-            }
+            let scores = scored::<L, HD, N>((kv.types.k, kv.k, slots), queries, values, &mut scores);
             for ((scores, out), &n) in scores.iter_mut().zip(out.iter_mut()).zip(visible) {
                 (out.m, out.l) = numerators::<L>(&mut scores[..n]);
                 out.o = [0.0; HD];
             }
             let alike = visible.iter().all(|&n| n == slots);
-            if fused && alike {
+            if is_fused::<L, HD, N>() && alike {
                 fused::weigh::<L, HD>(kv.types.v, (kv.v, slots), scores, out, keys);
             } else {
                 weigh::<L, HD>(kv.types.v, kv.v, (scores, visible), out, keys);
@@ -113,6 +105,46 @@ pub fn attend<const HD: usize, const N: usize>(
     assert!(kv.k.len() >= slots * kv.types.k.row_bytes(HD) && kv.v.len() >= slots * kv.types.v.row_bytes(HD));
     dispatch!(isa, body::<L, HD: usize, N: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
         out: &mut [Partial<HD>]))
+}
+
+/// Room for the scores of `N` queries.
+struct Scores<const N: usize>([MaybeUninit<Aligned<[f32; CHUNK]>>; N]);
+
+impl<const N: usize> Scores<N> {
+    const NONE: Self = Self([const { MaybeUninit::uninit() }; N]);
+
+    /// The first `n`, cleared: most calls have fewer queries than `N`.
+    #[inline(always)]
+    fn cleared(&mut self, n: usize) -> &mut [[f32; CHUNK]] {
+        let scores = &mut self.0[..n];
+        scores.iter_mut().for_each(|s| *s = MaybeUninit::new(Aligned([0.0; CHUNK])));
+        // SAFETY: these were just initialised, and `Aligned` adds no padding to whole cache lines.
+        unsafe { std::slice::from_raw_parts_mut(scores.as_mut_ptr().cast(), n) }
+    }
+}
+
+/// Whether rows are widened into registers, for at most `N` queries.
+const fn is_fused<L: Lanes, const HD: usize, const N: usize>() -> bool {
+    L::WIDE && HD.is_multiple_of(64) && N <= FEW
+}
+
+/// Dot products of the queries, at most `N`, with the first `slots` rows of `k`; the same bits in either way.
+#[inline(always)]
+unsafe fn scored<'a, L: Lanes, const HD: usize, const N: usize>(
+    (kind, k, slots): (KvType, &[u8], usize),
+    queries: &[[f32; HD]],
+    ahead: Ahead,
+    scores: &'a mut Scores<N>,
+) -> &'a mut [[f32; CHUNK]] {
+    let scores = scores.cleared(queries.len());
+    // SAFETY: `k` holds the slots, at most [`CHUNK`]; lanes as the caller's.
+    unsafe {
+        match is_fused::<L, HD, N>() {
+            true => fused::score::<L, HD>(kind, (k, slots), queries, scores, ahead),
+            false => score::<L, HD>(kind, k, slots, queries, scores, ahead),
+        }
+    }
+    scores
 }
 
 /// Rows that are needed soon.

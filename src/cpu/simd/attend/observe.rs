@@ -1,0 +1,80 @@
+//! The attention that slots receive from queries whose softmax is known: their weights, summed.
+
+use super::{Ahead, CHUNK, FEW, Scores, scored};
+use crate::cpu::simd::lanes::Lanes;
+use crate::cpu::simd::ops::{exp_lanes, load, sixteens, store};
+use crate::cpu::simd::{Isa, dispatch};
+use crate::kv::KvType;
+
+/// What attention of a query over all its slots ended with.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Softmax {
+    /// Largest score.
+    pub m: f32,
+    /// Sum of `e^(score - m)`.
+    pub l: f32,
+}
+
+/// Tokens that look at a chunk, by the queries of one group each.
+#[derive(Clone, Copy)]
+pub struct Looks<'a, const HD: usize> {
+    /// `[token][query head of the group]`, as [`super::attend`] takes them.
+    pub queries: &'a [[f32; HD]],
+    /// Of each query.
+    pub softmax: &'a [Softmax],
+    /// Of each token: how many of the chunk's slots it sees, from the first.
+    pub visible: &'a [usize],
+}
+
+/// Adds to `mass[slot]`, for each token in turn, `((p_0 + p_1) + p_2) ...`: the weights `p = e^(score - m) / l` of the
+/// group's queries, for at most `N` queries. `k` is `[slot][row bytes]` of the chunk's keys.
+pub fn observe<const HD: usize, const N: usize>(
+    isa: Isa,
+    (kind, k): (KvType, &[u8]),
+    looks: Looks<'_, HD>,
+    mass: &mut [f32],
+) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes, const HD: usize, const N: usize>(
+        kind: KvType,
+        k: &[u8],
+        looks: Looks<'_, HD>,
+        mass: &mut [f32],
+    ) {
+        let slots = looks.visible.iter().copied().max().unwrap_or(0);
+        let group = looks.queries.len() / looks.visible.len();
+        let mut scores = Scores::<N>::NONE;
+        // SAFETY: `observe` checked that there are `slots` keys and as much mass, and that all queries have a softmax
+        // and belong to a token; lanes as the caller's.
+        unsafe {
+            let ahead = match N <= FEW {
+                true => Ahead::of(k.as_ptr(), kind.row_bytes(HD)).after(CHUNK),
+                false => Ahead::NOTHING,
+            };
+            let scores = scored::<L, HD, N>((kind, k, slots), looks.queries, ahead, &mut scores);
+            let of_tokens = scores.chunks_exact(group).zip(looks.softmax.chunks_exact(group));
+            for ((scores, softmax), &seen) in of_tokens.zip(looks.visible) {
+                let mass = &mut mass[..seen];
+                sixteens!(seen, |i, part| {
+                    // Whole runs: what lies past the last slot is never stored.
+                    let weight = |head: usize| {
+                        let Softmax { m, l } = softmax[head];
+                        let score = L::load(scores[head][i..].as_ptr());
+                        exp_lanes(score.sub(L::splat(m))).div(L::splat(l))
+                    };
+                    let mut sum = weight(0);
+                    for head in 1..group {
+                        sum = sum.add(weight(head));
+                    }
+                    store(load::<L>(mass, i, part).add(sum), mass, i, part);
+                });
+            }
+        }
+    }
+    let Looks { queries, softmax, visible } = looks;
+    let slots = visible.iter().copied().max().unwrap_or(0);
+    assert!(!visible.is_empty() && queries.len().is_multiple_of(visible.len()) && queries.len() <= N);
+    assert!(!queries.is_empty() && softmax.len() == queries.len());
+    assert!(slots <= CHUNK && mass.len() >= slots && k.len() >= slots * kind.row_bytes(HD));
+    dispatch!(isa, body::<L, HD: usize, N: usize>(kind: KvType, k: &[u8], looks: Looks<'_, HD>, mass: &mut [f32]))
+}
