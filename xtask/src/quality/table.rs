@@ -1,10 +1,10 @@
 //! The tables as Markdown.
 
+use super::Spec;
 use super::result::{Measured, Score};
-use super::{Group, Spec};
 
 /// What stands above the tables.
-pub const HOW_TO_READ: &str = "\
+const HOW_TO_READ: &str = "\
 Slots and KiB are what is left of the cache after a prompt: everything, or with a policy a quarter of the prompt; means
 over 60 prompts of 300 to 1,500 tokens. Perplexity, its change, the KL divergence and how often the most probable token
 is the same are over 20,440 held-out predictions in chunks of 512 tokens, in which a policy evicts down to a quarter of
@@ -18,15 +18,15 @@ const HEAD: &str = "| policy | KV cache | slots kept | KiB kept | perplexity | c
                     recall 300 | 800 | 1,400 | plain | chat | all |\n\
                     |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
 
-/// A table with what it is about.
-pub fn markdown(group: &Group, found: &[Measured]) -> String {
-    let lines: String = lines(group, found).map(|line| line + "\n").collect();
-    format!("\n{}\n\n{HEAD}{lines}", group.about)
+/// The table, and above it how to read it.
+pub fn markdown(rows: &[Spec], found: &[Measured]) -> String {
+    let lines: String = lines(rows, found).map(|line| line + "\n").collect();
+    format!("{HOW_TO_READ}\n{HEAD}{lines}")
 }
 
 /// The lines below the head.
-pub fn lines<'a>(group: &'a Group, found: &'a [Measured]) -> impl Iterator<Item = String> + 'a {
-    group.rows.iter().zip(found).map(|(spec, row)| line(*spec, row))
+pub fn lines<'a>(rows: &'a [Spec], found: &'a [Measured]) -> impl Iterator<Item = String> + 'a {
+    rows.iter().zip(found).map(|(spec, row)| line(*spec, row))
 }
 
 fn line(spec: Spec, row: &Measured) -> String {
@@ -67,7 +67,7 @@ fn signed(percent: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quality::usual;
+    use crate::quality::quick;
 
     #[test]
     fn a_line_has_a_cell_for_every_column() {
@@ -81,7 +81,7 @@ mod tests {
             groups: vec![("plain".into(), 300, score(2, 2)), ("chat".into(), 800, score(1, 2))],
         };
         let other = Measured { against: Some((-0.000001, 0.25, 0.5)), ..full.clone() };
-        let text = markdown(&usual(), &[full, other]);
+        let text = markdown(&quick(), &[full, other]);
         let lines: Vec<&str> = text.lines().filter(|l| l.starts_with('|')).collect();
         assert!(lines.len() == 4 && lines.iter().all(|l| l.matches('|').count() == 15), "{text}");
         assert_eq!(
