@@ -6,7 +6,7 @@
 
 mod conversation;
 
-pub use conversation::Conversation;
+pub use conversation::{Conversation, ConversationState};
 
 use crate::tokenizer::files::{read, read_settings};
 use crate::tokenizer::{AddSpecial, Tokenizer};

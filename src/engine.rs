@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use backends::{Runs, upload};
 use stream::{Held, Writer};
-pub use stream::{Timing, TokenStream};
+pub use stream::{Pause, Timing, TokenStream, Unshown};
 
 /// Most tokens of one forward pass unless told otherwise: whole tiles of all kernels, and about as much as
 /// a person waits for after Ctrl-C.

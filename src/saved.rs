@@ -1,122 +1,246 @@
-//! Saved sequences (`--session`): tokens, cache rows and random state in one file.
+//! Saved sequences (`--session`): everything a text or a conversation needs to go on as if it had never stopped.
 //!
-//! Layout, little endian: magic, version, length of a JSON header, header, then for each layer the key
-//! rows and the value rows, then FNV-1a of everything before. Written to a temporary name and renamed, so
-//! that the file is always whole.
+//! | bytes | |
+//! |---|---|
+//! | 7 | `AGSAVED` |
+//! | 1 | the version, a digit: 2. Also raised when the rows of a KV type change |
+//! | 8 | `n`, little endian |
+//! | `n` | JSON: model, types, tokens and evictions, random state, what was held back (`Header`) |
+//! | 4 | CRC-32 of everything before, little endian |
+//! | … | of each layer the key rows, `[kv_head][slot][row bytes]`, the value rows, and, where attention is observed, its mass, `[kv_head][slot]` f32, little endian |
+//! | 4 | CRC-32 of everything before, little endian |
+//!
+//! Rows go between cache and file layer by layer. A file appears whole or not at all, and is not believed: its size must be what the header says before memory is taken for it.
+
+mod summed;
 
 use crate::backend::KvRows;
-use crate::dims::{HEAD_DIM, LAYERS};
-use crate::engine::Engine;
+use crate::chat::ConversationState;
+use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
+use crate::engine::{Engine, Pause};
 use crate::error::{Error, Result};
-use crate::sampler::Rng;
+use crate::kv::{KvType, KvTypes};
+use crate::sampler::{Rng, SamplerOptions};
 use crate::session::{Sequence, Session};
 use crate::weights::pack::Unfinished;
 use serde::{Deserialize, Serialize};
-use std::io::Write;
-use std::path::Path;
+use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use summed::Summed;
 
-const MAGIC: &[u8; 8] = b"AGSAVED1";
+const MAGIC: &[u8; 7] = b"AGSAVED";
+const VERSION: u8 = b'2';
+/// Bytes before the header.
+const PREFIX: u64 = 16;
+/// Bytes of a sum.
+const SUM: u64 = 4;
+/// Longest header: some thirty million tokens.
+const MAX_HEADER: u64 = 1 << 28;
 
-#[derive(Serialize, Deserialize)]
-struct Header {
-    model: String,
-    kv_types: String,
-    slots: usize,
-    position: usize,
-    tokens: Vec<u32>,
-    rng: [u64; 4],
+/// What goes with a sequence.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// What the random numbers began with.
+    pub seed: u64,
+    /// Where they are.
+    pub rng: Rng,
+    /// What the sequence is.
+    pub content: Content,
 }
 
-/// Writes the sequence and the random state.
-pub fn save(file: &Path, session: &mut Session, engine: &Engine, rng: &Rng) -> Result<()> {
+/// What a sequence is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Content {
+    /// One text, and where it was cut.
+    Text(Pause),
+    /// A conversation.
+    Chat(ConversationState),
+}
+
+impl State {
+    /// The random state to go on with; none where another seed is `chosen`. The seed in force goes into `options`.
+    pub fn random(&self, chosen: Option<u64>, options: &mut SamplerOptions) -> Option<Rng> {
+        options.seed = chosen.unwrap_or(self.seed);
+        (options.seed == self.seed).then(|| self.rng.clone())
+    }
+
+    /// Ids besides those of the sequence.
+    fn ids(&self) -> &[u32] {
+        match &self.content {
+            Content::Text(pause) => &pause.tokens,
+            Content::Chat(chat) => &chat.ids,
+        }
+    }
+}
+
+/// The JSON part of a file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    /// The fingerprint of the model's files.
+    model: String,
+    /// What its matrices became.
+    weights: String,
+    /// Element types of the rows: keys, values.
+    kv: [String; 2],
+    sequence: Sequence,
+    state: State,
+}
+
+/// Writes the sequence and what goes with it; `file` has the old content or the new one, whatever happens.
+pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -> Result<()> {
+    let failed = |e: io::Error| Error::io(file, format!("cannot save the session: {e}"));
+    let types = session.backend().kv_types();
     let header = Header {
         model: engine.weights().fingerprint.clone(),
-        kv_types: session.backend().kv_types().to_string(),
-        slots: session.slots(),
-        position: session.position(),
-        tokens: session.tokens().to_vec(),
-        rng: rng.words(),
+        weights: engine.options().weight_type.to_string(),
+        kv: [types.k, types.v].map(|t| t.name().into()),
+        sequence: session.sequence(),
+        state,
     };
-    let header = serde_json::to_vec(&header).map_err(|e| Error::io(file, e))?;
-    let mut bytes = MAGIC.to_vec();
-    bytes.extend_from_slice(&(header.len() as u64).to_le_bytes());
-    bytes.extend_from_slice(&header);
-    let mut rows = KvRows::default();
+    let json = serde_json::to_vec(&header).map_err(|e| failed(e.into()))?;
+    if json.len() as u64 > MAX_HEADER {
+        return Err(failed(io::Error::new(ErrorKind::FileTooLarge, "too many tokens")));
+    }
+    let place = place(file);
+    let unfinished = Unfinished::create(&place).map_err(failed)?;
+    // Nobody else's to read, unless that was changed; some file systems have no modes.
+    let mode = fs::metadata(&place).map_or(Permissions::from_mode(0o600), |old| old.permissions());
+    let _ = unfinished.file.set_permissions(mode);
+    let mut out = Summed::new(&unfinished.file);
+    let length = (json.len() as u64).to_le_bytes();
+    out.put(&[MAGIC, &[VERSION][..], &length, &json].concat()).map_err(failed)?;
+    out.put_sum().map_err(failed)?;
+    let (mut rows, mut mass) = (KvRows::default(), Vec::new());
     for layer in 0..LAYERS {
         session.read_rows(layer, &mut rows)?;
-        bytes.extend_from_slice(&rows.k);
-        bytes.extend_from_slice(&rows.v);
+        session.read_mass(layer, &mut mass)?;
+        let mass: Vec<u8> = mass.iter().flat_map(|m| m.to_le_bytes()).collect();
+        [&rows.k, &rows.v, &mass].into_iter().try_for_each(|bytes| out.put(bytes)).map_err(failed)?;
     }
-    let sum = checksum(&bytes);
-    bytes.extend_from_slice(&sum.to_le_bytes());
-    let write = || -> std::io::Result<()> {
-        let mut unfinished = Unfinished::create(file)?;
-        unfinished.file.write_all(&bytes)?;
-        unfinished.finish(file)
-    };
-    write().map_err(|e| Error::io(file, format!("cannot save the session: {e}")))
+    out.put_sum().map_err(failed)?;
+    unfinished.finish(&place).map_err(failed)
 }
 
-/// Restores a sequence; `None` when there is no such file yet.
-pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<Rng>> {
-    let bytes = match std::fs::metadata(file) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Ok(meta) if !meta.is_file() => return Err(Error::model(file, "is not a regular file")),
-        _ => std::fs::read(file).map_err(|e| Error::model(file, format!("cannot read: {e}")))?,
-    };
-    let bad = |what: &str| Error::model(file, format!("{what}; delete it to start a new session"));
-    let body = bytes.len().checked_sub(8).filter(|_| bytes.starts_with(MAGIC));
-    let body = body.ok_or_else(|| bad("is not a saved session of this version"))?;
-    if checksum(&bytes[..body]).to_le_bytes() != bytes[body..] {
-        return Err(bad("is damaged"));
+/// Restores a sequence and returns what goes with it; `None` when there is no such file yet.
+///
+/// # Errors
+///
+/// `Usage` where another flag mends it, also where the file could not be written at the end; `Model` for a file of
+/// another model or version and for a damaged one. The session is then empty.
+pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
+    let place = place(file);
+    let found = fs::metadata(&place);
+    if found.as_ref().is_ok_and(|meta| !meta.is_file()) {
+        return Err(Error::model(file, "is not a regular file"));
     }
-    let length = bytes[..body].get(8..16).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
-    let end = length.and_then(|n| usize::try_from(n).ok()?.checked_add(16));
-    let header = end.and_then(|end| bytes[..body].get(16..end)).ok_or_else(|| bad("is damaged"))?;
-    let mut rows = &bytes[16 + header.len()..body];
-    let header: Header = serde_json::from_slice(header).map_err(|_| bad("is damaged"))?;
-    let types = session.backend().kv_types();
-    if header.model != engine.weights().fingerprint {
-        return Err(bad("was saved with another model"));
+    // Said now, not after the last token. It also removes what a killed run left.
+    drop(Unfinished::create(&place).map_err(|e| {
+        Error::Usage(format!("--session {}: cannot be written: {e}; choose another place", file.display()))
+    })?);
+    if found.is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+        return Ok(None);
     }
-    if header.kv_types != types.to_string() {
-        let kind = &header.kv_types;
-        return Err(Error::Usage(format!("--session {}: was saved with --kv-type {kind}", file.display())));
+    let opened = File::open(&place).and_then(|f| Ok((f.metadata()?.len(), f)));
+    let (size, stored) = opened.map_err(|e| Error::model(file, format!("cannot read: {e}")))?;
+    let mut input = Summed::new(&stored);
+    let (header, header_end) = read_header(file, &mut input, size)?;
+    header.check(file, session, engine)?;
+    if header.size(session, header_end) != Some(size) {
+        return Err(damaged(file));
     }
-    if header.slots > session.backend().capacity() {
-        return Err(Error::Usage(format!(
-            "--session {}: holds {} slots; raise --max-seq-len",
-            file.display(),
-            header.slots
-        )));
-    }
-    let shape = KvRows::zeroed(types, header.slots, HEAD_DIM);
-    let mut layers = Vec::with_capacity(LAYERS);
-    for _ in 0..LAYERS {
-        let mut take = |n: usize| {
-            let (now, rest) = rows.split_at_checked(n)?;
-            rows = rest;
-            Some(now.to_vec())
-        };
-        let pair = take(shape.k.len()).zip(take(shape.v.len()));
-        let (k, v) = pair.ok_or_else(|| bad("is damaged"))?;
-        layers.push(KvRows { k, v });
-    }
-    let rng = Rng::restore(header.rng).ok_or_else(|| bad("is damaged"))?;
-    let tokens = header.tokens;
-    let sequence = Sequence { slots: tokens.len(), tokens, cuts: vec![], prefix: 0, dense: 0, since: None };
-    session.restore(sequence, |layer, rows, _| {
-        *rows = std::mem::take(&mut layers[layer]);
-        Ok(())
+    session.restore(header.sequence, |layer, rows, mass| {
+        let mut bytes = vec![0; size_of_val(&mass[..])];
+        let mut read = |bytes: &mut [u8]| input.take(bytes).map_err(|_| damaged(file));
+        [&mut rows.k, &mut rows.v, &mut bytes].into_iter().try_for_each(|part| read(part))?;
+        for (m, bytes) in mass.iter_mut().zip(bytes.as_chunks().0) {
+            *m = f32::from_le_bytes(*bytes);
+        }
+        let whole = layer + 1 < LAYERS || input.sum_fits().unwrap_or(false);
+        match whole && mass.iter().all(|m| m.is_finite()) {
+            true => Ok(()),
+            false => Err(damaged(file)),
+        }
     })?;
-    Ok(Some(rng))
+    Ok(Some(header.state))
 }
 
-/// FNV-1a, eight bytes at a time.
-fn checksum(bytes: &[u8]) -> u64 {
-    bytes.chunks(8).fold(0xcbf2_9ce4_8422_2325 ^ bytes.len() as u64, |hash, chunk| {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x0100_0000_01b3).rotate_left(29)
-    })
+/// The file itself where a link leads to it, so that not the link is replaced.
+fn place(file: &Path) -> PathBuf {
+    fs::canonicalize(file).unwrap_or_else(|_| file.into())
+}
+
+/// An error that no flag mends.
+fn unusable(file: &Path, why: &str) -> Error {
+    Error::model(file, format!("{why}; delete it to begin anew, or give --session another file"))
+}
+
+fn damaged(file: &Path) -> Error {
+    unusable(file, "is damaged")
+}
+
+/// The header of a file of `size` bytes, and where it ends.
+fn read_header(file: &Path, input: &mut Summed<&File>, size: u64) -> Result<(Header, u64)> {
+    let mut prefix = [0; PREFIX as usize];
+    if size < PREFIX || input.take(&mut prefix).is_err() || !prefix.starts_with(MAGIC) {
+        return Err(unusable(file, "is not a saved session"));
+    }
+    let ([_, _, _, _, _, _, _, version], length) = prefix.split_first_chunk().expect("invariant: 16 bytes");
+    if *version != VERSION {
+        let (found, ours) = (version.escape_ascii(), char::from(VERSION));
+        return Err(unusable(
+            file,
+            &format!("is a session of version {found}, and this program reads {ours}"),
+        ));
+    }
+    let length = length.try_into().map_or(u64::MAX, u64::from_le_bytes);
+    let end = length.checked_add(PREFIX + SUM).filter(|&end| length <= MAX_HEADER && end <= size);
+    let end = end.ok_or_else(|| damaged(file))?;
+    let mut json = vec![0; length as usize];
+    let whole = input.take(&mut json).is_ok() && input.sum_fits().unwrap_or(false);
+    let header = whole.then(|| serde_json::from_slice(&json).ok()).flatten();
+    Ok((header.ok_or_else(|| damaged(file))?, end))
+}
+
+impl Header {
+    /// Refuses what does not go with this run.
+    fn check(&self, file: &Path, session: &Session, engine: &Engine) -> Result<()> {
+        let ours = &engine.weights().fingerprint;
+        if self.model != *ours {
+            let theirs = self.model.escape_debug();
+            return Err(unusable(file, &format!("was saved with another model ({theirs}, this is {ours})")));
+        }
+        let usage = |what: String| Err(Error::Usage(format!("--session {}: {what}", file.display())));
+        let set = |flags: String| usage(format!("was saved with {flags}; set that, or give another file"));
+        if self.weights != engine.options().weight_type.to_string() {
+            return set(format!("--weight-type {}", self.weights.escape_debug()));
+        }
+        let kv = |i: usize| self.kv[i].parse::<KvType>().map_err(|_| damaged(file));
+        let (types, ours) = (KvTypes { k: kv(0)?, v: kv(1)? }, session.backend().kv_types());
+        if types != ours {
+            let (k, v) = (types.k.name(), types.v.name());
+            return set(if k == v { format!("--kv-type {k}") } else { format!("-ctk {k} -ctv {v}") });
+        }
+        let known = |id: &u32| (*id as usize) < VOCAB;
+        if !self.sequence.is_sound() || !self.state.ids().iter().all(known) {
+            return Err(damaged(file));
+        }
+        let (slots, capacity) = (self.sequence.slots, session.backend().capacity());
+        match slots > capacity {
+            true => usage(format!("holds {slots} slots, and the context {capacity}; raise --max-seq-len")),
+            false => Ok(()),
+        }
+    }
+
+    /// The size of a file whose header, sum included, ends at `end`; `None` for no number.
+    fn size(&self, session: &Session, end: u64) -> Option<u64> {
+        let types = session.backend().kv_types();
+        let mass = self.sequence.since.map_or(0, |_| size_of::<f32>());
+        let slot = types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) + LAYERS * KV_HEADS * mass;
+        u64::try_from(self.sequence.slots).ok()?.checked_mul(slot as u64)?.checked_add(end + SUM)
+    }
 }

@@ -340,14 +340,13 @@ impl Session {
     fn cut_by(&mut self, evictor: &mut Evictor, keep: usize) -> Result<()> {
         let len = self.devices.len();
         let keep = keep.min(len);
-        let (policy, budget) = (evictor.policy(), evictor.budget(keep));
+        let budget = evictor.budget(keep);
         let mut same = keep;
         for layer in 0..LAYERS {
             self.devices.read_mass(layer, &mut evictor.mass)?;
             evictor.mass.resize(KV_HEADS * len, 0.0);
             for kv_head in 0..KV_HEADS {
-                let mass = &evictor.mass[kv_head * len..][..len];
-                evictor.chooser.choose(policy, mass, budget, &mut evictor.slots);
+                evictor.choose((layer, kv_head), self.tokens.len(), len, budget);
                 let still = evictor.slots.iter().enumerate().take_while(|&(i, &s)| i == s as usize).count();
                 same = same.min(still);
                 self.devices.active_mut().keep(layer, kv_head, &evictor.slots)?;
@@ -480,6 +479,9 @@ impl Session {
             }
         };
         self.devices.set_len(slots);
+        if let Some(evictor) = &mut self.evictor {
+            evictor.truncate(slots);
+        }
         self.tokens.truncate(len);
         self.cuts.iter_mut().for_each(|c| c.tokens = c.tokens.min(len));
     }

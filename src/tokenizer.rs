@@ -18,7 +18,7 @@ mod stream;
 mod tests;
 
 pub use stop::{Scan, StopStrings};
-pub use stream::TextStream;
+pub use stream::{TextState, TextStream};
 
 use crate::{Error, Result, dims};
 use check::Checked;

@@ -1,13 +1,18 @@
-//! Decode does not allocate: a counting allocator watches every thread.
+//! Decode does not allocate, nor does observing attention or evicting: a counting allocator watches every thread.
 
 #[path = "device/place.rs"]
 mod place;
 
+use antigravity::backend::{Backend, Logits};
+use antigravity::cpu::simd::Isa;
+use antigravity::cpu::{CpuBackend, CpuOptions};
+use antigravity::kv::eviction::{Budget, Chooser, Policy};
 use antigravity::kv::{KvType, KvTypes};
 use antigravity::sampler::{Sampler, SamplerOptions};
 use antigravity::session::CancelToken;
 use antigravity::{Engine, EngineOptions, dims};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 struct Counting;
@@ -52,5 +57,49 @@ fn decoding_a_token_allocates_nothing() {
             allocating += usize::from(COUNT.load(Ordering::Relaxed) != before);
         }
         assert_eq!(allocating, 0, "tokens that allocated with {} and {threads} threads", kv.name());
+        assert_eq!(observed_passes(&engine), 0, "observed, with {} and {threads} threads", kv.name());
     }
+}
+
+/// Passes of a backend that allocated while attention was observed and slots were evicted.
+fn observed_passes(engine: &Engine) -> usize {
+    let o = engine.options();
+    let options = CpuOptions {
+        threads: o.threads,
+        isa: Isa::detect().unwrap(),
+        kv_types: o.kv_types,
+        capacity: 400,
+        max_tokens: 64,
+    };
+    let mut backend = CpuBackend::new(Arc::clone(engine.weights()), options).unwrap();
+    backend.observe(usize::MAX).unwrap();
+    let tokens: Vec<u32> = (0..64).map(|i| 5 + i % dims::VOCAB as u32).collect();
+    let mut logits = vec![0.0; dims::VOCAB];
+    let (mut mass, mut slots) = (vec![0.0; dims::KV_HEADS * 380], Vec::new());
+    let budget = Budget { keep: 300, prefix: 4, recent: 32, stale: 0 };
+    // Makes room for all choices to come.
+    let mut chooser = Chooser::default();
+    chooser.choose(Policy::SnapKv, &mass[..380], budget, &mut slots);
+    let (mut allocating, mut evictions) = (0, 0);
+    for pass in 0..130 {
+        let before = COUNT.load(Ordering::Relaxed);
+        let n = if pass % 3 == 0 { 1 } else { 40 };
+        if backend.len() + n > 380 {
+            let mass = &mut mass[..dims::KV_HEADS * backend.len()];
+            for layer in 0..dims::LAYERS {
+                backend.read_mass(layer, mass).unwrap();
+                for (kv_head, mass) in mass.chunks(backend.len()).enumerate() {
+                    chooser.choose([Policy::SnapKv, Policy::H2o][evictions % 2], mass, budget, &mut slots);
+                    backend.keep(layer, kv_head, &slots).unwrap();
+                }
+            }
+            backend.set_len(300);
+            evictions += 1;
+        }
+        backend.forward(&tokens[..n], 40 * pass, Logits::Last(&mut logits)).unwrap();
+        // Threads allocate when they start, which is done by the second eviction.
+        allocating += usize::from(evictions > 1 && COUNT.load(Ordering::Relaxed) != before);
+    }
+    assert!(evictions > 20);
+    allocating
 }

@@ -128,6 +128,36 @@ fn perplexity(engine: &Engine, tokens: &[u32]) -> f64 {
 }
 
 #[test]
+fn experiment() {
+    for (policy, prefix) in [(Policy::Sliding, 0), (Policy::Sliding, 1), (Policy::Sliding, 4), (Policy::SnapKv, 0), (Policy::H2o, 0), (Policy::None, 0)] {
+        let mut o = options(policy, 1024, 1024);
+        o.eviction.prefix = prefix;
+        if policy == Policy::None { o.max_seq_len = 6100; }
+        let engine = Engine::load(o).unwrap();
+        for mode in 0..2 {
+            let mut session = engine.session().unwrap();
+            let mut sampler = Sampler::new(SamplerOptions { seed: 7, ..SamplerOptions::default() }, dims::VOCAB).unwrap();
+            let mut logits = vec![0.0; dims::VOCAB];
+            session.prefill(&story(&engine, 30), &CancelToken::default()).unwrap();
+            let mut out = Vec::new();
+            for _ in 0..6000 {
+                logits.copy_from_slice(session.logits());
+                let last = *session.tokens().last().unwrap();
+                if mode == 1 { logits[1] = -1e9; logits[3] = -1e9; }
+                let mut token = sampler.sample(&mut logits, session.tokens());
+                if last == 1 || last == 3 { token = 0; }
+                session.decode(token).unwrap();
+                out.push(token);
+            }
+            let t = session.tokens().to_vec();
+            let ps: Vec<String> = (0..10).map(|i| format!("{:.2}", perplexity(&engine, &t[600 * i..600 * i + 600]))).collect();
+            println!("{policy:?} prefix {prefix} mode {mode}: {ps:?}");
+            println!("{}", engine.tokenizer().decode(&t[5900..]));
+        }
+    }
+}
+
+#[test]
 fn six_thousand_tokens_in_a_thousand_slots() {
     for policy in POLICIES {
         let engine = Engine::load(options(policy, 1024, 1024)).unwrap();

@@ -36,7 +36,8 @@ fn evicted_slots_give_their_memory_back() {
     };
     let mut backend = CpuBackend::new(Arc::clone(engine.weights()), options).unwrap();
     let mut rows = KvRows::zeroed(types, slots, HEAD_DIM);
-    (rows.k.fill(1), rows.v.fill(2));
+    rows.k.fill(1);
+    rows.v.fill(2);
     for layer in 0..LAYERS {
         backend.write_kv(layer, 0..slots, &rows).unwrap();
     }

@@ -3,6 +3,7 @@
 use super::{Context, Ending, Message, Role, Segment, Template, encode_segments, today};
 use crate::Result;
 use crate::tokenizer::Tokenizer;
+use serde::{Deserialize, Serialize};
 
 /// Turns as ids: questions as the template renders them, answers exactly as they were generated.
 ///
@@ -18,10 +19,45 @@ pub struct Conversation {
     question: usize,
 }
 
+/// A conversation to be saved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConversationState {
+    /// [`Template::name`]
+    pub template: String,
+    /// The system message.
+    pub system: Option<String>,
+    /// All turns.
+    pub ids: Vec<u32>,
+    /// Where the last question begins in `ids`.
+    pub question: usize,
+}
+
 impl Conversation {
     /// An empty conversation.
     pub fn new(template: Template, system: Option<String>) -> Self {
         Self { template, system, date: today(), ids: Vec::new(), question: 0 }
+    }
+
+    /// What [`Conversation::resume`] takes.
+    pub fn state(&self) -> ConversationState {
+        ConversationState {
+            template: self.template.name().into(),
+            system: self.system.clone(),
+            ids: self.ids.clone(),
+            question: self.question,
+        }
+    }
+
+    /// Becomes a saved conversation in the same form.
+    pub fn resume(&mut self, state: ConversationState) {
+        self.question = state.question.min(state.ids.len());
+        (self.system, self.ids) = (state.system, state.ids);
+    }
+
+    /// The system message.
+    pub fn system(&self) -> Option<&str> {
+        self.system.as_deref()
     }
 
     /// The form of its turns.
@@ -68,6 +104,15 @@ impl Conversation {
 }
 
 impl Template {
+    /// A word for it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Template::ChatMl { .. } => "chatml",
+            Template::Llama3 { .. } => "llama3",
+            Template::Plain => "plain",
+        }
+    }
+
     /// What follows the content of an answer: its end, the next question and the head of its answer.
     pub fn render_next(&self, user: Message, context: &Context<'_>) -> Vec<Segment> {
         let blank = |role| Message::new(role, "");

@@ -268,7 +268,9 @@ pub(super) struct GenerateArgs {
     pub ignore_eos: bool,
     #[command(flatten)]
     pub output: OutputArgs,
-    /// Load the state from this file if it exists and save it there at the end
+    /// Go on from the state in this file, if it exists, and save it there at the end. A prompt that begins with the
+    /// text so far is that text going on, of which nothing is computed again; any other one is appended. Random
+    /// numbers go on too, unless --seed is another one
     #[arg(long, value_name = "FILE")]
     pub session: Option<PathBuf>,
 }

@@ -9,13 +9,16 @@ use super::terminal::{Progress, prompt_progress, put};
 use crate::chat::{Conversation, Template};
 use crate::engine::{Engine, GenerateOptions};
 use crate::error::{Error, Result};
+use crate::kv::eviction::Policy;
 use crate::plan::{self, Plan};
 use crate::sampler::Rng;
+use crate::saved::{self, Content, State};
 use crate::session::{Session, StopReason};
 use crate::trace::Recorder;
 use crate::weights::ModelPath;
 use clap::Args;
 use std::io::{BufRead, IsTerminal, Read};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// A conversation.
@@ -52,6 +55,9 @@ pub(super) struct ChatArgs {
     pub ignore_eos: bool,
     #[command(flatten)]
     pub output: OutputArgs,
+    /// Go on with the conversation in this file, if it exists, and save it there after every answer
+    #[arg(long, value_name = "FILE")]
+    pub session: Option<PathBuf>,
 }
 
 const HELP: &str = "\
@@ -97,6 +103,9 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let conversation = Conversation::new(template, args.system.clone());
     let mut chat =
         Chat { args, engine: &engine, options, session, conversation, loading, rng: None, last: None };
+    if let Some(file) = &args.session {
+        chat.resume(file)?;
+    }
     let result = chat.talk();
     if let (Some(file), Some(recorder)) = (&args.output.trace, chat.session.record(None)) {
         recorder.write_chrome(file)?;
@@ -124,6 +133,48 @@ struct Chat<'a> {
 }
 
 impl Chat<'_> {
+    /// Goes on with the conversation in `file`, if it exists.
+    fn resume(&mut self, file: &Path) -> Result<()> {
+        let Some(state) = saved::load(file, &mut self.session, self.engine)? else { return Ok(()) };
+        let refuse = |why: &str| Err(Error::Usage(format!("--session {}: {why}", file.display())));
+        self.rng = state.random(self.args.sampler.seed, &mut self.options.sampler);
+        let Content::Chat(mut saved) = state.content else {
+            return refuse(
+                "holds a text, not a conversation; go on with it in generate, or give another file",
+            );
+        };
+        let template = self.conversation.template().name();
+        if saved.template != template {
+            let theirs = saved.template.escape_debug();
+            return Err(Error::model(
+                file,
+                format!(
+                    "was saved with a {theirs} chat template, and this model's is {template}; use that one"
+                ),
+            ));
+        }
+        let system = self.conversation.system();
+        if saved.ids.is_empty() {
+            saved.system = system.map(str::to_owned).or(saved.system);
+        } else if system.is_some() && system != saved.system.as_deref() {
+            return refuse("was saved with another --system; leave --system out, or give another file");
+        }
+        if std::io::stdin().is_terminal() && !self.args.output.quiet {
+            eprintln!("going on after {} tokens; /reset begins anew", saved.ids.len());
+        }
+        self.conversation.resume(saved);
+        Ok(())
+    }
+
+    /// Saves the conversation where that was asked for.
+    fn save(&mut self) -> Result<()> {
+        let Some(file) = &self.args.session else { return Ok(()) };
+        let seed = self.options.sampler.seed;
+        let rng = self.rng.clone().unwrap_or_else(|| Rng::new(seed));
+        let state = State { seed, rng, content: Content::Chat(self.conversation.state()) };
+        saved::save(file, &mut self.session, self.engine, state)
+    }
+
     /// All turns.
     fn talk(&mut self) -> Result<()> {
         let interactive = std::io::stdin().is_terminal();
@@ -184,6 +235,7 @@ impl Chat<'_> {
                 self.conversation.reset();
                 self.session.clear();
                 self.last = None;
+                self.save()?;
             }
             "/stats" => self.say_stats(),
             other if other.starts_with('/') => {
@@ -210,7 +262,8 @@ impl Chat<'_> {
         self.options.cancel.reset();
         self.conversation.ask(self.engine.tokenizer(), message)?;
         let (need, have) = (self.conversation.ids().len(), self.session.backend().capacity());
-        if need > have && !self.args.single_turn {
+        let evicts = self.engine.options().eviction.policy != Policy::None;
+        if need > have && !evicts && !self.args.single_turn {
             self.conversation.forget_question();
             if self.args.output.format == Format::Text {
                 put("\n")?;
@@ -224,6 +277,7 @@ impl Chat<'_> {
         } else {
             self.conversation.answer(&answer);
         }
+        self.save()?;
         let output = &self.args.output;
         match output.format {
             Format::Text => put("\n")?,

@@ -6,19 +6,21 @@ use super::events;
 use super::signal;
 use super::start::{self, Voice};
 use super::terminal::{Progress, end_line, put};
-use crate::engine::Engine;
+use crate::engine::{Engine, Pause};
 use crate::error::{Error, Result};
 use crate::plan::{self, Plan};
-use crate::session::StopReason;
+use crate::saved::{self, Content, State};
+use crate::session::{Session, StopReason};
 use crate::tokenizer::AddSpecial;
 use crate::trace::Recorder;
 use std::io::{IsTerminal, Read};
+use std::path::Path;
 use std::time::Instant;
 
 const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 
 pub(super) fn run(args: &GenerateArgs) -> Result<()> {
-    let options = args.resolve()?;
+    let mut options = args.resolve()?;
     let settings = plan::settle(args.model.resolve()?)?;
     let prompt = prompt(args)?;
     let began = Instant::now();
@@ -37,41 +39,31 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     if args.output.trace.is_some() {
         session.record(Some(Recorder::default()));
     }
-    let mut restored = None;
-    if let Some(file) = &args.session {
-        restored = crate::saved::load(file, &mut session, &engine)?;
-    }
-    let mut tokens = session.tokens().to_vec();
-    match prompt {
-        prompt if tokens.is_empty() => {
-            tokens = engine.encode(prompt.as_deref().unwrap_or(DEFAULT_PROMPT))?;
-        }
-        Some(more) => tokens.extend(engine.tokenizer().encode(&more, AddSpecial::No)?),
-        None => {}
-    }
-    if tokens.is_empty() {
-        return Err(Error::Usage(
-            "the prompt is empty and this model adds no first token; give a --prompt".into(),
-        ));
-    }
+    let state = match &args.session {
+        Some(file) => saved::load(file, &mut session, &engine)?,
+        None => None,
+    };
+    let rng = state.as_ref().and_then(|state| state.random(args.sampler.seed, &mut options.sampler));
+    let (tokens, pause) = sequence(&engine, &session, paused(args, state)?, prompt.as_deref())?;
     let mut stream = engine.stream(&mut session, &tokens, &options)?.since(start);
-    if let Some(rng) = restored {
+    if args.session.is_some() {
+        stream = stream.resume(pause.unshown.as_ref());
+    }
+    if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
-    let mut last = None;
-    let result = show(&mut stream, args.output.format, |id, _| last = id.or(last));
+    let result = show(&mut stream, args.output.format, |_, _| {});
     let (timing, reason) = (stream.timing(), stream.stop_reason().unwrap_or(StopReason::Interrupt));
-    let rng = stream.sampler_mut().rng().clone();
+    let state = State {
+        seed: options.sampler.seed,
+        rng: stream.sampler_mut().rng().clone(),
+        content: Content::Text(stream.pause()),
+    };
     drop(stream);
     result?;
 
     if let Some(file) = &args.session {
-        // The last token of a text that may go on was shown but not computed.
-        let goes_on = matches!(reason, StopReason::Length | StopReason::Interrupt) && !session.is_full();
-        if let (true, Some(token)) = (goes_on, last) {
-            session.decode(token)?;
-        }
-        crate::saved::save(file, &mut session, &engine, &rng)?;
+        saved::save(file, &mut session, &engine, state)?;
     }
     if let (Some(file), Some(recorder)) = (&args.output.trace, session.record(None)) {
         recorder.write_chrome(file)?;
@@ -90,6 +82,52 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     match reason {
         StopReason::Interrupt => Err(Error::Interrupted),
         _ => Ok(()),
+    }
+}
+
+/// Where the text of a session was cut.
+fn paused(args: &GenerateArgs, state: Option<State>) -> Result<Pause> {
+    let file = args.session.as_deref().unwrap_or(Path::new(""));
+    match state.map(|state| state.content) {
+        None => Ok(Pause::default()),
+        Some(Content::Text(pause)) => Ok(pause),
+        Some(Content::Chat(_)) => Err(Error::Usage(format!(
+            "--session {}: holds a conversation; go on with it in chat, or give another file",
+            file.display()
+        ))),
+    }
+}
+
+/// The ids to go on from, and what was held back of their text. A prompt that begins with the text of the session is
+/// that text going on, and is computed as far as the session does not hold it; any other one is appended.
+fn sequence(
+    engine: &Engine,
+    session: &Session,
+    pause: Pause,
+    prompt: Option<&str>,
+) -> Result<(Vec<u32>, Pause)> {
+    let held = [session.tokens(), &pause.tokens].concat();
+    let tokenizer = engine.tokenizer();
+    let tokens = match prompt {
+        prompt if held.is_empty() => engine.encode(prompt.unwrap_or(DEFAULT_PROMPT))?,
+        None | Some("") => return Ok((held, pause)),
+        Some(prompt) => {
+            let whole = engine.encode(prompt)?;
+            let (text, all) = (tokenizer.decode_with_special(&held), tokenizer.decode_with_special(&whole));
+            match all.strip_prefix(&text) {
+                _ if whole.starts_with(&held) => whole,
+                // The same text in other ids: those that agree need not be computed again.
+                Some(_) if session.sequence().cuts.is_empty() => whole,
+                Some(rest) => [held, tokenizer.encode(rest, AddSpecial::No)?].concat(),
+                None => [held, tokenizer.encode(prompt, AddSpecial::No)?].concat(),
+            }
+        }
+    };
+    match tokens.is_empty() {
+        true => Err(Error::Usage(
+            "the prompt is empty and this model adds no first token; give a --prompt".into(),
+        )),
+        false => Ok((tokens, Pause::default())),
     }
 }
 

@@ -96,6 +96,7 @@ impl Scratch {
     }
 
     /// What attention of `n` new tokens reads, and where it notes the softmax of those that are observed.
+    #[allow(clippy::type_complexity, reason = "closures have no names")]
     fn heads<'a>(
         &'a self,
         (layer, index): (&'a Layer, usize),

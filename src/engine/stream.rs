@@ -5,7 +5,8 @@ use crate::dims::VOCAB;
 use crate::error::{Error, Result};
 use crate::sampler::Sampler;
 use crate::session::{CancelToken, Session, StopReason};
-use crate::tokenizer::{StopStrings, TextStream};
+use crate::tokenizer::{StopStrings, TextState, TextStream};
+use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
 /// A session of the stream's own, or a caller's.
@@ -54,11 +55,39 @@ impl Timing {
     }
 }
 
+/// Where a text was cut that may go on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pause {
+    /// Ids of the sequence that are not computed: the last one sampled, or what is left of a prompt.
+    pub tokens: Vec<u32>,
+    /// What of its text is not shown; `None` where the text has ended.
+    pub unshown: Option<Unshown>,
+}
+
+/// Text that was held back at a cut.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unshown {
+    /// Part of a character.
+    bytes: TextState,
+    /// What could become a stop string.
+    stop: String,
+}
+
+/// What becomes of held-back text where a text is cut, not ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AtCut {
+    Show,
+    Keep,
+}
+
 /// Turns logits into tokens and tokens into text that may be shown.
 pub(super) struct Writer<'a> {
     sampler: Sampler,
     text: TextStream<'a>,
     stops: StopStrings,
+    at_cut: AtCut,
     ends: Vec<u32>,
     left: Option<usize>,
     cancel: CancelToken,
@@ -76,6 +105,7 @@ impl<'a> Writer<'a> {
             sampler: Sampler::new(options.sampler.clone(), VOCAB)?,
             text: engine.tokenizer.stream(),
             stops: StopStrings::new(&options.stop)?,
+            at_cut: AtCut::Show,
             ends,
             left: options.max_tokens,
             cancel: options.cancel.clone(),
@@ -101,6 +131,8 @@ pub struct TokenStream<'a> {
     start: Instant,
     first: Option<Instant>,
     last_token: Option<u32>,
+    /// What [`Pause::tokens`] says.
+    uncomputed: Vec<u32>,
 }
 
 enum State {
@@ -120,13 +152,43 @@ impl<'a> TokenStream<'a> {
     ) -> Result<Self> {
         let rest = session.reuse(prompt)?;
         let timing = Timing { prompt_tokens: rest.len(), ..Timing::default() };
-        let mut state = State::Sample;
-        match session.prefill_with(rest, &writer.cancel, writer.progress) {
+        let (mut state, mut uncomputed) = (State::Sample, Vec::new());
+        let computed = match *rest {
+            // Decoded, wherever it comes from: so a text that was cut goes on as if it had not been.
+            [token] => session.decode(token),
+            _ => session.prefill_with(rest, &writer.cancel, writer.progress),
+        };
+        match computed {
             Ok(()) => {}
-            Err(Error::Interrupted) => state = State::Flush(StopReason::Interrupt),
+            Err(Error::Interrupted) => {
+                state = State::Flush(StopReason::Interrupt);
+                uncomputed = prompt[session.tokens().len()..].to_vec();
+            }
             Err(e) => return Err(e),
         }
-        Ok(Self { session, writer, state, timing, start, first: None, last_token: None })
+        Ok(Self { session, writer, state, timing, start, first: None, last_token: None, uncomputed })
+    }
+
+    /// Goes on with a text that was cut. Where it is cut again, held-back text is kept for [`TokenStream::pause`]
+    /// instead of being shown as it is.
+    pub fn resume(mut self, unshown: Option<&Unshown>) -> Self {
+        self.writer.at_cut = AtCut::Keep;
+        if let Some(unshown) = unshown {
+            self.writer.text.resume(&unshown.bytes);
+            self.writer.stops.hold(&unshown.stop);
+        }
+        self
+    }
+
+    /// Where the text was cut, once [`TokenStream::stop_reason`] is there.
+    pub fn pause(&self) -> Pause {
+        match self.state {
+            State::Done(StopReason::Eos | StopReason::Stop) => Pause::default(),
+            _ => {
+                let (bytes, stop) = (self.writer.text.state(), self.writer.stops.held().into());
+                Pause { tokens: self.uncomputed.clone(), unshown: Some(Unshown { bytes, stop }) }
+            }
+        }
     }
 
     /// Counts the time to the first token from `start`.
@@ -164,6 +226,9 @@ impl<'a> TokenStream<'a> {
             State::Flush(reason) => {
                 self.state = State::Done(reason);
                 self.last_token = None;
+                if self.writer.at_cut == AtCut::Keep && reason != StopReason::Eos {
+                    return Ok(None);
+                }
                 let mut text = self.writer.text.finish();
                 text = self.writer.stops.push(&text).text;
                 text += &self.writer.stops.finish().text;
@@ -206,6 +271,9 @@ impl<'a> TokenStream<'a> {
             self.state = State::Flush(StopReason::Context);
         } else {
             self.session.decode(token)?;
+        }
+        if matches!(self.state, State::Flush(_)) {
+            self.uncomputed = vec![token];
         }
         Ok(scan.text)
     }

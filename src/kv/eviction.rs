@@ -81,6 +81,8 @@ pub struct Budget {
     pub prefix: usize,
     /// And the last ones, at least.
     pub recent: usize,
+    /// So many first slots lie further back than the model was trained to look: they stay only for want of others.
+    pub stale: usize,
 }
 
 /// Queries at the end of a prompt that SnapKV looks from, which are also the slots it always keeps.
@@ -133,7 +135,7 @@ impl Budget {
             Policy::SnapKv => SNAP_WINDOW.min(rest / 2),
             Policy::H2o => rest / 2,
         };
-        Self { keep, prefix, recent }
+        Self { keep, prefix, recent, stale: 0 }
     }
 }
 
@@ -161,12 +163,13 @@ impl Chooser {
         }
         let (late, wanted) = (filled - recent, budget.keep - prefix - recent);
         slots.extend(0..prefix as u32);
+        let first = prefix.max(budget.stale.min(late - wanted));
         match policy {
             Policy::SnapKv => {
                 SNAP_POOLING.pool(&mass[..late], &mut self.pooled);
-                take_best(&self.pooled, prefix, wanted, slots);
+                take_best(&self.pooled, first, wanted, slots);
             }
-            _ => take_best(&mass[..late], prefix, wanted, slots),
+            _ => take_best(&mass[..late], first, wanted, slots),
         }
         slots.extend(late as u32..filled as u32);
     }

@@ -35,6 +35,22 @@ fn the_cache_is_exact() {
 }
 
 #[test]
+fn attention_mass_is_exact_and_only_where_a_policy_looks_at_it() {
+    use crate::kv::eviction::Policy;
+    for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
+        let mut p = plan(100);
+        p.options.eviction.policy = policy;
+        p.options.prefill_chunk = 30;
+        let observed = matches!(policy, Policy::SnapKv | Policy::H2o);
+        let line = p.items().into_iter().find(|i| i.what == "attention mass").map(|i| i.bytes);
+        let bytes = 4 * LAYERS * KV_HEADS * 100 + 8 * HEADS * 30;
+        assert_eq!(line, observed.then_some(bytes as u64), "{policy:?}");
+        p.options.max_seq_len = usize::MAX;
+        assert_eq!(p.need(), u64::MAX);
+    }
+}
+
+#[test]
 fn sums_do_not_overflow() {
     for slots in [0, 1, usize::MAX / 2, usize::MAX] {
         let mut p = plan(slots);

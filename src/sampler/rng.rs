@@ -1,8 +1,11 @@
 //! The sampler's random numbers: xoshiro256++ seeded by SplitMix64 (Blackman and Vigna,
 //! <https://prng.di.unimi.it>), the same on every machine, saved as four words.
 
+use serde::{Deserialize, Serialize};
+
 /// A small generator whose whole state is four words.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "[u64; 4]", into = "[u64; 4]")]
 pub struct Rng {
     words: [u64; 4],
 }
@@ -48,6 +51,20 @@ impl Rng {
     /// Uniform in `[0, 1)`, a multiple of 2^-24, so exact in f32.
     pub fn uniform(&mut self) -> f32 {
         (self.next_u64() >> 40) as f32 * (1.0 / (1u32 << 24) as f32)
+    }
+}
+
+impl TryFrom<[u64; 4]> for Rng {
+    type Error = &'static str;
+
+    fn try_from(words: [u64; 4]) -> Result<Self, Self::Error> {
+        Self::restore(words).ok_or("a random state of zeros")
+    }
+}
+
+impl From<Rng> for [u64; 4] {
+    fn from(rng: Rng) -> Self {
+        rng.words
     }
 }
 

@@ -1,6 +1,7 @@
 //! When slots are evicted, how many stay, and whose attention has to be observed for that.
 
 use super::event::Why;
+use crate::dims::{KV_HEADS, LAYERS, MAX_POSITION};
 use crate::error::{Error, Result};
 use crate::kv::eviction::{Budget, Chooser, Eviction, Policy, SNAP_WINDOW};
 use crate::system;
@@ -26,10 +27,12 @@ pub(super) struct Evictor {
     due: Option<usize>,
     /// The first token whose attention counts for the next choice.
     since: Option<usize>,
-    /// Chooses.
-    pub chooser: Chooser,
+    chooser: Chooser,
     /// The slots of a head that stay.
     pub slots: Vec<u32>,
+    /// Where each head chooses for itself: the positions of the slots that the last eviction left,
+    /// `[layer * KV_HEADS + kv_head][slot]`, ascending. The slots after them are the latest tokens.
+    positions: Vec<Vec<u32>>,
     /// The mass of a layer.
     pub mass: Vec<f32>,
 }
@@ -53,6 +56,7 @@ impl Evictor {
             since: None,
             chooser: Chooser::default(),
             slots: Vec::with_capacity(capacity),
+            positions: vec![Vec::new(); LAYERS * KV_HEADS],
             mass: Vec::new(),
         };
         evictor.resize(capacity)?;
@@ -85,8 +89,7 @@ impl Evictor {
 
     /// Slots that stay.
     pub fn target(&self) -> usize {
-        let limit = self.limit();
-        self.keep.min(limit - slack(limit))
+        self.keep.min(self.capacity - slack(self.capacity))
     }
 
     /// Whether the policy looks at attention.
@@ -94,9 +97,44 @@ impl Evictor {
         matches!(self.settings.policy, Policy::SnapKv | Policy::H2o)
     }
 
-    /// How slots are chosen.
-    pub fn policy(&self) -> Policy {
-        self.settings.policy
+    /// Chooses the slots of a head that stay, of `len` that are filled after `tokens` tokens, into
+    /// [`Evictor::slots`]. `at` is the layer and the KV head.
+    pub fn choose(&mut self, at: (usize, usize), tokens: usize, len: usize, budget: Budget) {
+        let head = at.0 * KV_HEADS + at.1;
+        let mass = &self.mass[at.1 * len..][..len];
+        if !self.observes() {
+            return self.chooser.choose(self.settings.policy, mass, budget, &mut self.slots);
+        }
+        // Tokens that come before the next choice look back as well.
+        let reach = MAX_POSITION.saturating_sub(self.limit() - self.target());
+        let positions = &mut self.positions[head];
+        positions.extend((tokens + positions.len() - len..tokens).map(|p| p as u32));
+        let stale = positions.partition_point(|&p| tokens - p as usize > reach);
+        self.chooser.choose(self.settings.policy, mass, Budget { stale, ..budget }, &mut self.slots);
+        for (to, &from) in self.slots.iter().enumerate() {
+            positions[to] = positions[from as usize];
+        }
+        positions.truncate(self.slots.len());
+    }
+
+    /// Positions of the slots that the last eviction left, by layer and KV head; empty where all heads keep the same.
+    pub fn positions(&self) -> &[Vec<u32>] {
+        if self.observes() { &self.positions } else { &[] }
+    }
+
+    /// Only the first `len` slots are left, or those of a restored sequence.
+    pub fn truncate(&mut self, len: usize) {
+        self.positions.iter_mut().for_each(|p| p.truncate(len));
+    }
+
+    /// Takes over the positions of a saved sequence. Where there are none, those of slots that any head may have
+    /// left out are the latest that they can be.
+    pub fn set_positions(&mut self, saved: Vec<Vec<u32>>, kept: usize, tokens: usize) {
+        let latest = || (tokens - kept..tokens).map(|p| p as u32).collect::<Vec<_>>();
+        self.positions = match saved.len() == LAYERS * KV_HEADS {
+            true => saved,
+            false => (0..LAYERS * KV_HEADS).map(|_| latest()).collect(),
+        };
     }
 
     /// How many slots of which kind stay when `keep` do.
@@ -144,6 +182,7 @@ impl Evictor {
 
     /// The sequence was replaced by one with the mass of tokens from `since` on.
     pub fn reset(&mut self, since: Option<usize>) {
+        self.truncate(0);
         (self.due, self.since) = (None, since.filter(|_| self.observes()));
     }
 

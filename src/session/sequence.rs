@@ -3,7 +3,7 @@
 use super::Session;
 use super::evict::Evictor;
 use crate::backend::KvRows;
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
+use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -34,18 +34,24 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// Whether it can be a sequence of this binary's model with at most `capacity` slots.
-    fn check(&self, capacity: usize) -> Result<()> {
+    /// Whether its parts agree with each other and with this binary's model.
+    pub fn is_sound(&self) -> bool {
         let tokens = self.tokens.len();
         let cuts = self.cuts.iter().all(|c| c.tokens <= tokens && (1..=c.tokens).contains(&c.kept));
-        let sound = cuts
-            && self.cuts.is_sorted_by_key(|c| c.tokens)
+        cuts && self.cuts.is_sorted_by_key(|c| c.tokens)
             && self.slots <= tokens
             && self.dense <= tokens
             && tokens - self.dense <= self.slots
-            && (!self.cuts.is_empty() || (self.slots == tokens && self.dense == 0))
-            && self.since.is_none_or(|s| s < tokens);
-        match (sound, self.slots <= capacity) {
+            && match self.cuts.is_empty() {
+                true => self.slots == tokens && self.dense == 0,
+                false => self.prefix <= self.slots,
+            }
+            && self.tokens.iter().all(|&t| (t as usize) < VOCAB)
+    }
+
+    /// Whether it can be a sequence of this binary's model with at most `capacity` slots.
+    fn check(&self, capacity: usize) -> Result<()> {
+        match (self.is_sound(), self.slots <= capacity) {
             (true, true) => Ok(()),
             (false, _) => Err(Error::Model("the saved sequence contradicts itself".into())),
             (_, false) => Err(Error::Usage(format!(

@@ -39,7 +39,7 @@ impl StopStrings {
         if self.stopped {
             return Scan { text: String::new(), stopped: true };
         }
-        if self.finders.is_empty() {
+        if self.finders.is_empty() && self.held.is_empty() {
             return Scan { text: piece.into(), stopped: false };
         }
         self.held.push_str(piece);
@@ -59,6 +59,16 @@ impl StopStrings {
             Some(start) => self.stop(start),
             None => Scan { text: std::mem::take(&mut self.held), stopped: self.stopped },
         }
+    }
+
+    /// Text that is held back.
+    pub fn held(&self) -> &str {
+        &self.held
+    }
+
+    /// Begins with text that another scan, perhaps for other stop strings, held back.
+    pub fn hold(&mut self, text: &str) {
+        self.held = text.into();
     }
 
     fn stop(&mut self, start: usize) -> Scan {
@@ -153,5 +163,26 @@ mod tests {
         assert_eq!(push("more"), Scan { text: String::new(), stopped: true });
         assert_eq!(scanner.finish(), Scan { text: String::new(), stopped: true });
         assert!(matches!(StopStrings::new(&["x", ""]), Err(Error::Usage(_))));
+    }
+
+    #[test]
+    fn held_text_goes_on_in_another_scan() {
+        let text = "one\nUser\nUser: two";
+        for cut in 0..text.len() {
+            let mut first = StopStrings::new(&["\nUser:"]).expect("no empty stop string");
+            let before = first.push(&text[..cut]);
+            let mut second = StopStrings::new(&["\nUser:"]).expect("no empty stop string");
+            second.hold(first.held());
+            let after = second.push(&text[cut..]);
+            // Once it has stopped nobody goes on.
+            let shown = if before.stopped { before.text } else { before.text + &after.text };
+            assert_eq!(shown, "one\nUser");
+            // Without stop strings, or with others, all of it comes.
+            for stops in [&[][..], &["x"]] {
+                let mut other = StopStrings::new(stops).expect("no empty stop string");
+                other.hold(first.held());
+                assert_eq!(other.push("y").text, format!("{}y", first.held()));
+            }
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! costs the same for every token and ends up with exactly the text of the whole.
 
 use super::parts::DecoderKind;
+use serde::{Deserialize, Serialize};
 
 /// The bytes that each id stands for.
 #[derive(Debug, Clone)]
@@ -98,11 +99,15 @@ impl Pieces {
     }
 
     pub(super) fn stream(&self, special: Special) -> TextStream<'_> {
-        let strip = match self.kind {
+        TextStream { pieces: self, special, pending: vec![], strip: self.strip() }
+    }
+
+    /// What is removed from the start of a text.
+    fn strip(&self) -> Option<(char, usize)> {
+        match self.kind {
             DecoderKind::ByteLevel => None,
             DecoderKind::SentencePiece { strip, .. } => strip,
-        };
-        TextStream { pieces: self, special, pending: vec![], strip }
+        }
     }
 }
 
@@ -129,7 +134,28 @@ pub struct TextStream<'a> {
     strip: Option<(char, usize)>,
 }
 
+/// Where a stream of text is between two ids.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextState {
+    /// Bytes that are no character yet.
+    pending: Vec<u8>,
+    /// How many characters may still be removed from the start; `None` once the text has begun.
+    strip: Option<usize>,
+}
+
 impl TextStream<'_> {
+    /// Where it is.
+    pub fn state(&self) -> TextState {
+        TextState { pending: self.pending.clone(), strip: self.strip.map(|(_, left)| left) }
+    }
+
+    /// Goes on from where another stream of the same tokenizer was.
+    pub fn resume(&mut self, state: &TextState) {
+        self.pending.clone_from(&state.pending);
+        self.strip = self.pieces.strip().zip(state.strip).map(|((c, most), left)| (c, left.min(most)));
+    }
+
     /// Takes one id; returns the characters that it completes.
     pub fn push(&mut self, id: u32) -> String {
         let mut out = String::new();
@@ -217,5 +243,36 @@ impl TextStream<'_> {
             }
         }
         out.push_str(text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_goes_on_in_another() {
+        let strip = Some((' ', 2));
+        let kind = DecoderKind::SentencePiece {
+            replace: vec![("▁".into(), " ".into())],
+            byte_fallback: true,
+            strip,
+        };
+        let tokens = ["▁", "▁a", "<0xE2>", "<0x82>", "<0xAC>", "<0xFF>", "b"].map(|t| Some(t.to_string()));
+        for kind in [kind, DecoderKind::ByteLevel] {
+            let pieces = Pieces::new(kind, &tokens, &[]);
+            let ids = [0, 2, 3, 4, 0, 0, 1, 5, 2, 3, 6, 2];
+            let mut whole = pieces.stream(Special::Skip);
+            let text: String = ids.iter().map(|&id| whole.push(id)).collect::<String>() + &whole.finish();
+            for cut in 0..=ids.len() {
+                let mut stream = pieces.stream(Special::Skip);
+                let mut parts: String = ids[..cut].iter().map(|&id| stream.push(id)).collect();
+                let state = serde_json::to_string(&stream.state()).expect("JSON");
+                let mut other = pieces.stream(Special::Skip);
+                other.resume(&serde_json::from_str(&state).expect("a state"));
+                parts.extend(ids[cut..].iter().map(|&id| other.push(id)));
+                assert_eq!(parts + &other.finish(), text, "cut at {cut}");
+            }
+        }
     }
 }

@@ -11,10 +11,12 @@ use super::{Assembly, LoadOptions, Loaded, Role, Spec, Weights, check_config, fi
 use crate::error::{Error, Result};
 use crate::quant::packed::{GROUP_ROWS, QUANT_BYTES, SCALE_BYTES};
 use crate::quant::{BLOCK, rows};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Write;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -136,7 +138,7 @@ pub fn write(source: &Source, config: &str, out: &Path, options: &LoadOptions<'_
 
     let file = Unfinished::create(out).map_err(|e| Error::io(out, format!("cannot create: {e}")))?;
     let fail =
-        |e: std::io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another --out"));
+        |e: io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another --out"));
     let mut w = Blocks { file: &file.file, buf: Vec::with_capacity(Blocks::SIZE) };
     w.write_all(&(header.len() as u64).to_le_bytes()).map_err(fail)?;
     w.write_all(&header).map_err(fail)?;
@@ -175,7 +177,7 @@ impl Blocks<'_> {
 }
 
 impl Write for Blocks<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let n = bytes.len().min(Self::SIZE - self.buf.len());
         self.buf.extend_from_slice(&bytes[..n]);
         if self.buf.len() == Self::SIZE {
@@ -184,7 +186,7 @@ impl Write for Blocks<'_> {
         Ok(n)
     }
 
-    fn flush(&mut self) -> std::io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         let mut file = self.file;
         file.write_all(&self.buf)?;
         self.buf.clear();
@@ -192,30 +194,62 @@ impl Write for Blocks<'_> {
     }
 }
 
-/// A file being written beside its final place; removed unless finished.
+/// A file being written beside its final place, which has the new content or the old one, whatever happens; removed
+/// unless finished.
+///
+/// Its name is always the same, so that what a killed process left is taken over by the next. A lock, which the
+/// system releases when its owner dies, keeps two processes from writing at once.
 pub(crate) struct Unfinished {
     pub file: File,
-    path: PathBuf,
+    path: Option<PathBuf>,
 }
 
+/// How often another process may have finished the file between opening and locking it.
+const ATTEMPTS: usize = 1000;
+
 impl Unfinished {
-    pub fn create(out: &Path) -> std::io::Result<Self> {
-        let mut name = out.file_name().unwrap_or_default().to_os_string();
-        name.push(format!(".{}.tmp", std::process::id()));
+    pub fn create(out: &Path) -> io::Result<Self> {
+        let mut name = out.file_name().ok_or(ErrorKind::InvalidFilename)?.to_os_string();
+        name.push(".unfinished");
         let path = out.with_file_name(name);
-        Ok(Self { file: File::create(&path)?, path })
+        for _ in 0..ATTEMPTS {
+            // A link that somebody put there is not followed.
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
+            let file = options.open(&path)?;
+            // Waits for whoever writes it; some file systems have no locks.
+            let _ = flock(&file, FlockOperation::LockExclusive);
+            // By now it may have been finished or removed.
+            let (ours, there) = (file.metadata()?, fs::symlink_metadata(&path));
+            if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
+                file.set_len(0)?;
+                return Ok(Self { file, path: Some(path) });
+            }
+        }
+        Err(io::Error::new(ErrorKind::ResourceBusy, "others write it all the time"))
     }
 
-    pub fn finish(self, out: &Path) -> std::io::Result<()> {
+    /// Puts the file in its place, and both on the disk.
+    pub fn finish(mut self, out: &Path) -> io::Result<()> {
         self.file.sync_all()?;
-        std::fs::rename(&self.path, out)
+        if let Some(path) = &self.path {
+            fs::rename(path, out)?;
+        }
+        self.path = None;
+        let folder = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        match File::open(folder).and_then(|folder| folder.sync_all()) {
+            // Where folders cannot be opened or synchronised, the system is left to do it.
+            Err(e) if !matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::InvalidInput) => Err(e),
+            _ => Ok(()),
+        }
     }
 }
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // After a rename there is nothing left to remove.
-        let _ = std::fs::remove_file(&self.path);
+        if let Some(path) = &self.path {
+            let _ = fs::remove_file(path);
+        }
     }
 }
 

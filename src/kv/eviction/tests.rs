@@ -106,7 +106,7 @@ fn every_choice_ascends_counts_right_and_holds_prefix_and_recent() {
             let slot = r.below(mass.len());
             mass[slot] = f32::NAN;
         }
-        let budget = Budget { keep: r.below(200), prefix: r.below(40), recent: r.below(120) };
+        let budget = Budget { keep: r.below(200), prefix: r.below(40), recent: r.below(120), stale: 0 };
         for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
             chooser.choose(policy, &mass, budget, &mut slots);
             assert!(slots.windows(2).all(|w| w[0] < w[1]), "{policy:?} {budget:?}");
@@ -126,7 +126,7 @@ fn every_choice_ascends_counts_right_and_holds_prefix_and_recent() {
 fn sliding_keeps_the_ends() {
     let mut slots = Vec::new();
     let budget = Budget::of(&Eviction { policy: Policy::Sliding, prefix: 4, ..Eviction::NEVER }, 10);
-    assert_eq!(budget, Budget { keep: 10, prefix: 4, recent: 6 });
+    assert_eq!(budget, Budget { keep: 10, prefix: 4, recent: 6, stale: 0 });
     Chooser::default().choose(Policy::Sliding, &[0.0; 100], budget, &mut slots);
     assert_eq!(slots, [0, 1, 2, 3, 94, 95, 96, 97, 98, 99]);
 }
@@ -137,16 +137,16 @@ fn heavy_hitters_stay_and_of_equals_the_first() {
     let mut mass = vec![1.0; 100];
     (mass[17], mass[50], mass[89]) = (9.0, 2.0, 3.0);
     let h2o = Budget::of(&Eviction { policy: Policy::H2o, prefix: 2, ..Eviction::NEVER }, 12);
-    assert_eq!(h2o, Budget { keep: 12, prefix: 2, recent: 5 });
+    assert_eq!(h2o, Budget { keep: 12, prefix: 2, recent: 5, stale: 0 });
     chooser.choose(Policy::H2o, &mass, h2o, &mut slots);
     assert_eq!(slots, [0, 1, 2, 3, 17, 50, 89, 95, 96, 97, 98, 99]);
 
     let snap = Budget::of(&Eviction { policy: Policy::SnapKv, prefix: 0, ..Eviction::NEVER }, 14);
-    assert_eq!(snap, Budget { keep: 14, prefix: 0, recent: 7 });
+    assert_eq!(snap, Budget { keep: 14, prefix: 0, recent: 7, stale: 0 });
     chooser.choose(Policy::SnapKv, &mass, snap, &mut slots);
     assert_eq!(slots, [14, 15, 16, 17, 18, 19, 20, 93, 94, 95, 96, 97, 98, 99], "with its neighbours");
     let much = Budget::of(&Eviction { policy: Policy::SnapKv, prefix: 9, ..Eviction::NEVER }, 1000);
-    assert_eq!(much, Budget { keep: 1000, prefix: 9, recent: SNAP_WINDOW });
+    assert_eq!(much, Budget { keep: 1000, prefix: 9, recent: SNAP_WINDOW, stale: 0 });
 }
 
 #[test]

@@ -56,15 +56,9 @@ pub fn observe<const HD: usize, const N: usize>(
             for ((scores, softmax), &seen) in of_tokens.zip(looks.visible) {
                 let mass = &mut mass[..seen];
                 sixteens!(seen, |i, part| {
-                    // Whole runs: what lies past the last slot is never stored.
-                    let weight = |head: usize| {
-                        let Softmax { m, l } = softmax[head];
-                        let score = L::load(scores[head][i..].as_ptr());
-                        exp_lanes(score.sub(L::splat(m))).div(L::splat(l))
-                    };
-                    let mut sum = weight(0);
-                    for head in 1..group {
-                        sum = sum.add(weight(head));
+                    let mut sum = weights::<L>(&scores[0], softmax[0], i);
+                    for (scores, &softmax) in scores.iter().zip(softmax).skip(1) {
+                        sum = sum.add(weights::<L>(scores, softmax, i));
                     }
                     store(load::<L>(mass, i, part).add(sum), mass, i, part);
                 });
@@ -77,4 +71,11 @@ pub fn observe<const HD: usize, const N: usize>(
     assert!(!queries.is_empty() && softmax.len() == queries.len());
     assert!(slots <= CHUNK && mass.len() >= slots && k.len() >= slots * kind.row_bytes(HD));
     dispatch!(isa, body::<L, HD: usize, N: usize>(kind: KvType, k: &[u8], looks: Looks<'_, HD>, mass: &mut [f32]))
+}
+
+/// Softmax weights of the sixteen slots from `i` on. Those of slots that are not seen mean nothing.
+#[inline(always)]
+unsafe fn weights<L: Lanes>(scores: &[f32; CHUNK], Softmax { m, l }: Softmax, i: usize) -> L {
+    // SAFETY: indices from `sixteens`, so that sixteen scores follow; lanes as the caller's.
+    unsafe { exp_lanes(L::load(scores.as_ptr().add(i)).sub(L::splat(m))).div(L::splat(l)) }
 }
