@@ -14,66 +14,75 @@
 #endif
 #define AT_ONCE 4
 
+// `sum` with the attention of `count` queries from row `first` on, whole tokens', to the slot whose key is `row`.
+float observed(const __local float *q, const __local float2 *ml, int first, int count, const __global uchar *row,
+               int slot, int before, float sum) {
+    float of_token = 0.0f;
+    for (int from = 0; from < count; from += AT_ONCE) {
+        float16 acc[AT_ONCE];
+        for (int k = 0; k < AT_ONCE; k++) acc[k] = 0.0f;
+        for (int i = 0; i < RUNS; i++) {
+            float16 e = row16(K_TYPE, row, i);
+            for (int k = 0; k < AT_ONCE; k++) {
+                acc[k] = fma(e, head16(q + min(from + k, count - 1) * HEAD_DIM, i), acc[k]);
+            }
+        }
+        for (int k = 0; k < AT_ONCE; k++) {
+            int r = first + from + k;
+            if (from + k < count) {
+                float2 of = ml[from + k];
+                float p = divide(e_to(sum16(acc[k]) - of.x), of.y);
+                of_token = r % GROUP == 0 ? p : of_token + p;
+                if (r % GROUP == GROUP - 1 && slot <= before + r / GROUP) sum += of_token;
+            }
+        }
+    }
+    return sum;
+}
+
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void observe(
     const __global float *state, const __global float *qkv, const __global float *qk_norm,
     const __global uchar *k_cache, const __global float *softmax, __global float *mass, int capacity) {
     __local float q[QUERIES * HEAD_DIM];
     __local float2 ml[QUERIES];
-#ifdef ONE
-    __local float red[GROUP * 16];
-#endif
     const __global int *header = (const __global int *)state;
     int lid = get_local_id(0), slot = get_global_id(0), kv_head = get_group_id(1);
     int before = header[H_SLOT], tokens = header[H_TOKENS], slots = before + tokens;
-    int first = (tokens - header[H_OBSERVED]) * GROUP, rows = tokens * GROUP;
-    const __global uchar *row = k_cache + ((size_t)kv_head * capacity + min(slot, slots - 1)) * K_ROW;
-    __global float *to = mass + (size_t)kv_head * capacity + min(slot, slots - 1);
-    float sum = slot < header[H_MASSED] ? *to : 0.0f, of_token = 0.0f;
-    for (int at = first; at < rows; at += QUERIES) {
-        int count = min(QUERIES, rows - at);
+    size_t at = (size_t)kv_head * capacity + min(slot, slots - 1);
+    const __global uchar *row = k_cache + at * K_ROW;
+    float sum = slot < header[H_MASSED] ? mass[at] : 0.0f;
 #ifdef ONE
-        load_heads(qkv + kv_head * (GROUP * HEAD_DIM), q, GROUP);
-        ready_queries(q, qk_norm, ROW(state, 0) + DIM, GROUP, red);
-        for (int g = lid; g < GROUP; g += WG) {
-            float m = LEAST, l = 0.0f;
-            for (int c = 0; c < (slots + CHUNK - 1) / CHUNK; c++) {
-                const __global float *part = softmax + (c * HEADS + kv_head * GROUP + g) * 2;
-                float2 w = weigh_chunk(&m, part[0]);
-                l = fma(part[1], w.y, l * w.x);
-            }
-            ml[g] = (float2)(m, l);
+    // No loop around this: PoCL 3.1 gets the barriers of work-group functions in loops wrong.
+    __local float red[GROUP * 16];
+    load_heads(qkv + kv_head * (GROUP * HEAD_DIM), q, GROUP);
+    ready_queries(q, qk_norm, ROW(state, 0) + DIM, GROUP, red);
+    for (int g = lid; g < GROUP; g += WG) {
+        float m = LEAST, l = 0.0f;
+        for (int c = 0; c < (slots + CHUNK - 1) / CHUNK; c++) {
+            const __global float *part = softmax + (c * HEADS + kv_head * GROUP + g) * 2;
+            float2 w = weigh_chunk(&m, part[0]);
+            l = fma(part[1], w.y, l * w.x);
         }
+        ml[g] = (float2)(m, l);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    sum = observed(q, ml, 0, GROUP, row, slot, before, sum);
 #else
+    int rows = tokens * GROUP;
+    for (int first = (tokens - header[H_OBSERVED]) * GROUP; first < rows; first += QUERIES) {
+        int count = min(QUERIES, rows - first);
         for (int i = lid; i < count * HEAD_DIM; i += WG) {
-            int r = at + i / HEAD_DIM, head = kv_head * GROUP + r % GROUP;
+            int r = first + i / HEAD_DIM, head = kv_head * GROUP + r % GROUP;
             q[i] = qkv[(size_t)(r / GROUP) * QKV + head * HEAD_DIM + i % HEAD_DIM];
         }
         for (int i = lid; i < count; i += WG) {
-            int r = at + i;
+            int r = first + i;
             ml[i] = vload2((size_t)(r / GROUP) * HEADS + kv_head * GROUP + r % GROUP, softmax);
         }
-#endif
         barrier(CLK_LOCAL_MEM_FENCE);
-        for (int from = 0; from < count; from += AT_ONCE) {
-            float16 acc[AT_ONCE];
-            for (int k = 0; k < AT_ONCE; k++) acc[k] = 0.0f;
-            for (int i = 0; i < RUNS; i++) {
-                float16 e = row16(K_TYPE, row, i);
-                for (int k = 0; k < AT_ONCE; k++) {
-                    acc[k] = fma(e, head16(q + min(from + k, count - 1) * HEAD_DIM, i), acc[k]);
-                }
-            }
-            for (int k = 0; k < AT_ONCE; k++) {
-                int r = at + from + k;
-                if (from + k < count) {
-                    float2 of = ml[from + k];
-                    float p = divide(e_to(sum16(acc[k]) - of.x), of.y);
-                    of_token = r % GROUP == 0 ? p : of_token + p;
-                    if (r % GROUP == GROUP - 1 && slot <= before + r / GROUP) sum += of_token;
-                }
-            }
-        }
+        sum = observed(q, ml, first, count, row, slot, before, sum);
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-    if (slot < slots) *to = sum;
+#endif
+    if (slot < slots) mass[at] = sum;
 }

@@ -498,6 +498,13 @@ impl Backend for CpuBackend {
         if self.scratch.partials.len() < needed {
             self.scratch.partials = try_vec(needed, Partial::EMPTY)?;
         }
+        let (capacity, len) = (rows.capacity, rows.len);
+        if let Some(mass) = self.mass.as_mut() {
+            if capacity != self.cache.capacity() {
+                *mass = SlotMass::new(capacity)?;
+            }
+            mass.clear(0..len);
+        }
         self.cache.adopt(rows);
         Ok(())
     }

@@ -235,7 +235,7 @@ impl Plan {
                 there,
             ),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
-            put("attention mass", mass(o, slots, chunk), there),
+            put("attention mass", mass(o, slots, chunk), if o.gpu_attn { there } else { Kind::Own }),
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
             put("tokens and text", mul(slots as u64, TEXT_PER_SLOT), Kind::Own),
             put("tokenizer", mul(self.tokenizer_file, TOKENIZER), Kind::Own),

@@ -168,22 +168,29 @@ impl Session {
 
     /// Leaves a lost device. What the CPU's cache lacks is computed again, which gives what the CPU alone would have.
     fn flee(&mut self, why: String) -> Result<()> {
-        let slots = self.devices.len();
+        let (slots, all) = (self.devices.len(), self.tokens.len());
+        let (observed, since) = (self.devices.observed(), self.evictor.as_ref().and_then(Evictor::since));
         let Some(refuge) = self.devices.flee(&why)? else { return Err(Error::Device(why)) };
-        let all = self.tokens.len();
         let cut = self.cuts.last().copied().unwrap_or(Cut { tokens: 0, kept: 0 });
         match refuge {
             // The rows that it lacks are those of the last tokens, computed after the last eviction.
             Refuge::Kept(there) if there >= cut.kept && !self.observes() => {
                 let rest = self.tokens.split_off(all - (slots - there));
-                self.run(&rest)
+                self.run(&rest)?;
             }
-            _ => self.replay(all),
+            _ => self.replay(all)?,
         }
+        // The pass that was lost may have been the first that counted.
+        if let (Some(first), Some(evictor)) = (since.filter(|&s| s >= all), &mut self.evictor) {
+            evictor.observe_since(first);
+            self.devices.zero_mass()?;
+        }
+        self.devices.observe(observed)
     }
 
-    /// Appends tokens for which there is room.
+    /// Appends tokens for which there is room: in a smaller cache than the sequence had before, there may be none.
     fn run(&mut self, tokens: &[u32]) -> Result<()> {
+        self.check_room(tokens.len())?;
         tokens.chunks(self.devices.max_tokens()).try_for_each(|chunk| self.append(chunk, Logits::None))
     }
 
@@ -196,6 +203,7 @@ impl Session {
             while self.tokens.len() < cut.tokens {
                 let at = self.tokens.len();
                 let n = self.devices.max_tokens().min(cut.tokens - at);
+                self.check_room(n)?;
                 self.observe(n, cut.tokens - at)?;
                 self.append(&tokens[at..at + n], Logits::None)?;
             }
@@ -392,14 +400,19 @@ impl Session {
         if let Some(id) = tokens.iter().find(|&&id| id as usize >= VOCAB) {
             return Err(Error::Usage(format!("token id {id}: the vocabulary ends at {}", VOCAB - 1)));
         }
-        let (need, have) = (self.devices.len() + tokens.len(), self.devices.active().capacity());
-        if need > have && self.evictor.is_none() {
-            return Err(Error::Usage(format!(
+        if self.evictor.is_none() { self.check_room(tokens.len()) } else { Ok(()) }
+    }
+
+    /// So many tokens must have free slots.
+    fn check_room(&self, tokens: usize) -> Result<()> {
+        let (need, have) = (self.devices.len() + tokens, self.devices.active().capacity());
+        match need > have {
+            true => Err(Error::Usage(format!(
                 "the prompt needs {need} positions but the context has {have}; raise --max-seq-len, shorten the prompt \
                  or give an --eviction-policy"
-            )));
+            ))),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     fn check_logits(&self) -> Result<()> {

@@ -213,8 +213,11 @@ fn evict(backend: &mut dyn Backend) {
     backend.set_len(last as usize / 3 + 1);
 }
 
+/// What is done to a backend.
+type Step = (&'static str, fn(&mut dyn Backend));
+
 /// What a session may do to a backend that is observed, step by step.
-const STEPS: [(&str, fn(&mut dyn Backend)); 8] = [
+const STEPS: [Step; 8] = [
     ("a prompt of which all is observed", |b| {
         b.observe(usize::MAX).unwrap();
         forward(b, &ids(130));

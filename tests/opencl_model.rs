@@ -11,6 +11,7 @@ mod bed;
 use antigravity::backend::KvRows;
 use antigravity::dims::VOCAB;
 use antigravity::engine::BackendKind;
+use antigravity::kv::eviction::{Eviction, Policy};
 use antigravity::kv::{KvType, KvTypes};
 use antigravity::opencl::selftest::TOLERANCE;
 use antigravity::plan::Plan;
@@ -150,6 +151,23 @@ fn the_plan_is_what_is_allocated() {
                 let what = format!("{weight_type} weights, gpu_attn {gpu_attn}, zero_copy {zero_copy}");
                 assert_eq!(plan.on_device(), allocated, "{what}: {:#?}", plan.items());
             }
+        }
+    }
+}
+
+/// The same with a policy that looks at attention.
+#[test]
+fn the_plan_counts_what_observes() {
+    if exact().is_some() {
+        for gpu_attn in [true, false] {
+            let eviction = Eviction { policy: Policy::H2o, ..Eviction::NEVER };
+            let base = EngineOptions { eviction, ..options(KvTypes::both(KvType::Q4)) };
+            let engine = on_device(&base, gpu_attn);
+            let mut backend = engine.device_backend(engine.options()).unwrap().unwrap();
+            backend.observe(1).unwrap();
+            let plan = Plan::new(engine.options()).unwrap();
+            let allocated = engine.device().unwrap().allocated();
+            assert_eq!(plan.on_device(), allocated, "gpu_attn {gpu_attn}: {:#?}", plan.items());
         }
     }
 }

@@ -119,6 +119,7 @@ impl Cache {
     pub fn lend(&mut self) -> Option<Lent> {
         match std::mem::replace(&mut self.memory, Memory::Nobodys) {
             Memory::Lent(memory) => {
+                self.touched = 0;
                 Some(Lent { memory, capacity: self.capacity, len: std::mem::take(&mut self.len) })
             }
             own => {

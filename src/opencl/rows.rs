@@ -4,7 +4,7 @@
 mod lent;
 
 use super::arena::Arena;
-use super::buffer::{Access, Buffer, Place};
+use super::buffer::{Access, Buffer, MapFor, Place};
 use super::device::Device;
 use super::failure::{Failure, Kind, Result};
 use super::kernels::CHUNK;
@@ -133,13 +133,17 @@ impl Rows {
         check_kept(slots, self.len)?;
         for (plane, row) in self.planes(&self.layers[layer]) {
             let start = kv_head * self.capacity * row;
-            let mut bytes = vec![0; self.len * row];
-            plane.read(start, &mut bytes)?;
-            for (to, &from) in slots.iter().enumerate() {
-                let from = from as usize;
-                bytes.copy_within(from * row..(from + 1) * row, to * row);
+            let filled = start..start + self.len * row;
+            if self.place == Place::HostVisible && !slots.is_empty() {
+                let mut view = plane.clone().into_map(filled, MapFor::ReadingAndWriting)?;
+                gather(view.bytes_mut(), slots, row);
+                view.unmap()?;
+            } else {
+                let mut bytes = vec![0; filled.len()];
+                plane.read(start, &mut bytes)?;
+                gather(&mut bytes, slots, row);
+                plane.write(start, &bytes[..slots.len() * row])?;
             }
-            plane.write(start, &bytes[..slots.len() * row])?;
         }
         Ok(())
     }
@@ -174,6 +178,14 @@ impl Rows {
             }
         }
         Ok(())
+    }
+}
+
+/// Moves the rows of `slots`, which ascend, to the front.
+fn gather(rows: &mut [u8], slots: &[u32], row: usize) {
+    for (to, &from) in slots.iter().enumerate() {
+        let from = from as usize;
+        rows.copy_within(from * row..(from + 1) * row, to * row);
     }
 }
 

@@ -176,6 +176,11 @@ impl Devices {
         }
     }
 
+    /// How many tokens of a pass are observed.
+    pub fn observed(&self) -> usize {
+        self.observed
+    }
+
     /// Forgets what was observed.
     pub fn zero_mass(&mut self) -> Result<()> {
         self.massive = false;

@@ -180,6 +180,11 @@ impl Evictor {
         self.since
     }
 
+    /// Attention counts from this token on.
+    pub fn observe_since(&mut self, token: usize) {
+        self.since = Some(token);
+    }
+
     /// The sequence was replaced by one with the mass of tokens from `since` on.
     pub fn reset(&mut self, since: Option<usize>) {
         self.truncate(0);

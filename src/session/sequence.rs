@@ -31,6 +31,10 @@ pub struct Sequence {
     pub dense: usize,
     /// The first token whose attention the saved mass counts; without one there is no mass.
     pub since: Option<usize>,
+    /// Where heads chose for themselves, the positions of the slots that the last eviction left, ascending:
+    /// `[layer * KV_HEADS + kv_head][slot]`.
+    #[serde(default)]
+    pub positions: Vec<Vec<u32>>,
 }
 
 impl Sequence {
@@ -46,7 +50,19 @@ impl Sequence {
                 true => self.slots == tokens && self.dense == 0,
                 false => self.prefix <= self.slots,
             }
+            && self.positions_are_sound()
             && self.tokens.iter().all(|&t| (t as usize) < VOCAB)
+    }
+
+    /// Whether every head has as many positions as any, in order.
+    fn positions_are_sound(&self) -> bool {
+        let (heads, slots) = (self.positions.len(), self.positions.first().map_or(0, Vec::len));
+        let sound = |head: &Vec<u32>| {
+            head.len() == slots
+                && head.is_sorted_by(|a, b| a < b)
+                && head.last().is_none_or(|&p| (p as usize) < self.tokens.len())
+        };
+        [0, LAYERS * KV_HEADS].contains(&heads) && slots <= self.slots && self.positions.iter().all(sound)
     }
 
     /// Whether it can be a sequence of this binary's model with at most `capacity` slots.
@@ -72,6 +88,7 @@ impl Session {
             prefix: self.prefix,
             dense: self.dense,
             since: self.since(),
+            positions: self.evictor.as_ref().map_or(Vec::new(), |e| e.positions().to_vec()),
         }
     }
 
@@ -113,6 +130,8 @@ impl Session {
         self.tokens.extend_from_slice(&sequence.tokens);
         if let Some(evictor) = &mut self.evictor {
             evictor.reset(sequence.since);
+            let kept = sequence.cuts.last().map_or(0, |c| c.kept.min(sequence.slots));
+            evictor.set_positions(sequence.positions, kept, sequence.tokens.len());
         }
         (self.cuts, self.dense, self.prefix) = (sequence.cuts, sequence.dense, sequence.prefix);
         Ok(())

@@ -196,7 +196,7 @@ fn positions_move_decoding_there_and_back() {
 
 #[test]
 fn a_device_lost_anywhere_leaves_the_sequence_on_the_cpu() {
-    for policy in [Policy::None, Policy::Sliding, Policy::H2o] {
+    for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
         let wanted = eviction(policy, 60, 3);
         let mut one = alone(400, wanted);
         feed(&mut one, 50, 200);

@@ -49,9 +49,26 @@ fn numbers_out_of_range() {
 }
 
 #[test]
-fn what_this_build_does_not_have() {
-    mentions(&fails(&["generate", "-p", "x", "--backend", "hybrid"], 5), &["hybrid", "--backend cpu"]);
-    mentions(&fails(&["generate", "-p", "x", "--eviction-policy", "sliding"], 2), &["not in this build"]);
+fn devices_and_evictions() {
+    let generate = |flags: &[&str]| [&["generate", "-p", "x"], flags].concat();
+    let without_opencl = |flags: &[&str]| {
+        let mut command = command(&generate(flags));
+        said(
+            command.env("ANTIGRAVITY_OPENCL_LIB", "/no/such/library.so").output().expect("the binary starts"),
+        )
+    };
+    let refused = without_opencl(&["--backend", "hybrid"]);
+    assert_eq!((refused.code, refused.out.as_str()), (Some(5), ""), "{}", refused.err);
+    mentions(&refused.err, &["/no/such/library.so"]);
+    let auto = without_opencl(&["--backend", "auto", "-n", "2"]);
+    assert_eq!(auto.code, Some(0), "{}", auto.err);
+    mentions(&auto.err, &["auto", "using the CPU"]);
+    mentions(&fails(&generate(&["--switch-threshold", "soon"]), 2), &["--switch-threshold soon", "512"]);
+    mentions(&fails(&generate(&["--eviction-policy", "lru"]), 2), &["lru", "sliding"]);
+    let small = ["--eviction-policy", "h2o", "--eviction-window", "5", "--protected-prefix", "4"];
+    mentions(&fails(&generate(&small), 2), &["--eviction-window 5", "6"]);
+    let full = ["--eviction-policy", "sliding", "-c", "16", "--protected-prefix", "14"];
+    mentions(&fails(&generate(&full), 2), &["--max-seq-len 16", "--protected-prefix 14"]);
 }
 
 #[test]

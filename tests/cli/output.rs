@@ -156,3 +156,28 @@ fn help_and_version() {
         mentions(&text(&[command, "--help"]), &["Usage: antigravity", command]);
     }
 }
+
+#[test]
+fn evictions_are_said_where_they_were_asked_for() {
+    let base = ["generate", "-p", "Once upon a time", "--temp", "0", "--ignore-eos", "-n", "200", "-c", "64"];
+    let with = |more: &[&str]| [&base[..], &["--eviction-policy", "sliding"], more].concat();
+    let full = run(&base);
+    assert!(full.err.contains("stop: context"), "{}", full.err);
+    let temp = Temp::new();
+    let trace = temp.path("trace.json");
+    let said = run(&with(&["-v", "--trace", &trace]));
+    assert!(said.code == Some(0) && said.err.contains("stop: length"), "{}", said.err);
+    assert!(said.err.contains("evicted 8 slots, 56 left"), "{}", said.err);
+    assert!(!run(&with(&[])).err.contains("evicted"));
+    let marks = std::fs::read_to_string(&trace).expect("a trace");
+    let marks: serde_json::Value = serde_json::from_str(&marks).expect("JSON");
+    let instants = marks["traceEvents"].as_array().expect("events").iter().filter(|e| e["ph"] == "i");
+    assert!(instants.filter(|e| e["name"].as_str().is_some_and(|n| n.starts_with("evict"))).count() > 10);
+    let lines = text(&with(&["--format", "jsonl"]));
+    let events = lines.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).expect("JSON"));
+    let evictions: Vec<_> = events.filter(|e| e["t"] == "evict").collect();
+    assert!(evictions.len() > 10 && evictions.iter().all(|e| e["removed"] == 8 && e["slots"] == 56));
+    assert_eq!(evictions[0]["why"], "cache full");
+    // Text that began in the window is the same as without eviction.
+    assert!(said.out.starts_with(&full.out));
+}

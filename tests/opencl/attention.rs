@@ -202,11 +202,11 @@ impl<const HD: usize> Case<HD> {
     /// Observes what attention has just left in `softmax`.
     fn observe(&self, device: &Device, [s, qkv, norms, k, v, _]: &[Buffer; 6], softmax: &Buffer) {
         let (n, mass) = (self.qkv.len(), floats(device, &self.mass));
-        let options = self.options(32, if n == 1 { "-DONE" } else { "" });
+        let options = self.options(64, if n == 1 { "-DONE" } else { "" });
         let mut observe = kernel(device, ("observe", OBSERVE), &options, &[s, qkv, norms, k, softmax, &mass]);
         observe.arg_i32(6, self.capacity as i32).unwrap();
-        let items = (self.before + n).next_multiple_of(32);
-        device.launch(&observe, &[items, self.dims.kv_heads], &[32, 1]).unwrap();
+        let items = (self.before + n).next_multiple_of(64);
+        device.launch(&observe, &[items, self.dims.kv_heads], &[64, 1]).unwrap();
         let [k, v] = [k, v].map(|b| {
             let mut bytes = vec![0; b.len()];
             b.read(0, &mut bytes).unwrap();

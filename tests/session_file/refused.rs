@@ -1,11 +1,12 @@
 //! Files that are no session of this run, by accident or on purpose: one error each, no panic, an empty session.
 
-use crate::engine;
 use crate::program::{Temp, fails, greedy, mentions, text};
+use crate::{engine, place};
+use antigravity::kv::eviction::{Eviction, Policy};
 use antigravity::kv::{KvType, KvTypes};
 use antigravity::sampler::Rng;
 use antigravity::saved;
-use antigravity::{Engine, Error, dims};
+use antigravity::{Engine, EngineOptions, Error, GenerateOptions, dims};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -21,13 +22,17 @@ struct Bed {
     header: usize,
 }
 
+/// The length of a file's header.
+fn header(bytes: &[u8]) -> usize {
+    u64::from_le_bytes(bytes[8..PREFIX].try_into().expect("eight bytes")) as usize
+}
+
 impl Bed {
     fn new() -> Self {
         let temp = Temp::new();
         greedy(&["--session", &temp.path("state")]);
         let good = std::fs::read(temp.path("state")).expect("the session");
-        let header = u64::from_le_bytes(good[8..PREFIX].try_into().expect("eight bytes")) as usize;
-        Self { temp, engine: engine(KvTypes::both(KvType::Q4), 64), good, header }
+        Self { temp, engine: engine(KvTypes::both(KvType::Q4), 64), header: header(&good), good }
     }
 
     fn load(&self, bytes: &[u8]) -> Result<(), Error> {
@@ -191,4 +196,55 @@ fn strange_held_back_text_is_only_text() {
     let file = bed.temp.write("state", bytes);
     let said = text(&["generate", "--temp", "0", "--session", &file, "-r", "éy"]);
     assert!(said.starts_with(&"é".repeat(2999)), "{said}");
+}
+
+/// Layouts that contradict nothing but that no eviction leaves: whatever comes of them, it is no panic.
+#[test]
+fn strange_layouts_go_on_or_fail() {
+    let temp = Temp::new();
+    greedy(&["--session", &temp.path("state"), "-c", "64"]);
+    let good = std::fs::read(temp.path("state")).expect("the session");
+    let mut rng = Rng::new(5);
+    let mut pick = |n: usize| (rng.next_u64() % n as u64) as usize;
+    let mut loaded = 0;
+    for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
+        let eviction = Eviction { policy, window: 20, prefix: 3, memory_threshold: 0 };
+        let model =
+            EngineOptions { max_seq_len: 24, threads: 1, eviction, ..EngineOptions::new(place::model()) };
+        let engine = Engine::load(model).expect("the bundled model");
+        let bed = Bed { temp: Temp::new(), engine, header: header(&good), good: good.clone() };
+        for _ in 0..150 {
+            let (tokens, slots) = (10 + pick(30), 1 + pick(24));
+            let cuts: Vec<Value> =
+                (0..1 + pick(2)).map(|_| json!({"tokens": pick(tokens) + 1, "kept": pick(8) + 1})).collect();
+            let since = Some(pick(tokens + 9)).filter(|&s| s % 3 > 0);
+            let mut bytes = bed.forged(|h| {
+                h["sequence"] = json!({
+                    "tokens": vec![5; tokens], "slots": slots, "cuts": cuts, "prefix": pick(slots + 1),
+                    "dense": tokens - pick(slots.min(tokens) + 1), "since": since,
+                });
+            });
+            let row = KvTypes::both(KvType::Q4).slot_bytes(dims::LAYERS, dims::KV_HEADS, dims::HEAD_DIM);
+            let mass = since.map_or(0, |_| dims::LAYERS * dims::KV_HEADS * 4);
+            bytes.truncate(PREFIX + header(&bytes) + 4);
+            bytes.resize(bytes.len() + slots * (row + mass), 0);
+            bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+            let file = bed.temp.write("state", bytes);
+            let mut session = bed.engine.session().expect("a session");
+            if saved::load(Path::new(&file), &mut session, &bed.engine).is_err() {
+                continue;
+            }
+            loaded += 1;
+            let mut prompt = session.tokens().to_vec();
+            prompt.truncate(pick(2 * tokens));
+            prompt.push(7);
+            let options = GenerateOptions { max_tokens: Some(3), ..GenerateOptions::default() };
+            if let Ok(mut stream) = bed.engine.stream(&mut session, &prompt, &options) {
+                let _ = stream.by_ref().collect::<Result<String, Error>>();
+            }
+            let _ = session.rewind(pick(session.position() + 1));
+            let _ = session.decode(9);
+        }
+    }
+    assert!(loaded > 200, "{loaded}");
 }
