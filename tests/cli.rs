@@ -12,6 +12,8 @@ mod bench;
 mod chat_eval;
 #[path = "cli/errors.rs"]
 mod errors;
+#[path = "cli/eval.rs"]
+mod eval;
 #[path = "cli/fit.rs"]
 mod fit;
 #[path = "cli/killed.rs"]

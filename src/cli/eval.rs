@@ -1,44 +1,57 @@
-//! `eval`: perplexity of a text, and how far two settings of the engine are apart.
+//! `eval`: perplexity of a text, recall of facts, and how far settings of the engine are apart.
+
+mod input;
+mod perplexity;
+mod recall;
+mod settings;
 
 use super::args::{Format, ModelArgs};
 use super::start::{self, Voice};
 use super::terminal::{Progress, put};
-use crate::dims::VOCAB;
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::{BackendKind, Engine, EngineOptions};
 use crate::error::{Error, Result};
-use crate::kv::{KvType, KvTypes};
-use crate::plan::{self, Context, Plan};
-use crate::sampler::argmax;
-use crate::session::{ROWS, Session};
+use crate::plan::{self, Context, Plan, mib};
+use crate::session::Session;
 use crate::system::marker::Marker;
 use crate::tokenizer::{AddSpecial, Tokenizer};
+use crate::weights::{ModelPath, WeightType};
 use clap::Args;
-use serde::Deserialize;
-use serde_json::json;
-use std::path::{Path, PathBuf};
+use input::{Input, Question};
+use perplexity::Row;
+use settings::Settings;
+use std::path::PathBuf;
 use std::time::Instant;
 
-/// Perplexity, or a comparison.
+/// Perplexity, recall, and comparisons.
 #[derive(Args, Clone)]
 pub(super) struct EvalArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Text to predict
-    #[arg(short, long, value_name = "FILE", required_unless_present = "tokens", conflicts_with = "tokens")]
+    #[arg(short, long, value_name = "FILE", required_unless_present_any = ["tokens", "recall"])]
+    #[arg(conflicts_with = "tokens")]
     pub file: Option<PathBuf>,
     /// Token ids to predict: a JSON array, or an object with `tokens` and `chunk`
     #[arg(long, value_name = "FILE")]
     pub tokens: Option<PathBuf>,
+    /// Questions at the end of prompts: a JSON object with `items`, each with form, distance, prompt, answer_ids and
+    /// correct_f32
+    #[arg(long, value_name = "FILE")]
+    pub recall: Option<PathBuf>,
     /// Tokens of one chunk; each begins with an empty cache [default: the token file's, else 512]
     #[arg(long, value_name = "N")]
     pub chunk: Option<usize>,
     /// Most chunks
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
-    /// Also run these settings and compare, e.g. kv=f32,weights=f32 (keys: kv, k, v, weights)
+    /// Settings of a row, for others than the flags say; may be given more than once, e.g.
+    /// kv=q4,policy=snapkv,window=25% (keys: kv, k, v, weights, policy, window, prefix, backend)
+    #[arg(long, value_name = "SETTINGS")]
+    pub settings: Vec<String>,
+    /// Predict with these settings too and compare, e.g. kv=f32,weights=f32 (the same keys)
     #[arg(long, value_name = "SETTINGS")]
     pub against: Option<String>,
-    /// Text, or one JSON object
+    /// Text, or one JSON object for each row of each table
     #[arg(long, value_enum, default_value = "text")]
     pub format: Format,
     /// Say nothing but errors on stderr
@@ -48,246 +61,208 @@ pub(super) struct EvalArgs {
 
 const DEFAULT_CHUNK: usize = 512;
 
-pub(super) fn run(args: &EvalArgs) -> Result<()> {
-    let mut settings = args.model.resolve()?;
-    let mut base = args.against.as_deref().map(|text| against(text, &settings)).transpose()?;
-    for (flag, n, least) in [("--chunk", args.chunk, 2), ("--limit", args.limit, 1)] {
-        if let Some(n) = n.filter(|&n| n < least) {
-            return Err(Error::Usage(format!("{flag} {n}: use a number from {least}")));
-        }
-    }
-    let input = match (&args.tokens, &args.file) {
-        (Some(file), _) => Input::Tokens(read_tokens(file)?),
-        (None, file) => Input::Text(read(file.as_deref().unwrap_or(Path::new("")), "--file")?),
-    };
-    let chunk = args.chunk.or(input.chunk()).unwrap_or(DEFAULT_CHUNK);
-    for o in [Some(&mut settings), base.as_mut()].into_iter().flatten() {
-        o.max_seq_len = chunk;
-    }
-    let began = Instant::now();
-    let _marker = prepare(args, [Some(&settings), base.as_ref()])?;
-    let engine = Engine::load(settings.clone())?;
-    let mut chunks = input.chunks(chunk, engine.tokenizer())?;
-    chunks.truncate(args.limit.unwrap_or(usize::MAX));
-    let base_engine = base.clone().map(Engine::load).transpose()?;
+/// What is measured, and with what.
+struct Work {
+    rows: Vec<Settings>,
+    /// What the rows are held against.
+    base: Option<Settings>,
+    input: Option<Input>,
+    chunk: usize,
+    /// With the token ids of their prompts.
+    questions: Vec<(Question, Vec<u32>)>,
+}
 
-    let mut session = engine.session()?;
-    let mut base_session = base_engine.as_ref().map(Engine::session).transpose()?;
-    let mut totals = Totals::default();
-    let progress = Progress::new("chunk", args.quiet);
-    for (i, tokens) in chunks.iter().enumerate() {
-        progress.show(i, chunks.len());
-        session.clear();
-        base_session.iter_mut().for_each(Session::clear);
-        totals.chunk(&mut session, base_session.as_mut(), tokens)?;
-    }
-    progress.show(chunks.len(), chunks.len());
-    let names = (describe(&settings), base.as_ref().map(describe));
-    put(&match args.format {
-        Format::Jsonl => totals.json(&names.0, names.1.as_deref(), chunk),
-        Format::Text => totals.text(&names.0, names.1.as_deref()),
-    })?;
+pub(super) fn run(args: &EvalArgs) -> Result<()> {
+    let work = Work::resolve(args)?;
+    let began = Instant::now();
+    let _marker = prepare(args, &work)?;
+    let engines = Engines::load(&work)?;
+    let chunks = predict(args, &work, &engines)?;
+    ask(args, &work, &engines)?;
     if !args.quiet {
-        eprintln!("{} chunks of {chunk} tokens, {:.1} s", chunks.len(), began.elapsed().as_secs_f64());
+        let mut done = Vec::new();
+        if chunks > 0 {
+            done.push(format!("{chunks} chunks of {} tokens", work.chunk));
+        }
+        if !work.questions.is_empty() {
+            done.push(format!("{} questions", work.questions.len()));
+        }
+        eprintln!("{}, {:.1} s", done.join(", "), began.elapsed().as_secs_f64());
     }
     Ok(())
 }
 
-/// Refuses what will not fit, for both settings at once, and prepares the process.
-fn prepare(args: &EvalArgs, settings: [Option<&EngineOptions>; 2]) -> Result<Marker> {
-    // The session holds a block of logits; those compared with are held beside it.
-    let plans: Vec<Plan> = settings
-        .into_iter()
-        .flatten()
-        .enumerate()
-        .map(|(i, o)| Ok(Plan::new(o)?.with_rows(1 + i)))
-        .collect::<Result<_>>()?;
-    plan::check_apart(&plans, Context::Chunk)?;
-    let need = plans.iter().fold(0u64, |sum, p| sum.saturating_add(p.need()));
-    let (first, voice) = (&plans[0], Voice::of(args.quiet));
-    start::planned(first, need, (&args.model.cores.mask, first.options.threads), (Context::Chunk, voice))
-}
-
-/// The settings of `--against`: those of the other flags, with some replaced.
-fn against(text: &str, other: &EngineOptions) -> Result<EngineOptions> {
-    let mut options = other.clone();
-    let bad = |what: String| Error::Usage(format!("--against {text}: {what}"));
-    for part in text.split(',') {
-        let (key, value) =
-            part.split_once('=').ok_or_else(|| bad(format!("{part:?} is not of the form key=value")))?;
-        let kv = || value.parse::<KvType>().map_err(|e| bad(e.to_string()));
-        match key.trim() {
-            "kv" => options.kv_types = KvTypes::both(kv()?),
-            "k" => options.kv_types.k = kv()?,
-            "v" => options.kv_types.v = kv()?,
-            "weights" => options.weight_type = value.parse().map_err(|e: Error| bad(e.to_string()))?,
-            key => return Err(bad(format!("no setting {key:?}; use kv, k, v or weights"))),
+/// Perplexities, if there is a text; how many chunks it had.
+fn predict(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<usize> {
+    let Some(input) = &work.input else { return Ok(0) };
+    let mut chunks = input.chunks(work.chunk, engines.tokenizer())?;
+    chunks.truncate(args.limit.unwrap_or(usize::MAX));
+    let row = |s| Ok(Row::new(s, engines.session(&s.for_text(work.chunk)?)?));
+    let mut rows = work.rows.iter().map(row).collect::<Result<Vec<_>>>()?;
+    let mut base = work.base.as_ref().map(row).transpose()?;
+    perplexity::measure(&mut rows, base.as_mut(), &chunks, &Progress::new("chunk", args.quiet))?;
+    match args.format {
+        Format::Text => put(&perplexity::text(&rows, base.as_ref()))?,
+        Format::Jsonl => {
+            let lines = rows.iter().map(|row| perplexity::json(row, base.as_ref(), work.chunk));
+            put(&lines.map(|line| format!("{line}\n")).collect::<String>())?;
         }
     }
-    Ok(options)
+    Ok(chunks.len())
 }
 
-fn describe(o: &EngineOptions) -> String {
-    format!("kv {}, weights {}", o.kv_types, o.weight_type)
-}
-
-/// What to predict.
-enum Input {
-    Text(String),
-    Tokens(TokenFile),
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum TokenFile {
-    Plain(Vec<u32>),
-    Chunked { chunk: usize, tokens: Vec<u32> },
-}
-
-impl Input {
-    fn chunk(&self) -> Option<usize> {
-        match self {
-            Input::Tokens(TokenFile::Chunked { chunk, .. }) => Some(*chunk),
-            _ => None,
-        }
+/// Recall, if there are questions.
+fn ask(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<()> {
+    if work.questions.is_empty() {
+        return Ok(());
     }
+    let mut recalled = Vec::new();
+    for settings in work.base.iter().chain(&work.rows) {
+        let progress = Progress::new("question", args.quiet);
+        recalled.push(recall::measure(settings, engines, &work.questions, &progress)?);
+    }
+    match args.format {
+        Format::Text if work.input.is_some() => put(&format!("\n{}", recall::text(&recalled))),
+        Format::Text => put(&recall::text(&recalled)),
+        Format::Jsonl => put(&recalled.iter().map(|r| format!("{}\n", r.json())).collect::<String>()),
+    }
+}
 
-    /// Chunks without overlap. Those of a text each begin with the token that the model expects first.
-    fn chunks(self, size: usize, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
-        if size < 2 {
-            return Err(Error::Usage(format!("--tokens: chunk {size}; use at least 2")));
-        }
-        let (first, tokens) = match self {
-            Input::Tokens(TokenFile::Plain(tokens) | TokenFile::Chunked { tokens, .. }) => (None, tokens),
-            Input::Text(text) => {
-                let added = tokenizer.encode("", AddSpecial::Yes)?;
-                let first = tokenizer.bos_id().filter(|id| added.first() == Some(id));
-                (first, tokenizer.encode_plain(&text)?)
-            }
+impl Work {
+    fn resolve(args: &EvalArgs) -> Result<Self> {
+        let flags = Settings::of_flags(args.model.resolve()?);
+        let rows = match args.settings.as_slice() {
+            [] => vec![flags.clone()],
+            some => some.iter().map(|text| flags.with("--settings", text)).collect::<Result<_>>()?,
         };
-        let step = size - usize::from(first.is_some());
-        let chunks = tokens.chunks(step).map(|c| first.into_iter().chain(c.iter().copied()).collect());
-        let chunks: Vec<Vec<u32>> = chunks.filter(|c: &Vec<u32>| c.len() > 1).collect();
-        match chunks.is_empty() {
-            true => Err(Error::Usage("nothing to predict: give a file of at least two tokens".into())),
-            false => Ok(chunks),
-        }
-    }
-}
-
-/// A text file of sensible size.
-fn read(file: &Path, flag: &str) -> Result<String> {
-    const LIMIT: u64 = 64 << 20;
-    let bad = |e: String| Error::Usage(format!("{flag} {}: {e}", file.display()));
-    let meta = std::fs::metadata(file).map_err(|e| bad(e.to_string()))?;
-    if !meta.is_file() || meta.len() > LIMIT {
-        return Err(bad("is not a file of at most 64 MiB; give a smaller one".into()));
-    }
-    std::fs::read_to_string(file).map_err(|e| bad(e.to_string()))
-}
-
-fn read_tokens(file: &Path) -> Result<TokenFile> {
-    serde_json::from_str(&read(file, "--tokens")?).map_err(|_| {
-        Error::Usage(format!(
-            "--tokens {}: give a JSON array of token ids, or {{\"chunk\": 512, \"tokens\": [...]}}",
-            file.display()
-        ))
-    })
-}
-
-/// Sums over all predictions.
-#[derive(Default)]
-struct Totals {
-    predictions: usize,
-    /// Negative log likelihoods in nats, of the settings and of those compared with.
-    nll: f64,
-    base_nll: f64,
-    /// Of the settings from those compared with.
-    kl: f64,
-    same_top: usize,
-}
-
-impl Totals {
-    /// Adds one chunk; both sessions are empty.
-    fn chunk(&mut self, session: &mut Session, mut base: Option<&mut Session>, tokens: &[u32]) -> Result<()> {
-        let mut base_rows = Vec::new();
-        for (block, part) in tokens.chunks(ROWS).enumerate() {
-            base_rows.clear();
-            if let Some(base) = &mut base {
-                base.logits_of_all(part, |_, row| base_rows.extend_from_slice(row))?;
+        let base = args.against.as_deref().map(|text| flags.with("--against", text)).transpose()?;
+        for (flag, n, least) in [("--chunk", args.chunk, 2), ("--limit", args.limit, 1)] {
+            if let Some(n) = n.filter(|&n| n < least) {
+                return Err(Error::Usage(format!("{flag} {n}: use a number from {least}")));
             }
-            session.logits_of_all(part, |i, row| {
-                if let Some(&next) = tokens.get(block * ROWS + i + 1) {
-                    let base = (!base_rows.is_empty()).then(|| &base_rows[i * VOCAB..][..VOCAB]);
-                    self.prediction(row, base, next as usize);
-                }
-            })?;
         }
-        match (self.nll + self.base_nll + self.kl).is_finite() {
-            true => Ok(()),
-            false => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
+        let input = Input::read(args.tokens.as_deref(), args.file.as_deref())?;
+        let chunk = args.chunk.or(input.as_ref().and_then(Input::chunk)).unwrap_or(DEFAULT_CHUNK);
+        let mut questions = Vec::new();
+        if let Some(file) = &args.recall {
+            let asked = input::read_questions(file)?;
+            // Ahead of the model: how much memory it takes depends on how long they are.
+            let tokenizer = Tokenizer::load(&ModelPath::new(&flags.options().model)?.dir)?;
+            for question in asked {
+                let prompt = tokenizer.encode(&question.prompt, AddSpecial::Yes)?;
+                questions.push((question, prompt));
+            }
         }
+        Ok(Self { rows, base, input, chunk, questions })
     }
 
-    fn prediction(&mut self, row: &[f32], base: Option<&[f32]>, next: usize) {
-        // An id beyond the vocabulary is refused by the session when its turn comes.
-        let logit = |row: &[f32]| row.get(next).map_or(f64::NAN, |&x| f64::from(x));
-        let total = log_sum_exp(row);
-        self.predictions += 1;
-        self.nll += total - logit(row);
-        let Some(base) = base else { return };
-        let base_total = log_sum_exp(base);
-        self.base_nll += base_total - logit(base);
-        self.same_top += usize::from(argmax(row) == argmax(base));
-        // sum p (ln p - ln q)
-        let pairs = base.iter().zip(row).map(|(&p, &q)| (f64::from(p) - base_total, f64::from(q) - total));
-        self.kl += pairs.map(|(p, q)| libm::exp(p) * (p - q)).sum::<f64>();
+    fn settings(&self) -> impl Iterator<Item = &Settings> {
+        self.rows.iter().chain(&self.base)
     }
 
-    fn mean(&self, sum: f64) -> f64 {
-        sum / self.predictions as f64
-    }
-
-    fn perplexity(&self, nll: f64) -> f64 {
-        libm::exp(self.mean(nll))
-    }
-
-    fn text(&self, name: &str, base: Option<&str>) -> String {
-        let row = |name: &str, nll: f64| {
-            format!(
-                "{:>12.6} {:>12.6} {:>8}  {name}\n",
-                self.perplexity(nll),
-                self.mean(nll),
-                self.predictions
-            )
-        };
-        let head = format!("{:>12} {:>12} {:>8}\n", "perplexity", "nats/token", "tokens");
-        let Some(base) = base else { return head + &row(name, self.nll) };
-        let worse = 100.0 * (self.perplexity(self.nll) / self.perplexity(self.base_nll) - 1.0);
-        let (kl, top) = (self.mean(self.kl), 100.0 * self.mean(self.same_top as f64));
-        head + &row(base, self.base_nll)
-            + &row(name, self.nll)
-            + &format!("perplexity {worse:+.3} %, KL divergence {kl:.6} nats, same top token {top:.3} %\n")
-    }
-
-    fn json(&self, name: &str, base: Option<&str>, chunk: usize) -> String {
-        let mut line = json!({
-            "t": "eval", "settings": name, "chunk": chunk, "tokens": self.predictions,
-            "perplexity": self.perplexity(self.nll), "nats_per_token": self.mean(self.nll),
-        });
-        if let Some(base) = base {
-            line["against"] = json!({
-                "settings": base, "perplexity": self.perplexity(self.base_nll),
-                "nats_per_token": self.mean(self.base_nll), "kl_divergence": self.mean(self.kl),
-                "same_top": self.mean(self.same_top as f64),
-            });
-        }
-        format!("{line}\n")
+    /// One plan for each of the settings, with so many slots.
+    fn plans(&self, slots: usize) -> Result<Vec<Plan>> {
+        let plan = |s: &Settings| Plan::new(&EngineOptions { max_seq_len: slots, ..s.options().clone() });
+        self.settings().map(plan).collect()
     }
 }
 
-/// `ln sum exp x`, about the largest, in f64.
-fn log_sum_exp(row: &[f32]) -> f64 {
-    let most = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    most + row.iter().map(|&x| libm::exp(f64::from(x) - most)).sum::<f64>().ln()
+/// Refuses what will not fit, and prepares the process.
+fn prepare(args: &EvalArgs, work: &Work) -> Result<Marker> {
+    let mut need = 0;
+    let mut first = None;
+    if work.input.is_some() {
+        // All at once. Sessions hold a block of logits; those compared with are held beside it.
+        let rows = |i: usize| if i < work.rows.len() { 1 } else { 2 };
+        let plans = work.plans(work.chunk)?.into_iter().enumerate();
+        let plans: Vec<Plan> = plans.map(|(i, p)| p.with_rows(rows(i))).collect();
+        need = needed_at_once(&plans)?;
+        first = plans.into_iter().next();
+    }
+    if !work.questions.is_empty() {
+        // One after another, of all models that are loaded.
+        let longest = recall::longest(&work.questions);
+        let plans = work.plans(longest)?;
+        let most = |group: &[Plan]| Ok(group.iter().map(Plan::need).max().unwrap_or(0));
+        let what = format!("for prompts of {longest} tokens");
+        need = need.max(check(&plans, by_engine(&plans, most)?, &what)?);
+        first = first.or(plans.into_iter().next());
+    }
+    let Some(first) = first else { return Ok(Marker::none()) };
+    let mask = (&args.model.cores.mask, first.options.threads);
+    start::planned(&first, need, mask, (Context::Chunk, Voice::of(args.quiet)))
+}
+
+/// What sequences that are all there at once need.
+fn needed_at_once(plans: &[Plan]) -> Result<u64> {
+    if plans.len() <= 2 {
+        plan::check_apart(plans, Context::Chunk)?;
+        return Ok(plans.iter().fold(0u64, |sum, p| sum.saturating_add(p.need())));
+    }
+    let remedy = "use a smaller --chunk or fewer --settings";
+    let need = by_engine(plans, |group| plan::check_sharing(group, Context::Chunk, remedy))?;
+    check(plans, need, &format!("for {} settings at once", plans.len()))
+}
+
+/// The sum of what the plans of each engine need.
+fn by_engine(plans: &[Plan], need: impl Fn(&[Plan]) -> Result<u64>) -> Result<u64> {
+    let mut left = plans.to_vec();
+    let mut sum = 0u64;
+    while let Some(key) = left.first().map(|p| key(&p.options)) {
+        let (group, others): (Vec<Plan>, Vec<Plan>) =
+            left.into_iter().partition(|p| self::key(&p.options) == key);
+        sum = sum.saturating_add(need(&group)?);
+        left = others;
+    }
+    Ok(sum)
+}
+
+fn check(plans: &[Plan], need: u64, what: &str) -> Result<u64> {
+    let Some((first, have)) = plans.first().and_then(|p| Some((p, p.memory.usable()?))) else {
+        return Ok(need);
+    };
+    match need > have {
+        true => Err(Error::Memory(format!(
+            "{}: needs {} of memory {what}, but {} are available; use less of them, a smaller KV type, or close \
+             other programs",
+            first.options.model.display(),
+            mib(need),
+            mib(have)
+        ))),
+        false => Ok(need),
+    }
+}
+
+/// What makes another engine necessary.
+type Key = (WeightType, BackendKind);
+
+fn key(o: &EngineOptions) -> Key {
+    (o.weight_type, o.backend)
+}
+
+/// The models loaded, one for each type of weights and backend among the settings.
+struct Engines(Vec<(Key, Engine)>);
+
+impl Engines {
+    fn load(work: &Work) -> Result<Self> {
+        let longest = work.chunk.max(recall::longest(&work.questions));
+        let mut engines: Vec<(Key, Engine)> = Vec::new();
+        for o in work.settings().map(Settings::options) {
+            if engines.iter().all(|(k, _)| *k != key(o)) {
+                let engine = Engine::load(EngineOptions { max_seq_len: longest, ..o.clone() })?;
+                engines.push((key(o), engine));
+            }
+        }
+        Ok(Self(engines))
+    }
+
+    fn tokenizer(&self) -> &Tokenizer {
+        self.0[0].1.tokenizer()
+    }
+
+    /// An empty sequence with these options.
+    fn session(&self, o: &EngineOptions) -> Result<Session> {
+        let (_, engine) = self.0.iter().find(|(k, _)| *k == key(o)).unwrap_or(&self.0[0]);
+        engine.session_of(&EngineOptions { threads: engine.options().threads, ..o.clone() })
+    }
 }

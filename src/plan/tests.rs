@@ -1,6 +1,7 @@
 //! The plan: exact where it can be, never overflowing, and honest about what fits.
 
 use super::*;
+use crate::backend::KvRows;
 use crate::error::Error;
 use crate::kv::{KvType, KvTypes};
 
@@ -17,15 +18,19 @@ fn with_memory(slots: usize, available: u64) -> Plan {
     Plan { memory: Memory { available: Some(available), ..Memory::default() }, ..plan(slots) }
 }
 
+/// Keys and values of different types included.
 #[test]
 fn the_cache_is_exact() {
-    for kv in KvType::ALL {
+    for (k, v) in KvType::ALL.into_iter().flat_map(|k| KvType::ALL.map(|v| (k, v))) {
         let mut p = plan(100);
-        p.options.kv_types = KvTypes::both(kv);
-        let bytes = 100 * 2 * LAYERS * KV_HEADS * kv.row_bytes(HEAD_DIM);
+        p.options.kv_types = KvTypes { k, v };
+        let bytes = 100 * LAYERS * KV_HEADS * (k.row_bytes(HEAD_DIM) + v.row_bytes(HEAD_DIM));
+        let rows = KvRows::zeroed(p.options.kv_types, 100, HEAD_DIM);
+        assert_eq!(bytes, LAYERS * (rows.k.len() + rows.v.len()), "what backends hold");
         let items = p.items();
         let line = items.iter().find(|i| i.what.starts_with("KV cache")).expect("a line for the cache");
-        assert_eq!((line.bytes, line.kind), (bytes as u64, Kind::Own));
+        assert_eq!((line.bytes, line.kind), (bytes as u64, Kind::Own), "{k:?} {v:?}");
+        assert!(line.what.contains(&p.options.kv_types.to_string()), "{}", line.what);
     }
 }
 

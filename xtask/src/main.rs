@@ -13,6 +13,7 @@ mod golden;
 mod json;
 mod parity;
 mod profile;
+mod quality;
 mod run;
 mod runner;
 mod sensors;
@@ -76,6 +77,12 @@ const TASKS: &[Task] = &[
         arguments: "[--device D] [-- FLAG…]",
         about: "a generation there as a page of charts and a Perfetto trace; -n N or --seconds S, --open",
         run: profile::run,
+    },
+    Task {
+        name: "quality",
+        arguments: "[--out FILE] [--quick]",
+        about: "what KV types and eviction policies cost: perplexity, KL, recall as Markdown; --program F measures F",
+        run: quality::run,
     },
     Task {
         name: "runner",

@@ -7,7 +7,7 @@ mod targets;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
-use crate::{build, parity, sh, tidy, toolchain};
+use crate::{build, parity, quality, sh, tidy, toolchain};
 use report::{Report, Tally};
 
 /// What a part hands back: how many tests passed, failed and were skipped.
@@ -29,6 +29,11 @@ const PARTS: &[Part] = &[
         name: "parity",
         about: "logits and text equal to those of transformers",
         run: parity_with_reference,
+    },
+    Part {
+        name: "quality",
+        about: "what four-bit caches and eviction cost, and that the README says so",
+        run: quality_of_the_cache,
     },
     Part { name: "aarch64", about: "the same tests on 64-bit Arm", run: arm::run },
     Part {
@@ -104,6 +109,15 @@ fn cargo_test() -> Outcome {
 fn parity_with_reference() -> Outcome {
     let parity::Tally { passed, failed } = parity::check(&[])?;
     Ok(Tally { passed, failed, skipped: 0 })
+}
+
+fn quality_of_the_cache() -> Outcome {
+    let mut tally = Tally::default();
+    for (promise, holds) in quality::promises()? {
+        eprintln!("{}: {promise}", if holds { "holds" } else { "BROKEN" });
+        tally += Tally { passed: holds.into(), failed: (!holds).into(), skipped: 0 };
+    }
+    Ok(tally)
 }
 
 fn refusal() -> Outcome {

@@ -1,0 +1,154 @@
+//! Whether facts stated early in a prompt are still there for a question at its end.
+
+use super::Engines;
+use super::input::Question;
+use super::settings::Settings;
+use crate::cli::report::{Side, columns};
+use crate::cli::terminal::Progress;
+use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
+use crate::error::Result;
+use crate::sampler::argmax;
+use crate::session::{CancelToken, Session};
+use serde_json::{Value, json};
+
+/// How many questions were answered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Score {
+    asked: usize,
+    correct: usize,
+    /// Those that the model answers in single precision, with all of the cache.
+    full: usize,
+    /// Of these, answered.
+    kept: usize,
+}
+
+impl Score {
+    fn add(&mut self, correct: bool, full: bool) {
+        self.asked += 1;
+        self.correct += usize::from(correct);
+        self.full += usize::from(full);
+        self.kept += usize::from(correct && full);
+    }
+
+    fn json(&self) -> Value {
+        json!({"asked": self.asked, "correct": self.correct, "full": self.full, "kept": self.kept})
+    }
+}
+
+/// What came of one row of settings.
+pub(super) struct Recall<'s> {
+    settings: &'s Settings,
+    /// By form and distance, in the order of the questions.
+    groups: Vec<(String, usize, Score)>,
+    all: Score,
+    /// Sums over the questions: slots and bytes kept after the prompt, slots by tokens of the prompt.
+    slots: usize,
+    bytes: usize,
+    share: f64,
+}
+
+/// Most slots that any of the questions needs.
+pub(super) fn longest(questions: &[(Question, Vec<u32>)]) -> usize {
+    questions.iter().map(|(q, prompt)| prompt.len() + q.answer_ids.len()).max().unwrap_or(0)
+}
+
+/// Asks all questions, each with its prompt's token ids, in a sequence of its own.
+pub(super) fn measure<'s>(
+    settings: &'s Settings,
+    engines: &Engines,
+    questions: &[(Question, Vec<u32>)],
+    progress: &Progress,
+) -> Result<Recall<'s>> {
+    let mut recall =
+        Recall { settings, groups: Vec::new(), all: Score::default(), slots: 0, bytes: 0, share: 0.0 };
+    let slot = settings.options().kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
+    for (i, (question, prompt)) in questions.iter().enumerate() {
+        progress.show(i, questions.len());
+        let options = settings.for_prompt(prompt.len(), question.answer_ids.len())?;
+        let mut session = engines.session(&options)?;
+        session.prefill(prompt, &CancelToken::default())?;
+        let slots = session.slots();
+        recall.slots += slots;
+        recall.bytes += slots * slot;
+        recall.share += slots as f64 / prompt.len() as f64;
+        let correct = answers(&mut session, &question.answer_ids)?;
+        recall.add(question, correct);
+    }
+    progress.show(questions.len(), questions.len());
+    Ok(recall)
+}
+
+/// Whether the greedy continuation begins with these ids.
+fn answers(session: &mut Session, ids: &[u32]) -> Result<bool> {
+    for (i, &id) in ids.iter().enumerate() {
+        if i > 0 {
+            session.decode(ids[i - 1])?;
+        }
+        if argmax(session.logits()) != id {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+impl Recall<'_> {
+    fn add(&mut self, q: &Question, correct: bool) {
+        let place = self.groups.iter().position(|(form, d, _)| (form, *d) == (&q.form, q.distance));
+        let place = place.unwrap_or_else(|| {
+            self.groups.push((q.form.clone(), q.distance, Score::default()));
+            self.groups.len() - 1
+        });
+        self.groups[place].2.add(correct, q.correct_f32);
+        self.all.add(correct, q.correct_f32);
+    }
+
+    fn mean(&self, sum: f64) -> f64 {
+        sum / self.all.asked as f64
+    }
+
+    /// One line of JSON.
+    pub fn json(&self) -> Value {
+        let groups: Vec<Value> = self
+            .groups
+            .iter()
+            .map(|(form, distance, score)| {
+                let mut group = score.json();
+                group["form"] = json!(form);
+                group["distance"] = json!(distance);
+                group
+            })
+            .collect();
+        let mut line = self.all.json();
+        line["t"] = json!("recall");
+        line["settings"] = json!(self.settings.to_string());
+        line["slots"] = json!(self.mean(self.slots as f64));
+        line["slots_of_prompt"] = json!(self.mean(self.share));
+        line["bytes"] = json!(self.mean(self.bytes as f64));
+        line["groups"] = json!(groups);
+        line
+    }
+}
+
+/// The table: answered of asked, by form and distance; of those that the full f32 cache answers; what was kept.
+pub(super) fn text(rows: &[Recall<'_>]) -> String {
+    let Some(first) = rows.first() else { return String::new() };
+    let of = |n: usize, all: usize| format!("{n}/{all}");
+    let mut head: Vec<String> = first.groups.iter().map(|(form, d, _)| format!("{form} {d}")).collect();
+    let more = ["recall", "of the full f32 cache's", "slots of the prompt", "bytes", "settings"];
+    head.extend(more.map(String::from));
+    let mut sides = vec![Side::Right; head.len()];
+    sides[head.len() - 1] = Side::Left;
+    let lines = rows.iter().map(|r| {
+        let mut line: Vec<String> = r.groups.iter().map(|(_, _, s)| of(s.correct, s.asked)).collect();
+        line.extend([
+            of(r.all.correct, r.all.asked),
+            of(r.all.kept, r.all.full),
+            format!("{:.1} %", 100.0 * r.mean(r.share)),
+            format!("{:.0}", r.mean(r.bytes as f64)),
+            r.settings.to_string(),
+        ]);
+        line
+    });
+    let lines: Vec<Vec<String>> = std::iter::once(head).chain(lines).collect();
+    columns(&sides, &lines)
+}
