@@ -106,7 +106,8 @@ fn every_choice_ascends_counts_right_and_holds_prefix_and_recent() {
             let slot = r.below(mass.len());
             mass[slot] = f32::NAN;
         }
-        let budget = Budget { keep: r.below(200), prefix: r.below(40), recent: r.below(120), stale: 0 };
+        let budget =
+            Budget { keep: r.below(200), prefix: r.below(40), recent: r.below(120), stale: r.below(200) };
         for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
             chooser.choose(policy, &mass, budget, &mut slots);
             assert!(slots.windows(2).all(|w| w[0] < w[1]), "{policy:?} {budget:?}");
@@ -144,9 +145,20 @@ fn heavy_hitters_stay_and_of_equals_the_first() {
     let snap = Budget::of(&Eviction { policy: Policy::SnapKv, prefix: 0, ..Eviction::NEVER }, 14);
     assert_eq!(snap, Budget { keep: 14, prefix: 0, recent: 7, stale: 0 });
     chooser.choose(Policy::SnapKv, &mass, snap, &mut slots);
-    assert_eq!(slots, [14, 15, 16, 17, 18, 19, 20, 93, 94, 95, 96, 97, 98, 99], "with its neighbours");
+    assert_eq!(slots, [11, 12, 13, 14, 15, 16, 17, 93, 94, 95, 96, 97, 98, 99], "with its neighbours");
     let much = Budget::of(&Eviction { policy: Policy::SnapKv, prefix: 9, ..Eviction::NEVER }, 1000);
     assert_eq!(much, Budget { keep: 1000, prefix: 9, recent: SNAP_WINDOW, stale: 0 });
+}
+
+#[test]
+fn slots_too_far_back_stay_only_for_want_of_others() {
+    let (mut chooser, mut slots) = (Chooser::default(), Vec::new());
+    let mass: Vec<f32> = (0..100).map(|i| 100.0 - i as f32).collect();
+    let budget = Budget { keep: 12, prefix: 2, recent: 5, stale: 40 };
+    chooser.choose(Policy::H2o, &mass, budget, &mut slots);
+    assert_eq!(slots, [0, 1, 40, 41, 42, 43, 44, 95, 96, 97, 98, 99]);
+    chooser.choose(Policy::H2o, &mass, Budget { stale: 93, ..budget }, &mut slots);
+    assert_eq!(slots, [0, 1, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99]);
 }
 
 #[test]
