@@ -6,9 +6,10 @@
 //! checkpoint and packs its matrices ([`quant`]) or maps a packed file. [`tokenizer`] turns the prompt into
 //! ids, [`chat`] a conversation into a prompt. A [`session`] feeds ids to a [`backend`] — the CPU's is
 //! [`cpu`], a GPU's [`opencl`] — which looks up the embedding, runs the layers with [`rope`] and the cache
-//! described in [`kv`], and answers with logits. The [`sampler`] draws the next id, which goes round again, and its text streams
-//! out of the [`engine`], which has asked [`plan`] and [`system`] whether it all fits. [`trace`] can watch
-//! every step; [`saved`] puts a sequence to disk.
+//! described in [`kv`], and answers with logits; when the cache is full it evicts slots ([`kv::eviction`]), and in a
+//! hybrid session it moves between two backends. The [`sampler`] draws the next id, which goes round again, and its
+//! text streams out of the [`engine`], which has asked [`plan`] and [`system`] whether it all fits. [`trace`] can
+//! watch every step; [`saved`] puts a sequence to disk.
 //!
 //! [`Engine`] is the front door; [`cli`] is what the binary does with it.
 #![deny(unsafe_code)]

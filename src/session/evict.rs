@@ -12,8 +12,8 @@ const MEMORY_EVERY: usize = 32;
 const LEAST: usize = 64;
 
 /// Positions that a kept token may lie back: seven eighths of the longest context that the model was trained for, as
-/// few training texts are that long. Without this limit the story model (2,048) wrote words in any order after 2,400
-/// tokens under SnapKV and H2O; it is told in tokens because RoPE positions count on.
+/// few training texts are that long. Without this limit the story model (2,048) wrote words in any order from 2,400
+/// tokens on under SnapKV and H2O, because positions count on.
 const REACH: usize = MAX_POSITION / 8 * 7;
 
 /// Tells whether the system is short of memory, when its available bytes are below a threshold.
