@@ -167,6 +167,50 @@ fn auto_measures_chooses_and_says_why() {
     assert_eq!(said[0], said[1], "speeds are remembered");
 }
 
+/// Bytes of this process's mappings of a file that are in memory.
+#[cfg(target_os = "linux")]
+fn resident_of(file: &Path) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut ours, mut bytes, mut found) = (false, 0, false);
+    for line in maps.lines() {
+        if let Some(kb) = line.strip_prefix("Rss:").filter(|_| ours) {
+            bytes += kb.trim().strip_suffix(" kB").and_then(|n| n.parse::<usize>().ok()).unwrap() << 10;
+        } else if line.split_whitespace().next().is_some_and(|w| !w.ends_with(':')) {
+            ours = line.ends_with(file.to_str().unwrap());
+            found |= ours;
+        }
+    }
+    assert!(found, "{} is mapped", file.display());
+    bytes
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn shared_weights_are_in_memory_once() {
+    if !there_is_a_device() {
+        return;
+    }
+    let dir = cache_dir().join("packed");
+    std::fs::create_dir_all(&dir).unwrap();
+    for file in std::fs::read_dir(dims::MODEL_DIR).unwrap().map(|f| f.unwrap().path()) {
+        if file.is_file() {
+            std::fs::copy(&file, dir.join(file.file_name().unwrap())).unwrap();
+        }
+    }
+    let pack = ["pack", "-m", dir.to_str().unwrap()];
+    assert!(Command::new(env!("CARGO_BIN_EXE_antigravity")).args(pack).output().unwrap().status.success());
+    let file = dir.join("model.packed.safetensors");
+    let whole = std::fs::metadata(&file).unwrap().len() as usize;
+    let mapped = |zero_copy: bool| {
+        let engine = hybrid(&EngineOptions { zero_copy, model: dir.clone(), ..options(KvType::Q4) });
+        greedy(&mut engine.session().unwrap(), &[5; 40], 10, 3);
+        resident_of(&file)
+    };
+    let (apart, shared) = (mapped(false), mapped(true));
+    assert!(apart > whole / 2, "{apart} of {whole} bytes are read where the CPU computes with them");
+    assert!(shared < whole / 4, "{shared} of {whole} bytes are in memory besides the shared copy");
+}
+
 /// The program with these flags; its output.
 fn program(flags: &[&str], environment: &[(&str, &str)]) -> Output {
     let common =

@@ -184,6 +184,11 @@ fn adopt<const ROWS: usize, const COLS: usize>(
         Ok(plane.slice(range).expect("invariant: the step holds all its matrices"))
     };
     let end = first + ROWS.div_ceil(GROUP_ROWS);
+    // What was mapped from a file is read from the device's memory from now on, so it need not stay as well.
+    match matrix {
+        Matrix::Dense { data, .. } => data.release(),
+        Matrix::Q4(packed) => packed.release(),
+    }
     match (matrix, &chunk.scales) {
         (Matrix::Dense { dtype, data }, _) => {
             *data = view(&chunk.quants, first * group..first * group + ROWS * COLS * dtype.size())?;

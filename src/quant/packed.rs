@@ -44,6 +44,12 @@ impl<const ROWS: usize, const COLS: usize> Packed<ROWS, COLS> {
         fits.then_some(Self { quants, scales })
     }
 
+    /// Says that these bytes of a mapped file are not needed soon; see [`Plane::release`].
+    pub fn release(&self) {
+        self.quants.release();
+        self.scales.release();
+    }
+
     /// Quants of some groups: `[group][block][256]`.
     #[inline]
     pub fn quants(&self, groups: Range<usize>) -> &[u8] {
