@@ -77,6 +77,9 @@ impl Engine {
 
     /// The same with other options for cache, eviction, threads and attention.
     pub fn session_of(&self, o: &EngineOptions) -> Result<Session> {
+        // As it was measured.
+        let gpu_attn = o.gpu_attn || self.options.backend == BackendKind::Auto;
+        let o = &EngineOptions { gpu_attn, ..o.clone() };
         let session = match (&self.runs, &self.device) {
             (Runs::Device, Some(model)) => self.or_cpu(o, || {
                 let session = Session::new(self.opencl_backend(model, o)?);
