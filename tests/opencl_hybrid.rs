@@ -210,8 +210,12 @@ fn shared_weights_are_in_memory_once() {
         resident_of(&file)
     };
     let (apart, shared) = (mapped(false), mapped(true));
-    assert!(apart > whole / 2, "{apart} of {whole} bytes are read where the CPU computes with them");
-    assert!(shared < whole / 4, "{shared} of {whole} bytes are in memory besides the shared copy");
+    // What is left is the embedding, two fifths of this file, of which the system may map more than is read.
+    assert!(shared < whole / 2, "{shared} of {whole} bytes are in memory besides the shared copy");
+    assert!(
+        apart > shared + whole / 3,
+        "{apart} of {whole} bytes where the CPU reads its own, {shared} otherwise"
+    );
 }
 
 /// The program with these flags; its output.
@@ -243,7 +247,7 @@ fn the_program_moves_where_it_is_told() {
         let moves: Vec<_> = events.iter().filter(|e| e["t"] == "switch").collect();
         let positions: Vec<_> = moves.iter().map(|e| e["position"].as_u64().unwrap()).collect();
         assert_eq!(positions, [20, 40, 50]);
-        if zero_copy == "true" {
+        if zero_copy == "true" && unified {
             assert!(
                 moves.iter().all(|e| e["bytes"] == 0 && e["slots"] == 0),
                 "one memory: nothing is copied"
