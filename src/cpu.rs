@@ -176,8 +176,7 @@ impl CpuBackend {
         Self::with(weights, options, Cache::new(options.kv_types, options.capacity)?)
     }
 
-    /// The same without memory for rows: those of another backend are to be adopted before anything runs. Where that
-    /// backend is lost, [`Backend::resize`] gives it a cache of its own.
+    /// The same without memory for rows: those of another backend are to be adopted before anything runs.
     pub fn without_rows(weights: Arc<Weights>, options: CpuOptions) -> Result<Self> {
         Self::with(weights, options, Cache::without_memory(options.kv_types, options.capacity))
     }

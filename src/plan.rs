@@ -220,6 +220,7 @@ impl Plan {
             None => (Kind::Own, cpu_scratch),
             Some(_) => (Kind::Device, device_scratch(slots, chunk)),
         };
+        let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
         // Shared weights are the device's alone.
         let shared = o.zero_copy && self.device == Some(DeviceMemory::Unified);
         let copied = |bytes: u64| if shared { 0 } else { bytes };
@@ -235,15 +236,15 @@ impl Plan {
                 there,
             ),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
-            put("attention mass", mass(o, slots, chunk), if o.gpu_attn { there } else { Kind::Own }),
+            put("attention mass", mass(o, slots, chunk), if o.gpu_attn || both { there } else { Kind::Own }),
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
             put("tokens and text", mul(slots as u64, TEXT_PER_SLOT), Kind::Own),
             put("tokenizer", mul(self.tokenizer_file, TOKENIZER), Kind::Own),
             put(&format!("{} threads", o.threads), mul(o.threads as u64, thread_bytes()), Kind::Own),
             put("program", PROGRAM, Kind::Own),
         ];
-        let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
         if both {
+            items.push(put("attention mass once more, for the CPU", mass(o, slots, chunk), Kind::Own));
             let cache = copied(mul(slots as u64, slot_bytes(o)));
             items.push(put("KV cache once more, for the CPU", cache, Kind::Own));
             items.push(put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, Kind::Own));

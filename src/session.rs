@@ -3,6 +3,8 @@
 mod devices;
 mod event;
 mod evict;
+mod history;
+mod room;
 mod schedule;
 mod sequence;
 
@@ -13,12 +15,12 @@ pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
 pub use sequence::{Cut, Sequence};
 
 use crate::backend::{Backend, Logits};
-use crate::dims::{KV_HEADS, LAYERS, VOCAB};
+use crate::dims::VOCAB;
 use crate::error::{Error, Result};
 use crate::kv::eviction::{Eviction, Policy};
 use crate::trace::Recorder;
-use devices::{Devices, Refuge};
-use evict::{Evictor, Input, Observe};
+use devices::Devices;
+use evict::{Evictor, Input};
 use schedule::Move;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,6 +57,7 @@ pub type Notice = fn(&str);
 
 /// Makes another backend for a sequence whose device is lost.
 pub type Spare = Box<dyn FnOnce() -> Result<Box<dyn Backend>> + Send>;
+
 /// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.
 pub const ROWS: usize = 64;
 
@@ -148,8 +151,8 @@ impl Session {
             Logits::All(logits) => Logits::All(logits),
         };
         match self.devices.forward(tokens, self.tokens.len(), again) {
-            Err(Error::Device(why)) => {
-                self.flee(why)?;
+            Err(e @ (Error::Device(_) | Error::Memory(_))) => {
+                self.flee(e)?;
                 self.devices.forward(tokens, self.tokens.len(), out)?;
             }
             result => result?,
@@ -164,61 +167,6 @@ impl Session {
         let result = self.append(tokens, Logits::Last(&mut logits));
         self.logits = logits;
         result
-    }
-
-    /// Leaves a lost device. What the CPU's cache lacks is computed again, which gives what the CPU alone would have.
-    fn flee(&mut self, why: String) -> Result<()> {
-        let (slots, all) = (self.devices.len(), self.tokens.len());
-        let (observed, since) = (self.devices.observed(), self.evictor.as_ref().and_then(Evictor::since));
-        let Some(refuge) = self.devices.flee(&why)? else { return Err(Error::Device(why)) };
-        let cut = self.cuts.last().copied().unwrap_or(Cut { tokens: 0, kept: 0 });
-        match refuge {
-            // The rows that it lacks are those of the last tokens, computed after the last eviction.
-            Refuge::Kept(there) if there >= cut.kept && !self.observes() => {
-                let rest = self.tokens.split_off(all - (slots - there));
-                self.run(&rest)?;
-            }
-            _ => self.replay(all)?,
-        }
-        // The pass that was lost may have been the first that counted.
-        if let (Some(first), Some(evictor)) = (since.filter(|&s| s >= all), &mut self.evictor) {
-            evictor.observe_since(first);
-            self.devices.zero_mass()?;
-        }
-        self.devices.observe(observed)
-    }
-
-    /// Appends tokens for which there is room: in a smaller cache than the sequence had before, there may be none.
-    fn run(&mut self, tokens: &[u32]) -> Result<()> {
-        self.check_room(tokens.len())?;
-        tokens.chunks(self.devices.max_tokens()).try_for_each(|chunk| self.append(chunk, Logits::None))
-    }
-
-    /// Computes the first `len` tokens again from the start, with the evictions among them.
-    fn replay(&mut self, len: usize) -> Result<()> {
-        let (tokens, cuts) = (std::mem::take(&mut self.tokens), std::mem::take(&mut self.cuts));
-        let since = self.evictor.as_ref().and_then(Evictor::since);
-        self.clear();
-        for cut in cuts.iter().filter(|c| c.tokens <= len) {
-            while self.tokens.len() < cut.tokens {
-                let at = self.tokens.len();
-                let n = self.devices.max_tokens().min(cut.tokens - at);
-                self.check_room(n)?;
-                self.observe(n, cut.tokens - at)?;
-                self.append(&tokens[at..at + n], Logits::None)?;
-            }
-            self.cut(cut.kept)?;
-        }
-        // After the last one, what was being observed already is again.
-        let since = since.filter(|&s| s < len).unwrap_or(len).max(self.tokens.len());
-        self.devices.observe(0)?;
-        self.run(&tokens[self.tokens.len()..since])?;
-        if since < len {
-            self.observe(len - since, len - since)?;
-            self.devices.observe(usize::MAX)?;
-            self.run(&tokens[since..len])?;
-        }
-        Ok(())
     }
 
     /// Appends tokens and computes the logits of the last. Between chunks of the backend's size, looks at
@@ -256,7 +204,13 @@ impl Session {
         progress(tokens.len(), tokens.len());
         // The prompt may have filled more of the cache than is to stay.
         if self.evictor.as_ref().is_some_and(|e| self.devices.len() > e.limit()) {
-            self.evict(Why::Window)?;
+            match self.evict(Why::Window) {
+                Err(e @ (Error::Device(_) | Error::Memory(_))) => {
+                    self.flee(e)?;
+                    self.evict(Why::Window)?;
+                }
+                evicted => evicted?,
+            }
         }
         self.check_logits()
     }
@@ -289,85 +243,6 @@ impl Session {
         Ok(())
     }
 
-    /// Makes room for at least one of `wanted` tokens, by eviction if need be, and returns for how many there is.
-    /// So slots are chosen after the same tokens whatever the size of chunks.
-    fn make_room(&mut self, wanted: usize, input: Input) -> Result<usize> {
-        let most = wanted.min(self.devices.max_tokens());
-        let Some(evictor) = &mut self.evictor else { return Ok(most.min(self.devices.room())) };
-        let len = self.devices.len();
-        evictor.watch_memory(len, most);
-        if let Some(why) = evictor.why(len, input) {
-            self.evict(why)?;
-        }
-        let Some(evictor) = &self.evictor else { return Ok(most) };
-        let ahead = evictor.ahead(self.devices.len(), input);
-        let most = most.min(ahead);
-        self.observe(most, ahead)?;
-        Ok(most)
-    }
-
-    /// Whether the policy looks at attention.
-    fn observes(&self) -> bool {
-        self.evictor.as_ref().is_some_and(Evictor::observes)
-    }
-
-    /// Has the attention of the next `now` tokens observed as the policy wants it, `ahead` tokens before it chooses.
-    fn observe(&mut self, now: usize, ahead: usize) -> Result<()> {
-        let at = self.tokens.len();
-        match self.evictor.as_mut().map(|e| e.observe(at, now, ahead)) {
-            None => Ok(()),
-            Some(Observe::Last(tokens)) => self.devices.observe(tokens),
-            Some(Observe::Afresh(tokens)) => {
-                self.devices.zero_mass()?;
-                self.devices.observe(tokens)
-            }
-        }
-    }
-
-    /// Evicts slots and tells of it.
-    fn evict(&mut self, why: Why) -> Result<()> {
-        let began = Instant::now();
-        let before = self.devices.len();
-        let Some(keep) = self.evictor.as_ref().map(Evictor::target) else { return Ok(()) };
-        self.cut(keep)?;
-        let slots = self.devices.len();
-        let (removed, position) = (before - slots, self.tokens.len());
-        let result = EvictionResult { removed, slots, position, why, took: began.elapsed() };
-        self.tell(&format!("evict {removed} slots: {}", why.name()), Event::Evicted(result));
-        Ok(())
-    }
-
-    /// Keeps `keep` slots of every head, those that the policy chooses.
-    fn cut(&mut self, keep: usize) -> Result<()> {
-        let Some(mut evictor) = self.evictor.take() else { return Ok(()) };
-        let result = self.cut_by(&mut evictor, keep);
-        self.evictor = Some(evictor);
-        result
-    }
-
-    fn cut_by(&mut self, evictor: &mut Evictor, keep: usize) -> Result<()> {
-        let len = self.devices.len();
-        let keep = keep.min(len);
-        let budget = evictor.budget(keep);
-        let mut same = keep;
-        for layer in 0..LAYERS {
-            self.devices.read_mass(layer, &mut evictor.mass)?;
-            evictor.mass.resize(KV_HEADS * len, 0.0);
-            for kv_head in 0..KV_HEADS {
-                evictor.choose((layer, kv_head), self.tokens.len(), len, budget);
-                let still = evictor.slots.iter().enumerate().take_while(|&(i, &s)| i == s as usize).count();
-                same = same.min(still);
-                self.devices.active_mut().keep(layer, kv_head, &evictor.slots)?;
-            }
-        }
-        self.devices.compacted(keep, same);
-        self.prefix = if self.cuts.is_empty() { budget.prefix } else { self.prefix.min(budget.prefix) };
-        self.dense = self.dense.max(self.tokens.len() - budget.recent);
-        self.cuts.push(Cut { tokens: self.tokens.len(), kept: keep });
-        evictor.done();
-        Ok(())
-    }
-
     /// Moves the sequence to the other device of a hybrid session.
     ///
     /// # Errors
@@ -380,7 +255,7 @@ impl Session {
                 self.tell(&format!("switch to {}: {why}", switch.to), Event::Switched(switch));
                 Ok(())
             }
-            Err(Error::Device(what) | Error::Memory(what)) => self.flee(what),
+            Err(e @ (Error::Device(_) | Error::Memory(_))) => self.flee(e),
             Err(e) => Err(e),
         }
     }
@@ -438,6 +313,11 @@ impl Session {
         self.tokens.len()
     }
 
+    /// Whether slots were evicted.
+    pub fn has_evicted(&self) -> bool {
+        !self.cuts.is_empty()
+    }
+
     /// Slots in use.
     pub fn slots(&self) -> usize {
         self.devices.len()
@@ -457,56 +337,6 @@ impl Session {
         if let Some(evictor) = &mut self.evictor {
             evictor.reset(None);
         }
-    }
-
-    /// Keeps the first `len` tokens. Where their slots were evicted, they are computed again.
-    ///
-    /// # Errors
-    ///
-    /// `Usage` beyond the end; what computing returns.
-    pub fn rewind(&mut self, len: usize) -> Result<()> {
-        let all = self.tokens.len();
-        if len > all {
-            return Err(Error::Usage(format!("cannot rewind to token {len} of {all}")));
-        }
-        if self.cheap(len) < len {
-            return self.replay(len);
-        }
-        self.drop_to(len);
-        Ok(())
-    }
-
-    /// The largest number of first tokens, at most `len`, that can be kept without computing any.
-    fn cheap(&self, len: usize) -> usize {
-        if len >= self.dense || self.cuts.is_empty() { len } else { len.min(self.prefix) }
-    }
-
-    /// Keeps the first `len` tokens, for which [`Session::cheap`] says that it can be done.
-    fn drop_to(&mut self, len: usize) {
-        let slots = match len >= self.dense {
-            true => self.devices.len() - (self.tokens.len() - len),
-            false => {
-                self.cuts.clear();
-                self.dense = 0;
-                len
-            }
-        };
-        self.devices.set_len(slots);
-        if let Some(evictor) = &mut self.evictor {
-            evictor.truncate(slots);
-        }
-        self.tokens.truncate(len);
-        self.cuts.iter_mut().for_each(|c| c.tokens = c.tokens.min(len));
-    }
-
-    /// Makes the sequence begin as `tokens` does: keeps the longest common prefix (or what is left of it after
-    /// evictions) and returns what is left to prefill, at least the last token, so that its logits are there
-    /// afterwards.
-    pub fn reuse<'t>(&mut self, tokens: &'t [u32]) -> Result<&'t [u32]> {
-        let common = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        let kept = self.cheap(common.min(tokens.len().saturating_sub(1)));
-        self.drop_to(kept);
-        Ok(&tokens[kept..])
     }
 
     /// Changes the number of slots; filled ones stay.

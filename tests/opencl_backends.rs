@@ -20,10 +20,17 @@ use antigravity::opencl::{Matrices, Model, OpenClBackend, OpenClOptions, Place, 
 use antigravity::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 const CAPACITY: usize = 300;
 const PROMPT: usize = 40;
+
+/// Held by each test: what one allocates on the device is not to be counted by another.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The model on the device; `None`, said aloud, without one.
 fn model() -> Option<&'static Arc<Model>> {
@@ -107,6 +114,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 
 #[test]
 fn rows_are_used_in_turn() {
+    let _alone = alone();
     let Some(model) = model() else { return };
     if !model.device().facts().unified_memory {
         return bed::skip("this device has memory of its own");
@@ -142,6 +150,7 @@ fn rows_are_used_in_turn() {
 
 #[test]
 fn lent_rows_are_the_borrowers() {
+    let _alone = alone();
     let Some(model) = model() else { return };
     if !model.device().facts().unified_memory {
         return bed::skip("this device has memory of its own");
@@ -253,6 +262,7 @@ const STEPS: [Step; 8] = [
 
 #[test]
 fn slots_receive_the_same_attention() {
+    let _alone = alone();
     let Some(model) = model() else { return };
     if !model.device().facts().correct_divide {
         return bed::skip("this device does not have the CPU's bits");

@@ -257,23 +257,31 @@ fn the_program_moves_where_it_is_told() {
 }
 
 #[test]
-fn a_device_lost_in_a_hybrid_session_changes_nothing() {
+fn a_device_lost_changes_nothing() {
     if !there_is_a_device() {
         return;
     }
-    let expected = program(&["-q"], &[]).stdout;
+    const OPENCL: [&str; 5] = ["--backend", "opencl", "--cl-device", "0", "--gpu-attn"];
+    let evicting =
+        |policy| ["--eviction-policy", policy, "--eviction-window", "24", "--memory-threshold-mb", "0"];
+    let (h2o, snapkv) = (evicting("h2o"), evicting("snapkv"));
     // The first passes are those of the self-test, unless its verdict is known.
-    for (pass, more) in [("1", &[][..]), ("12", &[]), ("12", &["--zero-copy"]), ("9", &["--kv-type", "f32"])]
-    {
-        let flags = [&HYBRID[..], more, &["-q"]].concat();
+    for (pass, settings, device) in [
+        ("1", &[][..], &HYBRID[..]),
+        ("12", &[], &HYBRID),
+        ("12", &[], &[&HYBRID[..], &["--zero-copy"]].concat()),
+        ("9", &["--kv-type", "f32"], &HYBRID),
+        ("12", &h2o, &HYBRID),
+        ("20", &h2o, &[&HYBRID[..], &["--zero-copy"]].concat()),
+        ("30", &h2o, &OPENCL),
+        ("45", &snapkv, &OPENCL),
+    ] {
+        let expected = program(&[settings, &["-q"]].concat(), &[]).stdout;
+        let flags = [settings, device, &["-q"]].concat();
         let out = program(&flags, &[("ANTIGRAVITY_OPENCL_LOSE", pass)]);
-        let expected = if more.contains(&"f32") {
-            program(&["-q", "--kv-type", "f32"], &[]).stdout
-        } else {
-            expected.clone()
-        };
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert_eq!(String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&expected), "{said}");
-        assert!(said.lines().count() == 1 && said.contains("CPU"), "{said}");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert_eq!(text(&out.stdout), text(&expected), "{flags:?}: {said}");
+        assert!(said.lines().count() == 1 && said.contains("CPU"), "{flags:?}: {said}");
     }
 }

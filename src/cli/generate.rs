@@ -117,7 +117,7 @@ fn sequence(
             match all.strip_prefix(&text) {
                 _ if whole.starts_with(&held) => whole,
                 // The same text in other ids: those that agree need not be computed again.
-                Some(_) if session.sequence().cuts.is_empty() => whole,
+                Some(_) if !session.has_evicted() => whole,
                 Some(rest) => [held, tokenizer.encode(rest, AddSpecial::No)?].concat(),
                 None => [held, tokenizer.encode(prompt, AddSpecial::No)?].concat(),
             }

@@ -5,6 +5,7 @@ use super::{BackendKind, Engine, EngineOptions};
 use crate::backend::Backend;
 use crate::cpu::{self, CpuBackend, CpuOptions};
 use crate::error::{Error, Result};
+use crate::kv::eviction::Policy;
 use crate::opencl::{self, Matrices, OpenClBackend, OpenClOptions, Place, Variants, Verdict, selftest};
 use crate::session::{Measured, RowsAre, Schedule, Session, Side, Spare, Standby};
 use crate::weights::Weights;
@@ -81,25 +82,24 @@ impl Engine {
         let gpu_attn = o.gpu_attn || self.options.backend == BackendKind::Auto;
         let o = &EngineOptions { gpu_attn, ..o.clone() };
         let session = match (&self.runs, &self.device) {
-            (Runs::Device, Some(model)) => self.or_cpu(o, || {
-                let session = Session::new(self.opencl_backend(model, o)?);
-                Ok(session.with_spare(self.cpu_backend(o), o.notice))
-            }),
-            (Runs::Both(schedule), Some(model)) => self.or_cpu(o, || self.hybrid(model, schedule, o)),
-            _ => Ok(Session::new(self.cpu_backend(o)()?)),
+            (Runs::Device, Some(model)) => {
+                let session = self.opencl_backend(model, o).map(Session::new);
+                session.map(|s| s.with_spare(self.cpu_backend(o), o.notice))
+            }
+            (Runs::Both(schedule), Some(model)) => self.hybrid(model, schedule, o),
+            _ => return self.on_cpu(o),
         };
-        session?.with_eviction(o.eviction)
-    }
-
-    /// The session that `make` makes, or the CPU's where the device fails.
-    fn or_cpu(&self, o: &EngineOptions, make: impl FnOnce() -> Result<Session>) -> Result<Session> {
-        match make() {
+        match session.and_then(|s| s.with_eviction(o.eviction)) {
             Err(Error::Device(why)) => {
                 (o.notice)(&format!("{why}; using the CPU"));
-                Ok(Session::new(self.cpu_backend(o)()?))
+                self.on_cpu(o)
             }
             made => made,
         }
+    }
+
+    fn on_cpu(&self, o: &EngineOptions) -> Result<Session> {
+        Session::new(self.cpu_backend(o)()?).with_eviction(o.eviction)
     }
 
     /// A sequence on both devices, which begins on the CPU.
@@ -144,8 +144,8 @@ impl Engine {
                 variants,
             };
             let tried = OpenClBackend::new(Arc::clone(model), options).and_then(|mut backend| {
-                let verdict = self.verdict(&mut backend, o)?;
-                Ok((verdict == Verdict::Passed).then_some(backend))
+                let passed = self.verdict(&mut backend, o)? == Verdict::Passed;
+                Ok((passed && self.observes_right(&mut backend, o)?).then_some(backend))
             });
             why = match tried {
                 Ok(Some(backend)) => return Ok(Box::new(backend)),
@@ -175,6 +175,17 @@ impl Engine {
         };
         backend.set_verdict(verdict);
         Ok(verdict)
+    }
+
+    /// Whether a backend sees the attention that the CPU sees, where evictions depend on it.
+    fn observes_right(&self, backend: &mut OpenClBackend, o: &EngineOptions) -> Result<bool> {
+        if !matches!(o.eviction.policy, Policy::SnapKv | Policy::H2o) {
+            return Ok(true);
+        }
+        let capacity = backend.capacity().min(selftest::SLOTS);
+        let options = CpuOptions { capacity, max_tokens: capacity, ..self.cpu_options(o) };
+        let mut reference = CpuBackend::new(Arc::clone(&self.weights), options)?;
+        Ok(selftest::mass_distance(backend, &mut reference)? <= selftest::TOLERANCE)
     }
 
     fn cpu_options(&self, o: &EngineOptions) -> CpuOptions {

@@ -54,10 +54,20 @@ pub struct Eviction {
     pub memory_threshold: u64,
 }
 
+/// The part of so many slots that is free after an eviction, so that not every token evicts: an eighth.
+pub fn slack(slots: usize) -> usize {
+    (slots / 8).max(1)
+}
+
 impl Eviction {
     /// Nothing is ever evicted.
     pub const NEVER: Self =
         Self { policy: Policy::None, window: 1024, prefix: 0, memory_threshold: 256 << 20 };
+
+    /// Filled slots from which on some are evicted, where the cache has more.
+    pub fn limit(&self) -> usize {
+        self.window + slack(self.window)
+    }
 
     /// Refuses a window with no room beyond the protected prefix.
     pub fn check(&self) -> Result<()> {

@@ -6,7 +6,7 @@
 //! bundled one), while a wrong kernel moves them by their own size.
 
 use crate::backend::{Backend, Logits};
-use crate::dims::VOCAB;
+use crate::dims::{KV_HEADS, LAYERS, VOCAB};
 use crate::error::Result;
 
 /// Largest relative distance of logits that rounding explains.
@@ -44,6 +44,32 @@ fn logits(backend: &mut dyn Backend, ids: &[u32]) -> Result<Vec<f32>> {
     }
     backend.set_len(0);
     Ok(out)
+}
+
+/// The same of the attention that slots receive, layer by layer, on backends whose caches are empty before and after.
+pub fn mass_distance(found: &mut dyn Backend, expected: &mut dyn Backend) -> Result<f64> {
+    let (a, b) = (masses(found)?, masses(expected)?);
+    Ok(a.iter().zip(&b).map(|(a, b)| relative(a, b)).fold(0.0, f64::max))
+}
+
+/// Mass by layer, after some tokens at once and some one by one.
+fn masses(backend: &mut dyn Backend) -> Result<Vec<Vec<f32>>> {
+    let ids: Vec<u32> = (1..=8 + ONE as u32).map(|i| i * 97 % VOCAB as u32).collect();
+    let many = 8.min(backend.max_tokens()).min(backend.capacity().saturating_sub(ONE).max(1));
+    backend.set_len(0);
+    backend.observe(usize::MAX)?;
+    backend.forward(&ids[..many], 0, Logits::None)?;
+    for pos in many..(many + ONE).min(backend.capacity()) {
+        backend.forward(&ids[pos..=pos], pos, Logits::None)?;
+    }
+    let mass = |layer| {
+        let mut mass = vec![0.0; KV_HEADS * backend.len()];
+        backend.read_mass(layer, &mut mass).map(|()| mass)
+    };
+    let all = (0..LAYERS).map(mass).collect::<Result<_>>()?;
+    backend.observe(0)?;
+    backend.set_len(0);
+    Ok(all)
 }
 
 fn relative(a: &[f32], b: &[f32]) -> f64 {

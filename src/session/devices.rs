@@ -8,7 +8,7 @@ use super::schedule::{Move, Schedule, Side};
 use super::{Notice, Spare};
 use crate::backend::{Backend, KvRows, Logits};
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::trace::Recorder;
 use std::time::{Duration, Instant};
 
@@ -52,6 +52,8 @@ pub(super) struct Devices {
 
 /// Where a sequence goes on after its device is lost.
 pub(super) enum Refuge {
+    /// Where it was: the device that stood by is lost.
+    Here,
     /// On a backend that has the first slots still.
     Kept(usize),
     /// On an empty one.
@@ -107,7 +109,7 @@ impl Devices {
         self.active.capacity() - self.active.len()
     }
 
-    /// Most tokens of a pass on either device.
+    /// Most tokens of a pass on the device that runs.
     pub fn max_tokens(&self) -> usize {
         self.active.max_tokens()
     }
@@ -150,8 +152,9 @@ impl Devices {
             Side::Gpu => active.resize(slots),
             Side::Cpu => {
                 hand_over(active, other)?;
-                other.resize(slots)?;
-                hand_over(other, active)
+                let resized = other.resize(slots);
+                hand_over(other, active)?;
+                resized
             }
         }
     }
@@ -260,12 +263,11 @@ impl Devices {
     }
 
     /// Leaves a lost device for a CPU backend, which then is the only one, and says so; `None` where there is none.
-    pub fn flee(&mut self, why: &str) -> Result<Option<Refuge>> {
+    pub fn flee(&mut self, why: &Error) -> Result<Option<Refuge>> {
         let recorder = self.active.record(None);
         let apart = self.standby.take().filter(|s| s.rows == RowsAre::Apart);
         let refuge = match (apart, self.side) {
-            // The lost device stood by.
-            (Some(_), Side::Cpu) => Refuge::Kept(self.len()),
+            (Some(_), Side::Cpu) => Refuge::Here,
             (Some(standby), Side::Gpu) => {
                 self.active = standby.backend;
                 Refuge::Kept(self.len())
@@ -277,7 +279,8 @@ impl Devices {
             }
         };
         (self.notice)(&format!("{why}; going on on the CPU"));
-        (self.side, self.massive, self.observed) = (Side::Cpu, false, 0);
+        self.massive &= matches!(refuge, Refuge::Here);
+        (self.side, self.observed) = (Side::Cpu, 0);
         self.active.record(recorder);
         Ok(Some(refuge))
     }

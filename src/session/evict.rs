@@ -3,7 +3,7 @@
 use super::event::Why;
 use crate::dims::{KV_HEADS, LAYERS, MAX_POSITION};
 use crate::error::{Error, Result};
-use crate::kv::eviction::{Budget, Chooser, Eviction, Policy, SNAP_WINDOW};
+use crate::kv::eviction::{Budget, Chooser, Eviction, Policy, SNAP_WINDOW, slack};
 use crate::system;
 
 /// Decoded tokens between two looks at the system's memory, which take some ten microseconds each.
@@ -40,11 +40,6 @@ pub(super) struct Evictor {
     positions: Vec<Vec<u32>>,
     /// The mass of a layer.
     pub mass: Vec<f32>,
-}
-
-/// A share of a limit that is free after an eviction, so that not every token evicts: an eighth.
-fn slack(limit: usize) -> usize {
-    (limit / 8).max(1)
 }
 
 impl Evictor {
@@ -89,7 +84,7 @@ impl Evictor {
 
     /// Filled slots from which on some are evicted before the next token.
     pub fn limit(&self) -> usize {
-        self.capacity.min(self.settings.window + slack(self.settings.window))
+        self.capacity.min(self.settings.limit())
     }
 
     /// Slots that stay.
@@ -114,8 +109,10 @@ impl Evictor {
         let reach = REACH.saturating_sub(self.limit() - self.target());
         let positions = &mut self.positions[head];
         positions.extend((tokens + positions.len() - len..tokens).map(|p| p as u32));
-        let stale = positions.partition_point(|&p| tokens - p as usize > reach);
-        self.chooser.choose(self.settings.policy, mass, Budget { stale, ..budget }, &mut self.slots);
+        let stale = positions.partition_point(|&p| tokens.saturating_sub(p as usize) > reach);
+        // Without any mass, as after a text that was begun without a policy, the latest are the best guess.
+        let policy = if self.since.is_some() { self.settings.policy } else { Policy::Sliding };
+        self.chooser.choose(policy, mass, Budget { stale, ..budget }, &mut self.slots);
         for (to, &from) in self.slots.iter().enumerate() {
             positions[to] = positions[from as usize];
         }
@@ -132,10 +129,10 @@ impl Evictor {
         self.positions.iter_mut().for_each(|p| p.truncate(len));
     }
 
-    /// Takes over the positions of a saved sequence. Where there are none, those of slots that any head may have
-    /// left out are the latest that they can be.
-    pub fn set_positions(&mut self, saved: Vec<Vec<u32>>, kept: usize, tokens: usize) {
-        let latest = || (tokens - kept..tokens).map(|p| p as u32).collect::<Vec<_>>();
+    /// Takes over the positions of a saved sequence of `slots` slots and `tokens` tokens. Where there are none, the
+    /// `kept` slots that its last eviction left have the latest that they can.
+    pub fn set_positions(&mut self, saved: Vec<Vec<u32>>, (kept, slots, tokens): (usize, usize, usize)) {
+        let latest = || (tokens - slots..tokens - slots + kept).map(|p| p as u32).collect::<Vec<_>>();
         self.positions = match saved.len() == LAYERS * KV_HEADS {
             true => saved,
             false => (0..LAYERS * KV_HEADS).map(|_| latest()).collect(),

@@ -131,7 +131,7 @@ impl Session {
         if let Some(evictor) = &mut self.evictor {
             evictor.reset(sequence.since);
             let kept = sequence.cuts.last().map_or(0, |c| c.kept.min(sequence.slots));
-            evictor.set_positions(sequence.positions, kept, sequence.tokens.len());
+            evictor.set_positions(sequence.positions, (kept, sequence.slots, sequence.tokens.len()));
         }
         (self.cuts, self.dense, self.prefix) = (sequence.cuts, sequence.dense, sequence.prefix);
         Ok(())

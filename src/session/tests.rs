@@ -4,6 +4,7 @@ mod fake;
 
 use super::*;
 use crate::backend::KvRows;
+use crate::dims::LAYERS;
 use fake::{Fake, ROW};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
@@ -201,7 +202,8 @@ fn a_device_lost_anywhere_leaves_the_sequence_on_the_cpu() {
         let mut one = alone(400, wanted);
         feed(&mut one, 50, 200);
         let mut lost = 0;
-        for lives in 0..150 {
+        // Making the mass takes two calls, and nobody has left yet.
+        for lives in 2..300 {
             let mut two = both(400, wanted, &Arc::new(AtomicUsize::new(lives)));
             two.prefill(&tokens(50), &CancelToken::default()).unwrap();
             for i in 50..200 {
@@ -230,6 +232,7 @@ fn a_sequence_rewinds_to_any_token_evicted_or_not() {
         for len in [299, 290, 150, 100, 40, 3, 2] {
             let before = session.cheap(len);
             session.rewind(len).unwrap();
+            assert!(session.sequence().is_sound(), "{policy:?} {len}");
             assert_eq!(session.position(), len);
             if before != len {
                 // Computed again: as if nothing had come after.
@@ -239,6 +242,51 @@ fn a_sequence_rewinds_to_any_token_evicted_or_not() {
             }
         }
         assert!(session.rewind(3).is_err());
+    }
+}
+
+#[test]
+fn a_text_begun_without_a_policy_keeps_its_latest_slots() {
+    let mut first = alone(100, Eviction::NEVER);
+    feed(&mut first, 100, 100);
+    let layers: Vec<KvRows> = (0..LAYERS)
+        .map(|layer| {
+            let mut rows = KvRows::default();
+            first.read_rows(layer, &mut rows).unwrap();
+            rows
+        })
+        .collect();
+    let mut session = alone(100, eviction(Policy::SnapKv, 60, 3));
+    let give = |layer: usize, rows: &mut KvRows, _: &mut Vec<f32>| {
+        rows.clone_from(&layers[layer]);
+        Ok(())
+    };
+    session.restore(first.sequence(), give).unwrap();
+    session.decode(token(100)).unwrap();
+    for head in rows(&mut session) {
+        let positions: Vec<u32> = head.iter().map(|r| r.1).collect();
+        assert_eq!(positions, (0..3).chain(43..101).collect::<Vec<_>>());
+    }
+    (101..300).for_each(|i| session.decode(token(i)).unwrap());
+    assert!(session.sequence().is_sound());
+    // One cut by sliding goes on under a policy that looks at attention.
+    let mut slid = alone(100, eviction(Policy::Sliding, 60, 3));
+    feed(&mut slid, 90, 300);
+    let mut layers = Vec::new();
+    for layer in 0..LAYERS {
+        let mut rows = KvRows::default();
+        slid.read_rows(layer, &mut rows).unwrap();
+        layers.push(rows);
+    }
+    let mut session = alone(100, eviction(Policy::H2o, 60, 3));
+    let give = |layer: usize, rows: &mut KvRows, _: &mut Vec<f32>| {
+        rows.clone_from(&layers[layer]);
+        Ok(())
+    };
+    session.restore(slid.sequence(), give).unwrap();
+    for i in 300..500 {
+        session.decode(token(i)).unwrap();
+        assert!(session.sequence().is_sound(), "token {i}");
     }
 }
 

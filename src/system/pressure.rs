@@ -3,7 +3,8 @@
 use super::{Memory, read};
 
 /// Share of the last ten seconds, in percent, in which every task waited for memory, from which on memory counts as
-/// short. Android's low-memory killer begins to kill at 7 (70 ms in a second).
+/// short on Android, whose low-memory killer begins to kill at 7 (70 ms in a second). Elsewhere the file may speak of
+/// other containers too.
 const STALLED: f64 = 5.0;
 
 /// Whether the system (or the container) has less than `threshold` bytes available, or spends its time waiting for
@@ -11,9 +12,10 @@ const STALLED: f64 = 5.0;
 pub fn memory_is_low(threshold: u64) -> bool {
     let memory = Memory::to_plan_with().unwrap_or_default();
     memory.usable().is_some_and(|bytes| bytes < threshold)
-        || read("/proc/pressure/memory")
-            .and_then(|t| full_avg10(&t))
-            .is_some_and(|percent| percent >= STALLED)
+        || cfg!(target_os = "android")
+            && read("/proc/pressure/memory")
+                .and_then(|t| full_avg10(&t))
+                .is_some_and(|percent| percent >= STALLED)
 }
 
 /// `full avg10` of a pressure file: <https://docs.kernel.org/accounting/psi.html>.

@@ -150,7 +150,7 @@ impl AlignedBytes {
         assert!(range.start <= range.end && range.end <= self.range.len());
         let range = self.range.start + range.start..self.range.start + range.end;
         if let Some(whole) = whole_pages(&range, self.map.len(), page_size()) {
-            // SAFETY: `map` is private memory of no file that is borrowed mutably here, so nobody else sees its bytes
+            // SAFETY: `map` is anonymous private memory, borrowed mutably here, so nobody else sees its bytes
             // change; pages dropped come back as zeros. A refusal changes nothing, so it is not an error.
             let _ = unsafe {
                 self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, whole.start, whole.len())

@@ -66,6 +66,8 @@ fn devices_and_evictions() {
     assert_eq!(auto.code, Some(0), "{}", auto.err);
     mentions(&auto.err, &["auto", "using the CPU"]);
     mentions(&fails(&generate(&["--switch-threshold", "soon"]), 2), &["--switch-threshold soon", "512"]);
+    let by_itself = ["--switch-threshold", "auto", "--switch-back", "9"];
+    mentions(&fails(&generate(&by_itself), 2), &["--switch-threshold auto", "--switch-back"]);
     mentions(&fails(&generate(&["--eviction-policy", "lru"]), 2), &["lru", "sliding"]);
     let small = ["--eviction-policy", "h2o", "--eviction-window", "5", "--protected-prefix", "4"];
     mentions(&fails(&generate(&small), 2), &["--eviction-window 5", "6"]);

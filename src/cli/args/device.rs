@@ -39,15 +39,15 @@ pub(in crate::cli) struct DeviceArgs {
     /// Device that runs the model
     #[arg(short, long, value_enum, default_value = "cpu")]
     pub backend: BackendName,
-    /// Hybrid: position at which decode moves to the GPU, several as 512,2048, or auto: by measured speed
+    /// Hybrid: position at which decode moves to the GPU, several as 512,2048; never; or auto: by measured speed
     #[arg(long, default_value = "512", value_name = "N")]
     pub switch_threshold: String,
     /// Hybrid: position at which decode moves back to the CPU, several as 1024,4096
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub switch_back: Vec<usize>,
-    /// Hybrid: device that computes prompts of 32 tokens and more
-    #[arg(long, value_enum, default_value = "cpu")]
-    pub prefill_on: SideName,
+    /// Hybrid: device that computes prompts of 32 tokens and more [default: cpu]
+    #[arg(long, value_enum, value_name = "SIDE")]
+    pub prefill_on: Option<SideName>,
     /// OpenCL: the device, by the number or a part of the name that doctor shows [default: the first GPU]
     #[arg(long, value_name = "DEVICE")]
     pub cl_device: Option<String>,
@@ -82,8 +82,8 @@ impl DeviceArgs {
             (name, _) => name.kind(),
         };
         let prefill = match self.prefill_on {
-            SideName::Cpu => Side::Cpu,
-            SideName::Gpu => Side::Gpu,
+            Some(SideName::Gpu) => Side::Gpu,
+            Some(SideName::Cpu) | None => Side::Cpu,
         };
         Ok((kind, Fixed { prefill, to_gpu, to_cpu: self.switch_back.clone() }))
     }

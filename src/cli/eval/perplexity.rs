@@ -21,7 +21,7 @@ impl<'s> Row<'s> {
         Self { settings, session, totals: Totals::default() }
     }
 
-    /// Most slots that its cache has filled.
+    /// Slots of its cache.
     fn slots(&self) -> usize {
         self.session.backend().capacity()
     }

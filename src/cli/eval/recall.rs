@@ -23,11 +23,12 @@ struct Score {
 }
 
 impl Score {
-    fn add(&mut self, correct: bool, full: bool) {
-        self.asked += 1;
-        self.correct += usize::from(correct);
-        self.full += usize::from(full);
-        self.kept += usize::from(correct && full);
+    /// Adds one question.
+    fn add(&mut self, one: Score) {
+        self.asked += one.asked;
+        self.correct += one.correct;
+        self.full += one.full;
+        self.kept += one.kept;
     }
 
     fn json(&self) -> Value {
@@ -71,35 +72,43 @@ pub(super) fn measure<'s>(
         recall.slots += slots;
         recall.bytes += slots * slot;
         recall.share += slots as f64 / prompt.len() as f64;
-        let correct = answers(&mut session, &question.answer_ids)?;
-        recall.add(question, correct);
+        recall.add(question, answer(&mut session, &question.answer_ids)?);
     }
     progress.show(questions.len(), questions.len());
     Ok(recall)
 }
 
-/// Whether the greedy continuation begins with these ids.
-fn answers(session: &mut Session, ids: &[u32]) -> Result<bool> {
+/// What a question got.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Right,
+    Wrong,
+}
+
+/// Right where the greedy continuation begins with these ids.
+fn answer(session: &mut Session, ids: &[u32]) -> Result<Answer> {
     for (i, &id) in ids.iter().enumerate() {
         if i > 0 {
             session.decode(ids[i - 1])?;
         }
         if argmax(session.logits()) != id {
-            return Ok(false);
+            return Ok(Answer::Wrong);
         }
     }
-    Ok(true)
+    Ok(Answer::Right)
 }
 
 impl Recall<'_> {
-    fn add(&mut self, q: &Question, correct: bool) {
+    fn add(&mut self, q: &Question, answer: Answer) {
         let place = self.groups.iter().position(|(form, d, _)| (form, *d) == (&q.form, q.distance));
         let place = place.unwrap_or_else(|| {
             self.groups.push((q.form.clone(), q.distance, Score::default()));
             self.groups.len() - 1
         });
-        self.groups[place].2.add(correct, q.correct_f32);
-        self.all.add(correct, q.correct_f32);
+        let (correct, full) = (usize::from(answer == Answer::Right), usize::from(q.correct_f32));
+        let one = Score { asked: 1, correct, full, kept: correct * full };
+        self.groups[place].2.add(one);
+        self.all.add(one);
     }
 
     fn mean(&self, sum: f64) -> f64 {

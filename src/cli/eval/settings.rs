@@ -3,7 +3,7 @@
 use crate::cli::args::BackendName;
 use crate::engine::{BackendKind, EngineOptions};
 use crate::error::{Error, Result};
-use crate::kv::eviction::{Eviction, Policy};
+use crate::kv::eviction::Policy;
 use crate::kv::{KvType, KvTypes};
 use std::str::FromStr;
 
@@ -107,7 +107,7 @@ impl Settings {
         let mut o = self.at(tokens)?;
         o.max_seq_len = match o.eviction.policy {
             Policy::None => tokens,
-            _ => tokens.min(limit(&o.eviction)),
+            _ => tokens.min(o.eviction.limit()),
         };
         Ok(o)
     }
@@ -137,11 +137,6 @@ impl Settings {
             (policy, prefix) => format!("{} {} prefix {prefix}", policy.name(), self.window),
         }
     }
-}
-
-/// Filled slots at which a session with room for more evicts.
-fn limit(e: &Eviction) -> usize {
-    e.window + (e.window / 8).max(1)
 }
 
 impl std::fmt::Display for Settings {

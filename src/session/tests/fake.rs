@@ -130,6 +130,7 @@ impl Backend for Fake {
     }
 
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
+        self.call()?;
         crate::kv::check_kept(slots, self.len)?;
         let head = &mut self.layout[layer][kv_head];
         *head = slots.iter().map(|&s| head[s as usize]).collect();
@@ -137,17 +138,20 @@ impl Backend for Fake {
     }
 
     fn observe(&mut self, tokens: usize) -> Result<()> {
+        self.call()?;
         self.observed = tokens;
         Ok(())
     }
 
     fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()> {
+        self.call()?;
         let slots = self.layout[layer].iter().flat_map(|head| &head[..self.len]);
         mass.iter_mut().zip(slots).for_each(|(m, s)| *m = s.mass);
         Ok(())
     }
 
     fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()> {
+        self.call()?;
         assert_eq!(mass.len(), KV_HEADS * self.len);
         let len = self.len;
         let slots = self.layout[layer].iter_mut().flat_map(|head| &mut head[..len]);
