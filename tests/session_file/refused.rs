@@ -218,8 +218,13 @@ fn strange_layouts_go_on_or_fail() {
             let cuts: Vec<Value> =
                 (0..1 + pick(2)).map(|_| json!({"tokens": pick(tokens) + 1, "kept": pick(8) + 1})).collect();
             let since = Some(pick(tokens + 9)).filter(|&s| s % 3 > 0);
+            // Ascending, from anywhere.
+            let (first, left) = (pick(tokens), pick(slots + 1));
+            let head: Vec<usize> = (first..tokens).take(left).collect();
+            let heads = if pick(2) == 0 { 0 } else { dims::LAYERS * dims::KV_HEADS };
             let mut bytes = bed.forged(|h| {
                 h["sequence"] = json!({
+                    "positions": vec![head; heads],
                     "tokens": vec![5; tokens], "slots": slots, "cuts": cuts, "prefix": pick(slots + 1),
                     "dense": tokens - pick(slots.min(tokens) + 1), "since": since,
                 });
