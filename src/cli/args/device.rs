@@ -69,11 +69,16 @@ impl DeviceArgs {
         let measured = threshold == "auto";
         let positions =
             || threshold.split(',').map(str::parse).collect::<std::result::Result<Vec<usize>, _>>();
-        let to_gpu = match measured {
-            true => Vec::new(),
-            false => positions().map_err(|_| {
+        if measured && (self.prefill_on.is_some() || !self.switch_back.is_empty()) {
+            return Err(Error::Usage(
+                "--switch-threshold auto chooses by itself; leave --switch-back and --prefill-on out".into(),
+            ));
+        }
+        let to_gpu = match threshold {
+            "auto" | "never" => Vec::new(),
+            _ => positions().map_err(|_| {
                 Error::Usage(format!(
-                    "--switch-threshold {threshold}: use positions, as 512 or 512,2048, or auto"
+                    "--switch-threshold {threshold}: use positions, as 512 or 512,2048, never or auto"
                 ))
             })?,
         };
