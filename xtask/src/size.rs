@@ -1,6 +1,6 @@
 //! How large release binaries may become.
 //!
-//! The least build was meant to be 2.5 MB, which the packages do not allow. Of its 3.4 MB OpenCL is 0.3 and regular
+//! The least build was meant to be 2.5 MB, which the packages do not allow. Of its size OpenCL is 0.3 MB and regular
 //! expressions are 0.8, 0.47 of code and 0.35 of Unicode tables: `tokenizers` asks for `regex` with all its default
 //! features, so neither slower engines nor fewer tables can be chosen. Rust's standard library is 0.5 MB and as it was
 //! built; 0.16 of that print backtraces.
@@ -20,9 +20,9 @@ pub struct Budget {
 #[rustfmt::skip]
 pub const BUDGETS: &[Budget] = &[
     Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 5_000_000 },
-    Budget { target: "aarch64-linux-android", features: Features::None, bytes: 3_500_000 },
+    Budget { target: "aarch64-linux-android", features: Features::None, bytes: 3_800_000 },
     Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 6_000_000 },
-    Budget { target: "x86_64-unknown-linux-gnu", features: Features::None, bytes: 4_700_000 },
+    Budget { target: "x86_64-unknown-linux-gnu", features: Features::None, bytes: 5_000_000 },
 ];
 
 /// Whether there is a budget for a target.
