@@ -202,16 +202,7 @@ impl Session {
             left = rest;
         }
         progress(tokens.len(), tokens.len());
-        // The prompt may have filled more of the cache than is to stay.
-        if self.evictor.as_ref().is_some_and(|e| self.devices.len() > e.limit()) {
-            match self.evict(Why::Window) {
-                Err(e @ (Error::Device(_) | Error::Memory(_))) => {
-                    self.flee(e)?;
-                    self.evict(Why::Window)?;
-                }
-                evicted => evicted?,
-            }
-        }
+        self.end_prompt()?;
         self.check_logits()
     }
 

@@ -11,16 +11,30 @@ impl Session {
     /// Makes room for at least one of `wanted` tokens, by eviction if need be, and returns for how many there is.
     /// So slots are chosen after the same tokens whatever the size of chunks.
     pub(super) fn make_room(&mut self, wanted: usize, input: Input) -> Result<usize> {
-        match self.try_to_make_room(wanted, input) {
-            Err(e @ (Error::Device(_) | Error::Memory(_))) => {
-                self.flee(e)?;
-                self.try_to_make_room(wanted, input)
-            }
-            made => made,
+        self.anywhere(|session| session.make_room_here(wanted, input))
+    }
+
+    /// Cuts what a prompt has filled beyond what is to stay.
+    pub(super) fn end_prompt(&mut self) -> Result<()> {
+        let len = self.devices.len();
+        match self.evictor.as_ref().is_some_and(|e| len > e.limit()) {
+            true => self.anywhere(|session| session.evict(Why::Window)),
+            false => Ok(()),
         }
     }
 
-    fn try_to_make_room(&mut self, wanted: usize, input: Input) -> Result<usize> {
+    /// Does something that may fail with the device, and then once more on another.
+    fn anywhere<T>(&mut self, what: impl Fn(&mut Self) -> Result<T>) -> Result<T> {
+        match what(self) {
+            Err(e @ (Error::Device(_) | Error::Memory(_))) => {
+                self.flee(e)?;
+                what(self)
+            }
+            done => done,
+        }
+    }
+
+    fn make_room_here(&mut self, wanted: usize, input: Input) -> Result<usize> {
         let most = wanted.min(self.devices.max_tokens());
         let Some(evictor) = &mut self.evictor else { return Ok(most.min(self.devices.room())) };
         let len = self.devices.len();
@@ -54,7 +68,7 @@ impl Session {
     }
 
     /// Evicts slots and tells of it.
-    pub(super) fn evict(&mut self, why: Why) -> Result<()> {
+    fn evict(&mut self, why: Why) -> Result<()> {
         let began = Instant::now();
         let before = self.devices.len();
         let Some(keep) = self.evictor.as_ref().map(Evictor::target) else { return Ok(()) };
