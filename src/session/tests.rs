@@ -54,6 +54,19 @@ fn rows(session: &mut Session) -> Vec<Vec<(u32, u32)>> {
     heads
 }
 
+/// Saves `from` and restores it as `into`.
+fn become_of(into: &mut Session, from: &mut Session) {
+    let sequence = from.sequence();
+    let give = |layer: usize, rows: &mut KvRows, mass: &mut Vec<f32>| {
+        let room = mass.len();
+        from.read_rows(layer, rows)?;
+        from.read_mass(layer, mass)?;
+        assert_eq!(mass.len(), room, "the mass comes with the right length");
+        Ok(())
+    };
+    into.restore(sequence, give).unwrap();
+}
+
 fn events(session: &mut Session) -> Arc<Mutex<Vec<Event>>> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&seen);
@@ -249,19 +262,8 @@ fn a_sequence_rewinds_to_any_token_evicted_or_not() {
 fn a_text_begun_without_a_policy_keeps_its_latest_slots() {
     let mut first = alone(100, Eviction::NEVER);
     feed(&mut first, 100, 100);
-    let layers: Vec<KvRows> = (0..LAYERS)
-        .map(|layer| {
-            let mut rows = KvRows::default();
-            first.read_rows(layer, &mut rows).unwrap();
-            rows
-        })
-        .collect();
     let mut session = alone(100, eviction(Policy::SnapKv, 60, 3));
-    let give = |layer: usize, rows: &mut KvRows, _: &mut Vec<f32>| {
-        rows.clone_from(&layers[layer]);
-        Ok(())
-    };
-    session.restore(first.sequence(), give).unwrap();
+    become_of(&mut session, &mut first);
     session.decode(token(100)).unwrap();
     for head in rows(&mut session) {
         let positions: Vec<u32> = head.iter().map(|r| r.1).collect();
@@ -272,18 +274,8 @@ fn a_text_begun_without_a_policy_keeps_its_latest_slots() {
     // One cut by sliding goes on under a policy that looks at attention.
     let mut slid = alone(100, eviction(Policy::Sliding, 60, 3));
     feed(&mut slid, 90, 300);
-    let mut layers = Vec::new();
-    for layer in 0..LAYERS {
-        let mut rows = KvRows::default();
-        slid.read_rows(layer, &mut rows).unwrap();
-        layers.push(rows);
-    }
     let mut session = alone(100, eviction(Policy::H2o, 60, 3));
-    let give = |layer: usize, rows: &mut KvRows, _: &mut Vec<f32>| {
-        rows.clone_from(&layers[layer]);
-        Ok(())
-    };
-    session.restore(slid.sequence(), give).unwrap();
+    become_of(&mut session, &mut slid);
     for i in 300..500 {
         session.decode(token(i)).unwrap();
         assert!(session.sequence().is_sound(), "token {i}");
@@ -314,22 +306,8 @@ fn a_saved_sequence_goes_on_as_if_never_left() {
         let mut session = alone(400, wanted);
         feed(&mut session, 100, 200);
         let sequence = session.sequence();
-        let layers: Vec<(KvRows, Vec<f32>)> = (0..LAYERS)
-            .map(|layer| {
-                let (mut rows, mut mass) = (KvRows::default(), Vec::new());
-                session.read_rows(layer, &mut rows).unwrap();
-                session.read_mass(layer, &mut mass).unwrap();
-                (rows, mass)
-            })
-            .collect();
         let mut restored = alone(400, wanted);
-        restored
-            .restore(sequence.clone(), |layer, rows, mass| {
-                assert_eq!(mass.len(), layers[layer].1.len());
-                (*rows, *mass) = layers[layer].clone();
-                Ok(())
-            })
-            .unwrap();
+        become_of(&mut restored, &mut session);
         for s in [&mut session, &mut restored] {
             (200..400).for_each(|i| {
                 if !s.is_full() {
