@@ -4,8 +4,9 @@
 #[allow(dead_code, reason = "shared with other tests, which use the rest")]
 #[path = "opencl/bed.rs"]
 mod bed;
+#[path = "opencl/whole.rs"]
+mod whole;
 
-use antigravity::backend::KvRows;
 use antigravity::engine::BackendKind;
 use antigravity::kv::eviction::{Eviction, Policy};
 use antigravity::kv::{KvType, KvTypes};
@@ -14,30 +15,20 @@ use antigravity::session::{CancelToken, Event, Fixed, Session, Side};
 use antigravity::weights::WeightType;
 use antigravity::{Engine, EngineOptions, dims};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
+use whole::{cache_dir, exact, rows};
 
 /// Whether there is a device, which computes exactly.
 fn there_is_a_device() -> bool {
-    static CACHE: OnceLock<()> = OnceLock::new();
-    CACHE.get_or_init(|| {
-        // SAFETY: before any OpenCL library is loaded, so other threads use the environment only through Rust's
-        // functions, which lock it.
-        unsafe { std::env::set_var("ANTIGRAVITY_OPENCL_CACHE", cache_dir()) };
-    });
-    match bed::device().map(|d| d.facts().correct_divide) {
+    match exact() {
         Some(false) => {
             bed::skip("this device does not divide exactly");
             false
         }
         found => found.is_some(),
     }
-}
-
-/// Verdicts, binaries and speeds of this run alone.
-fn cache_dir() -> PathBuf {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("hybrid-cache-{}", std::process::id()))
 }
 
 fn options(kv: KvType) -> EngineOptions {
@@ -57,14 +48,6 @@ fn hybrid(o: &EngineOptions) -> Engine {
     let by_hand = Fixed { prefill: Side::Cpu, to_gpu: vec![usize::MAX], to_cpu: vec![] };
     let by_hand = if o.hybrid == Fixed::specified() { by_hand } else { o.hybrid.clone() };
     Engine::load(EngineOptions { backend: BackendKind::Hybrid, hybrid: by_hand, ..o.clone() }).unwrap()
-}
-
-fn all_rows(session: &mut Session) -> Vec<KvRows> {
-    let read = |layer| {
-        let mut rows = KvRows::default();
-        session.read_rows(layer, &mut rows).map(|()| rows)
-    };
-    (0..dims::LAYERS).map(read).collect::<antigravity::Result<_>>().unwrap()
 }
 
 /// Greedy ids after a prompt, with a move before every `every`-th token.
@@ -115,11 +98,11 @@ fn moves_change_nothing_with_any_cache_and_any_policy() {
             let what = format!("{} {policy:?}", kv.name());
             assert_eq!(found, expected, "{what}");
             assert!(one.logits() == two.logits(), "{what}: other logits");
-            let before = all_rows(&mut two);
-            assert!(before == all_rows(&mut one), "{what}: other rows");
+            let before = rows(&mut two);
+            assert!(before == rows(&mut one), "{what}: other rows");
             two.switch("there").unwrap();
             two.switch("and back").unwrap();
-            assert!(before == all_rows(&mut two), "{what}: rows make a round trip");
+            assert!(before == rows(&mut two), "{what}: rows make a round trip");
         }
     }
 }

@@ -7,6 +7,8 @@
 #[allow(dead_code, reason = "shared with other tests, which use the rest")]
 #[path = "opencl/bed.rs"]
 mod bed;
+#[path = "opencl/whole.rs"]
+mod whole;
 
 use antigravity::backend::KvRows;
 use antigravity::dims::VOCAB;
@@ -18,25 +20,8 @@ use antigravity::plan::Plan;
 use antigravity::session::{CancelToken, Session};
 use antigravity::weights::WeightType;
 use antigravity::{Engine, EngineOptions, dims};
-use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::sync::OnceLock;
-
-/// Whether the device rounds quotients correctly, which makes everything exact; `None` without a device.
-fn exact() -> Option<bool> {
-    static CACHE: OnceLock<()> = OnceLock::new();
-    CACHE.get_or_init(|| {
-        // SAFETY: before any OpenCL library is loaded, so other threads use the environment only through Rust's
-        // functions, which lock it.
-        unsafe { std::env::set_var("ANTIGRAVITY_OPENCL_CACHE", cache_dir()) };
-    });
-    bed::device().map(|d| d.facts().correct_divide)
-}
-
-/// Verdicts and binaries of this run alone.
-fn cache_dir() -> PathBuf {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("opencl-cache-{}", std::process::id()))
-}
+use whole::{exact, rows};
 
 fn options(kv_types: KvTypes) -> EngineOptions {
     EngineOptions {
@@ -93,13 +78,6 @@ fn agree(what: &str, found: &[f32], expected: &[f32]) {
         let same = f.iter().zip(e).all(|(f, e)| f.to_bits() == e.to_bits());
         assert!(same || (!exact && d <= TOLERANCE), "{what}: token {t}: relative distance {d:.1e}");
     }
-}
-
-/// The filled rows of all layers.
-fn rows(session: &mut Session) -> Vec<KvRows> {
-    let mut all = vec![KvRows::default(); dims::LAYERS];
-    all.iter_mut().enumerate().for_each(|(layer, rows)| session.read_rows(layer, rows).unwrap());
-    all
 }
 
 /// Both backends over the same ids, with all ways of attention.
