@@ -1,41 +1,54 @@
-//! Bakes the dimensions of one model into the program: `ANTIGRAVITY_MODEL` (a name under `models/`
-//! or a directory) -> `config.json` -> `OUT_DIR/dims.rs`.
+//! Bakes the dimensions of one model into the program: `ANTIGRAVITY_MODEL` (a name under `models/`, a directory
+//! or a GGUF file) -> `config.json` or the file's header -> `OUT_DIR/dims.rs`.
 
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::{env, fs, process};
 
 #[path = "src/config.rs"]
 #[allow(dead_code, reason = "shared with the library, which uses the rest")]
 mod config;
+/// As in the library, so that the files find each other.
+#[path = "src/weights/source"]
+#[allow(dead_code, reason = "shared with the library, which uses the rest")]
+mod source {
+    pub mod quoted;
+    pub mod gguf {
+        pub mod block;
+        pub mod cursor;
+        pub mod header;
+        pub mod metadata;
+        pub mod model;
+        pub mod names;
+        pub mod value;
+    }
+}
 use config::{ModelConfig, RopeScaling};
+use source::gguf::header::{Header, MAX_HEADER};
 
 fn main() {
     println!("cargo:rerun-if-env-changed=ANTIGRAVITY_MODEL");
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=src/config.rs");
+    println!("cargo:rerun-if-changed=src/weights/source");
     let name = env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-    let dir = model_dir(&root, &name);
-    let file = dir.join("config.json");
+    let place = model_place(&root, &name);
+    let gguf = place.is_file();
+    let file = if gguf { place.clone() } else { place.join("config.json") };
     println!("cargo:rerun-if-changed={}", file.display());
-    let text = fs::read_to_string(&file).unwrap_or_else(|e| {
-        let mut names: Vec<String> = fs::read_dir(root.join("models"))
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|e| e.file_name().to_string_lossy().into_owned())
-            .collect();
-        names.sort();
-        fail(&format!(
-            "ANTIGRAVITY_MODEL={name}: cannot read {}: {e}; use a directory with a config.json or one of: {}",
-            file.display(),
-            names.join(", ")
-        ))
-    });
-    let model = ModelConfig::parse(&text)
-        .unwrap_or_else(|e| fail(&format!("ANTIGRAVITY_MODEL={name}: {}: {e}", file.display())));
+    let unusable = |e: &dyn std::fmt::Display| -> ! {
+        fail(&format!("ANTIGRAVITY_MODEL={name}: {}: {e}", file.display()))
+    };
+    let model = if gguf {
+        read_gguf(&file).unwrap_or_else(|e| unusable(&e))
+    } else {
+        let text = fs::read_to_string(&file).unwrap_or_else(|e| missing(&root, &name, &file, &e));
+        ModelConfig::parse(&text).unwrap_or_else(|e| unusable(&e))
+    };
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("dims.rs");
-    fs::write(&out, dims_source(&name, &dir, &model))
+    fs::write(&out, dims_source(&name, &place, &model))
         .unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", out.display())));
     link_without_libdl();
 }
@@ -52,6 +65,39 @@ fn link_without_libdl() {
     }
 }
 
+/// Ends the build with what can be used instead of a `config.json` that cannot be read.
+fn missing(root: &Path, name: &str, file: &Path, e: &io::Error) -> ! {
+    let mut names: Vec<String> = fs::read_dir(root.join("models"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    fail(&format!(
+        "ANTIGRAVITY_MODEL={name}: cannot read {}: {e}; use a directory with a config.json, a GGUF file or one of: {}",
+        file.display(),
+        names.join(", ")
+    ))
+}
+
+/// Reads what a GGUF file says about its model: the header and, where there are any, the RoPE divisors.
+fn read_gguf(path: &Path) -> Result<ModelConfig, String> {
+    let mut file = fs::File::open(path).map_err(|e| e.to_string())?;
+    let len = file.metadata().map_err(|e| e.to_string())?.len();
+    let mut head = Vec::new();
+    file.by_ref().take(MAX_HEADER as u64).read_to_end(&mut head).map_err(|e| e.to_string())?;
+    let header = Header::parse(&head, len)?;
+    let part = |range: Range<usize>| {
+        let mut bytes = Vec::new();
+        let read = file.seek(SeekFrom::Start(range.start as u64));
+        let read = read.and_then(|_| file.take(range.len() as u64).read_to_end(&mut bytes));
+        // What is missing then is told as a tensor that is too short.
+        read.map_or_else(|_| Vec::new(), |_| bytes)
+    };
+    source::gguf::model::config(&header, part).map_err(|e| e.to_string())
+}
+
 /// Ends the build with one line.
 fn fail(message: &str) -> ! {
     println!("cargo::error={message}");
@@ -59,7 +105,7 @@ fn fail(message: &str) -> ! {
 }
 
 /// A name under `models/` wins over a path relative to the project.
-fn model_dir(root: &Path, name: &str) -> PathBuf {
+fn model_place(root: &Path, name: &str) -> PathBuf {
     let bundled = root.join("models").join(name);
     if !name.is_empty() && bundled.join("config.json").is_file() { bundled } else { root.join(name) }
 }
@@ -75,13 +121,14 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
                  high_freq_factor: {high_freq_factor:?}, original_max_position: {original_max_position} }}"
             )
         }
+        RopeScaling::Divisors(divisors) => format!("RopeScaling::Divisors(&{divisors:?})"),
     };
     let dir = fs::canonicalize(dir).unwrap_or_else(|_| dir.into());
     let mut s = String::new();
     let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
     put("What `ANTIGRAVITY_MODEL` said at build time, without the path.", format!("MODEL: &str = {short:?}"));
     put(
-        "The model's directory on the build machine.",
+        "The model's directory, or GGUF file, on the build machine.",
         format!("MODEL_DIR: &str = {:?}", dir.to_string_lossy()),
     );
     put("Model family.", format!("ARCH: Arch = Arch::{:?}", m.arch));

@@ -7,11 +7,20 @@
 #error a dimension of the model or the work-group size WG is not defined
 #endif
 
-// How a matrix is stored: packed Q4_0 (src/quant/packed.rs), or row-major as in the checkpoint.
+// How a matrix is stored: packed Q4_0 (src/quant/packed.rs), row-major as in the checkpoint, or in another of GGUF's
+// block formats (src/quant/native.rs).
 #define W_Q4 0
 #define W_F32 1
 #define W_F16 2
 #define W_BF16 3
+#define W_Q4_1 4
+#define W_Q5_0 5
+#define W_Q5_1 6
+#define W_Q8_0 7
+#define W_Q4_K 8
+#define W_Q5_K 9
+#define W_Q6_K 10
+#define W_DENSE (W_TYPE == W_F32 || W_TYPE == W_F16 || W_TYPE == W_BF16)
 
 // The state of one forward pass: a header of integers, then one row per token.
 // [HEADER] int, [token][x: DIM | cos: HEAD_DIM / 2 | sin: HEAD_DIM / 2] float

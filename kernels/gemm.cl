@@ -21,57 +21,88 @@
 #define HALVES 1
 #endif
 
-#if W_TYPE == W_Q4
+#if !W_DENSE
 // A work-group of 16 x 16 items computes a tile of 64 rows and 64 tokens, four by four an item, from blocks of 32
 // columns in local memory. An item adds its blocks up in ascending order, as the CPU does.
 #define TILE 64
+#define GROUPS (TILE / 16)
+// Words of a block of a group.
+#define WORDS (16 * W_BITS)
 
 // chunk: first group of the output that this buffer holds, groups that it holds, tokens.
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global uint *quants, const __global uchar *scales, __global float *state, const __global float *in,
     const __global float *in_scales, __global float *out, const __global float *extra, int4 chunk) {
-    __local uint4 w[TILE / 16 * 16]; // [group][vector][quad of rows], as stored
-    __local float w_scales[TILE];
+    __local uint4 w[GROUPS * WORDS / 4]; // [group][vector][quad of rows], as stored
+    __local float4 w_levels[TILE / 4];
+#if W_FLOORS
+    __local float4 w_floors[TILE / 4];
+#elif W_HALVES
+    __local int4 w_halves[2 * TILE / 4]; // [half][quad of rows]
+#endif
     __local uint4 a[TILE * 2]; // [token][two halves of a block]
     __local float a_scales[TILE];
+    __local int2 a_sums[TILE]; // of the halves
     int lid = get_local_id(0);
     // Sixteen neighbours share the tokens and have different rows.
     int quad = lid % 16, tokens = lid / 16 * 4;
     int first_row = get_group_id(0) * TILE, first_token = get_group_id(1) * TILE;
     int groups = chunk.y * HALVES;
     float4 acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    // What this item brings into local memory: a word of quants, a quarter of a token's block, a scale.
+    // What this item brings into local memory: words of quants, a quarter of a token's block; and, by quarters of the
+    // work-group, what four rows have, a token's scale, its sums.
     int w_group = min(first_row / 16 + lid / 64, groups - 1);
     int a_token = min(first_token + lid / 4, chunk.z - 1);
-    int s_group = min(first_row / 16 + lid % 64 / 16, groups - 1);
+    int s_group = min(first_row / 16 + lid % 16 / 4, groups - 1);
     int s_token = min(first_token + lid % 64, chunk.z - 1);
-    const __global uint *w_from = quants + (size_t)w_group * (BLOCKS * 64) + lid % 64;
+    const __global uint *w_from = quants + (size_t)w_group * (BLOCKS * WORDS);
     const __global uint2 *a_from = (const __global uint2 *)in + (size_t)a_token * (COLS / 8) + lid % 4;
-    const __global half *ws_from = (const __global half *)scales + (size_t)s_group * (BLOCKS * 16) + lid % 16;
+    const __global uchar *ws_from = scales + (size_t)s_group * (BLOCKS * 32 / W_SPAN * W_RUN);
     const __global float *as_from = in_scales + (size_t)s_token * BLOCKS;
+    const __global uint4 *a_sum_from = (const __global uint4 *)in + (size_t)s_token * (COLS / 16);
     for (int b = 0; b < BLOCKS; b++) {
-        ((__local uint *)w)[lid] = w_from[b * 64];
+        for (int i = lid % 64; i < WORDS; i += 64) ((__local uint *)w)[lid / 64 * WORDS + i] = w_from[b * WORDS + i];
         ((__local uint2 *)a)[lid] = a_from[b * 4];
-        if (lid < TILE) w_scales[lid] = vload_half(b * 16, ws_from);
-        else if (lid < 2 * TILE) a_scales[lid - TILE] = as_from[b];
+        if (lid < TILE / 4) {
+            w_levels[lid] = level_of(ws_from, b, lid % 4);
+#if W_FLOORS
+            w_floors[lid] = floor_of(ws_from, b, lid % 4);
+#elif W_HALVES
+            w_halves[lid] = scale_of_half(ws_from, b, lid % 4, 0);
+            w_halves[TILE / 4 + lid] = scale_of_half(ws_from, b, lid % 4, 1);
+#endif
+        } else if (lid >= TILE && lid < 2 * TILE) {
+            a_scales[lid - TILE] = as_from[b];
+        } else if (lid >= 2 * TILE && lid < 3 * TILE) {
+            a_sums[lid - 2 * TILE] = (int2)(sum_of(a_sum_from[b * 2]), sum_of(a_sum_from[b * 2 + 1]));
+        }
         barrier(CLK_LOCAL_MEM_FENCE);
-        int4 sum[4];
-        for (int t = 0; t < 4; t++) sum[t] = 0;
+        // Of the halves apart where these have scales of their own.
+        int4 sum[1 + W_HALVES][4];
+        for (int t = 0; t < 4; t++) sum[0][t] = sum[W_HALVES][t] = 0;
+        const __local uint4 *block = w + quad / 4 * (WORDS / 4) + quad % 4;
         for (int v = 0; v < 4; v++) {
-            uint4 q = w[quad / 4 * 16 + v * 4 + quad % 4];
-            uint4 ql = q & 0x0f0f0f0fu, qh = (q >> 4) & 0x0f0f0f0fu;
+            uint4 low = LOW_BYTES(block, v), high = HIGH_BYTES(block, v);
             for (int t = 0; t < 4; t++) {
                 const __local uint *words = (const __local uint *)(a + (tokens + t) * 2);
-                uint low = words[v], high = words[4 + v];
-                int offset = -dot4(0x08080808u, low, dot4(0x08080808u, high, 0));
-                sum[t].x += dot4(ql.x, low, dot4(qh.x, high, offset));
-                sum[t].y += dot4(ql.y, low, dot4(qh.y, high, offset));
-                sum[t].z += dot4(ql.z, low, dot4(qh.z, high, offset));
-                sum[t].w += dot4(ql.w, low, dot4(qh.w, high, offset));
+                sum[0][t] = dots(low, words[v], sum[0][t]);
+                sum[W_HALVES][t] = dots(high, words[4 + v], sum[W_HALVES][t]);
             }
         }
-        float4 d = vload4(quad, w_scales);
-        for (int t = 0; t < 4; t++) acc[t] = fma(convert_float4(sum[t]), d * a_scales[tokens + t], acc[t]);
+        for (int t = 0; t < 4; t++) {
+            int2 of_acts = a_sums[tokens + t];
+            float d_a = a_scales[tokens + t];
+#if W_HALVES
+            int4 of_block = w_halves[quad] * (sum[0][t] - W_ZERO * of_acts.x) +
+                            w_halves[TILE / 4 + quad] * (sum[1][t] - W_ZERO * of_acts.y);
+#else
+            int4 of_block = sum[0][t] - W_ZERO * (of_acts.x + of_acts.y);
+#endif
+            acc[t] = fma(convert_float4(of_block), w_levels[quad] * d_a, acc[t]);
+#if W_FLOORS
+            acc[t] = fma(w_floors[quad], d_a * (float)(of_acts.x + of_acts.y), acc[t]);
+#endif
+        }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
     for (int t = 0; t < 4; t++) {

@@ -22,7 +22,6 @@
 #define BLOCKS (COLS / 32)
 // Octets of columns that one item prepares.
 #define OCTETS ((COLS / 8 + WG - 1) / WG)
-#define QUANTISED (W_TYPE == W_Q4)
 #if defined(STEP_QKV) || defined(STEP_GATE_UP) || defined(STEP_HEAD)
 #define INPUT_NORM
 #endif
@@ -76,7 +75,7 @@ void load_input(const __global float *from, const __global float *w, __local flo
 #endif
 }
 
-#if QUANTISED
+#if !W_DENSE
 // The input quantised: `acts` [block][8 words], `scales` [block]. `most` has an element an octet.
 void quantise_input(const __local float *x, __local float *most, __local uint *acts, __local float *scales) {
     int lid = get_local_id(0);
@@ -102,55 +101,82 @@ void quantise_input(const __local float *x, __local float *most, __local uint *a
 #define ACT_SPACE __local
 #endif
 
-#if QUANTISED
+#if !W_DENSE
 #if !defined(SLICES) || !defined(PASS) || WG != NG * 4 * SLICES || WG < NG * 16
 #error SLICES or PASS do not fit
 #endif
 // Sums of NG groups of rows from `source` on, into `sums` [NG * 16]; groups of `up` are `up_at` later.
 //
-// An item takes four rows of a block: sixteen neighbours read 64 bytes four times, all of a block. Block sums are exact
+// An item takes four rows of a block: four neighbours read 64 bytes of each of its vectors. Block sums are exact
 // integers; PASS blocks at a time wait in `parts`, and then one item a row adds them up in ascending order, which is
 // what makes the result the CPU's. That costs 64 dependent steps for 2048 columns, a few percent of the launch.
 void product(const __global uint4 *quants, const __global uchar *scales, const ACT_SPACE uint *acts,
              const ACT_SPACE float *act_scales, const int *source, __local float4 *parts, __local float *sums) {
     int lid = get_local_id(0);
     int quad = lid % 4, slice = lid / 4 % SLICES, grp = lid / (4 * SLICES);
-    const __global uint4 *w = quants + (size_t)source[grp] * (BLOCKS * 16) + quad;
-    const __global half *d = (const __global half *)scales + (size_t)source[grp] * (BLOCKS * 16) + quad * 4;
-    // [grp][block][quad]: sums, then scales
+    const __global uint4 *w = quants + (size_t)source[grp] * (BLOCKS * 4 * W_BITS) + quad;
+    const __global uchar *of_group = scales + (size_t)source[grp] * (BLOCKS * 32 / W_SPAN * W_RUN);
+    // [grp][block][quad]: sums, scales, floors; then of each block the sum of its activations.
     __local float4 *part_scales = parts + NG * PASS * 4;
+#if W_FLOORS
+    __local float4 *part_floors = parts + NG * PASS * 8;
+    __local float *part_acts = (__local float *)(parts + NG * PASS * 12);
+#endif
     float acc = 0.0f;
     for (int first = 0; first < BLOCKS; first += PASS) {
         int end = min(first + PASS, BLOCKS);
         for (int b = first + slice; b < end; b += SLICES) {
-            int4 sum = 0;
+            const __global uint4 *block = w + b * (4 * W_BITS);
+            // Of the halves apart where these have scales of their own.
+            int4 sum[1 + W_HALVES];
+            sum[0] = sum[W_HALVES] = 0;
+            int2 of_acts = 0;
             for (int v = 0; v < 4; v++) {
-                uint4 q = w[b * 16 + v * 4];
                 uint low = acts[b * 8 + v], high = acts[b * 8 + 4 + v];
-                // The stored nibble is the weight + 8.
-                int offset = -dot4(0x08080808u, low, dot4(0x08080808u, high, 0));
-                uint4 ql = q & 0x0f0f0f0fu, qh = (q >> 4) & 0x0f0f0f0fu;
-                sum.x += dot4(ql.x, low, dot4(qh.x, high, offset));
-                sum.y += dot4(ql.y, low, dot4(qh.y, high, offset));
-                sum.z += dot4(ql.z, low, dot4(qh.z, high, offset));
-                sum.w += dot4(ql.w, low, dot4(qh.w, high, offset));
+                of_acts.x = dot4(0x01010101u, low, of_acts.x);
+                of_acts.y = dot4(0x01010101u, high, of_acts.y);
+                sum[0] = dots(LOW_BYTES(block, v), low, sum[0]);
+                sum[W_HALVES] = dots(HIGH_BYTES(block, v), high, sum[W_HALVES]);
             }
+#if W_HALVES
+            sum[0] = scale_of_half(of_group, b, quad, 0) * (sum[0] - W_ZERO * of_acts.x) +
+                     scale_of_half(of_group, b, quad, 1) * (sum[1] - W_ZERO * of_acts.y);
+#else
+            sum[0] -= W_ZERO * (of_acts.x + of_acts.y);
+#endif
             int at = (grp * PASS + b - first) * 4 + quad;
-            parts[at] = convert_float4(sum);
-            part_scales[at] = vload_half4(b * 4, d) * act_scales[b];
+            parts[at] = convert_float4(sum[0]);
+            part_scales[at] = level_of(of_group, b, quad) * act_scales[b];
+#if W_FLOORS
+            part_floors[at] = floor_of(of_group, b, quad);
+            if (grp == 0 && quad == 0) part_acts[b - first] = act_scales[b] * (float)(of_acts.x + of_acts.y);
+#endif
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lid < NG * 16) {
-            const __local float *sum = (const __local float *)parts + lid / 16 * (PASS * 16) + lid % 16;
-            const __local float *scale = (const __local float *)part_scales + lid / 16 * (PASS * 16) + lid % 16;
-            for (int b = 0; b < end - first; b++) acc = fma(sum[b * 16], scale[b * 16], acc);
+            int from = lid / 16 * (PASS * 16) + lid % 16;
+            const __local float *sum = (const __local float *)parts + from;
+            const __local float *scale = (const __local float *)part_scales + from;
+#if W_FLOORS
+            const __local float *floors = (const __local float *)part_floors + from;
+#endif
+            for (int b = 0; b < end - first; b++) {
+                acc = fma(sum[b * 16], scale[b * 16], acc);
+#if W_FLOORS
+                acc = fma(floors[b * 16], part_acts[b], acc);
+#endif
+            }
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
     if (lid < NG * 16) sums[lid] = acc;
     barrier(CLK_LOCAL_MEM_FENCE);
 }
+#if W_FLOORS
+#define PARTS (NG * PASS * 48 + PASS)
+#else
 #define PARTS (NG * PASS * 32)
+#endif
 #else
 #if WG % 16 != 0
 #error sixteen items share a row
@@ -190,9 +216,9 @@ void product(const __global uint4 *rows, const __global uchar *scales, const ACT
 // ---------------------------------------------------------------- the step
 
 // Input and parts of the product share their memory: one is dead when the other is born.
-#if defined(STEP_DOWN) || (QUANTISED && PARTS > COLS)
+#if defined(STEP_DOWN) || (!W_DENSE && PARTS > COLS)
 #define POOL PARTS
-#elif QUANTISED
+#elif !W_DENSE
 #define POOL COLS
 #else
 #define POOL (COLS + PARTS)
@@ -211,7 +237,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
     __global float *residual = ROW(state, 0);
 #endif
 #ifdef STEP_DOWN
-#if QUANTISED
+#if !W_DENSE
     const __global uint *acts = (const __global uint *)in;
 #else
     const __global float *acts = in;
@@ -228,7 +254,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
 #else
     load_input(in, in, sums, x);
 #endif
-#if QUANTISED
+#if !W_DENSE
     __local float act_scales[BLOCKS];
     __local uint acts[BLOCKS * 8];
     __local float most[BLOCKS * 4];
@@ -252,7 +278,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
         bool mine = lid < TILE_GROUPS * 16 && local_row < chunk.y * 16 && row < ROWS;
 #if defined(STEP_GATE_UP)
         float y = mine ? silu(sums[lid]) * sums[TILE_GROUPS * 16 + lid] : 0.0f;
-#ifdef DOWN_Q4
+#ifdef DOWN_QUANTISED
         // The tile is one block of 32, quantised as `down` reads it.
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lid < 32) sums[lid] = y;

@@ -5,6 +5,34 @@ use crate::error::Result;
 use crate::kv::KvTypes;
 use crate::trace::Recorder;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Asks a running generation to end; may be shared between threads.
+#[derive(Debug, Clone, Default)]
+pub struct CancelToken(Arc<AtomicBool>);
+
+impl CancelToken {
+    /// Asks to stop.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody asked.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Forgets an earlier request.
+    pub fn reset(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// The flag itself, for a signal handler.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
 
 /// Where `forward` writes logits.
 pub enum Logits<'a> {
@@ -99,6 +127,10 @@ pub trait Backend: Send {
     /// Never allocates. The caller has checked that the slots fit ([`Backend::capacity`]) and that the
     /// ids are below `VOCAB`.
     fn forward(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()>;
+
+    /// From now on, [`Backend::forward`] ends with `Interrupted` soon after `cancel` is cancelled, and then none of its
+    /// tokens counts; `None` ends that. A pass whose attention is observed is completed.
+    fn heed(&mut self, cancel: Option<&CancelToken>);
 
     /// Most tokens one `forward` takes.
     fn max_tokens(&self) -> usize;

@@ -1,24 +1,29 @@
 //! Conversations as the text that a chat model was trained on.
 //!
-//! A model's own template is a Jinja program; here it is only recognised as one of the two common
-//! forms, with what they vary in. Control tokens and text are kept apart, so that a control token
+//! A model's own template is a Jinja program, which is run ([`Jinja`]); models that have none get one of the
+//! two common forms, or paragraphs. Control tokens and text are kept apart, so that a control token
 //! that someone writes in a message stays text.
 
+mod builtin;
+mod clock;
 mod conversation;
+mod gguf;
+mod jinja;
 
-pub use conversation::{Conversation, ConversationState};
+pub use clock::Moment;
+pub use conversation::{Before, Conversation, ConversationState};
+pub use jinja::Jinja;
 
-use crate::tokenizer::files::{read, read_settings};
+use crate::tokenizer::files::{Settings, read, read_settings, settings_of};
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
-
-const MAX_TEMPLATE: u64 = 1 << 20;
 
 /// Who speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Role {
     System,
     User,
@@ -37,13 +42,15 @@ impl Role {
 }
 
 /// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Message {
     pub role: Role,
     pub content: String,
 }
 
 impl Message {
+    /// What `role` says.
     pub fn new(role: Role, content: impl Into<String>) -> Self {
         Self { role, content: content.into() }
     }
@@ -73,14 +80,16 @@ pub enum Ending {
 pub struct Context<'a> {
     /// The tokenizer's begin-of-text token.
     pub bos: Option<&'a str>,
-    /// Today, as in `26 Jul 2024`; see [`today`].
-    pub date: &'a str,
+    /// What the template takes for today.
+    pub now: Moment,
     pub ending: Ending,
 }
 
-/// The form of a model's chat template.
+/// How a model wants its conversations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Template {
+    /// The model's own.
+    Jinja(Jinja),
     /// `<|im_start|>role\ncontent<|im_end|>\n` (Qwen and many others).
     ChatMl {
         /// The template begins with the begin-of-text token.
@@ -99,103 +108,186 @@ pub enum Template {
 }
 
 impl Template {
-    /// Recognises the form of a model's `chat_template`.
-    pub fn detect(chat_template: Option<&str>) -> Self {
-        let Some(source) = chat_template else { return Template::Plain };
-        if source.contains("<|start_header_id|>") {
-            let cutoff = between(source, "Cutting Knowledge Date: ", &["\\n", "\n", "\"", "'"]);
-            let cutoff = cutoff.filter(|_| source.contains("Today Date: ")).map(str::to_owned);
-            Template::Llama3 { cutoff }
-        } else if source.contains("<|im_start|>") {
-            Template::ChatMl { bos: source.contains("bos_token"), default_system: default_system(source) }
-        } else {
-            Template::Plain
+    /// Loads the template of the model at `path`: `tokenizer.chat_template` in the metadata of a GGUF file; in a
+    /// directory, or that of another file, `chat_template.jinja`, or `chat_template` in `tokenizer_config.json` as
+    /// one text or as a list of named ones; [`Template::Plain`] where there is none.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for a file that cannot be used and for a template with a syntax error.
+    pub fn load(path: &Path) -> Result<Self> {
+        match settings_of(path)? {
+            Settings::Gguf(gguf) => Self::from_gguf(&gguf),
+            Settings::Dir(dir) => Self::load_from(&dir),
         }
     }
 
-    /// Detects the template of the model in `dir`: `chat_template.jinja`, or `chat_template` in
-    /// `tokenizer_config.json`, as one text or as a list of named ones.
-    pub fn load(dir: &Path) -> Result<Self> {
+    fn load_from(dir: &Path) -> Result<Self> {
+        let config = dir.join("tokenizer_config.json");
+        let mut settings = read_settings(&config)?.unwrap_or_default();
         let path = dir.join("chat_template.jinja");
-        if let Some(bytes) = read(&path, MAX_TEMPLATE)? {
-            let text = String::from_utf8(bytes)
+        if let Some(bytes) = read(&path, jinja::MAX_SOURCE)? {
+            let source = String::from_utf8(bytes)
                 .map_err(|_| Error::model(&path, "is not UTF-8; use the file published with the model"))?;
-            return Ok(Self::detect(Some(&text)));
+            let place = path.display().to_string();
+            return Ok(Template::Jinja(Jinja::new(place, source, special_tokens(&settings))?));
         }
-        let path = dir.join("tokenizer_config.json");
-        let field = read_settings(&path)?.and_then(|mut map| map.remove("chat_template"));
         let named = |list: &[Value], name: &str| {
             let entry = list.iter().find(|t| t.get("name").and_then(Value::as_str) == Some(name))?;
             entry.get("template").and_then(Value::as_str).map(str::to_owned)
         };
-        match field {
-            None | Some(Value::Null) => Ok(Template::Plain),
-            Some(Value::String(text)) => Ok(Self::detect(Some(&text))),
-            Some(Value::Array(list)) => Ok(Self::detect(named(&list, "default").as_deref())),
-            Some(_) => Err(Error::model(
-                &path,
-                "field `chat_template` is neither a text nor a list of {name, template}; use the file \
-                 published with the model",
-            )),
+        let source = match settings.remove("chat_template") {
+            None | Some(Value::Null) => None,
+            Some(Value::String(text)) => Some(text),
+            Some(Value::Array(list)) => named(&list, "default"),
+            Some(_) => {
+                return Err(Error::model(
+                    &config,
+                    "field `chat_template` is neither a text nor a list of {name, template}; use the file \
+                     published with the model",
+                ));
+            }
+        };
+        let Some(source) = source else { return Ok(Template::Plain) };
+        let place = format!("{}: field `chat_template`", config.display());
+        Ok(Template::Jinja(Jinja::new(place, source, special_tokens(&settings))?))
+    }
+
+    /// Becomes a template for this tokenizer: the model's own one learns its control tokens, and a chat model
+    /// without one, whose answers end with `<|im_end|>` or `<|eot_id|>`, gets the form that goes with that.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for a template that does not work with the tokenizer.
+    pub fn for_tokenizer(self, tokenizer: &Tokenizer) -> Result<Self> {
+        match self {
+            Template::Jinja(template) => Ok(Template::Jinja(template.for_tokenizer(tokenizer)?)),
+            Template::Plain => Self::of_tokens(tokenizer),
+            other => Ok(other),
         }
+    }
+
+    fn of_tokens(tokenizer: &Tokenizer) -> Result<Self> {
+        let has = |token: &str| tokenizer.token_to_id(token).is_some();
+        let ends =
+            |token: &str| tokenizer.token_to_id(token).is_some_and(|id| tokenizer.eos_ids().contains(&id));
+        if ends("<|im_end|>") && has("<|im_start|>") {
+            let first = tokenizer.encode("", AddSpecial::Yes)?.first().copied();
+            let bos = first.is_some() && first == tokenizer.bos_id();
+            return Ok(Template::ChatMl { bos, default_system: None });
+        }
+        if ends("<|eot_id|>") && has("<|start_header_id|>") && has("<|end_header_id|>") {
+            return Ok(Template::Llama3 { cutoff: None });
+        }
+        Ok(Template::Plain)
     }
 
     /// The conversation in parts.
-    pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Vec<Segment> {
-        let mut out = Segments::default();
+    ///
+    /// # Errors
+    /// As of [`Jinja::render`]; the other forms always work.
+    pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
         match self {
-            Template::ChatMl { bos, default_system } => {
-                if let Some(token) = context.bos.filter(|_| *bos) {
-                    out.control(token);
-                }
-                let mut turn = |role: &str, content: &str| {
-                    out.control("<|im_start|>");
-                    out.text(&[role, "\n", content]);
-                    out.control("<|im_end|>");
-                    out.text(&["\n"]);
-                };
-                if let Some(system) = default_system.as_ref().filter(|_| !starts_with_system(messages)) {
-                    turn("system", system);
-                }
-                messages.iter().for_each(|m| turn(m.role.name(), &m.content));
-                if context.ending == Ending::Prompt {
-                    out.control("<|im_start|>");
-                    out.text(&["assistant\n"]);
-                }
-            }
-            Template::Llama3 { cutoff } => {
-                context.bos.into_iter().for_each(|token| out.control(token));
-                llama3(&mut out, messages, cutoff.as_deref(), context);
-            }
-            Template::Plain => {
-                context.bos.into_iter().for_each(|token| out.control(token));
-                messages.iter().for_each(|m| out.text(&[&m.content, "\n"]));
-            }
+            Template::Jinja(template) => template.render(messages, context),
+            other => Ok(builtin::render(other, messages, context)),
         }
-        out.0
+    }
+
+    /// The prompt for a question, as one text: the specification's `FormatSimple`. An empty `system` is none.
+    ///
+    /// ```
+    /// use antigravity::chat::Template;
+    /// let template = Template::ChatMl { bos: false, default_system: None };
+    /// let prompt = template.format_simple("You are helpful.", "Write hello world in Go")?;
+    /// assert_eq!(
+    ///     prompt,
+    ///     "<|im_start|>system\nYou are helpful.<|im_end|>\n\
+    ///      <|im_start|>user\nWrite hello world in Go<|im_end|>\n<|im_start|>assistant\n"
+    /// );
+    /// # Ok::<(), antigravity::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As of [`Template::render`].
+    pub fn format_simple(&self, system: &str, user: &str) -> Result<String> {
+        let system = Some(system).filter(|s| !s.is_empty()).map(|s| Message::new(Role::System, s));
+        let messages: Vec<_> = system.into_iter().chain([Message::new(Role::User, user)]).collect();
+        self.format(&messages)
+    }
+
+    /// The prompt for the next answer, as one text: the specification's `Format`.
+    ///
+    /// The begin-of-text token is left out; encoding the text with [`AddSpecial::Yes`] puts it there. Control tokens
+    /// that messages spell cannot be told from others in one text: [`Template::encode`] keeps them apart.
+    ///
+    /// ```
+    /// use antigravity::chat::{Jinja, Message, Role, Template};
+    /// let source = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}\
+    ///               {% if add_generation_prompt %}[assistant]{% endif %}";
+    /// let template = Template::Jinja(Jinja::new("example", source, vec![])?);
+    /// let prompt = template.format(&[
+    ///     Message::new(Role::User, "What is 2+2? "),
+    ///     Message::new(Role::Assistant, "4"),
+    ///     Message::new(Role::User, "And 3+3?"),
+    /// ])?;
+    /// assert_eq!(prompt, "[user] What is 2+2?\n[assistant] 4\n[user] And 3+3?\n[assistant]");
+    /// # Ok::<(), antigravity::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As of [`Template::render`].
+    pub fn format(&self, messages: &[Message]) -> Result<String> {
+        let context = Context { bos: None, now: Moment::now(), ending: Ending::Prompt };
+        Ok(join(&self.render(messages, &context)?))
     }
 
     /// The conversation as ids. The template has the begin-of-text token where it wants it.
+    ///
+    /// # Errors
+    /// As of [`Template::render`], and of encoding.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Message],
-        date: &str,
+        now: Moment,
         ending: Ending,
     ) -> Result<Vec<u32>> {
-        let context = Context { bos: tokenizer.bos_token(), date, ending };
-        encode_segments(tokenizer, self.render(messages, &context))
+        let context = Context { bos: tokenizer.bos_token(), now, ending };
+        encode_segments(tokenizer, self.render(messages, &context)?)
     }
 
     /// The tokens that end an answer, as far as the tokenizer has them.
     pub fn stop_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let names: &[&str] = match self {
-            Template::ChatMl { .. } => &["<|im_end|>"],
-            Template::Llama3 { .. } => &["<|eot_id|>", "<|eom_id|>"],
-            Template::Plain => &[],
+        let end = match self {
+            Template::Jinja(template) => template.end(),
+            Template::ChatMl { .. } => Some("<|im_end|>"),
+            Template::Llama3 { .. } => Some("<|eot_id|>"),
+            Template::Plain => None,
         };
-        names.iter().filter_map(|name| tokenizer.token_to_id(name)).collect()
+        // Where it asks for a tool, Llama ends the message but not the turn.
+        let other = end.filter(|end| *end == "<|eot_id|>").map(|_| "<|eom_id|>");
+        end.into_iter().chain(other).filter_map(|name| tokenizer.token_to_id(name)).collect()
     }
+
+    /// A word for it, the same for the same template.
+    pub fn name(&self) -> String {
+        match self {
+            Template::Jinja(template) => format!("jinja-{:08x}", template.digest()),
+            Template::ChatMl { .. } => "chatml".into(),
+            Template::Llama3 { .. } => "llama3".into(),
+            Template::Plain => "plain".into(),
+        }
+    }
+}
+
+/// The special tokens that templates ask for by name, `bos_token` excepted: a text, or an object with `content`.
+fn special_tokens(settings: &Map<String, Value>) -> Vec<(String, String)> {
+    let text = |name: &&str| {
+        let field = settings.get(*name)?;
+        field
+            .as_str()
+            .or_else(|| field.get("content")?.as_str())
+            .map(|text| (name.to_string(), text.to_owned()))
+    };
+    ["eos_token", "pad_token", "unk_token"].iter().filter_map(text).collect()
 }
 
 /// The ids of the parts; only control parts become control tokens.
@@ -220,59 +312,9 @@ pub fn join(segments: &[Segment]) -> String {
         .collect()
 }
 
-/// Today in UTC, as Llama's templates write it.
-pub fn today() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    date(seconds / 86_400)
-}
-
-/// `days` after 1970-01-01. Howard Hinnant's civil_from_days: years begin in March.
-fn date(days: u64) -> String {
-    let z = days + 719_468;
-    let (era, day_of_era) = (z / 146_097, z % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let year = era * 400 + year_of_era + u64::from(month >= 10);
-    let names = ["Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec", "Jan", "Feb"];
-    format!("{day:02} {} {year}", names[month as usize])
-}
-
-fn llama3(out: &mut Segments, messages: &[Message], cutoff: Option<&str>, context: &Context<'_>) {
-    let head = |out: &mut Segments, role: &str| {
-        out.control("<|start_header_id|>");
-        out.text(&[role]);
-        out.control("<|end_header_id|>");
-        out.text(&["\n\n"]);
-    };
-    let mut rest = messages;
-    if let Some(cutoff) = cutoff {
-        let mut system = "";
-        if let Some((first, after)) = messages.split_first().filter(|_| starts_with_system(messages)) {
-            (system, rest) = (trim(&first.content), after);
-        }
-        head(out, "system");
-        out.text(&["Cutting Knowledge Date: ", cutoff, "\nToday Date: ", context.date, "\n\n", system]);
-        out.control("<|eot_id|>");
-    }
-    for message in rest {
-        head(out, message.role.name());
-        out.text(&[trim(&message.content)]);
-        out.control("<|eot_id|>");
-    }
-    if context.ending == Ending::Prompt {
-        head(out, "assistant");
-    }
-}
-
-fn starts_with_system(messages: &[Message]) -> bool {
-    messages.first().is_some_and(|m| m.role == Role::System)
-}
-
-/// Jinja's `trim`, which is Python's: four separators more than Rust's.
-fn trim(text: &str) -> &str {
-    text.trim_matches(|c: char| c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c))
+/// What Python takes for a blank: four separators more than Rust.
+fn is_blank(c: char) -> bool {
+    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
 /// Segments under construction; neighbouring texts are joined.
@@ -288,42 +330,6 @@ impl Segments {
         match self.0.last_mut() {
             Some(Segment::Text(text)) => parts.iter().for_each(|p| text.push_str(p)),
             _ => self.0.push(Segment::Text(parts.concat())),
-        }
-    }
-}
-
-/// The text of `source` from after `start` to the nearest of `ends`.
-fn between<'a>(source: &'a str, start: &str, ends: &[&str]) -> Option<&'a str> {
-    let (_, after) = source.split_once(start)?;
-    let end = ends.iter().filter_map(|e| after.find(e)).min()?;
-    Some(&after[..end])
-}
-
-/// The system message that a ChatML template has written out in a string of its own.
-fn default_system(source: &str) -> Option<String> {
-    let head = "<|im_start|>system";
-    source.match_indices(head).find_map(|(at, _)| {
-        let quote = source[..at].chars().next_back().filter(|&q| q == '\'' || q == '"')?;
-        let literal = string_literal(&source[at..], quote)?;
-        let system = literal.strip_prefix(head)?.strip_prefix('\n')?;
-        let system = system.trim_end_matches('\n').strip_suffix("<|im_end|>")?;
-        (!system.is_empty()).then(|| system.to_owned())
-    })
-}
-
-/// A Jinja string from after its opening quote.
-fn string_literal(source: &str, quote: char) -> Option<String> {
-    let mut text = String::new();
-    let mut chars = source.chars();
-    loop {
-        match chars.next()? {
-            '\\' => match chars.next()? {
-                'n' => text.push('\n'),
-                't' => text.push('\t'),
-                other => text.push(other),
-            },
-            c if c == quote => return Some(text),
-            c => text.push(c),
         }
     }
 }

@@ -16,15 +16,20 @@ mod generate;
 mod inspect;
 #[cfg(feature = "tools")]
 mod logits;
+#[cfg(feature = "line-editor")]
+mod mode;
 #[cfg(feature = "tools")]
 mod pack;
 #[cfg(feature = "tools")]
 mod plan;
+mod prompts;
 #[cfg(feature = "tools")]
 mod report;
 mod signal;
 mod start;
 mod terminal;
+#[cfg(feature = "tools")]
+mod tokenize;
 
 pub use args::Cli;
 
@@ -50,6 +55,8 @@ pub fn run() -> Result<()> {
         Command::Plan(a) => plan::run(&a),
         #[cfg(feature = "tools")]
         Command::Inspect(a) => inspect::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Tokenize(a) => tokenize::run(&a),
         #[cfg(feature = "tools")]
         Command::Doctor(a) => doctor::run(&a),
     }

@@ -7,7 +7,7 @@
 //! `Qwen3Config` classes; both the older spelling (`rope_theta`, `rope_scaling`) and the newer
 //! (`rope_parameters`) are read.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// One unusable field, as a line a person can act on.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,6 +56,31 @@ pub enum RopeScaling {
         high_freq_factor: f64,
         original_max_position: usize,
     },
+    /// Every pair's frequency is divided by its own number, as GGUF files have it. `head_dim / 2` of them.
+    Divisors(&'static [f32]),
+}
+
+impl RopeScaling {
+    fn is_table(self) -> bool {
+        matches!(self, RopeScaling::Divisors(_))
+    }
+
+    /// What the `frequency` (radians per position) of pair `i` is multiplied with.
+    ///
+    /// Llama 3.1: wavelengths up to `original / high` stay, those beyond `original / low` are stretched by `factor`,
+    /// those between are blended.
+    pub fn multiplier(self, i: usize, frequency: f64) -> f64 {
+        match self {
+            RopeScaling::Plain => 1.0,
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+                let turns = original_max_position as f64 * frequency / std::f64::consts::TAU;
+                let smooth = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let smooth = smooth.clamp(0.0, 1.0);
+                (1.0 - smooth) / factor + smooth
+            }
+            RopeScaling::Divisors(divisors) => 1.0 / f64::from(divisors[i]),
+        }
+    }
 }
 
 /// Dimensions and variant switches of one model.
@@ -148,6 +173,11 @@ impl ModelConfig {
                 supported: "a Hugging Face config.json".into(),
             });
         };
+        Self::from_map(map)
+    }
+
+    /// Reads the fields of a `config.json`.
+    pub fn from_map(map: &Map<String, Value>) -> Result<Self, ConfigError> {
         let f = Fields(map);
         let arch = match f.present("model_type").and_then(Value::as_str) {
             Some("llama") => Arch::Llama,
@@ -198,7 +228,7 @@ impl ModelConfig {
         }
         let bias = f.flag("attention_bias", false)?;
         let (rope_theta, rope_scaling) = rope(&f)?;
-        Ok(Self {
+        let mut model = Self {
             arch,
             layers: f.size("num_hidden_layers", None, MAX_LAYERS)?,
             dim,
@@ -215,7 +245,13 @@ impl ModelConfig {
             rms_eps: f.float("rms_norm_eps", Some(1e-6))?,
             rope_theta,
             rope_scaling,
-        })
+        };
+        match f.present("antigravity").map(Value::as_object) {
+            None => {}
+            Some(Some(more)) => model.add(&Fields(more))?,
+            Some(None) => return f.err("antigravity", "an object"),
+        }
+        Ok(model)
     }
 
     /// The first field in which `found` differs from `self`: name, this value, the other's value.
@@ -238,12 +274,67 @@ impl ModelConfig {
             vocab = "vocab_size",
             qkv_bias = "attention_bias",
             o_bias = "attention_bias",
+            qk_norm = "use_qk_norm",
             tied = "tie_word_embeddings",
             rms_eps = "rms_norm_eps",
             rope_theta = "rope_theta",
-            rope_scaling = "rope_scaling",
         );
-        None
+        let (here, there) = (self.rope_scaling, found.rope_scaling);
+        let same = here == there || (here.is_table() || there.is_table()) && self.turns_like(found);
+        (!same).then(|| ("rope_scaling", format!("{here:?}"), format!("{there:?}")))
+    }
+
+    /// Whether all pairs are scaled alike, as near as a GGUF file's f32 divisors tell.
+    fn turns_like(&self, other: &Self) -> bool {
+        (0..self.head_dim / 2).all(|i| {
+            let frequency = self.rope_theta.powf(-2.0 * i as f64 / self.head_dim as f64);
+            let multiplier = |m: &Self| m.rope_scaling.multiplier(i, frequency);
+            (multiplier(self) / multiplier(other) - 1.0).abs() < 1e-5
+        })
+    }
+
+    /// The text of a `config.json` that says the same. What such a file cannot say, since every family has its own
+    /// rules, is in the object `antigravity`, which [`ModelConfig::parse`] reads.
+    pub fn to_json(&self) -> String {
+        let mut more = json!({"qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "qk_norm": self.qk_norm});
+        let mut rope = Value::Null;
+        match self.rope_scaling {
+            RopeScaling::Plain => {}
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+                rope = json!({
+                    "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
+                    "high_freq_factor": high_freq_factor,
+                    "original_max_position_embeddings": original_max_position,
+                });
+            }
+            RopeScaling::Divisors(divisors) => more["rope_divisors"] = json!(divisors),
+        }
+        let config = json!({
+            "model_type": self.arch.name(), "num_hidden_layers": self.layers, "hidden_size": self.dim,
+            "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
+            "intermediate_size": self.ffn_dim, "vocab_size": self.vocab,
+            "max_position_embeddings": self.max_position, "tie_word_embeddings": self.tied,
+            "rms_norm_eps": self.rms_eps, "rope_theta": self.rope_theta, "rope_scaling": rope,
+            "antigravity": more,
+        });
+        config.to_string()
+    }
+
+    /// What [`ModelConfig::to_json`] adds.
+    fn add(&mut self, more: &Fields<'_>) -> Result<(), ConfigError> {
+        self.qkv_bias = more.flag("qkv_bias", self.qkv_bias)?;
+        self.o_bias = more.flag("o_bias", self.o_bias)?;
+        self.qk_norm = more.flag("qk_norm", self.qk_norm)?;
+        if let Some(found) = more.present("rope_divisors") {
+            let usable = |x: &Value| x.as_f64().map(|x| x as f32).filter(|x| x.is_finite() && *x > 0.0);
+            let divisors: Option<Vec<f32>> = found.as_array().and_then(|a| a.iter().map(usable).collect());
+            match divisors.filter(|d| d.len() == self.head_dim / 2) {
+                // Kept for good: a few hundred bytes, once a file.
+                Some(divisors) => self.rope_scaling = RopeScaling::Divisors(divisors.leak()),
+                None => return more.err("rope_divisors", "a positive number for each pair of a head"),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -327,6 +418,55 @@ mod tests {
     }
 
     #[test]
+    fn a_table_of_divisors_equals_the_formula_it_comes_from() {
+        let llama3 = RopeScaling::Llama3 {
+            factor: 32.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position: 64,
+        };
+        let formula = ModelConfig { rope_scaling: llama3, ..parse("").unwrap() };
+        let frequency = |i: usize| formula.rope_theta.powf(-2.0 * i as f64 / formula.head_dim as f64);
+        let mut divisors: Vec<f32> =
+            (0..formula.head_dim / 2).map(|i| (1.0 / llama3.multiplier(i, frequency(i))) as f32).collect();
+        let table = |divisors: &[f32]| ModelConfig {
+            rope_scaling: RopeScaling::Divisors(divisors.to_vec().leak()),
+            ..formula.clone()
+        };
+        assert_eq!(formula.difference(&table(&divisors)), None);
+        assert_eq!(table(&divisors).difference(&formula), None);
+        divisors[5] *= 1.00002;
+        for (one, other) in [(&formula, &table(&divisors)), (&table(&divisors), &formula)] {
+            assert_eq!(one.difference(other).map(|d| d.0), Some("rope_scaling"));
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let plain = parse("").unwrap();
+        let llama3 = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position: 8192,
+        };
+        let odd = ModelConfig {
+            qkv_bias: true,
+            qk_norm: true,
+            tied: true,
+            rms_eps: 1e-5f32.into(),
+            ..plain.clone()
+        };
+        let divisors = RopeScaling::Divisors(&[1.0, 1.1, 1.0, 2.5, 1.0, 1.0, 32.0, 32.0]);
+        for rope_scaling in [RopeScaling::Plain, llama3, divisors] {
+            for model in [&plain, &odd] {
+                let model = ModelConfig { rope_scaling, ..model.clone() };
+                assert_eq!(ModelConfig::parse(&model.to_json()), Ok(model));
+            }
+        }
+    }
+
+    #[test]
     fn errors_name_field_value_and_what_is_supported() {
         for (more, field, value) in [
             (r#", "hidden_act": "gelu""#, "hidden_act", "\"gelu\""),
@@ -338,6 +478,9 @@ mod tests {
             (r#", "layer_types": ["full_attention", "sliding_attention"]"#, "layer_types", "sliding"),
             (r#", "partial_rotary_factor": 0.5"#, "partial_rotary_factor", "0.5"),
             (r#", "num_attention_heads": 99999"#, "num_attention_heads", "99999"),
+            (r#", "antigravity": 1"#, "antigravity", "1"),
+            (r#", "antigravity": {"o_bias": 1}"#, "o_bias", "1"),
+            (r#", "antigravity": {"rope_divisors": [1, 2]}"#, "rope_divisors", "[1,2]"),
         ] {
             let e = parse(more).unwrap_err();
             assert!(e.field == field && e.value.contains(value) && !e.supported.is_empty(), "{e}");

@@ -4,6 +4,7 @@
 //! `simd` and `simd::attend` say how.
 
 pub mod attention;
+mod batch;
 mod cache;
 mod mass;
 mod matmul;
@@ -13,14 +14,16 @@ mod pool;
 pub mod simd;
 pub mod topology;
 
-use crate::backend::{Backend, KvRows, Lent, Logits};
+use crate::backend::{Backend, CancelToken, KvRows, Lent, Logits};
 use crate::dims::*;
 use crate::error::{Error, Result};
 use crate::kv::{KvTypes, check_capacity};
 use crate::quant::packed::GROUP_ROWS;
 use crate::quant::{BLOCK, act::ActBlock};
 use crate::trace::{Recorder, Steps};
-use crate::weights::{Layer, Weights};
+use crate::weights::{Layer, Reads, Weights};
+pub use batch::CpuBatch;
+use batch::Rows;
 use cache::Cache;
 pub use mass::bytes as mass_bytes;
 use mass::{Noted, SlotMass};
@@ -58,54 +61,57 @@ pub struct CpuOptions {
     pub max_tokens: usize,
 }
 
-/// Activations in the form that the weights reading them need.
-enum Acts<const W: usize> {
+/// Activations in the form or forms that the weights reading them need; the other is empty.
+struct Acts<const W: usize> {
     /// `[token][W]`
-    Floats(Vec<f32>),
+    floats: Vec<f32>,
     /// `[token][W / 32]`
-    Blocks(Vec<ActBlock>),
+    blocks: Vec<ActBlock>,
 }
 
 impl<const W: usize> Acts<W> {
-    fn new(tokens: usize, quantised: Quantised) -> Result<Self> {
-        Ok(match quantised {
-            Quantised::Yes => Acts::Blocks(try_vec(tokens * (W / BLOCK), ActBlock::ZERO)?),
-            Quantised::No => Acts::Floats(try_vec(tokens * W, 0.0)?),
+    fn new(tokens: usize, reads: Reads) -> Result<Self> {
+        Ok(Self {
+            floats: try_vec(if reads.floats { tokens * W } else { 0 }, 0.0)?,
+            blocks: try_vec(if reads.blocks { tokens * (W / BLOCK) } else { 0 }, ActBlock::ZERO)?,
         })
     }
 
     fn input(&self, tokens: usize) -> Input<'_> {
-        match self {
-            Acts::Floats(x) => Input { floats: x, blocks: &[], tokens },
-            Acts::Blocks(x) => Input { floats: &[], blocks: x, tokens },
-        }
+        Input { floats: &self.floats, blocks: &self.blocks, tokens }
     }
 
     /// Computes rows `0..tokens` with `row(token, destination)` and quantises them where needed.
     fn fill(&mut self, pool: &Pool, isa: Isa, tokens: usize, row: impl Fn(usize, &mut [f32]) + Sync) {
         let rows = tokens.div_ceil(4 * pool.threads());
-        match self {
-            Acts::Floats(x) => pool.tiles(&mut x[..tokens * W], W, (rows, W), |mut tile| {
+        if !self.floats.is_empty() {
+            pool.tiles(&mut self.floats[..tokens * W], W, (rows, W), |mut tile| {
                 (0..tile.rows).for_each(|r| row(tile.row + r, tile.row_mut(r)));
-            }),
-            Acts::Blocks(x) => {
-                let blocks = W / BLOCK;
-                pool.tiles(&mut x[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
-                    let mut h = [0.0; W];
-                    for r in 0..tile.rows {
-                        row(tile.row + r, &mut h);
-                        ops::quantise(isa, &h, tile.row_mut(r));
-                    }
-                });
+            });
+            return self.quantise(pool, isa, tokens);
+        }
+        let blocks = W / BLOCK;
+        pool.tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
+            let mut h = [0.0; W];
+            for r in 0..tile.rows {
+                row(tile.row + r, &mut h);
+                ops::quantise(isa, &h, tile.row_mut(r));
             }
+        });
+    }
+
+    /// Makes the blocks of rows `0..tokens` from the floats, where both are needed.
+    fn quantise(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
+        let (floats, blocks) = (&self.floats, W / BLOCK);
+        if !self.blocks.is_empty() {
+            let rows = tokens.div_ceil(4 * pool.threads());
+            pool.tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
+                for r in 0..tile.rows {
+                    ops::quantise(isa, &floats[(tile.row + r) * W..][..W], tile.row_mut(r));
+                }
+            });
         }
     }
-}
-
-#[derive(Clone, Copy)]
-enum Quantised {
-    Yes,
-    No,
 }
 
 /// Buffers of one forward pass, sized once.
@@ -133,19 +139,26 @@ struct Scratch {
     sin: Vec<f32>,
 }
 
-/// A model on the CPU.
-pub struct CpuBackend {
+/// What computes passes, whosever rows they are: weights, threads, buffers.
+struct Runner {
     weights: Arc<Weights>,
     pool: Pool,
     isa: Isa,
-    cache: Cache,
-    /// From the first time on that attention is observed.
-    mass: Option<SlotMass>,
     scratch: Scratch,
     max_tokens: usize,
     /// Radians per position of each rotated pair.
     frequencies: [f64; HEAD_DIM / 2],
     recorder: Option<Recorder>,
+}
+
+/// A model on the CPU.
+pub struct CpuBackend {
+    runner: Runner,
+    cache: Cache,
+    /// From the first time on that attention is observed.
+    mass: Option<SlotMass>,
+    /// What ends passes early.
+    cancel: Option<CancelToken>,
 }
 
 fn try_vec<T: Clone>(len: usize, zero: T) -> Result<Vec<T>> {
@@ -181,41 +194,20 @@ impl CpuBackend {
         Self::with(weights, options, Cache::without_memory(options.kv_types, options.capacity))
     }
 
-    fn with(weights: Arc<Weights>, options: CpuOptions, cache: Cache) -> Result<Self> {
-        let CpuOptions { threads, isa, kv_types: _, capacity, max_tokens } = options;
-        let max_tokens = max_tokens.clamp(1, capacity.max(1));
-        let form = |quantised: bool| if quantised { Quantised::Yes } else { Quantised::No };
-        let first = &weights.layers[0];
-        let scratch = Scratch {
-            x: try_vec(max_tokens * DIM, 0.0)?,
-            h: Acts::new(max_tokens, form(first.wq.is_quantised()))?,
-            qkv: try_vec(max_tokens * QKV, 0.0)?,
-            att: try_vec(max_tokens * Q_DIM, 0.0)?,
-            att_in: Acts::new(max_tokens, form(first.wo.is_quantised()))?,
-            ffn: Acts::new(max_tokens, form(first.down.is_quantised()))?,
-            partials: try_vec(partials_for(capacity), Partial::EMPTY)?,
-            observed: 0,
-            notes: Vec::new(),
-            cos: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
-            sin: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
-        };
-        Ok(Self {
-            pool: Pool::new(threads)?,
-            isa,
-            cache,
-            mass: None,
-            scratch,
-            max_tokens,
-            frequencies: crate::rope::frequencies(),
-            recorder: None,
-            weights,
-        })
+    fn with(weights: Arc<Weights>, mut options: CpuOptions, cache: Cache) -> Result<Self> {
+        options.max_tokens = options.max_tokens.clamp(1, options.capacity.max(1));
+        Ok(Self { runner: Runner::new(weights, options)?, cache, mass: None, cancel: None })
     }
 
     /// Threads in use.
     pub fn threads(&self) -> usize {
-        self.pool.threads()
+        self.runner.pool.threads()
     }
+}
+
+/// What some matrices of all layers together read.
+fn reads(weights: &Weights, of: impl Fn(&Layer) -> Reads) -> Reads {
+    weights.layers.iter().fold(Reads::default(), |all, layer| all | of(layer))
 }
 
 /// Mass was asked for that there is none of.
@@ -234,12 +226,13 @@ fn task_cols(tokens: usize, (rows, cols): (usize, usize), run: usize, threads: u
 
 impl Scratch {
     /// Looks the tokens' embedding rows up and prepares their RoPE angles.
-    fn embed(&mut self, weights: &Weights, isa: Isa, tokens: &[u32], (pos, frequencies): (usize, &[f64])) {
-        for (t, (&token, x)) in tokens.iter().zip(self.x.chunks_exact_mut(DIM)).enumerate() {
-            ops::widen(isa, weights.embed.row(token as usize), weights.embed.dtype(), x);
+    fn embed(&mut self, weights: &Weights, rows: &Rows<'_>, frequencies: &[f64]) {
+        for (t, x) in self.x.chunks_exact_mut(DIM).take(rows.count()).enumerate() {
+            let (token, pos) = rows.token(t);
+            weights.embed.row(token as usize, x);
             let angles = t * (HEAD_DIM / 2)..(t + 1) * (HEAD_DIM / 2);
             let (cos, sin) = (&mut self.cos[angles.clone()], &mut self.sin[angles]);
-            crate::rope::angles(pos + t, frequencies, cos, sin);
+            crate::rope::angles(pos, frequencies, cos, sin);
         }
     }
 
@@ -287,8 +280,8 @@ impl Scratch {
         let x = self.h.input(n);
         let w = (&layer.gate, &layer.up);
         let tile = task_cols(n, (FFN_DIM, 2 * DIM), matmul::RUN, pool.threads());
-        match &mut self.ffn {
-            Acts::Floats(ffn) => pool.columns(&mut ffn[..n * FFN_DIM], FFN_DIM, tile, |mut tile| {
+        if !self.ffn.floats.is_empty() {
+            pool.columns(&mut self.ffn.floats[..n * FFN_DIM], FFN_DIM, tile, |mut tile| {
                 matmul::gate_up(isa, w, x, (tile.col, tile.cols), |first, at, products| {
                     for (t, y) in products.iter().enumerate() {
                         let out = &mut tile.row_mut(first + t)[at..];
@@ -296,24 +289,23 @@ impl Scratch {
                         out[..cols].copy_from_slice(&y[..cols]);
                     }
                 });
-            }),
-            Acts::Blocks(ffn) => {
-                let blocks = FFN_DIM / BLOCK;
-                pool.columns(&mut ffn[..n * blocks], blocks, tile / BLOCK, |mut tile| {
-                    let cols = (tile.col * BLOCK, tile.cols * BLOCK);
-                    matmul::gate_up(isa, w, x, cols, |first, at, products| {
-                        for (some, products) in products.chunks(16).enumerate() {
-                            let mut blocks = [ActBlock::ZERO; 16];
-                            let blocks = &mut blocks[..products.len()];
-                            ops::quantise(isa, products.as_flattened(), blocks);
-                            for (t, block) in blocks.iter().enumerate() {
-                                tile.row_mut(first + 16 * some + t)[at / BLOCK] = *block;
-                            }
-                        }
-                    });
-                });
-            }
+            });
+            return self.ffn.quantise(pool, isa, n);
         }
+        let blocks = FFN_DIM / BLOCK;
+        pool.columns(&mut self.ffn.blocks[..n * blocks], blocks, tile / BLOCK, |mut tile| {
+            let cols = (tile.col * BLOCK, tile.cols * BLOCK);
+            matmul::gate_up(isa, w, x, cols, |first, at, products| {
+                for (some, products) in products.chunks(16).enumerate() {
+                    let mut blocks = [ActBlock::ZERO; 16];
+                    let blocks = &mut blocks[..products.len()];
+                    ops::quantise(isa, products.as_flattened(), blocks);
+                    for (t, block) in blocks.iter().enumerate() {
+                        tile.row_mut(first + 16 * some + t)[at / BLOCK] = *block;
+                    }
+                }
+            });
+        });
     }
 
     /// The feed-forward layer's second half, added to the residual.
@@ -368,33 +360,57 @@ impl Part<'_> {
     }
 }
 
-impl Backend for CpuBackend {
-    fn name(&self) -> String {
-        format!("cpu ({}, {} threads)", self.isa.name(), self.pool.threads())
+impl Runner {
+    fn new(weights: Arc<Weights>, options: CpuOptions) -> Result<Self> {
+        let CpuOptions { threads, isa, kv_types: _, capacity, max_tokens } = options;
+        let scratch = Scratch {
+            x: try_vec(max_tokens * DIM, 0.0)?,
+            h: Acts::new(max_tokens, weights.head.reads() | reads(&weights, Layer::read_normed))?,
+            qkv: try_vec(max_tokens * QKV, 0.0)?,
+            att: try_vec(max_tokens * Q_DIM, 0.0)?,
+            att_in: Acts::new(max_tokens, reads(&weights, |layer| layer.wo.reads()))?,
+            ffn: Acts::new(max_tokens, reads(&weights, |layer| layer.down.reads()))?,
+            partials: try_vec(partials_for(capacity), Partial::EMPTY)?,
+            observed: 0,
+            notes: Vec::new(),
+            cos: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
+            sin: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
+        };
+        Ok(Self {
+            pool: Pool::new(threads)?,
+            isa,
+            scratch,
+            max_tokens,
+            frequencies: crate::rope::frequencies(),
+            recorder: None,
+            weights,
+        })
     }
 
-    fn forward(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
-        let Self { weights, pool, isa, cache, mass, scratch: s, recorder, .. } = self;
-        let (n, isa) = (tokens.len(), *isa);
-        assert!(n > 0 && n <= self.max_tokens && cache.len() + n <= cache.capacity());
+    /// One pass: the tokens of `rows` join their caches, and the logits asked for are computed.
+    ///
+    /// # Errors
+    ///
+    /// `Interrupted` where the pool has left tasks out; then no row counts.
+    fn pass(&mut self, rows: &mut Rows<'_>, mass: &mut Option<SlotMass>, out: Logits<'_>) -> Result<()> {
+        let Self { weights, pool, isa, scratch: s, recorder, .. } = self;
+        let (n, isa) = (rows.count(), *isa);
+        assert!(n > 0 && n <= self.max_tokens && rows.fit());
         let mut steps = Steps::begin(recorder.as_mut(), n);
-        if let Some(mass) = mass {
-            mass.clear(cache.len()..cache.len() + n);
-        }
 
-        s.embed(weights, isa, tokens, (pos, &self.frequencies)); // rows of the embedding, angles of RoPE
+        s.embed(weights, rows, &self.frequencies); // rows of the embedding, angles of RoPE
         steps.done("embed", 0);
         for (index, layer) in weights.layers.iter().enumerate() {
             s.norm(&layer.attn_norm, pool, isa, (0, n)); // RMS norm before attention
             steps.done("norm", index);
             s.qkv(layer, pool, isa, n); // queries, keys and values
             steps.done("qkv", index);
-            s.store_kv(layer, index, cache, pool, isa, n); // keys get their position and join the cache
+            s.store(layer, index, rows, pool, isa); // keys get their position and join the cache
             steps.done("rope", index);
-            s.attend(layer, index, cache, pool, isa, n); // each query over all slots up to its own
+            s.attend(layer, index, rows, pool, isa); // each query over all slots up to its own
             steps.done("attend", index);
-            if let (Some(mass), 1..) = (&mut *mass, s.observed) {
-                s.observe((layer, index), (&*cache, mass), pool, isa, n); // what each slot received of it
+            if let (Rows::Run { cache, .. }, Some(mass), 1..) = (&*rows, &mut *mass, s.observed) {
+                s.observe((layer, index), (cache, mass), pool, isa, n); // what each slot received of it
                 steps.done("observe", index);
             }
             s.out(layer, pool, isa, n); // attention's output joins the residual
@@ -405,7 +421,8 @@ impl Backend for CpuBackend {
             steps.done("gate_up", index);
             s.down(layer, pool, isa, n); // back to the residual's width, and joins it
             steps.done("down", index);
-            steps.residual(pos + n - 1, index, &s.x[(n - 1) * DIM..][..DIM]);
+            steps.residual(rows.last_position(), index, &s.x[(n - 1) * DIM..][..DIM]);
+            pool.finished()?;
         }
         let logits = match out {
             Logits::None => None,
@@ -417,13 +434,36 @@ impl Backend for CpuBackend {
             s.norm(&weights.norm, pool, isa, (from, rows)); // final RMS norm
             s.head(weights, pool, isa, logits); // one logit per vocabulary entry
             steps.done("head", LAYERS);
+            pool.finished()?;
         }
-        cache.set_len(cache.len() + n);
+        rows.done();
         Ok(())
+    }
+}
+
+impl Backend for CpuBackend {
+    fn name(&self) -> String {
+        format!("cpu ({}, {} threads)", self.runner.isa.name(), self.threads())
+    }
+
+    fn forward(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
+        let Self { runner, cache, mass, cancel } = self;
+        assert!(cache.len() + tokens.len() <= cache.capacity());
+        if let Some(mass) = mass {
+            mass.clear(cache.len()..cache.len() + tokens.len());
+        }
+        // What slots received of half a pass could not be taken back.
+        let cancel = cancel.as_ref().filter(|_| mass.is_none() || runner.scratch.observed == 0);
+        runner.pool.heed(cancel);
+        runner.pass(&mut Rows::Run { cache, tokens, pos }, mass, out)
+    }
+
+    fn heed(&mut self, cancel: Option<&CancelToken>) {
+        self.cancel = cancel.cloned();
     }
 
     fn max_tokens(&self) -> usize {
-        self.max_tokens
+        self.runner.max_tokens
     }
 
     fn len(&self) -> usize {
@@ -452,7 +492,7 @@ impl Backend for CpuBackend {
         let partials = try_vec(partials_for(slots), Partial::EMPTY)?;
         let mass = self.mass.as_ref().map(|mass| mass.resized(slots, len)).transpose()?;
         self.cache.resize(slots)?;
-        (self.scratch.partials, self.mass) = (partials, mass);
+        (self.runner.scratch.partials, self.mass) = (partials, mass);
         Ok(())
     }
 
@@ -466,11 +506,11 @@ impl Backend for CpuBackend {
 
     fn observe(&mut self, tokens: usize) -> Result<()> {
         if tokens > 0 && self.mass.is_none() {
-            let notes = mass::notes(self.max_tokens)?;
+            let notes = mass::notes(self.runner.max_tokens)?;
             self.mass = Some(SlotMass::new(self.cache.capacity())?);
-            self.scratch.notes = notes;
+            self.runner.scratch.notes = notes;
         }
-        self.scratch.observed = tokens;
+        self.runner.scratch.observed = tokens;
         Ok(())
     }
 
@@ -494,8 +534,8 @@ impl Backend for CpuBackend {
 
     fn adopt(&mut self, rows: Lent) -> Result<()> {
         let needed = partials_for(rows.capacity);
-        if self.scratch.partials.len() < needed {
-            self.scratch.partials = try_vec(needed, Partial::EMPTY)?;
+        if self.runner.scratch.partials.len() < needed {
+            self.runner.scratch.partials = try_vec(needed, Partial::EMPTY)?;
         }
         let (capacity, len) = (rows.capacity, rows.len);
         if let Some(mass) = self.mass.as_mut() {
@@ -519,6 +559,6 @@ impl Backend for CpuBackend {
     }
 
     fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
-        std::mem::replace(&mut self.recorder, recorder)
+        std::mem::replace(&mut self.runner.recorder, recorder)
     }
 }

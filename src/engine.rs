@@ -1,9 +1,11 @@
 //! The library's front door: load a model, generate text.
 
 mod backends;
+mod batch;
 mod speeds;
 mod stream;
 
+use crate::chat::{Ending, Message, Moment, Template};
 use crate::cpu::simd::Isa;
 use crate::cpu::topology;
 use crate::error::{Error, Result};
@@ -16,10 +18,11 @@ use crate::session::{CancelToken, Fixed, Session};
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use backends::{Runs, upload};
+pub use batch::{Batch, BatchAnswer, BatchItem};
 use stream::{Held, Writer};
 pub use stream::{Pause, Timing, TokenStream, Unshown};
 
@@ -43,7 +46,7 @@ pub enum BackendKind {
 /// How a model is loaded and run.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// Model directory, `.safetensors` file or packed file.
+    /// Model directory, `.safetensors` file, `.gguf` file or packed file.
     pub model: PathBuf,
     /// What matrices become.
     pub weight_type: WeightType,
@@ -55,6 +58,10 @@ pub struct EngineOptions {
     pub threads: usize,
     /// Most tokens of one forward pass.
     pub prefill_chunk: usize,
+    /// Prompts that [`Engine::generate_batch`] completes at once; the memory plan counts a cache for each.
+    pub batch: usize,
+    /// Most tokens that are drafted at a time, which changes no token: see [`Session::with_drafts`]; 0 is none.
+    pub draft: usize,
     /// Instruction set; `None` takes the best, or the one that `ANTIGRAVITY_SIMD` names.
     pub isa: Option<Isa>,
     /// Which device runs the model.
@@ -80,11 +87,13 @@ impl EngineOptions {
     pub fn new(model: impl Into<PathBuf>) -> Self {
         Self {
             model: model.into(),
-            weight_type: WeightType::Q4_0,
+            weight_type: WeightType::Auto,
             kv_types: KvTypes::both(KvType::Q4),
             max_seq_len: 2048,
             threads: 0,
             prefill_chunk: PREFILL_CHUNK,
+            batch: 1,
+            draft: 0,
             isa: None,
             backend: BackendKind::Cpu,
             cl_device: None,
@@ -111,7 +120,9 @@ pub struct GenerateOptions {
     pub ignore_eos: bool,
     /// Token ids that end the text besides the model's own, e.g. those of a chat template.
     pub stop_tokens: Vec<u32>,
-    /// Stops the generation from outside.
+    /// Measures, of how many of the most probable tokens, what the model held of them: [`TokenStream::logprobs`].
+    pub logprobs: Option<usize>,
+    /// Stops the generation from outside: between tokens, and within a long prompt in a fraction of a pass.
     pub cancel: CancelToken,
     /// Told the tokens of the prompt that are done, and all that have to be computed.
     pub progress: fn(usize, usize),
@@ -125,13 +136,14 @@ impl Default for GenerateOptions {
             stop: Vec::new(),
             ignore_eos: false,
             stop_tokens: Vec::new(),
+            logprobs: None,
             cancel: CancelToken::default(),
             progress: |_, _| {},
         }
     }
 }
 
-/// A loaded model.
+/// A loaded model. Dropping it closes it; sequences that it made hold what they need of it.
 ///
 /// ```
 /// use antigravity::{Engine, EngineOptions, GenerateOptions};
@@ -157,6 +169,8 @@ pub struct Engine {
     options: EngineOptions,
     weights: Arc<Weights>,
     tokenizer: Tokenizer,
+    /// How the model wants conversations, once somebody has asked.
+    template: OnceLock<Template>,
     isa: Isa,
     /// The weights on an OpenCL device, when one runs the model.
     device: Option<Arc<opencl::Model>>,
@@ -178,12 +192,13 @@ impl Engine {
         if options.threads == 0 {
             options.threads = topology::default_threads();
         }
-        let options = plan::settle(options)?;
+        let mut options = plan::settle(options)?;
         Plan::new(&options)?.check()?;
         let path = ModelPath::new(&options.model)?;
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
         let mut weights = Weights::load(&path, &load)?;
-        let tokenizer = Tokenizer::load(&path.dir)?;
+        options.weight_type = weights.weight_type;
+        let tokenizer = Tokenizer::open(&path.weights)?;
         let device = match options.backend {
             BackendKind::Cpu => None,
             kind => match upload(&options, &mut weights) {
@@ -198,7 +213,8 @@ impl Engine {
         let weights = Arc::new(weights);
         let device = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
-        let mut engine = Self { options, weights, tokenizer, isa, device, runs: Runs::Cpu };
+        let mut engine =
+            Self { options, weights, tokenizer, template: OnceLock::new(), isa, device, runs: Runs::Cpu };
         engine.decide()?;
         Ok(engine)
     }
@@ -229,16 +245,97 @@ impl Engine {
     }
 
     /// How many tokens a text is, without added special tokens.
+    ///
+    /// ```
+    /// # use antigravity::{Engine, EngineOptions};
+    /// # let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
+    /// let prompt = "Once upon a time";
+    /// assert!((1..=prompt.len()).contains(&engine.token_count(prompt)?));
+    /// assert_eq!(engine.token_count("")?, 0);
+    /// # Ok::<(), antigravity::Error>(())
+    /// ```
     pub fn token_count(&self, text: &str) -> Result<usize> {
         Ok(self.tokenizer.encode(text, AddSpecial::No)?.len())
     }
 
-    /// Completes a prompt.
+    /// How the model wants conversations: its own template, or one that goes with its control tokens.
+    ///
+    /// # Errors
+    ///
+    /// `Model` for a template that cannot be used.
+    pub fn template(&self) -> Result<&Template> {
+        if let Some(template) = self.template.get() {
+            return Ok(template);
+        }
+        let path = ModelPath::new(&self.options.model)?.weights;
+        let template = Template::load(&path)?.for_tokenizer(&self.tokenizer)?;
+        Ok(self.template.get_or_init(|| template))
+    }
+
+    /// A conversation as the prompt for its next answer, as [`Template::format`] writes it. Answers end with
+    /// [`Template::stop_tokens`]. [`Engine::encode_chat`] is for messages that nobody has looked at: in one text, control
+    /// tokens that they spell are control tokens.
+    ///
+    /// ```
+    /// use antigravity::chat::{Message, Role};
+    /// use antigravity::{Engine, EngineOptions, GenerateOptions};
+    ///
+    /// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
+    /// let prompt = engine.format_prompt(&[Message::new(Role::User, "Tell me of a dog.")])?;
+    /// assert!(prompt.contains("Tell me of a dog."));
+    ///
+    /// let stop_tokens = engine.template()?.stop_tokens(engine.tokenizer());
+    /// let options = GenerateOptions { max_tokens: Some(4), stop_tokens, ..Default::default() };
+    /// let answer = engine.generate(&prompt, &options)?;
+    /// # assert!(!answer.contains("Tell me of a dog."));
+    /// # Ok::<(), antigravity::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As of [`Engine::template`] and [`Template::render`].
+    pub fn format_prompt(&self, messages: &[Message]) -> Result<String> {
+        self.template()?.format(messages)
+    }
+
+    /// A conversation as the ids of the prompt for its next answer, for [`Engine::stream`]. Text in messages stays text.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Engine::template`] and [`Template::encode`].
+    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        self.template()?.encode(&self.tokenizer, messages, Moment::now(), Ending::Prompt)
+    }
+
+    /// Completes a prompt. What was generated until [`GenerateOptions::cancel`] is a result, not an error.
     pub fn generate(&self, prompt: &str, options: &GenerateOptions) -> Result<String> {
         self.generate_stream(prompt, options)?.collect()
     }
 
-    /// Completes a prompt in a sequence of its own, piece by piece.
+    /// Completes a prompt in a sequence of its own, piece by piece: the pieces come as their tokens do, and are whole
+    /// characters.
+    ///
+    /// ```
+    /// use antigravity::session::{CancelToken, StopReason};
+    /// use antigravity::{Engine, EngineOptions, GenerateOptions};
+    ///
+    /// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
+    /// let cancel = CancelToken::default();
+    /// let options = GenerateOptions { max_tokens: None, cancel: cancel.clone(), ..Default::default() };
+    /// let mut stream = engine.generate_stream("Once upon a time", &options)?;
+    /// let mut pieces = 0;
+    /// while let Some(piece) = stream.next() {
+    ///     piece?;
+    ///     pieces += 1;
+    ///     if pieces == 3 {
+    ///         // Any thread may ask.
+    ///         cancel.cancel();
+    ///     }
+    /// }
+    /// assert_eq!(stream.stop_reason(), Some(StopReason::Interrupt));
+    /// assert_eq!(stream.timing().tokens, 4);
+    /// # Ok::<(), antigravity::Error>(())
+    /// ```
     pub fn generate_stream(&self, prompt: &str, options: &GenerateOptions) -> Result<TokenStream<'_>> {
         let start = Instant::now();
         let session = Held::Own(Box::new(self.session()?));

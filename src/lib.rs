@@ -17,6 +17,7 @@
 pub mod config;
 pub mod dims;
 pub mod error;
+mod guard;
 
 pub mod quant;
 pub mod weights;
@@ -46,5 +47,5 @@ fn project() -> std::path::PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
 }
 
-pub use engine::{Engine, EngineOptions, GenerateOptions};
+pub use engine::{BatchItem, Engine, EngineOptions, GenerateOptions};
 pub use error::{Error, Result};

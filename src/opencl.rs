@@ -21,6 +21,7 @@ pub mod failure;
 pub mod ffi;
 #[allow(unsafe_code)]
 mod floats;
+mod form;
 pub mod kernels;
 #[allow(unsafe_code)]
 pub mod load;
@@ -44,9 +45,9 @@ pub use facts::{DeviceType, Facts};
 pub use failure::{Failure, Kind};
 pub use program::{Kernel, Program, Source};
 
-use crate::backend::{Attention, Backend, KvRows, Lent, Logits};
+use crate::backend::{Attention, Backend, CancelToken, KvRows, Lent, Logits};
 use crate::dims::*;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::{KvTypes, check_capacity};
 use crate::trace::{Recorder, Steps};
 use buffer::Landing;
@@ -117,6 +118,8 @@ pub struct OpenClBackend {
     /// Radians per position of each rotated pair.
     frequencies: [f64; HEAD_DIM / 2],
     recorder: Option<Recorder>,
+    /// What ends passes early.
+    cancel: Option<CancelToken>,
     /// Forward passes so far, and the one in which the device is lost.
     passes: (u64, Option<u64>),
 }
@@ -161,6 +164,7 @@ impl OpenClBackend {
             lends,
             frequencies: crate::rope::frequencies(),
             recorder: None,
+            cancel: None,
             passes: (0, lose),
             model,
         })
@@ -183,7 +187,7 @@ impl OpenClBackend {
 }
 
 impl OpenClBackend {
-    fn pass(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> failure::Result<()> {
+    fn pass(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
         let Self {
             model,
             rows,
@@ -195,17 +199,20 @@ impl OpenClBackend {
             mass,
             frequencies,
             recorder,
+            cancel,
             passes,
             ..
         } = self;
         passes.0 += 1;
         if passes.1 == Some(passes.0) {
-            return Err(Failure::new(Kind::Lost, format!("lost on purpose ({LOSE_VARIABLE})")));
+            return Err(Failure::new(Kind::Lost, format!("lost on purpose ({LOSE_VARIABLE})")).into());
         }
         let n = tokens.len();
         let timed = recorder.is_some();
         let steps = Steps::begin(recorder.as_mut(), n);
         let mass = mass.as_mut().filter(|m| m.observed(n) > 0);
+        // What slots received of half a pass could not be taken back.
+        let cancel = cancel.as_ref().filter(|_| n > 1 && mass.is_none());
         let mut whole = whole.as_mut().filter(|_| n == 1 && !timed && mass.is_none());
         let (observed, massed) = mass.as_ref().map_or((0, 0), |m| (m.observed(n), m.there()));
         scratch.observe(observed, massed);
@@ -224,6 +231,13 @@ impl OpenClBackend {
             return Ok(());
         }
         for layer in 0..LAYERS {
+            if let Some(cancel) = cancel {
+                // Launches are only queued: those of all layers would run whatever happens.
+                pass.device.finish()?;
+                if cancel.is_cancelled() {
+                    return Err(Error::Interrupted);
+                }
+            }
             match n {
                 1 => pass.one_token(layer)?,
                 _ => pass.many_tokens(layer)?,
@@ -265,7 +279,11 @@ impl Backend for OpenClBackend {
         let n = tokens.len();
         self.rows.assert_here();
         assert!(n > 0 && n <= self.scratch.max_tokens && self.rows.len() + n <= self.rows.capacity());
-        Ok(self.pass(tokens, pos, out)?)
+        self.pass(tokens, pos, out)
+    }
+
+    fn heed(&mut self, cancel: Option<&CancelToken>) {
+        self.cancel = cancel.cloned();
     }
 
     fn max_tokens(&self) -> usize {

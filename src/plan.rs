@@ -18,8 +18,9 @@ use crate::kv::eviction::Policy;
 use crate::opencl;
 use crate::session::ROWS;
 use crate::system::Memory;
+use crate::weights::source::gguf::block::BlockType;
 use crate::weights::source::{Dtype, Source};
-use crate::weights::{ModelPath, Role, Spec, WeightType, pack, table};
+use crate::weights::{Checkpoint, Form as Kept, ModelPath, Role, Spec, WeightType, convert, pack, table};
 use std::path::Path;
 
 /// What kind of memory holds something.
@@ -159,16 +160,27 @@ impl Plan {
     /// The plan for a model that is there. Reads headers only.
     pub fn new(options: &EngineOptions) -> Result<Self> {
         let path = ModelPath::new(&options.model)?;
-        let source = path.open(options.weight_type)?;
-        let weights = match pack::layout_version(&source) {
-            Some(_) => packed(&source),
-            None => checkpoint(&source, options.weight_type),
+        let opened = path.open(options.weight_type)?;
+        let options = &EngineOptions { weight_type: opened.settle(options.weight_type), ..options.clone() };
+        let weights = match opened.packed() {
+            Some(source) => packed(source),
+            None => checkpoint(&opened, options.weight_type),
         };
-        Ok(Self { model_id: source.fingerprint(), ..Self::with(options, weights, &path.dir)? })
+        let mut plan = Self::with(options, weights, &path.dir)?;
+        let packed = opened.packed().map(pack::gguf).transpose()?.flatten();
+        if let Some(gguf) = opened.gguf().or(packed.as_ref()) {
+            plan.tokenizer_file = gguf.header_len() as u64;
+        }
+        Ok(Self { model_id: opened.fingerprint(), ..plan })
     }
 
     /// The plan for a packed file of the baked model that is not there yet.
     pub fn assumed(options: &EngineOptions) -> Result<Self> {
+        let weight_type = match options.weight_type {
+            WeightType::Auto => WeightType::Q4_0,
+            other => other,
+        };
+        let options = &EngineOptions { weight_type, ..options.clone() };
         let sizes = |role| {
             let of_role = table().into_iter().filter(move |s| s.role == role);
             of_role.fold(0, |sum, s| add(sum, if role == Role::Matrix { matrix(&s) } else { dense(&s, 2) }))
@@ -178,7 +190,7 @@ impl Plan {
             own: mul(2, sizes(Role::Vector)),
             mapped: sizes(Role::Matrix),
             dropped: sizes(Role::Embedding),
-            device: table().iter().fold(0, |sum, s| add(sum, on_device(s, 2))),
+            device: table().iter().fold(0, |sum, s| add(sum, on_device(s, assumed_form(s)))),
             passing: 0,
         };
         Self::with(options, weights, &options.model)
@@ -210,11 +222,14 @@ impl Plan {
     fn items_for(&self, slots: usize) -> Vec<Item> {
         let o = &self.options;
         let put = |what: &str, bytes: u64, kind: Kind| Item { what: what.into(), bytes, kind };
-        let chunk = o.prefill_chunk.clamp(1, slots.max(1));
+        let batch = o.sequences();
+        let chunk = o.prefill_chunk.clamp(1, slots.max(1)).max(batch);
+        let all_slots = mul(slots as u64, batch as u64);
         let vocab = VOCAB as u64;
         // Of the session, of the sampler's input and of its ranking.
-        let logits = mul(vocab, 4 + 4 + 16);
-        let rows = mul(self.row_blocks as u64, ROWS.min(chunk) as u64);
+        let logits = mul(mul(vocab, 4 + 4 + 16), batch as u64);
+        let drafted = if o.draft > 0 { o.draft as u64 + 1 } else { 0 };
+        let rows = add(mul(self.row_blocks as u64, ROWS.min(chunk) as u64), drafted);
         let cpu_scratch = scratch(slots, chunk);
         let (there, scratch) = match self.device {
             None => (Kind::Own, cpu_scratch),
@@ -225,20 +240,20 @@ impl Plan {
         let shared = o.zero_copy && self.device == Some(DeviceMemory::Unified);
         let copied = |bytes: u64| if shared { 0 } else { bytes };
         let on_device = if self.device.is_some() { self.weights.device } else { 0 };
+        let caches = match batch {
+            1 => format!("KV cache, {} x {slots} slots", o.kv_types),
+            n => format!("KV caches of {n} prompts, {} x {slots} slots", o.kv_types),
+        };
         let mut items = vec![
             put("weights", copied(self.weights.own), Kind::Own),
             put("weights", copied(self.weights.mapped), Kind::Mapped),
             put("weights", on_device, Kind::Device),
             put("embedding", self.weights.dropped, Kind::Dropped),
-            put(
-                &format!("KV cache, {} x {slots} slots", o.kv_types),
-                mul(slots as u64, slot_bytes(o)),
-                there,
-            ),
+            put(&caches, mul(all_slots, slot_bytes(o)), there),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
             put("attention mass", mass(o, slots, chunk), if o.gpu_attn || both { there } else { Kind::Own }),
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
-            put("tokens and text", mul(slots as u64, TEXT_PER_SLOT), Kind::Own),
+            put("tokens and text", mul(all_slots, TEXT_PER_SLOT), Kind::Own),
             put("tokenizer", mul(self.tokenizer_file, TOKENIZER), Kind::Own),
             put(&format!("{} threads", o.threads), mul(o.threads as u64, thread_bytes()), Kind::Own),
             put("program", PROGRAM, Kind::Own),
@@ -361,16 +376,29 @@ fn host_attention(slots: usize, chunk: usize) -> u64 {
     add(mul(chunk as u64, token), scratch(slots, 0))
 }
 
-/// Bytes of a tensor on an OpenCL device where it is stored in elements of `size` bytes.
-fn on_device(spec: &Spec, size: usize) -> u64 {
+/// Bytes of a tensor on an OpenCL device: rows of elements are padded to whole groups.
+fn on_device(spec: &Spec, form: Kept) -> u64 {
     let padded = |n: usize| n.next_multiple_of(16) as u64;
-    match spec.role {
-        Role::Embedding => 0,
-        Role::Matrix if spec.quantises() => matrix(spec),
-        Role::Matrix => mul(mul(padded(spec.rows), spec.cols as u64), size as u64),
-        Role::Vector if spec.name.ends_with("_proj.bias") => mul(padded(spec.cols), 4),
-        Role::Vector => dense(spec, 4),
+    match (spec.role, form) {
+        (Role::Embedding, _) => 0,
+        (Role::Matrix, Kept::Rows(block)) => {
+            mul(mul(padded(spec.rows), spec.cols as u64), block.bytes() as u64)
+        }
+        (Role::Matrix, _) => kept(spec, form),
+        (Role::Vector, _) if spec.name.ends_with("_proj.bias") => mul(padded(spec.cols), 4),
+        (Role::Vector, _) => dense(spec, 4),
     }
+}
+
+/// Bytes of a tensor in this form.
+fn kept(spec: &Spec, form: Kept) -> u64 {
+    let (quants, scales) = form.bytes(spec);
+    add(quants as u64, scales as u64)
+}
+
+/// What a packed file has by default of a model in 16 bits.
+fn assumed_form(spec: &Spec) -> Kept {
+    Kept::of(spec, BlockType::F16, WeightType::Q4_0)
 }
 
 /// What a thread touches of its stack: tiles of attention and of the widest row, and room to call.
@@ -385,10 +413,7 @@ fn dense(spec: &Spec, size: usize) -> u64 {
 
 /// Bytes of a matrix once packed; as 16-bit floats where it cannot be.
 fn matrix(spec: &Spec) -> u64 {
-    match spec.quantises() {
-        true => add(spec.quants_len() as u64, spec.scales_len() as u64),
-        false => dense(spec, 2),
-    }
+    kept(spec, assumed_form(spec))
 }
 
 /// A packed file: all is mapped, vectors are copied.
@@ -396,42 +421,35 @@ fn packed(source: &Source) -> WeightBytes {
     let all = source.tensors().fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
     let of_role = |role| table().into_iter().filter(move |s| s.role == role);
     let dropped = of_role(Role::Embedding)
-        .filter_map(|s| source.get(&s.name))
+        .map(|s| s.name)
+        .chain([pack::GGUF.to_owned()])
+        .filter_map(|name| source.get(&name))
         .fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
     let own = of_role(Role::Vector).fold(0, |sum, s| add(sum, dense(&s, 4)));
-    let device = table().iter().fold(0, |sum, s| {
-        let size = source.get(&s.name).map_or(2, |t| t.dtype.size());
-        add(sum, on_device(s, size))
-    });
+    let forms = pack::forms(source);
+    let device = table().iter().zip(forms).fold(0, |sum, (s, form)| add(sum, on_device(s, form)));
     WeightBytes { form: Form::Packed, own, mapped: all.saturating_sub(dropped), dropped, device, passing: 0 }
 }
 
-/// A checkpoint: what is quantised becomes ours, the rest stays mapped.
-fn checkpoint(source: &Source, weight_type: WeightType) -> WeightBytes {
+/// A checkpoint: what is converted becomes ours, the rest stays mapped.
+fn checkpoint(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes {
     let mut bytes =
         WeightBytes { form: Form::Checkpoint, own: 0, mapped: 0, dropped: 0, device: 0, passing: 0 };
     for spec in table() {
-        // A tensor that is missing is loading's to report.
-        let stored = source.get(&spec.stored_as);
-        let size = stored.map_or(4, |t| t.dtype.size());
-        bytes.device = add(
-            bytes.device,
-            match (spec.role, weight_type) {
-                (Role::Matrix, WeightType::F32) => {
-                    mul(mul(spec.rows.next_multiple_of(16) as u64, spec.cols as u64), size as u64)
-                }
-                _ => on_device(&spec, size),
-            },
-        );
-        let stored = stored.map_or(dense(&spec, Dtype::F32.size()), |t| t.data.bytes().len() as u64);
+        // A tensor that is missing or wrong is loading's to report.
+        let stored = opened.find(&spec).ok();
+        let form = Kept::of(&spec, stored.as_ref().map_or(BlockType::F32, |t| t.block), weight_type);
+        let converted = stored.as_ref().is_none_or(|t| convert::is_converted(t, form));
+        bytes.device = add(bytes.device, on_device(&spec, form));
         match spec.role {
             Role::Vector => bytes.own = add(bytes.own, dense(&spec, 4)),
-            Role::Embedding => bytes.dropped = add(bytes.dropped, stored),
-            Role::Matrix if weight_type == WeightType::Q4_0 && spec.quantises() => {
-                bytes.own = add(bytes.own, matrix(&spec));
-                bytes.passing = bytes.passing.max(stored);
+            Role::Embedding => bytes.dropped = add(bytes.dropped, kept(&spec, form)),
+            Role::Matrix if converted => {
+                bytes.own = add(bytes.own, kept(&spec, form));
+                let stored = stored.map_or(dense(&spec, Dtype::F32.size()), |t| t.data.bytes().len() as u64);
+                bytes.passing = bytes.passing.max(stored.min(convert::WINDOW as u64));
             }
-            Role::Matrix => bytes.mapped = add(bytes.mapped, stored),
+            Role::Matrix => bytes.mapped = add(bytes.mapped, kept(&spec, form)),
         }
     }
     bytes

@@ -1,9 +1,12 @@
 //! Block formats: the reference encoders and decoders that every kernel is held against.
 //!
 //! Q4_0 stores 32 weights as one f16 scale and 32 four-bit integers; activations are quantised to
-//! eight bits in blocks of 32 ([`act`]). [`packed`] is the order in which all devices read Q4_0.
+//! eight bits in blocks of 32 ([`act`]). [`packed`] is the order in which all devices read Q4_0,
+//! [`native`] that of GGUF's other formats. [`mod@gguf`] decodes what GGUF files hold.
 
 pub mod act;
+pub mod gguf;
+pub mod native;
 pub mod packed;
 #[allow(unsafe_code)]
 pub mod rows;
@@ -25,6 +28,13 @@ pub struct BlockQ4 {
 impl BlockQ4 {
     /// Bytes of a block in the interchange format: `d` then `qs`.
     pub const BYTES: usize = 18;
+
+    /// The block that is stored as these bytes.
+    #[inline(always)]
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        let [low, high, qs @ ..] = *bytes;
+        Self { d: f16::from_le_bytes([low, high]), qs }
+    }
 
     /// Quantises 32 values: `d = max|v| / 7`, `q = round(v / d)` half away from zero, in `[-8, 7]`.
     ///

@@ -3,7 +3,7 @@
 //! | bytes | |
 //! |---|---|
 //! | 7 | `AGSAVED` |
-//! | 1 | the version, a digit: 2. Also raised when the rows of a KV type change |
+//! | 1 | the version, a digit: 4. Also raised when the rows of a KV type change |
 //! | 8 | `n`, little endian |
 //! | `n` | JSON: model, types, tokens and evictions, random state, what was held back (`Header`) |
 //! | 4 | CRC-32 of everything before, little endian |
@@ -30,8 +30,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use summed::Summed;
 
-const MAGIC: &[u8; 7] = b"AGSAVED";
-const VERSION: u8 = b'2';
+/// What a file begins with.
+pub const MAGIC: &[u8; 7] = b"AGSAVED";
+/// The byte after it.
+pub const VERSION: u8 = b'4';
 /// Bytes before the header.
 const PREFIX: u64 = 16;
 /// Bytes of a sum.
@@ -68,11 +70,11 @@ impl State {
         (options.seed == self.seed).then(|| self.rng.clone())
     }
 
-    /// Ids besides those of the sequence.
-    fn ids(&self) -> &[u32] {
+    /// Whether `known` holds of every id besides those of the sequence.
+    fn all_ids(&self, known: impl Fn(u32) -> bool) -> bool {
         match &self.content {
-            Content::Text(pause) => &pause.tokens,
-            Content::Chat(chat) => &chat.ids,
+            Content::Text(pause) => pause.tokens.iter().copied().all(known),
+            Content::Chat(chat) => chat.all_ids().all(known),
         }
     }
 }
@@ -126,23 +128,38 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
     unfinished.finish(&place).map_err(failed)
 }
 
-/// Restores a sequence and returns what goes with it; `None` when there is no such file yet.
+/// [`read`] for a file that is to be written too, which need not be there yet.
 ///
 /// # Errors
 ///
-/// `Usage` where another flag mends it, also where the file could not be written at the end; `Model` for a file of
-/// another model or version and for a damaged one. The session is then empty.
+/// As of [`read`]; `Usage` where the file could not be written at the end.
 pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
     let place = place(file);
-    let found = fs::metadata(&place);
-    if found.as_ref().is_ok_and(|meta| !meta.is_file()) {
-        return Err(Error::model(file, "is not a regular file"));
-    }
+    regular(file, &place)?;
     // Said now, not after the last token. It also removes what a killed run left.
     drop(Unfinished::create(&place).map_err(|e| {
         Error::Usage(format!("--session {}: cannot be written: {e}; choose another place", file.display()))
     })?);
-    if found.is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+    read(file, session, engine)
+}
+
+fn regular(file: &Path, place: &Path) -> Result<()> {
+    match fs::metadata(place).is_ok_and(|meta| !meta.is_file()) {
+        true => Err(Error::model(file, "is not a regular file")),
+        false => Ok(()),
+    }
+}
+
+/// Restores a sequence and returns what goes with it; `None` when there is no such file.
+///
+/// # Errors
+///
+/// `Usage` where another flag mends it; `Model` for a file of another model or version and for a damaged one. The
+/// session is then as before or empty.
+pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
+    let place = place(file);
+    regular(file, &place)?;
+    if fs::metadata(&place).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
         return Ok(None);
     }
     let opened = File::open(&place).and_then(|f| Ok((f.metadata()?.len(), f)));
@@ -225,8 +242,8 @@ impl Header {
             let (k, v) = (types.k.name(), types.v.name());
             return set(if k == v { format!("--kv-type {k}") } else { format!("-ctk {k} -ctv {v}") });
         }
-        let known = |id: &u32| (*id as usize) < VOCAB;
-        if !self.sequence.is_sound() || !self.state.ids().iter().all(known) {
+        let known = |id: u32| (id as usize) < VOCAB;
+        if !self.sequence.is_sound() || !self.state.all_ids(known) {
             return Err(damaged(file));
         }
         let (slots, capacity) = (self.sequence.slots, session.backend().capacity());

@@ -1,6 +1,7 @@
 //! One sequence of tokens: prefill, decode, rewind, eviction, moves from device to device, and why a generation ended.
 
 mod devices;
+mod draft;
 mod event;
 mod evict;
 mod history;
@@ -9,48 +10,23 @@ mod schedule;
 mod sequence;
 
 pub use devices::{RowsAre, Standby};
+pub use draft::Drafts;
 pub use event::{Event, EvictionResult, Observer, Switch, Why};
 pub use evict::MemoryProbe;
 pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
 pub use sequence::{Cut, Sequence};
 
+pub use crate::backend::CancelToken;
 use crate::backend::{Backend, Logits};
 use crate::dims::VOCAB;
 use crate::error::{Error, Result};
 use crate::kv::eviction::{Eviction, Policy};
 use crate::trace::Recorder;
 use devices::Devices;
+use draft::Drafter;
 use evict::{Evictor, Input};
 use schedule::Move;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-
-/// Asks a running generation to end; may be shared between threads.
-#[derive(Debug, Clone, Default)]
-pub struct CancelToken(Arc<AtomicBool>);
-
-impl CancelToken {
-    /// Asks to stop.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether somebody asked.
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Forgets an earlier request.
-    pub fn reset(&self) {
-        self.0.store(false, Ordering::Relaxed);
-    }
-
-    /// The flag itself, for a signal handler.
-    pub fn flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.0)
-    }
-}
 
 /// Is told, in one line, what somebody should know.
 pub type Notice = fn(&str);
@@ -62,6 +38,31 @@ pub type Spare = Box<dyn FnOnce() -> Result<Box<dyn Backend>> + Send>;
 pub const ROWS: usize = 64;
 
 /// A sequence: its tokens, its cache on a device or two, the logits of its last token.
+///
+/// ```
+/// use antigravity::session::CancelToken;
+/// use antigravity::{Engine, EngineOptions};
+///
+/// let engine = Engine::load(EngineOptions { max_seq_len: 64, ..EngineOptions::new(antigravity::dims::MODEL_DIR) })?;
+/// let mut session = engine.session()?;
+/// let prompt = engine.encode("Once upon a time")?;
+/// session.prefill(&prompt, &CancelToken::default())?;
+///
+/// // Greedy by hand: whoever calls chooses from the logits.
+/// for _ in 0..4 {
+///     let best = session.logits().iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+///     let token = best.map_or(0, |(id, _)| id as u32);
+///     session.decode(token)?;
+/// }
+/// assert_eq!(session.position(), prompt.len() + 4);
+///
+/// session.rewind(prompt.len())?; // another answer to the same prompt
+/// session.resize(128)?; // more slots; those filled stay
+/// assert_eq!((session.slots(), session.backend().capacity()), (prompt.len(), 128));
+/// session.clear();
+/// assert!(session.tokens().is_empty());
+/// # Ok::<(), antigravity::Error>(())
+/// ```
 pub struct Session {
     devices: Devices,
     /// All of them, evicted ones included: their number is the RoPE position of the next one.
@@ -76,6 +77,8 @@ pub struct Session {
     prefix: usize,
     /// From this token on, all lie in the last slots, in order, in every head.
     dense: usize,
+    /// Computes tokens ahead that are likely to be chosen.
+    drafter: Option<Drafter>,
     observer: Option<Observer>,
 }
 
@@ -92,6 +95,7 @@ impl Session {
             cuts: Vec::new(),
             prefix: 0,
             dense: 0,
+            drafter: None,
             observer: None,
         }
     }
@@ -169,8 +173,8 @@ impl Session {
         result
     }
 
-    /// Appends tokens and computes the logits of the last. Between chunks of the backend's size, looks at
-    /// `cancel`; what was computed by then stays.
+    /// Appends tokens and computes the logits of the last, in chunks of the backend's size. Ends with `Interrupted`
+    /// soon after `cancel` is cancelled, also in the middle of a chunk; the chunks before it stay.
     pub fn prefill(&mut self, tokens: &[u32], cancel: &CancelToken) -> Result<()> {
         self.prefill_with(tokens, cancel, |_, _| {})
     }
@@ -184,6 +188,7 @@ impl Session {
         progress: impl Fn(usize, usize),
     ) -> Result<()> {
         self.check(tokens)?;
+        self.settle();
         if let Some(to) = self.devices.for_prefill(tokens.len()) {
             self.go(to)?;
         }
@@ -195,10 +200,13 @@ impl Session {
             }
             let n = self.make_room(left.len(), Input::Prompt(left.len()))?;
             let (chunk, rest) = left.split_at(n);
-            match rest.is_empty() {
-                true => self.append_last(chunk)?,
-                false => self.append(chunk, Logits::None)?,
-            }
+            self.devices.active_mut().heed(Some(cancel));
+            let appended = match rest.is_empty() {
+                true => self.append_last(chunk),
+                false => self.append(chunk, Logits::None),
+            };
+            self.devices.active_mut().heed(None);
+            appended?;
             left = rest;
         }
         progress(tokens.len(), tokens.len());
@@ -206,13 +214,19 @@ impl Session {
         self.check_logits()
     }
 
-    /// Appends one token and computes its logits.
+    /// Appends one token and computes its logits, unless a draft already did: see [`Session::with_drafts`].
     pub fn decode(&mut self, token: u32) -> Result<()> {
         self.check(&[token])?;
+        if self.take_drafted(token) {
+            return self.check_logits();
+        }
         if let Some(to) = self.devices.for_decode(self.tokens.len()) {
             self.go(to)?;
         }
         self.make_room(1, Input::Open)?;
+        if self.append_with_draft(token)? {
+            return self.check_logits();
+        }
         let began = Instant::now();
         self.append_last(&[token])?;
         self.devices.took(began.elapsed());
@@ -222,6 +236,7 @@ impl Session {
     /// Appends tokens and hands the logits of every one to `each(index, logits)`.
     pub fn logits_of_all(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
         self.check(tokens)?;
+        self.settle();
         let mut rows = vec![0.0f32; self.devices.max_tokens().min(ROWS).min(tokens.len()) * VOCAB];
         let mut done = 0;
         while done < tokens.len() {
@@ -240,6 +255,7 @@ impl Session {
     ///
     /// None from the devices: where the move fails, the sequence goes on on the CPU.
     pub fn switch(&mut self, why: &str) -> Result<()> {
+        self.settle();
         match self.devices.switch(self.tokens.len(), why.into()) {
             Ok(None) => Ok(()),
             Ok(Some(switch)) => {
@@ -271,7 +287,7 @@ impl Session {
 
     /// So many tokens must have free slots.
     fn check_room(&self, tokens: usize) -> Result<()> {
-        let (need, have) = (self.devices.len() + tokens, self.devices.active().capacity());
+        let (need, have) = (self.slots() + tokens, self.devices.active().capacity());
         match need > have {
             true => Err(Error::Usage(format!(
                 "the prompt needs {need} positions but the context has {have}; raise --max-seq-len, shorten the prompt \
@@ -282,11 +298,7 @@ impl Session {
     }
 
     fn check_logits(&self) -> Result<()> {
-        // Without an early exit, which would cost more than it saves: this way it vectorises.
-        match self.logits.iter().fold(true, |finite, x| finite & x.is_finite()) {
-            true => Ok(()),
-            false => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
-        }
+        check_logits(&self.logits)
     }
 
     /// Logits of the last token: `[VOCAB]`.
@@ -311,16 +323,17 @@ impl Session {
 
     /// Slots in use.
     pub fn slots(&self) -> usize {
-        self.devices.len()
+        self.devices.len() - self.ahead()
     }
 
     /// Whether no token can be appended.
     pub fn is_full(&self) -> bool {
-        self.evictor.is_none() && self.devices.room() == 0
+        self.evictor.is_none() && self.devices.room() + self.ahead() == 0
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
+        self.settle();
         self.devices.set_len(0);
         self.tokens.clear();
         self.cuts.clear();
@@ -332,6 +345,7 @@ impl Session {
 
     /// Changes the number of slots; filled ones stay.
     pub fn resize(&mut self, slots: usize) -> Result<()> {
+        self.settle();
         if let Some(evictor) = &mut self.evictor {
             evictor.resize(slots)?;
         }
@@ -351,6 +365,15 @@ impl Session {
     /// Starts or ends recording; see [`Backend::record`].
     pub fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
         self.devices.record(recorder)
+    }
+}
+
+/// `Model` for logits of broken weights.
+pub(crate) fn check_logits(logits: &[f32]) -> Result<()> {
+    // Without an early exit, which would cost more than it saves: this way it vectorises.
+    match logits.iter().fold(true, |finite, x| finite & x.is_finite()) {
+        true => Ok(()),
+        false => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
     }
 }
 

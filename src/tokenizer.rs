@@ -1,12 +1,12 @@
-//! Text to token ids and back, with the `tokenizer.json` published with a model.
+//! Text to token ids and back, with the `tokenizer.json` published with a model or the metadata of its GGUF file.
 //!
-//! The file may come from anywhere, so it is checked ([`check`]) before the `tokenizers` library
-//! gets its parts, and every call into the library is contained ([`guard`]).
+//! The file may come from anywhere, so it is checked ([`check`], [`gguf`]) before the `tokenizers` library
+//! gets its parts, and every call into the library is contained ([`crate::guard`]).
 
 mod bounded;
 mod check;
 pub(crate) mod files;
-mod guard;
+mod gguf;
 #[cfg(test)]
 mod hostile;
 mod parts;
@@ -18,13 +18,15 @@ mod stream;
 mod tests;
 
 pub use stop::{Scan, StopStrings};
-pub use stream::{TextState, TextStream};
+pub use stream::{Pieces, TextState, TextStream};
 
+use crate::guard::{self, Subject};
+use crate::weights::source::gguf::Gguf;
 use crate::{Error, Result, dims};
 use check::Checked;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
-use stream::{Pieces, Special};
+use std::sync::{Arc, PoisonError, RwLock};
+use stream::Special;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer as Library};
 
@@ -49,7 +51,7 @@ pub struct Tokenizer {
     file: PathBuf,
     /// Locked for writing only while special tokens are switched off.
     library: RwLock<Library>,
-    pieces: Pieces,
+    pieces: Arc<Pieces>,
     size: usize,
     unk: Option<u32>,
     prefix: Vec<u32>,
@@ -65,6 +67,43 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
+    /// Opens the tokenizer of the model at `path`, to go with the baked model: a GGUF file, whose metadata hold it, or
+    /// a directory with a `tokenizer.json`, or another file in such a directory.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for a file that is missing, damaged or of another kind or model.
+    pub fn open(path: &Path) -> Result<Self> {
+        Self::open_for(path, dims::VOCAB)
+    }
+
+    /// Opens the tokenizer at `path` for a model with `vocab_limit` tokens.
+    ///
+    /// # Errors
+    /// As of [`Tokenizer::open`].
+    pub fn open_for(path: &Path, vocab_limit: usize) -> Result<Self> {
+        match files::settings_of(path)? {
+            files::Settings::Gguf(gguf) => Self::from_gguf(&gguf, vocab_limit),
+            files::Settings::Dir(dir) => Self::load_for(&dir, vocab_limit),
+        }
+    }
+
+    /// The tokenizer that a GGUF file describes, for a model with `vocab_limit` tokens. The file may hold nothing
+    /// else.
+    ///
+    /// # Errors
+    /// [`Error::Model`] with the key that is missing, damaged or not supported.
+    pub fn from_gguf(gguf: &Gguf, vocab_limit: usize) -> Result<Self> {
+        let (file, metadata) = (gguf.path().to_path_buf(), gguf.metadata().clone());
+        guard::guarded_with_limit(&subject(gguf.path()), move || {
+            let refused = |why: String| refused(&file, &why, "use the GGUF file published with the model");
+            let found = gguf::read(&metadata, vocab_limit).map_err(refused)?;
+            let mut tokenizer = Self::new(file.clone(), found.checked).map_err(refused)?;
+            tokenizer.set_bos(found.bos);
+            tokenizer.eos = found.eos;
+            tokenizer.probed()
+        })
+    }
+
     /// Loads the tokenizer of the model in `dir`, to go with the baked model.
     pub fn load(dir: &Path) -> Result<Self> {
         Self::load_for(dir, dims::VOCAB)
@@ -74,7 +113,31 @@ impl Tokenizer {
     pub fn load_for(dir: &Path, vocab_limit: usize) -> Result<Self> {
         let file = dir.join("tokenizer.json");
         let dir = dir.to_path_buf();
-        guard::guarded_with_limit(&file, move || load(&dir, vocab_limit))
+        guard::guarded_with_limit(&subject(&file), move || load(&dir, vocab_limit))
+    }
+
+    /// A tokenizer of checked parts, which knows neither begin nor end of a text yet.
+    fn new(file: PathBuf, checked: Checked) -> std::result::Result<Self, String> {
+        let special: Vec<u32> = checked.added.iter().filter(|a| a.special).map(|a| a.id).collect();
+        let pieces = Arc::new(Pieces::new(checked.decoder.clone(), &checked.tokens, &special));
+        let (unk, size) = (checked.unk.as_ref().map(|u| u.1), checked.tokens.len());
+        let (prefix, suffix) = (checked.prefix.clone(), checked.suffix.clone());
+        let library = RwLock::new(build(checked)?);
+        Ok(Self { file, library, pieces, size, unk, prefix, suffix, bos: None, eos: vec![] })
+    }
+
+    fn set_bos(&mut self, id: Option<u32>) {
+        let library = self.library.read().unwrap_or_else(PoisonError::into_inner);
+        let bos = id.and_then(|id| Some((id, library.id_to_token(id)?)));
+        drop(library);
+        self.bos = bos;
+    }
+
+    /// Encodes something, so that a file with which that fails is refused now.
+    fn probed(self) -> Result<Self> {
+        self.encode(PROBE, AddSpecial::Yes)?;
+        self.encode_plain(PROBE)?;
+        Ok(self)
     }
 
     /// The ids of `text`, in which the text of a special token becomes that token.
@@ -120,7 +183,8 @@ impl Tokenizer {
 
     fn run(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
         // Without offsets: they take most of the time and are not needed.
-        let encoding = guard::guarded(&self.file, || library.encode_fast(text, false))?;
+        // After a panic, the library's caches are sound: they are locked per call and hold whole entries only.
+        let encoding = guard::guarded(&subject(&self.file), || library.encode_fast(text, false))?;
         let encoding =
             encoding.map_err(|e| Error::model(&self.file, format!("cannot encode a text: {e}")))?;
         Ok(encoding.get_ids().to_vec())
@@ -159,6 +223,11 @@ impl Tokenizer {
         self.pieces.stream(Special::Skip)
     }
 
+    /// The bytes of every token.
+    pub fn pieces(&self) -> &Arc<Pieces> {
+        &self.pieces
+    }
+
     /// One more than the highest id.
     pub fn vocab_size(&self) -> usize {
         self.size
@@ -184,6 +253,15 @@ impl Tokenizer {
         self.library.read().unwrap_or_else(PoisonError::into_inner).token_to_id(token)
     }
 
+    /// The texts of all control tokens, in the order of their ids.
+    pub fn special_tokens(&self) -> Vec<String> {
+        let library = self.library.read().unwrap_or_else(PoisonError::into_inner);
+        (0..self.size as u32)
+            .filter(|&id| self.is_special(id))
+            .filter_map(|id| library.id_to_token(id))
+            .collect()
+    }
+
     /// Whether `id` is a control token, which no text shows.
     pub fn is_special(&self, id: u32) -> bool {
         self.pieces.is_special(id)
@@ -198,35 +276,42 @@ fn decode(mut stream: TextStream<'_>, ids: &[u32]) -> String {
     text + &stream.finish()
 }
 
+/// An error about a tokenizer's file, with its remedy.
+fn refused(file: &Path, why: &str, remedy: &str) -> Error {
+    // The message about a vocabulary that does not fit has its own.
+    match why.starts_with("token ") {
+        true => Error::model(file, why),
+        false => Error::model(file, format!("{why}; {remedy}")),
+    }
+}
+
 fn load(dir: &Path, limit: usize) -> Result<Tokenizer> {
     let file = dir.join("tokenizer.json");
-    let broken =
-        |why: String| Error::model(&file, format!("{why}; use the tokenizer.json published with the model"));
+    let refused = |why: String| refused(&file, &why, "use the tokenizer.json published with the model");
     let json = files::read(&file, check::MAX_FILE)?.ok_or_else(|| {
         Error::model(&file, "is missing; put the tokenizer.json published with the model there")
     })?;
-    // The message about a vocabulary that does not fit has its own remedy.
-    let checked = check::check(&json, limit).map_err(|why| match why.starts_with("token ") {
-        true => Error::model(&file, why),
-        false => broken(why),
-    })?;
+    let checked = check::check(&json, limit).map_err(refused)?;
     drop(json);
-    let special: Vec<u32> = checked.added.iter().filter(|a| a.special).map(|a| a.id).collect();
-    let pieces = Pieces::new(checked.decoder.clone(), &checked.tokens, &special);
-    let (unk, size) = (checked.unk.as_ref().map(|u| u.1), checked.tokens.len());
-    let (mut prefix, suffix) = (checked.prefix.clone(), checked.suffix.clone());
-    let library = build(checked).map_err(broken)?;
-    let settings = settings::load(dir, limit, &|token| library.token_to_id(token))?;
-    let bos = settings.bos.unwrap_or_else(|| prefix.first().copied());
-    if let Some(id) = bos.filter(|id| settings.add_bos && !prefix.contains(id)) {
-        prefix.insert(0, id);
+    let mut tokenizer = Tokenizer::new(file.clone(), checked).map_err(refused)?;
+    let settings = settings::load(dir, limit, &|token| tokenizer.token_to_id(token))?;
+    let bos = settings.bos.unwrap_or_else(|| tokenizer.prefix.first().copied());
+    if let Some(id) = bos.filter(|id| settings.add_bos && !tokenizer.prefix.contains(id)) {
+        tokenizer.prefix.insert(0, id);
     }
-    let bos = bos.and_then(|id| Some((id, library.id_to_token(id)?)));
-    let library = RwLock::new(library);
-    let tokenizer = Tokenizer { file, library, pieces, size, unk, prefix, suffix, bos, eos: settings.eos };
-    tokenizer.encode(PROBE, AddSpecial::Yes)?;
-    tokenizer.encode_plain(PROBE)?;
-    Ok(tokenizer)
+    tokenizer.set_bos(bos);
+    tokenizer.eos = settings.eos;
+    tokenizer.probed()
+}
+
+/// What the library's failures on `file` are called.
+fn subject(file: &Path) -> Subject {
+    Subject {
+        place: file.display().to_string(),
+        panicked: "the tokenizer library failed on this file",
+        hung: "not loaded",
+        remedy: "use the file published with the model",
+    }
 }
 
 /// The library's tokenizer, from checked parts. It gets no decoder, post-processor, truncation or

@@ -8,7 +8,7 @@ use antigravity::cpu::simd::Isa;
 use antigravity::cpu::{CpuBackend, CpuOptions};
 use antigravity::kv::eviction::{Budget, Chooser, Policy};
 use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::{Sampler, SamplerOptions};
+use antigravity::sampler::{DryOptions, Logprobs, Sampler, SamplerOptions, XtcOptions};
 use antigravity::session::CancelToken;
 use antigravity::{Engine, EngineOptions, dims};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -46,18 +46,54 @@ fn decoding_a_token_allocates_nothing() {
         // Long enough that attention is spread over chunks, one token short of the next one.
         let prompt: Vec<u32> = (0..380).map(|i| 5 + i % 3000 % dims::VOCAB as u32).collect();
         session.prefill(&prompt, &CancelToken::default()).unwrap();
-        let mut sampler = Sampler::new(SamplerOptions::default(), dims::VOCAB).unwrap();
+        let sampler = Sampler::new(every_sampler(), dims::VOCAB).unwrap();
+        let mut sampler = sampler.with_pieces(engine.tokenizer().pieces());
+        let mut logprobs = Logprobs::new(5, dims::VOCAB).unwrap();
         let mut logits = vec![0.0; dims::VOCAB];
         let mut allocating = 0;
         for _ in 0..64 {
             let before = COUNT.load(Ordering::Relaxed);
             logits.copy_from_slice(session.logits());
             let token = sampler.sample(&mut logits, session.tokens());
+            logprobs.take(session.logits(), token);
             session.decode(token).unwrap();
             allocating += usize::from(COUNT.load(Ordering::Relaxed) != before);
         }
         assert_eq!(allocating, 0, "tokens that allocated with {} and {threads} threads", kv.name());
+        assert_eq!(passes_together(&engine), 0, "together, with {} and {threads} threads", kv.name());
         assert_eq!(observed_passes(&engine), 0, "observed, with {} and {threads} threads", kv.name());
+    }
+}
+
+/// Passes that allocated while they computed a token of several sequences each.
+fn passes_together(engine: &Engine) -> usize {
+    let mut batch = engine.batch_of(engine.options(), 3).unwrap();
+    let prompt: Vec<u32> = (0..140).map(|i| 5 + i % 3000 % dims::VOCAB as u32).collect();
+    for sequence in 0..3 {
+        batch.prefill(sequence, &prompt[..10 + 60 * sequence], Logits::None).unwrap();
+    }
+    let mut logits = vec![0.0; 3 * dims::VOCAB];
+    let mut allocating = 0;
+    for token in 5..30 {
+        let before = COUNT.load(Ordering::Relaxed);
+        batch.decode(&[(2, token), (0, token), (1, token)], &mut logits).unwrap();
+        // Threads allocate when they start.
+        allocating += usize::from(token > 10 && COUNT.load(Ordering::Relaxed) != before);
+    }
+    allocating
+}
+
+/// All stages of the sampler on.
+fn every_sampler() -> SamplerOptions {
+    SamplerOptions {
+        min_p: 0.01,
+        typical_p: 0.95,
+        presence_penalty: 0.1,
+        frequency_penalty: 0.1,
+        logit_bias: vec![(5, 1.0)],
+        dry: DryOptions { multiplier: 0.8, allowed_length: 1, ..DryOptions::default() },
+        xtc: XtcOptions { probability: 0.5, threshold: 0.1 },
+        ..SamplerOptions::default()
     }
 }
 

@@ -8,6 +8,8 @@ mod program;
 
 #[path = "cli/bench.rs"]
 mod bench;
+#[path = "cli/chat_commands.rs"]
+mod chat_commands;
 #[path = "cli/chat_eval.rs"]
 mod chat_eval;
 #[path = "cli/errors.rs"]
@@ -20,5 +22,13 @@ mod fit;
 mod killed;
 #[path = "cli/output.rs"]
 mod output;
+#[path = "cli/prompts.rs"]
+mod prompts;
 #[path = "cli/state.rs"]
 mod state;
+#[path = "cli/stream.rs"]
+mod stream;
+#[path = "cli/terminal.rs"]
+mod terminal;
+#[path = "cli/tokenize.rs"]
+mod tokenize;

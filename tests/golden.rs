@@ -29,21 +29,30 @@ fn number(case: &Value, name: &str, default: f64) -> f64 {
     case[name].as_f64().unwrap_or(default)
 }
 
-fn engine(case: &Value, isa: Isa, threads: usize, chunk: usize) -> Engine {
+/// How a case is run: on threads, in chunks, with drafts.
+#[derive(Clone, Copy)]
+struct Way {
+    threads: usize,
+    chunk: usize,
+    draft: usize,
+}
+
+fn engine(case: &Value, isa: Isa, way: Way) -> Engine {
     let kv = |name| field(case, name).parse().unwrap();
     let options = EngineOptions {
         weight_type: field(case, "weights").parse().unwrap(),
         kv_types: KvTypes { k: kv("k"), v: kv("v") },
-        threads,
-        prefill_chunk: chunk,
+        threads: way.threads,
+        prefill_chunk: way.chunk,
+        draft: way.draft,
         isa: Some(isa),
         ..EngineOptions::new(place::model())
     };
     Engine::load(options).unwrap()
 }
 
-fn run(case: &Value, isa: Isa, threads: usize, chunk: usize) -> Run {
-    let engine = engine(case, isa, threads, chunk);
+fn run(case: &Value, isa: Isa, way: Way) -> Run {
+    let engine = engine(case, isa, way);
     let options = GenerateOptions {
         max_tokens: Some(number(case, "tokens", 32.0) as usize),
         sampler: SamplerOptions {
@@ -89,7 +98,7 @@ fn every_path_gives_the_golden_tokens_and_logits() {
     for (file, mut case) in cases() {
         let name = file.file_stem().unwrap().to_string_lossy().into_owned();
         if bless {
-            let r = run(&case, Isa::Scalar, 1, 512);
+            let r = run(&case, Isa::Scalar, Way { threads: 1, chunk: 512, draft: 0 });
             case["expected"] = json!({"prompt": r.prompt, "ids": r.ids, "text": r.text, "digest": r.digest});
             std::fs::write(&file, serde_json::to_string_pretty(&case).unwrap() + "\n").unwrap();
             continue;
@@ -99,15 +108,18 @@ fn every_path_gives_the_golden_tokens_and_logits() {
             // Scalar code is slow, more so where another architecture is emulated.
             let scalar = isa == Isa::Scalar;
             let emulated = cfg!(not(target_arch = "x86_64"));
-            let ways: &[(usize, usize)] = match field(&case, "prompt").len() {
+            let ways: &[(usize, usize, usize)] = match field(&case, "prompt").len() {
                 501.. if scalar && emulated => &[],
-                501.. if scalar => &[(2, 7), (1, 512)],
-                _ if emulated => &[(2, 7)],
-                _ => &[(2, 1), (1, 7), (3, 512)],
+                501.. if scalar => &[(2, 7, 0), (1, 512, 8)],
+                _ if emulated => &[(2, 7, 3)],
+                _ => &[(2, 1, 0), (1, 7, 0), (3, 512, 0), (2, 64, 1), (1, 64, 12)],
             };
-            for &(threads, chunk) in ways {
-                let r = run(&case, isa, threads, chunk);
-                let at = format!("{name}: {}, {threads} threads, chunks of {chunk}", isa.name());
+            for &(threads, chunk, draft) in ways {
+                let r = run(&case, isa, Way { threads, chunk, draft });
+                let at = format!(
+                    "{name}: {}, {threads} threads, chunks of {chunk}, drafts of {draft}",
+                    isa.name()
+                );
                 assert_eq!(json!(r.prompt), expected["prompt"], "token ids of the prompt of {at}");
                 assert_eq!(json!(r.ids), expected["ids"], "token ids of {at}");
                 assert_eq!(json!(r.text), expected["text"], "text of {at}");
@@ -130,7 +142,8 @@ fn random_interleavings_of_threads_and_chunks_agree() {
     let prompt: Vec<u32> = (0..300).map(|i| (i * 37 % 4000) as u32 % dims::VOCAB as u32).collect();
     let mut reference = None;
     for _ in 0..6 {
-        let engine = engine(&case, isa, 1 + draw(4), 1 + draw(200));
+        let way = Way { threads: 1 + draw(4), chunk: 1 + draw(200), draft: 0 };
+        let engine = engine(&case, isa, way);
         let mut session = engine.session().unwrap();
         let mut rest = &prompt[..];
         while !rest.is_empty() {

@@ -3,8 +3,7 @@
 #[path = "device/place.rs"]
 mod place;
 
-use antigravity::weights::source::Source;
-use antigravity::weights::{LoadOptions, PACKED_NAME, WeightType, pack};
+use antigravity::weights::{Checkpoint, LoadOptions, PACKED_NAME, WeightType, pack};
 use antigravity::{Engine, EngineOptions, Error, dims};
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -31,7 +30,7 @@ impl Model {
     /// A copy with a packed file instead of the checkpoint.
     fn packed() -> Self {
         let model = Self::copy();
-        let source = Source::open(&model.0).unwrap();
+        let source = Checkpoint::open(&model.0).unwrap();
         let config = fs::read_to_string(model.0.join("config.json")).unwrap();
         let options = LoadOptions { weight_type: WeightType::Q4_0, threads: 2, progress: &|_, _| {} };
         pack::write(&source, &config, &model.0.join(PACKED_NAME), &options).unwrap();

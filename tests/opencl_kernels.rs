@@ -7,6 +7,8 @@ mod attention;
 #[allow(dead_code, reason = "shared with other tests, which use the rest")]
 #[path = "opencl/bed.rs"]
 mod bed;
+#[path = "opencl/native.rs"]
+mod native;
 #[path = "opencl/products.rs"]
 mod products;
 
@@ -122,9 +124,13 @@ pub fn same(what: &str, found: &[f32], expected: &[f32]) {
 pub struct Seeded(pub u64);
 
 impl Seeded {
-    pub fn float(&mut self) -> f32 {
+    pub fn bits(&mut self) -> u32 {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((self.0 >> 33) % 20_001) as f32 / 10_000.0 - 1.0
+        (self.0 >> 33) as u32
+    }
+
+    pub fn float(&mut self) -> f32 {
+        (self.bits() % 20_001) as f32 / 10_000.0 - 1.0
     }
 
     pub fn floats(&mut self, n: usize) -> Vec<f32> {
@@ -154,15 +160,36 @@ fn complains(said: &str) -> bool {
     ["Invalid", "race", "Uninitialized", "OCLGRIND"].iter().any(|word| said.contains(word))
 }
 
-#[test]
-fn kernels_are_clean_under_oclgrind() {
+/// oclgrind has nothing to say about tests of this binary. It is slow: what takes long has a test of its own, so that
+/// they run side by side.
+fn clean(tests: &[&str]) {
     if bed::job().is_some() {
         return;
     }
-    for test in ["products::one_token", "products::many_tokens", "products::inputs", "attention::small"] {
+    for test in tests {
         let Some((code, said)) = grind(test) else { return };
         assert!(code == Some(0) && said.contains("1 passed") && !complains(&said), "{test}: {said}");
     }
+}
+
+#[test]
+fn products_of_one_token_are_clean() {
+    clean(&["products::one_token", "products::inputs"]);
+}
+
+#[test]
+fn products_of_many_tokens_are_clean() {
+    clean(&["products::many_tokens"]);
+}
+
+#[test]
+fn products_of_other_formats_are_clean() {
+    clean(&["native::some_formats"]);
+}
+
+#[test]
+fn attention_is_clean() {
+    clean(&["attention::small"]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! A conversation as ids that only ever grow at the end, so that a cache keeps what it computed.
+//! A conversation as ids that grow at the end wherever its template allows, so that a cache keeps what it computed.
 
-use super::{Context, Ending, Message, Role, Segment, Template, encode_segments, today};
+use super::{Context, Ending, Message, Moment, Role, Segment, Template, encode_segments};
 use crate::Result;
 use crate::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
@@ -8,15 +8,29 @@ use serde::{Deserialize, Serialize};
 /// Turns as ids: questions as the template renders them, answers exactly as they were generated.
 ///
 /// An answer encoded again from its text may give other ids than those generated, and the cache would
-/// have to be computed anew from there.
+/// have to be computed anew from there. Every question renders the whole conversation; where that begins with what
+/// has been said, only what follows is encoded. Where it does not, because the template changes what it has said
+/// (Qwen 3 drops the thinking of earlier answers), all ids are new, and a cache keeps what they have in common.
 #[derive(Debug, Clone)]
 pub struct Conversation {
     template: Template,
     system: Option<String>,
-    date: String,
+    now: Moment,
+    /// Questions and answers.
+    messages: Vec<Message>,
     ids: Vec<u32>,
-    /// Where the last question begins in `ids`.
-    question: usize,
+    /// `ids` before each question.
+    before: Vec<Before>,
+}
+
+/// How to come back to the ids before a question.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Before {
+    /// So many of the first ids were there.
+    pub kept: usize,
+    /// These followed, where the question rendered them in another way.
+    pub rest: Vec<u32>,
 }
 
 /// A conversation to be saved.
@@ -27,32 +41,47 @@ pub struct ConversationState {
     pub template: String,
     /// The system message.
     pub system: Option<String>,
+    /// What the template takes for today, in seconds since 1970-01-01.
+    pub now: u64,
+    /// Questions and answers.
+    pub messages: Vec<Message>,
     /// All turns.
     pub ids: Vec<u32>,
-    /// Where the last question begins in `ids`.
-    pub question: usize,
+    /// The ids before each question.
+    pub before: Vec<Before>,
+}
+
+impl ConversationState {
+    /// Every id that it holds.
+    pub fn all_ids(&self) -> impl Iterator<Item = u32> {
+        self.ids.iter().chain(self.before.iter().flat_map(|b| &b.rest)).copied()
+    }
 }
 
 impl Conversation {
     /// An empty conversation.
     pub fn new(template: Template, system: Option<String>) -> Self {
-        Self { template, system, date: today(), ids: Vec::new(), question: 0 }
+        let (messages, ids) = (Vec::new(), Vec::new());
+        Self { template, system, now: Moment::now(), messages, ids, before: Vec::new() }
     }
 
     /// What [`Conversation::resume`] takes.
     pub fn state(&self) -> ConversationState {
         ConversationState {
-            template: self.template.name().into(),
+            template: self.template.name(),
             system: self.system.clone(),
+            now: self.now.unix(),
+            messages: self.messages.clone(),
             ids: self.ids.clone(),
-            question: self.question,
+            before: self.before.clone(),
         }
     }
 
     /// Becomes a saved conversation in the same form.
     pub fn resume(&mut self, state: ConversationState) {
-        self.question = state.question.min(state.ids.len());
-        (self.system, self.ids) = (state.system, state.ids);
+        (self.system, self.messages, self.ids) = (state.system, state.messages, state.ids);
+        self.before = state.before;
+        self.now = Moment::from_unix(state.now);
     }
 
     /// The system message.
@@ -66,35 +95,74 @@ impl Conversation {
     }
 
     /// Appends a question and the head of its answer. Control tokens written in `text` stay text.
+    ///
+    /// # Errors
+    /// As of [`Template::encode`]; the conversation is then as before.
     pub fn ask(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<()> {
-        let context = Context { bos: tokenizer.bos_token(), date: &self.date, ending: Ending::Prompt };
-        let user = Message::new(Role::User, text);
-        let segments = if self.ids.is_empty() {
-            let system = self.system.iter().map(|s| Message::new(Role::System, s.as_str()));
-            self.template.render(&system.chain([user]).collect::<Vec<_>>(), &context)
-        } else {
-            self.template.render_next(user, &context)
+        let whole =
+            self.render(tokenizer, &[&self.messages[..], &[Message::new(Role::User, text)]].concat())?;
+        let more = match self.messages.split_last() {
+            Some((answer, asked)) if answer.role == Role::Assistant => {
+                after(&whole, &self.render(tokenizer, asked)?, &answer.content)
+            }
+            _ => None,
         };
-        let ids = encode_segments(tokenizer, segments)?;
-        self.question = self.ids.len();
-        self.ids.extend(ids);
+        let before = match more {
+            Some(more) => {
+                let ids = encode_segments(tokenizer, more)?;
+                let kept = self.ids.len();
+                self.ids.extend(ids);
+                Before { kept, rest: Vec::new() }
+            }
+            None => {
+                let ids = encode_segments(tokenizer, whole)?;
+                let kept = self.ids.iter().zip(&ids).take_while(|(a, b)| a == b).count();
+                let rest = std::mem::replace(&mut self.ids, ids).split_off(kept);
+                Before { kept, rest }
+            }
+        };
+        self.before.push(before);
+        self.messages.push(Message::new(Role::User, text));
         Ok(())
     }
 
+    /// `messages` and the head of an answer.
+    fn render(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<Segment>> {
+        let context = Context { bos: tokenizer.bos_token(), now: self.now, ending: Ending::Prompt };
+        let system = self.system.iter().map(|s| Message::new(Role::System, s.as_str()));
+        let all: Vec<_> = system.chain(messages.iter().cloned()).collect();
+        self.template.render(&all, &context)
+    }
+
     /// Appends the generated ids of an answer, without the token that ended it.
-    pub fn answer(&mut self, ids: &[u32]) {
+    pub fn answer(&mut self, tokenizer: &Tokenizer, ids: &[u32]) {
+        self.messages.push(Message::new(Role::Assistant, tokenizer.decode(ids)));
         self.ids.extend_from_slice(ids);
     }
 
-    /// Takes back the last question, and its answer if there is one.
-    pub fn forget_question(&mut self) {
-        self.ids.truncate(self.question);
+    /// Takes back the last question, which it returns, and its answer if there is one.
+    pub fn forget_question(&mut self) -> Option<String> {
+        let before = self.before.pop()?;
+        self.ids.truncate(before.kept);
+        self.ids.extend(before.rest);
+        while let Some(message) = self.messages.pop() {
+            if message.role == Role::User {
+                return Some(message.content);
+            }
+        }
+        None
+    }
+
+    /// How many questions it has.
+    pub fn questions(&self) -> usize {
+        self.before.len()
     }
 
     /// Forgets everything but the system message.
     pub fn reset(&mut self) {
+        self.messages.clear();
         self.ids.clear();
-        self.question = 0;
+        self.before.clear();
     }
 
     /// All of it.
@@ -103,27 +171,63 @@ impl Conversation {
     }
 }
 
-impl Template {
-    /// A word for it.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Template::ChatMl { .. } => "chatml",
-            Template::Llama3 { .. } => "llama3",
-            Template::Plain => "plain",
+/// What follows an answer in the rendered conversation `whole`, which begins with `head` and the answer;
+/// `None` where it does not. A template may strip the answer.
+fn after(whole: &[Segment], head: &[Segment], answer: &str) -> Option<Vec<Segment>> {
+    let (last, same) = head.split_last()?;
+    let mut rest = whole.strip_prefix(same)?.to_vec();
+    match (rest.first_mut()?, last) {
+        // Neighbouring texts are one part, of which the beginning has been said.
+        (Segment::Text(text), Segment::Text(said)) => *text = text.strip_prefix(said.as_str())?.to_owned(),
+        (first, last) if first == last => drop(rest.remove(0)),
+        _ => return None,
+    }
+    match rest.first_mut() {
+        Some(Segment::Text(text)) => {
+            let forms = [answer, answer.trim_end(), answer.trim()];
+            *text = forms.iter().find_map(|form| text.strip_prefix(form))?.to_owned();
         }
+        _ if answer.trim().is_empty() => {}
+        _ => return None,
+    }
+    rest.retain(|segment| !matches!(segment, Segment::Text(text) if text.is_empty()));
+    Some(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(t: &str) -> Segment {
+        Segment::Text(t.into())
     }
 
-    /// What follows the content of an answer: its end, the next question and the head of its answer.
-    pub fn render_next(&self, user: Message, context: &Context<'_>) -> Vec<Segment> {
-        let blank = |role| Message::new(role, "");
-        let before = self.render(&[blank(Role::User)], context);
-        let mut after = self.render(&[blank(Role::User), blank(Role::Assistant), user], context);
-        let same = before.iter().zip(&after).take_while(|(a, b)| a == b).count();
-        let mut rest = after.split_off(same);
-        // Neighbouring texts are one segment, of which the beginning has been said.
-        if let (Some(Segment::Text(said)), Some(Segment::Text(text))) = (before.get(same), rest.first_mut()) {
-            *text = text.strip_prefix(said.as_str()).unwrap_or(text).to_owned();
+    fn control(t: &str) -> Segment {
+        Segment::Control(t.into())
+    }
+
+    #[test]
+    fn what_follows_an_answer() {
+        let head = [control("<"), text("user q\n"), control("<"), text("bot\n")];
+        let whole = |answer: &str| {
+            let answer = format!("bot\n{answer}");
+            [&head[..3], &[text(&answer), control(">"), text("\nuser")]].concat()
+        };
+        let rest = Some(vec![control(">"), text("\nuser")]);
+        for (said, kept) in
+            [("a b", "a b"), (" a\n", "a"), (" a\n", " a"), ("", ""), ("\n", ""), ("a ", "a ")]
+        {
+            assert_eq!(after(&whole(kept), &head, said), rest, "{said:?}");
         }
-        rest
+        assert_eq!(after(&whole("a"), &head, "<think>x</think>a"), None);
+        assert_eq!(after(&whole("a")[1..], &head, "a"), None);
+        assert_eq!(after(&head, &whole("a"), "a"), None);
+        // Plain paragraphs: all of it is one part.
+        assert_eq!(after(&[text("q\na\nr\n")], &[text("q\n")], "a"), Some(vec![text("\nr\n")]));
+        // The head ends with a control token.
+        assert_eq!(
+            after(&[control("<"), text("a"), control(">")], &[control("<")], "a"),
+            Some(vec![control(">")])
+        );
     }
 }

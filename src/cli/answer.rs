@@ -4,7 +4,8 @@ use super::args::Format;
 use super::terminal::put;
 use crate::engine::{Timing, TokenStream};
 use crate::error::Result;
-use crate::session::{Session, StopReason};
+use crate::sampler::Logprob;
+use crate::session::{Drafts, Session, StopReason};
 use crate::trace::digest;
 use serde_json::json;
 use std::time::Duration;
@@ -20,14 +21,24 @@ pub(super) fn show(
         match format {
             Format::Text if piece.is_empty() => {}
             Format::Text => put(&piece)?,
-            Format::Jsonl => {
-                let line = json!({"t": "token", "id": stream.last_token(), "text": piece});
-                put(&format!("{line}\n"))?;
-            }
+            Format::Jsonl => put(&token_line(stream, &piece))?,
         }
         each(stream.last_token(), &piece);
     }
     Ok(())
+}
+
+/// The line of `--format jsonl` for one piece. Texts of single tokens have U+FFFD for parts of characters; the
+/// logarithm of no probability at all is null.
+fn token_line(stream: &TokenStream<'_>, piece: &str) -> String {
+    let mut line = json!({"t": "token", "id": stream.last_token(), "text": piece});
+    if let Some(logprobs) = stream.logprobs() {
+        let pieces = stream.tokenizer().pieces();
+        let entry = |p: Logprob| json!({"id": p.id, "text": pieces.text(p.id), "logprob": p.logprob});
+        let top: Vec<_> = logprobs.top().iter().copied().map(entry).collect();
+        line["logprobs"] = json!({"chosen": entry(logprobs.chosen()), "top": top});
+    }
+    format!("{line}\n")
 }
 
 /// What one generation took.
@@ -49,12 +60,16 @@ impl Report {
     /// The last line of `--format jsonl`; `logits` is the digest of the last logits, as in the golden files.
     pub fn json(&self, session: &Session) -> String {
         let (timing, (tbt, speed)) = (&self.timing, self.pace());
-        let line = json!({
+        let mut line = json!({
             "t": "stats", "ttft_ms": ms(timing.ttft), "tbt_ms": tbt, "tokens_per_second": speed,
             "prompt_tokens": timing.prompt_tokens, "tokens": timing.tokens, "load_ms": ms(self.loading),
             "stop": self.reason.name(), "seed": self.seed,
             "logits": format!("{:016x}", digest(session.logits())),
         });
+        if let Some(drafts) = session.drafts() {
+            let Drafts { passes, drafted, accepted } = drafts;
+            line["draft"] = json!({"passes": passes, "drafted": drafted, "accepted": accepted});
+        }
         format!("{line}\n")
     }
 
@@ -71,6 +86,14 @@ impl Report {
             ms(self.loading),
             session.backend().name()
         );
+        if let Some(Drafts { passes, drafted, accepted }) = session.drafts() {
+            let percent = 100.0 * accepted as f64 / drafted.max(1) as f64;
+            let each = (passes + accepted) as f64 / passes.max(1) as f64;
+            eprintln!(
+                "draft: {accepted} of {drafted} tokens accepted ({percent:.1} %), {each:.2} tokens in each of {passes} \
+                 passes"
+            );
+        }
     }
 }
 

@@ -3,22 +3,26 @@
 mod cores;
 mod device;
 mod eviction;
+mod grammar;
+mod sampling;
 
 pub(super) use cores::MaskArgs;
 use cores::ThreadArgs;
 #[cfg(feature = "tools")]
 pub(super) use device::BackendName;
 
+use super::prompts::PromptsArgs;
 use super::terminal::prompt_progress;
 use crate::dims;
 use crate::engine::{EngineOptions, GenerateOptions, PREFILL_CHUNK};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
-use crate::sampler::SamplerOptions;
+use crate::sampler::Logprobs;
 use crate::weights::WeightType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use device::DeviceArgs;
 use eviction::EvictionArgs;
+pub(super) use sampling::SamplerArgs;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -55,6 +59,9 @@ pub(super) enum Command {
     /// Show what a model file holds and what this program was built for
     #[cfg(feature = "tools")]
     Inspect(super::inspect::InspectArgs),
+    /// Turn text into token ids, or ids into text
+    #[cfg(feature = "tools")]
+    Tokenize(super::tokenize::TokenizeArgs),
     /// Show what this machine offers
     #[cfg(feature = "tools")]
     Doctor(super::doctor::DoctorArgs),
@@ -117,11 +124,12 @@ pub(super) enum Format {
 /// Which model, on what, with which cache: shared by all commands that run it.
 #[derive(Args, Clone)]
 pub(super) struct ModelArgs {
-    /// Model directory, .safetensors file or packed file [default: the baked model's directory]
+    /// Model directory, .safetensors file, .gguf file or packed file [default: the baked model's directory]
     #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
     pub model_path: Option<PathBuf>,
-    /// What weight matrices become: q4_0 or f32
-    #[arg(long, default_value = "q4_0", value_name = "TYPE")]
+    /// What weight matrices become: auto (native for GGUF, q4_0 for safetensors), native (as stored), q4_0, or f32
+    /// (blocks of a GGUF file are expanded in memory: a reference)
+    #[arg(long, default_value = "auto", value_name = "TYPE")]
     pub weight_type: WeightType,
     /// Element type of the KV cache: f32, f16, q8 or q4
     #[arg(long, default_value = "q4", value_name = "TYPE")]
@@ -138,6 +146,10 @@ pub(super) struct ModelArgs {
     /// Most tokens of one prefill step
     #[arg(long, default_value_t = PREFILL_CHUNK, value_name = "N")]
     pub prefill_chunk: usize,
+    /// While text is generated on the CPU, compute up to N tokens at once that what stands before makes likely: the same
+    /// text, faster where it repeats; 0 is off
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub draft: usize,
     #[command(flatten)]
     pub cores: ThreadArgs,
     #[command(flatten)]
@@ -170,6 +182,11 @@ impl ModelArgs {
             max_seq_len: positive("--max-seq-len", self.max_seq_len, 1 << 24)?,
             threads: self.cores.resolve()?,
             prefill_chunk: positive("--prefill-chunk", self.prefill_chunk, 4096)?,
+            batch: 1,
+            draft: match self.draft {
+                0 => 0,
+                n => positive("--draft", n, 64)?,
+            },
             isa: None,
             backend,
             cl_device: self.device.cl_device.clone(),
@@ -178,6 +195,7 @@ impl ModelArgs {
             zero_copy: self.device.zero_copy,
             hybrid,
             eviction,
+            // Under --quiet too: that a device is lost, or that a flag has no effect, explains what follows.
             notice: |line| eprintln!("{line}"),
         })
     }
@@ -197,44 +215,6 @@ pub(super) fn default_model() -> PathBuf {
     }
     let exe = std::env::current_exe().unwrap_or_default();
     exe.parent().unwrap_or(Path::new(".")).into()
-}
-
-/// How tokens are chosen.
-#[derive(Args, Clone)]
-pub(super) struct SamplerArgs {
-    /// 0 is greedy
-    #[arg(
-        long,
-        visible_alias = "temp",
-        default_value_t = 0.8,
-        value_name = "T",
-        allow_negative_numbers = true
-    )]
-    pub temperature: f32,
-    /// Nucleus: running probability after which the tail is cut
-    #[arg(long, default_value_t = 0.9, value_name = "P", allow_negative_numbers = true)]
-    pub top_p: f32,
-    /// Most probable tokens that stay; 0 is off
-    #[arg(long, default_value_t = 40, value_name = "K")]
-    pub top_k: usize,
-    /// Smallest probability that stays, relative to the largest; 0 is off
-    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
-    pub min_p: f32,
-    /// Divides the logits of recent tokens; 1 is off
-    #[arg(
-        long,
-        visible_alias = "repeat-penalty",
-        default_value_t = 1.1,
-        value_name = "X",
-        allow_negative_numbers = true
-    )]
-    pub repetition_penalty: f32,
-    /// Tokens that count as recent
-    #[arg(long, visible_alias = "repeat-last-n", default_value_t = 64, value_name = "N")]
-    pub repetition_window: usize,
-    /// Same seed, same text, on any machine [default: random, printed on stderr]
-    #[arg(short, long, value_name = "N")]
-    pub seed: Option<u64>,
 }
 
 /// A completion.
@@ -267,6 +247,8 @@ pub(super) struct GenerateArgs {
     #[arg(long)]
     pub ignore_eos: bool,
     #[command(flatten)]
+    pub prompts: PromptsArgs,
+    #[command(flatten)]
     pub output: OutputArgs,
     /// Go on from the state in this file, if it exists, and save it there at the end. A prompt that begins with the
     /// text so far is that text going on, of which nothing is computed again; any other one is appended. Random
@@ -281,6 +263,10 @@ pub(super) struct OutputArgs {
     /// Text, or one JSON object a line
     #[arg(long, value_enum, default_value = "text")]
     pub format: Format,
+    /// With each token's JSON line, what the model held of it and of the N most probable tokens before any sampler:
+    /// natural logarithms of probabilities
+    #[arg(long, value_name = "N")]
+    pub logprobs: Option<usize>,
     /// Write a Chrome/Perfetto trace of the run
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -292,26 +278,17 @@ pub(super) struct OutputArgs {
     pub verbose: bool,
 }
 
-/// A seed nobody chose.
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    RandomState::new().build_hasher().finish() & 0xffff_ffff
-}
-
-impl SamplerArgs {
-    /// Checks the flags; a missing seed is drawn.
-    pub fn resolve(&self) -> Result<SamplerOptions> {
-        let options = SamplerOptions {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            repetition_window: self.repetition_window,
-            seed: self.seed.unwrap_or_else(random_seed),
-        };
-        options.validate()?;
-        Ok(options)
+impl OutputArgs {
+    /// Checks `--logprobs`.
+    pub fn logprobs(&self) -> Result<Option<usize>> {
+        let Some(n) = self.logprobs else { return Ok(None) };
+        Logprobs::check(n)?;
+        match self.format {
+            Format::Jsonl => Ok(Some(n)),
+            Format::Text => {
+                Err(Error::Usage(format!("--logprobs {n}: is part of JSON lines; add --format jsonl")))
+            }
+        }
     }
 }
 
@@ -328,11 +305,17 @@ pub(super) fn token_limit(num_tokens: i64) -> Result<Option<usize>> {
 impl GenerateArgs {
     /// Checks the flags of the generation.
     pub fn resolve(&self) -> Result<GenerateOptions> {
+        if self.session.is_some() {
+            self.sampler
+                .grammar
+                .refuse("--session: a grammar begins with its text; leave one of them out")?;
+        }
         Ok(GenerateOptions {
             max_tokens: token_limit(self.num_tokens)?,
             sampler: self.sampler.resolve()?,
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
+            logprobs: self.output.logprobs()?,
             progress: if self.output.quiet { |_, _| {} } else { prompt_progress },
             ..GenerateOptions::default()
         })

@@ -48,11 +48,11 @@ enum Output {
 /// Measurements. Lists are separated by commas; flags of lists may be given more than once.
 #[derive(Args, Clone)]
 pub(super) struct BenchArgs {
-    /// Model directory, .safetensors file or packed file [default: the baked model's directory]
+    /// Model directory, .safetensors file, .gguf file or packed file [default: the baked model's directory]
     #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
     model_path: Option<PathBuf>,
-    /// What weight matrices become: q4_0 or f32
-    #[arg(long, default_value = "q4_0", value_name = "TYPE")]
+    /// What weight matrices become: auto (native for GGUF, q4_0 for safetensors), native, q4_0 or f32
+    #[arg(long, default_value = "auto", value_name = "TYPE")]
     weight_type: WeightType,
     /// Device that runs the model
     #[arg(short, long, value_enum, default_value = "cpu")]
@@ -72,6 +72,9 @@ pub(super) struct BenchArgs {
     /// Numbers of tokens to decode; 0 is none
     #[arg(short, long, value_delimiter = ',', default_value = "128", value_name = "LIST")]
     n_gen: Vec<usize>,
+    /// Sequences that decode together, on the CPU; -n tokens each, of which tokens/s counts all
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "LIST")]
+    batch: Vec<usize>,
     /// Filled slots that each row starts from
     #[arg(
         short,
@@ -120,7 +123,13 @@ impl BenchArgs {
         };
         let kv_types = self.kv_type.iter().map(|&t| KvTypes::both(t)).collect();
         let (prompts, gens) = (self.n_prompt.clone(), self.n_gen.clone());
-        Ok(Lists { prompts, gens, depths: self.depth.clone(), kv_types, threads })
+        let batches = self.batch.clone();
+        if let Some(n) = batches.iter().find(|&&n| n != 1).filter(|_| self.backend != BackendName::Cpu) {
+            return Err(Error::Usage(format!(
+                "--batch {n}: sequences decode together on --backend cpu only"
+            )));
+        }
+        Ok(Lists { prompts, gens, batches, depths: self.depth.clone(), kv_types, threads })
     }
 
     /// Checks the flags; the options are those of the model, without a group's own.
@@ -179,7 +188,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let peak_rss = system::peak_rss();
     drop(bench);
     // Last, and with the caches freed: its buffer must not count as memory that the model needs.
-    let integers = base.isa.filter(|_| base.weight_type == WeightType::Q4_0);
+    let integers = base.isa.filter(|_| engine.weights().head.reads().blocks);
     let ceilings = match engine.device() {
         Some(device) => ceiling::of_device(device, &environment.threads)?,
         None => ceiling::measure(&environment.threads, integers),

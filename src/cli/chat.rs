@@ -1,24 +1,28 @@
 //! `chat`: a conversation in the model's own form, one line a turn.
 
+mod command;
+mod files;
+mod input;
+
 use super::answer::{Report, show};
 use super::args::{Format, ModelArgs, OutputArgs, SamplerArgs, token_limit};
 use super::events;
 use super::signal;
 use super::start::{self, Voice};
 use super::terminal::{Progress, prompt_progress, put};
-use crate::chat::{Conversation, Template};
+use crate::chat::{Conversation, ConversationState, Template};
 use crate::engine::{Engine, GenerateOptions};
 use crate::error::{Error, Result};
 use crate::kv::eviction::Policy;
 use crate::plan::{self, Plan};
 use crate::sampler::Rng;
-use crate::saved::{self, Content, State};
 use crate::session::{Session, StopReason};
 use crate::trace::Recorder;
 use crate::weights::ModelPath;
 use clap::Args;
-use std::io::{BufRead, IsTerminal, Read};
-use std::path::{Path, PathBuf};
+use command::Next;
+use input::{Input, Typed};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// A conversation.
@@ -60,21 +64,13 @@ pub(super) struct ChatArgs {
     pub session: Option<PathBuf>,
 }
 
-const HELP: &str = "\
-/help   this list
-/reset  forget the conversation
-/stats  times of the last answer
-/exit   leave, as /quit and Ctrl-D do";
-
-/// Longest line read as a message.
-const LINE_LIMIT: u64 = 16 << 20;
-
 pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let mut options = GenerateOptions {
         max_tokens: token_limit(args.num_tokens)?,
         sampler: args.sampler.resolve()?,
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
+        logprobs: args.output.logprobs()?,
         progress: if args.output.quiet { |_, _| {} } else { prompt_progress },
         ..GenerateOptions::default()
     };
@@ -82,9 +78,10 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let settings = plan::settle(args.model.resolve()?)?;
     let began = Instant::now();
     let progress = Progress::new("loading tensor", args.output.quiet);
-    let template = Template::load(&ModelPath::new(&settings.model)?.dir)?;
+    let template = Template::load(&ModelPath::new(&settings.model)?.weights)?;
     let _marker = start::model(&Plan::new(&settings)?, &args.model.cores.mask, Voice::of(args.output.quiet))?;
     let engine = Engine::load_with(settings, &|done, all| progress.show(done, all))?;
+    let template = template.for_tokenizer(engine.tokenizer())?;
     if !args.ignore_eos {
         options.stop_tokens = template.stop_tokens(engine.tokenizer());
     }
@@ -100,9 +97,19 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     if args.output.trace.is_some() {
         session.record(Some(Recorder::default()));
     }
-    let conversation = Conversation::new(template, args.system.clone());
-    let mut chat =
-        Chat { args, engine: &engine, options, session, conversation, loading, rng: None, last: None };
+    let mut chat = Chat {
+        args,
+        engine: &engine,
+        random: Rng::new(options.sampler.seed),
+        options,
+        session,
+        conversation: Conversation::new(template, args.system.clone()),
+        input: Input::new(),
+        loading,
+        asked: Vec::new(),
+        unanswered: None,
+        last: None,
+    };
     if let Some(file) = &args.session {
         chat.resume(file)?;
     }
@@ -113,11 +120,13 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     result
 }
 
-/// What a line of input asks for.
-enum Line {
-    End,
-    Nothing,
-    Message(String),
+/// Something to be answered.
+struct Question {
+    text: String,
+    /// The random numbers before it was asked, for when it is taken back.
+    random: Rng,
+    /// The conversation with the answer that it has, where it is asked once more.
+    answered: Option<ConversationState>,
 }
 
 struct Chat<'a> {
@@ -126,73 +135,40 @@ struct Chat<'a> {
     options: GenerateOptions,
     session: Session,
     conversation: Conversation,
+    input: Input,
     loading: Duration,
     /// Goes on from answer to answer.
-    rng: Option<Rng>,
+    random: Rng,
+    /// [`Question::random`] of the last questions: those that this process has asked.
+    asked: Vec<Rng>,
+    /// What `/retry` asks before anything else.
+    unanswered: Option<Question>,
     last: Option<Report>,
 }
 
 impl Chat<'_> {
-    /// Goes on with the conversation in `file`, if it exists.
-    fn resume(&mut self, file: &Path) -> Result<()> {
-        let Some(state) = saved::load(file, &mut self.session, self.engine)? else { return Ok(()) };
-        let refuse = |why: &str| Err(Error::Usage(format!("--session {}: {why}", file.display())));
-        self.rng = state.random(self.args.sampler.seed, &mut self.options.sampler);
-        let Content::Chat(mut saved) = state.content else {
-            return refuse(
-                "holds a text, not a conversation; go on with it in generate, or give another file",
-            );
-        };
-        let template = self.conversation.template().name();
-        if saved.template != template {
-            let theirs = saved.template.escape_debug();
-            return Err(Error::model(
-                file,
-                format!(
-                    "was saved with a {theirs} chat template, and this model's is {template}; use that one"
-                ),
-            ));
-        }
-        let system = self.conversation.system();
-        if saved.ids.is_empty() {
-            saved.system = system.map(str::to_owned).or(saved.system);
-        } else if system.is_some() && system != saved.system.as_deref() {
-            return refuse("was saved with another --system; leave --system out, or give another file");
-        }
-        if std::io::stdin().is_terminal() && !self.args.output.quiet {
-            eprintln!("going on after {} tokens; /reset begins anew", saved.ids.len());
-        }
-        self.conversation.resume(saved);
-        Ok(())
-    }
-
-    /// Saves the conversation where that was asked for.
-    fn save(&mut self) -> Result<()> {
-        let Some(file) = &self.args.session else { return Ok(()) };
-        let seed = self.options.sampler.seed;
-        let rng = self.rng.clone().unwrap_or_else(|| Rng::new(seed));
-        let state = State { seed, rng, content: Content::Chat(self.conversation.state()) };
-        saved::save(file, &mut self.session, self.engine, state)
-    }
-
     /// All turns.
     fn talk(&mut self) -> Result<()> {
-        let interactive = std::io::stdin().is_terminal();
+        let interactive = self.input.is_interactive();
         if interactive && !self.args.single_turn && !self.args.output.quiet {
             eprintln!("/help lists commands, Ctrl-D leaves");
         }
         let mut first = self.args.prompt.clone();
         loop {
-            let line = match first.take() {
-                Some(message) => Line::Message(message),
-                None => self.line(interactive)?,
+            let next = match first.take() {
+                Some(text) => Next::Ask(self.question(text)),
+                None => self.next()?,
             };
-            let message = match line {
-                Line::End => return Ok(()),
-                Line::Nothing => continue,
-                Line::Message(message) => message,
+            // Between two answers: no turn may begin.
+            if !interactive && self.options.cancel.is_cancelled() {
+                return Err(Error::Interrupted);
+            }
+            let question = match next {
+                Next::Leave => return Ok(()),
+                Next::Read => continue,
+                Next::Ask(question) => question,
             };
-            let reason = self.turn(&message)?;
+            let reason = self.turn(question)?;
             if reason == Some(StopReason::Interrupt) && (!interactive || self.args.single_turn) {
                 return Err(Error::Interrupted);
             }
@@ -202,82 +178,88 @@ impl Chat<'_> {
         }
     }
 
-    /// The next line of stdin; commands are carried out.
-    fn line(&mut self, interactive: bool) -> Result<Line> {
-        if interactive {
-            eprint!("> ");
-        }
-        let mut bytes = Vec::new();
-        let stdin = std::io::stdin().lock();
-        stdin
-            .take(LINE_LIMIT + 1)
-            .read_until(b'\n', &mut bytes)
-            .map_err(|e| Error::Usage(format!("message from stdin: {e}")))?;
-        if bytes.len() as u64 > LINE_LIMIT {
-            return Err(Error::Usage("message from stdin: a line longer than 16 MiB".into()));
-        }
-        if bytes.is_empty() {
-            if interactive {
-                eprintln!();
-            }
-            return Ok(Line::End);
-        }
-        let text = String::from_utf8(bytes).map_err(|e| {
-            let at = e.utf8_error().valid_up_to();
-            Error::Usage(format!("message from stdin: byte {at} of the line is not UTF-8; convert the text"))
-        })?;
-        let text = text.trim_end_matches(['\n', '\r']);
-        match text.trim_end() {
-            "" => {}
-            "/exit" | "/quit" => return Ok(Line::End),
-            "/help" => eprintln!("{HELP}"),
-            "/reset" => {
-                self.conversation.reset();
-                self.session.clear();
-                self.last = None;
-                self.save()?;
-            }
-            "/stats" => self.say_stats(),
-            other if other.starts_with('/') => {
-                let word = other.split_whitespace().next().unwrap_or(other);
-                eprintln!("{word}: no such command; /help lists them");
-            }
-            _ => return Ok(Line::Message(text.into())),
-        }
-        Ok(Line::Nothing)
+    fn question(&self, text: String) -> Question {
+        Question { text, random: self.random.clone(), answered: None }
     }
 
-    fn say_stats(&self) {
-        match &self.last {
-            Some(report) => report.say(&self.session),
-            None => eprintln!("no answer yet"),
+    /// What the next line asks for; commands are carried out.
+    fn next(&mut self) -> Result<Next> {
+        let line = match self.input.line()? {
+            Typed::Line(line) => line,
+            Typed::End => return Ok(Next::Leave),
+            Typed::Interrupt if self.options.cancel.is_cancelled() => return Err(Error::Interrupted),
+            Typed::Interrupt => {
+                self.options.cancel.cancel();
+                eprintln!("Ctrl-C again leaves");
+                return Ok(Next::Read);
+            }
+        };
+        match line.trim_end() {
+            "" => Ok(Next::Read),
+            command if command.starts_with('/') => self.obey(command),
+            _ => Ok(Next::Ask(self.question(line))),
         }
-        let (used, all) = (self.session.backend().len(), self.session.backend().capacity());
-        eprintln!("context: {used} of {all} tokens");
     }
 
-    /// One question and its answer; `None` where the question did not fit.
-    fn turn(&mut self, message: &str) -> Result<Option<StopReason>> {
+    /// One question and its answer; `None` where the question did not fit, or is refused at a terminal.
+    fn turn(&mut self, question: Question) -> Result<Option<StopReason>> {
         let start = Instant::now();
         self.options.cancel.reset();
-        self.conversation.ask(self.engine.tokenizer(), message)?;
-        let (need, have) = (self.conversation.ids().len(), self.session.backend().capacity());
+        self.unanswered = None;
+        match self.conversation.ask(self.engine.tokenizer(), &question.text) {
+            Err(e) if self.input.is_interactive() && !self.args.single_turn => {
+                eprintln!("{e}; {}", self.take_back(question));
+                return Ok(None);
+            }
+            asked => asked?,
+        }
+        let (need, have) = (self.needed_slots(), self.session.backend().capacity());
         let evicts = self.engine.options().eviction.policy != Policy::None;
         if need > have && !evicts && !self.args.single_turn {
             self.conversation.forget_question();
+            self.take_back(question);
             if self.args.output.format == Format::Text {
                 put("\n")?;
             }
-            self.say_full(&format!("the message needs {need} of {have} tokens"));
+            eprintln!(
+                "{}",
+                full(&format!("the message needs {need} of {have} slots"), ", then /retry asks it")
+            );
             return Ok(None);
         }
         let (report, answer) = self.answer(start)?;
-        if answer.is_empty() && report.reason == StopReason::Interrupt {
+        let then = if answer.is_empty() && report.reason == StopReason::Interrupt {
             self.conversation.forget_question();
+            self.take_back(question)
         } else {
-            self.conversation.answer(&answer);
-        }
+            self.conversation.answer(self.engine.tokenizer(), &answer);
+            self.asked.push(question.random);
+            "the next message goes on from here"
+        };
         self.save()?;
+        self.end_turn(&report, then)?;
+        self.last = Some(report);
+        Ok(Some(report.reason))
+    }
+
+    /// Makes of a question that has got no answer, and is not in the conversation, what it was before it was asked;
+    /// says which.
+    fn take_back(&mut self, question: Question) -> &'static str {
+        match question.answered {
+            Some(answered) => {
+                self.conversation.resume(answered);
+                self.asked.push(question.random);
+                "the answer before it stays"
+            }
+            None => {
+                self.unanswered = Some(question);
+                "the message was taken back, /retry asks it"
+            }
+        }
+    }
+
+    /// Says what belongs after an answer; `then`, how the conversation stands after an interrupt.
+    fn end_turn(&self, report: &Report, then: &str) -> Result<()> {
         let output = &self.args.output;
         match output.format {
             Format::Text => put("\n")?,
@@ -289,17 +271,31 @@ impl Chat<'_> {
                 eprintln!("seed: {}", self.options.sampler.seed);
             }
         }
-        if report.reason == StopReason::Context && !self.args.single_turn {
-            self.say_full(&format!("all {have} tokens are used"));
+        if self.args.single_turn || output.quiet {
+            return Ok(());
         }
-        self.last = Some(report);
-        Ok(Some(report.reason))
+        match report.reason {
+            StopReason::Context => {
+                let have = self.session.backend().capacity();
+                eprintln!("{}", full(&format!("all {have} slots are used"), ""));
+            }
+            StopReason::Interrupt if self.input.is_interactive() => {
+                eprintln!("stop: interrupt; {then}; Ctrl-C again leaves");
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
-    fn say_full(&self, what: &str) {
-        if !self.args.output.quiet {
-            eprintln!("stop: context; {what}; /reset begins anew, --max-seq-len makes room");
-        }
+    /// How many first tokens the cache and the conversation share.
+    fn common(&self) -> usize {
+        self.session.tokens().iter().zip(self.conversation.ids()).take_while(|(a, b)| a == b).count()
+    }
+
+    /// The slots that the conversation fills with what the cache has of it.
+    fn needed_slots(&self) -> usize {
+        let (all, held) = (self.conversation.ids().len(), self.session.tokens().len());
+        if self.common() == held { self.session.slots() + all - held } else { all }
     }
 
     /// Generates; returns the ids that belong to the answer.
@@ -307,15 +303,13 @@ impl Chat<'_> {
         let engine = self.engine;
         let mut stream =
             engine.stream(&mut self.session, self.conversation.ids(), &self.options)?.since(start);
-        if let Some(rng) = self.rng.take() {
-            stream.sampler_mut().set_rng(rng);
-        }
+        stream.sampler_mut().set_rng(self.random.clone());
         let (mut ids, mut shown) = (Vec::new(), 0);
         show(&mut stream, self.args.output.format, |id, piece| {
             ids.extend(id);
             shown += piece.len();
         })?;
-        self.rng = Some(stream.sampler_mut().rng().clone());
+        self.random = stream.sampler_mut().rng().clone();
         let reason = stream.stop_reason().unwrap_or(StopReason::Interrupt);
         let report = Report {
             timing: stream.timing(),
@@ -338,4 +332,12 @@ impl Chat<'_> {
         }
         Ok((report, ids))
     }
+}
+
+/// What to do about a full cache.
+fn full(what: &str, then: &str) -> String {
+    format!(
+        "stop: context; {what}; /undo or /reset makes room{then}; /save FILE, then chat --session FILE with an \
+         --eviction-policy or a larger --max-seq-len, goes on with all of it"
+    )
 }

@@ -11,8 +11,7 @@ use crate::dims;
 use crate::error::Result;
 use crate::plan::mib;
 use crate::system::{self, Memory, cgroup, read};
-use crate::weights::source::Source;
-use crate::weights::{ModelPath, PACKED_NAME, WeightType, check_config, pack, read_text, region};
+use crate::weights::{Checkpoint, ModelPath, WeightType, region};
 use clap::Args;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// The state of the machine.
 #[derive(Args, Clone)]
 pub(super) struct DoctorArgs {
-    /// Model directory, .safetensors file or packed file [default: the baked model's directory]
+    /// Model directory, .safetensors file, .gguf file or packed file [default: the baked model's directory]
     #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
     pub model_path: Option<PathBuf>,
     /// OpenCL device that would be taken, by number or part of its name [default: the first GPU]
@@ -152,17 +151,16 @@ fn huge_pages() -> String {
 fn model_state(path: &Path) -> String {
     let found = || -> Result<String> {
         let path = ModelPath::new(path)?;
-        let config = path.dir.join("config.json");
-        if config.is_file() {
-            check_config(&config, &read_text(&config)?)?;
+        path.config()?;
+        let opened = path.open(WeightType::Auto)?;
+        if opened.packed().is_some() {
+            return Ok(format!("packed: {}", opened.path().display()));
         }
-        let source = path.open(WeightType::Q4_0)?;
-        if pack::layout_version(&source).is_some() {
-            return Ok(format!("packed: {}", source.path().display()));
-        }
-        let beside = path.dir.join(PACKED_NAME);
-        let state =
-            if Source::open(&beside).is_ok() { "of another checkpoint or version" } else { "missing" };
+        let Some(beside) = path.packed() else { return Ok("a checkpoint".into()) };
+        let state = match Checkpoint::open(&beside) {
+            Ok(_) => "of another checkpoint or version",
+            Err(_) => "missing",
+        };
         Ok(format!("a checkpoint; {} is {state}: antigravity pack makes loading instant", beside.display()))
     };
     found().unwrap_or_else(|e| e.to_string())

@@ -130,7 +130,11 @@ fn ask(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<()> {
 
 impl Work {
     fn resolve(args: &EvalArgs) -> Result<Self> {
-        let flags = Settings::of_flags(args.model.resolve()?);
+        let mut options = args.model.resolve()?;
+        // Rows of the table say what `auto` is.
+        options.weight_type =
+            ModelPath::new(&options.model)?.open(options.weight_type)?.settle(options.weight_type);
+        let flags = Settings::of_flags(options);
         let rows = match args.settings.as_slice() {
             [] => vec![flags.clone()],
             some => some.iter().map(|text| flags.with("--settings", text)).collect::<Result<_>>()?,
@@ -147,7 +151,7 @@ impl Work {
         if let Some(file) = &args.recall {
             let asked = input::read_questions(file)?;
             // Ahead of the model: how much memory it takes depends on how long they are.
-            let tokenizer = Tokenizer::load(&ModelPath::new(&flags.options().model)?.dir)?;
+            let tokenizer = Tokenizer::open(&ModelPath::new(&flags.options().model)?.weights)?;
             for question in asked {
                 let prompt = tokenizer.encode(&question.prompt, AddSpecial::Yes)?;
                 questions.push((question, prompt));

@@ -3,6 +3,7 @@
 use super::answer::{Report, show};
 use super::args::{Format, GenerateArgs};
 use super::events;
+use super::prompts;
 use super::signal;
 use super::start::{self, Voice};
 use super::terminal::{Progress, end_line, put};
@@ -20,6 +21,9 @@ use std::time::Instant;
 const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 
 pub(super) fn run(args: &GenerateArgs) -> Result<()> {
+    if let Some(file) = &args.prompts.prompts {
+        return prompts::run(args, file);
+    }
     let mut options = args.resolve()?;
     let settings = plan::settle(args.model.resolve()?)?;
     let prompt = prompt(args)?;
@@ -133,32 +137,35 @@ fn sequence(
 
 /// The prompt, if there is one: from the flag, a file, or piped stdin.
 fn prompt(args: &GenerateArgs) -> Result<Option<String>> {
-    let from_stdin = || -> Result<String> {
-        let mut bytes = Vec::new();
-        std::io::stdin()
-            .lock()
-            .take(PROMPT_LIMIT + 1)
-            .read_to_end(&mut bytes)
-            .map_err(|e| Error::Usage(format!("prompt from stdin: {e}")))?;
-        text("stdin", bytes)
-    };
     if let Some(prompt) = &args.prompt {
         return Ok(Some(prompt.clone()));
     }
     match &args.prompt_file {
-        Some(file) if file.as_os_str() == "-" => from_stdin().map(Some),
-        Some(file) => {
-            let name = file.display().to_string();
-            let bad = |e: String| Error::Usage(format!("--prompt-file {name}: {e}"));
-            let meta = std::fs::metadata(file).map_err(|e| bad(e.to_string()))?;
-            if meta.is_dir() || meta.len() > PROMPT_LIMIT {
-                return Err(bad("is a directory or longer than 64 MiB; give a text file".into()));
-            }
-            text(&name, std::fs::read(file).map_err(|e| bad(e.to_string()))?).map(Some)
-        }
+        Some(file) => text_of("--prompt-file", file).map(Some),
         None if std::io::stdin().is_terminal() => Ok(None),
         None => from_stdin().map(|p| (!p.is_empty()).then_some(p)),
     }
+}
+
+fn from_stdin() -> Result<String> {
+    let mut bytes = Vec::new();
+    let mut stdin = std::io::stdin().lock().take(PROMPT_LIMIT + 1);
+    stdin.read_to_end(&mut bytes).map_err(|e| Error::Usage(format!("prompt from stdin: {e}")))?;
+    text("stdin", bytes)
+}
+
+/// The text of the file that a flag names; `-` is stdin.
+pub(super) fn text_of(flag: &str, file: &Path) -> Result<String> {
+    if file.as_os_str() == "-" {
+        return from_stdin();
+    }
+    let name = file.display().to_string();
+    let bad = |e: String| Error::Usage(format!("{flag} {name}: {e}"));
+    let meta = std::fs::metadata(file).map_err(|e| bad(e.to_string()))?;
+    if meta.is_dir() || meta.len() > PROMPT_LIMIT {
+        return Err(bad("is a directory or longer than 64 MiB; give a text file".into()));
+    }
+    text(&name, std::fs::read(file).map_err(|e| bad(e.to_string()))?)
 }
 
 const PROMPT_LIMIT: u64 = 64 << 20;

@@ -7,17 +7,19 @@ use crate::config::ModelConfig;
 use crate::dims;
 use crate::error::Result;
 use crate::plan::mib;
-use crate::weights::source::Source;
-use crate::weights::{ModelPath, PACKED_NAME, pack, read_text};
+use crate::weights::source::Unreadable;
+use crate::weights::source::gguf::metadata::Metadata;
+use crate::weights::source::gguf::value::Value as GgufValue;
+use crate::weights::{Checkpoint, ModelPath, pack, read_text};
 use clap::Args;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What a file holds.
 #[derive(Args, Clone)]
 pub(super) struct InspectArgs {
-    /// Model directory, .safetensors file or packed file [default: the baked model's directory]
+    /// Model directory, .safetensors file, .gguf file or packed file [default: the baked model's directory]
     #[arg(value_name = "PATH")]
     pub path: Option<PathBuf>,
     /// The same, as other commands spell it
@@ -31,16 +33,16 @@ pub(super) struct InspectArgs {
 pub(super) fn run(args: &InspectArgs) -> Result<()> {
     let path = args.path.clone().or_else(|| args.model_path.clone()).unwrap_or_else(default_model);
     let path = ModelPath::new(&path)?;
-    let packed = path.weights.join(PACKED_NAME);
-    let source = match Source::open(&path.weights) {
+    let packed = path.packed().filter(|packed| packed.is_file());
+    let opened = match (Checkpoint::open(&path.weights), &packed) {
         // A directory may hold nothing but the packed file.
-        Err(_) if packed.is_file() => Source::open(&packed)?,
-        other => other?,
+        (Err(_), Some(packed)) if path.weights.is_dir() => Checkpoint::open(packed)?,
+        (other, _) => other?,
     };
     let report = Report {
-        config: config(&path, &source),
-        beside: packed.is_file().then(|| beside(&source, &packed)),
-        source: &source,
+        config: config(&path, &opened),
+        beside: packed.as_ref().map(|packed| (file_name(packed), beside(&opened, packed))),
+        opened: &opened,
     };
     match args.format {
         ReportFormat::Text => put(&report.text()),
@@ -60,18 +62,21 @@ enum Fit {
     Differs(&'static str, String, String),
 }
 
-/// The config beside the weights, or inside a packed file.
-fn config(path: &ModelPath, source: &Source) -> Fit {
+/// The config beside the weights, or inside a packed file, or a GGUF file's header.
+fn config(path: &ModelPath, opened: &Checkpoint) -> Fit {
     let file = path.dir.join("config.json");
-    let text = if file.exists() {
-        read_text(&file).map_err(|e| e.to_string())
-    } else {
-        match source.metadata().get("config") {
-            Some(text) => Ok(text.clone()),
-            None => return Fit::None,
+    let parsed = |text: &str| ModelConfig::parse(text).map_err(|e| e.to_string());
+    let found = match opened {
+        Checkpoint::Gguf(gguf) => gguf.config().map_err(|e| e.to_string()),
+        Checkpoint::Safetensors(_) if file.exists() => {
+            read_text(&file).map_err(|e| e.to_string()).and_then(|text| parsed(&text))
         }
+        Checkpoint::Safetensors(source) => match source.metadata().get("config") {
+            Some(text) => parsed(text),
+            None => return Fit::None,
+        },
     };
-    match text.and_then(|t| ModelConfig::parse(&t).map_err(|e| e.to_string())) {
+    match found {
         Err(e) => Fit::Other(e),
         Ok(found) => match dims::baked().difference(&found) {
             None => Fit::Same,
@@ -80,21 +85,83 @@ fn config(path: &ModelPath, source: &Source) -> Fit {
     }
 }
 
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// What the packed file beside a checkpoint is worth.
-fn beside(source: &Source, packed: &std::path::Path) -> &'static str {
-    match Source::open(packed) {
+fn beside(opened: &Checkpoint, packed: &Path) -> &'static str {
+    let found = Checkpoint::open(packed);
+    match found.as_ref().map(Checkpoint::packed) {
         Err(_) => "unreadable",
-        Ok(_) if pack::layout_version(source).is_some() => "shown",
-        Ok(p) if pack::layout_version(&p) != Some(pack::LAYOUT) => "of another version",
-        Ok(p) if p.metadata().get("source") == Some(&source.fingerprint()) => "of this checkpoint",
+        Ok(_) if opened.packed().is_some() => "shown",
+        Ok(Some(p)) if pack::layout_version(p) != Some(pack::LAYOUT) => "of another version",
+        Ok(Some(p)) if p.metadata().get("source") == Some(&opened.fingerprint()) => "of this checkpoint",
         Ok(_) => "of another checkpoint",
     }
 }
 
+/// One line of the table of tensors.
+struct Line {
+    name: String,
+    dtype: String,
+    shape: Vec<usize>,
+    bytes: usize,
+}
+
+/// The tensors that are read, sorted by name.
+fn tensors(opened: &Checkpoint) -> Vec<Line> {
+    match opened {
+        Checkpoint::Safetensors(source) => source
+            .tensors()
+            .map(|t| Line {
+                name: t.name.clone(),
+                dtype: format!("{:?}", t.dtype),
+                shape: t.shape.clone(),
+                bytes: t.data.bytes().len(),
+            })
+            .collect(),
+        Checkpoint::Gguf(gguf) => gguf
+            .tensors()
+            .map(|t| Line {
+                name: t.name.clone(),
+                dtype: t.block.name(),
+                shape: t.shape.clone(),
+                bytes: t.data.bytes().len(),
+            })
+            .collect(),
+    }
+}
+
+/// The tensors of types that are not read, of which GGUF files that open have none.
+fn unreadable(opened: &Checkpoint) -> Vec<Line> {
+    let Checkpoint::Safetensors(source) = opened else { return Vec::new() };
+    let line = |t: &Unreadable| Line {
+        name: t.name.clone(),
+        dtype: t.dtype.clone(),
+        shape: t.shape.clone(),
+        bytes: t.bytes,
+    };
+    source.unreadable().map(line).collect()
+}
+
+/// Keys and values; of a GGUF file's texts the text, of its arrays how long they are.
+fn metadata(opened: &Checkpoint) -> BTreeMap<String, String> {
+    let shown = |all: &Metadata| {
+        let value = |v: &GgufValue| v.as_str().map_or_else(|| v.to_string(), Into::into);
+        all.iter().map(|(key, v)| (key.to_string(), value(v))).collect()
+    };
+    match opened {
+        Checkpoint::Safetensors(source) => source.metadata().clone(),
+        Checkpoint::Gguf(gguf) => shown(gguf.metadata()),
+    }
+}
+
 struct Report<'a> {
-    source: &'a Source,
+    opened: &'a Checkpoint,
     config: Fit,
-    beside: Option<&'static str>,
+    /// Name and state of the packed file.
+    beside: Option<(String, &'static str)>,
 }
 
 /// Tensors, elements and bytes.
@@ -104,12 +171,11 @@ impl Report<'_> {
     /// By element type.
     fn totals(&self) -> BTreeMap<String, Total> {
         let mut totals: BTreeMap<String, Total> = BTreeMap::new();
-        for t in self.source.tensors() {
-            let bytes = t.data.bytes().len();
-            let total = totals.entry(format!("{:?}", t.dtype)).or_default();
+        for t in tensors(self.opened) {
+            let total = totals.entry(t.dtype).or_default();
             total.0 += 1;
-            total.1 += (bytes / t.dtype.size()) as u64;
-            total.2 += bytes as u64;
+            total.1 += t.shape.iter().product::<usize>() as u64;
+            total.2 += t.bytes as u64;
         }
         totals
     }
@@ -117,15 +183,13 @@ impl Report<'_> {
     fn text(&self) -> String {
         const SIDES: [Side; 4] = [Side::Left, Side::Left, Side::Left, Side::Right];
         let mut lines = vec![vec!["tensor".to_string(), "type".into(), "shape".into(), "bytes".into()]];
-        lines.extend(self.source.tensors().map(|t| {
-            let bytes = t.data.bytes().len().to_string();
-            vec![tame(&t.name, 120), format!("{:?}", t.dtype), format!("{:?}", t.shape), bytes]
-        }));
-        lines.extend(self.source.unreadable().map(|t| {
+        let line = |t: Line, note: &str| {
             let shape = format!("{:?}", t.shape);
-            vec![tame(&t.name, 120), format!("{} (not read)", t.dtype), shape, t.bytes.to_string()]
-        }));
-        let mut text = format!("{}\n\n{}", self.source.path().display(), columns(&SIDES, &lines));
+            vec![tame(&t.name, 120), format!("{}{note}", t.dtype), shape, t.bytes.to_string()]
+        };
+        lines.extend(tensors(self.opened).into_iter().map(|t| line(t, "")));
+        lines.extend(unreadable(self.opened).into_iter().map(|t| line(t, " (not read)")));
+        let mut text = format!("{}\n\n{}", self.opened.path().display(), columns(&SIDES, &lines));
         text += "\ntotals\n";
         let total = |(dtype, (tensors, elements, bytes)): (String, Total)| {
             vec![dtype, format!("{tensors} tensors"), format!("{elements} elements"), mib(bytes)]
@@ -133,12 +197,13 @@ impl Report<'_> {
         let lines: Vec<Vec<String>> = self.totals().into_iter().map(total).collect();
         text += &columns(&[Side::Left, Side::Right, Side::Right, Side::Right], &lines);
         text += "\nmetadata\n";
-        let metadata = self.source.metadata().iter();
-        let lines: Vec<Vec<String>> = metadata.map(|(k, v)| vec![tame(k, 60), tame(v, 100)]).collect();
+        let metadata = metadata(self.opened);
+        let lines = metadata.iter().map(|(k, v)| vec![tame(k, 60), tame(v, 100)]);
+        let lines: Vec<Vec<String>> = lines.collect();
         text += &columns(&[Side::Left, Side::Left], &lines);
-        text += &format!("fingerprint  {}\n", self.source.fingerprint());
-        if let Some(beside) = self.beside {
-            text += &format!("{PACKED_NAME}  {beside}\n");
+        text += &format!("fingerprint  {}\n", self.opened.fingerprint());
+        if let Some((name, state)) = &self.beside {
+            text += &format!("{name}  {state}\n");
         }
         text + "\n" + &built_for() + "\n" + &self.fit() + "\n"
     }
@@ -157,19 +222,8 @@ impl Report<'_> {
     }
 
     fn json(&self) -> Value {
-        let tensors: Vec<Value> = self
-            .source
-            .tensors()
-            .map(|t| {
-                let bytes = t.data.bytes().len();
-                json!({"name": t.name, "dtype": format!("{:?}", t.dtype), "shape": t.shape, "bytes": bytes})
-            })
-            .collect();
-        let unreadable: Vec<Value> = self
-            .source
-            .unreadable()
-            .map(|t| json!({"name": t.name, "dtype": t.dtype, "shape": t.shape, "bytes": t.bytes}))
-            .collect();
+        let line = |t: Line| json!({"name": t.name, "dtype": t.dtype, "shape": t.shape, "bytes": t.bytes});
+        let listed = |lines: Vec<Line>| lines.into_iter().map(line).collect::<Vec<Value>>();
         let totals: BTreeMap<String, Value> = self
             .totals()
             .into_iter()
@@ -180,14 +234,14 @@ impl Report<'_> {
             _ => Value::Null,
         };
         json!({
-            "path": self.source.path().to_string_lossy(),
-            "fingerprint": self.source.fingerprint(),
-            "packed_layout": pack::layout_version(self.source),
-            "packed_file": self.beside,
-            "tensors": tensors,
-            "not_read": unreadable,
+            "path": self.opened.path().to_string_lossy(),
+            "fingerprint": self.opened.fingerprint(),
+            "packed_layout": self.opened.packed().and_then(pack::layout_version),
+            "packed_file": self.beside.as_ref().map(|(_, state)| state),
+            "tensors": listed(tensors(self.opened)),
+            "not_read": listed(unreadable(self.opened)),
             "totals": totals,
-            "metadata": self.source.metadata(),
+            "metadata": metadata(self.opened),
             "built_for": built_for_json(),
             "runs_here": self.config == Fit::Same,
             "difference": different,

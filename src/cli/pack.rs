@@ -4,8 +4,7 @@ use super::args::default_model;
 use super::terminal::Progress;
 use crate::cpu::topology;
 use crate::error::{Error, Result};
-use crate::weights::source::Source;
-use crate::weights::{LoadOptions, ModelPath, PACKED_NAME, WeightType, check_config, pack, read_text};
+use crate::weights::{Checkpoint, LoadOptions, ModelPath, PACKED_NAME, WeightType, pack};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -13,10 +12,13 @@ use std::time::Instant;
 /// Packing.
 #[derive(Args, Clone)]
 pub(super) struct PackArgs {
-    /// Model directory or .safetensors file [default: the baked model's directory]
+    /// Model directory, .safetensors or .gguf file [default: the baked model's]
     #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
     model_path: Option<PathBuf>,
-    /// The file to write [default: model.packed.safetensors in the model's directory]
+    /// What weight matrices become: auto (native for GGUF, q4_0 for safetensors), native, q4_0 or f32
+    #[arg(long, default_value = "auto", value_name = "TYPE")]
+    weight_type: WeightType,
+    /// The file to write [default: model.packed.safetensors in the model's directory, X.gguf.packed.safetensors beside X.gguf]
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Threads [default: the machine's big cores]
@@ -30,21 +32,22 @@ pub(super) struct PackArgs {
 pub(super) fn run(args: &PackArgs) -> Result<()> {
     let began = Instant::now();
     let path = ModelPath::new(&args.model_path.clone().unwrap_or_else(default_model))?;
-    let config = path.dir.join("config.json");
-    let text = read_text(&config)?;
-    check_config(&config, &text)?;
-    let source = Source::open(&path.weights)?;
-    let out = args.out.clone().unwrap_or_else(|| path.dir.join(PACKED_NAME));
+    let Some(config) = path.config()? else {
+        return Err(Error::model(&path.dir.join("config.json"), "is missing; download the whole model"));
+    };
+    let source = Checkpoint::open(&path.weights)?;
+    let beside = || path.packed().unwrap_or_else(|| path.dir.join(PACKED_NAME));
+    let out = args.out.clone().unwrap_or_else(beside);
     if out.is_dir() {
         return Err(Error::Usage(format!("--out {}: is a directory; name a file in it", out.display())));
     }
     let progress = Progress::new("packing tensor", args.quiet);
     let options = LoadOptions {
-        weight_type: WeightType::Q4_0,
+        weight_type: args.weight_type,
         threads: args.threads.unwrap_or_else(topology::default_threads).clamp(1, 1024),
         progress: &|done, all| progress.show(done, all),
     };
-    let bytes = pack::write(&source, &text, &out, &options)?;
+    let bytes = pack::write(&source, &config, &out, &options)?;
     if !args.quiet {
         let seconds = began.elapsed().as_secs_f64();
         eprintln!("{}: {:.1} MiB in {seconds:.1} s", out.display(), bytes as f64 / 1_048_576.0);

@@ -6,7 +6,7 @@ use super::terminal::put;
 use crate::dims;
 use crate::error::{Error, Result};
 use crate::plan::{Form, Kind, Plan, mib};
-use crate::weights::{check_config, read_text};
+use crate::weights::ModelPath;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -23,9 +23,8 @@ pub(super) struct PlanArgs {
 /// Prints the plan; what does not fit is an error after that, as it is when running.
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let options = args.model.resolve()?;
-    let config = options.model.join("config.json");
-    if config.is_file() {
-        check_config(&config, &read_text(&config)?)?;
+    if options.model.exists() {
+        ModelPath::new(&options.model)?.config()?;
     }
     let plan = match Plan::new(&options) {
         Err(Error::Model(message)) if args.model.model_path.is_none() => {
@@ -107,7 +106,7 @@ fn json(plan: &Plan) -> Value {
         "model": dims::MODEL,
         "path": o.model.to_string_lossy(),
         "form": form(plan),
-        "weight_type": o.weight_type.to_string(),
+        "weight_type": plan.options.weight_type.to_string(),
         "kv_type": o.kv_types.to_string(),
         "max_seq_len": o.max_seq_len,
         "threads": o.threads,

@@ -26,6 +26,8 @@ fn arrived(signal: i32) {
         Some(cancel) if signal == SIGINT && !cancel.is_cancelled() => return cancel.cancel(),
         _ => marker::remove(),
     }
+    #[cfg(feature = "line-editor")]
+    super::mode::restore();
     if signal != SIGINT {
         let _ = emulate_default_handler(signal);
     }

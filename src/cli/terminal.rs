@@ -12,8 +12,7 @@ pub(super) struct Progress {
 
 impl Progress {
     pub fn new(what: &'static str, quiet: bool) -> Self {
-        let dumb = std::env::var_os("TERM").is_none_or(|t| t == "dumb");
-        Self { what, shown: !quiet && !dumb && std::io::stderr().is_terminal() }
+        Self { what, shown: !quiet && !is_dumb() && std::io::stderr().is_terminal() }
     }
 
     pub fn show(&self, done: usize, all: usize) {
@@ -22,6 +21,11 @@ impl Progress {
             eprint!("\r{} {done}/{all}{end}", self.what);
         }
     }
+}
+
+/// Whether the terminal cannot move its cursor.
+pub(super) fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_none_or(|t| t == "dumb")
 }
 
 /// Shows how much of a long prompt is computed.

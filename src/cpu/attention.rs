@@ -1,6 +1,7 @@
 //! Attention: new rows join the cache, queries look over all slots up to their own; and what slots receive of it, if
 //! anybody observes that.
 
+use super::batch::Rows;
 use super::cache::Cache;
 use super::mass::{Noted, SlotMass};
 use super::pool::Pool;
@@ -22,44 +23,59 @@ const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
 const OBSERVED: usize = if GROUP < QUERIES { QUERIES / GROUP * GROUP } else { GROUP };
 
 impl Scratch {
-    /// Norms and rotates the new keys and stores them with the values, one task a KV head.
-    pub(super) fn store_kv(
+    /// Norms and rotates the new keys and stores them with the values: of a run one task a KV head, else one a token.
+    pub(super) fn store(&self, layer: &Layer, index: usize, rows: &mut Rows<'_>, pool: &Pool, isa: Isa) {
+        match rows {
+            Rows::Run { cache, tokens, .. } => {
+                let (types, slot, n) = (cache.types(), cache.len(), tokens.len());
+                let heads = cache.heads_mut(index).map(Mutex::new);
+                pool.run(if n == 1 { 1 } else { KV_HEADS }, &|task| {
+                    let range = if n == 1 { 0..KV_HEADS } else { task..task + 1 };
+                    for kv_head in range {
+                        let mut rows = heads[kv_head].lock().expect("invariant: no job panics");
+                        for t in 0..n {
+                            self.store_row(layer, (t, kv_head), isa, (types, slot + t), &mut rows);
+                        }
+                    }
+                });
+            }
+            Rows::Each { caches, tokens } => pool.run(tokens.len(), &|t| {
+                let mut cache = caches[tokens[t].0].write().expect("invariant: no job panics");
+                let (types, slot) = (cache.types(), cache.len());
+                for (kv_head, mut rows) in cache.heads_mut(index).into_iter().enumerate() {
+                    self.store_row(layer, (t, kv_head), isa, (types, slot), &mut rows);
+                }
+            }),
+        }
+    }
+
+    /// Key and value of token `t` and a KV head, into their slot of the head's rows.
+    #[inline(always)]
+    fn store_row(
         &self,
         layer: &Layer,
-        index: usize,
-        cache: &mut Cache,
-        pool: &Pool,
+        (t, kv_head): (usize, usize),
         isa: Isa,
-        n: usize,
+        (types, slot): (KvTypes, usize),
+        (ks, vs): &mut (&mut [u8], &mut [u8]),
     ) {
-        let (types, slot) = (cache.types(), cache.len());
         let (k_bytes, v_bytes) = (types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM));
-        let heads = cache.heads_mut(index).map(Mutex::new);
-        pool.run(if n == 1 { 1 } else { KV_HEADS }, &|task| {
-            let range = if n == 1 { 0..KV_HEADS } else { task..task + 1 };
-            for kv_head in range {
-                let mut rows = heads[kv_head].lock().expect("invariant: no job panics");
-                for t in 0..n {
-                    let row = &self.qkv[t * QKV..][..QKV];
-                    let mut k = head(row, Q_PAD, kv_head);
-                    if QK_NORM {
-                        k = normed(isa, &k, &layer.k_norm);
-                    }
-                    let (cos, sin) = self.angles(t);
-                    ops::rope(isa, &mut k, cos, sin);
-                    let mut v = head(row, Q_PAD + KV_PAD, kv_head);
-                    if types.k.rotated() {
-                        kv::rotate(&mut k);
-                    }
-                    if types.v.rotated() {
-                        kv::rotate(&mut v);
-                    }
-                    let (ks, vs) = &mut *rows;
-                    kv_row::encode(isa, types.k, &k, &mut ks[(slot + t) * k_bytes..][..k_bytes]);
-                    kv_row::encode(isa, types.v, &v, &mut vs[(slot + t) * v_bytes..][..v_bytes]);
-                }
-            }
-        });
+        let row = &self.qkv[t * QKV..][..QKV];
+        let mut k = head(row, Q_PAD, kv_head);
+        if QK_NORM {
+            k = normed(isa, &k, &layer.k_norm);
+        }
+        let (cos, sin) = self.angles(t);
+        ops::rope(isa, &mut k, cos, sin);
+        let mut v = head(row, Q_PAD + KV_PAD, kv_head);
+        if types.k.rotated() {
+            kv::rotate(&mut k);
+        }
+        if types.v.rotated() {
+            kv::rotate(&mut v);
+        }
+        kv_row::encode(isa, types.k, &k, &mut ks[slot * k_bytes..][..k_bytes]);
+        kv_row::encode(isa, types.v, &v, &mut vs[slot * v_bytes..][..v_bytes]);
     }
 
     fn angles(&self, t: usize) -> (&[f32], &[f32]) {
@@ -67,20 +83,44 @@ impl Scratch {
         (&self.cos[t * HALF..][..HALF], &self.sin[t * HALF..][..HALF])
     }
 
-    /// Attention of `n` new tokens, whose rows are already in the cache, into `att`.
-    pub(super) fn attend(
-        &mut self,
-        layer: &Layer,
-        index: usize,
-        cache: &Cache,
-        pool: &Pool,
-        isa: Isa,
-        n: usize,
-    ) {
+    /// Attention of the new tokens, whose rows are already in their caches, into `att`.
+    pub(super) fn attend(&mut self, layer: &Layer, index: usize, rows: &Rows<'_>, pool: &Pool, isa: Isa) {
         let mut att = std::mem::take(&mut self.att);
         let mut partials = std::mem::take(&mut self.partials);
-        self.heads((layer, index), cache, isa, n).all(pool, n, &mut att, &mut partials);
+        match rows {
+            Rows::Run { cache, tokens, .. } => {
+                let n = tokens.len();
+                self.heads((layer, index), cache, isa, n).all(pool, n, &mut att, &mut partials);
+            }
+            Rows::Each { caches, tokens } => {
+                let att = &mut att[..tokens.len() * Q_DIM];
+                pool.tiles(att, Q_DIM, (1, GROUP * HEAD_DIM), |mut tile| {
+                    let cache = caches[tokens[tile.row].0].read().expect("invariant: no job panics");
+                    self.attend_one((layer, index), (&cache, tile.row), isa, (tile.col, tile.row_mut(0)));
+                });
+            }
+        }
         (self.att, self.partials) = (att, partials);
+    }
+
+    /// Attention of token `t`, the only new one of its sequence: the heads from column `col` on, of one KV head.
+    fn attend_one(
+        &self,
+        (layer, index): (&Layer, usize),
+        (cache, t): (&Cache, usize),
+        isa: Isa,
+        (col, att): (usize, &mut [f32]),
+    ) {
+        let (types, layer_rows) = (cache.types(), cache.layer(index));
+        let query = |_: usize, h: usize| self.query(layer, types, (t, h), isa);
+        let rows = |kv_head: usize| layer_rows.head(kv_head);
+        let heads = Heads { query, rows, types, before: cache.len(), isa, first: 1, notes: &[] };
+        let (first, end) = (col / HEAD_DIM, (col + att.len()) / HEAD_DIM);
+        for from in (first..end).step_by(TASK_HEADS) {
+            heads.tokens::<TASK_HEADS>(0..1, from..end.min(from + TASK_HEADS), |_, h, state| {
+                heads.finish(state, &mut att[(from - first + h) * HEAD_DIM..][..HEAD_DIM]);
+            });
+        }
     }
 
     /// Adds the attention of the observed tokens, the last of `n`, to the mass of the layer's slots.

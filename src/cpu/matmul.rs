@@ -1,7 +1,9 @@
 //! Matrix products over column tiles: which kernel a weight format needs, and the order of the loops.
 
 use super::pool::Tile;
+use super::simd::native::{NativeGroups, native_groups};
 use super::simd::{Isa, MOST_GROUPS, MOST_TOKENS, Q4Groups, ops, q4_groups};
+use crate::quant::BLOCK;
 use crate::quant::act::ActBlock;
 use crate::quant::packed::{GROUP_ROWS, Packed};
 use crate::weights::Matrix;
@@ -10,7 +12,7 @@ use std::ops::Range;
 /// Activations of some tokens, in the form or forms that the weights at hand need.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
-    /// `[token][cols]`; empty when only Q4_0 weights read it.
+    /// `[token][cols]`; empty when only quantised weights read it.
     pub floats: &'a [f32],
     /// `[token][block]`; empty when only unquantised weights read it.
     pub blocks: &'a [ActBlock],
@@ -18,9 +20,8 @@ pub struct Input<'a> {
     pub tokens: usize,
 }
 
-/// Most products of one pass, in runs of sixteen rows of one token, for few and for many tokens at once.
+/// Few tokens at once.
 const FEW: usize = 12;
-const MANY: usize = MOST_TOKENS * MOST_GROUPS;
 
 /// Groups `groups` of `w` times tokens `from ..`: `out[group][token][row]`.
 fn products<const ROWS: usize, const COLS: usize>(
@@ -37,6 +38,12 @@ fn products<const ROWS: usize, const COLS: usize>(
             let (quants, scales) = (w.quants(groups.clone()), w.scales(groups.clone()));
             let w = Q4Groups { quants, scales, groups: groups.len(), blocks };
             q4_groups(isa, w, &x.blocks[from * blocks..][..tokens * blocks], out);
+        }
+        Matrix::Native(w) => {
+            let (format, blocks) = (w.format(), COLS / BLOCK);
+            let (quants, scales) = (w.quants(groups.clone()), w.scales(groups.clone()));
+            let w = NativeGroups { format, quants, scales, groups: groups.len(), blocks };
+            native_groups(isa, w, &x.blocks[from * blocks..][..tokens * blocks], out);
         }
         Matrix::Dense { dtype, data } => {
             let x = &x.floats[from * COLS..][..tokens * COLS];
@@ -57,13 +64,14 @@ pub fn project<const ROWS: usize, const COLS: usize>(
     columns: (usize, usize),
     put: impl Fn(&mut [f32], &[f32], usize),
 ) {
-    let (tokens, groups) = isa.tile(x.tokens);
-    match tokens * groups <= FEW {
-        true => project_by::<FEW, ROWS, COLS>(isa, w, x, to, columns, put),
-        false => project_by::<MANY, ROWS, COLS>(isa, w, x, to, columns, put),
+    let (tokens, _) = isa.tile(x.tokens);
+    match tokens <= FEW {
+        true => project_by::<{ FEW * MOST_GROUPS }, ROWS, COLS>(isa, w, x, to, columns, put),
+        false => project_by::<{ MOST_TOKENS * MOST_GROUPS }, ROWS, COLS>(isa, w, x, to, columns, put),
     }
 }
 
+/// `PASS` is the most products of one pass, in runs of sixteen rows of one token.
 fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: &Matrix<ROWS, COLS>,

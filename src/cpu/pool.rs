@@ -9,6 +9,7 @@
 //! another process takes costs that core's share and little more.
 
 use super::topology;
+use crate::backend::CancelToken;
 use crate::error::{Error, Result};
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -80,6 +81,10 @@ impl Shared {
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// Once this is cancelled, tasks are left out.
+    cancel: Option<CancelToken>,
+    /// Whether any was.
+    left_out: AtomicBool,
 }
 
 impl Pool {
@@ -93,7 +98,7 @@ impl Pool {
             late: AtomicBool::new(false),
             job: UnsafeCell::new(None),
         });
-        let mut pool = Self { shared, workers: Vec::new() };
+        let mut pool = Self { shared, workers: Vec::new(), cancel: None, left_out: AtomicBool::new(false) };
         // A team of one has no worker to place; the caller's thread is the caller's to place.
         let cores = Arc::new((threads > 1).then(|| topology::placement(threads)).flatten());
         for i in 1..threads.max(1) {
@@ -119,8 +124,29 @@ impl Pool {
         self.workers.len() + 1
     }
 
+    /// From now on, tasks are left out once `cancel` is cancelled: a single step of a long prompt may take longer than
+    /// a person waits. [`Pool::finished`] tells.
+    pub fn heed(&mut self, cancel: Option<&CancelToken>) {
+        self.cancel = cancel.cloned();
+        *self.left_out.get_mut() = false;
+    }
+
+    /// `Interrupted` if a task was left out since [`Pool::heed`], so that buffers hold anything.
+    pub fn finished(&self) -> Result<()> {
+        if self.left_out.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+    }
+
     /// Runs `job(0) … job(tasks - 1)`, each once, and returns when all are done.
     pub fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
+        let Some(cancel) = &self.cancel else { return self.run_all(tasks, job) };
+        let left_out = &self.left_out;
+        self.run_all(tasks, &|task| match cancel.is_cancelled() {
+            true => left_out.store(true, Ordering::Relaxed),
+            false => job(task),
+        });
+    }
+
+    fn run_all(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
         let shared = &*self.shared;
         if self.workers.is_empty() || tasks < 2 {
             (0..tasks).for_each(job);

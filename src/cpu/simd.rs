@@ -6,6 +6,7 @@
 pub mod attend;
 pub mod kv_row;
 mod lanes;
+pub mod native;
 pub mod ops;
 pub mod peak;
 pub mod stream;
@@ -181,8 +182,22 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
+/// `body` for each `i` below `n`, unrolled however long it is: arrays indexed by `i` stay in registers.
+macro_rules! unrolled {
+    ($n:expr, |$i:ident| $body:block) => {
+        $crate::cpu::simd::unrolled!(@ $n, $i, $body, 0 1 2 3 4 5 6 7)
+    };
+    (@ $n:expr, $i:ident, $body:block, $($k:literal)*) => {
+        $(if $k < $n {
+            let $i = $k;
+            $body
+        })*
+    };
+}
+pub(crate) use unrolled;
+
 /// Most tokens and groups of rows that [`Isa::tile`] names: for these, weights unpacked for AMX and their sums
-/// stay in the second-level cache.
+/// stay in the second-level cache; and what [`native`] lays out of the activations serves several groups.
 pub const MOST_TOKENS: usize = 256;
 pub const MOST_GROUPS: usize = 4;
 
@@ -266,13 +281,13 @@ fn ahead(quants: *const u8, scales: *const u8) {
 }
 
 impl Isa {
-    /// Tokens and groups of rows that [`q4_groups`] likes to take at once, of `tokens` that are there.
+    /// Tokens and groups of rows that [`q4_groups`] and [`native::native_groups`] like to take at once, of `tokens` that are there.
     pub fn tile(self, tokens: usize) -> (usize, usize) {
         #[cfg(target_arch = "x86_64")]
         if self == Isa::Amx && tokens >= amx::TOKENS {
             return (MOST_TOKENS, MOST_GROUPS);
         }
-        (self.tokens_at_once(tokens), 1)
+        (self.tokens_at_once(tokens), MOST_GROUPS)
     }
 
     /// The tile of tokens, of those compiled, to begin `left` tokens with.

@@ -3,7 +3,7 @@
 use super::speeds;
 use super::{BackendKind, Engine, EngineOptions};
 use crate::backend::Backend;
-use crate::cpu::{self, CpuBackend, CpuOptions};
+use crate::cpu::{self, CpuBackend, CpuBatch, CpuOptions};
 use crate::error::{Error, Result};
 use crate::kv::eviction::Policy;
 use crate::opencl::{self, Matrices, OpenClBackend, OpenClOptions, Place, Variants, Verdict, selftest};
@@ -76,8 +76,22 @@ impl Engine {
         self.session_of(&self.options)
     }
 
-    /// The same with other options for cache, eviction, threads and attention.
+    /// The same with other options for cache, eviction, drafts, threads and attention.
     pub fn session_of(&self, o: &EngineOptions) -> Result<Session> {
+        let session = self.undrafted(o)?;
+        let why = match (o.draft, &self.runs, o.eviction.policy) {
+            (0, ..) => return Ok(session),
+            (_, Runs::Device | Runs::Both(_), _) => "only the CPU computes several tokens to the bits of one",
+            (_, _, Policy::SnapKv | Policy::H2o) => {
+                "the eviction policy looks at attention, which drafts would change"
+            }
+            _ => return session.with_drafts(o.draft),
+        };
+        (o.notice)(&format!("--draft {}: off, as {why}", o.draft));
+        Ok(session)
+    }
+
+    fn undrafted(&self, o: &EngineOptions) -> Result<Session> {
         // As it was measured.
         let gpu_attn = o.gpu_attn || self.options.backend == BackendKind::Auto;
         let o = &EngineOptions { gpu_attn, ..o.clone() };
@@ -186,6 +200,11 @@ impl Engine {
         let options = CpuOptions { capacity, max_tokens: capacity, ..self.cpu_options(o) };
         let mut reference = CpuBackend::new(Arc::clone(&self.weights), options)?;
         Ok(selftest::mass_distance(backend, &mut reference)? <= selftest::TOLERANCE)
+    }
+
+    /// Empty sequences on the CPU that decode together, with these options for cache and threads.
+    pub fn batch_of(&self, o: &EngineOptions, sequences: usize) -> Result<CpuBatch> {
+        CpuBatch::new(Arc::clone(&self.weights), self.cpu_options(o), sequences)
     }
 
     fn cpu_options(&self, o: &EngineOptions) -> CpuOptions {

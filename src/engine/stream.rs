@@ -3,9 +3,9 @@
 use super::{Engine, GenerateOptions};
 use crate::dims::VOCAB;
 use crate::error::{Error, Result};
-use crate::sampler::Sampler;
+use crate::sampler::{Logprobs, Sampler};
 use crate::session::{CancelToken, Session, StopReason};
-use crate::tokenizer::{StopStrings, TextState, TextStream};
+use crate::tokenizer::{StopStrings, TextState, TextStream, Tokenizer};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,9 @@ enum AtCut {
 
 /// Turns logits into tokens and tokens into text that may be shown.
 pub(super) struct Writer<'a> {
+    tokenizer: &'a Tokenizer,
     sampler: Sampler,
+    logprobs: Option<Logprobs>,
     text: TextStream<'a>,
     stops: StopStrings,
     at_cut: AtCut,
@@ -96,13 +98,27 @@ pub(super) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn new(engine: &'a Engine, options: &GenerateOptions) -> Result<Self> {
-        let mut ends = options.stop_tokens.clone();
-        if !options.ignore_eos {
-            ends.extend_from_slice(engine.tokenizer.eos_ids());
+    /// Whether there can be one with these options.
+    #[cfg_attr(
+        not(feature = "grammar"),
+        expect(unused_variables, reason = "a grammar asks what ends a text")
+    )]
+    pub(super) fn check(engine: &Engine, options: &GenerateOptions) -> Result<()> {
+        options.sampler.validate_for(VOCAB)?;
+        #[cfg(feature = "grammar")]
+        if options.sampler.grammar.is_some() {
+            sampler(engine, options, &ends(engine, options))?;
         }
+        StopStrings::new(&options.stop).map(|_| ())
+    }
+
+    pub(super) fn new(engine: &'a Engine, options: &GenerateOptions) -> Result<Self> {
+        let ends = ends(engine, options);
+        let sampler = sampler(engine, options, &ends)?;
         Ok(Self {
-            sampler: Sampler::new(options.sampler.clone(), VOCAB)?,
+            tokenizer: &engine.tokenizer,
+            sampler,
+            logprobs: options.logprobs.map(|count| Logprobs::new(count, VOCAB)).transpose()?,
             text: engine.tokenizer.stream(),
             stops: StopStrings::new(&options.stop)?,
             at_cut: AtCut::Show,
@@ -114,11 +130,89 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Samples from the session's logits.
-    fn sample(&mut self, session: &Session) -> u32 {
-        self.logits.copy_from_slice(session.logits());
-        self.sampler.sample(&mut self.logits, session.tokens())
+    /// Whether no token is left to be generated.
+    pub(super) fn is_spent(&self) -> bool {
+        self.left == Some(0)
     }
+
+    /// What asks it to stop.
+    pub(super) fn cancel(&self) -> &CancelToken {
+        &self.cancel
+    }
+
+    /// Tells how much of the prompt is done.
+    pub(super) fn progress(&self, done: usize, all: usize) {
+        (self.progress)(done, all);
+    }
+
+    /// Samples a token from the `logits` that follow the tokens of `history`. What comes of the text is
+    /// [`Writer::push`]'s to say.
+    pub(super) fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
+        self.logits.copy_from_slice(logits);
+        let token = self.sampler.sample(&mut self.logits, history);
+        #[cfg(feature = "grammar")]
+        self.sampler.check_grammar()?;
+        if let Some(logprobs) = &mut self.logprobs {
+            logprobs.take(logits, token);
+        }
+        Ok(token)
+    }
+
+    /// Adds a sampled token to the text: what may be shown, and how the text ends if it does. `is_full` says that no
+    /// slot is left to compute the token in.
+    pub(super) fn push(&mut self, token: u32, is_full: impl FnOnce() -> bool) -> (String, Option<End>) {
+        if self.ends.contains(&token) {
+            return (String::new(), Some(End::Flush(StopReason::Eos)));
+        }
+        let text = self.text.push(token);
+        let scan = self.stops.push(&text);
+        if let Some(left) = &mut self.left {
+            *left -= 1;
+        }
+        let end = match () {
+            () if scan.stopped => Some(End::Done(StopReason::Stop)),
+            () if self.is_spent() => Some(End::Flush(StopReason::Length)),
+            () if self.cancel.is_cancelled() => Some(End::Flush(StopReason::Interrupt)),
+            () if is_full() => Some(End::Flush(StopReason::Context)),
+            () => None,
+        };
+        (scan.text, end)
+    }
+
+    /// The text that was held back, once it is over.
+    pub(super) fn finish(&mut self) -> String {
+        let text = self.text.finish();
+        let text = self.stops.push(&text).text;
+        text + &self.stops.finish().text
+    }
+}
+
+/// The tokens that end a text.
+fn ends(engine: &Engine, options: &GenerateOptions) -> Vec<u32> {
+    let mut ends = options.stop_tokens.clone();
+    if !options.ignore_eos {
+        ends.extend_from_slice(engine.tokenizer.eos_ids());
+    }
+    ends
+}
+
+/// What chooses the tokens of a text that `ends` end.
+#[cfg_attr(not(feature = "grammar"), expect(unused_variables, reason = "only a grammar looks at the ends"))]
+fn sampler(engine: &Engine, options: &GenerateOptions, ends: &[u32]) -> Result<Sampler> {
+    let pieces = engine.tokenizer.pieces();
+    let sampler = Sampler::new(options.sampler.clone(), VOCAB)?.with_pieces(pieces);
+    #[cfg(feature = "grammar")]
+    let sampler = sampler.with_grammar(pieces, ends)?;
+    Ok(sampler)
+}
+
+/// How a text ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// Held-back text is still to come.
+    Flush(StopReason),
+    /// Nothing is.
+    Done(StopReason),
 }
 
 /// Text pieces of one generation. Pieces may be empty while a character or a stop
@@ -220,6 +314,17 @@ impl<'a> TokenStream<'a> {
         self.last_token
     }
 
+    /// What the model held of the token that the last piece came from, and of the most probable ones, where
+    /// [`GenerateOptions::logprobs`] asks for it.
+    pub fn logprobs(&self) -> Option<&Logprobs> {
+        self.last_token.and(self.writer.logprobs.as_ref())
+    }
+
+    /// The tokenizer that makes the text.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        self.writer.tokenizer
+    }
+
     fn step(&mut self) -> Result<Option<String>> {
         match self.state {
             State::Done(_) => Ok(None),
@@ -229,9 +334,7 @@ impl<'a> TokenStream<'a> {
                 if self.writer.at_cut == AtCut::Keep && reason != StopReason::Eos {
                     return Ok(None);
                 }
-                let mut text = self.writer.text.finish();
-                text = self.writer.stops.push(&text).text;
-                text += &self.writer.stops.finish().text;
+                let text = self.writer.finish();
                 Ok((!text.is_empty()).then_some(text))
             }
             State::Sample => self.sample().map(Some),
@@ -239,11 +342,11 @@ impl<'a> TokenStream<'a> {
     }
 
     fn sample(&mut self) -> Result<String> {
-        if self.writer.left == Some(0) {
+        if self.writer.is_spent() {
             self.state = State::Flush(StopReason::Length);
             return Ok(String::new());
         }
-        let token = self.writer.sample(&self.session);
+        let token = self.writer.sample(self.session.logits(), self.session.tokens())?;
         let now = Instant::now();
         let first = *self.first.get_or_insert(now);
         if self.timing.tokens == 0 {
@@ -252,30 +355,21 @@ impl<'a> TokenStream<'a> {
         self.timing.tokens += 1;
         self.timing.decoding = now - first;
         self.last_token = Some(token);
-        if self.writer.ends.contains(&token) {
-            self.state = State::Flush(StopReason::Eos);
-            return Ok(String::new());
+        let (text, end) = self.writer.push(token, || self.session.is_full());
+        if end.is_some() {
+            self.session.settle();
         }
-        let text = self.writer.text.push(token);
-        let scan = self.writer.stops.push(&text);
-        if let Some(left) = &mut self.writer.left {
-            *left -= 1;
+        match end {
+            None => self.session.decode(token)?,
+            Some(End::Done(reason)) => self.state = State::Done(reason),
+            Some(End::Flush(reason)) => {
+                self.state = State::Flush(reason);
+                if reason != StopReason::Eos {
+                    self.uncomputed = vec![token];
+                }
+            }
         }
-        if scan.stopped {
-            self.state = State::Done(StopReason::Stop);
-        } else if self.writer.left == Some(0) {
-            self.state = State::Flush(StopReason::Length);
-        } else if self.writer.cancel.is_cancelled() {
-            self.state = State::Flush(StopReason::Interrupt);
-        } else if self.session.is_full() {
-            self.state = State::Flush(StopReason::Context);
-        } else {
-            self.session.decode(token)?;
-        }
-        if matches!(self.state, State::Flush(_)) {
-            self.uncomputed = vec![token];
-        }
-        Ok(scan.text)
+        Ok(text)
     }
 }
 

@@ -7,14 +7,16 @@ use super::cache::Verdict;
 use super::defines::Defines;
 use super::device::Device;
 use super::failure::{Failure, Kind, Result};
+use super::form::{Form, Quantised};
 use super::program::{Kernel, Program, Source};
-use super::weights::{Form, Step};
+use super::weights::Step;
 use crate::dims::*;
 use crate::kv::KvTypes;
 use std::collections::HashMap;
 
 pub(super) const COMMON: &str = include_str!("../../kernels/common.cl");
 pub(super) const KV: &str = include_str!("../../kernels/kv.cl");
+const BLOCKS: &str = include_str!("../../kernels/blocks.cl");
 const GEMV: &str = include_str!("../../kernels/gemv.cl");
 const GEMM: &str = include_str!("../../kernels/gemm.cl");
 const GEMM_PUT: &str = include_str!("../../kernels/gemm_put.cl");
@@ -89,28 +91,14 @@ pub enum Input {
     Ffn,
 }
 
-/// Whether activations are quantised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "they say it")]
-pub enum Quantised {
-    Yes,
-    No,
-}
-
-impl From<Form> for Quantised {
-    fn from(form: Form) -> Self {
-        if form == Form::Q4 { Quantised::Yes } else { Quantised::No }
-    }
-}
-
 /// Work-group shape of a `gemv`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemvShape {
     /// Groups of sixteen rows of the result in a tile.
     pub tile_groups: usize,
-    /// Blocks that are read at the same time; Q4_0 only.
+    /// Blocks that are read at the same time; of quantised matrices only.
     pub slices: usize,
-    /// Blocks whose sums wait in local memory; Q4_0 only.
+    /// Blocks whose sums wait in local memory; of quantised matrices only.
     pub pass: usize,
     /// Items of a group.
     pub items: usize,
@@ -213,13 +201,15 @@ impl Shapes {
             _ => 1,
         };
         let (groups, most) = (tile_groups * step.halves(), self.max_items.min(256));
-        if form != Form::Q4 {
+        if form.reads() == Quantised::No {
             return GemvShape { tile_groups, slices: 0, pass: 0, items: most / 16 * 16 };
         }
         let blocks = step.shape().1 / 32;
         // Four items a block and group; at least one a row, to add up.
         let slices = blocks.next_power_of_two().min(most / (4 * groups)).max(4);
-        let pass = blocks.min(PART_FLOATS / (32 * groups));
+        // Of each row a sum and a scale, and where there are floors that and, of a block, the sum of activations.
+        let floats = if form.floors() { 3 * 16 * groups + 1 } else { 2 * 16 * groups };
+        let pass = blocks.min(PART_FLOATS / floats);
         GemvShape { tile_groups, slices, pass, items: 4 * groups * slices }
     }
 
@@ -227,7 +217,7 @@ impl Shapes {
     pub fn gemm_tile(&self, step: Step, form: Form) -> [usize; 2] {
         match form {
             Form::Q4 if self.tensor_cores => [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), 64],
-            Form::Q4 => [64, 64],
+            form if form.reads() == Quantised::Yes => [64, 64],
             _ => [16, 8],
         }
     }
@@ -344,31 +334,31 @@ impl Kernels {
         }
         let matrix = |d: Defines, step: Step, form: Form| {
             let (rows, cols) = step.shape();
-            d.flag(step.names().1).with("ROWS", rows).with("COLS", cols).with("W_TYPE", form as usize)
+            d.flag(step.names().1).with("ROWS", rows).with("COLS", cols).with("W_TYPE", form.number())
         };
         let (parts, defines): (&[&str], _) = match name {
             Name::Gemv { step, form, input, next } => {
                 let shape = s.gemv(step, form);
                 let d = matrix(defines, step, form);
                 let mut d = d.with("TILE_GROUPS", shape.tile_groups);
-                if form == Form::Q4 {
+                if form.reads() == Quantised::Yes {
                     d = d.with("SLICES", shape.slices).with("PASS", shape.pass);
                 }
                 if step == Step::GateUp && next == Quantised::Yes {
-                    d = d.flag("DOWN_Q4");
+                    d = d.flag("DOWN_QUANTISED");
                 }
                 if input == Input::Merge {
                     let d = d.of_cache(self.types).flag("INPUT_MERGE").with("FUSED_CHUNKS", FUSED_CHUNKS);
-                    (&[COMMON, KV, GEMV], d)
+                    (&[COMMON, KV, BLOCKS, GEMV], d)
                 } else {
-                    (&[COMMON, GEMV], d)
+                    (&[COMMON, BLOCKS, GEMV], d)
                 }
             }
             Name::Gemm(step, form) if s.tensor_cores && form == Form::Q4 => {
                 let d = matrix(defines, step, form).with("WARPS", GEMM_ITEMS / 32);
                 (&[COMMON, GEMM_PUT, GEMM_NVIDIA], d.with("ROW_GROUPS", Shapes::warp_groups(step)))
             }
-            Name::Gemm(step, form) => (&[COMMON, GEMM_PUT, GEMM], matrix(defines, step, form)),
+            Name::Gemm(step, form) => (&[COMMON, BLOCKS, GEMM_PUT, GEMM], matrix(defines, step, form)),
             Name::Acts(input, cols, quantised) => {
                 let d = defines.with("COLS", cols).with("QUANTISED", (quantised == Quantised::Yes) as usize);
                 (&[COMMON, ACTS], d.flag(input_flag(input)))

@@ -106,7 +106,7 @@ impl Scratch {
         let rows = self.host[HEADER..].chunks_exact_mut(STATE_ROW);
         for (t, (&token, row)) in tokens.iter().zip(rows).enumerate() {
             let (x, angles) = row.split_at_mut(DIM);
-            widen(weights, token, x);
+            weights.embed.row(token as usize, x);
             let (cos, sin) = angles.split_at_mut(HEAD_DIM / 2);
             crate::rope::angles(pos + t, frequencies, cos, sin);
         }
@@ -126,18 +126,5 @@ impl Scratch {
     /// Reads the residual of token `t`.
     pub fn residual(&self, t: usize, x: &mut [f32]) -> Result<()> {
         self.state.buffer().read(4 * (HEADER + t * STATE_ROW), floats::bytes_mut(x))
-    }
-}
-
-/// The embedding row of a token.
-fn widen(weights: &Weights, token: u32, x: &mut [f32]) {
-    let (row, dtype) = (weights.embed.row(token as usize), weights.embed.dtype());
-    let (runs, rest) = x.as_chunks_mut::<16>();
-    let from = runs.len() * 16 * dtype.size();
-    for (run, stored) in runs.iter_mut().zip(row.chunks_exact(16 * dtype.size())) {
-        *run = dtype.widen::<16>(stored);
-    }
-    for (x, stored) in rest.iter_mut().zip(row[from..].chunks_exact(dtype.size())) {
-        [*x] = dtype.widen::<1>(stored);
     }
 }

@@ -3,11 +3,12 @@
 use super::buffer::Buffer;
 use super::device::Device;
 use super::failure::Result;
-use super::kernels::{Input, Kernels, Name, Observed, Quantised};
+use super::form::Quantised;
+use super::kernels::{Input, Kernels, Name, Observed};
 use super::program::Kernel;
 use super::rows::{LayerRows, Rows};
 use super::scratch::Scratch;
-use super::weights::{Chunk, DeviceWeights, Form, LayerWeights, Step, StepWeights};
+use super::weights::{Chunk, DeviceWeights, LayerWeights, Step, StepWeights};
 use crate::dims::*;
 
 /// A kernel with its arguments and the items of one work-group.
@@ -194,7 +195,7 @@ impl Launches {
         }
         if many {
             launches.many = layers.iter().map(|(l, r)| b.many_tokens(l, r)).collect::<Result<_>>()?;
-            launches.norm = Some(b.norm(&weights.norm, weights.head.form)?);
+            launches.norm = Some(b.norm(&weights.norm, weights.head.reads)?);
             launches.heads = b.gemm(Step::Head, &weights.head, &scratch.logits, &scratch.none)?;
         }
         Ok(launches)
@@ -237,17 +238,12 @@ impl Binder<'_> {
         Ok(Launch { kernel, local: [self.kernels.items(name), 1] })
     }
 
-    fn products(&mut self, name: Name, w: &StepWeights, io: &Io<'_>) -> Result<Vec<Product>> {
+    fn product(&mut self, name: Name, chunk: &Chunk, io: &Io<'_>) -> Result<Product> {
         let state = self.scratch.state.buffer();
-        let mut products = Vec::with_capacity(w.chunks.len());
-        for Chunk { quants, scales, first, groups } in &w.chunks {
-            let scales = scales.as_ref().unwrap_or(quants);
-            let launch =
-                self.launch(name, &[quants, scales, state, io.input, io.scales, io.out, io.extra])?;
-            let rows = [*first as i32, *groups as i32];
-            products.push(Product { launch, rows, groups: *groups, tokens: 1 });
-        }
-        Ok(products)
+        let Chunk { quants, scales, first, groups, .. } = chunk;
+        let scales = scales.as_ref().unwrap_or(quants);
+        let launch = self.launch(name, &[quants, scales, state, io.input, io.scales, io.out, io.extra])?;
+        Ok(Product { launch, rows: [*first as i32, *groups as i32], groups: *groups, tokens: 1 })
     }
 
     /// One token times the matrices of a step, its input from where the first of the pair says, its result as
@@ -256,14 +252,16 @@ impl Binder<'_> {
         &mut self,
         step: Step,
         w: &StepWeights,
-        ends: (Input, Quantised),
+        (input, next): (Input, Quantised),
         io: Io<'_>,
     ) -> Result<Products> {
-        let name = Name::Gemv { step, form: w.form, input: ends.0, next: ends.1 };
-        let mut products = self.products(name, w, &io)?;
-        for p in &mut products {
+        let mut products = Vec::with_capacity(w.chunks.len());
+        for chunk in &w.chunks {
+            let name = Name::Gemv { step, form: chunk.form, input, next };
+            let mut p = self.product(name, chunk, &io)?;
             p.launch.kernel.arg_ints(7, &p.rows)?;
-            p.groups = self.kernels.shapes().gemv_groups(step, w.form, p.groups);
+            p.groups = self.kernels.shapes().gemv_groups(step, chunk.form, p.groups);
+            products.push(p);
         }
         Ok(Products(products))
     }
@@ -272,11 +270,13 @@ impl Binder<'_> {
     fn gemm(&mut self, step: Step, w: &StepWeights, out: &Buffer, bias: &Buffer) -> Result<Products> {
         let s = self.scratch;
         let io = Io { input: &s.acts, scales: &s.act_scales, out, extra: bias };
-        let mut products = self.products(Name::Gemm(step, w.form), w, &io)?;
-        let [rows, tokens] = self.kernels.shapes().gemm_tile(step, w.form);
-        for p in &mut products {
+        let mut products = Vec::with_capacity(w.chunks.len());
+        for chunk in &w.chunks {
+            let mut p = self.product(Name::Gemm(step, chunk.form), chunk, &io)?;
+            let [rows, tokens] = self.kernels.shapes().gemm_tile(step, chunk.form);
             p.groups = (p.groups * step.halves() * 16).div_ceil(rows);
             p.tokens = tokens;
+            products.push(p);
         }
         Ok(Products(products))
     }
@@ -309,7 +309,7 @@ impl Binder<'_> {
                 AttendOn::Host => Products::default(),
             },
             out_merged: self.gemv(Step::Out, out, (Input::Att, Quantised::No), merged_io)?,
-            gate_up: self.gemv(Step::GateUp, gate_up, (Input::Norm, down.form.into()), gate_io)?,
+            gate_up: self.gemv(Step::GateUp, gate_up, (Input::Norm, down.reads), gate_io)?,
             down: self.gemv(Step::Down, down, (Input::Ffn, Quantised::No), down_io)?,
         })
     }
@@ -336,10 +336,10 @@ impl Binder<'_> {
         Ok(launch)
     }
 
-    /// Norm of the residual from token 0 on, as a matrix of this form reads it.
-    fn norm(&mut self, w: &Buffer, form: Form) -> Result<Launch> {
+    /// Norm of the residual from token 0 on, as a matrix reads it.
+    fn norm(&mut self, w: &Buffer, quantised: Quantised) -> Result<Launch> {
         let s = self.scratch;
-        let name = Name::Acts(Input::Norm, DIM, form.into());
+        let name = Name::Acts(Input::Norm, DIM, quantised);
         let mut launch = self.launch(name, &[s.state.buffer(), w, &s.acts, &s.act_scales])?;
         launch.kernel.arg_i32(4, 0)?;
         Ok(launch)
@@ -358,7 +358,7 @@ impl Binder<'_> {
         let qkv_bias = l.qkv_bias.as_ref().unwrap_or(&s.none);
         let o_bias = l.o_bias.as_ref().unwrap_or(&s.none);
         Ok(ManyTokens {
-            norm: self.norm(&l.attn_norm, qkv.form)?,
+            norm: self.norm(&l.attn_norm, qkv.reads)?,
             qkv: self.gemm(Step::Qkv, qkv, &s.qkv, qkv_bias)?,
             attend: match self.attend {
                 AttendOn::Device => {
@@ -369,11 +369,11 @@ impl Binder<'_> {
                 }
                 AttendOn::Host => None,
             },
-            att: self.acts(Name::Acts(Input::Att, Q_DIM, out.form.into()), &s.att)?,
+            att: self.acts(Name::Acts(Input::Att, Q_DIM, out.reads), &s.att)?,
             out: self.gemm(Step::Out, out, &s.none, o_bias)?,
-            ffn_norm: self.norm(&l.ffn_norm, gate_up.form)?,
+            ffn_norm: self.norm(&l.ffn_norm, gate_up.reads)?,
             gate_up: self.gemm(Step::GateUp, gate_up, &s.gate_up, &s.none)?,
-            silu: self.acts(Name::Acts(Input::Ffn, FFN_DIM, down.form.into()), &s.gate_up)?,
+            silu: self.acts(Name::Acts(Input::Ffn, FFN_DIM, down.reads), &s.gate_up)?,
             down: self.gemm(Step::Down, down, &s.none, &s.none)?,
         })
     }

@@ -5,11 +5,12 @@ use super::defines::{Defines, KV_PAD, Q_PAD, QKV};
 use super::device::Device;
 use super::facts::Facts;
 use super::failure::Result;
+use super::form::Form;
 use super::kernels::{COMMON, DECODE_NVIDIA, KV, NVIDIA};
 use super::program::{Kernel, Program, Source};
 use super::rows::Rows;
 use super::scratch::Scratch;
-use super::weights::{Chunk, DeviceWeights, Form, LayerWeights, Step, StepWeights};
+use super::weights::{Chunk, DeviceWeights, LayerWeights, Step, StepWeights};
 use crate::dims::*;
 use crate::quant::packed::GROUP_ROWS;
 
@@ -187,8 +188,8 @@ impl Places {
         let mut defines: Vec<_> = names.into_iter().flatten().zip(first).collect();
         defines.extend(["AT_HEAD", "AT_HEAD_SCALES"].into_iter().zip(head));
         defines.push(("LAYER_BYTES", bytes));
-        let all_q4 =
-            weights.layers.iter().flat_map(|l| &l.steps).chain([&weights.head]).all(|s| s.form == Form::Q4);
+        let steps = weights.layers.iter().flat_map(|l| &l.steps).chain([&weights.head]);
+        let all_q4 = steps.flat_map(|s| &s.chunks).all(|c| c.form == Form::Q4);
         let (floats, at) = floats(&weights.layers[0])?;
         let next = weights.layers.get(1).map_or(&weights.norm, |l| &l.attn_norm);
         let stride = next.whole()?.1;

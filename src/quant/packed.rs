@@ -69,9 +69,65 @@ impl<const ROWS: usize, const COLS: usize> Packed<ROWS, COLS> {
 #[inline(always)]
 pub fn put_block(quants: &mut [u8], scales: &mut [u8], (b, lane): (usize, usize), block: &BlockQ4) {
     scales[b * SCALE_BYTES + lane * 2..][..2].copy_from_slice(&block.d.to_le_bytes());
-    // Byte `z` holds the nibbles of columns z and z + 16, which is what a packed byte holds too.
-    let quants = &mut quants[b * QUANT_BYTES..][..QUANT_BYTES];
+    put_nibbles(&mut quants[b * QUANT_BYTES..][..QUANT_BYTES], lane, &block.qs);
+}
+
+/// Writes sixteen bytes as row `lane` of one block's quants: byte `z` holds the nibbles of columns `z` and `z + 16`,
+/// which is what a packed byte holds too.
+#[inline(always)]
+pub(super) fn put_nibbles(quants: &mut [u8], lane: usize, qs: &[u8]) {
     for v in 0..4 {
-        quants[v * 64 + lane * 4..][..4].copy_from_slice(&block.qs[v * 4..][..4]);
+        quants[v * 64 + lane * 4..][..4].copy_from_slice(&qs[v * 4..][..4]);
+    }
+}
+
+/// Writes a row of stored Q4_0 blocks, `[block][18]`, as row `lane` of one group's planes, bit for bit; false when a
+/// scale is not finite.
+pub fn put_row(quants: &mut [u8], scales: &mut [u8], lane: usize, row: &[u8]) -> bool {
+    let mut finite = true;
+    for (b, stored) in row.as_chunks().0.iter().enumerate() {
+        let block = BlockQ4::from_bytes(stored);
+        finite &= block.d.is_finite();
+        put_block(quants, scales, (b, lane), &block);
+    }
+    finite
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::f16;
+
+    #[test]
+    fn stored_blocks_are_packed_bit_for_bit() {
+        const BLOCKS: usize = 3;
+        let mut state = 1u32;
+        let mut byte = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        let (mut quants, mut scales) = (vec![0x88; BLOCKS * QUANT_BYTES], vec![0; BLOCKS * SCALE_BYTES]);
+        let rows: Vec<Vec<u8>> =
+            (0..GROUP_ROWS).map(|_| (0..BLOCKS * BlockQ4::BYTES).map(|_| byte()).collect()).collect();
+        for (lane, row) in rows.iter().enumerate() {
+            let finite = row.chunks(BlockQ4::BYTES).all(|b| f16::from_le_bytes([b[0], b[1]]).is_finite());
+            assert_eq!(put_row(&mut quants, &mut scales, lane, row), finite);
+        }
+        for (lane, row) in rows.iter().enumerate() {
+            for (b, stored) in row.as_chunks::<{ BlockQ4::BYTES }>().0.iter().enumerate() {
+                assert_eq!(scales[b * SCALE_BYTES + 2 * lane..][..2], stored[..2]);
+                let block = BlockQ4::from_bytes(stored);
+                for column in 0..BLOCK {
+                    // As the module's documentation has it.
+                    let (v, k) = (column % 16 / 4, column % 4);
+                    let packed = quants[b * QUANT_BYTES + v * 64 + lane * 4 + k];
+                    let nibble = if column < 16 { packed & 15 } else { packed >> 4 };
+                    assert_eq!(nibble, block.nibble(column), "row {lane}, block {b}, column {column}");
+                }
+            }
+        }
+        let mut infinite = rows[0].clone();
+        infinite[BlockQ4::BYTES..][..2].copy_from_slice(&f16::INFINITY.to_le_bytes());
+        assert!(!put_row(&mut quants, &mut scales, 0, &infinite));
     }
 }

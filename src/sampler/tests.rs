@@ -1,6 +1,12 @@
 //! Every stage against reference vectors computed in f64, and the shortcuts against plain sorting.
 
+mod dry;
+mod logprobs;
+mod stages;
+
+use super::softmax::exp;
 use super::*;
+use crate::Error;
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -164,9 +170,9 @@ fn partial_ranking_draws_what_a_full_sort_draws() {
         softmax(&mut probs);
         let uniform = Rng::new(o.seed).uniform();
         let mut sampler = Sampler::new(o.clone(), vocab).expect("valid");
-        let room = sampler.ranked.capacity();
+        let room = sampler.ranking.best.capacity();
         assert_eq!(sampler.sample(&mut logits.clone(), &[]), plain(&probs, &o, uniform), "{round} {o:?}");
-        assert_eq!(sampler.ranked.capacity(), room, "drawing allocates nothing");
+        assert_eq!(sampler.ranking.best.capacity(), room, "drawing allocates nothing");
     }
 }
 
@@ -205,11 +211,20 @@ fn strange_logits_do_not_panic() {
         for temperature in [0.0, 1e-40, 1e-3, 1.0, 1e30] {
             for top_k in [0, 1, 3] {
                 let o = SamplerOptions { temperature, top_k, ..Default::default() };
-                let mut sampler = Sampler::new(o, 5).expect("valid");
-                for _ in 0..10 {
-                    let id = sampler.sample(&mut logits.clone(), &[0, 4, 4, 99]) as usize;
-                    assert!(id < 5);
-                    assert!(!logits[id].is_nan() || logits.iter().all(|x| x.is_nan()), "{logits:?} {id}");
+                let others = SamplerOptions {
+                    typical_p: 0.5,
+                    presence_penalty: 1.0,
+                    dry: DryOptions { multiplier: 1.0, allowed_length: 1, ..DryOptions::default() },
+                    xtc: XtcOptions { probability: 1.0, threshold: 0.0 },
+                    ..o.clone()
+                };
+                for o in [o, others] {
+                    let mut sampler = Sampler::new(o, 5).expect("valid");
+                    for _ in 0..10 {
+                        let id = sampler.sample(&mut logits.clone(), &[0, 4, 4, 99, 4]) as usize;
+                        assert!(id < 5);
+                        assert!(!logits[id].is_nan() || logits.iter().all(|x| x.is_nan()), "{logits:?} {id}");
+                    }
                 }
             }
         }

@@ -80,6 +80,7 @@ impl Session {
         if len > all {
             return Err(Error::Usage(format!("cannot rewind to token {len} of {all}")));
         }
+        self.settle();
         if self.cheap(len) < len {
             return self.replay(len);
         }
@@ -116,6 +117,7 @@ impl Session {
     /// evictions) and returns what is left to prefill, at least the last token, so that its logits are there
     /// afterwards.
     pub fn reuse<'t>(&mut self, tokens: &'t [u32]) -> Result<&'t [u32]> {
+        self.settle();
         let common = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         let kept = self.cheap(common.min(tokens.len().saturating_sub(1)));
         self.drop_to(kept);

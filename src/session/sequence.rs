@@ -83,7 +83,7 @@ impl Session {
     pub fn sequence(&self) -> Sequence {
         Sequence {
             tokens: self.tokens.clone(),
-            slots: self.devices.len(),
+            slots: self.slots(),
             cuts: self.cuts.clone(),
             prefix: self.prefix,
             dense: self.dense,
@@ -94,7 +94,7 @@ impl Session {
 
     /// The filled rows of a layer.
     pub fn read_rows(&mut self, layer: usize, rows: &mut KvRows) -> Result<()> {
-        let slots = 0..self.devices.len();
+        let slots = 0..self.slots();
         self.devices.active_mut().read_kv(layer, slots, rows)
     }
 

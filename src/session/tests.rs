@@ -6,8 +6,8 @@ use super::*;
 use crate::backend::KvRows;
 use crate::dims::LAYERS;
 use fake::{Fake, ROW};
-use std::sync::Mutex;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 fn eviction(policy: Policy, window: usize, prefix: usize) -> Eviction {
     Eviction { policy, window, prefix, memory_threshold: 0 }
@@ -330,4 +330,100 @@ fn a_cache_too_small_for_the_prefix_is_refused() {
     };
     assert!(new(64, 40, 38) && new(64, 64, 54));
     assert!(!new(64, 40, 39) && !new(64, 64, 60));
+}
+
+/// A text that repeats itself, or does not, chosen from the logits: what `decode` must leave as if nothing were drafted.
+fn next(session: &Session, i: usize) -> u32 {
+    let bits = session.logits()[7] as u32;
+    match (i / 60) % 3 {
+        0 => token(i),
+        1 => token(i % 5),
+        _ => token((i + (bits % 8 / 7) as usize) % 6),
+    }
+}
+
+#[test]
+fn drafts_change_nothing_but_the_passes() {
+    for (policy, capacity, window) in
+        [(Policy::None, 700, 0), (Policy::Sliding, 64, 40), (Policy::Sliding, 30, 64)]
+    {
+        for most in [1, 3, 40] {
+            let eviction = eviction(policy, window.max(1), 3);
+            let mut plain = alone(capacity, eviction);
+            let mut drafting = alone(capacity, eviction).with_drafts(most).unwrap();
+            for session in [&mut plain, &mut drafting] {
+                session.prefill(&tokens(20), &CancelToken::default()).unwrap();
+            }
+            for i in 0..600 {
+                let chosen = next(&plain, i);
+                assert_eq!(chosen, next(&drafting, i));
+                plain.decode(chosen).unwrap();
+                drafting.decode(chosen).unwrap();
+                assert_eq!(plain.slots(), drafting.slots());
+                assert!(plain.logits() == drafting.logits() && plain.tokens() == drafting.tokens());
+                assert_eq!(plain.is_full(), drafting.is_full());
+                if i % 50 == 17 {
+                    assert_eq!(
+                        rows(&mut plain),
+                        rows(&mut drafting),
+                        "{policy:?}, drafts of {most}, token {i}"
+                    );
+                    assert_eq!(plain.sequence(), drafting.sequence());
+                }
+            }
+            let drafts = drafting.drafts().unwrap();
+            assert!(drafts.accepted > 60 && drafts.accepted < drafts.drafted, "{drafts:?}");
+            assert!(plain.drafts().is_none());
+        }
+    }
+    assert!(alone(100, eviction(Policy::H2o, 40, 3)).with_drafts(2).is_err());
+}
+
+#[test]
+fn what_is_computed_ahead_is_given_up_for_anything_else() {
+    let clear = |s: &mut Session| s.clear();
+    let rewind = |s: &mut Session| s.rewind(30).unwrap();
+    let reuse = |s: &mut Session| assert_eq!(s.reuse(&tokens(4)).unwrap().len(), 1);
+    let prefill = |s: &mut Session| s.prefill(&tokens(40)[30..], &CancelToken::default()).unwrap();
+    let resize = |s: &mut Session| s.resize(150).unwrap();
+    type Change<'a> = &'a dyn Fn(&mut Session);
+    let others: [(&str, Change<'_>); 5] = [
+        ("clear", &clear),
+        ("rewind", &rewind),
+        ("reuse", &reuse),
+        ("prefill", &prefill),
+        ("resize", &resize),
+    ];
+    for (name, other) in others {
+        let mut sessions = [alone(200, Eviction::NEVER), alone(200, Eviction::NEVER).with_drafts(8).unwrap()];
+        for session in &mut sessions {
+            session.prefill(&tokens(4), &CancelToken::default()).unwrap();
+            (0..41).for_each(|i| session.decode(token(i % 5)).unwrap());
+        }
+        assert!(sessions[1].backend().len() > sessions[1].slots(), "nothing is ahead");
+        for session in &mut sessions {
+            other(session);
+            assert_eq!(session.backend().len(), session.slots(), "{name}");
+            session.decode(token(3)).unwrap();
+        }
+        let [plain, drafting] = &mut sessions;
+        assert!(plain.sequence() == drafting.sequence() && plain.logits() == drafting.logits(), "{name}");
+        assert_eq!(rows(plain), rows(drafting), "{name}");
+        // A saved sequence has nothing ahead either.
+        let mut again = alone(200, Eviction::NEVER);
+        become_of(&mut again, drafting);
+        assert_eq!(rows(&mut again), rows(plain), "{name}");
+    }
+}
+
+#[test]
+fn a_cancelled_prompt_leaves_what_was_computed() {
+    let mut session = alone(100, Eviction::NEVER);
+    let cancel = CancelToken::default();
+    session.prefill(&tokens(20), &cancel).unwrap();
+    cancel.cancel();
+    assert!(matches!(session.prefill(&tokens(40), &cancel), Err(Error::Interrupted)));
+    assert_eq!((session.position(), session.slots()), (20, 20));
+    // Only prompts are asked to end.
+    session.decode(token(20)).unwrap();
 }

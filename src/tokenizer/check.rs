@@ -16,9 +16,9 @@ use tokenizers::models::bpe::Merges;
 /// Llama 3's and Qwen's files have 7 to 17 MB.
 pub(super) const MAX_FILE: u64 = 64 << 20;
 /// All added tokens together; Llama 3's have 8 KB.
-const MAX_ADDED: usize = 1 << 20;
+pub(super) const MAX_ADDED: usize = 1 << 20;
 
-/// A checked file.
+/// The checked parts of a tokenizer, from whatever file.
 #[derive(Debug)]
 pub(super) struct Checked {
     /// `[id]`, of model and added tokens.
@@ -208,17 +208,22 @@ fn check_model(model: &Bpe) -> Result<(), String> {
     Ok(())
 }
 
+/// Why a token with an id of `limit` or more is refused.
+pub(super) fn beyond(token: &str, id: u32, limit: usize) -> String {
+    format!(
+        "token {} has id {id}, but the model this program was built for has {limit} tokens (ids up to {}); use that \
+         model's tokenizer, or rebuild for this model: ANTIGRAVITY_MODEL=<its directory or GGUF file> \
+         cargo build --release",
+        shown(&Value::from(token)),
+        limit.saturating_sub(1),
+    )
+}
+
 /// `[id]` -> token, of vocabulary and added tokens; ids and tokens must be unique and fit.
 fn table(vocab: &[(String, u32)], added: &[Added], limit: usize) -> Result<Vec<Option<String>>, String> {
     let all = || vocab.iter().map(|(t, id)| (t, *id)).chain(added.iter().map(|a| (&a.content, a.id)));
     if let Some((token, id)) = all().max_by_key(|(_, id)| *id).filter(|(_, id)| *id as usize >= limit) {
-        return Err(format!(
-            "token {} has id {id}, but the model this program was built for has {limit} tokens (ids up to \
-             {}); use that model's tokenizer, or rebuild for this model: ANTIGRAVITY_MODEL=<its directory> \
-             cargo build --release",
-            shown(&Value::from(token.as_str())),
-            limit.saturating_sub(1),
-        ));
+        return Err(beyond(token, id, limit));
     }
     let mut tokens: Vec<Option<String>> =
         vec![None; all().map(|(_, id)| id as usize + 1).max().unwrap_or_default()];

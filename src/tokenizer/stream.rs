@@ -5,10 +5,11 @@
 
 use super::parts::DecoderKind;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// The bytes that each id stands for.
 #[derive(Debug, Clone)]
-pub(super) struct Pieces {
+pub struct Pieces {
     kind: DecoderKind,
     /// Bytes of all ids one after the other; ids without a token have none.
     bytes: Vec<u8>,
@@ -94,8 +95,27 @@ impl Pieces {
         Some((&self.bytes[start..end], self.flags[id]))
     }
 
-    pub(super) fn is_special(&self, id: u32) -> bool {
+    /// Whether `id` is a control token, which no text shows.
+    pub fn is_special(&self, id: u32) -> bool {
         self.flags.get(id as usize) == Some(&Flag::Special)
+    }
+
+    /// The bytes of one token, a control token's too; none for an id without a token.
+    pub fn bytes(&self, id: u32) -> &[u8] {
+        self.get(id).map_or(&[], |(bytes, _)| bytes)
+    }
+
+    /// The text of one token by itself, a control token's too. Bytes that are no characters without those around them
+    /// become U+FFFD.
+    pub fn text(&self, id: u32) -> Cow<'_, str> {
+        String::from_utf8_lossy(self.bytes(id))
+    }
+
+    /// Tokens whose texts these are (ASCII), of which `special` are control tokens.
+    #[cfg(test)]
+    pub(crate) fn of_texts(texts: &[&str], special: &[u32]) -> Self {
+        let tokens: Vec<_> = texts.iter().map(|t| Some(t.to_string())).collect();
+        Self::new(DecoderKind::ByteLevel, &tokens, special)
     }
 
     pub(super) fn stream(&self, special: Special) -> TextStream<'_> {

@@ -1,16 +1,21 @@
-//! Quantising a checkpoint into the packed layout, in memory or into a file, and mapping such a file.
+//! Writing a checkpoint as a packed file, and mapping such a file.
 //!
-//! A packed file is a safetensors container of flat U8 tensors. A quantised matrix `m` is `m.quants` and
-//! `m.scales`; an unquantised one, and the embedding, is `m` as stored, with its type in the metadata; a
-//! vector is f32. Each is padded to a multiple of 64 bytes, so that every plane of the mapped file is
-//! aligned. The metadata hold the layout's version, the model's `config.json` and the source's fingerprint.
+//! A packed file is a safetensors container of flat U8 tensors. A matrix `m` in blocks is `m.quants` and
+//! `m.scales`; one of elements, and the embedding, is `m` as stored; a vector is f32. The metadata have the type
+//! of each that is neither Q4_0 nor a vector. Each is padded to a multiple of 64 bytes, so that every plane of the
+//! mapped file is aligned. The metadata hold besides the layout's version, the model's `config.json` (for a GGUF
+//! file, what its header says), what weights were asked for and the source's fingerprint. What a GGUF file says of
+//! tokenizer and chat template comes along as one more tensor, a GGUF file without tensors.
 
-use super::region::{AlignedBytes, Plane};
-use super::source::{Dtype, Source, Tensor};
-use super::{Assembly, LoadOptions, Loaded, Role, Spec, Weights, check_config, find, load_one, table};
+use super::checkpoint::Checkpoint;
+use super::convert::load_one;
+use super::region::Plane;
+use super::source::gguf::Gguf;
+use super::source::gguf::block::BlockType;
+use super::source::{Dtype, Source};
+use super::{Assembly, Form, LoadOptions, Loaded, Role, Spec, WeightType, Weights, check_config, table};
 use crate::error::{Error, Result};
-use crate::quant::packed::{GROUP_ROWS, QUANT_BYTES, SCALE_BYTES};
-use crate::quant::{BLOCK, rows};
+use crate::quant::native::Format;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -18,12 +23,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Version of the layout this program writes and reads.
 pub const LAYOUT: u32 = 1;
 const VERSION_KEY: &str = "antigravity.layout";
+const WEIGHTS_KEY: &str = "weights";
+/// The tensor that is a GGUF file of metadata.
+pub(crate) const GGUF: &str = "gguf";
 const ALIGN: usize = 64;
 
 /// The layout version of a packed file; `None` for anything else.
@@ -31,55 +37,11 @@ pub fn layout_version(source: &Source) -> Option<u32> {
     source.metadata().get(VERSION_KEY).map(|v| v.parse().unwrap_or(0))
 }
 
-/// Quantises one matrix into its two planes, groups of rows in parallel.
-pub(super) fn quantise(tensor: &Tensor, spec: &Spec, threads: usize) -> Result<(Plane, Plane)> {
-    let mut quants = AlignedBytes::zeroed(spec.quants_len())?;
-    let mut scales = AlignedBytes::zeroed(spec.scales_len())?;
-    let blocks = spec.cols / BLOCK;
-    let row_bytes = spec.cols * tensor.dtype.size();
-    // Each task is one group of sixteen rows; a mutex hands its two slices to whoever claims it.
-    let groups: Vec<_> = quants
-        .as_mut_slice()
-        .chunks_exact_mut(blocks * QUANT_BYTES)
-        .zip(scales.as_mut_slice().chunks_exact_mut(blocks * SCALE_BYTES))
-        .map(Mutex::new)
-        .collect();
-    let next = AtomicUsize::new(0);
-    let bad_row = AtomicUsize::new(usize::MAX);
-    let work = || {
-        loop {
-            let g = next.fetch_add(1, Ordering::Relaxed);
-            let Some(group) = groups.get(g) else { return };
-            let mut planes = group.lock().expect("invariant: claimed once");
-            let (quants, scales) = &mut *planes;
-            quants.fill(0x88);
-            for lane in 0..GROUP_ROWS.min(spec.rows - g * GROUP_ROWS) {
-                let row = g * GROUP_ROWS + lane;
-                let bytes = &tensor.data.bytes()[row * row_bytes..][..row_bytes];
-                if !rows::quantise(tensor.dtype, bytes, lane, (quants, scales)) {
-                    bad_row.fetch_min(row, Ordering::Relaxed);
-                }
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads.min(groups.len()) {
-            scope.spawn(work);
-        }
-        work();
-    });
-    drop(groups);
-    match bad_row.into_inner() {
-        usize::MAX => Ok((quants.into_plane(), scales.into_plane())),
-        row => Err(Error::model(
-            &tensor.file,
-            format!(
-                "tensor {}, row {row}: holds NaN, infinity or values too large for a f16 scale; \
-                 the checkpoint is broken",
-                spec.stored_as
-            ),
-        )),
-    }
+/// What the matrices of a packed file became; of other safetensors, what they would become by default.
+pub fn weight_type(source: &Source) -> WeightType {
+    let found = source.metadata().get(WEIGHTS_KEY).filter(|_| layout_version(source).is_some());
+    let settled = found.and_then(|name| name.parse().ok()).filter(|t| *t != WeightType::Auto);
+    settled.unwrap_or(WeightType::Q4_0)
 }
 
 /// One flat tensor of a packed file.
@@ -93,42 +55,48 @@ fn padded(len: usize) -> usize {
 }
 
 /// The flat tensors that a spec becomes, before padding.
-fn parts(spec: &Spec, dtype: Dtype) -> Vec<Part> {
+fn parts(spec: &Spec, form: Form) -> Vec<Part> {
     let part = |suffix: &str, len| Part { name: format!("{}{suffix}", spec.name), len };
-    match spec.role {
-        Role::Vector => vec![part("", spec.cols * 4)],
-        _ if spec.quantises() => vec![part(".quants", spec.quants_len()), part(".scales", spec.scales_len())],
-        _ => vec![part("", spec.rows * spec.cols * dtype.size())],
+    let (quants, scales) = form.bytes(spec);
+    match form {
+        Form::Rows(_) => vec![part("", quants)],
+        Form::Q4 | Form::Native(_) => vec![part(".quants", quants), part(".scales", scales)],
     }
 }
 
 /// Packs a checkpoint into `out`, which appears whole or not at all; returns its size.
 ///
-/// Tensors are quantised and written one after another: peak memory is one tensor, stored and packed.
-pub fn write(source: &Source, config: &str, out: &Path, options: &LoadOptions<'_>) -> Result<u64> {
-    if layout_version(source).is_some() {
+/// Tensors are converted and written one after another: peak memory is one packed tensor. `config` is the text of a
+/// `config.json`.
+pub fn write(source: &Checkpoint, config: &str, out: &Path, options: &LoadOptions<'_>) -> Result<u64> {
+    if source.packed().is_some() {
         return Err(Error::Usage(format!("{}: is packed already", source.path().display())));
     }
-    let specs = table();
+    let (specs, weight_type) = (table(), source.settle(options.weight_type));
     let mut dtypes = Map::new();
     let mut header = Map::new();
     let mut offset = 0;
     for spec in &specs {
-        let dtype = find(source, spec)?.dtype;
-        if spec.role != Role::Vector && !spec.quantises() {
-            dtypes.insert(spec.name.clone(), json!(format!("{dtype:?}")));
+        let form = Form::of(spec, source.find(spec)?.block, weight_type);
+        if let Some(name) = form.name(spec) {
+            dtypes.insert(spec.name.clone(), json!(name));
         }
-        for part in parts(spec, dtype) {
+        for part in parts(spec, form) {
             let end = offset + padded(part.len);
-            let entry = json!({"dtype": "U8", "shape": [end - offset], "data_offsets": [offset, end]});
-            header.insert(part.name, entry);
+            header.insert(part.name, entry(offset..end));
             offset = end;
         }
+    }
+    let gguf = source.gguf().map(Gguf::without_tensors).unwrap_or_default();
+    if !gguf.is_empty() {
+        header.insert(GGUF.into(), entry(offset..offset + padded(gguf.len())));
+        offset += padded(gguf.len());
     }
     let metadata = json!({
         VERSION_KEY: LAYOUT.to_string(),
         "model": crate::dims::MODEL,
         "config": config,
+        WEIGHTS_KEY: weight_type.to_string(),
         "source": source.fingerprint(),
         "dtypes": Value::Object(dtypes).to_string(),
     });
@@ -142,16 +110,18 @@ pub fn write(source: &Source, config: &str, out: &Path, options: &LoadOptions<'_
     let mut w = Blocks { file: &file.file, buf: Vec::with_capacity(Blocks::SIZE) };
     w.write_all(&(header.len() as u64).to_le_bytes()).map_err(fail)?;
     w.write_all(&header).map_err(fail)?;
+    let mut put = |bytes: &[u8]| {
+        w.write_all(bytes)?;
+        w.write_all(&[0; ALIGN][..padded(bytes.len()) - bytes.len()])
+    };
     for (i, spec) in specs.iter().enumerate() {
         (options.progress)(i, specs.len());
-        let mut put = |bytes: &[u8]| {
-            w.write_all(bytes)?;
-            w.write_all(&[0; ALIGN][..padded(bytes.len()) - bytes.len()])
-        };
-        match load_one(source, spec, options)? {
-            Loaded::Q4 { quants, scales } => put(quants.bytes()).and_then(|()| put(scales.bytes())),
+        match load_one(source, spec, weight_type, options)? {
+            Loaded::Q4 { quants, scales } | Loaded::Native { quants, scales, .. } => {
+                put(quants.bytes()).and_then(|()| put(scales.bytes()))
+            }
             Loaded::Vector(v) => put(&v.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()),
-            Loaded::Dense { data, .. } => {
+            Loaded::Rows { data, .. } => {
                 let result = put(data.bytes());
                 data.release();
                 result
@@ -159,11 +129,27 @@ pub fn write(source: &Source, config: &str, out: &Path, options: &LoadOptions<'_
         }
         .map_err(fail)?;
     }
+    put(&gguf).map_err(fail)?;
     (options.progress)(specs.len(), specs.len());
     w.flush().map_err(fail)?;
     drop(w);
     file.finish(out).map_err(fail)?;
     Ok((8 + header.len() + offset) as u64)
+}
+
+/// A tensor of bytes in the header of a safetensors file.
+fn entry(range: std::ops::Range<usize>) -> Value {
+    json!({"dtype": "U8", "shape": [range.len()], "data_offsets": [range.start, range.end]})
+}
+
+/// The metadata of the GGUF file that a packed file was made from.
+///
+/// # Errors
+///
+/// [`Error::Model`] for metadata that no GGUF file has.
+pub fn gguf(source: &Source) -> Result<Option<Gguf>> {
+    let found = source.get(GGUF).filter(|_| layout_version(source).is_some());
+    found.map(|tensor| Gguf::within(source.path(), tensor.data.clone())).transpose()
 }
 
 /// Writes a file in aligned blocks of 2 MiB, so that file systems which can keep it in huge pages.
@@ -253,6 +239,17 @@ impl Drop for Unfinished {
     }
 }
 
+/// The form of each tensor of the table, as far as the file tells; for sizes, before anything is checked.
+pub fn forms(source: &Source) -> Vec<Form> {
+    let dtypes = source.metadata().get("dtypes").and_then(|text| serde_json::from_str(text).ok());
+    let dtypes: HashMap<String, String> = dtypes.unwrap_or_default();
+    let form = |spec: &Spec| {
+        let found = Form::from_name(spec, dtypes.get(&spec.name).map(String::as_str));
+        found.unwrap_or(Form::Rows(BlockType::F32))
+    };
+    table().iter().map(form).collect()
+}
+
 /// Maps a packed file.
 pub(super) fn read(source: &Source) -> Result<Weights> {
     let file = source.path();
@@ -268,12 +265,9 @@ pub(super) fn read(source: &Source) -> Result<Weights> {
         serde_json::from_str(meta("dtypes")?).map_err(|e| err(format!("metadata dtypes: {e}")))?;
     let mut loaded = HashMap::new();
     for spec in table() {
-        let dtype = match dtypes.get(&spec.name).map(String::as_str) {
-            None => Dtype::F32,
-            Some(name) => {
-                Dtype::from_name(name).ok_or_else(|| err(format!("type {name:?} of {}", spec.name)))?
-            }
-        };
+        let name = dtypes.get(&spec.name).map(String::as_str);
+        let form = Form::from_name(&spec, name)
+            .ok_or_else(|| err(format!("type {:?} of {}", name.unwrap_or_default(), spec.name)))?;
         let plane = |part: &Part| -> Result<Plane> {
             let t = source.get(&part.name).ok_or_else(|| err(format!("tensor {} is missing", part.name)))?;
             if t.dtype != Dtype::U8 || t.data.bytes().len() != padded(part.len) {
@@ -283,28 +277,42 @@ pub(super) fn read(source: &Source) -> Result<Weights> {
             let plane = t.data.slice(0..part.len);
             plane.ok_or_else(|| err(format!("tensor {} is cut short", part.name)))
         };
-        let parts = parts(&spec, dtype);
-        let value = match (spec.role, &parts[..]) {
-            (Role::Vector, [one]) => {
-                let values = Dtype::F32.to_f32(plane(one)?.bytes());
-                if values.iter().any(|x| !x.is_finite()) {
-                    return Err(err(format!("tensor {} holds NaN or infinity", spec.name)));
-                }
-                Loaded::Vector(values)
-            }
-            (_, [quants, scales]) => {
-                let (quants, scales) = (plane(quants)?, plane(scales)?);
-                if !finite_f16(scales.bytes()) {
-                    return Err(err(format!("tensor {} has a scale that is NaN or infinite", spec.name)));
-                }
-                Loaded::Q4 { quants, scales }
-            }
-            (_, [one]) => Loaded::Dense { dtype, data: plane(one)? },
-            _ => unreachable!("invariant: a tensor has one part or two"),
-        };
+        let planes = parts(&spec, form).iter().map(plane).collect::<Result<Vec<Plane>>>()?;
+        let value = one(&spec, form, planes).map_err(err)?;
         loaded.insert(spec.name, value);
     }
-    Assembly { loaded, file: file.into() }.assemble(meta("source")?.clone())
+    let (file, weight_type) = (file.into(), weight_type(source));
+    Assembly { loaded, file, weight_type }.assemble(meta("source")?.clone())
+}
+
+/// A tensor from its planes, which have the lengths that its form needs; its scales are checked.
+fn one(spec: &Spec, form: Form, planes: Vec<Plane>) -> std::result::Result<Loaded, String> {
+    let infinite = || format!("tensor {} has a scale that is NaN or infinite", spec.name);
+    let mut planes = planes.into_iter();
+    match (form, planes.next(), planes.next()) {
+        (Form::Q4, Some(quants), Some(scales)) => match finite_f16(scales.bytes()) {
+            true => Ok(Loaded::Q4 { quants, scales }),
+            false => Err(infinite()),
+        },
+        (Form::Native(format), Some(quants), Some(scales)) => match finite_scales(format, scales.bytes()) {
+            true => Ok(Loaded::Native { format, quants, scales }),
+            false => Err(infinite()),
+        },
+        (Form::Rows(BlockType::F32), Some(data), None) if spec.role == Role::Vector => {
+            let values = Dtype::F32.to_f32(data.bytes());
+            match values.iter().all(|x| x.is_finite()) {
+                true => Ok(Loaded::Vector(values)),
+                false => Err(format!("tensor {} holds NaN or infinity", spec.name)),
+            }
+        }
+        (Form::Rows(block), Some(data), None) => Ok(Loaded::Rows { block, data }),
+        _ => unreachable!("invariant: a form has one plane or two"),
+    }
+}
+
+/// True when no f16 among the scales is NaN or infinite.
+fn finite_scales(format: Format, scales: &[u8]) -> bool {
+    scales.chunks_exact(format.scale_bytes()).all(|run| finite_f16(&run[..format.half_bytes()]))
 }
 
 /// True when no f16 has all exponent bits set.

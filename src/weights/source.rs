@@ -4,9 +4,11 @@
 //! a tensor is handed out. A tensor's bytes are inside its file and as many as its dtype and shape
 //! say; nothing is known about their alignment or values.
 
+pub mod gguf;
 mod header;
 mod index;
 mod json;
+mod quoted;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,8 +18,9 @@ use std::sync::Arc;
 
 use crate::weights::region::{Plane, map_file};
 use crate::{Error, Result};
+use gguf::block::BlockType;
 use header::Header;
-use json::quoted;
+pub(crate) use quoted::quoted;
 
 const FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -47,6 +50,21 @@ impl Dtype {
     /// The type that a file calls `name`.
     pub fn from_name(name: &str) -> Option<Self> {
         [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::U8].into_iter().find(|t| format!("{t:?}") == name)
+    }
+
+    /// The same as GGUF has it, where it has it.
+    pub fn block(self) -> Option<BlockType> {
+        match self {
+            Dtype::F32 => Some(BlockType::F32),
+            Dtype::F16 => Some(BlockType::F16),
+            Dtype::BF16 => Some(BlockType::BF16),
+            Dtype::U8 => None,
+        }
+    }
+
+    /// The type of the elements, if it is one.
+    pub fn of(block: BlockType) -> Option<Self> {
+        [Dtype::F32, Dtype::F16, Dtype::BF16].into_iter().find(|t| t.block() == Some(block))
     }
 
     /// `N` stored values, widened exactly. `bytes` holds at least that many.
@@ -216,20 +234,7 @@ impl Source {
     /// but not over their names and times. The samples tell apart models of the same shapes, such as
     /// two fine-tunes of one base; a change of a few bytes can go unseen.
     pub fn fingerprint(&self) -> String {
-        const SAMPLES: usize = 16;
-        const SAMPLE: usize = 256; // bytes
-        let mut hash = Fnv::new();
-        for file in &self.files {
-            let bytes = file.plane.bytes();
-            let (header, data) = bytes.split_at(file.header_len);
-            hash.add(&(bytes.len() as u64).to_le_bytes());
-            hash.add(header);
-            for i in 0..SAMPLES {
-                let start = data.len() / SAMPLES * i;
-                hash.add(&data[start..(start + SAMPLE).min(data.len())]);
-            }
-        }
-        format!("{:032x}", hash.0)
+        fingerprint(self.files.iter().map(|file| (file.plane.bytes(), file.header_len)))
     }
 
     /// Maps and reads one file, and returns the names of its tensors.
@@ -296,6 +301,23 @@ fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
         path,
         format_args!("{what}; the file is damaged or not what it should be: download it again"),
     )
+}
+
+/// [`Source::fingerprint`] of files, each with the length of its header.
+fn fingerprint<'a>(files: impl Iterator<Item = (&'a [u8], usize)>) -> String {
+    const SAMPLES: usize = 16;
+    const SAMPLE: usize = 256; // bytes
+    let mut hash = Fnv::new();
+    for (bytes, header_len) in files {
+        let (header, data) = bytes.split_at(header_len);
+        hash.add(&(bytes.len() as u64).to_le_bytes());
+        hash.add(header);
+        for i in 0..SAMPLES {
+            let start = data.len() / SAMPLES * i;
+            hash.add(&data[start..(start + SAMPLE).min(data.len())]);
+        }
+    }
+    format!("{:032x}", hash.0)
 }
 
 /// FNV-1a, 128 bits: the same on every machine. No defence against forgery.

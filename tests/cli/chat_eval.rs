@@ -25,7 +25,8 @@ fn commands() {
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!(answers.len(), 2);
     assert_eq!(answers[0], answers[1], "after /reset");
-    mentions(&said.err, &["/reset ", "no answer yet", "/dance: no such command", "TTFT: ", "context: "]);
+    mentions(&said.err, &["/reset ", "no answer yet", "/dance: no such command", "TTFT: ", "Avg TBT: "]);
+    mentions(&said.err, &["of 2048 slots", "evictions: 0", "messages: 1, tokens: "]);
 }
 
 /// `prompt_tokens` of each answer.
@@ -56,7 +57,7 @@ fn full_context() {
     let args = ["chat", "--temp", "0", "-c", "48"];
     let story = "Tell me a story about a lazy cat.\n";
     let said = run_with(&args, &format!("{story}And then?\n/reset\n{story}"));
-    assert_eq!(said.code, Some(0));
+    assert_eq!(said.code, Some(0), "{}", said.err);
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!((answers.len(), answers[1]), (3, ""), "{:?}", said.out);
     assert_eq!(answers[0], answers[2]);
@@ -69,7 +70,11 @@ fn full_context() {
 fn models_without_a_template() {
     let temp = Temp::new();
     let dir = temp.model_without("tokenizer_config.json");
-    let said = run_with(&["chat", "-m", &dir, "--temp", "0", "-n", "5"], "Once upon a time\nThe cat\n");
+    let talk = || run_with(&["chat", "-m", &dir, "--temp", "0", "-n", "5"], "Once upon a time\nThe cat\n");
+    // Its answers end with `<|im_end|>`.
+    assert!(!talk().err.contains("no chat template"));
+    temp.write("generation_config.json", "{\"eos_token_id\": 1}");
+    let said = talk();
     assert_eq!((said.code, said.out.lines().count() >= 2), (Some(0), true), "{}", said.err);
     mentions(&said.err, &["no chat template"]);
 }

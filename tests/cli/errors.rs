@@ -13,6 +13,14 @@ fn flags_that_are_not_there() {
 }
 
 #[test]
+#[cfg(not(feature = "grammar"))]
+fn grammars_need_their_feature() {
+    for flag in ["--grammar", "--json-schema"] {
+        mentions(&fails(&["generate", "-p", "x", flag, "{}"], 2), &[flag, "--features grammar"]);
+    }
+}
+
+#[test]
 fn numbers_out_of_range() {
     let bad: &[(&str, &[&str])] = &[
         ("--num-tokens", &["x", "-2", "nan", "1.5", "99999999999999999999"]),
@@ -22,6 +30,17 @@ fn numbers_out_of_range() {
         ("--min-p", &["nan", "-1", "2"]),
         ("--repetition-penalty", &["nan", "0", "-1", "inf"]),
         ("--repetition-window", &["-1", "x"]),
+        ("--presence-penalty", &["nan", "inf", "x"]),
+        ("--frequency-penalty", &["nan", "-inf", "x"]),
+        ("--typical", &["0", "nan", "-1", "1.5", "x"]),
+        ("--dry-multiplier", &["-1", "nan", "inf", "x"]),
+        ("--dry-base", &["0.5", "nan", "inf"]),
+        ("--dry-allowed-length", &["0", "-1", "x"]),
+        ("--dry-penalty-last-n", &["-2", "x"]),
+        ("--xtc-probability", &["-0.1", "1.1", "nan"]),
+        ("--xtc-threshold", &["-0.1", "1.1", "nan"]),
+        ("--logit-bias", &["5", "x+1", "-1+1", "5+", "5*2"]),
+        ("--logprobs", &["-1", "x", "1001"]),
         ("--seed", &["-1", "x"]),
         ("--max-seq-len", &["0", "-1", "x", "99999999999"]),
         ("--prefill-chunk", &["0", "-1", "99999"]),
@@ -44,6 +63,13 @@ fn numbers_out_of_range() {
     }
     mentions(&fails(&["generate", "-p", "x", "--temperature", "-1"], 2), &["--temperature -1"]);
     mentions(&fails(&["generate", "-p", "x", "--stop", ""], 2), &["--stop"]);
+    mentions(&fails(&["generate", "-p", "x", "--dry-sequence-breaker", ""], 2), &["--dry-sequence-breaker"]);
+    mentions(&fails(&["generate", "-p", "x", "--logit-bias", "5+inf"], 2), &["--logit-bias", "5", "-inf"]);
+    mentions(&fails(&["generate", "-p", "x", "--logit-bias", "5-nan"], 2), &["--logit-bias", "5", "NaN"]);
+    let last = (antigravity::dims::VOCAB - 1).to_string();
+    mentions(&fails(&["generate", "-p", "x", "--logit-bias", "99999999+1"], 2), &["99999999", &last]);
+    mentions(&fails(&["generate", "-p", "x", "--logprobs", "3"], 2), &["--logprobs 3", "--format jsonl"]);
+    mentions(&fails(&["chat", "--logprobs", "3"], 2), &["--logprobs 3", "--format jsonl"]);
     mentions(&fails(&["chat", "--num-tokens", "-2"], 2), &["--num-tokens -2"]);
     mentions(&fails(&["chat", "--stop", ""], 2), &["--stop"]);
 }
@@ -130,6 +156,28 @@ fn broken_tokenizer() {
     std::fs::copy(model().join("tokenizer.json"), temp.0.join("tokenizer.json")).expect("a copy");
     temp.write("tokenizer_config.json", "{\"chat_template\": 3}");
     mentions(&fails(&["chat", "-p", "x", "-m", &dir], 3), &["tokenizer_config.json", "chat_template"]);
+}
+
+#[test]
+fn broken_chat_template() {
+    let temp = Temp::new();
+    let dir = temp.model_without("");
+    let forever =
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = b %}{% endfor %}{% endfor %}";
+    let doubling =
+        "{% set n = namespace(x='xx') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}";
+    for (source, words) in [
+        ("a\n{% if %}", ["chat_template.jinja, line 2", "syntax error"]),
+        ("a\n{{ nothing() }}", ["chat_template.jinja, line 2", "nothing is unknown"]),
+        (forever, ["chat_template.jinja", "takes too many steps"]),
+        (doubling, ["chat_template.jinja, line 1", "makes more than 128 MiB"]),
+        ("{{ '<|im_' ~ 'end|>' }}", ["chat_template.jinja", "control token <|im_end|> together"]),
+    ] {
+        temp.write("chat_template.jinja", source);
+        mentions(&fails(&["chat", "-q", "-p", "x", "-m", &dir], 3), &words);
+    }
+    temp.write("chat_template.jinja", "{{ raise_exception('never') }}");
+    mentions(&fails(&["chat", "-q", "-p", "x", "-m", &dir], 2), &["chat_template.jinja", "refuses", "never"]);
 }
 
 #[test]

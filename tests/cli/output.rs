@@ -94,6 +94,79 @@ fn jsonl_is_json() {
     assert!(stats["ttft_ms"].as_f64().is_some_and(|x| x > 0.0), "{stats}");
 }
 
+/// The lines of the tokens, of greedy text without a penalty.
+fn token_lines(more: &[&str]) -> Vec<serde_json::Value> {
+    let lines = greedy(&[&["--format", "jsonl", "--repeat-penalty", "1"], more].concat());
+    let lines = lines.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).expect("a JSON object"));
+    lines.filter(|l| l["t"] == "token" && l["id"].is_u64()).collect()
+}
+
+#[test]
+fn logprobs_of_the_chosen_and_of_the_most_probable() {
+    let without = token_lines(&[]);
+    assert!(without.iter().all(|l| l["logprobs"].is_null()));
+    let lines = token_lines(&["--logprobs", "3"]);
+    let ids = |lines: &[serde_json::Value]| lines.iter().map(|l| l["id"].clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&lines), ids(&without));
+    for line in &lines {
+        let (chosen, top) =
+            (&line["logprobs"]["chosen"], line["logprobs"]["top"].as_array().expect("a list"));
+        assert_eq!((&chosen["id"], top.len()), (&line["id"], 3), "{line}");
+        // Greedy without penalties.
+        assert_eq!(*chosen, top[0], "{line}");
+        let values: Vec<f64> = top.iter().map(|p| p["logprob"].as_f64().expect("a number")).collect();
+        assert!(values.is_sorted_by(|a, b| a >= b) && values[0] <= 1e-6, "{line}");
+        assert!(values.iter().map(|x| x.exp()).sum::<f64>() <= 1.0 + 1e-6, "{line}");
+        assert!(top.iter().all(|p| p["text"].is_string()), "{line}");
+    }
+    // They are the model's, whatever the samplers do to the logits.
+    let first = lines[0]["id"].as_u64().expect("an id");
+    let other = token_lines(&["--logprobs", "1", "--logit-bias", &format!("{first}-inf")]);
+    assert_eq!(other[0]["logprobs"]["top"][0], lines[0]["logprobs"]["top"][0]);
+    assert_eq!(other[0]["logprobs"]["chosen"], lines[0]["logprobs"]["top"][1]);
+    let none = token_lines(&["--logprobs", "0"]);
+    assert_eq!(none[0]["logprobs"]["chosen"], lines[0]["logprobs"]["chosen"]);
+    assert!(none.iter().all(|l| l["logprobs"]["top"].as_array().is_some_and(Vec::is_empty)));
+}
+
+#[test]
+fn biased_tokens_come_always_or_never() {
+    let ids = |more: &[&str]| token_lines(more).iter().filter_map(|l| l["id"].as_u64()).collect::<Vec<_>>();
+    let first = ids(&[])[0];
+    assert_eq!(ids(&["--logit-bias", &format!("{first}+1000")]), [first; 12]);
+    let (less, more) = (format!("{first}+1000"), format!("{first}-2000.5"));
+    let never = ids(&["--logit-bias", &less, "--logit-bias", &more]);
+    assert!(!never.is_empty() && !never.contains(&first), "{never:?}");
+    assert_eq!(ids(&["--logit-bias", &format!("{first}-inf")]), never);
+    assert_eq!(ids(&["--logit-bias", &format!("{first}+0")]), ids(&[]));
+}
+
+#[test]
+fn other_samplers_are_off_until_asked_for() {
+    let with = |more: &[&str]| {
+        text(&[&["generate", "-p", "The cat", "-n", "24", "--temp", "1.2", "--seed", "7"], more].concat())
+    };
+    let reference = with(&[]);
+    let off = ["--typical", "1", "--xtc-threshold", "0.2", "--dry-base", "2", "--dry-allowed-length", "1"];
+    assert_eq!(with(&off), reference);
+    let on: &[&[&str]] = &[
+        &["--typical", "0.2"],
+        &["--xtc-probability", "1", "--xtc-threshold", "0.05"],
+        &["--presence-penalty", "4"],
+        &["--frequency-penalty", "4"],
+        &["--dry-multiplier", "9", "--dry-allowed-length", "1", "--dry-sequence-breaker", "none"],
+    ];
+    for flags in on {
+        let text = with(flags);
+        assert_eq!(text, with(&[&["--threads", "1"], *flags].concat()), "{flags:?}");
+        // Not every short text has something to penalise.
+        assert!(
+            text != reference || flags[0].ends_with("penalty") || flags[0].starts_with("--dry"),
+            "{flags:?}"
+        );
+    }
+}
+
 #[test]
 fn how_far_it_goes() {
     assert_eq!(text(&["generate", "-n", "0", "-p", "Once"]), "");

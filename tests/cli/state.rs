@@ -6,7 +6,8 @@ use antigravity::cpu::simd::Isa;
 #[test]
 fn a_continued_session_is_one_run() {
     let temp = Temp::new();
-    for sampler in [&["--temp", "0"][..], &["--temp", "1.1", "--seed", "3"]] {
+    let others = ["--seed", "3", "--xtc-probability", "0.5", "--dry-multiplier", "0.8", "--typical", "0.9"];
+    for sampler in [&["--temp", "0"][..], &["--temp", "1.1", "--seed", "3"], &others] {
         let file = temp.path(&format!("state{}", sampler.len()));
         let run = |prompt: &[&str], n: &str, session: &[&str]| {
             text(&[&["generate", "-n", n], sampler, prompt, session].concat())

@@ -2,7 +2,7 @@
 
 use crate::Lines;
 use crate::program::*;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
 const CHAT: [&str; 8] = ["chat", "--format", "jsonl", "-n", "40", "--seed", "4", "-q"];
@@ -52,6 +52,79 @@ fn a_conversation_longer_than_its_cache_goes_on() {
             assert_eq!(parts.stat(name), whole.stat(name), "{policy} {name}");
         }
     }
+}
+
+#[test]
+fn a_conversation_that_was_saved_and_loaded_goes_on() {
+    let temp = Temp::new();
+    let file = temp.path("a file");
+    let whole = chat(&[], &format!("{FOX}Go on.\n"));
+    let script = format!("{FOX}/save {file}\n/reset\nWho are you?\n/load {file}\nGo on.\n");
+    let same = chat(&[], &script);
+    // Another process, whose system message gives way.
+    let other = chat(&["--system", "You are a cat."], &format!("Who are you?\n/load {file}\nGo on.\n"));
+    for parts in [same, other] {
+        let last = parts.stats.len() - 1;
+        for name in ["logits", "prompt_tokens", "tokens", "stop"] {
+            assert_eq!(parts.stats[last][name], whole.stats[1][name], "{name}");
+        }
+        let tokens = whole.stats[1]["tokens"].as_u64().expect("a number") as usize;
+        let end = |lines: &Lines| lines.ids[lines.ids.len() - tokens..].to_vec();
+        assert_eq!(end(&parts), end(&whole));
+    }
+}
+
+#[test]
+fn what_cannot_be_loaded_changes_nothing() {
+    let temp = Temp::new();
+    let (text, damaged) = (temp.path("text"), temp.path("damaged"));
+    greedy(&["--session", &text]);
+    chat(&[], &format!("{FOX}/save {damaged}\n"));
+    let mut bytes = std::fs::read(&damaged).expect("a session");
+    *bytes.last_mut().expect("bytes") ^= 1;
+    std::fs::write(&damaged, bytes).expect("written");
+    let whole = chat(&[], &format!("{FOX}Go on.\n"));
+    let missing = temp.path("missing");
+    for (file, words) in [(&text, "generate"), (&damaged, "is damaged"), (&missing, "no such file")] {
+        let said = run_with(&CHAT, &format!("{FOX}/load {file}\n/save {missing}/x\nGo on.\n"));
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        let lines: Vec<&str> = said.err.lines().collect();
+        assert_eq!(lines.len(), 2, "{}", said.err);
+        mentions(lines[0], &["/load: ", file, words]);
+        assert!(!lines[0].contains("--session"), "{}", lines[0]);
+        mentions(lines[1], &["/save: ", "missing/x"]);
+        let parts = Lines::parse(&said.out);
+        assert_eq!((&parts.ids, parts.stat("logits")), (&whole.ids, whole.stat("logits")), "{words}");
+    }
+}
+
+#[test]
+fn an_interrupted_answer_stays_as_far_as_it_came() {
+    let temp = Temp::new();
+    let file = temp.path("state");
+    let args = ["chat", "--format", "jsonl", "-q", "--ignore-eos", "--temp", "0", "--session", &file];
+    let mut child =
+        command(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the binary starts");
+    let mut stdin = child.stdin.take().expect("piped");
+    stdin.write_all(FOX.as_bytes()).expect("it reads");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let mut said = String::new();
+    (0..5).for_each(|_| assert!(out.read_line(&mut said).expect("a token") > 0));
+    let status = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(status.expect("a kill program").success());
+    out.read_to_string(&mut said).expect("the rest");
+    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    let cut = Lines::parse(&said);
+    assert_eq!(cut.stat("stop"), ["interrupt"]);
+
+    let go_on = |file: &str| chat(&["--session", file, "--temp", "0"], "Go on.\n");
+    let after = go_on(&file);
+    let file = temp.path("other");
+    let count = cut.ids.len().to_string();
+    let short = [&args[..args.len() - 1], &[&file, "-n", &count]].concat();
+    assert_eq!(Lines::parse(&run_with(&short, FOX).out).ids, cut.ids);
+    assert_eq!(after.ids, go_on(&file).ids);
+    assert!(after.computed() < 25, "{}", after.computed());
 }
 
 #[test]

@@ -70,8 +70,8 @@ pub fn name(model: &Path) -> String {
 /// Packs the model on this machine, unless that is done already: under cargo's target directory, the
 /// model's own directory stays as it is.
 fn pack(model: &Path) -> Result<PathBuf> {
-    if !model.is_dir() {
-        return Err(Error::Usage(format!("{}: give --model a directory", model.display())));
+    if !model.is_dir() && !is_gguf(model) {
+        return Err(Error::Usage(format!("{}: give --model a directory or a .gguf file", model.display())));
     }
     let program = build::for_host(Some(model))?;
     let dir = build::target_dir().join("device/packed").join(name(model));
@@ -89,6 +89,11 @@ fn pack(model: &Path) -> Result<PathBuf> {
     Ok(packed)
 }
 
+/// A packed GGUF file holds all that its program needs.
+fn is_gguf(model: &Path) -> bool {
+    model.is_file() && model.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
+}
+
 /// Changes when the checkpoint or the program that packs it does.
 fn stamp(model: &Path, program: &Path) -> Result<String> {
     let facts = |path: &Path| -> Result<String> {
@@ -97,6 +102,9 @@ fn stamp(model: &Path, program: &Path) -> Result<String> {
         Ok(format!("{} {} {:?}\n", path.display(), meta.len(), time.unwrap_or_default()))
     };
     let mut lines = vec![facts(program)?];
+    if is_gguf(model) {
+        return Ok(lines.concat() + &facts(model)?);
+    }
     for entry in fs::read_dir(model).map_err(|e| Error::at(model, e))? {
         let path = entry.map_err(|e| Error::at(model, e))?.path();
         if path.extension().is_some_and(|e| e == "safetensors" || e == "json") {

@@ -4,13 +4,24 @@
 mod android;
 mod args;
 mod bench;
+#[path = "../../src/weights/source/gguf/block.rs"]
+#[allow(dead_code, reason = "shared with the program, which uses the rest")]
+mod block;
 mod build;
+/// As the program has it: what a `config.json` says, and GGUF's names and types.
+#[path = "../../src/config.rs"]
+#[allow(dead_code, reason = "shared with the program, which uses the rest")]
+mod config;
 mod deploy;
 mod device;
 mod elf;
 mod error;
+mod fuzz;
 mod golden;
 mod json;
+#[path = "../../src/weights/source/gguf/names.rs"]
+#[allow(dead_code, reason = "shared with the program, which uses the rest")]
+mod names;
 mod parity;
 mod profile;
 mod quality;
@@ -107,6 +118,12 @@ const TASKS: &[Task] = &[
         arguments: "[--target T] [--model M] [--no-ndk]",
         about: "release build; prints its path, its size and what it is linked to",
         run: build::run,
+    },
+    Task {
+        name: "fuzz",
+        arguments: "[--seconds S] [TARGET…]",
+        about: "run the fuzz targets of tests/fuzz, five minutes each; needs cargo-fuzz and a nightly compiler",
+        run: fuzz::run,
     },
     Task { name: "tidy", arguments: "", about: "check the rules of the source files", run: tidy::run },
 ];

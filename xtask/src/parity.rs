@@ -3,6 +3,7 @@
 
 mod compare;
 mod engine;
+mod gguf;
 mod opencl;
 mod reference;
 
@@ -12,6 +13,7 @@ use crate::{build, sh};
 use compare::{TOLERANCE, is_beginning, is_text, largest_difference, max_abs, wrong_steps};
 use engine::{Engine, Variant};
 use reference::{Case, Reference, TextCase};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -85,9 +87,9 @@ pub fn check(names: &[String]) -> Result<Tally> {
         total += tally;
     }
     println!(
-        "| model | logits | greedy | text | same bits | q4_0 | OpenCL | largest relative error | q4_0 rms error |"
+        "| model | logits | greedy | text | same bits | q4_0 | OpenCL | GGUF | largest relative error | q4_0 rms error |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|");
     rows.iter().for_each(|row| println!("{row}"));
     Ok(total)
 }
@@ -99,6 +101,10 @@ fn all_models() -> Result<Vec<PathBuf>> {
     dirs.sort();
     dirs.push(sh::root().join("models/story"));
     dirs.retain(|dir| Reference::exists(dir));
+    // One build from the first file of each model: those with a checkpoint too, where both builds run the same files.
+    let mut models = BTreeSet::new();
+    let first = |file: gguf::File| models.insert(file.model).then_some(file.path);
+    dirs.extend(gguf::files()?.into_iter().filter_map(first));
     Ok(dirs)
 }
 
@@ -112,6 +118,7 @@ struct Row {
     bits: Tally,
     quantised: Tally,
     opencl: Tally,
+    gguf: Tally,
     largest: f32,
     quantised_rms: f64,
 }
@@ -119,7 +126,7 @@ struct Row {
 impl Row {
     fn total(&self) -> Tally {
         let mut total = Tally::default();
-        let parts = [self.logits, self.greedy, self.text, self.bits, self.quantised, self.opencl];
+        let parts = [self.logits, self.greedy, self.text, self.bits, self.quantised, self.opencl, self.gguf];
         parts.into_iter().for_each(|t| total += t);
         total
     }
@@ -127,15 +134,23 @@ impl Row {
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Row { model, logits, greedy, text, bits, quantised, opencl, largest, quantised_rms } = self;
+        let Row { model, logits, greedy, text, bits, quantised, opencl, gguf, largest, quantised_rms } = self;
         write!(
             f,
-            "| {model} | {logits} | {greedy} | {text} | {bits} | {quantised} | {opencl} | {largest:.1e} | {quantised_rms:.1e} |"
+            "| {model} | {logits} | {greedy} | {text} | {bits} | {quantised} | {opencl} | {gguf} | {largest:.1e} | {quantised_rms:.1e} |"
         )
     }
 }
 
 fn check_model(dir: &Path) -> Result<Row> {
+    if dir.is_file() {
+        // A GGUF file, of which the program is built too.
+        let model = dir.file_name().unwrap_or_default().to_string_lossy();
+        let model = model.split('.').next().unwrap_or_default().to_string();
+        let engine = Engine::build(dir, &model)?;
+        let gguf = gguf::check(&engine, &model)?;
+        return Ok(Row { model: format!("{model} (GGUF)"), gguf, ..Row::default() });
+    }
     let reference = Reference::load(dir)?;
     let engine = Engine::build(dir, &reference.name)?;
     let mut row = Row { model: reference.name.clone(), ..Row::default() };
@@ -154,6 +169,7 @@ fn check_model(dir: &Path) -> Result<Row> {
     check_bits(&engine, &reference, &mut row);
     check_quantised(&engine, &reference, &mut row);
     row.opencl = opencl::check(&engine, &reference);
+    row.gguf = gguf::check(&engine, &reference.name)?;
     Ok(row)
 }
 
@@ -374,7 +390,7 @@ mod tests {
     #[test]
     fn every_model_with_results_is_found() {
         let names = all_models().unwrap();
-        assert_eq!(names.len(), 7);
+        assert_eq!(names.len(), 7 + 4);
         assert!(!names.iter().any(|n| n.ends_with("m6-gpt2-f32")));
     }
 }

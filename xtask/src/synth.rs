@@ -1,12 +1,15 @@
-//! `cargo xtask synth`: a model of real shapes with random weights, for measuring without a download.
+//! `cargo xtask synth`: a model of real shapes with random weights, for measuring without a download: a BF16
+//! checkpoint, or with `--gguf` a GGUF file in blocks.
 //!
 //! The weights are streamed to the file by all cores. Each chunk has a seed of its own, so the bytes
 //! depend on the seed only and not on the number of threads.
 
+mod gguf;
 mod shapes;
 mod tokenizer;
 
 use crate::args::Args;
+use crate::block::BlockType;
 use crate::error::{Error, Result};
 use crate::json::{self, Node};
 use crate::{build, size};
@@ -21,7 +24,7 @@ const CHUNK: usize = 1 << 21;
 const STD: f32 = 0.02;
 
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &["--out", "--seed"], &[])?;
+    let args = Args::parse(words, &["--out", "--seed", "--gguf"], &[])?;
     let [name] = args.rest.as_slice() else {
         return Err(Error::Usage(
             "synth needs one model, for example `cargo xtask synth llama3.2-1b`".into(),
@@ -32,7 +35,11 @@ pub fn run(words: &[String]) -> Result<()> {
     let model = build::model_dir(name)?;
     let out = match args.value("--out") {
         Some(dir) => dir.into(),
-        None => build::target_dir().join("synth").join(model.file_name().unwrap_or_default()),
+        None => {
+            let name = model.file_name().unwrap_or_default().to_string_lossy();
+            let mix = args.value("--gguf").map_or(String::new(), |mix| format!("-{mix}"));
+            build::target_dir().join("synth").join(format!("{name}{mix}"))
+        }
     };
     if fs::canonicalize(&out).is_ok_and(|out| out == model) {
         return Err(Error::Usage(format!("--out {}: is the model itself", out.display())));
@@ -43,18 +50,27 @@ pub fn run(words: &[String]) -> Result<()> {
     let config = Node { file: &source, value: &config };
     let tensors = shapes::tensors(config)?;
     fs::create_dir_all(&out).map_err(|e| Error::at(&out, e))?;
+    let start = std::time::Instant::now();
+    let (file, plan) = match args.value("--gguf") {
+        Some(mix) => (out.join("model.gguf"), gguf::plan(config, &tensors, mix)?),
+        None => {
+            write_texts(&out, config)?;
+            (out.join("model.safetensors"), safetensors(&tensors))
+        }
+    };
+    write_file(&file, &plan, seed)?;
+    let seconds = start.elapsed().as_secs_f64();
+    eprintln!("{} tensors, {} in {seconds:.1} s", tensors.len(), size::megabytes(plan.len));
+    println!("{}", args.value("--gguf").map_or(&out, |_| &file).display());
+    Ok(())
+}
+
+/// What stands beside the weights of a checkpoint.
+fn write_texts(out: &Path, config: Node<'_>) -> Result<()> {
     write_json(&out.join("config.json"), config.value)?;
     write_json(&out.join("generation_config.json"), &tokenizer::generation_config(config))?;
     write_json(&out.join("tokenizer_config.json"), &tokenizer::tokenizer_config(config)?)?;
-    write_json(&out.join("tokenizer.json"), &tokenizer::tokenizer(config)?)?;
-
-    let start = std::time::Instant::now();
-    let file = out.join("model.safetensors");
-    let bytes = write_weights(&file, &tensors, seed)?;
-    let seconds = start.elapsed().as_secs_f64();
-    eprintln!("{} tensors, {} in {seconds:.1} s", tensors.len(), size::megabytes(bytes));
-    println!("{}", out.display());
-    Ok(())
+    write_json(&out.join("tokenizer.json"), &tokenizer::tokenizer(config)?)
 }
 
 fn write_json(file: &Path, value: &serde_json::Value) -> Result<()> {
@@ -80,54 +96,106 @@ fn header(tensors: &[Tensor]) -> (Vec<u8>, u64) {
     (bytes, end)
 }
 
-/// Writes the file under another name first, so that what bears the name is whole. Returns its size.
-fn write_weights(file: &Path, tensors: &[Tensor], seed: u64) -> Result<u64> {
-    let part = file.with_extension("safetensors.tmp");
+/// A file to write: how it begins, and what comes after that.
+struct Plan {
+    head: Vec<u8>,
+    parts: Vec<Part>,
+    /// Bytes of the file.
+    len: u64,
+}
+
+/// One tensor's data.
+struct Part {
+    content: Content,
+    /// Values, or blocks.
+    units: usize,
+    /// In the file, bytes.
+    offset: u64,
+}
+
+/// What data are.
+#[derive(Clone)]
+enum Content {
+    Bf16(Fill),
+    F32(Fill),
+    Blocks(BlockType),
+    /// These bytes.
+    Given(Vec<u8>),
+}
+
+impl Content {
+    /// Bytes of one value or block, and how many values that is.
+    fn unit(&self) -> (usize, usize) {
+        match self {
+            Content::Bf16(_) => (2, 1),
+            Content::F32(_) | Content::Given(_) => (4, 1),
+            Content::Blocks(block) => (block.bytes(), block.values()),
+        }
+    }
+}
+
+/// A safetensors file of these tensors.
+fn safetensors(tensors: &[Tensor]) -> Plan {
     let (head, data) = header(tensors);
+    let mut offset = head.len() as u64;
+    let len = offset + data;
+    let part = |tensor: &Tensor| {
+        let at = offset;
+        offset += 2 * tensor.len() as u64;
+        Part { content: Content::Bf16(tensor.fill), units: tensor.len(), offset: at }
+    };
+    let parts = tensors.iter().map(part).collect();
+    Plan { head, parts, len }
+}
+
+/// Writes the file under another name first, so that what bears the name is whole.
+fn write_file(file: &Path, plan: &Plan, seed: u64) -> Result<()> {
+    let mut part = file.as_os_str().to_os_string();
+    part.push(".tmp");
+    let part = Path::new(&part);
     let write = || {
-        let out = File::create(&part)?;
-        out.set_len(head.len() as u64 + data)?;
-        out.write_all_at(&head, 0)?;
-        write_chunks(&out, head.len() as u64, tensors, seed)?;
-        fs::rename(&part, file)
+        let out = File::create(part)?;
+        out.set_len(plan.len)?;
+        out.write_all_at(&plan.head, 0)?;
+        write_chunks(&out, &plan.parts, seed)?;
+        fs::rename(part, file)
     };
     write().map_err(|e: std::io::Error| {
-        let _ = fs::remove_file(&part);
-        Error::at(&part, e)
-    })?;
-    Ok(head.len() as u64 + data)
+        let _ = fs::remove_file(part);
+        Error::at(part, e)
+    })
 }
 
 /// One unit of work.
-struct Chunk {
-    fill: Fill,
+struct Chunk<'a> {
+    content: &'a Content,
     seed: u64,
     /// In the file, bytes.
     offset: u64,
-    values: usize,
+    units: usize,
 }
 
-fn chunks(tensors: &[Tensor], data: u64, seed: u64) -> Vec<Chunk> {
-    let mut chunks: Vec<Chunk> = Vec::new();
-    let mut offset = data;
+fn chunks(parts: &[Part], seed: u64) -> Vec<Chunk<'_>> {
+    let mut chunks = Vec::new();
     let mut seeds = Random(seed);
-    for tensor in tensors {
-        let mut left = tensor.len();
+    for Part { content, units, offset } in parts {
+        let (bytes, values) = content.unit();
+        let (mut offset, mut left) = (*offset, *units);
         while left > 0 {
-            let values = left.min(CHUNK);
-            chunks.push(Chunk { fill: tensor.fill, seed: seeds.next(), offset, values });
-            offset += 2 * values as u64;
-            left -= values;
+            let units = left.min(CHUNK / values);
+            chunks.push(Chunk { content, seed: seeds.next(), offset, units });
+            offset += (bytes * units) as u64;
+            left -= units;
         }
     }
     chunks
 }
 
-fn write_chunks(out: &File, data: u64, tensors: &[Tensor], seed: u64) -> std::io::Result<()> {
-    let chunks = chunks(tensors, data, seed);
+fn write_chunks(out: &File, parts: &[Part], seed: u64) -> std::io::Result<()> {
+    let chunks = chunks(parts, seed);
     let next = AtomicUsize::new(0);
     let worker = || {
-        let mut bytes = Vec::with_capacity(2 * CHUNK);
+        let mut bytes = Vec::new();
         while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
             bytes.clear();
             fill(chunk, &mut bytes);
@@ -142,14 +210,25 @@ fn write_chunks(out: &File, data: u64, tensors: &[Tensor], seed: u64) -> std::io
     })
 }
 
-fn fill(chunk: &Chunk, bytes: &mut Vec<u8>) {
+fn fill(chunk: &Chunk<'_>, bytes: &mut Vec<u8>) {
     let mut random = Random(chunk.seed);
-    let mean = match chunk.fill {
-        Fill::Weights => 0.0,
-        Fill::Norm => 1.0,
+    let mut value = |fill: Fill| match fill {
+        Fill::Weights => STD * random.normal(),
+        Fill::Norm => 1.0 + STD * random.normal(),
     };
-    for _ in 0..chunk.values {
-        bytes.extend(bf16(mean + STD * random.normal()).to_le_bytes());
+    match chunk.content {
+        Content::Bf16(fill) => (0..chunk.units).for_each(|_| bytes.extend(bf16(value(*fill)).to_le_bytes())),
+        Content::F32(fill) => (0..chunk.units).for_each(|_| bytes.extend(value(*fill).to_le_bytes())),
+        Content::Blocks(block) => {
+            let len = chunk.units * block.bytes();
+            bytes.reserve(len + 8);
+            while bytes.len() < len {
+                bytes.extend(random.next().to_le_bytes());
+            }
+            bytes.truncate(len);
+            bytes.chunks_exact_mut(block.bytes()).for_each(|bytes| gguf::set_scales(*block, bytes));
+        }
+        Content::Given(given) => bytes.extend(given),
     }
 }
 
@@ -209,9 +288,10 @@ mod tests {
         let tensors = [tensor("w", &[1000, 2500], Fill::Weights), tensor("n", &[64], Fill::Norm)];
         let write = |name: &str, seed| {
             let file = dir.join(name);
-            let size = write_weights(&file, &tensors, seed).unwrap();
+            let plan = safetensors(&tensors);
+            write_file(&file, &plan, seed).unwrap();
             let bytes = fs::read(&file).unwrap();
-            assert_eq!(bytes.len() as u64, size);
+            assert_eq!(bytes.len() as u64, plan.len);
             bytes
         };
         let (a, b, c) = (write("a", 1), write("b", 1), write("c", 2));

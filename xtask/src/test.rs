@@ -103,7 +103,11 @@ fn clippy() -> Outcome {
 }
 
 fn cargo_test() -> Outcome {
-    counted(&mut cargo(&["test", "--workspace", "--no-fail-fast"]))
+    let mut tally = counted(&mut cargo(&["test", "--workspace", "--no-fail-fast"]))?;
+    // What the default build leaves out.
+    let grammar = ["test", "--package", "antigravity", "--features", "grammar"];
+    tally += counted(cargo(&grammar).args(["--lib", "--test", "grammar", "grammar"]))?;
+    Ok(tally)
 }
 
 fn parity_with_reference() -> Outcome {

@@ -1,7 +1,9 @@
 //! Runs the rows: one sequence a group, filled to its depth once and rewound before every run.
 
 use super::rows::{Group, Row, Test};
+use crate::backend::Logits;
 use crate::cli::terminal::Progress;
+use crate::cpu::CpuBatch;
 use crate::dims::VOCAB;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
@@ -12,9 +14,49 @@ use std::time::{Duration, Instant};
 /// Tokens of a warm-up decode; a prefill is warmed up whole.
 const WARM_UP: usize = 8;
 
+/// The sequences of a group.
+enum Held {
+    One(Box<Session>),
+    Many(Box<Together>),
+}
+
+/// Sequences that decode together.
+struct Together {
+    batch: CpuBatch,
+    /// The next token of each: `(sequence, token)`.
+    rows: Vec<(usize, u32)>,
+    /// `[sequence][VOCAB]`
+    logits: Vec<f32>,
+}
+
+impl Together {
+    /// All filled with the first `depth` tokens.
+    fn new(mut batch: CpuBatch, depth: usize, cancel: &CancelToken) -> Result<Self> {
+        let n = batch.sequences();
+        batch.heed(Some(cancel));
+        for sequence in 0..n {
+            for chunk in tokens(0, depth).chunks(batch.max_tokens()) {
+                batch.prefill(sequence, chunk, Logits::None)?;
+            }
+        }
+        let rows = (0..n).map(|sequence| (sequence, 0)).collect();
+        Ok(Self { batch, rows, logits: vec![0.0; n * VOCAB] })
+    }
+
+    fn rewind(&mut self, depth: usize) {
+        (0..self.batch.sequences()).for_each(|sequence| self.batch.set_len(sequence, depth));
+    }
+
+    /// One token more in each.
+    fn step(&mut self, token: u32) -> Result<()> {
+        self.rows.iter_mut().for_each(|row| row.1 = (token + row.0 as u32) % VOCAB as u32);
+        self.batch.decode(&self.rows, &mut self.logits)
+    }
+}
+
 /// The sequences, ready to measure on.
 pub(super) struct Bench<'a> {
-    groups: Vec<(Group, Session)>,
+    groups: Vec<(Group, Held)>,
     cancel: &'a CancelToken,
 }
 
@@ -30,11 +72,17 @@ impl<'a> Bench<'a> {
         let mut filled = Vec::new();
         for (i, (group, o)) in groups.iter().zip(options).enumerate() {
             progress.show(i, groups.len());
-            let mut session = engine.session_of(o)?;
-            if group.depth > 0 {
-                session.prefill(&tokens(0, group.depth), cancel)?;
-            }
-            filled.push((*group, session));
+            let held = match group.batch {
+                1 => {
+                    let mut session = engine.session_of(o)?;
+                    if group.depth > 0 {
+                        session.prefill(&tokens(0, group.depth), cancel)?;
+                    }
+                    Held::One(Box::new(session))
+                }
+                n => Held::Many(Box::new(Together::new(engine.batch_of(o, n)?, group.depth, cancel)?)),
+            };
+            filled.push((*group, held));
         }
         progress.show(groups.len(), groups.len());
         Ok(Self { groups: filled, cancel })
@@ -50,6 +98,7 @@ impl<'a> Bench<'a> {
                 progress.show(round * rows.len() + i, all);
                 let test = match row.test {
                     Test::Decode(n) if round == 0 => Test::Decode(n.min(WARM_UP)),
+                    Test::Together(n, batch) if round == 0 => Test::Together(n.min(WARM_UP), batch),
                     test => test,
                 };
                 let time = self.once(row, test)?;
@@ -65,41 +114,60 @@ impl<'a> Bench<'a> {
     /// Times one run of `test` from the state that `row` starts from.
     fn once(&mut self, row: &Row, test: Test) -> Result<Duration> {
         let cancel = self.cancel;
-        let session = self.session(row)?;
-        let tokens = tokens(row.depth, test.tokens());
-        let start = Instant::now();
-        match test {
-            Test::Prefill(_) => session.prefill(&tokens, cancel)?,
-            Test::Decode(_) => {
+        let (tokens, start);
+        match (self.held(row)?, test) {
+            (Held::One(session), Test::Prefill(n)) => {
+                tokens = self::tokens(row.depth, n);
+                start = Instant::now();
+                session.prefill(&tokens, cancel)?;
+            }
+            (held, Test::Prefill(n) | Test::Decode(n) | Test::Together(n, _)) => {
+                tokens = self::tokens(row.depth, n);
+                start = Instant::now();
                 for &token in &tokens {
                     if cancel.is_cancelled() {
                         return Err(Error::Interrupted);
                     }
-                    session.decode(token)?;
+                    match held {
+                        Held::One(session) => session.decode(token)?,
+                        Held::Many(together) => together.step(token)?,
+                    }
                 }
             }
         }
         Ok(start.elapsed())
     }
 
-    /// The row's sequence, at its depth.
-    fn session(&mut self, row: &Row) -> Result<&mut Session> {
+    /// The row's sequences, at their depth.
+    fn held(&mut self, row: &Row) -> Result<&mut Held> {
         let group = self.groups.iter_mut().find(|(g, _)| g.has(row));
-        let (group, session) = group.expect("invariant: groups are made of the rows");
-        session.rewind(group.depth)?;
-        Ok(session)
+        let (group, held) = group.expect("invariant: groups are made of the rows");
+        match held {
+            Held::One(session) => session.rewind(group.depth)?,
+            Held::Many(together) => together.rewind(group.depth),
+        }
+        Ok(held)
     }
 
-    /// Records one token of the first row that decodes, else the whole prompt of the first row; says which.
+    /// Starts or ends recording.
+    fn record(&mut self, row: &Row, recorder: Option<Recorder>) -> Result<Option<Recorder>> {
+        Ok(match self.held(row)? {
+            Held::One(session) => session.record(recorder),
+            Held::Many(together) => together.batch.record(recorder),
+        })
+    }
+
+    /// Records one step of the first row that decodes, else the whole prompt of the first row; says which.
     pub fn trace(&mut self, rows: &[Row]) -> Result<(String, Recorder)> {
-        let row = rows.iter().find(|r| matches!(r.test, Test::Decode(_))).unwrap_or(&rows[0]);
+        let row = rows.iter().find(|r| !matches!(r.test, Test::Prefill(_))).unwrap_or(&rows[0]);
         let (what, test) = match row.test {
             Test::Decode(_) => ("one token of ", Test::Decode(1)),
+            Test::Together(_, batch) => ("one token of each sequence of ", Test::Together(1, batch)),
             prefill => ("", prefill),
         };
-        self.session(row)?.record(Some(Recorder::default()));
+        self.record(row, Some(Recorder::default()))?;
         self.once(row, test)?;
-        let recorder = self.session(row)?.record(None).expect("invariant: just begun");
+        let recorder = self.record(row, None)?.expect("invariant: just begun");
         Ok((format!("trace: {what}{}, threads {}, KV {}", row.name(), row.threads, row.kv_types), recorder))
     }
 }

@@ -151,6 +151,10 @@ impl Report {
                 let bytes = bytes_per_token as f64 + growth::kv_bytes(&row, n);
                 gb_per_s = Some(speed.median * bytes / 1e9);
             }
+            Test::Together(n, batch) => {
+                let bytes = bytes_per_token as f64 / batch as f64 + growth::kv_bytes(&row, n);
+                gb_per_s = Some(speed.median * bytes / 1e9);
+            }
             Test::Prefill(n) => gops = Some(speed.median / n as f64 * prefill_ops(n) / 1e9),
         }
         let ceiling = self.ceilings.iter().find(|c| c.threads == row.threads);
@@ -210,12 +214,13 @@ impl Report {
 
 impl Line {
     fn json(&self) -> Value {
-        let (prompt, generated) = match self.row.test {
-            Test::Prefill(n) => (n, 0),
-            Test::Decode(n) => (0, n),
+        let (prompt, generated, batch) = match self.row.test {
+            Test::Prefill(n) => (n, 0, 1),
+            Test::Decode(n) => (0, n, 1),
+            Test::Together(n, batch) => (0, n, batch),
         };
         json!({
-            "test": self.row.name(), "n_prompt": prompt, "n_gen": generated, "depth": self.row.depth,
+            "test": self.row.name(), "n_prompt": prompt, "n_gen": generated, "batch": batch, "depth": self.row.depth,
             "kv_type": self.row.kv_types.to_string(), "threads": self.row.threads,
             "tokens_per_second": self.speed.median, "min": self.speed.min, "max": self.speed.max,
             "samples": self.samples, "gb_per_s": self.gb_per_s, "bandwidth_percent": self.percent,
@@ -287,6 +292,14 @@ pub(super) mod tests {
         // At depth 0 a token took 500 ms.
         let growth = Growth { measured_ms: 1000.0, predicted_ms: 1e3 * (0.5 + 8.0 * slot / 10e9) };
         assert_eq!(deep.growth, Some(growth));
+    }
+
+    #[test]
+    fn weights_are_read_once_for_all_sequences() {
+        let together = report().line(row(Test::Together(3, 4), 0), vec![8.0], 1000);
+        let slot = together.row.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) as f64;
+        assert_eq!(together.gb_per_s, Some((2.0 * 1000.0 + 8.0 * 2.0 * slot) / 1e9));
+        assert!(together.growth.is_none());
     }
 
     #[test]

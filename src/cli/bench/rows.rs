@@ -8,6 +8,8 @@ use crate::kv::KvTypes;
 pub(super) struct Lists {
     pub prompts: Vec<usize>,
     pub gens: Vec<usize>,
+    /// Sequences that generate together.
+    pub batches: Vec<usize>,
     pub depths: Vec<usize>,
     pub kv_types: Vec<KvTypes>,
     pub threads: Vec<usize>,
@@ -20,6 +22,8 @@ pub(super) enum Test {
     Prefill(usize),
     /// So many tokens one by one.
     Decode(usize),
+    /// So many tokens of each of so many sequences, one of each at once.
+    Together(usize, usize),
 }
 
 impl Test {
@@ -27,6 +31,7 @@ impl Test {
     pub fn tokens(self) -> usize {
         match self {
             Test::Prefill(n) | Test::Decode(n) => n,
+            Test::Together(n, batch) => n * batch,
         }
     }
 }
@@ -41,23 +46,38 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// `pp512`, `tg128`, `tg128 @ d1024`.
+    /// `pp512`, `tg128`, `tg128 x8`, `tg128 @ d1024`.
     pub fn name(&self) -> String {
         let name = match self.test {
             Test::Prefill(n) => format!("pp{n}"),
             Test::Decode(n) => format!("tg{n}"),
+            Test::Together(n, batch) => format!("tg{n} x{batch}"),
         };
         if self.depth == 0 { name } else { format!("{name} @ d{}", self.depth) }
     }
 
     /// The cache it starts from.
     fn group(&self) -> Group {
-        Group { depth: self.depth, kv_types: self.kv_types, threads: self.threads, slots: self.slots() }
+        Group {
+            depth: self.depth,
+            kv_types: self.kv_types,
+            threads: self.threads,
+            batch: self.batch(),
+            slots: self.slots(),
+        }
     }
 
-    /// Slots it needs.
+    /// Sequences at once.
+    fn batch(&self) -> usize {
+        match self.test {
+            Test::Together(_, batch) => batch,
+            _ => 1,
+        }
+    }
+
+    /// Slots that each sequence needs.
     fn slots(&self) -> usize {
-        self.depth + self.test.tokens()
+        self.depth + self.test.tokens() / self.batch()
     }
 }
 
@@ -67,6 +87,8 @@ pub(super) struct Group {
     pub depth: usize,
     pub kv_types: KvTypes,
     pub threads: usize,
+    /// Sequences.
+    pub batch: usize,
     /// Of its longest row.
     pub slots: usize,
 }
@@ -74,7 +96,8 @@ pub(super) struct Group {
 impl Group {
     /// True for a row of this group.
     pub fn has(&self, row: &Row) -> bool {
-        (row.depth, row.kv_types, row.threads) == (self.depth, self.kv_types, self.threads)
+        (row.depth, row.kv_types, row.threads, row.batch())
+            == (self.depth, self.kv_types, self.threads, self.batch)
     }
 
     /// The model's options with the group's own.
@@ -83,6 +106,7 @@ impl Group {
             kv_types: self.kv_types,
             threads: self.threads,
             max_seq_len: self.slots,
+            batch: self.batch,
             ..base.clone()
         }
     }
@@ -104,6 +128,7 @@ pub(super) fn groups(rows: &[Row]) -> Vec<Group> {
 const MOST_SLOTS: usize = 1 << 24;
 const MOST_THREADS: usize = 1024;
 const MOST_ROWS: usize = 1000;
+const MOST_SEQUENCES: usize = 256;
 
 impl Lists {
     /// Every combination once: threads, then cache types, then depths; prompts before generations.
@@ -111,8 +136,15 @@ impl Lists {
         if let Some(n) = self.threads.iter().find(|n| !(1..=MOST_THREADS).contains(*n)) {
             return Err(Error::Usage(format!("--threads {n}: use a number from 1 to {MOST_THREADS}")));
         }
+        if let Some(n) = self.batches.iter().find(|n| !(1..=MOST_SEQUENCES).contains(*n)) {
+            return Err(Error::Usage(format!("--batch {n}: use a number from 1 to {MOST_SEQUENCES}")));
+        }
+        let decode = |n: usize, batch: usize| match batch {
+            1 => Test::Decode(n),
+            _ => Test::Together(n.min(MOST_SLOTS), batch),
+        };
         let tests: Vec<Test> = (self.prompts.iter().map(|&n| Test::Prefill(n)))
-            .chain(self.gens.iter().map(|&n| Test::Decode(n)))
+            .chain(self.gens.iter().flat_map(|&n| self.batches.iter().map(move |&batch| decode(n, batch))))
             .filter(|t| t.tokens() > 0)
             .collect();
         let mut rows: Vec<Row> = Vec::new();
@@ -159,6 +191,7 @@ pub(super) mod tests {
         Lists {
             prompts: vec![512],
             gens: vec![128],
+            batches: vec![1],
             depths: vec![0],
             kv_types: vec![KvTypes::both(KvType::Q4)],
             threads: vec![2],
@@ -170,6 +203,7 @@ pub(super) mod tests {
         assert_eq!(row(Test::Prefill(512), 0).name(), "pp512");
         assert_eq!(row(Test::Decode(128), 0).name(), "tg128");
         assert_eq!(row(Test::Decode(128), 1024).name(), "tg128 @ d1024");
+        assert_eq!(row(Test::Together(128, 8), 16).name(), "tg128 x8 @ d16");
     }
 
     #[test]
@@ -187,12 +221,30 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn sequences_that_decode_together_have_caches_of_their_own() {
+        let l = Lists { gens: vec![16], batches: vec![1, 8], depths: vec![4], ..lists() };
+        let rows = l.rows().expect("valid lists");
+        assert_eq!(
+            rows.iter().map(Row::name).collect::<Vec<_>>(),
+            ["pp512 @ d4", "tg16 @ d4", "tg16 x8 @ d4"]
+        );
+        assert_eq!(rows[2].test.tokens(), 128);
+        let found: Vec<_> = groups(&rows).iter().map(|g| (g.batch, g.slots)).collect();
+        assert_eq!(found, [(1, 516), (8, 20)]);
+    }
+
+    #[test]
     fn impossible_lists_are_refused() {
         let refused = |l: Lists| matches!(l.rows(), Err(Error::Usage(_)));
         assert!(refused(Lists { prompts: vec![0], gens: vec![0], ..lists() }));
         assert!(refused(Lists { prompts: vec![usize::MAX], ..lists() }));
         assert!(refused(Lists { depths: vec![usize::MAX], ..lists() }));
         assert!(refused(Lists { threads: vec![0], ..lists() }));
+        assert!(
+            refused(Lists { batches: vec![0], ..lists() })
+                && refused(Lists { batches: vec![257], ..lists() })
+        );
+        assert!(refused(Lists { gens: vec![usize::MAX], batches: vec![2], ..lists() }));
         assert!(refused(Lists { threads: vec![1025], ..lists() }));
         assert!(refused(Lists { gens: (1..2000).collect(), ..lists() }));
         assert!(!refused(Lists { prompts: vec![], ..lists() }));

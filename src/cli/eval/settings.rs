@@ -168,7 +168,7 @@ mod tests {
         let all = "kv=f16,v=q8,weights=f32,policy=snapkv,window=25%,prefix=4,backend=auto";
         let s = flags().with("--settings", all).expect("all keys are known");
         assert_eq!(s.to_string(), "kv f16/q8, weights f32, policy snapkv 25% prefix 4, backend auto");
-        assert_eq!(flags().to_string(), "kv q4, weights q4_0");
+        assert_eq!(flags().to_string(), "kv q4, weights auto");
         assert_eq!((s.options.eviction.memory_threshold, s.policy().as_str()), (0, "snapkv 25% prefix 4"));
         assert_eq!(flags().with("--against", "policy=h2o,window=96").expect("known").policy(), "h2o 96");
     }

@@ -3,6 +3,7 @@
 mod q4;
 
 pub use q4::{q4, q4_dot, q4_i8mm};
+pub(super) use q4::{sdot, smlal, smull};
 
 use super::lanes::Lanes;
 use std::arch::aarch64::*;
@@ -32,7 +33,7 @@ unsafe fn widen_u8(x: uint8x16_t, bias: f32) -> Neon {
 
 /// Four f16 in the low half of a register, widened exactly.
 #[inline(always)]
-unsafe fn widen_f16(x: uint16x4_t) -> float32x4_t {
+pub(super) unsafe fn widen_f16(x: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;
     // SAFETY: `fcvtl` is baseline NEON and touches registers only.
     unsafe {

@@ -260,19 +260,6 @@ pub fn dense_group(isa: Isa, w: &Plane, dtype: Dtype, first: usize, x: &[f32], o
     dispatch!(isa, body::<L>(w: &[u8], dtype: Dtype, first: usize, x: &[f32], out: &mut [[f32; 16]]))
 }
 
-/// Widens `x.len()` stored values exactly to f32.
-pub fn widen(isa: Isa, bytes: &[u8], dtype: Dtype, x: &mut [f32]) {
-    #[inline(always)]
-    unsafe fn body<L: Lanes>(bytes: &[u8], dtype: Dtype, x: &mut [f32]) {
-        // SAFETY: `bytes` holds as many values as `x`; indices from `sixteens`; lanes as the caller's.
-        sixteens!(x.len(), |i, part| unsafe {
-            store(load_dtype::<L>(bytes, dtype, i, part), x, i, part);
-        });
-    }
-    assert_eq!(bytes.len(), x.len() * dtype.size());
-    dispatch!(isa, body::<L>(bytes: &[u8], dtype: Dtype, x: &mut [f32]))
-}
-
 /// Sixteen (or `part`) stored values from element `i` on.
 #[inline(always)]
 pub(super) unsafe fn load_dtype<L: Lanes>(bytes: &[u8], dtype: Dtype, i: usize, part: Option<usize>) -> L {

@@ -1,7 +1,7 @@
 //! A device that computes nothing, but whose logits depend on every row of its cache.
 
-use crate::backend::{Backend, KvRows, Lent, Logits};
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
+use crate::backend::{Backend, CancelToken, KvRows, Lent, Logits};
+use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
 use crate::error::{Error, Result};
 use crate::kv::{KvType, KvTypes};
 use crate::trace::Recorder;
@@ -27,6 +27,7 @@ pub struct Fake {
     capacity: usize,
     max_tokens: usize,
     observed: usize,
+    cancel: Option<CancelToken>,
     /// Calls until the device is lost.
     lives: Arc<AtomicUsize>,
 }
@@ -43,6 +44,7 @@ impl Fake {
             capacity,
             max_tokens,
             observed: 0,
+            cancel: None,
             lives: Arc::new(AtomicUsize::new(usize::MAX)),
         }
     }
@@ -82,6 +84,13 @@ impl Backend for Fake {
     fn forward(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
         self.call()?;
         assert!(tokens.len() <= self.max_tokens && self.len + tokens.len() <= self.capacity);
+        if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
+            return Err(Error::Interrupted);
+        }
+        let fill = |hash: u64, logits: &mut [f32]| {
+            logits.iter_mut().enumerate().for_each(|(i, x)| *x = ((hash >> (i % 40)) & 0xffff) as f32);
+        };
+        let mut out = out;
         let mut last = 0;
         for (i, &token) in tokens.iter().enumerate() {
             let observed = i.saturating_add(self.observed) >= tokens.len();
@@ -94,11 +103,18 @@ impl Backend for Fake {
             }
             self.len += 1;
             last = hash(&self.layout, self.len);
+            if let Logits::All(rows) = &mut out {
+                fill(last, &mut rows[i * VOCAB..][..VOCAB]);
+            }
         }
         if let Logits::Last(logits) = out {
-            logits.iter_mut().enumerate().for_each(|(i, x)| *x = ((last >> (i % 40)) & 0xffff) as f32);
+            fill(last, logits);
         }
         Ok(())
+    }
+
+    fn heed(&mut self, cancel: Option<&CancelToken>) {
+        self.cancel = cancel.cloned();
     }
 
     fn max_tokens(&self) -> usize {

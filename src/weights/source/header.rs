@@ -14,7 +14,8 @@ use serde::Deserialize;
 use serde::de::value::{Error as NameError, StrDeserializer};
 use serde::de::{Deserializer, Error, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 
-use super::json::{Object, UniqueMap, insert_new, parse as parse_json, quoted, within};
+use super::json::{Object, UniqueMap, insert_new, parse as parse_json, within};
+use super::quoted::quoted;
 
 /// The format's own limit, in bytes of JSON.
 const MAX_JSON: u64 = 100_000_000;

@@ -5,7 +5,8 @@ use std::path::{Component, Path};
 
 use serde::Deserialize;
 
-use super::json::{Object, UniqueMap, parse as parse_json, quoted};
+use super::json::{Object, UniqueMap, parse as parse_json};
+use super::quoted::quoted;
 
 /// Bytes; the index of a model with a hundred thousand tensors has a tenth of that.
 const MAX_SIZE: usize = 64 << 20;

@@ -31,6 +31,16 @@ impl Engine {
         Ok(Engine { program: build::quick_binary(), model: model.into(), files })
     }
 
+    /// The same program with another file of its model.
+    pub fn of(&self, model: &Path) -> Engine {
+        Engine { program: self.program.clone(), model: model.into(), files: self.files.clone() }
+    }
+
+    /// Whether its model is a directory, not a file.
+    pub fn has_checkpoint(&self) -> bool {
+        self.model.is_dir()
+    }
+
     /// The command with the model's path, free of settings from this process's environment.
     fn command(&self, name: &str) -> Command {
         let mut command = Command::new(&self.program);

@@ -41,26 +41,30 @@ pub fn tokenizer_config(config: Node<'_>) -> Result<Value> {
     }))
 }
 
+/// The same as a list, for a GGUF file.
+pub struct Listed {
+    /// By id: the token, and whether it is special.
+    pub tokens: Vec<(String, bool)>,
+    pub bos: Option<u32>,
+    pub eos: Option<u32>,
+}
+
+/// The tokens in order of their ids.
+pub fn listed(config: Node<'_>) -> Result<Listed> {
+    let special = special_tokens(config)?;
+    let tokens: Vec<(String, bool)> = vocabulary(config, &special)?
+        .into_iter()
+        .map(|(id, token)| (token, special.contains_key(&id)))
+        .collect();
+    let first = |field: &str| Ok::<_, Error>(ids(config, field)?.first().copied());
+    Ok(Listed { tokens, bos: first("bos_token_id")?, eos: first("eos_token_id")? })
+}
+
 /// `tokenizer.json`.
 pub fn tokenizer(config: Node<'_>) -> Result<Value> {
     let special = special_tokens(config)?;
-    let vocab_size = config.size("vocab_size")?;
-    if vocab_size < 256 + special.len() {
-        let text = format!(
-            "field `vocab_size` is {vocab_size}; 256 bytes and {} special tokens need more",
-            special.len()
-        );
-        return Err(Error::at(config.file, text));
-    }
-    let mut bytes = (0..=255).map(byte_char);
-    let mut vocab = Map::new();
-    for id in 0..vocab_size as u32 {
-        let token = match special.get(&id) {
-            Some(name) => name.clone(),
-            None => bytes.next().map_or_else(|| word(id), String::from),
-        };
-        vocab.insert(token, id.into());
-    }
+    let vocab: Map<String, Value> =
+        vocabulary(config, &special)?.into_iter().map(|(id, token)| (token, id.into())).collect();
     let added: Vec<Value> = special
         .iter()
         .map(|(id, name)| {
@@ -85,6 +89,28 @@ pub fn tokenizer(config: Node<'_>) -> Result<Value> {
             "vocab": vocab, "merges": [],
         },
     }))
+}
+
+/// Every id's token.
+fn vocabulary(config: Node<'_>, special: &BTreeMap<u32, String>) -> Result<BTreeMap<u32, String>> {
+    let vocab_size = config.size("vocab_size")?;
+    if vocab_size < 256 + special.len() {
+        let text = format!(
+            "field `vocab_size` is {vocab_size}; 256 bytes and {} special tokens need more",
+            special.len()
+        );
+        return Err(Error::at(config.file, text));
+    }
+    let mut bytes = (0..=255).map(byte_char);
+    let mut vocab = BTreeMap::new();
+    for id in 0..vocab_size as u32 {
+        let token = match special.get(&id) {
+            Some(name) => name.clone(),
+            None => bytes.next().map_or_else(|| word(id), String::from),
+        };
+        vocab.insert(id, token);
+    }
+    Ok(vocab)
 }
 
 /// Llama 3 puts its first token in front of every text; Qwen and SmolLM2 do not.

@@ -12,8 +12,8 @@
 //! llvm-mca-19 -mtriple=aarch64 -mattr=+v8.6a -mcpu=neoverse-v2 -iterations=200 <the loop>
 //! ```
 
-use super::super::Q4Group;
 use super::super::lanes::Lanes;
+use super::super::{Q4Group, unrolled};
 use super::{Neon, widen_f16};
 use crate::quant::act::ActBlock;
 use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
@@ -36,19 +36,6 @@ const BIAS: i32 = 0x4b40_0000;
 fn float(isum: int32x4_t) -> float32x4_t {
     // SAFETY: NEON is part of every aarch64 target.
     unsafe { vsubq_f32(vreinterpretq_f32_s32(isum), vdupq_n_f32(f32::from_bits(BIAS as u32))) }
-}
-
-/// `body` for each `i` below `n`, unrolled however long it is: arrays indexed by `i` stay in registers.
-macro_rules! unrolled {
-    ($n:expr, |$i:ident| $body:block) => {
-        unrolled!(@ $n, $i, $body, 0 1 2 3 4 5 6 7)
-    };
-    (@ $n:expr, $i:ident, $body:block, $($k:literal)*) => {
-        $(if $k < $n {
-            let $i = $k;
-            $body
-        })*
-    };
 }
 
 /// Four rows of one block: columns `4v..` of each in `low[v]`, `16 + 4v..` in `high[v]`, and their scales.
@@ -136,6 +123,8 @@ macro_rules! sdot {
             options(pure, nomem, nostack, preserves_flags))
     };
 }
+
+pub(in super::super) use {sdot, smlal, smull};
 
 /// The quad's sums of one block taken into the accumulators of `N` tokens by `sdot`, side by side.
 ///

@@ -1,0 +1,274 @@
+//! What templates may do, and what happens when they do more.
+
+use super::*;
+use crate::chat::{Moment, join};
+
+fn context() -> Context<'static> {
+    Context { bos: Some("<s>"), now: Moment::from_unix(19_930 * 86_400), ending: Ending::Prompt }
+}
+
+/// Renders with one user message.
+fn render(source: &str, content: &str) -> Result<String> {
+    let template = Jinja::new("dir/chat_template.jinja", source, vec![("eos_token".into(), "</s>".into())])?;
+    Ok(join(&template.render(&[Message::new(Role::User, content)], &context())?))
+}
+
+fn fault(source: &str) -> String {
+    match render(source, "hi") {
+        Err(Error::Model(message)) => message,
+        other => panic!("{source}: {other:?}"),
+    }
+}
+
+/// What Python's Jinja2, set up as transformers does, makes of the same.
+#[test]
+fn expressions_are_those_of_transformers() {
+    for (source, text) in [
+        // Blanks.
+        ("{% if true %}\n  x\n{% endif %}\ny\n", "  x\ny"),
+        ("  {% set a = 1 %}\n{{ a }}\n\n", "1\n"),
+        ("{%- for m in messages -%}\n  [{{- m.role -}}]\n{% endfor %}", "[user]\n"),
+        // Variables.
+        ("{{ bos_token + eos_token }}{{ tools is none }}{{ nothing is defined }}", "<s></s>TrueFalse"),
+        ("{{ add_generation_prompt }}{{ messages|length }}{{ nothing|length }}", "True10"),
+        // Methods.
+        ("{{ ' a b '.strip() ~ '|' ~ 'xax'.strip('x') ~ '|' ~ ' a'.lstrip() ~ 'a '.rstrip() }}", "a b|a|aa"),
+        ("{{ 'a,b,c'.split(',')[-1] }}{{ 'a b  c'.split()|length }}{{ 'a,b,c'.split(',', 1)[1] }}", "c3b,c"),
+        ("{{ 'a,b,c'.rsplit(',', 1)[0] }}{{ 'k=v'.partition('=')[2] }}", "a,bv"),
+        ("{{ 'abc'.startswith('ab') }}{{ 'abc'.endswith(('x', 'c')) }}{{ 'abc'.find('c') }}", "TrueTrue2"),
+        (
+            "{{ 'aBc'.upper() }}{{ 'aBc'.lower() }}{{ 'aBc d'.title() }}{{ 'aBc'.capitalize() }}",
+            "ABCabcAbc DAbc",
+        ),
+        (
+            "{{ 'banana'.replace('an', 'x') }}{{ 'banana'.replace('a', '', 1) }}{{ '-'.join(['a', 'b']) }}",
+            "bxxabnanaa-b",
+        ),
+        ("{{ messages[0].get('content') }}{{ messages[0].get('x', 'y') }}", "hiy"),
+        ("{% for k, v in {'b': 1, 'a': 2}.items() %}{{ k }}{{ v }}{% endfor %}", "b1a2"),
+        ("{{ {'a': 1}.keys()|list }}{{ {'a': 1}.values()|list }}", "['a'][1]"),
+        // Filters.
+        ("{{ [1, 'a', none, true, {'b': [1.5]}]|tojson }}", "[1, \"a\", null, true, {\"b\": [1.5]}]"),
+        ("{{ {'a': ['<é\"\n>']}|tojson(indent=2) }}", "{\n  \"a\": [\n    \"<é\\\"\\n>\"\n  ]\n}"),
+        (
+            "{{ ' x ' | trim }}{{ ['a', 'b']|join(', ') }}{{ nothing|default('d') }}{{ [3, 1]|sort|first }}",
+            "xa, bd1",
+        ),
+        (
+            "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}\
+             {{ messages|map(attribute='content')|join }}",
+            "1hi",
+        ),
+        ("{{ [1, 2, 3][::-1] }}{{ 'abc'[1:] }}{{ [1, 2] + [3] }}", "[3, 2, 1]bc[1, 2, 3]"),
+        ("{{ [1, 2][1:] is sequence }}{{ nothing[1:] }}{{ 'é2'[::-1] }}", "True[]2é"),
+        (
+            "{{ 'a' in 'ab' and 'c' not in 'ab' and 'a' is in ['a'] and 'b' is not in 'a' }}\
+             {{ ['a', 'b']|select('in', 'a')|list }}{{ 'ab' is startingwith 'a' and 'ab' is endingwith('b') }}",
+            "True['a']True",
+        ),
+        // Statements.
+        (
+            "{% set ns = namespace(n=0) %}{% for i in range(5) %}{% if i == 3 %}{% break %}\
+             {% endif %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
+            "3",
+        ),
+        ("{% macro m(a, b='x') %}{{ a ~ b }}{% endmacro %}{{ m(1) }}{{ m(1, b=2) }}", "1x12"),
+        (
+            "{% for x in [1, 2] %}{{ loop.index0 }}{{ loop.last }}{% endfor %}{{ 7 // 2 * 2 - 1 }}\
+             {{ 'x' if false else 'y' }}",
+            "0False1True5y",
+        ),
+        ("{% set c %}a{{ 'b' }}{% endset %}{{ c ~ c }}{% generation %}g{% endgeneration %}", "ababg"),
+        ("{{ strftime_now('%d %b %Y') }}{% if strftime_now is defined %}!{% endif %}", "26 Jul 2024!"),
+        (
+            "{{ messages[0].content is string and messages[0] is mapping and 'content' in messages[0] }}",
+            "True",
+        ),
+    ] {
+        assert_eq!(render(source, "hi").as_deref(), Ok(text), "{source}");
+    }
+}
+
+#[test]
+fn mistakes_name_the_file_and_the_line() {
+    for (source, parts) in [
+        ("a\n{{ nothing() }}", ["chat_template.jinja, line 2", "unknown function: nothing is unknown"]),
+        ("a\n\n{{ 'x'|what }}", ["line 3", "what"]),
+        ("{{ 'x'.what() }}", ["line 1", "unknown method"]),
+        ("{% if %}", ["line 1", "syntax error"]),
+        ("{{ 'x' * 3 }}", ["line 1", "multiplies a string"]),
+        ("{% include 'x' %}", ["line 1", "x"]),
+        ("{{ strftime_now('%Q') }}", ["line 1", "%Q"]),
+        ("{{ range(1000000) }}", ["line 1", "range"]),
+    ] {
+        let message = fault(source);
+        assert!(parts.iter().all(|p| message.contains(p)), "{message}");
+        assert!(message.ends_with("use the template published with the model"), "{message}");
+    }
+    let refused = render("\n{{ raise_exception('roles must alternate') }}", "hi");
+    let message = "dir/chat_template.jinja: refuses these messages: roles must alternate";
+    assert_eq!(refused, Err(Error::Usage(message.into())));
+    let in_macro = render("{% macro m() %}{{ raise_exception('no') }}{% endmacro %}{{ m() }}", "hi");
+    assert!(matches!(in_macro, Err(Error::Usage(_))), "{in_macro:?}");
+}
+
+#[test]
+fn steps_size_and_depth_have_limits() {
+    let forever =
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = 1 %}{% endfor %}{% endfor %}";
+    let doubling = |step: &str| {
+        format!("{{% set ns = namespace(x='0123456789') %}}{{% for i in range(60) %}}{step}{{% endfor %}}")
+    };
+    let long = "x y".repeat(10_000);
+    for (source, part) in [
+        (forever.into(), "takes too many steps"),
+        (doubling("{% set ns.x = ns.x ~ ns.x %}"), "makes more than 128 MiB"),
+        (doubling("{% set ns.x = ns.x + ns.x %}"), "makes more than 128 MiB"),
+        (doubling("{% set ns.x = [ns.x, ns.x]|join %}"), "makes more than 128 MiB"),
+        (
+            doubling("{% set ns.is = (ns.is or ns.x) %}{% set ns.is = ns.is + ns.is %}"),
+            "makes more than 128 MiB",
+        ),
+        (doubling("{% set ns.x = ns.x.replace('0', ns.x) %}"), "makes more than 128 MiB"),
+        (
+            doubling("{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = x %}"),
+            "makes more than 128 MiB",
+        ),
+        (doubling("{% set ns.x = ns.x|tojson|tojson %}"), "makes more than 128 MiB"),
+        (doubling("{% set ns.x = ns.x|map('uncounted indent', 60)|join %}"), "unknown filter"),
+        (doubling("{% set x = ns ~ ns %}{% set ns.x = x %}"), "makes more than 128 MiB"),
+        (doubling("{% set ns.x = [ns.x] %}"), "nested more than 32"),
+        (doubling("{% set ns.x = [{'a': ns}] %}"), "a namespace into a namespace"),
+        (format!("{{% for i in range(9999) %}}{long}{{% endfor %}}"), "makes more than 128 MiB"),
+        ("{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}".into(), "recursion limit"),
+        (format!("{{{{ {}1{} }}}}", "(".repeat(190), ")".repeat(190)), "recursion limit"),
+        (format!("{{{{ {}1{} }}}}", "[".repeat(50_000), "]".repeat(50_000)), "brackets nested more than 200"),
+        (format!("x{}", " ".repeat(2000)), "blanks in a row"),
+        ("x".repeat(300_000), "has more than 128000 bytes"),
+    ] {
+        let message = fault(&source);
+        assert!(message.contains(part), "{message}");
+    }
+    // Long conversations are no loops without end.
+    let chat: Vec<_> =
+        (0..2000).map(|i| Message::new(Role::User, format!("{i} {}", "words ".repeat(50)))).collect();
+    let source = "{% for m in messages %}{{ '<' + m.role + '>' + m.content | trim + '\n' }}{% endfor %}";
+    let text = Jinja::new("t", source, vec![]).and_then(|t| t.render(&chat, &context())).expect("renders");
+    assert_eq!(join(&text).lines().count(), 2000);
+}
+
+/// One step neither makes nor compares much without counting it.
+#[test]
+fn what_a_step_takes_is_counted() {
+    let grown = "{% set ns = namespace(x='0123456789') %}{% for i in range(19) %}\
+                 {% set ns.x = ns.x ~ ns.x %}{% endfor %}{% set x = ns.x %}";
+    let often = |what: &str| format!("{{% for i in range(60) %}}{{{{ ({what})|length }}}}{{% endfor %}}");
+    let test = |what: &str| often(&format!("'y' if {what} else 'n'"));
+    let (too_much, too_large) = ("makes more than 128 MiB", "a list with more than 16 MiB of text");
+    for (source, part) in [
+        (format!("{{% set l = [{}] %}}", "x[1:], ".repeat(60)), too_much),
+        (often("ns.x[:1]"), too_much),
+        (test("[x, x, x] in 'a'"), too_much),
+        (test("x not in 'a'"), too_much),
+        (test("ns in 'a'"), too_much),
+        (test("x in [1, x]"), too_much),
+        (test("x is in [1, x]"), too_much),
+        (test("[x] is not in 'a'"), too_much),
+        (test("[x, x] is startingwith 'a'"), too_much),
+        (test("'a' is endingwith ns"), too_much),
+        (often("[1]|select('in', [x])|list"), too_much),
+        (often("[x, x, x]|sort"), too_much),
+        (often("[x, x, x]|unique"), too_much),
+        (often("[x, x, x]|max"), too_much),
+        (often("[x]|indent"), too_much),
+        (often("'a'|trim([x])"), "strips more than 256 bytes"),
+        (often("x|trim(x)"), "strips more than 256 bytes"),
+        (often("x.lstrip(x)"), "strips more than 256 bytes"),
+        ("{{ [x, x, x, x] }}".into(), too_large),
+        ("{{ [n, n, n, n]|map('default', x)|list|length }}".into(), too_large),
+    ] {
+        let message = fault(&format!("{grown}{source}"));
+        assert!(message.contains(part), "{source}: {message}");
+    }
+}
+
+#[test]
+fn a_panic_of_the_interpreter_is_a_model_error() {
+    let template = Jinja::new("dir/chat_template.jinja", "x", vec![]).expect("sound");
+    let message = "dir/chat_template.jinja: makes the interpreter fail: lost; use the template published with the model";
+    let panics = || -> std::result::Result<(), minijinja::Error> { panic!("lost\nmore") };
+    assert_eq!(template.contained(panics), Err(Error::Model(message.into())));
+}
+
+#[test]
+fn lists_that_take_long_to_compare_are_refused() {
+    let nest = |step: &str, times: usize| format!("{{% set x = 1 %}}{}{{{{ x == y }}}}", step.repeat(times));
+    for (source, part) in [
+        (nest("{% set x = [x] %}", 5000), "nested more than 32"),
+        (nest("{% set x = [x, x] %}", 30), "a list of more than 20000 values"),
+        (nest("{% set x = x, x %}", 30), "a list of more than 20000 values"),
+        (nest("{% set x = dict(a=x, b=x) %}", 30), "a list of more than 20000 values"),
+        (
+            nest("{% for x in [[x, x]] %}", 30) + &"{% endfor %}".repeat(30),
+            "a list of more than 20000 values",
+        ),
+        (nest("{% set x = namespace(a=x) %}", 2), "a namespace into a namespace"),
+        ("{% set n = namespace() %}{% set n.n = n %}{{ n }}".into(), "a namespace into a namespace"),
+        ("{% set n = namespace() %}{% set l = [n] %}".into(), "or a list"),
+    ] {
+        let message = fault(&source);
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+fn with_tokens(source: &str) -> Result<Jinja> {
+    let dir = crate::project().join("models/story");
+    let tokenizer = Tokenizer::load_for(&dir, 4096).expect("loads");
+    Jinja::new("t", source, vec![("eos_token".into(), "<|end_of_text|>".into())])?.for_tokenizer(&tokenizer)
+}
+
+fn segments(source: &str, content: &str) -> Vec<Segment> {
+    let context = Context { bos: Some("<|begin_of_text|>"), ..context() };
+    let messages = [Message::new(Role::User, content)];
+    with_tokens(source).and_then(|t| t.render(&messages, &context)).expect("renders")
+}
+
+#[test]
+fn only_what_the_template_writes_is_a_control_token() {
+    let control = |t: &str| Segment::Control(t.into());
+    let text = |t: &str| Segment::Text(t.into());
+    let (start, end, eos) = ("<|im_start|>", "<|im_end|>", "<|end_of_text|>");
+    let turn = "<|im_start|>{{ '<|im_end|>' ~ messages[0].content";
+    for (change, content, shown) in [
+        ("", "a<|im_end|>b", "a<|im_end|>b"),
+        ("|trim", "  <|im_end|> ", "<|im_end|>"),
+        ("|lower", "<|IM_END|>", "<|im_end|>"),
+        (".replace('-', '')", "<|im-_end|>", "<|im_end|>"),
+        ("[1:]", "x<|im_end|>", "<|im_end|>"),
+        (".split('</think>')[-1]", "x</think><|im_end|>", "<|im_end|>"),
+        ("|length", "<|im_end|>", "10"),
+        ("|tojson", "<|im_end|>", "\"<|im_end|>\""),
+        ("", "\u{F0000}\u{100000}", "\u{F0000}\u{100000}"),
+    ] {
+        let parts = segments(&format!("{turn}{change} }}}}{{{{ eos_token }}}}"), content);
+        assert_eq!(parts, [control(start), control(end), text(shown), control(eos)], "{change} {content}");
+    }
+    // Where the template's text and the message meet.
+    assert_eq!(segments("<|{{ messages[0].content }}|>", "im_end"), [text("<|im_end|>")]);
+    assert_eq!(segments("{{ bos_token }}x", "y"), [control("<|begin_of_text|>"), text("x")]);
+}
+
+#[test]
+fn tokens_from_parts_are_refused_and_the_end_is_found() {
+    let e = with_tokens("{% for m in messages %}{{ '<|im_' + 'start|>' + m.content }}{% endfor %}");
+    assert!(
+        matches!(e, Err(Error::Model(m)) if m.contains("control token <|im_start|> together from parts"))
+    );
+    let turns = "{% for m in messages %}{{ '<|im_start|>' + m.content + '<|im_end|>' }}{% endfor %}";
+    assert_eq!(with_tokens(turns).expect("loads").end(), Some("<|im_end|>"));
+    // Refuses system messages, and two of the same role.
+    let picky = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}\
+                 {% for m in messages %}{{ m.content + eos_token }}{% endfor %}";
+    assert_eq!(with_tokens(picky).expect("loads").end(), Some("<|end_of_text|>"));
+    assert_eq!(with_tokens("{{ messages[-1].content }}").expect("loads").end(), None);
+}

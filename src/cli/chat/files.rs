@@ -1,0 +1,92 @@
+//! Conversations in files: the one of `--session`, and those of `/save` and `/load`.
+
+use super::Chat;
+use crate::chat::ConversationState;
+use crate::error::{Error, Result};
+use crate::saved::{self, Content, State};
+use std::path::Path;
+
+impl Chat<'_> {
+    /// Goes on with the conversation in `file`, if it exists.
+    pub(super) fn resume(&mut self, file: &Path) -> Result<()> {
+        let Some(state) = saved::load(file, &mut self.session, self.engine)? else { return Ok(()) };
+        let saved = self.fitting(file, &state)?;
+        let system = self.conversation.system();
+        if !saved.ids.is_empty() && system.is_some() && system != saved.system.as_deref() {
+            return Err(Error::Usage(format!(
+                "--session {}: was saved with another --system; leave --system out, or give another file",
+                file.display()
+            )));
+        }
+        if self.input.is_interactive() && !self.args.output.quiet {
+            eprintln!("going on after {} tokens; /reset begins anew", saved.ids.len());
+        }
+        self.become_saved(saved, &state);
+        Ok(())
+    }
+
+    /// Goes on with the conversation in `file`, whatever system message it has.
+    ///
+    /// # Errors
+    ///
+    /// As of [`saved::read`]. The conversation is then as before, though all of it may have to be computed again.
+    pub(super) fn load(&mut self, file: &Path) -> Result<()> {
+        let Some(state) = saved::read(file, &mut self.session, self.engine)? else {
+            return Err(Error::io(file, "no such file"));
+        };
+        let saved = self.fitting(file, &state)?;
+        self.become_saved(saved, &state);
+        self.unanswered = None;
+        self.last = None;
+        Ok(())
+    }
+
+    /// The conversation in a file, if it is one and has this model's form.
+    fn fitting(&self, file: &Path, state: &State) -> Result<ConversationState> {
+        let Content::Chat(saved) = &state.content else {
+            return Err(Error::Usage(format!(
+                "--session {}: holds a text, not a conversation; go on with it in generate, or give another file",
+                file.display()
+            )));
+        };
+        let ours = self.conversation.template().name();
+        match saved.template == ours {
+            true => Ok(saved.clone()),
+            false => Err(Error::model(
+                file,
+                format!(
+                    "was saved with a {} chat template, and this model's is {ours}; use that one",
+                    saved.template.escape_debug()
+                ),
+            )),
+        }
+    }
+
+    fn become_saved(&mut self, mut saved: ConversationState, state: &State) {
+        if saved.ids.is_empty() {
+            saved.system = self.conversation.system().map(str::to_owned).or(saved.system);
+        }
+        if let Some(random) = state.random(self.args.sampler.seed, &mut self.options.sampler) {
+            self.random = random;
+        }
+        self.asked.clear();
+        self.conversation.resume(saved);
+    }
+
+    /// Saves the conversation where `--session` asks for it.
+    pub(super) fn save(&mut self) -> Result<()> {
+        match self.args.session.as_deref() {
+            Some(file) => self.save_to(file),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn save_to(&mut self, file: &Path) -> Result<()> {
+        let state = State {
+            seed: self.options.sampler.seed,
+            rng: self.random.clone(),
+            content: Content::Chat(self.conversation.state()),
+        };
+        saved::save(file, &mut self.session, self.engine, state)
+    }
+}

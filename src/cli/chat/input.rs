@@ -1,0 +1,95 @@
+//! Lines of stdin: with an editor where somebody types at a terminal, as they come from everything else.
+
+use crate::error::{Error, Result};
+use std::io::{BufRead, IsTerminal, Read};
+
+/// What somebody did at the prompt.
+pub(super) enum Typed {
+    Line(String),
+    /// The input ended, or Ctrl-D.
+    End,
+    /// Ctrl-C, where the editor has the terminal and it is no signal.
+    Interrupt,
+}
+
+/// Where lines come from.
+pub(super) enum Input {
+    /// A file or a pipe.
+    Piped,
+    /// A terminal that edits its lines itself, as far as it can.
+    Terminal,
+    #[cfg(feature = "line-editor")]
+    Editor(Box<rustyline::DefaultEditor>),
+}
+
+const PROMPT: &str = "> ";
+
+/// Longest line read as a message.
+const LINE_LIMIT: u64 = 16 << 20;
+
+impl Input {
+    /// Stdin, as it is.
+    pub fn new() -> Self {
+        if !std::io::stdin().is_terminal() {
+            return Input::Piped;
+        }
+        // The editor writes to stdout, which is for answers where it is not the terminal.
+        #[cfg(feature = "line-editor")]
+        if std::io::stdout().is_terminal() && !crate::cli::terminal::is_dumb() {
+            crate::cli::mode::remember();
+            let config = rustyline::Config::builder().auto_add_history(true).build();
+            if let Ok(editor) = rustyline::DefaultEditor::with_config(config) {
+                return Input::Editor(Box::new(editor));
+            }
+        }
+        Input::Terminal
+    }
+
+    /// Whether somebody types.
+    pub fn is_interactive(&self) -> bool {
+        !matches!(self, Input::Piped)
+    }
+
+    /// The next line, without its end.
+    pub fn line(&mut self) -> Result<Typed> {
+        match self {
+            Input::Piped => line().map(|line| line.map_or(Typed::End, Typed::Line)),
+            Input::Terminal => {
+                eprint!("{PROMPT}");
+                let line = line()?;
+                if line.is_none() {
+                    eprintln!();
+                }
+                Ok(line.map_or(Typed::End, Typed::Line))
+            }
+            #[cfg(feature = "line-editor")]
+            Input::Editor(editor) => match editor.readline(PROMPT) {
+                Ok(line) => Ok(Typed::Line(line)),
+                Err(rustyline::error::ReadlineError::Eof) => Ok(Typed::End),
+                Err(rustyline::error::ReadlineError::Interrupted) => Ok(Typed::Interrupt),
+                Err(e) => Err(Error::Usage(format!("message from the terminal: {e}"))),
+            },
+        }
+    }
+}
+
+/// The next line of stdin, if there is one.
+fn line() -> Result<Option<String>> {
+    let mut bytes = Vec::new();
+    std::io::stdin()
+        .lock()
+        .take(LINE_LIMIT + 1)
+        .read_until(b'\n', &mut bytes)
+        .map_err(|e| Error::Usage(format!("message from stdin: {e}")))?;
+    if bytes.len() as u64 > LINE_LIMIT {
+        return Err(Error::Usage("message from stdin: a line longer than 16 MiB".into()));
+    }
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let text = String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Error::Usage(format!("message from stdin: byte {at} of the line is not UTF-8; convert the text"))
+    })?;
+    Ok(Some(text.trim_end_matches(['\n', '\r']).into()))
+}

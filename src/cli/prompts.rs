@@ -1,0 +1,227 @@
+//! `generate --prompts`: many prompts from a file, completed together, one JSON line each.
+
+use super::args::{GenerateArgs, token_limit};
+use super::generate::text_of;
+use super::signal;
+use super::start::{self, Voice};
+use super::terminal::{Progress, put};
+use crate::engine::{BatchItem, Engine, GenerateOptions};
+use crate::error::{Error, Result};
+use crate::kv::eviction::Policy;
+use crate::plan::{self, Plan};
+use crate::session::StopReason;
+use clap::Args;
+use serde::Deserialize;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Most sequences at once.
+const MOST: usize = 256;
+
+/// Many prompts.
+#[derive(Args, Clone)]
+pub(super) struct PromptsArgs {
+    /// Complete many prompts together; - is stdin. Each line is a JSON string, or an object with "prompt" and settings
+    /// of its own, e.g. {"prompt":"Hi","max_tokens":9,"temperature":0,"stop":"."}. For each, a line comes on stdout as
+    /// soon as it is complete: {"index":0,"text":"…","tokens":9,"stop":"length"}
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "session", "trace", "logprobs"])]
+    pub prompts: Option<PathBuf>,
+    /// Prompts that are decoded together, each in a cache of --max-seq-len slots; on other backends than the CPU's and
+    /// where slots are evicted, they are completed one after another
+    #[arg(long, default_value_t = 8, value_name = "N", requires = "prompts")]
+    pub batch: usize,
+}
+
+/// A line that is an object. What it does not say is as on the command line.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    prompt: String,
+    max_tokens: Option<i64>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<usize>,
+    min_p: Option<f32>,
+    typical: Option<f32>,
+    repetition_penalty: Option<f32>,
+    repetition_window: Option<usize>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    seed: Option<u64>,
+    stop: Option<Stop>,
+    ignore_eos: Option<bool>,
+}
+
+/// One stop string, or some.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Stop {
+    One(String),
+    Some(Vec<String>),
+}
+
+impl Line {
+    fn item(self, defaults: &GenerateOptions) -> Result<BatchItem> {
+        let mut options = defaults.clone();
+        let sampler = &mut options.sampler;
+        fn set<T>(to: &mut T, from: Option<T>) {
+            if let Some(from) = from {
+                *to = from;
+            }
+        }
+        set(&mut sampler.temperature, self.temperature);
+        set(&mut sampler.top_p, self.top_p);
+        set(&mut sampler.top_k, self.top_k);
+        set(&mut sampler.min_p, self.min_p);
+        set(&mut sampler.typical_p, self.typical);
+        set(&mut sampler.repetition_penalty, self.repetition_penalty);
+        set(&mut sampler.repetition_window, self.repetition_window);
+        set(&mut sampler.presence_penalty, self.presence_penalty);
+        set(&mut sampler.frequency_penalty, self.frequency_penalty);
+        set(&mut sampler.seed, self.seed);
+        set(&mut options.ignore_eos, self.ignore_eos);
+        set(&mut options.max_tokens, self.max_tokens.map(token_limit).transpose()?);
+        let stop = self.stop.map(|stop| match stop {
+            Stop::One(text) => vec![text],
+            Stop::Some(texts) => texts,
+        });
+        set(&mut options.stop, stop);
+        options.sampler.validate_for(crate::dims::VOCAB)?;
+        crate::tokenizer::StopStrings::new(&options.stop)?;
+        Ok(BatchItem { prompt: self.prompt, options })
+    }
+}
+
+/// The prompts of a text with one on each line that is not blank.
+fn items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let item = |(i, line): (usize, &str)| {
+        let read = match line.trim_start().as_bytes()[0] {
+            b'"' => serde_json::from_str(line)
+                .map(|prompt| BatchItem { prompt, options: defaults.clone() })
+                .map_err(|e| Error::Usage(e.to_string())),
+            b'{' => serde_json::from_str::<Line>(line)
+                .map_err(|e| Error::Usage(e.to_string()))
+                .and_then(|line| line.item(defaults)),
+            _ => Err(Error::Usage("is neither a JSON string nor a JSON object".into())),
+        };
+        read.map_err(|e| Error::Usage(format!("line {}: {}", i + 1, one_line(&e))))
+    };
+    lines.map(item).collect()
+}
+
+/// An error of serde_json counts lines itself, of which there is one here.
+fn one_line(e: &Error) -> String {
+    e.to_string().replace(" at line 1 column ", ", at column ")
+}
+
+pub(super) fn run(args: &GenerateArgs, file: &Path) -> Result<()> {
+    let defaults = args.resolve()?;
+    let mut settings = args.model.resolve()?;
+    if !(1..=MOST).contains(&args.prompts.batch) {
+        let n = args.prompts.batch;
+        return Err(Error::Usage(format!("--batch {n}: use a number from 1 to {MOST}")));
+    }
+    let wrong = |e: Error| match e {
+        Error::Usage(why) => Error::Usage(format!("--prompts {}: {why}", file.display())),
+        e => e,
+    };
+    let items = items(&text_of("--prompts", file)?, &defaults).map_err(wrong)?;
+    settings.batch = args.prompts.batch.min(items.len().max(1));
+    let settings = plan::settle(settings)?;
+    let quiet = args.output.quiet;
+    if settings.sequences() < settings.batch && !quiet {
+        let why = if settings.eviction.policy == Policy::None { "--backend" } else { "--eviction-policy" };
+        eprintln!("{why}: the prompts are completed one after another");
+    }
+    let progress = Progress::new("loading tensor", quiet);
+    let _marker = start::model(&Plan::new(&settings)?, &args.model.cores.mask, Voice::of(quiet))?;
+    let engine = Engine::load_with(settings, &|done, all| progress.show(done, all))?;
+    signal::connect(&defaults.cancel);
+    let start = Instant::now();
+    let (mut tokens, mut interrupted, mut failed) = (0, false, None);
+    for answer in engine.generate_batch(&items).map_err(wrong)? {
+        let a = match answer {
+            Ok(answer) => answer,
+            // The last one is said at the end, with its exit code.
+            Err(e) => {
+                if let Some(earlier) = failed.replace(wrong(e)) {
+                    eprintln!("error: {earlier}");
+                }
+                continue;
+            }
+        };
+        tokens += a.tokens;
+        interrupted |= a.stop == StopReason::Interrupt;
+        let line = json!({"index": a.index, "text": a.text, "tokens": a.tokens, "stop": a.stop.name()});
+        put(&format!("{line}\n"))?;
+    }
+    if !quiet {
+        let took = start.elapsed().as_secs_f64();
+        let speed = tokens as f64 / took.max(1e-9);
+        eprintln!(
+            "prompts: {}, generated: {tokens} tokens in {took:.2} s ({speed:.1} tokens/sec)",
+            items.len()
+        );
+        if args.sampler.seed.is_none() && defaults.sampler.temperature != 0.0 {
+            eprintln!("seed: {}", defaults.sampler.seed);
+        }
+    }
+    match failed {
+        Some(e) => Err(e),
+        None if interrupted => Err(Error::Interrupted),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Vec<BatchItem>> {
+        items(text, &GenerateOptions::default())
+    }
+
+    #[test]
+    fn lines_are_strings_or_objects_with_defaults() {
+        let text = "\"a\\nb\"\n\n  {\"prompt\":\"c\",\"max_tokens\":-1,\"top_k\":3,\"seed\":7,\"stop\":[\"x\",\"y\"]}\r\n";
+        let found = read(text).unwrap();
+        let defaults = GenerateOptions::default();
+        assert_eq!(found.iter().map(|i| i.prompt.as_str()).collect::<Vec<_>>(), ["a\nb", "c"]);
+        assert_eq!((found[0].options.max_tokens, found[1].options.max_tokens), (defaults.max_tokens, None));
+        assert_eq!((found[1].options.sampler.top_k, found[1].options.sampler.seed), (3, 7));
+        assert_eq!(found[1].options.sampler.top_p, defaults.sampler.top_p);
+        assert_eq!(found[1].options.stop, ["x", "y"]);
+        assert!(read(" \n").unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_line() {
+        let deep = format!("{{\"prompt\":{}", "[".repeat(100_000));
+        for (line, what) in [
+            ("word", "neither"),
+            ("[\"a\"]", "neither"),
+            ("\"open", "EOF"),
+            ("\"a\" \"b\"", "trailing"),
+            ("\"\\ud800\"", "hex escape"),
+            ("{}", "missing field `prompt`"),
+            ("{\"prompt\":3}", "invalid type"),
+            ("{\"prompt\":\"a\",\"promt\":\"b\"}", "unknown field `promt`"),
+            ("{\"prompt\":\"a\",\"prompt\":\"b\"}", "duplicate field"),
+            ("{\"prompt\":\"a\",\"max_tokens\":-2}", "--num-tokens -2"),
+            ("{\"prompt\":\"a\",\"max_tokens\":1e30}", "invalid type"),
+            ("{\"prompt\":\"a\",\"temperature\":-1}", "temperature"),
+            ("{\"prompt\":\"a\",\"temperature\":1e400}", "out of range"),
+            ("{\"prompt\":\"a\",\"top_p\":2}", "top-p"),
+            ("{\"prompt\":\"a\",\"seed\":-1}", "invalid value"),
+            ("{\"prompt\":\"a\",\"stop\":[1]}", "did not match"),
+            (&deep, "column"),
+        ] {
+            let e = read(&format!("\"fine\"\n{line}\n")).expect_err(line);
+            let said = e.to_string();
+            assert!(matches!(e, Error::Usage(_)) && said.starts_with("line 2: "), "{said}");
+            assert!(said.contains(what) && said.lines().count() == 1, "{what}: {said}");
+        }
+    }
+}

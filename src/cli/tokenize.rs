@@ -1,0 +1,121 @@
+//! `tokenize`: text to token ids and back, with the tokenizer of any model, whether this program could run it or not.
+
+use super::args::default_model;
+use super::report::ReportFormat;
+use super::terminal::{end_line, put};
+use crate::error::{Error, Result};
+use crate::tokenizer::{AddSpecial, Tokenizer};
+use crate::weights::ModelPath;
+use clap::Args;
+use serde_json::json;
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+
+/// The largest published vocabularies have a quarter of that.
+const MAX_VOCABULARY: usize = 1 << 20;
+const MAX_TEXT: u64 = 64 << 20;
+
+/// Text to ids and back.
+#[derive(Args, Clone)]
+pub(super) struct TokenizeArgs {
+    /// Whose tokenizer: a model directory, a .safetensors or .gguf file, or a vocabulary alone, which is a GGUF file
+    /// without tensors or a directory with a tokenizer.json [default: the baked model's directory]
+    #[arg(short = 'm', long, visible_aliases = ["model", "vocab"], value_name = "PATH")]
+    model_path: Option<PathBuf>,
+    /// Text [default: stdin]
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// Text from a file, with the line feed at its end; - is stdin
+    #[arg(short, long, visible_alias = "prompt-file", value_name = "FILE", conflicts_with = "prompt")]
+    file: Option<PathBuf>,
+    /// Ids that become text, with blanks or commas between them
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "file"], allow_hyphen_values = true)]
+    decode: Option<String>,
+    /// Put no begin-of-text token in front of the text; with --decode, leave control tokens out
+    #[arg(long)]
+    no_special: bool,
+    /// Text, or one JSON object with ids and pieces in one line
+    #[arg(long, value_enum, default_value = "text")]
+    format: ReportFormat,
+}
+
+pub(super) fn run(args: &TokenizeArgs) -> Result<()> {
+    let path = args.model_path.clone().unwrap_or_else(default_model);
+    // A directory of one GGUF file stands for it, as for the other commands.
+    let path = if path.join("tokenizer.json").exists() { path } else { ModelPath::new(&path)?.weights };
+    let tokenizer = Tokenizer::open_for(&path, MAX_VOCABULARY)?;
+    match &args.decode {
+        Some(ids) => decode(args, &tokenizer, &parse(ids, tokenizer.vocab_size())?),
+        None => encode(args, &tokenizer, &text(args)?),
+    }
+}
+
+fn encode(args: &TokenizeArgs, tokenizer: &Tokenizer, text: &str) -> Result<()> {
+    let special = if args.no_special { AddSpecial::No } else { AddSpecial::Yes };
+    let ids = tokenizer.encode(text, special)?;
+    match args.format {
+        ReportFormat::Text => {
+            let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+            put(&format!("{}\n", ids.join(" ")))
+        }
+        ReportFormat::Json => put(&format!("{}\n", json!({"ids": ids, "pieces": pieces(tokenizer, &ids)}))),
+    }
+}
+
+fn decode(args: &TokenizeArgs, tokenizer: &Tokenizer, ids: &[u32]) -> Result<()> {
+    let text = if args.no_special { tokenizer.decode(ids) } else { tokenizer.decode_with_special(ids) };
+    match args.format {
+        ReportFormat::Text => {
+            put(&text)?;
+            end_line();
+            Ok(())
+        }
+        ReportFormat::Json => {
+            put(&format!("{}\n", json!({"ids": ids, "pieces": pieces(tokenizer, ids), "text": text})))
+        }
+    }
+}
+
+/// The text of each token by itself.
+fn pieces(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
+    ids.iter().map(|&id| tokenizer.pieces().text(id).into_owned()).collect()
+}
+
+/// Ids below `limit`.
+fn parse(ids: &str, limit: usize) -> Result<Vec<u32>> {
+    let blank = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');
+    let id = |word: &str| match word.parse() {
+        Ok(id) if (id as usize) < limit => Ok(id),
+        _ => Err(Error::Usage(format!("--decode {word}: use ids from 0 to {}", limit.saturating_sub(1)))),
+    };
+    ids.split(blank).filter(|word| !word.is_empty()).map(id).collect()
+}
+
+/// The text, exactly: from the flag, a file, or piped stdin.
+fn text(args: &TokenizeArgs) -> Result<String> {
+    let stdin = Path::new("-");
+    let file = match (&args.prompt, &args.file) {
+        (Some(text), _) => return Ok(text.clone()),
+        (None, Some(file)) => file,
+        (None, None) if std::io::stdin().is_terminal() => {
+            return Err(Error::Usage(
+                "a text is missing; give --prompt, --file or --decode, or pipe one".into(),
+            ));
+        }
+        (None, None) => stdin,
+    };
+    let bad = |why: &dyn std::fmt::Display| Error::Usage(format!("--file {}: {why}", file.display()));
+    let mut bytes = Vec::new();
+    let read = if file == stdin {
+        std::io::stdin().lock().take(MAX_TEXT + 1).read_to_end(&mut bytes)
+    } else {
+        std::fs::File::open(file).and_then(|f| f.take(MAX_TEXT + 1).read_to_end(&mut bytes))
+    };
+    read.map_err(|e| bad(&e))?;
+    if bytes.len() as u64 > MAX_TEXT {
+        return Err(bad(&"is longer than 64 MiB; give a part at a time"));
+    }
+    String::from_utf8(bytes).map_err(|e| {
+        bad(&format_args!("byte {} is not UTF-8; convert the file", e.utf8_error().valid_up_to()))
+    })
+}

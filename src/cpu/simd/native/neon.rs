@@ -1,0 +1,166 @@
+//! Four rows of a register of 128 bits: `smlal`, or `sdot` where there is dotprod.
+//!
+//! Cycles with `sdot` of a block of 32 columns x 16 rows x 1 token, the loops over blocks alone, by the model of
+//! llvm-mca 19 for Neoverse V2 (that for N2 gives twice as many, as for Q4_0):
+//!
+//! | tokens | Q4_0 | Q4_1 | Q5_1 | Q8_0 | Q4_K | Q5_K |
+//! |---:|---:|---:|---:|---:|---:|---:|
+//! | 1 | 22.1 | 25.9 | 45.0 | 18.3 | 31.9 | 51.0 |
+//! | 8 | 12.3 | 15.3 | 17.5 | 12.6 | 15.8 | 18.7 |
+//!
+//! Fifth and sixth bits put in place by `bsl` came out as `and` and `orr` all the same: LLVM knows what is zero.
+
+use super::super::neon::{sdot, smlal, smull, widen_f16};
+use super::rows::Rows;
+use std::arch::aarch64::*;
+
+/// Four rows; `DOT` stands for dotprod.
+pub struct Four<const DOT: bool>;
+
+/// `$sums` and the products of vectors of weights with four activations each.
+///
+/// Products are summed in i16 lanes, one of each column of four: of 4 and 5 bits eight fit (8 * 31 * 127 = 31,496),
+/// of 6 bits four (4 * 63 * 127 = 32,004), of 8 bits two (2 * 128 * 127 = 32,512).
+macro_rules! chain {
+    ($sums:expr, [$w:expr, $a:expr] $([$more:expr, $b:expr])*) => {{
+        let (mut top, mut bottom): (int16x8_t, int16x8_t);
+        smull!(top, bottom, $w, $a);
+        $(smlal!(top, bottom, $more, $b);)*
+        // Rows 0, 1 and 2, 3: four column sums each.
+        vaddq_s32($sums, vpaddq_s32(vpaddlq_s16(top), vpaddlq_s16(bottom)))
+    }};
+}
+
+/// The word `$lane` of activations in all lanes.
+macro_rules! word {
+    ($a:ident, $lane:literal) => {
+        vdupq_laneq_s32::<$lane>(vreinterpretq_s32_s8($a))
+    };
+}
+
+// SAFETY: NEON is part of every aarch64 target, dotprod is there where `DOT`; memory accesses are unaligned and stay
+// within what the trait's contract grants.
+#[allow(clippy::undocumented_unsafe_blocks)]
+unsafe impl<const DOT: bool> Rows for Four<DOT> {
+    const ROWS: usize = 4;
+    const SIGNED: bool = true;
+    /// 1.5 * 2^23 as bits: a sum below 2^22 that was counted up from here is, read as a float, that number and the sum;
+    /// one subtraction converts it, exactly, where `scvtf` has fewer or half the pipes.
+    const START: i32 = 0x4b40_0000;
+    type Bytes = uint8x16_t;
+    type Sums = int32x4_t;
+    type Floats = float32x4_t;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> uint8x16_t {
+        unsafe { vld1q_u8(p) }
+    }
+    #[inline(always)]
+    unsafe fn byte(x: u8) -> uint8x16_t {
+        unsafe { vdupq_n_u8(x) }
+    }
+    #[inline(always)]
+    unsafe fn and(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
+        unsafe { vandq_u8(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
+        unsafe { vorrq_u8(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn xor(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
+        unsafe { veorq_u8(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn left<const N: i32>(a: uint8x16_t) -> uint8x16_t {
+        unsafe { vshlq_n_u8::<N>(a) }
+    }
+    #[inline(always)]
+    unsafe fn right<const N: i32>(a: uint8x16_t) -> uint8x16_t {
+        unsafe { vshrq_n_u8::<N>(a) }
+    }
+    #[inline(always)]
+    unsafe fn sums(x: i32) -> int32x4_t {
+        unsafe { vdupq_n_s32(x) }
+    }
+    #[inline(always)]
+    unsafe fn half<const BITS: usize>(sums: int32x4_t, w: [uint8x16_t; 4], q: *const i8) -> int32x4_t {
+        unsafe {
+            let (a, mut sums) = (vld1q_s8(q), sums);
+            if DOT {
+                sdot!(sums, w[0], a, 0);
+                sdot!(sums, w[1], a, 1);
+                sdot!(sums, w[2], a, 2);
+                sdot!(sums, w[3], a, 3);
+                return sums;
+            }
+            if BITS == 8 {
+                let sums = chain!(sums, [w[0], word!(a, 0)] [w[1], word!(a, 1)]);
+                return chain!(sums, [w[2], word!(a, 2)] [w[3], word!(a, 3)]);
+            }
+            chain!(sums, [w[0], word!(a, 0)] [w[1], word!(a, 1)] [w[2], word!(a, 2)] [w[3], word!(a, 3)])
+        }
+    }
+    #[inline(always)]
+    unsafe fn block<const BITS: usize>(sums: int32x4_t, w: [uint8x16_t; 8], q: *const i8) -> int32x4_t {
+        unsafe {
+            if !DOT && BITS <= 5 {
+                let (a, b) = (vld1q_s8(q), vld1q_s8(q.add(16)));
+                return chain!(sums,
+                    [w[0], word!(a, 0)] [w[1], word!(a, 1)] [w[2], word!(a, 2)] [w[3], word!(a, 3)]
+                    [w[4], word!(b, 0)] [w[5], word!(b, 1)] [w[6], word!(b, 2)] [w[7], word!(b, 3)]);
+            }
+            let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
+            Self::half::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
+        }
+    }
+    #[inline(always)]
+    unsafe fn float(sums: int32x4_t) -> float32x4_t {
+        unsafe {
+            let bias = vdupq_n_f32(f32::from_bits(Self::START as u32));
+            vsubq_f32(vreinterpretq_f32_s32(sums), bias)
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> float32x4_t {
+        unsafe { vdupq_n_f32(x) }
+    }
+    #[inline(always)]
+    unsafe fn floats(p: *const f32) -> float32x4_t {
+        unsafe { vld1q_f32(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(x: float32x4_t, p: *mut f32) {
+        unsafe { vst1q_f32(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn f16(p: *const u8) -> float32x4_t {
+        unsafe { widen_f16(vreinterpret_u16_u8(vld1_u8(p))) }
+    }
+    #[inline(always)]
+    unsafe fn u8(p: *const u8) -> float32x4_t {
+        unsafe {
+            let x = vreinterpret_u8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
+            vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(x))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn i8(p: *const u8) -> float32x4_t {
+        unsafe {
+            let x = vreinterpret_s8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(x))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vmulq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        unsafe { vfmaq_f32(c, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn total(q: *const i8) -> i32 {
+        unsafe { i32::from(vaddlvq_s8(vld1q_s8(q))) }
+    }
+}

@@ -1,0 +1,168 @@
+//! Some rows of a group side by side: what the kernels need of an instruction set, and plain Rust.
+
+use std::array::from_fn;
+
+/// Rows of a group, as many as fit a register of bytes with four columns each.
+///
+/// # Safety
+///
+/// All methods need the instruction set of their type; pointers are valid for the elements they name (no
+/// alignment needed).
+#[allow(clippy::missing_safety_doc, reason = "one contract for all, above")]
+pub unsafe trait Rows {
+    /// How many: 16 or a part of it.
+    const ROWS: usize;
+    /// Whether weights are multiplied as signed bytes, else as unsigned ones.
+    const SIGNED: bool;
+    /// What sums are counted up from, so that [`Rows::float`] is cheap.
+    const START: i32 = 0;
+    /// Four bytes a row.
+    type Bytes: Copy;
+    /// An i32 a row.
+    type Sums: Copy;
+    /// An f32 a row.
+    type Floats: Copy;
+
+    /// Four bytes of each row.
+    unsafe fn load(p: *const u8) -> Self::Bytes;
+    /// One byte everywhere.
+    unsafe fn byte(x: u8) -> Self::Bytes;
+    unsafe fn and(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    unsafe fn xor(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Bytes shifted to the left; what comes in below may be a neighbour's.
+    unsafe fn left<const N: i32>(a: Self::Bytes) -> Self::Bytes;
+    /// Bytes shifted to the right; what comes in above may be a neighbour's.
+    unsafe fn right<const N: i32>(a: Self::Bytes) -> Self::Bytes;
+
+    /// One integer for each row.
+    unsafe fn sums(x: i32) -> Self::Sums;
+    /// `sums` and the products of sixteen columns with as many activations, where weights are integers of `BITS`
+    /// bits, unsigned but for `SIGNED` ones of 8 bits.
+    unsafe fn half<const BITS: usize>(sums: Self::Sums, w: [Self::Bytes; 4], q: *const i8) -> Self::Sums;
+    /// The same of 32 columns.
+    #[inline(always)]
+    unsafe fn block<const BITS: usize>(sums: Self::Sums, w: [Self::Bytes; 8], q: *const i8) -> Self::Sums {
+        // SAFETY: same contract as the caller's.
+        unsafe {
+            let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
+            Self::half::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
+        }
+    }
+    /// `sums - START`, below 2^22, as floats.
+    unsafe fn float(sums: Self::Sums) -> Self::Floats;
+
+    unsafe fn splat(x: f32) -> Self::Floats;
+    unsafe fn floats(p: *const f32) -> Self::Floats;
+    unsafe fn store(x: Self::Floats, p: *mut f32);
+    /// An f16 a row, widened exactly.
+    unsafe fn f16(p: *const u8) -> Self::Floats;
+    /// An unsigned byte a row.
+    unsafe fn u8(p: *const u8) -> Self::Floats;
+    /// A signed byte a row.
+    unsafe fn i8(p: *const u8) -> Self::Floats;
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+
+    /// The sum of sixteen activations.
+    #[inline(always)]
+    unsafe fn total(q: *const i8) -> i32 {
+        // SAFETY: the caller vouches for sixteen bytes at `q`.
+        unsafe { q.cast::<[i8; 16]>().read() }.iter().map(|&q| i32::from(q)).sum()
+    }
+}
+
+/// Plain Rust, all sixteen rows.
+pub struct Scalar;
+
+// SAFETY: needs no instruction set beyond the target's baseline; what is read and written is what the trait's
+// contract grants.
+#[allow(clippy::undocumented_unsafe_blocks)]
+unsafe impl Rows for Scalar {
+    const ROWS: usize = 16;
+    const SIGNED: bool = true;
+    type Bytes = [u8; 64];
+    type Sums = [i32; 16];
+    type Floats = [f32; 16];
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> [u8; 64] {
+        unsafe { p.cast::<[u8; 64]>().read() }
+    }
+    #[inline(always)]
+    unsafe fn byte(x: u8) -> [u8; 64] {
+        [x; 64]
+    }
+    #[inline(always)]
+    unsafe fn and(a: [u8; 64], b: [u8; 64]) -> [u8; 64] {
+        from_fn(|i| a[i] & b[i])
+    }
+    #[inline(always)]
+    unsafe fn or(a: [u8; 64], b: [u8; 64]) -> [u8; 64] {
+        from_fn(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    unsafe fn xor(a: [u8; 64], b: [u8; 64]) -> [u8; 64] {
+        from_fn(|i| a[i] ^ b[i])
+    }
+    #[inline(always)]
+    unsafe fn left<const N: i32>(a: [u8; 64]) -> [u8; 64] {
+        a.map(|x| x << N)
+    }
+    #[inline(always)]
+    unsafe fn right<const N: i32>(a: [u8; 64]) -> [u8; 64] {
+        a.map(|x| x >> N)
+    }
+    #[inline(always)]
+    unsafe fn sums(x: i32) -> [i32; 16] {
+        [x; 16]
+    }
+    #[inline(always)]
+    unsafe fn half<const BITS: usize>(mut sums: [i32; 16], w: [[u8; 64]; 4], q: *const i8) -> [i32; 16] {
+        let q = unsafe { q.cast::<[i8; 16]>().read() };
+        for (w, q) in w.iter().zip(q.as_chunks::<4>().0) {
+            for (sum, w) in sums.iter_mut().zip(w.as_chunks::<4>().0) {
+                // As signed bytes all are right: unsigned ones have seven bits at most.
+                *sum += (0..4).map(|k| i32::from(w[k] as i8) * i32::from(q[k])).sum::<i32>();
+            }
+        }
+        sums
+    }
+    #[inline(always)]
+    unsafe fn float(sums: [i32; 16]) -> [f32; 16] {
+        sums.map(|x| x as f32)
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> [f32; 16] {
+        [x; 16]
+    }
+    #[inline(always)]
+    unsafe fn floats(p: *const f32) -> [f32; 16] {
+        unsafe { p.cast::<[f32; 16]>().read() }
+    }
+    #[inline(always)]
+    unsafe fn store(x: [f32; 16], p: *mut f32) {
+        unsafe { p.cast::<[f32; 16]>().write(x) }
+    }
+    #[inline(always)]
+    unsafe fn f16(p: *const u8) -> [f32; 16] {
+        unsafe { p.cast::<[[u8; 2]; 16]>().read() }.map(|x| half::f16::from_le_bytes(x).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn u8(p: *const u8) -> [f32; 16] {
+        unsafe { p.cast::<[u8; 16]>().read() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn i8(p: *const u8) -> [f32; 16] {
+        unsafe { p.cast::<[i8; 16]>().read() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    unsafe fn fma(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
+        from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+}

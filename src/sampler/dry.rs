@@ -1,0 +1,130 @@
+//! DRY, "don't repeat yourself": a penalty on the token that would go on with a sequence that was there before, which
+//! grows with the length of the repetition (p-e-w, pull request 5677 of text-generation-webui).
+
+use super::options::DryOptions;
+use super::penalties::last;
+use crate::tokenizer::Pieces;
+use memchr::memmem::Finder;
+use std::sync::Arc;
+
+/// The penalty, ready for use.
+#[derive(Debug, Clone)]
+pub(super) struct Dry {
+    options: DryOptions,
+    /// From this length on, all repetitions have the same penalty.
+    longest: usize,
+    breakers: Breakers,
+}
+
+impl Dry {
+    pub fn new(options: &DryOptions) -> Self {
+        let breakers = Breakers::new(&options.breakers);
+        Self { options: options.clone(), longest: longest(options), breakers }
+    }
+
+    /// Finds sequence breakers in the texts of tokens.
+    pub fn set_pieces(&mut self, pieces: Arc<Pieces>) {
+        self.breakers.pieces = Some(pieces);
+    }
+
+    /// Where the last `n` tokens of `recent` were there before, `n` being at least what is allowed, takes
+    /// `multiplier * base^(n - allowed)` from the logit of the token that came next; of several `n` for one token, the
+    /// largest counts. Repetitions may overlap with what they repeat. `lengths` is scratch, `[vocab]`, zeros before and
+    /// after.
+    pub fn penalise(&mut self, logits: &mut [f32], recent: &[u32], lengths: &mut [u32]) {
+        let recent = last(recent, self.options.window.unwrap_or(usize::MAX));
+        let Some((newest, before)) = recent.split_last() else { return };
+        let most = self.breakers.unbroken(recent, self.longest);
+        if most < self.options.allowed_length {
+            return;
+        }
+        for (at, _) in before.iter().enumerate().filter(|(_, id)| *id == newest) {
+            let pairs = before[..at].iter().rev().zip(before.iter().rev());
+            let length = 1 + pairs.take(most - 1).take_while(|(then, now)| then == now).count();
+            let next = recent[at + 1];
+            if length >= self.options.allowed_length
+                && !self.breakers.are_in(next)
+                && let Some(longest) = lengths.get_mut(next as usize)
+            {
+                *longest = (*longest).max(length as u32);
+            }
+        }
+        for &next in &recent[1..] {
+            let Some(length) = lengths.get_mut(next as usize).map(std::mem::take) else { continue };
+            if length > 0 {
+                logits[next as usize] -= self.penalty(length as usize);
+            }
+        }
+    }
+
+    /// On going on with a repetition of this length.
+    fn penalty(&self, length: usize) -> f32 {
+        let growth = libm::pow(self.options.base.into(), (length - self.options.allowed_length) as f64);
+        (f64::from(self.options.multiplier) * growth).min(f32::MAX.into()) as f32
+    }
+}
+
+/// The length from which on a repetition is no worse: there the penalty does not grow, or is the largest number.
+fn longest(o: &DryOptions) -> usize {
+    let growth = libm::log(o.base.into());
+    let steps = match growth > 0.0 {
+        true => libm::ceil(libm::log(f64::from(f32::MAX) / f64::from(o.multiplier)) / growth),
+        false => 0.0,
+    };
+    // A cast saturates.
+    o.allowed_length.saturating_add(steps as usize)
+}
+
+/// Texts that no repetition reaches across, wherever in tokens they are; a token that holds a whole one is never
+/// penalised. Control tokens are such too: a chat template repeats them, and an answer has to end.
+#[derive(Debug, Clone)]
+struct Breakers {
+    finders: Vec<Finder<'static>>,
+    /// How many bytes before a token can be part of a breaker that ends in it.
+    reach: usize,
+    /// The texts of tokens; without them nothing breaks.
+    pieces: Option<Arc<Pieces>>,
+    /// Scratch: the end of the text up to some token.
+    text: Vec<u8>,
+}
+
+impl Breakers {
+    fn new(texts: &[String]) -> Self {
+        let finders = texts.iter().map(|t| Finder::new(t).into_owned()).collect();
+        let reach = texts.iter().map(|t| t.len().saturating_sub(1)).max().unwrap_or(0);
+        Self { finders, reach, pieces: None, text: Vec::with_capacity(1024 + reach) }
+    }
+
+    /// Whether a breaker is within the text of this token, or it is a control token.
+    fn are_in(&self, id: u32) -> bool {
+        let Some(pieces) = &self.pieces else { return false };
+        pieces.is_special(id) || self.finders.iter().any(|f| f.find(pieces.bytes(id)).is_some())
+    }
+
+    /// How many of the last tokens come after the last one in which a breaker ends; counts to `most`.
+    fn unbroken(&mut self, recent: &[u32], most: usize) -> usize {
+        let from = recent.len().saturating_sub(most);
+        let broken = (from..recent.len()).rev().position(|at| self.end_in(recent, at));
+        broken.unwrap_or(recent.len() - from)
+    }
+
+    /// Whether a breaker ends in the token at `at`, or that is a control token.
+    fn end_in(&mut self, recent: &[u32], at: usize) -> bool {
+        let Some(pieces) = &self.pieces else { return false };
+        if pieces.is_special(recent[at]) {
+            return true;
+        }
+        let (mut first, mut before) = (at, 0);
+        while first > 0 && before < self.reach && !pieces.is_special(recent[first - 1]) {
+            first -= 1;
+            before += pieces.bytes(recent[first]).len();
+        }
+        self.text.clear();
+        for &id in &recent[first..=at] {
+            self.text.extend_from_slice(pieces.bytes(id));
+        }
+        // A breaker that ends before the token is not looked for.
+        let tail = |f: &Finder<'_>| before.saturating_sub(f.needle().len() - 1);
+        self.finders.iter().any(|f| f.find(&self.text[tail(f)..]).is_some())
+    }
+}

@@ -1,0 +1,187 @@
+//! Grammars that a text has to follow: a JSON schema or GBNF, run by the crate `llguidance`.
+//!
+//! A token that the grammar does not allow next gets the logit negative infinity before any other stage. Tokens that
+//! end a text are allowed where the grammar may end, and only there; where it must end, nothing else is.
+
+mod gbnf;
+
+use crate::tokenizer::Pieces;
+use crate::{Error, Result};
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::json;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A grammar that has been checked.
+#[derive(Clone)]
+pub struct Grammar {
+    /// What it came from, for messages.
+    place: Arc<str>,
+    form: Form,
+    /// Its start for these tokens.
+    ready: Arc<Mutex<Option<Ready>>>,
+}
+
+/// A grammar that knows the tokens.
+struct Ready {
+    pieces: Arc<Pieces>,
+    /// The token that the matcher knows as the end.
+    end: u32,
+    start: Matcher,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Form {
+    Schema(Arc<serde_json::Value>),
+    /// In `llguidance`'s own syntax.
+    Lark(Arc<str>),
+}
+
+impl PartialEq for Grammar {
+    fn eq(&self, other: &Self) -> bool {
+        self.form == other.form
+    }
+}
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Grammar").field(&self.form).finish()
+    }
+}
+
+impl Grammar {
+    /// Texts that are JSON and fit a schema, which `place` names. Blanks are a single one after colons and commas, so
+    /// that a text cannot lose itself in them, unless the schema has `x-guidance` of its own.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` with line and column for what is no JSON, with the keyword for what is no schema or not supported.
+    pub fn json_schema(place: &str, text: &str) -> Result<Self> {
+        let mut schema: serde_json::Value =
+            serde_json::from_str(text).map_err(|e| Error::Usage(format!("{place}: is not JSON: {e}")))?;
+        if let Some(schema) = schema.as_object_mut() {
+            schema.entry("x-guidance").or_insert_with(
+                || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
+            );
+        }
+        Self::checked(place, Form::Schema(Arc::new(schema)))
+    }
+
+    /// Texts of the rule `root` of a grammar in llama.cpp's form of BNF.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` with line and column.
+    pub fn gbnf(place: &str, text: &str) -> Result<Self> {
+        let lark = gbnf::to_lark(text).map_err(|e| Error::Usage(format!("{place}: {e}")))?;
+        Self::checked(place, Form::Lark(lark.into()))
+    }
+
+    /// Compiles it once for a vocabulary of bytes, so that an error comes before a model is loaded.
+    fn checked(place: &str, form: Form) -> Result<Self> {
+        let grammar = Self { place: place.into(), form, ready: Arc::default() };
+        grammar.matcher(&ApproximateTokEnv::single_byte_env()).map(|_| grammar)
+    }
+
+    fn matcher(&self, tokens: &TokEnv) -> Result<Matcher> {
+        let grammar = match &self.form {
+            Form::Schema(schema) => TopLevelGrammar::from_json_schema(serde_json::Value::clone(schema)),
+            Form::Lark(text) => TopLevelGrammar::from_lark(text.to_string()),
+        };
+        let parser = ParserFactory::new_simple(tokens)
+            .and_then(|mut factory| factory.quiet().create_parser(grammar))
+            .map_err(|e| Error::Usage(format!("{}: {}", self.place, one_line(&e.to_string()))))?;
+        let matcher = Matcher::new(Ok(parser));
+        match matcher.get_error() {
+            None => Ok(matcher),
+            Some(e) => Err(Error::Usage(format!("{}: {}", self.place, one_line(&e)))),
+        }
+    }
+
+    /// Begins a text of these tokens, of which `ends` end it.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` where none does: a grammar that has ended needs one.
+    pub(super) fn begin(&self, pieces: &Arc<Pieces>, ends: &[u32], vocab: usize) -> Result<Guide> {
+        let Some(&end) = ends.first() else {
+            return Err(Error::Usage(format!(
+                "{}: a text that follows a grammar needs a token that ends it; leave --ignore-eos out",
+                self.place
+            )));
+        };
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = match ready.take() {
+            Some(ready) if Arc::ptr_eq(&ready.pieces, pieces) && ready.end == end => ready.start,
+            _ => self.matcher(&tokens(pieces, end, vocab))?,
+        };
+        let matcher = start.deep_clone();
+        *ready = Some(Ready { pieces: Arc::clone(pieces), end, start });
+        Ok(Guide { matcher, end, ends: ends.into(), failure: None })
+    }
+}
+
+/// The vocabulary as the crate knows it. Control tokens have no text there, so no grammar asks for them.
+fn tokens(pieces: &Pieces, end: u32, vocab: usize) -> TokEnv {
+    let text = |id: u32| if pieces.is_special(id) { Vec::new() } else { pieces.bytes(id).to_vec() };
+    let words: Vec<_> = (0..vocab as u32).map(text).collect();
+    Arc::new(ApproximateTokEnv::new(TokTrie::from(&TokRxInfo::new(vocab as u32, end), &words)))
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A grammar in the middle of a text.
+#[derive(Clone)]
+pub(super) struct Guide {
+    matcher: Matcher,
+    /// The token that the matcher knows as the end.
+    end: u32,
+    ends: Vec<u32>,
+    failure: Option<String>,
+}
+
+impl fmt::Debug for Guide {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guide").field("ends", &self.ends).field("failure", &self.failure).finish()
+    }
+}
+
+impl Guide {
+    /// Rules out what cannot come next.
+    pub fn mask(&mut self, logits: &mut [f32]) {
+        let mut allowed = match self.matcher.compute_mask_or_eos() {
+            Ok(allowed) => allowed,
+            Err(e) => return self.fail(&e.to_string()),
+        };
+        let end = allowed.is_allowed(self.end);
+        self.ends.iter().for_each(|&id| allowed.set(id as usize, end));
+        for (id, logit) in (0u32..).zip(logits) {
+            if !allowed.is_allowed(id) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
+
+    /// Goes on after a token.
+    pub fn accept(&mut self, token: u32) {
+        if !self.ends.contains(&token)
+            && let Err(e) = self.matcher.consume_token(token)
+        {
+            self.fail(&e.to_string());
+        }
+    }
+
+    fn fail(&mut self, why: &str) {
+        let why = one_line(why.lines().next().unwrap_or(""));
+        self.failure.get_or_insert(format!("the grammar cannot go on: {why}"));
+    }
+
+    /// What [`Sampler::check_grammar`](super::Sampler::check_grammar) says.
+    pub fn check(&self) -> Result<()> {
+        self.failure.clone().map_or(Ok(()), |why| Err(Error::Other(why)))
+    }
+}

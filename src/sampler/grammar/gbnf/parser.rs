@@ -1,0 +1,286 @@
+//! The rules of a GBNF text.
+
+use std::fmt::Write;
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Expr {
+    /// A regular expression for a text or for one character.
+    Regex(String),
+    /// The number of a rule.
+    Rule(usize),
+    Sequence(Vec<Expr>),
+    Choice(Vec<Expr>),
+    /// At least so often, at most so often.
+    Repeat(Box<Expr>, u32, Option<u32>),
+}
+
+pub(super) struct Rule {
+    pub name: String,
+    /// Where it is named first, for when it is not defined.
+    pub at: usize,
+    pub body: Option<Expr>,
+}
+
+/// Deepest nesting of groups, and most repetitions of one.
+const MAX_DEPTH: usize = 64;
+const MAX_REPEAT: u32 = 10_000;
+
+/// A character in a regular expression.
+fn push_escaped(c: char, out: &mut String) {
+    match c {
+        'a'..='z' | 'A'..='Z' | '0'..='9' => out.push(c),
+        c => {
+            let _ = write!(out, "\\x{{{:x}}}", u32::from(c));
+        }
+    }
+}
+
+/// Where something is wrong, and what.
+pub(super) type Wrong = (usize, String);
+
+pub(super) struct Parser<'a> {
+    text: &'a str,
+    at: usize,
+    pub rules: Vec<Rule>,
+}
+
+/// Whether the end of a line ends the rule.
+#[derive(Clone, Copy, PartialEq)]
+enum Lines {
+    End,
+    GoOn,
+}
+
+impl<'a> Parser<'a> {
+    pub fn new(text: &'a str) -> Self {
+        Self { text, at: 0, rules: Vec::new() }
+    }
+
+    fn wrong<T>(&self, what: impl Into<String>) -> Result<T, Wrong> {
+        Err((self.at, what.into()))
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.text[self.at..].chars().next()
+    }
+
+    fn take(&mut self) -> Option<char> {
+        let c = self.peek()?;
+        self.at += c.len_utf8();
+        Some(c)
+    }
+
+    fn takes(&mut self, what: &str) -> bool {
+        let there = self.text[self.at..].starts_with(what);
+        self.at += if there { what.len() } else { 0 };
+        there
+    }
+
+    /// Blanks and comments.
+    fn skip(&mut self, lines: Lines) {
+        while let Some(c) = self.peek() {
+            match c {
+                '#' => self.at += self.text[self.at..].find('\n').unwrap_or(self.text.len() - self.at),
+                '\n' | '\r' if lines == Lines::End => return,
+                ' ' | '\t' | '\n' | '\r' => self.at += 1,
+                _ => return,
+            }
+        }
+    }
+
+    /// All rules; returns the number of `root`.
+    pub fn grammar(&mut self) -> Result<usize, Wrong> {
+        self.skip(Lines::GoOn);
+        while self.peek().is_some() {
+            let at = self.at;
+            let rule = self.name()?;
+            if self.rules[rule].body.is_some() {
+                return Err((at, format!("the rule {} is there twice", self.rules[rule].name)));
+            }
+            self.skip(Lines::GoOn);
+            if !self.takes("::=") {
+                return self.wrong("::= is missing after the name of a rule");
+            }
+            self.skip(Lines::GoOn);
+            let body = self.choice(0)?;
+            self.rules[rule].body = Some(body);
+            if !matches!(self.peek(), None | Some('\n' | '\r')) {
+                return self.wrong("the rule should end here; a | or a line break is missing");
+            }
+            self.skip(Lines::GoOn);
+        }
+        if let Some(rule) = self.rules.iter().find(|r| r.body.is_none()) {
+            return Err((rule.at, format!("there is no rule {}", rule.name)));
+        }
+        match self.rules.iter().position(|r| r.name == "root") {
+            Some(root) => Ok(root),
+            None => self.wrong("there is no rule root"),
+        }
+    }
+
+    /// The number of a rule by its name.
+    fn name(&mut self) -> Result<usize, Wrong> {
+        let rest = &self.text[self.at..];
+        let length = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '-').unwrap_or(rest.len());
+        if length == 0 {
+            return self.wrong("the name of a rule is missing: letters, digits and -");
+        }
+        let (name, at) = (&rest[..length], self.at);
+        self.at += length;
+        let known = self.rules.iter().position(|r| r.name == name);
+        Ok(known.unwrap_or_else(|| {
+            self.rules.push(Rule { name: name.into(), at, body: None });
+            self.rules.len() - 1
+        }))
+    }
+
+    fn choice(&mut self, depth: usize) -> Result<Expr, Wrong> {
+        if depth > MAX_DEPTH {
+            return self.wrong(format!("more than {MAX_DEPTH} groups in each other"));
+        }
+        let lines = if depth == 0 { Lines::End } else { Lines::GoOn };
+        let mut parts = vec![self.sequence(depth, lines)?];
+        while self.takes("|") {
+            self.skip(Lines::GoOn);
+            parts.push(self.sequence(depth, lines)?);
+        }
+        Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Choice(parts) })
+    }
+
+    fn sequence(&mut self, depth: usize, lines: Lines) -> Result<Expr, Wrong> {
+        let mut parts = Vec::new();
+        while let Some(c) = self.peek() {
+            let part = match c {
+                '"' => self.literal()?,
+                '[' => self.class()?,
+                '.' => {
+                    self.at += 1;
+                    Expr::Regex("(?s:.)".into())
+                }
+                '(' => {
+                    self.at += 1;
+                    self.skip(Lines::GoOn);
+                    let group = self.choice(depth + 1)?;
+                    if !self.takes(")") {
+                        return self.wrong("a ) is missing");
+                    }
+                    group
+                }
+                c if c.is_ascii_alphanumeric() => Expr::Rule(self.name()?),
+                _ => break,
+            };
+            self.skip(lines);
+            let part = self.repeated(part)?;
+            self.skip(lines);
+            parts.push(part);
+        }
+        Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Sequence(parts) })
+    }
+
+    /// With the signs that say how often.
+    fn repeated(&mut self, part: Expr) -> Result<Expr, Wrong> {
+        let (least, most) = match self.peek() {
+            Some('*') => (0, None),
+            Some('+') => (1, None),
+            Some('?') => (0, Some(1)),
+            Some('{') => return self.counted(part),
+            _ => return Ok(part),
+        };
+        self.at += 1;
+        Ok(Expr::Repeat(Box::new(part), least, most))
+    }
+
+    fn counted(&mut self, part: Expr) -> Result<Expr, Wrong> {
+        let at = self.at;
+        let inner = self.text[at..].strip_prefix('{').and_then(|rest| rest.split_once('}')).map(|x| x.0);
+        let number = |text: &str| text.trim().parse().ok().filter(|&n: &u32| n <= MAX_REPEAT);
+        let range = inner.and_then(|inner| match inner.split_once(',') {
+            None => number(inner).map(|n| (n, Some(n))),
+            Some((least, most)) if most.trim().is_empty() => number(least).map(|n| (n, None)),
+            Some((least, most)) => Some((number(least)?, Some(number(most)?))),
+        });
+        match (inner, range) {
+            (Some(inner), Some((least, most))) if most.is_none_or(|most| least <= most) => {
+                self.at += inner.len() + 2;
+                Ok(Expr::Repeat(Box::new(part), least, most))
+            }
+            _ => self.wrong(format!("{{m}}, {{m,}} or {{m,n}} with numbers up to {MAX_REPEAT} is expected")),
+        }
+    }
+
+    fn literal(&mut self) -> Result<Expr, Wrong> {
+        let start = self.at;
+        self.at += 1;
+        let mut regex = String::new();
+        loop {
+            match self.peek() {
+                None | Some('\n') => return Err((start, "the text that begins here has no end".into())),
+                Some('"') => break,
+                Some(_) => push_escaped(self.character()?, &mut regex),
+            }
+        }
+        self.at += 1;
+        Ok(if regex.is_empty() { Expr::Sequence(Vec::new()) } else { Expr::Regex(regex) })
+    }
+
+    fn class(&mut self) -> Result<Expr, Wrong> {
+        let start = self.at;
+        self.at += 1;
+        let mut regex = String::from(if self.takes("^") { "[^" } else { "[" });
+        let empty = regex.len();
+        loop {
+            match self.peek() {
+                None | Some('\n') => {
+                    return Err((start, "the characters that begin here have no end".into()));
+                }
+                Some(']') => break,
+                Some(_) => {}
+            }
+            let (at, first) = (self.at, self.character()?);
+            push_escaped(first, &mut regex);
+            if self.peek() == Some('-') && !self.text[self.at..].starts_with("-]") {
+                self.at += 1;
+                let last = self.character()?;
+                if last < first {
+                    return Err((at, format!("the range {first}-{last} is upside down")));
+                }
+                regex.push('-');
+                push_escaped(last, &mut regex);
+            }
+        }
+        if regex.len() == empty {
+            return Err((start, "no characters between [ and ]".into()));
+        }
+        self.at += 1;
+        regex.push(']');
+        Ok(Expr::Regex(regex))
+    }
+
+    /// One character, written as it is or behind a backslash.
+    fn character(&mut self) -> Result<char, Wrong> {
+        let start = self.at;
+        let Some(c) = self.take() else { return self.wrong("a character is missing") };
+        if c != '\\' {
+            return Ok(c);
+        }
+        let digits = match self.take() {
+            Some('n') => return Ok('\n'),
+            Some('r') => return Ok('\r'),
+            Some('t') => return Ok('\t'),
+            Some(c @ ('\\' | '"' | '[' | ']' | '-' | '^')) => return Ok(c),
+            Some('x') => 2,
+            Some('u') => 4,
+            Some('U') => 8,
+            _ => {
+                return Err((
+                    start,
+                    "unknown escape; \\n \\r \\t \\\\ \\\" \\[ \\] \\xHH \\uHHHH exist".into(),
+                ));
+            }
+        };
+        let hex = self.text.get(self.at..self.at + digits);
+        let c = hex.and_then(|hex| u32::from_str_radix(hex, 16).ok()).and_then(char::from_u32);
+        self.at += if c.is_some() { digits } else { 0 };
+        c.ok_or((start, format!("\\ and {digits} hexadecimal digits of a character are expected")))
+    }
+}

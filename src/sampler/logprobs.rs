@@ -1,0 +1,73 @@
+//! How probable the model held the tokens to be: logarithms of the softmax of its logits, before any sampler.
+
+use super::rank::Ranking;
+use super::softmax::log_total;
+use crate::{Error, Result};
+
+/// Most tokens that may be asked for.
+pub const MAX_LOGPROBS: usize = 1000;
+
+/// A token and the natural logarithm of its probability.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Logprob {
+    pub id: u32,
+    /// Negative infinity for a token that the model rules out.
+    pub logprob: f64,
+}
+
+/// The chosen token and the most probable ones. All memory is allocated at construction.
+#[derive(Debug, Clone)]
+pub struct Logprobs {
+    count: usize,
+    ranking: Ranking,
+    chosen: Logprob,
+    top: Vec<Logprob>,
+}
+
+impl Logprobs {
+    /// For the `count` most probable of `vocab` tokens; fewer, where there are not so many.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Usage`] above [`MAX_LOGPROBS`].
+    pub fn new(count: usize, vocab: usize) -> Result<Self> {
+        Self::check(count)?;
+        let count = count.min(vocab);
+        let chosen = Logprob { id: 0, logprob: f64::NEG_INFINITY };
+        Ok(Self { count, ranking: Ranking::new(count, vocab), chosen, top: Vec::with_capacity(count) })
+    }
+
+    /// Refuses a count above [`MAX_LOGPROBS`].
+    pub fn check(count: usize) -> Result<()> {
+        match count {
+            0..=MAX_LOGPROBS => Ok(()),
+            _ => Err(Error::Usage(format!("--logprobs {count}: use a number from 0 to {MAX_LOGPROBS}"))),
+        }
+    }
+
+    /// Takes the logits of which `chosen` was chosen.
+    pub fn take(&mut self, logits: &[f32], chosen: u32) {
+        let total = log_total(logits);
+        let of = |id: u32, logit: f32| {
+            // As softmax has it: NaN has no probability, infinity is the largest finite number.
+            let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
+            Logprob { id, logprob: f64::from(logit) - total }
+        };
+        self.chosen = of(chosen, logits.get(chosen as usize).copied().unwrap_or(f32::NEG_INFINITY));
+        self.top.clear();
+        if self.count > 0 {
+            self.ranking.select(logits, self.count);
+            self.top.extend(self.ranking.best.iter().map(|&(id, logit)| of(id, logit)));
+        }
+    }
+
+    /// The token that was chosen.
+    pub fn chosen(&self) -> Logprob {
+        self.chosen
+    }
+
+    /// The most probable tokens, best first, the lower id first of equals.
+    pub fn top(&self) -> &[Logprob] {
+        &self.top
+    }
+}

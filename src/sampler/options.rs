@@ -1,0 +1,182 @@
+//! What a sampler is told, and which values make no distribution.
+
+use crate::{Error, Result};
+
+/// How to choose. The defaults are the specification's; what it does not know is off.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplerOptions {
+    /// Divides the logits; 0 takes the largest.
+    pub temperature: f32,
+    /// Running probability after which the tail is cut.
+    pub top_p: f32,
+    /// How many of the most probable tokens stay; 0 is all.
+    pub top_k: usize,
+    /// Smallest probability that stays, relative to the largest; 0 is off.
+    pub min_p: f32,
+    /// Probability that the most typical tokens add up to, of which the others are cut; 1 is off.
+    pub typical_p: f32,
+    /// What the logit of a recent token is divided by (multiplied, if negative), once for every
+    /// time that it occurs in the window.
+    pub repetition_penalty: f32,
+    /// How many of the last tokens are penalised.
+    pub repetition_window: usize,
+    /// What is taken from the logit of a token that occurs in the window; 0 is off.
+    pub presence_penalty: f32,
+    /// What is taken from the logit of a token for every time that it occurs in the window; 0 is off.
+    pub frequency_penalty: f32,
+    /// What is added to logits, by token id; negative infinity rules a token out.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Penalty on going on with a sequence that was there before.
+    pub dry: DryOptions,
+    /// Exclusion of the most probable tokens.
+    pub xtc: XtcOptions,
+    pub seed: u64,
+    /// What the text has to follow from its beginning.
+    #[cfg(feature = "grammar")]
+    pub grammar: Option<super::Grammar>,
+}
+
+/// DRY, "don't repeat yourself": see [`SamplerOptions::dry`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct DryOptions {
+    /// The penalty on one token more than is allowed; 0 is off.
+    pub multiplier: f32,
+    /// What it grows by with every further token.
+    pub base: f32,
+    /// How many tokens may be there again without a penalty on the next.
+    pub allowed_length: usize,
+    /// How many of the last tokens are searched; `None` is all of them.
+    pub window: Option<usize>,
+    /// Texts that no repetition reaches across.
+    pub breakers: Vec<String>,
+}
+
+/// XTC, "exclude top choices": see [`SamplerOptions::xtc`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct XtcOptions {
+    /// How often it acts; 0 is off.
+    pub probability: f32,
+    /// Of the tokens at least this probable, all but the least probable one are cut. Two of them cannot
+    /// both be above 0.5, so that is off too.
+    pub threshold: f32,
+}
+
+impl Default for SamplerOptions {
+    fn default() -> Self {
+        Self {
+            temperature: 0.8,
+            top_p: 0.9,
+            top_k: 40,
+            min_p: 0.0,
+            typical_p: 1.0,
+            repetition_penalty: 1.1,
+            repetition_window: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            dry: DryOptions::default(),
+            xtc: XtcOptions::default(),
+            seed: 0,
+            #[cfg(feature = "grammar")]
+            grammar: None,
+        }
+    }
+}
+
+impl Default for DryOptions {
+    /// Off, with the values that its author recommends.
+    fn default() -> Self {
+        let breakers = ["\n", ":", "\"", "*"].map(String::from).into();
+        Self { multiplier: 0.0, base: 1.75, allowed_length: 2, window: None, breakers }
+    }
+}
+
+impl Default for XtcOptions {
+    /// Off, with the threshold that its author recommends.
+    fn default() -> Self {
+        Self { probability: 0.0, threshold: 0.1 }
+    }
+}
+
+impl DryOptions {
+    /// Whether it can penalise anything.
+    pub(super) fn is_on(&self) -> bool {
+        self.multiplier != 0.0 && self.window != Some(0)
+    }
+}
+
+impl XtcOptions {
+    /// Whether it can exclude anything.
+    pub(super) fn is_on(&self) -> bool {
+        self.probability > 0.0 && self.threshold <= 0.5
+    }
+}
+
+/// Accepts a value that `fits` or says which flag wants what.
+fn check(flag: &str, value: f32, fits: impl Fn(f32) -> bool, range: &str) -> Result<()> {
+    match fits(value) {
+        true => Ok(()),
+        false => Err(Error::Usage(format!("{flag} {value}: use a number {range}"))),
+    }
+}
+
+impl SamplerOptions {
+    /// Refuses values that make no distribution, naming the flag.
+    pub fn validate(&self) -> Result<()> {
+        check(
+            "--temperature",
+            self.temperature,
+            |t| t.is_finite() && t >= 0.0,
+            "from 0 (greedy) up, usually below 2",
+        )?;
+        let unit = |x: f32| (0.0..=1.0).contains(&x);
+        check("--top-p", self.top_p, unit, "from 0 to 1 (1 is off)")?;
+        check("--min-p", self.min_p, unit, "from 0 (off) to 1")?;
+        check("--typical", self.typical_p, |p| unit(p) && p > 0.0, "above 0, up to 1 (off)")?;
+        let range = "above 0 (1 is off), usually 1 to 1.5";
+        check("--repetition-penalty", self.repetition_penalty, |r| r.is_finite() && r > 0.0, range)?;
+        for (flag, x) in
+            [("--presence-penalty", self.presence_penalty), ("--frequency-penalty", self.frequency_penalty)]
+        {
+            check(flag, x, f32::is_finite, "that is finite (0 is off), usually 0 to 2")?;
+        }
+        for &(id, x) in &self.logit_bias {
+            let flag = format!("--logit-bias for token {id}:");
+            let fits = |x: f32| x.is_finite() || x == f32::NEG_INFINITY;
+            check(&flag, x, fits, "that is finite, or -inf to rule it out")?;
+        }
+        let xtc = self.xtc;
+        check("--xtc-probability", xtc.probability, unit, "from 0 (off) to 1")?;
+        check("--xtc-threshold", xtc.threshold, unit, "from 0 to 1 (above 0.5 is off)")?;
+        self.dry.validate()
+    }
+
+    /// [`validate`](Self::validate), and refuses token ids beyond a vocabulary of `vocab` tokens.
+    pub fn validate_for(&self, vocab: usize) -> Result<()> {
+        self.validate()?;
+        match self.logit_bias.iter().find(|(id, _)| *id as usize >= vocab) {
+            Some((id, _)) => Err(Error::Usage(format!(
+                "--logit-bias {id}: no such token; use an id from 0 to {}",
+                vocab.saturating_sub(1)
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl DryOptions {
+    fn validate(&self) -> Result<()> {
+        let (m, b) = (self.multiplier, self.base);
+        check("--dry-multiplier", m, |m| m.is_finite() && m >= 0.0, "from 0 (off) up, usually 0.8")?;
+        check("--dry-base", b, |b| b.is_finite() && b >= 1.0, "from 1 up, usually 1.75")?;
+        if self.allowed_length == 0 {
+            return Err(Error::Usage("--dry-allowed-length 0: use a number from 1, usually 2".into()));
+        }
+        if self.breakers.iter().any(String::is_empty) {
+            return Err(Error::Usage(
+                "--dry-sequence-breaker \"\": use a text of at least one character, or none".into(),
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+//! Logits to probabilities: argmax, temperature and softmax, with the same bits on every machine.
+
+/// At temperature 0: the first of the largest logits. NaN counts as the smallest.
+pub fn argmax(logits: &[f32]) -> u32 {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (id, &logit) in logits.iter().enumerate() {
+        if logit > best.1 {
+            best = (id, logit);
+        }
+    }
+    best.0 as u32
+}
+
+/// Divides by a positive temperature.
+pub fn scale(logits: &mut [f32], temperature: f32) {
+    // Softmax does not mind a shift; near 0 it keeps the quotients of the largest from overflowing.
+    let shift = if temperature < 1e-3 { largest(logits) } else { 0.0 };
+    for logit in logits {
+        *logit = (*logit - shift) / temperature;
+    }
+}
+
+/// Reductions run over this many lanes, so that the compiler can vectorise them and the order of the
+/// additions is the same everywhere: element `i` belongs to lane `i % LANES`.
+const LANES: usize = 16;
+
+fn largest(logits: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (rows, tail) = logits.as_chunks::<LANES>();
+    let mut take = |lane: usize, x: f32| lanes[lane] = if x > lanes[lane] { x } else { lanes[lane] };
+    for row in rows {
+        (0..LANES).for_each(|i| take(i, row[i]));
+    }
+    tail.iter().enumerate().for_each(|(i, &x)| take(i, x));
+    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max).min(f32::MAX)
+}
+
+/// `e^x` for `x <= 0`, within 2 ulp where the result is a normal number, 0 below and for NaN. Only
+/// additions, multiplications and bit patterns, so it has the same bits everywhere and vectorises
+/// (`libm::expf` is as portable and eight times slower, which shows with 128k logits).
+#[inline]
+pub(super) fn exp(x: f32) -> f32 {
+    // The smallest normal f32 is e^-87.3.
+    let inside = x > -87.3;
+    let x = if inside { x } else { 0.0 };
+    // x = n ln 2 + r; adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
+    const ROUND: f32 = 12_582_912.0;
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    // ln 2 in two parts (Cody and Waite); the product with the first is exact.
+    let r = x - n * 0.693_359_4 - n * -2.121_944_4e-4;
+    // Taylor on |r| <= ln 2 / 2, Horner.
+    let mut p = 1.0 / 5040.0;
+    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5] {
+        p = p * r + c;
+    }
+    let e = (p * r) * r + r + 1.0;
+    // 2^n: the low bits of `shifted` hold n.
+    let scale = f32::from_bits(shifted.to_bits().wrapping_shl(23).wrapping_add(1.0f32.to_bits()));
+    if inside { e * scale } else { 0.0 }
+}
+
+/// Logits to probabilities, over the whole vocabulary. NaN gets 0; infinity counts as the
+/// largest finite number; where nothing is left, all are 0.
+pub fn softmax(logits: &mut [f32]) {
+    let max = largest(logits);
+    let mut lanes = [0.0f64; LANES];
+    let mut take = |lane: usize, x: &mut f32| {
+        // `f32::min` would turn NaN into a number.
+        let capped = if *x > f32::MAX { f32::MAX } else { *x };
+        *x = exp(capped - max);
+        lanes[lane] += f64::from(*x);
+    };
+    let (rows, tail) = logits.as_chunks_mut::<LANES>();
+    for row in rows {
+        row.iter_mut().enumerate().for_each(|(i, x)| take(i, x));
+    }
+    tail.iter_mut().enumerate().for_each(|(i, x)| take(i, x));
+    let sum = lanes.iter().sum::<f64>() as f32;
+    if sum > 0.0 {
+        for p in logits {
+            *p /= sum;
+        }
+    }
+}
+
+/// `ln Σ e^logit`, so that a logit minus it is the logarithm of its softmax; 0 where nothing is left. NaN and infinity
+/// are as in [`softmax`].
+pub(super) fn log_total(logits: &[f32]) -> f64 {
+    let max = largest(logits);
+    let mut lanes = [0.0f64; LANES];
+    let mut take = |lane: usize, x: f32| {
+        let capped = if x > f32::MAX { f32::MAX } else { x };
+        lanes[lane] += f64::from(exp(capped - max));
+    };
+    let (rows, tail) = logits.as_chunks::<LANES>();
+    for row in rows {
+        (0..LANES).for_each(|i| take(i, row[i]));
+    }
+    tail.iter().enumerate().for_each(|(i, &x)| take(i, x));
+    let sum = lanes.iter().sum::<f64>();
+    if sum > 0.0 { f64::from(max) + libm::log(sum) } else { 0.0 }
+}

@@ -1,0 +1,51 @@
+//! Locally typical sampling: tokens whose surprise is near the surprise to be expected (Meister, Pimentel, Wiher and
+//! Cotterell, "Locally Typical Sampling", arXiv 2202.00666).
+
+use super::rank::Ranked;
+use std::ops::Range;
+
+/// `ln p` with the same bits on every machine.
+fn ln(p: f32) -> f64 {
+    f64::from(libm::logf(p))
+}
+
+/// The entropy of a distribution in nats: the surprise, `-ln p`, to be expected of a token.
+pub(super) fn entropy(probs: &[f32]) -> f64 {
+    -probs.iter().filter(|p| **p > 0.0).map(|&p| f64::from(p) * ln(p)).sum::<f64>()
+}
+
+/// How tokens are chosen by how typical they are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Typical {
+    /// Of the whole distribution.
+    pub entropy: f64,
+    /// What the probabilities of the kept add up to, at least.
+    pub mass: f64,
+}
+
+impl Typical {
+    /// The shortest run of `best` (most probable first) that holds the tokens with the smallest
+    /// `|-ln p - entropy|`, as many as it takes to reach the mass. Of equally typical tokens, the more probable go
+    /// first, then those nearer in rank. `None` where that depends on tokens that rank behind the last, of which
+    /// `behind` says how many there are.
+    pub fn range(self, best: &[Ranked], behind: usize) -> Option<Range<usize>> {
+        // Deviations fall towards this place and rise behind it.
+        let middle = best.partition_point(|r| ln(r.1) > -self.entropy);
+        let deviation = |r: &Ranked| (self.entropy + ln(r.1)).abs();
+        let (mut start, mut end) = (middle, middle);
+        let mut sum = 0.0f64;
+        while sum < self.mass {
+            let up = start.checked_sub(1).map(|i| &best[i]);
+            let upwards = match (up, best.get(end)) {
+                (_, None) if behind > 0 => return None,
+                (None, None) => break,
+                (Some(up), Some(down)) => deviation(up) <= deviation(down),
+                (up, _) => up.is_some(),
+            };
+            let taken = if upwards { start - 1 } else { end };
+            (start, end) = (start.min(taken), end.max(taken + 1));
+            sum += f64::from(best[taken].1);
+        }
+        Some(start..end)
+    }
+}

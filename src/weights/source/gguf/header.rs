@@ -1,0 +1,230 @@
+//! The header of a GGUF file, versions 2 and 3, checked in full before any tensor is believed.
+//!
+//! Layout (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>), all little-endian: the magic `GGUF`, version
+//! (u32), number of tensors (u64), number of metadata pairs (u64), the pairs, the tensors' infos (name, dimensions,
+//! type, offset), padding to `general.alignment`, the tensors' data. Offsets count from where the data start.
+//!
+//! Only the first bytes of a file are needed, so that `build.rs` can read it without mapping it; both compile this.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::super::quoted::quoted;
+use super::block::BlockType;
+use super::cursor::Cursor;
+use super::metadata::Metadata;
+use super::value::Value;
+
+/// Bytes at the start of a file that can be header; the largest vocabularies take a sixth of that.
+pub const MAX_HEADER: usize = 128 << 20;
+
+const MAGIC: &[u8; 4] = b"GGUF";
+/// Where the number of tensors stands.
+const TENSOR_COUNT: Range<usize> = 8..16;
+/// Several times those of any model: a hundred keys, 13 tensors a layer.
+const MAX_KEYS: usize = 1 << 16;
+const MAX_TENSORS: usize = 1 << 16;
+/// The format's own limits: bytes of a key and of a tensor's name, dimensions.
+const MAX_KEY: usize = (1 << 16) - 1;
+const MAX_NAME: usize = 64;
+const MAX_RANK: u32 = 4;
+/// Key of the alignment, what it is where there is none, and what it can be.
+const ALIGNMENT: &str = "general.alignment";
+const DEFAULT_ALIGNMENT: u64 = 32;
+const ALIGNMENTS: Range<u64> = 8..(1 << 20) + 1;
+/// The least bytes of a pair (length and letter of the key, type, value), and of a tensor's info (length and
+/// letter of the name, rank, one dimension, type, offset).
+const LEAST_PAIR: usize = 8 + 1 + 4 + 1;
+const LEAST_INFO: usize = 8 + 1 + 4 + 8 + 4 + 8;
+
+/// What a file holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Header {
+    /// 2 or 3, which differ in nothing that is read here.
+    pub version: u32,
+    /// The pairs.
+    pub metadata: Metadata,
+    /// By tensor name.
+    pub tensors: BTreeMap<String, Entry>,
+    /// Where the header ends and padding or data begin, in bytes of the file.
+    pub len: usize,
+    /// Where the pairs end.
+    pairs_end: usize,
+}
+
+/// One tensor; `range` is inside the file and as long as `block` and `shape` say.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// How values are stored.
+    pub block: BlockType,
+    /// Row-major, the reverse of the file's order: a matrix is `[rows, cols]`. Not empty.
+    pub shape: Vec<usize>,
+    /// Bytes of the file.
+    pub range: Range<usize>,
+}
+
+/// A tensor as the file tells of it; `shape` and `block` fit each other.
+struct Info {
+    name: String,
+    block: BlockType,
+    shape: Vec<usize>,
+    bytes: u64,
+    offset: u64,
+}
+
+impl Header {
+    /// Parses and checks the header of a file of `file_len` bytes that starts with `head`: the whole file, or its
+    /// first [`MAX_HEADER`] bytes.
+    ///
+    /// # Errors
+    ///
+    /// One line that names the field and its value.
+    pub fn parse(head: &[u8], file_len: u64) -> Result<Header, String> {
+        let head = &head[..head.len().min(MAX_HEADER)];
+        let mut cursor = Cursor::new(head, file_len);
+        let version = version(&mut cursor)?;
+        // The order of both counts in the file is that of the calls.
+        let tensors = cursor.count("tensor count", LEAST_INFO, MAX_TENSORS)?;
+        let pairs = cursor.count("metadata count", LEAST_PAIR, MAX_KEYS)?;
+        let mut metadata = Metadata::default();
+        for i in 0..pairs {
+            let key = cursor.text("key", MAX_KEY).map_err(|e| format!("metadata {i}: {e}"))?;
+            if key.is_empty() {
+                return Err(format!("metadata {i}: the key is empty"));
+            }
+            let value = Value::read(&mut cursor).map_err(|e| format!("metadata {}: {e}", quoted(&key)))?;
+            metadata.insert(key, value)?;
+        }
+        let pairs_end = cursor.position();
+        let alignment = alignment(&metadata)?;
+        let mut infos = Vec::with_capacity(tensors);
+        for i in 0..tensors {
+            infos.push(Info::read(&mut cursor, i)?);
+        }
+        let len = cursor.position();
+        // No overflow: `len` is at most MAX_HEADER.
+        let start = (len as u64).next_multiple_of(alignment);
+        let mut entries = BTreeMap::new();
+        for info in infos {
+            let entry = info.place(start..file_len, alignment).map_err(|e| within(&info.name, e))?;
+            if entries.contains_key(&info.name) {
+                return Err(format!("tensor {} is there twice", quoted(&info.name)));
+            }
+            entries.insert(info.name, entry);
+        }
+        check_apart(&entries)?;
+        Ok(Header { version, metadata, tensors: entries, len, pairs_end })
+    }
+
+    /// A file with the same pairs and no tensors; `head` is what was parsed.
+    pub fn without_tensors(&self, head: &[u8]) -> Vec<u8> {
+        [&head[..TENSOR_COUNT.start], &[0; 8], &head[TENSOR_COUNT.end..self.pairs_end]].concat()
+    }
+}
+
+fn within(tensor: &str, what: impl std::fmt::Display) -> String {
+    format!("tensor {}: {what}", quoted(tensor))
+}
+
+/// Reads magic and version.
+fn version(cursor: &mut Cursor<'_>) -> Result<u32, String> {
+    let magic = cursor.take(4, "magic")?;
+    if magic != MAGIC {
+        return Err(format!("starts with \"{}\", not with \"GGUF\"", magic.escape_ascii()));
+    }
+    match cursor.u32("version")? {
+        version @ 2..=3 => Ok(version),
+        version if matches!(version.swap_bytes(), 1..=0xffff) => {
+            Err(format!("version is {}, big-endian; supported: little-endian files", version.swap_bytes()))
+        }
+        version => Err(format!("version is {version}; supported: 2 and 3")),
+    }
+}
+
+/// The alignment of tensors, in bytes.
+fn alignment(metadata: &Metadata) -> Result<u64, String> {
+    match metadata.get(ALIGNMENT) {
+        None => Ok(DEFAULT_ALIGNMENT),
+        Some(&Value::Unsigned(n)) if n.is_power_of_two() && ALIGNMENTS.contains(&n) => Ok(n),
+        Some(value) => {
+            let Range { start, end } = ALIGNMENTS;
+            let supported = format!("an unsigned power of two from {start} to {}", end - 1);
+            Err(format!("metadata \"{ALIGNMENT}\" is {value}; supported: {supported}"))
+        }
+    }
+}
+
+impl Info {
+    fn read(cursor: &mut Cursor<'_>, i: usize) -> Result<Info, String> {
+        let name = cursor.text("name", MAX_NAME).map_err(|e| format!("tensor {i}: {e}"))?;
+        if name.is_empty() {
+            return Err(format!("tensor {i}: the name is empty"));
+        }
+        Self::rest(cursor, &name).map_err(|e| within(&name, e))
+    }
+
+    fn rest(cursor: &mut Cursor<'_>, name: &str) -> Result<Info, String> {
+        let rank = cursor.u32("number of dimensions")?;
+        if !(1..=MAX_RANK).contains(&rank) {
+            return Err(format!("number of dimensions is {rank}; supported: 1 to {MAX_RANK}"));
+        }
+        let mut dims = Vec::new();
+        for _ in 0..rank {
+            dims.push(cursor.u64("dimension")?);
+        }
+        let block = BlockType::from_id(cursor.u32("type")?)
+            .map_err(|found| format!("type is {found}; supported: {}", BlockType::names()))?;
+        let offset = cursor.u64("offset")?;
+        let too_large = || format!("dimensions {dims:?} of {block:?} are more than this machine can address");
+        let mut shape = Vec::new();
+        for &dim in dims.iter().rev() {
+            shape.push(usize::try_from(dim).map_err(|_| too_large())?);
+        }
+        if !dims[0].is_multiple_of(block.values() as u64) {
+            let values = block.values();
+            return Err(format!("dimensions {dims:?}: a row of {block:?} is a multiple of {values} values"));
+        }
+        if dims.contains(&0) {
+            return Err(format!("dimensions {dims:?}: none may be 0"));
+        }
+        let blocks = dims[1..]
+            .iter()
+            .try_fold(dims[0] / block.values() as u64, |n, &dim| n.checked_mul(dim))
+            // Room for the widened values, which are at most 4 bytes each and eight times the stored ones.
+            .filter(|n| n.checked_mul(4 * block.values() as u64).is_some_and(|n| isize::try_from(n).is_ok()))
+            .ok_or_else(too_large)?;
+        Ok(Info { name: name.into(), block, shape, bytes: blocks * block.bytes() as u64, offset })
+    }
+
+    /// Where the tensor lies in the file, whose data lie at `data`.
+    fn place(&self, data: Range<u64>, alignment: u64) -> Result<Entry, String> {
+        let Info { offset, bytes, .. } = *self;
+        if !offset.is_multiple_of(alignment) {
+            return Err(format!("offset is {offset}, no multiple of the alignment {alignment}"));
+        }
+        let room = data.end.saturating_sub(data.start);
+        if offset > room || bytes > room - offset {
+            return Err(format!(
+                "{bytes} bytes at offset {offset} go past the end of the data, {room} bytes"
+            ));
+        }
+        let start = data.start + offset; // no overflow, since it is inside the file
+        let address = |at: u64| usize::try_from(at).map_err(|_| "lies beyond what this machine can address");
+        let range = address(start)?..address(start + bytes)?;
+        Ok(Entry { block: self.block, shape: self.shape.clone(), range })
+    }
+}
+
+/// Checks that no two tensors share bytes.
+fn check_apart(entries: &BTreeMap<String, Entry>) -> Result<(), String> {
+    let mut order: Vec<(&String, &Range<usize>)> =
+        entries.iter().map(|(name, entry)| (name, &entry.range)).collect();
+    order.sort_by_key(|(_, range)| range.start);
+    for pair in order.windows(2) {
+        let [(before, first), (after, second)] = pair else { continue };
+        if second.start < first.end {
+            return Err(within(after, format_args!("overlaps tensor {}", quoted(before))));
+        }
+    }
+    Ok(())
+}

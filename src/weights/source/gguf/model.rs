@@ -1,0 +1,246 @@
+//! A GGUF header's metadata and tensors, reduced to what the forward pass needs.
+//!
+//! The keys are translated to the fields of a Hugging Face `config.json`, whose rules and limits then hold; errors
+//! name the keys. Keys and defaults are those of llama.cpp (`gguf-py/gguf/constants.py`, `src/llama-model.cpp`).
+
+use std::ops::Range;
+
+use serde_json::{Map, Number, Value as Json};
+
+use super::block::BlockType;
+use super::header::Header;
+use super::names::{ROPE_FREQS, part, plain};
+use super::value::Value;
+use crate::config::{ConfigError, ModelConfig, RopeScaling};
+
+/// Keys after `ARCH.` and the fields of `config.json` that they stand for.
+const FIELDS: [(&str, &str); 9] = [
+    ("block_count", "num_hidden_layers"),
+    ("embedding_length", "hidden_size"),
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count", "num_attention_heads"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("attention.key_length", "head_dim"),
+    ("context_length", "max_position_embeddings"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("rope.freq_base", "rope_theta"),
+];
+
+/// Those without which there is no model. (The others have defaults, or a missing one is told by `config.rs`.)
+const REQUIRED: [&str; 1] = ["attention.layer_norm_rms_epsilon"];
+
+const ARCHITECTURE: &str = "general.architecture";
+const SPLIT: &str = "split.count";
+const EMBEDDING: &str = "token_embd.weight";
+const HEAD: &str = "output.weight";
+
+/// Dimensions and switches of the model whose header this is. `read` gives bytes of the file, in case it holds
+/// frequency divisors.
+///
+/// # Errors
+///
+/// A key or tensor that is missing, damaged, or of a kind of model that is not supported.
+pub fn config(
+    header: &Header,
+    read: impl FnOnce(Range<usize>) -> Vec<u8>,
+) -> Result<ModelConfig, ConfigError> {
+    let keys = Keys::new(header)?;
+    keys.check_supported()?;
+    let map = keys.config_json()?;
+    let mut model = ModelConfig::from_map(&map).map_err(|e| keys.renamed(e))?;
+    let has = |name: &str| header.tensors.contains_key(name);
+    model.qkv_bias |= has("blk.0.attn_q.bias");
+    model.o_bias |= has("blk.0.attn_output.bias");
+    model.qk_norm |= has("blk.0.attn_q_norm.weight");
+    for key in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
+        if keys.get(key).is_some_and(|v| v.as_u64() != Some(model.head_dim as u64)) {
+            return keys.err(key, &format!("the width of a head, {}", model.head_dim));
+        }
+    }
+    check_tensors(header, &model)?;
+    model.rope_scaling = scaling(header, &model, read)?;
+    Ok(model)
+}
+
+/// The keys of one architecture.
+struct Keys<'a> {
+    header: &'a Header,
+    arch: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    fn new(header: &'a Header) -> Result<Self, ConfigError> {
+        let found = header.metadata.get(ARCHITECTURE);
+        match found.and_then(Value::as_str) {
+            Some(arch @ ("llama" | "qwen2" | "qwen3")) => Ok(Self { header, arch }),
+            _ => Err(ConfigError {
+                field: ARCHITECTURE.into(),
+                value: found.map_or("missing".into(), Value::to_string),
+                supported: "\"llama\", \"qwen2\", \"qwen3\"".into(),
+            }),
+        }
+    }
+
+    fn full(&self, key: &str) -> String {
+        format!("{}.{key}", self.arch)
+    }
+
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.header.metadata.get(&self.full(key))
+    }
+
+    fn err<T>(&self, key: &str, supported: &str) -> Result<T, ConfigError> {
+        let value = self.get(key).map_or("missing".into(), Value::to_string);
+        Err(ConfigError { field: self.full(key), value, supported: supported.into() })
+    }
+
+    /// An error of `config.json` with the key instead of the field.
+    fn renamed(&self, e: ConfigError) -> ConfigError {
+        match FIELDS.iter().find(|(_, field)| *field == e.field) {
+            Some((key, _)) => ConfigError { field: self.full(key), ..e },
+            None => e,
+        }
+    }
+
+    /// Refuses what would be computed wrongly.
+    fn check_supported(&self) -> Result<(), ConfigError> {
+        if let Some(parts) = self.header.metadata.get(SPLIT).filter(|v| !matches!(v.as_u64(), Some(0 | 1))) {
+            let supported = "a whole model; join its parts with llama-gguf-split --merge";
+            return Err(ConfigError {
+                field: SPLIT.into(),
+                value: parts.to_string(),
+                supported: supported.into(),
+            });
+        }
+        for key in ["expert_count", "attention.sliding_window"] {
+            if self.get(key).is_some_and(|v| v.as_u64() != Some(0)) {
+                return self.err(key, "0");
+            }
+        }
+        for key in ["rope.scaling.type", "rope.scale_linear"] {
+            let none = |v: &Value| v.as_str() == Some("none") || v.as_f64() == Some(1.0);
+            if !self.get(key).is_none_or(none) {
+                return self.err(key, "no scaling, or rope_freqs.weight");
+            }
+        }
+        let factor = self.get("rope.scaling.factor").and_then(Value::as_f64);
+        let off = self.get("rope.scaling.type").is_some(); // "none", as was seen above
+        if factor.is_some_and(|f| f != 1.0 && f != 0.0) && !off {
+            return self.err("rope.scaling.factor", "1, or a rope.scaling.type of \"none\"");
+        }
+        REQUIRED.iter().try_for_each(|key| match self.get(key) {
+            Some(_) => Ok(()),
+            None => self.err(key, "a positive number"),
+        })
+    }
+
+    /// What would stand in `config.json`.
+    fn config_json(&self) -> Result<Map<String, Json>, ConfigError> {
+        let mut map = Map::new();
+        map.insert("model_type".into(), self.arch.into());
+        for (key, field) in FIELDS {
+            if let Some(value) = self.get(key) {
+                let Some(number) = number(value) else { return self.err(key, "a number") };
+                map.insert(field.into(), number.into());
+            }
+        }
+        // Hugging Face has other defaults.
+        let heads = map.get("num_attention_heads").cloned();
+        if let Some(heads) = &heads {
+            map.entry("num_key_value_heads").or_insert(heads.clone());
+        }
+        if let (Some(dim), Some(heads @ 1..)) =
+            (map.get("hidden_size").and_then(Json::as_u64), heads.as_ref().and_then(Json::as_u64))
+            && dim.is_multiple_of(heads)
+        {
+            map.entry("head_dim").or_insert((dim / heads).into());
+        }
+        map.insert("vocab_size".into(), self.vocab()?.into());
+        map.insert("tie_word_embeddings".into(), (!self.header.tensors.contains_key(HEAD)).into());
+        Ok(map)
+    }
+
+    /// Rows of the embedding; the key `vocab_size` is missing in many files.
+    fn vocab(&self) -> Result<usize, ConfigError> {
+        let found = self.header.tensors.get(EMBEDDING).map(|entry| entry.shape.as_slice());
+        match found {
+            Some(&[rows, _]) => Ok(rows),
+            _ => Err(ConfigError {
+                field: EMBEDDING.into(),
+                value: found.map_or("missing".into(), |shape| format!("of shape {shape:?}")),
+                supported: "a matrix of a row for every token".into(),
+            }),
+        }
+    }
+}
+
+/// A number, or that of which an array has nothing but repetitions (one for every layer).
+fn number(value: &Value) -> Option<Number> {
+    match value {
+        Value::Array(array) => {
+            let mut values = array.iter();
+            let first = values.next()?;
+            if values.all(|value| value == first) { number(&first) } else { None }
+        }
+        Value::F32(_) | Value::F64(_) => Number::from_f64(value.as_f64()?),
+        _ => value.as_u64().map(Number::from),
+    }
+}
+
+/// Refuses tensors that no step would read, since their model computes something else.
+fn check_tensors(header: &Header, model: &ModelConfig) -> Result<(), ConfigError> {
+    let read = |name: &str| match part(name) {
+        None => plain(name).is_some() || name == ROPE_FREQS,
+        Some((layer, ..)) if layer >= model.layers => false,
+        Some((_, "attn_q" | "attn_k" | "attn_v", "bias")) => model.qkv_bias,
+        Some((_, "attn_output", "bias")) => model.o_bias,
+        Some((_, "attn_q_norm" | "attn_k_norm", "weight")) => model.qk_norm,
+        Some((_, _, kind)) => kind == "weight" && plain(name).is_some(),
+    };
+    match header.tensors.keys().find(|name| !read(name)) {
+        None => Ok(()),
+        Some(name) => Err(ConfigError {
+            field: "tensors".into(),
+            value: super::super::quoted::quoted(name),
+            supported: format!("what a {} model of {} layers has", model.arch.name(), model.layers),
+        }),
+    }
+}
+
+/// What `rope_freqs.weight` says, as the formula it comes from where that is a published model's.
+fn scaling(
+    header: &Header,
+    model: &ModelConfig,
+    read: impl FnOnce(Range<usize>) -> Vec<u8>,
+) -> Result<RopeScaling, ConfigError> {
+    let Some(entry) = header.tensors.get(ROPE_FREQS) else { return Ok(RopeScaling::Plain) };
+    let pairs = model.head_dim / 2;
+    let err = |value: String| {
+        let supported = format!("{pairs} positive numbers of type F32");
+        Err(ConfigError { field: ROPE_FREQS.into(), value, supported })
+    };
+    if entry.block != BlockType::F32 || entry.shape != [pairs] {
+        return err(format!("of type {} and shape {:?}", entry.block.name(), entry.shape));
+    }
+    let bytes = read(entry.range.clone());
+    let divisors: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    if divisors.len() != pairs {
+        return err(format!("of {} bytes", bytes.len()));
+    }
+    if let Some(bad) = divisors.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
+        return err(format!("{bad:?}"));
+    }
+    let frequency = |i: usize| model.rope_theta.powf(-2.0 * i as f64 / model.head_dim as f64);
+    let is = |scaling: &RopeScaling| {
+        let off = |(i, x): (usize, &f32)| f64::from(*x) * scaling.multiplier(i, frequency(i)) - 1.0;
+        divisors.iter().enumerate().map(off).all(|off| off.abs() < 1e-5)
+    };
+    let known = [RopeScaling::Plain, llama3(8.0), llama3(32.0)].into_iter().find(is);
+    // Kept for good: a few hundred bytes, once a file.
+    Ok(known.unwrap_or_else(|| RopeScaling::Divisors(divisors.leak())))
+}
+
+/// The scaling of Llama 3.1 (8) and 3.2 (32).
+fn llama3(factor: f64) -> RopeScaling {
+    RopeScaling::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position: 8192 }
+}

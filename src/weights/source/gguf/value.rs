@@ -1,0 +1,356 @@
+//! The values of GGUF metadata: numbers, truth values, strings, and arrays of these.
+//!
+//! Arrays of arrays, which the format allows, are refused: no model uses them, and so nothing here is recursive.
+//! What is kept of an array takes no more memory than it takes in the file.
+
+use std::fmt;
+
+use super::super::quoted::quoted;
+use super::cursor::Cursor;
+
+/// The type of a value that is no array. Ids and names are the format's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Uint8,
+    Int8,
+    Uint16,
+    Int16,
+    Uint32,
+    Int32,
+    Float32,
+    Bool,
+    Text,
+    Uint64,
+    Int64,
+    Float64,
+}
+
+use Kind::*;
+
+/// The id of arrays, which stands between those of strings and of 64-bit integers.
+const ARRAY: u32 = 9;
+
+impl Kind {
+    fn from_id(id: u32) -> Option<Self> {
+        Some(match id {
+            0 => Uint8,
+            1 => Int8,
+            2 => Uint16,
+            3 => Int16,
+            4 => Uint32,
+            5 => Int32,
+            6 => Float32,
+            7 => Bool,
+            8 => Text,
+            10 => Uint64,
+            11 => Int64,
+            12 => Float64,
+            _ => return None,
+        })
+    }
+
+    /// The least bytes that a value takes in a file; for all but strings, what it takes.
+    fn size(self) -> usize {
+        match self {
+            Uint8 | Int8 | Bool => 1,
+            Uint16 | Int16 => 2,
+            Uint32 | Int32 | Float32 => 4,
+            Text | Uint64 | Int64 | Float64 => 8,
+        }
+    }
+}
+
+/// One value. Integers are widened; whether one had a sign shows in which of the two it is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    Unsigned(u64),
+    Signed(i64),
+    F32(f32),
+    F64(f64),
+    Bool(bool),
+    Text(String),
+    Array(Array),
+}
+
+/// Values of one kind.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Array {
+    /// Numbers or truth values, as stored.
+    Plain {
+        /// Their type; not [`Kind::Text`].
+        kind: Kind,
+        /// Little-endian, one after the other.
+        bytes: Vec<u8>,
+    },
+    Strings(Strings),
+}
+
+/// Many strings in one allocation.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Strings {
+    text: String,
+    ends: Vec<u32>, // of each string, in bytes of `text`; ascending, at character boundaries
+}
+
+impl Strings {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The string at `i`, if there are so many.
+    pub fn get(&self, i: usize) -> Option<&str> {
+        let end = *self.ends.get(i)? as usize;
+        let start = i.checked_sub(1).map_or(0, |before| self.ends[before] as usize);
+        Some(&self.text[start..end])
+    }
+
+    /// All of them, in the file's order.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        (0..self.len()).filter_map(|i| self.get(i))
+    }
+
+    /// Reads `count` strings, which is no more than the bytes that follow can hold.
+    fn read(cursor: &mut Cursor<'_>, count: usize) -> Result<Self, String> {
+        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(count));
+        for i in 0..count {
+            let text = cursor.text_bytes("string").map_err(|e| format!("element {i}: {e}"))?;
+            bytes.extend_from_slice(text);
+            ends.push(u32::try_from(bytes.len()).map_err(|_| "more than 4 GiB of strings")?);
+        }
+        let broken = |at: usize| format!("element {at}: is not UTF-8");
+        let text = String::from_utf8(bytes).map_err(|e| {
+            let valid = e.utf8_error().valid_up_to();
+            broken(ends.partition_point(|&end| end as usize <= valid))
+        })?;
+        // Two strings that are UTF-8 only together.
+        match ends.iter().position(|&end| !text.is_char_boundary(end as usize)) {
+            Some(at) => Err(broken(at)),
+            None => Ok(Self { text, ends }),
+        }
+    }
+}
+
+impl Array {
+    /// How many values it holds.
+    pub fn len(&self) -> usize {
+        match self {
+            Array::Plain { kind, bytes } => bytes.len() / kind.size(),
+            Array::Strings(strings) => strings.len(),
+        }
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The values, in the file's order.
+    pub fn iter(&self) -> impl Iterator<Item = Value> {
+        (0..self.len()).map(move |i| match self {
+            Array::Plain { kind, bytes } => plain(*kind, &bytes[i * kind.size()..][..kind.size()]),
+            Array::Strings(strings) => Value::Text(strings.get(i).unwrap_or_default().to_string()),
+        })
+    }
+
+    fn read(cursor: &mut Cursor<'_>) -> Result<Self, String> {
+        let id = cursor.u32("array type")?;
+        let kind = match Kind::from_id(id) {
+            Some(kind) => kind,
+            None if id == ARRAY => {
+                return Err("is an array of arrays; supported: arrays of plain values".into());
+            }
+            None => return Err(format!("array type is {id}; supported: 0 to 12 but 9")),
+        };
+        let count = cursor.count("array length", kind.size(), usize::MAX)?;
+        if kind == Text {
+            return Strings::read(cursor, count).map(Array::Strings);
+        }
+        // No overflow: `count` was held against the bytes that follow.
+        let bytes = cursor.take((count * kind.size()) as u64, "array")?.to_vec();
+        if kind == Bool {
+            bytes.iter().enumerate().try_for_each(|(i, &byte)| {
+                truth(byte).map(|_| ()).map_err(|e| format!("element {i}: {e}"))
+            })?;
+        }
+        Ok(Array::Plain { kind, bytes })
+    }
+}
+
+/// 0 and 1, as the format has it.
+fn truth(byte: u8) -> Result<bool, String> {
+    match byte {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(format!("truth value is {byte}; supported: 0 and 1")),
+    }
+}
+
+/// The value that `bytes`, as many as `kind` takes, stand for.
+fn plain(kind: Kind, bytes: &[u8]) -> Value {
+    let mut low = [0; 8];
+    low[..bytes.len()].copy_from_slice(bytes);
+    let raw = u64::from_le_bytes(low);
+    match kind {
+        Uint8 | Uint16 | Uint32 | Uint64 | Text => Value::Unsigned(raw),
+        Int8 => Value::Signed((raw as u8 as i8).into()),
+        Int16 => Value::Signed((raw as u16 as i16).into()),
+        Int32 => Value::Signed((raw as u32 as i32).into()),
+        Int64 => Value::Signed(raw as i64),
+        Float32 => Value::F32(f32::from_bits(raw as u32)),
+        Float64 => Value::F64(f64::from_bits(raw)),
+        Bool => Value::Bool(raw != 0),
+    }
+}
+
+impl Value {
+    /// Reads a value's type and the value.
+    pub fn read(cursor: &mut Cursor<'_>) -> Result<Self, String> {
+        let id = cursor.u32("value type")?;
+        match Kind::from_id(id) {
+            Some(Text) => cursor.text("string", usize::MAX).map(Value::Text),
+            Some(Bool) => truth(cursor.take(1, "truth value")?[0]).map(Value::Bool),
+            Some(kind) => Ok(plain(kind, cursor.take(kind.size() as u64, "number")?)),
+            None if id == ARRAY => Array::read(cursor).map(Value::Array),
+            None => Err(format!("value type is {id}; supported: 0 to 12")),
+        }
+    }
+
+    /// A number of 0 or more that is an integer.
+    pub fn as_u64(&self) -> Option<u64> {
+        match *self {
+            Value::Unsigned(n) => Some(n),
+            Value::Signed(n) => n.try_into().ok(),
+            _ => None,
+        }
+    }
+
+    /// A floating-point number. One of 32 bits becomes the shortest decimal fraction that rounds to it, since that
+    /// is what it was made from: 1e-5, not 0.000009999999747378752.
+    pub fn as_f64(&self) -> Option<f64> {
+        match *self {
+            Value::F32(x) if x.is_finite() => format!("{x:e}").parse().ok(),
+            Value::F64(x) => Some(x),
+            _ => None,
+        }
+    }
+
+    /// A string.
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// For messages: one line, not too long.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Unsigned(n) => write!(f, "{n}"),
+            Value::Signed(n) => write!(f, "{n}"),
+            Value::F32(x) => write!(f, "{x:?}"),
+            Value::F64(x) => write!(f, "{x:?}"),
+            Value::Bool(b) => write!(f, "{b}"),
+            Value::Text(text) => f.write_str(&quoted(text)),
+            Value::Array(array) => {
+                let kind = match array {
+                    Array::Plain { kind, .. } => *kind,
+                    Array::Strings(_) => Text,
+                };
+                write!(f, "an array of {} values of type {kind:?}", array.len())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[u8]) -> Result<Value, String> {
+        let mut cursor = Cursor::new(bytes, bytes.len() as u64);
+        let value = Value::read(&mut cursor)?;
+        assert_eq!(cursor.position(), bytes.len(), "all of it");
+        Ok(value)
+    }
+
+    fn typed(id: u32, rest: &[u8]) -> Vec<u8> {
+        [&id.to_le_bytes(), rest].concat()
+    }
+
+    #[test]
+    fn every_kind_of_number() {
+        let value = |id, rest: &[u8]| read(&typed(id, rest)).unwrap();
+        assert_eq!(value(0, &[255]), Value::Unsigned(255));
+        assert_eq!(value(1, &[255]), Value::Signed(-1));
+        assert_eq!(value(2, &[0, 255]), Value::Unsigned(0xff00));
+        assert_eq!(value(3, &[0, 255]), Value::Signed(-256));
+        assert_eq!(value(4, &u32::MAX.to_le_bytes()), Value::Unsigned(u32::MAX.into()));
+        assert_eq!(value(5, &(-7i32).to_le_bytes()), Value::Signed(-7));
+        assert_eq!(value(6, &1e-5f32.to_le_bytes()), Value::F32(1e-5));
+        assert_eq!(value(7, &[1]), Value::Bool(true));
+        assert_eq!(value(10, &u64::MAX.to_le_bytes()), Value::Unsigned(u64::MAX));
+        assert_eq!(value(11, &i64::MIN.to_le_bytes()), Value::Signed(i64::MIN));
+        assert_eq!(value(12, &0.1f64.to_le_bytes()), Value::F64(0.1));
+        assert_eq!(value(6, &1e-5f32.to_le_bytes()).as_f64(), Some(1e-5));
+        assert_eq!(value(6, &5e5f32.to_le_bytes()).as_f64(), Some(5e5));
+        assert_eq!(value(6, &f32::NAN.to_le_bytes()).as_f64(), None);
+        assert_eq!((Value::Signed(-1).as_u64(), Value::Signed(3).as_u64()), (None, Some(3)));
+    }
+
+    fn strings(parts: &[&[u8]]) -> Vec<u8> {
+        let mut bytes = typed(ARRAY, &8u32.to_le_bytes());
+        bytes.extend((parts.len() as u64).to_le_bytes());
+        for part in parts {
+            bytes.extend((part.len() as u64).to_le_bytes());
+            bytes.extend(*part);
+        }
+        bytes
+    }
+
+    #[test]
+    fn arrays() {
+        let Value::Array(Array::Strings(found)) = read(&strings(&[b"a", b"", "é".as_bytes()])).unwrap()
+        else {
+            panic!("not strings")
+        };
+        assert_eq!(found.iter().collect::<Vec<_>>(), ["a", "", "é"]);
+        assert_eq!((found.get(2), found.get(3)), (Some("é"), None));
+
+        let mut numbers = typed(ARRAY, &3u32.to_le_bytes());
+        numbers.extend(2u64.to_le_bytes());
+        numbers.extend([1, 0, 0xff, 0xff]);
+        let Value::Array(found) = read(&numbers).unwrap() else { panic!("no array") };
+        assert_eq!(found.iter().collect::<Vec<_>>(), [Value::Signed(1), Value::Signed(-1)]);
+        assert_eq!(Value::Array(found).to_string(), "an array of 2 values of type Int16");
+        let empty = [typed(ARRAY, &12u32.to_le_bytes()), vec![0; 8]].concat();
+        assert!(matches!(read(&empty), Ok(Value::Array(a)) if a.is_empty()));
+    }
+
+    #[test]
+    fn what_is_not_a_value_is_told() {
+        let refused = |bytes: &[u8], what: &str| {
+            let error = read(bytes).unwrap_err();
+            assert!(error.contains(what), "no {what:?} in {error:?}");
+        };
+        refused(&typed(13, &[0; 8]), "value type is 13");
+        refused(&typed(u32::MAX, &[]), "value type is 4294967295");
+        refused(&typed(7, &[2]), "truth value is 2");
+        refused(&typed(4, &[0; 3]), "past the end");
+        refused(&typed(ARRAY, &[&9u32.to_le_bytes()[..], &[0; 8]].concat()), "array of arrays");
+        refused(&typed(ARRAY, &[&77u32.to_le_bytes()[..], &[0; 8]].concat()), "array type is 77");
+        let long = [&12u32.to_le_bytes()[..], &u64::MAX.to_le_bytes(), &[0; 64]].concat();
+        refused(&typed(ARRAY, &long), "array length 18446744073709551615");
+        let truths = [&7u32.to_le_bytes()[..], &3u64.to_le_bytes(), &[0, 1, 9]].concat();
+        refused(&typed(ARRAY, &truths), "element 2: truth value is 9");
+        refused(&strings(&[b"ok", b"\xff"]), "element 1: is not UTF-8");
+        refused(&strings(&[b"\xc3", b"\xa9"]), "element 0: is not UTF-8");
+    }
+}

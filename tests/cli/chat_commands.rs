@@ -1,0 +1,140 @@
+//! What the commands of a chat do to the conversation.
+
+use super::program::*;
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+
+const FOX: &str = "Tell me a story about a fox.\n";
+
+/// The ids of one answer and the line that ends it.
+type Answer = (Vec<u64>, Value);
+
+fn answers(said: &Said) -> Vec<Answer> {
+    let (mut all, mut ids) = (Vec::new(), Vec::new());
+    for line in said.out.lines().map(|l| serde_json::from_str::<Value>(l).expect("JSON")) {
+        match line["t"].as_str() {
+            Some("token") => ids.extend(line["id"].as_u64()),
+            Some("stats") => all.push((std::mem::take(&mut ids), line)),
+            other => panic!("{other:?}"),
+        }
+    }
+    all
+}
+
+/// A script of messages and commands with this seed and nothing said on stderr.
+#[track_caller]
+fn chat(more: &[&str], input: &str) -> Vec<Answer> {
+    let said = run_with(&[&["chat", "--format", "jsonl", "-n", "30"], more].concat(), input);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    answers(&said)
+}
+
+/// What two answers that are the same have in common, besides times.
+fn essence((ids, stats): &Answer) -> (&[u64], &Value, &Value) {
+    (ids, &stats["logits"], &stats["stop"])
+}
+
+#[test]
+fn undo_leaves_no_trace() {
+    for sampler in [&["--temp", "0"][..], &["--seed", "4", "--temp", "1.2"]] {
+        let never = chat(sampler, &format!("{FOX}Go on.\nAnd then?\n"));
+        let once = chat(sampler, &format!("{FOX}Who are you?\n/undo\nGo on.\nThe end?\n/undo\nAnd then?\n"));
+        assert_eq!((once.len(), never.len()), (5, 3));
+        for (undone, plain) in [(2, 1), (4, 2)] {
+            assert_eq!(essence(&once[undone]), essence(&never[plain]));
+            // Nothing is computed that the cache has had.
+            let computed = |answer: &Answer| answer.1["prompt_tokens"].as_u64().expect("a number");
+            assert!(computed(&once[undone]) <= computed(&never[plain]) && computed(&never[plain]) < 25);
+        }
+        // All the way back, and what is beyond.
+        let all = run_with(
+            &[&["chat", "--format", "jsonl", "-n", "30"], sampler].concat(),
+            &format!("Who are you?\nGo on.\n/undo\n/undo\n/undo\n{FOX}"),
+        );
+        assert_eq!(all.err, "/undo: no message yet\n");
+        assert_eq!(essence(&answers(&all)[2]), essence(&never[0]));
+    }
+}
+
+#[test]
+fn undo_with_eviction_goes_on() {
+    let sampler = ["--temp", "0", "--eviction-policy", "sliding", "-c", "96", "--eviction-window", "64"];
+    let said = run_with(
+        &[&["chat", "--format", "jsonl", "-n", "40"], &sampler[..]].concat(),
+        &format!("{}/undo\n{FOX}/stats\n", FOX.repeat(4)),
+    );
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert_eq!(said.out.lines().filter(|l| l.contains("\"stats\"")).count(), 5);
+    mentions(&said.err, &["of 96 slots", "messages: 4"]);
+    assert!(!said.err.contains("evictions: 0"), "{}", said.err);
+}
+
+#[test]
+fn retry_draws_again() {
+    let greedy = chat(&["--temp", "0"], &format!("{FOX}/retry\nGo on.\n"));
+    assert_eq!(greedy[0].0, greedy[1].0);
+    let plain = chat(&["--temp", "0"], &format!("{FOX}Go on.\n"));
+    assert_eq!(essence(&greedy[2]), essence(&plain[1]));
+
+    let sampler = ["--seed", "4", "--temp", "1.2"];
+    let drawn = chat(&sampler, &format!("{FOX}/retry\n/undo\n{FOX}/retry\n"));
+    assert_ne!(drawn[0].0, drawn[1].0);
+    // Only the last answer is there, and its question was asked once.
+    assert_eq!((&drawn[0].0, &drawn[1].0), (&drawn[2].0, &drawn[3].0));
+    assert_eq!(drawn[1].1["prompt_tokens"], 1);
+
+    let said = run_with(&["chat"], "/retry\n");
+    assert_eq!((said.code, said.err.as_str()), (Some(0), "/retry: no message yet\n"));
+}
+
+#[test]
+fn a_message_that_did_not_fit_is_asked_again() {
+    let args = ["chat", "--temp", "0", "-c", "48", "-q"];
+    let fresh = run_with(&args, "And then?\n");
+    let said = run_with(&args, &format!("{FOX}And then?\n/undo\n/retry\n"));
+    assert_eq!(said.code, Some(0));
+    let answers: Vec<&str> = said.out.lines().collect();
+    assert_eq!((answers.len(), answers[1], format!("{}\n", answers[2])), (3, "", fresh.out));
+    assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+    mentions(
+        &said.err,
+        &["the message needs ", " of 48 slots", "/retry", "--eviction-policy", "--max-seq-len"],
+    );
+    // What another message was asked after is forgotten.
+    let said = run_with(&args, &format!("{FOX}And then?\n/reset\nHi\n/retry\n"));
+    let answers: Vec<&str> = said.out.lines().collect();
+    assert_eq!((answers.len(), answers[2]), (4, answers[3]));
+}
+
+#[test]
+fn lines_that_are_no_command() {
+    let plain = chat(&["--temp", "0"], &format!("{FOX}Go on.\n"));
+    let args = ["chat", "--format", "jsonl", "-n", "30", "--temp", "0"];
+    let said = run_with(&args, &format!("{FOX}/undo 1\n/save\n/usr/bin is what?\nGo on.\n /usr/bin\n"));
+    let lines: Vec<&str> = said.err.lines().collect();
+    assert_eq!((said.code, lines.len()), (Some(0), 3), "{}", said.err);
+    mentions(lines[0], &["/undo: ", "/help"]);
+    mentions(lines[1], &["/save FILE"]);
+    mentions(lines[2], &["/usr/bin: no such command", "/help", "blank"]);
+    let said = answers(&said);
+    assert_eq!((said.len(), essence(&said[1])), (3, essence(&plain[1])));
+}
+
+#[test]
+fn ctrl_c_between_two_answers_ends_a_piped_chat() {
+    let mut chat = command(&["chat", "--temp", "0", "-n", "300", "--ignore-eos", "--format", "jsonl"]);
+    let chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut chat = chat.spawn().expect("the binary starts");
+    let (mut input, output) = (chat.stdin.take().expect("piped"), chat.stdout.take().expect("piped"));
+    input.write_all(FOX.as_bytes()).expect("it reads its input");
+    let mut lines = BufReader::new(output).lines().map(|line| line.expect("UTF-8"));
+    assert!(lines.any(|line| line.contains("\"stats\"")));
+    let kill = Command::new("kill").args(["-INT", &chat.id().to_string()]).status();
+    assert!(kill.expect("a kill program").success());
+    // The commands give the signal time to arrive; the chat may have left before it has read them.
+    let _ = input.write_all(format!("{}{FOX}", "/stats\n".repeat(8000)).as_bytes());
+    drop(input);
+    lines.for_each(drop);
+    assert_eq!(chat.wait().expect("it ends").code(), Some(130));
+}

@@ -1,0 +1,104 @@
+//! `generate --prompts`: a JSON line for each prompt, as it is complete.
+
+use super::program::*;
+use serde_json::{Value, json};
+
+const LINES: &str = "\"Once upon a time\"\n\n{\"prompt\":\"The cat\",\"max_tokens\":4,\"seed\":9}\n\
+                     {\"prompt\":\"Lily\",\"temperature\":0,\"stop\":[\".\",\"!\"],\"max_tokens\":50}\n\"Tom\"\n";
+
+fn answers(text: &str) -> Vec<Value> {
+    text.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect()
+}
+
+#[test]
+fn each_line_is_what_its_prompt_alone_gives() {
+    let temp = Temp::new();
+    let file = temp.write("prompts.jsonl", LINES);
+    let args = ["generate", "--prompts", &file, "-n", "12", "--seed", "3"];
+    let said = run(&[&args[..], &["--batch", "3"]].concat());
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    mentions(&said.err, &["prompts: 4, generated: "]);
+    let mut found = answers(&said.out);
+    assert_eq!(found[0]["index"], 1, "the shortest is complete first: {}", said.out);
+    found.sort_by_key(|a| a["index"].as_u64());
+    let alone = |args: &[&str]| text(&[&["generate"], args].concat());
+    let expected = [
+        alone(&["-p", "Once upon a time", "-n", "12", "--seed", "3"]),
+        alone(&["-p", "The cat", "-n", "4", "--seed", "9"]),
+        alone(&["-p", "Lily", "-n", "50", "--temp", "0", "--stop", ".", "--stop", "!"]),
+        alone(&["-p", "Tom", "-n", "12", "--seed", "3"]),
+    ];
+    assert_eq!(
+        found.iter().map(|a| &a["text"]).collect::<Vec<_>>(),
+        expected.each_ref().map(|t| json!(t)).each_ref()
+    );
+    assert_eq!((&found[0]["tokens"], &found[0]["stop"]), (&json!(12), &json!("length")));
+    assert_eq!(found[2]["stop"], "stop");
+    // From stdin, and one after another.
+    let in_turn = run_with(&["generate", "--prompts", "-", "-n", "12", "--seed", "3", "--batch", "1"], LINES);
+    assert_eq!(answers(&in_turn.out), found);
+    let evicting = run(&[&args[..], &["--eviction-policy", "sliding", "--eviction-window", "64"]].concat());
+    mentions(&evicting.err, &["--eviction-policy: the prompts are completed one after another"]);
+    assert_eq!(answers(&evicting.out), found);
+}
+
+#[test]
+fn what_is_wrong_with_a_line_is_one_line() {
+    let temp = Temp::new();
+    for (text, words) in [
+        ("\"a\"\n{\"prompt\":\"b\",\"max\":3}\n", &["line 2", "unknown field `max`", "prompt"][..]),
+        ("\"a\"\n{\"prompt\":\"b\",\"top_p\":-1}\n", &["line 2", "top-p"]),
+        ("\"a\"\n7\n", &["line 2", "neither a JSON string nor a JSON object"]),
+    ] {
+        let file = temp.write("bad.jsonl", text);
+        mentions(&fails(&["generate", "--prompts", &file], 2), &[&["--prompts", &file][..], words].concat());
+    }
+    let long = temp.write("long.jsonl", format!("\"a\"\n\"{}\"\n", "b c d ".repeat(500)));
+    let line = fails(&["generate", "--prompts", &long, "-c", "64"], 2);
+    mentions(&line, &["prompt 1 ", "--max-seq-len"]);
+    let bytes = temp.write("bytes.jsonl", b"\"\xff\"\n");
+    mentions(&fails(&["generate", "--prompts", &bytes], 2), &["is not UTF-8"]);
+    mentions(&fails(&["generate", "--prompts", "/nowhere/p.jsonl"], 2), &["--prompts /nowhere/p.jsonl"]);
+    mentions(&fails(&["generate", "--prompts", &long, "--batch", "0"], 2), &["--batch 0"]);
+    mentions(&fails(&["generate", "--prompts", &long, "-p", "x"], 2), &["--prompt"]);
+    let empty = temp.write("empty.jsonl", "\n");
+    assert_eq!(text(&["generate", "--prompts", &empty]), "");
+}
+
+#[test]
+fn drafts_are_off_where_prompts_are_decoded_together() {
+    let run = |more: &[&str]| {
+        let args = ["generate", "--prompts", "-", "-n", "3", "--seed", "1", "--draft", "8"];
+        run_with(&[&args[..], more].concat(), "\"a\"\n\"b\"\n")
+    };
+    mentions(&run(&[]).err, &["--draft 8: off, as prompts are decoded together"]);
+    assert!(!run(&["--batch", "1"]).err.contains("--draft"));
+}
+
+#[cfg(feature = "grammar")]
+#[test]
+fn a_grammar_that_nothing_ends_is_named_before_anything_runs() {
+    let temp = Temp::new();
+    let file = temp.write("prompts.jsonl", "\"a\"\n{\"prompt\":\"b\",\"ignore_eos\":true}\n");
+    for batch in ["1", "2"] {
+        let line = fails(
+            &["generate", "--prompts", &file, "--json-schema", "{\"type\":\"null\"}", "--batch", batch],
+            2,
+        );
+        mentions(&line, &["--prompts", "prompt 1 (from 0)", "--ignore-eos"]);
+    }
+}
+
+#[cfg(feature = "grammar")]
+#[test]
+fn a_prompt_that_fails_ends_alone() {
+    let temp = Temp::new();
+    let file = temp.write("prompts.jsonl", "\"a\"\n\"b\"\n");
+    let bias: Vec<String> = (0..4).map(|id| format!("--logit-bias={id}-inf")).collect();
+    let grammar = temp.write("end.gbnf", "root ::= \"a\"");
+    let args = ["generate", "--prompts", &file, "--grammar", &grammar, "--temp", "0"];
+    // After its only letter it must end, and nothing can end it.
+    let said = run(&args.iter().copied().chain(bias.iter().map(String::as_str)).collect::<Vec<_>>());
+    assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{}", said.err);
+    mentions(&said.err, &["error: prompt 0 (from 0): the grammar", "error: prompt 1 (from 0): the grammar"]);
+}

@@ -1,0 +1,129 @@
+//! Text as it comes: when it stops, in which pieces, in which order.
+
+use super::program::*;
+use serde_json::Value;
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A prompt that one thread computes in one pass: checks between passes or between prompts would come too late.
+fn long_prompt(temp: &Temp) -> Vec<String> {
+    let file = temp.write("prompt.txt", "The dog ran to the park and saw a red ball. ".repeat(100));
+    let slow = ["generate", "-t", "1", "-n", "1", "--prefill-chunk", "2048", "-f"];
+    slow.iter().map(|s| s.to_string()).chain([file]).collect()
+}
+
+#[test]
+fn ctrl_c_ends_a_long_prompt_within_a_pass() {
+    let temp = Temp::new();
+    let args = long_prompt(&temp);
+    let start = |args: &[String]| {
+        let mut command = command(args);
+        command.env("ANTIGRAVITY_SIMD", "scalar").stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the binary starts")
+    };
+    let began = Instant::now();
+    let whole = said(start(&args).wait_with_output().expect("it ends"));
+    let all = began.elapsed();
+    assert_eq!(whole.code, Some(0), "{}", whole.err);
+
+    let child = start(&args);
+    std::thread::sleep(all / 3);
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(kill.expect("a kill program").success());
+    let asked = Instant::now();
+    let cut = said(child.wait_with_output().expect("it ends"));
+    let took = asked.elapsed();
+    assert_eq!(cut.code, Some(130), "{}", cut.err);
+    assert!(cut.out.is_empty() && cut.err.contains("stop: interrupt"), "{:?} {}", cut.out, cut.err);
+    // Two thirds were left. Most of what it takes is leaving, on a machine that others use.
+    assert!(took < all / 5 + Duration::from_millis(300), "{took:?} of {all:?}");
+}
+
+/// Text of tokens that are the bytes C3 and A9, as the vocabulary spells them: together é, apart broken.
+fn of_bytes(more: &[&str]) -> Vec<String> {
+    let tokenizer: Value =
+        serde_json::from_slice(&std::fs::read(model().join("tokenizer.json")).expect("a tokenizer"))
+            .expect("JSON");
+    let id = |token: &str| {
+        tokenizer["model"]["vocab"][token].as_u64().unwrap_or_else(|| panic!("no token {token}"))
+    };
+    let mut args: Vec<String> =
+        ["generate", "-n", "60", "-s", "5", "-p", "a", "--repeat-penalty", "1"].map(String::from).into();
+    for token in ["Ã", "©"] {
+        args.extend(["--logit-bias".into(), format!("{}+60", id(token))]);
+    }
+    args.extend(more.iter().map(|s| s.to_string()));
+    args
+}
+
+#[test]
+fn pieces_are_whole_characters_and_come_in_order() {
+    let said = run(&of_bytes(&["--format", "jsonl"]));
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let lines: Vec<Value> = said.out.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    let pieces: Vec<&str> = lines.iter().filter_map(|l| l["text"].as_str()).collect();
+    let whole = pieces.concat();
+    assert!(whole.contains('é') && whole.contains('\u{fffd}'), "{whole:?}");
+    // A first half is held back until the next token says what becomes of it.
+    assert!(pieces.contains(&"") && pieces.contains(&"é"), "{pieces:?}");
+    assert_eq!(lines.last().map(|l| l["t"].clone()), Some("stats".into()));
+
+    let mut command = command(&of_bytes(&[]));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary starts");
+    let mut out = child.stdout.take().expect("piped");
+    // Every piece is one write, and short ones arrive whole.
+    let (mut streamed, mut buffer, mut reads) = (String::new(), [0; 4096], 0);
+    loop {
+        let n = out.read(&mut buffer).expect("a pipe");
+        if n == 0 {
+            break;
+        }
+        streamed += std::str::from_utf8(&buffer[..n]).expect("whole characters");
+        reads += 1;
+    }
+    child.wait().expect("it ends");
+    assert_eq!(streamed, whole);
+    assert!(reads > 1, "all came at once");
+}
+
+#[test]
+fn drafts_change_no_text_and_are_counted() {
+    let temp = Temp::new();
+    let text = "One two three four five six. ".repeat(8);
+    let file = temp.write("prompt.txt", &text);
+    let generate = |more: &[&str]| {
+        let args = ["generate", "-f", &file, "-n", "60", "--seed", "3", "--stop", "zzz", "--format", "jsonl"];
+        let said = run(&[&args[..], more].concat());
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        let lines: Vec<Value> = said.out.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+        let ids: Vec<Value> = lines.iter().filter(|l| l["t"] == "token").map(|l| l["id"].clone()).collect();
+        (ids, lines.last().expect("stats").clone(), said.err)
+    };
+    for sampling in [&["--temp", "0", "--repeat-penalty", "1"][..], &["--temp", "0.7"]] {
+        let (ids, stats, _) = generate(sampling);
+        assert!(stats.get("draft").is_none());
+        let (drafted, counted, err) = generate(&[sampling, &["--draft", "8"]].concat());
+        assert_eq!((ids, &stats["logits"]), (drafted, &counted["logits"]));
+        mentions(&err, &["draft: ", " tokens accepted ("]);
+        let count = |key: &str| counted["draft"][key].as_u64().unwrap_or_else(|| panic!("{key}: {counted}"));
+        assert!(count("accepted") <= count("drafted") && count("passes") <= count("drafted"), "{counted}");
+    }
+    let line = fails(&["generate", "--draft", "65"], 2);
+    mentions(&line, &["--draft 65"]);
+    let off = run(&["generate", "--draft", "4", "--eviction-policy", "h2o", "-n", "2", "-p", "a"]);
+    mentions(&off.err, &["--draft 4: off"]);
+}
+
+#[test]
+fn a_text_that_is_cut_in_a_draft_goes_on_as_if_it_were_not() {
+    let temp = Temp::new();
+    let (file, state) =
+        (temp.write("prompt.txt", "One two three four five six. ".repeat(6)), temp.path("state"));
+    let args = ["--temp", "0.5", "--seed", "4", "--repeat-penalty", "1"];
+    let whole = text(&[&["generate", "-f", &file, "-n", "57"], &args[..]].concat());
+    let part = ["generate", "-n", "19", "--draft", "9", "--session", &state];
+    let first = text(&[&part[..], &["-f", &file], &args].concat());
+    let rest: String = (0..2).map(|_| text(&[&part[..], &args].concat())).collect();
+    assert_eq!(whole, first + &rest);
+}

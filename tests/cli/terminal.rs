@@ -1,0 +1,228 @@
+//! A chat at a terminal: line editing, and what Ctrl-C does.
+
+use super::program::*;
+use rustix::pty;
+use rustix::termios::{LocalModes, tcgetattr};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// A chat whose three streams are one terminal.
+struct Terminal {
+    child: Child,
+    master: File,
+    seen: String,
+}
+
+impl Terminal {
+    fn chat(args: &[&str]) -> Self {
+        let flags = pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY;
+        let master = pty::openpt(flags).expect("a terminal");
+        pty::grantpt(&master).expect("granted");
+        pty::unlockpt(&master).expect("unlocked");
+        let name = pty::ptsname(&master, Vec::new()).expect("a name").into_string().expect("UTF-8");
+        let side = || {
+            // Or it would become the terminal of the tests.
+            let mut options = File::options();
+            std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOCTTY);
+            Stdio::from(options.read(true).write(true).open(&name).expect("the other side"))
+        };
+        let mut command = command(&[&["chat"], args].concat());
+        // A long message takes long enough to be interrupted.
+        command.env("TERM", "xterm").env("ANTIGRAVITY_SIMD", "scalar");
+        let child = command.stdin(side()).stdout(side()).stderr(side()).spawn();
+        Self { child: child.expect("the binary starts"), master: master.into(), seen: String::new() }
+    }
+
+    fn types(&mut self, keys: &str) {
+        self.master.write_all(keys.as_bytes()).expect("typed");
+    }
+
+    /// Reads on until it has shown `what`; returns what came before.
+    #[track_caller]
+    fn shows(&mut self, what: &str) -> String {
+        let began = Instant::now();
+        let mut bytes = [0; 4096];
+        loop {
+            if let Some(at) = self.seen.find(what) {
+                let rest = self.seen.split_off(at + what.len());
+                let mut before = std::mem::replace(&mut self.seen, rest);
+                before.truncate(at);
+                return before;
+            }
+            assert!(began.elapsed() < Duration::from_secs(300), "{what:?} is not in {:?}", self.seen);
+            // The terminal of a process that has ended cannot be read.
+            let n = self.master.read(&mut bytes).unwrap_or(0);
+            assert!(n > 0, "ended before {what:?}: {:?}", self.seen);
+            self.seen += &String::from_utf8_lossy(&bytes[..n]);
+        }
+    }
+
+    /// Waits for the next line's prompt: before it, Ctrl-C would be nobody's.
+    #[track_caller]
+    fn prompts(&mut self) {
+        self.shows("> ");
+    }
+
+    /// As the terminal does where it is the process's own.
+    fn interrupt(&self) {
+        self.signal("-INT");
+    }
+
+    fn signal(&self, name: &str) {
+        let status = std::process::Command::new("kill").args([name, &self.child.id().to_string()]).status();
+        assert!(status.expect("a kill program").success());
+    }
+
+    /// Interrupts a prompt that is being computed; returns what was said of it.
+    #[track_caller]
+    fn interrupts_the_prompt(&mut self) -> String {
+        self.shows("prompt token 0/");
+        self.interrupt();
+        self.shows("stop: interrupt; ");
+        let then = self.shows("Ctrl-C again leaves");
+        self.prompts();
+        then
+    }
+
+    /// The number of messages and of tokens.
+    #[track_caller]
+    fn size(&mut self) -> (String, String) {
+        self.types("/stats\r");
+        self.shows("messages: ");
+        let messages = self.shows(", tokens: ");
+        let tokens = self.shows("\r\n");
+        self.prompts();
+        (messages, tokens)
+    }
+}
+
+#[test]
+fn ctrl_c_stops_an_answer_and_then_leaves() {
+    let mut chat = Terminal::chat(&["--temp", "0", "--ignore-eos", "--format", "jsonl", "-c", "8192"]);
+    chat.prompts();
+    chat.types("Tell me a story\r");
+    chat.shows("\"t\":\"token\"");
+    chat.interrupt();
+    chat.shows("\"stop\":\"interrupt\"");
+    chat.shows("stop: interrupt");
+    chat.prompts();
+    // The next message goes on after it.
+    chat.types("/stats\r");
+    chat.shows("messages: 1, tokens: ");
+    chat.prompts();
+    chat.types("Go on.\r");
+    chat.shows("\"t\":\"token\"");
+    chat.interrupt();
+    chat.shows("\"prompt_tokens\":");
+    let computed: usize = chat.shows(",").parse().expect("a number");
+    assert!(computed < 25, "{computed}");
+    chat.types("/stats\r");
+    chat.shows("messages: 2, tokens: ");
+    chat.prompts();
+    chat.types("\x03");
+    assert_eq!(chat.child.wait().expect("it ends").code(), Some(130));
+}
+
+#[test]
+fn lines_are_edited_and_come_back() {
+    let mut chat = Terminal::chat(&["--temp", "0", "-n", "5"]);
+    chat.prompts();
+    // Backspace, back by a word, the end of the line.
+    chat.types("/stasx\x7f\x7f\x1bb\x05ts\r");
+    chat.shows("no answer yet");
+    chat.prompts();
+    chat.types("\x1b[A\r");
+    chat.shows("no answer yet");
+    chat.prompts();
+    // At the prompt the first Ctrl-C drops the line, another one leaves.
+    chat.types("/exit\x03");
+    chat.shows("Ctrl-C again leaves");
+    chat.prompts();
+    chat.types("\x03");
+    assert_eq!(chat.child.wait().expect("it ends").code(), Some(130));
+
+    let mut chat = Terminal::chat(&["-q"]);
+    chat.prompts();
+    chat.types("\x04");
+    assert_eq!(chat.child.wait().expect("it ends").code(), Some(0));
+}
+
+/// Checks between passes would come too late.
+const IN_ONE_PASS: [&str; 4] = ["-t", "1", "--prefill-chunk", "512"];
+const STORY: &str = "The dog ran to the park and saw a red ball. ";
+
+#[test]
+fn a_message_that_is_interrupted_before_its_answer_is_asked_again() {
+    let long = STORY.repeat(40);
+    let mut chat = Terminal::chat(&[&IN_ONE_PASS[..], &["--temp", "0", "-n", "5", "-p", &long]].concat());
+    let then = chat.interrupts_the_prompt();
+    assert!(then.contains("taken back") && then.contains("/retry asks it"), "{then}");
+    assert_eq!(chat.size().0, "0");
+    chat.types("/retry\r");
+    chat.prompts();
+    assert_eq!(chat.size().0, "1");
+}
+
+#[test]
+fn an_answer_stays_where_another_one_is_interrupted_before_it_begins() {
+    let temp = Temp::new();
+    let file = temp.path("state");
+    let evicting =
+        ["-c", "512", "--eviction-policy", "sliding", "--eviction-window", "64", "--session", &file];
+    let long = STORY.repeat(33);
+    let more = ["--temp", "0", "--ignore-eos", "-n", "200", "-p", &long];
+    let mut chat = Terminal::chat(&[&evicting[..], &IN_ONE_PASS, &more].concat());
+    chat.shows("prompt token 0/");
+    chat.prompts();
+    let before = chat.size();
+    assert_eq!(before.0, "1");
+    for _ in 0..2 {
+        // All of it is computed again, as its slots were evicted.
+        chat.types("/retry\r");
+        let then = chat.interrupts_the_prompt();
+        assert!(then.contains("the answer before it stays"), "{then}");
+        assert_eq!(chat.size(), before);
+    }
+    let saved = run_with(&[&["chat"], &evicting[..]].concat(), "/stats\n");
+    mentions(&saved.err, &["messages: 1, ", &format!("tokens: {}\n", before.1)]);
+}
+
+#[test]
+fn a_message_that_the_template_refuses_does_not_end_the_chat() {
+    let temp = Temp::new();
+    let dir = temp.model_without("");
+    temp.write(
+        "chat_template.jinja",
+        "{% for m in messages %}{% if 'cat' in m.content %}{{ raise_exception('no cats') }}{% endif %}\
+         <|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n",
+    );
+    let args = ["-m", &dir, "--temp", "0", "-n", "5"];
+    let mut chat = Terminal::chat(&args);
+    chat.prompts();
+    for (message, questions) in [("A dog", "1"), ("A cat", "1"), ("/retry", "1"), ("A fox", "2")] {
+        chat.types(&format!("{message}\r"));
+        if ["A cat", "/retry"].contains(&message) {
+            chat.shows("no cats; the message was taken back");
+        }
+        chat.prompts();
+        assert_eq!(chat.size().0, questions, "{message}");
+    }
+    let piped = run_with(&[&["chat"], &args[..]].concat(), "A dog\nA cat\nA fox\n");
+    assert_eq!(piped.code, Some(2), "{}", piped.err);
+    mentions(&piped.err, &["no cats"]);
+}
+
+#[test]
+fn a_signal_that_ends_the_program_leaves_the_terminal_as_it_was() {
+    let mut chat = Terminal::chat(&[]);
+    let modes = |chat: &Terminal| tcgetattr(&chat.master).expect("a terminal").local_modes;
+    let edited = LocalModes::ICANON | LocalModes::ECHO;
+    chat.prompts();
+    assert!(!modes(&chat).intersects(edited));
+    chat.signal("-TERM");
+    chat.shows("\x1b[?2004l");
+    chat.child.wait().expect("it ends");
+    assert!(modes(&chat).contains(edited));
+}

@@ -1,0 +1,118 @@
+//! `tokenize`: ids on stdout and text back again, for any model's vocabulary.
+
+use super::program::*;
+use serde_json::{Value, json};
+
+fn gguf(name: &str) -> String {
+    let file = crate::place::root().join("tests/fixtures/gguf").join(name);
+    file.to_str().expect("UTF-8").to_string()
+}
+
+/// Ids in one line, as `--decode` takes them.
+fn ids(line: &str) -> Vec<u32> {
+    let line = line.strip_suffix('\n').expect("a whole line");
+    assert!(!line.contains('\n'), "{line:?}");
+    line.split(' ').filter(|word| !word.is_empty()).map(|id| id.parse().expect("an id")).collect()
+}
+
+#[test]
+fn text_becomes_ids_and_ids_text() {
+    let story = " Once upon\n\na time, né <|im_end|> 한국어\n";
+    let said = run(&["tokenize", "-p", story]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    let with = ids(&said.out);
+    assert_eq!(with[0], 0, "the begin-of-text token");
+    assert_eq!(text(&["tokenize", "--no-special", "-p", story]), said.out.replacen("0 ", "", 1));
+    assert!(with.contains(&3), "the end-of-turn token");
+    let line = said.out.trim_end();
+    assert_eq!(text(&["tokenize", "--decode", line]), format!("<|begin_of_text|>{story}"));
+    let shown = text(&["tokenize", "--no-special", "--decode", &format!("[{}]", line.replace(' ', ", "))]);
+    assert_eq!(shown, story.replace("<|im_end|>", ""));
+
+    // The text is taken exactly, wherever it comes from.
+    let temp = Temp::new();
+    let file = temp.write("text", story);
+    for args in [&["tokenize", "-f", &file][..], &["tokenize", "--prompt-file", &file]] {
+        assert_eq!(text(args), said.out);
+    }
+    assert_eq!(run_with(&["tokenize"], story).out, said.out);
+    assert_eq!(run_with(&["tokenize", "--file", "-"], story).out, said.out);
+    assert_eq!(text(&["tokenize", "--no-special", "-p", ""]), "\n");
+    assert_eq!(text(&["tokenize", "--decode", ""]), "");
+}
+
+#[test]
+fn json_has_the_pieces() {
+    let line = text(&["tokenize", "-p", "the cat é", "--format", "json"]);
+    assert_eq!(line.lines().count(), 1, "{line:?}");
+    let found: Value = serde_json::from_str(&line).expect("JSON");
+    let ids = found["ids"].as_array().expect("ids");
+    let pieces: Vec<&str> =
+        found["pieces"].as_array().expect("pieces").iter().map(|p| p.as_str().expect("a text")).collect();
+    assert_eq!((ids.len(), pieces[0]), (pieces.len(), "<|begin_of_text|>"));
+    assert!(pieces[1..].concat().starts_with("the cat"), "{pieces:?}");
+    let line = text(&["tokenize", "--decode", "3,1", "--format", "json"]);
+    let found: Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!(found["ids"], json!([3, 1]));
+    assert_eq!(found["text"], json!("<|im_end|><|end_of_text|>"));
+}
+
+/// Whether this program was built for the model does not matter.
+#[test]
+fn the_vocabulary_of_any_model() {
+    let file = gguf("m1-llama32-bf16.Q4_0.gguf");
+    let dir = crate::place::root().join("tests/fixtures/models/m1-llama32-bf16");
+    let dir = dir.to_str().expect("UTF-8");
+    let ours = text(&["tokenize", "-p", "the  rain in Spain"]);
+    let reference = text(&["tokenize", "-p", "the  rain in Spain", "-m", dir]);
+    assert_ne!(ours, reference);
+    for flag in ["--vocab", "--model-path", "--model", "-m"] {
+        assert_eq!(text(&["tokenize", "-p", "the  rain in Spain", flag, &file]), reference, "{flag}");
+    }
+    let decoded = text(&["tokenize", "--vocab", &file, "--no-special", "--decode", reference.trim_end()]);
+    assert_eq!(decoded, "the  rain in Spain");
+
+    // A tokenizer.json is enough, and may be named itself.
+    let temp = Temp::new();
+    let json = std::fs::read(format!("{dir}/tokenizer.json")).expect("a fixture");
+    let json = temp.write("tokenizer.json", json);
+    for path in [temp.0.to_str().expect("UTF-8"), &json] {
+        assert_eq!(text(&["tokenize", "-p", "the  rain in Spain", "--vocab", path]), reference);
+    }
+}
+
+#[test]
+fn what_cannot_be_tokenized_is_told() {
+    for decode in ["4096", "1 x", "-1", "1.5", "99999999999999999999"] {
+        mentions(&fails(&["tokenize", "--decode", decode], 2), &["--decode", "ids from 0 to 4095"]);
+    }
+    fails(&["tokenize", "--decode", "1", "-p", "x"], 2);
+    fails(&["tokenize", "-f", "x", "-p", "x"], 2);
+    fails(&["tokenize", "-p", "x", "--format", "xml"], 2);
+    mentions(&fails(&["tokenize", "-f", "/nowhere"], 2), &["--file /nowhere"]);
+    let temp = Temp::new();
+    let broken = temp.write("latin1", b"ab\xe9");
+    mentions(&fails(&["tokenize", "-f", &broken], 2), &["latin1", "byte 2 is not UTF-8"]);
+
+    mentions(&fails(&["tokenize", "-p", "x", "-m", "/nowhere"], 3), &["/nowhere: No such file"]);
+    mentions(&fails(&["tokenize", "-p", "x", "--vocab", "/nowhere.gguf"], 3), &["/nowhere.gguf"]);
+    let part = gguf("m4-qwen2-bf16.F16.part.gguf");
+    mentions(
+        &fails(&["tokenize", "-p", "x", "--vocab", &part], 3),
+        &["part.gguf", "tokenizer.ggml.model\" is missing"],
+    );
+    let whole = std::fs::read(gguf("m4-qwen2-bf16.Q8_0.gguf")).expect("a fixture");
+    let cut = temp.write("cut.gguf", &whole[..3000]);
+    mentions(&fails(&["tokenize", "-p", "x", "--vocab", &cut], 3), &["cut.gguf", "past the end of the file"]);
+    let pre = b"qwen2";
+    let at =
+        whole.windows(22).position(|w| w.starts_with(b"tokenizer.ggml.pre")).expect("the key") + 18 + 4 + 8;
+    assert_eq!(&whole[at..at + 5], pre);
+    let mut other = whole.clone();
+    other[at..at + 5].copy_from_slice(b"qwen9");
+    let other = temp.write("other.gguf", other);
+    mentions(
+        &fails(&["tokenize", "-p", "x", "--vocab", &other], 3),
+        &["other.gguf", "\"tokenizer.ggml.pre\" is \"qwen9\"", "\"qwen2\""],
+    );
+}

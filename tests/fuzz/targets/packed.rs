@@ -1,0 +1,16 @@
+//! A packed file of the baked model: its header with another text, before planes of zeros.
+#![no_main]
+
+use antigravity::weights::{LoadOptions, ModelPath, WeightType, Weights};
+use libfuzzer_sys::fuzz_target;
+
+/// Longer than the planes of the bundled model.
+const LEN: u64 = 24 << 20;
+
+fuzz_target!(|header: &[u8]| {
+    let content = [&(header.len() as u64).to_le_bytes(), header].concat();
+    let path = antigravity_fuzz::long_file("model.packed.safetensors", &content, LEN);
+    let Ok(path) = ModelPath::new(&path) else { return };
+    let options = LoadOptions { weight_type: WeightType::Auto, threads: 1, progress: &|_, _| {} };
+    let _ = Weights::load(&path, &options);
+});

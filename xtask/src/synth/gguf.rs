@@ -1,0 +1,180 @@
+//! A synthetic model as a GGUF file: random blocks of a format, with scales that make weights of the usual size.
+
+use super::shapes::{Fill, Tensor};
+use super::{Content, Part, Plan, tokenizer};
+use crate::block::BlockType;
+use crate::config::{ModelConfig, RopeScaling};
+use crate::error::{Error, Result};
+use crate::json::Node;
+use crate::names::{ROPE_FREQS, stored};
+
+/// How a whole file is stored, as tools name it: the type of most matrices, and of those that matter more.
+const MIXES: [(&str, BlockType, BlockType); 5] = [
+    ("q4_0", BlockType::Q4_0, BlockType::Q4_0),
+    ("q8_0", BlockType::Q8_0, BlockType::Q8_0),
+    ("q4_k", BlockType::Q4_K, BlockType::Q6_K),
+    ("q5_k", BlockType::Q5_K, BlockType::Q6_K),
+    ("q6_k", BlockType::Q6_K, BlockType::Q6_K),
+];
+const ALIGNMENT: usize = 32;
+/// Types of metadata.
+const U32: u32 = 4;
+const F32: u32 = 6;
+const STRING: u32 = 8;
+const ARRAY: u32 = 9;
+
+/// A file of these tensors, all matrices in the formats of `mix`.
+pub(super) fn plan(config: Node<'_>, tensors: &[Tensor], mix: &str) -> Result<Plan> {
+    let Some((_, most, better)) = MIXES.iter().find(|(name, ..)| *name == mix) else {
+        let names = MIXES.map(|(name, ..)| name).join(", ");
+        return Err(Error::Usage(format!("--gguf {mix}: use one of {names}")));
+    };
+    let model = ModelConfig::parse(&config.value.to_string()).map_err(|e| Error::at(config.file, e))?;
+    let mut writer = Writer::default();
+    writer.model(config, &model)?;
+    let divisors = divisors(&model);
+    let mut infos = Vec::new();
+    if let Some(divisors) = &divisors {
+        infos.push((ROPE_FREQS.to_string(), vec![divisors.len()], BlockType::F32, None));
+    }
+    for tensor in tensors {
+        // As in llama.cpp's mixes: what is summed up over all tokens, and the embedding.
+        let matters =
+            ["embed_tokens", "lm_head", "v_proj", "down_proj"].iter().any(|n| tensor.name.contains(n));
+        let block = match (tensor.shape.len(), matters) {
+            (1, _) => BlockType::F32,
+            (_, true) => *better,
+            (_, false) => *most,
+        };
+        let cols = tensor.shape.last().copied().unwrap_or(0);
+        if !cols.is_multiple_of(block.values()) {
+            let text = format!("{} has rows of {cols}, which are no whole blocks of {block:?}", tensor.name);
+            return Err(Error::at(config.file, text));
+        }
+        let name = stored(&tensor.name).unwrap_or_else(|| tensor.name.clone());
+        infos.push((name, tensor.shape.clone(), block, Some(tensor.fill)));
+    }
+    Ok(writer.finish(infos, divisors.unwrap_or_default()))
+}
+
+/// What RoPE's frequencies are divided by, where they are scaled.
+fn divisors(model: &ModelConfig) -> Option<Vec<f32>> {
+    let frequency = |i: usize| model.rope_theta.powf(-2.0 * i as f64 / model.head_dim as f64);
+    let divisor = |i: usize| (1.0 / model.rope_scaling.multiplier(i, frequency(i))) as f32;
+    (model.rope_scaling != RopeScaling::Plain).then(|| (0..model.head_dim / 2).map(divisor).collect())
+}
+
+type Info = (String, Vec<usize>, BlockType, Option<Fill>);
+
+#[derive(Default)]
+struct Writer {
+    pairs: Vec<u8>,
+    count: u64,
+}
+
+impl Writer {
+    fn pair(&mut self, key: &str, kind: u32, value: &[u8]) {
+        self.pairs.extend(text(key));
+        self.pairs.extend(kind.to_le_bytes());
+        self.pairs.extend(value);
+        self.count += 1;
+    }
+
+    fn array(&mut self, key: &str, kind: u32, elements: &[Vec<u8>]) {
+        let head = [&kind.to_le_bytes()[..], &(elements.len() as u64).to_le_bytes()].concat();
+        self.pair(key, ARRAY, &[head, elements.concat()].concat());
+    }
+
+    /// Dimensions and tokenizer.
+    fn model(&mut self, config: Node<'_>, m: &ModelConfig) -> Result<()> {
+        let arch = m.arch.name();
+        self.pair("general.architecture", STRING, &text(arch));
+        self.pair("general.name", STRING, &text("synthetic"));
+        for (key, n) in [
+            ("block_count", m.layers),
+            ("embedding_length", m.dim),
+            ("feed_forward_length", m.ffn_dim),
+            ("attention.head_count", m.heads),
+            ("attention.head_count_kv", m.kv_heads),
+            ("attention.key_length", m.head_dim),
+            ("attention.value_length", m.head_dim),
+            ("context_length", m.max_position),
+            ("vocab_size", m.vocab),
+        ] {
+            self.pair(&format!("{arch}.{key}"), U32, &(n as u32).to_le_bytes());
+        }
+        for (key, x) in [("attention.layer_norm_rms_epsilon", m.rms_eps), ("rope.freq_base", m.rope_theta)] {
+            self.pair(&format!("{arch}.{key}"), F32, &(x as f32).to_le_bytes());
+        }
+        let tokenizer = tokenizer::listed(config)?;
+        let pre = if arch == "llama" { "llama-bpe" } else { "qwen2" };
+        self.pair("tokenizer.ggml.model", STRING, &text("gpt2"));
+        self.pair("tokenizer.ggml.pre", STRING, &text(pre));
+        let tokens: Vec<Vec<u8>> = tokenizer.tokens.iter().map(|(token, _)| text(token)).collect();
+        // Control tokens are of type 3, ordinary ones of type 1.
+        let kinds: Vec<Vec<u8>> = tokenizer
+            .tokens
+            .iter()
+            .map(|(_, special)| if *special { 3i32 } else { 1 }.to_le_bytes().into())
+            .collect();
+        self.array("tokenizer.ggml.tokens", STRING, &tokens);
+        self.array("tokenizer.ggml.token_type", 5, &kinds);
+        self.array("tokenizer.ggml.merges", STRING, &[]);
+        for (key, id) in [("bos_token_id", tokenizer.bos), ("eos_token_id", tokenizer.eos)] {
+            if let Some(id) = id {
+                self.pair(&format!("tokenizer.ggml.{key}"), U32, &id.to_le_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self, infos: Vec<Info>, divisors: Vec<f32>) -> Plan {
+        let mut head = b"GGUF".to_vec();
+        head.extend(3u32.to_le_bytes());
+        head.extend((infos.len() as u64).to_le_bytes());
+        head.extend(self.count.to_le_bytes());
+        head.extend(self.pairs);
+        let mut offset = 0usize;
+        let mut parts = Vec::new();
+        for (name, shape, block, fill) in infos {
+            head.extend(text(&name));
+            head.extend((shape.len() as u32).to_le_bytes());
+            shape.iter().rev().for_each(|dim| head.extend((*dim as u64).to_le_bytes()));
+            head.extend(block.id().to_le_bytes());
+            head.extend((offset as u64).to_le_bytes());
+            let units = shape.iter().product::<usize>() / block.values();
+            let content = match fill {
+                None => Content::Given(divisors.iter().flat_map(|x| x.to_le_bytes()).collect()),
+                Some(fill) if block == BlockType::F32 => Content::F32(fill),
+                Some(_) => Content::Blocks(block),
+            };
+            parts.push(Part { content, units, offset: offset as u64 });
+            offset += (units * block.bytes()).next_multiple_of(ALIGNMENT);
+        }
+        head.resize(head.len().next_multiple_of(ALIGNMENT), 0);
+        parts.iter_mut().for_each(|part| part.offset += head.len() as u64);
+        let len = (head.len() + offset) as u64;
+        Plan { head, parts, len }
+    }
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// Writes the f16 scales of a random block, so that its values have the spread of `STD`: with `q` uniform, of the
+/// K-quants a part's scale too, and the minimum about what the mean of scale and integer is.
+pub(super) fn set_scales(block: BlockType, bytes: &mut [u8]) {
+    // f16: 0.0043; 2.7e-4; 9.0e-5 and 6.7e-4; 4.5e-5 and 7.0e-4; 1.5e-5.
+    let scales: &[(usize, u16)] = match block {
+        BlockType::Q4_0 => &[(0, 0x1c67)],
+        BlockType::Q8_0 => &[(0, 0x0c6c)],
+        BlockType::Q4_K => &[(0, 0x05e6), (2, 0x1188)],
+        BlockType::Q5_K => &[(0, 0x02f3), (2, 0x11b7)],
+        BlockType::Q6_K => &[(208, 0x00fc)],
+        _ => unreachable!("invariant: no mix has it"),
+    };
+    for (at, bits) in scales {
+        bytes[*at..at + 2].copy_from_slice(&bits.to_le_bytes());
+    }
+}
