@@ -8,7 +8,7 @@ mod targets;
 use crate::args::Args;
 use crate::error::{Error, Result};
 use crate::{build, parity, quality, sh, tidy, toolchain};
-use report::{Report, Tally};
+use report::{Reader, Report, Tally};
 
 /// What a part hands back: how many tests passed, failed and were skipped.
 type Outcome = Result<Tally>;
@@ -81,11 +81,13 @@ fn cargo(words: &[&str]) -> std::process::Command {
 /// Runs `cargo test …`, summing up its result lines. A failure that no line accounts for (a build
 /// error, a crash) counts as one.
 fn counted(command: &mut std::process::Command) -> Outcome {
-    let mut tally = Tally::default();
-    let ended = sh::stream(command, |line| tally += report::result_line(line).unwrap_or_default());
+    let mut reader = Reader::default();
+    let ended = sh::stream(command, |line| reader.line(line));
+    let mut tally = reader.tally;
     if let Err(e) = ended {
         eprintln!("error: {e}");
         tally.failed = tally.failed.max(1);
+        tally.said.push(e.to_string());
     }
     Ok(tally)
 }
@@ -112,14 +114,17 @@ fn cargo_test() -> Outcome {
 
 fn parity_with_reference() -> Outcome {
     let parity::Tally { passed, failed } = parity::check(&[])?;
-    Ok(Tally { passed, failed, skipped: 0 })
+    Ok(Tally { passed, failed, ..Tally::default() })
 }
 
 fn quality_of_the_cache() -> Outcome {
     let mut tally = Tally::default();
     for (promise, holds) in quality::promises()? {
         eprintln!("{}: {promise}", if holds { "holds" } else { "BROKEN" });
-        tally += Tally { passed: holds.into(), failed: (!holds).into(), skipped: 0 };
+        tally += Tally { passed: holds.into(), failed: (!holds).into(), ..Tally::default() };
+        if !holds {
+            tally.said.push(format!("broken: {promise}"));
+        }
     }
     Ok(tally)
 }

@@ -123,6 +123,8 @@ fn some_options(round: usize) -> SamplerOptions {
             probability: pick(&[0.0, 0.5, 1.0], 5),
             threshold: pick(&[0.1, 0.02, 0.0, 0.6], 3),
         },
+        #[cfg(feature = "grammar")]
+        grammar: None,
         seed: round as u64,
     }
 }

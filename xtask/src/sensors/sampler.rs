@@ -252,7 +252,9 @@ mod tests {
         let device = Local::open();
         let reading = super::super::read(&device).unwrap();
         let plan = Plan::of(&reading, Duration::from_millis(20));
-        let mut child = Command::new("sleep").arg("100").spawn().unwrap();
+        // Whoever runs tests in the background may have them, and what they start, ignore interrupts.
+        let sleep = ["--default-signal=INT", "sleep", "100"];
+        let mut child = Command::new("env").args(sleep).spawn().unwrap();
         let plan = Plan { stop_after: Some(Duration::ZERO), ..plan };
         let pid = child.id();
         let reaper = std::thread::spawn(move || child.wait().unwrap());

@@ -46,8 +46,10 @@ pub fn run() -> Outcome {
             }
             Ok(Verdict::Skipped(why, remedy)) => tally += skip(&format!("{}: {why}", check.name), remedy),
             Err(why) => {
-                eprintln!("FAILED  {}: {why}", check.name);
+                let line = format!("FAILED  {}: {why}", check.name);
+                eprintln!("{line}");
                 tally.failed += 1;
+                tally.said.push(line);
             }
         }
     }

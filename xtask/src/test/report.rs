@@ -3,16 +3,18 @@
 use crate::error::Result;
 
 /// Counts of tests.
-#[derive(Debug, Default, Clone, Copy, PartialEq)]
+#[derive(Debug, Default, Clone, PartialEq)]
 pub struct Tally {
     pub passed: u64,
     pub failed: u64,
     pub skipped: u64,
+    /// What the failed ones said, in lines.
+    pub said: Vec<String>,
 }
 
 impl Tally {
     /// A part that is one test and passed.
-    pub const ONE: Tally = Tally { passed: 1, failed: 0, skipped: 0 };
+    pub const ONE: Tally = Tally { passed: 1, failed: 0, skipped: 0, said: Vec::new() };
 }
 
 impl std::ops::AddAssign for Tally {
@@ -20,18 +22,41 @@ impl std::ops::AddAssign for Tally {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.said.extend(other.said);
+    }
+}
+
+/// Sums up what `cargo test` prints.
+#[derive(Default)]
+pub struct Reader {
+    pub tally: Tally,
+    /// Between `failures:` and the result.
+    failures: bool,
+}
+
+impl Reader {
+    pub fn line(&mut self, line: &str) {
+        if let Some(tally) = result_line(line) {
+            self.failures = false;
+            self.tally += tally;
+        } else if line == "failures:" {
+            self.failures = true;
+        } else if self.failures && !line.trim().is_empty() {
+            self.tally.said.push(line.chars().take(400).collect());
+        }
     }
 }
 
 /// The counts in a line such as
 /// `test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`.
-pub fn result_line(line: &str) -> Option<Tally> {
+fn result_line(line: &str) -> Option<Tally> {
     let counts = line.trim_start().strip_prefix("test result: ")?.split_once(". ")?.1;
     let count = |what: &str| -> Option<u64> {
         let part = counts.split(';').map(str::trim).find_map(|p| p.strip_suffix(what))?;
         part.trim().parse().ok()
     };
-    Some(Tally { passed: count("passed")?, failed: count("failed")?, skipped: count("ignored")? })
+    let (passed, failed, skipped) = (count("passed")?, count("failed")?, count("ignored")?);
+    Some(Tally { passed, failed, skipped, ..Tally::default() })
 }
 
 /// Says loudly that something cannot be tested here, and what would change that.
@@ -40,6 +65,9 @@ pub fn skip(why: &str, remedy: &str) -> Tally {
     eprintln!("********          {remedy}");
     Tally { skipped: 1, ..Tally::default() }
 }
+
+/// How many lines of a part's failures are said again in the end.
+const SAID: usize = 60;
 
 /// Results of the parts so far.
 pub struct Report {
@@ -57,7 +85,8 @@ impl Report {
     pub fn add(&mut self, part: &str, outcome: Result<Tally>) {
         let mut tally = outcome.unwrap_or_else(|e| {
             eprintln!("error: {e}");
-            Tally { failed: 1, ..Tally::default() }
+            let said = e.to_string().lines().map(String::from).collect();
+            Tally { failed: 1, said, ..Tally::default() }
         });
         let mut why = Vec::new();
         if tally.failed > 0 {
@@ -69,6 +98,8 @@ impl Report {
         }
         if !why.is_empty() {
             self.failed_parts.push(format!("  {part}: {}", why.join(", ")));
+            let said = std::mem::take(&mut tally.said);
+            self.failed_parts.extend(said.iter().take(SAID).map(|line| format!("    {line}")));
         }
         self.total += tally;
     }
@@ -77,7 +108,7 @@ impl Report {
         self.total.failed > 0
     }
 
-    /// Which parts failed, a line each.
+    /// Which parts failed and what they said: nobody should have to look for it in all of the output.
     pub fn failures(&self) -> String {
         if self.failed_parts.is_empty() {
             return "no part failed".into();
@@ -87,7 +118,7 @@ impl Report {
 
     /// `12 passed, 0 failed`, and `, 1 skipped` if anything was.
     pub fn closing_line(&self) -> String {
-        let Tally { passed, failed, skipped } = self.total;
+        let Tally { passed, failed, skipped, .. } = self.total;
         let skipped = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
         format!("{passed} passed, {failed} failed{skipped}")
     }
@@ -98,13 +129,29 @@ mod tests {
     use super::*;
     use crate::error::Error;
 
+    fn tally(passed: u64, failed: u64, skipped: u64) -> Tally {
+        Tally { passed, failed, skipped, said: Vec::new() }
+    }
+
+    #[test]
+    fn what_failed_tests_say_is_kept() {
+        let output = "running 2 tests\ntest a ... ok\ntest b ... FAILED\n\nfailures:\n\n---- b stdout ----\n\
+            thread 'b' panicked at c.rs:1:2:\nno\n\n\nfailures:\n    b\n\n\
+            test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1s\n\
+            running 0 tests\n";
+        let mut reader = Reader::default();
+        output.lines().for_each(|line| reader.line(line));
+        let said = ["---- b stdout ----", "thread 'b' panicked at c.rs:1:2:", "no", "    b"];
+        assert_eq!(reader.tally, Tally { said: said.map(String::from).into(), ..tally(1, 1, 0) });
+    }
+
     #[test]
     fn result_lines_are_counted() {
         let line =
             "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.00s";
-        assert_eq!(result_line(line), Some(Tally { passed: 12, failed: 0, skipped: 1 }));
+        assert_eq!(result_line(line), Some(tally(12, 0, 1)));
         let line = "test result: FAILED. 7 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.25s";
-        assert_eq!(result_line(line), Some(Tally { passed: 7, failed: 2, skipped: 0 }));
+        assert_eq!(result_line(line), Some(tally(7, 2, 0)));
         for line in
             ["test a::b ... ok", "running 3 tests", "", "test result: odd", "x test result: ok. 1 passed"]
         {
@@ -115,9 +162,9 @@ mod tests {
     #[test]
     fn the_closing_line_mentions_what_was_skipped() {
         let mut report = Report::new(false);
-        report.add("a", Ok(Tally { passed: 11, failed: 0, skipped: 0 }));
+        report.add("a", Ok(tally(11, 0, 0)));
         assert_eq!(report.closing_line(), "11 passed, 0 failed");
-        report.add("b", Ok(Tally { passed: 1, failed: 0, skipped: 1 }));
+        report.add("b", Ok(tally(1, 0, 1)));
         assert_eq!(report.closing_line(), "12 passed, 0 failed, 1 skipped");
         assert!(!report.failed());
     }
@@ -128,14 +175,14 @@ mod tests {
         report.add("a", Ok(Tally::ONE));
         report.add("b", Err(Error::Failed("no".into())));
         assert!(report.failed());
-        assert_eq!(report.failures(), "failed parts:\n  b: 1 failed");
+        assert_eq!(report.failures(), "failed parts:\n  b: 1 failed\n    no");
         assert_eq!(report.closing_line(), "1 passed, 1 failed");
     }
 
     #[test]
     fn a_skip_is_a_failure_when_nothing_may_be_skipped() {
         let mut report = Report::new(true);
-        report.add("a", Ok(Tally { passed: 1, failed: 0, skipped: 1 }));
+        report.add("a", Ok(tally(1, 0, 1)));
         assert!(report.failed());
         assert_eq!(report.closing_line(), "1 passed, 1 failed");
     }
