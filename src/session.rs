@@ -147,17 +147,18 @@ impl Session {
         }
     }
 
-    /// Appends `tokens`, at most as many as the backend takes at once; on another device if this one is lost.
-    fn append(&mut self, tokens: &[u32], mut out: Logits<'_>) -> Result<()> {
+    /// Appends `tokens`, at most as many as the backend takes at once; on another device if this one is lost. Ends with
+    /// `Interrupted`, having appended none, soon after `cancel` is cancelled.
+    fn append(&mut self, tokens: &[u32], mut out: Logits<'_>, cancel: Option<&CancelToken>) -> Result<()> {
         let again = match &mut out {
             Logits::None => Logits::None,
             Logits::Last(logits) => Logits::Last(logits),
             Logits::All(logits) => Logits::All(logits),
         };
-        match self.devices.forward(tokens, self.tokens.len(), again) {
+        match self.devices.forward(tokens, self.tokens.len(), again, cancel) {
             Err(e @ (Error::Device(_) | Error::Memory(_))) => {
                 self.flee(e)?;
-                self.devices.forward(tokens, self.tokens.len(), out)?;
+                self.devices.forward(tokens, self.tokens.len(), out, cancel)?;
             }
             result => result?,
         }
@@ -166,9 +167,9 @@ impl Session {
     }
 
     /// [`Session::append`] with the logits of the last token.
-    fn append_last(&mut self, tokens: &[u32]) -> Result<()> {
+    fn append_last(&mut self, tokens: &[u32], cancel: Option<&CancelToken>) -> Result<()> {
         let mut logits = std::mem::take(&mut self.logits);
-        let result = self.append(tokens, Logits::Last(&mut logits));
+        let result = self.append(tokens, Logits::Last(&mut logits), cancel);
         self.logits = logits;
         result
     }
@@ -200,13 +201,10 @@ impl Session {
             }
             let n = self.make_room(left.len(), Input::Prompt(left.len()))?;
             let (chunk, rest) = left.split_at(n);
-            self.devices.active_mut().heed(Some(cancel));
-            let appended = match rest.is_empty() {
-                true => self.append_last(chunk),
-                false => self.append(chunk, Logits::None),
-            };
-            self.devices.active_mut().heed(None);
-            appended?;
+            match rest.is_empty() {
+                true => self.append_last(chunk, Some(cancel))?,
+                false => self.append(chunk, Logits::None, Some(cancel))?,
+            }
             left = rest;
         }
         progress(tokens.len(), tokens.len());
@@ -228,7 +226,7 @@ impl Session {
             return self.check_logits();
         }
         let began = Instant::now();
-        self.append_last(&[token])?;
+        self.append_last(&[token], None)?;
         self.devices.took(began.elapsed());
         self.check_logits()
     }
@@ -242,7 +240,7 @@ impl Session {
         while done < tokens.len() {
             let n = self.make_room((tokens.len() - done).min(ROWS), Input::Open)?;
             let rows = &mut rows[..n * VOCAB];
-            self.append(&tokens[done..done + n], Logits::All(rows))?;
+            self.append(&tokens[done..done + n], Logits::All(rows), None)?;
             rows.chunks_exact(VOCAB).enumerate().for_each(|(j, row)| each(done + j, row));
             done += n;
         }

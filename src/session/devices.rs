@@ -6,7 +6,7 @@
 use super::event::Switch;
 use super::schedule::{Move, Schedule, Side};
 use super::{Notice, Spare};
-use crate::backend::{Backend, KvRows, Logits};
+use crate::backend::{Backend, CancelToken, KvRows, Logits};
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use crate::error::{Error, Result};
 use crate::trace::Recorder;
@@ -114,9 +114,18 @@ impl Devices {
         self.active.max_tokens()
     }
 
-    /// Appends tokens.
-    pub fn forward(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
-        self.active.forward(tokens, pos, out)
+    /// Appends tokens, or ends with `Interrupted` soon after `cancel` is cancelled.
+    pub fn forward(
+        &mut self,
+        tokens: &[u32],
+        pos: usize,
+        out: Logits<'_>,
+        cancel: Option<&CancelToken>,
+    ) -> Result<()> {
+        self.active.heed(cancel);
+        let result = self.active.forward(tokens, pos, out);
+        self.active.heed(None);
+        result
     }
 
     /// Rewinds.

@@ -214,7 +214,7 @@ impl Session {
         let some = d.begin(&self.tokens, slots.min(self.devices.max_tokens()).saturating_sub(1));
         self.tokens.truncate(len);
         let computed = match some {
-            true => self.append(&d.pass, Logits::All(&mut d.rows[..d.pass.len() * VOCAB])),
+            true => self.append(&d.pass, Logits::All(&mut d.rows[..d.pass.len() * VOCAB]), None),
             false => Ok(()),
         };
         match (some, computed.is_ok()) {

@@ -40,7 +40,7 @@ impl Session {
     /// Appends tokens for which there is room: in a smaller cache than the sequence had before, there may be none.
     fn run(&mut self, tokens: &[u32]) -> Result<()> {
         self.check_room(tokens.len())?;
-        tokens.chunks(self.devices.max_tokens()).try_for_each(|chunk| self.append(chunk, Logits::None))
+        tokens.chunks(self.devices.max_tokens()).try_for_each(|chunk| self.append(chunk, Logits::None, None))
     }
 
     /// Computes the first `len` tokens again from the start, with the evictions among them.
@@ -54,7 +54,7 @@ impl Session {
                 let n = self.devices.max_tokens().min(cut.tokens - at);
                 self.check_room(n)?;
                 self.observe(n, cut.tokens - at)?;
-                self.append(&tokens[at..at + n], Logits::None)?;
+                self.append(&tokens[at..at + n], Logits::None, None)?;
             }
             self.cut(cut.kept)?;
         }

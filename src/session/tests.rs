@@ -417,6 +417,21 @@ fn what_is_computed_ahead_is_given_up_for_anything_else() {
 }
 
 #[test]
+fn a_prompt_whose_device_is_lost_still_stops_when_asked() {
+    let cancel = CancelToken::default();
+    let asked = cancel.clone();
+    let lost = Fake::new("gpu", 100, 16).mortal(&Arc::new(AtomicUsize::new(1)));
+    let spare = move || {
+        asked.cancel();
+        Ok(Box::new(Fake::new("cpu", 100, 16)) as Box<dyn Backend>)
+    };
+    let mut session = Session::new(Box::new(lost)).with_spare(Box::new(spare), |_| {});
+    assert!(matches!(session.prefill(&tokens(40), &cancel), Err(Error::Interrupted)));
+    // What was computed before is computed again, or it would be lost with the device.
+    assert_eq!((session.position(), session.slots(), session.backend().name().as_str()), (16, 16, "cpu"));
+}
+
+#[test]
 fn a_cancelled_prompt_leaves_what_was_computed() {
     let mut session = alone(100, Eviction::NEVER);
     let cancel = CancelToken::default();
