@@ -104,10 +104,23 @@ fn fail(message: &str) -> ! {
     process::exit(0)
 }
 
-/// A name under `models/` wins over a path relative to the project.
+/// A name under `models/` wins over a path relative to the project. A directory without `config.json` stands for its
+/// only GGUF file.
 fn model_place(root: &Path, name: &str) -> PathBuf {
     let bundled = root.join("models").join(name);
-    if !name.is_empty() && bundled.join("config.json").is_file() { bundled } else { root.join(name) }
+    if !name.is_empty() && bundled.join("config.json").is_file() {
+        return bundled;
+    }
+    let place = root.join(name);
+    if place.join("config.json").exists() {
+        return place;
+    }
+    let entries = fs::read_dir(&place).into_iter().flatten().flatten().map(|e| e.path());
+    let mut files = entries.filter(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")));
+    match (files.next(), files.next()) {
+        (Some(only), None) => only,
+        _ => place,
+    }
 }
 
 /// The text of `dims.rs`.
