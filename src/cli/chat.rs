@@ -22,6 +22,7 @@ use crate::weights::ModelPath;
 use clap::Args;
 use command::Next;
 use input::{Input, Typed};
+use serde_json::json;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -70,7 +71,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         sampler: args.sampler.resolve()?,
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
-        logprobs: args.output.logprobs()?,
+        logprobs: args.output.logprobs(args.output.is_jsonl())?,
         progress: if args.output.quiet { |_, _| {} } else { prompt_progress },
         ..GenerateOptions::default()
     };
@@ -218,8 +219,11 @@ impl Chat<'_> {
         if need > have && !evicts && !self.args.single_turn {
             self.conversation.forget_question();
             self.take_back(question);
-            if self.args.output.format == Format::Text {
-                put("\n")?;
+            match self.args.output.format {
+                Format::Text => put("\n")?,
+                Format::Jsonl => {
+                    put(&format!("{}\n", json!({"t": "unanswered", "needed": need, "slots": have})))?
+                }
             }
             eprintln!(
                 "{}",

@@ -101,6 +101,11 @@ fn a_message_that_did_not_fit_is_asked_again() {
         &said.err,
         &["the message needs ", " of 48 slots", "/retry", "--eviction-policy", "--max-seq-len"],
     );
+    // Whoever reads JSON lines is told there.
+    let lines = run_with(&[&args[..], &["--format", "jsonl"]].concat(), &format!("{FOX}And then?\n")).out;
+    let last: Value = serde_json::from_str(lines.lines().last().expect("lines")).expect("JSON");
+    assert_eq!((&last["t"], &last["slots"]), (&"unanswered".into(), &48.into()), "{last}");
+    assert!(last["needed"].as_u64() > Some(48), "{last}");
     // What another message was asked after is forgotten.
     let said = run_with(&args, &format!("{FOX}And then?\n/reset\nHi\n/retry\n"));
     let answers: Vec<&str> = said.out.lines().collect();
