@@ -41,7 +41,7 @@ mod xtc;
 
 #[cfg(feature = "grammar")]
 pub use grammar::Grammar;
-pub use logprobs::{Logprob, Logprobs, MAX_LOGPROBS};
+pub use logprobs::{Logprob, Logprobs, MAX_LOGPROBS, TokenLogprobs};
 pub use options::{DryOptions, SamplerOptions, XtcOptions};
 pub use penalties::penalise;
 pub use rng::Rng;

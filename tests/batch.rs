@@ -50,13 +50,19 @@ fn items() -> Vec<BatchItem> {
     items[1].options.stop = vec!["park".into(), ".".into()];
     items[8].options.stop = vec!["\n".into()];
     items[7].options.ignore_eos = true;
+    items[4].options.logprobs = Some(3);
     items
 }
 
 fn alone(engine: &Engine, index: usize, item: &BatchItem) -> BatchAnswer {
     let mut stream = engine.generate_stream(&item.prompt, &item.options).unwrap();
-    let text = stream.by_ref().map(|piece| piece.unwrap()).collect();
-    BatchAnswer { index, text, tokens: stream.timing().tokens, stop: stream.stop_reason().unwrap() }
+    let (mut text, mut logprobs) = (String::new(), Vec::new());
+    while let Some(piece) = stream.next() {
+        text += &piece.unwrap();
+        logprobs.extend(stream.logprobs().cloned());
+    }
+    let (tokens, stop) = (stream.timing().tokens, stream.stop_reason().unwrap());
+    BatchAnswer { index, text, tokens, logprobs, stop }
 }
 
 fn together(engine: &Engine, items: &[BatchItem]) -> Vec<BatchAnswer> {

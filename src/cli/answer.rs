@@ -4,10 +4,11 @@ use super::args::Format;
 use super::terminal::put;
 use crate::engine::{Timing, TokenStream};
 use crate::error::Result;
-use crate::sampler::Logprob;
+use crate::sampler::{Logprob, TokenLogprobs};
 use crate::session::{Drafts, Session, StopReason};
+use crate::tokenizer::Tokenizer;
 use crate::trace::digest;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Prints the pieces as they come; `each` gets the token and its piece.
@@ -28,17 +29,21 @@ pub(super) fn show(
     Ok(())
 }
 
-/// The line of `--format jsonl` for one piece. Texts of single tokens have U+FFFD for parts of characters; the
-/// logarithm of no probability at all is null.
+/// The line of `--format jsonl` for one piece.
 fn token_line(stream: &TokenStream<'_>, piece: &str) -> String {
     let mut line = json!({"t": "token", "id": stream.last_token(), "text": piece});
     if let Some(logprobs) = stream.logprobs() {
-        let pieces = stream.tokenizer().pieces();
-        let entry = |p: Logprob| json!({"id": p.id, "text": pieces.text(p.id), "logprob": p.logprob});
-        let top: Vec<_> = logprobs.top().iter().copied().map(entry).collect();
-        line["logprobs"] = json!({"chosen": entry(logprobs.chosen()), "top": top});
+        line["logprobs"] = logprobs_json(stream.tokenizer(), logprobs);
     }
     format!("{line}\n")
+}
+
+/// What the model held of one token. Texts of single tokens have U+FFFD for parts of characters; the logarithm of no
+/// probability at all is null.
+pub(super) fn logprobs_json(tokenizer: &Tokenizer, of: &TokenLogprobs) -> Value {
+    let entry =
+        |p: &Logprob| json!({"id": p.id, "text": tokenizer.pieces().text(p.id), "logprob": p.logprob});
+    json!({"chosen": entry(&of.chosen), "top": of.top.iter().map(entry).collect::<Vec<_>>()})
 }
 
 /// What one generation took.

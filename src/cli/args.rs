@@ -279,16 +279,19 @@ pub(super) struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// Checks `--logprobs`.
-    pub fn logprobs(&self) -> Result<Option<usize>> {
+    /// Checks `--logprobs`, for which the output must be JSON `lines`.
+    pub fn logprobs(&self, lines: bool) -> Result<Option<usize>> {
         let Some(n) = self.logprobs else { return Ok(None) };
         Logprobs::check(n)?;
-        match self.format {
-            Format::Jsonl => Ok(Some(n)),
-            Format::Text => {
-                Err(Error::Usage(format!("--logprobs {n}: is part of JSON lines; add --format jsonl")))
-            }
+        match lines {
+            true => Ok(Some(n)),
+            false => Err(Error::Usage(format!("--logprobs {n}: is part of JSON lines; add --format jsonl"))),
         }
+    }
+
+    /// Whether the output is JSON lines.
+    pub fn is_jsonl(&self) -> bool {
+        self.format == Format::Jsonl
     }
 }
 
@@ -315,7 +318,7 @@ impl GenerateArgs {
             sampler: self.sampler.resolve()?,
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
-            logprobs: self.output.logprobs()?,
+            logprobs: self.output.logprobs(self.output.is_jsonl() || self.prompts.prompts.is_some())?,
             progress: if self.output.quiet { |_, _| {} } else { prompt_progress },
             ..GenerateOptions::default()
         })

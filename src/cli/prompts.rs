@@ -1,5 +1,6 @@
 //! `generate --prompts`: many prompts from a file, completed together, one JSON line each.
 
+use super::answer::logprobs_json;
 use super::args::{GenerateArgs, token_limit};
 use super::generate::text_of;
 use super::signal;
@@ -9,6 +10,7 @@ use crate::engine::{BatchItem, Engine, GenerateOptions};
 use crate::error::{Error, Result};
 use crate::kv::eviction::Policy;
 use crate::plan::{self, Plan};
+use crate::sampler::Logprobs;
 use crate::session::StopReason;
 use clap::Args;
 use serde::Deserialize;
@@ -25,7 +27,7 @@ pub(super) struct PromptsArgs {
     /// Complete many prompts together; - is stdin. Each line is a JSON string, or an object with "prompt" and settings
     /// of its own, e.g. {"prompt":"Hi","max_tokens":9,"temperature":0,"stop":"."}. For each, a line comes on stdout as
     /// soon as it is complete: {"index":0,"text":"…","tokens":9,"stop":"length"}
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "session", "trace", "logprobs"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "session", "trace"])]
     pub prompts: Option<PathBuf>,
     /// Prompts that are decoded together, each in a cache of --max-seq-len slots; on other backends than the CPU's and
     /// where slots are evicted, they are completed one after another
@@ -51,6 +53,7 @@ struct Line {
     seed: Option<u64>,
     stop: Option<Stop>,
     ignore_eos: Option<bool>,
+    logprobs: Option<usize>,
 }
 
 /// One stop string, or some.
@@ -81,6 +84,10 @@ impl Line {
         set(&mut sampler.frequency_penalty, self.frequency_penalty);
         set(&mut sampler.seed, self.seed);
         set(&mut options.ignore_eos, self.ignore_eos);
+        if let Some(n) = self.logprobs {
+            Logprobs::check(n)?;
+            options.logprobs = Some(n);
+        }
         set(&mut options.max_tokens, self.max_tokens.map(token_limit).transpose()?);
         let stop = self.stop.map(|stop| match stop {
             Stop::One(text) => vec![text],
@@ -154,7 +161,11 @@ pub(super) fn run(args: &GenerateArgs, file: &Path) -> Result<()> {
         };
         tokens += a.tokens;
         interrupted |= a.stop == StopReason::Interrupt;
-        let line = json!({"index": a.index, "text": a.text, "tokens": a.tokens, "stop": a.stop.name()});
+        let mut line = json!({"index": a.index, "text": a.text, "tokens": a.tokens, "stop": a.stop.name()});
+        if items[a.index].options.logprobs.is_some() {
+            let of = |token| logprobs_json(engine.tokenizer(), token);
+            line["logprobs"] = a.logprobs.iter().map(of).collect();
+        }
         put(&format!("{line}\n"))?;
     }
     if !quiet {
@@ -216,6 +227,7 @@ mod tests {
             ("{\"prompt\":\"a\",\"top_p\":2}", "top-p"),
             ("{\"prompt\":\"a\",\"seed\":-1}", "invalid value"),
             ("{\"prompt\":\"a\",\"stop\":[1]}", "did not match"),
+            ("{\"prompt\":\"a\",\"logprobs\":1001}", "--logprobs 1001"),
             (&deep, "column"),
         ] {
             let e = read(&format!("\"fine\"\n{line}\n")).expect_err(line);

@@ -7,6 +7,7 @@ use crate::cpu::CpuBatch;
 use crate::dims::VOCAB;
 use crate::error::{Error, Result};
 use crate::kv::eviction::Policy;
+use crate::sampler::TokenLogprobs;
 use crate::session::{Session, StopReason, check_logits};
 use std::collections::VecDeque;
 
@@ -15,12 +16,12 @@ use std::collections::VecDeque;
 pub struct BatchItem {
     /// The prompt.
     pub prompt: String,
-    /// What to generate. [`GenerateOptions::logprobs`] is not looked at.
+    /// What to generate.
     pub options: GenerateOptions,
 }
 
 /// What became of one prompt.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct BatchAnswer {
     /// Which one: its place among the items, from 0.
     pub index: usize,
@@ -28,8 +29,17 @@ pub struct BatchAnswer {
     pub text: String,
     /// Tokens of it, a final end-of-sequence token included.
     pub tokens: usize,
+    /// What the model held of each of them, where [`GenerateOptions::logprobs`] asks for it.
+    pub logprobs: Vec<TokenLogprobs>,
     /// Why it ended.
     pub stop: StopReason,
+}
+
+impl BatchAnswer {
+    /// Nothing yet.
+    fn new(index: usize) -> Self {
+        Self { index, text: String::new(), tokens: 0, logprobs: Vec::new(), stop: StopReason::Length }
+    }
 }
 
 impl EngineOptions {
@@ -167,6 +177,7 @@ impl Seat<'_> {
         let token = self.writer.sample(logits, &self.tokens)?;
         self.tokens.push(token);
         self.answer.tokens += 1;
+        self.answer.logprobs.extend(self.writer.logprobs().cloned());
         let (text, end) = self.writer.push(token, || len == capacity);
         self.answer.text += &text;
         if let Some(end) = end {
@@ -280,13 +291,9 @@ impl<'a> Batch<'a> {
             let free = together.seats.iter().position(Option::is_none);
             match (free, self.waiting.pop_front()) {
                 (Some(sequence), Some((index, tokens))) => {
-                    let options = &self.items[index].options;
-                    let options = GenerateOptions { logprobs: None, ..options.clone() };
-                    let answer =
-                        BatchAnswer { index, text: String::new(), tokens: 0, stop: StopReason::Length };
-                    match Writer::new(self.engine, &options) {
+                    match Writer::new(self.engine, &self.items[index].options) {
                         Ok(writer) => {
-                            let seat = Seat { writer, tokens, answer };
+                            let seat = Seat { writer, tokens, answer: BatchAnswer::new(index) };
                             together.begin(sequence, seat, capacity, &mut self.complete)?;
                         }
                         Err(e) => self.complete.push_back(Err(named(index, e))),
@@ -311,11 +318,15 @@ fn in_turn(
     options: &GenerateOptions,
 ) -> Result<BatchAnswer> {
     session.clear();
-    let options = GenerateOptions { logprobs: None, ..options.clone() };
-    let mut stream = engine.stream(session, prompt, &options)?;
-    let text = stream.by_ref().collect::<Result<String>>()?;
-    let stop = stream.stop_reason().unwrap_or(StopReason::Interrupt);
-    Ok(BatchAnswer { index, text, tokens: stream.timing().tokens, stop })
+    let mut stream = engine.stream(session, prompt, options)?;
+    let mut answer = BatchAnswer::new(index);
+    while let Some(piece) = stream.next() {
+        answer.text += &piece?;
+        answer.logprobs.extend(stream.logprobs().cloned());
+    }
+    answer.tokens = stream.timing().tokens;
+    answer.stop = stream.stop_reason().unwrap_or(StopReason::Interrupt);
+    Ok(answer)
 }
 
 impl Iterator for Batch<'_> {

@@ -3,7 +3,7 @@
 use super::{Engine, GenerateOptions};
 use crate::dims::VOCAB;
 use crate::error::{Error, Result};
-use crate::sampler::{Logprobs, Sampler};
+use crate::sampler::{Logprobs, Sampler, TokenLogprobs};
 use crate::session::{CancelToken, Session, StopReason};
 use crate::tokenizer::{StopStrings, TextState, TextStream, Tokenizer};
 use serde::{Deserialize, Serialize};
@@ -156,6 +156,11 @@ impl<'a> Writer<'a> {
             logprobs.take(logits, token);
         }
         Ok(token)
+    }
+
+    /// What the model held of the token that was sampled last, where the options ask for it.
+    pub(super) fn logprobs(&self) -> Option<&TokenLogprobs> {
+        self.logprobs.as_ref().map(Logprobs::last)
     }
 
     /// Adds a sampled token to the text: what may be shown, and how the text ends if it does. `is_full` says that no
@@ -316,8 +321,8 @@ impl<'a> TokenStream<'a> {
 
     /// What the model held of the token that the last piece came from, and of the most probable ones, where
     /// [`GenerateOptions::logprobs`] asks for it.
-    pub fn logprobs(&self) -> Option<&Logprobs> {
-        self.last_token.and(self.writer.logprobs.as_ref())
+    pub fn logprobs(&self) -> Option<&TokenLogprobs> {
+        self.last_token.and(self.writer.logprobs())
     }
 
     /// The tokenizer that makes the text.

@@ -15,13 +15,21 @@ pub struct Logprob {
     pub logprob: f64,
 }
 
-/// The chosen token and the most probable ones. All memory is allocated at construction.
+/// What the model held of one token of a text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// The token that was chosen.
+    pub chosen: Logprob,
+    /// The most probable tokens, best first, the lower id first of equals.
+    pub top: Vec<Logprob>,
+}
+
+/// Measures one token after another. All memory is allocated at construction.
 #[derive(Debug, Clone)]
 pub struct Logprobs {
     count: usize,
     ranking: Ranking,
-    chosen: Logprob,
-    top: Vec<Logprob>,
+    last: TokenLogprobs,
 }
 
 impl Logprobs {
@@ -34,7 +42,8 @@ impl Logprobs {
         Self::check(count)?;
         let count = count.min(vocab);
         let chosen = Logprob { id: 0, logprob: f64::NEG_INFINITY };
-        Ok(Self { count, ranking: Ranking::new(count, vocab), chosen, top: Vec::with_capacity(count) })
+        let last = TokenLogprobs { chosen, top: Vec::with_capacity(count) };
+        Ok(Self { count, ranking: Ranking::new(count, vocab), last })
     }
 
     /// Refuses a count above [`MAX_LOGPROBS`].
@@ -53,21 +62,16 @@ impl Logprobs {
             let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
             Logprob { id, logprob: f64::from(logit) - total }
         };
-        self.chosen = of(chosen, logits.get(chosen as usize).copied().unwrap_or(f32::NEG_INFINITY));
-        self.top.clear();
+        self.last.chosen = of(chosen, logits.get(chosen as usize).copied().unwrap_or(f32::NEG_INFINITY));
+        self.last.top.clear();
         if self.count > 0 {
             self.ranking.select(logits, self.count);
-            self.top.extend(self.ranking.best.iter().map(|&(id, logit)| of(id, logit)));
+            self.last.top.extend(self.ranking.best.iter().map(|&(id, logit)| of(id, logit)));
         }
     }
 
-    /// The token that was chosen.
-    pub fn chosen(&self) -> Logprob {
-        self.chosen
-    }
-
-    /// The most probable tokens, best first, the lower id first of equals.
-    pub fn top(&self) -> &[Logprob] {
-        &self.top
+    /// Of the token that was taken last.
+    pub fn last(&self) -> &TokenLogprobs {
+        &self.last
     }
 }

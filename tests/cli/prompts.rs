@@ -43,6 +43,33 @@ fn each_line_is_what_its_prompt_alone_gives() {
 }
 
 #[test]
+fn logprobs_are_those_of_each_prompt_alone() {
+    let temp = Temp::new();
+    let file = temp.write("prompts.jsonl", "{\"prompt\":\"Tom\",\"logprobs\":2}\n\"Lily\"\n");
+    let args = ["generate", "-n", "3", "--seed", "3"];
+    let alone = |prompt, n| {
+        let lines = text(&[&args[..], &["-p", prompt, "--format", "jsonl", "--logprobs", n]].concat());
+        answers(&lines)
+            .iter()
+            .filter(|l| l["t"] == "token")
+            .map(|l| l["logprobs"].clone())
+            .collect::<Vec<_>>()
+    };
+    for batch in ["1", "2"] {
+        let of = |more: &[&str]| {
+            let mut found =
+                answers(&text(&[&args[..], &["--prompts", &file, "--batch", batch], more].concat()));
+            found.sort_by_key(|a| a["index"].as_u64());
+            found
+        };
+        let found = of(&["--logprobs", "1"]);
+        assert_eq!(found[0]["logprobs"], json!(alone("Tom", "2")));
+        assert_eq!(found[1]["logprobs"], json!(alone("Lily", "1")));
+        assert!(of(&[])[1].get("logprobs").is_none());
+    }
+}
+
+#[test]
 fn what_is_wrong_with_a_line_is_one_line() {
     let temp = Temp::new();
     for (text, words) in [

@@ -20,13 +20,13 @@ fn logprobs_are_those_of_the_softmax_in_order() {
             let mut logprobs = Logprobs::new(count, vocab).expect("a count");
             logprobs.take(&logits, chosen);
             let close = |p: &Logprob| (p.logprob - want[p.id as usize]).abs() < 1e-6;
-            assert!(logprobs.chosen().id == chosen && close(&logprobs.chosen()));
+            assert!(logprobs.last().chosen.id == chosen && close(&logprobs.last().chosen));
             let mut ids: Vec<u32> = (0..vocab as u32).collect();
             ids.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
             ids.truncate(count);
-            assert_eq!(logprobs.top().iter().map(|p| p.id).collect::<Vec<_>>(), ids);
-            assert!(logprobs.top().iter().all(close));
-            let sum: f64 = logprobs.top().iter().map(|p| libm::exp(p.logprob)).sum();
+            assert_eq!(logprobs.last().top.iter().map(|p| p.id).collect::<Vec<_>>(), ids);
+            assert!(logprobs.last().top.iter().all(close));
+            let sum: f64 = logprobs.last().top.iter().map(|p| libm::exp(p.logprob)).sum();
             assert!(sum < 1.0 + 1e-6, "{sum}");
             assert!(count < vocab || (sum - 1.0).abs() < 1e-6, "{sum}");
         }
@@ -39,7 +39,10 @@ fn strange_logits_have_logprobs() {
     let of = |logits: &[f32], chosen: u32| {
         let mut logprobs = Logprobs::new(3, logits.len()).expect("a count");
         logprobs.take(logits, chosen);
-        (logprobs.chosen().logprob, logprobs.top().iter().map(|p| (p.id, p.logprob)).collect::<Vec<_>>())
+        (
+            logprobs.last().chosen.logprob,
+            logprobs.last().top.iter().map(|p| (p.id, p.logprob)).collect::<Vec<_>>(),
+        )
     };
     let none = f64::NEG_INFINITY;
     assert_eq!(of(&[f32::NAN, -inf], 0), (none, vec![]));
