@@ -53,6 +53,22 @@ impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
         let floats = matches!(self, Matrix::Dense { .. });
         Reads { floats, blocks: !floats }
     }
+
+    /// Writes one row's values, exactly, into `x` of `COLS`.
+    ///
+    /// # Panics
+    ///
+    /// There is no such row, or `x` has another length.
+    pub fn row(&self, row: usize, x: &mut [f32]) {
+        match self {
+            Matrix::Q4(packed) => packed.row(row, x),
+            Matrix::Native(native) => native.row(row, x),
+            Matrix::Dense { dtype, data } => {
+                let bytes = &data.bytes()[row * COLS * dtype.size()..][..COLS * dtype.size()];
+                dtype.widen_all(bytes, x);
+            }
+        }
+    }
 }
 
 /// In which forms matrices read activations.
@@ -72,28 +88,12 @@ impl BitOr for Reads {
     }
 }
 
-/// The embedding matrix: `[VOCAB][DIM]` as stored, elements or blocks.
-pub struct Embedding {
-    block: BlockType,
-    data: Plane,
-}
-
-impl Embedding {
-    /// How its values are stored.
-    pub fn block(&self) -> BlockType {
-        self.block
-    }
-
-    /// Writes one token's row, exactly, into `x` of `DIM` values.
-    ///
-    /// # Panics
-    ///
-    /// There is no such token, or `x` has another length.
-    pub fn row(&self, token: usize, x: &mut [f32]) {
-        let len = weight_type::row_bytes(self.block, DIM);
-        let row = &self.data.bytes()[token * len..][..len];
-        decode(self.block, row, x);
-    }
+/// The embedding matrix: `[VOCAB][DIM]`.
+enum Embedding {
+    /// As stored, elements or blocks.
+    Rows { block: BlockType, data: Plane },
+    /// The rows of the output projection.
+    Head,
 }
 
 /// One transformer block. Biases and norms that the model lacks are empty.
@@ -125,8 +125,7 @@ impl Layer {
 
 /// All weights of the baked model.
 pub struct Weights {
-    /// Token embeddings.
-    pub embed: Embedding,
+    embed: Embedding,
     /// Transformer blocks.
     pub layers: Vec<Layer>,
     /// Final norm.
@@ -158,6 +157,8 @@ pub(crate) enum Loaded {
         data: Plane,
     },
     Vector(Vec<f32>),
+    /// [`Form::Head`]
+    Head,
 }
 
 /// How loading is told of.
@@ -191,6 +192,21 @@ impl Weights {
             )));
         }
         pack::read(packed)
+    }
+
+    /// Writes a token's embedding, exactly, into `x` of `DIM` values.
+    ///
+    /// # Panics
+    ///
+    /// There is no such token, or `x` has another length.
+    pub fn embed(&self, token: usize, x: &mut [f32]) {
+        match &self.embed {
+            Embedding::Head => self.head.row(token, x),
+            Embedding::Rows { block, data } => {
+                let len = weight_type::row_bytes(*block, DIM);
+                decode(*block, &data.bytes()[token * len..][..len], x);
+            }
+        }
     }
 
     fn from_checkpoint(checkpoint: &Checkpoint, options: &LoadOptions<'_>) -> Result<Self> {
@@ -252,28 +268,25 @@ impl Assembly {
     }
 
     pub fn assemble(mut self, fingerprint: String) -> Result<Weights> {
-        let embed = match self.loaded.remove(EMBED) {
+        let bytes = |t: &Loaded| match t {
+            Loaded::Q4 { quants, scales } | Loaded::Native { quants, scales, .. } => {
+                quants.bytes().len() + scales.bytes().len()
+            }
+            Loaded::Rows { data, .. } => data.bytes().len(),
+            Loaded::Vector(v) => 4 * v.len(),
+            Loaded::Head => 0,
+        };
+        let (embed, row) = match self.loaded.remove(EMBED) {
             Some(Loaded::Rows { block, data })
                 if DIM.is_multiple_of(block.values())
                     && data.bytes().len() == VOCAB * weight_type::row_bytes(block, DIM) =>
             {
-                Embedding { block, data }
+                (Embedding::Rows { block, data }, weight_type::row_bytes(block, DIM))
             }
+            Some(Loaded::Head) if TIED => (Embedding::Head, self.loaded.get(HEAD).map_or(0, bytes) / VOCAB),
             _ => return Err(Error::model(&self.file, format!("tensor {EMBED} is not {VOCAB} x {DIM}"))),
         };
-        let row = weight_type::row_bytes(embed.block, DIM);
-        let bytes_per_token = row
-            + self
-                .loaded
-                .values()
-                .map(|t| match t {
-                    Loaded::Q4 { quants, scales } | Loaded::Native { quants, scales, .. } => {
-                        quants.bytes().len() + scales.bytes().len()
-                    }
-                    Loaded::Rows { data, .. } => data.bytes().len(),
-                    Loaded::Vector(v) => 4 * v.len(),
-                })
-                .sum::<usize>();
+        let bytes_per_token = row + self.loaded.values().map(bytes).sum::<usize>();
         let layers = (0..LAYERS).map(|l| self.layer(l)).collect::<Result<_>>()?;
         let (norm, head) = (self.vector("model.norm.weight")?, self.matrix(HEAD)?);
         let weight_type = self.weight_type;

@@ -16,6 +16,7 @@ use antigravity::cpu::simd::Isa;
 use antigravity::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::*;
 use antigravity::kv::{KvType, KvTypes};
+use antigravity::quant::gguf::decode;
 use antigravity::weights::source::Source;
 use antigravity::weights::source::gguf::Gguf;
 use antigravity::weights::source::gguf::block::BlockType;
@@ -106,7 +107,17 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
         File::of(&source, |_| block).write(&path);
         let exact = logits(load(&path, WeightType::F32, 2).unwrap());
         let weights = load(&path, WeightType::Auto, 2).unwrap();
-        assert_eq!((weights.weight_type, weights.embed.block()), (WeightType::Native, block));
+        assert_eq!(weights.weight_type, WeightType::Native);
+        let embeddings = Checkpoint::open(&path).unwrap().find(&table()[0]).unwrap();
+        let embedded = |weights: &Weights| {
+            [0, VOCAB / 2, VOCAB - 1].iter().all(|&token| {
+                let (mut found, mut want) = ([0.0; DIM], [0.0; DIM]);
+                weights.embed(token, &mut found);
+                decode(block, embeddings.row(token), &mut want);
+                found.map(f32::to_bits) == want.map(f32::to_bits)
+            })
+        };
+        assert!(embedded(&weights), "{block:?}: embeddings as they are stored");
         let (bytes, matrices) = (weights.bytes_per_token, kinds(&weights));
         let native = logits(weights);
         let (most, rms) = error(&native, &exact);
@@ -128,6 +139,9 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
         assert_eq!(opened.path(), path, "of other weights it is not");
         let mapped = load(&path, WeightType::Auto, 2).unwrap();
         assert_eq!((mapped.bytes_per_token, kinds(&mapped)), (bytes, block));
+        assert!(embedded(&mapped), "{block:?}: embeddings of the packed file");
+        // What the head has is not there twice.
+        assert_eq!(Source::open(&packed).unwrap().get(EMBED).is_none(), TIED);
         assert!(logits(mapped) == native, "{block:?} from the packed file");
         let alone = load(&packed, WeightType::Auto, 2).unwrap();
         assert_eq!(alone.weight_type, WeightType::Native);

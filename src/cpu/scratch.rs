@@ -159,7 +159,7 @@ impl Scratch {
     pub(super) fn embed(&mut self, weights: &Weights, rows: &Rows<'_>, frequencies: &[f64]) {
         for (t, x) in self.x.chunks_exact_mut(DIM).take(rows.count()).enumerate() {
             let (token, pos) = rows.token(t);
-            weights.embed.row(token as usize, x);
+            weights.embed(token as usize, x);
             let angles = t * (HEAD_DIM / 2)..(t + 1) * (HEAD_DIM / 2);
             let (cos, sin) = (&mut self.cos[angles.clone()], &mut self.sin[angles]);
             crate::rope::angles(pos, frequencies, cos, sin);

@@ -106,7 +106,7 @@ impl Scratch {
         let rows = self.host[HEADER..].chunks_exact_mut(STATE_ROW);
         for (t, (&token, row)) in tokens.iter().zip(rows).enumerate() {
             let (x, angles) = row.split_at_mut(DIM);
-            weights.embed.row(token as usize, x);
+            weights.embed(token as usize, x);
             let (cos, sin) = angles.split_at_mut(HEAD_DIM / 2);
             crate::rope::angles(pos + t, frequencies, cos, sin);
         }

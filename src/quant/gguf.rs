@@ -24,9 +24,9 @@ pub fn decode(block: BlockType, bytes: &[u8], values: &mut [f32]) {
     let blocks = bytes.len() / block.bytes();
     assert_eq!((blocks * block.bytes(), blocks * block.values()), (bytes.len(), values.len()), "{block:?}");
     match block {
-        BlockType::F32 => widen(Dtype::F32, bytes, values),
-        BlockType::F16 => widen(Dtype::F16, bytes, values),
-        BlockType::BF16 => widen(Dtype::BF16, bytes, values),
+        BlockType::F32 => Dtype::F32.widen_all(bytes, values),
+        BlockType::F16 => Dtype::F16.widen_all(bytes, values),
+        BlockType::BF16 => Dtype::BF16.widen_all(bytes, values),
         BlockType::Q4_0 => each(bytes, values, simple::q4_0),
         BlockType::Q4_1 => each(bytes, values, simple::q4_1),
         BlockType::Q5_0 => each(bytes, values, simple::q5_0),
@@ -35,20 +35,6 @@ pub fn decode(block: BlockType, bytes: &[u8], values: &mut [f32]) {
         BlockType::Q4_K => each(bytes, values, superblock::q4_k),
         BlockType::Q5_K => each(bytes, values, superblock::q5_k),
         BlockType::Q6_K => each(bytes, values, superblock::q6_k),
-    }
-}
-
-/// Elements, sixteen at a time, since that vectorises; inlined for each type.
-#[inline(always)]
-fn widen(dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
-    const RUN: usize = 16;
-    let (runs, rest) = values.as_chunks_mut::<RUN>();
-    let from = runs.len() * RUN * dtype.size();
-    for (run, stored) in runs.iter_mut().zip(bytes.chunks_exact(RUN * dtype.size())) {
-        *run = dtype.widen(stored);
-    }
-    for (value, stored) in rest.iter_mut().zip(bytes[from..].chunks_exact(dtype.size())) {
-        [*value] = dtype.widen(stored);
     }
 }
 

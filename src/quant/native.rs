@@ -132,6 +132,11 @@ impl Format {
         }
     }
 
+    /// Whether something is added to the products.
+    const fn has_floor(self) -> bool {
+        matches!(self, Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K)
+    }
+
     /// Bytes of the quants and of the scales of one group of rows of `cols` columns, a multiple of the span.
     pub const fn group_bytes(self, cols: usize) -> (usize, usize) {
         (cols / BLOCK * self.quant_bytes(), cols / self.span() * self.scale_bytes())
@@ -255,6 +260,22 @@ impl<const ROWS: usize, const COLS: usize> Native<ROWS, COLS> {
         self.format
     }
 
+    /// Writes one row's values, as the file has them, into `x` of `COLS`.
+    pub fn row(&self, row: usize, x: &mut [f32]) {
+        assert!(row < ROWS && x.len() == COLS);
+        let (group, lane) = (row / GROUP_ROWS, row % GROUP_ROWS);
+        let (quants, scales) = (self.quants(group..group + 1), self.scales(group..group + 1));
+        let blocks = quants.chunks_exact(self.format.quant_bytes());
+        for (b, (quants, x)) in blocks.zip(x.as_chunks_mut::<BLOCK>().0).enumerate() {
+            let (levels, floor) = self.format.scale(scales, lane, b);
+            for (column, x) in x.iter_mut().enumerate() {
+                let product = levels[column / 16] * self.format.quant(quants, lane, column) as f32;
+                // A zero that were added would take the sign of another.
+                *x = if self.format.has_floor() { product + floor } else { product };
+            }
+        }
+    }
+
     /// Says that these bytes of a mapped file are not needed soon; see [`Plane::release`].
     pub fn release(&self) {
         self.quants.release();
@@ -338,6 +359,7 @@ fn put_parts(run: &mut [u8], lane: usize, head: &[u8; 16]) -> bool {
 mod tests {
     use super::*;
     use crate::quant::gguf::decode;
+    use crate::weights::region::AlignedBytes;
 
     /// Bytes without a pattern, of which no f16 is infinite.
     fn bytes(len: usize, seed: u32) -> Vec<u8> {
@@ -351,23 +373,24 @@ mod tests {
 
     #[test]
     fn packed_rows_hold_the_values_of_the_file() {
+        const COLS: usize = 512;
         for format in Format::ALL {
-            let (block, cols) = (format.block(), 512);
-            let (quants, scales) = format.group_bytes(cols);
-            let (mut quants, mut scales) = (vec![0; quants], vec![0; scales]);
-            let stored = |lane| bytes(cols / block.values() * block.bytes(), lane as u32 + 1);
+            let block = format.block();
+            let (quants, scales) = format.group_bytes(COLS);
+            let (mut quants, mut scales) =
+                (AlignedBytes::zeroed(quants).unwrap(), AlignedBytes::zeroed(scales).unwrap());
+            let stored = |lane| bytes(COLS / block.values() * block.bytes(), lane as u32 + 1);
             for lane in 0..GROUP_ROWS {
-                assert!(format.put_row(&mut quants, &mut scales, lane, &stored(lane)), "{format:?}");
+                let planes = (quants.as_mut_slice(), scales.as_mut_slice());
+                assert!(format.put_row(planes.0, planes.1, lane, &stored(lane)), "{format:?}");
             }
-            for lane in 0..GROUP_ROWS {
-                let mut want = vec![0.0; cols];
-                decode(block, &stored(lane), &mut want);
-                for (column, want) in want.into_iter().enumerate() {
-                    let (b, c) = (column / BLOCK, column % BLOCK);
-                    let q = format.quant(&quants[b * format.quant_bytes()..], lane, c) as f32;
-                    let (levels, floor) = format.scale(&scales, lane, b);
-                    assert_eq!(levels[c / 16] * q + floor, want, "{format:?} row {lane} column {column}");
-                }
+            let matrix = Native::<GROUP_ROWS, COLS>::new(format, quants.into_plane(), scales.into_plane());
+            let matrix = matrix.expect("planes of these lengths");
+            for row in 0..GROUP_ROWS {
+                let (mut found, mut want) = ([0.0; COLS], [0.0; COLS]);
+                matrix.row(row, &mut found);
+                decode(block, &stored(row), &mut want);
+                assert_eq!(found.map(f32::to_bits), want.map(f32::to_bits), "{format:?} row {row}");
             }
         }
     }

@@ -10,6 +10,7 @@
 
 use super::{BLOCK, BlockQ4};
 use crate::weights::region::Plane;
+use half::f16;
 use std::ops::Range;
 
 /// Rows in one group.
@@ -42,6 +43,22 @@ impl<const ROWS: usize, const COLS: usize> Packed<ROWS, COLS> {
             && quants.bytes().len() == Self::QUANTS_LEN
             && scales.bytes().len() >= Self::SCALES_LEN;
         fits.then_some(Self { quants, scales })
+    }
+
+    /// Writes one row's values, exactly, into `x` of `COLS`.
+    pub fn row(&self, row: usize, x: &mut [f32]) {
+        assert!(row < ROWS && x.len() == COLS);
+        let (group, lane) = (row / GROUP_ROWS, row % GROUP_ROWS);
+        let (quants, scales) = (self.quants(group..group + 1), self.scales(group..group + 1));
+        let blocks = quants.chunks_exact(QUANT_BYTES).zip(scales.chunks_exact(SCALE_BYTES));
+        for ((quants, scales), x) in blocks.zip(x.as_chunks_mut::<BLOCK>().0) {
+            let d = f16::from_le_bytes([scales[lane * 2], scales[lane * 2 + 1]]).to_f32();
+            for (column, x) in x.iter_mut().enumerate() {
+                let (half, v, k) = (column / 16, column % 16 / 4, column % 4);
+                let nibble = quants[v * 64 + lane * 4 + k] >> (4 * half) & 15;
+                *x = d * (i32::from(nibble) - 8) as f32;
+            }
+        }
     }
 
     /// Says that these bytes of a mapped file are not needed soon; see [`Plane::release`].
@@ -96,7 +113,9 @@ pub fn put_row(quants: &mut [u8], scales: &mut [u8], lane: usize, row: &[u8]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use half::f16;
+    use crate::quant::gguf::decode;
+    use crate::weights::region::AlignedBytes;
+    use crate::weights::source::gguf::block::BlockType;
 
     #[test]
     fn stored_blocks_are_packed_bit_for_bit() {
@@ -125,6 +144,19 @@ mod tests {
                     assert_eq!(nibble, block.nibble(column), "row {lane}, block {b}, column {column}");
                 }
             }
+        }
+        let plane = |bytes: &[u8]| {
+            let mut plane = AlignedBytes::zeroed(bytes.len()).unwrap();
+            plane.as_mut_slice().copy_from_slice(bytes);
+            plane.into_plane()
+        };
+        const COLS: usize = BLOCKS * BLOCK;
+        let matrix = Packed::<GROUP_ROWS, COLS>::new(plane(&quants), plane(&scales)).unwrap();
+        for (i, row) in rows.iter().enumerate() {
+            let (mut found, mut want) = ([0.0; COLS], [0.0; COLS]);
+            matrix.row(i, &mut found);
+            decode(BlockType::Q4_0, row, &mut want);
+            assert_eq!(found.map(f32::to_bits), want.map(f32::to_bits), "row {i}");
         }
         let mut infinite = rows[0].clone();
         infinite[BlockQ4::BYTES..][..2].copy_from_slice(&f16::INFINITY.to_le_bytes());

@@ -23,7 +23,7 @@ pub const WINDOW: usize = 4 << 20;
 
 /// Whether a tensor is converted: its form, or the order of its rows, is not that of the file.
 pub fn is_converted(stored: &Stored, form: Form) -> bool {
-    form != Form::Rows(stored.block) || stored.order != Rows::Plain
+    form != Form::Head && (form != Form::Rows(stored.block) || stored.order != Rows::Plain)
 }
 
 /// Loads one tensor of a checkpoint in the form that `weight_type`, which the checkpoint has settled, gives it.
@@ -42,6 +42,9 @@ pub(super) fn load_one(
     if spec.role == Role::Vector {
         return vector(&stored, spec).map(Loaded::Vector);
     }
+    if form == Form::Head {
+        return Ok(Loaded::Head);
+    }
     if !is_converted(&stored, form) {
         return Ok(Loaded::Rows { block: stored.block, data: stored.data });
     }
@@ -51,6 +54,7 @@ pub(super) fn load_one(
         Form::Q4 => Loaded::Q4 { quants, scales },
         Form::Native(format) => Loaded::Native { format, quants, scales },
         Form::Rows(block) => Loaded::Rows { block, data: quants },
+        Form::Head => unreachable!("invariant: left above"),
     })
 }
 
@@ -192,7 +196,7 @@ fn put_row(
             quants[lane * stored.row_bytes()..][..stored.row_bytes()].copy_from_slice(stored.row(row));
             true
         }
-        (Form::Rows(_), _) => {
+        (Form::Rows(_) | Form::Head, _) => {
             let finite = decoded.set(stored, row, cols);
             quants[lane * decoded.bytes.len()..][..decoded.bytes.len()].copy_from_slice(&decoded.bytes);
             finite

@@ -1,8 +1,8 @@
 //! Writing a checkpoint as a packed file, and mapping such a file.
 //!
 //! A packed file is a safetensors container of flat U8 tensors. A matrix `m` in blocks is `m.quants` and
-//! `m.scales`; one of elements, and the embedding, is `m` as stored; a vector is f32. The metadata have the type
-//! of each that is neither Q4_0 nor a vector. Each is padded to a multiple of 64 bytes, so that every plane of the
+//! `m.scales`; one of elements, and the embedding, is `m` as stored, unless the output projection has its values; a
+//! vector is f32. The metadata have the type of each that is neither Q4_0 nor a vector. Each is padded to a multiple of 64 bytes, so that every plane of the
 //! mapped file is aligned. The metadata hold besides the layout's version, the model's `config.json` (for a GGUF
 //! file, what its header says), what weights were asked for and the source's fingerprint. What a GGUF file says of
 //! tokenizer and chat template comes along as one more tensor, a GGUF file without tensors.
@@ -61,6 +61,7 @@ fn parts(spec: &Spec, form: Form) -> Vec<Part> {
     match form {
         Form::Rows(_) => vec![part("", quants)],
         Form::Q4 | Form::Native(_) => vec![part(".quants", quants), part(".scales", scales)],
+        Form::Head => Vec::new(),
     }
 }
 
@@ -126,6 +127,7 @@ pub fn write(source: &Checkpoint, config: &str, out: &Path, options: &LoadOption
                 data.release();
                 result
             }
+            Loaded::Head => Ok(()),
         }
         .map_err(fail)?;
     }
@@ -306,7 +308,8 @@ fn one(spec: &Spec, form: Form, planes: Vec<Plane>) -> std::result::Result<Loade
             }
         }
         (Form::Rows(block), Some(data), None) => Ok(Loaded::Rows { block, data }),
-        _ => unreachable!("invariant: a form has one plane or two"),
+        (Form::Head, None, None) => Ok(Loaded::Head),
+        _ => unreachable!("invariant: each form has its number of planes"),
     }
 }
 

@@ -3,6 +3,7 @@
 use super::source::Dtype;
 use super::source::gguf::block::BlockType;
 use super::spec::{Role, Spec};
+use crate::dims::TIED;
 use crate::error::Error;
 use crate::quant::BLOCK;
 use crate::quant::native::Format;
@@ -62,19 +63,35 @@ pub enum Form {
     Native(Format),
     /// Row-major in one plane: elements, or the stored blocks of an embedding.
     Rows(BlockType),
+    /// An embedding of which nothing is kept, as the output projection has its values.
+    Head,
 }
+
+/// What a packed file's metadata call [`Form::Head`].
+const HEAD_NAME: &str = "head";
 
 impl Form {
     /// What a tensor stored as `block` becomes. (A checkpoint has settled what [`WeightType::Auto`] is.)
     pub fn of(spec: &Spec, block: BlockType, weight_type: WeightType) -> Form {
-        match (spec.role, weight_type) {
-            (Role::Vector, _) => Form::Rows(BlockType::F32),
-            (Role::Embedding, _) => Form::Rows(block),
-            (Role::Matrix, WeightType::Q4_0) if spec.quantises() => Form::Q4,
-            (Role::Matrix, WeightType::F32) if Dtype::of(block).is_none() => Form::Rows(BlockType::F32),
-            (Role::Matrix, WeightType::F32) => Form::Rows(block),
-            (Role::Matrix, _) if block == BlockType::Q4_0 => Form::Q4,
-            (Role::Matrix, _) => Format::of(block).map_or(Form::Rows(block), Form::Native),
+        match spec.role {
+            Role::Vector => Form::Rows(BlockType::F32),
+            Role::Matrix => Form::of_matrix(spec.cols, block, weight_type),
+            // Only quantising would change the values.
+            Role::Embedding => match Form::of_matrix(spec.cols, block, weight_type) {
+                Form::Q4 if block != BlockType::Q4_0 => Form::Rows(block),
+                _ if TIED => Form::Head,
+                _ => Form::Rows(block),
+            },
+        }
+    }
+
+    fn of_matrix(cols: usize, block: BlockType, weight_type: WeightType) -> Form {
+        match weight_type {
+            WeightType::Q4_0 if cols.is_multiple_of(BLOCK) => Form::Q4,
+            WeightType::F32 if Dtype::of(block).is_none() => Form::Rows(BlockType::F32),
+            WeightType::F32 => Form::Rows(block),
+            _ if block == BlockType::Q4_0 => Form::Q4,
+            _ => Format::of(block).map_or(Form::Rows(block), Form::Native),
         }
     }
 
@@ -85,6 +102,7 @@ impl Form {
             Form::Native(format) => Some(format.block().name()),
             Form::Rows(_) if spec.role == Role::Vector => None,
             Form::Rows(block) => Some(block.name()),
+            Form::Head => Some(HEAD_NAME.into()),
         }
     }
 
@@ -96,6 +114,9 @@ impl Form {
                 _ => Some(Form::Rows(BlockType::F32)),
             };
         };
+        if name == HEAD_NAME {
+            return (spec.role == Role::Embedding && TIED).then_some(Form::Head);
+        }
         let block = BlockType::ALL.into_iter().find(|block| block.name() == name)?;
         let format = Format::of(block);
         let form = match spec.role {
@@ -113,6 +134,7 @@ impl Form {
             Form::Q4 => (cols / BLOCK * QUANT_BYTES, cols / BLOCK * SCALE_BYTES),
             Form::Native(format) => format.group_bytes(cols),
             Form::Rows(block) => (GROUP_ROWS * row_bytes(block, cols), 0),
+            Form::Head => (0, 0),
         }
     }
 
