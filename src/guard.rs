@@ -60,13 +60,17 @@ where
         // A receiver that has given up no longer wants it.
         let _ = sender.send(guarded(&owned, call));
     };
-    std::thread::Builder::new()
+    let thread = std::thread::Builder::new()
         .name("guarded".into())
         .stack_size(STACK)
         .spawn(thread)
         .map_err(|e| Error::Other(format!("{place}: cannot start a thread for it: {e}")))?;
     match receiver.recv_timeout(limit) {
-        Ok(result) => result?,
+        Ok(result) => {
+            // It is about to end; what the library keeps for each thread goes with it.
+            let _ = thread.join();
+            result?
+        }
         Err(_) => {
             Err(Error::Model(format!("{place}: {hung} after {} seconds; {remedy}", limit.as_secs_f32())))
         }

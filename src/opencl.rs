@@ -60,7 +60,7 @@ use pass::Pass;
 use rows::Rows;
 pub use rows::parts_bytes;
 use scratch::Scratch;
-pub use scratch::bytes as scratch_bytes;
+pub use scratch::{bytes as scratch_bytes, logits_bytes};
 use std::ops::Range;
 use std::sync::Arc;
 use steps::{AttendOn, Launches};

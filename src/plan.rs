@@ -236,6 +236,9 @@ impl Plan {
             Some(_) => (Kind::Device, device_scratch(slots, chunk)),
         };
         let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
+        let apart = matches!(self.device, Some(DeviceMemory::Own(_)));
+        // What the CPU attends over is mapped, and a memory of the device's own is not.
+        let of_attention = if o.gpu_attn || both { there } else { Kind::Own };
         // Shared weights are the device's alone.
         let shared = o.zero_copy && self.device == Some(DeviceMemory::Unified);
         let copied = |bytes: u64| if shared { 0 } else { bytes };
@@ -249,9 +252,9 @@ impl Plan {
             put("weights", copied(self.weights.mapped), Kind::Mapped),
             put("weights", on_device, Kind::Device),
             put("embedding", self.weights.dropped, Kind::Dropped),
-            put(&caches, mul(all_slots, slot_bytes(o)), there),
+            put(&caches, mul(all_slots, slot_bytes(o)), if apart { of_attention } else { there }),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
-            put("attention mass", mass(o, slots, chunk), if o.gpu_attn || both { there } else { Kind::Own }),
+            put("attention mass", mass(o, slots, chunk), of_attention),
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
             put("tokens and text", mul(all_slots, TEXT_PER_SLOT), Kind::Own),
             put("tokenizer", mul(self.tokenizer_file, TOKENIZER), Kind::Own),
@@ -266,7 +269,9 @@ impl Plan {
         }
         if self.device.is_some() {
             let attention = if o.gpu_attn || both { 0 } else { host_attention(slots, chunk) };
-            items.push(put("host's part of the device's work", add(attention, host_state(chunk)), Kind::Own));
+            let landing = if apart { opencl::logits_bytes(chunk) as u64 } else { 0 };
+            let host = add(attention, add(host_state(chunk), landing));
+            items.push(put("host's part of the device's work", host, Kind::Own));
         }
         items.into_iter().filter(|i| i.bytes > 0).collect()
     }

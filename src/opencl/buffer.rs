@@ -13,6 +13,7 @@ pub use shadow::{POISON, SHADOW_VARIABLE};
 pub use view::{MapFor, Mapped, SharedView};
 
 use super::device::{Device, Shared};
+use super::facts::Facts;
 use super::failure::{Failure, Kind, Result, check};
 use super::ffi::{self, EventId, MemId};
 use shadow::Shadow;
@@ -38,6 +39,13 @@ pub enum Place {
     InOne,
     /// Where the CPU can map it, without a copy if memory is unified.
     HostVisible,
+}
+
+impl Place {
+    /// Whether it is in the device's memory: what the CPU can map is not where a device has memory of its own.
+    fn is_on(self, facts: &Facts) -> bool {
+        self != Place::HostVisible || facts.unified_memory
+    }
 }
 
 /// Bytes in the memory of a device. Clones are the same bytes; the last one that goes, kernels' arguments
@@ -99,7 +107,9 @@ impl Device {
         // SAFETY: no memory of ours is passed.
         let id = unsafe { (shared.api().clCreateBuffer)(shared.context, flags, len, null_mut(), &mut code) };
         check(code, "clCreateBuffer", format_args!("{len} bytes"))?;
-        shared.allocated.fetch_add(len as u64, Ordering::Relaxed);
+        if place.is_on(&shared.facts) {
+            shared.allocated.fetch_add(len as u64, Ordering::Relaxed);
+        }
         let shadow = (host_visible && shadow::wanted()).then(|| Shadow::new(len));
         let state = AtomicU8::new(UNMAPPED);
         let frozen = OnceLock::new();
@@ -190,7 +200,7 @@ impl Drop for Memory {
             // Nobody is left to be told.
             let _ = self.unmap(start.0);
         }
-        if self.whole.is_none() {
+        if self.whole.is_none() && self.place.is_on(&self.shared.facts) {
             self.shared.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
         }
         // SAFETY: made by `Device::buffer`; what is queued keeps the driver's object alive by itself.

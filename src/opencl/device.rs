@@ -147,7 +147,7 @@ impl Device {
         self.shared.launches.load(Ordering::Relaxed)
     }
 
-    /// Bytes of all buffers there are.
+    /// Bytes of all buffers there are in its memory.
     pub fn allocated(&self) -> u64 {
         self.shared.allocated.load(Ordering::Relaxed)
     }

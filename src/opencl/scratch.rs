@@ -61,6 +61,11 @@ fn sizes(tokens: usize) -> [usize; 7] {
     floats.map(|n| 4 * n)
 }
 
+/// Bytes of the logits that a pass of so many tokens computes at once.
+pub fn logits_bytes(tokens: usize) -> usize {
+    4 * tokens.min(LOGIT_ROWS) * VOCAB
+}
+
 /// Bytes of all buffers together.
 pub fn bytes(tokens: usize) -> usize {
     sizes(tokens).iter().sum::<usize>() + NONE
