@@ -236,7 +236,7 @@ impl Plan {
             Some(_) => (Kind::Device, device_scratch(slots, chunk)),
         };
         let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
-        let apart = matches!(self.device, Some(DeviceMemory::Own(_)));
+        let apart = self.is_apart();
         // What the CPU attends over is mapped, and a memory of the device's own is not.
         let of_attention = if o.gpu_attn || both { there } else { Kind::Own };
         // Shared weights are the device's alone.
@@ -276,8 +276,13 @@ impl Plan {
         items.into_iter().filter(|i| i.bytes > 0).collect()
     }
 
+    /// Whether a device runs the model that has memory of its own.
+    fn is_apart(&self) -> bool {
+        matches!(self.device, Some(DeviceMemory::Own(_)))
+    }
+
     fn need_for(&self, slots: usize) -> u64 {
-        let apart = matches!(self.device, Some(DeviceMemory::Own(_)));
+        let apart = self.is_apart();
         let counts = |i: &&Item| i.kind != Kind::Dropped && !(apart && i.kind == Kind::Device);
         sum(self.items_for(slots).iter().filter(counts))
     }

@@ -37,7 +37,7 @@
 //! So the result is the same bits everywhere, like that of Q4_0.
 
 use super::BLOCK;
-use super::packed::{GROUP_ROWS, put_nibbles};
+use super::packed::{GROUP_ROWS, nibble, put_nibbles};
 use crate::weights::region::Plane;
 use crate::weights::source::gguf::block::BlockType;
 use half::f16;
@@ -126,10 +126,7 @@ impl Format {
 
     /// Bytes of f16s, with which a run of scales begins.
     pub const fn half_bytes(self) -> usize {
-        match self {
-            Format::Q5_0 | Format::Q8_0 | Format::Q6_K => 32,
-            Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => 64,
-        }
+        if self.has_floor() { 64 } else { 32 }
     }
 
     /// Whether something is added to the products.
@@ -203,7 +200,7 @@ impl Format {
             return i32::from(quants[column / 4 * 64 + lane * 4 + k] as i8);
         }
         let at = lane * 4 + k;
-        let low = quants[v * 64 + at] >> (4 * half) & 15;
+        let low = nibble(quants, lane, column);
         let high = match self.bits() {
             5 => quants[256 + at] >> (4 * half + v) & 1,
             6 => quants[256 + 64 * half + at] >> (2 * v) & 3,

@@ -54,9 +54,7 @@ impl<const ROWS: usize, const COLS: usize> Packed<ROWS, COLS> {
         for ((quants, scales), x) in blocks.zip(x.as_chunks_mut::<BLOCK>().0) {
             let d = f16::from_le_bytes([scales[lane * 2], scales[lane * 2 + 1]]).to_f32();
             for (column, x) in x.iter_mut().enumerate() {
-                let (half, v, k) = (column / 16, column % 16 / 4, column % 4);
-                let nibble = quants[v * 64 + lane * 4 + k] >> (4 * half) & 15;
-                *x = d * (i32::from(nibble) - 8) as f32;
+                *x = d * (i32::from(nibble(quants, lane, column)) - 8) as f32;
             }
         }
     }
@@ -96,6 +94,13 @@ pub(super) fn put_nibbles(quants: &mut [u8], lane: usize, qs: &[u8]) {
     for v in 0..4 {
         quants[v * 64 + lane * 4..][..4].copy_from_slice(&qs[v * 4..][..4]);
     }
+}
+
+/// The nibble of `column` of row `lane`, from one block's quants.
+#[inline(always)]
+pub(super) fn nibble(quants: &[u8], lane: usize, column: usize) -> u8 {
+    let (half, v, k) = (column / 16, column % 16 / 4, column % 4);
+    quants[v * 64 + lane * 4 + k] >> (4 * half) & 15
 }
 
 /// Writes a row of stored Q4_0 blocks, `[block][18]`, as row `lane` of one group's planes, bit for bit; false when a
