@@ -105,7 +105,7 @@ impl Runner {
         Ok(Self {
             pool: Pool::new(threads)?,
             isa,
-            scratch: Scratch::new(&weights, capacity, max_tokens)?,
+            scratch: Scratch::new(isa, &weights, capacity, max_tokens)?,
             max_tokens,
             frequencies: crate::rope::frequencies(),
             recorder: None,

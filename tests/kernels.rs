@@ -2,9 +2,9 @@
 //! reference itself against plain formulas in f64.
 
 use antigravity::cpu::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
-use antigravity::cpu::simd::{Isa, Q4Groups, kv_row, ops, q4_groups};
+use antigravity::cpu::simd::{Isa, Q4Groups, kv_row, lay_out, ops, q4_groups};
 use antigravity::kv::{self, KvType, KvTypes};
-use antigravity::quant::act::ActBlock;
+use antigravity::quant::act::{ActBlock, ActTile};
 use antigravity::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
 use antigravity::quant::{BLOCK, BlockQ4};
 use std::io::Write;
@@ -191,7 +191,7 @@ fn q4_dot_products_for_every_number_of_tokens() {
             }
             let out = same_bits("q4", |isa| {
                 let mut out = vec![[f32::NAN; 16]; groups * tokens];
-                q4_groups(isa, w, &acts, &mut out);
+                q4_groups(isa, w, &acts, &tiles(isa, &acts, blocks), &mut out);
                 out.into_flattened()
             });
             for (out, rows) in out.chunks(16 * tokens).zip(rows.chunks(16)) {
@@ -201,6 +201,15 @@ fn q4_dot_products_for_every_number_of_tokens() {
             }
         }
     }
+}
+
+/// The whole tiles of the tokens of `acts`, if this instruction set reads any.
+fn tiles(isa: Isa, acts: &[ActBlock], blocks: usize) -> Vec<ActTile> {
+    let mut tiles = vec![ActTile::ZERO; isa.act_tiles(acts.len() / blocks) * blocks];
+    for (acts, tiles) in acts.chunks(ActTile::TOKENS * blocks).zip(tiles.chunks_mut(blocks)) {
+        lay_out(acts, tiles);
+    }
+    tiles
 }
 
 /// Holds sixteen dot products of one token against f64.

@@ -4,7 +4,7 @@ use super::pool::Tile;
 use super::simd::native::{NativeGroups, native_groups};
 use super::simd::{Isa, MOST_GROUPS, MOST_TOKENS, Q4Groups, ops, q4_groups};
 use crate::quant::BLOCK;
-use crate::quant::act::ActBlock;
+use crate::quant::act::{ActBlock, ActTile};
 use crate::quant::packed::{GROUP_ROWS, Packed};
 use crate::weights::Matrix;
 use std::ops::Range;
@@ -16,6 +16,8 @@ pub struct Input<'a> {
     pub floats: &'a [f32],
     /// `[token][block]`; empty when only unquantised weights read it.
     pub blocks: &'a [ActBlock],
+    /// The same, `[token / 16][block]`; empty unless the instruction set reads them.
+    pub tiles: &'a [ActTile],
     /// Tokens.
     pub tokens: usize,
 }
@@ -37,7 +39,9 @@ fn products<const ROWS: usize, const COLS: usize>(
             let blocks = Packed::<ROWS, COLS>::BLOCKS;
             let (quants, scales) = (w.quants(groups.clone()), w.scales(groups.clone()));
             let w = Q4Groups { quants, scales, groups: groups.len(), blocks };
-            q4_groups(isa, w, &x.blocks[from * blocks..][..tokens * blocks], out);
+            let tiles = x.tiles.get(from / ActTile::TOKENS * blocks..).unwrap_or_default();
+            let tiles = &tiles[..tiles.len().min(tokens / ActTile::TOKENS * blocks)];
+            q4_groups(isa, w, &x.blocks[from * blocks..][..tokens * blocks], tiles, out);
         }
         Matrix::Native(w) => {
             let (format, blocks) = (w.format(), COLS / BLOCK);

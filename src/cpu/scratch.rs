@@ -5,11 +5,12 @@ use super::mass::Noted;
 use super::matmul::{self, Input};
 use super::pool::{Pool, Tile};
 use super::simd::attend::{CHUNK, Partial};
-use super::simd::{Isa, ops};
+use super::simd::{Isa, lay_out, ops};
 use crate::dims::*;
 use crate::error::{Error, Result};
 use crate::quant::packed::GROUP_ROWS;
-use crate::quant::{BLOCK, act::ActBlock};
+use crate::quant::BLOCK;
+use crate::quant::act::{ActBlock, ActTile};
 use crate::weights::{Layer, Matrix, Reads, Weights};
 
 /// Columns of q, k and v in the fused buffer, each padded to whole groups of sixteen.
@@ -29,18 +30,23 @@ pub(super) struct Acts<const W: usize> {
     floats: Vec<f32>,
     /// `[token][W / 32]`
     blocks: Vec<ActBlock>,
+    /// `[token / 16][W / 32]`, where the instruction set reads them.
+    tiles: Vec<ActTile>,
 }
 
 impl<const W: usize> Acts<W> {
-    fn new(tokens: usize, reads: Reads) -> Result<Self> {
+    fn new(isa: Isa, tokens: usize, reads: Reads) -> Result<Self> {
+        let blocks = if reads.blocks { W / BLOCK } else { 0 };
         Ok(Self {
             floats: try_vec(if reads.floats { tokens * W } else { 0 }, 0.0)?,
-            blocks: try_vec(if reads.blocks { tokens * (W / BLOCK) } else { 0 }, ActBlock::ZERO)?,
+            blocks: try_vec(tokens * blocks, ActBlock::ZERO)?,
+            tiles: try_vec(isa.act_tiles(tokens) * blocks, ActTile::ZERO)?,
         })
     }
 
-    fn input(&self, tokens: usize) -> Input<'_> {
-        Input { floats: &self.floats, blocks: &self.blocks, tokens }
+    fn input(&self, isa: Isa, tokens: usize) -> Input<'_> {
+        let tiles = (isa.act_tiles(tokens) * (W / BLOCK)).min(self.tiles.len());
+        Input { floats: &self.floats, blocks: &self.blocks, tiles: &self.tiles[..tiles], tokens }
     }
 
     /// Computes rows `0..tokens` with `row(token, destination)` and quantises them where needed.
@@ -60,6 +66,7 @@ impl<const W: usize> Acts<W> {
                 ops::quantise(isa, &h, tile.row_mut(r));
             }
         });
+        self.lay_out(pool, isa, tokens);
     }
 
     /// Makes the blocks of rows `0..tokens` from the floats, where both are needed.
@@ -73,6 +80,20 @@ impl<const W: usize> Acts<W> {
                 }
             });
         }
+        self.lay_out(pool, isa, tokens);
+    }
+
+    /// Makes the tiles of rows `0..tokens` from the blocks.
+    fn lay_out(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
+        let (blocks, wide) = (&self.blocks, W / BLOCK);
+        let tiles = (isa.act_tiles(tokens) * wide).min(self.tiles.len());
+        if tiles == 0 {
+            return;
+        }
+        pool.tiles(&mut self.tiles[..tiles], wide, (1, wide), |mut tile| {
+            let first = tile.row * ActTile::TOKENS;
+            lay_out(&blocks[first * wide..][..ActTile::TOKENS * wide], tile.row_mut(0));
+        });
     }
 }
 
@@ -118,9 +139,14 @@ pub(super) fn partials_for(capacity: usize) -> usize {
 
 /// Bytes of scratch that a backend with these options allocates.
 pub fn bytes(capacity: usize, max_tokens: usize) -> usize {
-    let acts = |w: usize| w / BLOCK * size_of::<ActBlock>() + 4 * w;
-    let token = 4 * (DIM + QKV + Q_DIM + HEAD_DIM) + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM);
-    max_tokens * token + partials_for(capacity) * size_of::<Partial<HEAD_DIM>>()
+    let tiles = Isa::detect().map_or(0, |isa| isa.act_tiles(max_tokens));
+    let acts = |w: usize| {
+        let blocks = max_tokens * size_of::<ActBlock>() + tiles * size_of::<ActTile>();
+        w / BLOCK * blocks + max_tokens * 4 * w
+    };
+    let floats = max_tokens * 4 * (DIM + QKV + Q_DIM + HEAD_DIM);
+    let partials = partials_for(capacity) * size_of::<Partial<HEAD_DIM>>();
+    floats + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM) + partials
 }
 
 /// What some matrices of all layers together read.
@@ -139,14 +165,14 @@ fn task_cols(tokens: usize, (rows, cols): (usize, usize), run: usize, threads: u
 
 impl Scratch {
     /// For passes of `max_tokens` tokens over a cache of `capacity` slots.
-    pub(super) fn new(weights: &Weights, capacity: usize, max_tokens: usize) -> Result<Self> {
+    pub(super) fn new(isa: Isa, weights: &Weights, capacity: usize, max_tokens: usize) -> Result<Self> {
         Ok(Self {
             x: try_vec(max_tokens * DIM, 0.0)?,
-            h: Acts::new(max_tokens, weights.head.reads() | reads(weights, Layer::read_normed))?,
+            h: Acts::new(isa, max_tokens, weights.head.reads() | reads(weights, Layer::read_normed))?,
             qkv: try_vec(max_tokens * QKV, 0.0)?,
             att: try_vec(max_tokens * Q_DIM, 0.0)?,
-            att_in: Acts::new(max_tokens, reads(weights, |layer| layer.wo.reads()))?,
-            ffn: Acts::new(max_tokens, reads(weights, |layer| layer.down.reads()))?,
+            att_in: Acts::new(isa, max_tokens, reads(weights, |layer| layer.wo.reads()))?,
+            ffn: Acts::new(isa, max_tokens, reads(weights, |layer| layer.down.reads()))?,
             partials: try_vec(partials_for(capacity), Partial::EMPTY)?,
             observed: 0,
             notes: Vec::new(),
@@ -168,7 +194,7 @@ impl Scratch {
 
     /// q, k and v of the normed residual, in one parallel step.
     pub(super) fn qkv(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
-        let x = self.h.input(n);
+        let x = self.h.input(isa, n);
         let tile = task_cols(n, (QKV, DIM), GROUP_ROWS, pool.threads());
         pool.columns(&mut self.qkv[..n * QKV], QKV, tile, |mut tile| {
             // The tile may span the borders between q, k and v.
@@ -190,7 +216,7 @@ impl Scratch {
     pub(super) fn out(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
         let att = &self.att;
         self.att_in.fill(pool, isa, n, |t, row| row.copy_from_slice(&att[t * Q_DIM..][..Q_DIM]));
-        let x = self.att_in.input(n);
+        let x = self.att_in.input(isa, n);
         let tile = task_cols(n, (DIM, Q_DIM), GROUP_ROWS, pool.threads());
         pool.columns(&mut self.x[..n * DIM], DIM, tile, |mut tile| {
             let cols = (tile.col, tile.cols);
@@ -207,7 +233,7 @@ impl Scratch {
 
     /// silu(gate) * up of the normed residual, quantised for `down` on the way.
     pub(super) fn gate_up(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
-        let x = self.h.input(n);
+        let x = self.h.input(isa, n);
         let w = (&layer.gate, &layer.up);
         let tile = task_cols(n, (FFN_DIM, 2 * DIM), matmul::RUN, pool.threads());
         if !self.ffn.floats.is_empty() {
@@ -236,11 +262,12 @@ impl Scratch {
                 }
             });
         });
+        self.ffn.lay_out(pool, isa, n);
     }
 
     /// The feed-forward layer's second half, added to the residual.
     pub(super) fn down(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
-        let x = self.ffn.input(n);
+        let x = self.ffn.input(isa, n);
         let tile = task_cols(n, (DIM, FFN_DIM), GROUP_ROWS, pool.threads());
         pool.columns(&mut self.x[..n * DIM], DIM, tile, |mut tile| {
             let cols = (tile.col, tile.cols);
@@ -259,7 +286,7 @@ impl Scratch {
     /// Logits of the `n` rows of `h`.
     pub(super) fn head(&mut self, weights: &Weights, pool: &Pool, isa: Isa, logits: &mut [f32]) {
         let n = logits.len() / VOCAB;
-        let x = self.h.input(n);
+        let x = self.h.input(isa, n);
         let tile = task_cols(n, (VOCAB, DIM), GROUP_ROWS, pool.threads());
         pool.columns(logits, VOCAB, tile, |mut tile| {
             let cols = (tile.col, tile.cols);

@@ -24,7 +24,7 @@ mod neon;
 mod scalar;
 
 use crate::error::{Error, Result};
-use crate::quant::act::ActBlock;
+use crate::quant::act::{ActBlock, ActTile};
 use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
 
 /// An instruction set this CPU has: values are only made by [`Isa::detect`] and [`Isa::available`].
@@ -290,6 +290,18 @@ impl Isa {
         (self.tokens_at_once(tokens), MOST_GROUPS)
     }
 
+    /// Of so many tokens, how many tiles [`q4_groups`] likes to have laid out by [`lay_out`].
+    pub fn act_tiles(self, tokens: usize) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => tokens / ActTile::TOKENS,
+            _ => {
+                let _ = tokens;
+                0
+            }
+        }
+    }
+
     /// The tile of tokens, of those compiled, to begin `left` tokens with.
     fn tokens_at_once(self, left: usize) -> usize {
         match self {
@@ -310,19 +322,21 @@ impl Isa {
 
 /// Q4_0 rows times the activations of some tokens: `out[group][token][row]`.
 ///
-/// `acts` is `[token][block]`. Per block `acc = fma(isum, d_w * d_a, acc)` with the exact integer
+/// `acts` is `[token][block]`; `tiles` has the whole tiles of the same tokens, `[token / 16][block]`, or nothing
+/// (see [`Isa::act_tiles`]). Per block `acc = fma(isum, d_w * d_a, acc)` with the exact integer
 /// `isum`, blocks ascending: the contract all sets share.
-pub fn q4_groups(isa: Isa, w: Q4Groups<'_>, acts: &[ActBlock], out: &mut [[f32; 16]]) {
+pub fn q4_groups(isa: Isa, w: Q4Groups<'_>, acts: &[ActBlock], tiles: &[ActTile], out: &mut [[f32; 16]]) {
     assert!(w.groups > 0 && out.len().is_multiple_of(w.groups));
     let tokens = out.len() / w.groups;
     assert!(acts.len() >= w.blocks * tokens);
+    assert!(tiles.is_empty() || tiles.len() == w.blocks * (tokens / ActTile::TOKENS));
     assert!(w.quants.len() >= w.groups * w.blocks * QUANT_BYTES);
     assert!(w.scales.len() >= w.groups * w.blocks * SCALE_BYTES);
     let done = match isa {
-        // SAFETY: `Isa::Amx` is only made where `amx::granted`; the planes were checked, as were `acts` and
+        // SAFETY: `Isa::Amx` is only made where `amx::granted`; the planes were checked, as were `tiles` and
         // `out`, for `tokens` tokens.
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => unsafe { amx::q4(w, acts.as_ptr(), tokens, out.as_mut_ptr()) },
+        Isa::Amx => unsafe { amx::q4(w, tiles, tokens, out.as_mut_ptr()) },
         _ => 0,
     };
     for (g, out) in out.chunks_exact_mut(tokens.max(1)).enumerate() {
@@ -333,6 +347,17 @@ pub fn q4_groups(isa: Isa, w: Q4Groups<'_>, acts: &[ActBlock], out: &mut [[f32; 
             q4_tile(isa, w, acts, now);
             out = rest;
             acts = &acts[n * w.blocks..];
+        }
+    }
+}
+
+/// Puts the blocks of sixteen tokens, `[token][block]`, side by side: `[block]`.
+pub fn lay_out(acts: &[ActBlock], tiles: &mut [ActTile]) {
+    let blocks = tiles.len();
+    assert_eq!(acts.len(), ActTile::TOKENS * blocks);
+    for (b, tile) in tiles.iter_mut().enumerate() {
+        for (t, act) in acts[b..].iter().step_by(blocks).enumerate() {
+            (tile.q[t], tile.d[t]) = (act.q, act.d);
         }
     }
 }

@@ -29,3 +29,20 @@ impl ActBlock {
         Self { d, offset: -8 * q.iter().map(|&v| v as i32).sum::<i32>(), q }
     }
 }
+
+/// One block of sixteen tokens, side by side as instructions that multiply tiles take them.
+#[repr(C, align(64))]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ActTile {
+    /// [`ActBlock::q`] of each token.
+    pub q: [[i8; BLOCK]; Self::TOKENS],
+    /// [`ActBlock::d`] of each token.
+    pub d: [f32; Self::TOKENS],
+}
+
+impl ActTile {
+    /// Tokens of a tile.
+    pub const TOKENS: usize = 16;
+    /// A tile of zeros.
+    pub const ZERO: Self = Self { q: [[0; BLOCK]; Self::TOKENS], d: [0.0; Self::TOKENS] };
+}

@@ -3,27 +3,34 @@
 //! A block of 32 columns is half a tile deep, because each block has scales of its own: the sums of one
 //! block go from the tile to memory and from there, scaled, into sixteen registers of AVX-512. Weights
 //! are unpacked to signed bytes once for all tokens; a packed vector of sixteen rows and four columns is
-//! then just one row of the tile. Activations are read where they lie.
+//! then just one row of the tile. Activations are laid out tile by tile before ([`super::lay_out`]).
 //!
-//! Measured on one core of an Emerald Rapids Xeon: 0.83 TOPS (AVX-512: 0.61). Alone, a block's tile
-//! instructions take 38 cycles and its scaling 22, and the two hardly overlap; neither activations laid
-//! out tile by tile, nor finer interleaving, nor storing all tiles of eight blocks before scaling them
-//! changed that by more than 3 %. The tile instructions are `asm!`, which also keeps compilers from moving
-//! them over `ldtilecfg`.
+//! What an Emerald Rapids core does with a tile of a block, in cycles (fastest of sixteen cores; half of them,
+//! whose other hyperthread was busy, took 1.4 times as long):
+//!
+//! - The tile instructions alone take 25, the scaling alone 24: 48 vector operations on two ports.
+//! - Beside tile instructions one of these ports does integers and shuffles only, so 48 is the least for both
+//!   together; they take 49 to 55 in the order below, with AVX-512 alone a tile takes 70.
+//! - The order matters: scaling in one piece after the tile instructions takes 66 (and 103 instead of 70 on the
+//!   cores that shared). So do rows of activations that lie 40 bytes apart and cross cache lines: 66.
+//! - `tdpbf16ps`, whose sums of such small integers are exact floats, saves a third of the vector operations, but
+//!   its operands are twice as large: 60 and more.
+//!
+//! The tile instructions are `asm!`, which also keeps compilers from moving them over `ldtilecfg`.
 
 use super::{MOST_GROUPS, Q4Groups};
-use crate::quant::act::ActBlock;
+use crate::quant::act::ActTile;
 use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 /// Tokens of one tile.
-pub const TOKENS: usize = 16;
+pub const TOKENS: usize = ActTile::TOKENS;
 /// Blocks whose weights are unpacked at once.
 const DEPTH: usize = 64;
-/// Tiles that are on their way while another is scaled.
-const FLYING: usize = 3;
+/// How many blocks later than it is multiplied a block is scaled.
+const LAG: usize = 3;
 
 /// True when the CPU has tiles of bytes and the kernel lets this process use them.
 pub fn granted() -> bool {
@@ -85,14 +92,14 @@ static CONFIG: TileConfig = TileConfig::new([(16, 32), (8, 64), (16, 64), (16, 3
 static WHOLE: TileConfig = TileConfig::new([(16, 64); 6]);
 
 /// Whole tiles of tokens times the groups of `w`: `out[group][token]`. Returns how many of the tokens it has
-/// done; fewer than [`TOKENS`] are left.
+/// done: those of `tiles`, which is `[tile][block]`.
 ///
 /// # Safety
 ///
-/// [`granted`] is true. `w.quants` and `w.scales` hold the groups, `acts` holds `tokens` rows of `w.blocks`,
-/// `out` holds `tokens` rows for each group.
-pub unsafe fn q4(w: Q4Groups<'_>, acts: *const ActBlock, tokens: usize, out: *mut [f32; 16]) -> usize {
-    let whole = tokens / TOKENS * TOKENS;
+/// [`granted`] is true. `w.quants` and `w.scales` hold the groups, `tiles` holds rows of `w.blocks`, `out` holds
+/// `tokens` rows for each group, and there are no more tokens in tiles.
+pub unsafe fn q4(w: Q4Groups<'_>, tiles: &[ActTile], tokens: usize, out: *mut [f32; 16]) -> usize {
+    let whole = tiles.len() / w.blocks.max(1) * TOKENS;
     if whole == 0 {
         return 0;
     }
@@ -110,14 +117,13 @@ pub unsafe fn q4(w: Q4Groups<'_>, acts: *const ActBlock, tokens: usize, out: *mu
                 let (quants, scales) = (quants.add(at * QUANT_BYTES), scales.add(at * SCALE_BYTES));
                 unpack(quants, scales, depth, panel.add(g * DEPTH));
             }
-            for t in (0..whole).step_by(TOKENS) {
+            for (t, tiles) in tiles.chunks_exact(w.blocks).enumerate() {
                 for g in 0..w.groups {
-                    let acts = acts.add(t * w.blocks + from);
-                    let out = out.add(g * tokens + t);
+                    let out = out.add(g * tokens + t * TOKENS);
                     if from == 0 {
                         out.write_bytes(0, TOKENS);
                     }
-                    tile((panel.add(g * DEPTH), depth), acts, w.blocks, out);
+                    tile(panel.add(g * DEPTH), &tiles[from..from + depth], out);
                 }
             }
         }
@@ -148,66 +154,109 @@ unsafe fn unpack(quants: *const u8, scales: *const u8, blocks: usize, panel: *mu
 
 /// Adds the products of some blocks to sixteen rows of `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn tile(
-    (panel, blocks): (*const Unpacked, usize),
-    acts: *const ActBlock,
-    stride: usize,
-    out: *mut [f32; 16],
-) {
-    let mut sums = MaybeUninit::<[Sums; FLYING + 1]>::uninit();
+unsafe fn tile(panel: *const Unpacked, tiles: &[ActTile], out: *mut [f32; 16]) {
+    let blocks = tiles.len();
+    let mut sums = MaybeUninit::<[Sums; LAG + 1]>::uninit();
     let sums: *mut Sums = sums.as_mut_ptr().cast();
-    macro_rules! multiply {
-        ($b:expr, $x:tt, $w:tt, $sum:tt) => {
+    macro_rules! load {
+        ($tile:tt, $from:expr, $pitch:literal) => {
             asm!(
-                concat!("tileloadd ", $x, ", [{x} + {pitch}]"),
-                concat!("tileloadd ", $w, ", [{w} + {line}]"),
-                concat!("tilezero ", $sum),
-                concat!("tdpbssd ", $sum, ", ", $x, ", ", $w),
-                concat!("tilestored [{to} + {line}], ", $sum),
-                x = in(reg) &raw const (*acts.add($b)).q,
-                pitch = in(reg) stride * size_of::<ActBlock>(),
-                w = in(reg) &raw const (*panel.add($b)).quants,
-                line = in(reg) 64usize,
-                to = in(reg) sums.add($b % (FLYING + 1)),
-                out($x) _, out($w) _, out($sum) _,
+                concat!("tileloadd ", $tile, ", [{from} + {pitch}]"),
+                from = in(reg) &raw const $from,
+                pitch = in(reg) $pitch as usize,
+                out($tile) _,
                 options(nostack, preserves_flags),
             )
         };
     }
-    // Two sets of tiles in turn.
-    macro_rules! begin {
-        ($b:expr) => {
-            if $b % 2 == 0 {
-                multiply!($b, "tmm0", "tmm1", "tmm2")
-            } else {
-                multiply!($b, "tmm3", "tmm4", "tmm5")
-            }
+    macro_rules! multiply {
+        ($x:tt, $w:tt, $sum:tt) => {
+            asm!(
+                concat!("tilezero ", $sum),
+                concat!("tdpbssd ", $sum, ", ", $x, ", ", $w),
+                out($sum) _,
+                options(nostack, preserves_flags),
+            )
         };
     }
-    // SAFETY: panel and activations hold `blocks` blocks (activations for sixteen tokens `stride` apart) and
-    // `out` sixteen rows; the tiles are configured for these shapes; sums are stored before they are read.
+    macro_rules! store {
+        ($b:expr, $sum:tt) => {
+            asm!(
+                concat!("tilestored [{to} + {pitch}], ", $sum),
+                to = in(reg) sums.add($b % (LAG + 1)),
+                pitch = in(reg) 64usize,
+                options(nostack, preserves_flags),
+            )
+        };
+    }
+    // SAFETY: the panel holds a block for each of `tiles` and `out` sixteen rows; the tiles are configured for these
+    // shapes; nothing else in this function touches tiles; sums are stored before they are read.
     unsafe {
         let mut acc = [_mm512_setzero_ps(); TOKENS];
         for (t, acc) in acc.iter_mut().enumerate() {
             *acc = _mm512_loadu_ps(out.add(t).cast());
         }
-        for b in 0..blocks.min(FLYING) {
-            begin!(b);
-        }
-        for b in 0..blocks {
-            if b + FLYING < blocks {
-                begin!(b + FLYING);
-            }
-            let (w, sums) = (&*panel.add(b), sums.add(b % (FLYING + 1)));
-            let scale = _mm512_load_ps(w.scales.as_ptr());
-            macro_rules! tokens {
-                ($($t:literal)*) => {$(
-                    let d = _mm512_mul_ps(scale, _mm512_set1_ps((*acts.add(b + $t * stride)).d));
-                    let sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums.cast::<__m512i>().add($t)));
+        macro_rules! scale {
+            ($b:expr, $($t:literal)*) => {{
+                let (b, sums) = ($b, sums.add($b % (LAG + 1)).cast::<__m512i>());
+                let scale = _mm512_load_ps((*panel.add(b)).scales.as_ptr());
+                let ds = (&raw const (*tiles.as_ptr().add(b)).d).cast::<f32>();
+                $(
+                    let d = _mm512_mul_ps(scale, _mm512_set1_ps(ds.add($t).read()));
+                    let sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums.add($t)));
                     acc[$t] = _mm512_fmadd_ps(sum, d, acc[$t]);
-                )*};
+                )*
+            }};
+        }
+        // One block is multiplied, the sums of the one before stored, an earlier one scaled: in turns.
+        macro_rules! block {
+            ($b:expr, ($x:tt, $w:tt, $sum:tt), $before:tt) => {{
+                let b = $b;
+                load!($x, (*tiles.as_ptr().add(b)).q, 32);
+                scale!(b - LAG, 0 1 2 3);
+                load!($w, (*panel.add(b)).quants, 64);
+                scale!(b - LAG, 4 5 6 7);
+                multiply!($x, $w, $sum);
+                scale!(b - LAG, 8 9 10 11);
+                store!(b - 1, $before);
+                scale!(b - LAG, 12 13 14 15);
+            }};
+        }
+        // Two sets of tiles in turn; `even` and `odd` are of the block's number.
+        macro_rules! begin {
+            ($b:expr, ($x:tt, $w:tt, $sum:tt)) => {
+                load!($x, (*tiles.as_ptr().add($b)).q, 32);
+                load!($w, (*panel.add($b)).quants, 64);
+                multiply!($x, $w, $sum);
+            };
+        }
+        for b in 0..blocks.min(LAG) {
+            if b % 2 == 0 {
+                begin!(b, ("tmm0", "tmm1", "tmm2"));
+                if b > 0 {
+                    store!(b - 1, "tmm5");
+                }
+            } else {
+                begin!(b, ("tmm3", "tmm4", "tmm5"));
+                store!(b - 1, "tmm2");
             }
-            tokens!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+        }
+        let mut b = LAG;
+        while b + 1 < blocks {
+            block!(b, ("tmm3", "tmm4", "tmm5"), "tmm2");
+            block!(b + 1, ("tmm0", "tmm1", "tmm2"), "tmm5");
+            b += 2;
+        }
+        if b < blocks {
+            block!(b, ("tmm3", "tmm4", "tmm5"), "tmm2");
+        }
+        if blocks % 2 == 0 {
+            store!(blocks - 1, "tmm5");
+        } else {
+            store!(blocks - 1, "tmm2");
+        }
+        for b in blocks.saturating_sub(LAG)..blocks {
+            scale!(b, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
         }
         for (t, acc) in acc.iter().enumerate() {
             _mm512_storeu_ps(out.add(t).cast(), *acc);
