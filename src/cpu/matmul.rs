@@ -134,27 +134,27 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
     (first, width): (usize, usize),
     mut put: impl FnMut(usize, usize, &[[f32; RUN]]),
 ) {
-    let mut out = [[0.0f32; GROUP_ROWS]; OUT];
-    let mut gates = [[0.0f32; RUN]; PASS];
-    let mut ups = [[0.0f32; RUN]; PASS];
+    // `[group][token][row]`
+    let mut gates = [[0.0f32; GROUP_ROWS]; OUT];
+    let mut ups = [[0.0f32; GROUP_ROWS]; OUT];
+    let mut runs = [[0.0f32; RUN]; PASS];
     let mut from = 0;
     while from < x.tokens {
         let n = isa.tile(x.tokens - from).0.min(x.tokens - from);
         for run in (first..first + width).step_by(RUN) {
             let group = run / GROUP_ROWS;
             let groups = group..group + RUN.min(first + width - run).div_ceil(GROUP_ROWS);
-            for (w, into) in [(gate, &mut gates), (up, &mut ups)] {
-                let out = &mut out[..groups.len() * n];
-                products(isa, w, groups.clone(), (x, from), out);
-                for (half, out) in out.chunks_exact(n).enumerate() {
-                    for (into, out) in into.iter_mut().zip(out) {
-                        into[half * GROUP_ROWS..][..GROUP_ROWS].copy_from_slice(out);
-                    }
+            let (gates, ups) = (&mut gates[..groups.len() * n], &mut ups[..groups.len() * n]);
+            products(isa, gate, groups.clone(), (x, from), gates);
+            products(isa, up, groups.clone(), (x, from), ups);
+            // All tokens in one call: the exponentials of one token alone are bound by latency.
+            ops::silu_mul(isa, gates.as_flattened_mut(), ups.as_flattened());
+            for (half, gates) in gates.chunks_exact(n).enumerate() {
+                for (run, gates) in runs.iter_mut().zip(gates) {
+                    run[half * GROUP_ROWS..][..GROUP_ROWS].copy_from_slice(gates);
                 }
             }
-            // All tokens in one call: the exponentials of one token alone are bound by latency.
-            ops::silu_mul(isa, gates[..n].as_flattened_mut(), ups[..n].as_flattened());
-            put(from, run - first, &gates[..n]);
+            put(from, run - first, &runs[..n]);
         }
         from += n;
     }

@@ -8,9 +8,9 @@ use super::simd::attend::{CHUNK, Partial};
 use super::simd::{Isa, lay_out, ops};
 use crate::dims::*;
 use crate::error::{Error, Result};
-use crate::quant::packed::GROUP_ROWS;
 use crate::quant::BLOCK;
 use crate::quant::act::{ActBlock, ActTile};
+use crate::quant::packed::GROUP_ROWS;
 use crate::weights::{Layer, Matrix, Reads, Weights};
 
 /// Columns of q, k and v in the fused buffer, each padded to whole groups of sixteen.

@@ -10,7 +10,8 @@
 //!
 //! - The tile instructions alone take 25, the scaling alone 24: 48 vector operations on two ports.
 //! - Beside tile instructions one of these ports does integers and shuffles only, so 48 is the least for both
-//!   together; they take 49 to 55 in the order below, with AVX-512 alone a tile takes 70.
+//!   together; they take 49 to 55 in the order below. A long prompt runs at a lower clock, at which 48 cycles
+//!   would be 0.76 TOPS a core: 0.70 to 0.73 measured.
 //! - The order matters: scaling in one piece after the tile instructions takes 66 (and 103 instead of 70 on the
 //!   cores that shared). So do rows of activations that lie 40 bytes apart and cross cache lines: 66.
 //! - `tdpbf16ps`, whose sums of such small integers are exact floats, saves a third of the vector operations, but
@@ -92,44 +93,46 @@ static CONFIG: TileConfig = TileConfig::new([(16, 32), (8, 64), (16, 64), (16, 3
 static WHOLE: TileConfig = TileConfig::new([(16, 64); 6]);
 
 /// Whole tiles of tokens times the groups of `w`: `out[group][token]`. Returns how many of the tokens it has
-/// done: those of `tiles`, which is `[tile][block]`.
+/// done: those of `tiles`, which is `[tile][block]`, or none if there are too few blocks.
 ///
 /// # Safety
 ///
 /// [`granted`] is true. `w.quants` and `w.scales` hold the groups, `tiles` holds rows of `w.blocks`, `out` holds
 /// `tokens` rows for each group, and there are no more tokens in tiles.
 pub unsafe fn q4(w: Q4Groups<'_>, tiles: &[ActTile], tokens: usize, out: *mut [f32; 16]) -> usize {
-    let whole = tiles.len() / w.blocks.max(1) * TOKENS;
+    let whole = tiles.len() / w.blocks.max(1);
     if whole == 0 {
+        return 0;
+    }
+    // Parts of nearly equal depth.
+    let depth = w.blocks.div_ceil(w.blocks.div_ceil(DEPTH));
+    if (w.blocks - 1) % depth + 1 < LAG {
         return 0;
     }
     assert!(w.groups <= MOST_GROUPS);
     let mut panel = MaybeUninit::<[Unpacked; MOST_GROUPS * DEPTH]>::uninit();
     let panel: *mut Unpacked = panel.as_mut_ptr().cast();
-    // SAFETY: as the caller's; every group has `DEPTH` blocks of the panel, which is written before it is read.
+    // SAFETY: as the caller's; every group has `DEPTH` blocks of the panel, which is written before it is
+    // read; no part has less than `LAG` blocks.
     unsafe {
         asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags));
-        for from in (0..w.blocks).step_by(DEPTH) {
-            let depth = DEPTH.min(w.blocks - from);
+        for g in 0..w.groups {
+            out.add(g * tokens).write_bytes(0, whole * TOKENS);
+        }
+        for from in (0..w.blocks).step_by(depth) {
+            let depth = depth.min(w.blocks - from);
             for g in 0..w.groups {
                 let at = g * w.blocks + from;
                 let (quants, scales) = (w.quants.as_ptr(), w.scales.as_ptr());
                 let (quants, scales) = (quants.add(at * QUANT_BYTES), scales.add(at * SCALE_BYTES));
                 unpack(quants, scales, depth, panel.add(g * DEPTH));
             }
-            for (t, tiles) in tiles.chunks_exact(w.blocks).enumerate() {
-                for g in 0..w.groups {
-                    let out = out.add(g * tokens + t * TOKENS);
-                    if from == 0 {
-                        out.write_bytes(0, TOKENS);
-                    }
-                    tile(panel.add(g * DEPTH), &tiles[from..from + depth], out);
-                }
-            }
+            let tiles = (tiles.as_ptr().add(from), w.blocks, whole);
+            add_products((panel, w.groups, depth), tiles, (out, tokens));
         }
         asm!("tilerelease", options(nostack, nomem, preserves_flags));
     }
-    whole
+    whole * TOKENS
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
@@ -152,17 +155,25 @@ unsafe fn unpack(quants: *const u8, scales: *const u8, blocks: usize, panel: *mu
     }
 }
 
-/// Adds the products of some blocks to sixteen rows of `out`.
+/// Adds the products of `depth` blocks of each group, [`DEPTH`] apart, and of each of `whole` rows of tiles,
+/// `stride` apart, to `out[group][token]`, `tokens` apart.
+///
+/// All of them are one run of steps: a block is multiplied, the sums of the one before are stored and those of the
+/// one [`LAG`] steps before scaled, across the ends of tiles too.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn tile(panel: *const Unpacked, tiles: &[ActTile], out: *mut [f32; 16]) {
-    let blocks = tiles.len();
+unsafe fn add_products(
+    (panel, groups, depth): (*const Unpacked, usize, usize),
+    (tiles, stride, whole): (*const ActTile, usize, usize),
+    (out, tokens): (*mut [f32; 16], usize),
+) {
     let mut sums = MaybeUninit::<[Sums; LAG + 1]>::uninit();
     let sums: *mut Sums = sums.as_mut_ptr().cast();
+    let mut acc = [_mm512_setzero_ps(); TOKENS];
     macro_rules! load {
         ($tile:tt, $from:expr, $pitch:literal) => {
             asm!(
                 concat!("tileloadd ", $tile, ", [{from} + {pitch}]"),
-                from = in(reg) &raw const $from,
+                from = in(reg) $from,
                 pitch = in(reg) $pitch as usize,
                 out($tile) _,
                 options(nostack, preserves_flags),
@@ -180,83 +191,106 @@ unsafe fn tile(panel: *const Unpacked, tiles: &[ActTile], out: *mut [f32; 16]) {
         };
     }
     macro_rules! store {
-        ($b:expr, $sum:tt) => {
+        ($step:expr, $sum:tt) => {
             asm!(
                 concat!("tilestored [{to} + {pitch}], ", $sum),
-                to = in(reg) sums.add($b % (LAG + 1)),
+                to = in(reg) sums.add($step % (LAG + 1)),
                 pitch = in(reg) 64usize,
                 options(nostack, preserves_flags),
             )
         };
     }
-    // SAFETY: the panel holds a block for each of `tiles` and `out` sixteen rows; the tiles are configured for these
-    // shapes; nothing else in this function touches tiles; sums are stored before they are read.
-    unsafe {
-        let mut acc = [_mm512_setzero_ps(); TOKENS];
-        for (t, acc) in acc.iter_mut().enumerate() {
-            *acc = _mm512_loadu_ps(out.add(t).cast());
-        }
-        macro_rules! scale {
-            ($b:expr, $($t:literal)*) => {{
-                let (b, sums) = ($b, sums.add($b % (LAG + 1)).cast::<__m512i>());
-                let scale = _mm512_load_ps((*panel.add(b)).scales.as_ptr());
-                let ds = (&raw const (*tiles.as_ptr().add(b)).d).cast::<f32>();
-                $(
-                    let d = _mm512_mul_ps(scale, _mm512_set1_ps(ds.add($t).read()));
-                    let sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums.add($t)));
-                    acc[$t] = _mm512_fmadd_ps(sum, d, acc[$t]);
-                )*
-            }};
-        }
-        // One block is multiplied, the sums of the one before stored, an earlier one scaled: in turns.
-        macro_rules! block {
-            ($b:expr, ($x:tt, $w:tt, $sum:tt), $before:tt) => {{
-                let b = $b;
-                load!($x, (*tiles.as_ptr().add(b)).q, 32);
-                scale!(b - LAG, 0 1 2 3);
-                load!($w, (*panel.add(b)).quants, 64);
-                scale!(b - LAG, 4 5 6 7);
-                multiply!($x, $w, $sum);
-                scale!(b - LAG, 8 9 10 11);
-                store!(b - 1, $before);
-                scale!(b - LAG, 12 13 14 15);
-            }};
-        }
-        // Two sets of tiles in turn; `even` and `odd` are of the block's number.
-        macro_rules! begin {
-            ($b:expr, ($x:tt, $w:tt, $sum:tt)) => {
-                load!($x, (*tiles.as_ptr().add($b)).q, 32);
-                load!($w, (*panel.add($b)).quants, 64);
-                multiply!($x, $w, $sum);
-            };
-        }
-        for b in 0..blocks.min(LAG) {
-            if b % 2 == 0 {
-                begin!(b, ("tmm0", "tmm1", "tmm2"));
-                if b > 0 {
-                    store!(b - 1, "tmm5");
-                }
+    macro_rules! scale {
+        ($step:expr, $of:expr, $($t:literal)*) => {{
+            let sums = sums.add($step % (LAG + 1)).cast::<__m512i>();
+            let scale = _mm512_load_ps((*$of.0).scales.as_ptr());
+            let ds = (&raw const (*$of.1).d).cast::<f32>();
+            $(
+                let d = _mm512_mul_ps(scale, _mm512_set1_ps(ds.add($t).read()));
+                let sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums.add($t)));
+                acc[$t] = _mm512_fmadd_ps(sum, d, acc[$t]);
+            )*
+        }};
+    }
+    // Two sets of tiles in turn.
+    macro_rules! by_turns {
+        ($do:ident, $step:expr, $($what:expr),*) => {
+            if $step % 2 == 0 {
+                $do!(("tmm0", "tmm1", "tmm2"), "tmm5", $step, $($what),*)
             } else {
-                begin!(b, ("tmm3", "tmm4", "tmm5"));
-                store!(b - 1, "tmm2");
+                $do!(("tmm3", "tmm4", "tmm5"), "tmm2", $step, $($what),*)
+            }
+        };
+    }
+    macro_rules! begin {
+        (($x:tt, $w:tt, $sum:tt), $before:tt, $step:expr, $block:expr) => {{
+            load!($x, $block.1, 32);
+            load!($w, $block.0, 64);
+            multiply!($x, $w, $sum);
+            if $step > 0 {
+                store!($step - 1, $before);
+            }
+        }};
+    }
+    macro_rules! both {
+        (($x:tt, $w:tt, $sum:tt), $before:tt, $step:expr, $block:expr, $earlier:expr) => {{
+            load!($x, $block.1, 32);
+            scale!($step - LAG, $earlier, 0 1 2 3);
+            load!($w, $block.0, 64);
+            scale!($step - LAG, $earlier, 4 5 6 7);
+            multiply!($x, $w, $sum);
+            scale!($step - LAG, $earlier, 8 9 10 11);
+            store!($step - 1, $before);
+            scale!($step - LAG, $earlier, 12 13 14 15);
+        }};
+    }
+    macro_rules! end {
+        ($tiles:tt, $before:tt, $step:expr, ) => {
+            store!($step - 1, $before)
+        };
+    }
+    // SAFETY: the caller's pointers lead to as many blocks, tiles and rows as it says, and `LAG <= depth <= DEPTH`;
+    // the tiles are configured for these shapes, and nothing else here touches tiles; sums are stored before they
+    // are read.
+    unsafe {
+        let mut step = 0;
+        // The tile whose last blocks are still to be scaled, and where it goes.
+        let mut earlier: Option<(*const Unpacked, *const ActTile, *mut [f32; 16])> = None;
+        for t in 0..whole {
+            for g in 0..groups {
+                let (w, x) = (panel.add(g * DEPTH), tiles.add(t * stride));
+                for b in 0..LAG {
+                    let block = (w.add(b), x.add(b));
+                    if let Some((w, x, _)) = earlier {
+                        let earlier = (w.add(depth - LAG + b), x.add(depth - LAG + b));
+                        by_turns!(both, step, block, earlier);
+                    } else {
+                        by_turns!(begin, step, block);
+                    }
+                    step += 1;
+                }
+                let out = out.add(g * tokens + t * TOKENS);
+                let before = earlier.map(|(_, _, out)| out);
+                for (t, acc) in acc.iter_mut().enumerate() {
+                    if let Some(before) = before {
+                        _mm512_storeu_ps(before.add(t).cast(), *acc);
+                    }
+                    *acc = _mm512_loadu_ps(out.add(t).cast());
+                }
+                for b in LAG..depth {
+                    let block = (w.add(b), x.add(b));
+                    let earlier = (w.add(b - LAG), x.add(b - LAG));
+                    by_turns!(both, step, block, earlier);
+                    step += 1;
+                }
+                earlier = Some((w, x, out));
             }
         }
-        let mut b = LAG;
-        while b + 1 < blocks {
-            block!(b, ("tmm3", "tmm4", "tmm5"), "tmm2");
-            block!(b + 1, ("tmm0", "tmm1", "tmm2"), "tmm5");
-            b += 2;
-        }
-        if b < blocks {
-            block!(b, ("tmm3", "tmm4", "tmm5"), "tmm2");
-        }
-        if blocks % 2 == 0 {
-            store!(blocks - 1, "tmm5");
-        } else {
-            store!(blocks - 1, "tmm2");
-        }
-        for b in blocks.saturating_sub(LAG)..blocks {
-            scale!(b, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+        let Some((w, x, out)) = earlier else { return };
+        by_turns!(end, step,);
+        for b in depth - LAG..depth {
+            let last = (w.add(b), x.add(b));
+            scale!(step - depth + b, last, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
         }
         for (t, acc) in acc.iter().enumerate() {
             _mm512_storeu_ps(out.add(t).cast(), *acc);
