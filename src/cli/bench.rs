@@ -2,7 +2,9 @@
 //! its arithmetic could give.
 //!
 //! Repetitions go round-robin over the rows, so that a machine that slows down as it gets warm slows all
-//! rows alike. Each row starts from a cache filled to its depth, which is not timed.
+//! rows alike. Each row starts from a cache filled to its depth, which is not timed. On the CPU, what memory
+//! gives is measured right before and right after each repetition that decodes one sequence: a machine that
+//! others use too may read twice as fast a second later.
 
 mod ceiling;
 mod cold;
@@ -28,6 +30,7 @@ use crate::session::CancelToken;
 use crate::system::{self, marker::Marker};
 use crate::trace::Recorder;
 use crate::weights::WeightType;
+use ceiling::Reader;
 use clap::{Args, ValueEnum};
 use device::OnDevice;
 use measure::Bench;
@@ -179,22 +182,24 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let cancel = CancelToken::default();
     signal::connect(&cancel);
     let mut bench = Bench::new(&engine, &groups, &options, &cancel)?;
-    let speeds = bench.run(&rows, args.repetitions)?;
+    bench.warm_up(&rows)?;
+    let peak_rss = system::peak_rss();
+    let mut reader = engine.device().is_none().then(|| Reader::new(&environment.threads)).flatten();
+    let timed = bench.run(&rows, args.repetitions, reader.as_mut())?;
     if let Some(file) = &args.trace {
         let (what, recorder) = bench.trace(&rows)?;
         recorder.write_chrome(file)?;
         eprint!("{what}\n{}", steps(&recorder));
     }
-    let peak_rss = system::peak_rss();
+    let peak_rss = peak_rss.max(without(system::peak_rss(), reader.as_ref()));
     drop(bench);
-    // Last, and with the caches freed: its buffer must not count as memory that the model needs.
     let integers = base.isa.filter(|_| engine.weights().head.reads().blocks);
     let ceilings = match engine.device() {
         Some(device) => ceiling::of_device(device, &environment.threads)?,
-        None => ceiling::measure(&environment.threads, integers),
+        None => ceiling::measure(&environment.threads, reader.as_ref(), integers),
     };
     let mut report = Report { environment, device, load, peak_rss, ceilings, rows: Vec::new() };
-    report.add(&rows, speeds, engine.weights().bytes_per_token);
+    report.add(&rows, timed, engine.weights().bytes_per_token);
     if let Some(earlier) = &earlier {
         compare::apply(&mut report, earlier);
     }
@@ -204,6 +209,12 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         Output::Json => format!("{:#}\n", report.json()),
         Output::Jsonl => report.json_lines(),
     })
+}
+
+/// The most memory in use, less the reader's buffer, which the model does not need. Rows that decode write
+/// slots of their cache that the warm-up did not, and so the peak after it alone would be too low.
+fn without(peak: Option<u64>, reader: Option<&Reader>) -> Option<u64> {
+    peak.map(|peak| peak.saturating_sub(reader.map_or(0, Reader::bytes)))
 }
 
 /// Refuses what will not fit, since all groups keep their caches at once, and prepares the process.

@@ -1,5 +1,7 @@
-//! Runs the rows: one sequence a group, filled to its depth once and rewound before every run.
+//! Runs the rows: one sequence a group, filled to its depth once and rewound before every run. All are warmed
+//! up before the first is timed.
 
+use super::ceiling::Reader;
 use super::rows::{Group, Row, Test};
 use crate::backend::Logits;
 use crate::cli::terminal::Progress;
@@ -54,6 +56,16 @@ impl Together {
     }
 }
 
+/// The repetitions of a row, in order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Timed {
+    /// Tokens per second.
+    pub speeds: Vec<f64>,
+    /// Bytes per second that the machine read beside each, the mean of right before and right after; none for
+    /// rows that are not held against them.
+    pub reads: Vec<f64>,
+}
+
 /// The sequences, ready to measure on.
 pub(super) struct Bench<'a> {
     groups: Vec<(Group, Held)>,
@@ -88,27 +100,45 @@ impl<'a> Bench<'a> {
         Ok(Self { groups: filled, cancel })
     }
 
-    /// Tokens per second of every repetition: `[row][repetition]`.
-    pub fn run(&mut self, rows: &[Row], repetitions: usize) -> Result<Vec<Vec<f64>>> {
+    /// Runs every row once, untimed.
+    pub fn warm_up(&mut self, rows: &[Row]) -> Result<()> {
+        let progress = Progress::new("warm-up", false);
+        for (i, row) in rows.iter().enumerate() {
+            progress.show(i, rows.len());
+            let test = match row.test {
+                Test::Decode(n) => Test::Decode(n.min(WARM_UP)),
+                Test::Together(n, batch) => Test::Together(n.min(WARM_UP), batch),
+                prefill => prefill,
+            };
+            self.once(row, test)?;
+        }
+        progress.show(rows.len(), rows.len());
+        Ok(())
+    }
+
+    /// Times every row; `reader` reads beside those that decode one sequence.
+    pub fn run(
+        &mut self,
+        rows: &[Row],
+        repetitions: usize,
+        mut reader: Option<&mut Reader>,
+    ) -> Result<Vec<Timed>> {
         let progress = Progress::new("run", false);
-        let all = rows.len() * (repetitions + 1);
-        let mut speeds = vec![Vec::with_capacity(repetitions); rows.len()];
-        for round in 0..=repetitions {
-            for (i, row) in rows.iter().enumerate() {
+        let all = rows.len() * repetitions;
+        let mut timed = vec![Timed::default(); rows.len()];
+        for round in 0..repetitions {
+            for (i, (row, timed)) in rows.iter().zip(&mut timed).enumerate() {
                 progress.show(round * rows.len() + i, all);
-                let test = match row.test {
-                    Test::Decode(n) if round == 0 => Test::Decode(n.min(WARM_UP)),
-                    Test::Together(n, batch) if round == 0 => Test::Together(n.min(WARM_UP), batch),
-                    test => test,
-                };
-                let time = self.once(row, test)?;
-                if round > 0 {
-                    speeds[i].push(test.tokens() as f64 / time.as_secs_f64().max(1e-9));
-                }
+                let paired = matches!(row.test, Test::Decode(_));
+                let mut read = || Some(reader.as_deref_mut().filter(|_| paired)?.rate(row.threads));
+                let before = read();
+                let time = self.once(row, row.test)?;
+                timed.reads.extend(before.zip(read()).map(|(before, after)| (before + after) / 2.0));
+                timed.speeds.push(row.test.tokens() as f64 / time.as_secs_f64().max(1e-9));
             }
         }
         progress.show(all, all);
-        Ok(speeds)
+        Ok(timed)
     }
 
     /// Times one run of `test` from the state that `row` starts from.

@@ -3,6 +3,7 @@
 use super::ceiling::Ceiling;
 use super::device::OnDevice;
 use super::growth::{self, Growth};
+use super::measure::Timed;
 use super::rows::{Row, Test};
 use crate::dims;
 use crate::engine::Engine;
@@ -77,12 +78,12 @@ impl Spread {
 /// One row with its results.
 pub(super) struct Line {
     pub row: Row,
-    /// Tokens per second of every repetition, in order.
-    pub samples: Vec<f64>,
+    pub timed: Timed,
     pub speed: Spread,
     /// Decode: bytes read per second, in units of 1e9.
     pub gb_per_s: Option<f64>,
-    /// That in percent of the read bandwidth with as many threads.
+    /// That in percent of the read bandwidth with as many threads: of each repetition's own where it was
+    /// measured beside them, else of the run's.
     pub percent: Option<f64>,
     /// Prefill: operations of the matrix products per second, in units of 1e9.
     pub gops: Option<f64>,
@@ -123,11 +124,17 @@ fn prefill_ops(n: usize) -> f64 {
     2.0 * (macs(false) * n as f64 + macs(true))
 }
 
+/// The median over repetitions of one rate in percent of the other.
+fn paired(rates: impl Iterator<Item = f64>, bests: &[f64]) -> Option<f64> {
+    let percents: Vec<f64> = rates.zip(bests).map(|(rate, best)| 100.0 * rate / best).collect();
+    (!percents.is_empty()).then(|| Spread::of(&percents).median)
+}
+
 impl Report {
-    /// Adds the rows, whose speeds are `[row][repetition]`.
-    pub fn add(&mut self, rows: &[Row], speeds: Vec<Vec<f64>>, bytes_per_token: usize) {
-        for (&row, samples) in rows.iter().zip(speeds) {
-            let line = self.line(row, samples, bytes_per_token);
+    /// Adds the rows with their repetitions.
+    pub fn add(&mut self, rows: &[Row], timed: Vec<Timed>, bytes_per_token: usize) {
+        for (&row, timed) in rows.iter().zip(timed) {
+            let line = self.line(row, timed, bytes_per_token);
             self.rows.push(line);
         }
         let speeds: Vec<(Row, f64)> = self.rows.iter().map(|l| (l.row, l.speed.median)).collect();
@@ -142,31 +149,29 @@ impl Report {
     }
 
     /// A row with what follows from its own speed.
-    fn line(&self, row: Row, samples: Vec<f64>, bytes_per_token: usize) -> Line {
-        let speed = Spread::of(&samples);
-        let (mut gb_per_s, mut gops) = (None, None);
+    fn line(&self, row: Row, timed: Timed, bytes_per_token: usize) -> Line {
+        let speed = Spread::of(&timed.speeds);
+        let (mut bytes, mut gops) = (None, None);
+        // A token's bytes: all weights once for all sequences, and the slots filled so far.
         match row.test {
-            Test::Decode(n) => {
-                // All weights once, and the slots filled so far.
-                let bytes = bytes_per_token as f64 + growth::kv_bytes(&row, n);
-                gb_per_s = Some(speed.median * bytes / 1e9);
-            }
+            Test::Decode(n) => bytes = Some(bytes_per_token as f64 + growth::kv_bytes(&row, n)),
             Test::Together(n, batch) => {
-                let bytes = bytes_per_token as f64 / batch as f64 + growth::kv_bytes(&row, n);
-                gb_per_s = Some(speed.median * bytes / 1e9);
+                bytes = Some(bytes_per_token as f64 / batch as f64 + growth::kv_bytes(&row, n));
             }
             Test::Prefill(n) => gops = Some(speed.median / n as f64 * prefill_ops(n) / 1e9),
         }
+        let gb_per_s = bytes.map(|bytes| speed.median * bytes / 1e9);
+        let beside = bytes.and_then(|b| paired(timed.speeds.iter().map(|speed| speed * b), &timed.reads));
         let ceiling = self.ceilings.iter().find(|c| c.threads == row.threads);
         let read = ceiling.and_then(|c| c.read.as_ref()).map(|(rate, _)| rate / 1e9);
         let peak = ceiling.and_then(|c| c.ops).map(|ops| ops / 1e9);
         let percent = |is: Option<f64>, best: Option<f64>| is.zip(best).map(|(is, best)| 100.0 * is / best);
         Line {
             row,
-            samples,
+            timed,
             speed,
             gb_per_s,
-            percent: percent(gb_per_s, read),
+            percent: beside.or(percent(gb_per_s, read)),
             gops,
             peak_percent: percent(gops, peak),
             read,
@@ -219,11 +224,14 @@ impl Line {
             Test::Decode(n) => (0, n, 1),
             Test::Together(n, batch) => (0, n, batch),
         };
+        let reads = &self.timed.reads;
+        let reads = (!reads.is_empty()).then(|| reads.iter().map(|rate| rate / 1e9).collect::<Vec<_>>());
         json!({
             "test": self.row.name(), "n_prompt": prompt, "n_gen": generated, "batch": batch, "depth": self.row.depth,
             "kv_type": self.row.kv_types.to_string(), "threads": self.row.threads,
             "tokens_per_second": self.speed.median, "min": self.speed.min, "max": self.speed.max,
-            "samples": self.samples, "gb_per_s": self.gb_per_s, "bandwidth_percent": self.percent,
+            "samples": self.timed.speeds, "read_gb_per_s_samples": reads,
+            "gb_per_s": self.gb_per_s, "bandwidth_percent": self.percent,
             "gops": self.gops, "peak_percent": self.peak_percent,
             "ms_per_token": self.growth.map(|g| g.measured_ms),
             "predicted_ms_per_token": self.growth.map(|g| g.predicted_ms),
@@ -257,8 +265,14 @@ pub(super) mod tests {
             rows: Vec::new(),
         };
         let rows = [row(Test::Prefill(4), 0), row(Test::Decode(3), 0), row(Test::Decode(3), 8)];
-        report.add(&rows, vec![vec![40.0, 60.0], vec![3.0, 1.0, 2.0], vec![1.0]], 1000);
+        let timed = [vec![40.0, 60.0], vec![3.0, 1.0, 2.0], vec![1.0]].map(alone);
+        report.add(&rows, timed.to_vec(), 1000);
         report
+    }
+
+    /// Repetitions that nothing was read beside.
+    fn alone(speeds: Vec<f64>) -> Timed {
+        Timed { speeds, reads: Vec::new() }
     }
 
     #[test]
@@ -295,8 +309,24 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_machine_that_slows_down_changes_no_percent() {
+        let percent = |rates: &[f64], bests: &[f64]| paired(rates.iter().copied(), bests);
+        assert_eq!(percent(&[8.0, 8.0], &[10.0, 10.0]), Some(80.0));
+        assert_eq!(percent(&[8.0, 4.0], &[10.0, 5.0]), Some(80.0));
+        assert_eq!(percent(&[9.0, 3.0, 7.0], &[10.0, 10.0, 10.0]), Some(70.0));
+        assert_eq!(percent(&[8.0], &[]), None);
+        // Of the rates beside them, not of the run's.
+        let timed = Timed { speeds: vec![2.0, 1.0], reads: vec![8e9, 4e9] };
+        let line = report().line(row(Test::Decode(3), 0), timed, 2_000_000_000);
+        let own = line.gb_per_s.expect("decode reads") / 1.5 * 2.0 / 8.0;
+        assert!((line.percent.expect("paired") / (100.0 * own) - 1.0).abs() < 1e-9);
+        assert_eq!(line.json()["read_gb_per_s_samples"], json!([8.0, 4.0]));
+        assert_eq!(line.read, Some(10.0));
+    }
+
+    #[test]
     fn weights_are_read_once_for_all_sequences() {
-        let together = report().line(row(Test::Together(3, 4), 0), vec![8.0], 1000);
+        let together = report().line(row(Test::Together(3, 4), 0), alone(vec![8.0]), 1000);
         let slot = together.row.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) as f64;
         assert_eq!(together.gb_per_s, Some((2.0 * 1000.0 + 8.0 * 2.0 * slot) / 1e9));
         assert!(together.growth.is_none());
@@ -311,6 +341,7 @@ pub(super) mod tests {
         assert_eq!(deep["test"], "tg3 @ d8");
         assert_eq!(deep["ms_per_token"], 1000.0);
         assert!(deep["predicted_ms_per_token"].is_f64() && deep["deviation_percent"].is_f64(), "{deep}");
+        assert!(deep["read_gb_per_s_samples"].is_null(), "{deep}");
         assert!(all["rows"][1]["deviation_percent"].is_null() && all["rows"][0]["peak_percent"].is_f64());
         assert_eq!(all["read_bandwidth"][0], json!({"threads": 2, "gb_per_s": 10.0, "way": "w"}));
         assert_eq!(all["integer_peak"][0], json!({"threads": 2, "gops": 20.0}));
