@@ -184,7 +184,9 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let mut bench = Bench::new(&engine, &groups, &options, &cancel)?;
     bench.warm_up(&rows)?;
     let peak_rss = system::peak_rss();
-    let mut reader = engine.device().is_none().then(|| Reader::new(&environment.threads)).flatten();
+    let weights = engine.weights().bytes_per_token;
+    let reader = engine.device().is_none().then(|| Reader::new(&environment.threads, weights));
+    let mut reader = reader.flatten();
     let timed = bench.run(&rows, args.repetitions, reader.as_mut())?;
     if let Some(file) = &args.trace {
         let (what, recorder) = bench.trace(&rows)?;

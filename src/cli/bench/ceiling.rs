@@ -61,9 +61,10 @@ struct Best {
 }
 
 impl Reader {
-    /// Finds the best way for each number of threads; `None` when memory is too short.
-    pub fn new(threads: &[usize]) -> Option<Self> {
-        let buffer = buffer(threads.iter().copied().max().unwrap_or(1))?;
+    /// Finds the best way for each number of threads; `None` when memory is too short. Beside it `mapped` bytes of
+    /// weights must stay in memory, which the system counts as usable.
+    pub fn new(threads: &[usize], mapped: usize) -> Option<Self> {
+        let buffer = buffer(threads.iter().copied().max().unwrap_or(1), mapped)?;
         Some(Self::over(buffer, threads, READING))
     }
 
@@ -117,9 +118,9 @@ pub(super) fn of_device(device: &Device, threads: &[usize]) -> Result<Vec<Ceilin
 
 /// Memory in huge pages, as weights are, with something in it: pages that were never written are all the
 /// same page of zeros, and in the cache.
-fn buffer(threads: usize) -> Option<AlignedBytes> {
-    let spare = Memory::now().usable().map_or(BUFFER, |m| usize::try_from(m / 4).unwrap_or(BUFFER));
-    let len = BUFFER.min(spare);
+fn buffer(threads: usize, mapped: usize) -> Option<AlignedBytes> {
+    let usable = Memory::now().usable().map_or(usize::MAX, |m| usize::try_from(m).unwrap_or(usize::MAX));
+    let len = BUFFER.min(usable.saturating_sub(mapped) / 4);
     let mut buffer = (len >= LEAST).then(|| AlignedBytes::zeroed(len).ok())??;
     std::thread::scope(|scope| {
         for (i, part) in buffer.as_mut_slice().chunks_mut(len.div_ceil(threads)).enumerate() {
