@@ -50,8 +50,8 @@ pub enum Matrix<const ROWS: usize, const COLS: usize> {
 impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
     /// The activations it is multiplied with.
     pub fn reads(&self) -> Reads {
-        let floats = matches!(self, Matrix::Dense { .. });
-        Reads { floats, blocks: !floats }
+        let floats = matches!(self, Self::Dense { .. });
+        Reads { floats, blocks: !floats, tiles: matches!(self, Self::Q4(_)) }
     }
 
     /// Writes one row's values, exactly, into `x` of `COLS`.
@@ -78,13 +78,19 @@ pub struct Reads {
     pub floats: bool,
     /// Quantised, in blocks.
     pub blocks: bool,
+    /// These laid out in tiles too, where the instruction set has any.
+    pub tiles: bool,
 }
 
 impl BitOr for Reads {
     type Output = Self;
 
     fn bitor(self, other: Self) -> Self {
-        Self { floats: self.floats | other.floats, blocks: self.blocks | other.blocks }
+        Self {
+            floats: self.floats | other.floats,
+            blocks: self.blocks | other.blocks,
+            tiles: self.tiles | other.tiles,
+        }
     }
 }
 

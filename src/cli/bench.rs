@@ -184,8 +184,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let mut bench = Bench::new(&engine, &groups, &options, &cancel)?;
     bench.warm_up(&rows)?;
     let peak_rss = system::peak_rss();
-    let weights = engine.weights().bytes_per_token;
-    let reader = engine.device().is_none().then(|| Reader::new(&environment.threads, weights));
+    let bytes_per_token = engine.weights().bytes_per_token;
+    let reader = engine.device().is_none().then(|| Reader::new(&environment.threads, bytes_per_token));
     let mut reader = reader.flatten();
     let timed = bench.run(&rows, args.repetitions, reader.as_mut())?;
     if let Some(file) = &args.trace {
@@ -201,7 +201,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         None => ceiling::measure(&environment.threads, reader.as_ref(), integers),
     };
     let mut report = Report { environment, device, load, peak_rss, ceilings, rows: Vec::new() };
-    report.add(&rows, timed, engine.weights().bytes_per_token);
+    report.add(&rows, timed, bytes_per_token);
     if let Some(earlier) = &earlier {
         compare::apply(&mut report, earlier);
     }

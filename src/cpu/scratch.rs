@@ -36,17 +36,22 @@ pub(super) struct Acts<const W: usize> {
 
 impl<const W: usize> Acts<W> {
     fn new(isa: Isa, tokens: usize, reads: Reads) -> Result<Self> {
-        let blocks = if reads.blocks { W / BLOCK } else { 0 };
+        let tiles = isa.act_tiles(tokens);
         Ok(Self {
             floats: try_vec(if reads.floats { tokens * W } else { 0 }, 0.0)?,
-            blocks: try_vec(tokens * blocks, ActBlock::ZERO)?,
-            tiles: try_vec(isa.act_tiles(tokens) * blocks, ActTile::ZERO)?,
+            blocks: try_vec(if reads.blocks { tokens * (W / BLOCK) } else { 0 }, ActBlock::ZERO)?,
+            tiles: try_vec(if reads.tiles { tiles * (W / BLOCK) } else { 0 }, ActTile::ZERO)?,
         })
     }
 
     fn input(&self, isa: Isa, tokens: usize) -> Input<'_> {
-        let tiles = (isa.act_tiles(tokens) * (W / BLOCK)).min(self.tiles.len());
-        Input { floats: &self.floats, blocks: &self.blocks, tiles: &self.tiles[..tiles], tokens }
+        let tiles = &self.tiles[..self.tiles_of(isa, tokens)];
+        Input { floats: &self.floats, blocks: &self.blocks, tiles, tokens }
+    }
+
+    /// How many tiles rows `0..tokens` have: none where nothing reads them.
+    fn tiles_of(&self, isa: Isa, tokens: usize) -> usize {
+        (isa.act_tiles(tokens) * (W / BLOCK)).min(self.tiles.len())
     }
 
     /// Computes rows `0..tokens` with `row(token, destination)` and quantises them where needed.
@@ -85,8 +90,8 @@ impl<const W: usize> Acts<W> {
 
     /// Makes the tiles of rows `0..tokens` from the blocks.
     fn lay_out(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
+        let tiles = self.tiles_of(isa, tokens);
         let (blocks, wide) = (&self.blocks, W / BLOCK);
-        let tiles = (isa.act_tiles(tokens) * wide).min(self.tiles.len());
         if tiles == 0 {
             return;
         }

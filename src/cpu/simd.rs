@@ -293,14 +293,13 @@ impl Isa {
 
     /// Of so many tokens, how many tiles [`q4_groups`] likes to have laid out by [`lay_out`].
     pub fn act_tiles(self, tokens: usize) -> usize {
-        match self {
+        let of_a_tile = match self {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => tokens / ActTile::TOKENS,
-            _ => {
-                let _ = tokens;
-                0
-            }
-        }
+            Isa::Amx => ActTile::TOKENS,
+            // Tiles that no prompt fills.
+            _ => usize::MAX,
+        };
+        tokens / of_a_tile
     }
 
     /// The tile of tokens, of those compiled, to begin `left` tokens with.
