@@ -3,7 +3,7 @@
 #[path = "device/place.rs"]
 mod place;
 
-use antigravity::model::backend::{Backend, Logits};
+use antigravity::model::device::{Backend, Logits};
 use numeric::simd::Isa;
 use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::run::eviction::{Budget, Chooser, Policy};

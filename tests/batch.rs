@@ -3,7 +3,7 @@
 #[path = "device/place.rs"]
 mod place;
 
-use antigravity::model::backend::{Backend, Logits};
+use antigravity::model::device::{Backend, Logits};
 use antigravity::model::cpu::{CpuBackend, CpuBatch, CpuOptions};
 use numeric::simd::Isa;
 use antigravity::run::engine::BatchAnswer;

@@ -11,7 +11,7 @@ mod place;
 mod writer;
 
 use antigravity::Error;
-use antigravity::model::backend::{Backend, Logits};
+use antigravity::model::device::{Backend, Logits};
 use numeric::simd::Isa;
 use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::*;

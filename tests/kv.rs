@@ -4,7 +4,7 @@
 #[path = "device/place.rs"]
 mod place;
 
-use antigravity::model::backend::{AttentionJob, Backend, KvRows, Logits, Mass};
+use antigravity::model::device::{AttentionJob, Backend, KvRows, Logits, Mass};
 use antigravity::model::cpu::attention::for_others;
 use numeric::simd::attend::{CHUNK, KvChunk, Looks, Partial, Softmax, attend, merge, observe};
 use numeric::simd::{Isa, kv_row, ops};

@@ -4,7 +4,7 @@
 #[path = "device/place.rs"]
 mod place;
 
-use antigravity::model::backend::{Backend, KvRows};
+use antigravity::model::device::{Backend, KvRows};
 use numeric::simd::Isa;
 use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};

@@ -9,7 +9,7 @@
 #[path = "opencl/bed.rs"]
 mod bed;
 
-use antigravity::model::backend::{Backend, KvRows, Logits};
+use antigravity::model::device::{Backend, KvRows, Logits};
 use antigravity::model::cpu::attention::for_others;
 use numeric::simd::Isa;
 use antigravity::model::cpu::{CpuBackend, CpuOptions};

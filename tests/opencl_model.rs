@@ -10,7 +10,7 @@ mod bed;
 #[path = "opencl/whole.rs"]
 mod whole;
 
-use antigravity::model::backend::KvRows;
+use antigravity::model::device::KvRows;
 use antigravity::dims::VOCAB;
 use antigravity::run::engine::BackendKind;
 use antigravity::run::eviction::{Eviction, Policy};

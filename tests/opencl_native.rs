@@ -16,7 +16,7 @@ mod file;
 #[path = "gguf/writer.rs"]
 mod writer;
 
-use antigravity::model::backend::{Backend, KvRows, Logits};
+use antigravity::model::device::{Backend, KvRows, Logits};
 use numeric::simd::Isa;
 use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::{self, FFN_DIM, LAYERS, Q_DIM, VOCAB};

@@ -11,7 +11,7 @@ mod matmul;
 mod scratch;
 
 use crate::dims::*;
-use crate::model::backend::{Backend, CancelToken, KvRows, Lent, Logits};
+use crate::model::device::{Backend, CancelToken, KvRows, Lent, Logits};
 use crate::model::trace::{Recorder, Steps};
 use crate::model::weights::Weights;
 pub use batch::CpuBatch;

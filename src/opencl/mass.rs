@@ -7,7 +7,7 @@ use super::rows::Rows;
 use super::scratch::Scratch;
 use super::steps::{AttendOn, Launches, ObservedBuffers};
 use crate::dims::*;
-use crate::model::backend;
+use crate::model::device;
 use opencl_runtime::buffer::{Access, Buffer, Place};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;

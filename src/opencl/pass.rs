@@ -8,7 +8,7 @@ use super::scratch::Scratch;
 use super::steps::Launches;
 use super::{HostAttention, QKV};
 use crate::dims::*;
-use crate::model::backend::{AttentionJob, Logits};
+use crate::model::device::{AttentionJob, Logits};
 use crate::model::trace::Steps;
 use opencl_runtime::buffer::{Landing, MapFor};
 use opencl_runtime::device::Device;

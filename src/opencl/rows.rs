@@ -6,7 +6,7 @@ mod lent;
 use super::kernels::CHUNK;
 use super::whole::arena;
 use crate::dims::*;
-use crate::model::backend::KvRows;
+use crate::model::device::KvRows;
 use numeric::kv::{KvTypes, check_kept};
 use opencl_runtime::buffer::{Access, Buffer, MapFor, Place};
 use opencl_runtime::device::Device;

@@ -6,7 +6,7 @@
 //! bundled one), while a wrong kernel moves them by their own size.
 
 use crate::dims::{KV_HEADS, LAYERS, VOCAB};
-use crate::model::backend::{Backend, Logits};
+use crate::model::device::{Backend, Logits};
 use files::Result;
 
 /// Largest relative distance of logits that rounding explains.

@@ -15,7 +15,7 @@
 mod summed;
 
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
-use crate::model::backend::KvRows;
+use crate::model::device::KvRows;
 use crate::run::engine::{Engine, Pause};
 use crate::run::session::{Sequence, Session};
 use files::atomic_file::Unfinished;

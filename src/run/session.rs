@@ -17,7 +17,7 @@ pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
 pub use sequence::{Cut, Sequence};
 
 use crate::dims::VOCAB;
-use crate::model::backend::{Backend, Logits};
+use crate::model::device::{Backend, Logits};
 use crate::model::trace::Recorder;
 use crate::run::eviction::{Eviction, Policy};
 use devices::Devices;

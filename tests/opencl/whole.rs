@@ -1,7 +1,7 @@
 //! What tests of the whole model share: a cache of their own, whether the device is exact, the rows of a session.
 
 use super::bed;
-use antigravity::model::backend::KvRows;
+use antigravity::model::device::KvRows;
 use antigravity::dims::LAYERS;
 use antigravity::run::session::Session;
 use std::path::PathBuf;

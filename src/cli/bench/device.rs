@@ -1,6 +1,6 @@
 //! What only an OpenCL device has: launches, the host's share of a token, the time that building its programs took.
 
-use crate::model::backend::Logits;
+use crate::model::device::Logits;
 use crate::opencl::Device;
 use crate::run::engine::{Engine, EngineOptions};
 use files::Result;

@@ -5,7 +5,7 @@ use super::ceiling::Reader;
 use super::rows::{Group, Row, Test};
 use crate::cli::terminal::Progress;
 use crate::dims::VOCAB;
-use crate::model::backend::Logits;
+use crate::model::device::Logits;
 use crate::model::cpu::CpuBatch;
 use crate::model::trace::Recorder;
 use crate::run::engine::{Engine, EngineOptions};

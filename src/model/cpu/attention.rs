@@ -6,7 +6,7 @@ use super::cache::Cache;
 use super::mass::{Noted, SlotMass};
 use super::scratch::{KV_PAD, Q_PAD, QKV, Scratch};
 use crate::dims::*;
-use crate::model::backend::{Attention, AttentionJob};
+use crate::model::device::{Attention, AttentionJob};
 use crate::model::weights::Layer;
 use files::Result;
 use numeric::kv::{self, KvTypes};

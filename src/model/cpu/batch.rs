@@ -4,7 +4,7 @@
 use super::cache::Cache;
 use super::{CpuOptions, Runner};
 use crate::dims::VOCAB;
-use crate::model::backend::{CancelToken, Logits};
+use crate::model::device::{CancelToken, Logits};
 use crate::model::trace::Recorder;
 use crate::model::weights::Weights;
 use files::Result;
@@ -130,17 +130,17 @@ impl CpuBatch {
         self.caches[sequence].get_mut().expect("invariant: no job panics")
     }
 
-    /// As [`crate::model::backend::Backend::record`].
+    /// As [`crate::model::device::Backend::record`].
     pub fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
         std::mem::replace(&mut self.runner.recorder, recorder)
     }
 
-    /// As [`crate::model::backend::Backend::heed`].
+    /// As [`crate::model::device::Backend::heed`].
     pub fn heed(&mut self, cancel: Option<&CancelToken>) {
         self.cancel = cancel.cloned();
     }
 
-    /// Appends tokens to one sequence, as [`crate::model::backend::Backend::forward`] does.
+    /// Appends tokens to one sequence, as [`crate::model::device::Backend::forward`] does.
     ///
     /// # Errors
     ///

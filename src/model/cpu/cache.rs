@@ -1,7 +1,7 @@
 //! The CPU's key/value cache, allocated once for the whole context.
 
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
-use crate::model::backend::{KvRows, Lent, RowMemory};
+use crate::model::device::{KvRows, Lent, RowMemory};
 use files::mapped::AlignedBytes;
 use files::{Error, Result};
 use numeric::kv::{KvTypes, check_capacity, check_kept};

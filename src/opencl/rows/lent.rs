@@ -1,7 +1,7 @@
 //! Rows in the CPU's hands: all buffers mapped, until the memory is dropped.
 
 use super::{LayerRows, Rows};
-use crate::model::backend::{Lent, RowMemory};
+use crate::model::device::{Lent, RowMemory};
 use files::{Error, Result};
 use opencl_runtime::buffer::{Buffer, MapFor, Mapped};
 use opencl_runtime::failure::{self, Failure};

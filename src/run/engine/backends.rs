@@ -2,7 +2,7 @@
 
 use super::speeds;
 use super::{BackendKind, Engine, EngineOptions};
-use crate::model::backend::Backend;
+use crate::model::device::Backend;
 use crate::model::cpu::{self, CpuBackend, CpuBatch, CpuOptions};
 use crate::model::weights::Weights;
 use crate::opencl::{self, Matrices, OpenClBackend, OpenClOptions, Place, Variants, Verdict, selftest};

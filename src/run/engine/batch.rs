@@ -3,7 +3,7 @@
 use super::stream::{End, Writer};
 use super::{BackendKind, Engine, EngineOptions, GenerateOptions};
 use crate::dims::VOCAB;
-use crate::model::backend::Logits;
+use crate::model::device::Logits;
 use crate::model::cpu::CpuBatch;
 use crate::run::eviction::Policy;
 use crate::run::session::{Session, StopReason, check_logits};

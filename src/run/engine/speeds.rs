@@ -2,7 +2,7 @@
 
 use super::{Engine, EngineOptions};
 use crate::dims::VOCAB;
-use crate::model::backend::{Backend, Logits};
+use crate::model::device::{Backend, Logits};
 use crate::opencl::{self, Cache};
 use crate::run::session::Speed;
 use files::Result;

@@ -1,7 +1,7 @@
 //! The plan: exact where it can be, never overflowing, and honest about what fits.
 
 use super::*;
-use crate::model::backend::KvRows;
+use crate::model::device::KvRows;
 use files::Error;
 use numeric::kv::{KvType, KvTypes};
 

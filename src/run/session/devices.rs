@@ -7,7 +7,7 @@ use super::event::Switch;
 use super::schedule::{Move, Schedule, Side};
 use super::{Notice, Spare};
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
-use crate::model::backend::{Backend, CancelToken, KvRows, Logits};
+use crate::model::device::{Backend, CancelToken, KvRows, Logits};
 use crate::model::trace::Recorder;
 use files::{Error, Result};
 use std::time::{Duration, Instant};

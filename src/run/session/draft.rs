@@ -6,7 +6,7 @@
 use super::Session;
 use super::evict::{Evictor, Input};
 use crate::dims::VOCAB;
-use crate::model::backend::Logits;
+use crate::model::device::Logits;
 use files::{Error, Result};
 use std::ops::RangeInclusive;
 

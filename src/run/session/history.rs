@@ -3,7 +3,7 @@
 use super::devices::Refuge;
 use super::evict::Evictor;
 use super::{Cut, Session};
-use crate::model::backend::Logits;
+use crate::model::device::Logits;
 use files::{Error, Result};
 
 impl Session {

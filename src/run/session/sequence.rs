@@ -3,7 +3,7 @@
 use super::Session;
 use super::evict::Evictor;
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
-use crate::model::backend::KvRows;
+use crate::model::device::KvRows;
 use files::{Error, Result};
 use serde::{Deserialize, Serialize};
 

@@ -4,7 +4,7 @@ mod fake;
 
 use super::*;
 use crate::dims::LAYERS;
-use crate::model::backend::KvRows;
+use crate::model::device::KvRows;
 use fake::{Fake, ROW};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

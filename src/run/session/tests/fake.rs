@@ -1,7 +1,7 @@
 //! A device that computes nothing, but whose logits depend on every row of its cache.
 
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
-use crate::model::backend::{Backend, CancelToken, KvRows, Lent, Logits};
+use crate::model::device::{Backend, CancelToken, KvRows, Lent, Logits};
 use crate::model::trace::Recorder;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};

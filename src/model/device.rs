@@ -1,0 +1,191 @@
+//! The seam between a sequence and the device that runs the model.
+//!
+//! A device owns the weights and the buffers of a pass, never a sequence. A pass takes *runs*: some tokens of one
+//! sequence each, with its cache. One token of eight sequences, a prompt of 500, eight drafted tokens: all are runs of
+//! one pass, which reads the weights once, and each gets the bits that it would get alone.
+
+use crate::dims::KV_HEADS;
+use crate::model::trace::Recorder;
+use files::Result;
+pub use numeric::cancel::CancelToken;
+use numeric::kv::KvTypes;
+use std::any::Any;
+use std::ops::Range;
+
+/// Where a pass writes the logits of a run.
+pub enum Logits<'a> {
+    /// Nowhere: the tokens only fill the cache.
+    None,
+    /// Of the last token: `[VOCAB]`.
+    Last(&'a mut [f32]),
+    /// Of every token: `[tokens][VOCAB]`.
+    All(&'a mut [f32]),
+}
+
+/// Some tokens of one sequence in a pass.
+pub struct Run<'a> {
+    /// The sequence's cache, made by the device of the pass, or one whose rows that device can reach
+    /// ([`Cache::host`]). The tokens take the slots after the filled ones, which must be free.
+    pub cache: &'a mut dyn Cache,
+    /// At least one; ids below `VOCAB`.
+    pub tokens: &'a [u32],
+    /// RoPE position of the first token; the others follow.
+    pub pos: usize,
+    /// Which logits are wanted.
+    pub logits: Logits<'a>,
+    /// How many of the tokens, the last ones, add their attention to the mass of the slots that they see; 0 is none.
+    pub observe: usize,
+}
+
+/// What runs passes: the model's weights on one device, and the buffers of a pass.
+pub trait Device: Send {
+    /// Device and instruction set, for reports.
+    fn name(&self) -> String;
+
+    /// Most tokens of one pass, all runs together.
+    fn max_tokens(&self) -> usize;
+
+    /// An empty cache of `slots` slots.
+    ///
+    /// # Errors
+    ///
+    /// `Memory` where there is no room for it.
+    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn Cache>>;
+
+    /// Computes one pass: the tokens of every run join its cache, and the logits asked for are written.
+    ///
+    /// Allocates nothing, but for the first pass with a cache that is longer than all before or is observed.
+    ///
+    /// # Errors
+    ///
+    /// `Interrupted` soon after `cancel` is cancelled, `Device` where the device is lost; then none of the tokens
+    /// counts. A pass with an observed run is completed: what slots received of half of it could not be taken back.
+    fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()>;
+
+    /// Turns step timing and layer digests on, or off, which also hands back what was recorded.
+    fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder>;
+}
+
+/// Shape of a cache, and how much of it is filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Element types of the rows.
+    pub types: KvTypes,
+    /// Slots of a head.
+    pub slots: usize,
+    /// Filled slots: the first ones.
+    pub len: usize,
+}
+
+/// The K and V rows of one sequence, in the memory of the device that made it.
+pub trait Cache: Any + Send {
+    /// Its shape.
+    fn extent(&self) -> Extent;
+
+    /// Rewinds, or makes rows just written count. Slots that are filled so have no mass.
+    fn set_len(&mut self, len: usize);
+
+    /// Changes the number of slots; filled ones stay.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` below the filled slots, `Memory`; then nothing has changed.
+    fn resize(&mut self, slots: usize) -> Result<()>;
+
+    /// Moves the rows (and the mass) of `slots`, which ascend, of one layer and KV head to slots `0..`.
+    /// [`Cache::set_len`] follows once every head of every layer keeps as many.
+    fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()>;
+
+    /// Copies filled slots of one layer out.
+    fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()>;
+
+    /// Copies rows of one layer in; [`Cache::set_len`] makes them count.
+    fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()>;
+
+    /// Copies the attention mass of the filled slots of one layer out: `[kv_head][slot]`, zeros before anything was
+    /// observed.
+    fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()>;
+
+    /// Replaces the mass of the filled slots, likewise. The first call makes room for the mass of all slots, so that
+    /// no pass has to.
+    fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()>;
+
+    /// The rows as the CPU reaches them, until the device that made the cache computes with it again.
+    ///
+    /// # Panics
+    ///
+    /// Where the CPU cannot reach them: the memory is a GPU's own.
+    fn host(&mut self) -> Result<&mut dyn HostRows>;
+}
+
+/// The rows of a cache in memory that the CPU reaches.
+pub trait HostRows: Send + Sync {
+    /// Keys and values of one layer: `[kv_head][slot][row bytes]` each.
+    fn layer(&self, layer: usize) -> (&[u8], &[u8]);
+
+    /// The same to write, and the mass.
+    fn layer_mut(&mut self, layer: usize) -> HostLayer<'_>;
+}
+
+/// One layer of a cache, to write.
+pub struct HostLayer<'a> {
+    /// Keys after RoPE: `[kv_head][slot][row bytes]`.
+    pub k: &'a mut [u8],
+    /// Values, likewise.
+    pub v: &'a mut [u8],
+    /// Attention mass: `[kv_head][slot]`, where the cache has room for it.
+    pub mass: Option<&'a mut [f32]>,
+}
+
+/// Rows of consecutive slots of one layer, in the cache's own element types: what devices exchange.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KvRows {
+    /// Keys after RoPE: `[kv_head][slot][row bytes]`.
+    pub k: Vec<u8>,
+    /// Values: `[kv_head][slot][row bytes]`.
+    pub v: Vec<u8>,
+}
+
+impl KvRows {
+    /// Zeroed rows of `slots` slots.
+    pub fn zeroed(types: KvTypes, slots: usize, head_dim: usize) -> Self {
+        let rows = |bytes: usize| vec![0; KV_HEADS * slots * bytes];
+        Self { k: rows(types.k.row_bytes(head_dim)), v: rows(types.v.row_bytes(head_dim)) }
+    }
+}
+
+/// Attention of new tokens over one layer's rows, which a device left to another.
+pub struct AttentionJob<'a> {
+    /// New tokens.
+    pub tokens: usize,
+    /// Filled slots before them; each token sees those, the ones before it and its own.
+    pub before: usize,
+    /// Queries as the stored keys expect them: `[token][HEADS][HEAD_DIM]`, rows `stride` apart.
+    pub queries: &'a [f32],
+    /// Floats from one token's queries to the next's.
+    pub stride: usize,
+    /// Keys, new ones included: `[kv_head][slot][row bytes]`, `capacity` slots a head (fewer of the last).
+    pub k: &'a [u8],
+    /// Values, likewise.
+    pub v: &'a [u8],
+    /// Slots of a head.
+    pub capacity: usize,
+    /// Element types of the rows.
+    pub types: KvTypes,
+    /// `[token][HEADS][HEAD_DIM]`
+    pub att: &'a mut [f32],
+    /// Where to add the attention that slots receive, if anybody observes it.
+    pub mass: Option<Mass<'a>>,
+}
+
+/// The attention that slots of one layer receive: of each observed token in ascending order, the softmax weights
+/// summed over the query heads of the group in ascending order.
+pub struct Mass<'a> {
+    /// `[kv_head][capacity]`, only added to.
+    pub sums: &'a mut [f32],
+    /// How many tokens are observed, the last ones of the pass.
+    pub tokens: usize,
+}
+
+/// Computes an [`AttentionJob`]. Whoever puts a device together hands it in, so that devices do not know each other.
+pub type Attention = Box<dyn FnMut(AttentionJob<'_>) + Send>;
