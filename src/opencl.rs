@@ -26,7 +26,7 @@ mod whole;
 pub use opencl_runtime::*;
 
 use crate::dims::*;
-use crate::model::device::{Attention, Backend, CancelToken, KvRows, Lent, Logits};
+use crate::model::device::{Attention, CancelToken, KvRows, Logits};
 use crate::model::trace::{Recorder, Steps};
 use buffer::Landing;
 pub use defines::QKV;
