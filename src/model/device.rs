@@ -49,7 +49,7 @@ impl<'a> Run<'a> {
 pub type SharedDevice = Arc<Mutex<dyn Device>>;
 
 /// Locks a device for a pass.
-pub fn locked(device: &SharedDevice) -> MutexGuard<'_, dyn Device> {
+pub fn locked(device: &SharedDevice) -> MutexGuard<'_, dyn Device + 'static> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -103,14 +103,14 @@ impl<'a> Bench<'a> {
         let sessions = self.sessions(row)?;
         let tokens = self::tokens(row.depth, test.tokens() / sessions.len());
         let start = Instant::now();
-        match (&mut *sessions, test) {
+        match (&mut sessions[..], test) {
             ([session], Test::Prefill(_)) => session.prefill(&tokens, cancel)?,
             (sessions, _) => {
                 for &token in &tokens {
                     if cancel.is_cancelled() {
                         return Err(Error::Interrupted);
                     }
-                    match sessions {
+                    match &mut *sessions {
                         [session] => session.decode(token)?,
                         sessions => step(sessions, token)?,
                     }

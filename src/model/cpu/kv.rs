@@ -151,10 +151,11 @@ impl Cache for CpuCache {
         }
         grown.filled(len);
         let mut rows = KvRows::default();
+        let observed_heads = if self.rows.mass.is_empty() { 0 } else { KV_HEADS };
         for layer in 0..LAYERS {
             self.read(layer, 0..len, &mut rows)?;
             grown.write(layer, 0..len, &rows)?;
-            for kv_head in (0..KV_HEADS).filter(|_| !self.rows.mass.is_empty()) {
+            for kv_head in 0..observed_heads {
                 grown.mass_of(layer, kv_head)[..len].copy_from_slice(&self.mass_of(layer, kv_head)[..len]);
             }
         }

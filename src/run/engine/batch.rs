@@ -252,8 +252,8 @@ impl<'a> Batch<'a> {
         let mut room = most.saturating_sub(decoding).max(1);
         let mut i = 0;
         while i < self.texts.len() {
-            let (text, was_prompt) = (&mut self.texts[i], self.texts[i].is_prompt());
-            match text.stage(room) {
+            let was_prompt = self.texts[i].is_prompt();
+            match self.texts[i].stage(room) {
                 Ok(n) => {
                     room -= if was_prompt { n.min(room) } else { 0 };
                     i += 1;

@@ -77,8 +77,9 @@ pub(super) enum Refuge {
 impl Devices {
     pub fn new(seat: Seat) -> Self {
         let Seat { device, cache } = seat;
+        let max_tokens = locked(&device).max_tokens();
         Self {
-            max_tokens: locked(&device).max_tokens(),
+            max_tokens,
             device,
             cache,
             side: Side::Cpu,
@@ -183,8 +184,9 @@ impl Devices {
     /// Makes room for the mass in both caches, so that no pass has to.
     pub fn make_mass(&mut self) -> Result<()> {
         self.caches().try_for_each(|cache| {
-            let zeros = vec![0.0; KV_HEADS * cache.extent().len];
-            cache.write_mass(0, &zeros)
+            let mut mass = vec![0.0; KV_HEADS * cache.extent().len];
+            cache.read_mass(0, &mut mass)?;
+            cache.write_mass(0, &mass)
         })
     }
 

@@ -28,7 +28,7 @@ impl Session {
             // The rows that it lacks are those of the last tokens, computed after the last eviction.
             Refuge::Kept(there) if there >= cut.kept && !self.observes() => {
                 let rest = self.tokens.split_off(all - (slots - there));
-                self.run(&rest)?;
+                self.append_all(&rest)?;
             }
             _ => self.replay(all)?,
         }
@@ -42,7 +42,7 @@ impl Session {
     }
 
     /// Appends tokens for which there is room: in a smaller cache than the sequence had before, there may be none.
-    fn run(&mut self, tokens: &[u32]) -> Result<()> {
+    fn append_all(&mut self, tokens: &[u32]) -> Result<()> {
         self.check_room(tokens.len())?;
         tokens.chunks(self.devices.max_tokens()).try_for_each(|chunk| self.append(chunk, Logits::None))
     }
@@ -65,11 +65,11 @@ impl Session {
         // After the last one, what was being observed already is again.
         let since = since.filter(|&s| s < len).unwrap_or(len).max(self.tokens.len());
         self.devices.observe(0);
-        self.run(&tokens[self.tokens.len()..since])?;
+        self.append_all(&tokens[self.tokens.len()..since])?;
         if since < len {
             self.observe(len - since, len - since)?;
             self.devices.observe(usize::MAX);
-            self.run(&tokens[since..len])?;
+            self.append_all(&tokens[since..len])?;
         }
         Ok(())
     }

@@ -4,7 +4,6 @@
 
 use super::Session;
 use super::evict::Input;
-use crate::dims::VOCAB;
 use crate::model::device::{CancelToken, Logits, Run, SharedDevice, locked};
 use files::{Error, Result};
 

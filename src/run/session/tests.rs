@@ -23,15 +23,15 @@ fn tokens(n: usize) -> Vec<u32> {
 
 /// One device.
 fn alone(capacity: usize, eviction: Eviction) -> Session {
-    Session::new(Box::new(Fake::new("one", capacity, 16))).with_eviction(eviction).unwrap()
+    Session::new(Fake::new("one", 16).seat(capacity)).with_eviction(eviction).unwrap()
 }
 
 /// Two, the second of which is lost after `lives` calls. Nothing moves by itself.
 fn both(capacity: usize, eviction: Eviction, lives: &Arc<AtomicUsize>) -> Session {
     let schedule = Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![usize::MAX], to_cpu: vec![] });
-    let backend = Box::new(Fake::new("gpu", capacity, 16).mortal(lives));
-    let standby = Standby { backend, schedule, rows: RowsAre::Apart };
-    Session::new(Box::new(Fake::new("cpu", capacity, 16)))
+    let Seat { device, cache } = Fake::new("gpu", 16).mortal(lives).seat(capacity);
+    let standby = Standby { device, cache: Some(cache), schedule };
+    Session::new(Fake::new("cpu", 16).seat(capacity))
         .with_standby(standby)
         .with_eviction(eviction)
         .unwrap()
@@ -110,8 +110,7 @@ fn sliding_keeps_the_prefix_and_the_latest_and_positions_count_on() {
 fn what_stays_does_not_depend_on_the_size_of_chunks() {
     for policy in [Policy::Sliding, Policy::SnapKv, Policy::H2o] {
         let after = |chunk: usize| {
-            let backend = Box::new(Fake::new("one", 100, chunk));
-            let mut session = Session::new(backend).with_eviction(eviction(policy, 60, 3)).unwrap();
+            let mut session = Session::new(Fake::new("one", chunk).seat(100)).with_eviction(eviction(policy, 60, 3)).unwrap();
             feed(&mut session, 500, 700);
             (rows(&mut session), session.logits().to_vec())
         };
@@ -191,8 +190,9 @@ fn moves_copy_what_the_other_lacks_and_change_nothing() {
 #[test]
 fn positions_move_decoding_there_and_back() {
     let schedule = Schedule::Fixed(Fixed { prefill: Side::Gpu, to_gpu: vec![60], to_cpu: vec![80] });
-    let standby = Standby { backend: Box::new(Fake::new("gpu", 200, 16)), schedule, rows: RowsAre::Apart };
-    let mut session = Session::new(Box::new(Fake::new("cpu", 200, 16))).with_standby(standby);
+    let Seat { device, cache } = Fake::new("gpu", 16).seat(200);
+    let standby = Standby { device, cache: Some(cache), schedule };
+    let mut session = Session::new(Fake::new("cpu", 16).seat(200)).with_standby(standby);
     let seen = events(&mut session);
     feed(&mut session, 40, 100);
     let moves: Vec<(usize, String)> = seen
@@ -228,7 +228,7 @@ fn a_device_lost_anywhere_leaves_the_sequence_on_the_cpu() {
             assert!(two.logits() == one.logits(), "{policy:?}, lost after {lives} calls");
             assert_eq!(rows(&mut two), rows(&mut one));
             if !two.is_hybrid() {
-                assert_eq!(two.backend().name(), "cpu");
+                assert_eq!(two.device_name(), "cpu");
                 lost += 1;
             }
         }
@@ -325,8 +325,7 @@ fn a_saved_sequence_goes_on_as_if_never_left() {
 #[test]
 fn a_cache_too_small_for_the_prefix_is_refused() {
     let new = |capacity, window, prefix| {
-        let backend = Box::new(Fake::new("one", capacity, 16));
-        Session::new(backend).with_eviction(eviction(Policy::Sliding, window, prefix)).is_ok()
+        Session::new(Fake::new("one", 16).seat(capacity)).with_eviction(eviction(Policy::Sliding, window, prefix)).is_ok()
     };
     assert!(new(64, 40, 38) && new(64, 64, 54));
     assert!(!new(64, 40, 39) && !new(64, 64, 60));
@@ -400,7 +399,7 @@ fn what_is_computed_ahead_is_given_up_for_anything_else() {
             session.prefill(&tokens(4), &CancelToken::default()).unwrap();
             (0..41).for_each(|i| session.decode(token(i % 5)).unwrap());
         }
-        assert!(sessions[1].backend().len() > sessions[1].slots(), "nothing is ahead");
+        assert!(sessions[1].extent().len > sessions[1].slots(), "nothing is ahead");
         for session in &mut sessions {
             other(session);
             assert_eq!(session.extent().len, session.slots(), "{name}");
@@ -420,15 +419,60 @@ fn what_is_computed_ahead_is_given_up_for_anything_else() {
 fn a_prompt_whose_device_is_lost_still_stops_when_asked() {
     let cancel = CancelToken::default();
     let asked = cancel.clone();
-    let lost = Fake::new("gpu", 100, 16).mortal(&Arc::new(AtomicUsize::new(1)));
+    let lost = Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(1)));
     let spare = move || {
         asked.cancel();
-        Ok(Box::new(Fake::new("cpu", 100, 16)) as Box<dyn Backend>)
+        Ok(Fake::new("cpu", 16).seat(100))
     };
-    let mut session = Session::new(Box::new(lost)).with_spare(Box::new(spare), |_| {});
+    let mut session = Session::new(lost.seat(100)).with_spare(Box::new(spare), |_| {});
     assert!(matches!(session.prefill(&tokens(40), &cancel), Err(Error::Interrupted)));
     // What was computed before is computed again, or it would be lost with the device.
     assert_eq!((session.position(), session.slots(), session.device_name().as_str()), (16, 16, "cpu"));
+}
+
+#[test]
+fn sequences_of_one_device_are_computed_together_as_each_alone() {
+    let device = Fake::new("one", 16).seat(200).device;
+    let session = || Session::new(Seat::new(Arc::clone(&device), 200).unwrap());
+    let (mut a, mut b, mut c) = (session(), session(), session());
+    let (mut alone_a, mut alone_b) = (alone(200, Eviction::NEVER), alone(200, Eviction::NEVER));
+    feed(&mut a, 20, 30);
+    feed(&mut alone_a, 20, 31);
+    feed(&mut b, 7, 9);
+    feed(&mut alone_b, 7, 10);
+    // A token of two, and a part of a prompt.
+    let prompt = tokens(40);
+    c.begin_prompt(&prompt).unwrap();
+    assert_eq!((a.stage(token(30)).unwrap(), b.stage(token(9)).unwrap()), (Stage::Staged, Stage::Staged));
+    assert_eq!(c.stage_prompt(&prompt[..14], 40).unwrap(), 14);
+    compute(&mut [&mut a, &mut b, &mut c], None).unwrap();
+    assert_eq!((c.position(), a.is_staged()), (14, false));
+    for (session, alone) in [(&mut a, &mut alone_a), (&mut b, &mut alone_b)] {
+        assert!(session.logits() == alone.logits());
+        assert_eq!(rows(session), rows(alone));
+    }
+}
+
+#[test]
+fn a_device_lost_by_several_sequences_leaves_all_on_one_cpu() {
+    let lost = Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(3))).seat(100).device;
+    let cpu = Fake::new("cpu", 16).seat(100).device;
+    let mut sessions = [0; 2].map(|_| {
+        let cpu = Arc::clone(&cpu);
+        let session = Session::new(Seat::new(Arc::clone(&lost), 100).unwrap());
+        session.with_spare(Box::new(move || Seat::new(cpu, 100)), |_| {})
+    });
+    let mut plain = alone(100, Eviction::NEVER);
+    feed(&mut plain, 5, 8);
+    sessions.iter_mut().for_each(|s| feed(s, 5, 5));
+    for i in 5..8 {
+        sessions.iter_mut().for_each(|s| assert_eq!(s.stage(token(i)).unwrap(), Stage::Staged));
+        compute(&mut sessions.iter_mut().collect::<Vec<_>>(), None).unwrap();
+    }
+    for session in &mut sessions {
+        assert!(session.logits() == plain.logits() && session.device_name() == "cpu");
+        assert_eq!(rows(session), rows(&mut plain));
+    }
 }
 
 #[test]

@@ -1,13 +1,15 @@
-//! A device that computes nothing, but whose logits depend on every row of its cache.
+//! A device that computes nothing, but whose logits depend on every row of the cache.
 
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
-use crate::model::device::{Backend, CancelToken, KvRows, Lent, Logits};
+use crate::model::device::{Cache, CancelToken, Device, Extent, HostRows, KvRows, Logits, Run};
 use crate::model::trace::Recorder;
+use crate::run::session::Seat;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
+use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// What a slot holds: the token, its position, and the attention that it received.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -17,47 +19,50 @@ pub struct Slot {
     pub mass: f32,
 }
 
+const FREE: Slot = Slot { token: u32::MAX, pos: 0, mass: 0.0 };
+
 /// Rows by layer and KV head.
 pub type Layout = Vec<Vec<Vec<Slot>>>;
 
+/// Calls of a device and of its caches until it is lost.
+#[derive(Clone)]
+struct Lives(&'static str, Arc<AtomicUsize>);
+
+impl Lives {
+    fn call(&self) -> Result<()> {
+        let alive = self.1.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        alive.map(|_| ()).map_err(|_| Error::Device(format!("{} is lost", self.0)))
+    }
+}
+
 pub struct Fake {
-    pub name: &'static str,
-    pub layout: Layout,
-    len: usize,
-    capacity: usize,
     max_tokens: usize,
-    observed: usize,
-    cancel: Option<CancelToken>,
-    /// Calls until the device is lost.
-    lives: Arc<AtomicUsize>,
+    lives: Lives,
+}
+
+struct FakeCache {
+    layout: Layout,
+    len: usize,
+    slots: usize,
+    lives: Lives,
 }
 
 pub const ROW: usize = KvType::F32.row_bytes(HEAD_DIM);
 
 impl Fake {
-    pub fn new(name: &'static str, capacity: usize, max_tokens: usize) -> Self {
-        let layout = vec![vec![Vec::new(); KV_HEADS]; LAYERS];
-        Self {
-            name,
-            layout,
-            len: 0,
-            capacity,
-            max_tokens,
-            observed: 0,
-            cancel: None,
-            lives: Arc::new(AtomicUsize::new(usize::MAX)),
-        }
+    pub fn new(name: &'static str, max_tokens: usize) -> Self {
+        Self { max_tokens, lives: Lives(name, Arc::new(AtomicUsize::new(usize::MAX))) }
     }
 
     /// A counter of calls after which the device is lost.
     pub fn mortal(mut self, lives: &Arc<AtomicUsize>) -> Self {
-        self.lives = Arc::clone(lives);
+        self.lives.1 = Arc::clone(lives);
         self
     }
 
-    fn call(&self) -> Result<()> {
-        let alive = self.lives.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
-        alive.map(|_| ()).map_err(|_| Error::Device(format!("{} is lost", self.name)))
+    /// It with a cache.
+    pub fn seat(self, slots: usize) -> Seat {
+        Seat::new(Arc::new(Mutex::new(self)), slots).expect("a fake has room")
     }
 }
 
@@ -76,24 +81,47 @@ fn hash(layout: &Layout, len: usize) -> u64 {
     })
 }
 
-impl Backend for Fake {
+impl Device for Fake {
     fn name(&self) -> String {
-        self.name.into()
+        self.lives.0.into()
     }
 
-    fn forward(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
-        self.call()?;
-        assert!(tokens.len() <= self.max_tokens && self.len + tokens.len() <= self.capacity);
-        if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
+    fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
+    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn Cache>> {
+        let layout = vec![vec![Vec::new(); KV_HEADS]; LAYERS];
+        Ok(Box::new(FakeCache { layout, len: 0, slots, lives: self.lives.clone() }))
+    }
+
+    fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()> {
+        self.lives.call()?;
+        assert!(runs.iter().map(|run| run.tokens.len()).sum::<usize>() <= self.max_tokens);
+        if cancel.is_some_and(CancelToken::is_cancelled) {
             return Err(Error::Interrupted);
         }
+        for Run { cache, tokens, pos, logits, observe } in runs {
+            let cache = (&mut **cache as &mut dyn Any).downcast_mut::<FakeCache>().expect("a cache of a fake");
+            cache.append(tokens, *pos, (logits, *observe));
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, _: Option<Recorder>) -> Option<Recorder> {
+        None
+    }
+}
+
+impl FakeCache {
+    fn append(&mut self, tokens: &[u32], pos: usize, (out, observe): (&mut Logits<'_>, usize)) {
+        assert!(self.len + tokens.len() <= self.slots);
         let fill = |hash: u64, logits: &mut [f32]| {
             logits.iter_mut().enumerate().for_each(|(i, x)| *x = ((hash >> (i % 40)) & 0xffff) as f32);
         };
-        let mut out = out;
         let mut last = 0;
         for (i, &token) in tokens.iter().enumerate() {
-            let observed = i.saturating_add(self.observed) >= tokens.len();
+            let observed = i.saturating_add(observe) >= tokens.len();
             for layer in &mut self.layout {
                 for (h, head) in layer.iter_mut().enumerate() {
                     head.truncate(self.len);
@@ -103,89 +131,47 @@ impl Backend for Fake {
             }
             self.len += 1;
             last = hash(&self.layout, self.len);
-            if let Logits::All(rows) = &mut out {
+            if let Logits::All(rows) = out {
                 fill(last, &mut rows[i * VOCAB..][..VOCAB]);
             }
         }
         if let Logits::Last(logits) = out {
             fill(last, logits);
         }
-        Ok(())
     }
+}
 
-    fn heed(&mut self, cancel: Option<&CancelToken>) {
-        self.cancel = cancel.cloned();
-    }
-
-    fn max_tokens(&self) -> usize {
-        self.max_tokens
-    }
-
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    fn kv_types(&self) -> KvTypes {
-        KvTypes::both(KvType::F32)
+impl Cache for FakeCache {
+    fn extent(&self) -> Extent {
+        Extent { types: KvTypes::both(KvType::F32), slots: self.slots, len: self.len }
     }
 
     fn set_len(&mut self, len: usize) {
-        assert!(len <= self.capacity);
+        assert!(len <= self.slots);
+        let before = self.len;
         self.len = len;
-        let free = Slot { token: u32::MAX, pos: 0, mass: 0.0 };
-        self.layout.iter_mut().flatten().for_each(|head| head.resize(len.max(head.len()), free));
+        for head in self.layout.iter_mut().flatten() {
+            head.resize(len.max(head.len()), FREE);
+            head[before.min(len)..len].iter_mut().for_each(|s| s.mass = 0.0);
+        }
     }
 
     fn resize(&mut self, slots: usize) -> Result<()> {
-        self.capacity = slots;
+        self.slots = slots;
         Ok(())
     }
 
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
-        self.call()?;
+        self.lives.call()?;
         numeric::kv::check_kept(slots, self.len)?;
         let head = &mut self.layout[layer][kv_head];
         *head = slots.iter().map(|&s| head[s as usize]).collect();
         Ok(())
     }
 
-    fn observe(&mut self, tokens: usize) -> Result<()> {
-        self.call()?;
-        self.observed = tokens;
-        Ok(())
-    }
-
-    fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()> {
-        self.call()?;
-        let slots = self.layout[layer].iter().flat_map(|head| &head[..self.len]);
-        mass.iter_mut().zip(slots).for_each(|(m, s)| *m = s.mass);
-        Ok(())
-    }
-
-    fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()> {
-        self.call()?;
-        assert_eq!(mass.len(), KV_HEADS * self.len);
-        let len = self.len;
-        let slots = self.layout[layer].iter_mut().flat_map(|head| &mut head[..len]);
-        slots.zip(mass).for_each(|(s, m)| s.mass = *m);
-        Ok(())
-    }
-
-    fn lend(&mut self) -> Result<Option<Lent>> {
-        Ok(None)
-    }
-
-    fn adopt(&mut self, _: Lent) -> Result<()> {
-        unreachable!("nobody lends")
-    }
-
-    fn read_kv(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
-        self.call()?;
-        *rows = KvRows::zeroed(self.kv_types(), slots.len(), HEAD_DIM);
+    fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
+        self.lives.call()?;
+        *rows = KvRows::zeroed(self.extent().types, slots.len(), HEAD_DIM);
         let all = self.layout[layer].iter().flat_map(|head| &head[slots.clone()]);
         for (row, slot) in rows.k.chunks_exact_mut(ROW).zip(all) {
             row[..4].copy_from_slice(&slot.token.to_le_bytes());
@@ -194,12 +180,11 @@ impl Backend for Fake {
         Ok(())
     }
 
-    fn write_kv(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
-        self.call()?;
-        let free = Slot { token: u32::MAX, pos: 0, mass: 0.0 };
+    fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
+        self.lives.call()?;
         let mut from = rows.k.chunks_exact(ROW);
         for head in &mut self.layout[layer] {
-            head.resize(slots.end.max(head.len()), free);
+            head.resize(slots.end.max(head.len()), FREE);
             for slot in &mut head[slots.clone()] {
                 let row = from.next().expect("a row for each slot");
                 let word = |at: usize| u32::from_le_bytes(row[at..at + 4].try_into().expect("four bytes"));
@@ -209,7 +194,23 @@ impl Backend for Fake {
         Ok(())
     }
 
-    fn record(&mut self, _: Option<Recorder>) -> Option<Recorder> {
-        None
+    fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()> {
+        self.lives.call()?;
+        let slots = self.layout[layer].iter().flat_map(|head| &head[..self.len]);
+        mass.iter_mut().zip(slots).for_each(|(m, s)| *m = s.mass);
+        Ok(())
+    }
+
+    fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()> {
+        self.lives.call()?;
+        assert_eq!(mass.len(), KV_HEADS * self.len);
+        let len = self.len;
+        let slots = self.layout[layer].iter_mut().flat_map(|head| &mut head[..len]);
+        slots.zip(mass).for_each(|(s, m)| s.mass = *m);
+        Ok(())
+    }
+
+    fn host(&mut self) -> Result<&mut dyn HostRows> {
+        unreachable!("the rows of a fake are its own")
     }
 }
