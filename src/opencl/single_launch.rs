@@ -1,14 +1,14 @@
 //! One token through the whole model in one launch, on NVIDIA: see `kernels/decode_nvidia.cl`.
 
 use super::defines::{Defines, KV_PAD, Q_PAD, QKV};
-use super::form::Form;
 use super::kernels::{COMMON, DECODE_NVIDIA, KV, NVIDIA};
-use super::rows::Rows;
+use super::kv::Rows;
 use super::scratch::Scratch;
-use super::weights::{Chunk, DeviceWeights, LayerWeights, Step, StepWeights};
+use super::storage::{Step, Storage};
+use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
+use numeric::kv::KvTypes;
 use numeric::quant::packed::GROUP_ROWS;
-use opencl_runtime::arena::Arena;
 use opencl_runtime::buffer::{Access, Buffer, Place};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
@@ -22,21 +22,17 @@ const WARPS: usize = 16;
 const SWEEP: usize = 128;
 /// Rows of a unit: what a warp takes.
 const UNIT: usize = 8;
-/// What a lane can hold of weights that are asked for before the activations are there.
+/// Weight vectors that a lane may prefetch into registers.
 const MOST_BITES: usize = 12;
 /// Arrivals at the barrier in a layer.
 const BARRIERS: usize = 5;
 /// Integers of the header, as `kernels/common.cl` has them: capacity, chunks, arrivals, strides of keys and values.
-const H_CAPACITY: usize = 3;
-const H_ARRIVALS: usize = 5;
-const H_K_STRIDE: usize = 6;
+const H_CAPACITY: usize = 2;
 
-/// Memory for parts of these sizes: one buffer where the kernel can use it, since it reaches all of it.
-pub fn arena<'a>(device: &'a Device, parts: &[usize], access: Access, place: Place) -> Arena<'a> {
-    match fits(device.facts()) {
-        true => Arena::in_one(device, parts, access, place),
-        false => Arena::apart(device, access, place),
-    }
+/// Where this kernel wants weights and caches: in one buffer each, since it reaches all of it, where the device has the
+/// kernel.
+pub fn place(facts: &Facts) -> Place {
+    if fits(facts) { Place::InOne } else { Place::Device }
 }
 
 /// Whether the kernel is for this device and this model's shape.
@@ -91,39 +87,43 @@ fn part_floats(facts: &Facts) -> usize {
     steps.into_iter().chain([WARPS * HEAD_DIM]).max().expect("five")
 }
 
-/// The launch and what only it needs.
-pub struct Whole {
-    kernel: Kernel,
+/// The kernel and what only it needs.
+pub struct SingleLaunch {
+    program: Program,
+    places: Places,
+    work: Buffer,
+    sync: Buffer,
+    /// Chunks of a head's attention that `work` has room for.
+    chunks: usize,
     groups: usize,
     /// At the barrier so far, modulo 2^32.
     arrivals: u32,
 }
 
-impl Whole {
-    /// `None` where weights or rows are no parts of one buffer.
-    pub fn new(
-        device: &Device,
-        weights: &DeviceWeights,
-        scratch: &mut Scratch,
-        rows: &Rows,
-    ) -> Result<Option<Self>> {
+/// The kernel, bound to one cache.
+pub struct Bound {
+    kernel: Kernel,
+    /// Capacity, and from one layer's keys (values) to the next's in 64 bytes.
+    capacity: u32,
+    strides: [u32; 2],
+}
+
+impl SingleLaunch {
+    /// `None` where the device does not have the kernel, or the weights are no parts of one buffer.
+    pub fn new(device: &Device, matrices: &Matrices, types: KvTypes, slots: usize) -> Result<Option<Self>> {
         let facts = device.facts();
-        let Some(places) = Places::find(weights) else { return Ok(None) };
-        let Some((k, v, strides)) = cache(rows) else { return Ok(None) };
+        let Some(places) = Places::find(matrices) else { return Ok(None) };
         if !fits(facts) {
             return Ok(None);
         }
-        let rows_at_once = WARPS * 32 / (HEAD_DIM / 8);
-        let row_sweeps = (SWEEP / rows_at_once).clamp(1, 4);
-        let chunks = rows.capacity().div_ceil(rows_at_once * row_sweeps);
         let mut defines = Defines::of_model()
             .flag("DOT_PTX")
             .with("WG", ITEMS)
             .with("GRID", facts.compute_units as usize)
-            .with("ROW_SWEEPS", row_sweeps)
+            .with("ROW_SWEEPS", chunk().1)
             .with("PARTS", part_floats(facts))
             .with("HEAD_ROWS", VOCAB.next_multiple_of(GROUP_ROWS))
-            .of_cache(rows.types());
+            .of_cache(types);
         for (name, step) in [
             ("QKV_SPLIT", Step::Qkv),
             ("OUT_SPLIT", Step::Out),
@@ -135,34 +135,65 @@ impl Whole {
         let defines = places.defines.iter().fold(defines, |d, (name, value)| d.with(name, *value));
         let text = [COMMON, KV, NVIDIA, DECODE_NVIDIA].concat();
         let source = Source { name: "decode", text: &text, options: defines.as_str() };
-        let mut kernel = Program::build_variant(device, &source)?.kernel("decode")?;
-        let zeroed = |floats: usize| {
-            let buffer = device.buffer(4 * floats, Access::ReadWrite, Place::Device)?;
-            buffer.fill(0..buffer.len(), 0)?;
-            Ok(buffer)
-        };
-        let work = zeroed(work_floats(chunks))?;
-        let sync = zeroed(1 + HEADS)?;
-        let buffers =
-            [&places.matrices, &places.floats, &k, &v, scratch.state.buffer(), &work, &sync, &scratch.logits];
+        let program = Program::build_variant(device, &source)?;
+        let (chunks, sync) = (chunks(slots), zeroed(device, 1 + HEADS)?);
+        let (work, groups) = (zeroed(device, work_floats(chunks))?, facts.compute_units as usize);
+        Ok(Some(Self { program, places, work, sync, chunks, groups, arrivals: 0 }))
+    }
+
+    /// Makes room for attention over `slots` slots. What is bound for fewer is to be bound anew.
+    pub fn reserve(&mut self, device: &Device, slots: usize) -> Result<()> {
+        let chunks = chunks(slots);
+        if chunks > self.chunks {
+            self.work = zeroed(device, work_floats(chunks))?;
+            self.chunks = chunks;
+        }
+        Ok(())
+    }
+
+    /// The kernel for one cache; `None` where its rows are no parts of one buffer.
+    pub fn bind(&self, scratch: &Scratch, rows: &Rows) -> Result<Option<Bound>> {
+        let Some((k, v, strides)) = cache(rows) else { return Ok(None) };
+        let mut kernel = self.program.kernel("decode")?;
+        let Places { matrices, floats, .. } = &self.places;
+        let state = scratch.state.buffer();
+        let buffers = [matrices, floats, &k, &v, state, &self.work, &self.sync, &scratch.logits];
         for (i, buffer) in buffers.into_iter().enumerate() {
             kernel.arg_buffer(i, buffer)?;
         }
-        scratch.set_header(H_CAPACITY, [rows.capacity() as u32, chunks as u32]);
-        scratch.set_header(H_K_STRIDE, strides);
-        Ok(Some(Self { kernel, groups: facts.compute_units as usize, arrivals: 0 }))
+        Ok(Some(Bound { kernel, capacity: rows.slots() as u32, strides }))
     }
 
-    /// Queues one token, whose embedding, angles and header [`Scratch::embed`] sends after [`Whole::prepare`].
-    pub fn run(&mut self, device: &Device) -> Result<()> {
+    /// Tells the kernel of the cache, and how many have arrived at its barrier so far.
+    pub fn prepare(&self, scratch: &mut Scratch, bound: &Bound) {
+        let [k_stride, v_stride] = bound.strides;
+        scratch
+            .set_header(H_CAPACITY, [bound.capacity, self.chunks as u32, self.arrivals, k_stride, v_stride]);
+    }
+
+    /// Queues one token, whose embedding, angles and header [`Scratch::embed`] sends after [`SingleLaunch::prepare`].
+    pub fn run(&mut self, device: &Device, bound: &Bound) -> Result<()> {
         self.arrivals = self.arrivals.wrapping_add((self.groups * LAYERS * BARRIERS) as u32);
-        device.launch(&self.kernel, &[self.groups * ITEMS], &[ITEMS])
+        device.launch(&bound.kernel, &[self.groups * ITEMS], &[ITEMS])
     }
+}
 
-    /// Tells the kernel how many have arrived at its barrier so far.
-    pub fn prepare(&self, scratch: &mut Scratch) {
-        scratch.set_header(H_ARRIVALS, [self.arrivals]);
-    }
+/// Rows of the cache that a group reads at once, and how often it does for one chunk of attention.
+fn chunk() -> (usize, usize) {
+    let rows = (WARPS * 32 / (HEAD_DIM / 8).max(1)).max(1);
+    (rows, (SWEEP / rows).clamp(1, 4))
+}
+
+/// Chunks of attention over `slots` slots.
+fn chunks(slots: usize) -> usize {
+    let (rows, sweeps) = chunk();
+    slots.div_ceil(rows * sweeps)
+}
+
+fn zeroed(device: &Device, floats: usize) -> Result<Buffer> {
+    let buffer = device.buffer(4 * floats, Access::ReadWrite, Place::Device)?;
+    buffer.fill(0..buffer.len(), 0)?;
+    Ok(buffer)
 }
 
 /// Floats of the kernel's `work`, as its `W_` constants have them.
@@ -179,7 +210,7 @@ struct Places {
 }
 
 impl Places {
-    fn find(weights: &DeviceWeights) -> Option<Self> {
+    fn find(weights: &Matrices) -> Option<Self> {
         let first: Vec<usize> =
             weights.layers[0].steps.iter().map(matrix).collect::<Option<Vec<_>>>()?.concat();
         let head = matrix(&weights.head)?;
@@ -198,7 +229,7 @@ impl Places {
         defines.extend(["AT_HEAD", "AT_HEAD_SCALES"].into_iter().zip(head));
         defines.push(("LAYER_BYTES", bytes));
         let steps = weights.layers.iter().flat_map(|l| &l.steps).chain([&weights.head]);
-        let all_q4 = steps.flat_map(|s| &s.chunks).all(|c| c.form == Form::Q4);
+        let all_q4 = steps.flat_map(|s| &s.chunks).all(|c| c.storage == Storage::Q4);
         let (floats, at) = floats(&weights.layers[0])?;
         let next = weights.layers.get(1).map_or(&weights.norm, |l| &l.attn_norm);
         let stride = next.whole()?.1;
