@@ -58,7 +58,7 @@ pub struct OpenClOptions {
     pub attention: Option<Attention>,
     /// Where caches lie: host-visible to share them with the CPU, which takes unified memory; else the device's, but
     /// host-visible all the same with attention on the host.
-    pub place: Place,
+    pub rows: Place,
     /// Which kernels.
     pub variants: Variants,
 }
@@ -99,7 +99,7 @@ impl OpenClDevice {
     ///
     /// `Memory` where there is no room for them, `Device` where the device cannot build them.
     pub fn new(model: Arc<Model>, options: OpenClOptions) -> Result<Self> {
-        let OpenClOptions { kv_types, slots, max_tokens, attention, place, variants } = options;
+        let OpenClOptions { kv_types, slots, max_tokens, attention, rows, variants } = options;
         let (device, matrices) = (&model.device, &model.matrices);
         let unified = device.facts().unified_memory;
         let mut kernels = Kernels::new(device, kv_types, variants)?;
@@ -123,8 +123,8 @@ impl OpenClDevice {
             launches,
             single,
             landing,
-            place: if host.is_some() { Place::HostVisible } else { place },
-            shares_rows: place == Place::HostVisible && unified,
+            place: if host.is_some() { Place::HostVisible } else { rows },
+            shares_rows: rows == Place::HostVisible && unified,
             host,
             frequencies: crate::model::rope::frequencies(),
             recorder: None,

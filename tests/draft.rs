@@ -31,7 +31,7 @@ fn run(engine: &Engine, o: &EngineOptions, options: &GenerateOptions) -> Run {
     }
     let stop = stream.stop_reason();
     drop(stream);
-    assert_eq!(session.slots(), session.backend().len(), "something is ahead still");
+    assert_eq!(session.slots(), session.extent().len, "something is ahead still");
     Run { ids, text, stop, logits: digest(session.logits()), drafts: session.drafts() }
 }
 

@@ -89,7 +89,7 @@ impl Report {
             timing.prompt_tokens,
             timing.tokens,
             ms(self.loading),
-            session.backend().name()
+            session.device_name()
         );
         if let Some(Drafts { passes, drafted, accepted }) = session.drafts() {
             let percent = 100.0 * accepted as f64 / drafted.max(1) as f64;

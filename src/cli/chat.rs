@@ -214,7 +214,7 @@ impl Chat<'_> {
             }
             asked => asked?,
         }
-        let (need, have) = (self.needed_slots(), self.session.backend().capacity());
+        let (need, have) = (self.needed_slots(), self.session.extent().slots);
         let evicts = self.engine.options().eviction.policy != Policy::None;
         if need > have && !evicts && !self.args.single_turn {
             self.conversation.forget_question();
@@ -280,7 +280,7 @@ impl Chat<'_> {
         }
         match report.reason {
             StopReason::Context => {
-                let have = self.session.backend().capacity();
+                let have = self.session.extent().slots;
                 eprintln!("{}", full(&format!("all {have} slots are used"), ""));
             }
             StopReason::Interrupt if self.input.is_interactive() => {

@@ -11,6 +11,7 @@ pub use numeric::cancel::CancelToken;
 use numeric::kv::KvTypes;
 use std::any::Any;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where a pass writes the logits of a run.
 pub enum Logits<'a> {
@@ -35,6 +36,21 @@ pub struct Run<'a> {
     pub logits: Logits<'a>,
     /// How many of the tokens, the last ones, add their attention to the mass of the slots that they see; 0 is none.
     pub observe: usize,
+}
+
+impl<'a> Run<'a> {
+    /// A run that nobody observes.
+    pub fn new(cache: &'a mut dyn Cache, tokens: &'a [u32], pos: usize, logits: Logits<'a>) -> Self {
+        Self { cache, tokens, pos, logits, observe: 0 }
+    }
+}
+
+/// A device that several sequences use in turn, or in one pass.
+pub type SharedDevice = Arc<Mutex<dyn Device>>;
+
+/// Locks a device for a pass.
+pub fn locked(device: &SharedDevice) -> MutexGuard<'_, dyn Device> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What runs passes: the model's weights on one device, and the buffers of a pass.

@@ -200,6 +200,7 @@ impl Pool {
             let (row, col) = (task / across * rows, task % across * cols);
             job(Tile {
                 base: base.0,
+                table: &[],
                 row_len,
                 row,
                 rows: rows.min(all_rows - row),
@@ -207,6 +208,38 @@ impl Pool {
                 cols: cols.min(row_len - col),
                 buf: PhantomData,
             });
+        });
+    }
+}
+
+/// Where the rows of a matrix lie that is not one buffer; kept by whoever uses it often, so that no step allocates.
+#[derive(Default)]
+pub struct RowTable<T>(Vec<SendPtr<T>>);
+
+impl Pool {
+    /// [`Pool::columns`] of a matrix whose `rows`, each `row_len` long, lie anywhere.
+    ///
+    /// # Panics
+    ///
+    /// A row of another length.
+    pub fn scattered<'a, T: Send + 'a>(
+        &self,
+        table: &mut RowTable<T>,
+        rows: impl Iterator<Item = &'a mut [T]>,
+        (row_len, tile): (usize, usize),
+        job: impl Fn(Tile<'_, T>) + Sync,
+    ) {
+        table.0.clear();
+        table.0.extend(rows.map(|row| {
+            assert_eq!(row.len(), row_len);
+            SendPtr(row.as_mut_ptr())
+        }));
+        let table = &table.0[..];
+        self.run(row_len.div_ceil(tile), &|task| {
+            let col = task * tile;
+            let (rows, cols) = (table.len(), tile.min(row_len - col));
+            let base = std::ptr::null_mut();
+            job(Tile { base, table, row_len, row: 0, rows, col, cols, buf: PhantomData });
         });
     }
 }
@@ -322,10 +355,14 @@ fn worker(thread: usize, shared: &Shared) {
 struct SendPtr<T>(*mut T);
 // SAFETY: each task touches its own tile only, and elements may be sent between threads (`T: Send`).
 unsafe impl<T: Send> Sync for SendPtr<T> {}
+// SAFETY: as above; a table is only followed while the rows it was made of are borrowed.
+unsafe impl<T: Send> Send for SendPtr<T> {}
 
 /// A rectangle of a row-major buffer that one task owns.
 pub struct Tile<'a, T> {
     base: *mut T,
+    /// Where each row begins; empty where they follow each other from `base` on.
+    table: &'a [SendPtr<T>],
     row_len: usize,
     /// First row.
     pub row: usize,
@@ -342,10 +379,15 @@ impl<T> Tile<'_, T> {
     /// The part of row `row + r` that lies in this tile.
     pub fn row_mut(&mut self, r: usize) -> &mut [T] {
         assert!(r < self.rows);
-        // SAFETY: rows and columns were cut inside the buffer, tiles do not overlap, and `&mut self`
-        // keeps two rows of one tile from being lent at once.
+        let row = self.row + r;
+        // SAFETY: rows and columns were cut inside the buffer (or the rows of the table), tiles do not overlap, and
+        // `&mut self` keeps two rows of one tile from being lent at once.
         unsafe {
-            std::slice::from_raw_parts_mut(self.base.add((self.row + r) * self.row_len + self.col), self.cols)
+            let row = match self.table.get(row) {
+                Some(row) => row.0,
+                None => self.base.add(row * self.row_len),
+            };
+            std::slice::from_raw_parts_mut(row.add(self.col), self.cols)
         }
     }
 }
@@ -376,6 +418,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn scattered_rows_are_each_written_once() {
+        let pool = Pool::new(3).unwrap();
+        let mut table = RowTable::default();
+        let (mut first, mut second, mut third) = ([0u32; 50], [0u32; 50], [0u32; 50]);
+        let rows = [&mut third[..], &mut first, &mut second].into_iter();
+        pool.scattered(&mut table, rows, (50, 16), |mut t| {
+            for r in 0..t.rows {
+                let col = t.col;
+                t.row_mut(r).iter_mut().enumerate().for_each(|(c, x)| *x += (100 * r + col + c) as u32);
+            }
+        });
+        let expected = |r: usize| std::array::from_fn(|c| (100 * r + c) as u32);
+        assert_eq!([third, first, second], [expected(0), expected(1), expected(2)]);
     }
 
     #[test]

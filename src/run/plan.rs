@@ -266,7 +266,7 @@ impl Plan {
         ];
         if both {
             items.push(put("attention mass once more, for the CPU", mass(o, slots, chunk), Kind::Own));
-            let cache = copied(mul(slots as u64, slot_bytes(o)));
+            let cache = copied(mul(all_slots, slot_bytes(o)));
             items.push(put("KV cache once more, for the CPU", cache, Kind::Own));
             items.push(put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, Kind::Own));
         }
@@ -374,7 +374,10 @@ fn mass(o: &EngineOptions, slots: usize, chunk: usize) -> u64 {
     const MOST: usize = usize::MAX >> 28;
     match o.eviction.policy {
         Policy::None | Policy::Sliding => 0,
-        Policy::SnapKv | Policy::H2o => cpu::mass_bytes(slots.min(MOST), chunk.min(MOST >> 8)) as u64,
+        Policy::SnapKv | Policy::H2o => {
+            let slots = mul(cpu::mass_bytes(slots.min(MOST)) as u64, o.sequences() as u64);
+            add(slots, cpu::notes_bytes(chunk.min(MOST >> 8)) as u64)
+        }
     }
 }
 

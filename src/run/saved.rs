@@ -96,7 +96,7 @@ struct Header {
 /// Writes the sequence and what goes with it; `file` has the old content or the new one, whatever happens.
 pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -> Result<()> {
     let failed = |e: io::Error| Error::io(file, format!("cannot save the session: {e}"));
-    let types = session.backend().kv_types();
+    let types = session.extent().types;
     let header = Header {
         model: engine.weights().fingerprint.clone(),
         weights: engine.options().weight_type.to_string(),
@@ -237,7 +237,7 @@ impl Header {
             return set(format!("--weight-type {}", self.weights.escape_debug()));
         }
         let kv = |i: usize| self.kv[i].parse::<KvType>().map_err(|_| damaged(file));
-        let (types, ours) = (KvTypes { k: kv(0)?, v: kv(1)? }, session.backend().kv_types());
+        let (types, ours) = (KvTypes { k: kv(0)?, v: kv(1)? }, session.extent().types);
         if types != ours {
             let (k, v) = (types.k.name(), types.v.name());
             return set(if k == v { format!("--kv-type {k}") } else { format!("-ctk {k} -ctv {v}") });
@@ -246,7 +246,7 @@ impl Header {
         if !self.sequence.is_sound() || !self.state.all_ids(known) {
             return Err(damaged(file));
         }
-        let (slots, capacity) = (self.sequence.slots, session.backend().capacity());
+        let (slots, capacity) = (self.sequence.slots, session.extent().slots);
         match slots > capacity {
             true => usage(format!("holds {slots} slots, and the context {capacity}; raise --max-seq-len")),
             false => Ok(()),
@@ -255,7 +255,7 @@ impl Header {
 
     /// The size of a file whose header, sum included, ends at `end`; `None` for no number.
     fn size(&self, session: &Session, end: u64) -> Option<u64> {
-        let types = session.backend().kv_types();
+        let types = session.extent().types;
         let mass = self.sequence.since.map_or(0, |_| size_of::<f32>());
         let slot = types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) + LAYERS * KV_HEADS * mass;
         u64::try_from(self.sequence.slots).ok()?.checked_mul(slot as u64)?.checked_add(end + SUM)

@@ -5,11 +5,13 @@ mod draft;
 mod event;
 mod evict;
 mod history;
+mod pass;
 mod room;
 mod schedule;
 mod sequence;
 
-pub use devices::{RowsAre, Standby};
+pub use devices::{Seat, Standby};
+pub use pass::compute;
 pub use draft::Drafts;
 pub use event::{Event, EvictionResult, Observer, Switch, Why};
 pub use evict::MemoryProbe;
@@ -17,7 +19,7 @@ pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
 pub use sequence::{Cut, Sequence};
 
 use crate::dims::VOCAB;
-use crate::model::device::{Backend, Logits};
+use crate::model::device::{Extent, Logits, locked};
 use crate::model::trace::Recorder;
 use crate::run::eviction::{Eviction, Policy};
 use devices::Devices;
@@ -25,14 +27,15 @@ use draft::Drafter;
 use evict::{Evictor, Input};
 use files::{Error, Result};
 pub use numeric::cancel::CancelToken;
+use pass::{Stage, Staged};
 use schedule::Move;
 use std::time::Instant;
 
 /// Is told, in one line, what somebody should know.
 pub type Notice = fn(&str);
 
-/// Makes another backend for a sequence whose device is lost.
-pub type Spare = Box<dyn FnOnce() -> Result<Box<dyn Backend>> + Send>;
+/// Makes another place for a sequence whose device is lost.
+pub type Spare = Box<dyn FnOnce() -> Result<Seat> + Send>;
 
 /// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.
 pub const ROWS: usize = 64;
@@ -58,7 +61,7 @@ pub const ROWS: usize = 64;
 ///
 /// session.rewind(prompt.len())?; // another answer to the same prompt
 /// session.resize(128)?; // more slots; those filled stay
-/// assert_eq!((session.slots(), session.backend().capacity()), (prompt.len(), 128));
+/// assert_eq!((session.slots(), session.extent().slots), (prompt.len(), 128));
 /// session.clear();
 /// assert!(session.tokens().is_empty());
 /// # Ok::<(), antigravity::Error>(())
@@ -73,22 +76,24 @@ pub struct Session {
     evictor: Option<Evictor>,
     /// Evictions so far.
     cuts: Vec<Cut>,
-    /// So many first tokens lie in the first slots, once slots were evicted.
+    /// Leading tokens that still occupy slots `0..prefix`, once slots were evicted.
     prefix: usize,
     /// From this token on, all lie in the last slots, in order, in every head.
     dense: usize,
     /// Computes tokens ahead that are likely to be chosen.
     drafter: Option<Drafter>,
+    /// What the next pass computes.
+    staged: Staged,
     observer: Option<Observer>,
 }
 
 impl Session {
-    /// An empty sequence on a backend with an empty cache.
-    pub fn new(backend: Box<dyn Backend>) -> Self {
+    /// An empty sequence on a device, with an empty cache there.
+    pub fn new(seat: Seat) -> Self {
         // Room for all ids at once, so that no token grows the list.
-        let tokens = Vec::with_capacity(backend.capacity());
+        let tokens = Vec::with_capacity(seat.cache.extent().slots);
         Self {
-            devices: Devices::new(backend),
+            devices: Devices::new(seat),
             tokens,
             logits: vec![0.0; VOCAB],
             evictor: None,
@@ -96,17 +101,18 @@ impl Session {
             prefix: 0,
             dense: 0,
             drafter: None,
+            staged: Staged::default(),
             observer: None,
         }
     }
 
-    /// Goes on on another backend when the device is lost, after one line to `notice`.
+    /// Goes on in another place when the device is lost, after one line to `notice`.
     pub fn with_spare(mut self, spare: Spare, notice: Notice) -> Self {
         self.devices.set_spare(spare, notice);
         self
     }
 
-    /// Makes it a hybrid session: the backend it has is the CPU's, `standby` another device's, with the same element
+    /// Makes it a hybrid session: the device it has is the CPU, `standby` another one, whose cache has the same element
     /// types and slots.
     pub fn with_standby(mut self, standby: Standby) -> Self {
         self.devices.set_standby(standby);
@@ -120,7 +126,7 @@ impl Session {
     /// `Usage` where the cache is too small for it, `Memory` where there is no room for the attention mass.
     pub fn with_eviction(mut self, eviction: Eviction) -> Result<Self> {
         if eviction.policy != Policy::None {
-            let evictor = Evictor::new(eviction, self.devices.active().capacity())?;
+            let evictor = Evictor::new(eviction, self.extent().slots)?;
             if evictor.observes() {
                 self.devices.make_mass()?;
             }
@@ -147,18 +153,17 @@ impl Session {
         }
     }
 
-    /// Appends `tokens`, at most as many as the backend takes at once; on another device if this one is lost. Ends with
-    /// `Interrupted`, having appended none, soon after `cancel` is cancelled.
-    fn append(&mut self, tokens: &[u32], mut out: Logits<'_>, cancel: Option<&CancelToken>) -> Result<()> {
+    /// Appends `tokens`, at most as many as a pass takes; on another device if this one is lost.
+    fn append(&mut self, tokens: &[u32], mut out: Logits<'_>) -> Result<()> {
         let again = match &mut out {
             Logits::None => Logits::None,
             Logits::Last(logits) => Logits::Last(logits),
             Logits::All(logits) => Logits::All(logits),
         };
-        match self.devices.forward(tokens, self.tokens.len(), again, cancel) {
+        match self.forward(tokens, again) {
             Err(e @ (Error::Device(_) | Error::Memory(_))) => {
                 self.flee(e)?;
-                self.devices.forward(tokens, self.tokens.len(), out, cancel)?;
+                self.forward(tokens, out)?;
             }
             result => result?,
         }
@@ -166,12 +171,10 @@ impl Session {
         Ok(())
     }
 
-    /// [`Session::append`] with the logits of the last token.
-    fn append_last(&mut self, tokens: &[u32], cancel: Option<&CancelToken>) -> Result<()> {
-        let mut logits = std::mem::take(&mut self.logits);
-        let result = self.append(tokens, Logits::Last(&mut logits), cancel);
-        self.logits = logits;
-        result
+    fn forward(&mut self, tokens: &[u32], out: Logits<'_>) -> Result<()> {
+        let device = self.devices.device();
+        let run = self.devices.run(tokens, self.tokens.len(), out);
+        locked(&device).forward(&mut [run], None)
     }
 
     /// Appends tokens and computes the logits of the last, in chunks of the backend's size. Ends with `Interrupted`
@@ -188,46 +191,32 @@ impl Session {
         cancel: &CancelToken,
         progress: impl Fn(usize, usize),
     ) -> Result<()> {
-        self.check(tokens)?;
-        self.settle();
-        if let Some(to) = self.devices.for_prefill(tokens.len()) {
-            self.go(to)?;
-        }
+        self.begin_prompt(tokens)?;
         let mut left = tokens;
         while !left.is_empty() {
             progress(tokens.len() - left.len(), tokens.len());
             if cancel.is_cancelled() {
                 return Err(Error::Interrupted);
             }
-            let n = self.make_room(left.len(), Input::Prompt(left.len()))?;
-            let (chunk, rest) = left.split_at(n);
-            match rest.is_empty() {
-                true => self.append_last(chunk, Some(cancel))?,
-                false => self.append(chunk, Logits::None, Some(cancel))?,
-            }
-            left = rest;
+            let n = self.stage_prompt(left, left.len())?;
+            compute(&mut [self], Some(cancel))?;
+            left = &left[n..];
         }
         progress(tokens.len(), tokens.len());
-        self.end_prompt()?;
-        self.check_logits()
+        self.end_prompt()
     }
 
     /// Appends one token and computes its logits, unless a draft already did: see [`Session::with_drafts`].
     pub fn decode(&mut self, token: u32) -> Result<()> {
-        self.check(&[token])?;
-        if self.take_drafted(token) {
-            return self.check_logits();
-        }
-        if let Some(to) = self.devices.for_decode(self.tokens.len()) {
-            self.go(to)?;
-        }
-        self.make_room(1, Input::Open)?;
-        if self.append_with_draft(token)? {
+        if self.stage(token)? == Stage::Computed {
             return self.check_logits();
         }
         let began = Instant::now();
-        self.append_last(&[token], None)?;
-        self.devices.took(began.elapsed());
+        let drafted = self.staged.tokens.len() > 1;
+        compute(&mut [self], None)?;
+        if !drafted {
+            self.devices.took(began.elapsed());
+        }
         self.check_logits()
     }
 
@@ -240,7 +229,7 @@ impl Session {
         while done < tokens.len() {
             let n = self.make_room((tokens.len() - done).min(ROWS), Input::Open)?;
             let rows = &mut rows[..n * VOCAB];
-            self.append(&tokens[done..done + n], Logits::All(rows), None)?;
+            self.append(&tokens[done..done + n], Logits::All(rows))?;
             rows.chunks_exact(VOCAB).enumerate().for_each(|(j, row)| each(done + j, row));
             done += n;
         }
@@ -285,7 +274,7 @@ impl Session {
 
     /// So many tokens must have free slots.
     fn check_room(&self, tokens: usize) -> Result<()> {
-        let (need, have) = (self.slots() + tokens, self.devices.active().capacity());
+        let (need, have) = (self.slots() + tokens, self.extent().slots);
         match need > have {
             true => Err(Error::Usage(format!(
                 "the prompt needs {need} positions but the context has {have}; raise --max-seq-len, shorten the prompt \
@@ -295,8 +284,18 @@ impl Session {
         }
     }
 
-    fn check_logits(&self) -> Result<()> {
-        check_logits(&self.logits)
+    /// `Model` for logits of broken weights.
+    pub(crate) fn check_logits(&self) -> Result<()> {
+        // Without an early exit, which would cost more than it saves: this way it vectorises.
+        match self.logits.iter().fold(true, |finite, x| finite & x.is_finite()) {
+            true => Ok(()),
+            false => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
+        }
+    }
+
+    /// Most tokens of a pass.
+    pub fn max_tokens(&self) -> usize {
+        self.devices.max_tokens()
     }
 
     /// Logits of the last token: `[VOCAB]`.
@@ -350,9 +349,14 @@ impl Session {
         self.devices.resize(slots)
     }
 
-    /// The backend that runs now, for reports.
-    pub fn backend(&self) -> &dyn Backend {
-        self.devices.active()
+    /// The shape of the cache. Slots of drafted tokens count as filled.
+    pub fn extent(&self) -> Extent {
+        self.devices.extent()
+    }
+
+    /// The device that runs now, for reports.
+    pub fn device_name(&self) -> String {
+        locked(&self.devices.device()).name()
     }
 
     /// Whether there are two devices.
@@ -360,18 +364,9 @@ impl Session {
         self.devices.are_two()
     }
 
-    /// Starts or ends recording; see [`Backend::record`].
+    /// Starts or ends recording; see [`crate::model::device::Device::record`].
     pub fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
         self.devices.record(recorder)
-    }
-}
-
-/// `Model` for logits of broken weights.
-pub(crate) fn check_logits(logits: &[f32]) -> Result<()> {
-    // Without an early exit, which would cost more than it saves: this way it vectorises.
-    match logits.iter().fold(true, |finite, x| finite & x.is_finite()) {
-        true => Ok(()),
-        false => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
     }
 }
 

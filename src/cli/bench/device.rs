@@ -1,6 +1,7 @@
 //! What only an OpenCL device has: launches, the host's share of a token, the time that building its programs took.
 
-use crate::model::device::Logits;
+use crate::model::device::{Cache, Logits, Run, locked};
+use crate::run::session::Seat;
 use crate::opencl::Device;
 use crate::run::engine::{Engine, EngineOptions};
 use files::Result;
@@ -22,17 +23,22 @@ pub(super) struct OnDevice {
 }
 
 impl OnDevice {
-    /// Makes a backend with these options, which builds its programs, and decodes some tokens without their logits.
+    /// Makes a place on the device with these options, which builds its programs, and decodes some tokens without their logits.
     /// `None` where the engine has no device.
     pub fn measure(engine: &Engine, device: &Device, options: &EngineOptions) -> Result<Option<Self>> {
         let tokens = TOKENS.min(options.max_seq_len - 1);
-        let Some(mut backend) = engine.device_backend(options)? else { return Ok(None) };
+        let Some(seat) = engine.device_seat(options)? else { return Ok(None) };
+        let Seat { device: runs, mut cache } = seat;
+        let mut runs = locked(&runs);
+        let mut one = |cache: &mut dyn Cache, pos| {
+            runs.forward(&mut [Run::new(cache, &[0], pos, Logits::None)], None)
+        };
         let builds = device.builds();
-        backend.forward(&[0], 0, Logits::None)?;
+        one(&mut *cache, 0)?;
         device.finish()?;
         let before = device.launches();
         let start = Instant::now();
-        (1..=tokens).try_for_each(|pos| backend.forward(&[0], pos, Logits::None))?;
+        (1..=tokens).try_for_each(|pos| one(&mut *cache, pos))?;
         let host = start.elapsed();
         device.finish()?;
         let per_token = tokens.max(1) as u32;

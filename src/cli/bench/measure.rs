@@ -5,56 +5,14 @@ use super::ceiling::Reader;
 use super::rows::{Group, Row, Test};
 use crate::cli::terminal::Progress;
 use crate::dims::VOCAB;
-use crate::model::device::Logits;
-use crate::model::cpu::CpuBatch;
 use crate::model::trace::Recorder;
 use crate::run::engine::{Engine, EngineOptions};
-use crate::run::session::{CancelToken, Session};
+use crate::run::session::{CancelToken, Session, compute};
 use files::{Error, Result};
 use std::time::{Duration, Instant};
 
 /// Tokens of a warm-up decode; a prefill is warmed up whole.
 const WARM_UP: usize = 8;
-
-/// The sequences of a group.
-enum Held {
-    One(Box<Session>),
-    Many(Box<Together>),
-}
-
-/// Sequences that decode together.
-struct Together {
-    batch: CpuBatch,
-    /// The next token of each: `(sequence, token)`.
-    rows: Vec<(usize, u32)>,
-    /// `[sequence][VOCAB]`
-    logits: Vec<f32>,
-}
-
-impl Together {
-    /// All filled with the first `depth` tokens.
-    fn new(mut batch: CpuBatch, depth: usize, cancel: &CancelToken) -> Result<Self> {
-        let n = batch.sequences();
-        batch.heed(Some(cancel));
-        for sequence in 0..n {
-            for chunk in tokens(0, depth).chunks(batch.max_tokens()) {
-                batch.prefill(sequence, chunk, Logits::None)?;
-            }
-        }
-        let rows = (0..n).map(|sequence| (sequence, 0)).collect();
-        Ok(Self { batch, rows, logits: vec![0.0; n * VOCAB] })
-    }
-
-    fn rewind(&mut self, depth: usize) {
-        (0..self.batch.sequences()).for_each(|sequence| self.batch.set_len(sequence, depth));
-    }
-
-    /// One token more in each.
-    fn step(&mut self, token: u32) -> Result<()> {
-        self.rows.iter_mut().for_each(|row| row.1 = (token + row.0 as u32) % VOCAB as u32);
-        self.batch.decode(&self.rows, &mut self.logits)
-    }
-}
 
 /// The repetitions of a row, in order.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -68,7 +26,7 @@ pub(super) struct Timed {
 
 /// The sequences, ready to measure on.
 pub(super) struct Bench<'a> {
-    groups: Vec<(Group, Held)>,
+    groups: Vec<(Group, Vec<Session>)>,
     cancel: &'a CancelToken,
 }
 
@@ -84,17 +42,15 @@ impl<'a> Bench<'a> {
         let mut filled = Vec::new();
         for (i, (group, o)) in groups.iter().zip(options).enumerate() {
             progress.show(i, groups.len());
-            let held = match group.batch {
-                1 => {
-                    let mut session = engine.session_of(o)?;
-                    if group.depth > 0 {
-                        session.prefill(&tokens(0, group.depth), cancel)?;
-                    }
-                    Held::One(Box::new(session))
-                }
-                n => Held::Many(Box::new(Together::new(engine.batch_of(o, n)?, group.depth, cancel)?)),
+            let mut sessions = match group.batch {
+                1 => vec![engine.session_of(o)?],
+                n => engine.sessions_of(o, n)?,
             };
-            filled.push((*group, held));
+            if group.depth > 0 {
+                let filling = tokens(0, group.depth);
+                sessions.iter_mut().try_for_each(|session| session.prefill(&filling, cancel))?;
+            }
+            filled.push((*group, sessions));
         }
         progress.show(groups.len(), groups.len());
         Ok(Self { groups: filled, cancel })
@@ -144,23 +100,19 @@ impl<'a> Bench<'a> {
     /// Times one run of `test` from the state that `row` starts from.
     fn once(&mut self, row: &Row, test: Test) -> Result<Duration> {
         let cancel = self.cancel;
-        let (tokens, start);
-        match (self.held(row)?, test) {
-            (Held::One(session), Test::Prefill(n)) => {
-                tokens = self::tokens(row.depth, n);
-                start = Instant::now();
-                session.prefill(&tokens, cancel)?;
-            }
-            (held, Test::Prefill(n) | Test::Decode(n) | Test::Together(n, _)) => {
-                tokens = self::tokens(row.depth, n);
-                start = Instant::now();
+        let sessions = self.sessions(row)?;
+        let tokens = self::tokens(row.depth, test.tokens() / sessions.len());
+        let start = Instant::now();
+        match (&mut *sessions, test) {
+            ([session], Test::Prefill(_)) => session.prefill(&tokens, cancel)?,
+            (sessions, _) => {
                 for &token in &tokens {
                     if cancel.is_cancelled() {
                         return Err(Error::Interrupted);
                     }
-                    match held {
-                        Held::One(session) => session.decode(token)?,
-                        Held::Many(together) => together.step(token)?,
+                    match sessions {
+                        [session] => session.decode(token)?,
+                        sessions => step(sessions, token)?,
                     }
                 }
             }
@@ -169,22 +121,16 @@ impl<'a> Bench<'a> {
     }
 
     /// The row's sequences, at their depth.
-    fn held(&mut self, row: &Row) -> Result<&mut Held> {
+    fn sessions(&mut self, row: &Row) -> Result<&mut Vec<Session>> {
         let group = self.groups.iter_mut().find(|(g, _)| g.has(row));
-        let (group, held) = group.expect("invariant: groups are made of the rows");
-        match held {
-            Held::One(session) => session.rewind(group.depth)?,
-            Held::Many(together) => together.rewind(group.depth),
-        }
-        Ok(held)
+        let (group, sessions) = group.expect("invariant: groups are made of the rows");
+        sessions.iter_mut().try_for_each(|session| session.rewind(group.depth))?;
+        Ok(sessions)
     }
 
     /// Starts or ends recording.
     fn record(&mut self, row: &Row, recorder: Option<Recorder>) -> Result<Option<Recorder>> {
-        Ok(match self.held(row)? {
-            Held::One(session) => session.record(recorder),
-            Held::Many(together) => together.batch.record(recorder),
-        })
+        Ok(self.sessions(row)?[0].record(recorder))
     }
 
     /// Records one step of the first row that decodes, else the whole prompt of the first row; says which.
@@ -200,6 +146,14 @@ impl<'a> Bench<'a> {
         let recorder = self.record(row, None)?.expect("invariant: just begun");
         Ok((format!("trace: {what}{}, threads {}, KV {}", row.name(), row.threads, row.kv_types), recorder))
     }
+}
+
+/// One token more in each of some sequences, not the same one.
+fn step(sessions: &mut [Session], token: u32) -> Result<()> {
+    for (i, session) in sessions.iter_mut().enumerate() {
+        session.stage((token + i as u32) % VOCAB as u32)?;
+    }
+    compute(&mut sessions.iter_mut().collect::<Vec<_>>(), None)
 }
 
 /// The token at a position: any mix will do, as long as it is the same in every run.

@@ -146,7 +146,7 @@ impl Chat<'_> {
             Some(report) => report.say(&self.session),
             None => eprintln!("no answer yet"),
         }
-        let (slots, all) = (self.session.slots(), self.session.backend().capacity());
+        let (slots, all) = (self.session.slots(), self.session.extent().slots);
         eprintln!(
             "context: {slots} of {all} slots ({:.0} %), evictions: {}; {}",
             100.0 * slots as f64 / all as f64,

@@ -23,7 +23,7 @@ impl<'s> Row<'s> {
 
     /// Slots of its cache.
     fn slots(&self) -> usize {
-        self.session.backend().capacity()
+        self.session.extent().slots
     }
 
     fn bytes(&self) -> usize {

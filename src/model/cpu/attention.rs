@@ -1,20 +1,20 @@
 //! Attention: new rows join the cache, queries look over all slots up to their own; and what slots receive of it, if
 //! anybody observes that.
 
-use super::batch::Rows;
-use super::cache::Cache;
-use super::mass::{Noted, SlotMass};
-use super::scratch::{KV_PAD, Q_PAD, QKV, Scratch};
+use super::kv;
+use super::runs::{Sequences, Span};
+use super::steps::{KV_PAD, Q_PAD, QKV, Scratch, partials_for, try_vec};
 use crate::dims::*;
 use crate::model::device::{Attention, AttentionJob};
 use crate::model::weights::Layer;
-use files::Result;
-use numeric::kv::{self, KvTypes};
+use files::{Error, Result};
+use numeric::kv::{KvTypes, rotate};
 use numeric::pool::Pool;
 use numeric::simd::attend::{self, CHUNK, KvChunk, Looks, Partial, QUERIES, Softmax, attend, merge};
 use numeric::simd::{Isa, kv_row, ops};
 use std::ops::Range;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Query heads and tokens of one attention task.
 const TASK_HEADS: usize = if GROUP < QUERIES { GROUP } else { QUERIES };
@@ -23,29 +23,37 @@ const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
 const OBSERVED: usize = if GROUP < QUERIES { QUERIES / GROUP * GROUP } else { GROUP };
 
 impl Scratch {
-    /// Norms and rotates the new keys and stores them with the values: of a run one task a KV head, else one a token.
-    pub(super) fn store(&self, layer: &Layer, index: usize, rows: &mut Rows<'_>, pool: &Pool, isa: Isa) {
-        match rows {
-            Rows::Run { cache, tokens, .. } => {
-                let (types, slot, n) = (cache.types(), cache.len(), tokens.len());
-                let heads = cache.heads_mut(index).map(Mutex::new);
-                pool.run(if n == 1 { 1 } else { KV_HEADS }, &|task| {
-                    let range = if n == 1 { 0..KV_HEADS } else { task..task + 1 };
-                    for kv_head in range {
-                        let mut rows = heads[kv_head].lock().expect("invariant: no job panics");
-                        for t in 0..n {
-                            self.store_row(layer, (t, kv_head), isa, (types, slot + t), &mut rows);
-                        }
-                    }
-                });
+    /// Norms and rotates the new keys and stores them with the values: of a run of many tokens one task a KV head, of
+    /// runs of one token one task each.
+    pub(super) fn rope(&self, layer: &Layer, index: usize, seqs: &Sequences<'_>, pool: &Pool, isa: Isa) {
+        let of_one_token = |run: usize| {
+            let mut seq = seqs.write(run);
+            let Span { first, extent, .. } = seq.span;
+            for (kv_head, mut rows) in kv::heads_mut(seq.rows.layer_mut(index), extent).into_iter().enumerate() {
+                self.store_row(layer, (first, kv_head), isa, (extent.types, extent.len), &mut rows);
             }
-            Rows::Each { caches, tokens } => pool.run(tokens.len(), &|t| {
-                let mut cache = caches[tokens[t].0].write().expect("invariant: no job panics");
-                let (types, slot) = (cache.types(), cache.len());
-                for (kv_head, mut rows) in cache.heads_mut(index).into_iter().enumerate() {
-                    self.store_row(layer, (t, kv_head), isa, (types, slot), &mut rows);
+        };
+        for run in (0..seqs.len()).filter(|&run| seqs.is_alone(run)) {
+            let mut seq = seqs.write(run);
+            let Span { first, tokens, extent, .. } = seq.span;
+            let heads = kv::heads_mut(seq.rows.layer_mut(index), extent).map(Mutex::new);
+            pool.run(if tokens == 1 { 1 } else { KV_HEADS }, &|task| {
+                let range = if tokens == 1 { 0..KV_HEADS } else { task..task + 1 };
+                for kv_head in range {
+                    let mut rows = heads[kv_head].lock().expect("invariant: no job panics");
+                    for t in 0..tokens {
+                        let at = (extent.types, extent.len + t);
+                        self.store_row(layer, (first + t, kv_head), isa, at, &mut rows);
+                    }
                 }
-            }),
+            });
+        }
+        if (0..seqs.len()).any(|run| !seqs.is_alone(run)) {
+            pool.run(seqs.len(), &|run| {
+                if !seqs.is_alone(run) {
+                    of_one_token(run);
+                }
+            });
         }
     }
 
@@ -69,10 +77,10 @@ impl Scratch {
         ops::rope(isa, &mut k, cos, sin);
         let mut v = head(row, Q_PAD + KV_PAD, kv_head);
         if types.k.rotated() {
-            kv::rotate(&mut k);
+            rotate(&mut k);
         }
         if types.v.rotated() {
-            kv::rotate(&mut v);
+            rotate(&mut v);
         }
         kv_row::encode(isa, types.k, &k, &mut ks[slot * k_bytes..][..k_bytes]);
         kv_row::encode(isa, types.v, &v, &mut vs[slot * v_bytes..][..v_bytes]);
@@ -84,76 +92,64 @@ impl Scratch {
     }
 
     /// Attention of the new tokens, whose rows are already in their caches, into `att`.
-    pub(super) fn attend(&mut self, layer: &Layer, index: usize, rows: &Rows<'_>, pool: &Pool, isa: Isa) {
+    pub(super) fn attend(&mut self, layer: &Layer, index: usize, seqs: &Sequences<'_>, pool: &Pool, isa: Isa) {
         let mut att = std::mem::take(&mut self.att);
         let mut partials = std::mem::take(&mut self.partials);
-        match rows {
-            Rows::Run { cache, tokens, .. } => {
-                let n = tokens.len();
-                self.heads((layer, index), cache, isa, n).all(pool, n, &mut att, &mut partials);
-            }
-            Rows::Each { caches, tokens } => {
-                let att = &mut att[..tokens.len() * Q_DIM];
-                pool.tiles(att, Q_DIM, (1, GROUP * HEAD_DIM), |mut tile| {
-                    let cache = caches[tokens[tile.row].0].read().expect("invariant: no job panics");
-                    self.attend_one((layer, index), (&cache, tile.row), isa, (tile.col, tile.row_mut(0)));
-                });
-            }
+        for run in (0..seqs.len()).filter(|&run| seqs.is_alone(run)) {
+            let seq = seqs.read(run);
+            let Span { first, tokens, .. } = seq.span;
+            let att = &mut att[first * Q_DIM..][..tokens * Q_DIM];
+            self.heads(layer, seq.span, seq.rows.layer(index), isa).all(pool, tokens, att, &mut partials);
+        }
+        if (0..seqs.len()).any(|run| !seqs.is_alone(run)) {
+            let att = &mut att[..self.run_of.len() * Q_DIM];
+            pool.tiles(att, Q_DIM, (1, GROUP * HEAD_DIM), |mut tile| {
+                let run = self.run_of[tile.row] as usize;
+                if !seqs.is_alone(run) {
+                    let seq = seqs.read(run);
+                    let heads = self.heads(layer, seq.span, seq.rows.layer(index), isa);
+                    heads.of_one_token(tile.col, tile.row_mut(0));
+                }
+            });
         }
         (self.att, self.partials) = (att, partials);
     }
 
-    /// Attention of token `t`, the only new one of its sequence: the heads from column `col` on, of one KV head.
-    fn attend_one(
+    /// Adds the attention of the observed tokens to the mass of the layer's slots.
+    pub(super) fn observe(
         &self,
-        (layer, index): (&Layer, usize),
-        (cache, t): (&Cache, usize),
+        layer: &Layer,
+        index: usize,
+        seqs: &mut Sequences<'_>,
+        pool: &Pool,
         isa: Isa,
-        (col, att): (usize, &mut [f32]),
     ) {
-        let (types, layer_rows) = (cache.types(), cache.layer(index));
-        let query = |_: usize, h: usize| self.query(layer, types, (t, h), isa);
-        let rows = |kv_head: usize| layer_rows.head(kv_head);
-        let heads = Heads { query, rows, types, before: cache.len(), isa, first: 1, notes: &[] };
-        let (first, end) = (col / HEAD_DIM, (col + att.len()) / HEAD_DIM);
-        for from in (first..end).step_by(TASK_HEADS) {
-            heads.tokens::<TASK_HEADS>(0..1, from..end.min(from + TASK_HEADS), |_, h, state| {
-                heads.finish(state, &mut att[(from - first + h) * HEAD_DIM..][..HEAD_DIM]);
-            });
+        for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0) {
+            let rows = seq.rows.layer_mut(index);
+            let mass = rows.mass.expect("a cache that is observed has mass");
+            self.heads(layer, seq.span, (&*rows.k, &*rows.v), isa).observe(pool, seq.span.tokens, mass);
         }
     }
 
-    /// Adds the attention of the observed tokens, the last of `n`, to the mass of the layer's slots.
-    pub(super) fn observe(
-        &self,
-        (layer, index): (&Layer, usize),
-        (cache, mass): (&Cache, &mut SlotMass),
-        pool: &Pool,
-        isa: Isa,
-        n: usize,
-    ) {
-        self.heads((layer, index), cache, isa, n).observe(pool, n, mass.layer_mut(index));
-    }
-
-    /// What attention of `n` new tokens reads, and where it notes the softmax of those that are observed.
+    /// What attention of a run reads in a layer, and where it notes the softmax of the tokens that are observed.
     #[allow(clippy::type_complexity, reason = "closures have no names")]
     fn heads<'a>(
         &'a self,
-        (layer, index): (&'a Layer, usize),
-        cache: &'a Cache,
+        layer: &'a Layer,
+        span: Span,
+        (k, v): (&'a [u8], &'a [u8]),
         isa: Isa,
-        n: usize,
     ) -> Heads<
         'a,
         impl Fn(usize, usize) -> [f32; HEAD_DIM] + Sync + 'a,
         impl Fn(usize) -> (&'a [u8], &'a [u8]) + Sync + 'a,
     > {
-        let types = cache.types();
-        let query = move |t, h| self.query(layer, types, (t, h), isa);
-        let layer_rows = cache.layer(index);
-        let rows = move |kv_head| layer_rows.head(kv_head);
-        let first = n - self.observed.min(n);
-        Heads { query, rows, types, before: cache.len(), isa, first, notes: &self.notes }
+        let Span { extent, first, tokens, observe } = span;
+        let types = extent.types;
+        let query = move |t, h| self.query(layer, types, (first + t, h), isa);
+        let rows = move |kv_head| (kv::head(k, kv_head), kv::head(v, kv_head));
+        let notes = self.notes.get(first * HEADS..).unwrap_or_default();
+        Heads { query, rows, types, before: extent.len, isa, first: tokens - observe, notes }
     }
 
     /// Query of token `t` and head `h`: normed, rotated, scaled, as the stored keys expect it.
@@ -167,7 +163,7 @@ impl Scratch {
         let scale = 1.0 / (HEAD_DIM as f32).sqrt();
         q.iter_mut().for_each(|x| *x *= scale);
         if types.k.rotated() {
-            kv::rotate(&mut q);
+            rotate(&mut q);
         }
         q
     }
@@ -177,7 +173,7 @@ impl Scratch {
 /// `capacity` slots.
 pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention> {
     let pool = Pool::new(threads)?;
-    let mut partials = super::try_vec(super::partials_for(capacity), Partial::EMPTY)?;
+    let mut partials = try_vec(partials_for(capacity), Partial::EMPTY)?;
     let mut notes: Vec<Noted> = Vec::new();
     Ok(Box::new(move |job: AttentionJob<'_>| {
         let AttentionJob { tokens, before, queries, stride, k, v, capacity, types, att, mass } = job;
@@ -186,7 +182,7 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
             let from = kv_head * capacity;
             (&k[from * types.k.row_bytes(HEAD_DIM)..], &v[from * types.v.row_bytes(HEAD_DIM)..])
         };
-        let needed = super::partials_for(before + tokens);
+        let needed = partials_for(before + tokens);
         if partials.len() < needed {
             partials.resize(needed, Partial::EMPTY);
         }
@@ -276,6 +272,16 @@ where
                     }
                     from = to;
                 }
+            });
+        }
+    }
+
+    /// Attention of the only new token of a run over all its slots: the heads from column `col` on, of one KV head.
+    fn of_one_token(&self, col: usize, att: &mut [f32]) {
+        let (first, end) = (col / HEAD_DIM, (col + att.len()) / HEAD_DIM);
+        for from in (first..end).step_by(TASK_HEADS) {
+            self.tokens::<TASK_HEADS>(0..1, from..end.min(from + TASK_HEADS), |_, h, state| {
+                self.finish(state, &mut att[(from - first + h) * HEAD_DIM..][..HEAD_DIM]);
             });
         }
     }
@@ -406,7 +412,35 @@ where
     fn finish(&self, state: &Partial<HEAD_DIM>, out: &mut [f32]) {
         out.iter_mut().zip(&state.o).for_each(|(out, o)| *out = o / state.l);
         if self.types.v.rotated() {
-            kv::rotate(out);
+            rotate(out);
         }
+    }
+}
+
+/// The softmax of a query, which the task that computes it leaves to those of a later step.
+#[derive(Default)]
+pub struct Noted(AtomicU64);
+
+impl Noted {
+    /// Leaves it; the end of the step orders this before the next.
+    pub fn set(&self, softmax: Softmax) {
+        let bits = u64::from(softmax.m.to_bits()) << 32 | u64::from(softmax.l.to_bits());
+        self.0.store(bits, Ordering::Relaxed);
+    }
+
+    /// What was left.
+    pub fn get(&self) -> Softmax {
+        let bits = self.0.load(Ordering::Relaxed);
+        Softmax { m: f32::from_bits((bits >> 32) as u32), l: f32::from_bits(bits as u32) }
+    }
+
+    /// Room for so many.
+    pub fn room(count: usize) -> Result<Vec<Self>> {
+        let mut notes = Vec::new();
+        notes.try_reserve_exact(count).map_err(|_| {
+            Error::Memory("cannot allocate scratch to observe attention; use a smaller --prefill-chunk".into())
+        })?;
+        notes.resize_with(count, Self::default);
+        Ok(notes)
     }
 }

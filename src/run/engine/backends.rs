@@ -1,15 +1,15 @@
-//! Which backends a session gets: one device, or two, by choice or by measurement.
+//! Which devices run the sequences of an engine: one, or two, by choice or by measurement.
 
 use super::speeds;
 use super::{BackendKind, Engine, EngineOptions};
-use crate::model::device::Backend;
-use crate::model::cpu::{self, CpuBackend, CpuBatch, CpuOptions};
+use crate::model::cpu::{self, CpuDevice, CpuOptions};
+use crate::model::device::{SharedDevice, locked};
 use crate::model::weights::Weights;
-use crate::opencl::{self, Matrices, OpenClBackend, OpenClOptions, Place, Variants, Verdict, selftest};
+use crate::opencl::{self, Matrices, OpenClDevice, OpenClOptions, Place, Variants, Verdict, selftest};
 use crate::run::eviction::Policy;
-use crate::run::session::{Measured, RowsAre, Schedule, Session, Side, Spare, Standby};
+use crate::run::session::{Measured, Schedule, Seat, Session, Side, Spare, Standby};
 use files::{Error, Result};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// What runs the sequences of an engine.
 pub(super) enum Runs {
@@ -48,8 +48,8 @@ impl Engine {
         let o = EngineOptions { gpu_attn: true, ..self.options.clone() };
         let [cpu, gpu] = speeds::of_both(
             &speeds::key(self, model),
-            || self.cpu_backend(&speeds::options(&o))(),
-            || self.opencl_backend(model, &speeds::options(&o)),
+            || Seat::new(self.cpu(&speeds::options(&o))?, speeds::SLOTS),
+            || Seat::new(shared(self.opencl(model, &speeds::options(&o))?), speeds::SLOTS),
         )?;
         let measured = Measured::new([cpu, gpu]);
         let (runs, choice) = match measured.only(self.options.max_seq_len) {
@@ -71,14 +71,14 @@ impl Engine {
         Ok(runs)
     }
 
-    /// An empty sequence with a cache of its own.
+    /// An empty sequence with a cache and a device of its own.
     pub fn session(&self) -> Result<Session> {
         self.session_of(&self.options)
     }
 
     /// The same with other options for cache, eviction, drafts, threads and attention.
     pub fn session_of(&self, o: &EngineOptions) -> Result<Session> {
-        let session = self.undrafted(o)?;
+        let session = self.crew(o)?.session()?;
         let why = match (o.draft, &self.runs, o.eviction.policy) {
             (0, ..) => return Ok(session),
             (_, Runs::Device | Runs::Both(_), _) => "only the CPU computes several tokens to the bits of one",
@@ -91,54 +91,58 @@ impl Engine {
         Ok(session)
     }
 
-    fn undrafted(&self, o: &EngineOptions) -> Result<Session> {
+    /// Empty sequences on the same devices, whose tokens are computed together: see [`crate::session::compute`].
+    ///
+    /// # Errors
+    ///
+    /// `Memory`; what the options or the device do not allow.
+    pub fn sessions_of(&self, o: &EngineOptions, sequences: usize) -> Result<Vec<Session>> {
+        let o = EngineOptions { batch: sequences, ..o.clone() };
+        let crew = self.crew(&o)?;
+        (0..sequences).map(|_| crew.session()).collect()
+    }
+
+    /// The devices for sequences with these options: the CPU's where no other can be used.
+    fn crew(&self, o: &EngineOptions) -> Result<Crew<'_>> {
         // As it was measured.
         let gpu_attn = o.gpu_attn || self.options.backend == BackendKind::Auto;
-        let o = &EngineOptions { gpu_attn, ..o.clone() };
-        let session = match (&self.runs, &self.device) {
+        let o = EngineOptions { gpu_attn, ..o.clone() };
+        let mut crew = Crew { engine: self, options: o, device: Team::Cpu, cpu: Arc::default() };
+        let made = match (&self.runs, &self.device) {
             (Runs::Device, Some(model)) => {
-                let session = self.opencl_backend(model, o).map(Session::new);
-                session.map(|s| s.with_spare(self.cpu_backend(o), o.notice))
+                self.opencl(model, &crew.options).map(|device| Team::Device(shared(device)))
             }
-            (Runs::Both(schedule), Some(model)) => self.hybrid(model, schedule, o),
-            _ => return self.on_cpu(o),
+            (Runs::Both(schedule), Some(model)) => {
+                crew.options.gpu_attn = true;
+                self.opencl(model, &crew.options).map(|device| Team::Both {
+                    one_cache: device.shares_rows(),
+                    device: shared(device),
+                    schedule: schedule.clone(),
+                })
+            }
+            _ => Ok(Team::Cpu),
         };
-        match session.and_then(|s| s.with_eviction(o.eviction)) {
-            Err(Error::Device(why)) => {
-                (o.notice)(&format!("{why}; using the CPU"));
-                self.on_cpu(o)
-            }
-            made => made,
+        match made {
+            Ok(team) => crew.device = team,
+            Err(Error::Device(why)) => (crew.options.notice)(&format!("{why}; using the CPU")),
+            Err(e) => return Err(e),
         }
+        Ok(crew)
     }
 
-    fn on_cpu(&self, o: &EngineOptions) -> Result<Session> {
-        Session::new(self.cpu_backend(o)()?).with_eviction(o.eviction)
+    /// The CPU as a device.
+    fn cpu(&self, o: &EngineOptions) -> Result<SharedDevice> {
+        Ok(shared(CpuDevice::new(Arc::clone(&self.weights), self.cpu_options(o))?))
     }
 
-    /// A sequence on both devices, which begins on the CPU.
-    fn hybrid(&self, model: &Arc<opencl::Model>, schedule: &Schedule, o: &EngineOptions) -> Result<Session> {
-        let o = EngineOptions { gpu_attn: true, ..o.clone() };
-        let mut gpu = self.opencl_backend(model, &o)?;
-        let (cpu, rows) = match gpu.lend()? {
-            Some(lent) => {
-                let mut cpu = CpuBackend::without_rows(Arc::clone(&self.weights), self.cpu_options(&o))?;
-                cpu.adopt(lent)?;
-                (Box::new(cpu) as Box<dyn Backend>, RowsAre::Shared)
-            }
-            None => (self.cpu_backend(&o)()?, RowsAre::Apart),
-        };
-        let standby = Standby { backend: gpu, schedule: schedule.clone(), rows };
-        Ok(Session::new(cpu).with_spare(self.cpu_backend(&o), o.notice).with_standby(standby))
+    /// A place on the OpenCL device, with an empty cache; `None` where there is no device.
+    pub fn device_seat(&self, o: &EngineOptions) -> Result<Option<Seat>> {
+        let Some(model) = &self.device else { return Ok(None) };
+        Seat::new(shared(self.opencl(model, o)?), o.max_seq_len).map(Some)
     }
 
-    /// A backend on the device, with an empty cache; `None` where there is no device.
-    pub fn device_backend(&self, o: &EngineOptions) -> Result<Option<Box<dyn Backend>>> {
-        self.device.as_ref().map(|model| self.opencl_backend(model, o)).transpose()
-    }
-
-    /// The OpenCL backend with the fastest kernels that compute what the CPU's do, tried at their first use.
-    fn opencl_backend(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<Box<dyn Backend>> {
+    /// The OpenCL device with the fastest kernels that compute what the CPU does, tried at their first use.
+    fn opencl(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
         let mut why = Error::Device("no kernels".into());
         let order = [Variants::AnyOrder, Variants::Fastest, Variants::Baseline];
         for variants in order.into_iter().skip(usize::from(!o.gpu_fast)) {
@@ -148,21 +152,21 @@ impl Engine {
             };
             let options = OpenClOptions {
                 kv_types: o.kv_types,
-                capacity: o.max_seq_len,
-                max_tokens: o.prefill_chunk,
+                slots: o.max_seq_len,
+                max_tokens: chunk(o),
                 attention,
                 rows: match o.zero_copy && model.device().facts().unified_memory {
                     true => Place::HostVisible,
-                    false => own_place(o),
+                    false => own_place(o, model.device()),
                 },
                 variants,
             };
-            let tried = OpenClBackend::new(Arc::clone(model), options).and_then(|mut backend| {
-                let passed = self.verdict(&mut backend, o)? == Verdict::Passed;
-                Ok((passed && self.observes_right(&mut backend, o)?).then_some(backend))
+            let tried = OpenClDevice::new(Arc::clone(model), options).and_then(|mut device| {
+                let passed = self.verdict(&mut device, o)? == Verdict::Passed;
+                Ok((passed && self.observes_right(&mut device, o)?).then_some(device))
             });
             why = match tried {
-                Ok(Some(backend)) => return Ok(Box::new(backend)),
+                Ok(Some(device)) => return Ok(device),
                 Ok(None) => {
                     let name = &model.device().facts().name;
                     Error::Device(format!("OpenCL: {name} computes wrong results with these kernels"))
@@ -174,37 +178,32 @@ impl Engine {
         Err(why)
     }
 
-    /// Whether a backend's kernels compute what the CPU's do: what is noted, else what a test finds.
-    fn verdict(&self, backend: &mut OpenClBackend, o: &EngineOptions) -> Result<Verdict> {
-        if let Some(verdict) = backend.verdict() {
+    /// Whether a device's kernels compute what the CPU's do: what is noted, else what a test finds.
+    fn verdict(&self, device: &mut OpenClDevice, o: &EngineOptions) -> Result<Verdict> {
+        if let Some(verdict) = device.verdict() {
             return Ok(verdict);
         }
-        let mut reference = CpuBackend::new(
-            Arc::clone(&self.weights),
-            CpuOptions { capacity: backend.capacity().min(selftest::SLOTS), ..self.cpu_options(o) },
-        )?;
-        let verdict = match selftest::distance(backend, &mut reference)? {
+        let verdict = match selftest::distance(device, &mut self.reference(o)?)? {
             d if d <= selftest::TOLERANCE => Verdict::Passed,
             _ => Verdict::Failed,
         };
-        backend.set_verdict(verdict);
+        device.set_verdict(verdict);
         Ok(verdict)
     }
 
-    /// Whether a backend sees the attention that the CPU sees, where evictions depend on it.
-    fn observes_right(&self, backend: &mut OpenClBackend, o: &EngineOptions) -> Result<bool> {
+    /// Whether a device sees the attention that the CPU sees, where evictions depend on it.
+    fn observes_right(&self, device: &mut OpenClDevice, o: &EngineOptions) -> Result<bool> {
         if !matches!(o.eviction.policy, Policy::SnapKv | Policy::H2o) {
             return Ok(true);
         }
-        let capacity = backend.capacity().min(selftest::SLOTS);
-        let options = CpuOptions { capacity, max_tokens: capacity, ..self.cpu_options(o) };
-        let mut reference = CpuBackend::new(Arc::clone(&self.weights), options)?;
-        Ok(selftest::mass_distance(backend, &mut reference)? <= selftest::TOLERANCE)
+        Ok(selftest::mass_distance(device, &mut self.reference(o)?)? <= selftest::TOLERANCE)
     }
 
-    /// Empty sequences on the CPU that decode together, with these options for cache and threads.
-    pub fn batch_of(&self, o: &EngineOptions, sequences: usize) -> Result<CpuBatch> {
-        CpuBatch::new(Arc::clone(&self.weights), self.cpu_options(o), sequences)
+    /// The CPU, to hold another device against.
+    fn reference(&self, o: &EngineOptions) -> Result<CpuDevice> {
+        let slots = o.max_seq_len.min(selftest::SLOTS);
+        let options = CpuOptions { slots, max_tokens: slots, ..self.cpu_options(o) };
+        CpuDevice::new(Arc::clone(&self.weights), options)
     }
 
     fn cpu_options(&self, o: &EngineOptions) -> CpuOptions {
@@ -212,21 +211,103 @@ impl Engine {
             threads: o.threads,
             isa: self.isa,
             kv_types: o.kv_types,
-            capacity: o.max_seq_len,
-            max_tokens: o.prefill_chunk,
+            slots: o.max_seq_len,
+            max_tokens: chunk(o),
         }
-    }
-
-    /// Makes a CPU backend with these options.
-    fn cpu_backend(&self, o: &EngineOptions) -> Spare {
-        let (options, weights) = (self.cpu_options(o), Arc::clone(&self.weights));
-        Box::new(move || Ok(Box::new(CpuBackend::new(weights, options)?) as _))
     }
 }
 
-/// Where in its own memory a device has weights and cache.
-fn own_place(options: &EngineOptions) -> Place {
-    if options.gpu_fast { Place::InOne } else { Place::Device }
+/// The devices that some sequences share.
+struct Crew<'a> {
+    engine: &'a Engine,
+    options: EngineOptions,
+    device: Team,
+    /// The CPU, once a sequence needs it.
+    cpu: Arc<OnceLock<SharedDevice>>,
+}
+
+/// Which devices those are.
+enum Team {
+    Cpu,
+    Device(SharedDevice),
+    Both {
+        device: SharedDevice,
+        /// Whether the device's cache serves the CPU too.
+        one_cache: bool,
+        schedule: Schedule,
+    },
+}
+
+impl Crew<'_> {
+    /// The CPU, one for all sequences.
+    fn cpu(&self) -> Result<SharedDevice> {
+        if let Some(cpu) = self.cpu.get() {
+            return Ok(Arc::clone(cpu));
+        }
+        let cpu = self.engine.cpu(&self.options)?;
+        Ok(Arc::clone(self.cpu.get_or_init(|| cpu)))
+    }
+
+    /// The place on the CPU for a sequence whose device is lost.
+    fn spare(&self) -> Spare {
+        let (weights, options) = (Arc::clone(&self.engine.weights), self.engine.cpu_options(&self.options));
+        let (cpu, slots) = (Arc::clone(&self.cpu), self.options.max_seq_len);
+        Box::new(move || {
+            if cpu.get().is_none() {
+                // Whoever comes second takes the first one's.
+                let _ = cpu.set(shared(CpuDevice::new(weights, options)?));
+            }
+            Seat::new(Arc::clone(cpu.get().expect("invariant: just set")), slots)
+        })
+    }
+
+    /// An empty sequence, which in a hybrid session begins on the CPU.
+    fn session(&self) -> Result<Session> {
+        let o = &self.options;
+        match self.seated().and_then(|s| s.with_eviction(o.eviction)) {
+            Err(Error::Device(why)) if !matches!(self.device, Team::Cpu) => {
+                (o.notice)(&format!("{why}; using the CPU"));
+                Session::new(Seat::new(self.cpu()?, o.max_seq_len)?).with_eviction(o.eviction)
+            }
+            made => made,
+        }
+    }
+
+    fn seated(&self) -> Result<Session> {
+        let (o, slots) = (&self.options, self.options.max_seq_len);
+        Ok(match &self.device {
+            Team::Cpu => Session::new(Seat::new(self.cpu()?, slots)?),
+            Team::Device(device) => {
+                Session::new(Seat::new(Arc::clone(device), slots)?).with_spare(self.spare(), o.notice)
+            }
+            Team::Both { device, one_cache, schedule } => {
+                let (device, schedule) = (Arc::clone(device), schedule.clone());
+                let there = locked(&device).new_cache(slots)?;
+                let cpu = self.cpu()?;
+                let (seat, cache) = match one_cache {
+                    true => (Seat { device: cpu, cache: there }, None),
+                    false => (Seat::new(cpu, slots)?, Some(there)),
+                };
+                let standby = Standby { device, cache, schedule };
+                Session::new(seat).with_spare(self.spare(), o.notice).with_standby(standby)
+            }
+        })
+    }
+}
+
+/// Most tokens of a pass: a chunk of a prompt, or a token of every sequence.
+fn chunk(o: &EngineOptions) -> usize {
+    o.prefill_chunk.clamp(1, o.max_seq_len.max(1)).max(o.sequences())
+}
+
+fn shared<D: crate::model::device::Device + 'static>(device: D) -> SharedDevice {
+    Arc::new(Mutex::new(device))
+}
+
+/// Where in its own memory a device has weights and caches.
+fn own_place(options: &EngineOptions, device: &opencl::Device) -> Place {
+    let variants = if options.gpu_fast { Variants::AnyOrder } else { Variants::Fastest };
+    opencl::own_place(device, variants)
 }
 
 /// Opens the OpenCL device and brings the weights there.
@@ -238,7 +319,7 @@ pub(super) fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(
     }
     let matrices = match shared {
         true => Matrices::share(&device, weights)?,
-        false => Matrices::copy(&device, weights, own_place(options))?,
+        false => Matrices::copy(&device, weights, own_place(options, &device))?,
     };
     Ok((device, matrices))
 }

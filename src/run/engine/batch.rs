@@ -1,12 +1,9 @@
-//! Several prompts at once: on the CPU their tokens are decoded together, so that weights are read once a step.
+//! Several prompts at once: their tokens are computed together, so that weights are read once a step.
 
 use super::stream::{End, Writer};
-use super::{BackendKind, Engine, EngineOptions, GenerateOptions};
-use crate::dims::VOCAB;
-use crate::model::device::Logits;
-use crate::model::cpu::CpuBatch;
+use super::{Engine, EngineOptions, GenerateOptions};
 use crate::run::eviction::Policy;
-use crate::run::session::{Session, StopReason, check_logits};
+use crate::run::session::{Session, StopReason, compute};
 use files::{Error, Result};
 use std::collections::VecDeque;
 use text::sampler::TokenLogprobs;
@@ -43,22 +40,16 @@ impl BatchAnswer {
 }
 
 impl EngineOptions {
-    /// How many sequences [`Engine::generate_batch`] decodes at once with these options, [`EngineOptions::batch`] or
-    /// one: there the CPU alone runs the model and nothing is evicted.
+    /// How many sequences [`Engine::generate_batch`] computes together with these options.
     pub fn sequences(&self) -> usize {
-        match (self.backend, self.eviction.policy) {
-            (BackendKind::Cpu, Policy::None) => self.batch.max(1),
-            _ => 1,
-        }
+        self.batch.max(1)
     }
 }
 
 impl Engine {
     /// Completes all prompts, [`EngineOptions::batch`] at once; the answers come in the order in which they are
-    /// complete. Each is what its prompt alone gives, bit for bit. A prompt is computed while the others wait; when a
-    /// text ends, the next prompt takes its place.
-    ///
-    /// On other backends than the CPU's, and where slots are evicted, the prompts are completed one after another.
+    /// complete. Each is what its prompt alone gives, bit for bit, on every device and with every eviction policy. When a
+    /// text ends, the next prompt takes its place, and is computed beside the tokens of the others.
     ///
     /// ```
     /// use antigravity::{BatchItem, Engine, EngineOptions, GenerateOptions};
@@ -86,19 +77,17 @@ impl Engine {
             waiting.push_back((index, self.prompt_of(item).map_err(|e| named(index, e))?));
         }
         let sequences = self.options.sequences().min(items.len());
-        let way = match sequences {
-            0 | 1 => Way::InTurn(Box::new(self.session()?)),
-            n => Way::Together(Box::new(Together {
-                batch: self.batch_of(&self.options, n)?,
-                seats: (0..n).map(|_| None).collect(),
-                rows: Vec::with_capacity(n),
-                logits: vec![0.0; n * VOCAB],
-            })),
+        let free = match sequences {
+            0 => Vec::new(),
+            1 => vec![self.session()?],
+            n => {
+                if let draft @ 1.. = self.options.draft {
+                    (self.options.notice)(&format!("--draft {draft}: off, as prompts are decoded together"));
+                }
+                self.sessions_of(&self.options, n)?
+            }
         };
-        if let (Way::Together(_), draft @ 1..) = (&way, self.options.draft) {
-            (self.options.notice)(&format!("--draft {draft}: off, as prompts are decoded together"));
-        }
-        Ok(Batch { engine: self, items, waiting, complete: VecDeque::new(), way })
+        Ok(Batch { engine: self, items, waiting, complete: VecDeque::new(), free, texts: Vec::new() })
     }
 
     /// The ids of a prompt that can be completed.
@@ -128,65 +117,78 @@ fn named(index: usize, e: Error) -> Error {
     }
 }
 
-/// Answers that nobody has fetched, and what came in place of one.
-type Answers = VecDeque<Result<BatchAnswer>>;
-
 /// The answers to some prompts, as they are complete.
 pub struct Batch<'a> {
     engine: &'a Engine,
     items: &'a [BatchItem],
     /// Index and ids of the prompts to come.
     waiting: VecDeque<(usize, Vec<u32>)>,
-    complete: Answers,
-    way: Way<'a>,
+    /// Answers that nobody has fetched, and what came in place of one.
+    complete: VecDeque<Result<BatchAnswer>>,
+    /// Sequences that nobody uses.
+    free: Vec<Session>,
+    /// The texts under way.
+    texts: Vec<Text<'a>>,
 }
 
-enum Way<'a> {
-    /// One after another.
-    InTurn(Box<Session>),
-    Together(Box<Together<'a>>),
-}
-
-/// Sequences that are decoded together.
-struct Together<'a> {
-    batch: CpuBatch,
-    /// Who has which sequence.
-    seats: Vec<Option<Seat<'a>>>,
-    /// The next token of each that goes on: `(sequence, token)`.
-    rows: Vec<(usize, u32)>,
-    /// `[row][VOCAB]`; a prompt's in the first row.
-    logits: Vec<f32>,
-}
-
-/// One sequence.
-struct Seat<'a> {
+/// A text under way.
+struct Text<'a> {
+    session: Session,
     writer: Writer<'a>,
-    /// Of the prompt, then those sampled, the last of which may not be computed.
+    /// Of the prompt, then those sampled. What of them is computed is the session's.
     tokens: Vec<u32>,
+    prompt: usize,
     answer: BatchAnswer,
 }
 
-impl Seat<'_> {
-    /// Samples a token; whether the text goes on. Once a sequence of `capacity` slots has `len` tokens it does not.
-    fn sample(&mut self, logits: &[f32], (len, capacity): (usize, usize)) -> Result<bool> {
-        check_logits(logits)?;
-        if self.writer.is_spent() {
-            self.end(End::Flush(StopReason::Length));
-            return Ok(false);
+impl Text<'_> {
+    /// Tokens that are computed.
+    fn done(&self) -> usize {
+        self.session.tokens().len()
+    }
+
+    fn is_prompt(&self) -> bool {
+        self.done() < self.prompt
+    }
+
+    /// Stages the next tokens, at most `room` of them: how many.
+    fn stage(&mut self, room: usize) -> Result<usize> {
+        let (done, all) = (self.done(), self.tokens.len());
+        if self.is_prompt() {
+            self.writer.progress(done, self.prompt);
+            let some = &self.tokens[done..all.min(done + room)];
+            return if some.is_empty() { Ok(0) } else { self.session.stage_prompt(some, all - done) };
         }
-        let token = self.writer.sample(logits, &self.tokens)?;
+        self.session.stage(self.tokens[all - 1]).map(|_| 1)
+    }
+
+    /// Takes the logits of the last token, where they are there: how the text ends, if it does.
+    fn advance(&mut self) -> Result<Option<End>> {
+        let done = self.done();
+        if done < self.tokens.len() {
+            let cancelled = self.writer.cancel().is_cancelled();
+            return Ok(cancelled.then_some(End::Flush(StopReason::Interrupt)));
+        }
+        if done == self.prompt {
+            self.writer.progress(done, done);
+            self.session.end_prompt()?;
+        }
+        self.session.check_logits()?;
+        if self.writer.is_spent() {
+            return Ok(Some(End::Flush(StopReason::Length)));
+        }
+        let token = self.writer.sample(self.session.logits(), &self.tokens)?;
         self.tokens.push(token);
         self.answer.tokens += 1;
         self.answer.logprobs.extend(self.writer.logprobs().cloned());
-        let (text, end) = self.writer.push(token, || len == capacity);
+        let session = &self.session;
+        let (text, end) = self.writer.push(token, || session.is_full());
         self.answer.text += &text;
-        if let Some(end) = end {
-            self.end(end);
-        }
-        Ok(end.is_none())
+        Ok(end)
     }
 
-    fn end(&mut self, end: End) {
+    /// The answer and the sequence that it no longer needs.
+    fn end(mut self, end: End) -> (BatchAnswer, Session) {
         self.answer.stop = match end {
             End::Done(reason) => reason,
             End::Flush(reason) => {
@@ -194,139 +196,102 @@ impl Seat<'_> {
                 reason
             }
         };
+        (self.answer, self.session)
     }
 }
 
-impl<'a> Together<'a> {
-    /// Computes a prompt in a free sequence and samples its first token. Where that is all, the answer goes to
-    /// `complete`.
-    fn begin(
-        &mut self,
-        sequence: usize,
-        mut seat: Seat<'a>,
-        capacity: usize,
-        complete: &mut Answers,
-    ) -> Result<()> {
-        self.batch.set_len(sequence, 0);
-        self.batch.heed(Some(seat.writer.cancel()));
-        let (all, logits) = (seat.tokens.len(), &mut self.logits[..VOCAB]);
-        for chunk in seat.tokens.chunks(self.batch.max_tokens()) {
-            let done = self.batch.len(sequence);
-            seat.writer.progress(done, all);
-            let last = done + chunk.len() == all;
-            let out = if last { Logits::Last(&mut *logits) } else { Logits::None };
-            match self.batch.prefill(sequence, chunk, out) {
-                Err(Error::Interrupted) => {
-                    seat.end(End::Flush(StopReason::Interrupt));
-                    complete.push_back(Ok(seat.answer));
-                    return Ok(());
-                }
-                computed => computed?,
-            }
-        }
-        seat.writer.progress(all, all);
-        match seat.sample(logits, (all, capacity)) {
-            Ok(true) => self.seats[sequence] = Some(seat),
-            Ok(false) => complete.push_back(Ok(seat.answer)),
-            Err(e) => complete.push_back(Err(named(seat.answer.index, e))),
-        }
-        Ok(())
-    }
-
-    /// One token of every sequence; answers that are complete go to `complete`.
-    fn step(&mut self, complete: &mut Answers, capacity: usize) -> Result<()> {
-        let Self { batch, seats, rows, logits } = self;
-        rows.clear();
-        for (sequence, seat) in seats.iter().enumerate() {
-            rows.extend(seat.as_ref().and_then(|s| s.tokens.last()).map(|&token| (sequence, token)));
-        }
-        // One token of many sequences takes as long as a short prompt.
-        batch.heed(seats.iter().flatten().next().map(|s| s.writer.cancel()));
-        let logits = &mut logits[..rows.len() * VOCAB];
-        match batch.decode(rows, logits) {
-            Err(Error::Interrupted) => {
-                for seat in seats.iter_mut() {
-                    if let Some(mut cut) = seat.take_if(|s| s.writer.cancel().is_cancelled()) {
-                        cut.end(End::Flush(StopReason::Interrupt));
-                        complete.push_back(Ok(cut.answer));
-                    }
-                }
-                return Ok(());
-            }
-            computed => computed?,
-        }
-        for (&(sequence, _), logits) in rows.iter().zip(logits.chunks_exact(VOCAB)) {
-            let seat = seats[sequence].as_mut().expect("invariant: rows are of the seats that are taken");
-            let ended = match seat.sample(logits, (batch.len(sequence), capacity)) {
-                Ok(true) => continue,
-                Ok(false) => seats[sequence].take().map(|s| Ok(s.answer)),
-                Err(e) => seats[sequence].take().map(|s| Err(named(s.answer.index, e))),
-            };
-            complete.extend(ended);
-        }
-        Ok(())
-    }
+/// Whether an error is that of one prompt, not of the device.
+fn is_own(e: &Error) -> bool {
+    matches!(e, Error::Usage(_) | Error::Model(_) | Error::Other(_))
 }
 
 impl<'a> Batch<'a> {
     /// The next answer, or what came in its place; outside of it, what ends all.
     fn answer(&mut self) -> Result<Option<Result<BatchAnswer>>> {
-        let capacity = self.engine.options.max_seq_len;
-        let together = match &mut self.way {
-            Way::Together(together) => together,
-            Way::InTurn(session) => {
-                let Some((index, prompt)) = self.waiting.pop_front() else { return Ok(None) };
-                return match in_turn(self.engine, session, (index, &prompt), &self.items[index].options) {
-                    Err(e @ (Error::Usage(_) | Error::Model(_) | Error::Other(_))) => {
-                        Ok(Some(Err(named(index, e))))
-                    }
-                    answer => answer.map(|answer| Some(Ok(answer))),
-                };
-            }
-        };
         loop {
             if let Some(answer) = self.complete.pop_front() {
                 return Ok(Some(answer));
             }
-            let free = together.seats.iter().position(Option::is_none);
-            match (free, self.waiting.pop_front()) {
-                (Some(sequence), Some((index, tokens))) => {
-                    match Writer::new(self.engine, &self.items[index].options) {
-                        Ok(writer) => {
-                            let seat = Seat { writer, tokens, answer: BatchAnswer::new(index) };
-                            together.begin(sequence, seat, capacity, &mut self.complete)?;
-                        }
-                        Err(e) => self.complete.push_back(Err(named(index, e))),
-                    }
-                }
-                (None, Some(prompt)) => {
-                    self.waiting.push_front(prompt);
-                    together.step(&mut self.complete, capacity)?;
-                }
-                (_, None) if together.seats.iter().all(Option::is_none) => return Ok(None),
-                (_, None) => together.step(&mut self.complete, capacity)?,
+            while let Some(session) = self.free.pop() {
+                let Some((index, tokens)) = self.waiting.pop_front() else {
+                    self.free.push(session);
+                    break;
+                };
+                self.begin(session, index, tokens)?;
             }
+            if self.texts.is_empty() && self.complete.is_empty() {
+                return Ok(None);
+            }
+            self.step()?;
         }
     }
-}
 
-/// Completes one prompt in a sequence that others have had.
-fn in_turn(
-    engine: &Engine,
-    session: &mut Session,
-    (index, prompt): (usize, &[u32]),
-    options: &GenerateOptions,
-) -> Result<BatchAnswer> {
-    session.clear();
-    let mut stream = engine.stream(session, prompt, options)?;
-    let mut answer = BatchAnswer::new(index);
-    while let Some(piece) = stream.next() {
-        answer.text += &piece?;
-        answer.logprobs.extend(stream.logprobs().cloned());
+    /// Begins the text of a prompt in a free sequence.
+    fn begin(&mut self, mut session: Session, index: usize, tokens: Vec<u32>) -> Result<()> {
+        session.clear();
+        let begun = session.begin_prompt(&tokens);
+        match begun.and_then(|()| Writer::new(self.engine, &self.items[index].options)) {
+            Ok(writer) => {
+                let (prompt, answer) = (tokens.len(), BatchAnswer::new(index));
+                self.texts.push(Text { session, writer, tokens, prompt, answer });
+            }
+            Err(e) if is_own(&e) => {
+                self.complete.push_back(Err(named(index, e)));
+                self.free.push(session);
+            }
+            Err(e) => return Err(e),
+        }
+        Ok(())
     }
-    answer.tokens = stream.timing().tokens;
-    answer.stop = stream.stop_reason().unwrap_or(StopReason::Interrupt);
-    Ok(answer)
+
+    /// One pass: a token of every text, and with the room that is left the next part of prompts. Answers that are
+    /// complete go to [`Batch::complete`].
+    fn step(&mut self) -> Result<()> {
+        let decoding = self.texts.iter().filter(|text| !text.is_prompt()).count();
+        let most = self.texts.first().map_or(0, |text| text.session.max_tokens());
+        let mut room = most.saturating_sub(decoding).max(1);
+        let mut i = 0;
+        while i < self.texts.len() {
+            let (text, was_prompt) = (&mut self.texts[i], self.texts[i].is_prompt());
+            match text.stage(room) {
+                Ok(n) => {
+                    room -= if was_prompt { n.min(room) } else { 0 };
+                    i += 1;
+                }
+                Err(e) => self.fail(i, e)?,
+            }
+        }
+        let cancel = self.texts.first().map(|text| text.writer.cancel().clone());
+        let mut sessions: Vec<&mut Session> = self.texts.iter_mut().map(|text| &mut text.session).collect();
+        match compute(&mut sessions, cancel.as_ref()) {
+            Ok(()) | Err(Error::Interrupted) => {}
+            Err(e) => return Err(e),
+        }
+        let mut i = 0;
+        while i < self.texts.len() {
+            match self.texts[i].advance() {
+                Ok(None) => i += 1,
+                Ok(Some(end)) => {
+                    let (answer, session) = self.texts.remove(i).end(end);
+                    self.complete.push_back(Ok(answer));
+                    self.free.push(session);
+                }
+                Err(e) => self.fail(i, e)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What goes wrong with one text comes in place of its answer; what goes wrong with the device ends all.
+    fn fail(&mut self, text: usize, e: Error) -> Result<()> {
+        if !is_own(&e) {
+            return Err(e);
+        }
+        let text = self.texts.remove(text);
+        self.complete.push_back(Err(named(text.answer.index, e)));
+        self.free.push(text.session);
+        Ok(())
+    }
 }
 
 impl Iterator for Batch<'_> {
@@ -335,9 +300,7 @@ impl Iterator for Batch<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         self.answer().unwrap_or_else(|e| {
             self.waiting.clear();
-            if let Way::Together(together) = &mut self.way {
-                together.seats.iter_mut().for_each(|seat| *seat = None);
-            }
+            self.texts.clear();
             Some(Err(e))
         })
     }

@@ -2,9 +2,9 @@
 
 use super::{Engine, EngineOptions};
 use crate::dims::VOCAB;
-use crate::model::device::{Backend, Logits};
-use crate::opencl::{self, Cache};
-use crate::run::session::Speed;
+use crate::model::device::{Cache, Logits, Run, locked};
+use crate::opencl;
+use crate::run::session::{Seat, Speed};
 use files::Result;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,9 +16,12 @@ const DEEP: usize = 1024;
 /// Decoded tokens that are timed each time; the fastest counts.
 const TOKENS: usize = 3;
 
-/// The options for backends that are only timed.
+/// Slots of caches that are only timed.
+pub(super) const SLOTS: usize = DEEP + 2 * PROMPT;
+
+/// The options for devices that are only timed.
 pub(super) fn options(o: &EngineOptions) -> EngineOptions {
-    EngineOptions { max_seq_len: DEEP + 2 * PROMPT, prefill_chunk: o.prefill_chunk.max(PROMPT), ..o.clone() }
+    EngineOptions { max_seq_len: SLOTS, prefill_chunk: o.prefill_chunk.max(PROMPT), ..o.clone() }
 }
 
 /// Names everything that speeds depend on.
@@ -38,17 +41,17 @@ pub(super) fn key(engine: &Engine, model: &Arc<opencl::Model>) -> String {
     )
 }
 
-/// The speeds of the CPU and of the device: those remembered under `key`, else measured on the backends made.
+/// The speeds of the CPU and of the device: those remembered under `key`, else measured.
 pub(super) fn of_both(
     key: &str,
-    cpu: impl FnOnce() -> Result<Box<dyn Backend>>,
-    gpu: impl FnOnce() -> Result<Box<dyn Backend>>,
+    cpu: impl FnOnce() -> Result<Seat>,
+    gpu: impl FnOnce() -> Result<Seat>,
 ) -> Result<[Speed; 2]> {
-    let cache = Cache::of_user();
+    let cache = opencl::Cache::of_user();
     if let Some(speeds) = cache.recall(key).and_then(|text| serde_json::from_str(&text).ok()) {
         return Ok(speeds);
     }
-    let speeds = [measure(&mut *gpu()?)?, measure(&mut *cpu()?)?];
+    let speeds = [measure(gpu()?)?, measure(cpu()?)?];
     let [gpu, cpu] = speeds;
     if let Ok(text) = serde_json::to_string(&[cpu, gpu]) {
         cache.remember(key, &text);
@@ -56,23 +59,28 @@ pub(super) fn of_both(
     Ok([cpu, gpu])
 }
 
-/// Times a backend with an empty cache. What it computes does not matter.
-fn measure(backend: &mut dyn Backend) -> Result<Speed> {
+/// Times a device. What it computes does not matter.
+fn measure(seat: Seat) -> Result<Speed> {
+    let Seat { device, mut cache } = seat;
+    let mut device = locked(&device);
     let mut logits = vec![0.0; VOCAB];
     let prompt: Vec<u32> = (0..PROMPT as u32).map(|id| id % VOCAB as u32).collect();
-    let n = PROMPT.min(backend.max_tokens());
+    let n = PROMPT.min(device.max_tokens());
     // Once to wake threads and caches and to compile what is not.
-    backend.forward(&prompt[..n], 0, Logits::Last(&mut logits))?;
-    backend.set_len(0);
+    let mut pass = |cache: &mut dyn Cache, tokens: &[u32], pos: usize| {
+        device.forward(&mut [Run::new(cache, tokens, pos, Logits::Last(&mut logits))], None)
+    };
+    pass(&mut *cache, &prompt[..n], 0)?;
+    cache.set_len(0);
     let began = Instant::now();
-    backend.forward(&prompt[..n], 0, Logits::Last(&mut logits))?;
+    pass(&mut *cache, &prompt[..n], 0)?;
     let prefill = began.elapsed().as_secs_f64() / n as f64;
     let mut token = |slots: usize| -> Result<f64> {
-        backend.set_len(slots);
+        cache.set_len(slots);
         let mut best = f64::INFINITY;
         for i in 0..=TOKENS {
             let began = Instant::now();
-            backend.forward(&prompt[..1], slots + i, Logits::Last(&mut logits))?;
+            pass(&mut *cache, &prompt[..1], slots + i)?;
             best = best.min(began.elapsed().as_secs_f64());
         }
         Ok(best)

@@ -7,69 +7,86 @@ use super::event::Switch;
 use super::schedule::{Move, Schedule, Side};
 use super::{Notice, Spare};
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
-use crate::model::device::{Backend, CancelToken, KvRows, Logits};
+use crate::model::device::{Cache, Extent, KvRows, Logits, Run, SharedDevice, locked};
 use crate::model::trace::Recorder;
 use files::{Error, Result};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Slots that are copied at a time: a few hundred KiB.
-const RUN: usize = 64;
+const SLOTS: usize = 64;
 
-/// Whether two backends have one memory for their rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RowsAre {
-    /// Each has its own: a move copies what the other lacks.
-    Apart,
-    /// One memory that they use in turn: a move copies nothing.
-    Shared,
+/// A device, and a cache there.
+pub struct Seat {
+    /// The device.
+    pub device: SharedDevice,
+    /// The cache, empty at first.
+    pub cache: Box<dyn Cache>,
+}
+
+impl Seat {
+    /// A new cache of `slots` slots on a device.
+    ///
+    /// # Errors
+    ///
+    /// `Memory`.
+    pub fn new(device: SharedDevice, slots: usize) -> Result<Self> {
+        let cache = locked(&device).new_cache(slots)?;
+        Ok(Self { device, cache })
+    }
 }
 
 /// The second device of a hybrid session.
 pub struct Standby {
-    /// Its backend; the first one is the CPU's.
-    pub backend: Box<dyn Backend>,
-    /// Which runs what.
+    /// The device; the first one is the CPU.
+    pub device: SharedDevice,
+    /// Its cache; `None` where both devices use the session's in turn, so that a move copies nothing.
+    pub cache: Option<Box<dyn Cache>>,
+    /// Which device runs what.
     pub schedule: Schedule,
-    /// Where rows are.
-    pub rows: RowsAre,
 }
 
 /// What runs a sequence.
 pub(super) struct Devices {
-    active: Box<dyn Backend>,
-    /// Which one that is.
+    device: SharedDevice,
+    cache: Box<dyn Cache>,
+    /// Which device that is.
     side: Side,
+    max_tokens: usize,
     standby: Option<Standby>,
     /// Where to go on when the device is lost.
     spare: Option<Spare>,
     /// Who is told then.
     notice: Notice,
-    /// Tokens of each pass whose attention is observed.
+    /// Tokens of each pass that are observed.
     observed: usize,
-    /// Whether the mass means something now.
-    massive: bool,
+    /// Whether the mass is that of this sequence.
+    mass_is_valid: bool,
 }
 
 /// Where a sequence goes on after its device is lost.
 pub(super) enum Refuge {
     /// Where it was: the device that stood by is lost.
     Here,
-    /// On a backend that has the first slots still.
+    /// On a device whose cache still has the first slots.
     Kept(usize),
-    /// On an empty one.
+    /// On one with an empty cache.
     Empty,
 }
 
 impl Devices {
-    pub fn new(active: Box<dyn Backend>) -> Self {
+    pub fn new(seat: Seat) -> Self {
+        let Seat { device, cache } = seat;
         Self {
-            active,
+            max_tokens: locked(&device).max_tokens(),
+            device,
+            cache,
             side: Side::Cpu,
             standby: None,
             spare: None,
             notice: |_| {},
             observed: 0,
-            massive: false,
+            mass_is_valid: false,
         }
     }
 
@@ -81,15 +98,27 @@ impl Devices {
         self.standby = Some(standby);
     }
 
-    pub fn active(&self) -> &dyn Backend {
-        &*self.active
-    }
-
-    pub fn active_mut(&mut self) -> &mut dyn Backend {
-        &mut *self.active
-    }
-
     /// The device that runs now.
+    pub fn device(&self) -> SharedDevice {
+        Arc::clone(&self.device)
+    }
+
+    /// Whether it is this one.
+    pub fn runs_on(&self, device: &SharedDevice) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
+    /// The cache there.
+    pub fn cache(&mut self) -> &mut dyn Cache {
+        &mut *self.cache
+    }
+
+    /// Its shape.
+    pub fn extent(&self) -> Extent {
+        self.cache.extent()
+    }
+
+    /// Which device runs now.
     pub fn side(&self) -> Side {
         self.side
     }
@@ -101,91 +130,68 @@ impl Devices {
 
     /// Slots in use.
     pub fn len(&self) -> usize {
-        self.active.len()
+        self.extent().len
     }
 
     /// Free slots.
     pub fn room(&self) -> usize {
-        self.active.capacity() - self.active.len()
+        let Extent { slots, len, .. } = self.extent();
+        slots - len
     }
 
     /// Most tokens of a pass on the device that runs.
     pub fn max_tokens(&self) -> usize {
-        self.active.max_tokens()
+        self.max_tokens
     }
 
-    /// Appends tokens, or ends with `Interrupted` soon after `cancel` is cancelled.
-    pub fn forward(
-        &mut self,
-        tokens: &[u32],
-        pos: usize,
-        out: Logits<'_>,
-        cancel: Option<&CancelToken>,
-    ) -> Result<()> {
-        self.active.heed(cancel);
-        let result = self.active.forward(tokens, pos, out);
-        self.active.heed(None);
-        result
+    /// Tokens that join the sequence in the next pass.
+    pub fn run<'a>(&'a mut self, tokens: &'a [u32], pos: usize, logits: Logits<'a>) -> Run<'a> {
+        Run { cache: &mut *self.cache, tokens, pos, logits, observe: self.observed.min(tokens.len()) }
     }
 
     /// Rewinds.
     pub fn set_len(&mut self, len: usize) {
-        self.active.set_len(len);
+        self.cache.set_len(len);
         self.limit_standby(len);
     }
 
     /// The other cache agrees with this one on its first `len` slots at most.
     fn limit_standby(&mut self, len: usize) {
-        if let Some(s) = self.standby.as_mut().filter(|s| s.rows == RowsAre::Apart) {
-            let len = len.min(s.backend.len());
-            s.backend.set_len(len);
+        if let Some(cache) = self.standby.as_mut().and_then(|s| s.cache.as_mut()) {
+            let len = len.min(cache.extent().len);
+            cache.set_len(len);
         }
     }
 
     /// Ends an eviction: `kept` slots are in use, the first `same` of which are where they were.
     pub fn compacted(&mut self, kept: usize, same: usize) {
-        self.active.set_len(kept);
+        self.cache.set_len(kept);
         self.limit_standby(same);
+    }
+
+    /// The caches, one or two.
+    fn caches(&mut self) -> impl Iterator<Item = &mut Box<dyn Cache>> {
+        let other = self.standby.as_mut().and_then(|s| s.cache.as_mut());
+        [Some(&mut self.cache), other].into_iter().flatten()
     }
 
     /// Changes the number of slots of both caches.
     pub fn resize(&mut self, slots: usize) -> Result<()> {
-        let Some(standby) = &mut self.standby else { return self.active.resize(slots) };
-        let (active, other) = (&mut self.active, &mut standby.backend);
-        if standby.rows == RowsAre::Apart {
-            active.resize(slots)?;
-            return other.resize(slots);
-        }
-        // The device resizes, while it has the rows.
-        match self.side {
-            Side::Gpu => active.resize(slots),
-            Side::Cpu => {
-                hand_over(active, other)?;
-                let resized = other.resize(slots);
-                hand_over(other, active)?;
-                resized
-            }
-        }
+        self.caches().try_for_each(|cache| cache.resize(slots))
     }
 
-    /// Makes room for the mass on both devices, so that no pass has to.
+    /// Makes room for the mass in both caches, so that no pass has to.
     pub fn make_mass(&mut self) -> Result<()> {
-        for backend in
-            [Some(&mut self.active), self.standby.as_mut().map(|s| &mut s.backend)].into_iter().flatten()
-        {
-            backend.observe(1)?;
-            backend.observe(0)?;
-        }
-        Ok(())
+        self.caches().try_for_each(|cache| {
+            let zeros = vec![0.0; KV_HEADS * cache.extent().len];
+            cache.write_mass(0, &zeros)
+        })
     }
 
     /// Observes the last `tokens` tokens of the passes to come. What was observed before counts on.
-    pub fn observe(&mut self, tokens: usize) -> Result<()> {
-        self.massive |= tokens > 0;
-        match std::mem::replace(&mut self.observed, tokens) == tokens {
-            true => Ok(()),
-            false => self.active.observe(tokens),
-        }
+    pub fn observe(&mut self, tokens: usize) {
+        self.mass_is_valid |= tokens > 0;
+        self.observed = tokens;
     }
 
     /// How many tokens of a pass are observed.
@@ -195,17 +201,17 @@ impl Devices {
 
     /// Forgets what was observed.
     pub fn zero_mass(&mut self) -> Result<()> {
-        self.massive = false;
+        self.mass_is_valid = false;
         let zeros = vec![0.0; KV_HEADS * self.len()];
-        (0..LAYERS).try_for_each(|layer| self.active.write_mass(layer, &zeros))
+        (0..LAYERS).try_for_each(|layer| self.cache.write_mass(layer, &zeros))
     }
 
     /// The mass of one layer, `[kv_head][slot]`; empty where nothing was observed.
     pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
         mass.clear();
-        if self.massive {
+        if self.mass_is_valid {
             mass.resize(KV_HEADS * self.len(), 0.0);
-            self.active.read_mass(layer, mass)?;
+            self.cache.read_mass(layer, mass)?;
         }
         Ok(())
     }
@@ -215,8 +221,8 @@ impl Devices {
         if mass.is_empty() {
             return Ok(());
         }
-        self.massive = true;
-        self.active.write_mass(layer, mass)
+        self.mass_is_valid = true;
+        self.cache.write_mass(layer, mass)
     }
 
     /// Where a prompt should be computed, if not here.
@@ -243,88 +249,90 @@ impl Devices {
     pub fn switch(&mut self, position: usize, why: String) -> Result<Option<Switch>> {
         let Some(standby) = &mut self.standby else { return Ok(None) };
         let began = Instant::now();
-        let (from, to) = (&mut self.active, &mut standby.backend);
         let (mut slots, mut bytes) = (0, 0);
-        // The mass counts filled slots, so it is read while they are here and written when they are there.
-        let len = from.len();
-        let mut masses = vec![0.0; if self.massive { LAYERS * KV_HEADS * len } else { 0 }];
-        let mut each = masses.chunks_exact_mut((KV_HEADS * len).max(1)).enumerate();
-        each.try_for_each(|(layer, mass)| from.read_mass(layer, mass))?;
-        match from.lend()? {
-            Some(lent) => to.adopt(lent)?,
-            None => {
-                slots = len - to.len();
-                bytes = copy(&mut **from, &mut **to)?;
+        if let Some(to) = &mut standby.cache {
+            slots = self.cache.extent().len - to.extent().len;
+            bytes = copy(&mut *self.cache, &mut **to)?;
+            if self.mass_is_valid {
+                copy_mass(&mut *self.cache, &mut **to)?;
             }
+            std::mem::swap(&mut self.cache, to);
         }
-        let mut each = masses.chunks_exact((KV_HEADS * len).max(1)).enumerate();
-        each.try_for_each(|(layer, mass)| to.write_mass(layer, mass))?;
-        if self.observed > 0 {
-            from.observe(0)?;
-            to.observe(self.observed)?;
-        }
-        let recorder = from.record(None);
-        to.record(recorder);
-        std::mem::swap(from, to);
+        let recorder = locked(&self.device).record(None);
+        std::mem::swap(&mut self.device, &mut standby.device);
+        let from = locked(&standby.device).name();
+        let mut device = locked(&self.device);
+        device.record(recorder);
+        self.max_tokens = device.max_tokens();
         self.side = self.side.other();
-        let (to, from) = (self.active.name(), standby.backend.name());
+        let to = device.name();
         Ok(Some(Switch { position, from, to, slots, bytes, took: began.elapsed(), why }))
     }
 
-    /// Leaves a lost device for a CPU backend, which then is the only one, and says so; `None` where there is none.
+    /// Leaves a lost device for the CPU, which then is the only one, and says so; `None` where there is none.
     pub fn flee(&mut self, why: &Error) -> Result<Option<Refuge>> {
-        let recorder = self.active.record(None);
-        let apart = self.standby.take().filter(|s| s.rows == RowsAre::Apart);
-        let refuge = match (apart, self.side) {
+        let recorder = locked(&self.device).record(None);
+        let standby = self.standby.take().and_then(|s| s.cache.map(|cache| Seat { device: s.device, cache }));
+        let refuge = match (standby, self.side) {
             (Some(_), Side::Cpu) => Refuge::Here,
-            (Some(standby), Side::Gpu) => {
-                self.active = standby.backend;
+            (Some(seat), Side::Gpu) => {
+                self.sit(seat);
                 Refuge::Kept(self.len())
             }
             (None, _) => {
                 let Some(spare) = self.spare.take() else { return Ok(None) };
-                self.active = spare()?;
+                self.sit(spare()?);
                 Refuge::Empty
             }
         };
         (self.notice)(&format!("{why}; going on on the CPU"));
-        self.massive &= matches!(refuge, Refuge::Here);
+        self.mass_is_valid &= matches!(refuge, Refuge::Here);
         (self.side, self.observed) = (Side::Cpu, 0);
-        self.active.record(recorder);
+        locked(&self.device).record(recorder);
         Ok(Some(refuge))
     }
 
+    fn sit(&mut self, seat: Seat) {
+        self.max_tokens = locked(&seat.device).max_tokens();
+        (self.device, self.cache) = (seat.device, seat.cache);
+    }
+
     pub fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
-        self.active.record(recorder)
+        locked(&self.device).record(recorder)
     }
 
     /// Puts a mark into what is being recorded.
     pub fn mark(&mut self, name: &str) {
-        if let Some(mut recorder) = self.active.record(None) {
+        let mut device = locked(&self.device);
+        if let Some(mut recorder) = device.record(None) {
             recorder.mark(name);
-            self.active.record(Some(recorder));
+            device.record(Some(recorder));
         }
     }
 }
 
-/// Hands shared rows over.
-fn hand_over(from: &mut Box<dyn Backend>, to: &mut Box<dyn Backend>) -> Result<()> {
-    from.lend()?.map_or(Ok(()), |lent| to.adopt(lent))
-}
-
 /// Copies the rows that `to` lacks and makes it as long as `from`; how many bytes.
-fn copy(from: &mut dyn Backend, to: &mut dyn Backend) -> Result<u64> {
-    let (first, len) = (to.len(), from.len());
-    let mut rows = KvRows::zeroed(from.kv_types(), RUN, HEAD_DIM);
+fn copy(from: &mut dyn Cache, to: &mut dyn Cache) -> Result<u64> {
+    let (first, Extent { types, len, .. }) = (to.extent().len, from.extent());
+    let mut rows = KvRows::zeroed(types, SLOTS, HEAD_DIM);
     let mut bytes = 0;
-    for start in (first..len).step_by(RUN) {
-        let run = start..len.min(start + RUN);
+    for start in (first..len).step_by(SLOTS) {
+        let slots = start..len.min(start + SLOTS);
         for layer in 0..LAYERS {
-            from.read_kv(layer, run.clone(), &mut rows)?;
-            to.write_kv(layer, run.clone(), &rows)?;
+            from.read(layer, slots.clone(), &mut rows)?;
+            to.write(layer, slots.clone(), &rows)?;
             bytes += (rows.k.len() + rows.v.len()) as u64;
         }
     }
     to.set_len(len);
     Ok(bytes)
+}
+
+/// Copies the mass of all filled slots, as many in both.
+fn copy_mass(from: &mut dyn Cache, to: &mut dyn Cache) -> Result<()> {
+    let mut mass = vec![0.0; KV_HEADS * from.extent().len];
+    (0..LAYERS).try_for_each(|layer| {
+        from.read_mass(layer, &mut mass)?;
+        to.write_mass(layer, &mass)
+    })
 }

@@ -6,7 +6,6 @@
 use super::Session;
 use super::evict::{Evictor, Input};
 use crate::dims::VOCAB;
-use crate::model::device::Logits;
 use files::{Error, Result};
 use std::ops::RangeInclusive;
 
@@ -65,6 +64,11 @@ impl Drafter {
         self.pass.clear();
         self.taken = 0;
         ahead
+    }
+
+    /// Where the logits of a pass of `tokens` go: `[token][VOCAB]`.
+    pub fn rows(&mut self, tokens: usize) -> &mut [f32] {
+        &mut self.rows[..tokens * VOCAB]
     }
 
     /// Learns from the last draft, if there was one.
@@ -201,35 +205,33 @@ impl Session {
         false
     }
 
-    /// Appends `token` and computes its logits, with a draft where there is one: whether there was.
-    pub(super) fn append_with_draft(&mut self, token: u32) -> Result<bool> {
-        let Some(mut d) = self.drafter.take() else { return Ok(false) };
-        let len = self.tokens.len();
-        self.tokens.push(token);
+    /// Stages `token` and a draft after it, if there is one: whether there is.
+    pub(super) fn draft(&mut self, token: u32) -> bool {
         // No slot is to be evicted for the sake of a draft.
-        let slots = match &self.evictor {
+        let room = match &self.evictor {
             Some(evictor) => evictor.ahead(self.devices.len(), Input::Open),
             None => self.devices.room(),
         };
-        let some = d.begin(&self.tokens, slots.min(self.devices.max_tokens()).saturating_sub(1));
-        self.tokens.truncate(len);
-        let computed = match some {
-            true => self.append(&d.pass, Logits::All(&mut d.rows[..d.pass.len() * VOCAB]), None),
-            false => Ok(()),
-        };
-        match (some, computed.is_ok()) {
-            (true, true) => {
-                self.tokens.truncate(len + 1);
-                self.logits.copy_from_slice(&d.rows[..VOCAB]);
-                d.taken = 1;
-                d.drafts.passes += 1;
-                d.drafts.drafted += d.pass.len() - 1;
-            }
-            // Where the pass failed, nothing is ahead.
-            _ => d.pass.clear(),
-        }
-        self.drafter = Some(d);
-        computed.map(|()| some)
+        let room = room.min(self.devices.max_tokens()).saturating_sub(1);
+        let Some(d) = &mut self.drafter else { return false };
+        self.tokens.push(token);
+        let found = d.begin(&self.tokens, room);
+        self.tokens.pop();
+        // Until it is computed, nothing is ahead.
+        std::mem::swap(&mut d.pass, &mut self.staged.tokens);
+        d.pass.clear();
+        found
+    }
+
+    /// The draft that was staged is computed: its first token joins the sequence, the others are ahead.
+    pub(super) fn take_draft(&mut self) {
+        let Some(d) = &mut self.drafter else { return };
+        std::mem::swap(&mut d.pass, &mut self.staged.tokens);
+        self.tokens.push(d.pass[0]);
+        self.logits.copy_from_slice(&d.rows[..VOCAB]);
+        d.taken = 1;
+        d.drafts.passes += 1;
+        d.drafts.drafted += d.pass.len() - 1;
     }
 }
 

@@ -21,7 +21,10 @@ impl Session {
         }
         let cut = self.cuts.last().copied().unwrap_or(Cut { tokens: 0, kept: 0 });
         match refuge {
-            Refuge::Here => return self.devices.observe(observed),
+            Refuge::Here => {
+                self.devices.observe(observed);
+                return Ok(());
+            }
             // The rows that it lacks are those of the last tokens, computed after the last eviction.
             Refuge::Kept(there) if there >= cut.kept && !self.observes() => {
                 let rest = self.tokens.split_off(all - (slots - there));
@@ -34,13 +37,14 @@ impl Session {
             evictor.observe_since(first);
             self.devices.zero_mass()?;
         }
-        self.devices.observe(observed)
+        self.devices.observe(observed);
+        Ok(())
     }
 
     /// Appends tokens for which there is room: in a smaller cache than the sequence had before, there may be none.
     fn run(&mut self, tokens: &[u32]) -> Result<()> {
         self.check_room(tokens.len())?;
-        tokens.chunks(self.devices.max_tokens()).try_for_each(|chunk| self.append(chunk, Logits::None, None))
+        tokens.chunks(self.devices.max_tokens()).try_for_each(|chunk| self.append(chunk, Logits::None))
     }
 
     /// Computes the first `len` tokens again from the start, with the evictions among them.
@@ -54,17 +58,17 @@ impl Session {
                 let n = self.devices.max_tokens().min(cut.tokens - at);
                 self.check_room(n)?;
                 self.observe(n, cut.tokens - at)?;
-                self.append(&tokens[at..at + n], Logits::None, None)?;
+                self.append(&tokens[at..at + n], Logits::None)?;
             }
             self.cut(cut.kept)?;
         }
         // After the last one, what was being observed already is again.
         let since = since.filter(|&s| s < len).unwrap_or(len).max(self.tokens.len());
-        self.devices.observe(0)?;
+        self.devices.observe(0);
         self.run(&tokens[self.tokens.len()..since])?;
         if since < len {
             self.observe(len - since, len - since)?;
-            self.devices.observe(usize::MAX)?;
+            self.devices.observe(usize::MAX);
             self.run(&tokens[since..len])?;
         }
         Ok(())

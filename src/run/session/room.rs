@@ -15,7 +15,7 @@ impl Session {
     }
 
     /// Cuts what a prompt has filled beyond what is to stay.
-    pub(super) fn end_prompt(&mut self) -> Result<()> {
+    pub(super) fn cut_prompt(&mut self) -> Result<()> {
         let len = self.devices.len();
         match self.evictor.as_ref().is_some_and(|e| len > e.limit()) {
             true => self.anywhere(|session| session.evict(Why::Window)),
@@ -58,13 +58,14 @@ impl Session {
     pub(super) fn observe(&mut self, now: usize, ahead: usize) -> Result<()> {
         let at = self.tokens.len();
         match self.evictor.as_mut().map(|e| e.observe(at, now, ahead)) {
-            None => Ok(()),
+            None => {}
             Some(Observe::Last(tokens)) => self.devices.observe(tokens),
             Some(Observe::Afresh(tokens)) => {
                 self.devices.zero_mass()?;
-                self.devices.observe(tokens)
+                self.devices.observe(tokens);
             }
         }
+        Ok(())
     }
 
     /// Evicts slots and tells of it.
@@ -100,7 +101,7 @@ impl Session {
                 evictor.choose((layer, kv_head), self.tokens.len(), len, budget);
                 let still = evictor.slots.iter().enumerate().take_while(|&(i, &s)| i == s as usize).count();
                 same = same.min(still);
-                self.devices.active_mut().keep(layer, kv_head, &evictor.slots)?;
+                self.devices.cache().keep(layer, kv_head, &evictor.slots)?;
             }
         }
         self.devices.compacted(keep, same);

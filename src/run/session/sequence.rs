@@ -95,7 +95,7 @@ impl Session {
     /// The filled rows of a layer.
     pub fn read_rows(&mut self, layer: usize, rows: &mut KvRows) -> Result<()> {
         let slots = 0..self.slots();
-        self.devices.active_mut().read_kv(layer, slots, rows)
+        self.devices.cache().read(layer, slots, rows)
     }
 
     /// The attention mass of a layer's filled slots, `[kv_head][slot]`; empty where none was observed.
@@ -119,7 +119,7 @@ impl Session {
         sequence: Sequence,
         mut each: impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
     ) -> Result<()> {
-        sequence.check(self.devices.active().capacity())?;
+        sequence.check(self.devices.extent().slots)?;
         self.clear();
         self.devices.set_len(sequence.slots);
         let filled = self.fill(&sequence, &mut each);
@@ -144,11 +144,11 @@ impl Session {
         each: &mut impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
     ) -> Result<()> {
         let slots = sequence.slots;
-        let mut rows = KvRows::zeroed(self.devices.active().kv_types(), slots, HEAD_DIM);
+        let mut rows = KvRows::zeroed(self.devices.extent().types, slots, HEAD_DIM);
         let mut mass = vec![0.0; if sequence.since.is_some() { KV_HEADS * slots } else { 0 }];
         for layer in 0..LAYERS {
             each(layer, &mut rows, &mut mass)?;
-            self.devices.active_mut().write_kv(layer, 0..slots, &rows)?;
+            self.devices.cache().write(layer, 0..slots, &rows)?;
             // A policy that does not look at attention has no place for it.
             if self.evictor.as_ref().is_some_and(Evictor::observes) {
                 self.devices.write_mass(layer, &mass)?;

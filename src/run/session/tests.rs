@@ -403,7 +403,7 @@ fn what_is_computed_ahead_is_given_up_for_anything_else() {
         assert!(sessions[1].backend().len() > sessions[1].slots(), "nothing is ahead");
         for session in &mut sessions {
             other(session);
-            assert_eq!(session.backend().len(), session.slots(), "{name}");
+            assert_eq!(session.extent().len, session.slots(), "{name}");
             session.decode(token(3)).unwrap();
         }
         let [plain, drafting] = &mut sessions;
@@ -428,7 +428,7 @@ fn a_prompt_whose_device_is_lost_still_stops_when_asked() {
     let mut session = Session::new(Box::new(lost)).with_spare(Box::new(spare), |_| {});
     assert!(matches!(session.prefill(&tokens(40), &cancel), Err(Error::Interrupted)));
     // What was computed before is computed again, or it would be lost with the device.
-    assert_eq!((session.position(), session.slots(), session.backend().name().as_str()), (16, 16, "cpu"));
+    assert_eq!((session.position(), session.slots(), session.device_name().as_str()), (16, 16, "cpu"));
 }
 
 #[test]

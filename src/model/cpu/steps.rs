@@ -1,13 +1,14 @@
 //! The buffers of a forward pass and its steps but attention: each computes all its tokens on all threads.
 
-use super::batch::Rows;
-use super::mass::Noted;
+use super::attention::Noted;
 use super::matmul::{self, Input};
+use super::runs::Sequences;
 use crate::dims::*;
+use crate::model::device::Run;
 use crate::model::weights::{Layer, Matrix, Reads, Weights};
 use files::blocks::BLOCK;
 use files::{Error, Result};
-use numeric::pool::{Pool, Tile};
+use numeric::pool::{Pool, RowTable, Tile};
 use numeric::quant::act::{ActBlock, ActTile};
 use numeric::quant::packed::GROUP_ROWS;
 use numeric::simd::attend::{CHUNK, Partial};
@@ -118,10 +119,14 @@ pub(super) struct Scratch {
     pub(super) ffn: Acts<FFN_DIM>,
     /// Partial attention of one token: `[kv_head][chunk][query head of the group]`
     pub(super) partials: Vec<Partial<HEAD_DIM>>,
-    /// How many tokens at the end of a pass are observed.
-    pub(super) observed: usize,
-    /// Their softmax: `[token][HEADS]`; empty until any are.
+    /// Softmax of the queries of observed tokens: `[token][HEADS]`; empty until any are.
     pub(super) notes: Vec<Noted>,
+    /// Which run a token is of.
+    pub(super) run_of: Vec<u32>,
+    /// The tokens whose logits are wanted.
+    wanted: Vec<usize>,
+    /// Where their logits go.
+    logits: RowTable<f32>,
     /// Cosines and sines of the tokens' positions: `[token][HEAD_DIM / 2]`
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
@@ -142,16 +147,22 @@ pub(super) fn partials_for(capacity: usize) -> usize {
     HEADS * capacity.div_ceil(CHUNK)
 }
 
-/// Bytes of scratch that a backend with these options allocates.
-pub fn bytes(capacity: usize, max_tokens: usize) -> usize {
+/// Bytes of scratch for passes of `max_tokens` tokens over caches of `capacity` slots.
+pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
     let tiles = Isa::detect().map_or(0, |isa| isa.act_tiles(max_tokens));
     let acts = |w: usize| {
         let blocks = max_tokens * size_of::<ActBlock>() + tiles * size_of::<ActTile>();
         w / BLOCK * blocks + max_tokens * 4 * w
     };
     let floats = max_tokens * 4 * (DIM + QKV + Q_DIM + HEAD_DIM);
+    let lists = max_tokens * (size_of::<u32>() + size_of::<usize>());
     let partials = partials_for(capacity) * size_of::<Partial<HEAD_DIM>>();
-    floats + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM) + partials
+    floats + lists + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM) + partials
+}
+
+/// Bytes of scratch besides, for passes of `max_tokens` tokens that are observed.
+pub const fn notes_bytes(max_tokens: usize) -> usize {
+    size_of::<Noted>() * HEADS * max_tokens
 }
 
 /// What some matrices of all layers together read.
@@ -179,20 +190,42 @@ impl Scratch {
             att_in: Acts::new(isa, max_tokens, reads(weights, |layer| layer.wo.reads()))?,
             ffn: Acts::new(isa, max_tokens, reads(weights, |layer| layer.down.reads()))?,
             partials: try_vec(partials_for(capacity), Partial::EMPTY)?,
-            observed: 0,
             notes: Vec::new(),
+            run_of: Vec::with_capacity(max_tokens),
+            wanted: Vec::with_capacity(max_tokens),
+            logits: RowTable::default(),
             cos: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
             sin: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
         })
     }
 
+    /// Makes room for caches of `slots` slots, and for notes on `observed` tokens.
+    ///
+    /// # Errors
+    ///
+    /// `Memory`.
+    pub(super) fn grow(&mut self, slots: usize, observed: usize) -> Result<()> {
+        if self.partials.len() < partials_for(slots) {
+            self.partials = try_vec(partials_for(slots), Partial::EMPTY)?;
+        }
+        if self.notes.len() < observed * HEADS {
+            self.notes = Noted::room(observed * HEADS)?;
+        }
+        Ok(())
+    }
+
     /// Looks the tokens' embedding rows up and prepares their RoPE angles.
-    pub(super) fn embed(&mut self, weights: &Weights, rows: &Rows<'_>, frequencies: &[f64]) {
-        for (t, x) in self.x.chunks_exact_mut(DIM).take(rows.count()).enumerate() {
-            let (token, pos) = rows.token(t);
-            weights.embed(token as usize, x);
-            let angles = t * (HEAD_DIM / 2)..(t + 1) * (HEAD_DIM / 2);
-            let (cos, sin) = (&mut self.cos[angles.clone()], &mut self.sin[angles]);
+    pub(super) fn embed(&mut self, weights: &Weights, runs: &[Run<'_>], frequencies: &[f64]) {
+        const HALF: usize = HEAD_DIM / 2;
+        self.run_of.clear();
+        let tokens = runs.iter().enumerate().flat_map(|(run, r)| {
+            r.tokens.iter().enumerate().map(move |(i, &token)| (run as u32, token as usize, r.pos + i))
+        });
+        let rows = self.x.chunks_exact_mut(DIM);
+        let angles = self.cos.chunks_exact_mut(HALF).zip(self.sin.chunks_exact_mut(HALF));
+        for (((run, token, pos), x), (cos, sin)) in tokens.zip(rows).zip(angles) {
+            self.run_of.push(run);
+            weights.embed(token, x);
             crate::model::rope::angles(pos, frequencies, cos, sin);
         }
     }
@@ -282,18 +315,30 @@ impl Scratch {
         });
     }
 
-    /// RMS norm of tokens `from..from + n` into `h`.
-    pub(super) fn norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, (from, n): (usize, usize)) {
-        let x = &self.x[from * DIM..];
+    /// RMS norm of the first `n` tokens into `h`.
+    pub(super) fn norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
+        let x = &self.x;
         self.h.fill(pool, isa, n, |t, h| ops::norm(isa, &x[t * DIM..][..DIM], w, RMS_EPS as f32, h));
     }
 
-    /// Logits of the `n` rows of `h`.
-    pub(super) fn head(&mut self, weights: &Weights, pool: &Pool, isa: Isa, logits: &mut [f32]) {
-        let n = logits.len() / VOCAB;
+    /// Lists the tokens whose logits are wanted: whether there are any.
+    pub(super) fn wanted(&mut self, seqs: &mut Sequences<'_>) -> bool {
+        self.wanted.clear();
+        self.wanted.extend(seqs.iter_mut().flat_map(|run| run.wanted()));
+        !self.wanted.is_empty()
+    }
+
+    /// Final RMS norm of the tokens wanted, and their logits.
+    pub(super) fn head(&mut self, weights: &Weights, seqs: &mut Sequences<'_>, pool: &Pool, isa: Isa) {
+        let (x, wanted) = (&self.x, &self.wanted);
+        let n = wanted.len();
+        self.h.fill(pool, isa, n, |i, h| {
+            ops::norm(isa, &x[wanted[i] * DIM..][..DIM], &weights.norm, RMS_EPS as f32, h);
+        });
         let x = self.h.input(isa, n);
         let tile = task_cols(n, (VOCAB, DIM), GROUP_ROWS, pool.threads());
-        pool.columns(logits, VOCAB, tile, |mut tile| {
+        let rows = seqs.iter_mut().flat_map(|run| run.logits());
+        pool.scattered(&mut self.logits, rows, (VOCAB, tile), |mut tile| {
             let cols = (tile.col, tile.cols);
             matmul::project(isa, &weights.head, x, (&mut tile, 0), cols, |dst, y, _| dst.copy_from_slice(y));
         });

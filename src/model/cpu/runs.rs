@@ -1,0 +1,128 @@
+//! The runs of a pass as its steps see them: all tokens in a row, each of a sequence with its rows.
+
+use crate::dims::VOCAB;
+use crate::model::device::{Extent, HostRows, Logits, Run};
+use files::Result;
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// One run of a pass.
+pub(super) struct Sequence<'a> {
+    pub span: Span,
+    /// Its rows, the new ones included.
+    pub rows: &'a mut dyn HostRows,
+    logits: Logits<'a>,
+}
+
+/// Where the tokens of a run are.
+#[derive(Clone, Copy)]
+pub(super) struct Span {
+    /// Its cache before the pass.
+    pub extent: Extent,
+    /// The first of its tokens in the pass.
+    pub first: usize,
+    /// How many there are.
+    pub tokens: usize,
+    /// How many of them, the last ones, are observed.
+    pub observe: usize,
+}
+
+/// The runs of a pass. Tasks of different runs write into different caches; the locks are never waited for.
+#[derive(Default)]
+pub(super) struct Sequences<'a>(Vec<RwLock<Sequence<'a>>>);
+
+impl<'a> Sequences<'a> {
+    /// Takes the slots of all new tokens and reaches for the rows.
+    ///
+    /// # Errors
+    ///
+    /// The cache's, where its rows cannot be reached; [`release`] gives the slots back.
+    pub fn fill<'r: 'a>(&mut self, runs: &'a mut [Run<'r>]) -> Result<()> {
+        let mut first = 0;
+        runs.iter_mut().for_each(|run| {
+            let Extent { slots, len, .. } = run.cache.extent();
+            assert!(!run.tokens.is_empty() && len + run.tokens.len() <= slots, "a run has free slots");
+            run.cache.set_len(len + run.tokens.len());
+        });
+        for Run { cache, tokens, logits, observe, .. } in runs {
+            let (extent, tokens) = (cache.extent(), tokens.len());
+            let extent = Extent { len: extent.len - tokens, ..extent };
+            let logits = match logits {
+                Logits::None => Logits::None,
+                Logits::Last(logits) => Logits::Last(logits),
+                Logits::All(logits) => Logits::All(logits),
+            };
+            let observe = (*observe).min(tokens);
+            let rows = cache.host()?;
+            let span = Span { extent, first, tokens, observe };
+            self.0.push(RwLock::new(Sequence { span, rows, logits }));
+            first += tokens;
+        }
+        Ok(())
+    }
+
+    /// The same memory without anything in it, for the runs of another pass.
+    pub fn emptied<'b>(self) -> Sequences<'b> {
+        let mut all = self.0;
+        all.clear();
+        // Collects in place: an empty vector with the same memory, whatever its items borrowed.
+        Sequences(all.into_iter().map(|_| unreachable!("it is empty")).collect())
+    }
+
+    /// Runs.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// A run, beside others who read it.
+    pub fn read(&self, run: usize) -> RwLockReadGuard<'_, Sequence<'a>> {
+        self.0[run].read().expect("invariant: no job panics")
+    }
+
+    /// A run, to write.
+    pub fn write(&self, run: usize) -> RwLockWriteGuard<'_, Sequence<'a>> {
+        self.0[run].write().expect("invariant: no job panics")
+    }
+
+    /// All runs, by nobody else.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence<'a>> {
+        self.0.iter_mut().map(|s| s.get_mut().expect("invariant: no job panics"))
+    }
+
+    /// Whether a run is computed by all threads together, rather than as one task beside those of other runs.
+    pub fn is_alone(&self, run: usize) -> bool {
+        let Span { tokens, observe, .. } = self.read(run).span;
+        self.len() == 1 || tokens > 1 || observe > 0
+    }
+}
+
+impl Sequence<'_> {
+    /// The tokens whose logits are wanted, counted in the pass.
+    pub fn wanted(&self) -> std::ops::Range<usize> {
+        let Span { first, tokens, .. } = self.span;
+        let end = first + tokens;
+        match self.logits {
+            Logits::None => end..end,
+            Logits::Last(_) => end - 1..end,
+            Logits::All(_) => first..end,
+        }
+    }
+
+    /// Where their logits go, `[VOCAB]` each.
+    pub fn logits(&mut self) -> impl Iterator<Item = &mut [f32]> {
+        let wanted = self.wanted().len();
+        let all: &mut [f32] = match &mut self.logits {
+            Logits::None => &mut [],
+            Logits::Last(logits) | Logits::All(logits) => logits,
+        };
+        assert_eq!(all.len(), wanted * VOCAB);
+        all.chunks_exact_mut(VOCAB)
+    }
+}
+
+/// Gives back the slots of tokens that were not computed.
+pub(super) fn release(runs: &mut [Run<'_>]) {
+    for run in runs {
+        let len = run.cache.extent().len;
+        run.cache.set_len(len - run.tokens.len());
+    }
+}

@@ -1,0 +1,179 @@
+//! What one pass computes for a sequence: a part of a prompt, a token, a token with its draft. Whoever runs several
+//! sequences stages all of them and computes them together; the weights are read once, and each gets the bits that it
+//! would get alone.
+
+use super::Session;
+use super::evict::Input;
+use crate::dims::VOCAB;
+use crate::model::device::{CancelToken, Logits, Run, SharedDevice, locked};
+use files::{Error, Result};
+
+/// Tokens that the next pass computes.
+#[derive(Default)]
+pub(super) struct Staged {
+    pub tokens: Vec<u32>,
+    want: Want,
+}
+
+/// Which logits are wanted.
+#[derive(Default)]
+enum Want {
+    #[default]
+    Nothing,
+    /// Those of the last token.
+    Last,
+    /// Those of every token: the last of the sequence, then the draft.
+    Draft,
+}
+
+/// What became of a token that was to be staged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// The next pass computes it.
+    Staged,
+    /// A draft had it: its logits are there already.
+    Computed,
+}
+
+impl Session {
+    /// Checks a prompt and brings the sequence to the device that computes it.
+    pub fn begin_prompt(&mut self, tokens: &[u32]) -> Result<()> {
+        self.check(tokens)?;
+        self.settle();
+        match self.devices.for_prefill(tokens.len()) {
+            Some(to) => self.go(to),
+            None => Ok(()),
+        }
+    }
+
+    /// Stages as many of `tokens`, the next of a prompt of which `left` tokens are left, as there is room for: how many.
+    /// The logits of the prompt's last token are wanted.
+    pub fn stage_prompt(&mut self, tokens: &[u32], left: usize) -> Result<usize> {
+        let n = self.make_room(tokens.len(), Input::Prompt(left))?;
+        self.staged.tokens.clear();
+        self.staged.tokens.extend_from_slice(&tokens[..n]);
+        self.staged.want = if n == left { Want::Last } else { Want::Nothing };
+        Ok(n)
+    }
+
+    /// Ends a prompt whose tokens are all computed.
+    pub fn end_prompt(&mut self) -> Result<()> {
+        self.cut_prompt()?;
+        self.check_logits()
+    }
+
+    /// Stages the next token and perhaps a draft after it.
+    pub fn stage(&mut self, token: u32) -> Result<Stage> {
+        self.check(&[token])?;
+        if self.take_drafted(token) {
+            return Ok(Stage::Computed);
+        }
+        if let Some(to) = self.devices.for_decode(self.tokens.len()) {
+            self.go(to)?;
+        }
+        self.make_room(1, Input::Open)?;
+        self.staged.tokens.clear();
+        self.staged.want = match self.draft(token) {
+            true => Want::Draft,
+            false => {
+                self.staged.tokens.push(token);
+                Want::Last
+            }
+        };
+        Ok(Stage::Staged)
+    }
+
+    /// Whether a pass is to compute something.
+    pub fn is_staged(&self) -> bool {
+        !self.staged.tokens.is_empty()
+    }
+
+    /// What is staged, as a run of a pass.
+    fn run(&mut self) -> Run<'_> {
+        let tokens = &self.staged.tokens[..];
+        let logits = match (&self.staged.want, &mut self.drafter) {
+            (Want::Last, _) => Logits::Last(&mut self.logits),
+            (Want::Draft, Some(drafter)) => Logits::All(drafter.rows(tokens.len())),
+            _ => Logits::None,
+        };
+        self.devices.run(tokens, self.tokens.len(), logits)
+    }
+
+    /// What was staged is computed.
+    fn landed(&mut self) {
+        match self.staged.want {
+            Want::Draft => self.take_draft(),
+            _ => self.tokens.extend_from_slice(&self.staged.tokens),
+        }
+        self.staged.tokens.clear();
+    }
+
+    /// Computes what is staged, if anything is, on another device if this one is lost.
+    fn compute_alone(&mut self, cancel: Option<&CancelToken>) -> Result<()> {
+        if !self.is_staged() {
+            return Ok(());
+        }
+        let mut computed = self.try_alone(cancel);
+        if let Err(e @ (Error::Device(_) | Error::Memory(_))) = computed {
+            self.flee(e)?;
+            computed = self.try_alone(cancel);
+        }
+        match computed {
+            Ok(()) => self.landed(),
+            Err(_) => self.staged.tokens.clear(),
+        }
+        computed
+    }
+
+    fn try_alone(&mut self, cancel: Option<&CancelToken>) -> Result<()> {
+        let device = self.devices.device();
+        locked(&device).forward(&mut [self.run()], cancel)
+    }
+}
+
+/// Computes what is staged of some sequences, those of one device in as few passes as it allows.
+///
+/// # Errors
+///
+/// `Interrupted` soon after `cancel` is cancelled: what is not computed is not staged any more. What the device of a
+/// sequence returns where there is no other to go on on.
+pub fn compute(sessions: &mut [&mut Session], cancel: Option<&CancelToken>) -> Result<()> {
+    if let [session] = sessions {
+        return session.compute_alone(cancel);
+    }
+    let mut left: Vec<&mut Session> =
+        sessions.iter_mut().map(|s| &mut **s).filter(|s| s.is_staged()).collect();
+    while !left.is_empty() {
+        let device = left[0].devices.device();
+        let (mut together, others) = one_pass(left, &device);
+        left = others;
+        let mut runs: Vec<Run<'_>> = together.iter_mut().map(|s| s.run()).collect();
+        let computed = locked(&device).forward(&mut runs, cancel);
+        drop(runs);
+        match computed {
+            Ok(()) => together.iter_mut().for_each(|s| s.landed()),
+            Err(Error::Device(_) | Error::Memory(_)) => {
+                // The device is lost for all of them; each finds out, and goes on elsewhere.
+                together.iter_mut().try_for_each(|s| s.compute_alone(cancel))?;
+            }
+            Err(e) => {
+                together.iter_mut().chain(&mut left).for_each(|s| s.staged.tokens.clear());
+                return Err(e);
+            }
+        }
+    }
+    Ok(())
+}
+
+type Sessions<'a> = Vec<&'a mut Session>;
+
+/// Those on `device` that fit into one of its passes, and the others.
+fn one_pass<'a>(sessions: Sessions<'a>, device: &SharedDevice) -> (Sessions<'a>, Sessions<'a>) {
+    let mut room = locked(device).max_tokens();
+    sessions.into_iter().partition(|s| {
+        let n = s.staged.tokens.len();
+        let fits = s.devices.runs_on(device) && n <= room;
+        room -= if fits { n } else { 0 };
+        fits
+    })
+}
