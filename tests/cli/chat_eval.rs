@@ -1,6 +1,6 @@
 //! Conversations over a pipe, and perplexities.
 
-use super::program::*;
+use crate::bed::program::*;
 
 #[test]
 fn every_line_is_a_turn() {

@@ -1,6 +1,6 @@
 //! One line on stderr, nothing on stdout, and the exit code of the class.
 
-use super::program::*;
+use crate::bed::program::*;
 
 #[test]
 fn flags_that_are_not_there() {

@@ -1,6 +1,6 @@
 //! Rows of settings side by side, eviction of what is predicted, and recall of facts.
 
-use super::program::*;
+use crate::bed::program::*;
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use antigravity::kv::{KvType, KvTypes};
 use serde_json::{Value, json};

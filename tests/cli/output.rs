@@ -1,6 +1,6 @@
 //! What a successful run prints where, and what must not change it.
 
-use super::program::*;
+use crate::bed::program::*;
 use std::io::Read;
 use std::process::Stdio;
 

@@ -1,6 +1,6 @@
 //! Files that are written and read again: sessions, packed models, logits.
 
-use super::program::*;
+use crate::bed::program::*;
 use antigravity::cpu::simd::Isa;
 
 #[test]

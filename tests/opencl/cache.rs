@@ -1,6 +1,6 @@
 //! What is kept on disk comes back, and nothing that may lie there is ever an error.
 
-use crate::bed::{Temp, child, device_with, ended, job};
+use crate::device::{Temp, child, device_with, ended, job};
 use antigravity::opencl::{Access, Cache, Device, Kind, Place, Program, Source, Verdict};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

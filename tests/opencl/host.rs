@@ -1,6 +1,6 @@
 //! Buffers, views, programs, kernels and launches.
 
-use crate::bed::device;
+use crate::device::device;
 use antigravity::opencl::buffer::{MapFor, POISON};
 use antigravity::opencl::{Access, Kind, Place, Program, Source, Staged};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,6 +1,6 @@
 //! Finding a library and choosing a device: what works, and what is said where it does not.
 
-use crate::bed::{Temp, child, device, ended, job, skip};
+use crate::device::{Temp, child, device, ended, job, skip};
 use antigravity::opencl::device::{choose, devices};
 use antigravity::opencl::{Access, Cache, Device, DeviceType, Kind, Place, Program, Source};
 use std::path::{Path, PathBuf};

@@ -1,0 +1,7 @@
+//! What the tests of all four binaries share: where files are, the program, made-up files.
+#![allow(dead_code, reason = "each binary takes what it needs")]
+
+pub mod gguf;
+pub mod place;
+#[cfg(unix)]
+pub mod program;

@@ -1,0 +1,112 @@
+//! The device that tests run on, or a loud skip; whether it is exact; the rows of a session.
+
+use antigravity::backend::KvRows;
+use antigravity::dims::LAYERS;
+use antigravity::opencl::{Cache, Device};
+use antigravity::session::Session;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The first device, a CPU if need be. Without OpenCL the test says so and passes, or fails where `CI` is set.
+#[track_caller]
+pub fn device() -> Option<Device> {
+    device_with(Cache::off())
+}
+
+#[track_caller]
+pub fn device_with(cache: Cache) -> Option<Device> {
+    own_caches();
+    match Device::open(Some("0"), cache) {
+        Ok(device) => Some(device),
+        Err(e) => {
+            skip(&e.to_string());
+            None
+        }
+    }
+}
+
+/// Says that a test did not run; fails where `CI` is set.
+#[track_caller]
+pub fn skip(why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "cannot run: {why}");
+    eprintln!("SKIPPED: {why}");
+}
+
+/// PoCL keeps what it compiles, and the program its verdicts, binaries and speeds: tests neither use what others left
+/// there nor add to it. The tests of this process share both.
+fn own_caches() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let pocl = std::env::var_os("POCL_CACHE_DIR")
+            .map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("pocl"), PathBuf::from);
+        // SAFETY: before any OpenCL library is loaded, since every test opens its device through this module, so other
+        // threads use the environment only through Rust's functions, which lock it.
+        unsafe {
+            std::env::set_var("POCL_CACHE_DIR", pocl);
+            std::env::set_var("ANTIGRAVITY_OPENCL_CACHE", cache_dir());
+        }
+    });
+}
+
+/// Set in a child to what it is to do. A library is loaded once in a process, so tests that need another
+/// one, or a process that dies, run a test of this binary as a child.
+pub const CHILD: &str = "ANTIGRAVITY_TEST_CHILD";
+
+/// This binary, to run only the test `name`, which does its work because `CHILD` is set.
+pub fn child(name: &str, job: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("a running test has a path"));
+    command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(CHILD, job);
+    command
+}
+
+/// What the child is to do; `None` in an ordinary run.
+pub fn job() -> Option<String> {
+    std::env::var(CHILD).ok()
+}
+
+/// Runs a child; its code, and what it said on both streams.
+pub fn ended(command: &mut Command) -> (Option<i32>, String) {
+    let output = command.output().expect("the child starts");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&said).into())
+}
+
+/// A directory that is removed with everything in it.
+pub struct Temp(pub PathBuf);
+
+impl Temp {
+    pub fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name =
+            format!("antigravity-opencl-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&dir).expect("a temporary directory");
+        Self(dir)
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Whether the device rounds quotients correctly, which makes everything exact; `None` without a device.
+#[track_caller]
+pub fn exact() -> Option<bool> {
+    device().map(|d| d.facts().correct_divide)
+}
+
+/// Verdicts, binaries and speeds of this run alone.
+pub fn cache_dir() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("opencl-cache-{}", std::process::id()))
+}
+
+/// All rows of a sequence, by layer.
+pub fn rows(session: &mut Session) -> Vec<KvRows> {
+    let mut all = vec![KvRows::default(); LAYERS];
+    all.iter_mut().enumerate().for_each(|(layer, rows)| session.read_rows(layer, rows).unwrap());
+    all
+}
