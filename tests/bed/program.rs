@@ -1,10 +1,10 @@
-//! Starts the binary and keeps what it said; directories that go when a test ends.
+//! Starts the program and keeps what it said.
 
+pub use super::temp::Temp;
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub struct Said {
     pub code: Option<i32>,
@@ -13,7 +13,7 @@ pub struct Said {
 }
 
 /// Where the binary is: as the environment says, else where it was built.
-fn binary() -> PathBuf {
+pub fn binary() -> PathBuf {
     let built = || env!("CARGO_BIN_EXE_antigravity").into();
     std::env::var_os("CARGO_BIN_EXE_antigravity").unwrap_or_else(built).into()
 }
@@ -88,28 +88,7 @@ pub fn model() -> PathBuf {
     super::place::model()
 }
 
-/// A directory that is removed with everything in it.
-pub struct Temp(pub PathBuf);
-
 impl Temp {
-    pub fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let name =
-            format!("antigravity-cli-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let dir = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&dir).expect("a temporary directory");
-        Self(dir)
-    }
-
-    pub fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().expect("UTF-8").to_string()
-    }
-
-    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
-        std::fs::write(self.0.join(name), bytes).expect("a temporary file");
-        self.path(name)
-    }
-
     /// Puts the bundled model's files here, but for `except`.
     pub fn model_without(&self, except: &str) -> String {
         for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
@@ -122,11 +101,5 @@ impl Temp {
             std::os::unix::fs::symlink(model().join(weights), self.0.join(weights)).expect("a link");
         }
         self.0.to_str().expect("UTF-8").to_string()
-    }
-}
-
-impl Drop for Temp {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

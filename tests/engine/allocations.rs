@@ -1,5 +1,7 @@
-//! Decode does not allocate, nor does observing attention or evicting: a counting allocator watches every thread.
+//! Decode does not allocate, nor does observing attention or evicting: a counting allocator watches every thread of a
+//! process of its own.
 
+use crate::bed::child::alone;
 use crate::bed::place;
 use antigravity::backend::{Backend, Logits};
 use antigravity::cpu::simd::Isa;
@@ -36,6 +38,10 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn decoding_a_token_allocates_nothing() {
+    alone("allocations::decoding_a_token_allocates_nothing", decode_counting);
+}
+
+fn decode_counting() {
     for (kv, threads) in [(KvType::Q4, 2), (KvType::F32, 1), (KvType::Q8, 3)] {
         let options =
             EngineOptions { kv_types: KvTypes::both(kv), threads, ..EngineOptions::new(place::model()) };

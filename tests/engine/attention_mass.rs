@@ -2,6 +2,7 @@
 //! mass that move.
 
 use crate::bed::place;
+use crate::bed::random::{Random, ids};
 use antigravity::backend::{AttentionJob, Backend, KvRows, Logits, Mass};
 use antigravity::cpu::attention::for_others;
 use antigravity::cpu::simd::attend::{CHUNK, KvChunk, Looks, Partial, Softmax, attend, merge, observe};
@@ -12,21 +13,6 @@ use antigravity::kv::{KvType, KvTypes};
 use antigravity::weights::Weights;
 use antigravity::{Engine, EngineOptions};
 use std::sync::{Arc, OnceLock};
-
-/// Numbers that look random and repeat.
-struct Seeded(u64);
-
-impl Seeded {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n
-    }
-
-    /// From -1 to 1.
-    fn floats(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.below(20_001) as f32 / 10_000.0 - 1.0).collect()
-    }
-}
 
 fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
@@ -45,7 +31,7 @@ struct Head<const HD: usize> {
 
 impl<const HD: usize> Head<HD> {
     fn new(kind: KvType, slots: usize, (tokens, group): (usize, usize)) -> Self {
-        let mut r = Seeded((HD + group) as u64);
+        let mut r = Random((HD + group) as u64);
         let (floats, row_bytes) = (r.floats(slots * HD), kind.row_bytes(HD));
         let mut rows = vec![0; slots * row_bytes];
         for (x, row) in floats.chunks(HD).zip(rows.chunks_mut(row_bytes)) {
@@ -182,11 +168,6 @@ fn backend(kv: KvType, threads: usize, isa: Isa) -> CpuBackend {
 
 fn fastest() -> Isa {
     Isa::detect().unwrap()
-}
-
-/// Token ids that are no text but spread over the vocabulary.
-fn ids(n: usize) -> Vec<u32> {
-    (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32).collect()
 }
 
 fn feed(backend: &mut CpuBackend, ids: &[u32], chunk: usize) {
@@ -362,7 +343,7 @@ fn a_cache_that_grows_keeps_the_mass() {
 #[test]
 fn attention_done_for_another_backend_gives_the_same_mass() {
     let (slots, capacity, types) = (300, 310, KvTypes::both(KvType::Q4));
-    let mut r = Seeded(5);
+    let mut r = Random(5);
     let row_bytes = types.k.row_bytes(HEAD_DIM);
     let mut k = vec![0; KV_HEADS * capacity * row_bytes];
     for row in k.chunks_mut(row_bytes) {

@@ -1,6 +1,6 @@
 //! What the cache no longer needs is the system's again. A process of its own, whose memory nobody else touches.
-#![cfg(target_os = "linux")]
 
+use crate::bed::child::alone;
 use crate::bed::place;
 use antigravity::backend::{Backend, KvRows};
 use antigravity::cpu::simd::Isa;
@@ -19,6 +19,10 @@ fn resident() -> usize {
 
 #[test]
 fn evicted_slots_give_their_memory_back() {
+    alone("cache_memory::evicted_slots_give_their_memory_back", fill_and_evict);
+}
+
+fn fill_and_evict() {
     let types = KvTypes::both(KvType::F32);
     let slot = types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
     // 64 MiB, of which an eighth stays.

@@ -2,9 +2,11 @@
 //! same, near ones where activations are quantised, the same bits from a packed file; wrong files are refused.
 
 use crate::bed::gguf::encoder::encode;
-use crate::bed::gguf::file::{Dir, File, Tensor};
+use crate::bed::gguf::file::{File, Tensor};
 use crate::bed::gguf::writer::{U32, pair};
-use crate::bed::place;
+use crate::bed::random::ids;
+use crate::bed::temp::Temp;
+use crate::bed::{place, program};
 use antigravity::Error;
 use antigravity::backend::{Backend, Logits};
 use antigravity::cpu::simd::Isa;
@@ -56,13 +58,12 @@ fn logits(weights: Weights) -> Vec<Vec<f32>> {
         max_tokens: TOKENS,
     };
     let mut cpu = CpuBackend::new(Arc::new(weights), options).unwrap();
-    let ids = (0..TOKENS as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32);
     let one = |(pos, id)| {
         let mut logits = vec![0.0; VOCAB];
         cpu.forward(&[id], pos, Logits::Last(&mut logits)).unwrap();
         logits
     };
-    ids.enumerate().map(one).collect()
+    ids(TOKENS).into_iter().enumerate().map(one).collect()
 }
 
 /// Largest difference, and root of the mean square, both over the standard deviation of the logits.
@@ -81,7 +82,7 @@ fn elements_give_the_checkpoints_bits() {
     let Some(source) = checkpoint() else { return };
     let stored = source.require(EMBED).unwrap().dtype.block().unwrap();
     let want = logits(load(&place::model(), WeightType::F32, 2).unwrap());
-    let dir = Dir::new();
+    let dir = Temp::new();
     for block in [BlockType::F32, stored] {
         let path = dir.file("model.gguf");
         File::of(&source, |_| block).write(&path);
@@ -96,7 +97,7 @@ fn elements_give_the_checkpoints_bits() {
 fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
     let Some(source) = checkpoint() else { return };
     for block in formats() {
-        let dir = Dir::new();
+        let dir = Temp::new();
         let path = dir.file("some.model.gguf");
         File::of(&source, |_| block).write(&path);
         let exact = logits(load(&path, WeightType::F32, 2).unwrap());
@@ -168,7 +169,7 @@ fn stored_q4_0_is_taken_bit_for_bit() {
     if table().iter().any(|s| s.name.ends_with("proj.weight") && !s.quantises()) {
         return;
     }
-    let dir = Dir::new();
+    let dir = Temp::new();
     let path = dir.file("model.gguf");
     let stored = source.require(EMBED).unwrap().dtype.block().unwrap();
     File::of(&source, |name| if name == EMBED { stored } else { BlockType::Q4_0 }).write(&path);
@@ -192,7 +193,7 @@ fn mixed_formats_stay_as_they_are() {
     if formats().count() < BlockType::ALL.len() {
         return;
     }
-    let dir = Dir::new();
+    let dir = Temp::new();
     let path = dir.file("model.gguf");
     let choose = |name: &str| match name {
         EMBED => BlockType::Q6_K,
@@ -212,7 +213,7 @@ fn mixed_formats_stay_as_they_are() {
 #[test]
 fn a_directory_stands_for_its_only_gguf_file() {
     let Some(source) = checkpoint() else { return };
-    let dir = Dir::new();
+    let dir = Temp::new();
     let file = File::of(&source, |_| BlockType::BF16);
     file.write(&dir.file("one.gguf"));
     let path = ModelPath::new(&dir.0).unwrap();
@@ -227,7 +228,7 @@ fn a_directory_stands_for_its_only_gguf_file() {
 #[test]
 fn a_stale_packed_file_is_left_alone() {
     let Some(source) = checkpoint() else { return };
-    let dir = Dir::new();
+    let dir = Temp::new();
     let path = dir.file("model.gguf");
     let mut file = File::of(&source, |_| BlockType::BF16);
     file.write(&path);
@@ -246,7 +247,7 @@ fn a_stale_packed_file_is_left_alone() {
 /// Loading fails in one line that holds all of `words`, with every type of weights; so does the program, with exit
 /// code 3.
 fn refused(file: &File, what: &str, words: &[&str]) {
-    let dir = Dir::new();
+    let dir = Temp::new();
     let path = dir.file("model.gguf");
     file.write(&path);
     let check = |e: &str| {
@@ -260,8 +261,7 @@ fn refused(file: &File, what: &str, words: &[&str]) {
             Ok(_) => panic!("{what}: {weight_type} is loaded"),
         }
     }
-    let built = || env!("CARGO_BIN_EXE_antigravity").into();
-    let mut program = Command::new(std::env::var_os("CARGO_BIN_EXE_antigravity").unwrap_or_else(built));
+    let mut program = Command::new(program::binary());
     program.args(["generate", "-q", "-n", "1", "-p", "x", "-m"]).arg(&path);
     let output = program.output().expect("the program starts");
     assert_eq!((output.status.code(), output.stdout.len()), (Some(3), 0), "{what}");

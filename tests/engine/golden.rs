@@ -4,6 +4,7 @@
 //! `cargo xtask golden --bless` rewrites the expectations from the scalar kernels.
 
 use crate::bed::place;
+use crate::bed::random::Random;
 use antigravity::cpu::simd::Isa;
 use antigravity::kv::KvTypes;
 use antigravity::sampler::SamplerOptions;
@@ -130,11 +131,8 @@ fn every_path_gives_the_golden_tokens_and_logits() {
 /// Threads and chunk sizes drawn at random must not show in the logits.
 #[test]
 fn random_interleavings_of_threads_and_chunks_agree() {
-    let mut state = 7u64;
-    let mut draw = |n: u64| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((state >> 33) % n) as usize
-    };
+    let mut random = Random(7);
+    let mut draw = |n| random.below(n);
     let isa = *Isa::available().last().unwrap();
     let case = json!({"weights": "q4_0", "k": "q8", "v": "q4"});
     let prompt: Vec<u32> = (0..300).map(|i| (i * 37 % 4000) as u32 % dims::VOCAB as u32).collect();

@@ -1,6 +1,7 @@
 //! Every kernel of every instruction set against the scalar reference, bit for bit, on odd sizes; the
 //! reference itself against plain formulas in f64.
 
+use crate::bed::random::Random;
 use antigravity::cpu::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
 use antigravity::cpu::simd::{Isa, Q4Groups, kv_row, lay_out, ops, q4_groups};
 use antigravity::kv::{self, KvType, KvTypes};
@@ -9,30 +10,6 @@ use antigravity::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
 use antigravity::quant::{BLOCK, BlockQ4};
 use std::io::Write;
 
-/// A seeded generator, so that failures repeat.
-struct Seeded(u64);
-
-impl Seeded {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        self.0 >> 33
-    }
-
-    /// Mostly ordinary values, some zeros, some large.
-    fn float(&mut self) -> f32 {
-        let x = (self.next() % 20_001) as f32 / 10_000.0 - 1.0;
-        match self.next() % 50 {
-            0 => 0.0,
-            1 => x * 100.0,
-            _ => x,
-        }
-    }
-
-    fn floats(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.float()).collect()
-    }
-}
-
 fn others() -> Vec<Isa> {
     Isa::available().into_iter().filter(|&i| i != Isa::Scalar).collect()
 }
@@ -40,7 +17,7 @@ fn others() -> Vec<Isa> {
 /// Says which sets were covered, past the capture of output, and holds them against `EXPECTED_SETS` where
 /// that is given: an emulated CPU must not silently lose one.
 #[test]
-fn covered_instruction_sets() {
+fn no_instruction_set_goes_uncovered() {
     let sets: Vec<&str> = Isa::available().iter().map(|i| i.name()).collect();
     let sets = sets.join(" ");
     let cpu = std::env::var("QEMU_CPU").map_or(String::new(), |cpu| format!(" on {cpu}"));
@@ -86,10 +63,10 @@ fn exp_is_exact_to_two_ulp() {
 }
 
 #[test]
-fn norm_add_silu_and_rope() {
-    let mut r = Seeded(1);
+fn norm_add_silu_and_rope_have_the_scalar_bits() {
+    let mut r = Random(1);
     for n in SIZES {
-        let (x, w) = (r.floats(3 * n), r.floats(n));
+        let (x, w) = (r.unevens(3 * n), r.unevens(n));
         let y = same_bits("norm", |isa| {
             let mut h = vec![0.0; 3 * n];
             ops::norm(isa, &x, &w, 1e-5, &mut h);
@@ -116,10 +93,10 @@ fn norm_add_silu_and_rope() {
             let want = f64::from(g) / (1.0 + libm::exp(-f64::from(g))) * f64::from(u);
             assert!((f64::from(y) - want).abs() <= 1e-5 * (1.0 + want.abs()), "silu({g}) * {u}");
         }
-        let angles = r.floats(n);
+        let angles = r.unevens(n);
         let (cos, sin): (Vec<f32>, Vec<f32>) =
             angles.iter().map(|a| (libm::cosf(*a), libm::sinf(*a))).unzip();
-        let heads = r.floats(4 * n);
+        let heads = r.unevens(4 * n);
         let y = same_bits("rope", |isa| {
             let mut x = heads.clone();
             ops::rope(isa, &mut x, &cos, &sin);
@@ -138,8 +115,8 @@ fn norm_add_silu_and_rope() {
 
 #[test]
 fn activations_quantise_like_the_reference() {
-    let mut r = Seeded(2);
-    let mut x = r.floats(BLOCK * 200);
+    let mut r = Random(2);
+    let mut x = r.unevens(BLOCK * 200);
     x[..BLOCK].fill(0.0);
     x[BLOCK..2 * BLOCK].fill(1e-30);
     x[2 * BLOCK] = 3e38;
@@ -152,7 +129,7 @@ fn activations_quantise_like_the_reference() {
 }
 
 /// Groups of packed rows with seeded weights, and the same rows decoded: `[row][column]`.
-fn packed(r: &mut Seeded, groups: usize, blocks: usize) -> (Vec<u8>, Vec<u8>, Vec<Vec<f32>>) {
+fn packed(r: &mut Random, groups: usize, blocks: usize) -> (Vec<u8>, Vec<u8>, Vec<Vec<f32>>) {
     let mut quants = vec![0u8; groups * blocks * QUANT_BYTES];
     let mut scales = vec![0u8; groups * blocks * SCALE_BYTES];
     let mut rows = vec![Vec::new(); 16 * groups];
@@ -161,7 +138,7 @@ fn packed(r: &mut Seeded, groups: usize, blocks: usize) -> (Vec<u8>, Vec<u8>, Ve
         let quants = &mut quants[group * blocks * QUANT_BYTES..];
         let scales = &mut scales[group * blocks * SCALE_BYTES..];
         for b in 0..blocks {
-            let mut v: [f32; BLOCK] = std::array::from_fn(|_| r.float());
+            let mut v: [f32; BLOCK] = std::array::from_fn(|_| r.uneven());
             if lane == 3 {
                 v.fill(-1.0); // the extreme nibble everywhere
             }
@@ -174,8 +151,8 @@ fn packed(r: &mut Seeded, groups: usize, blocks: usize) -> (Vec<u8>, Vec<u8>, Ve
 }
 
 #[test]
-fn q4_dot_products_for_every_number_of_tokens() {
-    let mut r = Seeded(3);
+fn q4_products_have_the_scalar_bits_for_every_number_of_tokens() {
+    let mut r = Random(3);
     // One group or several, within and beyond what a kernel unpacks at once.
     for (groups, blocks) in [(1, 1), (2, 2), (3, 3), (1, 8), (4, 17), (1, 64), (2, 67), (4, 131)] {
         let (quants, scales, rows) = packed(&mut r, groups, blocks);
@@ -185,7 +162,7 @@ fn q4_dot_products_for_every_number_of_tokens() {
             let mut acts = Vec::new();
             for t in 0..tokens {
                 for _ in 0..blocks {
-                    let v: [f32; BLOCK] = std::array::from_fn(|_| if t == 1 { 5.0 } else { r.float() });
+                    let v: [f32; BLOCK] = std::array::from_fn(|_| if t == 1 { 5.0 } else { r.uneven() });
                     acts.push(ActBlock::quantise(&v));
                 }
             }
@@ -222,10 +199,10 @@ fn check(out: &[f32], acts: &[ActBlock], rows: &[Vec<f32>]) {
     }
 }
 
-fn heads<const HD: usize>(r: &mut Seeded, slots: usize, types: KvTypes) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
+fn heads<const HD: usize>(r: &mut Random, slots: usize, types: KvTypes) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
     let (kb, vb) = (types.k.row_bytes(HD), types.v.row_bytes(HD));
     let (mut k, mut v) = (vec![0; slots * kb], vec![0; slots * vb]);
-    let values = r.floats(2 * slots * HD);
+    let values = r.unevens(2 * slots * HD);
     for s in 0..slots {
         let (a, b) = values[2 * s * HD..][..2 * HD].split_at(HD);
         kv_row::encode(Isa::Scalar, types.k, a, &mut k[s * kb..][..kb]);
@@ -235,11 +212,11 @@ fn heads<const HD: usize>(r: &mut Seeded, slots: usize, types: KvTypes) -> (Vec<
 }
 
 fn attention<const HD: usize>(types: KvTypes, tolerance: f64) {
-    let mut r = Seeded(HD as u64);
+    let mut r = Random(HD as u64);
     let slots = 2 * CHUNK + 19;
     let (k, v, values) = heads::<HD>(&mut r, slots, types);
     let queries: Vec<[f32; HD]> =
-        (0..5).map(|_| std::array::from_fn(|_| r.float() / (HD as f32).sqrt())).collect();
+        (0..5).map(|_| std::array::from_fn(|_| r.uneven() / (HD as f32).sqrt())).collect();
     let seen = [slots, slots - 1, CHUNK, 3, 1];
     let out = same_bits("attention", |isa| {
         let mut states = [Partial::<HD>::EMPTY; 5];
@@ -272,7 +249,7 @@ fn attention<const HD: usize>(types: KvTypes, tolerance: f64) {
 }
 
 #[test]
-fn attention_of_every_kv_type_and_odd_head() {
+fn attention_has_the_scalar_bits_for_every_kv_type_and_odd_head() {
     attention::<64>(KvTypes::both(KvType::F32), 2e-4);
     attention::<12>(KvTypes::both(KvType::F32), 2e-4);
     attention::<48>(KvTypes::both(KvType::F16), 0.2);
@@ -314,7 +291,7 @@ fn defined<const HD: usize>(q: &[f32; HD], rows: &[(Vec<f32>, Vec<f32>)]) -> Vec
 }
 
 fn blocks_of_queries<const HD: usize>(kind: KvType) {
-    let mut r = Seeded(70 + HD as u64);
+    let mut r = Random(70 + HD as u64);
     let types = KvTypes::both(kind);
     let (k, v, _) = heads::<HD>(&mut r, CHUNK, types);
     let row_bytes = kind.row_bytes(HD);
@@ -324,7 +301,7 @@ fn blocks_of_queries<const HD: usize>(kind: KvType) {
         .map(|(k, v)| (decoded(kind, k, HD), decoded(kind, v, HD)))
         .collect();
     for count in [1, 2, 3, 4, 7, 8, 9, 11, 16, 23] {
-        let queries: Vec<[f32; HD]> = (0..count).map(|_| std::array::from_fn(|_| r.float())).collect();
+        let queries: Vec<[f32; HD]> = (0..count).map(|_| std::array::from_fn(|_| r.uneven())).collect();
         for alike in [true, false] {
             let seen = |i: usize| if alike { 77 } else { (40 + 13 * i) % (CHUNK + 1) };
             let visible: Vec<usize> = (0..count).map(seen).collect();
@@ -376,11 +353,11 @@ fn attention_is_what_it_is_defined_to_be_for_every_block_of_queries() {
 
 #[test]
 fn kv_rows_encode_the_same_and_lose_little() {
-    let mut r = Seeded(9);
+    let mut r = Random(9);
     for n in [2, 12, 16, 32, 48, 64, 80, 96, 128] {
         for kind in KvType::ALL {
             for _ in 0..20 {
-                let x = r.floats(n);
+                let x = r.unevens(n);
                 let encode = |isa| {
                     let mut row = vec![0; kind.row_bytes(n)];
                     kv_row::encode(isa, kind, &x, &mut row);
@@ -397,9 +374,9 @@ fn kv_rows_encode_the_same_and_lose_little() {
 
 #[test]
 fn rotation_is_its_own_inverse_and_keeps_dot_products() {
-    let mut r = Seeded(4);
+    let mut r = Random(4);
     for n in [2, 12, 64, 96, 128] {
-        let (a, b) = (r.floats(n), r.floats(n));
+        let (a, b) = (r.unevens(n), r.unevens(n));
         let dot = |a: &[f32], b: &[f32]| -> f32 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
         let (mut c, mut d) = (a.clone(), b.clone());
         kv::rotate(&mut c);

@@ -149,7 +149,7 @@ impl Made {
 }
 
 #[test]
-fn defaults_and_switches() {
+fn absent_keys_have_their_defaults_and_tensors_set_the_switches() {
     let m = Made::new("llama").read(&[]).unwrap();
     assert_eq!((m.arch, m.layers, m.dim, m.ffn_dim, m.vocab), (Arch::Llama, 2, 64, 96, 10));
     assert_eq!((m.heads, m.kv_heads, m.head_dim, m.tied), (4, 4, 16, true));
@@ -183,7 +183,7 @@ fn defaults_and_switches() {
 }
 
 #[test]
-fn divisors_of_the_frequencies() {
+fn divisors_of_the_frequencies_become_the_scaling_they_came_from() {
     let llama3 = |factor| RopeScaling::Llama3 {
         factor,
         low_freq_factor: 1.0,

@@ -5,6 +5,7 @@ use crate::bed::gguf::writer::{
     ARRAY, BOOL, F32, I32, Parts, STRING, U8, U32, U64, array, claiming, info, pair, text,
 };
 use crate::bed::place;
+use crate::bed::temp::Temp;
 use antigravity::Error;
 use antigravity::weights::source::gguf::Gguf;
 use antigravity::weights::source::gguf::header::Header;
@@ -89,7 +90,7 @@ fn tensor(info: Vec<u8>) -> Parts {
 }
 
 #[test]
-fn magic_version_and_counts() {
+fn wrong_magic_version_and_counts_are_refused() {
     let parts = || Parts::default().data(64);
     let counts = |tensors, pairs| Parts { tensor_count: tensors, pair_count: pairs, ..parts() };
     table(&[
@@ -115,7 +116,7 @@ fn magic_version_and_counts() {
 }
 
 #[test]
-fn keys_and_values() {
+fn wrong_keys_and_values_are_refused() {
     let huge = || u64::MAX.to_le_bytes();
     let twice = || pair("a", U8, [1]);
     let key = |len, key: &[u8]| with([claiming(len, key), U8.to_le_bytes().to_vec(), vec![1]].concat());
@@ -139,7 +140,7 @@ fn keys_and_values() {
 }
 
 #[test]
-fn arrays() {
+fn wrong_arrays_are_refused() {
     let with_array = |kind, len, elements: &[u8]| with(pair("a", ARRAY, array(kind, len, elements)));
     let nested = |depth: usize| {
         let mut value = array(U8, 1, [1]);
@@ -172,7 +173,7 @@ fn arrays() {
 }
 
 #[test]
-fn alignments() {
+fn wrong_alignments_are_refused() {
     let aligned =
         |kind, value: &[u8]| with(pair("general.alignment", kind, value)).info(info("t", &[4], 0, 0));
     let number = |n: u32| aligned(U32, &n.to_le_bytes());
@@ -197,7 +198,7 @@ fn alignments() {
 }
 
 #[test]
-fn tensors() {
+fn wrong_tensors_are_refused() {
     let t = |dims: &[u64], kind, offset| tensor(info("t", dims, kind, offset));
     let two = |a, b| tensor(info("a", &[8], 0, a)).info(info("b", &[8], 0, b));
     let long = "n".repeat(65);
@@ -290,7 +291,8 @@ fn a_file_changed_anywhere_is_refused_or_still_sound() {
 
 #[test]
 fn opening_names_the_file_in_one_line() {
-    let path = std::env::temp_dir().join(format!("antigravity-hostile-{}.gguf", std::process::id()));
+    let temp = Temp::new();
+    let path = temp.file("hostile.gguf");
     let refused = |bytes: &[u8], what: &str| {
         fs::write(&path, bytes).unwrap();
         let error = Gguf::open(&path).unwrap_err();
@@ -305,5 +307,5 @@ fn opening_names_the_file_in_one_line() {
     refused(&tensor(info("t", &[1 << 40], 0, 0)).bytes(), "tensor \"t\": 4398046511104 bytes at offset 0");
     fs::remove_file(&path).unwrap();
     assert!(Gguf::open(&path).unwrap_err().to_string().contains("cannot be read"));
-    assert!(Gguf::open(&std::env::temp_dir()).unwrap_err().to_string().contains("directory"));
+    assert!(Gguf::open(&temp.0).unwrap_err().to_string().contains("directory"));
 }

@@ -1,45 +1,41 @@
 //! Models that are well-formed files but wrong: one clear error each, no panic.
 
 use crate::bed::place;
+use crate::bed::temp::Temp;
 use antigravity::weights::{Checkpoint, LoadOptions, PACKED_NAME, WeightType, pack};
 use antigravity::{Engine, EngineOptions, Error, dims};
 use serde_json::{Map, Value, json};
 use std::fs;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A copy of the bundled model that is removed at the end.
-struct Model(PathBuf);
+struct Model(Temp);
 
 impl Model {
     fn copy() -> Self {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("antigravity-hostile-{}-{n}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
+        let temp = Temp::new();
         for file in
             ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS]
         {
-            fs::copy(place::model().join(file), dir.join(file)).unwrap();
+            fs::copy(place::model().join(file), temp.file(file)).unwrap();
         }
-        Self(dir)
+        Self(temp)
     }
 
     /// A copy with a packed file instead of the checkpoint.
     fn packed() -> Self {
         let model = Self::copy();
-        let source = Checkpoint::open(&model.0).unwrap();
-        let config = fs::read_to_string(model.0.join("config.json")).unwrap();
+        let source = Checkpoint::open(&model.0.0).unwrap();
+        let config = fs::read_to_string(model.0.file("config.json")).unwrap();
         let options = LoadOptions { weight_type: WeightType::Q4_0, threads: 2, progress: &|_, _| {} };
-        pack::write(&source, &config, &model.0.join(PACKED_NAME), &options).unwrap();
+        pack::write(&source, &config, &model.0.file(PACKED_NAME), &options).unwrap();
         drop(source);
-        fs::remove_file(model.0.join(WEIGHTS)).unwrap();
+        fs::remove_file(model.0.file(WEIGHTS)).unwrap();
         model
     }
 
     /// Rewrites a safetensors file: `edit` gets its header and data.
     fn edit(&self, file: &str, edit: impl FnOnce(&mut Map<String, Value>, &mut Vec<u8>)) {
-        let path = self.0.join(file);
+        let path = self.0.file(file);
         let bytes = fs::read(&path).unwrap();
         let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let mut header: Map<String, Value> = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
@@ -53,7 +49,7 @@ impl Model {
     }
 
     fn load(&self, weights: WeightType) -> Result<(), Error> {
-        let options = EngineOptions { weight_type: weights, threads: 1, ..EngineOptions::new(&self.0) };
+        let options = EngineOptions { weight_type: weights, threads: 1, ..EngineOptions::new(&self.0.0) };
         Engine::load(options).map(|_| ())
     }
 
@@ -68,12 +64,6 @@ impl Model {
             }
             other => panic!("{what}: {other:?}"),
         }
-    }
-}
-
-impl Drop for Model {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -94,7 +84,7 @@ fn the_copy_itself_loads_both_ways() {
 }
 
 #[test]
-fn tensors_missing_or_of_the_wrong_kind() {
+fn tensors_missing_or_of_the_wrong_kind_are_refused() {
     let model = Model::copy();
     let rename = |header: &mut Map<String, Value>, _: &mut Vec<u8>| {
         let t = header.remove(GATE).unwrap();
@@ -126,7 +116,7 @@ fn tensors_missing_or_of_the_wrong_kind() {
 }
 
 #[test]
-fn values_that_are_not_numbers() {
+fn values_that_are_not_numbers_are_refused() {
     for (name, bits, word) in [
         (NORM, 0x7fc0u16, "NaN"),
         (NORM, 0xff80, "inf"),
@@ -144,12 +134,12 @@ fn values_that_are_not_numbers() {
 }
 
 #[test]
-fn packed_files() {
+fn packed_files_that_are_wrong_are_refused() {
     let whole = Model::packed();
-    let size = fs::metadata(whole.0.join(PACKED_NAME)).unwrap().len();
+    let size = fs::metadata(whole.0.file(PACKED_NAME)).unwrap().len();
     for cut in [0, 7, 100, size / 2, size - 1] {
         let model = Model::packed();
-        fs::File::options().write(true).open(model.0.join(PACKED_NAME)).unwrap().set_len(cut).unwrap();
+        fs::File::options().write(true).open(model.0.file(PACKED_NAME)).unwrap().set_len(cut).unwrap();
         model.refused("truncated", &[PACKED_NAME]);
     }
     type Edit = fn(&mut Map<String, Value>, &mut Vec<u8>);
@@ -184,7 +174,7 @@ fn packed_files() {
 }
 
 #[test]
-fn configs() {
+fn configs_that_are_wrong_are_refused() {
     let config = fs::read_to_string(place::model().join("config.json")).unwrap();
     let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
     let cases: Vec<(&str, String, &[&str])> = vec![
@@ -216,22 +206,22 @@ fn configs() {
     ];
     for (what, text, words) in cases {
         let model = Model::copy();
-        fs::write(model.0.join("config.json"), text).unwrap();
+        fs::write(model.0.file("config.json"), text).unwrap();
         model.refused(what, words);
     }
     let model = Model::copy();
-    fs::remove_file(model.0.join("config.json")).unwrap();
+    fs::remove_file(model.0.file("config.json")).unwrap();
     model.refused("no config", &["config.json"]);
     let model = Model::copy();
-    fs::remove_file(model.0.join("config.json")).unwrap();
-    fs::create_dir(model.0.join("config.json")).unwrap();
+    fs::remove_file(model.0.file("config.json")).unwrap();
+    fs::create_dir(model.0.file("config.json")).unwrap();
     model.refused("a directory", &["config.json", "regular file"]);
 }
 
 #[test]
-fn tokenizers_that_do_not_fit() {
+fn tokenizers_that_do_not_fit_are_refused() {
     let model = Model::copy();
-    let file = model.0.join("tokenizer.json");
+    let file = model.0.file("tokenizer.json");
     let mut tokenizer: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     tokenizer["model"]["vocab"]["zzzzzz"] = json!(dims::VOCAB);
     fs::write(&file, tokenizer.to_string()).unwrap();

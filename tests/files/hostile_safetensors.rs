@@ -1,12 +1,13 @@
 //! Damaged and malicious safetensors files are refused with one clear line; odd but valid ones open.
 
 use crate::bed::place;
+use crate::bed::random::Random;
+use crate::bed::temp::Temp;
 use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::Path;
 
 use antigravity::Error;
 use antigravity::weights::source::{Dtype, Source};
@@ -15,30 +16,6 @@ const FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Two tensors that fill 24 bytes.
 const AB: &str = r#"{"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"b":{"dtype":"BF16","shape":[4],"data_offsets":[16,24]}}"#;
-
-/// A directory of its own, removed when dropped.
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new() -> Dir {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("antigravity-hostile-{}-{count}", std::process::id()));
-        fs::create_dir(&path).unwrap();
-        Dir(path)
-    }
-
-    fn with(self, name: &str, bytes: impl AsRef<[u8]>) -> Dir {
-        fs::write(self.0.join(name), bytes).unwrap();
-        self
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A file with this header, its length as claimed, and `data` bytes of data.
 fn claiming(len: u64, json: impl AsRef<[u8]>, data: usize) -> Vec<u8> {
@@ -77,7 +54,7 @@ fn assert_refused(case: &str, path: &Path, file: &str, what: &str) {
 }
 
 #[test]
-fn hostile_files() {
+fn damaged_files_are_refused() {
     let ab = file(AB, 24);
     let cut = |n: usize| ab[..n].to_vec();
     let nested = |n: usize| file(format!(r#"{{"a":{}"#, "[".repeat(n)), 0);
@@ -214,19 +191,19 @@ fn hostile_files() {
     ];
     assert!(cases.len() > 80);
     for (case, bytes, what) in cases {
-        let dir = Dir::new().with(FILE, bytes);
+        let dir = Temp::new().with(FILE, bytes);
         assert_refused(case, &dir.0, FILE, what);
         assert_refused(case, &dir.0.join(FILE), FILE, what);
     }
 }
 
 /// A directory with an index of this text and shards `1` and `2`, of tensors `a` and `b`.
-fn sharded(index: impl AsRef<[u8]>) -> Dir {
-    Dir::new().with(INDEX, index).with("1", shard("a")).with("2", shard("b"))
+fn sharded(index: impl AsRef<[u8]>) -> Temp {
+    Temp::new().with(INDEX, index).with("1", shard("a")).with("2", shard("b"))
 }
 
 #[test]
-fn hostile_indexes() {
+fn damaged_indexes_are_refused() {
     let map = |inner: &str| format!(r#"{{"weight_map":{{{inner}}}}}"#);
     let cases = [
         ("empty", String::new(), "empty"),
@@ -285,8 +262,8 @@ fn hostile_indexes() {
 }
 
 #[test]
-fn not_regular_files() {
-    let dir = Dir::new();
+fn what_is_no_regular_file_is_refused() {
+    let dir = Temp::new();
     assert_refused("no model", &dir.0, dir.0.to_str().unwrap(), FILE);
     assert_refused("no such path", &dir.0.join("x"), "x", "No such file");
     let path = dir.0.join(FILE);
@@ -325,8 +302,8 @@ fn not_regular_files() {
 }
 
 #[test]
-fn valid_files_open() {
-    let dir = Dir::new().with(FILE, file(AB, 24));
+fn odd_but_valid_files_open() {
+    let dir = Temp::new().with(FILE, file(AB, 24));
     let source = Source::open(&dir.0).unwrap();
     let names: Vec<_> = source.tensors().map(|t| t.name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
@@ -364,7 +341,7 @@ fn valid_files_open() {
     ];
     for (case, bytes, count) in odd {
         let theirs = safetensors::SafeTensors::deserialize(&bytes).unwrap().len();
-        let dir = Dir::new().with("m", &bytes);
+        let dir = Temp::new().with("m", &bytes);
         let source = Source::open(&dir.0.join("m")).unwrap_or_else(|e| panic!("{case}: {e}"));
         assert_eq!((source.tensors().count(), theirs), (count, count), "{case}");
     }
@@ -381,7 +358,7 @@ fn the_bundled_model_opens() {
 #[test]
 fn other_dtypes_are_listed_and_refused_when_asked_for() {
     let json = r#"{"i":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},"q":{"dtype":"F4","shape":[2,1],"data_offsets":[16,17]}}"#;
-    let dir = Dir::new().with(FILE, file(json, 17));
+    let dir = Temp::new().with(FILE, file(json, 17));
     let source = Source::open(&dir.0).unwrap();
     assert_eq!(source.tensors().count(), 0);
     let others: Vec<_> = source.unreadable().map(|t| (&*t.name, &*t.dtype, t.bytes)).collect();
@@ -397,8 +374,8 @@ fn other_dtypes_are_listed_and_refused_when_asked_for() {
 fn shards_open_through_links() {
     // As the Hugging Face cache has it: links from a snapshot to files elsewhere.
     let index = r#"{"metadata":{"total_size":2},"weight_map":{"a":"1.safetensors","b":"2.safetensors"}}"#;
-    let blobs = Dir::new().with("x", index).with("y", shard("a")).with("z", shard("b"));
-    let snapshot = Dir::new();
+    let blobs = Temp::new().with("x", index).with("y", shard("a")).with("z", shard("b"));
+    let snapshot = Temp::new();
     for (link, blob) in [(INDEX, "x"), ("1.safetensors", "y"), ("2.safetensors", "z")] {
         symlink(Path::new("..").join(blobs.0.file_name().unwrap()).join(blob), snapshot.0.join(link))
             .unwrap();
@@ -414,7 +391,7 @@ fn shards_open_through_links() {
 #[test]
 fn fingerprints_tell_models_apart() {
     let print = |bytes: &[u8]| {
-        let dir = Dir::new().with(FILE, bytes);
+        let dir = Temp::new().with(FILE, bytes);
         let print = Source::open(&dir.0).unwrap().fingerprint();
         assert_eq!(print, Source::open(&dir.0.join(FILE)).unwrap().fingerprint());
         print
@@ -437,13 +414,8 @@ fn fingerprints_tell_models_apart() {
 fn mutations_never_panic() {
     let valid = file(AB, 24);
     let index = br#"{"weight_map":{"a":"1","b":"2"}}"#;
-    let mut state = 0x2545f4914f6cdd1du64;
-    let mut random = |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 33) as usize % below
-    };
+    let mut random = Random(0x2545f491);
+    let mut random = |below| random.below(below);
     let mut mutated = |original: &[u8]| {
         let mut bytes = original.to_vec();
         for _ in 0..1 + random(3) {
@@ -476,7 +448,7 @@ fn mutations_never_panic() {
             true
         }
     };
-    let (dir, mut opened) = (Dir::new(), 0);
+    let (dir, mut opened) = (Temp::new(), 0);
     let path = dir.0.join(FILE);
     for round in 0..4000 {
         // Mostly the header: most of what can go wrong is there.

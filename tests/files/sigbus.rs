@@ -1,39 +1,35 @@
 //! A mapped model file that shrinks while in use ends the process with a line and exit code 3.
-//! Each case runs in a child process: this program again, with the case's name in the environment.
+//! Each case runs in a child process, which it ends.
 
+use crate::bed::child;
+use crate::bed::temp::Temp;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use antigravity::weights::region::map_file;
 use antigravity::weights::source::Source;
 
-const CASE: &str = "ANTIGRAVITY_SIGBUS_CASE";
 const FILE: &str = "ANTIGRAVITY_SIGBUS_FILE";
 
 /// Runs `case` in a child, on a file of 64 KiB.
-fn child(case: &str) -> (Output, PathBuf) {
-    let path = std::env::temp_dir().join(format!("antigravity-sigbus-{case}-{}", std::process::id()));
+fn ended(case: &str) -> (Output, PathBuf) {
+    let temp = Temp::new();
+    let path = temp.file(case);
     let header = br#"{"x":{"dtype":"U8","shape":[65536],"data_offsets":[0,65536]}}"#;
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header);
     bytes.resize(bytes.len() + 65536, 1);
     fs::write(&path, bytes).unwrap();
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "sigbus::in_child", "--nocapture"])
-        .env(CASE, case)
-        .env(FILE, &path)
-        .output()
-        .unwrap();
-    fs::remove_file(&path).unwrap();
+    let output = child::child("sigbus::in_child", case).env(FILE, &path).output().unwrap();
     (output, path)
 }
 
 /// Not a test of its own: the body of the children.
 #[test]
 fn in_child() {
-    let (Ok(case), Some(file)) = (std::env::var(CASE), std::env::var_os(FILE)) else { return };
+    let (Some(case), Some(file)) = (child::job(), std::env::var_os(FILE)) else { return };
     let path = Path::new(&file);
     let truncate = || File::options().write(true).open(path).unwrap().set_len(0).unwrap();
     match case.as_str() {
@@ -87,7 +83,7 @@ fn in_child() {
 }
 
 fn assert_line(case: &str) {
-    let (output, path) = child(case);
+    let (output, path) = ended(case);
     let expected = format!(
         "error: {}: the file was truncated or its disk failed while in use; restore it and start again\n",
         path.display()
@@ -97,7 +93,7 @@ fn assert_line(case: &str) {
 }
 
 fn assert_killed(case: &str) {
-    let (output, _) = child(case);
+    let (output, _) = ended(case);
     assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{case}: {output:?}");
     assert!(!String::from_utf8_lossy(&output.stderr).contains("truncated"), "{case}");
 }
@@ -108,7 +104,7 @@ fn a_truncated_file_is_named() {
 }
 
 #[test]
-fn on_any_thread() {
+fn a_truncated_file_is_named_on_any_thread() {
     assert_line("thread");
 }
 

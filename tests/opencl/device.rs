@@ -5,9 +5,7 @@ use antigravity::dims::LAYERS;
 use antigravity::opencl::{Cache, Device};
 use antigravity::session::Session;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Once;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The first device, a CPU if need be. Without OpenCL the test says so and passes, or fails where `CI` is set.
 #[track_caller]
@@ -48,49 +46,6 @@ fn own_caches() {
             std::env::set_var("ANTIGRAVITY_OPENCL_CACHE", cache_dir());
         }
     });
-}
-
-/// Set in a child to what it is to do. A library is loaded once in a process, so tests that need another
-/// one, or a process that dies, run a test of this binary as a child.
-pub const CHILD: &str = "ANTIGRAVITY_TEST_CHILD";
-
-/// This binary, to run only the test `name`, which does its work because `CHILD` is set.
-pub fn child(name: &str, job: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("a running test has a path"));
-    command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(CHILD, job);
-    command
-}
-
-/// What the child is to do; `None` in an ordinary run.
-pub fn job() -> Option<String> {
-    std::env::var(CHILD).ok()
-}
-
-/// Runs a child; its code, and what it said on both streams.
-pub fn ended(command: &mut Command) -> (Option<i32>, String) {
-    let output = command.output().expect("the child starts");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code(), String::from_utf8_lossy(&said).into())
-}
-
-/// A directory that is removed with everything in it.
-pub struct Temp(pub PathBuf);
-
-impl Temp {
-    pub fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let name =
-            format!("antigravity-opencl-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let dir = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&dir).expect("a temporary directory");
-        Self(dir)
-    }
-}
-
-impl Drop for Temp {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// Whether the device rounds quotients correctly, which makes everything exact; `None` without a device.

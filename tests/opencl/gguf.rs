@@ -1,10 +1,9 @@
 //! GGUF files of the baked model, of formats mixed as files mix them: the same bits of logits and rows of the cache on
 //! an OpenCL device as on the CPU.
-//!
-//! Runs on the first device there is, a CPU-type one (PoCL) if need be. Without OpenCL these tests are skipped, loudly;
-//! in CI they fail.
 
-use crate::bed::gguf::file::{Dir, File};
+use crate::bed::gguf::file::File;
+use crate::bed::random::ids;
+use crate::bed::temp::Temp;
 use crate::device;
 use antigravity::backend::{Backend, KvRows, Logits};
 use antigravity::cpu::simd::Isa;
@@ -59,12 +58,12 @@ fn layer(name: &str) -> Option<usize> {
 }
 
 /// A file of the baked model; `None`, said aloud, where its rows are no whole blocks of 256.
-fn written(mixture: Mixture) -> Option<(Dir, PathBuf)> {
+fn written(mixture: Mixture) -> Option<(Temp, PathBuf)> {
     if [dims::DIM, Q_DIM, FFN_DIM].iter().any(|cols| !cols.is_multiple_of(256)) {
         device::skip("this model's rows are no whole blocks of 256");
         return None;
     }
-    let (dir, checkpoint) = (Dir::new(), Source::open(Path::new(dims::MODEL_DIR)).unwrap());
+    let (dir, checkpoint) = (Temp::new(), Source::open(Path::new(dims::MODEL_DIR)).unwrap());
     let path = dir.file("model.gguf");
     File::of(&checkpoint, mixture).write(&path);
     Some((dir, path))
@@ -95,8 +94,7 @@ fn gpu(device: Device, weights: &Arc<Weights>, matrices: Matrices) -> OpenClBack
 
 /// Logits of every token, the last ones computed one by one, and the rows of the cache.
 fn run(on: &mut dyn Backend) -> (Vec<f32>, Vec<KvRows>) {
-    let ids: Vec<u32> =
-        (0..(PROMPT + MORE) as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32).collect();
+    let ids = ids(PROMPT + MORE);
     let mut logits = vec![0.0; ids.len() * VOCAB];
     let (prompt, rest) = logits.split_at_mut(PROMPT * VOCAB);
     for (i, chunk) in ids[..PROMPT].chunks(on.max_tokens()).enumerate() {
@@ -147,7 +145,7 @@ fn all_formats_have_the_cpus_bits() {
 
 /// The CPU reads the device's copy.
 #[test]
-fn weights_in_one_memory() {
+fn weights_in_one_memory_serve_both_devices() {
     let (Some(device), Some((_dir, path))) = (device::device(), written(like_q4_k_m)) else { return };
     if !device.facts().unified_memory {
         return device::skip("this device has memory of its own");

@@ -1,5 +1,6 @@
 //! Sequences on the CPU and an OpenCL device in turn: the CPU's bits, whatever moves and whatever fails.
 
+use crate::bed::program::binary;
 use crate::device;
 use crate::device::{cache_dir, exact, rows};
 use antigravity::engine::BackendKind;
@@ -178,7 +179,7 @@ fn shared_weights_are_in_memory_once() {
         }
     }
     let pack = ["pack", "-m", dir.to_str().unwrap()];
-    assert!(Command::new(env!("CARGO_BIN_EXE_antigravity")).args(pack).output().unwrap().status.success());
+    assert!(Command::new(binary()).args(pack).output().unwrap().status.success());
     let file = dir.join("model.packed.safetensors");
     let whole = std::fs::metadata(&file).unwrap().len() as usize;
     let mapped = |zero_copy: bool| {
@@ -199,7 +200,7 @@ fn shared_weights_are_in_memory_once() {
 fn program(flags: &[&str], environment: &[(&str, &str)]) -> Output {
     let common =
         ["generate", "-p", "Once upon a time there was", "-n", "60", "--temp", "0", "-t", "2", "-c", "300"];
-    let mut run = Command::new(env!("CARGO_BIN_EXE_antigravity"));
+    let mut run = Command::new(binary());
     run.args(common).args(flags).envs(environment.iter().copied());
     let out = run.env("ANTIGRAVITY_OPENCL_CACHE", cache_dir()).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));

@@ -1,8 +1,7 @@
 //! The model of this build through OpenCL against the CPU: the same bits of logits, text and rows of the cache.
-//!
-//! Runs on the first device there is, a CPU-type one (PoCL) if need be. Without OpenCL these tests are skipped, loudly;
-//! in CI they fail.
 
+use crate::bed::program::binary;
+use crate::bed::random::ids;
 use crate::device::{exact, rows};
 use antigravity::backend::KvRows;
 use antigravity::dims::VOCAB;
@@ -41,11 +40,6 @@ fn on_device(options: &EngineOptions, gpu_attn: bool) -> Engine {
 
 fn on_cpu(options: &EngineOptions) -> Engine {
     Engine::load(options.clone()).unwrap()
-}
-
-/// Token ids that are no text but spread over the vocabulary.
-fn ids(n: usize) -> Vec<u32> {
-    (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32).collect()
 }
 
 /// Logits after each token of `ids`, the last `more` of which are decoded one by one.
@@ -90,7 +84,7 @@ fn compare(base: &EngineOptions, n: usize, more: usize) {
 }
 
 #[test]
-fn every_type_of_weights() {
+fn every_type_of_weights_has_the_cpus_bits() {
     if exact().is_some() {
         for weight_type in [WeightType::Q4_0, WeightType::F32] {
             compare(&EngineOptions { weight_type, ..options(KvTypes::both(KvType::F32)) }, 150, 20);
@@ -99,7 +93,7 @@ fn every_type_of_weights() {
 }
 
 #[test]
-fn every_type_of_cache() {
+fn every_type_of_cache_has_the_cpus_bits() {
     if exact().is_some() {
         for types in [KvType::F16, KvType::Q8, KvType::Q4].map(KvTypes::both) {
             compare(&options(types), 140, 10);
@@ -146,7 +140,7 @@ fn the_plan_counts_what_observes() {
 
 /// Chunks of attention beyond those that the output projection merges, and prefill over many chunks.
 #[test]
-fn a_long_context() {
+fn a_long_context_has_the_cpus_bits() {
     if exact().is_some() {
         let base = options(KvTypes::both(KvType::Q4));
         compare(&EngineOptions { max_seq_len: 1100, prefill_chunk: 256, ..base }, 1060, 4);
@@ -183,7 +177,7 @@ fn sequences_move_between_backends() {
 }
 
 #[test]
-fn rewinding_and_resizing() {
+fn rewinding_and_resizing_change_no_logits() {
     if exact().is_none() {
         return;
     }
@@ -201,7 +195,7 @@ fn rewinding_and_resizing() {
 /// The program with these flags after its command, and with more environment.
 fn program(command: &[&str], environment: &[(&str, &str)]) -> Output {
     let common = ["--threads", "2", "-c", "200", "--prefill-chunk", "32"];
-    let mut run = Command::new(env!("CARGO_BIN_EXE_antigravity"));
+    let mut run = Command::new(binary());
     run.args(command).args(common).envs(environment.iter().copied());
     let out = run.env("ANTIGRAVITY_OPENCL_CACHE", "off").output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));

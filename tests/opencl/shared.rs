@@ -1,9 +1,7 @@
 //! An OpenCL backend beside a CPU backend of the same model: rows in one memory, which both use in turn, and the
 //! attention that slots receive.
-//!
-//! Runs on the first device there is, a CPU-type one (PoCL) if need be. Without OpenCL these tests are skipped, loudly;
-//! in CI they fail.
 
+use crate::bed::random::ids;
 use crate::device;
 use antigravity::backend::{Backend, KvRows, Logits};
 use antigravity::cpu::attention::for_others;
@@ -63,11 +61,6 @@ fn cpu_options(kv_types: KvTypes) -> CpuOptions {
 
 fn cpu(kv_types: KvTypes) -> CpuBackend {
     CpuBackend::new(Arc::clone(weights()), cpu_options(kv_types)).unwrap()
-}
-
-/// Token ids that are no text but spread over the vocabulary.
-fn ids(n: usize) -> Vec<u32> {
-    (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32).collect()
 }
 
 /// Goes on with `tokens`; the logits of the last.

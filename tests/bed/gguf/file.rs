@@ -8,31 +8,7 @@ use antigravity::weights::source::Source;
 use antigravity::weights::source::gguf::block::BlockType;
 use antigravity::weights::source::gguf::names::{ROPE_FREQS, Rows, stored};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// A directory that goes at the end.
-pub struct Dir(pub PathBuf);
-
-impl Dir {
-    pub fn new() -> Self {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("antigravity-gguf-{}-{n}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        Self(dir)
-    }
-
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+use std::path::Path;
 
 /// A tensor as it shall stand in the file.
 #[derive(Clone)]

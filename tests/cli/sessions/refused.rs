@@ -71,7 +71,7 @@ impl Bed {
 }
 
 #[test]
-fn cut_short_anywhere() {
+fn a_file_cut_anywhere_is_refused() {
     let bed = Bed::new();
     bed.load(&bed.good).expect("the good file");
     bed.load(&bed.forged(|_| {})).expect("the same file");
@@ -89,7 +89,7 @@ fn cut_short_anywhere() {
 }
 
 #[test]
-fn flipped_bits() {
+fn flipped_bits_are_refused() {
     let bed = Bed::new();
     let mut rng = Rng::new(2);
     let anywhere = (0..50).map(|_| rng.next_u64() as usize % (bed.good.len() * 8)).collect::<Vec<_>>();
@@ -101,7 +101,7 @@ fn flipped_bits() {
 }
 
 #[test]
-fn lengths_beyond_all_memory() {
+fn lengths_beyond_all_memory_are_refused() {
     let bed = Bed::new();
     let all = bed.good.len() as u64;
     for length in
@@ -134,7 +134,7 @@ fn lengths_beyond_all_memory() {
 }
 
 #[test]
-fn headers_that_do_not_fit() {
+fn headers_that_do_not_fit_are_refused() {
     let bed = Bed::new();
     let refused = |code, edit: &dyn Fn(&mut Value)| bed.refused(&bed.forged(edit), code);
     mentions(

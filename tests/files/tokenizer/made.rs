@@ -1,10 +1,9 @@
 //! Small GGUF files with nothing but a tokenizer, each with something changed.
 
 use crate::bed::gguf::writer::{ARRAY, BOOL, F32, I32, Parts, STRING, U32, array, pair, text};
+use crate::bed::temp::Temp;
 use antigravity::tokenizer::Tokenizer;
 use antigravity::{Error, Result};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Types of tokens.
 pub const TEXT: i32 = 1;
@@ -13,31 +12,6 @@ pub const CONTROL: i32 = 3;
 pub const USER: i32 = 4;
 pub const UNUSED: i32 = 5;
 pub const BYTE: i32 = 6;
-
-/// A directory that goes with the value.
-pub struct Temp(pub PathBuf);
-
-impl Temp {
-    pub fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let unique = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let dir = std::env::temp_dir().join(format!("antigravity-vocabulary-{}-{}", unique.0, unique.1));
-        std::fs::create_dir_all(&dir).unwrap();
-        Self(dir)
-    }
-
-    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
-        let path = self.0.join(name);
-        std::fs::write(&path, bytes).unwrap();
-        path
-    }
-}
-
-impl Drop for Temp {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Pairs of metadata by key, `tokenizer.ggml.` left out.
 #[derive(Clone)]
@@ -128,7 +102,7 @@ impl Made {
     /// Opens it, for a model with so many tokens.
     pub fn open(&self, limit: usize) -> Result<Tokenizer> {
         let temp = Temp::new();
-        Tokenizer::open_for(&temp.write("made.gguf", self.bytes()), limit)
+        Tokenizer::open_for(temp.write("made.gguf", self.bytes()).as_ref(), limit)
     }
 
     /// Why it is refused: one line that names the file.

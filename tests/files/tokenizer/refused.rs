@@ -2,6 +2,8 @@
 
 use super::made::{BYTE, Made, TEXT, UNUSED};
 use crate::bed::gguf::writer::{ARRAY, F32, I32, STRING, U8, array, claiming};
+use crate::bed::random::Random;
+use crate::bed::temp::Temp;
 
 fn pieces() -> Made {
     Made::sentence_piece(&[("▁a".into(), -1.0), ("▁".into(), -2.0), ("a".into(), -3.0)])
@@ -115,17 +117,16 @@ fn large_vocabularies_take_no_more_than_they_may() {
 /// Any byte of the file changed: no panic, whatever comes of it.
 #[test]
 fn flipped_bytes_are_survived() {
-    let temp = super::made::Temp::new();
-    let mut state = 1u64;
+    let temp = Temp::new();
+    let mut random = Random(1);
     for (made, part) in [(Made::byte_level(), 0), (pieces(), 1)] {
         let good = made.with("note", F32, 0f32.to_le_bytes()).bytes();
         for round in 0..300 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let mut bytes = good.clone();
-            let at = (state >> 24) as usize % bytes.len();
-            bytes[at] ^= 1 << (state >> 61);
+            let at = random.below(bytes.len());
+            bytes[at] ^= 1 << random.below(8);
             let path = temp.write(&format!("{part}-{round}.gguf"), bytes);
-            match antigravity::tokenizer::Tokenizer::open_for(&path, 400) {
+            match antigravity::tokenizer::Tokenizer::open_for(path.as_ref(), 400) {
                 Ok(tokenizer) => drop(tokenizer.encode_plain("hello a </s> 한")),
                 Err(antigravity::Error::Model(line)) => {
                     assert!(!line.contains('\n') && !line.contains("library failed"), "{line}");

@@ -1,6 +1,7 @@
 //! SentencePiece's algorithm, written out, against what the merges derived from scores give.
 
 use super::made::{CONTROL, Made};
+use crate::bed::random::Random;
 use antigravity::tokenizer::AddSpecial;
 use std::collections::HashMap;
 
@@ -29,17 +30,8 @@ fn reference(pieces: &[(String, f32)], text: &str) -> Vec<u32> {
     symbols.iter().flat_map(id).collect()
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n
-    }
-
-    fn text(&mut self, letters: &[char], longest: usize) -> String {
-        (0..self.below(longest)).map(|_| letters[self.below(letters.len())]).collect()
-    }
+fn random_text(random: &mut Random, letters: &[char], longest: usize) -> String {
+    (0..random.below(longest)).map(|_| letters[random.below(letters.len())]).collect()
 }
 
 fn scored(pieces: &[&str]) -> Vec<(String, f32)> {
@@ -88,7 +80,7 @@ fn words_become_the_pieces_of_the_highest_scores() {
     let mut random = Random(3);
     let letters: Vec<char> = "   theanigré한<s>/".chars().collect();
     for _ in 0..5000 {
-        let text = random.text(&letters, 40).replace("<s>", "").replace("</s>", "");
+        let text = random_text(&mut random, &letters, 40).replace("<s>", "").replace("</s>", "");
         let ids = tokenizer.encode(&text, AddSpecial::No).unwrap();
         assert_eq!(ids, reference(&pieces, &text), "{text:?}");
         assert_eq!(tokenizer.decode(&ids), text);
@@ -99,7 +91,7 @@ fn words_become_the_pieces_of_the_highest_scores() {
 
 /// Vocabularies such as training makes: every piece is two others put together, later ones of a lower score.
 #[test]
-fn vocabularies_of_any_pieces() {
+fn random_vocabularies_cut_words_like_the_reference() {
     let mut random = Random(11);
     let mut merged = 0;
     for (round, letters) in ["▁ab", "▁abcd", "▁a", "▁abcdefgh"].iter().cycle().take(24).enumerate() {
@@ -115,7 +107,7 @@ fn vocabularies_of_any_pieces() {
         let tokenizer = Made::sentence_piece(&pieces).open(4000).unwrap();
         let letters: Vec<char> = letters.iter().map(|&c| if c == '▁' { ' ' } else { c }).collect();
         for _ in 0..400 {
-            let text = random.text(&letters, 60);
+            let text = random_text(&mut random, &letters, 60);
             let ids = tokenizer.encode(&text, AddSpecial::No).unwrap();
             assert_eq!(ids, reference(&pieces, &text), "{round}: {text:?}");
             merged += text.len().saturating_sub(ids.len());

@@ -3,8 +3,10 @@
 //! The `tokenizer.json` of the two vocabularies are those published, with vocabulary, merges and added tokens taken
 //! out: they are the GGUF files', token for token.
 
-use super::made::{Made, Temp, USER};
+use super::made::{Made, USER};
 use crate::bed::place;
+use crate::bed::random::Random;
+use crate::bed::temp::Temp;
 use antigravity::tokenizer::{AddSpecial, Tokenizer};
 use antigravity::weights::source::gguf::Gguf;
 use serde_json::{Map, Value, json};
@@ -33,14 +35,14 @@ impl Family {
         let packed = fs::File::open(dir.join("vocabulary.gguf.gz")).unwrap();
         flate2::read::GzDecoder::new(packed).read_to_end(&mut bytes).unwrap();
         let temp = Temp::new();
-        let gguf = Gguf::open(&temp.write("vocabulary.gguf", bytes)).unwrap();
+        let gguf = Gguf::open(temp.write("vocabulary.gguf", bytes).as_ref()).unwrap();
         let json = fill(read(&dir.join("tokenizer.json")), &gguf);
         temp.write("tokenizer.json", json.to_string());
         Self { temp, cases: read(&dir.join("cases.json")) }
     }
 
     fn file(&self) -> PathBuf {
-        self.temp.0.join("vocabulary.gguf")
+        self.temp.file("vocabulary.gguf")
     }
 
     fn size(&self) -> usize {
@@ -134,12 +136,11 @@ fn agree(one: &Tokenizer, other: &Tokenizer) {
         "Ġ",
         "\0",
     ];
-    let mut state = 5u64;
+    let mut random = Random(5);
     for round in 0..2000 {
         let mut text = String::new();
         for _ in 0..1 + round % 9 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            text += parts[(state >> 33) as usize % parts.len()];
+            text += parts[random.below(parts.len())];
         }
         let encoded = one.encode(&text, AddSpecial::Yes).unwrap();
         assert_eq!(encoded, other.encode(&text, AddSpecial::Yes).unwrap(), "{text:?}");
@@ -171,7 +172,7 @@ fn small_models_have_the_tokenizers_of_their_directories() {
 }
 
 #[test]
-fn padding_and_user_defined_tokens() {
+fn padding_stands_for_itself_only_at_its_place() {
     let made = Made::byte_level();
     let tokens = |last: &[&str]| {
         let mut tokens: Vec<String> = (0..256).map(|b| format!("t{b}")).collect();

@@ -1,7 +1,8 @@
 //! `rope`, `attend`, `attend_one`, `merge` and `observe` against the CPU's rows, its attention and what slots receive
 //! of it.
 
-use super::{Dims, EPS, SMALL, Seeded, buffer, floats, kernel, read, same, state};
+use super::{Dims, EPS, SMALL, buffer, floats, kernel, read, same, state};
+use crate::bed::random::Random;
 use crate::device;
 use antigravity::cpu::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
 use antigravity::cpu::simd::{Isa, kv_row, ops};
@@ -39,7 +40,7 @@ struct Case<const HD: usize> {
 
 impl<const HD: usize> Case<HD> {
     fn new(types: KvTypes, before: usize, n: usize) -> Self {
-        let (dims, r) = (Dims { head_dim: HD, ..SMALL }, &mut Seeded(7));
+        let (dims, r) = (Dims { head_dim: HD, ..SMALL }, &mut Random(7));
         let capacity = before + n + 3;
         let mut cache = |kind: KvType| {
             let rows = (0..dims.kv_heads * capacity).map(|_| {
@@ -259,7 +260,7 @@ fn every_type<const HD: usize>(device: &Device, before: usize, n: usize) {
 
 /// One, two and three chunks of the context, the first token of all, heads of whole and of odd blocks.
 #[test]
-fn every_cache() {
+fn attention_has_the_cpus_bits_with_every_cache() {
     let Some(device) = device::device() else { return };
     every_type::<16>(&device, 0, 3);
     every_type::<20>(&device, 126, 5);
@@ -268,7 +269,7 @@ fn every_cache() {
 
 /// As much as oclgrind runs in a while.
 #[test]
-fn small() {
+fn attention_has_the_cpus_bits_on_small_shapes() {
     let Some(device) = device::device() else { return };
     for kind in [KvType::F32, KvType::Q8, KvType::Q4] {
         Case::<32>::new(KvTypes::both(kind), 4, 2).many(&device);

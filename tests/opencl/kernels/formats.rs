@@ -1,7 +1,8 @@
 //! `gemv` and `gemm` with GGUF's block formats as they are stored, against the CPU's scalar code.
 
 use super::products::{GEMM, GEMV, quantised, words};
-use super::{Dims, GRIND, SMALL, Seeded, buffer, floats, kernel, read, same, state};
+use super::{Dims, GRIND, SMALL, buffer, floats, kernel, read, same, state};
+use crate::bed::random::Random;
 use crate::device;
 use antigravity::cpu::simd::Isa;
 use antigravity::cpu::simd::native::{NativeGroups, native_groups};
@@ -38,7 +39,7 @@ struct Matrix {
 
 impl Matrix {
     fn new(format: Format, cols: usize) -> Self {
-        let (mut r, block) = (Seeded(8), format.block());
+        let (mut r, block) = (Random(8), format.block());
         let (of_quants, of_scales) = format.group_bytes(cols);
         let (mut quants, mut scales) = (vec![0; GROUPS * of_quants], vec![0; GROUPS * of_scales]);
         for row in 0..ROWS {
@@ -75,7 +76,7 @@ impl Matrix {
 
 /// One token, onto the residual; the last of the passes over the columns is shorter than the others.
 fn one(device: &Device, m: &Matrix) {
-    let (Dims { dim, head_dim, .. }, r) = (SMALL, &mut Seeded(9));
+    let (Dims { dim, head_dim, .. }, r) = (SMALL, &mut Random(9));
     let (x, acts) = (r.floats(dim + head_dim), quantised(&r.floats(m.cols)));
     let [quants, scales] = m.buffers(device);
     let s = floats(device, &state([1, 0, 0], std::slice::from_ref(&x)));
@@ -92,7 +93,7 @@ fn one(device: &Device, m: &Matrix) {
 
 /// So many tokens.
 fn many(device: &Device, m: &Matrix, n: usize) {
-    let r = &mut Seeded(10);
+    let r = &mut Random(10);
     let acts: Vec<Vec<ActBlock>> = (0..n).map(|_| quantised(&r.floats(m.cols))).collect();
     let [quants, scales] = m.buffers(device);
     let all = acts.concat();
@@ -108,7 +109,7 @@ fn many(device: &Device, m: &Matrix, n: usize) {
 }
 
 #[test]
-fn every_format() {
+fn every_format_has_the_cpus_bits() {
     let Some(device) = device::device() else { return };
     for format in Format::ALL {
         let m = Matrix::new(format, 512);
@@ -119,7 +120,7 @@ fn every_format() {
 
 /// For oclgrind: every way to unpack and to scale, on few columns.
 #[test]
-fn some_formats() {
+fn some_formats_have_the_cpus_bits_on_few_columns() {
     let Some(device) = device::device() else { return };
     if std::env::var_os(GRIND).is_some() {
         for format in [Format::Q5_1, Format::Q8_0, Format::Q4_K, Format::Q6_K] {

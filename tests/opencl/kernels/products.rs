@@ -1,6 +1,7 @@
 //! `gemv`, `gemm` and `acts` against plain loops.
 
-use super::{Dims, EPS, GRIND, SMALL, Seeded, buffer, bytes_of, floats, kernel, read, same, state};
+use super::{Dims, EPS, GRIND, SMALL, buffer, bytes_of, floats, kernel, read, same, state};
+use crate::bed::random::Random;
 use crate::device;
 use antigravity::cpu::simd::{Isa, ops};
 use antigravity::opencl::{Buffer, Device};
@@ -26,7 +27,7 @@ struct Packed {
     scales: Vec<u8>,
 }
 
-fn packed(r: &mut Seeded, rows: usize, cols: usize) -> Packed {
+fn packed(r: &mut Random, rows: usize, cols: usize) -> Packed {
     let (groups, n) = (rows.div_ceil(16), cols / BLOCK);
     let (mut quants, mut scales) = (vec![0x88; groups * n * QUANT_BYTES], vec![0; groups * n * SCALE_BYTES]);
     let mut blocks = Vec::new();
@@ -99,7 +100,7 @@ pub fn words(acts: &[ActBlock]) -> Vec<u8> {
 
 /// Norm and head over rows that do not fill their last group; `more` groups are said to be there.
 pub fn head(device: &Device, more: i32) {
-    let (Dims { dim, vocab, head_dim, .. }, r) = (SMALL, &mut Seeded(1));
+    let (Dims { dim, vocab, head_dim, .. }, r) = (SMALL, &mut Random(1));
     let (m, x, w) = (packed(r, vocab, dim), r.floats(dim + head_dim), r.floats(dim));
     let [quants, scales] = m.buffers(device);
     let s = floats(device, &state([1, 0, 0], std::slice::from_ref(&x)));
@@ -118,7 +119,7 @@ pub fn head(device: &Device, more: i32) {
 }
 
 #[test]
-fn one_token() {
+fn products_of_one_token_have_the_cpus_bits() {
     let Some(device) = device::device() else { return };
     head(&device, 0);
     gate_up(&device);
@@ -127,7 +128,7 @@ fn one_token() {
 
 /// Norm, both halves, and blocks as `down` reads them.
 fn gate_up(device: &Device) {
-    let (Dims { dim, ffn, head_dim, .. }, r) = (SMALL, &mut Seeded(2));
+    let (Dims { dim, ffn, head_dim, .. }, r) = (SMALL, &mut Random(2));
     let (gate, up) = (packed(r, ffn, dim), packed(r, ffn, dim));
     let (x, w) = (r.floats(dim + head_dim), r.floats(dim));
     let quants = buffer(device, &[&gate.quants[..], &up.quants].concat());
@@ -152,7 +153,7 @@ fn gate_up(device: &Device) {
 
 /// Rows as stored, of every type, with a number of columns that divides by nothing; onto the residual.
 fn dense_down(device: &Device) {
-    let (Dims { dim, head_dim, .. }, cols, r) = (SMALL, 50, &mut Seeded(3));
+    let (Dims { dim, head_dim, .. }, cols, r) = (SMALL, 50, &mut Random(3));
     let (w, x, input) = (r.floats(dim * cols), r.floats(dim + head_dim), r.floats(cols));
     for (kind, stored, wide) in dense_types(&w) {
         let (rows, s) =
@@ -180,7 +181,7 @@ fn dense_types(w: &[f32]) -> [(usize, Vec<u8>, Vec<f32>); 3] {
 }
 
 #[test]
-fn many_tokens() {
+fn products_of_many_tokens_have_the_cpus_bits() {
     let Some(device) = device::device() else { return };
     qkv(&device);
     dense_out(&device);
@@ -193,7 +194,7 @@ fn tokens(n: usize) -> usize {
 
 /// Several tiles of rows and two of tokens, with biases.
 fn qkv(device: &Device) {
-    let (Dims { dim, .. }, r) = (SMALL, &mut Seeded(4));
+    let (Dims { dim, .. }, r) = (SMALL, &mut Random(4));
     let (rows, n) = (SMALL.qkv(), tokens(67));
     let (m, bias) = (packed(r, rows, dim), r.floats(rows));
     let acts: Vec<Vec<ActBlock>> = (0..n).map(|_| quantised(&r.floats(dim))).collect();
@@ -213,7 +214,7 @@ fn qkv(device: &Device) {
 
 /// Rows as stored, onto the residual, with biases.
 fn dense_out(device: &Device) {
-    let (Dims { dim, head_dim, .. }, n, r) = (SMALL, tokens(9), &mut Seeded(5));
+    let (Dims { dim, head_dim, .. }, n, r) = (SMALL, tokens(9), &mut Random(5));
     let cols = SMALL.heads * head_dim;
     let (w, bias) = (r.floats(dim * cols), r.floats(dim));
     let x: Vec<Vec<f32>> = (0..n).map(|_| r.floats(dim + head_dim)).collect();
@@ -237,9 +238,9 @@ fn dense_out(device: &Device) {
 
 /// Norm and SiLU, quantised and not.
 #[test]
-fn inputs() {
+fn inputs_of_products_have_the_cpus_bits() {
     let Some(device) = device::device() else { return };
-    let (Dims { dim, ffn, head_dim, .. }, n, r) = (SMALL, 3, &mut Seeded(6));
+    let (Dims { dim, ffn, head_dim, .. }, n, r) = (SMALL, 3, &mut Random(6));
     let (x, w) = ((0..n + 1).map(|_| r.floats(dim + head_dim)).collect::<Vec<_>>(), r.floats(dim));
     let pairs: Vec<Vec<f32>> = (0..n).map(|_| r.floats(2 * ffn)).collect();
     let norms: Vec<Vec<f32>> = x[1..].iter().map(|x| normed(&x[..dim], &w)).collect();

@@ -1,4 +1,4 @@
-//! Conversations over a pipe, and perplexities.
+//! Conversations over a pipe.
 
 use crate::bed::program::*;
 
@@ -18,7 +18,7 @@ fn every_line_is_a_turn() {
 }
 
 #[test]
-fn commands() {
+fn commands_are_not_messages_and_reset_forgets_all() {
     let args = ["chat", "--temp", "0", "-n", "10"];
     let said = run_with(&args, "/help\n\n/stats\n/dance now\nWho are you?\n/reset\nWho are you?\n/stats\n");
     assert_eq!(said.code, Some(0));
@@ -53,7 +53,7 @@ fn control_tokens_in_a_message_are_text() {
 }
 
 #[test]
-fn full_context() {
+fn a_full_context_ends_turns_until_reset() {
     let args = ["chat", "--temp", "0", "-c", "48"];
     let story = "Tell me a story about a lazy cat.\n";
     let said = run_with(&args, &format!("{story}And then?\n/reset\n{story}"));
@@ -67,7 +67,7 @@ fn full_context() {
 }
 
 #[test]
-fn models_without_a_template() {
+fn a_model_without_a_template_chats_and_says_so() {
     let temp = Temp::new();
     let dir = temp.model_without("tokenizer_config.json");
     let talk = || run_with(&["chat", "-m", &dir, "--temp", "0", "-n", "5"], "Once upon a time\nThe cat\n");
@@ -77,46 +77,4 @@ fn models_without_a_template() {
     let said = talk();
     assert_eq!((said.code, said.out.lines().count() >= 2), (Some(0), true), "{}", said.err);
     mentions(&said.err, &["no chat template"]);
-}
-
-#[test]
-fn perplexity_of_the_reference_tokens() {
-    let file = model().join("golden/eval_tokens.json");
-    let golden = std::fs::read_to_string(&file).expect("the reference");
-    let golden: serde_json::Value = serde_json::from_str(&golden).expect("JSON");
-    let tokens: Vec<u64> =
-        golden["tokens"].as_array().expect("ids").iter().filter_map(|t| t.as_u64()).collect();
-    let temp = Temp::new();
-    let plain = temp.write("tokens.json", format!("{:?}", &tokens[..1024]));
-    let eval = |args: &[&str]| -> serde_json::Value {
-        let said = text(&[&["eval", "-q", "--format", "jsonl"], args].concat());
-        serde_json::from_str(&said).expect("JSON")
-    };
-    let path = file.to_str().expect("UTF-8");
-    let chunked = eval(&["--tokens", path, "--limit", "2", "--kv-type", "f32"]);
-    assert_eq!((&chunked["chunk"], &chunked["tokens"]), (&512.into(), &1022.into()));
-    assert_eq!(chunked, eval(&["--tokens", &plain, "--kv-type", "f32"]));
-    let ppl = chunked["perplexity"].as_f64().expect("a number");
-    assert!((1.3..1.8).contains(&ppl), "{ppl}");
-    // Against itself nothing differs.
-    let short = ["--tokens", &plain, "--chunk", "96", "--limit", "1"];
-    let same = eval(&[&short[..], &["--against", "kv=q4"]].concat());
-    assert_eq!((&same["against"]["kl_divergence"], &same["against"]["same_top"]), (&0.0.into(), &1.0.into()));
-    let other = eval(&[&short[..], &["--against", "kv=f32,weights=f32"]].concat());
-    let kl = other["against"]["kl_divergence"].as_f64().expect("a number");
-    assert!(kl > 0.0 && kl < 0.1, "{kl}");
-    assert_ne!(other["perplexity"], other["against"]["perplexity"]);
-}
-
-#[test]
-fn perplexity_of_a_text() {
-    let temp = Temp::new();
-    let file = temp.write("text.txt", "Once upon a time there was a cat. ".repeat(20));
-    let said = run(&["eval", "-f", &file, "--chunk", "64"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
-    mentions(&said.out, &["perplexity", "nats/token", "kv q4, weights q4_0"]);
-    assert_eq!(said.out.lines().count(), 2);
-    mentions(&said.err, &["chunks of 64 tokens"]);
-    let said = run(&["eval", "-f", &file, "--against", "kv=f16"]);
-    mentions(&said.out, &["kv f16, weights q4_0", "KL divergence", "same top token"]);
 }
