@@ -7,8 +7,8 @@ mod killed;
 mod refused;
 
 use crate::bed::place;
-use antigravity::kv::KvTypes;
 use antigravity::{Engine, EngineOptions};
+use numeric::kv::KvTypes;
 use serde_json::Value;
 
 /// The bundled model with a cache of `slots` slots.

@@ -3,17 +3,17 @@
 
 use crate::bed::child::alone;
 use crate::bed::place;
-use antigravity::backend::{Backend, Logits};
-use antigravity::cpu::simd::Isa;
-use antigravity::cpu::{CpuBackend, CpuOptions};
-use antigravity::kv::eviction::{Budget, Chooser, Policy};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::{DryOptions, Logprobs, Sampler, SamplerOptions, XtcOptions};
-use antigravity::session::CancelToken;
+use antigravity::model::backend::{Backend, Logits};
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
+use antigravity::run::eviction::{Budget, Chooser, Policy};
+use antigravity::run::session::CancelToken;
 use antigravity::{Engine, EngineOptions, dims};
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use text::sampler::{DryOptions, Logprobs, Sampler, SamplerOptions, XtcOptions};
 
 struct Counting;
 

@@ -2,13 +2,13 @@
 
 use crate::bed::child::alone;
 use crate::bed::place;
-use antigravity::backend::{Backend, KvRows};
-use antigravity::cpu::simd::Isa;
-use antigravity::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::weights::region::page_size;
+use antigravity::model::backend::{Backend, KvRows};
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::{Engine, EngineOptions};
+use files::mapped::page_size;
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
 use std::sync::Arc;
 
 /// Bytes of this process that are in memory.

@@ -1,11 +1,11 @@
 //! Drafts change no token: greedy or drawn, with penalties, over stop strings, beside eviction.
 
 use crate::bed::place;
-use antigravity::kv::eviction::{Eviction, Policy};
-use antigravity::sampler::{DryOptions, SamplerOptions, XtcOptions};
-use antigravity::session::{Drafts, StopReason};
-use antigravity::trace::digest;
+use antigravity::model::trace::digest;
+use antigravity::run::eviction::{Eviction, Policy};
+use antigravity::run::session::{Drafts, StopReason};
 use antigravity::{Engine, EngineOptions, GenerateOptions, dims};
+use text::sampler::{DryOptions, SamplerOptions, XtcOptions};
 
 const PROMPT: &str =
     "The cat sat on the mat. The dog sat on the mat. The bird sat on the mat. The cat sat on";

@@ -4,16 +4,16 @@ mod reference;
 
 use crate::bed::child::alone;
 use crate::bed::place;
-use antigravity::kv::eviction::{Eviction, Policy};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::{Sampler, SamplerOptions};
-use antigravity::session::{CancelToken, Event, Session};
-use antigravity::weights::WeightType;
-use antigravity::weights::region::page_size;
+use antigravity::model::weights::WeightType;
+use antigravity::run::eviction::{Eviction, Policy};
+use antigravity::run::session::{CancelToken, Event, Session};
 use antigravity::{Engine, EngineOptions, dims};
+use files::mapped::page_size;
+use numeric::kv::{KvType, KvTypes};
 use reference::Reference;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use text::sampler::{Sampler, SamplerOptions};
 
 const POLICIES: [Policy; 3] = [Policy::Sliding, Policy::SnapKv, Policy::H2o];
 

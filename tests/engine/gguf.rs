@@ -8,18 +8,19 @@ use crate::bed::random::ids;
 use crate::bed::temp::Temp;
 use crate::bed::{place, program};
 use antigravity::Error;
-use antigravity::backend::{Backend, Logits};
-use antigravity::cpu::simd::Isa;
-use antigravity::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::*;
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::quant::gguf::decode;
-use antigravity::weights::source::Source;
-use antigravity::weights::source::gguf::Gguf;
-use antigravity::weights::source::gguf::block::BlockType;
-use antigravity::weights::{
-    Checkpoint, LoadOptions, Matrix, ModelPath, PACKED_NAME, WeightType, Weights, pack, table,
+use antigravity::model::backend::{Backend, Logits};
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::weights::{
+    Checkpoint, LoadOptions, Matrix, ModelPath, WeightType, Weights, pack, table,
 };
+use files::blocks::gguf::decode;
+use files::packed_file::{self, PACKED_NAME};
+use files::source::Source;
+use files::source::gguf::Gguf;
+use files::source::gguf::block::BlockType;
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -29,7 +30,7 @@ const EMBED: &str = "model.embed_tokens.weight";
 
 /// The baked model's checkpoint; `None`, said aloud, where only its config is here.
 fn checkpoint() -> Option<Source> {
-    let found = Source::open(&place::model()).ok().filter(|s| pack::layout_version(s).is_none());
+    let found = Source::open(&place::model()).ok().filter(|s| packed_file::layout_version(s).is_none());
     if found.is_none() {
         eprintln!("SKIPPED: no checkpoint of {MODEL}");
     }
@@ -125,8 +126,9 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
         let options = LoadOptions { weight_type: WeightType::Auto, threads: 2, progress: &|_, _| {} };
         let config = ModelPath::new(&path).unwrap().config().unwrap().unwrap();
         pack::write(&Checkpoint::open(&path).unwrap(), &config, &packed, &options).unwrap();
-        let texts =
-            pack::gguf(&Source::open(&packed).unwrap()).unwrap().expect("what the file says comes along");
+        let texts = packed_file::gguf(&Source::open(&packed).unwrap())
+            .unwrap()
+            .expect("what the file says comes along");
         assert_eq!(texts.metadata(), Gguf::open(&path).unwrap().metadata());
         let used = ModelPath::new(&path).unwrap().open(WeightType::Auto).unwrap();
         assert_eq!(used.path(), packed, "the fresh packed file is taken");

@@ -5,13 +5,13 @@
 
 use crate::bed::place;
 use crate::bed::random::Random;
-use antigravity::cpu::simd::Isa;
-use antigravity::kv::KvTypes;
-use antigravity::sampler::SamplerOptions;
-use antigravity::trace::digest;
+use antigravity::model::trace::digest;
 use antigravity::{Engine, EngineOptions, GenerateOptions, dims};
+use numeric::kv::KvTypes;
+use numeric::simd::Isa;
 use serde_json::{Value, json};
 use std::path::PathBuf;
+use text::sampler::SamplerOptions;
 
 struct Run {
     prompt: Vec<u32>,

@@ -5,9 +5,9 @@
 
 use crate::bed::gguf::writer::{ARRAY, F32, Parts, STRING, U32, U64, array, info, pair, text};
 use crate::bed::place;
-use antigravity::weights::source::gguf::Gguf;
-use antigravity::weights::source::gguf::block::BlockType;
-use antigravity::weights::source::gguf::header::Header;
+use files::source::gguf::Gguf;
+use files::source::gguf::block::BlockType;
+use files::source::gguf::header::Header;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;

@@ -2,8 +2,9 @@
 
 use crate::bed::place;
 use crate::bed::temp::Temp;
-use antigravity::weights::{Checkpoint, LoadOptions, PACKED_NAME, WeightType, pack};
+use antigravity::model::weights::{Checkpoint, LoadOptions, WeightType, pack};
 use antigravity::{Engine, EngineOptions, Error, dims};
+use files::packed_file::PACKED_NAME;
 use serde_json::{Map, Value, json};
 use std::fs;
 

@@ -10,7 +10,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use antigravity::Error;
-use antigravity::weights::source::{Dtype, Source};
+use files::source::{Dtype, Source};
 
 const FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

@@ -8,8 +8,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use antigravity::weights::region::map_file;
-use antigravity::weights::source::Source;
+use files::mapped::map_file;
+use files::source::Source;
 
 const FILE: &str = "ANTIGRAVITY_SIGBUS_FILE";
 

@@ -1,9 +1,9 @@
 //! The device that tests run on, or a loud skip; whether it is exact; the rows of a session.
 
-use antigravity::backend::KvRows;
 use antigravity::dims::LAYERS;
-use antigravity::opencl::{Cache, Device};
-use antigravity::session::Session;
+use antigravity::model::backend::KvRows;
+use antigravity::run::session::Session;
+use opencl_runtime::{Cache, Device};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 

@@ -1,8 +1,8 @@
 //! Buffers, views, programs, kernels and launches.
 
 use crate::device::device;
-use antigravity::opencl::buffer::{MapFor, POISON};
 use antigravity::opencl::{Access, Kind, Place, Program, Source, Staged};
+use opencl_runtime::buffer::{MapFor, POISON};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const ADD: &str = "

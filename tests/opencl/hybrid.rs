@@ -3,17 +3,17 @@
 use crate::bed::program::binary;
 use crate::device;
 use crate::device::{cache_dir, exact, rows};
-use antigravity::engine::BackendKind;
-use antigravity::kv::eviction::{Eviction, Policy};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::argmax;
-use antigravity::session::{CancelToken, Event, Fixed, Session, Side};
-use antigravity::weights::WeightType;
+use antigravity::model::weights::WeightType;
+use antigravity::run::engine::BackendKind;
+use antigravity::run::eviction::{Eviction, Policy};
+use antigravity::run::session::{CancelToken, Event, Fixed, Session, Side};
 use antigravity::{Engine, EngineOptions, dims};
+use numeric::kv::{KvType, KvTypes};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
+use text::sampler::argmax;
 
 /// Whether there is a device, which computes exactly.
 fn there_is_a_device() -> bool {

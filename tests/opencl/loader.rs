@@ -4,8 +4,8 @@ use crate::bed::child::{child, ended, job};
 use crate::bed::program::binary;
 use crate::bed::temp::Temp;
 use crate::device::{device, skip};
-use antigravity::opencl::device::{choose, devices};
 use antigravity::opencl::{Access, Cache, Device, DeviceType, Kind, Place, Program, Source};
+use opencl_runtime::device::{choose, devices};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

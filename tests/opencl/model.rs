@@ -3,16 +3,16 @@
 use crate::bed::program::binary;
 use crate::bed::random::ids;
 use crate::device::{exact, rows};
-use antigravity::backend::KvRows;
 use antigravity::dims::VOCAB;
-use antigravity::engine::BackendKind;
-use antigravity::kv::eviction::{Eviction, Policy};
-use antigravity::kv::{KvType, KvTypes};
+use antigravity::model::backend::KvRows;
+use antigravity::model::weights::WeightType;
 use antigravity::opencl::selftest::TOLERANCE;
-use antigravity::plan::Plan;
-use antigravity::session::{CancelToken, Session};
-use antigravity::weights::WeightType;
+use antigravity::run::engine::BackendKind;
+use antigravity::run::eviction::{Eviction, Policy};
+use antigravity::run::plan::Plan;
+use antigravity::run::session::{CancelToken, Session};
 use antigravity::{Engine, EngineOptions, dims};
+use numeric::kv::{KvType, KvTypes};
 use std::process::{Command, Output};
 
 fn options(kv_types: KvTypes) -> EngineOptions {

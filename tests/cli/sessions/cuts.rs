@@ -3,15 +3,15 @@
 use super::engine;
 use crate::bed::place;
 use crate::bed::program::Temp;
-use antigravity::engine::Pause;
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::SamplerOptions;
-use antigravity::saved::{self, Content, State};
-use antigravity::session::{CancelToken, StopReason};
-use antigravity::trace::digest;
+use antigravity::model::trace::digest;
+use antigravity::run::engine::Pause;
+use antigravity::run::saved::{self, Content, State};
+use antigravity::run::session::{CancelToken, StopReason};
 use antigravity::{Engine, EngineOptions, GenerateOptions};
+use numeric::kv::{KvType, KvTypes};
 use std::path::Path;
 use std::sync::LazyLock;
+use text::sampler::SamplerOptions;
 
 const PROMPT: &str = "Once upon a time";
 const TOKENS: usize = 40;

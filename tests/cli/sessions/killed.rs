@@ -2,15 +2,15 @@
 
 use super::engine;
 use crate::bed::program::{Temp, command};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::Rng;
-use antigravity::saved::{self, Content, State};
-use antigravity::session::Sequence;
+use antigravity::run::saved::{self, Content, State};
+use antigravity::run::session::Sequence;
 use antigravity::{Engine, engine::Pause};
+use numeric::kv::{KvType, KvTypes};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
+use text::sampler::Rng;
 
 /// Enough of them that a save takes a while: 12 MiB.
 const SLOTS: usize = 2000;

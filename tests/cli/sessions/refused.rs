@@ -3,13 +3,13 @@
 use super::engine;
 use crate::bed::place;
 use crate::bed::program::{Temp, fails, greedy, mentions, text};
-use antigravity::kv::eviction::{Eviction, Policy};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::Rng;
-use antigravity::saved;
+use antigravity::run::eviction::{Eviction, Policy};
+use antigravity::run::saved;
 use antigravity::{Engine, EngineOptions, Error, GenerateOptions, dims};
+use numeric::kv::{KvType, KvTypes};
 use serde_json::{Value, json};
 use std::path::Path;
+use text::sampler::Rng;
 
 /// Bytes before the header.
 const PREFIX: usize = 16;

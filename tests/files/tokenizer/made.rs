@@ -2,8 +2,8 @@
 
 use crate::bed::gguf::writer::{ARRAY, BOOL, F32, I32, Parts, STRING, U32, array, pair, text};
 use crate::bed::temp::Temp;
-use antigravity::tokenizer::Tokenizer;
 use antigravity::{Error, Result};
+use text::tokenizer::Tokenizer;
 
 /// Types of tokens.
 pub const TEXT: i32 = 1;

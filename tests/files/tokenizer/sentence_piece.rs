@@ -2,8 +2,8 @@
 
 use super::made::{CONTROL, Made};
 use crate::bed::random::Random;
-use antigravity::tokenizer::AddSpecial;
 use std::collections::HashMap;
+use text::tokenizer::AddSpecial;
 
 /// Of all neighbours that are a piece together joins those of the highest score, the leftmost first.
 fn reference(pieces: &[(String, f32)], text: &str) -> Vec<u32> {

@@ -7,12 +7,12 @@ use super::made::{Made, USER};
 use crate::bed::place;
 use crate::bed::random::Random;
 use crate::bed::temp::Temp;
-use antigravity::tokenizer::{AddSpecial, Tokenizer};
-use antigravity::weights::source::gguf::Gguf;
+use files::source::gguf::Gguf;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use text::tokenizer::{AddSpecial, Tokenizer};
 
 fn read(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
@@ -54,7 +54,7 @@ impl Family {
 fn fill(mut json: Value, gguf: &Gguf) -> Value {
     let strings = |key: &str| gguf.metadata().strings(key).unwrap().unwrap();
     let types = match gguf.metadata().get("tokenizer.ggml.token_type") {
-        Some(antigravity::weights::source::gguf::value::Value::Array(types)) => types,
+        Some(files::source::gguf::value::Value::Array(types)) => types,
         other => panic!("{other:?}"),
     };
     let mut vocab = Map::new();

@@ -4,10 +4,10 @@
 use super::{Dims, EPS, SMALL, buffer, floats, kernel, read, same, state};
 use crate::bed::random::Random;
 use crate::device;
-use antigravity::cpu::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
-use antigravity::cpu::simd::{Isa, kv_row, ops};
-use antigravity::kv::{self, KvType, KvTypes};
 use antigravity::opencl::{Buffer, Device};
+use numeric::kv::{self, KvType, KvTypes};
+use numeric::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
+use numeric::simd::{Isa, kv_row, ops};
 
 const ROPE: &str = include_str!("../../../kernels/rope.cl");
 const ATTEND: &str = include_str!("../../../kernels/attend.cl");

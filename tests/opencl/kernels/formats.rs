@@ -4,12 +4,12 @@ use super::products::{GEMM, GEMV, quantised, words};
 use super::{Dims, GRIND, SMALL, buffer, floats, kernel, read, same, state};
 use crate::bed::random::Random;
 use crate::device;
-use antigravity::cpu::simd::Isa;
-use antigravity::cpu::simd::native::{NativeGroups, native_groups};
 use antigravity::opencl::{Buffer, Device};
-use antigravity::quant::BLOCK;
-use antigravity::quant::act::ActBlock;
-use antigravity::quant::native::Format;
+use files::blocks::BLOCK;
+use numeric::quant::act::ActBlock;
+use numeric::quant::native::Format;
+use numeric::simd::Isa;
+use numeric::simd::native::{NativeGroups, native_groups};
 
 /// Rows that do not fill their last group.
 const ROWS: usize = 40;

@@ -3,12 +3,12 @@
 use super::{Dims, EPS, GRIND, SMALL, buffer, bytes_of, floats, kernel, read, same, state};
 use crate::bed::random::Random;
 use crate::device;
-use antigravity::cpu::simd::{Isa, ops};
 use antigravity::opencl::{Buffer, Device};
-use antigravity::quant::act::ActBlock;
-use antigravity::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
-use antigravity::quant::{BLOCK, BlockQ4};
+use files::blocks::{BLOCK, BlockQ4};
 use half::{bf16, f16};
+use numeric::quant::act::ActBlock;
+use numeric::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
+use numeric::simd::{Isa, ops};
 
 pub const GEMV: &str =
     concat!(include_str!("../../../kernels/blocks.cl"), include_str!("../../../kernels/gemv.cl"));
