@@ -1,6 +1,8 @@
 //! What is kept on disk comes back, and nothing that may lie there is ever an error.
 
-use crate::bed::{Temp, child, device_with, ended, job};
+use crate::bed::child::{child, ended, job};
+use crate::bed::temp::Temp;
+use crate::device::device_with;
 use antigravity::opencl::{Access, Cache, Device, Kind, Place, Program, Source, Verdict};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -154,7 +156,7 @@ fn child_uses_the_cache() {
 }
 
 #[test]
-fn two_processes_at_once() {
+fn processes_at_once_share_the_cache() {
     let temp = Temp::new();
     let dir = temp.0.join("cache");
     let job = format!("many {}", dir.display());
@@ -172,7 +174,7 @@ fn two_processes_at_once() {
 }
 
 #[test]
-fn a_driver_crashes_once() {
+fn a_program_that_crashed_the_driver_is_not_tried_again() {
     let temp = Temp::new();
     let dir = temp.0.join("cache");
     let Some(device) = device_with(Cache::at(&dir)) else { return };

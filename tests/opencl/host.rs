@@ -1,8 +1,8 @@
 //! Buffers, views, programs, kernels and launches.
 
-use crate::bed::device;
-use opencl_runtime::buffer::{MapFor, POISON};
+use crate::device::device;
 use antigravity::opencl::{Access, Kind, Place, Program, Source, Staged};
+use opencl_runtime::buffer::{MapFor, POISON};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const ADD: &str = "
@@ -33,7 +33,7 @@ fn panics(f: impl FnOnce()) -> String {
 }
 
 #[test]
-fn vectors_are_added() {
+fn a_kernel_computes_from_its_arguments() {
     let Some(device) = device() else { return };
     let program = Program::build(&device, &SOURCE).unwrap();
     for n in [1usize, 3, 64, 257] {
@@ -55,7 +55,7 @@ fn vectors_are_added() {
 }
 
 #[test]
-fn local_memory_and_three_dimensions() {
+fn local_memory_and_three_dimensions_are_where_they_were_asked_for() {
     let Some(device) = device() else { return };
     let program = Program::build(&device, &SOURCE).unwrap();
     let ints = |n: i32| (0..n).flat_map(i32::to_le_bytes).collect::<Vec<u8>>();
