@@ -93,8 +93,9 @@ pub fn read(buffer: &Buffer) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// The header and the rows of some tokens: residual, cosines, sines.
-pub fn state(header: [usize; 3], rows: &[Vec<f32>]) -> Vec<f32> {
+/// The header (the slot of a single token, the token that the head reads) and the rows of some tokens: residual,
+/// cosines, sines.
+pub fn state(header: [usize; 2], rows: &[Vec<f32>]) -> Vec<f32> {
     let mut all = vec![0.0f32; 16];
     for (at, value) in header.into_iter().enumerate() {
         all[at] = f32::from_bits(value as u32);

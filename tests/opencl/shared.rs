@@ -1,14 +1,14 @@
-//! An OpenCL backend beside a CPU backend of the same model: rows in one memory, which both use in turn, and the
-//! attention that slots receive.
+//! An OpenCL device beside the CPU with the same model: one cache that both use in turn, several sequences in one pass,
+//! and the attention that slots receive.
 
 use crate::bed::random::ids;
 use crate::device;
 use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB};
-use antigravity::model::device::{Backend, KvRows, Logits};
 use antigravity::model::cpu::attention::for_others;
-use antigravity::model::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::cpu::{CpuDevice, CpuOptions};
+use antigravity::model::device::{Cache, Device, KvRows, Logits, Run};
 use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
-use antigravity::opencl::{Matrices, Model, OpenClBackend, OpenClOptions, Place, Variants};
+use antigravity::opencl::{Matrices, Model, OpenClDevice, OpenClOptions, Place, Variants};
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
 use opencl_runtime::buffer::POISON;
@@ -48,53 +48,73 @@ fn weights() -> &'static Arc<Weights> {
 
 fn gpu_options(kv_types: KvTypes, rows: Place) -> OpenClOptions {
     let (max_tokens, variants) = (64, Variants::Fastest);
-    OpenClOptions { kv_types, capacity: CAPACITY, max_tokens, attention: None, rows, variants }
+    OpenClOptions { kv_types, slots: CAPACITY, max_tokens, attention: None, rows, variants }
 }
 
-fn gpu(model: &Arc<Model>, kv_types: KvTypes, rows: Place) -> OpenClBackend {
-    OpenClBackend::new(Arc::clone(model), gpu_options(kv_types, rows)).unwrap()
+fn gpu(model: &Arc<Model>, kv_types: KvTypes, rows: Place) -> OpenClDevice {
+    OpenClDevice::new(Arc::clone(model), gpu_options(kv_types, rows)).unwrap()
 }
 
-fn cpu_options(kv_types: KvTypes) -> CpuOptions {
-    CpuOptions { threads: 2, isa: Isa::detect().unwrap(), kv_types, capacity: CAPACITY, max_tokens: 64 }
+/// The same with attention on the host.
+fn gpu_with_host(model: &Arc<Model>, kv_types: KvTypes) -> OpenClDevice {
+    let attention = Some(for_others(2, Isa::detect().unwrap(), CAPACITY).unwrap());
+    let options = OpenClOptions { attention, ..gpu_options(kv_types, Place::Device) };
+    OpenClDevice::new(Arc::clone(model), options).unwrap()
 }
 
-fn cpu(kv_types: KvTypes) -> CpuBackend {
-    CpuBackend::new(Arc::clone(weights()), cpu_options(kv_types)).unwrap()
+fn cpu(kv_types: KvTypes) -> CpuDevice {
+    let isa = Isa::detect().unwrap();
+    let options = CpuOptions { threads: 2, isa, kv_types, slots: CAPACITY, max_tokens: 64 };
+    CpuDevice::new(Arc::clone(weights()), options).unwrap()
 }
 
-/// Goes on with `tokens`; the logits of the last.
-fn forward(on: &mut dyn Backend, tokens: &[u32]) -> Vec<f32> {
+/// Goes on with `tokens`, the last `observe` of which are observed; the logits of the last.
+fn observed(on: &mut dyn Device, cache: &mut dyn Cache, tokens: &[u32], mut observe: usize) -> Vec<f32> {
     let mut logits = vec![0.0; VOCAB];
-    for chunk in tokens.chunks(on.max_tokens()) {
-        let pos = on.len();
-        on.forward(chunk, pos, Logits::Last(&mut logits)).unwrap();
+    let step = on.max_tokens();
+    for tokens in tokens.chunks(step) {
+        let (pos, out) = (cache.extent().len, Logits::Last(&mut logits));
+        observe = observe.min(tokens.len());
+        on.forward(&mut [Run { observe, ..Run::new(cache, tokens, pos, out) }], None).unwrap();
     }
     logits
 }
 
-/// Appends `more` tokens to `text`, the likeliest after `logits`, which become those of the last.
-fn decode(on: &mut dyn Backend, (text, logits): (&mut Vec<u32>, &mut Vec<f32>), more: usize) {
-    for _ in 0..more {
-        let best = (0..VOCAB).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
-        text.push(best as u32);
-        *logits = forward(on, &[best as u32]);
+/// Goes on with `tokens`; the logits of the last.
+fn forward(on: &mut dyn Device, cache: &mut dyn Cache, tokens: &[u32]) -> Vec<f32> {
+    observed(on, cache, tokens, 0)
+}
+
+/// Some text that goes on.
+struct Text {
+    tokens: Vec<u32>,
+    /// After the last of them.
+    logits: Vec<f32>,
+}
+
+impl Text {
+    fn of(logits: Vec<f32>) -> Self {
+        Self { tokens: Vec::new(), logits }
+    }
+
+    /// Appends `more` tokens, the likeliest each.
+    fn decode(&mut self, on: &mut dyn Device, cache: &mut dyn Cache, more: usize) {
+        for _ in 0..more {
+            let best = (0..VOCAB).max_by(|&a, &b| self.logits[a].total_cmp(&self.logits[b])).unwrap();
+            self.tokens.push(best as u32);
+            self.logits = forward(on, cache, &[best as u32]);
+        }
     }
 }
 
-fn rows_of(backend: &mut dyn Backend) -> Vec<KvRows> {
+fn rows_of(cache: &mut dyn Cache) -> Vec<KvRows> {
+    let len = cache.extent().len;
     let read = |layer| {
         let mut rows = KvRows::default();
-        backend.read_kv(layer, 0..backend.len(), &mut rows).unwrap();
+        cache.read(layer, 0..len, &mut rows).unwrap();
         rows
     };
     (0..LAYERS).map(read).collect()
-}
-
-fn switch(from: &mut dyn Backend, to: &mut dyn Backend) {
-    let rows = from.lend().unwrap().expect("they share their rows");
-    assert!(from.is_empty());
-    to.adopt(rows).unwrap();
 }
 
 fn bits(logits: &[f32]) -> Vec<u32> {
@@ -110,142 +130,209 @@ fn rows_are_used_in_turn() {
     }
     for types in KvType::ALL.map(KvTypes::both).into_iter().chain([KvTypes { k: KvType::Q8, v: KvType::F16 }])
     {
-        let mut alone = cpu(types);
-        let mut logits = forward(&mut alone, &ids(PROMPT));
-        let mut text = Vec::new();
-        decode(&mut alone, (&mut text, &mut logits), 40);
+        let mut cpu = cpu(types);
+        let mut alone = cpu.new_cache(CAPACITY).unwrap();
+        let mut text = Text::of(forward(&mut cpu, &mut *alone, &ids(PROMPT)));
+        text.decode(&mut cpu, &mut *alone, 40);
 
-        let mut cpu = CpuBackend::without_rows(Arc::clone(weights()), cpu_options(types)).unwrap();
         let mut gpu = gpu(model, types, Place::HostVisible);
+        assert!(gpu.shares_rows());
+        let mut cache = gpu.new_cache(CAPACITY).unwrap();
         let allocated = model.device().allocated();
-        switch(&mut gpu, &mut cpu);
-        let mut found = forward(&mut cpu, &ids(PROMPT));
-        let mut words = Vec::new();
-        switch(&mut cpu, &mut gpu);
-        decode(&mut gpu, (&mut words, &mut found), 20);
-        switch(&mut gpu, &mut cpu);
-        decode(&mut cpu, (&mut words, &mut found), 20);
+        let mut found = Text::of(forward(&mut cpu, &mut *cache, &ids(PROMPT)));
+        found.decode(&mut gpu, &mut *cache, 20);
+        found.decode(&mut cpu, &mut *cache, 20);
         assert_eq!(model.device().allocated(), allocated);
-        assert_eq!(words, text, "{types}");
+        assert_eq!(found.tokens, text.tokens, "{types}");
         if model.device().facts().correct_divide {
-            assert_eq!(bits(&found), bits(&logits), "{types}");
-            let rows = rows_of(&mut cpu);
-            assert!(rows == rows_of(&mut alone), "{types}: other rows");
-            switch(&mut cpu, &mut gpu);
-            assert!(rows == rows_of(&mut gpu), "{types}: other rows come back");
+            assert_eq!(bits(&found.logits), bits(&text.logits), "{types}");
+            assert!(rows_of(&mut *cache) == rows_of(&mut *alone), "{types}: other rows");
         }
     }
 }
 
 #[test]
-fn lent_rows_are_the_borrowers() {
+fn the_cpu_has_rows_until_the_device_needs_them() {
     let _alone = alone();
     let Some(model) = model() else { return };
+    let (types, mut cpu) = (KvTypes::both(KvType::Q8), cpu(KvTypes::both(KvType::Q8)));
+    let mut far = gpu(model, types, Place::Device);
+    assert!(!far.shares_rows());
+    let mut cache = far.new_cache(CAPACITY).unwrap();
+    let unreachable = catch_unwind(AssertUnwindSafe(|| drop(forward(&mut cpu, &mut *cache, &[1]))));
+    assert!(unreachable.is_err(), "the CPU reaches a GPU's own memory");
     if !model.device().facts().unified_memory {
         return device::skip("this device has memory of its own");
     }
-    let types = KvTypes::both(KvType::Q8);
-    assert!(gpu(model, types, Place::Device).lend().unwrap().is_none());
-    assert!(cpu(types).lend().unwrap().is_none());
-    let panics = |f: &mut dyn FnMut()| {
-        let payload = catch_unwind(AssertUnwindSafe(f)).expect_err("it panics");
-        payload.downcast::<String>().map_or_else(|p| p.downcast::<&str>().unwrap().to_string(), |s| *s)
-    };
-    let mut cpu = CpuBackend::without_rows(Arc::clone(weights()), cpu_options(types)).unwrap();
-    assert!(panics(&mut || drop(forward(&mut cpu, &[1]))).contains("before it adopts"));
-    assert!(cpu.lend().unwrap().is_none());
 
     let mut gpu = gpu(model, types, Place::HostVisible);
-    forward(&mut gpu, &ids(10));
-    let rows = gpu.lend().unwrap().expect("they are shared");
-    assert_eq!((rows.len, rows.capacity), (10, CAPACITY));
-    let uses: [fn(&mut OpenClBackend); 6] = [
-        |gpu| drop(forward(gpu, &[1])),
-        |gpu| gpu.set_len(3),
-        |gpu| gpu.resize(400).unwrap(),
-        |gpu| gpu.keep(0, 0, &[]).unwrap(),
-        |gpu| drop(gpu.lend()),
-        |gpu| gpu.read_kv(0, 0..1, &mut KvRows::default()).unwrap(),
+    let mut cache = gpu.new_cache(CAPACITY).unwrap();
+    forward(&mut gpu, &mut *cache, &ids(10));
+    type Use = fn(&mut OpenClDevice, &mut dyn Cache);
+    let uses: [Use; 5] = [
+        |gpu, cache| drop(forward(gpu, cache, &[1])),
+        |_, cache| cache.resize(400).unwrap(),
+        |_, cache| cache.keep(0, 0, &[0, 1]).unwrap(),
+        |_, cache| cache.read(0, 0..1, &mut KvRows::default()).unwrap(),
+        |_, cache| cache.write_mass(0, &vec![0.0; KV_HEADS * cache.extent().len]).unwrap(),
     ];
     for used in uses {
-        assert!(panics(&mut || used(&mut gpu)).contains("lent to the CPU"));
+        let first = cache.host().unwrap().layer(0).0.as_ptr();
+        let again = cache.host().unwrap().layer(0).0.as_ptr();
+        assert_eq!(first, again, "mapped once");
+        // SAFETY: mapped, or the shadow that lives as long as the buffer, which no use below frees before it is read.
+        let byte = || unsafe { *again };
+        let resized = cache.extent().slots;
+        used(&mut gpu, &mut *cache);
+        if cfg!(debug_assertions) && cache.extent().slots == resized {
+            assert_eq!(byte(), POISON, "a stale view shows");
+        }
     }
-    let stale = rows.memory.layer(0).0.as_ptr();
-    gpu.adopt(rows).unwrap();
-    assert_eq!(gpu.len(), 10);
-    if cfg!(debug_assertions) {
-        // SAFETY: the shadow lives as long as the buffer; this is the mistake it is there to show.
-        assert_eq!(unsafe { *stale }, POISON);
-    }
+    assert_eq!(cache.extent().len, 11);
 
-    // Who resizes has the rows.
-    gpu.resize(400).unwrap();
-    switch(&mut gpu, &mut cpu);
-    assert_eq!((cpu.len(), cpu.capacity()), (10, 400));
-    assert!(panics(&mut || cpu.resize(500).unwrap()).contains("by their lender"));
-    // The device is lost with the rows: the CPU goes on with its own.
-    drop(cpu.lend());
-    drop(gpu);
-    cpu.resize(CAPACITY).unwrap();
-    let expected = forward(&mut self::cpu(types), &ids(PROMPT));
-    assert_eq!(bits(&forward(&mut cpu, &ids(PROMPT))), bits(&expected));
+    // What the CPU writes, and how it shortens, is there afterwards.
+    let expected = {
+        let mut own = cpu.new_cache(CAPACITY).unwrap();
+        forward(&mut cpu, &mut *own, &ids(PROMPT));
+        forward(&mut cpu, &mut *own, &[1]);
+        rows_of(&mut *own)
+    };
+    cache.set_len(0);
+    forward(&mut cpu, &mut *cache, &ids(PROMPT + 5));
+    cache.set_len(PROMPT);
+    forward(&mut gpu, &mut *cache, &[1]);
+    if model.device().facts().correct_divide {
+        assert!(rows_of(&mut *cache) == expected);
+    }
 }
 
-fn mass_of(backend: &mut dyn Backend) -> Vec<u32> {
-    let mut mass = vec![0.0; KV_HEADS * backend.len()];
+/// A sequence: what is in its cache, and what a pass adds.
+struct Sequence {
+    before: Vec<u32>,
+    tokens: Vec<u32>,
+    observe: usize,
+    /// Rows of logits that are wanted: none, the last or all.
+    rows: usize,
+}
+
+fn logits_of<'a>(sequence: &Sequence, out: &'a mut [f32]) -> Logits<'a> {
+    match sequence.rows {
+        0 => Logits::None,
+        1 => Logits::Last(out),
+        _ => Logits::All(out),
+    }
+}
+
+/// Logits, rows and mass of the sequences after a pass with all of them, or after a pass each.
+fn passes(on: &mut dyn Device, sequences: &[Sequence], together: bool) -> Vec<(Vec<u32>, Vec<KvRows>, Vec<u32>)> {
+    let mut caches: Vec<_> = sequences.iter().map(|_| on.new_cache(CAPACITY).unwrap()).collect();
+    for (cache, sequence) in caches.iter_mut().zip(sequences) {
+        if !sequence.before.is_empty() {
+            forward(on, &mut **cache, &sequence.before);
+        }
+    }
+    let mut out: Vec<_> = sequences.iter().map(|s| vec![0.0; s.rows * VOCAB]).collect();
+    let each = caches.iter_mut().zip(sequences).zip(&mut out);
+    let mut runs: Vec<_> = each
+        .map(|((cache, s), out)| Run {
+            observe: s.observe,
+            ..Run::new(&mut **cache, &s.tokens, s.before.len(), logits_of(s, out))
+        })
+        .collect();
+    if together {
+        on.forward(&mut runs, None).unwrap();
+    } else {
+        runs.chunks_mut(1).for_each(|run| on.forward(run, None).unwrap());
+    }
+    drop(runs);
+    let found = caches.iter_mut().zip(&out);
+    found.map(|(cache, out)| (bits(out), rows_of(&mut **cache), mass_of(&mut **cache))).collect()
+}
+
+#[test]
+fn several_sequences_in_one_pass_are_each_as_alone() {
+    let _alone = alone();
+    let Some(model) = model() else { return };
+    if !model.device().facts().correct_divide {
+        return device::skip("this device does not have the CPU's bits");
+    }
+    let sequence = |before: usize, n: usize, observe: usize, rows: usize| {
+        let all = ids(before + n);
+        Sequence { before: all[..before].to_vec(), tokens: all[before..].to_vec(), observe, rows }
+    };
+    // Decoding over one and over two chunks of attention, a prompt's chunk, a draft, a first token, one nobody samples.
+    let sequences = [
+        sequence(5, 1, 0, 1),
+        sequence(150, 1, 0, 1),
+        sequence(40, 20, 0, 1),
+        sequence(131, 1, 1, 1),
+        sequence(9, 18, 3, 18),
+        sequence(0, 1, 0, 1),
+        sequence(3, 2, 0, 0),
+    ];
+    for types in [KvTypes::both(KvType::F16), KvTypes { k: KvType::Q8, v: KvType::Q4 }] {
+        let expected = passes(&mut cpu(types), &sequences, false);
+        for mut on in [gpu(model, types, Place::Device), gpu_with_host(model, types)] {
+            for together in [false, true] {
+                let found = passes(&mut on, &sequences, together);
+                for (i, (f, e)) in found.iter().zip(&expected).enumerate() {
+                    let what = format!("{}, {types}, together: {together}: sequence {i}", on.name());
+                    assert!(f.0 == e.0, "{what}: other logits");
+                    assert!(f.1 == e.1, "{what}: other rows");
+                    assert!(f.2 == e.2, "{what}: other mass");
+                }
+            }
+        }
+    }
+}
+
+fn mass_of(cache: &mut dyn Cache) -> Vec<u32> {
+    let mut mass = vec![0.0; KV_HEADS * cache.extent().len];
     let mut all = Vec::new();
     for layer in 0..LAYERS {
-        backend.read_mass(layer, &mut mass).unwrap();
+        cache.read_mass(layer, &mut mass).unwrap();
         all.extend(bits(&mass));
     }
     all
 }
 
 /// Keeps every third slot and the last, and other ones of the second head.
-fn evict(backend: &mut dyn Backend) {
-    let last = backend.len() as u32 - 1;
+fn evict(cache: &mut dyn Cache) {
+    let last = cache.extent().len as u32 - 1;
     for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
         let slots: Vec<u32> = (0..last / 3).map(|i| 3 * i + u32::from(kv_head == 1)).chain([last]).collect();
-        backend.keep(layer, kv_head, &slots).unwrap();
+        cache.keep(layer, kv_head, &slots).unwrap();
     }
-    backend.set_len(last as usize / 3 + 1);
+    cache.set_len(last as usize / 3 + 1);
 }
 
-/// What is done to a backend.
-type Step = (&'static str, fn(&mut dyn Backend));
+/// What is done on a device to a cache.
+type Step = (&'static str, fn(&mut dyn Device, &mut dyn Cache));
 
-/// What a session may do to a backend that is observed, step by step.
+/// What a session may do to a sequence that is observed, step by step.
 const STEPS: [Step; 8] = [
-    ("a prompt of which all is observed", |b| {
-        b.observe(usize::MAX).unwrap();
-        forward(b, &ids(130));
+    ("a prompt of which all is observed", |d, c| drop(observed(d, c, &ids(130), usize::MAX))),
+    ("one of which the last tokens are", |d, c| drop(observed(d, c, &ids(70), 5))),
+    ("single tokens", |d, c| ids(20).chunks(1).for_each(|id| drop(observed(d, c, id, 5)))),
+    ("tokens that nobody observes", |d, c| {
+        forward(d, c, &ids(4));
+        forward(d, c, &ids(1));
     }),
-    ("one of which the last tokens are", |b| {
-        b.observe(5).unwrap();
-        forward(b, &ids(70));
+    ("and some that somebody does", |d, c| {
+        observed(d, c, &ids(3), 1);
+        observed(d, c, &ids(1), 1);
     }),
-    ("single tokens", |b| ids(20).chunks(1).for_each(|id| drop(forward(b, id)))),
-    ("tokens that nobody observes", |b| {
-        b.observe(0).unwrap();
-        forward(b, &ids(4));
-        forward(b, &ids(1));
+    ("an eviction", |d, c| {
+        evict(c);
+        observed(d, c, &ids(2), 1);
     }),
-    ("and some that somebody does", |b| {
-        b.observe(1).unwrap();
-        forward(b, &ids(3));
-        forward(b, &ids(1));
+    ("a rewind", |d, c| {
+        c.set_len(40);
+        observed(d, c, &ids(10), 1);
     }),
-    ("an eviction", |b| {
-        evict(b);
-        forward(b, &ids(2));
-    }),
-    ("a rewind", |b| {
-        b.set_len(40);
-        forward(b, &ids(10));
-    }),
-    ("another size", |b| {
-        b.resize(260).unwrap();
-        forward(b, &ids(1));
+    ("another size", |d, c| {
+        c.resize(260).unwrap();
+        observed(d, c, &ids(1), 1);
     }),
 ];
 
@@ -258,30 +345,39 @@ fn slots_receive_the_same_attention() {
     }
     for types in KvType::ALL.map(KvTypes::both) {
         let mut cpu = cpu(types);
+        let mut cache = cpu.new_cache(CAPACITY).unwrap();
+        cache.write_mass(0, &[]).unwrap();
         let expected = STEPS.map(|(_, step)| {
-            step(&mut cpu);
-            mass_of(&mut cpu)
+            step(&mut cpu, &mut *cache);
+            mass_of(&mut *cache)
         });
         assert!(expected.iter().all(|mass| mass.iter().any(|&m| m != 0)));
-        for on_host in [false, true] {
-            let attention = on_host.then(|| for_others(2, Isa::detect().unwrap(), CAPACITY).unwrap());
-            let options = OpenClOptions { attention, ..gpu_options(types, Place::Device) };
-            let mut gpu = OpenClBackend::new(Arc::clone(model), options).unwrap();
-            let allocated = model.device().allocated();
-            gpu.observe(0).unwrap();
-            assert_eq!(model.device().allocated(), allocated, "nobody observes");
+        for mut gpu in [gpu(model, types, Place::Device), gpu_with_host(model, types)] {
+            let mut cache = gpu.new_cache(CAPACITY).unwrap();
             for ((what, step), expected) in STEPS.iter().zip(&expected) {
-                step(&mut gpu);
-                let found = mass_of(&mut gpu);
+                step(&mut gpu, &mut *cache);
+                let found = mass_of(&mut *cache);
                 let other = found.iter().zip(expected).filter(|(f, e)| f != e).count();
                 assert!(
                     found.len() == expected.len() && other == 0,
-                    "{types}, on the host: {on_host}: {what}: {other}"
+                    "{types}, {}: {what}: {other}",
+                    gpu.name()
                 );
             }
-            let half: Vec<f32> = (0..KV_HEADS * gpu.len()).map(|i| i as f32 / 2.0).collect();
-            gpu.write_mass(LAYERS - 1, &half).unwrap();
-            assert!(mass_of(&mut gpu).ends_with(&bits(&half)));
+            let half: Vec<f32> = (0..KV_HEADS * cache.extent().len).map(|i| i as f32 / 2.0).collect();
+            cache.write_mass(LAYERS - 1, &half).unwrap();
+            assert!(mass_of(&mut *cache).ends_with(&bits(&half)));
+        }
+        if model.device().facts().unified_memory {
+            // Both in turn, with one cache.
+            let mut gpu = gpu(model, types, Place::HostVisible);
+            let mut cache = gpu.new_cache(CAPACITY).unwrap();
+            cache.write_mass(0, &[]).unwrap();
+            for (i, ((what, step), expected)) in STEPS.iter().zip(&expected).enumerate() {
+                let on: &mut dyn Device = if i % 2 == 0 { &mut cpu } else { &mut gpu };
+                step(on, &mut *cache);
+                assert!(mass_of(&mut *cache) == *expected, "{types}, in turn: {what}");
+            }
         }
     }
 }

@@ -312,7 +312,7 @@ impl Kernel {
         unsafe { self.set(index, 4, (&raw const value).cast()) }
     }
 
-    /// Sets argument `index` to a vector of `int`: two or four.
+    /// Sets argument `index` to an `int` or a vector of them: one, two or four.
     pub fn arg_ints(&mut self, index: usize, values: &[i32]) -> Result<&mut Self> {
         // SAFETY: readable memory of this size, copied by the call.
         unsafe { self.set(index, size_of_val(values), values.as_ptr().cast()) }

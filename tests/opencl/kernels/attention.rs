@@ -167,18 +167,22 @@ impl<const HD: usize> Case<HD> {
     /// Buffers of state, qkv, norms, keys, values, attention.
     fn buffers(&self, device: &Device) -> [Buffer; 6] {
         let n = self.qkv.len();
-        let mut state = state([n, self.before, 0], &self.rows);
-        for (at, value) in [(8, self.observed), (9, self.massed)] {
-            state[at] = f32::from_bits(value as u32);
-        }
+        // A token of another sequence comes first in the pass.
+        let r = &mut Random(8);
+        let (row, other) = (r.floats(self.dims.dim + HD), r.floats(self.dims.qkv()));
         [
-            floats(device, &state),
-            floats(device, &self.qkv.concat()),
+            floats(device, &state([0, 0], &[vec![row], self.rows.clone()].concat())),
+            floats(device, &[other, self.qkv.concat()].concat()),
             floats(device, &self.norms),
             buffer(device, &self.k),
             buffer(device, &self.v),
-            floats(device, &vec![0.0; n * self.dims.heads * HD]),
+            floats(device, &vec![0.0; (1 + n) * self.dims.heads * HD]),
         ]
+    }
+
+    /// The run, as kernels are told it.
+    fn run(&self) -> [i32; 4] {
+        [1, self.qkv.len(), self.before, self.capacity].map(|n| n as i32)
     }
 
     fn check(&self, what: &str, [_, _, _, k, v, att]: &[Buffer; 6]) {
@@ -198,7 +202,10 @@ impl<const HD: usize> Case<HD> {
                 want.len()
             );
         }
-        same(&what, &read(att), &want);
+        let att = read(att);
+        let (other, found) = att.split_at(self.dims.heads * HD);
+        same(&what, found, &want);
+        assert!(other.iter().all(|&x| x == 0.0), "{what}: another sequence's attention");
     }
 
     /// Observes what attention has just left in `softmax`.
@@ -206,7 +213,8 @@ impl<const HD: usize> Case<HD> {
         let (n, mass) = (self.qkv.len(), floats(device, &self.mass));
         let options = self.options(64, if n == 1 { "-DONE" } else { "" });
         let mut observe = kernel(device, ("observe", OBSERVE), &options, &[s, qkv, norms, k, softmax, &mass]);
-        observe.arg_i32(6, self.capacity as i32).unwrap();
+        let observed = [self.observed as i32, self.massed as i32];
+        observe.arg_ints(6, &self.run()).unwrap().arg_ints(7, &observed).unwrap();
         let items = (self.before + n).next_multiple_of(64);
         device.launch(&observe, &[items, self.dims.kv_heads], &[64, 1]).unwrap();
         let [k, v] = [k, v].map(|b| {
@@ -222,12 +230,12 @@ impl<const HD: usize> Case<HD> {
         let all @ [s, qkv, norms, k, v, att] = &self.buffers(device);
         let (n, d) = (self.qkv.len(), self.dims);
         let mut rope = kernel(device, ("rope", ROPE), &self.options(32, ""), &[s, qkv, norms, k, v]);
-        rope.arg_i32(5, self.capacity as i32).unwrap();
+        rope.arg_ints(5, &self.run()).unwrap();
         device.launch(&rope, &[(d.heads + 2 * d.kv_heads) * 32, n], &[32, 1]).unwrap();
         let options = self.options(32, "-DQUERIES=8 -DSLOTS=16");
         let softmax = floats(device, &vec![f32::NAN; n * d.heads * 2]);
-        let mut attend = kernel(device, ("attend", ATTEND), &options, &[s, qkv, k, v, att, &softmax]);
-        attend.arg_i32(6, self.capacity as i32).unwrap();
+        let mut attend = kernel(device, ("attend", ATTEND), &options, &[qkv, k, v, att, &softmax]);
+        attend.arg_ints(5, &self.run()).unwrap().arg_i32(6, self.observed as i32).unwrap();
         let tiles = (n * d.heads / d.kv_heads).div_ceil(8);
         device.launch(&attend, &[tiles * 32, d.kv_heads], &[32, 1]).unwrap();
         self.check("many tokens", all);
@@ -241,9 +249,10 @@ impl<const HD: usize> Case<HD> {
         let ml = floats(device, &vec![0.0; chunks * d.heads * 2]);
         let args = [s, qkv, norms, k, v, &parts, &ml];
         let mut attend = kernel(device, ("attend_one", ATTEND_ONE), &self.options(64, ""), &args);
-        attend.arg_i32(7, self.capacity as i32).unwrap();
+        attend.arg_ints(7, &self.run()).unwrap();
         device.launch(&attend, &[chunks * d.kv_heads * 64], &[64]).unwrap();
-        let merge = kernel(device, ("merge", MERGE), &self.options(64, ""), &[s, &parts, &ml, att]);
+        let mut merge = kernel(device, ("merge", MERGE), &self.options(64, ""), &[&parts, &ml, att]);
+        merge.arg_ints(3, &[1, chunks as i32]).unwrap();
         device.launch(&merge, &[d.heads * 64], &[64]).unwrap();
         self.check("one token", all);
         self.observe(device, all, &ml);

@@ -79,7 +79,7 @@ fn one(device: &Device, m: &Matrix) {
     let (Dims { dim, head_dim, .. }, r) = (SMALL, &mut Random(9));
     let (x, acts) = (r.floats(dim + head_dim), quantised(&r.floats(m.cols)));
     let [quants, scales] = m.buffers(device);
-    let s = floats(device, &state([1, 0, 0], std::slice::from_ref(&x)));
+    let s = floats(device, &state([0, 0], std::slice::from_ref(&x)));
     let (input, d) = (buffer(device, &words(&acts)), acts.iter().map(|a| a.d).collect::<Vec<_>>());
     let options = m.options("STEP_DOWN") + " -DTILE_GROUPS=2 -DSLICES=4 -DPASS=3";
     let d = floats(device, &d);

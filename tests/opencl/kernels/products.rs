@@ -17,7 +17,7 @@ pub const GEMM: &str = concat!(
     include_str!("../../../kernels/gemm_put.cl"),
     include_str!("../../../kernels/gemm.cl")
 );
-const ACTS: &str = include_str!("../../../kernels/acts.cl");
+const ACTIVATIONS: &str = include_str!("../../../kernels/activations.cl");
 
 /// A packed matrix and what it stands for.
 struct Packed {
@@ -103,7 +103,7 @@ pub fn head(device: &Device, more: i32) {
     let (Dims { dim, vocab, head_dim, .. }, r) = (SMALL, &mut Random(1));
     let (m, x, w) = (packed(r, vocab, dim), r.floats(dim + head_dim), r.floats(dim));
     let [quants, scales] = m.buffers(device);
-    let s = floats(device, &state([1, 0, 0], std::slice::from_ref(&x)));
+    let s = floats(device, &state([0, 0], std::slice::from_ref(&x)));
     let (norm, out) = (floats(device, &w), floats(device, &vec![0.0; vocab]));
     let options =
         format!("-DSTEP_HEAD -DROWS={vocab} -DCOLS={dim} -DW_TYPE=0 -DTILE_GROUPS=4 -DSLICES=4 -DPASS=2");
@@ -133,7 +133,7 @@ fn gate_up(device: &Device) {
     let (x, w) = (r.floats(dim + head_dim), r.floats(dim));
     let quants = buffer(device, &[&gate.quants[..], &up.quants].concat());
     let scales = buffer(device, &[&gate.scales[..], &up.scales].concat());
-    let s = floats(device, &state([1, 0, 0], std::slice::from_ref(&x)));
+    let s = floats(device, &state([0, 0], std::slice::from_ref(&x)));
     let norm = floats(device, &w);
     let (out, out_scales) = (buffer(device, &vec![0; ffn]), floats(device, &vec![0.0; ffn / BLOCK]));
     let options = format!(
@@ -157,7 +157,7 @@ fn dense_down(device: &Device) {
     let (w, x, input) = (r.floats(dim * cols), r.floats(dim + head_dim), r.floats(cols));
     for (kind, stored, wide) in dense_types(&w) {
         let (rows, s) =
-            (buffer(device, &stored), floats(device, &state([1, 0, 0], std::slice::from_ref(&x))));
+            (buffer(device, &stored), floats(device, &state([0, 0], std::slice::from_ref(&x))));
         let acts = floats(device, &input);
         let options = format!("-DSTEP_DOWN -DROWS={dim} -DCOLS={cols} -DW_TYPE={kind} -DTILE_GROUPS=1");
         let args = [&rows, &rows, &s, &acts, &acts, &acts, &acts];
@@ -220,7 +220,7 @@ fn dense_out(device: &Device) {
     let x: Vec<Vec<f32>> = (0..n).map(|_| r.floats(dim + head_dim)).collect();
     let input = r.floats(n * cols);
     for (kind, stored, wide) in dense_types(&w) {
-        let (rows, s) = (buffer(device, &stored), floats(device, &state([n, 0, 0], &x)));
+        let (rows, s) = (buffer(device, &stored), floats(device, &state([0, 0], &x)));
         let (acts, bias_at) = (floats(device, &input), floats(device, &bias));
         let options = format!("-DSTEP_OUT -DROWS={dim} -DCOLS={cols} -DW_TYPE={kind}");
         let args = [&rows, &rows, &s, &acts, &acts, &acts, &bias_at];
@@ -245,28 +245,29 @@ fn inputs_of_products_have_the_cpus_bits() {
     let pairs: Vec<Vec<f32>> = (0..n).map(|_| r.floats(2 * ffn)).collect();
     let norms: Vec<Vec<f32>> = x[1..].iter().map(|x| normed(&x[..dim], &w)).collect();
     let products: Vec<Vec<f32>> = pairs.iter().map(|p| silu(&p[..ffn], &p[ffn..])).collect();
-    let from_state = state([n, 0, 0], &x);
+    let from_state = state([0, 0], &x);
     let cases = [("NORM", dim, from_state, norms), ("SILU", ffn, pairs.concat(), products)];
     for (input, cols, from, expected) in cases {
         let (src, norm) = (floats(&device, &from), floats(&device, &w));
         for quantise in [0, 1] {
-            let (out, scales) =
-                (buffer(&device, &vec![0; 4 * n * cols]), floats(&device, &vec![0.0; n * cols / BLOCK]));
+            // One token's room is left before them.
+            let room = (n + 1) * cols;
+            let (out, scales) = (buffer(&device, &vec![0; 4 * room]), floats(&device, &vec![0.0; room / BLOCK]));
             let options = format!("-DINPUT_{input} -DCOLS={cols} -DQUANTISED={quantise}");
             let args = [&src, &norm, &out, &scales];
-            let mut k = kernel(&device, ("acts", ACTS), &SMALL.options(64, &options), &args);
+            let mut k = kernel(&device, ("activations", ACTIVATIONS), &SMALL.options(64, &options), &args);
             // The norm is of tokens from the second on.
-            k.arg_i32(4, 1).unwrap();
+            k.arg_ints(4, &[i32::from(input == "NORM"), 1]).unwrap();
             device.launch(&k, &[n * 64], &[64]).unwrap();
             if quantise == 0 {
-                same(input, &read(&out), &expected.concat());
+                same(input, &read(&out)[cols..], &expected.concat());
                 continue;
             }
             let blocks: Vec<ActBlock> = expected.iter().flat_map(|x| quantised(x)).collect();
             let mut found = vec![0; n * cols];
-            out.read(0, &mut found).unwrap();
+            out.read(cols, &mut found).unwrap();
             assert_eq!(found, words(&blocks), "{input}");
-            same(input, &read(&scales), &blocks.iter().map(|a| a.d).collect::<Vec<_>>());
+            same(input, &read(&scales)[cols / BLOCK..], &blocks.iter().map(|a| a.d).collect::<Vec<_>>());
         }
     }
 }
