@@ -1,8 +1,9 @@
-// attend of many tokens, whose rows are in the cache and whose queries are ready. One work-group per KV head and tile
+// attend of a run of many tokens, whose rows are in the cache and whose queries are ready. One work-group per KV head and tile
 // of QUERIES queries (token-major, the heads of the group together), over chunks of the context; SHARE items share a
 // query. A chunk is a softmax of its own, merged into what is there, in ascending order.
 //
-// softmax: [token][HEADS][m, l], the largest score and the sum of e^(score - m) of tokens that are observed
+// softmax: [token of the run][HEADS][m, l], the largest score and the sum of e^(score - m) of the tokens that are
+// observed, the last ones
 
 #if !defined(QUERIES) || !defined(SLOTS)
 #error the tile of attention is not defined
@@ -25,16 +26,16 @@ void widen_rows(int type, const __global uchar *rows, int row_bytes, int first, 
 }
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
-    const __global float *state, const __global float *qkv, const __global uchar *k_cache,
-    const __global uchar *v_cache, __global float *att, __global float *softmax,
-    int capacity) {
+    const __global float *qkv, const __global uchar *k_cache, const __global uchar *v_cache, __global float *att,
+    __global float *softmax, Run run, int observed) {
     __local float q[QUERIES * WIDE];
     __local float kv[SLOTS * WIDE];
     __local float p[QUERIES * CHUNK];
     __local float red[QUERIES * 16];
-    const __global int *header = (const __global int *)state;
     int lid = get_local_id(0), kv_head = get_group_id(1);
-    int rows = header[H_TOKENS] * GROUP, before = header[H_SLOT];
+    int rows = TOKENS_OF(run) * GROUP, before = FIRST_SLOT(run), capacity = CAPACITY(run);
+    qkv += (size_t)FIRST_TOKEN(run) * QKV;
+    att += (size_t)FIRST_TOKEN(run) * Q_DIM;
     int first_row = get_group_id(0) * QUERIES;
     for (int i = lid; i < QUERIES * HEAD_DIM; i += WG) {
         int r = min(first_row + i / HEAD_DIM, rows - 1);
@@ -104,8 +105,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
         l = fma(part_l, w.y, l * w.x);
         for (int k = 0; k < DIMS; k++) o[k] = fma(part[k], w.y, o[k] * w.x);
     }
-    int query = first_row + mine, observed = header[H_TOKENS] - header[H_OBSERVED];
-    if (share == 0 && query < rows && query / GROUP >= observed) {
+    int query = first_row + mine;
+    if (share == 0 && query < rows && query / GROUP >= TOKENS_OF(run) - observed) {
         vstore2((float2)(m, l), (size_t)(query / GROUP) * HEADS + kv_head * GROUP + query % GROUP, softmax);
     }
     // q is free: every item has read its last score. Rows lie close now, as rotate_heads expects them.

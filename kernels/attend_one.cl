@@ -1,4 +1,4 @@
-// rope and attend of one token. One work-group per KV head and chunk of the context: all query heads of the group
+// rope and attend of a run of one token. One work-group per KV head and chunk of the context: all query heads of the group
 // over the chunk's slots. The last chunk's group first stores the new row. The output projection, or `merge` where
 // there are many chunks, puts the chunks together.
 //
@@ -13,17 +13,18 @@
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     const __global float *state, const __global float *qkv, const __global float *qk_norm, __global uchar *k_cache,
-    __global uchar *v_cache, __global float *partials, __global float *ml, int capacity) {
+    __global uchar *v_cache, __global float *partials, __global float *ml, Run run) {
     __local float x[(GROUP + 2) * HEAD_DIM]; // the group's queries, then the new key and value
     __local float p[GROUP * CHUNK];          // scores, then e^(score - m)
     __local float red[(GROUP + 2) * 16];
     __local float m[GROUP];
     __local float2 scales[HEAD_DIM / KV_BLOCK];
     int lid = get_local_id(0), kv_head = get_group_id(0) % KV_HEADS, chunk = get_group_id(0) / KV_HEADS;
-    int slots = ((const __global int *)state)[H_SLOT] + 1;
+    int slots = FIRST_SLOT(run) + 1, capacity = CAPACITY(run);
     int first = chunk * CHUNK, count = min(CHUNK, slots - first);
     bool last = first + count == slots;
-    const __global float *angles = ROW(state, 0) + DIM;
+    const __global float *angles = ROW(state, FIRST_TOKEN(run)) + DIM;
+    qkv += (size_t)FIRST_TOKEN(run) * QKV;
     __local float *k = x + GROUP * HEAD_DIM, *v = k + HEAD_DIM;
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), x, GROUP);
     ready_queries(x, qk_norm, angles, GROUP, red);

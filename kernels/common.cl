@@ -29,19 +29,24 @@
 #else
 #define HEADER 16
 #endif
-#define H_TOKENS 0 // tokens of this pass
-#define H_SLOT 1   // cache slot of the first of them
-#define H_ROW 2    // token whose residual the head reads
-#define H_OBSERVED 8 // tokens whose attention is added to the mass of slots, the last ones; see observe.cl
-#define H_MASSED 9   // slots that have a mass
+#define H_SLOT 0 // cache slot of the only token of a pass
+#define H_ROW 1  // token whose residual the head reads, where it reads one
 // The rest is for decode_nvidia.cl alone.
-#define H_CAPACITY 3 // slots of the cache
-#define H_CHUNKS 4   // parts of a head's attention that there is room for
-#define H_ARRIVALS 5 // at the barrier so far
-#define H_K_STRIDE 6 // from one layer's keys to the next, in 64 bytes
-#define H_V_STRIDE 7 // the same of values
+#define H_CAPACITY 2 // slots of the cache
+#define H_CHUNKS 3   // parts of a head's attention that there is room for
+#define H_ARRIVALS 4 // at the barrier so far
+#define H_K_STRIDE 5 // from one layer's keys to the next, in 64 bytes
+#define H_V_STRIDE 6 // the same of values
 #define X_ROW (DIM + HEAD_DIM)
 #define ROW(state, t) ((state) + HEADER + (size_t)(t) * X_ROW)
+
+// A pass has the tokens of several sequences. What works on one sequence's run of them is told which: its first token
+// in the pass, its tokens, the cache slot of the first, the slots of the cache.
+typedef int4 Run;
+#define FIRST_TOKEN(run) (run).x
+#define TOKENS_OF(run) (run).y
+#define FIRST_SLOT(run) (run).z
+#define CAPACITY(run) (run).w
 
 // Smaller than any score: masks stay finite.
 #define LEAST -1e30f

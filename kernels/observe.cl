@@ -1,10 +1,10 @@
-// observe: adds the attention of the tokens that are observed, the last ones of the pass, to the mass of the slots they
+// observe: adds the attention of the tokens that are observed, the last ones of a run, to the mass of the slots they
 // see: of each token in ascending order, the softmax weights summed over the query heads of the group in ascending
 // order. One work-group per KV head and WG slots, an item a slot. It follows attention, whose largest scores and
-// softmax sums it takes: of many tokens [token][HEADS][m, l]; of one token (ONE) those of its chunks,
+// softmax sums it takes: of many tokens [token of the run][HEADS][m, l]; of one token (ONE) those of its chunks,
 // [chunk][HEADS][m, l], merged as `merge` does.
 //
-// mass: [kv_head][slot]; slots from H_MASSED on have none yet.
+// mass: [kv_head][slot]; observed: tokens that are, slots that have a mass: those after them have none yet.
 
 // Queries in local memory at once, token-major, and those whose lanes are in registers.
 #ifdef ONE
@@ -15,7 +15,7 @@
 #define AT_ONCE 4
 
 // `sum` with the attention of `count` queries from row `first` on, whole tokens', to the slot whose key is `row`.
-float observed(const __local float *q, const __local float2 *ml, int first, int count, const __global uchar *row,
+float attended(const __local float *q, const __local float2 *ml, int first, int count, const __global uchar *row,
                int slot, int before, float sum) {
     float of_token = 0.0f;
     for (int from = 0; from < count; from += AT_ONCE) {
@@ -42,20 +42,20 @@ float observed(const __local float *q, const __local float2 *ml, int first, int 
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void observe(
     const __global float *state, const __global float *qkv, const __global float *qk_norm,
-    const __global uchar *k_cache, const __global float *softmax, __global float *mass, int capacity) {
+    const __global uchar *k_cache, const __global float *softmax, __global float *mass, Run run, int2 observed) {
     __local float q[QUERIES * HEAD_DIM];
     __local float2 ml[QUERIES];
-    const __global int *header = (const __global int *)state;
     int lid = get_local_id(0), slot = get_global_id(0), kv_head = get_group_id(1);
-    int before = header[H_SLOT], tokens = header[H_TOKENS], slots = before + tokens;
-    size_t at = (size_t)kv_head * capacity + min(slot, slots - 1);
+    int before = FIRST_SLOT(run), tokens = TOKENS_OF(run), slots = before + tokens;
+    size_t at = (size_t)kv_head * CAPACITY(run) + min(slot, slots - 1);
+    qkv += (size_t)FIRST_TOKEN(run) * QKV;
     const __global uchar *row = k_cache + at * K_ROW;
-    float sum = slot < header[H_MASSED] ? mass[at] : 0.0f;
+    float sum = slot < observed.y ? mass[at] : 0.0f;
 #ifdef ONE
     // No loop around this: PoCL 3.1 gets the barriers of work-group functions in loops wrong.
     __local float red[GROUP * 16];
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), q, GROUP);
-    ready_queries(q, qk_norm, ROW(state, 0) + DIM, GROUP, red);
+    ready_queries(q, qk_norm, ROW(state, FIRST_TOKEN(run)) + DIM, GROUP, red);
     for (int g = lid; g < GROUP; g += WG) {
         float m = LEAST, l = 0.0f;
         for (int c = 0; c < (slots + CHUNK - 1) / CHUNK; c++) {
@@ -66,10 +66,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void observe(
         ml[g] = (float2)(m, l);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    sum = observed(q, ml, 0, GROUP, row, slot, before, sum);
+    sum = attended(q, ml, 0, GROUP, row, slot, before, sum);
 #else
     int rows = tokens * GROUP;
-    for (int first = (tokens - header[H_OBSERVED]) * GROUP; first < rows; first += QUERIES) {
+    for (int first = (tokens - observed.x) * GROUP; first < rows; first += QUERIES) {
         int count = min(QUERIES, rows - first);
         for (int i = lid; i < count * HEAD_DIM; i += WG) {
             int r = first + i / HEAD_DIM, head = kv_head * GROUP + r % GROUP;
@@ -80,7 +80,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void observe(
             ml[i] = vload2((size_t)(r / GROUP) * HEADS + kv_head * GROUP + r % GROUP, softmax);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        sum = observed(q, ml, first, count, row, slot, before, sum);
+        sum = attended(q, ml, first, count, row, slot, before, sum);
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 #endif

@@ -1,14 +1,13 @@
-// rope: queries, keys and values of new tokens get their position; keys and values join the cache. One work-group
-// per token and head of q, k or v. Queries stay where they are, ready for attention.
+// rope: queries, keys and values of a run get their position; keys and values join the cache. One work-group per
+// token and head of q, k or v. Queries stay where they are, ready for attention.
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     const __global float *state, __global float *qkv, const __global float *qk_norm, __global uchar *k_cache,
-    __global uchar *v_cache, int capacity) {
+    __global uchar *v_cache, Run run) {
     __local float x[HEAD_DIM];
     __local float red[16];
     __local float2 scales[HEAD_DIM / KV_BLOCK];
-    int t = get_group_id(1), h = get_group_id(0), lid = get_local_id(0);
-    int slot = ((const __global int *)state)[H_SLOT] + t;
+    int t = FIRST_TOKEN(run) + get_group_id(1), h = get_group_id(0), lid = get_local_id(0);
     const __global float *angles = ROW(state, t) + DIM;
     // All three kinds go the same way, which each changes what it must.
     bool is_q = h < HEADS, is_v = h >= HEADS + KV_HEADS;
@@ -27,7 +26,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
 #if K_ROTATED || V_ROTATED
     rotate_heads(x, 1, is_v ? V_ROTATED : K_ROTATED);
 #endif
-    size_t at = (size_t)kv_head * capacity + slot;
+    size_t at = (size_t)kv_head * CAPACITY(run) + FIRST_SLOT(run) + get_group_id(1);
     store_row(K_TYPE, x, k_cache + at * K_ROW, scales, !is_q && !is_v);
     store_row(V_TYPE, x, v_cache + at * V_ROW, scales, is_v);
     for (int i = lid; i < HEAD_DIM; i += WG) {

@@ -1,4 +1,4 @@
-//! The OpenCL backend: the whole forward pass, the same steps in the same order as the CPU's.
+//! The OpenCL device: the whole forward pass, the same steps in the same order as the CPU's.
 //!
 //! A launch costs the host several microseconds, so for one token five launches cover a layer's nine steps: what is
 //! cheap enough is computed again by every work-group instead of being a step of its own (`kernels/gemv.cl`). Nothing
@@ -6,146 +6,130 @@
 //!
 //! OpenCL is opened at run time: nothing of it is needed to build or to start this program. [`load`] finds a library
 //! and a platform, [`device`] chooses a device and holds its queue, [`buffer`] is memory there, [`program`] what runs
-//! there, [`cache`] what is kept of it on disk. [`ffi`] is the ABI and [`failure`] what can go wrong.
+//! there, [`program_cache`] what is kept of it on disk. [`ffi`] is the ABI and [`failure`] what can go wrong.
 
+mod cache;
 mod defines;
-#[allow(unsafe_code)]
-mod floats;
-mod form;
+mod forward;
 pub mod kernels;
+mod kv;
+mod launches;
 mod mass;
-mod model;
-mod pass;
-mod rows;
 mod scratch;
 pub mod selftest;
-mod steps;
+mod single_launch;
+mod storage;
 mod weights;
-mod whole;
 
 pub use opencl_runtime::*;
 
 use crate::dims::*;
-use crate::model::device::{Attention, CancelToken, KvRows, Logits};
+use crate::model::device as seam;
 use crate::model::trace::{Recorder, Steps};
 use buffer::Landing;
+use cache::OpenClCache;
 pub use defines::QKV;
-use files::{Error, Result};
-use kernels::Kernels;
+use files::Result;
+use forward::{HostAttention, Pass, chunks, wanted};
 pub use kernels::Variants;
-use mass::Mass;
-pub use model::{Matrices, Model};
-use numeric::kv::{KvTypes, check_capacity};
-use pass::Pass;
-use rows::Rows;
-pub use rows::parts_bytes;
+use kernels::{FUSED_CHUNKS, Kernels};
+use kv::Rows;
+use launches::{AttendOn, Binder, Launches};
+use numeric::kv::KvTypes;
 use scratch::Scratch;
-pub use scratch::{bytes as scratch_bytes, logits_bytes};
-use std::ops::Range;
+pub use scratch::{bytes as scratch_bytes, logits_bytes, parts_bytes};
+use seam::{Attention, CancelToken, Run};
+use single_launch::SingleLaunch;
 use std::sync::Arc;
-use steps::{AttendOn, Launches};
-use whole::Whole;
+pub use weights::{Matrices, Model};
 
 /// Set to a number, the device is lost in that forward pass, counted from 1; for tests.
 pub const LOSE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_LOSE";
 
-/// How an [`OpenClBackend`] is set up.
+/// How an [`OpenClDevice`] is set up.
 pub struct OpenClOptions {
-    /// Element types of the cache.
+    /// Element types of caches.
     pub kv_types: KvTypes,
-    /// Slots of the cache.
-    pub capacity: usize,
-    /// Most tokens of one forward pass; fewer where the device's buffers are too small.
+    /// Slots of the longest cache; buffers grow for longer ones.
+    pub slots: usize,
+    /// Most tokens of one pass; fewer where the device's buffers are too small.
     pub max_tokens: usize,
     /// Computes attention on the host, over mapped rows; without it the device does.
     pub attention: Option<Attention>,
-    /// Where the cache lies: host-visible to lend it to the CPU, which takes unified memory; else the device's, but
+    /// Where caches lie: host-visible to share them with the CPU, which takes unified memory; else the device's, but
     /// host-visible all the same with attention on the host.
     pub rows: Place,
     /// Which kernels.
     pub variants: Variants,
 }
 
-/// Attention on the host, and what it reads and writes.
-struct HostAttention {
-    attend: Attention,
-    /// `[token][QKV]`
-    qkv: Vec<f32>,
-    /// `[token][Q_DIM]`
-    att: Vec<f32>,
+/// Where in its own memory a device should have weights and caches for these kernels.
+pub fn own_place(device: &Device, variants: Variants) -> Place {
+    if variants == Variants::AnyOrder { single_launch::place(device.facts()) } else { Place::Device }
 }
 
-fn attend_on(host: &Option<HostAttention>) -> AttendOn {
-    if host.is_some() { AttendOn::Host } else { AttendOn::Device }
-}
-
-/// A model on an OpenCL device.
-pub struct OpenClBackend {
+/// A model on an OpenCL device: everything a pass needs except the caches.
+pub struct OpenClDevice {
     model: Arc<Model>,
     kernels: Kernels,
-    rows: Rows,
+    kv_types: KvTypes,
     scratch: Scratch,
     launches: Launches,
     /// One token in one launch, where the device has it.
-    whole: Option<Whole>,
+    single: Option<SingleLaunch>,
     /// Logits on their way from a device of its own memory.
     landing: Option<Landing>,
     host: Option<HostAttention>,
-    /// From the first time on that anybody observes attention.
-    mass: Option<Mass>,
-    /// Whether the rows may be lent.
-    lends: bool,
+    /// Where caches lie.
+    place: Place,
+    shares_rows: bool,
     /// Radians per position of each rotated pair.
     frequencies: [f64; HEAD_DIM / 2],
     recorder: Option<Recorder>,
-    /// What ends passes early.
-    cancel: Option<CancelToken>,
-    /// Forward passes so far, and the one in which the device is lost.
-    passes: (u64, Option<u64>),
+    /// Passes so far.
+    passes: u64,
+    /// The pass in which the device is lost.
+    lose: Option<u64>,
 }
 
-impl OpenClBackend {
-    /// Builds the kernels and allocates cache and scratch.
+impl OpenClDevice {
+    /// Builds the kernels and allocates the buffers of a pass.
+    ///
+    /// # Errors
+    ///
+    /// `Memory` where there is no room for them, `Device` where the device cannot build them.
     pub fn new(model: Arc<Model>, options: OpenClOptions) -> Result<Self> {
-        let OpenClOptions { kv_types, capacity, max_tokens, attention, rows, variants } = options;
-        let device = &model.device;
+        let OpenClOptions { kv_types, slots, max_tokens, attention, rows, variants } = options;
+        let (device, matrices) = (&model.device, &model.matrices);
+        let unified = device.facts().unified_memory;
         let mut kernels = Kernels::new(device, kv_types, variants)?;
-        let shapes = kernels.shapes();
-        let max_tokens = if shapes.batches() { max_tokens.clamp(1, capacity.max(1)) } else { 1 };
-        let lends = rows == Place::HostVisible && device.facts().unified_memory;
-        let place = if attention.is_some() { Place::HostVisible } else { rows };
-        let rows = Rows::new(device, kv_types, capacity, place)?;
-        let mut scratch = Scratch::new(device, max_tokens)?;
+        let max_tokens = if kernels.shapes().batches() { max_tokens } else { 1 };
+        let scratch = Scratch::new(device, max_tokens, slots)?;
+        let attend = if attention.is_some() { AttendOn::Host } else { AttendOn::Device };
         let host = attention.map(|attend| {
             let floats = |n: usize| vec![0.0; scratch.max_tokens * n];
             HostAttention { attend, qkv: floats(QKV), att: floats(Q_DIM) }
         });
-        let on = attend_on(&host);
-        let launches = Launches::new(&mut kernels, &model.matrices, &scratch, &rows, on)?;
-        let whole = match (on, variants) {
-            (AttendOn::Device, Variants::AnyOrder) => {
-                Whole::new(device, &model.matrices, &mut scratch, &rows)?
-            }
+        let launches = Binder { kernels: &mut kernels, matrices, scratch: &scratch, attend }.launches()?;
+        let single = match (attend, variants) {
+            (AttendOn::Device, Variants::AnyOrder) => SingleLaunch::new(device, matrices, kv_types, slots)?,
             _ => None,
         };
-        let landing = (!device.facts().unified_memory)
-            .then(|| Landing::new(device, scratch.logits.len()))
-            .transpose()?;
-        let lose = std::env::var(LOSE_VARIABLE).ok().and_then(|n| n.parse().ok());
+        let landing = (!unified).then(|| Landing::new(device, scratch.logits.len())).transpose()?;
         Ok(Self {
             kernels,
-            rows,
+            kv_types,
             scratch,
             launches,
-            whole,
+            single,
             landing,
+            place: if host.is_some() { Place::HostVisible } else { rows },
+            shares_rows: rows == Place::HostVisible && unified,
             host,
-            mass: None,
-            lends,
             frequencies: crate::model::rope::frequencies(),
             recorder: None,
-            cancel: None,
-            passes: (0, lose),
+            passes: 0,
+            lose: std::env::var(LOSE_VARIABLE).ok().and_then(|n| n.parse().ok()),
             model,
         })
     }
@@ -153,6 +137,11 @@ impl OpenClBackend {
     /// The device.
     pub fn device(&self) -> &Device {
         &self.model.device
+    }
+
+    /// Whether the CPU reaches the rows of caches, so that both can compute with one cache in turn.
+    pub fn shares_rows(&self) -> bool {
+        self.shares_rows
     }
 
     /// Whether these kernels are known to compute what they should; `None` where nobody has tried.
@@ -164,197 +153,117 @@ impl OpenClBackend {
     pub fn set_verdict(&self, verdict: Verdict) {
         self.kernels.set_verdict(verdict);
     }
-}
 
-impl OpenClBackend {
-    fn pass(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
-        let Self {
-            model,
-            rows,
-            scratch,
-            launches,
-            whole,
-            landing,
-            host,
-            mass,
-            frequencies,
-            recorder,
-            cancel,
-            passes,
-            ..
-        } = self;
-        passes.0 += 1;
-        if passes.1 == Some(passes.0) {
-            return Err(Failure::new(Kind::Lost, format!("lost on purpose ({LOSE_VARIABLE})")).into());
+    fn attend_on(&self) -> AttendOn {
+        if self.host.is_some() { AttendOn::Host } else { AttendOn::Device }
+    }
+
+    /// Makes room for attention over `slots` slots.
+    fn reserve(&mut self, slots: usize) -> Result<()> {
+        let attend = self.attend_on();
+        let Self { model, kernels, scratch, launches, single, .. } = self;
+        scratch.reserve(&model.device, slots)?;
+        if let Some(single) = single {
+            single.reserve(&model.device, scratch.slots)?;
         }
-        let n = tokens.len();
-        let timed = recorder.is_some();
-        let steps = Steps::begin(recorder.as_mut(), n);
-        let mass = mass.as_mut().filter(|m| m.observed(n) > 0);
-        // What slots received of half a pass could not be taken back.
-        let cancel = cancel.as_ref().filter(|_| n > 1 && mass.is_none());
-        let mut whole = whole.as_mut().filter(|_| n == 1 && !timed && mass.is_none());
-        let (observed, massed) = mass.as_ref().map_or((0, 0), |m| (m.observed(n), m.there()));
-        scratch.observe(observed, massed);
-        if let Some(whole) = &whole {
-            whole.prepare(scratch);
+        if launches.slots != scratch.slots {
+            *launches = Binder { kernels, matrices: &model.matrices, scratch, attend }.launches()?;
         }
-        scratch.embed(&model.weights, tokens, rows.len(), (pos, frequencies))?; // rows of the embedding, angles of RoPE
-        let host = host.as_mut();
-        let (device, landing) = (&model.device, landing.as_mut());
-        let mut pass = Pass { device, launches, rows, scratch, landing, host, mass, n, steps, timed };
-        pass.done("embed", 0)?;
-        if let Some(whole) = &mut whole {
-            whole.run(pass.device)?; // all steps of all layers
-            pass.logits(out)?;
-            self.rows.set_len(self.rows.len() + 1);
+        Ok(())
+    }
+
+    /// Brings a run's cache to the device, and binds what touches it, if that is not done yet.
+    fn bind(&mut self, run: &mut Run<'_>) -> Result<()> {
+        let extent = run.cache.extent();
+        assert!(!run.tokens.is_empty() && extent.len + run.tokens.len() <= extent.slots);
+        self.reserve(extent.slots)?;
+        let attend = self.attend_on();
+        let Self { model, kernels, scratch, single, .. } = self;
+        let cache = OpenClCache::of(run.cache);
+        cache.take_back()?;
+        if run.observe > 0 {
+            cache.make_mass()?;
+        }
+        if cache.launches.as_ref().is_some_and(|bound| bound.slots == scratch.slots) {
             return Ok(());
         }
-        for layer in 0..LAYERS {
-            if let Some(cancel) = cancel {
-                // Launches are only queued: those of all layers would run whatever happens.
-                pass.device.finish()?;
-                if cancel.is_cancelled() {
-                    return Err(Error::Interrupted);
-                }
-            }
-            match n {
-                1 => pass.one_token(layer)?,
-                _ => pass.many_tokens(layer)?,
-            }
-            if timed {
-                let mut x = [0.0; DIM];
-                pass.scratch.residual(n - 1, &mut x)?;
-                pass.steps.residual(pos + n - 1, layer, &x);
-            }
+        let mass = cache.mass.as_ref().and_then(|mass| mass.on_device());
+        if mass.is_some() {
+            scratch.reserve_softmax(&model.device)?;
         }
-        pass.head(out)?;
-        let len = pass.rows.len() + n;
-        pass.rows.set_len(len);
-        if let Some(mass) = pass.mass {
-            mass.set_there(len);
+        let mut binder = Binder { kernels, matrices: &model.matrices, scratch, attend };
+        let mut bound = binder.cache(&cache.rows, mass)?;
+        if let Some(single) = single {
+            bound.single = single.bind(scratch, &cache.rows)?;
         }
+        cache.launches = Some(bound);
         Ok(())
     }
 
-    /// Has attention observed into `mass`.
-    fn set_mass(&mut self, mass: Mass) -> failure::Result<()> {
-        mass.bind(&mut self.launches, &mut self.kernels, &self.model, (&self.scratch, &self.rows))?;
-        self.mass = Some(mass);
-        Ok(())
-    }
-
-    fn mass(&mut self) -> &mut Mass {
-        self.mass.as_mut().expect("mass is asked for once it is observed")
+    /// Tells the device of the runs what is not a token's, and chooses how they are computed.
+    fn prepare<'a>(&'a mut self, runs: &mut [Run<'_>], cancel: Option<&'a CancelToken>) -> Pass<'a> {
+        let n: usize = runs.iter().map(|run| run.tokens.len()).sum();
+        let observed = runs.iter().any(|run| run.observe > 0);
+        let (several, timed) = (runs.iter().any(|run| run.tokens.len() > 1), self.recorder.is_some());
+        let row = wanted(runs).next().unwrap_or(0);
+        let cache = OpenClCache::of(runs[0].cache);
+        self.scratch.set_token(cache.len(), row);
+        let bound = cache.launches.as_ref().and_then(|bound| bound.single.as_ref());
+        let single = match (self.single.as_mut(), bound) {
+            (Some(single), Some(bound)) if n == 1 && !timed && !observed => {
+                single.prepare(&mut self.scratch, bound);
+                Some(single)
+            }
+            _ => None,
+        };
+        let out_merges = n == 1 && self.host.is_none() && chunks(cache.len() + 1) <= FUSED_CHUNKS;
+        Pass {
+            model: &self.model,
+            launches: &mut self.launches,
+            single,
+            scratch: &mut self.scratch,
+            landing: self.landing.as_mut(),
+            host: self.host.as_mut(),
+            // Single tokens are done soon; what slots received of half a pass could not be taken back.
+            cancel: cancel.filter(|_| several && !observed),
+            frequencies: &self.frequencies,
+            n,
+            out_merges,
+            steps: Steps::begin(self.recorder.as_mut(), n),
+            timed,
+        }
     }
 }
 
-impl Backend for OpenClBackend {
+impl seam::Device for OpenClDevice {
     fn name(&self) -> String {
         let attention = if self.host.is_some() { "CPU" } else { "GPU" };
         format!("opencl ({}, attention on the {attention})", self.model.device.facts().name)
-    }
-
-    fn forward(&mut self, tokens: &[u32], pos: usize, out: Logits<'_>) -> Result<()> {
-        let n = tokens.len();
-        self.rows.assert_here();
-        assert!(n > 0 && n <= self.scratch.max_tokens && self.rows.len() + n <= self.rows.capacity());
-        self.pass(tokens, pos, out)
-    }
-
-    fn heed(&mut self, cancel: Option<&CancelToken>) {
-        self.cancel = cancel.cloned();
     }
 
     fn max_tokens(&self) -> usize {
         self.scratch.max_tokens
     }
 
-    fn len(&self) -> usize {
-        self.rows.len()
+    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn seam::Cache>> {
+        self.reserve(slots)?;
+        let rows = Rows::new(&self.model.device, self.kv_types, slots, self.place)?;
+        Ok(Box::new(OpenClCache::new(&self.model.device, rows, self.attend_on())))
     }
 
-    fn capacity(&self) -> usize {
-        self.rows.capacity()
-    }
-
-    fn kv_types(&self) -> KvTypes {
-        self.rows.types()
-    }
-
-    fn set_len(&mut self, len: usize) {
-        self.rows.set_len(len);
-        if let Some(mass) = &mut self.mass {
-            mass.set_there(mass.there().min(len));
+    fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()> {
+        let n: usize = runs.iter().map(|run| run.tokens.len()).sum();
+        assert!(n > 0 && n <= self.scratch.max_tokens);
+        self.passes += 1;
+        if self.lose == Some(self.passes) {
+            return Err(Failure::new(Kind::Lost, format!("lost on purpose ({LOSE_VARIABLE})")).into());
         }
-    }
-
-    fn resize(&mut self, slots: usize) -> Result<()> {
-        check_capacity(slots, self.rows.len())?;
-        let (sizes, len) = ((slots, self.scratch.max_tokens), self.rows.len());
-        let mass = self.mass.as_mut().map(|m| m.resized(&self.model.device, sizes, len)).transpose()?;
-        self.rows.resize(&self.model.device, slots)?;
-        let on = attend_on(&self.host);
-        self.launches =
-            Launches::new(&mut self.kernels, &self.model.matrices, &self.scratch, &self.rows, on)?;
-        if self.whole.is_some() {
-            self.whole = Whole::new(&self.model.device, &self.model.matrices, &mut self.scratch, &self.rows)?;
-        }
-        if let Some(mass) = mass {
-            self.set_mass(mass)?;
+        runs.iter_mut().try_for_each(|run| self.bind(run))?;
+        self.prepare(runs, cancel).run(runs)?;
+        for run in runs {
+            OpenClCache::of(run.cache).advance(run.tokens.len(), run.observe > 0);
         }
         Ok(())
-    }
-
-    fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
-        self.rows.keep(layer, kv_head, slots)?;
-        let len = self.rows.len();
-        self.mass.iter_mut().try_for_each(|m| m.keep((layer, kv_head), slots, len))?;
-        Ok(())
-    }
-
-    fn observe(&mut self, tokens: usize) -> Result<()> {
-        if tokens > 0 && self.mass.is_none() {
-            let sizes = (self.rows.capacity(), self.scratch.max_tokens);
-            self.set_mass(Mass::new(&self.model.device, sizes, attend_on(&self.host))?)?;
-        }
-        if let Some(mass) = &mut self.mass {
-            mass.set_tokens(tokens);
-        }
-        Ok(())
-    }
-
-    fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()> {
-        let len = self.rows.len();
-        Ok(self.mass().read(layer, len, mass)?)
-    }
-
-    fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()> {
-        let len = self.rows.len();
-        Ok(self.mass().write(layer, len, mass)?)
-    }
-
-    fn lend(&mut self) -> Result<Option<Lent>> {
-        if !self.lends {
-            return Ok(None);
-        }
-        let rows = self.rows.lend()?;
-        if let Some(mass) = &mut self.mass {
-            mass.set_there(0);
-        }
-        Ok(Some(rows))
-    }
-
-    fn adopt(&mut self, rows: Lent) -> Result<()> {
-        self.rows.take_back(rows)
-    }
-
-    fn read_kv(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
-        Ok(self.rows.read(layer, slots, rows)?)
-    }
-
-    fn write_kv(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
-        Ok(self.rows.write(layer, slots, rows)?)
     }
 
     fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {

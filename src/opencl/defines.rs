@@ -12,6 +12,9 @@ pub const QKV: usize = Q_PAD + 2 * KV_PAD;
 /// Rows of gate (and of up) in the fused matrix of both.
 pub const FFN_PAD: usize = FFN_DIM.next_multiple_of(16);
 
+/// Slots of a chunk of attention, the CPU's.
+pub const CHUNK: usize = 128;
+
 /// `-D` options, in the order added.
 #[derive(Debug, Clone)]
 pub struct Defines(String);

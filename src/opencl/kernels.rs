@@ -3,9 +3,8 @@
 //! A program is compiled for one step and one way of storing its matrix, so that every size is a constant and one
 //! kernel's registers do not depend on another's.
 
-use super::defines::Defines;
-use super::form::{Form, Quantised};
-use super::weights::Step;
+use super::defines::{CHUNK, Defines};
+use super::storage::{Quantised, Step, Storage};
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use opencl_runtime::device::Device;
@@ -23,7 +22,7 @@ const GEMM_PUT: &str = include_str!("../../kernels/gemm_put.cl");
 const GEMM_NVIDIA: &str = include_str!("../../kernels/gemm_nvidia.cl");
 pub(super) const NVIDIA: &str = include_str!("../../kernels/nvidia.cl");
 pub(super) const DECODE_NVIDIA: &str = include_str!("../../kernels/decode_nvidia.cl");
-const ACTS: &str = include_str!("../../kernels/acts.cl");
+const ACTIVATIONS: &str = include_str!("../../kernels/activations.cl");
 const ROPE: &str = include_str!("../../kernels/rope.cl");
 const ATTEND: &str = include_str!("../../kernels/attend.cl");
 const ATTEND_ONE: &str = include_str!("../../kernels/attend_one.cl");
@@ -32,16 +31,14 @@ const OBSERVE: &str = include_str!("../../kernels/observe.cl");
 
 /// Items of a work-group of `gemm`.
 pub const GEMM_ITEMS: usize = 256;
-/// Items of a work-group of `acts`.
-pub const ACTS_ITEMS: usize = 128;
+/// Items of a work-group of `activations`.
+pub const ACTIVATIONS_ITEMS: usize = 128;
 /// Items of a work-group of `merge`.
 pub const MERGE_ITEMS: usize = 64;
 /// Items of a work-group of `rope`.
 pub const ROPE_ITEMS: usize = 32;
 /// Items of a work-group of `observe`, a slot each.
 pub const OBSERVE_ITEMS: usize = 64;
-/// Slots of a chunk of attention, the CPU's.
-pub const CHUNK: usize = 128;
 /// Chunks that the output projection merges itself: more would be read once too often.
 pub const FUSED_CHUNKS: usize = 8;
 /// Floats of local memory for the parts of a `gemv`.
@@ -53,11 +50,11 @@ const WIDEST_HEAD: usize = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Name {
     /// One token times a matrix; `gate_up` leaves its result as `next` reads it.
-    Gemv { step: Step, form: Form, input: Input, next: Quantised },
+    Gemv { step: Step, storage: Storage, input: Input, next: Quantised },
     /// Many tokens times a matrix.
-    Gemm(Step, Form),
+    Gemm(Step, Storage),
     /// The input of a `gemm` over so many columns, as its matrix reads it.
-    Acts(Input, usize, Quantised),
+    Activations(Input, usize, Quantised),
     /// Position, and rows of the cache.
     Rope,
     /// Attention of many tokens.
@@ -193,7 +190,7 @@ impl Shapes {
     }
 
     /// Work-groups of `gemv`: about 256 items that each load a few blocks, fewer where the device has none such.
-    pub fn gemv(&self, step: Step, form: Form) -> GemvShape {
+    pub fn gemv(&self, step: Step, storage: Storage) -> GemvShape {
         let tile_groups = match step {
             // `down` reads blocks of 32.
             Step::GateUp => 2,
@@ -201,23 +198,23 @@ impl Shapes {
             _ => 1,
         };
         let (groups, most) = (tile_groups * step.halves(), self.max_items.min(256));
-        if form.reads() == Quantised::No {
+        if storage.reads() == Quantised::No {
             return GemvShape { tile_groups, slices: 0, pass: 0, items: most / 16 * 16 };
         }
         let blocks = step.shape().1 / 32;
         // Four items a block and group; at least one a row, to add up.
         let slices = blocks.next_power_of_two().min(most / (4 * groups)).max(4);
         // Of each row a sum and a scale, and where there are floors that and, of a block, the sum of activations.
-        let floats = if form.floors() { 3 * 16 * groups + 1 } else { 2 * 16 * groups };
+        let floats = if storage.floors() { 3 * 16 * groups + 1 } else { 2 * 16 * groups };
         let pass = blocks.min(PART_FLOATS / floats);
         GemvShape { tile_groups, slices, pass, items: 4 * groups * slices }
     }
 
     /// Rows and tokens of a work-group of `gemm`.
-    pub fn gemm_tile(&self, step: Step, form: Form) -> [usize; 2] {
-        match form {
-            Form::Q4 if self.tensor_cores => [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), 64],
-            form if form.reads() == Quantised::Yes => [64, 64],
+    pub fn gemm_tile(&self, step: Step, storage: Storage) -> [usize; 2] {
+        match storage {
+            Storage::Q4 if self.tensor_cores => [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), 64],
+            storage if storage.reads() == Quantised::Yes => [64, 64],
             _ => [16, 8],
         }
     }
@@ -230,8 +227,8 @@ impl Shapes {
 
     /// Work-groups for `groups` groups of sixteen rows: each takes several tiles where the tiles outnumber what the
     /// device runs at once, so that the input is prepared less often.
-    pub fn gemv_groups(&self, step: Step, form: Form, groups: usize) -> usize {
-        groups.div_ceil(self.gemv(step, form).tile_groups).min(self.busy)
+    pub fn gemv_groups(&self, step: Step, storage: Storage, groups: usize) -> usize {
+        groups.div_ceil(self.gemv(step, storage).tile_groups).min(self.busy)
     }
 }
 
@@ -278,7 +275,12 @@ impl Kernels {
 
     /// Notes that, for good.
     pub fn set_verdict(&self, verdict: Verdict) {
-        self.programs.values().for_each(|p| p.set_verdicts([(self.variants.note(), verdict)]));
+        self.programs.values().for_each(|p| p.set_verdict(self.variants.note(), verdict));
+    }
+
+    /// Builds what will be needed later, so that it counts for the verdict and fails now.
+    pub fn require(&mut self, name: Name) -> Result<()> {
+        self.kernel(name).map(drop)
     }
 
     /// A kernel of its own, for arguments of its own.
@@ -300,9 +302,9 @@ impl Kernels {
     /// Items of a group.
     pub fn items(&self, name: Name) -> usize {
         match name {
-            Name::Gemv { step, form, .. } => self.shapes.gemv(step, form).items,
+            Name::Gemv { step, storage, .. } => self.shapes.gemv(step, storage).items,
             Name::Gemm(..) => GEMM_ITEMS,
-            Name::Acts(..) => ACTS_ITEMS,
+            Name::Activations(..) => ACTIVATIONS_ITEMS,
             Name::Rope => ROPE_ITEMS,
             Name::Attend => self.shapes.attend.map_or(0, |s| s.queries * SHARE),
             Name::AttendOne => self.shapes.one_items,
@@ -314,9 +316,10 @@ impl Kernels {
     fn build(&self, name: Name) -> Result<Program> {
         let (text, defines) = self.source(name);
         let source = Source { name: symbol(name), text: &text, options: defines.as_str() };
-        match self.shapes.dot_ptx {
-            true => Program::build_variant(&self.device, &source),
-            false => Program::build(&self.device, &source),
+        if self.shapes.dot_ptx {
+            Program::build_variant(&self.device, &source)
+        } else {
+            Program::build(&self.device, &source)
         }
     }
 
@@ -332,16 +335,16 @@ impl Kernels {
         if s.dot_ptx {
             defines = defines.flag("DOT_PTX");
         }
-        let matrix = |d: Defines, step: Step, form: Form| {
+        let matrix = |d: Defines, step: Step, storage: Storage| {
             let (rows, cols) = step.shape();
-            d.flag(step.names().1).with("ROWS", rows).with("COLS", cols).with("W_TYPE", form.number())
+            d.flag(step.names().1).with("ROWS", rows).with("COLS", cols).with("W_TYPE", storage.number())
         };
         let (parts, defines): (&[&str], _) = match name {
-            Name::Gemv { step, form, input, next } => {
-                let shape = s.gemv(step, form);
-                let d = matrix(defines, step, form);
+            Name::Gemv { step, storage, input, next } => {
+                let shape = s.gemv(step, storage);
+                let d = matrix(defines, step, storage);
                 let mut d = d.with("TILE_GROUPS", shape.tile_groups);
-                if form.reads() == Quantised::Yes {
+                if storage.reads() == Quantised::Yes {
                     d = d.with("SLICES", shape.slices).with("PASS", shape.pass);
                 }
                 if step == Step::GateUp && next == Quantised::Yes {
@@ -354,14 +357,14 @@ impl Kernels {
                     (&[COMMON, BLOCKS, GEMV], d)
                 }
             }
-            Name::Gemm(step, form) if s.tensor_cores && form == Form::Q4 => {
-                let d = matrix(defines, step, form).with("WARPS", GEMM_ITEMS / 32);
+            Name::Gemm(step, storage) if s.tensor_cores && storage == Storage::Q4 => {
+                let d = matrix(defines, step, storage).with("WARPS", GEMM_ITEMS / 32);
                 (&[COMMON, GEMM_PUT, GEMM_NVIDIA], d.with("ROW_GROUPS", Shapes::warp_groups(step)))
             }
-            Name::Gemm(step, form) => (&[COMMON, BLOCKS, GEMM_PUT, GEMM], matrix(defines, step, form)),
-            Name::Acts(input, cols, quantised) => {
+            Name::Gemm(step, storage) => (&[COMMON, BLOCKS, GEMM_PUT, GEMM], matrix(defines, step, storage)),
+            Name::Activations(input, cols, quantised) => {
                 let d = defines.with("COLS", cols).with("QUANTISED", (quantised == Quantised::Yes) as usize);
-                (&[COMMON, ACTS], d.flag(input_flag(input)))
+                (&[COMMON, ACTIVATIONS], d.flag(input_flag(input)))
             }
             Name::Rope => (&[COMMON, KV, ROPE], defines.of_cache(self.types)),
             Name::Attend => {
@@ -384,7 +387,7 @@ fn symbol(name: Name) -> &'static str {
     match name {
         Name::Gemv { .. } => "gemv",
         Name::Gemm(..) => "gemm",
-        Name::Acts(..) => "acts",
+        Name::Activations(..) => "activations",
         Name::Rope => "rope",
         Name::Attend => "attend",
         Name::AttendOne => "attend_one",

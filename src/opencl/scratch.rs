@@ -1,19 +1,20 @@
-//! Buffers of one forward pass, allocated once.
+//! Buffers of one forward pass, allocated once; what attention needs for longer caches, or leaves for those who observe
+//! it, when the first such cache comes.
 
-use super::defines::{FFN_PAD, QKV};
-use super::floats;
+use super::defines::{CHUNK, FFN_PAD, QKV};
 use crate::dims::*;
+use crate::model::device::Run;
 use crate::model::weights::Weights;
-use opencl_runtime::buffer::{Access, Buffer, Place, Staged};
+use opencl_runtime::buffer::{Access, Buffer, Place, Staged, bytes_of, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
 /// Integers before the rows of [`Scratch::state`], as `kernels/common.cl` has them.
 const HEADER: usize = 16;
-/// Where it says how many tokens are observed, and how many slots have a mass.
-const H_OBSERVED: usize = 8;
+/// Where it says the slot of the only token, and next to it the token whose residual the head reads.
+const H_SLOT: usize = 0;
 /// Floats of one token's row: the residual, cosines and sines of its position.
-pub const STATE_ROW: usize = DIM + HEAD_DIM;
+const STATE_ROW: usize = DIM + HEAD_DIM;
 /// Most tokens whose logits are computed at once.
 const LOGIT_ROWS: usize = 16;
 
@@ -36,6 +37,12 @@ pub struct Scratch {
     pub gate_up: Buffer,
     /// `[logit_rows][VOCAB]`
     pub logits: Buffer,
+    /// Chunks of one token's attention: `[chunk][HEADS][HEAD_DIM]`
+    pub partials: Buffer,
+    /// Largest score and softmax sum of each: `[chunk][HEADS][2]`
+    pub ml: Buffer,
+    /// The same of each token of a run, for those who observe attention: `[token][HEADS][2]`. None until anybody does.
+    pub softmax: Option<Buffer>,
     /// For arguments that a kernel does not read.
     pub none: Buffer,
     /// What `state` is sent from.
@@ -44,6 +51,8 @@ pub struct Scratch {
     pub max_tokens: usize,
     /// Tokens whose logits fit.
     pub logit_rows: usize,
+    /// Slots of a cache that `partials` and `ml` have room for: whole chunks.
+    pub slots: usize,
 }
 
 /// Bytes of each buffer for so many tokens, in the order of the fields.
@@ -61,66 +70,97 @@ fn sizes(tokens: usize) -> [usize; 7] {
     floats.map(|n| 4 * n)
 }
 
+/// Bytes of `partials` and of `ml` for caches of `slots` slots.
+fn part_sizes(slots: usize) -> [usize; 2] {
+    let heads = HEADS * slots.div_ceil(CHUNK).max(1);
+    [4 * heads * HEAD_DIM, 4 * heads * 2]
+}
+
 /// Bytes of the logits that a pass of so many tokens computes at once.
 pub fn logits_bytes(tokens: usize) -> usize {
     4 * tokens.min(LOGIT_ROWS) * VOCAB
 }
 
-/// Bytes of all buffers together.
+/// Bytes of all buffers together, but for those of attention.
 pub fn bytes(tokens: usize) -> usize {
     sizes(tokens).iter().sum::<usize>() + NONE
 }
 
+/// Bytes of the chunks of one token's attention over `slots` slots.
+pub fn parts_bytes(slots: usize) -> usize {
+    part_sizes(slots).iter().sum()
+}
+
+fn buffer(device: &Device, len: usize) -> Result<Buffer> {
+    device.buffer(len, Access::ReadWrite, Place::Device)
+}
+
 impl Scratch {
-    /// Buffers for `tokens` tokens, or for fewer where the device has no buffer so large.
-    pub fn new(device: &Device, tokens: usize) -> Result<Self> {
+    /// Buffers for `tokens` tokens, or for fewer where the device has no buffer so large, and caches of `slots` slots.
+    pub fn new(device: &Device, tokens: usize, slots: usize) -> Result<Self> {
         let most = device.facts().max_alloc;
         let mut tokens = tokens.max(1);
         while tokens > 1 && sizes(tokens).iter().any(|&n| n as u64 > most) {
             tokens /= 2;
         }
         let [state, qkv, att, acts, act_scales, gate_up, logits] = sizes(tokens);
-        let buffer = |len: usize| device.buffer(len, Access::ReadWrite, Place::Device);
+        let [partials, ml] = part_sizes(slots);
         Ok(Self {
             state: Staged::new(device, state, Access::ReadWrite)?,
-            qkv: buffer(qkv)?,
-            att: buffer(att)?,
-            acts: buffer(acts)?,
-            act_scales: buffer(act_scales)?,
-            gate_up: buffer(gate_up)?,
-            logits: buffer(logits)?,
-            none: buffer(NONE)?,
+            qkv: buffer(device, qkv)?,
+            att: buffer(device, att)?,
+            acts: buffer(device, acts)?,
+            act_scales: buffer(device, act_scales)?,
+            gate_up: buffer(device, gate_up)?,
+            logits: buffer(device, logits)?,
+            partials: buffer(device, partials)?,
+            ml: buffer(device, ml)?,
+            softmax: None,
+            none: buffer(device, NONE)?,
             host: vec![0.0; state / 4],
             max_tokens: tokens,
             logit_rows: tokens.min(LOGIT_ROWS),
+            slots: slots.max(1).next_multiple_of(CHUNK),
         })
     }
 
-    /// Looks the tokens' embedding rows up, prepares their RoPE angles and sends both to the device.
-    pub fn embed(
-        &mut self,
-        weights: &Weights,
-        tokens: &[u32],
-        slot: usize,
-        (pos, frequencies): (usize, &[f64]),
-    ) -> Result<()> {
-        let n = tokens.len();
-        for (at, value) in [n, slot, n - 1].into_iter().enumerate() {
-            self.host[at] = f32::from_bits(value as u32);
+    /// Makes room for attention over `slots` slots. What is bound to the buffers for fewer is to be bound anew.
+    pub fn reserve(&mut self, device: &Device, slots: usize) -> Result<()> {
+        if slots > self.slots {
+            let [partials, ml] = part_sizes(slots);
+            (self.partials, self.ml) = (buffer(device, partials)?, buffer(device, ml)?);
+            self.slots = slots.next_multiple_of(CHUNK);
         }
-        let rows = self.host[HEADER..].chunks_exact_mut(STATE_ROW);
-        for (t, (&token, row)) in tokens.iter().zip(rows).enumerate() {
-            let (x, angles) = row.split_at_mut(DIM);
-            weights.embed(token as usize, x);
-            let (cos, sin) = angles.split_at_mut(HEAD_DIM / 2);
-            crate::model::rope::angles(pos + t, frequencies, cos, sin);
-        }
-        self.state.write(floats::bytes(&self.host[..HEADER + n * STATE_ROW]))
+        Ok(())
     }
 
-    /// Says for the next [`Scratch::embed`] how many tokens are observed, and how many slots have a mass.
-    pub fn observe(&mut self, tokens: usize, slots: usize) {
-        self.set_header(H_OBSERVED, [tokens as u32, slots as u32]);
+    /// Makes room for what attention of many tokens leaves for those who observe it.
+    pub fn reserve_softmax(&mut self, device: &Device) -> Result<()> {
+        if self.softmax.is_none() {
+            self.softmax = Some(buffer(device, 4 * 2 * HEADS * self.max_tokens)?);
+        }
+        Ok(())
+    }
+
+    /// Looks the tokens' embedding rows up, prepares their RoPE angles and sends both to the device.
+    pub fn embed(&mut self, weights: &Weights, runs: &[Run<'_>], frequencies: &[f64]) -> Result<()> {
+        let mut rows = self.host[HEADER..].chunks_exact_mut(STATE_ROW);
+        for run in runs {
+            for (t, (&token, row)) in run.tokens.iter().zip(&mut rows).enumerate() {
+                let (x, angles) = row.split_at_mut(DIM);
+                weights.embed(token as usize, x);
+                let (cos, sin) = angles.split_at_mut(HEAD_DIM / 2);
+                crate::model::rope::angles(run.pos + t, frequencies, cos, sin);
+            }
+        }
+        let n: usize = runs.iter().map(|run| run.tokens.len()).sum();
+        self.state.write(bytes_of(&self.host[..HEADER + n * STATE_ROW]))
+    }
+
+    /// Says for the next [`Scratch::embed`] in which slot a single token comes, and which token's residual the head
+    /// reads where it reads one.
+    pub fn set_token(&mut self, slot: usize, row: usize) {
+        self.set_header(H_SLOT, [slot as u32, row as u32]);
     }
 
     /// Sets integers of the header, from `first` on; they go out with the next [`Scratch::embed`].
@@ -130,6 +170,6 @@ impl Scratch {
 
     /// Reads the residual of token `t`.
     pub fn residual(&self, t: usize, x: &mut [f32]) -> Result<()> {
-        self.state.buffer().read(4 * (HEADER + t * STATE_ROW), floats::bytes_mut(x))
+        self.state.buffer().read(4 * (HEADER + t * STATE_ROW), bytes_of_mut(x))
     }
 }

@@ -1,12 +1,12 @@
-//! Whether a backend's kernels compute what they should: the whole forward pass on seeded tokens, many at once and one
-//! by one, held against another backend.
+//! Whether a device's kernels compute what they should: the whole forward pass on seeded tokens, many at once and one
+//! by one, held against another device.
 //!
 //! Both compute the same sums in the same order, so on a device that rounds as IEEE 754 says the results are the same
 //! bits. On others a rounding flip of one activation moves the logits of a small model by up to 3 % (measured on the
 //! bundled one), while a wrong kernel moves them by their own size.
 
 use crate::dims::{KV_HEADS, LAYERS, VOCAB};
-use crate::model::device::{Backend, Logits};
+use crate::model::device::{Cache, Device, Logits, Run};
 use files::Result;
 
 /// Largest relative distance of logits that rounding explains.
@@ -15,12 +15,13 @@ pub const TOLERANCE: f64 = 0.05;
 const MANY: usize = 70;
 /// Tokens computed one by one after that.
 const ONE: usize = 2;
-/// Slots that both backends must have.
+/// Slots of the caches.
 pub const SLOTS: usize = MANY + ONE;
+/// Tokens at once where mass is compared.
+const OBSERVED: usize = 8;
 
 /// The largest relative L2 distance of any row of logits; 0 for the same bits, infinite where one is not finite.
-/// Both caches are empty before and after.
-pub fn distance(found: &mut dyn Backend, expected: &mut dyn Backend) -> Result<f64> {
+pub fn distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64> {
     let ids: Vec<u32> =
         (1..=SLOTS as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32).collect();
     let (a, b) = (logits(found, &ids)?, logits(expected, &ids)?);
@@ -29,47 +30,47 @@ pub fn distance(found: &mut dyn Backend, expected: &mut dyn Backend) -> Result<f
 }
 
 /// Logits of the last of the first [`MANY`] ids, then of each that follows.
-fn logits(backend: &mut dyn Backend, ids: &[u32]) -> Result<Vec<f32>> {
-    let slots = backend.capacity().min(ids.len());
-    let many = slots.saturating_sub(ONE).max(1);
-    let mut out = vec![0.0; (1 + slots - many) * VOCAB];
-    backend.set_len(0);
-    let step = backend.max_tokens();
-    for (i, chunk) in ids[..many].chunks(step).enumerate() {
-        backend.forward(chunk, i * step, Logits::Last(&mut out[..VOCAB]))?;
+fn logits(device: &mut dyn Device, ids: &[u32]) -> Result<Vec<f32>> {
+    let mut cache = device.new_cache(SLOTS)?;
+    let mut out = vec![0.0; (1 + ONE) * VOCAB];
+    let (first, others) = out.split_at_mut(VOCAB);
+    let step = device.max_tokens();
+    let mut run = |tokens: &[u32], pos, logits: &mut [f32]| {
+        let logits = Logits::Last(logits);
+        device.forward(&mut [Run { cache: &mut *cache, tokens, pos, logits, observe: 0 }], None)
+    };
+    for (i, chunk) in ids[..MANY].chunks(step).enumerate() {
+        run(chunk, i * step, &mut *first)?;
     }
-    for (i, row) in out.chunks_mut(VOCAB).enumerate().skip(1) {
-        let pos = many + i - 1;
-        backend.forward(&ids[pos..=pos], pos, Logits::Last(row))?;
+    for (pos, row) in (MANY..).zip(others.chunks_mut(VOCAB)) {
+        run(&ids[pos..=pos], pos, row)?;
     }
-    backend.set_len(0);
     Ok(out)
 }
 
-/// The same of the attention that slots receive, layer by layer, on backends whose caches are empty before and after.
-pub fn mass_distance(found: &mut dyn Backend, expected: &mut dyn Backend) -> Result<f64> {
+/// The same of the attention that slots receive, layer by layer.
+pub fn mass_distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64> {
     let (a, b) = (masses(found)?, masses(expected)?);
     Ok(a.iter().zip(&b).map(|(a, b)| relative(a, b)).fold(0.0, f64::max))
 }
 
 /// Mass by layer, after some tokens at once and some one by one.
-fn masses(backend: &mut dyn Backend) -> Result<Vec<Vec<f32>>> {
-    let ids: Vec<u32> = (1..=8 + ONE as u32).map(|i| i * 97 % VOCAB as u32).collect();
-    let many = 8.min(backend.max_tokens()).min(backend.capacity().saturating_sub(ONE).max(1));
-    backend.set_len(0);
-    backend.observe(usize::MAX)?;
-    backend.forward(&ids[..many], 0, Logits::None)?;
-    for pos in many..(many + ONE).min(backend.capacity()) {
-        backend.forward(&ids[pos..=pos], pos, Logits::None)?;
-    }
-    let mass = |layer| {
-        let mut mass = vec![0.0; KV_HEADS * backend.len()];
-        backend.read_mass(layer, &mut mass).map(|()| mass)
+fn masses(device: &mut dyn Device) -> Result<Vec<Vec<f32>>> {
+    let ids: Vec<u32> = (1..=(OBSERVED + ONE) as u32).map(|i| i * 97 % VOCAB as u32).collect();
+    let many = OBSERVED.min(device.max_tokens());
+    let mut cache = device.new_cache(SLOTS)?;
+    cache.write_mass(0, &[])?;
+    let mut run = |cache: &mut dyn Cache, tokens: std::ops::Range<usize>| {
+        let (pos, tokens) = (tokens.start, &ids[tokens]);
+        device.forward(&mut [Run { cache, tokens, pos, logits: Logits::None, observe: tokens.len() }], None)
     };
-    let all = (0..LAYERS).map(mass).collect::<Result<_>>()?;
-    backend.observe(0)?;
-    backend.set_len(0);
-    Ok(all)
+    run(&mut *cache, 0..many)?;
+    (many..many + ONE).try_for_each(|pos| run(&mut *cache, pos..pos + 1))?;
+    let mass = |layer| {
+        let mut mass = vec![0.0; KV_HEADS * (many + ONE)];
+        cache.read_mass(layer, &mut mass).map(|()| mass)
+    };
+    (0..LAYERS).map(mass).collect()
 }
 
 fn relative(a: &[f32], b: &[f32]) -> f64 {

@@ -1,12 +1,11 @@
 //! The model's weights in the device's memory, as the CPU has them: in the layout of [`numeric::quant::packed`] or
-//! [`numeric::quant::native`], or row-major. Matrices of one step and one form lie together, cut by rows where a buffer
+//! [`numeric::quant::native`], or row-major. Matrices of one step that are stored alike lie together, cut by rows where a buffer
 //! may not be so large.
 
-mod part;
+mod upload;
 
 use super::defines::{FFN_PAD, KV_PAD, Q_PAD, QKV};
-use super::form::{Form, Quantised};
-use super::whole;
+use super::storage::{Quantised, Step, Storage};
 use crate::dims::*;
 use crate::model::weights::{Layer, Matrix, Weights};
 use files::mapped::Plane;
@@ -16,64 +15,14 @@ use opencl_runtime::arena::Arena;
 use opencl_runtime::buffer::{Access, Buffer, Place};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
-use part::Part;
 use std::ops::Range;
-
-/// Matrices that one step multiplies with at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names are the steps' names")]
-pub enum Step {
-    Qkv,
-    Out,
-    GateUp,
-    Down,
-    Head,
-}
-
-impl Step {
-    /// All of them.
-    pub const ALL: [Step; 5] = [Step::Qkv, Step::Out, Step::GateUp, Step::Down, Step::Head];
-
-    /// The step's name and its macro.
-    pub fn names(self) -> (&'static str, &'static str) {
-        match self {
-            Step::Qkv => ("qkv", "STEP_QKV"),
-            Step::Out => ("out", "STEP_OUT"),
-            Step::GateUp => ("gate_up", "STEP_GATE_UP"),
-            Step::Down => ("down", "STEP_DOWN"),
-            Step::Head => ("head", "STEP_HEAD"),
-        }
-    }
-
-    /// Rows of the result and columns. Of gate and up together, those of one.
-    pub const fn shape(self) -> (usize, usize) {
-        match self {
-            Step::Qkv => (QKV, DIM),
-            Step::Out => (DIM, Q_DIM),
-            Step::GateUp => (FFN_DIM, DIM),
-            Step::Down => (DIM, FFN_DIM),
-            Step::Head => (VOCAB, DIM),
-        }
-    }
-
-    /// Matrices side by side whose rows the step combines.
-    pub const fn halves(self) -> usize {
-        if matches!(self, Step::GateUp) { 2 } else { 1 }
-    }
-
-    /// Groups of sixteen rows of the result.
-    pub const fn groups(self) -> usize {
-        match self {
-            Step::GateUp => FFN_PAD / GROUP_ROWS,
-            step => step.shape().0.div_ceil(GROUP_ROWS),
-        }
-    }
-}
+use std::sync::Arc;
+use upload::Upload;
 
 /// Rows `16 * first..16 * (first + groups)` of a step's result.
 pub struct Chunk {
     /// How they are stored.
-    pub form: Form,
+    pub storage: Storage,
     /// `[half][group]` quants, or `[half][row]`.
     pub quants: Buffer,
     /// `[half][group]` scales; `None` for unquantised rows.
@@ -108,31 +57,60 @@ pub struct LayerWeights {
     pub qk_norm: Option<Buffer>,
 }
 
-/// All weights but the embedding, whose rows the host looks up.
-pub struct DeviceWeights {
-    /// Transformer blocks.
-    pub layers: Vec<LayerWeights>,
-    /// The final norm.
-    pub norm: Buffer,
-    /// The output projection.
-    pub head: StepWeights,
+/// A device with the model's weights in its memory: what all that run there share.
+pub struct Model {
+    pub(super) device: Device,
+    pub(super) weights: Arc<Weights>,
+    pub(super) matrices: Matrices,
 }
 
-impl DeviceWeights {
-    /// Copies the weights.
-    pub fn upload(device: &Device, weights: &Weights, place: Place) -> Result<Self> {
+impl Model {
+    /// `matrices` are of `weights`, on `device`.
+    pub fn new(device: Device, weights: Arc<Weights>, matrices: Matrices) -> Self {
+        Self { device, weights, matrices }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+/// All weights but the embedding, whose rows the host looks up.
+pub struct Matrices {
+    /// Transformer blocks.
+    pub(super) layers: Vec<LayerWeights>,
+    /// The final norm.
+    pub(super) norm: Buffer,
+    /// The output projection.
+    pub(super) head: StepWeights,
+}
+
+impl Matrices {
+    /// Copies the weights to the device.
+    ///
+    /// # Errors
+    ///
+    /// `Memory` where there is no room for them, `Device` where the device fails.
+    pub fn copy(device: &Device, weights: &Weights, place: Place) -> files::Result<Self> {
         let mut to = To::new(device, place, weights)?;
         let to = &mut to;
-        Ok(Self {
+        let copied = Self {
             layers: weights.layers.iter().map(|l| layer(to, l)).collect::<Result<_>>()?,
             norm: floats(to, &weights.norm)?,
-            head: step(to, Step::Head, &[Part::of(&weights.head)])?,
-        })
+            head: step(to, Step::Head, &[Upload::of(&weights.head)])?,
+        };
+        device.finish()?;
+        Ok(copied)
     }
 
     /// Moves the weights to memory that the device and the CPU see: afterwards `weights` are views on it. A matrix
     /// that had to be cut in chunks, or widened, stays with the CPU as well.
-    pub fn share(device: &Device, weights: &mut Weights) -> Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// As [`Matrices::copy`].
+    pub fn share(device: &Device, weights: &mut Weights) -> files::Result<Self> {
         let mut to = To::new(device, Place::HostVisible, weights)?;
         let to = &mut to;
         let mut layers = Vec::with_capacity(weights.layers.len());
@@ -150,7 +128,7 @@ impl DeviceWeights {
             adopt_rows(&mut l.down, down, 0)?;
             layers.push(on_device);
         }
-        let head = step(to, Step::Head, &[Part::of(&weights.head)])?;
+        let head = step(to, Step::Head, &[Upload::of(&weights.head)])?;
         adopt_rows(&mut weights.head, &head, 0)?;
         Ok(Self { layers, norm: floats(to, &weights.norm)?, head })
     }
@@ -169,16 +147,16 @@ fn adopt_rows<const ROWS: usize, const COLS: usize>(
     }
 }
 
-/// Makes a matrix a view on the device's copy, which begins at group `first` of a chunk, unless that is another form.
+/// Makes a matrix a view on the device's copy, which begins at group `first` of a chunk, unless that is stored in another way.
 fn adopt<const ROWS: usize, const COLS: usize>(
     matrix: &mut Matrix<ROWS, COLS>,
     chunk: &Chunk,
     first: usize,
 ) -> Result<()> {
-    if Part::of(matrix).form != chunk.form {
+    if Upload::of(matrix).storage != chunk.storage {
         return Ok(());
     }
-    let (group, scale) = chunk.form.group_bytes(COLS);
+    let (group, scale) = chunk.storage.group_bytes(COLS);
     let view = |buffer: &Buffer, range: Range<usize>| {
         let plane = Plane::shared(buffer.clone().freeze()?);
         Ok(plane.slice(range).expect("invariant: the chunk holds all of the matrix"))
@@ -221,7 +199,7 @@ struct To<'a> {
 impl<'a> To<'a> {
     fn new(device: &'a Device, place: Place, weights: &Weights) -> Result<Self> {
         let (matrices, floats) = sizes(weights)?;
-        let arena = |sizes: &[usize], place: Place| whole::arena(device, sizes, Access::ReadOnly, place);
+        let arena = |sizes: &[usize], place: Place| Arena::new(device, sizes, Access::ReadOnly, place);
         // The CPU has its own copy of the small ones.
         let small = if place == Place::HostVisible { Place::Device } else { place };
         Ok(Self { device, matrices: arena(&matrices, place), floats: arena(&floats, small) })
@@ -231,20 +209,20 @@ impl<'a> To<'a> {
 /// Bytes of matrices and of floats, in the order in which they are uploaded and uncut.
 fn sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
     let mut matrices = Vec::new();
-    let mut of_step = |parts: &[Part<'_>]| {
-        for run in parts.chunk_by(Part::same_form) {
-            let (group, scale) = run[0].form.group_bytes(run[0].cols);
-            let groups: usize = run.iter().map(Part::groups).sum();
+    let mut of_step = |parts: &[Upload<'_>]| {
+        for run in parts.chunk_by(Upload::same_storage) {
+            let (group, scale) = run[0].storage.group_bytes(run[0].cols);
+            let groups: usize = run.iter().map(Upload::groups).sum();
             matrices.extend([group * groups, scale * groups].into_iter().filter(|&n| n > 0));
         }
     };
     let mut floats = Vec::new();
     for l in &weights.layers {
-        part::of_layer(l)?.iter().for_each(|parts| of_step(parts));
+        upload::of_layer(l)?.iter().for_each(|parts| of_step(parts));
         let biases = [if QKV_BIAS { QKV } else { 0 }, l.o_bias.len(), l.q_norm.len() + l.k_norm.len()];
         floats.extend([DIM, DIM].into_iter().chain(biases).filter(|&n| n > 0).map(|n| 4 * n));
     }
-    of_step(&[Part::of(&weights.head)]);
+    of_step(&[Upload::of(&weights.head)]);
     floats.push(4 * DIM);
     Ok((matrices, floats))
 }
@@ -257,7 +235,7 @@ fn layer(to: &mut To<'_>, l: &Layer) -> Result<LayerWeights> {
         }
     }
     let some = |to: &mut To<'_>, values: &[f32]| (!values.is_empty()).then(|| floats(to, values)).transpose();
-    let [qkv, out, gate_up, down] = part::of_layer(l)?;
+    let [qkv, out, gate_up, down] = upload::of_layer(l)?;
     Ok(LayerWeights {
         steps: [
             step(to, Step::Qkv, &qkv)?,
@@ -278,27 +256,27 @@ fn floats(to: &mut To<'_>, values: &[f32]) -> Result<Buffer> {
     to.floats.buffer_of(&bytes)
 }
 
-/// Uploads the matrices of one step, those of one form side by side in as few chunks as buffers of the device allow.
-fn step(to: &mut To<'_>, step: Step, parts: &[Part<'_>]) -> Result<StepWeights> {
+/// Uploads the matrices of one step, those stored alike side by side in as few chunks as buffers of the device allow.
+fn step(to: &mut To<'_>, step: Step, parts: &[Upload<'_>]) -> Result<StepWeights> {
     let mut chunks = Vec::new();
     let mut first = 0;
-    for run in parts.chunk_by(Part::same_form) {
+    for run in parts.chunk_by(Upload::same_storage) {
         self::run(to, (step, first), run, &mut chunks)?;
-        first += run.iter().map(Part::groups).sum::<usize>();
+        first += run.iter().map(Upload::groups).sum::<usize>();
     }
-    Ok(StepWeights { reads: parts[0].form.reads(), chunks })
+    Ok(StepWeights { reads: parts[0].storage.reads(), chunks })
 }
 
-/// Uploads matrices of one form, which begin at this group of the step's result.
+/// Uploads matrices stored alike, which begin at this group of the step's result.
 fn run(
     to: &mut To<'_>,
     (step, start): (Step, usize),
-    run: &[Part<'_>],
+    run: &[Upload<'_>],
     chunks: &mut Vec<Chunk>,
 ) -> Result<()> {
-    let (form, cols, halves) = (run[0].form, run[0].cols, step.halves());
-    let (group, scale) = form.group_bytes(cols);
-    let groups = run.iter().map(Part::groups).sum::<usize>() / halves;
+    let (storage, cols, halves) = (run[0].storage, run[0].cols, step.halves());
+    let (group, scale) = storage.group_bytes(cols);
+    let groups = run.iter().map(Upload::groups).sum::<usize>() / halves;
     // Pairs of groups: `gate_up` writes blocks of 32.
     let most = usize::try_from(to.device.facts().max_alloc).unwrap_or(usize::MAX) / (group * halves) / 2 * 2;
     if most == 0 {
@@ -311,16 +289,16 @@ fn run(
         let mut buffer = |bytes: usize| to.matrices.buffer(n * halves * bytes);
         let quants = buffer(group)?;
         let scales = if scale > 0 { Some(buffer(scale)?) } else { None };
-        let chunk = Chunk { form, quants, scales, first: start + first, groups: n };
+        let chunk = Chunk { storage, quants, scales, first: start + first, groups: n };
         if halves == 2 {
-            run[0].write(first..first + n, &chunk, 0)?;
-            run[1].write(first..first + n, &chunk, n)?;
+            write(&run[0], first..first + n, &chunk, 0)?;
+            write(&run[1], first..first + n, &chunk, n)?;
         } else {
             let mut start = 0;
             for part in run {
                 let (from, to) = (first.max(start), (first + n).min(start + part.groups()));
                 if from < to {
-                    part.write(from - start..to - start, &chunk, from - first)?;
+                    write(part, from - start..to - start, &chunk, from - first)?;
                 }
                 start += part.groups();
             }
@@ -328,4 +306,18 @@ fn run(
         chunks.push(chunk);
     }
     Ok(())
+}
+
+/// Writes some groups of a matrix to a chunk, from its group `at` on; rows that pad the last group are zeros.
+fn write(matrix: &Upload<'_>, range: Range<usize>, chunk: &Chunk, at: usize) -> Result<()> {
+    let (group, scale) = matrix.storage.group_bytes(matrix.cols);
+    let end = (range.end * group).min(matrix.quants.len());
+    let bytes = &matrix.quants[range.start * group..end];
+    chunk.quants.write(at * group, bytes)?;
+    let rest = at * group + bytes.len()..(at + range.len()) * group;
+    chunk.quants.fill(rest, 0)?;
+    match &chunk.scales {
+        Some(scales) => scales.write(at * scale, &matrix.scales[range.start * scale..range.end * scale]),
+        None => Ok(()),
+    }
 }

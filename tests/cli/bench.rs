@@ -1,6 +1,6 @@
 //! `bench`: every format carries what was measured and what the machine could give.
 
-use super::program::*;
+use crate::bed::program::*;
 use serde_json::Value;
 
 /// A short run with one thread.

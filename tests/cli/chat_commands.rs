@@ -1,6 +1,6 @@
 //! What the commands of a chat do to the conversation.
 
-use super::program::*;
+use crate::bed::program::*;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};

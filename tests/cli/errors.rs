@@ -1,9 +1,9 @@
 //! One line on stderr, nothing on stdout, and the exit code of the class.
 
-use super::program::*;
+use crate::bed::program::*;
 
 #[test]
-fn flags_that_are_not_there() {
+fn unknown_flags_are_named() {
     mentions(&fails(&["generate", "--foo"], 2), &["--foo"]);
     mentions(&fails(&["generate", "--temperatur", "1"], 2), &["--temperatur"]);
     mentions(&fails(&["dance"], 2), &["dance"]);
@@ -21,7 +21,7 @@ fn grammars_need_their_feature() {
 }
 
 #[test]
-fn numbers_out_of_range() {
+fn numbers_out_of_range_are_named() {
     let bad: &[(&str, &[&str])] = &[
         ("--num-tokens", &["x", "-2", "nan", "1.5", "99999999999999999999"]),
         ("--temperature", &["x", "nan", "-1", "inf"]),
@@ -75,7 +75,7 @@ fn numbers_out_of_range() {
 }
 
 #[test]
-fn devices_and_evictions() {
+fn devices_and_evictions_that_cannot_be_had_are_refused() {
     fn generate<'a>(flags: &[&'a str]) -> Vec<&'a str> {
         [&["generate", "-p", "x"], flags].concat()
     }
@@ -102,7 +102,7 @@ fn devices_and_evictions() {
 }
 
 #[test]
-fn prompts() {
+fn prompts_that_cannot_be_used_are_refused() {
     let long = "once upon a time ".repeat(20);
     mentions(&fails(&["generate", "-c", "16", "-p", &long], 2), &["16", "--max-seq-len"]);
     mentions(&fails(&["chat", "-st", "-c", "16", "-p", &long], 2), &["16", "--max-seq-len"]);
@@ -117,7 +117,7 @@ fn prompts() {
 }
 
 #[test]
-fn models_that_are_none() {
+fn paths_without_a_model_are_named() {
     mentions(&fails(&["generate", "-p", "x", "-m", "/no/such/dir"], 3), &["/no/such/dir"]);
     let temp = Temp::new();
     mentions(&fails(&["generate", "-p", "x", "-m", &temp.path("")], 3), &[&temp.path("")]);
@@ -129,7 +129,7 @@ fn models_that_are_none() {
 }
 
 #[test]
-fn config_of_another_model() {
+fn a_config_of_another_model_says_how_to_rebuild() {
     let temp = Temp::new();
     let dir = temp.model_without("config.json");
     let config = std::fs::read_to_string(model().join("config.json")).expect("a config");
@@ -145,7 +145,7 @@ fn config_of_another_model() {
 }
 
 #[test]
-fn broken_tokenizer() {
+fn a_broken_tokenizer_is_named() {
     let temp = Temp::new();
     let dir = temp.model_without("tokenizer.json");
     mentions(&fails(&["generate", "-p", "x", "-m", &dir], 3), &["tokenizer.json", "missing"]);
@@ -159,7 +159,7 @@ fn broken_tokenizer() {
 }
 
 #[test]
-fn broken_chat_template() {
+fn a_broken_chat_template_is_named_with_its_line() {
     let temp = Temp::new();
     let dir = temp.model_without("");
     let forever =
@@ -181,7 +181,7 @@ fn broken_chat_template() {
 }
 
 #[test]
-fn token_files() {
+fn broken_token_files_are_refused() {
     let temp = Temp::new();
     let out = temp.path("logits");
     for broken in ["", "[]", "[-1]", "[1.5]", "[99999999]", "{}"] {

@@ -1,6 +1,6 @@
-//! Rows of settings side by side, eviction of what is predicted, and recall of facts.
+//! Perplexities, rows of settings side by side, eviction of what is predicted, and recall of facts.
 
-use super::program::*;
+use crate::bed::program::*;
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use numeric::kv::{KvType, KvTypes};
 use serde_json::{Value, json};
@@ -134,4 +134,39 @@ fn what_cannot_be_asked_is_refused() {
     }
     let narrow = fails(&["eval", "--recall", &file, "--settings", "policy=h2o,window=1%,prefix=8"], 2);
     mentions(&narrow, &["policy h2o 1% prefix 8", "use a number from 10"]);
+}
+
+#[test]
+fn perplexity_does_not_depend_on_where_tokens_come_from() {
+    let file = model().join("golden/eval_tokens.json");
+    let temp = Temp::new();
+    let plain = tokens(&temp, 1024);
+    let eval = |args: &[&str]| eval(args).pop().expect("a line");
+    let path = file.to_str().expect("UTF-8");
+    let chunked = eval(&["--tokens", path, "--limit", "2", "--kv-type", "f32"]);
+    assert_eq!((&chunked["chunk"], &chunked["tokens"]), (&512.into(), &1022.into()));
+    assert_eq!(chunked, eval(&["--tokens", &plain, "--kv-type", "f32"]));
+    let ppl = chunked["perplexity"].as_f64().expect("a number");
+    assert!((1.3..1.8).contains(&ppl), "{ppl}");
+    // Against itself nothing differs.
+    let short = ["--tokens", &plain, "--chunk", "96", "--limit", "1"];
+    let same = eval(&[&short[..], &["--against", "kv=q4"]].concat());
+    assert_eq!((&same["against"]["kl_divergence"], &same["against"]["same_top"]), (&0.0.into(), &1.0.into()));
+    let other = eval(&[&short[..], &["--against", "kv=f32,weights=f32"]].concat());
+    let kl = other["against"]["kl_divergence"].as_f64().expect("a number");
+    assert!(kl > 0.0 && kl < 0.1, "{kl}");
+    assert_ne!(other["perplexity"], other["against"]["perplexity"]);
+}
+
+#[test]
+fn a_text_has_a_perplexity() {
+    let temp = Temp::new();
+    let file = temp.write("text.txt", "Once upon a time there was a cat. ".repeat(20));
+    let said = run(&["eval", "-f", &file, "--chunk", "64"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    mentions(&said.out, &["perplexity", "nats/token", "kv q4, weights q4_0"]);
+    assert_eq!(said.out.lines().count(), 2);
+    mentions(&said.err, &["chunks of 64 tokens"]);
+    let said = run(&["eval", "-f", &file, "--against", "kv=f16"]);
+    mentions(&said.out, &["kv f16, weights q4_0", "KL divergence", "same top token"]);
 }

@@ -1,6 +1,6 @@
 //! What the machine allows: memory that is too little, and cores that are chosen.
 
-use super::program::*;
+use crate::bed::program::*;
 
 /// Runs where so much memory is available.
 fn with_memory(mib: &str, args: &[&str]) -> Said {

@@ -1,6 +1,6 @@
 //! The marker of a running model: what the start after a kill says, and that nothing else leaves one.
 
-use super::program::*;
+use crate::bed::program::*;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};

@@ -1,6 +1,6 @@
 //! What a successful run prints where, and what must not change it.
 
-use super::program::*;
+use crate::bed::program::*;
 use std::io::Read;
 use std::process::Stdio;
 
@@ -48,7 +48,7 @@ fn same_seed_same_text() {
 }
 
 #[test]
-fn prompt_from_everywhere() {
+fn a_prompt_is_the_same_from_flag_file_and_pipe() {
     let reference = greedy(&[]);
     let temp = Temp::new();
     let file = temp.write("prompt.txt", "Once upon a time\n");
@@ -77,7 +77,7 @@ fn stop_strings_are_held_back() {
 }
 
 #[test]
-fn jsonl_is_json() {
+fn json_lines_hold_the_same_text() {
     let whole = greedy(&[]);
     let lines = greedy(&["--format", "jsonl"]);
     let lines: Vec<serde_json::Value> =
@@ -168,7 +168,7 @@ fn other_samplers_are_off_until_asked_for() {
 }
 
 #[test]
-fn how_far_it_goes() {
+fn text_ends_for_the_reason_that_is_said() {
     assert_eq!(text(&["generate", "-n", "0", "-p", "Once"]), "");
     let ends = |args: &[&str]| {
         let mut all = vec!["generate", "--temp", "0", "-n", "-1", "-p", "Once upon a time"];
@@ -183,7 +183,7 @@ fn how_far_it_goes() {
 }
 
 #[test]
-fn reader_that_leaves() {
+fn a_reader_that_leaves_is_no_error() {
     let args = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once"];
     let mut child =
         command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
@@ -196,7 +196,7 @@ fn reader_that_leaves() {
 }
 
 #[test]
-fn interrupt_keeps_the_text() {
+fn an_interrupt_keeps_the_text() {
     let args = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once"];
     let mut child =
         command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
@@ -213,7 +213,7 @@ fn interrupt_keeps_the_text() {
 }
 
 #[test]
-fn help_and_version() {
+fn help_lists_every_command_and_version_names_the_model() {
     use antigravity::dims::{DIM, LAYERS, MODEL, VOCAB};
     let version = text(&["--version"]);
     let dims = [format!("{LAYERS} layers"), format!("dim {DIM}"), format!("vocab {VOCAB}")];

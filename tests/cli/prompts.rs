@@ -1,6 +1,6 @@
 //! `generate --prompts`: a JSON line for each prompt, as it is complete.
 
-use super::program::*;
+use crate::bed::program::*;
 use serde_json::{Value, json};
 
 const LINES: &str = "\"Once upon a time\"\n\n{\"prompt\":\"The cat\",\"max_tokens\":4,\"seed\":9}\n\

@@ -1,6 +1,6 @@
 //! Files that are written and read again: sessions, packed models, logits.
 
-use super::program::*;
+use crate::bed::program::*;
 use numeric::simd::Isa;
 
 #[test]
@@ -21,7 +21,7 @@ fn a_continued_session_is_one_run() {
 }
 
 #[test]
-fn sessions_that_do_not_fit() {
+fn sessions_that_do_not_fit_are_refused() {
     let temp = Temp::new();
     let file = temp.path("state");
     greedy(&["--session", &file]);
@@ -58,7 +58,7 @@ fn packed_models_say_the_same() {
 }
 
 #[test]
-fn logits_on_every_instruction_set() {
+fn logits_have_the_same_bits_on_every_instruction_set() {
     let temp = Temp::new();
     let tokens = temp.write("tokens.json", "[0, 55, 1667, 338, 2236]");
     let logits = |isa: &str| {

@@ -1,6 +1,6 @@
 //! Text as it comes: when it stops, in which pieces, in which order.
 
-use super::program::*;
+use crate::bed::program::*;
 use serde_json::Value;
 use std::io::Read;
 use std::process::{Command, Stdio};

@@ -1,6 +1,6 @@
 //! A chat at a terminal: line editing, and what Ctrl-C does.
 
-use super::program::*;
+use crate::bed::program::*;
 use rustix::pty;
 use rustix::termios::{LocalModes, tcgetattr};
 use std::fs::File;

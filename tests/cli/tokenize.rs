@@ -1,10 +1,10 @@
 //! `tokenize`: ids on stdout and text back again, for any model's vocabulary.
 
-use super::program::*;
+use crate::bed::program::*;
 use serde_json::{Value, json};
 
 fn gguf(name: &str) -> String {
-    let file = crate::place::root().join("tests/fixtures/gguf").join(name);
+    let file = crate::bed::place::root().join("tests/fixtures/gguf").join(name);
     file.to_str().expect("UTF-8").to_string()
 }
 
@@ -61,7 +61,7 @@ fn json_has_the_pieces() {
 #[test]
 fn the_vocabulary_of_any_model() {
     let file = gguf("m1-llama32-bf16.Q4_0.gguf");
-    let dir = crate::place::root().join("tests/fixtures/models/m1-llama32-bf16");
+    let dir = crate::bed::place::root().join("tests/fixtures/models/m1-llama32-bf16");
     let dir = dir.to_str().expect("UTF-8");
     let ours = text(&["tokenize", "-p", "the  rain in Spain"]);
     let reference = text(&["tokenize", "-p", "the  rain in Spain", "-m", dir]);

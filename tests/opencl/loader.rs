@@ -1,8 +1,11 @@
 //! Finding a library and choosing a device: what works, and what is said where it does not.
 
-use crate::bed::{Temp, child, device, ended, job, skip};
-use opencl_runtime::device::{choose, devices};
+use crate::bed::child::{child, ended, job};
+use crate::bed::program::binary;
+use crate::bed::temp::Temp;
+use crate::device::{device, skip};
 use antigravity::opencl::{Access, Cache, Device, DeviceType, Kind, Place, Program, Source};
+use opencl_runtime::device::{choose, devices};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -41,7 +44,7 @@ fn opened(select: &str, settings: &[(&str, &str)]) -> String {
 }
 
 fn doctor(settings: &[(&str, &str)], args: &[&str]) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_antigravity"));
+    let mut command = Command::new(binary());
     command
         .arg("doctor")
         .args(args)
@@ -76,7 +79,7 @@ fn library(what: &str, places: &[&str]) -> Option<PathBuf> {
 const LIBS: &[&str] = &["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
 
 #[test]
-fn a_library_that_is_not_there() {
+fn a_library_that_is_not_there_is_named() {
     let missing = [("ANTIGRAVITY_OPENCL_LIB", "/nowhere/libOpenCL.so.9")];
     let said = opened("any", &missing);
     holds(&said, &["FAILURE Absent", "/nowhere/libOpenCL.so.9 (cannot open", "ANTIGRAVITY_OPENCL_LIB"]);
@@ -91,7 +94,7 @@ fn a_library_that_is_not_there() {
         ],
     );
     // A model that is to run there does not, and the exit code says why.
-    let mut command = Command::new(env!("CARGO_BIN_EXE_antigravity"));
+    let mut command = Command::new(binary());
     let output =
         command.args(["generate", "-b", "opencl", "-p", "x", "-n", "1"]).envs(missing).output().unwrap();
     assert_eq!(output.status.code(), Some(5));
@@ -104,13 +107,13 @@ fn a_library_that_is_not_there() {
 }
 
 #[test]
-fn a_library_without_the_symbols() {
+fn a_library_without_the_symbols_is_named() {
     let said = opened("any", &[("ANTIGRAVITY_OPENCL_LIB", "libc.so.6")]);
     holds(&said, &["FAILURE Absent", "libc.so.6 (symbol clGetPlatformIDs is missing)"]);
 }
 
 #[test]
-fn a_loader_without_platforms() {
+fn a_loader_without_platforms_is_passed_over() {
     let Some(loader) = library("libOpenCL.so.1", LIBS) else { return };
     let empty = Temp::new();
     let vendors = ("OCL_ICD_VENDORS", empty.0.to_str().unwrap());
@@ -122,7 +125,7 @@ fn a_loader_without_platforms() {
 }
 
 #[test]
-fn a_vendors_library_without_a_loader() {
+fn a_vendors_library_is_used_without_a_loader() {
     let Some(pocl) = library("libpocl.so.2.", LIBS) else { return };
     let said = opened("0", &[("ANTIGRAVITY_OPENCL_LIB", pocl.to_str().unwrap())]);
     holds(&said, &["RAN [5, 6, 7, 8] through", "libpocl.so.2."]);

@@ -17,7 +17,8 @@ pub fn run(words: &[String]) -> Result<()> {
     if elsewhere {
         return remote::run(&args);
     }
-    let mut test = sh::cargo(&["test", "--release", "--package", "antigravity", "--test", "golden"]);
+    let mut test =
+        sh::cargo(&["test", "--release", "--package", "antigravity", "--test", "engine", "golden::"]);
     if args.has("--bless") {
         test.env("ANTIGRAVITY_BLESS", "1");
     }

@@ -18,13 +18,8 @@ pub struct Arena<'a> {
 }
 
 impl<'a> Arena<'a> {
-    /// A buffer for each part.
-    pub fn apart(device: &'a Device, access: Access, place: Place) -> Self {
-        Self { device, access, place, one: None }
-    }
-
-    /// Room for parts of these sizes in one buffer, if `place` allows that and the device has room for it.
-    pub fn in_one(device: &'a Device, parts: &[usize], access: Access, place: Place) -> Self {
+    /// Room for parts of these sizes: in one buffer for [`Place::InOne`], if the device has room for it.
+    pub fn new(device: &'a Device, parts: &[usize], access: Access, place: Place) -> Self {
         let step = step(device);
         let all = parts.iter().try_fold(0usize, |sum, &n| sum.checked_add(n.checked_next_multiple_of(step)?));
         let facts = device.facts();

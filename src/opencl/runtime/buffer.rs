@@ -411,12 +411,12 @@ impl Landing {
         Ok(Self { buffer, start: Address(start) })
     }
 
-    /// Waits for what is queued and reads the first `bytes.len()` bytes of `from`.
-    pub fn read(&mut self, from: &Buffer, bytes: &mut [u8]) -> Result<()> {
+    /// Waits for what is queued and reads `bytes.len()` bytes of `from` that begin at `offset`.
+    pub fn read(&mut self, from: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
         assert!(bytes.len() <= self.buffer.len(), "more is read than lands");
         // SAFETY: mapped for reading and writing for as long as `self`, borrowed mutably; no kernel has this buffer.
         let landed = unsafe { std::slice::from_raw_parts_mut(self.start.0.as_ptr(), bytes.len()) };
-        from.read(0, landed)?;
+        from.read(offset, landed)?;
         bytes.copy_from_slice(landed);
         Ok(())
     }
@@ -427,4 +427,16 @@ impl Drop for Landing {
         // Nobody is left to be told.
         let _ = self.buffer.memory.unmap(self.start.0);
     }
+}
+
+/// Floats as the bytes that buffers hold. Host and device of every OpenCL platform in use are little endian.
+pub fn bytes_of(x: &[f32]) -> &[u8] {
+    // SAFETY: the same memory, as long as `x`; every byte of a float is initialised and bytes need no alignment.
+    unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
+}
+
+/// The same, to be read into.
+pub fn bytes_of_mut(x: &mut [f32]) -> &mut [u8] {
+    // SAFETY: as above; any four bytes are a float.
+    unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(x)) }
 }

@@ -3,17 +3,14 @@
 //! A kernel's source is part of this program, as trusted as its Rust: nothing here can tell that a kernel
 //! stays within its buffers. oclgrind can, and the tests ask it.
 
-mod notes;
-
 use super::buffer::{Buffer, Memory};
 use super::device::{Builds, Device, Shared, number, text};
 use super::failure::{Failure, Kind, Result, check};
 use super::ffi::{self, KernelId, ProgramId};
-use super::program_cache::Key;
-use notes::{Kept, Risk, marker};
+use super::program_cache::{Entry, Key, Marker, Notes, Trial, Verdict};
 use std::ffi::CString;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Times a build is tried where the driver says it lacks resources: some need a moment after others.
@@ -40,6 +37,19 @@ pub struct Program {
     kept: Option<Kept>,
 }
 
+/// What the program cache is told of a program.
+struct Kept {
+    key: Key,
+    notes: Mutex<Notes>,
+}
+
+/// Whether a program may be what a driver crashes on.
+#[derive(Clone, Copy)]
+enum Risk {
+    Baseline,
+    Variant,
+}
+
 impl Program {
     /// Compiles, or takes from the cache.
     ///
@@ -58,7 +68,7 @@ impl Program {
     fn build_with(device: &Device, source: &Source<'_>, risk: Risk) -> Result<Self> {
         let shared = &device.shared;
         let begin = Instant::now();
-        let key = Key::of(source, &shared.facts);
+        let key = Key::of(source.text, source.options, &shared.facts);
         let _marker = match risk {
             Risk::Baseline => None,
             Risk::Variant => marker(shared, &key, source.name)?,
@@ -75,7 +85,7 @@ impl Program {
             }
         };
         let notes = Mutex::new(entry.map(|entry| entry.notes).unwrap_or_default());
-        program.kept = Some(Kept { key, risk, notes });
+        program.kept = Some(Kept { key, notes });
         if !from_cache {
             program.save();
         }
@@ -179,6 +189,31 @@ impl Program {
         if code == ffi::SUCCESS { binary } else { Vec::new() }
     }
 
+    fn kept(&self) -> &Kept {
+        self.kept.as_ref().expect("set by `build_with`")
+    }
+
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        self.kept().notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts binary and notes into the cache.
+    fn save(&self) {
+        let notes = self.notes().clone();
+        self.shared.cache.save(&self.kept().key, &Entry { binary: self.binary(), notes });
+    }
+
+    /// Whether `kernel` has computed what it should; `None` where nobody has tried.
+    pub fn verdict(&self, kernel: &str) -> Option<Verdict> {
+        self.notes().verdicts.get(kernel).copied()
+    }
+
+    /// Notes a verdict for good.
+    pub fn set_verdict(&self, kernel: &str, verdict: Verdict) {
+        self.notes().verdicts.insert(kernel.into(), verdict);
+        self.save();
+    }
+
     /// A kernel of this name, without arguments yet. Each is an object of its own.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
         let shared = &self.shared;
@@ -195,13 +230,10 @@ impl Program {
             id,
             buffers: Vec::new(),
             max_work_group: 0,
-            work_group_multiple: 0,
             local_memory: 0,
             private_memory: 0,
         };
         kernel.max_work_group = kernel.info::<usize>(ffi::KERNEL_WORK_GROUP_SIZE).unwrap_or(0);
-        kernel.work_group_multiple =
-            kernel.info::<usize>(ffi::KERNEL_PREFERRED_WORK_GROUP_SIZE_MULTIPLE).unwrap_or(1);
         kernel.local_memory = kernel.info(ffi::KERNEL_LOCAL_MEM_SIZE).unwrap_or(0);
         kernel.private_memory = kernel.info(ffi::KERNEL_PRIVATE_MEM_SIZE).unwrap_or(0);
         Ok(kernel)
@@ -215,6 +247,19 @@ impl Drop for Program {
     }
 }
 
+/// Marks the trial of a variant, unless an earlier one ended in a crash.
+fn marker(shared: &Shared, key: &Key, name: &str) -> Result<Option<Marker>> {
+    match shared.cache.try_out(key) {
+        Trial::Marked(marker) => Ok(Some(marker)),
+        Trial::Unmarked => Ok(None),
+        Trial::Crashed(path) => {
+            let path = path.display();
+            let message = format!("{name} is left out: the driver crashed on it; remove {path} to try again");
+            Err(Failure::new(Kind::Build, message))
+        }
+    }
+}
+
 /// A kernel with its arguments, which stay until they are set anew. It keeps their buffers alive.
 pub struct Kernel {
     shared: Arc<Shared>,
@@ -223,7 +268,6 @@ pub struct Kernel {
     /// By argument; `None` for those that are no buffer.
     buffers: Vec<Option<Arc<Memory>>>,
     max_work_group: usize,
-    work_group_multiple: usize,
     local_memory: u64,
     private_memory: u64,
 }
@@ -237,11 +281,6 @@ impl Kernel {
     /// Most items of a group of this kernel, which its registers may make fewer than the device's.
     pub fn max_work_group(&self) -> usize {
         self.max_work_group
-    }
-
-    /// The device runs items in units of so many.
-    pub fn work_group_multiple(&self) -> usize {
-        self.work_group_multiple
     }
 
     /// Bytes of local memory a group takes, as far as declared in the source.
@@ -273,26 +312,14 @@ impl Kernel {
         unsafe { self.set(index, 4, (&raw const value).cast()) }
     }
 
-    /// Sets argument `index` to a vector of `int`: two or four.
+    /// Sets argument `index` to an `int` or a vector of them: one, two or four.
     pub fn arg_ints(&mut self, index: usize, values: &[i32]) -> Result<&mut Self> {
         // SAFETY: readable memory of this size, copied by the call.
         unsafe { self.set(index, size_of_val(values), values.as_ptr().cast()) }
     }
 
-    /// Sets argument `index` to a `float`.
-    pub fn arg_f32(&mut self, index: usize, value: f32) -> Result<&mut Self> {
-        // SAFETY: four bytes, copied by the call.
-        unsafe { self.set(index, 4, (&raw const value).cast()) }
-    }
-
-    /// Gives argument `index`, a `__local` pointer, so many bytes.
-    pub fn arg_local(&mut self, index: usize, bytes: usize) -> Result<&mut Self> {
-        // SAFETY: local memory has a size and no value.
-        unsafe { self.set(index, bytes, std::ptr::null()) }
-    }
-
     /// # Safety
-    /// `value` must be null or `size` readable bytes; a handle among them must be alive while it is set.
+    /// `value` must be `size` readable bytes; a handle among them must be alive while it is set.
     unsafe fn set(&mut self, index: usize, size: usize, value: *const std::ffi::c_void) -> Result<&mut Self> {
         let number = u32::try_from(index).expect("a kernel has few arguments");
         // SAFETY: by this function's contract. A wrong size for the argument is reported by the driver.

@@ -1,4 +1,4 @@
-//! What is kept of built programs on disk: the driver's binary, verdicts of self-tests, tuned sizes.
+//! What is kept of built programs on disk: the driver's binary, verdicts of self-tests.
 //!
 //! One file for each key: everything a built program depends on, stored in full and compared. A file that
 //! is missing, cut short, damaged, of another key or in a place that others may write counts as none, and
@@ -8,7 +8,6 @@
 //! driver that crashes leaves it behind, and that variant is not tried again.
 
 use super::facts::Facts;
-use super::program::Source;
 use files::atomic_file::Unfinished;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -244,16 +243,17 @@ pub(super) struct Key(Vec<u8>);
 impl Key {
     /// Of something that is no program.
     fn named(name: &str) -> Self {
-        let mut key = Vec::new();
-        put(&mut key, name.as_bytes());
-        Self(key)
+        Self::of_parts([name])
     }
 
-    pub fn of(source: &Source<'_>, facts: &Facts) -> Self {
+    /// Of the program that a device's compiler makes of `text` with `options`.
+    pub fn of(text: &str, options: &str, facts: &Facts) -> Self {
+        Self::of_parts([text, options].into_iter().chain(facts.identity()))
+    }
+
+    fn of_parts<'a>(parts: impl IntoIterator<Item = &'a str>) -> Self {
         let mut key = Vec::new();
-        for part in [source.text, source.options].into_iter().chain(facts.identity()) {
-            put(&mut key, part.as_bytes());
-        }
+        parts.into_iter().for_each(|part| put(&mut key, part.as_bytes()));
         Self(key)
     }
 }
@@ -270,8 +270,6 @@ pub enum Verdict {
 pub(super) struct Notes {
     /// By kernel.
     pub verdicts: BTreeMap<String, Verdict>,
-    /// Numbers by whatever name their owner gives them, e.g. of work-group sizes.
-    pub tuned: BTreeMap<String, i64>,
     /// A text, where the key is of no program.
     #[serde(default)]
     pub remembered: Option<String>,
@@ -335,7 +333,6 @@ mod tests {
     fn entry() -> (Key, Entry) {
         let notes = Notes {
             verdicts: [("a".into(), Verdict::Passed), ("b".into(), Verdict::Failed)].into(),
-            tuned: [("local".into(), -3)].into(),
             ..Notes::default()
         };
         (Key(b"key".to_vec()), Entry { binary: vec![1, 2, 3], notes })
@@ -378,15 +375,13 @@ mod tests {
     #[test]
     fn every_part_of_the_key_counts() {
         let facts = |name: &str| Facts { name: name.into(), ..Facts::nothing() };
-        let key = |text: &str, options: &str, name: &str| {
-            Key::of(&Source { name: "n", text, options }, &facts(name)).0
-        };
+        let key = |text: &str, options: &str, name: &str| Key::of(text, options, &facts(name)).0;
         let base = key("ab", "c", "d");
         assert_eq!(base, key("ab", "c", "d"));
         for other in [key("a", "bc", "d"), key("ab", "", "cd"), key("ab", "c", "e")] {
             assert_ne!(base, other);
         }
         let newer = Facts { driver: "2".into(), ..facts("d") };
-        assert_ne!(base, Key::of(&Source { name: "n", text: "ab", options: "c" }, &newer).0);
+        assert_ne!(base, Key::of("ab", "c", &newer).0);
     }
 }

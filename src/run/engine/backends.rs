@@ -157,7 +157,7 @@ impl Engine {
                 attention,
                 rows: match o.zero_copy && model.device().facts().unified_memory {
                     true => Place::HostVisible,
-                    false => own_place(o),
+                    false => own_place(o, model.device()),
                 },
                 variants,
             };
@@ -304,9 +304,10 @@ fn shared<D: crate::model::device::Device + 'static>(device: D) -> SharedDevice 
     Arc::new(Mutex::new(device))
 }
 
-/// Where in its own memory a device has weights and cache.
-fn own_place(options: &EngineOptions) -> Place {
-    if options.gpu_fast { Place::InOne } else { Place::Device }
+/// Where in its own memory a device has weights and caches.
+fn own_place(options: &EngineOptions, device: &opencl::Device) -> Place {
+    let variants = if options.gpu_fast { Variants::AnyOrder } else { Variants::Fastest };
+    opencl::own_place(device, variants)
 }
 
 /// Opens the OpenCL device and brings the weights there.
@@ -318,7 +319,7 @@ pub(super) fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(
     }
     let matrices = match shared {
         true => Matrices::share(&device, weights)?,
-        false => Matrices::copy(&device, weights, own_place(options))?,
+        false => Matrices::copy(&device, weights, own_place(options, &device))?,
     };
     Ok((device, matrices))
 }

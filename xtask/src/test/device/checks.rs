@@ -308,7 +308,7 @@ fn runner(bench: &Bench) -> Checked<Verdict> {
     }
     let phone = phone(bench)?;
     let xtask = bench.xtask(&[]);
-    let mut test = sh::cargo(&["test", "--package", "antigravity", "--target", TARGET, "--test", "golden"]);
+    let mut test = sh::cargo(&["test", "--package", "antigravity", "--target", TARGET, "--test", "engine"]);
     test.args(["--", "random_interleavings"]).stdin(Stdio::null());
     for (name, value) in xtask.get_envs() {
         match value {

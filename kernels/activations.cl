@@ -1,0 +1,65 @@
+// Prefill: the inputs of a matrix, one work-group per token, quantised where the matrix is.
+//
+// INPUT_NORM   RMS norm of the residual
+// INPUT_ATT    attention's output
+// INPUT_SILU   silu(gate) * up
+//
+// out: acts [token][COLS / 32][8 words] and scales [token][COLS / 32], or floats [token][COLS]
+// at: the first token that is read, where the first one is written
+
+#if !defined(COLS) || !defined(QUANTISED)
+#error a shape of the input is not defined
+#endif
+
+// Element i of the input; the norm's scale is `scale`.
+float element(const __global float *src, const __global float *in, float scale, int i) {
+#if defined(INPUT_SILU)
+    return silu(src[i]) * src[FFN_PAD + i];
+#elif defined(INPUT_NORM)
+    return src[i] * scale * in[i];
+#else
+    return src[i];
+#endif
+}
+
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
+    const __global float *src, const __global float *in, __global float *out, __global float *scales, int2 at) {
+    __local float red[WG];
+    int lid = get_local_id(0), from = at.x + get_group_id(0), to = at.y + get_group_id(0);
+#if defined(INPUT_NORM)
+    const __global float *row = ROW(src, from);
+    __local float x[COLS];
+    for (int i = lid; i < COLS; i += WG) x[i] = row[i];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float scale = norm_scale(x, COLS, red);
+#elif defined(INPUT_SILU)
+    const __global float *row = src + (size_t)from * (2 * FFN_PAD);
+    float scale = 1.0f;
+#else
+    const __global float *row = src + (size_t)from * COLS;
+    float scale = 1.0f;
+#endif
+#if QUANTISED
+    // Four neighbours share a block; each holds eight of its columns.
+    __global uint *words = (__global uint *)out + (size_t)to * (COLS / 4);
+    for (int first_octet = 0; first_octet < COLS / 8; first_octet += WG) {
+        int o = first_octet + lid;
+        float8 v = 0.0f;
+        if (o < COLS / 8) {
+            float *e = (float *)&v;
+            for (int i = 0; i < 8; i++) e[i] = element(row, in, scale, 8 * o + i);
+        }
+        red[lid] = most8(v);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        const __local float *of_block = red + lid / 4 * 4;
+        float2 d = act_scale(fmax(fmax(of_block[0], of_block[1]), fmax(of_block[2], of_block[3])));
+        if (o < COLS / 8) {
+            vstore2(quantise8(v, d.y), o, words);
+            if (o % 4 == 0) scales[(size_t)to * (COLS / 32) + o / 4] = d.x;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+#else
+    for (int i = lid; i < COLS; i += WG) out[(size_t)to * COLS + i] = element(row, in, scale, i);
+#endif
+}

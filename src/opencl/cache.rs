@@ -1,0 +1,187 @@
+//! The key/value cache of one sequence: its rows, the attention mass of its slots, and the launches that are bound to
+//! both. Where memory is unified, the CPU may have rows and mass until the device needs them again.
+
+use super::kv::{MappedLayer, Rows};
+use super::launches::{AttendOn, CacheLaunches, CacheLayer};
+use super::mass::Mass;
+use crate::model::device::{Cache, Extent, HostLayer, HostRows, KvRows};
+use files::{Error, Result};
+use numeric::kv::{check_capacity, check_kept};
+use opencl_runtime::device::Device;
+use opencl_runtime::failure::{self, Failure};
+use std::any::Any;
+use std::ops::Range;
+
+/// A cache in the memory of an OpenCL device.
+pub struct OpenClCache {
+    device: Device,
+    /// Where attention is computed.
+    attend: AttendOn,
+    /// The rows.
+    pub rows: Rows,
+    len: usize,
+    /// None until it is first written or observed.
+    pub mass: Option<Mass>,
+    /// None until the first pass, and after rows or mass have moved.
+    pub launches: Option<CacheLaunches>,
+    /// While the CPU has them.
+    on_host: Option<OnHost>,
+}
+
+/// Rows and mass in the CPU's hands.
+struct OnHost {
+    /// By layer.
+    rows: Vec<MappedLayer>,
+    /// By layer: `[kv_head][slot]`; empty where there is none.
+    mass: Vec<Vec<f32>>,
+}
+
+impl HostRows for OnHost {
+    fn layer(&self, layer: usize) -> (&[u8], &[u8]) {
+        let (k, v) = &self.rows[layer];
+        (k, v)
+    }
+
+    fn layer_mut(&mut self, layer: usize) -> HostLayer<'_> {
+        let (k, v) = &mut self.rows[layer];
+        let mass = self.mass.get_mut(layer).map(|mass| &mut mass[..]);
+        HostLayer { k: k.bytes_mut(), v: v.bytes_mut(), mass }
+    }
+}
+
+/// Whatever it is, the sequence can go on elsewhere.
+fn lost(failure: Failure) -> Error {
+    Error::Device(failure.to_string())
+}
+
+impl OpenClCache {
+    /// An empty cache.
+    pub fn new(device: &Device, rows: Rows, attend: AttendOn) -> Self {
+        let device = device.clone();
+        Self { device, attend, rows, len: 0, mass: None, launches: None, on_host: None }
+    }
+
+    /// The device's own cache in a run.
+    ///
+    /// # Panics
+    ///
+    /// It is another device's.
+    pub fn of(cache: &mut dyn Cache) -> &mut Self {
+        let cache: &mut dyn Any = cache;
+        cache.downcast_mut().expect("an OpenCL device computes with caches of its own")
+    }
+
+    /// Filled slots.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The launches of one layer.
+    ///
+    /// # Panics
+    ///
+    /// Nobody has bound them.
+    pub fn layer(&mut self, layer: usize) -> &mut CacheLayer {
+        &mut self.launches.as_mut().expect("bound before the pass").layers[layer]
+    }
+
+    /// Ends a pass that has filled `new` slots, and has given a mass to all where it was observed.
+    pub fn advance(&mut self, new: usize, observed: bool) {
+        self.len += new;
+        if let Some(mass) = self.mass.as_mut().filter(|_| observed) {
+            mass.set_filled(self.len);
+        }
+    }
+
+    /// Makes room for the mass of all slots.
+    pub fn make_mass(&mut self) -> failure::Result<&mut Mass> {
+        if self.mass.is_none() {
+            self.launches = None;
+            self.mass = Some(Mass::new(&self.device, self.rows.slots(), self.attend)?);
+        }
+        Ok(self.mass.as_mut().expect("made above"))
+    }
+
+    /// Takes rows and mass back from the CPU.
+    pub fn take_back(&mut self) -> Result<()> {
+        let Some(OnHost { rows, mass }) = self.on_host.take() else { return Ok(()) };
+        let mut views = rows.into_iter().flat_map(|(k, v)| [k, v]);
+        views.try_for_each(|view| view.unmap()).map_err(lost)?;
+        match &mut self.mass {
+            Some(sums) => sums.take_back(&mass, self.len).map_err(lost),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Cache for OpenClCache {
+    fn extent(&self) -> Extent {
+        Extent { types: self.rows.types(), slots: self.rows.slots(), len: self.len }
+    }
+
+    fn set_len(&mut self, len: usize) {
+        let slots = self.rows.slots();
+        assert!(len <= slots);
+        let before = std::mem::replace(&mut self.len, len);
+        if let Some(mass) = &mut self.mass {
+            mass.set_filled(mass.filled().min(before.min(len)));
+        }
+        // The CPU adds to what stands there.
+        for layer in self.on_host.iter_mut().flat_map(|host| &mut host.mass) {
+            layer.chunks_exact_mut(slots.max(1)).for_each(|head| head[before.min(len)..len].fill(0.0));
+        }
+    }
+
+    fn resize(&mut self, slots: usize) -> Result<()> {
+        check_capacity(slots, self.len)?;
+        self.take_back()?;
+        let (device, len) = (&self.device, self.len);
+        let mass = self.mass.as_mut().map(|m| m.resized(device, slots, len)).transpose()?;
+        self.rows = self.rows.resized(device, slots, len)?;
+        (self.mass, self.launches) = (mass, None);
+        Ok(())
+    }
+
+    fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
+        check_kept(slots, self.len)?;
+        self.take_back()?;
+        self.rows.keep(layer, kv_head, slots, self.len)?;
+        let len = self.len;
+        self.mass.iter_mut().try_for_each(|m| m.keep((layer, kv_head), slots, len))?;
+        Ok(())
+    }
+
+    fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
+        self.take_back()?;
+        Ok(self.rows.read(layer, slots, rows)?)
+    }
+
+    fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
+        self.take_back()?;
+        Ok(self.rows.write(layer, slots, rows)?)
+    }
+
+    fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()> {
+        self.take_back()?;
+        match &mut self.mass {
+            Some(sums) => sums.read(layer, self.len, mass)?,
+            None => mass.fill(0.0),
+        }
+        Ok(())
+    }
+
+    fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()> {
+        self.take_back()?;
+        let len = self.len;
+        Ok(self.make_mass()?.write(layer, len, mass)?)
+    }
+
+    fn host(&mut self) -> Result<&mut dyn HostRows> {
+        if self.on_host.is_none() {
+            let (rows, len) = (self.rows.map().map_err(lost)?, self.len);
+            let mass = self.mass.as_mut().map(|mass| mass.lend(len)).transpose().map_err(lost)?;
+            self.on_host = Some(OnHost { rows, mass: mass.unwrap_or_default() });
+        }
+        Ok(self.on_host.as_mut().expect("made above"))
+    }
+}

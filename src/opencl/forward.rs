@@ -1,0 +1,381 @@
+//! One forward pass: the same steps in the same order as the CPU's, each a launch, or a part of one, or the host's.
+//!
+//! A pass of one token has launches that cover several steps (`kernels/gemv.cl`); a pass of more has a launch or two a
+//! step. Only rope, attend and observe know that tokens are of different sequences: they are launched for each run.
+
+use super::cache::OpenClCache;
+use super::defines::{CHUNK, QKV};
+use super::kernels::OBSERVE_ITEMS;
+use super::launches::Launches;
+use super::scratch::Scratch;
+use super::single_launch::SingleLaunch;
+use super::weights::Model;
+use crate::dims::*;
+use crate::model::device::{Attention, AttentionJob, CancelToken, Logits, Run};
+use crate::model::trace::Steps;
+use files::Error;
+use opencl_runtime::buffer::{Landing, MapFor, bytes_of, bytes_of_mut};
+use opencl_runtime::device::Device;
+use opencl_runtime::failure::{Failure, Kind, Result};
+use std::ops::Range;
+
+/// Attention on the host, and what it reads and writes.
+pub struct HostAttention {
+    /// What computes it.
+    pub attend: Attention,
+    /// `[token][QKV]`
+    pub qkv: Vec<f32>,
+    /// `[token][Q_DIM]`
+    pub att: Vec<f32>,
+}
+
+/// One forward pass under way.
+pub struct Pass<'a> {
+    pub model: &'a Model,
+    pub launches: &'a mut Launches,
+    /// Of a pass that is one launch.
+    pub single: Option<&'a mut SingleLaunch>,
+    pub scratch: &'a mut Scratch,
+    pub landing: Option<&'a mut Landing>,
+    pub host: Option<&'a mut HostAttention>,
+    pub cancel: Option<&'a CancelToken>,
+    /// Radians per position of each rotated pair.
+    pub frequencies: &'a [f64],
+    /// Tokens, of all runs together.
+    pub n: usize,
+    /// Whether `out` merges the chunks of attention.
+    pub out_merges: bool,
+    pub steps: Steps<'a>,
+    /// Whether steps are timed, for which the host must wait for each.
+    pub timed: bool,
+}
+
+/// Where the tokens of a run lie, in the pass and in their cache.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Its first token in the pass.
+    first: usize,
+    tokens: usize,
+    /// Filled slots before them.
+    before: usize,
+    /// Slots of the cache.
+    slots: usize,
+    /// How many of the tokens, the last ones, are observed.
+    observed: usize,
+}
+
+impl Place {
+    fn of(run: &mut Run<'_>, first: usize) -> Self {
+        let tokens = run.tokens.len();
+        let cache = OpenClCache::of(run.cache);
+        let observed = run.observe.min(tokens);
+        Self { first, tokens, before: cache.len(), slots: cache.rows.slots(), observed }
+    }
+
+    /// `Run` of `kernels/common.cl`.
+    fn as_run(self) -> [i32; 4] {
+        [self.first, self.tokens, self.before, self.slots].map(|n| n as i32)
+    }
+
+    /// Slots that are filled after the pass.
+    fn filled(self) -> usize {
+        self.before + self.tokens
+    }
+}
+
+/// Chunks of attention over `slots` slots.
+pub fn chunks(slots: usize) -> usize {
+    slots.div_ceil(CHUNK)
+}
+
+/// The tokens of a pass whose logits are wanted, in ascending order.
+pub fn wanted<'a>(runs: &'a [Run<'_>]) -> impl Iterator<Item = usize> + 'a {
+    let mut end = 0;
+    runs.iter().flat_map(move |run| {
+        let first = end;
+        end += run.tokens.len();
+        match run.logits {
+            Logits::None => end..end,
+            Logits::Last(_) => end - 1..end,
+            Logits::All(_) => first..end,
+        }
+    })
+}
+
+impl Pass<'_> {
+    /// All steps of all layers on the tokens of `runs`, and the logits that are wanted.
+    pub fn run(&mut self, runs: &mut [Run<'_>]) -> std::result::Result<(), Error> {
+        let last = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
+        self.scratch.embed(&self.model.weights, runs, self.frequencies)?; // rows of the embedding, angles of RoPE
+        self.done("embed", 0)?;
+        if let Some(single) = self.single.take() {
+            return Ok(self.single_launch(single, runs)?); // fused: all steps of all layers
+        }
+        for layer in 0..LAYERS {
+            self.go_on()?;
+            self.norm(layer)?; // RMS norm before attention
+            self.qkv(layer)?; // queries, keys and values
+            let mut first = 0;
+            for run in &mut *runs {
+                let place = Place::of(run, first);
+                let cache = OpenClCache::of(run.cache);
+                self.rope(layer, place, cache)?; // keys get their position and join the cache
+                self.attend(layer, place, cache)?; // each query over all slots up to its own
+                self.observe(layer, place, cache)?; // what each slot received of it
+                first += place.tokens;
+            }
+            self.out(layer)?; // attention's output joins the residual
+            self.ffn_norm(layer)?; // RMS norm before the feed-forward layer
+            self.gate_up(layer)?; // silu(gate) * up
+            self.down(layer)?; // back to the residual's width, and joins it
+            self.residual(last, layer)?;
+        }
+        Ok(self.head(runs)?) // final RMS norm, one logit per vocabulary entry
+    }
+
+    fn device(&self) -> &Device {
+        self.model.device()
+    }
+
+    fn done(&mut self, step: &'static str, layer: usize) -> Result<()> {
+        if self.timed {
+            self.device().finish()?;
+            self.steps.done(step, layer);
+        }
+        Ok(())
+    }
+
+    /// Ends the pass where it is cancelled.
+    fn go_on(&self) -> std::result::Result<(), Error> {
+        if let Some(cancel) = self.cancel {
+            // Launches are only queued: those of all layers would run whatever happens.
+            self.device().finish()?;
+            if cancel.is_cancelled() {
+                return Err(Error::Interrupted);
+            }
+        }
+        Ok(())
+    }
+
+    /// Of one token a part of `qkv`.
+    fn norm(&mut self, layer: usize) -> Result<()> {
+        if self.n == 1 {
+            return Ok(());
+        }
+        self.launches.many[layer].norm.run(self.device(), [self.n, 1])?;
+        self.done("norm", layer)
+    }
+
+    fn qkv(&mut self, layer: usize) -> Result<()> {
+        let device = self.model.device();
+        match self.n {
+            1 => self.launches.one[layer].qkv.one(device)?, // fused: norm, qkv
+            n => self.launches.many[layer].qkv.many(device, n)?,
+        }
+        self.done("qkv", layer)
+    }
+
+    /// Of one token a part of `attend`, where that is the device's.
+    fn rope(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
+        if place.tokens == 1 && self.host.is_none() {
+            return Ok(());
+        }
+        let rope =
+            cache.layer(layer).rope.as_mut().expect("invariant: bound for many tokens and for the host");
+        rope.with(&place.as_run())?.run(self.device(), [HEADS + 2 * KV_HEADS, place.tokens])?;
+        // Of the host's attention it is timed by itself, else with attention.
+        if self.host.is_some() { self.done("rope", layer) } else { Ok(()) }
+    }
+
+    fn attend(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
+        if self.host.is_some() {
+            self.attend_on_host(layer, place, cache)?;
+            return self.done("attend", layer);
+        }
+        let (device, bound) = (self.model.device(), cache.layer(layer));
+        if place.tokens == 1 {
+            let one = bound.attend_one.as_mut().expect("invariant: bound where attention is the device's");
+            let chunks = chunks(place.filled());
+            one.with(&place.as_run())?.run(device, [chunks * KV_HEADS, 1])?; // fused: rope, attend
+            if !self.out_merges {
+                let merge = self.launches.merge.as_mut().expect("invariant: as above");
+                merge.with(&[place.first as i32, chunks as i32])?.run(device, [HEADS, 1])?;
+            }
+        } else {
+            let attend = bound.attend.as_mut().expect("invariant: bound for many tokens");
+            let tiles = (place.tokens * GROUP).div_ceil(self.launches.queries);
+            let attend = attend.with(&place.as_run())?.and(&[place.observed as i32])?;
+            attend.run(device, [tiles, KV_HEADS])?;
+        }
+        self.done("attend", layer)
+    }
+
+    /// The host's attention, over the mapped rows.
+    fn attend_on_host(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
+        let Place { first, tokens, before, slots, observed } = place;
+        let host = self.host.as_mut().expect("the caller has looked");
+        let (qkv, att) = (&mut host.qkv[..tokens * QKV], &mut host.att[..tokens * Q_DIM]);
+        self.scratch.qkv.read(4 * first * QKV, bytes_of_mut(qkv))?;
+        // Up to the last head's last slot.
+        let (types, used) = (cache.rows.types(), (KV_HEADS - 1) * slots + place.filled());
+        let rows = cache.rows.layer_mut(layer);
+        let k = rows.k.map(0..used * types.k.row_bytes(HEAD_DIM), MapFor::Reading)?;
+        let v = rows.v.map(0..used * types.v.row_bytes(HEAD_DIM), MapFor::Reading)?;
+        (host.attend)(AttentionJob {
+            tokens,
+            before,
+            queries: qkv,
+            stride: QKV,
+            k: &k,
+            v: &v,
+            capacity: slots,
+            types,
+            att,
+            mass: cache.mass.as_mut().and_then(|m| m.for_host(layer, place.filled(), observed)),
+        });
+        k.unmap()?;
+        v.unmap()?;
+        self.scratch.att.write(4 * first * Q_DIM, bytes_of(att))
+    }
+
+    /// Adds the attention that was just computed to the mass of the slots; the host's attention has done so itself.
+    fn observe(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
+        if place.observed == 0 || self.host.is_some() {
+            return Ok(());
+        }
+        let massed = cache.mass.as_ref().map_or(0, |mass| mass.filled());
+        let bound = cache.layer(layer);
+        let launch = if place.tokens == 1 { &mut bound.observe_one } else { &mut bound.observe };
+        let launch = launch.as_mut().expect("invariant: bound with the mass");
+        let launch = launch.with(&place.as_run())?.and(&[place.observed as i32, massed as i32])?;
+        launch.run(self.model.device(), [place.filled().div_ceil(OBSERVE_ITEMS), KV_HEADS])?;
+        self.done("observe", layer)
+    }
+
+    fn out(&mut self, layer: usize) -> Result<()> {
+        let (device, n) = (self.model.device(), self.n);
+        if n > 1 {
+            let l = &mut self.launches.many[layer];
+            l.att.run(device, [n, 1])?;
+            l.out.many(device, n)?;
+        } else if self.out_merges {
+            self.launches.one[layer].out.one(device)?; // fused: the end of attend, out
+        } else {
+            self.launches.one[layer].out_merged.one(device)?;
+        }
+        self.done("out", layer)
+    }
+
+    /// Of one token a part of `gate_up`.
+    fn ffn_norm(&mut self, layer: usize) -> Result<()> {
+        if self.n == 1 {
+            return Ok(());
+        }
+        self.launches.many[layer].ffn_norm.run(self.device(), [self.n, 1])?;
+        self.done("norm", layer)
+    }
+
+    fn gate_up(&mut self, layer: usize) -> Result<()> {
+        let (device, n) = (self.model.device(), self.n);
+        if n == 1 {
+            self.launches.one[layer].gate_up.one(device)?; // fused: norm, gate_up
+        } else {
+            let l = &mut self.launches.many[layer];
+            l.gate_up.many(device, n)?;
+            l.silu.run(device, [n, 1])?;
+        }
+        self.done("gate_up", layer)
+    }
+
+    fn down(&mut self, layer: usize) -> Result<()> {
+        let device = self.model.device();
+        match self.n {
+            1 => self.launches.one[layer].down.one(device)?,
+            n => self.launches.many[layer].down.many(device, n)?,
+        }
+        self.done("down", layer)
+    }
+
+    /// Notes the residual of the last token, which is at `pos`.
+    fn residual(&mut self, pos: usize, layer: usize) -> Result<()> {
+        if self.timed {
+            let mut x = [0.0; DIM];
+            self.scratch.residual(self.n - 1, &mut x)?;
+            self.steps.residual(pos, layer, &x);
+        }
+        Ok(())
+    }
+
+    /// Logits of the tokens for which they are wanted.
+    fn head(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
+        let (device, count) = (self.model.device(), wanted(runs).count());
+        match count {
+            // Nobody waits, so the device has to be told to begin.
+            0 => return device.flush(),
+            1 => {
+                self.launches.head.one(device)?; // fused: norm, head
+                self.read_logits(0..1, runs)?;
+            }
+            _ => {
+                for first in (0..count).step_by(self.scratch.logit_rows) {
+                    let rows = first..count.min(first + self.scratch.logit_rows);
+                    self.norm_wanted(wanted(runs).skip(first).take(rows.len()))?;
+                    self.launches.heads.many(device, rows.len())?;
+                    self.read_logits(rows, runs)?;
+                }
+            }
+        }
+        self.done("head", LAYERS)
+    }
+
+    /// The final norm of some tokens, those that follow each other in one launch.
+    fn norm_wanted(&mut self, tokens: impl Iterator<Item = usize>) -> Result<()> {
+        let norm = self.launches.norm.as_mut().expect("invariant: there is a norm for many tokens");
+        let (mut tokens, mut to) = (tokens.peekable(), 0);
+        while let Some(first) = tokens.next() {
+            let mut n = 1;
+            while tokens.next_if_eq(&(first + n)).is_some() {
+                n += 1;
+            }
+            norm.with(&[first as i32, to as i32])?.run(self.model.device(), [n, 1])?;
+            to += n;
+        }
+        Ok(())
+    }
+
+    /// Waits for the logits that the last launch computes, these of all that are wanted, and brings them where they
+    /// belong.
+    fn read_logits(&mut self, rows: Range<usize>, runs: &mut [Run<'_>]) -> Result<()> {
+        let mut end = 0;
+        for run in runs {
+            let (Logits::Last(logits) | Logits::All(logits)) = &mut run.logits else { continue };
+            let first = end;
+            end += logits.len() / VOCAB;
+            let (from, to) = (rows.start.max(first), rows.end.min(end));
+            if from < to {
+                let bytes = bytes_of_mut(&mut logits[(from - first) * VOCAB..(to - first) * VOCAB]);
+                let (logits, offset) = (&self.scratch.logits, 4 * (from - rows.start) * VOCAB);
+                match &mut self.landing {
+                    Some(landing) => landing.read(logits, offset, bytes)?,
+                    None => logits.read(offset, bytes)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One token, and its logits if anybody wants them.
+    fn single_launch(&mut self, single: &mut SingleLaunch, runs: &mut [Run<'_>]) -> Result<()> {
+        let bound = OpenClCache::of(runs[0].cache).launches.as_ref().and_then(|l| l.single.as_ref());
+        single.run(self.device(), bound.expect("the caller has looked"))?;
+        let (Logits::Last(_) | Logits::All(_)) = &runs[0].logits else { return self.device().flush() };
+        self.read_logits(0..1, runs)?;
+        match &runs[0].logits {
+            // What the kernel says where not all of its groups came to its barrier.
+            Logits::Last(logits) | Logits::All(logits) if logits[0].is_nan() => {
+                Err(Failure::new(Kind::Lost, "groups of kernel decode were not all running at once"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Launches of the forward pass: one kernel object for each layer and step, its buffers bound once. Those that touch a
+//! cache are bound to that cache, and kept with it; the others are the device's.
+
+use super::kernels::{Input, Kernels, Name, Observed};
+use super::kv::{LayerRows, Rows};
+use super::scratch::Scratch;
+use super::single_launch::Bound;
+use super::storage::{Quantised, Step};
+use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
+use crate::dims::*;
+use opencl_runtime::buffer::Buffer;
+use opencl_runtime::device::Device;
+use opencl_runtime::failure::Result;
+use opencl_runtime::program::Kernel;
+
+/// A kernel with its buffers and the items of one work-group.
+pub struct Launch {
+    kernel: Kernel,
+    items: usize,
+    /// The first argument after the buffers.
+    ints: usize,
+}
+
+impl Launch {
+    /// Queues it over so many work-groups.
+    pub fn run(&self, device: &Device, groups: [usize; 2]) -> Result<()> {
+        device.launch(&self.kernel, &[groups[0] * self.items, groups[1]], &[self.items, 1])
+    }
+
+    /// Sets the first argument after the buffers.
+    pub fn with(&mut self, ints: &[i32]) -> Result<&mut Self> {
+        self.kernel.arg_ints(self.ints, ints)?;
+        Ok(self)
+    }
+
+    /// Sets the second argument after the buffers.
+    pub fn and(&mut self, ints: &[i32]) -> Result<&mut Self> {
+        self.kernel.arg_ints(self.ints + 1, ints)?;
+        Ok(self)
+    }
+}
+
+/// A matrix (or the part of it that one buffer holds) times its input.
+struct Product {
+    launch: Launch,
+    /// First group of sixteen rows of the result, groups.
+    rows: [i32; 2],
+    /// Work-groups: all of `gemv`, or the tiles of rows of `gemm`.
+    groups: usize,
+    /// Tokens of a tile of `gemm`.
+    tokens: usize,
+}
+
+/// The matrices of a step.
+#[derive(Default)]
+pub struct Products(Vec<Product>);
+
+impl Products {
+    /// Queues the product of one token.
+    pub fn one(&self, device: &Device) -> Result<()> {
+        self.0.iter().try_for_each(|p| p.launch.run(device, [p.groups, 1]))
+    }
+
+    /// Queues the product of many tokens.
+    pub fn many(&mut self, device: &Device, tokens: usize) -> Result<()> {
+        self.0.iter_mut().try_for_each(|p| {
+            let launch = p.launch.with(&[p.rows[0], p.rows[1], tokens as i32, 0])?;
+            launch.run(device, [p.groups, tokens.div_ceil(p.tokens)])
+        })
+    }
+}
+
+/// The steps of one layer on a pass of one token. Each is a launch, which covers the steps that it is described by.
+pub struct OneToken {
+    /// norm, qkv
+    pub qkv: Products,
+    /// The end of attend, out: over at most `FUSED_CHUNKS` chunks of attention. None where the host computes it.
+    pub out: Products,
+    /// out
+    pub out_merged: Products,
+    /// norm, gate_up
+    pub gate_up: Products,
+    /// down
+    pub down: Products,
+}
+
+/// The same on a pass of many tokens.
+#[allow(missing_docs, reason = "the names are the steps' names")]
+pub struct ManyTokens {
+    pub norm: Launch,
+    pub qkv: Products,
+    /// Attention's output as `out` reads it.
+    pub att: Launch,
+    pub out: Products,
+    pub ffn_norm: Launch,
+    pub gate_up: Products,
+    /// silu(gate) * up, as `down` reads it.
+    pub silu: Launch,
+    pub down: Products,
+}
+
+/// Where attention is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "they say it")]
+pub enum AttendOn {
+    Device,
+    Host,
+}
+
+/// All launches but those that touch a cache.
+pub struct Launches {
+    /// By layer.
+    pub one: Vec<OneToken>,
+    /// By layer; empty where the device takes one token at a time.
+    pub many: Vec<ManyTokens>,
+    /// Final norm and output head of one token.
+    pub head: Products,
+    /// Final norm of several tokens.
+    pub norm: Option<Launch>,
+    /// Output head of several tokens.
+    pub heads: Products,
+    /// The end of attend for one token, where `out` does not do it; none where the host computes attention.
+    pub merge: Option<Launch>,
+    /// Queries of a work-group of attention of many tokens.
+    pub queries: usize,
+    /// For which [`Scratch::slots`] they are bound.
+    pub slots: usize,
+}
+
+/// The launches that touch one cache, bound to its buffers.
+pub struct CacheLaunches {
+    /// By layer.
+    pub layers: Vec<CacheLayer>,
+    /// The whole pass of one token, where the device has that.
+    pub single: Option<Bound>,
+    /// For which [`Scratch::slots`] they are bound.
+    pub slots: usize,
+}
+
+/// Those of one layer; none of those that the device does not need.
+pub struct CacheLayer {
+    /// Position, and rows of the cache.
+    pub rope: Option<Launch>,
+    /// Attention of many tokens.
+    pub attend: Option<Launch>,
+    /// rope and attend of one token.
+    pub attend_one: Option<Launch>,
+    /// After attention of many tokens and of one, it joins the mass; none until attention is observed.
+    pub observe: Option<Launch>,
+    /// The same of one token.
+    pub observe_one: Option<Launch>,
+}
+
+/// What a product reads and writes besides its matrix and the state; see `kernels/gemv.cl`.
+struct Io<'a> {
+    input: &'a Buffer,
+    scales: &'a Buffer,
+    out: &'a Buffer,
+    extra: &'a Buffer,
+}
+
+/// Binds launches to buffers.
+pub struct Binder<'a> {
+    /// What builds kernels.
+    pub kernels: &'a mut Kernels,
+    /// The weights.
+    pub matrices: &'a Matrices,
+    /// The buffers of a pass.
+    pub scratch: &'a Scratch,
+    /// Where attention is computed.
+    pub attend: AttendOn,
+}
+
+impl Binder<'_> {
+    /// Builds all kernels that are needed, and binds those that touch no cache.
+    pub fn launches(&mut self) -> Result<Launches> {
+        let (s, m, many) = (self.scratch, self.matrices, self.scratch.max_tokens > 1);
+        if self.attend == AttendOn::Device {
+            self.kernels.require(Name::AttendOne)?;
+        }
+        if many || self.attend == AttendOn::Host {
+            self.kernels.require(Name::Rope)?;
+        }
+        if many && self.attend == AttendOn::Device {
+            self.kernels.require(Name::Attend)?;
+        }
+        let head = Io { input: &m.norm, scales: &s.none, out: &s.logits, extra: &s.none };
+        let heads = Io { input: &s.acts, scales: &s.act_scales, out: &s.logits, extra: &s.none };
+        let merge = [&s.partials, &s.ml, &s.att];
+        let on_device = self.attend == AttendOn::Device;
+        Ok(Launches {
+            one: m.layers.iter().map(|l| self.one_token(l)).collect::<Result<_>>()?,
+            head: self.gemv(Step::Head, &m.head, (Input::Norm, Quantised::No), head)?,
+            merge: on_device.then(|| self.launch(Name::Merge, &merge)).transpose()?,
+            many: m.layers.iter().filter(|_| many).map(|l| self.many_tokens(l)).collect::<Result<_>>()?,
+            norm: many.then(|| self.norm(&m.norm, m.head.reads)).transpose()?,
+            heads: if many { self.gemm(Step::Head, &m.head, heads)? } else { Products::default() },
+            queries: self.kernels.shapes().attend.map_or(1, |s| s.queries),
+            slots: s.slots,
+        })
+    }
+
+    /// Binds what touches a cache, which observes attention where there is mass by layer.
+    pub fn cache(&mut self, rows: &Rows, mass: Option<&[Buffer]>) -> Result<CacheLaunches> {
+        let weights = self.matrices.layers.iter().enumerate();
+        let layers = weights.map(|(i, l)| self.cache_layer(l, rows.layer(i), mass.map(|mass| &mass[i])));
+        Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, single: None, slots: self.scratch.slots })
+    }
+
+    fn cache_layer(
+        &mut self,
+        l: &LayerWeights,
+        rows: &LayerRows,
+        mass: Option<&Buffer>,
+    ) -> Result<CacheLayer> {
+        let (s, many) = (self.scratch, self.scratch.max_tokens > 1);
+        let (state, norm) = (s.state.buffer(), l.qk_norm.as_ref().unwrap_or(&s.none));
+        let softmax = s.softmax.as_ref().unwrap_or(&s.none);
+        let on_device = self.attend == AttendOn::Device;
+        let mut bind = |wanted: bool, name: Name, buffers: &[&Buffer]| {
+            wanted.then(|| self.launch(name, buffers)).transpose()
+        };
+        let rope = [state, &s.qkv, norm, &rows.k, &rows.v];
+        let attend_one = [&rope[..], &[&s.partials, &s.ml]].concat();
+        let observe = |softmax, mass| [state, &s.qkv, norm, &rows.k, softmax, mass];
+        let (observed, mass) = (on_device && mass.is_some(), mass.unwrap_or(&s.none));
+        let (one, several) = (Name::Observe(Observed::OneToken), Name::Observe(Observed::ManyTokens));
+        Ok(CacheLayer {
+            rope: bind(many || !on_device, Name::Rope, &rope)?,
+            attend: bind(many && on_device, Name::Attend, &[&s.qkv, &rows.k, &rows.v, &s.att, softmax])?,
+            attend_one: bind(on_device, Name::AttendOne, &attend_one)?,
+            observe: bind(observed && many, several, &observe(softmax, mass))?,
+            observe_one: bind(observed, one, &observe(&s.ml, mass))?,
+        })
+    }
+
+    /// A kernel with its buffers, from argument 0 on.
+    fn launch(&mut self, name: Name, buffers: &[&Buffer]) -> Result<Launch> {
+        let mut kernel = self.kernels.kernel(name)?;
+        for (i, buffer) in buffers.iter().enumerate() {
+            kernel.arg_buffer(i, buffer)?;
+        }
+        Ok(Launch { kernel, items: self.kernels.items(name), ints: buffers.len() })
+    }
+
+    fn product(&mut self, name: Name, chunk: &Chunk, io: &Io<'_>) -> Result<Product> {
+        let state = self.scratch.state.buffer();
+        let Chunk { quants, scales, first, groups, .. } = chunk;
+        let scales = scales.as_ref().unwrap_or(quants);
+        let launch = self.launch(name, &[quants, scales, state, io.input, io.scales, io.out, io.extra])?;
+        Ok(Product { launch, rows: [*first as i32, *groups as i32], groups: *groups, tokens: 1 })
+    }
+
+    /// One token times the matrices of a step, its input from where the first of the pair says, its result as
+    /// the second says.
+    fn gemv(
+        &mut self,
+        step: Step,
+        w: &StepWeights,
+        (input, next): (Input, Quantised),
+        io: Io<'_>,
+    ) -> Result<Products> {
+        let product = |chunk: &Chunk| {
+            let storage = chunk.storage;
+            let mut p = self.product(Name::Gemv { step, storage, input, next }, chunk, &io)?;
+            p.launch.with(&p.rows)?;
+            p.groups = self.kernels.shapes().gemv_groups(step, storage, p.groups);
+            Ok(p)
+        };
+        w.chunks.iter().map(product).collect::<Result<_>>().map(Products)
+    }
+
+    /// Many tokens times the matrices of a step.
+    fn gemm(&mut self, step: Step, w: &StepWeights, io: Io<'_>) -> Result<Products> {
+        let product = |chunk: &Chunk| {
+            let mut p = self.product(Name::Gemm(step, chunk.storage), chunk, &io)?;
+            let [rows, tokens] = self.kernels.shapes().gemm_tile(step, chunk.storage);
+            p.groups = (p.groups * step.halves() * 16).div_ceil(rows);
+            p.tokens = tokens;
+            Ok(p)
+        };
+        w.chunks.iter().map(product).collect::<Result<_>>().map(Products)
+    }
+
+    fn one_token(&mut self, l: &LayerWeights) -> Result<OneToken> {
+        let s = self.scratch;
+        let [qkv, out, gate_up, down] = &l.steps;
+        let qkv_bias = l.qkv_bias.as_ref().unwrap_or(&s.none);
+        let o_bias = l.o_bias.as_ref().unwrap_or(&s.none);
+        let qkv_io = Io { input: &l.attn_norm, scales: &s.none, out: &s.qkv, extra: qkv_bias };
+        let out_io = Io { input: &s.partials, scales: &s.ml, out: &s.none, extra: o_bias };
+        let merged_io = Io { input: &s.att, scales: &s.none, out: &s.none, extra: o_bias };
+        let gate_io = Io { input: &l.ffn_norm, scales: &s.none, out: &s.acts, extra: &s.act_scales };
+        let down_io = Io { input: &s.acts, scales: &s.act_scales, out: &s.none, extra: &s.none };
+        Ok(OneToken {
+            qkv: self.gemv(Step::Qkv, qkv, (Input::Norm, Quantised::No), qkv_io)?,
+            out: match self.attend {
+                AttendOn::Device => self.gemv(Step::Out, out, (Input::Merge, Quantised::No), out_io)?,
+                AttendOn::Host => Products::default(),
+            },
+            out_merged: self.gemv(Step::Out, out, (Input::Att, Quantised::No), merged_io)?,
+            gate_up: self.gemv(Step::GateUp, gate_up, (Input::Norm, down.reads), gate_io)?,
+            down: self.gemv(Step::Down, down, (Input::Ffn, Quantised::No), down_io)?,
+        })
+    }
+
+    fn many_tokens(&mut self, l: &LayerWeights) -> Result<ManyTokens> {
+        let s = self.scratch;
+        let [qkv, out, gate_up, down] = &l.steps;
+        let qkv_bias = l.qkv_bias.as_ref().unwrap_or(&s.none);
+        let o_bias = l.o_bias.as_ref().unwrap_or(&s.none);
+        let io = |out, extra| Io { input: &s.acts, scales: &s.act_scales, out, extra };
+        Ok(ManyTokens {
+            norm: self.norm(&l.attn_norm, qkv.reads)?,
+            qkv: self.gemm(Step::Qkv, qkv, io(&s.qkv, qkv_bias))?,
+            att: self.activations(Name::Activations(Input::Att, Q_DIM, out.reads), [&s.att, &s.none])?,
+            out: self.gemm(Step::Out, out, io(&s.none, o_bias))?,
+            ffn_norm: self.norm(&l.ffn_norm, gate_up.reads)?,
+            gate_up: self.gemm(Step::GateUp, gate_up, io(&s.gate_up, &s.none))?,
+            silu: self
+                .activations(Name::Activations(Input::Ffn, FFN_DIM, down.reads), [&s.gate_up, &s.none])?,
+            down: self.gemm(Step::Down, down, io(&s.none, &s.none))?,
+        })
+    }
+
+    /// Norm of the residual, as a matrix reads it.
+    fn norm(&mut self, w: &Buffer, quantised: Quantised) -> Result<Launch> {
+        let state = self.scratch.state.buffer();
+        self.activations(Name::Activations(Input::Norm, DIM, quantised), [state, w])
+    }
+
+    /// All tokens of a pass as a matrix reads them.
+    fn activations(&mut self, name: Name, [from, weights]: [&Buffer; 2]) -> Result<Launch> {
+        let s = self.scratch;
+        let mut launch = self.launch(name, &[from, weights, &s.acts, &s.act_scales])?;
+        launch.with(&[0, 0])?;
+        Ok(launch)
+    }
+}

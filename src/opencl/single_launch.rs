@@ -1,0 +1,274 @@
+//! One token through the whole model in one launch, on NVIDIA: see `kernels/decode_nvidia.cl`.
+
+use super::defines::{Defines, KV_PAD, Q_PAD, QKV};
+use super::kernels::{COMMON, DECODE_NVIDIA, KV, NVIDIA};
+use super::kv::Rows;
+use super::scratch::Scratch;
+use super::storage::{Step, Storage};
+use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
+use crate::dims::*;
+use numeric::kv::KvTypes;
+use numeric::quant::packed::GROUP_ROWS;
+use opencl_runtime::buffer::{Access, Buffer, Place};
+use opencl_runtime::device::Device;
+use opencl_runtime::facts::Facts;
+use opencl_runtime::failure::Result;
+use opencl_runtime::program::{Kernel, Program, Source};
+
+/// Items and warps of a group.
+const ITEMS: usize = 512;
+const WARPS: usize = 16;
+/// Columns that a warp takes at a time.
+const SWEEP: usize = 128;
+/// Rows of a unit: what a warp takes.
+const UNIT: usize = 8;
+/// Weight vectors that a lane may prefetch into registers.
+const MOST_BITES: usize = 12;
+/// Arrivals at the barrier in a layer.
+const BARRIERS: usize = 5;
+/// Integers of the header, as `kernels/common.cl` has them: capacity, chunks, arrivals, strides of keys and values.
+const H_CAPACITY: usize = 2;
+
+/// Where this kernel wants weights and caches: in one buffer each, since it reaches all of it, where the device has the
+/// kernel.
+pub fn place(facts: &Facts) -> Place {
+    if fits(facts) { Place::InOne } else { Place::Device }
+}
+
+/// Whether the kernel is for this device and this model's shape.
+pub fn fits(facts: &Facts) -> bool {
+    let widths = [DIM, Q_DIM, FFN_DIM];
+    let local =
+        4 * (widths.iter().max().expect("three") * 9 / 32 + part_floats(facts) + 2 * SWEEP + 4 * HEAD_DIM);
+    facts.compute_capability.is_some_and(|cc| cc >= (8, 0))
+        && widths.iter().all(|w| w % SWEEP == 0)
+        && HEAD_DIM.is_power_of_two()
+        && (32..=256).contains(&HEAD_DIM)
+        && (Q_PAD, KV_PAD) == (Q_DIM, KV_DIM)
+        && facts.max_work_group >= ITEMS
+        && local as u64 + 1024 <= facts.local_memory
+        && [Step::Qkv, Step::Out].iter().all(|&s| Share::of(s, facts).bites <= MOST_BITES)
+}
+
+/// How the rows of a step are shared by the warps of a group.
+#[derive(Clone, Copy)]
+struct Share {
+    /// Warps that share a unit, a part of the columns each.
+    split: usize,
+    /// Times that a warp takes a unit.
+    rounds: usize,
+    /// Bites of a warp.
+    bites: usize,
+}
+
+impl Share {
+    /// The one that takes the fewest bites, with the fewest parts to sum.
+    fn of(step: Step, facts: &Facts) -> Self {
+        let (rows, cols) = step.shape();
+        let groups = facts.compute_units.max(1) as usize;
+        let each = match step {
+            Step::GateUp => (rows / 32).div_ceil(groups) * 4,
+            _ => (rows / UNIT).div_ceil(groups),
+        };
+        let sweeps = cols / SWEEP;
+        let shares =
+            [1, 2, 4, 8, 16].into_iter().filter(|split| sweeps.is_multiple_of(*split)).map(|split| {
+                let rounds = each.div_ceil(WARPS / split);
+                Self { split, rounds, bites: rounds * (sweeps / split) }
+            });
+        shares.min_by_key(|s| s.bites).expect("one warp can always take a unit")
+    }
+}
+
+/// Floats that the steps sum in local memory.
+fn part_floats(facts: &Facts) -> usize {
+    let of = |step: Step| Share::of(step, facts).rounds * WARPS * UNIT * step.halves();
+    let steps = [Step::Qkv, Step::Out, Step::GateUp, Step::Down].map(of);
+    steps.into_iter().chain([WARPS * HEAD_DIM]).max().expect("five")
+}
+
+/// The kernel and what only it needs.
+pub struct SingleLaunch {
+    program: Program,
+    places: Places,
+    work: Buffer,
+    sync: Buffer,
+    /// Chunks of a head's attention that `work` has room for.
+    chunks: usize,
+    groups: usize,
+    /// At the barrier so far, modulo 2^32.
+    arrivals: u32,
+}
+
+/// The kernel, bound to one cache.
+pub struct Bound {
+    kernel: Kernel,
+    /// Capacity, and from one layer's keys (values) to the next's in 64 bytes.
+    capacity: u32,
+    strides: [u32; 2],
+}
+
+impl SingleLaunch {
+    /// `None` where the device does not have the kernel, or the weights are no parts of one buffer.
+    pub fn new(device: &Device, matrices: &Matrices, types: KvTypes, slots: usize) -> Result<Option<Self>> {
+        let facts = device.facts();
+        let Some(places) = Places::find(matrices) else { return Ok(None) };
+        if !fits(facts) {
+            return Ok(None);
+        }
+        let mut defines = Defines::of_model()
+            .flag("DOT_PTX")
+            .with("WG", ITEMS)
+            .with("GRID", facts.compute_units as usize)
+            .with("ROW_SWEEPS", chunk().1)
+            .with("PARTS", part_floats(facts))
+            .with("HEAD_ROWS", VOCAB.next_multiple_of(GROUP_ROWS))
+            .of_cache(types);
+        for (name, step) in [
+            ("QKV_SPLIT", Step::Qkv),
+            ("OUT_SPLIT", Step::Out),
+            ("FFN_SPLIT", Step::GateUp),
+            ("DOWN_SPLIT", Step::Down),
+        ] {
+            defines = defines.with(name, Share::of(step, facts).split);
+        }
+        let defines = places.defines.iter().fold(defines, |d, (name, value)| d.with(name, *value));
+        let text = [COMMON, KV, NVIDIA, DECODE_NVIDIA].concat();
+        let source = Source { name: "decode", text: &text, options: defines.as_str() };
+        let program = Program::build_variant(device, &source)?;
+        let (chunks, sync) = (chunks(slots), zeroed(device, 1 + HEADS)?);
+        let (work, groups) = (zeroed(device, work_floats(chunks))?, facts.compute_units as usize);
+        Ok(Some(Self { program, places, work, sync, chunks, groups, arrivals: 0 }))
+    }
+
+    /// Makes room for attention over `slots` slots. What is bound for fewer is to be bound anew.
+    pub fn reserve(&mut self, device: &Device, slots: usize) -> Result<()> {
+        let chunks = chunks(slots);
+        if chunks > self.chunks {
+            self.work = zeroed(device, work_floats(chunks))?;
+            self.chunks = chunks;
+        }
+        Ok(())
+    }
+
+    /// The kernel for one cache; `None` where its rows are no parts of one buffer.
+    pub fn bind(&self, scratch: &Scratch, rows: &Rows) -> Result<Option<Bound>> {
+        let Some((k, v, strides)) = cache(rows) else { return Ok(None) };
+        let mut kernel = self.program.kernel("decode")?;
+        let Places { matrices, floats, .. } = &self.places;
+        let state = scratch.state.buffer();
+        let buffers = [matrices, floats, &k, &v, state, &self.work, &self.sync, &scratch.logits];
+        for (i, buffer) in buffers.into_iter().enumerate() {
+            kernel.arg_buffer(i, buffer)?;
+        }
+        Ok(Some(Bound { kernel, capacity: rows.slots() as u32, strides }))
+    }
+
+    /// Tells the kernel of the cache, and how many have arrived at its barrier so far.
+    pub fn prepare(&self, scratch: &mut Scratch, bound: &Bound) {
+        let [k_stride, v_stride] = bound.strides;
+        scratch
+            .set_header(H_CAPACITY, [bound.capacity, self.chunks as u32, self.arrivals, k_stride, v_stride]);
+    }
+
+    /// Queues one token, whose embedding, angles and header [`Scratch::embed`] sends after [`SingleLaunch::prepare`].
+    pub fn run(&mut self, device: &Device, bound: &Bound) -> Result<()> {
+        self.arrivals = self.arrivals.wrapping_add((self.groups * LAYERS * BARRIERS) as u32);
+        device.launch(&bound.kernel, &[self.groups * ITEMS], &[ITEMS])
+    }
+}
+
+/// Rows of the cache that a group reads at once, and how often it does for one chunk of attention.
+fn chunk() -> (usize, usize) {
+    let rows = (WARPS * 32 / (HEAD_DIM / 8).max(1)).max(1);
+    (rows, (SWEEP / rows).clamp(1, 4))
+}
+
+/// Chunks of attention over `slots` slots.
+fn chunks(slots: usize) -> usize {
+    let (rows, sweeps) = chunk();
+    slots.div_ceil(rows * sweeps)
+}
+
+fn zeroed(device: &Device, floats: usize) -> Result<Buffer> {
+    let buffer = device.buffer(4 * floats, Access::ReadWrite, Place::Device)?;
+    buffer.fill(0..buffer.len(), 0)?;
+    Ok(buffer)
+}
+
+/// Floats of the kernel's `work`, as its `W_` constants have them.
+fn work_floats(chunks: usize) -> usize {
+    let scales = (Q_DIM / 32).next_multiple_of(4) + (FFN_DIM / 32).next_multiple_of(4);
+    QKV + scales + Q_DIM / 4 + FFN_DIM / 4 + HEADS * 2 * HEAD_DIM + HEADS * chunks * (HEAD_DIM + 2)
+}
+
+/// Where the weights lie in their two buffers.
+struct Places {
+    matrices: Buffer,
+    floats: Buffer,
+    defines: Vec<(&'static str, usize)>,
+}
+
+impl Places {
+    fn find(weights: &Matrices) -> Option<Self> {
+        let first: Vec<usize> =
+            weights.layers[0].steps.iter().map(matrix).collect::<Option<Vec<_>>>()?.concat();
+        let head = matrix(&weights.head)?;
+        let matrices = weights.head.chunks[0].quants.whole()?.0.clone();
+        let bytes = match weights.layers.get(1) {
+            Some(next) => matrix(&next.steps[0])?[0],
+            None => head[0],
+        };
+        let names = [
+            ["AT_QKV", "AT_QKV_SCALES"],
+            ["AT_OUT", "AT_OUT_SCALES"],
+            ["AT_GATE_UP", "AT_GATE_UP_SCALES"],
+            ["AT_DOWN", "AT_DOWN_SCALES"],
+        ];
+        let mut defines: Vec<_> = names.into_iter().flatten().zip(first).collect();
+        defines.extend(["AT_HEAD", "AT_HEAD_SCALES"].into_iter().zip(head));
+        defines.push(("LAYER_BYTES", bytes));
+        let steps = weights.layers.iter().flat_map(|l| &l.steps).chain([&weights.head]);
+        let all_q4 = steps.flat_map(|s| &s.chunks).all(|c| c.storage == Storage::Q4);
+        let (floats, at) = floats(&weights.layers[0])?;
+        let next = weights.layers.get(1).map_or(&weights.norm, |l| &l.attn_norm);
+        let stride = next.whole()?.1;
+        defines.push(("LAYER_FLOATS", stride / 4));
+        defines.extend(at);
+        // The kernel counts on equal layers one after the other, then the rest.
+        let even = weights.layers.iter().enumerate().all(|(i, l)| {
+            let begins = |b: &Buffer, at: usize| b.whole().is_some_and(|(_, start)| start == at);
+            begins(&l.steps[0].chunks[0].quants, i * bytes) && begins(&l.attn_norm, i * stride)
+        });
+        let ends = weights.norm.whole()?.1 == LAYERS * stride;
+        (all_q4 && even && ends).then_some(Self { matrices, floats, defines })
+    }
+}
+
+/// Where quants and scales of an uncut step lie.
+fn matrix(step: &StepWeights) -> Option<[usize; 2]> {
+    let [Chunk { quants, scales: Some(scales), .. }] = &step.chunks[..] else { return None };
+    Some([quants.whole()?.1, scales.whole()?.1])
+}
+
+/// The buffer and where each vector lies, in floats; 0 for those that the model does not have.
+fn floats(l: &LayerWeights) -> Option<(Buffer, [(&'static str, usize); 5])> {
+    let at = |b: &Buffer| b.whole().map(|(_, at)| at / 4);
+    let or_0 = |b: &Option<Buffer>| b.as_ref().map_or(Some(0), at);
+    let places = [
+        ("F_ATTN_NORM", at(&l.attn_norm)?),
+        ("F_FFN_NORM", at(&l.ffn_norm)?),
+        ("F_QKV_BIAS", or_0(&l.qkv_bias)?),
+        ("F_O_BIAS", or_0(&l.o_bias)?),
+        ("F_QK_NORM", or_0(&l.qk_norm)?),
+    ];
+    Some((l.attn_norm.whole()?.0.clone(), places))
+}
+
+/// Keys, values, and from one layer's to the next's in 64 bytes.
+fn cache(rows: &Rows) -> Option<(Buffer, Buffer, [u32; 2])> {
+    let (first, next) = (rows.layer(0), rows.layer(1.min(LAYERS - 1)));
+    let stride = |b: &Buffer| b.whole().and_then(|(_, at)| u32::try_from(at / 64).ok());
+    let buffers = (first.k.whole()?.0.clone(), first.v.whole()?.0.clone());
+    Some((buffers.0, buffers.1, [stride(&next.k)?, stride(&next.v)?]))
+}

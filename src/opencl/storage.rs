@@ -1,0 +1,141 @@
+//! The steps that multiply with matrices: their shapes, how a matrix is stored on a device, and what it reads.
+
+use super::defines::{FFN_PAD, QKV};
+use crate::dims::*;
+use crate::model::weights::Form;
+use files::source::gguf::block::BlockType;
+use numeric::quant::native::Format;
+use numeric::quant::packed::GROUP_ROWS;
+use std::fmt;
+
+/// Matrices that one step multiplies with at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the names are the steps' names")]
+pub enum Step {
+    Qkv,
+    Out,
+    GateUp,
+    Down,
+    Head,
+}
+
+impl Step {
+    /// All of them.
+    pub const ALL: [Step; 5] = [Step::Qkv, Step::Out, Step::GateUp, Step::Down, Step::Head];
+
+    /// The step's name and its macro.
+    pub fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Step::Qkv => ("qkv", "STEP_QKV"),
+            Step::Out => ("out", "STEP_OUT"),
+            Step::GateUp => ("gate_up", "STEP_GATE_UP"),
+            Step::Down => ("down", "STEP_DOWN"),
+            Step::Head => ("head", "STEP_HEAD"),
+        }
+    }
+
+    /// Rows of the result and columns. Of gate and up together, those of one.
+    pub const fn shape(self) -> (usize, usize) {
+        match self {
+            Step::Qkv => (QKV, DIM),
+            Step::Out => (DIM, Q_DIM),
+            Step::GateUp => (FFN_DIM, DIM),
+            Step::Down => (DIM, FFN_DIM),
+            Step::Head => (VOCAB, DIM),
+        }
+    }
+
+    /// Matrices side by side whose rows the step combines.
+    pub const fn halves(self) -> usize {
+        if matches!(self, Step::GateUp) { 2 } else { 1 }
+    }
+
+    /// Groups of sixteen rows of the result.
+    pub const fn groups(self) -> usize {
+        match self {
+            Step::GateUp => FFN_PAD / GROUP_ROWS,
+            step => step.shape().0.div_ceil(GROUP_ROWS),
+        }
+    }
+}
+
+/// How a matrix is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Storage {
+    /// Packed Q4_0.
+    Q4,
+    /// f32, row-major.
+    F32,
+    /// f16, row-major.
+    F16,
+    /// bf16, row-major.
+    Bf16,
+    /// Another of GGUF's block formats.
+    Native(Format),
+}
+
+impl Storage {
+    /// The number that kernels know it by: `W_TYPE` in `kernels/common.cl`.
+    pub fn number(self) -> usize {
+        match self {
+            Storage::Q4 => 0,
+            Storage::F32 => 1,
+            Storage::F16 => 2,
+            Storage::Bf16 => 3,
+            Storage::Native(Format::Q4_1) => 4,
+            Storage::Native(Format::Q5_0) => 5,
+            Storage::Native(Format::Q5_1) => 6,
+            Storage::Native(Format::Q8_0) => 7,
+            Storage::Native(Format::Q4_K) => 8,
+            Storage::Native(Format::Q5_K) => 9,
+            Storage::Native(Format::Q6_K) => 10,
+        }
+    }
+
+    /// Bytes of a group of sixteen rows: quants (or rows) and scales.
+    pub fn group_bytes(self, cols: usize) -> (usize, usize) {
+        // The device's bytes are the host's.
+        let form = match self {
+            Storage::Q4 => Form::Q4,
+            Storage::F32 => Form::Rows(BlockType::F32),
+            Storage::F16 => Form::Rows(BlockType::F16),
+            Storage::Bf16 => Form::Rows(BlockType::BF16),
+            Storage::Native(format) => Form::Native(format),
+        };
+        form.group_bytes(cols)
+    }
+
+    /// Whether a floor is added to the weights of a block.
+    pub fn floors(self) -> bool {
+        use Format::{Q4_1, Q4_K, Q5_1, Q5_K};
+        matches!(self, Storage::Native(Q4_1 | Q5_1 | Q4_K | Q5_K))
+    }
+
+    /// What it is multiplied with.
+    pub fn reads(self) -> Quantised {
+        match self {
+            Storage::F32 | Storage::F16 | Storage::Bf16 => Quantised::No,
+            Storage::Q4 | Storage::Native(_) => Quantised::Yes,
+        }
+    }
+}
+
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Storage::Q4 => f.write_str("Q4_0"),
+            Storage::F32 => f.write_str("F32"),
+            Storage::F16 => f.write_str("F16"),
+            Storage::Bf16 => f.write_str("BF16"),
+            Storage::Native(format) => write!(f, "{format:?}"),
+        }
+    }
+}
+
+/// Whether activations are quantised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "they say it")]
+pub enum Quantised {
+    Yes,
+    No,
+}

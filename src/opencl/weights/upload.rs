@@ -1,0 +1,101 @@
+//! Matrices as the bytes that are uploaded, and which of them a step can have.
+
+use crate::dims::{DIM, FFN_DIM};
+use crate::model::weights::{Layer, Matrix};
+use crate::opencl::storage::{Quantised, Storage};
+use files::source::Dtype;
+use numeric::quant::packed::GROUP_ROWS;
+use opencl_runtime::failure::{Failure, Kind, Result};
+use std::borrow::Cow;
+
+/// One matrix as bytes, in groups of sixteen rows.
+pub struct Upload<'a> {
+    rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// How it is stored.
+    pub storage: Storage,
+    /// Quants, or rows.
+    pub quants: Cow<'a, [u8]>,
+    /// Empty where the matrix is not quantised.
+    pub scales: &'a [u8],
+}
+
+/// The matrices of a layer's steps. Those of one step are all multiplied with the same input, and gate and up, of which
+/// one kernel reads both, are stored alike: as f32 where they are not quantised.
+///
+/// # Errors
+///
+/// [`Kind::Build`] where the weights have other mixtures.
+pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
+    let qkv = vec![Upload::of(&l.wq), Upload::of(&l.wk), Upload::of(&l.wv)];
+    if qkv.iter().any(|p| p.storage.reads() != qkv[0].storage.reads()) {
+        return Err(mixed("q, k and v", &qkv));
+    }
+    Ok([qkv, vec![Upload::of(&l.wo)], gate_up(&l.gate, &l.up)?, vec![Upload::of(&l.down)]])
+}
+
+fn gate_up<'a>(gate: &'a Matrix<FFN_DIM, DIM>, up: &'a Matrix<FFN_DIM, DIM>) -> Result<Vec<Upload<'a>>> {
+    let both = vec![Upload::of(gate), Upload::of(up)];
+    if both[0].storage == both[1].storage {
+        return Ok(both);
+    }
+    if both.iter().all(|p| p.storage.reads() == Quantised::No) {
+        Ok(both.iter().map(Upload::widened).collect())
+    } else {
+        Err(mixed("gate and up", &both))
+    }
+}
+
+fn mixed(names: &str, parts: &[Upload<'_>]) -> Failure {
+    let kinds: Vec<String> = parts.iter().map(|p| p.storage.to_string()).collect();
+    let kinds = kinds.join(" and ");
+    let message =
+        format!("{names} of a layer are {kinds}, which no kernel takes together; --backend cpu does");
+    Failure::new(Kind::Build, message)
+}
+
+impl<'a> Upload<'a> {
+    /// The bytes of a matrix.
+    pub fn of<const ROWS: usize, const COLS: usize>(m: &'a Matrix<ROWS, COLS>) -> Self {
+        let all = 0..ROWS.div_ceil(GROUP_ROWS);
+        let (storage, quants, scales) = match m {
+            Matrix::Q4(packed) => (Storage::Q4, packed.quants(all.clone()), packed.scales(all)),
+            Matrix::Native(native) => {
+                (Storage::Native(native.format()), native.quants(all.clone()), native.scales(all))
+            }
+            Matrix::Dense { dtype, data } => (dense(*dtype), data.bytes(), [].as_slice()),
+        };
+        Upload { rows: ROWS, cols: COLS, storage, quants: quants.into(), scales }
+    }
+
+    /// Groups of sixteen rows.
+    pub fn groups(&self) -> usize {
+        self.rows.div_ceil(GROUP_ROWS)
+    }
+
+    /// Whether both are stored in the same way.
+    pub fn same_storage(&self, other: &Self) -> bool {
+        self.storage == other.storage
+    }
+
+    /// Unquantised rows as f32.
+    fn widened<'b>(&self) -> Upload<'b> {
+        let dtype = match self.storage {
+            Storage::F16 => Dtype::F16,
+            Storage::Bf16 => Dtype::BF16,
+            _ => Dtype::F32,
+        };
+        let bytes = dtype.to_f32(&self.quants).into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+        Upload { rows: self.rows, cols: self.cols, storage: Storage::F32, quants: bytes.into(), scales: &[] }
+    }
+}
+
+fn dense(dtype: Dtype) -> Storage {
+    match dtype {
+        Dtype::F32 => Storage::F32,
+        Dtype::F16 => Storage::F16,
+        Dtype::BF16 => Storage::Bf16,
+        Dtype::U8 => unreachable!("invariant: bytes are not a weight type"),
+    }
+}

@@ -1,0 +1,44 @@
+//! Directories that go when a test ends.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A directory of its own, removed with everything in it.
+pub struct Temp(pub PathBuf);
+
+impl Temp {
+    pub fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let unique = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(format!("antigravity-test-{}-{}", unique.0, unique.1));
+        std::fs::create_dir_all(&dir).expect("a temporary directory");
+        Self(dir)
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// The same as a command takes it.
+    pub fn path(&self, name: &str) -> String {
+        self.file(name).to_str().expect("UTF-8").to_string()
+    }
+
+    /// Writes a file; its path.
+    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
+        std::fs::write(self.file(name), bytes).expect("a temporary file");
+        self.path(name)
+    }
+
+    /// This directory with another file.
+    pub fn with(self, name: &str, bytes: impl AsRef<[u8]>) -> Self {
+        self.write(name, bytes);
+        self
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

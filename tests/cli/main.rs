@@ -1,0 +1,38 @@
+//! The program as users run it: exit codes, what goes to stdout and what to stderr, and the flags that change the text.
+#![cfg(all(unix, feature = "chat", feature = "tools"))]
+
+/// Shared by all four binaries.
+#[path = "../bed/bed.rs"]
+mod bed;
+
+/// `bench` leaves out a number, or its tables and JSON disagree.
+mod bench;
+/// A chat loses turns, computes them twice, or takes control tokens from a message.
+mod chat;
+/// A command of a chat (`/undo`, `/retry` and others) leaves a trace.
+mod chat_commands;
+/// A wrong flag, file or model does not end with one line and the right exit code.
+mod errors;
+/// `eval` gives other numbers than the reference, or a policy leaves its window.
+mod eval;
+/// A context that does not fit in memory is taken, or threads leave their cores.
+mod fit;
+/// A text leaves its JSON schema or grammar.
+#[cfg(feature = "grammar")]
+mod grammar;
+/// After a kill the next start does not suggest less, or suggests it where nobody should be bothered.
+mod killed;
+/// `generate` puts something else on stdout than text, or a flag does not change it as it says.
+mod output;
+/// Prompts of a file get other answers than each alone.
+mod prompts;
+/// A saved session or conversation goes on differently, or a damaged file is taken.
+mod sessions;
+/// Packed models, sessions or instruction sets give other text or logits.
+mod state;
+/// Ctrl-C takes too long, or pieces of a text are not whole characters.
+mod stream;
+/// A chat at a terminal loses lines, or leaves the terminal in disorder.
+mod terminal;
+/// `tokenize` gives other ids or pieces.
+mod tokenize;

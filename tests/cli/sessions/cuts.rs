@@ -1,0 +1,131 @@
+//! A text that is saved and loaded at any token is the text that was never cut.
+
+use super::engine;
+use crate::bed::place;
+use crate::bed::program::Temp;
+use antigravity::model::trace::digest;
+use antigravity::run::engine::Pause;
+use antigravity::run::saved::{self, Content, State};
+use antigravity::run::session::{CancelToken, StopReason};
+use antigravity::{Engine, EngineOptions, GenerateOptions};
+use numeric::kv::{KvType, KvTypes};
+use std::path::Path;
+use std::sync::LazyLock;
+use text::sampler::SamplerOptions;
+
+const PROMPT: &str = "Once upon a time";
+const TOKENS: usize = 40;
+
+#[derive(Debug, Default, PartialEq)]
+struct Run {
+    ids: Vec<u32>,
+    text: String,
+    logits: u64,
+    reason: Option<StopReason>,
+}
+
+/// Nearly random tokens: many are parts of characters.
+fn options(stop: &[String]) -> GenerateOptions {
+    let wild =
+        SamplerOptions { temperature: 8.0, top_k: 0, top_p: 1.0, seed: 11, ..SamplerOptions::default() };
+    GenerateOptions { sampler: wild, stop: stop.into(), ignore_eos: true, ..GenerateOptions::default() }
+}
+
+/// `n` tokens more of the session in `file`, which begins if there is none.
+fn go_on(engine: &Engine, file: &Path, n: usize, options: &GenerateOptions) -> (Run, Pause) {
+    let mut session = engine.session().unwrap();
+    let (mut rng, mut pause) = (None, Pause::default());
+    let mut tokens = engine.encode(PROMPT).unwrap();
+    if let Some(state) = saved::load(file, &mut session, engine).unwrap() {
+        rng = Some(state.rng);
+        let Content::Text(text) = state.content else { panic!("a conversation") };
+        tokens = [session.tokens(), &text.tokens].concat();
+        pause = text;
+    }
+    let options = GenerateOptions { max_tokens: Some(n), ..options.clone() };
+    let stream = engine.stream(&mut session, &tokens, &options).unwrap();
+    let mut stream = stream.resume(pause.unshown.as_ref());
+    if let Some(rng) = rng {
+        stream.sampler_mut().set_rng(rng);
+    }
+    let mut run = Run::default();
+    while let Some(piece) = stream.next() {
+        run.text += &piece.unwrap();
+        run.ids.extend(stream.last_token());
+    }
+    run.reason = stream.stop_reason();
+    let (pause, rng) = (stream.pause(), stream.sampler_mut().rng().clone());
+    drop(stream);
+    run.logits = digest(session.logits());
+    let state = State { seed: 11, rng, content: Content::Text(pause.clone()) };
+    saved::save(file, &mut session, engine, state).unwrap();
+    (run, pause)
+}
+
+/// The whole text, and the cuts at which bytes and stop strings were held back.
+fn cut_everywhere(engine: &Engine, stop: &[String]) -> (Run, usize, usize) {
+    let temp = Temp::new();
+    let options = options(stop);
+    let (whole, _) = go_on(engine, &temp.0.join("whole"), TOKENS, &options);
+    let (mut bytes, mut stops) = (0, 0);
+    for cut in 0..whole.ids.len() {
+        let file = temp.0.join(cut.to_string());
+        let (first, pause) = go_on(engine, &file, cut, &options);
+        let (second, _) = go_on(engine, &file, TOKENS - cut, &options);
+        let ids = [first.ids, second.ids].concat();
+        let text = first.text + &second.text;
+        let both = Run { ids, text, logits: second.logits, reason: second.reason };
+        assert_eq!(both, whole, "cut at {cut}");
+        let unshown = serde_json::to_value(&pause).unwrap()["unshown"].take();
+        bytes += usize::from(unshown["bytes"]["pending"].as_array().is_some_and(|b| !b.is_empty()));
+        stops += usize::from(unshown["stop"].as_str().is_some_and(|s| !s.is_empty()));
+    }
+    (whole, bytes, stops)
+}
+
+#[test]
+fn cuts_in_characters_and_stop_strings_do_not_show() {
+    let engine = engine(KvTypes::both(KvType::Q4), 128);
+    let (whole, bytes, _) = cut_everywhere(&engine, &[]);
+    assert_eq!((whole.reason, whole.ids.len()), (Some(StopReason::Length), TOKENS));
+    assert!(bytes > 0, "no cut in a character of {:?}", whole.text);
+    // Stop strings that begin in the text in many places and end nowhere.
+    let chars: Vec<char> = whole.text.chars().collect();
+    let half: Vec<String> = chars.chunks(5).map(|c| c.iter().chain(&['\u{1}']).collect()).collect();
+    let (same, _, stops) = cut_everywhere(&engine, &half);
+    assert!(whole.text.starts_with(&same.text) && same.ids == whole.ids);
+    assert!(stops > 2, "{stops}");
+    // One that ends the text.
+    let middle = chars.len() * 3 / 4;
+    let full: String = chars[middle..middle + 6].iter().collect();
+    let (stopped, _, _) = cut_everywhere(&engine, std::slice::from_ref(&full));
+    assert_eq!(stopped.reason, Some(StopReason::Stop));
+    assert_eq!(stopped.text, whole.text[..whole.text.find(&full).unwrap()]);
+}
+
+/// Ends the prompt once two of its tokens are computed.
+static CANCEL: LazyLock<CancelToken> = LazyLock::new(CancelToken::default);
+
+#[test]
+fn a_cancelled_prompt_goes_on() {
+    let temp = Temp::new();
+    let kv_types = KvTypes { k: KvType::F16, v: KvType::Q8 };
+    let model =
+        EngineOptions { kv_types, prefill_chunk: 2, threads: 2, ..EngineOptions::new(place::model()) };
+    let engine = Engine::load(model).unwrap();
+    let mut options = options(&[]);
+    let (whole, _) = go_on(&engine, &temp.0.join("whole"), 20, &options);
+    let file = temp.0.join("cancelled");
+    options.cancel = CANCEL.clone();
+    options.progress = |done, _| {
+        if done == 2 {
+            CANCEL.cancel();
+        }
+    };
+    let (none, pause) = go_on(&engine, &file, 20, &options);
+    assert_eq!((none.ids.len(), none.reason), (0, Some(StopReason::Interrupt)));
+    assert_eq!(pause.tokens, engine.encode(PROMPT).unwrap()[2..]);
+    CANCEL.reset();
+    options.progress = |_, _| {};
+    assert_eq!(go_on(&engine, &file, 20, &options).0, whole);
+}

@@ -1,0 +1,89 @@
+//! SIGKILL while a session is saved: the file is the old one or the new one, and what is left over goes.
+
+use super::engine;
+use crate::bed::program::{Temp, command};
+use antigravity::run::saved::{self, Content, State};
+use antigravity::run::session::Sequence;
+use antigravity::{Engine, engine::Pause};
+use numeric::kv::{KvType, KvTypes};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+use text::sampler::Rng;
+
+/// Enough of them that a save takes a while: 12 MiB.
+const SLOTS: usize = 2000;
+const CONTEXT: usize = 2100;
+
+/// Saves a long sequence whose rows are zeros, which no prompt has to be computed for.
+fn long_session(file: &Path, engine: &Engine) {
+    let mut session = engine.session().expect("a session");
+    let (tokens, cuts) = (vec![5; SLOTS], Vec::new());
+    let sequence =
+        Sequence { tokens, slots: SLOTS, cuts, prefix: 0, dense: 0, since: None, positions: vec![] };
+    session.restore(sequence, |_, _, _| Ok(())).expect("restored");
+    let state = State { seed: 1, rng: Rng::new(1), content: Content::Text(Pause::default()) };
+    saved::save(file, &mut session, engine, state).expect("saved");
+}
+
+/// Tokens of the session, computed or not.
+fn tokens(file: &Path, engine: &Engine) -> usize {
+    let mut session = engine.session().expect("a session");
+    let state = saved::load(file, &mut session, engine).expect("it loads").expect("it is there");
+    let Content::Text(pause) = state.content else { panic!("a conversation") };
+    session.tokens().len() + pause.tokens.len()
+}
+
+/// Starts a run that adds a token and waits until its save has begun.
+fn saving(file: &Path, unfinished: &Path) -> Child {
+    let context = CONTEXT.to_string();
+    let args = ["generate", "-q", "-n", "1", "--ignore-eos", "--kv-type", "f32", "-c", &context, "--session"];
+    let mut run = command(&args);
+    let mut child = run.arg(file).stdout(Stdio::null()).spawn().expect("the binary starts");
+    while fs::metadata(unfinished).map_or(0, |meta| meta.len()) == 0 {
+        if let Some(status) = child.try_wait().expect("a child") {
+            assert!(status.success(), "{status}");
+            break;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    child
+}
+
+#[test]
+fn a_killed_save_leaves_the_old_file_or_the_new_one() {
+    let temp = Temp::new();
+    let engine = engine(KvTypes::both(KvType::F32), CONTEXT);
+    let (file, unfinished) = (temp.0.join("state"), temp.0.join("state.unfinished"));
+    long_session(&file, &engine);
+    let mut child = saving(&file, &unfinished);
+    let began = Instant::now();
+    assert!(child.wait().expect("it ends").success());
+    // About how long a save takes, which other work on this machine changes.
+    let mut save = began.elapsed();
+    let mut rng = Rng::new(3);
+    let (mut held, mut amid) = (tokens(&file, &engine), 0);
+    assert_eq!(held, SLOTS + 1);
+    for _ in 0..50 {
+        let mut child = saving(&file, &unfinished);
+        std::thread::sleep(save.mul_f32(rng.uniform()));
+        child.kill().expect("not waited for yet");
+        child.wait().expect("it ends");
+        let left = unfinished.exists();
+        amid += usize::from(left);
+        save = save.mul_f32(if left { 1.2 } else { 0.7 });
+        let now = tokens(&file, &engine);
+        assert!(now == held || now == held + 1, "{held} tokens, then {now}");
+        held = now;
+    }
+    assert!(amid >= 10, "{amid} kills fell into the save, which took {save:?}");
+    assert!(held > SLOTS + 1, "no save was finished");
+    // The next save takes over what is left over; nothing else lies there.
+    fs::write(&unfinished, "left over, and longer than nothing").expect("a file");
+    assert!(saving(&file, &unfinished).wait().expect("it ends").success());
+    assert_eq!(tokens(&file, &engine), held + 1);
+    let left: Vec<PathBuf> =
+        fs::read_dir(&temp.0).expect("the folder").map(|e| e.expect("an entry").path()).collect();
+    assert_eq!(left, [file]);
+}

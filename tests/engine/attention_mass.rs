@@ -1,0 +1,385 @@
+//! The cache as eviction uses it: the attention that slots receive, the same bits however it is computed, and rows and
+//! mass that move.
+
+use crate::bed::place;
+use crate::bed::random::{Random, ids};
+use antigravity::dims::{GROUP, HEAD_DIM, HEADS, KV_HEADS, LAYERS, Q_DIM, VOCAB};
+use antigravity::model::device::{AttentionJob, Backend, KvRows, Logits, Mass};
+use antigravity::model::cpu::attention::for_others;
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::weights::Weights;
+use antigravity::{Engine, EngineOptions};
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::attend::{CHUNK, KvChunk, Looks, Partial, Softmax, attend, merge, observe};
+use numeric::simd::{Isa, kv_row, ops};
+use std::sync::{Arc, OnceLock};
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Rows of one KV head and the queries of tokens that came last.
+struct Head<const HD: usize> {
+    kind: KvType,
+    slots: usize,
+    floats: Vec<f32>,
+    rows: Vec<u8>,
+    group: usize,
+    /// `[token][query head of the group]`
+    queries: Vec<[f32; HD]>,
+}
+
+impl<const HD: usize> Head<HD> {
+    fn new(kind: KvType, slots: usize, (tokens, group): (usize, usize)) -> Self {
+        let mut r = Random((HD + group) as u64);
+        let (floats, row_bytes) = (r.floats(slots * HD), kind.row_bytes(HD));
+        let mut rows = vec![0; slots * row_bytes];
+        for (x, row) in floats.chunks(HD).zip(rows.chunks_mut(row_bytes)) {
+            kv_row::encode(Isa::Scalar, kind, x, row);
+        }
+        let queries = r.floats(tokens * group * HD);
+        let queries = queries.as_chunks().0.iter().map(|q| q.map(|x| 2.0 * x / (HD as f32).sqrt())).collect();
+        Self { kind, slots, floats, rows, group, queries }
+    }
+
+    fn tokens(&self) -> usize {
+        self.queries.len() / self.group
+    }
+
+    /// Slots that the token sees.
+    fn sees(&self, token: usize) -> usize {
+        self.slots - self.tokens() + token + 1
+    }
+
+    fn from(&self, slot: usize) -> &[u8] {
+        &self.rows[slot * self.kind.row_bytes(HD)..]
+    }
+
+    /// What attention computes of one query over some slots.
+    fn attend(&self, query: usize, first: usize, slots: usize) -> Partial<HD> {
+        let (k, mut out) = (self.from(first), [Partial::EMPTY]);
+        let kv = KvChunk { k, v: k, types: KvTypes::both(self.kind) };
+        attend::<HD, 1>(Isa::Scalar, kv, &self.queries[query..=query], &[slots], &mut out);
+        out[0]
+    }
+
+    fn softmax(&self) -> Vec<Softmax> {
+        let of = |query: usize| {
+            let (sees, mut state) = (self.sees(query / self.group), Partial::EMPTY);
+            for first in (0..sees).step_by(CHUNK) {
+                merge(Isa::Scalar, &mut state, &self.attend(query, first, CHUNK.min(sees - first)));
+            }
+            Softmax { m: state.m, l: state.l }
+        };
+        (0..self.queries.len()).map(of).collect()
+    }
+
+    /// The mass as it is defined, slot by slot; a score is what attention over one slot alone calls the largest.
+    fn defined(&self, softmax: &[Softmax]) -> Vec<f32> {
+        let mut mass = vec![0.0f32; self.slots];
+        for token in 0..self.tokens() {
+            for (slot, mass) in mass[..self.sees(token)].iter_mut().enumerate() {
+                let weight = |head: usize| {
+                    let query = token * self.group + head;
+                    let mut e = [self.attend(query, slot, 1).m - softmax[query].m];
+                    ops::exp(Isa::Scalar, &mut e);
+                    e[0] / softmax[query].l
+                };
+                *mass += (1..self.group).fold(weight(0), |sum, head| sum + weight(head));
+            }
+        }
+        mass
+    }
+
+    /// The same by the kernel, `at_once` tokens a call.
+    fn observed<const N: usize>(&self, isa: Isa, softmax: &[Softmax], at_once: usize) -> Vec<f32> {
+        let mut mass = vec![0.0f32; self.slots];
+        for first in (0..self.tokens()).step_by(at_once) {
+            let tokens = first..self.tokens().min(first + at_once);
+            let of_group = tokens.start * self.group..tokens.end * self.group;
+            for (chunk, mass) in mass.chunks_mut(CHUNK).enumerate() {
+                let seen = |t| self.sees(t).saturating_sub(chunk * CHUNK).min(CHUNK);
+                let looks = Looks {
+                    queries: &self.queries[of_group.clone()],
+                    softmax: &softmax[of_group.clone()],
+                    visible: &tokens.clone().map(seen).collect::<Vec<_>>(),
+                };
+                observe::<HD, N>(isa, (self.kind, self.from(chunk * CHUNK)), looks, mass);
+            }
+        }
+        mass
+    }
+
+    /// In f64, of what was stored: exact for f32.
+    fn exact(&self) -> Vec<f64> {
+        let mut mass = vec![0.0; self.slots];
+        for (i, q) in self.queries.iter().enumerate() {
+            let score = |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
+            let rows = self.floats.chunks(HD).take(self.sees(i / self.group));
+            let weights: Vec<f64> = rows.map(|k| libm::exp(score(k))).collect();
+            let sum: f64 = weights.iter().sum();
+            mass.iter_mut().zip(weights).for_each(|(m, w)| *m += w / sum);
+        }
+        mass
+    }
+}
+
+fn kernel<const HD: usize>() {
+    for kind in KvType::ALL {
+        for group in [1, 3, 8] {
+            let head = Head::<HD>::new(kind, 2 * CHUNK + 19, (11, group));
+            let softmax = head.softmax();
+            let want = head.defined(&softmax);
+            for isa in Isa::available() {
+                let what = format!("{} head {HD} group {group} on {}", kind.name(), isa.name());
+                assert_eq!(bits(&head.observed::<8>(isa, &softmax, 1)), bits(&want), "{what}, one by one");
+                assert_eq!(bits(&head.observed::<64>(isa, &softmax, 8)), bits(&want), "{what}, eight");
+            }
+            if kind == KvType::F32 {
+                let near = |(got, want): (&f32, f64)| (f64::from(*got) - want).abs() < 2e-6;
+                assert!(want.iter().zip(head.exact()).all(near), "head {HD} group {group}");
+            }
+            let sum: f64 = want.iter().map(|&m| f64::from(m)).sum();
+            assert!((sum - head.queries.len() as f64).abs() < 1e-3, "{sum}");
+        }
+    }
+}
+
+#[test]
+fn mass_is_what_it_is_defined_to_be_on_every_instruction_set() {
+    // Of no whole run of sixteen, of whole runs of 64, and of neither.
+    kernel::<12>();
+    kernel::<64>();
+    kernel::<80>();
+}
+
+fn weights() -> &'static Arc<Weights> {
+    static ENGINE: OnceLock<Engine> = OnceLock::new();
+    ENGINE.get_or_init(|| Engine::load(EngineOptions::new(place::model())).unwrap()).weights()
+}
+
+const CAPACITY: usize = 400;
+
+fn backend(kv: KvType, threads: usize, isa: Isa) -> CpuBackend {
+    let kv_types = KvTypes::both(kv);
+    let options = CpuOptions { threads, isa, kv_types, capacity: CAPACITY, max_tokens: 256 };
+    CpuBackend::new(Arc::clone(weights()), options).unwrap()
+}
+
+fn fastest() -> Isa {
+    Isa::detect().unwrap()
+}
+
+fn feed(backend: &mut CpuBackend, ids: &[u32], chunk: usize) {
+    for ids in ids.chunks(chunk) {
+        backend.forward(ids, backend.len(), Logits::None).unwrap();
+    }
+}
+
+/// `[layer][kv_head][slot]`
+fn mass(backend: &mut CpuBackend) -> Vec<f32> {
+    let of_layer = KV_HEADS * backend.len();
+    let mut mass = vec![f32::NAN; LAYERS * of_layer];
+    for (layer, mass) in mass.chunks_mut(of_layer).enumerate() {
+        backend.read_mass(layer, mass).unwrap();
+    }
+    mass
+}
+
+fn rows(backend: &mut CpuBackend) -> Vec<KvRows> {
+    let slots = 0..backend.len();
+    let of_layer = |layer| {
+        let mut rows = KvRows::default();
+        backend.read_kv(layer, slots.clone(), &mut rows).unwrap();
+        rows
+    };
+    (0..LAYERS).map(of_layer).collect()
+}
+
+#[test]
+fn mass_has_the_same_bits_for_all_chunks_threads_and_instruction_sets() {
+    let ids = ids(300);
+    for kv in [KvType::F32, KvType::Q4] {
+        let observed = |threads, chunk, isa| {
+            let mut backend = backend(kv, threads, isa);
+            backend.observe(usize::MAX).unwrap();
+            feed(&mut backend, &ids, chunk);
+            mass(&mut backend)
+        };
+        let want = observed(1, 256, fastest());
+        for of_head in want.chunks(ids.len()) {
+            let sum: f64 = of_head.iter().map(|&m| f64::from(m)).sum();
+            assert!((sum - (ids.len() * GROUP) as f64).abs() < 1e-3, "{sum}");
+        }
+        for (threads, chunk) in [1, 2, 3].into_iter().flat_map(|t| [1, 7, 64, 256].map(|c| (t, c))) {
+            let found = observed(threads, chunk, fastest());
+            assert_eq!(bits(&found), bits(&want), "{} {threads} threads, chunks of {chunk}", kv.name());
+        }
+        for isa in Isa::available() {
+            assert_eq!(bits(&observed(2, 100, isa)), bits(&want), "{} on {}", kv.name(), isa.name());
+        }
+    }
+}
+
+#[test]
+fn only_the_last_tokens_of_a_pass_are_observed() {
+    let ids = ids(300);
+    let mut at_once = backend(KvType::F32, 2, fastest());
+    feed(&mut at_once, &ids[..100], 100);
+    at_once.observe(32).unwrap();
+    feed(&mut at_once, &ids[100..], 200);
+
+    let mut one_by_one = backend(KvType::F32, 1, fastest());
+    feed(&mut one_by_one, &ids[..268], 90);
+    one_by_one.observe(1).unwrap();
+    feed(&mut one_by_one, &ids[268..], 1);
+    let want = mass(&mut one_by_one);
+    assert_eq!(bits(&mass(&mut at_once)), bits(&want));
+    for of_head in want.chunks(ids.len()) {
+        let sum: f64 = of_head.iter().map(|&m| f64::from(m)).sum();
+        assert!((sum - (32 * GROUP) as f64).abs() < 1e-3, "{sum}");
+    }
+}
+
+#[test]
+fn observing_changes_nothing_but_the_mass() {
+    let ids = ids(200);
+    let run = |tokens: usize| {
+        let mut backend = backend(KvType::Q4, 2, fastest());
+        backend.observe(tokens).unwrap();
+        let mut logits = vec![0.0; VOCAB];
+        feed(&mut backend, &ids[..150], 64);
+        backend.forward(&ids[150..], 150, Logits::Last(&mut logits)).unwrap();
+        (bits(&logits), rows(&mut backend))
+    };
+    assert!(run(0) == run(usize::MAX));
+    let mut never = backend(KvType::Q4, 1, fastest());
+    never.observe(0).unwrap();
+    assert!(never.read_mass(0, &mut []).is_err() && never.write_mass(0, &[]).is_err());
+}
+
+/// Slots of one head to keep: every one with a digit of its own.
+fn chosen(layer: usize, kv_head: usize) -> Vec<u32> {
+    (0..150).map(|i| 2 * i + ((layer + kv_head + i as usize) % 2) as u32).collect()
+}
+
+#[test]
+fn kept_slots_take_rows_and_mass_along() {
+    for kv in KvType::ALL {
+        let mut backend = backend(kv, 1, fastest());
+        backend.observe(7).unwrap();
+        feed(&mut backend, &ids(300), 100);
+        let (all, all_mass) = (rows(&mut backend), mass(&mut backend));
+        for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+            assert!(
+                backend.keep(layer, kv_head, &[3, 2]).is_err()
+                    && backend.keep(layer, kv_head, &[300]).is_err()
+            );
+            backend.keep(layer, kv_head, &chosen(layer, kv_head)).unwrap();
+        }
+        backend.set_len(150);
+        let row_bytes = kv.row_bytes(HEAD_DIM);
+        let (left, left_mass) = (rows(&mut backend), mass(&mut backend));
+        for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+            for (to, &from) in chosen(layer, kv_head).iter().enumerate() {
+                let (from, head) = (from as usize, layer * KV_HEADS + kv_head);
+                assert_eq!(left_mass[head * 150 + to].to_bits(), all_mass[head * 300 + from].to_bits());
+                let row = |rows: &[u8], slot: usize| rows[slot * row_bytes..][..row_bytes].to_vec();
+                let (to, from) = (kv_head * 150 + to, kv_head * 300 + from);
+                assert_eq!(row(&left[layer].k, to), row(&all[layer].k, from));
+                assert_eq!(row(&left[layer].v, to), row(&all[layer].v, from));
+            }
+        }
+    }
+}
+
+#[test]
+fn slots_filled_anew_have_no_mass_and_the_others_keep_theirs() {
+    let ids = ids(300);
+    let mut b = backend(KvType::F32, 2, fastest());
+    b.observe(usize::MAX).unwrap();
+    feed(&mut b, &ids, 100);
+    b.set_len(120);
+    let before = mass(&mut b);
+    b.observe(0).unwrap();
+    feed(&mut b, &ids[120..150], 8);
+    for (now, before) in mass(&mut b).chunks(150).zip(before.chunks(120)) {
+        assert_eq!(bits(&now[..120]), bits(before));
+        assert!(now[120..].iter().all(|&m| m.to_bits() == 0));
+    }
+    // Rows that are written count from `set_len` on, and have no mass until it is written.
+    let (all, old) = (rows(&mut b), mass(&mut b));
+    b.set_len(100);
+    (0..LAYERS).for_each(|layer| b.write_kv(layer, 0..150, &all[layer]).unwrap());
+    b.set_len(150);
+    for (now, old) in mass(&mut b).chunks(150).zip(old.chunks(150)) {
+        assert_eq!(bits(&now[..100]), bits(&old[..100]));
+        assert!(now[100..].iter().all(|&m| m.to_bits() == 0));
+    }
+    let of_layers = old.chunks(KV_HEADS * 150).enumerate();
+    of_layers.for_each(|(layer, mass)| b.write_mass(layer, mass).unwrap());
+    assert_eq!(bits(&mass(&mut b)), bits(&old));
+}
+
+#[test]
+fn a_cache_that_grows_keeps_the_mass() {
+    let ids = ids(200);
+    let observed = |resized: Option<usize>| {
+        let mut backend = backend(KvType::Q8, 1, fastest());
+        backend.observe(usize::MAX).unwrap();
+        feed(&mut backend, &ids[..150], 150);
+        if let Some(slots) = resized {
+            backend.resize(slots).unwrap();
+            assert!(backend.resize(149).is_err());
+            assert_eq!(backend.capacity(), slots);
+        }
+        feed(&mut backend, &ids[150..], 9);
+        mass(&mut backend)
+    };
+    let want = observed(None);
+    assert!([200, 1000].into_iter().all(|slots| bits(&observed(Some(slots))) == bits(&want)));
+}
+
+#[test]
+fn attention_done_for_another_backend_gives_the_same_mass() {
+    let (slots, capacity, types) = (300, 310, KvTypes::both(KvType::Q4));
+    let mut r = Random(5);
+    let row_bytes = types.k.row_bytes(HEAD_DIM);
+    let mut k = vec![0; KV_HEADS * capacity * row_bytes];
+    for row in k.chunks_mut(row_bytes) {
+        kv_row::encode(Isa::Scalar, types.k, &r.floats(HEAD_DIM), row);
+    }
+    let queries = r.floats(40 * Q_DIM);
+    let run = |threads, at_once: usize, observed: usize| {
+        let mut attention = for_others(threads, fastest(), capacity).unwrap();
+        let mut sums = vec![0.0; KV_HEADS * capacity];
+        for (i, queries) in queries.chunks(at_once * Q_DIM).enumerate() {
+            let tokens = queries.len() / Q_DIM;
+            attention(AttentionJob {
+                tokens,
+                before: slots - 40 + i * at_once,
+                queries,
+                stride: HEADS * HEAD_DIM,
+                k: &k,
+                v: &k,
+                capacity,
+                types,
+                att: &mut vec![0.0; tokens * Q_DIM],
+                mass: Some(Mass { sums: &mut sums, tokens: observed }),
+            });
+        }
+        sums
+    };
+    let want = run(1, 40, 40);
+    for (threads, at_once) in [(1, 1), (2, 1), (3, 7), (2, 40)] {
+        assert_eq!(
+            bits(&run(threads, at_once, usize::MAX)),
+            bits(&want),
+            "{threads} threads, {at_once} tokens"
+        );
+    }
+    assert!(run(2, 40, 0).iter().all(|&m| m == 0.0));
+    let sum = |sums: Vec<f32>| sums.iter().map(|&m| f64::from(m)).sum::<f64>();
+    assert!((sum(want) - (40 * HEADS) as f64).abs() < 1e-3);
+    assert!((sum(run(1, 40, 3)) - (3 * HEADS) as f64).abs() < 1e-3);
+}

@@ -1,0 +1,204 @@
+//! Prompts that are completed together: the same bits as each alone, in the order in which they are complete.
+
+use crate::bed::place;
+use antigravity::model::device::{Backend, Logits};
+use antigravity::model::cpu::{CpuBackend, CpuBatch, CpuOptions};
+use antigravity::run::engine::BatchAnswer;
+use antigravity::run::eviction::{Eviction, Policy};
+use antigravity::run::session::{CancelToken, StopReason};
+use antigravity::{BatchItem, Engine, EngineOptions, Error, GenerateOptions, dims};
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
+use std::sync::Arc;
+use text::sampler::SamplerOptions;
+
+fn options(batch: usize, threads: usize) -> EngineOptions {
+    EngineOptions {
+        batch,
+        threads,
+        max_seq_len: 256,
+        prefill_chunk: 48,
+        ..EngineOptions::new(place::model())
+    }
+}
+
+fn item(prompt: &str, tokens: usize, sampler: SamplerOptions) -> BatchItem {
+    let options = GenerateOptions { max_tokens: Some(tokens), sampler, ..Default::default() };
+    BatchItem { prompt: prompt.into(), options }
+}
+
+fn greedy() -> SamplerOptions {
+    SamplerOptions { temperature: 0.0, ..Default::default() }
+}
+
+/// Prompts of a token to more than a chunk of attention, answers of none to the whole context, greedy and drawn, with
+/// and without stop strings.
+fn items() -> Vec<BatchItem> {
+    let long = "Once upon a time there was a little girl who had a red ball. ".repeat(11);
+    let mut items = vec![
+        item("", 20, greedy()),
+        item("Once upon a time", 60, greedy()),
+        item(&long, 90, greedy()),
+        item("Lily", 0, greedy()),
+        item("The dog", 5, SamplerOptions { seed: 7, ..Default::default() }),
+        item("The dog", 33, SamplerOptions { seed: 8, temperature: 1.2, top_k: 0, ..Default::default() }),
+        item("One day", 40, SamplerOptions { seed: 9, frequency_penalty: 0.5, ..Default::default() }),
+        item("Tom and Sue", 70, SamplerOptions { seed: 10, min_p: 0.05, ..Default::default() }),
+        item("She said", 48, greedy()),
+    ];
+    items[1].options.stop = vec!["park".into(), ".".into()];
+    items[8].options.stop = vec!["\n".into()];
+    items[7].options.ignore_eos = true;
+    items[4].options.logprobs = Some(3);
+    items
+}
+
+fn alone(engine: &Engine, index: usize, item: &BatchItem) -> BatchAnswer {
+    let mut stream = engine.generate_stream(&item.prompt, &item.options).unwrap();
+    let (mut text, mut logprobs) = (String::new(), Vec::new());
+    while let Some(piece) = stream.next() {
+        text += &piece.unwrap();
+        logprobs.extend(stream.logprobs().cloned());
+    }
+    let (tokens, stop) = (stream.timing().tokens, stream.stop_reason().unwrap());
+    BatchAnswer { index, text, tokens, logprobs, stop }
+}
+
+fn together(engine: &Engine, items: &[BatchItem]) -> Vec<BatchAnswer> {
+    engine.generate_batch(items).unwrap().collect::<Result<_, _>>().unwrap()
+}
+
+#[test]
+fn each_answer_is_that_of_its_prompt_alone() {
+    let items = items();
+    let expected: Vec<BatchAnswer> = {
+        let engine = Engine::load(options(1, 2)).unwrap();
+        items.iter().enumerate().map(|(i, item)| alone(&engine, i, item)).collect()
+    };
+    let reasons: Vec<StopReason> = expected.iter().map(|a| a.stop).collect();
+    assert!(reasons.contains(&StopReason::Context) && reasons.contains(&StopReason::Stop), "{reasons:?}");
+    // More prompts than sequences, as many, one; more threads than prompts.
+    for (batch, threads) in [(4, 1), (2, 3), (9, 2), (3, 12), (1, 2)] {
+        let engine = Engine::load(options(batch, threads)).unwrap();
+        let mut found = together(&engine, &items);
+        let mut order: Vec<usize> = found.iter().map(|a| a.index).collect();
+        found.sort_by_key(|a| a.index);
+        assert_eq!(found, expected, "{batch} at once, {threads} threads");
+        assert_eq!(order.is_sorted(), batch == 1, "{order:?}");
+        order.sort_unstable();
+        assert_eq!(order, (0..items.len()).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn prompts_run_one_after_another_where_slots_are_evicted() {
+    let eviction = Eviction { policy: Policy::H2o, window: 64, prefix: 4, memory_threshold: 0 };
+    let engine = Engine::load(EngineOptions { eviction, ..options(4, 2) }).unwrap();
+    let items: Vec<BatchItem> = (0..3).map(|i| item("Once upon a time", 60 + 20 * i, greedy())).collect();
+    let expected: Vec<BatchAnswer> =
+        items.iter().enumerate().map(|(i, item)| alone(&engine, i, item)).collect();
+    assert_eq!(together(&engine, &items), expected);
+}
+
+#[test]
+fn a_prompt_that_cannot_be_completed_is_named_before_anything_runs() {
+    let engine = Engine::load(options(2, 1)).unwrap();
+    let long = "a b c d e f g ".repeat(100);
+    for (bad, what) in [
+        (item(&long, 3, greedy()), "raise --max-seq-len"),
+        (item("a", 3, SamplerOptions { temperature: f32::NAN, ..greedy() }), "temperature"),
+    ] {
+        let items = [item("Lily", 3, greedy()), bad];
+        let Err(e) = engine.generate_batch(&items) else { panic!("{what}") };
+        let said = e.to_string();
+        assert!(matches!(e, Error::Usage(_)) && said.contains("prompt 1 ") && said.contains(what), "{said}");
+    }
+    assert!(together(&engine, &[]).is_empty());
+}
+
+/// A text that its grammar makes impossible after the first letter, among others.
+#[cfg(feature = "grammar")]
+#[test]
+fn a_text_that_cannot_go_on_ends_alone() {
+    for batch in [1, 2, 3] {
+        let engine = Engine::load(options(batch, 2)).unwrap();
+        let grammar = text::sampler::Grammar::gbnf("g", "root ::= \"ab\"").unwrap();
+        let has_b = |&id: &u32| engine.tokenizer().decode(&[id]).contains('b');
+        let logit_bias = (0..dims::VOCAB as u32).filter(has_b).map(|id| (id, f32::NEG_INFINITY)).collect();
+        let ruled_out = SamplerOptions { grammar: Some(grammar), logit_bias, ..greedy() };
+        let good = [item("Lily", 20, greedy()), item("Tom and Sue", 9, greedy())];
+        let items = [good[0].clone(), item("The", 5, ruled_out), good[1].clone()];
+        let (mut right, wrong): (Vec<_>, Vec<_>) =
+            engine.generate_batch(&items).unwrap().partition(|answer| answer.is_ok());
+        right.sort_by_key(|a| a.as_ref().unwrap().index);
+        assert_eq!(right, [Ok(alone(&engine, 0, &items[0])), Ok(alone(&engine, 2, &items[2]))]);
+        let said = wrong.iter().map(|e| e.as_ref().unwrap_err().to_string()).collect::<Vec<_>>();
+        assert!(said.len() == 1 && said[0].starts_with("prompt 1 (from 0): the grammar"), "{said:?}");
+    }
+}
+
+#[test]
+fn cancelling_ends_all_with_what_there_is() {
+    for batch in [1, 3] {
+        let engine = Engine::load(options(batch, 2)).unwrap();
+        let cancel = CancelToken::default();
+        let mut items: Vec<BatchItem> = (0..6).map(|_| item("Once upon a time", 100, greedy())).collect();
+        items[0].options.max_tokens = Some(10);
+        items.iter_mut().for_each(|item| item.options.cancel = cancel.clone());
+        let whole = alone(&engine, 1, &items[1]).text;
+        let mut answers = engine.generate_batch(&items).unwrap();
+        let first = answers.next().unwrap().unwrap();
+        assert_eq!((first.index, first.tokens, first.stop), (0, 10, StopReason::Length));
+        cancel.cancel();
+        let rest: Vec<BatchAnswer> = answers.map(|a| a.unwrap()).collect();
+        assert_eq!(rest.len(), 5);
+        assert!(
+            rest.iter().all(|a| a.stop == StopReason::Interrupt && whole.starts_with(&a.text)),
+            "{rest:?}"
+        );
+        let begun = rest.iter().filter(|a| a.tokens > 0).count();
+        assert_eq!(begun, batch - 1, "{rest:?}");
+    }
+}
+
+/// Logits of sequences of different lengths, from a first token alone to one that ends beyond a chunk of attention.
+#[test]
+fn logits_are_those_of_a_backend_alone() {
+    let engine = Engine::load(options(1, 1)).unwrap();
+    let token = |sequence: usize, i: usize| ((sequence * 131 + i * 37) % 3000 % dims::VOCAB) as u32;
+    for isa in Isa::available() {
+        let types = KvTypes { k: KvType::Q8, v: KvType::Q4 };
+        let options = CpuOptions { threads: 3, isa, kv_types: types, capacity: 160, max_tokens: 32 };
+        let weights = || Arc::clone(engine.weights());
+        let mut batch = CpuBatch::new(weights(), options, 5).unwrap();
+        let prompts = [1, 2, 30, 126, 131];
+        let mut logits = vec![0.0; 5 * dims::VOCAB];
+        let mut singles = Vec::new();
+        for (sequence, &n) in prompts.iter().enumerate() {
+            let mut single = CpuBackend::new(weights(), CpuOptions { threads: 2, ..options }).unwrap();
+            let prompt: Vec<u32> = (0..n).map(|i| token(sequence, i)).collect();
+            for chunk in prompt.chunks(32) {
+                batch.prefill(sequence, chunk, Logits::None).unwrap();
+                single.forward(chunk, single.len(), Logits::None).unwrap();
+            }
+            singles.push(single);
+        }
+        for step in 0..4 {
+            // Not always all of them, and in any order.
+            let rows: Vec<(usize, u32)> = [3, 0, 4, 2, 1]
+                .into_iter()
+                .filter(|s| (s + step) % 4 != 0)
+                .map(|s| (s, token(s, 500 + step)))
+                .collect();
+            let logits = &mut logits[..rows.len() * dims::VOCAB];
+            batch.decode(&rows, logits).unwrap();
+            for (&(sequence, token), found) in rows.iter().zip(logits.chunks(dims::VOCAB)) {
+                let mut expected = vec![0.0; dims::VOCAB];
+                let single = &mut singles[sequence];
+                single.forward(&[token], single.len(), Logits::Last(&mut expected)).unwrap();
+                assert!(found == expected, "{}: sequence {sequence}, step {step}", isa.name());
+                assert_eq!(batch.len(sequence), single.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What the cache no longer needs is the system's again. A process of its own, whose memory nobody else touches.
+
+use crate::bed::child::alone;
+use crate::bed::place;
+use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
+use antigravity::model::device::{Backend, KvRows};
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
+use antigravity::{Engine, EngineOptions};
+use files::mapped::page_size;
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
+use std::sync::Arc;
+
+/// Bytes of this process that are in memory.
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * page_size()
+}
+
+#[test]
+fn evicted_slots_give_their_memory_back() {
+    alone("cache_memory::evicted_slots_give_their_memory_back", fill_and_evict);
+}
+
+fn fill_and_evict() {
+    let types = KvTypes::both(KvType::F32);
+    let slot = types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
+    // 64 MiB, of which an eighth stays.
+    let slots = (64 << 20) / slot;
+    let kept = slots / 8;
+    let engine = Engine::load(EngineOptions::new(place::model())).unwrap();
+    let options = CpuOptions {
+        threads: 1,
+        isa: Isa::detect().unwrap(),
+        kv_types: types,
+        capacity: slots,
+        max_tokens: 1,
+    };
+    let mut backend = CpuBackend::new(Arc::clone(engine.weights()), options).unwrap();
+    let mut rows = KvRows::zeroed(types, slots, HEAD_DIM);
+    rows.k.fill(1);
+    rows.v.fill(2);
+    for layer in 0..LAYERS {
+        backend.write_kv(layer, 0..slots, &rows).unwrap();
+    }
+    backend.set_len(slots);
+    let full = resident();
+    assert!(full > 64 << 20);
+
+    // A few tokens back cost nothing.
+    backend.set_len(slots - 10);
+    assert!(full - resident() < 1 << 20);
+
+    backend.set_len(kept);
+    // Pages that hold a kept slot too stay, two a head.
+    let shared = LAYERS * KV_HEADS * 2 * page_size();
+    let freed = full.saturating_sub(resident());
+    assert!(freed + shared + (1 << 20) >= (slots - kept) * slot, "{freed} of {}", (slots - kept) * slot);
+
+    let mut left = KvRows::default();
+    for layer in 0..LAYERS {
+        backend.read_kv(layer, 0..kept, &mut left).unwrap();
+        assert!(left.k.iter().all(|&b| b == 1) && left.v.iter().all(|&b| b == 2));
+        backend.write_kv(layer, 0..slots, &rows).unwrap();
+    }
+    backend.set_len(slots);
+    for layer in 0..LAYERS {
+        backend.read_kv(layer, 0..slots, &mut left).unwrap();
+        assert!(left == rows);
+    }
+}

@@ -1,0 +1,389 @@
+//! Every kernel of every instruction set against the scalar reference, bit for bit, on odd sizes; the
+//! reference itself against plain formulas in f64.
+
+use crate::bed::random::Random;
+use files::blocks::{BLOCK, BlockQ4};
+use numeric::kv::{self, KvType, KvTypes};
+use numeric::quant::act::{ActBlock, ActTile};
+use numeric::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
+use numeric::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
+use numeric::simd::{Isa, Q4Groups, kv_row, lay_out, ops, q4_groups};
+use std::io::Write;
+
+fn others() -> Vec<Isa> {
+    Isa::available().into_iter().filter(|&i| i != Isa::Scalar).collect()
+}
+
+/// Says which sets were covered, past the capture of output, and holds them against `EXPECTED_SETS` where
+/// that is given: an emulated CPU must not silently lose one.
+#[test]
+fn no_instruction_set_goes_uncovered() {
+    let sets: Vec<&str> = Isa::available().iter().map(|i| i.name()).collect();
+    let sets = sets.join(" ");
+    let cpu = std::env::var("QEMU_CPU").map_or(String::new(), |cpu| format!(" on {cpu}"));
+    writeln!(std::io::stderr(), "\ninstruction sets covered{cpu}: {sets}").expect("a standard error");
+    if let Ok(expected) = std::env::var("EXPECTED_SETS") {
+        assert_eq!(sets, expected);
+    }
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|v| v.to_bits()).collect()
+}
+
+const SIZES: [usize; 12] = [1, 2, 6, 15, 16, 17, 31, 32, 48, 64, 100, 257];
+
+/// Runs `op` for the scalar lanes and each other set and compares the bits of what it returns.
+fn same_bits(what: &str, op: impl Fn(Isa) -> Vec<f32>) -> Vec<f32> {
+    let reference = op(Isa::Scalar);
+    for isa in others() {
+        assert_eq!(bits(&reference), bits(&op(isa)), "{what} on {}", isa.name());
+    }
+    reference
+}
+
+#[test]
+fn exp_is_exact_to_two_ulp() {
+    let mut x: Vec<f32> = (0..400_000).map(|i| -87.3 + i as f32 * (87.3 + 88.0) / 400_000.0).collect();
+    x.extend([-0.0, 0.0, -87.3, 88.0, f32::MIN_POSITIVE, -1e-20]);
+    let y = same_bits("exp", |isa| {
+        let mut y = x.clone();
+        ops::exp(isa, &mut y);
+        y
+    });
+    for (&x, &y) in x.iter().zip(&y) {
+        let exact = libm::exp(x as f64);
+        let ulp = (exact as f32).next_up() as f64 - exact as f32 as f64;
+        assert!((y as f64 - exact).abs() <= 2.0 * ulp, "exp({x}) = {y}, not {exact}");
+    }
+    let mut edge = [f32::NEG_INFINITY, -1e30, -87.4, 100.0];
+    ops::exp(Isa::Scalar, &mut edge);
+    assert_eq!(edge[..3], [0.0; 3]);
+    assert!(edge[3].is_finite());
+}
+
+#[test]
+fn norm_add_silu_and_rope_have_the_scalar_bits() {
+    let mut r = Random(1);
+    for n in SIZES {
+        let (x, w) = (r.unevens(3 * n), r.unevens(n));
+        let y = same_bits("norm", |isa| {
+            let mut h = vec![0.0; 3 * n];
+            ops::norm(isa, &x, &w, 1e-5, &mut h);
+            h
+        });
+        for (row, out) in x.chunks(n).zip(y.chunks(n)) {
+            let mean = row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / n as f64;
+            for ((&v, &w), &o) in row.iter().zip(&w).zip(out) {
+                let want = f64::from(v) / (mean + 1e-5).sqrt() * f64::from(w);
+                assert!((f64::from(o) - want).abs() <= 1e-5 * (1.0 + want.abs()), "norm {n}");
+            }
+        }
+        same_bits("add", |isa| {
+            let mut a = x[..n].to_vec();
+            ops::add(isa, &mut a, &w);
+            a
+        });
+        let y = same_bits("silu", |isa| {
+            let mut gate = x[..n].to_vec();
+            ops::silu_mul(isa, &mut gate, &w);
+            gate
+        });
+        for ((&g, &u), &y) in x.iter().zip(&w).zip(&y) {
+            let want = f64::from(g) / (1.0 + libm::exp(-f64::from(g))) * f64::from(u);
+            assert!((f64::from(y) - want).abs() <= 1e-5 * (1.0 + want.abs()), "silu({g}) * {u}");
+        }
+        let angles = r.unevens(n);
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            angles.iter().map(|a| (libm::cosf(*a), libm::sinf(*a))).unzip();
+        let heads = r.unevens(4 * n);
+        let y = same_bits("rope", |isa| {
+            let mut x = heads.clone();
+            ops::rope(isa, &mut x, &cos, &sin);
+            x
+        });
+        for (x, y) in heads.chunks(2 * n).zip(y.chunks(2 * n)) {
+            for i in 0..n {
+                let (c, s) = (f64::from(cos[i]), f64::from(sin[i]));
+                let (a, b) = (f64::from(x[i]), f64::from(x[i + n]));
+                assert!((f64::from(y[i]) - (a * c - b * s)).abs() < 1e-4);
+                assert!((f64::from(y[i + n]) - (b * c + a * s)).abs() < 1e-4);
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_quantise_like_the_reference() {
+    let mut r = Random(2);
+    let mut x = r.unevens(BLOCK * 200);
+    x[..BLOCK].fill(0.0);
+    x[BLOCK..2 * BLOCK].fill(1e-30);
+    x[2 * BLOCK] = 3e38;
+    let reference: Vec<ActBlock> = x.as_chunks().0.iter().map(ActBlock::quantise).collect();
+    for isa in Isa::available() {
+        let mut out = vec![ActBlock::ZERO; 200];
+        ops::quantise(isa, &x, &mut out);
+        assert_eq!(out, reference, "{}", isa.name());
+    }
+}
+
+/// Groups of packed rows with seeded weights, and the same rows decoded: `[row][column]`.
+fn packed(r: &mut Random, groups: usize, blocks: usize) -> (Vec<u8>, Vec<u8>, Vec<Vec<f32>>) {
+    let mut quants = vec![0u8; groups * blocks * QUANT_BYTES];
+    let mut scales = vec![0u8; groups * blocks * SCALE_BYTES];
+    let mut rows = vec![Vec::new(); 16 * groups];
+    for (row, decoded) in rows.iter_mut().enumerate() {
+        let (group, lane) = (row / 16, row % 16);
+        let quants = &mut quants[group * blocks * QUANT_BYTES..];
+        let scales = &mut scales[group * blocks * SCALE_BYTES..];
+        for b in 0..blocks {
+            let mut v: [f32; BLOCK] = std::array::from_fn(|_| r.uneven());
+            if lane == 3 {
+                v.fill(-1.0); // the extreme nibble everywhere
+            }
+            let block = BlockQ4::quantise(&v);
+            put_block(quants, scales, (b, lane), &block);
+            decoded.extend(block.decode());
+        }
+    }
+    (quants, scales, rows)
+}
+
+#[test]
+fn q4_products_have_the_scalar_bits_for_every_number_of_tokens() {
+    let mut r = Random(3);
+    // One group or several, within and beyond what a kernel unpacks at once.
+    for (groups, blocks) in [(1, 1), (2, 2), (3, 3), (1, 8), (4, 17), (1, 64), (2, 67), (4, 131)] {
+        let (quants, scales, rows) = packed(&mut r, groups, blocks);
+        let w = Q4Groups { quants: &quants, scales: &scales, groups, blocks };
+        let sizes = if blocks < 64 { 1..=50 } else { 31..=33 };
+        for tokens in sizes {
+            let mut acts = Vec::new();
+            for t in 0..tokens {
+                for _ in 0..blocks {
+                    let v: [f32; BLOCK] = std::array::from_fn(|_| if t == 1 { 5.0 } else { r.uneven() });
+                    acts.push(ActBlock::quantise(&v));
+                }
+            }
+            let out = same_bits("q4", |isa| {
+                let mut out = vec![[f32::NAN; 16]; groups * tokens];
+                q4_groups(isa, w, &acts, &tiles(isa, &acts, blocks), &mut out);
+                out.into_flattened()
+            });
+            for (out, rows) in out.chunks(16 * tokens).zip(rows.chunks(16)) {
+                for (out, acts) in out.chunks(16).zip(acts.chunks(blocks)) {
+                    check(out, acts, rows);
+                }
+            }
+        }
+    }
+}
+
+/// The whole tiles of the tokens of `acts`, if this instruction set reads any.
+fn tiles(isa: Isa, acts: &[ActBlock], blocks: usize) -> Vec<ActTile> {
+    let mut tiles = vec![ActTile::ZERO; isa.act_tiles(acts.len() / blocks) * blocks];
+    for (acts, tiles) in acts.chunks(ActTile::TOKENS * blocks).zip(tiles.chunks_mut(blocks)) {
+        lay_out(acts, tiles);
+    }
+    tiles
+}
+
+/// Holds sixteen dot products of one token against f64.
+fn check(out: &[f32], acts: &[ActBlock], rows: &[Vec<f32>]) {
+    let x: Vec<f64> = acts.iter().flat_map(|a| a.q.iter().map(|&q| f64::from(q) * f64::from(a.d))).collect();
+    for (o, row) in out.iter().zip(rows) {
+        let want: f64 = x.iter().zip(row).map(|(a, w)| a * f64::from(*w)).sum();
+        let size: f64 = x.iter().zip(row).map(|(a, w)| (a * f64::from(*w)).abs()).sum();
+        assert!((f64::from(*o) - want).abs() <= 1e-5 * (1e-3 + size), "{o} {want}");
+    }
+}
+
+fn heads<const HD: usize>(r: &mut Random, slots: usize, types: KvTypes) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
+    let (kb, vb) = (types.k.row_bytes(HD), types.v.row_bytes(HD));
+    let (mut k, mut v) = (vec![0; slots * kb], vec![0; slots * vb]);
+    let values = r.unevens(2 * slots * HD);
+    for s in 0..slots {
+        let (a, b) = values[2 * s * HD..][..2 * HD].split_at(HD);
+        kv_row::encode(Isa::Scalar, types.k, a, &mut k[s * kb..][..kb]);
+        kv_row::encode(Isa::Scalar, types.v, b, &mut v[s * vb..][..vb]);
+    }
+    (k, v, values)
+}
+
+fn attention<const HD: usize>(types: KvTypes, tolerance: f64) {
+    let mut r = Random(HD as u64);
+    let slots = 2 * CHUNK + 19;
+    let (k, v, values) = heads::<HD>(&mut r, slots, types);
+    let queries: Vec<[f32; HD]> =
+        (0..5).map(|_| std::array::from_fn(|_| r.uneven() / (HD as f32).sqrt())).collect();
+    let seen = [slots, slots - 1, CHUNK, 3, 1];
+    let out = same_bits("attention", |isa| {
+        let mut states = [Partial::<HD>::EMPTY; 5];
+        for chunk in 0..3 {
+            let kv = KvChunk {
+                k: &k[chunk * CHUNK * types.k.row_bytes(HD)..],
+                v: &v[chunk * CHUNK * types.v.row_bytes(HD)..],
+                types,
+            };
+            let visible = seen.map(|n| n.saturating_sub(chunk * CHUNK).min(CHUNK));
+            let mut parts = [Partial::EMPTY; 5];
+            attend::<HD, 8>(isa, kv, &queries, &visible, &mut parts);
+            states.iter_mut().zip(&parts).for_each(|(s, p)| merge(isa, s, p));
+        }
+        states.iter().flat_map(|s| s.o.map(|o| o / s.l)).collect()
+    });
+    for ((q, &n), out) in queries.iter().zip(&seen).zip(out.chunks(HD)) {
+        let dot = |s: usize| -> f64 {
+            q.iter().zip(&values[2 * s * HD..]).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+        };
+        let most = (0..n).map(dot).fold(f64::MIN, f64::max);
+        let weights: Vec<f64> = (0..n).map(|s| libm::exp(dot(s) - most)).collect();
+        let total: f64 = weights.iter().sum();
+        for (d, &o) in out.iter().enumerate() {
+            let want: f64 =
+                (0..n).map(|s| weights[s] / total * f64::from(values[(2 * s + 1) * HD + d])).sum();
+            assert!((f64::from(o) - want).abs() < tolerance, "{types} head {HD} seen {n}: {o} {want}");
+        }
+    }
+}
+
+#[test]
+fn attention_has_the_scalar_bits_for_every_kv_type_and_odd_head() {
+    attention::<64>(KvTypes::both(KvType::F32), 2e-4);
+    attention::<12>(KvTypes::both(KvType::F32), 2e-4);
+    attention::<48>(KvTypes::both(KvType::F16), 0.2);
+    // Quantised rows are held to the scalar bits here; how good they are is measured as perplexity.
+    for (k, v) in [(KvType::Q8, KvType::Q4), (KvType::Q4, KvType::Q8)] {
+        attention::<64>(KvTypes { k, v }, f64::INFINITY);
+        attention::<12>(KvTypes { k, v }, f64::INFINITY);
+        attention::<80>(KvTypes { k, v }, f64::INFINITY);
+    }
+}
+
+/// What `attend` is defined to compute, for one query: sixteen lanes of fma, their tree, ascending slots.
+fn defined<const HD: usize>(q: &[f32; HD], rows: &[(Vec<f32>, Vec<f32>)]) -> Vec<f32> {
+    let tree = |mut lanes: [f32; 16]| {
+        for n in [8, 4, 2, 1] {
+            (0..n).for_each(|j| lanes[j] += lanes[j + n]);
+        }
+        lanes[0]
+    };
+    let mut weights: Vec<f32> = rows
+        .iter()
+        .map(|(k, _)| {
+            let mut lanes = [0.0f32; 16];
+            (0..HD).for_each(|i| lanes[i % 16] = k[i].mul_add(q[i], lanes[i % 16]));
+            tree(lanes)
+        })
+        .collect();
+    let m = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    weights.iter_mut().for_each(|w| *w -= m);
+    ops::exp(Isa::Scalar, &mut weights);
+    let mut sums = [0.0f32; 16];
+    weights.iter().enumerate().for_each(|(i, w)| sums[i % 16] += w);
+    let mut out = vec![0.0f32; HD];
+    for (w, (_, v)) in weights.iter().zip(rows) {
+        out.iter_mut().zip(v).for_each(|(o, v)| *o = w.mul_add(*v, *o));
+    }
+    out.extend([m, tree(sums)]);
+    out
+}
+
+fn blocks_of_queries<const HD: usize>(kind: KvType) {
+    let mut r = Random(70 + HD as u64);
+    let types = KvTypes::both(kind);
+    let (k, v, _) = heads::<HD>(&mut r, CHUNK, types);
+    let row_bytes = kind.row_bytes(HD);
+    let rows: Vec<(Vec<f32>, Vec<f32>)> = k
+        .chunks(row_bytes)
+        .zip(v.chunks(row_bytes))
+        .map(|(k, v)| (decoded(kind, k, HD), decoded(kind, v, HD)))
+        .collect();
+    for count in [1, 2, 3, 4, 7, 8, 9, 11, 16, 23] {
+        let queries: Vec<[f32; HD]> = (0..count).map(|_| std::array::from_fn(|_| r.uneven())).collect();
+        for alike in [true, false] {
+            let seen = |i: usize| if alike { 77 } else { (40 + 13 * i) % (CHUNK + 1) };
+            let visible: Vec<usize> = (0..count).map(seen).collect();
+            let want: Vec<f32> =
+                queries.iter().zip(&visible).flat_map(|(q, &n)| defined(q, &rows[..n])).collect();
+            for isa in Isa::available() {
+                let kv = KvChunk { k: &k, v: &v, types };
+                let mut out = vec![Partial::EMPTY; count];
+                match count {
+                    ..=8 => attend::<HD, 8>(isa, kv, &queries, &visible, &mut out),
+                    _ => attend::<HD, 24>(isa, kv, &queries, &visible, &mut out),
+                }
+                let out: Vec<f32> = out.iter().flat_map(|p| p.o.into_iter().chain([p.m, p.l])).collect();
+                assert_eq!(bits(&want), bits(&out), "{types} head {HD} x {count} on {}", isa.name());
+            }
+        }
+    }
+}
+
+/// Widens a row by the formulas of its type.
+fn decoded(kind: KvType, row: &[u8], width: usize) -> Vec<f32> {
+    let half = |b: &[u8]| half::f16::from_le_bytes([b[0], b[1]]).to_f32();
+    let block = KvType::block(width);
+    row.chunks(kind.block_bytes(block))
+        .flat_map(|b| -> Vec<f32> {
+            match kind {
+                KvType::F32 => b.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
+                KvType::F16 => b.chunks(2).map(half).collect(),
+                KvType::Q8 => b[2..].iter().map(|&q| f32::from(q as i8) * half(b)).collect(),
+                KvType::Q4 => {
+                    let low = b[2..].iter().map(|q| q & 15);
+                    low.chain(b[2..].iter().map(|q| q >> 4)).map(|q| (f32::from(q) - 8.0) * half(b)).collect()
+                }
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn attention_is_what_it_is_defined_to_be_for_every_block_of_queries() {
+    for kind in KvType::ALL {
+        blocks_of_queries::<12>(kind);
+        blocks_of_queries::<48>(kind);
+        blocks_of_queries::<64>(kind);
+        blocks_of_queries::<80>(kind);
+        blocks_of_queries::<128>(kind);
+    }
+}
+
+#[test]
+fn kv_rows_encode_the_same_and_lose_little() {
+    let mut r = Random(9);
+    for n in [2, 12, 16, 32, 48, 64, 80, 96, 128] {
+        for kind in KvType::ALL {
+            for _ in 0..20 {
+                let x = r.unevens(n);
+                let encode = |isa| {
+                    let mut row = vec![0; kind.row_bytes(n)];
+                    kv_row::encode(isa, kind, &x, &mut row);
+                    row
+                };
+                let reference = encode(Isa::Scalar);
+                for isa in others() {
+                    assert_eq!(reference, encode(isa), "{} head {n} on {}", kind.name(), isa.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rotation_is_its_own_inverse_and_keeps_dot_products() {
+    let mut r = Random(4);
+    for n in [2, 12, 64, 96, 128] {
+        let (a, b) = (r.unevens(n), r.unevens(n));
+        let dot = |a: &[f32], b: &[f32]| -> f32 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+        let (mut c, mut d) = (a.clone(), b.clone());
+        kv::rotate(&mut c);
+        kv::rotate(&mut d);
+        let size = dot(&a, &a).sqrt() * dot(&b, &b).sqrt();
+        assert!((dot(&a, &b) - dot(&c, &d)).abs() <= 1e-5 * (1.0 + size));
+        kv::rotate(&mut c);
+        assert!(a.iter().zip(&c).all(|(a, c)| (a - c).abs() <= 1e-4 * (1.0 + a.abs())));
+    }
+}

@@ -1,0 +1,25 @@
+//! The model on the CPU: the same bits on every path, and memory that is bounded and given back.
+
+/// Shared by all four binaries.
+#[path = "../bed/bed.rs"]
+mod bed;
+
+/// Decoding a token allocates memory.
+mod allocations;
+/// The attention that slots receive depends on threads, chunks or the instruction set, or is left behind by its rows.
+mod attention_mass;
+/// A prompt's answer changes because others are computed beside it.
+mod batch;
+/// Memory of evicted slots is not given back.
+#[cfg(target_os = "linux")]
+mod cache_memory;
+/// A draft changes a token.
+mod draft;
+/// A session longer than its slots loses its positions, grows, or stops making sense.
+mod eviction;
+/// A GGUF file gives other numbers than the checkpoint it was made from.
+mod gguf;
+/// Any path through the engine gives other tokens or logits than `tests/golden` has.
+mod golden;
+/// A kernel of some instruction set gives other bits than scalar code, or scalar code is wrong.
+mod kernels;

@@ -1,0 +1,269 @@
+//! What a GGUF header says of its model is what the checkpoint's `config.json` says; its tensors are the
+//! checkpoint's, under other names and, in Llama, with the rows of q and k in another order; what would be computed
+//! wrongly is refused.
+
+use crate::bed::gguf::writer::{ARRAY, F32, Parts, STRING, U8, U32, array, info, pair, text};
+use crate::bed::place;
+use files::config::{Arch, ConfigError, ModelConfig, RopeScaling};
+use files::source::Source;
+use files::source::gguf::header::Header;
+use files::source::gguf::names::{ROPE_FREQS, Rows, plain, stored};
+use files::source::gguf::{Gguf, model};
+use std::fs;
+
+fn gguf(file: &str) -> Gguf {
+    Gguf::open(&place::root().join("tests/fixtures/gguf").join(file)).unwrap()
+}
+
+fn config_json(model: &str) -> ModelConfig {
+    let path = place::root().join("tests/fixtures/models").join(model).join("config.json");
+    ModelConfig::parse(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn headers_say_what_config_json_says() {
+    let qwen = config_json("m4-qwen2-bf16");
+    for file in ["m4-qwen2-bf16.Q4_1.gguf", "m4-qwen2-bf16.Q8_0.gguf"] {
+        assert_eq!(qwen.difference(&gguf(file).config().unwrap()), None);
+    }
+    let llama = config_json("m1-llama32-bf16");
+    let mut found = gguf("m1-llama32-bf16.Q4_0.gguf").config().unwrap();
+    // No published model's scaling, so it stays a table; but one that says the same.
+    assert!(matches!(found.rope_scaling, RopeScaling::Divisors(d) if d.len() == llama.head_dim / 2));
+    let mut scaled = 0;
+    for i in 0..llama.head_dim / 2 {
+        let frequency = llama.rope_theta.powf(-2.0 * i as f64 / llama.head_dim as f64);
+        let multiplier = |m: &ModelConfig| m.rope_scaling.multiplier(i, frequency);
+        assert!((multiplier(&found) / multiplier(&llama) - 1.0).abs() < 1e-6, "pair {i}");
+        scaled += usize::from(multiplier(&llama) != 1.0);
+    }
+    assert!(scaled > 0);
+    found.rope_scaling = llama.rope_scaling;
+    assert_eq!(llama.difference(&found), None);
+
+    let wide = gguf("m1k-llama32-h256.Q4_K_M-mix.gguf").config().unwrap();
+    assert_eq!((wide.arch, wide.layers, wide.dim, wide.tied), (Arch::Llama, 2, 256, true));
+    let part = gguf("m4-qwen2-bf16.F16.part.gguf").config().unwrap_err().to_string();
+    assert!(part.contains("F16.part.gguf") && part.contains("token_embd.weight` is missing"), "{part}");
+}
+
+/// Root of the mean square of the difference, relative to that of the values.
+fn error(values: &[f32], others: &[f32]) -> f64 {
+    assert_eq!(values.len(), others.len());
+    let squares =
+        |of: &dyn Fn(usize) -> f32| (0..values.len()).map(|i| f64::from(of(i)).powi(2)).sum::<f64>();
+    (squares(&|i| values[i] - others[i]) / squares(&|i| values[i])).sqrt()
+}
+
+/// Holds every tensor of a checkpoint against a GGUF file of the same weights.
+fn compare(model: &str, file: &str, most: f64) {
+    let checkpoint = Source::open(&place::root().join("tests/fixtures/models").join(model)).unwrap();
+    let (gguf, config) = (gguf(file), config_json(model));
+    let mut names: Vec<String> = gguf.tensors().map(|t| t.name.clone()).filter(|n| n != ROPE_FREQS).collect();
+    let mut moved = 0;
+    for tensor in checkpoint.tensors() {
+        let name = stored(&tensor.name).unwrap();
+        assert_eq!(plain(&name).as_deref(), Some(tensor.name.as_str()));
+        names.retain(|other| *other != name);
+        let found = gguf.require(&name).unwrap();
+        assert_eq!(found.shape, tensor.shape, "{name}");
+        let (rows, cols) = match found.shape[..] {
+            [rows, cols] => (rows, cols),
+            _ => (found.shape[0], 1),
+        };
+        let order = Rows::of(config.arch, &tensor.name, config.head_dim);
+        let (stored, values) = (found.to_f32(), tensor.dtype.to_f32(tensor.data.bytes()));
+        let row = |row: usize| stored[order.stored(row) * cols..][..cols].to_vec();
+        let ordered: Vec<f32> = (0..rows).flat_map(row).collect();
+        assert!(error(&values, &ordered) < most, "{name}: {}", error(&values, &ordered));
+        moved += usize::from(error(&values, &stored) > 1.0);
+    }
+    assert!(names.is_empty(), "in no checkpoint: {names:?}");
+    let expected = if config.arch == Arch::Llama { 2 * config.layers } else { 0 };
+    assert_eq!(moved, expected, "tensors whose rows are in another order");
+}
+
+#[test]
+fn tensors_are_those_of_the_checkpoint() {
+    compare("m1-llama32-bf16", "m1-llama32-bf16.Q4_0.gguf", 0.15);
+    compare("m4-qwen2-bf16", "m4-qwen2-bf16.Q8_0.gguf", 0.01);
+    compare("m4-qwen2-bf16", "m4-qwen2-bf16.Q5_0.gguf", 0.08);
+}
+
+/// A header: keys, and tensors of F32 by their dimensions.
+#[derive(Clone)]
+struct Made {
+    arch: &'static str,
+    keys: Vec<(String, u32, Vec<u8>)>,
+    tensors: Vec<(String, Vec<u64>)>,
+}
+
+impl Made {
+    fn new(arch: &'static str) -> Self {
+        let made = Self { arch, keys: Vec::new(), tensors: Vec::new() };
+        made.number("block_count", 2)
+            .number("embedding_length", 64)
+            .number("feed_forward_length", 96)
+            .number("attention.head_count", 4)
+            .with("attention.layer_norm_rms_epsilon", F32, 1e-6f32.to_le_bytes())
+            .tensor("token_embd.weight", &[64, 10])
+    }
+
+    fn with(mut self, key: &str, kind: u32, value: impl AsRef<[u8]>) -> Self {
+        self = self.without(key);
+        self.keys.push((key.into(), kind, value.as_ref().to_vec()));
+        self
+    }
+
+    fn without(mut self, key: &str) -> Self {
+        self.keys.retain(|(other, ..)| other != key);
+        self
+    }
+
+    fn number(self, key: &str, value: u32) -> Self {
+        self.with(key, U32, value.to_le_bytes())
+    }
+
+    fn tensor(mut self, name: &str, dims: &[u64]) -> Self {
+        self.tensors.retain(|(other, _)| other != name);
+        self.tensors.push((name.into(), dims.to_vec()));
+        self
+    }
+
+    /// What it says, with these divisors.
+    fn read(&self, divisors: &[f32]) -> Result<ModelConfig, ConfigError> {
+        let mut parts = Parts::default().pair(pair("general.architecture", STRING, text(self.arch)));
+        for (key, kind, value) in &self.keys {
+            let key = if key.starts_with("split.") { key.clone() } else { format!("{}.{key}", self.arch) };
+            parts = parts.pair(pair(&key, *kind, value));
+        }
+        let mut offset = 0;
+        for (name, dims) in &self.tensors {
+            parts = parts.info(info(name, dims, 0, offset));
+            offset += (4 * dims.iter().product::<u64>()).next_multiple_of(32);
+        }
+        let bytes = parts.data(offset as usize).bytes();
+        let header = Header::parse(&bytes, bytes.len() as u64).unwrap();
+        model::config(&header, |_| divisors.iter().flat_map(|x| x.to_le_bytes()).collect())
+    }
+}
+
+#[test]
+fn absent_keys_have_their_defaults_and_tensors_set_the_switches() {
+    let m = Made::new("llama").read(&[]).unwrap();
+    assert_eq!((m.arch, m.layers, m.dim, m.ffn_dim, m.vocab), (Arch::Llama, 2, 64, 96, 10));
+    assert_eq!((m.heads, m.kv_heads, m.head_dim, m.tied), (4, 4, 16, true));
+    assert_eq!((m.rms_eps, m.rope_theta, m.rope_scaling), (1e-6, 10_000.0, RopeScaling::Plain));
+    assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (false, false, false));
+
+    let biased = Made::new("llama")
+        .number("attention.head_count_kv", 2)
+        .number("attention.key_length", 20)
+        .number("attention.value_length", 20)
+        .number("rope.dimension_count", 20)
+        .with("rope.scaling.type", STRING, text("none"))
+        .number("expert_count", 0)
+        .tensor("output.weight", &[64, 10])
+        .tensor("blk.0.attn_q.bias", &[80])
+        .tensor("blk.0.attn_output.bias", &[64]);
+    let m = biased.read(&[]).unwrap();
+    assert_eq!((m.kv_heads, m.head_dim, m.tied), (2, 20, false));
+    assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (true, true, false));
+
+    let qwen3 = Made::new("qwen3").tensor("blk.0.attn_q_norm.weight", &[16]).read(&[]).unwrap();
+    assert_eq!((qwen3.arch, qwen3.qkv_bias, qwen3.qk_norm, qwen3.head_dim), (Arch::Qwen3, false, true, 16));
+    assert!(Made::new("qwen2").read(&[]).unwrap().qkv_bias);
+
+    // One number for every layer, all the same.
+    let each = array(U32, 2, [2u32, 2].map(u32::to_le_bytes).concat());
+    assert_eq!(
+        Made::new("llama").with("attention.head_count_kv", ARRAY, each).read(&[]).unwrap().kv_heads,
+        2
+    );
+}
+
+#[test]
+fn divisors_of_the_frequencies_become_the_scaling_they_came_from() {
+    let llama3 = |factor| RopeScaling::Llama3 {
+        factor,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position: 8192,
+    };
+    let made = Made::new("llama")
+        .number("attention.key_length", 64)
+        .with("rope.freq_base", F32, 5e5f32.to_le_bytes())
+        .tensor(ROPE_FREQS, &[32]);
+    let divisors = |scaling: RopeScaling| -> Vec<f32> {
+        let frequency = |i: usize| 5e5f64.powf(-2.0 * i as f64 / 64.0);
+        (0..32).map(|i| (1.0 / scaling.multiplier(i, frequency(i))) as f32).collect()
+    };
+    for scaling in [RopeScaling::Plain, llama3(8.0), llama3(32.0)] {
+        assert_eq!(made.read(&divisors(scaling)).unwrap().rope_scaling, scaling);
+    }
+    let other = divisors(llama3(16.0));
+    let found = made.read(&other).unwrap().rope_scaling;
+    assert!(matches!(found, RopeScaling::Divisors(d) if d == other), "{found:?}");
+    let mut changed = divisors(llama3(32.0));
+    changed[17] *= 1.001;
+    assert!(matches!(made.read(&changed).unwrap().rope_scaling, RopeScaling::Divisors(_)));
+
+    for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let mut divisors = divisors(RopeScaling::Plain);
+        divisors[31] = bad;
+        let e = made.read(&divisors).unwrap_err().to_string();
+        assert!(e.contains("rope_freqs.weight") && e.contains(&format!("{bad:?}")), "{e}");
+    }
+    assert!(made.read(&[1.0; 31]).unwrap_err().value.contains("124 bytes"));
+    let short = made.tensor(ROPE_FREQS, &[31]).read(&[1.0; 31]).unwrap_err();
+    assert!(short.value.contains("[31]") && short.supported.contains("32 positive"), "{short}");
+}
+
+#[test]
+fn what_would_be_computed_wrongly_is_refused() {
+    let llama = || Made::new("llama");
+    let refused = |made: Made, field: &str, value: &str| {
+        let e = made.read(&[]).unwrap_err();
+        assert!(e.field == field && e.value.contains(value) && !e.supported.is_empty(), "{field}: {e}");
+    };
+    refused(Made { arch: "mamba", ..llama() }, "general.architecture", "\"mamba\"");
+    for (key, _, _) in llama().keys {
+        refused(llama().without(&key), &format!("llama.{key}"), "missing");
+        refused(llama().with(&key, STRING, text("x")), &format!("llama.{key}"), "\"x\"");
+        refused(llama().number(&key, 0), &format!("llama.{key}"), "0");
+    }
+    refused(llama().number("block_count", u32::MAX), "llama.block_count", "4294967295");
+    refused(llama().number("attention.head_count_kv", 3), "llama.attention.head_count_kv", "3");
+    refused(llama().number("attention.head_count", 5), "llama.attention.head_count", "5");
+    refused(llama().number("attention.key_length", 15), "llama.attention.key_length", "15");
+    refused(llama().number("attention.value_length", 32), "llama.attention.value_length", "32");
+    refused(llama().number("rope.dimension_count", 8), "llama.rope.dimension_count", "8");
+    refused(llama().number("expert_count", 8), "llama.expert_count", "8");
+    refused(llama().number("attention.sliding_window", 4096), "llama.attention.sliding_window", "4096");
+    refused(llama().with("rope.scaling.type", STRING, text("yarn")), "llama.rope.scaling.type", "\"yarn\"");
+    refused(llama().with("rope.scale_linear", F32, 4f32.to_le_bytes()), "llama.rope.scale_linear", "4.0");
+    let factor = llama().with("rope.scaling.factor", F32, 4f32.to_le_bytes());
+    refused(factor.clone(), "llama.rope.scaling.factor", "4.0");
+    assert!(factor.with("rope.scaling.type", STRING, text("none")).read(&[]).is_ok());
+    refused(llama().number("split.count", 2), "split.count", "2");
+    let nan = f32::NAN.to_le_bytes();
+    refused(llama().with("rope.freq_base", F32, nan), "llama.rope.freq_base", "NaN");
+    let differing = array(U32, 2, [2u32, 4].map(u32::to_le_bytes).concat());
+    let heads = llama().with("attention.head_count_kv", ARRAY, differing);
+    refused(heads, "llama.attention.head_count_kv", "an array of 2");
+    let none = llama().with("attention.head_count_kv", ARRAY, array(U8, 0, ""));
+    refused(none, "llama.attention.head_count_kv", "an array of 0");
+    refused(llama().tensor("token_embd.weight", &[64]), "token_embd.weight", "[64]");
+    // What no step would read, of a layer that there is or is not.
+    for name in [
+        "blk.0.ffn_gate_inp.weight",
+        "blk.1.ffn_up.bias",
+        "blk.0.attn_norm.bias",
+        "blk.1.attn_k.bias",
+        "blk.1.attn_q_norm.weight",
+        "blk.1.attn_output.bias",
+        "blk.2.attn_q.weight",
+    ] {
+        refused(llama().tensor(name, &[64]), "tensors", name);
+    }
+}

@@ -1,0 +1,20 @@
+//! Model files and tokenizers: valid ones mean what they say; wrong ones are refused with one line.
+
+/// Shared by all four binaries.
+#[path = "../bed/bed.rs"]
+mod bed;
+
+/// A GGUF tensor decodes to other values than ggml's decoders give, or an odd but valid header is refused.
+mod gguf;
+/// A GGUF file describes another model than the checkpoint it was made from.
+mod gguf_model;
+/// A damaged or malicious GGUF file is accepted, panics, or takes memory that its size does not justify.
+mod hostile_gguf;
+/// A well-formed file of a model that is wrong (config, tensors, values, tokenizer) loads.
+mod hostile_model;
+/// A damaged or malicious safetensors file is accepted or panics; an odd but valid one is refused.
+mod hostile_safetensors;
+/// A mapped file that shrinks while in use ends the process without a line that names it.
+mod sigbus;
+/// A tokenizer read from GGUF gives other ids than the model's own.
+mod tokenizer;

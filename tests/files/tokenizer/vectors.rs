@@ -1,0 +1,218 @@
+//! llama.cpp's vocabularies of Llama 3 and Qwen2 with its test vectors, and the small models' files.
+//!
+//! The `tokenizer.json` of the two vocabularies are those published, with vocabulary, merges and added tokens taken
+//! out: they are the GGUF files', token for token.
+
+use super::made::{Made, USER};
+use crate::bed::place;
+use crate::bed::random::Random;
+use crate::bed::temp::Temp;
+use files::source::gguf::Gguf;
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use text::tokenizer::{AddSpecial, Tokenizer};
+
+fn read(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+/// A family's vocabulary, unpacked, and its tokenizer.json beside it.
+struct Family {
+    temp: Temp,
+    cases: Value,
+}
+
+impl Family {
+    fn unpack(name: &str) -> Self {
+        let dir = place::root().join("tests/fixtures/tokenizers").join(name);
+        let mut bytes = vec![];
+        let packed = fs::File::open(dir.join("vocabulary.gguf.gz")).unwrap();
+        flate2::read::GzDecoder::new(packed).read_to_end(&mut bytes).unwrap();
+        let temp = Temp::new();
+        let gguf = Gguf::open(temp.write("vocabulary.gguf", bytes).as_ref()).unwrap();
+        let json = fill(read(&dir.join("tokenizer.json")), &gguf);
+        temp.write("tokenizer.json", json.to_string());
+        Self { temp, cases: read(&dir.join("cases.json")) }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.temp.file("vocabulary.gguf")
+    }
+
+    fn size(&self) -> usize {
+        self.cases["vocab_size"].as_u64().unwrap() as usize
+    }
+}
+
+/// Puts the tokens and merges of a GGUF file where they were.
+fn fill(mut json: Value, gguf: &Gguf) -> Value {
+    let strings = |key: &str| gguf.metadata().strings(key).unwrap().unwrap();
+    let types = match gguf.metadata().get("tokenizer.ggml.token_type") {
+        Some(files::source::gguf::value::Value::Array(types)) => types,
+        other => panic!("{other:?}"),
+    };
+    let mut vocab = Map::new();
+    let mut added = vec![];
+    for ((id, token), kind) in strings("tokenizer.ggml.tokens").iter().enumerate().zip(types.iter()) {
+        match kind.as_u64() {
+            Some(1) => drop(vocab.insert(token.into(), id.into())),
+            Some(3) => added.push(json!({"id": id, "content": token, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true})),
+            _ => {}
+        }
+    }
+    json["model"]["vocab"] = vocab.into();
+    json["model"]["merges"] = strings("tokenizer.ggml.merges").iter().collect::<Vec<_>>().into();
+    json["added_tokens"] = added.into();
+    json
+}
+
+#[test]
+fn ids_are_those_of_the_test_vectors() {
+    for name in ["llama3", "qwen2"] {
+        let family = Family::unpack(name);
+        let from_gguf = Tokenizer::open_for(&family.file(), family.size()).unwrap();
+        let from_json = Tokenizer::open_for(&family.temp.0, family.size()).unwrap();
+        let mut seen = 0;
+        for tokenizer in [&from_gguf, &from_json] {
+            for case in family.cases["cases"].as_array().unwrap() {
+                let text = case["text"].as_str().unwrap();
+                let want = ids(&case["ids"]);
+                assert_eq!(tokenizer.encode(text, AddSpecial::No).unwrap(), want, "{tokenizer:?} {text:?}");
+                let with = ids(&case["ids_with_special"]);
+                assert_eq!(tokenizer.encode(text, AddSpecial::Yes).unwrap(), with, "{tokenizer:?} {text:?}");
+                let decoded = case.get("decoded").unwrap_or(&case["text"]).as_str().unwrap();
+                assert_eq!(tokenizer.decode_with_special(&want), decoded, "{tokenizer:?}");
+                seen += 1;
+            }
+            for (token, id) in family.cases["special_tokens"].as_object().unwrap() {
+                assert_eq!(tokenizer.token_to_id(token).map(u64::from), id.as_u64(), "{tokenizer:?}");
+                assert!(tokenizer.special_tokens().contains(token), "{tokenizer:?} {token}");
+            }
+        }
+        assert_eq!(seen, 66);
+        agree(&from_gguf, &from_json);
+        if name == "llama3" {
+            assert_eq!((from_gguf.bos_id(), from_gguf.eos_ids()), (Some(128_000), &[128_001][..]));
+        } else {
+            assert_eq!(from_gguf.eos_ids(), [151_643]);
+        }
+    }
+}
+
+/// Two tokenizers that are the same one.
+fn agree(one: &Tokenizer, other: &Tokenizer) {
+    assert_eq!(one.vocab_size(), other.vocab_size());
+    assert_eq!(one.special_tokens(), other.special_tokens());
+    let parts = [
+        "hello",
+        " World",
+        "don't",
+        "\n\n",
+        "  ",
+        "\t",
+        "12345",
+        "né",
+        "ne\u{301}",
+        "한국어",
+        "\u{1f600}",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "</s>",
+        "[PAD151700]",
+        "ﬁ",
+        "…",
+        "==",
+        "\r\n",
+        "\u{3000}",
+        "'S",
+        "x_1",
+        "Ġ",
+        "\0",
+    ];
+    let mut random = Random(5);
+    for round in 0..2000 {
+        let mut text = String::new();
+        for _ in 0..1 + round % 9 {
+            text += parts[random.below(parts.len())];
+        }
+        let encoded = one.encode(&text, AddSpecial::Yes).unwrap();
+        assert_eq!(encoded, other.encode(&text, AddSpecial::Yes).unwrap(), "{text:?}");
+        assert_eq!(one.encode_plain(&text).unwrap(), other.encode_plain(&text).unwrap(), "{text:?}");
+        assert_eq!(one.decode(&encoded), other.decode(&encoded), "{text:?}");
+    }
+}
+
+#[test]
+fn small_models_have_the_tokenizers_of_their_directories() {
+    let fixtures = place::root().join("tests/fixtures");
+    for (file, model) in
+        [("m1-llama32-bf16.Q4_0", "m1-llama32-bf16"), ("m4-qwen2-bf16.Q8_0", "m4-qwen2-bf16")]
+    {
+        let dir = fixtures.join("models").join(model);
+        let expected = read(&dir.join("expected.json"));
+        let size = expected["vocab_size"].as_u64().unwrap() as usize;
+        let one = Tokenizer::open_for(&fixtures.join(format!("gguf/{file}.gguf")), size).unwrap();
+        let other = Tokenizer::open_for(&dir.join("config.json"), size).unwrap();
+        agree(&one, &other);
+        for prompt in expected["text_prompts"].as_array().unwrap() {
+            let text = prompt["text"].as_str().unwrap();
+            assert_eq!(one.encode(text, AddSpecial::Yes).unwrap(), ids(&prompt["ids"]), "{model} {text:?}");
+            assert_eq!(one.decode(&ids(&prompt["greedy_ids"])), prompt["greedy_text"].as_str().unwrap());
+        }
+        let sorted = |ids: &[u32]| std::collections::BTreeSet::from_iter(ids.iter().copied());
+        assert_eq!(sorted(one.eos_ids()), sorted(other.eos_ids()), "{model}");
+    }
+}
+
+#[test]
+fn padding_stands_for_itself_only_at_its_place() {
+    let made = Made::byte_level();
+    let tokens = |last: &[&str]| {
+        let mut tokens: Vec<String> = (0..256).map(|b| format!("t{b}")).collect();
+        tokens.extend(last.iter().map(|t| t.to_string()));
+        tokens
+    };
+    let tokens = tokens(&["a", "<|end|>", "<tool>", "[PAD259]", "", "[PAD7]"]);
+    let mut types = vec![1; 257];
+    types.extend([3, USER, USER, 1, USER]);
+    let made = made.strings("tokens", &tokens).integers("token_type", &types);
+    let made = made.strings("merges", &[""; 0]).number("eos_token_id", 257);
+    let tokenizer = made.open(262).unwrap();
+    // Padding stands for itself only at its own place, and an empty token for nothing.
+    assert_eq!(tokenizer.vocab_size(), 262);
+    let encode = |text: &str| tokenizer.encode(text, AddSpecial::Yes).unwrap();
+    assert_eq!(encode("a<tool>a<|end|>[PAD7]"), [256, 258, 256, 257, 261]);
+    assert_eq!(encode("a[PAD259]"), [256]);
+    assert_eq!(tokenizer.encode_plain("a<tool>a<|end|>").unwrap(), [256, 258, 256]);
+    assert_eq!(tokenizer.decode(&[258, 257, 259, 260, 256]), "<tool>a");
+    assert_eq!(tokenizer.decode_with_special(&[257, 259, 256]), "<|end|>a");
+    assert!(tokenizer.is_special(257) && !tokenizer.is_special(258));
+}
+
+#[test]
+fn words_are_cut_as_the_name_says() {
+    let tokens = ["1", "2", "12", "<s>", "A", "b", "c", "d", "Ġ"];
+    let made = Made::byte_level().strings("tokens", &tokens).strings("merges", &["1 2"]);
+    let made = made.without("token_type").without("eos_token_id").number("bos_token_id", 3);
+    let encode = |name: &str, text: &str| {
+        made.clone().text("pre", name).open(9).unwrap().encode(text, AddSpecial::Yes).unwrap()
+    };
+    assert_eq!(encode("gpt-2", "12 12"), [2, 8, 2]);
+    assert_eq!(encode("smollm", "12 12"), [0, 1, 8, 0, 1]);
+    for name in ["qwen2", "deepseek-r1-qwen"] {
+        assert_eq!(encode(name, "12A"), [0, 1, 4], "{name}");
+    }
+    // These begin a text with the begin-of-text token, unless the file says otherwise.
+    for name in ["llama-bpe", "llama3", "llama-v3"] {
+        assert_eq!(encode(name, "12"), [3, 2], "{name}");
+    }
+    let made = made.truth("add_bos_token", 0).text("pre", "llama-bpe").open(9).unwrap();
+    assert_eq!(made.encode("12", AddSpecial::Yes).unwrap(), [2]);
+}

@@ -1,0 +1,67 @@
+//! The device that tests run on, or a loud skip; whether it is exact; the rows of a session.
+
+use antigravity::dims::LAYERS;
+use antigravity::model::device::KvRows;
+use antigravity::run::session::Session;
+use opencl_runtime::{Cache, Device};
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+/// The first device, a CPU if need be. Without OpenCL the test says so and passes, or fails where `CI` is set.
+#[track_caller]
+pub fn device() -> Option<Device> {
+    device_with(Cache::off())
+}
+
+#[track_caller]
+pub fn device_with(cache: Cache) -> Option<Device> {
+    own_caches();
+    match Device::open(Some("0"), cache) {
+        Ok(device) => Some(device),
+        Err(e) => {
+            skip(&e.to_string());
+            None
+        }
+    }
+}
+
+/// Says that a test did not run; fails where `CI` is set.
+#[track_caller]
+pub fn skip(why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "cannot run: {why}");
+    eprintln!("SKIPPED: {why}");
+}
+
+/// PoCL keeps what it compiles, and the program its verdicts, binaries and speeds: tests neither use what others left
+/// there nor add to it. The tests of this process share both.
+fn own_caches() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let pocl = std::env::var_os("POCL_CACHE_DIR")
+            .map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("pocl"), PathBuf::from);
+        // SAFETY: before any OpenCL library is loaded, since every test opens its device through this module, so other
+        // threads use the environment only through Rust's functions, which lock it.
+        unsafe {
+            std::env::set_var("POCL_CACHE_DIR", pocl);
+            std::env::set_var("ANTIGRAVITY_OPENCL_CACHE", cache_dir());
+        }
+    });
+}
+
+/// Whether the device rounds quotients correctly, which makes everything exact; `None` without a device.
+#[track_caller]
+pub fn exact() -> Option<bool> {
+    device().map(|d| d.facts().correct_divide)
+}
+
+/// Verdicts, binaries and speeds of this run alone.
+pub fn cache_dir() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("opencl-cache-{}", std::process::id()))
+}
+
+/// All rows of a sequence, by layer.
+pub fn rows(session: &mut Session) -> Vec<KvRows> {
+    let mut all = vec![KvRows::default(); LAYERS];
+    all.iter_mut().enumerate().for_each(|(layer, rows)| session.read_rows(layer, rows).unwrap());
+    all
+}

@@ -1,0 +1,133 @@
+//! `gemv` and `gemm` with GGUF's block formats as they are stored, against the CPU's scalar code.
+
+use super::products::{GEMM, GEMV, quantised, words};
+use super::{Dims, GRIND, SMALL, buffer, floats, kernel, read, same, state};
+use crate::bed::random::Random;
+use crate::device;
+use antigravity::opencl::{Buffer, Device};
+use files::blocks::BLOCK;
+use numeric::quant::act::ActBlock;
+use numeric::quant::native::Format;
+use numeric::simd::Isa;
+use numeric::simd::native::{NativeGroups, native_groups};
+
+/// Rows that do not fill their last group.
+const ROWS: usize = 40;
+const GROUPS: usize = ROWS.div_ceil(16);
+
+/// The number that kernels know a format by.
+fn w_type(format: Format) -> usize {
+    4 + Format::ALL.iter().position(|&f| f == format).unwrap()
+}
+
+/// Where the upper bytes of a block's f16 are.
+fn highs(format: Format) -> &'static [usize] {
+    match format {
+        Format::Q5_0 | Format::Q8_0 => &[1],
+        Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => &[1, 3],
+        Format::Q6_K => &[209],
+    }
+}
+
+/// A matrix of blocks without a pattern, of scales near each other.
+struct Matrix {
+    format: Format,
+    cols: usize,
+    quants: Vec<u8>,
+    scales: Vec<u8>,
+}
+
+impl Matrix {
+    fn new(format: Format, cols: usize) -> Self {
+        let (mut r, block) = (Random(8), format.block());
+        let (of_quants, of_scales) = format.group_bytes(cols);
+        let (mut quants, mut scales) = (vec![0; GROUPS * of_quants], vec![0; GROUPS * of_scales]);
+        for row in 0..ROWS {
+            let mut bytes: Vec<u8> =
+                (0..cols / block.values() * block.bytes()).map(|_| (r.bits() >> 16) as u8).collect();
+            for block in bytes.chunks_mut(block.bytes()) {
+                for &at in highs(format) {
+                    block[at] = block[at] & 0x87 | 0x30;
+                }
+            }
+            let (q, s) = (&mut quants[row / 16 * of_quants..], &mut scales[row / 16 * of_scales..]);
+            assert!(format.put_row(q, s, row % 16, &bytes));
+        }
+        Self { format, cols, quants, scales }
+    }
+
+    /// The product with one token.
+    fn times(&self, acts: &[ActBlock]) -> Vec<f32> {
+        let Self { format, ref quants, ref scales, .. } = *self;
+        let w = NativeGroups { format, quants, scales, groups: GROUPS, blocks: self.cols / BLOCK };
+        let mut out = [[0.0; 16]; GROUPS];
+        native_groups(Isa::Scalar, w, acts, &mut out);
+        out.as_flattened()[..ROWS].to_vec()
+    }
+
+    fn buffers(&self, device: &Device) -> [Buffer; 2] {
+        [buffer(device, &self.quants), buffer(device, &self.scales)]
+    }
+
+    fn options(&self, step: &str) -> String {
+        format!("-D{step} -DROWS={ROWS} -DCOLS={} -DW_TYPE={}", self.cols, w_type(self.format))
+    }
+}
+
+/// One token, onto the residual; the last of the passes over the columns is shorter than the others.
+fn one(device: &Device, m: &Matrix) {
+    let (Dims { dim, head_dim, .. }, r) = (SMALL, &mut Random(9));
+    let (x, acts) = (r.floats(dim + head_dim), quantised(&r.floats(m.cols)));
+    let [quants, scales] = m.buffers(device);
+    let s = floats(device, &state([0, 0], std::slice::from_ref(&x)));
+    let (input, d) = (buffer(device, &words(&acts)), acts.iter().map(|a| a.d).collect::<Vec<_>>());
+    let options = m.options("STEP_DOWN") + " -DTILE_GROUPS=2 -DSLICES=4 -DPASS=3";
+    let d = floats(device, &d);
+    let args = [&quants, &scales, &s, &input, &d, &d, &d];
+    let mut k = kernel(device, ("gemv", GEMV), &SMALL.options(32, &options), &args);
+    k.arg_ints(7, &[0, GROUPS as i32]).unwrap();
+    device.launch(&k, &[32 * GROUPS.div_ceil(2)], &[32]).unwrap();
+    let expected: Vec<f32> = m.times(&acts).iter().zip(&x).map(|(y, x)| x + y).collect();
+    same(&format!("{:?}, one token", m.format), &read(&s)[16..16 + ROWS], &expected);
+}
+
+/// So many tokens.
+fn many(device: &Device, m: &Matrix, n: usize) {
+    let r = &mut Random(10);
+    let acts: Vec<Vec<ActBlock>> = (0..n).map(|_| quantised(&r.floats(m.cols))).collect();
+    let [quants, scales] = m.buffers(device);
+    let all = acts.concat();
+    let (input, d) = (buffer(device, &words(&all)), all.iter().map(|a| a.d).collect::<Vec<_>>());
+    let (d, out) = (floats(device, &d), floats(device, &vec![0.0; n * SMALL.vocab]));
+    let args = [&quants, &scales, &out, &input, &d, &out, &d];
+    let mut k = kernel(device, ("gemm", GEMM), &SMALL.options(256, &m.options("STEP_HEAD")), &args);
+    k.arg_ints(7, &[0, GROUPS as i32, n as i32, 0]).unwrap();
+    device.launch(&k, &[256, n.div_ceil(64)], &[256, 1]).unwrap();
+    for (found, acts) in read(&out).chunks(SMALL.vocab).zip(&acts) {
+        same(&format!("{:?}, {n} tokens", m.format), &found[..ROWS], &m.times(acts));
+    }
+}
+
+#[test]
+fn every_format_has_the_cpus_bits() {
+    let Some(device) = device::device() else { return };
+    for format in Format::ALL {
+        let m = Matrix::new(format, 512);
+        one(&device, &m);
+        many(&device, &m, 67);
+    }
+}
+
+/// For oclgrind: every way to unpack and to scale, on few columns.
+#[test]
+fn some_formats_have_the_cpus_bits_on_few_columns() {
+    let Some(device) = device::device() else { return };
+    if std::env::var_os(GRIND).is_some() {
+        for format in [Format::Q5_1, Format::Q8_0, Format::Q4_K, Format::Q6_K] {
+            one(&device, &Matrix::new(format, format.span()));
+        }
+        for format in [Format::Q5_1, Format::Q6_K] {
+            many(&device, &Matrix::new(format, format.span()), 3);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! OpenCL on whatever device this machine has, PoCL's CPU if nothing else. Without one these tests are skipped,
+//! loudly; in CI they fail.
+#![cfg(unix)]
+
+/// Shared by all four binaries.
+#[path = "../bed/bed.rs"]
+mod bed;
+/// Shared by the modules below: the device, or a loud skip.
+mod device;
+
+/// A program kept on disk is stale, or what lies there becomes an error.
+mod cache;
+/// A GGUF file gives other bits on the device than on the CPU.
+mod gguf;
+/// A buffer, view, program or launch misbehaves, or its failure does not say what failed.
+mod host;
+/// A sequence that moves between CPU and device changes, copies too much, or is lost with the device.
+mod hybrid;
+/// A kernel gives other bits than the CPU's scalar code.
+mod kernels;
+/// A library is not found, a wrong device is chosen, or the reason is not said.
+mod loader;
+/// The whole model gives other logits, text or cache rows on the device than on the CPU, or takes other memory than
+/// planned.
+mod model;
+/// A kernel reads or writes out of bounds, races, or reads what nobody wrote (under oclgrind, slow).
+mod oclgrind;
+/// CPU and device disagree about rows in memory that both use, or about the attention that slots receive.
+mod shared;

@@ -1,0 +1,264 @@
+//! The model of this build through OpenCL against the CPU: the same bits of logits, text and rows of the cache.
+
+use crate::bed::program::binary;
+use crate::bed::random::ids;
+use crate::device::{exact, rows};
+use antigravity::dims::VOCAB;
+use antigravity::model::device::KvRows;
+use antigravity::model::weights::WeightType;
+use antigravity::opencl::selftest::TOLERANCE;
+use antigravity::run::engine::BackendKind;
+use antigravity::run::eviction::{Eviction, Policy};
+use antigravity::run::plan::Plan;
+use antigravity::run::session::{CancelToken, Session};
+use antigravity::{Engine, EngineOptions, dims};
+use numeric::kv::{KvType, KvTypes};
+use std::process::{Command, Output};
+
+fn options(kv_types: KvTypes) -> EngineOptions {
+    EngineOptions {
+        kv_types,
+        threads: 2,
+        max_seq_len: 300,
+        prefill_chunk: 64,
+        ..EngineOptions::new(dims::MODEL_DIR)
+    }
+}
+
+/// The same on OpenCL; that it falls back to the CPU would be a failure.
+fn on_device(options: &EngineOptions, gpu_attn: bool) -> Engine {
+    Engine::load(EngineOptions {
+        backend: BackendKind::OpenCl,
+        cl_device: Some("0".into()),
+        gpu_attn,
+        // A device with memory of its own cannot share weights.
+        notice: |line| assert!(line.starts_with("--zero-copy: "), "{line}"),
+        ..options.clone()
+    })
+    .unwrap()
+}
+
+fn on_cpu(options: &EngineOptions) -> Engine {
+    Engine::load(options.clone()).unwrap()
+}
+
+/// Logits after each token of `ids`, the last `more` of which are decoded one by one.
+fn logits(session: &mut Session, ids: &[u32], more: usize) -> Vec<f32> {
+    let (prompt, rest) = ids.split_at(ids.len() - more);
+    let mut all = Vec::new();
+    session.logits_of_all(prompt, |_, row| all.extend_from_slice(row)).unwrap();
+    for &id in rest {
+        session.decode(id).unwrap();
+        all.extend_from_slice(session.logits());
+    }
+    all
+}
+
+/// Bit for bit where the device is exact; else as near as rounding flips leave it.
+#[track_caller]
+fn agree(what: &str, found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    let exact = exact().unwrap();
+    for (t, (f, e)) in found.chunks(VOCAB).zip(expected.chunks(VOCAB)).enumerate() {
+        let square = |x: f32| f64::from(x).powi(2);
+        let diff: f64 = f.iter().zip(e).map(|(f, e)| square(f - e)).sum();
+        let d = (diff / e.iter().map(|&e| square(e)).sum::<f64>()).sqrt();
+        let same = f.iter().zip(e).all(|(f, e)| f.to_bits() == e.to_bits());
+        assert!(same || (!exact && d <= TOLERANCE), "{what}: token {t}: relative distance {d:.1e}");
+    }
+}
+
+/// Both backends over the same ids, with all ways of attention.
+fn compare(base: &EngineOptions, n: usize, more: usize) {
+    let ids = ids(n);
+    let mut cpu = on_cpu(base).session().unwrap();
+    let expected = logits(&mut cpu, &ids, more);
+    for gpu_attn in [true, false] {
+        let what = format!("{} weights, {} cache, gpu_attn {gpu_attn}", base.weight_type, base.kv_types);
+        let mut gpu = on_device(base, gpu_attn).session().unwrap();
+        agree(&what, &logits(&mut gpu, &ids, more), &expected);
+        if exact() == Some(true) {
+            assert!(rows(&mut gpu) == rows(&mut cpu), "{what}: other rows");
+        }
+    }
+}
+
+#[test]
+fn every_type_of_weights_has_the_cpus_bits() {
+    if exact().is_some() {
+        for weight_type in [WeightType::Q4_0, WeightType::F32] {
+            compare(&EngineOptions { weight_type, ..options(KvTypes::both(KvType::F32)) }, 150, 20);
+        }
+    }
+}
+
+#[test]
+fn every_type_of_cache_has_the_cpus_bits() {
+    if exact().is_some() {
+        for types in [KvType::F16, KvType::Q8, KvType::Q4].map(KvTypes::both) {
+            compare(&options(types), 140, 10);
+        }
+        compare(&options(KvTypes { k: KvType::Q8, v: KvType::Q4 }), 70, 5);
+    }
+}
+
+/// The plan is what is allocated, to the byte.
+#[test]
+fn the_plan_is_what_is_allocated() {
+    if exact().is_some() {
+        for weight_type in [WeightType::Q4_0, WeightType::F32] {
+            for (gpu_attn, zero_copy) in [(true, false), (false, false), (true, true), (false, true)] {
+                let base = options(KvTypes { k: KvType::Q8, v: KvType::F16 });
+                let base = EngineOptions { weight_type, zero_copy, ..base };
+                let engine = on_device(&base, gpu_attn);
+                let plan = Plan::new(engine.options()).unwrap();
+                let _session = engine.session().unwrap();
+                let allocated = engine.device().unwrap().allocated();
+                let what = format!("{weight_type} weights, gpu_attn {gpu_attn}, zero_copy {zero_copy}");
+                assert_eq!(plan.on_device(), allocated, "{what}: {:#?}", plan.items());
+            }
+        }
+    }
+}
+
+/// The same with a policy that looks at attention.
+#[test]
+fn the_plan_counts_what_observes() {
+    if exact().is_some() {
+        for gpu_attn in [true, false] {
+            let eviction = Eviction { policy: Policy::H2o, ..Eviction::NEVER };
+            let base = EngineOptions { eviction, ..options(KvTypes::both(KvType::Q4)) };
+            let engine = on_device(&base, gpu_attn);
+            let mut backend = engine.device_backend(engine.options()).unwrap().unwrap();
+            backend.observe(1).unwrap();
+            let plan = Plan::new(engine.options()).unwrap();
+            let allocated = engine.device().unwrap().allocated();
+            assert_eq!(plan.on_device(), allocated, "gpu_attn {gpu_attn}: {:#?}", plan.items());
+        }
+    }
+}
+
+/// Chunks of attention beyond those that the output projection merges, and prefill over many chunks.
+#[test]
+fn a_long_context_has_the_cpus_bits() {
+    if exact().is_some() {
+        let base = options(KvTypes::both(KvType::Q4));
+        compare(&EngineOptions { max_seq_len: 1100, prefill_chunk: 256, ..base }, 1060, 4);
+    }
+}
+
+#[test]
+fn sequences_move_between_backends() {
+    if exact().is_none() {
+        return;
+    }
+    let ids = ids(120);
+    for kv in KvType::ALL {
+        let base = options(KvTypes::both(kv));
+        let (cpu, gpu) = (on_cpu(&base), on_device(&base, true));
+        for (from, to) in [(&cpu, &gpu), (&gpu, &cpu)] {
+            let mut first = from.session().unwrap();
+            first.prefill(&ids[..100], &CancelToken::default()).unwrap();
+            let all = rows(&mut first);
+            let mut second = to.session().unwrap();
+            let copy = |layer: usize, rows: &mut KvRows, _: &mut Vec<f32>| {
+                rows.clone_from(&all[layer]);
+                Ok(())
+            };
+            second.restore(first.sequence(), copy).unwrap();
+            assert!(rows(&mut second) == all, "{} rows make a round trip", kv.name());
+            for &id in &ids[100..] {
+                first.decode(id).unwrap();
+                second.decode(id).unwrap();
+                agree(&format!("{} rows moved", kv.name()), second.logits(), first.logits());
+            }
+        }
+    }
+}
+
+#[test]
+fn rewinding_and_resizing_change_no_logits() {
+    if exact().is_none() {
+        return;
+    }
+    let gpu = on_device(&options(KvTypes::both(KvType::Q4)), true);
+    let ids = ids(100);
+    let expected = logits(&mut gpu.session().unwrap(), &ids, 10);
+    let mut session = gpu.session().unwrap();
+    logits(&mut session, &ids, 0);
+    session.rewind(40).unwrap();
+    session.resize(128).unwrap();
+    agree("after rewinding", &logits(&mut session, &ids[40..], 10), &expected[40 * VOCAB..]);
+    assert!(session.resize(99).is_err());
+}
+
+/// The program with these flags after its command, and with more environment.
+fn program(command: &[&str], environment: &[(&str, &str)]) -> Output {
+    let common = ["--threads", "2", "-c", "200", "--prefill-chunk", "32"];
+    let mut run = Command::new(binary());
+    run.args(command).args(common).envs(environment.iter().copied());
+    let out = run.env("ANTIGRAVITY_OPENCL_CACHE", "off").output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    out
+}
+
+const GENERATE: [&str; 8] = ["generate", "-p", "Once upon a time there was", "-n", "40", "--temp", "0", "-q"];
+const DEVICE: [&str; 4] = ["--backend", "opencl", "--cl-device", "0"];
+
+/// Greedy text of a device, with some trouble, against the CPU's; what was said on stderr.
+fn text_with(flags: &[&str], environment: &[(&str, &str)]) -> String {
+    text_of(&[], flags, environment)
+}
+
+/// The same with settings of both.
+fn text_of(settings: &[&str], flags: &[&str], environment: &[(&str, &str)]) -> String {
+    let expected = program(&[&GENERATE[..], settings].concat(), &[]).stdout;
+    let out = program(&[&GENERATE[..], settings, &DEVICE, flags].concat(), environment);
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    assert_eq!(text(out.stdout), text(expected), "{flags:?} {environment:?}");
+    text(out.stderr)
+}
+
+#[test]
+fn text_is_the_same() {
+    if exact().is_some() {
+        for flags in [&["--gpu-attn"][..], &[], &["--zero-copy"], &["--zero-copy", "--gpu-attn"]] {
+            assert_eq!(text_with(flags, &[]), "", "{flags:?}");
+            assert_eq!(text_of(&["--weight-type", "f32"], flags, &[]), "", "f32, {flags:?}");
+        }
+    }
+}
+
+/// Matrices in chunks of rows, and fewer tokens at once: a buffer holds 256 KiB and then 64 KiB.
+#[test]
+fn small_buffers_change_nothing() {
+    if exact().is_some() {
+        for bytes in ["262144", "65536"] {
+            let small = [("ANTIGRAVITY_OPENCL_MAX_ALLOC", bytes)];
+            assert_eq!(text_of(&["--kv-type", "q8"], &["--gpu-attn"], &small), "");
+        }
+    }
+}
+
+#[test]
+fn a_lost_device_changes_nothing() {
+    if exact().is_some() {
+        // The first passes are those of the self-test.
+        for pass in ["2", "5", "17"] {
+            let said = text_with(&["--gpu-attn"], &[("ANTIGRAVITY_OPENCL_LOSE", pass)]);
+            assert_eq!(said.lines().count(), 1, "{said}");
+            assert!(said.contains("CPU"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_corrupted_kernel_changes_nothing() {
+    if exact().is_some() {
+        for kernel in ["gemv", "gemm", "acts"] {
+            let said = text_with(&["--gpu-attn"], &[("ANTIGRAVITY_OPENCL_CORRUPT", kernel)]);
+            assert_eq!(said.lines().count(), 1, "{said}");
+            assert!(said.contains("wrong results") && said.contains("using the CPU"), "{said}");
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! An OpenCL device beside the CPU with the same model: one cache that both use in turn, several sequences in one pass,
+//! and the attention that slots receive.
+
+use crate::bed::random::ids;
+use crate::device;
+use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB};
+use antigravity::model::cpu::attention::for_others;
+use antigravity::model::cpu::{CpuDevice, CpuOptions};
+use antigravity::model::device::{Cache, Device, KvRows, Logits, Run};
+use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
+use antigravity::opencl::{Matrices, Model, OpenClDevice, OpenClOptions, Place, Variants};
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
+use opencl_runtime::buffer::POISON;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+const CAPACITY: usize = 300;
+const PROMPT: usize = 40;
+
+/// Held by each test: what one allocates on the device is not to be counted by another.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The model on the device; `None`, said aloud, without one.
+fn model() -> Option<&'static Arc<Model>> {
+    static MODEL: OnceLock<Option<Arc<Model>>> = OnceLock::new();
+    let load = || {
+        let device = device::device()?;
+        let matrices = Matrices::copy(&device, weights(), Place::Device).unwrap();
+        Some(Arc::new(Model::new(device, Arc::clone(weights()), matrices)))
+    };
+    MODEL.get_or_init(load).as_ref()
+}
+
+fn weights() -> &'static Arc<Weights> {
+    static WEIGHTS: OnceLock<Arc<Weights>> = OnceLock::new();
+    WEIGHTS.get_or_init(|| {
+        let path = ModelPath::new(Path::new(dims::MODEL_DIR)).unwrap();
+        let load = LoadOptions { weight_type: WeightType::Q4_0, threads: 2, progress: &|_, _| {} };
+        Arc::new(Weights::load(&path, &load).unwrap())
+    })
+}
+
+fn gpu_options(kv_types: KvTypes, rows: Place) -> OpenClOptions {
+    let (max_tokens, variants) = (64, Variants::Fastest);
+    OpenClOptions { kv_types, slots: CAPACITY, max_tokens, attention: None, rows, variants }
+}
+
+fn gpu(model: &Arc<Model>, kv_types: KvTypes, rows: Place) -> OpenClDevice {
+    OpenClDevice::new(Arc::clone(model), gpu_options(kv_types, rows)).unwrap()
+}
+
+/// The same with attention on the host.
+fn gpu_with_host(model: &Arc<Model>, kv_types: KvTypes) -> OpenClDevice {
+    let attention = Some(for_others(2, Isa::detect().unwrap(), CAPACITY).unwrap());
+    let options = OpenClOptions { attention, ..gpu_options(kv_types, Place::Device) };
+    OpenClDevice::new(Arc::clone(model), options).unwrap()
+}
+
+fn cpu(kv_types: KvTypes) -> CpuDevice {
+    let isa = Isa::detect().unwrap();
+    let options = CpuOptions { threads: 2, isa, kv_types, slots: CAPACITY, max_tokens: 64 };
+    CpuDevice::new(Arc::clone(weights()), options).unwrap()
+}
+
+/// Goes on with `tokens`, the last `observe` of which are observed; the logits of the last.
+fn observed(on: &mut dyn Device, cache: &mut dyn Cache, tokens: &[u32], mut observe: usize) -> Vec<f32> {
+    let mut logits = vec![0.0; VOCAB];
+    let step = on.max_tokens();
+    for tokens in tokens.chunks(step) {
+        let (pos, out) = (cache.extent().len, Logits::Last(&mut logits));
+        observe = observe.min(tokens.len());
+        on.forward(&mut [Run { observe, ..Run::new(cache, tokens, pos, out) }], None).unwrap();
+    }
+    logits
+}
+
+/// Goes on with `tokens`; the logits of the last.
+fn forward(on: &mut dyn Device, cache: &mut dyn Cache, tokens: &[u32]) -> Vec<f32> {
+    observed(on, cache, tokens, 0)
+}
+
+/// Some text that goes on.
+struct Text {
+    tokens: Vec<u32>,
+    /// After the last of them.
+    logits: Vec<f32>,
+}
+
+impl Text {
+    fn of(logits: Vec<f32>) -> Self {
+        Self { tokens: Vec::new(), logits }
+    }
+
+    /// Appends `more` tokens, the likeliest each.
+    fn decode(&mut self, on: &mut dyn Device, cache: &mut dyn Cache, more: usize) {
+        for _ in 0..more {
+            let best = (0..VOCAB).max_by(|&a, &b| self.logits[a].total_cmp(&self.logits[b])).unwrap();
+            self.tokens.push(best as u32);
+            self.logits = forward(on, cache, &[best as u32]);
+        }
+    }
+}
+
+fn rows_of(cache: &mut dyn Cache) -> Vec<KvRows> {
+    let len = cache.extent().len;
+    let read = |layer| {
+        let mut rows = KvRows::default();
+        cache.read(layer, 0..len, &mut rows).unwrap();
+        rows
+    };
+    (0..LAYERS).map(read).collect()
+}
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn rows_are_used_in_turn() {
+    let _alone = alone();
+    let Some(model) = model() else { return };
+    if !model.device().facts().unified_memory {
+        return device::skip("this device has memory of its own");
+    }
+    for types in KvType::ALL.map(KvTypes::both).into_iter().chain([KvTypes { k: KvType::Q8, v: KvType::F16 }])
+    {
+        let mut cpu = cpu(types);
+        let mut alone = cpu.new_cache(CAPACITY).unwrap();
+        let mut text = Text::of(forward(&mut cpu, &mut *alone, &ids(PROMPT)));
+        text.decode(&mut cpu, &mut *alone, 40);
+
+        let mut gpu = gpu(model, types, Place::HostVisible);
+        assert!(gpu.shares_rows());
+        let mut cache = gpu.new_cache(CAPACITY).unwrap();
+        let allocated = model.device().allocated();
+        let mut found = Text::of(forward(&mut cpu, &mut *cache, &ids(PROMPT)));
+        found.decode(&mut gpu, &mut *cache, 20);
+        found.decode(&mut cpu, &mut *cache, 20);
+        assert_eq!(model.device().allocated(), allocated);
+        assert_eq!(found.tokens, text.tokens, "{types}");
+        if model.device().facts().correct_divide {
+            assert_eq!(bits(&found.logits), bits(&text.logits), "{types}");
+            assert!(rows_of(&mut *cache) == rows_of(&mut *alone), "{types}: other rows");
+        }
+    }
+}
+
+#[test]
+fn the_cpu_has_rows_until_the_device_needs_them() {
+    let _alone = alone();
+    let Some(model) = model() else { return };
+    let (types, mut cpu) = (KvTypes::both(KvType::Q8), cpu(KvTypes::both(KvType::Q8)));
+    let mut far = gpu(model, types, Place::Device);
+    assert!(!far.shares_rows());
+    let mut cache = far.new_cache(CAPACITY).unwrap();
+    let unreachable = catch_unwind(AssertUnwindSafe(|| drop(forward(&mut cpu, &mut *cache, &[1]))));
+    assert!(unreachable.is_err(), "the CPU reaches a GPU's own memory");
+    if !model.device().facts().unified_memory {
+        return device::skip("this device has memory of its own");
+    }
+
+    let mut gpu = gpu(model, types, Place::HostVisible);
+    let mut cache = gpu.new_cache(CAPACITY).unwrap();
+    forward(&mut gpu, &mut *cache, &ids(10));
+    type Use = fn(&mut OpenClDevice, &mut dyn Cache);
+    let uses: [Use; 5] = [
+        |gpu, cache| drop(forward(gpu, cache, &[1])),
+        |_, cache| cache.resize(400).unwrap(),
+        |_, cache| cache.keep(0, 0, &[0, 1]).unwrap(),
+        |_, cache| cache.read(0, 0..1, &mut KvRows::default()).unwrap(),
+        |_, cache| cache.write_mass(0, &vec![0.0; KV_HEADS * cache.extent().len]).unwrap(),
+    ];
+    for used in uses {
+        let first = cache.host().unwrap().layer(0).0.as_ptr();
+        let again = cache.host().unwrap().layer(0).0.as_ptr();
+        assert_eq!(first, again, "mapped once");
+        // SAFETY: mapped, or the shadow that lives as long as the buffer, which no use below frees before it is read.
+        let byte = || unsafe { *again };
+        let resized = cache.extent().slots;
+        used(&mut gpu, &mut *cache);
+        if cfg!(debug_assertions) && cache.extent().slots == resized {
+            assert_eq!(byte(), POISON, "a stale view shows");
+        }
+    }
+    assert_eq!(cache.extent().len, 11);
+
+    // What the CPU writes, and how it shortens, is there afterwards.
+    let expected = {
+        let mut own = cpu.new_cache(CAPACITY).unwrap();
+        forward(&mut cpu, &mut *own, &ids(PROMPT));
+        forward(&mut cpu, &mut *own, &[1]);
+        rows_of(&mut *own)
+    };
+    cache.set_len(0);
+    forward(&mut cpu, &mut *cache, &ids(PROMPT + 5));
+    cache.set_len(PROMPT);
+    forward(&mut gpu, &mut *cache, &[1]);
+    if model.device().facts().correct_divide {
+        assert!(rows_of(&mut *cache) == expected);
+    }
+}
+
+/// A sequence: what is in its cache, and what a pass adds.
+struct Sequence {
+    before: Vec<u32>,
+    tokens: Vec<u32>,
+    observe: usize,
+    /// Rows of logits that are wanted: none, the last or all.
+    rows: usize,
+}
+
+fn logits_of<'a>(sequence: &Sequence, out: &'a mut [f32]) -> Logits<'a> {
+    match sequence.rows {
+        0 => Logits::None,
+        1 => Logits::Last(out),
+        _ => Logits::All(out),
+    }
+}
+
+/// Logits, rows and mass of the sequences after a pass with all of them, or after a pass each.
+fn passes(on: &mut dyn Device, sequences: &[Sequence], together: bool) -> Vec<(Vec<u32>, Vec<KvRows>, Vec<u32>)> {
+    let mut caches: Vec<_> = sequences.iter().map(|_| on.new_cache(CAPACITY).unwrap()).collect();
+    for (cache, sequence) in caches.iter_mut().zip(sequences) {
+        if !sequence.before.is_empty() {
+            forward(on, &mut **cache, &sequence.before);
+        }
+    }
+    let mut out: Vec<_> = sequences.iter().map(|s| vec![0.0; s.rows * VOCAB]).collect();
+    let each = caches.iter_mut().zip(sequences).zip(&mut out);
+    let mut runs: Vec<_> = each
+        .map(|((cache, s), out)| Run {
+            observe: s.observe,
+            ..Run::new(&mut **cache, &s.tokens, s.before.len(), logits_of(s, out))
+        })
+        .collect();
+    if together {
+        on.forward(&mut runs, None).unwrap();
+    } else {
+        runs.chunks_mut(1).for_each(|run| on.forward(run, None).unwrap());
+    }
+    drop(runs);
+    let found = caches.iter_mut().zip(&out);
+    found.map(|(cache, out)| (bits(out), rows_of(&mut **cache), mass_of(&mut **cache))).collect()
+}
+
+#[test]
+fn several_sequences_in_one_pass_are_each_as_alone() {
+    let _alone = alone();
+    let Some(model) = model() else { return };
+    if !model.device().facts().correct_divide {
+        return device::skip("this device does not have the CPU's bits");
+    }
+    let sequence = |before: usize, n: usize, observe: usize, rows: usize| {
+        let all = ids(before + n);
+        Sequence { before: all[..before].to_vec(), tokens: all[before..].to_vec(), observe, rows }
+    };
+    // Decoding over one and over two chunks of attention, a prompt's chunk, a draft, a first token, one nobody samples.
+    let sequences = [
+        sequence(5, 1, 0, 1),
+        sequence(150, 1, 0, 1),
+        sequence(40, 20, 0, 1),
+        sequence(131, 1, 1, 1),
+        sequence(9, 18, 3, 18),
+        sequence(0, 1, 0, 1),
+        sequence(3, 2, 0, 0),
+    ];
+    for types in [KvTypes::both(KvType::F16), KvTypes { k: KvType::Q8, v: KvType::Q4 }] {
+        let expected = passes(&mut cpu(types), &sequences, false);
+        for mut on in [gpu(model, types, Place::Device), gpu_with_host(model, types)] {
+            for together in [false, true] {
+                let found = passes(&mut on, &sequences, together);
+                for (i, (f, e)) in found.iter().zip(&expected).enumerate() {
+                    let what = format!("{}, {types}, together: {together}: sequence {i}", on.name());
+                    assert!(f.0 == e.0, "{what}: other logits");
+                    assert!(f.1 == e.1, "{what}: other rows");
+                    assert!(f.2 == e.2, "{what}: other mass");
+                }
+            }
+        }
+    }
+}
+
+fn mass_of(cache: &mut dyn Cache) -> Vec<u32> {
+    let mut mass = vec![0.0; KV_HEADS * cache.extent().len];
+    let mut all = Vec::new();
+    for layer in 0..LAYERS {
+        cache.read_mass(layer, &mut mass).unwrap();
+        all.extend(bits(&mass));
+    }
+    all
+}
+
+/// Keeps every third slot and the last, and other ones of the second head.
+fn evict(cache: &mut dyn Cache) {
+    let last = cache.extent().len as u32 - 1;
+    for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+        let slots: Vec<u32> = (0..last / 3).map(|i| 3 * i + u32::from(kv_head == 1)).chain([last]).collect();
+        cache.keep(layer, kv_head, &slots).unwrap();
+    }
+    cache.set_len(last as usize / 3 + 1);
+}
+
+/// What is done on a device to a cache.
+type Step = (&'static str, fn(&mut dyn Device, &mut dyn Cache));
+
+/// What a session may do to a sequence that is observed, step by step.
+const STEPS: [Step; 8] = [
+    ("a prompt of which all is observed", |d, c| drop(observed(d, c, &ids(130), usize::MAX))),
+    ("one of which the last tokens are", |d, c| drop(observed(d, c, &ids(70), 5))),
+    ("single tokens", |d, c| ids(20).chunks(1).for_each(|id| drop(observed(d, c, id, 5)))),
+    ("tokens that nobody observes", |d, c| {
+        forward(d, c, &ids(4));
+        forward(d, c, &ids(1));
+    }),
+    ("and some that somebody does", |d, c| {
+        observed(d, c, &ids(3), 1);
+        observed(d, c, &ids(1), 1);
+    }),
+    ("an eviction", |d, c| {
+        evict(c);
+        observed(d, c, &ids(2), 1);
+    }),
+    ("a rewind", |d, c| {
+        c.set_len(40);
+        observed(d, c, &ids(10), 1);
+    }),
+    ("another size", |d, c| {
+        c.resize(260).unwrap();
+        observed(d, c, &ids(1), 1);
+    }),
+];
+
+#[test]
+fn slots_receive_the_same_attention() {
+    let _alone = alone();
+    let Some(model) = model() else { return };
+    if !model.device().facts().correct_divide {
+        return device::skip("this device does not have the CPU's bits");
+    }
+    for types in KvType::ALL.map(KvTypes::both) {
+        let mut cpu = cpu(types);
+        let mut cache = cpu.new_cache(CAPACITY).unwrap();
+        cache.write_mass(0, &[]).unwrap();
+        let expected = STEPS.map(|(_, step)| {
+            step(&mut cpu, &mut *cache);
+            mass_of(&mut *cache)
+        });
+        assert!(expected.iter().all(|mass| mass.iter().any(|&m| m != 0)));
+        for mut gpu in [gpu(model, types, Place::Device), gpu_with_host(model, types)] {
+            let mut cache = gpu.new_cache(CAPACITY).unwrap();
+            for ((what, step), expected) in STEPS.iter().zip(&expected) {
+                step(&mut gpu, &mut *cache);
+                let found = mass_of(&mut *cache);
+                let other = found.iter().zip(expected).filter(|(f, e)| f != e).count();
+                assert!(
+                    found.len() == expected.len() && other == 0,
+                    "{types}, {}: {what}: {other}",
+                    gpu.name()
+                );
+            }
+            let half: Vec<f32> = (0..KV_HEADS * cache.extent().len).map(|i| i as f32 / 2.0).collect();
+            cache.write_mass(LAYERS - 1, &half).unwrap();
+            assert!(mass_of(&mut *cache).ends_with(&bits(&half)));
+        }
+        if model.device().facts().unified_memory {
+            // Both in turn, with one cache.
+            let mut gpu = gpu(model, types, Place::HostVisible);
+            let mut cache = gpu.new_cache(CAPACITY).unwrap();
+            cache.write_mass(0, &[]).unwrap();
+            for (i, ((what, step), expected)) in STEPS.iter().zip(&expected).enumerate() {
+                let on: &mut dyn Device = if i % 2 == 0 { &mut cpu } else { &mut gpu };
+                step(on, &mut *cache);
+                assert!(mass_of(&mut *cache) == *expected, "{types}, in turn: {what}");
+            }
+        }
+    }
+}
