@@ -15,13 +15,13 @@ use crate::model::trace::{Recorder, Steps};
 use crate::model::weights::Weights;
 use files::Result;
 use kv::CpuCache;
+pub use kv::mass_bytes;
 use numeric::kv::KvTypes;
 use numeric::pool::Pool;
 use numeric::simd::Isa;
 use runs::Sequences;
 use std::sync::Arc;
 use steps::Scratch;
-pub use kv::mass_bytes;
 pub use steps::{notes_bytes, scratch_bytes};
 
 /// How a [`CpuDevice`] is set up.

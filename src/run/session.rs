@@ -11,10 +11,10 @@ mod schedule;
 mod sequence;
 
 pub use devices::{Seat, Standby};
-pub use pass::compute;
 pub use draft::Drafts;
 pub use event::{Event, EvictionResult, Observer, Switch, Why};
 pub use evict::MemoryProbe;
+pub use pass::compute;
 pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
 pub use sequence::{Cut, Sequence};
 

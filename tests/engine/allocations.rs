@@ -1,10 +1,11 @@
 //! Decode does not allocate, nor does observing attention or evicting: a counting allocator watches every thread of a
 //! process of its own.
 
+use crate::bed::alone::Alone;
 use crate::bed::child::alone;
 use crate::bed::place;
-use antigravity::model::device::{Backend, Logits};
-use antigravity::model::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::cpu::{CpuDevice, CpuOptions};
+use antigravity::model::device::{Device, Logits, Run};
 use antigravity::run::eviction::{Budget, Chooser, Policy};
 use antigravity::run::session::CancelToken;
 use antigravity::{Engine, EngineOptions, dims};
@@ -71,20 +72,40 @@ fn decode_counting() {
 
 /// Passes that allocated while they computed a token of several sequences each.
 fn passes_together(engine: &Engine) -> usize {
-    let mut batch = engine.batch_of(engine.options(), 3).unwrap();
+    let mut device = CpuDevice::new(Arc::clone(engine.weights()), options(engine)).unwrap();
+    let mut caches = [0; 3].map(|_| device.new_cache(400).unwrap());
     let prompt: Vec<u32> = (0..140).map(|i| 5 + i % 3000 % dims::VOCAB as u32).collect();
-    for sequence in 0..3 {
-        batch.prefill(sequence, &prompt[..10 + 60 * sequence], Logits::None).unwrap();
+    let mut lengths = [10, 70, 130];
+    for (cache, n) in caches.iter_mut().zip(lengths) {
+        for (i, chunk) in prompt[..n].chunks(64).enumerate() {
+            device.forward(&mut [Run::new(&mut **cache, chunk, 64 * i, Logits::None)], None).unwrap();
+        }
     }
     let mut logits = vec![0.0; 3 * dims::VOCAB];
     let mut allocating = 0;
     for token in 5..30 {
         let before = COUNT.load(Ordering::Relaxed);
-        batch.decode(&[(2, token), (0, token), (1, token)], &mut logits).unwrap();
+        let [a, b, c] = &mut caches;
+        let (first, rest) = logits.split_at_mut(dims::VOCAB);
+        let (second, third) = rest.split_at_mut(dims::VOCAB);
+        let tokens = [token];
+        let mut runs = [
+            Run::new(&mut **c, &tokens, lengths[2], Logits::Last(first)),
+            Run::new(&mut **a, &tokens, lengths[0], Logits::Last(second)),
+            Run::new(&mut **b, &tokens, lengths[1], Logits::Last(third)),
+        ];
+        device.forward(&mut runs, None).unwrap();
+        lengths.iter_mut().for_each(|n| *n += 1);
         // Threads allocate when they start.
         allocating += usize::from(token > 10 && COUNT.load(Ordering::Relaxed) != before);
     }
     allocating
+}
+
+fn options(engine: &Engine) -> CpuOptions {
+    let o = engine.options();
+    let isa = Isa::detect().unwrap();
+    CpuOptions { threads: o.threads, isa, kv_types: o.kv_types, slots: 400, max_tokens: 64 }
 }
 
 /// All stages of the sampler on.
@@ -101,18 +122,10 @@ fn every_sampler() -> SamplerOptions {
     }
 }
 
-/// Passes of a backend that allocated while attention was observed and slots were evicted.
+/// Passes that allocated while attention was observed and slots were evicted.
 fn observed_passes(engine: &Engine) -> usize {
-    let o = engine.options();
-    let options = CpuOptions {
-        threads: o.threads,
-        isa: Isa::detect().unwrap(),
-        kv_types: o.kv_types,
-        capacity: 400,
-        max_tokens: 64,
-    };
-    let mut backend = CpuBackend::new(Arc::clone(engine.weights()), options).unwrap();
-    backend.observe(usize::MAX).unwrap();
+    let mut alone = Alone::new(Arc::clone(engine.weights()), options(engine));
+    alone.observe(usize::MAX);
     let tokens: Vec<u32> = (0..64).map(|i| 5 + i % dims::VOCAB as u32).collect();
     let mut logits = vec![0.0; dims::VOCAB];
     let (mut mass, mut slots) = (vec![0.0; dims::KV_HEADS * 380], Vec::new());
@@ -124,19 +137,19 @@ fn observed_passes(engine: &Engine) -> usize {
     for pass in 0..130 {
         let before = COUNT.load(Ordering::Relaxed);
         let n = if pass % 3 == 0 { 1 } else { 40 };
-        if backend.len() + n > 380 {
-            let mass = &mut mass[..dims::KV_HEADS * backend.len()];
+        if alone.len() + n > 380 {
+            let mass = &mut mass[..dims::KV_HEADS * alone.len()];
             for layer in 0..dims::LAYERS {
-                backend.read_mass(layer, mass).unwrap();
-                for (kv_head, mass) in mass.chunks(backend.len()).enumerate() {
+                alone.cache.read_mass(layer, mass).unwrap();
+                for (kv_head, mass) in mass.chunks(alone.len()).enumerate() {
                     chooser.choose([Policy::SnapKv, Policy::H2o][evictions % 2], mass, budget, &mut slots);
-                    backend.keep(layer, kv_head, &slots).unwrap();
+                    alone.cache.keep(layer, kv_head, &slots).unwrap();
                 }
             }
-            backend.set_len(300);
+            alone.cache.set_len(300);
             evictions += 1;
         }
-        backend.forward(&tokens[..n], 40 * pass, Logits::Last(&mut logits)).unwrap();
+        alone.forward_at(&tokens[..n], 40 * pass, Logits::Last(&mut logits));
         // Threads allocate when they start, which is done by the second eviction.
         allocating += usize::from(evictions > 1 && COUNT.load(Ordering::Relaxed) != before);
     }

@@ -1,12 +1,13 @@
 //! The cache as eviction uses it: the attention that slots receive, the same bits however it is computed, and rows and
 //! mass that move.
 
+use crate::bed::alone::Alone;
 use crate::bed::place;
 use crate::bed::random::{Random, ids};
 use antigravity::dims::{GROUP, HEAD_DIM, HEADS, KV_HEADS, LAYERS, Q_DIM, VOCAB};
-use antigravity::model::device::{AttentionJob, Backend, KvRows, Logits, Mass};
+use antigravity::model::cpu::CpuOptions;
 use antigravity::model::cpu::attention::for_others;
-use antigravity::model::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::device::{AttentionJob, Logits, Mass};
 use antigravity::model::weights::Weights;
 use antigravity::{Engine, EngineOptions};
 use numeric::kv::{KvType, KvTypes};
@@ -160,40 +161,18 @@ fn weights() -> &'static Arc<Weights> {
 
 const CAPACITY: usize = 400;
 
-fn backend(kv: KvType, threads: usize, isa: Isa) -> CpuBackend {
+fn alone(kv: KvType, threads: usize, isa: Isa) -> Alone {
     let kv_types = KvTypes::both(kv);
-    let options = CpuOptions { threads, isa, kv_types, capacity: CAPACITY, max_tokens: 256 };
-    CpuBackend::new(Arc::clone(weights()), options).unwrap()
+    let options = CpuOptions { threads, isa, kv_types, slots: CAPACITY, max_tokens: 256 };
+    Alone::new(Arc::clone(weights()), options)
 }
 
 fn fastest() -> Isa {
     Isa::detect().unwrap()
 }
 
-fn feed(backend: &mut CpuBackend, ids: &[u32], chunk: usize) {
-    for ids in ids.chunks(chunk) {
-        backend.forward(ids, backend.len(), Logits::None).unwrap();
-    }
-}
-
-/// `[layer][kv_head][slot]`
-fn mass(backend: &mut CpuBackend) -> Vec<f32> {
-    let of_layer = KV_HEADS * backend.len();
-    let mut mass = vec![f32::NAN; LAYERS * of_layer];
-    for (layer, mass) in mass.chunks_mut(of_layer).enumerate() {
-        backend.read_mass(layer, mass).unwrap();
-    }
-    mass
-}
-
-fn rows(backend: &mut CpuBackend) -> Vec<KvRows> {
-    let slots = 0..backend.len();
-    let of_layer = |layer| {
-        let mut rows = KvRows::default();
-        backend.read_kv(layer, slots.clone(), &mut rows).unwrap();
-        rows
-    };
-    (0..LAYERS).map(of_layer).collect()
+fn feed(alone: &mut Alone, ids: &[u32], chunk: usize) {
+    ids.chunks(chunk).for_each(|ids| alone.forward(ids, Logits::None));
 }
 
 #[test]
@@ -201,10 +180,10 @@ fn mass_has_the_same_bits_for_all_chunks_threads_and_instruction_sets() {
     let ids = ids(300);
     for kv in [KvType::F32, KvType::Q4] {
         let observed = |threads, chunk, isa| {
-            let mut backend = backend(kv, threads, isa);
-            backend.observe(usize::MAX).unwrap();
-            feed(&mut backend, &ids, chunk);
-            mass(&mut backend)
+            let mut alone = alone(kv, threads, isa);
+            alone.observe(usize::MAX);
+            feed(&mut alone, &ids, chunk);
+            alone.mass()
         };
         let want = observed(1, 256, fastest());
         for of_head in want.chunks(ids.len()) {
@@ -224,17 +203,17 @@ fn mass_has_the_same_bits_for_all_chunks_threads_and_instruction_sets() {
 #[test]
 fn only_the_last_tokens_of_a_pass_are_observed() {
     let ids = ids(300);
-    let mut at_once = backend(KvType::F32, 2, fastest());
+    let mut at_once = alone(KvType::F32, 2, fastest());
     feed(&mut at_once, &ids[..100], 100);
-    at_once.observe(32).unwrap();
+    at_once.observe(32);
     feed(&mut at_once, &ids[100..], 200);
 
-    let mut one_by_one = backend(KvType::F32, 1, fastest());
+    let mut one_by_one = alone(KvType::F32, 1, fastest());
     feed(&mut one_by_one, &ids[..268], 90);
-    one_by_one.observe(1).unwrap();
+    one_by_one.observe(1);
     feed(&mut one_by_one, &ids[268..], 1);
-    let want = mass(&mut one_by_one);
-    assert_eq!(bits(&mass(&mut at_once)), bits(&want));
+    let want = one_by_one.mass();
+    assert_eq!(bits(&at_once.mass()), bits(&want));
     for of_head in want.chunks(ids.len()) {
         let sum: f64 = of_head.iter().map(|&m| f64::from(m)).sum();
         assert!((sum - (32 * GROUP) as f64).abs() < 1e-3, "{sum}");
@@ -245,17 +224,17 @@ fn only_the_last_tokens_of_a_pass_are_observed() {
 fn observing_changes_nothing_but_the_mass() {
     let ids = ids(200);
     let run = |tokens: usize| {
-        let mut backend = backend(KvType::Q4, 2, fastest());
-        backend.observe(tokens).unwrap();
+        let mut alone = alone(KvType::Q4, 2, fastest());
+        alone.observe(tokens);
         let mut logits = vec![0.0; VOCAB];
-        feed(&mut backend, &ids[..150], 64);
-        backend.forward(&ids[150..], 150, Logits::Last(&mut logits)).unwrap();
-        (bits(&logits), rows(&mut backend))
+        feed(&mut alone, &ids[..150], 64);
+        alone.forward(&ids[150..], Logits::Last(&mut logits));
+        (bits(&logits), alone.rows())
     };
     assert!(run(0) == run(usize::MAX));
-    let mut never = backend(KvType::Q4, 1, fastest());
-    never.observe(0).unwrap();
-    assert!(never.read_mass(0, &mut []).is_err() && never.write_mass(0, &[]).is_err());
+    let mut never = alone(KvType::Q4, 1, fastest());
+    feed(&mut never, &ids[..9], 9);
+    assert!(never.mass().iter().all(|m| m.to_bits() == 0));
 }
 
 /// Slots of one head to keep: every one with a digit of its own.
@@ -266,20 +245,20 @@ fn chosen(layer: usize, kv_head: usize) -> Vec<u32> {
 #[test]
 fn kept_slots_take_rows_and_mass_along() {
     for kv in KvType::ALL {
-        let mut backend = backend(kv, 1, fastest());
-        backend.observe(7).unwrap();
-        feed(&mut backend, &ids(300), 100);
-        let (all, all_mass) = (rows(&mut backend), mass(&mut backend));
+        let mut alone = alone(kv, 1, fastest());
+        alone.observe(7);
+        feed(&mut alone, &ids(300), 100);
+        let (all, all_mass) = (alone.rows(), alone.mass());
         for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
             assert!(
-                backend.keep(layer, kv_head, &[3, 2]).is_err()
-                    && backend.keep(layer, kv_head, &[300]).is_err()
+                alone.cache.keep(layer, kv_head, &[3, 2]).is_err()
+                    && alone.cache.keep(layer, kv_head, &[300]).is_err()
             );
-            backend.keep(layer, kv_head, &chosen(layer, kv_head)).unwrap();
+            alone.cache.keep(layer, kv_head, &chosen(layer, kv_head)).unwrap();
         }
-        backend.set_len(150);
+        alone.cache.set_len(150);
         let row_bytes = kv.row_bytes(HEAD_DIM);
-        let (left, left_mass) = (rows(&mut backend), mass(&mut backend));
+        let (left, left_mass) = (alone.rows(), alone.mass());
         for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
             for (to, &from) in chosen(layer, kv_head).iter().enumerate() {
                 let (from, head) = (from as usize, layer * KV_HEADS + kv_head);
@@ -296,45 +275,45 @@ fn kept_slots_take_rows_and_mass_along() {
 #[test]
 fn slots_filled_anew_have_no_mass_and_the_others_keep_theirs() {
     let ids = ids(300);
-    let mut b = backend(KvType::F32, 2, fastest());
-    b.observe(usize::MAX).unwrap();
+    let mut b = alone(KvType::F32, 2, fastest());
+    b.observe(usize::MAX);
     feed(&mut b, &ids, 100);
-    b.set_len(120);
-    let before = mass(&mut b);
-    b.observe(0).unwrap();
+    b.cache.set_len(120);
+    let before = b.mass();
+    b.observe(0);
     feed(&mut b, &ids[120..150], 8);
-    for (now, before) in mass(&mut b).chunks(150).zip(before.chunks(120)) {
+    for (now, before) in b.mass().chunks(150).zip(before.chunks(120)) {
         assert_eq!(bits(&now[..120]), bits(before));
         assert!(now[120..].iter().all(|&m| m.to_bits() == 0));
     }
     // Rows that are written count from `set_len` on, and have no mass until it is written.
-    let (all, old) = (rows(&mut b), mass(&mut b));
-    b.set_len(100);
-    (0..LAYERS).for_each(|layer| b.write_kv(layer, 0..150, &all[layer]).unwrap());
-    b.set_len(150);
-    for (now, old) in mass(&mut b).chunks(150).zip(old.chunks(150)) {
+    let (all, old) = (b.rows(), b.mass());
+    b.cache.set_len(100);
+    (0..LAYERS).for_each(|layer| b.cache.write(layer, 0..150, &all[layer]).unwrap());
+    b.cache.set_len(150);
+    for (now, old) in b.mass().chunks(150).zip(old.chunks(150)) {
         assert_eq!(bits(&now[..100]), bits(&old[..100]));
         assert!(now[100..].iter().all(|&m| m.to_bits() == 0));
     }
     let of_layers = old.chunks(KV_HEADS * 150).enumerate();
-    of_layers.for_each(|(layer, mass)| b.write_mass(layer, mass).unwrap());
-    assert_eq!(bits(&mass(&mut b)), bits(&old));
+    of_layers.for_each(|(layer, mass)| b.cache.write_mass(layer, mass).unwrap());
+    assert_eq!(bits(&b.mass()), bits(&old));
 }
 
 #[test]
 fn a_cache_that_grows_keeps_the_mass() {
     let ids = ids(200);
     let observed = |resized: Option<usize>| {
-        let mut backend = backend(KvType::Q8, 1, fastest());
-        backend.observe(usize::MAX).unwrap();
-        feed(&mut backend, &ids[..150], 150);
+        let mut alone = alone(KvType::Q8, 1, fastest());
+        alone.observe(usize::MAX);
+        feed(&mut alone, &ids[..150], 150);
         if let Some(slots) = resized {
-            backend.resize(slots).unwrap();
-            assert!(backend.resize(149).is_err());
-            assert_eq!(backend.capacity(), slots);
+            alone.cache.resize(slots).unwrap();
+            assert!(alone.cache.resize(149).is_err());
+            assert_eq!(alone.cache.extent().slots, slots);
         }
-        feed(&mut backend, &ids[150..], 9);
-        mass(&mut backend)
+        feed(&mut alone, &ids[150..], 9);
+        alone.mass()
     };
     let want = observed(None);
     assert!([200, 1000].into_iter().all(|slots| bits(&observed(Some(slots))) == bits(&want)));

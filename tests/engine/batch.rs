@@ -1,8 +1,9 @@
 //! Prompts that are completed together: the same bits as each alone, in the order in which they are complete.
 
+use crate::bed::alone::Alone;
 use crate::bed::place;
-use antigravity::model::device::{Backend, Logits};
-use antigravity::model::cpu::{CpuBackend, CpuBatch, CpuOptions};
+use antigravity::model::cpu::{CpuDevice, CpuOptions};
+use antigravity::model::device::{Device, KvRows, Logits, Run};
 use antigravity::run::engine::BatchAnswer;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::session::{CancelToken, StopReason};
@@ -91,13 +92,15 @@ fn each_answer_is_that_of_its_prompt_alone() {
 }
 
 #[test]
-fn prompts_run_one_after_another_where_slots_are_evicted() {
-    let eviction = Eviction { policy: Policy::H2o, window: 64, prefix: 4, memory_threshold: 0 };
-    let engine = Engine::load(EngineOptions { eviction, ..options(4, 2) }).unwrap();
-    let items: Vec<BatchItem> = (0..3).map(|i| item("Once upon a time", 60 + 20 * i, greedy())).collect();
-    let expected: Vec<BatchAnswer> =
-        items.iter().enumerate().map(|(i, item)| alone(&engine, i, item)).collect();
-    assert_eq!(together(&engine, &items), expected);
+fn each_text_evicts_as_it_would_alone() {
+    for policy in [Policy::Sliding, Policy::SnapKv, Policy::H2o] {
+        let eviction = Eviction { policy, window: 64, prefix: 4, memory_threshold: 0 };
+        let engine = Engine::load(EngineOptions { eviction, ..options(4, 2) }).unwrap();
+        let items: Vec<BatchItem> = (0..5).map(|i| item("Once upon a time", 60 + 20 * i, greedy())).collect();
+        let expected: Vec<BatchAnswer> =
+            items.iter().enumerate().map(|(i, item)| alone(&engine, i, item)).collect();
+        assert_eq!(together(&engine, &items), expected, "{policy:?}");
+    }
 }
 
 #[test]
@@ -161,43 +164,69 @@ fn cancelling_ends_all_with_what_there_is() {
     }
 }
 
-/// Logits of sequences of different lengths, from a first token alone to one that ends beyond a chunk of attention.
+/// Runs of one pass: tokens of sequences of different lengths, from a first token alone to one that ends beyond a chunk
+/// of attention, and parts of prompts beside them.
 #[test]
-fn logits_are_those_of_a_backend_alone() {
+fn logits_of_any_mixture_of_runs_are_those_of_each_alone() {
     let engine = Engine::load(options(1, 1)).unwrap();
     let token = |sequence: usize, i: usize| ((sequence * 131 + i * 37) % 3000 % dims::VOCAB) as u32;
     for isa in Isa::available() {
-        let types = KvTypes { k: KvType::Q8, v: KvType::Q4 };
-        let options = CpuOptions { threads: 3, isa, kv_types: types, capacity: 160, max_tokens: 32 };
+        let kv_types = KvTypes { k: KvType::Q8, v: KvType::Q4 };
+        let options = CpuOptions { threads: 3, isa, kv_types, slots: 160, max_tokens: 40 };
         let weights = || Arc::clone(engine.weights());
-        let mut batch = CpuBatch::new(weights(), options, 5).unwrap();
-        let prompts = [1, 2, 30, 126, 131];
-        let mut logits = vec![0.0; 5 * dims::VOCAB];
-        let mut singles = Vec::new();
-        for (sequence, &n) in prompts.iter().enumerate() {
-            let mut single = CpuBackend::new(weights(), CpuOptions { threads: 2, ..options }).unwrap();
+        let mut together = CpuDevice::new(weights(), options).unwrap();
+        let mut caches: Vec<_> = (0..5).map(|_| together.new_cache(160).unwrap()).collect();
+        let mut singles: Vec<_> =
+            (0..5).map(|_| Alone::new(weights(), CpuOptions { threads: 2, ..options })).collect();
+        let mut lengths = [0usize, 1, 30, 118, 126];
+        for (sequence, &n) in lengths.iter().enumerate() {
             let prompt: Vec<u32> = (0..n).map(|i| token(sequence, i)).collect();
-            for chunk in prompt.chunks(32) {
-                batch.prefill(sequence, chunk, Logits::None).unwrap();
-                single.forward(chunk, single.len(), Logits::None).unwrap();
+            for (i, chunk) in prompt.chunks(32).enumerate() {
+                let run = Run::new(&mut *caches[sequence], chunk, 32 * i, Logits::None);
+                together.forward(&mut [run], None).unwrap();
+                singles[sequence].forward(chunk, Logits::None);
             }
-            singles.push(single);
         }
-        for step in 0..4 {
-            // Not always all of them, and in any order.
-            let rows: Vec<(usize, u32)> = [3, 0, 4, 2, 1]
-                .into_iter()
-                .filter(|s| (s + step) % 4 != 0)
-                .map(|s| (s, token(s, 500 + step)))
+        for step in 0..6 {
+            // Not always all of them; one, two or seven tokens; of all, the last or none the logits.
+            let tokens: Vec<Vec<u32>> = (0..5)
+                .map(|s| {
+                    (0..[1, 1, 7, 1, 2][(s + step) % 5]).map(|i| token(s, 500 + 10 * step + i)).collect()
+                })
                 .collect();
-            let logits = &mut logits[..rows.len() * dims::VOCAB];
-            batch.decode(&rows, logits).unwrap();
-            for (&(sequence, token), found) in rows.iter().zip(logits.chunks(dims::VOCAB)) {
-                let mut expected = vec![0.0; dims::VOCAB];
-                let single = &mut singles[sequence];
-                single.forward(&[token], single.len(), Logits::Last(&mut expected)).unwrap();
-                assert!(found == expected, "{}: sequence {sequence}, step {step}", isa.name());
-                assert_eq!(batch.len(sequence), single.len());
+            let mut found: Vec<Vec<f32>> = tokens.iter().map(|t| vec![0.0; t.len() * dims::VOCAB]).collect();
+            let mut runs = Vec::new();
+            for (s, ((cache, tokens), found)) in caches.iter_mut().zip(&tokens).zip(&mut found).enumerate() {
+                if (s + step) % 4 == 0 {
+                    continue;
+                }
+                let logits = match (s + step) % 3 {
+                    0 => Logits::All(found),
+                    1 => Logits::Last(&mut found[..dims::VOCAB]),
+                    _ => Logits::None,
+                };
+                runs.push(Run::new(&mut **cache, tokens, lengths[s], logits));
+            }
+            together.forward(&mut runs, None).unwrap();
+            for (s, (tokens, found)) in
+                tokens.iter().zip(&found).enumerate().filter(|(s, _)| (s + step) % 4 != 0)
+            {
+                let mut expected = vec![0.0; found.len()];
+                match (s + step) % 3 {
+                    0 => singles[s].forward(tokens, Logits::All(&mut expected)),
+                    1 => singles[s].forward(tokens, Logits::Last(&mut expected[..dims::VOCAB])),
+                    _ => singles[s].forward(tokens, Logits::None),
+                }
+                lengths[s] += tokens.len();
+                assert!(*found == expected, "{}: sequence {s}, step {step}", isa.name());
+                assert_eq!(caches[s].extent().len, lengths[s]);
+            }
+        }
+        for (s, (cache, single)) in caches.iter_mut().zip(&mut singles).enumerate() {
+            let mut rows = KvRows::default();
+            for (layer, expected) in single.rows().iter().enumerate() {
+                cache.read(layer, 0..lengths[s], &mut rows).unwrap();
+                assert!(rows == *expected, "{}: rows of sequence {s}", isa.name());
             }
         }
     }

@@ -3,8 +3,8 @@
 use crate::bed::child::alone;
 use crate::bed::place;
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
-use antigravity::model::device::{Backend, KvRows};
-use antigravity::model::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::cpu::{CpuDevice, CpuOptions};
+use antigravity::model::device::{Cache, Device, KvRows};
 use antigravity::{Engine, EngineOptions};
 use files::mapped::page_size;
 use numeric::kv::{KvType, KvTypes};
@@ -29,29 +29,25 @@ fn fill_and_evict() {
     let slots = (64 << 20) / slot;
     let kept = slots / 8;
     let engine = Engine::load(EngineOptions::new(place::model())).unwrap();
-    let options = CpuOptions {
-        threads: 1,
-        isa: Isa::detect().unwrap(),
-        kv_types: types,
-        capacity: slots,
-        max_tokens: 1,
-    };
-    let mut backend = CpuBackend::new(Arc::clone(engine.weights()), options).unwrap();
+    let options =
+        CpuOptions { threads: 1, isa: Isa::detect().unwrap(), kv_types: types, slots, max_tokens: 1 };
+    let mut device = CpuDevice::new(Arc::clone(engine.weights()), options).unwrap();
+    let mut cache: Box<dyn Cache> = device.new_cache(slots).unwrap();
     let mut rows = KvRows::zeroed(types, slots, HEAD_DIM);
     rows.k.fill(1);
     rows.v.fill(2);
     for layer in 0..LAYERS {
-        backend.write_kv(layer, 0..slots, &rows).unwrap();
+        cache.write(layer, 0..slots, &rows).unwrap();
     }
-    backend.set_len(slots);
+    cache.set_len(slots);
     let full = resident();
     assert!(full > 64 << 20);
 
     // A few tokens back cost nothing.
-    backend.set_len(slots - 10);
+    cache.set_len(slots - 10);
     assert!(full - resident() < 1 << 20);
 
-    backend.set_len(kept);
+    cache.set_len(kept);
     // Pages that hold a kept slot too stay, two a head.
     let shared = LAYERS * KV_HEADS * 2 * page_size();
     let freed = full.saturating_sub(resident());
@@ -59,13 +55,13 @@ fn fill_and_evict() {
 
     let mut left = KvRows::default();
     for layer in 0..LAYERS {
-        backend.read_kv(layer, 0..kept, &mut left).unwrap();
+        cache.read(layer, 0..kept, &mut left).unwrap();
         assert!(left.k.iter().all(|&b| b == 1) && left.v.iter().all(|&b| b == 2));
-        backend.write_kv(layer, 0..slots, &rows).unwrap();
+        cache.write(layer, 0..slots, &rows).unwrap();
     }
-    backend.set_len(slots);
+    cache.set_len(slots);
     for layer in 0..LAYERS {
-        backend.read_kv(layer, 0..slots, &mut left).unwrap();
+        cache.read(layer, 0..slots, &mut left).unwrap();
         assert!(left == rows);
     }
 }

@@ -1,6 +1,7 @@
 //! GGUF files of the baked model in every format: the same numbers as from the checkpoint where the values are the
 //! same, near ones where activations are quantised, the same bits from a packed file; wrong files are refused.
 
+use crate::bed::alone::Alone;
 use crate::bed::gguf::encoder::encode;
 use crate::bed::gguf::file::{File, Tensor};
 use crate::bed::gguf::writer::{U32, pair};
@@ -9,8 +10,8 @@ use crate::bed::temp::Temp;
 use crate::bed::{place, program};
 use antigravity::Error;
 use antigravity::dims::*;
-use antigravity::model::device::{Backend, Logits};
-use antigravity::model::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::cpu::CpuOptions;
+use antigravity::model::device::Logits;
 use antigravity::model::weights::{
     Checkpoint, LoadOptions, Matrix, ModelPath, WeightType, Weights, pack, table,
 };
@@ -55,16 +56,16 @@ fn logits(weights: Weights) -> Vec<Vec<f32>> {
         threads: 1,
         isa: Isa::detect().unwrap(),
         kv_types: KvTypes::both(KvType::F32),
-        capacity: TOKENS,
+        slots: TOKENS,
         max_tokens: TOKENS,
     };
-    let mut cpu = CpuBackend::new(Arc::new(weights), options).unwrap();
-    let one = |(pos, id)| {
+    let mut cpu = Alone::new(Arc::new(weights), options);
+    let one = |id| {
         let mut logits = vec![0.0; VOCAB];
-        cpu.forward(&[id], pos, Logits::Last(&mut logits)).unwrap();
+        cpu.forward(&[id], Logits::Last(&mut logits));
         logits
     };
-    ids(TOKENS).into_iter().enumerate().map(one).collect()
+    ids(TOKENS).into_iter().map(one).collect()
 }
 
 /// Largest difference, and root of the mean square, both over the standard deviation of the logits.

@@ -224,7 +224,11 @@ fn logits_of<'a>(sequence: &Sequence, out: &'a mut [f32]) -> Logits<'a> {
 }
 
 /// Logits, rows and mass of the sequences after a pass with all of them, or after a pass each.
-fn passes(on: &mut dyn Device, sequences: &[Sequence], together: bool) -> Vec<(Vec<u32>, Vec<KvRows>, Vec<u32>)> {
+fn passes(
+    on: &mut dyn Device,
+    sequences: &[Sequence],
+    together: bool,
+) -> Vec<(Vec<u32>, Vec<KvRows>, Vec<u32>)> {
     let mut caches: Vec<_> = sequences.iter().map(|_| on.new_cache(CAPACITY).unwrap()).collect();
     for (cache, sequence) in caches.iter_mut().zip(sequences) {
         if !sequence.before.is_empty() {

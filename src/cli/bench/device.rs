@@ -1,9 +1,9 @@
 //! What only an OpenCL device has: launches, the host's share of a token, the time that building its programs took.
 
 use crate::model::device::{Cache, Logits, Run, locked};
-use crate::run::session::Seat;
 use crate::opencl::Device;
 use crate::run::engine::{Engine, EngineOptions};
+use crate::run::session::Seat;
 use files::Result;
 use opencl_runtime::device::Builds;
 use serde_json::{Value, json};
@@ -30,9 +30,8 @@ impl OnDevice {
         let Some(seat) = engine.device_seat(options)? else { return Ok(None) };
         let Seat { device: runs, mut cache } = seat;
         let mut runs = locked(&runs);
-        let mut one = |cache: &mut dyn Cache, pos| {
-            runs.forward(&mut [Run::new(cache, &[0], pos, Logits::None)], None)
-        };
+        let mut one =
+            |cache: &mut dyn Cache, pos| runs.forward(&mut [Run::new(cache, &[0], pos, Logits::None)], None);
         let builds = device.builds();
         one(&mut *cache, 0)?;
         device.finish()?;

@@ -29,7 +29,9 @@ impl Scratch {
         let of_one_token = |run: usize| {
             let mut seq = seqs.write(run);
             let Span { first, extent, .. } = seq.span;
-            for (kv_head, mut rows) in kv::heads_mut(seq.rows.layer_mut(index), extent).into_iter().enumerate() {
+            for (kv_head, mut rows) in
+                kv::heads_mut(seq.rows.layer_mut(index), extent).into_iter().enumerate()
+            {
                 self.store_row(layer, (first, kv_head), isa, (extent.types, extent.len), &mut rows);
             }
         };
@@ -92,7 +94,14 @@ impl Scratch {
     }
 
     /// Attention of the new tokens, whose rows are already in their caches, into `att`.
-    pub(super) fn attend(&mut self, layer: &Layer, index: usize, seqs: &Sequences<'_>, pool: &Pool, isa: Isa) {
+    pub(super) fn attend(
+        &mut self,
+        layer: &Layer,
+        index: usize,
+        seqs: &Sequences<'_>,
+        pool: &Pool,
+        isa: Isa,
+    ) {
         let mut att = std::mem::take(&mut self.att);
         let mut partials = std::mem::take(&mut self.partials);
         for run in (0..seqs.len()).filter(|&run| seqs.is_alone(run)) {
@@ -438,7 +447,9 @@ impl Noted {
     pub fn room(count: usize) -> Result<Vec<Self>> {
         let mut notes = Vec::new();
         notes.try_reserve_exact(count).map_err(|_| {
-            Error::Memory("cannot allocate scratch to observe attention; use a smaller --prefill-chunk".into())
+            Error::Memory(
+                "cannot allocate scratch to observe attention; use a smaller --prefill-chunk".into(),
+            )
         })?;
         notes.resize_with(count, Self::default);
         Ok(notes)

@@ -31,10 +31,7 @@ fn both(capacity: usize, eviction: Eviction, lives: &Arc<AtomicUsize>) -> Sessio
     let schedule = Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![usize::MAX], to_cpu: vec![] });
     let Seat { device, cache } = Fake::new("gpu", 16).mortal(lives).seat(capacity);
     let standby = Standby { device, cache: Some(cache), schedule };
-    Session::new(Fake::new("cpu", 16).seat(capacity))
-        .with_standby(standby)
-        .with_eviction(eviction)
-        .unwrap()
+    Session::new(Fake::new("cpu", 16).seat(capacity)).with_standby(standby).with_eviction(eviction).unwrap()
 }
 
 fn immortal() -> Arc<AtomicUsize> {
@@ -110,7 +107,9 @@ fn sliding_keeps_the_prefix_and_the_latest_and_positions_count_on() {
 fn what_stays_does_not_depend_on_the_size_of_chunks() {
     for policy in [Policy::Sliding, Policy::SnapKv, Policy::H2o] {
         let after = |chunk: usize| {
-            let mut session = Session::new(Fake::new("one", chunk).seat(100)).with_eviction(eviction(policy, 60, 3)).unwrap();
+            let mut session = Session::new(Fake::new("one", chunk).seat(100))
+                .with_eviction(eviction(policy, 60, 3))
+                .unwrap();
             feed(&mut session, 500, 700);
             (rows(&mut session), session.logits().to_vec())
         };
@@ -325,7 +324,9 @@ fn a_saved_sequence_goes_on_as_if_never_left() {
 #[test]
 fn a_cache_too_small_for_the_prefix_is_refused() {
     let new = |capacity, window, prefix| {
-        Session::new(Fake::new("one", 16).seat(capacity)).with_eviction(eviction(Policy::Sliding, window, prefix)).is_ok()
+        Session::new(Fake::new("one", 16).seat(capacity))
+            .with_eviction(eviction(Policy::Sliding, window, prefix))
+            .is_ok()
     };
     assert!(new(64, 40, 38) && new(64, 64, 54));
     assert!(!new(64, 40, 39) && !new(64, 64, 60));

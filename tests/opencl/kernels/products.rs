@@ -156,8 +156,7 @@ fn dense_down(device: &Device) {
     let (Dims { dim, head_dim, .. }, cols, r) = (SMALL, 50, &mut Random(3));
     let (w, x, input) = (r.floats(dim * cols), r.floats(dim + head_dim), r.floats(cols));
     for (kind, stored, wide) in dense_types(&w) {
-        let (rows, s) =
-            (buffer(device, &stored), floats(device, &state([0, 0], std::slice::from_ref(&x))));
+        let (rows, s) = (buffer(device, &stored), floats(device, &state([0, 0], std::slice::from_ref(&x))));
         let acts = floats(device, &input);
         let options = format!("-DSTEP_DOWN -DROWS={dim} -DCOLS={cols} -DW_TYPE={kind} -DTILE_GROUPS=1");
         let args = [&rows, &rows, &s, &acts, &acts, &acts, &acts];
@@ -252,7 +251,8 @@ fn inputs_of_products_have_the_cpus_bits() {
         for quantise in [0, 1] {
             // One token's room is left before them.
             let room = (n + 1) * cols;
-            let (out, scales) = (buffer(&device, &vec![0; 4 * room]), floats(&device, &vec![0.0; room / BLOCK]));
+            let (out, scales) =
+                (buffer(&device, &vec![0; 4 * room]), floats(&device, &vec![0.0; room / BLOCK]));
             let options = format!("-DINPUT_{input} -DCOLS={cols} -DQUANTISED={quantise}");
             let args = [&src, &norm, &out, &scales];
             let mut k = kernel(&device, ("activations", ACTIVATIONS), &SMALL.options(64, &options), &args);

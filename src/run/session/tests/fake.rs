@@ -102,7 +102,8 @@ impl Device for Fake {
             return Err(Error::Interrupted);
         }
         for Run { cache, tokens, pos, logits, observe } in runs {
-            let cache = (&mut **cache as &mut dyn Any).downcast_mut::<FakeCache>().expect("a cache of a fake");
+            let cache =
+                (&mut **cache as &mut dyn Any).downcast_mut::<FakeCache>().expect("a cache of a fake");
             cache.append(tokens, *pos, (logits, *observe));
         }
         Ok(())
