@@ -1,9 +1,10 @@
 //! `cargo xtask build`, and the builds for other models and targets that other tasks need.
 
 use crate::args::Args;
-use crate::elf::{Elf, PT_LOAD, check};
+use crate::elf::{Elf, check};
 use crate::error::{Error, Result};
 use crate::{android, sh, size, toolchain};
+use object::elf::PT_LOAD;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
