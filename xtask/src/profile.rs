@@ -1,6 +1,6 @@
 //! `cargo xtask profile`: a generation on a device, with its steps, clocks, temperatures and memory on one clock.
 
-mod chart;
+mod chrome;
 mod page;
 mod record;
 mod trace;
@@ -12,7 +12,7 @@ use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::sensors::sampler::Plan;
 use crate::{bench, build, run, sensors, sh};
-use record::Profile;
+use record::{Profile, Recording};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -118,8 +118,10 @@ fn record(device: &dyn Device, model: &Path, options: &Options) -> Result<Profil
     let trace =
         Trace::parse(&text).map_err(|e| Error::Failed(format!("{}: its trace: {e}", device.name())))?;
     let after = sensors::read(device)?;
-    let name = [device.name(), device.target().into(), deploy::name(model), time()?];
-    Ok(Profile::new(name, args, (before, after), (plan, samples), trace))
+    let (target, model, time) = (device.target().into(), deploy::name(model), time()?);
+    let device = device.name();
+    let recording = Recording { device, target, model, time, args, before, after, plan, samples };
+    Ok(Profile::new(recording, trace))
 }
 
 /// The text goes past on stderr: on stdout is the profile's path alone.
@@ -136,13 +138,15 @@ fn time() -> Result<String> {
 
 /// Writes the three files; returns their directory.
 fn write(profile: &Profile) -> Result<PathBuf> {
-    let name = [&profile.device, &profile.model, &profile.time].map(|part| deploy::plain(part)).join("-");
+    let Recording { device, model, time, .. } = &profile.recording;
+    let name = [device, model, time].map(|part| deploy::plain(part)).join("-");
     let dir = build::target_dir().join("profile").join(name);
     std::fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    let numbers = profile.json();
     let files = [
-        ("profile.json", format!("{:#}\n", profile.json())),
-        ("trace.json", trace::chrome(profile)),
-        ("index.html", page::html(profile)),
+        ("profile.json", format!("{numbers:#}\n")),
+        ("trace.json", chrome::events(profile)),
+        ("index.html", page::html(numbers)),
     ];
     for (name, text) in files {
         let file = dir.join(name);

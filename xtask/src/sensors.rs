@@ -193,7 +193,7 @@ impl Reading {
             "temperatures": self.temperatures.iter().map(warm).collect::<Vec<_>>(),
             "cooling": self.cooling.iter().map(|c| json!({"kind": c.kind, "state": c.state, "of": c.most}))
                 .collect::<Vec<_>>(),
-            "thermal_status": self.thermal_status,
+            "hottest": self.hottest(), "thermal_status": self.thermal_status,
             "throttling": self.throttling(),
             "memory_total_bytes": self.total, "memory_available_bytes": self.available,
             "battery": {"percent": self.battery.percent, "celsius": self.battery.celsius,

@@ -6,6 +6,7 @@ use super::parse::{celsius, khz, seconds};
 use super::{Reading, Temperature};
 use crate::device::{Device, shell};
 use crate::error::Result;
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -43,6 +44,14 @@ pub struct Sample {
     pub tasks: Vec<(u32, u32, u64)>,
 }
 
+impl Sample {
+    pub fn json(&self) -> Value {
+        json!({"uptime_s": self.uptime, "khz": self.khz, "celsius": self.celsius, "microamps": self.microamps,
+               "battery_percent": self.percent, "available_bytes": self.available, "rss_bytes": self.rss,
+               "pss_bytes": self.pss})
+    }
+}
+
 /// Reads one file into `o`, as the scripts below need it; `-` where it cannot be read.
 const READ: &str = r#"r() { v=; { read -r v <"$1"; } 2>/dev/null; v=${v:--}; v=${v%% *}; o="$o $v"; }"#;
 
@@ -70,6 +79,12 @@ impl Plan {
             interval,
             stop_after: None,
         }
+    }
+
+    /// What the lists of a sample are of.
+    pub fn json(&self) -> Value {
+        let names = self.temperatures.iter().map(|t| &t.name).collect::<Vec<_>>();
+        json!({"interval_ms": self.interval.as_millis() as u64, "cores": self.cores, "temperatures": names})
     }
 
     /// The loop about process `pid`.
