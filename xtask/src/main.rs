@@ -31,6 +31,7 @@ mod sensors;
 mod sh;
 mod size;
 mod synth;
+mod table;
 mod test;
 mod tidy;
 mod toolchain;

@@ -38,9 +38,7 @@ struct Options {
 pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = run::split(words);
     let args = Args::parse(ours, &[device::FLAGS, FLAGS].concat(), &["--open"])?;
-    if let Some(word) = args.rest.first() {
-        return Err(Error::Usage(format!("unexpected argument `{word}`; flags of `generate` come after --")));
-    }
+    args.no_rest_but("flags of `generate` come after --")?;
     let options = options(&args, theirs)?;
     let device = device::select(&args)?;
     let model = build::chosen_model(&args)?;
@@ -53,15 +51,8 @@ pub fn run(words: &[String]) -> Result<()> {
 }
 
 fn options(args: &Args, theirs: &[String]) -> Result<Options> {
-    let number = |flag: &str, range: std::ops::RangeInclusive<u64>| -> Result<Option<u64>> {
-        let Some(text) = args.value(flag) else { return Ok(None) };
-        let number = text.parse().ok().filter(|n| range.contains(n));
-        let usage =
-            || Error::Usage(format!("{flag} {text}: use a number from {} to {}", range.start(), range.end()));
-        number.map(Some).ok_or_else(usage)
-    };
-    let seconds = number("--seconds", 1..=86_400)?;
-    let interval = number("--interval", 10..=60_000)?.unwrap_or(INTERVAL);
+    let seconds = args.number("--seconds", 1..=86_400)?;
+    let interval = args.number("--interval", 10..=60_000)?.unwrap_or(INTERVAL);
     let tokens = args.value("-n").or(args.value("--num-tokens"));
     let mut words = theirs.strip_prefix(&["generate".to_string()]).unwrap_or(theirs).to_vec();
     if let Some(word) = words.first().filter(|w| !w.starts_with('-')) {

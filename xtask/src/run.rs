@@ -13,9 +13,7 @@ const STORY: &[&str] = &["generate", "--prompt", "Once upon a time", "--num-toke
 pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = split(words);
     let args = Args::parse(ours, &[device::FLAGS, &["--model"]].concat(), &[])?;
-    if let Some(word) = args.rest.first() {
-        return Err(Error::Usage(format!("unexpected argument `{word}`; the program's own come after --")));
-    }
+    args.no_rest_but("the program's own come after --")?;
     let theirs: Vec<String> =
         if theirs.is_empty() { STORY.iter().map(|w| w.to_string()).collect() } else { theirs.to_vec() };
     let device = device::select(&args)?;

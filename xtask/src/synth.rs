@@ -30,8 +30,7 @@ pub fn run(words: &[String]) -> Result<()> {
             "synth needs one model, for example `cargo xtask synth llama3.2-1b`".into(),
         ));
     };
-    let seed = args.value("--seed").unwrap_or("1");
-    let seed: u64 = seed.parse().map_err(|_| Error::Usage(format!("--seed {seed}: not a whole number")))?;
+    let seed = args.number("--seed", 0..=u64::MAX)?.unwrap_or(1);
     let model = build::model_dir(name)?;
     let out = match args.value("--out") {
         Some(dir) => dir.into(),

@@ -1,7 +1,7 @@
 //! The golden set on a device, through the deployed program itself: what it generates there is compared
 //! with the golden files and with what this machine generates; where it differs, the layer is found.
 
-use super::table;
+use super::comparison::{self, Outcome, Row};
 use crate::args::Args;
 use crate::deploy::{self, PROGRAM};
 use crate::device::files::{Item, install};
@@ -20,13 +20,6 @@ use std::time::Instant;
 const CHECKPOINT: &str = "checkpoint.safetensors";
 const TOKENS: &str = "golden-tokens.json";
 
-/// Token ids, and the digest of the last logits.
-#[derive(Debug, Default, Clone, PartialEq)]
-pub struct Outcome {
-    pub ids: Vec<u32>,
-    pub digest: String,
-}
-
 /// One golden file.
 struct Case {
     name: String,
@@ -37,21 +30,6 @@ struct Case {
     exact_weights: bool,
     prompt: Vec<u32>,
     expected: Outcome,
-}
-
-/// What a case came to, there and here.
-pub struct Row {
-    pub name: String,
-    pub there: Outcome,
-    pub here: Outcome,
-    pub expected: Outcome,
-    pub seconds: f64,
-}
-
-impl Row {
-    pub fn passed(&self) -> bool {
-        self.there == self.expected && self.here == self.expected
-    }
 }
 
 /// The program in its two places.
@@ -85,12 +63,12 @@ pub fn run(args: &Args) -> Result<()> {
         if !row.passed() {
             let layer =
                 both.first_difference(case).unwrap_or_else(|e| format!("its layer is not known: {e}"));
-            differences.push(format!("{}: {}; {layer}", case.name, table::difference(&row)));
+            differences.push(format!("{}: {}; {layer}", case.name, comparison::difference(&row)));
         }
         rows.push(row);
     }
     println!("{} ({})", device.name(), device.target());
-    print!("{}", table::table(&rows));
+    print!("{}", comparison::table(&rows));
     match differences.is_empty() {
         true => Ok(()),
         false => Err(Error::Golden(format!("{}: {}", device.name(), differences.join("\n       ")))),
@@ -140,7 +118,7 @@ impl Both<'_> {
         };
         let there = self.there(case, &flags(TOKENS), "logits")?.stderr;
         let here = self.here(case, &flags(&file.to_string_lossy()), "logits")?.stderr;
-        Ok(table::first_layer(&there, &here))
+        Ok(comparison::first_layer(&there, &here))
     }
 }
 

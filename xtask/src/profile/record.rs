@@ -1,7 +1,7 @@
 //! One profile: what the program traced and what the device sampled, on one clock, and its JSON.
 
 use super::trace::Trace;
-use crate::sensors::sampler::{Plan, Sample, cores_used};
+use crate::sensors::sampler::{self, Plan, Sample, cores_used};
 use crate::sensors::{Reading, layout};
 use serde_json::{Value, json};
 
@@ -132,11 +132,9 @@ impl Profile {
         self.recording.samples.iter().filter_map(of).max_by(f64::total_cmp)
     }
 
-    /// The highest of the watched temperatures, at any time.
     fn hottest(&self) -> Option<f64> {
-        let during = self.peak(|s| s.celsius.iter().flatten().copied().max_by(f64::total_cmp));
-        let ends = [self.recording.before.hottest(), self.recording.after.hottest()];
-        ends.into_iter().chain([during]).flatten().max_by(f64::total_cmp)
+        let Recording { before, after, samples, .. } = &self.recording;
+        sampler::hottest([before, after], samples)
     }
 
     /// In a sentence each, what could not be read.

@@ -186,6 +186,12 @@ fn task(word: &str) -> Option<(u32, u32, u64)> {
     numbers.next().is_none().then_some(task)
 }
 
+/// The highest of the watched temperatures: at both ends and in between.
+pub fn hottest(ends: [&Reading; 2], samples: &[Sample]) -> Option<f64> {
+    let during = samples.iter().flat_map(|s| s.celsius.iter().flatten().copied());
+    ends.into_iter().filter_map(Reading::hottest).chain(during).max_by(f64::total_cmp)
+}
+
 /// The cores that did more than a twentieth of the busiest one's work, ascending: between two samples a
 /// thread's ticks count for the core where it was seen last.
 pub fn cores_used(samples: &[Sample]) -> Vec<u32> {
