@@ -3,29 +3,13 @@
 use crate::args::Args;
 use crate::elf::{Elf, check};
 use crate::error::{Error, Result};
-use crate::{android, sh, size, toolchain};
+use crate::targets::{ANDROID, TARGETS};
+use crate::{android, cargo, sh, size, toolchain};
 use object::elf::PT_LOAD;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Which of the program's features are built.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Features {
-    /// All that users get.
-    Default,
-    /// Only what generating needs.
-    None,
-}
-
-impl Features {
-    /// As cargo is told, and as reports say it.
-    pub fn words(self) -> &'static str {
-        match self {
-            Features::Default => "with default features",
-            Features::None => "--no-default-features",
-        }
-    }
-}
+pub use crate::targets::{Features, host, target_dir};
 
 pub fn run(words: &[String]) -> Result<()> {
     let args = Args::parse(words, &["--model", "--target"], &["--no-ndk"])?;
@@ -70,16 +54,16 @@ pub fn release_with(
     if features == Features::None {
         cargo.arg(features.words());
     }
-    if let Some(note) = toolchain::prepare(&mut cargo, target, ndk)? {
+    if let Some(note) = cargo::prepare(&mut cargo, target, ndk)? {
         eprintln!("{target}: {note}");
     }
-    if target == android::TARGET {
+    if target == ANDROID {
         // A release that panics ends at once, so nothing reads the tables of how to go on.
         toolchain::add_flags(&mut cargo, &["-Cforce-unwind-tables=no".into()]);
     }
     sh::run(&mut cargo)?;
     let binary = target_dir().join(target).join("release/antigravity");
-    if toolchain::TARGETS.contains(&target) {
+    if TARGETS.contains(&target) {
         let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
         let elf = Elf::parse(&file).map_err(|e| Error::at(&binary, e))?;
         let problems = check::problems(target, &elf);
@@ -129,23 +113,10 @@ fn linked(elf: &Elf) -> String {
     format!("  {loader}; {needs}; segments aligned to {} KiB", align >> 10)
 }
 
-/// This machine's target triple.
-pub fn host() -> String {
-    format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
-}
-
 /// The model that the flags, else the environment, name.
 pub fn chosen_model(args: &Args) -> Result<PathBuf> {
     let default = std::env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
     model_dir(args.value("--model").unwrap_or(&default))
-}
-
-/// Where cargo puts its results.
-pub fn target_dir() -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(dir) => sh::root().join(dir),
-        None => sh::root().join("target"),
-    }
 }
 
 /// The absolute directory (or `.gguf` file) of a model: a name under `models/` or

@@ -8,6 +8,7 @@ mod bench;
 #[allow(dead_code, reason = "shared with the program, which uses the rest")]
 mod block;
 mod build;
+mod cargo;
 /// As the program has it: what a `config.json` says, and GGUF's names and types.
 #[path = "../../src/config.rs"]
 #[allow(dead_code, reason = "shared with the program, which uses the rest")]
@@ -32,6 +33,7 @@ mod sh;
 mod size;
 mod synth;
 mod table;
+mod targets;
 mod test;
 mod tidy;
 mod toolchain;
@@ -106,7 +108,7 @@ const TASKS: &[Task] = &[
         name: "cargo",
         arguments: "COMMAND… --target T",
         about: "a cargo command with the linker that `build` would use: `xtask cargo test --target T`, no NDK needed",
-        run: toolchain::run,
+        run: cargo::run,
     },
     Task {
         name: "synth",

@@ -2,6 +2,8 @@
 //! the crates of this project use, and their usual neighbours. Each was looked up in AOSP's `libc.map.txt`,
 //! `libm.map.txt` and `libdl.map.txt`; all are there from API level 24 on, but for [`LATER`].
 
+use crate::targets::ANDROID_API;
+
 /// A library of bionic and the names it is known for here.
 pub struct Library {
     pub name: &'static str,
@@ -135,7 +137,7 @@ impl Library {
 pub fn level(symbol: &str) -> Option<u32> {
     let later = LATER.iter().find(|(name, _)| *name == symbol).map(|(_, level)| *level);
     let early = || LIBRARIES.iter().any(|l| l.functions().chain(l.variables()).any(|name| name == symbol));
-    later.or_else(|| early().then_some(super::API))
+    later.or_else(|| early().then_some(ANDROID_API))
 }
 
 #[cfg(test)]
@@ -151,7 +153,7 @@ mod tests {
             assert!(seen.insert(name), "{name}");
             assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'), "{name}");
         }
-        assert!(LATER.iter().all(|(_, level)| *level > super::super::API));
+        assert!(LATER.iter().all(|(_, level)| *level > ANDROID_API));
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! (the real ones are on every phone), the object a program starts in, and an unwinder.
 
 use super::bionic::{LATER, LIBRARIES, Library};
-use super::{API, TARGET};
 use crate::error::{Error, Result};
-use crate::{build, sh, toolchain};
+use crate::targets::{ANDROID, ANDROID_API, target_dir};
+use crate::{sh, toolchain};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ pub const UNWINDER_TARGET: &str = "aarch64-unknown-linux-musl";
 
 /// Makes what is not there yet, or was made by another compiler or from other lists, and returns its folder.
 pub fn make(lld: &Path) -> Result<PathBuf> {
-    let dir = build::target_dir().join("android-stubs");
+    let dir = target_dir().join("android-stubs");
     let stamp = dir.join("made-of");
     let made_of = made_of()?;
     if fs::read_to_string(&stamp).is_ok_and(|text| text == made_of) {
@@ -54,7 +54,7 @@ fn compile(dir: &Path, name: &str, source: &str) -> Result<PathBuf> {
     let (file, object) = (dir.join(name).with_extension("rs"), dir.join(name).with_extension("o"));
     write(&file, source)?;
     let mut rustc = toolchain::rustc();
-    rustc.args(["--edition", "2024", "--crate-type", "lib", "--target", TARGET, "--crate-name", "stub"]);
+    rustc.args(["--edition", "2024", "--crate-type", "lib", "--target", ANDROID, "--crate-name", "stub"]);
     rustc.args(["--emit", "obj", "-o"]).arg(&object).arg(&file);
     sh::stdout(&mut rustc)?;
     Ok(object)
@@ -121,7 +121,7 @@ __dso_handle: .xword __dso_handle
     .word 4
     .word 1
     .asciz \"Android\"
-    .word {API}
+    .word {ANDROID_API}
 "
     ))
 }

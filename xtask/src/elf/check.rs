@@ -1,7 +1,8 @@
 //! What must hold for a program of each target, so that no machine it is for refuses to load it.
 
 use super::Elf;
-use crate::{android, toolchain};
+use crate::android::bionic;
+use crate::targets::{ANDROID, ANDROID_API, ANDROID_LOADER, ANDROID_PAGE, is_static};
 use object::elf::{
     DF_1_PIE, DF_TEXTREL, DT_FLAGS, DT_FLAGS_1, DT_RELR, DT_RPATH, DT_RUNPATH, DT_TEXTREL, EM_AARCH64,
     EM_X86_64, ET_DYN, PF_W, PF_X, PT_GNU_STACK, PT_LOAD, PT_TLS,
@@ -18,11 +19,11 @@ pub fn problems(target: &str, elf: &Elf) -> Vec<String> {
         found.push("is not stripped".into());
     }
     memory(elf, &mut found);
-    if target == android::TARGET {
+    if target == ANDROID {
         loaded_by_bionic(elf, &mut found);
         of_bionic_only(elf, &mut found);
     }
-    if toolchain::is_static(target) {
+    if is_static(target) {
         if let Some(loader) = &elf.interpreter {
             found.push(format!("needs {loader} to load it, so it is not static"));
         }
@@ -64,12 +65,12 @@ fn loaded_by_bionic(elf: &Elf, found: &mut Vec<String>) {
     if elf.kind != ET_DYN || elf.tag(DT_FLAGS_1).unwrap_or(0) & DF_1_PIE.0 == 0 {
         found.push("is not a position independent program".into());
     }
-    if elf.interpreter.as_deref() != Some(android::LOADER) {
+    if elf.interpreter.as_deref() != Some(ANDROID_LOADER) {
         let loader = elf.interpreter.as_deref().unwrap_or("nothing");
-        found.push(format!("is loaded by {loader}, not by {}", android::LOADER));
+        found.push(format!("is loaded by {loader}, not by {}", ANDROID_LOADER));
     }
     for segment in elf.segments.iter().filter(|s| s.kind == PT_LOAD) {
-        let page = android::PAGE;
+        let page = ANDROID_PAGE;
         if segment.align < page || !segment.align.is_power_of_two() {
             found.push(format!(
                 "has a segment at {:#x} aligned to {}, which a phone with pages of {page} bytes refuses",
@@ -92,7 +93,7 @@ fn loaded_by_bionic(elf: &Elf, found: &mut Vec<String>) {
 
 /// Nothing but bionic's public symbols, and those newer than the API level only if they may be missing.
 fn of_bionic_only(elf: &Elf, found: &mut Vec<String>) {
-    let known = || android::bionic::LIBRARIES.iter().map(|l| l.name);
+    let known = || bionic::LIBRARIES.iter().map(|l| l.name);
     for library in elf.needed.iter().filter(|n| known().all(|k| k != n.as_str())) {
         found.push(format!(
             "needs {library}; only {} are on every phone",
@@ -103,15 +104,14 @@ fn of_bionic_only(elf: &Elf, found: &mut Vec<String>) {
         found.push("does not need libc.so".into());
     }
     for import in &elf.imports {
-        match android::bionic::level(&import.name) {
+        match bionic::level(&import.name) {
             None => found.push(format!(
                 "imports {}, which xtask/src/android/bionic.rs does not list; if bionic has it, add it there",
                 import.name
             )),
-            Some(level) if level > android::API && !import.weak => found.push(format!(
+            Some(level) if level > ANDROID_API && !import.weak => found.push(format!(
                 "imports {}, which Android has from API level {level} on; {} is the oldest supported",
-                import.name,
-                android::API
+                import.name, ANDROID_API
             )),
             Some(_) => {}
         }
@@ -152,14 +152,14 @@ mod tests {
     fn problem(change: impl Fn(&mut Elf)) -> String {
         let mut elf = good();
         change(&mut elf);
-        let found = problems(android::TARGET, &elf);
+        let found = problems(ANDROID, &elf);
         assert_eq!(found.len(), 1, "{found:?}");
         found[0].clone()
     }
 
     #[test]
     fn a_good_program_has_no_problem() {
-        assert_eq!(problems(android::TARGET, &good()), [""; 0]);
+        assert_eq!(problems(ANDROID, &good()), [""; 0]);
     }
 
     #[test]
