@@ -4,7 +4,7 @@ mod report;
 mod start;
 
 use crate::args::Args;
-use crate::deploy::{self, PROGRAM};
+use crate::deploy;
 use crate::device::shell::{self, Ears, Input, Program};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
@@ -173,9 +173,7 @@ fn cool(
 fn bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> Result<(Value, Vec<Sample>)> {
     let mut args: Vec<String> = ["bench", "--output", "json"].map(String::from).into();
     args.extend(flags.iter().cloned());
-    let environment = run::environment(device, dir);
-    let path = format!("./{PROGRAM}");
-    let program = Program { dir, environment: &environment, path: &path, args: &args };
+    let program = run::program(device, dir, args);
     let mut text = Vec::new();
     let (code, samples) = sampled(device, &program, plan, &mut |piece| {
         text.extend_from_slice(piece);
@@ -184,8 +182,7 @@ fn bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> Resul
     run::finished(device, code)?;
     let value: Value = serde_json::from_slice(&text).unwrap_or_default();
     if !value["rows"].is_array() {
-        let end = sh::last_lines(&String::from_utf8_lossy(&text), 1);
-        let end: String = end.trim().chars().take(200).flat_map(char::escape_debug).collect();
+        let end = sh::one_line(&sh::last_lines(&String::from_utf8_lossy(&text), 1));
         return Err(Error::Failed(format!("{}: these are no results of `bench`: {end}", device.name())));
     }
     Ok((value, samples))
@@ -194,7 +191,7 @@ fn bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> Resul
 /// Runs a program that reads nothing, and samples the device until it ends.
 pub fn sampled(
     device: &dyn Device,
-    program: &Program<'_>,
+    program: &Program,
     plan: &Plan,
     text: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
 ) -> Result<(u32, Vec<Sample>)> {

@@ -31,10 +31,7 @@ pub fn run(words: &[String]) -> Result<()> {
 /// A release build for a target and a model (without one: the one the user's shell is set to), linked as well
 /// as this machine can. Returns the stripped binary, which is what a loader of that target expects.
 pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
-    match target == host() {
-        true => for_host(model),
-        false => release(target, model, android::Ndk::IfFound),
-    }
+    if target == host() { for_host(model) } else { release(target, model, android::Ndk::IfFound) }
 }
 
 /// [`for_target`], saying whether an NDK may be used.

@@ -91,10 +91,10 @@ fn each(dirs: &[&str], extension: &str, put: impl Fn(&Path) -> Result<()>) -> Re
     while let Some(dir) = left.pop() {
         for entry in fs::read_dir(&dir).map_err(|e| Error::at(&dir, e))? {
             let path = entry.map_err(|e| Error::at(&dir, e))?.path();
-            match path.is_dir() {
-                true => left.push(path),
-                false if path.extension().is_some_and(|e| e == extension) => put(&path)?,
-                false => {}
+            if path.is_dir() {
+                left.push(path);
+            } else if path.extension().is_some_and(|e| e == extension) {
+                put(&path)?;
             }
         }
     }

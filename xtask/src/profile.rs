@@ -6,8 +6,8 @@ mod record;
 mod trace;
 
 use crate::args::Args;
-use crate::deploy::{self, PROGRAM};
-use crate::device::shell::{self, Program, quote};
+use crate::deploy;
+use crate::device::shell::{self, quote};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::sensors::sampler::Plan;
@@ -92,9 +92,7 @@ fn record(device: &dyn Device, model: &Path, options: &Options) -> Result<Profil
     let mut args = vec!["generate".to_string()];
     args.extend(options.args.iter().cloned());
     args.extend(["--trace".into(), TRACE.into()]);
-    let environment = run::environment(device, &dir);
-    let path = format!("./{PROGRAM}");
-    let program = Program { dir: &dir, environment: &environment, path: &path, args: &args };
+    let program = run::program(device, &dir, args);
     let (code, samples) = bench::sampled(device, &program, &plan, &mut show)?;
     // A generation that was interrupted, by us or by the user, has its trace.
     if code != 130 {
@@ -110,7 +108,7 @@ fn record(device: &dyn Device, model: &Path, options: &Options) -> Result<Profil
         Trace::parse(&text).map_err(|e| Error::Failed(format!("{}: its trace: {e}", device.name())))?;
     let after = sensors::read(device)?;
     let (target, model, time) = (device.target().into(), deploy::name(model), time()?);
-    let device = device.name();
+    let (device, args) = (device.name(), program.args);
     let recording = Recording { device, target, model, time, args, before, after, plan, samples };
     Ok(Profile::new(recording, trace))
 }

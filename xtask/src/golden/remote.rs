@@ -3,9 +3,9 @@
 
 use super::comparison::{self, Outcome, Row};
 use crate::args::Args;
-use crate::deploy::{self, PROGRAM};
+use crate::deploy;
 use crate::device::files::{Item, install};
-use crate::device::shell::{self, Program};
+use crate::device::shell;
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::json::{self, Node};
@@ -69,10 +69,10 @@ pub fn run(args: &Args) -> Result<()> {
     }
     println!("{} ({})", device.name(), device.target());
     print!("{}", comparison::table(&rows));
-    match differences.is_empty() {
-        true => Ok(()),
-        false => Err(Error::Golden(format!("{}: {}", device.name(), differences.join("\n       ")))),
+    if differences.is_empty() {
+        return Ok(());
     }
+    Err(Error::Golden(format!("{}: {}", device.name(), differences.join("\n       "))))
 }
 
 impl Both<'_> {
@@ -82,10 +82,7 @@ impl Both<'_> {
         if case.exact_weights {
             args.extend(["--model-path".into(), format!("{}/{CHECKPOINT}", self.dir)]);
         }
-        let environment = run::environment(self.device, &self.dir);
-        let path = format!("./{PROGRAM}");
-        let program = Program { dir: &self.dir, environment: &environment, path: &path, args: &args };
-        let answer = shell::capture_program(self.device, &program)?;
+        let answer = shell::capture_program(self.device, &run::program(self.device, &self.dir, args))?;
         if let Some(signal) = shell::signal_in(answer.code) {
             return Err(Error::Failed(format!("{}: {}: {signal}", self.device.name(), case.name)));
         }
@@ -183,15 +180,15 @@ fn outcome(case: &str, lines: &str) -> Result<Outcome> {
             Some("token") => found.ids.extend(value["id"].as_u64().and_then(|id| u32::try_from(id).ok())),
             Some("stats") => found.digest = value["logits"].as_str().unwrap_or_default().into(),
             _ => {
-                let line: String = line.chars().take(80).flat_map(char::escape_debug).collect();
+                let line = sh::one_line(line);
                 return Err(Error::Failed(format!("{case}: this is no line of `generate`: {line}")));
             }
         }
     }
-    match found.digest.is_empty() {
-        false => Ok(found),
-        true => Err(Error::Failed(format!("{case}: `generate` ended without its last line"))),
+    if found.digest.is_empty() {
+        return Err(Error::Failed(format!("{case}: `generate` ended without its last line")));
     }
+    Ok(found)
 }
 
 #[cfg(test)]
