@@ -10,6 +10,7 @@ mod tokenizer;
 
 use crate::args::Args;
 use crate::block::BlockType;
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::json::{self, Node};
 use crate::{build, size};
@@ -47,19 +48,19 @@ pub fn run(words: &[String]) -> Result<()> {
     let source = model.join("config.json");
     let config = json::read(&source)?;
     let config = Node { file: &source, value: &config };
-    let tensors = shapes::tensors(config)?;
+    let shape = ModelConfig::parse(&config.value.to_string()).map_err(|e| Error::at(&source, e))?;
     fs::create_dir_all(&out).map_err(|e| Error::at(&out, e))?;
     let start = std::time::Instant::now();
     let (file, plan) = match args.value("--gguf") {
-        Some(mix) => (out.join("model.gguf"), gguf::plan(config, &tensors, mix)?),
+        Some(mix) => (out.join("model.gguf"), gguf::plan(config, &shape, mix)?),
         None => {
             write_texts(&out, config)?;
-            (out.join("model.safetensors"), safetensors(&tensors))
+            (out.join("model.safetensors"), safetensors(&shapes::tensors(&shape)))
         }
     };
     write_file(&file, &plan, seed)?;
     let seconds = start.elapsed().as_secs_f64();
-    eprintln!("{} tensors, {} in {seconds:.1} s", tensors.len(), size::megabytes(plan.len));
+    eprintln!("{} tensors, {} in {seconds:.1} s", plan.parts.len(), size::megabytes(plan.len));
     println!("{}", args.value("--gguf").map_or(&out, |_| &file).display());
     Ok(())
 }
