@@ -9,11 +9,11 @@ mod shapes;
 mod tokenizer;
 
 use crate::args::Args;
-use crate::block::BlockType;
-use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::json::{self, Node};
 use crate::{build, size};
+use files::config::ModelConfig;
+use files::source::gguf::block::BlockType;
 use shapes::{Fill, Tensor};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

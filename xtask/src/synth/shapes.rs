@@ -1,6 +1,6 @@
 //! The tensors of a model, from its `config.json`.
 
-use crate::config::ModelConfig;
+use files::config::ModelConfig;
 
 /// What a tensor is filled with.
 #[derive(Debug, Clone, Copy, PartialEq)]
