@@ -45,7 +45,7 @@ pub fn prepare(cargo: &mut Command, ndk: Ndk) -> Result<String> {
     let why =
         if ndk == Ndk::Never { "NDK not used" } else { "no NDK found (ANDROID_NDK_HOME, ANDROID_HOME)" };
     Ok(format!(
-        "{why}: linked by {} against stubs of the symbols in xtask/src/android/bionic.rs, API level {ANDROID_API}; it runs on a \
+        "{why}: linked by {} against stubs of the symbols in xtask/src/android/bionic, API level {ANDROID_API}; it runs on a \
          phone, but a release is better linked by an NDK",
         lld.display()
     ))

@@ -17,7 +17,7 @@ pub fn run(words: &[String]) -> Result<()> {
     let model = args.value("--model").map(model_dir).transpose()?;
     let ndk = if args.has("--no-ndk") { android::Ndk::Never } else { android::Ndk::IfFound };
     let binary = match args.value("--target") {
-        Some(target) => release(target, model.as_deref(), ndk)?,
+        Some(target) => release_with(Features::Default, target, model.as_deref(), ndk)?,
         None => for_host(model.as_deref())?,
     };
     let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
@@ -31,26 +31,22 @@ pub fn run(words: &[String]) -> Result<()> {
 /// A release build for a target and a model (without one: the one the user's shell is set to), linked as well
 /// as this machine can. Returns the stripped binary, which is what a loader of that target expects.
 pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
-    if target == host() { for_host(model) } else { release(target, model, android::Ndk::IfFound) }
+    if target == host() {
+        return for_host(model);
+    }
+    release_with(Features::Default, target, model, android::Ndk::IfFound)
 }
 
-/// [`for_target`], saying whether an NDK may be used.
-pub fn release(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<PathBuf> {
-    release_with(Features::Default, target, model, ndk)
-}
-
-/// [`release`] with these features. The next build with others replaces the binary.
+/// [`for_target`] with these features, saying whether an NDK may be used. The next build with other features
+/// replaces the binary.
 pub fn release_with(
     features: Features,
     target: &str,
     model: Option<&Path>,
     ndk: android::Ndk,
 ) -> Result<PathBuf> {
-    let mut cargo = release_command(model);
+    let mut cargo = release_command(features, model);
     cargo.args(["--target", target]);
-    if features == Features::None {
-        cargo.arg(features.words());
-    }
     if let Some(note) = cargo::prepare(&mut cargo, target, ndk)? {
         eprintln!("{target}: {note}");
     }
@@ -78,16 +74,15 @@ pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
 
 /// [`for_host`] with these features. The next build with others replaces the binary.
 pub fn for_host_with(features: Features, model: Option<&Path>) -> Result<PathBuf> {
-    let mut cargo = release_command(model);
-    if features == Features::None {
-        cargo.arg(features.words());
-    }
-    sh::run(&mut cargo)?;
+    sh::run(&mut release_command(features, model))?;
     Ok(target_dir().join("release/antigravity"))
 }
 
-fn release_command(model: Option<&Path>) -> Command {
+fn release_command(features: Features, model: Option<&Path>) -> Command {
     let mut cargo = sh::cargo(&["build", "--release", "--package", "antigravity"]);
+    if features == Features::None {
+        cargo.arg(features.words());
+    }
     if let Some(model) = model {
         // A bundled model by its name: the same build as without xtask, not another one.
         let bundled = model.strip_prefix(sh::root().join("models")).ok();

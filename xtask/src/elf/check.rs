@@ -106,7 +106,7 @@ fn of_bionic_only(elf: &Elf, found: &mut Vec<String>) {
     for import in &elf.imports {
         match bionic::level(&import.name) {
             None => found.push(format!(
-                "imports {}, which xtask/src/android/bionic.rs does not list; if bionic has it, add it there",
+                "imports {}, which xtask/src/android/bionic does not list; if bionic has it, add it there",
                 import.name
             )),
             Some(level) if level > ANDROID_API && !import.weak => found.push(format!(
