@@ -5,20 +5,13 @@ mod ndk;
 mod stubs;
 
 use crate::error::Result;
+use crate::targets::{ANDROID, ANDROID_API, ANDROID_LOADER, ANDROID_PAGE};
 use crate::toolchain;
 use std::process::Command;
 
-pub const TARGET: &str = "aarch64-linux-android";
-/// The Android version programs are made for, at least: 24 is Android 7.
-pub const API: u32 = 24;
-/// Phones with pages of 16 KiB load nothing that is aligned to less.
-pub const PAGE: u64 = 16384;
 /// Flags of LLVM's linker that take a tenth of the program away: functions of the same code become one, and
 /// relocations are packed in a way that bionic knows from API level 23 on.
 const SMALLER: &[&str] = &["--icf=all", "--pack-dyn-relocs=android"];
-/// The program that loads others.
-pub const LOADER: &str = "/system/bin/linker64";
-
 /// Whether a build may use an NDK.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Ndk {
@@ -32,13 +25,13 @@ pub fn prepare(cargo: &mut Command, ndk: Ndk) -> Result<String> {
         Ndk::IfFound => ndk::find(|name| std::env::var_os(name))?,
         Ndk::Never => None,
     };
-    let page = format!("-Clink-arg=max-page-size={PAGE}");
+    let page = format!("-Clink-arg=max-page-size={ANDROID_PAGE}");
     let mut flags = vec!["-Clink-arg=-z".to_string(), page];
     // Compilers hand the linker's own flags on.
     let through = if found.is_some() { "-Wl," } else { "" };
     flags.extend(SMALLER.iter().map(|flag| format!("-Clink-arg={through}{flag}")));
     if let Some(ndk) = found {
-        toolchain::link_with(cargo, TARGET, &ndk.clang, &flags);
+        toolchain::link_with(cargo, ANDROID, &ndk.clang, &flags);
         return Ok(format!("NDK {} in {}, API level {}", ndk.version, ndk.dir.display(), ndk.api));
     }
     toolchain::ensure_std(stubs::UNWINDER_TARGET)?;
@@ -47,12 +40,12 @@ pub fn prepare(cargo: &mut Command, ndk: Ndk) -> Result<String> {
     flags.push("-Clinker-flavor=ld".into());
     flags.push(format!("-Lnative={}", dir.display()));
     flags.push(format!("-Clink-arg={}", dir.join("start.o").display()));
-    flags.push(format!("-Clink-arg=--dynamic-linker={LOADER}"));
-    toolchain::link_with(cargo, TARGET, &lld, &flags);
+    flags.push(format!("-Clink-arg=--dynamic-linker={ANDROID_LOADER}"));
+    toolchain::link_with(cargo, ANDROID, &lld, &flags);
     let why =
         if ndk == Ndk::Never { "NDK not used" } else { "no NDK found (ANDROID_NDK_HOME, ANDROID_HOME)" };
     Ok(format!(
-        "{why}: linked by {} against stubs of the symbols in xtask/src/android/bionic.rs, API level {API}; it runs on a \
+        "{why}: linked by {} against stubs of the symbols in xtask/src/android/bionic, API level {ANDROID_API}; it runs on a \
          phone, but a release is better linked by an NDK",
         lld.display()
     ))
@@ -60,13 +53,9 @@ pub fn prepare(cargo: &mut Command, ndk: Ndk) -> Result<String> {
 
 /// What a build without an NDK lacks on this machine, and what brings it.
 pub fn missing() -> Option<(String, String)> {
-    for target in [TARGET, stubs::UNWINDER_TARGET] {
-        if !toolchain::has_std(target) {
-            return Some((
-                format!("Rust's standard library for {target}"),
-                format!("rustup target add {target}"),
-            ));
-        }
+    if let Some(target) = [ANDROID, stubs::UNWINDER_TARGET].into_iter().find(|t| !toolchain::has_std(t)) {
+        let library = format!("Rust's standard library for {target}");
+        return Some((library, format!("rustup target add {target}")));
     }
     toolchain::lld().err().map(|_| ("LLVM's linker".into(), toolchain::LLD_REMEDY.into()))
 }

@@ -1,6 +1,7 @@
 //! Splits a task's arguments into flags and the rest.
 
 use crate::error::{Error, Result};
+use std::ops::RangeInclusive;
 
 /// The arguments of one task.
 #[derive(Debug, Default)]
@@ -47,11 +48,24 @@ impl Args {
         self.switches.iter().any(|s| s == switch)
     }
 
+    /// The number given for a flag.
+    pub fn number(&self, flag: &str, range: RangeInclusive<u64>) -> Result<Option<u64>> {
+        let Some(text) = self.value(flag) else { return Ok(None) };
+        let number = text.parse().ok().filter(|n| range.contains(n));
+        let wrong = || format!("{flag} {text}: use a number from {} to {}", range.start(), range.end());
+        number.map(Some).ok_or_else(|| Error::Usage(wrong()))
+    }
+
     /// For tasks that take flags only.
     pub fn no_rest(&self) -> Result<()> {
+        self.no_rest_but("this task takes flags only")
+    }
+
+    /// [`Args::no_rest`] with a hint where other words belong.
+    pub fn no_rest_but(&self, hint: &str) -> Result<()> {
         match self.rest.first() {
             None => Ok(()),
-            Some(word) => Err(Error::Usage(format!("unexpected argument `{word}`"))),
+            Some(word) => Err(Error::Usage(format!("unexpected argument `{word}`; {hint}"))),
         }
     }
 }
@@ -77,6 +91,9 @@ mod tests {
         assert_eq!(a.value("--out"), Some("a/b=c"));
         assert!(a.has("--bless") && !a.has("--quiet"));
         assert!(a.no_rest().is_err());
+        assert_eq!(a.number("--seed", 0..=5).unwrap(), Some(2));
+        assert_eq!(a.number("--seeds", 0..=5).unwrap(), None);
+        assert!(a.number("--seed", 3..=5).is_err() && a.number("--out", 0..=5).is_err());
     }
 
     #[test]

@@ -4,14 +4,14 @@ mod report;
 mod start;
 
 use crate::args::Args;
-use crate::deploy::{self, PROGRAM};
+use crate::deploy;
 use crate::device::shell::{self, Ears, Input, Program};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
-use crate::sensors::sampler::{Plan, Sample};
-use crate::sensors::{self, Reading};
+use crate::sensors::sampler::{self, Plan, Sample, cores_used};
+use crate::sensors::{self, Reading, layout};
 use crate::{build, run, sh};
-use serde_json::Value;
+use serde_json::{Value, json};
 use start::Start;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -29,28 +29,32 @@ const PAUSE: Duration = Duration::from_secs(3);
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Everything that one run found.
-pub struct Run {
-    pub before: Reading,
-    pub after: Reading,
-    pub plan: Plan,
-    pub samples: Vec<Sample>,
-    /// `None` where the page cache keeps the model.
-    pub cold: Option<Start>,
-    pub warm: Start,
-    /// What `antigravity bench -o json` printed.
-    pub bench: Value,
+struct Run {
     /// Seconds spent on cooling before it.
-    pub waited: f64,
+    waited: f64,
+    before: Reading,
+    after: Reading,
+    plan: Plan,
+    samples: Vec<Sample>,
+    /// `None` where the page cache keeps the model.
+    cold: Option<Start>,
+    warm: Start,
+    /// What `antigravity bench -o json` printed.
+    bench: Value,
 }
 
-/// All runs, and what they were made on.
-pub struct Results {
-    pub device: String,
-    pub target: String,
-    pub model: String,
-    pub runs: Vec<Run>,
-    /// Sentences about what could not be measured.
-    pub notes: Vec<String>,
+impl Run {
+    /// Its part of the record.
+    fn json(self) -> Value {
+        let mut sampled = self.plan.json();
+        sampled["samples"] = self.samples.iter().map(Sample::json).collect();
+        json!({
+            "waited_s": self.waited, "start": self.before.json(), "end": self.after.json(),
+            "hottest": sampler::hottest([&self.before, &self.after], &self.samples),
+            "cold_start": self.cold.as_ref().map(Start::json), "warm_start": self.warm.json(),
+            "cores_used": cores_used(&self.samples), "bench": self.bench, "sampled": sampled,
+        })
+    }
 }
 
 /// What the flags say.
@@ -64,16 +68,14 @@ struct Options {
 pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = run::split(words);
     let args = Args::parse(ours, &[device::FLAGS, FLAGS].concat(), &[])?;
-    if let Some(word) = args.rest.first() {
-        return Err(Error::Usage(format!("unexpected argument `{word}`; flags of `bench` come after --")));
-    }
+    args.no_rest_but("flags of `bench` come after --")?;
     let options = options(&args, theirs)?;
     let device = device::select(&args)?;
     let model = build::chosen_model(&args)?;
-    let results = measure(&*device, &model, &options)?;
-    print!("{}", report::markdown(&results));
+    let record = measure(&*device, &model, &options)?;
+    print!("{}", report::tables(&record));
     if let Some(file) = args.value("--json") {
-        let text = format!("{:#}\n", report::json(&results));
+        let text = format!("{record:#}\n");
         std::fs::write(file, text).map_err(|e| Error::at(Path::new(file), e))?;
         eprintln!("results: {file}");
     }
@@ -81,16 +83,8 @@ pub fn run(words: &[String]) -> Result<()> {
 }
 
 fn options(args: &Args, theirs: &[String]) -> Result<Options> {
-    let number = |flag: &str, most: u64| -> Result<Option<u64>> {
-        let Some(text) = args.value(flag) else { return Ok(None) };
-        let number = text.parse().ok().filter(|n| *n <= most);
-        number.map(Some).ok_or_else(|| Error::Usage(format!("{flag} {text}: use a number up to {most}")))
-    };
-    let runs = number("--runs", 1000)?.unwrap_or(RUNS);
-    if runs == 0 {
-        return Err(Error::Usage("--runs 0: at least one run is needed".into()));
-    }
-    let cool_down = number("--cool-down", 86_400)?.map(Duration::from_secs);
+    let runs = args.number("--runs", 1..=1000)?.unwrap_or(RUNS);
+    let cool_down = args.number("--cool-down", 0..=86_400)?.map(Duration::from_secs);
     let flags = theirs.strip_prefix(&["bench".to_string()]).unwrap_or(theirs).to_vec();
     let output = |w: &&String| w.starts_with("-o") || w.starts_with("--output");
     if let Some(word) = flags.iter().find(output) {
@@ -99,42 +93,35 @@ fn options(args: &Args, theirs: &[String]) -> Result<Options> {
     Ok(Options { runs, cool_down, flags })
 }
 
-fn measure(device: &dyn Device, model: &Path, options: &Options) -> Result<Results> {
+/// The record: all runs, and what they were made on.
+fn measure(device: &dyn Device, model: &Path, options: &Options) -> Result<Value> {
     let dir = deploy::deploy(device, model, &[])?;
     let first = sensors::read(device)?;
     let mut notes = unreadable(&first, options);
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs = Vec::new();
     for i in 0..options.runs {
         let look = || sensors::read(device).map(|r| r.hottest());
         let waited = if i == 0 { 0.0 } else { cool(first.hottest(), options.cool_down, PAUSE, look)? };
         eprintln!("{}: run {} of {}", device.name(), i + 1, options.runs);
         let before = sensors::read(device)?;
         // In turn, so that neither is always the one on the warmer machine.
-        let (cold, warm) = match i % 2 {
-            0 => {
-                let cold = start::cold(device, &dir)?;
-                (cold, start::warm(device, &dir)?)
-            }
-            _ => {
-                let warm = start::warm(device, &dir)?;
-                (start::cold(device, &dir)?, warm)
-            }
-        };
+        let before_cold = if i % 2 == 1 { Some(start::warm(device, &dir)?) } else { None };
+        let cold = start::cold(device, &dir)?;
+        let warm = before_cold.map_or_else(|| start::warm(device, &dir), Ok)?;
         if let Some(note) = cold.note.filter(|n| !notes.contains(n)) {
             notes.push(note);
         }
         let plan = Plan::of(&before, INTERVAL);
         let (bench, samples) = bench(device, &dir, &plan, &options.flags)?;
         let after = sensors::read(device)?;
-        runs.push(Run { before, after, plan, samples, cold: cold.start, warm, bench, waited });
+        let cold = cold.start;
+        runs.push(Run { waited, before, after, plan, samples, cold, warm, bench }.json());
     }
-    Ok(Results {
-        device: device.name(),
-        target: device.target().into(),
-        model: deploy::name(model),
-        runs,
-        notes,
-    })
+    let layout = Some(layout(&first.clusters())).filter(|text| !text.is_empty());
+    Ok(json!({
+        "schema": 1, "device": device.name(), "target": device.target(), "model": deploy::name(model),
+        "layout": layout, "rows": report::rows(&runs), "notes": notes, "runs": runs,
+    }))
 }
 
 /// What cannot be told about this device, once and in words.
@@ -186,9 +173,7 @@ fn cool(
 fn bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> Result<(Value, Vec<Sample>)> {
     let mut args: Vec<String> = ["bench", "--output", "json"].map(String::from).into();
     args.extend(flags.iter().cloned());
-    let environment = run::environment(device, dir);
-    let path = format!("./{PROGRAM}");
-    let program = Program { dir, environment: &environment, path: &path, args: &args };
+    let program = run::program(device, dir, args);
     let mut text = Vec::new();
     let (code, samples) = sampled(device, &program, plan, &mut |piece| {
         text.extend_from_slice(piece);
@@ -197,8 +182,7 @@ fn bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> Resul
     run::finished(device, code)?;
     let value: Value = serde_json::from_slice(&text).unwrap_or_default();
     if !value["rows"].is_array() {
-        let end = sh::last_lines(&String::from_utf8_lossy(&text), 1);
-        let end: String = end.trim().chars().take(200).flat_map(char::escape_debug).collect();
+        let end = sh::one_line(&sh::last_lines(&String::from_utf8_lossy(&text), 1));
         return Err(Error::Failed(format!("{}: these are no results of `bench`: {end}", device.name())));
     }
     Ok((value, samples))
@@ -207,7 +191,7 @@ fn bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> Resul
 /// Runs a program that reads nothing, and samples the device until it ends.
 pub fn sampled(
     device: &dyn Device,
-    program: &Program<'_>,
+    program: &Program,
     plan: &Plan,
     text: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
 ) -> Result<(u32, Vec<Sample>)> {

@@ -1,30 +1,15 @@
 //! `cargo xtask build`, and the builds for other models and targets that other tasks need.
 
 use crate::args::Args;
-use crate::elf::{Elf, PT_LOAD, check};
+use crate::elf::{Elf, check};
 use crate::error::{Error, Result};
-use crate::{android, sh, size, toolchain};
+use crate::targets::{ANDROID, TARGETS};
+use crate::{android, cargo, sh, size, toolchain};
+use object::elf::PT_LOAD;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Which of the program's features are built.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Features {
-    /// All that users get.
-    Default,
-    /// Only what generating needs.
-    None,
-}
-
-impl Features {
-    /// As cargo is told, and as reports say it.
-    pub fn words(self) -> &'static str {
-        match self {
-            Features::Default => "with default features",
-            Features::None => "--no-default-features",
-        }
-    }
-}
+pub use crate::targets::{Features, host, target_dir};
 
 pub fn run(words: &[String]) -> Result<()> {
     let args = Args::parse(words, &["--model", "--target"], &["--no-ndk"])?;
@@ -32,7 +17,7 @@ pub fn run(words: &[String]) -> Result<()> {
     let model = args.value("--model").map(model_dir).transpose()?;
     let ndk = if args.has("--no-ndk") { android::Ndk::Never } else { android::Ndk::IfFound };
     let binary = match args.value("--target") {
-        Some(target) => release(target, model.as_deref(), ndk)?,
+        Some(target) => release_with(Features::Default, target, model.as_deref(), ndk)?,
         None => for_host(model.as_deref())?,
     };
     let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
@@ -46,39 +31,32 @@ pub fn run(words: &[String]) -> Result<()> {
 /// A release build for a target and a model (without one: the one the user's shell is set to), linked as well
 /// as this machine can. Returns the stripped binary, which is what a loader of that target expects.
 pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
-    match target == host() {
-        true => for_host(model),
-        false => release(target, model, android::Ndk::IfFound),
+    if target == host() {
+        return for_host(model);
     }
+    release_with(Features::Default, target, model, android::Ndk::IfFound)
 }
 
-/// [`for_target`], saying whether an NDK may be used.
-pub fn release(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<PathBuf> {
-    release_with(Features::Default, target, model, ndk)
-}
-
-/// [`release`] with these features. The next build with others replaces the binary.
+/// [`for_target`] with these features, saying whether an NDK may be used. The next build with other features
+/// replaces the binary.
 pub fn release_with(
     features: Features,
     target: &str,
     model: Option<&Path>,
     ndk: android::Ndk,
 ) -> Result<PathBuf> {
-    let mut cargo = release_command(model);
+    let mut cargo = release_command(features, model);
     cargo.args(["--target", target]);
-    if features == Features::None {
-        cargo.arg(features.words());
-    }
-    if let Some(note) = toolchain::prepare(&mut cargo, target, ndk)? {
+    if let Some(note) = cargo::prepare(&mut cargo, target, ndk)? {
         eprintln!("{target}: {note}");
     }
-    if target == android::TARGET {
+    if target == ANDROID {
         // A release that panics ends at once, so nothing reads the tables of how to go on.
         toolchain::add_flags(&mut cargo, &["-Cforce-unwind-tables=no".into()]);
     }
     sh::run(&mut cargo)?;
     let binary = target_dir().join(target).join("release/antigravity");
-    if toolchain::TARGETS.contains(&target) {
+    if TARGETS.contains(&target) {
         let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
         let elf = Elf::parse(&file).map_err(|e| Error::at(&binary, e))?;
         let problems = check::problems(target, &elf);
@@ -96,16 +74,15 @@ pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
 
 /// [`for_host`] with these features. The next build with others replaces the binary.
 pub fn for_host_with(features: Features, model: Option<&Path>) -> Result<PathBuf> {
-    let mut cargo = release_command(model);
-    if features == Features::None {
-        cargo.arg(features.words());
-    }
-    sh::run(&mut cargo)?;
+    sh::run(&mut release_command(features, model))?;
     Ok(target_dir().join("release/antigravity"))
 }
 
-fn release_command(model: Option<&Path>) -> Command {
+fn release_command(features: Features, model: Option<&Path>) -> Command {
     let mut cargo = sh::cargo(&["build", "--release", "--package", "antigravity"]);
+    if features == Features::None {
+        cargo.arg(features.words());
+    }
     if let Some(model) = model {
         // A bundled model by its name: the same build as without xtask, not another one.
         let bundled = model.strip_prefix(sh::root().join("models")).ok();
@@ -128,23 +105,10 @@ fn linked(elf: &Elf) -> String {
     format!("  {loader}; {needs}; segments aligned to {} KiB", align >> 10)
 }
 
-/// This machine's target triple.
-pub fn host() -> String {
-    format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
-}
-
 /// The model that the flags, else the environment, name.
 pub fn chosen_model(args: &Args) -> Result<PathBuf> {
     let default = std::env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
     model_dir(args.value("--model").unwrap_or(&default))
-}
-
-/// Where cargo puts its results.
-pub fn target_dir() -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(dir) => sh::root().join(dir),
-        None => sh::root().join("target"),
-    }
 }
 
 /// The absolute directory (or `.gguf` file) of a model: a name under `models/` or

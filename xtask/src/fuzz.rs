@@ -12,9 +12,7 @@ const LONGEST: usize = 200_000;
 
 pub fn run(words: &[String]) -> Result<()> {
     let args = Args::parse(words, &["--seconds"], &[])?;
-    let seconds = args.value("--seconds").unwrap_or("300");
-    let _: u32 =
-        seconds.parse().map_err(|_| Error::Usage(format!("--seconds {seconds}: not a whole number")))?;
+    let seconds = args.number("--seconds", 0..=u32::MAX.into())?.unwrap_or(300);
     let chosen: Vec<&str> = match args.rest.as_slice() {
         [] => TARGETS.to_vec(),
         names => names.iter().map(String::as_str).collect(),
@@ -93,10 +91,10 @@ fn each(dirs: &[&str], extension: &str, put: impl Fn(&Path) -> Result<()>) -> Re
     while let Some(dir) = left.pop() {
         for entry in fs::read_dir(&dir).map_err(|e| Error::at(&dir, e))? {
             let path = entry.map_err(|e| Error::at(&dir, e))?.path();
-            match path.is_dir() {
-                true => left.push(path),
-                false if path.extension().is_some_and(|e| e == extension) => put(&path)?,
-                false => {}
+            if path.is_dir() {
+                left.push(path);
+            } else if path.extension().is_some_and(|e| e == extension) {
+                put(&path)?;
             }
         }
     }

@@ -1,7 +1,7 @@
 //! `cargo xtask golden`: the golden tests in release here, or the golden set on a device.
 
+mod comparison;
 mod remote;
-mod table;
 
 use crate::args::Args;
 use crate::error::{Error, Result};

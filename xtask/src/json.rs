@@ -42,10 +42,6 @@ impl<'a> Node<'a> {
         self.get(field)?.value.as_f64().ok_or_else(|| self.wrong(field, "a number"))
     }
 
-    pub fn flag(self, field: &str) -> bool {
-        self.find(field).is_some_and(|n| n.value == &Value::Bool(true))
-    }
-
     /// The elements of this value, which is a list.
     pub fn list(self) -> Result<impl Iterator<Item = Node<'a>>> {
         let items = self.value.as_array().ok_or_else(|| Error::at(self.file, "a list was expected"))?;

@@ -5,6 +5,7 @@ mod android;
 mod args;
 mod bench;
 mod build;
+mod cargo;
 mod deploy;
 mod device;
 mod elf;
@@ -21,6 +22,8 @@ mod sensors;
 mod sh;
 mod size;
 mod synth;
+mod table;
+mod targets;
 mod test;
 mod tidy;
 mod toolchain;
@@ -35,87 +38,38 @@ struct Task {
     run: fn(&[String]) -> Result<()>,
 }
 
+#[rustfmt::skip]
 const TASKS: &[Task] = &[
-    Task { name: "help", arguments: "", about: "this table", run: help },
-    Task {
-        name: "test",
-        arguments: "[PART…]",
-        about: "everything that must hold before a change goes in; `test list` names the parts",
-        run: test::run,
-    },
-    Task {
-        name: "parity",
-        arguments: "[MODEL…]",
-        about: "compare logits and text with the reference results of transformers, model by model",
-        run: parity::run,
-    },
-    Task {
-        name: "golden",
-        arguments: "[--bless] [--device D]",
-        about: "run the golden tests in release, or the golden set on a device; --bless rewrites the files",
-        run: golden::run,
-    },
-    Task {
-        name: "deploy",
-        arguments: "[--device D] [--model M]",
-        about: "build for a phone (D: adb, qemu, local; --serial S), pack the model, bring both there",
-        run: deploy::run,
-    },
-    Task {
-        name: "run",
-        arguments: "[--device D] [-- COMMAND…]",
-        about: "run what is deployed there; a story where no command is given",
-        run: run::run,
-    },
-    Task {
-        name: "bench",
-        arguments: "[--device D] [-- FLAG…]",
-        about: "speeds, cold and warm starts there, with clocks and temperatures; --runs N, --cool-down S, --json F",
-        run: bench::run,
-    },
-    Task {
-        name: "profile",
-        arguments: "[--device D] [-- FLAG…]",
-        about: "a generation there as a page of charts and a Perfetto trace; -n N or --seconds S, --open",
-        run: profile::run,
-    },
-    Task {
-        name: "quality",
-        arguments: "[--out FILE] [--quick]",
-        about: "what KV types and eviction policies cost: perplexity, KL, recall as Markdown; --program F measures F",
-        run: quality::run,
-    },
-    Task {
-        name: "runner",
-        arguments: "PROGRAM [ARG…]",
-        about: "run a test binary on the device of $ANTIGRAVITY_DEVICE; `cargo test --target …` calls it",
-        run: runner::run,
-    },
-    Task {
-        name: "cargo",
-        arguments: "COMMAND… --target T",
-        about: "a cargo command with the linker that `build` would use: `xtask cargo test --target T`, no NDK needed",
-        run: toolchain::run,
-    },
-    Task {
-        name: "synth",
-        arguments: "MODEL [--out DIR] [--seed N]",
-        about: "write a model of the real shapes with random weights to target/synth/MODEL",
-        run: synth::run,
-    },
-    Task {
-        name: "build",
-        arguments: "[--target T] [--model M] [--no-ndk]",
-        about: "release build; prints its path, its size and what it is linked to",
-        run: build::run,
-    },
-    Task {
-        name: "fuzz",
-        arguments: "[--seconds S] [TARGET…]",
-        about: "run the fuzz targets of tests/fuzz, five minutes each; needs cargo-fuzz and a nightly compiler",
-        run: fuzz::run,
-    },
-    Task { name: "tidy", arguments: "", about: "check the rules of the source files", run: tidy::run },
+    Task { name: "help", arguments: "", run: help,
+           about: "this table" },
+    Task { name: "test", arguments: "[PART…]", run: test::run,
+           about: "everything that must hold before a change goes in; `test list` names the parts" },
+    Task { name: "parity", arguments: "[MODEL…]", run: parity::run,
+           about: "compare logits and text with the reference results of transformers, model by model" },
+    Task { name: "golden", arguments: "[--bless] [--device D]", run: golden::run,
+           about: "run the golden tests in release, or the golden set on a device; --bless rewrites the files" },
+    Task { name: "deploy", arguments: "[--device D] [--model M]", run: deploy::run,
+           about: "build for a phone (D: adb, qemu, local; --serial S), pack the model, bring both there" },
+    Task { name: "run", arguments: "[--device D] [-- COMMAND…]", run: run::run,
+           about: "run what is deployed there; a story where no command is given" },
+    Task { name: "bench", arguments: "[--device D] [-- FLAG…]", run: bench::run,
+           about: "speeds, cold and warm starts there, with clocks and temperatures; --runs N, --cool-down S, --json F" },
+    Task { name: "profile", arguments: "[--device D] [-- FLAG…]", run: profile::run,
+           about: "a generation there as a page of charts and a Perfetto trace; -n N or --seconds S, --open" },
+    Task { name: "quality", arguments: "[--out FILE] [--quick]", run: quality::run,
+           about: "what KV types and eviction policies cost: perplexity, KL, recall as Markdown; --program F measures F" },
+    Task { name: "runner", arguments: "PROGRAM [ARG…]", run: runner::run,
+           about: "run a test binary on the device of $ANTIGRAVITY_DEVICE; `cargo test --target …` calls it" },
+    Task { name: "cargo", arguments: "COMMAND… --target T", run: cargo::run,
+           about: "a cargo command with the linker that `build` would use: `xtask cargo test --target T`, no NDK needed" },
+    Task { name: "synth", arguments: "MODEL [--out DIR] [--seed N]", run: synth::run,
+           about: "write a model of the real shapes with random weights to target/synth/MODEL" },
+    Task { name: "build", arguments: "[--target T] [--model M] [--no-ndk]", run: build::run,
+           about: "release build; prints its path, its size and what it is linked to" },
+    Task { name: "fuzz", arguments: "[--seconds S] [TARGET…]", run: fuzz::run,
+           about: "run the fuzz targets of tests/fuzz, five minutes each; needs cargo-fuzz and a nightly compiler" },
+    Task { name: "tidy", arguments: "", run: tidy::run,
+           about: "check the rules of the source files" },
 ];
 
 fn main() -> ExitCode {

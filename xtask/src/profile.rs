@@ -1,18 +1,18 @@
 //! `cargo xtask profile`: a generation on a device, with its steps, clocks, temperatures and memory on one clock.
 
-mod chart;
+mod chrome;
 mod page;
 mod record;
 mod trace;
 
 use crate::args::Args;
-use crate::deploy::{self, PROGRAM};
-use crate::device::shell::{self, Program, quote};
+use crate::deploy;
+use crate::device::shell::{self, quote};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::sensors::sampler::Plan;
 use crate::{bench, build, run, sensors, sh};
-use record::Profile;
+use record::{Profile, Recording};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,9 +38,7 @@ struct Options {
 pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = run::split(words);
     let args = Args::parse(ours, &[device::FLAGS, FLAGS].concat(), &["--open"])?;
-    if let Some(word) = args.rest.first() {
-        return Err(Error::Usage(format!("unexpected argument `{word}`; flags of `generate` come after --")));
-    }
+    args.no_rest_but("flags of `generate` come after --")?;
     let options = options(&args, theirs)?;
     let device = device::select(&args)?;
     let model = build::chosen_model(&args)?;
@@ -53,15 +51,8 @@ pub fn run(words: &[String]) -> Result<()> {
 }
 
 fn options(args: &Args, theirs: &[String]) -> Result<Options> {
-    let number = |flag: &str, range: std::ops::RangeInclusive<u64>| -> Result<Option<u64>> {
-        let Some(text) = args.value(flag) else { return Ok(None) };
-        let number = text.parse().ok().filter(|n| range.contains(n));
-        let usage =
-            || Error::Usage(format!("{flag} {text}: use a number from {} to {}", range.start(), range.end()));
-        number.map(Some).ok_or_else(usage)
-    };
-    let seconds = number("--seconds", 1..=86_400)?;
-    let interval = number("--interval", 10..=60_000)?.unwrap_or(INTERVAL);
+    let seconds = args.number("--seconds", 1..=86_400)?;
+    let interval = args.number("--interval", 10..=60_000)?.unwrap_or(INTERVAL);
     let tokens = args.value("-n").or(args.value("--num-tokens"));
     let mut words = theirs.strip_prefix(&["generate".to_string()]).unwrap_or(theirs).to_vec();
     if let Some(word) = words.first().filter(|w| !w.starts_with('-')) {
@@ -101,9 +92,7 @@ fn record(device: &dyn Device, model: &Path, options: &Options) -> Result<Profil
     let mut args = vec!["generate".to_string()];
     args.extend(options.args.iter().cloned());
     args.extend(["--trace".into(), TRACE.into()]);
-    let environment = run::environment(device, &dir);
-    let path = format!("./{PROGRAM}");
-    let program = Program { dir: &dir, environment: &environment, path: &path, args: &args };
+    let program = run::program(device, &dir, args);
     let (code, samples) = bench::sampled(device, &program, &plan, &mut show)?;
     // A generation that was interrupted, by us or by the user, has its trace.
     if code != 130 {
@@ -118,8 +107,10 @@ fn record(device: &dyn Device, model: &Path, options: &Options) -> Result<Profil
     let trace =
         Trace::parse(&text).map_err(|e| Error::Failed(format!("{}: its trace: {e}", device.name())))?;
     let after = sensors::read(device)?;
-    let name = [device.name(), device.target().into(), deploy::name(model), time()?];
-    Ok(Profile::new(name, args, (before, after), (plan, samples), trace))
+    let (target, model, time) = (device.target().into(), deploy::name(model), time()?);
+    let (device, args) = (device.name(), program.args);
+    let recording = Recording { device, target, model, time, args, before, after, plan, samples };
+    Ok(Profile::new(recording, trace))
 }
 
 /// The text goes past on stderr: on stdout is the profile's path alone.
@@ -136,13 +127,15 @@ fn time() -> Result<String> {
 
 /// Writes the three files; returns their directory.
 fn write(profile: &Profile) -> Result<PathBuf> {
-    let name = [&profile.device, &profile.model, &profile.time].map(|part| deploy::plain(part)).join("-");
+    let Recording { device, model, time, .. } = &profile.recording;
+    let name = [device, model, time].map(|part| deploy::plain(part)).join("-");
     let dir = build::target_dir().join("profile").join(name);
     std::fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    let numbers = profile.json();
     let files = [
-        ("profile.json", format!("{:#}\n", profile.json())),
-        ("trace.json", trace::chrome(profile)),
-        ("index.html", page::html(profile)),
+        ("profile.json", format!("{numbers:#}\n")),
+        ("trace.json", chrome::events(profile)),
+        ("index.html", page::html(numbers)),
     ];
     for (name, text) in files {
         let file = dir.join(name);

@@ -13,18 +13,14 @@ const STORY: &[&str] = &["generate", "--prompt", "Once upon a time", "--num-toke
 pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = split(words);
     let args = Args::parse(ours, &[device::FLAGS, &["--model"]].concat(), &[])?;
-    if let Some(word) = args.rest.first() {
-        return Err(Error::Usage(format!("unexpected argument `{word}`; the program's own come after --")));
-    }
+    args.no_rest_but("the program's own come after --")?;
     let theirs: Vec<String> =
         if theirs.is_empty() { STORY.iter().map(|w| w.to_string()).collect() } else { theirs.to_vec() };
     let device = device::select(&args)?;
     let dir = directory(&*device, &build::chosen_model(&args)?);
     check_deployed(&*device, &dir)?;
-    let environment = environment(&*device, &dir);
-    let path = format!("./{PROGRAM}");
-    let program = Program { dir: &dir, environment: &environment, path: &path, args: &theirs };
     let talks = theirs.first().is_some_and(|command| command == "chat");
+    let program = program(&*device, &dir, theirs);
     finished(&*device, shell::stream(&*device, &program, Input::for_program(talks))?)
 }
 
@@ -36,27 +32,31 @@ pub fn split(words: &[String]) -> (&[String], &[String]) {
     }
 }
 
+/// The program that is deployed in a directory.
+pub fn program(device: &dyn Device, dir: &str, args: Vec<String>) -> Program {
+    let environment = environment(device, dir);
+    Program { dir: dir.into(), environment, path: format!("./{PROGRAM}"), args }
+}
+
 /// What the program finds in its environment.
-pub fn environment<'a>(device: &dyn Device, dir: &'a str) -> Vec<(&'a str, &'a str)> {
+pub fn environment(device: &dyn Device, dir: &str) -> Vec<(&'static str, String)> {
     // What the program notes of its runs stays with the deployment.
-    let mut set = vec![("ANTIGRAVITY_MODEL", dir), ("XDG_STATE_HOME", dir)];
+    let mut set = vec![("ANTIGRAVITY_MODEL", dir.into()), ("XDG_STATE_HOME", dir.into())];
     if device.target().ends_with("android") {
         // Where vendors keep OpenCL; programs of the shell user do not search there by themselves.
-        set.push(("LD_LIBRARY_PATH", "/vendor/lib64:/vendor/lib64/egl:/system/vendor/lib64"));
-        set.push(("TMPDIR", "/data/local/tmp"));
+        set.push(("LD_LIBRARY_PATH", "/vendor/lib64:/vendor/lib64/egl:/system/vendor/lib64".into()));
+        set.push(("TMPDIR", "/data/local/tmp".into()));
     }
     set
 }
 
 fn check_deployed(device: &dyn Device, dir: &str) -> Result<()> {
     let answer = shell::capture(device, &format!("test -f {}", shell::quote(&format!("{dir}/{PROGRAM}"))))?;
-    match answer.code {
-        0 => Ok(()),
-        _ => Err(Error::Device(format!(
-            "{}: nothing is deployed in {dir}; run: cargo xtask deploy, with the same flags",
-            device.name()
-        ))),
+    if answer.code == 0 {
+        return Ok(());
     }
+    let remedy = "run: cargo xtask deploy, with the same flags";
+    Err(Error::Device(format!("{}: nothing is deployed in {dir}; {remedy}", device.name())))
 }
 
 /// A program's exit code as a result.

@@ -36,14 +36,13 @@ pub fn run(words: &[String]) -> Result<()> {
     let model = format!("{dir}/models/story");
     let built = binary.parent().and_then(Path::parent);
     install(&*device, &model, &built.map_or_else(Vec::new, |d| existing(d, &[PROGRAM])))?;
-    let program_path = format!("{model}/{PROGRAM}");
     let mut environment = run::environment(&*device, &dir);
     environment.retain(|(name, _)| *name != "ANTIGRAVITY_MODEL");
-    environment.extend([("CARGO_MANIFEST_DIR", dir.as_str()), ("CARGO_BIN_EXE_antigravity", &program_path)]);
-    let passed_on = ["ANTIGRAVITY_SIMD", "RUST_BACKTRACE"].map(|name| (name, std::env::var(name)));
-    environment.extend(passed_on.iter().filter_map(|(name, v)| Some((*name, v.as_deref().ok()?))));
-    let path = format!("./{}", short(name));
-    let program = Program { dir: &dir, environment: &environment, path: &path, args: theirs };
+    environment.push(("CARGO_MANIFEST_DIR", dir.clone()));
+    environment.push(("CARGO_BIN_EXE_antigravity", format!("{model}/{PROGRAM}")));
+    let passed_on = ["ANTIGRAVITY_SIMD", "RUST_BACKTRACE"].into_iter();
+    environment.extend(passed_on.filter_map(|name| Some((name, std::env::var(name).ok()?))));
+    let program = Program { dir, environment, path: format!("./{}", short(name)), args: theirs.into() };
     eprintln!("{}: {name} in {home}/tests", device.name());
     run::finished(&*device, shell::stream(&*device, &program, Input::Nothing)?)
 }

@@ -93,6 +93,11 @@ fn cannot_start(command: &Command, e: std::io::Error) -> Error {
     Error::Failed(format!("`{}` cannot be run: {e}", show(command)))
 }
 
+/// A line of another program that cannot steer a terminal, its end cut off where it is long.
+pub fn one_line(line: &str) -> String {
+    line.trim().chars().take(300).flat_map(char::escape_debug).collect::<String>().replace("\\'", "'")
+}
+
 /// The last `count` lines, indented.
 pub fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();

@@ -5,8 +5,8 @@
 //! features, so neither slower engines nor fewer tables can be chosen. Rust's standard library is 0.5 MB and as it was
 //! built; 0.16 of that print backtraces.
 
-use crate::build::Features;
 use crate::error::{Error, Result};
+use crate::targets::Features;
 use std::path::Path;
 
 /// What a stripped release binary of the bundled model may weigh.

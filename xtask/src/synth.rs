@@ -12,6 +12,7 @@ use crate::args::Args;
 use crate::error::{Error, Result};
 use crate::json::{self, Node};
 use crate::{build, size};
+use files::config::ModelConfig;
 use files::source::gguf::block::BlockType;
 use shapes::{Fill, Tensor};
 use std::fs::{self, File};
@@ -30,8 +31,7 @@ pub fn run(words: &[String]) -> Result<()> {
             "synth needs one model, for example `cargo xtask synth llama3.2-1b`".into(),
         ));
     };
-    let seed = args.value("--seed").unwrap_or("1");
-    let seed: u64 = seed.parse().map_err(|_| Error::Usage(format!("--seed {seed}: not a whole number")))?;
+    let seed = args.number("--seed", 0..=u64::MAX)?.unwrap_or(1);
     let model = build::model_dir(name)?;
     let out = match args.value("--out") {
         Some(dir) => dir.into(),
@@ -48,19 +48,19 @@ pub fn run(words: &[String]) -> Result<()> {
     let source = model.join("config.json");
     let config = json::read(&source)?;
     let config = Node { file: &source, value: &config };
-    let tensors = shapes::tensors(config)?;
+    let shape = ModelConfig::parse(&config.value.to_string()).map_err(|e| Error::at(&source, e))?;
     fs::create_dir_all(&out).map_err(|e| Error::at(&out, e))?;
     let start = std::time::Instant::now();
     let (file, plan) = match args.value("--gguf") {
-        Some(mix) => (out.join("model.gguf"), gguf::plan(config, &tensors, mix)?),
+        Some(mix) => (out.join("model.gguf"), gguf::plan(config, &shape, mix)?),
         None => {
             write_texts(&out, config)?;
-            (out.join("model.safetensors"), safetensors(&tensors))
+            (out.join("model.safetensors"), safetensors(&shapes::tensors(&shape)))
         }
     };
     write_file(&file, &plan, seed)?;
     let seconds = start.elapsed().as_secs_f64();
-    eprintln!("{} tensors, {} in {seconds:.1} s", tensors.len(), size::megabytes(plan.len));
+    eprintln!("{} tensors, {} in {seconds:.1} s", plan.parts.len(), size::megabytes(plan.len));
     println!("{}", args.value("--gguf").map_or(&out, |_| &file).display());
     Ok(())
 }

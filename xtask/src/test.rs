@@ -7,7 +7,8 @@ mod targets;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
-use crate::{build, parity, quality, sh, tidy, toolchain};
+use crate::targets::TARGETS;
+use crate::{build, parity, quality, sh, tidy};
 use report::{Reader, Report, Tally};
 
 /// What a part hands back: how many tests passed, failed and were skipped.
@@ -166,7 +167,7 @@ fn dependencies() -> Outcome {
     let lines = tree(&["all"]).or_else(|e| {
         // Crates for other systems may not be on this machine; those a build needs are.
         eprintln!("{e}\ntrying the supported targets only");
-        tree(toolchain::TARGETS)
+        tree(TARGETS)
     })?;
     let lines = String::from_utf8_lossy(&lines);
     let mut names: Vec<&str> = lines.lines().filter_map(|l| l.split_whitespace().next()).collect();

@@ -1,69 +1,16 @@
-//! What building for a target needs of the machine: Rust's standard library for it, a linker, and flags.
+//! What building for a target needs of the machine: Rust's standard library for it, a linker, and a way to add flags.
 
 use crate::error::{Error, Result};
-use crate::{android, build, sh};
-use std::env::consts::ARCH;
+use crate::sh;
+use crate::targets::TARGETS;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the program is made for. Other targets are tried as they are, unchecked.
-pub const TARGETS: &[&str] = &[
-    android::TARGET,
-    "aarch64-unknown-linux-gnu",
-    "aarch64-unknown-linux-musl",
-    "x86_64-unknown-linux-gnu",
-    "x86_64-unknown-linux-musl",
-];
 /// How to get a linker for every target.
 pub const LLD_REMEDY: &str = "sudo apt-get install lld, or a Rust of rustup.rs, which brings it";
 /// A file of this text is a library without members.
 pub const EMPTY_ARCHIVE: &str = "!<arch>\n";
-
-/// Lets a cargo command build for a target, adding Rust's standard library where it is missing. Returns what
-/// is worth saying about the linking.
-pub fn prepare(cargo: &mut Command, target: &str, ndk: android::Ndk) -> Result<Option<String>> {
-    ensure_std(target)?;
-    if target == android::TARGET {
-        return android::prepare(cargo, ndk).map(Some);
-    }
-    if is_static(target) {
-        let flags = ["-Clinker-flavor=ld".to_string(), format!("-Lnative={}", within_libc()?.display())];
-        link_with(cargo, target, &lld()?, &flags);
-    }
-    if target == "aarch64-unknown-linux-gnu" && ARCH != "aarch64" && !sh::on_path("aarch64-linux-gnu-gcc") {
-        let install = "sudo apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross";
-        return Err(Error::Failed(format!(
-            "{target} links with aarch64-linux-gnu-gcc, which is missing: {install}"
-        )));
-    }
-    Ok(None)
-}
-
-/// `cargo xtask cargo`: hands the words on to cargo, prepared for the target among them.
-pub fn run(words: &[String]) -> Result<()> {
-    let target = target_of(words).ok_or_else(|| {
-        Error::Usage("give a cargo command and --target, e.g. test --target aarch64-linux-android".into())
-    })?;
-    let mut cargo = sh::cargo(&words.iter().map(String::as_str).collect::<Vec<_>>());
-    if let Some(note) = prepare(&mut cargo, target, android::Ndk::IfFound)? {
-        eprintln!("{target}: {note}");
-    }
-    sh::run(&mut cargo)
-}
-
-/// The target that cargo is told to build for; what follows `--` is not for cargo.
-fn target_of(words: &[String]) -> Option<&str> {
-    let ours = words.split(|word| word == "--").next()?;
-    let inline = ours.iter().find_map(|word| word.strip_prefix("--target="));
-    let apart = || Some(ours.get(ours.iter().position(|word| word == "--target")? + 1)?.as_str());
-    inline.or_else(apart)
-}
-
-/// Whether programs for a target hold all they need.
-pub fn is_static(target: &str) -> bool {
-    target.ends_with("-linux-musl")
-}
 
 /// Names the linker and adds flags to those the user has set, since cargo takes only one of its sources.
 pub fn link_with(cargo: &mut Command, target: &str, linker: &Path, flags: &[String]) {
@@ -93,19 +40,6 @@ fn user_flags(encoded: Option<&str>, plain: Option<&str>) -> Vec<String> {
         (None, None) => Vec::new(),
     };
     words.into_iter().filter(|w| !w.is_empty()).map(String::from).collect()
-}
-
-/// Crates ask for parts of the C library by name that musl has in one piece: a folder of empty ones.
-fn within_libc() -> Result<PathBuf> {
-    let dir = build::target_dir().join("musl-stubs");
-    fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
-    for name in ["dl", "m", "pthread", "rt", "util"] {
-        let file = dir.join(format!("lib{name}.a"));
-        if !file.exists() {
-            fs::write(&file, EMPTY_ARCHIVE).map_err(|e| Error::at(&file, e))?;
-        }
-    }
-    Ok(dir)
 }
 
 pub fn rustc() -> Command {
@@ -182,17 +116,6 @@ mod tests {
     }
 
     #[test]
-    fn the_target_is_found_among_the_words() {
-        let words = |line: &str| line.split(' ').map(String::from).collect::<Vec<_>>();
-        for line in ["test --target t --lib", "test --target=t", "test --target t -- --target x"] {
-            assert_eq!(target_of(&words(line)), Some("t"), "{line}");
-        }
-        for line in ["test", "test --target", "test -- --target t"] {
-            assert_eq!(target_of(&words(line)), None, "{line}");
-        }
-    }
-
-    #[test]
     fn flags_add_up() {
         let mut cargo = Command::new("cargo");
         cargo.env(FLAGS, "-L\x1fa b");
@@ -209,11 +132,5 @@ mod tests {
         for name in ["ld", "ld.lld.exe", "ld.lld-", "ld64.lld", "ld.lld-x"] {
             assert_eq!(lld_version(name), None, "{name}");
         }
-    }
-
-    #[test]
-    fn static_targets() {
-        assert!(is_static("aarch64-unknown-linux-musl") && is_static("x86_64-unknown-linux-musl"));
-        assert!(!is_static("aarch64-unknown-linux-gnu") && !is_static(android::TARGET));
     }
 }

@@ -1,7 +1,7 @@
 //! Finds Android's NDK: the variables that name one first, then the newest of the SDK's.
 
-use super::API;
 use crate::error::{Error, Result};
+use crate::targets::ANDROID_API;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const OLDEST: u64 = 23;
 pub struct Ndk {
     pub dir: PathBuf,
     pub version: Version,
-    /// The compiler that links for the lowest API level of at least [`API`].
+    /// The compiler that links for the lowest API level of at least [`ANDROID_API`].
     pub clang: PathBuf,
     pub api: u32,
 }
@@ -63,12 +63,12 @@ fn open(dir: &Path) -> Result<Ndk> {
     for host in fs::read_dir(&hosts).map_err(|e| Error::at(&hosts, e))?.flatten() {
         for file in fs::read_dir(host.path().join("bin")).into_iter().flatten().flatten() {
             let api = clang_api(&file.file_name().to_string_lossy());
-            compilers.extend(api.filter(|api| *api >= API).map(|api| (api, file.path())));
+            compilers.extend(api.filter(|api| *api >= ANDROID_API).map(|api| (api, file.path())));
         }
     }
     let best = compilers.into_iter().min();
     let (api, clang) = best.ok_or_else(|| {
-        Error::at(&hosts, format!("no aarch64-linux-android{API}-clang, nor one for later levels"))
+        Error::at(&hosts, format!("no aarch64-linux-android{ANDROID_API}-clang, nor one for later levels"))
     })?;
     Ok(Ndk { dir: dir.into(), version, clang, api })
 }

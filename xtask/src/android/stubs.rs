@@ -2,9 +2,9 @@
 //! (the real ones are on every phone), the object a program starts in, and an unwinder.
 
 use super::bionic::{LATER, LIBRARIES, Library};
-use super::{API, TARGET};
 use crate::error::{Error, Result};
-use crate::{build, sh, toolchain};
+use crate::targets::{ANDROID, ANDROID_API, target_dir};
+use crate::{sh, toolchain};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ pub const UNWINDER_TARGET: &str = "aarch64-unknown-linux-musl";
 
 /// Makes what is not there yet, or was made by another compiler or from other lists, and returns its folder.
 pub fn make(lld: &Path) -> Result<PathBuf> {
-    let dir = build::target_dir().join("android-stubs");
+    let dir = target_dir().join("android-stubs");
     let stamp = dir.join("made-of");
     let made_of = made_of()?;
     if fs::read_to_string(&stamp).is_ok_and(|text| text == made_of) {
@@ -54,7 +54,7 @@ fn compile(dir: &Path, name: &str, source: &str) -> Result<PathBuf> {
     let (file, object) = (dir.join(name).with_extension("rs"), dir.join(name).with_extension("o"));
     write(&file, source)?;
     let mut rustc = toolchain::rustc();
-    rustc.args(["--edition", "2024", "--crate-type", "lib", "--target", TARGET, "--crate-name", "stub"]);
+    rustc.args(["--edition", "2024", "--crate-type", "lib", "--target", ANDROID, "--crate-name", "stub"]);
     rustc.args(["--emit", "obj", "-o"]).arg(&object).arg(&file);
     sh::stdout(&mut rustc)?;
     Ok(object)
@@ -78,52 +78,9 @@ fn library_source(library: &Library) -> String {
     assembly(&text)
 }
 
-/// Where a program begins: bionic's `__libc_init(stack, _, main, arrays)`. The arrays are for destructors of
-/// C++ and stay empty, in any of the layouts that bionic has had. The note says which API level is needed.
-/// The last two are what the unwinder's C library has under other names.
+/// Where a program begins.
 fn start_source() -> String {
-    assembly(&format!(
-        "\
-.text
-.globl _start
-.type _start, %function
-_start:
-    mov x29, #0
-    mov x30, #0
-    mov x0, sp
-    mov x1, #0
-    adrp x2, main
-    add x2, x2, :lo12:main
-    adrp x3, .Larrays
-    add x3, x3, :lo12:.Larrays
-    b __libc_init
-.globl __errno_location
-.hidden __errno_location
-.type __errno_location, %function
-__errno_location:
-    b __errno
-.globl __assert_fail
-.hidden __assert_fail
-.type __assert_fail, %function
-__assert_fail:
-    b abort
-.data
-.balign 8
-.globl __dso_handle
-.hidden __dso_handle
-__dso_handle: .xword __dso_handle
-.bss
-.balign 8
-.Larrays: .zero 64
-.section .note.android.ident, \"a\", %note
-.balign 4
-    .word 8
-    .word 4
-    .word 1
-    .asciz \"Android\"
-    .word {API}
-"
-    ))
+    assembly(&include_str!("start.s").replace("{API}", &ANDROID_API.to_string()))
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use crate::deploy::PROGRAM;
 use crate::device::Device;
-use crate::device::shell::{self, Program, quote};
+use crate::device::shell::{self, quote};
 use crate::error::{Error, Result};
-use crate::run;
+use crate::{run, sh};
 use serde_json::{Value, json};
 
 /// One start, in milliseconds.
@@ -56,15 +56,12 @@ pub fn warm(device: &dyn Device, dir: &str) -> Result<Start> {
     let answer = shell::capture(device, &script)?;
     parse(&answer.stdout).ok_or_else(|| {
         let why = answer.stderr.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("it printed no times");
-        let why: String = why.chars().take(300).filter(|c| !c.is_control()).collect();
-        Error::Failed(format!("{}: `generate` did not start: {why}", device.name()))
+        Error::Failed(format!("{}: `generate` did not start: {}", device.name(), sh::one_line(why)))
     })
 }
 
 pub fn cold(device: &dyn Device, dir: &str) -> Result<Cold> {
-    let environment = run::environment(device, dir);
-    let (path, args) = (format!("./{PROGRAM}"), ["bench", "--drop-cache"].map(String::from));
-    let program = Program { dir, environment: &environment, path: &path, args: &args };
+    let program = run::program(device, dir, ["bench", "--drop-cache"].map(String::from).into());
     let said = shell::capture_program(device, &program)?.stdout;
     let note = match serde_json::from_str::<Value>(&said).unwrap_or_default()["dropped"] {
         Value::Bool(true) => None,

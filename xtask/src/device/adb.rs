@@ -101,7 +101,7 @@ fn last_line(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let line = text.lines().map(str::trim).rfind(|l| !l.is_empty()).unwrap_or("no reason given");
     let line = line.trim_start_matches("adb: ").trim_start_matches("error: ");
-    line.chars().take(300).flat_map(char::escape_debug).collect::<String>().replace("\\'", "'")
+    sh::one_line(line)
 }
 
 /// Serial numbers and states in the output of `adb devices`.

@@ -1,8 +1,8 @@
 //! This machine as a device; also the base of the emulated one.
 
 use super::Device;
-use crate::build;
 use crate::error::{Error, Result};
+use crate::targets;
 use std::path::Path;
 use std::process::Command;
 
@@ -19,7 +19,7 @@ impl Local {
     pub fn open() -> Local {
         Local {
             name: "this machine".into(),
-            target: build::host(),
+            target: targets::host(),
             home: home("local"),
             environment: Vec::new(),
         }
@@ -28,7 +28,7 @@ impl Local {
 
 /// The directory under cargo's target directory that stands for a device's storage.
 pub(super) fn home(kind: &str) -> String {
-    let dir = build::target_dir().join("device").join(kind);
+    let dir = targets::target_dir().join("device").join(kind);
     dir.to_str().expect("cargo's target directory has a UTF-8 name").into()
 }
 

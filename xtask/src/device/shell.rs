@@ -3,6 +3,7 @@
 use super::Device;
 use super::marker::{Mark, Marks, nonce};
 use crate::error::{Error, Result};
+use crate::sh;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{Read, Write};
@@ -33,32 +34,27 @@ impl Answer {
             return Ok(self.stdout);
         }
         let why = self.stderr.lines().rfind(|l| !l.trim().is_empty());
-        let why = why.map_or(format!("exit code {}", self.code), tame);
+        let why = why.map_or(format!("exit code {}", self.code), sh::one_line);
         Err(Error::Device(format!("{}: {why}", device.name())))
     }
 }
 
-/// One line that cannot steer a terminal.
-fn tame(line: &str) -> String {
-    line.trim().chars().take(300).flat_map(char::escape_debug).collect::<String>().replace("\\'", "'")
-}
-
 /// A program on a device.
-pub struct Program<'a> {
+pub struct Program {
     /// Absolute; where it starts.
-    pub dir: &'a str,
-    pub environment: &'a [(&'a str, &'a str)],
+    pub dir: String,
+    pub environment: Vec<(&'static str, String)>,
     /// Relative to `dir`, or absolute.
-    pub path: &'a str,
-    pub args: &'a [String],
+    pub path: String,
+    pub args: Vec<String>,
 }
 
-impl Program<'_> {
+impl Program {
     /// Says its process id, then becomes the program. The program is not put in the background: a shell
     /// would make it deaf to Ctrl-C and take its stdin away.
     fn script(&self, nonce: &str, input: Input) -> Result<String> {
         let set = self.environment.iter().map(|(name, value)| quote(&format!("{name}={value}")));
-        let words = [quote(self.path)].into_iter().chain(self.args.iter().map(|a| quote(a)));
+        let words = [quote(&self.path)].into_iter().chain(self.args.iter().map(|a| quote(a)));
         let (set, words): (Vec<_>, Vec<_>) = (set.collect(), words.collect());
         let start = match input {
             Input::Nothing => LIFELINE,
@@ -66,7 +62,7 @@ impl Program<'_> {
         };
         let script = format!(
             "cd {} && sh -c 'echo \"{nonce} pid $$\"; {start}' sh env {} $ANTIGRAVITY_EMULATOR {}",
-            quote(self.dir),
+            quote(&self.dir),
             set.join(" "),
             words.join(" ")
         );
@@ -120,13 +116,13 @@ fn captured(device: &dyn Device, mut shell: Command, nonce: &str) -> Result<Answ
 
 /// A stream that ended before its script did.
 fn lost(device: &dyn Device, stderr: &str) -> Error {
-    let why = stderr.lines().rfind(|l| !l.trim().is_empty()).map(|l| format!(" ({})", tame(l)));
+    let why = stderr.lines().rfind(|l| !l.trim().is_empty()).map(|l| format!(" ({})", sh::one_line(l)));
     let why = why.unwrap_or_default();
     Error::Device(format!("{}: the connection broke{why}; check the cable, then do it again", device.name()))
 }
 
 /// Runs a program and returns what it printed.
-pub fn capture_program(device: &dyn Device, program: &Program<'_>) -> Result<Answer> {
+pub fn capture_program(device: &dyn Device, program: &Program) -> Result<Answer> {
     // Of the marks only the end matters; the process id goes to a nonce that is then cut out.
     let inner = nonce();
     let mut answer = capture(device, &program.script(&inner, Input::Forward)?)?;
@@ -140,7 +136,7 @@ pub fn capture_program(device: &dyn Device, program: &Program<'_>) -> Result<Ans
 
 /// Runs a program with this process's streams until it ends. Ctrl-C reaches it; a second one ends it.
 /// Its exit code is the result, 128 and the signal's number where a signal ended it.
-pub fn stream(device: &dyn Device, program: &Program<'_>, stdin: Input) -> Result<u32> {
+pub fn stream(device: &dyn Device, program: &Program, stdin: Input) -> Result<u32> {
     stream_to(device, program, stdin, Ears { text: &mut put, started: &mut |_| {} })
 }
 
@@ -153,7 +149,7 @@ pub struct Ears<'a> {
 }
 
 /// [`stream`] with stdout going elsewhere.
-pub fn stream_to(device: &dyn Device, program: &Program<'_>, stdin: Input, ears: Ears<'_>) -> Result<u32> {
+pub fn stream_to(device: &dyn Device, program: &Program, stdin: Input, ears: Ears<'_>) -> Result<u32> {
     let exit_by_signal = exit_by_signal()?;
     exit_by_signal.store(false, Ordering::SeqCst);
     let ended = stream_caught(device, program, stdin, ears);
@@ -176,7 +172,7 @@ fn exit_by_signal() -> Result<&'static Arc<AtomicBool>> {
     Ok(flag)
 }
 
-fn stream_caught(device: &dyn Device, program: &Program<'_>, stdin: Input, ears: Ears<'_>) -> Result<u32> {
+fn stream_caught(device: &dyn Device, program: &Program, stdin: Input, ears: Ears<'_>) -> Result<u32> {
     let nonce = nonce();
     let mut command = device.shell(&with_end(&program.script(&nonce, stdin)?, &nonce));
     // A process group of its own: Ctrl-C in a terminal must not cut the connection.

@@ -1,10 +1,12 @@
 //! What must hold for a program of each target, so that no machine it is for refuses to load it.
 
-use super::{
+use super::Elf;
+use crate::android::bionic;
+use crate::targets::{ANDROID, ANDROID_API, ANDROID_LOADER, ANDROID_PAGE, is_static};
+use object::elf::{
     DF_1_PIE, DF_TEXTREL, DT_FLAGS, DT_FLAGS_1, DT_RELR, DT_RPATH, DT_RUNPATH, DT_TEXTREL, EM_AARCH64,
-    EM_X86_64, ET_DYN, Elf, PF_W, PF_X, PT_GNU_STACK, PT_LOAD, PT_TLS,
+    EM_X86_64, ET_DYN, PF_W, PF_X, PT_GNU_STACK, PT_LOAD, PT_TLS,
 };
-use crate::{android, toolchain};
 
 /// All that is wrong with a program as one for `target`, a sentence each.
 pub fn problems(target: &str, elf: &Elf) -> Vec<String> {
@@ -17,11 +19,11 @@ pub fn problems(target: &str, elf: &Elf) -> Vec<String> {
         found.push("is not stripped".into());
     }
     memory(elf, &mut found);
-    if target == android::TARGET {
+    if target == ANDROID {
         loaded_by_bionic(elf, &mut found);
         of_bionic_only(elf, &mut found);
     }
-    if toolchain::is_static(target) {
+    if is_static(target) {
         if let Some(loader) = &elf.interpreter {
             found.push(format!("needs {loader} to load it, so it is not static"));
         }
@@ -41,19 +43,18 @@ fn memory(elf: &Elf, found: &mut Vec<String>) {
     if loaded().next().is_none() {
         found.push("has nothing to load".into());
     }
-    if loaded().any(|s| s.flags & PF_W != 0 && s.flags & PF_X != 0) {
+    if loaded().any(|s| s.flags.contains(PF_W | PF_X)) {
         found.push("has memory that can be both written and run".into());
     }
-    if elf.segment(PT_GNU_STACK).is_none_or(|s| s.flags & PF_X != 0) {
+    if elf.segment(PT_GNU_STACK).is_none_or(|s| s.flags.contains(PF_X)) {
         found.push("has a stack that can be run".into());
     }
-    let flags = elf.tag(DT_FLAGS).unwrap_or(0);
-    if elf.tag(DT_TEXTREL).is_some() || flags & DF_TEXTREL != 0 {
+    if elf.tag(DT_TEXTREL).is_some() || elf.tag(DT_FLAGS).is_some_and(|flags| flags & DF_TEXTREL.0 != 0) {
         found.push("has text relocations".into());
     }
     let writable = |address: u64| {
         let inside = |s: &super::Segment| address.checked_sub(s.address).is_some_and(|d| d < s.memory_size);
-        loaded().any(|s| s.flags & PF_W != 0 && inside(s))
+        loaded().any(|s| s.flags.contains(PF_W) && inside(s))
     };
     if let Some(address) = elf.relocated.iter().find(|a| !writable(**a)) {
         found.push(format!("has a relocation at {address:#x}, which is not writable"));
@@ -61,15 +62,15 @@ fn memory(elf: &Elf, found: &mut Vec<String>) {
 }
 
 fn loaded_by_bionic(elf: &Elf, found: &mut Vec<String>) {
-    if elf.kind != ET_DYN || elf.tag(DT_FLAGS_1).unwrap_or(0) & DF_1_PIE == 0 {
+    if elf.kind != ET_DYN || elf.tag(DT_FLAGS_1).unwrap_or(0) & DF_1_PIE.0 == 0 {
         found.push("is not a position independent program".into());
     }
-    if elf.interpreter.as_deref() != Some(android::LOADER) {
+    if elf.interpreter.as_deref() != Some(ANDROID_LOADER) {
         let loader = elf.interpreter.as_deref().unwrap_or("nothing");
-        found.push(format!("is loaded by {loader}, not by {}", android::LOADER));
+        found.push(format!("is loaded by {loader}, not by {}", ANDROID_LOADER));
     }
     for segment in elf.segments.iter().filter(|s| s.kind == PT_LOAD) {
-        let page = android::PAGE;
+        let page = ANDROID_PAGE;
         if segment.align < page || !segment.align.is_power_of_two() {
             found.push(format!(
                 "has a segment at {:#x} aligned to {}, which a phone with pages of {page} bytes refuses",
@@ -92,7 +93,7 @@ fn loaded_by_bionic(elf: &Elf, found: &mut Vec<String>) {
 
 /// Nothing but bionic's public symbols, and those newer than the API level only if they may be missing.
 fn of_bionic_only(elf: &Elf, found: &mut Vec<String>) {
-    let known = || android::bionic::LIBRARIES.iter().map(|l| l.name);
+    let known = || bionic::LIBRARIES.iter().map(|l| l.name);
     for library in elf.needed.iter().filter(|n| known().all(|k| k != n.as_str())) {
         found.push(format!(
             "needs {library}; only {} are on every phone",
@@ -103,15 +104,14 @@ fn of_bionic_only(elf: &Elf, found: &mut Vec<String>) {
         found.push("does not need libc.so".into());
     }
     for import in &elf.imports {
-        match android::bionic::level(&import.name) {
+        match bionic::level(&import.name) {
             None => found.push(format!(
-                "imports {}, which xtask/src/android/bionic.rs does not list; if bionic has it, add it there",
+                "imports {}, which xtask/src/android/bionic does not list; if bionic has it, add it there",
                 import.name
             )),
-            Some(level) if level > android::API && !import.weak => found.push(format!(
+            Some(level) if level > ANDROID_API && !import.weak => found.push(format!(
                 "imports {}, which Android has from API level {level} on; {} is the oldest supported",
-                import.name,
-                android::API
+                import.name, ANDROID_API
             )),
             Some(_) => {}
         }
@@ -122,18 +122,10 @@ fn of_bionic_only(elf: &Elf, found: &mut Vec<String>) {
 mod tests {
     use super::super::{Import, Segment};
     use super::*;
+    use object::elf::{FileType, PF_R, ProgramFlags};
 
-    fn load(address: u64, flags: u32) -> Segment {
-        let size = 0x1000;
-        Segment {
-            kind: PT_LOAD,
-            flags,
-            offset: address,
-            address,
-            file_size: size,
-            memory_size: size,
-            align: 0x4000,
-        }
+    fn load(address: u64, flags: ProgramFlags) -> Segment {
+        Segment { kind: PT_LOAD, flags, offset: address, address, memory_size: 0x1000, align: 0x4000 }
     }
 
     fn good() -> Elf {
@@ -142,13 +134,13 @@ mod tests {
             kind: ET_DYN,
             machine: EM_AARCH64,
             segments: vec![
-                load(0, 4),
-                load(0x4000, 4 | PF_X),
-                load(0x8000, 4 | PF_W),
-                Segment { kind: PT_GNU_STACK, flags: 4 | PF_W, ..load(0, 0) },
+                load(0, PF_R),
+                load(0x4000, PF_R | PF_X),
+                load(0x8000, PF_R | PF_W),
+                Segment { kind: PT_GNU_STACK, flags: PF_R | PF_W, ..load(0, PF_R) },
             ],
             interpreter: Some("/system/bin/linker64".into()),
-            dynamic: vec![(DT_FLAGS_1, DF_1_PIE)],
+            dynamic: vec![(DT_FLAGS_1, DF_1_PIE.0)],
             needed: vec!["libdl.so".into(), "libc.so".into()],
             imports: vec![import("malloc", false), import("getrandom", true)],
             relocated: vec![0x8000, 0x8ff8],
@@ -160,20 +152,20 @@ mod tests {
     fn problem(change: impl Fn(&mut Elf)) -> String {
         let mut elf = good();
         change(&mut elf);
-        let found = problems(android::TARGET, &elf);
+        let found = problems(ANDROID, &elf);
         assert_eq!(found.len(), 1, "{found:?}");
         found[0].clone()
     }
 
     #[test]
     fn a_good_program_has_no_problem() {
-        assert_eq!(problems(android::TARGET, &good()), [""; 0]);
+        assert_eq!(problems(ANDROID, &good()), [""; 0]);
     }
 
     #[test]
     fn what_bionic_cannot_load_is_found() {
         assert!(problem(|e| e.machine = EM_X86_64).contains("machine 62"));
-        assert!(problem(|e| e.kind = 2).contains("position independent"));
+        assert!(problem(|e| e.kind = FileType(2)).contains("position independent"));
         assert!(problem(|e| e.dynamic.clear()).contains("position independent"));
         assert!(problem(|e| e.interpreter = None).contains("loaded by nothing"));
         assert!(problem(|e| e.interpreter = Some("/lib/ld.so".into())).contains("/lib/ld.so"));
@@ -181,7 +173,7 @@ mod tests {
         assert!(problem(|e| e.segments[0].align = 0x5000).contains("aligned to 20480"));
         assert!(problem(|e| e.segments[1].offset += 0x1000).contains("no page of the file fits"));
         assert!(
-            problem(|e| e.segments.push(Segment { kind: PT_TLS, ..load(0, 4) })).contains("thread local")
+            problem(|e| e.segments.push(Segment { kind: PT_TLS, ..load(0, PF_R) })).contains("thread local")
         );
         assert!(problem(|e| e.dynamic.push((DT_RELR, 0))).contains("packed relocations"));
         assert!(problem(|e| e.dynamic.push((DT_RUNPATH, 1))).contains("folders"));
@@ -194,7 +186,7 @@ mod tests {
         assert!(problem(|e| e.segments[3].flags |= PF_X).contains("stack"));
         assert!(problem(|e| e.segments.truncate(3)).contains("stack"));
         assert!(problem(|e| e.dynamic.push((DT_TEXTREL, 0))).contains("text relocations"));
-        assert!(problem(|e| e.dynamic.push((DT_FLAGS, DF_TEXTREL))).contains("text relocations"));
+        assert!(problem(|e| e.dynamic.push((DT_FLAGS, DF_TEXTREL.0))).contains("text relocations"));
         assert!(problem(|e| e.relocated.push(0x4010)).contains("0x4010"));
         assert!(problem(|e| e.relocated.push(0x9000)).contains("0x9000"));
     }

@@ -3,9 +3,6 @@
 //! The format is that of bionic's loader (`linker/linker_reloc_iterators.h`), which reads it from API level 23 on:
 //! `APS2`, then signed LEB128 numbers.
 
-/// Address and size of the table, as tags of the dynamic section.
-pub const TABLE: (u64, u64) = (0x6000_0011, 0x6000_0012);
-
 const GROUPED_BY_INFO: i64 = 1;
 const GROUPED_BY_OFFSET: i64 = 2;
 const GROUPED_BY_ADDEND: i64 = 4;

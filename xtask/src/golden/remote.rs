@@ -1,11 +1,11 @@
 //! The golden set on a device, through the deployed program itself: what it generates there is compared
 //! with the golden files and with what this machine generates; where it differs, the layer is found.
 
-use super::table;
+use super::comparison::{self, Outcome, Row};
 use crate::args::Args;
-use crate::deploy::{self, PROGRAM};
+use crate::deploy;
 use crate::device::files::{Item, install};
-use crate::device::shell::{self, Program};
+use crate::device::shell;
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::json::{self, Node};
@@ -20,13 +20,6 @@ use std::time::Instant;
 const CHECKPOINT: &str = "checkpoint.safetensors";
 const TOKENS: &str = "golden-tokens.json";
 
-/// Token ids, and the digest of the last logits.
-#[derive(Debug, Default, Clone, PartialEq)]
-pub struct Outcome {
-    pub ids: Vec<u32>,
-    pub digest: String,
-}
-
 /// One golden file.
 struct Case {
     name: String,
@@ -37,21 +30,6 @@ struct Case {
     exact_weights: bool,
     prompt: Vec<u32>,
     expected: Outcome,
-}
-
-/// What a case came to, there and here.
-pub struct Row {
-    pub name: String,
-    pub there: Outcome,
-    pub here: Outcome,
-    pub expected: Outcome,
-    pub seconds: f64,
-}
-
-impl Row {
-    pub fn passed(&self) -> bool {
-        self.there == self.expected && self.here == self.expected
-    }
 }
 
 /// The program in its two places.
@@ -85,16 +63,16 @@ pub fn run(args: &Args) -> Result<()> {
         if !row.passed() {
             let layer =
                 both.first_difference(case).unwrap_or_else(|e| format!("its layer is not known: {e}"));
-            differences.push(format!("{}: {}; {layer}", case.name, table::difference(&row)));
+            differences.push(format!("{}: {}; {layer}", case.name, comparison::difference(&row)));
         }
         rows.push(row);
     }
     println!("{} ({})", device.name(), device.target());
-    print!("{}", table::table(&rows));
-    match differences.is_empty() {
-        true => Ok(()),
-        false => Err(Error::Golden(format!("{}: {}", device.name(), differences.join("\n       ")))),
+    print!("{}", comparison::table(&rows));
+    if differences.is_empty() {
+        return Ok(());
     }
+    Err(Error::Golden(format!("{}: {}", device.name(), differences.join("\n       "))))
 }
 
 impl Both<'_> {
@@ -104,10 +82,7 @@ impl Both<'_> {
         if case.exact_weights {
             args.extend(["--model-path".into(), format!("{}/{CHECKPOINT}", self.dir)]);
         }
-        let environment = run::environment(self.device, &self.dir);
-        let path = format!("./{PROGRAM}");
-        let program = Program { dir: &self.dir, environment: &environment, path: &path, args: &args };
-        let answer = shell::capture_program(self.device, &program)?;
+        let answer = shell::capture_program(self.device, &run::program(self.device, &self.dir, args))?;
         if let Some(signal) = shell::signal_in(answer.code) {
             return Err(Error::Failed(format!("{}: {}: {signal}", self.device.name(), case.name)));
         }
@@ -140,7 +115,7 @@ impl Both<'_> {
         };
         let there = self.there(case, &flags(TOKENS), "logits")?.stderr;
         let here = self.here(case, &flags(&file.to_string_lossy()), "logits")?.stderr;
-        Ok(table::first_layer(&there, &here))
+        Ok(comparison::first_layer(&there, &here))
     }
 }
 
@@ -205,15 +180,15 @@ fn outcome(case: &str, lines: &str) -> Result<Outcome> {
             Some("token") => found.ids.extend(value["id"].as_u64().and_then(|id| u32::try_from(id).ok())),
             Some("stats") => found.digest = value["logits"].as_str().unwrap_or_default().into(),
             _ => {
-                let line: String = line.chars().take(80).flat_map(char::escape_debug).collect();
+                let line = sh::one_line(line);
                 return Err(Error::Failed(format!("{case}: this is no line of `generate`: {line}")));
             }
         }
     }
-    match found.digest.is_empty() {
-        false => Ok(found),
-        true => Err(Error::Failed(format!("{case}: `generate` ended without its last line"))),
+    if found.digest.is_empty() {
+        return Err(Error::Failed(format!("{case}: `generate` ended without its last line")));
     }
+    Ok(found)
 }
 
 #[cfg(test)]

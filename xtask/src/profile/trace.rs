@@ -1,14 +1,16 @@
-//! The program's trace: read, cut into forward passes, and written again beside the device's counters.
+//! The program's trace: read, and cut into forward passes.
 //!
 //! The program writes the Chrome trace event format: a span (`"ph":"X"`) a step of the forward pass, and an
 //! instant (`"ph":"i"`) named `switch…` or `evict…` where decode moved to another backend or the cache gave
 //! slots up. `otherData.uptime_s` is the device's uptime when the trace's clock began.
 
-use super::record::Profile;
 use serde_json::{Value, json};
 
 /// Names of steps that are told apart; the rest is `other`.
 const STEPS: usize = 11;
+
+/// How the names of instants begin that are marks: another backend goes on, the cache gave slots up.
+const KINDS: [&str; 2] = ["switch", "evict"];
 
 /// One forward pass. Times are seconds on the trace's clock until [`Trace::shift`] moves them.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,17 +24,12 @@ pub struct Pass {
     pub head: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    Switch,
-    Evict,
-}
-
 /// Something that happened at a moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mark {
     pub at: f64,
-    pub kind: Kind,
+    /// One of [`KINDS`].
+    pub kind: &'static str,
     pub text: String,
 }
 
@@ -45,7 +42,7 @@ pub struct Trace {
     pub passes: Vec<Pass>,
     pub marks: Vec<Mark>,
     /// As written, without what is no event.
-    events: Vec<Value>,
+    pub events: Vec<Value>,
 }
 
 impl Trace {
@@ -132,59 +129,19 @@ fn seconds(event: &Value, field: &str) -> f64 {
 }
 
 /// Microseconds with three digits.
-fn micros(seconds: f64) -> f64 {
+pub fn micros(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e3
 }
 
 fn mark(event: &Value) -> Option<Mark> {
     let name = event["name"].as_str()?;
-    let kind = match name {
-        _ if name.starts_with("switch") => Kind::Switch,
-        _ if name.starts_with("evict") => Kind::Evict,
-        _ => return None,
-    };
+    let kind = KINDS.into_iter().find(|kind| name.starts_with(kind))?;
     let args = event["args"].as_object().into_iter().flatten();
     let value = |v: &Value| v.as_str().map_or_else(|| v.to_string(), String::from);
     let args = args.map(|(k, v)| format!("{k} {}", value(v))).collect::<Vec<_>>().join(", ");
     let text = if args.is_empty() { name.to_string() } else { format!("{name}: {args}") };
     let text = text.chars().filter(|c| !c.is_control()).take(120).collect();
     Some(Mark { at: seconds(event, "ts"), kind, text })
-}
-
-/// The program's spans and the device's counters, as Perfetto and `chrome://tracing` load them.
-pub fn chrome(profile: &Profile) -> String {
-    let name = |pid: u32, name: &str| {
-        let args = json!({"name": name});
-        json!({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "ts": 0, "args": args})
-    };
-    let mut events = vec![name(1, "antigravity"), name(2, &profile.device)];
-    events.extend(profile.trace.events.iter().cloned());
-    let mut counter = |at: f64, name: &str, values: Vec<(String, Option<f64>)>| {
-        let known: serde_json::Map<String, Value> =
-            values.into_iter().filter_map(|(k, v)| Some((k, json!(v.filter(|v| v.is_finite())?)))).collect();
-        if !known.is_empty() {
-            events
-                .push(json!({"name": name, "ph": "C", "pid": 2, "tid": 0, "ts": micros(at), "args": known}));
-        }
-    };
-    let mib = |bytes: Option<u64>| bytes.map(|b| b as f64 / f64::from(1 << 20));
-    for s in &profile.samples {
-        let at = s.uptime - profile.zero;
-        let warm = profile.plan.temperatures.iter().zip(&s.celsius).map(|(t, c)| (t.name.clone(), *c));
-        counter(at, "temperature °C", warm.collect());
-        let clocks = profile.plan.cores.iter().zip(&s.khz);
-        let clocks = clocks.map(|(n, k)| (format!("cpu {n}"), k.map(|k| k as f64 / 1e3)));
-        counter(at, "clock MHz", clocks.collect());
-        counter(at, "memory MiB", vec![("RSS".into(), mib(s.rss)), ("PSS".into(), mib(s.pss))]);
-        counter(at, "available MiB", vec![("available".into(), mib(s.available))]);
-        counter(at, "battery mA", vec![("current".into(), s.microamps.map(|a| a / 1e3))]);
-    }
-    for bin in profile.bins(120) {
-        counter(bin.from, "tokens/s", vec![("decode".into(), Some(bin.rate()))]);
-    }
-    json!({"displayTimeUnit": "ms", "otherData": {"uptime_s": profile.zero, "device": profile.device,
-           "model": profile.model}, "traceEvents": events})
-    .to_string()
 }
 
 #[cfg(test)]
@@ -230,10 +187,10 @@ mod tests {
             json!({"name": "evict", "ph": "i", "ts": 6e6}),
         ];
         let trace = Trace::parse(&json!({"traceEvents": events}).to_string()).unwrap();
-        let marks: Vec<(Kind, &str)> = trace.marks.iter().map(|m| (m.kind, m.text.as_str())).collect();
+        let marks: Vec<(&str, &str)> = trace.marks.iter().map(|m| (m.kind, m.text.as_str())).collect();
         let args = "slots 512, to <gpu>";
         let texts = [format!("switch: {args}"), format!("evict: {args}")];
-        assert_eq!(marks, [(Kind::Switch, &*texts[0]), (Kind::Evict, &*texts[1]), (Kind::Evict, "evict")]);
+        assert_eq!(marks, [("switch", &*texts[0]), ("evict", &*texts[1]), ("evict", "evict")]);
         assert_eq!((trace.marks[0].at, trace.origin), (5.0, None));
     }
 

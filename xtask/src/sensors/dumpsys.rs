@@ -2,7 +2,7 @@
 //! version.
 
 use super::parse::tame;
-use super::{Battery, Temperature};
+use super::reading::{Battery, Temperature};
 
 /// What the thermal service says.
 #[derive(Debug, Default, PartialEq)]

@@ -1,7 +1,7 @@
 //! Reads what the script in `sensors` printed. The lines come from a device, so anything may be in them.
 
 use super::dumpsys;
-use super::{Battery, Cooling, Core, Reading, Temperature};
+use super::reading::{Battery, Cooling, Core, Reading, Temperature};
 
 /// More of a kind than any device has; what follows is dropped.
 const MOST: usize = 512;

@@ -3,9 +3,10 @@
 
 use super::dumpsys;
 use super::parse::{celsius, khz, seconds};
-use super::{Reading, Temperature};
+use super::reading::{Reading, Temperature};
 use crate::device::{Device, shell};
 use crate::error::Result;
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -43,22 +44,13 @@ pub struct Sample {
     pub tasks: Vec<(u32, u32, u64)>,
 }
 
-/// Reads one file into `o`, as the scripts below need it; `-` where it cannot be read.
-const READ: &str = r#"r() { v=; { read -r v <"$1"; } 2>/dev/null; v=${v:--}; v=${v%% *}; o="$o $v"; }"#;
-
-/// The rest of a sample: memory and threads.
-const PROCESS: &str = r#"
-a=-; { while read -r k v u; do case $k in MemAvailable:) a=$v; break;; esac; done </proc/meminfo; } 2>/dev/null
-m=-; { while read -r k v u; do case $k in VmRSS:) m=$v; break;; esac; done </proc/$p/status; } 2>/dev/null
-s=-; if [ $((n % e)) -eq 0 ]; then
-{ while read -r k v u; do case $k in Pss:) s=$v; break;; esac; done </proc/$p/smaps_rollup; } 2>/dev/null
-fi
-t=; for d in /proc/$p/task/*; do
-l=; { read -r l <"$d/stat"; } 2>/dev/null; [ -n "$l" ] || continue
-set -- ${l##*) }; t="$t ${d##*/}:${37}:$((${12} + ${13}))"
-done
-echo "sample$o $a $m $s$t"
-"#;
+impl Sample {
+    pub fn json(&self) -> Value {
+        json!({"uptime_s": self.uptime, "khz": self.khz, "celsius": self.celsius, "microamps": self.microamps,
+               "battery_percent": self.percent, "available_bytes": self.available, "rss_bytes": self.rss,
+               "pss_bytes": self.pss})
+    }
+}
 
 impl Plan {
     /// Everything that a reading found.
@@ -72,7 +64,13 @@ impl Plan {
         }
     }
 
-    /// The loop about process `pid`.
+    /// What the lists of a sample are of.
+    pub fn json(&self) -> Value {
+        let names = self.temperatures.iter().map(|t| &t.name).collect::<Vec<_>>();
+        json!({"interval_ms": self.interval.as_millis() as u64, "cores": self.cores, "temperatures": names})
+    }
+
+    /// The loop about process `pid`: `sample.sh` after what it is to know.
     fn script(&self, pid: u32) -> String {
         let mut files: Vec<String> = vec!["/proc/uptime".into()];
         let clock = |n: &u32| format!("/sys/devices/system/cpu/cpu{n}/cpufreq/scaling_cur_freq");
@@ -82,34 +80,20 @@ impl Plan {
         if self.battery {
             files.extend(["current_now", "capacity"].map(|f| format!("/sys/class/power_supply/battery/{f}")));
         }
-        let reads: Vec<String> = files.iter().map(|f| format!("r {f}")).collect();
-        let service = self.temperatures.iter().any(|t| t.zone.is_none());
-        let service = match service {
-            true => {
-                "if [ $((n % d)) -eq 0 ]; then dumpsys thermalservice 2>/dev/null |\n\
-                 while read -r l; do echo \"service $l\"; done; fi\n"
-            }
-            false => "",
-        };
-        let every = |seconds: f64| (seconds / self.interval.as_secs_f64()).ceil().clamp(1.0, 1e6) as u64;
-        let stop = match self.stop_after {
-            Some(time) => {
-                format!(
-                    "[ \"${{u%%.*}}\" -lt $((b + {})) ] || {{ kill -INT $p; b=999999999; }}\n",
-                    time.as_secs()
-                )
-            }
-            None => String::new(),
+        let seconds = self.interval.as_secs_f64();
+        let every = |time: f64| (time / seconds).ceil().clamp(1.0, 1e6) as u64;
+        let service = if self.temperatures.iter().any(|t| t.zone.is_none()) {
+            every(2.0).to_string()
+        } else {
+            String::new()
         };
         format!(
-            "p={pid}; n=0; e={}; d={}; u=; {{ read -r u v </proc/uptime; }} 2>/dev/null; b=${{u%%.*}}; b=${{b:-0}}\n\
-             {READ}\nwhile [ -d /proc/$p ]; do\no=\n{}\n{service}{PROCESS}\
-             u=; {{ read -r u v </proc/uptime; }} 2>/dev/null; u=${{u:-0}}\n{stop}\
-             n=$((n + 1)); sleep {:.3} 2>/dev/null || sleep 1\ndone",
+            "pid={pid} stop={} service={service} shared={} pause={:.3} files='{}'\n{}",
+            self.stop_after.map_or(String::new(), |time| time.as_secs().to_string()),
             every(1.0),
-            every(2.0),
-            reads.join("\n"),
-            self.interval.as_secs_f64().max(0.001),
+            seconds.max(0.001),
+            files.join(" "),
+            include_str!("sample.sh")
         )
     }
 
@@ -169,6 +153,12 @@ fn task(word: &str) -> Option<(u32, u32, u64)> {
     let mut numbers = word.split(':');
     let task = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
     numbers.next().is_none().then_some(task)
+}
+
+/// The highest of the watched temperatures: at both ends and in between.
+pub fn hottest(ends: [&Reading; 2], samples: &[Sample]) -> Option<f64> {
+    let during = samples.iter().flat_map(|s| s.celsius.iter().flatten().copied());
+    ends.into_iter().filter_map(Reading::hottest).chain(during).max_by(f64::total_cmp)
 }
 
 /// The cores that did more than a twentieth of the busiest one's work, ascending: between two samples a

@@ -1,6 +1,6 @@
 //! A synthetic model as a GGUF file: random blocks of a format, with scales that make weights of the usual size.
 
-use super::shapes::{Fill, Tensor};
+use super::shapes::{self, Fill};
 use super::{Content, Part, Plan, tokenizer};
 use crate::error::{Error, Result};
 use crate::json::Node;
@@ -24,20 +24,19 @@ const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
 /// A file of these tensors, all matrices in the formats of `mix`.
-pub(super) fn plan(config: Node<'_>, tensors: &[Tensor], mix: &str) -> Result<Plan> {
+pub(super) fn plan(config: Node<'_>, model: &ModelConfig, mix: &str) -> Result<Plan> {
     let Some((_, most, better)) = MIXES.iter().find(|(name, ..)| *name == mix) else {
         let names = MIXES.map(|(name, ..)| name).join(", ");
         return Err(Error::Usage(format!("--gguf {mix}: use one of {names}")));
     };
-    let model = ModelConfig::parse(&config.value.to_string()).map_err(|e| Error::at(config.file, e))?;
     let mut writer = Writer::default();
-    writer.model(config, &model)?;
-    let divisors = divisors(&model);
+    writer.model(config, model)?;
+    let divisors = divisors(model);
     let mut infos = Vec::new();
     if let Some(divisors) = &divisors {
         infos.push((ROPE_FREQS.to_string(), vec![divisors.len()], BlockType::F32, None));
     }
-    for tensor in tensors {
+    for tensor in shapes::tensors(model) {
         // As in llama.cpp's mixes: what is summed up over all tokens, and the embedding.
         let matters =
             ["embed_tokens", "lm_head", "v_proj", "down_proj"].iter().any(|n| tensor.name.contains(n));
@@ -52,7 +51,7 @@ pub(super) fn plan(config: Node<'_>, tensors: &[Tensor], mix: &str) -> Result<Pl
             return Err(Error::at(config.file, text));
         }
         let name = stored(&tensor.name).unwrap_or_else(|| tensor.name.clone());
-        infos.push((name, tensor.shape.clone(), block, Some(tensor.fill)));
+        infos.push((name, tensor.shape, block, Some(tensor.fill)));
     }
     Ok(writer.finish(infos, divisors.unwrap_or_default()))
 }

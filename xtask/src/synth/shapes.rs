@@ -1,7 +1,6 @@
 //! The tensors of a model, from its `config.json`.
 
-use crate::error::{Error, Result};
-use crate::json::Node;
+use files::config::ModelConfig;
 
 /// What a tensor is filled with.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,38 +28,20 @@ impl Tensor {
 }
 
 /// Every tensor, named as transformers names it.
-pub fn tensors(config: Node<'_>) -> Result<Vec<Tensor>> {
-    let family = config.text("model_type")?;
-    if !["llama", "qwen2", "qwen3"].contains(&family) {
-        let text = format!("field `model_type` is {family:?}; supported: \"llama\", \"qwen2\", \"qwen3\"");
-        return Err(Error::at(config.file, text));
-    }
-    let (dim, ffn) = (config.size("hidden_size")?, config.size("intermediate_size")?);
-    let (layers, vocab) = (config.size("num_hidden_layers")?, config.size("vocab_size")?);
-    let heads = config.size("num_attention_heads")?;
-    let kv_heads =
-        config.find("num_key_value_heads").map_or(Ok(heads), |_| config.size("num_key_value_heads"))?;
-    let head_dim = match config.find("head_dim") {
-        Some(_) => config.size("head_dim")?,
-        None if family == "qwen3" => 128,
-        None => dim / heads.max(1),
-    };
-    let (q, kv) = (heads * head_dim, kv_heads * head_dim);
-    let bias = config.flag("attention_bias");
-    let qkv_bias = family == "qwen2" || bias;
-    let o_bias = family != "qwen2" && bias;
-
+pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
+    let (dim, ffn) = (model.dim, model.ffn_dim);
+    let (q, kv) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
     let mut list = Vec::new();
     let mut put = |name: String, shape: &[usize], fill| list.push(Tensor { name, shape: shape.into(), fill });
-    put("model.embed_tokens.weight".into(), &[vocab, dim], Fill::Weights);
-    for layer in 0..layers {
+    put("model.embed_tokens.weight".into(), &[model.vocab, dim], Fill::Weights);
+    for layer in 0..model.layers {
         let at = |part: &str| format!("model.layers.{layer}.{part}");
         put(at("input_layernorm.weight"), &[dim], Fill::Norm);
         for (part, rows, columns, has_bias) in [
-            ("self_attn.q_proj", q, dim, qkv_bias),
-            ("self_attn.k_proj", kv, dim, qkv_bias),
-            ("self_attn.v_proj", kv, dim, qkv_bias),
-            ("self_attn.o_proj", dim, q, o_bias),
+            ("self_attn.q_proj", q, dim, model.qkv_bias),
+            ("self_attn.k_proj", kv, dim, model.qkv_bias),
+            ("self_attn.v_proj", kv, dim, model.qkv_bias),
+            ("self_attn.o_proj", dim, q, model.o_bias),
             ("mlp.gate_proj", ffn, dim, false),
             ("mlp.up_proj", ffn, dim, false),
             ("mlp.down_proj", dim, ffn, false),
@@ -70,30 +51,29 @@ pub fn tensors(config: Node<'_>) -> Result<Vec<Tensor>> {
                 put(at(&format!("{part}.bias")), &[rows], Fill::Weights);
             }
         }
-        if family == "qwen3" {
-            put(at("self_attn.q_norm.weight"), &[head_dim], Fill::Norm);
-            put(at("self_attn.k_norm.weight"), &[head_dim], Fill::Norm);
+        if model.qk_norm {
+            put(at("self_attn.q_norm.weight"), &[model.head_dim], Fill::Norm);
+            put(at("self_attn.k_norm.weight"), &[model.head_dim], Fill::Norm);
         }
         put(at("post_attention_layernorm.weight"), &[dim], Fill::Norm);
     }
     put("model.norm.weight".into(), &[dim], Fill::Norm);
-    if !config.flag("tie_word_embeddings") {
-        put("lm_head.weight".into(), &[vocab, dim], Fill::Weights);
+    if !model.tied {
+        put("lm_head.weight".into(), &[model.vocab, dim], Fill::Weights);
     }
-    Ok(list)
+    list
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{build, json};
+    use crate::build;
     use std::collections::BTreeMap;
     use std::path::Path;
 
     fn of(dir: &Path) -> Vec<Tensor> {
-        let file = dir.join("config.json");
-        let value = json::read(&file).unwrap();
-        tensors(Node { file: &file, value: &value }).unwrap()
+        let text = std::fs::read_to_string(dir.join("config.json")).unwrap();
+        tensors(&ModelConfig::parse(&text).unwrap())
     }
 
     /// Name and shape of each tensor in a safetensors file.

@@ -2,8 +2,8 @@
 
 use super::Outcome;
 use super::report::{Tally, skip};
-use crate::build::Features;
 use crate::error::{Error, Result};
+use crate::targets::{ANDROID, Features};
 use crate::{android, build, sh, size, toolchain};
 use serde_json::Value;
 use std::env::consts::ARCH;
@@ -21,8 +21,8 @@ pub fn android() -> Outcome {
     let story = build::model_dir("story")?;
     let mut tally = Tally::default();
     for features in [Features::None, Features::Default] {
-        let binary = build::release_with(features, android::TARGET, Some(&story), android::Ndk::Never)?;
-        let bytes = size::check(&binary, android::TARGET, features)?;
+        let binary = build::release_with(features, ANDROID, Some(&story), android::Ndk::Never)?;
+        let bytes = size::check(&binary, ANDROID, features)?;
         eprintln!("{} {}: {}", binary.display(), features.words(), size::megabytes(bytes));
         tally += Tally::ONE;
     }

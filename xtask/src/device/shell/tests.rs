@@ -25,13 +25,17 @@ const HOSTILE: &[&str] = &[
     "%s%n",
 ];
 
+fn program(path: &str, args: Vec<String>) -> Program {
+    Program { dir: "/".into(), environment: Vec::new(), path: path.into(), args }
+}
+
 #[test]
 fn hostile_words_reach_a_program_as_they_are() {
     let device = Local::open();
     let args: Vec<String> = HOSTILE.iter().map(|w| w.to_string()).collect();
     let mut all = vec!["%s\\0".to_string()];
     all.extend(args);
-    let program = Program { dir: "/", environment: &[], path: "/usr/bin/printf", args: &all };
+    let program = program("/usr/bin/printf", all);
     let answer = capture_program(&device, &program).unwrap();
     let words: Vec<&str> = answer.stdout.split_terminator('\0').collect();
     assert_eq!(words, HOSTILE);
@@ -43,9 +47,12 @@ fn hostile_directories_and_settings_arrive() {
     for word in HOSTILE.iter().filter(|w| !w.is_empty()) {
         let dir = std::env::temp_dir().join(format!("xtask-shell-{}-{word}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        let args = ["-c".into(), "printf '%s' \"$PWD|$WORD\"".into()];
         let dir_text = dir.to_str().unwrap();
-        let program = Program { dir: dir_text, environment: &[("WORD", word)], path: "/bin/sh", args: &args };
+        let program = Program {
+            dir: dir_text.into(),
+            environment: vec![("WORD", word.to_string())],
+            ..program("/bin/sh", vec!["-c".into(), "printf '%s' \"$PWD|$WORD\"".into()])
+        };
         let answer = capture_program(&device, &program).unwrap();
         std::fs::remove_dir(&dir).unwrap();
         assert_eq!(answer.stdout, format!("{dir_text}|{word}"));
@@ -74,8 +81,7 @@ fn a_stream_that_breaks_is_no_success() {
 #[test]
 fn what_cannot_be_passed_is_refused() {
     for arg in ["a\0b".to_string(), "x".repeat(70_000)] {
-        let program = Program { dir: "/", environment: &[], path: "x", args: &[arg] };
-        assert_eq!(program.script("@", Input::Nothing).unwrap_err().exit_code(), 2);
+        assert_eq!(program("x", vec![arg]).script("@", Input::Nothing).unwrap_err().exit_code(), 2);
     }
 }
 

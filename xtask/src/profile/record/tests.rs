@@ -1,6 +1,6 @@
 //! Profiles made up for tests, and what must hold for them.
 
-use super::super::trace;
+use super::super::chrome;
 use super::*;
 use crate::sensors::{Core, Temperature};
 use std::time::Duration;
@@ -43,9 +43,18 @@ pub fn phone() -> Profile {
         }
     };
     let samples = (0..120).map(sample).collect();
-    let args = ["generate", "--prompt", "<script>alert(1)</script>"].map(String::from).into();
-    let name = ["R58M <1>", "aarch64-linux-android", "story", "20261121-170000"].map(String::from);
-    Profile::new(name, args, (before, after), (plan, samples), generation())
+    let recording = Recording {
+        device: "R58M <1>".into(),
+        target: "aarch64-linux-android".into(),
+        model: "story".into(),
+        time: "20261121-170000".into(),
+        args: ["generate", "--prompt", "<script>alert(1)</script>"].map(String::from).into(),
+        before,
+        after,
+        plan,
+        ..recording(samples)
+    };
+    Profile::new(recording, generation())
 }
 
 /// Loading ends at 1.5 s; a prompt of 40 tokens, then decode, slower from 12 s on.
@@ -84,10 +93,15 @@ fn generation() -> Trace {
 
 /// A machine that tells nothing, and a program that did nothing.
 pub fn nothing() -> Profile {
-    let plan = Plan::of(&Reading::default(), Duration::from_millis(200));
-    let name = ["d", "t", "m", "x"].map(String::from);
-    let trace = Trace::parse("{\"traceEvents\":[]}").unwrap();
-    Profile::new(name, Vec::new(), Default::default(), (plan, Vec::new()), trace)
+    Profile::new(recording(Vec::new()), Trace::parse("{\"traceEvents\":[]}").unwrap())
+}
+
+/// One of a machine that tells nothing but these samples.
+fn recording(samples: Vec<Sample>) -> Recording {
+    let [device, target, model, time] = ["d", "t", "m", "x"].map(String::from);
+    let (before, after) = (Reading::default(), Reading::default());
+    let plan = Plan::of(&before, Duration::from_millis(200));
+    Recording { device, target, model, time, args: Vec::new(), before, after, plan, samples }
 }
 
 #[test]
@@ -106,11 +120,8 @@ fn a_trace_without_a_clock_ends_with_the_samples() {
         let span = json!({"name": "embed", "ph": "X", "ts": 0, "dur": 4e6});
         let trace = json!({"otherData": {"uptime_s": origin}, "traceEvents": [span]}).to_string();
         let sample = |uptime| Sample { uptime, ..Sample::default() };
-        let plan = Plan::of(&Reading::default(), Duration::from_millis(200));
-        let name = ["d", "t", "m", "x"].map(String::from);
         let samples = vec![sample(10_000.0), sample(10_010.0)];
-        let trace = Trace::parse(&trace).unwrap();
-        let p = Profile::new(name, Vec::new(), Default::default(), (plan, samples), trace);
+        let p = Profile::new(recording(samples), Trace::parse(&trace).unwrap());
         assert!(!p.aligned && p.zero == 10_000.0, "{origin}");
         assert!((p.trace.end().unwrap() - 10.0).abs() < 1e-6, "{origin}");
     }
@@ -125,8 +136,8 @@ fn rates_follow_the_tokens() {
     assert!(bins.windows(2).all(|w| w[0].to == w[1].from));
     let (first, last) = (p.rate(0.0, 0.2).unwrap(), p.rate(0.8, 1.0).unwrap());
     assert!((18.0..20.0).contains(&first) && (12.0..13.0).contains(&last), "{first} {last}");
-    assert_eq!(p.prompt().map(|(n, _)| n), Some(40));
-    let all: f64 = p.steps().iter().map(|(_, ms)| ms).sum();
+    assert_eq!(p.json()["prompt"]["tokens"], 40);
+    let all: f64 = p.steps().iter().sum();
     assert!((all - 1e3 / p.rate(0.0, 1.0).unwrap()).abs() < 0.01, "{all}");
 }
 
@@ -147,7 +158,7 @@ fn json_can_be_read_back() {
 #[test]
 fn the_trace_has_spans_and_counters_on_one_clock() {
     let p = phone();
-    let back: Value = serde_json::from_str(&trace::chrome(&p)).unwrap();
+    let back: Value = serde_json::from_str(&chrome::events(&p)).unwrap();
     let events = back["traceEvents"].as_array().unwrap();
     let of = |ph: &str, name: &str| -> Vec<&Value> {
         events.iter().filter(|e| e["ph"] == ph && (name.is_empty() || e["name"] == name)).collect()
@@ -162,6 +173,6 @@ fn the_trace_has_spans_and_counters_on_one_clock() {
     assert_eq!(of("i", "switch")[0]["ts"], 7_500_000.0);
     let valid = |e: &Value| e["ph"].is_string() && e["pid"].is_u64() && e["ts"].is_number();
     assert!(events.iter().all(valid));
-    let empty: Value = serde_json::from_str(&trace::chrome(&nothing())).unwrap();
+    let empty: Value = serde_json::from_str(&chrome::events(&nothing())).unwrap();
     assert_eq!(empty["traceEvents"].as_array().unwrap().len(), 2);
 }

@@ -172,8 +172,9 @@ fn profile_adb(bench: &Bench) -> Checked<Verdict> {
     expect(said.out.trim().ends_with("/index.html"), || format!("stdout is {}", said.out))?;
     let (profile, _, page) = profiled(&said)?;
     expect(profile["decode"]["tokens"] == 23, || profile["decode"].to_string())?;
-    expect(page.contains("The &lt;fox&gt;") && !page.contains("<fox>"), || "not escaped".into())?;
-    expect(page.contains("light"), || "no word of throttling".into())?;
+    expect(page.contains("The \\u003cfox>") && !page.contains("<fox>"), || "not escaped".into())?;
+    let throttling = &profile["start"]["throttling"];
+    expect(throttling.as_str().is_some_and(|t| t.contains("light")), || throttling.to_string())?;
     let left = phone.deployed().join("profile-trace.json");
     expect(!left.exists(), || format!("{} was left there", left.display()))?;
     unsampled(&phone)?;

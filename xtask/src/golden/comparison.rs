@@ -1,34 +1,50 @@
-//! What is shown of a golden run on a device: a table, and where two runs part.
+//! Golden results and what they are held against: a table, and where two runs part.
 
-use super::remote::Row;
+use crate::table::{cells, fixed, markdown};
+
+/// Token ids, and the digest of the last logits.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct Outcome {
+    pub ids: Vec<u32>,
+    pub digest: String,
+}
+
+/// What a case came to, there and here.
+pub struct Row {
+    pub name: String,
+    pub there: Outcome,
+    pub here: Outcome,
+    pub expected: Outcome,
+    pub seconds: f64,
+}
+
+impl Row {
+    pub fn passed(&self) -> bool {
+        self.there == self.expected && self.here == self.expected
+    }
+}
 
 /// One line a case.
 pub fn table(rows: &[Row]) -> String {
-    let width = rows.iter().map(|r| r.name.len()).max().unwrap_or(0).max(4);
-    let said = |equal: bool| if equal { "equal" } else { "DIFFERS" };
-    let mut text =
-        format!("{:<width$}  tokens  ids      logits   logits' digest    here     seconds\n", "case");
-    for r in rows {
-        text += &format!(
-            "{:<width$}  {:>6}  {:<7}  {:<7}  {:<16}  {:<7}  {:>7.2}\n",
-            r.name,
-            r.there.ids.len(),
+    let said = |equal: bool| if equal { "equal".to_string() } else { "DIFFERS".into() };
+    let line = |r: &Row| {
+        vec![
+            r.name.clone(),
+            r.there.ids.len().to_string(),
             said(r.there.ids == r.expected.ids),
             said(r.there.digest == r.expected.digest),
-            r.there.digest,
+            r.there.digest.clone(),
             said(r.here == r.expected),
-            r.seconds
-        );
-    }
-    text
+            fixed(Some(r.seconds), 2),
+        ]
+    };
+    let titles = ["case", "tokens", "ids", "logits", "logits' digest", "here", "seconds"];
+    markdown(cells(titles), rows.iter().map(line))
 }
 
 /// In words, what differs first in a row that has not passed.
 pub fn difference(row: &Row) -> String {
-    let (found, place) = match row.there == row.expected {
-        true => (&row.here, "here"),
-        false => (&row.there, "there"),
-    };
+    let (found, place) = if row.there == row.expected { (&row.here, "here") } else { (&row.there, "there") };
     let expected = &row.expected;
     if let Some(i) = found.ids.iter().zip(&expected.ids).position(|(a, b)| a != b) {
         return format!("token {i} is {} {place}, expected {}", found.ids[i], expected.ids[i]);
@@ -70,7 +86,6 @@ fn traced(text: &str) -> Vec<(u64, u64, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::remote::Outcome;
     use super::*;
 
     fn row(ids: &[u32], digest: &str) -> Row {
@@ -105,7 +120,7 @@ mod tests {
     #[test]
     fn a_table_has_a_line_a_case() {
         let text = table(&[row(&[1, 2, 3], "aa"), row(&[1], "bb")]);
-        assert_eq!(text.lines().count(), 3);
+        assert_eq!(text.lines().count(), 4);
         assert_eq!(text.matches("DIFFERS").count(), 2);
     }
 }

@@ -1,0 +1,235 @@
+//! What a device says of itself at one moment, and what follows from it.
+
+use serde_json::{Value, json};
+
+/// One core.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Core {
+    pub number: u32,
+    /// Relative speed, 1024 that of the fastest.
+    pub capacity: Option<u64>,
+    /// The highest clock that the hardware has.
+    pub max_khz: Option<u64>,
+    /// The highest clock allowed now; thermal limits lower it.
+    pub allowed_khz: Option<u64>,
+    pub khz: Option<u64>,
+}
+
+/// One temperature.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Temperature {
+    pub name: String,
+    pub celsius: f64,
+    /// The number of its thermal zone; `None` where Android's thermal service told it.
+    pub zone: Option<u32>,
+}
+
+/// A means of cooling, e.g. a limit on a core's clock.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cooling {
+    pub kind: String,
+    pub state: u64,
+    pub most: u64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Battery {
+    pub percent: Option<f64>,
+    pub celsius: Option<f64>,
+    /// As the device counts it: the sign for charging differs from maker to maker.
+    pub microamps: Option<f64>,
+    /// The current can be read from a file, that is, often.
+    pub by_file: bool,
+}
+
+/// All of it at one moment.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Reading {
+    /// Seconds since the device started.
+    pub uptime: Option<f64>,
+    pub cores: Vec<Core>,
+    pub temperatures: Vec<Temperature>,
+    pub cooling: Vec<Cooling>,
+    /// Android's own word for throttling: 0 none to 6 shutdown.
+    pub thermal_status: Option<u64>,
+    /// Bytes of memory, and of it those that can be had without swapping.
+    pub total: Option<u64>,
+    pub available: Option<u64>,
+    pub battery: Battery,
+}
+
+/// Cores of one kind: their numbers, ascending.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cluster {
+    pub cores: Vec<u32>,
+    pub capacity: Option<u64>,
+    pub max_khz: Option<u64>,
+}
+
+impl Reading {
+    /// Cores of a kind together, the fastest last.
+    pub fn clusters(&self) -> Vec<Cluster> {
+        let mut found: Vec<Cluster> = Vec::new();
+        for c in &self.cores {
+            match found.iter_mut().find(|f| (f.capacity, f.max_khz) == (c.capacity, c.max_khz)) {
+                Some(cluster) => cluster.cores.push(c.number),
+                None => {
+                    found.push(Cluster { cores: vec![c.number], capacity: c.capacity, max_khz: c.max_khz })
+                }
+            }
+        }
+        found.sort_by_key(|c| (c.capacity, c.max_khz));
+        found
+    }
+
+    /// What tells how warm the chip and the case are: at most eight of the temperatures, those of cores first.
+    pub fn watched(&self) -> Vec<Temperature> {
+        const KINDS: [(&[&str], usize); 4] = [
+            (&["cpu", "x86_pkg", "core", "big", "mid", "little", "soc", "apc", "tsens", "acpitz"], 3),
+            (&["skin", "quiet", "shell", "surface", "xo-therm"], 2),
+            (&["gpu"], 1),
+            (&["batt"], 1),
+        ];
+        let mut left = self.temperatures.clone();
+        left.sort_by(|a, b| b.celsius.total_cmp(&a.celsius));
+        let mut chosen = Vec::new();
+        for (words, most) in KINDS {
+            let fits = |t: &Temperature| words.iter().any(|w| t.name.to_ascii_lowercase().contains(w));
+            let (of_kind, others): (Vec<_>, Vec<_>) = left.into_iter().partition(fits);
+            chosen.extend(of_kind.into_iter().take(most));
+            left = others;
+        }
+        if chosen.is_empty() {
+            chosen.extend(left.into_iter().take(4));
+        }
+        chosen
+    }
+
+    /// The highest of the watched temperatures.
+    pub fn hottest(&self) -> Option<f64> {
+        self.watched().iter().map(|t| t.celsius).max_by(f64::total_cmp)
+    }
+
+    /// In a few words, what holds the cores back; `None` where nothing is known about it.
+    pub fn throttling(&self) -> Option<String> {
+        const STATUS: [&str; 7] =
+            ["none", "light", "moderate", "severe", "critical", "emergency", "shutdown"];
+        let mut words = Vec::new();
+        if let Some(status) = self.thermal_status.filter(|s| *s > 0) {
+            words.push(STATUS.get(status as usize).map_or(format!("status {status}"), |s| s.to_string()));
+        }
+        let acts = |c: &&Cooling| {
+            let kind = c.kind.to_ascii_lowercase();
+            c.state > 0 && ["cpu", "processor", "gpu"].iter().any(|w| kind.contains(w))
+        };
+        words.extend(self.cooling.iter().filter(acts).map(|c| format!("{} {}/{}", c.kind, c.state, c.most)));
+        let held = |c: &&Core| c.allowed_khz.zip(c.max_khz).is_some_and(|(now, most)| now < most);
+        let held: Vec<String> = self.cores.iter().filter(held).map(|c| c.number.to_string()).collect();
+        if !held.is_empty() {
+            words.push(format!("clock limited on cpu {}", held.join(" ")));
+        }
+        let known = self.thermal_status.is_some()
+            || !self.cooling.is_empty()
+            || self.cores.iter().any(|c| c.allowed_khz.is_some());
+        if words.is_empty() { known.then(|| "none".into()) } else { Some(words.join(", ")) }
+    }
+
+    pub fn json(&self) -> Value {
+        let core = |c: &Core| {
+            json!({"cpu": c.number, "capacity": c.capacity, "max_khz": c.max_khz,
+                   "allowed_khz": c.allowed_khz, "khz": c.khz})
+        };
+        let warm = |t: &Temperature| json!({"name": t.name, "celsius": t.celsius, "zone": t.zone});
+        json!({
+            "uptime_s": self.uptime,
+            "cores": self.cores.iter().map(core).collect::<Vec<_>>(),
+            "temperatures": self.temperatures.iter().map(warm).collect::<Vec<_>>(),
+            "cooling": self.cooling.iter().map(|c| json!({"kind": c.kind, "state": c.state, "of": c.most}))
+                .collect::<Vec<_>>(),
+            "hottest": self.hottest(), "thermal_status": self.thermal_status,
+            "throttling": self.throttling(),
+            "memory_total_bytes": self.total, "memory_available_bytes": self.available,
+            "battery": {"percent": self.battery.percent, "celsius": self.battery.celsius,
+                        "microamps": self.battery.microamps},
+        })
+    }
+}
+
+impl Cluster {
+    /// `cpu 4-6`
+    pub fn name(&self) -> String {
+        format!("cpu {}", ranges(&self.cores))
+    }
+}
+
+/// `0-3, 7` for 0, 1, 2, 3, 7, which must ascend.
+pub fn ranges(numbers: &[u32]) -> String {
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for &n in numbers {
+        match parts.last_mut() {
+            Some((_, end)) if n == end.saturating_add(1) => *end = n,
+            _ => parts.push((n, n)),
+        }
+    }
+    let part = |(a, b): &(u32, u32)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    parts.iter().map(part).collect::<Vec<_>>().join(", ")
+}
+
+/// Big and little in a line, e.g. `cpu 0-3 (1.80 GHz) + cpu 4-7 (2.84 GHz)`.
+pub fn layout(clusters: &[Cluster]) -> String {
+    let one = |c: &Cluster| match (c.max_khz, c.capacity) {
+        (Some(khz), _) => format!("{} ({:.2} GHz)", c.name(), khz as f64 / 1e6),
+        (None, Some(capacity)) => format!("{} (capacity {capacity})", c.name()),
+        (None, None) => c.name(),
+    };
+    clusters.iter().map(one).collect::<Vec<_>>().join(" + ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warm(name: &str, celsius: f64) -> Temperature {
+        Temperature { name: name.into(), celsius, zone: Some(0) }
+    }
+
+    #[test]
+    fn cores_of_a_kind_are_together() {
+        let core = |number, capacity| Core { number, capacity, ..Core::default() };
+        let cores = vec![core(7, Some(1024)), core(0, Some(300)), core(1, Some(300)), core(2, None)];
+        let clusters = Reading { cores, ..Reading::default() }.clusters();
+        let names: Vec<String> = clusters.iter().map(Cluster::name).collect();
+        assert_eq!(names, ["cpu 2", "cpu 0-1", "cpu 7"]);
+        assert_eq!(layout(&clusters), "cpu 2 + cpu 0-1 (capacity 300) + cpu 7 (capacity 1024)");
+        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
+        assert_eq!(ranges(&[u32::MAX]), "4294967295");
+    }
+
+    #[test]
+    fn the_temperatures_that_matter_are_watched() {
+        let names = ["pmic", "CPU-0-0", "cpu-1", "cpu-2", "cpu-3", "skin-therm", "gpuss", "battery", "modem"];
+        let temperatures = names.iter().enumerate().map(|(i, n)| warm(n, 30.0 + i as f64)).collect();
+        let reading = Reading { temperatures, ..Reading::default() };
+        let watched: Vec<String> = reading.watched().into_iter().map(|t| t.name).collect();
+        assert_eq!(watched, ["cpu-3", "cpu-2", "cpu-1", "skin-therm", "gpuss", "battery"]);
+        assert_eq!(reading.hottest(), Some(37.0));
+        let odd = Reading { temperatures: vec![warm("", 20.0), warm("x", 25.0)], ..Reading::default() };
+        assert_eq!(odd.watched().len(), 2);
+        assert_eq!(Reading::default().hottest(), None);
+    }
+
+    #[test]
+    fn throttling_is_said_in_words() {
+        assert_eq!(Reading::default().throttling(), None);
+        let cool = Reading { thermal_status: Some(0), ..Reading::default() };
+        assert_eq!(cool.throttling().as_deref(), Some("none"));
+        let cooling = vec![
+            Cooling { kind: "thermal-cpufreq-0".into(), state: 3, most: 10 },
+            Cooling { kind: "fan".into(), state: 1, most: 2 },
+        ];
+        let core = Core { number: 4, max_khz: Some(3000), allowed_khz: Some(2000), ..Core::default() };
+        let hot = Reading { thermal_status: Some(2), cooling, cores: vec![core], ..Reading::default() };
+        let said = hot.throttling().unwrap();
+        assert_eq!(said, "moderate, thermal-cpufreq-0 3/10, clock limited on cpu 4");
+    }
+}
