@@ -2,6 +2,19 @@
 //!
 //! Float steps are written once over [`lanes::Lanes`] in [`ops`] and compiled once per set; integer
 //! dot products have one kernel per set. All sets give the same bits.
+//!
+//! # Safety
+//!
+//! The `unsafe` functions below here share one contract, so their bodies do not repeat it in blocks:
+//!
+//! - The CPU has the instruction set they are compiled for. Whoever holds an [`Isa`] knows this: [`Isa::available`]
+//!   asks the CPU, and nothing else makes one. Safe functions take an `Isa` and call the kernels of that set only.
+//! - Pointers and slices hold as many blocks, rows and tokens as the other arguments say. The safe function that
+//!   chooses the kernel asserts these lengths first. No pointer needs alignment unless its type has it.
+//!
+//! A `# Safety` section names what a function asks beyond that.
+
+#![allow(unsafe_op_in_unsafe_fn, reason = "one contract for all, above")]
 
 pub mod attend;
 pub mod kv_row;
@@ -147,36 +160,29 @@ macro_rules! dispatch {
     ($isa:expr, $generic:ident :: <L $(, $c:ident: $ct:ty)*> ( $($arg:ident: $ty:ty),* $(,)? ) $(-> $ret:ty)?) => {{
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn avx2<$(const $c: $ct),*>($($arg: $ty),*) $(-> $ret)? {
-            // SAFETY: this function is compiled with the features the lanes need.
-            unsafe { $generic::<$crate::simd::avx2::Avx2 $(, $c)*>($($arg),*) }
+        unsafe fn avx2<$(const $c: $ct),*>($($arg: $ty),*) $(-> $ret)? {
+            $generic::<$crate::simd::avx2::Avx2 $(, $c)*>($($arg),*)
         }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-        fn avx512<$(const $c: $ct),*>($($arg: $ty),*) $(-> $ret)? {
-            // SAFETY: this function is compiled with the features the lanes need.
-            unsafe { $generic::<$crate::simd::avx512::Avx512 $(, $c)*>($($arg),*) }
+        unsafe fn avx512<$(const $c: $ct),*>($($arg: $ty),*) $(-> $ret)? {
+            $generic::<$crate::simd::avx512::Avx512 $(, $c)*>($($arg),*)
         }
-        match $isa {
-            // SAFETY: scalar lanes need nothing; NEON is part of every aarch64 target; the x86 sets are
-            // only named by an `Isa` that was found on this CPU.
-            $crate::simd::Isa::Scalar => unsafe {
-                $generic::<$crate::simd::lanes::Scalar $(, $c)*>($($arg),*)
-            },
-            #[cfg(target_arch = "x86_64")]
-            $crate::simd::Isa::Avx2 | $crate::simd::Isa::AvxVnni => unsafe {
-                avx2::<$($c),*>($($arg),*)
-            },
-            #[cfg(target_arch = "x86_64")]
-            $crate::simd::Isa::Avx512 | $crate::simd::Isa::Amx => unsafe {
-                avx512::<$($c),*>($($arg),*)
-            },
-            #[cfg(target_arch = "aarch64")]
-            $crate::simd::Isa::Neon
-            | $crate::simd::Isa::NeonDot
-            | $crate::simd::Isa::NeonI8mm => unsafe {
-                $generic::<$crate::simd::neon::Neon $(, $c)*>($($arg),*)
-            },
+        use $crate::simd::Isa;
+        // SAFETY: scalar lanes need nothing; NEON is part of every aarch64 target; the x86 sets are only
+        // named by an `Isa` that was found on this CPU.
+        unsafe {
+            match $isa {
+                Isa::Scalar => $generic::<$crate::simd::lanes::Scalar $(, $c)*>($($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 | Isa::AvxVnni => avx2::<$($c),*>($($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 | Isa::Amx => avx512::<$($c),*>($($arg),*),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => {
+                    $generic::<$crate::simd::neon::Neon $(, $c)*>($($arg),*)
+                }
+            }
         }
     }};
 }

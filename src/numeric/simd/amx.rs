@@ -112,46 +112,40 @@ pub unsafe fn q4(w: Q4Groups<'_>, tiles: &[ActTile], tokens: usize, out: *mut [f
     assert!(w.groups <= MOST_GROUPS);
     let mut panel = MaybeUninit::<[Unpacked; MOST_GROUPS * DEPTH]>::uninit();
     let panel: *mut Unpacked = panel.as_mut_ptr().cast();
-    // SAFETY: as the caller's; every group has `DEPTH` blocks of the panel, which is written before it is
-    // read; no part has less than `LAG` blocks.
-    unsafe {
-        asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags));
-        for g in 0..w.groups {
-            out.add(g * tokens).write_bytes(0, whole * TOKENS);
-        }
-        for from in (0..w.blocks).step_by(depth) {
-            let depth = depth.min(w.blocks - from);
-            for g in 0..w.groups {
-                let at = g * w.blocks + from;
-                let (quants, scales) = (w.quants.as_ptr(), w.scales.as_ptr());
-                let (quants, scales) = (quants.add(at * QUANT_BYTES), scales.add(at * SCALE_BYTES));
-                unpack(quants, scales, depth, panel.add(g * DEPTH));
-            }
-            let tiles = (tiles.as_ptr().add(from), w.blocks, whole);
-            add_products((panel, w.groups, depth), tiles, (out, tokens));
-        }
-        asm!("tilerelease", options(nostack, nomem, preserves_flags));
+    asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags));
+    for g in 0..w.groups {
+        out.add(g * tokens).write_bytes(0, whole * TOKENS);
     }
+    for from in (0..w.blocks).step_by(depth) {
+        let depth = depth.min(w.blocks - from);
+        for g in 0..w.groups {
+            let at = g * w.blocks + from;
+            let (quants, scales) = (w.quants.as_ptr(), w.scales.as_ptr());
+            let (quants, scales) = (quants.add(at * QUANT_BYTES), scales.add(at * SCALE_BYTES));
+            unpack(quants, scales, depth, panel.add(g * DEPTH));
+        }
+        let tiles = (tiles.as_ptr().add(from), w.blocks, whole);
+        add_products((panel, w.groups, depth), tiles, (out, tokens));
+    }
+    asm!("tilerelease", options(nostack, nomem, preserves_flags));
     whole * TOKENS
 }
 
+/// Unpacks the weights and scales of `blocks` blocks into `panel`, which has room for them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn unpack(quants: *const u8, scales: *const u8, blocks: usize, panel: *mut Unpacked) {
-    // SAFETY: planes and panel hold `blocks` blocks.
-    unsafe {
-        let (mask, eight) = (_mm512_set1_epi8(15), _mm512_set1_epi8(8));
-        for b in 0..blocks {
-            let to = &raw mut (*panel.add(b)).quants;
-            for v in 0..4 {
-                let x = _mm512_loadu_si512(quants.add(b * QUANT_BYTES + v * 64).cast());
-                let low = _mm512_sub_epi8(_mm512_and_si512(x, mask), eight);
-                let high = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16::<4>(x), mask), eight);
-                _mm512_store_si512(to.cast::<__m512i>().add(v), low);
-                _mm512_store_si512(to.cast::<__m512i>().add(4 + v), high);
-            }
-            let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(b * SCALE_BYTES).cast()));
-            _mm512_store_ps((&raw mut (*panel.add(b)).scales).cast(), scale);
+    let (mask, eight) = (_mm512_set1_epi8(15), _mm512_set1_epi8(8));
+    for b in 0..blocks {
+        let to = &raw mut (*panel.add(b)).quants;
+        for v in 0..4 {
+            let x = _mm512_loadu_si512(quants.add(b * QUANT_BYTES + v * 64).cast());
+            let low = _mm512_sub_epi8(_mm512_and_si512(x, mask), eight);
+            let high = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16::<4>(x), mask), eight);
+            _mm512_store_si512(to.cast::<__m512i>().add(v), low);
+            _mm512_store_si512(to.cast::<__m512i>().add(4 + v), high);
         }
+        let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(b * SCALE_BYTES).cast()));
+        _mm512_store_ps((&raw mut (*panel.add(b)).scales).cast(), scale);
     }
 }
 
@@ -160,6 +154,11 @@ unsafe fn unpack(quants: *const u8, scales: *const u8, blocks: usize, panel: *mu
 ///
 /// All of them are one run of steps: a block is multiplied, the sums of the one before are stored and those of the
 /// one [`LAG`] steps before scaled, across the ends of tiles too.
+///
+/// # Safety
+///
+/// The pointers lead to as many blocks, tiles and rows as these numbers say, `LAG <= depth <= DEPTH`, the tiles are
+/// configured as in [`CONFIG`], and nothing else touches them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn add_products(
     (panel, groups, depth): (*const Unpacked, usize, usize),
@@ -249,52 +248,47 @@ unsafe fn add_products(
             store!($step - 1, $before)
         };
     }
-    // SAFETY: the caller's pointers lead to as many blocks, tiles and rows as it says, and `LAG <= depth <= DEPTH`;
-    // the tiles are configured for these shapes, and nothing else here touches tiles; sums are stored before they
-    // are read.
-    unsafe {
-        let mut step = 0;
-        // The tile whose last blocks are still to be scaled, and where it goes.
-        let mut earlier: Option<(*const Unpacked, *const ActTile, *mut [f32; 16])> = None;
-        for t in 0..whole {
-            for g in 0..groups {
-                let (w, x) = (panel.add(g * DEPTH), tiles.add(t * stride));
-                for b in 0..LAG {
-                    let block = (w.add(b), x.add(b));
-                    if let Some((w, x, _)) = earlier {
-                        let earlier = (w.add(depth - LAG + b), x.add(depth - LAG + b));
-                        by_turns!(both, step, block, earlier);
-                    } else {
-                        by_turns!(begin, step, block);
-                    }
-                    step += 1;
-                }
-                let out = out.add(g * tokens + t * TOKENS);
-                let before = earlier.map(|(_, _, out)| out);
-                for (t, acc) in acc.iter_mut().enumerate() {
-                    if let Some(before) = before {
-                        _mm512_storeu_ps(before.add(t).cast(), *acc);
-                    }
-                    *acc = _mm512_loadu_ps(out.add(t).cast());
-                }
-                for b in LAG..depth {
-                    let block = (w.add(b), x.add(b));
-                    let earlier = (w.add(b - LAG), x.add(b - LAG));
+    let mut step = 0;
+    // The tile whose last blocks are still to be scaled, and where it goes.
+    let mut earlier: Option<(*const Unpacked, *const ActTile, *mut [f32; 16])> = None;
+    for t in 0..whole {
+        for g in 0..groups {
+            let (w, x) = (panel.add(g * DEPTH), tiles.add(t * stride));
+            for b in 0..LAG {
+                let block = (w.add(b), x.add(b));
+                if let Some((w, x, _)) = earlier {
+                    let earlier = (w.add(depth - LAG + b), x.add(depth - LAG + b));
                     by_turns!(both, step, block, earlier);
-                    step += 1;
+                } else {
+                    by_turns!(begin, step, block);
                 }
-                earlier = Some((w, x, out));
+                step += 1;
             }
+            let out = out.add(g * tokens + t * TOKENS);
+            let before = earlier.map(|(_, _, out)| out);
+            for (t, acc) in acc.iter_mut().enumerate() {
+                if let Some(before) = before {
+                    _mm512_storeu_ps(before.add(t).cast(), *acc);
+                }
+                *acc = _mm512_loadu_ps(out.add(t).cast());
+            }
+            for b in LAG..depth {
+                let block = (w.add(b), x.add(b));
+                let earlier = (w.add(b - LAG), x.add(b - LAG));
+                by_turns!(both, step, block, earlier);
+                step += 1;
+            }
+            earlier = Some((w, x, out));
         }
-        let Some((w, x, out)) = earlier else { return };
-        by_turns!(end, step,);
-        for b in depth - LAG..depth {
-            let last = (w.add(b), x.add(b));
-            scale!(step - depth + b, last, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
-        }
-        for (t, acc) in acc.iter().enumerate() {
-            _mm512_storeu_ps(out.add(t).cast(), *acc);
-        }
+    }
+    let Some((w, x, out)) = earlier else { return };
+    by_turns!(end, step,);
+    for b in depth - LAG..depth {
+        let last = (w.add(b), x.add(b));
+        scale!(step - depth + b, last, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+    }
+    for (t, acc) in acc.iter().enumerate() {
+        _mm512_storeu_ps(out.add(t).cast(), *acc);
     }
 }
 
@@ -312,35 +306,32 @@ pub unsafe fn products(rounds: u64, (a, b): ([i8; 8], [i8; 8])) -> i64 {
     });
     let mut sums = [[[0i32; 16]; 16]; 4];
     let out = sums.as_mut_ptr();
-    // SAFETY: the caller vouches for the instructions; all six tiles are whole, and so are the arrays.
-    unsafe {
-        asm!(
-            "ldtilecfg [{config}]",
-            "tileloadd tmm0, [{x} + {line}]",
-            "tileloadd tmm1, [{w} + {line}]",
-            "tilezero tmm2", "tilezero tmm3", "tilezero tmm4", "tilezero tmm5",
-            "test {rounds}, {rounds}",
-            "jz 3f",
-            "2:",
-            "tdpbssd tmm2, tmm0, tmm1", "tdpbssd tmm3, tmm0, tmm1",
-            "tdpbssd tmm4, tmm0, tmm1", "tdpbssd tmm5, tmm0, tmm1",
-            "tdpbssd tmm2, tmm0, tmm1", "tdpbssd tmm3, tmm0, tmm1",
-            "tdpbssd tmm4, tmm0, tmm1", "tdpbssd tmm5, tmm0, tmm1",
-            "tdpbssd tmm2, tmm0, tmm1", "tdpbssd tmm3, tmm0, tmm1",
-            "tdpbssd tmm4, tmm0, tmm1", "tdpbssd tmm5, tmm0, tmm1",
-            "dec {rounds}",
-            "jnz 2b",
-            "3:",
-            "tilestored [{a} + {line}], tmm2", "tilestored [{b} + {line}], tmm3",
-            "tilestored [{c} + {line}], tmm4", "tilestored [{d} + {line}], tmm5",
-            "tilerelease",
-            config = in(reg) &raw const WHOLE,
-            x = in(reg) x.as_ptr(), w = in(reg) w.as_ptr(), line = in(reg) 64usize,
-            rounds = inout(reg) rounds => _,
-            a = in(reg) out, b = in(reg) out.add(1), c = in(reg) out.add(2), d = in(reg) out.add(3),
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
-            options(nostack),
-        );
-    }
+    asm!(
+        "ldtilecfg [{config}]",
+        "tileloadd tmm0, [{x} + {line}]",
+        "tileloadd tmm1, [{w} + {line}]",
+        "tilezero tmm2", "tilezero tmm3", "tilezero tmm4", "tilezero tmm5",
+        "test {rounds}, {rounds}",
+        "jz 3f",
+        "2:",
+        "tdpbssd tmm2, tmm0, tmm1", "tdpbssd tmm3, tmm0, tmm1",
+        "tdpbssd tmm4, tmm0, tmm1", "tdpbssd tmm5, tmm0, tmm1",
+        "tdpbssd tmm2, tmm0, tmm1", "tdpbssd tmm3, tmm0, tmm1",
+        "tdpbssd tmm4, tmm0, tmm1", "tdpbssd tmm5, tmm0, tmm1",
+        "tdpbssd tmm2, tmm0, tmm1", "tdpbssd tmm3, tmm0, tmm1",
+        "tdpbssd tmm4, tmm0, tmm1", "tdpbssd tmm5, tmm0, tmm1",
+        "dec {rounds}",
+        "jnz 2b",
+        "3:",
+        "tilestored [{a} + {line}], tmm2", "tilestored [{b} + {line}], tmm3",
+        "tilestored [{c} + {line}], tmm4", "tilestored [{d} + {line}], tmm5",
+        "tilerelease",
+        config = in(reg) &raw const WHOLE,
+        x = in(reg) x.as_ptr(), w = in(reg) w.as_ptr(), line = in(reg) 64usize,
+        rounds = inout(reg) rounds => _,
+        a = in(reg) out, b = in(reg) out.add(1), c = in(reg) out.add(2), d = in(reg) out.add(3),
+        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
+        options(nostack),
+    );
     sums.as_flattened().as_flattened().iter().map(|&x| i64::from(x)).sum()
 }

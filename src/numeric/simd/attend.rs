@@ -78,25 +78,22 @@ pub fn attend<const HD: usize, const N: usize>(
     ) {
         let slots = visible.iter().copied().max().unwrap_or(0);
         let mut scores = Scores::<N>::NONE;
-        // SAFETY: `attend` checked that the chunk holds `slots` rows of each; lanes as the caller's.
-        unsafe {
-            // Few queries wait for memory: while keys are read, values are fetched, and then the next chunk's keys.
-            let (k_row, v_row) = (kv.types.k.row_bytes(HD), kv.types.v.row_bytes(HD));
-            let (values, keys) = match N <= FEW {
-                true => (Ahead::of(kv.v.as_ptr(), v_row), Ahead::of(kv.k.as_ptr(), k_row).after(CHUNK)),
-                false => (Ahead::NOTHING, Ahead::NOTHING),
-            };
-            let scores = scored::<L, HD, N>((kv.types.k, kv.k, slots), queries, values, &mut scores);
-            for ((scores, out), &n) in scores.iter_mut().zip(out.iter_mut()).zip(visible) {
-                (out.m, out.l) = numerators::<L>(&mut scores[..n]);
-                out.o = [0.0; HD];
-            }
-            let alike = visible.iter().all(|&n| n == slots);
-            if is_fused::<L, HD, N>() && alike {
-                fused::weigh::<L, HD>(kv.types.v, (kv.v, slots), scores, out, keys);
-            } else {
-                weigh::<L, HD>(kv.types.v, kv.v, (scores, visible), out, keys);
-            }
+        // Few queries wait for memory: while keys are read, values are fetched, and then the next chunk's keys.
+        let (k_row, v_row) = (kv.types.k.row_bytes(HD), kv.types.v.row_bytes(HD));
+        let (values, keys) = match N <= FEW {
+            true => (Ahead::of(kv.v.as_ptr(), v_row), Ahead::of(kv.k.as_ptr(), k_row).after(CHUNK)),
+            false => (Ahead::NOTHING, Ahead::NOTHING),
+        };
+        let scores = scored::<L, HD, N>((kv.types.k, kv.k, slots), queries, values, &mut scores);
+        for ((scores, out), &n) in scores.iter_mut().zip(out.iter_mut()).zip(visible) {
+            (out.m, out.l) = numerators::<L>(&mut scores[..n]);
+            out.o = [0.0; HD];
+        }
+        let alike = visible.iter().all(|&n| n == slots);
+        if is_fused::<L, HD, N>() && alike {
+            fused::weigh::<L, HD>(kv.types.v, (kv.v, slots), scores, out, keys);
+        } else {
+            weigh::<L, HD>(kv.types.v, kv.v, (scores, visible), out, keys);
         }
     }
     let slots = visible.iter().copied().max().unwrap_or(0);
@@ -137,12 +134,9 @@ unsafe fn scored<'a, L: Lanes, const HD: usize, const N: usize>(
     scores: &'a mut Scores<N>,
 ) -> &'a mut [[f32; CHUNK]] {
     let scores = scores.cleared(queries.len());
-    // SAFETY: `k` holds the slots, at most [`CHUNK`]; lanes as the caller's.
-    unsafe {
-        match is_fused::<L, HD, N>() {
-            true => fused::score::<L, HD>(kind, (k, slots), queries, scores, ahead),
-            false => score::<L, HD>(kind, k, slots, queries, scores, ahead),
-        }
+    match is_fused::<L, HD, N>() {
+        true => fused::score::<L, HD>(kind, (k, slots), queries, scores, ahead),
+        false => score::<L, HD>(kind, k, slots, queries, scores, ahead),
     }
     scores
 }
@@ -188,18 +182,15 @@ unsafe fn score<L: Lanes, const HD: usize>(
     ahead: Ahead,
 ) {
     let Aligned(rows) = &mut Aligned([[0.0f32; HD]; ROWS]);
-    // SAFETY: `k` holds the slots; HD as `blocks::scores` needs it; lanes as the caller's.
-    unsafe {
-        for first in (0..slots).step_by(ROWS) {
-            ahead.fetch(first);
-            let rows = widened::<L, HD>(kind, k, first..slots.min(first + ROWS), rows);
-            if HD.is_multiple_of(16) && queries.len() >= blocks::TRANSPOSED_FROM {
-                blocks::scores::<L, HD>(rows, first, queries, scores);
-            } else {
-                // In blocks of four queries, each row loaded once, this was a tenth slower.
-                for (q, scores) in queries.iter().zip(scores.iter_mut()) {
-                    dots::<L, HD>(q, rows).store(scores[first..].as_mut_ptr());
-                }
+    for first in (0..slots).step_by(ROWS) {
+        ahead.fetch(first);
+        let rows = widened::<L, HD>(kind, k, first..slots.min(first + ROWS), rows);
+        if HD.is_multiple_of(16) && queries.len() >= blocks::TRANSPOSED_FROM {
+            blocks::scores::<L, HD>(rows, first, queries, scores);
+        } else {
+            // In blocks of four queries, each row loaded once, this was a tenth slower.
+            for (q, scores) in queries.iter().zip(scores.iter_mut()) {
+                dots::<L, HD>(q, rows).store(scores[first..].as_mut_ptr());
             }
         }
     }
@@ -208,29 +199,23 @@ unsafe fn score<L: Lanes, const HD: usize>(
 /// Dot products of one query with sixteen rows.
 #[inline(always)]
 unsafe fn dots<L: Lanes, const HD: usize>(q: &[f32; HD], rows: &[[f32; HD]; ROWS]) -> L {
-    // SAFETY: rows and query have HD elements; indices from `sixteens`; lanes as the caller's.
-    unsafe {
-        let mut acc = [L::splat(0.0); ROWS];
-        for (acc, row) in acc.iter_mut().zip(rows) {
-            sixteens!(HD, |i, part| *acc = load::<L>(row, i, part).fma(load(q, i, part), *acc));
-        }
-        L::sums(&acc)
+    let mut acc = [L::splat(0.0); ROWS];
+    for (acc, row) in acc.iter_mut().zip(rows) {
+        sixteens!(HD, |i, part| *acc = load::<L>(row, i, part).fma(load(q, i, part), *acc));
     }
+    L::sums(&acc)
 }
 
 /// `o += weight * row` for each weight in turn.
 #[inline(always)]
 unsafe fn add<L: Lanes, const HD: usize>(weights: &[f32], rows: &[[f32; HD]; ROWS], o: &mut [f32; HD]) {
-    // SAFETY: rows have HD elements; indices from `sixteens`; lanes as the caller's.
-    unsafe {
-        sixteens!(HD, |i, part| {
-            let mut sum: L = load(o, i, part);
-            for (w, row) in weights.iter().zip(rows) {
-                sum = L::splat(*w).fma(load(row, i, part), sum);
-            }
-            store(sum, o, i, part);
-        });
-    }
+    sixteens!(HD, |i, part| {
+        let mut sum: L = load(o, i, part);
+        for (w, row) in weights.iter().zip(rows) {
+            sum = L::splat(*w).fma(load(row, i, part), sum);
+        }
+        store(sum, o, i, part);
+    });
 }
 
 /// The rows `slots` as floats, followed by unspecified rows when there are fewer than sixteen.
@@ -246,13 +231,11 @@ unsafe fn widened<'a, L: Lanes, const HD: usize>(
         let floats =
             bytes[slots.start * row_bytes..][..ROWS * row_bytes].as_ptr().cast::<[[f32; HD]; ROWS]>();
         if floats.is_aligned() {
-            // SAFETY: aligned, and as long as the slice; any bits are floats.
-            return unsafe { &*floats };
+            return &*floats;
         }
     }
     for (row, slot) in rows.iter_mut().zip(slots) {
-        // SAFETY: the slice is one row of `kind`; lanes as the caller's.
-        unsafe { decode::<L, HD>(kind, &bytes[slot * row_bytes..][..row_bytes], row) };
+        decode::<L, HD>(kind, &bytes[slot * row_bytes..][..row_bytes], row);
     }
     rows
 }
@@ -268,21 +251,18 @@ unsafe fn weigh<L: Lanes, const HD: usize>(
 ) {
     let slots = visible.iter().copied().max().unwrap_or(0);
     let Aligned(rows) = &mut Aligned([[0.0f32; HD]; ROWS]);
-    // SAFETY: `v` holds the slots; HD as `blocks::weigh` needs it; lanes as the caller's.
-    unsafe {
-        for first in (0..slots).step_by(ROWS) {
-            ahead.fetch(first);
-            let rows = widened::<L, HD>(kind, v, first..slots.min(first + ROWS), rows);
-            if !HD.is_multiple_of(16) {
-                for ((scores, out), &seen) in scores.iter().zip(out.iter_mut()).zip(visible) {
-                    let n = seen.saturating_sub(first).min(ROWS);
-                    add::<L, HD>(&scores[first..][..n], rows, &mut out.o);
-                }
-            } else if L::WIDE {
-                blocks::weigh::<L, HD, 4, 4>(rows, first, scores, visible, out);
-            } else {
-                blocks::weigh::<L, HD, 2, 2>(rows, first, scores, visible, out);
+    for first in (0..slots).step_by(ROWS) {
+        ahead.fetch(first);
+        let rows = widened::<L, HD>(kind, v, first..slots.min(first + ROWS), rows);
+        if !HD.is_multiple_of(16) {
+            for ((scores, out), &seen) in scores.iter().zip(out.iter_mut()).zip(visible) {
+                let n = seen.saturating_sub(first).min(ROWS);
+                add::<L, HD>(&scores[first..][..n], rows, &mut out.o);
             }
+        } else if L::WIDE {
+            blocks::weigh::<L, HD, 4, 4>(rows, first, scores, visible, out);
+        } else {
+            blocks::weigh::<L, HD, 2, 2>(rows, first, scores, visible, out);
         }
     }
 }
@@ -293,23 +273,20 @@ unsafe fn numerators<L: Lanes>(scores: &mut [f32]) -> (f32, f32) {
     if scores.is_empty() {
         return (f32::NEG_INFINITY, 0.0);
     }
-    // SAFETY: indices from `sixteens`; lanes as the caller's.
-    unsafe {
-        let mut most = L::splat(f32::NEG_INFINITY);
-        let (whole, rest) = scores.as_chunks::<16>();
-        for run in whole {
-            most = L::load(run.as_ptr()).max(most);
-        }
-        let m = rest.iter().fold(most.largest(), |m, &x| if x > m { x } else { m });
-        let mut sum = L::splat(0.0);
-        sixteens!(scores.len(), |i, part| {
-            let e = exp_lanes(load::<L>(scores, i, part).sub(L::splat(m)));
-            store(e, scores, i, part);
-            // Reloading zeroes the lanes past the end.
-            sum = sum.add(load(scores, i, part));
-        });
-        (m, sum.sum())
+    let mut most = L::splat(f32::NEG_INFINITY);
+    let (whole, rest) = scores.as_chunks::<16>();
+    for run in whole {
+        most = L::load(run.as_ptr()).max(most);
     }
+    let m = rest.iter().fold(most.largest(), |m, &x| if x > m { x } else { m });
+    let mut sum = L::splat(0.0);
+    sixteens!(scores.len(), |i, part| {
+        let e = exp_lanes(load::<L>(scores, i, part).sub(L::splat(m)));
+        store(e, scores, i, part);
+        // Reloading zeroes the lanes past the end.
+        sum = sum.add(load(scores, i, part));
+    });
+    (m, sum.sum())
 }
 
 /// Takes the next chunk's partial into `state`.
@@ -319,16 +296,13 @@ pub fn merge<const HD: usize>(isa: Isa, state: &mut Partial<HD>, part: &Partial<
         let m = if part.m > state.m { part.m } else { state.m };
         let mut weights = [0.0f32; 16];
         (weights[0], weights[1]) = (state.m - m, part.m - m);
-        // SAFETY: sixteen floats; indices from `sixteens`; lanes as the caller's.
-        unsafe {
-            exp_lanes(L::load(weights.as_ptr())).store(weights.as_mut_ptr());
-            let (old, new) = (weights[0], weights[1]);
-            (state.m, state.l) = (m, part.l.mul_add(new, state.l * old));
-            sixteens!(HD, |i, run| {
-                let o = load::<L>(&state.o, i, run).mul(L::splat(old));
-                store(load::<L>(&part.o, i, run).fma(L::splat(new), o), &mut state.o, i, run);
-            });
-        }
+        exp_lanes(L::load(weights.as_ptr())).store(weights.as_mut_ptr());
+        let (old, new) = (weights[0], weights[1]);
+        (state.m, state.l) = (m, part.l.mul_add(new, state.l * old));
+        sixteens!(HD, |i, run| {
+            let o = load::<L>(&state.o, i, run).mul(L::splat(old));
+            store(load::<L>(&part.o, i, run).fma(L::splat(new), o), &mut state.o, i, run);
+        });
     }
     if part.l > 0.0 {
         dispatch!(isa, body::<L, HD: usize>(state: &mut Partial<HD>, part: &Partial<HD>))

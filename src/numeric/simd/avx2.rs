@@ -45,177 +45,143 @@ macro_rules! transposed8 {
 
 // SAFETY: every intrinsic below is AVX2, FMA or F16C, which `Isa::Avx2` stands for; memory accesses
 // are unaligned and stay within what the trait's contract grants.
-#[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        unsafe { Avx2(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
+        Avx2(_mm256_set1_ps(x), _mm256_set1_ps(x))
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        unsafe { Avx2(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+        Avx2(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8)))
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self {
-        unsafe {
-            Avx2(
-                _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
-                _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast())),
-            )
-        }
+        Avx2(_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast())))
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> Self {
-        unsafe {
-            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
-            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(16).cast()));
-            Avx2(
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
-            )
-        }
+        let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+        let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(16).cast()));
+        Avx2(
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+        )
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> Self {
-        unsafe {
-            let x = _mm_loadu_si128(p.cast());
-            Avx2(
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)),
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(x))),
-            )
-        }
+        let x = _mm_loadu_si128(p.cast());
+        Avx2(
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(x))),
+        )
     }
     #[inline(always)]
     unsafe fn load_nibbles(p: *const u8) -> (Self, Self) {
-        unsafe {
-            let x = _mm_loadu_si128(p.cast());
-            let mask = _mm_set1_epi8(15);
-            let low = _mm_and_si128(x, mask);
-            let high = _mm_and_si128(_mm_srli_epi16::<4>(x), mask);
-            (widen_u8(low), widen_u8(high))
-        }
+        let x = _mm_loadu_si128(p.cast());
+        let mask = _mm_set1_epi8(15);
+        let low = _mm_and_si128(x, mask);
+        let high = _mm_and_si128(_mm_srli_epi16::<4>(x), mask);
+        (widen_u8(low), widen_u8(high))
     }
     #[inline(always)]
     unsafe fn splat_f16(p: *const u8) -> Self {
-        unsafe {
-            let x = _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned()));
-            Avx2(x, x)
-        }
+        let x = _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned()));
+        Avx2(x, x)
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        unsafe {
-            _mm256_storeu_ps(p, self.0);
-            _mm256_storeu_ps(p.add(8), self.1);
-        }
+        _mm256_storeu_ps(p, self.0);
+        _mm256_storeu_ps(p.add(8), self.1);
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u8) {
-        unsafe {
-            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
-            _mm_storeu_si128(p.add(16).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1));
-        }
+        _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
+        _mm_storeu_si128(p.add(16).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1));
     }
     #[inline(always)]
     unsafe fn store_i8(self, p: *mut i8) {
-        unsafe {
-            let w = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
-            let w = _mm256_permute4x64_epi64::<0b11_01_10_00>(w);
-            let b = _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256::<1>(w));
-            _mm_storeu_si128(p.cast(), b);
-        }
+        let w = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+        let w = _mm256_permute4x64_epi64::<0b11_01_10_00>(w);
+        let b = _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256::<1>(w));
+        _mm_storeu_si128(p.cast(), b);
     }
     #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {
-        unsafe { Avx2(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)) }
+        Avx2(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1))
     }
     #[inline(always)]
     unsafe fn add(self, b: Self) -> Self {
-        unsafe { both!(_mm256_add_ps, self, b) }
+        both!(_mm256_add_ps, self, b)
     }
     #[inline(always)]
     unsafe fn sub(self, b: Self) -> Self {
-        unsafe { both!(_mm256_sub_ps, self, b) }
+        both!(_mm256_sub_ps, self, b)
     }
     #[inline(always)]
     unsafe fn mul(self, b: Self) -> Self {
-        unsafe { both!(_mm256_mul_ps, self, b) }
+        both!(_mm256_mul_ps, self, b)
     }
     #[inline(always)]
     unsafe fn div(self, b: Self) -> Self {
-        unsafe { both!(_mm256_div_ps, self, b) }
+        both!(_mm256_div_ps, self, b)
     }
     #[inline(always)]
     unsafe fn max(self, b: Self) -> Self {
-        unsafe { both!(_mm256_max_ps, self, b) }
+        both!(_mm256_max_ps, self, b)
     }
     #[inline(always)]
     unsafe fn min(self, b: Self) -> Self {
-        unsafe { both!(_mm256_min_ps, self, b) }
+        both!(_mm256_min_ps, self, b)
     }
     #[inline(always)]
     unsafe fn abs(self) -> Self {
-        unsafe {
-            let sign = _mm256_set1_ps(-0.0);
-            Avx2(_mm256_andnot_ps(sign, self.0), _mm256_andnot_ps(sign, self.1))
-        }
+        let sign = _mm256_set1_ps(-0.0);
+        Avx2(_mm256_andnot_ps(sign, self.0), _mm256_andnot_ps(sign, self.1))
     }
     #[inline(always)]
     unsafe fn round(self) -> Self {
-        unsafe {
-            const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-            Avx2(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1))
-        }
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        Avx2(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1))
     }
     #[inline(always)]
     unsafe fn pow2(n: Self) -> Self {
-        unsafe {
-            let bias = _mm256_set1_epi32(127);
-            let low = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n.0), bias));
-            let high = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n.1), bias));
-            Avx2(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
-        }
+        let bias = _mm256_set1_epi32(127);
+        let low = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n.0), bias));
+        let high = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n.1), bias));
+        Avx2(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
     }
     #[inline(always)]
     unsafe fn where_ge(self, x: Self, limit: Self) -> Self {
-        unsafe {
-            Avx2(
-                _mm256_and_ps(self.0, _mm256_cmp_ps::<_CMP_GE_OQ>(x.0, limit.0)),
-                _mm256_and_ps(self.1, _mm256_cmp_ps::<_CMP_GE_OQ>(x.1, limit.1)),
-            )
-        }
+        Avx2(
+            _mm256_and_ps(self.0, _mm256_cmp_ps::<_CMP_GE_OQ>(x.0, limit.0)),
+            _mm256_and_ps(self.1, _mm256_cmp_ps::<_CMP_GE_OQ>(x.1, limit.1)),
+        )
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        unsafe {
-            let v8 = _mm256_add_ps(self.0, self.1);
-            let v4 = _mm_add_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps::<1>(v8));
-            let v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
-            _mm_cvtss_f32(_mm_add_ss(v2, _mm_shuffle_ps::<1>(v2, v2)))
-        }
+        let v8 = _mm256_add_ps(self.0, self.1);
+        let v4 = _mm_add_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps::<1>(v8));
+        let v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
+        _mm_cvtss_f32(_mm_add_ss(v2, _mm_shuffle_ps::<1>(v2, v2)))
     }
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
-        unsafe {
-            let v8 = _mm256_max_ps(self.0, self.1);
-            let v4 = _mm_max_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps::<1>(v8));
-            let v2 = _mm_max_ps(v4, _mm_movehl_ps(v4, v4));
-            _mm_cvtss_f32(_mm_max_ss(v2, _mm_shuffle_ps::<1>(v2, v2)))
-        }
+        let v8 = _mm256_max_ps(self.0, self.1);
+        let v4 = _mm_max_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps::<1>(v8));
+        let v2 = _mm_max_ps(v4, _mm_movehl_ps(v4, v4));
+        _mm_cvtss_f32(_mm_max_ss(v2, _mm_shuffle_ps::<1>(v2, v2)))
     }
     #[inline(always)]
     unsafe fn sums(rows: &[Self; 16]) -> Self {
-        unsafe { Avx2(sums8(&rows[..8]), sums8(&rows[8..])) }
+        Avx2(sums8(&rows[..8]), sums8(&rows[8..]))
     }
     #[inline(always)]
     unsafe fn transpose(rows: &mut [Self; 16]) {
-        unsafe {
-            let (top_left, top_right) = (transposed8!(rows, 0, 0), transposed8!(rows, 0, 1));
-            let (low_left, low_right) = (transposed8!(rows, 8, 0), transposed8!(rows, 8, 1));
-            for i in 0..8 {
-                rows[i] = Avx2(top_left[i], low_left[i]);
-                rows[8 + i] = Avx2(top_right[i], low_right[i]);
-            }
+        let (top_left, top_right) = (transposed8!(rows, 0, 0), transposed8!(rows, 0, 1));
+        let (low_left, low_right) = (transposed8!(rows, 8, 0), transposed8!(rows, 8, 1));
+        for i in 0..8 {
+            rows[i] = Avx2(top_left[i], low_left[i]);
+            rows[8 + i] = Avx2(top_right[i], low_right[i]);
         }
     }
 }
@@ -223,41 +189,35 @@ unsafe impl Lanes for Avx2 {
 /// Sixteen unsigned bytes as floats.
 #[inline(always)]
 unsafe fn widen_u8(x: __m128i) -> Avx2 {
-    // SAFETY: as the caller's.
-    unsafe {
-        Avx2(
-            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)),
-            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(x))),
-        )
-    }
+    Avx2(
+        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)),
+        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(x))),
+    )
 }
 
 /// The tree sums of eight rows, one a lane: the same additions as [`Lanes::sum`], side by side.
 #[inline(always)]
 unsafe fn sums8(rows: &[Avx2]) -> __m256 {
-    // SAFETY: as the caller's.
-    unsafe {
-        // 8 -> 4: the low half of the result holds row a's four sums, the high half row b's.
-        macro_rules! pair {
-            ($a:literal, $b:literal) => {{
-                let a = _mm256_add_ps(rows[$a].0, rows[$a].1);
-                let b = _mm256_add_ps(rows[$b].0, rows[$b].1);
-                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
-            }};
-        }
-        // 4 -> 2: lanes (0+2, 1+3) of two rows beside each other.
-        macro_rules! four {
-            ($a:expr, $b:expr) => {{
-                let (a, b) = ($a, $b);
-                let low = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
-                _mm256_add_ps(low, _mm256_shuffle_ps::<0b11_10_11_10>(a, b))
-            }};
-        }
-        let a = four!(pair!(0, 4), pair!(1, 5));
-        let b = four!(pair!(2, 6), pair!(3, 7));
-        // 2 -> 1.
-        _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b))
+    // 8 -> 4: the low half of the result holds row a's four sums, the high half row b's.
+    macro_rules! pair {
+        ($a:literal, $b:literal) => {{
+            let a = _mm256_add_ps(rows[$a].0, rows[$a].1);
+            let b = _mm256_add_ps(rows[$b].0, rows[$b].1);
+            _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
+        }};
     }
+    // 4 -> 2: lanes (0+2, 1+3) of two rows beside each other.
+    macro_rules! four {
+        ($a:expr, $b:expr) => {{
+            let (a, b) = ($a, $b);
+            let low = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
+            _mm256_add_ps(low, _mm256_shuffle_ps::<0b11_10_11_10>(a, b))
+        }};
+    }
+    let a = four!(pair!(0, 4), pair!(1, 5));
+    let b = four!(pair!(2, 6), pair!(3, 7));
+    // 2 -> 1.
+    _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b))
 }
 
 /// The body of a kernel of eight lanes: `$dot(low, high, activations)` gives the exact sums of a block.
@@ -330,7 +290,5 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
             _mm256_add_epi32(sum, _mm256_set1_epi32($act.offset))
         }};
     }
-    // SAFETY: `super::q4_tile` checked that `acts` holds T rows `stride` apart and `out` T rows; `w` holds
-    // its blocks.
-    unsafe { q4_by_eight!(T, w, acts, stride, out, dot) }
+    q4_by_eight!(T, w, acts, stride, out, dot)
 }

@@ -22,7 +22,5 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
             sum
         }};
     }
-    // SAFETY: `super::q4_tile` checked that `acts` holds T rows `stride` apart and `out` T rows; `w` holds
-    // its blocks.
-    unsafe { q4_by_eight!(T, w, acts, stride, out, dot) }
+    q4_by_eight!(T, w, acts, stride, out, dot)
 }

@@ -27,11 +27,8 @@ pub unsafe trait Lanes: Copy {
     /// `(nibble - 8) * scale` of the low nibbles of sixteen bytes, then of their high nibbles.
     #[inline(always)]
     unsafe fn load_q4(p: *const u8, scale: Self) -> (Self, Self) {
-        // SAFETY: same contract as the caller's.
-        unsafe {
-            let ((low, high), eight) = (Self::load_nibbles(p), Self::splat(8.0));
-            (low.sub(eight).mul(scale), high.sub(eight).mul(scale))
-        }
+        let ((low, high), eight) = (Self::load_nibbles(p), Self::splat(8.0));
+        (low.sub(eight).mul(scale), high.sub(eight).mul(scale))
     }
     /// The finite f16 at `p`, widened, in all lanes.
     ///
@@ -39,11 +36,8 @@ pub unsafe trait Lanes: Copy {
     /// which is exact for subnormals too.
     #[inline(always)]
     unsafe fn splat_f16(p: *const u8) -> Self {
-        // SAFETY: the caller vouches for two bytes at `p`.
-        unsafe {
-            let h = u32::from(u16::from_le_bytes(p.cast::<[u8; 2]>().read()));
-            Self::splat(f32::from_bits((h & 0x8000) << 16 | (h & 0x7fff) << 13) * f32::from_bits(0x7780_0000))
-        }
+        let h = u32::from(u16::from_le_bytes(p.cast::<[u8; 2]>().read()));
+        Self::splat(f32::from_bits((h & 0x8000) << 16 | (h & 0x7fff) << 13) * f32::from_bits(0x7780_0000))
     }
     unsafe fn store(self, p: *mut f32);
     /// Rounds to f16 (nearest even) and stores 32 bytes.
@@ -75,41 +69,33 @@ pub unsafe trait Lanes: Copy {
     unsafe fn sums(rows: &[Self; 16]) -> Self {
         let mut out = [0.0f32; 16];
         for (o, r) in out.iter_mut().zip(rows) {
-            // SAFETY: same contract as the caller's.
-            *o = unsafe { r.sum() };
+            *o = r.sum();
         }
-        // SAFETY: `out` holds sixteen floats.
-        unsafe { Self::load(out.as_ptr()) }
+        Self::load(out.as_ptr())
     }
 
     /// Lane `r` of the result is the largest lane of `rows[r]`.
     #[inline(always)]
     unsafe fn largests(rows: &[Self; 16]) -> Self {
         let mut columns = *rows;
-        // SAFETY: same contract as the caller's.
-        unsafe {
-            Self::transpose(&mut columns);
-            let mut most = columns[0];
-            for column in &columns[1..] {
-                most = most.max(*column);
-            }
-            most
+        Self::transpose(&mut columns);
+        let mut most = columns[0];
+        for column in &columns[1..] {
+            most = most.max(*column);
         }
+        most
     }
 
     /// Lane `i` of row `r` changes places with lane `r` of row `i`.
     #[inline(always)]
     unsafe fn transpose(rows: &mut [Self; 16]) {
         let mut old = [[0.0f32; 16]; 16];
-        // SAFETY: each row of `old` and `new` holds sixteen floats.
-        unsafe {
-            for (old, row) in old.iter_mut().zip(rows.iter()) {
-                row.store(old.as_mut_ptr());
-            }
-            for (i, row) in rows.iter_mut().enumerate() {
-                let new = old.map(|r| r[i]);
-                *row = Self::load(new.as_ptr());
-            }
+        for (old, row) in old.iter_mut().zip(rows.iter()) {
+            row.store(old.as_mut_ptr());
+        }
+        for (i, row) in rows.iter_mut().enumerate() {
+            let new = old.map(|r| r[i]);
+            *row = Self::load(new.as_ptr());
         }
     }
 
@@ -117,8 +103,7 @@ pub unsafe trait Lanes: Copy {
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
         let mut out = [0.0f32; 16];
-        // SAFETY: `out` holds sixteen floats.
-        unsafe { self.store(out.as_mut_ptr()) };
+        self.store(out.as_mut_ptr());
         out.iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m })
     }
 
@@ -126,22 +111,16 @@ pub unsafe trait Lanes: Copy {
     #[inline(always)]
     unsafe fn load_part(p: *const f32, n: usize) -> Self {
         let mut part = [0.0f32; 16];
-        // SAFETY: the caller vouches for `n` floats at `p`; `part` holds sixteen.
-        unsafe {
-            std::ptr::copy_nonoverlapping(p, part.as_mut_ptr(), n);
-            Self::load(part.as_ptr())
-        }
+        std::ptr::copy_nonoverlapping(p, part.as_mut_ptr(), n);
+        Self::load(part.as_ptr())
     }
 
     /// Stores the first `n < 16` lanes.
     #[inline(always)]
     unsafe fn store_part(self, p: *mut f32, n: usize) {
         let mut part = [0.0f32; 16];
-        // SAFETY: the caller vouches for room for `n` floats at `p`; `part` holds sixteen.
-        unsafe {
-            self.store(part.as_mut_ptr());
-            std::ptr::copy_nonoverlapping(part.as_ptr(), p, n);
-        }
+        self.store(part.as_mut_ptr());
+        std::ptr::copy_nonoverlapping(part.as_ptr(), p, n);
     }
 }
 
@@ -169,47 +148,39 @@ unsafe impl Lanes for Scalar {
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: the caller vouches for sixteen floats at `p`.
-        Self(unsafe { p.cast::<[f32; 16]>().read_unaligned() })
+        Self(p.cast::<[f32; 16]>().read_unaligned())
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self {
-        // SAFETY: the caller vouches for 32 bytes at `p`.
-        let bytes = unsafe { p.cast::<[[u8; 2]; 16]>().read_unaligned() };
+        let bytes = p.cast::<[[u8; 2]; 16]>().read_unaligned();
         Self(bytes.map(|b| half::f16::from_le_bytes(b).to_f32()))
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> Self {
-        // SAFETY: the caller vouches for 32 bytes at `p`.
-        let bytes = unsafe { p.cast::<[[u8; 2]; 16]>().read_unaligned() };
+        let bytes = p.cast::<[[u8; 2]; 16]>().read_unaligned();
         Self(bytes.map(|b| half::bf16::from_le_bytes(b).to_f32()))
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> Self {
-        // SAFETY: the caller vouches for 16 bytes at `p`.
-        let bytes = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
+        let bytes = p.cast::<[u8; 16]>().read_unaligned();
         Self(bytes.map(|b| b as i8 as f32))
     }
     #[inline(always)]
     unsafe fn load_nibbles(p: *const u8) -> (Self, Self) {
-        // SAFETY: the caller vouches for 16 bytes at `p`.
-        let bytes = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
+        let bytes = p.cast::<[u8; 16]>().read_unaligned();
         (Self(bytes.map(|b| (b & 15) as f32)), Self(bytes.map(|b| (b >> 4) as f32)))
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        // SAFETY: the caller vouches for room for sixteen floats at `p`.
-        unsafe { p.cast::<[f32; 16]>().write_unaligned(self.0) }
+        p.cast::<[f32; 16]>().write_unaligned(self.0)
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u8) {
-        // SAFETY: the caller vouches for room for 32 bytes at `p`.
-        unsafe { p.cast::<[[u8; 2]; 16]>().write(self.0.map(|x| half::f16::from_f32(x).to_le_bytes())) }
+        p.cast::<[[u8; 2]; 16]>().write(self.0.map(|x| half::f16::from_f32(x).to_le_bytes()))
     }
     #[inline(always)]
     unsafe fn store_i8(self, p: *mut i8) {
-        // SAFETY: the caller vouches for room for sixteen bytes at `p`.
-        unsafe { p.cast::<[i8; 16]>().write_unaligned(self.0.map(|x| x as i8)) }
+        p.cast::<[i8; 16]>().write_unaligned(self.0.map(|x| x as i8))
     }
     #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {

@@ -96,8 +96,7 @@ macro_rules! compiled {
             x: Tokens<'_>,
             out: *mut [f32; 16],
         ) {
-            // SAFETY: as the caller's; this function is compiled with the features the rows need.
-            unsafe { tile::<$rows, F, T>(w, x, out) }
+            tile::<$rows, F, T>(w, x, out)
         }
     };
 }

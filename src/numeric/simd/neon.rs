@@ -17,29 +17,19 @@ pub struct Neon([float32x4_t; 4]);
 /// already, which an exact subtraction brings down. `scvtf` has fewer or half the pipes.
 #[inline(always)]
 unsafe fn widen_u8(x: uint8x16_t, bias: f32) -> Neon {
-    // SAFETY: NEON is part of every aarch64 target.
-    unsafe {
-        let exponent = vdupq_n_u16(0x4b00);
-        let (a, b) = (vmovl_u8(vget_low_u8(x)), vmovl_high_u8(x));
-        let quads = [
-            vzip1q_u16(a, exponent),
-            vzip2q_u16(a, exponent),
-            vzip1q_u16(b, exponent),
-            vzip2q_u16(b, exponent),
-        ];
-        Neon(quads.map(|q| vsubq_f32(vreinterpretq_f32_u16(q), vdupq_n_f32(bias))))
-    }
+    let exponent = vdupq_n_u16(0x4b00);
+    let (a, b) = (vmovl_u8(vget_low_u8(x)), vmovl_high_u8(x));
+    let quads =
+        [vzip1q_u16(a, exponent), vzip2q_u16(a, exponent), vzip1q_u16(b, exponent), vzip2q_u16(b, exponent)];
+    Neon(quads.map(|q| vsubq_f32(vreinterpretq_f32_u16(q), vdupq_n_f32(bias))))
 }
 
 /// Four f16 in the low half of a register, widened exactly.
 #[inline(always)]
 pub(super) unsafe fn widen_f16(x: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;
-    // SAFETY: `fcvtl` is baseline NEON and touches registers only.
-    unsafe {
-        std::arch::asm!("fcvtl {d:v}.4s, {s:v}.4h", d = lateout(vreg) wide, s = in(vreg) x,
+    std::arch::asm!("fcvtl {d:v}.4s, {s:v}.4h", d = lateout(vreg) wide, s = in(vreg) x,
             options(pure, nomem, nostack, preserves_flags));
-    }
     wide
 }
 
@@ -47,11 +37,8 @@ pub(super) unsafe fn widen_f16(x: uint16x4_t) -> float32x4_t {
 #[inline(always)]
 unsafe fn narrow_f16(x: float32x4_t) -> uint16x4_t {
     let narrow: uint16x4_t;
-    // SAFETY: `fcvtn` is baseline NEON and touches registers only.
-    unsafe {
-        std::arch::asm!("fcvtn {d:v}.4h, {s:v}.4s", d = lateout(vreg) narrow, s = in(vreg) x,
+    std::arch::asm!("fcvtn {d:v}.4h, {s:v}.4s", d = lateout(vreg) narrow, s = in(vreg) x,
             options(pure, nomem, nostack, preserves_flags));
-    }
     narrow
 }
 
@@ -59,166 +46,148 @@ unsafe fn narrow_f16(x: float32x4_t) -> uint16x4_t {
 #[inline(always)]
 unsafe fn sum4(row: &Neon) -> float32x4_t {
     let [a, b, c, d] = row.0;
-    // SAFETY: NEON is part of every aarch64 target.
-    unsafe { vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d)) }
+    vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d))
 }
 
 // SAFETY: NEON is part of every aarch64 target; memory accesses are unaligned and stay within what
 // the trait's contract grants.
-#[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl Lanes for Neon {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        unsafe { Neon([vdupq_n_f32(x); 4]) }
+        Neon([vdupq_n_f32(x); 4])
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        unsafe { Neon(from_fn(|i| vld1q_f32(p.add(4 * i)))) }
+        Neon(from_fn(|i| vld1q_f32(p.add(4 * i))))
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self {
-        unsafe { Neon(from_fn(|i| widen_f16(vreinterpret_u16_u8(vld1_u8(p.add(8 * i)))))) }
+        Neon(from_fn(|i| widen_f16(vreinterpret_u16_u8(vld1_u8(p.add(8 * i))))))
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> Self {
-        unsafe {
-            Neon(from_fn(|i| {
-                let x = vreinterpret_u16_u8(vld1_u8(p.add(8 * i)));
-                vreinterpretq_f32_u32(vshll_n_u16::<16>(x))
-            }))
-        }
+        Neon(from_fn(|i| {
+            let x = vreinterpret_u16_u8(vld1_u8(p.add(8 * i)));
+            vreinterpretq_f32_u32(vshll_n_u16::<16>(x))
+        }))
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> Self {
         // Off by 128, bytes are unsigned.
-        unsafe { widen_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128)), 8_388_736.0) }
+        widen_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128)), 8_388_736.0)
     }
     #[inline(always)]
     unsafe fn load_nibbles(p: *const u8) -> (Self, Self) {
-        unsafe {
-            let x = vld1q_u8(p);
-            let low = vandq_u8(x, vdupq_n_u8(15));
-            (widen_u8(low, 8_388_608.0), widen_u8(vshrq_n_u8::<4>(x), 8_388_608.0))
-        }
+        let x = vld1q_u8(p);
+        let low = vandq_u8(x, vdupq_n_u8(15));
+        (widen_u8(low, 8_388_608.0), widen_u8(vshrq_n_u8::<4>(x), 8_388_608.0))
     }
     #[inline(always)]
     unsafe fn splat_f16(p: *const u8) -> Self {
-        unsafe { Neon([widen_f16(vdup_n_u16(p.cast::<u16>().read_unaligned())); 4]) }
+        Neon([widen_f16(vdup_n_u16(p.cast::<u16>().read_unaligned())); 4])
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        unsafe { (0..4).for_each(|i| vst1q_f32(p.add(4 * i), self.0[i])) }
+        (0..4).for_each(|i| vst1q_f32(p.add(4 * i), self.0[i]))
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u8) {
-        unsafe { (0..4).for_each(|i| vst1_u8(p.add(8 * i), vreinterpret_u8_u16(narrow_f16(self.0[i])))) }
+        (0..4).for_each(|i| vst1_u8(p.add(8 * i), vreinterpret_u8_u16(narrow_f16(self.0[i]))))
     }
     #[inline(always)]
     unsafe fn store_i8(self, p: *mut i8) {
-        unsafe {
-            let q = self.0.map(|x| vmovn_s32(vcvtnq_s32_f32(x)));
-            let low = vmovn_s16(vcombine_s16(q[0], q[1]));
-            let high = vmovn_s16(vcombine_s16(q[2], q[3]));
-            vst1q_s8(p, vcombine_s8(low, high));
-        }
+        let q = self.0.map(|x| vmovn_s32(vcvtnq_s32_f32(x)));
+        let low = vmovn_s16(vcombine_s16(q[0], q[1]));
+        let high = vmovn_s16(vcombine_s16(q[2], q[3]));
+        vst1q_s8(p, vcombine_s8(low, high));
     }
     #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {
-        unsafe { Neon(from_fn(|i| vfmaq_f32(c.0[i], self.0[i], b.0[i]))) }
+        Neon(from_fn(|i| vfmaq_f32(c.0[i], self.0[i], b.0[i])))
     }
     #[inline(always)]
     unsafe fn add(self, b: Self) -> Self {
-        unsafe { Neon(from_fn(|i| vaddq_f32(self.0[i], b.0[i]))) }
+        Neon(from_fn(|i| vaddq_f32(self.0[i], b.0[i])))
     }
     #[inline(always)]
     unsafe fn sub(self, b: Self) -> Self {
-        unsafe { Neon(from_fn(|i| vsubq_f32(self.0[i], b.0[i]))) }
+        Neon(from_fn(|i| vsubq_f32(self.0[i], b.0[i])))
     }
     #[inline(always)]
     unsafe fn mul(self, b: Self) -> Self {
-        unsafe { Neon(from_fn(|i| vmulq_f32(self.0[i], b.0[i]))) }
+        Neon(from_fn(|i| vmulq_f32(self.0[i], b.0[i])))
     }
     #[inline(always)]
     unsafe fn div(self, b: Self) -> Self {
-        unsafe { Neon(from_fn(|i| vdivq_f32(self.0[i], b.0[i]))) }
+        Neon(from_fn(|i| vdivq_f32(self.0[i], b.0[i])))
     }
     #[inline(always)]
     unsafe fn max(self, b: Self) -> Self {
-        unsafe { Neon(from_fn(|i| vmaxq_f32(self.0[i], b.0[i]))) }
+        Neon(from_fn(|i| vmaxq_f32(self.0[i], b.0[i])))
     }
     #[inline(always)]
     unsafe fn min(self, b: Self) -> Self {
-        unsafe { Neon(from_fn(|i| vminq_f32(self.0[i], b.0[i]))) }
+        Neon(from_fn(|i| vminq_f32(self.0[i], b.0[i])))
     }
     #[inline(always)]
     unsafe fn abs(self) -> Self {
-        unsafe { Neon(self.0.map(|x| vabsq_f32(x))) }
+        Neon(self.0.map(|x| vabsq_f32(x)))
     }
     #[inline(always)]
     unsafe fn round(self) -> Self {
-        unsafe { Neon(self.0.map(|x| vrndnq_f32(x))) }
+        Neon(self.0.map(|x| vrndnq_f32(x)))
     }
     #[inline(always)]
     unsafe fn pow2(n: Self) -> Self {
-        unsafe {
-            Neon(n.0.map(|n| {
-                let n = vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127));
-                vreinterpretq_f32_s32(vshlq_n_s32::<23>(n))
-            }))
-        }
+        Neon(n.0.map(|n| {
+            let n = vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127));
+            vreinterpretq_f32_s32(vshlq_n_s32::<23>(n))
+        }))
     }
     #[inline(always)]
     unsafe fn where_ge(self, x: Self, limit: Self) -> Self {
-        unsafe {
-            Neon(from_fn(|i| {
-                let mask = vcgeq_f32(x.0[i], limit.0[i]);
-                vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(self.0[i]), mask))
-            }))
-        }
+        Neon(from_fn(|i| {
+            let mask = vcgeq_f32(x.0[i], limit.0[i]);
+            vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(self.0[i]), mask))
+        }))
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        unsafe {
-            let v4 = sum4(&self);
-            let v2 = vadd_f32(vget_low_f32(v4), vget_high_f32(v4));
-            vget_lane_f32::<0>(v2) + vget_lane_f32::<1>(v2)
-        }
+        let v4 = sum4(&self);
+        let v2 = vadd_f32(vget_low_f32(v4), vget_high_f32(v4));
+        vget_lane_f32::<0>(v2) + vget_lane_f32::<1>(v2)
     }
     #[inline(always)]
     unsafe fn sums(rows: &[Self; 16]) -> Self {
-        unsafe {
-            // 4 -> 2: lanes (0+2, 1+3) of two rows beside each other.
-            let two = |r: usize| {
-                let a = vreinterpretq_f64_f32(sum4(&rows[r]));
-                let b = vreinterpretq_f64_f32(sum4(&rows[r + 1]));
-                let (low, high) = (vzip1q_f64(a, b), vzip2q_f64(a, b));
-                vaddq_f32(vreinterpretq_f32_f64(low), vreinterpretq_f32_f64(high))
-            };
-            Neon(from_fn(|i| vpaddq_f32(two(4 * i), two(4 * i + 2))))
-        }
+        // 4 -> 2: lanes (0+2, 1+3) of two rows beside each other.
+        let two = |r: usize| {
+            let a = vreinterpretq_f64_f32(sum4(&rows[r]));
+            let b = vreinterpretq_f64_f32(sum4(&rows[r + 1]));
+            let (low, high) = (vzip1q_f64(a, b), vzip2q_f64(a, b));
+            vaddq_f32(vreinterpretq_f32_f64(low), vreinterpretq_f32_f64(high))
+        };
+        Neon(from_fn(|i| vpaddq_f32(two(4 * i), two(4 * i + 2))))
     }
     #[inline(always)]
     unsafe fn transpose(rows: &mut [Self; 16]) {
-        unsafe {
-            let old = *rows;
-            for i in 0..4 {
-                for j in 0..4 {
-                    // Quad j of rows 4i..4i + 4 becomes quad i of rows 4j..4j + 4.
-                    let (a, b) = (old[4 * i].0[j], old[4 * i + 1].0[j]);
-                    let (c, d) = (old[4 * i + 2].0[j], old[4 * i + 3].0[j]);
-                    let even = [vtrn1q_f32(a, b), vtrn1q_f32(c, d)].map(|x| vreinterpretq_f64_f32(x));
-                    let odd = [vtrn2q_f32(a, b), vtrn2q_f32(c, d)].map(|x| vreinterpretq_f64_f32(x));
-                    rows[4 * j].0[i] = vreinterpretq_f32_f64(vtrn1q_f64(even[0], even[1]));
-                    rows[4 * j + 1].0[i] = vreinterpretq_f32_f64(vtrn1q_f64(odd[0], odd[1]));
-                    rows[4 * j + 2].0[i] = vreinterpretq_f32_f64(vtrn2q_f64(even[0], even[1]));
-                    rows[4 * j + 3].0[i] = vreinterpretq_f32_f64(vtrn2q_f64(odd[0], odd[1]));
-                }
+        let old = *rows;
+        for i in 0..4 {
+            for j in 0..4 {
+                // Quad j of rows 4i..4i + 4 becomes quad i of rows 4j..4j + 4.
+                let (a, b) = (old[4 * i].0[j], old[4 * i + 1].0[j]);
+                let (c, d) = (old[4 * i + 2].0[j], old[4 * i + 3].0[j]);
+                let even = [vtrn1q_f32(a, b), vtrn1q_f32(c, d)].map(|x| vreinterpretq_f64_f32(x));
+                let odd = [vtrn2q_f32(a, b), vtrn2q_f32(c, d)].map(|x| vreinterpretq_f64_f32(x));
+                rows[4 * j].0[i] = vreinterpretq_f32_f64(vtrn1q_f64(even[0], even[1]));
+                rows[4 * j + 1].0[i] = vreinterpretq_f32_f64(vtrn1q_f64(odd[0], odd[1]));
+                rows[4 * j + 2].0[i] = vreinterpretq_f32_f64(vtrn2q_f64(even[0], even[1]));
+                rows[4 * j + 3].0[i] = vreinterpretq_f32_f64(vtrn2q_f64(odd[0], odd[1]));
             }
         }
     }
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
         let [a, b, c, d] = self.0;
-        unsafe { vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(a, c), vmaxnmq_f32(b, d))) }
+        vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(a, c), vmaxnmq_f32(b, d)))
     }
 }

@@ -22,30 +22,24 @@ pub(super) unsafe fn scores<L: Lanes, const HD: usize>(
     scores: &mut [[f32; CHUNK]],
 ) {
     let Aligned(columns) = &mut Aligned([[0.0f32; ROWS]; HD]);
-    // SAFETY: as above.
-    unsafe {
-        transpose::<L, HD>(rows.as_ptr().cast(), columns);
-        match L::WIDE {
-            true => many::<L, HD, 4>(columns, first, queries, scores),
-            false => many::<L, HD, 2>(columns, first, queries, scores),
-        }
+    transpose::<L, HD>(rows.as_ptr().cast(), columns);
+    match L::WIDE {
+        true => many::<L, HD, 4>(columns, first, queries, scores),
+        false => many::<L, HD, 2>(columns, first, queries, scores),
     }
 }
 
 /// `columns[element][row]` of sixteen rows.
 #[inline(always)]
 unsafe fn transpose<L: Lanes, const HD: usize>(rows: *const f32, columns: &mut [[f32; ROWS]; HD]) {
-    // SAFETY: as `scores`.
-    unsafe {
-        for i in (0..HD).step_by(16) {
-            let mut square = [L::splat(0.0); ROWS];
-            for (r, x) in square.iter_mut().enumerate() {
-                *x = L::load(rows.add(r * HD + i));
-            }
-            L::transpose(&mut square);
-            for (x, column) in square.iter().zip(&mut columns[i..]) {
-                x.store(column.as_mut_ptr());
-            }
+    for i in (0..HD).step_by(16) {
+        let mut square = [L::splat(0.0); ROWS];
+        for (r, x) in square.iter_mut().enumerate() {
+            *x = L::load(rows.add(r * HD + i));
+        }
+        L::transpose(&mut square);
+        for (x, column) in square.iter().zip(&mut columns[i..]) {
+            x.store(column.as_mut_ptr());
         }
     }
 }
@@ -58,19 +52,16 @@ unsafe fn many<L: Lanes, const HD: usize, const Q: usize>(
     scores: &mut [[f32; CHUNK]],
 ) {
     let (blocks, rest) = queries.as_chunks::<Q>();
-    // SAFETY: as `scores`.
-    unsafe {
-        for (q, scores) in blocks.iter().zip(scores.as_chunks_mut::<Q>().0) {
-            // Opaque, or else the columns are loaded before the loop, into registers that there are not.
-            let sums = tree::<L, HD, Q>(std::hint::black_box(columns), q);
-            for n in 0..Q {
-                sums[n].store(scores[n][first..].as_mut_ptr());
-            }
+    for (q, scores) in blocks.iter().zip(scores.as_chunks_mut::<Q>().0) {
+        // Opaque, or else the columns are loaded before the loop, into registers that there are not.
+        let sums = tree::<L, HD, Q>(std::hint::black_box(columns), q);
+        for n in 0..Q {
+            sums[n].store(scores[n][first..].as_mut_ptr());
         }
-        for (q, scores) in rest.iter().zip(&mut scores[Q * blocks.len()..]) {
-            let [sum] = tree::<L, HD, 1>(columns, std::array::from_ref(q));
-            sum.store(scores[first..].as_mut_ptr());
-        }
+    }
+    for (q, scores) in rest.iter().zip(&mut scores[Q * blocks.len()..]) {
+        let [sum] = tree::<L, HD, 1>(columns, std::array::from_ref(q));
+        sum.store(scores[first..].as_mut_ptr());
     }
 }
 
@@ -102,18 +93,15 @@ unsafe fn tree<L: Lanes, const HD: usize, const Q: usize>(
             a
         }};
     }
-    // SAFETY: columns hold sixteen floats; lanes as the caller's.
-    unsafe {
-        let even = add!(
-            add!(add!(lane!(0), lane!(8)), add!(lane!(4), lane!(12))),
-            add!(add!(lane!(2), lane!(10)), add!(lane!(6), lane!(14)))
-        );
-        let odd = add!(
-            add!(add!(lane!(1), lane!(9)), add!(lane!(5), lane!(13))),
-            add!(add!(lane!(3), lane!(11)), add!(lane!(7), lane!(15)))
-        );
-        add!(even, odd)
-    }
+    let even = add!(
+        add!(add!(lane!(0), lane!(8)), add!(lane!(4), lane!(12))),
+        add!(add!(lane!(2), lane!(10)), add!(lane!(6), lane!(14)))
+    );
+    let odd = add!(
+        add!(add!(lane!(1), lane!(9)), add!(lane!(5), lane!(13))),
+        add!(add!(lane!(3), lane!(11)), add!(lane!(7), lane!(15)))
+    );
+    add!(even, odd)
 }
 
 /// Adds the weighted rows to the sums of all queries, `Q` queries and `RUNS` runs of sixteen at a time.
@@ -133,17 +121,14 @@ pub(super) unsafe fn weigh<L: Lanes, const HD: usize, const Q: usize, const RUNS
     let seen = |q: usize| visible[q].saturating_sub(first).min(ROWS);
     let (blocks, rest) = out.as_chunks_mut::<Q>();
     let done = blocks.len() * Q;
-    // SAFETY: sixteen rows, of which at most sixteen are seen, and as many weights from `first` on.
-    unsafe {
-        for (b, out) in blocks.iter_mut().enumerate() {
-            let n = std::array::from_fn(|i| seen(b * Q + i));
-            let weights = std::array::from_fn(|i| scores[b * Q + i][first..].as_ptr());
-            weighted::<L, HD, Q, RUNS>(rows, n, weights, out.each_mut().map(|o| o.o.as_mut_ptr()));
-        }
-        for (i, out) in rest.iter_mut().enumerate() {
-            let weights = scores[done + i][first..].as_ptr();
-            weighted::<L, HD, 1, RUNS>(rows, [seen(done + i)], [weights], [out.o.as_mut_ptr()]);
-        }
+    for (b, out) in blocks.iter_mut().enumerate() {
+        let n = std::array::from_fn(|i| seen(b * Q + i));
+        let weights = std::array::from_fn(|i| scores[b * Q + i][first..].as_ptr());
+        weighted::<L, HD, Q, RUNS>(rows, n, weights, out.each_mut().map(|o| o.o.as_mut_ptr()));
+    }
+    for (i, out) in rest.iter_mut().enumerate() {
+        let weights = scores[done + i][first..].as_ptr();
+        weighted::<L, HD, 1, RUNS>(rows, [seen(done + i)], [weights], [out.o.as_mut_ptr()]);
     }
 }
 
@@ -156,22 +141,19 @@ unsafe fn weighted<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>
     out: [*mut f32; Q],
 ) {
     let all = n.iter().copied().min().unwrap_or(0);
-    // SAFETY: as `weigh`.
-    unsafe {
-        let mut at = 0;
-        while at + 16 * RUNS <= HD {
-            panel::<L, HD, Q, RUNS>(rows.add(at), 0, all, weights, out.map(|o| o.add(at)));
-            at += 16 * RUNS;
-        }
-        while at < HD {
-            panel::<L, HD, Q, 1>(rows.add(at), 0, all, weights, out.map(|o| o.add(at)));
-            at += 16;
-        }
-        for q in 0..Q {
-            if n[q] > all {
-                for at in (0..HD).step_by(16) {
-                    panel::<L, HD, 1, 1>(rows.add(at), all, n[q], [weights[q]], [out[q].add(at)]);
-                }
+    let mut at = 0;
+    while at + 16 * RUNS <= HD {
+        panel::<L, HD, Q, RUNS>(rows.add(at), 0, all, weights, out.map(|o| o.add(at)));
+        at += 16 * RUNS;
+    }
+    while at < HD {
+        panel::<L, HD, Q, 1>(rows.add(at), 0, all, weights, out.map(|o| o.add(at)));
+        at += 16;
+    }
+    for q in 0..Q {
+        if n[q] > all {
+            for at in (0..HD).step_by(16) {
+                panel::<L, HD, 1, 1>(rows.add(at), all, n[q], [weights[q]], [out[q].add(at)]);
             }
         }
     }
@@ -186,30 +168,27 @@ unsafe fn panel<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>(
     weights: [*const f32; Q],
     out: [*mut f32; Q],
 ) {
-    // SAFETY: as `weigh`.
-    unsafe {
-        let mut acc = [[L::splat(0.0); RUNS]; Q];
-        for q in 0..Q {
-            for i in 0..RUNS {
-                acc[q][i] = L::load(out[q].add(16 * i));
-            }
+    let mut acc = [[L::splat(0.0); RUNS]; Q];
+    for q in 0..Q {
+        for i in 0..RUNS {
+            acc[q][i] = L::load(out[q].add(16 * i));
         }
-        for r in from..to {
-            let mut row = [L::splat(0.0); RUNS];
-            for i in 0..RUNS {
-                row[i] = L::load(rows.add(r * HD + 16 * i));
-            }
-            for q in 0..Q {
-                let w = L::splat(*weights[q].add(r));
-                for i in 0..RUNS {
-                    acc[q][i] = w.fma(row[i], acc[q][i]);
-                }
-            }
+    }
+    for r in from..to {
+        let mut row = [L::splat(0.0); RUNS];
+        for i in 0..RUNS {
+            row[i] = L::load(rows.add(r * HD + 16 * i));
         }
         for q in 0..Q {
+            let w = L::splat(*weights[q].add(r));
             for i in 0..RUNS {
-                acc[q][i].store(out[q].add(16 * i));
+                acc[q][i] = w.fma(row[i], acc[q][i]);
             }
+        }
+    }
+    for q in 0..Q {
+        for i in 0..RUNS {
+            acc[q][i].store(out[q].add(16 * i));
         }
     }
 }

@@ -61,8 +61,7 @@ pub(super) unsafe fn score<L: Lanes, const HD: usize>(
 ) {
     if slots > 0 {
         let rows = Rows { first: rows.as_ptr(), slots };
-        // SAFETY: as above.
-        unsafe { by_fours!(kind, scored::<L, HD>(rows, queries, scores, ahead)) }
+        by_fours!(kind, scored::<L, HD>(rows, queries, scores, ahead))
     }
 }
 
@@ -82,8 +81,7 @@ pub(super) unsafe fn weigh<L: Lanes, const HD: usize>(
 ) {
     if slots > 0 {
         let rows = Rows { first: rows.as_ptr(), slots };
-        // SAFETY: as above.
-        unsafe { by_fours!(kind, weighted::<L, HD>(rows, scores, out, ahead)) }
+        by_fours!(kind, weighted::<L, HD>(rows, scores, out, ahead))
     }
 }
 
@@ -101,13 +99,10 @@ impl<const HD: usize> Scales<HD> {
     #[inline(always)]
     unsafe fn of<L: Lanes, const KIND: u8>(rows: Rows, blocks: usize) -> Self {
         let mut scales = Self { next: Aligned([0; HD]), now: Aligned([0.0; HD]) };
-        // SAFETY: as the caller's.
-        unsafe {
-            for r in 0..ROWS {
-                scales.note::<KIND>(r, rows.at::<HD, KIND>(r), blocks);
-            }
-            scales.turn::<L, KIND>(blocks);
+        for r in 0..ROWS {
+            scales.note::<KIND>(r, rows.at::<HD, KIND>(r), blocks);
         }
+        scales.turn::<L, KIND>(blocks);
         scales
     }
 
@@ -117,12 +112,9 @@ impl<const HD: usize> Scales<HD> {
         let kind = KvType::ALL[KIND as usize];
         if matches!(kind, KvType::Q8 | KvType::Q4) {
             for b in 0..blocks {
-                // SAFETY: a block begins with its scale; `blocks <= HD / 32`, so that sixteen rows fit. Volatile, or
-                // else the compiler builds vectors of them, lane by lane.
-                unsafe {
-                    let scale = p.add(b * kind.block_bytes(32)).cast::<u16>().read_unaligned();
-                    self.next.0.as_mut_ptr().add(r * blocks + b).write_volatile(scale);
-                }
+                let scale = p.add(b * kind.block_bytes(32)).cast::<u16>().read_unaligned();
+                // Volatile, or else the compiler builds vectors of them, lane by lane. In bounds: `blocks <= HD / 32`.
+                self.next.0.as_mut_ptr().add(r * blocks + b).write_volatile(scale);
             }
         }
     }
@@ -132,10 +124,7 @@ impl<const HD: usize> Scales<HD> {
     unsafe fn turn<L: Lanes, const KIND: u8>(&mut self, blocks: usize) {
         if matches!(KvType::ALL[KIND as usize], KvType::Q8 | KvType::Q4) {
             for i in (0..ROWS * blocks).step_by(16) {
-                // SAFETY: `blocks <= HD / 32`; lanes as the caller's.
-                unsafe {
-                    L::load_f16(self.next.0.as_ptr().add(i).cast()).store(self.now.0.as_mut_ptr().add(i));
-                }
+                L::load_f16(self.next.0.as_ptr().add(i).cast()).store(self.now.0.as_mut_ptr().add(i));
             }
         }
     }
@@ -159,13 +148,10 @@ impl Rows {
 /// The four runs of sixteen at `p`, whose two blocks have the scales at `scales`.
 #[inline(always)]
 unsafe fn run64<L: Lanes, const KIND: u8>(p: *const u8, scales: *const f32) -> [L; 4] {
-    // SAFETY: the caller vouches for two blocks and their scales.
-    unsafe {
-        let (a, b) = widen32::<L, KIND>(p, L::splat(*scales));
-        let next = p.add(KvType::ALL[KIND as usize].block_bytes(32));
-        let (c, d) = widen32::<L, KIND>(next, L::splat(*scales.add(1)));
-        [a, b, c, d]
-    }
+    let (a, b) = widen32::<L, KIND>(p, L::splat(*scales));
+    let next = p.add(KvType::ALL[KIND as usize].block_bytes(32));
+    let (c, d) = widen32::<L, KIND>(next, L::splat(*scales.add(1)));
+    [a, b, c, d]
 }
 
 /// Products of the queries with two rows, `[query][row]`: the lanes of each are still to be added up. Two rows at
@@ -177,25 +163,22 @@ unsafe fn pair<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
     queries: &[[f32; HD]; Q],
 ) -> [[L; 2]; Q] {
     let block_bytes = KvType::ALL[KIND as usize].block_bytes(32);
-    // SAFETY: the caller vouches for whole rows and their scales; lanes as the caller's.
-    unsafe {
-        let mut acc = [[L::splat(0.0); 2]; Q];
-        for at in (0..HD).step_by(64) {
-            let mut row = [[L::splat(0.0); 4]; 2];
-            for i in 0..2 {
-                row[i] = run64::<L, KIND>(rows[i].add(at / 32 * block_bytes), scales[i].add(at / 32));
-            }
-            for q in 0..Q {
-                for run in 0..4 {
-                    let x = L::load(queries[q][at + 16 * run..].as_ptr());
-                    for i in 0..2 {
-                        acc[q][i] = row[i][run].fma(x, acc[q][i]);
-                    }
+    let mut acc = [[L::splat(0.0); 2]; Q];
+    for at in (0..HD).step_by(64) {
+        let mut row = [[L::splat(0.0); 4]; 2];
+        for i in 0..2 {
+            row[i] = run64::<L, KIND>(rows[i].add(at / 32 * block_bytes), scales[i].add(at / 32));
+        }
+        for q in 0..Q {
+            for run in 0..4 {
+                let x = L::load(queries[q][at + 16 * run..].as_ptr());
+                for i in 0..2 {
+                    acc[q][i] = row[i][run].fma(x, acc[q][i]);
                 }
             }
         }
-        acc
     }
+    acc
 }
 
 #[inline(always)]
@@ -207,39 +190,35 @@ unsafe fn scored<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
 ) {
     const { assert!(Q <= 4) };
     let blocks = HD / 32;
-    // SAFETY: as `score`; products are written before they are added up.
-    unsafe {
-        let mut scales = Scales::<HD>::of::<L, KIND>(rows, blocks);
-        let mut products = MaybeUninit::<[[[L; ROWS]; Q]; 2]>::uninit();
-        let products: *mut [[L; ROWS]; Q] = products.as_mut_ptr().cast();
-        for first in (0..rows.slots).step_by(ROWS) {
-            ahead.fetch(first);
-            let (now, before) = (products.add(first / ROWS % 2), products.add((first / ROWS + 1) % 2));
-            for quarter in 0..4 {
-                for r in (4 * quarter..4 * quarter + 4).step_by(2) {
-                    let rows_at = |r: usize| [rows.at::<HD, KIND>(r), rows.at::<HD, KIND>(r + 1)];
-                    let next = rows_at(first + ROWS + r);
-                    scales.note::<KIND>(r, next[0], blocks);
-                    scales.note::<KIND>(r + 1, next[1], blocks);
-                    let of_row = scales.now.0.as_ptr().add(r * blocks);
-                    let acc =
-                        pair::<L, HD, Q, KIND>(rows_at(first + r), [of_row, of_row.add(blocks)], queries);
-                    for q in 0..Q {
-                        (*now)[q][r] = acc[q][0];
-                        (*now)[q][r + 1] = acc[q][1];
-                    }
-                }
-                // Shuffles beside products: those of the sixteen rows before these.
-                if first > 0 && quarter < Q {
-                    L::sums(&(*before)[quarter]).store(scores[quarter][first - ROWS..].as_mut_ptr());
+    let mut scales = Scales::<HD>::of::<L, KIND>(rows, blocks);
+    let mut products = MaybeUninit::<[[[L; ROWS]; Q]; 2]>::uninit();
+    let products: *mut [[L; ROWS]; Q] = products.as_mut_ptr().cast();
+    for first in (0..rows.slots).step_by(ROWS) {
+        ahead.fetch(first);
+        let (now, before) = (products.add(first / ROWS % 2), products.add((first / ROWS + 1) % 2));
+        for quarter in 0..4 {
+            for r in (4 * quarter..4 * quarter + 4).step_by(2) {
+                let rows_at = |r: usize| [rows.at::<HD, KIND>(r), rows.at::<HD, KIND>(r + 1)];
+                let next = rows_at(first + ROWS + r);
+                scales.note::<KIND>(r, next[0], blocks);
+                scales.note::<KIND>(r + 1, next[1], blocks);
+                let of_row = scales.now.0.as_ptr().add(r * blocks);
+                let acc = pair::<L, HD, Q, KIND>(rows_at(first + r), [of_row, of_row.add(blocks)], queries);
+                for q in 0..Q {
+                    (*now)[q][r] = acc[q][0];
+                    (*now)[q][r + 1] = acc[q][1];
                 }
             }
-            scales.turn::<L, KIND>(blocks);
+            // Shuffles beside products: those of the sixteen rows before these.
+            if first > 0 && quarter < Q {
+                L::sums(&(*before)[quarter]).store(scores[quarter][first - ROWS..].as_mut_ptr());
+            }
         }
-        let last = (rows.slots - 1) / ROWS;
-        for q in 0..Q {
-            L::sums(&(*products.add(last % 2))[q]).store(scores[q][last * ROWS..].as_mut_ptr());
-        }
+        scales.turn::<L, KIND>(blocks);
+    }
+    let last = (rows.slots - 1) / ROWS;
+    for q in 0..Q {
+        L::sums(&(*products.add(last % 2))[q]).store(scores[q][last * ROWS..].as_mut_ptr());
     }
 }
 
@@ -251,33 +230,30 @@ unsafe fn weighted<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
     ahead: Ahead,
 ) {
     let block_bytes = KvType::ALL[KIND as usize].block_bytes(32);
-    // SAFETY: as `weigh`.
-    unsafe {
-        for at in (0..HD).step_by(64) {
-            let panel = Rows { first: rows.first.add(at / 32 * block_bytes), ..rows };
-            let mut scales = Scales::<HD>::of::<L, KIND>(panel, 2);
-            let mut acc = [[L::splat(0.0); 4]; Q];
-            for first in (0..rows.slots).step_by(ROWS) {
-                if at == 0 {
-                    ahead.fetch(first);
-                }
-                for slot in first..rows.slots.min(first + ROWS) {
-                    let r = slot - first;
-                    scales.note::<KIND>(r, panel.at::<HD, KIND>(slot + ROWS), 2);
-                    let row = run64::<L, KIND>(panel.at::<HD, KIND>(slot), scales.now.0.as_ptr().add(2 * r));
-                    for q in 0..Q {
-                        let w = L::splat(scores[q][slot]);
-                        for i in 0..4 {
-                            acc[q][i] = w.fma(row[i], acc[q][i]);
-                        }
+    for at in (0..HD).step_by(64) {
+        let panel = Rows { first: rows.first.add(at / 32 * block_bytes), ..rows };
+        let mut scales = Scales::<HD>::of::<L, KIND>(panel, 2);
+        let mut acc = [[L::splat(0.0); 4]; Q];
+        for first in (0..rows.slots).step_by(ROWS) {
+            if at == 0 {
+                ahead.fetch(first);
+            }
+            for slot in first..rows.slots.min(first + ROWS) {
+                let r = slot - first;
+                scales.note::<KIND>(r, panel.at::<HD, KIND>(slot + ROWS), 2);
+                let row = run64::<L, KIND>(panel.at::<HD, KIND>(slot), scales.now.0.as_ptr().add(2 * r));
+                for q in 0..Q {
+                    let w = L::splat(scores[q][slot]);
+                    for i in 0..4 {
+                        acc[q][i] = w.fma(row[i], acc[q][i]);
                     }
                 }
-                scales.turn::<L, KIND>(2);
             }
-            for q in 0..Q {
-                for i in 0..4 {
-                    acc[q][i].store(out[q].o[at + 16 * i..].as_mut_ptr());
-                }
+            scales.turn::<L, KIND>(2);
+        }
+        for q in 0..Q {
+            for i in 0..4 {
+                acc[q][i].store(out[q].o[at + 16 * i..].as_mut_ptr());
             }
         }
     }

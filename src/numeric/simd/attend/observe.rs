@@ -44,25 +44,21 @@ pub fn observe<const HD: usize, const N: usize>(
         let slots = looks.visible.iter().copied().max().unwrap_or(0);
         let group = looks.queries.len() / looks.visible.len();
         let mut scores = Scores::<N>::NONE;
-        // SAFETY: `observe` checked that there are `slots` keys and as much mass, and that all queries have a softmax
-        // and belong to a token; lanes as the caller's.
-        unsafe {
-            let ahead = match N <= FEW {
-                true => Ahead::of(k.as_ptr(), kind.row_bytes(HD)).after(CHUNK),
-                false => Ahead::NOTHING,
-            };
-            let scores = scored::<L, HD, N>((kind, k, slots), looks.queries, ahead, &mut scores);
-            let of_tokens = scores.chunks_exact(group).zip(looks.softmax.chunks_exact(group));
-            for ((scores, softmax), &seen) in of_tokens.zip(looks.visible) {
-                let mass = &mut mass[..seen];
-                sixteens!(seen, |i, part| {
-                    let mut sum = weights::<L>(&scores[0], softmax[0], i);
-                    for (scores, &softmax) in scores.iter().zip(softmax).skip(1) {
-                        sum = sum.add(weights::<L>(scores, softmax, i));
-                    }
-                    store(load::<L>(mass, i, part).add(sum), mass, i, part);
-                });
-            }
+        let ahead = match N <= FEW {
+            true => Ahead::of(k.as_ptr(), kind.row_bytes(HD)).after(CHUNK),
+            false => Ahead::NOTHING,
+        };
+        let scores = scored::<L, HD, N>((kind, k, slots), looks.queries, ahead, &mut scores);
+        let of_tokens = scores.chunks_exact(group).zip(looks.softmax.chunks_exact(group));
+        for ((scores, softmax), &seen) in of_tokens.zip(looks.visible) {
+            let mass = &mut mass[..seen];
+            sixteens!(seen, |i, part| {
+                let mut sum = weights::<L>(&scores[0], softmax[0], i);
+                for (scores, &softmax) in scores.iter().zip(softmax).skip(1) {
+                    sum = sum.add(weights::<L>(scores, softmax, i));
+                }
+                store(load::<L>(mass, i, part).add(sum), mass, i, part);
+            });
         }
     }
     let Looks { queries, softmax, visible } = looks;
@@ -76,6 +72,5 @@ pub fn observe<const HD: usize, const N: usize>(
 /// Softmax weights of the sixteen slots from `i` on. Those of slots that are not seen mean nothing.
 #[inline(always)]
 unsafe fn weights<L: Lanes>(scores: &[f32; CHUNK], Softmax { m, l }: Softmax, i: usize) -> L {
-    // SAFETY: indices from `sixteens`, so that sixteen scores follow; lanes as the caller's.
-    unsafe { exp_lanes(L::load(scores.as_ptr().add(i)).sub(L::splat(m))).div(L::splat(l)) }
+    exp_lanes(L::load(scores.as_ptr().add(i)).sub(L::splat(m))).div(L::splat(l))
 }

@@ -9,15 +9,13 @@ pub struct Eight<const VNNI: bool>;
 /// The four activations at `q + 4 * v` for each row.
 #[inline(always)]
 unsafe fn four(q: *const i8, v: usize) -> __m256i {
-    // SAFETY: as the caller's.
-    unsafe { _mm256_set1_epi32(q.cast::<i32>().add(v).read_unaligned()) }
+    _mm256_set1_epi32(q.cast::<i32>().add(v).read_unaligned())
 }
 
 /// `sums` and the sums of pairs of i16.
 #[inline(always)]
 unsafe fn widen(sums: __m256i, pairs: __m256i) -> __m256i {
-    // SAFETY: as the caller's.
-    unsafe { _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))) }
+    _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
 /// Sums of four products each that fit an i16.
@@ -27,19 +25,15 @@ unsafe fn widen(sums: __m256i, pairs: __m256i) -> __m256i {
 /// (32,004).
 #[inline(always)]
 unsafe fn add_pairs<const N: usize>(w: [__m256i; N], q: *const i8) -> __m256i {
-    // SAFETY: as the caller's.
-    unsafe {
-        let mut pairs = _mm256_maddubs_epi16(w[0], four(q, 0));
-        for (v, w) in w.into_iter().enumerate().skip(1) {
-            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w, four(q, v)));
-        }
-        pairs
+    let mut pairs = _mm256_maddubs_epi16(w[0], four(q, 0));
+    for (v, w) in w.into_iter().enumerate().skip(1) {
+        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w, four(q, v)));
     }
+    pairs
 }
 
 // SAFETY: every intrinsic below is AVX2, FMA or F16C, which `Isa::Avx2` stands for, or AVX-VNNI where `VNNI`;
 // memory accesses are unaligned and stay within what the trait's contract grants.
-#[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl<const VNNI: bool> Rows for Eight<VNNI> {
     const ROWS: usize = 8;
     const SIGNED: bool = !VNNI;
@@ -49,113 +43,109 @@ unsafe impl<const VNNI: bool> Rows for Eight<VNNI> {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> __m256i {
-        unsafe { _mm256_loadu_si256(p.cast()) }
+        _mm256_loadu_si256(p.cast())
     }
     #[inline(always)]
     unsafe fn byte(x: u8) -> __m256i {
-        unsafe { _mm256_set1_epi8(x as i8) }
+        _mm256_set1_epi8(x as i8)
     }
     #[inline(always)]
     unsafe fn and(a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_and_si256(a, b) }
+        _mm256_and_si256(a, b)
     }
     #[inline(always)]
     unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_or_si256(a, b) }
+        _mm256_or_si256(a, b)
     }
     #[inline(always)]
     unsafe fn xor(a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_xor_si256(a, b) }
+        _mm256_xor_si256(a, b)
     }
     #[inline(always)]
     unsafe fn left<const N: i32>(a: __m256i) -> __m256i {
-        unsafe { _mm256_slli_epi16::<N>(a) }
+        _mm256_slli_epi16::<N>(a)
     }
     #[inline(always)]
     unsafe fn right<const N: i32>(a: __m256i) -> __m256i {
-        unsafe { _mm256_srli_epi16::<N>(a) }
+        _mm256_srli_epi16::<N>(a)
     }
     #[inline(always)]
     unsafe fn sums(x: i32) -> __m256i {
-        unsafe { _mm256_set1_epi32(x) }
+        _mm256_set1_epi32(x)
     }
     #[inline(always)]
     unsafe fn half<const BITS: usize>(sums: __m256i, w: [__m256i; 4], q: *const i8) -> __m256i {
-        unsafe {
-            if VNNI {
+        if VNNI {
+            let mut sums = sums;
+            for (v, w) in w.into_iter().enumerate() {
+                sums = _mm256_dpbusd_avx_epi32(sums, w, four(q, v));
+            }
+            return sums;
+        }
+        match BITS {
+            4 | 5 => widen(sums, add_pairs(w, q)),
+            6 => {
+                let sums = widen(sums, add_pairs([w[0], w[1]], q));
+                widen(sums, add_pairs([w[2], w[3]], q.add(8)))
+            }
+            // Two products of a magnitude of at most 128 with 127: 32,512.
+            _ => {
                 let mut sums = sums;
                 for (v, w) in w.into_iter().enumerate() {
-                    sums = _mm256_dpbusd_avx_epi32(sums, w, four(q, v));
+                    let a = _mm256_sign_epi8(four(q, v), w);
+                    sums = widen(sums, _mm256_maddubs_epi16(_mm256_abs_epi8(w), a));
                 }
-                return sums;
-            }
-            match BITS {
-                4 | 5 => widen(sums, add_pairs(w, q)),
-                6 => {
-                    let sums = widen(sums, add_pairs([w[0], w[1]], q));
-                    widen(sums, add_pairs([w[2], w[3]], q.add(8)))
-                }
-                // Two products of a magnitude of at most 128 with 127: 32,512.
-                _ => {
-                    let mut sums = sums;
-                    for (v, w) in w.into_iter().enumerate() {
-                        let a = _mm256_sign_epi8(four(q, v), w);
-                        sums = widen(sums, _mm256_maddubs_epi16(_mm256_abs_epi8(w), a));
-                    }
-                    sums
-                }
+                sums
             }
         }
     }
     #[inline(always)]
     unsafe fn block<const BITS: usize>(sums: __m256i, w: [__m256i; 8], q: *const i8) -> __m256i {
-        unsafe {
-            if BITS == 4 && !VNNI {
-                return widen(sums, add_pairs(w, q));
-            }
-            let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
-            Self::half::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
+        if BITS == 4 && !VNNI {
+            return widen(sums, add_pairs(w, q));
         }
+        let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
+        Self::half::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
     }
     #[inline(always)]
     unsafe fn float(sums: __m256i) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(sums) }
+        _mm256_cvtepi32_ps(sums)
     }
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
-        unsafe { _mm256_set1_ps(x) }
+        _mm256_set1_ps(x)
     }
     #[inline(always)]
     unsafe fn floats(p: *const f32) -> __m256 {
-        unsafe { _mm256_loadu_ps(p) }
+        _mm256_loadu_ps(p)
     }
     #[inline(always)]
     unsafe fn store(x: __m256, p: *mut f32) {
-        unsafe { _mm256_storeu_ps(p, x) }
+        _mm256_storeu_ps(p, x)
     }
     #[inline(always)]
     unsafe fn f16(p: *const u8) -> __m256 {
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+        _mm256_cvtph_ps(_mm_loadu_si128(p.cast()))
     }
     #[inline(always)]
     unsafe fn u8(p: *const u8) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))) }
+        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())))
     }
     #[inline(always)]
     unsafe fn i8(p: *const u8) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
     }
     #[inline(always)]
     unsafe fn mul(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_mul_ps(a, b) }
+        _mm256_mul_ps(a, b)
     }
     #[inline(always)]
     unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
-        unsafe { _mm256_fmadd_ps(a, b, c) }
+        _mm256_fmadd_ps(a, b, c)
     }
     #[inline(always)]
     unsafe fn total(q: *const i8) -> i32 {
-        unsafe { total(q) }
+        total(q)
     }
 }
 
@@ -166,10 +156,7 @@ unsafe impl<const VNNI: bool> Rows for Eight<VNNI> {
 /// There are sixteen at `q`.
 #[inline(always)]
 pub unsafe fn total(q: *const i8) -> i32 {
-    // SAFETY: as the caller's; SSE2 is part of every x86-64 target.
-    unsafe {
-        let x = _mm_xor_si128(_mm_loadu_si128(q.cast()), _mm_set1_epi8(-128));
-        let sums = _mm_sad_epu8(x, _mm_setzero_si128());
-        _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128
-    }
+    let x = _mm_xor_si128(_mm_loadu_si128(q.cast()), _mm_set1_epi8(-128));
+    let sums = _mm_sad_epu8(x, _mm_setzero_si128());
+    _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128
 }

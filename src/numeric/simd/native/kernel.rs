@@ -56,8 +56,7 @@ impl Act {
             Format::Q5_0 => [2 * act.offset; 2],
             Format::Q8_0 if !R::SIGNED => [16 * act.offset; 2],
             Format::Q6_K => {
-                // SAFETY: a block holds 32 values; the instruction set is the caller's.
-                let first = -32 * unsafe { R::total(act.q.as_ptr()) };
+                let first = -32 * R::total(act.q.as_ptr());
                 [first, 4 * act.offset - first]
             }
             _ => [0; 2],
@@ -88,25 +87,20 @@ pub unsafe fn tile<R: Rows, const F: usize, const T: usize>(
     let sweep = ACTS / T / RUN * RUN;
     for first in (0..w.blocks).step_by(sweep) {
         let end = w.blocks.min(first + sweep);
-        // SAFETY: the instruction set is the caller's; there is room for T tokens of `sweep` blocks.
-        unsafe { lay_out::<R, F, T>(&mut acts, x, (w.blocks, first..end)) };
+        lay_out::<R, F, T>(&mut acts, x, (w.blocks, first..end));
         for g in 0..w.groups {
             for b in (first..end).step_by(RUN) {
                 let at = Format::ALL[F].group_bytes(b * BLOCK);
                 for row in (0..16).step_by(R::ROWS) {
-                    // SAFETY: as the caller's; the blocks `b..end` and the rows `row..row + ROWS` are in group `g`, and
-                    // their activations were laid out.
-                    unsafe {
-                        let part = Part {
-                            quants: w.quants.as_ptr().add(g * quants + at.0),
-                            scales: w.scales.as_ptr().add(g * scales + at.1),
-                            acts: acts.as_ptr().cast::<Act>().add((b - first) * T),
-                            blocks: b..end.min(b + RUN),
-                            row,
-                        };
-                        let out = out.add(g * x.of + x.first).cast::<f32>().add(row);
-                        part.onto::<R, F, T>(out, x.count);
-                    }
+                    let part = Part {
+                        quants: w.quants.as_ptr().add(g * quants + at.0),
+                        scales: w.scales.as_ptr().add(g * scales + at.1),
+                        acts: acts.as_ptr().cast::<Act>().add((b - first) * T),
+                        blocks: b..end.min(b + RUN),
+                        row,
+                    };
+                    let out = out.add(g * x.of + x.first).cast::<f32>().add(row);
+                    part.onto::<R, F, T>(out, x.count);
                 }
             }
         }
@@ -131,8 +125,7 @@ unsafe fn lay_out<R: Rows, const F: usize, const T: usize>(
             continue;
         }
         for (to, act) in to.zip(&x.acts[t * stride..][blocks.clone()]) {
-            // SAFETY: the instruction set is the caller's.
-            to.write(unsafe { Act::new::<R, F>(act) });
+            to.write(Act::new::<R, F>(act));
         }
     }
 }
@@ -160,23 +153,20 @@ impl Part {
     /// The CPU has the set of `R`; the planes and the activations of `T` tokens hold the blocks.
     #[inline(always)]
     unsafe fn onto<R: Rows, const F: usize, const T: usize>(self, out: *mut f32, count: usize) {
-        // SAFETY: as the caller's.
-        unsafe {
-            let mut acc = [R::splat(0.0); T];
-            if self.blocks.start > 0 {
-                unrolled!(T, |t| {
-                    if t < count {
-                        acc[t] = R::floats(out.add(16 * t));
-                    }
-                });
-            }
-            self.run::<R, F, T>(&mut acc);
+        let mut acc = [R::splat(0.0); T];
+        if self.blocks.start > 0 {
             unrolled!(T, |t| {
                 if t < count {
-                    R::store(acc[t], out.add(16 * t));
+                    acc[t] = R::floats(out.add(16 * t));
                 }
             });
         }
+        self.run::<R, F, T>(&mut acc);
+        unrolled!(T, |t| {
+            if t < count {
+                R::store(acc[t], out.add(16 * t));
+            }
+        });
     }
 
     /// Takes the run's blocks into the sums of `T` tokens.
@@ -186,40 +176,37 @@ impl Part {
     /// As of [`Part::onto`].
     #[inline(always)]
     unsafe fn run<R: Rows, const F: usize, const T: usize>(&self, acc: &mut [R::Floats; T]) {
-        // SAFETY: as the caller's.
-        unsafe {
-            for b in 0..self.blocks.len() {
-                let acts = self.acts.add(b * T);
-                let format = const { Format::ALL[F] };
-                if cfg!(target_arch = "x86_64") && T == 1 && self.row == 0 {
-                    self.ahead::<F>(b);
-                }
-                let w = unpacked::<R, F>(self.quants.add(b * format.quant_bytes() + 4 * self.row));
-                let (levels, floor) = self.scale::<R, F>(b);
-                unrolled!(T, |t| {
-                    let act = acts.add(t);
-                    let q = (&raw const (*act).q).cast::<i8>();
-                    let d = R::splat((*act).d);
-                    if F == const { Format::Q6_K as usize } {
-                        let (x, y) = (R::sums((*act).start[0]), R::sums((*act).start[1]));
-                        let x = R::half::<6>(x, [w[0], w[1], w[2], w[3]], q);
-                        let y = R::half::<6>(y, [w[4], w[5], w[6], w[7]], q.add(16));
-                        // Integers below 2^24: exact.
-                        let sum = R::fma(R::float(y), levels[1], R::mul(R::float(x), levels[0]));
-                        acc[t] = R::fma(sum, R::mul(floor, d), acc[t]);
-                    } else {
-                        let sum = match format.bits() {
-                            4 => R::block::<4>(R::sums((*act).start[0]), w, q),
-                            5 => R::block::<5>(R::sums((*act).start[0]), w, q),
-                            _ => R::block::<8>(R::sums((*act).start[0]), w, q),
-                        };
-                        acc[t] = R::fma(R::float(sum), R::mul(levels[0], d), acc[t]);
-                        if !matches!(format, Format::Q5_0 | Format::Q8_0) {
-                            acc[t] = R::fma(floor, R::splat((*act).floor), acc[t]);
-                        }
-                    }
-                });
+        for b in 0..self.blocks.len() {
+            let acts = self.acts.add(b * T);
+            let format = const { Format::ALL[F] };
+            if cfg!(target_arch = "x86_64") && T == 1 && self.row == 0 {
+                self.ahead::<F>(b);
             }
+            let w = unpacked::<R, F>(self.quants.add(b * format.quant_bytes() + 4 * self.row));
+            let (levels, floor) = self.scale::<R, F>(b);
+            unrolled!(T, |t| {
+                let act = acts.add(t);
+                let q = (&raw const (*act).q).cast::<i8>();
+                let d = R::splat((*act).d);
+                if F == const { Format::Q6_K as usize } {
+                    let (x, y) = (R::sums((*act).start[0]), R::sums((*act).start[1]));
+                    let x = R::half::<6>(x, [w[0], w[1], w[2], w[3]], q);
+                    let y = R::half::<6>(y, [w[4], w[5], w[6], w[7]], q.add(16));
+                    // Integers below 2^24: exact.
+                    let sum = R::fma(R::float(y), levels[1], R::mul(R::float(x), levels[0]));
+                    acc[t] = R::fma(sum, R::mul(floor, d), acc[t]);
+                } else {
+                    let sum = match format.bits() {
+                        4 => R::block::<4>(R::sums((*act).start[0]), w, q),
+                        5 => R::block::<5>(R::sums((*act).start[0]), w, q),
+                        _ => R::block::<8>(R::sums((*act).start[0]), w, q),
+                    };
+                    acc[t] = R::fma(R::float(sum), R::mul(levels[0], d), acc[t]);
+                    if !matches!(format, Format::Q5_0 | Format::Q8_0) {
+                        acc[t] = R::fma(floor, R::splat((*act).floor), acc[t]);
+                    }
+                }
+            });
         }
     }
 
@@ -228,23 +215,20 @@ impl Part {
     #[inline(always)]
     unsafe fn scale<R: Rows, const F: usize>(&self, b: usize) -> ([R::Floats; 2], R::Floats) {
         let (scales, row) = (self.scales, self.row);
-        // SAFETY: as the caller's.
-        unsafe {
-            match const { Format::ALL[F] } {
-                Format::Q5_0 | Format::Q8_0 => ([R::f16(scales.add(32 * b + 2 * row)); 2], R::splat(0.0)),
-                Format::Q4_1 | Format::Q5_1 => {
-                    let at = scales.add(64 * b + 2 * row);
-                    ([R::f16(at); 2], R::f16(at.add(32)))
-                }
-                Format::Q4_K | Format::Q5_K => {
-                    let (halves, at) = (scales.add(2 * row), scales.add(64 + 32 * b + row));
-                    let level = R::mul(R::f16(halves), R::u8(at));
-                    ([level; 2], R::mul(R::f16(halves.add(32)), R::u8(at.add(16))))
-                }
-                Format::Q6_K => {
-                    let at = scales.add(32 + 32 * b + row);
-                    ([R::i8(at), R::i8(at.add(16))], R::f16(scales.add(2 * row)))
-                }
+        match const { Format::ALL[F] } {
+            Format::Q5_0 | Format::Q8_0 => ([R::f16(scales.add(32 * b + 2 * row)); 2], R::splat(0.0)),
+            Format::Q4_1 | Format::Q5_1 => {
+                let at = scales.add(64 * b + 2 * row);
+                ([R::f16(at); 2], R::f16(at.add(32)))
+            }
+            Format::Q4_K | Format::Q5_K => {
+                let (halves, at) = (scales.add(2 * row), scales.add(64 + 32 * b + row));
+                let level = R::mul(R::f16(halves), R::u8(at));
+                ([level; 2], R::mul(R::f16(halves.add(32)), R::u8(at.add(16))))
+            }
+            Format::Q6_K => {
+                let at = scales.add(32 + 32 * b + row);
+                ([R::i8(at), R::i8(at.add(16))], R::f16(scales.add(2 * row)))
             }
         }
     }
@@ -272,43 +256,40 @@ impl Part {
 #[inline(always)]
 unsafe fn unpacked<R: Rows, const F: usize>(p: *const u8) -> [R::Bytes; 8] {
     let bits = const { Format::ALL[F].bits() };
-    // SAFETY: as the caller's.
-    unsafe {
-        let nibble = R::byte(15);
-        let mut w = [nibble; 8];
-        if bits == 8 {
-            unrolled!(8, |v| {
-                let x = R::load(p.add(64 * v));
-                w[v] = if R::SIGNED { x } else { R::xor(x, R::byte(128)) };
-            });
-            return w;
-        }
-        unrolled!(4, |v| {
+    let nibble = R::byte(15);
+    let mut w = [nibble; 8];
+    if bits == 8 {
+        unrolled!(8, |v| {
             let x = R::load(p.add(64 * v));
-            w[v] = R::and(x, nibble);
-            w[4 + v] = R::and(R::right::<4>(x), nibble);
+            w[v] = if R::SIGNED { x } else { R::xor(x, R::byte(128)) };
         });
-        if bits == 5 {
-            let (x, fifth) = (R::load(p.add(256)), R::byte(16));
-            w[0] = R::or(w[0], R::and(R::left::<4>(x), fifth));
-            w[1] = R::or(w[1], R::and(R::left::<3>(x), fifth));
-            w[2] = R::or(w[2], R::and(R::left::<2>(x), fifth));
-            w[3] = R::or(w[3], R::and(R::left::<1>(x), fifth));
-            w[4] = R::or(w[4], R::and(x, fifth));
-            w[5] = R::or(w[5], R::and(R::right::<1>(x), fifth));
-            w[6] = R::or(w[6], R::and(R::right::<2>(x), fifth));
-            w[7] = R::or(w[7], R::and(R::right::<3>(x), fifth));
-        }
-        if bits == 6 {
-            unrolled!(2, |half| {
-                let (x, upper) = (R::load(p.add(256 + 64 * half)), R::byte(48));
-                let w = &mut w[4 * half..][..4];
-                w[0] = R::or(w[0], R::and(R::left::<4>(x), upper));
-                w[1] = R::or(w[1], R::and(R::left::<2>(x), upper));
-                w[2] = R::or(w[2], R::and(x, upper));
-                w[3] = R::or(w[3], R::and(R::right::<2>(x), upper));
-            });
-        }
-        w
+        return w;
     }
+    unrolled!(4, |v| {
+        let x = R::load(p.add(64 * v));
+        w[v] = R::and(x, nibble);
+        w[4 + v] = R::and(R::right::<4>(x), nibble);
+    });
+    if bits == 5 {
+        let (x, fifth) = (R::load(p.add(256)), R::byte(16));
+        w[0] = R::or(w[0], R::and(R::left::<4>(x), fifth));
+        w[1] = R::or(w[1], R::and(R::left::<3>(x), fifth));
+        w[2] = R::or(w[2], R::and(R::left::<2>(x), fifth));
+        w[3] = R::or(w[3], R::and(R::left::<1>(x), fifth));
+        w[4] = R::or(w[4], R::and(x, fifth));
+        w[5] = R::or(w[5], R::and(R::right::<1>(x), fifth));
+        w[6] = R::or(w[6], R::and(R::right::<2>(x), fifth));
+        w[7] = R::or(w[7], R::and(R::right::<3>(x), fifth));
+    }
+    if bits == 6 {
+        unrolled!(2, |half| {
+            let (x, upper) = (R::load(p.add(256 + 64 * half)), R::byte(48));
+            let w = &mut w[4 * half..][..4];
+            w[0] = R::or(w[0], R::and(R::left::<4>(x), upper));
+            w[1] = R::or(w[1], R::and(R::left::<2>(x), upper));
+            w[2] = R::or(w[2], R::and(x, upper));
+            w[3] = R::or(w[3], R::and(R::right::<2>(x), upper));
+        });
+    }
+    w
 }

@@ -40,7 +40,6 @@ macro_rules! word {
 
 // SAFETY: NEON is part of every aarch64 target, dotprod is there where `DOT`; memory accesses are unaligned and stay
 // within what the trait's contract grants.
-#[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl<const DOT: bool> Rows for Four<DOT> {
     const ROWS: usize = 4;
     const SIGNED: bool = true;
@@ -53,114 +52,104 @@ unsafe impl<const DOT: bool> Rows for Four<DOT> {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> uint8x16_t {
-        unsafe { vld1q_u8(p) }
+        vld1q_u8(p)
     }
     #[inline(always)]
     unsafe fn byte(x: u8) -> uint8x16_t {
-        unsafe { vdupq_n_u8(x) }
+        vdupq_n_u8(x)
     }
     #[inline(always)]
     unsafe fn and(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
-        unsafe { vandq_u8(a, b) }
+        vandq_u8(a, b)
     }
     #[inline(always)]
     unsafe fn or(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
-        unsafe { vorrq_u8(a, b) }
+        vorrq_u8(a, b)
     }
     #[inline(always)]
     unsafe fn xor(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
-        unsafe { veorq_u8(a, b) }
+        veorq_u8(a, b)
     }
     #[inline(always)]
     unsafe fn left<const N: i32>(a: uint8x16_t) -> uint8x16_t {
-        unsafe { vshlq_n_u8::<N>(a) }
+        vshlq_n_u8::<N>(a)
     }
     #[inline(always)]
     unsafe fn right<const N: i32>(a: uint8x16_t) -> uint8x16_t {
-        unsafe { vshrq_n_u8::<N>(a) }
+        vshrq_n_u8::<N>(a)
     }
     #[inline(always)]
     unsafe fn sums(x: i32) -> int32x4_t {
-        unsafe { vdupq_n_s32(x) }
+        vdupq_n_s32(x)
     }
     #[inline(always)]
     unsafe fn half<const BITS: usize>(sums: int32x4_t, w: [uint8x16_t; 4], q: *const i8) -> int32x4_t {
-        unsafe {
-            let (a, mut sums) = (vld1q_s8(q), sums);
-            if DOT {
-                sdot!(sums, w[0], a, 0);
-                sdot!(sums, w[1], a, 1);
-                sdot!(sums, w[2], a, 2);
-                sdot!(sums, w[3], a, 3);
-                return sums;
-            }
-            if BITS == 8 {
-                let sums = chain!(sums, [w[0], word!(a, 0)] [w[1], word!(a, 1)]);
-                return chain!(sums, [w[2], word!(a, 2)] [w[3], word!(a, 3)]);
-            }
-            chain!(sums, [w[0], word!(a, 0)] [w[1], word!(a, 1)] [w[2], word!(a, 2)] [w[3], word!(a, 3)])
+        let (a, mut sums) = (vld1q_s8(q), sums);
+        if DOT {
+            sdot!(sums, w[0], a, 0);
+            sdot!(sums, w[1], a, 1);
+            sdot!(sums, w[2], a, 2);
+            sdot!(sums, w[3], a, 3);
+            return sums;
         }
+        if BITS == 8 {
+            let sums = chain!(sums, [w[0], word!(a, 0)] [w[1], word!(a, 1)]);
+            return chain!(sums, [w[2], word!(a, 2)] [w[3], word!(a, 3)]);
+        }
+        chain!(sums, [w[0], word!(a, 0)] [w[1], word!(a, 1)] [w[2], word!(a, 2)] [w[3], word!(a, 3)])
     }
     #[inline(always)]
     unsafe fn block<const BITS: usize>(sums: int32x4_t, w: [uint8x16_t; 8], q: *const i8) -> int32x4_t {
-        unsafe {
-            if !DOT && BITS <= 5 {
-                let (a, b) = (vld1q_s8(q), vld1q_s8(q.add(16)));
-                return chain!(sums,
+        if !DOT && BITS <= 5 {
+            let (a, b) = (vld1q_s8(q), vld1q_s8(q.add(16)));
+            return chain!(sums,
                     [w[0], word!(a, 0)] [w[1], word!(a, 1)] [w[2], word!(a, 2)] [w[3], word!(a, 3)]
                     [w[4], word!(b, 0)] [w[5], word!(b, 1)] [w[6], word!(b, 2)] [w[7], word!(b, 3)]);
-            }
-            let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
-            Self::half::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
         }
+        let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
+        Self::half::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
     }
     #[inline(always)]
     unsafe fn float(sums: int32x4_t) -> float32x4_t {
-        unsafe {
-            let bias = vdupq_n_f32(f32::from_bits(Self::START as u32));
-            vsubq_f32(vreinterpretq_f32_s32(sums), bias)
-        }
+        let bias = vdupq_n_f32(f32::from_bits(Self::START as u32));
+        vsubq_f32(vreinterpretq_f32_s32(sums), bias)
     }
     #[inline(always)]
     unsafe fn splat(x: f32) -> float32x4_t {
-        unsafe { vdupq_n_f32(x) }
+        vdupq_n_f32(x)
     }
     #[inline(always)]
     unsafe fn floats(p: *const f32) -> float32x4_t {
-        unsafe { vld1q_f32(p) }
+        vld1q_f32(p)
     }
     #[inline(always)]
     unsafe fn store(x: float32x4_t, p: *mut f32) {
-        unsafe { vst1q_f32(p, x) }
+        vst1q_f32(p, x)
     }
     #[inline(always)]
     unsafe fn f16(p: *const u8) -> float32x4_t {
-        unsafe { widen_f16(vreinterpret_u16_u8(vld1_u8(p))) }
+        widen_f16(vreinterpret_u16_u8(vld1_u8(p)))
     }
     #[inline(always)]
     unsafe fn u8(p: *const u8) -> float32x4_t {
-        unsafe {
-            let x = vreinterpret_u8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
-            vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(x))))
-        }
+        let x = vreinterpret_u8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
+        vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(x))))
     }
     #[inline(always)]
     unsafe fn i8(p: *const u8) -> float32x4_t {
-        unsafe {
-            let x = vreinterpret_s8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
-            vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(x))))
-        }
+        let x = vreinterpret_s8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
+        vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(x))))
     }
     #[inline(always)]
     unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        unsafe { vmulq_f32(a, b) }
+        vmulq_f32(a, b)
     }
     #[inline(always)]
     unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        unsafe { vfmaq_f32(c, a, b) }
+        vfmaq_f32(c, a, b)
     }
     #[inline(always)]
     unsafe fn total(q: *const i8) -> i32 {
-        unsafe { i32::from(vaddlvq_s8(vld1q_s8(q))) }
+        i32::from(vaddlvq_s8(vld1q_s8(q)))
     }
 }

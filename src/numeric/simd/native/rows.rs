@@ -43,11 +43,8 @@ pub unsafe trait Rows {
     /// The same of 32 columns.
     #[inline(always)]
     unsafe fn block<const BITS: usize>(sums: Self::Sums, w: [Self::Bytes; 8], q: *const i8) -> Self::Sums {
-        // SAFETY: same contract as the caller's.
-        unsafe {
-            let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
-            Self::half::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
-        }
+        let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
+        Self::half::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
     }
     /// `sums - START`, below 2^22, as floats.
     unsafe fn float(sums: Self::Sums) -> Self::Floats;
@@ -68,8 +65,7 @@ pub unsafe trait Rows {
     /// The sum of sixteen activations.
     #[inline(always)]
     unsafe fn total(q: *const i8) -> i32 {
-        // SAFETY: the caller vouches for sixteen bytes at `q`.
-        unsafe { q.cast::<[i8; 16]>().read() }.iter().map(|&q| i32::from(q)).sum()
+        q.cast::<[i8; 16]>().read().iter().map(|&q| i32::from(q)).sum()
     }
 }
 
@@ -78,7 +74,6 @@ pub struct Scalar;
 
 // SAFETY: needs no instruction set beyond the target's baseline; what is read and written is what the trait's
 // contract grants.
-#[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl Rows for Scalar {
     const ROWS: usize = 16;
     const SIGNED: bool = true;
@@ -88,7 +83,7 @@ unsafe impl Rows for Scalar {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> [u8; 64] {
-        unsafe { p.cast::<[u8; 64]>().read() }
+        p.cast::<[u8; 64]>().read()
     }
     #[inline(always)]
     unsafe fn byte(x: u8) -> [u8; 64] {
@@ -120,7 +115,7 @@ unsafe impl Rows for Scalar {
     }
     #[inline(always)]
     unsafe fn half<const BITS: usize>(mut sums: [i32; 16], w: [[u8; 64]; 4], q: *const i8) -> [i32; 16] {
-        let q = unsafe { q.cast::<[i8; 16]>().read() };
+        let q = q.cast::<[i8; 16]>().read();
         for (w, q) in w.iter().zip(q.as_chunks::<4>().0) {
             for (sum, w) in sums.iter_mut().zip(w.as_chunks::<4>().0) {
                 // As signed bytes all are right: unsigned ones have seven bits at most.
@@ -139,23 +134,23 @@ unsafe impl Rows for Scalar {
     }
     #[inline(always)]
     unsafe fn floats(p: *const f32) -> [f32; 16] {
-        unsafe { p.cast::<[f32; 16]>().read() }
+        p.cast::<[f32; 16]>().read()
     }
     #[inline(always)]
     unsafe fn store(x: [f32; 16], p: *mut f32) {
-        unsafe { p.cast::<[f32; 16]>().write(x) }
+        p.cast::<[f32; 16]>().write(x)
     }
     #[inline(always)]
     unsafe fn f16(p: *const u8) -> [f32; 16] {
-        unsafe { p.cast::<[[u8; 2]; 16]>().read() }.map(|x| half::f16::from_le_bytes(x).to_f32())
+        p.cast::<[[u8; 2]; 16]>().read().map(|x| half::f16::from_le_bytes(x).to_f32())
     }
     #[inline(always)]
     unsafe fn u8(p: *const u8) -> [f32; 16] {
-        unsafe { p.cast::<[u8; 16]>().read() }.map(f32::from)
+        p.cast::<[u8; 16]>().read().map(f32::from)
     }
     #[inline(always)]
     unsafe fn i8(p: *const u8) -> [f32; 16] {
-        unsafe { p.cast::<[i8; 16]>().read() }.map(f32::from)
+        p.cast::<[i8; 16]>().read().map(f32::from)
     }
     #[inline(always)]
     unsafe fn mul(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {

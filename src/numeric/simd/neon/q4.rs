@@ -52,17 +52,14 @@ struct Quad {
 /// `r < 4`, and the planes hold block `b`.
 #[inline(always)]
 unsafe fn quad(w: Q4Group<'_>, b: usize, r: usize) -> Quad {
-    // SAFETY: as the caller's.
-    unsafe {
-        let quants = w.quants.as_ptr().add(b * QUANT_BYTES + r * 16);
-        let scales = w.scales.as_ptr().add(b * SCALE_BYTES + r * 8);
-        let raw: [uint8x16_t; 4] = from_fn(|v| vld1q_u8(quants.add(v * 64)));
-        let mask = vdupq_n_u8(15);
-        Quad {
-            low: raw.map(|x| vandq_u8(x, mask)),
-            high: raw.map(|x| vshrq_n_u8::<4>(x)),
-            scale: widen_f16(vreinterpret_u16_u8(vld1_u8(scales))),
-        }
+    let quants = w.quants.as_ptr().add(b * QUANT_BYTES + r * 16);
+    let scales = w.scales.as_ptr().add(b * SCALE_BYTES + r * 8);
+    let raw: [uint8x16_t; 4] = from_fn(|v| vld1q_u8(quants.add(v * 64)));
+    let mask = vdupq_n_u8(15);
+    Quad {
+        low: raw.map(|x| vandq_u8(x, mask)),
+        high: raw.map(|x| vshrq_n_u8::<4>(x)),
+        scale: widen_f16(vreinterpret_u16_u8(vld1_u8(scales))),
     }
 }
 
@@ -93,25 +90,22 @@ macro_rules! smlal {
 /// Products are summed in i16: eight of at most 15 * 127 a lane, 15,240, so none overflows.
 #[inline(always)]
 unsafe fn mul(w: &Quad, act: &ActBlock, acc: &mut float32x4_t) {
-    // SAFETY: a block holds 32 values after its scale and offset.
-    unsafe {
-        let half = |i| vreinterpretq_s32_s8(vld1q_s8(act.q.as_ptr().add(i)));
-        // Rows 0, 1 and 2, 3: four column sums each.
-        let (mut top, mut bottom): (int16x8_t, int16x8_t);
-        let a = half(0);
-        smull!(top, bottom, w.low[0], vdupq_laneq_s32::<0>(a));
-        smlal!(top, bottom, w.low[1], vdupq_laneq_s32::<1>(a));
-        smlal!(top, bottom, w.low[2], vdupq_laneq_s32::<2>(a));
-        smlal!(top, bottom, w.low[3], vdupq_laneq_s32::<3>(a));
-        let a = half(16);
-        smlal!(top, bottom, w.high[0], vdupq_laneq_s32::<0>(a));
-        smlal!(top, bottom, w.high[1], vdupq_laneq_s32::<1>(a));
-        smlal!(top, bottom, w.high[2], vdupq_laneq_s32::<2>(a));
-        smlal!(top, bottom, w.high[3], vdupq_laneq_s32::<3>(a));
-        let sums = vpaddq_s32(vpaddlq_s16(top), vpaddlq_s16(bottom));
-        let isum = vaddq_s32(sums, vdupq_n_s32(act.offset + BIAS));
-        *acc = vfmaq_f32(*acc, float(isum), vmulq_n_f32(w.scale, act.d));
-    }
+    let half = |i| vreinterpretq_s32_s8(vld1q_s8(act.q.as_ptr().add(i)));
+    // Rows 0, 1 and 2, 3: four column sums each.
+    let (mut top, mut bottom): (int16x8_t, int16x8_t);
+    let a = half(0);
+    smull!(top, bottom, w.low[0], vdupq_laneq_s32::<0>(a));
+    smlal!(top, bottom, w.low[1], vdupq_laneq_s32::<1>(a));
+    smlal!(top, bottom, w.low[2], vdupq_laneq_s32::<2>(a));
+    smlal!(top, bottom, w.low[3], vdupq_laneq_s32::<3>(a));
+    let a = half(16);
+    smlal!(top, bottom, w.high[0], vdupq_laneq_s32::<0>(a));
+    smlal!(top, bottom, w.high[1], vdupq_laneq_s32::<1>(a));
+    smlal!(top, bottom, w.high[2], vdupq_laneq_s32::<2>(a));
+    smlal!(top, bottom, w.high[3], vdupq_laneq_s32::<3>(a));
+    let sums = vpaddq_s32(vpaddlq_s16(top), vpaddlq_s16(bottom));
+    let isum = vaddq_s32(sums, vdupq_n_s32(act.offset + BIAS));
+    *acc = vfmaq_f32(*acc, float(isum), vmulq_n_f32(w.scale, act.d));
 }
 
 /// `acc + sum of four products` in each 32-bit lane; `lane` of `a` is broadcast.
@@ -133,30 +127,27 @@ pub(in super::super) use {sdot, smlal, smull};
 /// The CPU has dotprod.
 #[inline(always)]
 unsafe fn dot<const N: usize>(w: &Quad, acts: [&ActBlock; N], acc: &mut [float32x4_t]) {
-    // SAFETY: a block holds 32 values after its scale and offset; dotprod as the caller's.
-    unsafe {
-        let half = |i| acts.map(|a| vld1q_s8(a.q.as_ptr().add(i)));
-        let mut isum = acts.map(|a| vdupq_n_s32(a.offset + BIAS));
-        macro_rules! step {
-            ($w:expr, $a:ident, $lane:literal) => {
-                for (isum, a) in isum.iter_mut().zip($a) {
-                    sdot!(*isum, $w, a, $lane);
-                }
-            };
-        }
-        let a = half(0);
-        step!(w.low[0], a, 0);
-        step!(w.low[1], a, 1);
-        step!(w.low[2], a, 2);
-        step!(w.low[3], a, 3);
-        let a = half(16);
-        step!(w.high[0], a, 0);
-        step!(w.high[1], a, 1);
-        step!(w.high[2], a, 2);
-        step!(w.high[3], a, 3);
-        for ((acc, isum), act) in acc.iter_mut().zip(isum).zip(acts) {
-            *acc = vfmaq_f32(*acc, float(isum), vmulq_n_f32(w.scale, act.d));
-        }
+    let half = |i| acts.map(|a| vld1q_s8(a.q.as_ptr().add(i)));
+    let mut isum = acts.map(|a| vdupq_n_s32(a.offset + BIAS));
+    macro_rules! step {
+        ($w:expr, $a:ident, $lane:literal) => {
+            for (isum, a) in isum.iter_mut().zip($a) {
+                sdot!(*isum, $w, a, $lane);
+            }
+        };
+    }
+    let a = half(0);
+    step!(w.low[0], a, 0);
+    step!(w.low[1], a, 1);
+    step!(w.low[2], a, 2);
+    step!(w.low[3], a, 3);
+    let a = half(16);
+    step!(w.high[0], a, 0);
+    step!(w.high[1], a, 1);
+    step!(w.high[2], a, 2);
+    step!(w.high[3], a, 3);
+    for ((acc, isum), act) in acc.iter_mut().zip(isum).zip(acts) {
+        *acc = vfmaq_f32(*acc, float(isum), vmulq_n_f32(w.scale, act.d));
     }
 }
 
@@ -174,41 +165,38 @@ unsafe fn quads<const T: usize, const DOT: bool>(
     out: *mut [f32; 16],
 ) {
     const { assert!((T <= 2 || T.is_multiple_of(4)) && T <= TOKENS) };
-    // SAFETY: as the caller's.
-    unsafe {
-        let mut acc = [[vdupq_n_f32(0.0); T]; 4];
-        if T == 1 {
-            for b in 0..w.blocks {
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let (rows, act) = (quad(w, b, r), &*acts.add(b));
-                    if DOT { dot(&rows, [act], acc) } else { mul(&rows, act, &mut acc[0]) }
-                }
+    let mut acc = [[vdupq_n_f32(0.0); T]; 4];
+    if T == 1 {
+        for b in 0..w.blocks {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let (rows, act) = (quad(w, b, r), &*acts.add(b));
+                if DOT { dot(&rows, [act], acc) } else { mul(&rows, act, &mut acc[0]) }
             }
-        } else {
-            for first in (0..w.blocks).step_by(RUN) {
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let mut sum = *acc;
-                    for b in first..w.blocks.min(first + RUN) {
-                        let rows = quad(w, b, r);
-                        let act = |t| &*acts.add(t * stride + b);
-                        if !DOT {
-                            unrolled!(T, |t| { mul(&rows, act(t), &mut sum[t]) });
-                        } else if T == 2 {
-                            dot(&rows, [act(0), act(1)], &mut sum);
-                        } else {
-                            unrolled!(T / 4, |i| {
-                                let act = [act(4 * i), act(4 * i + 1), act(4 * i + 2), act(4 * i + 3)];
-                                dot(&rows, act, &mut sum[4 * i..]);
-                            });
-                        }
+        }
+    } else {
+        for first in (0..w.blocks).step_by(RUN) {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let mut sum = *acc;
+                for b in first..w.blocks.min(first + RUN) {
+                    let rows = quad(w, b, r);
+                    let act = |t| &*acts.add(t * stride + b);
+                    if !DOT {
+                        unrolled!(T, |t| { mul(&rows, act(t), &mut sum[t]) });
+                    } else if T == 2 {
+                        dot(&rows, [act(0), act(1)], &mut sum);
+                    } else {
+                        unrolled!(T / 4, |i| {
+                            let act = [act(4 * i), act(4 * i + 1), act(4 * i + 2), act(4 * i + 3)];
+                            dot(&rows, act, &mut sum[4 * i..]);
+                        });
                     }
-                    *acc = sum;
                 }
+                *acc = sum;
             }
         }
-        for t in 0..T {
-            Neon(acc.map(|acc| acc[t])).store(out.add(t).cast());
-        }
+    }
+    for t in 0..T {
+        Neon(acc.map(|acc| acc[t])).store(out.add(t).cast());
     }
 }
 
@@ -220,8 +208,7 @@ unsafe fn quads<const T: usize, const DOT: bool>(
 /// |      4 |          165 |        39.1 |        68.2 |        35.1 |
 #[target_feature(enable = "neon")]
 pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
-    // SAFETY: `q4_tile` checked lengths and strides.
-    unsafe { quads::<T, false>(w, acts, stride, out) }
+    quads::<T, false>(w, acts, stride, out)
 }
 
 /// With dotprod: sixteen rows, `T` tokens; see [`super::super::q4_group`].
@@ -240,8 +227,7 @@ pub unsafe fn q4_dot<const T: usize>(
     stride: usize,
     out: *mut [f32; 16],
 ) {
-    // SAFETY: `q4_tile` checked lengths and strides; the set stands for dotprod.
-    unsafe { quads::<T, true>(w, acts, stride, out) }
+    quads::<T, true>(w, acts, stride, out)
 }
 
 /// `acc + w * a^T` for 2 x 8 bytes each: lane `2 i + j` has row `i` of `w` times row `j` of `a`.
@@ -292,35 +278,32 @@ unsafe fn tiles<const T: usize>(
     pairs: *const Pair,
     acc: &mut [float32x4_t; T],
 ) {
-    // SAFETY: as the caller's.
-    unsafe {
-        let quants = w.quants.as_ptr().add(b * QUANT_BYTES + r * 16);
-        let scales = w.scales.as_ptr().add(b * SCALE_BYTES + r * 8);
-        let raw: [uint32x4_t; 4] = from_fn(|v| vld1q_u32(quants.add(v * 64).cast()));
-        let mask = vdupq_n_u8(15);
-        // Eight consecutive columns of two rows: low nibbles have columns 0 and 8, high ones 16 and 24.
-        let split = |x0, x1| {
-            let (x0, x1) = (vreinterpretq_u8_u32(x0), vreinterpretq_u8_u32(x1));
-            [vandq_u8(x0, mask), vandq_u8(x1, mask), vshrq_n_u8::<4>(x0), vshrq_n_u8::<4>(x1)]
-        };
-        let top = split(vzip1q_u32(raw[0], raw[1]), vzip1q_u32(raw[2], raw[3]));
-        let bottom = split(vzip2q_u32(raw[0], raw[1]), vzip2q_u32(raw[2], raw[3]));
-        let scale = widen_f16(vreinterpret_u16_u8(vld1_u8(scales)));
-        let (top_d, bottom_d) = (vzip1q_f32(scale, scale), vzip2q_f32(scale, scale));
-        unrolled!(T / 2, |p| {
-            let act = &*pairs.add(p);
-            let (mut x, mut y) =
-                (vld1q_s32(act.start[0].as_ptr().cast()), vld1q_s32(act.start[1].as_ptr().cast()));
-            for k in 0..4 {
-                let a = vld1q_s8(act.q[k].as_ptr().cast());
-                smmla!(x, top[k], a);
-                smmla!(y, bottom[k], a);
-            }
-            let d = vld1q_f32(act.d.as_ptr().cast());
-            acc[2 * p] = vfmaq_f32(acc[2 * p], float(x), vmulq_f32(top_d, d));
-            acc[2 * p + 1] = vfmaq_f32(acc[2 * p + 1], float(y), vmulq_f32(bottom_d, d));
-        });
-    }
+    let quants = w.quants.as_ptr().add(b * QUANT_BYTES + r * 16);
+    let scales = w.scales.as_ptr().add(b * SCALE_BYTES + r * 8);
+    let raw: [uint32x4_t; 4] = from_fn(|v| vld1q_u32(quants.add(v * 64).cast()));
+    let mask = vdupq_n_u8(15);
+    // Eight consecutive columns of two rows: low nibbles have columns 0 and 8, high ones 16 and 24.
+    let split = |x0, x1| {
+        let (x0, x1) = (vreinterpretq_u8_u32(x0), vreinterpretq_u8_u32(x1));
+        [vandq_u8(x0, mask), vandq_u8(x1, mask), vshrq_n_u8::<4>(x0), vshrq_n_u8::<4>(x1)]
+    };
+    let top = split(vzip1q_u32(raw[0], raw[1]), vzip1q_u32(raw[2], raw[3]));
+    let bottom = split(vzip2q_u32(raw[0], raw[1]), vzip2q_u32(raw[2], raw[3]));
+    let scale = widen_f16(vreinterpret_u16_u8(vld1_u8(scales)));
+    let (top_d, bottom_d) = (vzip1q_f32(scale, scale), vzip2q_f32(scale, scale));
+    unrolled!(T / 2, |p| {
+        let act = &*pairs.add(p);
+        let (mut x, mut y) =
+            (vld1q_s32(act.start[0].as_ptr().cast()), vld1q_s32(act.start[1].as_ptr().cast()));
+        for k in 0..4 {
+            let a = vld1q_s8(act.q[k].as_ptr().cast());
+            smmla!(x, top[k], a);
+            smmla!(y, bottom[k], a);
+        }
+        let d = vld1q_f32(act.d.as_ptr().cast());
+        acc[2 * p] = vfmaq_f32(acc[2 * p], float(x), vmulq_f32(top_d, d));
+        acc[2 * p + 1] = vfmaq_f32(acc[2 * p + 1], float(y), vmulq_f32(bottom_d, d));
+    });
 }
 
 /// With i8mm: sixteen rows, `T` tokens, an even number; see [`super::super::q4_group`].
@@ -340,34 +323,29 @@ pub unsafe fn q4_i8mm<const T: usize>(
     out: *mut [f32; 16],
 ) {
     const { assert!(T.is_multiple_of(2) && T <= TOKENS) };
-    // SAFETY: `q4_tile` checked that the planes hold `w.blocks` blocks, that `acts` holds T rows
-    // `stride` apart, and that `out` holds T rows; the set stands for i8mm; a block's pairs are written
-    // before they are read.
-    unsafe {
-        let mut pairs = [const { MaybeUninit::<Pair>::uninit() }; RUN * TOKENS / 2];
-        let pairs = pairs.as_mut_ptr().cast::<Pair>();
-        let mut acc = [[vdupq_n_f32(0.0); T]; 4];
-        for first in (0..w.blocks).step_by(RUN) {
-            let run = RUN.min(w.blocks - first);
-            for p in 0..T / 2 {
-                let (a, b) = (acts.add(2 * p * stride + first), acts.add((2 * p + 1) * stride + first));
-                for block in 0..run {
-                    pairs.add(block * (T / 2) + p).write(Pair::new(&*a.add(block), &*b.add(block)));
-                }
-            }
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let mut sum = *acc;
-                for b in 0..run {
-                    tiles(w, (first + b, r), pairs.add(b * (T / 2)), &mut sum);
-                }
-                *acc = sum;
-            }
-        }
+    let mut pairs = [const { MaybeUninit::<Pair>::uninit() }; RUN * TOKENS / 2];
+    let pairs = pairs.as_mut_ptr().cast::<Pair>();
+    let mut acc = [[vdupq_n_f32(0.0); T]; 4];
+    for first in (0..w.blocks).step_by(RUN) {
+        let run = RUN.min(w.blocks - first);
         for p in 0..T / 2 {
-            let (top, bottom) = (acc.map(|acc| acc[2 * p]), acc.map(|acc| acc[2 * p + 1]));
-            let row = out.add(2 * p);
-            Neon(from_fn(|r| vuzp1q_f32(top[r], bottom[r]))).store(row.cast());
-            Neon(from_fn(|r| vuzp2q_f32(top[r], bottom[r]))).store(row.add(1).cast());
+            let (a, b) = (acts.add(2 * p * stride + first), acts.add((2 * p + 1) * stride + first));
+            for block in 0..run {
+                pairs.add(block * (T / 2) + p).write(Pair::new(&*a.add(block), &*b.add(block)));
+            }
         }
+        for (r, acc) in acc.iter_mut().enumerate() {
+            let mut sum = *acc;
+            for b in 0..run {
+                tiles(w, (first + b, r), pairs.add(b * (T / 2)), &mut sum);
+            }
+            *acc = sum;
+        }
+    }
+    for p in 0..T / 2 {
+        let (top, bottom) = (acc.map(|acc| acc[2 * p]), acc.map(|acc| acc[2 * p + 1]));
+        let row = out.add(2 * p);
+        Neon(from_fn(|r| vuzp1q_f32(top[r], bottom[r]))).store(row.cast());
+        Neon(from_fn(|r| vuzp2q_f32(top[r], bottom[r]))).store(row.add(1).cast());
     }
 }
