@@ -40,7 +40,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "test",
         arguments: "[PART…]",
-        about: "everything that must hold before a change goes in; `test list` names the parts",
+        about: "what every change must keep; `test all` does everything, `test list` names the parts",
         run: test::run,
     },
     Task {
