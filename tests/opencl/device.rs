@@ -54,6 +54,12 @@ pub fn exact() -> Option<bool> {
     device().map(|d| d.facts().correct_divide)
 }
 
+/// What the program said on stderr, without PoCL's compiler, which counts its warnings there.
+pub fn said(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    text.lines().filter(|l| !l.ends_with("generated.")).map(|l| format!("{l}\n")).collect()
+}
+
 /// Verdicts, binaries and speeds of this run alone.
 pub fn cache_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("opencl-cache-{}", std::process::id()))

@@ -2,7 +2,7 @@
 
 use crate::bed::program::binary;
 use crate::device;
-use crate::device::{cache_dir, exact, rows};
+use crate::device::{cache_dir, exact, rows, said};
 use antigravity::model::weights::WeightType;
 use antigravity::run::engine::BackendKind;
 use antigravity::run::eviction::{Eviction, Policy};
@@ -257,7 +257,7 @@ fn a_device_lost_changes_nothing() {
         let expected = program(&[settings, &["-q"]].concat(), &[]).stdout;
         let flags = [settings, device, &["-q"]].concat();
         let out = program(&flags, &[("ANTIGRAVITY_OPENCL_LOSE", pass)]);
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        let said = said(&out.stderr);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert_eq!(text(&out.stdout), text(&expected), "{flags:?}: {said}");
         assert!(said.lines().count() == 1 && said.contains("CPU"), "{flags:?}: {said}");

@@ -2,7 +2,7 @@
 
 use crate::bed::program::binary;
 use crate::bed::random::ids;
-use crate::device::{exact, rows};
+use crate::device::{exact, rows, said};
 use antigravity::dims::VOCAB;
 use antigravity::model::device::KvRows;
 use antigravity::model::weights::WeightType;
@@ -216,7 +216,7 @@ fn text_of(settings: &[&str], flags: &[&str], environment: &[(&str, &str)]) -> S
     let out = program(&[&GENERATE[..], settings, &DEVICE, flags].concat(), environment);
     let text = |bytes| String::from_utf8(bytes).unwrap();
     assert_eq!(text(out.stdout), text(expected), "{flags:?} {environment:?}");
-    text(out.stderr)
+    said(&out.stderr)
 }
 
 #[test]

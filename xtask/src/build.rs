@@ -28,13 +28,29 @@ pub fn run(words: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// Set by tests that run the tasks of users: `quick` builds suffice them, and take a fifth of the time.
+pub const QUICK: &str = "ANTIGRAVITY_QUICK";
+
 /// A release build for a target and a model (without one: the one the user's shell is set to), linked as well
 /// as this machine can. Returns the stripped binary, which is what a loader of that target expects.
 pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
     if target == host() {
-        return for_host(model);
+        for_host(model)
+    } else if std::env::var_os(QUICK).is_some() {
+        quick_for(target, model)
+    } else {
+        release_with(Features::Default, target, model, android::Ndk::IfFound)
     }
-    release_with(Features::Default, target, model, android::Ndk::IfFound)
+}
+
+/// [`for_target`] for another machine than this, quicker to build.
+pub fn quick_for(target: &str, model: Option<&Path>) -> Result<PathBuf> {
+    let mut cargo = quick_command();
+    if let Some(model) = model {
+        cargo.env("ANTIGRAVITY_MODEL", bundled_name(model));
+    }
+    linked_for(cargo, target, android::Ndk::IfFound)?;
+    fit_for(target, target_dir().join("models").join(target).join("quick/antigravity"))
 }
 
 /// [`for_target`] with these features, saying whether an NDK may be used. The next build with other features
@@ -45,7 +61,12 @@ pub fn release_with(
     model: Option<&Path>,
     ndk: android::Ndk,
 ) -> Result<PathBuf> {
-    let mut cargo = release_command(features, model);
+    linked_for(release_command(features, model), target, ndk)?;
+    fit_for(target, target_dir().join(target).join("release/antigravity"))
+}
+
+/// Runs a build for a target.
+fn linked_for(mut cargo: Command, target: &str, ndk: android::Ndk) -> Result<()> {
     cargo.args(["--target", target]);
     if let Some(note) = cargo::prepare(&mut cargo, target, ndk)? {
         eprintln!("{target}: {note}");
@@ -54,8 +75,11 @@ pub fn release_with(
         // A release that panics ends at once, so nothing reads the tables of how to go on.
         toolchain::add_flags(&mut cargo, &["-Cforce-unwind-tables=no".into()]);
     }
-    sh::run(&mut cargo)?;
-    let binary = target_dir().join(target).join("release/antigravity");
+    sh::run(&mut cargo)
+}
+
+/// The binary, if it is what a loader of the target expects.
+fn fit_for(target: &str, binary: PathBuf) -> Result<PathBuf> {
     if TARGETS.contains(&target) {
         let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
         let elf = Elf::parse(&file).map_err(|e| Error::at(&binary, e))?;
@@ -69,7 +93,13 @@ pub fn release_with(
 
 /// The release program for this machine.
 pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
-    for_host_with(Features::Default, model)
+    match (std::env::var_os(QUICK), model) {
+        (Some(_), Some(model)) => {
+            sh::run(&mut quick(model))?;
+            Ok(quick_binary())
+        }
+        _ => for_host_with(Features::Default, model),
+    }
 }
 
 /// [`for_host`] with these features. The next build with others replaces the binary.
@@ -84,11 +114,14 @@ fn release_command(features: Features, model: Option<&Path>) -> Command {
         cargo.arg(features.words());
     }
     if let Some(model) = model {
-        // A bundled model by its name: the same build as without xtask, not another one.
-        let bundled = model.strip_prefix(sh::root().join("models")).ok();
-        cargo.env("ANTIGRAVITY_MODEL", bundled.unwrap_or(model));
+        cargo.env("ANTIGRAVITY_MODEL", bundled_name(model));
     }
     cargo
+}
+
+/// A bundled model by its name: the same build as without xtask, not another one.
+fn bundled_name(model: &Path) -> &Path {
+    model.strip_prefix(sh::root().join("models")).unwrap_or(model)
 }
 
 /// What a program is linked to, in a line.
@@ -136,10 +169,34 @@ fn bundled(models: &Path) -> Vec<String> {
 }
 
 /// A quick build for a model, apart from the main build so that it stays as it is.
+///
+/// Cargo keeps one build of a package for each profile, so one model's would replace another's. A number of codegen
+/// units of its own makes each a different one: all stay, and share what they depend on.
 pub fn quick(model: &Path) -> Command {
-    let mut cargo = sh::cargo(&["build", "--package", "antigravity", "--profile", "quick", "--target-dir"]);
-    cargo.arg(target_dir().join("models")).env("ANTIGRAVITY_MODEL", model);
+    let mut cargo = quick_command();
+    let units = 16 + number(model);
+    cargo.args(["--config", &format!("profile.quick.package.antigravity.codegen-units={units}")]);
+    cargo.env("ANTIGRAVITY_MODEL", bundled_name(model));
     cargo
+}
+
+fn quick_command() -> Command {
+    let mut cargo = sh::cargo(&["build", "--package", "antigravity", "--profile", "quick", "--target-dir"]);
+    cargo.arg(target_dir().join("models"));
+    cargo
+}
+
+/// The place of a model among those that come with the project; others share the first.
+fn number(model: &Path) -> usize {
+    let dirs = ["models", "tests/fixtures/models", "tests/fixtures/gguf"];
+    let mut all: Vec<PathBuf> = dirs
+        .iter()
+        .filter_map(|dir| std::fs::read_dir(sh::root().join(dir)).ok())
+        .flat_map(|entries| entries.flatten().map(|e| e.path()))
+        .filter(|path| path.is_dir() || path.extension().is_some_and(|e| e == "gguf"))
+        .collect();
+    all.sort();
+    all.iter().position(|path| path == model).map_or(0, |at| at + 1)
 }
 
 /// What [`quick`] makes.
@@ -150,6 +207,14 @@ pub fn quick_binary() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn models_of_tests_have_builds_of_their_own() {
+        let names = ["story", "m1-llama32-bf16", "m7-qwen3-bf16"];
+        let numbers = names.map(|name| number(&model_dir(name).unwrap()));
+        assert!(numbers.windows(2).all(|w| w[0] != w[1]) && !numbers.contains(&0), "{numbers:?}");
+        assert_eq!(number(Path::new("/another")), 0);
+    }
 
     #[test]
     fn models_are_found_by_name_and_path() {

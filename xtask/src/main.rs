@@ -43,7 +43,7 @@ const TASKS: &[Task] = &[
     Task { name: "help", arguments: "", run: help,
            about: "this table" },
     Task { name: "test", arguments: "[PART…]", run: test::run,
-           about: "everything that must hold before a change goes in; `test list` names the parts" },
+           about: "what every change must keep; `test all` does everything, `test list` names the parts" },
     Task { name: "parity", arguments: "[MODEL…]", run: parity::run,
            about: "compare logits and text with the reference results of transformers, model by model" },
     Task { name: "golden", arguments: "[--bless] [--device D]", run: golden::run,

@@ -1,4 +1,5 @@
-//! `cargo xtask test`: everything that must hold, part after part, and one line that sums it up.
+//! `cargo xtask test`: what every change must keep, part after part, and one line that sums it up; with `all`,
+//! everything that must hold.
 
 mod arm;
 mod device;
@@ -10,64 +11,71 @@ use crate::error::{Error, Result};
 use crate::targets::TARGETS;
 use crate::{build, parity, quality, sh, tidy};
 use report::{Reader, Report, Tally};
+use std::time::Instant;
 
 /// What a part hands back: how many tests passed, failed and were skipped.
 type Outcome = Result<Tally>;
 
+/// When a part runs that nobody named.
+#[derive(Clone, Copy, PartialEq)]
+enum When {
+    Always,
+    /// With `all`, as CI asks for.
+    All,
+}
+
 struct Part {
     name: &'static str,
     about: &'static str,
+    when: When,
     run: fn() -> Outcome,
 }
 
+use When::{All, Always};
+
+#[rustfmt::skip]
 const PARTS: &[Part] = &[
-    Part { name: "fmt", about: "formatting", run: fmt },
-    Part { name: "tidy", about: "rules of the source files", run: || tidy::run(&[]).map(|()| Tally::ONE) },
-    Part { name: "clippy", about: "lints", run: clippy },
-    Part { name: "cargo", about: "unit and integration tests", run: cargo_test },
-    Part { name: "refusal", about: "a model of another architecture is refused at build time", run: refusal },
-    Part {
-        name: "parity",
-        about: "logits and text equal to those of transformers",
-        run: parity_with_reference,
-    },
-    Part {
-        name: "quality",
-        about: "what four-bit caches and eviction cost, and that the README says so",
-        run: quality_of_the_cache,
-    },
-    Part { name: "aarch64", about: "the same tests on 64-bit Arm", run: arm::run },
-    Part {
-        name: "device",
-        about: "deploy, run, golden, bench and profile through adb, and what may go wrong",
-        run: device::run,
-    },
-    Part {
-        name: "android",
-        about: "a binary that Android loads, linked without an NDK",
-        run: targets::android,
-    },
-    Part { name: "static", about: "static binaries tell the same story", run: targets::statics },
-    Part { name: "deps", about: "no dependency that needs a C compiler", run: dependencies },
-    Part { name: "size", about: "sizes of the release binary, whole and least", run: targets::sizes },
+    Part { name: "fmt", when: Always, about: "formatting", run: fmt },
+    Part { name: "tidy", when: Always, about: "rules of the source files", run: || tidy::run(&[]).map(|()| Tally::ONE) },
+    Part { name: "deps", when: Always, about: "no dependency that needs a C compiler", run: dependencies },
+    Part { name: "clippy", when: Always, about: "lints", run: clippy },
+    Part { name: "cargo", when: Always, about: "unit and integration tests", run: cargo_test },
+    Part { name: "parity", when: Always, about: "logits and text equal to those of transformers", run: parity_with_reference },
+    Part { name: "refusal", when: Always, about: "what a build does not have is refused in a line", run: refusals },
+    Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the README says so", run: quality_of_the_cache },
+    Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
+    Part { name: "aarch64", when: All, about: "unit, golden and kernel tests on 64-bit Arm", run: arm::run },
+    Part { name: "device", when: All, about: "deploy, run, golden, bench and profile through adb, and what may go wrong", run: device::run },
+    Part { name: "static", when: All, about: "static binaries tell the same story", run: targets::statics },
+    Part { name: "android", when: All, about: "a binary that Android loads, linked without an NDK, and its sizes", run: targets::android },
+    Part { name: "size", when: All, about: "sizes of the release binary, whole and least", run: targets::sizes },
 ];
 
 pub fn run(words: &[String]) -> Result<()> {
     let args = Args::parse(words, &[], &[])?;
     if args.rest == ["list"] {
-        PARTS.iter().for_each(|part| println!("  {:<10} {}", part.name, part.about));
+        for Part { name, about, when, .. } in PARTS {
+            let note = if *when == All { " (with `all`, or by its name)" } else { "" };
+            println!("  {name:<10} {about}{note}");
+        }
         return Ok(());
     }
-    if let Some(word) = args.rest.iter().find(|w| PARTS.iter().all(|p| p.name != *w)) {
+    let all = args.rest == ["all"];
+    if let Some(word) = args.rest.iter().find(|w| !all && PARTS.iter().all(|p| p.name != *w)) {
         return Err(Error::Usage(format!("no part `{word}`; `cargo xtask test list` lists them")));
     }
     let mut report = Report::new(std::env::var("CI").is_ok_and(|v| v == "true"));
-    let wanted = |part: &&Part| args.rest.is_empty() || args.rest.iter().any(|w| w == part.name);
+    let wanted = |part: &&Part| {
+        all || (args.rest.is_empty() && part.when == Always) || args.rest.iter().any(|w| w == part.name)
+    };
+    let mut times = Vec::new();
     for part in PARTS.iter().filter(wanted) {
         eprintln!("\n== {}: {}", part.name, part.about);
+        let began = Instant::now();
         report.add(part.name, (part.run)());
+        times.push(format!("{} {:.0} s", part.name, began.elapsed().as_secs_f64()));
     }
-    eprintln!("\n{}", report.failures());
+    eprintln!("\n{}\n{}", times.join(", "), report.failures());
     println!("{}", report.closing_line());
     if report.failed() { Err(Error::Failed("tests failed".into())) } else { Ok(()) }
 }
@@ -105,12 +113,17 @@ fn clippy() -> Outcome {
     sh::run(cargo(&least).args(deny)).map(|()| Tally::ONE)
 }
 
+/// Every crate's tests, with what the default build leaves out: one build, not two.
+fn all_tests() -> std::process::Command {
+    cargo(&["test", "--workspace", "--features", "antigravity/grammar", "--no-fail-fast"])
+}
+
 fn cargo_test() -> Outcome {
-    let mut tally = counted(&mut cargo(&["test", "--workspace", "--no-fail-fast"]))?;
-    // What the default build leaves out.
-    let grammar = ["test", "--package", "antigravity", "--features", "grammar"];
-    tally += counted(cargo(&grammar).args(["--lib", "--test", "cli", "grammar"]))?;
-    Ok(tally)
+    counted(all_tests().args(["--", "--skip", "oclgrind::"]))
+}
+
+fn oclgrind() -> Outcome {
+    counted(all_tests().args(["--test", "opencl", "oclgrind::"]))
 }
 
 fn parity_with_reference() -> Outcome {
@@ -130,7 +143,32 @@ fn quality_of_the_cache() -> Outcome {
     Ok(tally)
 }
 
-fn refusal() -> Outcome {
+fn refusals() -> Outcome {
+    let mut tally = another_architecture()?;
+    tally += a_grammar()?;
+    Ok(tally)
+}
+
+/// The default build says what brings grammars.
+fn a_grammar() -> Outcome {
+    let story = build::model_dir("story")?;
+    sh::run(&mut build::quick(&story))?;
+    for flag in ["--grammar", "--json-schema"] {
+        let mut program = std::process::Command::new(build::quick_binary());
+        program.args(["generate", "-p", "x", flag, "{}"]).arg("--model").arg(&story);
+        let out = sh::output(&mut program)?;
+        let said = String::from_utf8_lossy(&out.stderr);
+        if out.status.code() != Some(2)
+            || ![flag, "--features grammar"].iter().all(|word| said.contains(word))
+        {
+            return Err(Error::Failed(format!("`{}` ends with {}: {said}", sh::show(&program), out.status)));
+        }
+    }
+    Ok(Tally::ONE)
+}
+
+/// A model of another architecture does not build.
+fn another_architecture() -> Outcome {
     let mut build = build::quick(&build::model_dir("m6-gpt2-f32")?);
     eprintln!("$ {}", sh::show(&build));
     let out = sh::output(&mut build)?;
@@ -227,7 +265,11 @@ mod tests {
     #[test]
     fn part_names_are_unique() {
         for (i, a) in PARTS.iter().enumerate() {
-            assert!(a.name != "list" && PARTS[..i].iter().all(|b| a.name != b.name), "{}", a.name);
+            assert!(
+                a.name != "list" && a.name != "all" && PARTS[..i].iter().all(|b| a.name != b.name),
+                "{}",
+                a.name
+            );
         }
     }
 }

@@ -21,7 +21,7 @@ pub fn run() -> Outcome {
     if let Some((what, remedy)) = missing() {
         return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
     }
-    let test = ["test", "--package", "antigravity", "--target", TARGET, "--no-fail-fast"];
+    let test = ["test", "--workspace", "--exclude", "xtask", "--target", TARGET, "--no-fail-fast"];
     // Emulated floating point is slow: the other integration tests only run on this machine's CPU.
     let mut tally = counted(cargo(&test).arg("--lib"))?;
     tally += counted(cargo(&test).args(["--test", "engine", "golden::"]))?;

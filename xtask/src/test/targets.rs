@@ -87,7 +87,7 @@ fn emulator(architecture: &str) -> Option<String> {
 
 fn same_story(architecture: &str, target: &str) -> Result<()> {
     let story = build::model_dir("story")?;
-    let binary = build::for_target(target, Some(&story))?;
+    let binary = build::quick_for(target, Some(&story))?;
     told_by(command(&binary, architecture), &story)?;
     if emulator(architecture).is_some() {
         PAGES.iter().try_for_each(|&page| with_pages(&binary, architecture, page))?;
