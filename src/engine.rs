@@ -8,6 +8,7 @@ mod stream;
 use crate::chat::{Ending, Message, Moment, Template};
 use crate::cpu::simd::Isa;
 use crate::cpu::topology;
+use crate::dims;
 use crate::error::{Error, Result};
 use crate::kv::eviction::Eviction;
 use crate::kv::{KvType, KvTypes};
@@ -198,7 +199,7 @@ impl Engine {
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
         let mut weights = Weights::load(&path, &load)?;
         options.weight_type = weights.weight_type;
-        let tokenizer = Tokenizer::open(&path.weights)?;
+        let tokenizer = Tokenizer::open(&path.weights, dims::VOCAB)?;
         let device = match options.backend {
             BackendKind::Cpu => None,
             kind => match upload(&options, &mut weights) {

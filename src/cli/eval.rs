@@ -8,6 +8,7 @@ mod settings;
 use super::args::{Format, ModelArgs};
 use super::start::{self, Voice};
 use super::terminal::{Progress, put};
+use crate::dims;
 use crate::engine::{BackendKind, Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::plan::{self, Context, Plan, mib};
@@ -151,7 +152,7 @@ impl Work {
         if let Some(file) = &args.recall {
             let asked = input::read_questions(file)?;
             // Ahead of the model: how much memory it takes depends on how long they are.
-            let tokenizer = Tokenizer::open(&ModelPath::new(&flags.options().model)?.weights)?;
+            let tokenizer = Tokenizer::open(&ModelPath::new(&flags.options().model)?.weights, dims::VOCAB)?;
             for question in asked {
                 let prompt = tokenizer.encode(&question.prompt, AddSpecial::Yes)?;
                 questions.push((question, prompt));
