@@ -35,7 +35,7 @@ pub(super) fn environment<'a>(fuel: u64, now: Moment) -> Environment<'a> {
 fn filters(environment: &mut Environment<'_>) {
     environment.add_filter("trim", |state: &State<'_, '_>, value: Value, chars: Option<&str>| {
         let text = value.to_string();
-        python::strip(state, &text, "strip", chars).map(|text| Value::from(text))
+        python::strip(state, &text, "strip", chars).map(Value::from)
     });
     environment.add_filter("split", |state: &State<'_, '_>, value: &str, args: Rest<Value>| {
         python::split(state, value, "split", &args)

@@ -27,7 +27,7 @@ pub(super) fn method(
             let (items,): (&Value,) = from_args(args)?;
             state.apply_filter("join", &[items.clone(), value.clone()])
         }
-        "replace" => state.apply_filter("replace", &[&[value.clone()], args].concat()),
+        "replace" => state.apply_filter("replace", &[std::slice::from_ref(value), args].concat()),
         "split" | "rsplit" => split(state, text, method, args),
         "splitlines" => {
             pay_for(state, text.lines().count() * PART)?;
