@@ -6,32 +6,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::{env, fs, process};
 
-#[path = "src/config.rs"]
-#[allow(dead_code, reason = "shared with the library, which uses the rest")]
-mod config;
-/// As in the library, so that the files find each other.
-#[path = "src/weights/source"]
-#[allow(dead_code, reason = "shared with the library, which uses the rest")]
-mod source {
-    pub mod quoted;
-    pub mod gguf {
-        pub mod block;
-        pub mod cursor;
-        pub mod header;
-        pub mod metadata;
-        pub mod model;
-        pub mod names;
-        pub mod value;
-    }
-}
-use config::{ModelConfig, RopeScaling};
-use source::gguf::header::{Header, MAX_HEADER};
+use files::config::{ModelConfig, RopeScaling};
+use files::source::gguf::header::{Header, MAX_HEADER};
 
 fn main() {
     println!("cargo:rerun-if-env-changed=ANTIGRAVITY_MODEL");
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=src/config.rs");
-    println!("cargo:rerun-if-changed=src/weights/source");
     let name = env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let place = model_place(&root, &name);
@@ -95,7 +75,7 @@ fn read_gguf(path: &Path) -> Result<ModelConfig, String> {
         // What is missing then is told as a tensor that is too short.
         read.map_or_else(|_| Vec::new(), |_| bytes)
     };
-    source::gguf::model::config(&header, part).map_err(|e| e.to_string())
+    files::source::gguf::model::config(&header, part).map_err(|e| e.to_string())
 }
 
 /// Ends the build with one line.

@@ -33,8 +33,8 @@ mod tokenize;
 
 pub use args::Cli;
 
-use crate::error::Result;
 use args::Command;
+use files::Result;
 
 /// Parses the process's arguments and runs the command.
 pub fn run() -> Result<()> {

@@ -1,6 +1,6 @@
 //! The baked model: every dimension as a constant, written by `build.rs` from `config.json`.
 
-use crate::config::{Arch, ModelConfig, RopeScaling};
+use files::config::{Arch, ModelConfig, RopeScaling};
 
 include!(concat!(env!("OUT_DIR"), "/dims.rs"));
 

@@ -8,54 +8,34 @@
 //! and a platform, [`device`] chooses a device and holds its queue, [`buffer`] is memory there, [`program`] what runs
 //! there, [`cache`] what is kept of it on disk. [`ffi`] is the ABI and [`failure`] what can go wrong.
 
-mod arena;
-#[allow(unsafe_code)]
-pub mod buffer;
-pub mod cache;
 mod defines;
-#[allow(unsafe_code)]
-pub mod device;
-pub mod facts;
-pub mod failure;
-#[allow(unsafe_code)]
-pub mod ffi;
 #[allow(unsafe_code)]
 mod floats;
 mod form;
 pub mod kernels;
-#[allow(unsafe_code)]
-pub mod load;
 mod mass;
 mod model;
 mod pass;
-#[allow(unsafe_code)]
-pub mod program;
 mod rows;
 mod scratch;
 pub mod selftest;
 mod steps;
-pub mod stream;
 mod weights;
 mod whole;
 
-pub use buffer::{Access, Buffer, Mapped, Place, SharedView, Staged};
-pub use cache::{Cache, Verdict};
-pub use device::{Builds, Device};
-pub use facts::{DeviceType, Facts};
-pub use failure::{Failure, Kind};
-pub use program::{Kernel, Program, Source};
+pub use opencl_runtime::*;
 
-use crate::backend::{Attention, Backend, CancelToken, KvRows, Lent, Logits};
 use crate::dims::*;
-use crate::error::{Error, Result};
-use crate::kv::{KvTypes, check_capacity};
-use crate::trace::{Recorder, Steps};
+use crate::model::backend::{Attention, Backend, CancelToken, KvRows, Lent, Logits};
+use crate::model::trace::{Recorder, Steps};
 use buffer::Landing;
 pub use defines::QKV;
+use files::{Error, Result};
 use kernels::Kernels;
 pub use kernels::Variants;
 use mass::Mass;
 pub use model::{Matrices, Model};
+use numeric::kv::{KvTypes, check_capacity};
 use pass::Pass;
 use rows::Rows;
 pub use rows::parts_bytes;
@@ -162,7 +142,7 @@ impl OpenClBackend {
             host,
             mass: None,
             lends,
-            frequencies: crate::rope::frequencies(),
+            frequencies: crate::model::rope::frequencies(),
             recorder: None,
             cancel: None,
             passes: (0, lose),

@@ -3,13 +3,13 @@
 #[path = "device/place.rs"]
 mod place;
 
-use antigravity::backend::{Backend, Logits};
-use antigravity::cpu::simd::Isa;
-use antigravity::cpu::{CpuBackend, CpuOptions};
-use antigravity::kv::eviction::{Budget, Chooser, Policy};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::{DryOptions, Logprobs, Sampler, SamplerOptions, XtcOptions};
-use antigravity::session::CancelToken;
+use antigravity::model::backend::{Backend, Logits};
+use numeric::simd::Isa;
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
+use antigravity::run::eviction::{Budget, Chooser, Policy};
+use numeric::kv::{KvType, KvTypes};
+use text::sampler::{DryOptions, Logprobs, Sampler, SamplerOptions, XtcOptions};
+use antigravity::run::session::CancelToken;
 use antigravity::{Engine, EngineOptions, dims};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;

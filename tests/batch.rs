@@ -3,13 +3,14 @@
 #[path = "device/place.rs"]
 mod place;
 
-use antigravity::backend::{Backend, Logits};
-use antigravity::cpu::{CpuBackend, CpuBatch, CpuOptions, simd::Isa};
-use antigravity::engine::BatchAnswer;
-use antigravity::kv::eviction::{Eviction, Policy};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::SamplerOptions;
-use antigravity::session::{CancelToken, StopReason};
+use antigravity::model::backend::{Backend, Logits};
+use antigravity::model::cpu::{CpuBackend, CpuBatch, CpuOptions};
+use numeric::simd::Isa;
+use antigravity::run::engine::BatchAnswer;
+use antigravity::run::eviction::{Eviction, Policy};
+use numeric::kv::{KvType, KvTypes};
+use text::sampler::SamplerOptions;
+use antigravity::run::session::{CancelToken, StopReason};
 use antigravity::{BatchItem, Engine, EngineOptions, Error, GenerateOptions, dims};
 use std::sync::Arc;
 
@@ -123,7 +124,7 @@ fn a_prompt_that_cannot_be_completed_is_named_before_anything_runs() {
 fn a_text_that_cannot_go_on_ends_alone() {
     for batch in [1, 2, 3] {
         let engine = Engine::load(options(batch, 2)).unwrap();
-        let grammar = antigravity::sampler::Grammar::gbnf("g", "root ::= \"ab\"").unwrap();
+        let grammar = text::sampler::Grammar::gbnf("g", "root ::= \"ab\"").unwrap();
         let has_b = |&id: &u32| engine.tokenizer().decode(&[id]).contains('b');
         let logit_bias = (0..dims::VOCAB as u32).filter(has_b).map(|id| (id, f32::NEG_INFINITY)).collect();
         let ruled_out = SamplerOptions { grammar: Some(grammar), logit_bias, ..greedy() };

@@ -3,10 +3,10 @@
 #[path = "device/place.rs"]
 mod place;
 
-use antigravity::kv::eviction::{Eviction, Policy};
-use antigravity::sampler::{DryOptions, SamplerOptions, XtcOptions};
-use antigravity::session::{Drafts, StopReason};
-use antigravity::trace::digest;
+use antigravity::run::eviction::{Eviction, Policy};
+use text::sampler::{DryOptions, SamplerOptions, XtcOptions};
+use antigravity::run::session::{Drafts, StopReason};
+use antigravity::model::trace::digest;
 use antigravity::{Engine, EngineOptions, GenerateOptions, dims};
 
 const PROMPT: &str =

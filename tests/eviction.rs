@@ -5,12 +5,12 @@ mod place;
 #[path = "eviction/reference.rs"]
 mod reference;
 
-use antigravity::kv::eviction::{Eviction, Policy};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::{Sampler, SamplerOptions};
-use antigravity::session::{CancelToken, Event, Session};
-use antigravity::weights::WeightType;
-use antigravity::weights::region::page_size;
+use antigravity::run::eviction::{Eviction, Policy};
+use numeric::kv::{KvType, KvTypes};
+use text::sampler::{Sampler, SamplerOptions};
+use antigravity::run::session::{CancelToken, Event, Session};
+use antigravity::model::weights::WeightType;
+use files::mapped::page_size;
 use antigravity::{Engine, EngineOptions, dims};
 use reference::Reference;
 use std::sync::atomic::{AtomicUsize, Ordering};

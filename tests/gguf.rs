@@ -8,9 +8,9 @@ mod place;
 #[path = "gguf/writer.rs"]
 mod writer;
 
-use antigravity::weights::source::gguf::Gguf;
-use antigravity::weights::source::gguf::block::BlockType;
-use antigravity::weights::source::gguf::header::Header;
+use files::source::gguf::Gguf;
+use files::source::gguf::block::BlockType;
+use files::source::gguf::header::Header;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;

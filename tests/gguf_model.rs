@@ -7,11 +7,11 @@ mod place;
 #[path = "gguf/writer.rs"]
 mod writer;
 
-use antigravity::config::{Arch, ConfigError, ModelConfig, RopeScaling};
-use antigravity::weights::source::Source;
-use antigravity::weights::source::gguf::header::Header;
-use antigravity::weights::source::gguf::names::{ROPE_FREQS, Rows, plain, stored};
-use antigravity::weights::source::gguf::{Gguf, model};
+use files::config::{Arch, ConfigError, ModelConfig, RopeScaling};
+use files::source::Source;
+use files::source::gguf::header::Header;
+use files::source::gguf::names::{ROPE_FREQS, Rows, plain, stored};
+use files::source::gguf::{Gguf, model};
 use std::fs;
 use writer::{ARRAY, F32, Parts, STRING, U8, U32, array, info, pair, text};
 

@@ -11,17 +11,18 @@ mod place;
 mod writer;
 
 use antigravity::Error;
-use antigravity::backend::{Backend, Logits};
-use antigravity::cpu::simd::Isa;
-use antigravity::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::backend::{Backend, Logits};
+use numeric::simd::Isa;
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::*;
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::quant::gguf::decode;
-use antigravity::weights::source::Source;
-use antigravity::weights::source::gguf::Gguf;
-use antigravity::weights::source::gguf::block::BlockType;
-use antigravity::weights::{
-    Checkpoint, LoadOptions, Matrix, ModelPath, PACKED_NAME, WeightType, Weights, pack, table,
+use numeric::kv::{KvType, KvTypes};
+use files::blocks::gguf::decode;
+use files::source::Source;
+use files::source::gguf::Gguf;
+use files::source::gguf::block::BlockType;
+use files::packed_file::{self, PACKED_NAME};
+use antigravity::model::weights::{
+    Checkpoint, LoadOptions, Matrix, ModelPath, WeightType, Weights, pack, table,
 };
 use file::{Dir, File};
 use std::fs;
@@ -33,7 +34,7 @@ const EMBED: &str = "model.embed_tokens.weight";
 
 /// The baked model's checkpoint; `None`, said aloud, where only its config is here.
 fn checkpoint() -> Option<Source> {
-    let found = Source::open(&place::model()).ok().filter(|s| pack::layout_version(s).is_none());
+    let found = Source::open(&place::model()).ok().filter(|s| packed_file::layout_version(s).is_none());
     if found.is_none() {
         eprintln!("SKIPPED: no checkpoint of {MODEL}");
     }
@@ -131,7 +132,7 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
         let config = ModelPath::new(&path).unwrap().config().unwrap().unwrap();
         pack::write(&Checkpoint::open(&path).unwrap(), &config, &packed, &options).unwrap();
         let texts =
-            pack::gguf(&Source::open(&packed).unwrap()).unwrap().expect("what the file says comes along");
+            packed_file::gguf(&Source::open(&packed).unwrap()).unwrap().expect("what the file says comes along");
         assert_eq!(texts.metadata(), Gguf::open(&path).unwrap().metadata());
         let used = ModelPath::new(&path).unwrap().open(WeightType::Auto).unwrap();
         assert_eq!(used.path(), packed, "the fresh packed file is taken");

@@ -6,10 +6,10 @@
 #[path = "device/place.rs"]
 mod place;
 
-use antigravity::cpu::simd::Isa;
-use antigravity::kv::KvTypes;
-use antigravity::sampler::SamplerOptions;
-use antigravity::trace::digest;
+use numeric::simd::Isa;
+use numeric::kv::KvTypes;
+use text::sampler::SamplerOptions;
+use antigravity::model::trace::digest;
 use antigravity::{Engine, EngineOptions, GenerateOptions, dims};
 use serde_json::{Value, json};
 use std::path::PathBuf;

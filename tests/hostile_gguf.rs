@@ -7,8 +7,8 @@ mod place;
 mod writer;
 
 use antigravity::Error;
-use antigravity::weights::source::gguf::Gguf;
-use antigravity::weights::source::gguf::header::Header;
+use files::source::gguf::Gguf;
+use files::source::gguf::header::Header;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::fs;

@@ -3,7 +3,8 @@
 #[path = "device/place.rs"]
 mod place;
 
-use antigravity::weights::{Checkpoint, LoadOptions, PACKED_NAME, WeightType, pack};
+use files::packed_file::PACKED_NAME;
+use antigravity::model::weights::{Checkpoint, LoadOptions, WeightType, pack};
 use antigravity::{Engine, EngineOptions, Error, dims};
 use serde_json::{Map, Value, json};
 use std::fs;

@@ -1,12 +1,12 @@
 //! Every kernel of every instruction set against the scalar reference, bit for bit, on odd sizes; the
 //! reference itself against plain formulas in f64.
 
-use antigravity::cpu::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
-use antigravity::cpu::simd::{Isa, Q4Groups, kv_row, lay_out, ops, q4_groups};
-use antigravity::kv::{self, KvType, KvTypes};
-use antigravity::quant::act::{ActBlock, ActTile};
-use antigravity::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
-use antigravity::quant::{BLOCK, BlockQ4};
+use numeric::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
+use numeric::simd::{Isa, Q4Groups, kv_row, lay_out, ops, q4_groups};
+use numeric::kv::{self, KvType, KvTypes};
+use numeric::quant::act::{ActBlock, ActTile};
+use numeric::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
+use files::blocks::{BLOCK, BlockQ4};
 use std::io::Write;
 
 /// A seeded generator, so that failures repeat.

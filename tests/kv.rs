@@ -4,14 +4,14 @@
 #[path = "device/place.rs"]
 mod place;
 
-use antigravity::backend::{AttentionJob, Backend, KvRows, Logits, Mass};
-use antigravity::cpu::attention::for_others;
-use antigravity::cpu::simd::attend::{CHUNK, KvChunk, Looks, Partial, Softmax, attend, merge, observe};
-use antigravity::cpu::simd::{Isa, kv_row, ops};
-use antigravity::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::backend::{AttentionJob, Backend, KvRows, Logits, Mass};
+use antigravity::model::cpu::attention::for_others;
+use numeric::simd::attend::{CHUNK, KvChunk, Looks, Partial, Softmax, attend, merge, observe};
+use numeric::simd::{Isa, kv_row, ops};
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::{GROUP, HEAD_DIM, HEADS, KV_HEADS, LAYERS, Q_DIM, VOCAB};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::weights::Weights;
+use numeric::kv::{KvType, KvTypes};
+use antigravity::model::weights::Weights;
 use antigravity::{Engine, EngineOptions};
 use std::sync::{Arc, OnceLock};
 

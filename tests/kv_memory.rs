@@ -4,12 +4,12 @@
 #[path = "device/place.rs"]
 mod place;
 
-use antigravity::backend::{Backend, KvRows};
-use antigravity::cpu::simd::Isa;
-use antigravity::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::backend::{Backend, KvRows};
+use numeric::simd::Isa;
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::weights::region::page_size;
+use numeric::kv::{KvType, KvTypes};
+use files::mapped::page_size;
 use antigravity::{Engine, EngineOptions};
 use std::sync::Arc;
 

@@ -9,15 +9,15 @@
 #[path = "opencl/bed.rs"]
 mod bed;
 
-use antigravity::backend::{Backend, KvRows, Logits};
-use antigravity::cpu::attention::for_others;
-use antigravity::cpu::simd::Isa;
-use antigravity::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::backend::{Backend, KvRows, Logits};
+use antigravity::model::cpu::attention::for_others;
+use numeric::simd::Isa;
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::opencl::buffer::POISON;
+use numeric::kv::{KvType, KvTypes};
+use opencl_runtime::buffer::POISON;
 use antigravity::opencl::{Matrices, Model, OpenClBackend, OpenClOptions, Place, Variants};
-use antigravity::weights::{LoadOptions, ModelPath, WeightType, Weights};
+use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -7,12 +7,12 @@ mod bed;
 #[path = "opencl/whole.rs"]
 mod whole;
 
-use antigravity::engine::BackendKind;
-use antigravity::kv::eviction::{Eviction, Policy};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::argmax;
-use antigravity::session::{CancelToken, Event, Fixed, Session, Side};
-use antigravity::weights::WeightType;
+use antigravity::run::engine::BackendKind;
+use antigravity::run::eviction::{Eviction, Policy};
+use numeric::kv::{KvType, KvTypes};
+use text::sampler::argmax;
+use antigravity::run::session::{CancelToken, Event, Fixed, Session, Side};
+use antigravity::model::weights::WeightType;
 use antigravity::{Engine, EngineOptions, dims};
 use serde_json::Value;
 use std::path::Path;

@@ -10,15 +10,15 @@ mod bed;
 #[path = "opencl/whole.rs"]
 mod whole;
 
-use antigravity::backend::KvRows;
+use antigravity::model::backend::KvRows;
 use antigravity::dims::VOCAB;
-use antigravity::engine::BackendKind;
-use antigravity::kv::eviction::{Eviction, Policy};
-use antigravity::kv::{KvType, KvTypes};
+use antigravity::run::engine::BackendKind;
+use antigravity::run::eviction::{Eviction, Policy};
+use numeric::kv::{KvType, KvTypes};
 use antigravity::opencl::selftest::TOLERANCE;
-use antigravity::plan::Plan;
-use antigravity::session::{CancelToken, Session};
-use antigravity::weights::WeightType;
+use antigravity::run::plan::Plan;
+use antigravity::run::session::{CancelToken, Session};
+use antigravity::model::weights::WeightType;
 use antigravity::{Engine, EngineOptions, dims};
 use std::process::{Command, Output};
 use whole::{exact, rows};

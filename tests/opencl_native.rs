@@ -16,18 +16,18 @@ mod file;
 #[path = "gguf/writer.rs"]
 mod writer;
 
-use antigravity::backend::{Backend, KvRows, Logits};
-use antigravity::cpu::simd::Isa;
-use antigravity::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::backend::{Backend, KvRows, Logits};
+use numeric::simd::Isa;
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::{self, FFN_DIM, LAYERS, Q_DIM, VOCAB};
-use antigravity::engine::BackendKind;
-use antigravity::kv::{KvType, KvTypes};
+use antigravity::run::engine::BackendKind;
+use numeric::kv::{KvType, KvTypes};
 use antigravity::opencl::selftest::TOLERANCE;
 use antigravity::opencl::{Device, Matrices, Model, OpenClBackend, OpenClOptions, Place, Variants};
-use antigravity::plan::{self, Plan};
-use antigravity::weights::source::Source;
-use antigravity::weights::source::gguf::block::BlockType::{self, *};
-use antigravity::weights::{LoadOptions, ModelPath, WeightType, Weights};
+use antigravity::run::plan::{self, Plan};
+use files::source::Source;
+use files::source::gguf::block::BlockType::{self, *};
+use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use antigravity::{EngineOptions, Error};
 use file::{Dir, File};
 use std::path::{Path, PathBuf};

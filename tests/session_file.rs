@@ -18,7 +18,7 @@ mod killed;
 #[path = "session_file/refused.rs"]
 mod refused;
 
-use antigravity::kv::KvTypes;
+use numeric::kv::KvTypes;
 use antigravity::{Engine, EngineOptions};
 use serde_json::Value;
 

@@ -6,8 +6,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use antigravity::weights::region::map_file;
-use antigravity::weights::source::Source;
+use files::mapped::map_file;
+use files::source::Source;
 
 const CASE: &str = "ANTIGRAVITY_SIGBUS_CASE";
 const FILE: &str = "ANTIGRAVITY_SIGBUS_FILE";

@@ -2,14 +2,14 @@
 
 use super::args::Format;
 use super::terminal::put;
-use crate::engine::{Timing, TokenStream};
-use crate::error::Result;
-use crate::sampler::{Logprob, TokenLogprobs};
-use crate::session::{Drafts, Session, StopReason};
-use crate::tokenizer::Tokenizer;
-use crate::trace::digest;
+use crate::model::trace::digest;
+use crate::run::engine::{Timing, TokenStream};
+use crate::run::session::{Drafts, Session, StopReason};
+use files::Result;
 use serde_json::{Value, json};
 use std::time::Duration;
+use text::sampler::{Logprob, TokenLogprobs};
+use text::tokenizer::Tokenizer;
 
 /// Prints the pieces as they come; `each` gets the token and its piece.
 pub(super) fn show(

@@ -14,17 +14,17 @@ pub(super) use device::BackendName;
 use super::prompts::PromptsArgs;
 use super::terminal::prompt_progress;
 use crate::dims;
-use crate::engine::{EngineOptions, GenerateOptions, PREFILL_CHUNK};
-use crate::error::{Error, Result};
-use crate::kv::{KvType, KvTypes};
-use crate::sampler::Logprobs;
-use crate::weights::WeightType;
+use crate::model::weights::WeightType;
+use crate::run::engine::{EngineOptions, GenerateOptions, PREFILL_CHUNK};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use device::DeviceArgs;
 use eviction::EvictionArgs;
+use files::{Error, Result};
+use numeric::kv::{KvType, KvTypes};
 pub(super) use sampling::SamplerArgs;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use text::sampler::Logprobs;
 
 /// Runs one language model, baked in at build time.
 #[derive(Parser)]

@@ -21,19 +21,19 @@ use super::report::{Side, columns};
 use super::signal;
 use super::start::{self, Voice};
 use super::terminal::put;
-use crate::cpu::simd::Isa;
-use crate::engine::{Engine, EngineOptions, PREFILL_CHUNK};
-use crate::error::{Error, Result};
-use crate::kv::{KvType, KvTypes};
-use crate::plan::{self, Context, Plan};
-use crate::session::CancelToken;
-use crate::system::{self, marker::Marker};
-use crate::trace::Recorder;
-use crate::weights::WeightType;
+use crate::model::trace::Recorder;
+use crate::model::weights::WeightType;
+use crate::run::engine::{Engine, EngineOptions, PREFILL_CHUNK};
+use crate::run::plan::{self, Context, Plan};
+use crate::run::session::CancelToken;
+use crate::run::system::{self, marker::Marker};
 use ceiling::Reader;
 use clap::{Args, ValueEnum};
 use device::OnDevice;
+use files::{Error, Result};
 use measure::Bench;
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
 use result::{Environment, Report};
 use rows::Lists;
 use std::path::PathBuf;
@@ -121,7 +121,7 @@ impl BenchArgs {
     fn lists(&self) -> Result<Lists> {
         let of_mask = self.mask.threads()?;
         let threads = match self.threads[..] {
-            [] => vec![of_mask.unwrap_or_else(crate::cpu::topology::default_threads)],
+            [] => vec![of_mask.unwrap_or_else(numeric::topology::default_threads)],
             _ => self.threads.clone(),
         };
         let kv_types = self.kv_type.iter().map(|&t| KvTypes::both(t)).collect();

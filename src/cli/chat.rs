@@ -10,21 +10,21 @@ use super::events;
 use super::signal;
 use super::start::{self, Voice};
 use super::terminal::{Progress, prompt_progress, put};
-use crate::chat::{Conversation, ConversationState, Template};
-use crate::engine::{Engine, GenerateOptions};
-use crate::error::{Error, Result};
-use crate::kv::eviction::Policy;
-use crate::plan::{self, Plan};
-use crate::sampler::Rng;
-use crate::session::{Session, StopReason};
-use crate::trace::Recorder;
-use crate::weights::ModelPath;
+use crate::model::trace::Recorder;
+use crate::model::weights::ModelPath;
+use crate::run::engine::{Engine, GenerateOptions};
+use crate::run::eviction::Policy;
+use crate::run::plan::{self, Plan};
+use crate::run::session::{Session, StopReason};
+use ::files::{Error, Result};
 use clap::Args;
 use command::Next;
 use input::{Input, Typed};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use text::chat::{Conversation, ConversationState, Template};
+use text::sampler::Rng;
 
 /// A conversation.
 #[derive(Args, Clone)]
@@ -75,7 +75,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         progress: if args.output.quiet { |_, _| {} } else { prompt_progress },
         ..GenerateOptions::default()
     };
-    crate::tokenizer::StopStrings::new(&options.stop)?;
+    text::tokenizer::StopStrings::new(&options.stop)?;
     let settings = plan::settle(args.model.resolve()?)?;
     let began = Instant::now();
     let progress = Progress::new("loading tensor", args.output.quiet);

@@ -5,14 +5,14 @@ mod opencl;
 use super::args::default_model;
 use super::report::{Side, columns};
 use super::terminal::put;
-use crate::cpu::simd::Isa;
-use crate::cpu::topology;
 use crate::dims;
-use crate::error::Result;
-use crate::plan::mib;
-use crate::system::{self, Memory, cgroup, read};
-use crate::weights::{Checkpoint, ModelPath, WeightType, region};
+use crate::model::weights::{Checkpoint, ModelPath, WeightType};
+use crate::run::plan::mib;
+use crate::run::system::{self, Memory, cgroup, read};
 use clap::Args;
+use files::Result;
+use numeric::simd::Isa;
+use numeric::topology;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -134,7 +134,7 @@ fn memory() -> String {
 }
 
 fn page_size() -> String {
-    format!("{} KiB", region::page_size() >> 10)
+    format!("{} KiB", files::mapped::page_size() >> 10)
 }
 
 fn huge_pages() -> String {

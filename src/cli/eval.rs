@@ -8,20 +8,20 @@ mod settings;
 use super::args::{Format, ModelArgs};
 use super::start::{self, Voice};
 use super::terminal::{Progress, put};
-use crate::dims;
-use crate::engine::{BackendKind, Engine, EngineOptions};
-use crate::error::{Error, Result};
-use crate::plan::{self, Context, Plan, mib};
-use crate::session::Session;
-use crate::system::marker::Marker;
-use crate::tokenizer::{AddSpecial, Tokenizer};
-use crate::weights::{ModelPath, WeightType};
+use crate::dims::VOCAB;
+use crate::model::weights::{ModelPath, WeightType};
+use crate::run::engine::{BackendKind, Engine, EngineOptions};
+use crate::run::plan::{self, Context, Plan, mib};
+use crate::run::session::Session;
+use crate::run::system::marker::Marker;
 use clap::Args;
+use files::{Error, Result};
 use input::{Input, Question};
 use perplexity::Row;
 use settings::Settings;
 use std::path::PathBuf;
 use std::time::Instant;
+use text::tokenizer::{AddSpecial, Tokenizer};
 
 /// Perplexity, recall, and comparisons.
 #[derive(Args, Clone)]
@@ -152,7 +152,7 @@ impl Work {
         if let Some(file) = &args.recall {
             let asked = input::read_questions(file)?;
             // Ahead of the model: how much memory it takes depends on how long they are.
-            let tokenizer = Tokenizer::open(&ModelPath::new(&flags.options().model)?.weights, dims::VOCAB)?;
+            let tokenizer = Tokenizer::open(&ModelPath::new(&flags.options().model)?.weights, VOCAB)?;
             for question in asked {
                 let prompt = tokenizer.encode(&question.prompt, AddSpecial::Yes)?;
                 questions.push((question, prompt));

@@ -2,7 +2,7 @@
 
 use super::args::{Format, OutputArgs};
 use super::terminal::put;
-use crate::session::{Event, Session};
+use crate::run::session::{Event, Session};
 use serde_json::{Value, json};
 
 /// Has events shown as the flags say.

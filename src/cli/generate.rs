@@ -7,16 +7,16 @@ use super::prompts;
 use super::signal;
 use super::start::{self, Voice};
 use super::terminal::{Progress, end_line, put};
-use crate::engine::{Engine, Pause};
-use crate::error::{Error, Result};
-use crate::plan::{self, Plan};
-use crate::saved::{self, Content, State};
-use crate::session::{Session, StopReason};
-use crate::tokenizer::AddSpecial;
-use crate::trace::Recorder;
+use crate::model::trace::Recorder;
+use crate::run::engine::{Engine, Pause};
+use crate::run::plan::{self, Plan};
+use crate::run::saved::{self, Content, State};
+use crate::run::session::{Session, StopReason};
+use files::{Error, Result};
 use std::io::{IsTerminal, Read};
 use std::path::Path;
 use std::time::Instant;
+use text::tokenizer::AddSpecial;
 
 const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 

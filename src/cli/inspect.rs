@@ -3,15 +3,16 @@
 use super::args::default_model;
 use super::report::{ReportFormat, Side, columns, tame};
 use super::terminal::put;
-use crate::config::ModelConfig;
 use crate::dims;
-use crate::error::Result;
-use crate::plan::mib;
-use crate::weights::source::Unreadable;
-use crate::weights::source::gguf::metadata::Metadata;
-use crate::weights::source::gguf::value::Value as GgufValue;
-use crate::weights::{Checkpoint, ModelPath, pack, read_text};
+use crate::model::weights::{Checkpoint, ModelPath, read_text};
+use crate::run::plan::mib;
 use clap::Args;
+use files::Result;
+use files::config::ModelConfig;
+use files::packed_file;
+use files::source::Unreadable;
+use files::source::gguf::metadata::Metadata;
+use files::source::gguf::value::Value as GgufValue;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -95,7 +96,7 @@ fn beside(opened: &Checkpoint, packed: &Path) -> &'static str {
     match found.as_ref().map(Checkpoint::packed) {
         Err(_) => "unreadable",
         Ok(_) if opened.packed().is_some() => "shown",
-        Ok(Some(p)) if pack::layout_version(p) != Some(pack::LAYOUT) => "of another version",
+        Ok(Some(p)) if packed_file::layout_version(p) != Some(packed_file::LAYOUT) => "of another version",
         Ok(Some(p)) if p.metadata().get("source") == Some(&opened.fingerprint()) => "of this checkpoint",
         Ok(_) => "of another checkpoint",
     }
@@ -236,7 +237,7 @@ impl Report<'_> {
         json!({
             "path": self.opened.path().to_string_lossy(),
             "fingerprint": self.opened.fingerprint(),
-            "packed_layout": self.opened.packed().and_then(pack::layout_version),
+            "packed_layout": self.opened.packed().and_then(packed_file::layout_version),
             "packed_file": self.beside.as_ref().map(|(_, state)| state),
             "tensors": listed(tensors(self.opened)),
             "not_read": listed(unreadable(self.opened)),

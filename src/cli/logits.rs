@@ -2,11 +2,11 @@
 
 use super::args::ModelArgs;
 use super::start::{self, Voice};
-use crate::engine::Engine;
-use crate::error::{Error, Result};
-use crate::plan::Plan;
-use crate::trace::Recorder;
+use crate::model::trace::Recorder;
+use crate::run::engine::Engine;
+use crate::run::plan::Plan;
 use clap::Args;
+use files::{Error, Result};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

@@ -2,10 +2,11 @@
 
 use super::args::default_model;
 use super::terminal::Progress;
-use crate::cpu::topology;
-use crate::error::{Error, Result};
-use crate::weights::{Checkpoint, LoadOptions, ModelPath, PACKED_NAME, WeightType, pack};
+use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, WeightType, pack};
 use clap::Args;
+use files::packed_file::PACKED_NAME;
+use files::{Error, Result};
+use numeric::topology;
 use std::path::PathBuf;
 use std::time::Instant;
 

@@ -4,10 +4,10 @@ use super::args::ModelArgs;
 use super::report::{ReportFormat, Side, columns};
 use super::terminal::put;
 use crate::dims;
-use crate::error::{Error, Result};
-use crate::plan::{Form, Kind, Plan, mib};
-use crate::weights::ModelPath;
+use crate::model::weights::ModelPath;
+use crate::run::plan::{Form, Kind, Plan, mib};
 use clap::Args;
+use files::{Error, Result};
 use serde_json::{Value, json};
 
 /// The memory plan.

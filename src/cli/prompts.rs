@@ -6,17 +6,17 @@ use super::generate::text_of;
 use super::signal;
 use super::start::{self, Voice};
 use super::terminal::{Progress, put};
-use crate::engine::{BatchItem, Engine, GenerateOptions};
-use crate::error::{Error, Result};
-use crate::kv::eviction::Policy;
-use crate::plan::{self, Plan};
-use crate::sampler::Logprobs;
-use crate::session::StopReason;
+use crate::run::engine::{BatchItem, Engine, GenerateOptions};
+use crate::run::eviction::Policy;
+use crate::run::plan::{self, Plan};
+use crate::run::session::StopReason;
 use clap::Args;
+use files::{Error, Result};
 use serde::Deserialize;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use text::sampler::Logprobs;
 
 /// Most sequences at once.
 const MOST: usize = 256;
@@ -95,7 +95,7 @@ impl Line {
         });
         set(&mut options.stop, stop);
         options.sampler.validate_for(crate::dims::VOCAB)?;
-        crate::tokenizer::StopStrings::new(&options.stop)?;
+        text::tokenizer::StopStrings::new(&options.stop)?;
         Ok(BatchItem { prompt: self.prompt, options })
     }
 }

@@ -1,9 +1,9 @@
 //! Signals: Ctrl-C once asks the generation to stop, twice leaves at once; what ends the program leaves nothing
 //! behind.
 
-use crate::error::{Error, Result};
-use crate::session::CancelToken;
-use crate::system::marker;
+use crate::run::session::CancelToken;
+use crate::run::system::marker;
+use files::{Error, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;

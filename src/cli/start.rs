@@ -3,10 +3,11 @@
 
 use super::args::MaskArgs;
 use super::signal;
-use crate::cpu::{self, topology};
-use crate::error::{Error, Result};
-use crate::plan::{Context, Plan};
-use crate::system::marker::{self, Marker};
+use crate::run::plan::{Context, Plan};
+use crate::run::system::marker::{self, Marker};
+use files::{Error, Result};
+use numeric::pool;
+use numeric::topology;
 
 /// How much is said on stderr.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,7 +52,7 @@ pub(super) fn planned(
         eprintln!(
             "warning: the last run of this model with these settings was killed, most likely for want of memory \
              (planned: {}); {}",
-            crate::plan::mib(then),
+            crate::run::plan::mib(then),
             plan.smaller(context)
         );
     }
@@ -63,12 +64,12 @@ pub(super) fn planned(
 /// may use where they are enough.
 fn place(mask: &MaskArgs, threads: usize) -> Result<()> {
     if let Some(mask) = &mask.cpu_mask {
-        cpu::keep_to(mask.cores())
+        pool::keep_to(mask.cores())
             .map_err(|e| Error::Usage(format!("--cpu-mask {mask}: the system refuses it: {e}")))?;
     }
     if let Some(cores) = topology::placement(threads) {
         // A default is not worth an error.
-        let _ = cpu::keep_to(&cores);
+        let _ = pool::keep_to(&cores);
     }
     Ok(())
 }

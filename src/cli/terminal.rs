@@ -1,7 +1,7 @@
 //! What may be shown where: progress on a terminal, text on stdout, everything else on stderr.
 
-use crate::engine::PREFILL_CHUNK;
-use crate::error::{Error, Result};
+use crate::run::engine::PREFILL_CHUNK;
+use files::{Error, Result};
 use std::io::{ErrorKind, IsTerminal, Write};
 
 /// A line on stderr that is rewritten while long work goes on; silent unless stderr is a real terminal.

@@ -3,13 +3,13 @@
 use super::args::default_model;
 use super::report::ReportFormat;
 use super::terminal::{end_line, put};
-use crate::error::{Error, Result};
-use crate::tokenizer::{AddSpecial, Tokenizer};
-use crate::weights::ModelPath;
+use crate::model::weights::ModelPath;
 use clap::Args;
+use files::{Error, Result};
 use serde_json::json;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
+use text::tokenizer::{AddSpecial, Tokenizer};
 
 /// The largest published vocabularies have a quarter of that.
 const MAX_VOCABULARY: usize = 1 << 20;

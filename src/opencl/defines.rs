@@ -1,7 +1,7 @@
 //! What every kernel is compiled with: the model's dimensions, from one function, under their Rust names.
 
 use crate::dims::*;
-use crate::kv::{KvType, KvTypes};
+use numeric::kv::{KvType, KvTypes};
 
 /// Rows of q, k and v in one fused matrix, each padded to whole groups of sixteen.
 pub const Q_PAD: usize = Q_DIM.next_multiple_of(16);

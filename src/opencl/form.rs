@@ -1,8 +1,8 @@
 //! How a matrix is stored on a device, and what it reads.
 
-use crate::quant::native::Format;
-use crate::weights;
-use crate::weights::source::gguf::block::BlockType;
+use crate::model::weights;
+use files::source::gguf::block::BlockType;
+use numeric::quant::native::Format;
 use std::fmt;
 
 /// How a matrix is stored.

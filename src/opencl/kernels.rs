@@ -3,15 +3,15 @@
 //! A program is compiled for one step and one way of storing its matrix, so that every size is a constant and one
 //! kernel's registers do not depend on another's.
 
-use super::cache::Verdict;
 use super::defines::Defines;
-use super::device::Device;
-use super::failure::{Failure, Kind, Result};
 use super::form::{Form, Quantised};
-use super::program::{Kernel, Program, Source};
 use super::weights::Step;
 use crate::dims::*;
-use crate::kv::KvTypes;
+use numeric::kv::KvTypes;
+use opencl_runtime::device::Device;
+use opencl_runtime::failure::{Failure, Kind, Result};
+use opencl_runtime::program::{Kernel, Program, Source};
+use opencl_runtime::program_cache::Verdict;
 use std::collections::HashMap;
 
 pub(super) const COMMON: &str = include_str!("../../kernels/common.cl");

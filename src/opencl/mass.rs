@@ -1,16 +1,16 @@
 //! The attention that slots receive, summed where attention is computed: on the device, or on the host.
 
-use super::buffer::{Access, Buffer, Place};
-use super::device::Device;
-use super::failure::Result;
 use super::floats;
 use super::kernels::Kernels;
 use super::model::Model;
 use super::rows::Rows;
 use super::scratch::Scratch;
 use super::steps::{AttendOn, Launches, ObservedBuffers};
-use crate::backend;
 use crate::dims::*;
+use crate::model::backend;
+use opencl_runtime::buffer::{Access, Buffer, Place};
+use opencl_runtime::device::Device;
+use opencl_runtime::failure::Result;
 
 /// Mass of all slots, by layer: `[kv_head][capacity]`.
 enum Sums {

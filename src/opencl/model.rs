@@ -1,10 +1,10 @@
 //! A model on a device: what all backends of one device share.
 
-use super::buffer::Place;
-use super::device::Device;
 use super::weights::DeviceWeights;
-use crate::error::Result;
-use crate::weights::Weights;
+use crate::model::weights::Weights;
+use files::Result;
+use opencl_runtime::buffer::Place;
+use opencl_runtime::device::Device;
 use std::sync::Arc;
 
 /// A device with the model's weights in its memory; backends share it.

@@ -1,8 +1,5 @@
 //! One forward pass: the steps of every layer, of one token or of many, each a launch or the host's.
 
-use super::buffer::{Landing, MapFor};
-use super::device::Device;
-use super::failure::{Failure, Kind, Result};
 use super::floats;
 use super::kernels::{CHUNK, FUSED_CHUNKS, OBSERVE_ITEMS};
 use super::mass::Mass;
@@ -10,9 +7,12 @@ use super::rows::{LayerRows, Rows};
 use super::scratch::Scratch;
 use super::steps::Launches;
 use super::{HostAttention, QKV};
-use crate::backend::{AttentionJob, Logits};
 use crate::dims::*;
-use crate::trace::Steps;
+use crate::model::backend::{AttentionJob, Logits};
+use crate::model::trace::Steps;
+use opencl_runtime::buffer::{Landing, MapFor};
+use opencl_runtime::device::Device;
+use opencl_runtime::failure::{Failure, Kind, Result};
 
 /// One forward pass under way.
 pub struct Pass<'a> {

@@ -3,14 +3,14 @@
 
 mod lent;
 
-use super::arena::Arena;
-use super::buffer::{Access, Buffer, MapFor, Place};
-use super::device::Device;
-use super::failure::{Failure, Kind, Result};
 use super::kernels::CHUNK;
-use crate::backend::KvRows;
+use super::whole::arena;
 use crate::dims::*;
-use crate::kv::{KvTypes, check_kept};
+use crate::model::backend::KvRows;
+use numeric::kv::{KvTypes, check_kept};
+use opencl_runtime::buffer::{Access, Buffer, MapFor, Place};
+use opencl_runtime::device::Device;
+use opencl_runtime::failure::{Failure, Kind, Result};
 use std::ops::Range;
 
 /// Keys and values of one layer.
@@ -41,8 +41,7 @@ impl Rows {
     pub fn new(device: &Device, types: KvTypes, capacity: usize, place: Place) -> Result<Self> {
         let (k, v) = row_bytes(types);
         let plane = |row: usize| (KV_HEADS * row).saturating_mul(capacity);
-        let mut arenas =
-            [k, v].map(|row| Arena::new(device, &[plane(row); LAYERS], Access::ReadWrite, place));
+        let mut arenas = [k, v].map(|row| arena(device, &[plane(row); LAYERS], Access::ReadWrite, place));
         let mut rows = |at: usize, row: usize| {
             arenas[at].buffer(plane(row)).map_err(|f| match f.kind {
                 Kind::Memory => {

@@ -1,12 +1,12 @@
 //! Buffers of one forward pass, allocated once.
 
-use super::buffer::{Access, Buffer, Place, Staged};
 use super::defines::{FFN_PAD, QKV};
-use super::device::Device;
-use super::failure::Result;
 use super::floats;
 use crate::dims::*;
-use crate::weights::Weights;
+use crate::model::weights::Weights;
+use opencl_runtime::buffer::{Access, Buffer, Place, Staged};
+use opencl_runtime::device::Device;
+use opencl_runtime::failure::Result;
 
 /// Integers before the rows of [`Scratch::state`], as `kernels/common.cl` has them.
 const HEADER: usize = 16;
@@ -113,7 +113,7 @@ impl Scratch {
             let (x, angles) = row.split_at_mut(DIM);
             weights.embed(token as usize, x);
             let (cos, sin) = angles.split_at_mut(HEAD_DIM / 2);
-            crate::rope::angles(pos + t, frequencies, cos, sin);
+            crate::model::rope::angles(pos + t, frequencies, cos, sin);
         }
         self.state.write(floats::bytes(&self.host[..HEADER + n * STATE_ROW]))
     }

@@ -5,9 +5,9 @@
 //! bits. On others a rounding flip of one activation moves the logits of a small model by up to 3 % (measured on the
 //! bundled one), while a wrong kernel moves them by their own size.
 
-use crate::backend::{Backend, Logits};
 use crate::dims::{KV_HEADS, LAYERS, VOCAB};
-use crate::error::Result;
+use crate::model::backend::{Backend, Logits};
+use files::Result;
 
 /// Largest relative distance of logits that rounding explains.
 pub const TOLERANCE: f64 = 0.05;

@@ -1,15 +1,15 @@
 //! Launches of the forward pass: one kernel object for each layer and step, its arguments bound once.
 
-use super::buffer::Buffer;
-use super::device::Device;
-use super::failure::Result;
 use super::form::Quantised;
 use super::kernels::{Input, Kernels, Name, Observed};
-use super::program::Kernel;
 use super::rows::{LayerRows, Rows};
 use super::scratch::Scratch;
 use super::weights::{Chunk, DeviceWeights, LayerWeights, Step, StepWeights};
 use crate::dims::*;
+use opencl_runtime::buffer::Buffer;
+use opencl_runtime::device::Device;
+use opencl_runtime::failure::Result;
+use opencl_runtime::program::Kernel;
 
 /// A kernel with its arguments and the items of one work-group.
 pub struct Launch {

@@ -1,20 +1,21 @@
-//! The model's weights in the device's memory, as the CPU has them: in the layout of [`crate::quant::packed`] or
-//! [`crate::quant::native`], or row-major. Matrices of one step and one form lie together, cut by rows where a buffer
+//! The model's weights in the device's memory, as the CPU has them: in the layout of [`numeric::quant::packed`] or
+//! [`numeric::quant::native`], or row-major. Matrices of one step and one form lie together, cut by rows where a buffer
 //! may not be so large.
 
 mod part;
 
-use super::arena::Arena;
-use super::buffer::{Access, Buffer, Place};
 use super::defines::{FFN_PAD, KV_PAD, Q_PAD, QKV};
-use super::device::Device;
-use super::failure::{Failure, Kind, Result};
 use super::form::{Form, Quantised};
+use super::whole;
 use crate::dims::*;
-use crate::quant::native::Native;
-use crate::quant::packed::{GROUP_ROWS, Packed};
-use crate::weights::region::Plane;
-use crate::weights::{Layer, Matrix, Weights};
+use crate::model::weights::{Layer, Matrix, Weights};
+use files::mapped::Plane;
+use numeric::quant::native::Native;
+use numeric::quant::packed::{GROUP_ROWS, Packed};
+use opencl_runtime::arena::Arena;
+use opencl_runtime::buffer::{Access, Buffer, Place};
+use opencl_runtime::device::Device;
+use opencl_runtime::failure::{Failure, Kind, Result};
 use part::Part;
 use std::ops::Range;
 
@@ -220,7 +221,7 @@ struct To<'a> {
 impl<'a> To<'a> {
     fn new(device: &'a Device, place: Place, weights: &Weights) -> Result<Self> {
         let (matrices, floats) = sizes(weights)?;
-        let arena = |sizes: &[usize], place: Place| Arena::new(device, sizes, Access::ReadOnly, place);
+        let arena = |sizes: &[usize], place: Place| whole::arena(device, sizes, Access::ReadOnly, place);
         // The CPU has its own copy of the small ones.
         let small = if place == Place::HostVisible { Place::Device } else { place };
         Ok(Self { device, matrices: arena(&matrices, place), floats: arena(&floats, small) })

@@ -1,18 +1,19 @@
 //! One token through the whole model in one launch, on NVIDIA: see `kernels/decode_nvidia.cl`.
 
-use super::buffer::{Access, Buffer, Place};
 use super::defines::{Defines, KV_PAD, Q_PAD, QKV};
-use super::device::Device;
-use super::facts::Facts;
-use super::failure::Result;
 use super::form::Form;
 use super::kernels::{COMMON, DECODE_NVIDIA, KV, NVIDIA};
-use super::program::{Kernel, Program, Source};
 use super::rows::Rows;
 use super::scratch::Scratch;
 use super::weights::{Chunk, DeviceWeights, LayerWeights, Step, StepWeights};
 use crate::dims::*;
-use crate::quant::packed::GROUP_ROWS;
+use numeric::quant::packed::GROUP_ROWS;
+use opencl_runtime::arena::Arena;
+use opencl_runtime::buffer::{Access, Buffer, Place};
+use opencl_runtime::device::Device;
+use opencl_runtime::facts::Facts;
+use opencl_runtime::failure::Result;
+use opencl_runtime::program::{Kernel, Program, Source};
 
 /// Items and warps of a group.
 const ITEMS: usize = 512;
@@ -29,6 +30,14 @@ const BARRIERS: usize = 5;
 const H_CAPACITY: usize = 3;
 const H_ARRIVALS: usize = 5;
 const H_K_STRIDE: usize = 6;
+
+/// Memory for parts of these sizes: one buffer where the kernel can use it, since it reaches all of it.
+pub fn arena<'a>(device: &'a Device, parts: &[usize], access: Access, place: Place) -> Arena<'a> {
+    match fits(device.facts()) {
+        true => Arena::in_one(device, parts, access, place),
+        false => Arena::apart(device, access, place),
+    }
+}
 
 /// Whether the kernel is for this device and this model's shape.
 pub fn fits(facts: &Facts) -> bool {

@@ -46,7 +46,7 @@ fn json_has_ceilings_and_growth() {
     }
     // 16 slots more than at depth 0, at the bandwidth of the same run.
     use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
-    let slot = 2 * LAYERS * KV_HEADS * antigravity::kv::KvType::Q4.row_bytes(HEAD_DIM);
+    let slot = 2 * LAYERS * KV_HEADS * numeric::kv::KvType::Q4.row_bytes(HEAD_DIM);
     let predicted = 1e3 / number(1, "tokens_per_second") + 16.0 * slot as f64 / (read * 1e9) * 1e3;
     assert!((number(3, "predicted_ms_per_token") / predicted - 1.0).abs() < 1e-6);
     assert!((number(3, "ms_per_token") * number(3, "tokens_per_second") / 1e3 - 1.0).abs() < 1e-6);

@@ -2,7 +2,7 @@
 
 use super::program::*;
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
-use antigravity::kv::{KvType, KvTypes};
+use numeric::kv::{KvType, KvTypes};
 use serde_json::{Value, json};
 
 /// The lines of JSON that `eval` prints.

@@ -78,7 +78,7 @@ fn chosen_cores_are_checked_and_kept_to() {
         mentions(&fails(&["generate", "-p", "x", "-C", mask], 2), &words);
         mentions(&fails(&["bench", "-C", mask], 2), &words);
     }
-    let Some(&core) = antigravity::cpu::topology::allowed_cores().first() else { return };
+    let Some(&core) = numeric::topology::allowed_cores().first() else { return };
     let reference = greedy(&[]);
     for mask in [format!("{core}-{core}"), format!("0x{:x}", 1u128 << core.min(127))] {
         let mut args = vec!["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12", "-C", &mask];
@@ -97,7 +97,7 @@ fn chosen_cores_are_checked_and_kept_to() {
 fn no_thread_leaves_the_mask() {
     use std::io::Read;
     use std::process::Stdio;
-    let cores = antigravity::cpu::topology::allowed_cores();
+    let cores = numeric::topology::allowed_cores();
     let Some(&core) = cores.last() else { return };
     let mask = format!("{core}-{core}");
     let args = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once", "-t", "3", "-C", &mask];

@@ -1,7 +1,7 @@
 //! Files that are written and read again: sessions, packed models, logits.
 
 use super::program::*;
-use antigravity::cpu::simd::Isa;
+use numeric::simd::Isa;
 
 #[test]
 fn a_continued_session_is_one_run() {

@@ -1,7 +1,7 @@
 //! Plain encoders of the block formats: valid blocks near the values, no attempt at the best ones.
 
-use antigravity::quant::BlockQ4;
-use antigravity::weights::source::gguf::block::BlockType;
+use files::blocks::BlockQ4;
+use files::source::gguf::block::BlockType;
 use half::{bf16, f16};
 
 /// A row in blocks.

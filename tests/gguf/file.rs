@@ -2,11 +2,11 @@
 
 use super::encoder::encode;
 use super::writer::{F32, Parts, STRING, U32, info, pair, text};
-use antigravity::config::RopeScaling;
+use files::config::RopeScaling;
 use antigravity::dims::*;
-use antigravity::weights::source::Source;
-use antigravity::weights::source::gguf::block::BlockType;
-use antigravity::weights::source::gguf::names::{ROPE_FREQS, Rows, stored};
+use files::source::Source;
+use files::source::gguf::block::BlockType;
+use files::source::gguf::names::{ROPE_FREQS, Rows, stored};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -105,7 +105,7 @@ impl File {
     }
 }
 
-fn converted(t: &antigravity::weights::source::Tensor, choose: &impl Fn(&str) -> BlockType) -> Tensor {
+fn converted(t: &files::source::Tensor, choose: &impl Fn(&str) -> BlockType) -> Tensor {
     let values = t.dtype.to_f32(t.data.bytes());
     let (rows, cols, block) = match t.shape[..] {
         [rows, cols] => (rows, cols, choose(&t.name)),

@@ -2,9 +2,9 @@
 //! of it.
 
 use super::{Dims, EPS, SMALL, Seeded, bed, buffer, floats, kernel, read, same, state};
-use antigravity::cpu::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
-use antigravity::cpu::simd::{Isa, kv_row, ops};
-use antigravity::kv::{self, KvType, KvTypes};
+use numeric::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
+use numeric::simd::{Isa, kv_row, ops};
+use numeric::kv::{self, KvType, KvTypes};
 use antigravity::opencl::{Buffer, Device};
 
 const ROPE: &str = include_str!("../../kernels/rope.cl");

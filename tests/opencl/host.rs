@@ -1,7 +1,7 @@
 //! Buffers, views, programs, kernels and launches.
 
 use crate::bed::device;
-use antigravity::opencl::buffer::{MapFor, POISON};
+use opencl_runtime::buffer::{MapFor, POISON};
 use antigravity::opencl::{Access, Kind, Place, Program, Source, Staged};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,7 +1,7 @@
 //! Finding a library and choosing a device: what works, and what is said where it does not.
 
 use crate::bed::{Temp, child, device, ended, job, skip};
-use antigravity::opencl::device::{choose, devices};
+use opencl_runtime::device::{choose, devices};
 use antigravity::opencl::{Access, Cache, Device, DeviceType, Kind, Place, Program, Source};
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -2,12 +2,12 @@
 
 use super::products::{GEMM, GEMV, quantised, words};
 use super::{Dims, GRIND, SMALL, Seeded, bed, buffer, floats, kernel, read, same, state};
-use antigravity::cpu::simd::Isa;
-use antigravity::cpu::simd::native::{NativeGroups, native_groups};
+use numeric::simd::Isa;
+use numeric::simd::native::{NativeGroups, native_groups};
 use antigravity::opencl::{Buffer, Device};
-use antigravity::quant::BLOCK;
-use antigravity::quant::act::ActBlock;
-use antigravity::quant::native::Format;
+use files::blocks::BLOCK;
+use numeric::quant::act::ActBlock;
+use numeric::quant::native::Format;
 
 /// Rows that do not fill their last group.
 const ROWS: usize = 40;

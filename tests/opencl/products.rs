@@ -1,11 +1,11 @@
 //! `gemv`, `gemm` and `acts` against plain loops.
 
 use super::{Dims, EPS, GRIND, SMALL, Seeded, bed, buffer, bytes_of, floats, kernel, read, same, state};
-use antigravity::cpu::simd::{Isa, ops};
+use numeric::simd::{Isa, ops};
 use antigravity::opencl::{Buffer, Device};
-use antigravity::quant::act::ActBlock;
-use antigravity::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
-use antigravity::quant::{BLOCK, BlockQ4};
+use numeric::quant::act::ActBlock;
+use numeric::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
+use files::blocks::{BLOCK, BlockQ4};
 use half::{bf16, f16};
 
 pub const GEMV: &str =

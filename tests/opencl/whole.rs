@@ -1,9 +1,9 @@
 //! What tests of the whole model share: a cache of their own, whether the device is exact, the rows of a session.
 
 use super::bed;
-use antigravity::backend::KvRows;
+use antigravity::model::backend::KvRows;
 use antigravity::dims::LAYERS;
-use antigravity::session::Session;
+use antigravity::run::session::Session;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 

@@ -2,12 +2,12 @@
 
 use crate::program::Temp;
 use crate::{engine, place};
-use antigravity::engine::Pause;
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::SamplerOptions;
-use antigravity::saved::{self, Content, State};
-use antigravity::session::{CancelToken, StopReason};
-use antigravity::trace::digest;
+use antigravity::run::engine::Pause;
+use numeric::kv::{KvType, KvTypes};
+use text::sampler::SamplerOptions;
+use antigravity::run::saved::{self, Content, State};
+use antigravity::run::session::{CancelToken, StopReason};
+use antigravity::model::trace::digest;
 use antigravity::{Engine, EngineOptions, GenerateOptions};
 use std::path::Path;
 use std::sync::LazyLock;

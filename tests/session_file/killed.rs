@@ -2,10 +2,10 @@
 
 use crate::engine;
 use crate::program::{Temp, command};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::Rng;
-use antigravity::saved::{self, Content, State};
-use antigravity::session::Sequence;
+use numeric::kv::{KvType, KvTypes};
+use text::sampler::Rng;
+use antigravity::run::saved::{self, Content, State};
+use antigravity::run::session::Sequence;
 use antigravity::{Engine, engine::Pause};
 use std::fs;
 use std::path::{Path, PathBuf};

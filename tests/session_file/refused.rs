@@ -2,10 +2,10 @@
 
 use crate::program::{Temp, fails, greedy, mentions, text};
 use crate::{engine, place};
-use antigravity::kv::eviction::{Eviction, Policy};
-use antigravity::kv::{KvType, KvTypes};
-use antigravity::sampler::Rng;
-use antigravity::saved;
+use antigravity::run::eviction::{Eviction, Policy};
+use numeric::kv::{KvType, KvTypes};
+use text::sampler::Rng;
+use antigravity::run::saved;
 use antigravity::{Engine, EngineOptions, Error, GenerateOptions, dims};
 use serde_json::{Value, json};
 use std::path::Path;

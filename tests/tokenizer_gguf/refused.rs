@@ -125,7 +125,7 @@ fn flipped_bytes_are_survived() {
             let at = (state >> 24) as usize % bytes.len();
             bytes[at] ^= 1 << (state >> 61);
             let path = temp.write(&format!("{part}-{round}.gguf"), bytes);
-            match antigravity::tokenizer::Tokenizer::open(&path, 400) {
+            match text::tokenizer::Tokenizer::open(&path, 400) {
                 Ok(tokenizer) => drop(tokenizer.encode_plain("hello a </s> 한")),
                 Err(antigravity::Error::Model(line)) => {
                     assert!(!line.contains('\n') && !line.contains("library failed"), "{line}");

@@ -1,7 +1,7 @@
 //! SentencePiece's algorithm, written out, against what the merges derived from scores give.
 
 use crate::made::{CONTROL, Made};
-use antigravity::tokenizer::AddSpecial;
+use text::tokenizer::AddSpecial;
 use std::collections::HashMap;
 
 /// Of all neighbours that are a piece together joins those of the highest score, the leftmost first.

@@ -5,8 +5,8 @@
 
 use crate::made::{Made, Temp, USER};
 use crate::place;
-use antigravity::tokenizer::{AddSpecial, Tokenizer};
-use antigravity::weights::source::gguf::Gguf;
+use text::tokenizer::{AddSpecial, Tokenizer};
+use files::source::gguf::Gguf;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::io::Read;
@@ -52,7 +52,7 @@ impl Family {
 fn fill(mut json: Value, gguf: &Gguf) -> Value {
     let strings = |key: &str| gguf.metadata().strings(key).unwrap().unwrap();
     let types = match gguf.metadata().get("tokenizer.ggml.token_type") {
-        Some(antigravity::weights::source::gguf::value::Value::Array(types)) => types,
+        Some(files::source::gguf::value::Value::Array(types)) => types,
         other => panic!("{other:?}"),
     };
     let mut vocab = Map::new();

@@ -4,14 +4,7 @@
 mod android;
 mod args;
 mod bench;
-#[path = "../../src/weights/source/gguf/block.rs"]
-#[allow(dead_code, reason = "shared with the program, which uses the rest")]
-mod block;
 mod build;
-/// As the program has it: what a `config.json` says, and GGUF's names and types.
-#[path = "../../src/config.rs"]
-#[allow(dead_code, reason = "shared with the program, which uses the rest")]
-mod config;
 mod deploy;
 mod device;
 mod elf;
@@ -19,9 +12,6 @@ mod error;
 mod fuzz;
 mod golden;
 mod json;
-#[path = "../../src/weights/source/gguf/names.rs"]
-#[allow(dead_code, reason = "shared with the program, which uses the rest")]
-mod names;
 mod parity;
 mod profile;
 mod quality;

@@ -9,10 +9,10 @@ mod shapes;
 mod tokenizer;
 
 use crate::args::Args;
-use crate::block::BlockType;
 use crate::error::{Error, Result};
 use crate::json::{self, Node};
 use crate::{build, size};
+use files::source::gguf::block::BlockType;
 use shapes::{Fill, Tensor};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

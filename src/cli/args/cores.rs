@@ -1,8 +1,8 @@
 //! Flags that say how many threads there are and where they run.
 
-use crate::cpu::topology::{self, CpuMask};
-use crate::error::{Error, Result};
 use clap::Args;
+use files::{Error, Result};
+use numeric::topology::{self, CpuMask};
 
 /// Most threads that can be asked for.
 const MOST: usize = 1024;

@@ -1,9 +1,9 @@
 //! Flags that say which device runs what.
 
-use crate::engine::BackendKind;
-use crate::error::{Error, Result};
-use crate::session::{Fixed, Side};
+use crate::run::engine::BackendKind;
+use crate::run::session::{Fixed, Side};
 use clap::{Args, ValueEnum};
+use files::{Error, Result};
 
 /// Which device runs the model.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

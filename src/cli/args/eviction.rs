@@ -1,8 +1,8 @@
 //! Flags that say what becomes of a cache that is full.
 
-use crate::error::Result;
-use crate::kv::eviction::{Eviction, Policy};
+use crate::run::eviction::{Eviction, Policy};
 use clap::Args;
+use files::Result;
 
 /// When and what to evict.
 #[derive(Args, Clone)]

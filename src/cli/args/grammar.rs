@@ -1,10 +1,10 @@
 //! Flags that name what a text has to follow.
 
-use crate::error::{Error, Result};
 use clap::Args;
+use files::{Error, Result};
 use std::path::PathBuf;
 #[cfg(feature = "grammar")]
-use {crate::sampler::Grammar, std::path::Path};
+use {std::path::Path, text::sampler::Grammar};
 
 /// What a text has to follow.
 #[derive(Args, Clone)]

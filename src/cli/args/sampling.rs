@@ -2,9 +2,9 @@
 
 use super::grammar::GrammarArgs;
 use crate::dims::VOCAB;
-use crate::error::{Error, Result};
-use crate::sampler::{DryOptions, SamplerOptions, XtcOptions};
 use clap::Args;
+use files::{Error, Result};
+use text::sampler::{DryOptions, SamplerOptions, XtcOptions};
 
 /// How tokens are chosen.
 #[derive(Args, Clone)]

@@ -6,13 +6,13 @@
 //! Integers come last.
 
 use super::result::Spread;
-use crate::cpu::simd::Isa;
-use crate::cpu::simd::peak::multiply_accumulates;
-use crate::cpu::simd::stream::{self as reading, Way};
-use crate::error::Result;
 use crate::opencl::{Device, stream};
-use crate::system::Memory;
-use crate::weights::region::AlignedBytes;
+use crate::run::system::Memory;
+use files::Result;
+use files::mapped::AlignedBytes;
+use numeric::simd::Isa;
+use numeric::simd::peak::multiply_accumulates;
+use numeric::simd::stream::{self as reading, Way};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! Cold starts: takes a model's files out of the page cache, which needs no rights but to read them.
 
-use crate::error::{Error, Result};
+use files::{Error, Result};
 use rustix::fs::{Advice, fadvise};
 use serde_json::{Value, json};
 use std::fs::File;

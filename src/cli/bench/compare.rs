@@ -1,7 +1,7 @@
 //! `--compare`: ratios to the results of an earlier run.
 
 use super::result::Report;
-use crate::error::{Error, Result};
+use files::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
 

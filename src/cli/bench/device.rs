@@ -1,10 +1,10 @@
 //! What only an OpenCL device has: launches, the host's share of a token, the time that building its programs took.
 
-use crate::backend::Logits;
-use crate::engine::{Engine, EngineOptions};
-use crate::error::Result;
+use crate::model::backend::Logits;
 use crate::opencl::Device;
-use crate::opencl::device::Builds;
+use crate::run::engine::{Engine, EngineOptions};
+use files::Result;
+use opencl_runtime::device::Builds;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 

@@ -44,7 +44,7 @@ pub(super) fn of(row: &Row, speeds: &[(Row, f64)], bandwidth: f64) -> Option<Gro
 mod tests {
     use super::super::rows::tests::row;
     use super::*;
-    use crate::kv::{KvType, KvTypes};
+    use numeric::kv::{KvType, KvTypes};
 
     #[test]
     fn bytes_are_those_of_the_cache() {

@@ -3,14 +3,14 @@
 
 use super::ceiling::Reader;
 use super::rows::{Group, Row, Test};
-use crate::backend::Logits;
 use crate::cli::terminal::Progress;
-use crate::cpu::CpuBatch;
 use crate::dims::VOCAB;
-use crate::engine::{Engine, EngineOptions};
-use crate::error::{Error, Result};
-use crate::session::{CancelToken, Session};
-use crate::trace::Recorder;
+use crate::model::backend::Logits;
+use crate::model::cpu::CpuBatch;
+use crate::model::trace::Recorder;
+use crate::run::engine::{Engine, EngineOptions};
+use crate::run::session::{CancelToken, Session};
+use files::{Error, Result};
 use std::time::{Duration, Instant};
 
 /// Tokens of a warm-up decode; a prefill is warmed up whole.

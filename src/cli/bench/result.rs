@@ -6,9 +6,9 @@ use super::growth::{self, Growth};
 use super::measure::Timed;
 use super::rows::{Row, Test};
 use crate::dims;
-use crate::engine::Engine;
-use crate::system;
-use crate::weights::{Role, table};
+use crate::model::weights::{Role, table};
+use crate::run::engine::Engine;
+use crate::run::system;
 use serde_json::{Value, json};
 use std::time::Duration;
 

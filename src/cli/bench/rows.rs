@@ -1,8 +1,8 @@
 //! What is measured: rows made of the lists on the command line, and the groups that share a cache.
 
-use crate::engine::EngineOptions;
-use crate::error::{Error, Result};
-use crate::kv::KvTypes;
+use crate::run::engine::EngineOptions;
+use files::{Error, Result};
+use numeric::kv::KvTypes;
 
 /// The lists as given.
 pub(super) struct Lists {
@@ -181,7 +181,7 @@ impl Lists {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::kv::KvType;
+    use numeric::kv::KvType;
 
     pub fn row(test: Test, depth: usize) -> Row {
         Row { test, depth, kv_types: KvTypes::both(KvType::Q4), threads: 2 }

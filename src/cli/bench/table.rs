@@ -1,7 +1,7 @@
 //! The results as Markdown and as CSV.
 
 use super::result::{Line, Report};
-use crate::plan::mib;
+use crate::run::plan::mib;
 
 /// A column: its title in Markdown and in CSV, and how to fill it.
 struct Column {

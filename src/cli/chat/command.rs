@@ -1,7 +1,7 @@
 //! Lines that begin with a slash.
 
 use super::{Chat, Question};
-use crate::error::Result;
+use files::Result;
 use std::path::Path;
 
 const HELP: &str = "\

@@ -1,10 +1,10 @@
 //! Conversations in files: the one of `--session`, and those of `/save` and `/load`.
 
 use super::Chat;
-use crate::chat::ConversationState;
-use crate::error::{Error, Result};
-use crate::saved::{self, Content, State};
+use crate::run::saved::{self, Content, State};
+use files::{Error, Result};
 use std::path::Path;
+use text::chat::ConversationState;
 
 impl Chat<'_> {
     /// Goes on with the conversation in `file`, if it exists.

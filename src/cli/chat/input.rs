@@ -1,6 +1,6 @@
 //! Lines of stdin: with an editor where somebody types at a terminal, as they come from everything else.
 
-use crate::error::{Error, Result};
+use files::{Error, Result};
 use std::io::{BufRead, IsTerminal, Read};
 
 /// What somebody did at the prompt.

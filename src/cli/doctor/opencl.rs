@@ -1,11 +1,11 @@
 //! What `doctor` says of OpenCL: libraries tried, devices, the one that would be taken, what to do.
 
 use super::super::report::tame;
-use crate::opencl::device::{Found, choose, devices};
-use crate::opencl::facts::LocalMemory;
-use crate::opencl::load::{Search, remedy};
 use crate::opencl::{Cache, Facts};
-use crate::plan::mib;
+use crate::run::plan::mib;
+use opencl_runtime::device::{Found, choose, devices};
+use opencl_runtime::facts::LocalMemory;
+use opencl_runtime::load::{Search, remedy};
 
 /// Longest text of a driver that is shown.
 const MOST: usize = 200;

@@ -1,10 +1,10 @@
 //! What `eval` predicts: a text, token ids, questions about facts.
 
 use crate::dims::VOCAB;
-use crate::error::{Error, Result};
-use crate::tokenizer::{AddSpecial, Tokenizer};
+use files::{Error, Result};
 use serde::Deserialize;
 use std::path::Path;
+use text::tokenizer::{AddSpecial, Tokenizer};
 
 /// What to predict.
 pub(super) enum Input {

@@ -4,10 +4,10 @@ use super::settings::Settings;
 use crate::cli::report::{Side, columns};
 use crate::cli::terminal::Progress;
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
-use crate::error::{Error, Result};
-use crate::sampler::argmax;
-use crate::session::{ROWS, Session};
+use crate::run::session::{ROWS, Session};
+use files::{Error, Result};
 use serde_json::{Value, json};
+use text::sampler::argmax;
 
 /// Settings at work, and what came of it.
 pub(super) struct Row<'s> {

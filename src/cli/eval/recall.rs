@@ -6,10 +6,10 @@ use super::settings::Settings;
 use crate::cli::report::{Side, columns};
 use crate::cli::terminal::Progress;
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
-use crate::error::Result;
-use crate::sampler::argmax;
-use crate::session::{CancelToken, Session};
+use crate::run::session::{CancelToken, Session};
+use files::Result;
 use serde_json::{Value, json};
+use text::sampler::argmax;
 
 /// How many questions were answered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! The settings that `eval` holds against each other: `key=value,…`, on top of the ordinary flags.
 
 use crate::cli::args::BackendName;
-use crate::engine::{BackendKind, EngineOptions};
-use crate::error::{Error, Result};
-use crate::kv::eviction::Policy;
-use crate::kv::{KvType, KvTypes};
+use crate::run::engine::{BackendKind, EngineOptions};
+use crate::run::eviction::Policy;
+use files::{Error, Result};
+use numeric::kv::{KvType, KvTypes};
 use std::str::FromStr;
 
 /// How many slots an eviction keeps.

@@ -1,10 +1,10 @@
 //! Rows in the CPU's hands: all buffers mapped, until the memory is dropped.
 
 use super::{LayerRows, Rows};
-use crate::backend::{Lent, RowMemory};
-use crate::error::{Error, Result};
-use crate::opencl::buffer::{Buffer, MapFor, Mapped};
-use crate::opencl::failure::{self, Failure};
+use crate::model::backend::{Lent, RowMemory};
+use files::{Error, Result};
+use opencl_runtime::buffer::{Buffer, MapFor, Mapped};
+use opencl_runtime::failure::{self, Failure};
 use std::sync::{Arc, OnceLock};
 
 /// By which the rows are known when they come back, and where it is noted how unmapping them failed.

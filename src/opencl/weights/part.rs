@@ -2,11 +2,11 @@
 
 use super::Chunk;
 use crate::dims::{DIM, FFN_DIM};
-use crate::opencl::failure::{Failure, Kind, Result};
+use crate::model::weights::{Layer, Matrix};
 use crate::opencl::form::{Form, Quantised};
-use crate::quant::packed::GROUP_ROWS;
-use crate::weights::source::Dtype;
-use crate::weights::{Layer, Matrix};
+use files::source::Dtype;
+use numeric::quant::packed::GROUP_ROWS;
+use opencl_runtime::failure::{Failure, Kind, Result};
 use std::borrow::Cow;
 use std::ops::Range;
 

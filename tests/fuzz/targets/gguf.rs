@@ -1,10 +1,10 @@
 //! A GGUF file: header, config, tokenizer and chat template, and the first row of every tensor.
 #![no_main]
 
-use antigravity::chat::Template;
-use antigravity::quant::gguf::decode;
-use antigravity::tokenizer::{AddSpecial, Tokenizer};
-use antigravity::weights::source::gguf::Gguf;
+use text::chat::Template;
+use files::blocks::gguf::decode;
+use text::tokenizer::{AddSpecial, Tokenizer};
+use files::source::gguf::Gguf;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -1,7 +1,7 @@
 //! A packed file of the baked model: its header with another text, before planes of zeros.
 #![no_main]
 
-use antigravity::weights::{LoadOptions, ModelPath, WeightType, Weights};
+use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use libfuzzer_sys::fuzz_target;
 
 /// Longer than the planes of the bundled model.

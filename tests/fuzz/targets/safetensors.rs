@@ -1,7 +1,7 @@
 //! A safetensors file: what is said before the tensors, then all of them.
 #![no_main]
 
-use antigravity::weights::source::Source;
+use files::source::Source;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -1,8 +1,8 @@
 //! A chat template, with the tokens of the bundled model and a conversation.
 #![no_main]
 
-use antigravity::chat::{Context, Ending, Jinja, Message, Moment, Role};
-use antigravity::tokenizer::Tokenizer;
+use text::chat::{Context, Ending, Jinja, Message, Moment, Role};
+use text::tokenizer::Tokenizer;
 use libfuzzer_sys::{Corpus, fuzz_target};
 use std::sync::LazyLock;
 

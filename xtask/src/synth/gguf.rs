@@ -2,11 +2,11 @@
 
 use super::shapes::{Fill, Tensor};
 use super::{Content, Part, Plan, tokenizer};
-use crate::block::BlockType;
-use crate::config::{ModelConfig, RopeScaling};
 use crate::error::{Error, Result};
 use crate::json::Node;
-use crate::names::{ROPE_FREQS, stored};
+use files::config::{ModelConfig, RopeScaling};
+use files::source::gguf::block::BlockType;
+use files::source::gguf::names::{ROPE_FREQS, stored};
 
 /// How a whole file is stored, as tools name it: the type of most matrices, and of those that matter more.
 const MIXES: [(&str, BlockType, BlockType); 5] = [

@@ -1,0 +1,54 @@
+//! The block formats of GGUF files: what their bytes mean, one plain decoder each.
+//!
+//! These are the reference: kernels and packers are held against them, and they against checksums of ggml's own
+//! results. In every format the products are exact in f32 (a scale of 11 significant bits, an integer of at most 8
+//! times one of at most 5 bits) and at most one addition rounds, so the result is the same bits in whatever order it
+//! is computed. Layouts are those of ggml's `ggml-common.h`; all numbers are little-endian.
+//!
+//! [`simple`] has blocks of 32 values with one scale; [`superblock`] the K-quants, 256 values whose eight or sixteen
+//! parts have small integer scales that one or two f16 scale in turn.
+
+pub mod simple;
+pub mod superblock;
+
+use crate::source::Dtype;
+use crate::source::gguf::block::BlockType;
+use half::f16;
+
+/// Decodes whole blocks: `bytes` holds as many of them as `values` has room for.
+///
+/// # Panics
+///
+/// The two lengths do not fit each other.
+pub fn decode(block: BlockType, bytes: &[u8], values: &mut [f32]) {
+    let blocks = bytes.len() / block.bytes();
+    assert_eq!((blocks * block.bytes(), blocks * block.values()), (bytes.len(), values.len()), "{block:?}");
+    match block {
+        BlockType::F32 => Dtype::F32.widen_all(bytes, values),
+        BlockType::F16 => Dtype::F16.widen_all(bytes, values),
+        BlockType::BF16 => Dtype::BF16.widen_all(bytes, values),
+        BlockType::Q4_0 => each(bytes, values, simple::q4_0),
+        BlockType::Q4_1 => each(bytes, values, simple::q4_1),
+        BlockType::Q5_0 => each(bytes, values, simple::q5_0),
+        BlockType::Q5_1 => each(bytes, values, simple::q5_1),
+        BlockType::Q8_0 => each(bytes, values, simple::q8_0),
+        BlockType::Q4_K => each(bytes, values, superblock::q4_k),
+        BlockType::Q5_K => each(bytes, values, superblock::q5_k),
+        BlockType::Q6_K => each(bytes, values, superblock::q6_k),
+    }
+}
+
+fn each<const BYTES: usize, const VALUES: usize>(
+    bytes: &[u8],
+    values: &mut [f32],
+    one: impl Fn(&[u8; BYTES]) -> [f32; VALUES],
+) {
+    for (stored, values) in bytes.as_chunks().0.iter().zip(values.as_chunks_mut().0) {
+        *values = one(stored);
+    }
+}
+
+/// The f16 at byte `at`, widened exactly.
+fn scale(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}

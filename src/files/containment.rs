@@ -1,0 +1,153 @@
+//! Contains libraries that panic on some input: a panic inside becomes exit code 3 and one line that names
+//! the file, whether panics unwind or abort; a hang becomes an error.
+
+use crate::{Error, Result};
+use std::cell::RefCell;
+use std::panic::{self, PanicHookInfo};
+use std::sync::{Once, mpsc};
+use std::time::Duration;
+
+/// Real files load in about a second, on a phone in a few.
+const TIME_LIMIT: Duration = Duration::from_secs(20);
+/// Address space only; for what is nested deeply.
+const STACK: usize = 64 << 20;
+
+/// What a library works on, and the words for its failures.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    /// The file, and the field in it.
+    pub place: String,
+    /// What a panic means; its own words follow.
+    pub panicked: &'static str,
+    /// What has not been done when the time is over.
+    pub hung: &'static str,
+    pub remedy: &'static str,
+}
+
+thread_local! {
+    /// What a library is working on in this thread.
+    static SUBJECT: RefCell<Option<Subject>> = const { RefCell::new(None) };
+}
+
+/// Runs a call into a library on behalf of `subject`; a panic inside is an error about that. What the call shares
+/// with others must stay whole when it panics.
+pub fn guarded<T>(subject: &Subject, call: impl FnOnce() -> T) -> Result<T> {
+    install_hook();
+    let outer = SUBJECT.replace(Some(subject.clone()));
+    let result = panic::catch_unwind(panic::AssertUnwindSafe(call));
+    SUBJECT.set(outer);
+    result.map_err(|payload| failed(subject, &*payload))
+}
+
+/// [`guarded`], on a thread of its own with a large stack, given up after a time limit.
+pub fn guarded_with_limit<T, F>(subject: &Subject, call: F) -> Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Result<T> + Send + 'static,
+{
+    within(TIME_LIMIT, subject, call)
+}
+
+fn within<T, F>(limit: Duration, subject: &Subject, call: F) -> Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Result<T> + Send + 'static,
+{
+    let Subject { place, hung, remedy, .. } = subject;
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let owned = subject.clone();
+    let thread = move || {
+        // A receiver that has given up no longer wants it.
+        let _ = sender.send(guarded(&owned, call));
+    };
+    let thread = std::thread::Builder::new()
+        .name("guarded".into())
+        .stack_size(STACK)
+        .spawn(thread)
+        .map_err(|e| Error::Other(format!("{place}: cannot start a thread for it: {e}")))?;
+    match receiver.recv_timeout(limit) {
+        Ok(result) => {
+            // It is about to end; what the library keeps for each thread goes with it.
+            let _ = thread.join();
+            result?
+        }
+        Err(_) => {
+            Err(Error::Model(format!("{place}: {hung} after {} seconds; {remedy}", limit.as_secs_f32())))
+        }
+    }
+}
+
+/// Once a process: panics inside [`guarded`] go to [`contain`], all others where they went before.
+fn install_hook() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let previous = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            let subject = SUBJECT.try_with(|s| s.try_borrow().ok().and_then(|s| s.clone())).ok().flatten();
+            match subject {
+                Some(subject) => contain(&subject, info),
+                None => previous(info),
+            }
+        }));
+    });
+}
+
+/// The unwinding build stays quiet: [`guarded`] catches the panic and reports it.
+#[cfg(panic = "unwind")]
+fn contain(_subject: &Subject, _info: &PanicHookInfo<'_>) {}
+
+/// The aborting build reports here, before the abort, and leaves.
+#[cfg(not(panic = "unwind"))]
+fn contain(subject: &Subject, info: &PanicHookInfo<'_>) {
+    let error = failed(subject, info.payload());
+    eprintln!("error: {error}");
+    std::process::exit(error.exit_code())
+}
+
+fn failed(subject: &Subject, payload: &(dyn std::any::Any + Send)) -> Error {
+    let text = payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no reason given");
+    let line: String = text.lines().next().unwrap_or_default().chars().take(160).collect();
+    let Subject { place, panicked, remedy, .. } = subject;
+    Error::Model(format!("{place}: {panicked}: {line}; {remedy}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subject() -> Subject {
+        Subject {
+            place: "dir/file.json".into(),
+            panicked: "the library failed on this file",
+            hung: "not loaded",
+            remedy: "use another",
+        }
+    }
+
+    #[test]
+    fn a_panic_inside_is_a_model_error() {
+        let Err(Error::Model(message)) = guarded(&subject(), || panic!("bad {}\nmore", "merge")) else {
+            panic!("not contained")
+        };
+        assert_eq!(message, "dir/file.json: the library failed on this file: bad merge; use another");
+        assert_eq!(guarded(&subject(), || 7), Ok(7));
+    }
+
+    #[test]
+    fn a_hang_is_a_model_error() {
+        let slow = || {
+            std::thread::sleep(Duration::from_secs(2));
+            Ok(())
+        };
+        let Err(Error::Model(message)) = within(Duration::from_millis(20), &subject(), slow) else {
+            panic!("not contained")
+        };
+        assert_eq!(message, "dir/file.json: not loaded after 0.02 seconds; use another");
+        let e = within(TIME_LIMIT, &subject(), || -> Result<()> { panic!("inside") });
+        assert!(matches!(e, Err(Error::Model(m)) if m.contains("inside")));
+    }
+}

@@ -1,0 +1,27 @@
+//! Model files: what a model says of itself and where its tensors are.
+//!
+//! [`config`] reads a `config.json`; [`source`] opens safetensors and GGUF files, [`packed_file`] the program's own;
+//! [`blocks`] decodes block formats. Bytes are [`mapped`], files appear whole or not at all ([`atomic_file`]), and
+//! libraries that panic are kept in [`containment`].
+#![deny(unsafe_code)]
+
+pub mod atomic_file;
+pub mod blocks;
+pub mod config;
+pub mod containment;
+pub mod error;
+#[allow(unsafe_code)]
+pub mod mapped;
+pub mod packed_file;
+pub mod source;
+
+pub use error::{Error, Result};
+
+/// The project's directory where tests run, which may be a phone.
+#[cfg(test)]
+fn project() -> std::path::PathBuf {
+    let dir: std::path::PathBuf =
+        std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into();
+    let project = dir.ancestors().find(|d| d.join("tests/fixtures").is_dir());
+    project.expect("tests run within the project").into()
+}

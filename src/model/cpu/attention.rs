@@ -1,0 +1,412 @@
+//! Attention: new rows join the cache, queries look over all slots up to their own; and what slots receive of it, if
+//! anybody observes that.
+
+use super::batch::Rows;
+use super::cache::Cache;
+use super::mass::{Noted, SlotMass};
+use super::scratch::{KV_PAD, Q_PAD, QKV, Scratch};
+use crate::dims::*;
+use crate::model::backend::{Attention, AttentionJob};
+use crate::model::weights::Layer;
+use files::Result;
+use numeric::kv::{self, KvTypes};
+use numeric::pool::Pool;
+use numeric::simd::attend::{self, CHUNK, KvChunk, Looks, Partial, QUERIES, Softmax, attend, merge};
+use numeric::simd::{Isa, kv_row, ops};
+use std::ops::Range;
+use std::sync::Mutex;
+
+/// Query heads and tokens of one attention task.
+const TASK_HEADS: usize = if GROUP < QUERIES { GROUP } else { QUERIES };
+const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
+/// Queries that are observed at once: of whole tokens.
+const OBSERVED: usize = if GROUP < QUERIES { QUERIES / GROUP * GROUP } else { GROUP };
+
+impl Scratch {
+    /// Norms and rotates the new keys and stores them with the values: of a run one task a KV head, else one a token.
+    pub(super) fn store(&self, layer: &Layer, index: usize, rows: &mut Rows<'_>, pool: &Pool, isa: Isa) {
+        match rows {
+            Rows::Run { cache, tokens, .. } => {
+                let (types, slot, n) = (cache.types(), cache.len(), tokens.len());
+                let heads = cache.heads_mut(index).map(Mutex::new);
+                pool.run(if n == 1 { 1 } else { KV_HEADS }, &|task| {
+                    let range = if n == 1 { 0..KV_HEADS } else { task..task + 1 };
+                    for kv_head in range {
+                        let mut rows = heads[kv_head].lock().expect("invariant: no job panics");
+                        for t in 0..n {
+                            self.store_row(layer, (t, kv_head), isa, (types, slot + t), &mut rows);
+                        }
+                    }
+                });
+            }
+            Rows::Each { caches, tokens } => pool.run(tokens.len(), &|t| {
+                let mut cache = caches[tokens[t].0].write().expect("invariant: no job panics");
+                let (types, slot) = (cache.types(), cache.len());
+                for (kv_head, mut rows) in cache.heads_mut(index).into_iter().enumerate() {
+                    self.store_row(layer, (t, kv_head), isa, (types, slot), &mut rows);
+                }
+            }),
+        }
+    }
+
+    /// Key and value of token `t` and a KV head, into their slot of the head's rows.
+    #[inline(always)]
+    fn store_row(
+        &self,
+        layer: &Layer,
+        (t, kv_head): (usize, usize),
+        isa: Isa,
+        (types, slot): (KvTypes, usize),
+        (ks, vs): &mut (&mut [u8], &mut [u8]),
+    ) {
+        let (k_bytes, v_bytes) = (types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM));
+        let row = &self.qkv[t * QKV..][..QKV];
+        let mut k = head(row, Q_PAD, kv_head);
+        if QK_NORM {
+            k = normed(isa, &k, &layer.k_norm);
+        }
+        let (cos, sin) = self.angles(t);
+        ops::rope(isa, &mut k, cos, sin);
+        let mut v = head(row, Q_PAD + KV_PAD, kv_head);
+        if types.k.rotated() {
+            kv::rotate(&mut k);
+        }
+        if types.v.rotated() {
+            kv::rotate(&mut v);
+        }
+        kv_row::encode(isa, types.k, &k, &mut ks[slot * k_bytes..][..k_bytes]);
+        kv_row::encode(isa, types.v, &v, &mut vs[slot * v_bytes..][..v_bytes]);
+    }
+
+    fn angles(&self, t: usize) -> (&[f32], &[f32]) {
+        const HALF: usize = HEAD_DIM / 2;
+        (&self.cos[t * HALF..][..HALF], &self.sin[t * HALF..][..HALF])
+    }
+
+    /// Attention of the new tokens, whose rows are already in their caches, into `att`.
+    pub(super) fn attend(&mut self, layer: &Layer, index: usize, rows: &Rows<'_>, pool: &Pool, isa: Isa) {
+        let mut att = std::mem::take(&mut self.att);
+        let mut partials = std::mem::take(&mut self.partials);
+        match rows {
+            Rows::Run { cache, tokens, .. } => {
+                let n = tokens.len();
+                self.heads((layer, index), cache, isa, n).all(pool, n, &mut att, &mut partials);
+            }
+            Rows::Each { caches, tokens } => {
+                let att = &mut att[..tokens.len() * Q_DIM];
+                pool.tiles(att, Q_DIM, (1, GROUP * HEAD_DIM), |mut tile| {
+                    let cache = caches[tokens[tile.row].0].read().expect("invariant: no job panics");
+                    self.attend_one((layer, index), (&cache, tile.row), isa, (tile.col, tile.row_mut(0)));
+                });
+            }
+        }
+        (self.att, self.partials) = (att, partials);
+    }
+
+    /// Attention of token `t`, the only new one of its sequence: the heads from column `col` on, of one KV head.
+    fn attend_one(
+        &self,
+        (layer, index): (&Layer, usize),
+        (cache, t): (&Cache, usize),
+        isa: Isa,
+        (col, att): (usize, &mut [f32]),
+    ) {
+        let (types, layer_rows) = (cache.types(), cache.layer(index));
+        let query = |_: usize, h: usize| self.query(layer, types, (t, h), isa);
+        let rows = |kv_head: usize| layer_rows.head(kv_head);
+        let heads = Heads { query, rows, types, before: cache.len(), isa, first: 1, notes: &[] };
+        let (first, end) = (col / HEAD_DIM, (col + att.len()) / HEAD_DIM);
+        for from in (first..end).step_by(TASK_HEADS) {
+            heads.tokens::<TASK_HEADS>(0..1, from..end.min(from + TASK_HEADS), |_, h, state| {
+                heads.finish(state, &mut att[(from - first + h) * HEAD_DIM..][..HEAD_DIM]);
+            });
+        }
+    }
+
+    /// Adds the attention of the observed tokens, the last of `n`, to the mass of the layer's slots.
+    pub(super) fn observe(
+        &self,
+        (layer, index): (&Layer, usize),
+        (cache, mass): (&Cache, &mut SlotMass),
+        pool: &Pool,
+        isa: Isa,
+        n: usize,
+    ) {
+        self.heads((layer, index), cache, isa, n).observe(pool, n, mass.layer_mut(index));
+    }
+
+    /// What attention of `n` new tokens reads, and where it notes the softmax of those that are observed.
+    #[allow(clippy::type_complexity, reason = "closures have no names")]
+    fn heads<'a>(
+        &'a self,
+        (layer, index): (&'a Layer, usize),
+        cache: &'a Cache,
+        isa: Isa,
+        n: usize,
+    ) -> Heads<
+        'a,
+        impl Fn(usize, usize) -> [f32; HEAD_DIM] + Sync + 'a,
+        impl Fn(usize) -> (&'a [u8], &'a [u8]) + Sync + 'a,
+    > {
+        let types = cache.types();
+        let query = move |t, h| self.query(layer, types, (t, h), isa);
+        let layer_rows = cache.layer(index);
+        let rows = move |kv_head| layer_rows.head(kv_head);
+        let first = n - self.observed.min(n);
+        Heads { query, rows, types, before: cache.len(), isa, first, notes: &self.notes }
+    }
+
+    /// Query of token `t` and head `h`: normed, rotated, scaled, as the stored keys expect it.
+    fn query(&self, layer: &Layer, types: KvTypes, (t, h): (usize, usize), isa: Isa) -> [f32; HEAD_DIM] {
+        let mut q = head(&self.qkv[t * QKV..][..QKV], 0, h);
+        if QK_NORM {
+            q = normed(isa, &q, &layer.q_norm);
+        }
+        let (cos, sin) = self.angles(t);
+        ops::rope(isa, &mut q, cos, sin);
+        let scale = 1.0 / (HEAD_DIM as f32).sqrt();
+        q.iter_mut().for_each(|x| *x *= scale);
+        if types.k.rotated() {
+            kv::rotate(&mut q);
+        }
+        q
+    }
+}
+
+/// Attention for a backend that keeps its rows elsewhere; it has threads and scratch of its own, for at most
+/// `capacity` slots.
+pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention> {
+    let pool = Pool::new(threads)?;
+    let mut partials = super::try_vec(super::partials_for(capacity), Partial::EMPTY)?;
+    let mut notes: Vec<Noted> = Vec::new();
+    Ok(Box::new(move |job: AttentionJob<'_>| {
+        let AttentionJob { tokens, before, queries, stride, k, v, capacity, types, att, mass } = job;
+        let query = |t: usize, h: usize| head(&queries[t * stride..], 0, h);
+        let rows = |kv_head: usize| {
+            let from = kv_head * capacity;
+            (&k[from * types.k.row_bytes(HEAD_DIM)..], &v[from * types.v.row_bytes(HEAD_DIM)..])
+        };
+        let needed = super::partials_for(before + tokens);
+        if partials.len() < needed {
+            partials.resize(needed, Partial::EMPTY);
+        }
+        let observed = mass.as_ref().map_or(0, |mass| mass.tokens.min(tokens));
+        if notes.len() < observed * HEADS {
+            notes.resize_with(observed * HEADS, Noted::default);
+        }
+        let heads = Heads { query, rows, types, before, isa, first: tokens - observed, notes: &notes };
+        heads.all(&pool, tokens, att, &mut partials);
+        if let Some(mass) = mass {
+            heads.observe(&pool, tokens, mass.sums);
+        }
+    }))
+}
+
+/// Head `index` of the part of a q|k|v row that begins at `start`.
+fn head(row: &[f32], start: usize, index: usize) -> [f32; HEAD_DIM] {
+    std::array::from_fn(|i| row[start + index * HEAD_DIM + i])
+}
+
+fn normed(isa: Isa, x: &[f32; HEAD_DIM], w: &[f32]) -> [f32; HEAD_DIM] {
+    let mut out = [0.0; HEAD_DIM];
+    ops::norm(isa, x, w, RMS_EPS as f32, &mut out);
+    out
+}
+
+/// What an attention task reads: queries by token and head, rows by KV head.
+struct Heads<'a, Q, R> {
+    query: Q,
+    rows: R,
+    types: KvTypes,
+    /// Filled slots before the new tokens.
+    before: usize,
+    isa: Isa,
+    /// The first token that is observed; the number of tokens where none is.
+    first: usize,
+    /// What its softmax and that of the later ones is: `[token][HEADS]`.
+    notes: &'a [Noted],
+}
+
+impl<'a, Q, R> Heads<'a, Q, R>
+where
+    Q: Fn(usize, usize) -> [f32; HEAD_DIM] + Sync,
+    R: Fn(usize) -> (&'a [u8], &'a [u8]) + Sync,
+{
+    /// Attention of `n` tokens, whose rows are there, into `att`.
+    fn all(&self, pool: &Pool, n: usize, att: &mut [f32], partials: &mut [Partial<HEAD_DIM>]) {
+        let chunks = (self.before + n).div_ceil(CHUNK);
+        if n == 1 && chunks > 1 && pool.threads() > 1 {
+            // One token over a long context: chunks are spread over the threads, then merged.
+            let span = (KV_HEADS * chunks).div_ceil(4 * pool.threads()).clamp(1, chunks);
+            let all = &mut partials[..HEADS * chunks];
+            pool.tiles(all, chunks * GROUP, (1, span * GROUP), |mut tile| {
+                let (kv_head, first) = (tile.row, tile.col / GROUP);
+                self.chunks_of_one(kv_head, first, tile.row_mut(0));
+            });
+            let all = &*all;
+            pool.tiles(&mut att[..Q_DIM], Q_DIM, (1, GROUP * HEAD_DIM), |mut tile| {
+                let first = tile.col / HEAD_DIM;
+                let of_head = &all[first * chunks..][..chunks * GROUP];
+                for (h, out) in tile.row_mut(0).chunks_exact_mut(HEAD_DIM).enumerate() {
+                    let mut state = Partial::EMPTY;
+                    of_head[h..].iter().step_by(GROUP).for_each(|p| merge(self.isa, &mut state, p));
+                    self.note(0, first + h, &state);
+                    self.finish(&state, out);
+                }
+            });
+        } else {
+            let tile = (TASK_TOKENS, TASK_HEADS * HEAD_DIM);
+            pool.tiles(&mut att[..n * Q_DIM], Q_DIM, tile, |mut tile| {
+                let tokens = tile.row..tile.row + tile.rows;
+                let first_head = tile.col / HEAD_DIM;
+                let last_head = (tile.col + tile.cols) / HEAD_DIM;
+                // A tile never spans two KV heads unless TASK_HEADS does not divide GROUP.
+                let mut from = first_head;
+                while from < last_head {
+                    let to = last_head.min((from / GROUP + 1) * GROUP);
+                    let at = (from - first_head) * HEAD_DIM;
+                    let put = |t: usize, h: usize, out: &Partial<HEAD_DIM>| {
+                        let cols = at + h * HEAD_DIM..at + (h + 1) * HEAD_DIM;
+                        self.note(tokens.start + t, from + h, out);
+                        self.finish(out, &mut tile.row_mut(t)[cols]);
+                    };
+                    match n {
+                        1 => self.tokens::<TASK_HEADS>(tokens.clone(), from..to, put),
+                        _ => self.tokens::<QUERIES>(tokens.clone(), from..to, put),
+                    }
+                    from = to;
+                }
+            });
+        }
+    }
+
+    /// Rows of one chunk.
+    fn chunk(&self, kv_head: usize, chunk: usize) -> KvChunk<'a> {
+        let types = self.types;
+        let (k, v) = (self.rows)(kv_head);
+        let from = chunk * CHUNK;
+        KvChunk {
+            k: &k[from * types.k.row_bytes(HEAD_DIM)..],
+            v: &v[from * types.v.row_bytes(HEAD_DIM)..],
+            types,
+        }
+    }
+
+    /// Partials of the only new token over consecutive chunks: `[chunk][query head of the group]`.
+    fn chunks_of_one(&self, kv_head: usize, first: usize, out: &mut [Partial<HEAD_DIM>]) {
+        let slots = self.before + 1;
+        let mut queries = [[0.0; HEAD_DIM]; TASK_HEADS];
+        for from in (0..GROUP).step_by(TASK_HEADS) {
+            let n = TASK_HEADS.min(GROUP - from);
+            for (h, q) in queries[..n].iter_mut().enumerate() {
+                *q = (self.query)(0, kv_head * GROUP + from + h);
+            }
+            for (c, out) in out.chunks_exact_mut(GROUP).enumerate() {
+                let seen = (slots - (first + c) * CHUNK).min(CHUNK);
+                let kv = self.chunk(kv_head, first + c);
+                attend::<HEAD_DIM, TASK_HEADS>(
+                    self.isa,
+                    kv,
+                    &queries[..n],
+                    &[seen; TASK_HEADS][..n],
+                    &mut out[from..from + n],
+                );
+            }
+        }
+    }
+
+    /// Attention of some tokens and heads of one group, at most `N` pairs; `put(token, head, state)` counts
+    /// from the first.
+    fn tokens<const N: usize>(
+        &self,
+        tokens: Range<usize>,
+        heads: Range<usize>,
+        mut put: impl FnMut(usize, usize, &Partial<HEAD_DIM>),
+    ) {
+        let count = tokens.len() * heads.len();
+        let mut queries = [[0.0; HEAD_DIM]; N];
+        let mut states = [Partial::EMPTY; N];
+        let mut parts = [Partial::EMPTY; N];
+        for (i, q) in queries[..count].iter_mut().enumerate() {
+            *q = (self.query)(tokens.start + i / heads.len(), heads.start + i % heads.len());
+        }
+        let slots = |i: usize| self.before + tokens.start + i / heads.len() + 1;
+        for chunk in 0..slots(count - 1).div_ceil(CHUNK) {
+            let visible: [usize; N] =
+                std::array::from_fn(|i| slots(i).saturating_sub(chunk * CHUNK).min(CHUNK));
+            let kv = self.chunk(heads.start / GROUP, chunk);
+            attend::<HEAD_DIM, N>(self.isa, kv, &queries[..count], &visible[..count], &mut parts[..count]);
+            for (state, part) in states[..count].iter_mut().zip(&parts) {
+                merge(self.isa, state, part);
+            }
+        }
+        for (i, state) in states[..count].iter().enumerate() {
+            put(i / heads.len(), i % heads.len(), state);
+        }
+    }
+
+    /// Keeps what an observed query ended with.
+    fn note(&self, token: usize, head: usize, state: &Partial<HEAD_DIM>) {
+        if token >= self.first {
+            self.notes[(token - self.first) * HEADS + head].set(Softmax { m: state.m, l: state.l });
+        }
+    }
+
+    /// Adds the attention of the observed ones of `n` tokens, as noted, to `sums`: `[kv_head][slot]`.
+    fn observe(&self, pool: &Pool, n: usize, sums: &mut [f32]) {
+        /// Parts of a head at most, most of them without work where few slots are filled.
+        const PARTS: usize = 64;
+        if self.first == n {
+            return;
+        }
+        let capacity = sums.len() / KV_HEADS;
+        let chunks = (self.before + n).div_ceil(CHUNK);
+        let span = (KV_HEADS * chunks).div_ceil(4 * pool.threads()).clamp(1, chunks);
+        let span = span.max(capacity.div_ceil(CHUNK * PARTS));
+        pool.tiles(sums, capacity, (1, span * CHUNK), |mut tile| {
+            let (kv_head, slot) = (tile.row, tile.col);
+            match n - self.first {
+                1 => self.observe_slots::<GROUP>(kv_head, slot, n, tile.row_mut(0)),
+                _ => self.observe_slots::<OBSERVED>(kv_head, slot, n, tile.row_mut(0)),
+            }
+        });
+    }
+
+    /// The same for the slots of one head from `slot` on, a whole number of chunks; `N` queries at a time.
+    fn observe_slots<const N: usize>(&self, kv_head: usize, slot: usize, n: usize, mass: &mut [f32]) {
+        let (mut queries, mut softmax) = ([[0.0; HEAD_DIM]; N], [Softmax::default(); N]);
+        let row_bytes = self.types.k.row_bytes(HEAD_DIM);
+        for first in (self.first..n).step_by(N / GROUP) {
+            let tokens = (n - first).min(N / GROUP);
+            let sees = self.before + first + tokens;
+            if sees <= slot {
+                continue;
+            }
+            for i in 0..tokens * GROUP {
+                let (token, head) = (first + i / GROUP, kv_head * GROUP + i % GROUP);
+                queries[i] = (self.query)(token, head);
+                softmax[i] = self.notes[(token - self.first) * HEADS + head].get();
+            }
+            let starts = (slot..sees).step_by(CHUNK);
+            for (start, mass) in starts.zip(mass.chunks_mut(CHUNK)) {
+                let visible: [usize; N] =
+                    std::array::from_fn(|t| (self.before + first + t + 1).saturating_sub(start).min(CHUNK));
+                let looks = Looks {
+                    queries: &queries[..tokens * GROUP],
+                    softmax: &softmax[..tokens * GROUP],
+                    visible: &visible[..tokens],
+                };
+                let k = &(self.rows)(kv_head).0[start * row_bytes..];
+                attend::observe::<HEAD_DIM, N>(self.isa, (self.types.k, k), looks, mass);
+            }
+        }
+    }
+
+    /// Divides by the softmax sum and undoes the rotation of the values.
+    fn finish(&self, state: &Partial<HEAD_DIM>, out: &mut [f32]) {
+        out.iter_mut().zip(&state.o).for_each(|(out, o)| *out = o / state.l);
+        if self.types.v.rotated() {
+            kv::rotate(out);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Matrix products over column tiles: which kernel a weight format needs, and the order of the loops.
+
+use crate::model::weights::Matrix;
+use files::blocks::BLOCK;
+use numeric::pool::Tile;
+use numeric::quant::act::{ActBlock, ActTile};
+use numeric::quant::packed::{GROUP_ROWS, Packed};
+use numeric::simd::native::{NativeGroups, native_groups};
+use numeric::simd::{Isa, MOST_GROUPS, MOST_TOKENS, Q4Groups, ops, q4_groups};
+use std::ops::Range;
+
+/// Activations of some tokens, in the form or forms that the weights at hand need.
+#[derive(Clone, Copy)]
+pub struct Input<'a> {
+    /// `[token][cols]`; empty when only quantised weights read it.
+    pub floats: &'a [f32],
+    /// `[token][block]`; empty when only unquantised weights read it.
+    pub blocks: &'a [ActBlock],
+    /// The same, `[token / 16][block]`; empty unless the instruction set reads them.
+    pub tiles: &'a [ActTile],
+    /// Tokens.
+    pub tokens: usize,
+}
+
+/// Few tokens at once.
+const FEW: usize = 12;
+
+/// Groups `groups` of `w` times tokens `from ..`: `out[group][token][row]`.
+fn products<const ROWS: usize, const COLS: usize>(
+    isa: Isa,
+    w: &Matrix<ROWS, COLS>,
+    groups: Range<usize>,
+    (x, from): (Input<'_>, usize),
+    out: &mut [[f32; GROUP_ROWS]],
+) {
+    let tokens = out.len() / groups.len();
+    match w {
+        Matrix::Q4(w) => {
+            let blocks = Packed::<ROWS, COLS>::BLOCKS;
+            let (quants, scales) = (w.quants(groups.clone()), w.scales(groups.clone()));
+            let w = Q4Groups { quants, scales, groups: groups.len(), blocks };
+            let tiles = x.tiles.get(from / ActTile::TOKENS * blocks..).unwrap_or_default();
+            let tiles = &tiles[..tiles.len().min(tokens / ActTile::TOKENS * blocks)];
+            q4_groups(isa, w, &x.blocks[from * blocks..][..tokens * blocks], tiles, out);
+        }
+        Matrix::Native(w) => {
+            let (format, blocks) = (w.format(), COLS / BLOCK);
+            let (quants, scales) = (w.quants(groups.clone()), w.scales(groups.clone()));
+            let w = NativeGroups { format, quants, scales, groups: groups.len(), blocks };
+            native_groups(isa, w, &x.blocks[from * blocks..][..tokens * blocks], out);
+        }
+        Matrix::Dense { dtype, data } => {
+            let x = &x.floats[from * COLS..][..tokens * COLS];
+            for (group, out) in groups.zip(out.chunks_exact_mut(tokens)) {
+                ops::dense_group(isa, data, *dtype, group * GROUP_ROWS, x, out);
+            }
+        }
+    }
+}
+
+/// Columns `first .. first + width` (multiples of 16 but for the matrix's end) of `x * w^T` into the same
+/// columns of a tile, by way of `put(destination, product, first row of w)`.
+pub fn project<const ROWS: usize, const COLS: usize>(
+    isa: Isa,
+    w: &Matrix<ROWS, COLS>,
+    x: Input<'_>,
+    to: (&mut Tile<'_, f32>, usize),
+    columns: (usize, usize),
+    put: impl Fn(&mut [f32], &[f32], usize),
+) {
+    let (tokens, _) = isa.tile(x.tokens);
+    match tokens <= FEW {
+        true => project_by::<{ FEW * MOST_GROUPS }, ROWS, COLS>(isa, w, x, to, columns, put),
+        false => project_by::<{ MOST_TOKENS * MOST_GROUPS }, ROWS, COLS>(isa, w, x, to, columns, put),
+    }
+}
+
+/// `PASS` is the most products of one pass, in runs of sixteen rows of one token.
+fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
+    isa: Isa,
+    w: &Matrix<ROWS, COLS>,
+    x: Input<'_>,
+    (tile, at): (&mut Tile<'_, f32>, usize),
+    (first, width): (usize, usize),
+    put: impl Fn(&mut [f32], &[f32], usize),
+) {
+    let mut out = [[0.0f32; GROUP_ROWS]; PASS];
+    let end = (first + width).div_ceil(GROUP_ROWS);
+    let mut from = 0;
+    while from < x.tokens {
+        let (tokens, groups) = isa.tile(x.tokens - from);
+        let n = tokens.min(x.tokens - from);
+        for group in (first / GROUP_ROWS..end).step_by(groups) {
+            let groups = group..end.min(group + groups);
+            let out = &mut out[..groups.len() * n];
+            products(isa, w, groups.clone(), (x, from), out);
+            for t in 0..n {
+                let dst = tile.row_mut(from + t);
+                for (group, out) in groups.clone().zip(out.chunks_exact(n)) {
+                    let row = group * GROUP_ROWS;
+                    let cols = GROUP_ROWS.min(first + width - row);
+                    put(&mut dst[at + row - first..][..cols], &out[t][..cols], row);
+                }
+            }
+        }
+        from += n;
+    }
+}
+
+/// Rows of gate and up that are taken together: one block of the activations that `down` reads.
+pub const RUN: usize = 2 * GROUP_ROWS;
+
+/// Rows `first .. first + width` of gate and up times the tokens, then `silu(gate) * up`, handed to
+/// `put(first token, row - first, products)` in runs of 32 rows (fewer at the matrix's end) of several tokens.
+pub fn gate_up<const ROWS: usize, const COLS: usize>(
+    isa: Isa,
+    w: (&Matrix<ROWS, COLS>, &Matrix<ROWS, COLS>),
+    x: Input<'_>,
+    columns: (usize, usize),
+    put: impl FnMut(usize, usize, &[[f32; RUN]]),
+) {
+    let (tokens, _) = isa.tile(x.tokens);
+    match tokens <= FEW {
+        true => gate_up_by::<FEW, { 2 * FEW }, ROWS, COLS>(isa, w, x, columns, put),
+        false => gate_up_by::<MOST_TOKENS, { 2 * MOST_TOKENS }, ROWS, COLS>(isa, w, x, columns, put),
+    }
+}
+
+/// `PASS` is the most tokens at once, `OUT` two groups of them.
+fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS: usize>(
+    isa: Isa,
+    (gate, up): (&Matrix<ROWS, COLS>, &Matrix<ROWS, COLS>),
+    x: Input<'_>,
+    (first, width): (usize, usize),
+    mut put: impl FnMut(usize, usize, &[[f32; RUN]]),
+) {
+    // `[group][token][row]`
+    let mut gates = [[0.0f32; GROUP_ROWS]; OUT];
+    let mut ups = [[0.0f32; GROUP_ROWS]; OUT];
+    let mut runs = [[0.0f32; RUN]; PASS];
+    let mut from = 0;
+    while from < x.tokens {
+        let n = isa.tile(x.tokens - from).0.min(x.tokens - from);
+        for run in (first..first + width).step_by(RUN) {
+            let group = run / GROUP_ROWS;
+            let groups = group..group + RUN.min(first + width - run).div_ceil(GROUP_ROWS);
+            let (gates, ups) = (&mut gates[..groups.len() * n], &mut ups[..groups.len() * n]);
+            products(isa, gate, groups.clone(), (x, from), gates);
+            products(isa, up, groups.clone(), (x, from), ups);
+            // All tokens in one call: the exponentials of one token alone are bound by latency.
+            ops::silu_mul(isa, gates.as_flattened_mut(), ups.as_flattened());
+            for (half, gates) in gates.chunks_exact(n).enumerate() {
+                for (run, gates) in runs.iter_mut().zip(gates) {
+                    run[half * GROUP_ROWS..][..GROUP_ROWS].copy_from_slice(gates);
+                }
+            }
+            put(from, run - first, &runs[..n]);
+        }
+        from += n;
+    }
+}

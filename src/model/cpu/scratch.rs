@@ -1,0 +1,323 @@
+//! The buffers of a forward pass and its steps but attention: each computes all its tokens on all threads.
+
+use super::batch::Rows;
+use super::mass::Noted;
+use super::matmul::{self, Input};
+use crate::dims::*;
+use crate::model::weights::{Layer, Matrix, Reads, Weights};
+use files::blocks::BLOCK;
+use files::{Error, Result};
+use numeric::pool::{Pool, Tile};
+use numeric::quant::act::{ActBlock, ActTile};
+use numeric::quant::packed::GROUP_ROWS;
+use numeric::simd::attend::{CHUNK, Partial};
+use numeric::simd::{Isa, lay_out, ops};
+
+/// Columns of q, k and v in the fused buffer, each padded to whole groups of sixteen.
+pub(super) const Q_PAD: usize = Q_DIM.next_multiple_of(16);
+pub(super) const KV_PAD: usize = KV_DIM.next_multiple_of(16);
+pub(super) const QKV: usize = Q_PAD + 2 * KV_PAD;
+/// Weight bytes of one task in decode: small enough that no thread waits long for the last one, large enough
+/// that what was prefetched when it began is not much of it (20 KiB: 4 % slower).
+const DECODE_TASK_BYTES: usize = 128 << 10;
+/// Columns of one task in prefill: enough to use the activations in the first-level cache well, few enough
+/// that threads end together.
+const PREFILL_TASK_COLS: usize = 128;
+
+/// Activations in the form or forms that the weights reading them need; the other is empty.
+pub(super) struct Acts<const W: usize> {
+    /// `[token][W]`
+    floats: Vec<f32>,
+    /// `[token][W / 32]`
+    blocks: Vec<ActBlock>,
+    /// `[token / 16][W / 32]`, where the instruction set reads them.
+    tiles: Vec<ActTile>,
+}
+
+impl<const W: usize> Acts<W> {
+    fn new(isa: Isa, tokens: usize, reads: Reads) -> Result<Self> {
+        let tiles = isa.act_tiles(tokens);
+        Ok(Self {
+            floats: try_vec(if reads.floats { tokens * W } else { 0 }, 0.0)?,
+            blocks: try_vec(if reads.blocks { tokens * (W / BLOCK) } else { 0 }, ActBlock::ZERO)?,
+            tiles: try_vec(if reads.tiles { tiles * (W / BLOCK) } else { 0 }, ActTile::ZERO)?,
+        })
+    }
+
+    fn input(&self, isa: Isa, tokens: usize) -> Input<'_> {
+        let tiles = &self.tiles[..self.tiles_of(isa, tokens)];
+        Input { floats: &self.floats, blocks: &self.blocks, tiles, tokens }
+    }
+
+    /// How many tiles rows `0..tokens` have: none where nothing reads them.
+    fn tiles_of(&self, isa: Isa, tokens: usize) -> usize {
+        (isa.act_tiles(tokens) * (W / BLOCK)).min(self.tiles.len())
+    }
+
+    /// Computes rows `0..tokens` with `row(token, destination)` and quantises them where needed.
+    fn fill(&mut self, pool: &Pool, isa: Isa, tokens: usize, row: impl Fn(usize, &mut [f32]) + Sync) {
+        let rows = tokens.div_ceil(4 * pool.threads());
+        if !self.floats.is_empty() {
+            pool.tiles(&mut self.floats[..tokens * W], W, (rows, W), |mut tile| {
+                (0..tile.rows).for_each(|r| row(tile.row + r, tile.row_mut(r)));
+            });
+            return self.quantise(pool, isa, tokens);
+        }
+        let blocks = W / BLOCK;
+        pool.tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
+            let mut h = [0.0; W];
+            for r in 0..tile.rows {
+                row(tile.row + r, &mut h);
+                ops::quantise(isa, &h, tile.row_mut(r));
+            }
+        });
+        self.lay_out(pool, isa, tokens);
+    }
+
+    /// Makes the blocks of rows `0..tokens` from the floats, where both are needed.
+    fn quantise(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
+        let (floats, blocks) = (&self.floats, W / BLOCK);
+        if !self.blocks.is_empty() {
+            let rows = tokens.div_ceil(4 * pool.threads());
+            pool.tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
+                for r in 0..tile.rows {
+                    ops::quantise(isa, &floats[(tile.row + r) * W..][..W], tile.row_mut(r));
+                }
+            });
+        }
+        self.lay_out(pool, isa, tokens);
+    }
+
+    /// Makes the tiles of rows `0..tokens` from the blocks.
+    fn lay_out(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
+        let tiles = self.tiles_of(isa, tokens);
+        let (blocks, wide) = (&self.blocks, W / BLOCK);
+        if tiles == 0 {
+            return;
+        }
+        pool.tiles(&mut self.tiles[..tiles], wide, (1, wide), |mut tile| {
+            let first = tile.row * ActTile::TOKENS;
+            lay_out(&blocks[first * wide..][..ActTile::TOKENS * wide], tile.row_mut(0));
+        });
+    }
+}
+
+/// Buffers of one forward pass, sized once.
+pub(super) struct Scratch {
+    /// Residual stream: `[token][DIM]`
+    pub(super) x: Vec<f32>,
+    /// Normed residual.
+    pub(super) h: Acts<DIM>,
+    /// `[token][q | k | v]`, see [`QKV`]
+    pub(super) qkv: Vec<f32>,
+    /// Attention output: `[token][head][HEAD_DIM]`
+    pub(super) att: Vec<f32>,
+    /// The same as the output projection reads it.
+    pub(super) att_in: Acts<Q_DIM>,
+    /// silu(gate) * up.
+    pub(super) ffn: Acts<FFN_DIM>,
+    /// Partial attention of one token: `[kv_head][chunk][query head of the group]`
+    pub(super) partials: Vec<Partial<HEAD_DIM>>,
+    /// How many tokens at the end of a pass are observed.
+    pub(super) observed: usize,
+    /// Their softmax: `[token][HEADS]`; empty until any are.
+    pub(super) notes: Vec<Noted>,
+    /// Cosines and sines of the tokens' positions: `[token][HEAD_DIM / 2]`
+    pub(super) cos: Vec<f32>,
+    pub(super) sin: Vec<f32>,
+}
+
+pub(super) fn try_vec<T: Clone>(len: usize, zero: T) -> Result<Vec<T>> {
+    let mut v = Vec::new();
+    v.try_reserve_exact(len).map_err(|_| {
+        let mib = (len * size_of::<T>()) >> 20;
+        Error::Memory(format!("cannot allocate {mib} MiB of scratch; use a smaller --prefill-chunk"))
+    })?;
+    v.resize(len, zero);
+    Ok(v)
+}
+
+/// Partials for a cache of `capacity` slots.
+pub(super) fn partials_for(capacity: usize) -> usize {
+    HEADS * capacity.div_ceil(CHUNK)
+}
+
+/// Bytes of scratch that a backend with these options allocates.
+pub fn bytes(capacity: usize, max_tokens: usize) -> usize {
+    let tiles = Isa::detect().map_or(0, |isa| isa.act_tiles(max_tokens));
+    let acts = |w: usize| {
+        let blocks = max_tokens * size_of::<ActBlock>() + tiles * size_of::<ActTile>();
+        w / BLOCK * blocks + max_tokens * 4 * w
+    };
+    let floats = max_tokens * 4 * (DIM + QKV + Q_DIM + HEAD_DIM);
+    let partials = partials_for(capacity) * size_of::<Partial<HEAD_DIM>>();
+    floats + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM) + partials
+}
+
+/// What some matrices of all layers together read.
+fn reads(weights: &Weights, of: impl Fn(&Layer) -> Reads) -> Reads {
+    weights.layers.iter().fold(Reads::default(), |all, layer| all | of(layer))
+}
+
+/// Columns of one task over a matrix with rows of `cols` elements, a multiple of `run`.
+fn task_cols(tokens: usize, (rows, cols): (usize, usize), run: usize, threads: usize) -> usize {
+    if tokens > 1 {
+        return PREFILL_TASK_COLS.min(rows.div_ceil(8 * threads).next_multiple_of(run));
+    }
+    let row_bytes = cols / BLOCK * 18 + 1;
+    (DECODE_TASK_BYTES / row_bytes).next_multiple_of(run).min(rows.div_ceil(threads).next_multiple_of(run))
+}
+
+impl Scratch {
+    /// For passes of `max_tokens` tokens over a cache of `capacity` slots.
+    pub(super) fn new(isa: Isa, weights: &Weights, capacity: usize, max_tokens: usize) -> Result<Self> {
+        Ok(Self {
+            x: try_vec(max_tokens * DIM, 0.0)?,
+            h: Acts::new(isa, max_tokens, weights.head.reads() | reads(weights, Layer::read_normed))?,
+            qkv: try_vec(max_tokens * QKV, 0.0)?,
+            att: try_vec(max_tokens * Q_DIM, 0.0)?,
+            att_in: Acts::new(isa, max_tokens, reads(weights, |layer| layer.wo.reads()))?,
+            ffn: Acts::new(isa, max_tokens, reads(weights, |layer| layer.down.reads()))?,
+            partials: try_vec(partials_for(capacity), Partial::EMPTY)?,
+            observed: 0,
+            notes: Vec::new(),
+            cos: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
+            sin: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
+        })
+    }
+
+    /// Looks the tokens' embedding rows up and prepares their RoPE angles.
+    pub(super) fn embed(&mut self, weights: &Weights, rows: &Rows<'_>, frequencies: &[f64]) {
+        for (t, x) in self.x.chunks_exact_mut(DIM).take(rows.count()).enumerate() {
+            let (token, pos) = rows.token(t);
+            weights.embed(token as usize, x);
+            let angles = t * (HEAD_DIM / 2)..(t + 1) * (HEAD_DIM / 2);
+            let (cos, sin) = (&mut self.cos[angles.clone()], &mut self.sin[angles]);
+            crate::model::rope::angles(pos, frequencies, cos, sin);
+        }
+    }
+
+    /// q, k and v of the normed residual, in one parallel step.
+    pub(super) fn qkv(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+        let x = self.h.input(isa, n);
+        let tile = task_cols(n, (QKV, DIM), GROUP_ROWS, pool.threads());
+        pool.columns(&mut self.qkv[..n * QKV], QKV, tile, |mut tile| {
+            // The tile may span the borders between q, k and v.
+            let end = tile.col + tile.cols;
+            let mut part = |start: usize, rows: usize, m: Part<'_>| {
+                let (from, to) = (tile.col.max(start), end.min(start + rows));
+                if from < to {
+                    let at = from - tile.col;
+                    m.project(isa, x, (&mut tile, at), (from - start, to - from));
+                }
+            };
+            part(0, Q_DIM, Part::Q(&layer.wq, &layer.q_bias));
+            part(Q_PAD, KV_DIM, Part::Kv(&layer.wk, &layer.k_bias));
+            part(Q_PAD + KV_PAD, KV_DIM, Part::Kv(&layer.wv, &layer.v_bias));
+        });
+    }
+
+    /// The attention output's projection, added to the residual.
+    pub(super) fn out(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+        let att = &self.att;
+        self.att_in.fill(pool, isa, n, |t, row| row.copy_from_slice(&att[t * Q_DIM..][..Q_DIM]));
+        let x = self.att_in.input(isa, n);
+        let tile = task_cols(n, (DIM, Q_DIM), GROUP_ROWS, pool.threads());
+        pool.columns(&mut self.x[..n * DIM], DIM, tile, |mut tile| {
+            let cols = (tile.col, tile.cols);
+            matmul::project(isa, &layer.wo, x, (&mut tile, 0), cols, |dst, y, row| {
+                if O_BIAS {
+                    let bias = &layer.o_bias[row..];
+                    dst.iter_mut().zip(y).zip(bias).for_each(|((d, y), b)| *d += y + b);
+                } else {
+                    dst.iter_mut().zip(y).for_each(|(d, y)| *d += y);
+                }
+            });
+        });
+    }
+
+    /// silu(gate) * up of the normed residual, quantised for `down` on the way.
+    pub(super) fn gate_up(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+        let x = self.h.input(isa, n);
+        let w = (&layer.gate, &layer.up);
+        let tile = task_cols(n, (FFN_DIM, 2 * DIM), matmul::RUN, pool.threads());
+        if !self.ffn.floats.is_empty() {
+            pool.columns(&mut self.ffn.floats[..n * FFN_DIM], FFN_DIM, tile, |mut tile| {
+                matmul::gate_up(isa, w, x, (tile.col, tile.cols), |first, at, products| {
+                    for (t, y) in products.iter().enumerate() {
+                        let out = &mut tile.row_mut(first + t)[at..];
+                        let cols = out.len().min(y.len());
+                        out[..cols].copy_from_slice(&y[..cols]);
+                    }
+                });
+            });
+            return self.ffn.quantise(pool, isa, n);
+        }
+        let blocks = FFN_DIM / BLOCK;
+        pool.columns(&mut self.ffn.blocks[..n * blocks], blocks, tile / BLOCK, |mut tile| {
+            let cols = (tile.col * BLOCK, tile.cols * BLOCK);
+            matmul::gate_up(isa, w, x, cols, |first, at, products| {
+                for (some, products) in products.chunks(16).enumerate() {
+                    let mut blocks = [ActBlock::ZERO; 16];
+                    let blocks = &mut blocks[..products.len()];
+                    ops::quantise(isa, products.as_flattened(), blocks);
+                    for (t, block) in blocks.iter().enumerate() {
+                        tile.row_mut(first + 16 * some + t)[at / BLOCK] = *block;
+                    }
+                }
+            });
+        });
+        self.ffn.lay_out(pool, isa, n);
+    }
+
+    /// The feed-forward layer's second half, added to the residual.
+    pub(super) fn down(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+        let x = self.ffn.input(isa, n);
+        let tile = task_cols(n, (DIM, FFN_DIM), GROUP_ROWS, pool.threads());
+        pool.columns(&mut self.x[..n * DIM], DIM, tile, |mut tile| {
+            let cols = (tile.col, tile.cols);
+            matmul::project(isa, &layer.down, x, (&mut tile, 0), cols, |dst, y, _| {
+                dst.iter_mut().zip(y).for_each(|(d, y)| *d += y);
+            });
+        });
+    }
+
+    /// RMS norm of tokens `from..from + n` into `h`.
+    pub(super) fn norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, (from, n): (usize, usize)) {
+        let x = &self.x[from * DIM..];
+        self.h.fill(pool, isa, n, |t, h| ops::norm(isa, &x[t * DIM..][..DIM], w, RMS_EPS as f32, h));
+    }
+
+    /// Logits of the `n` rows of `h`.
+    pub(super) fn head(&mut self, weights: &Weights, pool: &Pool, isa: Isa, logits: &mut [f32]) {
+        let n = logits.len() / VOCAB;
+        let x = self.h.input(isa, n);
+        let tile = task_cols(n, (VOCAB, DIM), GROUP_ROWS, pool.threads());
+        pool.columns(logits, VOCAB, tile, |mut tile| {
+            let cols = (tile.col, tile.cols);
+            matmul::project(isa, &weights.head, x, (&mut tile, 0), cols, |dst, y, _| dst.copy_from_slice(y));
+        });
+    }
+}
+
+/// One of the three projections that share an input.
+enum Part<'a> {
+    Q(&'a Matrix<Q_DIM, DIM>, &'a [f32]),
+    Kv(&'a Matrix<KV_DIM, DIM>, &'a [f32]),
+}
+
+impl Part<'_> {
+    fn project(&self, isa: Isa, x: Input<'_>, at: (&mut Tile<'_, f32>, usize), rows: (usize, usize)) {
+        let biased = |bias: &[f32], dst: &mut [f32], y: &[f32], row: usize| {
+            if QKV_BIAS {
+                dst.iter_mut().zip(y).zip(&bias[row..]).for_each(|((d, y), b)| *d = y + b);
+            } else {
+                dst.copy_from_slice(y);
+            }
+        };
+        match self {
+            Part::Q(w, b) => matmul::project(isa, w, x, at, rows, |d, y, row| biased(b, d, y, row)),
+            Part::Kv(w, b) => matmul::project(isa, w, x, at, rows, |d, y, row| biased(b, d, y, row)),
+        }
+    }
+}

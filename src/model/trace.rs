@@ -1,0 +1,159 @@
+//! What a run did and when: spans of every step, digests of the residual after every layer.
+
+use crate::run::system;
+use files::{Error, Result};
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+/// One step of one forward pass.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    step: &'static str,
+    layer: usize,
+    tokens: usize,
+    start_ns: u64,
+    end_ns: u64,
+}
+
+/// Digest of the last token's residual after one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerHash {
+    /// RoPE position of the token.
+    pub pos: usize,
+    /// Layer, counted from 0.
+    pub layer: usize,
+    /// FNV-1a over the bits of the row.
+    pub digest: u64,
+}
+
+/// Collects spans and digests while a backend runs.
+#[derive(Debug)]
+pub struct Recorder {
+    origin: Instant,
+    /// [`Recorder::origin`] as `/proc/uptime` has it, seconds since boot to two digits: the clock that other
+    /// processes on this machine can read too.
+    uptime: Option<f64>,
+    spans: Vec<Span>,
+    /// Marks: nanoseconds, name.
+    marks: Vec<(u64, String)>,
+    /// Digests in the order computed.
+    pub hashes: Vec<LayerHash>,
+}
+
+impl Default for Recorder {
+    fn default() -> Self {
+        let uptime = system::read("/proc/uptime").and_then(|t| t.split_whitespace().next()?.parse().ok());
+        Self { origin: Instant::now(), uptime, spans: Vec::new(), marks: Vec::new(), hashes: Vec::new() }
+    }
+}
+
+impl Recorder {
+    /// Nanoseconds since the recorder was made.
+    fn now(&self) -> u64 {
+        self.origin.elapsed().as_nanos() as u64
+    }
+
+    /// Ends a step that began at `start` and returns the time, which is where the next one begins.
+    fn step(&mut self, step: &'static str, layer: usize, tokens: usize, start: u64) -> u64 {
+        let end = self.now();
+        self.spans.push(Span { step, layer, tokens, start_ns: start, end_ns: end });
+        end
+    }
+
+    /// Marks this moment. `cargo xtask profile` shows the marks that begin with `switch` or `evict`.
+    pub fn mark(&mut self, name: &str) {
+        let now = self.now();
+        self.marks.push((now, name.into()));
+    }
+
+    /// Time per step over the whole run, in the order first seen: name, nanoseconds, calls.
+    pub fn totals(&self) -> Vec<(&'static str, u64, u64)> {
+        let mut totals: Vec<(&'static str, u64, u64)> = Vec::new();
+        for s in &self.spans {
+            match totals.iter_mut().find(|t| t.0 == s.step) {
+                Some(t) => {
+                    t.1 += s.end_ns - s.start_ns;
+                    t.2 += 1;
+                }
+                None => totals.push((s.step, s.end_ns - s.start_ns, 1)),
+            }
+        }
+        totals
+    }
+
+    /// Writes the Chrome trace event format, which Perfetto and `chrome://tracing` load. `uptime_s` in its
+    /// `otherData` is when its clock began.
+    pub fn write_chrome(&self, path: &Path) -> Result<()> {
+        let write = || -> std::io::Result<()> {
+            let mut f = std::io::BufWriter::new(std::fs::File::create(path)?);
+            write!(f, "{{\"displayTimeUnit\":\"ms\",")?;
+            if let Some(uptime) = self.uptime.filter(|u| u.is_finite()) {
+                write!(f, "\"otherData\":{{\"uptime_s\":{uptime}}},")?;
+            }
+            write!(f, "\"traceEvents\":[")?;
+            let mut comma = "";
+            for s in &self.spans {
+                write!(
+                    f,
+                    "{comma}\n{{\"name\":\"{}\",\"ph\":\"X\",\"pid\":1,\"tid\":1,\"ts\":{:.3},\"dur\":{:.3},\
+                     \"args\":{{\"layer\":{},\"tokens\":{}}}}}",
+                    s.step,
+                    s.start_ns as f64 / 1e3,
+                    (s.end_ns - s.start_ns) as f64 / 1e3,
+                    s.layer,
+                    s.tokens
+                )?;
+                comma = ",";
+            }
+            for (ns, name) in &self.marks {
+                let (name, ts) = (serde_json::Value::from(name.as_str()), *ns as f64 / 1e3);
+                write!(
+                    f,
+                    "{comma}\n{{\"name\":{name},\"ph\":\"i\",\"s\":\"g\",\"pid\":1,\"tid\":1,\"ts\":{ts:.3}}}"
+                )?;
+                comma = ",";
+            }
+            writeln!(f, "\n]}}")?;
+            f.flush()
+        };
+        write().map_err(|e| Error::io(path, format!("cannot write the trace: {e}")))
+    }
+}
+
+/// Times the steps of one forward pass, if anybody asked to.
+pub struct Steps<'a> {
+    recorder: Option<&'a mut Recorder>,
+    tokens: usize,
+    start: u64,
+}
+
+impl<'a> Steps<'a> {
+    /// The pass of `tokens` tokens begins.
+    pub fn begin(recorder: Option<&'a mut Recorder>, tokens: usize) -> Self {
+        let start = recorder.as_ref().map_or(0, |r| r.now());
+        Self { recorder, tokens, start }
+    }
+
+    /// A step has ended; the next begins.
+    pub fn done(&mut self, step: &'static str, layer: usize) {
+        if let Some(r) = &mut self.recorder {
+            self.start = r.step(step, layer, self.tokens, self.start);
+        }
+    }
+
+    /// Takes the digest of the last token's residual after a layer.
+    pub fn residual(&mut self, pos: usize, layer: usize, row: &[f32]) {
+        if let Some(r) = &mut self.recorder {
+            r.hashes.push(LayerHash { pos, layer, digest: digest(row) });
+            self.start = r.now();
+        }
+    }
+}
+
+/// FNV-1a over the bits of a row of floats.
+pub fn digest(row: &[f32]) -> u64 {
+    row.iter()
+        .flat_map(|x| x.to_bits().to_le_bytes())
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

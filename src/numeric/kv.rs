@@ -1,0 +1,150 @@
+//! The key/value cache's element types and its bookkeeping of slots and positions.
+//!
+//! A *slot* is a place in the cache; a *position* is what RoPE rotated a key by. They part ways as
+//! soon as a slot is evicted, so nothing here assumes that they are equal. Pure and device-free.
+
+use files::{Error, Result};
+use std::str::FromStr;
+
+/// How one element of a key or value row is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvType {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// Blocks of an f16 scale and signed bytes.
+    Q8,
+    /// Blocks of an f16 scale and four-bit integers.
+    Q4,
+}
+
+impl KvType {
+    /// All types, most exact first.
+    pub const ALL: [KvType; 4] = [KvType::F32, KvType::F16, KvType::Q8, KvType::Q4];
+
+    /// The name used on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+            KvType::Q8 => "q8",
+            KvType::Q4 => "q4",
+        }
+    }
+
+    /// Elements that share one scale: 32, or the whole head when its width is not a multiple of 32.
+    pub const fn block(head_dim: usize) -> usize {
+        if head_dim.is_multiple_of(32) { 32 } else { head_dim }
+    }
+
+    /// Bytes of one quantised block, scale included.
+    pub const fn block_bytes(self, block: usize) -> usize {
+        match self {
+            KvType::F32 => 4 * block,
+            KvType::F16 => 2 * block,
+            KvType::Q8 => 2 + block,
+            KvType::Q4 => 2 + block / 2,
+        }
+    }
+
+    /// Bytes of one head's row.
+    pub const fn row_bytes(self, head_dim: usize) -> usize {
+        let block = Self::block(head_dim);
+        head_dim / block * self.block_bytes(block)
+    }
+
+    /// Whether rows of this type are rotated by a Walsh-Hadamard transform before they are stored.
+    ///
+    /// The rotation spreads outliers over the block. It pays where an outlier costs all others their
+    /// resolution. Measured on the story model (`eval`, 40 x 512 tokens, f32 weights, against an f32
+    /// cache): q4 KL divergence 0.000202 nats with, 0.000414 without; perplexity +0.036 % and +0.038 %.
+    /// q8 gains nothing from it (0.000001 either way).
+    pub const fn rotated(self) -> bool {
+        matches!(self, KvType::Q4)
+    }
+}
+
+impl FromStr for KvType {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "f32" => Ok(KvType::F32),
+            "f16" => Ok(KvType::F16),
+            "q8" | "q8_0" => Ok(KvType::Q8),
+            "q4" | "q4_0" => Ok(KvType::Q4),
+            other => Err(Error::Usage(format!("KV type {other}: use f32, f16, q8 or q4"))),
+        }
+    }
+}
+
+/// Element types of keys and of values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvTypes {
+    /// Keys.
+    pub k: KvType,
+    /// Values.
+    pub v: KvType,
+}
+
+impl KvTypes {
+    /// The same type for both.
+    pub fn both(t: KvType) -> Self {
+        Self { k: t, v: t }
+    }
+
+    /// Bytes of one slot over `layers` layers and `kv_heads` heads of width `head_dim`.
+    pub fn slot_bytes(self, layers: usize, kv_heads: usize, head_dim: usize) -> usize {
+        layers * kv_heads * (self.k.row_bytes(head_dim) + self.v.row_bytes(head_dim))
+    }
+}
+
+impl std::fmt::Display for KvTypes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.k == self.v {
+            f.write_str(self.k.name())
+        } else {
+            write!(f, "{}/{}", self.k.name(), self.v.name())
+        }
+    }
+}
+
+/// Refuses a capacity below the `len` slots that are filled.
+pub fn check_capacity(capacity: usize, len: usize) -> Result<()> {
+    match capacity < len {
+        true => Err(Error::Usage(format!("cannot shrink the context to {capacity}: {len} slots are filled"))),
+        false => Ok(()),
+    }
+}
+
+/// Refuses slots to keep that do not ascend, or are not among the `len` filled ones.
+pub fn check_kept(slots: &[u32], len: usize) -> Result<()> {
+    let ascending = slots.windows(2).all(|w| w[0] < w[1]);
+    match ascending && slots.last().is_none_or(|&s| (s as usize) < len) {
+        true => Ok(()),
+        false => Err(Error::Other("slots to keep must ascend and be filled".into())),
+    }
+}
+
+/// In-place Walsh-Hadamard transform of each run of `2^n` elements, `2^n` the largest power of two that
+/// divides the width; scaled to be its own inverse.
+///
+/// Additions and subtractions only, then one product: the same bits in any vectorisation.
+pub fn rotate(head: &mut [f32]) {
+    let run = 1 << head.len().trailing_zeros();
+    let scale = 1.0 / (run as f32).sqrt();
+    for part in head.chunks_exact_mut(run) {
+        let mut half = 1;
+        while half < run {
+            for pair in part.chunks_exact_mut(2 * half) {
+                let (a, b) = pair.split_at_mut(half);
+                for (a, b) in a.iter_mut().zip(b) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            half *= 2;
+        }
+        part.iter_mut().for_each(|x| *x *= scale);
+    }
+}

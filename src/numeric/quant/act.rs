@@ -1,0 +1,48 @@
+//! Activations as the integer kernels read them: blocks of 32 signed bytes with an f32 scale.
+
+use files::blocks::BLOCK;
+
+/// Thirty-two activations: `value = q * d`.
+///
+/// `offset` is `-8 * sum(q)`, which turns the unsigned dot product over stored nibbles into the
+/// signed one: `sum((w - 8) * q) = sum(w * q) + offset`.
+#[repr(C, align(8))]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ActBlock {
+    /// Scale, `max|x| / 127`.
+    pub d: f32,
+    /// `-8 * sum(q)`.
+    pub offset: i32,
+    /// Values in `[-127, 127]`.
+    pub q: [i8; BLOCK],
+}
+
+impl ActBlock {
+    /// A block of zeros.
+    pub const ZERO: Self = Self { d: 0.0, offset: 0, q: [0; BLOCK] };
+
+    /// The reference quantiser: `q = round_ties_even(x * (127 / max|x|))`, zero when all are zero.
+    pub fn quantise(x: &[f32; BLOCK]) -> Self {
+        let max = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        let (d, id) = if max == 0.0 { (0.0, 0.0) } else { (max / 127.0, 127.0 / max) };
+        let q: [i8; BLOCK] = std::array::from_fn(|i| (x[i] * id).round_ties_even() as i8);
+        Self { d, offset: -8 * q.iter().map(|&v| v as i32).sum::<i32>(), q }
+    }
+}
+
+/// One block of sixteen tokens, side by side as instructions that multiply tiles take them.
+#[repr(C, align(64))]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ActTile {
+    /// [`ActBlock::q`] of each token.
+    pub q: [[i8; BLOCK]; Self::TOKENS],
+    /// [`ActBlock::d`] of each token.
+    pub d: [f32; Self::TOKENS],
+}
+
+impl ActTile {
+    /// Tokens of a tile.
+    pub const TOKENS: usize = 16;
+    /// A tile of zeros.
+    pub const ZERO: Self = Self { q: [[0; BLOCK]; Self::TOKENS], d: [0.0; Self::TOKENS] };
+}

@@ -1,0 +1,215 @@
+//! Blocks of queries against sixteen rows of whole runs of sixteen: every row loaded serves all queries of
+//! the block, and their sums stay in registers. The same products and sums as one query at a time.
+
+#![allow(clippy::needless_range_loop, reason = "unrolled over several arrays at once")]
+
+use super::{Aligned, CHUNK, Partial, ROWS};
+use crate::simd::lanes::Lanes;
+
+/// From how many queries on keys are transposed: that costs as much as adding the lanes up for these.
+pub(super) const TRANSPOSED_FROM: usize = 10;
+
+/// Scores of each query against `rows`, into `scores[query][first..]`.
+///
+/// # Safety
+///
+/// `HD % 16 == 0`, `first + 16 <= CHUNK`; lanes as the caller's.
+#[inline(always)]
+pub(super) unsafe fn scores<L: Lanes, const HD: usize>(
+    rows: &[[f32; HD]; ROWS],
+    first: usize,
+    queries: &[[f32; HD]],
+    scores: &mut [[f32; CHUNK]],
+) {
+    let Aligned(columns) = &mut Aligned([[0.0f32; ROWS]; HD]);
+    // SAFETY: as above.
+    unsafe {
+        transpose::<L, HD>(rows.as_ptr().cast(), columns);
+        match L::WIDE {
+            true => many::<L, HD, 4>(columns, first, queries, scores),
+            false => many::<L, HD, 2>(columns, first, queries, scores),
+        }
+    }
+}
+
+/// `columns[element][row]` of sixteen rows.
+#[inline(always)]
+unsafe fn transpose<L: Lanes, const HD: usize>(rows: *const f32, columns: &mut [[f32; ROWS]; HD]) {
+    // SAFETY: as `scores`.
+    unsafe {
+        for i in (0..HD).step_by(16) {
+            let mut square = [L::splat(0.0); ROWS];
+            for (r, x) in square.iter_mut().enumerate() {
+                *x = L::load(rows.add(r * HD + i));
+            }
+            L::transpose(&mut square);
+            for (x, column) in square.iter().zip(&mut columns[i..]) {
+                x.store(column.as_mut_ptr());
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn many<L: Lanes, const HD: usize, const Q: usize>(
+    columns: &[[f32; ROWS]; HD],
+    first: usize,
+    queries: &[[f32; HD]],
+    scores: &mut [[f32; CHUNK]],
+) {
+    let (blocks, rest) = queries.as_chunks::<Q>();
+    // SAFETY: as `scores`.
+    unsafe {
+        for (q, scores) in blocks.iter().zip(scores.as_chunks_mut::<Q>().0) {
+            // Opaque, or else the columns are loaded before the loop, into registers that there are not.
+            let sums = tree::<L, HD, Q>(std::hint::black_box(columns), q);
+            for n in 0..Q {
+                sums[n].store(scores[n][first..].as_mut_ptr());
+            }
+        }
+        for (q, scores) in rest.iter().zip(&mut scores[Q * blocks.len()..]) {
+            let [sum] = tree::<L, HD, 1>(columns, std::array::from_ref(q));
+            sum.store(scores[first..].as_mut_ptr());
+        }
+    }
+}
+
+/// Dot products of `Q` queries with sixteen rows that lie in the lanes: what is lane `i` of the sum over a
+/// row is here one register, and the tree adds registers in the order in which [`Lanes::sum`] adds lanes.
+#[inline(always)]
+unsafe fn tree<L: Lanes, const HD: usize, const Q: usize>(
+    columns: &[[f32; ROWS]; HD],
+    queries: &[[f32; HD]; Q],
+) -> [L; Q] {
+    macro_rules! lane {
+        ($i:literal) => {{
+            let mut acc = [L::splat(0.0); Q];
+            for e in ($i..HD).step_by(16) {
+                let column = L::load(columns[e].as_ptr());
+                for q in 0..Q {
+                    acc[q] = column.fma(L::splat(queries[q][e]), acc[q]);
+                }
+            }
+            acc
+        }};
+    }
+    macro_rules! add {
+        ($a:expr, $b:expr) => {{
+            let (mut a, b) = ($a, $b);
+            for q in 0..Q {
+                a[q] = a[q].add(b[q]);
+            }
+            a
+        }};
+    }
+    // SAFETY: columns hold sixteen floats; lanes as the caller's.
+    unsafe {
+        let even = add!(
+            add!(add!(lane!(0), lane!(8)), add!(lane!(4), lane!(12))),
+            add!(add!(lane!(2), lane!(10)), add!(lane!(6), lane!(14)))
+        );
+        let odd = add!(
+            add!(add!(lane!(1), lane!(9)), add!(lane!(5), lane!(13))),
+            add!(add!(lane!(3), lane!(11)), add!(lane!(7), lane!(15)))
+        );
+        add!(even, odd)
+    }
+}
+
+/// Adds the weighted rows to the sums of all queries, `Q` queries and `RUNS` runs of sixteen at a time.
+///
+/// # Safety
+///
+/// As [`scores`]; as many scores and numbers of visible slots as outputs.
+#[inline(always)]
+pub(super) unsafe fn weigh<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>(
+    rows: &[[f32; HD]; ROWS],
+    first: usize,
+    scores: &[[f32; CHUNK]],
+    visible: &[usize],
+    out: &mut [Partial<HD>],
+) {
+    let rows = rows.as_ptr().cast();
+    let seen = |q: usize| visible[q].saturating_sub(first).min(ROWS);
+    let (blocks, rest) = out.as_chunks_mut::<Q>();
+    let done = blocks.len() * Q;
+    // SAFETY: sixteen rows, of which at most sixteen are seen, and as many weights from `first` on.
+    unsafe {
+        for (b, out) in blocks.iter_mut().enumerate() {
+            let n = std::array::from_fn(|i| seen(b * Q + i));
+            let weights = std::array::from_fn(|i| scores[b * Q + i][first..].as_ptr());
+            weighted::<L, HD, Q, RUNS>(rows, n, weights, out.each_mut().map(|o| o.o.as_mut_ptr()));
+        }
+        for (i, out) in rest.iter_mut().enumerate() {
+            let weights = scores[done + i][first..].as_ptr();
+            weighted::<L, HD, 1, RUNS>(rows, [seen(done + i)], [weights], [out.o.as_mut_ptr()]);
+        }
+    }
+}
+
+/// `o[query] += weight * row` for each of the first `n[query]` of sixteen rows in turn.
+#[inline(always)]
+unsafe fn weighted<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>(
+    rows: *const f32,
+    n: [usize; Q],
+    weights: [*const f32; Q],
+    out: [*mut f32; Q],
+) {
+    let all = n.iter().copied().min().unwrap_or(0);
+    // SAFETY: as `weigh`.
+    unsafe {
+        let mut at = 0;
+        while at + 16 * RUNS <= HD {
+            panel::<L, HD, Q, RUNS>(rows.add(at), 0, all, weights, out.map(|o| o.add(at)));
+            at += 16 * RUNS;
+        }
+        while at < HD {
+            panel::<L, HD, Q, 1>(rows.add(at), 0, all, weights, out.map(|o| o.add(at)));
+            at += 16;
+        }
+        for q in 0..Q {
+            if n[q] > all {
+                for at in (0..HD).step_by(16) {
+                    panel::<L, HD, 1, 1>(rows.add(at), all, n[q], [weights[q]], [out[q].add(at)]);
+                }
+            }
+        }
+    }
+}
+
+/// Rows `from..to` of [`weighted`] for `RUNS` runs of sixteen elements.
+#[inline(always)]
+unsafe fn panel<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>(
+    rows: *const f32,
+    from: usize,
+    to: usize,
+    weights: [*const f32; Q],
+    out: [*mut f32; Q],
+) {
+    // SAFETY: as `weigh`.
+    unsafe {
+        let mut acc = [[L::splat(0.0); RUNS]; Q];
+        for q in 0..Q {
+            for i in 0..RUNS {
+                acc[q][i] = L::load(out[q].add(16 * i));
+            }
+        }
+        for r in from..to {
+            let mut row = [L::splat(0.0); RUNS];
+            for i in 0..RUNS {
+                row[i] = L::load(rows.add(r * HD + 16 * i));
+            }
+            for q in 0..Q {
+                let w = L::splat(*weights[q].add(r));
+                for i in 0..RUNS {
+                    acc[q][i] = w.fma(row[i], acc[q][i]);
+                }
+            }
+        }
+        for q in 0..Q {
+            for i in 0..RUNS {
+                acc[q][i].store(out[q].add(16 * i));
+            }
+        }
+    }
+}

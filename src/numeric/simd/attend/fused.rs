@@ -1,0 +1,284 @@
+//! The few queries of one token: rows are widened straight into registers, where all queries use them.
+//! Storing widened rows, which pays for many queries, takes half as long as the products of four.
+//!
+//! For lanes with enough registers ([`Lanes::WIDE`]) and heads of whole runs of 64.
+
+#![allow(clippy::needless_range_loop, reason = "unrolled over several arrays at once")]
+
+use super::{Ahead, Aligned, CHUNK, Partial, ROWS};
+use crate::kv::KvType;
+use crate::simd::kv_row::widen32;
+use crate::simd::lanes::Lanes;
+use std::mem::MaybeUninit;
+
+/// Runs `$f::<.., KIND, Q>` for the storage type and the number of queries.
+macro_rules! for_kind {
+    ($kind:expr, $f:ident::<$l:ident, $hd:ident, $q:literal>($($arg:expr),*)) => {
+        match $kind {
+            KvType::F32 => $f::<$l, $hd, $q, { KvType::F32 as u8 }>($($arg),*),
+            KvType::F16 => $f::<$l, $hd, $q, { KvType::F16 as u8 }>($($arg),*),
+            KvType::Q8 => $f::<$l, $hd, $q, { KvType::Q8 as u8 }>($($arg),*),
+            KvType::Q4 => $f::<$l, $hd, $q, { KvType::Q4 as u8 }>($($arg),*),
+        }
+    };
+}
+
+/// Runs `$f` for fours, a pair and the last of queries that go with two slices.
+macro_rules! by_fours {
+    ($kind:expr, $f:ident::<$l:ident, $hd:ident>($rows:expr, $a:expr, $b:expr, $ahead:expr)) => {{
+        let mut ahead = $ahead;
+        let (fours_a, rest_a) = $a.as_chunks::<4>();
+        let (fours_b, rest_b) = $b.as_chunks_mut::<4>();
+        for (a, b) in fours_a.iter().zip(fours_b) {
+            for_kind!($kind, $f::<$l, $hd, 4>($rows, a, b, ahead));
+            ahead = Ahead::NOTHING;
+        }
+        let (twos_a, ones_a) = rest_a.as_chunks::<2>();
+        let (twos_b, ones_b) = rest_b.as_chunks_mut::<2>();
+        for (a, b) in twos_a.iter().zip(twos_b) {
+            for_kind!($kind, $f::<$l, $hd, 2>($rows, a, b, ahead));
+            ahead = Ahead::NOTHING;
+        }
+        for (a, b) in ones_a.as_chunks::<1>().0.iter().zip(ones_b.as_chunks_mut::<1>().0) {
+            for_kind!($kind, $f::<$l, $hd, 1>($rows, a, b, ahead));
+            ahead = Ahead::NOTHING;
+        }
+    }};
+}
+
+/// Dot products of the queries with the first `slots` rows at `rows`; what follows them is unspecified.
+///
+/// # Safety
+///
+/// As [`weigh`], and as many scores as queries.
+#[inline(always)]
+pub(super) unsafe fn score<L: Lanes, const HD: usize>(
+    kind: KvType,
+    (rows, slots): (&[u8], usize),
+    queries: &[[f32; HD]],
+    scores: &mut [[f32; CHUNK]],
+    ahead: Ahead,
+) {
+    if slots > 0 {
+        let rows = Rows { first: rows.as_ptr(), slots };
+        // SAFETY: as above.
+        unsafe { by_fours!(kind, scored::<L, HD>(rows, queries, scores, ahead)) }
+    }
+}
+
+/// `o = sum of weight * row` over the first `slots` rows at `rows`, for each query.
+///
+/// # Safety
+///
+/// `rows` holds `slots` rows of `kind`, `slots <= CHUNK`, `HD % 64 == 0`, as many scores as outputs;
+/// lanes as the caller's.
+#[inline(always)]
+pub(super) unsafe fn weigh<L: Lanes, const HD: usize>(
+    kind: KvType,
+    (rows, slots): (&[u8], usize),
+    scores: &[[f32; CHUNK]],
+    out: &mut [Partial<HD>],
+    ahead: Ahead,
+) {
+    if slots > 0 {
+        let rows = Rows { first: rows.as_ptr(), slots };
+        // SAFETY: as above.
+        unsafe { by_fours!(kind, weighted::<L, HD>(rows, scores, out, ahead)) }
+    }
+}
+
+/// The scales of sixteen rows, `[row][block]`.
+///
+/// Widened alone, where it is used, a scale costs as much as the rest of its block. So the scales of the next rows
+/// are lined up by scalar moves, beside the arithmetic of these, and then widened sixteen at a time.
+struct Scales<const HD: usize> {
+    next: Aligned<[u16; HD]>,
+    now: Aligned<[f32; HD]>,
+}
+
+impl<const HD: usize> Scales<HD> {
+    /// Those of the first rows at `rows`, in blocks of `KIND`.
+    #[inline(always)]
+    unsafe fn of<L: Lanes, const KIND: u8>(rows: Rows, blocks: usize) -> Self {
+        let mut scales = Self { next: Aligned([0; HD]), now: Aligned([0.0; HD]) };
+        // SAFETY: as the caller's.
+        unsafe {
+            for r in 0..ROWS {
+                scales.note::<KIND>(r, rows.at::<HD, KIND>(r), blocks);
+            }
+            scales.turn::<L, KIND>(blocks);
+        }
+        scales
+    }
+
+    /// Lines up the scales of the first blocks at `p`, as row `r` of the next sixteen.
+    #[inline(always)]
+    unsafe fn note<const KIND: u8>(&mut self, r: usize, p: *const u8, blocks: usize) {
+        let kind = KvType::ALL[KIND as usize];
+        if matches!(kind, KvType::Q8 | KvType::Q4) {
+            for b in 0..blocks {
+                // SAFETY: a block begins with its scale; `blocks <= HD / 32`, so that sixteen rows fit. Volatile, or
+                // else the compiler builds vectors of them, lane by lane.
+                unsafe {
+                    let scale = p.add(b * kind.block_bytes(32)).cast::<u16>().read_unaligned();
+                    self.next.0.as_mut_ptr().add(r * blocks + b).write_volatile(scale);
+                }
+            }
+        }
+    }
+
+    /// Goes on to the next sixteen rows.
+    #[inline(always)]
+    unsafe fn turn<L: Lanes, const KIND: u8>(&mut self, blocks: usize) {
+        if matches!(KvType::ALL[KIND as usize], KvType::Q8 | KvType::Q4) {
+            for i in (0..ROWS * blocks).step_by(16) {
+                // SAFETY: `blocks <= HD / 32`; lanes as the caller's.
+                unsafe {
+                    L::load_f16(self.next.0.as_ptr().add(i).cast()).store(self.now.0.as_mut_ptr().add(i));
+                }
+            }
+        }
+    }
+}
+
+/// Rows of the cache; there is at least one.
+#[derive(Clone, Copy)]
+struct Rows {
+    first: *const u8,
+    slots: usize,
+}
+
+impl Rows {
+    /// Row `slot`, or the last one.
+    #[inline(always)]
+    fn at<const HD: usize, const KIND: u8>(self, slot: usize) -> *const u8 {
+        self.first.wrapping_add(slot.min(self.slots - 1) * KvType::ALL[KIND as usize].row_bytes(HD))
+    }
+}
+
+/// The four runs of sixteen at `p`, whose two blocks have the scales at `scales`.
+#[inline(always)]
+unsafe fn run64<L: Lanes, const KIND: u8>(p: *const u8, scales: *const f32) -> [L; 4] {
+    // SAFETY: the caller vouches for two blocks and their scales.
+    unsafe {
+        let (a, b) = widen32::<L, KIND>(p, L::splat(*scales));
+        let next = p.add(KvType::ALL[KIND as usize].block_bytes(32));
+        let (c, d) = widen32::<L, KIND>(next, L::splat(*scales.add(1)));
+        [a, b, c, d]
+    }
+}
+
+/// Products of the queries with two rows, `[query][row]`: the lanes of each are still to be added up. Two rows at
+/// a time halve the loads of queries.
+#[inline(always)]
+unsafe fn pair<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
+    rows: [*const u8; 2],
+    scales: [*const f32; 2],
+    queries: &[[f32; HD]; Q],
+) -> [[L; 2]; Q] {
+    let block_bytes = KvType::ALL[KIND as usize].block_bytes(32);
+    // SAFETY: the caller vouches for whole rows and their scales; lanes as the caller's.
+    unsafe {
+        let mut acc = [[L::splat(0.0); 2]; Q];
+        for at in (0..HD).step_by(64) {
+            let mut row = [[L::splat(0.0); 4]; 2];
+            for i in 0..2 {
+                row[i] = run64::<L, KIND>(rows[i].add(at / 32 * block_bytes), scales[i].add(at / 32));
+            }
+            for q in 0..Q {
+                for run in 0..4 {
+                    let x = L::load(queries[q][at + 16 * run..].as_ptr());
+                    for i in 0..2 {
+                        acc[q][i] = row[i][run].fma(x, acc[q][i]);
+                    }
+                }
+            }
+        }
+        acc
+    }
+}
+
+#[inline(always)]
+unsafe fn scored<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
+    rows: Rows,
+    queries: &[[f32; HD]; Q],
+    scores: &mut [[f32; CHUNK]; Q],
+    ahead: Ahead,
+) {
+    const { assert!(Q <= 4) };
+    let blocks = HD / 32;
+    // SAFETY: as `score`; products are written before they are added up.
+    unsafe {
+        let mut scales = Scales::<HD>::of::<L, KIND>(rows, blocks);
+        let mut products = MaybeUninit::<[[[L; ROWS]; Q]; 2]>::uninit();
+        let products: *mut [[L; ROWS]; Q] = products.as_mut_ptr().cast();
+        for first in (0..rows.slots).step_by(ROWS) {
+            ahead.fetch(first);
+            let (now, before) = (products.add(first / ROWS % 2), products.add((first / ROWS + 1) % 2));
+            for quarter in 0..4 {
+                for r in (4 * quarter..4 * quarter + 4).step_by(2) {
+                    let rows_at = |r: usize| [rows.at::<HD, KIND>(r), rows.at::<HD, KIND>(r + 1)];
+                    let next = rows_at(first + ROWS + r);
+                    scales.note::<KIND>(r, next[0], blocks);
+                    scales.note::<KIND>(r + 1, next[1], blocks);
+                    let of_row = scales.now.0.as_ptr().add(r * blocks);
+                    let acc =
+                        pair::<L, HD, Q, KIND>(rows_at(first + r), [of_row, of_row.add(blocks)], queries);
+                    for q in 0..Q {
+                        (*now)[q][r] = acc[q][0];
+                        (*now)[q][r + 1] = acc[q][1];
+                    }
+                }
+                // Shuffles beside products: those of the sixteen rows before these.
+                if first > 0 && quarter < Q {
+                    L::sums(&(*before)[quarter]).store(scores[quarter][first - ROWS..].as_mut_ptr());
+                }
+            }
+            scales.turn::<L, KIND>(blocks);
+        }
+        let last = (rows.slots - 1) / ROWS;
+        for q in 0..Q {
+            L::sums(&(*products.add(last % 2))[q]).store(scores[q][last * ROWS..].as_mut_ptr());
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn weighted<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
+    rows: Rows,
+    scores: &[[f32; CHUNK]; Q],
+    out: &mut [Partial<HD>; Q],
+    ahead: Ahead,
+) {
+    let block_bytes = KvType::ALL[KIND as usize].block_bytes(32);
+    // SAFETY: as `weigh`.
+    unsafe {
+        for at in (0..HD).step_by(64) {
+            let panel = Rows { first: rows.first.add(at / 32 * block_bytes), ..rows };
+            let mut scales = Scales::<HD>::of::<L, KIND>(panel, 2);
+            let mut acc = [[L::splat(0.0); 4]; Q];
+            for first in (0..rows.slots).step_by(ROWS) {
+                if at == 0 {
+                    ahead.fetch(first);
+                }
+                for slot in first..rows.slots.min(first + ROWS) {
+                    let r = slot - first;
+                    scales.note::<KIND>(r, panel.at::<HD, KIND>(slot + ROWS), 2);
+                    let row = run64::<L, KIND>(panel.at::<HD, KIND>(slot), scales.now.0.as_ptr().add(2 * r));
+                    for q in 0..Q {
+                        let w = L::splat(scores[q][slot]);
+                        for i in 0..4 {
+                            acc[q][i] = w.fma(row[i], acc[q][i]);
+                        }
+                    }
+                }
+                scales.turn::<L, KIND>(2);
+            }
+            for q in 0..Q {
+                for i in 0..4 {
+                    acc[q][i].store(out[q].o[at + 16 * i..].as_mut_ptr());
+                }
+            }
+        }
+    }
+}

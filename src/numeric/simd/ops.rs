@@ -1,0 +1,282 @@
+//! The float steps of a transformer, once over sixteen lanes.
+//!
+//! Each public function takes the instruction set first and is safe: it checks lengths, then runs the
+//! body compiled for that set.
+
+#![allow(clippy::missing_safety_doc, reason = "the contract is that of `Lanes`")]
+
+use super::lanes::Lanes;
+use super::{Isa, dispatch};
+use crate::quant::act::ActBlock;
+use files::blocks::BLOCK;
+use files::mapped::Plane;
+use files::source::Dtype;
+
+/// Evaluates an expression for each run of sixteen elements from `i` on; `part` is the length of a last
+/// run that is shorter.
+///
+/// A macro, because a closure is compiled without the instruction set of the function around it, and then
+/// not inlined: attention and SiLU were five times slower.
+macro_rules! sixteens {
+    ($n:expr, |$i:ident, $part:ident| $body:expr) => {{
+        let n: usize = $n;
+        let whole = n / 16 * 16;
+        let mut $i = 0;
+        while $i < whole {
+            let $part: Option<usize> = None;
+            $body;
+            $i += 16;
+        }
+        if whole < n {
+            let ($i, $part) = (whole, Some(n - whole));
+            $body;
+        }
+    }};
+}
+pub(super) use sixteens;
+
+#[inline(always)]
+pub(super) unsafe fn load<L: Lanes>(p: &[f32], i: usize, part: Option<usize>) -> L {
+    // SAFETY: callers pass `i` and `part` from `sixteens!(p.len(), ..)`; lanes as the caller's.
+    unsafe {
+        match part {
+            None => L::load(p.as_ptr().add(i)),
+            Some(n) => L::load_part(p.as_ptr().add(i), n),
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn store<L: Lanes>(x: L, p: &mut [f32], i: usize, part: Option<usize>) {
+    // SAFETY: callers pass `i` and `part` from `sixteens!(p.len(), ..)`; lanes as the caller's.
+    unsafe {
+        match part {
+            None => x.store(p.as_mut_ptr().add(i)),
+            Some(n) => x.store_part(p.as_mut_ptr().add(i), n),
+        }
+    }
+}
+
+/// `e^x`, at most 2 ulp off for x in [-87.3, 88]; 0 below, e^88 above.
+///
+/// `x = n ln2 + r` with |r| <= ln2 / 2; ln2 in two parts (Cody and Waite); a Taylor polynomial of
+/// degree 7, whose truncation error on that range is below 6e-9.
+#[inline(always)]
+pub(super) unsafe fn exp_lanes<L: Lanes>(x: L) -> L {
+    // SAFETY: lanes as the caller's; no memory is touched.
+    unsafe {
+        let low = L::splat(-87.3);
+        let clamped = x.max(low).min(L::splat(88.0));
+        let n = clamped.mul(L::splat(std::f32::consts::LOG2_E)).round();
+        let r = n.fma(L::splat(-355.0 / 512.0), clamped);
+        let r = n.fma(L::splat(2.121_944_4e-4), r);
+        let mut p = L::splat(1.0 / 5040.0);
+        for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+            p = p.fma(r, L::splat(c));
+        }
+        p.mul(L::pow2(n)).where_ge(x, low)
+    }
+}
+
+/// `dst[i] = e^(src[i])`.
+pub fn exp(isa: Isa, x: &mut [f32]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(x: &mut [f32]) {
+        // SAFETY: indices from `sixteens`; lanes as the caller's.
+        sixteens!(x.len(), |i, part| unsafe { store(exp_lanes(load::<L>(x, i, part)), x, i, part) });
+    }
+    dispatch!(isa, body::<L>(x: &mut [f32]))
+}
+
+/// Root-mean-square norm of each row: `h = x * (1 / sqrt(mean(x^2) + eps)) * w`.
+pub fn norm(isa: Isa, x: &[f32], w: &[f32], eps: f32, h: &mut [f32]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(x: &[f32], w: &[f32], eps: f32, h: &mut [f32]) {
+        for (x, h) in x.chunks_exact(w.len()).zip(h.chunks_exact_mut(w.len())) {
+            // SAFETY: all three have `w.len()` elements; indices from `sixteens`; lanes as the caller's.
+            unsafe {
+                let mut squares = L::splat(0.0);
+                sixteens!(x.len(), |i, part| {
+                    let x: L = load(x, i, part);
+                    squares = x.fma(x, squares);
+                });
+                let scale = L::splat(1.0 / (squares.sum() / x.len() as f32 + eps).sqrt());
+                sixteens!(x.len(), |i, part| {
+                    store(load::<L>(x, i, part).mul(scale).mul(load(w, i, part)), h, i, part);
+                });
+            }
+        }
+    }
+    assert!(x.len() == h.len() && x.len().is_multiple_of(w.len()));
+    dispatch!(isa, body::<L>(x: &[f32], w: &[f32], eps: f32, h: &mut [f32]))
+}
+
+/// `a[i] += b[i]`.
+pub fn add(isa: Isa, a: &mut [f32], b: &[f32]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(a: &mut [f32], b: &[f32]) {
+        // SAFETY: equal lengths; indices from `sixteens`; lanes as the caller's.
+        sixteens!(a.len(), |i, part| unsafe {
+            store(load::<L>(a, i, part).add(load(b, i, part)), a, i, part);
+        });
+    }
+    assert_eq!(a.len(), b.len());
+    dispatch!(isa, body::<L>(a: &mut [f32], b: &[f32]))
+}
+
+/// `gate[i] = silu(gate[i]) * up[i]`, silu(x) = x / (1 + e^-x).
+pub fn silu_mul(isa: Isa, gate: &mut [f32], up: &[f32]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(gate: &mut [f32], up: &[f32]) {
+        // SAFETY: equal lengths; indices from `sixteens`; lanes as the caller's.
+        sixteens!(gate.len(), |i, part| unsafe {
+            let x: L = load(gate, i, part);
+            let e = exp_lanes(L::splat(0.0).sub(x));
+            let silu = x.div(L::splat(1.0).add(e));
+            store(silu.mul(load(up, i, part)), gate, i, part);
+        });
+    }
+    assert_eq!(gate.len(), up.len());
+    dispatch!(isa, body::<L>(gate: &mut [f32], up: &[f32]))
+}
+
+/// Quantises activations to blocks of 32 bytes; equal to [`ActBlock::quantise`] block by block.
+pub fn quantise(isa: Isa, x: &[f32], out: &mut [ActBlock]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(x: &[f32], out: &mut [ActBlock]) {
+        let (sixteens, rest) = x.as_chunks::<BLOCK>().0.as_chunks::<16>();
+        let (sixteens_out, rest_out) = out.as_chunks_mut::<16>();
+        // SAFETY: lanes as the caller's.
+        unsafe {
+            for (x, out) in sixteens.iter().zip(sixteens_out) {
+                quantise_16::<L>(x, out);
+            }
+            for (x, out) in rest.iter().zip(rest_out) {
+                let max = magnitude::<L>(x).largest();
+                let (d, id) = if max == 0.0 { (0.0, 0.0) } else { (max / 127.0, 127.0 / max) };
+                out.d = d;
+                // Sums of 32 small integers are exact in f32.
+                out.offset = -8 * quantised::<L>(x, id, out).sum() as i32;
+            }
+        }
+    }
+    assert_eq!(x.len(), out.len() * BLOCK);
+    dispatch!(isa, body::<L>(x: &[f32], out: &mut [ActBlock]))
+}
+
+/// Sixteen blocks side by side: one division, one tree for all, where each block alone would wait for its own.
+#[inline(always)]
+unsafe fn quantise_16<L: Lanes>(x: &[[f32; BLOCK]; 16], out: &mut [ActBlock; 16]) {
+    // SAFETY: each array holds sixteen floats; lanes as the caller's.
+    unsafe {
+        let mut rows = [L::splat(0.0); 16];
+        for (row, x) in rows.iter_mut().zip(x) {
+            *row = magnitude(x);
+        }
+        let max = L::largests(&rows);
+        let above_zero = L::splat(f32::from_bits(1));
+        let (mut d, mut id, mut offset) = ([0.0f32; 16], [0.0f32; 16], [0.0f32; 16]);
+        max.div(L::splat(127.0)).store(d.as_mut_ptr());
+        L::splat(127.0).div(max).where_ge(max, above_zero).store(id.as_mut_ptr());
+        for (b, row) in rows.iter_mut().enumerate() {
+            *row = quantised(&x[b], id[b], &mut out[b]);
+        }
+        // Exact, as above.
+        L::sums(&rows).mul(L::splat(-8.0)).store(offset.as_mut_ptr());
+        for (b, out) in out.iter_mut().enumerate() {
+            (out.d, out.offset) = (d[b], offset[b] as i32);
+        }
+    }
+}
+
+/// The larger magnitude of elements `i` and `i + 16` in lane `i`.
+#[inline(always)]
+unsafe fn magnitude<L: Lanes>(x: &[f32; BLOCK]) -> L {
+    // SAFETY: a block is two full runs of sixteen; lanes as the caller's.
+    unsafe { L::load(x.as_ptr()).abs().max(L::load(x.as_ptr().add(16)).abs()) }
+}
+
+/// Writes the quantised values of a block; lane `i` of the result is the sum of elements `i` and `i + 16`.
+#[inline(always)]
+unsafe fn quantised<L: Lanes>(x: &[f32; BLOCK], id: f32, out: &mut ActBlock) -> L {
+    // SAFETY: a block is two full runs of sixteen; `q` has room for both; lanes as the caller's.
+    unsafe {
+        let id = L::splat(id);
+        let (a, b) = (L::load(x.as_ptr()).mul(id).round(), L::load(x.as_ptr().add(16)).mul(id).round());
+        a.store_i8(out.q.as_mut_ptr());
+        b.store_i8(out.q.as_mut_ptr().add(16));
+        a.add(b)
+    }
+}
+
+/// Rotates each head of `x` by the angles whose cosines and sines are given: element `i` with element
+/// `i + half`, the "rotate half" order of Hugging Face checkpoints.
+pub fn rope(isa: Isa, x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+        for head in x.chunks_exact_mut(2 * cos.len()) {
+            let (a, b) = head.split_at_mut(cos.len());
+            // SAFETY: all four have `cos.len()` elements; indices from `sixteens`; lanes as the caller's.
+            sixteens!(cos.len(), |i, part| unsafe {
+                let (x0, x1): (L, L) = (load(a, i, part), load(b, i, part));
+                let (c, s): (L, L) = (load(cos, i, part), load(sin, i, part));
+                let minus = L::splat(0.0).sub(x1.mul(s));
+                store(x0.fma(c, minus), a, i, part);
+                store(x1.fma(c, x0.mul(s)), b, i, part);
+            });
+        }
+    }
+    assert!(cos.len() == sin.len() && x.len().is_multiple_of(2 * cos.len()));
+    dispatch!(isa, body::<L>(x: &mut [f32], cos: &[f32], sin: &[f32]))
+}
+
+/// Rows `first..first + 16` of an unquantised `[rows][cols]` matrix times `out.len()` tokens.
+///
+/// `x` is `[token][cols]`; rows past the end give 0. Each dot product is the sixteen-lane sum.
+pub fn dense_group(isa: Isa, w: &Plane, dtype: Dtype, first: usize, x: &[f32], out: &mut [[f32; 16]]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(w: &[u8], dtype: Dtype, first: usize, x: &[f32], out: &mut [[f32; 16]]) {
+        let cols = x.len() / out.len();
+        let row_bytes = cols * dtype.size();
+        let rows = (w.len() / row_bytes).saturating_sub(first).min(16);
+        for (x, out) in x.chunks_exact(cols).zip(out) {
+            *out = [0.0; 16];
+            for (r, o) in out.iter_mut().enumerate().take(rows) {
+                let row = &w[(first + r) * row_bytes..][..row_bytes];
+                // SAFETY: `row` holds `cols` values of `dtype`; indices from `sixteens`; lanes as the
+                // caller's.
+                unsafe {
+                    let mut acc = L::splat(0.0);
+                    sixteens!(cols, |i, part| {
+                        acc = load_dtype::<L>(row, dtype, i, part).fma(load(x, i, part), acc);
+                    });
+                    *o = acc.sum();
+                }
+            }
+        }
+    }
+    assert!(!out.is_empty() && x.len().is_multiple_of(out.len()));
+    let w = w.bytes();
+    dispatch!(isa, body::<L>(w: &[u8], dtype: Dtype, first: usize, x: &[f32], out: &mut [[f32; 16]]))
+}
+
+/// Sixteen (or `part`) stored values from element `i` on.
+#[inline(always)]
+pub(super) unsafe fn load_dtype<L: Lanes>(bytes: &[u8], dtype: Dtype, i: usize, part: Option<usize>) -> L {
+    let size = dtype.size();
+    let mut copy = [0u8; 64];
+    // SAFETY: the caller vouches for 16 (or `part`) values from `i` on; `copy` holds sixteen of any type.
+    unsafe {
+        let mut p = bytes.as_ptr().add(i * size);
+        if let Some(n) = part {
+            std::ptr::copy_nonoverlapping(p, copy.as_mut_ptr(), n * size);
+            p = copy.as_ptr();
+        }
+        match dtype {
+            Dtype::F32 => L::load(p.cast()),
+            Dtype::F16 => L::load_f16(p),
+            Dtype::BF16 => L::load_bf16(p),
+            Dtype::U8 => unreachable!("invariant: bytes are not a weight type"),
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Choosing a device; its context and its one in-order queue.
+
+use super::facts::{DeviceType, Facts, LocalMemory};
+use super::failure::{Failure, Kind, Result, check};
+use super::ffi::{self, Api, ContextId, DeviceId, PlatformId, QueueId};
+use super::load::{self, Library};
+use super::program_cache::Cache;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Set to 1, CPU-type devices are taken like others; for tests.
+pub const CPU_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CPU";
+/// Lowers the largest size of one buffer to this many bytes; for tests.
+pub const MAX_ALLOC_VARIABLE: &str = "ANTIGRAVITY_OPENCL_MAX_ALLOC";
+
+/// A device of a platform, not opened.
+#[derive(Clone)]
+pub struct Found {
+    library: &'static Library,
+    platform: PlatformId,
+    id: DeviceId,
+    pub facts: Facts,
+}
+
+/// Every device there is: GPUs, accelerators, others, CPUs. The position is what `--cl-device` counts.
+pub fn devices() -> Result<&'static [Found]> {
+    // Once, and by one thread at a time: PoCL 3.1 crashes when two ask for the first time.
+    static FOUND: OnceLock<Vec<Found>> = OnceLock::new();
+    let libraries = load::libraries()?;
+    Ok(FOUND.get_or_init(|| {
+        let mut found = Vec::new();
+        for library in libraries {
+            for &platform in &library.platforms {
+                let ids = device_ids(&library.api, platform);
+                found.extend(ids.into_iter().map(|id| Found {
+                    library,
+                    platform,
+                    id,
+                    facts: read_facts(&library.api, platform, id),
+                }));
+            }
+        }
+        found.sort_by_key(|f| f.facts.device_type);
+        found
+    }))
+}
+
+/// Position of the device that `select`, an index or a part of a name, means; without it, of the first
+/// that is not a CPU.
+pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
+    let list = || {
+        let lines: Vec<String> = found
+            .iter()
+            .enumerate()
+            .map(|(i, f)| {
+                format!("{i}: {} ({}, {})", f.facts.name, f.facts.device_type.name(), f.facts.platform)
+            })
+            .collect();
+        if lines.is_empty() { "there is no device".into() } else { format!("devices: {}", lines.join("; ")) }
+    };
+    let absent = |why: String| Err(Failure::new(Kind::Absent, format!("{why}; {}", list())));
+    let Some(select) = select else {
+        let cpu_too = std::env::var_os(CPU_VARIABLE).is_some_and(|v| v == "1");
+        let first = found.iter().position(|f| cpu_too || f.facts.device_type != DeviceType::Cpu);
+        return first.map_or_else(|| absent("no GPU; --cl-device takes others by number or name".into()), Ok);
+    };
+    if let Ok(index) = select.parse::<usize>() {
+        return if index < found.len() {
+            Ok(index)
+        } else {
+            absent(format!("--cl-device {index}: no such number"))
+        };
+    }
+    let holds = |text: &str| text.to_lowercase().contains(&select.to_lowercase());
+    let named = |f: &Found| holds(&f.facts.name) || holds(&f.facts.platform);
+    let matching: Vec<usize> = (0..found.len()).filter(|&i| !select.is_empty() && named(&found[i])).collect();
+    match matching[..] {
+        [one] => Ok(one),
+        [] => absent(format!("--cl-device {select}: no device is named so")),
+        _ => absent(format!("--cl-device {select}: more than one device is named so, use the number")),
+    }
+}
+
+/// A device with a context and one in-order queue. Clones are the same device.
+#[derive(Clone)]
+pub struct Device {
+    pub(super) shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    pub library: &'static Library,
+    pub id: DeviceId,
+    pub context: ContextId,
+    pub queue: QueueId,
+    pub facts: Facts,
+    pub cache: Cache,
+    pub launches: AtomicU64,
+    pub allocated: AtomicU64,
+    pub builds: Mutex<Builds>,
+}
+
+/// Programs built and the time that took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Builds {
+    /// From their source.
+    pub compiled: usize,
+    pub compiling: Duration,
+    /// From the cache.
+    pub loaded: usize,
+    pub loading: Duration,
+}
+
+impl Device {
+    /// Opens the device that `select` means (see [`choose`]); built programs are kept in `cache`.
+    pub fn open(select: Option<&str>, cache: Cache) -> Result<Self> {
+        let found = devices()?;
+        let &Found { library, platform, id, ref facts } = &found[choose(found, select)?];
+        let facts = Facts { max_alloc: lowered(facts.max_alloc), ..facts.clone() };
+        let context = create_context(&library.api, platform, id, &facts)?;
+        let mut code = 0;
+        // SAFETY: device and context belong together; no properties is an in-order queue.
+        let queue = unsafe { (library.api.clCreateCommandQueue)(context, id, 0, &mut code) };
+        if let Err(failure) = check(code, "clCreateCommandQueue", &facts.name) {
+            // SAFETY: made above and not used any more.
+            unsafe { (library.api.clReleaseContext)(context) };
+            return Err(failure);
+        }
+        let (launches, allocated, builds) = Default::default();
+        let shared = Shared { library, id, context, queue, facts, cache, launches, allocated, builds };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// What it says of itself.
+    pub fn facts(&self) -> &Facts {
+        &self.shared.facts
+    }
+
+    /// The library it was found through.
+    pub fn library(&self) -> &'static str {
+        &self.shared.library.name
+    }
+
+    /// Kernels launched so far.
+    pub fn launches(&self) -> u64 {
+        self.shared.launches.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of all buffers there are in its memory.
+    pub fn allocated(&self) -> u64 {
+        self.shared.allocated.load(Ordering::Relaxed)
+    }
+
+    /// Programs built so far, and how long that took.
+    pub fn builds(&self) -> Builds {
+        *self.shared.builds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the device start on what is queued.
+    pub fn flush(&self) -> Result<()> {
+        // SAFETY: the queue lives as long as `self`.
+        check(unsafe { (self.shared.api().clFlush)(self.shared.queue) }, "clFlush", &self.shared.facts.name)
+    }
+
+    /// Waits until everything queued is done.
+    pub fn finish(&self) -> Result<()> {
+        // SAFETY: the queue lives as long as `self`.
+        check(unsafe { (self.shared.api().clFinish)(self.shared.queue) }, "clFinish", &self.shared.facts.name)
+    }
+}
+
+impl Shared {
+    pub fn api(&self) -> &'static Api {
+        &self.library.api
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: made in `Device::open`; every buffer, program and kernel holds `self`, so this is the last.
+        unsafe {
+            (self.api().clReleaseCommandQueue)(self.queue);
+            (self.api().clReleaseContext)(self.context);
+        }
+    }
+}
+
+/// A context with the hints that the device knows, or without any where the driver refuses them.
+fn create_context(api: &Api, platform: PlatformId, id: DeviceId, facts: &Facts) -> Result<ContextId> {
+    let plain = vec![ffi::CONTEXT_PLATFORM, platform.0.addr() as isize];
+    let mut hinted = plain.clone();
+    if facts.has("cl_qcom_perf_hint") {
+        hinted.extend([ffi::CONTEXT_PERF_HINT_QCOM, ffi::PERF_HINT_HIGH_QCOM]);
+    }
+    if facts.has("cl_qcom_priority_hint") {
+        // Keeps the phone's screen smooth while the model runs.
+        hinted.extend([ffi::CONTEXT_PRIORITY_HINT_QCOM, ffi::PRIORITY_HINT_LOW_QCOM]);
+    }
+    let mut last = Ok(ContextId::NULL);
+    for mut properties in [hinted, plain] {
+        properties.push(0);
+        let mut code = 0;
+        // SAFETY: a list that ends with 0, one device of this platform, no callback.
+        let context = unsafe {
+            (api.clCreateContext)(properties.as_ptr(), 1, &id, None, std::ptr::null_mut(), &mut code)
+        };
+        last = check(code, "clCreateContext", &facts.name).map(|()| context);
+        if last.is_ok() {
+            break;
+        }
+    }
+    last
+}
+
+fn device_ids(api: &Api, platform: PlatformId) -> Vec<DeviceId> {
+    let mut count = 0;
+    // SAFETY: no array, only the count is asked for.
+    let code =
+        unsafe { (api.clGetDeviceIDs)(platform, ffi::DEVICE_TYPE_ALL, 0, std::ptr::null_mut(), &mut count) };
+    let mut ids = vec![DeviceId::NULL; if code == ffi::SUCCESS { count as usize } else { 0 }];
+    if ids.is_empty() {
+        return ids;
+    }
+    // SAFETY: the array has room for `count` ids.
+    let code = unsafe {
+        (api.clGetDeviceIDs)(platform, ffi::DEVICE_TYPE_ALL, count, ids.as_mut_ptr(), std::ptr::null_mut())
+    };
+    ids.retain(|id| code == ffi::SUCCESS && *id != DeviceId::NULL);
+    ids
+}
+
+/// Integers that a driver writes into memory we give it.
+pub(super) trait Plain: Copy + Default {}
+impl Plain for u32 {}
+impl Plain for u64 {}
+impl Plain for usize {}
+
+/// Asks one of the `clGet…Info` functions, given as `call(size, value, size wanted)`, for a number; `None`
+/// where it does not know.
+pub(super) fn number<T: Plain>(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Option<T> {
+    let mut value = T::default();
+    let code = call(size_of::<T>(), (&raw mut value).cast(), std::ptr::null_mut());
+    (code == ffi::SUCCESS).then_some(value)
+}
+
+/// As [`number`], for bytes of a length that the driver knows.
+pub(super) fn bytes(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Option<Vec<u8>> {
+    let mut len = 0;
+    if call(0, std::ptr::null_mut(), &mut len) != ffi::SUCCESS {
+        return None;
+    }
+    let mut value = vec![0; len];
+    let code = call(len, value.as_mut_ptr().cast(), std::ptr::null_mut());
+    (len == 0 || code == ffi::SUCCESS).then_some(value)
+}
+
+/// As [`bytes`], for a zero-terminated text.
+pub(super) fn text(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> String {
+    let value = bytes(call).unwrap_or_default();
+    let end = value.iter().position(|&b| b == 0).unwrap_or(value.len());
+    String::from_utf8_lossy(&value[..end]).trim().into()
+}
+
+/// As far as [`MAX_ALLOC_VARIABLE`] says.
+fn lowered(max_alloc: u64) -> u64 {
+    std::env::var(MAX_ALLOC_VARIABLE)
+        .ok()
+        .and_then(|v| v.parse().ok())
+        .map_or(max_alloc, |most| max_alloc.min(most))
+}
+
+fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
+    let of_device = |name: u32| {
+        // SAFETY: the functions above pass memory of the size they say.
+        move |size, value, wanted| unsafe { (api.clGetDeviceInfo)(id, name, size, value, wanted) }
+    };
+    let of_platform = |name: u32| {
+        // SAFETY: as above.
+        move |size, value, wanted| unsafe { (api.clGetPlatformInfo)(platform, name, size, value, wanted) }
+    };
+    let word = |name: u32| number::<u32>(of_device(name)).unwrap_or(0);
+    let long = |name: u32| number::<u64>(of_device(name)).unwrap_or(0);
+    let size = |name: u32| number::<usize>(of_device(name)).unwrap_or(0);
+    let kinds = long(ffi::DEVICE_TYPE);
+    let device_type = [
+        (ffi::DEVICE_TYPE_GPU, DeviceType::Gpu),
+        (ffi::DEVICE_TYPE_ACCELERATOR, DeviceType::Accelerator),
+        (ffi::DEVICE_TYPE_CPU, DeviceType::Cpu),
+    ];
+    let device_type =
+        device_type.iter().find(|(bit, _)| kinds & bit != 0).map_or(DeviceType::Other, |(_, t)| *t);
+    let own = word(ffi::DEVICE_LOCAL_MEM_TYPE) == ffi::LOCAL;
+    let extensions = text(of_device(ffi::DEVICE_EXTENSIONS));
+    // Only these drivers know the numbers.
+    let nvidia = extensions.contains("cl_nv_device_attribute_query");
+    let capability = || {
+        let major = number(of_device(ffi::DEVICE_COMPUTE_CAPABILITY_MAJOR_NV))?;
+        Some((major, number(of_device(ffi::DEVICE_COMPUTE_CAPABILITY_MINOR_NV))?))
+    };
+    Facts {
+        device_type,
+        name: text(of_device(ffi::DEVICE_NAME)),
+        vendor: text(of_device(ffi::DEVICE_VENDOR)),
+        version: text(of_device(ffi::DEVICE_VERSION)),
+        c_version: text(of_device(ffi::DEVICE_OPENCL_C_VERSION)),
+        driver: text(of_device(ffi::DRIVER_VERSION)),
+        platform: text(of_platform(ffi::PLATFORM_NAME)),
+        platform_version: text(of_platform(ffi::PLATFORM_VERSION)),
+        extensions,
+        max_alloc: lowered(long(ffi::DEVICE_MAX_MEM_ALLOC_SIZE)),
+        global_memory: long(ffi::DEVICE_GLOBAL_MEM_SIZE),
+        local_memory: long(ffi::DEVICE_LOCAL_MEM_SIZE),
+        local_memory_is: if own { LocalMemory::Own } else { LocalMemory::Global },
+        max_work_group: size(ffi::DEVICE_MAX_WORK_GROUP_SIZE),
+        compute_units: word(ffi::DEVICE_MAX_COMPUTE_UNITS),
+        clock_mhz: word(ffi::DEVICE_MAX_CLOCK_FREQUENCY),
+        unified_memory: word(ffi::DEVICE_HOST_UNIFIED_MEMORY) != 0,
+        base_align: (word(ffi::DEVICE_MEM_BASE_ADDR_ALIGN) / 8) as usize,
+        correct_divide: long(ffi::DEVICE_SINGLE_FP_CONFIG) & ffi::FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0,
+        compute_capability: if nvidia { capability() } else { None },
+    }
+}

@@ -1,0 +1,26 @@
+//! OpenCL, opened at run time: the library ([`load`], [`ffi`]), devices and what they can do, buffers, programs and the
+//! cache of compiled ones. Nothing here knows a model.
+#![deny(unsafe_code)]
+
+pub mod arena;
+#[allow(unsafe_code)]
+pub mod buffer;
+#[allow(unsafe_code)]
+pub mod device;
+pub mod facts;
+pub mod failure;
+#[allow(unsafe_code)]
+pub mod ffi;
+#[allow(unsafe_code)]
+pub mod load;
+#[allow(unsafe_code)]
+pub mod program;
+pub mod program_cache;
+pub mod stream;
+
+pub use buffer::{Access, Buffer, Mapped, Place, SharedView, Staged};
+pub use device::{Builds, Device};
+pub use facts::{DeviceType, Facts};
+pub use failure::{Failure, Kind};
+pub use program::{Kernel, Program, Source};
+pub use program_cache::{Cache, Verdict};

@@ -1,0 +1,360 @@
+//! Programs, their kernels, and launches.
+//!
+//! A kernel's source is part of this program, as trusted as its Rust: nothing here can tell that a kernel
+//! stays within its buffers. oclgrind can, and the tests ask it.
+
+mod notes;
+
+use super::buffer::{Buffer, Memory};
+use super::device::{Builds, Device, Shared, number, text};
+use super::failure::{Failure, Kind, Result, check};
+use super::ffi::{self, KernelId, ProgramId};
+use super::program_cache::Key;
+use notes::{Kept, Risk, marker};
+use std::ffi::CString;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// Times a build is tried where the driver says it lacks resources: some need a moment after others.
+const TRIES: usize = 3;
+/// Lines and characters of a compiler's log that go into a message.
+const LOG_LINES: usize = 12;
+const LOG_CHARS: usize = 1500;
+
+/// What a program is built from.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// For messages.
+    pub name: &'a str,
+    pub text: &'a str,
+    /// For the compiler, separated by blanks.
+    pub options: &'a str,
+}
+
+/// A program built for a device.
+pub struct Program {
+    shared: Arc<Shared>,
+    name: String,
+    id: ProgramId,
+    kept: Option<Kept>,
+}
+
+impl Program {
+    /// Compiles, or takes from the cache.
+    ///
+    /// # Errors
+    /// [`Kind::Build`] with the first lines of the compiler's log.
+    pub fn build(device: &Device, source: &Source<'_>) -> Result<Self> {
+        Self::build_with(device, source, Risk::Baseline)
+    }
+
+    /// As [`Program::build`], for a variant that can be done without: where a driver crashed on it once, that
+    /// is a [`Kind::Build`] from then on.
+    pub fn build_variant(device: &Device, source: &Source<'_>) -> Result<Self> {
+        Self::build_with(device, source, Risk::Variant)
+    }
+
+    fn build_with(device: &Device, source: &Source<'_>, risk: Risk) -> Result<Self> {
+        let shared = &device.shared;
+        let begin = Instant::now();
+        let key = Key::of(source, &shared.facts);
+        let _marker = match risk {
+            Risk::Baseline => None,
+            Risk::Variant => marker(shared, &key, source.name)?,
+        };
+        let entry = shared.cache.load(&key);
+        let loaded = entry.as_ref().and_then(|entry| Self::from_binary(shared, source, &entry.binary));
+        let from_cache = loaded.is_some();
+        let mut program = match loaded {
+            Some(program) => program,
+            None => {
+                let program = Self::from_source(shared, source)?;
+                program.compile(source.options)?;
+                program
+            }
+        };
+        let notes = Mutex::new(entry.map(|entry| entry.notes).unwrap_or_default());
+        program.kept = Some(Kept { key, risk, notes });
+        if !from_cache {
+            program.save();
+        }
+        let mut builds = shared.builds.lock().unwrap_or_else(PoisonError::into_inner);
+        let Builds { compiled, compiling, loaded, loading } = &mut *builds;
+        let (count, time) = if from_cache { (loaded, loading) } else { (compiled, compiling) };
+        *count += 1;
+        *time += begin.elapsed();
+        drop(builds);
+        Ok(program)
+    }
+
+    /// What the cache has; `None` if the driver does not take it, which is then built anew.
+    fn from_binary(shared: &Arc<Shared>, source: &Source<'_>, binary: &[u8]) -> Option<Self> {
+        if binary.is_empty() {
+            return None;
+        }
+        let (start, len) = (binary.as_ptr(), binary.len());
+        let (mut status, mut code) = (0, 0);
+        // SAFETY: one device and one binary of this length, which is copied.
+        let id = unsafe {
+            let create = shared.api().clCreateProgramWithBinary;
+            create(shared.context, 1, &shared.id, &len, &start, &mut status, &mut code)
+        };
+        if code != ffi::SUCCESS {
+            return None;
+        }
+        let program = Self { shared: shared.clone(), name: source.name.into(), id, kept: None };
+        // Binaries are built too, before their kernels can be made.
+        (status == ffi::SUCCESS && program.compile(source.options).is_ok()).then_some(program)
+    }
+
+    fn from_source(shared: &Arc<Shared>, source: &Source<'_>) -> Result<Self> {
+        let (start, len) = (source.text.as_ptr().cast(), source.text.len());
+        let mut code = 0;
+        // SAFETY: one text of this length.
+        let id =
+            unsafe { (shared.api().clCreateProgramWithSource)(shared.context, 1, &start, &len, &mut code) };
+        check(code, "clCreateProgramWithSource", source.name)?;
+        Ok(Self { shared: shared.clone(), name: source.name.into(), id, kept: None })
+    }
+
+    /// Compiles and links what the program was made with.
+    fn compile(&self, options: &str) -> Result<()> {
+        let words = CString::new(options)
+            .map_err(|_| Failure::new(Kind::Misuse, format!("options of {} hold a zero byte", self.name)))?;
+        let shared = &self.shared;
+        let mut code = 0;
+        for _ in 0..TRIES {
+            // SAFETY: one device, zero-terminated options, no callback.
+            code = unsafe {
+                (shared.api().clBuildProgram)(
+                    self.id,
+                    1,
+                    &shared.id,
+                    words.as_ptr(),
+                    None,
+                    std::ptr::null_mut(),
+                )
+            };
+            if ![ffi::OUT_OF_RESOURCES, ffi::OUT_OF_HOST_MEMORY].contains(&code) {
+                break;
+            }
+            // SAFETY: the queue lives as long as `shared`. Its error, if any, comes up again.
+            unsafe { (shared.api().clFinish)(shared.queue) };
+        }
+        let what = format!("{} with options {options:?}", self.name);
+        check(code, "clBuildProgram", what).map_err(|failure| match self.log() {
+            log if log.is_empty() => failure,
+            log => Failure { message: format!("{}: {log}", failure.message), ..failure },
+        })
+    }
+
+    /// The first lines of what the compiler said.
+    fn log(&self) -> String {
+        let all = text(|size, value, wanted| {
+            // SAFETY: `text` passes memory of the size it says.
+            unsafe {
+                let get = self.shared.api().clGetProgramBuildInfo;
+                get(self.id, self.shared.id, ffi::PROGRAM_BUILD_LOG, size, value, wanted)
+            }
+        });
+        let lines: Vec<&str> = all.lines().filter(|l| !l.trim().is_empty()).take(LOG_LINES).collect();
+        lines.join("\n").chars().take(LOG_CHARS).collect()
+    }
+
+    /// The built program as the driver keeps it; empty where it does not tell.
+    pub fn binary(&self) -> Vec<u8> {
+        let ask = |name: u32| {
+            // SAFETY: the callers below pass memory of the size they say.
+            move |size, value, wanted| unsafe {
+                (self.shared.api().clGetProgramInfo)(self.id, name, size, value, wanted)
+            }
+        };
+        let Some(len) = number::<usize>(ask(ffi::PROGRAM_BINARY_SIZES)) else { return Vec::new() };
+        let mut binary = vec![0u8; len];
+        let mut place = binary.as_mut_ptr();
+        // The answer is written behind the pointers in the memory passed: one, for one device.
+        let code =
+            ask(ffi::PROGRAM_BINARIES)(size_of::<*mut u8>(), (&raw mut place).cast(), std::ptr::null_mut());
+        if code == ffi::SUCCESS { binary } else { Vec::new() }
+    }
+
+    /// A kernel of this name, without arguments yet. Each is an object of its own.
+    pub fn kernel(&self, name: &str) -> Result<Kernel> {
+        let shared = &self.shared;
+        let what = format!("{name} in {}", self.name);
+        let symbol = CString::new(name)
+            .map_err(|_| Failure::new(Kind::Misuse, format!("kernel name {name:?} holds a zero byte")))?;
+        let mut code = 0;
+        // SAFETY: a built program and a zero-terminated name.
+        let id = unsafe { (shared.api().clCreateKernel)(self.id, symbol.as_ptr(), &mut code) };
+        check(code, "clCreateKernel", what)?;
+        let mut kernel = Kernel {
+            shared: shared.clone(),
+            name: name.into(),
+            id,
+            buffers: Vec::new(),
+            max_work_group: 0,
+            work_group_multiple: 0,
+            local_memory: 0,
+            private_memory: 0,
+        };
+        kernel.max_work_group = kernel.info::<usize>(ffi::KERNEL_WORK_GROUP_SIZE).unwrap_or(0);
+        kernel.work_group_multiple =
+            kernel.info::<usize>(ffi::KERNEL_PREFERRED_WORK_GROUP_SIZE_MULTIPLE).unwrap_or(1);
+        kernel.local_memory = kernel.info(ffi::KERNEL_LOCAL_MEM_SIZE).unwrap_or(0);
+        kernel.private_memory = kernel.info(ffi::KERNEL_PRIVATE_MEM_SIZE).unwrap_or(0);
+        Ok(kernel)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: made by this object; kernels keep the driver's program alive by themselves.
+        unsafe { (self.shared.api().clReleaseProgram)(self.id) };
+    }
+}
+
+/// A kernel with its arguments, which stay until they are set anew. It keeps their buffers alive.
+pub struct Kernel {
+    shared: Arc<Shared>,
+    name: String,
+    id: KernelId,
+    /// By argument; `None` for those that are no buffer.
+    buffers: Vec<Option<Arc<Memory>>>,
+    max_work_group: usize,
+    work_group_multiple: usize,
+    local_memory: u64,
+    private_memory: u64,
+}
+
+impl Kernel {
+    /// Its name in the source.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Most items of a group of this kernel, which its registers may make fewer than the device's.
+    pub fn max_work_group(&self) -> usize {
+        self.max_work_group
+    }
+
+    /// The device runs items in units of so many.
+    pub fn work_group_multiple(&self) -> usize {
+        self.work_group_multiple
+    }
+
+    /// Bytes of local memory a group takes, as far as declared in the source.
+    pub fn local_memory(&self) -> u64 {
+        self.local_memory
+    }
+
+    /// Bytes of private memory an item takes; on Adreno anything above 0 are spilled registers.
+    pub fn private_memory(&self) -> u64 {
+        self.private_memory
+    }
+
+    /// Sets argument `index` to a buffer.
+    pub fn arg_buffer(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
+        assert!(
+            Arc::ptr_eq(&self.shared, &buffer.memory.shared),
+            "kernel {}: argument {index} is a buffer of another device",
+            self.name
+        );
+        // SAFETY: the value is a handle, which is as large as this says, and `buffers` keeps it alive.
+        unsafe { self.set(index, size_of::<ffi::MemId>(), (&raw const buffer.memory.id).cast())? };
+        self.buffers[index] = Some(buffer.memory.clone());
+        Ok(self)
+    }
+
+    /// Sets argument `index` to an `int`.
+    pub fn arg_i32(&mut self, index: usize, value: i32) -> Result<&mut Self> {
+        // SAFETY: four bytes, copied by the call.
+        unsafe { self.set(index, 4, (&raw const value).cast()) }
+    }
+
+    /// Sets argument `index` to a vector of `int`: two or four.
+    pub fn arg_ints(&mut self, index: usize, values: &[i32]) -> Result<&mut Self> {
+        // SAFETY: readable memory of this size, copied by the call.
+        unsafe { self.set(index, size_of_val(values), values.as_ptr().cast()) }
+    }
+
+    /// Sets argument `index` to a `float`.
+    pub fn arg_f32(&mut self, index: usize, value: f32) -> Result<&mut Self> {
+        // SAFETY: four bytes, copied by the call.
+        unsafe { self.set(index, 4, (&raw const value).cast()) }
+    }
+
+    /// Gives argument `index`, a `__local` pointer, so many bytes.
+    pub fn arg_local(&mut self, index: usize, bytes: usize) -> Result<&mut Self> {
+        // SAFETY: local memory has a size and no value.
+        unsafe { self.set(index, bytes, std::ptr::null()) }
+    }
+
+    /// # Safety
+    /// `value` must be null or `size` readable bytes; a handle among them must be alive while it is set.
+    unsafe fn set(&mut self, index: usize, size: usize, value: *const std::ffi::c_void) -> Result<&mut Self> {
+        let number = u32::try_from(index).expect("a kernel has few arguments");
+        // SAFETY: by this function's contract. A wrong size for the argument is reported by the driver.
+        let code = unsafe { (self.shared.api().clSetKernelArg)(self.id, number, size, value) };
+        check(code, "clSetKernelArg", format_args!("kernel {}, argument {index}, {size} bytes", self.name))?;
+        if self.buffers.len() <= index {
+            self.buffers.resize(index + 1, None);
+        }
+        self.buffers[index] = None;
+        Ok(self)
+    }
+
+    fn info<T: super::device::Plain>(&self, name: u32) -> Option<T> {
+        number(|size, value, wanted| {
+            // SAFETY: `number` passes memory of the size it says.
+            unsafe {
+                let get = self.shared.api().clGetKernelWorkGroupInfo;
+                get(self.id, self.shared.id, name, size, value, wanted)
+            }
+        })
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        // SAFETY: made by this object; what is queued keeps the driver's kernel alive by itself.
+        unsafe { (self.shared.api().clReleaseKernel)(self.id) };
+    }
+}
+
+impl Device {
+    /// Queues `kernel` over `global` items, in groups of `local` (empty: as the driver likes).
+    ///
+    /// # Panics
+    /// When the sizes have not one to three dimensions or are not whole groups, or when the CPU has a view
+    /// on a buffer that the kernel may write.
+    pub fn launch(&self, kernel: &Kernel, global: &[usize], local: &[usize]) -> Result<()> {
+        let name = &kernel.name;
+        assert!(
+            (1..=3).contains(&global.len()) && (local.is_empty() || local.len() == global.len()),
+            "kernel {name}: {global:?} items in groups of {local:?}"
+        );
+        let whole = global.iter().zip(local).all(|(g, l)| *l > 0 && g % l == 0);
+        assert!(whole, "kernel {name}: {global:?} items are no whole groups of {local:?}");
+        for (index, memory) in kernel.buffers.iter().enumerate() {
+            let free = memory.as_ref().is_none_or(|m| m.device_may_use());
+            assert!(free, "kernel {name}: argument {index} is mapped for the CPU");
+        }
+        let sizes = if local.is_empty() { std::ptr::null() } else { local.as_ptr() };
+        let shared = &self.shared;
+        // SAFETY: both arrays have `global.len()` entries; the kernel and its buffers are alive.
+        let code = unsafe {
+            let launch = shared.api().clEnqueueNDRangeKernel;
+            let dims = global.len() as u32;
+            let (none, event) = (std::ptr::null(), std::ptr::null_mut());
+            launch(shared.queue, kernel.id, dims, none, global.as_ptr(), sizes, 0, none.cast(), event)
+        };
+        shared.launches.fetch_add(1, Ordering::Relaxed);
+        check(
+            code,
+            "clEnqueueNDRangeKernel",
+            format_args!("kernel {name}, {global:?} items in groups of {local:?}"),
+        )
+    }
+}

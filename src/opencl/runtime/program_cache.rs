@@ -1,0 +1,392 @@
+//! What is kept of built programs on disk: the driver's binary, verdicts of self-tests, tuned sizes.
+//!
+//! One file for each key: everything a built program depends on, stored in full and compared. A file that
+//! is missing, cut short, damaged, of another key or in a place that others may write counts as none, and
+//! what cannot be written is not: the cache saves time and never fails. Files appear whole, by renaming.
+//!
+//! A marker beside the file is held while a variant that has not proven itself is compiled or tried. A
+//! driver that crashes leaves it behind, and that variant is not tried again.
+
+use super::facts::Facts;
+use super::program::Source;
+use files::atomic_file::Unfinished;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, Metadata};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// The directory to use, or `off`.
+pub const CACHE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CACHE";
+/// First bytes of a file; the digit is the version of the format and of what the notes mean.
+const MAGIC: &[u8; 8] = b"agclprg1";
+/// All files together; the oldest go first.
+const MOST_BYTES: u64 = 128 << 20;
+
+/// Where built programs are kept, or why nowhere.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    dir: Result<PathBuf, String>,
+}
+
+impl Cache {
+    /// Keeps nothing.
+    pub fn off() -> Self {
+        Self { dir: Err("off".into()) }
+    }
+
+    /// The user's: what `ANTIGRAVITY_OPENCL_CACHE` says, else `antigravity/opencl` in the cache directory
+    /// of XDG; on Android `opencl-cache` next to the program.
+    pub fn of_user() -> Self {
+        match std::env::var_os(CACHE_VARIABLE).filter(|v| !v.is_empty()) {
+            Some(off) if off == "off" => Self { dir: Err(format!("off by {CACHE_VARIABLE}")) },
+            Some(dir) => Self::at(PathBuf::from(dir)),
+            None => match default_dir() {
+                Some(dir) => Self::at(dir),
+                None => Self { dir: Err(format!("no home directory; {CACHE_VARIABLE} names another")) },
+            },
+        }
+    }
+
+    /// In `dir`, which is made when something is kept, and used only if nobody else may write there.
+    pub fn at(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: Ok(dir.into()) }
+    }
+
+    /// For reports: where it is and what it holds, or why it is not used.
+    pub fn describe(&self) -> String {
+        let dir = match &self.dir {
+            Ok(dir) => dir,
+            Err(why) => return why.clone(),
+        };
+        match fs::metadata(dir) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return format!("{}: not made yet", dir.display()),
+            Err(e) => return format!("not used: {}: {e}", dir.display()),
+            Ok(meta) => {
+                if let Some(why) = refusal(&meta) {
+                    return format!("not used: {}: {why}", dir.display());
+                }
+            }
+        }
+        let files = files_of(dir);
+        let crashed = files.iter().filter(|f| f.path.extension().is_some_and(|e| e == "trying")).count();
+        let bytes: u64 = files.iter().map(|f| f.bytes).sum();
+        let programs = files.iter().filter(|f| f.path.extension().is_some_and(|e| e == "program")).count();
+        let crashed = match crashed {
+            0 => String::new(),
+            n => format!("; {n} crashed the driver, or are being tried now (*.trying)"),
+        };
+        format!(
+            "{}: {programs} programs, {:.1} MiB{crashed}",
+            dir.display(),
+            bytes as f64 / f64::from(1 << 20)
+        )
+    }
+
+    /// What is kept for a key; `None` for anything but exactly that.
+    pub(super) fn load(&self, key: &Key) -> Option<Entry> {
+        let path = self.path(key, "program")?;
+        let meta = fs::metadata(&path).ok()?;
+        if !meta.is_file() || meta.len() > MOST_BYTES {
+            return None;
+        }
+        Entry::parse(&fs::read(path).ok()?, key)
+    }
+
+    /// Keeps an entry, if it can.
+    pub(super) fn save(&self, key: &Key, entry: &Entry) {
+        self.make();
+        let (Some(path), Ok(dir)) = (self.path(key, "program"), &self.dir) else { return };
+        let write = || -> std::io::Result<()> {
+            let unfinished = Unfinished::create(&path)?;
+            (&unfinished.file).write_all(&entry.to_bytes(key))?;
+            unfinished.finish(&path)
+        };
+        if write().is_ok() {
+            prune(dir);
+        }
+    }
+
+    /// What [`Cache::remember`] kept under a name.
+    pub fn recall(&self, name: &str) -> Option<String> {
+        self.load(&Key::named(name))?.notes.remembered
+    }
+
+    /// Keeps a short text under a name, if it can.
+    pub fn remember(&self, name: &str, text: &str) {
+        let notes = Notes { remembered: Some(text.into()), ..Notes::default() };
+        self.save(&Key::named(name), &Entry { binary: Vec::new(), notes });
+    }
+
+    /// Says on disk that a variant is being tried, until the result is dropped.
+    pub(super) fn try_out(&self, key: &Key) -> Trial {
+        self.make();
+        let Some(path) = self.path(key, "trying") else { return Trial::Unmarked };
+        let Ok(mut file) = File::options().read(true).write(true).create(true).truncate(false).open(&path)
+        else {
+            return Trial::Unmarked;
+        };
+        // Another process that has it locked is trying the same now. Who finds it unlocked and not empty
+        // comes after one that did not live to empty it.
+        if file.try_lock().is_err() {
+            return Trial::Unmarked;
+        }
+        match file.metadata() {
+            Ok(meta) if meta.len() > 0 => Trial::Crashed(path),
+            Ok(_) if file.write_all(b"trying\n").and_then(|()| file.sync_all()).is_ok() => {
+                Trial::Marked(Marker { file, path })
+            }
+            _ => Trial::Unmarked,
+        }
+    }
+
+    /// Makes the directory, private, if it is missing; if that fails there is no path either.
+    fn make(&self) {
+        if let Ok(dir) = &self.dir {
+            let _ = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        }
+    }
+
+    /// Of a key's file; `None` where the directory is missing or not to be trusted.
+    fn path(&self, key: &Key, extension: &str) -> Option<PathBuf> {
+        let dir = self.dir.as_ref().ok()?;
+        let trusted = refusal(&fs::metadata(dir).ok()?).is_none();
+        trusted.then(|| dir.join(format!("{:032x}.{extension}", fnv128(&key.0))))
+    }
+}
+
+fn default_dir() -> Option<PathBuf> {
+    if cfg!(target_os = "android") {
+        return Some(std::env::current_exe().ok()?.parent()?.join("opencl-cache"));
+    }
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(base.join("antigravity/opencl"))
+}
+
+/// Why binaries from this directory must not be run.
+fn refusal(meta: &Metadata) -> Option<String> {
+    match meta {
+        m if !m.is_dir() => Some("it is not a directory".into()),
+        m if m.uid() != user() => Some(format!("it belongs to user {}", m.uid())),
+        m if m.mode() & 0o022 != 0 => Some("others may write there; chmod go-w makes it safe".into()),
+        _ => None,
+    }
+}
+
+#[allow(unsafe_code)]
+fn user() -> u32 {
+    // SAFETY: only reads a number and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+struct Kept {
+    path: PathBuf,
+    bytes: u64,
+    changed: SystemTime,
+}
+
+fn files_of(dir: &Path) -> Vec<Kept> {
+    let kept = |entry: fs::DirEntry| {
+        let meta = entry.metadata().ok()?;
+        meta.is_file().then_some(Kept {
+            path: entry.path(),
+            bytes: meta.len(),
+            changed: meta.modified().ok()?,
+        })
+    };
+    fs::read_dir(dir).map(|entries| entries.flatten().filter_map(kept).collect()).unwrap_or_default()
+}
+
+/// Removes the oldest files beyond [`MOST_BYTES`].
+fn prune(dir: &Path) {
+    let mut files = files_of(dir);
+    files.sort_by_key(|f| f.changed);
+    let mut bytes: u64 = files.iter().map(|f| f.bytes).sum();
+    for file in files {
+        if bytes <= MOST_BYTES {
+            return;
+        }
+        // If it cannot be removed, the next save tries again.
+        let _ = fs::remove_file(&file.path);
+        bytes -= file.bytes;
+    }
+}
+
+/// What a variant's trial found.
+pub(super) enum Trial {
+    Marked(Marker),
+    /// There is no cache, or another process is trying the same.
+    Unmarked,
+    /// An earlier trial ended with its process; the marker that it left.
+    Crashed(PathBuf),
+}
+
+/// A marker, locked; goes when the trial has ended, well or not.
+pub(super) struct Marker {
+    file: File,
+    path: PathBuf,
+}
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        // Emptied first: who has opened it before it is removed must not take it for a crash's.
+        let _ = self.file.set_len(0);
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Everything that a built program and what is noted of it depend on.
+pub(super) struct Key(Vec<u8>);
+
+impl Key {
+    /// Of something that is no program.
+    fn named(name: &str) -> Self {
+        let mut key = Vec::new();
+        put(&mut key, name.as_bytes());
+        Self(key)
+    }
+
+    pub fn of(source: &Source<'_>, facts: &Facts) -> Self {
+        let mut key = Vec::new();
+        for part in [source.text, source.options].into_iter().chain(facts.identity()) {
+            put(&mut key, part.as_bytes());
+        }
+        Self(key)
+    }
+}
+
+/// Whether a kernel computed what it should.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    Passed,
+    Failed,
+}
+
+/// What was found out about a program.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Notes {
+    /// By kernel.
+    pub verdicts: BTreeMap<String, Verdict>,
+    /// Numbers by whatever name their owner gives them, e.g. of work-group sizes.
+    pub tuned: BTreeMap<String, i64>,
+    /// A text, where the key is of no program.
+    #[serde(default)]
+    pub remembered: Option<String>,
+}
+
+/// What is kept for a key.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// As the driver gave it; empty when it gave none.
+    pub binary: Vec<u8>,
+    pub notes: Notes,
+}
+
+impl Entry {
+    /// Magic, checksum of the rest, then key, notes (JSON) and binary, each with its length.
+    fn to_bytes(&self, key: &Key) -> Vec<u8> {
+        let notes = serde_json::to_vec(&self.notes).expect("maps of strings");
+        let mut rest = Vec::with_capacity(key.0.len() + notes.len() + self.binary.len() + 24);
+        [&key.0, &notes, &self.binary].into_iter().for_each(|part| put(&mut rest, part));
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(fnv128(&rest).to_le_bytes());
+        bytes.append(&mut rest);
+        bytes
+    }
+
+    fn parse(bytes: &[u8], key: &Key) -> Option<Self> {
+        let (sum, mut rest) = bytes.strip_prefix(MAGIC)?.split_first_chunk::<16>()?;
+        if u128::from_le_bytes(*sum) != fnv128(rest) || take(&mut rest)? != key.0 {
+            return None;
+        }
+        let notes = serde_json::from_slice(take(&mut rest)?).ok()?;
+        let binary = take(&mut rest)?.to_vec();
+        rest.is_empty().then_some(Self { binary, notes })
+    }
+}
+
+fn put(to: &mut Vec<u8>, part: &[u8]) {
+    to.extend((part.len() as u64).to_le_bytes());
+    to.extend(part);
+}
+
+fn take<'a>(from: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (len, rest) = from.split_first_chunk::<8>()?;
+    let (part, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
+    *from = rest;
+    Some(part)
+}
+
+/// FNV-1a of 128 bits. It guards against damage and names files; who may write the directory is checked
+/// elsewhere.
+fn fnv128(bytes: &[u8]) -> u128 {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    bytes.iter().fold(OFFSET, |hash, &b| (hash ^ u128::from(b)).wrapping_mul(PRIME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> (Key, Entry) {
+        let notes = Notes {
+            verdicts: [("a".into(), Verdict::Passed), ("b".into(), Verdict::Failed)].into(),
+            tuned: [("local".into(), -3)].into(),
+            ..Notes::default()
+        };
+        (Key(b"key".to_vec()), Entry { binary: vec![1, 2, 3], notes })
+    }
+
+    #[test]
+    fn hash_is_fnv_1a() {
+        // Vectors of the IETF draft (draft-eastlake-fnv).
+        assert_eq!(fnv128(b""), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
+        assert_eq!(fnv128(b"a"), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
+        assert_eq!(fnv128(b"foobar"), 0x343e_1662_793c_64bf_6f0d_3597_ba44_6f18);
+    }
+
+    #[test]
+    fn an_entry_comes_back() {
+        let (key, entry) = entry();
+        assert_eq!(Entry::parse(&entry.to_bytes(&key), &key), Some(entry));
+        let none = Entry::default();
+        assert_eq!(Entry::parse(&none.to_bytes(&key), &key), Some(none));
+    }
+
+    #[test]
+    fn a_damaged_or_foreign_entry_is_none() {
+        let (key, entry) = entry();
+        let bytes = entry.to_bytes(&key);
+        for n in 0..bytes.len() {
+            assert_eq!(Entry::parse(&bytes[..n], &key), None, "cut to {n}");
+            let mut damaged = bytes.clone();
+            damaged[n] ^= 1;
+            assert_eq!(Entry::parse(&damaged, &key), None, "byte {n}");
+        }
+        assert_eq!(Entry::parse(&[&bytes[..], b"x"].concat(), &key), None);
+        assert_eq!(Entry::parse(&bytes, &Key(b"other".to_vec())), None);
+        // A checksum that fits, lengths that do not.
+        let rest = u64::MAX.to_le_bytes();
+        let sum = fnv128(&rest).to_le_bytes();
+        assert_eq!(Entry::parse(&[&MAGIC[..], &sum, &rest].concat(), &key), None);
+    }
+
+    #[test]
+    fn every_part_of_the_key_counts() {
+        let facts = |name: &str| Facts { name: name.into(), ..Facts::nothing() };
+        let key = |text: &str, options: &str, name: &str| {
+            Key::of(&Source { name: "n", text, options }, &facts(name)).0
+        };
+        let base = key("ab", "c", "d");
+        assert_eq!(base, key("ab", "c", "d"));
+        for other in [key("a", "bc", "d"), key("ab", "", "cd"), key("ab", "c", "e")] {
+            assert_ne!(base, other);
+        }
+        let newer = Facts { driver: "2".into(), ..facts("d") };
+        assert_ne!(base, Key::of(&Source { name: "n", text: "ab", options: "c" }, &newer).0);
+    }
+}

@@ -1,0 +1,8 @@
+//! Running a model: options, the memory plan, sessions, the engine, what is saved.
+
+pub mod engine;
+pub mod eviction;
+pub mod plan;
+pub mod saved;
+pub mod session;
+pub mod system;

@@ -1,0 +1,356 @@
+//! The library's front door: load a model, generate text.
+
+mod backends;
+mod batch;
+mod speeds;
+mod stream;
+
+use crate::dims::VOCAB;
+use crate::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
+use crate::opencl;
+use crate::run::eviction::Eviction;
+use crate::run::plan::{self, Plan};
+use crate::run::session::{CancelToken, Fixed, Session};
+use files::{Error, Result};
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
+use numeric::topology;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+use text::chat::{Ending, Message, Moment, Template};
+use text::sampler::SamplerOptions;
+use text::tokenizer::{AddSpecial, Tokenizer};
+
+use backends::{Runs, upload};
+pub use batch::{Batch, BatchAnswer, BatchItem};
+use stream::{Held, Writer};
+pub use stream::{Pause, Timing, TokenStream, Unshown};
+
+/// Most tokens of one forward pass unless told otherwise: whole tiles of all kernels, and about as much as
+/// a person waits for after Ctrl-C.
+pub const PREFILL_CHUNK: usize = 256;
+
+/// Which device runs the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendKind {
+    /// The CPU.
+    Cpu,
+    /// An OpenCL device, or an error.
+    OpenCl,
+    /// The CPU and an OpenCL device in turn, as [`EngineOptions::hybrid`] says, or an error.
+    Hybrid,
+    /// Where there is an OpenCL device, it and the CPU, whichever was measured to be faster at what; else the CPU.
+    Auto,
+}
+
+/// How a model is loaded and run.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// Model directory, `.safetensors` file, `.gguf` file or packed file.
+    pub model: PathBuf,
+    /// What matrices become.
+    pub weight_type: WeightType,
+    /// Element types of the KV cache.
+    pub kv_types: KvTypes,
+    /// Slots of the KV cache.
+    pub max_seq_len: usize,
+    /// Threads; 0 takes as many as the machine's big cores.
+    pub threads: usize,
+    /// Most tokens of one forward pass.
+    pub prefill_chunk: usize,
+    /// Prompts that [`Engine::generate_batch`] completes at once; the memory plan counts a cache for each.
+    pub batch: usize,
+    /// Most tokens that are drafted at a time, which changes no token: see [`Session::with_drafts`]; 0 is none.
+    pub draft: usize,
+    /// Instruction set; `None` takes the best, or the one that `ANTIGRAVITY_SIMD` names.
+    pub isa: Option<Isa>,
+    /// Which device runs the model.
+    pub backend: BackendKind,
+    /// Number or name of the OpenCL device; `None` takes the first GPU.
+    pub cl_device: Option<String>,
+    /// OpenCL: attention on the device too, not on the CPU.
+    pub gpu_attn: bool,
+    /// OpenCL: kernels that are faster and do not have the CPU's bits, where the device has such.
+    pub gpu_fast: bool,
+    /// OpenCL: weights once, in memory that both see.
+    pub zero_copy: bool,
+    /// Hybrid: which device runs what.
+    pub hybrid: Fixed,
+    /// When slots of the cache are evicted, and which.
+    pub eviction: Eviction,
+    /// Told in one line when a device cannot be used and the CPU takes its place.
+    pub notice: fn(&str),
+}
+
+impl EngineOptions {
+    /// The defaults of the command line for a model.
+    pub fn new(model: impl Into<PathBuf>) -> Self {
+        Self {
+            model: model.into(),
+            weight_type: WeightType::Auto,
+            kv_types: KvTypes::both(KvType::Q4),
+            max_seq_len: 2048,
+            threads: 0,
+            prefill_chunk: PREFILL_CHUNK,
+            batch: 1,
+            draft: 0,
+            isa: None,
+            backend: BackendKind::Cpu,
+            cl_device: None,
+            gpu_attn: false,
+            gpu_fast: false,
+            zero_copy: false,
+            hybrid: Fixed::specified(),
+            eviction: Eviction::NEVER,
+            notice: |_| {},
+        }
+    }
+}
+
+/// What to generate and when to stop.
+#[derive(Debug, Clone)]
+pub struct GenerateOptions {
+    /// Most tokens to generate; `None` goes on until the end of the sequence or of the context.
+    pub max_tokens: Option<usize>,
+    /// How tokens are chosen.
+    pub sampler: SamplerOptions,
+    /// Strings that end the text; they are not part of it.
+    pub stop: Vec<String>,
+    /// Goes on past end-of-sequence tokens.
+    pub ignore_eos: bool,
+    /// Token ids that end the text besides the model's own, e.g. those of a chat template.
+    pub stop_tokens: Vec<u32>,
+    /// Measures, of how many of the most probable tokens, what the model held of them: [`TokenStream::logprobs`].
+    pub logprobs: Option<usize>,
+    /// Stops the generation from outside: between tokens, and within a long prompt in a fraction of a pass.
+    pub cancel: CancelToken,
+    /// Told the tokens of the prompt that are done, and all that have to be computed.
+    pub progress: fn(usize, usize),
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        Self {
+            max_tokens: Some(20),
+            sampler: SamplerOptions::default(),
+            stop: Vec::new(),
+            ignore_eos: false,
+            stop_tokens: Vec::new(),
+            logprobs: None,
+            cancel: CancelToken::default(),
+            progress: |_, _| {},
+        }
+    }
+}
+
+/// A loaded model. Dropping it closes it; sequences that it made hold what they need of it.
+///
+/// ```
+/// use antigravity::{Engine, EngineOptions, GenerateOptions};
+///
+/// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
+/// let mut options = GenerateOptions { max_tokens: Some(8), ..Default::default() };
+/// options.sampler.temperature = 0.0;
+///
+/// let text = engine.generate("Once upon a time", &options)?;
+/// assert!(!text.is_empty());
+///
+/// // The same, piece by piece.
+/// let mut session = engine.session()?;
+/// let prompt = engine.encode("Once upon a time")?;
+/// let mut streamed = String::new();
+/// for piece in engine.stream(&mut session, &prompt, &options)? {
+///     streamed += &piece?;
+/// }
+/// assert_eq!(streamed, text);
+/// # Ok::<(), antigravity::Error>(())
+/// ```
+pub struct Engine {
+    options: EngineOptions,
+    weights: Arc<Weights>,
+    tokenizer: Tokenizer,
+    /// How the model wants conversations, once somebody has asked.
+    template: OnceLock<Template>,
+    isa: Isa,
+    /// The weights on an OpenCL device, when one runs the model.
+    device: Option<Arc<opencl::Model>>,
+    runs: Runs,
+}
+
+impl Engine {
+    /// Loads weights and tokenizer, silently.
+    pub fn load(options: EngineOptions) -> Result<Self> {
+        Self::load_with(options, &|_, _| {})
+    }
+
+    /// Loads weights and tokenizer; `progress` is told the tensors done and all tensors.
+    pub fn load_with(mut options: EngineOptions, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
+        let isa = match options.isa {
+            Some(isa) => isa,
+            None => Isa::detect()?,
+        };
+        if options.threads == 0 {
+            options.threads = topology::default_threads();
+        }
+        let mut options = plan::settle(options)?;
+        Plan::new(&options)?.check()?;
+        let path = ModelPath::new(&options.model)?;
+        let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
+        let mut weights = Weights::load(&path, &load)?;
+        options.weight_type = weights.weight_type;
+        let tokenizer = Tokenizer::open(&path.weights, VOCAB)?;
+        let device = match options.backend {
+            BackendKind::Cpu => None,
+            kind => match upload(&options, &mut weights) {
+                Ok(found) => Some(found),
+                Err(Error::Device(why)) if kind == BackendKind::Auto => {
+                    (options.notice)(&format!("{why}; using the CPU"));
+                    None
+                }
+                Err(e) => return Err(e),
+            },
+        };
+        let weights = Arc::new(weights);
+        let device = device
+            .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
+        let mut engine =
+            Self { options, weights, tokenizer, template: OnceLock::new(), isa, device, runs: Runs::Cpu };
+        engine.decide()?;
+        Ok(engine)
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The weights.
+    pub fn weights(&self) -> &Arc<Weights> {
+        &self.weights
+    }
+
+    /// The options in force, defaults resolved.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// The OpenCL device that runs the model.
+    pub fn device(&self) -> Option<&opencl::Device> {
+        self.device.as_ref().map(|model| model.device())
+    }
+
+    /// Token ids of a prompt, with the special tokens that the model's tokenizer adds.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.tokenizer.encode(text, AddSpecial::Yes)
+    }
+
+    /// How many tokens a text is, without added special tokens.
+    ///
+    /// ```
+    /// # use antigravity::{Engine, EngineOptions};
+    /// # let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
+    /// let prompt = "Once upon a time";
+    /// assert!((1..=prompt.len()).contains(&engine.token_count(prompt)?));
+    /// assert_eq!(engine.token_count("")?, 0);
+    /// # Ok::<(), antigravity::Error>(())
+    /// ```
+    pub fn token_count(&self, text: &str) -> Result<usize> {
+        Ok(self.tokenizer.encode(text, AddSpecial::No)?.len())
+    }
+
+    /// How the model wants conversations: its own template, or one that goes with its control tokens.
+    ///
+    /// # Errors
+    ///
+    /// `Model` for a template that cannot be used.
+    pub fn template(&self) -> Result<&Template> {
+        if let Some(template) = self.template.get() {
+            return Ok(template);
+        }
+        let path = ModelPath::new(&self.options.model)?.weights;
+        let template = Template::load(&path)?.for_tokenizer(&self.tokenizer)?;
+        Ok(self.template.get_or_init(|| template))
+    }
+
+    /// A conversation as the prompt for its next answer, as [`Template::format`] writes it. Answers end with
+    /// [`Template::stop_tokens`]. [`Engine::encode_chat`] is for messages that nobody has looked at: in one text, control
+    /// tokens that they spell are control tokens.
+    ///
+    /// ```
+    /// use antigravity::chat::{Message, Role};
+    /// use antigravity::{Engine, EngineOptions, GenerateOptions};
+    ///
+    /// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
+    /// let prompt = engine.format_prompt(&[Message::new(Role::User, "Tell me of a dog.")])?;
+    /// assert!(prompt.contains("Tell me of a dog."));
+    ///
+    /// let stop_tokens = engine.template()?.stop_tokens(engine.tokenizer());
+    /// let options = GenerateOptions { max_tokens: Some(4), stop_tokens, ..Default::default() };
+    /// let answer = engine.generate(&prompt, &options)?;
+    /// # assert!(!answer.contains("Tell me of a dog."));
+    /// # Ok::<(), antigravity::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As of [`Engine::template`] and [`Template::render`].
+    pub fn format_prompt(&self, messages: &[Message]) -> Result<String> {
+        self.template()?.format(messages)
+    }
+
+    /// A conversation as the ids of the prompt for its next answer, for [`Engine::stream`]. Text in messages stays text.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Engine::template`] and [`Template::encode`].
+    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        self.template()?.encode(&self.tokenizer, messages, Moment::now(), Ending::Prompt)
+    }
+
+    /// Completes a prompt. What was generated until [`GenerateOptions::cancel`] is a result, not an error.
+    pub fn generate(&self, prompt: &str, options: &GenerateOptions) -> Result<String> {
+        self.generate_stream(prompt, options)?.collect()
+    }
+
+    /// Completes a prompt in a sequence of its own, piece by piece: the pieces come as their tokens do, and are whole
+    /// characters.
+    ///
+    /// ```
+    /// use antigravity::session::{CancelToken, StopReason};
+    /// use antigravity::{Engine, EngineOptions, GenerateOptions};
+    ///
+    /// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
+    /// let cancel = CancelToken::default();
+    /// let options = GenerateOptions { max_tokens: None, cancel: cancel.clone(), ..Default::default() };
+    /// let mut stream = engine.generate_stream("Once upon a time", &options)?;
+    /// let mut pieces = 0;
+    /// while let Some(piece) = stream.next() {
+    ///     piece?;
+    ///     pieces += 1;
+    ///     if pieces == 3 {
+    ///         // Any thread may ask.
+    ///         cancel.cancel();
+    ///     }
+    /// }
+    /// assert_eq!(stream.stop_reason(), Some(StopReason::Interrupt));
+    /// assert_eq!(stream.timing().tokens, 4);
+    /// # Ok::<(), antigravity::Error>(())
+    /// ```
+    pub fn generate_stream(&self, prompt: &str, options: &GenerateOptions) -> Result<TokenStream<'_>> {
+        let start = Instant::now();
+        let session = Held::Own(Box::new(self.session()?));
+        let tokens = self.encode(prompt)?;
+        TokenStream::begin(session, Writer::new(self, options)?, &tokens, start)
+    }
+
+    /// Completes `prompt` in `session`, reusing what it already holds of it.
+    pub fn stream<'a>(
+        &'a self,
+        session: &'a mut Session,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> Result<TokenStream<'a>> {
+        TokenStream::begin(Held::Lent(session), Writer::new(self, options)?, prompt, Instant::now())
+    }
+}

@@ -1,0 +1,391 @@
+//! One generation: logits to tokens, tokens to text that may be shown, and when each came.
+
+use super::{Engine, GenerateOptions};
+use crate::dims::VOCAB;
+use crate::run::session::{CancelToken, Session, StopReason};
+use files::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+use text::sampler::{Logprobs, Sampler, TokenLogprobs};
+use text::tokenizer::{StopStrings, TextState, TextStream, Tokenizer};
+
+/// A session of the stream's own, or a caller's.
+pub(super) enum Held<'a> {
+    Own(Box<Session>),
+    Lent(&'a mut Session),
+}
+
+impl std::ops::Deref for Held<'_> {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        match self {
+            Held::Own(s) => s,
+            Held::Lent(s) => s,
+        }
+    }
+}
+
+impl std::ops::DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut Session {
+        match self {
+            Held::Own(s) => s,
+            Held::Lent(s) => s,
+        }
+    }
+}
+
+/// When tokens came.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Timing {
+    /// Tokens of the prompt that had to be computed.
+    pub prompt_tokens: usize,
+    /// Tokens generated, a final end-of-sequence token included.
+    pub tokens: usize,
+    /// Time to the first sampled token.
+    pub ttft: Duration,
+    /// Time from the first to the last sampled token.
+    pub decoding: Duration,
+}
+
+impl Timing {
+    /// Average time between tokens; `None` below two tokens.
+    pub fn tbt(&self) -> Option<Duration> {
+        (self.tokens > 1).then(|| self.decoding / (self.tokens - 1) as u32)
+    }
+}
+
+/// Where a text was cut that may go on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pause {
+    /// Ids of the sequence that are not computed: the last one sampled, or what is left of a prompt.
+    pub tokens: Vec<u32>,
+    /// What of its text is not shown; `None` where the text has ended.
+    pub unshown: Option<Unshown>,
+}
+
+/// Text that was held back at a cut.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unshown {
+    /// Part of a character.
+    bytes: TextState,
+    /// What could become a stop string.
+    stop: String,
+}
+
+/// What becomes of held-back text where a text is cut, not ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AtCut {
+    Show,
+    Keep,
+}
+
+/// Turns logits into tokens and tokens into text that may be shown.
+pub(super) struct Writer<'a> {
+    tokenizer: &'a Tokenizer,
+    sampler: Sampler,
+    logprobs: Option<Logprobs>,
+    text: TextStream<'a>,
+    stops: StopStrings,
+    at_cut: AtCut,
+    ends: Vec<u32>,
+    left: Option<usize>,
+    cancel: CancelToken,
+    progress: fn(usize, usize),
+    logits: Vec<f32>,
+}
+
+impl<'a> Writer<'a> {
+    /// Whether there can be one with these options.
+    #[cfg_attr(
+        not(feature = "grammar"),
+        expect(unused_variables, reason = "a grammar asks what ends a text")
+    )]
+    pub(super) fn check(engine: &Engine, options: &GenerateOptions) -> Result<()> {
+        options.sampler.validate_for(VOCAB)?;
+        #[cfg(feature = "grammar")]
+        if options.sampler.grammar.is_some() {
+            sampler(engine, options, &ends(engine, options))?;
+        }
+        StopStrings::new(&options.stop).map(|_| ())
+    }
+
+    pub(super) fn new(engine: &'a Engine, options: &GenerateOptions) -> Result<Self> {
+        let ends = ends(engine, options);
+        let sampler = sampler(engine, options, &ends)?;
+        Ok(Self {
+            tokenizer: &engine.tokenizer,
+            sampler,
+            logprobs: options.logprobs.map(|count| Logprobs::new(count, VOCAB)).transpose()?,
+            text: engine.tokenizer.stream(),
+            stops: StopStrings::new(&options.stop)?,
+            at_cut: AtCut::Show,
+            ends,
+            left: options.max_tokens,
+            cancel: options.cancel.clone(),
+            progress: options.progress,
+            logits: vec![0.0; VOCAB],
+        })
+    }
+
+    /// Whether no token is left to be generated.
+    pub(super) fn is_spent(&self) -> bool {
+        self.left == Some(0)
+    }
+
+    /// What asks it to stop.
+    pub(super) fn cancel(&self) -> &CancelToken {
+        &self.cancel
+    }
+
+    /// Tells how much of the prompt is done.
+    pub(super) fn progress(&self, done: usize, all: usize) {
+        (self.progress)(done, all);
+    }
+
+    /// Samples a token from the `logits` that follow the tokens of `history`. What comes of the text is
+    /// [`Writer::push`]'s to say.
+    pub(super) fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
+        self.logits.copy_from_slice(logits);
+        let token = self.sampler.sample(&mut self.logits, history);
+        #[cfg(feature = "grammar")]
+        self.sampler.check_grammar()?;
+        if let Some(logprobs) = &mut self.logprobs {
+            logprobs.take(logits, token);
+        }
+        Ok(token)
+    }
+
+    /// What the model held of the token that was sampled last, where the options ask for it.
+    pub(super) fn logprobs(&self) -> Option<&TokenLogprobs> {
+        self.logprobs.as_ref().map(Logprobs::last)
+    }
+
+    /// Adds a sampled token to the text: what may be shown, and how the text ends if it does. `is_full` says that no
+    /// slot is left to compute the token in.
+    pub(super) fn push(&mut self, token: u32, is_full: impl FnOnce() -> bool) -> (String, Option<End>) {
+        if self.ends.contains(&token) {
+            return (String::new(), Some(End::Flush(StopReason::Eos)));
+        }
+        let text = self.text.push(token);
+        let scan = self.stops.push(&text);
+        if let Some(left) = &mut self.left {
+            *left -= 1;
+        }
+        let end = match () {
+            () if scan.stopped => Some(End::Done(StopReason::Stop)),
+            () if self.is_spent() => Some(End::Flush(StopReason::Length)),
+            () if self.cancel.is_cancelled() => Some(End::Flush(StopReason::Interrupt)),
+            () if is_full() => Some(End::Flush(StopReason::Context)),
+            () => None,
+        };
+        (scan.text, end)
+    }
+
+    /// The text that was held back, once it is over.
+    pub(super) fn finish(&mut self) -> String {
+        let text = self.text.finish();
+        let text = self.stops.push(&text).text;
+        text + &self.stops.finish().text
+    }
+}
+
+/// The tokens that end a text.
+fn ends(engine: &Engine, options: &GenerateOptions) -> Vec<u32> {
+    let mut ends = options.stop_tokens.clone();
+    if !options.ignore_eos {
+        ends.extend_from_slice(engine.tokenizer.eos_ids());
+    }
+    ends
+}
+
+/// What chooses the tokens of a text that `ends` end.
+#[cfg_attr(not(feature = "grammar"), expect(unused_variables, reason = "only a grammar looks at the ends"))]
+fn sampler(engine: &Engine, options: &GenerateOptions, ends: &[u32]) -> Result<Sampler> {
+    let pieces = engine.tokenizer.pieces();
+    let sampler = Sampler::new(options.sampler.clone(), VOCAB)?.with_pieces(pieces);
+    #[cfg(feature = "grammar")]
+    let sampler = sampler.with_grammar(pieces, ends)?;
+    Ok(sampler)
+}
+
+/// How a text ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// Held-back text is still to come.
+    Flush(StopReason),
+    /// Nothing is.
+    Done(StopReason),
+}
+
+/// Text pieces of one generation. Pieces may be empty while a character or a stop
+/// string is incomplete.
+pub struct TokenStream<'a> {
+    session: Held<'a>,
+    writer: Writer<'a>,
+    state: State,
+    timing: Timing,
+    start: Instant,
+    first: Option<Instant>,
+    last_token: Option<u32>,
+    /// What [`Pause::tokens`] says.
+    uncomputed: Vec<u32>,
+}
+
+enum State {
+    /// Logits are there, the next token is to be sampled.
+    Sample,
+    /// The text has ended; held-back text is still to be handed out.
+    Flush(StopReason),
+    Done(StopReason),
+}
+
+impl<'a> TokenStream<'a> {
+    pub(super) fn begin(
+        mut session: Held<'a>,
+        writer: Writer<'a>,
+        prompt: &[u32],
+        start: Instant,
+    ) -> Result<Self> {
+        let rest = session.reuse(prompt)?;
+        let timing = Timing { prompt_tokens: rest.len(), ..Timing::default() };
+        let (mut state, mut uncomputed) = (State::Sample, Vec::new());
+        let computed = match *rest {
+            // Decoded, wherever it comes from: so a text that was cut goes on as if it had not been.
+            [token] => session.decode(token),
+            _ => session.prefill_with(rest, &writer.cancel, writer.progress),
+        };
+        match computed {
+            Ok(()) => {}
+            Err(Error::Interrupted) => {
+                state = State::Flush(StopReason::Interrupt);
+                uncomputed = prompt[session.tokens().len()..].to_vec();
+            }
+            Err(e) => return Err(e),
+        }
+        Ok(Self { session, writer, state, timing, start, first: None, last_token: None, uncomputed })
+    }
+
+    /// Goes on with a text that was cut. Where it is cut again, held-back text is kept for [`TokenStream::pause`]
+    /// instead of being shown as it is.
+    pub fn resume(mut self, unshown: Option<&Unshown>) -> Self {
+        self.writer.at_cut = AtCut::Keep;
+        if let Some(unshown) = unshown {
+            self.writer.text.resume(&unshown.bytes);
+            self.writer.stops.hold(&unshown.stop);
+        }
+        self
+    }
+
+    /// Where the text was cut, once [`TokenStream::stop_reason`] is there.
+    pub fn pause(&self) -> Pause {
+        match self.state {
+            State::Done(StopReason::Eos | StopReason::Stop) => Pause::default(),
+            _ => {
+                let (bytes, stop) = (self.writer.text.state(), self.writer.stops.held().into());
+                Pause { tokens: self.uncomputed.clone(), unshown: Some(Unshown { bytes, stop }) }
+            }
+        }
+    }
+
+    /// Counts the time to the first token from `start`.
+    pub fn since(mut self, start: Instant) -> Self {
+        self.start = start;
+        self
+    }
+
+    /// Restores a saved random state.
+    pub fn sampler_mut(&mut self) -> &mut Sampler {
+        &mut self.writer.sampler
+    }
+
+    /// Why it ended, once it has.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        match self.state {
+            State::Done(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Times so far.
+    pub fn timing(&self) -> Timing {
+        self.timing
+    }
+
+    /// The token that the last piece came from.
+    pub fn last_token(&self) -> Option<u32> {
+        self.last_token
+    }
+
+    /// What the model held of the token that the last piece came from, and of the most probable ones, where
+    /// [`GenerateOptions::logprobs`] asks for it.
+    pub fn logprobs(&self) -> Option<&TokenLogprobs> {
+        self.last_token.and(self.writer.logprobs())
+    }
+
+    /// The tokenizer that makes the text.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        self.writer.tokenizer
+    }
+
+    fn step(&mut self) -> Result<Option<String>> {
+        match self.state {
+            State::Done(_) => Ok(None),
+            State::Flush(reason) => {
+                self.state = State::Done(reason);
+                self.last_token = None;
+                if self.writer.at_cut == AtCut::Keep && reason != StopReason::Eos {
+                    return Ok(None);
+                }
+                let text = self.writer.finish();
+                Ok((!text.is_empty()).then_some(text))
+            }
+            State::Sample => self.sample().map(Some),
+        }
+    }
+
+    fn sample(&mut self) -> Result<String> {
+        if self.writer.is_spent() {
+            self.state = State::Flush(StopReason::Length);
+            return Ok(String::new());
+        }
+        let token = self.writer.sample(self.session.logits(), self.session.tokens())?;
+        let now = Instant::now();
+        let first = *self.first.get_or_insert(now);
+        if self.timing.tokens == 0 {
+            self.timing.ttft = now - self.start;
+        }
+        self.timing.tokens += 1;
+        self.timing.decoding = now - first;
+        self.last_token = Some(token);
+        let (text, end) = self.writer.push(token, || self.session.is_full());
+        if end.is_some() {
+            self.session.settle();
+        }
+        match end {
+            None => self.session.decode(token)?,
+            Some(End::Done(reason)) => self.state = State::Done(reason),
+            Some(End::Flush(reason)) => {
+                self.state = State::Flush(reason);
+                if reason != StopReason::Eos {
+                    self.uncomputed = vec![token];
+                }
+            }
+        }
+        Ok(text)
+    }
+}
+
+impl Iterator for TokenStream<'_> {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let item = self.step().transpose();
+        if matches!(item, Some(Err(_))) {
+            self.state = State::Done(StopReason::Interrupt);
+        }
+        item
+    }
+}

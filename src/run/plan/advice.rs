@@ -1,0 +1,180 @@
+//! What to change when a plan does not fit, or when a run of it was killed: flags that can be typed as they are.
+
+use super::{DeviceMemory, Form, Plan, longest_where, mib};
+use crate::model::weights::WeightType;
+use files::{Error, Result};
+use numeric::kv::{KvType, KvTypes};
+
+/// What a command calls its number of slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Context {
+    /// `--max-seq-len`, of the commands that generate.
+    MaxSeqLen,
+    /// `--chunk`, of `eval`.
+    Chunk,
+    /// The longest row of `bench`: `--depth` and `-p` or `-n`.
+    Row,
+}
+
+impl Context {
+    fn asked(self, slots: usize) -> String {
+        match self {
+            Context::MaxSeqLen => format!("--max-seq-len {slots}"),
+            Context::Chunk => format!("--chunk {slots}"),
+            Context::Row => format!("a row of {slots} tokens (--depth and -p or -n)"),
+        }
+    }
+
+    fn advised(self, slots: usize) -> String {
+        match self {
+            Context::Row => format!("rows of {slots} tokens or less"),
+            _ => format!("{} or less", self.asked(slots)),
+        }
+    }
+}
+
+/// Tokens of a prefill step that take little memory and still use the weights many times.
+const SMALL_CHUNK: usize = 32;
+
+impl Plan {
+    /// Refuses what will not fit. A machine that does not tell its memory is not held against anyone.
+    pub fn check(&self) -> Result<()> {
+        self.check_for(Context::MaxSeqLen)
+    }
+
+    /// [`Plan::check`] in the words of a command.
+    pub fn check_for(&self, context: Context) -> Result<()> {
+        self.check_device(context)?;
+        let (need, Some(have)) = (self.need(), self.memory.usable()) else { return Ok(()) };
+        if need <= have {
+            return Ok(());
+        }
+        let (model, asked) = (self.options.model.display(), context.asked(self.options.max_seq_len));
+        Err(Error::Memory(format!(
+            "{model}: needs {} of memory with {asked}, but {} are available; {}",
+            mib(need),
+            mib(have),
+            self.remedy(have, context)
+        )))
+    }
+
+    /// Refuses what a device's own memory will not hold.
+    fn check_device(&self, context: Context) -> Result<()> {
+        let (Some(DeviceMemory::Own(have)), need) = (self.device, self.on_device()) else { return Ok(()) };
+        if need <= have {
+            return Ok(());
+        }
+        let (model, asked) = (self.options.model.display(), context.asked(self.options.max_seq_len));
+        Err(Error::Memory(format!(
+            "{model}: needs {} of the device's memory with {asked}, but it has {}; use a shorter context or --backend cpu",
+            mib(need),
+            mib(have)
+        )))
+    }
+
+    /// The largest context that fits; where none does, with which settings one would.
+    fn remedy(&self, have: u64, context: Context) -> String {
+        let asked = self.options.max_seq_len;
+        if let Some(n) = self.longest(have) {
+            let (smaller, flags) = self.with_smaller_cache();
+            let more = smaller
+                .longest(have)
+                .map(|most| most.min(asked))
+                .filter(|&most| !flags.is_empty() && most > n);
+            let more = more.map_or(String::new(), |most| format!(", {flags} with {}", context.advised(most)));
+            return format!("use {}{more}, or close other programs", context.advised(n));
+        }
+        let (mut smaller, mut flags) = self.with_smaller_cache();
+        if smaller.longest(have).is_none() && smaller.options.prefill_chunk > SMALL_CHUNK {
+            smaller.options.prefill_chunk = SMALL_CHUNK;
+            flags = joined(&flags, &format!("--prefill-chunk {SMALL_CHUNK}"));
+        }
+        match smaller.longest(have) {
+            Some(n) => format!("use {flags} with {}", context.advised(n.min(asked))),
+            None if self.options.weight_type == WeightType::F32 => {
+                "no context fits: use --weight-type q4_0, best after antigravity pack".into()
+            }
+            None => "no context fits: close other programs or use a smaller model".into(),
+        }
+    }
+
+    /// With the smallest cache, and the flags for it where it is smaller than now.
+    fn with_smaller_cache(&self) -> (Plan, String) {
+        let mut smaller = self.clone();
+        smaller.options.kv_types = KvTypes::both(KvType::Q4);
+        let changed = smaller.options.kv_types != self.options.kv_types;
+        (smaller, if changed { "--kv-type q4".into() } else { String::new() })
+    }
+
+    /// What to try after the system has killed a run of this plan: the flags, and what is planned with them.
+    pub fn smaller(&self, context: Context) -> String {
+        let (mut plan, mut flags) = self.with_smaller_cache();
+        let slots = plan.options.max_seq_len;
+        if context != Context::Row && slots > SMALL_CHUNK {
+            plan.options.max_seq_len = slots / 2;
+            flags = joined(&flags, &context.asked(slots / 2));
+        }
+        if plan.options.prefill_chunk.min(plan.options.max_seq_len) > SMALL_CHUNK {
+            plan.options.prefill_chunk = SMALL_CHUNK;
+            flags = joined(&flags, &format!("--prefill-chunk {SMALL_CHUNK}"));
+        }
+        let mut advice = match flags.is_empty() {
+            true => "close other programs or use a smaller model".into(),
+            false => format!("try {flags} (planned: {})", mib(plan.need())),
+        };
+        if context == Context::Row {
+            advice += ", fewer or shorter rows";
+        }
+        if self.form == Form::Checkpoint {
+            advice += "; after antigravity pack the system can take the weights' memory back instead";
+        }
+        advice
+    }
+}
+
+fn joined(flags: &str, flag: &str) -> String {
+    if flags.is_empty() { flag.into() } else { format!("{flags} {flag}") }
+}
+
+/// Refuses sequences of one model, one a plan, that fit one by one but not at once. Returns what all need.
+pub fn check_sharing(plans: &[Plan], context: Context, remedy: &str) -> Result<u64> {
+    plans.iter().try_for_each(|p| p.check_for(context))?;
+    let Some(largest) = plans.iter().max_by_key(|p| p.need()) else { return Ok(0) };
+    let all = plans.iter().fold(largest.need(), |sum, p| sum.saturating_add(p.session()));
+    let need = all.saturating_sub(largest.session());
+    match largest.memory.usable() {
+        Some(have) if need > have => Err(Error::Memory(format!(
+            "{}: needs {} of memory for the caches of all rows, but {} are available; {remedy}",
+            largest.options.model.display(),
+            mib(need),
+            mib(have)
+        ))),
+        _ => Ok(need),
+    }
+}
+
+/// Refuses models of the same context, one a plan, that do not fit at once.
+pub fn check_apart(plans: &[Plan], context: Context) -> Result<()> {
+    if let [one] = plans {
+        return one.check_for(context);
+    }
+    let need = |slots: usize| plans.iter().fold(0u64, |sum, p| sum.saturating_add(p.need_for(slots)));
+    let Some((first, have)) = plans.first().and_then(|p| Some((p, p.memory.usable()?))) else {
+        return Ok(());
+    };
+    let slots = first.options.max_seq_len;
+    if need(slots) <= have {
+        return Ok(());
+    }
+    let remedy = match longest_where(|slots| need(slots) <= have) {
+        Some(n) => format!("use {}", context.advised(n)),
+        None => "no context fits: measure them one by one".into(),
+    };
+    let (asked, need) = (context.asked(slots), mib(need(slots)));
+    Err(Error::Memory(format!(
+        "{}: needs {need} of memory with {asked} for {} settings at once, but {} are available; {remedy}",
+        first.options.model.display(),
+        plans.len(),
+        mib(have)
+    )))
+}

@@ -1,0 +1,192 @@
+//! The plan: exact where it can be, never overflowing, and honest about what fits.
+
+use super::*;
+use crate::model::backend::KvRows;
+use files::Error;
+use numeric::kv::{KvType, KvTypes};
+
+fn plan(slots: usize) -> Plan {
+    let mut options = EngineOptions::new("nowhere");
+    options.max_seq_len = slots;
+    options.threads = 2;
+    let mut plan = Plan::assumed(&options).expect("a plan");
+    plan.tokenizer_file = 1000;
+    plan
+}
+
+fn with_memory(slots: usize, available: u64) -> Plan {
+    Plan { memory: Memory { available: Some(available), ..Memory::default() }, ..plan(slots) }
+}
+
+/// Keys and values of different types included.
+#[test]
+fn the_cache_is_exact() {
+    for (k, v) in KvType::ALL.into_iter().flat_map(|k| KvType::ALL.map(|v| (k, v))) {
+        let mut p = plan(100);
+        p.options.kv_types = KvTypes { k, v };
+        let bytes = 100 * LAYERS * KV_HEADS * (k.row_bytes(HEAD_DIM) + v.row_bytes(HEAD_DIM));
+        let rows = KvRows::zeroed(p.options.kv_types, 100, HEAD_DIM);
+        assert_eq!(bytes, LAYERS * (rows.k.len() + rows.v.len()), "what backends hold");
+        let items = p.items();
+        let line = items.iter().find(|i| i.what.starts_with("KV cache")).expect("a line for the cache");
+        assert_eq!((line.bytes, line.kind), (bytes as u64, Kind::Own), "{k:?} {v:?}");
+        assert!(line.what.contains(&p.options.kv_types.to_string()), "{}", line.what);
+    }
+}
+
+#[test]
+fn attention_mass_is_exact_and_only_where_a_policy_looks_at_it() {
+    use crate::run::eviction::Policy;
+    for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
+        let mut p = plan(100);
+        p.options.eviction.policy = policy;
+        p.options.prefill_chunk = 30;
+        let observed = matches!(policy, Policy::SnapKv | Policy::H2o);
+        let line = p.items().into_iter().find(|i| i.what == "attention mass").map(|i| i.bytes);
+        let bytes = 4 * LAYERS * KV_HEADS * 100 + 8 * HEADS * 30;
+        assert_eq!(line, observed.then_some(bytes as u64), "{policy:?}");
+        p.options.max_seq_len = usize::MAX;
+        assert_eq!(p.need(), u64::MAX);
+    }
+}
+
+#[test]
+fn sums_do_not_overflow() {
+    for slots in [0, 1, usize::MAX / 2, usize::MAX] {
+        let mut p = plan(slots);
+        p.options.prefill_chunk = usize::MAX;
+        p.options.threads = usize::MAX;
+        assert!(p.need() > 0 && p.peak() >= p.need());
+    }
+    assert_eq!(plan(usize::MAX).need(), u64::MAX);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_context_that_does() {
+    let need = plan(1000).need();
+    assert_eq!(with_memory(1000, need).check(), Ok(()));
+    let Err(Error::Memory(message)) = with_memory(1001, need).check() else { panic!("not refused") };
+    let longest = plan(1001).longest(need).expect("1000 slots fit");
+    assert!(longest >= 1000 && plan(longest).need() <= need && plan(longest + 1).need() > need);
+    assert!(message.contains(&format!("use --max-seq-len {longest} or less")), "{message}");
+    assert!(message.contains(&mib(need)) && message.contains("--max-seq-len 1001"), "{message}");
+}
+
+#[test]
+fn a_model_that_never_fits_says_so() {
+    let error = with_memory(1, 1 << 20).check().expect_err("1 MiB is too little");
+    assert_eq!(error.exit_code(), 4);
+    assert!(error.to_string().contains("no context fits"), "{error}");
+    assert_eq!(plan(1).longest(0), None);
+    assert_eq!(plan(1).longest(u64::MAX), Some(1 << 24));
+}
+
+/// The remedy after the last semicolon.
+fn remedy(plan: &Plan, context: Context) -> String {
+    let said = plan.check_for(context).expect_err("too little").to_string();
+    said.rsplit_once("; ").expect("a remedy").1.into()
+}
+
+#[test]
+fn a_smaller_cache_is_advised_where_it_helps() {
+    let mut p = with_memory(1000, plan(1000).need());
+    p.options.kv_types = KvTypes::both(KvType::F32);
+    let longest = p.longest(p.memory.usable().expect("it is known")).expect("some slots fit");
+    assert!(longest < 1000);
+    let remedy = remedy(&p, Context::MaxSeqLen);
+    assert_eq!(
+        remedy,
+        format!(
+            "use --max-seq-len {longest} or less, --kv-type q4 with --max-seq-len 1000 or less, or close other programs"
+        )
+    );
+}
+
+#[test]
+fn where_no_context_fits_settings_are_named_with_which_one_does() {
+    let mut p = plan(1000);
+    (p.options.kv_types, p.options.prefill_chunk) = (KvTypes::both(KvType::F32), 4096);
+    let mut smaller = p.clone();
+    (smaller.options.kv_types, smaller.options.prefill_chunk) = (KvTypes::both(KvType::Q4), 32);
+    // Scratch for a single slot is small; memory for a few slots is enough for small chunks only.
+    let have = smaller.need_for(3);
+    p.memory.available = Some(have);
+    match p.longest(have) {
+        Some(n) => assert!(n <= smaller.longest(have).expect("three slots fit")),
+        None => assert!(remedy(&p, Context::Chunk).starts_with("use --kv-type q4")),
+    }
+    p.memory.available = Some(smaller.need_for(1) - 1);
+    assert_eq!(remedy(&p, Context::Row), "no context fits: close other programs or use a smaller model");
+    p.options.weight_type = WeightType::F32;
+    assert!(remedy(&p, Context::Chunk).contains("--weight-type q4_0"));
+}
+
+#[test]
+fn plans_beside_each_other_count_together() {
+    let (a, b) = (with_memory(500, plan(1000).need()), with_memory(900, plan(1000).need()));
+    assert_eq!(check_sharing(std::slice::from_ref(&b), Context::Row, "less"), Ok(b.need()));
+    let said = check_sharing(&[a.clone(), b.clone(), b.clone()], Context::Row, "less").expect_err("too much");
+    assert!(said.to_string().ends_with("; less"), "{said}");
+    // Each has weights of its own.
+    let have = 2 * plan(70).need();
+    let pair = |slots| [with_memory(slots, have), with_memory(slots, have)];
+    assert_eq!(check_apart(&pair(70), Context::Chunk), Ok(()));
+    let said = check_apart(&pair(71), Context::Chunk).expect_err("too much").to_string();
+    assert!(
+        said.contains("--chunk 71 for 2 settings") && said.ends_with("; use --chunk 70 or less"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_smaller_plan_is_smaller() {
+    let mut p = plan(2048);
+    p.options.kv_types = KvTypes::both(KvType::F16);
+    let advice = p.smaller(Context::MaxSeqLen);
+    let mut followed = plan(1024);
+    followed.options.prefill_chunk = 32;
+    let planned = mib(followed.need());
+    assert!(followed.need() < p.need());
+    assert_eq!(
+        advice,
+        format!("try --kv-type q4 --max-seq-len 1024 --prefill-chunk 32 (planned: {planned})")
+    );
+    let mut least = plan(16);
+    least.options.prefill_chunk = 16;
+    assert_eq!(least.smaller(Context::Chunk), "close other programs or use a smaller model");
+    least.form = Form::Checkpoint;
+    assert!(least.smaller(Context::Row).contains("antigravity pack"));
+}
+
+#[test]
+fn an_unknown_machine_is_not_refused() {
+    let p = Plan { memory: Memory::default(), ..plan(usize::MAX) };
+    assert_eq!(p.check(), Ok(()));
+}
+
+#[test]
+fn need_grows_with_the_context() {
+    let mut last = 0;
+    for slots in [1, 2, 127, 128, 129, 255, 256, 257, 2048, 1 << 20] {
+        assert!(plan(slots).need() > last, "{slots}");
+        last = plan(slots).need();
+    }
+}
+
+#[test]
+fn a_checkpoint_becomes_own_memory_and_f32_stays_mapped() {
+    let mut options = EngineOptions::new(MODEL_DIR);
+    if !options.model.join("model.safetensors").exists() {
+        return; // a model of which only the config is here
+    }
+    let q4 = Plan::new(&options).expect("a plan");
+    if q4.form == Form::Checkpoint {
+        let matrices = table().into_iter().filter(|s| s.role == Role::Matrix && s.quantises());
+        assert!(q4.weights.own >= matrices.map(|s| matrix(&s)).sum());
+        assert!(q4.weights.passing > 0 && q4.peak() > q4.need());
+    }
+    options.weight_type = WeightType::F32;
+    let dense = Plan::new(&options).expect("a plan");
+    assert_eq!(dense.form, Form::Checkpoint);
+    assert!(dense.weights.mapped > dense.weights.own && dense.weights.passing == 0);
+}

@@ -1,0 +1,263 @@
+//! Saved sequences (`--session`): everything a text or a conversation needs to go on as if it had never stopped.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 7 | `AGSAVED` |
+//! | 1 | the version, a digit: 4. Also raised when the rows of a KV type change |
+//! | 8 | `n`, little endian |
+//! | `n` | JSON: model, types, tokens and evictions, random state, what was held back (`Header`) |
+//! | 4 | CRC-32 of everything before, little endian |
+//! | … | of each layer the key rows, `[kv_head][slot][row bytes]`, the value rows, and, where attention is observed, its mass, `[kv_head][slot]` f32, little endian |
+//! | 4 | CRC-32 of everything before, little endian |
+//!
+//! Rows go between cache and file layer by layer. A file appears whole or not at all, and is not believed: its size must be what the header says before memory is taken for it.
+
+mod summed;
+
+use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
+use crate::model::backend::KvRows;
+use crate::run::engine::{Engine, Pause};
+use crate::run::session::{Sequence, Session};
+use files::atomic_file::Unfinished;
+use files::{Error, Result};
+use numeric::kv::{KvType, KvTypes};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use summed::Summed;
+use text::chat::ConversationState;
+use text::sampler::{Rng, SamplerOptions};
+
+/// What a file begins with.
+pub const MAGIC: &[u8; 7] = b"AGSAVED";
+/// The byte after it.
+pub const VERSION: u8 = b'4';
+/// Bytes before the header.
+const PREFIX: u64 = 16;
+/// Bytes of a sum.
+const SUM: u64 = 4;
+/// Longest header: some thirty million tokens.
+const MAX_HEADER: u64 = 1 << 28;
+
+/// What goes with a sequence.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// What the random numbers began with.
+    pub seed: u64,
+    /// Where they are.
+    pub rng: Rng,
+    /// What the sequence is.
+    pub content: Content,
+}
+
+/// What a sequence is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Content {
+    /// One text, and where it was cut.
+    Text(Pause),
+    /// A conversation.
+    Chat(ConversationState),
+}
+
+impl State {
+    /// The random state to go on with; none where another seed is `chosen`. The seed in force goes into `options`.
+    pub fn random(&self, chosen: Option<u64>, options: &mut SamplerOptions) -> Option<Rng> {
+        options.seed = chosen.unwrap_or(self.seed);
+        (options.seed == self.seed).then(|| self.rng.clone())
+    }
+
+    /// Whether `known` holds of every id besides those of the sequence.
+    fn all_ids(&self, known: impl Fn(u32) -> bool) -> bool {
+        match &self.content {
+            Content::Text(pause) => pause.tokens.iter().copied().all(known),
+            Content::Chat(chat) => chat.all_ids().all(known),
+        }
+    }
+}
+
+/// The JSON part of a file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    /// The fingerprint of the model's files.
+    model: String,
+    /// What its matrices became.
+    weights: String,
+    /// Element types of the rows: keys, values.
+    kv: [String; 2],
+    sequence: Sequence,
+    state: State,
+}
+
+/// Writes the sequence and what goes with it; `file` has the old content or the new one, whatever happens.
+pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -> Result<()> {
+    let failed = |e: io::Error| Error::io(file, format!("cannot save the session: {e}"));
+    let types = session.backend().kv_types();
+    let header = Header {
+        model: engine.weights().fingerprint.clone(),
+        weights: engine.options().weight_type.to_string(),
+        kv: [types.k, types.v].map(|t| t.name().into()),
+        sequence: session.sequence(),
+        state,
+    };
+    let json = serde_json::to_vec(&header).map_err(|e| failed(e.into()))?;
+    if json.len() as u64 > MAX_HEADER {
+        return Err(failed(io::Error::new(ErrorKind::FileTooLarge, "too many tokens")));
+    }
+    let place = place(file);
+    let unfinished = Unfinished::create(&place).map_err(failed)?;
+    // Nobody else's to read, unless that was changed; some file systems have no modes.
+    let mode = fs::metadata(&place).map_or(Permissions::from_mode(0o600), |old| old.permissions());
+    let _ = unfinished.file.set_permissions(mode);
+    let mut out = Summed::new(&unfinished.file);
+    let length = (json.len() as u64).to_le_bytes();
+    out.put(&[MAGIC, &[VERSION][..], &length, &json].concat()).map_err(failed)?;
+    out.put_sum().map_err(failed)?;
+    let (mut rows, mut mass) = (KvRows::default(), Vec::new());
+    for layer in 0..LAYERS {
+        session.read_rows(layer, &mut rows)?;
+        session.read_mass(layer, &mut mass)?;
+        let mass: Vec<u8> = mass.iter().flat_map(|m| m.to_le_bytes()).collect();
+        [&rows.k, &rows.v, &mass].into_iter().try_for_each(|bytes| out.put(bytes)).map_err(failed)?;
+    }
+    out.put_sum().map_err(failed)?;
+    unfinished.finish(&place).map_err(failed)
+}
+
+/// [`read`] for a file that is to be written too, which need not be there yet.
+///
+/// # Errors
+///
+/// As of [`read`]; `Usage` where the file could not be written at the end.
+pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
+    let place = place(file);
+    regular(file, &place)?;
+    // Said now, not after the last token. It also removes what a killed run left.
+    drop(Unfinished::create(&place).map_err(|e| {
+        Error::Usage(format!("--session {}: cannot be written: {e}; choose another place", file.display()))
+    })?);
+    read(file, session, engine)
+}
+
+fn regular(file: &Path, place: &Path) -> Result<()> {
+    match fs::metadata(place).is_ok_and(|meta| !meta.is_file()) {
+        true => Err(Error::model(file, "is not a regular file")),
+        false => Ok(()),
+    }
+}
+
+/// Restores a sequence and returns what goes with it; `None` when there is no such file.
+///
+/// # Errors
+///
+/// `Usage` where another flag mends it; `Model` for a file of another model or version and for a damaged one. The
+/// session is then as before or empty.
+pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
+    let place = place(file);
+    regular(file, &place)?;
+    if fs::metadata(&place).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+        return Ok(None);
+    }
+    let opened = File::open(&place).and_then(|f| Ok((f.metadata()?.len(), f)));
+    let (size, stored) = opened.map_err(|e| Error::model(file, format!("cannot read: {e}")))?;
+    let mut input = Summed::new(&stored);
+    let (header, header_end) = read_header(file, &mut input, size)?;
+    header.check(file, session, engine)?;
+    if header.size(session, header_end) != Some(size) {
+        return Err(damaged(file));
+    }
+    session.restore(header.sequence, |layer, rows, mass| {
+        let mut bytes = vec![0; size_of_val(&mass[..])];
+        let mut read = |bytes: &mut [u8]| input.take(bytes).map_err(|_| damaged(file));
+        [&mut rows.k, &mut rows.v, &mut bytes].into_iter().try_for_each(|part| read(part))?;
+        for (m, bytes) in mass.iter_mut().zip(bytes.as_chunks().0) {
+            *m = f32::from_le_bytes(*bytes);
+        }
+        let whole = layer + 1 < LAYERS || input.sum_fits().unwrap_or(false);
+        match whole && mass.iter().all(|m| m.is_finite()) {
+            true => Ok(()),
+            false => Err(damaged(file)),
+        }
+    })?;
+    Ok(Some(header.state))
+}
+
+/// The file itself where a link leads to it, so that not the link is replaced.
+fn place(file: &Path) -> PathBuf {
+    fs::canonicalize(file).unwrap_or_else(|_| file.into())
+}
+
+/// An error that no flag mends.
+fn unusable(file: &Path, why: &str) -> Error {
+    Error::model(file, format!("{why}; delete it to begin anew, or give --session another file"))
+}
+
+fn damaged(file: &Path) -> Error {
+    unusable(file, "is damaged")
+}
+
+/// The header of a file of `size` bytes, and where it ends.
+fn read_header(file: &Path, input: &mut Summed<&File>, size: u64) -> Result<(Header, u64)> {
+    let mut prefix = [0; PREFIX as usize];
+    if size < PREFIX || input.take(&mut prefix).is_err() || !prefix.starts_with(MAGIC) {
+        return Err(unusable(file, "is not a saved session"));
+    }
+    let ([_, _, _, _, _, _, _, version], length) = prefix.split_first_chunk().expect("invariant: 16 bytes");
+    if *version != VERSION {
+        let (found, ours) = (version.escape_ascii(), char::from(VERSION));
+        return Err(unusable(
+            file,
+            &format!("is a session of version {found}, and this program reads {ours}"),
+        ));
+    }
+    let length = length.try_into().map_or(u64::MAX, u64::from_le_bytes);
+    let end = length.checked_add(PREFIX + SUM).filter(|&end| length <= MAX_HEADER && end <= size);
+    let end = end.ok_or_else(|| damaged(file))?;
+    let mut json = vec![0; length as usize];
+    let whole = input.take(&mut json).is_ok() && input.sum_fits().unwrap_or(false);
+    let header = whole.then(|| serde_json::from_slice(&json).ok()).flatten();
+    Ok((header.ok_or_else(|| damaged(file))?, end))
+}
+
+impl Header {
+    /// Refuses what does not go with this run.
+    fn check(&self, file: &Path, session: &Session, engine: &Engine) -> Result<()> {
+        let ours = &engine.weights().fingerprint;
+        if self.model != *ours {
+            let theirs = self.model.escape_debug();
+            return Err(unusable(file, &format!("was saved with another model ({theirs}, this is {ours})")));
+        }
+        let usage = |what: String| Err(Error::Usage(format!("--session {}: {what}", file.display())));
+        let set = |flags: String| usage(format!("was saved with {flags}; set that, or give another file"));
+        if self.weights != engine.options().weight_type.to_string() {
+            return set(format!("--weight-type {}", self.weights.escape_debug()));
+        }
+        let kv = |i: usize| self.kv[i].parse::<KvType>().map_err(|_| damaged(file));
+        let (types, ours) = (KvTypes { k: kv(0)?, v: kv(1)? }, session.backend().kv_types());
+        if types != ours {
+            let (k, v) = (types.k.name(), types.v.name());
+            return set(if k == v { format!("--kv-type {k}") } else { format!("-ctk {k} -ctv {v}") });
+        }
+        let known = |id: u32| (id as usize) < VOCAB;
+        if !self.sequence.is_sound() || !self.state.all_ids(known) {
+            return Err(damaged(file));
+        }
+        let (slots, capacity) = (self.sequence.slots, session.backend().capacity());
+        match slots > capacity {
+            true => usage(format!("holds {slots} slots, and the context {capacity}; raise --max-seq-len")),
+            false => Ok(()),
+        }
+    }
+
+    /// The size of a file whose header, sum included, ends at `end`; `None` for no number.
+    fn size(&self, session: &Session, end: u64) -> Option<u64> {
+        let types = session.backend().kv_types();
+        let mass = self.sequence.since.map_or(0, |_| size_of::<f32>());
+        let slot = types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) + LAYERS * KV_HEADS * mass;
+        u64::try_from(self.sequence.slots).ok()?.checked_mul(slot as u64)?.checked_add(end + SUM)
+    }
+}

@@ -1,0 +1,407 @@
+//! One sequence of tokens: prefill, decode, rewind, eviction, moves from device to device, and why a generation ended.
+
+mod devices;
+mod draft;
+mod event;
+mod evict;
+mod history;
+mod room;
+mod schedule;
+mod sequence;
+
+pub use devices::{RowsAre, Standby};
+pub use draft::Drafts;
+pub use event::{Event, EvictionResult, Observer, Switch, Why};
+pub use evict::MemoryProbe;
+pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
+pub use sequence::{Cut, Sequence};
+
+use crate::dims::VOCAB;
+use crate::model::backend::{Backend, Logits};
+use crate::model::trace::Recorder;
+use crate::run::eviction::{Eviction, Policy};
+use devices::Devices;
+use draft::Drafter;
+use evict::{Evictor, Input};
+use files::{Error, Result};
+pub use numeric::cancel::CancelToken;
+use schedule::Move;
+use std::time::Instant;
+
+/// Is told, in one line, what somebody should know.
+pub type Notice = fn(&str);
+
+/// Makes another backend for a sequence whose device is lost.
+pub type Spare = Box<dyn FnOnce() -> Result<Box<dyn Backend>> + Send>;
+
+/// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.
+pub const ROWS: usize = 64;
+
+/// A sequence: its tokens, its cache on a device or two, the logits of its last token.
+///
+/// ```
+/// use antigravity::session::CancelToken;
+/// use antigravity::{Engine, EngineOptions};
+///
+/// let engine = Engine::load(EngineOptions { max_seq_len: 64, ..EngineOptions::new(antigravity::dims::MODEL_DIR) })?;
+/// let mut session = engine.session()?;
+/// let prompt = engine.encode("Once upon a time")?;
+/// session.prefill(&prompt, &CancelToken::default())?;
+///
+/// // Greedy by hand: whoever calls chooses from the logits.
+/// for _ in 0..4 {
+///     let best = session.logits().iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+///     let token = best.map_or(0, |(id, _)| id as u32);
+///     session.decode(token)?;
+/// }
+/// assert_eq!(session.position(), prompt.len() + 4);
+///
+/// session.rewind(prompt.len())?; // another answer to the same prompt
+/// session.resize(128)?; // more slots; those filled stay
+/// assert_eq!((session.slots(), session.backend().capacity()), (prompt.len(), 128));
+/// session.clear();
+/// assert!(session.tokens().is_empty());
+/// # Ok::<(), antigravity::Error>(())
+/// ```
+pub struct Session {
+    devices: Devices,
+    /// All of them, evicted ones included: their number is the RoPE position of the next one.
+    tokens: Vec<u32>,
+    /// `[VOCAB]`, of the last token computed with logits.
+    logits: Vec<f32>,
+    /// Chooses slots to evict when they run out; without it a full cache ends the text.
+    evictor: Option<Evictor>,
+    /// Evictions so far.
+    cuts: Vec<Cut>,
+    /// So many first tokens lie in the first slots, once slots were evicted.
+    prefix: usize,
+    /// From this token on, all lie in the last slots, in order, in every head.
+    dense: usize,
+    /// Computes tokens ahead that are likely to be chosen.
+    drafter: Option<Drafter>,
+    observer: Option<Observer>,
+}
+
+impl Session {
+    /// An empty sequence on a backend with an empty cache.
+    pub fn new(backend: Box<dyn Backend>) -> Self {
+        // Room for all ids at once, so that no token grows the list.
+        let tokens = Vec::with_capacity(backend.capacity());
+        Self {
+            devices: Devices::new(backend),
+            tokens,
+            logits: vec![0.0; VOCAB],
+            evictor: None,
+            cuts: Vec::new(),
+            prefix: 0,
+            dense: 0,
+            drafter: None,
+            observer: None,
+        }
+    }
+
+    /// Goes on on another backend when the device is lost, after one line to `notice`.
+    pub fn with_spare(mut self, spare: Spare, notice: Notice) -> Self {
+        self.devices.set_spare(spare, notice);
+        self
+    }
+
+    /// Makes it a hybrid session: the backend it has is the CPU's, `standby` another device's, with the same element
+    /// types and slots.
+    pub fn with_standby(mut self, standby: Standby) -> Self {
+        self.devices.set_standby(standby);
+        self
+    }
+
+    /// Evicts slots as `eviction` says instead of ending when they run out; comes after [`Session::with_standby`].
+    ///
+    /// # Errors
+    ///
+    /// `Usage` where the cache is too small for it, `Memory` where there is no room for the attention mass.
+    pub fn with_eviction(mut self, eviction: Eviction) -> Result<Self> {
+        if eviction.policy != Policy::None {
+            let evictor = Evictor::new(eviction, self.devices.active().capacity())?;
+            if evictor.observes() {
+                self.devices.make_mass()?;
+            }
+            self.evictor = Some(evictor);
+        }
+        Ok(self)
+    }
+
+    /// Asks `probe` whether memory is low, instead of the system.
+    pub fn with_memory_probe(mut self, probe: MemoryProbe) -> Self {
+        self.evictor = self.evictor.map(|e| e.with_probe(probe));
+        self
+    }
+
+    /// Tells `observer` of evictions and moves from now on.
+    pub fn watch(&mut self, observer: Observer) {
+        self.observer = Some(observer);
+    }
+
+    fn tell(&mut self, mark: &str, event: Event) {
+        self.devices.mark(mark);
+        if let Some(observer) = &mut self.observer {
+            observer(&event);
+        }
+    }
+
+    /// Appends `tokens`, at most as many as the backend takes at once; on another device if this one is lost. Ends with
+    /// `Interrupted`, having appended none, soon after `cancel` is cancelled.
+    fn append(&mut self, tokens: &[u32], mut out: Logits<'_>, cancel: Option<&CancelToken>) -> Result<()> {
+        let again = match &mut out {
+            Logits::None => Logits::None,
+            Logits::Last(logits) => Logits::Last(logits),
+            Logits::All(logits) => Logits::All(logits),
+        };
+        match self.devices.forward(tokens, self.tokens.len(), again, cancel) {
+            Err(e @ (Error::Device(_) | Error::Memory(_))) => {
+                self.flee(e)?;
+                self.devices.forward(tokens, self.tokens.len(), out, cancel)?;
+            }
+            result => result?,
+        }
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// [`Session::append`] with the logits of the last token.
+    fn append_last(&mut self, tokens: &[u32], cancel: Option<&CancelToken>) -> Result<()> {
+        let mut logits = std::mem::take(&mut self.logits);
+        let result = self.append(tokens, Logits::Last(&mut logits), cancel);
+        self.logits = logits;
+        result
+    }
+
+    /// Appends tokens and computes the logits of the last, in chunks of the backend's size. Ends with `Interrupted`
+    /// soon after `cancel` is cancelled, also in the middle of a chunk; the chunks before it stay.
+    pub fn prefill(&mut self, tokens: &[u32], cancel: &CancelToken) -> Result<()> {
+        self.prefill_with(tokens, cancel, |_, _| {})
+    }
+
+    /// [`Session::prefill`] that tells `progress` before each chunk the tokens done and all tokens, and at the
+    /// end that all are done.
+    pub fn prefill_with(
+        &mut self,
+        tokens: &[u32],
+        cancel: &CancelToken,
+        progress: impl Fn(usize, usize),
+    ) -> Result<()> {
+        self.check(tokens)?;
+        self.settle();
+        if let Some(to) = self.devices.for_prefill(tokens.len()) {
+            self.go(to)?;
+        }
+        let mut left = tokens;
+        while !left.is_empty() {
+            progress(tokens.len() - left.len(), tokens.len());
+            if cancel.is_cancelled() {
+                return Err(Error::Interrupted);
+            }
+            let n = self.make_room(left.len(), Input::Prompt(left.len()))?;
+            let (chunk, rest) = left.split_at(n);
+            match rest.is_empty() {
+                true => self.append_last(chunk, Some(cancel))?,
+                false => self.append(chunk, Logits::None, Some(cancel))?,
+            }
+            left = rest;
+        }
+        progress(tokens.len(), tokens.len());
+        self.end_prompt()?;
+        self.check_logits()
+    }
+
+    /// Appends one token and computes its logits, unless a draft already did: see [`Session::with_drafts`].
+    pub fn decode(&mut self, token: u32) -> Result<()> {
+        self.check(&[token])?;
+        if self.take_drafted(token) {
+            return self.check_logits();
+        }
+        if let Some(to) = self.devices.for_decode(self.tokens.len()) {
+            self.go(to)?;
+        }
+        self.make_room(1, Input::Open)?;
+        if self.append_with_draft(token)? {
+            return self.check_logits();
+        }
+        let began = Instant::now();
+        self.append_last(&[token], None)?;
+        self.devices.took(began.elapsed());
+        self.check_logits()
+    }
+
+    /// Appends tokens and hands the logits of every one to `each(index, logits)`.
+    pub fn logits_of_all(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
+        self.check(tokens)?;
+        self.settle();
+        let mut rows = vec![0.0f32; self.devices.max_tokens().min(ROWS).min(tokens.len()) * VOCAB];
+        let mut done = 0;
+        while done < tokens.len() {
+            let n = self.make_room((tokens.len() - done).min(ROWS), Input::Open)?;
+            let rows = &mut rows[..n * VOCAB];
+            self.append(&tokens[done..done + n], Logits::All(rows), None)?;
+            rows.chunks_exact(VOCAB).enumerate().for_each(|(j, row)| each(done + j, row));
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// Moves the sequence to the other device of a hybrid session.
+    ///
+    /// # Errors
+    ///
+    /// None from the devices: where the move fails, the sequence goes on on the CPU.
+    pub fn switch(&mut self, why: &str) -> Result<()> {
+        self.settle();
+        match self.devices.switch(self.tokens.len(), why.into()) {
+            Ok(None) => Ok(()),
+            Ok(Some(switch)) => {
+                self.tell(&format!("switch to {}: {why}", switch.to), Event::Switched(switch));
+                Ok(())
+            }
+            Err(e @ (Error::Device(_) | Error::Memory(_))) => self.flee(e),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn go(&mut self, to: Move) -> Result<()> {
+        match to.to == self.devices.side() {
+            true => Ok(()),
+            false => self.switch(&to.why),
+        }
+    }
+
+    /// Tokens must be in the vocabulary and their slots free.
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        if tokens.is_empty() {
+            return Err(Error::Usage("the prompt is empty; give at least one token".into()));
+        }
+        if let Some(id) = tokens.iter().find(|&&id| id as usize >= VOCAB) {
+            return Err(Error::Usage(format!("token id {id}: the vocabulary ends at {}", VOCAB - 1)));
+        }
+        if self.evictor.is_none() { self.check_room(tokens.len()) } else { Ok(()) }
+    }
+
+    /// So many tokens must have free slots.
+    fn check_room(&self, tokens: usize) -> Result<()> {
+        let (need, have) = (self.slots() + tokens, self.devices.active().capacity());
+        match need > have {
+            true => Err(Error::Usage(format!(
+                "the prompt needs {need} positions but the context has {have}; raise --max-seq-len, shorten the prompt \
+                 or give an --eviction-policy"
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    fn check_logits(&self) -> Result<()> {
+        check_logits(&self.logits)
+    }
+
+    /// Logits of the last token: `[VOCAB]`.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// Every token of the sequence, evicted ones included.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// RoPE position of the next token.
+    pub fn position(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Whether slots were evicted.
+    pub fn has_evicted(&self) -> bool {
+        !self.cuts.is_empty()
+    }
+
+    /// Slots in use.
+    pub fn slots(&self) -> usize {
+        self.devices.len() - self.ahead()
+    }
+
+    /// Whether no token can be appended.
+    pub fn is_full(&self) -> bool {
+        self.evictor.is_none() && self.devices.room() + self.ahead() == 0
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.settle();
+        self.devices.set_len(0);
+        self.tokens.clear();
+        self.cuts.clear();
+        (self.prefix, self.dense) = (0, 0);
+        if let Some(evictor) = &mut self.evictor {
+            evictor.reset(None);
+        }
+    }
+
+    /// Changes the number of slots; filled ones stay.
+    pub fn resize(&mut self, slots: usize) -> Result<()> {
+        self.settle();
+        if let Some(evictor) = &mut self.evictor {
+            evictor.resize(slots)?;
+        }
+        self.devices.resize(slots)
+    }
+
+    /// The backend that runs now, for reports.
+    pub fn backend(&self) -> &dyn Backend {
+        self.devices.active()
+    }
+
+    /// Whether there are two devices.
+    pub fn is_hybrid(&self) -> bool {
+        self.devices.are_two()
+    }
+
+    /// Starts or ends recording; see [`Backend::record`].
+    pub fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
+        self.devices.record(recorder)
+    }
+}
+
+/// `Model` for logits of broken weights.
+pub(crate) fn check_logits(logits: &[f32]) -> Result<()> {
+    // Without an early exit, which would cost more than it saves: this way it vectorises.
+    match logits.iter().fold(true, |finite, x| finite & x.is_finite()) {
+        true => Ok(()),
+        false => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
+    }
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// An end-of-sequence token.
+    Eos,
+    /// A stop string.
+    Stop,
+    /// As many tokens as asked for.
+    Length,
+    /// No slot left.
+    Context,
+    /// Cancelled.
+    Interrupt,
+}
+
+impl StopReason {
+    /// The word printed after `stop:`.
+    pub fn name(self) -> &'static str {
+        match self {
+            StopReason::Eos => "eos",
+            StopReason::Stop => "stop",
+            StopReason::Length => "length",
+            StopReason::Context => "context",
+            StopReason::Interrupt => "interrupt",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

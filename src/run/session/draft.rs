@@ -1,0 +1,319 @@
+//! Drafts: tokens that the text may go on with, computed in one pass with the token before them. A draft is what
+//! followed the last few tokens where they stood before (prompt lookup decoding, github.com/apoorvumang/
+//! prompt-lookup-decoding). Whoever chooses tokens sees nothing of it: each is chosen from the same logits as without,
+//! and as long as the draft has it, its logits are there already.
+
+use super::Session;
+use super::evict::{Evictor, Input};
+use crate::dims::VOCAB;
+use crate::model::backend::Logits;
+use files::{Error, Result};
+use std::ops::RangeInclusive;
+
+/// Tokens that must have stood in the text before, in order, for what followed them to be drafted; more are better.
+const GRAM: RangeInclusive<usize> = 2..=3;
+/// Tokens after which a text that no draft fits is tried again. A draft of one token costs a quarter of a pass where
+/// arithmetic is scarce, so that a vain one now and then is below half a percent.
+const LONGEST_PAUSE: usize = 63;
+
+/// How drafts went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Drafts {
+    /// Passes that computed a draft.
+    pub passes: usize,
+    /// Tokens that were drafted.
+    pub drafted: usize,
+    /// Those of them that were chosen.
+    pub accepted: usize,
+}
+
+/// What is drafted when.
+#[derive(Debug)]
+pub(super) struct Drafter {
+    /// Most tokens of a draft.
+    most: usize,
+    pace: Pace,
+    /// The tokens of the last pass that drafted: one of the sequence, then the draft.
+    pass: Vec<u32>,
+    /// How many of them are of the sequence.
+    taken: usize,
+    /// Logits of each: `[token][VOCAB]`.
+    rows: Vec<f32>,
+    drafts: Drafts,
+}
+
+impl Drafter {
+    pub fn new(most: usize) -> Result<Self> {
+        let mut rows = Vec::new();
+        let len = (most + 1).saturating_mul(VOCAB);
+        rows.try_reserve_exact(len).map_err(|_| {
+            Error::Memory(format!("cannot allocate logits for --draft {most}; use a smaller one"))
+        })?;
+        rows.resize(len, 0.0);
+        let pass = Vec::with_capacity(most + 1);
+        Ok(Self { most, pace: Pace::new(most), pass, taken: 0, rows, drafts: Drafts::default() })
+    }
+
+    /// Tokens that are computed and not of the sequence.
+    pub fn ahead(&self) -> usize {
+        self.pass.len() - self.taken
+    }
+
+    /// Forgets those; how many there were.
+    pub fn forget(&mut self) -> usize {
+        let ahead = self.ahead();
+        self.pass.clear();
+        self.taken = 0;
+        ahead
+    }
+
+    /// Learns from the last draft, if there was one.
+    fn learn(&mut self) {
+        if self.pass.len() > 1 {
+            self.pace.drafted(self.taken - 1, self.pass.len() - 1);
+        }
+    }
+
+    /// Begins a pass of the last token of `tokens` and at most `room` drafted ones; whether there are any.
+    fn begin(&mut self, tokens: &[u32], room: usize) -> bool {
+        self.pass.clear();
+        self.taken = 0;
+        let length = self.pace.length().min(room).min(self.most);
+        if length == 0 {
+            return false;
+        }
+        self.pass.extend(tokens.last());
+        let found = GRAM.rev().any(|n| look_up(tokens, n, length, &mut self.pass));
+        if !found {
+            self.pass.clear();
+        }
+        found
+    }
+}
+
+/// Appends to `draft` the `length` tokens that followed the last `n` of `tokens` where they stood last before: whether
+/// they did. What goes beyond the end of the text goes on with the draft itself, which repeats.
+fn look_up(tokens: &[u32], n: usize, length: usize, draft: &mut Vec<u32>) -> bool {
+    let Some(end) = tokens.len().checked_sub(n) else { return false };
+    let gram = &tokens[end..];
+    let Some(at) = (0..end).rev().find(|&at| tokens[at..at + n] == *gram) else { return false };
+    let period = end - at;
+    let next = |i: usize| tokens[at + n + i % period];
+    draft.extend((0..length).map(next));
+    true
+}
+
+/// How long drafts are, and when there are none: twice as long after one that was chosen as a whole, as long as what was
+/// chosen after others, and pauses of growing length while nothing is.
+#[derive(Debug)]
+struct Pace {
+    most: usize,
+    length: usize,
+    /// The last pause.
+    pause: usize,
+    /// Tokens that are left of it.
+    left: usize,
+}
+
+impl Pace {
+    fn new(most: usize) -> Self {
+        Self { most, length: most.min(2), pause: 0, left: 0 }
+    }
+
+    /// Tokens of the next draft.
+    fn length(&mut self) -> usize {
+        if self.left > 0 {
+            self.left -= 1;
+            return 0;
+        }
+        self.length
+    }
+
+    /// So many tokens of a draft were chosen.
+    fn drafted(&mut self, accepted: usize, drafted: usize) {
+        match accepted {
+            0 => {
+                self.pause = (2 * self.pause + 1).min(LONGEST_PAUSE);
+                self.left = self.pause;
+                self.length = 1;
+            }
+            n => {
+                // One token alone may have been luck.
+                self.pause = if n > 1 { 0 } else { self.pause / 2 };
+                self.length = if n == drafted { 2 * n } else { n }.min(self.most);
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Drafts up to `most` tokens at a time from now on, which changes no token and no logits on a backend that computes
+    /// the same bits for one token and for several, as the CPU's does.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` where the eviction policy looks at attention, which drafted tokens would give too; `Memory`.
+    pub fn with_drafts(mut self, most: usize) -> Result<Self> {
+        if self.observes() {
+            return Err(Error::Usage(format!(
+                "--draft {most}: not with an --eviction-policy that looks at attention; use sliding or none"
+            )));
+        }
+        self.drafter = (most > 0).then(|| Drafter::new(most)).transpose()?;
+        Ok(self)
+    }
+
+    /// How drafts went so far, where there are any.
+    pub fn drafts(&self) -> Option<Drafts> {
+        self.drafter.as_ref().map(|d| d.drafts)
+    }
+
+    /// Tokens that are computed and not of the sequence.
+    pub(super) fn ahead(&self) -> usize {
+        self.drafter.as_ref().map_or(0, Drafter::ahead)
+    }
+
+    /// Gives up what is computed ahead, so that the backend holds the sequence and nothing else.
+    pub(crate) fn settle(&mut self) {
+        let ahead = self.drafter.as_mut().map_or(0, Drafter::forget);
+        if ahead > 0 {
+            self.devices.set_len(self.devices.len() - ahead);
+        }
+    }
+
+    /// Takes `token` from the draft, if it is the one that comes next there; else the draft is over.
+    pub(super) fn take_drafted(&mut self, token: u32) -> bool {
+        let (slots, Some(d)) = (self.slots(), &mut self.drafter) else { return false };
+        // A token that slots are evicted for comes after that.
+        let stays = |e: &mut Evictor| {
+            e.watch_memory(slots, 1);
+            e.why(slots, Input::Open).is_none()
+        };
+        if d.pass.get(d.taken) == Some(&token) && self.evictor.as_mut().is_none_or(stays) {
+            self.logits.copy_from_slice(&d.rows[d.taken * VOCAB..][..VOCAB]);
+            self.tokens.push(token);
+            d.taken += 1;
+            d.drafts.accepted += 1;
+            return true;
+        }
+        d.learn();
+        self.settle();
+        false
+    }
+
+    /// Appends `token` and computes its logits, with a draft where there is one: whether there was.
+    pub(super) fn append_with_draft(&mut self, token: u32) -> Result<bool> {
+        let Some(mut d) = self.drafter.take() else { return Ok(false) };
+        let len = self.tokens.len();
+        self.tokens.push(token);
+        // No slot is to be evicted for the sake of a draft.
+        let slots = match &self.evictor {
+            Some(evictor) => evictor.ahead(self.devices.len(), Input::Open),
+            None => self.devices.room(),
+        };
+        let some = d.begin(&self.tokens, slots.min(self.devices.max_tokens()).saturating_sub(1));
+        self.tokens.truncate(len);
+        let computed = match some {
+            true => self.append(&d.pass, Logits::All(&mut d.rows[..d.pass.len() * VOCAB]), None),
+            false => Ok(()),
+        };
+        match (some, computed.is_ok()) {
+            (true, true) => {
+                self.tokens.truncate(len + 1);
+                self.logits.copy_from_slice(&d.rows[..VOCAB]);
+                d.taken = 1;
+                d.drafts.passes += 1;
+                d.drafts.drafted += d.pass.len() - 1;
+            }
+            // Where the pass failed, nothing is ahead.
+            _ => d.pass.clear(),
+        }
+        self.drafter = Some(d);
+        computed.map(|()| some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that look random, below `most`.
+    fn numbers(seed: u64, most: u64) -> impl FnMut() -> u32 {
+        let mut state = seed;
+        move || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((state >> 33) % most) as u32
+        }
+    }
+
+    #[test]
+    fn the_latest_place_is_found_as_a_plain_loop_finds_it() {
+        let mut number = numbers(3, 3);
+        let (mut found, mut missed) = (0, 0);
+        for len in 0..200 {
+            let tokens: Vec<u32> = (0..len).map(|_| number()).collect();
+            for n in [2, 3, 7] {
+                let mut expected = None;
+                for at in 0..(len as usize).saturating_sub(n) {
+                    if (0..n).all(|i| tokens[at + i] == tokens[len as usize - n + i]) {
+                        // The text, going on with itself from there.
+                        let mut text = tokens.clone();
+                        (0..9).for_each(|i| text.push(text[at + n + i]));
+                        expected = Some(text[len as usize..].to_vec());
+                    }
+                }
+                let mut draft = vec![];
+                let there = look_up(&tokens, n, 9, &mut draft);
+                assert_eq!(
+                    (there, draft),
+                    (expected.is_some(), expected.unwrap_or_default()),
+                    "{n}: {tokens:?}"
+                );
+                if there { found += 1 } else { missed += 1 }
+            }
+        }
+        assert!(found > 200 && missed > 50, "{found} {missed}");
+    }
+
+    #[test]
+    fn longer_matches_come_first_and_room_is_kept() {
+        let mut d = Drafter::new(4).unwrap();
+        d.pace.length = 4;
+        // After 1 2 3 came 4, after 2 3 later 9.
+        let tokens = [1, 2, 3, 4, 5, 8, 2, 3, 9, 1, 2, 3];
+        assert!(d.begin(&tokens, 9));
+        assert_eq!(d.pass, [3, 4, 5, 8, 2]);
+        assert!(d.begin(&tokens, 1));
+        assert_eq!(d.pass, [3, 4]);
+        assert!(!d.begin(&tokens, 0) && d.pass.is_empty());
+        assert!(!d.begin(&[1, 2, 3, 4], 9) && d.pass.is_empty());
+        assert!(!d.begin(&[1], 9) && !d.begin(&[], 9));
+    }
+
+    #[test]
+    fn drafts_grow_shrink_and_pause() {
+        let mut pace = Pace::new(10);
+        let lengths: Vec<usize> = (0..5)
+            .map(|_| {
+                let n = pace.length();
+                pace.drafted(n, n);
+                n
+            })
+            .collect();
+        assert_eq!(lengths, [2, 4, 8, 10, 10]);
+        pace.drafted(3, 10);
+        assert_eq!(pace.length(), 3);
+        // In vain from now on: one token, after pauses that double.
+        let mut tries = vec![];
+        for token in 0..400 {
+            if let n @ 1.. = pace.length() {
+                pace.drafted(0, n);
+                tries.push((token, n));
+            }
+        }
+        let at: Vec<usize> = tries.iter().map(|t| t.0).collect();
+        assert_eq!(at[..7], [0, 2, 6, 14, 30, 62, 126]);
+        assert!(at.windows(2).skip(6).all(|w| w[1] - w[0] == LONGEST_PAUSE + 1), "{at:?}");
+        assert!(tries[1..].iter().all(|t| t.1 == 1));
+    }
+}

@@ -1,0 +1,126 @@
+//! The tokens behind: going back to earlier ones, and computing them again where their slots or their device are lost.
+
+use super::devices::Refuge;
+use super::evict::Evictor;
+use super::{Cut, Session};
+use crate::model::backend::Logits;
+use files::{Error, Result};
+
+impl Session {
+    /// Leaves a lost device. What the CPU's cache lacks is computed again, which gives what the CPU alone would have.
+    ///
+    /// # Errors
+    ///
+    /// `lost`, where there is nowhere to go.
+    pub(super) fn flee(&mut self, lost: Error) -> Result<()> {
+        let (slots, all) = (self.devices.len(), self.tokens.len());
+        let (observed, since) = (self.devices.observed(), self.evictor.as_ref().and_then(Evictor::since));
+        let Some(refuge) = self.devices.flee(&lost)? else { return Err(lost) };
+        if self.observes() {
+            self.devices.make_mass()?;
+        }
+        let cut = self.cuts.last().copied().unwrap_or(Cut { tokens: 0, kept: 0 });
+        match refuge {
+            Refuge::Here => return self.devices.observe(observed),
+            // The rows that it lacks are those of the last tokens, computed after the last eviction.
+            Refuge::Kept(there) if there >= cut.kept && !self.observes() => {
+                let rest = self.tokens.split_off(all - (slots - there));
+                self.run(&rest)?;
+            }
+            _ => self.replay(all)?,
+        }
+        // The pass that was lost may have been the first that counted.
+        if let (Some(first), Some(evictor)) = (since.filter(|&s| s >= all), &mut self.evictor) {
+            evictor.observe_since(first);
+            self.devices.zero_mass()?;
+        }
+        self.devices.observe(observed)
+    }
+
+    /// Appends tokens for which there is room: in a smaller cache than the sequence had before, there may be none.
+    fn run(&mut self, tokens: &[u32]) -> Result<()> {
+        self.check_room(tokens.len())?;
+        tokens.chunks(self.devices.max_tokens()).try_for_each(|chunk| self.append(chunk, Logits::None, None))
+    }
+
+    /// Computes the first `len` tokens again from the start, with the evictions among them.
+    fn replay(&mut self, len: usize) -> Result<()> {
+        let (tokens, cuts) = (std::mem::take(&mut self.tokens), std::mem::take(&mut self.cuts));
+        let since = self.evictor.as_ref().and_then(Evictor::since);
+        self.clear();
+        for cut in cuts.iter().filter(|c| c.tokens <= len) {
+            while self.tokens.len() < cut.tokens {
+                let at = self.tokens.len();
+                let n = self.devices.max_tokens().min(cut.tokens - at);
+                self.check_room(n)?;
+                self.observe(n, cut.tokens - at)?;
+                self.append(&tokens[at..at + n], Logits::None, None)?;
+            }
+            self.cut(cut.kept)?;
+        }
+        // After the last one, what was being observed already is again.
+        let since = since.filter(|&s| s < len).unwrap_or(len).max(self.tokens.len());
+        self.devices.observe(0)?;
+        self.run(&tokens[self.tokens.len()..since])?;
+        if since < len {
+            self.observe(len - since, len - since)?;
+            self.devices.observe(usize::MAX)?;
+            self.run(&tokens[since..len])?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the first `len` tokens. Where their slots were evicted, they are computed again.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` beyond the end; what computing returns.
+    pub fn rewind(&mut self, len: usize) -> Result<()> {
+        let all = self.tokens.len();
+        if len > all {
+            return Err(Error::Usage(format!("cannot rewind to token {len} of {all}")));
+        }
+        self.settle();
+        if self.cheap(len) < len {
+            return self.replay(len);
+        }
+        self.drop_to(len);
+        Ok(())
+    }
+
+    /// The largest number of first tokens, at most `len`, that can be kept without computing any.
+    pub(super) fn cheap(&self, len: usize) -> usize {
+        if len > self.dense || self.cuts.is_empty() { len } else { len.min(self.prefix) }
+    }
+
+    /// Keeps the first `len` tokens, for which [`Session::cheap`] says that it can be done.
+    fn drop_to(&mut self, len: usize) {
+        let slots = match len > self.dense || self.cuts.is_empty() {
+            true => self.devices.len() - (self.tokens.len() - len),
+            false => {
+                self.cuts.clear();
+                self.dense = 0;
+                len
+            }
+        };
+        self.devices.set_len(slots);
+        if let Some(evictor) = &mut self.evictor {
+            evictor.truncate(slots);
+        }
+        self.tokens.truncate(len);
+        for cut in self.cuts.iter_mut().filter(|c| c.tokens > len) {
+            *cut = Cut { tokens: len, kept: cut.kept.min(slots) };
+        }
+    }
+
+    /// Makes the sequence begin as `tokens` does: keeps the longest common prefix (or what is left of it after
+    /// evictions) and returns what is left to prefill, at least the last token, so that its logits are there
+    /// afterwards.
+    pub fn reuse<'t>(&mut self, tokens: &'t [u32]) -> Result<&'t [u32]> {
+        self.settle();
+        let common = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let kept = self.cheap(common.min(tokens.len().saturating_sub(1)));
+        self.drop_to(kept);
+        Ok(&tokens[kept..])
+    }
+}

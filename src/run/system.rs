@@ -1,0 +1,170 @@
+//! What this machine is and what it allows: processor, kernel, memory, limits of the container.
+//!
+//! Everything is read from text files under `/proc` and `/sys`, any of which may be missing or odd (on
+//! phones many are), so every answer is optional. The parsers are pure functions over the text.
+
+pub mod cgroup;
+pub mod marker;
+mod pressure;
+
+pub use pressure::memory_is_low;
+
+use files::{Error, Result};
+use std::fs;
+
+/// Stands for the system's available memory in every plan.
+const MEMORY_VARIABLE: &str = "ANTIGRAVITY_MEMORY_MIB";
+
+/// Text of a small system file; `None` where it is missing or unreadable.
+pub fn read(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+/// Number of bytes in a line `key:  123 kB` of `/proc/meminfo` or `/proc/self/status`.
+pub fn kb_field(text: &str, key: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    let mut words = rest.split_whitespace();
+    let number: u64 = words.next()?.parse().ok()?;
+    match words.next() {
+        Some("kB") => number.checked_mul(1024),
+        None => Some(number),
+        Some(_) => None,
+    }
+}
+
+/// The processor's name in `/proc/cpuinfo`: `model name` on x86, `Hardware` on older Android, else the
+/// implementer and part of the fastest kind of core, which Arm gives instead.
+pub fn cpu_name(cpuinfo: &str) -> Option<String> {
+    let value = |key: &str| {
+        cpuinfo.lines().rev().find_map(|line| {
+            let (k, v) = line.split_once(':')?;
+            (k.trim() == key && !v.trim().is_empty()).then(|| v.trim().to_string())
+        })
+    };
+    value("model name").or_else(|| value("Hardware")).or_else(|| {
+        let (implementer, part) = (value("CPU implementer")?, value("CPU part")?);
+        Some(format!("Arm implementer {implementer} part {part}"))
+    })
+}
+
+/// [`cpu_name`] of this machine.
+pub fn this_cpu() -> String {
+    read("/proc/cpuinfo").and_then(|t| cpu_name(&t)).unwrap_or_else(|| std::env::consts::ARCH.into())
+}
+
+/// Name and release of the running kernel.
+pub fn kernel() -> String {
+    let part = |file| read(file).map(|t| t.trim().to_string());
+    let name = part("/proc/sys/kernel/ostype").unwrap_or_else(|| std::env::consts::OS.into());
+    part("/proc/sys/kernel/osrelease").map_or(name.clone(), |release| format!("{name} {release}"))
+}
+
+/// The most memory this process has had in use so far (`VmHWM`), in bytes.
+pub fn peak_rss() -> Option<u64> {
+    kb_field(&read("/proc/self/status")?, "VmHWM")
+}
+
+/// Memory of the machine and of the container, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Of the machine.
+    pub total: Option<u64>,
+    /// What the kernel estimates can be had without swapping.
+    pub available: Option<u64>,
+    /// The container's limit.
+    pub limit: Option<u64>,
+    /// What is left of the container's limit, file cache counted as free.
+    pub limit_left: Option<u64>,
+}
+
+impl Memory {
+    /// Reads the machine's state.
+    pub fn now() -> Self {
+        let info = read("/proc/meminfo").unwrap_or_default();
+        let limit = cgroup::memory();
+        Self {
+            total: kb_field(&info, "MemTotal"),
+            available: kb_field(&info, "MemAvailable"),
+            limit: limit.map(|l| l.limit),
+            limit_left: limit.map(|l| l.left),
+        }
+    }
+
+    /// [`Memory::now`], or with what `ANTIGRAVITY_MEMORY_MIB` says is available: for the plan of a machine that is
+    /// not this one, or to leave memory to other programs.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` where the variable is not a number.
+    pub fn to_plan_with() -> Result<Self> {
+        match std::env::var_os(MEMORY_VARIABLE) {
+            None => Ok(Self::now()),
+            Some(value) => Self::stated(&value.to_string_lossy()),
+        }
+    }
+
+    fn stated(value: &str) -> Result<Self> {
+        let bytes = value.parse::<u64>().ok().and_then(|mib| mib.checked_mul(1 << 20));
+        let available = bytes.ok_or_else(|| {
+            Error::Usage(format!(
+                "{MEMORY_VARIABLE}={value}: give the available memory in MiB, a whole number"
+            ))
+        })?;
+        Ok(Self { available: Some(available), ..Self::default() })
+    }
+
+    /// What this process may take; `None` when nothing is known.
+    pub fn usable(&self) -> Option<u64> {
+        match (self.available, self.limit_left) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kilobyte_fields() {
+        let info = "MemTotal:       24684084 kB\nMemAvailable:\t 10 kB\nHugePages_Total:       3\nX: y kB\n";
+        assert_eq!(kb_field(info, "MemTotal"), Some(24684084 << 10));
+        assert_eq!(kb_field(info, "MemAvailable"), Some(10 << 10));
+        assert_eq!(kb_field(info, "HugePages_Total"), Some(3));
+        assert_eq!(kb_field(info, "Mem"), None);
+        assert_eq!(kb_field(info, "X"), None);
+        assert_eq!(kb_field("A: 18446744073709551615 kB", "A"), None);
+        assert_eq!(kb_field("A: 5 MB", "A"), None);
+        assert_eq!(kb_field("", "A"), None);
+    }
+
+    #[test]
+    fn processor_names() {
+        assert_eq!(cpu_name("processor\t: 0\nmodel name\t: AMD EPYC\n").as_deref(), Some("AMD EPYC"));
+        let arm =
+            "CPU implementer\t: 0x41\nCPU part\t: 0xd05\n\nCPU implementer\t: 0x41\nCPU part\t: 0xd44\n";
+        assert_eq!(cpu_name(arm).as_deref(), Some("Arm implementer 0x41 part 0xd44"));
+        let phone = format!("{arm}Hardware\t: Qualcomm SM8550\n");
+        assert_eq!(cpu_name(&phone).as_deref(), Some("Qualcomm SM8550"));
+        assert_eq!(cpu_name("nonsense\n:\nmodel name :\n"), None);
+    }
+
+    #[test]
+    fn memory_may_be_stated() {
+        assert_eq!(Memory::stated("900").map(|m| m.usable()), Ok(Some(900 << 20)));
+        for bad in ["", "x", "-1", "1.5", "99999999999999999"] {
+            let said = Memory::stated(bad).expect_err("no number").to_string();
+            assert!(said.starts_with(&format!("ANTIGRAVITY_MEMORY_MIB={bad}: ")), "{said}");
+        }
+    }
+
+    #[test]
+    fn the_smaller_limit_counts() {
+        let m = |available, limit_left| Memory { available, limit_left, ..Memory::default() };
+        assert_eq!(m(Some(5), Some(3)).usable(), Some(3));
+        assert_eq!(m(Some(5), None).usable(), Some(5));
+        assert_eq!(m(None, Some(3)).usable(), Some(3));
+        assert_eq!(m(None, None).usable(), None);
+    }
+}

@@ -1,0 +1,36 @@
+//! The chat template in the metadata of a GGUF file.
+
+use super::{Jinja, Template};
+use crate::{Error, Result};
+use files::source::gguf::Gguf;
+
+const TEMPLATE: &str = "tokenizer.chat_template";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+/// The special tokens that templates ask for by name, `bos_token` excepted, and the keys of their ids.
+const VARIABLES: [(&str, &str); 3] = [
+    ("eos_token", "tokenizer.ggml.eos_token_id"),
+    ("pad_token", "tokenizer.ggml.padding_token_id"),
+    ("unk_token", "tokenizer.ggml.unknown_token_id"),
+];
+
+impl Template {
+    /// The template in a GGUF file, [`Template::Plain`] where it has none.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for a key of another type and for a template with a syntax error.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
+        let refused = |why: String| Error::model(gguf.path(), why);
+        let metadata = gguf.metadata();
+        let Some(source) = metadata.text(TEMPLATE).map_err(refused)? else { return Ok(Template::Plain) };
+        let tokens = metadata.strings(TOKENS).map_err(refused)?;
+        let mut variables = vec![];
+        for (name, key) in VARIABLES {
+            let id = metadata.integer(key).map_err(refused)?.and_then(|id| usize::try_from(id).ok());
+            if let Some(text) = tokens.zip(id).and_then(|(tokens, id)| tokens.get(id)) {
+                variables.push((name.to_owned(), text.to_owned()));
+            }
+        }
+        let place = format!("{}: {TEMPLATE}", gguf.path().display());
+        Ok(Template::Jinja(Jinja::new(place, source, variables)?))
+    }
+}

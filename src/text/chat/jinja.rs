@@ -1,0 +1,292 @@
+//! A model's own chat template: a Jinja program, run with limits.
+//!
+//! A template may do anything with the contents of messages, except make control tokens of them. Only control tokens
+//! that the template itself spells out become control tokens ([`source`] marks them before the template is compiled).
+//! The text of one in a message stays text, whether the template trims it, cuts it or changes its case. So does one
+//! that forms where a message and the template's text meet. A template that builds control tokens from parts is refused
+//! when it is loaded.
+
+mod environment;
+mod json;
+mod limits;
+mod program;
+mod python;
+mod source;
+#[cfg(test)]
+mod tests;
+
+use super::{Context, Ending, Message, Role, Segment, Segments};
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::files::cut;
+use crate::{Error, Result};
+use files::containment::{self, Subject};
+use minijinja::{ErrorKind, Value};
+use source::Marks;
+use std::error::Error as _;
+
+/// Longest source; real ones have up to 30 KB.
+pub(super) const MAX_SOURCE: u64 = 128_000;
+/// Fuel of a rendering, and more for every message: a unit is a step of the interpreter or 64 bytes that it makes.
+/// Real templates take up to 150 steps a message.
+const FUEL: u64 = 1_000_000;
+const FUEL_PER_MESSAGE: u64 = 1_000;
+/// Private-use characters. A block of them that no message uses stands for the control tokens.
+const PRIVATE: u32 = 0xF0000;
+const BLOCK: u32 = 0x1000;
+const BLOCKS: usize = 32;
+
+const REMEDY: &str = "use the template published with the model";
+
+/// A chat template in Jinja.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Jinja {
+    /// Its file and field, for messages.
+    place: String,
+    source: String,
+    /// `eos_token` and the like, as name and text.
+    variables: Vec<(String, String)>,
+    /// The control tokens that it may write; empty before [`Jinja::for_tokenizer`].
+    controls: Vec<String>,
+    /// The control token that it writes after an answer.
+    end: Option<String>,
+}
+
+/// The message given to `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refusal(String);
+
+impl Jinja {
+    /// A template from `place`, a file and a field; `variables` are the names and texts of special tokens that it
+    /// may ask for, `bos_token` excepted.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for a source that is too long or has a syntax error.
+    pub fn new(
+        place: impl Into<String>,
+        source: impl Into<String>,
+        variables: Vec<(String, String)>,
+    ) -> Result<Self> {
+        let (place, source) = (place.into(), source.into());
+        let template = Self { place, source, variables, controls: Vec::new(), end: None };
+        if template.source.len() as u64 > MAX_SOURCE {
+            return Err(template.fault(None, &format!("has more than {MAX_SOURCE} bytes")));
+        }
+        let text = template.prepare(&[])?;
+        template.contained(move || program::check(&text))?;
+        Ok(template)
+    }
+
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The token that ends an answer, once the tokenizer is known.
+    pub fn end(&self) -> Option<&str> {
+        self.end.as_deref()
+    }
+
+    /// Fits the template to the control tokens of `tokenizer`.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for a template that builds control tokens from parts or fails.
+    pub fn for_tokenizer(mut self, tokenizer: &Tokenizer) -> Result<Self> {
+        let special = tokenizer.special_tokens();
+        let bos = tokenizer.bos_token();
+        let wanted = |token: &String| {
+            let named = self.variables.iter().any(|v| v.1 == *token) || bos == Some(token);
+            // A mark in place of a line end would shift the lines.
+            !token.trim().is_empty()
+                && !token.contains('\n')
+                && (named || self.source.contains(token.as_str()))
+        };
+        self.controls = special.iter().filter(|t| wanted(t)).cloned().collect();
+        if self.controls.len() > BLOCK as usize {
+            return Err(self.fault(None, &format!("has more than {BLOCK} control tokens")));
+        }
+        self.probe(&special, bos)?;
+        Ok(self)
+    }
+
+    /// Renders small conversations, to find the token that ends an answer and control tokens built from parts.
+    fn probe(&mut self, special: &[String], bos: Option<&str>) -> Result<()> {
+        const ANSWER: &str = "kestrel";
+        let all = [
+            Message::new(Role::System, "s"),
+            Message::new(Role::User, "q"),
+            Message::new(Role::Assistant, ANSWER),
+            Message::new(Role::User, "r"),
+        ];
+        // Not every template takes a system message, or any history.
+        for messages in [&all[..], &all[1..], &all[1..3], &all[1..2]] {
+            let context = Context { bos, now: super::Moment::from_unix(0), ending: Ending::Prompt };
+            let segments = match self.render(messages, &context) {
+                Err(Error::Usage(_)) => continue,
+                other => other?,
+            };
+            let words = |token: &&String| token.chars().any(|c| !c.is_alphanumeric() && !c.is_whitespace());
+            let texts = segments.iter().filter_map(|s| match s {
+                Segment::Text(text) => Some(text),
+                Segment::Control(_) => None,
+            });
+            for text in texts {
+                if let Some(token) = special.iter().filter(words).find(|t| text.contains(t.as_str())) {
+                    let what = format!(
+                        "puts the control token {} together from parts, which is not supported",
+                        cut(token)
+                    );
+                    return Err(self.fault(None, &what));
+                }
+            }
+            let answer = segments.iter().position(|s| matches!(s, Segment::Text(t) if t.contains(ANSWER)));
+            if let Some(Segment::Control(end)) = answer.and_then(|at| segments.get(at + 1)) {
+                self.end.get_or_insert_with(|| end.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// The conversation in segments; before [`Jinja::for_tokenizer`], as one text.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if the template refuses the messages; [`Error::Model`] if it fails or exceeds its limits.
+    pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
+        let base = self.free_block(messages)?;
+        let marks: Vec<(&str, char)> = (base..)
+            .zip(&self.controls)
+            .filter_map(|(mark, token)| Some((token.as_str(), char::from_u32(mark)?)))
+            .collect();
+        let text = self.prepare(&marks)?;
+        let values = self.values(messages, context, &Marks::new(marks.iter().copied()));
+        let fuel = FUEL + FUEL_PER_MESSAGE * messages.len() as u64;
+        let now = context.now;
+        let rendered = self.contained(move || {
+            program::run(&environment::environment(fuel, now), &text, Value::from_pairs(values))
+        })?;
+        Ok(self.split(&rendered, base))
+    }
+
+    /// Runs `call` so that deep nesting, a panic or a hang of the interpreter does not end the program.
+    fn contained<T: Send + 'static>(
+        &self,
+        call: impl FnOnce() -> std::result::Result<T, minijinja::Error> + Send + 'static,
+    ) -> Result<T> {
+        let subject = Subject {
+            place: self.place.clone(),
+            panicked: "makes the interpreter fail",
+            hung: "not rendered",
+            remedy: REMEDY,
+        };
+        containment::guarded_with_limit(&subject, move || Ok(call().map_err(Fault::from)))?
+            .map_err(|fault| self.explain(fault))
+    }
+
+    fn prepare(&self, marks: &[(&str, char)]) -> Result<String> {
+        source::prepare(&self.source, &Marks::new(marks.iter().copied())).map_err(|e| self.explain(e.into()))
+    }
+
+    /// The variables that transformers passes to a template.
+    fn values(&self, messages: &[Message], context: &Context<'_>, marks: &Marks<'_>) -> Vec<(String, Value)> {
+        let message = |m: &Message| {
+            Value::from_pairs([
+                ("role", Value::from(m.role.name())),
+                ("content", Value::from(m.content.as_str())),
+            ])
+        };
+        let mut values: Vec<(String, Value)> =
+            self.variables.iter().map(|(name, text)| (name.clone(), Value::from(marks.put(text)))).collect();
+        let prompt = context.ending == Ending::Prompt;
+        let list: Vec<Value> = messages.iter().map(message).collect();
+        values.extend([
+            ("bos_token".into(), Value::from(marks.put(context.bos.unwrap_or("")))),
+            ("messages".into(), Value::from(list)),
+            ("add_generation_prompt".into(), Value::from(prompt)),
+            ("tools".into(), Value::from(())),
+            ("documents".into(), Value::from(())),
+        ]);
+        values
+    }
+
+    /// The first character of a private-use block that nothing else uses.
+    fn free_block(&self, messages: &[Message]) -> Result<u32> {
+        let mut used = [false; BLOCKS];
+        let texts = messages.iter().map(|m| &m.content).chain([&self.source]);
+        for c in texts.chain(self.variables.iter().map(|v| &v.1)).flat_map(|text| text.chars()) {
+            if let Some(at) = u32::from(c).checked_sub(PRIVATE) {
+                used[(at / BLOCK) as usize] = true;
+            }
+        }
+        match used.iter().position(|used| !used) {
+            Some(block) => Ok(PRIVATE + block as u32 * BLOCK),
+            None => Err(Error::Usage(
+                "the messages use every block of private-use characters; leave some out".into(),
+            )),
+        }
+    }
+
+    /// Splits rendered text at its marks, which become control tokens.
+    fn split(&self, text: &str, base: u32) -> Vec<Segment> {
+        let mut out = Segments::default();
+        let mut from = 0;
+        for (at, c) in text.char_indices() {
+            let mark = u32::from(c).checked_sub(base).and_then(|i| self.controls.get(i as usize));
+            if let Some(token) = mark {
+                if from < at {
+                    out.text(&[&text[from..at]]);
+                }
+                out.control(token);
+                from = at + c.len_utf8();
+            }
+        }
+        if from < text.len() {
+            out.text(&[&text[from..]]);
+        }
+        out.0
+    }
+
+    fn explain(&self, fault: Fault) -> Error {
+        match fault {
+            Fault::Refused(message) => {
+                Error::Usage(format!("{}: refuses these messages: {}", self.place, cut(&message)))
+            }
+            Fault::Broken(line, why) => self.fault(line, &why),
+        }
+    }
+
+    fn fault(&self, line: Option<usize>, why: &str) -> Error {
+        let line = line.map_or(String::new(), |line| format!(", line {line}"));
+        Error::Model(format!("{}{line}: {why}; {REMEDY}", self.place))
+    }
+
+    /// A checksum of its text, to tell templates apart.
+    pub(super) fn digest(&self) -> u32 {
+        crc32fast::hash(self.source.as_bytes())
+    }
+}
+
+/// Why a rendering failed.
+enum Fault {
+    Refused(String),
+    /// The line, and what is wrong there.
+    Broken(Option<usize>, String),
+}
+
+impl From<minijinja::Error> for Fault {
+    fn from(e: minijinja::Error) -> Self {
+        let mut source = e.source();
+        while let Some(cause) = source {
+            if let Some(Refusal(message)) = cause.downcast_ref() {
+                return Fault::Refused(message.clone());
+            }
+            source = cause.source();
+        }
+        let why = match (e.kind(), e.detail()) {
+            (ErrorKind::OutOfFuel, _) => "takes too many steps or makes too much text".into(),
+            (ErrorKind::InvalidOperation, Some(detail)) => cut(detail),
+            (kind, Some(detail)) => cut(&format!("{kind}: {detail}")),
+            (kind, None) => kind.to_string(),
+        };
+        Fault::Broken(e.line(), why)
+    }
+}

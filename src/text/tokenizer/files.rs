@@ -1,0 +1,201 @@
+//! Finds a model's settings and reads the text files of its directory. The files are not trusted.
+
+use crate::{Error, Result};
+use files::packed_file::{self, PACKED_NAME};
+use files::source::Source;
+use files::source::gguf::Gguf;
+use serde_json::{Map, Value};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Settings files have a few kilobytes, with long lists of added tokens one or two thousand. As values they take up
+/// to thirty times the memory.
+const MAX_SETTINGS: u64 = 4 << 20;
+pub const TOKENIZER: &str = "tokenizer.json";
+/// serde_json itself gives up at 128; no real file of ours goes beyond 12.
+const MAX_NESTING: usize = 64;
+
+/// Where a model's tokenizer and chat template are.
+pub enum Settings {
+    /// In the metadata of a GGUF file.
+    Gguf(Gguf),
+    /// In files of this directory.
+    Dir(PathBuf),
+}
+
+/// The settings of the model at `path`: a directory, a GGUF file, a packed file made from one, or another file of a
+/// model's directory.
+pub fn settings_of(path: &Path) -> Result<Settings> {
+    if path.is_dir() {
+        let packed = path.join(PACKED_NAME);
+        let alone = packed.is_file() && !path.join(TOKENIZER).exists();
+        let within = if alone { within(&packed)? } else { None };
+        return Ok(within.map_or_else(|| Settings::Dir(path.into()), Settings::Gguf));
+    }
+    let named = |extension: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension));
+    // Regular files only: reading others could block for ever.
+    let begins = || {
+        let mut magic = [0; 4];
+        let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+        read.is_ok() && &magic == b"GGUF"
+    };
+    if named("gguf") || (path.is_file() && begins()) {
+        return Gguf::open(path).map(Settings::Gguf);
+    }
+    if path.is_file()
+        && named("safetensors")
+        && let Some(gguf) = within(path)?
+    {
+        return Ok(Settings::Gguf(gguf));
+    }
+    Ok(Settings::Dir(match path.parent().filter(|_| path.is_file()) {
+        Some(dir) if dir.as_os_str().is_empty() => ".".into(),
+        Some(dir) => dir.into(),
+        None => path.into(),
+    }))
+}
+
+/// The metadata of the GGUF file that the packed file at `path` was made from.
+fn within(path: &Path) -> Result<Option<Gguf>> {
+    packed_file::gguf(&Source::open(path)?)
+}
+
+/// The bytes of a regular file of at most `limit` bytes; `None` where there is no such file.
+pub fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
+    let unreadable = |e: std::io::Error| Error::model(path, format!("cannot be read: {e}"));
+    let meta = match fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(unreadable)?,
+    };
+    if !meta.is_file() {
+        return Err(Error::model(path, "is not a regular file; put the file published with the model there"));
+    }
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|f| f.take(limit + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
+    if bytes.len() as u64 > limit {
+        return Err(Error::model(
+            path,
+            format!(
+                "has more than {limit} bytes, which no such file needs; use the one published with the model"
+            ),
+        ));
+    }
+    Ok(Some(bytes))
+}
+
+/// A JSON object with a model's settings; `None` where there is no such file.
+pub fn read_settings(path: &Path) -> Result<Option<Map<String, Value>>> {
+    let Some(bytes) = read(path, MAX_SETTINGS)? else { return Ok(None) };
+    let broken = |why: String| Error::model(path, format!("{why}; use the file published with the model"));
+    check_nesting(&bytes).map_err(broken)?;
+    match serde_json::from_slice(&bytes) {
+        Ok(Value::Object(map)) => Ok(Some(map)),
+        Ok(other) => Err(broken(format!("holds {}, not a JSON object", shown(&other)))),
+        Err(e) => Err(broken(format!("is not valid JSON ({e})"))),
+    }
+}
+
+/// Refuses brackets that are nested too deep, without recursion.
+pub fn check_nesting(json: &[u8]) -> std::result::Result<(), String> {
+    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    for &b in json {
+        match b {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b'[' | b'{' => {
+                depth += 1;
+                if depth > MAX_NESTING {
+                    return Err(format!("is nested more than {MAX_NESTING} levels deep"));
+                }
+            }
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A value for a message, cut to a readable length.
+pub fn shown(value: &Value) -> String {
+    cut(&value.to_string())
+}
+
+/// A text for a message, on one line of a readable length.
+pub fn cut(text: &str) -> String {
+    let mut short: String = text.chars().take(100).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if short.len() < text.len() {
+        short.push('…');
+    }
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nesting_is_counted_outside_strings() {
+        assert_eq!(check_nesting(br#"{"a":["\"[[[["]}"#), Ok(()));
+        assert_eq!(check_nesting("[]".repeat(1000).as_bytes()), Ok(()));
+        assert!(check_nesting("[".repeat(65).as_bytes()).is_err());
+        assert!(check_nesting("{\"a\":".repeat(100_000).as_bytes()).is_err());
+    }
+
+    /// A packed file of nothing but a GGUF file's metadata.
+    fn packed(name: &str, dir: &Path, gguf: &[u8]) -> PathBuf {
+        let end = gguf.len();
+        let header = format!(
+            r#"{{"__metadata__":{{"antigravity.layout":"1"}},"gguf":{{"dtype":"U8","shape":[{end}],"data_offsets":[0,{end}]}}}}"#
+        );
+        let path = dir.join(name);
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), gguf].concat();
+        fs::write(&path, bytes).expect("a file");
+        path
+    }
+
+    #[test]
+    fn settings_are_in_a_gguf_file_or_a_directory() {
+        let dir = std::env::temp_dir().join(format!("antigravity-place-{}", std::process::id()));
+        fs::create_dir_all(dir.join("x.gguf")).expect("a temporary directory");
+        let file = |name: &str, bytes: &[u8]| {
+            let path = dir.join(name);
+            fs::write(&path, bytes).expect("a file");
+            path
+        };
+        let gguf = [b"GGUF\x03\0\0\0".as_slice(), &[0; 16]].concat();
+        for of_gguf in
+            [file("m.GGUF", &gguf), file("blob", &gguf), packed("model.packed.safetensors", &dir, &gguf)]
+        {
+            assert!(matches!(settings_of(&of_gguf), Ok(Settings::Gguf(_))), "{}", of_gguf.display());
+        }
+        assert!(matches!(settings_of(&dir), Ok(Settings::Gguf(_))), "in the packed file");
+        let in_dir = |path: &Path, dir: &Path| matches!(settings_of(path), Ok(Settings::Dir(d)) if d == dir);
+        file(TOKENIZER, b"{}");
+        assert!(in_dir(&dir, &dir) && in_dir(&file("blob", b"no such file"), &dir));
+        assert!(in_dir(&dir.join("x.gguf"), &dir.join("x.gguf")));
+        assert!(in_dir(Path::new("/nowhere"), Path::new("/nowhere")));
+        for broken in [file("m.gguf", b""), file("model.safetensors", b"\x10"), "/nowhere.gguf".into()] {
+            assert!(matches!(settings_of(&broken), Err(Error::Model(_))), "{}", broken.display());
+        }
+        fs::remove_dir_all(&dir).expect("removable");
+    }
+
+    #[test]
+    fn only_regular_files_of_a_sane_size_are_read() {
+        let dir = std::env::temp_dir().join(format!("antigravity-files-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("a temporary directory");
+        let file = dir.join("x.json");
+        fs::write(&file, "[1]").expect("a file");
+        assert_eq!(read(&file, 3), Ok(Some(b"[1]".to_vec())));
+        assert!(matches!(read(&file, 2), Err(Error::Model(_))));
+        assert_eq!(read(&dir.join("none"), 9), Ok(None));
+        assert!(matches!(read(&dir, 9), Err(Error::Model(m)) if m.contains("not a regular file")));
+        assert!(matches!(read_settings(&file), Err(Error::Model(m)) if m.contains("[1], not a JSON object")));
+        #[cfg(unix)]
+        assert!(matches!(read(Path::new("/dev/zero"), 9), Err(Error::Model(_))));
+        fs::remove_dir_all(&dir).expect("removable");
+    }
+}

@@ -1,0 +1,222 @@
+//! The tokenizer that the metadata of a GGUF file describe (`tokenizer.ggml.*`), as the same checked parts that a
+//! `tokenizer.json` gives: what encodes is the same.
+//!
+//! There are two kinds, `gpt2` (byte-level BPE with merges) and `llama` (SentencePiece with scores). The file only names
+//! how text is cut into words, and does not mention normalisation: both are taken from the published models ([`split`]). Keys, their meanings and defaults are llama.cpp's (`src/llama-vocab.cpp`). Everything is untrusted;
+//! messages name the key, the caller adds the file.
+
+mod merges;
+mod split;
+mod vocabulary;
+
+use super::check::{self, Added, Checked};
+use super::files::shown;
+use super::parts::{self, DecoderKind};
+use files::source::gguf::metadata::Metadata;
+use serde_json::{Value, json};
+use tokenizers::models::bpe::Merges;
+use vocabulary::{Kind, Vocabulary};
+
+const MODEL: &str = "tokenizer.ggml.model";
+const PRE: &str = "tokenizer.ggml.pre";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
+
+/// What SentencePiece writes for a blank.
+const BLANK: &str = "▁";
+/// Control tokens that end a document. Files of chat models name only the end of a turn.
+const DOCUMENT_ENDS: [&str; 2] = ["<|end_of_text|>", "<|endoftext|>"];
+
+type Check<T> = Result<T, String>;
+
+/// A tokenizer's parts, and which tokens begin and end a text.
+pub(super) struct Described {
+    pub checked: Checked,
+    pub bos: Option<u32>,
+    pub eos: Vec<u32>,
+}
+
+/// What differs between the two kinds of tokenizers.
+struct Steps {
+    normalizer: Option<Value>,
+    pre_tokenizer: Option<Value>,
+    decoder: DecoderKind,
+    merges: Merges,
+    ignore_merges: bool,
+    /// Where the file does not say.
+    add_bos: bool,
+}
+
+/// Reads and checks the metadata for a model with ids below `limit`.
+pub(super) fn read(metadata: &Metadata, limit: usize) -> Check<Described> {
+    let model = metadata.text(MODEL)?;
+    let vocabulary = match model {
+        Some("gpt2" | "llama") => Vocabulary::read(metadata)?,
+        other => return Err(unsupported(MODEL, other, "\"gpt2\", \"llama\"")),
+    };
+    if let Some((id, token)) = vocabulary.last().filter(|(id, _)| *id as usize >= limit) {
+        return Err(check::beyond(token, id, limit));
+    }
+    let steps = match model {
+        Some("gpt2") => byte_level(metadata, &vocabulary)?,
+        _ => sentence_piece(metadata, &vocabulary)?,
+    };
+    parts::normalizer(steps.normalizer.as_ref())?;
+    parts::pre_tokenizer(steps.pre_tokenizer.as_ref())?;
+    let ids = Ids::read(metadata, &vocabulary)?;
+    describe(metadata, &vocabulary, steps, &ids)
+}
+
+fn unsupported(key: &str, value: Option<&str>, supported: &str) -> String {
+    let value = value.map_or("missing".into(), |text| shown(&text.into()));
+    format!("metadata \"{key}\" is {value}; supported: {supported}")
+}
+
+fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Steps> {
+    let name = metadata.text(PRE)?;
+    let split = name.and_then(split::named).ok_or_else(|| unsupported(PRE, name, split::NAMES))?;
+    Ok(Steps {
+        normalizer: split.normalizer,
+        pre_tokenizer: Some(split.pre_tokenizer),
+        decoder: DecoderKind::ByteLevel,
+        merges: merges::given(metadata, vocabulary)?,
+        ignore_merges: split.ignore_merges,
+        add_bos: split.add_bos,
+    })
+}
+
+fn sentence_piece(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Steps> {
+    let add_space = metadata.truth(ADD_SPACE)?.unwrap_or(true);
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": BLANK});
+    let prepend = json!({"type": "Prepend", "prepend": BLANK});
+    let steps = if add_space { json!([prepend, replace]) } else { json!([replace]) };
+    Ok(Steps {
+        normalizer: Some(json!({"type": "Sequence", "normalizers": steps})),
+        pre_tokenizer: None,
+        decoder: DecoderKind::SentencePiece {
+            replace: vec![(BLANK.into(), " ".into())],
+            byte_fallback: true,
+            strip: add_space.then_some((' ', 1)),
+        },
+        merges: merges::derived(metadata, vocabulary)?,
+        ignore_merges: false,
+        add_bos: true,
+    })
+}
+
+/// The tokens that the metadata name.
+struct Ids {
+    bos: Option<u32>,
+    /// End of a text, of a turn, of a message.
+    ends: [Option<u32>; 3],
+    unk: Option<u32>,
+    pad: Option<u32>,
+}
+
+impl Ids {
+    fn read(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Self> {
+        let id = |name: &str| {
+            let key = format!("tokenizer.ggml.{name}_token_id");
+            let Some(n) = metadata.integer(&key)? else { return Ok(None) };
+            match u32::try_from(n).ok().filter(|&id| (id as usize) < vocabulary.len()) {
+                // Padding with an unused token is harmless.
+                Some(id) if vocabulary.text(id).is_none() && name == "padding" => Ok(None),
+                Some(id) if vocabulary.text(id).is_some() => Ok(Some(id)),
+                _ => Err(format!(
+                    "metadata \"{key}\" is {n}; supported: the id of one of the {} tokens in \"{TOKENS}\", \
+                     unused ones excepted",
+                    vocabulary.len()
+                )),
+            }
+        };
+        // SentencePiece's own names, where no key names the token.
+        let named = |name: &str| vocabulary.id(name).filter(|&id| vocabulary.kind(id) != Kind::Text);
+        let unknown = || (0..vocabulary.len() as u32).find(|&id| vocabulary.kind(id) == Kind::Unknown);
+        Ok(Self {
+            bos: id("bos")?.or_else(|| named("<s>")),
+            ends: [id("eos")?.or_else(|| named("</s>")), id("eot")?, id("eom")?],
+            unk: id("unknown")?.or_else(unknown),
+            pad: id("padding")?,
+        })
+    }
+
+    /// Every id that ends a text, each once.
+    fn eos(&self, vocabulary: &Vocabulary<'_>) -> Vec<u32> {
+        let documents = DOCUMENT_ENDS.iter().filter_map(|text| vocabulary.id(text));
+        let documents = documents.filter(|&id| vocabulary.kind(id) == Kind::Control);
+        // Padding only ever comes after the end.
+        let pad = self.pad.filter(|&id| self.pad != self.unk && vocabulary.kind(id) == Kind::Control);
+        let mut eos = Vec::new();
+        for id in self.ends.into_iter().flatten().chain(pad).chain(documents) {
+            if !eos.contains(&id) {
+                eos.push(id);
+            }
+        }
+        eos
+    }
+}
+
+fn describe(metadata: &Metadata, vocabulary: &Vocabulary<'_>, steps: Steps, ids: &Ids) -> Check<Described> {
+    let sentence_piece = steps.decoder != DecoderKind::ByteLevel;
+    let around = |key: &str, default: bool, id: Option<u32>, name: &str| match metadata.truth(key)? {
+        Some(true) if id.is_none() => Err(format!(
+            "metadata \"{key}\" is true, but \"tokenizer.ggml.{name}_token_id\" is missing; supported: both \
+             or none"
+        )),
+        said => Ok(id.filter(|_| said.unwrap_or(default)).into_iter().collect()),
+    };
+    let prefix = around(ADD_BOS, steps.add_bos, ids.bos, "bos")?;
+    let suffix = around(ADD_EOS, false, ids.ends[0], "eos")?;
+    let count = vocabulary.last().map_or(0, |(id, _)| id + 1);
+    let checked = Checked {
+        tokens: (0..count).map(|id| vocabulary.text(id).map(str::to_owned)).collect(),
+        // With the added tokens: the library itself numbers those that its vocabulary lacks.
+        vocab: vocabulary.iter().map(|(id, text)| (text.to_owned(), id)).collect(),
+        merges: steps.merges,
+        unk: ids.unk.filter(|_| sentence_piece).and_then(|id| Some((vocabulary.text(id)?.to_owned(), id))),
+        fuse_unk: sentence_piece,
+        byte_fallback: sentence_piece,
+        ignore_merges: steps.ignore_merges,
+        added: added(vocabulary, ids)?,
+        normalizer: steps.normalizer,
+        pre_tokenizer: steps.pre_tokenizer,
+        decoder: steps.decoder,
+        prefix,
+        suffix,
+    };
+    Ok(Described { checked, bos: ids.bos, eos: ids.eos(vocabulary) })
+}
+
+/// The tokens that are matched in a text before anything else. Those that begin or end a text are special whatever
+/// their type.
+fn added(vocabulary: &Vocabulary<'_>, ids: &Ids) -> Check<Vec<Added>> {
+    let mut added = vec![];
+    let mut bytes = 0;
+    for (id, text) in vocabulary.iter() {
+        let kind = vocabulary.kind(id);
+        let named = ids.ends.into_iter().chain([ids.bos]).flatten().any(|other| other == id);
+        let special = named || matches!(kind, Kind::Control | Kind::Unknown);
+        if special || kind == Kind::UserDefined {
+            bytes += text.len();
+            added.push(Added {
+                id,
+                content: text.to_owned(),
+                single_word: false,
+                lstrip: false,
+                rstrip: false,
+                normalized: false,
+                special,
+            });
+        }
+    }
+    // The library builds a searcher for all of them at once.
+    match bytes > check::MAX_ADDED {
+        true => Err(format!(
+            "metadata \"{TOKENS}\" holds {bytes} bytes of control and user-defined tokens; supported: up to {}",
+            check::MAX_ADDED
+        )),
+        false => Ok(added),
+    }
+}

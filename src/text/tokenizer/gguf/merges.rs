@@ -1,0 +1,122 @@
+//! The merges of a GGUF file's tokenizer: listed in the file, or derived from SentencePiece's scores.
+
+use super::vocabulary::{Kind, Vocabulary};
+use super::{Check, TOKENS};
+use crate::tokenizer::files::shown;
+use files::source::gguf::metadata::Metadata;
+use files::source::gguf::value::Value;
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use tokenizers::models::bpe::Merges;
+
+const MERGES: &str = "tokenizer.ggml.merges";
+const SCORES: &str = "tokenizer.ggml.scores";
+/// Bytes of a piece that merges lead to, each of whose halves is looked up; real ones have up to 48.
+const MAX_PIECE: usize = 256;
+/// Merges that scores give; a vocabulary of 256,000 has half a million.
+const MAX_DERIVED: usize = 1 << 20;
+
+/// The merges of a byte-level vocabulary, `"a b"` each.
+pub(super) fn given(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Merges> {
+    let Some(lines) = metadata.strings(MERGES)? else {
+        return Err(format!("metadata \"{MERGES}\" is missing; supported: an array of strings"));
+    };
+    let mut merges = Vec::with_capacity(lines.len());
+    let mut whole = String::new();
+    for (i, line) in lines.iter().enumerate() {
+        let refused = |why: String| {
+            let line = shown(&line.into());
+            format!("metadata \"{MERGES}\": element {i} is {line}, {why}")
+        };
+        let parts = line.split_once(' ').filter(|(a, b)| !a.is_empty() && !b.is_empty() && !b.contains(' '));
+        let (a, b) = parts.ok_or_else(|| refused("not two tokens with a blank between them".into()))?;
+        whole.clear();
+        whole.extend([a, b]);
+        if let Some(missing) = [a, b, &whole].into_iter().find(|token| vocabulary.id(token).is_none()) {
+            return Err(refused(format!("but {} is no token of \"{TOKENS}\"", shown(&missing.into()))));
+        }
+        merges.push((a.to_owned(), b.to_owned()));
+    }
+    Ok(merges)
+}
+
+/// The merges that do what SentencePiece does with scores: of all neighbours that are a piece together, join those
+/// of the highest score, the leftmost first, until there are none.
+///
+/// A piece is reached from every two pieces that it consists of. These merges share its score, but must be in some
+/// order: where two of them overlap, in symbols x y z with xy = yz, the left one comes first, and then x is a period
+/// of the piece. (In a run of one character all cuts are at periods. There greedy merging leaves the longer symbols
+/// on the left, so that the longer left part comes first.) Pieces of the same score are ordered by id.
+pub(super) fn derived(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Merges> {
+    check_covering(vocabulary)?;
+    let scores = scores(metadata, vocabulary)?;
+    let merged = |id: u32| matches!(vocabulary.kind(id), Kind::Text | Kind::UserDefined);
+    let pieces: HashMap<&str, u32> =
+        vocabulary.iter().filter(|&(id, _)| merged(id)).map(|(id, text)| (text, id)).collect();
+    let mut found = Vec::new(); // (id, length of the left part)
+    for (id, text) in vocabulary.iter().filter(|&(id, _)| merged(id)) {
+        if text.len() > MAX_PIECE {
+            return Err(format!(
+                "metadata \"{TOKENS}\": element {id} has {} bytes; supported: up to {MAX_PIECE}",
+                text.len()
+            ));
+        }
+        let cuts = text.char_indices().skip(1).map(|(at, _)| at);
+        found.extend(
+            cuts.filter(|&at| pieces.contains_key(&text[..at]) && pieces.contains_key(&text[at..]))
+                .map(|at| (id, at)),
+        );
+        if found.len() > MAX_DERIVED {
+            return Err(format!("metadata \"{TOKENS}\" gives more than {MAX_DERIVED} merges"));
+        }
+    }
+    let text = |id: u32| vocabulary.text(id).unwrap_or_default();
+    found.sort_by(|&(a, left), &(b, other)| {
+        let by_score = scores[b as usize].total_cmp(&scores[a as usize]);
+        let key = |id, at| (id, !is_period(text(id), at), Reverse(at));
+        by_score.then_with(|| key(a, left).cmp(&key(b, other)))
+    });
+    let parts = |(id, at): (u32, usize)| (text(id)[..at].to_owned(), text(id)[at..].to_owned());
+    Ok(found.into_iter().map(parts).collect())
+}
+
+/// Whether the text after `at` bytes repeats its beginning.
+fn is_period(text: &str, at: usize) -> bool {
+    text.as_bytes().starts_with(&text.as_bytes()[at..])
+}
+
+/// Checks that every character can be encoded.
+fn check_covering(vocabulary: &Vocabulary<'_>) -> Check<()> {
+    let byte = |b: u8| {
+        let id = vocabulary.id(&format!("<0x{b:02X}>"));
+        id.is_some_and(|id| vocabulary.kind(id) == Kind::Byte)
+    };
+    let unknown = vocabulary.iter().any(|(id, _)| vocabulary.kind(id) == Kind::Unknown);
+    match unknown || (0..=u8::MAX).all(byte) {
+        true => Ok(()),
+        false => Err(format!(
+            "metadata \"{TOKENS}\" lacks an unknown token (type 2) and some of the bytes <0x00> to <0xFF> (type 6); \
+             supported: either"
+        )),
+    }
+}
+
+/// The score of every token.
+fn scores(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Vec<f32>> {
+    let count = vocabulary.len();
+    let array = match metadata.get(SCORES) {
+        Some(Value::Array(array)) if array.len() == count => array,
+        other => {
+            let value = other.map_or("missing".into(), Value::to_string);
+            return Err(format!(
+                "metadata \"{SCORES}\" is {value}; supported: an array of {count} numbers of type Float32, as many \
+                 as \"{TOKENS}\" has"
+            ));
+        }
+    };
+    let score = |(id, value)| match value {
+        Value::F32(score) if !f32::is_nan(score) => Ok(score),
+        other => Err(format!("metadata \"{SCORES}\": element {id} is {other}; supported: a Float32")),
+    };
+    array.iter().enumerate().map(score).collect()
+}

@@ -1,0 +1,150 @@
+//! The tokens of a GGUF file and what they are for.
+
+use super::{Check, TOKENS};
+use crate::tokenizer::files::shown;
+use files::source::gguf::metadata::Metadata;
+use files::source::gguf::value::{Strings, Value};
+use std::collections::HashMap;
+
+const TYPES: &str = "tokenizer.ggml.token_type";
+/// All tokens together; the largest vocabularies have 2 MB.
+const MAX_TEXT: usize = 16 << 20;
+
+/// What a token is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Text,
+    /// Stands for text that no other token covers.
+    Unknown,
+    /// Matched in text only if control tokens are asked for.
+    Control,
+    /// Always matched in text, before anything else.
+    UserDefined,
+    /// Fills an id: it is never matched and has no text.
+    Unused,
+    /// One byte, written `<0x0A>`.
+    Byte,
+}
+
+impl Kind {
+    fn of(number: Option<u64>) -> Option<Self> {
+        Some(match number? {
+            1 => Kind::Text,
+            2 => Kind::Unknown,
+            3 => Kind::Control,
+            4 => Kind::UserDefined,
+            5 => Kind::Unused,
+            6 => Kind::Byte,
+            _ => return None,
+        })
+    }
+}
+
+/// Tokens by id and ids by token, unused ones left out.
+pub(super) struct Vocabulary<'a> {
+    tokens: &'a Strings,
+    kinds: Vec<Kind>, // of each id
+    ids: HashMap<&'a str, u32>,
+}
+
+impl<'a> Vocabulary<'a> {
+    pub fn read(metadata: &'a Metadata) -> Check<Self> {
+        let tokens = metadata.strings(TOKENS)?.filter(|tokens| !tokens.is_empty());
+        let tokens = tokens.ok_or_else(|| {
+            format!("metadata \"{TOKENS}\" is missing or empty; supported: at least one token")
+        })?;
+        let bytes: usize = tokens.iter().map(str::len).sum();
+        if bytes > MAX_TEXT {
+            return Err(format!("metadata \"{TOKENS}\" holds {bytes} bytes; supported: up to {MAX_TEXT}"));
+        }
+        let kinds = kinds(metadata, tokens)?;
+        let mut ids = HashMap::with_capacity(tokens.len());
+        for (id, (text, kind)) in tokens.iter().zip(&kinds).enumerate() {
+            if *kind == Kind::Byte && byte(text).is_none() {
+                return Err(format!(
+                    "metadata \"{TOKENS}\": element {id} is {}, but of type 6, a byte; supported: <0x00> to \
+                     <0xFF>",
+                    shown(&text.into())
+                ));
+            }
+            if *kind == Kind::Unused {
+                continue;
+            }
+            if let Some(other) = ids.insert(text, id as u32) {
+                return Err(format!(
+                    "metadata \"{TOKENS}\": elements {other} and {id} are both {}; supported: each token once",
+                    shown(&text.into())
+                ));
+            }
+        }
+        match ids.is_empty() {
+            true => Err(format!("metadata \"{TYPES}\" leaves no token in use; supported: at least one")),
+            false => Ok(Self { tokens, kinds, ids }),
+        }
+    }
+
+    /// The number of tokens, unused ones included.
+    pub fn len(&self) -> usize {
+        self.kinds.len()
+    }
+
+    pub fn kind(&self, id: u32) -> Kind {
+        self.kinds.get(id as usize).copied().unwrap_or(Kind::Unused)
+    }
+
+    /// The token, unless it is unused.
+    pub fn text(&self, id: u32) -> Option<&'a str> {
+        self.tokens.get(id as usize).filter(|_| self.kind(id) != Kind::Unused)
+    }
+
+    /// Its id, unless it is unused.
+    pub fn id(&self, text: &str) -> Option<u32> {
+        self.ids.get(text).copied()
+    }
+
+    /// Ids and tokens in their order, unused ones left out.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &'a str)> {
+        (0..self.len() as u32).filter_map(|id| Some((id, self.text(id)?)))
+    }
+
+    /// The highest id in use, and its token.
+    pub fn last(&self) -> Option<(u32, &'a str)> {
+        (0..self.len() as u32).rev().find_map(|id| Some((id, self.text(id)?)))
+    }
+}
+
+/// The kind of every token: of type 1 without the key.
+fn kinds(metadata: &Metadata, tokens: &Strings) -> Check<Vec<Kind>> {
+    let found = match metadata.get(TYPES) {
+        None => vec![Kind::Text; tokens.len()],
+        Some(Value::Array(types)) if types.len() == tokens.len() => {
+            let mut kinds = Vec::with_capacity(types.len());
+            for (id, value) in types.iter().enumerate() {
+                kinds.push(Kind::of(value.as_u64()).ok_or_else(|| {
+                    format!("metadata \"{TYPES}\": element {id} is {value}; supported: 1 to 6")
+                })?);
+            }
+            kinds
+        }
+        Some(value) => {
+            let count = tokens.len();
+            return Err(format!(
+                "metadata \"{TYPES}\" is {value}; supported: an array of {count} integers, as many as \"{TOKENS}\" \
+                 has"
+            ));
+        }
+    };
+    let kind = |(id, (text, kind)): (usize, (&str, Kind))| match kind {
+        // Converters fill up to the rows of the embedding with `[PAD151646]`, of either type.
+        Kind::UserDefined if text.strip_prefix("[PAD").is_some_and(|t| t == format!("{id}]")) => Kind::Unused,
+        _ if text.is_empty() => Kind::Unused,
+        kind => kind,
+    };
+    Ok(tokens.iter().zip(found).enumerate().map(kind).collect())
+}
+
+/// The byte that `<0x0A>` stands for.
+fn byte(text: &str) -> Option<u8> {
+    let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok()).flatten()
+}
