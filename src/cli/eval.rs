@@ -152,7 +152,7 @@ impl Work {
         if let Some(file) = &args.recall {
             let asked = input::read_questions(file)?;
             // Ahead of the model: how much memory it takes depends on how long they are.
-            let tokenizer = Tokenizer::open_for(&ModelPath::new(&flags.options().model)?.weights, VOCAB)?;
+            let tokenizer = Tokenizer::open(&ModelPath::new(&flags.options().model)?.weights, VOCAB)?;
             for question in asked {
                 let prompt = tokenizer.encode(&question.prompt, AddSpecial::Yes)?;
                 questions.push((question, prompt));

@@ -43,7 +43,7 @@ pub(super) fn run(args: &TokenizeArgs) -> Result<()> {
     let path = args.model_path.clone().unwrap_or_else(default_model);
     // A directory of one GGUF file stands for it, as for the other commands.
     let path = if path.join("tokenizer.json").exists() { path } else { ModelPath::new(&path)?.weights };
-    let tokenizer = Tokenizer::open_for(&path, MAX_VOCABULARY)?;
+    let tokenizer = Tokenizer::open(&path, MAX_VOCABULARY)?;
     match &args.decode {
         Some(ids) => decode(args, &tokenizer, &parse(ids, tokenizer.vocab_size())?),
         None => encode(args, &tokenizer, &text(args)?),

@@ -199,7 +199,7 @@ impl Engine {
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
         let mut weights = Weights::load(&path, &load)?;
         options.weight_type = weights.weight_type;
-        let tokenizer = Tokenizer::open_for(&path.weights, VOCAB)?;
+        let tokenizer = Tokenizer::open(&path.weights, VOCAB)?;
         let device = match options.backend {
             BackendKind::Cpu => None,
             kind => match upload(&options, &mut weights) {

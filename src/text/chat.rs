@@ -1,8 +1,7 @@
 //! Conversations as the text that a chat model was trained on.
 //!
-//! A model's own template is a Jinja program, which is run ([`Jinja`]); models that have none get one of the
-//! two common forms, or paragraphs. Control tokens and text are kept apart, so that a control token
-//! that someone writes in a message stays text.
+//! A model's own template is a Jinja program ([`Jinja`]). Models without one get one of two common formats, or plain
+//! paragraphs. Control tokens and text are kept apart, so that the text of a control token in a message stays text.
 
 mod builtin;
 mod clock;
@@ -61,48 +60,42 @@ impl Message {
 pub enum Segment {
     /// The text of one control token.
     Control(String),
-    /// Everything between two control tokens; encoded as a whole, it gives the ids that the model
-    /// was trained on.
+    /// All text between two control tokens. It must be encoded in one piece to give the ids that the model was
+    /// trained on.
     Text(String),
 }
 
 /// How a rendered conversation ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// With the head of an answer, for the model to go on.
+    /// With the start of an answer, for the model to continue.
     Prompt,
     /// With the last message.
     Message,
 }
 
-/// What a template needs to know besides the messages.
+/// What a template needs besides the messages.
 #[derive(Debug, Clone)]
 pub struct Context<'a> {
     /// The tokenizer's begin-of-text token.
     pub bos: Option<&'a str>,
-    /// What the template takes for today.
+    /// The date and time that the template sees.
     pub now: Moment,
     pub ending: Ending,
 }
 
-/// How a model wants its conversations.
+/// The format of a model's conversations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Template {
     /// The model's own.
     Jinja(Jinja),
     /// `<|im_start|>role\ncontent<|im_end|>\n` (Qwen and many others).
     ChatMl {
-        /// The template begins with the begin-of-text token.
+        /// Whether a conversation begins with the begin-of-text token.
         bos: bool,
-        /// System message where the conversation has none.
-        default_system: Option<String>,
     },
     /// `<|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>`, contents trimmed.
-    Llama3 {
-        /// The knowledge cutoff that, with today's date, opens a system message that is always there
-        /// (Llama 3.1 and 3.2).
-        cutoff: Option<String>,
-    },
+    Llama3,
     /// A base model: paragraphs.
     Plain,
 }
@@ -152,8 +145,8 @@ impl Template {
         Ok(Template::Jinja(Jinja::new(place, source, special_tokens(&settings))?))
     }
 
-    /// Becomes a template for this tokenizer: the model's own one learns its control tokens, and a chat model
-    /// without one, whose answers end with `<|im_end|>` or `<|eot_id|>`, gets the form that goes with that.
+    /// Fits the template to this tokenizer: the model's own template learns the control tokens. A chat model without
+    /// one gets the format that goes with the token that ends its answers, `<|im_end|>` or `<|eot_id|>`.
     ///
     /// # Errors
     /// [`Error::Model`] for a template that does not work with the tokenizer.
@@ -172,10 +165,10 @@ impl Template {
         if ends("<|im_end|>") && has("<|im_start|>") {
             let first = tokenizer.encode("", AddSpecial::Yes)?.first().copied();
             let bos = first.is_some() && first == tokenizer.bos_id();
-            return Ok(Template::ChatMl { bos, default_system: None });
+            return Ok(Template::ChatMl { bos });
         }
         if ends("<|eot_id|>") && has("<|start_header_id|>") && has("<|end_header_id|>") {
-            return Ok(Template::Llama3 { cutoff: None });
+            return Ok(Template::Llama3);
         }
         Ok(Template::Plain)
     }
@@ -183,7 +176,7 @@ impl Template {
     /// The conversation in parts.
     ///
     /// # Errors
-    /// As of [`Jinja::render`]; the other forms always work.
+    /// See [`Jinja::render`]; the other formats never fail.
     pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
         match self {
             Template::Jinja(template) => template.render(messages, context),
@@ -194,19 +187,19 @@ impl Template {
     /// The prompt for a question, as one text: the specification's `FormatSimple`. An empty `system` is none.
     ///
     /// ```
-    /// use antigravity::chat::Template;
-    /// let template = Template::ChatMl { bos: false, default_system: None };
+    /// use text::chat::Template;
+    /// let template = Template::ChatMl { bos: false };
     /// let prompt = template.format_simple("You are helpful.", "Write hello world in Go")?;
     /// assert_eq!(
     ///     prompt,
     ///     "<|im_start|>system\nYou are helpful.<|im_end|>\n\
     ///      <|im_start|>user\nWrite hello world in Go<|im_end|>\n<|im_start|>assistant\n"
     /// );
-    /// # Ok::<(), antigravity::Error>(())
+    /// # Ok::<(), files::Error>(())
     /// ```
     ///
     /// # Errors
-    /// As of [`Template::render`].
+    /// See [`Template::render`].
     pub fn format_simple(&self, system: &str, user: &str) -> Result<String> {
         let system = Some(system).filter(|s| !s.is_empty()).map(|s| Message::new(Role::System, s));
         let messages: Vec<_> = system.into_iter().chain([Message::new(Role::User, user)]).collect();
@@ -215,11 +208,11 @@ impl Template {
 
     /// The prompt for the next answer, as one text: the specification's `Format`.
     ///
-    /// The begin-of-text token is left out; encoding the text with [`AddSpecial::Yes`] puts it there. Control tokens
-    /// that messages spell cannot be told from others in one text: [`Template::encode`] keeps them apart.
+    /// The begin-of-text token is left out; encoding the text with [`AddSpecial::Yes`] adds it. In one text, a control
+    /// token in a message looks like any other: use [`Template::encode`] to keep them apart.
     ///
     /// ```
-    /// use antigravity::chat::{Jinja, Message, Role, Template};
+    /// use text::chat::{Jinja, Message, Role, Template};
     /// let source = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}\
     ///               {% if add_generation_prompt %}[assistant]{% endif %}";
     /// let template = Template::Jinja(Jinja::new("example", source, vec![])?);
@@ -229,20 +222,20 @@ impl Template {
     ///     Message::new(Role::User, "And 3+3?"),
     /// ])?;
     /// assert_eq!(prompt, "[user] What is 2+2?\n[assistant] 4\n[user] And 3+3?\n[assistant]");
-    /// # Ok::<(), antigravity::Error>(())
+    /// # Ok::<(), files::Error>(())
     /// ```
     ///
     /// # Errors
-    /// As of [`Template::render`].
+    /// See [`Template::render`].
     pub fn format(&self, messages: &[Message]) -> Result<String> {
         let context = Context { bos: None, now: Moment::now(), ending: Ending::Prompt };
         Ok(join(&self.render(messages, &context)?))
     }
 
-    /// The conversation as ids. The template has the begin-of-text token where it wants it.
+    /// The conversation as ids. The template itself decides about the begin-of-text token.
     ///
     /// # Errors
-    /// As of [`Template::render`], and of encoding.
+    /// See [`Template::render`] and [`Tokenizer::encode`].
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -254,25 +247,25 @@ impl Template {
         encode_segments(tokenizer, self.render(messages, &context)?)
     }
 
-    /// The tokens that end an answer, as far as the tokenizer has them.
+    /// The tokens that end an answer; those that the tokenizer lacks are left out.
     pub fn stop_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let end = match self {
             Template::Jinja(template) => template.end(),
             Template::ChatMl { .. } => Some("<|im_end|>"),
-            Template::Llama3 { .. } => Some("<|eot_id|>"),
+            Template::Llama3 => Some("<|eot_id|>"),
             Template::Plain => None,
         };
-        // Where it asks for a tool, Llama ends the message but not the turn.
+        // Llama ends a message that calls a tool, but not the turn, with this one.
         let other = end.filter(|end| *end == "<|eot_id|>").map(|_| "<|eom_id|>");
         end.into_iter().chain(other).filter_map(|name| tokenizer.token_to_id(name)).collect()
     }
 
-    /// A word for it, the same for the same template.
+    /// A short name, the same for the same template.
     pub fn name(&self) -> String {
         match self {
             Template::Jinja(template) => format!("jinja-{:08x}", template.digest()),
             Template::ChatMl { .. } => "chatml".into(),
-            Template::Llama3 { .. } => "llama3".into(),
+            Template::Llama3 => "llama3".into(),
             Template::Plain => "plain".into(),
         }
     }
@@ -312,7 +305,7 @@ pub fn join(segments: &[Segment]) -> String {
         .collect()
 }
 
-/// What Python takes for a blank: four separators more than Rust.
+/// Whether Python counts it as whitespace: four separators more than Rust.
 fn is_blank(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }

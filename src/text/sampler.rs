@@ -2,12 +2,12 @@
 //!
 //! | stage | on by default | |
 //! |---|---|---|
-//! | what a grammar rules out | | `Grammar`, with the feature `grammar` |
+//! | grammar: rule out tokens it does not allow | | `Grammar`, with the feature `grammar` |
 //! | logit bias | | [`SamplerOptions::logit_bias`] |
 //! | repetition penalty over the window | yes | [`penalise`] |
 //! | presence and frequency penalties over the window | | OpenAI's interface |
 //! | DRY | | [`DryOptions`] |
-//! | temperature 0: the largest, and nothing else is done | | [`argmax`] |
+//! | temperature 0: take the largest logit and stop | | [`argmax`] |
 //! | temperature | yes | [`scale`] |
 //! | softmax over the vocabulary | always | [`softmax`] |
 //! | top-k | yes | |
@@ -15,15 +15,15 @@
 //! | top-p | yes | |
 //! | min-p | | |
 //! | XTC | | [`XtcOptions`] |
-//! | draw in proportion to what is left | always | |
+//! | draw one of the remaining tokens by probability | always | |
 //!
-//! What is on by default is the specification's, in its order; the others stand among them where llama.cpp has them. No
-//! stage after the softmax makes the probabilities of what is left sum to 1 again, as the specification does not:
-//! all of them speak of the probabilities that the temperature makes.
+//! The stages on by default are the specification's, in its order; the others are placed as in llama.cpp. As in the
+//! specification, no stage after the softmax renormalises: every threshold refers to the probabilities right after
+//! temperature and softmax.
 //!
 //! The same logits, history and seed give the same token on every machine: `exp` is our own, logarithms and powers
-//! come from `libm`, sums run in f64 in a fixed order, ties go to the lower id. A token takes one random number, with
-//! XTC on two, at temperature 0 none.
+//! come from `libm`, sums run in f64 in a fixed order, ties go to the lower id. Each token uses one random number: two
+//! with XTC, none at temperature 0.
 
 mod dry;
 #[cfg(feature = "grammar")]
@@ -56,12 +56,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use typical::{Typical, entropy};
 
-/// Where the ranking stops being worth extending.
+/// When enough of the most probable tokens have been ranked.
 #[derive(Clone, Copy)]
 enum Until {
-    /// Typicality, top-p or min-p cuts, or the top-k are exhausted.
+    /// Once typicality, top-p or min-p cuts, or all of top-k are ranked.
     Cut(Option<Typical>),
-    /// The running sum reaches this. For a draw from an uncut vocabulary.
+    /// Once the running sum reaches this: enough for a draw from the whole vocabulary.
     Sum(f64),
 }
 
@@ -71,17 +71,17 @@ pub struct Sampler {
     options: SamplerOptions,
     vocab: usize,
     rng: Rng,
-    /// The most probable tokens; room for the vocabulary.
+    /// The most probable tokens, with room for the whole vocabulary.
     ranking: Ranking,
     dry: Option<Dry>,
-    /// Scratch of the penalties that count, `[vocab]`, zeros; empty where there are none.
+    /// Occurrences of each token, `[vocab]`, all zero between calls; empty if no penalty needs them.
     counts: Vec<u32>,
     #[cfg(feature = "grammar")]
     guide: Option<grammar::Guide>,
 }
 
 impl Sampler {
-    /// A sampler over `vocab` tokens; `options` are validated.
+    /// A sampler over `vocab` tokens. The caller has validated `options`.
     pub fn new(options: SamplerOptions, vocab: usize) -> Result<Self> {
         options.validate_for(vocab)?;
         assert!(vocab > 0 && u32::try_from(vocab).is_ok(), "a vocabulary has 1 to 2^32 - 1 tokens");
@@ -101,11 +101,11 @@ impl Sampler {
         })
     }
 
-    /// Begins a text that follows the grammar of the options, if they have one, and that `ends` end.
+    /// Starts a text that must follow the grammar in the options, if any. `ends` are the tokens that end a text.
     ///
     /// # Errors
     ///
-    /// `Usage` where no token ends it.
+    /// `Usage` if there is no token to end it with.
     #[cfg(feature = "grammar")]
     pub fn with_grammar(mut self, pieces: &Arc<Pieces>, ends: &[u32]) -> Result<Self> {
         let begin = |grammar: &Grammar| grammar.begin(pieces, ends, self.vocab);
@@ -117,13 +117,13 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// `Other` where the grammar has become too complex, or every token that it allows is ruled out otherwise.
+    /// `Other` if the grammar has become too complex, or if other stages rule out every token that it allows.
     #[cfg(feature = "grammar")]
     pub fn check_grammar(&self) -> Result<()> {
         self.guide.as_ref().map_or(Ok(()), grammar::Guide::check)
     }
 
-    /// Tells it the texts of the tokens. Without them, DRY has no sequence breakers.
+    /// Sets the texts of the tokens. Without them, DRY has no sequence breakers.
     pub fn with_pieces(mut self, pieces: &Arc<Pieces>) -> Self {
         if let Some(dry) = &mut self.dry {
             dry.set_pieces(Arc::clone(pieces));
@@ -135,8 +135,8 @@ impl Sampler {
         &self.options
     }
 
-    /// The random state, to be saved with a session. Nothing else is kept from token to token, but for the place in
-    /// a grammar.
+    /// The random state, to be saved with a session. Apart from the position in a grammar, it is all that is kept
+    /// between tokens.
     pub fn rng(&self) -> &Rng {
         &self.rng
     }
@@ -146,7 +146,7 @@ impl Sampler {
         self.rng = rng;
     }
 
-    /// The next token. `logits` is scratch afterwards; `recent` is the history, oldest first.
+    /// The next token. Overwrites `logits`; `recent` is the history, oldest first.
     pub fn sample(&mut self, logits: &mut [f32], recent: &[u32]) -> u32 {
         assert_eq!(logits.len(), self.vocab, "one logit a token");
         #[cfg(feature = "grammar")]
@@ -161,7 +161,7 @@ impl Sampler {
         token
     }
 
-    /// All stages but the grammar.
+    /// All stages except the grammar.
     fn choose(&mut self, logits: &mut [f32], recent: &[u32]) -> u32 {
         self.adjust(logits, recent);
         let temperature = self.options.temperature;
@@ -175,7 +175,7 @@ impl Sampler {
         self.draw(logits)
     }
 
-    /// The stages that know tokens: bias and penalties.
+    /// The stages that work on logits: bias and penalties.
     fn adjust(&mut self, logits: &mut [f32], recent: &[u32]) {
         let o = &self.options;
         add_bias(logits, &o.logit_bias);
@@ -191,11 +191,11 @@ impl Sampler {
         }
     }
 
-    /// The stages that know probabilities.
+    /// The stages that work on probabilities.
     fn draw(&mut self, probs: &[f32]) -> u32 {
         let uniform = f64::from(self.rng.uniform());
         let (kept, total) = if self.is_uncut() {
-            // Everything stays: rank only as far as the draw reaches.
+            // No token is cut: rank only as far as the draw needs.
             let total: f64 = probs.iter().map(|&p| f64::from(p)).sum();
             (self.rank(probs, Until::Sum(uniform * total)), total)
         } else {
@@ -212,25 +212,25 @@ impl Sampler {
                 return id;
             }
         }
-        // Rounding; a token that is ruled out is not chosen by it.
+        // Reached by rounding alone. Never a token that was ruled out.
         let possible = kept.iter().rfind(|r| r.1 > 0.0);
         possible.or(kept.last()).map_or(0, |r| r.0)
     }
 
-    /// What top-k, typicality, top-p and min-p leave of `probs`, best first, not renormalised.
+    /// The tokens of `probs` that pass top-k, typicality, top-p and min-p: best first, not renormalised.
     pub fn keep(&mut self, probs: &[f32]) -> &[(u32, f32)] {
         let kept = self.rank(probs, self.cutting(probs));
         &self.ranking.best[kept]
     }
 
-    /// Whether every token stays.
+    /// Whether no stage cuts tokens.
     fn is_uncut(&self) -> bool {
         let o = &self.options;
         let cuts = o.typical_p < 1.0 || o.top_p < 1.0 || o.min_p != 0.0 || o.xtc.is_on();
         self.limit() == self.vocab && !cuts
     }
 
-    /// How many tokens top-k leaves.
+    /// How many tokens top-k keeps.
     fn limit(&self) -> usize {
         if self.options.top_k == 0 { self.vocab } else { self.options.top_k.min(self.vocab) }
     }
@@ -240,7 +240,7 @@ impl Sampler {
         Until::Cut((p < 1.0).then(|| Typical { entropy: entropy(probs), mass: p.into() }))
     }
 
-    /// How many of the `kept` XTC excludes this time.
+    /// How many of the `kept` tokens XTC excludes this time.
     fn excluded(&mut self, kept: Range<usize>) -> usize {
         let xtc = self.options.xtc;
         match xtc.is_on() && self.rng.uniform() < xtc.probability {
@@ -249,8 +249,8 @@ impl Sampler {
         }
     }
 
-    /// Ranks the most probable tokens; which of them stay. Starts with a few and takes more only while the cut has
-    /// not been met, so that a vocabulary of 128k is hardly ever sorted as a whole.
+    /// Ranks the most probable tokens and returns which of them stay. It starts with a few and ranks more only until
+    /// the cut is found, so a vocabulary of 128k tokens is hardly ever sorted as a whole.
     fn rank(&mut self, probs: &[f32], until: Until) -> Range<usize> {
         let limit = self.limit();
         let mut count = limit.min(256);
@@ -263,7 +263,7 @@ impl Sampler {
         }
     }
 
-    /// Which of the ranked tokens stay, if that does not depend on the `behind` that follow them.
+    /// Which of the ranked tokens stay; `None` if that depends on the `behind` tokens not ranked yet.
     fn cut(&self, until: Until, behind: usize) -> Option<Range<usize>> {
         let best: &[Ranked] = &self.ranking.best;
         let (range, open) = match until {

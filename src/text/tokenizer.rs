@@ -3,7 +3,6 @@
 //! The file may come from anywhere, so it is checked ([`check`], [`gguf`]) before the `tokenizers` library
 //! gets its parts, and every call into the library is contained ([`files::containment`]).
 
-mod bounded;
 mod check;
 pub mod files;
 mod gguf;
@@ -32,13 +31,13 @@ use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer a
 
 /// Encoding takes about 100 bytes of memory a byte of text.
 const MAX_TEXT: usize = 64 << 20;
-/// With a million blanks in a row the library's regular expressions run out of their stack, and it
-/// silently leaves the rest of the text in one piece. (Line ends are matched another way.)
+/// With a million blanks in a row the library's regular expressions exhaust their stack, and it silently leaves the
+/// rest of the text in one piece. (Line ends match differently.)
 const MAX_BLANKS: usize = 900_000;
-/// Encoded once while loading, so that a file that fails does so then.
+/// Encoded once while loading, so that a bad file fails then.
 const PROBE: &str = "Hello, wörld! It's 12345 \u{1f600}\n\n  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\t한국어 x\r\n\0";
 
-/// Whether to put around a text what the model's file says, for Llama a begin-of-text token.
+/// Whether to add the tokens that the model's file puts around a text, such as Llama's begin-of-text token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddSpecial {
     Yes,
@@ -67,15 +66,18 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Opens the tokenizer of the model at `path` for a model with `vocab_limit` tokens: a GGUF file, whose metadata
+    /// Opens the tokenizer of the model at `path`, for a model with `vocab_limit` tokens: a GGUF file, whose metadata
     /// hold it, or a directory with a `tokenizer.json`, or another file in such a directory.
     ///
     /// # Errors
     /// [`Error::Model`] for a file that is missing, damaged or of another kind or model.
-    pub fn open_for(path: &Path, vocab_limit: usize) -> Result<Self> {
+    pub fn open(path: &Path, vocab_limit: usize) -> Result<Self> {
         match files::settings_of(path)? {
             files::Settings::Gguf(gguf) => Self::from_gguf(&gguf, vocab_limit),
-            files::Settings::Dir(dir) => Self::load_for(&dir, vocab_limit),
+            files::Settings::Dir(dir) => {
+                let subject = subject(&dir.join(files::TOKENIZER));
+                containment::guarded_with_limit(&subject, move || load(&dir, vocab_limit))
+            }
         }
     }
 
@@ -96,14 +98,7 @@ impl Tokenizer {
         })
     }
 
-    /// Loads the tokenizer in `dir` for a model with `vocab_limit` tokens.
-    pub fn load_for(dir: &Path, vocab_limit: usize) -> Result<Self> {
-        let file = dir.join("tokenizer.json");
-        let dir = dir.to_path_buf();
-        containment::guarded_with_limit(&subject(&file), move || load(&dir, vocab_limit))
-    }
-
-    /// A tokenizer of checked parts, which knows neither begin nor end of a text yet.
+    /// A tokenizer from checked parts, without begin-of-text and end-of-text tokens yet.
     fn new(file: PathBuf, checked: Checked) -> std::result::Result<Self, String> {
         let special: Vec<u32> = checked.added.iter().filter(|a| a.special).map(|a| a.id).collect();
         let pieces = Arc::new(Pieces::new(checked.decoder.clone(), &checked.tokens, &special));
@@ -120,14 +115,14 @@ impl Tokenizer {
         self.bos = bos;
     }
 
-    /// Encodes something, so that a file with which that fails is refused now.
+    /// Encodes a probe, so that a file with which that fails is refused now.
     fn probed(self) -> Result<Self> {
         self.encode(PROBE, AddSpecial::Yes)?;
         self.encode_plain(PROBE)?;
         Ok(self)
     }
 
-    /// The ids of `text`, in which the text of a special token becomes that token.
+    /// The ids of `text`. The text of a special token becomes that token.
     pub fn encode(&self, text: &str, special: AddSpecial) -> Result<Vec<u32>> {
         self.check_text(text)?;
         let library = self.library.read().unwrap_or_else(PoisonError::into_inner);
@@ -138,8 +133,7 @@ impl Tokenizer {
         })
     }
 
-    /// The ids of `text`, in which the text of a special token is text like any other: for what
-    /// users and documents say. Adds nothing.
+    /// The ids of `text`, with special tokens as ordinary text: for what users and documents say. Adds no tokens.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
         self.check_text(text)?;
         let mut library = self.library.write().unwrap_or_else(PoisonError::into_inner);
@@ -154,7 +148,7 @@ impl Tokenizer {
         if !ids.iter().any(|&id| self.is_special(id) && Some(id) != self.unk) {
             return Ok(ids);
         }
-        // The vocabulary has the special token as a word too. In two halves it is none.
+        // The vocabulary also has the special token as a word. Cut in half, it is not one.
         match text.char_indices().nth(text.chars().count() / 2) {
             Some((middle, _)) if middle > 0 => {
                 let mut ids = self.plain(library, &text[..middle])?;
@@ -169,8 +163,8 @@ impl Tokenizer {
     }
 
     fn run(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
-        // Without offsets: they take most of the time and are not needed.
-        // After a panic, the library's caches are sound: they are locked per call and hold whole entries only.
+        // Without offsets, which would take most of the time.
+        // After a panic the library's caches are sound: they are locked per call and hold whole entries only.
         let encoding = containment::guarded(&subject(&self.file), || library.encode_fast(text, false))?;
         let encoding =
             encoding.map_err(|e| Error::model(&self.file, format!("cannot encode a text: {e}")))?;
@@ -194,8 +188,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The text of `ids` without special tokens. Bytes that are not UTF-8 become U+FFFD, ids that
-    /// no token has become nothing.
+    /// The text of `ids` without special tokens. Bytes that are not UTF-8 become U+FFFD; unknown ids are skipped.
     pub fn decode(&self, ids: &[u32]) -> String {
         decode(self.stream(), ids)
     }
@@ -225,7 +218,7 @@ impl Tokenizer {
         &self.eos
     }
 
-    /// The id that begins a text, if the model knows one.
+    /// The id that begins a text, if the model has one.
     pub fn bos_id(&self) -> Option<u32> {
         self.bos.as_ref().map(|b| b.0)
     }
@@ -249,7 +242,7 @@ impl Tokenizer {
             .collect()
     }
 
-    /// Whether `id` is a control token, which no text shows.
+    /// Whether `id` is a control token, which is not shown as text.
     pub fn is_special(&self, id: u32) -> bool {
         self.pieces.is_special(id)
     }
@@ -266,14 +259,15 @@ fn decode(mut stream: TextStream<'_>, ids: &[u32]) -> String {
 /// An error about a tokenizer's file, with its remedy.
 fn refused(file: &Path, why: &str, remedy: &str) -> Error {
     // The message about a vocabulary that does not fit has its own.
-    match why.starts_with("token ") {
-        true => Error::model(file, why),
-        false => Error::model(file, format!("{why}; {remedy}")),
+    if why.starts_with("token ") {
+        Error::model(file, why)
+    } else {
+        Error::model(file, format!("{why}; {remedy}"))
     }
 }
 
 fn load(dir: &Path, limit: usize) -> Result<Tokenizer> {
-    let file = dir.join("tokenizer.json");
+    let file = dir.join(files::TOKENIZER);
     let refused = |why: String| refused(&file, &why, "use the tokenizer.json published with the model");
     let json = files::read(&file, check::MAX_FILE)?.ok_or_else(|| {
         Error::model(&file, "is missing; put the tokenizer.json published with the model there")
@@ -291,7 +285,7 @@ fn load(dir: &Path, limit: usize) -> Result<Tokenizer> {
     tokenizer.probed()
 }
 
-/// What the library's failures on `file` are called.
+/// How failures of the library on `file` are reported.
 fn subject(file: &Path) -> Subject {
     Subject {
         place: file.display().to_string(),

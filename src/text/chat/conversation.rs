@@ -1,4 +1,4 @@
-//! A conversation as ids that grow at the end wherever its template allows, so that a cache keeps what it computed.
+//! A conversation as token ids. Wherever the template allows, new turns only append, so that a cache stays valid.
 
 use super::{Context, Ending, Message, Moment, Role, Segment, Template, encode_segments};
 use crate::Result;
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 /// Turns as ids: questions as the template renders them, answers exactly as they were generated.
 ///
-/// An answer encoded again from its text may give other ids than those generated, and the cache would
-/// have to be computed anew from there. Every question renders the whole conversation; where that begins with what
-/// has been said, only what follows is encoded. Where it does not, because the template changes what it has said
-/// (Qwen 3 drops the thinking of earlier answers), all ids are new, and a cache keeps what they have in common.
+/// Encoding an answer again from its text may give other ids than those generated, and the cache would have to be
+/// computed again from there. So every question renders the whole conversation; if the result begins with what was
+/// said before, only the rest is encoded. If it does not, because the template changes earlier turns (Qwen 3 drops the
+/// thinking of earlier answers), all ids are new, and a cache keeps the common prefix.
 #[derive(Debug, Clone)]
 pub struct Conversation {
     template: Template,
@@ -23,13 +23,13 @@ pub struct Conversation {
     before: Vec<Before>,
 }
 
-/// How to come back to the ids before a question.
+/// How to restore the ids before a question.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Before {
-    /// So many of the first ids were there.
+    /// How many of the leading ids were there already.
     pub kept: usize,
-    /// These followed, where the question rendered them in another way.
+    /// The ids that followed them, if the question changed them.
     pub rest: Vec<u32>,
 }
 
@@ -41,7 +41,7 @@ pub struct ConversationState {
     pub template: String,
     /// The system message.
     pub system: Option<String>,
-    /// What the template takes for today, in seconds since 1970-01-01.
+    /// The time that the template sees, in seconds since 1970-01-01.
     pub now: u64,
     /// Questions and answers.
     pub messages: Vec<Message>,
@@ -52,7 +52,7 @@ pub struct ConversationState {
 }
 
 impl ConversationState {
-    /// Every id that it holds.
+    /// Every id in it.
     pub fn all_ids(&self) -> impl Iterator<Item = u32> {
         self.ids.iter().chain(self.before.iter().flat_map(|b| &b.rest)).copied()
     }
@@ -65,7 +65,7 @@ impl Conversation {
         Self { template, system, now: Moment::now(), messages, ids, before: Vec::new() }
     }
 
-    /// What [`Conversation::resume`] takes.
+    /// The state to save, for [`Conversation::resume`].
     pub fn state(&self) -> ConversationState {
         ConversationState {
             template: self.template.name(),
@@ -77,7 +77,7 @@ impl Conversation {
         }
     }
 
-    /// Becomes a saved conversation in the same form.
+    /// Restores a saved conversation. Its template must be the same.
     pub fn resume(&mut self, state: ConversationState) {
         (self.system, self.messages, self.ids) = (state.system, state.messages, state.ids);
         self.before = state.before;
@@ -89,15 +89,15 @@ impl Conversation {
         self.system.as_deref()
     }
 
-    /// The form of its turns.
+    /// The format of its turns.
     pub fn template(&self) -> &Template {
         &self.template
     }
 
-    /// Appends a question and the head of its answer. Control tokens written in `text` stay text.
+    /// Appends a question and the start of its answer. Control tokens in `text` stay text.
     ///
     /// # Errors
-    /// As of [`Template::encode`]; the conversation is then as before.
+    /// See [`Template::encode`]; the conversation is then unchanged.
     pub fn ask(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<()> {
         let whole =
             self.render(tokenizer, &[&self.messages[..], &[Message::new(Role::User, text)]].concat())?;
@@ -126,7 +126,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// `messages` and the head of an answer.
+    /// `messages` and the start of an answer.
     fn render(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<Segment>> {
         let context = Context { bos: tokenizer.bos_token(), now: self.now, ending: Ending::Prompt };
         let system = self.system.iter().map(|s| Message::new(Role::System, s.as_str()));
@@ -140,7 +140,7 @@ impl Conversation {
         self.ids.extend_from_slice(ids);
     }
 
-    /// Takes back the last question, which it returns, and its answer if there is one.
+    /// Removes the last question and its answer, if any, and returns the question.
     pub fn forget_question(&mut self) -> Option<String> {
         let before = self.before.pop()?;
         self.ids.truncate(before.kept);
@@ -153,7 +153,7 @@ impl Conversation {
         None
     }
 
-    /// How many questions it has.
+    /// The number of questions.
     pub fn questions(&self) -> usize {
         self.before.len()
     }
@@ -165,19 +165,19 @@ impl Conversation {
         self.before.clear();
     }
 
-    /// All of it.
+    /// The ids of the whole conversation.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
 }
 
-/// What follows an answer in the rendered conversation `whole`, which begins with `head` and the answer;
-/// `None` where it does not. A template may strip the answer.
+/// What follows an answer in the rendered conversation `whole`, if that begins with `head` and the answer; else
+/// `None`. A template may strip the answer.
 fn after(whole: &[Segment], head: &[Segment], answer: &str) -> Option<Vec<Segment>> {
     let (last, same) = head.split_last()?;
     let mut rest = whole.strip_prefix(same)?.to_vec();
     match (rest.first_mut()?, last) {
-        // Neighbouring texts are one part, of which the beginning has been said.
+        // Neighbouring texts are one segment, which begins with what was said before.
         (Segment::Text(text), Segment::Text(said)) => *text = text.strip_prefix(said.as_str())?.to_owned(),
         (first, last) if first == last => drop(rest.remove(0)),
         _ => return None,

@@ -1,14 +1,15 @@
 //! A model's own chat template: a Jinja program, run with limits.
 //!
-//! What a template does with the contents of messages is its own affair; what becomes a control token is not.
-//! Only control tokens that the template itself writes out in full become control tokens ([`source`] marks them
-//! before the template is compiled). The text of one in a message stays text, whether the template trims, cuts
-//! or changes the case of the message, and so does a control token that comes about where a message and the
-//! template's text meet. A template that puts control tokens together from parts is refused when it is loaded.
+//! A template may do anything with the contents of messages, except make control tokens of them. Only control tokens
+//! that the template itself spells out become control tokens ([`source`] marks them before the template is compiled).
+//! The text of one in a message stays text, whether the template trims it, cuts it or changes its case. So does one
+//! that forms where a message and the template's text meet. A template that builds control tokens from parts is refused
+//! when it is loaded.
 
 mod environment;
 mod json;
 mod limits;
+mod program;
 mod python;
 mod source;
 #[cfg(test)]
@@ -25,10 +26,11 @@ use std::error::Error as _;
 
 /// Longest source; real ones have up to 30 KB.
 pub(super) const MAX_SOURCE: u64 = 128_000;
-/// Steps of a rendering, and more for every message; real templates take up to 150 a message.
-const STEPS: u64 = 50_000;
-const STEPS_PER_MESSAGE: u64 = 1_000;
-/// Private-use characters, of which a block that no message uses stands for control tokens.
+/// Fuel of a rendering, and more for every message: a unit is a step of the interpreter or 64 bytes that it makes.
+/// Real templates take up to 150 steps a message.
+const FUEL: u64 = 1_000_000;
+const FUEL_PER_MESSAGE: u64 = 1_000;
+/// Private-use characters. A block of them that no message uses stands for the control tokens.
 const PRIVATE: u32 = 0xF0000;
 const BLOCK: u32 = 0x1000;
 const BLOCKS: usize = 32;
@@ -43,13 +45,13 @@ pub struct Jinja {
     source: String,
     /// `eos_token` and the like, as name and text.
     variables: Vec<(String, String)>,
-    /// Texts of the control tokens that it can write; none before [`Jinja::for_tokenizer`].
+    /// The control tokens that it may write; empty before [`Jinja::for_tokenizer`].
     controls: Vec<String>,
     /// The control token that it writes after an answer.
     end: Option<String>,
 }
 
-/// What `raise_exception` was called with.
+/// The message given to `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refusal(String);
@@ -71,10 +73,7 @@ impl Jinja {
             return Err(template.fault(None, &format!("has more than {MAX_SOURCE} bytes")));
         }
         let text = template.prepare(&[])?;
-        template.contained(move || {
-            let environment = environment::environment(STEPS, super::Moment::from_unix(0))?;
-            environment.template_from_str(&text).map(|_| ())
-        })?;
+        template.contained(move || program::check(&text))?;
         Ok(template)
     }
 
@@ -88,10 +87,10 @@ impl Jinja {
         self.end.as_deref()
     }
 
-    /// Becomes a template that writes control tokens of `tokenizer`.
+    /// Fits the template to the control tokens of `tokenizer`.
     ///
     /// # Errors
-    /// [`Error::Model`] for a template that puts control tokens together from parts, or does not work.
+    /// [`Error::Model`] for a template that builds control tokens from parts or fails.
     pub fn for_tokenizer(mut self, tokenizer: &Tokenizer) -> Result<Self> {
         let special = tokenizer.special_tokens();
         let bos = tokenizer.bos_token();
@@ -110,7 +109,7 @@ impl Jinja {
         Ok(self)
     }
 
-    /// Renders small conversations: which token ends an answer, and are there control tokens that were not seen?
+    /// Renders small conversations, to find the token that ends an answer and control tokens built from parts.
     fn probe(&mut self, special: &[String], bos: Option<&str>) -> Result<()> {
         const ANSWER: &str = "kestrel";
         let all = [
@@ -148,11 +147,10 @@ impl Jinja {
         Ok(())
     }
 
-    /// The conversation in parts; before [`Jinja::for_tokenizer`], as one text.
+    /// The conversation in segments; before [`Jinja::for_tokenizer`], as one text.
     ///
     /// # Errors
-    /// [`Error::Usage`] where the template refuses the messages; [`Error::Model`] where it does not work or
-    /// takes more than its limits.
+    /// [`Error::Usage`] if the template refuses the messages; [`Error::Model`] if it fails or exceeds its limits.
     pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
         let base = self.free_block(messages)?;
         let marks: Vec<(&str, char)> = (base..)
@@ -161,16 +159,15 @@ impl Jinja {
             .collect();
         let text = self.prepare(&marks)?;
         let values = self.values(messages, context, &Marks::new(marks.iter().copied()));
-        let steps = STEPS + STEPS_PER_MESSAGE * messages.len() as u64;
+        let fuel = FUEL + FUEL_PER_MESSAGE * messages.len() as u64;
         let now = context.now;
         let rendered = self.contained(move || {
-            let environment = environment::environment(steps, now)?;
-            environment.template_from_str(&text)?.render(Value::from_pairs(values))
+            program::run(&environment::environment(fuel, now), &text, Value::from_pairs(values))
         })?;
         Ok(self.split(&rendered, base))
     }
 
-    /// Runs `call` where deep nesting, a panic or a hang of the interpreter does not end the program.
+    /// Runs `call` so that deep nesting, a panic or a hang of the interpreter does not end the program.
     fn contained<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> std::result::Result<T, minijinja::Error> + Send + 'static,
@@ -186,11 +183,10 @@ impl Jinja {
     }
 
     fn prepare(&self, marks: &[(&str, char)]) -> Result<String> {
-        source::prepare(&self.source, &Marks::new(marks.iter().copied()))
-            .map_err(|why| self.fault(None, &why))
+        source::prepare(&self.source, &Marks::new(marks.iter().copied())).map_err(|e| self.explain(e.into()))
     }
 
-    /// What transformers gives to a template.
+    /// The variables that transformers passes to a template.
     fn values(&self, messages: &[Message], context: &Context<'_>, marks: &Marks<'_>) -> Vec<(String, Value)> {
         let message = |m: &Message| {
             Value::from_pairs([
@@ -212,7 +208,7 @@ impl Jinja {
         values
     }
 
-    /// The first of as many private-use characters as there are control tokens, none of them in use.
+    /// The first character of a private-use block that nothing else uses.
     fn free_block(&self, messages: &[Message]) -> Result<u32> {
         let mut used = [false; BLOCKS];
         let texts = messages.iter().map(|m| &m.content).chain([&self.source]);
@@ -229,7 +225,7 @@ impl Jinja {
         }
     }
 
-    /// Rendered text with its marks as control tokens.
+    /// Splits rendered text at its marks, which become control tokens.
     fn split(&self, text: &str, base: u32) -> Vec<Segment> {
         let mut out = Segments::default();
         let mut from = 0;
@@ -263,7 +259,7 @@ impl Jinja {
         Error::Model(format!("{}{line}: {why}; {REMEDY}", self.place))
     }
 
-    /// A number for its text, to tell templates apart.
+    /// A checksum of its text, to tell templates apart.
     pub(super) fn digest(&self) -> u32 {
         crc32fast::hash(self.source.as_bytes())
     }
@@ -286,7 +282,7 @@ impl From<minijinja::Error> for Fault {
             source = cause.source();
         }
         let why = match (e.kind(), e.detail()) {
-            (ErrorKind::OutOfFuel, _) => "takes too many steps".into(),
+            (ErrorKind::OutOfFuel, _) => "takes too many steps or makes too much text".into(),
             (ErrorKind::InvalidOperation, Some(detail)) => cut(detail),
             (kind, Some(detail)) => cut(&format!("{kind}: {detail}")),
             (kind, None) => kind.to_string(),

@@ -1,5 +1,5 @@
-//! DRY, "don't repeat yourself": a penalty on the token that would go on with a sequence that was there before, which
-//! grows with the length of the repetition (p-e-w, pull request 5677 of text-generation-webui).
+//! DRY, "don't repeat yourself": a penalty on the token that would extend a repetition of earlier text. It grows with
+//! the length of the repetition (p-e-w, pull request 5677 of text-generation-webui).
 
 use super::options::DryOptions;
 use super::penalties::last;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub(super) struct Dry {
     options: DryOptions,
-    /// From this length on, all repetitions have the same penalty.
+    /// Repetitions of this length or more all get the same penalty.
     longest: usize,
     breakers: Breakers,
 }
@@ -27,10 +27,10 @@ impl Dry {
         self.breakers.pieces = Some(pieces);
     }
 
-    /// Where the last `n` tokens of `recent` were there before, `n` being at least what is allowed, takes
-    /// `multiplier * base^(n - allowed)` from the logit of the token that came next; of several `n` for one token, the
-    /// largest counts. Repetitions may overlap with what they repeat. `lengths` is scratch, `[vocab]`, zeros before and
-    /// after.
+    /// Where the last `n` tokens of `recent` also occur earlier, with `n` at least the allowed length, subtracts
+    /// `multiplier * base^(n - allowed)` from the logit of the token that came next. If several `n` lead to one token,
+    /// the largest counts. A repetition may overlap what it repeats. `lengths` is scratch, `[vocab]`, all zero before
+    /// and after.
     pub fn penalise(&mut self, logits: &mut [f32], recent: &[u32], lengths: &mut [u32]) {
         let recent = last(recent, self.options.window.unwrap_or(usize::MAX));
         let Some((newest, before)) = recent.split_last() else { return };
@@ -57,14 +57,14 @@ impl Dry {
         }
     }
 
-    /// On going on with a repetition of this length.
+    /// The penalty on extending a repetition of this length.
     fn penalty(&self, length: usize) -> f32 {
         let growth = libm::pow(self.options.base.into(), (length - self.options.allowed_length) as f64);
         (f64::from(self.options.multiplier) * growth).min(f32::MAX.into()) as f32
     }
 }
 
-/// The length from which on a repetition is no worse: there the penalty does not grow, or is the largest number.
+/// The length at which the penalty stops growing, or is already the largest number.
 fn longest(o: &DryOptions) -> usize {
     let growth = libm::log(o.base.into());
     let steps = match growth > 0.0 {
@@ -75,16 +75,16 @@ fn longest(o: &DryOptions) -> usize {
     o.allowed_length.saturating_add(steps as usize)
 }
 
-/// Texts that no repetition reaches across, wherever in tokens they are; a token that holds a whole one is never
-/// penalised. Control tokens are such too: a chat template repeats them, and an answer has to end.
+/// Texts that a repetition never reaches across, wherever in the tokens they are. A token that contains a whole one is
+/// never penalised. Control tokens are breakers too: a chat template repeats them, and an answer has to end.
 #[derive(Debug, Clone)]
 struct Breakers {
     finders: Vec<Finder<'static>>,
-    /// How many bytes before a token can be part of a breaker that ends in it.
+    /// How many bytes before a token may belong to a breaker that ends in it.
     reach: usize,
-    /// The texts of tokens; without them nothing breaks.
+    /// The texts of the tokens; without them there are no breakers.
     pieces: Option<Arc<Pieces>>,
-    /// Scratch: the end of the text up to some token.
+    /// Scratch: the end of the text up to a token.
     text: Vec<u8>,
 }
 
@@ -95,20 +95,20 @@ impl Breakers {
         Self { finders, reach, pieces: None, text: Vec::with_capacity(1024 + reach) }
     }
 
-    /// Whether a breaker is within the text of this token, or it is a control token.
+    /// Whether the token is a control token or its text contains a breaker.
     fn are_in(&self, id: u32) -> bool {
         let Some(pieces) = &self.pieces else { return false };
         pieces.is_special(id) || self.finders.iter().any(|f| f.find(pieces.bytes(id)).is_some())
     }
 
-    /// How many of the last tokens come after the last one in which a breaker ends; counts to `most`.
+    /// How many tokens follow the last one in which a breaker ends, at most `most`.
     fn unbroken(&mut self, recent: &[u32], most: usize) -> usize {
         let from = recent.len().saturating_sub(most);
         let broken = (from..recent.len()).rev().position(|at| self.end_in(recent, at));
         broken.unwrap_or(recent.len() - from)
     }
 
-    /// Whether a breaker ends in the token at `at`, or that is a control token.
+    /// Whether the token at `at` is a control token or a breaker ends in it.
     fn end_in(&mut self, recent: &[u32], at: usize) -> bool {
         let Some(pieces) = &self.pieces else { return false };
         if pieces.is_special(recent[at]) {
@@ -123,7 +123,7 @@ impl Breakers {
         for &id in &recent[first..=at] {
             self.text.extend_from_slice(pieces.bytes(id));
         }
-        // A breaker that ends before the token is not looked for.
+        // Only breakers that end in the token count.
         let tail = |f: &Finder<'_>| before.saturating_sub(f.needle().len() - 1);
         self.finders.iter().any(|f| f.find(&self.text[tail(f)..]).is_some())
     }

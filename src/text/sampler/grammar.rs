@@ -1,7 +1,7 @@
-//! Grammars that a text has to follow: a JSON schema or GBNF, run by the crate `llguidance`.
+//! Grammars that a text must follow: a JSON schema or GBNF, run by the crate `llguidance`.
 //!
-//! A token that the grammar does not allow next gets the logit negative infinity before any other stage. Tokens that
-//! end a text are allowed where the grammar may end, and only there; where it must end, nothing else is.
+//! Before any other stage, tokens that the grammar does not allow next get a logit of negative infinity. The tokens
+//! that end a text are allowed only where the grammar may end; where it must end, they alone are.
 
 mod gbnf;
 
@@ -17,17 +17,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A grammar that has been checked.
 #[derive(Clone)]
 pub struct Grammar {
-    /// What it came from, for messages.
+    /// Where it came from, for messages.
     place: Arc<str>,
     form: Form,
-    /// Its start for these tokens.
+    /// Compiled for these tokens, at its start.
     ready: Arc<Mutex<Option<Ready>>>,
 }
 
-/// A grammar that knows the tokens.
+/// A grammar compiled for a vocabulary.
 struct Ready {
     pieces: Arc<Pieces>,
-    /// The token that the matcher knows as the end.
+    /// The token that the matcher uses as the end.
     end: u32,
     start: Matcher,
 }
@@ -52,12 +52,12 @@ impl fmt::Debug for Grammar {
 }
 
 impl Grammar {
-    /// Texts that are JSON and fit a schema, which `place` names. Blanks are a single one after colons and commas, so
-    /// that a text cannot lose itself in them, unless the schema has `x-guidance` of its own.
+    /// JSON that fits a schema; `place` names the schema in messages. The only blanks are single ones after colons and
+    /// commas, so that a text cannot go on with blanks for ever, unless the schema has its own `x-guidance`.
     ///
     /// # Errors
     ///
-    /// `Usage` with line and column for what is no JSON, with the keyword for what is no schema or not supported.
+    /// `Usage`: with line and column if it is not JSON, with the keyword if it is not a schema or not supported.
     pub fn json_schema(place: &str, text: &str) -> Result<Self> {
         let mut schema: serde_json::Value =
             serde_json::from_str(text).map_err(|e| Error::Usage(format!("{place}: is not JSON: {e}")))?;
@@ -69,7 +69,7 @@ impl Grammar {
         Self::checked(place, Form::Schema(Arc::new(schema)))
     }
 
-    /// Texts of the rule `root` of a grammar in llama.cpp's form of BNF.
+    /// Texts of the rule `root` of a grammar in GBNF, llama.cpp's form of BNF.
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ impl Grammar {
         Self::checked(place, Form::Lark(lark.into()))
     }
 
-    /// Compiles it once for a vocabulary of bytes, so that an error comes before a model is loaded.
+    /// Compiles it once for a vocabulary of bytes, so that errors show before a model is loaded.
     fn checked(place: &str, form: Form) -> Result<Self> {
         let grammar = Self { place: place.into(), form, ready: Arc::default() };
         grammar.matcher(&ApproximateTokEnv::single_byte_env()).map(|_| grammar)
@@ -100,11 +100,11 @@ impl Grammar {
         }
     }
 
-    /// Begins a text of these tokens, of which `ends` end it.
+    /// Starts a text of these tokens; `ends` are those that end it.
     ///
     /// # Errors
     ///
-    /// `Usage` where none does: a grammar that has ended needs one.
+    /// `Usage` if there are none: a finished grammar needs one.
     pub(super) fn begin(&self, pieces: &Arc<Pieces>, ends: &[u32], vocab: usize) -> Result<Guide> {
         let Some(&end) = ends.first() else {
             return Err(Error::Usage(format!(
@@ -123,7 +123,7 @@ impl Grammar {
     }
 }
 
-/// The vocabulary as the crate knows it. Control tokens have no text there, so no grammar asks for them.
+/// The vocabulary for `llguidance`. Control tokens have no text in it, so no grammar can ask for them.
 fn tokens(pieces: &Pieces, end: u32, vocab: usize) -> TokEnv {
     let text = |id: u32| if pieces.is_special(id) { Vec::new() } else { pieces.bytes(id).to_vec() };
     let words: Vec<_> = (0..vocab as u32).map(text).collect();
@@ -138,7 +138,7 @@ fn one_line(text: &str) -> String {
 #[derive(Clone)]
 pub(super) struct Guide {
     matcher: Matcher,
-    /// The token that the matcher knows as the end.
+    /// The token that the matcher uses as the end.
     end: u32,
     ends: Vec<u32>,
     failure: Option<String>,
@@ -151,7 +151,7 @@ impl fmt::Debug for Guide {
 }
 
 impl Guide {
-    /// Rules out what cannot come next.
+    /// Rules out the tokens that cannot come next.
     pub fn mask(&mut self, logits: &mut [f32]) {
         let mut allowed = match self.matcher.compute_mask_or_eos() {
             Ok(allowed) => allowed,
@@ -166,7 +166,7 @@ impl Guide {
         }
     }
 
-    /// Goes on after a token.
+    /// Advances by a token.
     pub fn accept(&mut self, token: u32) {
         if !self.ends.contains(&token)
             && let Err(e) = self.matcher.consume_token(token)
@@ -180,7 +180,7 @@ impl Guide {
         self.failure.get_or_insert(format!("the grammar cannot go on: {why}"));
     }
 
-    /// What [`Sampler::check_grammar`](super::Sampler::check_grammar) says.
+    /// See [`Sampler::check_grammar`](super::Sampler::check_grammar).
     pub fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), |why| Err(Error::Other(why)))
     }

@@ -1,10 +1,10 @@
-//! How probable the model held the tokens to be: logarithms of the softmax of its logits, before any sampler.
+//! Log probabilities of tokens: the log-softmax of the model's logits, before any sampling stage.
 
 use super::rank::Ranking;
 use super::softmax::log_total;
 use crate::{Error, Result};
 
-/// Most tokens that may be asked for.
+/// The most alternatives that may be asked for.
 pub const MAX_LOGPROBS: usize = 1000;
 
 /// A token and the natural logarithm of its probability.
@@ -15,12 +15,12 @@ pub struct Logprob {
     pub logprob: f64,
 }
 
-/// What the model held of one token of a text.
+/// The log probabilities at one token of a text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
     /// The token that was chosen.
     pub chosen: Logprob,
-    /// The most probable tokens, best first, the lower id first of equals.
+    /// The most probable tokens, best first; ties go to the lower id.
     pub top: Vec<Logprob>,
 }
 
@@ -33,7 +33,7 @@ pub struct Logprobs {
 }
 
 impl Logprobs {
-    /// For the `count` most probable of `vocab` tokens; fewer, where there are not so many.
+    /// For the `count` most probable of `vocab` tokens, or all of them if there are fewer.
     ///
     /// # Errors
     ///
@@ -54,11 +54,11 @@ impl Logprobs {
         }
     }
 
-    /// Takes the logits of which `chosen` was chosen.
+    /// Takes the logits from which `chosen` was sampled.
     pub fn take(&mut self, logits: &[f32], chosen: u32) {
         let total = log_total(logits);
         let of = |id: u32, logit: f32| {
-            // As softmax has it: NaN has no probability, infinity is the largest finite number.
+            // As in softmax: NaN has no probability, infinity counts as the largest finite number.
             let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
             Logprob { id, logprob: f64::from(logit) - total }
         };
@@ -70,7 +70,7 @@ impl Logprobs {
         }
     }
 
-    /// Of the token that was taken last.
+    /// The result for the token taken last.
     pub fn last(&self) -> &TokenLogprobs {
         &self.last
     }

@@ -1,37 +1,37 @@
-//! What a sampler is told, and which values make no distribution.
+//! The options of a sampler and their valid ranges.
 
 use crate::{Error, Result};
 
-/// How to choose. The defaults are the specification's; what it does not know is off.
+/// How to choose tokens. The defaults are the specification's; stages it does not have are off.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplerOptions {
     /// Divides the logits; 0 takes the largest.
     pub temperature: f32,
-    /// Running probability after which the tail is cut.
+    /// Top-p: the cumulative probability after which the tail is cut.
     pub top_p: f32,
-    /// How many of the most probable tokens stay; 0 is all.
+    /// How many of the most probable tokens stay; 0 keeps all.
     pub top_k: usize,
     /// Smallest probability that stays, relative to the largest; 0 is off.
     pub min_p: f32,
-    /// Probability that the most typical tokens add up to, of which the others are cut; 1 is off.
+    /// The most typical tokens that add up to this probability stay; 1 is off.
     pub typical_p: f32,
-    /// What the logit of a recent token is divided by (multiplied, if negative), once for every
-    /// time that it occurs in the window.
+    /// The logit of a recent token is divided by this (multiplied if negative), once for every
+    /// occurrence in the window.
     pub repetition_penalty: f32,
-    /// How many of the last tokens are penalised.
+    /// The window: how many of the last tokens are penalised.
     pub repetition_window: usize,
-    /// What is taken from the logit of a token that occurs in the window; 0 is off.
+    /// Subtracted from the logit of every token that occurs in the window; 0 is off.
     pub presence_penalty: f32,
-    /// What is taken from the logit of a token for every time that it occurs in the window; 0 is off.
+    /// Subtracted from the logit of a token for each of its occurrences in the window; 0 is off.
     pub frequency_penalty: f32,
-    /// What is added to logits, by token id; negative infinity rules a token out.
+    /// Added to the logits of these token ids; negative infinity rules a token out.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Penalty on going on with a sequence that was there before.
+    /// Penalty on repeating earlier sequences.
     pub dry: DryOptions,
     /// Exclusion of the most probable tokens.
     pub xtc: XtcOptions,
     pub seed: u64,
-    /// What the text has to follow from its beginning.
+    /// The grammar that the text must follow from its start.
     #[cfg(feature = "grammar")]
     pub grammar: Option<super::Grammar>,
 }
@@ -39,25 +39,25 @@ pub struct SamplerOptions {
 /// DRY, "don't repeat yourself": see [`SamplerOptions::dry`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct DryOptions {
-    /// The penalty on one token more than is allowed; 0 is off.
+    /// The penalty on the first token beyond the allowed length; 0 is off.
     pub multiplier: f32,
-    /// What it grows by with every further token.
+    /// The factor by which it grows with every further token.
     pub base: f32,
-    /// How many tokens may be there again without a penalty on the next.
+    /// How many tokens may be repeated before the next one is penalised.
     pub allowed_length: usize,
-    /// How many of the last tokens are searched; `None` is all of them.
+    /// How many of the last tokens are searched; `None` searches all.
     pub window: Option<usize>,
-    /// Texts that no repetition reaches across.
+    /// Texts that a repetition never reaches across.
     pub breakers: Vec<String>,
 }
 
 /// XTC, "exclude top choices": see [`SamplerOptions::xtc`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct XtcOptions {
-    /// How often it acts; 0 is off.
+    /// The probability that it acts on a token; 0 is off.
     pub probability: f32,
-    /// Of the tokens at least this probable, all but the least probable one are cut. Two of them cannot
-    /// both be above 0.5, so that is off too.
+    /// Of the tokens at least this probable, all but the least probable are cut. Two tokens cannot both
+    /// be above 0.5, so larger values are off too.
     pub threshold: f32,
 }
 
@@ -112,7 +112,7 @@ impl XtcOptions {
     }
 }
 
-/// Accepts a value that `fits` or says which flag wants what.
+/// Accepts a value that `fits`, else names the flag and its range.
 fn check(flag: &str, value: f32, fits: impl Fn(f32) -> bool, range: &str) -> Result<()> {
     match fits(value) {
         true => Ok(()),
@@ -121,7 +121,7 @@ fn check(flag: &str, value: f32, fits: impl Fn(f32) -> bool, range: &str) -> Res
 }
 
 impl SamplerOptions {
-    /// Refuses values that make no distribution, naming the flag.
+    /// Refuses values out of range, naming the flag.
     pub fn validate(&self) -> Result<()> {
         check(
             "--temperature",

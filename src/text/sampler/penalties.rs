@@ -1,4 +1,4 @@
-//! What is added to logits and taken from them token by token: bias, and penalties on recent tokens.
+//! Changes to the logits of single tokens: bias, and penalties on recent tokens.
 
 /// Adds to the logits of some tokens. Ids beyond the vocabulary are ignored.
 pub(super) fn add_bias(logits: &mut [f32], bias: &[(u32, f32)]) {
@@ -14,7 +14,7 @@ pub(super) fn last(recent: &[u32], window: usize) -> &[u32] {
     &recent[recent.len().saturating_sub(window)..]
 }
 
-/// The specification's penalty on the last `window` entries of `recent`, each occurrence anew. Ids beyond
+/// The specification's repetition penalty on the last `window` entries of `recent`, once per occurrence. Ids beyond
 /// the vocabulary are ignored.
 pub fn penalise(logits: &mut [f32], recent: &[u32], penalty: f32, window: usize) {
     for &id in last(recent, window) {
@@ -24,7 +24,7 @@ pub fn penalise(logits: &mut [f32], recent: &[u32], penalty: f32, window: usize)
     }
 }
 
-/// What is taken from the logit of a token that occurs in the window.
+/// Penalties that are subtracted from the logits of tokens in the window.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Additive {
     /// Once.
@@ -34,8 +34,8 @@ pub(super) struct Additive {
 }
 
 impl Additive {
-    /// Takes `presence + occurrences * frequency` from the logit of every token in `recent`, as OpenAI's interface
-    /// has it. `counts` is scratch, `[vocab]`, zeros before and after.
+    /// Subtracts `presence + occurrences * frequency` from the logit of every token in `recent`, as OpenAI's interface
+    /// does. `counts` is scratch, `[vocab]`, all zero before and after.
     pub fn penalise(self, logits: &mut [f32], recent: &[u32], counts: &mut [u32]) {
         for &id in recent {
             if let Some(count) = counts.get_mut(id as usize) {

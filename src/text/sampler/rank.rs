@@ -1,4 +1,4 @@
-//! The most probable tokens, in order, without sorting a vocabulary.
+//! The most probable tokens in order, without sorting the whole vocabulary.
 
 /// A token and its probability, or another measure.
 pub(super) type Ranked = (u32, f32);
@@ -8,7 +8,7 @@ fn by_rank(a: &Ranked, b: &Ranked) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// How many candidates are collected where `count` of `vocab` tokens are looked for.
+/// How many candidates to collect when looking for `count` of `vocab` tokens.
 fn room(count: usize, vocab: usize) -> usize {
     count.saturating_mul(2).max(1024).min(vocab)
 }
@@ -26,8 +26,8 @@ impl Ranking {
         Self { best: Vec::with_capacity(room(count, vocab)) }
     }
 
-    /// Ranks the `count` largest of `values`, in one pass: a buffer of candidates above a rising threshold, thinned out
-    /// whenever it is full. NaN and negative infinity are no candidates.
+    /// Ranks the `count` largest of `values` in one pass: candidates above a rising threshold go into a buffer, which is
+    /// thinned out whenever it is full. NaN and negative infinity never qualify.
     pub fn select(&mut self, values: &[f32], count: usize) {
         let room = room(count, values.len());
         let best = &mut self.best;

@@ -13,7 +13,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
 
 /// Divides by a positive temperature.
 pub fn scale(logits: &mut [f32], temperature: f32) {
-    // Softmax does not mind a shift; near 0 it keeps the quotients of the largest from overflowing.
+    // Softmax is invariant under a shift. At temperatures near 0 the shift keeps the quotients from overflowing.
     let shift = if temperature < 1e-3 { largest(logits) } else { 0.0 };
     for logit in logits {
         *logit = (*logit - shift) / temperature;
@@ -61,7 +61,7 @@ pub(super) fn exp(x: f32) -> f32 {
 }
 
 /// Logits to probabilities, over the whole vocabulary. NaN gets 0; infinity counts as the
-/// largest finite number; where nothing is left, all are 0.
+/// largest finite number; if every token is ruled out, all are 0.
 pub fn softmax(logits: &mut [f32]) {
     let max = largest(logits);
     let mut lanes = [0.0f64; LANES];
@@ -84,8 +84,8 @@ pub fn softmax(logits: &mut [f32]) {
     }
 }
 
-/// `ln Σ e^logit`, so that a logit minus it is the logarithm of its softmax; 0 where nothing is left. NaN and infinity
-/// are as in [`softmax`].
+/// `ln Σ e^logit`: a logit minus this is its log probability; 0 if every token is ruled out. NaN and infinity are as in
+/// [`softmax`].
 pub(super) fn log_total(logits: &[f32]) -> f64 {
     let max = largest(logits);
     let mut lanes = [0.0f64; LANES];

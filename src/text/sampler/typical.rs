@@ -1,4 +1,4 @@
-//! Locally typical sampling: tokens whose surprise is near the surprise to be expected (Meister, Pimentel, Wiher and
+//! Locally typical sampling: tokens whose surprise is near the expected surprise (Meister, Pimentel, Wiher and
 //! Cotterell, "Locally Typical Sampling", arXiv 2202.00666).
 
 use super::rank::Ranked;
@@ -9,17 +9,17 @@ fn ln(p: f32) -> f64 {
     f64::from(libm::logf(p))
 }
 
-/// The entropy of a distribution in nats: the surprise, `-ln p`, to be expected of a token.
+/// The entropy of a distribution in nats: the expected surprise, `-ln p`, of a token.
 pub(super) fn entropy(probs: &[f32]) -> f64 {
     -probs.iter().filter(|p| **p > 0.0).map(|&p| f64::from(p) * ln(p)).sum::<f64>()
 }
 
-/// How tokens are chosen by how typical they are.
+/// The cut of locally typical sampling.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Typical {
     /// Of the whole distribution.
     pub entropy: f64,
-    /// What the probabilities of the kept add up to, at least.
+    /// The least sum of the probabilities kept.
     pub mass: f64,
 }
 

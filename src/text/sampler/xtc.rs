@@ -1,4 +1,4 @@
-//! XTC, "exclude top choices": now and then the obvious tokens are left out (p-e-w, pull request 6335 of
+//! XTC, "exclude top choices": sometimes the most obvious tokens are left out (p-e-w, pull request 6335 of
 //! text-generation-webui).
 
 use super::rank::Ranked;

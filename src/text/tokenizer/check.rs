@@ -1,14 +1,14 @@
-//! Reads a `tokenizer.json` into parts that are known to be sound, before the `tokenizers` library
-//! sees any of them: it panics, overflows its stack or hangs on many malformed files.
+//! Reads and checks a `tokenizer.json` before the `tokenizers` library sees it: the library panics, overflows its
+//! stack or hangs on many malformed files.
 //!
-//! Messages here name field and value; the caller adds the file.
+//! Messages name the field and the value; the caller adds the file.
 
-use super::bounded;
 use super::files::{check_nesting, cut, shown};
 use super::parts::{self, DecoderKind};
 use serde::Deserialize;
-use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use tokenizers::models::bpe::Merges;
@@ -18,7 +18,10 @@ pub(super) const MAX_FILE: u64 = 64 << 20;
 /// All added tokens together; Llama 3's have 8 KB.
 pub(super) const MAX_ADDED: usize = 1 << 20;
 
-/// The checked parts of a tokenizer, from whatever file.
+/// Published files have a few kilobytes, for the special tokens of a post-processor.
+const MAX_STEP: usize = 1 << 20;
+
+/// The checked parts of a tokenizer, from any kind of file.
 #[derive(Debug)]
 pub(super) struct Checked {
     /// `[id]`, of model and added tokens.
@@ -33,9 +36,9 @@ pub(super) struct Checked {
     pub normalizer: Option<Value>,
     pub pre_tokenizer: Option<Value>,
     pub decoder: DecoderKind,
-    /// Put in front of a text when special tokens are asked for.
+    /// Added before a text when special tokens are asked for.
     pub prefix: Vec<u32>,
-    /// Put behind it.
+    /// Added after it.
     pub suffix: Vec<u32>,
 }
 
@@ -51,7 +54,7 @@ pub(super) struct Added {
     pub special: bool,
 }
 
-/// `model.type`, looked at first: other models have another shape.
+/// `model.type`, read first: models of other types have other fields.
 #[derive(Deserialize)]
 struct Head {
     model: HeadModel,
@@ -63,19 +66,19 @@ struct HeadModel {
     kind: Option<String>,
 }
 
-/// The file. `truncation` and `padding` are not read: a prompt is neither cut nor filled up.
+/// The file. `truncation` and `padding` are ignored: a prompt is neither cut nor padded.
 #[derive(Deserialize)]
-struct File {
+struct File<'a> {
     version: Option<String>,
     added_tokens: Option<Vec<Added>>,
-    #[serde(default, deserialize_with = "bounded::value")]
-    normalizer: Option<Value>,
-    #[serde(default, deserialize_with = "bounded::value")]
-    pre_tokenizer: Option<Value>,
-    #[serde(default, deserialize_with = "bounded::value")]
-    post_processor: Option<Value>,
-    #[serde(default, deserialize_with = "bounded::value")]
-    decoder: Option<Value>,
+    #[serde(borrow)]
+    normalizer: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pre_tokenizer: Option<&'a RawValue>,
+    #[serde(borrow)]
+    post_processor: Option<&'a RawValue>,
+    #[serde(borrow)]
+    decoder: Option<&'a RawValue>,
     model: Bpe,
 }
 
@@ -93,37 +96,30 @@ struct Bpe {
     merges: Vec<Merge>,
 }
 
-/// `"a b"` or `["a", "b"]`.
-struct Merge(String, String);
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a merge is two tokens, as a list or with one space between them")]
+enum Merge {
+    Pair(String, String),
+    Text(String),
+}
 
-impl<'de> Deserialize<'de> for Merge {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Pair;
-        impl<'de> Visitor<'de> for Pair {
-            type Value = Merge;
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a merge: two tokens, as a list or with one space between them")
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Merge, E> {
-                match text.split_once(' ') {
-                    Some((a, b)) if !a.is_empty() && !b.is_empty() && !b.contains(' ') => {
-                        Ok(Merge(a.into(), b.into()))
-                    }
-                    _ => Err(E::invalid_value(de::Unexpected::Str(&cut(text)), &self)),
-                }
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Merge, A::Error> {
-                match (seq.next_element()?, seq.next_element()?, seq.next_element::<de::IgnoredAny>()?) {
-                    (Some(a), Some(b), None) => Ok(Merge(a, b)),
-                    _ => Err(de::Error::invalid_length(2, &self)),
-                }
-            }
+impl Merge {
+    fn tokens(self) -> Result<(String, String), String> {
+        let text = match self {
+            Merge::Pair(a, b) => return Ok((a, b)),
+            Merge::Text(text) => text,
+        };
+        match text.split_once(' ') {
+            Some((a, b)) if !a.is_empty() && !b.is_empty() && !b.contains(' ') => Ok((a.into(), b.into())),
+            _ => Err(format!(
+                "field `model.merges` has {}, not two tokens with one space between them",
+                cut(&text)
+            )),
         }
-        deserializer.deserialize_any(Pair)
     }
 }
 
-/// A map in file order that keeps repeated keys, to be refused later.
+/// A map in file order. It keeps repeated keys, which are refused later.
 fn vocab<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(String, u32)>, D::Error> {
     struct Pairs;
     impl<'de> Visitor<'de> for Pairs {
@@ -150,7 +146,7 @@ pub(super) fn check(json: &[u8], limit: usize) -> Result<Checked, String> {
     if let Some(kind) = head.model.kind.filter(|k| k != "BPE") {
         return Err(format!("field `model.type` is {}; supported: \"BPE\"", cut(&kind)));
     }
-    let file: File = serde_json::from_slice(json).map_err(syntax)?;
+    let file: File<'_> = serde_json::from_slice(json).map_err(syntax)?;
     if let Some(version) = file.version.filter(|v| v != "1.0") {
         return Err(format!("field `version` is {}; supported: \"1.0\"", cut(&version)));
     }
@@ -165,29 +161,42 @@ pub(super) fn check(json: &[u8], limit: usize) -> Result<Checked, String> {
             None => return Err(format!("field `model.unk_token` is {}, not in `model.vocab`", cut(&unk))),
         },
     };
-    let post = parts::post_processor(file.post_processor.as_ref())?;
+    let post = parts::post_processor(step("post_processor", file.post_processor)?.as_ref())?;
     for &id in post.prefix.iter().chain(&post.suffix) {
         if tokens.get(id as usize).is_none_or(Option::is_none) {
             return Err(format!("field `post_processor` adds id {id}, which no token has"));
         }
     }
-    parts::normalizer(file.normalizer.as_ref())?;
-    parts::pre_tokenizer(file.pre_tokenizer.as_ref())?;
+    let normalizer = step("normalizer", file.normalizer)?;
+    parts::normalizer(normalizer.as_ref())?;
+    let pre_tokenizer = step("pre_tokenizer", file.pre_tokenizer)?;
+    parts::pre_tokenizer(pre_tokenizer.as_ref())?;
     Ok(Checked {
         tokens,
         vocab: model.vocab,
-        merges: model.merges.into_iter().map(|m| (m.0, m.1)).collect(),
+        merges: model.merges.into_iter().map(Merge::tokens).collect::<Result<_, _>>()?,
         unk,
         fuse_unk: model.fuse_unk.unwrap_or(false),
         byte_fallback: model.byte_fallback.unwrap_or(false),
         ignore_merges: model.ignore_merges.unwrap_or(false),
         added,
-        normalizer: file.normalizer,
-        pre_tokenizer: file.pre_tokenizer,
-        decoder: parts::decoder(file.decoder.as_ref())?,
+        normalizer,
+        pre_tokenizer,
+        decoder: parts::decoder(step("decoder", file.decoder)?.as_ref())?,
         prefix: post.prefix,
         suffix: post.suffix,
     })
+}
+
+/// A step around the model. It must be short: values take up to thirty times the memory of their text.
+fn step(field: &str, json: Option<&RawValue>) -> Result<Option<Value>, String> {
+    let json = json.map_or("null", RawValue::get);
+    if json.len() > MAX_STEP {
+        return Err(format!("field `{field}` has {} bytes; supported: up to {MAX_STEP}", json.len()));
+    }
+    let value =
+        serde_json::from_str(json).map_err(|e| format!("field `{field}`: {}", cut(&e.to_string())))?;
+    Ok(Some(value).filter(|value: &Value| !value.is_null()))
 }
 
 fn check_model(model: &Bpe) -> Result<(), String> {
@@ -208,7 +217,7 @@ fn check_model(model: &Bpe) -> Result<(), String> {
     Ok(())
 }
 
-/// Why a token with an id of `limit` or more is refused.
+/// The message for a token with an id of `limit` or more.
 pub(super) fn beyond(token: &str, id: u32, limit: usize) -> String {
     format!(
         "token {} has id {id}, but the model this program was built for has {limit} tokens (ids up to {}); use that \

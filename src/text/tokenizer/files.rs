@@ -1,7 +1,5 @@
-//! Finds the settings of a model and reads the text files of its directory, with the care that files from elsewhere
-//! need.
+//! Finds a model's settings and reads the text files of its directory. The files are not trusted.
 
-use super::bounded;
 use crate::{Error, Result};
 use files::packed_file::{self, PACKED_NAME};
 use files::source::Source;
@@ -11,8 +9,9 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Settings files are a few kilobytes, with long lists of added tokens a few hundred.
-const MAX_SETTINGS: u64 = 16 << 20;
+/// Settings files have a few kilobytes, with long lists of added tokens one or two thousand. As values they take up
+/// to thirty times the memory.
+const MAX_SETTINGS: u64 = 4 << 20;
 pub const TOKENIZER: &str = "tokenizer.json";
 /// serde_json itself gives up at 128; no real file of ours goes beyond 12.
 const MAX_NESTING: usize = 64;
@@ -35,7 +34,7 @@ pub fn settings_of(path: &Path) -> Result<Settings> {
         return Ok(within.map_or_else(|| Settings::Dir(path.into()), Settings::Gguf));
     }
     let named = |extension: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension));
-    // Of a regular file only: reading others could wait for ever.
+    // Regular files only: reading others could block for ever.
     let begins = || {
         let mut magic = [0; 4];
         let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
@@ -90,15 +89,14 @@ pub fn read_settings(path: &Path) -> Result<Option<Map<String, Value>>> {
     let Some(bytes) = read(path, MAX_SETTINGS)? else { return Ok(None) };
     let broken = |why: String| Error::model(path, format!("{why}; use the file published with the model"));
     check_nesting(&bytes).map_err(broken)?;
-    let mut json = serde_json::Deserializer::from_slice(&bytes);
-    match bounded::value(&mut json).and_then(|value| json.end().map(|()| value)) {
-        Ok(Some(Value::Object(map))) => Ok(Some(map)),
-        Ok(other) => Err(broken(format!("holds {}, not a JSON object", shown(&other.unwrap_or_default())))),
+    match serde_json::from_slice(&bytes) {
+        Ok(Value::Object(map)) => Ok(Some(map)),
+        Ok(other) => Err(broken(format!("holds {}, not a JSON object", shown(&other)))),
         Err(e) => Err(broken(format!("is not valid JSON ({e})"))),
     }
 }
 
-/// Brackets nested too deep, found without recursion.
+/// Refuses brackets that are nested too deep, without recursion.
 pub fn check_nesting(json: &[u8]) -> std::result::Result<(), String> {
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
     for &b in json {

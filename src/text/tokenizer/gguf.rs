@@ -1,9 +1,8 @@
 //! The tokenizer that the metadata of a GGUF file describe (`tokenizer.ggml.*`), as the same checked parts that a
 //! `tokenizer.json` gives: what encodes is the same.
 //!
-//! There are two kinds, `gpt2` (byte-level BPE with its merges) and `llama` (SentencePiece with scores). How text is
-//! cut into words is only named in the file, and normalisation not at all: both are those of the published models
-//! ([`split`]). Keys, their meanings and defaults are llama.cpp's (`src/llama-vocab.cpp`). Everything is untrusted;
+//! There are two kinds, `gpt2` (byte-level BPE with merges) and `llama` (SentencePiece with scores). The file only names
+//! how text is cut into words, and does not mention normalisation: both are taken from the published models ([`split`]). Keys, their meanings and defaults are llama.cpp's (`src/llama-vocab.cpp`). Everything is untrusted;
 //! messages name the key, the caller adds the file.
 
 mod merges;
@@ -27,7 +26,7 @@ const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
 
 /// What SentencePiece writes for a blank.
 const BLANK: &str = "▁";
-/// Control tokens after which a document is over. Files of chat models name only the end of a turn.
+/// Control tokens that end a document. Files of chat models name only the end of a turn.
 const DOCUMENT_ENDS: [&str; 2] = ["<|end_of_text|>", "<|endoftext|>"];
 
 type Check<T> = Result<T, String>;
@@ -39,7 +38,7 @@ pub(super) struct Described {
     pub eos: Vec<u32>,
 }
 
-/// What the two kinds of tokenizers have each in their own way.
+/// What differs between the two kinds of tokenizers.
 struct Steps {
     normalizer: Option<Value>,
     pre_tokenizer: Option<Value>,
@@ -122,7 +121,7 @@ impl Ids {
             let key = format!("tokenizer.ggml.{name}_token_id");
             let Some(n) = metadata.integer(&key)? else { return Ok(None) };
             match u32::try_from(n).ok().filter(|&id| (id as usize) < vocabulary.len()) {
-                // Filling up a batch with a token that stands for nothing is all right.
+                // Padding with an unused token is harmless.
                 Some(id) if vocabulary.text(id).is_none() && name == "padding" => Ok(None),
                 Some(id) if vocabulary.text(id).is_some() => Ok(Some(id)),
                 _ => Err(format!(
@@ -147,7 +146,7 @@ impl Ids {
     fn eos(&self, vocabulary: &Vocabulary<'_>) -> Vec<u32> {
         let documents = DOCUMENT_ENDS.iter().filter_map(|text| vocabulary.id(text));
         let documents = documents.filter(|&id| vocabulary.kind(id) == Kind::Control);
-        // What fills up a batch comes after the end only.
+        // Padding only ever comes after the end.
         let pad = self.pad.filter(|&id| self.pad != self.unk && vocabulary.kind(id) == Kind::Control);
         let mut eos = Vec::new();
         for id in self.ends.into_iter().flatten().chain(pad).chain(documents) {
@@ -173,7 +172,7 @@ fn describe(metadata: &Metadata, vocabulary: &Vocabulary<'_>, steps: Steps, ids:
     let count = vocabulary.last().map_or(0, |(id, _)| id + 1);
     let checked = Checked {
         tokens: (0..count).map(|id| vocabulary.text(id).map(str::to_owned)).collect(),
-        // With the added tokens: the library numbers those that its vocabulary lacks as it likes.
+        // With the added tokens: the library itself numbers those that its vocabulary lacks.
         vocab: vocabulary.iter().map(|(id, text)| (text.to_owned(), id)).collect(),
         merges: steps.merges,
         unk: ids.unk.filter(|_| sentence_piece).and_then(|id| Some((vocabulary.text(id)?.to_owned(), id))),
@@ -190,7 +189,8 @@ fn describe(metadata: &Metadata, vocabulary: &Vocabulary<'_>, steps: Steps, ids:
     Ok(Described { checked, bos: ids.bos, eos: ids.eos(vocabulary) })
 }
 
-/// The tokens that text becomes before anything else. Those that begin or end a text are special whatever their type.
+/// The tokens that are matched in a text before anything else. Those that begin or end a text are special whatever
+/// their type.
 fn added(vocabulary: &Vocabulary<'_>, ids: &Ids) -> Check<Vec<Added>> {
     let mut added = vec![];
     let mut bytes = 0;

@@ -231,7 +231,7 @@ const PATTERNS: &[(&str, Want)] = &[
 fn try_file(name: &str, want: Want, content: &[u8]) {
     let dir = Dir::new("hostile").with("tokenizer.json", content);
     let start = Instant::now();
-    let result = Tokenizer::load_for(&dir.0, 4096);
+    let result = Tokenizer::open(&dir.0, 4096);
     match (&result, want) {
         (Err(Error::Model(message)), Refused) => {
             assert!(message.contains("tokenizer.json: "), "{name}: {message}");
@@ -320,9 +320,9 @@ fn broken_texts_are_refused() {
 fn what_is_no_file_is_refused() {
     let dir = Dir::new("no-file");
     std::fs::create_dir_all(dir.0.join("tokenizer.json")).expect("a directory");
-    let e = Tokenizer::load_for(&dir.0, 4096);
+    let e = Tokenizer::open(&dir.0, 4096);
     assert!(matches!(e, Err(Error::Model(m)) if m.contains("is not a regular file")));
-    let e = Tokenizer::load_for(Path::new("/nowhere"), 4096);
+    let e = Tokenizer::open(Path::new("/nowhere"), 4096);
     assert!(matches!(e, Err(Error::Model(m)) if m.contains("is missing")));
 }
 
@@ -336,7 +336,7 @@ fn flipped_bytes_are_survived() {
         let at = (rng.next_u64() % if round % 2 == 0 { 2500 } else { bytes.len() as u64 }) as usize;
         bytes[at] = (rng.next_u64() >> 56) as u8;
         let dir = Dir::new("flipped").with("tokenizer.json", &bytes);
-        match Tokenizer::load_for(&dir.0, 4096) {
+        match Tokenizer::open(&dir.0, 4096) {
             Ok(tokenizer) => drop(tokenizer.encode("Once upon a time", AddSpecial::Yes).expect("encodes")),
             Err(Error::Model(_)) => {}
             Err(other) => panic!("byte {at}: {other:?}"),

@@ -1,5 +1,4 @@
-//! The steps around the model in a `tokenizer.json`: which of them are supported, and how far they
-//! may go.
+//! The steps around the model in a `tokenizer.json`: which are supported, and their limits.
 
 use super::files::{cut, shown};
 use super::pattern;
@@ -10,19 +9,19 @@ const MAX_NESTING: usize = 4;
 const MAX_STEPS: usize = 32;
 /// Texts that a step searches for or inserts.
 const MAX_TEXT: usize = 64;
-/// Ids that are put around a text.
+/// Ids that are added around a text.
 const MAX_AROUND: usize = 64;
 
 /// How tokens become text.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum DecoderKind {
-    /// GPT-2's alphabet of 256 characters for bytes.
+    /// GPT-2's alphabet: 256 characters that stand for bytes.
     ByteLevel,
     /// Llama 2: replacements, bytes written as `<0x0A>`, and characters stripped from the start.
     SentencePiece { replace: Vec<(String, String)>, byte_fallback: bool, strip: Option<(char, usize)> },
 }
 
-/// What a post-processor puts around one text.
+/// What a post-processor adds around one text.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Around {
     pub prefix: Vec<u32>,
@@ -173,7 +172,7 @@ pub(super) fn post_processor(value: Option<&Value>) -> Check<Around> {
     let mut around = Around::default();
     for step in steps(field, "processors", value)? {
         match kind(step) {
-            // Moves offsets, which are not used.
+            // Only moves offsets, which are not used.
             "ByteLevel" => {}
             "TemplateProcessing" => {
                 let inner = template(step)?;

@@ -1,143 +1,99 @@
 //! Bounds on the regular expressions of a tokenizer file. The engine behind them backtracks where a
 //! pattern looks around, so a pattern must not be able to make it explore many ways.
 
+use regex_syntax::ast::parse::ParserBuilder;
+use regex_syntax::ast::{self, Ast, GroupKind, RepetitionKind, RepetitionRange};
+
 /// Published patterns have at most a few hundred characters.
 const MAX_LENGTH: usize = 2048;
-const MAX_NESTING: usize = 16;
+const MAX_NESTING: u32 = 16;
 const MAX_COUNT: u32 = 1000;
-
-/// One open group.
-#[derive(Clone, Copy, Default)]
-struct Group {
-    /// Looks ahead or behind.
-    around: bool,
-    /// Holds something repeated.
-    repeats: bool,
-}
+/// The name that a look-around gets to be parsed, with its position.
+const AROUND: &str = "look_around_";
 
 /// Says why `pattern` is refused.
 pub(super) fn check(pattern: &str) -> Result<(), String> {
     if pattern.is_empty() || pattern.len() > MAX_LENGTH {
         return Err(format!("a pattern of {} bytes; supported: 1 to {MAX_LENGTH}", pattern.len()));
     }
-    let bytes = pattern.as_bytes();
-    let mut open: Vec<Group> = vec![Group::default()];
-    // The group that has just been closed: what a repetition here applies to.
-    let mut closed: Option<Group> = None;
-    let mut i = 0;
-    while i < bytes.len() {
-        let atom = closed.take();
-        match bytes[i] {
-            b'\\' => {
-                let next = bytes.get(i + 1).copied().unwrap_or(0);
-                if next.is_ascii_digit() || matches!(next, b'k' | b'g' | b'G' | b'K') {
-                    return Err(format!("`\\{}` at {i}; supported: no back references", next as char));
-                }
-                i += 2;
-                continue;
-            }
-            b'[' => {
-                i = class_end(bytes, i)?;
-                continue;
-            }
-            b'(' => {
-                if open.len() > MAX_NESTING {
-                    return Err(format!("groups nested more than {MAX_NESTING} deep"));
-                }
-                let head = &pattern[i..];
-                if head.starts_with("(?(") || head.starts_with("(?P=") {
-                    return Err(format!("a conditional group at {i}"));
-                }
-                let around = ["(?=", "(?!", "(?<=", "(?<!"].iter().any(|p| head.starts_with(p));
-                open.push(Group { around: around || open.last().is_some_and(|g| g.around), repeats: false });
-                // The `?` after the bracket is no repetition.
-                i += if head.starts_with("(?") { 2 } else { 1 };
-                continue;
-            }
-            b')' => {
-                let group = open.pop().filter(|_| !open.is_empty());
-                let (Some(group), Some(outer)) = (group, open.last_mut()) else {
-                    return Err(format!("an unmatched bracket at {i}"));
-                };
-                outer.repeats |= group.repeats;
-                closed = Some(group);
-            }
-            b'*' | b'+' => repeat(&mut open, atom, i)?,
-            b'{' => match count(&pattern[i..]) {
-                // Not a count: the library takes it as it is.
-                None => {}
-                Some((highest, length)) => {
-                    if highest.is_some_and(|n| n > MAX_COUNT) {
-                        return Err(format!("a count at {i}; supported: up to {MAX_COUNT}"));
-                    }
-                    repeat(&mut open, atom, i)?;
-                    i += length;
-                    continue;
-                }
-            },
-            _ => {}
-        }
-        i += 1;
-    }
-    Ok(())
+    let mut parser = ParserBuilder::new().nest_limit(MAX_NESTING).build();
+    let ast = parser
+        .parse(&without_look_around(pattern))
+        .map_err(|e| format!("a pattern that is not supported: {} at {}", e.kind(), e.span().start.offset))?;
+    ast::visit(&ast, Repetitions::default())
 }
 
-/// A repetition at `at` of `atom` (of one character, if that is `None`).
-fn repeat(open: &mut [Group], atom: Option<Group>, at: usize) -> Result<(), String> {
-    if atom.is_some_and(|g| g.repeats) {
-        return Err(format!("a repetition of a repetition at {at}"));
-    }
-    if let Some(group) = open.last_mut() {
-        if group.around {
-            return Err(format!("a repetition at {at} inside a look-around"));
+/// The pattern with look-arounds as groups with a name, and possessive repetitions as plain ones: the parser knows
+/// neither.
+fn without_look_around(pattern: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = pattern;
+    while let Some(c) = rest.chars().next() {
+        let around = ["(?=", "(?!", "(?<=", "(?<!"].into_iter().find(|around| rest.starts_with(around));
+        let possessive = ["*+", "++", "?+", "}+"].iter().any(|sign| rest.starts_with(sign));
+        let escaped = rest.strip_prefix('\\').and_then(|after| after.chars().next());
+        let length = around.map_or(c.len_utf8(), str::len) + escaped.map_or(0, char::len_utf8);
+        match around {
+            Some(_) => plain.push_str(&format!("(?P<{AROUND}{}>", plain.len())),
+            None => plain.push_str(&rest[..length]),
         }
-        group.repeats = true;
+        rest = &rest[length + usize::from(possessive)..];
     }
-    Ok(())
+    plain
 }
 
-/// The index after the character class that starts at `start`.
-fn class_end(bytes: &[u8], start: usize) -> Result<usize, String> {
-    let mut depth = 0usize;
-    let mut i = start;
-    // A `]` that comes first is an ordinary character.
-    let literal = |i: usize| if bytes.get(i) == Some(&b'^') { i + 1 } else { i };
-    while i < bytes.len() {
-        match bytes[i] {
-            b'\\' => i += 1,
-            b'[' => {
-                depth += 1;
-                if depth > MAX_NESTING {
-                    return Err(format!("classes nested more than {MAX_NESTING} deep"));
-                }
-                let first = literal(i + 1);
-                if bytes.get(first) == Some(&b']') {
-                    i = first;
-                }
-            }
-            b']' => {
-                depth -= 1;
-                if depth == 0 {
-                    return Ok(i + 1);
-                }
-            }
-            _ => {}
-        }
-        i += 1;
-    }
-    Err(format!("an open character class at {start}"))
+/// What there is around a part of a pattern.
+#[derive(Default)]
+struct Repetitions {
+    repeated: usize,
+    looked_around: usize,
 }
 
-/// The highest number of a count such as `{2,7}` (`None` inside: no end) and its length.
-fn count(text: &str) -> Option<(Option<u32>, usize)> {
-    let end = text.find('}')?;
-    let inner = &text[1..end];
-    if inner.is_empty() || !inner.bytes().all(|b| b.is_ascii_digit() || b == b',' || b == b' ') {
-        return None;
+impl Repetitions {
+    fn is_look_around(ast: &Ast) -> bool {
+        let Ast::Group(group) = ast else { return false };
+        matches!(&group.kind, GroupKind::CaptureName { name, .. } if name.name.starts_with(AROUND))
     }
-    let numbers = inner.split(',').map(str::trim).filter(|n| !n.is_empty());
-    let highest = numbers.map(|n| n.parse().unwrap_or(u32::MAX)).max();
-    Some((highest, end + 1))
+}
+
+impl ast::Visitor for Repetitions {
+    type Output = ();
+    type Err = String;
+
+    fn finish(self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn visit_pre(&mut self, ast: &Ast) -> Result<(), String> {
+        self.looked_around += usize::from(Self::is_look_around(ast));
+        let Ast::Repetition(repetition) = ast else { return Ok(()) };
+        let highest = match &repetition.op.kind {
+            // At most once is no repetition.
+            RepetitionKind::ZeroOrOne => return Ok(()),
+            RepetitionKind::Range(RepetitionRange::Exactly(n) | RepetitionRange::AtLeast(n)) => *n,
+            RepetitionKind::Range(RepetitionRange::Bounded(_, n)) => *n,
+            RepetitionKind::ZeroOrMore | RepetitionKind::OneOrMore => 0,
+        };
+        if highest > MAX_COUNT {
+            return Err(format!("a count of {highest}; supported: up to {MAX_COUNT}"));
+        }
+        if self.looked_around > 0 {
+            return Err("a repetition inside a look-around".into());
+        }
+        if self.repeated > 0 {
+            return Err("a repetition of a repetition".into());
+        }
+        self.repeated += 1;
+        Ok(())
+    }
+
+    fn visit_post(&mut self, ast: &Ast) -> Result<(), String> {
+        self.looked_around -= usize::from(Self::is_look_around(ast));
+        if matches!(ast, Ast::Repetition(r) if r.op.kind != RepetitionKind::ZeroOrOne) {
+            self.repeated -= 1;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

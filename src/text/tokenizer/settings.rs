@@ -8,7 +8,7 @@ use std::path::Path;
 /// What the settings files say.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Settings {
-    /// `bos_token` of tokenizer_config.json: `None` not mentioned, `Some(None)` explicitly none.
+    /// `bos_token` of tokenizer_config.json: `None` if missing, `Some(None)` if explicitly none.
     pub bos: Option<Option<u32>>,
     /// `add_bos_token`
     pub add_bos: bool,
@@ -83,8 +83,8 @@ fn tokenizer_config(
         let missing = || format!("field `eos_token` is {}, no token of tokenizer.json", shown(&text.into()));
         settings.eos.push(lookup(text).ok_or_else(missing)?);
     }
-    // What fills up a batch comes after the end only. Qwen's chat models pad with the token that ends
-    // a document, and name only the one that ends a turn as `eos_token`.
+    // Padding only ever comes after the end. Qwen's chat models pad with the token that ends a document, and name
+    // only the one that ends a turn as `eos_token`.
     let text = |name: &str| token(name, map.get(name).unwrap_or(&Value::Null)).map(|t| t.map(str::to_owned));
     if let Some(pad) = text("pad_token")?.filter(|pad| text("unk_token").ok().flatten().as_ref() != Some(pad))
     {

@@ -1,7 +1,7 @@
-//! Token ids to text, whole or one at a time: never half a character, never a lost space.
+//! Token ids to text, all at once or one at a time: never half a character, never a lost space.
 //!
-//! The two decoders of the supported families are written out here, so that a stream of any length
-//! costs the same for every token and ends up with exactly the text of the whole.
+//! The two decoders of the supported families are implemented here, so that every token of a stream costs the same and
+//! the pieces add up to exactly the text of all ids.
 
 use super::parts::DecoderKind;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ enum Flag {
     Special,
 }
 
-/// Whether text added around a text by the model's file is wanted.
+/// Whether the text of special tokens is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Special {
     Skip,
@@ -95,23 +95,22 @@ impl Pieces {
         Some((&self.bytes[start..end], self.flags[id]))
     }
 
-    /// Whether `id` is a control token, which no text shows.
+    /// Whether `id` is a control token, which is not shown as text.
     pub fn is_special(&self, id: u32) -> bool {
         self.flags.get(id as usize) == Some(&Flag::Special)
     }
 
-    /// The bytes of one token, a control token's too; none for an id without a token.
+    /// The bytes of one token, also of a control token; none for an unknown id.
     pub fn bytes(&self, id: u32) -> &[u8] {
         self.get(id).map_or(&[], |(bytes, _)| bytes)
     }
 
-    /// The text of one token by itself, a control token's too. Bytes that are no characters without those around them
-    /// become U+FFFD.
+    /// The text of one token by itself, also of a control token. Bytes that are only part of a character become U+FFFD.
     pub fn text(&self, id: u32) -> Cow<'_, str> {
         String::from_utf8_lossy(self.bytes(id))
     }
 
-    /// Tokens whose texts these are (ASCII), of which `special` are control tokens.
+    /// Tokens with these texts (ASCII); those in `special` are control tokens.
     #[cfg(test)]
     pub fn of_texts(texts: &[&str], special: &[u32]) -> Self {
         let tokens: Vec<_> = texts.iter().map(|t| Some(t.to_string())).collect();
@@ -143,34 +142,34 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
     }
 }
 
-/// Decodes ids one at a time. The pieces of text put together are the text of all ids.
+/// Decodes ids one at a time. The pieces add up to the text of all ids.
 #[derive(Debug, Clone)]
 pub struct TextStream<'a> {
     pieces: &'a Pieces,
     special: Special,
     /// Byte level: the start of one character. SentencePiece: the run of byte tokens so far.
     pending: Vec<u8>,
-    /// What is still to be removed from the start of the text: so many of this character.
+    /// The character to strip from the start of the text, and how many more of it.
     strip: Option<(char, usize)>,
 }
 
-/// Where a stream of text is between two ids.
+/// The state of a stream between two ids.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TextState {
-    /// Bytes that are no character yet.
+    /// Bytes that do not form a character yet.
     pending: Vec<u8>,
-    /// How many characters may still be removed from the start; `None` once the text has begun.
+    /// How many characters may still be stripped from the start; `None` once the text has begun.
     strip: Option<usize>,
 }
 
 impl TextStream<'_> {
-    /// Where it is.
+    /// Its state, to be saved.
     pub fn state(&self) -> TextState {
         TextState { pending: self.pending.clone(), strip: self.strip.map(|(_, left)| left) }
     }
 
-    /// Goes on from where another stream of the same tokenizer was.
+    /// Continues from the state of another stream of the same tokenizer.
     pub fn resume(&mut self, state: &TextState) {
         self.pending.clone_from(&state.pending);
         self.strip = self.pieces.strip().zip(state.strip).map(|((c, most), left)| (c, left.min(most)));
@@ -203,7 +202,7 @@ impl TextStream<'_> {
         }
     }
 
-    /// The ids have ended: what is left, an unfinished character as U+FFFD.
+    /// Ends the stream and returns what is left; an unfinished character becomes U+FFFD.
     pub fn finish(&mut self) -> String {
         let mut out = String::new();
         match self.pieces.kind {
@@ -240,7 +239,7 @@ impl TextStream<'_> {
         self.pending.drain(..done);
     }
 
-    /// A run of byte tokens is text as a whole or, if it is not UTF-8, one U+FFFD for each byte.
+    /// Ends a run of byte tokens: it becomes text if the whole run is UTF-8, else one U+FFFD for each byte.
     fn end_run(&mut self, out: &mut String) {
         if self.pending.is_empty() {
             return;

@@ -89,7 +89,7 @@ fn text_prompts_of_small_models() {
     for name in ["m1-llama32-bf16", "m4-qwen2-bf16"] {
         let expected = read(&fixture(name).join("expected.json"));
         let vocab = expected["vocab_size"].as_u64().expect("a size") as usize;
-        let tokenizer = Tokenizer::load_for(&fixture(name), vocab).expect("loads");
+        let tokenizer = Tokenizer::open(&fixture(name), vocab).expect("loads");
         for prompt in expected["text_prompts"].as_array().expect("prompts") {
             let text = prompt["text"].as_str().expect("a text");
             assert_eq!(tokenizer.encode(text, AddSpecial::Yes), Ok(ids(&prompt["ids"])), "{name} {text:?}");
@@ -103,7 +103,7 @@ fn text_prompts_of_small_models() {
 
 #[test]
 fn golden_prompts_of_the_bundled_model() {
-    let tokenizer = Tokenizer::load_for(&story_dir(), 4096).expect("loads");
+    let tokenizer = Tokenizer::open(&story_dir(), 4096).expect("loads");
     for prompt in read(&story_dir().join("golden/prompts.json")).as_array().expect("prompts") {
         let (text, want) = (prompt["text"].as_str().expect("a text"), ids(&prompt["token_ids"]));
         let special = if text.starts_with("<|begin_of_text|>") { AddSpecial::No } else { AddSpecial::Yes };
@@ -121,7 +121,7 @@ fn golden_prompts_of_the_bundled_model() {
 
 #[test]
 fn special_text_in_plain_text_stays_text() {
-    let tokenizer = Tokenizer::load_for(&story_dir(), 4096).expect("loads");
+    let tokenizer = Tokenizer::open(&story_dir(), 4096).expect("loads");
     let text = "say <|im_end|>\n<|im_start|>system<|begin_of_text|>";
     let with = tokenizer.encode(text, AddSpecial::No).expect("encodes");
     assert_eq!(with.iter().filter(|&&id| tokenizer.is_special(id)).count(), 3);
@@ -139,7 +139,7 @@ fn special_text_in_plain_text_stays_text() {
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
     file["model"]["ignore_merges"] = json!(true);
     let dir = Dir::new("plain").with("tokenizer.json", file.to_string());
-    let tokenizer = Tokenizer::load_for(&dir.0, 4096).expect("loads");
+    let tokenizer = Tokenizer::open(&dir.0, 4096).expect("loads");
     let plain = tokenizer.encode_plain("<|im_end|>").expect("encodes");
     assert!(!plain.iter().any(|&id| tokenizer.is_special(id)));
     assert_eq!(tokenizer.decode(&plain), "<|im_end|>");
@@ -148,14 +148,14 @@ fn special_text_in_plain_text_stays_text() {
 #[test]
 fn begin_of_text_is_added_once() {
     let dir = sentence_piece("bos");
-    let tokenizer = Tokenizer::load_for(&dir.0, 400).expect("loads");
+    let tokenizer = Tokenizer::open(&dir.0, 400).expect("loads");
     let plain = tokenizer.encode("the cat", AddSpecial::No).expect("encodes");
     let with = tokenizer.encode("the cat", AddSpecial::Yes).expect("encodes");
     assert_eq!(with, [&[1], plain.as_slice()].concat());
     assert_eq!(tokenizer.eos_ids(), [2]);
     assert_eq!(tokenizer.bos_token(), Some("<s>"));
     // Here the template adds it and tokenizer_config.json asks for it.
-    let story = Tokenizer::load_for(&story_dir(), 4096).expect("loads");
+    let story = Tokenizer::open(&story_dir(), 4096).expect("loads");
     let ids = story.encode("the cat", AddSpecial::Yes).expect("encodes");
     assert_eq!(ids.iter().filter(|&&id| id == 0).count(), 1);
 }
@@ -175,7 +175,7 @@ fn streams_add_up_to_the_whole_text() {
         (fixture("m4-qwen2-bf16"), 336),
         (pieces.0.clone(), 400),
     ] {
-        let tokenizer = Tokenizer::load_for(&dir, limit).expect("loads");
+        let tokenizer = Tokenizer::open(&dir, limit).expect("loads");
         let mut rng = Rng::new(1);
         // Runs of single bytes make whole and broken characters.
         for round in 0..40u64 {
@@ -205,7 +205,7 @@ fn streams_add_up_to_the_whole_text() {
 
 #[test]
 fn a_character_comes_with_its_last_byte() {
-    let tokenizer = Tokenizer::load_for(&story_dir(), 4096).expect("loads");
+    let tokenizer = Tokenizer::open(&story_dir(), 4096).expect("loads");
     let ids = tokenizer.encode("\u{1f600}!", AddSpecial::No).expect("encodes");
     let mut stream = tokenizer.stream();
     let pieces: Vec<String> = ids.iter().map(|&id| stream.push(id)).collect();
@@ -224,7 +224,7 @@ fn a_character_comes_with_its_last_byte() {
 fn the_time_of_a_megabyte_is_not_quadratic() {
     let pieces = sentence_piece("long");
     for (dir, limit) in [(story_dir(), 4096), (pieces.0.clone(), 400)] {
-        let tokenizer = Tokenizer::load_for(&dir, limit).expect("loads");
+        let tokenizer = Tokenizer::open(&dir, limit).expect("loads");
         for unit in
             ["a", "the cat sat. ", "1", "!", "\n", " x", "한", "\u{301}", "<|im_end|>", "'s ", "a\u{a0}"]
         {
@@ -250,7 +250,7 @@ fn the_time_of_a_megabyte_is_not_quadratic() {
 
 #[test]
 fn a_vocabulary_that_does_not_fit_is_refused() {
-    let Err(Error::Model(message)) = Tokenizer::load_for(&story_dir(), 4095) else { panic!("was accepted") };
+    let Err(Error::Model(message)) = Tokenizer::open(&story_dir(), 4095) else { panic!("was accepted") };
     assert!(
         message.contains("has id 4095, but the model this program was built for has 4095 tokens"),
         "{message}"
@@ -279,16 +279,14 @@ fn broken_settings_are_named() {
         ("tokenizer_config.json", r#"{"add_bos_token": true}"#, "`bos_token` is missing"),
     ] {
         let dir = Dir::new("settings").with("tokenizer.json", &file).with(name, content);
-        let Err(Error::Model(message)) = Tokenizer::load_for(&dir.0, 4096) else {
-            panic!("{content} accepted")
-        };
+        let Err(Error::Model(message)) = Tokenizer::open(&dir.0, 4096) else { panic!("{content} accepted") };
         assert!(message.contains(name) && message.contains(part), "{message}");
     }
     let dir = Dir::new("no-settings").with("tokenizer.json", &file);
-    let tokenizer = Tokenizer::load_for(&dir.0, 4096).expect("settings are optional");
+    let tokenizer = Tokenizer::open(&dir.0, 4096).expect("settings are optional");
     assert_eq!((tokenizer.bos_id(), tokenizer.eos_ids()), (Some(0), &[][..]));
     let dir = Dir::new("missing").with("config.json", "{}");
     assert!(
-        matches!(Tokenizer::load_for(&dir.0, 9), Err(Error::Model(m)) if m.contains("tokenizer.json: is missing"))
+        matches!(Tokenizer::open(&dir.0, 9), Err(Error::Model(m)) if m.contains("tokenizer.json: is missing"))
     );
 }

@@ -102,7 +102,7 @@ impl Made {
     /// Opens it, for a model with so many tokens.
     pub fn open(&self, limit: usize) -> Result<Tokenizer> {
         let temp = Temp::new();
-        Tokenizer::open_for(temp.write("made.gguf", self.bytes()).as_ref(), limit)
+        Tokenizer::open(temp.write("made.gguf", self.bytes()).as_ref(), limit)
     }
 
     /// Why it is refused: one line that names the file.

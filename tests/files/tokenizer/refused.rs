@@ -126,7 +126,7 @@ fn flipped_bytes_are_survived() {
             let at = random.below(bytes.len());
             bytes[at] ^= 1 << random.below(8);
             let path = temp.write(&format!("{part}-{round}.gguf"), bytes);
-            match text::tokenizer::Tokenizer::open_for(path.as_ref(), 400) {
+            match text::tokenizer::Tokenizer::open(path.as_ref(), 400) {
                 Ok(tokenizer) => drop(tokenizer.encode_plain("hello a </s> 한")),
                 Err(antigravity::Error::Model(line)) => {
                     assert!(!line.contains('\n') && !line.contains("library failed"), "{line}");

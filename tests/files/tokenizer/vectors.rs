@@ -77,8 +77,8 @@ fn fill(mut json: Value, gguf: &Gguf) -> Value {
 fn ids_are_those_of_the_test_vectors() {
     for name in ["llama3", "qwen2"] {
         let family = Family::unpack(name);
-        let from_gguf = Tokenizer::open_for(&family.file(), family.size()).unwrap();
-        let from_json = Tokenizer::open_for(&family.temp.0, family.size()).unwrap();
+        let from_gguf = Tokenizer::open(&family.file(), family.size()).unwrap();
+        let from_json = Tokenizer::open(&family.temp.0, family.size()).unwrap();
         let mut seen = 0;
         for tokenizer in [&from_gguf, &from_json] {
             for case in family.cases["cases"].as_array().unwrap() {
@@ -158,8 +158,8 @@ fn small_models_have_the_tokenizers_of_their_directories() {
         let dir = fixtures.join("models").join(model);
         let expected = read(&dir.join("expected.json"));
         let size = expected["vocab_size"].as_u64().unwrap() as usize;
-        let one = Tokenizer::open_for(&fixtures.join(format!("gguf/{file}.gguf")), size).unwrap();
-        let other = Tokenizer::open_for(&dir.join("config.json"), size).unwrap();
+        let one = Tokenizer::open(&fixtures.join(format!("gguf/{file}.gguf")), size).unwrap();
+        let other = Tokenizer::open(&dir.join("config.json"), size).unwrap();
         agree(&one, &other);
         for prompt in expected["text_prompts"].as_array().unwrap() {
             let text = prompt["text"].as_str().unwrap();

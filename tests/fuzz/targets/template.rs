@@ -7,7 +7,7 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use std::sync::LazyLock;
 
 static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
-    Tokenizer::load(antigravity::dims::MODEL_DIR.as_ref()).expect("the bundled model's tokenizer loads")
+    Tokenizer::open(antigravity::dims::MODEL_DIR.as_ref(), antigravity::dims::VOCAB).expect("the bundled model's tokenizer loads")
 });
 
 fuzz_target!(|source: &str| -> Corpus {

@@ -1,11 +1,10 @@
 //! JSON as Python's `json.dumps(…, ensure_ascii=False)` writes it, which is what transformers' `tojson` is.
 
-use super::limits::{TEXT, too_much};
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
-/// Appends `value`, on lines of their own with `indent` blanks a level if that is given. How deep it is nested has
-/// been checked.
+/// Appends `value`; with `indent`, one item a line and that many blanks a level. The caller has checked how deep it is
+/// nested.
 pub(super) fn write(
     value: &Value,
     indent: Option<usize>,
@@ -36,10 +35,6 @@ pub(super) fn write(
             out.push_str(if indent.is_some() { "," } else { ", " });
         }
         empty = false;
-        // Blanks have not been counted before.
-        if out.len() > TEXT {
-            return Err(too_much());
-        }
         line(out, depth + 1);
         if open == '{' {
             out.push_str(&quoted(&item.to_string()));

@@ -61,6 +61,13 @@ fn expressions_are_those_of_transformers() {
         ),
         ("{{ [1, 2, 3][::-1] }}{{ 'abc'[1:] }}{{ [1, 2] + [3] }}", "[3, 2, 1]bc[1, 2, 3]"),
         ("{{ [1, 2][1:] is sequence }}{{ nothing[1:] }}{{ 'é2'[::-1] }}", "True[]2é"),
+        ("{{ [1, 2, 3][1:][-1] }}{{ ([1] + [2])[-1] }}{{ messages[:][0].role }}", "32user"),
+        ("{{ 2 * 3 * 1.5 }}{{ 3 * -1 }}{{ 'ab' * 2 }}{{ 2 ** 3 }}", "9.0-3abab8"),
+        (
+            "{{ 'a-b'.removeprefix('a') }}{{ 'a-b'.removesuffix('b') }}{{ 'a=b=c'.rpartition('=')[0] }}",
+            "-ba-a=b",
+        ),
+        ("{{ 'a' * 0 }}{{ {'a': 1, 'b': [2, 3]} }}{{ (1, 2) + (3,) }}", "{'a': 1, 'b': [2, 3]}(1, 2, 3)"),
         (
             "{{ 'a' in 'ab' and 'c' not in 'ab' and 'a' is in ['a'] and 'b' is not in 'a' }}\
              {{ ['a', 'b']|select('in', 'a')|list }}{{ 'ab' is startingwith 'a' and 'ab' is endingwith('b') }}",
@@ -96,7 +103,7 @@ fn mistakes_name_the_file_and_the_line() {
         ("a\n\n{{ 'x'|what }}", ["line 3", "what"]),
         ("{{ 'x'.what() }}", ["line 1", "unknown method"]),
         ("{% if %}", ["line 1", "syntax error"]),
-        ("{{ 'x' * 3 }}", ["line 1", "multiplies a string"]),
+        ("{{ messages * 3 }}", ["line 1", "multiplies a sequence"]),
         ("{% include 'x' %}", ["line 1", "x"]),
         ("{{ strftime_now('%Q') }}", ["line 1", "%Q"]),
         ("{{ range(1000000) }}", ["line 1", "range"]),
@@ -122,32 +129,29 @@ fn steps_size_and_depth_have_limits() {
     let long = "x y".repeat(10_000);
     for (source, part) in [
         (forever.into(), "takes too many steps"),
-        (doubling("{% set ns.x = ns.x ~ ns.x %}"), "makes more than 128 MiB"),
-        (doubling("{% set ns.x = ns.x + ns.x %}"), "makes more than 128 MiB"),
-        (doubling("{% set ns.x = [ns.x, ns.x]|join %}"), "makes more than 128 MiB"),
+        (doubling("{% set ns.x = ns.x ~ ns.x %}"), "takes too many steps"),
+        (doubling("{% set ns.x = ns.x + ns.x %}"), "takes too many steps"),
+        (doubling("{% set ns.x = [ns.x, ns.x]|join %}"), "takes too many steps"),
         (
             doubling("{% set ns.is = (ns.is or ns.x) %}{% set ns.is = ns.is + ns.is %}"),
-            "makes more than 128 MiB",
+            "takes too many steps",
         ),
-        (doubling("{% set ns.x = ns.x.replace('0', ns.x) %}"), "makes more than 128 MiB"),
-        (
-            doubling("{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = x %}"),
-            "makes more than 128 MiB",
-        ),
-        (doubling("{% set ns.x = ns.x|tojson|tojson %}"), "makes more than 128 MiB"),
-        (doubling("{% set ns.x = ns.x|map('uncounted indent', 60)|join %}"), "unknown filter"),
-        (doubling("{% set x = ns ~ ns %}{% set ns.x = x %}"), "makes more than 128 MiB"),
+        (doubling("{% set ns.x = ns.x.replace('0', ns.x) %}"), "takes too many steps"),
+        (doubling("{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = x %}"), "takes too many steps"),
+        (doubling("{% set ns.x = ns.x|tojson|tojson %}"), "takes too many steps"),
+        (doubling("{% set x = ns ~ ns %}{% set ns.x = x %}"), "a namespace into a namespace"),
         (doubling("{% set ns.x = [ns.x] %}"), "nested more than 32"),
         (doubling("{% set ns.x = [{'a': ns}] %}"), "a namespace into a namespace"),
-        (format!("{{% for i in range(9999) %}}{long}{{% endfor %}}"), "makes more than 128 MiB"),
+        (format!("{{% for i in range(9999) %}}{long}{{% endfor %}}"), "takes too many steps"),
         ("{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}".into(), "recursion limit"),
-        (format!("{{{{ {}1{} }}}}", "(".repeat(190), ")".repeat(190)), "recursion limit"),
-        (format!("{{{{ {}1{} }}}}", "[".repeat(50_000), "]".repeat(50_000)), "brackets nested more than 200"),
-        (format!("x{}", " ".repeat(2000)), "blanks in a row"),
+        (format!("{{{{ {}1{} }}}}", "(".repeat(190), ")".repeat(190)), "maximum recursion limits"),
+        (format!("{{{{ {}1{} }}}}", "[".repeat(50_000), "]".repeat(50_000)), "maximum recursion limits"),
         ("x".repeat(300_000), "has more than 128000 bytes"),
     ] {
-        let message = fault(&source);
-        assert!(message.contains(part), "{message}");
+        match render(&source, "hi") {
+            Err(Error::Model(message)) if message.contains(part) => {}
+            other => panic!("{source:.150}: {other:?}"),
+        }
     }
     // Long conversations are no loops without end.
     let chat: Vec<_> =
@@ -164,32 +168,32 @@ fn what_a_step_takes_is_counted() {
                  {% set ns.x = ns.x ~ ns.x %}{% endfor %}{% set x = ns.x %}";
     let often = |what: &str| format!("{{% for i in range(60) %}}{{{{ ({what})|length }}}}{{% endfor %}}");
     let test = |what: &str| often(&format!("'y' if {what} else 'n'"));
-    let (too_much, too_large) = ("makes more than 128 MiB", "a list with more than 16 MiB of text");
+    let mut bad = vec![];
+    let (too_much, too_large) = ("takes too many steps", "a list with more than 16 MiB of text");
     for (source, part) in [
         (format!("{{% set l = [{}] %}}", "x[1:], ".repeat(60)), too_much),
-        (often("ns.x[:1]"), too_much),
         (test("[x, x, x] in 'a'"), too_much),
         (test("x not in 'a'"), too_much),
-        (test("ns in 'a'"), too_much),
         (test("x in [1, x]"), too_much),
         (test("x is in [1, x]"), too_much),
         (test("[x] is not in 'a'"), too_much),
         (test("[x, x] is startingwith 'a'"), too_much),
-        (test("'a' is endingwith ns"), too_much),
         (often("[1]|select('in', [x])|list"), too_much),
         (often("[x, x, x]|sort"), too_much),
         (often("[x, x, x]|unique"), too_much),
         (often("[x, x, x]|max"), too_much),
         (often("[x]|indent"), too_much),
-        (often("'a'|trim([x])"), "strips more than 256 bytes"),
-        (often("x|trim(x)"), "strips more than 256 bytes"),
-        (often("x.lstrip(x)"), "strips more than 256 bytes"),
+        (often("x|trim(x)"), too_much),
+        (often("x.lstrip(x)"), too_much),
         ("{{ [x, x, x, x] }}".into(), too_large),
-        ("{{ [n, n, n, n]|map('default', x)|list|length }}".into(), too_large),
+        ("{{ [n, n, n, n]|map('default', x)|list|length }}".into(), too_much),
     ] {
-        let message = fault(&format!("{grown}{source}"));
-        assert!(message.contains(part), "{source}: {message}");
+        match render(&format!("{grown}{source}"), "hi") {
+            Err(Error::Model(message)) if message.contains(part) => {}
+            other => bad.push(format!("{source}: {other:?}")),
+        }
     }
+    assert!(bad.is_empty(), "{bad:#?}");
 }
 
 #[test]
@@ -223,7 +227,7 @@ fn lists_that_take_long_to_compare_are_refused() {
 
 fn with_tokens(source: &str) -> Result<Jinja> {
     let dir = crate::project().join("models/story");
-    let tokenizer = Tokenizer::load_for(&dir, 4096).expect("loads");
+    let tokenizer = Tokenizer::open(&dir, 4096).expect("loads");
     Jinja::new("t", source, vec![("eos_token".into(), "<|end_of_text|>".into())])?.for_tokenizer(&tokenizer)
 }
 
@@ -271,4 +275,111 @@ fn tokens_from_parts_are_refused_and_the_end_is_found() {
                  {% for m in messages %}{{ m.content + eos_token }}{% endfor %}";
     assert_eq!(with_tokens(picky).expect("loads").end(), Some("<|end_of_text|>"));
     assert_eq!(with_tokens("{{ messages[-1].content }}").expect("loads").end(), None);
+}
+
+/// Templates that want more time or memory than there is.
+fn hostile() -> Vec<String> {
+    let repeat = |step: &str| {
+        format!(
+            "{{% set ns = namespace(x='0123456789', l=[1]) %}}{{% for i in range(99999) %}}{step}{{% endfor %}}"
+        )
+    };
+    let grown = |then: &str| {
+        format!(
+            "{{% set ns = namespace(x='01234567\n9') %}}{{% for i in range(20) %}}{{% set ns.x = ns.x ~ ns.x %}}\
+             {{% endfor %}}{{% set x = ns.x %}}{{{{ {then} }}}}"
+        )
+    };
+    let shared = |then: &str| format!("{{% set x = [1] %}}{}{then}", "{% set x = [x, x] %}".repeat(30));
+    let nested = |from: &str| {
+        format!(
+            "{{% set x = [1] %}}{}{{{{ x }}}}{}",
+            format!("{{% for x in {from} %}}").repeat(40),
+            "{% endfor %}".repeat(40)
+        )
+    };
+    let mut all: Vec<String> = [
+        "{% set ns.x = ns.x ~ ns.x %}",
+        "{% set ns.x = ns.x + ns.x %}",
+        "{% set ns.l = ns.l + ns.l %}",
+        "{% set ns.l = ns.l + ns.l %}{% set ns.x = ns.l|list %}",
+        "{% set ns.l = [ns.l, ns.l] %}",
+        "{% set ns.l = [ns.l] %}",
+        "{% set ns.l = {'a': ns.l} %}",
+        "{% set ns.l = dict(a=ns.l, b=ns.l) %}",
+        "{% set ns.l = ns.l|map('list')|list %}",
+        "{% set ns.n = ns %}{{ ns }}",
+        "{% set ns.x = namespace(a=ns) %}",
+        "{% set ns.x = ns.x.replace('0', ns.x) %}",
+        "{% set ns.x = ns.x.join([ns.x, ns.x]) %}",
+        "{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = x %}",
+    ]
+    .map(repeat)
+    .into();
+    all.extend(
+        [
+            "x.split('0')",
+            "x|split('0')",
+            "x.splitlines()",
+            "x|list",
+            "x|replace('0', x)",
+            "x.replace('0', x)",
+        ]
+        .map(grown),
+    );
+    all.extend(
+        ["'-'.join(x) * 9", "x|join(x)", "x|indent(99999999)", "x.strip(x)", "x|tojson|tojson|tojson|tojson"]
+            .map(grown),
+    );
+    all.extend(["{{ x == [x] }}", "{{ x }}", "{{ {x: 1} }}", "{{ x ~ 'a' }}", "{{ x|upper }}"].map(shared));
+    all.extend(["x + x", "[x + x]", "[x, x]", "[[x, x]]"].map(nested));
+    all.extend(
+        [
+            "{{ 'x' * 10**9 }}",
+            "{{ 'x' * 99999999 }}",
+            "{{ [1] * 99999999 ~ '' }}",
+            "{{ (1, 2) * 49999999 }}",
+            "{{ range(10**9) }}",
+            "{{ 'x'.ljust(10**9) }}",
+            "{{ 'x'.center(10**9) }}",
+            "{{ '{:>999999999}'.format(1) }}",
+            "{{ '%999999999d'|format(1) }}",
+            "{{ 'a\nb'|indent(999999999) }}",
+            "{{ [1]|tojson(indent=999999999) }}",
+            "{{ [1]|batch(999999999, 1) }}",
+            "{{ 2 ** 9999 }}",
+            "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = 1 %}{% endfor %}{% endfor %}",
+            "{% macro m(x) %}{{ m(x + x) }}{% endmacro %}{{ m([1]) }}",
+        ]
+        .map(String::from),
+    );
+    all
+}
+
+/// In a process of its own, whose memory can be measured.
+#[test]
+fn hostile_templates_end_soon_and_in_little_memory() {
+    const CHILD: &str = "ANTIGRAVITY_HOSTILE_TEMPLATES";
+    if std::env::var_os(CHILD).is_none() {
+        let (_, module) = module_path!().split_once("::").expect("a crate and a module");
+        let name = format!("{module}::hostile_templates_end_soon_and_in_little_memory");
+        let mut child = std::process::Command::new(std::env::current_exe().expect("a path"));
+        let out = child.args([&name, "--nocapture"]).env(CHILD, "1").output().expect("runs");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        assert!(String::from_utf8_lossy(&out.stdout).contains("1 passed"), "{name} does not name this test");
+        return;
+    }
+    for source in hostile() {
+        let start = std::time::Instant::now();
+        let message = fault(&source);
+        let took = start.elapsed();
+        assert!(!message.contains('\n') && message.len() < 400, "{message}");
+        // A second; more on a busy machine.
+        assert!(took < std::time::Duration::from_secs(5), "{source:.200}: {took:?}");
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let most = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    assert!(most.is_none_or(|kib| kib < 200 << 10), "{most:?} KiB");
 }

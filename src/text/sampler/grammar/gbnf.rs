@@ -1,8 +1,8 @@
-//! GBNF, llama.cpp's form of BNF, to the syntax of `llguidance`.
+//! Translates GBNF, llama.cpp's form of BNF, to the syntax of `llguidance`.
 //!
-//! Rules that do not lead back to themselves are regular and become one terminal each, so that they mean exactly
-//! what they meant. Between a terminal and what follows it in a recursive rule the longest match decides, which can
-//! rule out a text that the grammar has, and never lets one in that it has not.
+//! Rules that are not recursive are regular. Each becomes one terminal and keeps its exact meaning. In a recursive rule,
+//! a terminal takes the longest match before what follows it. That may rule out a text of the grammar, but never
+//! allows one outside of it.
 
 mod parser;
 
@@ -24,7 +24,7 @@ pub(super) fn to_lark(text: &str) -> Result<String, String> {
     })?;
     let rules = parser.rules;
     let recursive: Vec<bool> = (0..rules.len()).map(|rule| leads_back(&rules, rule)).collect();
-    // Whatever reaches a recursive rule cannot be a terminal either.
+    // A rule that reaches a recursive rule cannot be a terminal either.
     let terminal: Vec<bool> =
         (0..rules.len()).map(|rule| !reached(&rules, rule).iter().any(|&r| recursive[r])).collect();
     let name = |rule: usize| format!("{}{rule}", if terminal[rule] { "T" } else { "r" });

@@ -1,4 +1,4 @@
-//! The merges of a GGUF file's tokenizer: as they stand there, or as they follow from SentencePiece's scores.
+//! The merges of a GGUF file's tokenizer: listed in the file, or derived from SentencePiece's scores.
 
 use super::vocabulary::{Kind, Vocabulary};
 use super::{Check, TOKENS};
@@ -80,12 +80,12 @@ pub(super) fn derived(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check
     Ok(found.into_iter().map(parts).collect())
 }
 
-/// Whether a text goes on after `at` bytes as it began.
+/// Whether the text after `at` bytes repeats its beginning.
 fn is_period(text: &str, at: usize) -> bool {
     text.as_bytes().starts_with(&text.as_bytes()[at..])
 }
 
-/// Checks that no character would be lost.
+/// Checks that every character can be encoded.
 fn check_covering(vocabulary: &Vocabulary<'_>) -> Check<()> {
     let byte = |b: u8| {
         let id = vocabulary.id(&format!("<0x{b:02X}>"));

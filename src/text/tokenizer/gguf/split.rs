@@ -1,4 +1,4 @@
-//! How text is cut into words before merging, by the names that GGUF files have for it (`tokenizer.ggml.pre`).
+//! How text is cut into words before merging, by the names in GGUF files (`tokenizer.ggml.pre`).
 //!
 //! The steps are those of the `tokenizer.json` published with these models, so that both give the same ids. That
 //! includes Qwen's normalisation to NFC, of which no GGUF file says anything and which llama.cpp leaves out: the
@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-/// What [`named`] knows, for messages.
+/// The names that [`named`] knows, for messages.
 pub(super) const NAMES: &str =
     "\"llama-bpe\", \"llama3\", \"llama-v3\", \"qwen2\", \"deepseek-r1-qwen\", \"smollm\", \"gpt-2\"";
 
@@ -19,7 +19,7 @@ pub(super) struct Split {
     pub pre_tokenizer: Value,
     /// A word that is a token becomes that token, whatever the merges make of it.
     pub ignore_merges: bool,
-    /// Whether a text begins with the begin-of-text token where the file does not say.
+    /// Whether a text begins with the begin-of-text token if the file does not say.
     pub add_bos: bool,
 }
 

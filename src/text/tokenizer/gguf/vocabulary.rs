@@ -14,13 +14,13 @@ const MAX_TEXT: usize = 16 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
-    /// Stands for what no other token does.
+    /// Stands for text that no other token covers.
     Unknown,
-    /// Text becomes it only where control tokens are asked for.
+    /// Matched in text only if control tokens are asked for.
     Control,
-    /// Text always becomes it, before anything else.
+    /// Always matched in text, before anything else.
     UserDefined,
-    /// Fills a place: no text becomes it, and it becomes none.
+    /// Fills an id: it is never matched and has no text.
     Unused,
     /// One byte, written `<0x0A>`.
     Byte,
@@ -83,7 +83,7 @@ impl<'a> Vocabulary<'a> {
         }
     }
 
-    /// How many there are, unused ones too.
+    /// The number of tokens, unused ones included.
     pub fn len(&self) -> usize {
         self.kinds.len()
     }

@@ -10,13 +10,13 @@ pub(super) enum Expr {
     Rule(usize),
     Sequence(Vec<Expr>),
     Choice(Vec<Expr>),
-    /// At least so often, at most so often.
+    /// Least and most repetitions.
     Repeat(Box<Expr>, u32, Option<u32>),
 }
 
 pub(super) struct Rule {
     pub name: String,
-    /// Where it is named first, for when it is not defined.
+    /// Where it is first named, for the error if it is never defined.
     pub at: usize,
     pub body: Option<Expr>,
 }
@@ -177,7 +177,7 @@ impl<'a> Parser<'a> {
         Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Sequence(parts) })
     }
 
-    /// With the signs that say how often.
+    /// An item with its repetition signs.
     fn repeated(&mut self, part: Expr) -> Result<Expr, Wrong> {
         let (least, most) = match self.peek() {
             Some('*') => (0, None),
@@ -256,7 +256,7 @@ impl<'a> Parser<'a> {
         Ok(Expr::Regex(regex))
     }
 
-    /// One character, written as it is or behind a backslash.
+    /// One character, plain or escaped with a backslash.
     fn character(&mut self) -> Result<char, Wrong> {
         let start = self.at;
         let Some(c) = self.take() else { return self.wrong("a character is missing") };
