@@ -11,20 +11,20 @@ mod place;
 mod writer;
 
 use antigravity::Error;
-use antigravity::model::backend::{Backend, Logits};
-use numeric::simd::Isa;
-use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::*;
-use numeric::kv::{KvType, KvTypes};
-use files::blocks::gguf::decode;
-use files::source::Source;
-use files::source::gguf::Gguf;
-use files::source::gguf::block::BlockType;
-use files::packed_file::{self, PACKED_NAME};
+use antigravity::model::backend::{Backend, Logits};
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::model::weights::{
     Checkpoint, LoadOptions, Matrix, ModelPath, WeightType, Weights, pack, table,
 };
 use file::{Dir, File};
+use files::blocks::gguf::decode;
+use files::packed_file::{self, PACKED_NAME};
+use files::source::Source;
+use files::source::gguf::Gguf;
+use files::source::gguf::block::BlockType;
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -49,7 +49,8 @@ fn formats() -> impl Iterator<Item = BlockType> {
 }
 
 fn load(path: &Path, weight_type: WeightType, threads: usize) -> Result<Weights, Error> {
-    Weights::load(&ModelPath::new(path)?, &LoadOptions { weight_type, threads, progress: &|_, _| {} })
+    let model = ModelPath::new(path)?.open(weight_type)?;
+    Weights::load(&model, &LoadOptions { weight_type, threads, progress: &|_, _| {} })
 }
 
 /// The logits of some tokens, one after another.
@@ -131,13 +132,14 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
         let options = LoadOptions { weight_type: WeightType::Auto, threads: 2, progress: &|_, _| {} };
         let config = ModelPath::new(&path).unwrap().config().unwrap().unwrap();
         pack::write(&Checkpoint::open(&path).unwrap(), &config, &packed, &options).unwrap();
-        let texts =
-            packed_file::gguf(&Source::open(&packed).unwrap()).unwrap().expect("what the file says comes along");
+        let texts = packed_file::gguf(&Source::open(&packed).unwrap())
+            .unwrap()
+            .expect("what the file says comes along");
         assert_eq!(texts.metadata(), Gguf::open(&path).unwrap().metadata());
         let used = ModelPath::new(&path).unwrap().open(WeightType::Auto).unwrap();
-        assert_eq!(used.path(), packed, "the fresh packed file is taken");
+        assert_eq!(used.checkpoint.path(), packed, "the fresh packed file is taken");
         let opened = ModelPath::new(&path).unwrap().open(WeightType::Q4_0).unwrap();
-        assert_eq!(opened.path(), path, "of other weights it is not");
+        assert_eq!(opened.checkpoint.path(), path, "of other weights it is not");
         let mapped = load(&path, WeightType::Auto, 2).unwrap();
         assert_eq!((mapped.bytes_per_token, kinds(&mapped)), (bytes, block));
         assert!(embedded(&mapped), "{block:?}: embeddings of the packed file");
@@ -243,11 +245,11 @@ fn a_stale_packed_file_is_left_alone() {
     let config = at.config().unwrap().unwrap();
     let packed = at.packed().unwrap();
     pack::write(&Checkpoint::open(&path).unwrap(), &config, &packed, &options).unwrap();
-    assert_eq!(at.open(WeightType::Auto).unwrap().path(), packed);
+    assert_eq!(at.open(WeightType::Auto).unwrap().checkpoint.path(), packed);
     file.tensor("output_norm.weight").bytes[..4].copy_from_slice(&2f32.to_le_bytes());
     file.tensors.swap(0, 1);
     file.write(&path);
-    assert_eq!(at.open(WeightType::Auto).unwrap().path(), path);
+    assert_eq!(at.open(WeightType::Auto).unwrap().checkpoint.path(), path);
 }
 
 /// Loading fails in one line that holds all of `words`, with every type of weights; so does the program, with exit

@@ -9,15 +9,15 @@
 #[path = "opencl/bed.rs"]
 mod bed;
 
+use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB};
 use antigravity::model::backend::{Backend, KvRows, Logits};
 use antigravity::model::cpu::attention::for_others;
-use numeric::simd::Isa;
 use antigravity::model::cpu::{CpuBackend, CpuOptions};
-use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB};
-use numeric::kv::{KvType, KvTypes};
-use opencl_runtime::buffer::POISON;
-use antigravity::opencl::{Matrices, Model, OpenClBackend, OpenClOptions, Place, Variants};
 use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
+use antigravity::opencl::{Matrices, Model, OpenClBackend, OpenClOptions, Place, Variants};
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
+use opencl_runtime::buffer::POISON;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -48,7 +48,7 @@ fn weights() -> &'static Arc<Weights> {
     WEIGHTS.get_or_init(|| {
         let path = ModelPath::new(Path::new(dims::MODEL_DIR)).unwrap();
         let load = LoadOptions { weight_type: WeightType::Q4_0, threads: 2, progress: &|_, _| {} };
-        Arc::new(Weights::load(&path, &load).unwrap())
+        Arc::new(Weights::load(&path.open(load.weight_type).unwrap(), &load).unwrap())
     })
 }
 

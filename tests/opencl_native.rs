@@ -16,20 +16,20 @@ mod file;
 #[path = "gguf/writer.rs"]
 mod writer;
 
-use antigravity::model::backend::{Backend, KvRows, Logits};
-use numeric::simd::Isa;
-use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::{self, FFN_DIM, LAYERS, Q_DIM, VOCAB};
-use antigravity::run::engine::BackendKind;
-use numeric::kv::{KvType, KvTypes};
+use antigravity::model::backend::{Backend, KvRows, Logits};
+use antigravity::model::cpu::{CpuBackend, CpuOptions};
+use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use antigravity::opencl::selftest::TOLERANCE;
 use antigravity::opencl::{Device, Matrices, Model, OpenClBackend, OpenClOptions, Place, Variants};
+use antigravity::run::engine::BackendKind;
 use antigravity::run::plan::{self, Plan};
-use files::source::Source;
-use files::source::gguf::block::BlockType::{self, *};
-use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use antigravity::{EngineOptions, Error};
 use file::{Dir, File};
+use files::source::Source;
+use files::source::gguf::block::BlockType::{self, *};
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ fn written(mixture: Mixture) -> Option<(Dir, PathBuf)> {
 
 fn load(path: &Path) -> Weights {
     let load = LoadOptions { weight_type: WeightType::Auto, threads: 2, progress: &|_, _| {} };
-    Weights::load(&ModelPath::new(path).unwrap(), &load).unwrap()
+    Weights::load(&ModelPath::new(path).unwrap().open(load.weight_type).unwrap(), &load).unwrap()
 }
 
 fn types() -> KvTypes {

@@ -44,13 +44,13 @@ impl Form {
     }
 
     /// The same for the host, whose bytes are the device's.
-    fn kept(self) -> weights::Form {
+    fn kept(self) -> weights::Storage {
         match self {
-            Form::Q4 => weights::Form::Q4,
-            Form::F32 => weights::Form::Rows(BlockType::F32),
-            Form::F16 => weights::Form::Rows(BlockType::F16),
-            Form::Bf16 => weights::Form::Rows(BlockType::BF16),
-            Form::Native(format) => weights::Form::Native(format),
+            Form::Q4 => weights::Storage::Q4,
+            Form::F32 => weights::Storage::Rows(BlockType::F32),
+            Form::F16 => weights::Storage::Rows(BlockType::F16),
+            Form::Bf16 => weights::Storage::Rows(BlockType::BF16),
+            Form::Native(format) => weights::Storage::Native(format),
         }
     }
 

@@ -1,10 +1,10 @@
 //! Small GGUF files with nothing but a tokenizer, each with something changed.
 
 use crate::writer::{ARRAY, BOOL, F32, I32, Parts, STRING, U32, array, pair, text};
-use text::tokenizer::Tokenizer;
 use antigravity::{Error, Result};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use text::tokenizer::Tokenizer;
 
 /// Types of tokens.
 pub const TEXT: i32 = 1;

@@ -1,8 +1,8 @@
 //! SentencePiece's algorithm, written out, against what the merges derived from scores give.
 
 use crate::made::{CONTROL, Made};
-use text::tokenizer::AddSpecial;
 use std::collections::HashMap;
+use text::tokenizer::AddSpecial;
 
 /// Of all neighbours that are a piece together joins those of the highest score, the leftmost first.
 fn reference(pieces: &[(String, f32)], text: &str) -> Vec<u32> {

@@ -5,12 +5,12 @@
 
 use crate::made::{Made, Temp, USER};
 use crate::place;
-use text::tokenizer::{AddSpecial, Tokenizer};
 use files::source::gguf::Gguf;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use text::tokenizer::{AddSpecial, Tokenizer};
 
 fn read(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
