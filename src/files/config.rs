@@ -66,11 +66,7 @@ impl ModelConfig {
     ///
     /// The field that is missing, wrong or not supported.
     pub fn parse(json: &str) -> Result<Self, ConfigError> {
-        let not = |value: String| ConfigError {
-            field: "(whole file)".into(),
-            value,
-            supported: "a Hugging Face config.json".into(),
-        };
+        let not = |value: String| ConfigError::new("(whole file)", value, "a Hugging Face config.json");
         match serde_json::from_str(json) {
             Ok(Value::Object(map)) => Self::from_map(&map),
             Ok(_) => Err(not("not a JSON object".into())),
@@ -130,29 +126,28 @@ impl ModelConfig {
 
     /// The first field in which `found` differs from `self`: its name, this value, the other value.
     pub fn difference(&self, found: &Self) -> Option<(&'static str, String, String)> {
-        macro_rules! compare {
-            ($($field:ident = $name:literal),* $(,)?) => {$(
-                if self.$field != found.$field {
-                    return Some(($name, format!("{:?}", self.$field), format!("{:?}", found.$field)));
-                }
-            )*};
+        let fields = |m: &Self| {
+            [
+                ("model_type", format!("{:?}", m.arch)),
+                ("num_hidden_layers", m.layers.to_string()),
+                ("hidden_size", m.dim.to_string()),
+                ("num_attention_heads", m.heads.to_string()),
+                ("num_key_value_heads", m.kv_heads.to_string()),
+                ("head_dim", m.head_dim.to_string()),
+                ("intermediate_size", m.ffn_dim.to_string()),
+                ("vocab_size", m.vocab.to_string()),
+                ("attention_bias", m.qkv_bias.to_string()),
+                ("attention_bias", m.o_bias.to_string()),
+                ("use_qk_norm", m.qk_norm.to_string()),
+                ("tie_word_embeddings", m.tied.to_string()),
+                ("rms_norm_eps", format!("{:?}", m.rms_eps)),
+                ("rope_theta", format!("{:?}", m.rope_theta)),
+            ]
+        };
+        let mut pairs = fields(self).into_iter().zip(fields(found));
+        if let Some(((name, here), (_, there))) = pairs.find(|(here, there)| here != there) {
+            return Some((name, here, there));
         }
-        compare!(
-            arch = "model_type",
-            layers = "num_hidden_layers",
-            dim = "hidden_size",
-            heads = "num_attention_heads",
-            kv_heads = "num_key_value_heads",
-            head_dim = "head_dim",
-            ffn_dim = "intermediate_size",
-            vocab = "vocab_size",
-            qkv_bias = "attention_bias",
-            o_bias = "attention_bias",
-            qk_norm = "use_qk_norm",
-            tied = "tie_word_embeddings",
-            rms_eps = "rms_norm_eps",
-            rope_theta = "rope_theta",
-        );
         let (here, there) = (self.rope_scaling, found.rope_scaling);
         let table = |scaling| matches!(scaling, RopeScaling::Divisors(_));
         let same = here == there || (table(here) || table(there)) && self.scales_like(found);

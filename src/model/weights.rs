@@ -4,13 +4,13 @@
 //! matrices are converted as the [`weight_type`] says ([`convert`]): Q4_0 and GGUF's other blocks bit for bit,
 //! elements quantised to Q4_0 or used as they are. A packed file ([`pack`]) is mapped: no copy, no conversion.
 
-pub mod checkpoint;
-pub mod convert;
+mod checkpoint;
+pub(crate) mod convert;
 mod model_path;
 pub mod pack;
-pub mod spec;
-pub mod storage;
-pub mod weight_type;
+mod spec;
+mod storage;
+mod weight_type;
 
 pub use checkpoint::Checkpoint;
 pub use convert::LoadOptions;

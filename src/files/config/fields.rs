@@ -14,6 +14,12 @@ pub struct ConfigError {
     pub supported: String,
 }
 
+impl ConfigError {
+    pub fn new(field: impl Into<String>, value: impl Into<String>, supported: impl Into<String>) -> Self {
+        Self { field: field.into(), value: value.into(), supported: supported.into() }
+    }
+}
+
 /// An object's fields. `null` counts as missing.
 pub(super) struct Fields<'a>(pub &'a Map<String, Value>);
 
@@ -29,7 +35,7 @@ impl Fields<'_> {
             value.truncate(end);
             value.push('…');
         }
-        Err(ConfigError { field: field.into(), value, supported: supported.into() })
+        Err(ConfigError::new(field, value, supported))
     }
 
     pub fn size(&self, field: &str, default: Option<usize>, max: usize) -> Result<usize, ConfigError> {

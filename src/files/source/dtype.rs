@@ -42,30 +42,12 @@ impl Dtype {
     /// The first `N` stored values, widened exactly.
     #[inline(always)]
     pub fn widen<const N: usize>(self, bytes: &[u8]) -> [f32; N] {
-        let mut out = [0.0; N];
         match self {
-            Dtype::F32 => {
-                for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
-                    *o = f32::from_le_bytes(*b);
-                }
-            }
-            Dtype::F16 => {
-                for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
-                    *o = half::f16::from_le_bytes(*b).to_f32();
-                }
-            }
-            Dtype::BF16 => {
-                for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
-                    *o = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
-                }
-            }
-            Dtype::U8 => {
-                for (o, b) in out.iter_mut().zip(bytes) {
-                    *o = f32::from(*b);
-                }
-            }
+            Dtype::F32 => each(bytes, f32::from_le_bytes),
+            Dtype::F16 => each(bytes, |b| half::f16::from_le_bytes(b).to_f32()),
+            Dtype::BF16 => each(bytes, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
+            Dtype::U8 => each(bytes, |[b]| f32::from(b)),
         }
-        out
     }
 
     /// Widens values exactly, sixteen at a time because that vectorises.
@@ -86,4 +68,14 @@ impl Dtype {
     pub fn to_f32(self, bytes: &[u8]) -> Vec<f32> {
         bytes.chunks_exact(self.size()).map(|b| self.widen::<1>(b)[0]).collect()
     }
+}
+
+/// The first `N` values of `SIZE` bytes each.
+#[inline(always)]
+fn each<const N: usize, const SIZE: usize>(bytes: &[u8], one: impl Fn([u8; SIZE]) -> f32) -> [f32; N] {
+    let mut out = [0.0; N];
+    for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *o = one(*b);
+    }
+    out
 }

@@ -68,11 +68,10 @@ impl<'a> Keys<'a> {
         let found = header.metadata.get(ARCHITECTURE);
         match found.and_then(Value::as_str) {
             Some(arch @ ("llama" | "qwen2" | "qwen3")) => Ok(Self { header, arch }),
-            _ => Err(ConfigError {
-                field: ARCHITECTURE.into(),
-                value: found.map_or("missing".into(), Value::to_string),
-                supported: "\"llama\", \"qwen2\", \"qwen3\"".into(),
-            }),
+            _ => {
+                let value = found.map_or("missing".into(), Value::to_string);
+                Err(ConfigError::new(ARCHITECTURE, value, "\"llama\", \"qwen2\", \"qwen3\""))
+            }
         }
     }
 
@@ -86,7 +85,7 @@ impl<'a> Keys<'a> {
 
     fn err<T>(&self, key: &str, supported: &str) -> Result<T, ConfigError> {
         let value = self.get(key).map_or("missing".into(), Value::to_string);
-        Err(ConfigError { field: self.full(key), value, supported: supported.into() })
+        Err(ConfigError::new(self.full(key), value, supported))
     }
 
     /// The error with the key instead of the field of `config.json`.
@@ -101,11 +100,7 @@ impl<'a> Keys<'a> {
     fn check_supported(&self) -> Result<(), ConfigError> {
         if let Some(parts) = self.header.metadata.get(SPLIT).filter(|v| !matches!(v.as_u64(), Some(0 | 1))) {
             let supported = "a whole model; join its parts with llama-gguf-split --merge";
-            return Err(ConfigError {
-                field: SPLIT.into(),
-                value: parts.to_string(),
-                supported: supported.into(),
-            });
+            return Err(ConfigError::new(SPLIT, parts.to_string(), supported));
         }
         for key in ["expert_count", "attention.sliding_window"] {
             if self.get(key).is_some_and(|v| v.as_u64() != Some(0)) {
@@ -155,14 +150,11 @@ impl<'a> Keys<'a> {
     /// Rows of the embedding. Many files lack the key `vocab_size`.
     fn vocab(&self) -> Result<usize, ConfigError> {
         let found = self.header.tensors.get(EMBEDDING).map(|entry| entry.shape.as_slice());
-        match found {
-            Some(&[rows, _]) => Ok(rows),
-            _ => Err(ConfigError {
-                field: EMBEDDING.into(),
-                value: found.map_or("missing".into(), |shape| format!("of shape {shape:?}")),
-                supported: "a matrix with a row for every token".into(),
-            }),
+        if let Some(&[rows, _]) = found {
+            return Ok(rows);
         }
+        let value = found.map_or("missing".into(), |shape| format!("of shape {shape:?}"));
+        Err(ConfigError::new(EMBEDDING, value, "a matrix with a row for every token"))
     }
 }
 
@@ -191,11 +183,10 @@ fn check_tensors(header: &Header, model: &ModelConfig) -> Result<(), ConfigError
     };
     match header.tensors.keys().find(|name| !read(name)) {
         None => Ok(()),
-        Some(name) => Err(ConfigError {
-            field: "tensors".into(),
-            value: quoted(name),
-            supported: format!("those of a {} model with {} layers", model.arch.name(), model.layers),
-        }),
+        Some(name) => {
+            let supported = format!("those of a {} model with {} layers", model.arch.name(), model.layers);
+            Err(ConfigError::new("tensors", quoted(name), supported))
+        }
     }
 }
 
@@ -204,8 +195,7 @@ fn scaling(header: &Header, model: &ModelConfig, file: &[u8]) -> Result<RopeScal
     let Some(entry) = header.tensors.get(ROPE_FREQS) else { return Ok(RopeScaling::Plain) };
     let pairs = model.head_dim / 2;
     let err = |value: String| {
-        let supported = format!("{pairs} positive numbers of type F32");
-        Err(ConfigError { field: ROPE_FREQS.into(), value, supported })
+        Err(ConfigError::new(ROPE_FREQS, value, format!("{pairs} positive numbers of type F32")))
     };
     if entry.block != BlockType::F32 || entry.shape != [pairs] {
         return err(format!("of type {} and shape {:?}", entry.block.name(), entry.shape));
