@@ -71,6 +71,11 @@ fn round_half_away(x: f32) -> i32 {
     whole + (rest >= 0.5) as i32 - (rest <= -0.5) as i32
 }
 
+/// The f16 at byte `at`, widened exactly.
+fn scale(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,6 +19,7 @@ use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
 use crate::model::backend::KvRows;
 use crate::run::engine::{Engine, Pause};
 use crate::run::session::{Sequence, Session};
+use checksummed::Checksummed;
 use files::atomic_file::Unfinished;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
@@ -27,7 +28,6 @@ use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use checksummed::Checksummed;
 use text::chat::ConversationState;
 use text::sampler::{Rng, SamplerOptions};
 

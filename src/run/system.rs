@@ -6,19 +6,15 @@
 pub mod cgroup;
 pub mod marker;
 mod pressure;
+mod text_file;
 
 pub use pressure::memory_is_low;
+pub use text_file::read;
 
 use files::{Error, Result};
-use std::fs;
 
 /// Replaces the system's available memory in every plan.
 const MEMORY_VARIABLE: &str = "ANTIGRAVITY_MEMORY_MIB";
-
-/// The text of a small system file; `None` if it cannot be read.
-pub fn read(path: &str) -> Option<String> {
-    fs::read_to_string(path).ok()
-}
 
 /// The bytes in a line `key:  123 kB` of `/proc/meminfo` or `/proc/self/status`.
 pub fn kb_field(text: &str, key: &str) -> Option<u64> {

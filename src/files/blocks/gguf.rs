@@ -13,7 +13,6 @@ pub mod superblock;
 
 use crate::source::Dtype;
 use crate::source::gguf::block::BlockType;
-use half::f16;
 
 /// Decodes whole blocks: as many from `bytes` as `values` has room for.
 ///
@@ -46,9 +45,4 @@ fn each<const BYTES: usize, const VALUES: usize>(
     for (stored, values) in bytes.as_chunks().0.iter().zip(values.as_chunks_mut().0) {
         *values = one(stored);
     }
-}
-
-/// The f16 at byte `at`, widened exactly.
-fn scale(block: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }

@@ -4,7 +4,7 @@
 //! the process was killed. A marker holds the process's number and start time, because numbers are reused, and the boot,
 //! because a restart of the machine is not a kill. Nothing depends on markers: if none can be written, there are none.
 
-use super::read;
+use super::text_file::read;
 use files::mapped;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
 //! Whether memory is low right now.
 
-use super::{Memory, read};
+use super::Memory;
+use super::text_file::read;
 
 /// Memory counts as low on Android if all tasks waited for it in this share of the last ten seconds, in percent. (The
 /// low-memory killer starts at 7: 70 ms in a second.) On other systems the file may cover other containers too.

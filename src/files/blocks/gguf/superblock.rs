@@ -4,7 +4,7 @@
 //! bytes by [`six_bits`]; the values of parts `2c` and `2c + 1` lie in the low and high nibbles of bytes
 //! `32c .. 32c + 32`. Q6_K has sixteen parts of 16 values with a signed scale of eight bits each.
 
-use super::scale;
+use crate::blocks::scale;
 use std::array::from_fn;
 
 /// Values in one block.
