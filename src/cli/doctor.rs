@@ -152,7 +152,7 @@ fn model_state(path: &Path) -> String {
     let found = || -> Result<String> {
         let path = ModelPath::new(path)?;
         path.config()?;
-        let opened = path.open(WeightType::Auto)?;
+        let opened = path.open(WeightType::Auto)?.checkpoint;
         if opened.packed().is_some() {
             return Ok(format!("packed: {}", opened.path().display()));
         }

@@ -133,8 +133,7 @@ impl Work {
     fn resolve(args: &EvalArgs) -> Result<Self> {
         let mut options = args.model.resolve()?;
         // Rows of the table say what `auto` is.
-        options.weight_type =
-            ModelPath::new(&options.model)?.open(options.weight_type)?.settle(options.weight_type);
+        options.weight_type = ModelPath::new(&options.model)?.open(options.weight_type)?.weight_type;
         let flags = Settings::of_flags(options);
         let rows = match args.settings.as_slice() {
             [] => vec![flags.clone()],

@@ -197,7 +197,7 @@ impl Engine {
         Plan::new(&options)?.check()?;
         let path = ModelPath::new(&options.model)?;
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
-        let mut weights = Weights::load(&path, &load)?;
+        let mut weights = Weights::load(&path.open(options.weight_type)?, &load)?;
         options.weight_type = weights.weight_type;
         let tokenizer = Tokenizer::open(&path.weights, VOCAB)?;
         let device = match options.backend {

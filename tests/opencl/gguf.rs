@@ -71,7 +71,7 @@ fn written(mixture: Mixture) -> Option<(Temp, PathBuf)> {
 
 fn load(path: &Path) -> Weights {
     let load = LoadOptions { weight_type: WeightType::Auto, threads: 2, progress: &|_, _| {} };
-    Weights::load(&ModelPath::new(path).unwrap(), &load).unwrap()
+    Weights::load(&ModelPath::new(path).unwrap().open(load.weight_type).unwrap(), &load).unwrap()
 }
 
 fn types() -> KvTypes {
