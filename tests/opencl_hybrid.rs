@@ -7,7 +7,7 @@ mod bed;
 #[path = "opencl/whole.rs"]
 mod whole;
 
-use antigravity::run::engine::BackendKind;
+use antigravity::run::options::BackendKind;
 use antigravity::run::eviction::{Eviction, Policy};
 use numeric::kv::{KvType, KvTypes};
 use text::sampler::argmax;

@@ -12,7 +12,7 @@ mod whole;
 
 use antigravity::model::backend::KvRows;
 use antigravity::dims::VOCAB;
-use antigravity::run::engine::BackendKind;
+use antigravity::run::options::BackendKind;
 use antigravity::run::eviction::{Eviction, Policy};
 use numeric::kv::{KvType, KvTypes};
 use antigravity::opencl::selftest::TOLERANCE;

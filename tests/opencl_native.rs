@@ -20,7 +20,7 @@ use antigravity::model::backend::{Backend, KvRows, Logits};
 use numeric::simd::Isa;
 use antigravity::model::cpu::{CpuBackend, CpuOptions};
 use antigravity::dims::{self, FFN_DIM, LAYERS, Q_DIM, VOCAB};
-use antigravity::run::engine::BackendKind;
+use antigravity::run::options::BackendKind;
 use numeric::kv::{KvType, KvTypes};
 use antigravity::opencl::selftest::TOLERANCE;
 use antigravity::opencl::{Device, Matrices, Model, OpenClBackend, OpenClOptions, Place, Variants};

@@ -15,7 +15,7 @@ use super::prompts::PromptsArgs;
 use super::terminal::prompt_progress;
 use crate::dims;
 use crate::model::weights::WeightType;
-use crate::run::engine::{EngineOptions, GenerateOptions, PREFILL_CHUNK};
+use crate::run::options::{EngineOptions, GenerateOptions, PREFILL_CHUNK};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use device::DeviceArgs;
 use eviction::EvictionArgs;

@@ -1,6 +1,6 @@
 //! What may be shown where: progress on a terminal, text on stdout, everything else on stderr.
 
-use crate::run::engine::PREFILL_CHUNK;
+use crate::run::options::PREFILL_CHUNK;
 use files::{Error, Result};
 use std::io::{ErrorKind, IsTerminal, Write};
 

@@ -1,6 +1,6 @@
 //! Flags that say which device runs what.
 
-use crate::run::engine::BackendKind;
+use crate::run::options::BackendKind;
 use crate::run::session::{Fixed, Side};
 use clap::{Args, ValueEnum};
 use files::{Error, Result};

@@ -2,7 +2,8 @@
 
 use crate::model::backend::Logits;
 use crate::opencl::Device;
-use crate::run::engine::{Engine, EngineOptions};
+use crate::run::engine::Engine;
+use crate::run::options::EngineOptions;
 use files::Result;
 use opencl_runtime::device::Builds;
 use serde_json::{Value, json};

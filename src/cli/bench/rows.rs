@@ -1,6 +1,6 @@
 //! What is measured: rows made of the lists on the command line, and the groups that share a cache.
 
-use crate::run::engine::EngineOptions;
+use crate::run::options::EngineOptions;
 use files::{Error, Result};
 use numeric::kv::KvTypes;
 

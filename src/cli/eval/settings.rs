@@ -1,8 +1,8 @@
 //! The settings that `eval` holds against each other: `key=value,…`, on top of the ordinary flags.
 
 use crate::cli::args::BackendName;
-use crate::run::engine::{BackendKind, EngineOptions};
 use crate::run::eviction::Policy;
+use crate::run::options::{BackendKind, EngineOptions};
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 use std::str::FromStr;

@@ -1,12 +1,13 @@
 //! Which backends a session gets: one device, or two, by choice or by measurement.
 
+use super::Engine;
 use super::speeds;
-use super::{BackendKind, Engine, EngineOptions};
 use crate::model::backend::Backend;
 use crate::model::cpu::{self, CpuBackend, CpuBatch, CpuOptions};
 use crate::model::weights::Weights;
 use crate::opencl::{self, Matrices, OpenClBackend, OpenClOptions, Place, Variants, Verdict, selftest};
 use crate::run::eviction::Policy;
+use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::{Measured, RowsAre, Schedule, Session, Side, Spare, Standby};
 use files::{Error, Result};
 use std::sync::Arc;

@@ -1,11 +1,12 @@
 //! Several prompts at once: on the CPU their tokens are decoded together, so that weights are read once a step.
 
+use super::Engine;
 use super::stream::{End, Writer};
-use super::{BackendKind, Engine, EngineOptions, GenerateOptions};
 use crate::dims::VOCAB;
 use crate::model::backend::Logits;
 use crate::model::cpu::CpuBatch;
 use crate::run::eviction::Policy;
+use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
 use crate::run::session::{Session, StopReason, check_logits};
 use files::{Error, Result};
 use std::collections::VecDeque;

@@ -1,9 +1,10 @@
 //! How fast each device computes prompts and decodes: measured once, then remembered.
 
-use super::{Engine, EngineOptions};
+use super::Engine;
 use crate::dims::VOCAB;
 use crate::model::backend::{Backend, Logits};
 use crate::opencl::{self, Cache};
+use crate::run::options::EngineOptions;
 use crate::run::session::Speed;
 use files::Result;
 use std::sync::Arc;
