@@ -15,8 +15,8 @@ use crate::model::weights::{
     Checkpoint, ModelPath, Role, Spec, Storage as Kept, WeightType, convert, pack, table,
 };
 use crate::opencl;
-use crate::run::engine::{BackendKind, EngineOptions};
 use crate::run::eviction::Policy;
+use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::ROWS;
 use crate::run::system::Memory;
 use files::packed_file;

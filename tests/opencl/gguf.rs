@@ -11,7 +11,7 @@ use antigravity::model::device::{Backend, KvRows, Logits};
 use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use antigravity::opencl::selftest::TOLERANCE;
 use antigravity::opencl::{Device, Matrices, Model, OpenClBackend, OpenClOptions, Place, Variants};
-use antigravity::run::engine::BackendKind;
+use antigravity::run::options::BackendKind;
 use antigravity::run::plan::{self, Plan};
 use antigravity::{EngineOptions, Error};
 use files::source::Source;
