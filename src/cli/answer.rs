@@ -30,7 +30,7 @@ pub(super) fn write_trace(session: &mut Session, output: &OutputArgs) -> Result<
     }
 }
 
-/// Prints the pieces as they come; `each` gets the token and its piece.
+/// Prints the pieces as they come; `each` is called with every token and its piece.
 pub(super) fn show(
     stream: &mut TokenStream<'_>,
     format: Format,

@@ -26,7 +26,7 @@ pub(super) struct DoctorArgs {
     cl_device: Option<String>,
 }
 
-/// Of the first column, whose longest entry this is.
+/// Width of the first column: its longest entry.
 const WIDTH: usize = "instruction sets".len();
 const UNKNOWN: &str = "not told by this system";
 
@@ -76,7 +76,7 @@ fn instruction_sets() -> String {
     format!("{}; {chosen}", found.join(", "))
 }
 
-/// `0, 1, 4`, or that nothing is known.
+/// `0, 1, 4`, or that the system does not tell.
 fn listed(items: &[impl ToString]) -> String {
     match items {
         [] => UNKNOWN.into(),
@@ -146,7 +146,7 @@ fn huge_pages() -> String {
     format!("{}: {meaning}", setting.unwrap_or_default().trim())
 }
 
-/// Whether the model is there, is this program's, and is packed.
+/// Whether the model exists, fits this program, and is packed.
 fn model_state(path: &Path) -> String {
     let found = || -> Result<String> {
         let path = ModelPath::new(path)?;

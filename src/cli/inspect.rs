@@ -111,26 +111,20 @@ struct Line {
     bytes: usize,
 }
 
-/// The tensors that are read, sorted by name.
+impl Line {
+    fn new(name: &str, dtype: String, shape: &[usize], bytes: usize) -> Self {
+        Self { name: name.into(), dtype, shape: shape.into(), bytes }
+    }
+}
+
+/// The tensors that this program can read, sorted by name.
 fn tensors(opened: &Checkpoint) -> Vec<Line> {
     match opened {
-        Checkpoint::Safetensors(source) => source
-            .tensors()
-            .map(|t| Line {
-                name: t.name.clone(),
-                dtype: format!("{:?}", t.dtype),
-                shape: t.shape.clone(),
-                bytes: t.data.bytes().len(),
-            })
+        Checkpoint::Safetensors(source) => (source.tensors())
+            .map(|t| Line::new(&t.name, format!("{:?}", t.dtype), &t.shape, t.data.bytes().len()))
             .collect(),
-        Checkpoint::Gguf(gguf) => gguf
-            .tensors()
-            .map(|t| Line {
-                name: t.name.clone(),
-                dtype: t.block.name(),
-                shape: t.shape.clone(),
-                bytes: t.data.bytes().len(),
-            })
+        Checkpoint::Gguf(gguf) => (gguf.tensors())
+            .map(|t| Line::new(&t.name, t.block.name(), &t.shape, t.data.bytes().len()))
             .collect(),
     }
 }
@@ -138,12 +132,7 @@ fn tensors(opened: &Checkpoint) -> Vec<Line> {
 /// The tensors of types that this program cannot read; a GGUF file with such tensors does not open.
 fn unreadable(opened: &Checkpoint) -> Vec<Line> {
     let Checkpoint::Safetensors(source) = opened else { return Vec::new() };
-    let line = |t: &Unreadable| Line {
-        name: t.name.clone(),
-        dtype: t.dtype.clone(),
-        shape: t.shape.clone(),
-        bytes: t.bytes,
-    };
+    let line = |t: &Unreadable| Line::new(&t.name, t.dtype.clone(), &t.shape, t.bytes);
     source.unreadable().map(line).collect()
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Tokens that are measured, after one that is not.
 const TOKENS: usize = 16;
 
-/// What a device needs besides its kernels' time.
+/// What the device does for a token, and what its programs took to build.
 #[derive(Serialize)]
 pub(super) struct OnDevice {
     name: String,

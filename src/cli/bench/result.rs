@@ -96,7 +96,7 @@ pub(super) struct Line {
     growth: Growth,
     /// Prefill: speed relative to decode from the same state.
     times_decode: Option<f64>,
-    /// Speed relative to that of an earlier run.
+    /// Speed relative to an earlier run's.
     pub ratio: Option<f64>,
 }
 

@@ -11,7 +11,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Window {
     Slots(usize),
-    /// Of the prompt, or of the chunk: 1 to 100.
+    /// A share of the prompt or of the chunk, from 1 to 100.
     Percent(usize),
 }
 
