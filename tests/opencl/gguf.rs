@@ -6,11 +6,11 @@ use crate::bed::random::ids;
 use crate::bed::temp::Temp;
 use crate::device;
 use antigravity::dims::{self, FFN_DIM, LAYERS, Q_DIM, VOCAB};
-use antigravity::model::cpu::{CpuBackend, CpuOptions};
-use antigravity::model::device::{Backend, KvRows, Logits};
+use antigravity::model::cpu::{CpuDevice, CpuOptions};
+use antigravity::model::device::{self as seam, KvRows, Logits, Run};
 use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use antigravity::opencl::selftest::TOLERANCE;
-use antigravity::opencl::{Device, Matrices, Model, OpenClBackend, OpenClOptions, Place, Variants};
+use antigravity::opencl::{Device, Matrices, Model, OpenClDevice, OpenClOptions, Place, Variants};
 use antigravity::run::options::BackendKind;
 use antigravity::run::plan::{self, Plan};
 use antigravity::{EngineOptions, Error};
@@ -78,35 +78,39 @@ fn types() -> KvTypes {
     KvTypes::both(KvType::F16)
 }
 
-fn cpu(weights: &Arc<Weights>) -> CpuBackend {
+fn cpu(weights: &Arc<Weights>) -> CpuDevice {
     let isa = Isa::detect().unwrap();
-    let options = CpuOptions { threads: 2, isa, kv_types: types(), capacity: 100, max_tokens: PROMPT };
-    CpuBackend::new(Arc::clone(weights), options).unwrap()
+    let options = CpuOptions { threads: 2, isa, kv_types: types(), slots: 100, max_tokens: PROMPT };
+    CpuDevice::new(Arc::clone(weights), options).unwrap()
 }
 
-fn gpu(device: Device, weights: &Arc<Weights>, matrices: Matrices) -> OpenClBackend {
+fn gpu(device: Device, weights: &Arc<Weights>, matrices: Matrices) -> OpenClDevice {
     let model = Arc::new(Model::new(device, Arc::clone(weights), matrices));
     let (rows, variants) = (Place::Device, Variants::Fastest);
-    let (kv_types, capacity, max_tokens) = (types(), 100, PROMPT);
-    let options = OpenClOptions { kv_types, capacity, max_tokens, attention: None, rows, variants };
-    OpenClBackend::new(model, options).unwrap()
+    let (kv_types, slots, max_tokens) = (types(), 100, PROMPT);
+    let options = OpenClOptions { kv_types, slots, max_tokens, attention: None, rows, variants };
+    OpenClDevice::new(model, options).unwrap()
 }
 
 /// Logits of every token, the last ones computed one by one, and the rows of the cache.
-fn run(on: &mut dyn Backend) -> (Vec<f32>, Vec<KvRows>) {
+fn run(on: &mut dyn seam::Device) -> (Vec<f32>, Vec<KvRows>) {
     let ids = ids(PROMPT + MORE);
     let mut logits = vec![0.0; ids.len() * VOCAB];
     let (prompt, rest) = logits.split_at_mut(PROMPT * VOCAB);
-    for (i, chunk) in ids[..PROMPT].chunks(on.max_tokens()).enumerate() {
-        let (first, len) = (i * on.max_tokens(), chunk.len());
-        on.forward(chunk, first, Logits::All(&mut prompt[first * VOCAB..(first + len) * VOCAB])).unwrap();
+    let (mut cache, step) = (on.new_cache(100).unwrap(), on.max_tokens());
+    for (i, chunk) in ids[..PROMPT].chunks(step).enumerate() {
+        let (first, len) = (i * step, chunk.len());
+        let logits = Logits::All(&mut prompt[first * VOCAB..(first + len) * VOCAB]);
+        on.forward(&mut [Run::new(&mut *cache, chunk, first, logits)], None).unwrap();
     }
     for (pos, logits) in (PROMPT..).zip(rest.chunks_mut(VOCAB)) {
-        on.forward(&ids[pos..=pos], pos, Logits::Last(logits)).unwrap();
+        let run = Run::new(&mut *cache, &ids[pos..=pos], pos, Logits::Last(logits));
+        on.forward(&mut [run], None).unwrap();
     }
+    let len = cache.extent().len;
     let rows = (0..LAYERS).map(|layer| {
         let mut rows = KvRows::default();
-        on.read_kv(layer, 0..on.len(), &mut rows).unwrap();
+        cache.read(layer, 0..len, &mut rows).unwrap();
         rows
     });
     let rows = rows.collect();

@@ -4,7 +4,7 @@ use crate::bed::program::binary;
 use crate::bed::random::ids;
 use crate::device::{exact, rows, said};
 use antigravity::dims::VOCAB;
-use antigravity::model::device::KvRows;
+use antigravity::model::device::{KvRows, Logits, Run, locked};
 use antigravity::model::weights::WeightType;
 use antigravity::opencl::selftest::TOLERANCE;
 use antigravity::run::eviction::{Eviction, Policy};
@@ -129,8 +129,9 @@ fn the_plan_counts_what_observes() {
             let eviction = Eviction { policy: Policy::H2o, ..Eviction::NEVER };
             let base = EngineOptions { eviction, ..options(KvTypes::both(KvType::Q4)) };
             let engine = on_device(&base, gpu_attn);
-            let mut backend = engine.device_backend(engine.options()).unwrap().unwrap();
-            backend.observe(1).unwrap();
+            let mut seat = engine.device_seat(engine.options()).unwrap().unwrap();
+            let run = Run { observe: 1, ..Run::new(&mut *seat.cache, &[1], 0, Logits::None) };
+            locked(&seat.device).forward(&mut [run], None).unwrap();
             let plan = Plan::new(engine.options()).unwrap();
             let allocated = engine.device().unwrap().allocated();
             assert_eq!(plan.on_device(), allocated, "gpu_attn {gpu_attn}: {:#?}", plan.items());
@@ -255,7 +256,7 @@ fn a_lost_device_changes_nothing() {
 #[test]
 fn a_corrupted_kernel_changes_nothing() {
     if exact().is_some() {
-        for kernel in ["gemv", "gemm", "acts"] {
+        for kernel in ["gemv", "gemm", "activations"] {
             let said = text_with(&["--gpu-attn"], &[("ANTIGRAVITY_OPENCL_CORRUPT", kernel)]);
             assert_eq!(said.lines().count(), 1, "{said}");
             assert!(said.contains("wrong results") && said.contains("using the CPU"), "{said}");

@@ -178,8 +178,6 @@ pub const PROGRAM_BINARIES: u32 = 0x1166;
 pub const PROGRAM_BUILD_LOG: u32 = 0x1183;
 
 pub const KERNEL_WORK_GROUP_SIZE: u32 = 0x11B0;
-pub const KERNEL_LOCAL_MEM_SIZE: u32 = 0x11B2;
-pub const KERNEL_PRIVATE_MEM_SIZE: u32 = 0x11B4;
 
 pub const SUCCESS: i32 = 0;
 pub const MEM_OBJECT_ALLOCATION_FAILURE: i32 = -4;

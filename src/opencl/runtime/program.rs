@@ -224,19 +224,15 @@ impl Program {
         // SAFETY: a built program and a zero-terminated name.
         let id = unsafe { (shared.api().clCreateKernel)(self.id, symbol.as_ptr(), &mut code) };
         check(code, "clCreateKernel", what)?;
-        let mut kernel = Kernel {
-            shared: shared.clone(),
-            name: name.into(),
-            id,
-            buffers: Vec::new(),
-            max_work_group: 0,
-            local_memory: 0,
-            private_memory: 0,
-        };
-        kernel.max_work_group = kernel.info::<usize>(ffi::KERNEL_WORK_GROUP_SIZE).unwrap_or(0);
-        kernel.local_memory = kernel.info(ffi::KERNEL_LOCAL_MEM_SIZE).unwrap_or(0);
-        kernel.private_memory = kernel.info(ffi::KERNEL_PRIVATE_MEM_SIZE).unwrap_or(0);
-        Ok(kernel)
+        let max_work_group = number(|size, value, wanted| {
+            // SAFETY: `number` passes memory of the size it says.
+            unsafe {
+                let get = shared.api().clGetKernelWorkGroupInfo;
+                get(id, shared.id, ffi::KERNEL_WORK_GROUP_SIZE, size, value, wanted)
+            }
+        });
+        let max_work_group = max_work_group.unwrap_or(0);
+        Ok(Kernel { shared: shared.clone(), name: name.into(), id, buffers: Vec::new(), max_work_group })
     }
 }
 
@@ -268,29 +264,12 @@ pub struct Kernel {
     /// By argument; `None` for those that are no buffer.
     buffers: Vec<Option<Arc<Memory>>>,
     max_work_group: usize,
-    local_memory: u64,
-    private_memory: u64,
 }
 
 impl Kernel {
-    /// Its name in the source.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Most items of a group of this kernel, which its registers may make fewer than the device's.
     pub fn max_work_group(&self) -> usize {
         self.max_work_group
-    }
-
-    /// Bytes of local memory a group takes, as far as declared in the source.
-    pub fn local_memory(&self) -> u64 {
-        self.local_memory
-    }
-
-    /// Bytes of private memory an item takes; on Adreno anything above 0 are spilled registers.
-    pub fn private_memory(&self) -> u64 {
-        self.private_memory
     }
 
     /// Sets argument `index` to a buffer.
@@ -330,16 +309,6 @@ impl Kernel {
         }
         self.buffers[index] = None;
         Ok(self)
-    }
-
-    fn info<T: super::device::Plain>(&self, name: u32) -> Option<T> {
-        number(|size, value, wanted| {
-            // SAFETY: `number` passes memory of the size it says.
-            unsafe {
-                let get = self.shared.api().clGetKernelWorkGroupInfo;
-                get(self.id, self.shared.id, name, size, value, wanted)
-            }
-        })
     }
 }
 
