@@ -11,6 +11,10 @@
 //! cargo rustc --release --lib --target aarch64-unknown-linux-gnu -- --emit asm -C symbol-mangling-version=v0
 //! llvm-mca-19 -mtriple=aarch64 -mattr=+v8.6a -mcpu=neoverse-v2 -iterations=200 <the loop>
 //! ```
+//!
+//! Nothing was measured on Arm hardware. A decoded token of Llama-3.2-1B takes 2,413,568 such blocks: by base NEON 442
+//! million instructions and 111, 197 and 102 million cycles (V2, A710, V1), by dotprod 253 million and 53, 106 and 53.
+//! i8mm needs two tokens, so it decodes by dotprod.
 
 use super::super::lanes::Lanes;
 use super::super::{Q4Group, unrolled};
