@@ -38,10 +38,10 @@
 //!   It does 1,600 tokens/s at a depth of 1,024 slots, and 1,080 at 4,096.
 //! - Programs take 5.0 to 6.0 s to compile the first time and 0.02 s from the program cache. On PoCL with two cores of
 //!   an EPYC they take 11 to 21 s, and 0.05 to 0.21 s from the program cache, which is under 2 %.
-//! - In a hybrid session with an f16 cache, moving 100 slots (3.3 MB) takes 6 to 8 ms. A text of 600 tokens is the CPU's
-//!   with three moves, with `opencl` alone, and with `sliding` and `h2o`. On PoCL with `--zero-copy`, where memory is
-//!   one, a move takes 0.1 to 1.7 ms. The peak is then 914 MiB where the CPU alone takes 800: 5 % more, 66 MiB of
-//!   scratch and staging, and 8 MiB of PoCL itself.
+//! - In a hybrid session with an f16 cache, moving 100 slots (3.3 MB) takes 6 to 8 ms. A text of 600 tokens is the
+//!   CPU's with three moves, with `opencl` alone, and with `sliding` and `h2o`. On PoCL with `--zero-copy`, where
+//!   memory is one, a move takes 0.1 to 1.7 ms. The peak is then 914 MiB where the CPU alone takes 800: 5 % more, 66
+//!   MiB of scratch and staging, and 8 MiB of PoCL itself.
 //! - An eviction of 37 of 337 slots (f16 cache) takes 13 ms there, and 1.7 ms on the CPU beside it. `h2o` makes decode
 //!   over 600 slots 9 % slower; `snapkv` costs nothing that could be measured.
 //! - No phone's GPU was measured.
@@ -53,8 +53,8 @@
 //! ```
 //!
 //! `bench` checks the kernels as every first use does. It prints launches and host time a token, build times, and the
-//! bandwidth that the device reads with. To measure on another machine, copy `target/release/antigravity` and the packed
-//! model there.
+//! bandwidth that the device reads with. To measure on another machine, copy `target/release/antigravity` and the
+//! packed model there.
 //!
 //! # Environment variables
 //!

@@ -8,7 +8,7 @@
 //! of Cortex-X3, for which it has none), Cortex-A710 (which has the model of Neoverse N2) and Neoverse V1:
 //!
 //! ```text
-//! cargo rustc --release --lib --target aarch64-unknown-linux-gnu -- --emit asm -C symbol-mangling-version=v0
+//! cargo rustc --release --package antigravity-numeric --target aarch64-unknown-linux-gnu -- --emit asm -C symbol-mangling-version=v0
 //! llvm-mca-19 -mtriple=aarch64 -mattr=+v8.6a -mcpu=neoverse-v2 -iterations=200 <the loop>
 //! ```
 //!
