@@ -23,7 +23,6 @@ use files::packed_file;
 use files::source::gguf::block::BlockType;
 use files::source::{Dtype, Source};
 use files::{Error, Result};
-use numeric::simd::attend::{Partial, QUERIES};
 use std::path::Path;
 
 /// What kind of memory holds something.
@@ -418,7 +417,7 @@ fn assumed_form(spec: &Spec) -> Kept {
 
 /// What a thread touches of its stack: tiles of attention and of the widest row, and room to call.
 fn thread_bytes() -> u64 {
-    let attention = QUERIES * (4 * HEAD_DIM + 2 * size_of::<Partial<HEAD_DIM>>());
+    let attention = cpu::attention::task_bytes();
     (attention + 4 * (FFN_DIM + DIM + Q_DIM) + (256 << 10)) as u64
 }
 

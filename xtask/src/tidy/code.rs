@@ -146,9 +146,9 @@ fn skipped(rest: &str) -> (usize, Option<u8>) {
         if raw { (until(&format!("\"{}", "#".repeat(marks)), 2 + marks), Some(b'"')) } else { (2, None) }
     } else if rest.starts_with('"') {
         (quoted(rest, '"'), Some(b'"'))
-    } else if rest.starts_with('\'') {
+    } else if let Some(inner) = rest.strip_prefix('\'') {
         // A lifetime has no second quotation mark right after its first character.
-        let mut chars = rest[1..].chars();
+        let mut chars = inner.chars();
         let literal = chars.next() == Some('\\') || chars.next() == Some('\'');
         if literal { (quoted(rest, '\''), Some(b'"')) } else { (1, None) }
     } else if first == 1 && rest.starts_with(|c: char| c.is_alphanumeric() || c == '_') {
