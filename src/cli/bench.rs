@@ -24,14 +24,14 @@ use super::start::{self, Process};
 use super::terminal::{Verbosity, put};
 use crate::model::trace::Recorder;
 use crate::run::engine::Engine;
-use crate::run::options::{BackendKind, EngineOptions};
+use crate::run::options::EngineOptions;
 use crate::run::plan::{self, Context, Plan};
 use crate::run::session::CancelToken;
 use crate::run::system::{self, marker::Marker};
 use ceiling::{Ceilings, Reader};
 use clap::{Args, ValueEnum};
 use device::OnDevice;
-use files::{Error, Result};
+use files::Result;
 use measure::Bench;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
@@ -58,7 +58,7 @@ pub(super) struct BenchArgs {
     /// Numbers of tokens to decode; 0 is none
     #[arg(short, long, value_delimiter = ',', default_value = "128", value_name = "LIST")]
     n_gen: Vec<usize>,
-    /// Numbers of sequences that decode -n tokens each, together; tokens/s counts all of them (CPU only)
+    /// Numbers of sequences that decode -n tokens each, together; tokens/s counts all of them
     #[arg(long, value_delimiter = ',', default_value = "1", value_name = "LIST")]
     batch: Vec<usize>,
     /// Numbers of cache slots that are filled before each run
@@ -107,16 +107,12 @@ impl BenchArgs {
     }
 
     /// Checks the lists and makes the rows.
-    fn rows(&self, backend: BackendKind) -> Result<Vec<Row>> {
+    fn rows(&self) -> Result<Vec<Row>> {
         let of_mask = self.mask.threads()?;
         let threads = match self.threads[..] {
             [] => vec![of_mask.unwrap_or_else(numeric::topology::default_threads)],
             _ => self.threads.clone(),
         };
-        if let Some(n) = self.batch.iter().find(|&&n| n != 1 && backend != BackendKind::Cpu) {
-            let why = "sequences decode together on --backend cpu only";
-            return Err(Error::Usage(format!("--batch {n}: {why}")));
-        }
         let lists = Lists {
             prompts: self.n_prompt.clone(),
             gens: self.n_gen.clone(),
@@ -135,7 +131,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         return put(&format!("{}\n", cold::drop_cache(&model)?));
     }
     let base = args.resolve()?;
-    let rows = args.rows(base.backend)?;
+    let rows = args.rows()?;
     let earlier = args.compare.as_deref().map(compare::read).transpose()?;
     let groups = rows::groups(&rows);
     let options: Vec<EngineOptions> = groups.iter().map(|g| g.options(&base)).collect();

@@ -6,7 +6,6 @@ use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
 use crate::run::engine::{BatchAnswer, BatchItem, Engine};
-use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
 use crate::run::plan::{self, Plan};
 use crate::run::session::StopReason;
@@ -121,10 +120,6 @@ pub(super) fn run(file: &Path, batch: usize, args: &CompletionArgs, model: &Mode
     settings.batch = most.min(items.len().max(1));
     let settings = plan::settle(settings)?;
     let verbosity = args.output.verbosity();
-    if settings.sequences() < settings.batch && verbosity != Verbosity::Quiet {
-        let why = if settings.eviction.policy == Policy::None { "--backend" } else { "--eviction-policy" };
-        eprintln!("{why}: the prompts are completed one after another");
-    }
     let plan = Plan::new(&settings)?;
     let Loaded { engine, .. } = &start::load(settings, &plan, &model.cores.mask, verbosity)?;
     signal::connect(&defaults.cancel);

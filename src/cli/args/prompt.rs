@@ -27,8 +27,7 @@ pub(in crate::cli) struct PromptsArgs {
     /// complete: {"index":0,"text":"…","tokens":9,"stop":"length"}
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "session", "trace"])]
     pub prompts: Option<PathBuf>,
-    /// Prompts that are decoded together, each in a cache of --max-seq-len slots; with another backend than the CPU, or
-    /// an eviction policy, they are completed one after another
+    /// Prompts that are computed together, each in a cache of --max-seq-len slots
     #[arg(long, default_value_t = 8, value_name = "N", requires = "prompts")]
     pub batch: usize,
 }
