@@ -1,31 +1,28 @@
 //! Bakes the dimensions of one model into the program: `ANTIGRAVITY_MODEL` (a name under `models/`, a directory
 //! or a GGUF file) -> `config.json` or the file's header -> `OUT_DIR/dims.rs`.
 
-use std::io::{self, Read, Seek, SeekFrom};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::{env, fs, process};
+use std::{env, fs, io, process};
 
 use files::config::{ModelConfig, RopeScaling};
-use files::source::gguf::header::{Header, MAX_HEADER};
+use files::source::gguf::{Gguf, only_gguf};
 
 fn main() {
     println!("cargo:rerun-if-env-changed=ANTIGRAVITY_MODEL");
     println!("cargo:rerun-if-changed=build.rs");
     let name = env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-    let place = model_place(&root, &name);
+    let unusable = |e: &dyn std::fmt::Display| -> ! { fail(&format!("ANTIGRAVITY_MODEL={name}: {e}")) };
+    let place = model_place(&root, &name).unwrap_or_else(|e| unusable(&e));
     let gguf = place.is_file();
     let file = if gguf { place.clone() } else { place.join("config.json") };
     println!("cargo:rerun-if-changed={}", file.display());
-    let unusable = |e: &dyn std::fmt::Display| -> ! {
-        fail(&format!("ANTIGRAVITY_MODEL={name}: {}: {e}", file.display()))
-    };
     let model = if gguf {
-        read_gguf(&file).unwrap_or_else(|e| unusable(&e))
+        Gguf::open(&file).and_then(|gguf| gguf.config()).unwrap_or_else(|e| unusable(&e))
     } else {
         let text = fs::read_to_string(&file).unwrap_or_else(|e| missing(&root, &name, &file, &e));
-        ModelConfig::parse(&text).unwrap_or_else(|e| unusable(&e))
+        let model = ModelConfig::parse(&text).map_err(|e| files::Error::model(&file, e));
+        model.unwrap_or_else(|e| unusable(&e))
     };
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("dims.rs");
     fs::write(&out, dims_source(&name, &place, &model))
@@ -33,8 +30,8 @@ fn main() {
     link_without_libdl();
 }
 
-/// `libloading` asks for `-ldl`. musl has those functions in its libc and an empty libdl.a beside it, which
-/// Rust's own musl targets leave out; so one is made.
+/// `libloading` links `-ldl`. musl has those functions in libc and comes with an empty libdl.a, which Rust's own musl
+/// targets lack, so one is made.
 fn link_without_libdl() {
     if env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|e| e == "musl") {
         let dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
@@ -45,7 +42,7 @@ fn link_without_libdl() {
     }
 }
 
-/// Ends the build with what can be used instead of a `config.json` that cannot be read.
+/// Ends the build because `config.json` cannot be read, and lists what can be used instead.
 fn missing(root: &Path, name: &str, file: &Path, e: &io::Error) -> ! {
     let mut names: Vec<String> = fs::read_dir(root.join("models"))
         .into_iter()
@@ -61,23 +58,6 @@ fn missing(root: &Path, name: &str, file: &Path, e: &io::Error) -> ! {
     ))
 }
 
-/// Reads what a GGUF file says about its model: the header and, where there are any, the RoPE divisors.
-fn read_gguf(path: &Path) -> Result<ModelConfig, String> {
-    let mut file = fs::File::open(path).map_err(|e| e.to_string())?;
-    let len = file.metadata().map_err(|e| e.to_string())?.len();
-    let mut head = Vec::new();
-    file.by_ref().take(MAX_HEADER as u64).read_to_end(&mut head).map_err(|e| e.to_string())?;
-    let header = Header::parse(&head, len)?;
-    let part = |range: Range<usize>| {
-        let mut bytes = Vec::new();
-        let read = file.seek(SeekFrom::Start(range.start as u64));
-        let read = read.and_then(|_| file.take(range.len() as u64).read_to_end(&mut bytes));
-        // What is missing then is told as a tensor that is too short.
-        read.map_or_else(|_| Vec::new(), |_| bytes)
-    };
-    files::source::gguf::model::config(&header, part).map_err(|e| e.to_string())
-}
-
 /// Ends the build with one line.
 fn fail(message: &str) -> ! {
     println!("cargo::error={message}");
@@ -86,21 +66,15 @@ fn fail(message: &str) -> ! {
 
 /// A name under `models/` wins over a path relative to the project. A directory without `config.json` stands for its
 /// only GGUF file.
-fn model_place(root: &Path, name: &str) -> PathBuf {
+fn model_place(root: &Path, name: &str) -> files::Result<PathBuf> {
     let bundled = root.join("models").join(name);
     if !name.is_empty() && bundled.join("config.json").is_file() {
-        return bundled;
+        return Ok(bundled);
     }
     let place = root.join(name);
-    if place.join("config.json").exists() {
-        return place;
-    }
-    let entries = fs::read_dir(&place).into_iter().flatten().flatten().map(|e| e.path());
-    let mut files = entries.filter(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")));
-    match (files.next(), files.next()) {
-        (Some(only), None) => only,
-        _ => place,
-    }
+    let gguf = place.is_dir() && !place.join("config.json").exists();
+    let only = if gguf { only_gguf(&place)? } else { None };
+    Ok(only.unwrap_or(place))
 }
 
 /// The text of `dims.rs`.

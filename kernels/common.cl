@@ -7,8 +7,8 @@
 #error a dimension of the model or the work-group size WG is not defined
 #endif
 
-// How a matrix is stored: packed Q4_0 (src/quant/packed.rs), row-major as in the checkpoint, or in another of GGUF's
-// block formats (src/quant/native.rs).
+// How a matrix is stored: packed Q4_0 (src/numeric/quant/packed.rs), row-major as in the checkpoint, or in another of GGUF's
+// block formats (src/numeric/quant/native.rs).
 #define W_Q4 0
 #define W_F32 1
 #define W_F16 2
@@ -51,7 +51,7 @@ typedef int4 Run;
 // Smaller than any score: masks stay finite.
 #define LEAST -1e30f
 
-// The CPU's bits: every step rounds as src/cpu/simd does. Products and sums are fused where `fma` says so and nowhere
+// The CPU's bits: every step rounds as src/numeric/simd does. Products and sums are fused where `fma` says so and nowhere
 // else, and sums of floats have its order: element i goes to lane i % 16, and lanes are added by the tree of `sum16`.
 #pragma OPENCL FP_CONTRACT OFF
 
@@ -89,7 +89,7 @@ float root(float x) {
 #endif
 }
 
-// e^x as src/cpu/simd/ops.rs computes it.
+// e^x as src/numeric/simd/ops.rs computes it.
 float e_to(float x) {
     float clamped = fmin(fmax(x, -87.3f), 88.0f);
     float n = rint(clamped * 1.44269504f);

@@ -1,4 +1,4 @@
-// Heads and their rows in the cache: norm, RoPE, rotation, and the element types of src/kv.rs. Work-group
+// Heads and their rows in the cache: norm, RoPE, rotation, and the element types of src/numeric/kv.rs. Work-group
 // functions: every item calls them with the same arguments, rows lie in local memory, HEAD_DIM apart. Where `on` is
 // false they change nothing but still meet their barriers: PoCL 3.1 gets barriers under conditions wrong.
 
@@ -123,7 +123,7 @@ float rounded_half(float x) {
 float get_half(const __global uchar *from) { return from_half(from[0] | (uint)from[1] << 8); }
 
 // The scale of a four-bit block and its inverse: of six candidates the one with the smallest squared error, as
-// src/cpu/simd/kv_row.rs explains.
+// src/numeric/simd/kv_row.rs explains.
 float2 scale_q4(const __local float *x) {
     const float divisors[6] = {8.0f, -8.0f, 7.5f, -8.75f, 9.5f, -9.5f};
     float most = 0.0f, value = -0.0f;

@@ -1,4 +1,4 @@
-//! The command line: flags as typed ([`Cli`]), one file per command that acts on them.
+//! The command line: the commands and their help, and the function of each.
 
 mod answer;
 mod args;
@@ -31,15 +31,99 @@ mod terminal;
 #[cfg(feature = "tools")]
 mod tokenize;
 
-pub use args::Cli;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use files::{Error, Result};
+use std::ffi::OsString;
 
-use args::Command;
-use files::Result;
+/// Runs one language model, which was chosen when this program was built.
+#[derive(Parser)]
+#[command(name = "antigravity", version = version(), about, max_term_width = 100, disable_help_subcommand = true)]
+#[command(before_help = "\
+Examples:
+  antigravity generate -p 'Once upon a time' -n 100
+  antigravity generate --help")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Complete a prompt
+    #[command(before_help = "\
+Examples:
+  antigravity generate -p 'Once upon a time' -n 100
+  antigravity generate --prompt-file question.txt --temperature 0 --format jsonl")]
+    Generate(generate::GenerateArgs),
+    /// Talk with the model
+    #[cfg(feature = "chat")]
+    #[command(before_help = "\
+Examples:
+  antigravity chat --system 'Answer in one sentence.'
+  antigravity chat --single-turn --prompt 'Why is the sky blue?'")]
+    Chat(chat::ChatArgs),
+    /// Measure perplexity, recall, or how far apart two settings are
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity eval --file story.txt
+  antigravity eval --file story.txt --kv-type q4 --against kv=f32,weights=f32")]
+    Eval(eval::EvalArgs),
+    /// Write the raw logits of given token ids
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity logits --tokens ids.json --out logits.f32
+  antigravity logits --tokens ids.json --out logits.f32 --trace-hash")]
+    Logits(logits::LogitsArgs),
+    /// Write the packed model file, which loads at once
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity pack
+  antigravity pack --model-path model.gguf --out model.packed.safetensors")]
+    Pack(pack::PackArgs),
+    /// Measure the speed of prefill and decode, loading time and memory
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity bench
+  antigravity bench -p 512 -n 128 --depth 0,1024 --threads 2,4 -o json")]
+    Bench(bench::BenchArgs),
+    /// Show how much memory a run would need, without loading the model
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity plan
+  antigravity plan --max-seq-len 8192 --kv-type f16")]
+    Plan(plan::PlanArgs),
+    /// Show what a model file holds and what this program was built for
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity inspect
+  antigravity inspect model.gguf --format json")]
+    Inspect(inspect::InspectArgs),
+    /// Turn text into token ids, or ids into text
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity tokenize --prompt 'Once upon a time'
+  antigravity tokenize --decode '1, 2, 3'")]
+    Tokenize(tokenize::TokenizeArgs),
+    /// Show what this machine offers: CPU, memory, OpenCL, and whether the model is ready
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity doctor
+  antigravity doctor --cl-device 1")]
+    Doctor(doctor::DoctorArgs),
+}
 
 /// Parses the process's arguments and runs the command.
 pub fn run() -> Result<()> {
-    let cli = Cli::parse_args()?;
-    match cli.command {
+    match parse_args()?.command {
         Command::Generate(a) => generate::run(&a),
         #[cfg(feature = "chat")]
         Command::Chat(a) => chat::run(&a),
@@ -59,5 +143,56 @@ pub fn run() -> Result<()> {
         Command::Tokenize(a) => tokenize::run(&a),
         #[cfg(feature = "tools")]
         Command::Doctor(a) => doctor::run(&a),
+    }
+}
+
+/// Version, baked model and its dimensions.
+fn version() -> String {
+    use crate::dims::*;
+    format!(
+        "{} (model {MODEL}: {} {LAYERS} layers, dim {DIM}, {HEADS}/{KV_HEADS} heads of {HEAD_DIM}, ffn {FFN_DIM}, vocab {VOCAB})",
+        env!("CARGO_PKG_VERSION"),
+        ARCH.name()
+    )
+}
+
+/// Reads the process's arguments. Help and version go to stdout and end the process.
+fn parse_args() -> Result<Cli> {
+    let negative_numbers = |arg: clap::Arg| {
+        let takes_values = arg.get_action().takes_values();
+        arg.allow_negative_numbers(takes_values)
+    };
+    let command = Cli::command().mut_subcommands(|c| c.mut_args(negative_numbers));
+    let matches = command.try_get_matches_from(std::env::args_os().map(long_spelling));
+    matches.and_then(|m| Cli::from_arg_matches(&m)).map_err(|e| {
+        if !e.use_stderr() {
+            let _ = e.print();
+            std::process::exit(0)
+        }
+        Error::Usage(one_line(&e))
+    })
+}
+
+/// What is wrong, without the usage and the advice that clap prints in further paragraphs.
+fn one_line(e: &clap::Error) -> String {
+    if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let remedy = if cfg!(feature = "tools") { "antigravity --help lists them" } else { "use generate" };
+        return format!("a command is missing; {remedy}");
+    }
+    let text = e.to_string();
+    let lines =
+        text.lines().map(str::trim).take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more"));
+    let lines: Vec<&str> = lines.filter(|l| !l.is_empty()).collect();
+    let line = lines.join(" ").replace(" tip: ", "; tip: ");
+    line.trim_start_matches("error: ").into()
+}
+
+/// Short flags of more than one letter, as llama.cpp spells them.
+fn long_spelling(arg: OsString) -> OsString {
+    match arg.to_str() {
+        Some("-ctk") => "--cache-type-k".into(),
+        Some("-ctv") => "--cache-type-v".into(),
+        Some("-st") => "--single-turn".into(),
+        _ => arg,
     }
 }

@@ -20,7 +20,8 @@ pub mod opencl;
 pub mod run;
 
 pub use files::{Error, Result};
-pub use run::engine::{BatchItem, Engine, EngineOptions, GenerateOptions};
+pub use run::engine::{BatchItem, Engine};
+pub use run::options::{EngineOptions, GenerateOptions};
 pub use run::{engine, plan, saved, session};
 pub use text::{chat, sampler, tokenizer};
 

@@ -2,6 +2,7 @@
 
 pub mod engine;
 pub mod eviction;
+pub mod options;
 pub mod plan;
 pub mod saved;
 pub mod session;

@@ -1,9 +1,10 @@
-//! Shows one generation while it comes, and afterwards its times.
+//! One generation: its session, the text as it comes, and afterwards its times.
 
-use super::args::Format;
+use super::args::{Format, OutputArgs};
+use super::events;
 use super::terminal::put;
-use crate::model::trace::digest;
-use crate::run::engine::{Timing, TokenStream};
+use crate::model::trace::{Recorder, digest};
+use crate::run::engine::{Engine, Timing, TokenStream};
 use crate::run::session::{Drafts, Session, StopReason};
 use files::Result;
 use serde_json::{Value, json};
@@ -11,7 +12,25 @@ use std::time::Duration;
 use text::sampler::{Logprob, TokenLogprobs};
 use text::tokenizer::Tokenizer;
 
-/// Prints the pieces as they come; `each` gets the token and its piece.
+/// An empty sequence whose events are shown, and whose run is recorded, as the flags say.
+pub(super) fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
+    let mut session = engine.session()?;
+    events::watch(&mut session, output);
+    if output.trace.is_some() {
+        session.record(Some(Recorder::default()));
+    }
+    Ok(session)
+}
+
+/// Writes what was recorded, where `--trace` says.
+pub(super) fn write_trace(session: &mut Session, output: &OutputArgs) -> Result<()> {
+    match (&output.trace, session.record(None)) {
+        (Some(file), Some(recorder)) => recorder.write_chrome(file),
+        _ => Ok(()),
+    }
+}
+
+/// Prints the pieces as they come; `each` is called with every token and its piece.
 pub(super) fn show(
     stream: &mut TokenStream<'_>,
     format: Format,
@@ -38,15 +57,15 @@ fn token_line(stream: &TokenStream<'_>, piece: &str) -> String {
     format!("{line}\n")
 }
 
-/// What the model held of one token. Texts of single tokens have U+FFFD for parts of characters; the logarithm of no
-/// probability at all is null.
+/// The log probabilities of one token and of the most probable ones. The text of a token that is part of a character
+/// has U+FFFD; the logarithm of zero is null.
 pub(super) fn logprobs_json(tokenizer: &Tokenizer, of: &TokenLogprobs) -> Value {
     let entry =
         |p: &Logprob| json!({"id": p.id, "text": tokenizer.pieces().text(p.id), "logprob": p.logprob});
     json!({"chosen": entry(&of.chosen), "top": of.top.iter().map(entry).collect::<Vec<_>>()})
 }
 
-/// What one generation took.
+/// What one generation took, and why it stopped.
 #[derive(Clone, Copy)]
 pub(super) struct Report {
     pub timing: Timing,
@@ -56,6 +75,12 @@ pub(super) struct Report {
 }
 
 impl Report {
+    /// Of a stream that has ended.
+    pub fn new(stream: &TokenStream<'_>, loading: Duration, seed: u64) -> Self {
+        let reason = stream.stop_reason().unwrap_or(StopReason::Interrupt);
+        Self { timing: stream.timing(), reason, loading, seed }
+    }
+
     /// Average milliseconds between tokens, and tokens per second.
     fn pace(&self) -> (f64, f64) {
         let tbt = self.timing.tbt().unwrap_or(Duration::ZERO);

@@ -3,22 +3,21 @@
 mod command;
 mod files;
 mod input;
+mod obey;
 
-use super::answer::{Report, show};
-use super::args::{Format, ModelArgs, OutputArgs, SamplerArgs, token_limit};
-use super::events;
+use super::answer::{self, Report, show};
+use super::args::{CompletionArgs, Format, ModelArgs};
 use super::signal;
-use super::start::{self, Voice};
-use super::terminal::{Progress, prompt_progress, put};
-use crate::model::trace::Recorder;
+use super::start::{self, Loaded};
+use super::terminal::{Verbosity, put};
 use crate::model::weights::ModelPath;
-use crate::run::engine::{Engine, GenerateOptions};
+use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
+use crate::run::options::GenerateOptions;
 use crate::run::plan::{self, Plan};
 use crate::run::session::{Session, StopReason};
 use ::files::{Error, Result};
 use clap::Args;
-use command::Next;
 use input::{Input, Typed};
 use serde_json::json;
 use std::path::PathBuf;
@@ -28,85 +27,54 @@ use text::sampler::Rng;
 
 /// A conversation.
 #[derive(Args, Clone)]
+#[command(mut_arg("num_tokens", |arg| arg.default_value("-1")))]
 pub(super) struct ChatArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub sampler: SamplerArgs,
-    /// System message, in force for the whole conversation
+    /// System message, which holds for the whole conversation
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub system: Option<String>,
+    system: Option<String>,
     /// First message; the next ones are lines of stdin
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub prompt: Option<String>,
+    prompt: Option<String>,
     /// End after the first answer; -st for short
     #[arg(long)]
-    pub single_turn: bool,
-    /// Most tokens of one answer; -1 until its end or the end of the context
-    #[arg(
-        short,
-        long,
-        visible_alias = "predict",
-        default_value_t = -1,
-        value_name = "N",
-        allow_negative_numbers = true
-    )]
-    pub num_tokens: i64,
-    /// Text that ends an answer; may be given more than once
-    #[arg(short = 'r', long = "stop", value_name = "TEXT", allow_hyphen_values = true)]
-    pub stop: Vec<String>,
-    /// Go on past the end of an answer
-    #[arg(long)]
-    pub ignore_eos: bool,
-    #[command(flatten)]
-    pub output: OutputArgs,
-    /// Go on with the conversation in this file, if it exists, and save it there after every answer
+    single_turn: bool,
+    /// Continue the conversation in this file, if it exists, and save it there after every answer
     #[arg(long, value_name = "FILE")]
-    pub session: Option<PathBuf>,
+    session: Option<PathBuf>,
+    #[command(flatten)]
+    completion: CompletionArgs,
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
 pub(super) fn run(args: &ChatArgs) -> Result<()> {
-    let mut options = GenerateOptions {
-        max_tokens: token_limit(args.num_tokens)?,
-        sampler: args.sampler.resolve()?,
-        stop: args.stop.clone(),
-        ignore_eos: args.ignore_eos,
-        logprobs: args.output.logprobs(args.output.is_jsonl())?,
-        progress: if args.output.quiet { |_, _| {} } else { prompt_progress },
-        ..GenerateOptions::default()
-    };
+    let output = &args.completion.output;
+    let mut options = args.completion.resolve(output.format)?;
     text::tokenizer::StopStrings::new(&options.stop)?;
     let settings = plan::settle(args.model.resolve()?)?;
-    let began = Instant::now();
-    let progress = Progress::new("loading tensor", args.output.quiet);
     let template = Template::load(&ModelPath::new(&settings.model)?.weights)?;
-    let _marker = start::model(&Plan::new(&settings)?, &args.model.cores.mask, Voice::of(args.output.quiet))?;
-    let engine = Engine::load_with(settings, &|done, all| progress.show(done, all))?;
+    let plan = Plan::new(&settings)?;
+    let Loaded { engine, took, .. } =
+        &start::load(settings, &plan, &args.model.cores.mask, output.verbosity())?;
     let template = template.for_tokenizer(engine.tokenizer())?;
-    if !args.ignore_eos {
+    if !options.ignore_eos {
         options.stop_tokens = template.stop_tokens(engine.tokenizer());
     }
-    if template == Template::Plain && !args.output.quiet {
+    if template == Template::Plain && output.verbosity() != Verbosity::Quiet {
         eprintln!(
             "this model has no chat template: messages are plain text, and -n or --stop ends an answer"
         );
     }
-    let loading = began.elapsed();
     signal::connect(&options.cancel);
-    let mut session = engine.session()?;
-    events::watch(&mut session, &args.output);
-    if args.output.trace.is_some() {
-        session.record(Some(Recorder::default()));
-    }
     let mut chat = Chat {
         args,
-        engine: &engine,
+        engine,
         random: Rng::new(options.sampler.seed),
         options,
-        session,
+        session: answer::session(engine, output)?,
         conversation: Conversation::new(template, args.system.clone()),
         input: Input::new(),
-        loading,
+        loading: *took,
         asked: Vec::new(),
         unanswered: None,
         last: None,
@@ -115,21 +83,27 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         chat.resume(file)?;
     }
     let result = chat.talk();
-    if let (Some(file), Some(recorder)) = (&args.output.trace, chat.session.record(None)) {
-        recorder.write_chrome(file)?;
-    }
+    answer::write_trace(&mut chat.session, output)?;
     result
 }
 
-/// Something to be answered.
+/// What follows a line of input.
+enum Next {
+    Leave,
+    Read,
+    Ask(Question),
+}
+
+/// A message to be answered.
 struct Question {
     text: String,
-    /// The random numbers before it was asked, for when it is taken back.
+    /// The random numbers before it was asked, in case it is taken back.
     random: Rng,
-    /// The conversation with the answer that it has, where it is asked once more.
+    /// The conversation with its answer, if it is asked again.
     answered: Option<ConversationState>,
 }
 
+/// A running conversation.
 struct Chat<'a> {
     args: &'a ChatArgs,
     engine: &'a Engine,
@@ -138,20 +112,24 @@ struct Chat<'a> {
     conversation: Conversation,
     input: Input,
     loading: Duration,
-    /// Goes on from answer to answer.
+    /// Continues from answer to answer.
     random: Rng,
-    /// [`Question::random`] of the last questions: those that this process has asked.
+    /// [`Question::random`] of the questions that this process has asked.
     asked: Vec<Rng>,
-    /// What `/retry` asks before anything else.
+    /// A question without an answer, which `/retry` asks again.
     unanswered: Option<Question>,
     last: Option<Report>,
 }
 
 impl Chat<'_> {
+    fn is_quiet(&self) -> bool {
+        self.args.completion.output.verbosity() == Verbosity::Quiet
+    }
+
     /// All turns.
     fn talk(&mut self) -> Result<()> {
         let interactive = self.input.is_interactive();
-        if interactive && !self.args.single_turn && !self.args.output.quiet {
+        if interactive && !self.args.single_turn && !self.is_quiet() {
             eprintln!("/help lists commands, Ctrl-D leaves");
         }
         let mut first = self.args.prompt.clone();
@@ -183,7 +161,7 @@ impl Chat<'_> {
         Question { text, random: self.random.clone(), answered: None }
     }
 
-    /// What the next line asks for; commands are carried out.
+    /// What the next line asks for. Commands are carried out.
     fn next(&mut self) -> Result<Next> {
         let line = match self.input.line()? {
             Typed::Line(line) => line,
@@ -202,7 +180,7 @@ impl Chat<'_> {
         }
     }
 
-    /// One question and its answer; `None` where the question did not fit, or is refused at a terminal.
+    /// One question and its answer; `None` if the question does not fit, or is refused at a terminal.
     fn turn(&mut self, question: Question) -> Result<Option<StopReason>> {
         let start = Instant::now();
         self.options.cancel.reset();
@@ -217,18 +195,7 @@ impl Chat<'_> {
         let (need, have) = (self.needed_slots(), self.session.extent().slots);
         let evicts = self.engine.options().eviction.policy != Policy::None;
         if need > have && !evicts && !self.args.single_turn {
-            self.conversation.forget_question();
-            self.take_back(question);
-            match self.args.output.format {
-                Format::Text => put("\n")?,
-                Format::Jsonl => {
-                    put(&format!("{}\n", json!({"t": "unanswered", "needed": need, "slots": have})))?
-                }
-            }
-            eprintln!(
-                "{}",
-                full(&format!("the message needs {need} of {have} slots"), ", then /retry asks it")
-            );
+            self.refuse(question, need, have)?;
             return Ok(None);
         }
         let (report, answer) = self.answer(start)?;
@@ -246,8 +213,22 @@ impl Chat<'_> {
         Ok(Some(report.reason))
     }
 
-    /// Makes of a question that has got no answer, and is not in the conversation, what it was before it was asked;
-    /// says which.
+    /// Takes back a question that needs more slots than the cache has, and says so.
+    fn refuse(&mut self, question: Question, need: usize, have: usize) -> Result<()> {
+        self.conversation.forget_question();
+        self.take_back(question);
+        match self.args.completion.output.format {
+            Format::Text => put("\n")?,
+            Format::Jsonl => {
+                put(&format!("{}\n", json!({"t": "unanswered", "needed": need, "slots": have})))?
+            }
+        }
+        let what = format!("the message needs {need} of {have} slots");
+        eprintln!("{}", full(&what, ", then /retry asks it"));
+        Ok(())
+    }
+
+    /// Restores what was before a question that got no answer and is no longer in the conversation; says what that is.
     fn take_back(&mut self, question: Question) -> &'static str {
         match question.answered {
             Some(answered) => {
@@ -262,20 +243,18 @@ impl Chat<'_> {
         }
     }
 
-    /// Says what belongs after an answer; `then`, how the conversation stands after an interrupt.
+    /// Prints what follows an answer; `then` says where an interrupt leaves the conversation.
     fn end_turn(&self, report: &Report, then: &str) -> Result<()> {
-        let output = &self.args.output;
+        let output = &self.args.completion.output;
         match output.format {
             Format::Text => put("\n")?,
             Format::Jsonl => put(&report.json(&self.session))?,
         }
-        if output.verbose || (self.args.single_turn && !output.quiet) {
+        if output.verbosity() == Verbosity::Verbose || (self.args.single_turn && !self.is_quiet()) {
             report.say(&self.session);
-            if self.args.sampler.seed.is_none() && self.options.sampler.temperature != 0.0 {
-                eprintln!("seed: {}", self.options.sampler.seed);
-            }
+            self.args.completion.sampler.say_drawn_seed(&self.options.sampler);
         }
-        if self.args.single_turn || output.quiet {
+        if self.args.single_turn || self.is_quiet() {
             return Ok(());
         }
         match report.reason {
@@ -291,12 +270,12 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// How many first tokens the cache and the conversation share.
+    /// How many leading tokens the cache and the conversation share.
     fn common(&self) -> usize {
         self.session.tokens().iter().zip(self.conversation.ids()).take_while(|(a, b)| a == b).count()
     }
 
-    /// The slots that the conversation fills with what the cache has of it.
+    /// Slots that the cache needs to hold the conversation.
     fn needed_slots(&self) -> usize {
         let (all, held) = (self.conversation.ids().len(), self.session.tokens().len());
         if self.common() == held { self.session.slots() + all - held } else { all }
@@ -309,20 +288,14 @@ impl Chat<'_> {
             engine.stream(&mut self.session, self.conversation.ids(), &self.options)?.since(start);
         stream.sampler_mut().set_rng(self.random.clone());
         let (mut ids, mut shown) = (Vec::new(), 0);
-        show(&mut stream, self.args.output.format, |id, piece| {
+        show(&mut stream, self.args.completion.output.format, |id, piece| {
             ids.extend(id);
             shown += piece.len();
         })?;
         self.random = stream.sampler_mut().rng().clone();
-        let reason = stream.stop_reason().unwrap_or(StopReason::Interrupt);
-        let report = Report {
-            timing: stream.timing(),
-            reason,
-            loading: self.loading,
-            seed: self.options.sampler.seed,
-        };
-        match reason {
-            // The next turn brings its own.
+        let report = Report::new(&stream, self.loading, self.options.sampler.seed);
+        match report.reason {
+            // The next turn adds its own.
             StopReason::Eos => {
                 ids.pop();
             }

@@ -1,8 +1,8 @@
-//! `doctor`: what this machine offers and what the program will make of it.
+//! `doctor`: what this machine offers and how the program will use it.
 
 mod opencl;
 
-use super::args::default_model;
+use super::args::PathArgs;
 use super::report::{Side, columns};
 use super::terminal::put;
 use crate::dims;
@@ -14,26 +14,25 @@ use files::Result;
 use numeric::simd::Isa;
 use numeric::topology;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The state of the machine.
 #[derive(Args, Clone)]
 pub(super) struct DoctorArgs {
-    /// Model directory, .safetensors file, .gguf file or packed file [default: the baked model's directory]
-    #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
-    pub model_path: Option<PathBuf>,
-    /// OpenCL device that would be taken, by number or part of its name [default: the first GPU]
+    #[command(flatten)]
+    model: PathArgs,
+    /// OpenCL device to take, by its number or a part of its name [default: the first GPU]
     #[arg(long, value_name = "DEVICE")]
-    pub cl_device: Option<String>,
+    cl_device: Option<String>,
 }
 
-/// Of the first column: its longest entry.
+/// Width of the first column: its longest entry.
 const WIDTH: usize = "instruction sets".len();
 const UNKNOWN: &str = "not told by this system";
 
-/// Whatever is missing is said to be missing; only a broken stdout is an error.
+/// A fact that cannot be found out is no error; only a broken stdout is.
 pub(super) fn run(args: &DoctorArgs) -> Result<()> {
-    let model = args.model_path.clone().unwrap_or_else(default_model);
+    let model = args.model.path();
     let facts = [
         ("program", program()),
         ("cpu", system::this_cpu()),
@@ -50,7 +49,7 @@ pub(super) fn run(args: &DoctorArgs) -> Result<()> {
         ("model", model_state(&model)),
     ];
     show(facts.map(|(what, is)| (what.into(), is)).into())?;
-    // Apart and last: a driver that crashes takes only this with it.
+    // Apart and last: a driver that crashes loses only this part.
     show(opencl::facts(args.cl_device.as_deref()))
 }
 
@@ -77,7 +76,7 @@ fn instruction_sets() -> String {
     format!("{}; {chosen}", found.join(", "))
 }
 
-/// `0, 1, 4`, or that nothing is known.
+/// `0, 1, 4`, or that the system does not tell.
 fn listed(items: &[impl ToString]) -> String {
     match items {
         [] => UNKNOWN.into(),
@@ -147,12 +146,12 @@ fn huge_pages() -> String {
     format!("{}: {meaning}", setting.unwrap_or_default().trim())
 }
 
-/// Whether the model is there, is this program's, and is packed.
+/// Whether the model exists, fits this program, and is packed.
 fn model_state(path: &Path) -> String {
     let found = || -> Result<String> {
         let path = ModelPath::new(path)?;
         path.config()?;
-        let opened = path.open(WeightType::Auto)?;
+        let opened = path.open(WeightType::Auto)?.checkpoint;
         if opened.packed().is_some() {
             return Ok(format!("packed: {}", opened.path().display()));
         }

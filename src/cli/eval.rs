@@ -1,22 +1,23 @@
 //! `eval`: perplexity of a text, recall of facts, and how far settings of the engine are apart.
 
+mod engines;
 mod input;
 mod perplexity;
 mod recall;
 mod settings;
 
-use super::args::{Format, ModelArgs};
-use super::start::{self, Voice};
-use super::terminal::{Progress, put};
+use super::args::{Format, ModelArgs, QuietArgs};
+use super::start::{self, Process};
+use super::terminal::{Progress, Verbosity, put};
 use crate::dims::VOCAB;
-use crate::model::weights::{ModelPath, WeightType};
-use crate::run::engine::{BackendKind, Engine, EngineOptions};
+use crate::model::weights::ModelPath;
+use crate::run::options::EngineOptions;
 use crate::run::plan::{self, Context, Plan, mib};
-use crate::run::session::Session;
 use crate::run::system::marker::Marker;
 use clap::Args;
+use engines::{Engines, key};
 use files::{Error, Result};
-use input::{Input, Question};
+use input::{Asked, Input};
 use perplexity::Row;
 use settings::Settings;
 use std::path::PathBuf;
@@ -26,38 +27,36 @@ use text::tokenizer::{AddSpecial, Tokenizer};
 /// Perplexity, recall, and comparisons.
 #[derive(Args, Clone)]
 pub(super) struct EvalArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
     /// Text to predict
     #[arg(short, long, value_name = "FILE", required_unless_present_any = ["tokens", "recall"])]
     #[arg(conflicts_with = "tokens")]
     pub file: Option<PathBuf>,
-    /// Token ids to predict: a JSON array, or an object with `tokens` and `chunk`
+    /// Token ids to predict: a JSON array, or an object with tokens and chunk
     #[arg(long, value_name = "FILE")]
     pub tokens: Option<PathBuf>,
-    /// Questions at the end of prompts: a JSON object with `items`, each with form, distance, prompt, answer_ids and
-    /// correct_f32
+    /// Questions to answer: a JSON object with items, each with form, distance, prompt, answer_ids and correct_f32
     #[arg(long, value_name = "FILE")]
     pub recall: Option<PathBuf>,
-    /// Tokens of one chunk; each begins with an empty cache [default: the token file's, else 512]
+    /// Tokens of one chunk, which begins with an empty cache [default: as in the token file, else 512]
     #[arg(long, value_name = "N")]
     pub chunk: Option<usize>,
-    /// Most chunks
+    /// Most chunks to predict
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
-    /// Settings of a row, for others than the flags say; may be given more than once, e.g.
-    /// kv=q4,policy=snapkv,window=25% (keys: kv, k, v, weights, policy, window, prefix, backend)
+    /// Add a row with settings that replace those of the flags: kv=q4,policy=snapkv,window=25% (keys: kv, k, v,
+    /// weights, policy, window, prefix, backend); may be repeated
     #[arg(long, value_name = "SETTINGS")]
     pub settings: Vec<String>,
-    /// Predict with these settings too and compare, e.g. kv=f32,weights=f32 (the same keys)
+    /// Compare the rows with these settings: kv=f32,weights=f32 (the same keys)
     #[arg(long, value_name = "SETTINGS")]
     pub against: Option<String>,
-    /// Text, or one JSON object for each row of each table
+    /// Text, or one JSON object for each row of each table, one a line
     #[arg(long, value_enum, default_value = "text")]
     pub format: Format,
-    /// Say nothing but errors on stderr
-    #[arg(short, long)]
-    pub quiet: bool,
+    #[command(flatten)]
+    pub quiet: QuietArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
 }
 
 const DEFAULT_CHUNK: usize = 512;
@@ -65,22 +64,21 @@ const DEFAULT_CHUNK: usize = 512;
 /// What is measured, and with what.
 struct Work {
     rows: Vec<Settings>,
-    /// What the rows are held against.
+    /// What the rows are compared with.
     base: Option<Settings>,
     input: Option<Input>,
     chunk: usize,
-    /// With the token ids of their prompts.
-    questions: Vec<(Question, Vec<u32>)>,
+    questions: Vec<Asked>,
 }
 
 pub(super) fn run(args: &EvalArgs) -> Result<()> {
     let work = Work::resolve(args)?;
     let began = Instant::now();
     let _marker = prepare(args, &work)?;
-    let engines = Engines::load(&work)?;
+    let engines = Engines::load(work.settings(), work.chunk.max(recall::longest(&work.questions)))?;
     let chunks = predict(args, &work, &engines)?;
     ask(args, &work, &engines)?;
-    if !args.quiet {
+    if args.quiet.verbosity() != Verbosity::Quiet {
         let mut done = Vec::new();
         if chunks > 0 {
             done.push(format!("{chunks} chunks of {} tokens", work.chunk));
@@ -101,7 +99,7 @@ fn predict(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<usize> {
     let row = |s| Ok(Row::new(s, engines.session(&s.for_text(work.chunk)?)?));
     let mut rows = work.rows.iter().map(row).collect::<Result<Vec<_>>>()?;
     let mut base = work.base.as_ref().map(row).transpose()?;
-    perplexity::measure(&mut rows, base.as_mut(), &chunks, &Progress::new("chunk", args.quiet))?;
+    perplexity::measure(&mut rows, base.as_mut(), &chunks, &Progress::new("chunk", args.quiet.verbosity()))?;
     match args.format {
         Format::Text => put(&perplexity::text(&rows, base.as_ref()))?,
         Format::Jsonl => {
@@ -119,7 +117,7 @@ fn ask(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<()> {
     }
     let mut recalled = Vec::new();
     for settings in work.base.iter().chain(&work.rows) {
-        let progress = Progress::new("question", args.quiet);
+        let progress = Progress::new("question", args.quiet.verbosity());
         recalled.push(recall::measure(settings, engines, &work.questions, &progress)?);
     }
     match args.format {
@@ -132,9 +130,8 @@ fn ask(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<()> {
 impl Work {
     fn resolve(args: &EvalArgs) -> Result<Self> {
         let mut options = args.model.resolve()?;
-        // Rows of the table say what `auto` is.
-        options.weight_type =
-            ModelPath::new(&options.model)?.open(options.weight_type)?.settle(options.weight_type);
+        // The table names the weight type, so `auto` is settled first.
+        options.weight_type = ModelPath::new(&options.model)?.open(options.weight_type)?.weight_type;
         let flags = Settings::of_flags(options);
         let rows = match args.settings.as_slice() {
             [] => vec![flags.clone()],
@@ -151,11 +148,11 @@ impl Work {
         let mut questions = Vec::new();
         if let Some(file) = &args.recall {
             let asked = input::read_questions(file)?;
-            // Ahead of the model: how much memory it takes depends on how long they are.
+            // Before the model is loaded, because the memory plan depends on their length.
             let tokenizer = Tokenizer::open(&ModelPath::new(&flags.options().model)?.weights, VOCAB)?;
             for question in asked {
                 let prompt = tokenizer.encode(&question.prompt, AddSpecial::Yes)?;
-                questions.push((question, prompt));
+                questions.push(Asked { question, prompt });
             }
         }
         Ok(Self { rows, base, input, chunk, questions })
@@ -165,19 +162,19 @@ impl Work {
         self.rows.iter().chain(&self.base)
     }
 
-    /// One plan for each of the settings, with so many slots.
+    /// One plan for each of the settings, with this many slots.
     fn plans(&self, slots: usize) -> Result<Vec<Plan>> {
         let plan = |s: &Settings| Plan::new(&EngineOptions { max_seq_len: slots, ..s.options().clone() });
         self.settings().map(plan).collect()
     }
 }
 
-/// Refuses what will not fit, and prepares the process.
+/// Refuses what does not fit in memory, and prepares the process.
 fn prepare(args: &EvalArgs, work: &Work) -> Result<Marker> {
     let mut need = 0;
     let mut first = None;
     if work.input.is_some() {
-        // All at once. Sessions hold a block of logits; those compared with are held beside it.
+        // All at once. Each session holds a block of logits; those compared with are held beside it.
         let rows = |i: usize| if i < work.rows.len() { 1 } else { 2 };
         let plans = work.plans(work.chunk)?.into_iter().enumerate();
         let plans: Vec<Plan> = plans.map(|(i, p)| p.with_rows(rows(i))).collect();
@@ -185,7 +182,7 @@ fn prepare(args: &EvalArgs, work: &Work) -> Result<Marker> {
         first = plans.into_iter().next();
     }
     if !work.questions.is_empty() {
-        // One after another, of all models that are loaded.
+        // One after another, while all models are loaded.
         let longest = recall::longest(&work.questions);
         let plans = work.plans(longest)?;
         let most = |group: &[Plan]| Ok(group.iter().map(Plan::need).max().unwrap_or(0));
@@ -194,11 +191,16 @@ fn prepare(args: &EvalArgs, work: &Work) -> Result<Marker> {
         first = first.or(plans.into_iter().next());
     }
     let Some(first) = first else { return Ok(Marker::none()) };
-    let mask = (&args.model.cores.mask, first.options.threads);
-    start::planned(&first, need, mask, (Context::Chunk, Voice::of(args.quiet)))
+    let process = Process {
+        mask: &args.model.cores.mask,
+        threads: first.options.threads,
+        context: Context::Chunk,
+        verbosity: args.quiet.verbosity(),
+    };
+    start::prepare(&first, need, &process)
 }
 
-/// What sequences that are all there at once need.
+/// What sequences need that all exist at once.
 fn needed_at_once(plans: &[Plan]) -> Result<u64> {
     if plans.len() <= 2 {
         plan::check_apart(plans, Context::Chunk)?;
@@ -215,59 +217,26 @@ fn by_engine(plans: &[Plan], need: impl Fn(&[Plan]) -> Result<u64>) -> Result<u6
     let mut sum = 0u64;
     while let Some(key) = left.first().map(|p| key(&p.options)) {
         let (group, others): (Vec<Plan>, Vec<Plan>) =
-            left.into_iter().partition(|p| self::key(&p.options) == key);
+            left.into_iter().partition(|p| engines::key(&p.options) == key);
         sum = sum.saturating_add(need(&group)?);
         left = others;
     }
     Ok(sum)
 }
 
+/// `need`, if that much memory is available.
 fn check(plans: &[Plan], need: u64, what: &str) -> Result<u64> {
     let Some((first, have)) = plans.first().and_then(|p| Some((p, p.memory.usable()?))) else {
         return Ok(need);
     };
-    match need > have {
-        true => Err(Error::Memory(format!(
+    if need > have {
+        return Err(Error::Memory(format!(
             "{}: needs {} of memory {what}, but {} are available; use less of them, a smaller KV type, or close \
              other programs",
             first.options.model.display(),
             mib(need),
             mib(have)
-        ))),
-        false => Ok(need),
+        )));
     }
-}
-
-/// What makes another engine necessary.
-type Key = (WeightType, BackendKind);
-
-fn key(o: &EngineOptions) -> Key {
-    (o.weight_type, o.backend)
-}
-
-/// The models loaded, one for each type of weights and backend among the settings.
-struct Engines(Vec<(Key, Engine)>);
-
-impl Engines {
-    fn load(work: &Work) -> Result<Self> {
-        let longest = work.chunk.max(recall::longest(&work.questions));
-        let mut engines: Vec<(Key, Engine)> = Vec::new();
-        for o in work.settings().map(Settings::options) {
-            if engines.iter().all(|(k, _)| *k != key(o)) {
-                let engine = Engine::load(EngineOptions { max_seq_len: longest, ..o.clone() })?;
-                engines.push((key(o), engine));
-            }
-        }
-        Ok(Self(engines))
-    }
-
-    fn tokenizer(&self) -> &Tokenizer {
-        self.0[0].1.tokenizer()
-    }
-
-    /// An empty sequence with these options.
-    fn session(&self, o: &EngineOptions) -> Result<Session> {
-        let (_, engine) = self.0.iter().find(|(k, _)| *k == key(o)).unwrap_or(&self.0[0]);
-        engine.session_of(&EngineOptions { threads: engine.options().threads, ..o.clone() })
-    }
+    Ok(need)
 }

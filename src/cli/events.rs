@@ -1,19 +1,19 @@
-//! Says what happens to a sequence besides tokens: a line on stderr with `-v`, a JSON line with `--format jsonl`.
+//! Shows evictions and moves between devices: a line on stderr with `-v`, a JSON line with `--format jsonl`.
 
 use super::args::{Format, OutputArgs};
-use super::terminal::put;
+use super::terminal::{Verbosity, put};
 use crate::run::session::{Event, Session};
 use serde_json::{Value, json};
 
-/// Has events shown as the flags say.
+/// Shows the events of a session as the flags say.
 pub(super) fn watch(session: &mut Session, output: &OutputArgs) {
-    let (format, verbose) = (output.format, output.verbose);
+    let (format, verbosity) = (output.format, output.verbosity());
     session.watch(Box::new(move |event| {
-        if verbose {
+        if verbosity == Verbosity::Verbose {
             eprintln!("{}", line(event));
         }
         if format == Format::Jsonl {
-            // Where nobody listens any more, the next token says so.
+            // If the reader has gone, the next token reports it.
             let _ = put(&format!("{}\n", json(event)));
         }
     }));

@@ -1,54 +1,80 @@
 //! `generate`: one completion, streamed.
 
-use super::answer::{Report, show};
-use super::args::{Format, GenerateArgs};
-use super::events;
+use super::answer::{self, Report, show};
+use super::args::{CompletionArgs, Format, ModelArgs, PromptArgs, PromptsArgs};
 use super::prompts;
 use super::signal;
-use super::start::{self, Voice};
-use super::terminal::{Progress, end_line, put};
-use crate::model::trace::Recorder;
+use super::start::{self, Loaded};
+use super::terminal::{Verbosity, end_line, put};
 use crate::run::engine::{Engine, Pause};
+use crate::run::options::GenerateOptions;
 use crate::run::plan::{self, Plan};
 use crate::run::saved::{self, Content, State};
 use crate::run::session::{Session, StopReason};
+use clap::Args;
 use files::{Error, Result};
-use std::io::{IsTerminal, Read};
-use std::path::Path;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use text::tokenizer::AddSpecial;
 
 const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 
+/// A completion.
+#[derive(Args, Clone)]
+pub(super) struct GenerateArgs {
+    #[command(flatten)]
+    prompt: PromptArgs,
+    #[command(flatten)]
+    prompts: PromptsArgs,
+    /// Continue the text in this file, if it exists, and save it there at the end. A prompt that begins with the saved
+    /// text continues it; any other prompt is appended. Random numbers continue too, unless --seed changes
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
+    #[command(flatten)]
+    completion: CompletionArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
 pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     if let Some(file) = &args.prompts.prompts {
-        return prompts::run(args, file);
+        return prompts::run(file, args.prompts.batch, &args.completion, &args.model);
     }
-    let mut options = args.resolve()?;
+    if args.session.is_some() {
+        let why = "--session: a grammar begins with its text; leave one of them out";
+        args.completion.sampler.grammar.refuse(why)?;
+    }
+    let output = &args.completion.output;
+    let options = args.completion.resolve(output.format)?;
     let settings = plan::settle(args.model.resolve()?)?;
-    let prompt = prompt(args)?;
-    let began = Instant::now();
-    let progress = Progress::new("loading tensor", args.output.quiet);
-    let _marker = start::model(&Plan::new(&settings)?, &args.model.cores.mask, Voice::of(args.output.quiet))?;
-    let engine = Engine::load_with(settings, &|done, all| progress.show(done, all))?;
-    let loading = began.elapsed();
-    if args.output.verbose {
-        say_engine(&engine);
+    let prompt = args.prompt.read()?;
+    let plan = Plan::new(&settings)?;
+    let Loaded { engine, took, .. } =
+        &start::load(settings, &plan, &args.model.cores.mask, output.verbosity())?;
+    if output.verbosity() == Verbosity::Verbose {
+        say_engine(engine);
     }
     signal::connect(&options.cancel);
+    complete(args, engine, prompt.as_deref(), options, *took)
+}
 
+/// Completes the prompt, or goes on with the saved text.
+fn complete(
+    args: &GenerateArgs,
+    engine: &Engine,
+    prompt: Option<&str>,
+    mut options: GenerateOptions,
+    loading: Duration,
+) -> Result<()> {
+    let (sampler, output) = (&args.completion.sampler, &args.completion.output);
     let start = Instant::now();
-    let mut session = engine.session()?;
-    events::watch(&mut session, &args.output);
-    if args.output.trace.is_some() {
-        session.record(Some(Recorder::default()));
-    }
+    let mut session = answer::session(engine, output)?;
     let state = match &args.session {
-        Some(file) => saved::load(file, &mut session, &engine)?,
+        Some(file) => saved::load(file, &mut session, engine)?,
         None => None,
     };
-    let rng = state.as_ref().and_then(|state| state.random(args.sampler.seed, &mut options.sampler));
-    let (tokens, pause) = sequence(&engine, &session, paused(args, state)?, prompt.as_deref())?;
+    let rng = state.as_ref().and_then(|state| state.random(sampler.seed, &mut options.sampler));
+    let (tokens, pause) = sequence(engine, &session, paused(args, state)?, prompt)?;
     let mut stream = engine.stream(&mut session, &tokens, &options)?.since(start);
     if args.session.is_some() {
         stream = stream.resume(pause.unshown.as_ref());
@@ -56,8 +82,8 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
-    let result = show(&mut stream, args.output.format, |_, _| {});
-    let (timing, reason) = (stream.timing(), stream.stop_reason().unwrap_or(StopReason::Interrupt));
+    let result = show(&mut stream, output.format, |_, _| {});
+    let report = Report::new(&stream, loading, options.sampler.seed);
     let state = State {
         seed: options.sampler.seed,
         rng: stream.sampler_mut().rng().clone(),
@@ -67,26 +93,18 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     result?;
 
     if let Some(file) = &args.session {
-        saved::save(file, &mut session, &engine, state)?;
+        saved::save(file, &mut session, engine, state)?;
     }
-    if let (Some(file), Some(recorder)) = (&args.output.trace, session.record(None)) {
-        recorder.write_chrome(file)?;
-    }
-    let report = Report { timing, reason, loading, seed: options.sampler.seed };
-    match args.output.format {
+    answer::write_trace(&mut session, output)?;
+    match output.format {
         Format::Jsonl => put(&report.json(&session))?,
         Format::Text => end_line(),
     }
-    if !args.output.quiet {
+    if output.verbosity() != Verbosity::Quiet {
         report.say(&session);
-        if args.sampler.seed.is_none() && options.sampler.temperature != 0.0 {
-            eprintln!("seed: {}", options.sampler.seed);
-        }
+        sampler.say_drawn_seed(&options.sampler);
     }
-    match reason {
-        StopReason::Interrupt => Err(Error::Interrupted),
-        _ => Ok(()),
-    }
+    if report.reason == StopReason::Interrupt { Err(Error::Interrupted) } else { Ok(()) }
 }
 
 /// Where the text of a session was cut.
@@ -102,8 +120,8 @@ fn paused(args: &GenerateArgs, state: Option<State>) -> Result<Pause> {
     }
 }
 
-/// The ids to go on from, and what was held back of their text. A prompt that begins with the text of the session is
-/// that text going on, and is computed as far as the session does not hold it; any other one is appended.
+/// The ids to go on from, and the end of their text that was not shown yet. A prompt that begins with the session's
+/// text continues it, and only its new part is computed; any other prompt is appended.
 fn sequence(
     engine: &Engine,
     session: &Session,
@@ -120,72 +138,19 @@ fn sequence(
             let (text, all) = (tokenizer.decode_with_special(&held), tokenizer.decode_with_special(&whole));
             match all.strip_prefix(&text) {
                 _ if whole.starts_with(&held) => whole,
-                // The same text in other ids: those that agree need not be computed again.
+                // The same text in other ids: those that agree are not computed again.
                 Some(_) if !session.has_evicted() => whole,
                 Some(rest) => [held, tokenizer.encode(rest, AddSpecial::No)?].concat(),
                 None => [held, tokenizer.encode(prompt, AddSpecial::No)?].concat(),
             }
         }
     };
-    match tokens.is_empty() {
-        true => Err(Error::Usage(
+    if tokens.is_empty() {
+        return Err(Error::Usage(
             "the prompt is empty and this model adds no first token; give a --prompt".into(),
-        )),
-        false => Ok((tokens, Pause::default())),
+        ));
     }
-}
-
-/// The prompt, if there is one: from the flag, a file, or piped stdin.
-fn prompt(args: &GenerateArgs) -> Result<Option<String>> {
-    if let Some(prompt) = &args.prompt {
-        return Ok(Some(prompt.clone()));
-    }
-    match &args.prompt_file {
-        Some(file) => text_of("--prompt-file", file).map(Some),
-        None if std::io::stdin().is_terminal() => Ok(None),
-        None => from_stdin().map(|p| (!p.is_empty()).then_some(p)),
-    }
-}
-
-fn from_stdin() -> Result<String> {
-    let mut bytes = Vec::new();
-    let mut stdin = std::io::stdin().lock().take(PROMPT_LIMIT + 1);
-    stdin.read_to_end(&mut bytes).map_err(|e| Error::Usage(format!("prompt from stdin: {e}")))?;
-    text("stdin", bytes)
-}
-
-/// The text of the file that a flag names; `-` is stdin.
-pub(super) fn text_of(flag: &str, file: &Path) -> Result<String> {
-    if file.as_os_str() == "-" {
-        return from_stdin();
-    }
-    let name = file.display().to_string();
-    let bad = |e: String| Error::Usage(format!("{flag} {name}: {e}"));
-    let meta = std::fs::metadata(file).map_err(|e| bad(e.to_string()))?;
-    if meta.is_dir() || meta.len() > PROMPT_LIMIT {
-        return Err(bad("is a directory or longer than 64 MiB; give a text file".into()));
-    }
-    text(&name, std::fs::read(file).map_err(|e| bad(e.to_string()))?)
-}
-
-const PROMPT_LIMIT: u64 = 64 << 20;
-
-/// UTF-8 without the newline that ends a text file.
-fn text(name: &str, bytes: Vec<u8>) -> Result<String> {
-    if bytes.len() as u64 > PROMPT_LIMIT {
-        return Err(Error::Usage(format!("prompt from {name}: longer than 64 MiB")));
-    }
-    let mut text = String::from_utf8(bytes).map_err(|e| {
-        let at = e.utf8_error().valid_up_to();
-        Error::Usage(format!("prompt from {name}: byte {at} is not UTF-8; convert the file"))
-    })?;
-    if text.ends_with('\n') {
-        text.pop();
-        if text.ends_with('\r') {
-            text.pop();
-        }
-    }
-    Ok(text)
+    Ok((tokens, Pause::default()))
 }
 
 /// What runs, on stderr.

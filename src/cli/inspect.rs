@@ -1,6 +1,6 @@
-//! `inspect`: what a model file holds, this program's or another's, and what this program was built for.
+//! `inspect`: what any model file holds, and what this program was built for.
 
-use super::args::default_model;
+use super::args::PathArgs;
 use super::report::{ReportFormat, Side, columns, tame};
 use super::terminal::put;
 use crate::dims;
@@ -13,6 +13,7 @@ use files::packed_file;
 use files::source::Unreadable;
 use files::source::gguf::metadata::Metadata;
 use files::source::gguf::value::Value as GgufValue;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,19 +21,18 @@ use std::path::{Path, PathBuf};
 /// What a file holds.
 #[derive(Args, Clone)]
 pub(super) struct InspectArgs {
-    /// Model directory, .safetensors file, .gguf file or packed file [default: the baked model's directory]
-    #[arg(value_name = "PATH")]
-    pub path: Option<PathBuf>,
-    /// The same, as other commands spell it
-    #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH", conflicts_with = "path")]
-    pub model_path: Option<PathBuf>,
+    /// The same as --model-path
+    #[arg(value_name = "PATH", conflicts_with = "model_path")]
+    path: Option<PathBuf>,
+    #[command(flatten)]
+    model: PathArgs,
     /// Text, or one JSON object
     #[arg(long, value_enum, default_value = "text")]
-    pub format: ReportFormat,
+    format: ReportFormat,
 }
 
 pub(super) fn run(args: &InspectArgs) -> Result<()> {
-    let path = args.path.clone().or_else(|| args.model_path.clone()).unwrap_or_else(default_model);
+    let path = args.path.clone().unwrap_or_else(|| args.model.path());
     let path = ModelPath::new(&path)?;
     let packed = path.packed().filter(|packed| packed.is_file());
     let opened = match (Checkpoint::open(&path.weights), &packed) {
@@ -54,9 +54,9 @@ pub(super) fn run(args: &InspectArgs) -> Result<()> {
 /// How a model's config compares with the baked one.
 #[derive(Debug, PartialEq)]
 enum Fit {
-    /// Neither a file nor in the metadata.
+    /// There is no config, neither in a file nor in the metadata.
     None,
-    /// Not one this program understands.
+    /// This program does not understand it; why.
     Other(String),
     Same,
     /// Field, ours, theirs.
@@ -90,7 +90,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// What the packed file beside a checkpoint is worth.
+/// Whether the packed file beside a checkpoint can be used.
 fn beside(opened: &Checkpoint, packed: &Path) -> &'static str {
     let found = Checkpoint::open(packed);
     match found.as_ref().map(Checkpoint::packed) {
@@ -103,6 +103,7 @@ fn beside(opened: &Checkpoint, packed: &Path) -> &'static str {
 }
 
 /// One line of the table of tensors.
+#[derive(Serialize)]
 struct Line {
     name: String,
     dtype: String,
@@ -110,43 +111,32 @@ struct Line {
     bytes: usize,
 }
 
-/// The tensors that are read, sorted by name.
+impl Line {
+    fn new(name: &str, dtype: String, shape: &[usize], bytes: usize) -> Self {
+        Self { name: name.into(), dtype, shape: shape.into(), bytes }
+    }
+}
+
+/// The tensors that this program can read, sorted by name.
 fn tensors(opened: &Checkpoint) -> Vec<Line> {
     match opened {
-        Checkpoint::Safetensors(source) => source
-            .tensors()
-            .map(|t| Line {
-                name: t.name.clone(),
-                dtype: format!("{:?}", t.dtype),
-                shape: t.shape.clone(),
-                bytes: t.data.bytes().len(),
-            })
+        Checkpoint::Safetensors(source) => (source.tensors())
+            .map(|t| Line::new(&t.name, format!("{:?}", t.dtype), &t.shape, t.data.bytes().len()))
             .collect(),
-        Checkpoint::Gguf(gguf) => gguf
-            .tensors()
-            .map(|t| Line {
-                name: t.name.clone(),
-                dtype: t.block.name(),
-                shape: t.shape.clone(),
-                bytes: t.data.bytes().len(),
-            })
+        Checkpoint::Gguf(gguf) => (gguf.tensors())
+            .map(|t| Line::new(&t.name, t.block.name(), &t.shape, t.data.bytes().len()))
             .collect(),
     }
 }
 
-/// The tensors of types that are not read, of which GGUF files that open have none.
+/// The tensors of types that this program cannot read; a GGUF file with such tensors does not open.
 fn unreadable(opened: &Checkpoint) -> Vec<Line> {
     let Checkpoint::Safetensors(source) = opened else { return Vec::new() };
-    let line = |t: &Unreadable| Line {
-        name: t.name.clone(),
-        dtype: t.dtype.clone(),
-        shape: t.shape.clone(),
-        bytes: t.bytes,
-    };
+    let line = |t: &Unreadable| Line::new(&t.name, t.dtype.clone(), &t.shape, t.bytes);
     source.unreadable().map(line).collect()
 }
 
-/// Keys and values; of a GGUF file's texts the text, of its arrays how long they are.
+/// Keys and values; of a GGUF file's arrays their length.
 fn metadata(opened: &Checkpoint) -> BTreeMap<String, String> {
     let shown = |all: &Metadata| {
         let value = |v: &GgufValue| v.as_str().map_or_else(|| v.to_string(), Into::into);
@@ -165,8 +155,13 @@ struct Report<'a> {
     beside: Option<(String, &'static str)>,
 }
 
-/// Tensors, elements and bytes.
-type Total = (usize, u64, u64);
+/// What the tensors of one element type add up to.
+#[derive(Default, Serialize)]
+struct Total {
+    tensors: usize,
+    elements: u64,
+    bytes: u64,
+}
 
 impl Report<'_> {
     /// By element type.
@@ -174,9 +169,9 @@ impl Report<'_> {
         let mut totals: BTreeMap<String, Total> = BTreeMap::new();
         for t in tensors(self.opened) {
             let total = totals.entry(t.dtype).or_default();
-            total.0 += 1;
-            total.1 += t.shape.iter().product::<usize>() as u64;
-            total.2 += t.bytes as u64;
+            total.tensors += 1;
+            total.elements += t.shape.iter().product::<usize>() as u64;
+            total.bytes += t.bytes as u64;
         }
         totals
     }
@@ -192,8 +187,8 @@ impl Report<'_> {
         lines.extend(unreadable(self.opened).into_iter().map(|t| line(t, " (not read)")));
         let mut text = format!("{}\n\n{}", self.opened.path().display(), columns(&SIDES, &lines));
         text += "\ntotals\n";
-        let total = |(dtype, (tensors, elements, bytes)): (String, Total)| {
-            vec![dtype, format!("{tensors} tensors"), format!("{elements} elements"), mib(bytes)]
+        let total = |(dtype, t): (String, Total)| {
+            vec![dtype, format!("{} tensors", t.tensors), format!("{} elements", t.elements), mib(t.bytes)]
         };
         let lines: Vec<Vec<String>> = self.totals().into_iter().map(total).collect();
         text += &columns(&[Side::Left, Side::Right, Side::Right, Side::Right], &lines);
@@ -223,13 +218,6 @@ impl Report<'_> {
     }
 
     fn json(&self) -> Value {
-        let line = |t: Line| json!({"name": t.name, "dtype": t.dtype, "shape": t.shape, "bytes": t.bytes});
-        let listed = |lines: Vec<Line>| lines.into_iter().map(line).collect::<Vec<Value>>();
-        let totals: BTreeMap<String, Value> = self
-            .totals()
-            .into_iter()
-            .map(|(d, (n, e, b))| (d, json!({"tensors": n, "elements": e, "bytes": b})))
-            .collect();
         let different = match &self.config {
             Fit::Differs(field, ours, theirs) => json!({"field": field, "built": ours, "file": theirs}),
             _ => Value::Null,
@@ -239,9 +227,9 @@ impl Report<'_> {
             "fingerprint": self.opened.fingerprint(),
             "packed_layout": self.opened.packed().and_then(packed_file::layout_version),
             "packed_file": self.beside.as_ref().map(|(_, state)| state),
-            "tensors": listed(tensors(self.opened)),
-            "not_read": listed(unreadable(self.opened)),
-            "totals": totals,
+            "tensors": tensors(self.opened),
+            "not_read": unreadable(self.opened),
+            "totals": self.totals(),
             "metadata": metadata(self.opened),
             "built_for": built_for_json(),
             "runs_here": self.config == Fit::Same,

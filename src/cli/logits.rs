@@ -1,9 +1,9 @@
 //! `logits`: raw logits of given token ids, for comparison with other engines.
 
 use super::args::ModelArgs;
-use super::start::{self, Voice};
+use super::start::{self, Loaded};
+use super::terminal::Verbosity;
 use crate::model::trace::Recorder;
-use crate::run::engine::Engine;
 use crate::run::plan::Plan;
 use clap::Args;
 use files::{Error, Result};
@@ -13,27 +13,26 @@ use std::path::{Path, PathBuf};
 /// Raw logits.
 #[derive(Args, Clone)]
 pub(super) struct LogitsArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-    /// JSON array of token ids
+    /// File with a JSON array of token ids
     #[arg(long, value_name = "FILE")]
     tokens: PathBuf,
-    /// Where to write little-endian f32 [tokens, vocab]
+    /// File to write: little-endian f32 [tokens, vocab]
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Print a digest of the residual after every layer on stderr
     #[arg(long)]
     trace_hash: bool,
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
 pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let tokens = read_tokens(&args.tokens)?;
     let mut options = args.model.resolve()?;
-    // The cache is made as long as the tokens; --max-seq-len only limits a cache that may grow.
+    // The cache is as long as the tokens; --max-seq-len only limits a cache that may grow.
     options.max_seq_len = options.max_seq_len.max(tokens.len());
     let plan = Plan::new(&options)?.with_rows(1);
-    let _marker = start::model(&plan, &args.model.cores.mask, Voice::Normal)?;
-    let engine = Engine::load(options)?;
+    let Loaded { engine, .. } = &start::load(options, &plan, &args.model.cores.mask, Verbosity::Normal)?;
     let mut session = engine.session()?;
     if args.trace_hash {
         session.record(Some(Recorder::default()));

@@ -1,8 +1,8 @@
 //! `pack`: writes the packed model file.
 
-use super::args::default_model;
-use super::terminal::Progress;
-use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, WeightType, pack};
+use super::args::{QuietArgs, WeightArgs};
+use super::terminal::{Progress, Verbosity};
+use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, pack};
 use clap::Args;
 use files::packed_file::PACKED_NAME;
 use files::{Error, Result};
@@ -13,26 +13,22 @@ use std::time::Instant;
 /// Packing.
 #[derive(Args, Clone)]
 pub(super) struct PackArgs {
-    /// Model directory, .safetensors or .gguf file [default: the baked model's]
-    #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
-    model_path: Option<PathBuf>,
-    /// What weight matrices become: auto (native for GGUF, q4_0 for safetensors), native, q4_0 or f32
-    #[arg(long, default_value = "auto", value_name = "TYPE")]
-    weight_type: WeightType,
-    /// The file to write [default: model.packed.safetensors in the model's directory, X.gguf.packed.safetensors beside X.gguf]
+    #[command(flatten)]
+    weights: WeightArgs,
+    /// File to write [default: model.packed.safetensors in the model's directory, or X.gguf.packed.safetensors beside
+    /// X.gguf]
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Threads [default: the machine's big cores]
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
-    /// Say nothing but errors
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    quiet: QuietArgs,
 }
 
 pub(super) fn run(args: &PackArgs) -> Result<()> {
     let began = Instant::now();
-    let path = ModelPath::new(&args.model_path.clone().unwrap_or_else(default_model))?;
+    let path = ModelPath::new(&args.weights.model.path())?;
     let Some(config) = path.config()? else {
         return Err(Error::model(&path.dir.join("config.json"), "is missing; download the whole model"));
     };
@@ -42,14 +38,14 @@ pub(super) fn run(args: &PackArgs) -> Result<()> {
     if out.is_dir() {
         return Err(Error::Usage(format!("--out {}: is a directory; name a file in it", out.display())));
     }
-    let progress = Progress::new("packing tensor", args.quiet);
+    let progress = Progress::new("packing tensor", args.quiet.verbosity());
     let options = LoadOptions {
-        weight_type: args.weight_type,
+        weight_type: args.weights.weight_type,
         threads: args.threads.unwrap_or_else(topology::default_threads).clamp(1, 1024),
         progress: &|done, all| progress.show(done, all),
     };
     let bytes = pack::write(&source, &config, &out, &options)?;
-    if !args.quiet {
+    if args.quiet.verbosity() != Verbosity::Quiet {
         let seconds = began.elapsed().as_secs_f64();
         eprintln!("{}: {:.1} MiB in {seconds:.1} s", out.display(), bytes as f64 / 1_048_576.0);
     }

@@ -13,21 +13,21 @@ use serde_json::{Value, json};
 /// The memory plan.
 #[derive(Args, Clone)]
 pub(super) struct PlanArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
     /// Text, or one JSON object
     #[arg(long, value_enum, default_value = "text")]
-    pub format: ReportFormat,
+    format: ReportFormat,
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
-/// Prints the plan; what does not fit is an error after that, as it is when running.
+/// Prints the plan. If it does not fit, that is an error afterwards, as in a run.
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let options = args.model.resolve()?;
     if options.model.exists() {
         ModelPath::new(&options.model)?.config()?;
     }
     let plan = match Plan::new(&options) {
-        Err(Error::Model(message)) if args.model.model_path.is_none() => {
+        Err(Error::Model(message)) if args.model.given_path().is_none() => {
             eprintln!("{message}");
             eprintln!("planning for a packed file of {}", dims::MODEL);
             Plan::assumed(&options)?
@@ -79,7 +79,7 @@ fn text(plan: &Plan) -> String {
     )
 }
 
-/// Which of the system's two figures is the smaller.
+/// Where the available memory is known from: the container's limit or the machine, whichever leaves less.
 fn source_of(plan: &Plan) -> String {
     let m = plan.memory;
     match (m.available, m.limit_left) {

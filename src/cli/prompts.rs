@@ -1,41 +1,25 @@
 //! `generate --prompts`: many prompts from a file, completed together, one JSON line each.
 
 use super::answer::logprobs_json;
-use super::args::{GenerateArgs, token_limit};
-use super::generate::text_of;
+use super::args::{CompletionArgs, Format, ModelArgs, text_of, token_limit, within};
 use super::signal;
-use super::start::{self, Voice};
-use super::terminal::{Progress, put};
-use crate::run::engine::{BatchItem, Engine, GenerateOptions};
-use crate::run::eviction::Policy;
+use super::start::{self, Loaded};
+use super::terminal::{Verbosity, put};
+use crate::run::engine::{BatchAnswer, BatchItem, Engine};
+use crate::run::options::GenerateOptions;
 use crate::run::plan::{self, Plan};
 use crate::run::session::StopReason;
-use clap::Args;
 use files::{Error, Result};
 use serde::Deserialize;
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 use text::sampler::Logprobs;
 
 /// Most sequences at once.
 const MOST: usize = 256;
 
-/// Many prompts.
-#[derive(Args, Clone)]
-pub(super) struct PromptsArgs {
-    /// Complete many prompts together; - is stdin. Each line is a JSON string, or an object with "prompt" and settings
-    /// of its own, e.g. {"prompt":"Hi","max_tokens":9,"temperature":0,"stop":"."}. For each, a line comes on stdout as
-    /// soon as it is complete: {"index":0,"text":"…","tokens":9,"stop":"length"}
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "session", "trace"])]
-    pub prompts: Option<PathBuf>,
-    /// Prompts that are decoded together, each in a cache of --max-seq-len slots; on other backends than the CPU's and
-    /// where slots are evicted, they are completed one after another
-    #[arg(long, default_value_t = 8, value_name = "N", requires = "prompts")]
-    pub batch: usize,
-}
-
-/// A line that is an object. What it does not say is as on the command line.
+/// A line that is an object. Fields that it leaves out are as on the command line.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
@@ -56,12 +40,12 @@ struct Line {
     logprobs: Option<usize>,
 }
 
-/// One stop string, or some.
+/// One stop string, or several.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Stop {
     One(String),
-    Some(Vec<String>),
+    Several(Vec<String>),
 }
 
 impl Line {
@@ -91,7 +75,7 @@ impl Line {
         set(&mut options.max_tokens, self.max_tokens.map(token_limit).transpose()?);
         let stop = self.stop.map(|stop| match stop {
             Stop::One(text) => vec![text],
-            Stop::Some(texts) => texts,
+            Stop::Several(texts) => texts,
         });
         set(&mut options.stop, stop);
         options.sampler.validate_for(crate::dims::VOCAB)?;
@@ -100,7 +84,7 @@ impl Line {
     }
 }
 
-/// The prompts of a text with one on each line that is not blank.
+/// The prompts of a text: one on each line that is not blank.
 fn items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let item = |(i, line): (usize, &str)| {
@@ -118,72 +102,75 @@ fn items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
     lines.map(item).collect()
 }
 
-/// An error of serde_json counts lines itself, of which there is one here.
+/// An error without serde_json's line number, which is always 1 here.
 fn one_line(e: &Error) -> String {
     e.to_string().replace(" at line 1 column ", ", at column ")
 }
 
-pub(super) fn run(args: &GenerateArgs, file: &Path) -> Result<()> {
-    let defaults = args.resolve()?;
-    let mut settings = args.model.resolve()?;
-    if !(1..=MOST).contains(&args.prompts.batch) {
-        let n = args.prompts.batch;
-        return Err(Error::Usage(format!("--batch {n}: use a number from 1 to {MOST}")));
-    }
+/// Completes the prompts in `file`, `batch` at once.
+pub(super) fn run(file: &Path, batch: usize, args: &CompletionArgs, model: &ModelArgs) -> Result<()> {
+    let defaults = args.resolve(Format::Jsonl)?;
+    let mut settings = model.resolve()?;
+    let most = within("--batch", batch, MOST)?;
     let wrong = |e: Error| match e {
         Error::Usage(why) => Error::Usage(format!("--prompts {}: {why}", file.display())),
         e => e,
     };
     let items = items(&text_of("--prompts", file)?, &defaults).map_err(wrong)?;
-    settings.batch = args.prompts.batch.min(items.len().max(1));
+    settings.batch = most.min(items.len().max(1));
     let settings = plan::settle(settings)?;
-    let quiet = args.output.quiet;
-    if settings.sequences() < settings.batch && !quiet {
-        let why = if settings.eviction.policy == Policy::None { "--backend" } else { "--eviction-policy" };
-        eprintln!("{why}: the prompts are completed one after another");
-    }
-    let progress = Progress::new("loading tensor", quiet);
-    let _marker = start::model(&Plan::new(&settings)?, &args.model.cores.mask, Voice::of(quiet))?;
-    let engine = Engine::load_with(settings, &|done, all| progress.show(done, all))?;
+    let verbosity = args.output.verbosity();
+    let plan = Plan::new(&settings)?;
+    let Loaded { engine, .. } = &start::load(settings, &plan, &model.cores.mask, verbosity)?;
     signal::connect(&defaults.cancel);
     let start = Instant::now();
-    let (mut tokens, mut interrupted, mut failed) = (0, false, None);
+    let mut done = Done::default();
     for answer in engine.generate_batch(&items).map_err(wrong)? {
-        let a = match answer {
-            Ok(answer) => answer,
+        match answer {
+            Ok(answer) => {
+                done.tokens += answer.tokens;
+                done.interrupted |= answer.stop == StopReason::Interrupt;
+                put(&line(engine, &items, &answer))?;
+            }
             // The last one is said at the end, with its exit code.
             Err(e) => {
-                if let Some(earlier) = failed.replace(wrong(e)) {
+                if let Some(earlier) = done.failed.replace(wrong(e)) {
                     eprintln!("error: {earlier}");
                 }
-                continue;
             }
-        };
-        tokens += a.tokens;
-        interrupted |= a.stop == StopReason::Interrupt;
-        let mut line = json!({"index": a.index, "text": a.text, "tokens": a.tokens, "stop": a.stop.name()});
-        if items[a.index].options.logprobs.is_some() {
-            let of = |token| logprobs_json(engine.tokenizer(), token);
-            line["logprobs"] = a.logprobs.iter().map(of).collect();
         }
-        put(&format!("{line}\n"))?;
     }
-    if !quiet {
-        let took = start.elapsed().as_secs_f64();
+    if verbosity != Verbosity::Quiet {
+        let (tokens, took) = (done.tokens, start.elapsed().as_secs_f64());
         let speed = tokens as f64 / took.max(1e-9);
-        eprintln!(
-            "prompts: {}, generated: {tokens} tokens in {took:.2} s ({speed:.1} tokens/sec)",
-            items.len()
-        );
-        if args.sampler.seed.is_none() && defaults.sampler.temperature != 0.0 {
-            eprintln!("seed: {}", defaults.sampler.seed);
-        }
+        let n = items.len();
+        eprintln!("prompts: {n}, generated: {tokens} tokens in {took:.2} s ({speed:.1} tokens/sec)");
+        args.sampler.say_drawn_seed(&defaults.sampler);
     }
-    match failed {
+    match done.failed {
         Some(e) => Err(e),
-        None if interrupted => Err(Error::Interrupted),
+        None if done.interrupted => Err(Error::Interrupted),
         None => Ok(()),
     }
+}
+
+/// What came of all prompts.
+#[derive(Default)]
+struct Done {
+    tokens: usize,
+    interrupted: bool,
+    /// The last error.
+    failed: Option<Error>,
+}
+
+/// The JSON line of an answer.
+fn line(engine: &Engine, items: &[BatchItem], a: &BatchAnswer) -> String {
+    let mut line = json!({"index": a.index, "text": a.text, "tokens": a.tokens, "stop": a.stop.name()});
+    if items[a.index].options.logprobs.is_some() {
+        let of = |token| logprobs_json(engine.tokenizer(), token);
+        line["logprobs"] = a.logprobs.iter().map(of).collect();
+    }
+    format!("{line}\n")
 }
 
 #[cfg(test)]

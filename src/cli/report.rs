@@ -16,7 +16,7 @@ pub(super) enum Side {
     Right,
 }
 
-/// Lines of cells in columns as wide as they need, two blanks apart.
+/// Lines of cells, in columns as wide as they need to be, two blanks apart.
 pub(super) fn columns(sides: &[Side], lines: &[Vec<String>]) -> String {
     let width = |c: usize| lines.iter().filter_map(|l| l.get(c)).map(|s| s.chars().count()).max();
     let widths: Vec<usize> = (0..sides.len()).map(|c| width(c).unwrap_or(0)).collect();
@@ -35,7 +35,7 @@ pub(super) fn columns(sides: &[Side], lines: &[Vec<String>]) -> String {
     text
 }
 
-/// Text from a file in one line that cannot steer a terminal, at most `most` characters.
+/// Text from a file: one line of at most `most` characters that cannot control a terminal.
 pub(super) fn tame(text: &str, most: usize) -> String {
     let mut short: String = text.chars().take(most).flat_map(char::escape_debug).collect();
     // Quotes are harmless here and common in metadata.

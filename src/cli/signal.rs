@@ -1,5 +1,5 @@
-//! Signals: Ctrl-C once asks the generation to stop, twice leaves at once; what ends the program leaves nothing
-//! behind.
+//! Signals: the first Ctrl-C stops the generation, the second ends the program. No signal leaves a marker or a changed
+//! terminal behind.
 
 use crate::run::session::CancelToken;
 use crate::run::system::marker;
@@ -9,10 +9,10 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 use std::sync::OnceLock;
 
-/// What Ctrl-C asks to stop, once there is something.
+/// What Ctrl-C stops, once something runs.
 static RUNNING: OnceLock<CancelToken> = OnceLock::new();
 
-/// Waits for signals on a thread of its own, where more than flags can be set.
+/// Waits for signals on a thread of its own, which may do more than a signal handler may.
 pub(super) fn watch() -> Result<()> {
     let failed = |e: std::io::Error| Error::Other(format!("cannot catch Ctrl-C: {e}"));
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(failed)?;
@@ -34,8 +34,7 @@ fn arrived(signal: i32) {
     std::process::exit(Error::Interrupted.exit_code())
 }
 
-/// Connects Ctrl-C to `cancel`. While it is already set, another one ends the process with 130; so does the first
-/// where nothing is connected.
+/// Connects Ctrl-C to `cancel`. If it is already set, or nothing is connected, Ctrl-C ends the process with 130.
 pub(super) fn connect(cancel: &CancelToken) {
     RUNNING.get_or_init(|| cancel.clone());
 }

@@ -1,81 +1,97 @@
-//! What every command does that runs a model, before it is loaded: signals, cores, memory, and the marker that
-//! outlives a kill.
+//! What every command that runs a model does first: signals, cores, memory, the marker that outlives a kill, and
+//! loading.
 
 use super::args::MaskArgs;
 use super::signal;
-use crate::run::plan::{Context, Plan};
+use super::terminal::{Progress, Verbosity};
+use crate::run::engine::Engine;
+use crate::run::options::EngineOptions;
+use crate::run::plan::{Context, Plan, mib};
 use crate::run::system::marker::{self, Marker};
 use files::{Error, Result};
 use numeric::pool;
 use numeric::topology;
+use std::time::{Duration, Instant};
 
-/// How much is said on stderr.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Voice {
-    /// Errors only.
-    Quiet,
-    /// What a user should know.
-    Normal,
+/// A loaded model. It is held until the run is over.
+pub(super) struct Loaded {
+    pub engine: Engine,
+    /// How long loading took.
+    pub took: Duration,
+    _marker: Marker,
 }
 
-impl Voice {
-    /// As `--quiet` says.
-    pub fn of(quiet: bool) -> Self {
-        if quiet { Voice::Quiet } else { Voice::Normal }
-    }
+/// How the process runs.
+pub(super) struct Process<'a> {
+    pub mask: &'a MaskArgs,
+    /// Most threads.
+    pub threads: usize,
+    /// What advice on memory is about.
+    pub context: Context,
+    pub verbosity: Verbosity,
 }
 
-/// Prepares the process for one run. What this returns must be held until the run is over.
+/// Prepares the process for one run of `options`, whose memory plan is `plan`, and loads the model.
 ///
 /// # Errors
 ///
-/// `Memory` where it does not fit, `Usage` where the mask cannot be used.
-pub(super) fn model(plan: &Plan, mask: &MaskArgs, voice: Voice) -> Result<Marker> {
+/// `Memory` if it does not fit, `Usage` if the mask cannot be used, and those of [`Engine::load`].
+pub(super) fn load(
+    options: EngineOptions,
+    plan: &Plan,
+    mask: &MaskArgs,
+    verbosity: Verbosity,
+) -> Result<Loaded> {
+    let began = Instant::now();
     plan.check()?;
-    planned(plan, plan.need(), (mask, plan.options.threads), (Context::MaxSeqLen, voice))
+    let process = Process { mask, threads: plan.options.threads, context: Context::MaxSeqLen, verbosity };
+    let marker = prepare(plan, plan.need(), &process)?;
+    let progress = Progress::new("loading tensor", verbosity);
+    let engine = Engine::load_with(options, &|done, all| progress.show(done, all))?;
+    Ok(Loaded { engine, took: began.elapsed(), _marker: marker })
 }
 
-/// [`model`] for a plan that has been checked, which needs `need` bytes in all and at most so many threads.
-pub(super) fn planned(
-    plan: &Plan,
-    need: u64,
-    (mask, threads): (&MaskArgs, usize),
-    (context, voice): (Context, Voice),
-) -> Result<Marker> {
-    // First, since threads that are started stay where their starter is.
-    place(mask, threads)?;
+/// Prepares the process for plans that were checked and need `need` bytes in all. `plan`, the first of them, gives the
+/// advice after a kill. The marker is held until the run is over.
+///
+/// # Errors
+///
+/// `Usage` if the mask cannot be used.
+pub(super) fn prepare(plan: &Plan, need: u64, process: &Process<'_>) -> Result<Marker> {
+    // First, because threads inherit the cores of the thread that starts them.
+    place(process.mask, process.threads)?;
     signal::watch()?;
     let Some(dir) = marker::directory() else { return Ok(Marker::none()) };
     let killed = marker::killed(&dir, &plan.model_id);
-    // Who has chosen less since then needs no advice.
-    if let Some(then) = killed.filter(|&then| voice == Voice::Normal && need >= then) {
+    // Users who have asked for less since then need no advice.
+    if let Some(then) = killed.filter(|&then| process.verbosity != Verbosity::Quiet && need >= then) {
         eprintln!(
-            "warning: the last run of this model with these settings was killed, most likely for want of memory \
+            "warning: the last run of this model with these settings was killed, most likely because memory ran out \
              (planned: {}); {}",
-            crate::run::plan::mib(then),
-            plan.smaller(context)
+            mib(then),
+            plan.smaller(process.context)
         );
     }
-    remove_before_panics_end();
+    remove_marker_on_panic();
     Ok(Marker::leave(&dir, &plan.model_id, need))
 }
 
-/// Keeps this thread, and with it all that it starts, on the cores of the mask, and on the big ones among those it
-/// may use where they are enough.
+/// Keeps this thread, and all threads it starts, on the cores of the mask; and on the big ones among them if those are
+/// enough.
 fn place(mask: &MaskArgs, threads: usize) -> Result<()> {
     if let Some(mask) = &mask.cpu_mask {
         pool::keep_to(mask.cores())
             .map_err(|e| Error::Usage(format!("--cpu-mask {mask}: the system refuses it: {e}")))?;
     }
     if let Some(cores) = topology::placement(threads) {
-        // A default is not worth an error.
+        // The user did not ask for these cores, so a refusal is no error.
         let _ = pool::keep_to(&cores);
     }
     Ok(())
 }
 
-/// A panic ends the release program without destructors, and it is no kill.
-fn remove_before_panics_end() {
+/// A panic ends the release program without destructors, but it is not a kill.
+fn remove_marker_on_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         marker::remove();

@@ -1,47 +1,48 @@
 //! `tokenize`: text to token ids and back, with the tokenizer of any model, whether this program could run it or not.
 
-use super::args::default_model;
+use super::args::{PathArgs, read_text};
 use super::report::ReportFormat;
 use super::terminal::{end_line, put};
 use crate::model::weights::ModelPath;
 use clap::Args;
 use files::{Error, Result};
 use serde_json::json;
-use std::io::{IsTerminal, Read};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use text::tokenizer::{AddSpecial, Tokenizer};
 
 /// The largest published vocabularies have a quarter of that.
 const MAX_VOCABULARY: usize = 1 << 20;
-const MAX_TEXT: u64 = 64 << 20;
 
 /// Text to ids and back.
 #[derive(Args, Clone)]
+#[command(mut_arg("model_path", |arg| arg.visible_alias("vocab").help(
+    "Model directory, .safetensors or .gguf file; or a vocabulary alone: a GGUF file without tensors, or a directory \
+     with a tokenizer.json [default: the baked model's directory]"
+)))]
 pub(super) struct TokenizeArgs {
-    /// Whose tokenizer: a model directory, a .safetensors or .gguf file, or a vocabulary alone, which is a GGUF file
-    /// without tensors or a directory with a tokenizer.json [default: the baked model's directory]
-    #[arg(short = 'm', long, visible_aliases = ["model", "vocab"], value_name = "PATH")]
-    model_path: Option<PathBuf>,
+    #[command(flatten)]
+    model: PathArgs,
     /// Text [default: stdin]
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// Text from a file, with the line feed at its end; - is stdin
+    /// Read the text from a file, with the line feed at its end; - is stdin
     #[arg(short, long, visible_alias = "prompt-file", value_name = "FILE", conflicts_with = "prompt")]
     file: Option<PathBuf>,
-    /// Ids that become text, with blanks or commas between them
+    /// Turn ids into text; blanks or commas stand between them
     #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "file"], allow_hyphen_values = true)]
     decode: Option<String>,
-    /// Put no begin-of-text token in front of the text; with --decode, leave control tokens out
+    /// Add no begin-of-text token; with --decode, leave control tokens out
     #[arg(long)]
     no_special: bool,
-    /// Text, or one JSON object with ids and pieces in one line
+    /// Text, or one JSON object with ids and pieces, in one line
     #[arg(long, value_enum, default_value = "text")]
     format: ReportFormat,
 }
 
 pub(super) fn run(args: &TokenizeArgs) -> Result<()> {
-    let path = args.model_path.clone().unwrap_or_else(default_model);
-    // A directory of one GGUF file stands for it, as for the other commands.
+    let path = args.model.path();
+    // A directory may also hold one GGUF file, as for the other commands.
     let path = if path.join("tokenizer.json").exists() { path } else { ModelPath::new(&path)?.weights };
     let tokenizer = Tokenizer::open(&path, MAX_VOCABULARY)?;
     match &args.decode {
@@ -93,29 +94,12 @@ fn parse(ids: &str, limit: usize) -> Result<Vec<u32>> {
 
 /// The text, exactly: from the flag, a file, or piped stdin.
 fn text(args: &TokenizeArgs) -> Result<String> {
-    let stdin = Path::new("-");
-    let file = match (&args.prompt, &args.file) {
-        (Some(text), _) => return Ok(text.clone()),
-        (None, Some(file)) => file,
+    match (&args.prompt, &args.file) {
+        (Some(text), _) => Ok(text.clone()),
+        (None, Some(file)) => read_text("--file", file),
         (None, None) if std::io::stdin().is_terminal() => {
-            return Err(Error::Usage(
-                "a text is missing; give --prompt, --file or --decode, or pipe one".into(),
-            ));
+            Err(Error::Usage("a text is missing; give --prompt, --file or --decode, or pipe one".into()))
         }
-        (None, None) => stdin,
-    };
-    let bad = |why: &dyn std::fmt::Display| Error::Usage(format!("--file {}: {why}", file.display()));
-    let mut bytes = Vec::new();
-    let read = if file == stdin {
-        std::io::stdin().lock().take(MAX_TEXT + 1).read_to_end(&mut bytes)
-    } else {
-        std::fs::File::open(file).and_then(|f| f.take(MAX_TEXT + 1).read_to_end(&mut bytes))
-    };
-    read.map_err(|e| bad(&e))?;
-    if bytes.len() as u64 > MAX_TEXT {
-        return Err(bad(&"is longer than 64 MiB; give a part at a time"));
+        (None, None) => read_text("text from", Path::new("-")),
     }
-    String::from_utf8(bytes).map_err(|e| {
-        bad(&format_args!("byte {} is not UTF-8; convert the file", e.utf8_error().valid_up_to()))
-    })
 }

@@ -1,4 +1,4 @@
-//! Files that appear whole or not at all.
+//! Writes files that appear whole or not at all.
 
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File, OpenOptions};
@@ -6,17 +6,17 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A file being written beside its final place, which has the new content or the old one, whatever happens; removed
-/// unless finished.
+/// A file that is written beside its final place and then moved there; removed unless finished. So the place holds the
+/// old content or the new one, whatever happens.
 ///
-/// Its name is always the same, so that what a killed process left is taken over by the next. A lock, which the
-/// system releases when its owner dies, keeps two processes from writing at once.
+/// The name is always the same, so that the next process takes over what a killed one left. A lock, which the system
+/// releases when its owner dies, keeps two processes from writing at once.
 pub struct Unfinished {
     pub file: File,
     path: Option<PathBuf>,
 }
 
-/// How often another process may have finished the file between opening and locking it.
+/// How often another process may finish the file between our opening and locking it.
 const ATTEMPTS: usize = 1000;
 
 impl Unfinished {
@@ -25,13 +25,13 @@ impl Unfinished {
         name.push(".unfinished");
         let path = out.with_file_name(name);
         for _ in 0..ATTEMPTS {
-            // A link that somebody put there is not followed.
+            // Do not follow a link that somebody put there.
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
             let file = options.open(&path)?;
-            // Waits for whoever writes it; some file systems have no locks.
+            // Wait for another writer. Some file systems have no locks, so a failure is not an error.
             let _ = flock(&file, FlockOperation::LockExclusive);
-            // By now it may have been finished or removed.
+            // The other writer may have finished or removed it.
             let (ours, there) = (file.metadata()?, fs::symlink_metadata(&path));
             if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
                 file.set_len(0)?;
@@ -41,7 +41,7 @@ impl Unfinished {
         Err(io::Error::new(ErrorKind::ResourceBusy, "others write it all the time"))
     }
 
-    /// Puts the file in its place, and both on the disk.
+    /// Moves the file to its place, and waits until both are on disk.
     pub fn finish(mut self, out: &Path) -> io::Result<()> {
         self.file.sync_all()?;
         if let Some(path) = &self.path {
@@ -50,7 +50,7 @@ impl Unfinished {
         self.path = None;
         let folder = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match File::open(folder).and_then(|folder| folder.sync_all()) {
-            // Where folders cannot be opened or synchronised, the system is left to do it.
+            // Some systems cannot open or synchronise directories.
             Err(e) if !matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::InvalidInput) => Err(e),
             _ => Ok(()),
         }

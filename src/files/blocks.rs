@@ -1,6 +1,6 @@
-//! Block formats: the reference encoders and decoders that every kernel is held against.
+//! Block formats: the reference encoders and decoders that every kernel is tested against.
 //!
-//! Q4_0 stores 32 weights as one f16 scale and 32 four-bit integers. [`mod@gguf`] decodes what GGUF files hold.
+//! Q4_0 stores 32 weights as one f16 scale and 32 four-bit integers. [`mod@gguf`] decodes all of GGUF's formats.
 
 pub mod gguf;
 
@@ -22,7 +22,7 @@ impl BlockQ4 {
     /// Bytes of a block in the interchange format: `d` then `qs`.
     pub const BYTES: usize = 18;
 
-    /// The block that is stored as these bytes.
+    /// The block with these stored bytes.
     #[inline(always)]
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let [low, high, qs @ ..] = *bytes;
@@ -31,11 +31,11 @@ impl BlockQ4 {
 
     /// Quantises 32 values: `d = max|v| / 7`, `q = round(v / d)` half away from zero, in `[-8, 7]`.
     ///
-    /// The scale used for rounding is the f32 one; what is stored is its f16 rounding. A NaN among the values
-    /// makes it NaN, an infinity infinite.
+    /// Rounding uses the f32 scale; the stored scale is rounded to f16. A NaN among the values makes it NaN, an infinity
+    /// makes it infinite.
     #[inline(always)]
     pub fn quantise(v: &[f32; BLOCK]) -> Self {
-        // As integers, because these vectorise: the bits of non-negative floats ascend with the floats.
+        // Integers vectorise, and non-negative floats have the order of their bits.
         let max = v.iter().fold(0, |m: u32, x| m.max(x.to_bits() & 0x7fff_ffff));
         let d = f32::from_bits(max) / 7.0;
         let id = if d == 0.0 { 0.0 } else { 1.0 / d };
@@ -69,6 +69,11 @@ fn round_half_away(x: f32) -> i32 {
     let whole = x as i32;
     let rest = x - whole as f32;
     whole + (rest >= 0.5) as i32 - (rest <= -0.5) as i32
+}
+
+/// The f16 at byte `at`, widened exactly.
+fn scale(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
-//! Contains libraries that panic on some input: a panic inside becomes exit code 3 and one line that names
-//! the file, whether panics unwind or abort; a hang becomes an error.
+//! Runs libraries that may panic or hang on some input.
+//!
+//! A panic inside becomes an error in one line that names the file, with exit code 3, whether panics unwind or abort. A
+//! hang becomes an error after a time limit.
 
 use crate::{Error, Result};
 use std::cell::RefCell;
@@ -7,30 +9,30 @@ use std::panic::{self, PanicHookInfo};
 use std::sync::{Once, mpsc};
 use std::time::Duration;
 
-/// Real files load in about a second, on a phone in a few.
+/// Real files load in about a second, on a phone in a few seconds.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
-/// Address space only; for what is nested deeply.
+/// For deeply nested input. Only address space until it is used.
 const STACK: usize = 64 << 20;
 
-/// What a library works on, and the words for its failures.
+/// What a library works on, and how its failures are reported.
 #[derive(Debug, Clone)]
 pub struct Subject {
-    /// The file, and the field in it.
+    /// The file and the field in it.
     pub place: String,
-    /// What a panic means; its own words follow.
+    /// What a panic means. Its message follows.
     pub panicked: &'static str,
-    /// What has not been done when the time is over.
+    /// What was not done in time.
     pub hung: &'static str,
     pub remedy: &'static str,
 }
 
 thread_local! {
-    /// What a library is working on in this thread.
+    /// What a library is working on, on this thread.
     static SUBJECT: RefCell<Option<Subject>> = const { RefCell::new(None) };
 }
 
-/// Runs a call into a library on behalf of `subject`; a panic inside is an error about that. What the call shares
-/// with others must stay whole when it panics.
+/// Runs a call into a library; a panic inside becomes an error about `subject`. Whatever the call shares with other
+/// code must stay consistent when it panics.
 pub fn guarded<T>(subject: &Subject, call: impl FnOnce() -> T) -> Result<T> {
     install_hook();
     let outer = SUBJECT.replace(Some(subject.clone()));
@@ -39,7 +41,7 @@ pub fn guarded<T>(subject: &Subject, call: impl FnOnce() -> T) -> Result<T> {
     result.map_err(|payload| failed(subject, &*payload))
 }
 
-/// [`guarded`], on a thread of its own with a large stack, given up after a time limit.
+/// [`guarded`] on a thread of its own, with a large stack and a time limit.
 pub fn guarded_with_limit<T, F>(subject: &Subject, call: F) -> Result<T>
 where
     T: Send + 'static,
@@ -57,7 +59,7 @@ where
     let (sender, receiver) = mpsc::sync_channel(1);
     let owned = subject.clone();
     let thread = move || {
-        // A receiver that has given up no longer wants it.
+        // Nobody receives it after the time limit.
         let _ = sender.send(guarded(&owned, call));
     };
     let thread = std::thread::Builder::new()
@@ -67,7 +69,7 @@ where
         .map_err(|e| Error::Other(format!("{place}: cannot start a thread for it: {e}")))?;
     match receiver.recv_timeout(limit) {
         Ok(result) => {
-            // It is about to end; what the library keeps for each thread goes with it.
+            // It is about to end, and frees what the library keeps for each thread.
             let _ = thread.join();
             result?
         }
@@ -77,7 +79,7 @@ where
     }
 }
 
-/// Once a process: panics inside [`guarded`] go to [`contain`], all others where they went before.
+/// Sends panics inside [`guarded`] to [`contain`], and all others to the former hook. Installed once.
 fn install_hook() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -92,11 +94,11 @@ fn install_hook() {
     });
 }
 
-/// The unwinding build stays quiet: [`guarded`] catches the panic and reports it.
+/// Silent if panics unwind: [`guarded`] catches the panic and reports it.
 #[cfg(panic = "unwind")]
 fn contain(_subject: &Subject, _info: &PanicHookInfo<'_>) {}
 
-/// The aborting build reports here, before the abort, and leaves.
+/// If panics abort, this reports the error and ends the process first.
 #[cfg(not(panic = "unwind"))]
 fn contain(subject: &Subject, info: &PanicHookInfo<'_>) {
     let error = failed(subject, info.payload());

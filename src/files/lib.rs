@@ -1,8 +1,8 @@
-//! Model files: what a model says of itself and where its tensors are.
+//! Model files: a model's config, and where its tensors are.
 //!
-//! [`config`] reads a `config.json`; [`source`] opens safetensors and GGUF files, [`packed_file`] the program's own;
-//! [`blocks`] decodes block formats. Bytes are [`mapped`], files appear whole or not at all ([`atomic_file`]), and
-//! libraries that panic are kept in [`containment`].
+//! [`config`] reads a `config.json`. [`source`] opens safetensors and GGUF files, [`packed_file`] knows the program's
+//! own. [`blocks`] decodes block formats. Files are [`mapped`] into memory, written whole or not at all
+//! ([`atomic_file`]), and libraries that panic run in [`containment`].
 #![deny(unsafe_code)]
 
 pub mod atomic_file;
@@ -17,7 +17,7 @@ pub mod source;
 
 pub use error::{Error, Result};
 
-/// The project's directory where tests run, which may be a phone.
+/// The project's directory on the machine that runs the tests, which may be a phone.
 #[cfg(test)]
 fn project() -> std::path::PathBuf {
     let dir: std::path::PathBuf =

@@ -1,9 +1,10 @@
-//! Immutable bytes that tensors point into: a mapped file, or memory of our own.
+//! The immutable bytes of tensors: mapped files and owned memory.
 
 mod sigbus;
 
 use std::fmt;
 use std::fs::{self, FileType, OpenOptions};
+use std::io;
 use std::ops::{Deref, Range};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
@@ -15,13 +16,11 @@ use crate::{Error, Result};
 
 pub use sigbus::remove_if_lost;
 
-/// Owned memory from this size on is aligned to and backed by huge pages where the system has them.
+/// Owned memory of this size or more is aligned to huge pages, and backed by them where the system can.
 const HUGE_FROM: usize = 4 << 20;
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Bytes that stay where they are, unchanged, for as long as the region lives.
-pub struct Region(Memory);
-
+/// Bytes whose address and content never change.
 enum Memory {
     /// Fields drop in this order: the watch must end before the addresses can be used again.
     File {
@@ -29,13 +28,13 @@ enum Memory {
         map: Mmap,
     },
     Owned(AlignedBytes),
-    /// Kept by somebody else, e.g. a device's memory that is mapped for good.
+    /// Owned by another type, e.g. a device's buffer that stays mapped.
     Shared(Box<dyn Deref<Target = [u8]> + Send + Sync>),
 }
 
-impl Region {
+impl Memory {
     fn bytes(&self) -> &[u8] {
-        match &self.0 {
+        match self {
             Memory::File { map, .. } => map,
             Memory::Owned(bytes) => bytes.as_slice(),
             Memory::Shared(bytes) => bytes,
@@ -43,43 +42,41 @@ impl Region {
     }
 }
 
-/// A cheap handle to a range of a [`Region`], which lives as long as any plane into it.
+/// A range of mapped or owned memory, which lives as long as any plane into it. Cheap to clone.
 #[derive(Clone)]
 pub struct Plane {
-    region: Arc<Region>,
-    range: Range<usize>, // bytes of the region; within it, checked where a plane is made
+    memory: Arc<Memory>,
+    range: Range<usize>, // inside the memory: checked when a plane is made
 }
 
 impl Plane {
     fn whole(memory: Memory) -> Plane {
-        let region = Region(memory);
-        let range = 0..region.bytes().len();
-        Plane { region: Arc::new(region), range }
+        let range = 0..memory.bytes().len();
+        Plane { memory: Arc::new(memory), range }
     }
 
-    /// Bytes that stay where they are for as long as `bytes` lives.
+    /// A plane of all `bytes`, whose address must not change when they are moved.
     pub fn shared(bytes: impl Deref<Target = [u8]> + Send + Sync + 'static) -> Plane {
         Plane::whole(Memory::Shared(Box::new(bytes)))
     }
 
     pub fn bytes(&self) -> &[u8] {
-        &self.region.bytes()[self.range.clone()]
+        &self.memory.bytes()[self.range.clone()]
     }
 
-    /// The part at `range`, counted from this plane's start; `None` if it is not all inside.
+    /// The part at `range` of this plane; `None` if it is not inside.
     pub fn slice(&self, range: Range<usize>) -> Option<Plane> {
         if range.start > range.end || range.end > self.range.len() {
             return None;
         }
         let start = self.range.start;
-        Some(Plane { region: self.region.clone(), range: start + range.start..start + range.end })
+        Some(Plane { memory: self.memory.clone(), range: start + range.start..start + range.end })
     }
 
-    /// Says that these bytes of a mapped file are not needed soon: the whole pages among them stop
-    /// counting as this process's memory, and are read again from the file if touched after all.
-    /// Owned memory stays as it is.
+    /// Tells the system that these bytes of a mapped file are not needed soon: whole pages stop counting as this
+    /// process's memory, and are read from the file again when touched. Does nothing to owned memory.
     pub fn release(&self) {
-        let Memory::File { map, .. } = &self.region.0 else { return };
+        let Memory::File { map, .. } = &*self.memory else { return };
         if let Some(whole) = whole_pages(&self.range, map.len(), page_size()) {
             // SAFETY: `map` is a shared read-only mapping of a file (made in `map_file`), so dropped
             // pages come back from the file with the same content; nothing written can be lost.
@@ -89,10 +86,10 @@ impl Plane {
         }
     }
 
-    /// Says that these bytes of a mapped file are needed soon, so that the system reads them ahead.
+    /// Tells the system that these bytes of a mapped file are needed soon, so that it reads them ahead.
     pub fn prefetch(&self) {
-        if let Memory::File { map, .. } = &self.region.0 {
-            // Only a hint: the bytes are there with or without it.
+        if let Memory::File { map, .. } = &*self.memory {
+            // Only a hint, so a refusal is not an error.
             let _ = map.advise_range(Advice::WillNeed, self.range.start, self.range.len());
         }
     }
@@ -100,15 +97,15 @@ impl Plane {
 
 impl fmt::Debug for Plane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if matches!(self.region.0, Memory::File { .. }) { "file" } else { "owned" };
+        let kind = if matches!(*self.memory, Memory::File { .. }) { "file" } else { "owned" };
         write!(f, "Plane({kind} {:?})", self.range)
     }
 }
 
-/// Zeroed memory to fill and then freeze: aligned to 64 bytes, to a huge page from 4 MiB on.
+/// Zeroed memory to fill and then freeze: aligned to 64 bytes, from 4 MiB on to a huge page.
 ///
-/// It is mapped, not taken from the allocator: pages are zero and cost nothing until written, huge
-/// pages can be asked for before the first touch, and it all goes back to the system when dropped.
+/// It is mapped, not allocated: pages are zero and cost nothing until written, huge pages can be requested before the
+/// first touch, and all of it returns to the system when dropped.
 pub struct AlignedBytes {
     map: MmapMut,
     range: Range<usize>, // the aligned part of `map`
@@ -126,7 +123,7 @@ impl AlignedBytes {
         };
         let padded = len.checked_add(if huge { HUGE_PAGE } else { 0 });
         let padded = padded.ok_or_else(|| refused(&"more than the address space"))?;
-        // A mapping of no bytes is refused by the system, hence the 1.
+        // The system refuses a mapping of 0 bytes.
         let map = MmapMut::map_anon(padded.max(1)).map_err(|e| refused(&e))?;
         let start = if huge { map.as_ptr().align_offset(HUGE_PAGE) } else { 0 };
         let mut bytes = AlignedBytes { map, range: start..start + len };
@@ -144,8 +141,8 @@ impl AlignedBytes {
         &mut self.map[self.range.clone()]
     }
 
-    /// Gives the whole pages inside a range back to the system until they are written again. What the range holds is
-    /// unspecified from now on: zeros, where a page went.
+    /// Returns the whole pages inside a range to the system until they are written again. The content of the range is
+    /// unspecified afterwards.
     pub fn discard(&mut self, range: Range<usize>) {
         assert!(range.start <= range.end && range.end <= self.range.len());
         let range = self.range.start + range.start..self.range.start + range.end;
@@ -158,13 +155,13 @@ impl AlignedBytes {
         }
     }
 
-    /// Freezes the bytes.
+    /// Makes the bytes immutable.
     pub fn into_plane(self) -> Plane {
         Plane::whole(Memory::Owned(self))
     }
 }
 
-/// By `libc`, since memmap2 knows this advice on Linux only, not on Android.
+/// Uses libc, since memmap2 has this advice on Linux only, not on Android.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn ask_for_huge_pages(bytes: &[u8]) {
     // SAFETY: the range is memory we borrow and its start is aligned to a page (a whole mapping's always is;
@@ -176,15 +173,15 @@ fn ask_for_huge_pages(bytes: &[u8]) {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn ask_for_huge_pages(_: &[u8]) {}
 
-/// The part of a range of a mapping of `len` bytes that nothing else lies in the pages of; the mapping's last page
-/// is its own, however much of it the file fills.
+/// The whole pages inside a range of a mapping of `len` bytes. The mapping's last page counts as whole, however much
+/// of it the file fills.
 fn whole_pages(range: &Range<usize>, len: usize, page: usize) -> Option<Range<usize>> {
     let start = range.start.next_multiple_of(page);
     let end = if range.end == len { len } else { range.end / page * page };
     (start < end).then_some(start..end)
 }
 
-/// Bytes of a page of memory: 4 KiB, on newer phones 16 KiB, on some servers 64 KiB.
+/// Bytes of a memory page: 4 KiB, on newer phones 16 KiB, on some servers 64 KiB.
 pub fn page_size() -> usize {
     static SIZE: OnceLock<usize> = OnceLock::new();
     *SIZE.get_or_init(|| {
@@ -196,40 +193,35 @@ pub fn page_size() -> usize {
 
 /// Maps a whole regular file for reading.
 ///
-/// Should the file shrink or its disk fail while the plane is in use, the process ends with a line
-/// saying so and exit code 3 (see `sigbus`).
+/// If the file shrinks or its disk fails while the plane is in use, the process says so in one line and ends with exit
+/// code 3 (see `sigbus`).
+///
+/// # Errors
+///
+/// [`Error::Model`]: the file cannot be read, is empty or is not a regular file, or too many files are mapped.
 pub fn map_file(path: &Path) -> Result<Plane> {
-    let failed = |what: &str, e: std::io::Error, remedy: &str| {
-        Err(Error::model(path, format_args!("{what}: {e}; {remedy}")))
+    let failed = |what: &'static str, remedy: &'static str| {
+        move |e: io::Error| Error::model(path, format_args!("{what}: {e}; {remedy}"))
     };
-    // Looked at before it is opened, since opening some devices has effects, and again once open.
-    let before = match fs::metadata(path) {
-        Ok(m) => m,
-        Err(e) => return failed("cannot be read", e, "check the path and its permissions"),
-    };
+    let remedy = "check the path and its permissions";
+    // Checked before opening, since opening some devices has side effects, and once more when open.
+    let before = fs::metadata(path).map_err(failed("cannot be read", remedy))?;
     regular(path, before.file_type())?;
     // O_NONBLOCK: if the name became a FIFO just now, opening it must not wait for a writer.
-    let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
-        Ok(f) => f,
-        Err(e) => return failed("cannot be opened", e, "check the path and its permissions"),
-    };
-    let meta = match file.metadata() {
-        Ok(m) => m,
-        Err(e) => return failed("cannot be read", e, "check its disk"),
-    };
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = file.map_err(failed("cannot be opened", remedy))?;
+    let meta = file.metadata().map_err(failed("cannot be read", "check its disk"))?;
     regular(path, meta.file_type())?;
     if meta.len() == 0 {
         return Err(Error::model(path, "the file is empty; download or copy it again"));
     }
-    // SAFETY: the mapping is read as plain bytes, of which any value is valid, and nothing read is
-    // trusted to stay the same without being checked. A file that shrinks raises SIGBUS, which is
-    // handled by `sigbus`, registered below before anyone sees the bytes.
-    let map = match unsafe { Mmap::map(&file) } {
-        Ok(m) => m,
-        Err(e) => return failed("cannot be mapped into memory", e, "copy it to a local disk"),
-    };
-    // Where the file system keeps large folios, pages that are read in from now on come in units of 2 MiB:
-    // decode reads a third faster through them. Elsewhere the advice changes nothing.
+    // SAFETY: the mapping is read as plain bytes, for which any value is valid, and nothing that was read is
+    // trusted to stay the same. A file that shrinks raises SIGBUS, which `sigbus` handles; it is registered below,
+    // before anyone sees the bytes.
+    let map = unsafe { Mmap::map(&file) }
+        .map_err(failed("cannot be mapped into memory", "copy it to a local disk"))?;
+    // On file systems with large folios, pages are then read in units of 2 MiB, and decode reads a third faster.
+    // Elsewhere the advice changes nothing.
     ask_for_huge_pages(&map);
     let Some(watch) = sigbus::Watch::start(path, &map) else {
         let limit = sigbus::MAX_FILES;
@@ -238,7 +230,7 @@ pub fn map_file(path: &Path) -> Result<Plane> {
     Ok(Plane::whole(Memory::File { _watch: watch, map }))
 }
 
-/// Refuses all but regular files, naming what it is instead.
+/// Refuses anything but a regular file, and says what it is instead.
 fn regular(path: &Path, kind: FileType) -> Result<()> {
     let other = if kind.is_file() {
         return Ok(());
@@ -259,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owned_bytes_are_zero_aligned_and_sliced_with_checks() {
+    fn owned_bytes_are_zero_and_aligned_and_slices_are_checked() {
         for len in [0, 1, 63, 4097, HUGE_FROM - 1, HUGE_FROM, HUGE_FROM + 12345] {
             let mut bytes = AlignedBytes::zeroed(len).unwrap();
             let align = if len >= HUGE_FROM { HUGE_PAGE } else { 64 };
@@ -287,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn discarding_spares_what_lies_outside() {
+    fn discarding_leaves_bytes_outside_the_range() {
         let page = page_size();
         for len in [5 * page, 5 * page + 7, HUGE_FROM + 3 * page] {
             for range in [0..len, 1..len - 1, page..3 * page, page - 1..2 * page + 1, 2 * page + 3..len, 9..9]
@@ -314,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_sizes_name_themselves() {
+    fn impossible_sizes_are_refused_by_number() {
         for len in [usize::MAX, usize::MAX - HUGE_PAGE, usize::MAX / 2, usize::MAX / 4] {
             let Err(Error::Memory(message)) = AlignedBytes::zeroed(len) else { panic!("{len}") };
             assert!(message.contains(&len.to_string()), "{message}");
@@ -323,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_mapped_file_survives_release() {
-        let path = std::env::temp_dir().join(format!("antigravity-region-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("antigravity-mapped-{}", std::process::id()));
         let data: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
         fs::write(&path, &data).unwrap();
         let plane = map_file(&path).unwrap();
@@ -360,7 +352,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn release_gives_pages_back() {
+    fn released_pages_leave_the_resident_set() {
         let path = std::env::temp_dir().join(format!("antigravity-rss-{}", std::process::id()));
         let len = 32 << 20;
         fs::write(&path, vec![1u8; len]).unwrap();

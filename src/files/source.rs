@@ -1,14 +1,16 @@
-//! Safetensors models, whole or in shards, as named tensors over mapped files.
+//! Safetensors models, whole or in shards: named tensors over mapped files.
 //!
-//! Model files come from strangers: everything a file says about itself is checked here, once, before
-//! a tensor is handed out. A tensor's bytes are inside its file and as many as its dtype and shape
-//! say; nothing is known about their alignment or values.
+//! Model files come from strangers, so everything that a file says about itself is checked here, once, before a tensor
+//! is handed out. A tensor's bytes are inside its file and as many as its dtype and shape ask for. Nothing is known
+//! about their alignment or values.
 
+mod dtype;
 pub mod gguf;
 mod header;
 mod index;
 mod json;
-mod quoted;
+
+pub use dtype::Dtype;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,115 +18,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::error::quoted;
 use crate::mapped::{Plane, map_file};
 use crate::{Error, Result};
-use gguf::block::BlockType;
 use header::Header;
-pub use quoted::quoted;
 
 const FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-
-/// The element types this program reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dtype {
-    F32,
-    F16,
-    BF16,
-    U8,
-}
-
-impl Dtype {
-    /// For messages.
-    pub const NAMES: &str = "F32, F16, BF16, U8";
-
-    /// Bytes an element.
-    pub fn size(self) -> usize {
-        match self {
-            Dtype::F32 => 4,
-            Dtype::F16 | Dtype::BF16 => 2,
-            Dtype::U8 => 1,
-        }
-    }
-
-    /// The type that a file calls `name`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::U8].into_iter().find(|t| format!("{t:?}") == name)
-    }
-
-    /// The same as GGUF has it, where it has it.
-    pub fn block(self) -> Option<BlockType> {
-        match self {
-            Dtype::F32 => Some(BlockType::F32),
-            Dtype::F16 => Some(BlockType::F16),
-            Dtype::BF16 => Some(BlockType::BF16),
-            Dtype::U8 => None,
-        }
-    }
-
-    /// The type of the elements, if it is one.
-    pub fn of(block: BlockType) -> Option<Self> {
-        [Dtype::F32, Dtype::F16, Dtype::BF16].into_iter().find(|t| t.block() == Some(block))
-    }
-
-    /// `N` stored values, widened exactly. `bytes` holds at least that many.
-    #[inline(always)]
-    pub fn widen<const N: usize>(self, bytes: &[u8]) -> [f32; N] {
-        let mut out = [0.0; N];
-        match self {
-            Dtype::F32 => {
-                for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
-                    *o = f32::from_le_bytes(*b);
-                }
-            }
-            Dtype::F16 => {
-                for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
-                    *o = half::f16::from_le_bytes(*b).to_f32();
-                }
-            }
-            Dtype::BF16 => {
-                for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
-                    *o = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
-                }
-            }
-            Dtype::U8 => {
-                for (o, b) in out.iter_mut().zip(bytes) {
-                    *o = f32::from(*b);
-                }
-            }
-        }
-        out
-    }
-
-    /// Values, widened exactly, sixteen at a time, since that vectorises; inlined for each type.
-    #[inline(always)]
-    pub fn widen_all(self, bytes: &[u8], values: &mut [f32]) {
-        const RUN: usize = 16;
-        let (runs, rest) = values.as_chunks_mut::<RUN>();
-        let from = runs.len() * RUN * self.size();
-        for (run, stored) in runs.iter_mut().zip(bytes.chunks_exact(RUN * self.size())) {
-            *run = self.widen(stored);
-        }
-        for (value, stored) in rest.iter_mut().zip(bytes[from..].chunks_exact(self.size())) {
-            [*value] = self.widen(stored);
-        }
-    }
-
-    /// All values, widened exactly.
-    pub fn to_f32(self, bytes: &[u8]) -> Vec<f32> {
-        bytes.chunks_exact(self.size()).map(|b| self.widen::<1>(b)[0]).collect()
-    }
-
-    fn readable(dtype: safetensors::Dtype) -> Option<Dtype> {
-        match dtype {
-            safetensors::Dtype::F32 => Some(Dtype::F32),
-            safetensors::Dtype::F16 => Some(Dtype::F16),
-            safetensors::Dtype::BF16 => Some(Dtype::BF16),
-            safetensors::Dtype::U8 => Some(Dtype::U8),
-            _ => None,
-        }
-    }
-}
 
 /// One tensor: row-major, little-endian, at any alignment.
 #[derive(Clone, Debug)]
@@ -137,7 +37,7 @@ pub struct Tensor {
     pub file: Arc<Path>,
 }
 
-/// A tensor that is there, but of an element type this program does not read.
+/// A tensor whose element type this program does not read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unreadable {
     pub name: String,
@@ -148,7 +48,7 @@ pub struct Unreadable {
     pub file: Arc<Path>,
 }
 
-/// An opened model: its tensors by name.
+/// An opened model.
 #[derive(Debug)]
 pub struct Source {
     path: PathBuf,
@@ -165,14 +65,16 @@ struct File {
 }
 
 impl Source {
-    /// Opens a `.safetensors` file, or a directory with a `model.safetensors` or else with a
+    /// Opens a `.safetensors` file, or a directory with a `model.safetensors`, or one with a
     /// `model.safetensors.index.json` and its shards.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Model`], one line: a file is missing or damaged.
     pub fn open(path: &Path) -> Result<Source> {
         let meta = fs::metadata(path).map_err(|e| {
-            Error::model(
-                path,
-                format_args!("cannot be read: {e}; give a model directory or a .safetensors file"),
-            )
+            let remedy = "give a model directory or a .safetensors file";
+            Error::model(path, format_args!("cannot be read: {e}; {remedy}"))
         })?;
         let mut source = Source {
             path: path.into(),
@@ -181,26 +83,22 @@ impl Source {
             metadata: BTreeMap::new(),
             files: Vec::new(),
         };
+        // A dangling link counts as present, so that the error names the file.
+        let present = |name| fs::symlink_metadata(path.join(name)).is_ok();
         if !meta.is_dir() {
             source.add_file(path.into())?;
-            return Ok(source);
-        }
-        // A link that leads nowhere counts as present, so that it is the file the error names.
-        let present = |name| fs::symlink_metadata(path.join(name)).is_ok();
-        if present(FILE) {
+        } else if present(FILE) {
             source.add_file(path.join(FILE).into())?;
         } else if present(INDEX) {
             source.add_shards(path, &path.join(INDEX))?;
         } else {
-            return Err(Error::model(
-                path,
-                format_args!("has neither {FILE} nor {INDEX}; give the directory of a downloaded model"),
-            ));
+            let remedy = "give the directory of a downloaded model";
+            return Err(Error::model(path, format_args!("has neither {FILE} nor {INDEX}; {remedy}")));
         }
         Ok(source)
     }
 
-    /// What was opened.
+    /// The opened file or directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -210,22 +108,22 @@ impl Source {
         self.tensors.get(name)
     }
 
-    /// The tensor of that name, or an error that says what is wrong with it.
+    /// The tensor of that name.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Model`]: it is missing or not readable.
     pub fn require(&self, name: &str) -> Result<&Tensor> {
         self.get(name).ok_or_else(|| match self.unreadable.get(name) {
-            Some(t) => Error::model(
-                &t.file,
-                format_args!(
-                    "tensor {} has dtype {}; supported: {}; convert the model to one of these",
-                    quoted(name),
-                    t.dtype,
-                    Dtype::NAMES
-                ),
-            ),
-            None => Error::model(
-                &self.path,
-                format_args!("tensor {} is missing; download the whole model", quoted(name)),
-            ),
+            None => missing(&self.path, name),
+            Some(Unreadable { file, dtype, .. }) => {
+                let (name, readable) = (quoted(name), Dtype::NAMES);
+                let remedy = "convert the model to one of these";
+                Error::model(
+                    file,
+                    format_args!("tensor {name} has dtype {dtype}; supported: {readable}; {remedy}"),
+                )
+            }
         })
     }
 
@@ -234,31 +132,29 @@ impl Source {
         self.tensors.values()
     }
 
-    /// The others, sorted by name.
+    /// The other tensors, sorted by name.
     pub fn unreadable(&self) -> impl Iterator<Item = &Unreadable> {
         self.unreadable.values()
     }
 
-    /// `__metadata__` of all files; where they differ, the first shard's.
+    /// `__metadata__` of all files. Where shards differ, the first one counts.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// An id of the content in hex: over sizes, headers and a few samples of the data of every file,
-    /// but not over their names and times. The samples tell apart models of the same shapes, such as
-    /// two fine-tunes of one base; a change of a few bytes can go unseen.
+    /// An id of the content, in hex. It covers the size, the header and a few samples of the data of every file, but
+    /// no names or times. The samples tell apart models of the same shapes, such as two fine-tunes of one base; a
+    /// change of a few bytes can go unnoticed.
     pub fn fingerprint(&self) -> String {
         fingerprint(self.files.iter().map(|file| (file.plane.bytes(), file.header_len)))
     }
 
-    /// Maps and reads one file, and returns the names of its tensors.
+    /// Maps and reads one file, and returns the names of its tensors, sorted.
     fn add_file(&mut self, path: Arc<Path>) -> Result<Vec<String>> {
         let plane = map_file(&path)?;
         if plane.bytes().starts_with(b"version https://git-lfs") {
-            return Err(Error::model(
-                &path,
-                "is a Git LFS pointer, not the weights; run `git lfs pull` in its directory",
-            ));
+            let remedy = "run `git lfs pull` in its directory";
+            return Err(Error::model(&path, format_args!("is a Git LFS pointer, not the weights; {remedy}")));
         }
         let header = Header::parse(plane.bytes()).map_err(|e| damaged(&path, e))?;
         for (key, value) in header.metadata {
@@ -267,57 +163,61 @@ impl Source {
         let names = header.entries.keys().cloned().collect();
         for (name, entry) in header.entries {
             let (shape, file) = (entry.shape, path.clone());
-            match Dtype::readable(entry.dtype) {
-                Some(dtype) => {
-                    let data = plane.slice(entry.range).expect("the header's ranges are inside the file");
-                    self.tensors.insert(name.clone(), Tensor { name, dtype, shape, data, file });
-                }
-                None => {
-                    let (dtype, bytes) = (entry.dtype.to_string(), entry.range.len());
+            let (start, end) = entry.data_offsets;
+            let range = header.len + start..header.len + end;
+            let dtype = match entry.dtype {
+                safetensors::Dtype::F32 => Dtype::F32,
+                safetensors::Dtype::F16 => Dtype::F16,
+                safetensors::Dtype::BF16 => Dtype::BF16,
+                safetensors::Dtype::U8 => Dtype::U8,
+                other => {
+                    let (dtype, bytes) = (other.to_string(), range.len());
                     self.unreadable.insert(name.clone(), Unreadable { name, dtype, shape, bytes, file });
+                    continue;
                 }
-            }
+            };
+            let data = plane.slice(range).expect("the header's ranges are inside the file");
+            self.tensors.insert(name.clone(), Tensor { name, dtype, shape, data, file });
         }
         self.files.push(File { plane, header_len: header.len });
         Ok(names)
     }
 
-    /// Reads the shards of `index`, each of which must hold exactly the tensors listed for it; so no
-    /// tensor can come from two.
+    /// Reads the shards of an index. Each must hold exactly the tensors listed for it, so that no tensor can come from
+    /// two of them.
     fn add_shards(&mut self, dir: &Path, index: &Path) -> Result<()> {
         let shards = index::parse(map_file(index)?.bytes()).map_err(|e| damaged(index, e))?;
         for (shard, listed) in shards {
             let path = dir.join(&shard);
-            let missing = fs::metadata(&path).is_err_and(|e| e.kind() == ErrorKind::NotFound);
-            if missing {
-                return Err(Error::model(
-                    &path,
-                    format_args!("the file is missing, but {INDEX} lists it; download it"),
-                ));
+            if fs::metadata(&path).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+                let message = format_args!("the file is missing, but {INDEX} lists it; download it");
+                return Err(Error::model(&path, message));
             }
             let held = self.add_file(path.as_path().into())?;
-            // Both are sorted, so the first difference is where one lacks what the other has.
-            let extra = held.iter().find(|name| listed.binary_search(name).is_err());
-            let absent = listed.iter().find(|name| held.binary_search(name).is_err());
-            let (name, what) = match (extra, absent) {
-                (None, None) => continue,
-                (Some(name), _) => (name, "is in this file, but not listed for it in"),
-                (None, Some(name)) => (name, "is not in this file, but listed for it in"),
-            };
-            return Err(damaged(&path, format_args!("tensor {} {what} {INDEX}", quoted(name))));
+            let wrong =
+                |name: &str, what| damaged(&path, format_args!("tensor {} {what} {INDEX}", quoted(name)));
+            // Both lists are sorted.
+            if let Some(extra) = held.iter().find(|name| listed.binary_search(name).is_err()) {
+                return Err(wrong(extra, "is in this file, but not listed for it in"));
+            }
+            if let Some(absent) = listed.iter().find(|name| held.binary_search(name).is_err()) {
+                return Err(wrong(absent, "is not in this file, but listed for it in"));
+            }
         }
         Ok(())
     }
 }
 
-fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
-    Error::model(
-        path,
-        format_args!("{what}; the file is damaged or not what it should be: download it again"),
-    )
+fn missing(file: &Path, tensor: &str) -> Error {
+    Error::model(file, format_args!("tensor {} is missing; download the whole model", quoted(tensor)))
 }
 
-/// [`Source::fingerprint`] of files, each with the length of its header.
+fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
+    let remedy = "the file is damaged or not what it should be: download it again";
+    Error::model(path, format_args!("{what}; {remedy}"))
+}
+
+/// [`Source::fingerprint`] of files' contents, each with the length of its header.
 fn fingerprint<'a>(files: impl Iterator<Item = (&'a [u8], usize)>) -> String {
     const SAMPLES: usize = 16;
     const SAMPLE: usize = 256; // bytes
@@ -334,7 +234,7 @@ fn fingerprint<'a>(files: impl Iterator<Item = (&'a [u8], usize)>) -> String {
     format!("{:032x}", hash.0)
 }
 
-/// FNV-1a, 128 bits: the same on every machine. No defence against forgery.
+/// FNV-1a, 128 bits: the same on every machine. It does not defend against forgery.
 struct Fnv(u128);
 
 impl Fnv {
@@ -354,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fnv_vectors() {
+    fn the_hash_is_fnv_1a() {
         let hash = |bytes: &[u8]| {
             let mut hash = Fnv::new();
             hash.add(bytes);

@@ -6,6 +6,7 @@
 pub mod attention;
 mod kv;
 mod matmul;
+mod noted;
 mod runs;
 mod steps;
 

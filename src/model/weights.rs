@@ -1,20 +1,23 @@
-//! A model's weights: one table of names and shapes ([`spec`]), three ways to fill it.
+//! A model's weights in typed places.
 //!
-//! Hugging Face safetensors and GGUF files are read in place ([`checkpoint`]); matrices are packed in parallel
-//! ([`convert`]), Q4_0 and GGUF's other blocks bit for bit, elements quantised to Q4_0 or used as they are, as the
-//! [`weight_type`] says. A packed file (`antigravity pack`) is mapped: no copy, no conversion.
+//! One table has the names and shapes ([`spec`]). Safetensors and GGUF files are read in place ([`checkpoint`]), and
+//! matrices are converted as the [`weight_type`] says ([`convert`]): Q4_0 and GGUF's other blocks bit for bit,
+//! elements quantised to Q4_0 or used as they are. A packed file ([`pack`]) is mapped: no copy, no conversion.
 
-pub mod checkpoint;
-pub mod convert;
+mod checkpoint;
+pub(crate) mod convert;
 mod model_path;
 pub mod pack;
-pub mod spec;
-pub mod weight_type;
+mod spec;
+mod storage;
+mod weight_type;
 
 pub use checkpoint::Checkpoint;
-pub use model_path::{ModelPath, check_config};
+pub use convert::LoadOptions;
+pub use model_path::{ModelPath, OpenModel, read_text};
 pub use spec::{Role, Spec, table};
-pub use weight_type::{Form, WeightType};
+pub use storage::Storage;
+pub use weight_type::WeightType;
 
 use crate::dims::*;
 use files::blocks::gguf::decode;
@@ -22,22 +25,21 @@ use files::mapped::Plane;
 use files::source::Dtype;
 use files::source::gguf::block::BlockType;
 use files::{Error, Result};
-use numeric::quant::native::{Format, Native};
+use numeric::quant::native::Native;
 use numeric::quant::packed::Packed;
 use spec::{EMBED, HEAD};
 use std::collections::HashMap;
 use std::ops::BitOr;
-use std::path::{Path, PathBuf};
+use storage::{Loaded, LoadedModel};
 
-/// A matrix that is multiplied with.
+/// A matrix that is multiplied with activations.
 pub enum Matrix<const ROWS: usize, const COLS: usize> {
     /// Q4_0 in the packed layout.
     Q4(Packed<ROWS, COLS>),
-    /// Another of GGUF's block formats, as it is stored.
+    /// Another of GGUF's block formats in its packed layout.
     Native(Native<ROWS, COLS>),
-    /// Row-major, as stored.
+    /// Elements.
     Dense {
-        /// Element type.
         dtype: Dtype,
         /// `[ROWS][COLS]`
         data: Plane,
@@ -45,13 +47,13 @@ pub enum Matrix<const ROWS: usize, const COLS: usize> {
 }
 
 impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
-    /// The activations it is multiplied with.
+    /// The forms of activations that it is multiplied with.
     pub fn reads(&self) -> Reads {
         let floats = matches!(self, Self::Dense { .. });
         Reads { floats, blocks: !floats, tiles: matches!(self, Self::Q4(_)) }
     }
 
-    /// Writes one row's values, exactly, into `x` of `COLS`.
+    /// Decodes one row, exactly, into `x` of `COLS` values.
     ///
     /// # Panics
     ///
@@ -66,16 +68,29 @@ impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
             }
         }
     }
+
+    fn new(loaded: &Loaded) -> Option<Self> {
+        match (loaded.storage, &loaded.planes[..]) {
+            (Storage::Q4, [quants, scales]) => Packed::new(quants.clone(), scales.clone()).map(Matrix::Q4),
+            (Storage::Native(format), [quants, scales]) => {
+                Native::new(format, quants.clone(), scales.clone()).map(Matrix::Native)
+            }
+            (Storage::Rows(block), [data]) => Dtype::of(block)
+                .filter(|dtype| data.bytes().len() == ROWS * COLS * dtype.size())
+                .map(|dtype| Matrix::Dense { dtype, data: data.clone() }),
+            _ => None,
+        }
+    }
 }
 
-/// In which forms matrices read activations.
+/// The forms of activations that matrices read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reads {
     /// As floats.
     pub floats: bool,
     /// Quantised, in blocks.
     pub blocks: bool,
-    /// These laid out in tiles too, where the instruction set has any.
+    /// These blocks in tiles too, where the instruction set has tiles.
     pub tiles: bool,
 }
 
@@ -93,14 +108,14 @@ impl BitOr for Reads {
 
 /// The embedding matrix: `[VOCAB][DIM]`.
 enum Embedding {
-    /// As stored, elements or blocks.
+    /// Elements or blocks, as in the checkpoint.
     Rows { block: BlockType, data: Plane },
     /// The rows of the output projection.
     Head,
 }
 
 /// One transformer block. Biases and norms that the model lacks are empty.
-#[allow(missing_docs, reason = "the field names are the steps' names")]
+#[allow(missing_docs, reason = "the fields have the names of the steps")]
 pub struct Layer {
     pub attn_norm: Vec<f32>,
     pub wq: Matrix<Q_DIM, DIM>,
@@ -129,72 +144,42 @@ impl Layer {
 /// All weights of the baked model.
 pub struct Weights {
     embed: Embedding,
-    /// Transformer blocks.
+    /// The transformer blocks.
     pub layers: Vec<Layer>,
-    /// Final norm.
+    /// The final norm.
     pub norm: Vec<f32>,
-    /// Output projection.
+    /// The output projection.
     pub head: Matrix<VOCAB, DIM>,
     /// Bytes that every decoded token reads.
     pub bytes_per_token: usize,
-    /// Identifies the checkpoint these weights came from.
+    /// Identifies the checkpoint.
     pub fingerprint: String,
     /// What matrices became; never [`WeightType::Auto`].
     pub weight_type: WeightType,
 }
 
-/// One tensor, loaded.
-pub(crate) enum Loaded {
-    Q4 {
-        quants: Plane,
-        scales: Plane,
-    },
-    Native {
-        format: Format,
-        quants: Plane,
-        scales: Plane,
-    },
-    /// `[rows][cols / block.values()][block.bytes()]`
-    Rows {
-        block: BlockType,
-        data: Plane,
-    },
-    Vector(Vec<f32>),
-    /// [`Form::Head`]
-    Head,
-}
-
-/// How loading is told of.
-pub struct LoadOptions<'a> {
-    /// What matrices become.
-    pub weight_type: WeightType,
-    /// Threads for packing.
-    pub threads: usize,
-    /// Called with the tensors done and all tensors.
-    pub progress: &'a (dyn Fn(usize, usize) + Sync),
-}
-
 impl Weights {
-    /// Loads the model that `path` names, after comparing its config with the baked one.
+    /// Loads an opened model, after comparing its config with the baked one.
     ///
     /// # Errors
     ///
-    /// [`Error::Model`]: a file cannot be used. [`Error::Usage`]: a packed file has other weights than asked for.
-    /// [`Error::Memory`]: there is not enough.
-    pub fn load(path: &ModelPath, options: &LoadOptions<'_>) -> Result<Self> {
-        let checkpoint = path.open(options.weight_type)?;
-        path.config_of(&checkpoint)?;
+    /// [`Error::Model`]: a file cannot be used. [`Error::Usage`]: a packed file has another type of weights than asked
+    /// for. [`Error::Memory`]: there is not enough.
+    pub fn load(model: &OpenModel, options: &LoadOptions<'_>) -> Result<Self> {
+        model.check_config()?;
+        let checkpoint = &model.checkpoint;
+        let weight_type = checkpoint.settle(options.weight_type);
         let Some(packed) = checkpoint.packed() else {
-            return Self::from_checkpoint(&checkpoint, options);
+            return assemble(from_checkpoint(checkpoint, weight_type, options)?);
         };
-        let (wanted, found) = (checkpoint.settle(options.weight_type), pack::weight_type(packed));
-        if wanted != found {
+        let found = checkpoint.settle(WeightType::Auto);
+        if weight_type != found {
             return Err(Error::Usage(format!(
-                "--weight-type {wanted}: {} is packed as {found}; give the checkpoint it was packed from",
+                "--weight-type {weight_type}: {} is packed as {found}; give the checkpoint it was packed from",
                 packed.path().display()
             )));
         }
-        pack::read(packed)
+        assemble(pack::read(packed, found)?)
     }
 
     /// Writes a token's embedding, exactly, into `x` of `DIM` values.
@@ -206,114 +191,92 @@ impl Weights {
         match &self.embed {
             Embedding::Head => self.head.row(token, x),
             Embedding::Rows { block, data } => {
-                let len = weight_type::row_bytes(*block, DIM);
+                let len = block.row_bytes(DIM);
                 decode(*block, &data.bytes()[token * len..][..len], x);
             }
         }
     }
+}
 
-    fn from_checkpoint(checkpoint: &Checkpoint, options: &LoadOptions<'_>) -> Result<Self> {
-        let (specs, weight_type) = (table(), checkpoint.settle(options.weight_type));
-        let mut loaded = HashMap::with_capacity(specs.len());
-        for (i, spec) in specs.iter().enumerate() {
-            (options.progress)(i, specs.len());
-            loaded.insert(spec.name.clone(), convert::load_one(checkpoint, spec, weight_type, options)?);
+fn from_checkpoint(
+    checkpoint: &Checkpoint,
+    weight_type: WeightType,
+    options: &LoadOptions<'_>,
+) -> Result<LoadedModel> {
+    let specs = table();
+    let mut tensors = HashMap::with_capacity(specs.len());
+    for (i, spec) in specs.iter().enumerate() {
+        (options.progress)(i, specs.len());
+        let loaded = convert::load_one(checkpoint, spec, weight_type, options.threads)?;
+        tensors.insert(spec.name.clone(), loaded);
+    }
+    (options.progress)(specs.len(), specs.len());
+    let fingerprint = checkpoint.fingerprint();
+    Ok(LoadedModel { tensors, weight_type, fingerprint, file: checkpoint.path().into() })
+}
+
+/// Puts loaded tensors into their typed places.
+fn assemble(mut model: LoadedModel) -> Result<Weights> {
+    let bytes = |t: &Loaded| t.planes.iter().map(|plane| plane.bytes().len()).sum::<usize>();
+    let embed = model.tensors.remove(EMBED);
+    let (embed, row) = match embed.as_ref().map(|t| (t.storage, &t.planes[..])) {
+        Some((Storage::Rows(block), [data]))
+            if DIM.is_multiple_of(block.values()) && data.bytes().len() == VOCAB * block.row_bytes(DIM) =>
+        {
+            (Embedding::Rows { block, data: data.clone() }, block.row_bytes(DIM))
         }
-        (options.progress)(specs.len(), specs.len());
-        let file = checkpoint.path().into();
-        Assembly { loaded, file, weight_type }.assemble(checkpoint.fingerprint())
+        Some((Storage::Head, _)) if TIED => {
+            (Embedding::Head, model.tensors.get(HEAD).map_or(0, bytes) / VOCAB)
+        }
+        _ => return Err(Error::model(&model.file, format!("tensor {EMBED} is not {VOCAB} x {DIM}"))),
+    };
+    let bytes_per_token = row + model.tensors.values().map(bytes).sum::<usize>();
+    Ok(Weights {
+        embed,
+        layers: (0..LAYERS).map(|l| layer(&model, l)).collect::<Result<_>>()?,
+        norm: vector(&model, "model.norm.weight")?,
+        head: matrix(&model, HEAD)?,
+        bytes_per_token,
+        fingerprint: model.fingerprint,
+        weight_type: model.weight_type,
+    })
+}
+
+fn matrix<const ROWS: usize, const COLS: usize>(
+    model: &LoadedModel,
+    name: &str,
+) -> Result<Matrix<ROWS, COLS>> {
+    model.tensors.get(name).and_then(Matrix::new).ok_or_else(|| {
+        Error::model(&model.file, format!("tensor {name} does not hold {ROWS} x {COLS} weights"))
+    })
+}
+
+/// A vector's values; none if the model does not have it.
+fn vector(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
+    let Some(loaded) = model.tensors.get(name) else { return Ok(Vec::new()) };
+    match (loaded.storage, &loaded.planes[..]) {
+        (Storage::Rows(BlockType::F32), [data]) => Ok(Dtype::F32.to_f32(data.bytes())),
+        _ => Err(Error::model(&model.file, format!("tensor {name} is not a vector"))),
     }
 }
 
-/// Reads a small text file that a person may have broken.
-pub(crate) fn read_text(path: &Path) -> Result<String> {
-    const LIMIT: u64 = 16 << 20;
-    let meta = std::fs::metadata(path).map_err(|e| Error::model(path, format!("cannot read: {e}")))?;
-    if !meta.is_file() {
-        return Err(Error::model(path, "is not a regular file"));
-    }
-    if meta.len() > LIMIT {
-        return Err(Error::model(path, format!("is {} bytes long; at most {LIMIT} are read", meta.len())));
-    }
-    std::fs::read_to_string(path).map_err(|e| Error::model(path, format!("cannot read: {e}")))
-}
-
-/// Loaded tensors on their way into typed places.
-pub(crate) struct Assembly {
-    pub loaded: HashMap<String, Loaded>,
-    pub file: PathBuf,
-    pub weight_type: WeightType,
-}
-
-impl Assembly {
-    fn matrix<const ROWS: usize, const COLS: usize>(&mut self, name: &str) -> Result<Matrix<ROWS, COLS>> {
-        match self.loaded.remove(name) {
-            Some(Loaded::Q4 { quants, scales }) => Packed::new(quants, scales).map(Matrix::Q4),
-            Some(Loaded::Native { format, quants, scales }) => {
-                Native::new(format, quants, scales).map(Matrix::Native)
-            }
-            Some(Loaded::Rows { block, data }) => Dtype::of(block)
-                .filter(|dtype| data.bytes().len() == ROWS * COLS * dtype.size())
-                .map(|dtype| Matrix::Dense { dtype, data }),
-            _ => None,
-        }
-        .ok_or_else(|| {
-            Error::model(&self.file, format!("tensor {name} does not hold {ROWS} x {COLS} weights"))
-        })
-    }
-
-    fn vector(&mut self, name: &str) -> Result<Vec<f32>> {
-        match self.loaded.remove(name) {
-            Some(Loaded::Vector(v)) => Ok(v),
-            None => Ok(Vec::new()),
-            Some(_) => Err(Error::model(&self.file, format!("tensor {name} is not a vector"))),
-        }
-    }
-
-    pub fn assemble(mut self, fingerprint: String) -> Result<Weights> {
-        let bytes = |t: &Loaded| match t {
-            Loaded::Q4 { quants, scales } | Loaded::Native { quants, scales, .. } => {
-                quants.bytes().len() + scales.bytes().len()
-            }
-            Loaded::Rows { data, .. } => data.bytes().len(),
-            Loaded::Vector(v) => 4 * v.len(),
-            Loaded::Head => 0,
-        };
-        let (embed, row) = match self.loaded.remove(EMBED) {
-            Some(Loaded::Rows { block, data })
-                if DIM.is_multiple_of(block.values())
-                    && data.bytes().len() == VOCAB * weight_type::row_bytes(block, DIM) =>
-            {
-                (Embedding::Rows { block, data }, weight_type::row_bytes(block, DIM))
-            }
-            Some(Loaded::Head) if TIED => (Embedding::Head, self.loaded.get(HEAD).map_or(0, bytes) / VOCAB),
-            _ => return Err(Error::model(&self.file, format!("tensor {EMBED} is not {VOCAB} x {DIM}"))),
-        };
-        let bytes_per_token = row + self.loaded.values().map(bytes).sum::<usize>();
-        let layers = (0..LAYERS).map(|l| self.layer(l)).collect::<Result<_>>()?;
-        let (norm, head) = (self.vector("model.norm.weight")?, self.matrix(HEAD)?);
-        let weight_type = self.weight_type;
-        Ok(Weights { embed, layers, norm, head, bytes_per_token, fingerprint, weight_type })
-    }
-
-    fn layer(&mut self, l: usize) -> Result<Layer> {
-        let at = |s: &str| format!("model.layers.{l}.{s}");
-        Ok(Layer {
-            attn_norm: self.vector(&at("input_layernorm.weight"))?,
-            wq: self.matrix(&at("self_attn.q_proj.weight"))?,
-            wk: self.matrix(&at("self_attn.k_proj.weight"))?,
-            wv: self.matrix(&at("self_attn.v_proj.weight"))?,
-            q_bias: self.vector(&at("self_attn.q_proj.bias"))?,
-            k_bias: self.vector(&at("self_attn.k_proj.bias"))?,
-            v_bias: self.vector(&at("self_attn.v_proj.bias"))?,
-            q_norm: self.vector(&at("self_attn.q_norm.weight"))?,
-            k_norm: self.vector(&at("self_attn.k_norm.weight"))?,
-            wo: self.matrix(&at("self_attn.o_proj.weight"))?,
-            o_bias: self.vector(&at("self_attn.o_proj.bias"))?,
-            ffn_norm: self.vector(&at("post_attention_layernorm.weight"))?,
-            gate: self.matrix(&at("mlp.gate_proj.weight"))?,
-            up: self.matrix(&at("mlp.up_proj.weight"))?,
-            down: self.matrix(&at("mlp.down_proj.weight"))?,
-        })
-    }
+fn layer(model: &LoadedModel, l: usize) -> Result<Layer> {
+    let at = |s: &str| format!("model.layers.{l}.{s}");
+    Ok(Layer {
+        attn_norm: vector(model, &at("input_layernorm.weight"))?,
+        wq: matrix(model, &at("self_attn.q_proj.weight"))?,
+        wk: matrix(model, &at("self_attn.k_proj.weight"))?,
+        wv: matrix(model, &at("self_attn.v_proj.weight"))?,
+        q_bias: vector(model, &at("self_attn.q_proj.bias"))?,
+        k_bias: vector(model, &at("self_attn.k_proj.bias"))?,
+        v_bias: vector(model, &at("self_attn.v_proj.bias"))?,
+        q_norm: vector(model, &at("self_attn.q_norm.weight"))?,
+        k_norm: vector(model, &at("self_attn.k_norm.weight"))?,
+        wo: matrix(model, &at("self_attn.o_proj.weight"))?,
+        o_bias: vector(model, &at("self_attn.o_proj.bias"))?,
+        ffn_norm: vector(model, &at("post_attention_layernorm.weight"))?,
+        gate: matrix(model, &at("mlp.gate_proj.weight"))?,
+        up: matrix(model, &at("mlp.up_proj.weight"))?,
+        down: matrix(model, &at("mlp.down_proj.weight"))?,
+    })
 }

@@ -2,7 +2,7 @@
 
 use super::defines::{FFN_PAD, QKV};
 use crate::dims::*;
-use crate::model::weights::Form;
+use crate::model::weights::Storage as HostStorage;
 use files::source::gguf::block::BlockType;
 use numeric::quant::native::Format;
 use numeric::quant::packed::GROUP_ROWS;
@@ -96,11 +96,11 @@ impl Storage {
     pub fn group_bytes(self, cols: usize) -> (usize, usize) {
         // The device's bytes are the host's.
         let form = match self {
-            Storage::Q4 => Form::Q4,
-            Storage::F32 => Form::Rows(BlockType::F32),
-            Storage::F16 => Form::Rows(BlockType::F16),
-            Storage::Bf16 => Form::Rows(BlockType::BF16),
-            Storage::Native(format) => Form::Native(format),
+            Storage::Q4 => HostStorage::Q4,
+            Storage::F32 => HostStorage::Rows(BlockType::F32),
+            Storage::F16 => HostStorage::Rows(BlockType::F16),
+            Storage::Bf16 => HostStorage::Rows(BlockType::BF16),
+            Storage::Native(format) => HostStorage::Native(format),
         };
         form.group_bytes(cols)
     }

@@ -6,143 +6,23 @@ mod speeds;
 mod stream;
 
 use crate::dims::VOCAB;
-use crate::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
+use crate::model::weights::{LoadOptions, ModelPath, Weights};
 use crate::opencl;
-use crate::run::eviction::Eviction;
+use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
 use crate::run::plan::{self, Plan};
-use crate::run::session::{CancelToken, Fixed, Session};
+use crate::run::session::Session;
 use files::{Error, Result};
-use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
 use numeric::topology;
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use text::chat::{Ending, Message, Moment, Template};
-use text::sampler::SamplerOptions;
 use text::tokenizer::{AddSpecial, Tokenizer};
 
 use backends::{Runs, upload};
 pub use batch::{Batch, BatchAnswer, BatchItem};
 use stream::{Held, Writer};
 pub use stream::{Pause, Timing, TokenStream, Unshown};
-
-/// Most tokens of one forward pass unless told otherwise: whole tiles of all kernels, and about as much as
-/// a person waits for after Ctrl-C.
-pub const PREFILL_CHUNK: usize = 256;
-
-/// Which device runs the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BackendKind {
-    /// The CPU.
-    Cpu,
-    /// An OpenCL device, or an error.
-    OpenCl,
-    /// The CPU and an OpenCL device in turn, as [`EngineOptions::hybrid`] says, or an error.
-    Hybrid,
-    /// Where there is an OpenCL device, it and the CPU, whichever was measured to be faster at what; else the CPU.
-    Auto,
-}
-
-/// How a model is loaded and run.
-#[derive(Debug, Clone)]
-pub struct EngineOptions {
-    /// Model directory, `.safetensors` file, `.gguf` file or packed file.
-    pub model: PathBuf,
-    /// What matrices become.
-    pub weight_type: WeightType,
-    /// Element types of the KV cache.
-    pub kv_types: KvTypes,
-    /// Slots of the KV cache.
-    pub max_seq_len: usize,
-    /// Threads; 0 takes as many as the machine's big cores.
-    pub threads: usize,
-    /// Most tokens of one forward pass.
-    pub prefill_chunk: usize,
-    /// Prompts that [`Engine::generate_batch`] completes at once; the memory plan counts a cache for each.
-    pub batch: usize,
-    /// Most tokens that are drafted at a time, which changes no token: see [`Session::with_drafts`]; 0 is none.
-    pub draft: usize,
-    /// Instruction set; `None` takes the best, or the one that `ANTIGRAVITY_SIMD` names.
-    pub isa: Option<Isa>,
-    /// Which device runs the model.
-    pub backend: BackendKind,
-    /// Number or name of the OpenCL device; `None` takes the first GPU.
-    pub cl_device: Option<String>,
-    /// OpenCL: attention on the device too, not on the CPU.
-    pub gpu_attn: bool,
-    /// OpenCL: kernels that are faster and do not have the CPU's bits, where the device has such.
-    pub gpu_fast: bool,
-    /// OpenCL: weights once, in memory that both see.
-    pub zero_copy: bool,
-    /// Hybrid: which device runs what.
-    pub hybrid: Fixed,
-    /// When slots of the cache are evicted, and which.
-    pub eviction: Eviction,
-    /// Told in one line when a device cannot be used and the CPU takes its place.
-    pub notice: fn(&str),
-}
-
-impl EngineOptions {
-    /// The defaults of the command line for a model.
-    pub fn new(model: impl Into<PathBuf>) -> Self {
-        Self {
-            model: model.into(),
-            weight_type: WeightType::Auto,
-            kv_types: KvTypes::both(KvType::Q4),
-            max_seq_len: 2048,
-            threads: 0,
-            prefill_chunk: PREFILL_CHUNK,
-            batch: 1,
-            draft: 0,
-            isa: None,
-            backend: BackendKind::Cpu,
-            cl_device: None,
-            gpu_attn: false,
-            gpu_fast: false,
-            zero_copy: false,
-            hybrid: Fixed::specified(),
-            eviction: Eviction::NEVER,
-            notice: |_| {},
-        }
-    }
-}
-
-/// What to generate and when to stop.
-#[derive(Debug, Clone)]
-pub struct GenerateOptions {
-    /// Most tokens to generate; `None` goes on until the end of the sequence or of the context.
-    pub max_tokens: Option<usize>,
-    /// How tokens are chosen.
-    pub sampler: SamplerOptions,
-    /// Strings that end the text; they are not part of it.
-    pub stop: Vec<String>,
-    /// Goes on past end-of-sequence tokens.
-    pub ignore_eos: bool,
-    /// Token ids that end the text besides the model's own, e.g. those of a chat template.
-    pub stop_tokens: Vec<u32>,
-    /// Measures, of how many of the most probable tokens, what the model held of them: [`TokenStream::logprobs`].
-    pub logprobs: Option<usize>,
-    /// Stops the generation from outside: between tokens, and within a long prompt in a fraction of a pass.
-    pub cancel: CancelToken,
-    /// Told the tokens of the prompt that are done, and all that have to be computed.
-    pub progress: fn(usize, usize),
-}
-
-impl Default for GenerateOptions {
-    fn default() -> Self {
-        Self {
-            max_tokens: Some(20),
-            sampler: SamplerOptions::default(),
-            stop: Vec::new(),
-            ignore_eos: false,
-            stop_tokens: Vec::new(),
-            logprobs: None,
-            cancel: CancelToken::default(),
-            progress: |_, _| {},
-        }
-    }
-}
 
 /// A loaded model. Dropping it closes it; sequences that it made hold what they need of it.
 ///
@@ -197,7 +77,7 @@ impl Engine {
         Plan::new(&options)?.check()?;
         let path = ModelPath::new(&options.model)?;
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
-        let mut weights = Weights::load(&path, &load)?;
+        let mut weights = Weights::load(&path.open(options.weight_type)?, &load)?;
         options.weight_type = weights.weight_type;
         let tokenizer = Tokenizer::open(&path.weights, VOCAB)?;
         let device = match options.backend {

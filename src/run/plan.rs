@@ -12,18 +12,17 @@ pub use advice::{Context, check_apart, check_sharing};
 use crate::dims::*;
 use crate::model::cpu;
 use crate::model::weights::{
-    Checkpoint, Form as Kept, ModelPath, Role, Spec, WeightType, convert, pack, table,
+    Checkpoint, ModelPath, Role, Spec, Storage as Kept, WeightType, convert, pack, table,
 };
 use crate::opencl;
-use crate::run::engine::{BackendKind, EngineOptions};
 use crate::run::eviction::Policy;
+use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::ROWS;
 use crate::run::system::Memory;
 use files::packed_file;
 use files::source::gguf::block::BlockType;
 use files::source::{Dtype, Source};
 use files::{Error, Result};
-use numeric::simd::attend::{Partial, QUERIES};
 use std::path::Path;
 
 /// What kind of memory holds something.
@@ -163,15 +162,15 @@ impl Plan {
     /// The plan for a model that is there. Reads headers only.
     pub fn new(options: &EngineOptions) -> Result<Self> {
         let path = ModelPath::new(&options.model)?;
-        let opened = path.open(options.weight_type)?;
-        let options = &EngineOptions { weight_type: opened.settle(options.weight_type), ..options.clone() };
+        let model = path.open(options.weight_type)?;
+        let opened = &model.checkpoint;
+        let options = &EngineOptions { weight_type: model.weight_type, ..options.clone() };
         let weights = match opened.packed() {
             Some(source) => packed(source),
-            None => checkpoint(&opened, options.weight_type),
+            None => checkpoint(opened, options.weight_type),
         };
         let mut plan = Self::with(options, weights, &path.dir)?;
-        let packed = opened.packed().map(packed_file::gguf).transpose()?.flatten();
-        if let Some(gguf) = opened.gguf().or(packed.as_ref()) {
+        if let Some(gguf) = model.gguf() {
             plan.tokenizer_file = gguf.header_len() as u64;
         }
         Ok(Self { model_id: opened.fingerprint(), ..plan })
@@ -408,8 +407,7 @@ fn on_device(spec: &Spec, form: Kept) -> u64 {
 
 /// Bytes of a tensor in this form.
 fn kept(spec: &Spec, form: Kept) -> u64 {
-    let (quants, scales) = form.bytes(spec);
-    add(quants as u64, scales as u64)
+    form.parts(spec).iter().fold(0, |sum, part| add(sum, part.len as u64))
 }
 
 /// What a packed file has by default of a model in 16 bits.
@@ -419,7 +417,7 @@ fn assumed_form(spec: &Spec) -> Kept {
 
 /// What a thread touches of its stack: tiles of attention and of the widest row, and room to call.
 fn thread_bytes() -> u64 {
-    let attention = QUERIES * (4 * HEAD_DIM + 2 * size_of::<Partial<HEAD_DIM>>());
+    let attention = cpu::attention::task_bytes();
     (attention + 4 * (FFN_DIM + DIM + Q_DIM) + (256 << 10)) as u64
 }
 
@@ -442,7 +440,7 @@ fn packed(source: &Source) -> WeightBytes {
         .filter_map(|name| source.get(&name))
         .fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
     let own = of_role(Role::Vector).fold(0, |sum, s| add(sum, dense(&s, 4)));
-    let forms = pack::forms(source);
+    let forms = pack::storages(source);
     let device = table().iter().zip(forms).fold(0, |sum, (s, form)| add(sum, on_device(s, form)));
     WeightBytes { form: Form::Packed, own, mapped: all.saturating_sub(dropped), dropped, device, passing: 0 }
 }

@@ -1,23 +1,25 @@
-//! Saved sequences (`--session`): everything a text or a conversation needs to go on as if it had never stopped.
+//! Saved sessions (`--session`): everything that a text or a conversation needs to go on as if it had never stopped.
 //!
 //! | bytes | |
 //! |---|---|
 //! | 7 | `AGSAVED` |
-//! | 1 | the version, a digit: 4. Also raised when the rows of a KV type change |
+//! | 1 | the version, a digit: 4. It is also raised when the rows of a KV type change |
 //! | 8 | `n`, little endian |
 //! | `n` | JSON: model, types, tokens and evictions, random state, what was held back (`Header`) |
 //! | 4 | CRC-32 of everything before, little endian |
-//! | … | of each layer the key rows, `[kv_head][slot][row bytes]`, the value rows, and, where attention is observed, its mass, `[kv_head][slot]` f32, little endian |
+//! | … | for each layer: the key rows, `[kv_head][slot][row bytes]`; the value rows; where attention is observed, its mass, `[kv_head][slot]` f32, little endian |
 //! | 4 | CRC-32 of everything before, little endian |
 //!
-//! Rows go between cache and file layer by layer. A file appears whole or not at all, and is not believed: its size must be what the header says before memory is taken for it.
+//! Rows move between cache and file layer by layer. A file appears whole or not at all. It is not trusted: its size must
+//! be the one that follows from the header before memory is allocated for it.
 
-mod summed;
+mod checksummed;
 
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
 use crate::model::device::KvRows;
 use crate::run::engine::{Engine, Pause};
 use crate::run::session::{Sequence, Session};
+use checksummed::Checksummed;
 use files::atomic_file::Unfinished;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
@@ -26,28 +28,27 @@ use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use summed::Summed;
 use text::chat::ConversationState;
 use text::sampler::{Rng, SamplerOptions};
 
-/// What a file begins with.
+/// The first bytes of a file.
 pub const MAGIC: &[u8; 7] = b"AGSAVED";
-/// The byte after it.
+/// The byte after them.
 pub const VERSION: u8 = b'4';
 /// Bytes before the header.
 const PREFIX: u64 = 16;
-/// Bytes of a sum.
+/// Bytes of a checksum.
 const SUM: u64 = 4;
-/// Longest header: some thirty million tokens.
+/// The longest header: about thirty million tokens.
 const MAX_HEADER: u64 = 1 << 28;
 
-/// What goes with a sequence.
+/// What is saved besides the sequence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// What the random numbers began with.
+    /// The seed of the random numbers.
     pub seed: u64,
-    /// Where they are.
+    /// Their current state.
     pub rng: Rng,
     /// What the sequence is.
     pub content: Content,
@@ -64,13 +65,13 @@ pub enum Content {
 }
 
 impl State {
-    /// The random state to go on with; none where another seed is `chosen`. The seed in force goes into `options`.
+    /// The random state to go on with; `None` if another seed is `chosen`. Sets the seed in `options`.
     pub fn random(&self, chosen: Option<u64>, options: &mut SamplerOptions) -> Option<Rng> {
         options.seed = chosen.unwrap_or(self.seed);
         (options.seed == self.seed).then(|| self.rng.clone())
     }
 
-    /// Whether `known` holds of every id besides those of the sequence.
+    /// Whether every id outside the sequence is `known`.
     fn all_ids(&self, known: impl Fn(u32) -> bool) -> bool {
         match &self.content {
             Content::Text(pause) => pause.tokens.iter().copied().all(known),
@@ -93,7 +94,11 @@ struct Header {
     state: State,
 }
 
-/// Writes the sequence and what goes with it; `file` has the old content or the new one, whatever happens.
+/// Saves a session. `file` holds the old content or the new one, whatever happens.
+///
+/// # Errors
+///
+/// `Other`: the file cannot be written.
 pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -> Result<()> {
     let failed = |e: io::Error| Error::io(file, format!("cannot save the session: {e}"));
     let types = session.extent().types;
@@ -110,13 +115,13 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
     }
     let place = place(file);
     let unfinished = Unfinished::create(&place).map_err(failed)?;
-    // Nobody else's to read, unless that was changed; some file systems have no modes.
+    // Readable by the owner alone, unless the user has changed that. Some file systems have no modes.
     let mode = fs::metadata(&place).map_or(Permissions::from_mode(0o600), |old| old.permissions());
     let _ = unfinished.file.set_permissions(mode);
-    let mut out = Summed::new(&unfinished.file);
+    let mut out = Checksummed::new(&unfinished.file);
     let length = (json.len() as u64).to_le_bytes();
     out.put(&[MAGIC, &[VERSION][..], &length, &json].concat()).map_err(failed)?;
-    out.put_sum().map_err(failed)?;
+    out.put_checksum().map_err(failed)?;
     let (mut rows, mut mass) = (KvRows::default(), Vec::new());
     for layer in 0..LAYERS {
         session.read_rows(layer, &mut rows)?;
@@ -124,19 +129,19 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
         let mass: Vec<u8> = mass.iter().flat_map(|m| m.to_le_bytes()).collect();
         [&rows.k, &rows.v, &mass].into_iter().try_for_each(|bytes| out.put(bytes)).map_err(failed)?;
     }
-    out.put_sum().map_err(failed)?;
+    out.put_checksum().map_err(failed)?;
     unfinished.finish(&place).map_err(failed)
 }
 
-/// [`read`] for a file that is to be written too, which need not be there yet.
+/// [`read`] for a file that will be written later.
 ///
 /// # Errors
 ///
-/// As of [`read`]; `Usage` where the file could not be written at the end.
+/// As for [`read`]; `Usage` if the file could not be written.
 pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
     let place = place(file);
     regular(file, &place)?;
-    // Said now, not after the last token. It also removes what a killed run left.
+    // Reported now, not after the last token. This also removes what a killed run left.
     drop(Unfinished::create(&place).map_err(|e| {
         Error::Usage(format!("--session {}: cannot be written: {e}; choose another place", file.display()))
     })?);
@@ -144,18 +149,18 @@ pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
 }
 
 fn regular(file: &Path, place: &Path) -> Result<()> {
-    match fs::metadata(place).is_ok_and(|meta| !meta.is_file()) {
-        true => Err(Error::model(file, "is not a regular file")),
-        false => Ok(()),
+    if fs::metadata(place).is_ok_and(|meta| !meta.is_file()) {
+        return Err(Error::model(file, "is not a regular file"));
     }
+    Ok(())
 }
 
-/// Restores a sequence and returns what goes with it; `None` when there is no such file.
+/// Restores a sequence and returns what was saved with it; `None` if there is no such file.
 ///
 /// # Errors
 ///
-/// `Usage` where another flag mends it; `Model` for a file of another model or version and for a damaged one. The
-/// session is then as before or empty.
+/// `Usage`: another flag is needed. `Model`: the file is damaged, or of another model or version. The session is then
+/// as before, or empty.
 pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
     let place = place(file);
     regular(file, &place)?;
@@ -164,7 +169,7 @@ pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
     }
     let opened = File::open(&place).and_then(|f| Ok((f.metadata()?.len(), f)));
     let (size, stored) = opened.map_err(|e| Error::model(file, format!("cannot read: {e}")))?;
-    let mut input = Summed::new(&stored);
+    let mut input = Checksummed::new(&stored);
     let (header, header_end) = read_header(file, &mut input, size)?;
     header.check(file, session, engine)?;
     if header.size(session, header_end) != Some(size) {
@@ -177,21 +182,18 @@ pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
         for (m, bytes) in mass.iter_mut().zip(bytes.as_chunks().0) {
             *m = f32::from_le_bytes(*bytes);
         }
-        let whole = layer + 1 < LAYERS || input.sum_fits().unwrap_or(false);
-        match whole && mass.iter().all(|m| m.is_finite()) {
-            true => Ok(()),
-            false => Err(damaged(file)),
-        }
+        let whole = layer + 1 < LAYERS || input.checksum_fits().unwrap_or(false);
+        if whole && mass.iter().all(|m| m.is_finite()) { Ok(()) } else { Err(damaged(file)) }
     })?;
     Ok(Some(header.state))
 }
 
-/// The file itself where a link leads to it, so that not the link is replaced.
+/// The target if `file` is a link, so that saving does not replace the link.
 fn place(file: &Path) -> PathBuf {
     fs::canonicalize(file).unwrap_or_else(|_| file.into())
 }
 
-/// An error that no flag mends.
+/// An error that no flag avoids.
 fn unusable(file: &Path, why: &str) -> Error {
     Error::model(file, format!("{why}; delete it to begin anew, or give --session another file"))
 }
@@ -201,7 +203,7 @@ fn damaged(file: &Path) -> Error {
 }
 
 /// The header of a file of `size` bytes, and where it ends.
-fn read_header(file: &Path, input: &mut Summed<&File>, size: u64) -> Result<(Header, u64)> {
+fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result<(Header, u64)> {
     let mut prefix = [0; PREFIX as usize];
     if size < PREFIX || input.take(&mut prefix).is_err() || !prefix.starts_with(MAGIC) {
         return Err(unusable(file, "is not a saved session"));
@@ -218,13 +220,13 @@ fn read_header(file: &Path, input: &mut Summed<&File>, size: u64) -> Result<(Hea
     let end = length.checked_add(PREFIX + SUM).filter(|&end| length <= MAX_HEADER && end <= size);
     let end = end.ok_or_else(|| damaged(file))?;
     let mut json = vec![0; length as usize];
-    let whole = input.take(&mut json).is_ok() && input.sum_fits().unwrap_or(false);
+    let whole = input.take(&mut json).is_ok() && input.checksum_fits().unwrap_or(false);
     let header = whole.then(|| serde_json::from_slice(&json).ok()).flatten();
     Ok((header.ok_or_else(|| damaged(file))?, end))
 }
 
 impl Header {
-    /// Refuses what does not go with this run.
+    /// Refuses a session that this run cannot go on with.
     fn check(&self, file: &Path, session: &Session, engine: &Engine) -> Result<()> {
         let ours = &engine.weights().fingerprint;
         if self.model != *ours {
@@ -247,13 +249,13 @@ impl Header {
             return Err(damaged(file));
         }
         let (slots, capacity) = (self.sequence.slots, session.extent().slots);
-        match slots > capacity {
-            true => usage(format!("holds {slots} slots, and the context {capacity}; raise --max-seq-len")),
-            false => Ok(()),
+        if slots > capacity {
+            return usage(format!("holds {slots} slots, and the context {capacity}; raise --max-seq-len"));
         }
+        Ok(())
     }
 
-    /// The size of a file whose header, sum included, ends at `end`; `None` for no number.
+    /// The size of a file whose header ends at `end`, checksum included; `None` if that overflows.
     fn size(&self, session: &Session, end: u64) -> Option<u64> {
         let types = session.extent().types;
         let mass = self.sequence.since.map_or(0, |_| size_of::<f32>());

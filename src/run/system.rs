@@ -1,26 +1,22 @@
-//! What this machine is and what it allows: processor, kernel, memory, limits of the container.
+//! The machine and its limits: processor, kernel, memory, container.
 //!
-//! Everything is read from text files under `/proc` and `/sys`, any of which may be missing or odd (on
-//! phones many are), so every answer is optional. The parsers are pure functions over the text.
+//! Everything is read from text files under `/proc` and `/sys`. Any of them may be missing or unusual (on phones many
+//! are), so every answer is optional. The parsers are pure functions of the text.
 
 pub mod cgroup;
 pub mod marker;
 mod pressure;
+mod text_file;
 
 pub use pressure::memory_is_low;
+pub use text_file::read;
 
 use files::{Error, Result};
-use std::fs;
 
-/// Stands for the system's available memory in every plan.
+/// Replaces the system's available memory in every plan.
 const MEMORY_VARIABLE: &str = "ANTIGRAVITY_MEMORY_MIB";
 
-/// Text of a small system file; `None` where it is missing or unreadable.
-pub fn read(path: &str) -> Option<String> {
-    fs::read_to_string(path).ok()
-}
-
-/// Number of bytes in a line `key:  123 kB` of `/proc/meminfo` or `/proc/self/status`.
+/// The bytes in a line `key:  123 kB` of `/proc/meminfo` or `/proc/self/status`.
 pub fn kb_field(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
     let mut words = rest.split_whitespace();
@@ -32,8 +28,8 @@ pub fn kb_field(text: &str, key: &str) -> Option<u64> {
     }
 }
 
-/// The processor's name in `/proc/cpuinfo`: `model name` on x86, `Hardware` on older Android, else the
-/// implementer and part of the fastest kind of core, which Arm gives instead.
+/// The processor's name in `/proc/cpuinfo`: `model name` on x86, `Hardware` on older Android, otherwise the implementer
+/// and part of the fastest kind of Arm core.
 pub fn cpu_name(cpuinfo: &str) -> Option<String> {
     let value = |key: &str| {
         cpuinfo.lines().rev().find_map(|line| {
@@ -59,7 +55,7 @@ pub fn kernel() -> String {
     part("/proc/sys/kernel/osrelease").map_or(name.clone(), |release| format!("{name} {release}"))
 }
 
-/// The most memory this process has had in use so far (`VmHWM`), in bytes.
+/// The peak resident memory of this process so far (`VmHWM`), in bytes.
 pub fn peak_rss() -> Option<u64> {
     kb_field(&read("/proc/self/status")?, "VmHWM")
 }
@@ -67,13 +63,13 @@ pub fn peak_rss() -> Option<u64> {
 /// Memory of the machine and of the container, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Of the machine.
+    /// The machine's memory.
     pub total: Option<u64>,
-    /// What the kernel estimates can be had without swapping.
+    /// The kernel's estimate of what can be allocated without swapping.
     pub available: Option<u64>,
     /// The container's limit.
     pub limit: Option<u64>,
-    /// What is left of the container's limit, file cache counted as free.
+    /// What is left of the container's limit; file cache counts as free.
     pub limit_left: Option<u64>,
 }
 
@@ -90,12 +86,12 @@ impl Memory {
         }
     }
 
-    /// [`Memory::now`], or with what `ANTIGRAVITY_MEMORY_MIB` says is available: for the plan of a machine that is
-    /// not this one, or to leave memory to other programs.
+    /// [`Memory::now`], or the available memory that `ANTIGRAVITY_MEMORY_MIB` states: to plan for another machine, or to
+    /// leave memory to other programs.
     ///
     /// # Errors
     ///
-    /// `Usage` where the variable is not a number.
+    /// `Usage`: the variable is not a number.
     pub fn to_plan_with() -> Result<Self> {
         match std::env::var_os(MEMORY_VARIABLE) {
             None => Ok(Self::now()),
@@ -113,7 +109,7 @@ impl Memory {
         Ok(Self { available: Some(available), ..Self::default() })
     }
 
-    /// What this process may take; `None` when nothing is known.
+    /// What this process may use; `None` if nothing is known.
     pub fn usable(&self) -> Option<u64> {
         match (self.available, self.limit_left) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -127,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kilobyte_fields() {
+    fn kilobyte_fields_become_bytes() {
         let info = "MemTotal:       24684084 kB\nMemAvailable:\t 10 kB\nHugePages_Total:       3\nX: y kB\n";
         assert_eq!(kb_field(info, "MemTotal"), Some(24684084 << 10));
         assert_eq!(kb_field(info, "MemAvailable"), Some(10 << 10));
@@ -140,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_names() {
+    fn processors_have_names_on_x86_and_arm() {
         assert_eq!(cpu_name("processor\t: 0\nmodel name\t: AMD EPYC\n").as_deref(), Some("AMD EPYC"));
         let arm =
             "CPU implementer\t: 0x41\nCPU part\t: 0xd05\n\nCPU implementer\t: 0x41\nCPU part\t: 0xd44\n";
@@ -151,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_may_be_stated() {
+    fn stated_memory_is_a_whole_number_of_mib() {
         assert_eq!(Memory::stated("900").map(|m| m.usable()), Ok(Some(900 << 20)));
         for bad in ["", "x", "-1", "1.5", "99999999999999999"] {
             let said = Memory::stated(bad).expect_err("no number").to_string();
@@ -160,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smaller_limit_counts() {
+    fn the_smaller_of_two_limits_counts() {
         let m = |available, limit_left| Memory { available, limit_left, ..Memory::default() };
         assert_eq!(m(Some(5), Some(3)).usable(), Some(3));
         assert_eq!(m(Some(5), None).usable(), Some(5));

@@ -46,7 +46,8 @@ fn formats() -> impl Iterator<Item = BlockType> {
 }
 
 fn load(path: &Path, weight_type: WeightType, threads: usize) -> Result<Weights, Error> {
-    Weights::load(&ModelPath::new(path)?, &LoadOptions { weight_type, threads, progress: &|_, _| {} })
+    let model = ModelPath::new(path)?.open(weight_type)?;
+    Weights::load(&model, &LoadOptions { weight_type, threads, progress: &|_, _| {} })
 }
 
 /// The logits of some tokens, one after another.
@@ -132,9 +133,9 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
             .expect("what the file says comes along");
         assert_eq!(texts.metadata(), Gguf::open(&path).unwrap().metadata());
         let used = ModelPath::new(&path).unwrap().open(WeightType::Auto).unwrap();
-        assert_eq!(used.path(), packed, "the fresh packed file is taken");
+        assert_eq!(used.checkpoint.path(), packed, "the fresh packed file is taken");
         let opened = ModelPath::new(&path).unwrap().open(WeightType::Q4_0).unwrap();
-        assert_eq!(opened.path(), path, "of other weights it is not");
+        assert_eq!(opened.checkpoint.path(), path, "of other weights it is not");
         let mapped = load(&path, WeightType::Auto, 2).unwrap();
         assert_eq!((mapped.bytes_per_token, kinds(&mapped)), (bytes, block));
         assert!(embedded(&mapped), "{block:?}: embeddings of the packed file");
@@ -240,11 +241,11 @@ fn a_stale_packed_file_is_left_alone() {
     let config = at.config().unwrap().unwrap();
     let packed = at.packed().unwrap();
     pack::write(&Checkpoint::open(&path).unwrap(), &config, &packed, &options).unwrap();
-    assert_eq!(at.open(WeightType::Auto).unwrap().path(), packed);
+    assert_eq!(at.open(WeightType::Auto).unwrap().checkpoint.path(), packed);
     file.tensor("output_norm.weight").bytes[..4].copy_from_slice(&2f32.to_le_bytes());
     file.tensors.swap(0, 1);
     file.write(&path);
-    assert_eq!(at.open(WeightType::Auto).unwrap().path(), path);
+    assert_eq!(at.open(WeightType::Auto).unwrap().checkpoint.path(), path);
 }
 
 /// Loading fails in one line that holds all of `words`, with every type of weights; so does the program, with exit

@@ -84,11 +84,10 @@ fn tensors_of_further_files_decode_to_the_reference_bits() {
 fn metadata_is_read_by_type() {
     let gguf = Gguf::open(&fixtures().join("m1-llama32-bf16.Q4_0.gguf")).unwrap();
     let m = gguf.metadata();
-    assert_eq!(gguf.version(), 3);
     assert_eq!(m.text("general.architecture"), Ok(Some("llama")));
     assert_eq!(m.integer("llama.block_count"), Ok(Some(4)));
-    assert_eq!(m.float("llama.rope.freq_base"), Ok(Some(500_000.0)));
-    assert_eq!(m.float("llama.attention.layer_norm_rms_epsilon"), Ok(Some(1e-5)));
+    assert_eq!(m.get("llama.rope.freq_base").and_then(|v| v.as_f64()), Some(500_000.0));
+    assert_eq!(m.get("llama.attention.layer_norm_rms_epsilon").and_then(|v| v.as_f64()), Some(1e-5));
     let tokens = m.strings("tokenizer.ggml.tokens").unwrap().unwrap();
     assert_eq!((tokens.len(), tokens.get(0), tokens.get(352)), (352, Some("!"), None));
     assert_eq!(m.strings("tokenizer.ggml.merges").unwrap().unwrap().get(0), Some("h e"));
@@ -97,16 +96,14 @@ fn metadata_is_read_by_type() {
     let error = m.text("llama.block_count").unwrap_err();
     assert_eq!(error, "metadata \"llama.block_count\" is 4; supported: a string");
     assert!(m.integer("tokenizer.ggml.tokens").unwrap_err().contains("an array of 352 values"));
-    assert!(m.truth("general.name").is_err() && m.float("llama.block_count").is_err());
+    assert!(m.truth("general.name").is_err());
 }
 
 #[test]
-fn rows_are_where_shape_and_block_say_and_files_have_ids() {
+fn shapes_are_row_major_and_files_have_ids() {
     let gguf = Gguf::open(&fixtures().join("m1-llama32-bf16.Q4_0.gguf")).unwrap();
     let down = gguf.require("blk.0.ffn_down.weight").unwrap();
-    assert_eq!((down.shape[..].to_vec(), down.row(0).len()), (vec![64, 160], 5 * 18));
-    let rows: Vec<u8> = (0..64).flat_map(|row| down.row(row).to_vec()).collect();
-    assert_eq!(rows, down.data.bytes());
+    assert_eq!((&down.shape[..], down.data.bytes().len()), (&[64, 160][..], 64 * down.block.row_bytes(160)));
     let other = Gguf::open(&fixtures().join("m4-qwen2-bf16.Q4_1.gguf")).unwrap();
     assert!(gguf.fingerprint().len() == 32 && gguf.fingerprint() != other.fingerprint());
     let missing = gguf.require("blk.9.ffn_down.weight").unwrap_err().to_string();
@@ -114,17 +111,15 @@ fn rows_are_where_shape_and_block_say_and_files_have_ids() {
 }
 
 #[test]
-fn a_header_needs_only_the_first_bytes_of_its_file() {
+fn a_header_that_is_cut_is_refused() {
     let file = fs::read(fixtures().join("m4-qwen2-bf16.Q8_0.gguf")).unwrap();
-    let whole = Header::parse(&file, file.len() as u64).unwrap();
-    let head = Header::parse(&file[..whole.len], file.len() as u64).unwrap();
-    assert_eq!(whole, head);
-    assert!(Header::parse(&file[..whole.len - 1], file.len() as u64).is_err());
+    let whole = Header::parse(&file).unwrap();
+    assert!(Header::parse(&file[..whole.len - 1]).is_err());
 }
 
 fn parse(parts: &Parts) -> Header {
     let bytes = parts.bytes();
-    Header::parse(&bytes, bytes.len() as u64).unwrap()
+    Header::parse(&bytes).unwrap()
 }
 
 #[test]

@@ -52,7 +52,7 @@ static ALLOCATOR: Watching = Watching;
 /// found lies inside it.
 fn parse(bytes: &[u8]) -> Result<Header, String> {
     LARGEST.set(0);
-    let result = Header::parse(bytes, bytes.len() as u64);
+    let result = Header::parse(bytes);
     let largest = LARGEST.get();
     assert!(largest <= 4 * bytes.len() + 4096, "{largest} bytes at once for a file of {}", bytes.len());
     if let Ok(header) = &result {

@@ -11,7 +11,7 @@ use antigravity::model::device::{self as seam, KvRows, Logits, Run};
 use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use antigravity::opencl::selftest::TOLERANCE;
 use antigravity::opencl::{Device, Matrices, Model, OpenClDevice, OpenClOptions, Place, Variants};
-use antigravity::run::engine::BackendKind;
+use antigravity::run::options::BackendKind;
 use antigravity::run::plan::{self, Plan};
 use antigravity::{EngineOptions, Error};
 use files::source::Source;
@@ -71,7 +71,7 @@ fn written(mixture: Mixture) -> Option<(Temp, PathBuf)> {
 
 fn load(path: &Path) -> Weights {
     let load = LoadOptions { weight_type: WeightType::Auto, threads: 2, progress: &|_, _| {} };
-    Weights::load(&ModelPath::new(path).unwrap(), &load).unwrap()
+    Weights::load(&ModelPath::new(path).unwrap().open(load.weight_type).unwrap(), &load).unwrap()
 }
 
 fn types() -> KvTypes {

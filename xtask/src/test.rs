@@ -42,7 +42,7 @@ const PARTS: &[Part] = &[
     Part { name: "cargo", when: Always, about: "unit and integration tests", run: cargo_test },
     Part { name: "parity", when: Always, about: "logits and text equal to those of transformers", run: parity_with_reference },
     Part { name: "refusal", when: Always, about: "what a build does not have is refused in a line", run: refusals },
-    Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the README says so", run: quality_of_the_cache },
+    Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the story model's README says so", run: quality_of_the_cache },
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
     Part { name: "aarch64", when: All, about: "unit, golden and kernel tests on 64-bit Arm", run: arm::run },
     Part { name: "device", when: All, about: "deploy, run, golden, bench and profile through adb, and what may go wrong", run: device::run },

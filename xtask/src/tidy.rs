@@ -1,44 +1,39 @@
-//! `cargo xtask tidy`: rules about source files that no other tool checks.
+//! `cargo xtask tidy`: rules about source files that no other tool checks. [`arrows`] says who may name whom, [`style`]
+//! how long files and functions are and how they begin.
+
+mod arrows;
+mod code;
+mod style;
+mod uses;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
 use crate::sh;
 use std::fs;
 use std::path::{Path, PathBuf};
+use uses::Modules;
 
-/// A file longer than this is asking to be split; it is reported, not refused.
-const MAX_LINES: usize = 600;
 const PLACES: &[&str] = &["build.rs", "src", "xtask", "tests", "kernels"];
-const BAD_NAMES: &[&str] = &["mod.rs", "utils.rs", "util.rs", "helpers.rs", "helper.rs", "common.rs"];
-// Written in two pieces so that this file passes its own check.
-const MARKS: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
 
 pub fn run(words: &[String]) -> Result<()> {
     Args::parse(words, &[], &[])?.no_rest()?;
     let root = sh::root();
-    let mut files = Vec::new();
+    let mut paths = Vec::new();
     for place in PLACES {
-        collect(&root.join(place), &mut files)?;
+        collect(&root.join(place), &mut paths)?;
     }
-    files.sort();
-    let mut broken = 0;
-    for file in &files {
-        let text = fs::read_to_string(file).map_err(|e| Error::at(file, e))?;
-        let name = file.strip_prefix(&root).unwrap_or(file);
-        for problem in problems(name, &text) {
-            eprintln!("{}: {problem}", name.display());
-            broken += 1;
-        }
-        let lines = text.lines().count();
-        if lines > MAX_LINES {
-            eprintln!(
-                "{}: note: {lines} lines; over {MAX_LINES} a file is asking to be split",
-                name.display()
-            );
-        }
+    paths.sort();
+    let mut files = Vec::new();
+    for path in &paths {
+        let text = fs::read_to_string(path).map_err(|e| Error::at(path, e))?;
+        files.push((path.strip_prefix(&root).unwrap_or(path).to_string_lossy().into_owned(), text));
     }
-    if broken > 0 {
-        return Err(Error::Failed(format!("tidy: {broken} problems in {} files", files.len())));
+    let problems = problems(&files);
+    for problem in &problems {
+        eprintln!("{problem}");
+    }
+    if !problems.is_empty() {
+        return Err(Error::Failed(format!("tidy: {} problems in {} files", problems.len(), files.len())));
     }
     eprintln!("tidy: {} files in order", files.len());
     Ok(())
@@ -55,21 +50,15 @@ fn collect(place: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with one file.
-fn problems(name: &Path, text: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let rust = name.extension().is_some_and(|e| e == "rs");
-    if rust && !text.starts_with("//! ") {
-        found.push("1: the first line is not `//! ` and what the file owns".into());
-    }
-    if let Some(bad) = BAD_NAMES.iter().find(|bad| name.ends_with(bad)) {
-        found.push(format!("a file named {bad}: name it after what it owns (foo.rs beside foo/)"));
-    }
-    for (i, line) in text.lines().enumerate() {
-        for mark in MARKS.iter().filter(|mark| line.contains(**mark)) {
-            found.push(format!("{}: {mark}: do it, or write the limit down where users read it", i + 1));
-        }
-    }
+/// What is wrong with the files, each given by its path in the project and its text.
+fn problems(files: &[(String, String)]) -> Vec<String> {
+    let mut found: Vec<String> = files.iter().flat_map(|(name, text)| style::problems(name, text)).collect();
+    let inside = files.iter().filter(|(name, _)| !name.starts_with("tests/"));
+    let modules = Modules::new(inside.map(|(name, text)| (name.as_str(), text.as_str())));
+    found.extend(modules.code().flat_map(|(name, code)| style::too_long(name, code)));
+    let uses = modules.uses();
+    found.extend(arrows::upward(&uses));
+    found.extend(arrows::circles(&uses));
     found
 }
 
@@ -77,14 +66,21 @@ fn problems(name: &Path, text: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
+    fn check(files: &[(&str, &str)]) -> Vec<String> {
+        let named = files.iter().map(|(name, text)| (name.to_string(), text.to_string()));
+        problems(&named.collect::<Vec<_>>())
+    }
+
     #[test]
-    fn each_rule_fires() {
-        let check = |name: &str, text: &str| problems(Path::new(name), text).len();
-        assert_eq!(check("src/a.rs", "//! Owns a.\n"), 0);
-        assert_eq!(check("src/a.rs", "fn main() {}\n"), 1);
-        assert_eq!(check("src/a/mod.rs", "//! Owns a.\n"), 1);
-        assert_eq!(check("tests/helpers.rs", "//! Owns a.\n"), 1);
-        assert_eq!(check("kernels/common.cl", "// prepended\n"), 0);
-        assert_eq!(check("src/a.rs", &format!("//! Owns a.\n// {}: later\n", MARKS[0])), 1);
+    fn every_rule_is_asked() {
+        let root = ("src/lib.rs", "//! Root.\nmod cli;\nmod run;\n");
+        let run = ("src/run.rs", "//! Run.\n");
+        assert_eq!(check(&[root, run]), Vec::<String>::new());
+        assert_eq!(check(&[root, ("src/run.rs", "fn run() {}\n")]).len(), 1, "no first line");
+        let long = format!("//! Run.\n{}", "const A: usize = 1;\n".repeat(401));
+        assert_eq!(check(&[root, ("src/run.rs", &long)]).len(), 1, "too long");
+        // Upwards, and round.
+        let cli = ("src/cli.rs", "//! Cli.\nuse crate::run;\n");
+        assert_eq!(check(&[root, cli, ("src/run.rs", "//! Run.\nuse crate::cli::f;\n")]).len(), 2);
     }
 }

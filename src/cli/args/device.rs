@@ -1,8 +1,8 @@
 //! Flags that say which device runs what.
 
-use crate::run::engine::BackendKind;
+use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::{Fixed, Side};
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use files::{Error, Result};
 
 /// Which device runs the model.
@@ -36,39 +36,37 @@ pub(in crate::cli) enum SideName {
 /// Where the model runs, and when it moves.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct DeviceArgs {
-    /// Device that runs the model
+    /// Where the model runs: on the CPU, on an OpenCL device, on both in turn, or where it was measured to be faster
     #[arg(short, long, value_enum, default_value = "cpu")]
     pub backend: BackendName,
-    /// Hybrid: position at which decode moves to the GPU, several as 512,2048; never; or auto: by measured speed
-    #[arg(long, default_value = "512", value_name = "N")]
-    pub switch_threshold: String,
-    /// Hybrid: position at which decode moves back to the CPU, several as 1024,4096
-    #[arg(long, value_name = "N", value_delimiter = ',')]
-    pub switch_back: Vec<usize>,
-    /// Hybrid: device that computes prompts of 32 tokens and more [default: cpu]
-    #[arg(long, value_enum, value_name = "SIDE")]
-    pub prefill_on: Option<SideName>,
-    /// OpenCL: the device, by the number or a part of the name that doctor shows [default: the first GPU]
+    /// OpenCL: the device, by its number or a part of its name, as doctor lists them [default: the first GPU]
     #[arg(long, value_name = "DEVICE")]
     pub cl_device: Option<String>,
-    /// OpenCL: attention on the GPU too
-    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
+    /// OpenCL: compute attention on the GPU too
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = ArgAction::Set)]
     pub gpu_attn: bool,
-    /// OpenCL: faster kernels where the device has some, whose text may differ from the CPU's; with --gpu-attn
+    /// OpenCL: use faster kernels if the device has them; the text may then differ from the CPU's (needs --gpu-attn)
     #[arg(long, requires = "gpu_attn")]
     pub gpu_fast: bool,
-    /// Share memory between CPU and GPU where the device can
-    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
+    /// OpenCL: share memory between CPU and GPU if the device can
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = ArgAction::Set)]
     pub zero_copy: bool,
+    /// Hybrid: position at which decoding moves to the GPU; or several (512,2048), never, or auto (by measured speed)
+    #[arg(long, default_value = "512", value_name = "N")]
+    pub switch_threshold: String,
+    /// Hybrid: position at which decoding moves back to the CPU; or several (1024,4096)
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub switch_back: Vec<usize>,
+    /// Hybrid: device that computes prompts of 32 tokens or more [default: cpu]
+    #[arg(long, value_enum, value_name = "SIDE")]
+    pub prefill_on: Option<SideName>,
 }
 
 impl DeviceArgs {
-    /// Checks the flags: the backend, and who runs what when there are two.
-    pub fn resolve(&self) -> Result<(BackendKind, Fixed)> {
+    /// Checks the flags and sets the options that they stand for.
+    pub fn apply(&self, options: &mut EngineOptions) -> Result<()> {
         let threshold = self.switch_threshold.as_str();
         let measured = threshold == "auto";
-        let positions =
-            || threshold.split(',').map(str::parse).collect::<std::result::Result<Vec<usize>, _>>();
         if measured && (self.prefill_on.is_some() || !self.switch_back.is_empty()) {
             return Err(Error::Usage(
                 "--switch-threshold auto chooses by itself; leave --switch-back and --prefill-on out".into(),
@@ -76,20 +74,22 @@ impl DeviceArgs {
         }
         let to_gpu = match threshold {
             "auto" | "never" => Vec::new(),
-            _ => positions().map_err(|_| {
+            list => list.split(',').map(str::parse).collect::<std::result::Result<_, _>>().map_err(|_| {
                 Error::Usage(format!(
                     "--switch-threshold {threshold}: use positions, as 512 or 512,2048, never or auto"
                 ))
             })?,
         };
-        let kind = match (self.backend, measured) {
-            (BackendName::Hybrid, true) => BackendKind::Auto,
-            (name, _) => name.kind(),
+        let prefill = if self.prefill_on == Some(SideName::Gpu) { Side::Gpu } else { Side::Cpu };
+        options.hybrid = Fixed { prefill, to_gpu, to_cpu: self.switch_back.clone() };
+        options.backend = match self.backend {
+            BackendName::Hybrid if measured => BackendKind::Auto,
+            name => name.kind(),
         };
-        let prefill = match self.prefill_on {
-            Some(SideName::Gpu) => Side::Gpu,
-            Some(SideName::Cpu) | None => Side::Cpu,
-        };
-        Ok((kind, Fixed { prefill, to_gpu, to_cpu: self.switch_back.clone() }))
+        options.cl_device.clone_from(&self.cl_device);
+        options.gpu_attn = self.gpu_attn;
+        options.gpu_fast = self.gpu_fast;
+        options.zero_copy = self.zero_copy;
+        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Flags that say what becomes of a cache that is full.
+//! Flags that say what becomes of a full cache.
 
 use crate::run::eviction::{Eviction, Policy};
 use clap::Args;
@@ -7,17 +7,17 @@ use files::Result;
 /// When and what to evict.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct EvictionArgs {
-    /// What to do when the cache is full: none ends the text, sliding keeps the latest tokens, snapkv and h2o those
-    /// that attention looks at
+    /// What to do when the cache is full: none ends the text, sliding keeps the latest tokens, snapkv and h2o keep the
+    /// tokens that attention looks at
     #[arg(long, default_value = "none", value_name = "POLICY")]
     pub eviction_policy: Policy,
-    /// Slots kept by an eviction
+    /// Slots that an eviction keeps
     #[arg(long, default_value_t = 1024, value_name = "N")]
     pub eviction_window: usize,
     /// First tokens that are never evicted
     #[arg(long, visible_alias = "keep", default_value_t = 0, value_name = "N")]
     pub protected_prefix: usize,
-    /// Evict when the system's available memory falls below this
+    /// Also evict when less than this much of the system's memory is available
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     pub memory_threshold_mb: u64,
 }
@@ -31,9 +31,9 @@ impl EvictionArgs {
             prefix: self.protected_prefix,
             memory_threshold: self.memory_threshold_mb.saturating_mul(1 << 20),
         };
-        match eviction.policy {
-            Policy::None => Ok(eviction),
-            _ => eviction.check().map(|()| eviction),
+        if eviction.policy != Policy::None {
+            eviction.check()?;
         }
+        Ok(eviction)
     }
 }

@@ -1,4 +1,4 @@
-//! Flags that name what a text has to follow.
+//! Flags that name the form that the text must have.
 
 use clap::Args;
 use files::{Error, Result};
@@ -6,19 +6,19 @@ use std::path::PathBuf;
 #[cfg(feature = "grammar")]
 use {std::path::Path, text::sampler::Grammar};
 
-/// What a text has to follow.
+/// The form that the text must have.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct GrammarArgs {
-    /// JSON that fits this schema, a file or the schema itself, and nothing else
+    /// Generate only JSON that fits this schema, given as a file or as text
     #[arg(long, value_name = "FILE|JSON", conflicts_with = "grammar", hide = !cfg!(feature = "grammar"))]
     pub json_schema: Option<String>,
-    /// A text of the rule root of this GBNF file, and nothing else
+    /// Generate only text that fits the rule root of this GBNF file
     #[arg(long, value_name = "FILE", hide = !cfg!(feature = "grammar"))]
     pub grammar: Option<PathBuf>,
 }
 
 impl GrammarArgs {
-    /// An error if one is given.
+    /// An error if a grammar is given.
     pub fn refuse(&self, why: &str) -> Result<()> {
         let flag = match (&self.json_schema, &self.grammar) {
             (None, None) => return Ok(()),
@@ -28,19 +28,16 @@ impl GrammarArgs {
         Err(Error::Usage(format!("{flag}: {why}")))
     }
 
-    /// Reads and checks it.
+    /// Reads and checks the grammar.
     #[cfg(feature = "grammar")]
     pub fn resolve(&self) -> Result<Option<Grammar>> {
         if let Some(schema) = &self.json_schema {
             let flag = "--json-schema";
-            return match schema.trim_start().starts_with('{') {
-                true => Grammar::json_schema(flag, schema),
-                false => {
-                    let file = Path::new(schema);
-                    Grammar::json_schema(&place(flag, file), &read(flag, file)?)
-                }
+            if schema.trim_start().starts_with('{') {
+                return Grammar::json_schema(flag, schema).map(Some);
             }
-            .map(Some);
+            let file = Path::new(schema);
+            return Grammar::json_schema(&place(flag, file), &read(flag, file)?).map(Some);
         }
         let flag = "--grammar";
         let gbnf = |file: &PathBuf| Grammar::gbnf(&place(flag, file), &read(flag, file)?);
@@ -53,7 +50,7 @@ fn place(flag: &str, file: &Path) -> String {
     format!("{flag} {}", file.display())
 }
 
-/// A text of at most a mebibyte.
+/// The text of a file of at most 1 MiB.
 #[cfg(feature = "grammar")]
 fn read(flag: &str, file: &Path) -> Result<String> {
     use std::io::Read;
@@ -63,8 +60,5 @@ fn read(flag: &str, file: &Path) -> Result<String> {
     std::fs::File::open(file)
         .and_then(|f| f.take(LIMIT + 1).read_to_string(&mut text))
         .map_err(|e| bad(e.to_string()))?;
-    match text.len() as u64 > LIMIT {
-        true => Err(bad("is longer than 1 MiB".into())),
-        false => Ok(text),
-    }
+    if text.len() as u64 > LIMIT { Err(bad("is longer than 1 MiB".into())) } else { Ok(text) }
 }

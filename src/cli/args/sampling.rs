@@ -9,61 +9,43 @@ use text::sampler::{DryOptions, SamplerOptions, XtcOptions};
 /// How tokens are chosen.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct SamplerArgs {
-    /// 0 is greedy
-    #[arg(
-        long,
-        visible_alias = "temp",
-        default_value_t = 0.8,
-        value_name = "T",
-        allow_negative_numbers = true
-    )]
+    /// Randomness: higher is more varied; 0 always takes the most probable token
+    #[arg(long, visible_alias = "temp", default_value_t = 0.8, value_name = "T")]
     pub temperature: f32,
-    /// Nucleus: running probability after which the tail is cut
-    #[arg(long, default_value_t = 0.9, value_name = "P", allow_negative_numbers = true)]
+    /// Nucleus sampling: keep the most probable tokens that together reach this probability
+    #[arg(long, default_value_t = 0.9, value_name = "P")]
     pub top_p: f32,
-    /// Most probable tokens that stay; 0 is off
+    /// Keep the K most probable tokens; 0 is off
     #[arg(long, default_value_t = 40, value_name = "K")]
     pub top_k: usize,
-    /// Smallest probability that stays, relative to the largest; 0 is off
-    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
+    /// Keep tokens at least this probable, relative to the most probable one; 0 is off
+    #[arg(long, default_value_t = 0.0, value_name = "P")]
     pub min_p: f32,
-    /// Divides the logits of recent tokens; 1 is off
-    #[arg(
-        long,
-        visible_alias = "repeat-penalty",
-        default_value_t = 1.1,
-        value_name = "X",
-        allow_negative_numbers = true
-    )]
+    /// Locally typical sampling: keep the most typical tokens that together reach this probability; 1 is off
+    #[arg(long, visible_alias = "typical-p", default_value_t = 1.0, value_name = "P")]
+    pub typical: f32,
+    /// Divide the logits of recent tokens by this; 1 is off
+    #[arg(long, visible_alias = "repeat-penalty", default_value_t = 1.1, value_name = "X")]
     pub repetition_penalty: f32,
-    /// Tokens that count as recent
+    /// How many tokens count as recent
     #[arg(long, visible_alias = "repeat-last-n", default_value_t = 64, value_name = "N")]
     pub repetition_window: usize,
-    /// Taken from the logits of recent tokens; 0 is off
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    /// Subtract this from the logits of recent tokens; 0 is off
+    #[arg(long, default_value_t = 0.0, value_name = "X")]
     pub presence_penalty: f32,
-    /// Taken from the logits of recent tokens for every time that they occur; 0 is off
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    /// Subtract this from the logits of recent tokens, once for each time they occur; 0 is off
+    #[arg(long, default_value_t = 0.0, value_name = "X")]
     pub frequency_penalty: f32,
-    /// Added to the logit of a token, e.g. 29+1.5, 29-2 or, to rule it out, 29-inf; may be given more than once
+    /// Add to the logit of a token: 29+1.5, 29-2, or 29-inf to rule it out; may be repeated
     #[arg(long, value_name = "ID(+|-)VALUE", value_parser = bias)]
     pub logit_bias: Vec<(u32, f32)>,
     #[command(flatten)]
     pub dry: DryArgs,
-    /// Locally typical: probability that the most typical tokens add up to, of which the others are cut; 1 is off
-    #[arg(
-        long,
-        visible_alias = "typical-p",
-        default_value_t = 1.0,
-        value_name = "P",
-        allow_negative_numbers = true
-    )]
-    pub typical: f32,
-    /// How often XTC leaves the most probable tokens out; 0 is off
-    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
+    /// XTC: how often to leave out the most probable tokens; 0 is off
+    #[arg(long, default_value_t = 0.0, value_name = "P")]
     pub xtc_probability: f32,
-    /// XTC: of the tokens at least this probable, only the least probable one stays; above 0.5 is off
-    #[arg(long, default_value_t = 0.1, value_name = "P", allow_negative_numbers = true)]
+    /// XTC: of the tokens at least this probable, keep only the least probable one; above 0.5 is off
+    #[arg(long, default_value_t = 0.1, value_name = "P")]
     pub xtc_threshold: f32,
     #[command(flatten)]
     pub grammar: GrammarArgs,
@@ -72,23 +54,23 @@ pub(in crate::cli) struct SamplerArgs {
     pub seed: Option<u64>,
 }
 
-/// A penalty on going on with what was there before.
+/// A penalty on repeating what the text already contains.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct DryArgs {
-    /// DRY: penalty on the token that goes on with a repetition longer than is allowed; 0 is off
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    /// DRY: penalty on a token that would continue a repetition; 0 is off
+    #[arg(long, default_value_t = 0.0, value_name = "X")]
     pub dry_multiplier: f32,
-    /// DRY: what the penalty grows by with every further token
-    #[arg(long, default_value_t = 1.75, value_name = "X", allow_negative_numbers = true)]
+    /// DRY: factor by which the penalty grows with each further token
+    #[arg(long, default_value_t = 1.75, value_name = "X")]
     pub dry_base: f32,
-    /// DRY: tokens that may be there again without a penalty
+    /// DRY: longest repetition without a penalty, in tokens
     #[arg(long, default_value_t = 2, value_name = "N")]
     pub dry_allowed_length: usize,
-    /// DRY: tokens in which repetitions are looked for; -1 is all, 0 is off
-    #[arg(long, default_value_t = -1, value_name = "N", allow_negative_numbers = true)]
+    /// DRY: tokens to search for repetitions; -1 is all, 0 is off
+    #[arg(long, default_value_t = -1, value_name = "N")]
     pub dry_penalty_last_n: i64,
-    /// DRY: a text that no repetition reaches across, or none; may be given more than once [default: line feed, colon,
-    /// quotation mark and asterisk]
+    /// DRY: a text that ends a repetition, or none; may be repeated [default: line feed, colon, quotation mark,
+    /// asterisk]
     #[arg(long = "dry-sequence-breaker", value_name = "TEXT", allow_hyphen_values = true)]
     pub dry_breakers: Vec<String>,
 }
@@ -100,13 +82,20 @@ fn bias(text: &str) -> std::result::Result<(u32, f32), String> {
     parsed.ok_or_else(|| "use a token id, a sign and a number, e.g. 29+1.5 or 29-inf".into())
 }
 
-/// A seed nobody chose.
+/// The seed of a user who gives none.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish() & 0xffff_ffff
 }
 
 impl SamplerArgs {
+    /// Prints the seed if it was drawn and has an effect.
+    pub fn say_drawn_seed(&self, used: &SamplerOptions) {
+        if self.seed.is_none() && used.temperature != 0.0 {
+            eprintln!("seed: {}", used.seed);
+        }
+    }
+
     /// Checks the flags; a missing seed is drawn.
     pub fn resolve(&self) -> Result<SamplerOptions> {
         #[cfg(not(feature = "grammar"))]

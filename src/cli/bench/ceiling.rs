@@ -1,11 +1,10 @@
-//! What this machine could give: how fast it reads memory, the ceiling for decode, which reads every weight
-//! once a token; and how fast it multiplies integers, the ceiling for prefill.
+//! The limits of this machine: how fast it reads memory, which limits decode, because decode reads every weight once a
+//! token; and how fast it multiplies integers, which limits prefill.
 //!
-//! The best way to read is found once, after the warm-up; then reading is measured right before and right
-//! after each repetition that decodes, since a machine's bandwidth may change from second to second.
-//! Integers come last.
+//! The best way to read is found once, after the warm-up. Reading is then measured right before and right after each
+//! repetition that decodes, because a machine's bandwidth may change from second to second. Integers come last.
 
-use super::result::Spread;
+use super::spread::Spread;
 use crate::opencl::{Device, stream};
 use crate::run::system::Memory;
 use files::Result;
@@ -13,37 +12,63 @@ use files::mapped::AlignedBytes;
 use numeric::simd::Isa;
 use numeric::simd::peak::multiply_accumulates;
 use numeric::simd::stream::{self as reading, Way};
+use serde::Serialize;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Far more than any cache holds, and enough to last some milliseconds.
+/// Far more than any cache holds, and enough that reading it takes some milliseconds.
 const BUFFER: usize = 512 << 20;
 /// Below this a large last-level cache would be measured instead.
 const LEAST: usize = 64 << 20;
-/// What a thread takes at a time. Cores of different speed read as much as they can, as in decode. Not a
-/// power of two, so that two streams through it are not at addresses that are alike.
+/// What a thread takes at a time, so that fast cores read more than slow ones, as in decode. It is no power of two, so
+/// that the addresses of two streams through it do not collide in a cache.
 const PIECE: usize = 5 << 20;
 /// How long ways of reading are tried, over all numbers of threads.
 const READING: Duration = Duration::from_millis(1000);
-/// Every way of reading has at least so many tries.
+/// How often each way of reading is tried, at least.
 const TRIES: usize = 3;
 /// Passes through the buffer that one rate is the median of.
 const PASSES: usize = 3;
 /// How long multiplying is tried, over all numbers of threads.
 const MULTIPLYING: Duration = Duration::from_millis(300);
-/// Rounds of a piece, which last some 20 microseconds, and pieces of one thread's share.
+/// Rounds of a piece, which take about 20 microseconds, and pieces for each thread.
 const ROUNDS: u64 = 4096;
 const PIECES: usize = 256;
 
-/// The ceilings with some number of threads.
-pub(super) struct Ceiling {
+/// The limits, for each number of threads.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Ceilings {
+    /// Empty if memory is too short for a meaningful measurement.
+    pub read_bandwidth: Vec<ReadBandwidth>,
+    /// Empty without an instruction that multiplies and adds integers.
+    pub integer_peak: Vec<IntegerPeak>,
+}
+
+/// Bytes read, in units of 1e9 per second: the median of all rates of the run.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct ReadBandwidth {
     pub threads: usize,
-    /// Bytes read per second, the median of all rates of the run, and how; `None` when memory is too short for
-    /// a measurement that means anything.
-    pub read: Option<(f64, String)>,
-    /// Multiplications and additions of integers per second; `None` without an instruction for both.
-    pub ops: Option<f64>,
+    pub gb_per_s: f64,
+    /// How they are read.
+    pub way: String,
+}
+
+/// Multiplications and additions of integers, in units of 1e9 per second.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct IntegerPeak {
+    pub threads: usize,
+    pub gops: f64,
+}
+
+impl Ceilings {
+    pub fn read(&self, threads: usize) -> Option<f64> {
+        self.read_bandwidth.iter().find(|r| r.threads == threads).map(|r| r.gb_per_s)
+    }
+
+    pub fn peak(&self, threads: usize) -> Option<f64> {
+        self.integer_peak.iter().find(|p| p.threads == threads).map(|p| p.gops)
+    }
 }
 
 /// Reads memory as fast as this machine can, whenever asked.
@@ -61,8 +86,8 @@ struct Best {
 }
 
 impl Reader {
-    /// Finds the best way for each number of threads; `None` when memory is too short. Beside it `mapped` bytes of
-    /// weights must stay in memory, which the system counts as usable.
+    /// Finds the best way for each number of threads; `None` if memory is too short. `mapped` bytes of weights must stay
+    /// in memory beside the buffer, though the system counts them as usable.
     pub fn new(threads: &[usize], mapped: usize) -> Option<Self> {
         let buffer = buffer(threads.iter().copied().max().unwrap_or(1), mapped)?;
         Some(Self::over(buffer, threads, READING))
@@ -74,7 +99,7 @@ impl Reader {
         Self { buffer, best }
     }
 
-    /// Bytes per second now, with one of the numbers of threads that it was made for.
+    /// Bytes per second now; `threads` is one of the numbers that the reader was made for.
     pub fn rate(&mut self, threads: usize) -> f64 {
         let best = self.best.iter_mut().find(|b| b.threads == threads);
         let best = best.expect("invariant: made for every number of threads");
@@ -84,10 +109,11 @@ impl Reader {
         rate
     }
 
-    /// Bytes per second, the median of all rates so far, and how they are read.
-    fn read(&self, threads: usize) -> Option<(f64, String)> {
+    /// The median of all rates so far.
+    fn read(&self, threads: usize) -> Option<ReadBandwidth> {
         let best = self.best.iter().find(|b| b.threads == threads)?;
-        Some((Spread::of(&best.rates).median, best.way.to_string()))
+        let gb_per_s = Spread::of(&best.rates).median / 1e9;
+        Some(ReadBandwidth { threads, gb_per_s, way: best.way.to_string() })
     }
 
     /// Bytes of its buffer, all of them resident.
@@ -96,28 +122,26 @@ impl Reader {
     }
 }
 
-/// The ceilings for each number of threads: what `reader` read so far, and products of integers, measured
-/// here, if `isa` does them.
-pub(super) fn measure(threads: &[usize], reader: Option<&Reader>, isa: Option<Isa>) -> Vec<Ceiling> {
+/// The limits of the CPU: what `reader` has read so far, and integer products, measured here, if `isa` has them.
+pub(super) fn measure(threads: &[usize], reader: Option<&Reader>, isa: Option<Isa>) -> Ceilings {
     let part = MULTIPLYING / threads.len().max(1) as u32;
-    let measure = |&threads: &usize| Ceiling {
-        threads,
-        read: reader.and_then(|r| r.read(threads)),
-        ops: isa.and_then(|isa| ops(isa, threads, part)),
-    };
-    threads.iter().map(measure).collect()
+    let read = |&threads: &usize| reader.and_then(|r| r.read(threads));
+    let peak = |&threads: &usize| Some(IntegerPeak { threads, gops: ops(isa?, threads, part)? / 1e9 });
+    Ceilings {
+        read_bandwidth: threads.iter().filter_map(read).collect(),
+        integer_peak: threads.iter().filter_map(peak).collect(),
+    }
 }
 
-/// The ceilings on an OpenCL device, however many threads its host has.
-pub(super) fn of_device(device: &Device, threads: &[usize]) -> Result<Vec<Ceiling>> {
-    let rate = stream::bandwidth(device)?;
-    let ceiling =
-        |&threads: &usize| Ceiling { threads, read: Some((rate, "on the device".into())), ops: None };
-    Ok(threads.iter().map(ceiling).collect())
+/// The limits of an OpenCL device, which do not depend on the threads of its host.
+pub(super) fn of_device(device: &Device, threads: &[usize]) -> Result<Ceilings> {
+    let gb_per_s = stream::bandwidth(device)? / 1e9;
+    let read = |&threads: &usize| ReadBandwidth { threads, gb_per_s, way: "on the device".into() };
+    Ok(Ceilings { read_bandwidth: threads.iter().map(read).collect(), integer_peak: Vec::new() })
 }
 
-/// Memory in huge pages, as weights are, with something in it: pages that were never written are all the
-/// same page of zeros, and in the cache.
+/// Memory in huge pages, as weights are, and written: pages that were never written are all the same page of zeros,
+/// which stays in the cache.
 fn buffer(threads: usize, mapped: usize) -> Option<AlignedBytes> {
     let usable = Memory::now().usable().map_or(usize::MAX, |m| usize::try_from(m).unwrap_or(usize::MAX));
     let len = BUFFER.min(usable.saturating_sub(mapped) / 4);
@@ -130,7 +154,7 @@ fn buffer(threads: usize, mapped: usize) -> Option<AlignedBytes> {
     Some(buffer)
 }
 
-/// The best way, by the median of its passes, as rows count by theirs.
+/// The best way, by the median of its passes.
 fn fastest(bytes: &[u8], threads: usize, time: Duration) -> Best {
     let mut ways: Vec<(Way, Vec<f64>)> = Way::all().into_iter().map(|way| (way, Vec::new())).collect();
     let start = Instant::now();
@@ -170,7 +194,7 @@ fn ops(isa: Isa, threads: usize, time: Duration) -> Option<f64> {
     Some(best)
 }
 
-/// Seconds that so many threads take for all pieces, each taking the next one when it is done.
+/// Seconds that the threads take for all pieces; a thread that is done takes the next piece.
 fn together(threads: usize, pieces: usize, work: impl Fn(usize) + Sync) -> f64 {
     let next = AtomicUsize::new(0);
     let run = || {
@@ -211,17 +235,17 @@ mod tests {
         let buffer = AlignedBytes::zeroed(PIECE + 123).expect("memory");
         let mut reader = Reader::over(buffer, &[1, 2], Duration::ZERO);
         assert_eq!(reader.bytes(), PIECE as u64 + 123);
-        let (first, way) = reader.read(2).expect("measured");
-        assert!(first > 0.0 && Way::all().iter().any(|w| w.to_string() == way), "{way}");
-        let (second, third) = (reader.rate(2), reader.rate(2));
-        let median = Spread::of(&[first, second, third]).median;
-        assert_eq!(reader.read(2), Some((median, way)));
+        let first = reader.read(2).expect("measured");
+        assert!(first.gb_per_s > 0.0 && Way::all().iter().any(|w| w.to_string() == first.way), "{first:?}");
+        let (second, third) = (reader.rate(2) / 1e9, reader.rate(2) / 1e9);
+        let median = Spread::of(&[first.gb_per_s, second, third]).median;
         let ceilings = measure(&[1, 2, 3], Some(&reader), None);
-        assert_eq!(ceilings.iter().map(|c| c.read.is_some()).collect::<Vec<_>>(), [true, true, false]);
+        assert_eq!([1, 2, 3].map(|n| ceilings.read(n).is_some()), [true, true, false]);
+        assert!((ceilings.read(2).expect("measured") / median - 1.0).abs() < 1e-9);
+        assert!(ceilings.integer_peak.is_empty());
         for isa in Isa::available() {
             assert_eq!(ops(isa, 1, Duration::ZERO).is_some_and(|x| x > 0.0), isa != Isa::Scalar);
         }
-        assert!(measure(&[], None, None).is_empty());
-        assert!(measure(&[1], None, None)[0].read.is_none());
+        assert!(measure(&[1], None, None).read_bandwidth.is_empty());
     }
 }

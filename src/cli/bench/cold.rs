@@ -1,4 +1,4 @@
-//! Cold starts: takes a model's files out of the page cache, which needs no rights but to read them.
+//! Cold starts: drops a model's files from the page cache, which needs only the right to read them.
 
 use files::{Error, Result};
 use rustix::fs::{Advice, fadvise};
@@ -6,13 +6,12 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Looks into the cache at every so many bytes.
+/// How far apart the bytes are that are looked up in the cache.
 #[cfg(not(target_os = "android"))]
 const STRIDE: u64 = 1 << 20;
 
-/// Drops the files of a model directory, or one file. `dropped` in the answer is whether they are gone:
-/// false where some are still cached, null where the system does not say, as in file systems that live in
-/// memory.
+/// Drops the files of a model directory, or one file. `dropped` in the answer says whether they are gone: false if some
+/// are still cached, null if the system does not say, as with file systems in memory.
 pub(super) fn drop_cache(model: &Path) -> Result<Value> {
     let (mut bytes, mut dropped) = (0, Some(true));
     for path in files(model).map_err(|e| Error::io(model, e))? {
@@ -28,7 +27,7 @@ pub(super) fn drop_cache(model: &Path) -> Result<Value> {
     Ok(json!({"dropped": dropped, "bytes": bytes}))
 }
 
-/// The model's own files: not the program, which may lie beside them and is running.
+/// The model's own files; not the program, which may lie beside them and is running.
 fn files(model: &Path) -> std::io::Result<Vec<PathBuf>> {
     if !model.is_dir() {
         return Ok(vec![model.into()]);
@@ -38,7 +37,7 @@ fn files(model: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files.filter(|p| ours(p) && p.is_file()).collect())
 }
 
-/// Whether any part is in the cache: a read that must not wait for the disk gets something.
+/// Whether any part is cached: then a read that may not wait for the disk succeeds.
 #[cfg(not(target_os = "android"))]
 fn cached(file: &File, len: u64) -> Option<bool> {
     use rustix::io::{Errno, ReadWriteFlags, preadv2};

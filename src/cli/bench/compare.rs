@@ -1,14 +1,15 @@
 //! `--compare`: ratios to the results of an earlier run.
 
-use super::result::Report;
+use super::result::BenchResult;
+use crate::cli::report::tame;
 use files::{Error, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 
 /// What an earlier run measured.
 pub(super) struct Earlier {
-    /// Test, threads, KV type -> tokens per second.
-    rows: Vec<((String, u64, String), f64)>,
+    /// Rows with a test, a number of threads, a KV type and tokens per second.
+    rows: Vec<Value>,
     environment: Value,
 }
 
@@ -28,48 +29,46 @@ fn parse(text: &str) -> Option<Earlier> {
     };
     let environment = values.iter().find_map(|v| v.get("environment")).cloned().unwrap_or_default();
     let listed = values.iter().filter_map(|v| v.get("rows")?.as_array()).flatten();
-    let rows: Vec<_> = listed.chain(&values).filter_map(row).collect();
+    let is_row =
+        |v: &&Value| v["test"].is_string() && v["tokens_per_second"].as_f64().is_some_and(|s| s > 0.0);
+    let rows: Vec<Value> = listed.chain(&values).filter(is_row).cloned().collect();
     (!rows.is_empty()).then_some(Earlier { rows, environment })
 }
 
-fn row(v: &Value) -> Option<((String, u64, String), f64)> {
-    let text = |key: &str| v.get(key)?.as_str().map(String::from);
-    let speed = v.get("tokens_per_second")?.as_f64().filter(|s| *s > 0.0)?;
-    Some(((text("test")?, v.get("threads")?.as_u64()?, text("kv_type")?), speed))
-}
-
-/// Fills the ratios in, and says on stderr what makes them doubtful.
-pub(super) fn apply(report: &mut Report, earlier: &Earlier) {
-    for line in &mut report.rows {
-        let key = (line.row.name(), line.row.threads as u64, line.row.kv_types.to_string());
-        let found = earlier.rows.iter().find(|(k, _)| *k == key);
-        line.ratio = found.map(|(_, speed)| line.speed.median / speed);
+/// Fills in the ratios, and says on stderr what makes them doubtful.
+pub(super) fn apply(result: &mut BenchResult, earlier: &Earlier) {
+    for line in &mut result.rows {
+        let same = |r: &&Value| {
+            r["test"] == line.test && r["threads"] == line.threads && r["kv_type"] == line.kv_type
+        };
+        let then = earlier.rows.iter().find(same).and_then(|r| r["tokens_per_second"].as_f64());
+        line.ratio = then.map(|then| line.tokens_per_second / then);
     }
-    if report.rows.iter().all(|l| l.ratio.is_none()) {
+    if result.rows.iter().all(|l| l.ratio.is_none()) {
         eprintln!("--compare: no row has the test, threads and KV type of an earlier one");
     }
-    let e = &report.environment;
-    for (key, now) in [("model", &e.model), ("weight_type", &e.weight_type), ("cpu", &e.cpu), ("isa", &e.isa)]
-    {
-        if let Some(then) = earlier.environment.get(key).and_then(Value::as_str).filter(|then| then != now) {
-            eprintln!("--compare: {key} was {}, now {now}", crate::cli::report::tame(then, 80));
+    let environment = json!(result.environment);
+    for key in ["model", "weight_type", "cpu", "isa"] {
+        let now = environment[key].as_str().unwrap_or_default();
+        if let Some(then) = earlier.environment[key].as_str().filter(|then| *then != now) {
+            eprintln!("--compare: {key} was {}, now {now}", tame(then, 80));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::result::tests::report;
+    use super::super::result::tests::result;
     use super::*;
 
     #[test]
     fn ratios_to_both_formats() {
-        let before = report();
+        let before = result();
         for text in [format!("{:#}", before.json()), before.json_lines()] {
             let earlier = parse(&text).expect("results");
-            let mut now = report();
-            now.rows[0].speed.median *= 2.0;
-            now.rows[2].row.threads = 9;
+            let mut now = result();
+            now.rows[0].tokens_per_second *= 2.0;
+            now.rows[2].threads = 9;
             apply(&mut now, &earlier);
             let ratios: Vec<_> = now.rows.iter().map(|l| l.ratio).collect();
             assert_eq!(ratios, [Some(2.0), Some(1.0), None]);

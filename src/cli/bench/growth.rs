@@ -1,34 +1,40 @@
-//! How decode slows down with depth: what reading the cache should cost, and what it did.
+//! How decode slows down with depth: what reading the cache should cost, and what it does.
 
 use super::rows::{Row, Test};
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
+use serde::Serialize;
 
-/// Time of a token at some depth.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Time of a token at some depth; nothing for rows that have no such prediction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(super) struct Growth {
-    pub measured_ms: f64,
-    /// Time without depth, and what reading the slots before costs at the machine's read bandwidth.
-    pub predicted_ms: f64,
+    ms_per_token: Option<f64>,
+    /// The time without depth, and what it costs to read the slots before at the machine's read bandwidth.
+    predicted_ms_per_token: Option<f64>,
+    /// How much longer than predicted.
+    deviation_percent: Option<f64>,
 }
 
 impl Growth {
-    /// How much longer than predicted, in percent.
-    pub fn deviation(&self) -> f64 {
-        100.0 * (self.measured_ms / self.predicted_ms - 1.0)
+    pub fn new(measured_ms: f64, predicted_ms: f64) -> Self {
+        Self {
+            ms_per_token: Some(measured_ms),
+            predicted_ms_per_token: Some(predicted_ms),
+            deviation_percent: Some(100.0 * (measured_ms / predicted_ms - 1.0)),
+        }
     }
 }
 
-/// Bytes of the cache that decoding `n` tokens reads for each of them, on average: the slots filled before
-/// the first one, and those of the tokens themselves so far.
+/// Bytes of the cache that each of `n` decoded tokens reads on average: the slots filled before the first one, and those
+/// of the tokens so far.
 pub(super) fn kv_bytes(row: &Row, n: usize) -> f64 {
     let slot = row.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
     slot as f64 * (row.depth as f64 + (n as f64 + 1.0) / 2.0)
 }
 
-/// The growth of a row that decodes at some depth, out of all rows with their tokens per second; `None`
-/// without the same row at depth 0. `bandwidth` is in bytes per second.
+/// The growth of a row that decodes at some depth; `None` without the same row at depth 0. `speeds` are all rows with
+/// their tokens per second, `bandwidth` is in bytes per second.
 ///
-/// The row at depth 0 reads the slots of its own tokens too, so what is added is the difference.
+/// The row at depth 0 reads the slots of its own tokens too, so only the difference is added.
 pub(super) fn of(row: &Row, speeds: &[(Row, f64)], bandwidth: f64) -> Option<Growth> {
     let Test::Decode(n) = row.test else { return None };
     let shallow = Row { depth: 0, ..*row };
@@ -37,7 +43,7 @@ pub(super) fn of(row: &Row, speeds: &[(Row, f64)], bandwidth: f64) -> Option<Gro
         return None;
     }
     let added = (kv_bytes(row, n) - kv_bytes(&shallow, n)) / bandwidth;
-    Some(Growth { measured_ms: 1e3 / speed(row)?, predicted_ms: 1e3 * (1.0 / speed(&shallow)? + added) })
+    Some(Growth::new(1e3 / speed(row)?, 1e3 * (1.0 / speed(&shallow)? + added)))
 }
 
 #[cfg(test)]
@@ -61,8 +67,8 @@ mod tests {
         let speeds = [(row(Test::Prefill(3), 0), 9.0), (shallow, 4.0), (deep, 2.0)];
         let bandwidth = (kv_bytes(&deep, 3) - kv_bytes(&shallow, 3)) * 8.0;
         let growth = of(&deep, &speeds, bandwidth).expect("a twin");
-        assert_eq!(growth, Growth { measured_ms: 500.0, predicted_ms: 375.0 });
-        assert!((growth.deviation() - 100.0 / 3.0).abs() < 1e-9);
+        assert_eq!(growth, Growth::new(500.0, 375.0));
+        assert!(growth.deviation_percent.is_some_and(|d| (d - 100.0 / 3.0).abs() < 1e-9));
         assert_eq!(of(&shallow, &speeds, bandwidth), None);
         assert_eq!(of(&row(Test::Prefill(3), 8), &speeds, bandwidth), None);
         assert_eq!(of(&Row { threads: 9, ..deep }, &speeds, bandwidth), None);

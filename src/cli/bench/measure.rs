@@ -1,28 +1,20 @@
-//! Runs the rows: one sequence a group, filled to its depth once and rewound before every run. All are warmed
-//! up before the first is timed.
+//! Runs the rows: one sequence a group, filled to its depth once and rewound before every run. All rows are warmed up
+//! before the first is timed.
 
 use super::ceiling::Reader;
 use super::rows::{Group, Row, Test};
-use crate::cli::terminal::Progress;
+use super::spread::Timed;
+use crate::cli::terminal::{Progress, Verbosity};
 use crate::dims::VOCAB;
 use crate::model::trace::Recorder;
-use crate::run::engine::{Engine, EngineOptions};
+use crate::run::engine::Engine;
+use crate::run::options::EngineOptions;
 use crate::run::session::{CancelToken, Session, compute};
 use files::{Error, Result};
 use std::time::{Duration, Instant};
 
 /// Tokens of a warm-up decode; a prefill is warmed up whole.
 const WARM_UP: usize = 8;
-
-/// The repetitions of a row, in order.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Timed {
-    /// Tokens per second.
-    pub speeds: Vec<f64>,
-    /// Bytes per second that the machine read beside each, the mean of right before and right after; none for
-    /// rows that are not held against them.
-    pub reads: Vec<f64>,
-}
 
 /// The sequences, ready to measure on.
 pub(super) struct Bench<'a> {
@@ -38,7 +30,7 @@ impl<'a> Bench<'a> {
         options: &[EngineOptions],
         cancel: &'a CancelToken,
     ) -> Result<Self> {
-        let progress = Progress::new("filling cache", false);
+        let progress = Progress::new("filling cache", Verbosity::Normal);
         let mut filled = Vec::new();
         for (i, (group, o)) in groups.iter().zip(options).enumerate() {
             progress.show(i, groups.len());
@@ -58,7 +50,7 @@ impl<'a> Bench<'a> {
 
     /// Runs every row once, untimed.
     pub fn warm_up(&mut self, rows: &[Row]) -> Result<()> {
-        let progress = Progress::new("warm-up", false);
+        let progress = Progress::new("warm-up", Verbosity::Normal);
         for (i, row) in rows.iter().enumerate() {
             progress.show(i, rows.len());
             let test = match row.test {
@@ -72,14 +64,14 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Times every row; `reader` reads beside those that decode one sequence.
+    /// Times every row; `reader` measures before and after those that decode one sequence.
     pub fn run(
         &mut self,
         rows: &[Row],
         repetitions: usize,
         mut reader: Option<&mut Reader>,
     ) -> Result<Vec<Timed>> {
-        let progress = Progress::new("run", false);
+        let progress = Progress::new("run", Verbosity::Normal);
         let all = rows.len() * repetitions;
         let mut timed = vec![Timed::default(); rows.len()];
         for round in 0..repetitions {
@@ -156,7 +148,7 @@ fn step(sessions: &mut [Session], token: u32) -> Result<()> {
     compute(&mut sessions.iter_mut().collect::<Vec<_>>(), None)
 }
 
-/// The token at a position: any mix will do, as long as it is the same in every run.
+/// The token at a position: any mixture will do that is the same in every run.
 fn token(position: usize) -> u32 {
     let mixed = (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed >> 32) % VOCAB as u64) as u32

@@ -1,19 +1,34 @@
-//! What was measured and what follows from it.
+//! The record of a run: what was measured and what follows from it. Its JSON is the output; the tables are made from it.
 
-use super::ceiling::Ceiling;
+use super::ceiling::Ceilings;
 use super::device::OnDevice;
 use super::growth::{self, Growth};
-use super::measure::Timed;
 use super::rows::{Row, Test};
+use super::spread::{Spread, Timed};
 use crate::dims;
 use crate::model::weights::{Role, table};
 use crate::run::engine::Engine;
 use crate::run::system;
+use serde::Serialize;
 use serde_json::{Value, json};
-use std::time::Duration;
+
+/// Everything that is printed.
+#[derive(Serialize)]
+pub(super) struct BenchResult {
+    pub environment: Environment,
+    /// The OpenCL device, if one runs the model.
+    pub device: Option<OnDevice>,
+    pub load_ms: f64,
+    pub peak_rss_bytes: Option<u64>,
+    #[serde(flatten)]
+    pub ceilings: Ceilings,
+    pub rows: Vec<Line>,
+}
 
 /// What the measurements were made on.
+#[derive(Serialize)]
 pub(super) struct Environment {
+    pub version: &'static str,
     pub model: String,
     pub weight_type: String,
     pub cpu: String,
@@ -21,7 +36,7 @@ pub(super) struct Environment {
     pub kernel: String,
     /// Every number of threads measured with.
     pub threads: Vec<usize>,
-    pub bytes_per_token: usize,
+    pub weight_bytes_per_token: usize,
 }
 
 impl Environment {
@@ -31,13 +46,14 @@ impl Environment {
         threads.sort_unstable();
         threads.dedup();
         Self {
+            version: env!("CARGO_PKG_VERSION"),
             model: dims::MODEL.into(),
             weight_type: o.weight_type.to_string(),
             cpu: system::this_cpu(),
             isa: o.isa.map_or("?", |i| i.name()).into(),
             kernel: system::kernel(),
             threads,
-            bytes_per_token: engine.weights().bytes_per_token,
+            weight_bytes_per_token: engine.weights().bytes_per_token,
         }
     }
 
@@ -46,75 +62,46 @@ impl Environment {
         let threads: Vec<String> = self.threads.iter().map(usize::to_string).collect();
         format!("{}, {}, threads {}, {}", self.cpu, self.isa, threads.join("/"), self.kernel)
     }
-
-    fn json(&self) -> Value {
-        json!({
-            "version": env!("CARGO_PKG_VERSION"), "model": self.model, "weight_type": self.weight_type,
-            "cpu": self.cpu, "isa": self.isa, "kernel": self.kernel, "threads": self.threads,
-            "weight_bytes_per_token": self.bytes_per_token,
-        })
-    }
-}
-
-/// Median and spread of tokens per second.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Spread {
-    pub median: f64,
-    pub min: f64,
-    pub max: f64,
-}
-
-impl Spread {
-    /// Of at least one value.
-    pub fn of(values: &[f64]) -> Self {
-        let mut sorted = values.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        let n = sorted.len();
-        let median = (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0;
-        Self { median, min: sorted[0], max: sorted[n - 1] }
-    }
 }
 
 /// One row with its results.
+#[derive(Serialize)]
 pub(super) struct Line {
-    pub row: Row,
-    pub timed: Timed,
-    pub speed: Spread,
+    pub test: String,
+    n_prompt: usize,
+    n_gen: usize,
+    batch: usize,
+    depth: usize,
+    pub kv_type: String,
+    pub threads: usize,
+    /// The median; [`Line::min`] and [`Line::max`] are its spread.
+    pub tokens_per_second: f64,
+    min: f64,
+    max: f64,
+    /// Tokens per second of each repetition.
+    samples: Vec<f64>,
+    /// The read bandwidth measured beside each repetition.
+    read_gb_per_s_samples: Option<Vec<f64>>,
     /// Decode: bytes read per second, in units of 1e9.
-    pub gb_per_s: Option<f64>,
-    /// That in percent of the read bandwidth with as many threads: of each repetition's own where it was
-    /// measured beside them, else of the run's.
-    pub percent: Option<f64>,
+    gb_per_s: Option<f64>,
+    /// `gb_per_s` in percent of the read bandwidth with as many threads: of each repetition's own if it was measured
+    /// beside them, else of the run's.
+    bandwidth_percent: Option<f64>,
     /// Prefill: operations of the matrix products per second, in units of 1e9.
-    pub gops: Option<f64>,
-    /// That in percent of the integer peak with as many threads.
-    pub peak_percent: Option<f64>,
-    /// The read bandwidth with as many threads, in units of 1e9 bytes per second.
-    pub read: Option<f64>,
-    /// The integer peak with as many threads, in units of 1e9 operations per second.
-    pub peak: Option<f64>,
+    gops: Option<f64>,
+    /// `gops` in percent of the integer peak with as many threads.
+    peak_percent: Option<f64>,
     /// Decode at some depth: what the cache cost.
-    pub growth: Option<Growth>,
+    #[serde(flatten)]
+    growth: Growth,
     /// Prefill: speed relative to decode from the same state.
-    pub times_decode: Option<f64>,
-    /// Speed relative to that of an earlier run.
+    times_decode: Option<f64>,
+    /// Speed relative to an earlier run's.
     pub ratio: Option<f64>,
 }
 
-/// Everything that is printed.
-pub(super) struct Report {
-    pub environment: Environment,
-    /// The OpenCL device, where one runs the model.
-    pub device: Option<OnDevice>,
-    pub load: Duration,
-    pub peak_rss: Option<u64>,
-    /// By number of threads.
-    pub ceilings: Vec<Ceiling>,
-    pub rows: Vec<Line>,
-}
-
-/// Multiplications and additions of the matrix products of a prompt of `n` tokens. Only its last token
-/// goes through the head.
+/// Multiplications and additions of the matrix products of a prompt of `n` tokens. Only its last token goes through the
+/// head.
 fn prefill_ops(n: usize) -> f64 {
     let macs = |head: bool| -> f64 {
         let specs = table().into_iter().filter(|s| s.role == Role::Matrix);
@@ -130,156 +117,117 @@ fn paired(rates: impl Iterator<Item = f64>, bests: &[f64]) -> Option<f64> {
     (!percents.is_empty()).then(|| Spread::of(&percents).median)
 }
 
-impl Report {
-    /// Adds the rows with their repetitions.
-    pub fn add(&mut self, rows: &[Row], timed: Vec<Timed>, bytes_per_token: usize) {
-        for (&row, timed) in rows.iter().zip(timed) {
-            let line = self.line(row, timed, bytes_per_token);
-            self.rows.push(line);
+/// The rows with their results. A decode pass reads `weight_bytes` of weights.
+pub(super) fn lines(rows: &[Row], timed: Vec<Timed>, ceilings: &Ceilings, weight_bytes: usize) -> Vec<Line> {
+    let median = |timed: &Timed| Spread::of(&timed.speeds).median;
+    let speeds: Vec<(Row, f64)> = rows.iter().copied().zip(timed.iter().map(median)).collect();
+    let lines = rows.iter().zip(timed).map(|(row, timed)| {
+        let mut line = Line::new(row, timed, ceilings, weight_bytes);
+        let read = ceilings.read(row.threads);
+        line.growth = read.and_then(|read| growth::of(row, &speeds, read * 1e9)).unwrap_or_default();
+        if matches!(row.test, Test::Prefill(_)) {
+            let decodes = |r: &Row| matches!(r.test, Test::Decode(_)) && Row { test: row.test, ..*r } == *row;
+            let decode = speeds.iter().find(|(r, _)| decodes(r));
+            line.times_decode = decode.map(|(_, speed)| line.tokens_per_second / speed);
         }
-        let speeds: Vec<(Row, f64)> = self.rows.iter().map(|l| (l.row, l.speed.median)).collect();
-        for line in &mut self.rows {
-            line.growth = line.read.and_then(|read| growth::of(&line.row, &speeds, read * 1e9));
-            let same = |r: &Row| Row { test: line.row.test, ..*r } == line.row;
-            let mut decodes = speeds.iter().filter(|(r, _)| matches!(r.test, Test::Decode(_)));
-            if matches!(line.row.test, Test::Prefill(_)) {
-                line.times_decode = decodes.find(|(r, _)| same(r)).map(|(_, d)| line.speed.median / d);
-            }
-        }
-    }
+        line
+    });
+    lines.collect()
+}
 
+impl Line {
     /// A row with what follows from its own speed.
-    fn line(&self, row: Row, timed: Timed, bytes_per_token: usize) -> Line {
-        let speed = Spread::of(&timed.speeds);
-        let (mut bytes, mut gops) = (None, None);
+    fn new(row: &Row, timed: Timed, ceilings: &Ceilings, weight_bytes: usize) -> Self {
+        let Spread { median, min, max } = Spread::of(&timed.speeds);
+        let (n, batch) = (row.test.tokens() / row.batch(), row.batch());
         // A token's bytes: all weights once for all sequences, and the slots filled so far.
-        match row.test {
-            Test::Decode(n) => bytes = Some(bytes_per_token as f64 + growth::kv_bytes(&row, n)),
-            Test::Together(n, batch) => {
-                bytes = Some(bytes_per_token as f64 / batch as f64 + growth::kv_bytes(&row, n));
-            }
-            Test::Prefill(n) => gops = Some(speed.median / n as f64 * prefill_ops(n) / 1e9),
-        }
-        let gb_per_s = bytes.map(|bytes| speed.median * bytes / 1e9);
+        let bytes = weight_bytes as f64 / batch as f64 + growth::kv_bytes(row, n);
+        let (n_prompt, n_gen, bytes, gops) = match row.test {
+            Test::Prefill(_) => (n, 0, None, Some(median / n as f64 * prefill_ops(n) / 1e9)),
+            Test::Decode(_) | Test::Together(..) => (0, n, Some(bytes), None),
+        };
+        let gb_per_s = bytes.map(|bytes| median * bytes / 1e9);
         let beside = bytes.and_then(|b| paired(timed.speeds.iter().map(|speed| speed * b), &timed.reads));
-        let ceiling = self.ceilings.iter().find(|c| c.threads == row.threads);
-        let read = ceiling.and_then(|c| c.read.as_ref()).map(|(rate, _)| rate / 1e9);
-        let peak = ceiling.and_then(|c| c.ops).map(|ops| ops / 1e9);
         let percent = |is: Option<f64>, best: Option<f64>| is.zip(best).map(|(is, best)| 100.0 * is / best);
-        Line {
-            row,
-            timed,
-            speed,
+        let reads: Vec<f64> = timed.reads.iter().map(|rate| rate / 1e9).collect();
+        Self {
+            test: row.name(),
+            n_prompt,
+            n_gen,
+            batch,
+            depth: row.depth,
+            kv_type: row.kv_types.to_string(),
+            threads: row.threads,
+            tokens_per_second: median,
+            min,
+            max,
+            samples: timed.speeds,
+            read_gb_per_s_samples: (!reads.is_empty()).then_some(reads),
             gb_per_s,
-            percent: beside.or(percent(gb_per_s, read)),
+            bandwidth_percent: beside.or(percent(gb_per_s, ceilings.read(row.threads))),
             gops,
-            peak_percent: percent(gops, peak),
-            read,
-            peak,
-            growth: None,
+            peak_percent: percent(gops, ceilings.peak(row.threads)),
+            growth: Growth::default(),
             times_decode: None,
             ratio: None,
         }
     }
+}
 
-    /// All but the rows.
-    fn head(&self) -> Value {
-        let read = |c: &Ceiling| {
-            let (rate, way) = c.read.as_ref()?;
-            Some(json!({"threads": c.threads, "gb_per_s": rate / 1e9, "way": way}))
-        };
-        let peak = |c: &Ceiling| Some(json!({"threads": c.threads, "gops": c.ops? / 1e9}));
-        json!({
-            "environment": self.environment.json(),
-            "device": self.device.as_ref().map(OnDevice::json),
-            "load_ms": self.load.as_secs_f64() * 1e3,
-            "peak_rss_bytes": self.peak_rss,
-            "read_bandwidth": self.ceilings.iter().filter_map(read).collect::<Vec<_>>(),
-            "integer_peak": self.ceilings.iter().filter_map(peak).collect::<Vec<_>>(),
-        })
-    }
-
+impl BenchResult {
     /// One object.
     pub fn json(&self) -> Value {
-        let mut all = self.head();
-        all["rows"] = self.rows.iter().map(Line::json).collect();
-        all
+        json!(self)
     }
 
-    /// One object a line: the environment, then the rows.
+    /// One object a line: all but the rows, then the rows.
     pub fn json_lines(&self) -> String {
         let tagged = |tag: &str, mut value: Value| {
             value["t"] = tag.into();
             format!("{value}\n")
         };
-        let rows = self.rows.iter().map(|l| tagged("row", l.json()));
-        std::iter::once(tagged("environment", self.head())).chain(rows).collect()
-    }
-}
-
-impl Line {
-    fn json(&self) -> Value {
-        let (prompt, generated, batch) = match self.row.test {
-            Test::Prefill(n) => (n, 0, 1),
-            Test::Decode(n) => (0, n, 1),
-            Test::Together(n, batch) => (0, n, batch),
-        };
-        let reads = &self.timed.reads;
-        let reads = (!reads.is_empty()).then(|| reads.iter().map(|rate| rate / 1e9).collect::<Vec<_>>());
-        json!({
-            "test": self.row.name(), "n_prompt": prompt, "n_gen": generated, "batch": batch, "depth": self.row.depth,
-            "kv_type": self.row.kv_types.to_string(), "threads": self.row.threads,
-            "tokens_per_second": self.speed.median, "min": self.speed.min, "max": self.speed.max,
-            "samples": self.timed.speeds, "read_gb_per_s_samples": reads,
-            "gb_per_s": self.gb_per_s, "bandwidth_percent": self.percent,
-            "gops": self.gops, "peak_percent": self.peak_percent,
-            "ms_per_token": self.growth.map(|g| g.measured_ms),
-            "predicted_ms_per_token": self.growth.map(|g| g.predicted_ms),
-            "deviation_percent": self.growth.map(|g| g.deviation()), "times_decode": self.times_decode, "ratio": self.ratio,
-        })
+        let mut head = self.json();
+        head.as_object_mut().map(|head| head.remove("rows"));
+        let rows = self.rows.iter().map(|l| tagged("row", json!(l)));
+        std::iter::once(tagged("environment", head)).chain(rows).collect()
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::ceiling::{IntegerPeak, ReadBandwidth};
     use super::super::rows::tests::row;
     use super::*;
     use crate::dims::*;
 
-    pub fn report() -> Report {
+    fn ceilings() -> Ceilings {
+        Ceilings {
+            read_bandwidth: vec![ReadBandwidth { threads: 2, gb_per_s: 10.0, way: "w".into() }],
+            integer_peak: vec![IntegerPeak { threads: 2, gops: 20.0 }],
+        }
+    }
+
+    pub fn result() -> BenchResult {
         let environment = Environment {
+            version: "0",
             model: "m".into(),
             weight_type: "q4_0".into(),
             cpu: "c".into(),
             isa: "scalar".into(),
             kernel: "k".into(),
             threads: vec![2],
-            bytes_per_token: 1000,
-        };
-        let mut report = Report {
-            environment,
-            device: None,
-            load: Duration::from_millis(5),
-            peak_rss: Some(3 << 20),
-            ceilings: vec![Ceiling { threads: 2, read: Some((10e9, "w".into())), ops: Some(20e9) }],
-            rows: Vec::new(),
+            weight_bytes_per_token: 1000,
         };
         let rows = [row(Test::Prefill(4), 0), row(Test::Decode(3), 0), row(Test::Decode(3), 8)];
         let timed = [vec![40.0, 60.0], vec![3.0, 1.0, 2.0], vec![1.0]].map(alone);
-        report.add(&rows, timed.to_vec(), 1000);
-        report
+        let rows = lines(&rows, timed.to_vec(), &ceilings(), 1000);
+        let (load_ms, peak_rss_bytes) = (5.0, Some(3 << 20));
+        BenchResult { environment, device: None, load_ms, peak_rss_bytes, ceilings: ceilings(), rows }
     }
 
-    /// Repetitions that nothing was read beside.
+    /// Repetitions without a bandwidth measured beside them.
     fn alone(speeds: Vec<f64>) -> Timed {
         Timed { speeds, reads: Vec::new() }
-    }
-
-    #[test]
-    fn medians() {
-        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
-        assert_eq!(Spread::of(&[4.0, 1.0, 2.0, 3.0]).median, 2.5);
-        assert_eq!(Spread::of(&[7.0]), Spread { median: 7.0, min: 7.0, max: 7.0 });
     }
 
     #[test]
@@ -290,9 +238,9 @@ pub(super) mod tests {
 
     #[test]
     fn rates_follow_from_the_speeds() {
-        let report = report();
-        let [prefill, decode, deep] = &report.rows[..] else { panic!("three rows") };
-        assert_eq!(prefill.speed.median, 50.0);
+        let result = result();
+        let [prefill, decode, deep] = &result.rows[..] else { panic!("three rows") };
+        assert_eq!(prefill.tokens_per_second, 50.0);
         assert_eq!(prefill.times_decode, Some(25.0));
         assert_eq!(prefill.gops, Some(50.0 / 4.0 * prefill_ops(4) / 1e9));
         assert!(prefill.gb_per_s.is_none() && decode.gops.is_none() && decode.times_decode.is_none());
@@ -300,12 +248,12 @@ pub(super) mod tests {
         // Three tokens read 1, 2 and 3 slots.
         assert_eq!(decode.gb_per_s, Some(2.0 * (1000.0 + 2.0 * slot) / 1e9));
         assert_eq!(deep.gb_per_s, Some((1000.0 + 10.0 * slot) / 1e9));
-        assert_eq!(decode.percent.map(|p| p / 100.0 * 10.0), decode.gb_per_s);
+        assert_eq!(decode.bandwidth_percent.map(|p| p / 100.0 * 10.0), decode.gb_per_s);
         assert_eq!(prefill.peak_percent, prefill.gops.map(|g| 100.0 * g / 20.0));
-        assert!(decode.peak_percent.is_none() && prefill.growth.is_none() && decode.growth.is_none());
+        assert!(decode.peak_percent.is_none());
+        assert_eq!([prefill.growth, decode.growth], [Growth::default(); 2]);
         // At depth 0 a token took 500 ms.
-        let growth = Growth { measured_ms: 1000.0, predicted_ms: 1e3 * (0.5 + 8.0 * slot / 10e9) };
-        assert_eq!(deep.growth, Some(growth));
+        assert_eq!(deep.growth, Growth::new(1000.0, 1e3 * (0.5 + 8.0 * slot / 10e9)));
     }
 
     #[test]
@@ -317,25 +265,25 @@ pub(super) mod tests {
         assert_eq!(percent(&[8.0], &[]), None);
         // Of the rates beside them, not of the run's.
         let timed = Timed { speeds: vec![2.0, 1.0], reads: vec![8e9, 4e9] };
-        let line = report().line(row(Test::Decode(3), 0), timed, 2_000_000_000);
+        let line = Line::new(&row(Test::Decode(3), 0), timed, &ceilings(), 2_000_000_000);
         let own = line.gb_per_s.expect("decode reads") / 1.5 * 2.0 / 8.0;
-        assert!((line.percent.expect("paired") / (100.0 * own) - 1.0).abs() < 1e-9);
-        assert_eq!(line.json()["read_gb_per_s_samples"], json!([8.0, 4.0]));
-        assert_eq!(line.read, Some(10.0));
+        assert!((line.bandwidth_percent.expect("paired") / (100.0 * own) - 1.0).abs() < 1e-9);
+        assert_eq!(json!(line)["read_gb_per_s_samples"], json!([8.0, 4.0]));
     }
 
     #[test]
     fn weights_are_read_once_for_all_sequences() {
-        let together = report().line(row(Test::Together(3, 4), 0), alone(vec![8.0]), 1000);
-        let slot = together.row.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) as f64;
+        let row = row(Test::Together(3, 4), 0);
+        let together = Line::new(&row, alone(vec![8.0]), &ceilings(), 1000);
+        let slot = row.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) as f64;
         assert_eq!(together.gb_per_s, Some((2.0 * 1000.0 + 8.0 * 2.0 * slot) / 1e9));
-        assert!(together.growth.is_none());
+        assert_eq!((together.n_gen, together.batch), (3, 4));
     }
 
     #[test]
     fn json_has_every_row() {
-        let report = report();
-        let all = report.json();
+        let result = result();
+        let all = result.json();
         assert_eq!(all["rows"].as_array().map(Vec::len), Some(3));
         let deep = &all["rows"][2];
         assert_eq!(deep["test"], "tg3 @ d8");
@@ -345,11 +293,11 @@ pub(super) mod tests {
         assert!(all["rows"][1]["deviation_percent"].is_null() && all["rows"][0]["peak_percent"].is_f64());
         assert_eq!(all["read_bandwidth"][0], json!({"threads": 2, "gb_per_s": 10.0, "way": "w"}));
         assert_eq!(all["integer_peak"][0], json!({"threads": 2, "gops": 20.0}));
-        let lines = report.json_lines();
-        let tags: Vec<Value> = lines
-            .lines()
-            .map(|l| serde_json::from_str::<Value>(l).expect("each line is JSON")["t"].clone())
-            .collect();
+        let lines = result.json_lines();
+        let lines: Vec<Value> =
+            lines.lines().map(|l| serde_json::from_str(l).expect("each line is JSON")).collect();
+        let tags: Vec<&Value> = lines.iter().map(|l| &l["t"]).collect();
         assert_eq!(tags, ["environment", "row", "row", "row"]);
+        assert!(lines[0].get("rows").is_none());
     }
 }

@@ -1,6 +1,7 @@
 //! What is measured: rows made of the lists on the command line, and the groups that share a cache.
 
-use crate::run::engine::EngineOptions;
+use crate::cli::args::{MOST_THREADS, within};
+use crate::run::options::EngineOptions;
 use files::{Error, Result};
 use numeric::kv::KvTypes;
 
@@ -18,11 +19,11 @@ pub(super) struct Lists {
 /// What a row times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Test {
-    /// So many tokens at once.
+    /// This many tokens at once.
     Prefill(usize),
-    /// So many tokens one by one.
+    /// This many tokens, one by one.
     Decode(usize),
-    /// So many tokens of each of so many sequences, one of each at once.
+    /// This many tokens of each of this many sequences, which decode together.
     Together(usize, usize),
 }
 
@@ -68,7 +69,7 @@ impl Row {
     }
 
     /// Sequences at once.
-    fn batch(&self) -> usize {
+    pub fn batch(&self) -> usize {
         match self.test {
             Test::Together(_, batch) => batch,
             _ => 1,
@@ -89,7 +90,7 @@ pub(super) struct Group {
     pub threads: usize,
     /// Sequences.
     pub batch: usize,
-    /// Of its longest row.
+    /// Slots of its longest row.
     pub slots: usize,
 }
 
@@ -124,21 +125,16 @@ pub(super) fn groups(rows: &[Row]) -> Vec<Group> {
     groups
 }
 
-/// Longest sequence of a row; `--max-seq-len` has the same limit.
+/// Longest sequence of a row, as for `--max-seq-len`.
 const MOST_SLOTS: usize = 1 << 24;
-const MOST_THREADS: usize = 1024;
 const MOST_ROWS: usize = 1000;
 const MOST_SEQUENCES: usize = 256;
 
 impl Lists {
     /// Every combination once: threads, then cache types, then depths; prompts before generations.
     pub fn rows(&self) -> Result<Vec<Row>> {
-        if let Some(n) = self.threads.iter().find(|n| !(1..=MOST_THREADS).contains(*n)) {
-            return Err(Error::Usage(format!("--threads {n}: use a number from 1 to {MOST_THREADS}")));
-        }
-        if let Some(n) = self.batches.iter().find(|n| !(1..=MOST_SEQUENCES).contains(*n)) {
-            return Err(Error::Usage(format!("--batch {n}: use a number from 1 to {MOST_SEQUENCES}")));
-        }
+        self.threads.iter().try_for_each(|&n| within("--threads", n, MOST_THREADS).map(drop))?;
+        self.batches.iter().try_for_each(|&n| within("--batch", n, MOST_SEQUENCES).map(drop))?;
         let decode = |n: usize, batch: usize| match batch {
             1 => Test::Decode(n),
             _ => Test::Together(n.min(MOST_SLOTS), batch),
@@ -171,10 +167,10 @@ impl Lists {
                 }
             }
         }
-        match rows.is_empty() {
-            true => Err(Error::Usage("nothing to measure; give -p or -n a number above 0".into())),
-            false => Ok(rows),
+        if rows.is_empty() {
+            return Err(Error::Usage("nothing to measure; give -p or -n a number above 0".into()));
         }
+        Ok(rows)
     }
 }
 

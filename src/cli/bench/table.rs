@@ -1,20 +1,20 @@
-//! The results as Markdown and as CSV.
+//! The results as Markdown and as CSV, made from the JSON record.
 
-use super::result::{Line, Report};
 use crate::run::plan::mib;
+use serde_json::Value;
 
-/// A column: its title in Markdown and in CSV, and how to fill it.
+/// A column: its title in Markdown; its key in JSON, which is also its title in CSV; and how to write a number.
 struct Column {
     title: &'static str,
-    csv: &'static str,
-    cell: fn(&Line) -> Option<String>,
+    key: &'static str,
+    number: fn(f64) -> String,
 }
 
-const fn column(title: &'static str, csv: &'static str, cell: fn(&Line) -> Option<String>) -> Column {
-    Column { title, csv, cell }
+const fn column(title: &'static str, key: &'static str, number: fn(f64) -> String) -> Column {
+    Column { title, key, number }
 }
 
-/// Three significant digits or all of the integer part.
+/// Three significant digits, or the whole integer part and some.
 fn short(x: f64) -> String {
     let digits = match x.abs() {
         x if x >= 100.0 => 1,
@@ -24,73 +24,103 @@ fn short(x: f64) -> String {
     format!("{x:.digits$}")
 }
 
+fn tenths(x: f64) -> String {
+    format!("{x:.1}")
+}
+
+fn thousandths(x: f64) -> String {
+    format!("{x:.3}")
+}
+
 /// What a row is.
 const ROW: [Column; 3] = [
-    column("test", "test", |l| Some(l.row.name())),
-    column("threads", "threads", |l| Some(l.row.threads.to_string())),
-    column("KV", "kv_type", |l| Some(l.row.kv_types.to_string())),
+    column("test", "test", short),
+    column("threads", "threads", |n| n.to_string()),
+    column("KV", "kv_type", short),
 ];
 /// How fast it is.
 const SPEED: [Column; 8] = [
-    column("tokens/s", "tokens_per_second", |l| Some(short(l.speed.median))),
-    column("min", "min", |l| Some(short(l.speed.min))),
-    column("max", "max", |l| Some(short(l.speed.max))),
-    column("GB/s", "gb_per_s", |l| l.gb_per_s.map(short)),
-    column("% of memory", "bandwidth_percent", |l| l.percent.map(|p| format!("{p:.1}"))),
-    column("GOPS", "gops", |l| l.gops.map(short)),
-    column("% of peak", "peak_percent", |l| l.peak_percent.map(|p| format!("{p:.1}"))),
-    column("x decode", "times_decode", |l| l.times_decode.map(short)),
+    column("tokens/s", "tokens_per_second", short),
+    column("min", "min", short),
+    column("max", "max", short),
+    column("GB/s", "gb_per_s", short),
+    column("% of memory", "bandwidth_percent", tenths),
+    column("GOPS", "gops", short),
+    column("% of peak", "peak_percent", tenths),
+    column("x decode", "times_decode", short),
 ];
-const RATIO: Column = column("x earlier", "ratio", |l| l.ratio.map(|r| format!("{r:.3}")));
-
+const RATIO: Column = column("x earlier", "ratio", thousandths);
 /// How time grows with depth, which has a table of its own in Markdown.
 const GROWTH: [Column; 3] = [
-    column("ms/token", "ms_per_token", |l| l.growth.map(|g| format!("{:.3}", g.measured_ms))),
-    column("predicted", "predicted_ms_per_token", |l| l.growth.map(|g| format!("{:.3}", g.predicted_ms))),
-    column("deviation %", "deviation_percent", |l| l.growth.map(|g| format!("{:+.1}", g.deviation()))),
-];
-/// What holds for all rows with as many threads; in Markdown once for each number of threads.
-const CEILINGS: [Column; 2] = [
-    column("read GB/s", "read_gb_per_s", |l| l.read.map(short)),
-    column("integer peak GOPS", "peak_gops", |l| l.peak.map(short)),
+    column("ms/token", "ms_per_token", thousandths),
+    column("predicted", "predicted_ms_per_token", thousandths),
+    column("deviation %", "deviation_percent", |x| format!("{x:+.1}")),
 ];
 
-/// Tables of the rows, of their growth with depth if any, and of the run as a whole.
-pub(super) fn markdown(report: &Report) -> String {
-    let compared = report.rows.iter().any(|l| l.ratio.is_some());
-    let speed = ROW.iter().chain(&SPEED).chain(compared.then_some(&RATIO));
-    let mut text = lines(speed, report.rows.iter());
-    let mut deep = report.rows.iter().filter(|l| l.growth.is_some()).peekable();
+impl Column {
+    /// Its cell of a row; `None` if it was not measured.
+    fn cell(&self, row: &Value) -> Option<String> {
+        let value = &row[self.key];
+        value.as_str().map(String::from).or_else(|| value.as_f64().map(self.number))
+    }
+}
+
+fn rows(result: &Value) -> &[Value] {
+    result["rows"].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The column of ratios, if there are any.
+fn ratio(result: &Value) -> Option<&'static Column> {
+    rows(result).iter().any(|row| row["ratio"].is_f64()).then_some(&RATIO)
+}
+
+/// Read bandwidth and integer peak with this many threads.
+fn ceilings(result: &Value, threads: &Value) -> [Option<String>; 2] {
+    [("read_bandwidth", "gb_per_s"), ("integer_peak", "gops")].map(|(list, key)| {
+        let found = result[list].as_array()?.iter().find(|c| c["threads"] == *threads)?;
+        found[key].as_f64().map(short)
+    })
+}
+
+/// Tables of the rows, of their growth with depth if there is any, and of the whole run.
+pub(super) fn markdown(result: &Value) -> String {
+    let mut text = lines(ROW.iter().chain(&SPEED).chain(ratio(result)), rows(result).iter());
+    let mut deep = rows(result).iter().filter(|row| row["ms_per_token"].is_f64()).peekable();
     if deep.peek().is_some() {
         text += &format!("\n{}", lines(ROW.iter().chain(&GROWTH), deep));
     }
-    format!("{text}\n{}", whole(report))
+    format!("{text}\n{}", whole(result))
 }
 
-/// A line for each row.
-fn lines<'a>(columns: impl Iterator<Item = &'static Column>, rows: impl Iterator<Item = &'a Line>) -> String {
+/// A Markdown line for each row.
+fn lines<'a>(
+    columns: impl Iterator<Item = &'static Column>,
+    rows: impl Iterator<Item = &'a Value>,
+) -> String {
     let columns: Vec<&Column> = columns.collect();
     let titles: Vec<String> = columns.iter().map(|c| c.title.to_string()).collect();
-    let cells = |line: &Line| columns.iter().map(|c| (c.cell)(line).unwrap_or_else(|| "–".into())).collect();
+    let cells = |row: &Value| columns.iter().map(|c| c.cell(row).unwrap_or_else(|| "–".into())).collect();
     pipes(&titles, &rows.map(cells).collect::<Vec<_>>())
 }
 
-/// One line for the run.
-fn whole(report: &Report) -> String {
-    let e = &report.environment;
+/// A table of one line for the run.
+fn whole(result: &Value) -> String {
+    let e = &result["environment"];
+    let text = |value: &Value| value.as_str().unwrap_or("–").to_string();
     let mut whole = vec![
-        ("model".to_string(), e.model.clone()),
-        ("weights".into(), e.weight_type.clone()),
-        ("load ms".into(), format!("{:.1}", report.load.as_secs_f64() * 1e3)),
-        ("peak resident".into(), report.peak_rss.map_or("–".into(), mib)),
+        ("model".to_string(), Some(text(&e["model"]))),
+        ("weights".into(), Some(text(&e["weight_type"]))),
+        ("load ms".into(), result["load_ms"].as_f64().map(tenths)),
+        ("peak resident".into(), result["peak_rss_bytes"].as_u64().map(mib)),
     ];
-    for c in &report.ceilings {
-        let with = format!("{} thread{}", c.threads, if c.threads == 1 { "" } else { "s" });
-        let cell = |rate: Option<f64>| rate.map_or("–".into(), |r| short(r / 1e9));
-        whole.push((format!("read GB/s, {with}"), cell(c.read.as_ref().map(|r| r.0))));
-        whole.push((format!("integer peak GOPS, {with}"), cell(c.ops)));
+    for threads in e["threads"].as_array().into_iter().flatten() {
+        let with = format!("{threads} thread{}", if *threads == 1 { "" } else { "s" });
+        let [read, peak] = ceilings(result, threads);
+        whole.push((format!("read GB/s, {with}"), read));
+        whole.push((format!("integer peak GOPS, {with}"), peak));
     }
-    let (titles, values): (Vec<String>, Vec<String>) = whole.into_iter().unzip();
+    let cells = whole.into_iter().map(|(title, cell)| (title, cell.unwrap_or_else(|| "–".into())));
+    let (titles, values): (Vec<String>, Vec<String>) = cells.unzip();
     pipes(&titles, &[values])
 }
 
@@ -114,34 +144,36 @@ fn pipes(titles: &[String], rows: &[Vec<String>]) -> String {
     line(titles) + &line(&rule) + &rows.iter().map(|r| line(r)).collect::<String>()
 }
 
-/// One line a row. No cell holds a comma or a quote but the model's name, which may.
-pub(super) fn csv(report: &Report) -> String {
-    let compared = report.rows.iter().any(|l| l.ratio.is_some());
-    let columns = ROW.iter().chain(&SPEED).chain(compared.then_some(&RATIO)).chain(&GROWTH).chain(&CEILINGS);
-    let columns: Vec<&Column> = columns.collect();
-    let titles: Vec<&str> = columns.iter().map(|c| c.csv).collect();
-    let mut text = format!("model,weight_type,{},load_ms,peak_rss_bytes\n", titles.join(","));
-    let model = format!("\"{}\"", report.environment.model.replace('"', "\"\""));
-    for line in &report.rows {
-        let cells: Vec<String> = columns.iter().map(|c| (c.cell)(line).unwrap_or_default()).collect();
-        let load = report.load.as_secs_f64() * 1e3;
-        let peak = report.peak_rss.map_or(String::new(), |b| b.to_string());
-        let weights = &report.environment.weight_type;
-        text += &format!("{model},{weights},{},{load:.3},{peak}\n", cells.join(","));
+/// One line a row. No cell holds a comma or a quote except the model's name.
+pub(super) fn csv(result: &Value) -> String {
+    let columns: Vec<&Column> = ROW.iter().chain(&SPEED).chain(ratio(result)).chain(&GROWTH).collect();
+    let titles: Vec<&str> = columns.iter().map(|c| c.key).collect();
+    let titles = titles.join(",");
+    let mut text = format!("model,weight_type,{titles},read_gb_per_s,peak_gops,load_ms,peak_rss_bytes\n");
+    let e = &result["environment"];
+    let model = e["model"].as_str().unwrap_or_default().replace('"', "\"\"");
+    let before = format!("\"{model}\",{}", e["weight_type"].as_str().unwrap_or_default());
+    let load = result["load_ms"].as_f64().map(thousandths);
+    let peak = result["peak_rss_bytes"].as_u64().map(|bytes| bytes.to_string());
+    for row in rows(result) {
+        let cells = columns.iter().map(|c| c.cell(row)).chain(ceilings(result, &row["threads"]));
+        let cells: Vec<String> =
+            cells.chain([load.clone(), peak.clone()]).map(Option::unwrap_or_default).collect();
+        text += &format!("{before},{}\n", cells.join(","));
     }
     text
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::ceiling::Ceiling;
-    use super::super::result::tests::report;
+    use super::super::ceiling::Ceilings;
+    use super::super::result::tests::result;
     use super::*;
 
     #[test]
     fn markdown_lines_have_the_same_columns() {
-        let mut report = report();
-        let text = markdown(&report);
+        let mut result = result();
+        let text = markdown(&result.json());
         let tables: Vec<&str> = text.split("\n\n").collect();
         let [rows, growth, whole] = tables[..] else { panic!("three tables: {text}") };
         for table in tables {
@@ -155,15 +187,15 @@ mod tests {
         );
         assert!(whole.contains("read GB/s, 2 threads") && whole.contains("integer peak GOPS, 2 threads"));
         assert!(!rows.contains("x earlier"));
-        report.rows[0].ratio = Some(1.25);
-        assert!(markdown(&report).contains("x earlier") && markdown(&report).contains("1.250"));
+        result.rows[0].ratio = Some(1.25);
+        assert!(markdown(&result.json()).contains("x earlier") && markdown(&result.json()).contains("1.250"));
     }
 
     #[test]
     fn csv_lines_have_the_same_fields() {
-        let mut report = report();
-        report.environment.model = "a \"b\"".into();
-        let text = csv(&report);
+        let mut result = result();
+        result.environment.model = "a \"b\"".into();
+        let text = csv(&result.json());
         let commas: Vec<usize> = text.lines().map(|l| l.matches(',').count()).collect();
         assert_eq!(commas, [19; 4]);
         assert!(text.lines().nth(1).is_some_and(|l| l.starts_with("\"a \"\"b\"\"\",q4_0,pp4,2,q4,50.00,")));
@@ -171,10 +203,11 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_a_dash() {
-        let mut report = report();
-        report.ceilings[0] = Ceiling { threads: 1, read: None, ops: None };
-        report.rows.truncate(1);
-        let text = markdown(&report);
+        let mut result = result();
+        result.environment.threads = vec![1];
+        result.ceilings = Ceilings::default();
+        result.rows.truncate(1);
+        let text = markdown(&result.json());
         assert_eq!(text.split("\n\n").count(), 2, "{text}");
         let last = text.lines().last().unwrap_or("");
         assert!(text.contains("read GB/s, 1 thread |") && last.ends_with("– |"), "{text}");

@@ -1,4 +1,4 @@
-//! Conversations in files: the one of `--session`, and those of `/save` and `/load`.
+//! Conversations in files: `--session`, `/save` and `/load`.
 
 use super::Chat;
 use crate::run::saved::{self, Content, State};
@@ -7,7 +7,7 @@ use std::path::Path;
 use text::chat::ConversationState;
 
 impl Chat<'_> {
-    /// Goes on with the conversation in `file`, if it exists.
+    /// Continues the conversation in `file`, if it exists.
     pub(super) fn resume(&mut self, file: &Path) -> Result<()> {
         let Some(state) = saved::load(file, &mut self.session, self.engine)? else { return Ok(()) };
         let saved = self.fitting(file, &state)?;
@@ -18,18 +18,18 @@ impl Chat<'_> {
                 file.display()
             )));
         }
-        if self.input.is_interactive() && !self.args.output.quiet {
+        if self.input.is_interactive() && !self.is_quiet() {
             eprintln!("going on after {} tokens; /reset begins anew", saved.ids.len());
         }
         self.become_saved(saved, &state);
         Ok(())
     }
 
-    /// Goes on with the conversation in `file`, whatever system message it has.
+    /// Continues the conversation in `file`, whatever its system message.
     ///
     /// # Errors
     ///
-    /// As of [`saved::read`]. The conversation is then as before, though all of it may have to be computed again.
+    /// Those of [`saved::read`]. The conversation is then unchanged, but may have to be computed again.
     pub(super) fn load(&mut self, file: &Path) -> Result<()> {
         let Some(state) = saved::read(file, &mut self.session, self.engine)? else {
             return Err(Error::io(file, "no such file"));
@@ -41,7 +41,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// The conversation in a file, if it is one and has this model's form.
+    /// The conversation of a saved state, if it is one and has this model's chat template.
     fn fitting(&self, file: &Path, state: &State) -> Result<ConversationState> {
         let Content::Chat(saved) = &state.content else {
             return Err(Error::Usage(format!(
@@ -50,30 +50,27 @@ impl Chat<'_> {
             )));
         };
         let ours = self.conversation.template().name();
-        match saved.template == ours {
-            true => Ok(saved.clone()),
-            false => Err(Error::model(
-                file,
-                format!(
-                    "was saved with a {} chat template, and this model's is {ours}; use that one",
-                    saved.template.escape_debug()
-                ),
-            )),
+        if saved.template != ours {
+            let theirs = saved.template.escape_debug();
+            let why =
+                format!("was saved with a {theirs} chat template, and this model's is {ours}; use that one");
+            return Err(Error::model(file, why));
         }
+        Ok(saved.clone())
     }
 
     fn become_saved(&mut self, mut saved: ConversationState, state: &State) {
         if saved.ids.is_empty() {
             saved.system = self.conversation.system().map(str::to_owned).or(saved.system);
         }
-        if let Some(random) = state.random(self.args.sampler.seed, &mut self.options.sampler) {
+        if let Some(random) = state.random(self.args.completion.sampler.seed, &mut self.options.sampler) {
             self.random = random;
         }
         self.asked.clear();
         self.conversation.resume(saved);
     }
 
-    /// Saves the conversation where `--session` asks for it.
+    /// Saves the conversation in the file of `--session`.
     pub(super) fn save(&mut self) -> Result<()> {
         match self.args.session.as_deref() {
             Some(file) => self.save_to(file),

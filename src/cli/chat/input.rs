@@ -1,14 +1,14 @@
-//! Lines of stdin: with an editor where somebody types at a terminal, as they come from everything else.
+//! Lines of stdin: with a line editor on a terminal, as they are from a file or pipe.
 
 use files::{Error, Result};
 use std::io::{BufRead, IsTerminal, Read};
 
-/// What somebody did at the prompt.
+/// What was typed at the prompt.
 pub(super) enum Typed {
     Line(String),
     /// The input ended, or Ctrl-D.
     End,
-    /// Ctrl-C, where the editor has the terminal and it is no signal.
+    /// Ctrl-C, which is no signal while the editor has the terminal.
     Interrupt,
 }
 
@@ -16,7 +16,7 @@ pub(super) enum Typed {
 pub(super) enum Input {
     /// A file or a pipe.
     Piped,
-    /// A terminal that edits its lines itself, as far as it can.
+    /// A terminal without the line editor.
     Terminal,
     #[cfg(feature = "line-editor")]
     Editor(Box<rustyline::DefaultEditor>),
@@ -33,7 +33,7 @@ impl Input {
         if !std::io::stdin().is_terminal() {
             return Input::Piped;
         }
-        // The editor writes to stdout, which is for answers where it is not the terminal.
+        // The editor writes to stdout; unless that is the terminal, it is for answers only.
         #[cfg(feature = "line-editor")]
         if std::io::stdout().is_terminal() && !crate::cli::terminal::is_dumb() {
             crate::cli::mode::remember();

@@ -1,6 +1,6 @@
-//! What `doctor` says of OpenCL: libraries tried, devices, the one that would be taken, what to do.
+//! What `doctor` says about OpenCL: libraries tried, devices, the one to take, and what to do.
 
-use super::super::report::tame;
+use crate::cli::report::tame;
 use crate::opencl::{Cache, Facts};
 use crate::run::plan::mib;
 use opencl_runtime::device::{Found, choose, devices};
@@ -17,7 +17,7 @@ pub(super) fn facts(select: Option<&str>) -> Vec<(String, String)> {
     for tried in &search.tried {
         let outcome = match &tried.found {
             Ok(used) => format!("{}: {used}", tried.name),
-            // The linker's words begin with the name, mostly.
+            // The linker's words mostly begin with the name.
             Err(words) if words.starts_with(&tried.name) => words.clone(),
             Err(words) => format!("{}: {words}", tried.name),
         };

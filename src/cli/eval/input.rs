@@ -1,5 +1,6 @@
 //! What `eval` predicts: a text, token ids, questions about facts.
 
+use crate::cli::args::read_text;
 use crate::dims::VOCAB;
 use files::{Error, Result};
 use serde::Deserialize;
@@ -23,7 +24,7 @@ impl Input {
     pub fn read(tokens: Option<&Path>, text: Option<&Path>) -> Result<Option<Self>> {
         match (tokens, text) {
             (Some(file), _) => Ok(Some(Input::Tokens(read_tokens(file)?))),
-            (None, Some(file)) => Ok(Some(Input::Text(read(file, "--file")?))),
+            (None, Some(file)) => Ok(Some(Input::Text(read_text("--file", file)?))),
             (None, None) => Ok(None),
         }
     }
@@ -35,7 +36,7 @@ impl Input {
         }
     }
 
-    /// Chunks without overlap. Those of a text each begin with the token that the model expects first.
+    /// Chunks without overlap. Each chunk of a text begins with the token that the model expects first.
     pub fn chunks(&self, size: usize, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
         if size < 2 {
             return Err(Error::Usage(format!("--tokens: chunk {size}; use at least 2")));
@@ -53,26 +54,15 @@ impl Input {
         let step = size - usize::from(first.is_some());
         let chunks = tokens.chunks(step).map(|c| first.into_iter().chain(c.iter().copied()).collect());
         let chunks: Vec<Vec<u32>> = chunks.filter(|c: &Vec<u32>| c.len() > 1).collect();
-        match chunks.is_empty() {
-            true => Err(Error::Usage("nothing to predict: give a file of at least two tokens".into())),
-            false => Ok(chunks),
+        if chunks.is_empty() {
+            return Err(Error::Usage("nothing to predict: give a file of at least two tokens".into()));
         }
+        Ok(chunks)
     }
-}
-
-/// A text file of sensible size.
-fn read(file: &Path, flag: &str) -> Result<String> {
-    const LIMIT: u64 = 64 << 20;
-    let bad = |e: String| Error::Usage(format!("{flag} {}: {e}", file.display()));
-    let meta = std::fs::metadata(file).map_err(|e| bad(e.to_string()))?;
-    if !meta.is_file() || meta.len() > LIMIT {
-        return Err(bad("is not a file of at most 64 MiB; give a smaller one".into()));
-    }
-    std::fs::read_to_string(file).map_err(|e| bad(e.to_string()))
 }
 
 fn read_tokens(file: &Path) -> Result<TokenFile> {
-    serde_json::from_str(&read(file, "--tokens")?).map_err(|_| {
+    serde_json::from_str(&read_text("--tokens", file)?).map_err(|_| {
         Error::Usage(format!(
             "--tokens {}: give a JSON array of token ids, or {{\"chunk\": 512, \"tokens\": [...]}}",
             file.display()
@@ -85,14 +75,20 @@ fn read_tokens(file: &Path) -> Result<TokenFile> {
 pub(super) struct Question {
     /// `plain` text, or `chat`.
     pub form: String,
-    /// Tokens between the fact and the question, about.
+    /// About how many tokens lie between the fact and the question.
     pub distance: usize,
     /// Without the tokens that the tokenizer adds.
     pub prompt: String,
-    /// What a right answer begins with.
+    /// The ids that a right answer begins with.
     pub answer_ids: Vec<u32>,
-    /// Whether the model answers it in single precision, with all of the cache.
+    /// Whether the model answers it in single precision with the whole cache.
     pub correct_f32: bool,
+}
+
+/// A question with the token ids of its prompt.
+pub(super) struct Asked {
+    pub question: Question,
+    pub prompt: Vec<u32>,
 }
 
 #[derive(Deserialize)]
@@ -103,7 +99,7 @@ struct Questions {
 /// The questions of a file, at least one.
 pub(super) fn read_questions(file: &Path) -> Result<Vec<Question>> {
     let bad = |e: String| Error::Usage(format!("--recall {}: {e}", file.display()));
-    let questions: Questions = serde_json::from_str(&read(file, "--recall")?).map_err(|e| {
+    let questions: Questions = serde_json::from_str(&read_text("--recall", file)?).map_err(|e| {
         bad(format!(
             "{e}; give {{\"items\": [{{\"form\": \"plain\", \"distance\": 300, \"prompt\": \"...\", \
              \"answer_ids\": [...], \"correct_f32\": true}}, ...]}}"

@@ -1,4 +1,4 @@
-//! How well settings predict a text, and how far their distributions are from those of others.
+//! How well settings predict a text, and how far their distributions are from the reference's.
 
 use super::settings::Settings;
 use crate::cli::report::{Side, columns};
@@ -9,7 +9,7 @@ use files::{Error, Result};
 use serde_json::{Value, json};
 use text::sampler::argmax;
 
-/// Settings at work, and what came of it.
+/// Settings, their session and its results.
 pub(super) struct Row<'s> {
     settings: &'s Settings,
     session: Session,
@@ -31,7 +31,7 @@ impl<'s> Row<'s> {
     }
 }
 
-/// Predicts the chunks, each from an empty cache, with all rows and with what they are held against, if anything.
+/// Predicts the chunks, each from an empty cache, with all rows and with the one they are compared with, if any.
 pub(super) fn measure<'s>(
     rows: &mut [Row<'s>],
     mut base: Option<&mut Row<'s>>,
@@ -77,16 +77,16 @@ struct Totals {
 
 impl Totals {
     fn check(&self) -> Result<()> {
-        match (self.nll + self.kl).is_finite() {
-            true => Ok(()),
-            false => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
+        if !(self.nll + self.kl).is_finite() {
+            return Err(Error::Model("the model computes NaN or infinity; its weights are broken".into()));
         }
+        Ok(())
     }
 
     fn prediction(&mut self, row: &[f32], base: Option<&[f32]>, next: usize) {
         let total = log_sum_exp(row);
         self.predictions += 1;
-        // An id beyond the vocabulary is refused by the session when its turn comes.
+        // The session refuses an id beyond the vocabulary when its turn comes.
         self.nll += total - row.get(next).map_or(f64::NAN, |&x| f64::from(x));
         let Some(base) = base else { return };
         let base_total = log_sum_exp(base);
@@ -105,13 +105,13 @@ impl Totals {
     }
 }
 
-/// `ln sum exp x`, about the largest, in f64.
+/// `ln sum exp x` in f64, relative to the largest so that nothing overflows.
 fn log_sum_exp(row: &[f32]) -> f64 {
     let most = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     most + libm::log(row.iter().map(|&x| libm::exp(f64::from(x) - most)).sum::<f64>())
 }
 
-/// The table: what the rows are held against first.
+/// The table; the row that the others are compared with comes first.
 pub(super) fn text(rows: &[Row<'_>], base: Option<&Row<'_>>) -> String {
     let mut head = vec!["perplexity", "nats/token", "tokens"];
     if base.is_some() {

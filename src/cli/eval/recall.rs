@@ -1,7 +1,7 @@
 //! Whether facts stated early in a prompt are still there for a question at its end.
 
-use super::Engines;
-use super::input::Question;
+use super::engines::Engines;
+use super::input::{Asked, Question};
 use super::settings::Settings;
 use crate::cli::report::{Side, columns};
 use crate::cli::terminal::Progress;
@@ -16,9 +16,9 @@ use text::sampler::argmax;
 struct Score {
     asked: usize,
     correct: usize,
-    /// Those that the model answers in single precision, with all of the cache.
+    /// Questions that the model answers in single precision with the whole cache.
     full: usize,
-    /// Of these, answered.
+    /// How many of these were answered.
     kept: usize,
 }
 
@@ -36,7 +36,7 @@ impl Score {
     }
 }
 
-/// What came of one row of settings.
+/// The result of one row of settings.
 pub(super) struct Recall<'s> {
     settings: &'s Settings,
     /// By form and distance, in the order of the questions.
@@ -48,22 +48,22 @@ pub(super) struct Recall<'s> {
     share: f64,
 }
 
-/// Most slots that any of the questions needs.
-pub(super) fn longest(questions: &[(Question, Vec<u32>)]) -> usize {
-    questions.iter().map(|(q, prompt)| prompt.len() + q.answer_ids.len()).max().unwrap_or(0)
+/// The most slots that a question needs.
+pub(super) fn longest(questions: &[Asked]) -> usize {
+    questions.iter().map(|q| q.prompt.len() + q.question.answer_ids.len()).max().unwrap_or(0)
 }
 
-/// Asks all questions, each with its prompt's token ids, in a sequence of its own.
+/// Asks all questions, each in a sequence of its own.
 pub(super) fn measure<'s>(
     settings: &'s Settings,
     engines: &Engines,
-    questions: &[(Question, Vec<u32>)],
+    questions: &[Asked],
     progress: &Progress,
 ) -> Result<Recall<'s>> {
     let mut recall =
         Recall { settings, groups: Vec::new(), all: Score::default(), slots: 0, bytes: 0, share: 0.0 };
     let slot = settings.options().kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
-    for (i, (question, prompt)) in questions.iter().enumerate() {
+    for (i, Asked { question, prompt }) in questions.iter().enumerate() {
         progress.show(i, questions.len());
         let options = settings.for_prompt(prompt.len(), question.answer_ids.len())?;
         let mut session = engines.session(&options)?;
@@ -78,14 +78,14 @@ pub(super) fn measure<'s>(
     Ok(recall)
 }
 
-/// What a question got.
+/// How a question was answered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Right,
     Wrong,
 }
 
-/// Right where the greedy continuation begins with these ids.
+/// Right if the greedy continuation begins with these ids.
 fn answer(session: &mut Session, ids: &[u32]) -> Result<Answer> {
     for (i, &id) in ids.iter().enumerate() {
         if i > 0 {
@@ -138,7 +138,8 @@ impl Recall<'_> {
     }
 }
 
-/// The table: answered of asked, by form and distance; of those that the full f32 cache answers; what was kept.
+/// The table: answered of asked, by form and distance and in all; of those that the full f32 cache answers; the slots
+/// and bytes kept.
 pub(super) fn text(rows: &[Recall<'_>]) -> String {
     let Some(first) = rows.first() else { return String::new() };
     let of = |n: usize, all: usize| format!("{n}/{all}");

@@ -1,8 +1,8 @@
-//! The settings that `eval` holds against each other: `key=value,…`, on top of the ordinary flags.
+//! The settings that `eval` compares: `key=value,…`, on top of the ordinary flags.
 
 use crate::cli::args::BackendName;
-use crate::run::engine::{BackendKind, EngineOptions};
 use crate::run::eviction::Policy;
+use crate::run::options::{BackendKind, EngineOptions};
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 use std::str::FromStr;
@@ -11,12 +11,12 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Window {
     Slots(usize),
-    /// Of the prompt, or of the chunk: 1 to 100.
+    /// A share of the prompt or of the chunk, from 1 to 100.
     Percent(usize),
 }
 
 impl Window {
-    /// In slots, for so many tokens; at least one.
+    /// In slots, for this many tokens; at least one.
     pub fn of(self, tokens: usize) -> usize {
         match self {
             Window::Slots(n) => n,
@@ -54,14 +54,14 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Those of the ordinary flags. The system's memory evicts nothing, or the numbers would not be the same again.
+    /// Those of the ordinary flags. Low memory evicts nothing, or results would not be reproducible.
     pub fn of_flags(mut options: EngineOptions) -> Self {
         options.eviction.memory_threshold = 0;
         let window = Window::Slots(options.eviction.window);
         Self { options, window }
     }
 
-    /// These with some replaced. `flag` is what the text was given with.
+    /// These, with those in `text` replaced; `flag` is named in errors.
     pub fn with(&self, flag: &str, text: &str) -> Result<Self> {
         let mut changed = self.clone();
         for part in text.split(',') {
@@ -97,12 +97,12 @@ impl Settings {
         Ok(())
     }
 
-    /// The options that say how the model is loaded, and what the rows of the cache are.
+    /// The options that say how the model is loaded and what a row of the cache is.
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }
 
-    /// For a text of so many tokens: a policy works from the moment that its window is full.
+    /// For a text of this many tokens: a policy evicts as soon as its window is full.
     pub fn for_text(&self, tokens: usize) -> Result<EngineOptions> {
         let mut o = self.at(tokens)?;
         o.max_seq_len = match o.eviction.policy {
@@ -112,7 +112,7 @@ impl Settings {
         Ok(o)
     }
 
-    /// For a prompt of so many tokens, which the cache holds whole before it is cut to the window, and an answer.
+    /// For a prompt of this many tokens, which the cache holds whole before it is cut to the window, and an answer.
     pub fn for_prompt(&self, prompt: usize, answer: usize) -> Result<EngineOptions> {
         let mut o = self.at(prompt)?;
         o.max_seq_len = prompt + answer;

@@ -1,25 +1,24 @@
-//! The block formats of GGUF files: what their bytes mean, one plain decoder each.
+//! The block formats of GGUF files, with one plain decoder each.
 //!
-//! These are the reference: kernels and packers are held against them, and they against checksums of ggml's own
-//! results. In every format the products are exact in f32 (a scale of 11 significant bits, an integer of at most 8
-//! times one of at most 5 bits) and at most one addition rounds, so the result is the same bits in whatever order it
-//! is computed. Layouts are those of ggml's `ggml-common.h`; all numbers are little-endian.
+//! These decoders are the reference: kernels and packers are tested against them, and they against checksums of ggml's
+//! own results. In every format the products are exact in f32 (a scale of 11 significant bits, an integer of at most 8
+//! bits, another of at most 5) and at most one addition rounds. So the result has the same bits in any order of
+//! computation. Layouts are those of ggml's `ggml-common.h`; all numbers are little-endian.
 //!
-//! [`simple`] has blocks of 32 values with one scale; [`superblock`] the K-quants, 256 values whose eight or sixteen
-//! parts have small integer scales that one or two f16 scale in turn.
+//! [`simple`] has the blocks of 32 values with one scale. [`superblock`] has the K-quants: 256 values in eight or
+//! sixteen parts, each with a small integer scale, which one or two f16 scale in turn.
 
 pub mod simple;
 pub mod superblock;
 
 use crate::source::Dtype;
 use crate::source::gguf::block::BlockType;
-use half::f16;
 
-/// Decodes whole blocks: `bytes` holds as many of them as `values` has room for.
+/// Decodes whole blocks: as many from `bytes` as `values` has room for.
 ///
 /// # Panics
 ///
-/// The two lengths do not fit each other.
+/// The lengths do not match.
 pub fn decode(block: BlockType, bytes: &[u8], values: &mut [f32]) {
     let blocks = bytes.len() / block.bytes();
     assert_eq!((blocks * block.bytes(), blocks * block.values()), (bytes.len(), values.len()), "{block:?}");
@@ -46,9 +45,4 @@ fn each<const BYTES: usize, const VALUES: usize>(
     for (stored, values) in bytes.as_chunks().0.iter().zip(values.as_chunks_mut().0) {
         *values = one(stored);
     }
-}
-
-/// The f16 at byte `at`, widened exactly.
-fn scale(block: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }

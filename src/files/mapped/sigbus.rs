@@ -1,8 +1,10 @@
-//! A mapped file that shrinks, or whose disk fails, raises SIGBUS when read: this says so in one line
-//! and leaves with exit code 3, instead of dying without a word.
+//! A SIGBUS handler for mapped files.
 //!
-//! The handler may run at any moment on any thread, so all it reads is a fixed table of atomics, and
-//! all it calls is async-signal-safe.
+//! Reading a mapped file that has shrunk, or whose disk fails, raises SIGBUS. The handler names the file in one line
+//! and ends the process with exit code 3; without it the process would die silently.
+//!
+//! It may run at any moment on any thread. So it reads nothing but a fixed table of atomics, and calls only
+//! async-signal-safe functions.
 
 use std::ffi::{CString, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -10,10 +12,10 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
-/// How many files can be mapped at a time.
+/// The most files that can be mapped at once.
 pub const MAX_FILES: usize = 256;
 
-/// Longer paths keep their end, which has the file's name.
+/// In bytes. Of a longer path, the end is kept: it has the file's name.
 const MAX_PATH: usize = 512;
 
 /// The exit code of an unusable model file, as in [`crate::Error::exit_code`].
@@ -27,8 +29,8 @@ const CLAIMED: usize = 1;
 
 /// One mapped range and the file behind it.
 struct Slot {
-    /// The first address, or FREE or CLAIMED (being filled), which no mapping starts at.
-    /// Stored last and loaded first, with release and acquire: it publishes the other fields.
+    /// The first address, or FREE, or CLAIMED (being filled); no mapping starts at these two. It publishes the other
+    /// fields: it is stored last with release, and loaded first with acquire.
     start: AtomicUsize,
     end: AtomicUsize,
     path_len: AtomicUsize,
@@ -51,20 +53,20 @@ static TABLE: [Slot; MAX_FILES] = [const {
     }
 }; MAX_FILES];
 
-/// What SIGBUS did before; filled by the one thread that installs the handler.
+/// The former action of SIGBUS; set by the thread that installs the handler.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Path of a file to remove on the way out; null, or a string that is never freed.
+/// Path of a file to remove before the process ends; null, or a string that is never freed.
 static REMOVED: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Names a file that goes if the process ends because a mapped one was lost. The last one named counts.
+/// Names a file to remove if a mapped file is lost and the process ends. Only the last one named counts.
 pub fn remove_if_lost(file: &Path) {
     if let Ok(file) = CString::new(file.as_os_str().as_bytes()) {
         REMOVED.store(file.into_raw(), Ordering::Release);
     }
 }
 
-/// Keeps one mapped file in the table for as long as it lives.
+/// Keeps one mapped file in the table until dropped.
 pub struct Watch(&'static Slot);
 
 impl Watch {
@@ -93,44 +95,44 @@ impl Drop for Watch {
     }
 }
 
-/// Puts our handler in place and returns what was there.
+/// Installs the handler and returns the former action.
 fn install() -> libc::sigaction {
-    // SAFETY: sigaction is plain data for which all zeros is valid (the default action, an empty
-    // mask). Both pointers are to live locals, and `on_sigbus` has the signature that SA_SIGINFO asks
-    // for and does only what a signal handler may. SA_ONSTACK: the fault may be on a full stack.
+    // SAFETY: sigaction is plain data for which all zeros is valid (the default action, an empty mask). Both pointers
+    // are to live locals. `on_sigbus` has the signature that SA_SIGINFO asks for and does only what a signal handler
+    // may. SA_ONSTACK: the fault may be on a full stack.
     unsafe {
         let mut previous: libc::sigaction = std::mem::zeroed();
         let mut action: libc::sigaction = std::mem::zeroed();
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
         action.sa_sigaction = handler as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // It can only fail for a signal that cannot be caught, which SIGBUS is not.
+        // Fails only for signals that cannot be caught.
         libc::sigaction(libc::SIGBUS, &action, &mut previous);
         previous
     }
 }
 
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: SA_SIGINFO was set in `install`, so the kernel passes a valid siginfo_t; the address is
-    // read as a number, never followed.
+    // SAFETY: SA_SIGINFO was set in `install`, so the kernel passes a valid siginfo_t. The address is read as a
+    // number, never followed.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    let fault = code > 0; // else another process sent the signal, and there is no address
+    let fault = code > 0; // otherwise a process sent the signal, and there is no address
     if fault && let Some(slot) = TABLE.iter().find(|slot| slot.contains(address)) {
         leave(slot);
     }
-    // Not ours: with the former action back, the same instruction faults again when we return.
-    // SAFETY: as in `install`; `PREVIOUS` is a load of an atomic and holds what the kernel gave us.
-    // sigaction and raise are async-signal-safe.
+    // Not a file of ours: restore the former action, and the same instruction faults again when we return.
+    // SAFETY: as in `install`; reading `PREVIOUS` is an atomic load, and it holds what the kernel returned. sigaction
+    // and raise are async-signal-safe.
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGBUS, PREVIOUS.get().unwrap_or(&default), std::ptr::null_mut());
         if !fault {
-            libc::raise(libc::SIGBUS); // held back until we return
+            libc::raise(libc::SIGBUS); // blocked until we return
         }
     }
 }
 
-/// Writes the line and ends the process, without allocating or locking.
+/// Writes the message and ends the process, without allocating or locking.
 fn leave(slot: &Slot) -> ! {
     let mut line = [0u8; MAX_PATH + 128];
     let path_len = slot.path_len.load(Ordering::Relaxed);
@@ -142,8 +144,8 @@ fn leave(slot: &Slot) -> ! {
         len += 1;
     }
     let removed = REMOVED.load(Ordering::Acquire);
-    // SAFETY: `line` holds `len` bytes; `removed` ends in a zero and lives for ever unless it is null; write, unlink
-    // and _exit are async-signal-safe. If stderr is gone, the exit code still tells.
+    // SAFETY: `line` holds `len` bytes; `removed` is null or a string that ends in a zero and is never freed; write,
+    // unlink and _exit are async-signal-safe. If stderr is gone, the exit code still tells.
     unsafe {
         if !removed.is_null() {
             libc::unlink(removed);

@@ -1,14 +1,12 @@
-//! GGUF files, versions 2 and 3, as named tensors over a mapped file, with their metadata.
+//! GGUF files, versions 2 and 3: named tensors over a mapped file, and metadata.
 //!
-//! Like safetensors they come from strangers: [`header`] checks everything that a file says about itself before a
-//! tensor is handed out. A tensor's bytes are inside its file and as many as its type and shape say; nothing is
-//! known about their alignment in memory or their values. The parser is written here, on bounded reads of slices:
-//! what crates there are allocate by the file's own counts or read whole files.
-//!
-//! The modules below are compiled twice: `build.rs` bakes dimensions from a header with the same code.
+//! Like safetensors they come from strangers, so [`header`] checks everything that a file says about itself before a
+//! tensor is handed out. A tensor's bytes are inside its file and as many as its type and shape ask for. Nothing is
+//! known about their alignment in memory or their values. The parser is our own, made of bounded reads: the crates
+//! that exist allocate by the file's own counts or read whole files.
 
 pub mod block;
-pub mod cursor;
+mod cursor;
 pub mod header;
 pub mod metadata;
 pub mod model;
@@ -16,12 +14,13 @@ pub mod names;
 pub mod value;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::quoted::quoted;
 use crate::blocks::gguf::decode;
 use crate::config::ModelConfig;
+use crate::error::quoted;
 use crate::mapped::{Plane, map_file};
 use crate::{Error, Result};
 use block::BlockType;
@@ -42,14 +41,37 @@ pub struct Gguf {
 pub struct Tensor {
     /// As in the file, e.g. `blk.0.attn_q.weight`.
     pub name: String,
-    /// How its values are stored; each row is whole blocks.
+    /// Each row is whole blocks.
     pub block: BlockType,
-    /// A matrix is `[rows, cols]`, a vector `[len]`; no dimension is 0.
+    /// A matrix is `[rows, cols]`, a vector `[len]`. No dimension is 0.
     pub shape: Vec<usize>,
-    /// As many bytes as shape and block ask for: `[rows][cols / block.values()][block.bytes()]`.
+    /// `[rows][cols / block.values()][block.bytes()]`
     pub data: Plane,
-    /// Where it comes from.
     pub file: Arc<Path>,
+}
+
+/// Whether this is the path of a GGUF file.
+pub fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && !path.is_dir()
+}
+
+/// The only GGUF file of a directory; `None` if there is none.
+///
+/// # Errors
+///
+/// [`Error::Model`]: the directory cannot be read or has several.
+pub fn only_gguf(dir: &Path) -> Result<Option<PathBuf>> {
+    const SHOWN: usize = 5;
+    let entries = fs::read_dir(dir).map_err(|e| Error::model(dir, format!("cannot be read: {e}")))?;
+    let mut found: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(|p| is_gguf(p)).collect();
+    if found.len() < 2 {
+        return Ok(found.pop());
+    }
+    found.sort();
+    let names = found.iter().take(SHOWN).filter_map(|p| Some(quoted(&p.file_name()?.to_string_lossy())));
+    let names = names.collect::<Vec<_>>().join(", ");
+    let more = if found.len() > SHOWN { ", …" } else { "" };
+    Err(Error::model(dir, format!("has {} GGUF files: {names}{more}; name one of them", found.len())))
 }
 
 impl Gguf {
@@ -57,26 +79,21 @@ impl Gguf {
     ///
     /// # Errors
     ///
-    /// [`Error::Model`] in one line with the file's name: it is no regular file, or the field and value that are
-    /// wrong or not supported.
+    /// [`Error::Model`], one line: it is not a regular file, or a field has a value that is wrong or not supported.
     pub fn open(path: &Path) -> Result<Gguf> {
         Self::within(path, map_file(path)?)
     }
 
-    /// A file whose content is `plane`, in the file at `path`.
+    /// Opens a GGUF file that is the part `plane` of the file at `path`.
     ///
     /// # Errors
     ///
-    /// As of [`Gguf::open`].
+    /// As for [`Gguf::open`].
     pub fn within(path: &Path, plane: Plane) -> Result<Gguf> {
         let file: Arc<Path> = path.into();
-        let bytes = plane.bytes();
-        let header = Header::parse(bytes, bytes.len() as u64).map_err(|e| {
-            Error::model(
-                path,
-                format_args!("{e}; use a whole GGUF file of a supported kind, downloaded again"),
-            )
-        })?;
+        let remedy = "use a whole GGUF file of a supported kind, downloaded again";
+        let header =
+            Header::parse(plane.bytes()).map_err(|e| Error::model(path, format_args!("{e}; {remedy}")))?;
         let mut tensors = BTreeMap::new();
         for (name, entry) in &header.tensors {
             let data = plane.slice(entry.range.clone()).expect("the header's ranges are inside the file");
@@ -86,7 +103,7 @@ impl Gguf {
         Ok(Gguf { file, header, tensors, plane })
     }
 
-    /// What was opened.
+    /// The opened file.
     pub fn path(&self) -> &Path {
         &self.file
     }
@@ -101,7 +118,7 @@ impl Gguf {
         self.header.len
     }
 
-    /// The pairs of the header.
+    /// The metadata.
     pub fn metadata(&self) -> &Metadata {
         &self.header.metadata
     }
@@ -110,10 +127,9 @@ impl Gguf {
     ///
     /// # Errors
     ///
-    /// [`Error::Model`] with the key or tensor that is missing, wrong or not supported.
+    /// [`Error::Model`]: the key or tensor that is missing, wrong or not supported.
     pub fn config(&self) -> Result<ModelConfig> {
-        model::config(&self.header, |range| self.plane.bytes()[range].to_vec())
-            .map_err(|e| Error::model(&self.file, e))
+        model::config(&self.header, self.plane.bytes()).map_err(|e| Error::model(&self.file, e))
     }
 
     /// The tensor of that name, if it is there.
@@ -125,12 +141,9 @@ impl Gguf {
     ///
     /// # Errors
     ///
-    /// [`Error::Model`] if there is none.
+    /// [`Error::Model`]: it is missing.
     pub fn require(&self, name: &str) -> Result<&Tensor> {
-        self.get(name).ok_or_else(|| {
-            let missing = format_args!("tensor {} is missing; download the whole model", quoted(name));
-            Error::model(&self.file, missing)
-        })
+        self.get(name).ok_or_else(|| super::missing(&self.file, name))
     }
 
     /// All tensors, sorted by name.
@@ -138,33 +151,32 @@ impl Gguf {
         self.tensors.values()
     }
 
-    /// A file with the same metadata and no tensors.
+    /// The content of a GGUF file with the same metadata and no tensors.
     pub fn without_tensors(&self) -> Vec<u8> {
         self.header.without_tensors(self.plane.bytes())
     }
 
-    /// An id of the content, as [`Source::fingerprint`](super::Source::fingerprint) makes it.
+    /// An id of the content; see [`Source::fingerprint`](super::Source::fingerprint).
     pub fn fingerprint(&self) -> String {
         super::fingerprint(std::iter::once((self.plane.bytes(), self.header.len)))
     }
 }
 
 impl Tensor {
-    /// All values, row-major, decoded as [`decode`] does it.
+    /// All values, row-major, as [`decode`] gives them.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.data.bytes().len() / self.block.bytes() * self.block.values()];
         decode(self.block, self.data.bytes(), &mut values);
         values
     }
 
-    /// Row `row`, counted over all dimensions but the last, as it is stored.
+    /// The stored bytes of row `row`, counted over all dimensions but the last.
     ///
     /// # Panics
     ///
     /// There is no such row.
     pub fn row(&self, row: usize) -> &[u8] {
-        let cols = self.shape.last().copied().unwrap_or(0);
-        let len = cols / self.block.values() * self.block.bytes();
+        let len = self.block.row_bytes(self.shape.last().copied().unwrap_or(0));
         &self.data.bytes()[row * len..][..len]
     }
 }

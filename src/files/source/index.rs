@@ -6,9 +6,9 @@ use std::path::{Component, Path};
 use serde::Deserialize;
 
 use super::json::{Object, UniqueMap, parse as parse_json};
-use super::quoted::quoted;
+use crate::error::quoted;
 
-/// Bytes; the index of a model with a hundred thousand tensors has a tenth of that.
+/// In bytes; the index of a model with a hundred thousand tensors has a tenth of this.
 const MAX_SIZE: usize = 64 << 20;
 
 /// Fewer than can be mapped at a time.
@@ -19,7 +19,7 @@ struct RawIndex {
     weight_map: UniqueMap<String>,
 }
 
-/// Parses and checks an index: shard name -> the names of its tensors.
+/// Parses and checks an index: the tensors of each shard, sorted.
 pub fn parse(file: &[u8]) -> Result<BTreeMap<String, Vec<String>>, String> {
     if file.len() > MAX_SIZE {
         return Err(format!("the file is {} bytes long; an index has at most {MAX_SIZE}", file.len()));
@@ -43,8 +43,8 @@ pub fn parse(file: &[u8]) -> Result<BTreeMap<String, Vec<String>>, String> {
     }
 }
 
-/// Whether `name` stays in the directory it is joined to. (The file may be a symbolic link to
-/// anywhere: the Hugging Face cache is made of those.)
+/// Whether `name` stays in the directory that it is joined to. (The file itself may be a symbolic link to anywhere:
+/// the Hugging Face cache consists of those.)
 fn is_plain(name: &str) -> bool {
     let mut components = Path::new(name).components();
     let one = matches!(components.next(), Some(Component::Normal(first)) if first == name);

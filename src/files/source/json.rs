@@ -1,4 +1,4 @@
-//! JSON from files nobody vouches for: bounded nesting, no key twice, and errors that say where.
+//! JSON from untrusted files: bounded nesting, no key twice, and errors that say where.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,14 +7,14 @@ use std::marker::PhantomData;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
 
-use super::quoted::quoted;
+use crate::error::quoted;
 
-/// Deeper than any file of ours, far from any stack's end.
+/// Deeper than any file read here, and far from the end of any stack.
 const MAX_DEPTH: usize = 16;
 
 /// Parses a JSON object. Errors are one short line.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    // A copy, since the bytes of a mapped file could change after they were found to be UTF-8.
+    // Copied first, since the bytes of a mapped file could change after the check.
     let text = String::from_utf8(bytes.to_vec())
         .map_err(|e| format!("byte {} of the JSON is not UTF-8", e.utf8_error().valid_up_to()))?;
     match text.chars().next() {
@@ -26,7 +26,7 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     serde_json::from_str(&text).map_err(|e| one_line(&e.to_string()))
 }
 
-/// Counts open brackets outside strings. It need not understand the rest: what is not JSON fails later.
+/// Counts open brackets outside strings. Anything else that is wrong with the JSON fails later.
 fn check_depth(bytes: &[u8]) -> Result<(), String> {
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
     for (at, &byte) in bytes.iter().enumerate() {
@@ -46,18 +46,18 @@ fn check_depth(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// A message that may quote the file, made safe for a terminal.
+/// Makes a message that may quote the file safe for a terminal.
 fn one_line(message: &str) -> String {
     const LONGEST: usize = 400;
     message.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Says where in the file a value's error arose.
+/// Adds the place in the file to an error.
 pub fn within<E: Error>(place: impl fmt::Display) -> impl FnOnce(E) -> E {
     move |e| E::custom(format_args!("{place}: {e}"))
 }
 
-/// A struct written as an object; derived code alone would take an array of its fields as well.
+/// A struct written as an object. (Derived code alone accepts an array of its fields too.)
 pub struct Object<T>(pub T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -76,7 +76,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// An object of any keys, each at most once. Errors of a value name its key.
+/// An object with any keys, each at most once. Errors in a value name its key.
 pub struct UniqueMap<T>(pub BTreeMap<String, T>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for UniqueMap<T> {
@@ -100,7 +100,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for UniqueMap<T> {
     }
 }
 
-/// Inserts, refusing a key that is already there.
+/// Inserts a value; its key must be new.
 pub fn insert_new<T, E: Error>(map: &mut BTreeMap<String, T>, key: String, value: T) -> Result<(), E> {
     if map.contains_key(&key) {
         return Err(E::custom(format_args!("{} is there twice", quoted(&key))));

@@ -1,7 +1,7 @@
 //! The buffers of a forward pass and its steps but attention: each computes all its tokens on all threads.
 
-use super::attention::Noted;
 use super::matmul::{self, Input};
+use super::noted::Noted;
 use super::runs::Sequences;
 use crate::dims::*;
 use crate::model::device::Run;

@@ -1,44 +1,42 @@
 //! An opened model file of either kind, and its tensors by the engine's names.
 
-use super::pack;
 use super::spec::{HEAD, Role, Spec};
-use super::weight_type::{WeightType, row_bytes};
+use super::weight_type::WeightType;
 use crate::dims::{ARCH, HEAD_DIM, TIED};
 use files::mapped::Plane;
+use files::packed_file;
 use files::source::gguf::block::BlockType;
 use files::source::gguf::names::{Rows, stored};
-use files::source::gguf::{self, Gguf};
+use files::source::gguf::{self, Gguf, is_gguf};
 use files::source::{Dtype, Source, Tensor};
 use files::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
 
-/// An opened model.
+/// An opened model file.
+#[derive(Debug)]
 pub enum Checkpoint {
-    /// Safetensors, whole or in shards; a packed file too.
+    /// Safetensors, whole or in shards; also a packed file.
     Safetensors(Source),
-    /// A GGUF file.
     Gguf(Gguf),
 }
 
-/// A tensor as it is stored, its shape checked.
+/// A tensor as the file stores it. Its shape has been checked.
 #[derive(Debug, Clone)]
 pub struct Stored {
-    /// As the file calls it.
+    /// The file's name for it.
     pub name: String,
-    /// How its values are stored.
     pub block: BlockType,
-    /// Which stored row is which.
+    /// The order of its rows in the file.
     pub order: Rows,
     /// `[rows][cols / block.values()][block.bytes()]`
     pub data: Plane,
-    /// Where it comes from.
     pub file: Arc<Path>,
     row_bytes: usize,
 }
 
 impl Stored {
-    /// Row `row` of the matrix, wherever the file has it.
+    /// The bytes of the matrix's row `row`, wherever it is in the file.
     pub fn row(&self, row: usize) -> &[u8] {
         &self.data.bytes()[self.order.stored(row) * self.row_bytes..][..self.row_bytes]
     }
@@ -48,31 +46,27 @@ impl Stored {
         self.row_bytes
     }
 
-    /// Elements have a type; blocks have none.
+    /// The element type; `None` for blocks.
     pub fn dtype(&self) -> Option<Dtype> {
         Dtype::of(self.block)
     }
 }
 
-/// Whether a path is that of a GGUF file.
-pub fn is_gguf(path: &Path) -> bool {
-    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && !path.is_dir()
-}
-
 impl Checkpoint {
-    /// Opens a `.gguf` file, or what [`Source::open`] takes.
+    /// Opens a `.gguf` file, or anything that [`Source::open`] takes.
     ///
     /// # Errors
     ///
-    /// [`Error::Model`] in one line.
+    /// [`Error::Model`], one line.
     pub fn open(path: &Path) -> Result<Self> {
-        match is_gguf(path) {
-            true => Gguf::open(path).map(Checkpoint::Gguf),
-            false => Source::open(path).map(Checkpoint::Safetensors),
+        if is_gguf(path) {
+            Gguf::open(path).map(Checkpoint::Gguf)
+        } else {
+            Source::open(path).map(Checkpoint::Safetensors)
         }
     }
 
-    /// What was opened.
+    /// The opened file or directory.
     pub fn path(&self) -> &Path {
         match self {
             Checkpoint::Safetensors(source) => source.path(),
@@ -99,17 +93,20 @@ impl Checkpoint {
     /// The packed file, if it is one.
     pub fn packed(&self) -> Option<&Source> {
         match self {
-            Checkpoint::Safetensors(source) => files::packed_file::layout_version(source).map(|_| source),
+            Checkpoint::Safetensors(source) => packed_file::layout_version(source).map(|_| source),
             Checkpoint::Gguf(_) => None,
         }
     }
 
-    /// What [`WeightType::Auto`] is for this file; the others are what they are.
+    /// Resolves [`WeightType::Auto`] for this file; a packed file stays as it is.
     pub fn settle(&self, weight_type: WeightType) -> WeightType {
-        match (weight_type, self) {
-            (WeightType::Auto, Checkpoint::Gguf(_)) => WeightType::Native,
-            (WeightType::Auto, Checkpoint::Safetensors(source)) => pack::weight_type(source),
-            (other, _) => other,
+        match self {
+            _ if weight_type != WeightType::Auto => weight_type,
+            Checkpoint::Gguf(_) => WeightType::Native,
+            Checkpoint::Safetensors(source) => {
+                let found = packed_file::weight_type(source).and_then(|name| name.parse().ok());
+                found.filter(|t| *t != WeightType::Auto).unwrap_or(WeightType::Q4_0)
+            }
         }
     }
 
@@ -117,7 +114,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::Model`] if it is missing, of another shape or of a type that cannot be its.
+    /// [`Error::Model`] if it is missing, or has a wrong shape or type.
     pub fn find(&self, spec: &Spec) -> Result<Stored> {
         let stored = match self {
             Checkpoint::Safetensors(source) => of_source(source, spec)?,
@@ -134,9 +131,13 @@ fn unreadable(file: &Path, name: &str, found: &str) -> Error {
     Error::model(file, format!("tensor {name} has type {found}; supported: F32, F16, BF16"))
 }
 
-/// The shape that a spec's tensor has in a file.
-fn shape(spec: &Spec) -> Vec<usize> {
-    if spec.role == Role::Vector { vec![spec.cols] } else { vec![spec.rows, spec.cols] }
+/// Compares a tensor's shape with the one that the config asks for.
+fn check_shape(file: &Path, spec: &Spec, name: &str, found: &[usize], config: &str) -> Result<()> {
+    let want = if spec.role == Role::Vector { vec![spec.cols] } else { vec![spec.rows, spec.cols] };
+    if found == want {
+        return Ok(());
+    }
+    Err(Error::model(file, format!("tensor {name} has shape {found:?}; {config} it {want:?}")))
 }
 
 fn of_source(source: &Source, spec: &Spec) -> Result<Stored> {
@@ -144,26 +145,17 @@ fn of_source(source: &Source, spec: &Spec) -> Result<Stored> {
         let hint = "if the embedding serves as the head, config.json must say tie_word_embeddings: true";
         return Err(Error::model(source.path(), format!("tensor {HEAD} is missing; {hint}")));
     }
-    let Tensor { dtype, shape: found, data, file, .. } = source.require(&spec.stored_as)?;
-    let (name, want) = (spec.stored_as.clone(), shape(spec));
-    if *found != want {
-        let message = format!("tensor {name} has shape {found:?}; config.json makes it {want:?}");
-        return Err(Error::model(file, message));
-    }
-    let Some(block) = dtype.block() else { return Err(unreadable(file, &name, &format!("{dtype:?}"))) };
-    let row_bytes = row_bytes(block, spec.cols);
-    Ok(Stored { name, block, order: Rows::Plain, data: data.clone(), file: file.clone(), row_bytes })
+    let Tensor { dtype, shape, data, file, .. } = source.require(&spec.stored_as)?;
+    let (name, data, file) = (spec.stored_as.clone(), data.clone(), file.clone());
+    check_shape(&file, spec, &name, shape, "config.json makes")?;
+    let block = dtype.block().ok_or_else(|| unreadable(&file, &name, &format!("{dtype:?}")))?;
+    Ok(Stored { name, block, order: Rows::Plain, data, file, row_bytes: block.row_bytes(spec.cols) })
 }
 
 fn of_gguf(gguf: &Gguf, spec: &Spec) -> Result<Stored> {
     let name = stored(&spec.stored_as).unwrap_or_else(|| spec.stored_as.clone());
-    let gguf::Tensor { block, shape: found, data, file, .. } = gguf.require(&name)?;
-    let want = shape(spec);
-    if *found != want {
-        let message = format!("tensor {name} has shape {found:?}; the metadata make it {want:?}");
-        return Err(Error::model(file, message));
-    }
+    let gguf::Tensor { block, shape, data, file, .. } = gguf.require(&name)?.clone();
+    check_shape(&file, spec, &name, &shape, "the metadata make")?;
     let order = Rows::of(ARCH, &spec.stored_as, HEAD_DIM);
-    let row_bytes = row_bytes(*block, spec.cols);
-    Ok(Stored { name, block: *block, order, data: data.clone(), file: file.clone(), row_bytes })
+    Ok(Stored { name, block, order, data, file, row_bytes: block.row_bytes(spec.cols) })
 }

@@ -1,12 +1,12 @@
-//! Stored tensors into the forms that the engine multiplies with, groups of sixteen rows in parallel.
+//! Converts stored tensors to the storage that the engine uses, sixteen rows at a time and in parallel.
 //!
-//! A tensor is taken in windows, and each window's pages of the mapped file are given back once it is done: so loading
-//! needs what it makes and one window, however large a tensor is.
+//! A tensor is read in windows, and the pages of a window are given back to the system as soon as it is done. So
+//! loading needs memory for its result and for one window, however large a tensor is.
 
 use super::checkpoint::{Checkpoint, Stored};
 use super::spec::{Role, Spec};
-use super::weight_type::{Form, WeightType};
-use super::{LoadOptions, Loaded};
+use super::storage::{Loaded, Storage};
+use super::weight_type::WeightType;
 use files::blocks::gguf::decode;
 use files::mapped::{AlignedBytes, Plane};
 use files::source::Dtype;
@@ -18,82 +18,96 @@ use numeric::quant::rows;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Most bytes of a checkpoint that are in memory at a time while tensors are converted.
+/// The most bytes of a checkpoint that conversion keeps in memory.
 pub const WINDOW: usize = 4 << 20;
 
-/// Whether a tensor is converted: its form, or the order of its rows, is not that of the file.
-pub fn is_converted(stored: &Stored, form: Form) -> bool {
-    form != Form::Head && (form != Form::Rows(stored.block) || stored.order != Rows::Plain)
+/// How to load.
+pub struct LoadOptions<'a> {
+    /// What matrices become.
+    pub weight_type: WeightType,
+    /// For converting.
+    pub threads: usize,
+    /// Called with the number of tensors done, and of all tensors.
+    pub progress: &'a (dyn Fn(usize, usize) + Sync),
 }
 
-/// Loads one tensor of a checkpoint in the form that `weight_type`, which the checkpoint has settled, gives it.
+/// Whether the file stores a tensor otherwise, or with its rows in another order.
+pub fn is_converted(stored: &Stored, storage: Storage) -> bool {
+    storage != Storage::Head && (storage != Storage::Rows(stored.block) || stored.order != Rows::Plain)
+}
+
+/// Loads one tensor; `weight_type` is not `Auto`.
 ///
 /// # Errors
 ///
-/// [`Error::Model`]: the tensor is missing or wrong, or holds what is no finite number where that is looked at.
+/// [`Error::Model`]: the tensor is missing or wrong, or a value that was converted is not finite.
 pub(super) fn load_one(
     checkpoint: &Checkpoint,
     spec: &Spec,
     weight_type: WeightType,
-    options: &LoadOptions<'_>,
+    threads: usize,
 ) -> Result<Loaded> {
     let stored = checkpoint.find(spec)?;
-    let form = Form::of(spec, stored.block, weight_type);
-    if spec.role == Role::Vector {
-        return vector(&stored, spec).map(Loaded::Vector);
-    }
-    if form == Form::Head {
-        return Ok(Loaded::Head);
-    }
-    if !is_converted(&stored, form) {
-        return Ok(Loaded::Rows { block: stored.block, data: stored.data });
-    }
-    let (quants, scales) = convert(&stored, spec, form, options.threads)?;
-    stored.data.release();
-    Ok(match form {
-        Form::Q4 => Loaded::Q4 { quants, scales },
-        Form::Native(format) => Loaded::Native { format, quants, scales },
-        Form::Rows(block) => Loaded::Rows { block, data: quants },
-        Form::Head => unreachable!("invariant: left above"),
-    })
+    let storage = Storage::of(spec, stored.block, weight_type);
+    let planes = if spec.role == Role::Vector {
+        vec![vector(&stored, spec)?]
+    } else if storage == Storage::Head {
+        Vec::new()
+    } else if is_converted(&stored, storage) {
+        let planes = convert(&stored, spec, storage, threads)?;
+        stored.data.release();
+        planes
+    } else {
+        vec![stored.data]
+    };
+    Ok(Loaded { storage, planes })
 }
 
-/// A vector's values, finite.
-fn vector(stored: &Stored, spec: &Spec) -> Result<Vec<f32>> {
+/// A vector's values as little-endian f32; all are finite.
+fn vector(stored: &Stored, spec: &Spec) -> Result<Plane> {
     let mut values = vec![0.0; spec.cols];
     decode(stored.block, stored.data.bytes(), &mut values);
     if let Some(i) = values.iter().position(|x| !x.is_finite()) {
         let message = format!("tensor {}: element {i} is {}", stored.name, values[i]);
         return Err(Error::model(&stored.file, message));
     }
-    Ok(match stored.order {
-        Rows::Plain => values,
-        order => (0..spec.cols).map(|i| values[order.stored(i)]).collect(),
-    })
+    let bytes: Vec<u8> = (0..spec.cols).flat_map(|i| values[stored.order.stored(i)].to_le_bytes()).collect();
+    Ok(Plane::shared(bytes))
 }
 
-/// One group of rows on its way: its part of both planes.
-type Group<'a> = Mutex<(&'a mut [u8], &'a mut [u8])>;
+/// Sixteen rows of both planes.
+struct Group<'a> {
+    quants: &'a mut [u8],
+    scales: &'a mut [u8],
+}
 
-/// Both planes of a tensor; the second is empty where the form has one.
-fn convert(stored: &Stored, spec: &Spec, form: Form, threads: usize) -> Result<(Plane, Plane)> {
-    let (quants_len, scales_len) = form.bytes(spec);
-    let (mut quants, mut scales) = (AlignedBytes::zeroed(quants_len)?, AlignedBytes::zeroed(scales_len)?);
-    let (of_quants, of_scales) = form.group_bytes(spec.cols);
+/// Some groups of one tensor.
+struct Task<'a, 'b> {
+    stored: &'a Stored,
+    spec: &'a Spec,
+    storage: Storage,
+    /// Index of the first group.
+    first: usize,
+    /// Each is locked once, by the thread that converts it.
+    groups: &'a [Mutex<Group<'b>>],
+}
+
+/// The converted planes of a tensor.
+fn convert(stored: &Stored, spec: &Spec, storage: Storage, threads: usize) -> Result<Vec<Plane>> {
+    let parts = storage.parts(spec);
+    let len = |i: usize| parts.get(i).map_or(0, |part| part.len);
+    let (mut quants, mut scales) = (AlignedBytes::zeroed(len(0))?, AlignedBytes::zeroed(len(1))?);
+    let (group_quants, group_scales) = storage.group_bytes(spec.cols);
     let mut rest = scales.as_mut_slice();
-    let groups: Vec<Group<'_>> = quants
-        .as_mut_slice()
-        .chunks_mut(of_quants)
-        .map(|quants| {
-            let (scales, after) = std::mem::take(&mut rest).split_at_mut(of_scales);
-            rest = after;
-            Mutex::new((quants, scales))
-        })
-        .collect();
+    let split = |quants| {
+        let scales = rest.split_off_mut(..group_scales).expect("invariant: scales for every group");
+        Mutex::new(Group { quants, scales })
+    };
+    let groups: Vec<_> = quants.as_mut_slice().chunks_mut(group_quants).map(split).collect();
     let bad_row = AtomicUsize::new(usize::MAX);
     let width = (WINDOW / (GROUP_ROWS * stored.row_bytes().max(1))).max(1);
     for (i, window) in groups.chunks(width).enumerate() {
-        let task = Task { stored, spec, form, first: i * width, groups: window };
+        let task = Task { stored, spec, storage, first: i * width, groups: window };
         in_parallel(&task, threads, &bad_row);
         let rows = i * width * GROUP_ROWS..spec.rows.min((i * width + window.len()) * GROUP_ROWS);
         let bytes = rows.start * stored.row_bytes()..rows.end * stored.row_bytes();
@@ -103,7 +117,10 @@ fn convert(stored: &Stored, spec: &Spec, form: Form, threads: usize) -> Result<(
     }
     drop(groups);
     match bad_row.into_inner() {
-        usize::MAX => Ok((quants.into_plane(), scales.into_plane())),
+        usize::MAX => {
+            let planes = [quants, scales].map(AlignedBytes::into_plane);
+            Ok(planes.into_iter().take(parts.len()).collect())
+        }
         row => Err(Error::model(
             &stored.file,
             format!(
@@ -116,33 +133,22 @@ fn convert(stored: &Stored, spec: &Spec, form: Form, threads: usize) -> Result<(
     }
 }
 
-/// Some groups of one tensor.
-struct Task<'a, 'b> {
-    stored: &'a Stored,
-    spec: &'a Spec,
-    form: Form,
-    /// The first of the groups.
-    first: usize,
-    groups: &'a [Group<'b>],
-}
-
+/// Converts the groups of a task. The first row that is not finite goes to `bad_row`.
 fn in_parallel(task: &Task<'_, '_>, threads: usize, bad_row: &AtomicUsize) {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut decoded = Decoded::default();
-        // Each step is one group of sixteen rows; a mutex hands its two slices to whoever claims it.
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some(group) = task.groups.get(i) else { return };
-            let g = task.first + i;
-            let mut planes = group.lock().expect("invariant: claimed once");
-            let (quants, scales) = &mut *planes;
-            if task.form == Form::Q4 {
-                quants.fill(0x88);
+            let mut group = group.lock().expect("invariant: locked once");
+            if task.storage == Storage::Q4 {
+                // Zeros, for the rows that the last group lacks.
+                group.quants.fill(0x88);
             }
-            for lane in 0..GROUP_ROWS.min(task.spec.rows - g * GROUP_ROWS) {
-                let row = g * GROUP_ROWS + lane;
-                if !put_row(task, row, (quants, scales), &mut decoded) {
+            let first = (task.first + i) * GROUP_ROWS;
+            for row in first..task.spec.rows.min(first + GROUP_ROWS) {
+                if !put_row(task, row, &mut group, &mut decoded) {
                     bad_row.fetch_min(row, Ordering::Relaxed);
                 }
             }
@@ -156,15 +162,15 @@ fn in_parallel(task: &Task<'_, '_>, threads: usize, bad_row: &AtomicUsize) {
     });
 }
 
-/// A row that is decoded on its way; room for one.
+/// Room for one decoded row.
 #[derive(Default)]
 struct Decoded {
     values: Vec<f32>,
-    bytes: Vec<u8>,
+    bytes: Vec<u8>, // the values, little-endian
 }
 
 impl Decoded {
-    /// A stored row as little-endian f32; false when one is not finite.
+    /// Decodes a stored row; false if a value is not finite.
     fn set(&mut self, stored: &Stored, row: usize, cols: usize) -> bool {
         self.values.resize(cols, 0.0);
         decode(stored.block, stored.row(row), &mut self.values);
@@ -174,31 +180,28 @@ impl Decoded {
     }
 }
 
-/// Puts a row where its group's planes have it; false when it holds what is no finite number.
-fn put_row(
-    task: &Task<'_, '_>,
-    row: usize,
-    (quants, scales): (&mut [u8], &mut [u8]),
-    decoded: &mut Decoded,
-) -> bool {
+/// Puts a row into its group; false if a value is not finite.
+fn put_row(task: &Task<'_, '_>, row: usize, group: &mut Group<'_>, decoded: &mut Decoded) -> bool {
     let (stored, cols, lane) = (task.stored, task.spec.cols, row % GROUP_ROWS);
-    match (task.form, stored.dtype()) {
-        (Form::Native(format), _) => format.put_row(quants, scales, lane, stored.row(row)),
-        (Form::Q4, None) if stored.block == BlockType::Q4_0 => {
+    let Group { quants, scales } = group;
+    let mut copy = |bytes: &[u8]| quants[lane * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
+    match (task.storage, stored.dtype()) {
+        (Storage::Native(format), _) => format.put_row(quants, scales, lane, stored.row(row)),
+        (Storage::Q4, None) if stored.block == BlockType::Q4_0 => {
             packed::put_row(quants, scales, lane, stored.row(row))
         }
-        (Form::Q4, Some(dtype)) => rows::quantise(dtype, stored.row(row), lane, (quants, scales)),
-        (Form::Q4, None) => {
+        (Storage::Q4, Some(dtype)) => rows::quantise(dtype, stored.row(row), lane, (quants, scales)),
+        (Storage::Q4, None) => {
             decoded.set(stored, row, cols)
                 && rows::quantise(Dtype::F32, &decoded.bytes, lane, (quants, scales))
         }
-        (Form::Rows(block), _) if block == stored.block => {
-            quants[lane * stored.row_bytes()..][..stored.row_bytes()].copy_from_slice(stored.row(row));
+        (Storage::Rows(block), _) if block == stored.block => {
+            copy(stored.row(row));
             true
         }
-        (Form::Rows(_) | Form::Head, _) => {
+        (Storage::Rows(_) | Storage::Head, _) => {
             let finite = decoded.set(stored, row, cols);
-            quants[lane * decoded.bytes.len()..][..decoded.bytes.len()].copy_from_slice(&decoded.bytes);
+            copy(&decoded.bytes);
             finite
         }
     }

@@ -1,140 +1,125 @@
-//! Writing a checkpoint as a packed file, and mapping such a file.
+//! Writes a checkpoint as a packed file, and maps such a file.
 //!
-//! A packed file is a safetensors container of flat U8 tensors. A matrix `m` in blocks is `m.quants` and
-//! `m.scales`; one of elements, and the embedding, is `m` as stored, unless the output projection has its values; a
-//! vector is f32. The metadata have the type of each that is neither Q4_0 nor a vector. Each is padded to a multiple of 64 bytes, so that every plane of the
-//! mapped file is aligned. The metadata hold besides the layout's version, the model's `config.json` (for a GGUF
-//! file, what its header says), what weights were asked for and the source's fingerprint. What a GGUF file says of
-//! tokenizer and chat template comes along as one more tensor, a GGUF file without tensors.
+//! A packed file is a safetensors file of flat U8 tensors, the planes of [`Storage::parts`]: `m.quants` and `m.scales`
+//! of a matrix in blocks, otherwise `m`. Each is padded to 64 bytes, so that every plane of the mapped file is
+//! aligned. The metadata ([`packed_file::key`]) hold the layout's version, the model's `config.json` (of a GGUF file,
+//! the same made from its header), the weight type, the checkpoint's fingerprint, and the storage of each tensor that
+//! is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat template, is one more tensor.
 
 use super::checkpoint::Checkpoint;
-use super::convert::load_one;
-use super::{Assembly, Form, LoadOptions, Loaded, Role, Spec, WeightType, Weights, check_config, table};
+use super::convert::{LoadOptions, load_one};
+use super::model_path::check_config;
+use super::spec::{Role, Spec, table};
+use super::storage::{Loaded, LoadedModel, Part, Storage};
+use super::weight_type::WeightType;
 use files::atomic_file::Unfinished;
 use files::mapped::Plane;
-use files::packed_file::{GGUF, LAYOUT, VERSION_KEY, layout_version};
+use files::packed_file::{GGUF, LAYOUT, key, layout_version};
 use files::source::gguf::Gguf;
 use files::source::gguf::block::BlockType;
 use files::source::{Dtype, Source};
 use files::{Error, Result};
-use numeric::quant::native::Format;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-const WEIGHTS_KEY: &str = "weights";
 const ALIGN: usize = 64;
-
-/// What the matrices of a packed file became; of other safetensors, what they would become by default.
-pub fn weight_type(source: &Source) -> WeightType {
-    let found = source.metadata().get(WEIGHTS_KEY).filter(|_| layout_version(source).is_some());
-    let settled = found.and_then(|name| name.parse().ok()).filter(|t| *t != WeightType::Auto);
-    settled.unwrap_or(WeightType::Q4_0)
-}
-
-/// One flat tensor of a packed file.
-struct Part {
-    name: String,
-    len: usize,
-}
 
 fn padded(len: usize) -> usize {
     len.next_multiple_of(ALIGN)
 }
 
-/// The flat tensors that a spec becomes, before padding.
-fn parts(spec: &Spec, form: Form) -> Vec<Part> {
-    let part = |suffix: &str, len| Part { name: format!("{}{suffix}", spec.name), len };
-    let (quants, scales) = form.bytes(spec);
-    match form {
-        Form::Rows(_) => vec![part("", quants)],
-        Form::Q4 | Form::Native(_) => vec![part(".quants", quants), part(".scales", scales)],
-        Form::Head => Vec::new(),
+/// The header being made.
+#[derive(Default)]
+struct Header {
+    tensors: Map<String, Value>,
+    dtypes: Map<String, Value>,
+    /// Bytes of data so far.
+    len: usize,
+}
+
+impl Header {
+    fn add(&mut self, name: String, len: usize) {
+        let (start, end) = (self.len, self.len + padded(len));
+        let entry = json!({"dtype": "U8", "shape": [end - start], "data_offsets": [start, end]});
+        self.tensors.insert(name, entry);
+        self.len = end;
+    }
+
+    /// The header's bytes: their number, and the JSON.
+    fn finish(mut self, source: &Checkpoint, weight_type: WeightType, config: &str) -> Vec<u8> {
+        let metadata = json!({
+            key::LAYOUT: LAYOUT.to_string(),
+            "model": crate::dims::MODEL,
+            key::CONFIG: config,
+            key::WEIGHTS: weight_type.to_string(),
+            key::SOURCE: source.fingerprint(),
+            key::DTYPES: Value::Object(self.dtypes).to_string(),
+        });
+        self.tensors.insert("__metadata__".into(), metadata);
+        let mut json = Value::Object(self.tensors).to_string().into_bytes();
+        json.resize(padded(json.len() + 8) - 8, b' ');
+        [&(json.len() as u64).to_le_bytes()[..], &json].concat()
     }
 }
 
-/// Packs a checkpoint into `out`, which appears whole or not at all; returns its size.
+/// Packs a checkpoint into `out`, which appears whole or not at all, and returns its size.
 ///
-/// Tensors are converted and written one after another: peak memory is one packed tensor. `config` is the text of a
-/// `config.json`.
+/// Tensors are converted and written one after another, so that peak memory is one packed tensor. `config` is the text
+/// of a `config.json`.
+///
+/// # Errors
+///
+/// [`Error::Usage`]: the source is a packed file. [`Error::Model`]: it cannot be used. [`Error::Other`]: `out` cannot
+/// be written.
 pub fn write(source: &Checkpoint, config: &str, out: &Path, options: &LoadOptions<'_>) -> Result<u64> {
     if source.packed().is_some() {
         return Err(Error::Usage(format!("{}: is packed already", source.path().display())));
     }
     let (specs, weight_type) = (table(), source.settle(options.weight_type));
-    let mut dtypes = Map::new();
-    let mut header = Map::new();
-    let mut offset = 0;
+    let mut header = Header::default();
     for spec in &specs {
-        let form = Form::of(spec, source.find(spec)?.block, weight_type);
-        if let Some(name) = form.name(spec) {
-            dtypes.insert(spec.name.clone(), json!(name));
+        let storage = Storage::of(spec, source.find(spec)?.block, weight_type);
+        if let Some(name) = storage.name(spec) {
+            header.dtypes.insert(spec.name.clone(), json!(name));
         }
-        for part in parts(spec, form) {
-            let end = offset + padded(part.len);
-            header.insert(part.name, entry(offset..end));
-            offset = end;
+        for Part { suffix, len } in storage.parts(spec) {
+            header.add(format!("{}{suffix}", spec.name), len);
         }
     }
     let gguf = source.gguf().map(Gguf::without_tensors).unwrap_or_default();
     if !gguf.is_empty() {
-        header.insert(GGUF.into(), entry(offset..offset + padded(gguf.len())));
-        offset += padded(gguf.len());
+        header.add(GGUF.into(), gguf.len());
     }
-    let metadata = json!({
-        VERSION_KEY: LAYOUT.to_string(),
-        "model": crate::dims::MODEL,
-        "config": config,
-        WEIGHTS_KEY: weight_type.to_string(),
-        "source": source.fingerprint(),
-        "dtypes": Value::Object(dtypes).to_string(),
-    });
-    header.insert("__metadata__".into(), metadata);
-    let mut header = Value::Object(header).to_string().into_bytes();
-    header.resize((header.len() + 8).next_multiple_of(ALIGN) - 8, b' ');
+    let data_len = header.len;
+    let header = header.finish(source, weight_type, config);
 
     let file = Unfinished::create(out).map_err(|e| Error::io(out, format!("cannot create: {e}")))?;
     let fail =
         |e: io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another --out"));
     let mut w = Blocks { file: &file.file, buf: Vec::with_capacity(Blocks::SIZE) };
-    w.write_all(&(header.len() as u64).to_le_bytes()).map_err(fail)?;
-    w.write_all(&header).map_err(fail)?;
     let mut put = |bytes: &[u8]| {
-        w.write_all(bytes)?;
-        w.write_all(&[0; ALIGN][..padded(bytes.len()) - bytes.len()])
+        let padding = &[0; ALIGN][..padded(bytes.len()) - bytes.len()];
+        w.write_all(bytes).and_then(|()| w.write_all(padding)).map_err(fail)
     };
+    put(&header)?;
     for (i, spec) in specs.iter().enumerate() {
         (options.progress)(i, specs.len());
-        match load_one(source, spec, weight_type, options)? {
-            Loaded::Q4 { quants, scales } | Loaded::Native { quants, scales, .. } => {
-                put(quants.bytes()).and_then(|()| put(scales.bytes()))
-            }
-            Loaded::Vector(v) => put(&v.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()),
-            Loaded::Rows { data, .. } => {
-                let result = put(data.bytes());
-                data.release();
-                result
-            }
-            Loaded::Head => Ok(()),
+        for plane in load_one(source, spec, weight_type, options.threads)?.planes {
+            put(plane.bytes())?;
+            plane.release();
         }
-        .map_err(fail)?;
     }
-    put(&gguf).map_err(fail)?;
+    put(&gguf)?;
     (options.progress)(specs.len(), specs.len());
     w.flush().map_err(fail)?;
-    drop(w);
     file.finish(out).map_err(fail)?;
-    Ok((8 + header.len() + offset) as u64)
+    Ok((header.len() + data_len) as u64)
 }
 
-/// A tensor of bytes in the header of a safetensors file.
-fn entry(range: std::ops::Range<usize>) -> Value {
-    json!({"dtype": "U8", "shape": [range.len()], "data_offsets": [range.start, range.end]})
-}
-
-/// Writes a file in aligned blocks of 2 MiB, so that file systems which can keep it in huge pages.
+/// Writes a file in aligned blocks of 2 MiB, so that a file system that can will keep it in huge pages.
 struct Blocks<'a> {
     file: &'a File,
     buf: Vec<u8>,
@@ -162,85 +147,76 @@ impl Write for Blocks<'_> {
     }
 }
 
-/// The form of each tensor of the table, as far as the file tells; for sizes, before anything is checked.
-pub fn forms(source: &Source) -> Vec<Form> {
-    let dtypes = source.metadata().get("dtypes").and_then(|text| serde_json::from_str(text).ok());
+/// The storage of each tensor of [`table`], for sizes before anything is checked: what is not readable counts as f32.
+pub fn storages(source: &Source) -> Vec<Storage> {
+    let dtypes = source.metadata().get(key::DTYPES).and_then(|text| serde_json::from_str(text).ok());
     let dtypes: HashMap<String, String> = dtypes.unwrap_or_default();
-    let form = |spec: &Spec| {
-        let found = Form::from_name(spec, dtypes.get(&spec.name).map(String::as_str));
-        found.unwrap_or(Form::Rows(BlockType::F32))
+    let storage = |spec: &Spec| {
+        let found = Storage::from_name(spec, dtypes.get(&spec.name).map(String::as_str));
+        found.unwrap_or(Storage::Rows(BlockType::F32))
     };
-    table().iter().map(form).collect()
+    table().iter().map(storage).collect()
 }
 
-/// Maps a packed file.
-pub(super) fn read(source: &Source) -> Result<Weights> {
+/// Maps a packed file of this type of weights.
+///
+/// # Errors
+///
+/// [`Error::Model`]: it is of another version or model, damaged, or holds a scale or a vector that is not finite.
+pub(super) fn read(source: &Source, weight_type: WeightType) -> Result<LoadedModel> {
     let file = source.path();
     let err = |message: String| Error::model(file, format!("{message}; make it again with antigravity pack"));
     if layout_version(source) != Some(LAYOUT) {
-        let found = source.metadata().get(VERSION_KEY).map_or("", String::as_str);
+        let found = source.metadata().get(key::LAYOUT).map_or("", String::as_str);
         return Err(err(format!("packed layout {found:?}; this program reads {LAYOUT}")));
     }
     let meta =
         |key: &str| source.metadata().get(key).ok_or_else(|| err(format!("metadata {key} is missing")));
-    check_config(file, meta("config")?)?;
-    let dtypes: HashMap<String, String> =
-        serde_json::from_str(meta("dtypes")?).map_err(|e| err(format!("metadata dtypes: {e}")))?;
-    let mut loaded = HashMap::new();
+    check_config(file, meta(key::CONFIG)?)?;
+    let dtypes: HashMap<String, String> = serde_json::from_str(meta(key::DTYPES)?)
+        .map_err(|e| err(format!("metadata {}: {e}", key::DTYPES)))?;
+    let mut tensors = HashMap::new();
     for spec in table() {
         let name = dtypes.get(&spec.name).map(String::as_str);
-        let form = Form::from_name(&spec, name)
+        let storage = Storage::from_name(&spec, name)
             .ok_or_else(|| err(format!("type {:?} of {}", name.unwrap_or_default(), spec.name)))?;
-        let plane = |part: &Part| -> Result<Plane> {
-            let t = source.get(&part.name).ok_or_else(|| err(format!("tensor {} is missing", part.name)))?;
-            if t.dtype != Dtype::U8 || t.data.bytes().len() != padded(part.len) {
-                let found = t.data.bytes().len();
-                return Err(err(format!("tensor {} has {found} bytes, not {}", part.name, padded(part.len))));
-            }
-            let plane = t.data.slice(0..part.len);
-            plane.ok_or_else(|| err(format!("tensor {} is cut short", part.name)))
-        };
-        let planes = parts(&spec, form).iter().map(plane).collect::<Result<Vec<Plane>>>()?;
-        let value = one(&spec, form, planes).map_err(err)?;
-        loaded.insert(spec.name, value);
+        let parts = storage.parts(&spec);
+        let planes =
+            parts.iter().map(|part| plane(source, &spec, part)).collect::<std::result::Result<_, _>>();
+        let loaded = Loaded { storage, planes: planes.map_err(err)? };
+        check_finite(&spec, &loaded).map_err(err)?;
+        tensors.insert(spec.name, loaded);
     }
-    let (file, weight_type) = (file.into(), weight_type(source));
-    Assembly { loaded, file, weight_type }.assemble(meta("source")?.clone())
+    Ok(LoadedModel { tensors, weight_type, fingerprint: meta(key::SOURCE)?.clone(), file: file.into() })
 }
 
-/// A tensor from its planes, which have the lengths that its form needs; its scales are checked.
-fn one(spec: &Spec, form: Form, planes: Vec<Plane>) -> std::result::Result<Loaded, String> {
-    let infinite = || format!("tensor {} has a scale that is NaN or infinite", spec.name);
-    let mut planes = planes.into_iter();
-    match (form, planes.next(), planes.next()) {
-        (Form::Q4, Some(quants), Some(scales)) => match finite_f16(scales.bytes()) {
-            true => Ok(Loaded::Q4 { quants, scales }),
-            false => Err(infinite()),
-        },
-        (Form::Native(format), Some(quants), Some(scales)) => match finite_scales(format, scales.bytes()) {
-            true => Ok(Loaded::Native { format, quants, scales }),
-            false => Err(infinite()),
-        },
-        (Form::Rows(BlockType::F32), Some(data), None) if spec.role == Role::Vector => {
-            let values = Dtype::F32.to_f32(data.bytes());
-            match values.iter().all(|x| x.is_finite()) {
-                true => Ok(Loaded::Vector(values)),
-                false => Err(format!("tensor {} holds NaN or infinity", spec.name)),
-            }
+/// One plane of a tensor, without padding.
+fn plane(source: &Source, spec: &Spec, part: &Part) -> std::result::Result<Plane, String> {
+    let name = format!("{}{}", spec.name, part.suffix);
+    let t = source.get(&name).ok_or_else(|| format!("tensor {name} is missing"))?;
+    let (found, want) = (t.data.bytes().len(), padded(part.len));
+    let plane = t.data.slice(0..part.len).filter(|_| t.dtype == Dtype::U8 && found == want);
+    plane.ok_or_else(|| format!("tensor {name} has {found} bytes, not {want}"))
+}
+
+/// Refuses scales and vectors that are NaN or infinite.
+fn check_finite(spec: &Spec, loaded: &Loaded) -> std::result::Result<(), String> {
+    let (finite, what) = match (loaded.storage, &loaded.planes[..]) {
+        (Storage::Q4, [_, scales]) => (finite_f16(scales.bytes()), "has a scale that is"),
+        (Storage::Native(format), [_, scales]) => {
+            let mut runs = scales.bytes().chunks_exact(format.scale_bytes());
+            (runs.all(|run| finite_f16(&run[..format.half_bytes()])), "has a scale that is")
         }
-        (Form::Rows(block), Some(data), None) => Ok(Loaded::Rows { block, data }),
-        (Form::Head, None, None) => Ok(Loaded::Head),
-        _ => unreachable!("invariant: each form has its number of planes"),
-    }
+        (_, [data]) if spec.role == Role::Vector => {
+            (Dtype::F32.to_f32(data.bytes()).iter().all(|x| x.is_finite()), "holds")
+        }
+        _ => return Ok(()),
+    };
+    if finite { Ok(()) } else { Err(format!("tensor {} {what} NaN or infinite", spec.name)) }
 }
 
-/// True when no f16 among the scales is NaN or infinite.
-fn finite_scales(format: Format, scales: &[u8]) -> bool {
-    scales.chunks_exact(format.scale_bytes()).all(|run| finite_f16(&run[..format.half_bytes()]))
-}
-
-/// True when no f16 has all exponent bits set.
+/// Whether all f16 are finite: none has all exponent bits set.
 fn finite_f16(bytes: &[u8]) -> bool {
-    let all = bytes.as_chunks::<2>().0.iter().fold(0u16, |bad, b| bad | u16::from(b[1] & 0x7c == 0x7c));
-    all == 0
+    // Without an early exit, so that it vectorises.
+    bytes.as_chunks::<2>().0.iter().fold(0u16, |bad, b| bad | u16::from(b[1] & 0x7c == 0x7c)) == 0
 }

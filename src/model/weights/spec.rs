@@ -1,14 +1,14 @@
-//! The tensors of the baked model: names, shapes and uses.
+//! The baked model's tensors: names, shapes and roles.
 
 use crate::dims::*;
 use files::blocks::BLOCK;
 
-/// What a tensor of the table is for, which decides how it is kept.
+/// What a tensor is used for. This decides how it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Looked up by row; stays as stored.
+    /// Looked up by row; stays as in the checkpoint.
     Embedding,
-    /// Multiplied with; may be quantised.
+    /// Multiplied with activations; may be quantised.
     Matrix,
     /// A norm's weight or a bias; widened to f32.
     Vector,
@@ -19,13 +19,11 @@ pub enum Role {
 pub struct Spec {
     /// Name in the engine and in packed files.
     pub name: String,
-    /// Name in the checkpoint (a tied head reads the embedding).
+    /// Name in the checkpoint. (A tied head reads the embedding.)
     pub stored_as: String,
-    /// Rows; 1 for a vector.
+    /// 1 for a vector.
     pub rows: usize,
-    /// Columns.
     pub cols: usize,
-    /// Use.
     pub role: Role,
 }
 
@@ -36,7 +34,7 @@ impl Spec {
     }
 }
 
-/// Names and shapes of every tensor of the baked model, in the order of a forward pass.
+/// Every tensor of the baked model, in the order of a forward pass.
 pub fn table() -> Vec<Spec> {
     let mut specs = Vec::new();
     let mut put = |name: String, rows: usize, cols: usize, role: Role| {

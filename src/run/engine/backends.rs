@@ -1,12 +1,13 @@
 //! Which devices run the sequences of an engine: one, or two, by choice or by measurement.
 
+use super::Engine;
 use super::speeds;
-use super::{BackendKind, Engine, EngineOptions};
 use crate::model::cpu::{self, CpuDevice, CpuOptions};
 use crate::model::device::{SharedDevice, locked};
 use crate::model::weights::Weights;
 use crate::opencl::{self, Matrices, OpenClDevice, OpenClOptions, Place, Variants, Verdict, selftest};
 use crate::run::eviction::Policy;
+use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::{Measured, Schedule, Seat, Session, Side, Spare, Standby};
 use files::{Error, Result};
 use std::sync::{Arc, Mutex, OnceLock};

@@ -1,8 +1,9 @@
 //! Several prompts at once: their tokens are computed together, so that weights are read once a step.
 
+use super::Engine;
 use super::stream::{End, Writer};
-use super::{Engine, EngineOptions, GenerateOptions};
 use crate::run::eviction::Policy;
+use crate::run::options::{EngineOptions, GenerateOptions};
 use crate::run::session::{Session, StopReason, compute};
 use files::{Error, Result};
 use std::collections::VecDeque;

@@ -1,9 +1,10 @@
 //! How fast each device computes prompts and decodes: measured once, then remembered.
 
-use super::{Engine, EngineOptions};
+use super::Engine;
 use crate::dims::VOCAB;
 use crate::model::device::{Cache, Logits, Run, locked};
 use crate::opencl;
+use crate::run::options::EngineOptions;
 use crate::run::session::{Seat, Speed};
 use files::Result;
 use std::sync::Arc;

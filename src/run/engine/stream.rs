@@ -1,7 +1,8 @@
 //! One generation: logits to tokens, tokens to text that may be shown, and when each came.
 
-use super::{Engine, GenerateOptions};
+use super::Engine;
 use crate::dims::VOCAB;
+use crate::run::options::GenerateOptions;
 use crate::run::session::{CancelToken, Session, StopReason};
 use files::{Error, Result};
 use serde::{Deserialize, Serialize};

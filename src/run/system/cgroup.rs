@@ -1,25 +1,24 @@
 //! Limits of the control group this process is in, versions 1 and 2: memory and processor time.
 //!
-//! A limit may sit on any ancestor of the group, so all are looked at. In a container the path in
-//! `/proc/self/cgroup` may be the host's, which does not exist inside; then the mount's root is what
-//! limits us, and it is among the ancestors.
+//! Any ancestor of the group may have a limit, so all are read. In a container, `/proc/self/cgroup` may have the host's
+//! path, which does not exist inside. The mount's root, which is among the ancestors, then has our limit.
 
-use super::read;
+use super::text_file::read;
 
 /// A memory limit and what is left of it, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimit {
     /// The limit.
     pub limit: u64,
-    /// Limit less usage, where cached file contents do not count as used: they can be dropped.
+    /// Limit minus usage. Cached file contents do not count as used, since they can be dropped.
     pub left: u64,
 }
 
-/// Values from here on are how version 1 says "no limit".
+/// Version 1 says "no limit" with values from here on.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// The path of our group in `/proc/self/cgroup`: of version 2 (`controller` empty) or of a version 1
-/// controller.
+/// The path of our group in `/proc/self/cgroup`, for a controller of version 1, or for version 2 if `controller` is
+/// empty.
 fn group_path<'a>(text: &'a str, controller: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':');
@@ -29,9 +28,9 @@ fn group_path<'a>(text: &'a str, controller: &str) -> Option<&'a str> {
     })
 }
 
-/// The group and its ancestors, the root last, without a trailing slash.
+/// The group and its ancestors, the root last, without trailing slashes.
 fn ancestors(path: &str) -> Vec<&str> {
-    // A path with `..` lies outside what this process can see.
+    // A path with `..` is outside what this process can see.
     let mut rest = if path.split('/').any(|p| p == "..") { "" } else { path.trim_end_matches('/') };
     let mut all = vec![rest];
     while let Some(cut) = rest.rfind('/') {
@@ -41,14 +40,14 @@ fn ancestors(path: &str) -> Vec<&str> {
     all
 }
 
-/// One level's files: limit, usage, `memory.stat`.
+/// The limit of one group, from the texts of its limit, its usage and `memory.stat`.
 fn level(limit: &str, usage: &str, stat: &str) -> Option<MemoryLimit> {
     let limit: u64 = limit.trim().parse().ok()?;
     if limit >= NO_LIMIT {
         return None;
     }
     let usage: u64 = usage.trim().parse().ok()?;
-    // Version 1 has totals over the descendants under another name.
+    // In version 1, totals over the descendants have another name.
     let field = |names: [&str; 2]| {
         let find = |name: &str| {
             stat.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse::<u64>().ok())
@@ -78,13 +77,13 @@ pub fn memory() -> Option<MemoryLimit> {
     limits.min_by_key(|l| l.left)
 }
 
-/// Cores' worth of time in version 2's `cpu.max` (`200000 100000`, or `max 100000`).
+/// The number of cores' worth of time in version 2's `cpu.max` (`200000 100000`, or `max 100000`).
 fn quota_v2(text: &str) -> Option<f64> {
     let mut words = text.split_whitespace();
     quota(words.next()?.parse().ok()?, words.next()?.parse().ok()?)
 }
 
-/// Quota over period; a negative quota is version 1's "no limit".
+/// Quota over period. Version 1 says "no limit" with a negative quota.
 fn quota(quota: i64, period: i64) -> Option<f64> {
     (quota > 0 && period > 0).then(|| quota as f64 / period as f64)
 }
@@ -126,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_and_what_is_left() {
+    fn file_cache_does_not_count_as_used() {
         let v2 = "anon 500\nfile 300\ninactive_file 200\nactive_file 100\n";
         let limit = |limit, left| Some(MemoryLimit { limit, left });
         assert_eq!(level("1000\n", "800\n", v2), limit(1000, 500));
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_quotas() {
+    fn quotas_are_cores_worth_of_time() {
         assert_eq!(quota_v2("150000 100000\n"), Some(1.5));
         assert_eq!(quota_v2("max 100000\n"), None);
         assert_eq!(quota_v2("5"), None);

@@ -1,20 +1,19 @@
-//! A file that is there while a model runs, so that the start after a kill knows of it.
+//! A file that exists while a model runs, so that the next start notices a kill.
 //!
-//! The system's low-memory killer sends SIGKILL, which nobody can catch: a marker of a process that is gone says
-//! that it ended so. It names the process by number and start time, because numbers are used again, and the
-//! boot, because a restart of the machine is no kill. Nothing depends on markers: where none can be written,
-//! there are none.
+//! The system's low-memory killer sends SIGKILL, which no process can catch. So a marker whose process is gone means that
+//! the process was killed. A marker holds the process's number and start time, because numbers are reused, and the boot,
+//! because a restart of the machine is not a kill. Nothing depends on markers: if none can be written, there are none.
 
-use super::read;
+use super::text_file::read;
 use files::mapped;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// End of the name `<model>-<process>.running`.
+/// The end of a marker's name, `<model>-<process>.running`.
 const SUFFIX: &str = ".running";
 
-/// The marker of this process, which has one at most.
+/// The marker of this process, which has at most one.
 static OURS: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 /// Keeps this process's marker until it is dropped.
@@ -22,16 +21,16 @@ static OURS: Mutex<Option<PathBuf>> = Mutex::new(None);
 pub struct Marker(());
 
 impl Marker {
-    /// No marker, where there is no place for one.
+    /// No marker, for want of a directory.
     pub fn none() -> Marker {
         Marker(())
     }
 
-    /// Writes a marker for this process in `dir`, which is made if need be: it runs the model of this fingerprint
-    /// and has planned `need` bytes. Failing to is silent.
+    /// Writes a marker into `dir`, which is created if missing: this process runs the model with this fingerprint and
+    /// has planned `need` bytes. Failures are silent.
     pub fn leave(dir: &Path, model: &str, need: u64) -> Marker {
         let process = std::process::id();
-        // Where the system does not tell, nobody could say later whether this process is still there.
+        // Without the start time, no later process could tell whether this one still runs.
         let Some(started) = started(process) else { return Marker(()) };
         let file = dir.join(format!("{model}-{process}{SUFFIX}"));
         let record = Record { process, started, boot: boot(), need };
@@ -51,15 +50,15 @@ impl Drop for Marker {
     }
 }
 
-/// Takes this process's marker away, before an end that runs no destructors.
+/// Removes this process's marker, before an end that runs no destructors.
 pub fn remove() {
     if let Some(file) = OURS.lock().ok().and_then(|mut ours| ours.take()) {
-        // Whoever has removed it already has done it for us.
+        // Another process may have removed it already.
         let _ = fs::remove_file(file);
     }
 }
 
-/// Where markers lie: with the user's state, on a phone beside the program. `None` where there is no such place.
+/// Where markers are: with the user's state, on a phone beside the program. `None` if there is no such directory.
 pub fn directory() -> Option<PathBuf> {
     if cfg!(target_os = "android") {
         return Some(std::env::current_exe().ok()?.parent()?.into());
@@ -69,8 +68,8 @@ pub fn directory() -> Option<PathBuf> {
     state.map(|dir| dir.join("antigravity"))
 }
 
-/// Takes the markers of killed runs of a model away and returns the largest of their plans in bytes, each to one
-/// caller only.
+/// Removes the markers of killed runs of a model and returns the largest of their plans, in bytes. Only one caller gets
+/// each marker.
 pub fn killed(dir: &Path, model: &str) -> Option<u64> {
     let mut most = None;
     for entry in fs::read_dir(dir).ok()?.flatten() {
@@ -80,10 +79,10 @@ pub fn killed(dir: &Path, model: &str) -> Option<u64> {
         let record = read(&entry.path().to_string_lossy()).and_then(|text| Record::parse(&text));
         let alive = match &record {
             Some(r) => r.boot == boot() && started(r.process) == Some(r.started),
-            // Just being written, or cut short.
+            // Being written, or cut short.
             None => started(process).is_some(),
         };
-        // Of several processes that see it, one succeeds.
+        // Of several processes that see it, one removes it.
         if alive || fs::remove_file(entry.path()).is_err() {
             continue;
         }
@@ -94,13 +93,13 @@ pub fn killed(dir: &Path, model: &str) -> Option<u64> {
     most
 }
 
-/// What a marker holds, in one line.
+/// The one line of a marker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Record {
     process: u32,
-    /// Clock ticks from the start of the system to that of the process.
+    /// Clock ticks from the start of the system to the start of the process.
     started: u64,
-    /// The running kernel's own id; empty where it is not told.
+    /// The id of the boot; empty if the system does not tell.
     boot: String,
     need: u64,
 }
@@ -111,7 +110,7 @@ impl Record {
         format!("{process} {started} {} {need}\n", if boot.is_empty() { "-" } else { boot })
     }
 
-    /// `None` for anything but a whole line.
+    /// `None` unless it is a whole line.
     fn parse(text: &str) -> Option<Self> {
         let words: Vec<&str> = text.strip_suffix('\n')?.split(' ').collect();
         let [process, started, boot, need] = words[..] else { return None };
@@ -124,17 +123,17 @@ impl Record {
     }
 }
 
-/// The id of this boot.
+/// The id of the current boot.
 fn boot() -> String {
     read("/proc/sys/kernel/random/boot_id").map_or(String::new(), |id| id.trim().into())
 }
 
-/// When a process began; `None` for one that is gone, or that only waits for its parent to notice.
+/// When a process started; `None` if it is gone or a zombie.
 fn started(process: u32) -> Option<u64> {
     start_time(&read(&format!("/proc/{process}/stat"))?)
 }
 
-/// Field 22 of `/proc/<process>/stat`. The second, the program's name in brackets, may hold blanks and brackets.
+/// Field 22 of `/proc/<process>/stat`. Field 2, the program's name in brackets, may contain blanks and brackets.
 fn start_time(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn start_times() {
+    fn start_times_are_read_past_odd_program_names() {
         let stat = |state: &str| {
             format!("7 (a) b (c)) {state} 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20\n")
         };
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_read_as_written_or_not_at_all() {
+    fn a_record_is_read_whole_or_not_at_all() {
         let whole = record(12, 34, 56);
         assert_eq!(Record::parse(&whole.text()), Some(whole.clone()));
         let untold = Record { boot: String::new(), ..whole.clone() };
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn only_killed_runs_of_this_model_and_boot_are_told_and_once() {
+    fn killed_runs_of_this_model_and_boot_are_reported_once() {
         let dir = scratch("killed");
         let mine = std::process::id();
         let alive = record(mine, started(mine).expect("this process runs"), 1);
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_lies_there_while_it_is_held() {
+    fn a_marker_exists_while_it_is_held() {
         let dir = scratch("held").join("made");
         let held = Marker::leave(&dir, "m", 7);
         let file = dir.join(format!("m-{}.running", std::process::id()));

@@ -1,14 +1,14 @@
-//! Whether memory is short right now.
+//! Whether memory is low right now.
 
-use super::{Memory, read};
+use super::Memory;
+use super::text_file::read;
 
-/// Share of the last ten seconds, in percent, in which every task waited for memory, from which on memory counts as
-/// short on Android, whose low-memory killer begins to kill at 7 (70 ms in a second). Elsewhere the file may speak of
-/// other containers too.
+/// Memory counts as low on Android if all tasks waited for it in this share of the last ten seconds, in percent. (The
+/// low-memory killer starts at 7: 70 ms in a second.) On other systems the file may cover other containers too.
 const STALLED: f64 = 5.0;
 
 /// Whether the system (or the container) has less than `threshold` bytes available, or spends its time waiting for
-/// memory. What it does not tell counts as enough.
+/// memory. Unknown counts as enough.
 pub fn memory_is_low(threshold: u64) -> bool {
     let memory = Memory::to_plan_with().unwrap_or_default();
     memory.usable().is_some_and(|bytes| bytes < threshold)
@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn a_threshold_above_all_memory_is_never_met() {
+    fn memory_is_low_below_the_threshold() {
         assert!(memory_is_low(u64::MAX) || Memory::now().usable().is_none());
     }
 }

@@ -12,5 +12,6 @@ fuzz_target!(|header: &[u8]| {
     let path = antigravity_fuzz::long_file("model.packed.safetensors", &content, LEN);
     let Ok(path) = ModelPath::new(&path) else { return };
     let options = LoadOptions { weight_type: WeightType::Auto, threads: 1, progress: &|_, _| {} };
-    let _ = Weights::load(&path, &options);
+    let Ok(model) = path.open(options.weight_type) else { return };
+    let _ = Weights::load(&model, &options);
 });

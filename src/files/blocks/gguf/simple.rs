@@ -3,8 +3,7 @@
 //! The four-bit part is the same in the first four: value `z` in the low nibble of byte `z`, value `z + 16` in the
 //! high one. The names' second digit is 0 where values are `q * d`, 1 where they are `q * d + m`.
 
-use super::super::{BLOCK, BlockQ4};
-use super::scale;
+use crate::blocks::{BLOCK, BlockQ4, scale};
 use std::array::from_fn;
 
 /// Q4_0, 18 bytes: `d` f16, `qs[16]`. Value: `(nibble - 8) * d`.

@@ -4,7 +4,7 @@
 //! bytes by [`six_bits`]; the values of parts `2c` and `2c + 1` lie in the low and high nibbles of bytes
 //! `32c .. 32c + 32`. Q6_K has sixteen parts of 16 values with a signed scale of eight bits each.
 
-use super::scale;
+use crate::blocks::scale;
 use std::array::from_fn;
 
 /// Values in one block.
@@ -16,8 +16,8 @@ pub fn q4_k(block: &[u8; 144]) -> [f32; VALUES] {
     from_fn(|i| levels[i / 32] * f32::from(nibble(&block[16..], i)) - mins[i / 32])
 }
 
-/// Q5_K, 176 bytes: `d` f16, `dmin` f16, `scales[12]`, `qh[32]`, `qs[128]`. As Q4_K with a fifth bit: that of value
-/// `i` is bit `i / 32` of `qh[i % 32]`.
+/// Q5_K, 176 bytes: `d` f16, `dmin` f16, `scales[12]`, `qh[32]`, `qs[128]`. As Q4_K with a fifth bit: for value `i`,
+/// bit `i / 32` of `qh[i % 32]`.
 pub fn q5_k(block: &[u8; 176]) -> [f32; VALUES] {
     let (levels, mins) = parts(block);
     from_fn(|i| {
@@ -43,7 +43,7 @@ pub fn q6_k(block: &[u8; 210]) -> [f32; VALUES] {
     })
 }
 
-/// What `q` of each part is multiplied with, and what is subtracted then: both exact in f32.
+/// For each part, the factor of `q` and what is subtracted from the product; both are exact in f32.
 fn parts(block: &[u8]) -> ([f32; 8], [f32; 8]) {
     let (d, dmin) = (scale(block, 0), scale(block, 2));
     let scales = from_fn(|z| block[4 + z]);
@@ -51,9 +51,9 @@ fn parts(block: &[u8]) -> ([f32; 8], [f32; 8]) {
     (six.map(|(level, _)| d * f32::from(level)), six.map(|(_, min)| dmin * f32::from(min)))
 }
 
-/// Scale and minimum of part `p`. Those of the first four parts are the low six bits of bytes `p` and `p + 4`. Those
-/// of the others have their low four bits in byte `p + 4` (scale low, minimum high) and their high two in the high
-/// bits of bytes `p - 4` and `p`.
+/// Scale and minimum of part `p`. In the first four parts, they are the low six bits of bytes `p` and `p + 4`. In the
+/// others, their low four bits are in byte `p + 4` (scale low, minimum high), and their high two are the high bits of
+/// bytes `p - 4` and `p`.
 pub fn six_bits(scales: &[u8; 12], p: usize) -> (u8, u8) {
     if p < 4 {
         return (scales[p] & 63, scales[p + 4] & 63);

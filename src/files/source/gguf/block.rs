@@ -1,11 +1,11 @@
-//! How a GGUF file stores the values of a tensor: element types, and blocks of quantised values.
+//! How a GGUF file stores the values of a tensor: as elements or as blocks of quantised values.
 //!
-//! Ids, names and sizes are those of ggml (`ggml_type` in `ggml.h`, block structures in `ggml-common.h`); what the
-//! bytes of a block mean is told in `quant::gguf`.
+//! Ids, names and sizes are those of ggml (`ggml_type` in `ggml.h`, block structures in `ggml-common.h`). What the
+//! bytes of a block mean is in [`crate::blocks::gguf`].
 
-/// An element type, or a format of blocks. Blocks lie along a row; a row is whole blocks.
+/// An element type or a block format. Blocks lie along a row, and a row is whole blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(non_camel_case_types, reason = "the names by which everybody knows them")]
+#[allow(non_camel_case_types, reason = "the names that everybody uses")]
 pub enum BlockType {
     F32,
     F16,
@@ -22,28 +22,47 @@ pub enum BlockType {
 
 use BlockType::*;
 
+/// What ggml says of a type.
+struct Facts {
+    /// Its number in a file.
+    id: u32,
+    /// Values in a block; 1 for element types.
+    values: usize,
+    /// Bytes of a block.
+    bytes: usize,
+}
+
 impl BlockType {
-    /// All that are read.
+    /// All types that this program reads.
     pub const ALL: [BlockType; 11] = [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K];
 
-    /// The number that stands for the type in a file.
-    pub fn id(self) -> u32 {
-        match self {
-            F32 => 0,
-            F16 => 1,
-            Q4_0 => 2,
-            Q4_1 => 3,
-            Q5_0 => 6,
-            Q5_1 => 7,
-            Q8_0 => 8,
-            Q4_K => 12,
-            Q5_K => 13,
-            Q6_K => 14,
-            BF16 => 30,
-        }
+    const fn facts(self) -> Facts {
+        let (id, values, bytes) = match self {
+            F32 => (0, 1, 4),
+            F16 => (1, 1, 2),
+            Q4_0 => (2, 32, 18),
+            Q4_1 => (3, 32, 20),
+            Q5_0 => (6, 32, 22),
+            Q5_1 => (7, 32, 24),
+            Q8_0 => (8, 32, 34),
+            Q4_K => (12, 256, 144),
+            Q5_K => (13, 256, 176),
+            Q6_K => (14, 256, 210),
+            BF16 => (30, 1, 2),
+        };
+        Facts { id, values, bytes }
     }
 
-    /// The type that stands in a file as `id`, or what to call it in a message if it is not read.
+    /// The number of the type in a file.
+    pub fn id(self) -> u32 {
+        self.facts().id
+    }
+
+    /// The type with this number in a file.
+    ///
+    /// # Errors
+    ///
+    /// It is not read. The error is what to call it in a message.
     pub fn from_id(id: u32) -> Result<Self, String> {
         Self::ALL.into_iter().find(|t| t.id() == id).ok_or_else(|| {
             let name = OTHERS.iter().find(|(other, _)| *other == id).map_or("unknown", |(_, name)| name);
@@ -51,34 +70,24 @@ impl BlockType {
         })
     }
 
-    /// As files and tools spell it, e.g. `Q4_K`.
+    /// The usual spelling, e.g. `Q4_K`.
     pub fn name(self) -> String {
         format!("{self:?}")
     }
 
     /// Values in one block; 1 for element types.
-    pub fn values(self) -> usize {
-        match self {
-            F32 | F16 | BF16 => 1,
-            Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 => 32,
-            Q4_K | Q5_K | Q6_K => 256,
-        }
+    pub const fn values(self) -> usize {
+        self.facts().values
     }
 
     /// Bytes of one block.
-    pub fn bytes(self) -> usize {
-        match self {
-            F32 => 4,
-            F16 | BF16 => 2,
-            Q4_0 => 18,
-            Q4_1 => 20,
-            Q5_0 => 22,
-            Q5_1 => 24,
-            Q8_0 => 34,
-            Q4_K => 144,
-            Q5_K => 176,
-            Q6_K => 210,
-        }
+    pub const fn bytes(self) -> usize {
+        self.facts().bytes
+    }
+
+    /// Bytes of a row of `cols` values, which are whole blocks.
+    pub const fn row_bytes(self, cols: usize) -> usize {
+        cols / self.values() * self.bytes()
     }
 
     /// All names, for messages.
@@ -87,7 +96,7 @@ impl BlockType {
     }
 }
 
-/// Types that are known by name only, so that a message can say what a file has.
+/// Types that are known by name only, for messages.
 const OTHERS: [(u32, &str); 24] = [
     (4, "Q4_2, removed"),
     (5, "Q4_3, removed"),
@@ -120,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_unique_and_found_again() {
+    fn every_id_is_unique_and_found_again() {
         for t in BlockType::ALL {
             assert_eq!(BlockType::from_id(t.id()), Ok(t));
             assert!(OTHERS.iter().all(|(id, name)| *id != t.id() && *name != t.name()));

@@ -1,18 +1,21 @@
-//! The bytes of a GGUF header, read in order: little-endian, and never past the end.
+//! Bounded reads from a GGUF header, in order and little-endian.
 //!
-//! Every length that the file gives is compared with what is left before anything is read or allocated for it.
+//! Every length that the file gives is compared with the bytes that are left before anything is read or allocated.
 
-/// Where reading has come to.
+/// The most bytes of a file that can be header; the largest vocabularies take a sixth of that.
+const MAX_HEADER: usize = 128 << 20;
+
+/// A position in a header.
 pub struct Cursor<'a> {
-    head: &'a [u8],
-    file_len: u64,
+    head: &'a [u8], // at most MAX_HEADER bytes
+    file_len: usize,
     at: usize, // at most `head.len()`
 }
 
 impl<'a> Cursor<'a> {
-    /// Reads from the start of `head`, the first bytes of a file of `file_len` bytes.
-    pub fn new(head: &'a [u8], file_len: u64) -> Self {
-        Self { head, file_len, at: 0 }
+    /// Reads from the start of a file.
+    pub fn new(file: &'a [u8]) -> Self {
+        Self { head: &file[..file.len().min(MAX_HEADER)], file_len: file.len(), at: 0 }
     }
 
     /// Bytes read so far.
@@ -20,12 +23,11 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
-    /// Bytes that are left of the head.
     fn left(&self) -> usize {
         self.head.len() - self.at
     }
 
-    /// The next `len` bytes, of which a message says that they are `what`.
+    /// The next `len` bytes; `what` they are is for messages.
     pub fn take(&mut self, len: u64, what: &str) -> Result<&'a [u8], String> {
         let Some(len) = usize::try_from(len).ok().filter(|&len| len <= self.left()) else {
             return Err(self.past_the_end(&format!("{what} of {len} bytes at byte {}", self.at)));
@@ -36,11 +38,10 @@ impl<'a> Cursor<'a> {
     }
 
     fn past_the_end(&self, what: &str) -> String {
-        let (head, file) = (self.head.len(), self.file_len);
-        if head as u64 == file {
-            format!("{what} goes past the end of the file, {file} bytes")
+        if self.head.len() == self.file_len {
+            format!("{what} goes past the end of the file, {} bytes", self.file_len)
         } else {
-            format!("{what} goes past byte {head}, which no header may")
+            format!("{what} goes past byte {MAX_HEADER}, which no header may")
         }
     }
 
@@ -60,8 +61,7 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A number of things of which each takes at least `least` bytes (not 0) of what follows, and of which there
-    /// are at most `most`.
+    /// A count of items: at most `most`, and each takes at least `least` bytes (not 0) of what follows.
     pub fn count(&mut self, what: &str, least: usize, most: usize) -> Result<usize, String> {
         let count = self.u64(what)?;
         if count > most as u64 {
@@ -73,7 +73,7 @@ impl<'a> Cursor<'a> {
         Ok(count as usize)
     }
 
-    /// A string's bytes: its length (u64), then itself.
+    /// The bytes of a string, which its length (u64) precedes.
     pub fn text_bytes(&mut self, what: &str) -> Result<&'a [u8], String> {
         let len = self.u64(what)?;
         self.take(len, what)
@@ -86,7 +86,7 @@ impl<'a> Cursor<'a> {
         if bytes.len() > longest {
             return Err(format!("{what} at byte {start} is {} bytes long, more than {longest}", bytes.len()));
         }
-        // A copy before the check, since the bytes of a mapped file could change after it.
+        // Copied before the check, since the bytes of a mapped file could change after it.
         String::from_utf8(bytes.to_vec()).map_err(|_| format!("{what} at byte {start} is not UTF-8"))
     }
 }
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn nothing_is_read_past_the_end() {
         let bytes = [3u8, 0, 0, 0, 0, 0, 0, 0, b'a', b'b', b'c', 9];
-        let mut cursor = Cursor::new(&bytes, 12);
+        let mut cursor = Cursor::new(&bytes);
         assert_eq!(cursor.text("name", 3).unwrap(), "abc");
         assert_eq!((cursor.position(), cursor.left()), (11, 1));
         for len in [2, u64::MAX, u64::MAX - 10, 1 << 32] {
@@ -110,18 +110,23 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_held_against_the_bytes_that_follow() {
+    fn a_count_needs_room_for_its_items() {
         let file = |count: u64, rest: usize| {
             let mut bytes = count.to_le_bytes().to_vec();
             bytes.resize(8 + rest, 0);
             bytes
         };
-        let count = |bytes: &[u8], least| Cursor::new(bytes, bytes.len() as u64).count("n", least, 100);
+        let count = |bytes: &[u8], least| Cursor::new(bytes).count("n", least, 100);
         assert_eq!(count(&file(4, 12), 3), Ok(4));
         assert!(count(&file(5, 12), 3).unwrap_err().contains("n 5 at byte 0"));
         assert!(count(&file(101, 500), 1).unwrap_err().contains("more than 100"));
         assert!(count(&file(u64::MAX, 12), 1).is_err());
-        let longer = Cursor::new(&file(9, 1), 1 << 40).count("n", 1, 100).unwrap_err();
-        assert!(longer.contains("no header"), "{longer}");
+    }
+
+    #[test]
+    fn a_header_ends_within_the_limit() {
+        let file = vec![0; MAX_HEADER + 1];
+        let error = Cursor::new(&file).take(file.len() as u64, "x").unwrap_err();
+        assert!(error.contains("no header"), "{error}");
     }
 }

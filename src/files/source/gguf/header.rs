@@ -1,38 +1,33 @@
-//! The header of a GGUF file, versions 2 and 3, checked in full before any tensor is believed.
+//! The header of a GGUF file, versions 2 and 3, checked in full before any tensor is used.
 //!
 //! Layout (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>), all little-endian: the magic `GGUF`, version
 //! (u32), number of tensors (u64), number of metadata pairs (u64), the pairs, the tensors' infos (name, dimensions,
-//! type, offset), padding to `general.alignment`, the tensors' data. Offsets count from where the data start.
-//!
-//! Only the first bytes of a file are needed, so that `build.rs` can read it without mapping it; both compile this.
+//! type, offset), padding to `general.alignment`, the tensors' data. Offsets count from the start of the data.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::super::quoted::quoted;
 use super::block::BlockType;
 use super::cursor::Cursor;
 use super::metadata::Metadata;
 use super::value::Value;
-
-/// Bytes at the start of a file that can be header; the largest vocabularies take a sixth of that.
-pub const MAX_HEADER: usize = 128 << 20;
+use crate::error::quoted;
 
 const MAGIC: &[u8; 4] = b"GGUF";
-/// Where the number of tensors stands.
+/// Bytes of the file that hold the number of tensors.
 const TENSOR_COUNT: Range<usize> = 8..16;
-/// Several times those of any model: a hundred keys, 13 tensors a layer.
+/// Several times those of any model, which has a hundred keys and 13 tensors a layer.
 const MAX_KEYS: usize = 1 << 16;
 const MAX_TENSORS: usize = 1 << 16;
 /// The format's own limits: bytes of a key and of a tensor's name, dimensions.
 const MAX_KEY: usize = (1 << 16) - 1;
 const MAX_NAME: usize = 64;
 const MAX_RANK: u32 = 4;
-/// Key of the alignment, what it is where there is none, and what it can be.
+/// The alignment of tensors: its key, its default, its allowed values.
 const ALIGNMENT: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: u64 = 32;
 const ALIGNMENTS: Range<u64> = 8..(1 << 20) + 1;
-/// The least bytes of a pair (length and letter of the key, type, value), and of a tensor's info (length and
+/// The fewest bytes of a pair (length and letter of the key, type, value), and of a tensor's info (length and
 /// letter of the name, rank, one dimension, type, offset).
 const LEAST_PAIR: usize = 8 + 1 + 4 + 1;
 const LEAST_INFO: usize = 8 + 1 + 4 + 8 + 4 + 8;
@@ -40,30 +35,28 @@ const LEAST_INFO: usize = 8 + 1 + 4 + 8 + 4 + 8;
 /// What a file holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Header {
-    /// 2 or 3, which differ in nothing that is read here.
+    /// 2 or 3; nothing that is read here differs between them.
     pub version: u32,
-    /// The pairs.
     pub metadata: Metadata,
     /// By tensor name.
     pub tensors: BTreeMap<String, Entry>,
     /// Where the header ends and padding or data begin, in bytes of the file.
     pub len: usize,
-    /// Where the pairs end.
+    /// Where the metadata pairs end.
     pairs_end: usize,
 }
 
-/// One tensor; `range` is inside the file and as long as `block` and `shape` say.
+/// One tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// How values are stored.
     pub block: BlockType,
-    /// Row-major, the reverse of the file's order: a matrix is `[rows, cols]`. Not empty.
+    /// Row-major, the reverse of the file's order: a matrix is `[rows, cols]`. No dimension is 0.
     pub shape: Vec<usize>,
-    /// Bytes of the file.
+    /// Bytes of the file: inside it, and as many as block and shape ask for.
     pub range: Range<usize>,
 }
 
-/// A tensor as the file tells of it; `shape` and `block` fit each other.
+/// A tensor as the header describes it; `shape` and `block` have been checked.
 struct Info {
     name: String,
     block: BlockType,
@@ -73,17 +66,14 @@ struct Info {
 }
 
 impl Header {
-    /// Parses and checks the header of a file of `file_len` bytes that starts with `head`: the whole file, or its
-    /// first [`MAX_HEADER`] bytes.
+    /// Parses and checks the header of a file.
     ///
     /// # Errors
     ///
     /// One line that names the field and its value.
-    pub fn parse(head: &[u8], file_len: u64) -> Result<Header, String> {
-        let head = &head[..head.len().min(MAX_HEADER)];
-        let mut cursor = Cursor::new(head, file_len);
+    pub fn parse(file: &[u8]) -> Result<Header, String> {
+        let mut cursor = Cursor::new(file);
         let version = version(&mut cursor)?;
-        // The order of both counts in the file is that of the calls.
         let tensors = cursor.count("tensor count", LEAST_INFO, MAX_TENSORS)?;
         let pairs = cursor.count("metadata count", LEAST_PAIR, MAX_KEYS)?;
         let mut metadata = Metadata::default();
@@ -97,16 +87,13 @@ impl Header {
         }
         let pairs_end = cursor.position();
         let alignment = alignment(&metadata)?;
-        let mut infos = Vec::with_capacity(tensors);
-        for i in 0..tensors {
-            infos.push(Info::read(&mut cursor, i)?);
-        }
+        let infos = (0..tensors).map(|i| Info::read(&mut cursor, i)).collect::<Result<Vec<_>, _>>()?;
         let len = cursor.position();
-        // No overflow: `len` is at most MAX_HEADER.
-        let start = (len as u64).next_multiple_of(alignment);
+        // No overflow: a header is limited to 128 MiB.
+        let data = (len as u64).next_multiple_of(alignment)..file.len() as u64;
         let mut entries = BTreeMap::new();
         for info in infos {
-            let entry = info.place(start..file_len, alignment).map_err(|e| within(&info.name, e))?;
+            let entry = info.place(&data, alignment).map_err(|e| within(&info.name, e))?;
             if entries.contains_key(&info.name) {
                 return Err(format!("tensor {} is there twice", quoted(&info.name)));
             }
@@ -116,9 +103,9 @@ impl Header {
         Ok(Header { version, metadata, tensors: entries, len, pairs_end })
     }
 
-    /// A file with the same pairs and no tensors; `head` is what was parsed.
-    pub fn without_tensors(&self, head: &[u8]) -> Vec<u8> {
-        [&head[..TENSOR_COUNT.start], &[0; 8], &head[TENSOR_COUNT.end..self.pairs_end]].concat()
+    /// A file with the same metadata and no tensors; `file` is what was parsed.
+    pub fn without_tensors(&self, file: &[u8]) -> Vec<u8> {
+        [&file[..TENSOR_COUNT.start], &[0; 8], &file[TENSOR_COUNT.end..self.pairs_end]].concat()
     }
 }
 
@@ -168,18 +155,13 @@ impl Info {
         if !(1..=MAX_RANK).contains(&rank) {
             return Err(format!("number of dimensions is {rank}; supported: 1 to {MAX_RANK}"));
         }
-        let mut dims = Vec::new();
-        for _ in 0..rank {
-            dims.push(cursor.u64("dimension")?);
-        }
+        let dims = (0..rank).map(|_| cursor.u64("dimension")).collect::<Result<Vec<_>, _>>()?;
         let block = BlockType::from_id(cursor.u32("type")?)
             .map_err(|found| format!("type is {found}; supported: {}", BlockType::names()))?;
         let offset = cursor.u64("offset")?;
         let too_large = || format!("dimensions {dims:?} of {block:?} are more than this machine can address");
-        let mut shape = Vec::new();
-        for &dim in dims.iter().rev() {
-            shape.push(usize::try_from(dim).map_err(|_| too_large())?);
-        }
+        let size = |&dim| usize::try_from(dim).map_err(|_| too_large());
+        let shape = dims.iter().rev().map(size).collect::<Result<Vec<_>, _>>()?;
         if !dims[0].is_multiple_of(block.values() as u64) {
             let values = block.values();
             return Err(format!("dimensions {dims:?}: a row of {block:?} is a multiple of {values} values"));
@@ -190,14 +172,14 @@ impl Info {
         let blocks = dims[1..]
             .iter()
             .try_fold(dims[0] / block.values() as u64, |n, &dim| n.checked_mul(dim))
-            // Room for the widened values, which are at most 4 bytes each and eight times the stored ones.
+            // The values must be addressable as f32 too.
             .filter(|n| n.checked_mul(4 * block.values() as u64).is_some_and(|n| isize::try_from(n).is_ok()))
             .ok_or_else(too_large)?;
         Ok(Info { name: name.into(), block, shape, bytes: blocks * block.bytes() as u64, offset })
     }
 
-    /// Where the tensor lies in the file, whose data lie at `data`.
-    fn place(&self, data: Range<u64>, alignment: u64) -> Result<Entry, String> {
+    /// Places the tensor in the file, whose data are the bytes `data`.
+    fn place(&self, data: &Range<u64>, alignment: u64) -> Result<Entry, String> {
         let Info { offset, bytes, .. } = *self;
         if !offset.is_multiple_of(alignment) {
             return Err(format!("offset is {offset}, no multiple of the alignment {alignment}"));
@@ -208,7 +190,7 @@ impl Info {
                 "{bytes} bytes at offset {offset} go past the end of the data, {room} bytes"
             ));
         }
-        let start = data.start + offset; // no overflow, since it is inside the file
+        let start = data.start + offset; // no overflow: it is inside the file
         let address = |at: u64| usize::try_from(at).map_err(|_| "lies beyond what this machine can address");
         let range = address(start)?..address(start + bytes)?;
         Ok(Entry { block: self.block, shape: self.shape.clone(), range })

@@ -1,17 +1,17 @@
-//! The metadata of a GGUF file: values by key, asked for by the type that they should have.
+//! The metadata of a GGUF file: values by key, read as the type that they should have.
 
 use std::collections::BTreeMap;
 
-use super::super::quoted::quoted;
 use super::value::{Array, Strings, Value};
+use crate::error::quoted;
 
 /// Values by key.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Metadata(BTreeMap<String, Value>);
 
 impl Metadata {
-    /// Adds a value, of which there can be only one.
-    pub fn insert(&mut self, key: String, value: Value) -> Result<(), String> {
+    /// Adds a value; its key must be new.
+    pub(super) fn insert(&mut self, key: String, value: Value) -> Result<(), String> {
         if self.0.contains_key(&key) {
             return Err(format!("metadata {} is there twice", quoted(&key)));
         }
@@ -33,25 +33,16 @@ impl Metadata {
     ///
     /// # Errors
     ///
-    /// The value is something else. The message names key, value and what is supported; so it is with the others.
+    /// The value is of another type. The message names key, value and what is supported. (So do the other methods.)
     pub fn integer(&self, key: &str) -> Result<Option<u64>, String> {
         self.typed(key, "an integer of 0 or more", Value::as_u64)
-    }
-
-    /// A floating-point number, if the key is there.
-    ///
-    /// # Errors
-    ///
-    /// The value is something else, or of 32 bits and not finite.
-    pub fn float(&self, key: &str) -> Result<Option<f64>, String> {
-        self.typed(key, "a floating-point number", Value::as_f64)
     }
 
     /// A string, if the key is there.
     ///
     /// # Errors
     ///
-    /// The value is something else.
+    /// The value is of another type.
     pub fn text(&self, key: &str) -> Result<Option<&str>, String> {
         self.typed(key, "a string", Value::as_str)
     }
@@ -60,7 +51,7 @@ impl Metadata {
     ///
     /// # Errors
     ///
-    /// The value is something else.
+    /// The value is of another type.
     pub fn truth(&self, key: &str) -> Result<Option<bool>, String> {
         self.typed(key, "a truth value", |value| match value {
             Value::Bool(truth) => Some(*truth),
@@ -72,7 +63,7 @@ impl Metadata {
     ///
     /// # Errors
     ///
-    /// The value is something else.
+    /// The value is of another type.
     pub fn strings(&self, key: &str) -> Result<Option<&Strings>, String> {
         self.typed(key, "an array of strings", |value| match value {
             Value::Array(Array::Strings(strings)) => Some(strings),
@@ -86,12 +77,8 @@ impl Metadata {
         supported: &str,
         read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, String> {
-        match self.0.get(key) {
-            None => Ok(None),
-            Some(value) => match read(value) {
-                Some(found) => Ok(Some(found)),
-                None => Err(format!("metadata {} is {value}; supported: {supported}", quoted(key))),
-            },
-        }
+        let Some(value) = self.0.get(key) else { return Ok(None) };
+        let refused = || format!("metadata {} is {value}; supported: {supported}", quoted(key));
+        read(value).map(Some).ok_or_else(refused)
     }
 }

@@ -1,9 +1,7 @@
-//! A GGUF header's metadata and tensors, reduced to what the forward pass needs.
+//! A model's config from a GGUF header.
 //!
-//! The keys are translated to the fields of a Hugging Face `config.json`, whose rules and limits then hold; errors
+//! Keys are translated to the fields of a Hugging Face `config.json`, so that the same rules and limits hold; errors
 //! name the keys. Keys and defaults are those of llama.cpp (`gguf-py/gguf/constants.py`, `src/llama-model.cpp`).
-
-use std::ops::Range;
 
 use serde_json::{Map, Number, Value as Json};
 
@@ -12,8 +10,10 @@ use super::header::Header;
 use super::names::{ROPE_FREQS, part, plain};
 use super::value::Value;
 use crate::config::{ConfigError, ModelConfig, RopeScaling};
+use crate::error::quoted;
+use crate::source::Dtype;
 
-/// Keys after `ARCH.` and the fields of `config.json` that they stand for.
+/// Keys, without `ARCH.`, and the fields of `config.json` that they stand for.
 const FIELDS: [(&str, &str); 9] = [
     ("block_count", "num_hidden_layers"),
     ("embedding_length", "hidden_size"),
@@ -22,28 +22,23 @@ const FIELDS: [(&str, &str); 9] = [
     ("attention.head_count_kv", "num_key_value_heads"),
     ("attention.key_length", "head_dim"),
     ("context_length", "max_position_embeddings"),
-    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    (EPSILON, "rms_norm_eps"),
     ("rope.freq_base", "rope_theta"),
 ];
 
-/// Those without which there is no model. (The others have defaults, or a missing one is told by `config.rs`.)
-const REQUIRED: [&str; 1] = ["attention.layer_norm_rms_epsilon"];
-
+/// The only key that `config.json` may lack and a GGUF file may not.
+const EPSILON: &str = "attention.layer_norm_rms_epsilon";
 const ARCHITECTURE: &str = "general.architecture";
 const SPLIT: &str = "split.count";
 const EMBEDDING: &str = "token_embd.weight";
 const HEAD: &str = "output.weight";
 
-/// Dimensions and switches of the model whose header this is. `read` gives bytes of the file, in case it holds
-/// frequency divisors.
+/// The config of the model in `file`, which has this header.
 ///
 /// # Errors
 ///
 /// A key or tensor that is missing, damaged, or of a kind of model that is not supported.
-pub fn config(
-    header: &Header,
-    read: impl FnOnce(Range<usize>) -> Vec<u8>,
-) -> Result<ModelConfig, ConfigError> {
+pub fn config(header: &Header, file: &[u8]) -> Result<ModelConfig, ConfigError> {
     let keys = Keys::new(header)?;
     keys.check_supported()?;
     let map = keys.config_json()?;
@@ -58,7 +53,7 @@ pub fn config(
         }
     }
     check_tensors(header, &model)?;
-    model.rope_scaling = scaling(header, &model, read)?;
+    model.rope_scaling = scaling(header, &model, file)?;
     Ok(model)
 }
 
@@ -73,11 +68,10 @@ impl<'a> Keys<'a> {
         let found = header.metadata.get(ARCHITECTURE);
         match found.and_then(Value::as_str) {
             Some(arch @ ("llama" | "qwen2" | "qwen3")) => Ok(Self { header, arch }),
-            _ => Err(ConfigError {
-                field: ARCHITECTURE.into(),
-                value: found.map_or("missing".into(), Value::to_string),
-                supported: "\"llama\", \"qwen2\", \"qwen3\"".into(),
-            }),
+            _ => {
+                let value = found.map_or("missing".into(), Value::to_string);
+                Err(ConfigError::new(ARCHITECTURE, value, "\"llama\", \"qwen2\", \"qwen3\""))
+            }
         }
     }
 
@@ -91,10 +85,10 @@ impl<'a> Keys<'a> {
 
     fn err<T>(&self, key: &str, supported: &str) -> Result<T, ConfigError> {
         let value = self.get(key).map_or("missing".into(), Value::to_string);
-        Err(ConfigError { field: self.full(key), value, supported: supported.into() })
+        Err(ConfigError::new(self.full(key), value, supported))
     }
 
-    /// An error of `config.json` with the key instead of the field.
+    /// The error with the key instead of the field of `config.json`.
     fn renamed(&self, e: ConfigError) -> ConfigError {
         match FIELDS.iter().find(|(_, field)| *field == e.field) {
             Some((key, _)) => ConfigError { field: self.full(key), ..e },
@@ -106,11 +100,7 @@ impl<'a> Keys<'a> {
     fn check_supported(&self) -> Result<(), ConfigError> {
         if let Some(parts) = self.header.metadata.get(SPLIT).filter(|v| !matches!(v.as_u64(), Some(0 | 1))) {
             let supported = "a whole model; join its parts with llama-gguf-split --merge";
-            return Err(ConfigError {
-                field: SPLIT.into(),
-                value: parts.to_string(),
-                supported: supported.into(),
-            });
+            return Err(ConfigError::new(SPLIT, parts.to_string(), supported));
         }
         for key in ["expert_count", "attention.sliding_window"] {
             if self.get(key).is_some_and(|v| v.as_u64() != Some(0)) {
@@ -124,17 +114,14 @@ impl<'a> Keys<'a> {
             }
         }
         let factor = self.get("rope.scaling.factor").and_then(Value::as_f64);
-        let off = self.get("rope.scaling.type").is_some(); // "none", as was seen above
+        let off = self.get("rope.scaling.type").is_some(); // then it is "none": see above
         if factor.is_some_and(|f| f != 1.0 && f != 0.0) && !off {
             return self.err("rope.scaling.factor", "1, or a rope.scaling.type of \"none\"");
         }
-        REQUIRED.iter().try_for_each(|key| match self.get(key) {
-            Some(_) => Ok(()),
-            None => self.err(key, "a positive number"),
-        })
+        if self.get(EPSILON).is_none() { self.err(EPSILON, "a positive number") } else { Ok(()) }
     }
 
-    /// What would stand in `config.json`.
+    /// The equivalent `config.json`.
     fn config_json(&self) -> Result<Map<String, Json>, ConfigError> {
         let mut map = Map::new();
         map.insert("model_type".into(), self.arch.into());
@@ -144,7 +131,7 @@ impl<'a> Keys<'a> {
                 map.insert(field.into(), number.into());
             }
         }
-        // Hugging Face has other defaults.
+        // The defaults of Hugging Face are others.
         let heads = map.get("num_attention_heads").cloned();
         if let Some(heads) = &heads {
             map.entry("num_key_value_heads").or_insert(heads.clone());
@@ -160,21 +147,18 @@ impl<'a> Keys<'a> {
         Ok(map)
     }
 
-    /// Rows of the embedding; the key `vocab_size` is missing in many files.
+    /// Rows of the embedding. Many files lack the key `vocab_size`.
     fn vocab(&self) -> Result<usize, ConfigError> {
         let found = self.header.tensors.get(EMBEDDING).map(|entry| entry.shape.as_slice());
-        match found {
-            Some(&[rows, _]) => Ok(rows),
-            _ => Err(ConfigError {
-                field: EMBEDDING.into(),
-                value: found.map_or("missing".into(), |shape| format!("of shape {shape:?}")),
-                supported: "a matrix of a row for every token".into(),
-            }),
+        if let Some(&[rows, _]) = found {
+            return Ok(rows);
         }
+        let value = found.map_or("missing".into(), |shape| format!("of shape {shape:?}"));
+        Err(ConfigError::new(EMBEDDING, value, "a matrix with a row for every token"))
     }
 }
 
-/// A number, or that of which an array has nothing but repetitions (one for every layer).
+/// A number. An array (one value for each layer) counts as one if all its values are equal.
 fn number(value: &Value) -> Option<Number> {
     match value {
         Value::Array(array) => {
@@ -187,7 +171,7 @@ fn number(value: &Value) -> Option<Number> {
     }
 }
 
-/// Refuses tensors that no step would read, since their model computes something else.
+/// Refuses tensors that no step reads: such a model computes something else.
 fn check_tensors(header: &Header, model: &ModelConfig) -> Result<(), ConfigError> {
     let read = |name: &str| match part(name) {
         None => plain(name).is_some() || name == ROPE_FREQS,
@@ -199,45 +183,33 @@ fn check_tensors(header: &Header, model: &ModelConfig) -> Result<(), ConfigError
     };
     match header.tensors.keys().find(|name| !read(name)) {
         None => Ok(()),
-        Some(name) => Err(ConfigError {
-            field: "tensors".into(),
-            value: super::super::quoted::quoted(name),
-            supported: format!("what a {} model of {} layers has", model.arch.name(), model.layers),
-        }),
+        Some(name) => {
+            let supported = format!("those of a {} model with {} layers", model.arch.name(), model.layers);
+            Err(ConfigError::new("tensors", quoted(name), supported))
+        }
     }
 }
 
-/// What `rope_freqs.weight` says, as the formula it comes from where that is a published model's.
-fn scaling(
-    header: &Header,
-    model: &ModelConfig,
-    read: impl FnOnce(Range<usize>) -> Vec<u8>,
-) -> Result<RopeScaling, ConfigError> {
+/// The scaling in `rope_freqs.weight`: a published model's formula if the divisors are its results.
+fn scaling(header: &Header, model: &ModelConfig, file: &[u8]) -> Result<RopeScaling, ConfigError> {
     let Some(entry) = header.tensors.get(ROPE_FREQS) else { return Ok(RopeScaling::Plain) };
     let pairs = model.head_dim / 2;
     let err = |value: String| {
-        let supported = format!("{pairs} positive numbers of type F32");
-        Err(ConfigError { field: ROPE_FREQS.into(), value, supported })
+        Err(ConfigError::new(ROPE_FREQS, value, format!("{pairs} positive numbers of type F32")))
     };
     if entry.block != BlockType::F32 || entry.shape != [pairs] {
         return err(format!("of type {} and shape {:?}", entry.block.name(), entry.shape));
     }
-    let bytes = read(entry.range.clone());
-    let divisors: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-    if divisors.len() != pairs {
-        return err(format!("of {} bytes", bytes.len()));
-    }
+    let divisors = Dtype::F32.to_f32(&file[entry.range.clone()]);
     if let Some(bad) = divisors.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
         return err(format!("{bad:?}"));
     }
-    let frequency = |i: usize| model.rope_theta.powf(-2.0 * i as f64 / model.head_dim as f64);
     let is = |scaling: &RopeScaling| {
-        let off = |(i, x): (usize, &f32)| f64::from(*x) * scaling.multiplier(i, frequency(i)) - 1.0;
+        let off = |(i, x): (usize, &f32)| f64::from(*x) * scaling.multiplier(i, model.frequency(i)) - 1.0;
         divisors.iter().enumerate().map(off).all(|off| off.abs() < 1e-5)
     };
     let known = [RopeScaling::Plain, llama3(8.0), llama3(32.0)].into_iter().find(is);
-    // Kept for good: a few hundred bytes, once a file.
-    Ok(known.unwrap_or_else(|| RopeScaling::Divisors(divisors.leak())))
+    Ok(known.unwrap_or_else(|| RopeScaling::divisors(divisors)))
 }
 
 /// The scaling of Llama 3.1 (8) and 3.2 (32).

@@ -1,15 +1,15 @@
-//! What a GGUF file calls the tensors of a checkpoint, and where llama.cpp's converter puts their rows.
+//! GGUF's names for the tensors of a checkpoint, and the order in which llama.cpp's converter puts their rows.
 
 use crate::config::Arch;
 
-/// Tensors of no layer: Hugging Face's name, GGUF's.
+/// Tensors outside the layers: Hugging Face's name, GGUF's name.
 const WHOLE: [(&str, &str); 3] = [
     ("model.embed_tokens.weight", "token_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
     ("lm_head.weight", "output.weight"),
 ];
 
-/// Parts of layer `N`: after `model.layers.N.` and after `blk.N.`, both without `.weight` or `.bias`.
+/// Parts of layer `N`: what follows `model.layers.N.`, and what follows `blk.N.`; both without `.weight` or `.bias`.
 const PARTS: [(&str, &str); 11] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -24,10 +24,10 @@ const PARTS: [(&str, &str); 11] = [
     ("mlp.down_proj", "ffn_down"),
 ];
 
-/// Divisors of the RoPE frequencies, `[head_dim / 2]`; Hugging Face has a formula instead.
+/// Divisors of the RoPE frequencies, `[head_dim / 2]`. Hugging Face has a formula instead.
 pub const ROPE_FREQS: &str = "rope_freqs.weight";
 
-/// GGUF's name of the tensor that a checkpoint calls `name`; `None` if it has no such tensor.
+/// GGUF's name for a checkpoint's tensor; `None` if there is none.
 pub fn stored(name: &str) -> Option<String> {
     if let Some((_, stored)) = WHOLE.iter().find(|(plain, _)| *plain == name) {
         return Some(stored.to_string());
@@ -37,7 +37,7 @@ pub fn stored(name: &str) -> Option<String> {
     Some(format!("blk.{layer}.{stored}.{kind}"))
 }
 
-/// A checkpoint's name of the tensor that a GGUF file calls `stored`; `None` if it has no such tensor.
+/// A checkpoint's name for a GGUF file's tensor; `None` if there is none.
 pub fn plain(stored: &str) -> Option<String> {
     if let Some((plain, _)) = WHOLE.iter().find(|(_, name)| *name == stored) {
         return Some(plain.to_string());
@@ -47,12 +47,12 @@ pub fn plain(stored: &str) -> Option<String> {
     Some(format!("model.layers.{layer}.{plain}.{kind}"))
 }
 
-/// Layer, part and `weight` or `bias` of a GGUF file's tensor; `None` if it is of no layer.
-pub fn part(stored: &str) -> Option<(usize, &str, &str)> {
+/// Layer, part, and `weight` or `bias` of a GGUF file's tensor; `None` outside the layers.
+pub(super) fn part(stored: &str) -> Option<(usize, &str, &str)> {
     split(stored, "blk.")
 }
 
-/// Layer, part and `weight` or `bias` of a name that starts with `prefix`.
+/// Layer, part, and `weight` or `bias` of a name that starts with `prefix`.
 fn split<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str, &'a str)> {
     let (number, rest) = name.strip_prefix(prefix)?.split_once('.')?;
     let layer: usize = number.parse().ok().filter(|layer: &usize| layer.to_string() == number)?;
@@ -60,22 +60,19 @@ fn split<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str, &'a str)> {
     matches!(kind, "weight" | "bias").then_some((layer, part, kind))
 }
 
-/// The order of a tensor's rows (for a bias: of its values) in a GGUF file.
+/// The order of a tensor's rows (or a bias's values) in a GGUF file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
     /// As in a checkpoint.
     Plain,
-    /// The rows of each head of this many are ordered for a RoPE that rotates neighbours: row `i` and row
-    /// `i + head_dim / 2` of a checkpoint, which are rotated together, are rows `2i` and `2i + 1` here.
-    Interleaved {
-        /// Rows of one head, even.
-        head_dim: usize,
-    },
+    /// Each head's rows are ordered for a RoPE that rotates neighbours: rows `i` and `i + head_dim / 2` of a
+    /// checkpoint, which are rotated together, are rows `2i` and `2i + 1` here. `head_dim` is even.
+    Interleaved { head_dim: usize },
 }
 
 impl Rows {
-    /// The order in which a file of `arch` holds the tensor that a checkpoint calls `name`. llama.cpp's
-    /// `convert_hf_to_gguf.py` reorders q and k of Llama (`LlamaModel.permute`), not of Qwen.
+    /// The order of the tensor that a checkpoint calls `name`. llama.cpp's `convert_hf_to_gguf.py` reorders q and k of
+    /// Llama (`LlamaModel.permute`), not of Qwen.
     pub fn of(arch: Arch, name: &str, head_dim: usize) -> Rows {
         match split(name, "model.layers.") {
             Some((_, "self_attn.q_proj" | "self_attn.k_proj", _)) if arch == Arch::Llama => {
@@ -85,7 +82,7 @@ impl Rows {
         }
     }
 
-    /// Where in the file row `row` of the checkpoint is.
+    /// The place in the file of row `row` of the checkpoint.
     pub fn stored(self, row: usize) -> usize {
         let Rows::Interleaved { head_dim } = self else { return row };
         let (head, row) = (row / head_dim, row % head_dim);
@@ -99,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_there_and_back() {
+    fn names_map_there_and_back() {
         for (plain_name, stored_name) in [
             ("model.embed_tokens.weight", "token_embd.weight"),
             ("lm_head.weight", "output.weight"),
@@ -125,7 +122,7 @@ mod tests {
 
     /// `w.reshape(heads, 2, head_dim / 2).swapaxes(1, 2)`, as the converter has it.
     #[test]
-    fn the_converter_is_undone() {
+    fn the_row_order_undoes_the_converters() {
         let (heads, head_dim) = (3, 8);
         let mut converted = Vec::new();
         for head in 0..heads {

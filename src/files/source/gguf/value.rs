@@ -1,55 +1,44 @@
 //! The values of GGUF metadata: numbers, truth values, strings, and arrays of these.
 //!
-//! Arrays of arrays, which the format allows, are refused: no model uses them, and so nothing here is recursive.
-//! What is kept of an array takes no more memory than it takes in the file.
+//! The format allows arrays of arrays. They are refused: no model uses them, and without them nothing here recurses.
+//! An array takes no more memory than it does in the file.
 
 use std::fmt;
 
-use super::super::quoted::quoted;
 use super::cursor::Cursor;
+use crate::error::quoted;
 
-/// The type of a value that is no array. Ids and names are the format's.
+/// The type of a value that is not an array, with the format's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    Uint8,
-    Int8,
-    Uint16,
-    Int16,
-    Uint32,
-    Int32,
-    Float32,
-    Bool,
-    Text,
-    Uint64,
-    Int64,
-    Float64,
+    Uint8 = 0,
+    Int8 = 1,
+    Uint16 = 2,
+    Int16 = 3,
+    Uint32 = 4,
+    Int32 = 5,
+    Float32 = 6,
+    Bool = 7,
+    Text = 8,
+    Uint64 = 10,
+    Int64 = 11,
+    Float64 = 12,
 }
 
 use Kind::*;
 
-/// The id of arrays, which stands between those of strings and of 64-bit integers.
+/// The id of arrays.
 const ARRAY: u32 = 9;
 
 impl Kind {
+    const ALL: [Kind; 12] =
+        [Uint8, Int8, Uint16, Int16, Uint32, Int32, Float32, Bool, Text, Uint64, Int64, Float64];
+
     fn from_id(id: u32) -> Option<Self> {
-        Some(match id {
-            0 => Uint8,
-            1 => Int8,
-            2 => Uint16,
-            3 => Int16,
-            4 => Uint32,
-            5 => Int32,
-            6 => Float32,
-            7 => Bool,
-            8 => Text,
-            10 => Uint64,
-            11 => Int64,
-            12 => Float64,
-            _ => return None,
-        })
+        Self::ALL.into_iter().find(|kind| *kind as u32 == id)
     }
 
-    /// The least bytes that a value takes in a file; for all but strings, what it takes.
+    /// Bytes of a value in a file; of a string, the fewest.
     fn size(self) -> usize {
         match self {
             Uint8 | Int8 | Bool => 1,
@@ -60,7 +49,7 @@ impl Kind {
     }
 }
 
-/// One value. Integers are widened; whether one had a sign shows in which of the two it is.
+/// One value. Integers are widened, and stay signed or unsigned.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     Unsigned(u64),
@@ -75,11 +64,9 @@ pub enum Value {
 /// Values of one kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Array {
-    /// Numbers or truth values, as stored.
+    /// Numbers or truth values, as stored: packed and little-endian. `kind` is not `Text`.
     Plain {
-        /// Their type; not [`Kind::Text`].
         kind: Kind,
-        /// Little-endian, one after the other.
         bytes: Vec<u8>,
     },
     Strings(Strings),
@@ -89,11 +76,11 @@ pub enum Array {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Strings {
     text: String,
-    ends: Vec<u32>, // of each string, in bytes of `text`; ascending, at character boundaries
+    ends: Vec<u32>, // of each string in `text`, in bytes; ascending, at character boundaries
 }
 
 impl Strings {
-    /// How many there are.
+    /// The number of strings.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
@@ -103,19 +90,19 @@ impl Strings {
         self.ends.is_empty()
     }
 
-    /// The string at `i`, if there are so many.
+    /// String `i`, if there is one.
     pub fn get(&self, i: usize) -> Option<&str> {
         let end = *self.ends.get(i)? as usize;
         let start = i.checked_sub(1).map_or(0, |before| self.ends[before] as usize);
         Some(&self.text[start..end])
     }
 
-    /// All of them, in the file's order.
+    /// All strings, in the file's order.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         (0..self.len()).filter_map(|i| self.get(i))
     }
 
-    /// Reads `count` strings, which is no more than the bytes that follow can hold.
+    /// Reads `count` strings; the bytes that follow have room for that many.
     fn read(cursor: &mut Cursor<'_>, count: usize) -> Result<Self, String> {
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(count));
         for i in 0..count {
@@ -128,7 +115,7 @@ impl Strings {
             let valid = e.utf8_error().valid_up_to();
             broken(ends.partition_point(|&end| end as usize <= valid))
         })?;
-        // Two strings that are UTF-8 only together.
+        // Two strings may be UTF-8 only together.
         match ends.iter().position(|&end| !text.is_char_boundary(end as usize)) {
             Some(at) => Err(broken(at)),
             None => Ok(Self { text, ends }),
@@ -137,7 +124,7 @@ impl Strings {
 }
 
 impl Array {
-    /// How many values it holds.
+    /// The number of values.
     pub fn len(&self) -> usize {
         match self {
             Array::Plain { kind, bytes } => bytes.len() / kind.size(),
@@ -160,29 +147,26 @@ impl Array {
 
     fn read(cursor: &mut Cursor<'_>) -> Result<Self, String> {
         let id = cursor.u32("array type")?;
-        let kind = match Kind::from_id(id) {
-            Some(kind) => kind,
-            None if id == ARRAY => {
-                return Err("is an array of arrays; supported: arrays of plain values".into());
-            }
-            None => return Err(format!("array type is {id}; supported: 0 to 12 but 9")),
-        };
+        let kind = Kind::from_id(id).ok_or_else(|| match id {
+            ARRAY => "is an array of arrays; supported: arrays of plain values".into(),
+            _ => format!("array type is {id}; supported: 0 to 12 but 9"),
+        })?;
         let count = cursor.count("array length", kind.size(), usize::MAX)?;
         if kind == Text {
             return Strings::read(cursor, count).map(Array::Strings);
         }
-        // No overflow: `count` was held against the bytes that follow.
+        // No overflow: `count` was compared with the bytes that follow.
         let bytes = cursor.take((count * kind.size()) as u64, "array")?.to_vec();
-        if kind == Bool {
-            bytes.iter().enumerate().try_for_each(|(i, &byte)| {
-                truth(byte).map(|_| ()).map_err(|e| format!("element {i}: {e}"))
-            })?;
+        if kind == Bool
+            && let Some(i) = bytes.iter().position(|&byte| byte > 1)
+        {
+            truth(bytes[i]).map_err(|e| format!("element {i}: {e}"))?;
         }
         Ok(Array::Plain { kind, bytes })
     }
 }
 
-/// 0 and 1, as the format has it.
+/// The format's 0 or 1.
 fn truth(byte: u8) -> Result<bool, String> {
     match byte {
         0 => Ok(false),
@@ -191,7 +175,7 @@ fn truth(byte: u8) -> Result<bool, String> {
     }
 }
 
-/// The value that `bytes`, as many as `kind` takes, stand for.
+/// Decodes the bytes of one value, which are as many as `kind` takes.
 fn plain(kind: Kind, bytes: &[u8]) -> Value {
     let mut low = [0; 8];
     low[..bytes.len()].copy_from_slice(bytes);
@@ -221,7 +205,7 @@ impl Value {
         }
     }
 
-    /// A number of 0 or more that is an integer.
+    /// An integer of 0 or more.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Value::Unsigned(n) => Some(n),
@@ -230,8 +214,8 @@ impl Value {
         }
     }
 
-    /// A floating-point number. One of 32 bits becomes the shortest decimal fraction that rounds to it, since that
-    /// is what it was made from: 1e-5, not 0.000009999999747378752.
+    /// A floating-point number. One of 32 bits becomes the shortest decimal that rounds to it, since it was made from
+    /// one: 1e-5, not 0.000009999999747378752.
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
             Value::F32(x) if x.is_finite() => format!("{x:e}").parse().ok(),
@@ -275,7 +259,7 @@ mod tests {
     use super::*;
 
     fn read(bytes: &[u8]) -> Result<Value, String> {
-        let mut cursor = Cursor::new(bytes, bytes.len() as u64);
+        let mut cursor = Cursor::new(bytes);
         let value = Value::read(&mut cursor)?;
         assert_eq!(cursor.position(), bytes.len(), "all of it");
         Ok(value)
@@ -286,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_number() {
+    fn every_kind_of_number_is_read() {
         let value = |id, rest: &[u8]| read(&typed(id, rest)).unwrap();
         assert_eq!(value(0, &[255]), Value::Unsigned(255));
         assert_eq!(value(1, &[255]), Value::Signed(-1));
@@ -316,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn arrays() {
+    fn arrays_are_read() {
         let Value::Array(Array::Strings(found)) = read(&strings(&[b"a", b"", "é".as_bytes()])).unwrap()
         else {
             panic!("not strings")
@@ -335,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_value_is_told() {
+    fn damaged_values_are_refused_by_name() {
         let refused = |bytes: &[u8], what: &str| {
             let error = read(bytes).unwrap_err();
             assert!(error.contains(what), "no {what:?} in {error:?}");

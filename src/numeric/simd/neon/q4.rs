@@ -8,9 +8,13 @@
 //! of Cortex-X3, for which it has none), Cortex-A710 (which has the model of Neoverse N2) and Neoverse V1:
 //!
 //! ```text
-//! cargo rustc --release --lib --target aarch64-unknown-linux-gnu -- --emit asm -C symbol-mangling-version=v0
+//! cargo rustc --release --package antigravity-numeric --target aarch64-unknown-linux-gnu -- --emit asm -C symbol-mangling-version=v0
 //! llvm-mca-19 -mtriple=aarch64 -mattr=+v8.6a -mcpu=neoverse-v2 -iterations=200 <the loop>
 //! ```
+//!
+//! Nothing was measured on Arm hardware. A decoded token of Llama-3.2-1B takes 2,413,568 such blocks: by base NEON 442
+//! million instructions and 111, 197 and 102 million cycles (V2, A710, V1), by dotprod 253 million and 53, 106 and 53.
+//! i8mm needs two tokens, so it decodes by dotprod.
 
 use super::super::lanes::Lanes;
 use super::super::{Q4Group, unrolled};

@@ -1,47 +1,47 @@
-//! Bytes into and out of a file, with a CRC-32 of all that went by.
+//! A file that is written or read together with a CRC-32 of all bytes so far.
 
 use crc32fast::Hasher;
 use std::io::{self, Read, Write};
 
-/// A file and the sum of its bytes so far.
-pub(super) struct Summed<F> {
+/// A file and the checksum of the bytes written or read so far.
+pub(super) struct Checksummed<F> {
     file: F,
-    sum: Hasher,
+    hasher: Hasher,
 }
 
-impl<F> Summed<F> {
+impl<F> Checksummed<F> {
     pub fn new(file: F) -> Self {
-        Self { file, sum: Hasher::new() }
+        Self { file, hasher: Hasher::new() }
     }
 
-    fn sum(&self) -> [u8; 4] {
-        self.sum.clone().finalize().to_le_bytes()
+    fn checksum(&self) -> [u8; 4] {
+        self.hasher.clone().finalize().to_le_bytes()
     }
 }
 
-impl<F: Write> Summed<F> {
+impl<F: Write> Checksummed<F> {
     pub fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.sum.update(bytes);
+        self.hasher.update(bytes);
         self.file.write_all(bytes)
     }
 
-    /// Writes the sum of everything before.
-    pub fn put_sum(&mut self) -> io::Result<()> {
-        self.put(&self.sum())
+    /// Writes the checksum of everything before.
+    pub fn put_checksum(&mut self) -> io::Result<()> {
+        self.put(&self.checksum())
     }
 }
 
-impl<F: Read> Summed<F> {
+impl<F: Read> Checksummed<F> {
     /// Fills `bytes`.
     pub fn take(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         self.file.read_exact(bytes)?;
-        self.sum.update(bytes);
+        self.hasher.update(bytes);
         Ok(())
     }
 
-    /// Reads a sum; whether it is that of everything before.
-    pub fn sum_fits(&mut self) -> io::Result<bool> {
-        let (expected, mut found) = (self.sum(), [0; 4]);
+    /// Reads a checksum, and compares it with that of everything before.
+    pub fn checksum_fits(&mut self) -> io::Result<bool> {
+        let (expected, mut found) = (self.checksum(), [0; 4]);
         self.take(&mut found)?;
         Ok(found == expected)
     }
@@ -52,21 +52,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_put_is_taken_and_every_other_bit_is_noticed() {
+    fn every_flipped_bit_is_noticed() {
         let mut stored = Vec::new();
-        let mut out = Summed::new(&mut stored);
+        let mut out = Checksummed::new(&mut stored);
         out.put(b"123456789").expect("memory");
-        out.put_sum().expect("memory");
+        out.put_checksum().expect("memory");
         out.put(b"more").expect("memory");
-        out.put_sum().expect("memory");
+        out.put_checksum().expect("memory");
         // The check value of CRC-32 (IEEE 802.3).
         assert_eq!(stored[9..13], 0xcbf4_3926u32.to_le_bytes());
         let fits = |stored: &[u8]| -> io::Result<(bool, bool)> {
-            let mut input = Summed::new(stored);
+            let mut input = Checksummed::new(stored);
             input.take(&mut [0; 9])?;
-            let first = input.sum_fits()?;
+            let first = input.checksum_fits()?;
             input.take(&mut [0; 4])?;
-            Ok((first, input.sum_fits()?))
+            Ok((first, input.checksum_fits()?))
         };
         assert_eq!(fits(&stored).expect("whole"), (true, true));
         for bit in 0..stored.len() * 8 {

@@ -1,0 +1,76 @@
+//! Prompts: the flags that give them, and texts from files and stdin.
+
+use clap::Args;
+use files::{Error, Result};
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+
+/// Longest text that is read.
+const TEXT_LIMIT: u64 = 64 << 20;
+
+/// One prompt.
+#[derive(Args, Clone)]
+pub(in crate::cli) struct PromptArgs {
+    /// Prompt [default: stdin if it is piped, else "Hello, world! I am a"]
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+    /// Read the prompt from a file; - is stdin
+    #[arg(short = 'f', long, visible_alias = "file", value_name = "FILE", conflicts_with = "prompt")]
+    pub prompt_file: Option<PathBuf>,
+}
+
+/// Many prompts.
+#[derive(Args, Clone)]
+pub(in crate::cli) struct PromptsArgs {
+    /// Complete many prompts together; - is stdin. Each line is a JSON string, or an object with "prompt" and settings
+    /// of its own: {"prompt":"Hi","max_tokens":9,"temperature":0,"stop":"."}. Each answer is printed as soon as it is
+    /// complete: {"index":0,"text":"…","tokens":9,"stop":"length"}
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "session", "trace"])]
+    pub prompts: Option<PathBuf>,
+    /// Prompts that are computed together, each in a cache of --max-seq-len slots
+    #[arg(long, default_value_t = 8, value_name = "N", requires = "prompts")]
+    pub batch: usize,
+}
+
+impl PromptArgs {
+    /// The prompt, if there is one: from the flag, a file, or piped stdin.
+    pub fn read(&self) -> Result<Option<String>> {
+        match (&self.prompt, &self.prompt_file) {
+            (Some(prompt), _) => Ok(Some(prompt.clone())),
+            (None, Some(file)) => text_of("--prompt-file", file).map(Some),
+            (None, None) if std::io::stdin().is_terminal() => Ok(None),
+            (None, None) => text_of("prompt from", Path::new("-")).map(|p| (!p.is_empty()).then_some(p)),
+        }
+    }
+}
+
+/// [`read_text`] without the line feed that ends a text file.
+pub(in crate::cli) fn text_of(flag: &str, file: &Path) -> Result<String> {
+    let mut text = read_text(flag, file)?;
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    Ok(text)
+}
+
+/// The text of the file that a flag names; `-` is stdin.
+pub(in crate::cli) fn read_text(flag: &str, file: &Path) -> Result<String> {
+    let stdin = file.as_os_str() == "-";
+    let name = if stdin { "stdin".into() } else { file.display().to_string() };
+    let bad = |why: String| Error::Usage(format!("{flag} {name}: {why}"));
+    let mut bytes = Vec::new();
+    let read = if stdin {
+        std::io::stdin().lock().take(TEXT_LIMIT + 1).read_to_end(&mut bytes)
+    } else {
+        std::fs::File::open(file).and_then(|f| f.take(TEXT_LIMIT + 1).read_to_end(&mut bytes))
+    };
+    read.map_err(|e| bad(e.to_string()))?;
+    if bytes.len() as u64 > TEXT_LIMIT {
+        return Err(bad("is longer than 64 MiB; give a shorter text".into()));
+    }
+    String::from_utf8(bytes)
+        .map_err(|e| bad(format!("byte {} is not UTF-8; convert the file", e.utf8_error().valid_up_to())))
+}

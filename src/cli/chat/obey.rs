@@ -1,0 +1,111 @@
+//! Carries out the commands of a conversation.
+
+use super::command::{Command, HELP};
+use super::{Chat, Next, Question};
+use files::Result;
+use std::path::Path;
+
+impl Chat<'_> {
+    /// Carries out a command. If it fails, it says so and changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If `--session` cannot be saved.
+    pub(super) fn obey(&mut self, line: &str) -> Result<Next> {
+        match Command::parse(line) {
+            Err(wrong) => eprintln!("{wrong}"),
+            Ok(Command::Exit) => return Ok(Next::Leave),
+            Ok(Command::Help) => eprintln!("{HELP}"),
+            Ok(Command::Stats) => self.say_stats(),
+            Ok(Command::Retry) => match self.again() {
+                Some(question) => return Ok(Next::Ask(question)),
+                None => eprintln!("/retry: no message yet"),
+            },
+            Ok(Command::Undo) => self.undo()?,
+            Ok(Command::Reset) => {
+                self.conversation.reset();
+                self.asked.clear();
+                self.session.clear();
+                self.last = None;
+                self.save()?;
+            }
+            Ok(Command::Save(file)) => match self.save_to(Path::new(file)) {
+                Ok(()) => self.note(&format!("saved: {}", self.size())),
+                Err(e) => eprintln!("/save: {e}"),
+            },
+            Ok(Command::Load(file)) => match self.load(Path::new(file)) {
+                Ok(()) => {
+                    self.note(&format!("loaded: {}", self.size()));
+                    self.save()?;
+                }
+                // Advice about the flag is advice about the command too.
+                Err(e) => eprintln!("/load: {}", e.to_string().replace("--session", "/load")),
+            },
+        }
+        Ok(Next::Read)
+    }
+
+    /// The question to ask again: one without an answer, or the last one, which is taken back.
+    fn again(&mut self) -> Option<Question> {
+        self.unanswered.take().or_else(|| {
+            let answered = Some(self.conversation.state());
+            let text = self.conversation.forget_question()?;
+            let random = self.asked.pop().unwrap_or_else(|| self.random.clone());
+            Some(Question { text, random, answered })
+        })
+    }
+
+    /// Takes back the last question and its answer, as if they had never been.
+    fn undo(&mut self) -> Result<()> {
+        let Some(text) = self.conversation.forget_question() else {
+            eprintln!("/undo: no message yet");
+            return Ok(());
+        };
+        if let Some(random) = self.asked.pop() {
+            self.random = random;
+        }
+        self.rewind()?;
+        self.save()?;
+        let begin: String = text.chars().take(40).flat_map(char::escape_debug).collect();
+        let dots = if text.chars().nth(40).is_some() { "…" } else { "" };
+        self.note(&format!("taken back: {begin}{dots}"));
+        Ok(())
+    }
+
+    /// Drops what the cache holds beyond the conversation.
+    fn rewind(&mut self) -> Result<()> {
+        if self.session.has_evicted() {
+            // What must be computed again waits for the next question, which can be stopped.
+            self.session.reuse(self.conversation.ids()).map(|_| ())
+        } else {
+            self.session.rewind(self.common())
+        }
+    }
+
+    fn say_stats(&self) {
+        match &self.last {
+            Some(report) => report.say(&self.session),
+            None => eprintln!("no answer yet"),
+        }
+        let (slots, all) = (self.session.slots(), self.session.extent().slots);
+        eprintln!(
+            "context: {slots} of {all} slots ({:.0} %), evictions: {}; {}",
+            100.0 * slots as f64 / all as f64,
+            self.session.sequence().cuts.len(),
+            self.size()
+        );
+    }
+
+    /// How long the conversation is.
+    fn size(&self) -> String {
+        let (messages, tokens) = (self.conversation.questions(), self.conversation.ids().len());
+        format!("messages: {messages}, tokens: {tokens}")
+    }
+
+    /// Tells somebody who types that a command worked.
+    fn note(&self, text: &str) {
+        if self.input.is_interactive() && !self.is_quiet() {
+            eprintln!("{text}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Element types of tensors.
+
+use super::gguf::block::BlockType;
+
+/// The element types that this program reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    F32,
+    F16,
+    BF16,
+    U8,
+}
+
+impl Dtype {
+    /// For messages.
+    pub const NAMES: &str = "F32, F16, BF16, U8";
+
+    /// Bytes of an element.
+    pub fn size(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::BF16 => 2,
+            Dtype::U8 => 1,
+        }
+    }
+
+    /// The same type in GGUF, which has no bytes.
+    pub fn block(self) -> Option<BlockType> {
+        match self {
+            Dtype::F32 => Some(BlockType::F32),
+            Dtype::F16 => Some(BlockType::F16),
+            Dtype::BF16 => Some(BlockType::BF16),
+            Dtype::U8 => None,
+        }
+    }
+
+    /// The element type of a GGUF type; `None` for blocks.
+    pub fn of(block: BlockType) -> Option<Self> {
+        [Dtype::F32, Dtype::F16, Dtype::BF16].into_iter().find(|t| t.block() == Some(block))
+    }
+
+    /// The first `N` stored values, widened exactly.
+    #[inline(always)]
+    pub fn widen<const N: usize>(self, bytes: &[u8]) -> [f32; N] {
+        match self {
+            Dtype::F32 => each(bytes, f32::from_le_bytes),
+            Dtype::F16 => each(bytes, |b| half::f16::from_le_bytes(b).to_f32()),
+            Dtype::BF16 => each(bytes, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
+            Dtype::U8 => each(bytes, |[b]| f32::from(b)),
+        }
+    }
+
+    /// Widens values exactly, sixteen at a time because that vectorises.
+    #[inline(always)]
+    pub fn widen_all(self, bytes: &[u8], values: &mut [f32]) {
+        const RUN: usize = 16;
+        let (runs, rest) = values.as_chunks_mut::<RUN>();
+        let from = runs.len() * RUN * self.size();
+        for (run, stored) in runs.iter_mut().zip(bytes.chunks_exact(RUN * self.size())) {
+            *run = self.widen(stored);
+        }
+        for (value, stored) in rest.iter_mut().zip(bytes[from..].chunks_exact(self.size())) {
+            [*value] = self.widen(stored);
+        }
+    }
+
+    /// All values, widened exactly.
+    pub fn to_f32(self, bytes: &[u8]) -> Vec<f32> {
+        bytes.chunks_exact(self.size()).map(|b| self.widen::<1>(b)[0]).collect()
+    }
+}
+
+/// The first `N` values of `SIZE` bytes each.
+#[inline(always)]
+fn each<const N: usize, const SIZE: usize>(bytes: &[u8], one: impl Fn([u8; SIZE]) -> f32) -> [f32; N] {
+    let mut out = [0.0; N];
+    for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *o = one(*b);
+    }
+    out
+}

@@ -1,0 +1,138 @@
+//! How a tensor is stored, in memory and in a packed file.
+
+use super::spec::{Role, Spec};
+use super::weight_type::WeightType;
+use crate::dims::TIED;
+use files::blocks::BLOCK;
+use files::mapped::Plane;
+use files::source::Dtype;
+use files::source::gguf::block::BlockType;
+use numeric::quant::native::Format;
+use numeric::quant::packed::{GROUP_ROWS, QUANT_BYTES, SCALE_BYTES};
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+/// How a tensor is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// Q4_0 in the packed layout: a plane of quants and one of scales.
+    Q4,
+    /// Another block format in its packed layout: also two planes.
+    Native(Format),
+    /// One row-major plane: elements, or the unchanged blocks of an embedding. A vector is elements of f32.
+    Rows(BlockType),
+    /// No planes: an embedding whose values the output projection holds.
+    Head,
+}
+
+/// A tensor, ready for use.
+pub struct Loaded {
+    pub storage: Storage,
+    /// As [`Storage::parts`] lists them.
+    pub planes: Vec<Plane>,
+}
+
+/// All tensors of a model.
+pub struct LoadedModel {
+    /// By [`Spec::name`].
+    pub tensors: HashMap<String, Loaded>,
+    /// What matrices became; never [`WeightType::Auto`].
+    pub weight_type: WeightType,
+    /// Identifies the checkpoint.
+    pub fingerprint: String,
+    /// The file to name in errors.
+    pub file: PathBuf,
+}
+
+/// One plane of a tensor.
+pub struct Part {
+    /// What follows the tensor's name in a packed file.
+    pub suffix: &'static str,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// The name of [`Storage::Head`] in a packed file's metadata.
+const HEAD_NAME: &str = "head";
+
+impl Storage {
+    /// What a tensor stored as `block` becomes; `weight_type` is not `Auto`.
+    pub fn of(spec: &Spec, block: BlockType, weight_type: WeightType) -> Storage {
+        match spec.role {
+            Role::Vector => Storage::Rows(BlockType::F32),
+            Role::Matrix => Storage::of_matrix(spec.cols, block, weight_type),
+            // Only quantising would change the values.
+            Role::Embedding => match Storage::of_matrix(spec.cols, block, weight_type) {
+                Storage::Q4 if block != BlockType::Q4_0 => Storage::Rows(block),
+                _ if TIED => Storage::Head,
+                _ => Storage::Rows(block),
+            },
+        }
+    }
+
+    fn of_matrix(cols: usize, block: BlockType, weight_type: WeightType) -> Storage {
+        match weight_type {
+            WeightType::Q4_0 if cols.is_multiple_of(BLOCK) => Storage::Q4,
+            WeightType::F32 if Dtype::of(block).is_none() => Storage::Rows(BlockType::F32),
+            WeightType::F32 => Storage::Rows(block),
+            _ if block == BlockType::Q4_0 => Storage::Q4,
+            _ => Format::of(block).map_or(Storage::Rows(block), Storage::Native),
+        }
+    }
+
+    /// Its name in a packed file's metadata; `None` where it is the default, which is left out.
+    pub fn name(self, spec: &Spec) -> Option<String> {
+        match self {
+            Storage::Q4 => None,
+            Storage::Native(format) => Some(format.block().name()),
+            Storage::Rows(_) if spec.role == Role::Vector => None,
+            Storage::Rows(block) => Some(block.name()),
+            Storage::Head => Some(HEAD_NAME.into()),
+        }
+    }
+
+    /// The storage that [`Storage::name`] stands for; `None` if this tensor cannot have it.
+    pub fn from_name(spec: &Spec, name: Option<&str>) -> Option<Storage> {
+        let Some(name) = name else {
+            return Some(if spec.quantises() { Storage::Q4 } else { Storage::Rows(BlockType::F32) });
+        };
+        if name == HEAD_NAME {
+            return (spec.role == Role::Embedding && TIED).then_some(Storage::Head);
+        }
+        let block = BlockType::ALL.into_iter().find(|block| block.name() == name)?;
+        let storage = match spec.role {
+            Role::Embedding => Storage::Rows(block),
+            Role::Matrix if block != BlockType::Q4_0 => {
+                Format::of(block).map_or(Storage::Rows(block), Storage::Native)
+            }
+            _ => return None,
+        };
+        spec.cols.is_multiple_of(block.values()).then_some(storage)
+    }
+
+    /// Bytes of a group of sixteen rows: quants (or rows), and scales.
+    pub fn group_bytes(self, cols: usize) -> (usize, usize) {
+        match self {
+            Storage::Q4 => (cols / BLOCK * QUANT_BYTES, cols / BLOCK * SCALE_BYTES),
+            Storage::Native(format) => format.group_bytes(cols),
+            Storage::Rows(block) => (GROUP_ROWS * block.row_bytes(cols), 0),
+            Storage::Head => (0, 0),
+        }
+    }
+
+    /// The tensor's planes.
+    pub fn parts(self, spec: &Spec) -> Vec<Part> {
+        let (quants, scales) = self.group_bytes(spec.cols);
+        let groups = spec.rows.div_ceil(GROUP_ROWS);
+        match self {
+            Storage::Rows(block) => {
+                vec![Part { suffix: "", len: spec.rows.saturating_mul(block.row_bytes(spec.cols)) }]
+            }
+            Storage::Q4 | Storage::Native(_) => vec![
+                Part { suffix: ".quants", len: groups.saturating_mul(quants) },
+                Part { suffix: ".scales", len: groups.saturating_mul(scales) },
+            ],
+            Storage::Head => Vec::new(),
+        }
+    }
+}
