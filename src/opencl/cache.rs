@@ -8,7 +8,7 @@ use crate::model::device::{Cache, Extent, HostLayer, HostRows, KvRows};
 use files::{Error, Result};
 use numeric::kv::{check_capacity, check_kept};
 use opencl_runtime::device::Device;
-use opencl_runtime::failure::{self, Failure};
+use opencl_runtime::failure::Failure;
 use std::any::Any;
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub struct OpenClCache {
     /// The rows.
     pub rows: Rows,
     len: usize,
-    /// None until it is first written or observed.
+    /// None until it is first written.
     pub mass: Option<Mass>,
     /// None until the first pass, and after rows or mass have moved.
     pub launches: Option<CacheLaunches>,
@@ -93,15 +93,6 @@ impl OpenClCache {
         }
     }
 
-    /// Makes room for the mass of all slots.
-    pub fn make_mass(&mut self) -> failure::Result<&mut Mass> {
-        if self.mass.is_none() {
-            self.launches = None;
-            self.mass = Some(Mass::new(&self.device, self.rows.slots(), self.attend)?);
-        }
-        Ok(self.mass.as_mut().expect("made above"))
-    }
-
     /// Takes rows and mass back from the CPU.
     pub fn take_back(&mut self) -> Result<()> {
         let Some(OnHost { rows, mass }) = self.on_host.take() else { return Ok(()) };
@@ -172,8 +163,12 @@ impl Cache for OpenClCache {
 
     fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()> {
         self.take_back()?;
-        let len = self.len;
-        Ok(self.make_mass()?.write(layer, len, mass)?)
+        if self.mass.is_none() {
+            self.launches = None;
+            self.mass = Some(Mass::new(&self.device, self.rows.slots(), self.attend)?);
+        }
+        let sums = self.mass.as_mut().expect("made above");
+        Ok(sums.write(layer, self.len, mass)?)
     }
 
     fn host(&mut self) -> Result<&mut dyn HostRows> {

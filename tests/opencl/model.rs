@@ -130,6 +130,7 @@ fn the_plan_counts_what_observes() {
             let base = EngineOptions { eviction, ..options(KvTypes::both(KvType::Q4)) };
             let engine = on_device(&base, gpu_attn);
             let mut seat = engine.device_seat(engine.options()).unwrap().unwrap();
+            seat.cache.write_mass(0, &[]).unwrap();
             let run = Run { observe: 1, ..Run::new(&mut *seat.cache, &[1], 0, Logits::None) };
             locked(&seat.device).forward(&mut [run], None).unwrap();
             let plan = Plan::new(engine.options()).unwrap();

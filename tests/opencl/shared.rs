@@ -231,6 +231,9 @@ fn passes(
 ) -> Vec<(Vec<u32>, Vec<KvRows>, Vec<u32>)> {
     let mut caches: Vec<_> = sequences.iter().map(|_| on.new_cache(CAPACITY).unwrap()).collect();
     for (cache, sequence) in caches.iter_mut().zip(sequences) {
+        if sequence.observe > 0 {
+            cache.write_mass(0, &[]).unwrap();
+        }
         if !sequence.before.is_empty() {
             forward(on, &mut **cache, &sequence.before);
         }
@@ -358,6 +361,7 @@ fn slots_receive_the_same_attention() {
         assert!(expected.iter().all(|mass| mass.iter().any(|&m| m != 0)));
         for mut gpu in [gpu(model, types, Place::Device), gpu_with_host(model, types)] {
             let mut cache = gpu.new_cache(CAPACITY).unwrap();
+            cache.write_mass(0, &[]).unwrap();
             for ((what, step), expected) in STEPS.iter().zip(&expected) {
                 step(&mut gpu, &mut *cache);
                 let found = mass_of(&mut *cache);

@@ -1,4 +1,4 @@
-//! `gemv`, `gemm` and `acts` against plain loops.
+//! `gemv`, `gemm` and `activations` against plain loops.
 
 use super::{Dims, EPS, GRIND, SMALL, buffer, bytes_of, floats, kernel, read, same, state};
 use crate::bed::random::Random;
