@@ -8,7 +8,7 @@ use super::terminal::{Verbosity, put};
 use crate::run::engine::{BatchAnswer, BatchItem, Engine};
 use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
-use crate::run::plan::{self, Plan};
+use crate::run::plan::Opened;
 use crate::run::session::StopReason;
 use files::{Error, Result};
 use serde::Deserialize;
@@ -119,14 +119,14 @@ pub(super) fn run(file: &Path, batch: usize, args: &CompletionArgs, model: &Mode
     };
     let items = items(&text_of("--prompts", file)?, &defaults).map_err(wrong)?;
     settings.batch = most.min(items.len().max(1));
-    let settings = plan::settle(settings)?;
+    let opened = Opened::new(&settings)?;
+    let settings = &opened.plan.options;
     let verbosity = args.output.verbosity();
     if settings.sequences() < settings.batch && verbosity != Verbosity::Quiet {
         let why = if settings.eviction.policy == Policy::None { "--backend" } else { "--eviction-policy" };
         eprintln!("{why}: the prompts are completed one after another");
     }
-    let plan = Plan::new(&settings)?;
-    let Loaded { engine, .. } = &start::load(settings, &plan, &model.cores.mask, verbosity)?;
+    let Loaded { engine, .. } = &start::load(opened, &model.cores.mask, verbosity)?;
     signal::connect(&defaults.cancel);
     let start = Instant::now();
     let mut done = Done::default();

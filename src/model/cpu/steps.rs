@@ -1,6 +1,5 @@
 //! The buffers of a forward pass and its steps but attention: each computes all its tokens on all threads.
 
-use super::attention::Noted;
 use super::matmul::{self, Input};
 use super::runs::Sequences;
 use crate::dims::*;
@@ -11,8 +10,9 @@ use files::{Error, Result};
 use numeric::pool::{Pool, RowTable, Tile};
 use numeric::quant::act::{ActBlock, ActTile};
 use numeric::quant::packed::GROUP_ROWS;
-use numeric::simd::attend::{CHUNK, Partial};
+use numeric::simd::attend::{CHUNK, Partial, QUERIES, Softmax};
 use numeric::simd::{Isa, lay_out, ops};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Columns of q, k and v in the fused buffer, each padded to whole groups of sixteen.
 pub(super) const Q_PAD: usize = Q_DIM.next_multiple_of(16);
@@ -132,6 +132,36 @@ pub(super) struct Scratch {
     pub(super) sin: Vec<f32>,
 }
 
+/// The softmax of a query, which the task that computes it leaves to those of a later step.
+#[derive(Default)]
+pub struct Noted(AtomicU64);
+
+impl Noted {
+    /// Leaves it; the end of the step orders this before the next.
+    pub fn set(&self, softmax: Softmax) {
+        let bits = u64::from(softmax.m.to_bits()) << 32 | u64::from(softmax.l.to_bits());
+        self.0.store(bits, Ordering::Relaxed);
+    }
+
+    /// What was left.
+    pub fn get(&self) -> Softmax {
+        let bits = self.0.load(Ordering::Relaxed);
+        Softmax { m: f32::from_bits((bits >> 32) as u32), l: f32::from_bits(bits as u32) }
+    }
+
+    /// Room for so many.
+    pub fn room(count: usize) -> Result<Vec<Self>> {
+        let mut notes = Vec::new();
+        notes.try_reserve_exact(count).map_err(|_| {
+            Error::Memory(
+                "cannot allocate scratch to observe attention; use a smaller --prefill-chunk".into(),
+            )
+        })?;
+        notes.resize_with(count, Self::default);
+        Ok(notes)
+    }
+}
+
 pub(super) fn try_vec<T: Clone>(len: usize, zero: T) -> Result<Vec<T>> {
     let mut v = Vec::new();
     v.try_reserve_exact(len).map_err(|_| {
@@ -163,6 +193,12 @@ pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
 /// Bytes of scratch besides, for passes of `max_tokens` tokens that are observed.
 pub const fn notes_bytes(max_tokens: usize) -> usize {
     size_of::<Noted>() * HEADS * max_tokens
+}
+
+/// What a thread touches of its stack: tiles of attention and of the widest row, and room to call.
+pub const fn thread_bytes() -> u64 {
+    let attention = QUERIES * (4 * HEAD_DIM + 2 * size_of::<Partial<HEAD_DIM>>());
+    (attention + 4 * (FFN_DIM + DIM + Q_DIM) + (256 << 10)) as u64
 }
 
 /// What some matrices of all layers together read.
