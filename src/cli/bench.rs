@@ -23,9 +23,10 @@ use super::signal;
 use super::start::{self, Process};
 use super::terminal::{Verbosity, put};
 use crate::model::trace::Recorder;
+use crate::model::weights::ModelPath;
 use crate::run::engine::Engine;
 use crate::run::options::EngineOptions;
-use crate::run::plan::{self, Context, Plan};
+use crate::run::plan::{self, Context, Opened, Plan};
 use crate::run::session::CancelToken;
 use crate::run::system::{self, marker::Marker};
 use ceiling::{Ceilings, Reader};
@@ -135,12 +136,16 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let earlier = args.compare.as_deref().map(compare::read).transpose()?;
     let groups = rows::groups(&rows);
     let options: Vec<EngineOptions> = groups.iter().map(|g| g.options(&base)).collect();
-    // The longest context, because loading checks the memory for it.
-    let largest = options.iter().max_by_key(|o| o.max_seq_len).expect("invariant: there are rows").clone();
-    let _marker = prepare(&args.mask, &options)?;
     let began = Instant::now();
-    let engine = Engine::load(largest)?;
-    let load_ms = began.elapsed().as_secs_f64() * 1e3;
+    let model = ModelPath::new(&base.model)?.open(base.weight_type)?;
+    let plans = options.iter().map(|o| Plan::of(&model, o)).collect::<Result<Vec<_>>>()?;
+    let took = began.elapsed();
+    let _marker = prepare(&args.mask, &plans)?;
+    // The longest context, because loading checks the memory for it.
+    let plan = plans.into_iter().max_by_key(|p| p.options.max_seq_len).expect("invariant: there are rows");
+    let began = Instant::now();
+    let engine = Engine::load_opened(Opened { plan, model, took }.settled(), &|_, _| {})?;
+    let load_ms = (took + began.elapsed()).as_secs_f64() * 1e3;
     let environment = Environment::new(&engine, &rows);
     eprintln!("{}", environment.line());
     let device = engine.device().map(|d| OnDevice::measure(&engine, d, &options[0])).transpose()?.flatten();
@@ -195,11 +200,10 @@ fn without(peak: Option<u64>, reader: Option<&Reader>) -> Option<u64> {
 }
 
 /// Refuses what does not fit in memory, because all groups keep their caches at once, and prepares the process.
-fn prepare(mask: &MaskArgs, options: &[EngineOptions]) -> Result<Marker> {
-    let plans = options.iter().map(Plan::new).collect::<Result<Vec<_>>>()?;
+fn prepare(mask: &MaskArgs, plans: &[Plan]) -> Result<Marker> {
     let need =
-        plan::check_sharing(&plans, Context::Row, "measure fewer --depth, --kv-type or --threads at a time")?;
-    let threads = options.iter().map(|o| o.threads).max().unwrap_or(1);
+        plan::check_sharing(plans, Context::Row, "measure fewer --depth, --kv-type or --threads at a time")?;
+    let threads = plans.iter().map(|p| p.options.threads).max().unwrap_or(1);
     let process = Process { mask, threads, context: Context::Row, verbosity: Verbosity::Normal };
     start::prepare(&plans[0], need, &process)
 }

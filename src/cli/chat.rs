@@ -10,11 +10,10 @@ use super::args::{CompletionArgs, Format, ModelArgs};
 use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
-use crate::model::weights::ModelPath;
-use crate::run::engine::Engine;
+use crate::run::engine::{Engine, template_of};
 use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
-use crate::run::plan::{self, Plan};
+use crate::run::plan::Opened;
 use crate::run::session::{Session, StopReason};
 use ::files::{Error, Result};
 use clap::Args;
@@ -51,11 +50,9 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let output = &args.completion.output;
     let mut options = args.completion.resolve(output.format)?;
     text::tokenizer::StopStrings::new(&options.stop)?;
-    let settings = plan::settle(args.model.resolve()?)?;
-    let template = Template::load(&ModelPath::new(&settings.model)?.weights)?;
-    let plan = Plan::new(&settings)?;
-    let Loaded { engine, took, .. } =
-        &start::load(settings, &plan, &args.model.cores.mask, output.verbosity())?;
+    let opened = Opened::new(&args.model.resolve()?)?;
+    let template = template_of(&opened.model)?;
+    let Loaded { engine, took, .. } = &start::load(opened, &args.model.cores.mask, output.verbosity())?;
     let template = template.for_tokenizer(engine.tokenizer())?;
     if !options.ignore_eos {
         options.stop_tokens = template.stop_tokens(engine.tokenizer());

@@ -9,8 +9,8 @@ mod settings;
 use super::args::{Format, ModelArgs, QuietArgs};
 use super::start::{self, Process};
 use super::terminal::{Progress, Verbosity, put};
-use crate::dims::VOCAB;
 use crate::model::weights::ModelPath;
+use crate::run::engine::tokenizer_of;
 use crate::run::options::EngineOptions;
 use crate::run::plan::{self, Context, Plan, mib};
 use crate::run::system::marker::Marker;
@@ -22,7 +22,7 @@ use perplexity::Row;
 use settings::Settings;
 use std::path::PathBuf;
 use std::time::Instant;
-use text::tokenizer::{AddSpecial, Tokenizer};
+use text::tokenizer::AddSpecial;
 
 /// Perplexity, recall, and comparisons.
 #[derive(Args, Clone)]
@@ -131,7 +131,8 @@ impl Work {
     fn resolve(args: &EvalArgs) -> Result<Self> {
         let mut options = args.model.resolve()?;
         // The table names the weight type, so `auto` is settled first.
-        options.weight_type = ModelPath::new(&options.model)?.open(options.weight_type)?.weight_type;
+        let model = ModelPath::new(&options.model)?.open(options.weight_type)?;
+        options.weight_type = model.weight_type;
         let flags = Settings::of_flags(options);
         let rows = match args.settings.as_slice() {
             [] => vec![flags.clone()],
@@ -149,7 +150,7 @@ impl Work {
         if let Some(file) = &args.recall {
             let asked = input::read_questions(file)?;
             // Before the model is loaded, because the memory plan depends on their length.
-            let tokenizer = Tokenizer::open(&ModelPath::new(&flags.options().model)?.weights, VOCAB)?;
+            let tokenizer = tokenizer_of(&model)?;
             for question in asked {
                 let prompt = tokenizer.encode(&question.prompt, AddSpecial::Yes)?;
                 questions.push(Asked { question, prompt });

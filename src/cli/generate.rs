@@ -8,7 +8,7 @@ use super::start::{self, Loaded};
 use super::terminal::{Verbosity, end_line, put};
 use crate::run::engine::{Engine, Pause};
 use crate::run::options::GenerateOptions;
-use crate::run::plan::{self, Plan};
+use crate::run::plan::Opened;
 use crate::run::saved::{self, Content, State};
 use crate::run::session::{Session, StopReason};
 use clap::Args;
@@ -46,11 +46,10 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     }
     let output = &args.completion.output;
     let options = args.completion.resolve(output.format)?;
-    let settings = plan::settle(args.model.resolve()?)?;
+    let settings = args.model.resolve()?;
     let prompt = args.prompt.read()?;
-    let plan = Plan::new(&settings)?;
-    let Loaded { engine, took, .. } =
-        &start::load(settings, &plan, &args.model.cores.mask, output.verbosity())?;
+    let opened = Opened::new(&settings)?;
+    let Loaded { engine, took, .. } = &start::load(opened, &args.model.cores.mask, output.verbosity())?;
     if output.verbosity() == Verbosity::Verbose {
         say_engine(engine);
     }

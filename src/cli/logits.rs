@@ -4,7 +4,7 @@ use super::args::ModelArgs;
 use super::start::{self, Loaded};
 use super::terminal::Verbosity;
 use crate::model::trace::Recorder;
-use crate::run::plan::Plan;
+use crate::run::plan::Opened;
 use clap::Args;
 use files::{Error, Result};
 use std::io::Write;
@@ -31,8 +31,9 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let mut options = args.model.resolve()?;
     // The cache is as long as the tokens; --max-seq-len only limits a cache that may grow.
     options.max_seq_len = options.max_seq_len.max(tokens.len());
-    let plan = Plan::new(&options)?.with_rows(1);
-    let Loaded { engine, .. } = &start::load(options, &plan, &args.model.cores.mask, Verbosity::Normal)?;
+    let mut opened = Opened::new(&options)?;
+    opened.plan = opened.plan.with_rows(1);
+    let Loaded { engine, .. } = &start::load(opened, &args.model.cores.mask, Verbosity::Normal)?;
     let mut session = engine.session()?;
     if args.trace_hash {
         session.record(Some(Recorder::default()));

@@ -5,8 +5,7 @@ use super::args::MaskArgs;
 use super::signal;
 use super::terminal::{Progress, Verbosity};
 use crate::run::engine::Engine;
-use crate::run::options::EngineOptions;
-use crate::run::plan::{Context, Plan, mib};
+use crate::run::plan::{Context, Opened, Plan, mib};
 use crate::run::system::marker::{self, Marker};
 use files::{Error, Result};
 use numeric::pool;
@@ -31,24 +30,20 @@ pub(super) struct Process<'a> {
     pub verbosity: Verbosity,
 }
 
-/// Prepares the process for one run of `options`, whose memory plan is `plan`, and loads the model.
+/// Prepares the process for one run of an opened model, and loads it.
 ///
 /// # Errors
 ///
 /// `Memory` if it does not fit, `Usage` if the mask cannot be used, and those of [`Engine::load`].
-pub(super) fn load(
-    options: EngineOptions,
-    plan: &Plan,
-    mask: &MaskArgs,
-    verbosity: Verbosity,
-) -> Result<Loaded> {
-    let began = Instant::now();
+pub(super) fn load(opened: Opened, mask: &MaskArgs, verbosity: Verbosity) -> Result<Loaded> {
+    let (began, opening) = (Instant::now(), opened.took);
+    let plan = &opened.plan;
     plan.check()?;
     let process = Process { mask, threads: plan.options.threads, context: Context::MaxSeqLen, verbosity };
     let marker = prepare(plan, plan.need(), &process)?;
     let progress = Progress::new("loading tensor", verbosity);
-    let engine = Engine::load_with(options, &|done, all| progress.show(done, all))?;
-    Ok(Loaded { engine, took: began.elapsed(), _marker: marker })
+    let engine = Engine::load_opened(opened, &|done, all| progress.show(done, all))?;
+    Ok(Loaded { engine, took: opening + began.elapsed(), _marker: marker })
 }
 
 /// Prepares the process for plans that were checked and need `need` bytes in all. `plan`, the first of them, gives the

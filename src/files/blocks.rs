@@ -2,7 +2,12 @@
 //!
 //! Q4_0 stores 32 weights as one f16 scale and 32 four-bit integers. [`mod@gguf`] decodes all of GGUF's formats.
 
+mod block_type;
+mod dtype;
 pub mod gguf;
+
+pub use block_type::BlockType;
+pub use dtype::Dtype;
 
 use half::f16;
 

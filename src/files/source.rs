@@ -4,13 +4,12 @@
 //! is handed out. A tensor's bytes are inside its file and as many as its dtype and shape ask for. Nothing is known
 //! about their alignment or values.
 
-mod dtype;
 pub mod gguf;
 mod header;
 mod index;
 mod json;
 
-pub use dtype::Dtype;
+use crate::blocks::Dtype;
 
 use std::collections::BTreeMap;
 use std::fs;

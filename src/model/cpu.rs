@@ -23,7 +23,7 @@ use numeric::simd::Isa;
 use runs::Sequences;
 use std::sync::Arc;
 use steps::Scratch;
-pub use steps::{notes_bytes, scratch_bytes};
+pub use steps::{notes_bytes, scratch_bytes, thread_bytes};
 
 /// How a [`CpuDevice`] is set up.
 #[derive(Debug, Clone, Copy)]

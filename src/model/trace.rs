@@ -42,9 +42,8 @@ pub struct Recorder {
 
 impl Default for Recorder {
     fn default() -> Self {
-        let uptime = std::fs::read_to_string("/proc/uptime")
-            .ok()
-            .and_then(|t| t.split_whitespace().next()?.parse().ok());
+        let text = std::fs::read_to_string("/proc/uptime").ok();
+        let uptime = text.and_then(|t| t.split_whitespace().next()?.parse().ok());
         Self { origin: Instant::now(), uptime, spans: Vec::new(), marks: Vec::new(), hashes: Vec::new() }
     }
 }

@@ -5,9 +5,10 @@
 //! elements quantised to Q4_0 or used as they are. A packed file ([`pack`]) is mapped: no copy, no conversion.
 
 mod checkpoint;
-pub(crate) mod convert;
+mod convert;
 mod model_path;
 pub mod pack;
+mod size;
 mod spec;
 mod storage;
 mod weight_type;
@@ -15,15 +16,15 @@ mod weight_type;
 pub use checkpoint::Checkpoint;
 pub use convert::LoadOptions;
 pub use model_path::{ModelPath, OpenModel, read_text};
+pub use size::WeightBytes;
 pub use spec::{Role, Spec, table};
 pub use storage::Storage;
 pub use weight_type::WeightType;
 
 use crate::dims::*;
 use files::blocks::gguf::decode;
+use files::blocks::{BlockType, Dtype};
 use files::mapped::Plane;
-use files::source::Dtype;
-use files::source::gguf::block::BlockType;
 use files::{Error, Result};
 use numeric::quant::native::Native;
 use numeric::quant::packed::Packed;

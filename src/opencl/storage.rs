@@ -3,7 +3,7 @@
 use super::defines::{FFN_PAD, QKV};
 use crate::dims::*;
 use crate::model::weights::Storage as HostStorage;
-use files::source::gguf::block::BlockType;
+use files::blocks::BlockType;
 use numeric::quant::native::Format;
 use numeric::quant::packed::GROUP_ROWS;
 use std::fmt;

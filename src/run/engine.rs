@@ -6,14 +6,13 @@ mod speeds;
 mod stream;
 
 use crate::dims::VOCAB;
-use crate::model::weights::{LoadOptions, ModelPath, Weights};
+use crate::model::weights::{LoadOptions, ModelPath, OpenModel, Weights};
 use crate::opencl;
 use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
-use crate::run::plan::{self, Plan};
+use crate::run::plan::Opened;
 use crate::run::session::Session;
 use files::{Error, Result};
 use numeric::simd::Isa;
-use numeric::topology;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use text::chat::{Ending, Message, Moment, Template};
@@ -61,25 +60,23 @@ pub struct Engine {
 impl Engine {
     /// Loads weights and tokenizer, silently.
     pub fn load(options: EngineOptions) -> Result<Self> {
-        Self::load_with(options, &|_, _| {})
+        Self::load_opened(Opened::new(&options)?, &|_, _| {})
     }
 
-    /// Loads weights and tokenizer; `progress` is told the tensors done and all tensors.
-    pub fn load_with(mut options: EngineOptions, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
+    /// Loads weights and tokenizer of an opened model; `progress` is told the tensors done and all tensors.
+    pub fn load_opened(opened: Opened, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
+        let Opened { plan, model, .. } = opened;
+        plan.check()?;
+        let options = plan.options;
         let isa = match options.isa {
             Some(isa) => isa,
             None => Isa::detect()?,
         };
-        if options.threads == 0 {
-            options.threads = topology::default_threads();
-        }
-        let mut options = plan::settle(options)?;
-        Plan::new(&options)?.check()?;
-        let path = ModelPath::new(&options.model)?;
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
-        let mut weights = Weights::load(&path.open(options.weight_type)?, &load)?;
-        options.weight_type = weights.weight_type;
-        let tokenizer = Tokenizer::open(&path.weights, VOCAB)?;
+        let mut weights = Weights::load(&model, &load)?;
+        let tokenizer = tokenizer_of(&model)?;
+        // What was converted is mapped no longer.
+        drop(model);
         let device = match options.backend {
             BackendKind::Cpu => None,
             kind => match upload(&options, &mut weights) {
@@ -232,5 +229,29 @@ impl Engine {
         options: &GenerateOptions,
     ) -> Result<TokenStream<'a>> {
         TokenStream::begin(Held::Lent(session), Writer::new(self, options)?, prompt, Instant::now())
+    }
+}
+
+/// The tokenizer of an opened model.
+///
+/// # Errors
+///
+/// `Model` for one that is missing or cannot be used.
+pub fn tokenizer_of(model: &OpenModel) -> Result<Tokenizer> {
+    match model.gguf() {
+        Some(gguf) => Tokenizer::from_gguf(gguf, VOCAB),
+        None => Tokenizer::open(&model.path.weights, VOCAB),
+    }
+}
+
+/// The chat template of an opened model.
+///
+/// # Errors
+///
+/// `Model` for one that cannot be used.
+pub fn template_of(model: &OpenModel) -> Result<Template> {
+    match model.gguf() {
+        Some(gguf) => Template::from_gguf(gguf),
+        None => Template::load(&model.path.weights),
     }
 }

@@ -11,19 +11,15 @@ pub use advice::{Context, check_apart, check_sharing};
 
 use crate::dims::*;
 use crate::model::cpu;
-use crate::model::weights::{
-    Checkpoint, ModelPath, Role, Spec, Storage as Kept, WeightType, convert, pack, table,
-};
+use crate::model::weights::{ModelPath, OpenModel, WeightBytes, WeightType};
 use crate::opencl;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::ROWS;
 use crate::run::system::Memory;
-use files::packed_file;
-use files::source::gguf::block::BlockType;
-use files::source::{Dtype, Source};
 use files::{Error, Result};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// What kind of memory holds something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,19 +66,6 @@ pub enum Form {
     Checkpoint,
     /// Nothing found; sizes are those of a packed file with 16-bit embeddings.
     Assumed,
-}
-
-/// Bytes of the weights, by where they will be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct WeightBytes {
-    form: Form,
-    own: u64,
-    mapped: u64,
-    dropped: u64,
-    /// On an OpenCL device: matrices padded to whole groups of rows, vectors.
-    device: u64,
-    /// The largest stored tensor that is read, quantised and dropped again while loading.
-    passing: u64,
 }
 
 /// Executable, libraries, allocator and what else is there before a model.
@@ -139,74 +122,46 @@ impl DeviceMemory {
     }
 }
 
-/// What `auto` comes to where there is no device, or no memory for two: the CPU alone, after one line.
-///
-/// # Errors
-///
-/// Those of [`Plan::new`].
-pub fn settle(mut options: EngineOptions) -> Result<EngineOptions> {
-    if options.backend == BackendKind::Auto {
-        let plan = Plan::new(&options)?;
-        let why = match (plan.device, plan.check()) {
-            (None, _) => "no OpenCL device (doctor says why)".into(),
-            (_, Err(Error::Memory(why))) => why,
-            _ => return Ok(options),
-        };
-        (options.notice)(&format!("auto: {why}; using the CPU"));
-        options.backend = BackendKind::Cpu;
-    }
-    Ok(options)
-}
-
 impl Plan {
     /// The plan for a model that is there. Reads headers only.
     pub fn new(options: &EngineOptions) -> Result<Self> {
-        let path = ModelPath::new(&options.model)?;
-        let model = path.open(options.weight_type)?;
-        let opened = &model.checkpoint;
-        let options = &EngineOptions { weight_type: model.weight_type, ..options.clone() };
-        let weights = match opened.packed() {
-            Some(source) => packed(source),
-            None => checkpoint(opened, options.weight_type),
-        };
-        let mut plan = Self::with(options, weights, &path.dir)?;
+        Self::of(&ModelPath::new(&options.model)?.open(options.weight_type)?, options)
+    }
+
+    /// The plan for an opened model.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` if the environment gives the machine's memory and it is no number.
+    pub fn of(model: &OpenModel, options: &EngineOptions) -> Result<Self> {
+        let mut options = options.clone();
+        options.weight_type = model.weight_type;
+        let mut plan = Self::with(options, WeightBytes::of(model), &model.path.dir)?;
+        plan.form = if model.checkpoint.packed().is_some() { Form::Packed } else { Form::Checkpoint };
         if let Some(gguf) = model.gguf() {
             plan.tokenizer_file = gguf.header_len() as u64;
         }
-        Ok(Self { model_id: opened.fingerprint(), ..plan })
+        Ok(Self { model_id: model.checkpoint.fingerprint(), ..plan })
     }
 
     /// The plan for a packed file of the baked model that is not there yet.
     pub fn assumed(options: &EngineOptions) -> Result<Self> {
-        let weight_type = match options.weight_type {
-            WeightType::Auto => WeightType::Q4_0,
-            other => other,
-        };
-        let options = &EngineOptions { weight_type, ..options.clone() };
-        let sizes = |role| {
-            let of_role = table().into_iter().filter(move |s| s.role == role);
-            of_role.fold(0, |sum, s| add(sum, if role == Role::Matrix { matrix(&s) } else { dense(&s, 2) }))
-        };
-        let weights = WeightBytes {
-            form: Form::Assumed,
-            own: mul(2, sizes(Role::Vector)),
-            mapped: sizes(Role::Matrix),
-            dropped: sizes(Role::Embedding),
-            device: table().iter().fold(0, |sum, s| add(sum, on_device(s, assumed_form(s)))),
-            passing: 0,
-        };
-        Self::with(options, weights, &options.model)
+        let mut options = options.clone();
+        if options.weight_type == WeightType::Auto {
+            options.weight_type = WeightType::Q4_0;
+        }
+        let dir = options.model.clone();
+        Self::with(options, WeightBytes::assumed(), &dir)
     }
 
-    fn with(options: &EngineOptions, weights: WeightBytes, dir: &Path) -> Result<Self> {
-        let mut options = options.clone();
+    fn with(mut options: EngineOptions, weights: WeightBytes, dir: &Path) -> Result<Self> {
         if options.threads == 0 {
             options.threads = numeric::topology::default_threads();
         }
         let tokenizer_file = std::fs::metadata(dir.join("tokenizer.json")).map_or(0, |m| m.len());
-        let (form, memory) = (weights.form, Memory::to_plan_with()?);
+        let memory = Memory::to_plan_with()?;
         let device = DeviceMemory::of(&options);
-        let model_id = String::new();
+        let (form, model_id) = (Form::Assumed, String::new());
         Ok(Self { options, form, memory, model_id, weights, tokenizer_file, row_blocks: 0, device })
     }
 
@@ -260,7 +215,7 @@ impl Plan {
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
             put("tokens and text", mul(all_slots, TEXT_PER_SLOT), Kind::Own),
             put("tokenizer", mul(self.tokenizer_file, TOKENIZER), Kind::Own),
-            put(&format!("{} threads", o.threads), mul(o.threads as u64, thread_bytes()), Kind::Own),
+            put(&format!("{} threads", o.threads), mul(o.threads as u64, cpu::thread_bytes()), Kind::Own),
             put("program", PROGRAM, Kind::Own),
         ];
         if both {
@@ -316,6 +271,44 @@ impl Plan {
     /// The longest context that fits in `memory`; `None` when not even the model does. At most 2^24.
     pub fn longest(&self, memory: u64) -> Option<usize> {
         longest_where(|slots| self.need_for(slots) <= memory)
+    }
+}
+
+/// A model that was opened and planned, and is not loaded yet: nothing of it is opened or planned again.
+pub struct Opened {
+    pub plan: Plan,
+    pub model: OpenModel,
+    /// How long that took.
+    pub took: Duration,
+}
+
+impl Opened {
+    /// Opens the model, and settles what `auto` comes to.
+    ///
+    /// # Errors
+    ///
+    /// `Model`: a file is missing or damaged. Those of [`Plan::of`].
+    pub fn new(options: &EngineOptions) -> Result<Self> {
+        let began = Instant::now();
+        let model = ModelPath::new(&options.model)?.open(options.weight_type)?;
+        let plan = Plan::of(&model, options)?;
+        Ok(Self { plan, model, took: began.elapsed() }.settled())
+    }
+
+    /// What `auto` comes to where there is no device, or no memory for two: the CPU alone, after one line.
+    pub fn settled(mut self) -> Self {
+        let plan = &mut self.plan;
+        if plan.options.backend == BackendKind::Auto {
+            let why = match (plan.device, plan.check()) {
+                (None, _) => "no OpenCL device (doctor says why)".into(),
+                (_, Err(Error::Memory(why))) => why,
+                _ => return self,
+            };
+            (plan.options.notice)(&format!("auto: {why}; using the CPU"));
+            plan.options.backend = BackendKind::Cpu;
+            plan.device = None;
+        }
+        self
     }
 }
 
@@ -389,84 +382,6 @@ fn host_state(chunk: usize) -> u64 {
 fn host_attention(slots: usize, chunk: usize) -> u64 {
     let token = 4 * (Q_DIM + opencl::QKV) as u64;
     add(mul(chunk as u64, token), scratch(slots, 0))
-}
-
-/// Bytes of a tensor on an OpenCL device: rows of elements are padded to whole groups.
-fn on_device(spec: &Spec, form: Kept) -> u64 {
-    let padded = |n: usize| n.next_multiple_of(16) as u64;
-    match (spec.role, form) {
-        (Role::Embedding, _) => 0,
-        (Role::Matrix, Kept::Rows(block)) => {
-            mul(mul(padded(spec.rows), spec.cols as u64), block.bytes() as u64)
-        }
-        (Role::Matrix, _) => kept(spec, form),
-        (Role::Vector, _) if spec.name.ends_with("_proj.bias") => mul(padded(spec.cols), 4),
-        (Role::Vector, _) => dense(spec, 4),
-    }
-}
-
-/// Bytes of a tensor in this form.
-fn kept(spec: &Spec, form: Kept) -> u64 {
-    form.parts(spec).iter().fold(0, |sum, part| add(sum, part.len as u64))
-}
-
-/// What a packed file has by default of a model in 16 bits.
-fn assumed_form(spec: &Spec) -> Kept {
-    Kept::of(spec, BlockType::F16, WeightType::Q4_0)
-}
-
-/// What a thread touches of its stack: tiles of attention and of the widest row, and room to call.
-fn thread_bytes() -> u64 {
-    let attention = cpu::attention::task_bytes();
-    (attention + 4 * (FFN_DIM + DIM + Q_DIM) + (256 << 10)) as u64
-}
-
-fn dense(spec: &Spec, size: usize) -> u64 {
-    mul(mul(spec.rows as u64, spec.cols as u64), size as u64)
-}
-
-/// Bytes of a matrix once packed; as 16-bit floats where it cannot be.
-fn matrix(spec: &Spec) -> u64 {
-    kept(spec, assumed_form(spec))
-}
-
-/// A packed file: all is mapped, vectors are copied.
-fn packed(source: &Source) -> WeightBytes {
-    let all = source.tensors().fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
-    let of_role = |role| table().into_iter().filter(move |s| s.role == role);
-    let dropped = of_role(Role::Embedding)
-        .map(|s| s.name)
-        .chain([packed_file::GGUF.to_owned()])
-        .filter_map(|name| source.get(&name))
-        .fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
-    let own = of_role(Role::Vector).fold(0, |sum, s| add(sum, dense(&s, 4)));
-    let forms = pack::storages(source);
-    let device = table().iter().zip(forms).fold(0, |sum, (s, form)| add(sum, on_device(s, form)));
-    WeightBytes { form: Form::Packed, own, mapped: all.saturating_sub(dropped), dropped, device, passing: 0 }
-}
-
-/// A checkpoint: what is converted becomes ours, the rest stays mapped.
-fn checkpoint(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes {
-    let mut bytes =
-        WeightBytes { form: Form::Checkpoint, own: 0, mapped: 0, dropped: 0, device: 0, passing: 0 };
-    for spec in table() {
-        // A tensor that is missing or wrong is loading's to report.
-        let stored = opened.find(&spec).ok();
-        let form = Kept::of(&spec, stored.as_ref().map_or(BlockType::F32, |t| t.block), weight_type);
-        let converted = stored.as_ref().is_none_or(|t| convert::is_converted(t, form));
-        bytes.device = add(bytes.device, on_device(&spec, form));
-        match spec.role {
-            Role::Vector => bytes.own = add(bytes.own, dense(&spec, 4)),
-            Role::Embedding => bytes.dropped = add(bytes.dropped, kept(&spec, form)),
-            Role::Matrix if converted => {
-                bytes.own = add(bytes.own, kept(&spec, form));
-                let stored = stored.map_or(dense(&spec, Dtype::F32.size()), |t| t.data.bytes().len() as u64);
-                bytes.passing = bytes.passing.max(stored.min(convert::WINDOW as u64));
-            }
-            Role::Matrix => bytes.mapped = add(bytes.mapped, kept(&spec, form)),
-        }
-    }
-    bytes
 }
 
 #[cfg(test)]

@@ -15,11 +15,11 @@ use antigravity::model::device::Logits;
 use antigravity::model::weights::{
     Checkpoint, LoadOptions, Matrix, ModelPath, WeightType, Weights, pack, table,
 };
+use files::blocks::BlockType;
 use files::blocks::gguf::decode;
 use files::packed_file::{self, PACKED_NAME};
 use files::source::Source;
 use files::source::gguf::Gguf;
-use files::source::gguf::block::BlockType;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
 use std::fs;

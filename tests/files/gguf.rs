@@ -5,8 +5,8 @@
 
 use crate::bed::gguf::writer::{ARRAY, F32, Parts, STRING, U32, U64, array, info, pair, text};
 use crate::bed::place;
+use files::blocks::BlockType;
 use files::source::gguf::Gguf;
-use files::source::gguf::block::BlockType;
 use files::source::gguf::header::Header;
 use serde_json::Value;
 use sha2::{Digest, Sha256};

@@ -10,7 +10,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use antigravity::Error;
-use files::source::{Dtype, Source};
+use files::blocks::Dtype;
+use files::source::Source;
 
 const FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

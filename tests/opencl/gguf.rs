@@ -14,8 +14,8 @@ use antigravity::opencl::{Device, Matrices, Model, OpenClDevice, OpenClOptions, 
 use antigravity::run::options::BackendKind;
 use antigravity::run::plan::{self, Plan};
 use antigravity::{EngineOptions, Error};
+use files::blocks::BlockType::{self, *};
 use files::source::Source;
-use files::source::gguf::block::BlockType::{self, *};
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
 use std::path::{Path, PathBuf};

@@ -11,8 +11,7 @@
 pub mod simple;
 pub mod superblock;
 
-use crate::source::Dtype;
-use crate::source::gguf::block::BlockType;
+use super::{BlockType, Dtype};
 
 /// Decodes whole blocks: as many from `bytes` as `values` has room for.
 ///

@@ -5,7 +5,6 @@
 //! known about their alignment in memory or their values. The parser is our own, made of bounded reads: the crates
 //! that exist allocate by the file's own counts or read whole files.
 
-pub mod block;
 mod cursor;
 pub mod header;
 pub mod metadata;
@@ -18,12 +17,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::blocks::BlockType;
 use crate::blocks::gguf::decode;
 use crate::config::ModelConfig;
 use crate::error::quoted;
 use crate::mapped::{Plane, map_file};
 use crate::{Error, Result};
-use block::BlockType;
 use header::Header;
 use metadata::Metadata;
 

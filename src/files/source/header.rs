@@ -156,7 +156,7 @@ impl<'de> Deserialize<'de> for Fields {
 fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dtype, D::Error> {
     let name = String::deserialize(deserializer).map_err(within("dtype"))?;
     serde_json::from_value(name.as_str().into()).map_err(|_| {
-        let readable = super::dtype::Dtype::NAMES;
+        let readable = crate::blocks::Dtype::NAMES;
         D::Error::custom(format_args!("dtype {} is unknown; supported: {readable}", quoted(&name)))
     })
 }

@@ -207,11 +207,6 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
     }))
 }
 
-/// Bytes of stack that a task takes for its queries and their states.
-pub const fn task_bytes() -> usize {
-    QUERIES * (4 * HEAD_DIM + 2 * size_of::<Partial<HEAD_DIM>>())
-}
-
 /// Head `index` of the part of a q|k|v row that begins at `start`.
 fn head(row: &[f32], start: usize, index: usize) -> [f32; HEAD_DIM] {
     std::array::from_fn(|i| row[start + index * HEAD_DIM + i])

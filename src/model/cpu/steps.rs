@@ -11,7 +11,7 @@ use files::{Error, Result};
 use numeric::pool::{Pool, RowTable, Tile};
 use numeric::quant::act::{ActBlock, ActTile};
 use numeric::quant::packed::GROUP_ROWS;
-use numeric::simd::attend::{CHUNK, Partial};
+use numeric::simd::attend::{CHUNK, Partial, QUERIES};
 use numeric::simd::{Isa, lay_out, ops};
 
 /// Columns of q, k and v in the fused buffer, each padded to whole groups of sixteen.
@@ -163,6 +163,12 @@ pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
 /// Bytes of scratch besides, for passes of `max_tokens` tokens that are observed.
 pub const fn notes_bytes(max_tokens: usize) -> usize {
     size_of::<Noted>() * HEADS * max_tokens
+}
+
+/// What a thread touches of its stack: tiles of attention and of the widest row, and room to call.
+pub const fn thread_bytes() -> u64 {
+    let attention = QUERIES * (4 * HEAD_DIM + 2 * size_of::<Partial<HEAD_DIM>>());
+    (attention + 4 * (FFN_DIM + DIM + Q_DIM) + (256 << 10)) as u64
 }
 
 /// What some matrices of all layers together read.

@@ -3,12 +3,12 @@
 use super::spec::{HEAD, Role, Spec};
 use super::weight_type::WeightType;
 use crate::dims::{ARCH, HEAD_DIM, TIED};
+use files::blocks::{BlockType, Dtype};
 use files::mapped::Plane;
 use files::packed_file;
-use files::source::gguf::block::BlockType;
 use files::source::gguf::names::{Rows, stored};
 use files::source::gguf::{self, Gguf, is_gguf};
-use files::source::{Dtype, Source, Tensor};
+use files::source::{Source, Tensor};
 use files::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;

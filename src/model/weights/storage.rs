@@ -3,10 +3,8 @@
 use super::spec::{Role, Spec};
 use super::weight_type::WeightType;
 use crate::dims::TIED;
-use files::blocks::BLOCK;
+use files::blocks::{BLOCK, BlockType, Dtype};
 use files::mapped::Plane;
-use files::source::Dtype;
-use files::source::gguf::block::BlockType;
 use numeric::quant::native::Format;
 use numeric::quant::packed::{GROUP_ROWS, QUANT_BYTES, SCALE_BYTES};
 use std::collections::HashMap;

@@ -37,9 +37,8 @@
 //! So the result is the same bits everywhere, like that of Q4_0.
 
 use super::packed::{GROUP_ROWS, nibble, put_nibbles};
-use files::blocks::BLOCK;
+use files::blocks::{BLOCK, BlockType};
 use files::mapped::Plane;
-use files::source::gguf::block::BlockType;
 use half::f16;
 use std::array::from_fn;
 use std::ops::Range;

@@ -118,9 +118,9 @@ pub fn put_row(quants: &mut [u8], scales: &mut [u8], lane: usize, row: &[u8]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use files::blocks::BlockType;
     use files::blocks::gguf::decode;
     use files::mapped::AlignedBytes;
-    use files::source::gguf::block::BlockType;
 
     #[test]
     fn stored_blocks_are_packed_bit_for_bit() {

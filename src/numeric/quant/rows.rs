@@ -1,8 +1,8 @@
 //! Rows of a checkpoint into the packed layout: one loop, compiled for the vectors that CPUs have.
 
 use super::packed::put_block;
+use files::blocks::Dtype;
 use files::blocks::{BLOCK, BlockQ4};
-use files::source::Dtype;
 
 /// Quantises a stored row into row `lane` of one group's planes; false when a value is not finite or too
 /// large for a f16 scale.

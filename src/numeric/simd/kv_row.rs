@@ -4,7 +4,7 @@ use super::lanes::Lanes;
 use super::ops::{load, load_dtype, sixteens, store};
 use super::{Isa, dispatch};
 use crate::kv::KvType;
-use files::source::Dtype;
+use files::blocks::Dtype;
 use half::f16;
 
 /// Stores `x` (one head) into `row`, `KvType::row_bytes(x.len())` long.

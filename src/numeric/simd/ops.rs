@@ -8,9 +8,8 @@
 use super::lanes::Lanes;
 use super::{Isa, dispatch};
 use crate::quant::act::ActBlock;
-use files::blocks::BLOCK;
+use files::blocks::{BLOCK, Dtype};
 use files::mapped::Plane;
-use files::source::Dtype;
 
 /// Evaluates an expression for each run of sixteen elements from `i` on; `part` is the length of a last
 /// run that is shorter.

@@ -3,7 +3,7 @@
 use crate::dims::{DIM, FFN_DIM};
 use crate::model::weights::{Layer, Matrix};
 use crate::opencl::storage::{Quantised, Storage};
-use files::source::Dtype;
+use files::blocks::Dtype;
 use numeric::quant::packed::GROUP_ROWS;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::borrow::Cow;

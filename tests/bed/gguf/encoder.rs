@@ -1,7 +1,6 @@
 //! Plain encoders of the block formats: valid blocks near the values, no attempt at the best ones.
 
-use files::blocks::BlockQ4;
-use files::source::gguf::block::BlockType;
+use files::blocks::{BlockQ4, BlockType};
 use half::{bf16, f16};
 
 /// A row in blocks.

@@ -3,9 +3,9 @@
 use super::encoder::encode;
 use super::writer::{F32, Parts, STRING, U32, info, pair, text};
 use antigravity::dims::*;
+use files::blocks::BlockType;
 use files::config::RopeScaling;
 use files::source::Source;
-use files::source::gguf::block::BlockType;
 use files::source::gguf::names::{ROPE_FREQS, Rows, stored};
 use std::fs;
 use std::path::Path;

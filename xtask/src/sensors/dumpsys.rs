@@ -1,8 +1,7 @@
 //! Android's services: `dumpsys thermalservice` and `dumpsys battery`, whose text differs from version to
 //! version.
 
-use super::parse::tame;
-use super::reading::{Battery, Temperature};
+use super::reading::{Battery, Temperature, tame};
 
 /// What the thermal service says.
 #[derive(Debug, Default, PartialEq)]

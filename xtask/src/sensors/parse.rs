@@ -1,7 +1,7 @@
 //! Reads what the script in `sensors` printed. The lines come from a device, so anything may be in them.
 
 use super::dumpsys;
-use super::reading::{Battery, Cooling, Core, Reading, Temperature};
+use super::reading::{Battery, Cooling, Core, Reading, Temperature, tame};
 
 /// More of a kind than any device has; what follows is dropped.
 const MOST: usize = 512;
@@ -57,11 +57,6 @@ pub fn celsius(word: &str) -> Option<f64> {
 /// A clock that exists.
 pub fn khz(word: &str) -> Option<u64> {
     word.parse().ok().filter(|k| (1..100_000_000).contains(k))
-}
-
-/// A name in one line that is not long and cannot steer a terminal.
-pub fn tame(name: &str) -> String {
-    name.trim().chars().filter(|c| !c.is_control()).take(40).collect()
 }
 
 fn core<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<Core> {

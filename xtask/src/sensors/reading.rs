@@ -185,6 +185,11 @@ pub fn layout(clusters: &[Cluster]) -> String {
     clusters.iter().map(one).collect::<Vec<_>>().join(" + ")
 }
 
+/// A name in one line that is not long and cannot steer a terminal.
+pub fn tame(name: &str) -> String {
+    name.trim().chars().filter(|c| !c.is_control()).take(40).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

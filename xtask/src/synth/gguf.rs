@@ -4,8 +4,8 @@ use super::shapes::{self, Fill};
 use super::{Content, Part, Plan, tokenizer};
 use crate::error::{Error, Result};
 use crate::json::Node;
+use files::blocks::BlockType;
 use files::config::{ModelConfig, RopeScaling};
-use files::source::gguf::block::BlockType;
 use files::source::gguf::names::{ROPE_FREQS, stored};
 
 /// How a whole file is stored, as tools name it: the type of most matrices, and of those that matter more.

@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::block::BlockType;
 use super::cursor::Cursor;
 use super::metadata::Metadata;
 use super::value::Value;
+use crate::blocks::BlockType;
 use crate::error::quoted;
 
 const MAGIC: &[u8; 4] = b"GGUF";

@@ -5,13 +5,12 @@
 
 use serde_json::{Map, Number, Value as Json};
 
-use super::block::BlockType;
 use super::header::Header;
 use super::names::{ROPE_FREQS, part, plain};
 use super::value::Value;
+use crate::blocks::{BlockType, Dtype};
 use crate::config::{ConfigError, ModelConfig, RopeScaling};
 use crate::error::quoted;
-use crate::source::Dtype;
 
 /// Keys, without `ARCH.`, and the fields of `config.json` that they stand for.
 const FIELDS: [(&str, &str); 9] = [

@@ -1,10 +1,10 @@
 //! The filters and functions that chat templates get: Jinja's, and those of transformers.
 
-use super::limits::{checked, checked_inside, pay_for};
+use super::limits::{checked, checked_inside, failed, pay_for};
 use super::{Refusal, program, python};
 use crate::chat::Moment;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
+use minijinja::{Environment, Error, State, Value, escape_formatter};
 
 /// Macros in macros and blocks in blocks; real templates have a handful.
 const MAX_RECURSION: usize = 100;
@@ -74,8 +74,4 @@ fn functions(environment: &mut Environment<'_>, now: Moment) {
     environment.add_function("strftime_now", move |form: &str| {
         now.format(form).map_err(|directive| failed(format!("strftime_now does not know {directive}")))
     });
-}
-
-pub(super) fn failed(why: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, why)
 }

@@ -95,5 +95,10 @@ fn visit(value: &Value, depth: usize, seen: &mut Seen) -> Result<(), Error> {
 }
 
 fn refused<T>(why: impl Into<Cow<'static, str>>) -> Result<T, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, why))
+    Err(failed(why))
+}
+
+/// Ends a template that does what it may not.
+pub(super) fn failed(why: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, why)
 }

@@ -1,8 +1,7 @@
 //! Python's methods of texts, dictionaries and lists: those of `minijinja-contrib`, and what it lacks or does without
 //! a limit.
 
-use super::environment::failed;
-use super::limits::{checked, pay_for};
+use super::limits::{checked, failed, pay_for};
 use crate::chat::is_blank;
 use minijinja::value::{Tuple, from_args};
 use minijinja::{Error, ErrorKind, State, Value};

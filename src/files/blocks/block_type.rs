@@ -1,7 +1,7 @@
 //! How a GGUF file stores the values of a tensor: as elements or as blocks of quantised values.
 //!
 //! Ids, names and sizes are those of ggml (`ggml_type` in `ggml.h`, block structures in `ggml-common.h`). What the
-//! bytes of a block mean is in [`crate::blocks::gguf`].
+//! bytes of a block mean is in [`mod@super::gguf`].
 
 /// An element type or a block format. Blocks lie along a row, and a row is whole blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

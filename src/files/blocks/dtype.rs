@@ -1,6 +1,6 @@
 //! Element types of tensors.
 
-use super::gguf::block::BlockType;
+use super::BlockType;
 
 /// The element types that this program reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
