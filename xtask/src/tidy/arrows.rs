@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn every_row_names_rows() {
         let known = |part: &&str| ARROWS.iter().any(|(row, _)| row == part);
-        assert!(ARROWS.iter().flat_map(|(_, may)| *may).all(|part| known(part)));
+        assert!(ARROWS.iter().flat_map(|(_, may)| *may).all(known));
     }
 
     #[test]
