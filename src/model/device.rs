@@ -35,6 +35,7 @@ pub struct Run<'a> {
     /// Which logits are wanted.
     pub logits: Logits<'a>,
     /// How many of the tokens, the last ones, add their attention to the mass of the slots that they see; 0 is none.
+    /// The cache must have room for the mass: [`Cache::write_mass`] has been called once.
     pub observe: usize,
 }
 
@@ -70,7 +71,7 @@ pub trait Device: Send {
 
     /// Computes one pass: the tokens of every run join its cache, and the logits asked for are written.
     ///
-    /// Allocates nothing, but for the first pass with a cache that is longer than all before or is observed.
+    /// Allocates nothing, but for the first pass with a cache that is longer than all before, and the first observed one.
     ///
     /// # Errors
     ///
