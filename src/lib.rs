@@ -4,9 +4,9 @@
 //!
 //! [`files::config`] reads a `config.json`; `build.rs` turns it into the constants of [`dims`]. [`model::weights`] maps
 //! the checkpoint and packs its matrices or maps a packed file. [`tokenizer`] turns the prompt into ids, [`chat`] a
-//! conversation into a prompt. A [`session`] feeds ids to a [`model::device`] — the CPU's is [`model::cpu`], a GPU's
+//! conversation into a prompt. A [`session`] feeds ids to a [`model::device`] — the CPU is [`model::cpu`], a GPU
 //! [`opencl`] — which looks up the embedding, runs the layers and answers with logits; when the cache is full it evicts
-//! slots ([`run::eviction`]), and in a hybrid session it moves between two backends. The [`sampler`] draws the next id,
+//! slots ([`run::eviction`]), and in a hybrid session it moves between two devices. The [`sampler`] draws the next id,
 //! which goes round again, and its text streams out of the [`engine`], which has asked [`plan`] and [`run::system`]
 //! whether it all fits. [`model::trace`] can watch every step; [`saved`] puts a sequence to disk.
 //!
