@@ -22,8 +22,8 @@ use files::mapped::Plane;
 use files::source::Dtype;
 use files::source::gguf::block::BlockType;
 use files::{Error, Result};
-use numeric::quant::native::{Format, Native};
-use numeric::quant::packed::Packed;
+use numeric::quant::format::Format;
+use numeric::quant::matrix::Quantised;
 use spec::{EMBED, HEAD};
 use std::collections::HashMap;
 use std::ops::BitOr;
@@ -31,10 +31,8 @@ use std::path::{Path, PathBuf};
 
 /// A matrix that is multiplied with.
 pub enum Matrix<const ROWS: usize, const COLS: usize> {
-    /// Q4_0 in the packed layout.
-    Q4(Packed<ROWS, COLS>),
-    /// Another of GGUF's block formats, as it is stored.
-    Native(Native<ROWS, COLS>),
+    /// In blocks, in the packed layout.
+    Quantised(Quantised<ROWS, COLS>),
     /// Row-major, as stored.
     Dense {
         /// Element type.
@@ -48,7 +46,7 @@ impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
     /// The activations it is multiplied with.
     pub fn reads(&self) -> Reads {
         let floats = matches!(self, Self::Dense { .. });
-        Reads { floats, blocks: !floats, tiles: matches!(self, Self::Q4(_)) }
+        Reads { floats, blocks: !floats, tiles: matches!(self, Self::Quantised(w) if w.format() == Format::Q4_0) }
     }
 
     /// Writes one row's values, exactly, into `x` of `COLS`.
@@ -58,8 +56,7 @@ impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
     /// There is no such row, or `x` has another length.
     pub fn row(&self, row: usize, x: &mut [f32]) {
         match self {
-            Matrix::Q4(packed) => packed.row(row, x),
-            Matrix::Native(native) => native.row(row, x),
+            Matrix::Quantised(w) => w.row(row, x),
             Matrix::Dense { dtype, data } => {
                 let bytes = &data.bytes()[row * COLS * dtype.size()..][..COLS * dtype.size()];
                 dtype.widen_all(bytes, x);
@@ -145,11 +142,7 @@ pub struct Weights {
 
 /// One tensor, loaded.
 pub(crate) enum Loaded {
-    Q4 {
-        quants: Plane,
-        scales: Plane,
-    },
-    Native {
+    Quantised {
         format: Format,
         quants: Plane,
         scales: Plane,
@@ -248,9 +241,8 @@ pub(crate) struct Assembly {
 impl Assembly {
     fn matrix<const ROWS: usize, const COLS: usize>(&mut self, name: &str) -> Result<Matrix<ROWS, COLS>> {
         match self.loaded.remove(name) {
-            Some(Loaded::Q4 { quants, scales }) => Packed::new(quants, scales).map(Matrix::Q4),
-            Some(Loaded::Native { format, quants, scales }) => {
-                Native::new(format, quants, scales).map(Matrix::Native)
+            Some(Loaded::Quantised { format, quants, scales }) => {
+                Quantised::new(format, quants, scales).map(Matrix::Quantised)
             }
             Some(Loaded::Rows { block, data }) => Dtype::of(block)
                 .filter(|dtype| data.bytes().len() == ROWS * COLS * dtype.size())
@@ -272,9 +264,7 @@ impl Assembly {
 
     pub fn assemble(mut self, fingerprint: String) -> Result<Weights> {
         let bytes = |t: &Loaded| match t {
-            Loaded::Q4 { quants, scales } | Loaded::Native { quants, scales, .. } => {
-                quants.bytes().len() + scales.bytes().len()
-            }
+            Loaded::Quantised { quants, scales, .. } => quants.bytes().len() + scales.bytes().len(),
             Loaded::Rows { data, .. } => data.bytes().len(),
             Loaded::Vector(v) => 4 * v.len(),
             Loaded::Head => 0,

@@ -2,39 +2,37 @@
 
 use crate::model::weights;
 use files::source::gguf::block::BlockType;
-use numeric::quant::native::Format;
+use numeric::quant::format::Format;
 use std::fmt;
 
 /// How a matrix is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// Packed Q4_0.
-    Q4,
+    /// Blocks in the packed layout.
+    Blocks(Format),
     /// f32, row-major.
     F32,
     /// f16, row-major.
     F16,
     /// bf16, row-major.
     Bf16,
-    /// Another of GGUF's block formats.
-    Native(Format),
 }
 
 impl Form {
     /// The number that kernels know it by: `W_TYPE` in `kernels/common.cl`.
     pub fn number(self) -> usize {
         match self {
-            Form::Q4 => 0,
+            Form::Blocks(Format::Q4_0) => 0,
             Form::F32 => 1,
             Form::F16 => 2,
             Form::Bf16 => 3,
-            Form::Native(Format::Q4_1) => 4,
-            Form::Native(Format::Q5_0) => 5,
-            Form::Native(Format::Q5_1) => 6,
-            Form::Native(Format::Q8_0) => 7,
-            Form::Native(Format::Q4_K) => 8,
-            Form::Native(Format::Q5_K) => 9,
-            Form::Native(Format::Q6_K) => 10,
+            Form::Blocks(Format::Q4_1) => 4,
+            Form::Blocks(Format::Q5_0) => 5,
+            Form::Blocks(Format::Q5_1) => 6,
+            Form::Blocks(Format::Q8_0) => 7,
+            Form::Blocks(Format::Q4_K) => 8,
+            Form::Blocks(Format::Q5_K) => 9,
+            Form::Blocks(Format::Q6_K) => 10,
         }
     }
 
@@ -46,25 +44,24 @@ impl Form {
     /// The same for the host, whose bytes are the device's.
     fn kept(self) -> weights::Form {
         match self {
-            Form::Q4 => weights::Form::Q4,
             Form::F32 => weights::Form::Rows(BlockType::F32),
             Form::F16 => weights::Form::Rows(BlockType::F16),
             Form::Bf16 => weights::Form::Rows(BlockType::BF16),
-            Form::Native(format) => weights::Form::Native(format),
+            Form::Blocks(format) => weights::Form::Blocks(format),
         }
     }
 
     /// Whether a floor is added to the weights of a block.
     pub fn floors(self) -> bool {
         use Format::{Q4_1, Q4_K, Q5_1, Q5_K};
-        matches!(self, Form::Native(Q4_1 | Q5_1 | Q4_K | Q5_K))
+        matches!(self, Form::Blocks(Q4_1 | Q5_1 | Q4_K | Q5_K))
     }
 
     /// What it is multiplied with.
     pub fn reads(self) -> Quantised {
         match self {
             Form::F32 | Form::F16 | Form::Bf16 => Quantised::No,
-            Form::Q4 | Form::Native(_) => Quantised::Yes,
+            Form::Blocks(_) => Quantised::Yes,
         }
     }
 }
@@ -72,11 +69,10 @@ impl Form {
 impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Form::Q4 => f.write_str("Q4_0"),
             Form::F32 => f.write_str("F32"),
             Form::F16 => f.write_str("F16"),
             Form::Bf16 => f.write_str("BF16"),
-            Form::Native(format) => write!(f, "{format:?}"),
+            Form::Blocks(format) => write!(f, "{format:?}"),
         }
     }
 }

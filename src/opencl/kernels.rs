@@ -8,6 +8,7 @@ use super::form::{Form, Quantised};
 use super::weights::Step;
 use crate::dims::*;
 use numeric::kv::KvTypes;
+use numeric::quant::format::Format;
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use opencl_runtime::program::{Kernel, Program, Source};
@@ -216,7 +217,7 @@ impl Shapes {
     /// Rows and tokens of a work-group of `gemm`.
     pub fn gemm_tile(&self, step: Step, form: Form) -> [usize; 2] {
         match form {
-            Form::Q4 if self.tensor_cores => [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), 64],
+            Form::Blocks(Format::Q4_0) if self.tensor_cores => [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), 64],
             form if form.reads() == Quantised::Yes => [64, 64],
             _ => [16, 8],
         }
@@ -354,7 +355,7 @@ impl Kernels {
                     (&[COMMON, BLOCKS, GEMV], d)
                 }
             }
-            Name::Gemm(step, form) if s.tensor_cores && form == Form::Q4 => {
+            Name::Gemm(step, form) if s.tensor_cores && form == Form::Blocks(Format::Q4_0) => {
                 let d = matrix(defines, step, form).with("WARPS", GEMM_ITEMS / 32);
                 (&[COMMON, GEMM_PUT, GEMM_NVIDIA], d.with("ROW_GROUPS", Shapes::warp_groups(step)))
             }

@@ -7,7 +7,7 @@ use super::rows::Rows;
 use super::scratch::Scratch;
 use super::weights::{Chunk, DeviceWeights, LayerWeights, Step, StepWeights};
 use crate::dims::*;
-use numeric::quant::packed::GROUP_ROWS;
+use numeric::quant::format::{Format, GROUP_ROWS};
 use opencl_runtime::arena::Arena;
 use opencl_runtime::buffer::{Access, Buffer, Place};
 use opencl_runtime::device::Device;
@@ -198,7 +198,7 @@ impl Places {
         defines.extend(["AT_HEAD", "AT_HEAD_SCALES"].into_iter().zip(head));
         defines.push(("LAYER_BYTES", bytes));
         let steps = weights.layers.iter().flat_map(|l| &l.steps).chain([&weights.head]);
-        let all_q4 = steps.flat_map(|s| &s.chunks).all(|c| c.form == Form::Q4);
+        let all_q4 = steps.flat_map(|s| &s.chunks).all(|c| c.form == Form::Blocks(Format::Q4_0));
         let (floats, at) = floats(&weights.layers[0])?;
         let next = weights.layers.get(1).map_or(&weights.norm, |l| &l.attn_norm);
         let stride = next.whole()?.1;

@@ -10,10 +10,9 @@ use super::{LoadOptions, Loaded};
 use files::blocks::gguf::decode;
 use files::mapped::{AlignedBytes, Plane};
 use files::source::Dtype;
-use files::source::gguf::block::BlockType;
 use files::source::gguf::names::Rows;
 use files::{Error, Result};
-use numeric::quant::packed::{self, GROUP_ROWS};
+use numeric::quant::format::GROUP_ROWS;
 use numeric::quant::rows;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -51,8 +50,7 @@ pub(super) fn load_one(
     let (quants, scales) = convert(&stored, spec, form, options.threads)?;
     stored.data.release();
     Ok(match form {
-        Form::Q4 => Loaded::Q4 { quants, scales },
-        Form::Native(format) => Loaded::Native { format, quants, scales },
+        Form::Blocks(format) => Loaded::Quantised { format, quants, scales },
         Form::Rows(block) => Loaded::Rows { block, data: quants },
         Form::Head => unreachable!("invariant: left above"),
     })
@@ -137,8 +135,10 @@ fn in_parallel(task: &Task<'_, '_>, threads: usize, bad_row: &AtomicUsize) {
             let g = task.first + i;
             let mut planes = group.lock().expect("invariant: claimed once");
             let (quants, scales) = &mut *planes;
-            if task.form == Form::Q4 {
-                quants.fill(0x88);
+            if let Form::Blocks(format) = task.form
+                && format.padding() != 0
+            {
+                quants.fill(format.padding());
             }
             for lane in 0..GROUP_ROWS.min(task.spec.rows - g * GROUP_ROWS) {
                 let row = g * GROUP_ROWS + lane;
@@ -183,14 +183,13 @@ fn put_row(
 ) -> bool {
     let (stored, cols, lane) = (task.stored, task.spec.cols, row % GROUP_ROWS);
     match (task.form, stored.dtype()) {
-        (Form::Native(format), _) => format.put_row(quants, scales, lane, stored.row(row)),
-        (Form::Q4, None) if stored.block == BlockType::Q4_0 => {
-            packed::put_row(quants, scales, lane, stored.row(row))
+        (Form::Blocks(format), _) if format.block() == stored.block => {
+            format.put_row(quants, scales, lane, stored.row(row))
         }
-        (Form::Q4, Some(dtype)) => rows::quantise(dtype, stored.row(row), lane, (quants, scales)),
-        (Form::Q4, None) => {
-            decoded.set(stored, row, cols)
-                && rows::quantise(Dtype::F32, &decoded.bytes, lane, (quants, scales))
+        // Only Q4_0 is quantised to.
+        (Form::Blocks(_), Some(dtype)) => rows::quantise(dtype, stored.row(row), lane, quants, scales),
+        (Form::Blocks(_), None) => {
+            decoded.set(stored, row, cols) && rows::quantise(Dtype::F32, &decoded.bytes, lane, quants, scales)
         }
         (Form::Rows(block), _) if block == stored.block => {
             quants[lane * stored.row_bytes()..][..stored.row_bytes()].copy_from_slice(stored.row(row));

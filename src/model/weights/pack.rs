@@ -17,7 +17,7 @@ use files::source::gguf::Gguf;
 use files::source::gguf::block::BlockType;
 use files::source::{Dtype, Source};
 use files::{Error, Result};
-use numeric::quant::native::Format;
+use numeric::quant::format::Format;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
@@ -50,7 +50,7 @@ fn parts(spec: &Spec, form: Form) -> Vec<Part> {
     let (quants, scales) = form.bytes(spec);
     match form {
         Form::Rows(_) => vec![part("", quants)],
-        Form::Q4 | Form::Native(_) => vec![part(".quants", quants), part(".scales", scales)],
+        Form::Blocks(_) => vec![part(".quants", quants), part(".scales", scales)],
         Form::Head => Vec::new(),
     }
 }
@@ -108,7 +108,7 @@ pub fn write(source: &Checkpoint, config: &str, out: &Path, options: &LoadOption
     for (i, spec) in specs.iter().enumerate() {
         (options.progress)(i, specs.len());
         match load_one(source, spec, weight_type, options)? {
-            Loaded::Q4 { quants, scales } | Loaded::Native { quants, scales, .. } => {
+            Loaded::Quantised { quants, scales, .. } => {
                 put(quants.bytes()).and_then(|()| put(scales.bytes()))
             }
             Loaded::Vector(v) => put(&v.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()),
@@ -210,17 +210,14 @@ pub(super) fn read(source: &Source) -> Result<Weights> {
 
 /// A tensor from its planes, which have the lengths that its form needs; its scales are checked.
 fn one(spec: &Spec, form: Form, planes: Vec<Plane>) -> std::result::Result<Loaded, String> {
-    let infinite = || format!("tensor {} has a scale that is NaN or infinite", spec.name);
     let mut planes = planes.into_iter();
     match (form, planes.next(), planes.next()) {
-        (Form::Q4, Some(quants), Some(scales)) => match finite_f16(scales.bytes()) {
-            true => Ok(Loaded::Q4 { quants, scales }),
-            false => Err(infinite()),
-        },
-        (Form::Native(format), Some(quants), Some(scales)) => match finite_scales(format, scales.bytes()) {
-            true => Ok(Loaded::Native { format, quants, scales }),
-            false => Err(infinite()),
-        },
+        (Form::Blocks(format), Some(quants), Some(scales)) => {
+            if !finite_scales(format, scales.bytes()) {
+                return Err(format!("tensor {} has a scale that is NaN or infinite", spec.name));
+            }
+            Ok(Loaded::Quantised { format, quants, scales })
+        }
         (Form::Rows(BlockType::F32), Some(data), None) if spec.role == Role::Vector => {
             let values = Dtype::F32.to_f32(data.bytes());
             match values.iter().all(|x| x.is_finite()) {
@@ -236,6 +233,9 @@ fn one(spec: &Spec, form: Form, planes: Vec<Plane>) -> std::result::Result<Loade
 
 /// True when no f16 among the scales is NaN or infinite.
 fn finite_scales(format: Format, scales: &[u8]) -> bool {
+    if format.half_bytes() == format.scale_bytes() {
+        return finite_f16(scales);
+    }
     scales.chunks_exact(format.scale_bytes()).all(|run| finite_f16(&run[..format.half_bytes()]))
 }
 

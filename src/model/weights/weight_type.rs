@@ -6,8 +6,7 @@ use files::Error;
 use files::blocks::BLOCK;
 use files::source::Dtype;
 use files::source::gguf::block::BlockType;
-use numeric::quant::native::Format;
-use numeric::quant::packed::{GROUP_ROWS, QUANT_BYTES, SCALE_BYTES};
+use numeric::quant::format::{Format, GROUP_ROWS};
 use std::fmt;
 use std::str::FromStr;
 
@@ -57,10 +56,8 @@ impl fmt::Display for WeightType {
 /// How a tensor is kept, in memory and in a packed file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// Q4_0 in the packed layout: two planes.
-    Q4,
-    /// Another block format in its packed layout: two planes.
-    Native(Format),
+    /// Blocks in the packed layout: two planes.
+    Blocks(Format),
     /// Row-major in one plane: elements, or the stored blocks of an embedding.
     Rows(BlockType),
     /// An embedding of which nothing is kept, as the output projection has its values.
@@ -78,7 +75,7 @@ impl Form {
             Role::Matrix => Form::of_matrix(spec.cols, block, weight_type),
             // Only quantising would change the values.
             Role::Embedding => match Form::of_matrix(spec.cols, block, weight_type) {
-                Form::Q4 if block != BlockType::Q4_0 => Form::Rows(block),
+                Form::Blocks(format) if format.block() != block => Form::Rows(block),
                 _ if TIED => Form::Head,
                 _ => Form::Rows(block),
             },
@@ -87,19 +84,18 @@ impl Form {
 
     fn of_matrix(cols: usize, block: BlockType, weight_type: WeightType) -> Form {
         match weight_type {
-            WeightType::Q4_0 if cols.is_multiple_of(BLOCK) => Form::Q4,
+            WeightType::Q4_0 if cols.is_multiple_of(BLOCK) => Form::Blocks(Format::Q4_0),
             WeightType::F32 if Dtype::of(block).is_none() => Form::Rows(BlockType::F32),
             WeightType::F32 => Form::Rows(block),
-            _ if block == BlockType::Q4_0 => Form::Q4,
-            _ => Format::of(block).map_or(Form::Rows(block), Form::Native),
+            _ => Format::of(block).map_or(Form::Rows(block), Form::Blocks),
         }
     }
 
     /// The name that a packed file's metadata have for it; none where the reader knows without.
     pub fn name(self, spec: &Spec) -> Option<String> {
         match self {
-            Form::Q4 => None,
-            Form::Native(format) => Some(format.block().name()),
+            Form::Blocks(Format::Q4_0) => None,
+            Form::Blocks(format) => Some(format.block().name()),
             Form::Rows(_) if spec.role == Role::Vector => None,
             Form::Rows(block) => Some(block.name()),
             Form::Head => Some(HEAD_NAME.into()),
@@ -110,7 +106,7 @@ impl Form {
     pub fn from_name(spec: &Spec, name: Option<&str>) -> Option<Form> {
         let Some(name) = name else {
             return match spec.role {
-                Role::Matrix if spec.quantises() => Some(Form::Q4),
+                Role::Matrix if spec.quantises() => Some(Form::Blocks(Format::Q4_0)),
                 _ => Some(Form::Rows(BlockType::F32)),
             };
         };
@@ -123,7 +119,7 @@ impl Form {
             Role::Vector => return None,
             Role::Embedding => Form::Rows(block),
             Role::Matrix if block == BlockType::Q4_0 => return None,
-            Role::Matrix => format.map_or(Form::Rows(block), Form::Native),
+            Role::Matrix => format.map_or(Form::Rows(block), Form::Blocks),
         };
         spec.cols.is_multiple_of(block.values()).then_some(form)
     }
@@ -131,8 +127,7 @@ impl Form {
     /// Bytes of the planes of one group of sixteen rows: quants (or rows), and scales.
     pub fn group_bytes(self, cols: usize) -> (usize, usize) {
         match self {
-            Form::Q4 => (cols / BLOCK * QUANT_BYTES, cols / BLOCK * SCALE_BYTES),
-            Form::Native(format) => format.group_bytes(cols),
+            Form::Blocks(format) => format.group_bytes(cols),
             Form::Rows(block) => (GROUP_ROWS * row_bytes(block, cols), 0),
             Form::Head => (0, 0),
         }

@@ -5,7 +5,7 @@ use crate::dims::{DIM, FFN_DIM};
 use crate::model::weights::{Layer, Matrix};
 use crate::opencl::form::{Form, Quantised};
 use files::source::Dtype;
-use numeric::quant::packed::GROUP_ROWS;
+use numeric::quant::format::GROUP_ROWS;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -60,10 +60,7 @@ impl<'a> Part<'a> {
     pub fn of<const ROWS: usize, const COLS: usize>(m: &'a Matrix<ROWS, COLS>) -> Self {
         let all = 0..ROWS.div_ceil(GROUP_ROWS);
         let (form, quants, scales) = match m {
-            Matrix::Q4(packed) => (Form::Q4, packed.quants(all.clone()), packed.scales(all)),
-            Matrix::Native(native) => {
-                (Form::Native(native.format()), native.quants(all.clone()), native.scales(all))
-            }
+            Matrix::Quantised(w) => (Form::Blocks(w.format()), w.quants(all.clone()), w.scales(all)),
             Matrix::Dense { dtype, data } => (dense(*dtype), data.bytes(), [].as_slice()),
         };
         Part { rows: ROWS, cols: COLS, form, quants: quants.into(), scales }
