@@ -26,8 +26,8 @@ use files::blocks::gguf::decode;
 use files::blocks::{BlockType, Dtype};
 use files::mapped::Plane;
 use files::{Error, Result};
-use numeric::quant::native::Native;
-use numeric::quant::packed::Packed;
+use numeric::quant::format::Format;
+use numeric::quant::matrix::Quantised;
 use spec::{EMBED, HEAD};
 use std::collections::HashMap;
 use std::ops::BitOr;
@@ -35,10 +35,8 @@ use storage::{Loaded, LoadedModel};
 
 /// A matrix that is multiplied with activations.
 pub enum Matrix<const ROWS: usize, const COLS: usize> {
-    /// Q4_0 in the packed layout.
-    Q4(Packed<ROWS, COLS>),
-    /// Another of GGUF's block formats in its packed layout.
-    Native(Native<ROWS, COLS>),
+    /// In blocks, in the packed layout.
+    Quantised(Quantised<ROWS, COLS>),
     /// Elements.
     Dense {
         dtype: Dtype,
@@ -51,7 +49,11 @@ impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
     /// The forms of activations that it is multiplied with.
     pub fn reads(&self) -> Reads {
         let floats = matches!(self, Self::Dense { .. });
-        Reads { floats, blocks: !floats, tiles: matches!(self, Self::Q4(_)) }
+        Reads {
+            floats,
+            blocks: !floats,
+            tiles: matches!(self, Self::Quantised(w) if w.format() == Format::Q4_0),
+        }
     }
 
     /// Decodes one row, exactly, into `x` of `COLS` values.
@@ -61,8 +63,7 @@ impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
     /// There is no such row, or `x` has another length.
     pub fn row(&self, row: usize, x: &mut [f32]) {
         match self {
-            Matrix::Q4(packed) => packed.row(row, x),
-            Matrix::Native(native) => native.row(row, x),
+            Matrix::Quantised(w) => w.row(row, x),
             Matrix::Dense { dtype, data } => {
                 let bytes = &data.bytes()[row * COLS * dtype.size()..][..COLS * dtype.size()];
                 dtype.widen_all(bytes, x);
@@ -72,9 +73,8 @@ impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
 
     fn new(loaded: &Loaded) -> Option<Self> {
         match (loaded.storage, &loaded.planes[..]) {
-            (Storage::Q4, [quants, scales]) => Packed::new(quants.clone(), scales.clone()).map(Matrix::Q4),
-            (Storage::Native(format), [quants, scales]) => {
-                Native::new(format, quants.clone(), scales.clone()).map(Matrix::Native)
+            (Storage::Blocks(format), [quants, scales]) => {
+                Quantised::new(format, quants.clone(), scales.clone()).map(Matrix::Quantised)
             }
             (Storage::Rows(block), [data]) => Dtype::of(block)
                 .filter(|dtype| data.bytes().len() == ROWS * COLS * dtype.size())

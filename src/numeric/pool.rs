@@ -1,12 +1,12 @@
 //! A fixed team of threads that runs short parallel steps.
 //!
-//! A step is a number of tasks. Each thread claims those of its own share one by one, in order, so that it
-//! reads weights in long runs that can be prefetched; then it helps with the shares of others, so a slow core
-//! takes fewer. Which thread ran a task never changes a result: tasks write to disjoint places.
+//! A step is a number of tasks. Each thread claims the tasks of its own share one by one, in order, so that it reads
+//! weights in long runs that can be prefetched. Then it helps with the shares of others, so a slow core does fewer
+//! tasks. Which thread ran a task never changes a result: tasks write to disjoint places.
 //!
-//! Between steps the workers spin briefly, then sleep. The caller works too and never waits for a worker that
-//! has not begun; a worker that lost its core in the middle of a task stands aside for a while. So a core that
-//! another process takes costs that core's share and little more.
+//! Between steps the workers spin briefly, then sleep. The caller works too, and never waits for a worker that has not
+//! begun. A worker that lost its core in the middle of a task stands aside for a while. So a core that another process
+//! takes costs that core's share and little more.
 
 use super::topology;
 use crate::cancel::CancelToken;
@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker looks for the next step before it sleeps. Steps of one token follow each other
-/// within microseconds; tokens within less than this too, unless the caller does something else.
+/// How long a worker spins for the next step before it sleeps. The steps of a token follow each other within
+/// microseconds. Tokens too follow within this time, unless the caller does something else.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// Bits of [`Shared::state`]: how many workers are inside the step, whether it is open, its number.
+/// Bits of [`Shared::state`]: the number of workers inside the step, whether it is open, and its number.
 const ACTIVE: u64 = 0xffff;
 const OPEN: u64 = 1 << 16;
 const STEP: u64 = 1 << 32;
@@ -31,10 +31,10 @@ const STEP: u64 = 1 << 32;
 #[repr(align(128))]
 struct Next(AtomicUsize);
 
-/// How much longer than its own part of a step the caller waits before it calls the others late.
+/// The caller calls other threads late when it has waited this much longer than its own part of the step took.
 const PATIENCE: Duration = Duration::from_micros(300);
-/// How long a worker that came late stands aside: several of the scheduler's time slices, each of which could
-/// end in the middle of a task again.
+/// How long a late worker stands aside: several time slices of the scheduler, each of which could end in the middle of
+/// a task again.
 const ASIDE: Duration = Duration::from_millis(20);
 
 type Job = *const (dyn Fn(usize) + Sync);
@@ -45,7 +45,7 @@ struct Shared {
     next: Vec<Next>,
     sleeping: AtomicUsize,
     stop: AtomicBool,
-    /// Whoever is still inside the step has kept the caller waiting.
+    /// Workers that are still inside the step have kept the caller waiting.
     late: AtomicBool,
     /// Written by the caller while the step is closed and no worker is inside.
     job: UnsafeCell<Option<(Job, usize)>>,
@@ -58,7 +58,7 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Shared {
-    /// The first task of a thread's share; that of the thread past the last is the number of tasks.
+    /// The first task of a thread's share. For the thread past the last, the number of tasks.
     fn share(&self, thread: usize, tasks: usize) -> usize {
         tasks * thread / self.next.len()
     }
@@ -81,9 +81,9 @@ impl Shared {
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Once this is cancelled, tasks are left out.
+    /// Once this is cancelled, tasks are skipped.
     cancel: Option<CancelToken>,
-    /// Whether any was.
+    /// Whether any task was.
     left_out: AtomicBool,
 }
 
@@ -124,14 +124,14 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// From now on, tasks are left out once `cancel` is cancelled: a single step of a long prompt may take longer than
-    /// a person waits. [`Pool::finished`] tells.
+    /// From now on, tasks are skipped once `cancel` is cancelled: a single step of a long prompt may take longer than a
+    /// person waits. [`Pool::finished`] tells whether any was.
     pub fn heed(&mut self, cancel: Option<&CancelToken>) {
         self.cancel = cancel.cloned();
         *self.left_out.get_mut() = false;
     }
 
-    /// `Interrupted` if a task was left out since [`Pool::heed`], so that buffers hold anything.
+    /// `Interrupted` if a task was skipped since [`Pool::heed`]: buffers may then hold anything.
     pub fn finished(&self) -> Result<()> {
         if self.left_out.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }

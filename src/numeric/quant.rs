@@ -1,8 +1,8 @@
-//! Layouts of quantised numbers. Activations are quantised to eight bits in blocks of 32 ([`act`]). [`packed`] is the
-//! order in which all devices read Q4_0, [`native`] that of GGUF's other formats.
+//! Layouts of quantised numbers. [`format`] is the layout in which all devices read matrices in blocks, [`matrix`] a
+//! matrix in it, [`rows`] quantises rows to it. [`activations`] are what such a matrix is multiplied with.
 
-pub mod act;
-pub mod native;
-pub mod packed;
+pub mod activations;
+pub mod format;
+pub mod matrix;
 #[allow(unsafe_code)]
 pub mod rows;

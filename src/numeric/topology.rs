@@ -1,4 +1,4 @@
-//! How many threads to start, and where: one on each big core this process may use, or on the cores of a mask.
+//! How many threads to start, and where: one on each big core that this process may use, or on the cores of a mask.
 
 mod mask;
 
@@ -7,18 +7,18 @@ pub use mask::{CpuMask, ranges};
 use std::fs;
 use std::path::Path;
 
-/// Where the kernel's files are; tests have a tree of their own.
+/// The root of the system's files; tests have their own tree.
 const ROOT: &str = "/";
 
-/// A core as the kernel numbers them; with hyper-threads, one of them.
+/// A core, as the kernel numbers them. Each hyper-thread counts as one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Core {
     number: usize,
-    /// Work a second as the kernel's scheduler knows it: 1024 is the fastest core of the system.
+    /// Its speed as the kernel's scheduler knows it: 1024 is the fastest core of the system.
     capacity: Option<u64>,
     /// Highest clock, in kHz.
     clock: Option<u64>,
-    /// The hyper-threads it shares its arithmetic and caches with, itself included.
+    /// The hyper-threads that share its arithmetic units and caches, itself included.
     siblings: String,
 }
 
@@ -32,15 +32,14 @@ impl Core {
     }
 }
 
-/// The cores that are not much slower than the fastest, one hyper-thread of each, among those that affinity
-/// and the container's CPU quota allow; at least one.
+/// The number of cores that are not much slower than the fastest, one hyper-thread of each, as far as affinity and the
+/// container's CPU quota allow; at least one.
 pub fn default_threads() -> usize {
     let quota = std::thread::available_parallelism().map_or(1, |n| n.get());
     big_threads(cores(Path::new(ROOT))).map_or(quota, |n| n.min(quota))
 }
 
-/// How many big cores there are, counting hyper-threads of one core once: they share the units that all
-/// kernels are bound by.
+/// The number of big cores. Hyper-threads of one core count once, because they share the units that limit all kernels.
 fn big_threads(cores: Vec<Core>) -> Option<usize> {
     let mut big: Vec<String> = big(cores).into_iter().map(|core| core.siblings).collect();
     big.sort_unstable();
@@ -48,8 +47,7 @@ fn big_threads(cores: Vec<Core>) -> Option<usize> {
     (!big.is_empty()).then_some(big.len())
 }
 
-/// The cores that threads should keep to: the big ones, where there are others and they are enough for
-/// `threads`.
+/// The cores that threads should keep to: the big ones, if there are others and the big ones are enough for `threads`.
 pub fn placement(threads: usize) -> Option<Vec<usize>> {
     place(cores(Path::new(ROOT)), threads)
 }

@@ -7,6 +7,7 @@ use super::defines::{CHUNK, Defines};
 use super::storage::{Quantised, Step, Storage};
 use crate::dims::*;
 use numeric::kv::KvTypes;
+use numeric::quant::format::Format;
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use opencl_runtime::program::{Kernel, Program, Source};
@@ -213,7 +214,9 @@ impl Shapes {
     /// Rows and tokens of a work-group of `gemm`.
     pub fn gemm_tile(&self, step: Step, storage: Storage) -> [usize; 2] {
         match storage {
-            Storage::Q4 if self.tensor_cores => [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), 64],
+            Storage::Blocks(Format::Q4_0) if self.tensor_cores => {
+                [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), 64]
+            }
             storage if storage.reads() == Quantised::Yes => [64, 64],
             _ => [16, 8],
         }
@@ -357,7 +360,7 @@ impl Kernels {
                     (&[COMMON, BLOCKS, GEMV], d)
                 }
             }
-            Name::Gemm(step, storage) if s.tensor_cores && storage == Storage::Q4 => {
+            Name::Gemm(step, storage) if s.tensor_cores && storage == Storage::Blocks(Format::Q4_0) => {
                 let d = matrix(defines, step, storage).with("WARPS", GEMM_ITEMS / 32);
                 (&[COMMON, GEMM_PUT, GEMM_NVIDIA], d.with("ROW_GROUPS", Shapes::warp_groups(step)))
             }

@@ -8,7 +8,7 @@ use super::storage::{Step, Storage};
 use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
 use numeric::kv::KvTypes;
-use numeric::quant::packed::GROUP_ROWS;
+use numeric::quant::format::{Format, GROUP_ROWS};
 use opencl_runtime::buffer::{Access, Buffer, Place};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
@@ -229,7 +229,7 @@ impl Places {
         defines.extend(["AT_HEAD", "AT_HEAD_SCALES"].into_iter().zip(head));
         defines.push(("LAYER_BYTES", bytes));
         let steps = weights.layers.iter().flat_map(|l| &l.steps).chain([&weights.head]);
-        let all_q4 = steps.flat_map(|s| &s.chunks).all(|c| c.storage == Storage::Q4);
+        let all_q4 = steps.flat_map(|s| &s.chunks).all(|c| c.storage == Storage::Blocks(Format::Q4_0));
         let (floats, at) = floats(&weights.layers[0])?;
         let next = weights.layers.get(1).map_or(&weights.norm, |l| &l.attn_norm);
         let stride = next.whole()?.1;

@@ -4,8 +4,7 @@ use super::defines::{FFN_PAD, QKV};
 use crate::dims::*;
 use crate::model::weights::Storage as HostStorage;
 use files::blocks::BlockType;
-use numeric::quant::native::Format;
-use numeric::quant::packed::GROUP_ROWS;
+use numeric::quant::format::{Format, GROUP_ROWS};
 use std::fmt;
 
 /// Matrices that one step multiplies with at once.
@@ -62,33 +61,31 @@ impl Step {
 /// How a matrix is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Storage {
-    /// Packed Q4_0.
-    Q4,
+    /// Blocks in the packed layout.
+    Blocks(Format),
     /// f32, row-major.
     F32,
     /// f16, row-major.
     F16,
     /// bf16, row-major.
     Bf16,
-    /// Another of GGUF's block formats.
-    Native(Format),
 }
 
 impl Storage {
     /// The number that kernels know it by: `W_TYPE` in `kernels/common.cl`.
     pub fn number(self) -> usize {
         match self {
-            Storage::Q4 => 0,
+            Storage::Blocks(Format::Q4_0) => 0,
             Storage::F32 => 1,
             Storage::F16 => 2,
             Storage::Bf16 => 3,
-            Storage::Native(Format::Q4_1) => 4,
-            Storage::Native(Format::Q5_0) => 5,
-            Storage::Native(Format::Q5_1) => 6,
-            Storage::Native(Format::Q8_0) => 7,
-            Storage::Native(Format::Q4_K) => 8,
-            Storage::Native(Format::Q5_K) => 9,
-            Storage::Native(Format::Q6_K) => 10,
+            Storage::Blocks(Format::Q4_1) => 4,
+            Storage::Blocks(Format::Q5_0) => 5,
+            Storage::Blocks(Format::Q5_1) => 6,
+            Storage::Blocks(Format::Q8_0) => 7,
+            Storage::Blocks(Format::Q4_K) => 8,
+            Storage::Blocks(Format::Q5_K) => 9,
+            Storage::Blocks(Format::Q6_K) => 10,
         }
     }
 
@@ -96,11 +93,10 @@ impl Storage {
     pub fn group_bytes(self, cols: usize) -> (usize, usize) {
         // The device's bytes are the host's.
         let form = match self {
-            Storage::Q4 => HostStorage::Q4,
             Storage::F32 => HostStorage::Rows(BlockType::F32),
             Storage::F16 => HostStorage::Rows(BlockType::F16),
             Storage::Bf16 => HostStorage::Rows(BlockType::BF16),
-            Storage::Native(format) => HostStorage::Native(format),
+            Storage::Blocks(format) => HostStorage::Blocks(format),
         };
         form.group_bytes(cols)
     }
@@ -108,14 +104,14 @@ impl Storage {
     /// Whether a floor is added to the weights of a block.
     pub fn floors(self) -> bool {
         use Format::{Q4_1, Q4_K, Q5_1, Q5_K};
-        matches!(self, Storage::Native(Q4_1 | Q5_1 | Q4_K | Q5_K))
+        matches!(self, Storage::Blocks(Q4_1 | Q5_1 | Q4_K | Q5_K))
     }
 
     /// What it is multiplied with.
     pub fn reads(self) -> Quantised {
         match self {
             Storage::F32 | Storage::F16 | Storage::Bf16 => Quantised::No,
-            Storage::Q4 | Storage::Native(_) => Quantised::Yes,
+            Storage::Blocks(_) => Quantised::Yes,
         }
     }
 }
@@ -123,11 +119,10 @@ impl Storage {
 impl fmt::Display for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Storage::Q4 => f.write_str("Q4_0"),
             Storage::F32 => f.write_str("F32"),
             Storage::F16 => f.write_str("F16"),
             Storage::Bf16 => f.write_str("BF16"),
-            Storage::Native(format) => write!(f, "{format:?}"),
+            Storage::Blocks(format) => write!(f, "{format:?}"),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The model's weights in the device's memory, as the CPU has them: in the layout of [`numeric::quant::packed`] or
-//! [`numeric::quant::native`], or row-major. Matrices of one step that are stored alike lie together, cut by rows where a buffer
+//! The model's weights in the device's memory, as the CPU has them: in the layout of [`numeric::quant::format`], or
+//! row-major. Matrices of one step that are stored alike lie together, cut by rows where a buffer
 //! may not be so large.
 
 mod upload;
@@ -9,8 +9,8 @@ use super::storage::{Quantised, Step, Storage};
 use crate::dims::*;
 use crate::model::weights::{Layer, Matrix, Weights};
 use files::mapped::Plane;
-use numeric::quant::native::Native;
-use numeric::quant::packed::{GROUP_ROWS, Packed};
+use numeric::quant::format::GROUP_ROWS;
+use numeric::quant::matrix;
 use opencl_runtime::arena::Arena;
 use opencl_runtime::buffer::{Access, Buffer, Place};
 use opencl_runtime::device::Device;
@@ -174,15 +174,9 @@ fn adopt<const ROWS: usize, const COLS: usize>(
             data.release();
             *data = quants(ROWS * COLS * dtype.size())?;
         }
-        Matrix::Q4(packed) => {
-            packed.release();
-            *packed =
-                Packed::new(quants(all)?, scales()?).expect("invariant: lengths are those of the shape");
-        }
-        Matrix::Native(native) => {
-            native.release();
-            let format = native.format();
-            *native = Native::new(format, quants(all)?, scales()?)
+        Matrix::Quantised(w) => {
+            w.release();
+            *w = matrix::Quantised::new(w.format(), quants(all)?, scales()?)
                 .expect("invariant: lengths are those of the shape");
         }
     }

@@ -21,6 +21,7 @@ use files::packed_file::{self, PACKED_NAME};
 use files::source::Source;
 use files::source::gguf::Gguf;
 use numeric::kv::{KvType, KvTypes};
+use numeric::quant::format::Format;
 use numeric::simd::Isa;
 use std::fs;
 use std::path::Path;
@@ -152,8 +153,7 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
 fn kinds(weights: &Weights) -> BlockType {
     fn kind<const ROWS: usize, const COLS: usize>(m: &Matrix<ROWS, COLS>) -> BlockType {
         match m {
-            Matrix::Q4(_) => BlockType::Q4_0,
-            Matrix::Native(native) => native.format().block(),
+            Matrix::Quantised(w) => w.format().block(),
             Matrix::Dense { dtype, .. } => dtype.block().unwrap(),
         }
     }
@@ -180,7 +180,8 @@ fn stored_q4_0_is_taken_bit_for_bit() {
     let want = load(&place::model(), WeightType::Q4_0, 2).unwrap();
     let found = load(&path, WeightType::Q4_0, 2).unwrap();
     let quants = |w: &Weights| match (&w.layers[0].wq, &w.layers[LAYERS - 1].wk) {
-        (Matrix::Q4(q), Matrix::Q4(k)) => {
+        (Matrix::Quantised(q), Matrix::Quantised(k)) => {
+            assert_eq!((q.format(), k.format()), (Format::Q4_0, Format::Q4_0));
             let (q_groups, k_groups) = (0..Q_DIM.div_ceil(16), 0..KV_DIM.div_ceil(16));
             [q.quants(q_groups.clone()), q.scales(q_groups), k.quants(k_groups.clone()), k.scales(k_groups)]
                 .concat()
@@ -208,7 +209,7 @@ fn mixed_formats_stay_as_they_are() {
     File::of(&source, choose).write(&path);
     let weights = load(&path, WeightType::Auto, 2).unwrap();
     assert!(matches!(&weights.layers[1].wv, Matrix::Dense { .. }));
-    assert!(matches!(&weights.layers[1].down, Matrix::Native(m) if m.format().block() == BlockType::Q6_K));
+    assert!(matches!(&weights.layers[1].down, Matrix::Quantised(m) if m.format().block() == BlockType::Q6_K));
     let exact = logits(load(&path, WeightType::F32, 2).unwrap());
     let (most, rms) = error(&logits(weights), &exact);
     assert!(most <= 0.3 && rms <= 0.06, "{most} {rms}");

@@ -4,10 +4,11 @@
 use crate::bed::random::Random;
 use files::blocks::{BLOCK, BlockQ4};
 use numeric::kv::{self, KvType, KvTypes};
-use numeric::quant::act::{ActBlock, ActTile};
-use numeric::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
+use numeric::quant::activations::{ActBlock, ActTile};
+use numeric::quant::format::{Format, put_block};
 use numeric::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
-use numeric::simd::{Isa, Q4Groups, kv_row, lay_out, ops, q4_groups};
+use numeric::simd::products::{Groups, lay_out, multiply};
+use numeric::simd::{Isa, kv_row, ops};
 use std::io::Write;
 
 fn others() -> Vec<Isa> {
@@ -130,20 +131,19 @@ fn activations_quantise_like_the_reference() {
 
 /// Groups of packed rows with seeded weights, and the same rows decoded: `[row][column]`.
 fn packed(r: &mut Random, groups: usize, blocks: usize) -> (Vec<u8>, Vec<u8>, Vec<Vec<f32>>) {
-    let mut quants = vec![0u8; groups * blocks * QUANT_BYTES];
-    let mut scales = vec![0u8; groups * blocks * SCALE_BYTES];
+    let (of_quants, of_scales) = Format::Q4_0.group_bytes(blocks * BLOCK);
+    let (mut quants, mut scales) = (vec![0u8; groups * of_quants], vec![0u8; groups * of_scales]);
     let mut rows = vec![Vec::new(); 16 * groups];
     for (row, decoded) in rows.iter_mut().enumerate() {
         let (group, lane) = (row / 16, row % 16);
-        let quants = &mut quants[group * blocks * QUANT_BYTES..];
-        let scales = &mut scales[group * blocks * SCALE_BYTES..];
+        let (quants, scales) = (&mut quants[group * of_quants..], &mut scales[group * of_scales..]);
         for b in 0..blocks {
             let mut v: [f32; BLOCK] = std::array::from_fn(|_| r.uneven());
             if lane == 3 {
                 v.fill(-1.0); // the extreme nibble everywhere
             }
             let block = BlockQ4::quantise(&v);
-            put_block(quants, scales, (b, lane), &block);
+            put_block(quants, scales, b, lane, &block);
             decoded.extend(block.decode());
         }
     }
@@ -154,27 +154,37 @@ fn packed(r: &mut Random, groups: usize, blocks: usize) -> (Vec<u8>, Vec<u8>, Ve
 fn q4_products_have_the_scalar_bits_for_every_number_of_tokens() {
     let mut r = Random(3);
     // One group or several, within and beyond what a kernel unpacks at once.
-    for (groups, blocks) in [(1, 1), (2, 2), (3, 3), (1, 8), (4, 17), (1, 64), (2, 67), (4, 131)] {
-        let (quants, scales, rows) = packed(&mut r, groups, blocks);
-        let w = Q4Groups { quants: &quants, scales: &scales, groups, blocks };
-        let sizes = if blocks < 64 { 1..=50 } else { 31..=33 };
-        for tokens in sizes {
-            let mut acts = Vec::new();
-            for t in 0..tokens {
-                for _ in 0..blocks {
-                    let v: [f32; BLOCK] = std::array::from_fn(|_| if t == 1 { 5.0 } else { r.uneven() });
-                    acts.push(ActBlock::quantise(&v));
-                }
+    q4_products::<BLOCK>(&mut r, 1);
+    q4_products::<{ 2 * BLOCK }>(&mut r, 2);
+    q4_products::<{ 3 * BLOCK }>(&mut r, 3);
+    q4_products::<{ 8 * BLOCK }>(&mut r, 1);
+    q4_products::<{ 17 * BLOCK }>(&mut r, 4);
+    q4_products::<{ 64 * BLOCK }>(&mut r, 1);
+    q4_products::<{ 67 * BLOCK }>(&mut r, 2);
+    q4_products::<{ 131 * BLOCK }>(&mut r, 4);
+}
+
+fn q4_products<const COLS: usize>(r: &mut Random, groups: usize) {
+    let blocks = COLS / BLOCK;
+    let (quants, scales, rows) = packed(r, groups, blocks);
+    let w = Groups { format: Format::Q4_0, quants: &quants, scales: &scales, groups, blocks };
+    let sizes = if blocks < 64 { 1..=50 } else { 31..=33 };
+    for tokens in sizes {
+        let mut acts = Vec::new();
+        for t in 0..tokens {
+            for _ in 0..blocks {
+                let v: [f32; BLOCK] = std::array::from_fn(|_| if t == 1 { 5.0 } else { r.uneven() });
+                acts.push(ActBlock::quantise(&v));
             }
-            let out = same_bits("q4", |isa| {
-                let mut out = vec![[f32::NAN; 16]; groups * tokens];
-                q4_groups(isa, w, &acts, &tiles(isa, &acts, blocks), &mut out);
-                out.into_flattened()
-            });
-            for (out, rows) in out.chunks(16 * tokens).zip(rows.chunks(16)) {
-                for (out, acts) in out.chunks(16).zip(acts.chunks(blocks)) {
-                    check(out, acts, rows);
-                }
+        }
+        let out = same_bits("q4", |isa| {
+            let mut out = vec![[f32::NAN; 16]; groups * tokens];
+            multiply::<COLS>(isa, w, &acts, &tiles(isa, &acts, blocks), &mut out);
+            out.into_flattened()
+        });
+        for (out, rows) in out.chunks(16 * tokens).zip(rows.chunks(16)) {
+            for (out, acts) in out.chunks(16).zip(acts.chunks(blocks)) {
+                check(out, acts, rows);
             }
         }
     }

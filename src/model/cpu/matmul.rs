@@ -1,15 +1,15 @@
-//! Matrix products over column tiles: which kernel a weight format needs, and the order of the loops.
+//! Matrix products over column tiles: the kernel that a weight format needs, and the order of the loops.
 
 use crate::model::weights::Matrix;
 use files::blocks::BLOCK;
 use numeric::pool::Tile;
-use numeric::quant::act::{ActBlock, ActTile};
-use numeric::quant::packed::{GROUP_ROWS, Packed};
-use numeric::simd::native::{NativeGroups, native_groups};
-use numeric::simd::{Isa, MOST_GROUPS, MOST_TOKENS, Q4Groups, ops, q4_groups};
+use numeric::quant::activations::{ActBlock, ActTile};
+use numeric::quant::format::GROUP_ROWS;
+use numeric::simd::products::{Groups, MOST_GROUPS, MOST_TOKENS, multiply};
+use numeric::simd::{Isa, ops};
 use std::ops::Range;
 
-/// Activations of some tokens, in the form or forms that the weights at hand need.
+/// Activations of some tokens, in the form or forms that the weights read.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
     /// `[token][cols]`; empty when only quantised weights read it.
@@ -18,14 +18,57 @@ pub struct Input<'a> {
     pub blocks: &'a [ActBlock],
     /// The same, `[token / 16][block]`; empty unless the instruction set reads them.
     pub tiles: &'a [ActTile],
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: usize,
+}
+
+/// Columns of a product: rows of its weights.
+#[derive(Clone, Copy)]
+pub struct Columns {
+    /// The first of them, a multiple of 16.
+    pub first: usize,
+    /// How many, a multiple of 16 except at the matrix's end.
+    pub width: usize,
+}
+
+impl Columns {
+    /// The columns of a tile.
+    pub fn of<T>(tile: &Tile<'_, T>) -> Self {
+        Self { first: tile.col, width: tile.cols }
+    }
+}
+
+/// Where [`project`] writes.
+pub struct Output<'a, 'b> {
+    /// Rows are tokens.
+    pub tile: &'a mut Tile<'b, f32>,
+    /// The tile's column for the first of `columns`.
+    pub at: usize,
+    /// Which columns of the product.
+    pub columns: Columns,
+}
+
+impl<'a, 'b> Output<'a, 'b> {
+    /// The whole tile, which has the product's own columns.
+    pub fn whole(tile: &'a mut Tile<'b, f32>) -> Self {
+        let columns = Columns::of(tile);
+        Self { tile, at: 0, columns }
+    }
+}
+
+/// Gate and up, which are multiplied with the same activations.
+#[derive(Clone, Copy)]
+pub struct GateUp<'a, const ROWS: usize, const COLS: usize> {
+    /// The matrix whose product goes through SiLU.
+    pub gate: &'a Matrix<ROWS, COLS>,
+    /// The matrix whose product it is multiplied with.
+    pub up: &'a Matrix<ROWS, COLS>,
 }
 
 /// Few tokens at once.
 const FEW: usize = 12;
 
-/// Groups `groups` of `w` times tokens `from ..`: `out[group][token][row]`.
+/// Groups `groups` of `w` times the tokens of `x` from `from` on: `out[group][token][row]`.
 fn products<const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: &Matrix<ROWS, COLS>,
@@ -35,19 +78,13 @@ fn products<const ROWS: usize, const COLS: usize>(
 ) {
     let tokens = out.len() / groups.len();
     match w {
-        Matrix::Q4(w) => {
-            let blocks = Packed::<ROWS, COLS>::BLOCKS;
+        Matrix::Quantised(w) => {
+            let blocks = COLS / BLOCK;
             let (quants, scales) = (w.quants(groups.clone()), w.scales(groups.clone()));
-            let w = Q4Groups { quants, scales, groups: groups.len(), blocks };
+            let w = Groups { format: w.format(), quants, scales, groups: groups.len(), blocks };
             let tiles = x.tiles.get(from / ActTile::TOKENS * blocks..).unwrap_or_default();
             let tiles = &tiles[..tiles.len().min(tokens / ActTile::TOKENS * blocks)];
-            q4_groups(isa, w, &x.blocks[from * blocks..][..tokens * blocks], tiles, out);
-        }
-        Matrix::Native(w) => {
-            let (format, blocks) = (w.format(), COLS / BLOCK);
-            let (quants, scales) = (w.quants(groups.clone()), w.scales(groups.clone()));
-            let w = NativeGroups { format, quants, scales, groups: groups.len(), blocks };
-            native_groups(isa, w, &x.blocks[from * blocks..][..tokens * blocks], out);
+            multiply::<COLS>(isa, w, &x.blocks[from * blocks..][..tokens * blocks], tiles, out);
         }
         Matrix::Dense { dtype, data } => {
             let x = &x.floats[from * COLS..][..tokens * COLS];
@@ -58,30 +95,28 @@ fn products<const ROWS: usize, const COLS: usize>(
     }
 }
 
-/// Columns `first .. first + width` (multiples of 16 but for the matrix's end) of `x * w^T` into the same
-/// columns of a tile, by way of `put(destination, product, first row of w)`.
+/// Columns of `x * w^T`, handed to `put(destination in the tile, product, first row of w)` in runs of 16.
 pub fn project<const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: &Matrix<ROWS, COLS>,
     x: Input<'_>,
-    to: (&mut Tile<'_, f32>, usize),
-    columns: (usize, usize),
+    out: Output<'_, '_>,
     put: impl Fn(&mut [f32], &[f32], usize),
 ) {
     let (tokens, _) = isa.tile(x.tokens);
-    match tokens <= FEW {
-        true => project_by::<{ FEW * MOST_GROUPS }, ROWS, COLS>(isa, w, x, to, columns, put),
-        false => project_by::<{ MOST_TOKENS * MOST_GROUPS }, ROWS, COLS>(isa, w, x, to, columns, put),
+    if tokens <= FEW {
+        project_by::<{ FEW * MOST_GROUPS }, ROWS, COLS>(isa, w, x, out, put);
+    } else {
+        project_by::<{ MOST_TOKENS * MOST_GROUPS }, ROWS, COLS>(isa, w, x, out, put);
     }
 }
 
-/// `PASS` is the most products of one pass, in runs of sixteen rows of one token.
+/// `PASS` is the most products at once, in runs of sixteen rows of one token.
 fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: &Matrix<ROWS, COLS>,
     x: Input<'_>,
-    (tile, at): (&mut Tile<'_, f32>, usize),
-    (first, width): (usize, usize),
+    Output { tile, at, columns: Columns { first, width } }: Output<'_, '_>,
     put: impl Fn(&mut [f32], &[f32], usize),
 ) {
     let mut out = [[0.0f32; GROUP_ROWS]; PASS];
@@ -110,28 +145,29 @@ fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
 /// Rows of gate and up that are taken together: one block of the activations that `down` reads.
 pub const RUN: usize = 2 * GROUP_ROWS;
 
-/// Rows `first .. first + width` of gate and up times the tokens, then `silu(gate) * up`, handed to
-/// `put(first token, row - first, products)` in runs of 32 rows (fewer at the matrix's end) of several tokens.
+/// Columns of `silu(x * gate^T) * (x * up^T)`, handed to `put(first token, column - columns.first, products)` in runs
+/// of 32 (fewer at the matrix's end) of several tokens.
 pub fn gate_up<const ROWS: usize, const COLS: usize>(
     isa: Isa,
-    w: (&Matrix<ROWS, COLS>, &Matrix<ROWS, COLS>),
+    w: GateUp<'_, ROWS, COLS>,
     x: Input<'_>,
-    columns: (usize, usize),
+    columns: Columns,
     put: impl FnMut(usize, usize, &[[f32; RUN]]),
 ) {
     let (tokens, _) = isa.tile(x.tokens);
-    match tokens <= FEW {
-        true => gate_up_by::<FEW, { 2 * FEW }, ROWS, COLS>(isa, w, x, columns, put),
-        false => gate_up_by::<MOST_TOKENS, { 2 * MOST_TOKENS }, ROWS, COLS>(isa, w, x, columns, put),
+    if tokens <= FEW {
+        gate_up_by::<FEW, { 2 * FEW }, ROWS, COLS>(isa, w, x, columns, put);
+    } else {
+        gate_up_by::<MOST_TOKENS, { 2 * MOST_TOKENS }, ROWS, COLS>(isa, w, x, columns, put);
     }
 }
 
 /// `PASS` is the most tokens at once, `OUT` two groups of them.
 fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS: usize>(
     isa: Isa,
-    (gate, up): (&Matrix<ROWS, COLS>, &Matrix<ROWS, COLS>),
+    GateUp { gate, up }: GateUp<'_, ROWS, COLS>,
     x: Input<'_>,
-    (first, width): (usize, usize),
+    Columns { first, width }: Columns,
     mut put: impl FnMut(usize, usize, &[[f32; RUN]]),
 ) {
     // `[group][token][row]`

@@ -1,6 +1,6 @@
 //! The buffers of a forward pass and its steps but attention: each computes all its tokens on all threads.
 
-use super::matmul::{self, Input};
+use super::matmul::{self, Columns, GateUp, Input, Output};
 use super::noted::Noted;
 use super::runs::Sequences;
 use crate::dims::*;
@@ -8,11 +8,12 @@ use crate::model::device::Run;
 use crate::model::weights::{Layer, Matrix, Reads, Weights};
 use files::blocks::BLOCK;
 use files::{Error, Result};
-use numeric::pool::{Pool, RowTable, Tile};
-use numeric::quant::act::{ActBlock, ActTile};
-use numeric::quant::packed::GROUP_ROWS;
+use numeric::pool::{Pool, RowTable};
+use numeric::quant::activations::{ActBlock, ActTile};
+use numeric::quant::format::GROUP_ROWS;
 use numeric::simd::attend::{CHUNK, Partial, QUERIES};
-use numeric::simd::{Isa, lay_out, ops};
+use numeric::simd::products::lay_out;
+use numeric::simd::{Isa, ops};
 
 /// Columns of q, k and v in the fused buffer, each padded to whole groups of sixteen.
 pub(super) const Q_PAD: usize = Q_DIM.next_multiple_of(16);
@@ -247,7 +248,8 @@ impl Scratch {
                 let (from, to) = (tile.col.max(start), end.min(start + rows));
                 if from < to {
                     let at = from - tile.col;
-                    m.project(isa, x, (&mut tile, at), (from - start, to - from));
+                    let columns = Columns { first: from - start, width: to - from };
+                    m.project(isa, x, Output { tile: &mut tile, at, columns });
                 }
             };
             part(0, Q_DIM, Part::Q(&layer.wq, &layer.q_bias));
@@ -263,8 +265,7 @@ impl Scratch {
         let x = self.att_in.input(isa, n);
         let tile = task_cols(n, (DIM, Q_DIM), GROUP_ROWS, pool.threads());
         pool.columns(&mut self.x[..n * DIM], DIM, tile, |mut tile| {
-            let cols = (tile.col, tile.cols);
-            matmul::project(isa, &layer.wo, x, (&mut tile, 0), cols, |dst, y, row| {
+            matmul::project(isa, &layer.wo, x, Output::whole(&mut tile), |dst, y, row| {
                 if O_BIAS {
                     let bias = &layer.o_bias[row..];
                     dst.iter_mut().zip(y).zip(bias).for_each(|((d, y), b)| *d += y + b);
@@ -278,11 +279,11 @@ impl Scratch {
     /// silu(gate) * up of the normed residual, quantised for `down` on the way.
     pub(super) fn gate_up(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
         let x = self.h.input(isa, n);
-        let w = (&layer.gate, &layer.up);
+        let w = GateUp { gate: &layer.gate, up: &layer.up };
         let tile = task_cols(n, (FFN_DIM, 2 * DIM), matmul::RUN, pool.threads());
         if !self.ffn.floats.is_empty() {
             pool.columns(&mut self.ffn.floats[..n * FFN_DIM], FFN_DIM, tile, |mut tile| {
-                matmul::gate_up(isa, w, x, (tile.col, tile.cols), |first, at, products| {
+                matmul::gate_up(isa, w, x, Columns::of(&tile), |first, at, products| {
                     for (t, y) in products.iter().enumerate() {
                         let out = &mut tile.row_mut(first + t)[at..];
                         let cols = out.len().min(y.len());
@@ -294,8 +295,8 @@ impl Scratch {
         }
         let blocks = FFN_DIM / BLOCK;
         pool.columns(&mut self.ffn.blocks[..n * blocks], blocks, tile / BLOCK, |mut tile| {
-            let cols = (tile.col * BLOCK, tile.cols * BLOCK);
-            matmul::gate_up(isa, w, x, cols, |first, at, products| {
+            let columns = Columns { first: tile.col * BLOCK, width: tile.cols * BLOCK };
+            matmul::gate_up(isa, w, x, columns, |first, at, products| {
                 for (some, products) in products.chunks(16).enumerate() {
                     let mut blocks = [ActBlock::ZERO; 16];
                     let blocks = &mut blocks[..products.len()];
@@ -314,8 +315,7 @@ impl Scratch {
         let x = self.ffn.input(isa, n);
         let tile = task_cols(n, (DIM, FFN_DIM), GROUP_ROWS, pool.threads());
         pool.columns(&mut self.x[..n * DIM], DIM, tile, |mut tile| {
-            let cols = (tile.col, tile.cols);
-            matmul::project(isa, &layer.down, x, (&mut tile, 0), cols, |dst, y, _| {
+            matmul::project(isa, &layer.down, x, Output::whole(&mut tile), |dst, y, _| {
                 dst.iter_mut().zip(y).for_each(|(d, y)| *d += y);
             });
         });
@@ -345,8 +345,9 @@ impl Scratch {
         let tile = task_cols(n, (VOCAB, DIM), GROUP_ROWS, pool.threads());
         let rows = seqs.iter_mut().flat_map(|run| run.logits());
         pool.scattered(&mut self.logits, rows, (VOCAB, tile), |mut tile| {
-            let cols = (tile.col, tile.cols);
-            matmul::project(isa, &weights.head, x, (&mut tile, 0), cols, |dst, y, _| dst.copy_from_slice(y));
+            matmul::project(isa, &weights.head, x, Output::whole(&mut tile), |dst, y, _| {
+                dst.copy_from_slice(y)
+            });
         });
     }
 }
@@ -358,7 +359,7 @@ enum Part<'a> {
 }
 
 impl Part<'_> {
-    fn project(&self, isa: Isa, x: Input<'_>, at: (&mut Tile<'_, f32>, usize), rows: (usize, usize)) {
+    fn project(&self, isa: Isa, x: Input<'_>, out: Output<'_, '_>) {
         let biased = |bias: &[f32], dst: &mut [f32], y: &[f32], row: usize| {
             if QKV_BIAS {
                 dst.iter_mut().zip(y).zip(&bias[row..]).for_each(|((d, y), b)| *d = y + b);
@@ -367,8 +368,8 @@ impl Part<'_> {
             }
         };
         match self {
-            Part::Q(w, b) => matmul::project(isa, w, x, at, rows, |d, y, row| biased(b, d, y, row)),
-            Part::Kv(w, b) => matmul::project(isa, w, x, at, rows, |d, y, row| biased(b, d, y, row)),
+            Part::Q(w, b) => matmul::project(isa, w, x, out, |d, y, row| biased(b, d, y, row)),
+            Part::Kv(w, b) => matmul::project(isa, w, x, out, |d, y, row| biased(b, d, y, row)),
         }
     }
 }

@@ -7,12 +7,12 @@ use super::checkpoint::{Checkpoint, Stored};
 use super::spec::{Role, Spec};
 use super::storage::{Loaded, Storage};
 use super::weight_type::WeightType;
+use files::blocks::Dtype;
 use files::blocks::gguf::decode;
-use files::blocks::{BlockType, Dtype};
 use files::mapped::{AlignedBytes, Plane};
 use files::source::gguf::names::Rows;
 use files::{Error, Result};
-use numeric::quant::packed::{self, GROUP_ROWS};
+use numeric::quant::format::GROUP_ROWS;
 use numeric::quant::rows;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -141,9 +141,11 @@ fn in_parallel(task: &Task<'_, '_>, threads: usize, bad_row: &AtomicUsize) {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some(group) = task.groups.get(i) else { return };
             let mut group = group.lock().expect("invariant: locked once");
-            if task.storage == Storage::Q4 {
+            if let Storage::Blocks(format) = task.storage
+                && format.padding() != 0
+            {
                 // Zeros, for the rows that the last group lacks.
-                group.quants.fill(0x88);
+                group.quants.fill(format.padding());
             }
             let first = (task.first + i) * GROUP_ROWS;
             for row in first..task.spec.rows.min(first + GROUP_ROWS) {
@@ -185,14 +187,13 @@ fn put_row(task: &Task<'_, '_>, row: usize, group: &mut Group<'_>, decoded: &mut
     let Group { quants, scales } = group;
     let mut copy = |bytes: &[u8]| quants[lane * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
     match (task.storage, stored.dtype()) {
-        (Storage::Native(format), _) => format.put_row(quants, scales, lane, stored.row(row)),
-        (Storage::Q4, None) if stored.block == BlockType::Q4_0 => {
-            packed::put_row(quants, scales, lane, stored.row(row))
+        (Storage::Blocks(format), _) if format.block() == stored.block => {
+            format.put_row(quants, scales, lane, stored.row(row))
         }
-        (Storage::Q4, Some(dtype)) => rows::quantise(dtype, stored.row(row), lane, (quants, scales)),
-        (Storage::Q4, None) => {
-            decoded.set(stored, row, cols)
-                && rows::quantise(Dtype::F32, &decoded.bytes, lane, (quants, scales))
+        // Q4_0, the only format that is quantised to.
+        (Storage::Blocks(_), Some(dtype)) => rows::quantise(dtype, stored.row(row), lane, quants, scales),
+        (Storage::Blocks(_), None) => {
+            decoded.set(stored, row, cols) && rows::quantise(Dtype::F32, &decoded.bytes, lane, quants, scales)
         }
         (Storage::Rows(block), _) if block == stored.block => {
             copy(stored.row(row));

@@ -19,6 +19,7 @@ use files::packed_file::{GGUF, LAYOUT, key, layout_version};
 use files::source::Source;
 use files::source::gguf::Gguf;
 use files::{Error, Result};
+use numeric::quant::format::Format;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
@@ -202,10 +203,8 @@ fn plane(source: &Source, spec: &Spec, part: &Part) -> std::result::Result<Plane
 /// Refuses scales and vectors that are NaN or infinite.
 fn check_finite(spec: &Spec, loaded: &Loaded) -> std::result::Result<(), String> {
     let (finite, what) = match (loaded.storage, &loaded.planes[..]) {
-        (Storage::Q4, [_, scales]) => (finite_f16(scales.bytes()), "has a scale that is"),
-        (Storage::Native(format), [_, scales]) => {
-            let mut runs = scales.bytes().chunks_exact(format.scale_bytes());
-            (runs.all(|run| finite_f16(&run[..format.half_bytes()])), "has a scale that is")
+        (Storage::Blocks(format), [_, scales]) => {
+            (finite_scales(format, scales.bytes()), "has a scale that is")
         }
         (_, [data]) if spec.role == Role::Vector => {
             (Dtype::F32.to_f32(data.bytes()).iter().all(|x| x.is_finite()), "holds")
@@ -213,6 +212,15 @@ fn check_finite(spec: &Spec, loaded: &Loaded) -> std::result::Result<(), String>
         _ => return Ok(()),
     };
     if finite { Ok(()) } else { Err(format!("tensor {} {what} NaN or infinite", spec.name)) }
+}
+
+/// Whether all f16 among the scales are finite.
+fn finite_scales(format: Format, scales: &[u8]) -> bool {
+    let (run, halves) = (format.scale_bytes(), format.half_bytes());
+    if run == halves {
+        return finite_f16(scales);
+    }
+    scales.chunks_exact(run).all(|run| finite_f16(&run[..halves]))
 }
 
 /// Whether all f16 are finite: none has all exponent bits set.

@@ -5,18 +5,15 @@ use super::weight_type::WeightType;
 use crate::dims::TIED;
 use files::blocks::{BLOCK, BlockType, Dtype};
 use files::mapped::Plane;
-use numeric::quant::native::Format;
-use numeric::quant::packed::{GROUP_ROWS, QUANT_BYTES, SCALE_BYTES};
+use numeric::quant::format::{Format, GROUP_ROWS};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
 /// How a tensor is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Storage {
-    /// Q4_0 in the packed layout: a plane of quants and one of scales.
-    Q4,
-    /// Another block format in its packed layout: also two planes.
-    Native(Format),
+    /// Blocks in the packed layout: a plane of quants and one of scales.
+    Blocks(Format),
     /// One row-major plane: elements, or the unchanged blocks of an embedding. A vector is elements of f32.
     Rows(BlockType),
     /// No planes: an embedding whose values the output projection holds.
@@ -61,7 +58,7 @@ impl Storage {
             Role::Matrix => Storage::of_matrix(spec.cols, block, weight_type),
             // Only quantising would change the values.
             Role::Embedding => match Storage::of_matrix(spec.cols, block, weight_type) {
-                Storage::Q4 if block != BlockType::Q4_0 => Storage::Rows(block),
+                Storage::Blocks(format) if format.block() != block => Storage::Rows(block),
                 _ if TIED => Storage::Head,
                 _ => Storage::Rows(block),
             },
@@ -70,19 +67,18 @@ impl Storage {
 
     fn of_matrix(cols: usize, block: BlockType, weight_type: WeightType) -> Storage {
         match weight_type {
-            WeightType::Q4_0 if cols.is_multiple_of(BLOCK) => Storage::Q4,
+            WeightType::Q4_0 if cols.is_multiple_of(BLOCK) => Storage::Blocks(Format::Q4_0),
             WeightType::F32 if Dtype::of(block).is_none() => Storage::Rows(BlockType::F32),
             WeightType::F32 => Storage::Rows(block),
-            _ if block == BlockType::Q4_0 => Storage::Q4,
-            _ => Format::of(block).map_or(Storage::Rows(block), Storage::Native),
+            _ => Format::of(block).map_or(Storage::Rows(block), Storage::Blocks),
         }
     }
 
     /// Its name in a packed file's metadata; `None` where it is the default, which is left out.
     pub fn name(self, spec: &Spec) -> Option<String> {
         match self {
-            Storage::Q4 => None,
-            Storage::Native(format) => Some(format.block().name()),
+            Storage::Blocks(Format::Q4_0) => None,
+            Storage::Blocks(format) => Some(format.block().name()),
             Storage::Rows(_) if spec.role == Role::Vector => None,
             Storage::Rows(block) => Some(block.name()),
             Storage::Head => Some(HEAD_NAME.into()),
@@ -92,7 +88,9 @@ impl Storage {
     /// The storage that [`Storage::name`] stands for; `None` if this tensor cannot have it.
     pub fn from_name(spec: &Spec, name: Option<&str>) -> Option<Storage> {
         let Some(name) = name else {
-            return Some(if spec.quantises() { Storage::Q4 } else { Storage::Rows(BlockType::F32) });
+            let storage =
+                if spec.quantises() { Storage::Blocks(Format::Q4_0) } else { Storage::Rows(BlockType::F32) };
+            return Some(storage);
         };
         if name == HEAD_NAME {
             return (spec.role == Role::Embedding && TIED).then_some(Storage::Head);
@@ -101,7 +99,7 @@ impl Storage {
         let storage = match spec.role {
             Role::Embedding => Storage::Rows(block),
             Role::Matrix if block != BlockType::Q4_0 => {
-                Format::of(block).map_or(Storage::Rows(block), Storage::Native)
+                Format::of(block).map_or(Storage::Rows(block), Storage::Blocks)
             }
             _ => return None,
         };
@@ -111,8 +109,7 @@ impl Storage {
     /// Bytes of a group of sixteen rows: quants (or rows), and scales.
     pub fn group_bytes(self, cols: usize) -> (usize, usize) {
         match self {
-            Storage::Q4 => (cols / BLOCK * QUANT_BYTES, cols / BLOCK * SCALE_BYTES),
-            Storage::Native(format) => format.group_bytes(cols),
+            Storage::Blocks(format) => format.group_bytes(cols),
             Storage::Rows(block) => (GROUP_ROWS * block.row_bytes(cols), 0),
             Storage::Head => (0, 0),
         }
@@ -126,7 +123,7 @@ impl Storage {
             Storage::Rows(block) => {
                 vec![Part { suffix: "", len: spec.rows.saturating_mul(block.row_bytes(spec.cols)) }]
             }
-            Storage::Q4 | Storage::Native(_) => vec![
+            Storage::Blocks(_) => vec![
                 Part { suffix: ".quants", len: groups.saturating_mul(quants) },
                 Part { suffix: ".scales", len: groups.saturating_mul(scales) },
             ],

@@ -1,28 +1,27 @@
-//! Rows of a checkpoint into the packed layout: one loop, compiled for the vectors that CPUs have.
+//! Quantises rows of a checkpoint to Q4_0: one loop, compiled for the vectors that CPUs have.
 
-use super::packed::put_block;
-use files::blocks::Dtype;
-use files::blocks::{BLOCK, BlockQ4};
+use super::format::put_block;
+use files::blocks::{BLOCK, BlockQ4, Dtype};
 
-/// Quantises a stored row into row `lane` of one group's planes; false when a value is not finite or too
-/// large for a f16 scale.
-pub fn quantise(dtype: Dtype, row: &[u8], lane: usize, planes: (&mut [u8], &mut [u8])) -> bool {
+/// Quantises a stored row into row `lane` of one group's planes. False when a value is not finite or too large for an
+/// f16 scale.
+pub fn quantise(dtype: Dtype, row: &[u8], lane: usize, quants: &mut [u8], scales: &mut [u8]) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2,f16c")]
-        fn avx2(dtype: Dtype, row: &[u8], lane: usize, planes: (&mut [u8], &mut [u8])) -> bool {
-            body(dtype, row, lane, planes)
+        fn avx2(dtype: Dtype, row: &[u8], lane: usize, quants: &mut [u8], scales: &mut [u8]) -> bool {
+            body(dtype, row, lane, quants, scales)
         }
         if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("f16c") {
-            // SAFETY: the CPU has both.
-            return unsafe { avx2(dtype, row, lane, planes) };
+            // SAFETY: the CPU has both features.
+            return unsafe { avx2(dtype, row, lane, quants, scales) };
         }
     }
-    body(dtype, row, lane, planes)
+    body(dtype, row, lane, quants, scales)
 }
 
 #[inline(always)]
-fn body(dtype: Dtype, row: &[u8], lane: usize, (quants, scales): (&mut [u8], &mut [u8])) -> bool {
+fn body(dtype: Dtype, row: &[u8], lane: usize, quants: &mut [u8], scales: &mut [u8]) -> bool {
     match dtype {
         Dtype::BF16 => blocks(Dtype::BF16, row, lane, quants, scales),
         other => blocks(other, row, lane, quants, scales),
@@ -35,8 +34,7 @@ fn blocks(dtype: Dtype, row: &[u8], lane: usize, quants: &mut [u8], scales: &mut
     let mut finite = true;
     for (b, stored) in row.chunks_exact(BLOCK * dtype.size()).enumerate() {
         let block = BlockQ4::quantise(&dtype.widen::<BLOCK>(stored));
-        finite &= block.d.is_finite();
-        put_block(quants, scales, (b, lane), &block);
+        finite &= put_block(quants, scales, b, lane, &block);
     }
     finite
 }

@@ -1,39 +1,38 @@
-//! AMX: Q4 dot products of sixteen tokens and sixteen rows by `tdpbssd`.
+//! AMX: Q4_0 products of sixteen tokens and sixteen rows with `tdpbssd`.
 //!
-//! A block of 32 columns is half a tile deep, because each block has scales of its own: the sums of one
-//! block go from the tile to memory and from there, scaled, into sixteen registers of AVX-512. Weights
-//! are unpacked to signed bytes once for all tokens; a packed vector of sixteen rows and four columns is
-//! then just one row of the tile. Activations are laid out tile by tile before ([`super::lay_out`]).
+//! A block of 32 columns fills half the depth of a tile, because each block has its own scales: the sums of one block
+//! go from the tile to memory and from there, scaled, into sixteen AVX-512 registers. Weights are unpacked to signed
+//! bytes once for all tokens; a packed vector of sixteen rows and four columns is then just one row of the tile.
+//! Activations were laid out in tiles before ([`super::products::lay_out`]).
 //!
-//! What an Emerald Rapids core does with a tile of a block, in cycles (fastest of sixteen cores; half of them,
-//! whose other hyperthread was busy, took 1.4 times as long):
+//! Cycles of an Emerald Rapids core for one block of a tile (fastest of sixteen cores; the half of them whose other
+//! hyper-thread was busy took 1.4 times as long):
 //!
 //! - The tile instructions alone take 25, the scaling alone 24: 48 vector operations on two ports.
-//! - Beside tile instructions one of these ports does integers and shuffles only, so 48 is the least for both
-//!   together; they take 49 to 55 in the order below. A long prompt runs at a lower clock, at which 48 cycles
-//!   would be 0.76 TOPS a core: 0.70 to 0.73 measured.
-//! - The order matters: scaling in one piece after the tile instructions takes 66 (and 103 instead of 70 on the
-//!   cores that shared). So do rows of activations that lie 40 bytes apart and cross cache lines: 66.
-//! - `tdpbf16ps`, whose sums of such small integers are exact floats, saves a third of the vector operations, but
-//!   its operands are twice as large: 60 and more.
+//! - Next to tile instructions one of these ports does integers and shuffles only, so both together take at least 48.
+//!   In the order below they take 49 to 55. A long prompt runs at a lower clock, where 48 cycles would be 0.76 TOPS a
+//!   core; 0.70 to 0.73 were measured.
+//! - The order matters: scaling in one piece after the tile instructions takes 66 (on the cores with a busy
+//!   hyper-thread 103 instead of 70). Rows of activations that are 40 bytes apart and cross cache lines also take 66.
+//! - `tdpbf16ps` gives exact float sums of such small integers and saves a third of the vector operations, but its
+//!   operands are twice as large: 60 and more.
 //!
-//! The tile instructions are `asm!`, which also keeps compilers from moving them over `ldtilecfg`.
+//! The tile instructions are `asm!`, which also keeps the compiler from moving them across `ldtilecfg`.
 
-use super::{MOST_GROUPS, Q4Groups};
-use crate::quant::act::ActTile;
-use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
+use super::products::{Groups, MOST_GROUPS, QUANT_BYTES, SCALE_BYTES};
+use crate::quant::activations::ActTile;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 /// Tokens of one tile.
-pub const TOKENS: usize = ActTile::TOKENS;
+const TOKENS: usize = ActTile::TOKENS;
 /// Blocks whose weights are unpacked at once.
 const DEPTH: usize = 64;
-/// How many blocks later than it is multiplied a block is scaled.
+/// A block is scaled this many blocks after it was multiplied.
 const LAG: usize = 3;
 
-/// True when the CPU has tiles of bytes and the kernel lets this process use them.
+/// True when the CPU has AMX for bytes and the operating system lets this process use it.
 pub fn granted() -> bool {
     const TILE: u32 = 1 << 24;
     const INT8: u32 = 1 << 25;
@@ -92,21 +91,22 @@ static CONFIG: TileConfig = TileConfig::new([(16, 32), (8, 64), (16, 64), (16, 3
 /// Six whole tiles.
 static WHOLE: TileConfig = TileConfig::new([(16, 64); 6]);
 
-/// Whole tiles of tokens times the groups of `w`: `out[group][token]`. Returns how many of the tokens it has
-/// done: those of `tiles`, which is `[tile][block]`, or none if there are too few blocks.
+/// Whole tiles of tokens times the groups of `w`: `out[group][token]`. Returns how many tokens it has done: all in
+/// `tiles`, which is `[tile][block]`, or none if there are too few blocks.
 ///
 /// # Safety
 ///
-/// [`granted`] is true. `w.quants` and `w.scales` hold the groups, `tiles` holds rows of `w.blocks`, `out` holds
+/// [`granted`] is true. `w.quants` and `w.scales` hold the groups, `tiles` holds rows of `w.blocks` blocks, `out` holds
 /// `tokens` rows for each group, and there are no more tokens in tiles.
-pub unsafe fn q4(w: Q4Groups<'_>, tiles: &[ActTile], tokens: usize, out: *mut [f32; 16]) -> usize {
-    let whole = tiles.len() / w.blocks.max(1);
+pub unsafe fn q4(w: Groups<'_>, tiles: &[ActTile], tokens: usize, out: *mut [f32; 16]) -> usize {
+    let blocks = w.blocks;
+    let whole = tiles.len() / blocks;
     if whole == 0 {
         return 0;
     }
     // Parts of nearly equal depth.
-    let depth = w.blocks.div_ceil(w.blocks.div_ceil(DEPTH));
-    if (w.blocks - 1) % depth + 1 < LAG {
+    let depth = blocks.div_ceil(blocks.div_ceil(DEPTH));
+    if (blocks - 1) % depth + 1 < LAG {
         return 0;
     }
     assert!(w.groups <= MOST_GROUPS);
@@ -116,15 +116,15 @@ pub unsafe fn q4(w: Q4Groups<'_>, tiles: &[ActTile], tokens: usize, out: *mut [f
     for g in 0..w.groups {
         out.add(g * tokens).write_bytes(0, whole * TOKENS);
     }
-    for from in (0..w.blocks).step_by(depth) {
-        let depth = depth.min(w.blocks - from);
+    for from in (0..blocks).step_by(depth) {
+        let depth = depth.min(blocks - from);
         for g in 0..w.groups {
-            let at = g * w.blocks + from;
+            let at = g * blocks + from;
             let (quants, scales) = (w.quants.as_ptr(), w.scales.as_ptr());
             let (quants, scales) = (quants.add(at * QUANT_BYTES), scales.add(at * SCALE_BYTES));
             unpack(quants, scales, depth, panel.add(g * DEPTH));
         }
-        let tiles = (tiles.as_ptr().add(from), w.blocks, whole);
+        let tiles = (tiles.as_ptr().add(from), blocks, whole);
         add_products((panel, w.groups, depth), tiles, (out, tokens));
     }
     asm!("tilerelease", options(nostack, nomem, preserves_flags));
@@ -152,8 +152,8 @@ unsafe fn unpack(quants: *const u8, scales: *const u8, blocks: usize, panel: *mu
 /// Adds the products of `depth` blocks of each group, [`DEPTH`] apart, and of each of `whole` rows of tiles,
 /// `stride` apart, to `out[group][token]`, `tokens` apart.
 ///
-/// All of them are one run of steps: a block is multiplied, the sums of the one before are stored and those of the
-/// one [`LAG`] steps before scaled, across the ends of tiles too.
+/// All of this is one sequence of steps. Each step multiplies a block, stores the sums of the block before, and scales
+/// those of the block [`LAG`] steps before. The sequence runs on across the ends of tiles.
 ///
 /// # Safety
 ///
@@ -249,7 +249,7 @@ unsafe fn add_products(
         };
     }
     let mut step = 0;
-    // The tile whose last blocks are still to be scaled, and where it goes.
+    // The tile whose last blocks are still to be scaled, and where its sums go.
     let mut earlier: Option<(*const Unpacked, *const ActTile, *mut [f32; 16])> = None;
     for t in 0..whole {
         for g in 0..groups {

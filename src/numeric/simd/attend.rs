@@ -1,8 +1,8 @@
 //! Attention of a few queries over one fixed chunk of the cache, and the merge of chunks.
 //!
-//! The slots of a sequence are cut into chunks of [`CHUNK`], by slot number, whoever computes them. A
-//! chunk gives each query a [`Partial`]; partials are merged in ascending order of chunks. So the result
-//! does not depend on threads, on the number of queries at once, or on who merges.
+//! The slots of a sequence are cut into chunks of [`CHUNK`] by slot number. A chunk gives each query a [`Partial`], and
+//! partials are merged in ascending order of chunks. So the result does not depend on threads, on the number of queries
+//! at once, or on which thread merges.
 
 mod blocks;
 mod fused;
@@ -20,14 +20,14 @@ use std::ops::Range;
 
 /// Slots in one chunk.
 pub const CHUNK: usize = 128;
-/// Queries that one call takes at most.
+/// Most queries in one call.
 pub const QUERIES: usize = 64;
-/// Queries for which rows are not widened in memory.
+/// Up to this many queries, rows are widened in registers where the set has enough of them.
 const FEW: usize = 8;
 /// Slots whose rows are widened at once.
 const ROWS: usize = 16;
 
-/// A softmax-weighted sum in the making: `o / l` is the result.
+/// A softmax-weighted sum that is not complete yet. `o / l` is the result.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
 pub struct Partial<const HD: usize> {
@@ -39,8 +39,8 @@ pub struct Partial<const HD: usize> {
     pub l: f32,
 }
 
-/// A buffer whose runs of sixteen floats each lie in one cache line: those that lie in two cost attention
-/// a third of its speed.
+/// A buffer whose runs of sixteen floats each lie in one cache line. Runs across two lines cost attention a third of
+/// its speed.
 #[repr(C, align(64))]
 struct Aligned<T>(T);
 
@@ -60,8 +60,8 @@ pub struct KvChunk<'a> {
     pub types: KvTypes,
 }
 
-/// Scores, softmax numerators and weighted values of each query over the first `visible[query]` slots of
-/// the chunk, for at most `N` queries. They are rotated by RoPE and already scaled by `1 / sqrt(head_dim)`.
+/// Attention of at most `N` queries, each over the first `visible[query]` slots of the chunk. Queries are rotated by
+/// RoPE and already scaled by `1 / sqrt(head_dim)`.
 pub fn attend<const HD: usize, const N: usize>(
     isa: Isa,
     kv: KvChunk<'_>,
@@ -78,7 +78,7 @@ pub fn attend<const HD: usize, const N: usize>(
     ) {
         let slots = visible.iter().copied().max().unwrap_or(0);
         let mut scores = Scores::<N>::NONE;
-        // Few queries wait for memory: while keys are read, values are fetched, and then the next chunk's keys.
+        // Few queries are bound by memory: while keys are read, values are prefetched, then the next chunk's keys.
         let (k_row, v_row) = (kv.types.k.row_bytes(HD), kv.types.v.row_bytes(HD));
         let (values, keys) = match N <= FEW {
             true => (Ahead::of(kv.v.as_ptr(), v_row), Ahead::of(kv.k.as_ptr(), k_row).after(CHUNK)),
@@ -141,7 +141,7 @@ unsafe fn scored<'a, L: Lanes, const HD: usize, const N: usize>(
     scores
 }
 
-/// Rows that are needed soon.
+/// Rows to prefetch.
 #[derive(Clone, Copy)]
 struct Ahead {
     rows: *const u8,
@@ -156,12 +156,12 @@ impl Ahead {
         Self { rows, row_bytes }
     }
 
-    /// The same, `rows` later.
+    /// The same, `rows` further on.
     fn after(self, rows: usize) -> Self {
         Self { rows: self.rows.wrapping_add(rows * self.row_bytes), ..self }
     }
 
-    /// Prefetches rows `first..first + ROWS`, which may lie past the end of what there is.
+    /// Prefetches rows `first..first + ROWS`, which may lie past the end.
     #[inline(always)]
     fn fetch(self, first: usize) {
         let from = self.rows.wrapping_add(first * self.row_bytes);

@@ -1,11 +1,9 @@
-//! AVX2 with FMA and F16C: sixteen lanes in two registers; Q4 dot products by `vpmaddubsw`.
-//!
-//! Callers hold a proof (`Isa::Avx2` is only made where the CPU has all three).
+//! AVX2 with FMA and F16C: sixteen lanes in two registers, and the Q4_0 kernel with `vpmaddubsw`.
 
 use super::lanes::Lanes;
-use super::{Q4Group, ahead};
-use crate::quant::act::ActBlock;
-use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
+use super::products::{Q4Group, QUANT_BYTES, SCALE_BYTES, ahead};
+use crate::quant::activations::ActBlock;
+use files::blocks::BLOCK;
 use std::arch::x86_64::*;
 
 /// Lanes 0-7 and 8-15.
@@ -222,10 +220,10 @@ unsafe fn sums8(rows: &[Avx2]) -> __m256 {
 
 /// The body of a kernel of eight lanes: `$dot(low, high, activations)` gives the exact sums of a block.
 ///
-/// One token goes once over the weights, with two registers of sums; several tokens take the two halves of
-/// the rows after each other, which leaves registers for more tokens.
+/// For one token it reads the weights once, with two registers of sums. For several tokens it takes the two halves of
+/// the rows one after the other, which leaves registers for more tokens.
 macro_rules! q4_by_eight {
-    ($T:ident, $w:ident, $acts:ident, $stride:ident, $out:ident, $dot:ident) => {{
+    ($T:ident, $blocks:expr, $w:ident, $activations:ident, $out:ident, $dot:ident) => {{
         let mask = _mm256_set1_epi8(15);
         macro_rules! block {
             ($b:expr, $half:expr, |$t:ident| $acc:expr) => {
@@ -239,7 +237,7 @@ macro_rules! q4_by_eight {
                     high[v] = _mm256_and_si256(_mm256_srli_epi16::<4>(x), mask);
                 }
                 for $t in 0..$T {
-                    let act = &*$acts.add($t * $stride + $b);
+                    let act = &*$activations.add($t * ($blocks) + $b);
                     let isum = $dot!(low, high, act);
                     let d = _mm256_mul_ps(scale, _mm256_set1_ps(act.d));
                     $acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum), d, $acc);
@@ -248,7 +246,7 @@ macro_rules! q4_by_eight {
         }
         if $T == 1 {
             let mut acc = [_mm256_setzero_ps(); 2];
-            for b in 0..$w.blocks {
+            for b in 0..$blocks {
                 ahead($w.quants.as_ptr().add(b * QUANT_BYTES), $w.scales.as_ptr().add(b * SCALE_BYTES));
                 block!(b, 0, |t| acc[0]);
                 block!(b, 1, |t| acc[1]);
@@ -259,7 +257,7 @@ macro_rules! q4_by_eight {
         }
         for half in 0..2 {
             let mut acc = [_mm256_setzero_ps(); $T];
-            for b in 0..$w.blocks {
+            for b in 0..$blocks {
                 block!(b, half, |t| acc[t]);
             }
             for (t, acc) in acc.iter().enumerate() {
@@ -270,12 +268,16 @@ macro_rules! q4_by_eight {
 }
 pub(super) use q4_by_eight;
 
-/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::q4_groups`].
+/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::products::multiply`].
 ///
-/// Per block: nibbles (at most 15) times activations (at most 127) pairwise into i16, eight such
-/// sums together at most 8 * 2 * 15 * 127 = 30,480, so they stay in i16 without saturating.
+/// Per block, nibbles (at most 15) times activations (at most 127) are added in pairs to i16. Eight such sums are at
+/// most 8 * 2 * 15 * 127 = 30,480, so they fit without saturating.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
+pub unsafe fn q4<const T: usize, const COLS: usize>(
+    w: Q4Group<'_>,
+    activations: *const ActBlock,
+    out: *mut [f32; 16],
+) {
     macro_rules! dot {
         ($low:ident, $high:ident, $act:ident) => {{
             let q = $act.q.as_ptr().cast::<i32>();
@@ -290,5 +292,5 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
             _mm256_add_epi32(sum, _mm256_set1_epi32($act.offset))
         }};
     }
-    q4_by_eight!(T, w, acts, stride, out, dot)
+    q4_by_eight!(T, COLS / BLOCK, w, activations, out, dot)
 }

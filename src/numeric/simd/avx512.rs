@@ -1,11 +1,8 @@
-//! AVX-512 (F, BW, VL, VNNI): sixteen lanes in one register; Q4 dot products by `vpdpbusd`.
-//!
-//! Callers hold a proof (`Isa::Avx512` is only made where the CPU has all of them).
+//! AVX-512 (F, BW, VL, DQ, VNNI): sixteen lanes in one register, and the Q4_0 kernel with `vpdpbusd`.
 
 use super::lanes::Lanes;
-use super::{Q4Group, ahead};
-use crate::quant::act::ActBlock;
-use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
+use super::products::{Q4Group, QUANT_BYTES, SCALE_BYTES, ahead};
+use crate::quant::activations::ActBlock;
 use std::arch::x86_64::*;
 
 /// All sixteen lanes.
@@ -183,9 +180,9 @@ unsafe impl Lanes for Avx512 {
     }
 }
 
-/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::q4_groups`].
+/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::products::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
+pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, out: *mut [f32; 16]) {
     let mask = _mm512_set1_epi8(15);
     let mut acc = [_mm512_setzero_ps(); T];
     for b in 0..w.blocks {
@@ -201,11 +198,11 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
             low[v] = _mm512_and_si512(x, mask);
             high[v] = _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask);
         }
-        // Written out, so that the accumulators stay in registers: LLVM leaves a loop of twelve rolled.
+        // Written out so that the accumulators stay in registers: LLVM does not unroll a loop of twelve.
         macro_rules! tokens {
                 ($($t:literal)*) => {$(
                     if $t < T {
-                        let act = &*acts.add($t * stride + b);
+                        let act = &*activations.add($t * w.blocks + b);
                         let q = act.q.as_ptr().cast::<i32>();
                         let mut isum = _mm512_set1_epi32(act.offset);
                         for v in 0..4 {

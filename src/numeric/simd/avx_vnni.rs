@@ -1,14 +1,18 @@
-//! AVX-VNNI: the AVX2 kernel with `vpdpbusd` on 256 bits, for CPUs without AVX-512.
+//! AVX-VNNI: the Q4_0 kernel of AVX2 with `vpdpbusd` on 256 bits, for CPUs without AVX-512.
 
 use super::avx2::q4_by_eight;
-use super::{Q4Group, ahead};
-use crate::quant::act::ActBlock;
-use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
+use super::products::{Q4Group, QUANT_BYTES, SCALE_BYTES, ahead};
+use crate::quant::activations::ActBlock;
+use files::blocks::BLOCK;
 use std::arch::x86_64::*;
 
-/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::q4_groups`].
+/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::products::multiply`].
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
+pub unsafe fn q4<const T: usize, const COLS: usize>(
+    w: Q4Group<'_>,
+    activations: *const ActBlock,
+    out: *mut [f32; 16],
+) {
     macro_rules! dot {
         ($low:ident, $high:ident, $act:ident) => {{
             let q = $act.q.as_ptr().cast::<i32>();
@@ -22,5 +26,5 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
             sum
         }};
     }
-    q4_by_eight!(T, w, acts, stride, out, dot)
+    q4_by_eight!(T, COLS / BLOCK, w, activations, out, dot)
 }

@@ -1,4 +1,4 @@
-//! Writing and reading one head's key or value row in its storage type.
+//! Writes and reads one head's key or value row in its storage type.
 
 use super::lanes::Lanes;
 use super::ops::{load, load_dtype, sixteens, store};
@@ -41,7 +41,7 @@ unsafe fn max_abs<L: Lanes>(x: &[f32]) -> f32 {
     max.largest()
 }
 
-/// Scale as stored (f16) and its inverse, 0 when the scale is 0. Kept finite.
+/// The scale as stored (f16, kept finite) and its inverse, which is 0 when the scale is 0.
 fn scale(d: f32) -> (f16, f32) {
     let d = f16::from_f32(d.clamp(-65504.0, 65504.0));
     let f = d.to_f32();
@@ -62,14 +62,14 @@ unsafe fn encode_q8<L: Lanes>(x: &[f32], out: &mut [u8]) {
     });
 }
 
-/// Scales tried by the four-bit encoder, as divisors of the largest value; the one with the smallest
-/// squared error is kept. A block of a rotated row is close to normal, where clipping the tail a little
-/// costs less than the coarser steps that reach it.
+/// Scales that the four-bit encoder tries, as divisors of the largest value. The one with the smallest squared error is
+/// kept. The values of a rotated block are close to normally distributed, where clipping the tail a little costs less
+/// than coarser steps that reach it.
 ///
-/// KL divergence in nats from an f32 cache, story model with q4_0 weights, 20 x 512 tokens: these six
-/// 0.000524, `8` alone 0.000719. Tried: the scale refitted by least squares, `sum xq / sum qq`, for the
-/// winner 0.000390; as the criterion for all six 0.000679 (worse), with 7, -7.5 and +-10.5 as well
-/// 0.000358. Not taken: perplexity is within 0.08 % of f32 in any case, and saved rows would change.
+/// KL divergence from an f32 cache in nats, story model with q4_0 weights, 20 x 512 tokens: these six 0.000524, `8`
+/// alone 0.000719. Tried: refitting the winner's scale by least squares, `sum xq / sum qq`, 0.000390; using that as the
+/// criterion for all six 0.000679 (worse); with 7, -7.5 and +-10.5 as well 0.000358. Not taken: perplexity is within
+/// 0.08 % of f32 in any case, and saved rows would change.
 const Q4_DIVISORS: [f32; 16] =
     [8.0, -8.0, 7.5, -8.75, 9.5, -9.5, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0];
 /// How many of them count; the rest fill the lanes.
@@ -90,7 +90,7 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
         let x: L = load(x, i, part);
         (above, below) = (above.max(x), below.max(L::splat(0.0).sub(x)));
     });
-    // The largest value with its sign, the negative one of two: -8 reaches further than 7.
+    // The largest value with its sign. Of two equal ones the negative, because -8 reaches further than 7.
     let (above, below) = (above.largest(), below.largest());
     let signed = if above > below { above } else { -below };
     // All candidate scales at once, rounded as they would be stored.
@@ -136,7 +136,7 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
     });
 }
 
-/// Widens one head's row to f32. Lanes as for [`Lanes`]; `row` holds `kind.row_bytes(HD)` bytes.
+/// Widens one head's row to f32. `row` holds `kind.row_bytes(HD)` bytes.
 #[inline(always)]
 pub(super) unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8], out: &mut [f32; HD]) {
     let block = KvType::block(HD);
@@ -187,8 +187,7 @@ pub(super) unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8],
     }
 }
 
-/// Thirty-two elements of a row of type `KvType::ALL[KIND]` in blocks of 32, from the block at `p` on, whose
-/// scale, if it has one, is `d`.
+/// The 32 elements of the block at `p`, of type `KvType::ALL[KIND]`. `d` is its scale, if the type has one.
 #[inline(always)]
 pub(super) unsafe fn widen32<L: Lanes, const KIND: u8>(p: *const u8, d: L) -> (L, L) {
     match KvType::ALL[KIND as usize] {

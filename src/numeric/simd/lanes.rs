@@ -1,8 +1,7 @@
 //! Sixteen f32 lanes, in as many registers as an instruction set needs.
 //!
-//! Every float reduction of the engine goes through these lanes in the same order, so all
-//! instruction sets give the same bits: element `i` belongs to lane `i % 16`, and the final tree adds
-//! lane `j` and lane `j + n/2` for n = 16, 8, 4, 2.
+//! Every float sum of the engine goes through these lanes in the same order, so all instruction sets give the same
+//! bits: element `i` belongs to lane `i % 16`, and the final tree adds lane `j` and lane `j + n/2` for n = 16, 8, 4, 2.
 
 /// Sixteen f32 values.
 ///
@@ -12,7 +11,7 @@
 /// they name (no alignment needed).
 #[allow(clippy::missing_safety_doc, reason = "one contract for all, above")]
 pub unsafe trait Lanes: Copy {
-    /// Whether there are registers for twenty and more of these.
+    /// Whether the set has registers for twenty or more of these.
     const WIDE: bool = false;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
@@ -32,8 +31,8 @@ pub unsafe trait Lanes: Copy {
     }
     /// The finite f16 at `p`, widened, in all lanes.
     ///
-    /// Exponent and fraction are moved into place and the exponent's bias is mended by a product with 2^112,
-    /// which is exact for subnormals too.
+    /// Exponent and fraction are moved into place, then a product with 2^112 corrects the exponent's bias. It is exact
+    /// for subnormals too.
     #[inline(always)]
     unsafe fn splat_f16(p: *const u8) -> Self {
         let h = u32::from(u16::from_le_bytes(p.cast::<[u8; 2]>().read()));

@@ -1,4 +1,4 @@
-//! NEON: sixteen lanes in four registers, and the Q4 dot products.
+//! NEON: sixteen lanes in four registers, and the Q4_0 kernels.
 
 mod q4;
 
@@ -13,8 +13,8 @@ use std::array::from_fn;
 #[derive(Clone, Copy)]
 pub struct Neon([float32x4_t; 4]);
 
-/// Sixteen unsigned bytes as sixteen floats, less `bias - 2^23`: as the low bits of 2^23 they are floats
-/// already, which an exact subtraction brings down. `scvtf` has fewer or half the pipes.
+/// Sixteen unsigned bytes as sixteen floats, minus `bias - 2^23`. Put into the low bits of 2^23 they are floats
+/// already, and an exact subtraction takes the 2^23 away. `scvtf` runs on fewer pipes.
 #[inline(always)]
 unsafe fn widen_u8(x: uint8x16_t, bias: f32) -> Neon {
     let exponent = vdupq_n_u16(0x4b00);
@@ -73,7 +73,7 @@ unsafe impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> Self {
-        // Off by 128, bytes are unsigned.
+        // With 128 added, the bytes are unsigned.
         widen_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128)), 8_388_736.0)
     }
     #[inline(always)]

@@ -1,21 +1,21 @@
-//! The float steps of a transformer, once over sixteen lanes.
+//! The float steps of a transformer, each written once over sixteen lanes.
 //!
-//! Each public function takes the instruction set first and is safe: it checks lengths, then runs the
-//! body compiled for that set.
+//! Each public function is safe and takes the instruction set first. It checks lengths, then runs the body compiled for
+//! that set.
 
 #![allow(clippy::missing_safety_doc, reason = "the contract is that of `Lanes`")]
 
 use super::lanes::Lanes;
 use super::{Isa, dispatch};
-use crate::quant::act::ActBlock;
+use crate::quant::activations::ActBlock;
 use files::blocks::{BLOCK, Dtype};
 use files::mapped::Plane;
 
-/// Evaluates an expression for each run of sixteen elements from `i` on; `part` is the length of a last
-/// run that is shorter.
+/// Evaluates an expression for each run of sixteen elements. `i` is the first of them; `part` is the length of a
+/// shorter last run.
 ///
-/// A macro, because a closure is compiled without the instruction set of the function around it, and then
-/// not inlined: attention and SiLU were five times slower.
+/// A macro, because a closure is compiled without the instruction set of the function around it and is then not
+/// inlined: attention and SiLU were five times slower.
 macro_rules! sixteens {
     ($n:expr, |$i:ident, $part:ident| $body:expr) => {{
         let n: usize = $n;
@@ -50,7 +50,7 @@ pub(super) unsafe fn store<L: Lanes>(x: L, p: &mut [f32], i: usize, part: Option
     }
 }
 
-/// `e^x`, at most 2 ulp off for x in [-87.3, 88]; 0 below, e^88 above.
+/// `e^x`, at most 2 ulp off for x in [-87.3, 88]; 0 below that, e^88 above.
 ///
 /// `x = n ln2 + r` with |r| <= ln2 / 2; ln2 in two parts (Cody and Waite); a Taylor polynomial of
 /// degree 7, whose truncation error on that range is below 6e-9.
@@ -68,7 +68,7 @@ pub(super) unsafe fn exp_lanes<L: Lanes>(x: L) -> L {
     p.mul(L::pow2(n)).where_ge(x, low)
 }
 
-/// `dst[i] = e^(src[i])`.
+/// `x[i] = e^(x[i])`.
 pub fn exp(isa: Isa, x: &mut [f32]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(x: &mut [f32]) {
@@ -145,7 +145,7 @@ pub fn quantise(isa: Isa, x: &[f32], out: &mut [ActBlock]) {
     dispatch!(isa, body::<L>(x: &[f32], out: &mut [ActBlock]))
 }
 
-/// Sixteen blocks side by side: one division, one tree for all, where each block alone would wait for its own.
+/// Sixteen blocks side by side: one division and one tree of maximums for all, where a single block waits for its own.
 #[inline(always)]
 unsafe fn quantise_16<L: Lanes>(x: &[[f32; BLOCK]; 16], out: &mut [ActBlock; 16]) {
     let mut rows = [L::splat(0.0); 16];
@@ -183,8 +183,8 @@ unsafe fn quantised<L: Lanes>(x: &[f32; BLOCK], id: f32, out: &mut ActBlock) -> 
     a.add(b)
 }
 
-/// Rotates each head of `x` by the angles whose cosines and sines are given: element `i` with element
-/// `i + half`, the "rotate half" order of Hugging Face checkpoints.
+/// Rotates each head of `x` by the angles with these cosines and sines: element `i` with element `i + half`, the
+/// "rotate half" order of Hugging Face checkpoints.
 pub fn rope(isa: Isa, x: &mut [f32], cos: &[f32], sin: &[f32]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(x: &mut [f32], cos: &[f32], sin: &[f32]) {
@@ -205,7 +205,7 @@ pub fn rope(isa: Isa, x: &mut [f32], cos: &[f32], sin: &[f32]) {
 
 /// Rows `first..first + 16` of an unquantised `[rows][cols]` matrix times `out.len()` tokens.
 ///
-/// `x` is `[token][cols]`; rows past the end give 0. Each dot product is the sixteen-lane sum.
+/// `x` is `[token][cols]`. Rows past the end give 0. Each dot product is a sum over the sixteen lanes.
 pub fn dense_group(isa: Isa, w: &Plane, dtype: Dtype, first: usize, x: &[f32], out: &mut [[f32; 16]]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(w: &[u8], dtype: Dtype, first: usize, x: &[f32], out: &mut [[f32; 16]]) {

@@ -1,10 +1,10 @@
-//! The most multiply-accumulates of bytes that an instruction set does from registers alone: what `bench`
-//! holds prefill against.
+//! The most multiply-accumulates of bytes that an instruction set can do from registers alone. `bench` compares prefill
+//! with it.
 
 use super::Isa;
 use std::hint::black_box;
 
-/// Sums that do not wait for one another: at least an instruction's latency times its rate, everywhere.
+/// Independent sums: at least an instruction's latency times its rate, on every CPU.
 const CHAINS: usize = 12;
 
 /// What was done.
@@ -52,8 +52,8 @@ const B: [i8; 8] = [17, -90, 127, -33, 64, -127, 2, -45];
 
 /// A kernel of `CHAINS` sums of `$vector` with lanes of `$lane`.
 ///
-/// The steps are `asm!` that is not `pure`: the compiler neither merges nor hoists them. They are written
-/// out one by one, so that the sums stay in registers.
+/// The steps are `asm!` that is not `pure`, so the compiler neither merges nor hoists them. They are written out one by
+/// one, so that the sums stay in registers.
 macro_rules! chains {
     ($name:ident, $features:literal, $vector:ident, $lane:ident, $step:ident, [$($i:literal)*]) => {
         #[target_feature(enable = $features)]

@@ -1,18 +1,18 @@
-//! Reads memory as fast as this CPU can: what `bench` holds decode against.
+//! Reads memory as fast as this CPU can. `bench` compares decode with it.
 //!
-//! Which way is fastest depends on the machine: an Intel server read 13 GB/s with one thread in 16-byte
-//! loads, 17.6 in 64-byte loads and 18 with prefetches. So there are several, and the best one counts.
+//! Which way is fastest depends on the machine: one thread of an Intel server read 13 GB/s with 16-byte loads, 17.6
+//! with 64-byte loads and 18 with prefetches. So there are several ways, and the best one counts.
 
 use super::{Isa, prefetch};
 use std::fmt;
 
-/// Bytes of one step of a stream: whole cache lines, and as many loads as there are sums or more.
+/// Bytes of one step of a stream: whole cache lines, and at least as many loads as there are sums.
 const STEP: usize = 256;
 /// Prefetches go to every line of a step.
 const LINE: usize = 64;
 /// How far ahead a prefetch reaches.
 const AHEAD: usize = 4096;
-/// Sums of each stream, which do not wait for one another.
+/// Independent sums of each stream.
 const SUMS: usize = 4;
 
 /// A way to go through memory.
@@ -21,12 +21,12 @@ pub struct Way {
     isa: Isa,
     /// Places read from in turn, one or two.
     streams: usize,
-    /// Bytes from a load to its prefetch; 0 is without.
+    /// How many bytes ahead of a load the prefetch is; 0 for none.
     ahead: usize,
 }
 
 impl Way {
-    /// All that this CPU has; sets with the loads of another one are left out.
+    /// All ways of this CPU. Sets that have the same loads as another are left out.
     pub fn all() -> Vec<Way> {
         let mut ways = Vec::new();
         for isa in Isa::available() {
@@ -54,7 +54,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// Reads every byte and returns the sum of the little-endian words of eight bytes, of bytes at the end.
+/// Reads every byte. Returns the sum of the little-endian words of eight bytes, and of single bytes at the end.
 pub fn read(way: Way, bytes: &[u8]) -> u64 {
     macro_rules! kernel {
         ($name:ident) => {

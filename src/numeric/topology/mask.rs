@@ -1,10 +1,10 @@
-//! A set of cores as `--cpu-mask` names it.
+//! A set of cores, as `--cpu-mask` names it.
 
 use files::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// Numbers of cores from here on are refused: they are what the kernel's call for it can hold.
+/// Cores with this number or a higher one are refused: the kernel's call holds no more.
 const MOST: usize = 1024;
 
 /// Cores that the user has chosen, at least one.
@@ -76,7 +76,7 @@ impl CpuMask {
         &self.cores
     }
 
-    /// Refuses cores that are not among `available`. Where the system tells none, nothing is refused here.
+    /// Refuses cores that are not among `available`. An empty list, where the system tells nothing, refuses none.
     pub fn check(&self, available: &[usize]) -> Result<()> {
         let missing: Vec<usize> = self.cores.iter().copied().filter(|c| !available.contains(c)).collect();
         if available.is_empty() || missing.is_empty() {

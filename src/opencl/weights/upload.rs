@@ -4,7 +4,7 @@ use crate::dims::{DIM, FFN_DIM};
 use crate::model::weights::{Layer, Matrix};
 use crate::opencl::storage::{Quantised, Storage};
 use files::blocks::Dtype;
-use numeric::quant::packed::GROUP_ROWS;
+use numeric::quant::format::GROUP_ROWS;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::borrow::Cow;
 
@@ -60,10 +60,7 @@ impl<'a> Upload<'a> {
     pub fn of<const ROWS: usize, const COLS: usize>(m: &'a Matrix<ROWS, COLS>) -> Self {
         let all = 0..ROWS.div_ceil(GROUP_ROWS);
         let (storage, quants, scales) = match m {
-            Matrix::Q4(packed) => (Storage::Q4, packed.quants(all.clone()), packed.scales(all)),
-            Matrix::Native(native) => {
-                (Storage::Native(native.format()), native.quants(all.clone()), native.scales(all))
-            }
+            Matrix::Quantised(w) => (Storage::Blocks(w.format()), w.quants(all.clone()), w.scales(all)),
             Matrix::Dense { dtype, data } => (dense(*dtype), data.bytes(), [].as_slice()),
         };
         Upload { rows: ROWS, cols: COLS, storage, quants: quants.into(), scales }

@@ -6,10 +6,10 @@ use crate::bed::random::Random;
 use crate::device;
 use antigravity::opencl::{Buffer, Device};
 use files::blocks::BLOCK;
-use numeric::quant::act::ActBlock;
-use numeric::quant::native::Format;
+use numeric::quant::activations::ActBlock;
+use numeric::quant::format::Format;
 use numeric::simd::Isa;
-use numeric::simd::native::{NativeGroups, native_groups};
+use numeric::simd::products::{Groups, multiply};
 
 /// Rows that do not fill their last group.
 const ROWS: usize = 40;
@@ -17,13 +17,16 @@ const GROUPS: usize = ROWS.div_ceil(16);
 
 /// The number that kernels know a format by.
 fn w_type(format: Format) -> usize {
-    4 + Format::ALL.iter().position(|&f| f == format).unwrap()
+    match Format::ALL.iter().position(|&f| f == format).unwrap() {
+        0 => 0,
+        i => 3 + i,
+    }
 }
 
 /// Where the upper bytes of a block's f16 are.
 fn highs(format: Format) -> &'static [usize] {
     match format {
-        Format::Q5_0 | Format::Q8_0 => &[1],
+        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[1],
         Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => &[1, 3],
         Format::Q6_K => &[209],
     }
@@ -59,9 +62,14 @@ impl Matrix {
     /// The product with one token.
     fn times(&self, acts: &[ActBlock]) -> Vec<f32> {
         let Self { format, ref quants, ref scales, .. } = *self;
-        let w = NativeGroups { format, quants, scales, groups: GROUPS, blocks: self.cols / BLOCK };
+        let w = Groups { format, quants, scales, groups: GROUPS, blocks: self.cols / BLOCK };
         let mut out = [[0.0; 16]; GROUPS];
-        native_groups(Isa::Scalar, w, acts, &mut out);
+        match self.cols {
+            32 => multiply::<32>(Isa::Scalar, w, acts, &[], &mut out),
+            256 => multiply::<256>(Isa::Scalar, w, acts, &[], &mut out),
+            512 => multiply::<512>(Isa::Scalar, w, acts, &[], &mut out),
+            cols => unreachable!("no test has {cols} columns"),
+        }
         out.as_flattened()[..ROWS].to_vec()
     }
 

@@ -6,8 +6,8 @@ use crate::device;
 use antigravity::opencl::{Buffer, Device};
 use files::blocks::{BLOCK, BlockQ4};
 use half::{bf16, f16};
-use numeric::quant::act::ActBlock;
-use numeric::quant::packed::{QUANT_BYTES, SCALE_BYTES, put_block};
+use numeric::quant::activations::ActBlock;
+use numeric::quant::format::{Format, put_block};
 use numeric::simd::{Isa, ops};
 
 pub const GEMV: &str =
@@ -29,16 +29,17 @@ struct Packed {
 
 fn packed(r: &mut Random, rows: usize, cols: usize) -> Packed {
     let (groups, n) = (rows.div_ceil(16), cols / BLOCK);
-    let (mut quants, mut scales) = (vec![0x88; groups * n * QUANT_BYTES], vec![0; groups * n * SCALE_BYTES]);
+    let (of_quants, of_scales) = Format::Q4_0.group_bytes(cols);
+    let (mut quants, mut scales) = (vec![0x88; groups * of_quants], vec![0; groups * of_scales]);
     let mut blocks = Vec::new();
     for row in 0..rows {
         let group = row / 16;
-        let (q, s) = (&mut quants[group * n * QUANT_BYTES..], &mut scales[group * n * SCALE_BYTES..]);
+        let (q, s) = (&mut quants[group * of_quants..], &mut scales[group * of_scales..]);
         blocks.push(
             (0..n)
                 .map(|b| {
                     let block = BlockQ4::quantise(&std::array::from_fn(|_| r.float()));
-                    put_block(q, s, (b, row % 16), &block);
+                    put_block(q, s, b, row % 16, &block);
                     block
                 })
                 .collect(),

@@ -135,7 +135,7 @@ mod tests {
             ("src/main", "src/cli"),
             ("src/cli/generate", "src/run/engine"),
             ("src/run/session", "src/model/device"),
-            ("src/model/cpu/steps", "src/numeric/quant/packed"),
+            ("src/model/cpu/steps", "src/numeric/quant/format"),
             ("src/opencl/runtime/device", "src/files/error"),
             ("src/files/source/gguf", "src/files/config"),
         ];
@@ -155,7 +155,7 @@ mod tests {
             ("src/opencl/forward", "src/model/cpu/kv"),
             ("src/model/cpu", "src/opencl/kv"),
             ("src/model/device", "src/model/cpu"),
-            ("src/run/plan", "src/numeric/quant/packed"),
+            ("src/run/plan", "src/numeric/quant/format"),
             ("src/cli/doctor", "src/files/blocks"),
             ("src/text/chat", "src/numeric/pool"),
             ("src/server", "src/run/engine"),

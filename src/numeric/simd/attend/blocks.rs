@@ -1,12 +1,12 @@
-//! Blocks of queries against sixteen rows of whole runs of sixteen: every row loaded serves all queries of
-//! the block, and their sums stay in registers. The same products and sums as one query at a time.
+//! Blocks of queries against sixteen rows, for heads that are a multiple of sixteen wide. Every row that is loaded
+//! serves all queries of the block, whose sums stay in registers. Same products and sums as one query at a time.
 
 #![allow(clippy::needless_range_loop, reason = "unrolled over several arrays at once")]
 
 use super::{Aligned, CHUNK, Partial, ROWS};
 use crate::simd::lanes::Lanes;
 
-/// From how many queries on keys are transposed: that costs as much as adding the lanes up for these.
+/// From this many queries on, keys are transposed. For fewer, adding up the lanes of each product is cheaper.
 pub(super) const TRANSPOSED_FROM: usize = 10;
 
 /// Scores of each query against `rows`, into `scores[query][first..]`.

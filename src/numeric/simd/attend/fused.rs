@@ -1,7 +1,7 @@
-//! The few queries of one token: rows are widened straight into registers, where all queries use them.
-//! Storing widened rows, which pays for many queries, takes half as long as the products of four.
+//! The few queries of one token: rows are widened straight into registers, where all queries use them. Storing widened
+//! rows pays for many queries only: it takes half as long as the products of four queries.
 //!
-//! For lanes with enough registers ([`Lanes::WIDE`]) and heads of whole runs of 64.
+//! For lanes with enough registers ([`Lanes::WIDE`]) and heads that are a multiple of 64 wide.
 
 #![allow(clippy::needless_range_loop, reason = "unrolled over several arrays at once")]
 
@@ -87,8 +87,8 @@ pub(super) unsafe fn weigh<L: Lanes, const HD: usize>(
 
 /// The scales of sixteen rows, `[row][block]`.
 ///
-/// Widened alone, where it is used, a scale costs as much as the rest of its block. So the scales of the next rows
-/// are lined up by scalar moves, beside the arithmetic of these, and then widened sixteen at a time.
+/// Widening a single scale where it is used costs as much as the rest of its block. So scalar moves collect the scales
+/// of the next rows while these rows are computed, and then sixteen are widened at a time.
 struct Scales<const HD: usize> {
     next: Aligned<[u16; HD]>,
     now: Aligned<[f32; HD]>,

@@ -1,4 +1,4 @@
-//! The attention that slots receive from queries whose softmax is known: their weights, summed.
+//! The attention that slots receive from queries whose softmax is known: the sum of their weights.
 
 use super::{Ahead, CHUNK, FEW, Scores, scored};
 use crate::kv::KvType;

@@ -1,4 +1,4 @@
-//! Eight rows of a register of 256 bits: `vpmaddubsw`, or `vpdpbusd` where there is AVX-VNNI.
+//! Eight rows in a register of 256 bits: `vpmaddubsw`, or `vpdpbusd` with AVX-VNNI.
 
 use super::rows::Rows;
 use std::arch::x86_64::*;
@@ -12,7 +12,7 @@ unsafe fn four(q: *const i8, v: usize) -> __m256i {
     _mm256_set1_epi32(q.cast::<i32>().add(v).read_unaligned())
 }
 
-/// `sums` and the sums of pairs of i16.
+/// `sums` plus the sums of pairs of i16.
 #[inline(always)]
 unsafe fn widen(sums: __m256i, pairs: __m256i) -> __m256i {
     _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
@@ -20,9 +20,8 @@ unsafe fn widen(sums: __m256i, pairs: __m256i) -> __m256i {
 
 /// Sums of four products each that fit an i16.
 ///
-/// `vpmaddubsw` takes two products of unsigned weights together, at most 2 * (2^bits - 1) * 127: 3,810 of 4 bits,
-/// 7,874 of 5, 16,002 of 6. So of 4 bits eight such sums fit (30,480), of 5 bits four (31,496), of 6 bits two
-/// (32,004).
+/// `vpmaddubsw` adds two products of unsigned weights, at most 2 * (2^bits - 1) * 127: 3,810 for 4 bits, 7,874 for 5,
+/// 16,002 for 6. So eight such sums fit for 4 bits (30,480), four for 5 bits (31,496) and two for 6 bits (32,004).
 #[inline(always)]
 unsafe fn add_pairs<const N: usize>(w: [__m256i; N], q: *const i8) -> __m256i {
     let mut pairs = _mm256_maddubs_epi16(w[0], four(q, 0));
@@ -149,7 +148,7 @@ unsafe impl<const VNNI: bool> Rows for Eight<VNNI> {
     }
 }
 
-/// The sum of sixteen activations: that of bytes that are 128 more, by `vpsadbw`.
+/// The sum of sixteen activations, by `vpsadbw` on bytes that are 128 larger.
 ///
 /// # Safety
 ///

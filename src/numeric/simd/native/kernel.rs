@@ -1,30 +1,30 @@
-//! The kernel of all formats and instruction sets: sixteen rows at a time, some tokens, [`RUN`] blocks.
+//! The kernel for all formats and instruction sets. It takes sixteen rows, some tokens and [`RUN`] blocks at a time.
 
 use super::super::{prefetch, unrolled};
-use super::NativeGroups;
 use super::rows::Rows;
-use crate::quant::act::ActBlock;
-use crate::quant::native::Format;
+use crate::quant::activations::ActBlock;
+use crate::quant::format::Format;
+use crate::simd::products::Groups;
 use files::blocks::BLOCK;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Blocks that one register of rows is taken through before the next: their weights and activations stay in the
-/// first-level cache. In the formats of superblocks they share a run of scales.
+/// Blocks that one register of rows goes through before the next register: their weights and activations stay in the
+/// first-level cache. In formats with superblocks they share a run of scales.
 const RUN: usize = 8;
-/// Blocks of activations that are laid out at once: 64 of one token, eight of eight tokens.
+/// Blocks of activations that are laid out at once: 64 of one token, or eight of each of eight tokens.
 const ACTS: usize = 64;
 
 /// Some tokens of a product.
 #[derive(Clone, Copy)]
 pub struct Tokens<'a> {
     /// `[token][block]`, from the first of these tokens on.
-    pub acts: &'a [ActBlock],
-    /// Where these are in `out[group][token][row]`.
+    pub activations: &'a [ActBlock],
+    /// The place of the first in `out[group][token][row]`.
     pub first: usize,
-    /// How many: at most those of the kernel.
+    /// How many, at most the kernel's number of tokens.
     pub count: usize,
-    /// All of `out`.
+    /// Number of tokens in `out`.
     pub of: usize,
 }
 
@@ -35,9 +35,9 @@ struct Act {
     q: [i8; BLOCK],
     /// Scale.
     d: f32,
-    /// What the minimums of a block are multiplied with: `sum(q) * d` and its sign.
+    /// What a block's minimums are multiplied with: `sum(q) * d`, negative for Q4_K and Q5_K.
     floor: f32,
-    /// What the sums of the two halves are counted up from; of the whole block the first.
+    /// What the sums of the two halves start from. The sum of a whole block starts from the first.
     start: [i32; 2],
 }
 
@@ -53,6 +53,7 @@ impl Act {
             _ => 0.0,
         };
         let [first, second] = match const { Format::ALL[F] } {
+            Format::Q4_0 => [act.offset; 2],
             Format::Q5_0 => [2 * act.offset; 2],
             Format::Q8_0 if !R::SIGNED => [16 * act.offset; 2],
             Format::Q6_K => {
@@ -65,19 +66,19 @@ impl Act {
     }
 }
 
-/// All groups times `x.count <= T` tokens, where `F` is the format's place among [`Format::ALL`]. Of the
-/// activations of tokens that are not there zeros are taken.
+/// All groups times `x.count <= T` tokens, where `F` is the format's index in [`Format::ALL`]. Missing tokens count as
+/// zeros.
 ///
-/// Activations are laid out for as many blocks as there is room for, which serves all groups; between these sweeps
-/// sums lie in `out`.
+/// A sweep lays out the activations of as many blocks as there is room for, once for all groups. Between sweeps the
+/// sums are kept in `out`.
 ///
 /// # Safety
 ///
-/// The CPU has the set of `R`; the planes hold `w.groups` groups of `w.blocks` blocks, `x.acts` holds `x.count` tokens
-/// of as many, and `out` `w.groups * x.of` runs of sixteen rows.
+/// The CPU has the set of `R`. The planes hold `w.groups` groups of `w.blocks` blocks, `x.activations` holds as many
+/// blocks for each of `x.count` tokens, and `out` holds `w.groups * x.of` runs of sixteen rows.
 #[inline(always)]
 pub unsafe fn tile<R: Rows, const F: usize, const T: usize>(
-    w: NativeGroups<'_>,
+    w: Groups<'_>,
     x: Tokens<'_>,
     out: *mut [f32; 16],
 ) {
@@ -107,7 +108,7 @@ pub unsafe fn tile<R: Rows, const F: usize, const T: usize>(
     }
 }
 
-/// Some blocks of the activations of `x`, of `stride` blocks a token: `[block][token]` of `T` tokens.
+/// Lays out `blocks` of the activations of `x`, which have `stride` blocks a token, as `[block][token]` of `T` tokens.
 ///
 /// # Safety
 ///
@@ -124,29 +125,29 @@ unsafe fn lay_out<R: Rows, const F: usize, const T: usize>(
             to.take(blocks.len()).for_each(|act| _ = act.write(Act::ZERO));
             continue;
         }
-        for (to, act) in to.zip(&x.acts[t * stride..][blocks.clone()]) {
+        for (to, act) in to.zip(&x.activations[t * stride..][blocks.clone()]) {
             to.write(Act::new::<R, F>(act));
         }
     }
 }
 
-/// A register of rows of a run of blocks.
+/// As many rows as fit a register, over a run of blocks.
 struct Part {
-    /// Those of the group's first block here.
+    /// The quants of the run's first block, all rows of the group.
     quants: *const u8,
-    /// Those of its span.
+    /// The scales of that block's span.
     scales: *const u8,
     /// `[block][token]`
     acts: *const Act,
-    /// Which they are.
+    /// Which blocks of the matrix these are.
     blocks: Range<usize>,
-    /// First row.
+    /// The first row of the register.
     row: usize,
 }
 
 impl Part {
-    /// Takes the run's blocks into the sums of `count` tokens at `out`, `[token][row]`, which begin with the
-    /// first block.
+    /// Adds the run's blocks to the sums of `count` tokens at `out`, `[token][row]`. Sums start at zero with the
+    /// matrix's first block.
     ///
     /// # Safety
     ///
@@ -169,11 +170,11 @@ impl Part {
         });
     }
 
-    /// Takes the run's blocks into the sums of `T` tokens.
+    /// Adds the run's blocks to the sums of `T` tokens.
     ///
     /// # Safety
     ///
-    /// As of [`Part::onto`].
+    /// As for [`Part::onto`].
     #[inline(always)]
     unsafe fn run<R: Rows, const F: usize, const T: usize>(&self, acc: &mut [R::Floats; T]) {
         for b in 0..self.blocks.len() {
@@ -202,7 +203,7 @@ impl Part {
                         _ => R::block::<8>(R::sums((*act).start[0]), w, q),
                     };
                     acc[t] = R::fma(R::float(sum), R::mul(levels[0], d), acc[t]);
-                    if !matches!(format, Format::Q5_0 | Format::Q8_0) {
+                    if format.has_floor() {
                         acc[t] = R::fma(floor, R::splat((*act).floor), acc[t]);
                     }
                 }
@@ -210,13 +211,15 @@ impl Part {
         }
     }
 
-    /// What the sums of block `b` are multiplied with, and what its activations' are; of Q6_K the factors of
-    /// the two halves, and that of both together.
+    /// What the integer sums of block `b` are multiplied with, and its minimum. For Q6_K: the factors of the two
+    /// halves, and the factor of both.
     #[inline(always)]
     unsafe fn scale<R: Rows, const F: usize>(&self, b: usize) -> ([R::Floats; 2], R::Floats) {
         let (scales, row) = (self.scales, self.row);
         match const { Format::ALL[F] } {
-            Format::Q5_0 | Format::Q8_0 => ([R::f16(scales.add(32 * b + 2 * row)); 2], R::splat(0.0)),
+            Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => {
+                ([R::f16(scales.add(32 * b + 2 * row)); 2], R::splat(0.0))
+            }
             Format::Q4_1 | Format::Q5_1 => {
                 let at = scales.add(64 * b + 2 * row);
                 ([R::f16(at); 2], R::f16(at.add(32)))
@@ -233,7 +236,7 @@ impl Part {
         }
     }
 
-    /// Prefetches what one token's kernel reads soon, as `simd::ahead` does for Q4_0.
+    /// Prefetches what the kernel for one token reads soon, as `products::ahead` does for Q4_0.
     #[inline(always)]
     fn ahead<const F: usize>(&self, b: usize) {
         const FAR: usize = 4096;
@@ -252,7 +255,7 @@ impl Part {
     }
 }
 
-/// The integers of one block: columns `4v..` of each row in `[v]`.
+/// The integers of one block: element `v` has columns `4v..4v + 4` of each row.
 #[inline(always)]
 unsafe fn unpacked<R: Rows, const F: usize>(p: *const u8) -> [R::Bytes; 8] {
     let bits = const { Format::ALL[F].bits() };

@@ -1,14 +1,15 @@
-//! Four rows of a register of 128 bits: `smlal`, or `sdot` where there is dotprod.
+//! Four rows in a register of 128 bits: `smlal`, or `sdot` with dotprod.
 //!
-//! Cycles with `sdot` of a block of 32 columns x 16 rows x 1 token, the loops over blocks alone, by the model of
-//! llvm-mca 19 for Neoverse V2 (that for N2 gives twice as many, as for Q4_0):
+//! Cycles of the loops over blocks with `sdot`, for a block of 32 columns x 16 rows x 1 token, by the model of llvm-mca
+//! 19 for Neoverse V2. (The model for N2 gives twice as many, as it does for Q4_0.)
 //!
 //! | tokens | Q4_0 | Q4_1 | Q5_1 | Q8_0 | Q4_K | Q5_K |
 //! |---:|---:|---:|---:|---:|---:|---:|
 //! | 1 | 22.1 | 25.9 | 45.0 | 18.3 | 31.9 | 51.0 |
 //! | 8 | 12.3 | 15.3 | 17.5 | 12.6 | 15.8 | 18.7 |
 //!
-//! Fifth and sixth bits put in place by `bsl` came out as `and` and `orr` all the same: LLVM knows what is zero.
+//! Putting fifth and sixth bits in place with `bsl` came out as `and` and `orr` all the same: LLVM knows which bits are
+//! zero.
 
 use super::super::neon::{sdot, smlal, smull, widen_f16};
 use super::rows::Rows;
@@ -17,10 +18,10 @@ use std::arch::aarch64::*;
 /// Four rows; `DOT` stands for dotprod.
 pub struct Four<const DOT: bool>;
 
-/// `$sums` and the products of vectors of weights with four activations each.
+/// `$sums` plus the products of vectors of weights with four activations each.
 ///
-/// Products are summed in i16 lanes, one of each column of four: of 4 and 5 bits eight fit (8 * 31 * 127 = 31,496),
-/// of 6 bits four (4 * 63 * 127 = 32,004), of 8 bits two (2 * 128 * 127 = 32,512).
+/// Products are summed in i16 lanes, one for each of four columns. For 4 and 5 bits eight products fit
+/// (8 * 31 * 127 = 31,496), for 6 bits four (4 * 63 * 127 = 32,004), for 8 bits two (2 * 128 * 127 = 32,512).
 macro_rules! chain {
     ($sums:expr, [$w:expr, $a:expr] $([$more:expr, $b:expr])*) => {{
         let (mut top, mut bottom): (int16x8_t, int16x8_t);

@@ -1,8 +1,9 @@
-//! Some rows of a group side by side: what the kernels need of an instruction set, and plain Rust.
+//! Some rows of a group side by side: the operations that the kernel needs from an instruction set, and their versions
+//! in plain Rust.
 
 use std::array::from_fn;
 
-/// Rows of a group, as many as fit a register of bytes with four columns each.
+/// As many rows of a group as fit a register with four bytes each.
 ///
 /// # Safety
 ///
@@ -10,17 +11,17 @@ use std::array::from_fn;
 /// alignment needed).
 #[allow(clippy::missing_safety_doc, reason = "one contract for all, above")]
 pub unsafe trait Rows {
-    /// How many: 16 or a part of it.
+    /// How many rows: 16, or a divisor of 16.
     const ROWS: usize;
-    /// Whether weights are multiplied as signed bytes, else as unsigned ones.
+    /// Whether weights are multiplied as signed bytes. If not, as unsigned bytes.
     const SIGNED: bool;
-    /// What sums are counted up from, so that [`Rows::float`] is cheap.
+    /// What sums start from, so that [`Rows::float`] is cheap.
     const START: i32 = 0;
-    /// Four bytes a row.
+    /// Four bytes for each row.
     type Bytes: Copy;
-    /// An i32 a row.
+    /// An i32 for each row.
     type Sums: Copy;
-    /// An f32 a row.
+    /// An f32 for each row.
     type Floats: Copy;
 
     /// Four bytes of each row.
@@ -30,17 +31,17 @@ pub unsafe trait Rows {
     unsafe fn and(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     unsafe fn xor(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    /// Bytes shifted to the left; what comes in below may be a neighbour's.
+    /// Bytes shifted to the left. The bits that come in may be a neighbour's.
     unsafe fn left<const N: i32>(a: Self::Bytes) -> Self::Bytes;
-    /// Bytes shifted to the right; what comes in above may be a neighbour's.
+    /// Bytes shifted to the right. The bits that come in may be a neighbour's.
     unsafe fn right<const N: i32>(a: Self::Bytes) -> Self::Bytes;
 
     /// One integer for each row.
     unsafe fn sums(x: i32) -> Self::Sums;
-    /// `sums` and the products of sixteen columns with as many activations, where weights are integers of `BITS`
-    /// bits, unsigned but for `SIGNED` ones of 8 bits.
+    /// `sums` plus the products of sixteen columns with as many activations. Weights are integers of `BITS` bits,
+    /// unsigned except for 8 bits where `SIGNED`.
     unsafe fn half<const BITS: usize>(sums: Self::Sums, w: [Self::Bytes; 4], q: *const i8) -> Self::Sums;
-    /// The same of 32 columns.
+    /// The same for 32 columns.
     #[inline(always)]
     unsafe fn block<const BITS: usize>(sums: Self::Sums, w: [Self::Bytes; 8], q: *const i8) -> Self::Sums {
         let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
@@ -52,11 +53,11 @@ pub unsafe trait Rows {
     unsafe fn splat(x: f32) -> Self::Floats;
     unsafe fn floats(p: *const f32) -> Self::Floats;
     unsafe fn store(x: Self::Floats, p: *mut f32);
-    /// An f16 a row, widened exactly.
+    /// An f16 for each row, widened exactly.
     unsafe fn f16(p: *const u8) -> Self::Floats;
-    /// An unsigned byte a row.
+    /// An unsigned byte for each row.
     unsafe fn u8(p: *const u8) -> Self::Floats;
-    /// A signed byte a row.
+    /// A signed byte for each row.
     unsafe fn i8(p: *const u8) -> Self::Floats;
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`, rounded once.
@@ -118,7 +119,7 @@ unsafe impl Rows for Scalar {
         let q = q.cast::<[i8; 16]>().read();
         for (w, q) in w.iter().zip(q.as_chunks::<4>().0) {
             for (sum, w) in sums.iter_mut().zip(w.as_chunks::<4>().0) {
-                // As signed bytes all are right: unsigned ones have seven bits at most.
+                // Read as signed bytes, because unsigned weights have seven bits at most.
                 *sum += (0..4).map(|k| i32::from(w[k] as i8) * i32::from(q[k])).sum::<i32>();
             }
         }

@@ -1,26 +1,26 @@
-//! Q4_0 rows times activations: by `smlal`, by `sdot`, by `smmla`.
+//! The Q4_0 kernels: with `smlal`, with `sdot` and with `smmla`.
 //!
-//! A kernel takes sixteen rows as four quads. One token has all four in registers; more tokens take a
-//! quad at a time over a run of blocks, so that its unpacked weights serve every token.
+//! A kernel takes sixteen rows as four quads. For one token all four stay in registers. For more tokens it takes one
+//! quad at a time over a run of blocks, so that weights are unpacked once for all tokens.
 //!
-//! Costs beside the kernels are those of one block of 32 columns x 16 rows x 1 token: instructions of the loops
-//! over blocks (and of the pairing), and their cycles by the models of llvm-mca 19 for Neoverse V2 (the core
-//! of Cortex-X3, for which it has none), Cortex-A710 (which has the model of Neoverse N2) and Neoverse V1:
+//! The tables at the kernels give the cost of one block of 32 columns x 16 rows x 1 token: instructions of the loops
+//! over blocks (and of the pairing), and their cycles by the models of llvm-mca 19 for Neoverse V2 (Cortex-X3, the same
+//! core, has no model), Cortex-A710 (which uses the model of Neoverse N2) and Neoverse V1:
 //!
 //! ```text
-//! cargo rustc --release --package antigravity-numeric --target aarch64-unknown-linux-gnu -- --emit asm -C symbol-mangling-version=v0
-//! llvm-mca-19 -mtriple=aarch64 -mattr=+v8.6a -mcpu=neoverse-v2 -iterations=200 <the loop>
+//! cargo rustc --release --package antigravity-numeric --target aarch64-unknown-linux-gnu -- --emit asm -C
+//! symbol-mangling-version=v0 llvm-mca-19 -mtriple=aarch64 -mattr=+v8.6a -mcpu=neoverse-v2 -iterations=200 <the loop>
 //! ```
 //!
-//! Nothing was measured on Arm hardware. A decoded token of Llama-3.2-1B takes 2,413,568 such blocks: by base NEON 442
-//! million instructions and 111, 197 and 102 million cycles (V2, A710, V1), by dotprod 253 million and 53, 106 and 53.
-//! i8mm needs two tokens, so it decodes by dotprod.
+//! Nothing was measured on Arm hardware. A decoded token of Llama-3.2-1B takes 2,413,568 such blocks: with base NEON 442
+//! million instructions and 111, 197 and 102 million cycles (V2, A710, V1), with dotprod 253 million and 53, 106 and 53.
+//! i8mm needs two tokens, so it decodes with dotprod.
 
 use super::super::lanes::Lanes;
-use super::super::{Q4Group, unrolled};
+use super::super::products::{Q4Group, QUANT_BYTES, SCALE_BYTES};
+use super::super::unrolled;
 use super::{Neon, widen_f16};
-use crate::quant::act::ActBlock;
-use crate::quant::packed::{QUANT_BYTES, SCALE_BYTES};
+use crate::quant::activations::ActBlock;
 use std::arch::aarch64::*;
 use std::array::from_fn;
 use std::mem::MaybeUninit;
@@ -31,11 +31,11 @@ const RUN: usize = 16;
 /// Tokens of the largest tile.
 const TOKENS: usize = 8;
 
-/// 1.5 * 2^23 as bits. A block's sum is below 2^22, so counted up from here it is, read as a float, that
-/// number and the sum: one subtraction converts it, exactly, where `scvtf` has fewer or half the pipes.
+/// The bits of 1.5 * 2^23. A block's sum is below 2^22. If it starts from here and is then read as a float, it is
+/// 1.5 * 2^23 plus the sum, so one exact subtraction converts it. `scvtf` runs on fewer pipes.
 const BIAS: i32 = 0x4b40_0000;
 
-/// A sum that was counted up from [`BIAS`].
+/// A sum that started from [`BIAS`], as floats.
 #[inline(always)]
 fn float(isum: int32x4_t) -> float32x4_t {
     // SAFETY: NEON is part of every aarch64 target.
@@ -89,9 +89,9 @@ macro_rules! smlal {
     };
 }
 
-/// The quad's sums of one block taken into `acc` by `smlal`.
+/// Adds the quad's sums of one block to `acc`, with `smlal`.
 ///
-/// Products are summed in i16: eight of at most 15 * 127 a lane, 15,240, so none overflows.
+/// Products are summed in i16: eight of at most 15 * 127 in each lane, 15,240, so none overflows.
 #[inline(always)]
 unsafe fn mul(w: &Quad, act: &ActBlock, acc: &mut float32x4_t) {
     let half = |i| vreinterpretq_s32_s8(vld1q_s8(act.q.as_ptr().add(i)));
@@ -124,7 +124,7 @@ macro_rules! sdot {
 
 pub(in super::super) use {sdot, smlal, smull};
 
-/// The quad's sums of one block taken into the accumulators of `N` tokens by `sdot`, side by side.
+/// Adds the quad's sums of one block to the accumulators of `N` tokens, with `sdot`, side by side.
 ///
 /// # Safety
 ///
@@ -155,17 +155,16 @@ unsafe fn dot<const N: usize>(w: &Quad, acts: [&ActBlock; N], acc: &mut [float32
     }
 }
 
-/// Sixteen rows, `T` tokens, by `sdot` or by `smlal`.
+/// Sixteen rows, `T` tokens, with `sdot` or `smlal`.
 ///
 /// # Safety
 ///
-/// The planes hold `w.blocks` blocks, `acts` holds T rows `stride` apart, `out` holds T rows, and the CPU has
+/// The planes hold `w.blocks` blocks, `activations` holds T rows of as many, `out` holds T rows, and the CPU has
 /// dotprod when `DOT`.
 #[inline(always)]
 unsafe fn quads<const T: usize, const DOT: bool>(
     w: Q4Group<'_>,
-    acts: *const ActBlock,
-    stride: usize,
+    activations: *const ActBlock,
     out: *mut [f32; 16],
 ) {
     const { assert!((T <= 2 || T.is_multiple_of(4)) && T <= TOKENS) };
@@ -173,7 +172,7 @@ unsafe fn quads<const T: usize, const DOT: bool>(
     if T == 1 {
         for b in 0..w.blocks {
             for (r, acc) in acc.iter_mut().enumerate() {
-                let (rows, act) = (quad(w, b, r), &*acts.add(b));
+                let (rows, act) = (quad(w, b, r), &*activations.add(b));
                 if DOT { dot(&rows, [act], acc) } else { mul(&rows, act, &mut acc[0]) }
             }
         }
@@ -183,7 +182,7 @@ unsafe fn quads<const T: usize, const DOT: bool>(
                 let mut sum = *acc;
                 for b in first..w.blocks.min(first + RUN) {
                     let rows = quad(w, b, r);
-                    let act = |t| &*acts.add(t * stride + b);
+                    let act = |t| &*activations.add(t * w.blocks + b);
                     if !DOT {
                         unrolled!(T, |t| { mul(&rows, act(t), &mut sum[t]) });
                     } else if T == 2 {
@@ -204,18 +203,18 @@ unsafe fn quads<const T: usize, const DOT: bool>(
     }
 }
 
-/// Baseline: sixteen rows, `T` tokens; see [`super::super::q4_group`].
+/// Baseline: sixteen rows, `T` tokens; see [`super::super::products::multiply`].
 ///
 /// | tokens | instructions | Neoverse V2 | Cortex-A710 | Neoverse V1 |
 /// |-------:|-------------:|------------:|------------:|------------:|
 /// |      1 |          183 |        46.1 |        81.5 |        42.1 |
 /// |      4 |          165 |        39.1 |        68.2 |        35.1 |
 #[target_feature(enable = "neon")]
-pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: usize, out: *mut [f32; 16]) {
-    quads::<T, false>(w, acts, stride, out)
+pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, out: *mut [f32; 16]) {
+    quads::<T, false>(w, activations, out)
 }
 
-/// With dotprod: sixteen rows, `T` tokens; see [`super::super::q4_group`].
+/// With dotprod: sixteen rows, `T` tokens; see [`super::super::products::multiply`].
 ///
 /// | tokens | instructions | Neoverse V2 | Cortex-A710 | Neoverse V1 |
 /// |-------:|-------------:|------------:|------------:|------------:|
@@ -225,13 +224,8 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, acts: *const ActBlock, stride: 
 ///
 /// Twelve tokens at once took 24.7 cycles on Cortex-A710, eight and four take 25.4: not worth a longer loop.
 #[target_feature(enable = "neon,dotprod")]
-pub unsafe fn q4_dot<const T: usize>(
-    w: Q4Group<'_>,
-    acts: *const ActBlock,
-    stride: usize,
-    out: *mut [f32; 16],
-) {
-    quads::<T, true>(w, acts, stride, out)
+pub unsafe fn q4_dot<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, out: *mut [f32; 16]) {
+    quads::<T, true>(w, activations, out)
 }
 
 /// `acc + w * a^T` for 2 x 8 bytes each: lane `2 i + j` has row `i` of `w` times row `j` of `a`.
@@ -244,13 +238,12 @@ macro_rules! smmla {
     };
 }
 
-/// Two tokens of one block, for `smmla`. Written as words, so that the integer pipes put it together.
+/// Two tokens of one block, for `smmla`. Written as words, so that the integer pipes do the work.
 #[derive(Clone, Copy)]
 struct Pair {
     /// Columns `8k..` of the first token, then of the second.
     q: [[u64; 2]; 4],
-    /// Offsets of first, second, first, second, counted up from [`BIAS`]; twice, as loads are cheaper than
-    /// moves.
+    /// [`BIAS`] plus the offsets of first, second, first, second. Twice, because loads are cheaper than moves.
     start: [[u64; 2]; 2],
     /// Scales in the same order.
     d: [u64; 2],
@@ -269,8 +262,8 @@ impl Pair {
     }
 }
 
-/// The sums of rows `4r..` in block `b` taken into `acc` by `smmla`: for each pair of tokens rows 0 and 1 of
-/// the quad, each of both tokens, then rows 2 and 3.
+/// Adds the sums of rows `4r..` in block `b` to `acc`, with `smmla`. Each pair of tokens has two elements: rows 0 and 1
+/// of the quad, each for both tokens, then rows 2 and 3.
 ///
 /// # Safety
 ///
@@ -310,7 +303,7 @@ unsafe fn tiles<const T: usize>(
     });
 }
 
-/// With i8mm: sixteen rows, `T` tokens, an even number; see [`super::super::q4_group`].
+/// With i8mm: sixteen rows, `T` tokens, an even number; see [`super::super::products::multiply`].
 ///
 /// | tokens | instructions | Neoverse V2 | Cortex-A710 | Neoverse V1 |
 /// |-------:|-------------:|------------:|------------:|------------:|
@@ -320,12 +313,7 @@ unsafe fn tiles<const T: usize>(
 /// Two tokens take 17.4, 32.4 and 18.1 cycles, [`q4_dot`] takes 16.2, 32.2 and 16.2. Twelve
 /// put sums on the stack: 22.0 on Cortex-A710, where eight and four take 21.5.
 #[target_feature(enable = "neon,dotprod,i8mm")]
-pub unsafe fn q4_i8mm<const T: usize>(
-    w: Q4Group<'_>,
-    acts: *const ActBlock,
-    stride: usize,
-    out: *mut [f32; 16],
-) {
+pub unsafe fn q4_i8mm<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, out: *mut [f32; 16]) {
     const { assert!(T.is_multiple_of(2) && T <= TOKENS) };
     let mut pairs = [const { MaybeUninit::<Pair>::uninit() }; RUN * TOKENS / 2];
     let pairs = pairs.as_mut_ptr().cast::<Pair>();
@@ -333,7 +321,8 @@ pub unsafe fn q4_i8mm<const T: usize>(
     for first in (0..w.blocks).step_by(RUN) {
         let run = RUN.min(w.blocks - first);
         for p in 0..T / 2 {
-            let (a, b) = (acts.add(2 * p * stride + first), acts.add((2 * p + 1) * stride + first));
+            let token = |t| activations.add(t * w.blocks + first);
+            let (a, b) = (token(2 * p), token(2 * p + 1));
             for block in 0..run {
                 pairs.add(block * (T / 2) + p).write(Pair::new(&*a.add(block), &*b.add(block)));
             }

@@ -4,8 +4,8 @@ use files::blocks::BLOCK;
 
 /// Thirty-two activations: `value = q * d`.
 ///
-/// `offset` is `-8 * sum(q)`, which turns the unsigned dot product over stored nibbles into the
-/// signed one: `sum((w - 8) * q) = sum(w * q) + offset`.
+/// `offset` is `-8 * sum(q)`. It turns the dot product of stored, unsigned nibbles into the signed one:
+/// `sum((w - 8) * q) = sum(w * q) + offset`.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ActBlock {
@@ -21,7 +21,7 @@ impl ActBlock {
     /// A block of zeros.
     pub const ZERO: Self = Self { d: 0.0, offset: 0, q: [0; BLOCK] };
 
-    /// The reference quantiser: `q = round_ties_even(x * (127 / max|x|))`, zero when all are zero.
+    /// The reference quantiser: `q = round_ties_even(x * (127 / max|x|))`, or zeros when all are zero.
     pub fn quantise(x: &[f32; BLOCK]) -> Self {
         let max = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
         let (d, id) = if max == 0.0 { (0.0, 0.0) } else { (max / 127.0, 127.0 / max) };
@@ -30,7 +30,7 @@ impl ActBlock {
     }
 }
 
-/// One block of sixteen tokens, side by side as instructions that multiply tiles take them.
+/// One block of sixteen tokens side by side, as instructions that multiply tiles read them.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ActTile {

@@ -1,52 +1,54 @@
-//! GGUF's block formats in a packed layout of their own, for matrices that are multiplied with as they are stored.
+//! The block formats that matrices are multiplied in, and the packed layout that all devices read them in.
 //!
-//! As in [`packed`](super::packed), rows are taken in groups of 16, and each group has two planes, `quants` and
-//! `scales`, in ascending blocks of 32 columns. Stored integers are kept as they are:
+//! Rows are taken in groups of 16. Each group has two planes, `quants` and `scales`, in ascending blocks of 32 columns.
+//! Stored integers are kept as they are. Quants of one group and one block:
 //!
-//! - 4 bits: the 256 bytes of [`packed`](super::packed): vector `v` holds for each row four bytes, byte `k` = columns
-//!   `4v + k` (low nibble) and `16 + 4v + k` (high)
-//! - 5 bits: the same, then one vector of 64 bytes with the fifth bits: byte `k` of a row has that of column `4v + k` in
-//!   bit `v` and that of column `16 + 4v + k` in bit `4 + v`
-//! - 6 bits: the same, then two vectors with the upper two bits, of columns 0 to 15 and of columns 16 to 31: byte `k` of
-//!   a row has those of column `4v + k` (and `16 + 4v + k`) in bits `2v` and `2v + 1`
-//! - 8 bits: eight vectors, byte `k` of a row in vector `v` = column `4v + k`
+//! - 4 bits: four vectors of 64 bytes. Vector `v` has four bytes for each row; byte `k` holds column `4v + k` in its
+//!   low nibble and column `16 + 4v + k` in its high nibble
+//! - 5 bits: the same, then one vector with the fifth bits: byte `k` of a row has the bit of column `4v + k` in bit `v`
+//!   and the bit of column `16 + 4v + k` in bit `4 + v`
+//! - 6 bits: the 4-bit vectors, then two vectors with the upper two bits, one for columns 0 to 15 and one for columns
+//!   16 to 31: byte `k` of a row has the bits of column `4v + k` (or `16 + 4v + k`) in bits `2v` and `2v + 1`
+//! - 8 bits: eight vectors; byte `k` of a row in vector `v` is column `4v + k`
 //!
-//! Scales, a run for each span of columns that shares them (all f16 little-endian, `[16]` = one for each row):
+//! Scales come in runs, one for each span of columns that shares them. All f16 are little-endian, and `[16]` means one
+//! for each row:
 //!
 //! | format | span | run |
 //! |---|---|---|
-//! | Q5_0, Q8_0 | 32 | `d[16]` f16 |
+//! | Q4_0, Q5_0, Q8_0 | 32 | `d[16]` f16 |
 //! | Q4_1, Q5_1 | 32 | `d[16]` f16, `m[16]` f16 |
-//! | Q4_K, Q5_K | 256 | `d[16]` f16, `dmin[16]` f16, then of each of eight blocks `scale[16]` u8, `min[16]` u8 |
-//! | Q6_K | 256 | `d[16]` f16, then of each of eight blocks `scale[16]` i8 of its first 16 columns, `scale[16]` i8 of the others |
+//! | Q4_K, Q5_K | 256 | `d[16]` f16, `dmin[16]` f16, then for each of eight blocks `scale[16]` u8, `min[16]` u8 |
+//! | Q6_K | 256 | `d[16]` f16, then for each of eight blocks `scale[16]` i8 of its first 16 columns, `scale[16]` i8 of the others |
 //!
-//! A last group that is not full is padded with rows of zero bytes, which stand for zeros (Q5_0 and Q6_K by their scale).
+//! Rows that fill up the last group stand for zeros: nibbles of 8 in Q4_0, zero bytes otherwise, and scales of 0.
 //!
 //! # What is computed
 //!
-//! One accumulator a row and token, blocks `b` in ascending order, `a` and `d_a` the activations of
-//! [`act`](super::act), every operation an f32 one that rounds once:
+//! Each row and token has one accumulator. Blocks `b` are added in ascending order. `a` and `d_a` are the
+//! [`activations`](super::activations). Every operation is an f32 operation that rounds once:
 //!
-//! - Q5_0, Q8_0: `acc = fma(sum(q * a), d * d_a, acc)`, where 16 is taken from a stored `q` of Q5_0
+//! - Q4_0, Q5_0, Q8_0: `acc = fma(sum(q * a), d * d_a, acc)`. From a stored `q`, Q4_0 takes away 8 and Q5_0 16
 //! - Q6_K: the same with `scale_0 * sum(q * a) + scale_1 * sum(q * a)` of the two halves of the block, where 32 is
-//!   taken from a stored `q`; below 2^24, so it is exact
+//!   taken away from a stored `q`. This stays below 2^24, so it is exact
 //! - Q4_1, Q5_1: `acc = fma(sum(q * a), d * d_a, acc)`, then `acc = fma(m, s, acc)` with `s = d_a * sum(a)`
 //! - Q4_K, Q5_K: `acc = fma(sum(q * a), (d * scale) * d_a, acc)`, then `acc = fma(-(dmin * min), s, acc)`; `d * scale`
 //!   and `dmin * min` are exact
 //!
-//! So the result is the same bits everywhere, like that of Q4_0.
+//! So the result has the same bits on every device and instruction set.
 
-use super::packed::{GROUP_ROWS, nibble, put_nibbles};
-use files::blocks::{BLOCK, BlockType};
-use files::mapped::Plane;
+use files::blocks::{BLOCK, BlockQ4, BlockType};
 use half::f16;
 use std::array::from_fn;
-use std::ops::Range;
 
-/// A format of this layout.
+/// Rows in one group.
+pub const GROUP_ROWS: usize = 16;
+
+/// A block format, by the name that GGUF has for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types, missing_docs, reason = "the field's own names")]
 pub enum Format {
+    Q4_0,
     Q4_1,
     Q5_0,
     Q5_1,
@@ -58,12 +60,12 @@ pub enum Format {
 
 impl Format {
     /// All of them.
-    pub const ALL: [Format; 7] = {
+    pub const ALL: [Format; 8] = {
         use Format::*;
-        [Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K]
+        [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K]
     };
 
-    /// The format that a file's blocks have, if they are kept in this layout.
+    /// The format of a file's blocks, if they are kept in this layout.
     pub fn of(block: BlockType) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.block() == block)
     }
@@ -71,6 +73,7 @@ impl Format {
     /// The blocks of a file.
     pub const fn block(self) -> BlockType {
         match self {
+            Format::Q4_0 => BlockType::Q4_0,
             Format::Q4_1 => BlockType::Q4_1,
             Format::Q5_0 => BlockType::Q5_0,
             Format::Q5_1 => BlockType::Q5_1,
@@ -82,26 +85,32 @@ impl Format {
     }
 
     /// Bits of a stored integer.
-    pub const fn bits(self) -> usize {
+    pub(crate) const fn bits(self) -> usize {
         match self {
-            Format::Q4_1 | Format::Q4_K => 4,
+            Format::Q4_0 | Format::Q4_1 | Format::Q4_K => 4,
             Format::Q5_0 | Format::Q5_1 | Format::Q5_K => 5,
             Format::Q6_K => 6,
             Format::Q8_0 => 8,
         }
     }
 
-    /// What is taken from a stored integer. (Those of Q8_0 have a sign of their own.)
-    pub const fn zero(self) -> i32 {
+    /// What is taken away from a stored integer. (Those of Q8_0 are signed.)
+    pub(crate) const fn zero(self) -> i32 {
         match self {
+            Format::Q4_0 => 8,
             Format::Q5_0 => 16,
             Format::Q6_K => 32,
             _ => 0,
         }
     }
 
+    /// What bytes of quants hold in rows that fill up the last group.
+    pub const fn padding(self) -> u8 {
+        if matches!(self, Format::Q4_0) { 0x88 } else { 0 }
+    }
+
     /// Bytes of quants of one group and one block of 32 columns.
-    pub const fn quant_bytes(self) -> usize {
+    pub(crate) const fn quant_bytes(self) -> usize {
         64 * self.bits()
     }
 
@@ -116,20 +125,20 @@ impl Format {
     /// Bytes of scales of one group and one span.
     pub const fn scale_bytes(self) -> usize {
         match self {
-            Format::Q5_0 | Format::Q8_0 => 32,
+            Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => 32,
             Format::Q4_1 | Format::Q5_1 => 64,
             Format::Q4_K | Format::Q5_K => 64 + 8 * 32,
             Format::Q6_K => 32 + 8 * 32,
         }
     }
 
-    /// Bytes of f16s, with which a run of scales begins.
+    /// Bytes of the f16s at the start of a run of scales.
     pub const fn half_bytes(self) -> usize {
         if self.has_floor() { 64 } else { 32 }
     }
 
-    /// Whether something is added to the products.
-    const fn has_floor(self) -> bool {
+    /// Whether a minimum is added to the products.
+    pub(crate) const fn has_floor(self) -> bool {
         matches!(self, Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K)
     }
 
@@ -138,10 +147,14 @@ impl Format {
         (cols / BLOCK * self.quant_bytes(), cols / self.span() * self.scale_bytes())
     }
 
-    /// Writes a stored row, whole blocks of a file, as row `lane` of one group's planes, which hold zeros there;
-    /// false when a scale is not finite.
+    /// Writes a stored row, whole blocks of a file, as row `lane` of one group's planes, bit for bit. The planes hold
+    /// [`Format::padding`] and zeros there. False when a scale is not finite.
     pub fn put_row(self, quants: &mut [u8], scales: &mut [u8], lane: usize, row: &[u8]) -> bool {
         match self {
+            Format::Q4_0 => each(row, |b, block: &[u8; 18]| {
+                put_nibbles(block_of(quants, self, b), lane, &block[2..]);
+                put_halves(&mut scales[b * 32..], lane, &block[..2])
+            }),
             Format::Q4_1 => each(row, |b, block: &[u8; 20]| {
                 put_nibbles(block_of(quants, self, b), lane, &block[4..]);
                 put_halves(&mut scales[b * 64..], lane, &block[..4])
@@ -192,8 +205,8 @@ impl Format {
         }
     }
 
-    /// Stored integer of `column` of row `lane`, its zero taken away, from one block's quants.
-    pub fn quant(self, quants: &[u8], lane: usize, column: usize) -> i32 {
+    /// The integer at `column` of row `lane`, with [`Format::zero`] taken away, from one block's quants.
+    pub(crate) fn quant(self, quants: &[u8], lane: usize, column: usize) -> i32 {
         let (half, v, k) = (column / 16, column % 16 / 4, column % 4);
         if self == Format::Q8_0 {
             return i32::from(quants[column / 4 * 64 + lane * 4 + k] as i8);
@@ -208,15 +221,15 @@ impl Format {
         i32::from(low | high << 4) - self.zero()
     }
 
-    /// What the integers of block `b` of row `lane` are multiplied with, in its first and its second half, and what is
-    /// added then: value = level * integer + floor. `scales` are those of one group.
-    pub fn scale(self, scales: &[u8], lane: usize, b: usize) -> ([f32; 2], f32) {
+    /// The levels of the two halves of block `b` of row `lane`, and its floor: value = level * integer + floor.
+    /// `scales` are those of one group.
+    pub(crate) fn scale(self, scales: &[u8], lane: usize, b: usize) -> ([f32; 2], f32) {
         let half = |at: usize| f16::from_le_bytes([scales[at], scales[at + 1]]).to_f32();
         let run = b * BLOCK / self.span() * self.scale_bytes();
         let d = half(run + 2 * lane);
         let part = b % (self.span() / BLOCK) * 32 + lane;
         match self {
-            Format::Q5_0 | Format::Q8_0 => ([d; 2], 0.0),
+            Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => ([d; 2], 0.0),
             Format::Q4_1 | Format::Q5_1 => ([d; 2], half(run + 32 + 2 * lane)),
             Format::Q4_K | Format::Q5_K => {
                 let (level, min) = (scales[run + 64 + part], scales[run + 64 + part + 16]);
@@ -230,75 +243,37 @@ impl Format {
     }
 }
 
-/// A `ROWS` x `COLS` matrix in this layout. `COLS` is a multiple of the format's span.
-#[derive(Clone)]
-pub struct Native<const ROWS: usize, const COLS: usize> {
-    format: Format,
-    quants: Plane, // [group][block][quant_bytes]
-    scales: Plane, // [group][span][scale_bytes]
+/// Writes a block that was quantised here as block `b` of row `lane` of one group's planes, in Q4_0. False
+/// when its scale is not finite.
+#[inline(always)]
+pub fn put_block(quants: &mut [u8], scales: &mut [u8], b: usize, lane: usize, block: &BlockQ4) -> bool {
+    put_nibbles(block_of(quants, Format::Q4_0, b), lane, &block.qs);
+    put_halves(&mut scales[b * Format::Q4_0.scale_bytes()..], lane, &block.d.to_le_bytes())
 }
 
-impl<const ROWS: usize, const COLS: usize> Native<ROWS, COLS> {
-    /// Groups of 16 rows.
-    pub const GROUPS: usize = ROWS.div_ceil(GROUP_ROWS);
-
-    /// Takes the two planes; `None` when a length is not what format and shape need.
-    pub fn new(format: Format, quants: Plane, scales: Plane) -> Option<Self> {
-        let (of_quants, of_scales) = format.group_bytes(COLS);
-        let fits = COLS.is_multiple_of(format.span())
-            && quants.bytes().len() == Self::GROUPS * of_quants
-            && scales.bytes().len() >= Self::GROUPS * of_scales;
-        fits.then_some(Self { format, quants, scales })
-    }
-
-    /// How it is stored.
-    pub fn format(&self) -> Format {
-        self.format
-    }
-
-    /// Writes one row's values, as the file has them, into `x` of `COLS`.
-    pub fn row(&self, row: usize, x: &mut [f32]) {
-        assert!(row < ROWS && x.len() == COLS);
-        let (group, lane) = (row / GROUP_ROWS, row % GROUP_ROWS);
-        let (quants, scales) = (self.quants(group..group + 1), self.scales(group..group + 1));
-        let blocks = quants.chunks_exact(self.format.quant_bytes());
-        for (b, (quants, x)) in blocks.zip(x.as_chunks_mut::<BLOCK>().0).enumerate() {
-            let (levels, floor) = self.format.scale(scales, lane, b);
-            for (column, x) in x.iter_mut().enumerate() {
-                let product = levels[column / 16] * self.format.quant(quants, lane, column) as f32;
-                // A zero that were added would take the sign of another.
-                *x = if self.format.has_floor() { product + floor } else { product };
-            }
-        }
-    }
-
-    /// Says that these bytes of a mapped file are not needed soon; see [`Plane::release`].
-    pub fn release(&self) {
-        self.quants.release();
-        self.scales.release();
-    }
-
-    /// Quants of some groups.
-    #[inline]
-    pub fn quants(&self, groups: Range<usize>) -> &[u8] {
-        let len = self.format.group_bytes(COLS).0;
-        &self.quants.bytes()[groups.start * len..groups.end * len]
-    }
-
-    /// Scales of some groups.
-    #[inline]
-    pub fn scales(&self, groups: Range<usize>) -> &[u8] {
-        let len = self.format.group_bytes(COLS).1;
-        &self.scales.bytes()[groups.start * len..groups.end * len]
+/// Writes sixteen bytes as row `lane` of one block's quants: byte `z` holds the nibbles of columns `z` and `z + 16`,
+/// which is what a packed byte holds too.
+#[inline(always)]
+fn put_nibbles(quants: &mut [u8], lane: usize, qs: &[u8]) {
+    for v in 0..4 {
+        quants[v * 64 + lane * 4..][..4].copy_from_slice(&qs[v * 4..][..4]);
     }
 }
 
-/// `put(index, block)` for each block of a row; true when all were.
+/// The nibble of `column` of row `lane`, from one block's quants.
+#[inline(always)]
+fn nibble(quants: &[u8], lane: usize, column: usize) -> u8 {
+    let (half, v, k) = (column / 16, column % 16 / 4, column % 4);
+    quants[v * 64 + lane * 4 + k] >> (4 * half) & 15
+}
+
+/// `put(index, block)` for each block of a row; true when every call was.
 fn each<const BYTES: usize>(row: &[u8], mut put: impl FnMut(usize, &[u8; BYTES]) -> bool) -> bool {
     row.as_chunks().0.iter().enumerate().fold(true, |all, (b, block)| put(b, block) & all)
 }
 
 /// The quants of block `b`.
+#[inline(always)]
 fn block_of(quants: &mut [u8], format: Format, b: usize) -> &mut [u8] {
     &mut quants[b * format.quant_bytes()..][..format.quant_bytes()]
 }
@@ -332,7 +307,8 @@ fn put_bytes(quants: &mut [u8], lane: usize, qs: &[u8]) {
     }
 }
 
-/// The f16s of a row, each into an array of sixteen; false when one is not finite.
+/// Writes the f16s of a row, each into an array of sixteen; false when one is not finite.
+#[inline(always)]
 fn put_halves(run: &mut [u8], lane: usize, halves: &[u8]) -> bool {
     halves.as_chunks().0.iter().enumerate().fold(true, |all, (i, half)| {
         run[i * 32 + lane * 2..][..2].copy_from_slice(half);
@@ -352,57 +328,4 @@ fn put_parts(run: &mut [u8], lane: usize, head: &[u8; 16]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use files::blocks::gguf::decode;
-    use files::mapped::AlignedBytes;
-
-    /// Bytes without a pattern, of which no f16 is infinite.
-    fn bytes(len: usize, seed: u32) -> Vec<u8> {
-        let mut state = seed;
-        let mut byte = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 24) as u8 & 0xbf
-        };
-        (0..len).map(|_| byte()).collect()
-    }
-
-    #[test]
-    fn packed_rows_hold_the_values_of_the_file() {
-        const COLS: usize = 512;
-        for format in Format::ALL {
-            let block = format.block();
-            let (quants, scales) = format.group_bytes(COLS);
-            let (mut quants, mut scales) =
-                (AlignedBytes::zeroed(quants).unwrap(), AlignedBytes::zeroed(scales).unwrap());
-            let stored = |lane| bytes(COLS / block.values() * block.bytes(), lane as u32 + 1);
-            for lane in 0..GROUP_ROWS {
-                let planes = (quants.as_mut_slice(), scales.as_mut_slice());
-                assert!(format.put_row(planes.0, planes.1, lane, &stored(lane)), "{format:?}");
-            }
-            let matrix = Native::<GROUP_ROWS, COLS>::new(format, quants.into_plane(), scales.into_plane());
-            let matrix = matrix.expect("planes of these lengths");
-            for row in 0..GROUP_ROWS {
-                let (mut found, mut want) = ([0.0; COLS], [0.0; COLS]);
-                matrix.row(row, &mut found);
-                decode(block, &stored(row), &mut want);
-                assert_eq!(found.map(f32::to_bits), want.map(f32::to_bits), "{format:?} row {row}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_scale_that_is_not_finite_is_seen() {
-        for format in Format::ALL {
-            let block = format.block();
-            let (quants, scales) = format.group_bytes(256);
-            for blocks in [0, 256 / block.values() - 1] {
-                let mut row = bytes(256 / block.values() * block.bytes(), 7);
-                let d = if format == Format::Q6_K { 208 } else { 0 };
-                row[blocks * block.bytes() + d..][..2].copy_from_slice(&f16::NAN.to_le_bytes());
-                let (mut quants, mut scales) = (vec![0; quants], vec![0; scales]);
-                assert!(!format.put_row(&mut quants, &mut scales, 3, &row), "{format:?}");
-            }
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,69 @@
+//! A matrix in the packed layout of [`format`](super::format).
+
+use super::format::{Format, GROUP_ROWS};
+use files::blocks::BLOCK;
+use files::mapped::Plane;
+use std::ops::Range;
+
+/// A `ROWS` x `COLS` matrix. `COLS` is a multiple of the format's span.
+#[derive(Clone)]
+pub struct Quantised<const ROWS: usize, const COLS: usize> {
+    format: Format,
+    quants: Plane, // [group][block][quant_bytes]
+    scales: Plane, // [group][span][scale_bytes]
+}
+
+impl<const ROWS: usize, const COLS: usize> Quantised<ROWS, COLS> {
+    /// Groups of 16 rows.
+    const GROUPS: usize = ROWS.div_ceil(GROUP_ROWS);
+
+    /// Takes the two planes; `None` when a length is not what format and shape need.
+    pub fn new(format: Format, quants: Plane, scales: Plane) -> Option<Self> {
+        let (of_quants, of_scales) = format.group_bytes(COLS);
+        let fits = COLS.is_multiple_of(format.span())
+            && quants.bytes().len() == Self::GROUPS * of_quants
+            && scales.bytes().len() >= Self::GROUPS * of_scales;
+        fits.then_some(Self { format, quants, scales })
+    }
+
+    /// How it is stored.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Writes one row's values, as the file has them, into `x` of `COLS`.
+    pub fn row(&self, row: usize, x: &mut [f32]) {
+        assert!(row < ROWS && x.len() == COLS);
+        let (group, lane) = (row / GROUP_ROWS, row % GROUP_ROWS);
+        let (quants, scales) = (self.quants(group..group + 1), self.scales(group..group + 1));
+        let blocks = quants.chunks_exact(self.format.quant_bytes());
+        for (b, (quants, x)) in blocks.zip(x.as_chunks_mut::<BLOCK>().0).enumerate() {
+            let (levels, floor) = self.format.scale(scales, lane, b);
+            for (column, x) in x.iter_mut().enumerate() {
+                let product = levels[column / 16] * self.format.quant(quants, lane, column) as f32;
+                // Adding a zero would lose the sign of a negative zero.
+                *x = if self.format.has_floor() { product + floor } else { product };
+            }
+        }
+    }
+
+    /// Tells the system that a mapped file's bytes are not needed soon; see [`Plane::release`].
+    pub fn release(&self) {
+        self.quants.release();
+        self.scales.release();
+    }
+
+    /// Quants of some groups.
+    #[inline]
+    pub fn quants(&self, groups: Range<usize>) -> &[u8] {
+        let len = self.format.group_bytes(COLS).0;
+        &self.quants.bytes()[groups.start * len..groups.end * len]
+    }
+
+    /// Scales of some groups.
+    #[inline]
+    pub fn scales(&self, groups: Range<usize>) -> &[u8] {
+        let len = self.format.group_bytes(COLS).1;
+        &self.scales.bytes()[groups.start * len..groups.end * len]
+    }
+}
