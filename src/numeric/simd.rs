@@ -17,6 +17,7 @@
 #![allow(unsafe_op_in_unsafe_fn, reason = "one contract for all, above")]
 
 pub mod attend;
+pub mod groups;
 pub mod kv_row;
 mod lanes;
 mod native;

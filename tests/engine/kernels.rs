@@ -7,7 +7,8 @@ use numeric::kv::{self, KvType, KvTypes};
 use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::quant::format::{Format, put_block};
 use numeric::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
-use numeric::simd::products::{Groups, lay_out, multiply};
+use numeric::simd::groups::Groups;
+use numeric::simd::products::{lay_out, multiply};
 use numeric::simd::{Isa, kv_row, ops};
 use std::io::Write;
 

@@ -169,15 +169,32 @@ fn bundled(models: &Path) -> Vec<String> {
 }
 
 /// A quick build for a model, apart from the main build so that it stays as it is.
-///
-/// Cargo keeps one build of a package for each profile, so one model's would replace another's. A number of codegen
-/// units of its own makes each a different one: all stay, and share what they depend on.
 pub fn quick(model: &Path) -> Command {
     let mut cargo = quick_command();
-    let units = 16 + number(model);
-    cargo.args(["--config", &format!("profile.quick.package.antigravity.codegen-units={units}")]);
-    cargo.env("ANTIGRAVITY_MODEL", bundled_name(model));
+    one_of_many(&mut cargo, "quick", model);
     cargo
+}
+
+/// The program of a model for checks that compute little: not optimised, and what does not know the model is that of
+/// the tests. Its path is [`checked_binary`].
+pub fn checked(model: &Path) -> Command {
+    let mut cargo = sh::cargo(&["build", "--package", "antigravity", "--features", "grammar"]);
+    cargo.args(["--config", "profile.dev.package.antigravity.opt-level=0"]);
+    one_of_many(&mut cargo, "dev", model);
+    cargo
+}
+
+/// What [`checked`] makes.
+pub fn checked_binary() -> PathBuf {
+    target_dir().join("debug/antigravity")
+}
+
+/// Cargo keeps one build of a package for each profile, so one model's would replace another's. A number of codegen
+/// units of its own makes each a different one: all stay, and share what they depend on.
+fn one_of_many(cargo: &mut Command, profile: &str, model: &Path) {
+    let units = 16 + number(model);
+    cargo.args(["--config", &format!("profile.{profile}.package.antigravity.codegen-units={units}")]);
+    cargo.env("ANTIGRAVITY_MODEL", bundled_name(model));
 }
 
 fn quick_command() -> Command {

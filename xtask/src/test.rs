@@ -41,7 +41,10 @@ const PARTS: &[Part] = &[
     Part { name: "clippy", when: Always, about: "lints", run: clippy },
     Part { name: "cargo", when: Always, about: "unit and integration tests", run: cargo_test },
     Part { name: "parity", when: Always, about: "logits and text equal to those of transformers", run: parity_with_reference },
-    Part { name: "refusal", when: Always, about: "what a build does not have is refused in a line", run: refusals },
+    Part { name: "refusal", when: Always, about: "a model of another architecture is refused in a line", run: another_architecture },
+    Part { name: "grammar", when: All, about: "a build without grammars says what brings them", run: a_grammar },
+    Part { name: "assertions", when: All, about: "unit, golden and kernel tests with Rust's checks of pointers", run: with_assertions },
+    Part { name: "opencl", when: All, about: "every kernel of the device, with every cache and format", run: every_kernel },
     Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the story model's README says so", run: quality_of_the_cache },
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
     Part { name: "aarch64", when: All, about: "unit, golden and kernel tests on 64-bit Arm", run: arm::run },
@@ -118,8 +121,28 @@ fn all_tests() -> std::process::Command {
     cargo(&["test", "--workspace", "--features", "antigravity/grammar", "--no-fail-fast"])
 }
 
+/// Tests for which a device's compiler works for minutes: for every type of the cache and every format, once.
+const EVERY_KERNEL: [&str; 5] = [
+    "gguf::all_formats_have_the_cpus_bits",
+    "hybrid::moves_change_nothing_with_any_cache_and_any_policy",
+    "kernels::attention::attention_has_the_cpus_bits_with_every_cache",
+    "kernels::formats::every_format_has_the_cpus_bits",
+    "model::a_long_context_has_the_cpus_bits",
+];
+
 fn cargo_test() -> Outcome {
-    counted(all_tests().args(["--", "--skip", "oclgrind::"]))
+    let skipped = EVERY_KERNEL.iter().flat_map(|name| ["--skip", name]);
+    counted(all_tests().args(["--", "--skip", "oclgrind::"]).args(skipped))
+}
+
+fn every_kernel() -> Outcome {
+    let tally = counted(all_tests().args(["--test", "opencl", "--", "--exact"]).args(EVERY_KERNEL))?;
+    // A name that no test has any more must not go unnoticed.
+    let ran = tally.passed + tally.failed + tally.skipped;
+    if ran != EVERY_KERNEL.len() as u64 {
+        return Err(Error::Failed(format!("{ran} tests ran, not {}: see EVERY_KERNEL", EVERY_KERNEL.len())));
+    }
+    Ok(tally)
 }
 
 fn oclgrind() -> Outcome {
@@ -143,10 +166,19 @@ fn quality_of_the_cache() -> Outcome {
     Ok(tally)
 }
 
-fn refusals() -> Outcome {
-    let mut tally = another_architecture()?;
-    tally += a_grammar()?;
+/// Kernels move pointers. That each stays within what it points into is checked here, and under emulation of Arm.
+fn with_assertions() -> Outcome {
+    let mut tally = counted(asserting(&mut all_tests()).arg("--lib"))?;
+    tally += counted(asserting(&mut all_tests()).args(["--test", "engine", "--", "golden::", "kernels::"]))?;
     Ok(tally)
+}
+
+/// Turns on what the `dev` profile leaves out where a pass is computed.
+fn asserting(command: &mut std::process::Command) -> &mut std::process::Command {
+    for package in ["antigravity", "antigravity-numeric"] {
+        command.args(["--config", &format!("profile.dev.package.{package}.debug-assertions=true")]);
+    }
+    command
 }
 
 /// The default build says what brings grammars.
@@ -169,7 +201,7 @@ fn a_grammar() -> Outcome {
 
 /// A model of another architecture does not build.
 fn another_architecture() -> Outcome {
-    let mut build = build::quick(&build::model_dir("m6-gpt2-f32")?);
+    let mut build = build::checked(&build::model_dir("m6-gpt2-f32")?);
     eprintln!("$ {}", sh::show(&build));
     let out = sh::output(&mut build)?;
     let stderr = String::from_utf8_lossy(&out.stderr);

@@ -5,7 +5,8 @@ use files::blocks::BLOCK;
 use numeric::pool::Tile;
 use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::quant::format::GROUP_ROWS;
-use numeric::simd::products::{Groups, MOST_GROUPS, MOST_TOKENS, multiply};
+use numeric::simd::groups::{Groups, MOST_GROUPS};
+use numeric::simd::products::{MOST_TOKENS, multiply};
 use numeric::simd::{Isa, ops};
 use std::ops::Range;
 

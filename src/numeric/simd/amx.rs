@@ -19,7 +19,7 @@
 //!
 //! The tile instructions are `asm!`, which also keeps the compiler from moving them across `ldtilecfg`.
 
-use super::products::{Groups, MOST_GROUPS, QUANT_BYTES, SCALE_BYTES};
+use super::groups::{Groups, MOST_GROUPS, QUANT_BYTES, SCALE_BYTES};
 use crate::quant::activations::ActTile;
 use std::arch::asm;
 use std::arch::x86_64::*;

@@ -1,7 +1,7 @@
 //! AVX2 with FMA and F16C: sixteen lanes in two registers, and the Q4_0 kernel with `vpmaddubsw`.
 
+use super::groups::{Q4Group, QUANT_BYTES, SCALE_BYTES, ahead};
 use super::lanes::Lanes;
-use super::products::{Q4Group, QUANT_BYTES, SCALE_BYTES, ahead};
 use crate::quant::activations::ActBlock;
 use files::blocks::BLOCK;
 use std::arch::x86_64::*;

@@ -1,7 +1,7 @@
 //! AVX-512 (F, BW, VL, DQ, VNNI): sixteen lanes in one register, and the Q4_0 kernel with `vpdpbusd`.
 
+use super::groups::{Q4Group, QUANT_BYTES, SCALE_BYTES, ahead};
 use super::lanes::Lanes;
-use super::products::{Q4Group, QUANT_BYTES, SCALE_BYTES, ahead};
 use crate::quant::activations::ActBlock;
 use std::arch::x86_64::*;
 

@@ -31,7 +31,7 @@ mod rows;
 mod tests;
 
 use super::Isa;
-use super::products::Groups;
+use super::groups::Groups;
 use crate::quant::activations::ActBlock;
 use crate::quant::format::Format;
 use kernel::{Tokens, tile};

@@ -9,7 +9,8 @@ use files::blocks::BLOCK;
 use numeric::quant::activations::ActBlock;
 use numeric::quant::format::Format;
 use numeric::simd::Isa;
-use numeric::simd::products::{Groups, multiply};
+use numeric::simd::groups::Groups;
+use numeric::simd::products::multiply;
 
 /// Rows that do not fill their last group.
 const ROWS: usize = 40;

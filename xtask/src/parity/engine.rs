@@ -25,10 +25,10 @@ pub struct Variant<'a> {
 
 impl Engine {
     pub fn build(model: &Path, name: &str) -> Result<Engine> {
-        sh::run(&mut build::quick(model))?;
+        sh::run(&mut build::checked(model))?;
         let files = build::target_dir().join("parity").join(name);
         fs::create_dir_all(&files).map_err(|e| Error::at(&files, e))?;
-        Ok(Engine { program: build::quick_binary(), model: model.into(), files })
+        Ok(Engine { program: build::checked_binary(), model: model.into(), files })
     }
 
     /// The same program with another file of its model.

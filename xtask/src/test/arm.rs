@@ -1,7 +1,7 @@
 //! The part of the tests that runs on 64-bit Arm, under emulation.
 
 use super::report::{Tally, skip};
-use super::{Outcome, cargo, counted};
+use super::{Outcome, asserting, cargo, counted};
 use crate::{sh, toolchain};
 use std::path::Path;
 
@@ -23,11 +23,14 @@ pub fn run() -> Outcome {
     }
     let test = ["test", "--workspace", "--exclude", "xtask", "--target", TARGET, "--no-fail-fast"];
     // Emulated floating point is slow: the other integration tests only run on this machine's CPU.
-    let mut tally = counted(cargo(&test).arg("--lib"))?;
-    tally += counted(cargo(&test).args(["--test", "engine", "golden::"]))?;
+    let mut tally = counted(asserting(&mut cargo(&test)).arg("--lib"))?;
+    tally += counted(asserting(&mut cargo(&test)).args(["--test", "engine", "golden::"]))?;
     for (cpu, sets) in CPUS {
         let mut kernels = cargo(&test);
-        kernels.args(["--test", "engine", "kernels::"]).env("QEMU_CPU", cpu).env("EXPECTED_SETS", sets);
+        asserting(&mut kernels)
+            .args(["--test", "engine", "kernels::"])
+            .env("QEMU_CPU", cpu)
+            .env("EXPECTED_SETS", sets);
         tally += counted(&mut kernels)?;
     }
     Ok(tally)

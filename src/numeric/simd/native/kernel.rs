@@ -4,7 +4,7 @@ use super::super::{prefetch, unrolled};
 use super::rows::Rows;
 use crate::quant::activations::ActBlock;
 use crate::quant::format::Format;
-use crate::simd::products::Groups;
+use crate::simd::groups::Groups;
 use files::blocks::BLOCK;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -236,7 +236,7 @@ impl Part {
         }
     }
 
-    /// Prefetches what the kernel for one token reads soon, as `products::ahead` does for Q4_0.
+    /// Prefetches what the kernel for one token reads soon, as `groups::ahead` does for Q4_0.
     #[inline(always)]
     fn ahead<const F: usize>(&self, b: usize) {
         const FAR: usize = 4096;

@@ -16,8 +16,8 @@
 //! million instructions and 111, 197 and 102 million cycles (V2, A710, V1), with dotprod 253 million and 53, 106 and 53.
 //! i8mm needs two tokens, so it decodes with dotprod.
 
+use super::super::groups::{Q4Group, QUANT_BYTES, SCALE_BYTES};
 use super::super::lanes::Lanes;
-use super::super::products::{Q4Group, QUANT_BYTES, SCALE_BYTES};
 use super::super::unrolled;
 use super::{Neon, widen_f16};
 use crate::quant::activations::ActBlock;
