@@ -1,5 +1,5 @@
-// Put before `gemv` and `gemm`: what sixteen rows of a block of 32 columns of a quantised matrix hold, in the layouts
-// of src/numeric/quant/packed.rs (W_Q4) and src/numeric/quant/native.rs (the others), which also says what is computed of it.
+// Put before `gemv` and `gemm`: what sixteen rows of a block of 32 columns of a quantised matrix hold, in the layout
+// of src/numeric/quant/format.rs, which also says what is computed.
 //
 // A block's quants are W_BITS vectors of sixteen words, a word a row. Out of them come unsigned bytes, W_ZERO above the
 // weight's integer. Blocks of W_SPAN columns share a run of W_RUN bytes of scales.

@@ -7,8 +7,7 @@
 #error a dimension of the model or the work-group size WG is not defined
 #endif
 
-// How a matrix is stored: packed Q4_0 (src/numeric/quant/packed.rs), row-major as in the checkpoint, or in another of GGUF's
-// block formats (src/numeric/quant/native.rs).
+// How a matrix is stored: in blocks, in the layout of src/numeric/quant/format.rs, or row-major as in the checkpoint.
 #define W_Q4 0
 #define W_F32 1
 #define W_F16 2

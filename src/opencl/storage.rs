@@ -103,8 +103,7 @@ impl Storage {
 
     /// Whether a floor is added to the weights of a block.
     pub fn floors(self) -> bool {
-        use Format::{Q4_1, Q4_K, Q5_1, Q5_K};
-        matches!(self, Storage::Blocks(Q4_1 | Q5_1 | Q4_K | Q5_K))
+        matches!(self, Storage::Blocks(format) if format.has_floor())
     }
 
     /// What it is multiplied with.

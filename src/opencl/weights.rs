@@ -1,6 +1,5 @@
 //! The model's weights in the device's memory, as the CPU has them: in the layout of [`numeric::quant::format`], or
-//! row-major. Matrices of one step that are stored alike lie together, cut by rows where a buffer
-//! may not be so large.
+//! row-major. Matrices of one step that are stored alike lie together, cut by rows where a buffer may not be so large.
 
 mod upload;
 

@@ -43,7 +43,7 @@ const PARTS: &[Part] = &[
     Part { name: "parity", when: Always, about: "logits and text equal to those of transformers", run: parity_with_reference },
     Part { name: "refusal", when: Always, about: "a model of another architecture is refused in a line", run: another_architecture },
     Part { name: "grammar", when: All, about: "a build without grammars says what brings them", run: a_grammar },
-    Part { name: "assertions", when: All, about: "unit, golden and kernel tests with Rust's checks of pointers", run: with_assertions },
+    Part { name: "assertions", when: All, about: "the tests of the CPU and of model files with Rust's checks of pointers", run: with_assertions },
     Part { name: "opencl", when: All, about: "every kernel of the device, with every cache and format", run: every_kernel },
     Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the story model's README says so", run: quality_of_the_cache },
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
@@ -168,9 +168,7 @@ fn quality_of_the_cache() -> Outcome {
 
 /// Kernels move pointers. That each stays within what it points into is checked here, and under emulation of Arm.
 fn with_assertions() -> Outcome {
-    let mut tally = counted(asserting(&mut all_tests()).arg("--lib"))?;
-    tally += counted(asserting(&mut all_tests()).args(["--test", "engine", "--", "golden::", "kernels::"]))?;
-    Ok(tally)
+    counted(asserting(&mut all_tests()).args(["--lib", "--test", "engine", "--test", "files"]))
 }
 
 /// Turns on what the `dev` profile leaves out where a pass is computed.

@@ -138,7 +138,7 @@ impl Format {
     }
 
     /// Whether a minimum is added to the products.
-    pub(crate) const fn has_floor(self) -> bool {
+    pub const fn has_floor(self) -> bool {
         matches!(self, Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K)
     }
 

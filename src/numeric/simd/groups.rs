@@ -4,7 +4,8 @@
 use super::prefetch;
 use crate::quant::format::Format;
 
-/// Most groups of rows that [`Isa::tile`](super::Isa::tile) names. Activations that are laid out for a kernel serve all of them.
+/// Most groups of rows that [`Isa::tile`](super::Isa::tile) names. Activations that are laid out for a kernel serve all
+/// of them.
 pub const MOST_GROUPS: usize = 4;
 
 /// Bytes of quants of one group and one block of Q4_0.

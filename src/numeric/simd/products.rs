@@ -5,8 +5,8 @@
 //! against run time, 256 to 8,192 columns:
 //!
 //! - AVX2 on an EPYC: four tokens at once 8 to 12 % faster (6.57 against 7.14 ns for a block and token), because the
-//!   compiler spills fewer registers; one token the same (7.83 against 7.87 ns). Prefill of Llama 3.2 1B on
-//!   one thread gains 11 %, decode nothing.
+//!   compiler spills fewer registers; one token the same (7.83 against 7.87 ns). Prefill of Llama 3.2 1B
+//!   on one thread gains 11 %, decode nothing.
 //! - AVX-VNNI, by the model of llvm-mca 14: four tokens 25.2 against 27.2 cycles; one and two tokens the same.
 //! - AVX-512, by the same model: within 1.5 %, but eleven tokens took 14 % longer.
 //! - NEON with dotprod or i8mm, instructions of the loops: one token the same; four and eight tokens the same to 10 %

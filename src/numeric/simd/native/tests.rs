@@ -117,7 +117,7 @@ fn holds(format: Format, (groups, blocks, tokens): (usize, usize, usize), random
                 std::array::from_fn(|row| dot(format, (quants, scales), row, acts).to_bits());
         }
     }
-    // Q4_0 has other kernels on these, which `tests/kernels.rs` holds against each other.
+    // Q4_0 has other kernels on these, which `tests/engine/kernels.rs` holds against each other.
     let sets = if format == Format::Q4_0 { vec![Isa::Scalar] } else { Isa::available() };
     for isa in sets {
         let mut out = vec![[f32::NAN; 16]; groups * tokens];

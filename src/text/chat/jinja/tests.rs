@@ -356,8 +356,7 @@ fn hostile() -> Vec<String> {
     all
 }
 
-/// Memory is measured in a process of its own. A processor that is emulated can't start one: time alone is
-/// checked there.
+/// Memory is measured in a process of its own. An emulated program can't start itself: time alone is checked there.
 #[test]
 fn hostile_templates_end_soon_and_in_little_memory() {
     const CHILD: &str = "ANTIGRAVITY_HOSTILE_TEMPLATES";
@@ -368,7 +367,8 @@ fn hostile_templates_end_soon_and_in_little_memory() {
         let mut child = std::process::Command::new(std::env::current_exe().expect("a path"));
         let out = child.args([&name, "--nocapture"]).env(CHILD, "1").output().expect("runs");
         let said = String::from_utf8_lossy(&out.stdout);
-        if said.contains("running ") {
+        let emulated = cfg!(not(target_arch = "x86_64")) && !said.contains("running ");
+        if !emulated {
             assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
             assert!(said.contains("1 passed"), "{name} does not name this test");
             return;
