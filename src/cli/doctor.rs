@@ -150,8 +150,9 @@ fn huge_pages() -> String {
 fn model_state(path: &Path) -> String {
     let found = || -> Result<String> {
         let path = ModelPath::new(path)?;
-        path.config()?;
-        let opened = path.open(WeightType::Auto)?.checkpoint;
+        let model = path.open(WeightType::Auto)?;
+        model.check_config()?;
+        let opened = model.checkpoint;
         if opened.packed().is_some() {
             return Ok(format!("packed: {}", opened.path().display()));
         }

@@ -11,11 +11,10 @@ use super::start::{self, Process};
 use super::terminal::{Progress, Verbosity, put};
 use crate::model::weights::ModelPath;
 use crate::run::engine::tokenizer_of;
-use crate::run::options::EngineOptions;
 use crate::run::plan::{self, Context, Plan, mib};
 use crate::run::system::marker::Marker;
 use clap::Args;
-use engines::{Engines, key};
+use engines::{Engines, Models, key};
 use files::{Error, Result};
 use input::{Asked, Input};
 use perplexity::Row;
@@ -72,10 +71,10 @@ struct Work {
 }
 
 pub(super) fn run(args: &EvalArgs) -> Result<()> {
-    let work = Work::resolve(args)?;
+    let (work, models) = Work::resolve(args)?;
     let began = Instant::now();
-    let _marker = prepare(args, &work)?;
-    let engines = Engines::load(work.settings(), work.chunk.max(recall::longest(&work.questions)))?;
+    let _marker = prepare(args, &work, &models)?;
+    let engines = Engines::load(models, work.chunk.max(recall::longest(&work.questions)))?;
     let chunks = predict(args, &work, &engines)?;
     ask(args, &work, &engines)?;
     if args.quiet.verbosity() != Verbosity::Quiet {
@@ -128,7 +127,8 @@ fn ask(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<()> {
 }
 
 impl Work {
-    fn resolve(args: &EvalArgs) -> Result<Self> {
+    /// Also opens the models that the settings need.
+    fn resolve(args: &EvalArgs) -> Result<(Self, Models)> {
         let mut options = args.model.resolve()?;
         // The table names the weight type, so `auto` is settled first.
         let model = ModelPath::new(&options.model)?.open(options.weight_type)?;
@@ -156,7 +156,9 @@ impl Work {
                 questions.push(Asked { question, prompt });
             }
         }
-        Ok(Self { rows, base, input, chunk, questions })
+        let work = Self { rows, base, input, chunk, questions };
+        let models = Models::open(model, work.settings())?;
+        Ok((work, models))
     }
 
     fn settings(&self) -> impl Iterator<Item = &Settings> {
@@ -164,20 +166,19 @@ impl Work {
     }
 
     /// One plan for each of the settings, with this many slots.
-    fn plans(&self, slots: usize) -> Result<Vec<Plan>> {
-        let plan = |s: &Settings| Plan::new(&EngineOptions { max_seq_len: slots, ..s.options().clone() });
-        self.settings().map(plan).collect()
+    fn plans(&self, models: &Models, slots: usize) -> Result<Vec<Plan>> {
+        self.settings().map(|s| models.plan(s, slots)).collect()
     }
 }
 
 /// Refuses what does not fit in memory, and prepares the process.
-fn prepare(args: &EvalArgs, work: &Work) -> Result<Marker> {
+fn prepare(args: &EvalArgs, work: &Work, models: &Models) -> Result<Marker> {
     let mut need = 0;
     let mut first = None;
     if work.input.is_some() {
         // All at once. Each session holds a block of logits; those compared with are held beside it.
         let rows = |i: usize| if i < work.rows.len() { 1 } else { 2 };
-        let plans = work.plans(work.chunk)?.into_iter().enumerate();
+        let plans = work.plans(models, work.chunk)?.into_iter().enumerate();
         let plans: Vec<Plan> = plans.map(|(i, p)| p.with_rows(rows(i))).collect();
         need = needed_at_once(&plans)?;
         first = plans.into_iter().next();
@@ -185,7 +186,7 @@ fn prepare(args: &EvalArgs, work: &Work) -> Result<Marker> {
     if !work.questions.is_empty() {
         // One after another, while all models are loaded.
         let longest = recall::longest(&work.questions);
-        let plans = work.plans(longest)?;
+        let plans = work.plans(models, longest)?;
         let most = |group: &[Plan]| Ok(group.iter().map(Plan::need).max().unwrap_or(0));
         let what = format!("for prompts of {longest} tokens");
         need = need.max(check(&plans, by_engine(&plans, most)?, &what)?);

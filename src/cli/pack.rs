@@ -2,7 +2,7 @@
 
 use super::args::{QuietArgs, WeightArgs};
 use super::terminal::{Progress, Verbosity};
-use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, pack};
+use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, config_of, pack};
 use clap::Args;
 use files::packed_file::PACKED_NAME;
 use files::{Error, Result};
@@ -29,10 +29,8 @@ pub(super) struct PackArgs {
 pub(super) fn run(args: &PackArgs) -> Result<()> {
     let began = Instant::now();
     let path = ModelPath::new(&args.weights.model.path())?;
-    let Some(config) = path.config()? else {
-        return Err(Error::model(&path.dir.join("config.json"), "is missing; download the whole model"));
-    };
     let source = Checkpoint::open(&path.weights)?;
+    let config = config_of(&path.dir, &source)?;
     let beside = || path.packed().unwrap_or_else(|| path.dir.join(PACKED_NAME));
     let out = args.out.clone().unwrap_or_else(beside);
     if out.is_dir() {

@@ -23,16 +23,17 @@ pub(super) struct PlanArgs {
 /// Prints the plan. If it does not fit, that is an error afterwards, as in a run.
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let options = args.model.resolve()?;
-    if options.model.exists() {
-        ModelPath::new(&options.model)?.config()?;
-    }
-    let plan = match Plan::new(&options) {
+    let plan = match ModelPath::new(&options.model).and_then(|path| path.open(options.weight_type)) {
+        Ok(model) => {
+            model.check_config()?;
+            Plan::of(&model, &options)?
+        }
         Err(Error::Model(message)) if args.model.given_path().is_none() => {
             eprintln!("{message}");
             eprintln!("planning for a packed file of {}", dims::MODEL);
             Plan::assumed(&options)?
         }
-        other => other?,
+        Err(other) => return Err(other),
     };
     match args.format {
         ReportFormat::Text => put(&text(&plan))?,

@@ -40,7 +40,7 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// A run that nobody observes.
+    /// A run whose attention is not observed.
     pub fn new(cache: &'a mut dyn Cache, tokens: &'a [u32], pos: usize, logits: Logits<'a>) -> Self {
         Self { cache, tokens, pos, logits, observe: 0 }
     }
@@ -99,10 +99,10 @@ pub trait Cache: Any + Send {
     /// Its shape.
     fn extent(&self) -> Extent;
 
-    /// Rewinds, or makes rows just written count. Slots that are filled so have no mass.
+    /// Sets the number of filled slots: rewinds, or makes rows just written count. Slots filled this way have no mass.
     fn set_len(&mut self, len: usize);
 
-    /// Changes the number of slots; filled ones stay.
+    /// Changes the number of slots. Filled slots keep their rows.
     ///
     /// # Errors
     ///
@@ -191,18 +191,18 @@ pub struct AttentionJob<'a> {
     pub types: KvTypes,
     /// `[token][HEADS][HEAD_DIM]`
     pub att: &'a mut [f32],
-    /// Where to add the attention that slots receive, if anybody observes it.
+    /// Where to add the attention that slots receive; `None` where it is not observed.
     pub mass: Option<Mass<'a>>,
 }
 
 /// The attention that slots of one layer receive: of each observed token in ascending order, the softmax weights
 /// summed over the query heads of the group in ascending order.
 pub struct Mass<'a> {
-    /// `[kv_head][capacity]`, only added to.
+    /// `[kv_head][capacity]`. New attention is added to what is there.
     pub sums: &'a mut [f32],
     /// How many tokens are observed, the last ones of the pass.
     pub tokens: usize,
 }
 
-/// Computes an [`AttentionJob`]. Whoever puts a device together hands it in, so that devices do not know each other.
+/// Computes an [`AttentionJob`]. The engine hands it to the device, so that devices do not know each other.
 pub type Attention = Box<dyn FnMut(AttentionJob<'_>) + Send>;

@@ -121,7 +121,7 @@ impl Recorder {
     }
 }
 
-/// Times the steps of one forward pass, if anybody asked to.
+/// Times the steps of one forward pass, where recording is on.
 pub struct Steps<'a> {
     recorder: Option<&'a mut Recorder>,
     tokens: usize,

@@ -5,6 +5,7 @@
 //! elements quantised to Q4_0 or used as they are. A packed file ([`pack`]) is mapped: no copy, no conversion.
 
 mod checkpoint;
+mod config;
 mod convert;
 mod model_path;
 pub mod pack;
@@ -14,8 +15,9 @@ mod storage;
 mod weight_type;
 
 pub use checkpoint::Checkpoint;
+pub use config::{config_of, read_text};
 pub use convert::LoadOptions;
-pub use model_path::{ModelPath, OpenModel, read_text};
+pub use model_path::{ModelPath, OpenModel};
 pub use size::WeightBytes;
 pub use spec::{Role, Spec, table};
 pub use storage::Storage;
@@ -35,9 +37,9 @@ use storage::{Loaded, LoadedModel};
 
 /// A matrix that is multiplied with activations.
 pub enum Matrix<const ROWS: usize, const COLS: usize> {
-    /// In blocks, in the packed layout.
+    /// Quantised blocks, in the packed layout.
     Quantised(Quantised<ROWS, COLS>),
-    /// Elements.
+    /// Unquantised elements (f32, f16, bf16).
     Dense {
         dtype: Dtype,
         /// `[ROWS][COLS]`
@@ -46,7 +48,7 @@ pub enum Matrix<const ROWS: usize, const COLS: usize> {
 }
 
 impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
-    /// The forms of activations that it is multiplied with.
+    /// The forms of activations that this matrix is multiplied with.
     pub fn reads(&self) -> Reads {
         let floats = matches!(self, Self::Dense { .. });
         Reads {
@@ -91,7 +93,7 @@ pub struct Reads {
     pub floats: bool,
     /// Quantised, in blocks.
     pub blocks: bool,
-    /// These blocks in tiles too, where the instruction set has tiles.
+    /// The same blocks arranged in tiles, for instruction sets with tile registers (AMX).
     pub tiles: bool,
 }
 
@@ -111,7 +113,7 @@ impl BitOr for Reads {
 enum Embedding {
     /// Elements or blocks, as in the checkpoint.
     Rows { block: BlockType, data: Plane },
-    /// The rows of the output projection.
+    /// The rows of the output projection, which the embedding is tied to.
     Head,
 }
 

@@ -24,7 +24,7 @@ pub struct OpenClCache {
     pub mass: Option<Mass>,
     /// None until the first pass, and after rows or mass have moved.
     pub launches: Option<CacheLaunches>,
-    /// While the CPU has them.
+    /// What the CPU has borrowed, while it has.
     on_host: Option<OnHost>,
 }
 
@@ -49,7 +49,7 @@ impl HostRows for OnHost {
     }
 }
 
-/// Whatever it is, the sequence can go on elsewhere.
+/// Every failure counts as a lost device: the sequence can go on elsewhere.
 fn lost(failure: Failure) -> Error {
     Error::Device(failure.to_string())
 }
@@ -80,7 +80,7 @@ impl OpenClCache {
     ///
     /// # Panics
     ///
-    /// Nobody has bound them.
+    /// They are not bound yet.
     pub fn layer(&mut self, layer: usize) -> &mut CacheLayer {
         &mut self.launches.as_mut().expect("bound before the pass").layers[layer]
     }

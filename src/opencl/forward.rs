@@ -183,7 +183,7 @@ impl Pass<'_> {
         let rope =
             cache.layer(layer).rope.as_mut().expect("invariant: bound for many tokens and for the host");
         rope.with(&place.as_run())?.run(self.device(), [HEADS + 2 * KV_HEADS, place.tokens])?;
-        // Of the host's attention it is timed by itself, else with attention.
+        // Timed by itself where the host computes attention, otherwise as part of it.
         if self.host.is_some() { self.done("rope", layer) } else { Ok(()) }
     }
 
@@ -310,7 +310,7 @@ impl Pass<'_> {
     fn head(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
         let (device, count) = (self.model.device(), wanted(runs).count());
         match count {
-            // Nobody waits, so the device has to be told to begin.
+            // The host does not wait here, so the device has to be told to begin.
             0 => return device.flush(),
             1 => {
                 self.launches.head.one(device)?; // fused: norm, head
@@ -364,14 +364,14 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// One token, and its logits if anybody wants them.
+    /// One token, and its logits if they are wanted.
     fn single_launch(&mut self, single: &mut SingleLaunch, runs: &mut [Run<'_>]) -> Result<()> {
         let bound = OpenClCache::of(runs[0].cache).launches.as_ref().and_then(|l| l.single.as_ref());
         single.run(self.device(), bound.expect("the caller has looked"))?;
         let (Logits::Last(_) | Logits::All(_)) = &runs[0].logits else { return self.device().flush() };
         self.read_logits(0..1, runs)?;
         match &runs[0].logits {
-            // What the kernel says where not all of its groups came to its barrier.
+            // The kernel writes this where not all of its groups reached the barrier.
             Logits::Last(logits) | Logits::All(logits) if logits[0].is_nan() => {
                 Err(Failure::new(Kind::Lost, "groups of kernel decode were not all running at once"))
             }

@@ -4,7 +4,7 @@
 //! kernel's registers do not depend on another's.
 
 use super::defines::{CHUNK, Defines};
-use super::storage::{Quantised, Step, Storage};
+use super::storage::{Activations, Step, Storage};
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use numeric::quant::format::Format;
@@ -51,11 +51,11 @@ const WIDEST_HEAD: usize = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Name {
     /// One token times a matrix; `gate_up` leaves its result as `next` reads it.
-    Gemv { step: Step, storage: Storage, input: Input, next: Quantised },
+    Gemv { step: Step, storage: Storage, input: Input, next: Activations },
     /// Many tokens times a matrix.
     Gemm(Step, Storage),
     /// The input of a `gemm` over so many columns, as its matrix reads it.
-    Activations(Input, usize, Quantised),
+    Activations(Input, usize, Activations),
     /// Position, and rows of the cache.
     Rope,
     /// Attention of many tokens.
@@ -143,9 +143,9 @@ pub const SHARE: usize = 4;
 /// Sizes that depend on the device and not on the model alone.
 #[derive(Debug, Clone, Copy)]
 pub struct Shapes {
-    /// Most items of a group.
+    /// Most items of a work-group.
     max_items: usize,
-    /// Groups that keep the device busy.
+    /// Work-groups that keep the device busy.
     busy: usize,
     /// Items of a group of decode attention.
     pub one_items: usize,
@@ -153,7 +153,7 @@ pub struct Shapes {
     pub attend: Option<AttendShape>,
     /// One instruction for four products.
     dot_ptx: bool,
-    /// Products of packed matrices on NVIDIA's integer tensor cores.
+    /// Whether packed matrices are multiplied on NVIDIA's integer tensor cores.
     tensor_cores: bool,
     /// The compiler has an option for correctly rounded quotients.
     correct_divide: bool,
@@ -199,7 +199,7 @@ impl Shapes {
             _ => 1,
         };
         let (groups, most) = (tile_groups * step.halves(), self.max_items.min(256));
-        if storage.reads() == Quantised::No {
+        if storage.reads() == Activations::Floats {
             return GemvShape { tile_groups, slices: 0, pass: 0, items: most / 16 * 16 };
         }
         let blocks = step.shape().1 / 32;
@@ -217,7 +217,7 @@ impl Shapes {
             Storage::Blocks(Format::Q4_0) if self.tensor_cores => {
                 [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), 64]
             }
-            storage if storage.reads() == Quantised::Yes => [64, 64],
+            storage if storage.reads() == Activations::Quantised => [64, 64],
             _ => [16, 8],
         }
     }
@@ -276,7 +276,7 @@ impl Kernels {
         })
     }
 
-    /// Notes that, for good.
+    /// Records that, in the cache of programs too.
     pub fn set_verdict(&self, verdict: Verdict) {
         self.programs.values().for_each(|p| p.set_verdict(self.variants.note(), verdict));
     }
@@ -347,10 +347,10 @@ impl Kernels {
                 let shape = s.gemv(step, storage);
                 let d = matrix(defines, step, storage);
                 let mut d = d.with("TILE_GROUPS", shape.tile_groups);
-                if storage.reads() == Quantised::Yes {
+                if storage.reads() == Activations::Quantised {
                     d = d.with("SLICES", shape.slices).with("PASS", shape.pass);
                 }
-                if step == Step::GateUp && next == Quantised::Yes {
+                if step == Step::GateUp && next == Activations::Quantised {
                     d = d.flag("DOWN_QUANTISED");
                 }
                 if input == Input::Merge {
@@ -366,7 +366,9 @@ impl Kernels {
             }
             Name::Gemm(step, storage) => (&[COMMON, BLOCKS, GEMM_PUT, GEMM], matrix(defines, step, storage)),
             Name::Activations(input, cols, quantised) => {
-                let d = defines.with("COLS", cols).with("QUANTISED", (quantised == Quantised::Yes) as usize);
+                let d = defines
+                    .with("COLS", cols)
+                    .with("QUANTISED", (quantised == Activations::Quantised) as usize);
                 (&[COMMON, ACTIVATIONS], d.flag(input_flag(input)))
             }
             Name::Rope => (&[COMMON, KV, ROPE], defines.of_cache(self.types)),

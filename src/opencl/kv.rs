@@ -30,7 +30,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Rows of `slots` slots, which hold anything.
+    /// Rows of `slots` slots, uninitialised.
     pub fn new(device: &Device, types: KvTypes, slots: usize, place: Place) -> Result<Self> {
         let (k, v) = row_bytes(types);
         let plane = |row: usize| (KV_HEADS * row).saturating_mul(slots);
@@ -68,7 +68,7 @@ impl Rows {
         &mut self.layers[layer]
     }
 
-    /// Rows of another number of slots, the first `len` of which are these.
+    /// A copy with another number of slots and the first `len` rows.
     pub fn resized(&self, device: &Device, slots: usize, len: usize) -> Result<Self> {
         let grown = Self::new(device, self.types, slots, self.place)?;
         for (layer, to) in grown.layers.iter().enumerate() {

@@ -5,7 +5,7 @@ use super::kernels::{Input, Kernels, Name, Observed};
 use super::kv::{LayerRows, Rows};
 use super::scratch::Scratch;
 use super::single_launch::Bound;
-use super::storage::{Quantised, Step};
+use super::storage::{Activations, Step};
 use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
 use opencl_runtime::buffer::Buffer;
@@ -137,7 +137,7 @@ pub struct CacheLaunches {
     pub slots: usize,
 }
 
-/// Those of one layer; none of those that the device does not need.
+/// The launches of one layer; `None` for those that the device does not need.
 pub struct CacheLayer {
     /// Position, and rows of the cache.
     pub rope: Option<Launch>,
@@ -190,7 +190,7 @@ impl Binder<'_> {
         let on_device = self.attend == AttendOn::Device;
         Ok(Launches {
             one: m.layers.iter().map(|l| self.one_token(l)).collect::<Result<_>>()?,
-            head: self.gemv(Step::Head, &m.head, (Input::Norm, Quantised::No), head)?,
+            head: self.gemv(Step::Head, &m.head, (Input::Norm, Activations::Floats), head)?,
             merge: on_device.then(|| self.launch(Name::Merge, &merge)).transpose()?,
             many: m.layers.iter().filter(|_| many).map(|l| self.many_tokens(l)).collect::<Result<_>>()?,
             norm: many.then(|| self.norm(&m.norm, m.head.reads)).transpose()?,
@@ -257,7 +257,7 @@ impl Binder<'_> {
         &mut self,
         step: Step,
         w: &StepWeights,
-        (input, next): (Input, Quantised),
+        (input, next): (Input, Activations),
         io: Io<'_>,
     ) -> Result<Products> {
         let product = |chunk: &Chunk| {
@@ -293,14 +293,14 @@ impl Binder<'_> {
         let gate_io = Io { input: &l.ffn_norm, scales: &s.none, out: &s.acts, extra: &s.act_scales };
         let down_io = Io { input: &s.acts, scales: &s.act_scales, out: &s.none, extra: &s.none };
         Ok(OneToken {
-            qkv: self.gemv(Step::Qkv, qkv, (Input::Norm, Quantised::No), qkv_io)?,
+            qkv: self.gemv(Step::Qkv, qkv, (Input::Norm, Activations::Floats), qkv_io)?,
             out: match self.attend {
-                AttendOn::Device => self.gemv(Step::Out, out, (Input::Merge, Quantised::No), out_io)?,
+                AttendOn::Device => self.gemv(Step::Out, out, (Input::Merge, Activations::Floats), out_io)?,
                 AttendOn::Host => Products::default(),
             },
-            out_merged: self.gemv(Step::Out, out, (Input::Att, Quantised::No), merged_io)?,
+            out_merged: self.gemv(Step::Out, out, (Input::Att, Activations::Floats), merged_io)?,
             gate_up: self.gemv(Step::GateUp, gate_up, (Input::Norm, down.reads), gate_io)?,
-            down: self.gemv(Step::Down, down, (Input::Ffn, Quantised::No), down_io)?,
+            down: self.gemv(Step::Down, down, (Input::Ffn, Activations::Floats), down_io)?,
         })
     }
 
@@ -324,7 +324,7 @@ impl Binder<'_> {
     }
 
     /// Norm of the residual, as a matrix reads it.
-    fn norm(&mut self, w: &Buffer, quantised: Quantised) -> Result<Launch> {
+    fn norm(&mut self, w: &Buffer, quantised: Activations) -> Result<Launch> {
         let state = self.scratch.state.buffer();
         self.activations(Name::Activations(Input::Norm, DIM, quantised), [state, w])
     }

@@ -18,7 +18,7 @@ pub struct Mass {
     sums: Sums,
     /// Slots of a head.
     slots: usize,
-    /// The first slots, which have a mass. Those that follow have none, whatever stands there.
+    /// The first slots have a mass: this many. The bytes of the others mean nothing.
     filled: usize,
 }
 
@@ -99,7 +99,7 @@ impl Mass {
         heads.try_for_each(|(head, mass)| self.get(layer, head * self.slots, mass))
     }
 
-    /// Replaces it.
+    /// Replaces the mass of filled slots.
     pub fn write(&mut self, layer: usize, len: usize, mass: &[f32]) -> Result<()> {
         assert_eq!(mass.len(), KV_HEADS * len);
         self.fill_up(len)?;

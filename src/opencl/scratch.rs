@@ -1,5 +1,5 @@
-//! Buffers of one forward pass, allocated once; what attention needs for longer caches, or leaves for those who observe
-//! it, when the first such cache comes.
+//! Buffers of one forward pass, allocated once. What attention needs for a longer cache, or to be observed, is allocated
+//! when the first such cache comes.
 
 use super::defines::{CHUNK, FFN_PAD, QKV};
 use crate::dims::*;
@@ -41,9 +41,9 @@ pub struct Scratch {
     pub partials: Buffer,
     /// Largest score and softmax sum of each: `[chunk][HEADS][2]`
     pub ml: Buffer,
-    /// The same of each token of a run, for those who observe attention: `[token][HEADS][2]`. None until anybody does.
+    /// The same of each token of a run, where attention is observed: `[token][HEADS][2]`. `None` until it is.
     pub softmax: Option<Buffer>,
-    /// For arguments that a kernel does not read.
+    /// Stands for arguments that a kernel does not read.
     pub none: Buffer,
     /// What `state` is sent from.
     host: Vec<f32>,
@@ -134,7 +134,7 @@ impl Scratch {
         Ok(())
     }
 
-    /// Makes room for what attention of many tokens leaves for those who observe it.
+    /// Makes room for what observing the attention of many tokens needs.
     pub fn reserve_softmax(&mut self, device: &Device) -> Result<()> {
         if self.softmax.is_none() {
             self.softmax = Some(buffer(device, 4 * 2 * HEADS * self.max_tokens)?);

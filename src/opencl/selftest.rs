@@ -1,5 +1,5 @@
 //! Whether a device's kernels compute what they should: the whole forward pass on seeded tokens, many at once and one
-//! by one, held against another device.
+//! by one, compared with another device.
 //!
 //! Both compute the same sums in the same order, so on a device that rounds as IEEE 754 says the results are the same
 //! bits. On others a rounding flip of one activation moves the logits of a small model by up to 3 % (measured on the

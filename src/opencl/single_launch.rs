@@ -57,12 +57,12 @@ struct Share {
     split: usize,
     /// Times that a warp takes a unit.
     rounds: usize,
-    /// Bites of a warp.
+    /// Pieces of work of a warp, one after another.
     bites: usize,
 }
 
 impl Share {
-    /// The one that takes the fewest bites, with the fewest parts to sum.
+    /// The split with the fewest pieces one after another and, of those, the fewest parts to sum.
     fn of(step: Step, facts: &Facts) -> Self {
         let (rows, cols) = step.shape();
         let groups = facts.compute_units.max(1) as usize;
@@ -96,7 +96,7 @@ pub struct SingleLaunch {
     /// Chunks of a head's attention that `work` has room for.
     chunks: usize,
     groups: usize,
-    /// At the barrier so far, modulo 2^32.
+    /// Arrivals at the barrier so far, modulo 2^32.
     arrivals: u32,
 }
 

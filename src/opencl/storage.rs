@@ -106,11 +106,11 @@ impl Storage {
         matches!(self, Storage::Blocks(format) if format.has_floor())
     }
 
-    /// What it is multiplied with.
-    pub fn reads(self) -> Quantised {
+    /// The form of activations that it is multiplied with.
+    pub fn reads(self) -> Activations {
         match self {
-            Storage::F32 | Storage::F16 | Storage::Bf16 => Quantised::No,
-            Storage::Blocks(_) => Quantised::Yes,
+            Storage::F32 | Storage::F16 | Storage::Bf16 => Activations::Floats,
+            Storage::Blocks(_) => Activations::Quantised,
         }
     }
 }
@@ -126,10 +126,11 @@ impl fmt::Display for Storage {
     }
 }
 
-/// Whether activations are quantised.
+/// The form of activations that a matrix is multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "they say it")]
-pub enum Quantised {
-    Yes,
-    No,
+pub enum Activations {
+    /// As they were computed.
+    Floats,
+    /// Quantised to 8 bits, in blocks.
+    Quantised,
 }

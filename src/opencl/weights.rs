@@ -4,7 +4,7 @@
 mod upload;
 
 use super::defines::{FFN_PAD, KV_PAD, Q_PAD, QKV};
-use super::storage::{Quantised, Step, Storage};
+use super::storage::{Activations, Step, Storage};
 use crate::dims::*;
 use crate::model::weights::{Layer, Matrix, Weights};
 use files::mapped::Plane;
@@ -35,7 +35,7 @@ pub struct Chunk {
 /// The matrices of one step of one layer.
 pub struct StepWeights {
     /// What all of them are multiplied with.
-    pub reads: Quantised,
+    pub reads: Activations,
     /// In ascending order of rows.
     pub chunks: Vec<Chunk>,
 }

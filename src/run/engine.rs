@@ -6,7 +6,7 @@ mod speeds;
 mod stream;
 
 use crate::dims::VOCAB;
-use crate::model::weights::{LoadOptions, ModelPath, OpenModel, Weights};
+use crate::model::weights::{LoadOptions, OpenModel, Weights};
 use crate::opencl;
 use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
 use crate::run::plan::Opened;
@@ -49,8 +49,8 @@ pub struct Engine {
     options: EngineOptions,
     weights: Arc<Weights>,
     tokenizer: Tokenizer,
-    /// How the model wants conversations, once somebody has asked.
-    template: OnceLock<Template>,
+    /// How the model wants conversations: read at once from a GGUF header, from other files when somebody asks.
+    template: OnceLock<Result<Template>>,
     isa: Isa,
     /// The weights on an OpenCL device, when one runs the model.
     device: Option<Arc<opencl::Model>>,
@@ -75,6 +75,10 @@ impl Engine {
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
         let mut weights = Weights::load(&model, &load)?;
         let tokenizer = tokenizer_of(&model)?;
+        let template = match model.gguf() {
+            Some(_) => OnceLock::from(template_of(&model).and_then(|t| t.for_tokenizer(&tokenizer))),
+            None => OnceLock::new(),
+        };
         // What was converted is mapped no longer.
         drop(model);
         let device = match options.backend {
@@ -91,8 +95,7 @@ impl Engine {
         let weights = Arc::new(weights);
         let device = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
-        let mut engine =
-            Self { options, weights, tokenizer, template: OnceLock::new(), isa, device, runs: Runs::Cpu };
+        let mut engine = Self { options, weights, tokenizer, template, isa, device, runs: Runs::Cpu };
         engine.decide()?;
         Ok(engine)
     }
@@ -142,12 +145,8 @@ impl Engine {
     ///
     /// `Model` for a template that cannot be used.
     pub fn template(&self) -> Result<&Template> {
-        if let Some(template) = self.template.get() {
-            return Ok(template);
-        }
-        let path = ModelPath::new(&self.options.model)?.weights;
-        let template = Template::load(&path)?.for_tokenizer(&self.tokenizer)?;
-        Ok(self.template.get_or_init(|| template))
+        let load = || Template::load(&self.options.model)?.for_tokenizer(&self.tokenizer);
+        self.template.get_or_init(load).as_ref().map_err(Error::clone)
     }
 
     /// A conversation as the prompt for its next answer, as [`Template::format`] writes it. Answers end with

@@ -54,7 +54,7 @@ pub struct Eviction {
     pub memory_threshold: u64,
 }
 
-/// The part of so many slots that is free after an eviction, so that not every token evicts: an eighth.
+/// Slots that an eviction down to `slots` frees: an eighth of them, so that not every token evicts.
 pub fn slack(slots: usize) -> usize {
     (slots / 8).max(1)
 }
@@ -64,7 +64,7 @@ impl Eviction {
     pub const NEVER: Self =
         Self { policy: Policy::None, window: 1024, prefix: 0, memory_threshold: 256 << 20 };
 
-    /// Filled slots from which on some are evicted, where the cache has more.
+    /// Number of filled slots at which an eviction comes, where the cache has more.
     pub fn limit(&self) -> usize {
         self.window + slack(self.window)
     }
@@ -85,13 +85,13 @@ impl Eviction {
 /// How many slots stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// All that stay.
+    /// Slots that stay, in all.
     pub keep: usize,
-    /// Of these, the first slots.
+    /// First slots that stay.
     pub prefix: usize,
-    /// And the last ones, at least.
+    /// Last slots that stay, at least.
     pub recent: usize,
-    /// So many first slots lie further back than the model was trained to look: they stay only for want of others.
+    /// This many first slots lie further back than the model was trained to look; they stay only if no others are left.
     pub stale: usize,
 }
 
@@ -106,7 +106,7 @@ pub const SNAP_WINDOW: usize = 16;
 /// the average of five and 32, 16 queries: 26, 35.
 const SNAP_POOLING: Pooling = Pooling { kind: PoolingKind::Most, kernel: 13 };
 
-/// How a score takes those of its neighbours in; beyond the ends there are none.
+/// How a score takes in those of its neighbours; none are beyond the ends.
 #[derive(Debug, Clone, Copy)]
 struct Pooling {
     kind: PoolingKind,
@@ -116,7 +116,7 @@ struct Pooling {
 
 #[derive(Debug, Clone, Copy)]
 enum PoolingKind {
-    /// Their sum divided by `kernel`, also where there are fewer.
+    /// Their sum divided by `kernel`, also at the ends, where there are fewer.
     #[cfg_attr(not(test), expect(dead_code, reason = "measured against the other, see `SNAP_POOLING`"))]
     Average,
     /// The largest.

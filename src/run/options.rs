@@ -8,8 +8,8 @@ use numeric::simd::Isa;
 use std::path::PathBuf;
 use text::sampler::SamplerOptions;
 
-/// Most tokens of one forward pass unless told otherwise: whole tiles of all kernels, and about as much as
-/// a person waits for after Ctrl-C.
+/// Default of the most tokens in one forward pass: whole tiles for every kernel, and short enough that Ctrl-C
+/// does not have to wait long.
 pub const PREFILL_CHUNK: usize = 256;
 
 /// Which device runs the model.
@@ -21,7 +21,7 @@ pub enum BackendKind {
     OpenCl,
     /// The CPU and an OpenCL device in turn, as [`EngineOptions::hybrid`] says, or an error.
     Hybrid,
-    /// Where there is an OpenCL device, it and the CPU, whichever was measured to be faster at what; else the CPU.
+    /// The CPU and an OpenCL device if there is one, each for what it was measured to be faster at; else the CPU.
     Auto,
 }
 
@@ -52,15 +52,15 @@ pub struct EngineOptions {
     pub cl_device: Option<String>,
     /// OpenCL: attention on the device too, not on the CPU.
     pub gpu_attn: bool,
-    /// OpenCL: kernels that are faster and do not have the CPU's bits, where the device has such.
+    /// OpenCL: use kernels that are faster but round otherwise than the CPU, where there are any for the device.
     pub gpu_fast: bool,
-    /// OpenCL: weights once, in memory that both see.
+    /// OpenCL: keep the weights once, in memory that CPU and device share.
     pub zero_copy: bool,
     /// Hybrid: which device runs what.
     pub hybrid: Fixed,
     /// When slots of the cache are evicted, and which.
     pub eviction: Eviction,
-    /// Told in one line when a device cannot be used and the CPU takes its place.
+    /// Called with one line when a device cannot be used and the CPU takes its place.
     pub notice: fn(&str),
 }
 
@@ -102,11 +102,11 @@ pub struct GenerateOptions {
     pub ignore_eos: bool,
     /// Token ids that end the text besides the model's own, e.g. those of a chat template.
     pub stop_tokens: Vec<u32>,
-    /// Measures, of how many of the most probable tokens, what the model held of them: [`TokenStream::logprobs`](crate::engine::TokenStream::logprobs).
+    /// How many of the most probable tokens to report with their log-probabilities: [`TokenStream::logprobs`](crate::engine::TokenStream::logprobs).
     pub logprobs: Option<usize>,
     /// Stops the generation from outside: between tokens, and within a long prompt in a fraction of a pass.
     pub cancel: CancelToken,
-    /// Told the tokens of the prompt that are done, and all that have to be computed.
+    /// Called with the number of prompt tokens done, and of all that must be computed.
     pub progress: fn(usize, usize),
 }
 

@@ -68,7 +68,7 @@ pub enum Form {
     Assumed,
 }
 
-/// Executable, libraries, allocator and what else is there before a model.
+/// Executable, libraries, allocator: memory in use before a model is loaded.
 const PROGRAM: u64 = 24 << 20;
 /// Peak memory of loading a tokenizer for each byte of its file: 19 were measured with a file of 0.3 MB,
 /// 12 with one of 3 MB; the rest is for the library's cache of words.
@@ -165,7 +165,7 @@ impl Plan {
         Ok(Self { options, form, memory, model_id, weights, tokenizer_file, row_blocks: 0, device })
     }
 
-    /// The same with the logits of every token besides, in `blocks` buffers.
+    /// The same plan, with `blocks` buffers for the logits of every token.
     pub fn with_rows(mut self, blocks: usize) -> Self {
         self.row_blocks = blocks;
         self
@@ -194,9 +194,9 @@ impl Plan {
         };
         let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
         let apart = self.is_apart();
-        // What the CPU attends over is mapped, and a memory of the device's own is not.
+        // The CPU attends over mapped memory; a device's own memory cannot be mapped.
         let of_attention = if o.gpu_attn || both { there } else { Kind::Own };
-        // Shared weights are the device's alone.
+        // Shared weights are counted once, as the device's.
         let shared = o.zero_copy && self.device == Some(DeviceMemory::Unified);
         let copied = |bytes: u64| if shared { 0 } else { bytes };
         let on_device = if self.device.is_some() { self.weights.device } else { 0 };
@@ -295,7 +295,7 @@ impl Opened {
         Ok(Self { plan, model, took: began.elapsed() }.settled())
     }
 
-    /// What `auto` comes to where there is no device, or no memory for two: the CPU alone, after one line.
+    /// Settles `auto`: where there is no device, or no memory for both, it becomes the CPU, with one line to the user.
     pub fn settled(mut self) -> Self {
         let plan = &mut self.plan;
         if plan.options.backend == BackendKind::Auto {
@@ -312,7 +312,7 @@ impl Opened {
     }
 }
 
-/// The largest number of slots that `fits`, which every smaller number does too; at most 2^24.
+/// The largest number of slots that `fits`; at most 2^24. Every smaller number must fit too.
 fn longest_where(fits: impl Fn(usize) -> bool) -> Option<usize> {
     if !fits(1) {
         return None;
@@ -373,7 +373,7 @@ fn mass(o: &EngineOptions, slots: usize, chunk: usize) -> u64 {
     }
 }
 
-/// What is sent to a device for some tokens: written, and staged.
+/// What is sent to a device for some tokens: the host's copy, and the one that the driver stages.
 fn host_state(chunk: usize) -> u64 {
     mul(chunk as u64, 8 * (DIM + HEAD_DIM) as u64)
 }

@@ -50,11 +50,11 @@ pub struct State {
     pub seed: u64,
     /// Their current state.
     pub rng: Rng,
-    /// What the sequence is.
+    /// What kind of text the sequence is.
     pub content: Content,
 }
 
-/// What a sequence is.
+/// What kind of text a sequence is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Content {
@@ -226,7 +226,7 @@ fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result
 }
 
 impl Header {
-    /// Refuses a session that this run cannot go on with.
+    /// Refuses a session that this run cannot continue.
     fn check(&self, file: &Path, session: &Session, engine: &Engine) -> Result<()> {
         let ours = &engine.weights().fingerprint;
         if self.model != *ours {

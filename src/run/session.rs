@@ -31,10 +31,10 @@ use pass::{Stage, Staged};
 use schedule::Move;
 use std::time::Instant;
 
-/// Is told, in one line, what somebody should know.
+/// Called with one line that the user should see.
 pub type Notice = fn(&str);
 
-/// Makes another place for a sequence whose device is lost.
+/// Makes another device and cache for a sequence whose device is lost.
 pub type Spare = Box<dyn FnOnce() -> Result<Seat> + Send>;
 
 /// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.
@@ -112,8 +112,8 @@ impl Session {
         self
     }
 
-    /// Makes it a hybrid session: the device it has is the CPU, `standby` another one, whose cache has the same element
-    /// types and slots.
+    /// Makes it a hybrid session. Its device so far must be the CPU; `standby` is the other one, whose cache has the same
+    /// element types and number of slots.
     pub fn with_standby(mut self, standby: Standby) -> Self {
         self.devices.set_standby(standby);
         self
@@ -206,7 +206,7 @@ impl Session {
         self.end_prompt()
     }
 
-    /// Appends one token and computes its logits, unless a draft already did: see [`Session::with_drafts`].
+    /// Appends one token and computes its logits, unless a draft has done so already: see [`Session::with_drafts`].
     pub fn decode(&mut self, token: u32) -> Result<()> {
         if self.stage(token)? == Stage::Computed {
             return self.check_logits();
@@ -272,7 +272,7 @@ impl Session {
         if self.evictor.is_none() { self.check_room(tokens.len()) } else { Ok(()) }
     }
 
-    /// So many tokens must have free slots.
+    /// Fails unless this many slots are free.
     fn check_room(&self, tokens: usize) -> Result<()> {
         let (need, have) = (self.slots() + tokens, self.extent().slots);
         match need > have {

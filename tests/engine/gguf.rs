@@ -13,7 +13,7 @@ use antigravity::dims::*;
 use antigravity::model::cpu::CpuOptions;
 use antigravity::model::device::Logits;
 use antigravity::model::weights::{
-    Checkpoint, LoadOptions, Matrix, ModelPath, WeightType, Weights, pack, table,
+    Checkpoint, LoadOptions, Matrix, ModelPath, WeightType, Weights, config_of, pack, table,
 };
 use files::blocks::BlockType;
 use files::blocks::gguf::decode;
@@ -127,8 +127,9 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
         let packed = ModelPath::new(&path).unwrap().packed().unwrap();
         assert_eq!(packed, dir.file("some.model.gguf.packed.safetensors"));
         let options = LoadOptions { weight_type: WeightType::Auto, threads: 2, progress: &|_, _| {} };
-        let config = ModelPath::new(&path).unwrap().config().unwrap().unwrap();
-        pack::write(&Checkpoint::open(&path).unwrap(), &config, &packed, &options).unwrap();
+        let source = Checkpoint::open(&path).unwrap();
+        let config = config_of(&dir.0, &source).unwrap();
+        pack::write(&source, &config, &packed, &options).unwrap();
         let texts = packed_file::gguf(&Source::open(&packed).unwrap())
             .unwrap()
             .expect("what the file says comes along");
@@ -239,9 +240,10 @@ fn a_stale_packed_file_is_left_alone() {
     file.write(&path);
     let at = ModelPath::new(&path).unwrap();
     let options = LoadOptions { weight_type: WeightType::Auto, threads: 2, progress: &|_, _| {} };
-    let config = at.config().unwrap().unwrap();
+    let source = Checkpoint::open(&path).unwrap();
+    let config = config_of(&at.dir, &source).unwrap();
     let packed = at.packed().unwrap();
-    pack::write(&Checkpoint::open(&path).unwrap(), &config, &packed, &options).unwrap();
+    pack::write(&source, &config, &packed, &options).unwrap();
     assert_eq!(at.open(WeightType::Auto).unwrap().checkpoint.path(), packed);
     file.tensor("output_norm.weight").bytes[..4].copy_from_slice(&2f32.to_le_bytes());
     file.tensors.swap(0, 1);

@@ -1,5 +1,5 @@
-//! Attention: new rows join the cache, queries look over all slots up to their own; and what slots receive of it, if
-//! anybody observes that.
+//! Attention: new rows join the cache, and each query attends over all slots up to its own. Where attention is observed,
+//! what each slot receives is added up.
 
 use super::kv;
 use super::noted::Noted;
@@ -19,7 +19,7 @@ use std::sync::Mutex;
 /// Query heads and tokens of one attention task.
 const TASK_HEADS: usize = if GROUP < QUERIES { GROUP } else { QUERIES };
 const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
-/// Queries that are observed at once: of whole tokens.
+/// Most queries that are observed at once; all queries of a token go together.
 const OBSERVED: usize = if GROUP < QUERIES { QUERIES / GROUP * GROUP } else { GROUP };
 
 impl Scratch {
@@ -140,7 +140,7 @@ impl Scratch {
         }
     }
 
-    /// What attention of a run reads in a layer, and where it notes the softmax of the tokens that are observed.
+    /// What attention of a run reads in one layer, and where it notes the softmax of observed tokens.
     #[allow(clippy::type_complexity, reason = "closures have no names")]
     fn heads<'a>(
         &'a self,
@@ -228,7 +228,7 @@ struct Heads<'a, Q, R> {
     isa: Isa,
     /// The first token that is observed; the number of tokens where none is.
     first: usize,
-    /// What its softmax and that of the later ones is: `[token][HEADS]`.
+    /// Where its softmax and those of later tokens are noted: `[token][HEADS]`.
     notes: &'a [Noted],
 }
 
@@ -237,7 +237,7 @@ where
     Q: Fn(usize, usize) -> [f32; HEAD_DIM] + Sync,
     R: Fn(usize) -> (&'a [u8], &'a [u8]) + Sync,
 {
-    /// Attention of `n` tokens, whose rows are there, into `att`.
+    /// Attention of `n` tokens, whose rows are already in the cache, into `att`.
     fn all(&self, pool: &Pool, n: usize, att: &mut [f32], partials: &mut [Partial<HEAD_DIM>]) {
         let chunks = (self.before + n).div_ceil(CHUNK);
         if n == 1 && chunks > 1 && pool.threads() > 1 {
@@ -360,7 +360,7 @@ where
         }
     }
 
-    /// Keeps what an observed query ended with.
+    /// Notes the softmax that an observed query ended with.
     fn note(&self, token: usize, head: usize, state: &Partial<HEAD_DIM>) {
         if token >= self.first {
             self.notes[(token - self.first) * HEADS + head].set(Softmax { m: state.m, l: state.l });

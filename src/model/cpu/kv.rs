@@ -7,13 +7,13 @@ use files::{Error, Result};
 use numeric::kv::{KvTypes, check_capacity, check_kept};
 use std::ops::Range;
 
-/// Unused bytes from which on they are given back.
+/// Unused memory is given back to the system from this many bytes on.
 const WORTH_RELEASING: usize = 1 << 20;
 
 /// Keys and values of all layers.
 pub struct CpuCache {
     extent: Extent,
-    /// Slots whose pages may take memory.
+    /// Slots that have been written, so that their pages take memory.
     touched: usize,
     rows: Planes,
 }
@@ -102,8 +102,8 @@ impl CpuCache {
         Ok(Self { extent: Extent { types, slots, len: 0 }, touched: 0, rows })
     }
 
-    /// Gives the memory of unfilled slots back to the system where it is much, and a good part of what was in use: what
-    /// an ordinary eviction frees, or a benchmark's rewind, is filled again at once.
+    /// Gives the memory of unfilled slots back to the system, but only where it is a lot and a good part of what was in
+    /// use: what an ordinary eviction or a benchmark's rewind frees is filled again at once.
     fn release(&mut self) {
         let Extent { types, slots, len } = self.extent;
         let unused = self.touched - len;

@@ -26,9 +26,9 @@ pub struct Input<'a> {
 /// Columns of a product: rows of its weights.
 #[derive(Clone, Copy)]
 pub struct Columns {
-    /// The first of them, a multiple of 16.
+    /// The first column, a multiple of 16.
     pub first: usize,
-    /// How many, a multiple of 16 except at the matrix's end.
+    /// Number of columns, a multiple of 16 except at the matrix's end.
     pub width: usize,
 }
 
@@ -50,7 +50,7 @@ pub struct Output<'a, 'b> {
 }
 
 impl<'a, 'b> Output<'a, 'b> {
-    /// The whole tile, which has the product's own columns.
+    /// The whole tile, which has the same columns as the product.
     pub fn whole(tile: &'a mut Tile<'b, f32>) -> Self {
         let columns = Columns::of(tile);
         Self { tile, at: 0, columns }

@@ -1,21 +1,21 @@
-//! What attention notes on a query for the step that observes it.
+//! What attention notes about a query, for the step that observes attention.
 
 use files::{Error, Result};
 use numeric::simd::attend::Softmax;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The softmax of a query, which the task that computes it leaves to those of a later step.
+/// The softmax of a query. One step writes it and a later step reads it, on any thread.
 #[derive(Default)]
 pub struct Noted(AtomicU64);
 
 impl Noted {
-    /// Leaves it; the end of the step orders this before the next.
+    /// Writes it. The end of the step makes sure that the next step sees it.
     pub fn set(&self, softmax: Softmax) {
         let bits = u64::from(softmax.m.to_bits()) << 32 | u64::from(softmax.l.to_bits());
         self.0.store(bits, Ordering::Relaxed);
     }
 
-    /// What was left.
+    /// Reads what was written.
     pub fn get(&self) -> Softmax {
         let bits = self.0.load(Ordering::Relaxed);
         Softmax { m: f32::from_bits((bits >> 32) as u32), l: f32::from_bits(bits as u32) }

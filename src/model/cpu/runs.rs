@@ -1,4 +1,4 @@
-//! The runs of a pass as its steps see them: all tokens in a row, each of a sequence with its rows.
+//! The runs of a pass as its steps see them: one list of tokens, each with the cache rows of its own sequence.
 
 use crate::dims::VOCAB;
 use crate::model::device::{Extent, HostRows, Logits, Run};
@@ -31,11 +31,11 @@ pub(super) struct Span {
 pub(super) struct Sequences<'a>(Vec<RwLock<Sequence<'a>>>);
 
 impl<'a> Sequences<'a> {
-    /// Takes the slots of all new tokens and reaches for the rows.
+    /// Takes the slots of all new tokens and borrows the rows of their caches.
     ///
     /// # Errors
     ///
-    /// The cache's, where its rows cannot be reached; [`release`] gives the slots back.
+    /// Those of the cache, where the CPU cannot reach its rows; [`release`] gives the slots back.
     pub fn fill<'r: 'a>(&mut self, runs: &'a mut [Run<'r>]) -> Result<()> {
         let mut first = 0;
         runs.iter_mut().for_each(|run| {
@@ -60,7 +60,7 @@ impl<'a> Sequences<'a> {
         Ok(())
     }
 
-    /// The same memory without anything in it, for the runs of another pass.
+    /// Empties the list and keeps its memory for the runs of another pass.
     pub fn emptied<'b>(self) -> Sequences<'b> {
         let mut all = self.0;
         all.clear();
@@ -73,7 +73,7 @@ impl<'a> Sequences<'a> {
         self.0.len()
     }
 
-    /// A run, beside others who read it.
+    /// A run, shared with other readers.
     pub fn read(&self, run: usize) -> RwLockReadGuard<'_, Sequence<'a>> {
         self.0[run].read().expect("invariant: no job panics")
     }
@@ -83,7 +83,7 @@ impl<'a> Sequences<'a> {
         self.0[run].write().expect("invariant: no job panics")
     }
 
-    /// All runs, by nobody else.
+    /// All runs, exclusively.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence<'a>> {
         self.0.iter_mut().map(|s| s.get_mut().expect("invariant: no job panics"))
     }

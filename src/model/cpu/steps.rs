@@ -1,4 +1,4 @@
-//! The buffers of a forward pass and its steps but attention: each computes all its tokens on all threads.
+//! The buffers of a forward pass, and all its steps except attention. Each step computes all tokens on all threads.
 
 use super::matmul::{self, Columns, GateUp, Input, Output};
 use super::noted::Noted;
@@ -19,8 +19,8 @@ use numeric::simd::{Isa, ops};
 pub(super) const Q_PAD: usize = Q_DIM.next_multiple_of(16);
 pub(super) const KV_PAD: usize = KV_DIM.next_multiple_of(16);
 pub(super) const QKV: usize = Q_PAD + 2 * KV_PAD;
-/// Weight bytes of one task in decode: small enough that no thread waits long for the last one, large enough
-/// that what was prefetched when it began is not much of it (20 KiB: 4 % slower).
+/// Weight bytes of one task in decode: small enough that no thread waits long for the last task, large enough
+/// that the first lines, which are not prefetched yet, are a small part of it (20 KiB: 4 % slower).
 const DECODE_TASK_BYTES: usize = 128 << 10;
 /// Columns of one task in prefill: enough to use the activations in the first-level cache well, few enough
 /// that threads end together.
@@ -51,7 +51,7 @@ impl<const W: usize> Acts<W> {
         Input { floats: &self.floats, blocks: &self.blocks, tiles, tokens }
     }
 
-    /// How many tiles rows `0..tokens` have: none where nothing reads them.
+    /// Number of tiles for rows `0..tokens`: 0 where no matrix reads tiles.
     fn tiles_of(&self, isa: Isa, tokens: usize) -> usize {
         (isa.act_tiles(tokens) * (W / BLOCK)).min(self.tiles.len())
     }
@@ -161,7 +161,7 @@ pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
     floats + lists + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM) + partials
 }
 
-/// Bytes of scratch besides, for passes of `max_tokens` tokens that are observed.
+/// Further bytes of scratch for passes that observe `max_tokens` tokens.
 pub const fn notes_bytes(max_tokens: usize) -> usize {
     size_of::<Noted>() * HEADS * max_tokens
 }
@@ -172,7 +172,7 @@ pub const fn thread_bytes() -> u64 {
     (attention + 4 * (FFN_DIM + DIM + Q_DIM) + (256 << 10)) as u64
 }
 
-/// What some matrices of all layers together read.
+/// Every form of activations that some matrices, over all layers, read.
 fn reads(weights: &Weights, of: impl Fn(&Layer) -> Reads) -> Reads {
     weights.layers.iter().fold(Reads::default(), |all, layer| all | of(layer))
 }
@@ -327,7 +327,7 @@ impl Scratch {
         self.h.fill(pool, isa, n, |t, h| ops::norm(isa, &x[t * DIM..][..DIM], w, RMS_EPS as f32, h));
     }
 
-    /// Lists the tokens whose logits are wanted: whether there are any.
+    /// Lists the tokens whose logits are wanted; false if there are none.
     pub(super) fn wanted(&mut self, seqs: &mut Sequences<'_>) -> bool {
         self.wanted.clear();
         self.wanted.extend(seqs.iter_mut().flat_map(|run| run.wanted()));

@@ -74,7 +74,7 @@ impl Checkpoint {
         }
     }
 
-    /// An id of the content.
+    /// Identifies the content.
     pub fn fingerprint(&self) -> String {
         match self {
             Checkpoint::Safetensors(source) => source.fingerprint(),

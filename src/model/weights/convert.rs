@@ -30,7 +30,7 @@ pub struct LoadOptions<'a> {
     pub progress: &'a (dyn Fn(usize, usize) + Sync),
 }
 
-/// Whether the file stores a tensor otherwise, or with its rows in another order.
+/// Whether the file stores a tensor in another form, or with its rows in another order.
 pub fn is_converted(stored: &Stored, storage: Storage) -> bool {
     storage != Storage::Head && (storage != Storage::Rows(stored.block) || stored.order != Rows::Plain)
 }
@@ -87,7 +87,7 @@ struct Task<'a, 'b> {
     storage: Storage,
     /// Index of the first group.
     first: usize,
-    /// Each is locked once, by the thread that converts it.
+    /// The groups. Each is locked once, by the thread that converts it.
     groups: &'a [Mutex<Group<'b>>],
 }
 

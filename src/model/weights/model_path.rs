@@ -1,9 +1,9 @@
-//! Where a model's files are, and whether they are of the model that this program was built for.
+//! Where a model's files are, and which of them are read.
 
 use super::checkpoint::Checkpoint;
+use super::config::config_of;
+use super::pack;
 use super::weight_type::WeightType;
-use crate::dims::{MODEL, baked};
-use files::config::ModelConfig;
 use files::packed_file::{self, LAYOUT, PACKED_NAME, key};
 use files::source::gguf::{Gguf, is_gguf, only_gguf};
 use files::{Error, Result};
@@ -101,22 +101,6 @@ impl ModelPath {
         });
         Ok(if fresh { found } else { checkpoint })
     }
-
-    /// The text of the model's `config.json`, or the same made from a GGUF header; `None` where there is neither.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Model`]: it cannot be read, or differs from the baked model.
-    pub fn config(&self) -> Result<Option<String>> {
-        if is_gguf(&self.weights) {
-            return checked_gguf(&Gguf::open(&self.weights)?).map(Some);
-        }
-        let file = self.dir.join("config.json");
-        if !file.exists() {
-            return Ok(None);
-        }
-        checked_file(&file).map(Some)
-    }
 }
 
 impl OpenModel {
@@ -127,67 +111,18 @@ impl OpenModel {
     }
 
     /// Compares the model's config with the baked one. A packed file may come without a `config.json`: it holds a
-    /// config of its own, which is checked when it is loaded.
-    pub(super) fn check_config(&self) -> Result<()> {
-        let file = self.path.dir.join("config.json");
-        if let Checkpoint::Gguf(gguf) = &self.checkpoint {
-            return checked_gguf(gguf).map(|_| ());
+    /// config of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Model`]: it is missing, cannot be read, or differs.
+    pub fn check_config(&self) -> Result<()> {
+        if let Some(packed) = self.checkpoint.packed() {
+            pack::check(packed)?;
+            if is_gguf(&self.path.weights) || !self.path.dir.join("config.json").exists() {
+                return Ok(());
+            }
         }
-        let optional = is_gguf(&self.path.weights) || (self.checkpoint.packed().is_some() && !file.exists());
-        if optional { Ok(()) } else { checked_file(&file).map(|_| ()) }
+        config_of(&self.path.dir, &self.checkpoint).map(|_| ())
     }
-}
-
-fn checked_gguf(gguf: &Gguf) -> Result<String> {
-    let config = gguf.config()?;
-    compare(gguf.path(), gguf.path(), &config)?;
-    Ok(config.to_json())
-}
-
-fn checked_file(file: &Path) -> Result<String> {
-    let text = read_text(file)?;
-    check_config(file, &text)?;
-    Ok(text)
-}
-
-/// Compares the text of a `config.json`, which is in `file`, with the baked model.
-///
-/// # Errors
-///
-/// [`Error::Model`]: the field that differs, both values and the command that rebuilds.
-pub fn check_config(file: &Path, text: &str) -> Result<()> {
-    let found = ModelConfig::parse(text).map_err(|e| Error::model(file, e))?;
-    compare(file, file.parent().unwrap_or(Path::new(".")), &found)
-}
-
-/// Fails with the first difference from the baked model and the command that builds for `model`.
-fn compare(file: &Path, model: &Path, found: &ModelConfig) -> Result<()> {
-    let Some((field, here, there)) = baked().difference(found) else { return Ok(()) };
-    let model = fs::canonicalize(model).unwrap_or_else(|_| model.into());
-    Err(Error::model(
-        file,
-        format!(
-            "{field} is {there}, but this program was built for {MODEL} with {here}; \
-             rebuild: ANTIGRAVITY_MODEL={} cargo build --release",
-            model.display()
-        ),
-    ))
-}
-
-/// Reads a small text file.
-///
-/// # Errors
-///
-/// [`Error::Model`]: it cannot be read, is not a regular file or is too large.
-pub fn read_text(path: &Path) -> Result<String> {
-    const LIMIT: u64 = 16 << 20;
-    let unreadable = |e| Error::model(path, format!("cannot read: {e}"));
-    let meta = fs::metadata(path).map_err(unreadable)?;
-    if !meta.is_file() {
-        return Err(Error::model(path, "is not a regular file"));
-    }
-    if meta.len() > LIMIT {
-        return Err(Error::model(path, format!("is {} bytes long; at most {LIMIT} are read", meta.len())));
-    }
-    fs::read_to_string(path).map_err(unreadable)
 }

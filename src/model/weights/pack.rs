@@ -7,8 +7,8 @@
 //! is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat template, is one more tensor.
 
 use super::checkpoint::Checkpoint;
+use super::config::check_config;
 use super::convert::{LoadOptions, load_one};
-use super::model_path::check_config;
 use super::spec::{Role, Spec, table};
 use super::storage::{Loaded, LoadedModel, Part, Storage};
 use super::weight_type::WeightType;
@@ -159,22 +159,36 @@ pub fn storages(source: &Source) -> Vec<Storage> {
     table().iter().map(storage).collect()
 }
 
-/// Maps a packed file of this type of weights.
+/// Why a packed file cannot be used, and the remedy.
+fn refused(source: &Source, why: String) -> Error {
+    Error::model(source.path(), format!("{why}; make it again with antigravity pack"))
+}
+
+fn meta<'a>(source: &'a Source, key: &str) -> Result<&'a String> {
+    source.metadata().get(key).ok_or_else(|| refused(source, format!("metadata {key} is missing")))
+}
+
+/// Whether a packed file is of this program's layout and model.
 ///
 /// # Errors
 ///
-/// [`Error::Model`]: it is of another version or model, damaged, or holds a scale or a vector that is not finite.
-pub(super) fn read(source: &Source, weight_type: WeightType) -> Result<LoadedModel> {
-    let file = source.path();
-    let err = |message: String| Error::model(file, format!("{message}; make it again with antigravity pack"));
+/// [`Error::Model`]: it is of another version or model.
+pub(super) fn check(source: &Source) -> Result<()> {
     if layout_version(source) != Some(LAYOUT) {
         let found = source.metadata().get(key::LAYOUT).map_or("", String::as_str);
-        return Err(err(format!("packed layout {found:?}; this program reads {LAYOUT}")));
+        return Err(refused(source, format!("packed layout {found:?}; this program reads {LAYOUT}")));
     }
-    let meta =
-        |key: &str| source.metadata().get(key).ok_or_else(|| err(format!("metadata {key} is missing")));
-    check_config(file, meta(key::CONFIG)?)?;
-    let dtypes: HashMap<String, String> = serde_json::from_str(meta(key::DTYPES)?)
+    check_config(source.path(), meta(source, key::CONFIG)?)
+}
+
+/// Maps a packed file of this type of weights that [`check`] accepts.
+///
+/// # Errors
+///
+/// [`Error::Model`]: it is damaged, or holds a scale or a vector that is not finite.
+pub(super) fn read(source: &Source, weight_type: WeightType) -> Result<LoadedModel> {
+    let err = |why: String| refused(source, why);
+    let dtypes: HashMap<String, String> = serde_json::from_str(meta(source, key::DTYPES)?)
         .map_err(|e| err(format!("metadata {}: {e}", key::DTYPES)))?;
     let mut tensors = HashMap::new();
     for spec in table() {
@@ -188,7 +202,8 @@ pub(super) fn read(source: &Source, weight_type: WeightType) -> Result<LoadedMod
         check_finite(&spec, &loaded).map_err(err)?;
         tensors.insert(spec.name, loaded);
     }
-    Ok(LoadedModel { tensors, weight_type, fingerprint: meta(key::SOURCE)?.clone(), file: file.into() })
+    let fingerprint = meta(source, key::SOURCE)?.clone();
+    Ok(LoadedModel { tensors, weight_type, fingerprint, file: source.path().into() })
 }
 
 /// One plane of a tensor, without padding.

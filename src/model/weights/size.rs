@@ -27,7 +27,7 @@ pub struct WeightBytes {
 }
 
 impl WeightBytes {
-    /// Those of an opened model.
+    /// The bytes of an opened model.
     pub fn of(model: &OpenModel) -> Self {
         match model.checkpoint.packed() {
             Some(source) => packed(source),
@@ -35,7 +35,7 @@ impl WeightBytes {
         }
     }
 
-    /// Those of a packed file with what it has by default of a model in 16 bits.
+    /// The bytes of a packed file as `pack` makes it from a model in 16 bits.
     pub fn assumed() -> Self {
         let form = |spec: &Spec| Storage::of(spec, BlockType::F16, WeightType::Q4_0);
         let mut bytes = Self::default();
@@ -70,7 +70,7 @@ fn packed(source: &Source) -> WeightBytes {
 fn checkpoint(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes {
     let mut bytes = WeightBytes::default();
     for spec in table() {
-        // A tensor that is missing or wrong is loading's to report.
+        // A tensor that is missing or wrong is reported when it is loaded.
         let stored = opened.find(&spec).ok();
         let form = Storage::of(&spec, stored.as_ref().map_or(BlockType::F32, |t| t.block), weight_type);
         let converted = stored.as_ref().is_none_or(|t| is_converted(t, form));

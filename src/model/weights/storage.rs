@@ -51,7 +51,7 @@ pub struct Part {
 const HEAD_NAME: &str = "head";
 
 impl Storage {
-    /// What a tensor stored as `block` becomes; `weight_type` is not `Auto`.
+    /// How a tensor that the file stores as `block` is stored after loading; `weight_type` is not `Auto`.
     pub fn of(spec: &Spec, block: BlockType, weight_type: WeightType) -> Storage {
         match spec.role {
             Role::Vector => Storage::Rows(BlockType::F32),

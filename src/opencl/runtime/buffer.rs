@@ -85,7 +85,7 @@ unsafe impl Send for Address {}
 unsafe impl Sync for Address {}
 
 impl Device {
-    /// Bytes that hold anything until written.
+    /// Uninitialised bytes.
     ///
     /// # Errors
     /// [`Kind::Memory`] above [`Facts::max_alloc`](super::Facts::max_alloc) or when there is no room.
@@ -345,7 +345,7 @@ impl Buffer {
     }
 }
 
-/// A small buffer that is written often, without waiting for the device: it is sent from a copy of its own.
+/// A small buffer that is often written without waiting for the device: it is sent from a copy that it keeps.
 pub struct Staged {
     buffer: Buffer,
     host: Box<[u8]>,

@@ -157,7 +157,7 @@ impl Device {
         *self.shared.builds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the device start on what is queued.
+    /// Tells the device to start on what is queued.
     pub fn flush(&self) -> Result<()> {
         // SAFETY: the queue lives as long as `self`.
         check(unsafe { (self.shared.api().clFlush)(self.shared.queue) }, "clFlush", &self.shared.facts.name)
@@ -262,7 +262,7 @@ pub(super) fn text(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Stri
     String::from_utf8_lossy(&value[..end]).trim().into()
 }
 
-/// As far as [`MAX_ALLOC_VARIABLE`] says.
+/// `max_alloc`, or less where [`MAX_ALLOC_VARIABLE`] says so.
 fn lowered(max_alloc: u64) -> u64 {
     std::env::var(MAX_ALLOC_VARIABLE)
         .ok()

@@ -4,7 +4,7 @@ use super::ffi::{self, error_name};
 use files::Error;
 use std::fmt;
 
-/// What a failure means for whoever asked.
+/// What a failure means for the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// No library, no platform or no such device.

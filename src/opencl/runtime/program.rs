@@ -37,7 +37,7 @@ pub struct Program {
     kept: Option<Kept>,
 }
 
-/// What the program cache is told of a program.
+/// What is stored about a program in the program cache.
 struct Kept {
     key: Key,
     notes: Mutex<Notes>,

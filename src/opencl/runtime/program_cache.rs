@@ -94,7 +94,7 @@ impl Cache {
         Entry::parse(&fs::read(path).ok()?, key)
     }
 
-    /// Keeps an entry, if it can.
+    /// Stores an entry; failure is silent.
     pub(super) fn save(&self, key: &Key, entry: &Entry) {
         self.make();
         let (Some(path), Ok(dir)) = (self.path(key, "program"), &self.dir) else { return };
@@ -113,7 +113,7 @@ impl Cache {
         self.load(&Key::named(name))?.notes.remembered
     }
 
-    /// Keeps a short text under a name, if it can.
+    /// Stores a short text under a name; failure is silent.
     pub fn remember(&self, name: &str, text: &str) {
         let notes = Notes { remembered: Some(text.into()), ..Notes::default() };
         self.save(&Key::named(name), &Entry { binary: Vec::new(), notes });
@@ -127,7 +127,7 @@ impl Cache {
         else {
             return Trial::Unmarked;
         };
-        // Another process that has it locked is trying the same now. Who finds it unlocked and not empty
+        // Another process that has it locked is trying the same now. A process that finds it unlocked and not empty
         // comes after one that did not live to empty it.
         if file.try_lock().is_err() {
             return Trial::Unmarked;

@@ -2,7 +2,7 @@
 
 use crate::dims::{DIM, FFN_DIM};
 use crate::model::weights::{Layer, Matrix};
-use crate::opencl::storage::{Quantised, Storage};
+use crate::opencl::storage::{Activations, Storage};
 use files::blocks::Dtype;
 use numeric::quant::format::GROUP_ROWS;
 use opencl_runtime::failure::{Failure, Kind, Result};
@@ -40,7 +40,7 @@ fn gate_up<'a>(gate: &'a Matrix<FFN_DIM, DIM>, up: &'a Matrix<FFN_DIM, DIM>) -> 
     if both[0].storage == both[1].storage {
         return Ok(both);
     }
-    if both.iter().all(|p| p.storage.reads() == Quantised::No) {
+    if both.iter().all(|p| p.storage.reads() == Activations::Floats) {
         Ok(both.iter().map(Upload::widened).collect())
     } else {
         Err(mixed("gate and up", &both))

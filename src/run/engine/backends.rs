@@ -103,7 +103,7 @@ impl Engine {
         (0..sequences).map(|_| crew.session()).collect()
     }
 
-    /// The devices for sequences with these options: the CPU's where no other can be used.
+    /// The devices for sequences with these options: the CPU where no other can be used.
     fn crew(&self, o: &EngineOptions) -> Result<Crew<'_>> {
         // As it was measured.
         let gpu_attn = o.gpu_attn || self.options.backend == BackendKind::Auto;
@@ -192,7 +192,7 @@ impl Engine {
         Ok(verdict)
     }
 
-    /// Whether a device sees the attention that the CPU sees, where evictions depend on it.
+    /// Whether a device measures the same attention mass as the CPU, where evictions depend on it.
     fn observes_right(&self, device: &mut OpenClDevice, o: &EngineOptions) -> Result<bool> {
         if !matches!(o.eviction.policy, Policy::SnapKv | Policy::H2o) {
             return Ok(true);
@@ -200,7 +200,7 @@ impl Engine {
         Ok(selftest::mass_distance(device, &mut self.reference(o)?)? <= selftest::TOLERANCE)
     }
 
-    /// The CPU, to hold another device against.
+    /// The CPU, to compare another device with.
     fn reference(&self, o: &EngineOptions) -> Result<CpuDevice> {
         let slots = o.max_seq_len.min(selftest::SLOTS);
         let options = CpuOptions { slots, max_tokens: slots, ..self.cpu_options(o) };
@@ -255,7 +255,7 @@ impl Crew<'_> {
         let (cpu, slots) = (Arc::clone(&self.cpu), self.options.max_seq_len);
         Box::new(move || {
             if cpu.get().is_none() {
-                // Whoever comes second takes the first one's.
+                // If two threads come here, the second takes what the first made.
                 let _ = cpu.set(shared(CpuDevice::new(weights, options)?));
             }
             Seat::new(Arc::clone(cpu.get().expect("invariant: just set")), slots)

@@ -18,7 +18,7 @@ pub struct BatchItem {
     pub options: GenerateOptions,
 }
 
-/// What became of one prompt.
+/// The result of one prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BatchAnswer {
     /// Which one: its place among the items, from 0.
@@ -27,7 +27,7 @@ pub struct BatchAnswer {
     pub text: String,
     /// Tokens of it, a final end-of-sequence token included.
     pub tokens: usize,
-    /// What the model held of each of them, where [`GenerateOptions::logprobs`] asks for it.
+    /// The log-probability of each of them, where [`GenerateOptions::logprobs`] asks for it.
     pub logprobs: Vec<TokenLogprobs>,
     /// Why it ended.
     pub stop: StopReason,
@@ -124,9 +124,9 @@ pub struct Batch<'a> {
     items: &'a [BatchItem],
     /// Index and ids of the prompts to come.
     waiting: VecDeque<(usize, Vec<u32>)>,
-    /// Answers that nobody has fetched, and what came in place of one.
+    /// Answers, or errors in place of answers, that were not fetched yet.
     complete: VecDeque<Result<BatchAnswer>>,
-    /// Sequences that nobody uses.
+    /// Sequences that are free.
     free: Vec<Session>,
     /// The texts under way.
     texts: Vec<Text<'a>>,

@@ -146,8 +146,7 @@ impl<'a> Writer<'a> {
         (self.progress)(done, all);
     }
 
-    /// Samples a token from the `logits` that follow the tokens of `history`. What comes of the text is
-    /// [`Writer::push`]'s to say.
+    /// Samples a token from the `logits` that follow the tokens of `history`. [`Writer::push`] adds it to the text.
     pub(super) fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
         self.logits.copy_from_slice(logits);
         let token = self.sampler.sample(&mut self.logits, history);
@@ -159,7 +158,7 @@ impl<'a> Writer<'a> {
         Ok(token)
     }
 
-    /// What the model held of the token that was sampled last, where the options ask for it.
+    /// The log-probabilities at the token that was sampled last, where the options ask for them.
     pub(super) fn logprobs(&self) -> Option<&TokenLogprobs> {
         self.logprobs.as_ref().map(Logprobs::last)
     }
@@ -254,7 +253,7 @@ impl<'a> TokenStream<'a> {
         let timing = Timing { prompt_tokens: rest.len(), ..Timing::default() };
         let (mut state, mut uncomputed) = (State::Sample, Vec::new());
         let computed = match *rest {
-            // Decoded, wherever it comes from: so a text that was cut goes on as if it had not been.
+            // The token is always computed by `decode`, so a text that was cut continues as if it had not been.
             [token] => session.decode(token),
             _ => session.prefill_with(rest, &writer.cancel, writer.progress),
         };
@@ -320,8 +319,8 @@ impl<'a> TokenStream<'a> {
         self.last_token
     }
 
-    /// What the model held of the token that the last piece came from, and of the most probable ones, where
-    /// [`GenerateOptions::logprobs`] asks for it.
+    /// The log-probability of the token that the last piece came from, and those of the most probable ones, where
+    /// [`GenerateOptions::logprobs`] asks for them.
     pub fn logprobs(&self) -> Option<&TokenLogprobs> {
         self.last_token.and(self.writer.logprobs())
     }

@@ -37,7 +37,7 @@ impl Context {
 const SMALL_CHUNK: usize = 32;
 
 impl Plan {
-    /// Refuses what will not fit. A machine that does not tell its memory is not held against anyone.
+    /// Refuses a plan that does not fit. Where the system does not tell its memory, every plan passes.
     pub fn check(&self) -> Result<()> {
         self.check_for(Context::MaxSeqLen)
     }

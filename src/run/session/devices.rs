@@ -13,7 +13,7 @@ use files::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Slots that are copied at a time: a few hundred KiB.
+/// Slots that are copied at a time: a few hundred KiB of rows.
 const SLOTS: usize = 64;
 
 /// A device, and a cache there.
@@ -46,7 +46,7 @@ pub struct Standby {
     pub schedule: Schedule,
 }
 
-/// What runs a sequence.
+/// The devices that run a sequence.
 pub(super) struct Devices {
     device: SharedDevice,
     cache: Box<dyn Cache>,
@@ -56,7 +56,7 @@ pub(super) struct Devices {
     standby: Option<Standby>,
     /// Where to go on when the device is lost.
     spare: Option<Spare>,
-    /// Who is told then.
+    /// Called with one line when it is lost.
     notice: Notice,
     /// Tokens of each pass that are observed.
     observed: usize,
@@ -239,7 +239,7 @@ impl Devices {
         self.standby.as_mut()?.schedule.for_decode(side, position, slots)
     }
 
-    /// Takes note of what a decoded token took.
+    /// Records how long a decoded token took.
     pub fn took(&mut self, took: Duration) {
         let (side, slots) = (self.side, self.len());
         if let Some(s) = &mut self.standby {
@@ -247,7 +247,8 @@ impl Devices {
         }
     }
 
-    /// Moves the sequence to the device that stands by. What fails leaves it where it was, if its rows still are.
+    /// Moves the sequence to the device that stands by. If that fails, the sequence stays where it was, provided that its
+    /// rows are still there.
     pub fn switch(&mut self, position: usize, why: String) -> Result<Option<Switch>> {
         let Some(standby) = &mut self.standby else { return Ok(None) };
         let began = Instant::now();

@@ -11,11 +11,11 @@ use std::ops::RangeInclusive;
 
 /// Tokens that must have stood in the text before, in order, for what followed them to be drafted; more are better.
 const GRAM: RangeInclusive<usize> = 2..=3;
-/// Tokens after which a text that no draft fits is tried again. A draft of one token costs a quarter of a pass where
-/// arithmetic is scarce, so that a vain one now and then is below half a percent.
+/// After this many tokens, drafting is tried again on a text where drafts failed. A draft of one token costs a quarter of
+/// a pass where arithmetic is slow, so one failed draft in this many tokens costs less than half a percent.
 const LONGEST_PAUSE: usize = 63;
 
-/// How drafts went.
+/// How many drafted tokens were chosen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Drafts {
     /// Passes that computed a draft.
@@ -26,7 +26,7 @@ pub struct Drafts {
     pub accepted: usize,
 }
 
-/// What is drafted when.
+/// Decides when to draft, and how much.
 #[derive(Debug)]
 pub(super) struct Drafter {
     /// Most tokens of a draft.
@@ -58,7 +58,7 @@ impl Drafter {
         self.pass.len() - self.taken
     }
 
-    /// Forgets those; how many there were.
+    /// Forgets them, and returns how many there were.
     pub fn forget(&mut self) -> usize {
         let ahead = self.ahead();
         self.pass.clear();

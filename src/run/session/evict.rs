@@ -63,7 +63,7 @@ impl Evictor {
         Ok(evictor)
     }
 
-    /// The same with another judge of memory.
+    /// The same, with another function that tells whether memory is low.
     pub fn with_probe(mut self, probe: MemoryProbe) -> Self {
         self.probe = probe;
         self
@@ -82,7 +82,7 @@ impl Evictor {
         Ok(())
     }
 
-    /// Filled slots from which on some are evicted before the next token.
+    /// Number of filled slots at which some are evicted before the next token.
     pub fn limit(&self) -> usize {
         self.capacity.min(self.settings.limit())
     }
@@ -139,7 +139,7 @@ impl Evictor {
         };
     }
 
-    /// How many slots of which kind stay when `keep` do.
+    /// How an eviction down to `keep` slots divides them.
     pub fn budget(&self, keep: usize) -> Budget {
         Budget::of(&self.settings, keep)
     }
@@ -168,7 +168,7 @@ impl Evictor {
         match (self.probe)(self.settings.memory_threshold) {
             true if len > 2 * least => {
                 self.keep = (len / 2).min(self.settings.window);
-                // SnapKV needs some queries to judge by.
+                // SnapKV needs some queries to score slots with.
                 let wait = if self.settings.policy == Policy::SnapKv { SNAP_WINDOW } else { 0 };
                 self.due = Some(len + wait);
             }
@@ -230,17 +230,17 @@ impl Evictor {
 /// What is being appended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Input {
-    /// A prompt of which so many tokens are left: slots are chosen at its end.
+    /// A prompt with this many tokens left: slots are chosen at its end.
     Prompt(usize),
-    /// Tokens that nobody knows the end of.
+    /// Generated tokens, whose number is not known.
     Open,
 }
 
 /// Whose attention counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Observe {
-    /// The last so many tokens of the pass, added to what there is.
+    /// The last tokens of the pass, this many, added to the mass so far.
     Last(usize),
-    /// The same, and what there is counts no more.
+    /// The same, after the mass so far is cleared.
     Afresh(usize),
 }

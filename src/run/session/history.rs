@@ -1,4 +1,4 @@
-//! The tokens behind: going back to earlier ones, and computing them again where their slots or their device are lost.
+//! Going back to earlier tokens, and computing tokens again where their slots or their device are lost.
 
 use super::devices::Refuge;
 use super::evict::Evictor;
@@ -7,7 +7,7 @@ use crate::model::device::Logits;
 use files::{Error, Result};
 
 impl Session {
-    /// Leaves a lost device. What the CPU's cache lacks is computed again, which gives what the CPU alone would have.
+    /// Leaves a lost device for the CPU. Rows that the CPU's cache lacks are computed again, to the same bits.
     ///
     /// # Errors
     ///

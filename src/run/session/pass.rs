@@ -25,12 +25,12 @@ enum Want {
     Draft,
 }
 
-/// What became of a token that was to be staged.
+/// What staging a token led to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// The next pass computes it.
     Staged,
-    /// A draft had it: its logits are there already.
+    /// A draft had computed it, so its logits are there already.
     Computed,
 }
 
@@ -82,7 +82,7 @@ impl Session {
         Ok(Stage::Staged)
     }
 
-    /// Whether a pass is to compute something.
+    /// Whether anything is staged for the next pass.
     pub fn is_staged(&self) -> bool {
         !self.staged.tokens.is_empty()
     }

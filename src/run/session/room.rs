@@ -14,7 +14,7 @@ impl Session {
         self.anywhere(|session| session.make_room_here(wanted, input))
     }
 
-    /// Cuts what a prompt has filled beyond what is to stay.
+    /// Evicts what a prompt has filled beyond the slots that are to stay.
     pub(super) fn cut_prompt(&mut self) -> Result<()> {
         let len = self.devices.len();
         match self.evictor.as_ref().is_some_and(|e| len > e.limit()) {
@@ -23,7 +23,7 @@ impl Session {
         }
     }
 
-    /// Does something that may fail with the device, and then once more on another.
+    /// Does something on the device, and if the device is lost, once more on another.
     fn anywhere<T>(&mut self, what: impl Fn(&mut Self) -> Result<T>) -> Result<T> {
         match what(self) {
             Err(e @ (Error::Device(_) | Error::Memory(_))) => {

@@ -95,7 +95,7 @@ impl Speed {
 pub struct Measured {
     /// Of the CPU, of the GPU.
     speeds: [Speed; 2],
-    /// What tokens took lately, relative to what was measured.
+    /// Recent times of tokens, relative to what was measured at first.
     factors: [f64; 2],
     /// Decoded tokens since the last move.
     since: usize,
@@ -112,7 +112,7 @@ impl Measured {
         Self { speeds, factors: [1.0; 2], since: REST }
     }
 
-    /// Seconds for a token there and now.
+    /// Seconds for a token on this side now.
     fn token(&self, side: Side, slots: usize) -> f64 {
         self.speeds[side as usize].token(slots) * self.factors[side as usize]
     }
@@ -130,7 +130,7 @@ impl Measured {
         })
     }
 
-    /// Takes note of what a token took.
+    /// Records how long a token took.
     fn took(&mut self, side: Side, slots: usize, took: Duration) {
         let ratio =
             (took.as_secs_f64() / self.speeds[side as usize].token(slots).max(1e-9)).clamp(0.25, 16.0);
@@ -186,7 +186,7 @@ impl Schedule {
         }
     }
 
-    /// Takes note of what a decoded token took.
+    /// Records how long a decoded token took.
     pub fn took(&mut self, side: Side, slots: usize, took: Duration) {
         if let Schedule::Measured(m) = self {
             m.took(side, slots, took);

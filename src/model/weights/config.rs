@@ -1,0 +1,70 @@
+//! Whether files are of the model that this program was built for.
+
+use super::checkpoint::Checkpoint;
+use crate::dims::{MODEL, baked};
+use files::config::ModelConfig;
+use files::{Error, Result};
+use std::fs;
+use std::path::Path;
+
+/// The text of the `config.json` in `dir` for an opened checkpoint, or the same made from its GGUF header.
+///
+/// # Errors
+///
+/// [`Error::Model`]: it is missing, cannot be read, or differs from the baked model.
+pub fn config_of(dir: &Path, checkpoint: &Checkpoint) -> Result<String> {
+    if let Checkpoint::Gguf(gguf) = checkpoint {
+        let config = gguf.config()?;
+        compare(gguf.path(), gguf.path(), &config)?;
+        return Ok(config.to_json());
+    }
+    let file = dir.join("config.json");
+    if !file.exists() {
+        return Err(Error::model(&file, "is missing; download the whole model"));
+    }
+    let text = read_text(&file)?;
+    check_config(&file, &text)?;
+    Ok(text)
+}
+
+/// Compares the text of a `config.json`, which is in `file`, with the baked model.
+///
+/// # Errors
+///
+/// [`Error::Model`]: the field that differs, both values and the command that rebuilds.
+pub(super) fn check_config(file: &Path, text: &str) -> Result<()> {
+    let found = ModelConfig::parse(text).map_err(|e| Error::model(file, e))?;
+    compare(file, file.parent().unwrap_or(Path::new(".")), &found)
+}
+
+/// Fails with the first difference from the baked model and the command that builds for `model`.
+fn compare(file: &Path, model: &Path, found: &ModelConfig) -> Result<()> {
+    let Some((field, here, there)) = baked().difference(found) else { return Ok(()) };
+    let model = fs::canonicalize(model).unwrap_or_else(|_| model.into());
+    Err(Error::model(
+        file,
+        format!(
+            "{field} is {there}, but this program was built for {MODEL} with {here}; \
+             rebuild: ANTIGRAVITY_MODEL={} cargo build --release",
+            model.display()
+        ),
+    ))
+}
+
+/// Reads a small text file.
+///
+/// # Errors
+///
+/// [`Error::Model`]: it cannot be read, is not a regular file or is too large.
+pub fn read_text(path: &Path) -> Result<String> {
+    const LIMIT: u64 = 16 << 20;
+    let unreadable = |e| Error::model(path, format!("cannot read: {e}"));
+    let meta = fs::metadata(path).map_err(unreadable)?;
+    if !meta.is_file() {
+        return Err(Error::model(path, "is not a regular file"));
+    }
+    if meta.len() > LIMIT {
+        return Err(Error::model(path, format!("is {} bytes long; at most {LIMIT} are read", meta.len())));
+    }
+    fs::read_to_string(path).map_err(unreadable)
+}
