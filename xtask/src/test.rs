@@ -90,18 +90,23 @@ fn cargo(words: &[&str]) -> std::process::Command {
     command
 }
 
-/// Runs `cargo test …`, summing up its result lines. A failure that no line accounts for (a build
-/// error, a crash) counts as one.
+/// Runs `cargo test …`, summing up its result lines.
 fn counted(command: &mut std::process::Command) -> Outcome {
     let mut reader = Reader::default();
     let ended = sh::stream(command, |line| reader.line(line));
-    let mut tally = reader.tally;
-    if let Err(e) = ended {
-        eprintln!("error: {e}");
-        tally.failed = tally.failed.max(1);
-        tally.said.push(e.to_string());
+    Ok(reader.ended(ended))
+}
+
+/// Shows what `cargo test …` printed and sums up its result lines.
+fn counted_output(out: &std::process::Output) -> Tally {
+    eprint!("{}", String::from_utf8_lossy(&out.stderr));
+    let mut reader = Reader::default();
+    for line in String::from_utf8_lossy(&out.stdout).lines() {
+        println!("{line}");
+        reader.line(line);
     }
-    Ok(tally)
+    let ended = Error::Failed(format!("`cargo test` ended with {}", out.status));
+    reader.ended(if out.status.success() { Ok(()) } else { Err(ended) })
 }
 
 fn fmt() -> Outcome {
@@ -130,9 +135,20 @@ const EVERY_KERNEL: [&str; 5] = [
     "model::a_long_context_has_the_cpus_bits",
 ];
 
+/// The tests of a device wait for its compiler, which works on one core, so the others run beside them.
 fn cargo_test() -> Outcome {
+    sh::run(all_tests().arg("--no-run"))?;
     let skipped = EVERY_KERNEL.iter().flat_map(|name| ["--skip", name]);
-    counted(all_tests().args(["--", "--skip", "oclgrind::"]).args(skipped))
+    let mut device = all_tests();
+    device.args(["--test", "opencl", "--", "--skip", "oclgrind::"]).args(skipped);
+    std::thread::scope(|scope| {
+        let device = scope.spawn(|| sh::output(&mut device));
+        let others = ["--lib", "--bins", "--test", "cli", "--test", "engine", "--test", "files"];
+        let mut tally = counted(all_tests().args(others))?;
+        tally += counted(all_tests().arg("--doc"))?;
+        tally += counted_output(&device.join().expect("invariant: nothing in it panics")?);
+        Ok(tally)
+    })
 }
 
 fn every_kernel() -> Outcome {
