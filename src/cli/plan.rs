@@ -7,6 +7,7 @@ use crate::dims;
 use crate::model::weights::ModelPath;
 use crate::run::plan::{Form, Kind, Plan, mib};
 use clap::Args;
+use files::error::{LINE, one_line};
 use files::{Error, Result};
 use serde_json::{Value, json};
 
@@ -28,8 +29,8 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
             model.check_config()?;
             Plan::of(&model, &options)?
         }
-        Err(Error::Model(message)) if args.model.given_path().is_none() => {
-            eprintln!("{message}");
+        Err(e @ Error::Model(_)) if args.model.given_path().is_none() => {
+            eprintln!("{e}");
             eprintln!("planning for a packed file of {}", dims::MODEL);
             Plan::assumed(&options)?
         }
@@ -73,7 +74,7 @@ fn text(plan: &Plan) -> String {
     };
     format!(
         "{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n",
-        plan.options.model.display(),
+        one_line(&plan.options.model.to_string_lossy(), LINE - 40),
         dims::MODEL,
         form(plan),
         columns(&sides, &lines)

@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 use std::fs;
 
 /// A copy of the bundled model that is removed at the end.
-struct Model(Temp);
+pub struct Model(pub Temp);
 
 impl Model {
-    fn copy() -> Self {
+    pub fn copy() -> Self {
         let temp = Temp::new();
         for file in
             ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS]
@@ -23,7 +23,7 @@ impl Model {
     }
 
     /// A copy with a packed file instead of the checkpoint.
-    fn packed() -> Self {
+    pub fn packed() -> Self {
         let model = Self::copy();
         let source = Checkpoint::open(&model.0.0).unwrap();
         let config = fs::read_to_string(model.0.file("config.json")).unwrap();
@@ -35,7 +35,7 @@ impl Model {
     }
 
     /// Rewrites a safetensors file: `edit` gets its header and data.
-    fn edit(&self, file: &str, edit: impl FnOnce(&mut Map<String, Value>, &mut Vec<u8>)) {
+    pub fn edit(&self, file: &str, edit: impl FnOnce(&mut Map<String, Value>, &mut Vec<u8>)) {
         let path = self.0.file(file);
         let bytes = fs::read(&path).unwrap();
         let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -49,7 +49,7 @@ impl Model {
         fs::write(path, out).unwrap();
     }
 
-    fn load(&self, weights: WeightType) -> Result<(), Error> {
+    pub fn load(&self, weights: WeightType) -> Result<(), Error> {
         let options = EngineOptions { weight_type: weights, threads: 1, ..EngineOptions::new(&self.0.0) };
         Engine::load(options).map(|_| ())
     }
@@ -68,7 +68,7 @@ impl Model {
     }
 }
 
-const WEIGHTS: &str = "model.safetensors";
+pub const WEIGHTS: &str = "model.safetensors";
 const NORM: &str = "model.layers.3.input_layernorm.weight";
 const GATE: &str = "model.layers.2.mlp.gate_proj.weight";
 
@@ -151,12 +151,13 @@ fn files_whose_end_is_missing_are_refused() {
         (-512, "model.norm.weight"),
         (-700, "model.norm.weight"),
         (-70_000, "model.layers.5.self_attn.q_proj.weight"),
-        (1_000_000, "model.layers.0.input_layernorm.weight"),
+        (3_000_000, "model.layers.0.self_attn.q_proj.weight"),
+        (1_000_000, "model.embed_tokens.weight"),
         (0, "model.embed_tokens.weight"),
     ] {
         let model = Model::copy();
         lose(&model, WEIGHTS, at);
-        let cut = matches!(at, -100 | -70_000);
+        let cut = matches!(at, -100 | -70_000 | 1_000_000);
         let words = if cut { ["ends in zeros, and so does", words[1], words[2]] } else { words };
         model.refused(&format!("from {at}"), &[&[tensor, WEIGHTS][..], &words].concat());
         assert!(model.load(WeightType::F32).is_err(), "as stored, from {at}");
