@@ -55,7 +55,7 @@ pub(super) fn run(args: &InspectArgs) -> Result<()> {
 /// JSON that a terminal can show: what controls one, beyond what JSON escapes anyway, is in strings only.
 fn escaped(json: &str) -> String {
     let escape = |c: char| match c {
-        '\u{7f}'..='\u{9f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+        '\u{7f}'..='\u{9f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
             format!("\\u{:04x}", u32::from(c))
         }
         other => other.to_string(),

@@ -71,8 +71,10 @@ fn a_question_has_the_same_ids_however_much_is_rendered() {
         (Template::Plain, Rendered::LastTurn),
         (template("", ""), Rendered::LastTurn),
         // What follows an answer depends on what was before.
-        (template("", "{{ loop.index }}"), Rendered::All),
-        (template("", "{{ messages[1].content }}"), Rendered::All),
+        (template("", "{% if m.role == 'user' %}{{ loop.index }}{% endif %}"), Rendered::All),
+        (template("", "{% if m.role == 'user' %}{{ messages[1].content }}{% endif %}"), Rendered::All),
+        // No question begins with what was said before it.
+        (template("", "{{ loop.index }}"), Rendered::LastTurn),
         (template("{{ messages|length }}", ""), Rendered::LastTurn),
     ] {
         let system = Some("Be brief.".to_owned());
