@@ -71,8 +71,8 @@ fn a_question_has_the_same_ids_however_much_is_rendered() {
         (Template::Plain, Rendered::LastTurn),
         (template("", ""), Rendered::LastTurn),
         // What follows an answer depends on what was before.
-        (template("", "{% if m.role == 'user' %}{{ loop.index }}{% endif %}"), Rendered::All),
-        (template("", "{% if m.role == 'user' %}{{ messages[1].content }}{% endif %}"), Rendered::All),
+        (template("", "{{ loop.index if m.role == 'user' else '' }}"), Rendered::All),
+        (template("", "{{ messages[1].content if m.role == 'user' else '' }}"), Rendered::All),
         // No question begins with what was said before it.
         (template("", "{{ loop.index }}"), Rendered::LastTurn),
         (template("{{ messages|length }}", ""), Rendered::LastTurn),
