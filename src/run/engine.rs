@@ -86,7 +86,7 @@ impl Engine {
             kind => match upload(&options, &mut weights) {
                 Ok(found) => Some(found),
                 Err(Error::Device(why)) if kind == BackendKind::Auto => {
-                    (options.notice)(&format!("{why}; using the CPU"));
+                    options.notice.say(&format!("{why}; using the CPU"));
                     None
                 }
                 Err(e) => return Err(e),

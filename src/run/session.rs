@@ -29,10 +29,36 @@ use files::{Error, Result};
 pub use numeric::cancel::CancelToken;
 use pass::{Stage, Staged};
 use schedule::Move;
+use std::sync::Arc;
 use std::time::Instant;
 
-/// Called with one line that the user should see.
-pub type Notice = fn(&str);
+/// A function that is called with one line that the user should see. By default the line is lost.
+#[derive(Clone)]
+pub struct Notice(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl Notice {
+    /// Calls `function`, from any thread.
+    pub fn new(function: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(function))
+    }
+
+    /// Says a line.
+    pub fn say(&self, line: &str) {
+        (self.0)(line)
+    }
+}
+
+impl Default for Notice {
+    fn default() -> Self {
+        Self::new(|_| {})
+    }
+}
+
+impl std::fmt::Debug for Notice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Notice(a function)")
+    }
+}
 
 /// Makes another device and cache for a sequence whose device is lost.
 pub type Spare = Box<dyn FnOnce() -> Result<Seat> + Send>;

@@ -32,7 +32,7 @@ impl Engine {
             (BackendKind::Auto, Some(model)) => match self.measured(model) {
                 Ok(runs) => runs,
                 Err(Error::Device(why)) => {
-                    (self.options.notice)(&format!("{why}; using the CPU"));
+                    self.options.notice.say(&format!("{why}; using the CPU"));
                     Runs::Cpu
                 }
                 Err(e) => return Err(e),
@@ -58,7 +58,7 @@ impl Engine {
             Some(Side::Gpu) => (Runs::Device, "the GPU for all"),
             None => (Runs::Both(Schedule::Measured(measured)), "each for what it does faster"),
         };
-        (self.options.notice)(&format!(
+        self.options.notice.say(&format!(
             "auto: {choice}: prompt {:.0} tokens/s on the CPU, {:.0} on the GPU; decode {:.1} and {:.1}, over {} slots \
              {:.1} and {:.1}",
             1.0 / cpu.prefill,
@@ -88,7 +88,7 @@ impl Engine {
             }
             _ => return session.with_drafts(o.draft),
         };
-        (o.notice)(&format!("--draft {}: off, as {why}", o.draft));
+        o.notice.say(&format!("--draft {}: off, as {why}", o.draft));
         Ok(session)
     }
 
@@ -125,7 +125,7 @@ impl Engine {
         };
         match made {
             Ok(team) => crew.device = team,
-            Err(Error::Device(why)) => (crew.options.notice)(&format!("{why}; using the CPU")),
+            Err(Error::Device(why)) => crew.options.notice.say(&format!("{why}; using the CPU")),
             Err(e) => return Err(e),
         }
         Ok(crew)
@@ -267,7 +267,7 @@ impl Crew<'_> {
         let o = &self.options;
         match self.seated().and_then(|s| s.with_eviction(o.eviction)) {
             Err(Error::Device(why)) if !matches!(self.device, Team::Cpu) => {
-                (o.notice)(&format!("{why}; using the CPU"));
+                o.notice.say(&format!("{why}; using the CPU"));
                 Session::new(Seat::new(self.cpu()?, o.max_seq_len)?).with_eviction(o.eviction)
             }
             made => made,
@@ -279,7 +279,7 @@ impl Crew<'_> {
         Ok(match &self.device {
             Team::Cpu => Session::new(Seat::new(self.cpu()?, slots)?),
             Team::Device(device) => {
-                Session::new(Seat::new(Arc::clone(device), slots)?).with_spare(self.spare(), o.notice)
+                Session::new(Seat::new(Arc::clone(device), slots)?).with_spare(self.spare(), o.notice.clone())
             }
             Team::Both { device, one_cache, schedule } => {
                 let (device, schedule) = (Arc::clone(device), schedule.clone());
@@ -290,7 +290,7 @@ impl Crew<'_> {
                     false => (Seat::new(cpu, slots)?, Some(there)),
                 };
                 let standby = Standby { device, cache, schedule };
-                Session::new(seat).with_spare(self.spare(), o.notice).with_standby(standby)
+                Session::new(seat).with_spare(self.spare(), o.notice.clone()).with_standby(standby)
             }
         })
     }
@@ -316,7 +316,7 @@ pub(super) fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(
     let device = opencl::Device::open(options.cl_device.as_deref(), opencl::Cache::of_user())?;
     let shared = options.zero_copy && device.facts().unified_memory;
     if options.zero_copy && !shared {
-        (options.notice)("--zero-copy: this device has memory of its own; weights are copied");
+        options.notice.say("--zero-copy: this device has memory of its own; weights are copied");
     }
     let matrices = match shared {
         true => Matrices::share(&device, weights)?,
