@@ -15,7 +15,7 @@ use crate::run::plan::{self, Context, Plan, mib};
 use crate::run::system::marker::Marker;
 use clap::Args;
 use engines::{Engines, Models, key};
-use files::{Error, Result};
+use files::{Error, Result, say};
 use input::{Asked, Input};
 use perplexity::Row;
 use settings::Settings;
@@ -85,7 +85,7 @@ pub(super) fn run(args: &EvalArgs) -> Result<()> {
         if !work.questions.is_empty() {
             done.push(format!("{} questions", work.questions.len()));
         }
-        eprintln!("{}, {:.1} s", done.join(", "), began.elapsed().as_secs_f64());
+        say!("{}, {:.1} s", done.join(", "), began.elapsed().as_secs_f64());
     }
     Ok(())
 }

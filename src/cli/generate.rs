@@ -12,7 +12,7 @@ use crate::run::plan::Opened;
 use crate::run::saved::{self, Content, State};
 use crate::run::session::{Session, StopReason};
 use clap::Args;
-use files::{Error, Result};
+use files::{Error, Result, say};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use text::tokenizer::AddSpecial;
@@ -45,6 +45,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
         args.completion.sampler.grammar.refuse(why)?;
     }
     let output = &args.completion.output;
+    output.check_trace()?;
     let options = args.completion.resolve(output.format)?;
     let settings = args.model.resolve()?;
     let prompt = args.prompt.read()?;
@@ -67,6 +68,9 @@ fn complete(
 ) -> Result<()> {
     let (sampler, output) = (&args.completion.sampler, &args.completion.output);
     let start = Instant::now();
+    if args.session.is_some() {
+        signal::will_save();
+    }
     let mut session = answer::session(engine, output)?;
     let state = match &args.session {
         Some(file) => saved::load(file, &mut session, engine)?,
@@ -81,7 +85,7 @@ fn complete(
     if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
-    let result = show(&mut stream, output.format, |_, _| {});
+    let shown = show(&mut stream, output.format, |_, _| {});
     let report = Report::new(&stream, loading, options.sampler.seed);
     let state = State {
         seed: options.sampler.seed,
@@ -89,10 +93,14 @@ fn complete(
         content: Content::Text(stream.pause()),
     };
     drop(stream);
-    result?;
+    let lost = shown?;
 
     if let Some(file) = &args.session {
         saved::save(file, &mut session, engine, state)?;
+        signal::saved()?;
+    }
+    if let Some(lost) = lost {
+        return Err(lost);
     }
     answer::write_trace(&mut session, output)?;
     match output.format {
@@ -155,7 +163,7 @@ fn sequence(
 /// What runs, on stderr.
 fn say_engine(engine: &Engine) {
     let o = engine.options();
-    eprintln!(
+    say!(
         "model {} from {}, weights {}, KV {} x {} slots, {} threads",
         crate::dims::MODEL,
         o.model.display(),

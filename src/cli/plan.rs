@@ -7,7 +7,7 @@ use crate::dims;
 use crate::model::weights::ModelPath;
 use crate::run::plan::{Form, Kind, Plan, mib};
 use clap::Args;
-use files::{Error, Result};
+use files::{Error, Result, say};
 use serde_json::{Value, json};
 
 /// The memory plan.
@@ -29,8 +29,8 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
             Plan::of(&model, &options)?
         }
         Err(Error::Model(message)) if args.model.given_path().is_none() => {
-            eprintln!("{message}");
-            eprintln!("planning for a packed file of {}", dims::MODEL);
+            say!("{message}");
+            say!("planning for a packed file of {}", dims::MODEL);
             Plan::assumed(&options)?
         }
         Err(other) => return Err(other),

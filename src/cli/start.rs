@@ -7,7 +7,7 @@ use super::terminal::{Progress, Verbosity};
 use crate::run::engine::Engine;
 use crate::run::plan::{Context, Opened, Plan, mib};
 use crate::run::system::marker::{self, Marker};
-use files::{Error, Result};
+use files::{Error, Result, atomic_file, say};
 use numeric::pool;
 use numeric::topology;
 use std::time::{Duration, Instant};
@@ -60,14 +60,14 @@ pub(super) fn prepare(plan: &Plan, need: u64, process: &Process<'_>) -> Result<M
     let killed = marker::killed(&dir, &plan.model_id);
     // Users who have asked for less since then need no advice.
     if let Some(then) = killed.filter(|&then| process.verbosity != Verbosity::Quiet && need >= then) {
-        eprintln!(
+        say!(
             "warning: the last run of this model with these settings was killed, most likely because memory ran out \
              (planned: {}); {}",
             mib(then),
             plan.smaller(process.context)
         );
     }
-    remove_marker_on_panic();
+    clean_up_on_panic();
     Ok(Marker::leave(&dir, &plan.model_id, need))
 }
 
@@ -86,10 +86,11 @@ fn place(mask: &MaskArgs, threads: usize) -> Result<()> {
 }
 
 /// A panic ends the release program without destructors, but it is not a kill.
-fn remove_marker_on_panic() {
+fn clean_up_on_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         marker::remove();
+        atomic_file::remove_unfinished();
         before(panic);
     }));
 }

@@ -2,7 +2,8 @@
 //!
 //! [`config`] reads a `config.json`. [`source`] opens safetensors and GGUF files, [`packed_file`] knows the program's
 //! own. [`blocks`] decodes block formats. Files are [`mapped`] into memory, written whole or not at all
-//! ([`atomic_file`]), and libraries that panic run in [`containment`].
+//! ([`atomic_file`]), and libraries that panic run in [`containment`]. All text for
+//! stderr goes through [`stderr`].
 #![deny(unsafe_code)]
 
 pub mod atomic_file;
@@ -14,6 +15,7 @@ pub mod error;
 pub mod mapped;
 pub mod packed_file;
 pub mod source;
+pub mod stderr;
 
 pub use error::{Error, Result};
 

@@ -8,7 +8,7 @@ use crate::dims;
 use crate::model::weights::WeightType;
 use crate::run::options::{EngineOptions, PREFILL_CHUNK};
 use clap::Args;
-use files::Result;
+use files::{Result, say};
 use numeric::kv::{KvType, KvTypes};
 use std::path::{Path, PathBuf};
 
@@ -73,7 +73,7 @@ impl LoadArgs {
             weight_type: self.weights.weight_type,
             prefill_chunk: within("--prefill-chunk", self.prefill_chunk, 4096)?,
             // Under --quiet too: a lost device or a flag without effect explains what follows.
-            notice: |line| eprintln!("{line}"),
+            notice: |line| say!("{line}"),
             ..EngineOptions::new(self.weights.model.path())
         };
         self.device.apply(&mut options)?;
