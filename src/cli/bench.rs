@@ -28,7 +28,8 @@ use crate::run::engine::Engine;
 use crate::run::options::EngineOptions;
 use crate::run::plan::{self, Context, Opened, Plan};
 use crate::run::session::CancelToken;
-use crate::run::system::{self, marker::Marker};
+use crate::run::system;
+use crate::run::system::marker::{Marker, Planned};
 use ceiling::{Ceilings, Reader};
 use clap::{Args, ValueEnum};
 use device::OnDevice;
@@ -205,7 +206,7 @@ fn prepare(mask: &MaskArgs, plans: &[Plan]) -> Result<Marker> {
         plan::check_sharing(plans, Context::Row, "measure fewer --depth, --kv-type or --threads at a time")?;
     let threads = plans.iter().map(|p| p.options.threads).max().unwrap_or(1);
     let process = Process { mask, threads, context: Context::Row, verbosity: Verbosity::Normal };
-    start::prepare(&plans[0], need, &process)
+    start::prepare(&plans[0], Planned { need, peak: need.max(plans[0].peak()) }, &process)
 }
 
 /// A table of the time that each step took.

@@ -6,7 +6,7 @@ use super::signal;
 use super::terminal::{Progress, Verbosity};
 use crate::run::engine::Engine;
 use crate::run::plan::{Context, Opened, Plan, mib};
-use crate::run::system::marker::{self, Marker};
+use crate::run::system::marker::{self, Marker, Planned};
 use files::{Error, Result, atomic_file, say};
 use numeric::pool;
 use numeric::topology;
@@ -40,26 +40,26 @@ pub(super) fn load(opened: Opened, mask: &MaskArgs, verbosity: Verbosity) -> Res
     let plan = &opened.plan;
     plan.check()?;
     let process = Process { mask, threads: plan.options.threads, context: Context::MaxSeqLen, verbosity };
-    let marker = prepare(plan, plan.need(), &process)?;
+    let marker = prepare(plan, plan.planned(), &process)?;
     let progress = Progress::new("loading tensor", verbosity);
     let engine = Engine::load_opened(opened, &|done, all| progress.show(done, all))?;
     Ok(Loaded { engine, took: opening + began.elapsed(), _marker: marker })
 }
 
-/// Prepares the process for plans that were checked and need `need` bytes in all. `plan`, the first of them, gives the
+/// Prepares the process for plans that were checked and need this much in all. `plan`, the first of them, gives the
 /// advice after a kill. The marker is held until the run is over.
 ///
 /// # Errors
 ///
 /// `Usage` if the mask cannot be used.
-pub(super) fn prepare(plan: &Plan, need: u64, process: &Process<'_>) -> Result<Marker> {
+pub(super) fn prepare(plan: &Plan, planned: Planned, process: &Process<'_>) -> Result<Marker> {
     // First, because threads inherit the cores of the thread that starts them.
     place(process.mask, process.threads)?;
     signal::watch()?;
     let Some(dir) = marker::directory() else { return Ok(Marker::none()) };
     let killed = marker::killed(&dir, &plan.model_id);
     // Users who have asked for less since then need no advice.
-    if let Some(then) = killed.filter(|&then| process.verbosity != Verbosity::Quiet && need >= then) {
+    if let Some(then) = killed.filter(|&then| process.verbosity != Verbosity::Quiet && planned.need >= then) {
         say!(
             "warning: the last run of this model with these settings was killed, most likely because memory ran out \
              (planned: {}); {}",
@@ -68,7 +68,7 @@ pub(super) fn prepare(plan: &Plan, need: u64, process: &Process<'_>) -> Result<M
         );
     }
     clean_up_on_panic();
-    Ok(Marker::leave(&dir, &plan.model_id, need))
+    Ok(Marker::leave(&dir, &plan.model_id, planned, &plan.memory))
 }
 
 /// Keeps this thread, and all threads it starts, on the cores of the mask; and on the big ones among them if those are

@@ -17,6 +17,7 @@ use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::ROWS;
 use crate::run::system::Memory;
+use crate::run::system::marker::Planned;
 use files::{Error, Result};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -266,6 +267,11 @@ impl Plan {
         let loading = [self.weights.own, self.weights.mapped, self.weights.dropped, self.weights.passing];
         let loading = loading.into_iter().fold(PROGRAM, add);
         loading.max(sum(&self.items()))
+    }
+
+    /// What the marker of the run says.
+    pub fn planned(&self) -> Planned {
+        Planned { need: self.need(), peak: self.peak() }
     }
 
     /// The longest context that fits in `memory`; `None` when not even the model does. At most 2^24.
