@@ -52,6 +52,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let mut options = args.completion.resolve(output.format)?;
     text::tokenizer::StopStrings::new(&options.stop)?;
     let opened = Opened::new(&args.model.resolve()?)?;
+    opened.plan.check()?;
     let template = template_of(&opened.model)?;
     let Loaded { engine, took, .. } = &start::load(opened, &args.model.cores.mask, output.verbosity())?;
     let template = template.for_tokenizer(engine.tokenizer())?;

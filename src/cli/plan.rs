@@ -99,8 +99,9 @@ fn json(plan: &Plan) -> Value {
         .items()
         .into_iter()
         .map(|i| {
-            let (own, dropped) = (i.kind == Kind::Own, i.kind == Kind::Dropped);
-            json!({"what": i.what, "bytes": i.bytes, "mapped": !own, "may_be_dropped": dropped})
+            let mapped = !matches!(i.kind, Kind::Own | Kind::Reserved);
+            let (dropped, reserved) = (i.kind == Kind::Dropped, i.kind == Kind::Reserved);
+            json!({"what": i.what, "bytes": i.bytes, "mapped": mapped, "may_be_dropped": dropped, "reserved": reserved})
         })
         .collect();
     json!({
