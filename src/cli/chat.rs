@@ -186,6 +186,13 @@ impl Chat<'_> {
             signal::will_save();
         }
         self.unanswered = None;
+        let (least, have) =
+            (self.engine.tokenizer().least_tokens(&question.text), self.session.extent().slots);
+        let evicts = self.engine.options().eviction.policy != Policy::None;
+        if least > have && !evicts && !self.args.single_turn {
+            self.refuse(question, least, have)?;
+            return Ok(None);
+        }
         match self.conversation.ask(self.engine.tokenizer(), &question.text) {
             Err(e) if self.input.is_interactive() && !self.args.single_turn => {
                 say!("{e}; {}", self.take_back(question));
@@ -193,9 +200,9 @@ impl Chat<'_> {
             }
             asked => asked?,
         }
-        let (need, have) = (self.needed_slots(), self.session.extent().slots);
-        let evicts = self.engine.options().eviction.policy != Policy::None;
+        let need = self.needed_slots();
         if need > have && !evicts && !self.args.single_turn {
+            self.conversation.forget_question();
             self.refuse(question, need, have)?;
             return Ok(None);
         }
@@ -219,7 +226,6 @@ impl Chat<'_> {
 
     /// Takes back a question that needs more slots than the cache has, and says so.
     fn refuse(&mut self, question: Question, need: usize, have: usize) -> Result<()> {
-        self.conversation.forget_question();
         self.take_back(question);
         match self.args.completion.output.format {
             Format::Text => put("\n")?,

@@ -15,7 +15,7 @@ use clap::Args;
 use files::{Error, Result, say};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use text::tokenizer::AddSpecial;
+use text::tokenizer::{AddSpecial, Tokenizer};
 
 const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 
@@ -77,7 +77,8 @@ fn complete(
         None => None,
     };
     let rng = state.as_ref().and_then(|state| state.random(sampler.seed, &mut options.sampler));
-    let (tokens, pause) = sequence(engine, &session, paused(args, state)?, prompt)?;
+    let encode = |text: &str| engine.encode_until(text, &options.cancel);
+    let (tokens, pause) = sequence(engine.tokenizer(), &session, paused(args, state)?, prompt, &encode)?;
     let mut stream = engine.stream(&mut session, &tokens, &options)?.since(start);
     if args.session.is_some() {
         stream = stream.resume(pause.unshown.as_ref());
@@ -130,18 +131,18 @@ fn paused(args: &GenerateArgs, state: Option<State>) -> Result<Pause> {
 /// The ids to go on from, and the end of their text that was not shown yet. A prompt that begins with the session's
 /// text continues it, and only its new part is computed; any other prompt is appended.
 fn sequence(
-    engine: &Engine,
+    tokenizer: &Tokenizer,
     session: &Session,
     pause: Pause,
     prompt: Option<&str>,
+    encode: &dyn Fn(&str) -> Result<Vec<u32>>,
 ) -> Result<(Vec<u32>, Pause)> {
     let held = [session.tokens(), &pause.tokens].concat();
-    let tokenizer = engine.tokenizer();
     let tokens = match prompt {
-        prompt if held.is_empty() => engine.encode(prompt.unwrap_or(DEFAULT_PROMPT))?,
+        prompt if held.is_empty() => encode(prompt.unwrap_or(DEFAULT_PROMPT))?,
         None | Some("") => return Ok((held, pause)),
         Some(prompt) => {
-            let whole = engine.encode(prompt)?;
+            let whole = encode(prompt)?;
             let (text, all) = (tokenizer.decode_with_special(&held), tokenizer.decode_with_special(&whole));
             match all.strip_prefix(&text) {
                 _ if whole.starts_with(&held) => whole,

@@ -88,9 +88,13 @@ const WORDS: u64 = 3 << 19;
 const HEAP: u64 = 64 << 20;
 /// Small things that nobody counts: the stacks on which threads handle signals, buffers, fragments.
 const SMALL: u64 = 4 << 20;
-/// For each slot: its token id, and encoding the text of a prompt that fills the context, at about a
-/// hundred bytes a byte of text and four bytes a token.
-const TEXT_PER_SLOT: u64 = 8 + 400;
+/// For each slot: its token id, and the text of a prompt that fills the context, at four bytes a token, with 8 bytes to
+/// encode each of them.
+const TEXT_PER_SLOT: u64 = 8 + 4 * 9;
+/// Encoding a text at once, which takes 130 bytes a byte; a long one is encoded in parts.
+const ENCODING: u64 = 4 << 20;
+/// The same for a short one, by its slots.
+const ENCODING_PER_SLOT: u64 = 4 * 130;
 
 /// What a run will take.
 #[derive(Debug, Clone)]
@@ -222,6 +226,7 @@ impl Plan {
             1 => format!("KV cache, {} x {slots} slots", o.kv_types),
             n => format!("KV caches of {n} prompts, {} x {slots} slots", o.kv_types),
         };
+        let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
         let mut items = vec![
             put("weights", copied(self.weights.own), Kind::Own),
             put("weights", copied(self.weights.mapped), Kind::Mapped),
@@ -231,7 +236,7 @@ impl Plan {
             put(&format!("scratch for {chunk} tokens"), scratch, there),
             put("attention mass", mass(o, slots, chunk), of_attention),
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
-            put("tokens and text", mul(all_slots, TEXT_PER_SLOT), Kind::Own),
+            put("tokens and text", add(mul(all_slots, TEXT_PER_SLOT), encoding), Kind::Own),
             put("tokenizer", self.tokenizer(), Kind::Own),
             put(&format!("{} threads", o.threads), mul(o.threads as u64, cpu::thread_bytes()), Kind::Own),
             put("program", self.program, Kind::Own),

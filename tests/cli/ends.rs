@@ -232,3 +232,37 @@ fn where_no_thread_can_be_made_one_does_the_work_with_the_same_bits() {
     let bench = alone(&["bench", "-p", "4", "-n", "2", "-r", "1", "-t", "2"]);
     assert_eq!(bench.code, Some(0), "{}", bench.err);
 }
+
+/// Ten megabytes of words.
+fn endless_prompt(temp: &Temp) -> String {
+    temp.write("prompt", "The dog ran to the park and saw a red ball. ".repeat(10_000_000 / 44))
+}
+
+#[test]
+fn a_prompt_of_megabytes_is_refused_before_it_is_tokenised() {
+    let temp = Temp::new();
+    let file = endless_prompt(&temp);
+    for args in [&["generate", "-f", &file][..], &["generate", "-f", &file, "--session", &temp.path("state")]]
+    {
+        let line = fails(args, 2);
+        mentions(
+            &line,
+            &["the prompt needs at least ", " positions but the context has 2048; raise --max-seq-len"],
+        );
+    }
+    assert_eq!(names(&temp), ["prompt"]);
+}
+
+#[test]
+fn ctrl_c_ends_tokenising() {
+    let temp = Temp::new();
+    let args = ["generate", "-n", "1", "--eviction-policy", "sliding", "-f", &endless_prompt(&temp)];
+    let mut run = command(&args);
+    let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+    // It has loaded by then, and has not tokenised all.
+    std::thread::sleep(Duration::from_millis(2500));
+    signal(&child, "-INT");
+    let said = said(child.wait_with_output().expect("it ends"));
+    // Nothing of it was computed yet.
+    assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(130), "", ""));
+}
