@@ -121,8 +121,11 @@ Examples:
     Doctor(doctor::DoctorArgs),
 }
 
+pub use signal::leave;
+
 /// Parses the process's arguments and runs the command.
 pub fn run() -> Result<()> {
+    signal::outlive_file_limit();
     match parse_args()?.command {
         Command::Generate(a) => generate::run(&a),
         #[cfg(feature = "chat")]
@@ -166,11 +169,13 @@ fn parse_args() -> Result<Cli> {
     let command = Cli::command().mut_subcommands(|c| c.mut_args(negative_numbers));
     let matches = command.try_get_matches_from(std::env::args_os().map(long_spelling));
     matches.and_then(|m| Cli::from_arg_matches(&m)).map_err(|e| {
-        if !e.use_stderr() {
-            let _ = e.print();
-            std::process::exit(0)
+        if e.use_stderr() {
+            return Error::Usage(one_line(&e));
         }
-        Error::Usage(one_line(&e))
+        match terminal::put(&e.render().to_string()) {
+            Ok(()) => std::process::exit(0),
+            Err(e) => e,
+        }
     })
 }
 

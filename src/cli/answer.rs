@@ -6,7 +6,7 @@ use super::terminal::put;
 use crate::model::trace::{Recorder, digest};
 use crate::run::engine::{Engine, Timing, TokenStream};
 use crate::run::session::{Drafts, Session, StopReason};
-use files::Result;
+use files::{Error, Result, say};
 use serde_json::{Value, json};
 use std::time::Duration;
 use text::sampler::{Logprob, TokenLogprobs};
@@ -35,22 +35,28 @@ pub(super) fn write_trace(
     recorder.write_chrome(file)
 }
 
-/// Prints the pieces as they come; `each` is called with every token and its piece.
+/// Prints the pieces as they come; `each` is called with every token and its piece. Returns why stdout could not be
+/// written: the text then ends as by an interrupt, and can be saved.
 pub(super) fn show(
     stream: &mut TokenStream<'_>,
     format: Format,
     mut each: impl FnMut(Option<u32>, &str),
-) -> Result<()> {
+) -> Result<Option<Error>> {
+    let mut lost = None;
     while let Some(piece) = stream.next() {
         let piece = piece?;
-        match format {
-            Format::Text if piece.is_empty() => {}
-            Format::Text => put(&piece)?,
-            Format::Jsonl => put(&token_line(stream, &piece))?,
+        if lost.is_none() {
+            lost = match format {
+                Format::Text => put(&piece).err(),
+                Format::Jsonl => put(&token_line(stream, &piece)).err(),
+            };
+            if lost.is_some() {
+                stream.cancel();
+            }
         }
         each(stream.last_token(), &piece);
     }
-    Ok(())
+    Ok(lost)
 }
 
 /// The line of `--format jsonl` for one piece.
@@ -111,10 +117,10 @@ impl Report {
     /// The lines on stderr, the first two in the specification's format.
     pub fn say(&self, session: &Session) {
         let (timing, (tbt, speed)) = (&self.timing, self.pace());
-        eprintln!("TTFT: {:.2} ms", ms(timing.ttft));
-        eprintln!("Avg TBT: {tbt:.2} ms ({speed:.1} tokens/sec)");
-        eprintln!("stop: {}", self.reason.name());
-        eprintln!(
+        say!("TTFT: {:.2} ms", ms(timing.ttft));
+        say!("Avg TBT: {tbt:.2} ms ({speed:.1} tokens/sec)");
+        say!("stop: {}", self.reason.name());
+        say!(
             "prompt: {} tokens, generated: {} tokens, load: {:.2} ms, {}",
             timing.prompt_tokens,
             timing.tokens,
@@ -124,7 +130,7 @@ impl Report {
         if let Some(Drafts { passes, drafted, accepted }) = session.drafts() {
             let percent = 100.0 * accepted as f64 / drafted.max(1) as f64;
             let each = (passes + accepted) as f64 / passes.max(1) as f64;
-            eprintln!(
+            say!(
                 "draft: {accepted} of {drafted} tokens accepted ({percent:.1} %), {each:.2} tokens in each of {passes} \
                  passes"
             );

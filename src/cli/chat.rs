@@ -15,7 +15,7 @@ use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
 use crate::run::session::{Session, StopReason};
-use ::files::{Error, Result};
+use ::files::{Error, Result, say};
 use clap::Args;
 use input::{Input, Typed};
 use serde_json::json;
@@ -48,9 +48,11 @@ pub(super) struct ChatArgs {
 
 pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let output = &args.completion.output;
+    output.check_trace()?;
     let mut options = args.completion.resolve(output.format)?;
     text::tokenizer::StopStrings::new(&options.stop)?;
     let opened = Opened::new(&args.model.resolve()?)?;
+    opened.plan.check()?;
     let template = template_of(&opened.model)?;
     let Loaded { engine, took, .. } = &start::load(opened, &args.model.cores.mask, output.verbosity())?;
     let template = template.for_tokenizer(engine.tokenizer())?;
@@ -58,9 +60,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         options.stop_tokens = template.stop_tokens(engine.tokenizer());
     }
     if template == Template::Plain && output.verbosity() != Verbosity::Quiet {
-        eprintln!(
-            "this model has no chat template: messages are plain text, and -n or --stop ends an answer"
-        );
+        say!("this model has no chat template: messages are plain text, and -n or --stop ends an answer");
     }
     signal::connect(&options.cancel);
     let mut chat = Chat {
@@ -127,7 +127,7 @@ impl Chat<'_> {
     fn talk(&mut self) -> Result<()> {
         let interactive = self.input.is_interactive();
         if interactive && !self.args.single_turn && !self.is_quiet() {
-            eprintln!("/help lists commands, Ctrl-D leaves");
+            say!("/help lists commands, Ctrl-D leaves");
         }
         let mut first = self.args.prompt.clone();
         loop {
@@ -145,6 +145,7 @@ impl Chat<'_> {
                 Next::Ask(question) => question,
             };
             let reason = self.turn(question)?;
+            signal::saved()?;
             if reason == Some(StopReason::Interrupt) && (!interactive || self.args.single_turn) {
                 return Err(Error::Interrupted);
             }
@@ -166,7 +167,7 @@ impl Chat<'_> {
             Typed::Interrupt if self.options.cancel.is_cancelled() => return Err(Error::Interrupted),
             Typed::Interrupt => {
                 self.options.cancel.cancel();
-                eprintln!("Ctrl-C again leaves");
+                say!("Ctrl-C again leaves");
                 return Ok(Next::Read);
             }
         };
@@ -181,21 +182,31 @@ impl Chat<'_> {
     fn turn(&mut self, question: Question) -> Result<Option<StopReason>> {
         let start = Instant::now();
         self.options.cancel.reset();
+        if self.args.session.is_some() {
+            signal::will_save();
+        }
         self.unanswered = None;
+        let (least, have) =
+            (self.engine.tokenizer().least_tokens(&question.text), self.session.extent().slots);
+        let evicts = self.engine.options().eviction.policy != Policy::None;
+        if least > have && !evicts && !self.args.single_turn {
+            self.refuse(question, least, have)?;
+            return Ok(None);
+        }
         match self.conversation.ask(self.engine.tokenizer(), &question.text) {
             Err(e) if self.input.is_interactive() && !self.args.single_turn => {
-                eprintln!("{e}; {}", self.take_back(question));
+                say!("{e}; {}", self.take_back(question));
                 return Ok(None);
             }
             asked => asked?,
         }
-        let (need, have) = (self.needed_slots(), self.session.extent().slots);
-        let evicts = self.engine.options().eviction.policy != Policy::None;
+        let need = self.needed_slots();
         if need > have && !evicts && !self.args.single_turn {
+            self.conversation.forget_question();
             self.refuse(question, need, have)?;
             return Ok(None);
         }
-        let (report, answer) = self.answer(start)?;
+        let (report, answer, lost) = self.answer(start)?;
         let then = if answer.is_empty() && report.reason == StopReason::Interrupt {
             self.conversation.forget_question();
             self.take_back(question)
@@ -205,6 +216,9 @@ impl Chat<'_> {
             "the next message goes on from here"
         };
         self.save()?;
+        if let Some(lost) = lost {
+            return Err(lost);
+        }
         self.end_turn(&report, then)?;
         self.last = Some(report);
         Ok(Some(report.reason))
@@ -212,7 +226,6 @@ impl Chat<'_> {
 
     /// Takes back a question that needs more slots than the cache has, and says so.
     fn refuse(&mut self, question: Question, need: usize, have: usize) -> Result<()> {
-        self.conversation.forget_question();
         self.take_back(question);
         match self.args.completion.output.format {
             Format::Text => put("\n")?,
@@ -221,7 +234,7 @@ impl Chat<'_> {
             }
         }
         let what = format!("the message needs {need} of {have} slots");
-        eprintln!("{}", full(&what, ", then /retry asks it"));
+        say!("{}", full(&what, ", then /retry asks it"));
         Ok(())
     }
 
@@ -257,10 +270,10 @@ impl Chat<'_> {
         match report.reason {
             StopReason::Context => {
                 let have = self.session.extent().slots;
-                eprintln!("{}", full(&format!("all {have} slots are used"), ""));
+                say!("{}", full(&format!("all {have} slots are used"), ""));
             }
             StopReason::Interrupt if self.input.is_interactive() => {
-                eprintln!("stop: interrupt; {then}; Ctrl-C again leaves");
+                say!("stop: interrupt; {then}; Ctrl-C again leaves");
             }
             _ => {}
         }
@@ -278,14 +291,14 @@ impl Chat<'_> {
         if self.common() == held { self.session.slots() + all - held } else { all }
     }
 
-    /// Generates; returns the ids that belong to the answer.
-    fn answer(&mut self, start: Instant) -> Result<(Report, Vec<u32>)> {
+    /// Generates; returns the ids that belong to the answer, and why stdout could not be written.
+    fn answer(&mut self, start: Instant) -> Result<(Report, Vec<u32>, Option<Error>)> {
         let engine = self.engine;
         let mut stream =
             engine.stream(&mut self.session, self.conversation.ids(), &self.options)?.since(start);
         stream.sampler_mut().set_rng(self.random.clone());
         let (mut ids, mut shown) = (Vec::new(), 0);
-        show(&mut stream, self.args.completion.output.format, |id, piece| {
+        let lost = show(&mut stream, self.args.completion.output.format, |id, piece| {
             ids.extend(id);
             shown += piece.len();
         })?;
@@ -304,7 +317,7 @@ impl Chat<'_> {
             }
             StopReason::Length | StopReason::Context | StopReason::Interrupt => {}
         }
-        Ok((report, ids))
+        Ok((report, ids, lost))
     }
 }
 

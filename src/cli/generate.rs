@@ -12,10 +12,10 @@ use crate::run::plan::Opened;
 use crate::run::saved::{self, Content, State};
 use crate::run::session::{Session, StopReason};
 use clap::Args;
-use files::{Error, Result};
+use files::{Error, Result, say};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use text::tokenizer::AddSpecial;
+use text::tokenizer::{AddSpecial, Tokenizer};
 
 const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 
@@ -45,6 +45,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
         args.completion.sampler.grammar.refuse(why)?;
     }
     let output = &args.completion.output;
+    output.check_trace()?;
     let options = args.completion.resolve(output.format)?;
     let settings = args.model.resolve()?;
     let prompt = args.prompt.read()?;
@@ -67,13 +68,17 @@ fn complete(
 ) -> Result<()> {
     let (sampler, output) = (&args.completion.sampler, &args.completion.output);
     let start = Instant::now();
+    if args.session.is_some() {
+        signal::will_save();
+    }
     let mut session = answer::session(engine, output)?;
     let state = match &args.session {
         Some(file) => saved::load(file, &mut session, engine)?,
         None => None,
     };
     let rng = state.as_ref().and_then(|state| state.random(sampler.seed, &mut options.sampler));
-    let (tokens, pause) = sequence(engine, &session, paused(args, state)?, prompt)?;
+    let encode = |text: &str| engine.encode_until(text, &options.cancel);
+    let (tokens, pause) = sequence(engine.tokenizer(), &session, paused(args, state)?, prompt, &encode)?;
     let mut stream = engine.stream(&mut session, &tokens, &options)?.since(start);
     if args.session.is_some() {
         stream = stream.resume(pause.unshown.as_ref());
@@ -81,7 +86,7 @@ fn complete(
     if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
-    let result = show(&mut stream, output.format, |_, _| {});
+    let shown = show(&mut stream, output.format, |_, _| {});
     let report = Report::new(&stream, loading, options.sampler.seed);
     let state = State {
         seed: options.sampler.seed,
@@ -89,10 +94,14 @@ fn complete(
         content: Content::Text(stream.pause()),
     };
     drop(stream);
-    result?;
+    let lost = shown?;
 
     if let Some(file) = &args.session {
         saved::save(file, &mut session, engine, state)?;
+        signal::saved()?;
+    }
+    if let Some(lost) = lost {
+        return Err(lost);
     }
     answer::write_trace(&mut session, output, Some(report.reason))?;
     match output.format {
@@ -122,18 +131,18 @@ fn paused(args: &GenerateArgs, state: Option<State>) -> Result<Pause> {
 /// The ids to go on from, and the end of their text that was not shown yet. A prompt that begins with the session's
 /// text continues it, and only its new part is computed; any other prompt is appended.
 fn sequence(
-    engine: &Engine,
+    tokenizer: &Tokenizer,
     session: &Session,
     pause: Pause,
     prompt: Option<&str>,
+    encode: &dyn Fn(&str) -> Result<Vec<u32>>,
 ) -> Result<(Vec<u32>, Pause)> {
     let held = [session.tokens(), &pause.tokens].concat();
-    let tokenizer = engine.tokenizer();
     let tokens = match prompt {
-        prompt if held.is_empty() => engine.encode(prompt.unwrap_or(DEFAULT_PROMPT))?,
+        prompt if held.is_empty() => encode(prompt.unwrap_or(DEFAULT_PROMPT))?,
         None | Some("") => return Ok((held, pause)),
         Some(prompt) => {
-            let whole = engine.encode(prompt)?;
+            let whole = encode(prompt)?;
             let (text, all) = (tokenizer.decode_with_special(&held), tokenizer.decode_with_special(&whole));
             match all.strip_prefix(&text) {
                 _ if whole.starts_with(&held) => whole,
@@ -155,7 +164,7 @@ fn sequence(
 /// What runs, on stderr.
 fn say_engine(engine: &Engine) {
     let o = engine.options();
-    eprintln!(
+    say!(
         "model {} from {}, weights {}, KV {} x {} slots, {} threads",
         crate::dims::MODEL,
         o.model.display(),

@@ -7,7 +7,7 @@ use crate::dims;
 use crate::model::weights::ModelPath;
 use crate::run::plan::{Form, Kind, Plan, mib};
 use clap::Args;
-use files::{Error, Result};
+use files::{Error, Result, say};
 use serde_json::{Value, json};
 
 /// The memory plan.
@@ -29,8 +29,8 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
             Plan::of(&model, &options)?
         }
         Err(Error::Model(message)) if args.model.given_path().is_none() => {
-            eprintln!("{message}");
-            eprintln!("planning for a packed file of {}", dims::MODEL);
+            say!("{message}");
+            say!("planning for a packed file of {}", dims::MODEL);
             Plan::assumed(&options)?
         }
         Err(other) => return Err(other),
@@ -99,8 +99,9 @@ fn json(plan: &Plan) -> Value {
         .items()
         .into_iter()
         .map(|i| {
-            let (own, dropped) = (i.kind == Kind::Own, i.kind == Kind::Dropped);
-            json!({"what": i.what, "bytes": i.bytes, "mapped": !own, "may_be_dropped": dropped})
+            let mapped = !matches!(i.kind, Kind::Own | Kind::Reserved);
+            let (dropped, reserved) = (i.kind == Kind::Dropped, i.kind == Kind::Reserved);
+            json!({"what": i.what, "bytes": i.bytes, "mapped": mapped, "may_be_dropped": dropped, "reserved": reserved})
         })
         .collect();
     json!({

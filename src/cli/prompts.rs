@@ -9,7 +9,7 @@ use crate::run::engine::{BatchAnswer, BatchItem, Engine};
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
 use crate::run::session::StopReason;
-use files::{Error, Result};
+use files::{Error, Result, say};
 use serde::Deserialize;
 use serde_json::json;
 use std::path::Path;
@@ -134,7 +134,7 @@ pub(super) fn run(file: &Path, batch: usize, args: &CompletionArgs, model: &Mode
             // The last one is said at the end, with its exit code.
             Err(e) => {
                 if let Some(earlier) = done.failed.replace(wrong(e)) {
-                    eprintln!("error: {earlier}");
+                    say!("error: {earlier}");
                 }
             }
         }
@@ -143,7 +143,7 @@ pub(super) fn run(file: &Path, batch: usize, args: &CompletionArgs, model: &Mode
         let (tokens, took) = (done.tokens, start.elapsed().as_secs_f64());
         let speed = tokens as f64 / took.max(1e-9);
         let n = items.len();
-        eprintln!("prompts: {n}, generated: {tokens} tokens in {took:.2} s ({speed:.1} tokens/sec)");
+        say!("prompts: {n}, generated: {tokens} tokens in {took:.2} s ({speed:.1} tokens/sec)");
         args.sampler.say_drawn_seed(&defaults.sampler);
     }
     match done.failed {

@@ -8,9 +8,10 @@ mod stream;
 use crate::dims::VOCAB;
 use crate::model::weights::{LoadOptions, ModelPath, OpenModel, Weights};
 use crate::opencl;
+use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
 use crate::run::plan::Opened;
-use crate::run::session::Session;
+use crate::run::session::{CancelToken, Session};
 use files::{Error, Result};
 use numeric::simd::Isa;
 use std::sync::{Arc, OnceLock};
@@ -121,8 +122,28 @@ impl Engine {
     }
 
     /// Token ids of a prompt, with the special tokens that the model's tokenizer adds.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` for a text that is too long for the context, which is said at once.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.tokenizer.encode(text, AddSpecial::Yes)
+        self.encode_until(text, &CancelToken::default())
+    }
+
+    /// [`Engine::encode`], which takes seconds for a text of megabytes, until `cancel`.
+    ///
+    /// # Errors
+    ///
+    /// `Interrupted`, and those of [`Engine::encode`].
+    pub fn encode_until(&self, text: &str, cancel: &CancelToken) -> Result<Vec<u32>> {
+        let (least, have) = (self.tokenizer.least_tokens(text), self.options.max_seq_len);
+        if least > have && self.options.eviction.policy == Policy::None {
+            return Err(Error::Usage(format!(
+                "the prompt needs at least {least} positions but the context has {have}; raise --max-seq-len, shorten \
+                 the prompt or give an --eviction-policy"
+            )));
+        }
+        self.tokenizer.encode_until(text, AddSpecial::Yes, &|| cancel.is_cancelled())
     }
 
     /// How many tokens a text is, without added special tokens.

@@ -1,5 +1,6 @@
 //! OpenCL on whatever device this machine has, PoCL's CPU if nothing else. Without one these tests are skipped,
 //! loudly; in CI they fail.
+#![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 #![cfg(unix)]
 
 /// Shared by all four binaries.

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::sensors::sampler::{self, Plan, Sample, cores_used};
 use crate::sensors::{self, Reading, layout};
 use crate::{build, run, sh};
+use files::atomic_file;
 use serde_json::{Value, json};
 use start::Start;
 use std::path::Path;
@@ -76,7 +77,7 @@ pub fn run(words: &[String]) -> Result<()> {
     print!("{}", report::tables(&record));
     if let Some(file) = args.value("--json") {
         let text = format!("{record:#}\n");
-        std::fs::write(file, text).map_err(|e| Error::at(Path::new(file), e))?;
+        atomic_file::write(Path::new(file), text.as_bytes()).map_err(|e| Error::at(Path::new(file), e))?;
         eprintln!("results: {file}");
     }
     Ok(())

@@ -12,6 +12,7 @@ use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::sensors::sampler::Plan;
 use crate::{bench, build, run, sensors, sh};
+use files::atomic_file;
 use record::{Profile, Recording};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -139,7 +140,7 @@ fn write(profile: &Profile) -> Result<PathBuf> {
     ];
     for (name, text) in files {
         let file = dir.join(name);
-        std::fs::write(&file, text).map_err(|e| Error::at(&file, e))?;
+        atomic_file::write(&file, text.as_bytes()).map_err(|e| Error::at(&file, e))?;
     }
     Ok(dir)
 }

@@ -7,6 +7,7 @@ mod table;
 use crate::args::Args;
 use crate::error::{Error, Result};
 use crate::{build, sh};
+use files::atomic_file;
 use result::Measured;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -96,7 +97,9 @@ pub fn run(words: &[String]) -> Result<()> {
     let rows = if args.has("--quick") { quick() } else { all() };
     let text = table::markdown(&rows, &measure(&program, &rows)?);
     match args.value("--out") {
-        Some(file) => fs::write(file, text).map_err(|e| Error::at(Path::new(file), e)),
+        Some(file) => {
+            atomic_file::write(Path::new(file), text.as_bytes()).map_err(|e| Error::at(Path::new(file), e))
+        }
         None => {
             print!("{text}");
             Ok(())

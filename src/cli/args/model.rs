@@ -9,7 +9,7 @@ use crate::model::weights::WeightType;
 use crate::run::options::{EngineOptions, PREFILL_CHUNK};
 use crate::run::session::Notice;
 use clap::Args;
-use files::Result;
+use files::{Result, say};
 use numeric::kv::{KvType, KvTypes};
 use std::path::{Path, PathBuf};
 
@@ -74,7 +74,7 @@ impl LoadArgs {
             weight_type: self.weights.weight_type,
             prefill_chunk: within("--prefill-chunk", self.prefill_chunk, 4096)?,
             // Under --quiet too: a lost device or a flag without effect explains what follows.
-            notice: Notice::new(|line| eprintln!("{line}")),
+            notice: Notice::new(|line| say!("{line}")),
             ..EngineOptions::new(self.weights.model.path())
         };
         self.device.apply(&mut options)?;

@@ -3,7 +3,7 @@
 use super::grammar::GrammarArgs;
 use crate::dims::VOCAB;
 use clap::Args;
-use files::{Error, Result};
+use files::{Error, Result, say};
 use text::sampler::{DryOptions, SamplerOptions, XtcOptions};
 
 /// How tokens are chosen.
@@ -92,7 +92,7 @@ impl SamplerArgs {
     /// Prints the seed if it was drawn and has an effect.
     pub fn say_drawn_seed(&self, used: &SamplerOptions) {
         if self.seed.is_none() && used.temperature != 0.0 {
-            eprintln!("seed: {}", used.seed);
+            say!("seed: {}", used.seed);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::Chat;
 use crate::run::saved::{self, Content, State};
-use files::{Error, Result};
+use files::{Error, Result, say};
 use std::path::Path;
 use text::chat::ConversationState;
 
@@ -19,7 +19,7 @@ impl Chat<'_> {
             )));
         }
         if self.input.is_interactive() && !self.is_quiet() {
-            eprintln!("going on after {} tokens; /reset begins anew", saved.ids.len());
+            say!("going on after {} tokens; /reset begins anew", saved.ids.len());
         }
         self.become_saved(saved, &state);
         Ok(())

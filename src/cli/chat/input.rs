@@ -1,6 +1,6 @@
 //! Lines of stdin: with a line editor on a terminal, as they are from a file or pipe.
 
-use files::{Error, Result};
+use files::{Error, Result, say, stderr};
 use std::io::{BufRead, IsTerminal, Read};
 
 /// What was typed at the prompt.
@@ -55,10 +55,10 @@ impl Input {
         match self {
             Input::Piped => line().map(|line| line.map_or(Typed::End, Typed::Line)),
             Input::Terminal => {
-                eprint!("{PROMPT}");
+                stderr::write(format_args!("{PROMPT}"));
                 let line = line()?;
                 if line.is_none() {
-                    eprintln!();
+                    say!("");
                 }
                 Ok(line.map_or(Typed::End, Typed::Line))
             }

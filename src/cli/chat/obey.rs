@@ -2,7 +2,7 @@
 
 use super::command::{Command, HELP};
 use super::{Chat, Next, Question};
-use files::Result;
+use files::{Result, say};
 use std::path::Path;
 
 impl Chat<'_> {
@@ -13,13 +13,13 @@ impl Chat<'_> {
     /// If `--session` cannot be saved.
     pub(super) fn obey(&mut self, line: &str) -> Result<Next> {
         match Command::parse(line) {
-            Err(wrong) => eprintln!("{wrong}"),
+            Err(wrong) => say!("{wrong}"),
             Ok(Command::Exit) => return Ok(Next::Leave),
-            Ok(Command::Help) => eprintln!("{HELP}"),
+            Ok(Command::Help) => say!("{HELP}"),
             Ok(Command::Stats) => self.say_stats(),
             Ok(Command::Retry) => match self.again() {
                 Some(question) => return Ok(Next::Ask(question)),
-                None => eprintln!("/retry: no message yet"),
+                None => say!("/retry: no message yet"),
             },
             Ok(Command::Undo) => self.undo()?,
             Ok(Command::Reset) => {
@@ -31,7 +31,7 @@ impl Chat<'_> {
             }
             Ok(Command::Save(file)) => match self.save_to(Path::new(file)) {
                 Ok(()) => self.note(&format!("saved: {}", self.size())),
-                Err(e) => eprintln!("/save: {e}"),
+                Err(e) => say!("/save: {e}"),
             },
             Ok(Command::Load(file)) => match self.load(Path::new(file)) {
                 Ok(()) => {
@@ -39,7 +39,7 @@ impl Chat<'_> {
                     self.save()?;
                 }
                 // Advice about the flag is advice about the command too.
-                Err(e) => eprintln!("/load: {}", e.to_string().replace("--session", "/load")),
+                Err(e) => say!("/load: {}", e.to_string().replace("--session", "/load")),
             },
         }
         Ok(Next::Read)
@@ -58,7 +58,7 @@ impl Chat<'_> {
     /// Takes back the last question and its answer, as if they had never been.
     fn undo(&mut self) -> Result<()> {
         let Some(text) = self.conversation.forget_question() else {
-            eprintln!("/undo: no message yet");
+            say!("/undo: no message yet");
             return Ok(());
         };
         if let Some(random) = self.asked.pop() {
@@ -85,10 +85,10 @@ impl Chat<'_> {
     fn say_stats(&self) {
         match &self.last {
             Some(report) => report.say(&self.session),
-            None => eprintln!("no answer yet"),
+            None => say!("no answer yet"),
         }
         let (slots, all) = (self.session.slots(), self.session.extent().slots);
-        eprintln!(
+        say!(
             "context: {slots} of {all} slots ({:.0} %), evictions: {}; {}",
             100.0 * slots as f64 / all as f64,
             self.session.sequence().cuts.len(),
@@ -105,7 +105,7 @@ impl Chat<'_> {
     /// Tells somebody who types that a command worked.
     fn note(&self, text: &str) {
         if self.input.is_interactive() && !self.is_quiet() {
-            eprintln!("{text}");
+            say!("{text}");
         }
     }
 }

@@ -101,7 +101,7 @@ impl Cache {
         let write = || -> std::io::Result<()> {
             let unfinished = Unfinished::create(&path)?;
             (&unfinished.file).write_all(&entry.to_bytes(key))?;
-            unfinished.finish(&path)
+            unfinished.finish()
         };
         if write().is_ok() {
             prune(dir);

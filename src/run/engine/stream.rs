@@ -301,6 +301,11 @@ impl<'a> TokenStream<'a> {
         &mut self.writer.sampler
     }
 
+    /// Asks it to end as soon as it can, as its options' [`CancelToken`] does.
+    pub fn cancel(&self) {
+        self.writer.cancel.cancel();
+    }
+
     /// Why it ended, once it has.
     pub fn stop_reason(&self) -> Option<StopReason> {
         match self.state {
