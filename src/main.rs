@@ -1,9 +1,9 @@
 //! Parses the command line, runs the command, prints the error.
 
 fn main() {
-    let Err(error) = antigravity::cli::run() else { return };
+    let Err(error) = antigravity::cli::run() else { antigravity::opencl::end(0) };
     if error != antigravity::Error::ClosedPipe && error != antigravity::Error::Interrupted {
         eprintln!("error: {error}");
     }
-    std::process::exit(error.exit_code());
+    antigravity::opencl::end(error.exit_code());
 }

@@ -31,7 +31,7 @@ fn arrived(signal: i32) {
     if signal != SIGINT {
         let _ = emulate_default_handler(signal);
     }
-    std::process::exit(Error::Interrupted.exit_code())
+    crate::opencl::end(Error::Interrupted.exit_code())
 }
 
 /// Connects Ctrl-C to `cancel`. If it is already set, or nothing is connected, Ctrl-C ends the process with 130.
