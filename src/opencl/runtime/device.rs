@@ -30,22 +30,24 @@ pub fn devices() -> Result<&'static [Found]> {
     // Once, and by one thread at a time: PoCL 3.1 crashes when two ask for the first time.
     static FOUND: OnceLock<Vec<Found>> = OnceLock::new();
     let libraries = load::libraries()?;
-    Ok(FOUND.get_or_init(|| {
-        let mut found = Vec::new();
-        for library in libraries {
-            for &platform in &library.platforms {
-                let ids = device_ids(&library.api, platform);
-                found.extend(ids.into_iter().map(|id| Found {
-                    library,
-                    platform,
-                    id,
-                    facts: read_facts(&library.api, platform, id),
-                }));
-            }
+    Ok(FOUND.get_or_init(|| load::keeping_signals(|| devices_of(libraries))))
+}
+
+fn devices_of(libraries: &'static [Library]) -> Vec<Found> {
+    let mut found = Vec::new();
+    for library in libraries {
+        for &platform in &library.platforms {
+            let ids = device_ids(&library.api, platform);
+            found.extend(ids.into_iter().map(|id| Found {
+                library,
+                platform,
+                id,
+                facts: read_facts(&library.api, platform, id),
+            }));
         }
-        found.sort_by_key(|f| f.facts.device_type);
-        found
-    }))
+    }
+    found.sort_by_key(|f| f.facts.device_type);
+    found
 }
 
 /// Position of the device that `select`, an index or a part of a name, means; without it, of the first

@@ -191,7 +191,9 @@ impl Waiter {
             bytes: Mutex::new(Vec::new()),
         });
         let theirs = Arc::clone(&desk);
-        std::thread::Builder::new().name("opencl".into()).spawn(move || theirs.serve())?;
+        // As much as the main thread has, since some drivers compile in these calls.
+        let thread = std::thread::Builder::new().name("opencl".into()).stack_size(8 << 20);
+        thread.spawn(move || theirs.serve())?;
         Ok(Self(desk))
     }
 
