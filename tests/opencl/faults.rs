@@ -90,7 +90,7 @@ fn no_call_is_made_after_one_has_failed() {
         "clEnqueueReadBuffer:9:-5",
         "clEnqueueNDRangeKernel:200:-4",
         "clFinish:2:-36",
-        "clSetKernelArg:150:-6",
+        "clSetKernelArg:150:-5",
     ] {
         let out = command(&OPENCL, fault).env("SHIM_TELL", "1").output().unwrap();
         let said = said(&out.stderr);

@@ -126,6 +126,10 @@ impl Cache {
     pub(super) fn save(&self, key: &Key, entry: &Entry) {
         self.make();
         let (Some(path), Ok(dir)) = (self.path(key, "program"), &self.dir) else { return };
+        if fs::symlink_metadata(&path).is_ok_and(|meta| !meta.is_file()) {
+            // A link is replaced and not followed. A directory stays.
+            let _ = fs::remove_file(&path);
+        }
         let write = || -> std::io::Result<()> {
             let unfinished = Unfinished::create(&path)?;
             // Whatever the umask: what others may write is not loaded.
