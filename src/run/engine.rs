@@ -19,7 +19,7 @@ use std::time::Instant;
 use text::chat::{Ending, Message, Moment, Template};
 use text::tokenizer::{AddSpecial, Tokenizer};
 
-use backends::{Runs, upload};
+use backends::{Runs, instead_of, upload};
 pub use batch::{Batch, BatchAnswer, BatchItem};
 use stream::{Held, Writer};
 pub use stream::{Pause, Timing, TokenStream, Unshown};
@@ -86,8 +86,8 @@ impl Engine {
             BackendKind::Cpu => None,
             kind => match upload(&options, &mut weights) {
                 Ok(found) => Some(found),
-                Err(Error::Device(why)) if kind == BackendKind::Auto => {
-                    options.notice.say(&format!("{why}; using the CPU"));
+                Err(e) if kind == BackendKind::Auto => {
+                    instead_of(&options, e)?;
                     None
                 }
                 Err(e) => return Err(e),

@@ -234,12 +234,17 @@ impl Session {
 
     /// Appends one token and computes its logits, unless a draft has done so already: see [`Session::with_drafts`].
     pub fn decode(&mut self, token: u32) -> Result<()> {
+        self.decode_unless(token, None)
+    }
+
+    /// [`Session::decode`] that ends with `Interrupted` soon after `cancel` is cancelled; then the token is not appended.
+    pub fn decode_unless(&mut self, token: u32, cancel: Option<&CancelToken>) -> Result<()> {
         if self.stage(token)? == Stage::Computed {
             return self.check_logits();
         }
         let began = Instant::now();
         let drafted = self.staged.tokens.len() > 1;
-        compute(&mut [self], None)?;
+        compute(&mut [self], cancel)?;
         if !drafted {
             self.devices.took(began.elapsed());
         }

@@ -254,7 +254,7 @@ impl<'a> TokenStream<'a> {
         let (mut state, mut uncomputed) = (State::Sample, Vec::new());
         let computed = match *rest {
             // The token is always computed by `decode`, so a text that was cut continues as if it had not been.
-            [token] => session.decode(token),
+            [token] => session.decode_unless(token, Some(&writer.cancel)),
             _ => session.prefill_with(rest, &writer.cancel, |done, all| writer.progress(done, all)),
         };
         match computed {
@@ -370,7 +370,13 @@ impl<'a> TokenStream<'a> {
             self.session.settle();
         }
         match end {
-            None => self.session.decode(token)?,
+            None => match self.session.decode_unless(token, Some(&self.writer.cancel)) {
+                Err(Error::Interrupted) => {
+                    self.state = State::Flush(StopReason::Interrupt);
+                    self.uncomputed = vec![token];
+                }
+                decoded => decoded?,
+            },
             Some(End::Done(reason)) => self.state = State::Done(reason),
             Some(End::Flush(reason)) => {
                 self.state = State::Flush(reason);
