@@ -1,5 +1,6 @@
 //! Flags that several commands share, with the names and defaults of the specification, and the options they become.
 
+mod cached;
 mod completion;
 mod cores;
 mod device;
@@ -10,6 +11,9 @@ mod number;
 mod output;
 mod prompt;
 mod sampling;
+mod spelling;
+mod told;
+mod wrong;
 
 pub(super) use completion::{CompletionArgs, token_limit};
 pub(super) use cores::MaskArgs;
@@ -20,6 +24,9 @@ pub(super) use model::ModelArgs;
 pub(super) use model::{LoadArgs, PathArgs, WeightArgs};
 pub(super) use number::within;
 pub(super) use output::{Format, OutputArgs};
-pub(super) use prompt::{PromptArgs, PromptsArgs, text_of};
+pub(super) use prompt::{EscapeArgs, PromptArgs, PromptsArgs, text_of};
+pub(super) use spelling::ours;
+pub(super) use told::told;
+pub(super) use wrong::one_line;
 #[cfg(feature = "tools")]
 pub(super) use {cores::MOST_THREADS, output::QuietArgs, prompt::read_text};

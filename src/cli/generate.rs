@@ -5,7 +5,8 @@ use super::args::{CompletionArgs, Format, ModelArgs, PromptArgs, PromptsArgs};
 use super::prompts;
 use super::signal;
 use super::start::{self, Loaded};
-use super::terminal::{Verbosity, end_line, put};
+use super::terminal::{Verbosity, put, show_prompt};
+use super::wrap::Wrap;
 use crate::run::engine::{Engine, Pause};
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
@@ -15,7 +16,7 @@ use clap::Args;
 use files::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use text::tokenizer::AddSpecial;
+use text::tokenizer::{AddSpecial, Specials};
 
 const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 
@@ -23,29 +24,36 @@ const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 #[derive(Args, Clone)]
 pub(super) struct GenerateArgs {
     #[command(flatten)]
-    prompt: PromptArgs,
-    #[command(flatten)]
-    prompts: PromptsArgs,
+    pub prompt: PromptArgs,
+    #[command(flatten, next_help_heading = "Prompt")]
+    pub prompts: PromptsArgs,
     /// Continue the text in this file, if it exists, and save it there at the end. A prompt that begins with the saved
     /// text continues it; any other prompt is appended. Random numbers continue too, unless --seed changes
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
     #[command(flatten)]
-    completion: CompletionArgs,
+    pub completion: CompletionArgs,
     #[command(flatten)]
-    model: ModelArgs,
+    pub model: ModelArgs,
+}
+
+impl GenerateArgs {
+    /// Checks the flags on what to generate and resolves them.
+    pub fn options(&self, format: Format) -> Result<GenerateOptions> {
+        Ok(GenerateOptions { specials: self.prompt.specials(), ..self.completion.resolve(format)? })
+    }
 }
 
 pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     if let Some(file) = &args.prompts.prompts {
-        return prompts::run(file, args.prompts.batch, &args.completion, &args.model);
+        return prompts::run(file, args);
     }
     if args.session.is_some() {
         let why = "--session: a grammar begins with its text; leave one of them out";
         args.completion.sampler.grammar.refuse(why)?;
     }
     let output = &args.completion.output;
-    let options = args.completion.resolve(output.format)?;
+    let options = args.options(output.format)?;
     let settings = args.model.resolve()?;
     let prompt = args.prompt.read()?;
     let opened = Opened::new(&settings)?;
@@ -72,8 +80,13 @@ fn complete(
         Some(file) => saved::load(file, &mut session, engine)?,
         None => None,
     };
-    let rng = state.as_ref().and_then(|state| state.random(sampler.seed, &mut options.sampler));
-    let (tokens, pause) = sequence(engine, &session, paused(args, state)?, prompt)?;
+    let rng = state.as_ref().and_then(|state| state.random(sampler.seed(), &mut options.sampler));
+    let text = prompt.map(|prompt| Prompt { text: prompt, specials: options.specials });
+    let (tokens, pause) = sequence(engine, &session, paused(args, state)?, text)?;
+    let prompt = prompt.or((session.tokens().is_empty() && pause.tokens.is_empty()).then_some(DEFAULT_PROMPT));
+    if let (Format::Text, Some(prompt)) = (output.format, prompt) {
+        show_prompt(prompt, output.verbosity());
+    }
     let mut stream = engine.stream(&mut session, &tokens, &options)?.since(start);
     if args.session.is_some() {
         stream = stream.resume(pause.unshown.as_ref());
@@ -81,7 +94,9 @@ fn complete(
     if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
-    let result = show(&mut stream, output.format, |_, _| {});
+    let shown = show(&mut stream, output.format, Wrap::default(), |_, _| {});
+    // The text is a line of its own wherever it goes, also where an error follows.
+    let result = if output.format == Format::Text { shown.and(put("\n")) } else { shown };
     let report = Report::new(&stream, loading, options.sampler.seed);
     let state = State {
         seed: options.sampler.seed,
@@ -95,9 +110,8 @@ fn complete(
         saved::save(file, &mut session, engine, state)?;
     }
     answer::write_trace(&mut session, output)?;
-    match output.format {
-        Format::Jsonl => put(&report.json(&session))?,
-        Format::Text => end_line(),
+    if output.format == Format::Jsonl {
+        put(&report.json(&session))?;
     }
     if output.verbosity() != Verbosity::Quiet {
         report.say(&session);
@@ -119,28 +133,42 @@ fn paused(args: &GenerateArgs, state: Option<State>) -> Result<Pause> {
     }
 }
 
+/// A text to complete.
+#[derive(Clone, Copy)]
+struct Prompt<'a> {
+    text: &'a str,
+    specials: Specials,
+}
+
+impl Prompt<'_> {
+    fn encode(self, engine: &Engine, special: AddSpecial) -> Result<Vec<u32>> {
+        engine.tokenizer().encode_as(self.text, self.specials, special)
+    }
+}
+
 /// The ids to go on from, and the end of their text that was not shown yet. A prompt that begins with the session's
 /// text continues it, and only its new part is computed; any other prompt is appended.
 fn sequence(
     engine: &Engine,
     session: &Session,
     pause: Pause,
-    prompt: Option<&str>,
+    prompt: Option<Prompt<'_>>,
 ) -> Result<(Vec<u32>, Pause)> {
     let held = [session.tokens(), &pause.tokens].concat();
     let tokenizer = engine.tokenizer();
     let tokens = match prompt {
-        prompt if held.is_empty() => engine.encode(prompt.unwrap_or(DEFAULT_PROMPT))?,
-        None | Some("") => return Ok((held, pause)),
+        None if held.is_empty() => engine.encode(DEFAULT_PROMPT)?,
+        Some(prompt) if held.is_empty() => prompt.encode(engine, AddSpecial::Yes)?,
+        None | Some(Prompt { text: "", .. }) => return Ok((held, pause)),
         Some(prompt) => {
-            let whole = engine.encode(prompt)?;
+            let whole = prompt.encode(engine, AddSpecial::Yes)?;
             let (text, all) = (tokenizer.decode_with_special(&held), tokenizer.decode_with_special(&whole));
             match all.strip_prefix(&text) {
                 _ if whole.starts_with(&held) => whole,
                 // The same text in other ids: those that agree are not computed again.
                 Some(_) if !session.has_evicted() => whole,
-                Some(rest) => [held, tokenizer.encode(rest, AddSpecial::No)?].concat(),
-                None => [held, tokenizer.encode(prompt, AddSpecial::No)?].concat(),
+                Some(text) => [held, Prompt { text, ..prompt }.encode(engine, AddSpecial::No)?].concat(),
+                None => [held, prompt.encode(engine, AddSpecial::No)?].concat(),
             }
         }
     };

@@ -216,7 +216,7 @@ impl Engine {
     pub fn generate_stream(&self, prompt: &str, options: &GenerateOptions) -> Result<TokenStream<'_>> {
         let start = Instant::now();
         let session = Held::Own(Box::new(self.session()?));
-        let tokens = self.encode(prompt)?;
+        let tokens = self.tokenizer.encode_as(prompt, options.specials, AddSpecial::Yes)?;
         TokenStream::begin(session, Writer::new(self, options)?, &tokens, start)
     }
 

@@ -44,6 +44,16 @@ pub enum AddSpecial {
     No,
 }
 
+/// What becomes of a text that spells a control token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Specials {
+    /// It is that token: for prompts in a form that somebody wrote for the model.
+    #[default]
+    Tokens,
+    /// It stays text: for what users and documents say.
+    Text,
+}
+
 /// A model's tokenizer.
 pub struct Tokenizer {
     /// Its file, for messages.
@@ -126,11 +136,22 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, special: AddSpecial) -> Result<Vec<u32>> {
         self.check_text(text)?;
         let library = self.library.read().unwrap_or_else(PoisonError::into_inner);
-        let ids = self.run(&library, text)?;
-        Ok(match special {
+        Ok(self.around(self.run(&library, text)?, special))
+    }
+
+    /// The ids of `text`, whose control tokens become what `specials` says.
+    pub fn encode_as(&self, text: &str, specials: Specials, special: AddSpecial) -> Result<Vec<u32>> {
+        match specials {
+            Specials::Tokens => self.encode(text, special),
+            Specials::Text => Ok(self.around(self.encode_plain(text)?, special)),
+        }
+    }
+
+    fn around(&self, ids: Vec<u32>, special: AddSpecial) -> Vec<u32> {
+        match special {
             AddSpecial::No => ids,
             AddSpecial::Yes => [&self.prefix, ids.as_slice(), &self.suffix].concat(),
-        })
+        }
     }
 
     /// The ids of `text`, with special tokens as ordinary text: for what users and documents say. Adds no tokens.

@@ -8,6 +8,7 @@ use crate::run::session::{Session, StopReason, compute};
 use files::{Error, Result};
 use std::collections::VecDeque;
 use text::sampler::TokenLogprobs;
+use text::tokenizer::AddSpecial;
 
 /// One prompt of a batch.
 #[derive(Debug, Clone)]
@@ -95,7 +96,7 @@ impl Engine {
     fn prompt_of(&self, item: &BatchItem) -> Result<Vec<u32>> {
         // Whatever is wrong with the options is said now, not when the turn comes.
         Writer::check(self, &item.options)?;
-        let tokens = self.encode(&item.prompt)?;
+        let tokens = self.tokenizer.encode_as(&item.prompt, item.options.specials, AddSpecial::Yes)?;
         let (need, have) = (tokens.len(), self.options.max_seq_len);
         match need {
             0 => Err(Error::Usage("is empty, and this model adds no first token".into())),
