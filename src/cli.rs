@@ -40,8 +40,11 @@ use files::{Error, Result};
 #[command(name = "antigravity", version = version(), about, max_term_width = 100)]
 #[command(before_help = "\
 Examples:
-  antigravity generate -p 'Once upon a time' -n 100
-  antigravity generate --help")]
+  antigravity -p 'Once upon a time' -n -1
+  antigravity chat")]
+#[command(
+    after_help = "Flags without a command mean generate. `antigravity COMMAND --help` lists a command's flags."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -178,7 +181,7 @@ fn parse_args() -> Result<Cli> {
     let named = named.map(str::to_owned);
     let matches = command.try_get_matches_from(words);
     if let Some((name, matches)) = matches.as_ref().ok().and_then(|m| m.subcommand()) {
-        args::told(name, matches).iter().for_each(|line| eprintln!("{line}"));
+        args::told::keep(name, matches);
     }
     matches.and_then(|m| Cli::from_arg_matches(&m)).map_err(|e| {
         if !e.use_stderr() {

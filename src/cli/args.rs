@@ -12,7 +12,7 @@ mod output;
 mod prompt;
 mod sampling;
 mod spelling;
-mod told;
+pub(super) mod told;
 mod wrong;
 
 pub(super) use completion::{CompletionArgs, token_limit};
@@ -26,7 +26,6 @@ pub(super) use number::within;
 pub(super) use output::{Format, OutputArgs};
 pub(super) use prompt::{EscapeArgs, PromptArgs, PromptsArgs, text_of};
 pub(super) use spelling::ours;
-pub(super) use told::told;
 pub(super) use wrong::one_line;
 #[cfg(feature = "tools")]
 pub(super) use {cores::MOST_THREADS, output::QuietArgs, prompt::read_text};

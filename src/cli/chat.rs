@@ -30,20 +30,26 @@ use text::sampler::Rng;
 #[command(mut_arg("num_tokens", |arg| arg.default_value("-1")))]
 pub(super) struct ChatArgs {
     /// System message, which holds for the whole conversation
-    #[arg(long, alias = "system-prompt", value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        help_heading = "Prompt"
+    )]
     system: Option<String>,
-    /// First message; the next ones are lines of stdin. A message goes on after \\ at a line's end, and from """ to """
-    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    /// First message; the next ones are lines of stdin. A message goes on after \ at a line's end, and from """ to """
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Prompt")]
     prompt: Option<String>,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Prompt")]
     escape: EscapeArgs,
     /// End after the first answer; -st for short
-    #[arg(long)]
+    #[arg(long, help_heading = "Prompt")]
     single_turn: bool,
     /// Continue the conversation in this file, if it exists, and save it there after every answer
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Prompt")]
     session: Option<PathBuf>,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Output")]
     completion: CompletionArgs,
     #[command(flatten)]
     model: ModelArgs,

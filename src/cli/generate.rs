@@ -5,7 +5,7 @@ use super::args::{CompletionArgs, Format, ModelArgs, PromptArgs, PromptsArgs};
 use super::prompts;
 use super::signal;
 use super::start::{self, Loaded};
-use super::terminal::{Verbosity, put, show_prompt};
+use super::terminal::{Verbosity, end_line, put, show_prompt};
 use super::wrap::Wrap;
 use crate::run::engine::{Engine, Pause};
 use crate::run::options::GenerateOptions;
@@ -23,15 +23,15 @@ const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 /// A completion.
 #[derive(Args, Clone)]
 pub(super) struct GenerateArgs {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Prompt")]
     pub prompt: PromptArgs,
     #[command(flatten, next_help_heading = "Prompt")]
     pub prompts: PromptsArgs,
     /// Continue the text in this file, if it exists, and save it there at the end. A prompt that begins with the saved
     /// text continues it; any other prompt is appended. Random numbers continue too, unless --seed changes
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Prompt")]
     session: Option<PathBuf>,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Output")]
     pub completion: CompletionArgs,
     #[command(flatten)]
     pub model: ModelArgs,
@@ -83,7 +83,8 @@ fn complete(
     let rng = state.as_ref().and_then(|state| state.random(sampler.seed(), &mut options.sampler));
     let text = prompt.map(|prompt| Prompt { text: prompt, specials: options.specials });
     let (tokens, pause) = sequence(engine, &session, paused(args, state)?, text)?;
-    let prompt = prompt.or((session.tokens().is_empty() && pause.tokens.is_empty()).then_some(DEFAULT_PROMPT));
+    let prompt =
+        prompt.or((session.tokens().is_empty() && pause.tokens.is_empty()).then_some(DEFAULT_PROMPT));
     if let (Format::Text, Some(prompt)) = (output.format, prompt) {
         show_prompt(prompt, output.verbosity());
     }
@@ -94,9 +95,14 @@ fn complete(
     if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
-    let shown = show(&mut stream, output.format, Wrap::default(), |_, _| {});
-    // The text is a line of its own wherever it goes, also where an error follows.
-    let result = if output.format == Format::Text { shown.and(put("\n")) } else { shown };
+    let mut empty = true;
+    let mut result = show(&mut stream, output.format, Wrap::default(), |_, piece| empty &= piece.is_empty());
+    // The text ends with a line feed wherever it goes, also where an error follows.
+    match output.format {
+        Format::Text if empty => end_line(),
+        Format::Text => result = result.and(put("\n")),
+        Format::Jsonl => {}
+    }
     let report = Report::new(&stream, loading, options.sampler.seed);
     let state = State {
         seed: options.sampler.seed,

@@ -1,6 +1,6 @@
 //! `plan`: the memory plan, without loading.
 
-use super::args::Format;
+use super::args::{Format, told};
 use super::generate::GenerateArgs;
 use super::prompts;
 use super::report::{Side, columns};
@@ -37,6 +37,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
         }
         Err(other) => return Err(other),
     };
+    told::tell();
     match args.run.completion.output.format {
         Format::Text => put(&text(&plan))?,
         Format::Jsonl => put(&format!("{:#}\n", json(&plan)))?,
@@ -113,6 +114,7 @@ fn json(plan: &Plan) -> Value {
         "kv_type": o.kv_types.to_string(),
         "max_seq_len": o.max_seq_len,
         "threads": o.threads,
+        "batch": o.sequences(),
         "items": items,
         "need_bytes": plan.need(),
         "peak_bytes": plan.peak(),

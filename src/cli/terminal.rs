@@ -82,8 +82,7 @@ pub(super) fn put(text: &str) -> Result<()> {
     })
 }
 
-#[cfg(feature = "tools")]
-/// Ends the line on a terminal; piped text stays as generated.
+/// Ends the line on a terminal, where nothing or something without an end was written.
 pub(super) fn end_line() {
     if std::io::stdout().is_terminal() {
         let _ = put("\n");

@@ -20,7 +20,11 @@ impl Wrap {
     /// For stdout, where an answer begins at the left edge.
     pub fn stdout() -> Self {
         let stdout = std::io::stdout();
-        let size = if stdout.is_terminal() && !is_dumb() { rustix::termios::tcgetwinsize(&stdout).ok() } else { None };
+        let size = if stdout.is_terminal() && !is_dumb() {
+            rustix::termios::tcgetwinsize(&stdout).ok()
+        } else {
+            None
+        };
         // The last cell stays free: what a terminal does there depends on the terminal.
         Self::new(size.map_or(0, |size| usize::from(size.ws_col).saturating_sub(1)))
     }
@@ -130,11 +134,15 @@ mod tests {
             let last = lines.last_mut().expect("a line");
             if let Some(back) = rest.strip_prefix("\x1b[") {
                 let (count, after) = back.split_once("D\x1b[K").expect("only this is written");
-                (0..count.parse().expect("a number")).for_each(|_| drop(last.pop()));
+                (0..count.parse().expect("a number")).for_each(|_| _ = last.pop());
                 rest = after;
                 continue;
             }
-            if c == '\n' { lines.push(String::new()) } else { last.push(c) }
+            if c == '\n' {
+                lines.push(String::new())
+            } else {
+                last.push(c)
+            }
             rest = &rest[c.len_utf8()..];
         }
         lines
@@ -152,6 +160,9 @@ mod tests {
     #[test]
     fn wide_characters_need_no_blanks() {
         assert_eq!(shown(5, &["日本語", "の文"]), ["日本", "語の", "文"]);
-        assert_eq!(shown(4, &["e\u{301}e\u{301}e\u{301}e\u{301} x"]), ["e\u{301}e\u{301}e\u{301}e\u{301}", "x"]);
+        assert_eq!(
+            shown(4, &["e\u{301}e\u{301}e\u{301}e\u{301} x"]),
+            ["e\u{301}e\u{301}e\u{301}e\u{301}", "x"]
+        );
     }
 }

@@ -25,7 +25,9 @@ pub(super) fn model(given: &Path) -> Result<PathBuf> {
     };
     match word {
         None => Ok(found),
-        Some(word) => file_with(&found, word).map_or_else(|| missing(&format!("no .gguf file there is {word}")), Ok),
+        Some(word) => {
+            file_with(&found, word).map_or_else(|| missing(&format!("no .gguf file there is {word}")), Ok)
+        }
     }
 }
 

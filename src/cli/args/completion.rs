@@ -14,7 +14,13 @@ pub(in crate::cli) struct CompletionArgs {
     #[arg(short, long, visible_aliases = ["predict", "n-predict"], default_value = "20", value_name = "N")]
     pub num_tokens: i64,
     /// Stop before this text; may be repeated
-    #[arg(short = 'r', long = "stop", alias = "reverse-prompt", value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(
+        short = 'r',
+        long = "stop",
+        alias = "reverse-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true
+    )]
     pub stop: Vec<String>,
     /// Go on past the end-of-sequence token
     #[arg(long)]

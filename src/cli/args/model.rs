@@ -92,9 +92,9 @@ impl LoadArgs {
 pub(in crate::cli) struct ModelArgs {
     #[command(flatten, next_help_heading = "Model")]
     pub load: LoadArgs,
-    #[command(flatten, next_help_heading = "CPU")]
+    #[command(flatten, next_help_heading = "Device")]
     pub cores: ThreadArgs,
-    #[command(flatten, next_help_heading = "KV cache")]
+    #[command(flatten, next_help_heading = "Cache")]
     pub cache: CacheArgs,
 }
 

@@ -12,7 +12,8 @@ const TEXT_LIMIT: u64 = 64 << 20;
 /// One prompt.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct PromptArgs {
-    /// Prompt [default: stdin if it is piped, else "Hello, world! I am a"]
+    /// Prompt, in which control tokens such as <|im_end|> count as such, unless --no-specials is given [default: stdin
+    /// if it is piped, else "Hello, world! I am a"]
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// Read the prompt from a file; - is stdin
@@ -20,8 +21,8 @@ pub(in crate::cli) struct PromptArgs {
     pub prompt_file: Option<PathBuf>,
     #[command(flatten)]
     escape: EscapeArgs,
-    /// Take the prompt as mere text: what spells a control token, such as <|im_end|>, is no control token. For programs
-    /// that pass on what a user wrote
+    /// Take prompts as mere text: what spells a control token is no control token. For programs that pass on what a user
+    /// wrote
     #[arg(long)]
     no_specials: bool,
 }
@@ -29,7 +30,7 @@ pub(in crate::cli) struct PromptArgs {
 /// How prompts are typed.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct EscapeArgs {
-    /// Read \\n, \\t, \\r, \\" and \\\\ in --prompt as line feed, tabulator and so on
+    /// Read \n, \t, \r, \" and \\ in --prompt as line feed, tabulator and so on
     #[arg(short = 'e', long)]
     escape: bool,
 }

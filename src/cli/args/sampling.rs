@@ -116,8 +116,9 @@ impl SamplerArgs {
             top_p: self.top_p,
             top_k: match self.top_k {
                 -1 => 0,
-                k => usize::try_from(k)
-                    .map_err(|_| Error::Usage(format!("--top-k {k}: use a number from 1; 0 and -1 are off")))?,
+                k => usize::try_from(k).map_err(|_| {
+                    Error::Usage(format!("--top-k {k}: use a number from 1; 0 and -1 are off"))
+                })?,
             },
             min_p: self.min_p,
             typical_p: self.typical,

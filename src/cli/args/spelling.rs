@@ -31,7 +31,10 @@ const INSTEAD: &[(&[&str], &str)] = &[
     (&["-dev", "--device", "-mg", "--main-gpu"], "--cl-device chooses the OpenCL device"),
     (&["-sm", "--split-mode", "-ts", "--tensor-split"], "one device runs the model; --cl-device chooses it"),
     (&["-sysf", "--system-prompt-file"], "use --system \"$(cat FILE)\""),
-    (&["-mli", "--multiline-input"], "in chat, a message goes on after \\ at the line's end, and within \"\"\""),
+    (
+        &["-mli", "--multiline-input"],
+        "in chat, a message goes on after \\ at the line's end, and within \"\"\"",
+    ),
     (&["-hff", "--hf-file"], "give the file to --model-path"),
     (&["-mu", "--model-url"], "download the file, then give it to --model-path"),
     (&["-jf", "--json-schema-file"], "--json-schema takes a file too"),
@@ -39,7 +42,10 @@ const INSTEAD: &[(&[&str], &str)] = &[
     (&["--mmap", "--no-mmap", "--mlock"], "leave it out; `antigravity pack` writes a file that is mapped"),
     (&["--context-shift"], "use --eviction-policy sliding"),
     (&["--mirostat"], "use --top-p, --min-p or --typical"),
-    (&["--samplers", "--sampling-seq"], "the order of the samplers is fixed; switch off those you do not want"),
+    (
+        &["--samplers", "--sampling-seq"],
+        "the order of the samplers is fixed; switch off those you do not want",
+    ),
     (&["--no-display-prompt"], "the prompt is shown at a terminal only, on stderr; --quiet leaves it out"),
 ];
 
@@ -57,6 +63,9 @@ enum Form {
 /// `Usage` for a flag of llama.cpp that cannot be followed.
 pub(in crate::cli) fn ours(cli: &Command, mut words: Vec<OsString>) -> Result<Vec<OsString>> {
     let known = |w: &OsString| ["-h", "--help", "-V", "--version"].iter().any(|flag| w == flag);
+    if words.get(1).is_some_and(|w| w == "help") && words.get(2).is_some_and(known) {
+        words.remove(1);
+    }
     let named = match words.get(1) {
         None => return Ok(words),
         Some(first) if known(first) => return Ok(words),
@@ -131,7 +140,7 @@ impl Walk<'_> {
             return Ok(self.with_value(flag.into(), words));
         }
         if let Some((_, instead)) = INSTEAD.iter().find(|(theirs, _)| theirs.contains(&name)) {
-            return no(instead);
+            return no(&format!("not known here; {instead}"));
         }
         match name {
             _ if ALWAYS.contains(&name) => Ok(Vec::new()),
@@ -152,7 +161,9 @@ impl Walk<'_> {
                     None => words.next_if(is_value),
                 };
                 match off {
-                    Some(v) if v == "off" || v == "0" => no("attention is always computed this way; leave it out"),
+                    Some(v) if v == "off" || v == "0" => {
+                        no("attention is always computed this way; leave it out")
+                    }
                     _ => Ok(Vec::new()),
                 }
             }
@@ -198,7 +209,8 @@ impl Walk<'_> {
 
 /// `-ngl N`: all layers, or none.
 fn layers(flag: &str, value: Option<String>) -> Result<Vec<OsString>> {
-    let value = value.ok_or_else(|| Error::Usage(format!("{flag}: give a number of layers, or use --backend")))?;
+    let value =
+        value.ok_or_else(|| Error::Usage(format!("{flag}: give a number of layers, or use --backend")))?;
     match (value.as_str(), value.parse()) {
         ("0", _) => Ok(vec!["--backend=cpu".into()]),
         ("all" | "-1", _) => Ok(vec!["--backend=opencl".into(), "--gpu-attn".into()]),

@@ -6,6 +6,7 @@ use crate::run::eviction::Policy;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use numeric::topology;
+use std::sync::{Mutex, PoisonError};
 
 /// Flags without effect: where that is so, and why.
 struct Idle {
@@ -65,18 +66,34 @@ const IDLE: &[Idle] = &[
     },
 ];
 
+static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Keeps what is to be told of a command's flags until it is certain that there is no error in them: an error is one
+/// line.
+pub(in crate::cli) fn keep(command: &str, m: &ArgMatches) {
+    *TOLD.lock().unwrap_or_else(PoisonError::into_inner) = told(command, m);
+}
+
+/// Tells it.
+pub(in crate::cli) fn tell() {
+    let lines = std::mem::take(&mut *TOLD.lock().unwrap_or_else(PoisonError::into_inner));
+    lines.iter().for_each(|line| eprintln!("{line}"));
+}
+
 /// What is told of the flags of a command, unless it shall be quiet.
-pub(in crate::cli) fn told(command: &str, m: &ArgMatches) -> Vec<String> {
+fn told(command: &str, m: &ArgMatches) -> Vec<String> {
     if value(m, "quiet") == Some(true) {
         return Vec::new();
     }
     let idle = IDLE.iter().filter(|idle| (idle.holds)(m));
-    let idle = idle.flat_map(|idle| idle.flags.iter().filter(|flag| given(m, flag)).map(|flag| (flag, idle.why)));
+    let idle =
+        idle.flat_map(|idle| idle.flags.iter().filter(|flag| given(m, flag)).map(|flag| (flag, idle.why)));
     let mut lines: Vec<String> = idle.map(|(flag, why)| format!("warning: --{flag}: {why}")).collect();
     if command == "generate" && given(m, "batch") && !given(m, "prompts") {
         lines.push("warning: --batch: no effect without --prompts".into());
     }
-    if let Some(n) = value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION && given(m, "max-seq-len")) {
+    if let Some(n) = value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION && given(m, "max-seq-len"))
+    {
         lines.push(format!(
             "warning: --max-seq-len {n}: the model was trained for {MAX_POSITION} tokens; a longer text is likely to \
              make no sense"

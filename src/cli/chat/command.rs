@@ -2,16 +2,17 @@
 
 /// What `/help` prints.
 pub(super) const HELP: &str = "\
-/retry      answer the last message again; or ask it, if it got no answer
-/undo       take back the last message and its answer
-/clear      forget the conversation, except the system message; so does /reset
-/system TEXT  begin anew with this system message
+/retry           answer the last message again; or ask it, if it got no answer
+/undo            take back the last message and its answer
+/clear           forget the conversation, except the system message
+/reset           the same
+/system TEXT     begin anew with this system message
 /set NAME VALUE  change a flag of the sampler, such as temperature, or num-tokens; /set alone shows them
-/save FILE  save the conversation; continue it later with --session FILE or /load FILE
-/load FILE  continue a saved conversation instead of this one
-/stats      times of the last answer, and how full the cache is
-/help       this list
-/exit       leave; so do /quit and Ctrl-D
+/save FILE       save the conversation; continue it later with --session FILE or /load FILE
+/load FILE       continue a saved conversation instead of this one
+/stats           times of the last answer, and how full the cache is
+/help            this list
+/exit            leave; so do /quit and Ctrl-D
 A message goes on after \\ at the end of a line. It may also stand between \"\"\" and \"\"\", on any number of lines.
 Ctrl-C stops an answer and keeps what was said. A line that begins with a blank is never a command.";
 
@@ -45,7 +46,9 @@ impl<'a> Command<'a> {
             ("/set", "") => Command::Settings,
             ("/set", setting) => match setting.split_once(char::is_whitespace) {
                 Some((name, value)) => Command::Set(name, value.trim()),
-                None => return Err(format!("/set {}: give a value: /set NAME VALUE", setting.escape_debug())),
+                None => {
+                    return Err(format!("/set {}: give a value: /set NAME VALUE", setting.escape_debug()));
+                }
             },
             ("/system", "") => return Err("/system: give a text: /system TEXT".into()),
             ("/system", text) => Command::System(text),
