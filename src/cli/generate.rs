@@ -115,7 +115,7 @@ fn complete(
     if let Some(file) = &args.session {
         saved::save(file, &mut session, engine, state)?;
     }
-    answer::write_trace(&mut session, output)?;
+    answer::write_trace(&mut session, output, Some(report.reason))?;
     if output.format == Format::Jsonl {
         put(&report.json(&session))?;
     }

@@ -6,7 +6,7 @@ mod speeds;
 mod stream;
 
 use crate::dims::VOCAB;
-use crate::model::weights::{LoadOptions, OpenModel, Weights};
+use crate::model::weights::{LoadOptions, ModelPath, OpenModel, Weights};
 use crate::opencl;
 use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
 use crate::run::plan::Opened;
@@ -145,7 +145,10 @@ impl Engine {
     ///
     /// `Model` for a template that cannot be used.
     pub fn template(&self) -> Result<&Template> {
-        let load = || Template::load(&self.options.model)?.for_tokenizer(&self.tokenizer);
+        let load = || {
+            let path = ModelPath::new(&self.options.model)?.weights;
+            Template::load(&path)?.for_tokenizer(&self.tokenizer)
+        };
         self.template.get_or_init(load).as_ref().map_err(Error::clone)
     }
 

@@ -1,17 +1,18 @@
 //! Models by the name that they have at Hugging Face, found where `hf download` puts them. Nothing is downloaded.
 
+use files::hub::snapshot;
 use files::{Error, Result};
 use std::path::{Component, Path, PathBuf};
 
-/// The path that a user means: a file or directory, the snapshot in a folder of the cache, or that of `org/name`.
-/// `org/name:Q4_K_M` is the snapshot's file with this word in its name.
+/// The path that a user means: a file or directory, or the snapshot of `org/name`. `org/name:Q4_K_M` is the snapshot's
+/// file with this word in its name.
 ///
 /// # Errors
 ///
 /// `Model` for a name that the cache does not have.
 pub(super) fn model(given: &Path) -> Result<PathBuf> {
     if given.exists() {
-        return Ok(snapshot(given).unwrap_or_else(|| given.into()));
+        return Ok(given.into());
     }
     let Some((org, name, word)) = parts(given) else { return Ok(given.into()) };
     let folder = format!("models--{org}--{name}");
@@ -20,9 +21,10 @@ pub(super) fn model(given: &Path) -> Result<PathBuf> {
         Err(Error::model(given, format!("is no file, and {what}; {remedy}")))
     };
     let Some(cache) = directory() else { return missing("there is no home to have a cache in") };
-    let Some(found) = snapshot(&cache.join(&folder)) else {
+    let found = snapshot(&cache.join(&folder));
+    if !found.is_dir() {
         return missing(&format!("{} has no {folder}", cache.display()));
-    };
+    }
     match word {
         None => Ok(found),
         Some(word) => {
@@ -53,19 +55,6 @@ fn directory() -> Option<PathBuf> {
         .or_else(|| Some(set("HF_HOME")?.join("hub")))
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface/hub")))
         .or_else(|| Some(set("HOME")?.join(".cache/huggingface/hub")))
-}
-
-/// The snapshot in a folder of the cache that its branch `main` is at, or the only one.
-fn snapshot(folder: &Path) -> Option<PathBuf> {
-    if !folder.file_name()?.to_str()?.starts_with("models--") {
-        return None;
-    }
-    let all = folder.join("snapshots");
-    let main = std::fs::read_to_string(folder.join("refs/main")).ok().map(|commit| all.join(commit.trim()));
-    main.filter(|path| path.is_dir()).or_else(|| {
-        let mut found = std::fs::read_dir(&all).ok()?.flatten().map(|entry| entry.path());
-        found.next().filter(|_| found.next().is_none())
-    })
 }
 
 /// The first file of several whose name has this word, in capitals or not.
