@@ -8,7 +8,7 @@ pub mod marker;
 pub mod qemu;
 pub mod shell;
 
-use crate::args::Args;
+use crate::args::{Args, Flag};
 use crate::error::{Error, Result};
 use std::path::Path;
 use std::process::Command;
@@ -29,7 +29,15 @@ pub trait Device: Sync {
 }
 
 /// The flags that [`select`] reads.
-pub const FLAGS: &[&str] = &["--device", "--serial", "--target"];
+pub const FLAGS: &[Flag] = &[
+    Flag::valued(
+        "--device",
+        "D",
+        "adb: an Android phone; qemu: an emulated Arm CPU; local: this machine [adb]",
+    ),
+    Flag::valued("--serial", "S", "which phone, where several are attached [$ANDROID_SERIAL]"),
+    Flag::valued("--target", "T", "the target triple that qemu emulates"),
+];
 
 /// The device that the flags name; without flags a phone.
 pub fn select(args: &Args) -> Result<Box<dyn Device>> {
@@ -55,7 +63,7 @@ mod tests {
 
     fn chosen(words: &str) -> Result<Box<dyn Device>> {
         let words: Vec<String> = words.split_whitespace().map(String::from).collect();
-        select(&Args::parse(&words, FLAGS, &[])?)
+        select(&Args::parse(&words, &[FLAGS])?)
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `cargo xtask run`: the deployed program on a device, its arguments passed through.
 
-use crate::args::Args;
+use crate::args::{Args, Flags};
 use crate::build;
 use crate::deploy::{PROGRAM, directory};
 use crate::device::shell::{self, Input, Program};
@@ -10,9 +10,11 @@ use crate::error::{Error, Result};
 /// Without arguments: a story.
 const STORY: &[&str] = &["generate", "--prompt", "Once upon a time", "--num-tokens", "200"];
 
+pub const FLAGS: Flags = &[device::FLAGS, build::MODEL];
+
 pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = split(words);
-    let args = Args::parse(ours, &[device::FLAGS, &["--model"]].concat(), &[])?;
+    let args = Args::parse(ours, FLAGS)?;
     args.no_rest_but("the program's own come after --")?;
     let theirs: Vec<String> =
         if theirs.is_empty() { STORY.iter().map(|w| w.to_string()).collect() } else { theirs.to_vec() };
