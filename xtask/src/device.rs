@@ -24,6 +24,9 @@ pub trait Device: Sync {
     /// A process, not yet started, whose streams are those of a shell there that runs `script`. Where
     /// the shell's environment has `ANTIGRAVITY_EMULATOR`, its words start a program of [`Device::target`].
     fn shell(&self, script: &str) -> Command;
+    /// A process like [`Device::shell`], whose streams there are a terminal, as ours are: keys go there as they are
+    /// typed, Ctrl-C included.
+    fn terminal(&self, script: &str) -> Command;
     /// Copies a file to an absolute path there.
     fn push(&self, from: &Path, to: &str) -> Result<()>;
 }

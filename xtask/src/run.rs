@@ -6,6 +6,7 @@ use crate::deploy::{PROGRAM, directory};
 use crate::device::shell::{self, Input, Program};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
+use std::io::IsTerminal;
 
 /// Without arguments: a story.
 const STORY: &[&str] = &["generate", "--prompt", "Once upon a time", "--num-tokens", "200"];
@@ -21,9 +22,15 @@ pub fn run(words: &[String]) -> Result<()> {
     let device = device::select(&args)?;
     let dir = directory(&*device, &build::chosen_model(&args)?);
     check_deployed(&*device, &dir)?;
-    let talks = theirs.first().is_some_and(|command| command == "chat");
+    let talks = theirs.first().is_some_and(|command| ["chat", "-cnv", "-i"].contains(&command.as_str()));
     let program = program(&*device, &dir, theirs);
-    finished(&*device, shell::stream(&*device, &program, Input::for_program(talks))?)
+    let at_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let code = if talks && at_terminal {
+        shell::talk(&*device, &program)?
+    } else {
+        shell::stream(&*device, &program, Input::for_program(talks))?
+    };
+    finished(&*device, code)
 }
 
 /// The words before the first `--` and those after it.
