@@ -2,6 +2,10 @@
 
 use crate::bed::program::*;
 
+#[allow(dead_code, reason = "main is what xtask runs")]
+#[path = "../../xtask/completions.rs"]
+mod completions;
+
 const ONCE: [&str; 6] = ["-p", "Once upon a time", "-n", "12", "--temp", "0"];
 
 #[test]
@@ -201,4 +205,16 @@ fn a_model_in_the_cache_of_hugging_face_has_a_name() {
     let missing = from("some/poem");
     assert_eq!(missing.code, Some(3));
     mentions(&missing.err, &["some/poem", "models--some--poem", "hf download some/poem"]);
+}
+
+#[test]
+fn completions_and_the_manual_know_every_command_and_flag() {
+    let temp = Temp::new();
+    completions::write(&temp.0).expect("written");
+    let read = |name: &str| std::fs::read_to_string(temp.0.join(name)).expect(name);
+    for name in ["antigravity.bash", "antigravity.fish", "_antigravity"] {
+        mentions(&read(name), &["generate", "chat", "doctor", "kv-type", "eviction-policy"]);
+    }
+    mentions(&read("man1/antigravity.1"), &["antigravity\\-generate", "antigravity\\-chat"]);
+    mentions(&read("man1/antigravity-generate.1"), &["\\-\\-temperature", "\\-\\-no\\-specials", "Sampling"]);
 }

@@ -6,6 +6,7 @@ mod args;
 mod bench;
 mod build;
 mod cargo;
+mod completions;
 mod deploy;
 mod device;
 mod elf;
@@ -70,6 +71,8 @@ const TASKS: &[Task] = &[
            about: "write a model of the real shapes with random weights to target/synth/MODEL" },
     Task { name: "build", arguments: "[--target T] [--model M] [--no-ndk]", flags: build::FLAGS, run: build::run,
            about: "release build; prints its path, its size and what it is linked to" },
+    Task { name: "completions", arguments: "[--out DIR]", flags: completions::FLAGS, run: completions::run,
+           about: "write completions for bash, fish and zsh, and manual pages" },
     Task { name: "fuzz", arguments: "[--seconds S] [TARGET…]", flags: fuzz::FLAGS, run: fuzz::run,
            about: "run the fuzz targets of tests/fuzz, five minutes each; needs cargo-fuzz and a nightly compiler" },
     Task { name: "tidy", arguments: "", flags: NONE, run: tidy::run,
