@@ -57,7 +57,7 @@ enum Command {
 Examples:
   antigravity generate -p 'Once upon a time' -n 100
   antigravity generate --prompt-file question.txt --temperature 0 --format jsonl")]
-    Generate(generate::GenerateArgs),
+    Generate(args::GenerateArgs),
     /// Talk with the model
     #[cfg(feature = "chat")]
     #[command(before_help = "\

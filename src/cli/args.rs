@@ -5,6 +5,7 @@ mod completion;
 mod cores;
 mod device;
 mod eviction;
+mod generate;
 mod grammar;
 mod model;
 mod number;
@@ -19,12 +20,13 @@ pub(super) use completion::{CompletionArgs, token_limit};
 pub(super) use cores::MaskArgs;
 #[cfg(feature = "tools")]
 pub(super) use device::BackendName;
+pub(super) use generate::GenerateArgs;
 pub(super) use model::ModelArgs;
 #[cfg(feature = "tools")]
 pub(super) use model::{LoadArgs, PathArgs, WeightArgs};
 pub(super) use number::within;
 pub(super) use output::{Format, OutputArgs};
-pub(super) use prompt::{EscapeArgs, PromptArgs, PromptsArgs, text_of};
+pub(super) use prompt::{EscapeArgs, text_of};
 pub(super) use spelling::ours;
 pub(super) use wrong::one_line;
 #[cfg(feature = "tools")]

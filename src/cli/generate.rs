@@ -1,7 +1,7 @@
 //! `generate`: one completion, streamed.
 
 use super::answer::{self, Report, show};
-use super::args::{CompletionArgs, Format, ModelArgs, PromptArgs, PromptsArgs};
+use super::args::{Format, GenerateArgs};
 use super::prompts;
 use super::signal;
 use super::start::{self, Loaded};
@@ -12,37 +12,12 @@ use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
 use crate::run::saved::{self, Content, State};
 use crate::run::session::{Session, StopReason};
-use clap::Args;
 use files::{Error, Result};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use text::tokenizer::{AddSpecial, Specials};
 
 const DEFAULT_PROMPT: &str = "Hello, world! I am a";
-
-/// A completion.
-#[derive(Args, Clone)]
-pub(super) struct GenerateArgs {
-    #[command(flatten, next_help_heading = "Prompt")]
-    pub prompt: PromptArgs,
-    #[command(flatten, next_help_heading = "Prompt")]
-    pub prompts: PromptsArgs,
-    /// Continue the text in this file, if it exists, and save it there at the end. A prompt that begins with the saved
-    /// text continues it; any other prompt is appended. Random numbers continue too, unless --seed changes
-    #[arg(long, value_name = "FILE", help_heading = "Prompt")]
-    session: Option<PathBuf>,
-    #[command(flatten, next_help_heading = "Output")]
-    pub completion: CompletionArgs,
-    #[command(flatten)]
-    pub model: ModelArgs,
-}
-
-impl GenerateArgs {
-    /// Checks the flags on what to generate and resolves them.
-    pub fn options(&self, format: Format) -> Result<GenerateOptions> {
-        Ok(GenerateOptions { specials: self.prompt.specials(), ..self.completion.resolve(format)? })
-    }
-}
 
 pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     if let Some(file) = &args.prompts.prompts {

@@ -1,7 +1,6 @@
 //! `plan`: the memory plan, without loading.
 
-use super::args::{Format, told};
-use super::generate::GenerateArgs;
+use super::args::{Format, GenerateArgs, told};
 use super::prompts;
 use super::report::{Side, columns};
 use super::terminal::put;

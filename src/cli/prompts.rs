@@ -1,8 +1,7 @@
 //! `generate --prompts`: many prompts from a file, completed together, one JSON line each.
 
 use super::answer::logprobs_json;
-use super::args::{Format, text_of, token_limit, within};
-use super::generate::GenerateArgs;
+use super::args::{Format, GenerateArgs, text_of, token_limit, within};
 use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};

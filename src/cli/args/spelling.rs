@@ -56,6 +56,12 @@ enum Form {
     Conversation,
 }
 
+/// A flag that asks for a form.
+struct Asked {
+    form: Form,
+    flag: String,
+}
+
 /// The arguments of the process as `cli` reads them.
 ///
 /// # Errors
@@ -76,14 +82,14 @@ pub(in crate::cli) fn ours(cli: &Command, mut words: Vec<OsString>) -> Result<Ve
     let Some(command) = cli.find_subcommand(given.as_deref().unwrap_or("generate")) else {
         return Ok([words, rest].concat());
     };
-    let (rest, form) = Walk { command, chat: cli.find_subcommand("chat"), form: None }.all(rest)?;
-    match (given.as_deref(), form) {
-        (None, Some((Form::Conversation, _))) => words.push("chat".into()),
+    let (rest, asked) = Walk { command, chat: cli.find_subcommand("chat"), asked: None }.all(rest)?;
+    match (given.as_deref(), asked) {
+        (None, Some(Asked { form: Form::Conversation, .. })) => words.push("chat".into()),
         (None, _) => words.push("generate".into()),
-        (Some("generate"), Some((Form::Conversation, flag))) => {
+        (Some("generate"), Some(Asked { form: Form::Conversation, flag })) => {
             return Err(Error::Usage(format!("{flag}: generate completes a text; use antigravity chat")));
         }
-        (Some("chat"), Some((Form::Completion, flag))) => {
+        (Some("chat"), Some(Asked { form: Form::Completion, flag })) => {
             return Err(Error::Usage(format!("{flag}: chat is a conversation; use antigravity generate")));
         }
         _ => {}
@@ -97,14 +103,14 @@ struct Walk<'a> {
     command: &'a Command,
     /// Where a flag that `generate` lacks may be at home.
     chat: Option<&'a Command>,
-    /// What the flags ask for, and the one that says so.
-    form: Option<(Form, String)>,
+    /// What the flags ask for.
+    asked: Option<Asked>,
 }
 
 type Words = Peekable<std::vec::IntoIter<OsString>>;
 
 impl Walk<'_> {
-    fn all(mut self, words: Vec<OsString>) -> Result<(Vec<OsString>, Option<(Form, String)>)> {
+    fn all(mut self, words: Vec<OsString>) -> Result<(Vec<OsString>, Option<Asked>)> {
         let (mut words, mut ours): (Words, _) = (words.into_iter().peekable(), Vec::new());
         while let Some(word) = words.next() {
             match word.to_str() {
@@ -119,7 +125,7 @@ impl Walk<'_> {
                 _ => ours.push(word),
             }
         }
-        Ok((ours, self.form))
+        Ok((ours, self.asked))
     }
 
     /// What stands for a flag and, if it takes one, its value.
@@ -145,11 +151,11 @@ impl Walk<'_> {
         match name {
             _ if ALWAYS.contains(&name) => Ok(Vec::new()),
             "-cnv" | "--conversation" | "-i" | "--interactive" => {
-                self.form = Some((Form::Conversation, name.into()));
+                self.asked = Some(Asked { form: Form::Conversation, flag: name.into() });
                 Ok(Vec::new())
             }
             "-no-cnv" | "--no-conversation" => {
-                self.form = Some((Form::Completion, name.into()));
+                self.asked = Some(Asked { form: Form::Completion, flag: name.into() });
                 Ok(Vec::new())
             }
             "--json" if argument(self.command, "--format").is_some() => Ok(vec!["--format=json".into()]),
@@ -182,8 +188,8 @@ impl Walk<'_> {
 
     /// Notes a flag that only conversations have.
     fn note(&mut self, flag: &str, as_typed: &str) {
-        if self.form.is_none() && self.command.get_name() == "generate" && self.lacks(flag) {
-            self.form = Some((Form::Conversation, as_typed.into()));
+        if self.asked.is_none() && self.command.get_name() == "generate" && self.lacks(flag) {
+            self.asked = Some(Asked { form: Form::Conversation, flag: as_typed.into() });
         }
     }
 
