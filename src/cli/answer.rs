@@ -3,6 +3,7 @@
 use super::args::{Format, OutputArgs};
 use super::events;
 use super::terminal::put;
+use super::wrap::Wrap;
 use crate::model::trace::{Recorder, digest};
 use crate::run::engine::{Engine, Timing, TokenStream};
 use crate::run::session::{Drafts, Session, StopReason};
@@ -35,11 +36,12 @@ pub(super) fn write_trace(
     recorder.write_chrome(file)
 }
 
-/// Prints the pieces as they come; `each` is called with every token and its piece. Returns why stdout could not be
-/// written: the text then ends as by an interrupt, and can be saved.
+/// Prints the pieces as they come, text in lines as `wrap` breaks it; `each` is called with every token and its piece.
+/// Returns why stdout could not be written: the text then ends as by an interrupt, and can be saved.
 pub(super) fn show(
     stream: &mut TokenStream<'_>,
     format: Format,
+    mut wrap: Wrap,
     mut each: impl FnMut(Option<u32>, &str),
 ) -> Result<Option<Error>> {
     let mut lost = None;
@@ -47,7 +49,7 @@ pub(super) fn show(
         let piece = piece?;
         if lost.is_none() {
             lost = match format {
-                Format::Text => put(&piece).err(),
+                Format::Text => put(&wrap.piece(&piece)).err(),
                 Format::Jsonl => put(&token_line(stream, &piece)).err(),
             };
             if lost.is_some() {
@@ -98,12 +100,17 @@ impl Report {
         (ms(tbt), if tbt.is_zero() { 0.0 } else { 1.0 / tbt.as_secs_f64() })
     }
 
+    /// Tokens of the prompt that were computed in a second, up to the first token.
+    fn prompt_pace(&self) -> f64 {
+        self.timing.prompt_tokens as f64 / self.timing.ttft.as_secs_f64().max(1e-9)
+    }
+
     /// The last line of `--format jsonl`; `logits` is the digest of the last logits, as in the golden files.
     pub fn json(&self, session: &Session) -> String {
         let (timing, (tbt, speed)) = (&self.timing, self.pace());
         let mut line = json!({
             "t": "stats", "ttft_ms": ms(timing.ttft), "tbt_ms": tbt, "tokens_per_second": speed,
-            "prompt_tokens": timing.prompt_tokens, "tokens": timing.tokens, "load_ms": ms(self.loading),
+            "prompt_tokens": timing.prompt_tokens, "prompt_tokens_per_second": self.prompt_pace(), "tokens": timing.tokens, "load_ms": ms(self.loading),
             "stop": self.reason.name(), "seed": self.seed,
             "logits": format!("{:016x}", digest(session.logits())),
         });
@@ -121,8 +128,9 @@ impl Report {
         say!("Avg TBT: {tbt:.2} ms ({speed:.1} tokens/sec)");
         say!("stop: {}", self.reason.name());
         say!(
-            "prompt: {} tokens, generated: {} tokens, load: {:.2} ms, {}",
+            "prompt: {} tokens ({:.1} tokens/sec), generated: {} tokens, load: {:.2} ms, {}",
             timing.prompt_tokens,
+            self.prompt_pace(),
             timing.tokens,
             ms(self.loading),
             session.device_name()

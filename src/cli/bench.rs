@@ -129,7 +129,7 @@ impl BenchArgs {
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
     if args.drop_cache {
-        let model = args.load.weights.model.path();
+        let model = args.load.weights.model.path()?;
         return put(&format!("{}\n", cold::drop_cache(&model)?));
     }
     let base = args.resolve()?;

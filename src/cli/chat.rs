@@ -6,10 +6,11 @@ mod input;
 mod obey;
 
 use super::answer::{self, Report, show};
-use super::args::{CompletionArgs, Format, ModelArgs};
+use super::args::{CompletionArgs, EscapeArgs, Format, ModelArgs};
 use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
+use super::wrap::Wrap;
 use crate::run::engine::{Engine, template_of};
 use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
@@ -29,18 +30,26 @@ use text::sampler::Rng;
 #[command(mut_arg("num_tokens", |arg| arg.default_value("-1")))]
 pub(super) struct ChatArgs {
     /// System message, which holds for the whole conversation
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        help_heading = "Prompt"
+    )]
     system: Option<String>,
-    /// First message; the next ones are lines of stdin
-    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    /// First message; the next ones are lines of stdin. A message goes on after \ at a line's end, and from """ to """
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Prompt")]
     prompt: Option<String>,
+    #[command(flatten, next_help_heading = "Prompt")]
+    escape: EscapeArgs,
     /// End after the first answer; -st for short
-    #[arg(long)]
+    #[arg(long, help_heading = "Prompt")]
     single_turn: bool,
     /// Continue the conversation in this file, if it exists, and save it there after every answer
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Prompt")]
     session: Option<PathBuf>,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Output")]
     completion: CompletionArgs,
     #[command(flatten)]
     model: ModelArgs,
@@ -68,8 +77,9 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         engine,
         random: Rng::new(options.sampler.seed),
         options,
+        set: args.completion.clone(),
         session: answer::session(engine, output)?,
-        conversation: Conversation::new(template, args.system.clone()),
+        conversation: Conversation::new(template, args.system.as_deref().map(|text| args.escape.text(text))),
         input: Input::new(),
         loading: *took,
         asked: Vec::new(),
@@ -105,6 +115,8 @@ struct Chat<'a> {
     args: &'a ChatArgs,
     engine: &'a Engine,
     options: GenerateOptions,
+    /// The flags that the options came from, as `/set` has changed them.
+    set: CompletionArgs,
     session: Session,
     conversation: Conversation,
     input: Input,
@@ -123,13 +135,19 @@ impl Chat<'_> {
         self.args.completion.output.verbosity() == Verbosity::Quiet
     }
 
+    /// Model, context and device.
+    fn about(&self) -> String {
+        let slots = self.engine.options().max_seq_len;
+        format!("{}, {slots} tokens of context, {}", crate::dims::MODEL, self.session.device_name())
+    }
+
     /// All turns.
     fn talk(&mut self) -> Result<()> {
         let interactive = self.input.is_interactive();
         if interactive && !self.args.single_turn && !self.is_quiet() {
-            say!("/help lists commands, Ctrl-D leaves");
+            say!("{}; /help lists commands, Ctrl-D leaves", self.about());
         }
-        let mut first = self.args.prompt.clone();
+        let mut first = self.args.prompt.as_deref().map(|text| self.args.escape.text(text));
         loop {
             let next = match first.take() {
                 Some(text) => Next::Ask(self.question(text)),
@@ -161,8 +179,10 @@ impl Chat<'_> {
 
     /// What the next line asks for. Commands are carried out.
     fn next(&mut self) -> Result<Next> {
-        let line = match self.input.line()? {
+        let line = match self.input.message()? {
             Typed::Line(line) => line,
+            Typed::Quoted(text) if text.trim().is_empty() => return Ok(Next::Read),
+            Typed::Quoted(text) => return Ok(Next::Ask(self.question(text))),
             Typed::End => return Ok(Next::Leave),
             Typed::Interrupt if self.options.cancel.is_cancelled() => return Err(Error::Interrupted),
             Typed::Interrupt => {
@@ -298,7 +318,9 @@ impl Chat<'_> {
             engine.stream(&mut self.session, self.conversation.ids(), &self.options)?.since(start);
         stream.sampler_mut().set_rng(self.random.clone());
         let (mut ids, mut shown) = (Vec::new(), 0);
-        let lost = show(&mut stream, self.args.completion.output.format, |id, piece| {
+        #[cfg(feature = "line-editor")]
+        let _hushed = self.input.hush();
+        let lost = show(&mut stream, self.args.completion.output.format, Wrap::stdout(), |id, piece| {
             ids.extend(id);
             shown += piece.len();
         })?;

@@ -29,7 +29,7 @@ pub(super) struct PackArgs {
 
 pub(super) fn run(args: &PackArgs) -> Result<()> {
     let began = Instant::now();
-    let path = ModelPath::new(&args.weights.model.path())?;
+    let path = ModelPath::new(&args.weights.model.path()?)?;
     let source = Checkpoint::open(&path.weights)?;
     let config = config_of(&path.dir, &source)?;
     let beside = || path.packed().unwrap_or_else(|| path.dir.join(PACKED_NAME));

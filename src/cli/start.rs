@@ -1,7 +1,7 @@
 //! What every command that runs a model does first: signals, cores, memory, the marker that outlives a kill, and
 //! loading.
 
-use super::args::MaskArgs;
+use super::args::{MaskArgs, told};
 use super::signal;
 use super::terminal::{Progress, Verbosity};
 use crate::run::engine::Engine;
@@ -56,6 +56,7 @@ pub(super) fn prepare(plan: &Plan, planned: Planned, process: &Process<'_>) -> R
     // First, because threads inherit the cores of the thread that starts them.
     place(process.mask, process.threads)?;
     signal::watch()?;
+    told::tell();
     let Some(dir) = marker::directory() else { return Ok(Marker::none()) };
     let killed = marker::killed(&dir, &plan.model_id);
     // Users who have asked for less since then need no advice.

@@ -38,6 +38,27 @@ impl Progress {
     }
 }
 
+/// Shows a prompt before its text, dimmed, where both come to a terminal. The end of a long one is enough, on lines of
+/// its own, as progress is shown after it.
+pub(super) fn show_prompt(prompt: &str, verbosity: Verbosity) {
+    const MOST: usize = 600;
+    let terminals = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+    if verbosity == Verbosity::Quiet || !terminals {
+        return;
+    }
+    let cut = prompt.char_indices().nth_back(MOST - 1).map_or(0, |(at, _)| at);
+    let mut text = String::from(if cut > 0 { "…" } else { "" });
+    for c in prompt[cut..].chars() {
+        if c.is_control() && c != '\n' && c != '\t' { text.extend(c.escape_debug()) } else { text.push(c) }
+    }
+    let end = if cut > 0 { "\n" } else { "" };
+    if is_dumb() || std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty()) {
+        stderr::write(format_args!("{text}{end}"));
+    } else {
+        stderr::write(format_args!("\x1b[2m{text}\x1b[0m{end}"));
+    }
+}
+
 /// Whether the terminal cannot move its cursor.
 pub(super) fn is_dumb() -> bool {
     std::env::var_os("TERM").is_none_or(|t| t == "dumb")
@@ -89,7 +110,7 @@ pub(super) fn put(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Ends the line on a terminal; piped text stays as generated.
+/// Ends the line on a terminal, where nothing or something without an end was written.
 pub(super) fn end_line() {
     if stdout().is_terminal() {
         let _ = put("\n");

@@ -17,7 +17,7 @@ use numeric::simd::Isa;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use text::chat::{Ending, Message, Moment, Template};
-use text::tokenizer::{AddSpecial, Tokenizer};
+use text::tokenizer::{AddSpecial, Specials, Tokenizer};
 
 use backends::{Runs, instead_of, upload};
 pub use batch::{Batch, BatchAnswer, BatchItem};
@@ -127,15 +127,16 @@ impl Engine {
     ///
     /// `Usage` for a text that is too long for the context, which is said at once.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.encode_until(text, &CancelToken::default())
+        self.encode_until(text, Specials::Tokens, &CancelToken::default())
     }
 
-    /// [`Engine::encode`], which takes seconds for a text of megabytes, until `cancel`.
+    /// [`Engine::encode`], whose control tokens become what `specials` says. It takes seconds for a text of megabytes,
+    /// until `cancel`.
     ///
     /// # Errors
     ///
     /// `Interrupted`, and those of [`Engine::encode`].
-    pub fn encode_until(&self, text: &str, cancel: &CancelToken) -> Result<Vec<u32>> {
+    pub fn encode_until(&self, text: &str, specials: Specials, cancel: &CancelToken) -> Result<Vec<u32>> {
         let (least, have) = (self.tokenizer.least_tokens(text), self.options.max_seq_len);
         if least > have && self.options.eviction.policy == Policy::None {
             return Err(Error::Usage(format!(
@@ -143,7 +144,7 @@ impl Engine {
                  the prompt or give an --eviction-policy"
             )));
         }
-        self.tokenizer.encode_until(text, AddSpecial::Yes, &|| cancel.is_cancelled())
+        self.tokenizer.encode_until(text, specials, AddSpecial::Yes, &|| cancel.is_cancelled())
     }
 
     /// How many tokens a text is, without added special tokens.
@@ -240,7 +241,7 @@ impl Engine {
     pub fn generate_stream(&self, prompt: &str, options: &GenerateOptions) -> Result<TokenStream<'_>> {
         let start = Instant::now();
         let session = Held::Own(Box::new(self.session()?));
-        let tokens = self.encode(prompt)?;
+        let tokens = self.encode_until(prompt, options.specials, &CancelToken::default())?;
         TokenStream::begin(session, Writer::new(self, options)?, &tokens, start)
     }
 

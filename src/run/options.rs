@@ -8,6 +8,7 @@ use numeric::simd::Isa;
 use std::path::PathBuf;
 use std::sync::Arc;
 use text::sampler::SamplerOptions;
+use text::tokenizer::Specials;
 
 /// Default of the most tokens in one forward pass: whole tiles for every kernel, and short enough that Ctrl-C
 /// does not have to wait long.
@@ -161,6 +162,8 @@ impl EngineOptions {
 pub struct GenerateOptions {
     /// Most tokens to generate; `None` goes on until the end of the sequence or of the context.
     pub max_tokens: Option<usize>,
+    /// What becomes of control tokens that a prompt spells.
+    pub specials: Specials,
     /// How tokens are chosen.
     pub sampler: SamplerOptions,
     /// Strings that end the text; they are not part of it.
@@ -181,6 +184,7 @@ impl Default for GenerateOptions {
     fn default() -> Self {
         Self {
             max_tokens: Some(20),
+            specials: Specials::default(),
             sampler: SamplerOptions::default(),
             stop: Vec::new(),
             ignore_eos: false,

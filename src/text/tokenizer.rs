@@ -45,6 +45,16 @@ pub enum AddSpecial {
     No,
 }
 
+/// What becomes of a text that spells a control token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Specials {
+    /// It is that token: for prompts in a form that somebody wrote for the model.
+    #[default]
+    Tokens,
+    /// It stays text: for what users and documents say.
+    Text,
+}
+
 /// A model's tokenizer.
 pub struct Tokenizer {
     /// Its file, for messages.
@@ -128,25 +138,34 @@ impl Tokenizer {
 
     /// The ids of `text`. The text of a special token becomes that token.
     pub fn encode(&self, text: &str, special: AddSpecial) -> Result<Vec<u32>> {
-        self.encode_until(text, special, &|| false)
+        self.encode_until(text, Specials::Tokens, special, &|| false)
     }
 
-    /// [`Tokenizer::encode`], which may take seconds, until somebody asks to stop.
+    /// The ids of `text`, whose control tokens become what `specials` says. That may take seconds, until `stop` is true.
     ///
     /// # Errors
     /// [`Error::Interrupted`] if `stop` was true before the end.
-    pub fn encode_until(&self, text: &str, special: AddSpecial, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
-        self.check_text(text)?;
-        let library = self.library.read().unwrap_or_else(PoisonError::into_inner);
-        let mut ids = Vec::new();
-        if special == AddSpecial::Yes {
-            ids.extend(&self.prefix);
-        }
-        self.run(&library, text, &mut ids, stop)?;
-        if special == AddSpecial::Yes {
-            ids.extend(&self.suffix);
-        }
-        Ok(ids)
+    pub fn encode_until(
+        &self,
+        text: &str,
+        specials: Specials,
+        special: AddSpecial,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Vec<u32>> {
+        let ids = match specials {
+            Specials::Text => self.encode_plain_until(text, stop)?,
+            Specials::Tokens => {
+                self.check_text(text)?;
+                let library = self.library.read().unwrap_or_else(PoisonError::into_inner);
+                let mut ids = Vec::new();
+                self.run(&library, text, &mut ids, stop)?;
+                ids
+            }
+        };
+        Ok(match special {
+            AddSpecial::No => ids,
+            AddSpecial::Yes => [&self.prefix, ids.as_slice(), &self.suffix].concat(),
+        })
     }
 
     /// A number of tokens that `text` surely has, known without encoding it.
@@ -158,25 +177,29 @@ impl Tokenizer {
 
     /// The ids of `text`, with special tokens as ordinary text: for what users and documents say. Adds no tokens.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_plain_until(text, &|| false)
+    }
+
+    fn encode_plain_until(&self, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
         self.check_text(text)?;
         let mut library = self.library.write().unwrap_or_else(PoisonError::into_inner);
         library.set_encode_special_tokens(true);
-        let ids = self.plain(&library, text);
+        let ids = self.plain(&library, text, stop);
         library.set_encode_special_tokens(false);
         ids
     }
 
-    fn plain(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
+    fn plain(&self, library: &Library, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        self.run(library, text, &mut ids, &|| false)?;
+        self.run(library, text, &mut ids, stop)?;
         if !ids.iter().any(|&id| self.is_special(id) && Some(id) != self.unk) {
             return Ok(ids);
         }
         // The vocabulary also has the special token as a word. Cut in half, it is not one.
         match text.char_indices().nth(text.chars().count() / 2) {
             Some((middle, _)) if middle > 0 => {
-                let mut ids = self.plain(library, &text[..middle])?;
-                ids.extend(self.plain(library, &text[middle..])?);
+                let mut ids = self.plain(library, &text[..middle], stop)?;
+                ids.extend(self.plain(library, &text[middle..], stop)?);
                 Ok(ids)
             }
             _ => Err(Error::model(

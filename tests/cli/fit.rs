@@ -143,7 +143,7 @@ fn chosen_cores_are_checked_and_kept_to() {
     for mask in [format!("{core}-{core}"), format!("0x{:x}", 1u128 << core.min(127))] {
         let mut args = vec!["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12", "-C", &mask];
         let said = run(&args);
-        assert_eq!((said.code, said.out.as_str()), (Some(0), reference.as_str()), "{}", said.err);
+        assert_eq!((said.code, said.text()), (Some(0), reference.as_str()), "{}", said.err);
         // A thread for each core of the mask, unless told otherwise.
         mentions(&said.err, &["1 threads"]);
         args.extend(["-t", "2"]);

@@ -3,7 +3,7 @@
 mod report;
 mod start;
 
-use crate::args::Args;
+use crate::args::{Args, Flag, Flags};
 use crate::deploy;
 use crate::device::shell::{self, Ears, Input, Program};
 use crate::device::{self, Device};
@@ -17,7 +17,15 @@ use start::Start;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const FLAGS: &[&str] = &["--model", "--runs", "--cool-down", "--json"];
+pub const FLAGS: Flags = &[
+    device::FLAGS,
+    build::MODEL,
+    &[
+        Flag::valued("--runs", "N", "how many times all is measured [3]"),
+        Flag::valued("--cool-down", "S", "longest time to cool down between runs, in seconds"),
+        Flag::valued("--json", "FILE", "write all results there"),
+    ],
+];
 /// Runs, without `--runs`.
 const RUNS: u64 = 3;
 /// Seconds that cooling may take, without `--cool-down`.
@@ -68,7 +76,7 @@ struct Options {
 
 pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = run::split(words);
-    let args = Args::parse(ours, &[device::FLAGS, FLAGS].concat(), &[])?;
+    let args = Args::parse(ours, FLAGS)?;
     args.no_rest_but("flags of `bench` come after --")?;
     let options = options(&args, theirs)?;
     let device = device::select(&args)?;
@@ -214,7 +222,7 @@ mod tests {
     fn parsed(words: &str, theirs: &[&str]) -> Result<Options> {
         let words: Vec<String> = words.split_whitespace().map(String::from).collect();
         let theirs: Vec<String> = theirs.iter().map(|w| w.to_string()).collect();
-        options(&Args::parse(&words, FLAGS, &[])?, &theirs)
+        options(&Args::parse(&words, FLAGS)?, &theirs)
     }
 
     #[test]

@@ -24,7 +24,7 @@ const FLOAT: &[&str] = &["--weight-type", "f32", "--kv-type", "f32"];
 const QUANTISED: &[&str] = &["--weight-type", "q4_0"];
 
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &[], &[])?;
+    let args = Args::parse(words, &[])?;
     let tally = check(&args.rest)?;
     println!("parity: {} passed, {} failed", tally.passed, tally.failed);
     if tally.failed > 0 {

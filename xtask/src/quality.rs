@@ -4,7 +4,7 @@
 mod result;
 mod table;
 
-use crate::args::Args;
+use crate::args::{Args, Flag, Flags};
 use crate::error::{Error, Result};
 use crate::{build, sh};
 use files::atomic_file;
@@ -87,8 +87,14 @@ fn quick() -> Vec<Spec> {
     all().into_iter().filter(|&row| row == FULL || row.kv == ("q4", "q4")).collect()
 }
 
+pub const FLAGS: Flags = &[&[
+    Flag::valued("--out", "FILE", "write the tables there, not to stdout"),
+    Flag::valued("--program", "FILE", "measure this program [a release build]"),
+    Flag::switch("--quick", "only what promises are about"),
+]];
+
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &["--out", "--program"], &["--quick"])?;
+    let args = Args::parse(words, FLAGS)?;
     args.no_rest()?;
     let program = match args.value("--program") {
         Some(program) => PathBuf::from(program),

@@ -11,6 +11,7 @@ use text::sampler::Logprobs;
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(in crate::cli) enum Format {
     Text,
+    #[value(alias = "json")]
     Jsonl,
 }
 

@@ -63,7 +63,7 @@ impl Chat<'_> {
         if saved.ids.is_empty() {
             saved.system = self.conversation.system().map(str::to_owned).or(saved.system);
         }
-        if let Some(random) = state.random(self.args.completion.sampler.seed, &mut self.options.sampler) {
+        if let Some(random) = state.random(self.args.completion.sampler.seed(), &mut self.options.sampler) {
             self.random = random;
         }
         self.asked.clear();

@@ -4,6 +4,8 @@ use super::command::{Command, HELP};
 use super::{Chat, Next, Question};
 use files::{Result, say};
 use std::path::Path;
+use text::chat::Conversation;
+use text::sampler::{Rng, SamplerOptions};
 
 impl Chat<'_> {
     /// Carries out a command. If it fails, it says so and changes nothing.
@@ -24,11 +26,19 @@ impl Chat<'_> {
             Ok(Command::Undo) => self.undo()?,
             Ok(Command::Reset) => {
                 self.conversation.reset();
-                self.asked.clear();
-                self.session.clear();
-                self.last = None;
-                self.save()?;
+                self.forget()?;
             }
+            Ok(Command::System(text)) => {
+                let template = self.conversation.template().clone();
+                self.conversation = Conversation::new(template, Some(text.into()));
+                self.forget()?;
+                self.note("a new conversation with this system message");
+            }
+            Ok(Command::Settings) => say!("{}", self.set.settings()),
+            Ok(Command::Set(name, value)) => match self.change(name, value) {
+                Ok(()) => self.note(&self.set.settings()),
+                Err(e) => say!("/set: {e}"),
+            },
             Ok(Command::Save(file)) => match self.save_to(Path::new(file)) {
                 Ok(()) => self.note(&format!("saved: {}", self.size())),
                 Err(e) => say!("/save: {e}"),
@@ -43,6 +53,29 @@ impl Chat<'_> {
             },
         }
         Ok(Next::Read)
+    }
+
+    /// Forgets what belongs to the conversation before.
+    fn forget(&mut self) -> Result<()> {
+        self.asked.clear();
+        self.session.clear();
+        self.last = None;
+        self.save()
+    }
+
+    /// Changes a flag for the answers to come. The random numbers go on, unless the seed changes.
+    fn change(&mut self, name: &str, value: &str) -> Result<()> {
+        let set = self.set.with(name, value)?;
+        let options = set.resolve(self.args.completion.output.format)?;
+        let seed = set.sampler.seed().filter(|_| name.trim_start_matches('-') == "seed");
+        self.options.sampler = SamplerOptions { seed: self.options.sampler.seed, ..options.sampler };
+        self.options.max_tokens = options.max_tokens;
+        if let Some(seed) = seed {
+            self.options.sampler.seed = seed;
+            self.random = Rng::new(seed);
+        }
+        self.set = set;
+        Ok(())
     }
 
     /// The question to ask again: one without an answer, or the last one, which is taken back.

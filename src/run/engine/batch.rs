@@ -97,7 +97,7 @@ impl Engine {
     fn prompt_of(&self, item: &BatchItem) -> Result<Vec<u32>> {
         // Whatever is wrong with the options is said now, not when the turn comes.
         Writer::check(self, &item.options)?;
-        let tokens = self.encode(&item.prompt)?;
+        let tokens = self.encode_until(&item.prompt, item.options.specials, &item.options.cancel)?;
         let (need, have) = (tokens.len(), self.options.max_seq_len);
         match need {
             0 => Err(Error::Usage("is empty, and this model adds no first token".into())),
