@@ -9,7 +9,9 @@ use files::config::{ModelConfig, RopeScaling};
 use files::source::gguf::{Gguf, only_gguf};
 
 fn main() {
-    println!("cargo:rerun-if-env-changed=ANTIGRAVITY_MODEL");
+    for variable in ["ANTIGRAVITY_MODEL", "ANTIGRAVITY_SHIPPED"] {
+        println!("cargo:rerun-if-env-changed={variable}");
+    }
     println!("cargo:rerun-if-changed=build.rs");
     let name = env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
@@ -72,15 +74,34 @@ fn model_place(root: &Path, name: &str) -> files::Result<PathBuf> {
     if !name.is_empty() && bundled.join("config.json").is_file() {
         return Ok(bundled);
     }
-    let place = root.join(name);
+    let place = files::hub::snapshot(&root.join(name));
     let gguf = place.is_dir() && !place.join("config.json").exists();
     let only = if gguf { only_gguf(&place)? } else { None };
     Ok(only.unwrap_or(place))
 }
 
+/// Without links in its folder. A file keeps its name: in the Hugging Face cache it is a link to one that has another.
+fn absolute(place: &Path) -> PathBuf {
+    let folder = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    match (place.is_file(), place.parent(), place.file_name()) {
+        (true, Some(parent), Some(name)) => folder(parent).join(name),
+        _ => folder(place),
+    }
+}
+
+/// `rustc 1.95.0`.
+fn compiler() -> String {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let out =
+        process::Command::new(rustc).arg("--version").output().map(|out| out.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&out).split_whitespace().take(2).collect::<Vec<_>>().join(" ")
+}
+
 /// The text of `dims.rs`.
 fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     let short = Path::new(name).file_name().map_or_else(|| name.into(), |n| n.to_string_lossy());
+    // The Hugging Face cache calls a folder `models--org--name`.
+    let short = short.strip_prefix("models--").and_then(|n| n.split("--").last()).unwrap_or(&short);
     let scaling = match m.rope_scaling {
         RopeScaling::Plain => "RopeScaling::Plain".to_string(),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
@@ -91,13 +112,23 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
         }
         RopeScaling::Divisors(divisors) => format!("RopeScaling::Divisors(&{divisors:?})"),
     };
-    let dir = fs::canonicalize(dir).unwrap_or_else(|_| dir.into());
+    // A program that leaves this machine says which commit it is of, and no folder of this machine.
+    let shipped = env::var("ANTIGRAVITY_SHIPPED").ok();
+    let dir = match shipped {
+        Some(_) => PathBuf::new(),
+        None => absolute(dir),
+    };
     let mut s = String::new();
     let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
     put("What `ANTIGRAVITY_MODEL` said at build time, without the path.", format!("MODEL: &str = {short:?}"));
     put(
-        "The model's directory, or GGUF file, on the build machine.",
+        "The model's directory, or GGUF file, on the build machine; empty in a program of `cargo xtask build` or `deploy`.",
         format!("MODEL_DIR: &str = {:?}", dir.to_string_lossy()),
+    );
+    put("The compiler.", format!("COMPILER: &str = {:?}", compiler()));
+    put(
+        "What `cargo xtask build` or `deploy` compiled: a commit, or empty.",
+        format!("COMMIT: &str = {:?}", shipped.unwrap_or_default()),
     );
     put("Model family.", format!("ARCH: Arch = Arch::{:?}", m.arch));
     put("Transformer blocks.", format!("LAYERS: usize = {}", m.layers));

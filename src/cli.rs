@@ -149,11 +149,12 @@ pub fn run() -> Result<()> {
     }
 }
 
-/// Version, baked model and its dimensions.
+/// Version, baked model and its dimensions, compiler and, of a shipped program, the commit.
 fn version() -> String {
     use crate::dims::*;
+    let commit = if COMMIT.is_empty() { String::new() } else { format!(", commit {COMMIT}") };
     format!(
-        "{} (model {MODEL}: {} {LAYERS} layers, dim {DIM}, {HEADS}/{KV_HEADS} heads of {HEAD_DIM}, ffn {FFN_DIM}, vocab {VOCAB})",
+        "{} (model {MODEL}: {} {LAYERS} layers, dim {DIM}, {HEADS}/{KV_HEADS} heads of {HEAD_DIM}, ffn {FFN_DIM}, vocab {VOCAB}; {COMPILER}{commit})",
         env!("CARGO_PKG_VERSION"),
         ARCH.name()
     )

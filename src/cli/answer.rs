@@ -22,12 +22,17 @@ pub(super) fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
     Ok(session)
 }
 
-/// Writes what was recorded, where `--trace` says.
-pub(super) fn write_trace(session: &mut Session, output: &OutputArgs) -> Result<()> {
-    match (&output.trace, session.record(None)) {
-        (Some(file), Some(recorder)) => recorder.write_chrome(file),
-        _ => Ok(()),
+/// Writes what was recorded, and why the last text ended if one did, where `--trace` says.
+pub(super) fn write_trace(
+    session: &mut Session,
+    output: &OutputArgs,
+    reason: Option<StopReason>,
+) -> Result<()> {
+    let (Some(file), Some(mut recorder)) = (&output.trace, session.record(None)) else { return Ok(()) };
+    if let Some(reason) = reason {
+        recorder.mark(&format!("stop: {}", reason.name()));
     }
+    recorder.write_chrome(file)
 }
 
 /// Prints the pieces as they come; `each` is called with every token and its piece. Returns why stdout could not be

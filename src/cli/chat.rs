@@ -80,7 +80,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         chat.resume(file)?;
     }
     let result = chat.talk();
-    answer::write_trace(&mut chat.session, output)?;
+    answer::write_trace(&mut chat.session, output, None)?;
     result
 }
 

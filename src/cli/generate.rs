@@ -103,7 +103,7 @@ fn complete(
     if let Some(lost) = lost {
         return Err(lost);
     }
-    answer::write_trace(&mut session, output)?;
+    answer::write_trace(&mut session, output, Some(report.reason))?;
     match output.format {
         Format::Jsonl => put(&report.json(&session))?,
         Format::Text => end_line(),

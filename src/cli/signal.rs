@@ -84,7 +84,7 @@ fn end(signal: i32) -> ! {
     if signal != SIGINT {
         let _ = emulate_default_handler(signal);
     }
-    std::process::exit(Error::Interrupted.exit_code())
+    crate::opencl::end(Error::Interrupted.exit_code())
 }
 
 /// Connects Ctrl-C to `cancel`. If it is already set, or nothing is connected, Ctrl-C ends the process with 130.
@@ -124,5 +124,5 @@ pub fn leave(code: i32) -> ! {
     if let Duty::SaveAndEnd(signal) = duty {
         end(signal);
     }
-    std::process::exit(code)
+    crate::opencl::end(code)
 }

@@ -6,6 +6,12 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
+/// Spans of a trace of which every step is written: about 5 MB.
+const SPANS: usize = 50_000;
+/// What a pass begins with, and ends with where it computes logits.
+const FIRST_STEP: &str = "embed";
+const LAST_STEP: &str = "head";
+
 /// One step of one forward pass.
 #[derive(Debug, Clone, Copy)]
 struct Span {
@@ -62,7 +68,7 @@ impl Recorder {
         end
     }
 
-    /// Marks this moment. `cargo xtask profile` shows the marks that begin with `switch` or `evict`.
+    /// Marks this moment. `cargo xtask profile` shows the marks that begin with `switch`, `evict` or `stop`.
     pub fn mark(&mut self, name: &str) {
         let now = self.now();
         self.marks.push((now, name.into()));
@@ -83,6 +89,21 @@ impl Recorder {
         totals
     }
 
+    /// The spans to write: of a run with more than [`SPANS`] of them, all steps of some passes, evenly chosen, and one
+    /// span `pass` of each other one that computed logits.
+    fn written(&self) -> Vec<Span> {
+        let passes = self.spans.chunk_by(|_, next| next.step != FIRST_STEP);
+        let stride = self.spans.len().div_ceil(SPANS).max(1);
+        let choose = |(i, pass): (usize, &[Span])| {
+            let last = pass[pass.len() - 1];
+            if last.step != LAST_STEP || i % stride == 0 {
+                return pass.to_vec();
+            }
+            vec![Span { step: "pass", end_ns: last.end_ns, ..pass[0] }]
+        };
+        passes.enumerate().flat_map(choose).collect()
+    }
+
     /// Writes the Chrome trace event format, which Perfetto and `chrome://tracing` load. `uptime_s` in its
     /// `otherData` is when its clock began.
     pub fn write_chrome(&self, path: &Path) -> Result<()> {
@@ -95,7 +116,7 @@ impl Recorder {
             }
             write!(f, "\"traceEvents\":[")?;
             let mut comma = "";
-            for s in &self.spans {
+            for s in self.written() {
                 write!(
                     f,
                     "{comma}\n{{\"name\":\"{}\",\"ph\":\"X\",\"pid\":1,\"tid\":1,\"ts\":{:.3},\"dur\":{:.3},\
@@ -160,4 +181,31 @@ pub fn digest(row: &[f32]) -> u64 {
     row.iter()
         .flat_map(|x| x.to_bits().to_le_bytes())
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_run_is_written_in_less_detail() {
+        let mut recorder = Recorder::default();
+        let mut at = 0;
+        let mut pass = |tokens: usize| {
+            for step in [FIRST_STEP, "qkv", "attend", LAST_STEP] {
+                recorder.spans.push(Span { step, layer: 0, tokens, start_ns: at, end_ns: at + 10 });
+                at += 10;
+            }
+        };
+        pass(40);
+        (0..SPANS).for_each(|_| pass(1));
+        let written = recorder.written();
+        assert!(written.len() < 2 * SPANS, "{}", written.len());
+        assert_eq!(written[..4].iter().filter(|s| s.tokens == 40).count(), 4, "a prompt is written whole");
+        let tokens = |s: &&Span| s.step == "pass" || s.step == LAST_STEP;
+        assert_eq!(written.iter().filter(tokens).count(), 1 + SPANS, "no pass is lost");
+        assert!(written.windows(2).all(|w| w[0].end_ns == w[1].start_ns), "nor any time");
+        recorder.spans.truncate(400);
+        assert_eq!(recorder.written().len(), 400, "a short run is written whole");
+    }
 }

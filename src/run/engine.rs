@@ -6,7 +6,7 @@ mod speeds;
 mod stream;
 
 use crate::dims::VOCAB;
-use crate::model::weights::{LoadOptions, OpenModel, Weights};
+use crate::model::weights::{LoadOptions, ModelPath, OpenModel, Weights};
 use crate::opencl;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
@@ -19,7 +19,7 @@ use std::time::Instant;
 use text::chat::{Ending, Message, Moment, Template};
 use text::tokenizer::{AddSpecial, Tokenizer};
 
-use backends::{Runs, upload};
+use backends::{Runs, instead_of, upload};
 pub use batch::{Batch, BatchAnswer, BatchItem};
 use stream::{Held, Writer};
 pub use stream::{Pause, Timing, TokenStream, Unshown};
@@ -86,8 +86,8 @@ impl Engine {
             BackendKind::Cpu => None,
             kind => match upload(&options, &mut weights) {
                 Ok(found) => Some(found),
-                Err(Error::Device(why)) if kind == BackendKind::Auto => {
-                    (options.notice)(&format!("{why}; using the CPU"));
+                Err(e) if kind == BackendKind::Auto => {
+                    instead_of(&options, e)?;
                     None
                 }
                 Err(e) => return Err(e),
@@ -166,7 +166,10 @@ impl Engine {
     ///
     /// `Model` for a template that cannot be used.
     pub fn template(&self) -> Result<&Template> {
-        let load = || Template::load(&self.options.model)?.for_tokenizer(&self.tokenizer);
+        let load = || {
+            let path = ModelPath::new(&self.options.model)?.weights;
+            Template::load(&path)?.for_tokenizer(&self.tokenizer)
+        };
         self.template.get_or_init(load).as_ref().map_err(Error::clone)
     }
 

@@ -356,7 +356,7 @@ impl Opened {
                 (_, Err(Error::Memory(why))) => why,
                 _ => return self,
             };
-            (plan.options.notice)(&format!("auto: {why}; using the CPU"));
+            plan.options.notice.say(&format!("auto: {why}; using the CPU"));
             plan.options.backend = BackendKind::Cpu;
             plan.device = None;
         }

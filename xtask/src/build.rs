@@ -5,7 +5,9 @@ use crate::elf::{Elf, check};
 use crate::error::{Error, Result};
 use crate::targets::{ANDROID, TARGETS};
 use crate::{android, cargo, sh, size, toolchain};
+use files::hub::snapshot;
 use object::elf::PT_LOAD;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,16 +18,27 @@ pub fn run(words: &[String]) -> Result<()> {
     args.no_rest()?;
     let model = args.value("--model").map(model_dir).transpose()?;
     let ndk = if args.has("--no-ndk") { android::Ndk::Never } else { android::Ndk::IfFound };
-    let binary = match args.value("--target") {
+    let target = args.value("--target");
+    let built = match target {
         Some(target) => release_with(Features::Default, target, model.as_deref(), ndk)?,
-        None => for_host(model.as_deref())?,
+        None => shipped_for_host(model.as_deref())?,
     };
-    let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
+    let binary = place(&chosen_model(&args)?, target);
+    fs::create_dir_all(binary.parent().expect("a file in a folder")).map_err(|e| Error::at(&binary, e))?;
+    fs::copy(&built, &binary).map_err(|e| Error::at(&binary, e))?;
+    let file = fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
     println!("{} {}", binary.display(), size::megabytes(file.len() as u64));
     if let Ok(elf) = Elf::parse(&file) {
         println!("{}", linked(&elf));
     }
     Ok(())
+}
+
+/// Where `build` leaves the program of a model, so that those of two models lie side by side.
+fn place(model: &Path, target: Option<&str>) -> PathBuf {
+    let gguf = model.extension().is_some_and(|e| e == "gguf");
+    let name = if gguf { model.file_stem() } else { model.file_name() }.unwrap_or_default();
+    target_dir().join("models").join(name).join(target.unwrap_or_default()).join("antigravity")
 }
 
 /// Set by tests that run the tasks of users: `quick` builds suffice them, and take a fifth of the time.
@@ -35,7 +48,7 @@ pub const QUICK: &str = "ANTIGRAVITY_QUICK";
 /// as this machine can. Returns the stripped binary, which is what a loader of that target expects.
 pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
     if target == host() {
-        for_host(model)
+        shipped_for_host(model)
     } else if std::env::var_os(QUICK).is_some() {
         quick_for(target, model)
     } else {
@@ -50,7 +63,7 @@ pub fn quick_for(target: &str, model: Option<&Path>) -> Result<PathBuf> {
         cargo.env("ANTIGRAVITY_MODEL", bundled_name(model));
     }
     linked_for(cargo, target, android::Ndk::IfFound)?;
-    fit_for(target, target_dir().join("models").join(target).join("quick/antigravity"))
+    fit_for(target, target_dir().join("checks").join(target).join("quick/antigravity"))
 }
 
 /// [`for_target`] with these features, saying whether an NDK may be used. The next build with other features
@@ -61,7 +74,7 @@ pub fn release_with(
     model: Option<&Path>,
     ndk: android::Ndk,
 ) -> Result<PathBuf> {
-    linked_for(release_command(features, model), target, ndk)?;
+    linked_for(shipped(release_command(features, model), &sh::root(), &target_dir())?, target, ndk)?;
     fit_for(target, target_dir().join(target).join("release/antigravity"))
 }
 
@@ -81,7 +94,7 @@ fn linked_for(mut cargo: Command, target: &str, ndk: android::Ndk) -> Result<()>
 /// The binary, if it is what a loader of the target expects.
 fn fit_for(target: &str, binary: PathBuf) -> Result<PathBuf> {
     if TARGETS.contains(&target) {
-        let file = std::fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
+        let file = fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
         let elf = Elf::parse(&file).map_err(|e| Error::at(&binary, e))?;
         let problems = check::problems(target, &elf);
         if !problems.is_empty() {
@@ -100,6 +113,49 @@ pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
         }
         _ => for_host_with(Features::Default, model),
     }
+}
+
+/// [`for_host`], for other machines like this.
+fn shipped_for_host(model: Option<&Path>) -> Result<PathBuf> {
+    if std::env::var_os(QUICK).is_some() {
+        return for_host(model);
+    }
+    sh::run(&mut shipped(release_command(Features::Default, model), &sh::root(), &target_dir())?)?;
+    Ok(target_dir().join("release/antigravity"))
+}
+
+/// Makes a build of the clone in `root`, with its results in `target`, the same bytes in every folder and for every
+/// user: no path of this machine is left in it, and the program looks for its model beside itself.
+pub fn shipped(mut cargo: Command, root: &Path, target: &Path) -> Result<Command> {
+    let set = cargo.get_envs().find(|(name, _)| *name == "CARGO_HOME").and_then(|(_, home)| home);
+    let home = set.map_or_else(cargo_home, PathBuf::from);
+    let sysroot = sh::stdout(toolchain::rustc().args(["--print", "sysroot"]))?;
+    let sysroot = String::from_utf8_lossy(&sysroot);
+    // Where several fit, the last one counts.
+    let paths = [
+        (home.as_path(), "/cargo"),
+        (Path::new(sysroot.trim()), "/rust"),
+        (root, "/antigravity"),
+        (target, "/target"),
+    ];
+    let flags = paths.map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()));
+    toolchain::add_flags(&mut cargo, &flags);
+    cargo.env("ANTIGRAVITY_SHIPPED", commit());
+    Ok(cargo)
+}
+
+/// Where cargo keeps what it has downloaded.
+pub fn cargo_home() -> PathBuf {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    home.unwrap_or_else(|| std::env::home_dir().unwrap_or_default().join(".cargo"))
+}
+
+/// The commit, with a plus where files differ from it; `unknown` outside of a repository.
+fn commit() -> String {
+    let git = |words: &[&str]| sh::stdout(Command::new("git").args(words).current_dir(sh::root()));
+    let Ok(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_ok_and(|out| !out.is_empty());
+    format!("{}{}", String::from_utf8_lossy(&commit).trim(), if changed { "+" } else { "" })
 }
 
 /// [`for_host`] with these features. The next build with others replaces the binary.
@@ -149,8 +205,11 @@ pub fn chosen_model(args: &Args) -> Result<PathBuf> {
 pub fn model_dir(name: &str) -> Result<PathBuf> {
     let root = sh::root();
     let here = std::env::current_dir().unwrap_or_else(|_| root.clone());
-    let places =
-        [root.join("models").join(name), root.join("tests/fixtures/models").join(name), here.join(name)];
+    let places = [
+        root.join("models").join(name),
+        root.join("tests/fixtures/models").join(name),
+        snapshot(&here.join(name)),
+    ];
     let usable = |p: &&PathBuf| p.join("config.json").is_file() || (p.is_file() && p.extension().is_some());
     let found = places.iter().find(usable).ok_or_else(|| {
         Error::Usage(format!(
@@ -158,11 +217,11 @@ pub fn model_dir(name: &str) -> Result<PathBuf> {
             bundled(&root.join("models")).join(", ")
         ))
     })?;
-    std::fs::canonicalize(found).map_err(|e| Error::at(found, e))
+    fs::canonicalize(found).map_err(|e| Error::at(found, e))
 }
 
 fn bundled(models: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(models).into_iter().flatten().flatten();
+    let entries = fs::read_dir(models).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
@@ -199,7 +258,7 @@ fn one_of_many(cargo: &mut Command, profile: &str, model: &Path) {
 
 fn quick_command() -> Command {
     let mut cargo = sh::cargo(&["build", "--package", "antigravity", "--profile", "quick", "--target-dir"]);
-    cargo.arg(target_dir().join("models"));
+    cargo.arg(target_dir().join("checks"));
     cargo
 }
 
@@ -208,7 +267,7 @@ fn number(model: &Path) -> usize {
     let dirs = ["models", "tests/fixtures/models", "tests/fixtures/gguf"];
     let mut all: Vec<PathBuf> = dirs
         .iter()
-        .filter_map(|dir| std::fs::read_dir(sh::root().join(dir)).ok())
+        .filter_map(|dir| fs::read_dir(sh::root().join(dir)).ok())
         .flat_map(|entries| entries.flatten().map(|e| e.path()))
         .filter(|path| path.is_dir() || path.extension().is_some_and(|e| e == "gguf"))
         .collect();
@@ -218,7 +277,7 @@ fn number(model: &Path) -> usize {
 
 /// What [`quick`] makes.
 pub fn quick_binary() -> PathBuf {
-    target_dir().join("models/quick/antigravity")
+    target_dir().join("checks/quick/antigravity")
 }
 
 #[cfg(test)]

@@ -74,18 +74,24 @@ pub fn check(names: &[String]) -> Result<Tally> {
         names.iter().map(|name| build::model_dir(name)).collect::<Result<Vec<_>>>()?
     };
     let (mut rows, mut total) = (Vec::new(), Tally::default());
-    for dir in &dirs {
-        let mut tally = Tally::default();
-        match check_model(dir) {
-            Ok(row) => {
-                tally = row.total();
-                rows.push(row);
+    // The next model is built while one is checked.
+    std::thread::scope(|scope| {
+        let (send, built) = std::sync::mpsc::sync_channel(0);
+        let builds = dirs.iter().map(|dir| Built::new(dir));
+        scope.spawn(move || builds.map(|built| send.send(built)).all(|sent| sent.is_ok()));
+        for (dir, built) in dirs.iter().zip(built) {
+            let mut tally = Tally::default();
+            match built.and_then(Built::check) {
+                Ok(row) => {
+                    tally = row.total();
+                    rows.push(row);
+                }
+                // A model that cannot be read or built must not hide the others.
+                Err(e) => tally.count(&dir.display().to_string(), Err(e)),
             }
-            // A model that cannot be read or built must not hide the others.
-            Err(e) => tally.count(&dir.display().to_string(), Err(e)),
+            total += tally;
         }
-        total += tally;
-    }
+    });
     println!(
         "| model | logits | greedy | text | same bits | q4_0 | OpenCL | GGUF | largest relative error | q4_0 rms error |"
     );
@@ -142,35 +148,49 @@ impl std::fmt::Display for Row {
     }
 }
 
-fn check_model(dir: &Path) -> Result<Row> {
-    if dir.is_file() {
-        // A GGUF file, of which the program is built too.
-        let model = dir.file_name().unwrap_or_default().to_string_lossy();
-        let model = model.split('.').next().unwrap_or_default().to_string();
-        let engine = Engine::build(dir, &model)?;
-        let gguf = gguf::check(&engine, &model)?;
-        return Ok(Row { model: format!("{model} (GGUF)"), gguf, ..Row::default() });
+/// A model's program, ready to be checked.
+struct Built {
+    engine: Engine,
+    /// `None` for a GGUF file, of which the program is built too.
+    reference: Option<Reference>,
+    name: String,
+}
+
+impl Built {
+    fn new(dir: &Path) -> Result<Built> {
+        let reference = if dir.is_file() { None } else { Some(Reference::load(dir)?) };
+        let file = dir.file_name().unwrap_or_default().to_string_lossy();
+        let stem = file.split('.').next().unwrap_or_default();
+        let name = reference.as_ref().map_or(stem, |r| &r.name).to_string();
+        let place = if reference.is_some() { name.clone() } else { format!("{name}-gguf") };
+        Ok(Built { engine: Engine::build(dir, &place)?, reference, name })
     }
-    let reference = Reference::load(dir)?;
-    let engine = Engine::build(dir, &reference.name)?;
-    let mut row = Row { model: reference.name.clone(), ..Row::default() };
-    for case in &reference.cases {
-        check_case(&engine, &reference, case, &mut row);
-    }
-    for text in &reference.texts {
-        row.text.count(&reference.name, check_text(&engine, text, reference.scale()));
-        if text.stop.is_some_and(|stop| stop > 0) {
-            row.text.count(&reference.name, check_stop(&engine, text, reference.scale()));
+
+    fn check(self) -> Result<Row> {
+        let Built { engine, reference, name } = self;
+        let Some(reference) = reference else {
+            let gguf = gguf::check(&engine, &name)?;
+            return Ok(Row { model: format!("{name} (GGUF)"), gguf, ..Row::default() });
+        };
+        let mut row = Row { model: name, ..Row::default() };
+        for case in &reference.cases {
+            check_case(&engine, &reference, case, &mut row);
         }
+        for text in &reference.texts {
+            row.text.count(&reference.name, check_text(&engine, text, reference.scale()));
+            if text.stop.is_some_and(|stop| stop > 0) {
+                row.text.count(&reference.name, check_stop(&engine, text, reference.scale()));
+            }
+        }
+        if reference.eos.is_some() {
+            row.greedy.count(&reference.name, check_eos(&engine, &reference));
+        }
+        check_bits(&engine, &reference, &mut row);
+        check_quantised(&engine, &reference, &mut row);
+        row.opencl = opencl::check(&engine, &reference);
+        row.gguf = gguf::check(&engine, &reference.name)?;
+        Ok(row)
     }
-    if reference.eos.is_some() {
-        row.greedy.count(&reference.name, check_eos(&engine, &reference));
-    }
-    check_bits(&engine, &reference, &mut row);
-    check_quantised(&engine, &reference, &mut row);
-    row.opencl = opencl::check(&engine, &reference);
-    row.gguf = gguf::check(&engine, &reference.name)?;
-    Ok(row)
 }
 
 /// Logits of a prompt; then the prompt with its greedy continuation, whose first rows must be the same

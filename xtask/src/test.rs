@@ -2,13 +2,14 @@
 //! everything that must hold.
 
 mod arm;
+mod deps;
 mod device;
 mod report;
+mod same;
 mod targets;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
-use crate::targets::TARGETS;
 use crate::{build, parity, quality, sh, tidy};
 use report::{Reader, Report, Tally};
 use std::time::Instant;
@@ -37,7 +38,7 @@ use When::{All, Always};
 const PARTS: &[Part] = &[
     Part { name: "fmt", when: Always, about: "formatting", run: fmt },
     Part { name: "tidy", when: Always, about: "rules of the source files", run: || tidy::run(&[]).map(|()| Tally::ONE) },
-    Part { name: "deps", when: Always, about: "no dependency that needs a C compiler", run: dependencies },
+    Part { name: "deps", when: Always, about: "dependencies: no C, licences that deny.toml allows, and each named in README.md", run: deps::run },
     Part { name: "clippy", when: Always, about: "lints", run: clippy },
     Part { name: "cargo", when: Always, about: "unit and integration tests", run: cargo_test },
     Part { name: "parity", when: Always, about: "logits and text equal to those of transformers", run: parity_with_reference },
@@ -51,6 +52,7 @@ const PARTS: &[Part] = &[
     Part { name: "device", when: All, about: "deploy, run, golden, bench and profile through adb, and what may go wrong", run: device::run },
     Part { name: "static", when: All, about: "static binaries tell the same story", run: targets::statics },
     Part { name: "android", when: All, about: "a binary that Android loads, linked without an NDK, and its sizes", run: targets::android },
+    Part { name: "same", when: All, about: "two builds in two folders are the same bytes, without a path of this machine", run: same::run },
     Part { name: "size", when: All, about: "sizes of the release binary, whole and least", run: targets::sizes },
 ];
 
@@ -90,18 +92,23 @@ fn cargo(words: &[&str]) -> std::process::Command {
     command
 }
 
-/// Runs `cargo test …`, summing up its result lines. A failure that no line accounts for (a build
-/// error, a crash) counts as one.
+/// Runs `cargo test …`, summing up its result lines.
 fn counted(command: &mut std::process::Command) -> Outcome {
     let mut reader = Reader::default();
     let ended = sh::stream(command, |line| reader.line(line));
-    let mut tally = reader.tally;
-    if let Err(e) = ended {
-        eprintln!("error: {e}");
-        tally.failed = tally.failed.max(1);
-        tally.said.push(e.to_string());
+    Ok(reader.ended(ended))
+}
+
+/// Shows what `cargo test …` printed and sums up its result lines.
+fn counted_output(out: &std::process::Output) -> Tally {
+    eprint!("{}", String::from_utf8_lossy(&out.stderr));
+    let mut reader = Reader::default();
+    for line in String::from_utf8_lossy(&out.stdout).lines() {
+        println!("{line}");
+        reader.line(line);
     }
-    Ok(tally)
+    let ended = Error::Failed(format!("`cargo test` ended with {}", out.status));
+    reader.ended(if out.status.success() { Ok(()) } else { Err(ended) })
 }
 
 fn fmt() -> Outcome {
@@ -130,9 +137,20 @@ const EVERY_KERNEL: [&str; 5] = [
     "model::a_long_context_has_the_cpus_bits",
 ];
 
+/// The tests of a device wait for its compiler, which works on one core, so the others run beside them.
 fn cargo_test() -> Outcome {
+    sh::run(all_tests().arg("--no-run"))?;
     let skipped = EVERY_KERNEL.iter().flat_map(|name| ["--skip", name]);
-    counted(all_tests().args(["--", "--skip", "oclgrind::"]).args(skipped))
+    let mut device = all_tests();
+    device.args(["--test", "opencl", "--", "--skip", "oclgrind::"]).args(skipped);
+    std::thread::scope(|scope| {
+        let device = scope.spawn(|| sh::output(&mut device));
+        let others = ["--lib", "--bins", "--test", "cli", "--test", "engine", "--test", "files"];
+        let mut tally = counted(all_tests().args(others))?;
+        tally += counted(all_tests().arg("--doc"))?;
+        tally += counted_output(&device.join().expect("invariant: nothing in it panics")?);
+        Ok(tally)
+    })
 }
 
 fn every_kernel() -> Outcome {
@@ -231,43 +249,6 @@ fn refusal_line(success: bool, stderr: &str) -> std::result::Result<&str, &'stat
     }
 }
 
-fn dependencies() -> Outcome {
-    let lines = tree(&["all"]).or_else(|e| {
-        // Crates for other systems may not be on this machine; those a build needs are.
-        eprintln!("{e}\ntrying the supported targets only");
-        tree(TARGETS)
-    })?;
-    let lines = String::from_utf8_lossy(&lines);
-    let mut names: Vec<&str> = lines.lines().filter_map(|l| l.split_whitespace().next()).collect();
-    names.sort();
-    names.dedup();
-    let bad: Vec<&str> = names.iter().copied().filter(|name| needs_c(name)).collect();
-    if !bad.is_empty() {
-        return Err(Error::Failed(format!(
-            "dependencies that need a C toolchain: {}; `cargo tree --invert <name>` shows who asks for them",
-            bad.join(", ")
-        )));
-    }
-    eprintln!("{} crates, all Rust", names.len());
-    Ok(Tally::ONE)
-}
-
-/// The names and versions of all crates in the program, one a line.
-fn tree(targets: &[&str]) -> Result<Vec<u8>> {
-    let words = ["tree", "--package", "antigravity", "--edges", "normal,build", "--prefix", "none"];
-    let mut tree = cargo(&words);
-    tree.args(["--format", "{p}"]).args(targets.iter().flat_map(|target| ["--target", target]));
-    eprintln!("$ {}", sh::show(&tree));
-    sh::stdout(&mut tree)
-}
-
-/// Crates that compile or link C. The four `-sys` crates here are plain Rust declarations.
-fn needs_c(name: &str) -> bool {
-    let tools = ["cc", "cmake", "bindgen", "pkg-config"];
-    let rust = ["windows-sys", "linux-raw-sys", "js-sys", "web-sys"];
-    tools.contains(&name) || ((name.ends_with("-sys") || name.ends_with("_sys")) && !rust.contains(&name))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -280,16 +261,6 @@ mod tests {
         assert!(refusal_line(false, "error: no").is_err());
         assert!(refusal_line(false, &format!("{good}\n{good}")).is_err());
         assert!(refusal_line(false, &format!("thread 'main' panicked\n{good}")).is_err());
-    }
-
-    #[test]
-    fn c_dependencies_are_recognised() {
-        for name in ["cc", "onig_sys", "zstd-sys", "pkg-config", "cmake", "bindgen"] {
-            assert!(needs_c(name), "{name}");
-        }
-        for name in ["windows-sys", "linux-raw-sys", "libc", "ccx", "systemd"] {
-            assert!(!needs_c(name), "{name}");
-        }
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! `cargo xtask tidy`: rules about source files that no other tool checks. [`arrows`] says who may name whom, [`style`]
-//! how long files and functions are and how they begin.
+//! how long files and functions are and how they begin, [`pages`] that the files exist which the pages name.
 
 mod arrows;
 mod code;
+mod pages;
 mod style;
 mod uses;
 
@@ -28,7 +29,12 @@ pub fn run(words: &[String]) -> Result<()> {
         let text = fs::read_to_string(path).map_err(|e| Error::at(path, e))?;
         files.push((path.strip_prefix(&root).unwrap_or(path).to_string_lossy().into_owned(), text));
     }
-    let problems = problems(&files);
+    let mut problems = problems(&files);
+    for page in pages::PAGES {
+        let path = root.join(page);
+        let text = fs::read_to_string(&path).map_err(|e| Error::at(&path, e))?;
+        problems.extend(pages::missing(&root, page, &text));
+    }
     for problem in &problems {
         eprintln!("{problem}");
     }

@@ -3,7 +3,7 @@
 use super::output::{Format, OutputArgs};
 use super::sampling::SamplerArgs;
 use crate::cli::terminal::prompt_progress;
-use crate::run::options::GenerateOptions;
+use crate::run::options::{GenerateOptions, Progress};
 use clap::Args;
 use files::{Error, Result};
 
@@ -34,7 +34,7 @@ impl CompletionArgs {
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
             logprobs: self.output.logprobs(format)?,
-            progress: prompt_progress(self.output.verbosity()),
+            progress: Progress::new(prompt_progress(self.output.verbosity())),
             ..GenerateOptions::default()
         })
     }

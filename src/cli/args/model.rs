@@ -7,6 +7,7 @@ use super::number::within;
 use crate::dims;
 use crate::model::weights::WeightType;
 use crate::run::options::{EngineOptions, PREFILL_CHUNK};
+use crate::run::session::Notice;
 use clap::Args;
 use files::{Result, say};
 use numeric::kv::{KvType, KvTypes};
@@ -73,7 +74,7 @@ impl LoadArgs {
             weight_type: self.weights.weight_type,
             prefill_chunk: within("--prefill-chunk", self.prefill_chunk, 4096)?,
             // Under --quiet too: a lost device or a flag without effect explains what follows.
-            notice: |line| say!("{line}"),
+            notice: Notice::new(|line| say!("{line}")),
             ..EngineOptions::new(self.weights.model.path())
         };
         self.device.apply(&mut options)?;

@@ -6,7 +6,7 @@ use super::pack;
 use super::weight_type::WeightType;
 use files::packed_file::{self, LAYOUT, PACKED_NAME, key};
 use files::source::gguf::{Gguf, is_gguf, only_gguf};
-use files::{Error, Result};
+use files::{Error, Result, hub};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -36,12 +36,13 @@ const CHECKPOINT: [&str; 2] = ["model.safetensors", "model.safetensors.index.jso
 
 impl ModelPath {
     /// Takes a directory, a `.safetensors` file, a packed file or a `.gguf` file. A directory with one GGUF file and
-    /// no safetensors stands for that file.
+    /// no safetensors stands for that file, a folder `models--org--name` of the Hugging Face cache for its snapshot.
     ///
     /// # Errors
     ///
     /// [`Error::Model`]: nothing is there, or several GGUF files are.
     pub fn new(path: &Path) -> Result<Self> {
+        let path = &hub::snapshot(path);
         let meta = fs::metadata(path).map_err(|e| {
             let remedy = "give --model-path a model directory, a .safetensors or a .gguf file";
             Error::model(path, format!("{e}; {remedy}"))

@@ -83,7 +83,9 @@ impl Engine {
             1 => vec![self.session()?],
             n => {
                 if let draft @ 1.. = self.options.draft {
-                    (self.options.notice)(&format!("--draft {draft}: off, as prompts are decoded together"));
+                    self.options
+                        .notice
+                        .say(&format!("--draft {draft}: off, as prompts are decoded together"));
                 }
                 self.sessions_of(&self.options, n)?
             }

@@ -28,7 +28,10 @@ impl Engine {
         sh::run(&mut build::checked(model))?;
         let files = build::target_dir().join("parity").join(name);
         fs::create_dir_all(&files).map_err(|e| Error::at(&files, e))?;
-        Ok(Engine { program: build::checked_binary(), model: model.into(), files })
+        // The next model's build takes the place of this one's.
+        let program = files.join("antigravity");
+        fs::copy(build::checked_binary(), &program).map_err(|e| Error::at(&program, e))?;
+        Ok(Engine { program, model: model.into(), files })
     }
 
     /// The same program with another file of its model.

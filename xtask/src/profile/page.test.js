@@ -22,6 +22,8 @@ class Element {
   set textContent(text) { this.children = [text]; }
   all(tag) { return this.children.flatMap(c => c instanceof Element ? [...(c.tag === tag ? [c] : []), ...c.all(tag)] : []); }
   querySelector(tag) { return this.all(tag)[0]; }
+  querySelectorAll(tag) { return this.all(tag); }
+  get clientWidth() { return 1480; }
 }
 
 // The elements of the template, read as far as this template goes.
@@ -50,7 +52,8 @@ const document = {
   createElement: tag => new Element(tag),
   createElementNS: (_, tag) => new Element(tag),
 };
-const inside = new Function("document", `${scripts[1]}; return { P, ticks, thinned, ranges };`)(document);
+const code = `${scripts[1]}; return { P, ticks, thinned, ranges };`;
+const inside = new Function("document", "addEventListener", code)(document, () => {});
 
 const text = root.textContent, figures = root.all("figure").filter(f => f.all("svg").length);
 const classes = name => root.all("g").filter(g => g.attributes.class === name).length;
@@ -66,8 +69,13 @@ if (process.argv[3] === "phone") {
   assert.equal(classes("evict"), 7);
   for (const part of ["switch of backends (1)", "eviction (1)", "cpu 4-7", "moderate", "2026-11-21 17:00 UTC",
     "R58M <1>", "cpu-1-0 <b>&\"'</script>", "to <i>opencl</i>", "first fifth 19.6, last 12.5 (-36 %)",
-    "40 tokens in 1000 ms", "loading until 1.50 s", "120 samples, 200 ms", "loading and prompt"])
+    "40 tokens in 1000 ms", "position", "ended after 23.5 of 30 s: the context is full", "Hottest", "loading until 1.50 s", "120 samples, 200 ms", "loading and prompt"])
     assert(text.includes(part), `${part} is not in ${text.slice(0, 700)}`);
+  // Seven charts are rows of four and three, and the position in the cache grows along the axis of the first.
+  assert.deepEqual(figures.map(f => f.attributes.style.match(/[\d.]+(?=%)/)[0]), [..."2222333"].map(n => n === "2" ? "25.0" : "33.3"));
+  const positions = figures[0].all("text").filter(t => t.attributes.y === "224" && /^\d+$/.test(t.textContent));
+  const grown = positions.map(t => Number(t.textContent));
+  assert(grown.length > 2 && grown[0] > 40 && grown.every((p, i) => i === 0 || p > grown[i - 1]), grown);
   // Everything stays in its chart.
   for (const line of root.all("polyline")) {
     const places = line.attributes.points.split(" ").filter(Boolean).map(p => p.split(",").map(Number));
@@ -94,6 +102,7 @@ if (process.argv[3] === "phone") {
   assert.equal(root.all("figure").length, 0);
   for (const part of ["No temperature can be read there.", "no token was decoded", "no prompt", "m on d"])
     assert(text.includes(part), `${part} is not in ${text.slice(0, 700)}`);
+  for (const part of ["Hottest", "Throttling", "ended"]) assert(!text.includes(part), part);
 }
 
 const labels = (from, to) => {

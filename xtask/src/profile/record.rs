@@ -1,6 +1,6 @@
 //! One profile: what the program traced and what the device sampled, on one clock, and its JSON.
 
-use super::trace::Trace;
+use super::trace::{Pass, Trace};
 use crate::sensors::sampler::{self, Plan, Sample, cores_used};
 use crate::sensors::{Reading, layout};
 use serde_json::{Value, json};
@@ -42,7 +42,9 @@ pub struct Bin {
     pub from: f64,
     pub to: f64,
     pub tokens: u64,
-    /// Seconds of each step of the trace.
+    /// Tokens before it: the prompt's and those decoded.
+    pub position: u64,
+    /// Seconds of each step of the trace, as in the passes whose steps are known.
     pub steps: Vec<f64>,
 }
 
@@ -53,7 +55,7 @@ impl Bin {
     }
 
     fn json(&self) -> Value {
-        json!({"from": round(self.from), "to": round(self.to), "tokens": self.tokens,
+        json!({"from": round(self.from), "to": round(self.to), "tokens": self.tokens, "position": self.position,
                "tokens_per_second": round(self.rate()),
                "steps_ms": self.steps.iter().map(|s| round(s * 1e3)).collect::<Vec<_>>()})
     }
@@ -83,30 +85,40 @@ impl Profile {
     pub fn bins(&self, count: usize) -> Vec<Bin> {
         let (prompt, decode) = self.trace.split();
         let (Some(first), Some(last)) = (decode.first(), decode.last()) else { return Vec::new() };
-        let mut from = prompt.last().map_or(first.from, |p| p.to);
+        let from = prompt.last().map_or(first.from, |p| p.to);
         let length = (last.to - from) / count.max(1) as f64;
-        let (mut bins, mut tokens) = (Vec::new(), 0);
-        let mut steps = vec![0.0; self.trace.steps.len()];
+        // The passes of each bin.
+        let (mut ends, mut began) = (Vec::new(), from);
         for (i, pass) in decode.iter().enumerate() {
-            tokens += pass.tokens;
-            steps.iter_mut().zip(&pass.steps).for_each(|(sum, s)| *sum += s);
-            if pass.to - from >= length || i + 1 == decode.len() {
-                let width = steps.len();
-                let steps = std::mem::replace(&mut steps, vec![0.0; width]);
-                bins.push(Bin { from, to: pass.to, tokens, steps });
-                (from, tokens) = (pass.to, 0);
+            if pass.to - began >= length || i + 1 == decode.len() {
+                ends.push(i + 1);
+                began = pass.to;
             }
         }
         // The rest of a bin at the end is too short to be one.
-        if let [.., before, rest] = &mut bins[..]
-            && rest.to - rest.from < length / 2.0
+        if let [.., before, end] = ends[..]
+            && decode[end - 1].to - decode[before - 1].to < length / 2.0
         {
-            before.to = rest.to;
-            before.tokens += rest.tokens;
-            before.steps.iter_mut().zip(&rest.steps).for_each(|(sum, s)| *sum += s);
-            bins.pop();
+            ends.remove(ends.len() - 2);
         }
-        bins
+        let tokens = |passes: &[Pass]| passes.iter().map(|p| p.tokens).sum::<u64>();
+        let (mut first, mut from, mut position) = (0, from, tokens(prompt));
+        let mut bin = |end: usize| {
+            let passes = &decode[first..end];
+            let (to, tokens) = (passes[passes.len() - 1].to, tokens(passes));
+            let each = self.step_seconds(passes).into_iter().map(|s| s * tokens as f64).collect();
+            let bin = Bin { from, to, tokens, position, steps: each };
+            (first, from, position) = (end, to, position + tokens);
+            bin
+        };
+        ends.into_iter().map(&mut bin).collect()
+    }
+
+    /// Seconds a token of each step, where the steps are known.
+    fn step_seconds(&self, passes: &[Pass]) -> Vec<f64> {
+        let known = || passes.iter().filter(|p| p.detailed);
+        let tokens = known().map(|p| p.tokens).sum::<u64>().max(1) as f64;
+        (0..self.trace.steps.len()).map(|i| known().map(|p| p.steps[i]).sum::<f64>() / tokens).collect()
     }
 
     /// Tokens per second over a part of the decode, from one fraction of its tokens to another.
@@ -121,10 +133,7 @@ impl Profile {
 
     /// Decoding: milliseconds a token of each step.
     pub fn steps(&self) -> Vec<f64> {
-        let (_, decode) = self.trace.split();
-        let tokens = decode.iter().map(|p| p.tokens).sum::<u64>().max(1) as f64;
-        let sum = |i| decode.iter().map(|p| p.steps[i]).sum::<f64>() * 1e3 / tokens;
-        (0..self.trace.steps.len()).map(sum).collect()
+        self.step_seconds(self.trace.split().1).into_iter().map(|s| s * 1e3).collect()
     }
 
     /// The highest value of all samples.
@@ -177,7 +186,9 @@ impl Profile {
             "clusters": clusters.iter().map(|c| json!({"name": c.name(), "cores": c.cores})).collect::<Vec<_>>(),
             "clock": {"zero_uptime_s": self.zero, "aligned": self.aligned},
             "seconds": round(self.span()), "notes": self.notes(),
-            "prompt": self.prompt(),
+            "prompt": self.prompt(), "stop": self.trace.stop,
+            "asked_seconds": plan.stop_after.map(|limit| limit.as_secs_f64()),
+            "ended": self.trace.end().map(round),
             "decode": {
                 "tokens": self.trace.split().1.len(), "tokens_per_second": self.rate(0.0, 1.0).map(round),
                 "first_fifth": self.rate(0.0, 0.2).map(round), "last_fifth": self.rate(0.8, 1.0).map(round),

@@ -22,6 +22,8 @@ pub struct Pass {
     pub steps: Vec<f64>,
     /// It ended in logits, that is, in a token.
     pub head: bool,
+    /// The program wrote its steps, which it does not do for every pass of a long run.
+    pub detailed: bool,
 }
 
 /// Something that happened at a moment.
@@ -41,6 +43,8 @@ pub struct Trace {
     pub steps: Vec<String>,
     pub passes: Vec<Pass>,
     pub marks: Vec<Mark>,
+    /// Why the text ended.
+    pub stop: Option<String>,
     /// As written, without what is no event.
     pub events: Vec<Value>,
 }
@@ -60,7 +64,11 @@ impl Trace {
         for event in &events {
             match event["ph"].as_str() {
                 Some("X") => trace.span(event),
-                Some("i" | "I" | "R") => trace.marks.extend(mark(event)),
+                Some("i" | "I" | "R") => {
+                    let stop = event["name"].as_str().and_then(|name| name.strip_prefix("stop: "));
+                    trace.stop = stop.map(|why| plain(why, 40)).or(trace.stop);
+                    trace.marks.extend(mark(event));
+                }
                 _ => {}
             }
         }
@@ -73,9 +81,14 @@ impl Trace {
     fn span(&mut self, event: &Value) {
         let name = event["name"].as_str().unwrap_or_default();
         let (from, time) = (seconds(event, "ts"), seconds(event, "dur").clamp(0.0, 1e9));
+        let tokens = event["args"]["tokens"].as_u64().unwrap_or(1);
+        if name == "pass" {
+            let to = from + time;
+            self.passes.push(Pass { from, to, tokens, steps: Vec::new(), head: true, detailed: false });
+            return;
+        }
         if name == "embed" || self.passes.is_empty() {
-            let tokens = event["args"]["tokens"].as_u64().unwrap_or(1);
-            self.passes.push(Pass { from, to: from, tokens, steps: Vec::new(), head: false });
+            self.passes.push(Pass { from, to: from, tokens, steps: Vec::new(), head: false, detailed: true });
         }
         let step = self.step(name);
         let pass = self.passes.last_mut().expect("one was just pushed");
@@ -95,7 +108,7 @@ impl Trace {
         let name = if self.steps.len() < STEPS { name } else { "other" };
         let known = self.steps.iter().position(|s| s == name);
         known.unwrap_or_else(|| {
-            self.steps.push(name.chars().filter(|c| !c.is_control()).take(24).collect());
+            self.steps.push(plain(name, 24));
             self.steps.len() - 1
         })
     }
@@ -140,8 +153,12 @@ fn mark(event: &Value) -> Option<Mark> {
     let value = |v: &Value| v.as_str().map_or_else(|| v.to_string(), String::from);
     let args = args.map(|(k, v)| format!("{k} {}", value(v))).collect::<Vec<_>>().join(", ");
     let text = if args.is_empty() { name.to_string() } else { format!("{name}: {args}") };
-    let text = text.chars().filter(|c| !c.is_control()).take(120).collect();
-    Some(Mark { at: seconds(event, "ts"), kind, text })
+    Some(Mark { at: seconds(event, "ts"), kind, text: plain(&text, 120) })
+}
+
+/// The first characters of a text, without those that steer a terminal.
+fn plain(text: &str, most: usize) -> String {
+    text.chars().filter(|c| !c.is_control()).take(most).collect()
 }
 
 #[cfg(test)]
@@ -184,6 +201,7 @@ mod tests {
             instant("switch"),
             instant("evict"),
             instant("other"),
+            json!({"name": "stop: context", "ph": "i", "ts": 7e6}),
             json!({"name": "evict", "ph": "i", "ts": 6e6}),
         ];
         let trace = Trace::parse(&json!({"traceEvents": events}).to_string()).unwrap();
@@ -192,6 +210,7 @@ mod tests {
         let texts = [format!("switch: {args}"), format!("evict: {args}")];
         assert_eq!(marks, [("switch", &*texts[0]), ("evict", &*texts[1]), ("evict", "evict")]);
         assert_eq!((trace.marks[0].at, trace.origin), (5.0, None));
+        assert_eq!(trace.stop.as_deref(), Some("context"));
     }
 
     #[test]

@@ -45,6 +45,17 @@ impl Reader {
             self.tally.said.push(line.chars().take(400).collect());
         }
     }
+
+    /// The sum, where the command ended so. A failure that no line accounts for (a build error, a crash) counts as one.
+    pub fn ended(self, ended: Result<()>) -> Tally {
+        let mut tally = self.tally;
+        if let Err(e) = ended {
+            eprintln!("error: {e}");
+            tally.failed = tally.failed.max(1);
+            tally.said.push(e.to_string());
+        }
+        tally
+    }
 }
 
 /// The counts in a line such as

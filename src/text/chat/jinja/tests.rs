@@ -381,8 +381,8 @@ fn hostile_templates_end_soon_and_in_little_memory() {
         let message = fault(&source);
         let took = start.elapsed();
         assert!(!message.contains('\n') && message.len() < 400, "{message}");
-        // A second; more on a busy machine or an emulated one.
-        assert!(took < std::time::Duration::from_secs(5), "{source:.200}: {took:?}");
+        // A second; much more on a busy machine or an emulated one.
+        assert!(took < std::time::Duration::from_secs(20), "{source:.200}: {took:?}");
     }
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let most = status

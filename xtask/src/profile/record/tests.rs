@@ -24,6 +24,7 @@ pub fn phone() -> Profile {
     after.thermal_status = Some(2);
     after.temperatures[0].celsius = 61.0;
     let plan = Plan::of(&before, Duration::from_millis(200));
+    let plan = Plan { stop_after: Some(Duration::from_secs(30)), ..plan };
     let sample = |i: usize| {
         let warmth = 1.0 - (-(i as f64) / 40.0).exp();
         let slow = if i > 60 { 0.7 } else { 1.0 };
@@ -87,6 +88,7 @@ fn generation() -> Trace {
     events.push(json!({"name": "switch", "ph": "i", "pid": 1, "tid": 1, "ts": 6e6, "s": "g",
                        "args": {"to": "<i>opencl</i>", "position": 512}}));
     events.push(json!({"name": "evict", "ph": "i", "pid": 1, "tid": 1, "ts": 15e6, "s": "g", "args": {"slots": 1024}}));
+    events.push(json!({"name": "stop: context", "ph": "i", "pid": 1, "tid": 1, "ts": 22e6, "s": "g"}));
     let file = json!({"otherData": {"uptime_s": 1001.5}, "traceEvents": events});
     Trace::parse(&file.to_string()).unwrap()
 }
@@ -175,4 +177,27 @@ fn the_trace_has_spans_and_counters_on_one_clock() {
     assert!(events.iter().all(valid));
     let empty: Value = serde_json::from_str(&chrome::events(&nothing())).unwrap();
     assert_eq!(empty["traceEvents"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn passes_without_steps_count_as_those_with() {
+    let whole = phone();
+    let mut thinned = phone();
+    let decode = thinned.trace.passes.iter_mut().skip(1).enumerate();
+    for (_, pass) in decode.filter(|(i, _)| i % 3 > 0) {
+        pass.detailed = false;
+        pass.steps.fill(0.0);
+    }
+    assert!(whole.steps().iter().zip(thinned.steps()).all(|(a, b)| (a - b).abs() < 0.1 * a + 1e-3));
+    let (whole, thinned) = (whole.bins(20), thinned.bins(20));
+    assert!(
+        whole
+            .iter()
+            .zip(&thinned)
+            .all(|(a, b)| (a.from, a.tokens, a.position) == (b.from, b.tokens, b.position))
+    );
+    assert_eq!(whole[0].position, 40);
+    assert!(whole.windows(2).all(|w| w[1].position == w[0].position + w[0].tokens));
+    let sum = |bin: &Bin| bin.steps.iter().sum::<f64>();
+    assert!(whole.iter().zip(&thinned).all(|(a, b)| (sum(a) - sum(b)).abs() < 0.1 * sum(a)));
 }

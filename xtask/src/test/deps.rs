@@ -1,0 +1,150 @@
+//! What the program is made of: crates that need no C toolchain, under licences that `deny.toml` allows, each of which
+//! README.md names.
+
+use super::report::Tally;
+use super::{Outcome, cargo};
+use crate::error::{Error, Result};
+use crate::sh;
+use crate::targets::TARGETS;
+use std::collections::BTreeSet;
+use std::fs;
+
+pub fn run() -> Outcome {
+    // Crates for other systems may not be on this machine; those a build needs are.
+    let everywhere = tree(&["all"]).or_else(|e| {
+        eprintln!("{e}\ntrying the supported targets only");
+        tree(TARGETS)
+    })?;
+    let bad: Vec<&str> = everywhere.iter().map(|c| &*c.name).filter(|name| needs_c(name)).collect();
+    if !bad.is_empty() {
+        return Err(Error::Failed(format!(
+            "dependencies that need a C toolchain: {}; `cargo tree --invert <name>` shows who asks for them",
+            bad.join(", ")
+        )));
+    }
+    let deny = read("deny.toml")?;
+    let allowed = quoted(&deny);
+    let bad: Vec<String> = everywhere
+        .iter()
+        .filter(|c| !is_allowed(&c.licence, &allowed))
+        .map(|c| format!("{} ({})", c.name, c.licence))
+        .collect();
+    if !bad.is_empty() {
+        let remedy = "allow the licence in deny.toml, if it may be, or use another crate";
+        return Err(Error::Failed(format!("licences: {}; {remedy}", bad.join(", "))));
+    }
+    let contained: BTreeSet<String> = tree(TARGETS)?.into_iter().map(|c| c.name).collect();
+    let readme = read("README.md")?;
+    let named = named(&readme);
+    let lists = [
+        ("lacks", contained.difference(&named)),
+        ("names, though not contained,", named.difference(&contained)),
+    ];
+    for (what, names) in lists {
+        let names: Vec<&str> = names.map(String::as_str).collect();
+        if !names.is_empty() {
+            let place = format!("README.md, section \"{SECTION}\"");
+            return Err(Error::Failed(format!("{place}: {what} {}", names.join(", "))));
+        }
+    }
+    eprintln!("{} crates, {} of them for the supported targets, all Rust", everywhere.len(), contained.len());
+    Ok(Tally::ONE)
+}
+
+/// A crate of the program that is not the project's own.
+struct Crate {
+    name: String,
+    /// As its manifest has it: `MIT OR Apache-2.0`.
+    licence: String,
+}
+
+/// All crates of the program for some targets.
+fn tree(targets: &[&str]) -> Result<Vec<Crate>> {
+    let words = ["tree", "--package", "antigravity", "--edges", "normal,build", "--prefix", "none"];
+    let mut tree = cargo(&words);
+    tree.args(["--format", "{p}|{l}"]).args(targets.iter().flat_map(|target| ["--target", target]));
+    eprintln!("$ {}", sh::show(&tree));
+    let lines = sh::stdout(&mut tree)?;
+    let lines = String::from_utf8_lossy(&lines);
+    let mut lines: Vec<&str> = lines.lines().map(|l| l.trim_end_matches(" (*)")).collect();
+    lines.sort();
+    lines.dedup();
+    let parsed = lines.into_iter().filter_map(|line| {
+        let (package, licence) = line.split_once('|')?;
+        let name = package.split_whitespace().next()?;
+        Some(Crate { name: name.into(), licence: licence.into() })
+    });
+    Ok(parsed.filter(|c| c.name != "antigravity" && !c.name.starts_with("antigravity-")).collect())
+}
+
+/// Crates that compile or link C. The four `-sys` crates here are plain Rust declarations.
+fn needs_c(name: &str) -> bool {
+    let tools = ["cc", "cmake", "bindgen", "pkg-config"];
+    let rust = ["windows-sys", "linux-raw-sys", "js-sys", "web-sys"];
+    tools.contains(&name) || ((name.ends_with("-sys") || name.ends_with("_sys")) && !rust.contains(&name))
+}
+
+/// Whether one of the alternatives asks for nothing but allowed licences.
+fn is_allowed(licence: &str, allowed: &[&str]) -> bool {
+    // The only brackets in use stand around alternatives: `(MIT OR Apache-2.0) AND Unicode-3.0`.
+    let all_of = |part: &str| part.split(" AND ").all(|one| allowed.contains(&one.trim()));
+    match licence.strip_prefix('(').and_then(|rest| rest.split_once(") AND ")) {
+        Some((first, second)) => is_allowed(first, allowed) && is_allowed(second, allowed),
+        None => licence.replace('/', " OR ").split(" OR ").any(all_of),
+    }
+}
+
+/// The texts of the list `allow` of licences.
+fn quoted(deny: &str) -> Vec<&str> {
+    let list = deny.split_once("allow = [").and_then(|(_, rest)| rest.split_once(']'));
+    list.map_or("", |(list, _)| list).split('"').skip(1).step_by(2).collect()
+}
+
+const SECTION: &str = "What is in it";
+
+/// The crates that the section's table names: words in backquotes.
+fn named(readme: &str) -> BTreeSet<String> {
+    let section = readme.split_once(&format!("\n## {SECTION}\n")).map_or("", |(_, rest)| rest);
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let rows = section.lines().filter(|line| line.starts_with('|'));
+    rows.flat_map(|row| row.split('`').skip(1).step_by(2)).map(String::from).collect()
+}
+
+fn read(file: &str) -> Result<String> {
+    let path = sh::root().join(file);
+    fs::read_to_string(&path).map_err(|e| Error::at(&path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c_dependencies_are_recognised() {
+        for name in ["cc", "onig_sys", "zstd-sys", "pkg-config", "cmake", "bindgen"] {
+            assert!(needs_c(name), "{name}");
+        }
+        for name in ["windows-sys", "linux-raw-sys", "libc", "ccx", "systemd"] {
+            assert!(!needs_c(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_licence_is_allowed_if_one_alternative_is() {
+        let allowed = quoted("[licenses]\nallow = [\n  \"MIT\",\n  \"Unicode-3.0\",\n]\n");
+        assert_eq!(allowed, ["MIT", "Unicode-3.0"]);
+        for licence in ["MIT", "GPL-3.0 OR MIT", "GPL-3.0/MIT", "(MIT OR GPL-3.0) AND Unicode-3.0"] {
+            assert!(is_allowed(licence, &allowed), "{licence}");
+        }
+        for licence in ["", "GPL-3.0", "MIT AND GPL-3.0", "(MIT OR GPL-3.0) AND ISC"] {
+            assert!(!is_allowed(licence, &allowed), "{licence}");
+        }
+    }
+
+    #[test]
+    fn the_table_is_read() {
+        let readme = "# x\n`not`\n\n## What is in it\n\n| `a` `b` | for |\ntext `c`\n\n## Next\n| `d` |\n";
+        assert_eq!(named(readme), ["a", "b"].map(String::from).into());
+        assert!(named("no section").is_empty());
+    }
+}
