@@ -17,8 +17,9 @@ pub(super) fn place<E>(text: &str, encode: impl Fn(&str) -> Result<Vec<u32>, E>)
     if text.len() <= 2 * PART {
         return Ok(None);
     }
+    let boundary = |at: usize| (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
     for at in (PART..2 * PART).filter(|&at| is_candidate(text.as_bytes(), at)).take(TRIES) {
-        let (from, to) = (text.floor_char_boundary(at - AROUND), text.ceil_char_boundary(at + AROUND));
+        let (from, to) = (boundary(at - AROUND), boundary(at + AROUND));
         let (mut apart, right) = (encode(&text[from..at])?, encode(&text[at..to])?);
         apart.extend(right);
         if apart == encode(&text[from..to])? {
