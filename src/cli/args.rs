@@ -16,17 +16,22 @@ mod spelling;
 pub(super) mod told;
 mod wrong;
 
-pub(super) use completion::{CompletionArgs, token_limit};
+#[cfg(feature = "chat")]
+pub(super) use completion::CompletionArgs;
+pub(super) use completion::token_limit;
 pub(super) use cores::MaskArgs;
 #[cfg(feature = "tools")]
 pub(super) use device::BackendName;
 pub(super) use generate::GenerateArgs;
+#[cfg(any(feature = "chat", feature = "tools"))]
 pub(super) use model::ModelArgs;
 #[cfg(feature = "tools")]
 pub(super) use model::{LoadArgs, PathArgs, WeightArgs};
 pub(super) use number::within;
 pub(super) use output::{Format, OutputArgs};
-pub(super) use prompt::{EscapeArgs, text_of};
+#[cfg(feature = "chat")]
+pub(super) use prompt::EscapeArgs;
+pub(super) use prompt::text_of;
 pub(super) use spelling::ours;
 pub(super) use wrong::one_line;
 #[cfg(feature = "tools")]

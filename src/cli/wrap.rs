@@ -1,8 +1,8 @@
 //! Text on a terminal, whose words are not cut at the right edge. A word is shown as it comes, piece by piece; one that
 //! does not fit is taken back and written on the next line.
 
-use super::terminal::is_dumb;
-use std::io::IsTerminal;
+#[cfg(feature = "chat")]
+use {super::terminal::is_dumb, std::io::IsTerminal};
 
 /// What is known of the line that is being written.
 #[derive(Default)]
@@ -18,6 +18,7 @@ pub(super) struct Wrap {
 
 impl Wrap {
     /// For stdout, where an answer begins at the left edge.
+    #[cfg(feature = "chat")]
     pub fn stdout() -> Self {
         let stdout = std::io::stdout();
         let size = if stdout.is_terminal() && !is_dumb() {
@@ -29,6 +30,7 @@ impl Wrap {
         Self::new(size.map_or(0, |size| usize::from(size.ws_col).saturating_sub(1)))
     }
 
+    #[cfg(any(feature = "chat", test))]
     fn new(width: usize) -> Self {
         Self { width, ..Self::default() }
     }
