@@ -16,6 +16,7 @@ use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
 use crate::run::session::{Session, StopReason};
+use ::files::error::{LINE, one_line};
 use ::files::{Error, Result, say};
 use clap::Args;
 use input::{Input, Typed};
@@ -206,27 +207,31 @@ impl Chat<'_> {
             signal::will_save();
         }
         self.unanswered = None;
-        let (least, have) =
-            (self.engine.tokenizer().least_tokens(&question.text), self.session.extent().slots);
-        let evicts = self.engine.options().eviction.policy != Policy::None;
-        if least > have && !evicts && !self.args.single_turn {
+        self.forget_oldest();
+        let (goes_on, have) = (self.goes_on(), self.session.extent().slots);
+        let can_refuse = !self.evicts() && !self.args.single_turn;
+        let least = self.engine.tokenizer().least_tokens(&question.text);
+        if least > have && can_refuse {
             self.refuse(question, least, have)?;
             return Ok(None);
         }
-        match self.conversation.ask(self.engine.tokenizer(), &question.text) {
-            Err(e) if self.input.is_interactive() && !self.args.single_turn => {
-                say!("{e}; {}", self.take_back(question));
-                return Ok(None);
-            }
-            asked => asked?,
+        if let Err(e) = self.conversation.ask(self.engine.tokenizer(), &question.text) {
+            return if goes_on { self.say_unanswered(&e, question) } else { Err(e) };
         }
         let need = self.needed_slots();
-        if need > have && !evicts && !self.args.single_turn {
+        if need > have && can_refuse {
             self.conversation.forget_question();
             self.refuse(question, need, have)?;
             return Ok(None);
         }
-        let (report, answer, lost) = self.answer(start)?;
+        let (report, answer, lost) = match self.answer(start) {
+            // More than fits at once, whatever is evicted.
+            Err(e @ Error::Usage(_)) if goes_on => {
+                self.conversation.forget_question();
+                return self.say_unanswered(&e, question);
+            }
+            answered => answered?,
+        };
         let then = if answer.is_empty() && report.reason == StopReason::Interrupt {
             self.conversation.forget_question();
             self.take_back(question)
@@ -242,6 +247,46 @@ impl Chat<'_> {
         self.end_turn(&report, then)?;
         self.last = Some(report);
         Ok(Some(report.reason))
+    }
+
+    fn evicts(&self) -> bool {
+        self.engine.options().eviction.policy != Policy::None
+    }
+
+    /// Whether a question that cannot be asked ends nothing: somebody can ask another, or there is a conversation to be
+    /// saved.
+    fn goes_on(&self) -> bool {
+        !self.args.single_turn && (self.input.is_interactive() || self.conversation.questions() > 0)
+    }
+
+    /// Forgets the turns whose rows were evicted long ago, so that neither memory nor the time for a turn grows with the
+    /// conversation. What is left is computed anew, so this is done once in many contexts.
+    fn forget_oldest(&mut self) {
+        const CONTEXTS: usize = 8;
+        let slots = self.session.extent().slots;
+        if !self.evicts() || self.conversation.ids().len() <= CONTEXTS * slots {
+            return;
+        }
+        // If it fails, the question fails for the same reason, and says so.
+        if self.conversation.forget_oldest(self.engine.tokenizer(), slots / 2).is_ok() {
+            let left = self.conversation.questions();
+            self.asked.drain(..self.asked.len().saturating_sub(left));
+            self.note(&format!("of the conversation, the last {left} messages are kept"));
+        }
+    }
+
+    /// Says why a question got no answer, after which the conversation is as before it.
+    fn say_unanswered(&mut self, why: &Error, question: Question) -> Result<Option<StopReason>> {
+        let why = one_line(&why.to_string(), LINE - 100);
+        match self.args.completion.output.format {
+            _ if self.input.is_interactive() => {}
+            Format::Text => put("\n")?,
+            Format::Jsonl => {
+                put(&format!("{}\n", json!({"t": "unanswered", "why": why})))?;
+            }
+        }
+        say!("{why}; {}; /save FILE and /reset still work", self.take_back(question));
+        Ok(None)
     }
 
     /// Takes back a question that needs more slots than the cache has, and says so.

@@ -11,6 +11,7 @@ use crate::run::plan::mib;
 use crate::run::system::{self, Memory, cgroup, read};
 use clap::Args;
 use files::Result;
+use files::error::{LINE, one_line};
 use numeric::simd::Isa;
 use numeric::topology;
 use std::collections::BTreeMap;
@@ -54,7 +55,8 @@ pub(super) fn run(args: &DoctorArgs) -> Result<()> {
 }
 
 fn show(facts: Vec<(String, String)>) -> Result<()> {
-    let line = |(what, is): (String, String)| vec![format!("{what:<WIDTH$}"), is];
+    let line =
+        |(what, is): (String, String)| vec![format!("{what:<WIDTH$}"), one_line(&is, LINE - WIDTH - 2)];
     put(&columns(&[Side::Left, Side::Left], &facts.into_iter().map(line).collect::<Vec<_>>()))
 }
 

@@ -1,7 +1,7 @@
 //! `inspect`: what any model file holds, and what this program was built for.
 
 use super::args::PathArgs;
-use super::report::{ReportFormat, Side, columns, tame};
+use super::report::{ReportFormat, Side, columns};
 use super::terminal::put;
 use crate::dims;
 use crate::model::weights::{Checkpoint, ModelPath, read_text};
@@ -9,6 +9,7 @@ use crate::run::plan::mib;
 use clap::Args;
 use files::Result;
 use files::config::ModelConfig;
+use files::error::{LINE, one_line};
 use files::packed_file;
 use files::source::Unreadable;
 use files::source::gguf::metadata::Metadata;
@@ -47,8 +48,19 @@ pub(super) fn run(args: &InspectArgs) -> Result<()> {
     };
     match args.format {
         ReportFormat::Text => put(&report.text()),
-        ReportFormat::Json => put(&format!("{:#}\n", report.json())),
+        ReportFormat::Json => put(&escaped(&format!("{:#}\n", report.json()))),
     }
+}
+
+/// JSON that a terminal can show: what controls one, beyond what JSON escapes anyway, is in strings only.
+fn escaped(json: &str) -> String {
+    let escape = |c: char| match c {
+        '\u{7f}'..='\u{9f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+            format!("\\u{:04x}", u32::from(c))
+        }
+        other => other.to_string(),
+    };
+    json.chars().map(escape).collect()
 }
 
 /// How a model's config compares with the baked one.
@@ -181,11 +193,12 @@ impl Report<'_> {
         let mut lines = vec![vec!["tensor".to_string(), "type".into(), "shape".into(), "bytes".into()]];
         let line = |t: Line, note: &str| {
             let shape = format!("{:?}", t.shape);
-            vec![tame(&t.name, 120), format!("{}{note}", t.dtype), shape, t.bytes.to_string()]
+            vec![one_line(&t.name, 120), format!("{}{note}", t.dtype), shape, t.bytes.to_string()]
         };
         lines.extend(tensors(self.opened).into_iter().map(|t| line(t, "")));
         lines.extend(unreadable(self.opened).into_iter().map(|t| line(t, " (not read)")));
-        let mut text = format!("{}\n\n{}", self.opened.path().display(), columns(&SIDES, &lines));
+        let path = one_line(&self.opened.path().to_string_lossy(), LINE);
+        let mut text = format!("{path}\n\n{}", columns(&SIDES, &lines));
         text += "\ntotals\n";
         let total = |(dtype, t): (String, Total)| {
             vec![dtype, format!("{} tensors", t.tensors), format!("{} elements", t.elements), mib(t.bytes)]
@@ -194,12 +207,12 @@ impl Report<'_> {
         text += &columns(&[Side::Left, Side::Right, Side::Right, Side::Right], &lines);
         text += "\nmetadata\n";
         let metadata = metadata(self.opened);
-        let lines = metadata.iter().map(|(k, v)| vec![tame(k, 60), tame(v, 100)]);
+        let lines = metadata.iter().map(|(k, v)| vec![one_line(k, 60), one_line(v, 100)]);
         let lines: Vec<Vec<String>> = lines.collect();
         text += &columns(&[Side::Left, Side::Left], &lines);
         text += &format!("fingerprint  {}\n", self.opened.fingerprint());
         if let Some((name, state)) = &self.beside {
-            text += &format!("{name}  {state}\n");
+            text += &format!("{}  {state}\n", one_line(name, 300));
         }
         text + "\n" + &built_for() + "\n" + &self.fit() + "\n"
     }
@@ -208,10 +221,10 @@ impl Report<'_> {
     fn fit(&self) -> String {
         match &self.config {
             Fit::None => "there is no config.json to compare with".into(),
-            Fit::Other(why) => format!("this program cannot run it: {}", tame(why, 300)),
+            Fit::Other(why) => format!("this program cannot run it: {}", one_line(why, 300)),
             Fit::Same => "this program runs it".into(),
             Fit::Differs(field, ours, theirs) => {
-                let theirs = tame(theirs, 120);
+                let theirs = one_line(theirs, 120);
                 format!("this program cannot run it: {field} is {theirs}, but was built in as {ours}")
             }
         }

@@ -9,6 +9,7 @@ use crate::model::weights::ModelPath;
 use crate::run::options::EngineOptions;
 use crate::run::plan::{Form, Kind, Plan, mib};
 use clap::Args;
+use files::error::{LINE, one_line};
 use files::{Error, Result, say};
 use serde_json::{Value, json};
 
@@ -29,8 +30,8 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
             model.check_config()?;
             Plan::of(&model, &options)?
         }
-        Err(Error::Model(message)) if model.given_path().is_none() => {
-            say!("{message}");
+        Err(e @ Error::Model(_)) if model.given_path().is_none() => {
+            say!("{e}");
             say!("planning for a packed file of {}", dims::MODEL);
             Plan::assumed(&options)?
         }
@@ -75,7 +76,7 @@ fn text(plan: &Plan) -> String {
     };
     format!(
         "{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n",
-        plan.options.model.display(),
+        one_line(&plan.options.model.to_string_lossy(), LINE - 40),
         dims::MODEL,
         form(plan),
         columns(&sides, &lines)

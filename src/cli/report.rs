@@ -35,17 +35,6 @@ pub(super) fn columns(sides: &[Side], lines: &[Vec<String>]) -> String {
     text
 }
 
-/// Text from a file: one line of at most `most` characters that cannot control a terminal.
-pub(super) fn tame(text: &str, most: usize) -> String {
-    let mut short: String = text.chars().take(most).flat_map(char::escape_debug).collect();
-    // Quotes are harmless here and common in metadata.
-    short = short.replace("\\\"", "\"").replace("\\'", "'");
-    if text.chars().nth(most).is_some() {
-        short.push('…');
-    }
-    short
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,12 +44,5 @@ mod tests {
         let lines = [vec!["a".into(), "1".into()], vec!["long".into(), "20".into(), "dropped".into()]];
         assert_eq!(columns(&[Side::Left, Side::Right], &lines), "a      1\nlong  20\n");
         assert_eq!(columns(&[], &[]), "");
-    }
-
-    #[test]
-    fn hostile_text_is_tamed() {
-        assert_eq!(tame("a\u{1b}[31m\n\"b'", 99), "a\\u{1b}[31m\\n\"b'");
-        assert_eq!(tame("ééé", 2), "éé…");
-        assert_eq!(tame("", 0), "");
     }
 }

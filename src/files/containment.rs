@@ -3,6 +3,7 @@
 //! A panic inside becomes an error in one line that names the file, with exit code 3, whether panics unwind or abort. A
 //! hang becomes an error after a time limit.
 
+use crate::error::unquoted;
 use crate::{Error, Result};
 use std::cell::RefCell;
 use std::panic::{self, PanicHookInfo};
@@ -117,7 +118,7 @@ fn failed(subject: &Subject, payload: &(dyn std::any::Any + Send)) -> Error {
         .copied()
         .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no reason given");
-    let line: String = text.lines().next().unwrap_or_default().chars().take(160).collect();
+    let line = unquoted(text.lines().next().unwrap_or_default());
     let Subject { place, panicked, remedy, .. } = subject;
     Error::Model(format!("{place}: {panicked}: {line}; {remedy}"))
 }

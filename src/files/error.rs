@@ -1,27 +1,36 @@
-//! The error type, whose classes are the exit codes, and how messages quote a file's text.
+//! The error type, whose classes are the exit codes, and how text that others wrote gets into messages: on one line,
+//! escaped and short.
 
 use std::path::Path;
 
-/// What went wrong, by who can fix it. Every message names the file or flag, the value and the remedy.
+/// The most bytes of a line that a message is part of.
+pub const LINE: usize = 400;
+/// The most bytes of an error, so that a few words before and after it fit in the line.
+const MESSAGE: usize = LINE - 40;
+/// The most bytes of a value in a message.
+const VALUE: usize = 120;
+
+/// What went wrong, by who can fix it. Every message names the file or flag, the value and the remedy, and is shown as
+/// [`one_line`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
     /// Anything else, e.g. an output file that cannot be written. Exit code 1.
-    #[error("{0}")]
+    #[error("{}", one_line(.0, MESSAGE))]
     Other(String),
     /// A flag or argument. Exit code 2.
-    #[error("{0}")]
+    #[error("{}", one_line(.0, MESSAGE))]
     Usage(String),
     /// A model or tokenizer file. Exit code 3.
-    #[error("{0}")]
+    #[error("{}", one_line(.0, MESSAGE))]
     Model(String),
     /// Does not fit in memory. Exit code 4.
-    #[error("{0}")]
+    #[error("{}", one_line(.0, MESSAGE))]
     Memory(String),
     /// A device that is missing or not in this build. Exit code 5.
-    #[error("{0}")]
+    #[error("{}", one_line(.0, MESSAGE))]
     Device(String),
     /// A golden test that differs. Exit code 6.
-    #[error("{0}")]
+    #[error("{}", one_line(.0, MESSAGE))]
     Golden(String),
     /// Stopped by the user. Exit code 130.
     #[error("interrupted")]
@@ -37,12 +46,12 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// `path: message`, for a model or tokenizer file that cannot be used.
     pub fn model(path: &Path, message: impl std::fmt::Display) -> Self {
-        Error::Model(format!("{}: {message}", path.display()))
+        Error::Model(one_line(&format!("{}: {message}", path.display()), MESSAGE))
     }
 
     /// `path: message`, for a file that cannot be read or written.
     pub fn io(path: &Path, message: impl std::fmt::Display) -> Self {
-        Error::Other(format!("{}: {message}", path.display()))
+        Error::Other(one_line(&format!("{}: {message}", path.display()), MESSAGE))
     }
 
     /// The process exit code of this class.
@@ -60,13 +69,53 @@ impl Error {
     }
 }
 
-/// A value from an untrusted file, for a message: quoted, escaped and shortened.
+/// A value from an untrusted file, for a message: quoted, escaped, and not too long.
 pub fn quoted(text: &str) -> String {
-    const LONGEST: usize = 100; // characters
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{:?}…", &text[..end]),
-        None => format!("{text:?}"),
+    format!("\"{}\"", cut_by(text, VALUE, |c| c.escape_debug().collect()))
+}
+
+/// The same without quotes.
+pub fn unquoted(text: &str) -> String {
+    one_line(text, VALUE)
+}
+
+/// Any text on one line of at most `most` bytes: what controls a terminal or reorders what is shown is escaped, and what
+/// is too long loses its middle, since a message begins with the file and ends with the remedy.
+pub fn one_line(text: &str, most: usize) -> String {
+    let shown = |c: char| if is_harmless(c) { c.to_string() } else { c.escape_default().collect() };
+    cut_by(text, most, shown)
+}
+
+/// Whether a character only shows itself. Those without a width or that change the direction do not.
+fn is_harmless(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+        && !matches!(c, '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// `text` with each character as `shown`, and without its middle if that has more than `most` bytes.
+fn cut_by(text: &str, most: usize, shown: impl Fn(char) -> String) -> String {
+    const GAP: &str = "…";
+    let within = |room: usize| {
+        let (mut room, shown) = (room, &shown);
+        move |c: char| {
+            let part = shown(c);
+            room = room.checked_sub(part.len())?;
+            Some(part)
+        }
+    };
+    // No more of a long text is looked at than is shown.
+    let mut all = within(most);
+    if text.len() <= most
+        && let Some(whole) = text.chars().map(&mut all).collect()
+    {
+        return whole;
     }
+    let half = most.saturating_sub(GAP.len()) / 2;
+    let head: String = text.chars().map_while(within(half)).collect();
+    let mut tail: Vec<String> = text.chars().rev().map_while(within(half)).collect();
+    tail.reverse();
+    head + GAP + &tail.concat()
 }
 
 #[cfg(test)]
@@ -75,7 +124,25 @@ mod tests {
 
     #[test]
     fn quoted_text_is_short_and_has_no_control_characters() {
-        assert_eq!(quoted("a\n\u{1b}[2J"), r#""a\n\u{1b}[2J""#);
-        assert!(quoted(&"é".repeat(10_000)).chars().count() < 110);
+        assert_eq!(quoted("a\n\u{1b}[2J\"\\"), r#""a\n\u{1b}[2J\"\\""#);
+        assert_eq!(quoted(&"é".repeat(10_000)).len(), VALUE - 1 + 2);
+        assert!(quoted(&"\u{9b}".repeat(10_000)).len() <= VALUE + 2);
+    }
+
+    #[test]
+    fn a_line_shows_what_it_is_made_of_and_loses_its_middle() {
+        assert_eq!(one_line("\"a\" 'b' é 漢 e\u{301} \\n", 99), "\"a\" 'b' é 漢 e\u{301} \\n");
+        assert_eq!(one_line("a\n\t\u{9b}\u{202e}\u{feff}", 99), "a\\n\\t\\u{9b}\\u{202e}\\u{feff}");
+        assert_eq!(one_line("0123456789", 10), "0123456789");
+        assert_eq!(one_line("0123456789+", 10), "012…89+");
+        assert_eq!(one_line("éééééé", 10), "é…é");
+        // An escape is never cut.
+        assert_eq!(one_line(&"\u{1b}".repeat(9), 20), "\\u{1b}…\\u{1b}");
+        assert_eq!(one_line("", 0), "");
+        let long = Error::Usage("x\n".repeat(5000)).to_string();
+        assert!(long.len() <= MESSAGE && !long.contains('\n'), "{long}");
+        let message = format!("file: {}; the remedy", "y".repeat(5000));
+        let shown = Error::Model(message).to_string();
+        assert!(shown.starts_with("file: y") && shown.ends_with("y; the remedy"), "{shown}");
     }
 }

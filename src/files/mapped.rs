@@ -64,6 +64,11 @@ impl Plane {
         &self.memory.bytes()[self.range.clone()]
     }
 
+    /// What follows `from` bytes of this plane, up to the end of the whole file or memory; nothing beyond that.
+    pub fn to_end_of_memory(&self, from: usize) -> &[u8] {
+        self.memory.bytes().get(self.range.start + from..).unwrap_or_default()
+    }
+
     /// The part at `range` of this plane; `None` if it is not inside.
     pub fn slice(&self, range: Range<usize>) -> Option<Plane> {
         if range.start > range.end || range.end > self.range.len() {

@@ -82,13 +82,11 @@ impl Source {
             metadata: BTreeMap::new(),
             files: Vec::new(),
         };
-        // A dangling link counts as present, so that the error names the file.
-        let present = |name| fs::symlink_metadata(path.join(name)).is_ok();
         if !meta.is_dir() {
             source.add_file(path.into())?;
-        } else if present(FILE) {
+        } else if is_there(&path.join(FILE))? {
             source.add_file(path.join(FILE).into())?;
-        } else if present(INDEX) {
+        } else if is_there(&path.join(INDEX))? {
             source.add_shards(path, &path.join(INDEX))?;
         } else {
             let remedy = "give the directory of a downloaded model";
@@ -155,7 +153,11 @@ impl Source {
             let remedy = "run `git lfs pull` in its directory";
             return Err(Error::model(&path, format_args!("is a Git LFS pointer, not the weights; {remedy}")));
         }
-        let header = Header::parse(plane.bytes()).map_err(|e| damaged(&path, e))?;
+        let header = Header::parse(plane.bytes()).map_err(|e| match other_kind(&path, plane.bytes()) {
+            // Not a file that a model's directory or index names.
+            Some(what) if self.path == *path => Error::model(&path, what),
+            _ => damaged(&path, e),
+        })?;
         for (key, value) in header.metadata {
             self.metadata.entry(key).or_insert(value);
         }
@@ -205,6 +207,34 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// Whether something of that name is there. A dangling link is, so that the error names it when it is opened.
+///
+/// # Errors
+///
+/// [`Error::Model`]: the system does not say, e.g. because the directory may not be searched or its disk fails.
+pub fn is_there(path: &Path) -> Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        Err(e) => {
+            Err(Error::model(path, format_args!("cannot be read: {e}; check the permissions and the disk")))
+        }
+    }
+}
+
+/// Why a file is no safetensors file at all, rather than a damaged one.
+fn other_kind(path: &Path, bytes: &[u8]) -> Option<&'static str> {
+    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors")) {
+        return None;
+    }
+    if bytes.starts_with(b"GGUF") {
+        return Some("is a GGUF file without a name that says so; rename it to end in .gguf");
+    }
+    // A header is JSON, eight bytes after the start.
+    (bytes.get(8) != Some(&b'{'))
+        .then_some("is no weights file; give the model's directory, a .safetensors or a .gguf file")
 }
 
 fn missing(file: &Path, tensor: &str) -> Error {

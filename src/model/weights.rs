@@ -13,6 +13,7 @@ mod size;
 mod spec;
 mod storage;
 mod weight_type;
+mod zeros;
 
 pub use checkpoint::Checkpoint;
 pub use config::{config_of, read_text};

@@ -21,6 +21,7 @@ use crate::run::engine::{Engine, Pause};
 use crate::run::session::{Sequence, Session};
 use checksummed::Checksummed;
 use files::atomic_file::Unfinished;
+use files::error::unquoted;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 use serde::{Deserialize, Serialize};
@@ -223,13 +224,13 @@ impl Header {
     fn check(&self, file: &Path, session: &Session, engine: &Engine) -> Result<()> {
         let ours = &engine.weights().fingerprint;
         if self.model != *ours {
-            let theirs = self.model.escape_debug();
+            let theirs = unquoted(&self.model);
             return Err(unusable(file, &format!("was saved with another model ({theirs}, this is {ours})")));
         }
         let usage = |what: String| Err(Error::Usage(format!("--session {}: {what}", file.display())));
         let set = |flags: String| usage(format!("was saved with {flags}; set that, or give another file"));
         if self.weights != engine.options().weight_type.to_string() {
-            return set(format!("--weight-type {}", self.weights.escape_debug()));
+            return set(format!("--weight-type {}", unquoted(&self.weights)));
         }
         let kv = |i: usize| self.kv[i].parse::<KvType>().map_err(|_| damaged(file));
         let (types, ours) = (KvTypes { k: kv(0)?, v: kv(1)? }, session.extent().types);

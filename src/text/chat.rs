@@ -124,22 +124,16 @@ impl Template {
             let place = path.display().to_string();
             return Ok(Template::Jinja(Jinja::new(place, source, special_tokens(&settings))?));
         }
-        let named = |list: &[Value], name: &str| {
-            let entry = list.iter().find(|t| t.get("name").and_then(Value::as_str) == Some(name))?;
-            entry.get("template").and_then(Value::as_str).map(str::to_owned)
-        };
         let source = match settings.remove("chat_template") {
-            None | Some(Value::Null) => None,
-            Some(Value::String(text)) => Some(text),
-            Some(Value::Array(list)) => named(&list, "default"),
-            Some(_) => {
-                return Err(Error::model(
-                    &config,
-                    "field `chat_template` is neither a text nor a list of {name, template}; use the file \
-                     published with the model",
-                ));
-            }
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(Value::Array(list)) => default_of(&list),
+            Some(_) => Err(()),
         };
+        let source = source.map_err(|()| {
+            let what = "field `chat_template` is neither a text nor a list of {name, template}";
+            Error::model(&config, format!("{what}; use the file published with the model"))
+        })?;
         let Some(source) = source else { return Ok(Template::Plain) };
         let place = format!("{}: field `chat_template`", config.display());
         Ok(Template::Jinja(Jinja::new(place, source, special_tokens(&settings))?))
@@ -269,6 +263,19 @@ impl Template {
             Template::Plain => "plain".into(),
         }
     }
+}
+
+/// The template named `default` in a list of `{name, template}`, all of them texts; an error if they are not.
+fn default_of(list: &[Value]) -> std::result::Result<Option<String>, ()> {
+    let mut found = None;
+    for entry in list {
+        let text = |field: &str| entry.get(field).and_then(Value::as_str).ok_or(());
+        let (name, template) = (text("name")?, text("template")?);
+        if name == "default" {
+            found.get_or_insert_with(|| template.to_owned());
+        }
+    }
+    Ok(found)
 }
 
 /// The special tokens that templates ask for by name, `bos_token` excepted: a text, or an object with `content`.

@@ -22,6 +22,7 @@ pub use stream::{Pieces, TextState, TextStream};
 
 use crate::{Error, Result};
 use ::files::containment::{self, Subject};
+use ::files::error::unquoted;
 use ::files::source::gguf::Gguf;
 use check::Checked;
 use std::path::{Path, PathBuf};
@@ -368,9 +369,9 @@ fn build(checked: Checked) -> std::result::Result<Library, String> {
     if let Some((unk, _)) = checked.unk {
         model = model.unk_token(unk);
     }
-    let model = model.build().map_err(|e| format!("field `model.merges`: {}", files::cut(&e.to_string())))?;
+    let model = model.build().map_err(|e| format!("field `model.merges`: {}", unquoted(&e.to_string())))?;
     let mut library = Library::new(model);
-    let step = |field: &str, e: serde_json::Error| format!("field `{field}`: {}", files::cut(&e.to_string()));
+    let step = |field: &str, e: serde_json::Error| format!("field `{field}`: {}", unquoted(&e.to_string()));
     let normalizer: Option<NormalizerWrapper> =
         checked.normalizer.map(serde_json::from_value).transpose().map_err(|e| step("normalizer", e))?;
     let pre_tokenizer: Option<PreTokenizerWrapper> = checked
@@ -396,7 +397,7 @@ fn build(checked: Checked) -> std::result::Result<Library, String> {
                 "field `added_tokens` gives id {} to {}, but ids must follow the {} tokens of the vocabulary \
                  in order",
                 a.id,
-                files::cut(&a.content),
+                unquoted(&a.content),
                 library.get_vocab_size(false)
             ));
         }

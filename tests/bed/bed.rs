@@ -4,6 +4,7 @@
 pub mod alone;
 pub mod child;
 pub mod gguf;
+pub mod hostile;
 pub mod place;
 #[cfg(unix)]
 pub mod program;

@@ -1,6 +1,9 @@
 //! Conversations over a pipe.
 
 use crate::bed::program::*;
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+use std::time::Instant;
 
 #[test]
 fn every_line_is_a_turn() {
@@ -64,6 +67,85 @@ fn a_full_context_ends_turns_until_reset() {
     let full: Vec<&str> = said.err.lines().collect();
     assert_eq!(full.len(), 3, "{}", said.err);
     full.iter().for_each(|l| mentions(l, &["stop: context", "/reset"]));
+}
+
+#[test]
+fn a_limit_that_is_reached_ends_no_chat() {
+    let temp = Temp::new();
+    let dir = temp.model_without("");
+    temp.write(
+        "chat_template.jinja",
+        "{% if messages|length > 4 %}{{ raise_exception('no more') }}{% endif %}{% for m in messages %}\
+         <|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}\
+         <|im_start|>assistant\n{% endif %}",
+    );
+    let args = ["chat", "-m", &dir, "--temp", "0", "-n", "5"];
+    let saved = temp.path("saved");
+    let said = run_with(&args, &format!("One.\nTwo.\nThree.\n/save {saved}\n/reset\nOne.\n"));
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let answers: Vec<&str> = said.out.lines().collect();
+    assert_eq!((answers.len(), answers[2]), (4, ""), "{answers:?}");
+    assert_eq!(answers[0], answers[3]);
+    assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+    mentions(&said.err, &["chat_template.jinja", "no more", "taken back", "/save FILE and /reset"]);
+    let stats = run_with(&[&args[..], &["--session", &saved]].concat(), "/stats\n");
+    mentions(&stats.err, &["messages: 2, "]);
+    let json = run_with(&[&args[..], &["--format", "jsonl"]].concat(), "One.\nTwo.\nThree.\n");
+    mentions(json.out.lines().last().expect("a line"), &["\"t\":\"unanswered\"", "no more"]);
+}
+
+/// What `/stats` says of a conversation: messages and tokens.
+fn size(line: &str) -> (usize, usize) {
+    let number = |name: &str| {
+        let (_, rest) = line.split_once(name).unwrap_or_else(|| panic!("no {name} in {line}"));
+        rest.split(',').next().expect("a number").trim().parse().expect("a number")
+    };
+    (number("messages: "), number("tokens: "))
+}
+
+#[test]
+fn a_conversation_that_evicts_forgets_its_oldest_turns() {
+    let args = ["chat", "--temp", "0", "-n", "2", "-c", "64", "--eviction-policy", "sliding"];
+    let lines = format!("{}/stats\n", "Go on.\n".repeat(60));
+    let said = run_with(&args, &lines);
+    assert_eq!((said.code, said.out.lines().count()), (Some(0), 60), "{}", said.err);
+    let (messages, tokens) = size(said.err.lines().last().expect("stats"));
+    assert!(messages < 40 && tokens < 9 * 64, "{}", said.err);
+}
+
+/// For `cargo xtask test long`: it takes minutes.
+#[test]
+#[ignore = "takes minutes: cargo xtask test long"]
+fn twenty_thousand_turns_take_no_more_time_and_memory_than_two_thousand() {
+    const TURNS: usize = 20_000;
+    let args = ["chat", "--temp", "0", "-n", "1", "-c", "256", "--eviction-policy", "sliding"];
+    let mut program = command(&args);
+    let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the binary starts");
+    let mut input = child.stdin.take().expect("piped");
+    let mut output = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let status = format!("/proc/{}/status", child.id());
+    let resident = || -> u64 {
+        let text = std::fs::read_to_string(&status).expect("it runs");
+        let kib = text.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+        kib.expect("a size").parse().expect("a number")
+    };
+    let (mut began, mut thousands) = (Instant::now(), Vec::new());
+    for turn in 1..=TURNS {
+        writeln!(input, "Tell me about number {turn}.").expect("it reads");
+        output.next().expect("an answer").expect("UTF-8");
+        if turn % 1000 == 0 {
+            thousands.push((began.elapsed(), resident()));
+            began = Instant::now();
+        }
+    }
+    writeln!(input, "/reset\nOnce more.").expect("it reads");
+    output.next().expect("an answer").expect("UTF-8");
+    drop(input);
+    assert!(child.wait().expect("it ends").success());
+    let ((early, before), (late, after)) = (thousands[1], thousands[TURNS / 1000 - 1]);
+    eprintln!("{early:?} and {late:?} for a thousand turns, {before} and {after} KiB");
+    assert!(late < 4 * early, "{thousands:?}");
+    assert!(after < before + 4096, "{thousands:?}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! One line on stderr, nothing on stdout, and the exit code of the class.
 
+use crate::bed::hostile;
 use crate::bed::program::*;
 
 #[test]
@@ -126,6 +127,79 @@ fn paths_without_a_model_are_named() {
     let short = temp.write("short.safetensors", "");
     mentions(&fails(&["generate", "-p", "x", "-m", &short], 3), &["short.safetensors"]);
     mentions(&fails(&["pack", "-m", "/no/such/dir"], 3), &["/no/such/dir"]);
+}
+
+#[test]
+fn what_is_no_model_is_said_to_be_none() {
+    let temp = Temp::new();
+    let dir = temp.model_without("");
+    let refused = |path: &str| fails(&["generate", "-p", "x", "-m", path], 3);
+    for name in ["config.json", "tokenizer.json"] {
+        let line = refused(&format!("{dir}/{name}"));
+        mentions(&line, &[name, "is no weights file", "give the model's directory"]);
+    }
+    let text = temp.write("notes.txt", "some text that is longer than a header");
+    mentions(&refused(&text), &["notes.txt", "is no weights file"]);
+    let unnamed = temp.write("model.bin", b"GGUF\x03\0\0\0 and so on and so on");
+    mentions(&refused(&unnamed), &["model.bin", "is a GGUF file", "rename it to end in .gguf"]);
+    let broken = temp.write("broken.safetensors", "some text that is longer than a header");
+    mentions(&refused(&broken), &["broken.safetensors", "header length", "download it again"]);
+}
+
+#[test]
+fn a_folder_that_cannot_be_searched_says_so() {
+    let temp = Temp::new();
+    // The folder itself can be named, but what is in it has names that are too long.
+    let mut long = temp.path("");
+    while long.len() < 4085 {
+        long.push_str("./");
+    }
+    for command in ["generate", "inspect"] {
+        let line = fails(&[command, "-m", &long], 3);
+        mentions(&line, &["model.safetensors: cannot be read", "too long", "check the permissions"]);
+        assert!(!line.contains("neither"), "{line}");
+    }
+}
+
+#[test]
+fn no_text_of_a_file_gets_onto_the_terminal_as_it_is() {
+    let temp = Temp::new();
+    let hostile = hostile::short();
+    // A path, an index, and the names and values of a file that is sound.
+    let folder = temp.file(hostile);
+    std::fs::create_dir(&folder).expect("a folder");
+    let index = serde_json::json!({"weight_map": {hostile: hostile, "b": "../x", hostile::text(): "y"}});
+    std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).expect("a file");
+    let header = serde_json::json!({
+        "__metadata__": {hostile: hostile::text(), hostile::text(): hostile, "antigravity.layout": hostile::text()},
+        hostile: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+        hostile::text(): {"dtype": "I64", "shape": [1], "data_offsets": [4, 12]},
+    })
+    .to_string();
+    let file = folder.join("sound.safetensors");
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 12]].concat();
+    std::fs::write(&file, bytes).expect("a file");
+    let (folder, file) = (folder.to_str().expect("UTF-8"), file.to_str().expect("UTF-8"));
+    for path in [folder, file] {
+        for command in ["generate", "plan", "inspect", "tokenize", "pack", "doctor"] {
+            let said = run(&[command, "-m", path]);
+            for line in said.err.lines().chain(said.out.lines()) {
+                let place = format!("{command} {path:?}");
+                assert!(
+                    hostile::is_tame(line) && line.len() <= 400,
+                    "{place}: {} bytes: {line:?}",
+                    line.len()
+                );
+                assert!(!line.starts_with("error: forged"), "{place}: {line}");
+            }
+        }
+    }
+    let json = text(&["inspect", file, "--format", "json"]);
+    assert!(json.lines().all(hostile::is_tame), "{json:?}");
+    let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(report["metadata"][hostile], hostile::text());
+    let prompts = temp.write("prompts", serde_json::json!({hostile::text(): hostile}).to_string());
+    hostile::assert_line("a prompt", &fails(&["generate", "--prompts", &prompts], 2));
 }
 
 #[test]

@@ -128,12 +128,15 @@ fn odd_but_valid_headers_are_read() {
     assert_eq!((empty.version, empty.tensors.len(), empty.len), (3, 0, 24));
     assert_eq!(parse(&Parts { version: 2, ..Parts::default() }).version, 2);
 
-    // Not in the order of the data, with a hole between and bytes after the last.
-    let odd = parse(&Parts::default().info(info("b", &[8], 0, 96)).info(info("a", &[32, 2], 2, 0)).data(200));
-    let data = odd.len.next_multiple_of(32);
-    assert_eq!(odd.tensors["a"].range, data..data + 36);
-    assert_eq!(odd.tensors["a"].shape, [2, 32]);
-    assert_eq!(odd.tensors["b"].range, data + 96..data + 128);
+    // Not in the order of names, with and without padding after the last.
+    for bytes in [32 + 36, 32 + 64] {
+        let two = Parts::default().info(info("b", &[8], 0, 0)).info(info("a", &[32, 2], 2, 32));
+        let odd = parse(&two.data(bytes));
+        let data = odd.len.next_multiple_of(32);
+        assert_eq!(odd.tensors["b"].range, data..data + 32);
+        assert_eq!(odd.tensors["a"].range, data + 32..data + 68);
+        assert_eq!(odd.tensors["a"].shape, [2, 32]);
+    }
 
     for (kind, value) in [(U32, 64u32.to_le_bytes().to_vec()), (U64, 8u64.to_le_bytes().to_vec())] {
         let alignment = value[0] as usize;

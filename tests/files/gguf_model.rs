@@ -90,6 +90,8 @@ fn tensors_are_those_of_the_checkpoint() {
     compare("m4-qwen2-bf16", "m4-qwen2-bf16.Q5_0.gguf", 0.08);
 }
 
+const EPSILON: &str = "llama.attention.layer_norm_rms_epsilon";
+
 /// A header: keys, and tensors of F32 by their dimensions.
 #[derive(Clone)]
 struct Made {
@@ -256,6 +258,15 @@ fn what_would_be_computed_wrongly_is_refused() {
     refused(heads, "llama.attention.head_count_kv", "an array of 2");
     let none = llama().with("attention.head_count_kv", ARRAY, array(U8, 0, ""));
     refused(none, "llama.attention.head_count_kv", "an array of 0");
+    // Values of another type than llama.cpp reads: what they say would be guessed.
+    let array_of = |kind, bytes: &[u8]| array(kind, 1, bytes);
+    let width = llama().with("embedding_length", ARRAY, array_of(U32, &64u32.to_le_bytes()));
+    refused(width, "llama.embedding_length", "an array of 1");
+    let bytes = llama().with("attention.head_count_kv", ARRAY, array_of(U8, &[2]));
+    refused(bytes, "llama.attention.head_count_kv", "type Uint8");
+    refused(llama().number("attention.layer_norm_rms_epsilon", 1), EPSILON, "1");
+    refused(llama().number("rope.freq_base", 10_000), "llama.rope.freq_base", "10000");
+    refused(llama().number("rope.scaling.factor", 4), "llama.rope.scaling.factor", "4");
     refused(llama().tensor("token_embd.weight", &[64]), "token_embd.weight", "[64]");
     // What no step would read, of a layer that there is or is not.
     for name in [

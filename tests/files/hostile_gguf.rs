@@ -7,6 +7,7 @@ use crate::bed::gguf::writer::{
 use crate::bed::place;
 use crate::bed::temp::Temp;
 use antigravity::Error;
+use files::blocks::BlockType;
 use files::source::gguf::Gguf;
 use files::source::gguf::header::Header;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -238,8 +239,12 @@ fn wrong_tensors_are_refused() {
         ("offset at the end", t(&[4], 0, 64), "16 bytes at offset 64 go past the end"),
         ("offset outside", t(&[4], 0, 1 << 20), "at offset 1048576 go past the end"),
         ("offset 2^64-32", t(&[4], 0, u64::MAX - 31), "at offset 18446744073709551584 go past"),
-        ("the same bytes", two(0, 0), "overlaps tensor"),
-        ("a byte of it", t(&[9], 0, 0).info(info("b", &[8], 0, 32)), "tensor \"b\": overlaps tensor \"t\""),
+        ("the same bytes", two(0, 0), "tensor \"b\": offset is 0, but the tensors before it end at 32"),
+        ("a byte of it", t(&[9], 0, 0).info(info("b", &[8], 0, 32)), "tensor \"b\": offset is 32, but"),
+        ("another order", two(32, 0), "tensor \"a\": offset is 32, but the tensors before it end at 0"),
+        ("a hole", two(0, 32).info(info("c", &[4], 0, 96)).data(128), "\"c\": offset is 96, but"),
+        ("bytes after the last", two(0, 32).data(65), "the tensors end at 64, but the file has 65 bytes"),
+        ("a smaller type", two(0, 32).info(info("c", &[8], 1, 64)).data(97), "the tensors end at 96, but"),
         (
             "an info too few",
             Parts { tensor_count: Some(2), ..t(&[4], 0, 0) },
@@ -287,6 +292,36 @@ fn a_file_changed_anywhere_is_refused_or_still_sound() {
     }
     // Most changes of lengths, types and counts show; those of names and numbers do not.
     assert!(refused > header, "{refused} of {}", 5 * header);
+}
+
+#[test]
+fn no_change_of_a_tensors_type_or_dimensions_goes_unnoticed() {
+    let file = sample();
+    let names: Vec<String> = parse(&file).unwrap().tensors.into_keys().collect();
+    let mut tried = 0;
+    for name in names {
+        let start = file.windows(name.len()).position(|at| at == name.as_bytes()).unwrap() + name.len();
+        let number = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
+        let rank = number(start) as usize;
+        let kind = start + 4 + 8 * rank;
+        let found = BlockType::from_id(number(kind)).unwrap();
+        // Types of the same size, such as F16 and BF16, cannot be told apart.
+        for other in BlockType::ALL.into_iter().filter(|t| t.row_bytes(256) != found.row_bytes(256)) {
+            let mut changed = file.clone();
+            changed[kind..kind + 4].copy_from_slice(&other.id().to_le_bytes());
+            assert!(parse(&changed).is_err(), "{name} as {other:?}");
+            tried += 1;
+        }
+        for dim in 0..rank {
+            let mut changed = file.clone();
+            let at = start + 4 + 8 * dim;
+            let half = number(at) / 2;
+            changed[at..at + 4].copy_from_slice(&half.to_le_bytes());
+            assert!(parse(&changed).is_err(), "{name} with {half} in dimension {dim}");
+            tried += 1;
+        }
+    }
+    assert!(tried > 20, "{tried}");
 }
 
 #[test]

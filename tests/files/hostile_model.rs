@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 use std::fs;
 
 /// A copy of the bundled model that is removed at the end.
-struct Model(Temp);
+pub struct Model(pub Temp);
 
 impl Model {
-    fn copy() -> Self {
+    pub fn copy() -> Self {
         let temp = Temp::new();
         for file in
             ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS]
@@ -23,7 +23,7 @@ impl Model {
     }
 
     /// A copy with a packed file instead of the checkpoint.
-    fn packed() -> Self {
+    pub fn packed() -> Self {
         let model = Self::copy();
         let source = Checkpoint::open(&model.0.0).unwrap();
         let config = fs::read_to_string(model.0.file("config.json")).unwrap();
@@ -35,7 +35,7 @@ impl Model {
     }
 
     /// Rewrites a safetensors file: `edit` gets its header and data.
-    fn edit(&self, file: &str, edit: impl FnOnce(&mut Map<String, Value>, &mut Vec<u8>)) {
+    pub fn edit(&self, file: &str, edit: impl FnOnce(&mut Map<String, Value>, &mut Vec<u8>)) {
         let path = self.0.file(file);
         let bytes = fs::read(&path).unwrap();
         let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -49,7 +49,7 @@ impl Model {
         fs::write(path, out).unwrap();
     }
 
-    fn load(&self, weights: WeightType) -> Result<(), Error> {
+    pub fn load(&self, weights: WeightType) -> Result<(), Error> {
         let options = EngineOptions { weight_type: weights, threads: 1, ..EngineOptions::new(&self.0.0) };
         Engine::load(options).map(|_| ())
     }
@@ -68,7 +68,7 @@ impl Model {
     }
 }
 
-const WEIGHTS: &str = "model.safetensors";
+pub const WEIGHTS: &str = "model.safetensors";
 const NORM: &str = "model.layers.3.input_layernorm.weight";
 const GATE: &str = "model.layers.2.mlp.gate_proj.weight";
 
@@ -132,6 +132,82 @@ fn values_that_are_not_numbers_are_refused() {
         });
         model.refused(word, &[WEIGHTS, name, word]);
     }
+}
+
+/// Zeros from `at` on, in bytes of the data; negative counts from the end.
+fn lose(model: &Model, file: &str, at: isize) {
+    model.edit(file, |_, data| {
+        let at = if at < 0 { data.len() - at.unsigned_abs() } else { at.unsigned_abs() };
+        data[at..].fill(0);
+    });
+}
+
+#[test]
+fn files_whose_end_is_missing_are_refused() {
+    let words = ["is all zeros", "part of the file is missing", "download it again"];
+    // In the middle of the last norm, of the last matrix, and far before.
+    for (at, tensor) in [
+        (-100, "model.norm.weight"),
+        (-512, "model.norm.weight"),
+        (-700, "model.norm.weight"),
+        (-70_000, "model.layers.5.self_attn.q_proj.weight"),
+        (3_000_000, "model.layers.0.self_attn.q_proj.weight"),
+        (1_000_000, "model.embed_tokens.weight"),
+        (0, "model.embed_tokens.weight"),
+    ] {
+        let model = Model::copy();
+        lose(&model, WEIGHTS, at);
+        let cut = matches!(at, -100 | -70_000 | 1_000_000);
+        let words = if cut { ["ends in zeros, and so does", words[1], words[2]] } else { words };
+        model.refused(&format!("from {at}"), &[&[tensor, WEIGHTS][..], &words].concat());
+        assert!(model.load(WeightType::F32).is_err(), "as stored, from {at}");
+    }
+    for at in [-9_000, -40_000, 3_000_000, 0] {
+        let model = Model::packed();
+        lose(&model, PACKED_NAME, at);
+        model.refused(&format!("packed, from {at}"), &[PACKED_NAME, "zeros", words[1], words[2]]);
+    }
+}
+
+#[test]
+fn a_matrix_that_ends_the_file_is_looked_at_and_a_padded_vocabulary_is_not_refused() {
+    // The embedding, which is first in the file, comes last.
+    let ends_with_embedding = || {
+        let model = Model::copy();
+        model.edit(WEIGHTS, |header, data| {
+            let len = header["model.embed_tokens.weight"]["data_offsets"][1].as_u64().unwrap();
+            let all = data.len() as u64;
+            data.rotate_left(len as usize);
+            for (name, entry) in header.iter_mut().filter(|(name, _)| *name != "__metadata__") {
+                let shift = |n: &Value| {
+                    let n = n.as_u64().unwrap();
+                    json!(if name == "model.embed_tokens.weight" { n + all - len } else { n - len })
+                };
+                let offsets = entry["data_offsets"].as_array().unwrap().iter().map(shift).collect();
+                entry["data_offsets"] = Value::Array(offsets);
+            }
+        });
+        model
+    };
+    let row = (2 * dims::DIM) as isize;
+    for padding in [0, 1, 100, dims::VOCAB as isize / 8] {
+        let model = ends_with_embedding();
+        if padding != 0 {
+            lose(&model, WEIGHTS, -padding * row);
+        }
+        model.load(WeightType::Q4_0).unwrap();
+        model.load(WeightType::F32).unwrap();
+    }
+    let model = ends_with_embedding();
+    lose(&model, WEIGHTS, -(dims::VOCAB as isize / 4) * row);
+    model.refused("a quarter", &["model.embed_tokens.weight", "ends in zeros", "download it again"]);
+    // Rows in the middle are what they are.
+    let model = Model::copy();
+    model.edit(WEIGHTS, |h, data| {
+        let at = start(h, GATE);
+        data[at..at + 100 * 2 * dims::DIM].fill(0);
+    });
+    model.load(WeightType::Q4_0).unwrap();
 }
 
 #[test]

@@ -15,6 +15,8 @@ mod hostile_gguf;
 mod hostile_model;
 /// A damaged or malicious safetensors file is accepted or panics; an odd but valid one is refused.
 mod hostile_safetensors;
+/// Text from a file forges a line of an error, controls the terminal, or makes the line too long.
+mod hostile_text;
 /// A mapped file that shrinks while in use ends the process without a line that names it.
 mod sigbus;
 /// A tokenizer read from GGUF gives other ids than the model's own.

@@ -45,6 +45,7 @@ const PARTS: &[Part] = &[
     Part { name: "refusal", when: Always, about: "a model of another architecture is refused in a line", run: another_architecture },
     Part { name: "grammar", when: All, about: "a build without grammars says what brings them", run: a_grammar },
     Part { name: "assertions", when: All, about: "the tests of the CPU and of model files with Rust's checks of pointers", run: with_assertions },
+    Part { name: "long", when: All, about: "a chat of 20,000 turns, which take the same time and memory", run: a_long_chat },
     Part { name: "opencl", when: All, about: "every kernel of the device, with every cache and format", run: every_kernel },
     Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the story model's README says so", run: quality_of_the_cache },
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
@@ -161,6 +162,11 @@ fn every_kernel() -> Outcome {
         return Err(Error::Failed(format!("{ran} tests ran, not {}: see EVERY_KERNEL", EVERY_KERNEL.len())));
     }
     Ok(tally)
+}
+
+/// What nobody wants to wait for in a test run of every day.
+fn a_long_chat() -> Outcome {
+    counted(all_tests().args(["--test", "cli", "--", "--ignored", "--nocapture", "chat::twenty_thousand"]))
 }
 
 fn oclgrind() -> Outcome {

@@ -10,6 +10,7 @@ use crate::model::weights::WeightType;
 use crate::run::options::{EngineOptions, PREFILL_CHUNK};
 use crate::run::session::Notice;
 use clap::Args;
+use files::error::{LINE, one_line};
 use files::{Result, say};
 use numeric::kv::{KvType, KvTypes};
 use std::path::{Path, PathBuf};
@@ -43,11 +44,20 @@ fn default_model() -> PathBuf {
             return path;
         }
     }
-    if baked.exists() {
-        return baked;
-    }
     let exe = std::env::current_exe().unwrap_or_default();
-    exe.parent().unwrap_or(Path::new(".")).into()
+    baked_or_beside(baked, exe.parent().unwrap_or(Path::new(".")))
+}
+
+/// The baked directory; if it is gone, the program's own, unless that holds no model either: then the baked one is what
+/// is missing, and the error names it.
+fn baked_or_beside(baked: PathBuf, beside: &Path) -> PathBuf {
+    let weights = |file: &Path| file.extension().is_some_and(|e| e == "safetensors" || e == "gguf");
+    let holds_model = || {
+        let mut entries = std::fs::read_dir(beside).into_iter().flatten().flatten();
+        entries.any(|entry| weights(&entry.path()))
+    };
+    let shipped = baked.as_os_str().is_empty();
+    if shipped || (!baked.exists() && holds_model()) { beside.into() } else { baked }
 }
 
 /// Where the model is, and what its weights become.
@@ -80,7 +90,7 @@ impl LoadArgs {
             weight_type: self.weights.weight_type,
             prefill_chunk: within("--prefill-chunk", self.prefill_chunk, 4096)?,
             // Under --quiet too: a lost device or a flag without effect explains what follows.
-            notice: Notice::new(|line| say!("{line}")),
+            notice: Notice::new(|line| say!("{}", one_line(line, LINE))),
             ..EngineOptions::new(self.weights.model.path()?)
         };
         self.device.apply(&mut options)?;
@@ -143,5 +153,23 @@ impl ModelArgs {
     #[cfg(feature = "tools")]
     pub fn given_path(&self) -> Option<&Path> {
         self.load.weights.model.model_path.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_baked_folder_that_is_gone_is_named_unless_there_is_a_model_beside_the_program() {
+        let beside = std::env::temp_dir().join(format!("antigravity-beside-{}", std::process::id()));
+        std::fs::create_dir_all(&beside).expect("a directory");
+        let chosen = |baked: &str| baked_or_beside(baked.into(), &beside);
+        assert_eq!(chosen("/no/such/model"), Path::new("/no/such/model"));
+        assert_eq!(chosen(""), beside);
+        assert_eq!(chosen("/"), Path::new("/"));
+        std::fs::write(beside.join("model-00001-of-00002.safetensors"), "").expect("a file");
+        assert_eq!(chosen("/no/such/model"), beside);
+        std::fs::remove_dir_all(&beside).expect("removed");
     }
 }

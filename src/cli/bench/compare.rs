@@ -1,7 +1,7 @@
 //! `--compare`: ratios to the results of an earlier run.
 
 use super::result::BenchResult;
-use crate::cli::report::tame;
+use files::error::one_line;
 use files::{Error, Result, say};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -51,7 +51,7 @@ pub(super) fn apply(result: &mut BenchResult, earlier: &Earlier) {
     for key in ["model", "weight_type", "cpu", "isa"] {
         let now = environment[key].as_str().unwrap_or_default();
         if let Some(then) = earlier.environment[key].as_str().filter(|then| *then != now) {
-            say!("--compare: {key} was {}, now {now}", tame(then, 80));
+            say!("--compare: {key} was {}, now {now}", one_line(then, 80));
         }
     }
 }

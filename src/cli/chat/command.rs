@@ -1,5 +1,7 @@
 //! Lines that begin with a slash.
 
+use files::error::unquoted;
+
 /// What `/help` prints.
 pub(super) const HELP: &str = "\
 /retry           answer the last message again; or ask it, if it got no answer
@@ -59,7 +61,7 @@ impl<'a> Command<'a> {
                 return Err(format!("{word}: stands alone; /help lists the commands"));
             }
             _ => {
-                let word = word.escape_debug();
+                let word = unquoted(word);
                 return Err(format!(
                     "{word}: no such command; /help lists them, and after a blank it is a message"
                 ));

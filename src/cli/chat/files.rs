@@ -2,6 +2,7 @@
 
 use super::Chat;
 use crate::run::saved::{self, Content, State};
+use files::error::unquoted;
 use files::{Error, Result, say};
 use std::path::Path;
 use text::chat::ConversationState;
@@ -51,7 +52,7 @@ impl Chat<'_> {
         };
         let ours = self.conversation.template().name();
         if saved.template != ours {
-            let theirs = saved.template.escape_debug();
+            let theirs = unquoted(&saved.template);
             let why =
                 format!("was saved with a {theirs} chat template, and this model's is {ours}; use that one");
             return Err(Error::model(file, why));

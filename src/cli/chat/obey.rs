@@ -136,7 +136,7 @@ impl Chat<'_> {
     }
 
     /// Tells somebody who types that a command worked.
-    fn note(&self, text: &str) {
+    pub(super) fn note(&self, text: &str) {
         if self.input.is_interactive() && !self.is_quiet() {
             say!("{text}");
         }

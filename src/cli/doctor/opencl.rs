@@ -1,8 +1,8 @@
 //! What `doctor` says about OpenCL: libraries tried, devices, the one to take, and what to do.
 
-use crate::cli::report::tame;
 use crate::opencl::{Cache, Facts};
 use crate::run::plan::mib;
+use files::error::one_line;
 use opencl_runtime::device::{Found, choose, devices};
 use opencl_runtime::facts::LocalMemory;
 use opencl_runtime::load::{Search, remedy};
@@ -21,17 +21,17 @@ pub(super) fn facts(select: Option<&str>) -> Vec<(String, String)> {
             Err(words) if words.starts_with(&tried.name) => words.clone(),
             Err(words) => format!("{}: {words}", tried.name),
         };
-        lines.push(("opencl library".to_string(), tame(&outcome, MOST)));
+        lines.push(("opencl library".to_string(), one_line(&outcome, MOST)));
     }
     let found = devices().unwrap_or_default();
     for (i, device) in found.iter().enumerate() {
-        lines.push((format!("opencl device {i}"), tame(&identity(&device.facts), 2 * MOST)));
+        lines.push((format!("opencl device {i}"), one_line(&identity(&device.facts), 2 * MOST)));
         lines.push((String::new(), sizes(&device.facts)));
         lines.push((String::new(), features(&device.facts)));
     }
     let choice =
         if search.libraries.is_empty() { format!("none: {}", remedy()) } else { choice(found, select) };
-    lines.push(("opencl choice".into(), tame(&choice, 4 * MOST)));
+    lines.push(("opencl choice".into(), one_line(&choice, 4 * MOST)));
     lines.push(("opencl cache".into(), Cache::of_user().describe()));
     lines
 }

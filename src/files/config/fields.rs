@@ -1,5 +1,6 @@
 //! Fields of a JSON object by the type that they should have, and the error for those that are not.
 
+use crate::error::unquoted;
 use serde_json::{Map, Value};
 
 /// One unusable field. Its message is one line.
@@ -29,13 +30,8 @@ impl Fields<'_> {
     }
 
     pub fn err<T>(&self, field: &str, supported: &str) -> Result<T, ConfigError> {
-        const LONGEST: usize = 120; // characters
-        let mut value = self.0.get(field).map_or("missing".into(), Value::to_string);
-        if let Some((end, _)) = value.char_indices().nth(LONGEST) {
-            value.truncate(end);
-            value.push('…');
-        }
-        Err(ConfigError::new(field, value, supported))
+        let found = self.0.get(field).map_or("missing".into(), Value::to_string);
+        Err(ConfigError::new(field, unquoted(&found), supported))
     }
 
     pub fn size(&self, field: &str, default: Option<usize>, max: usize) -> Result<usize, ConfigError> {

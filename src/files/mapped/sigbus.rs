@@ -6,6 +6,7 @@
 //! It may run at any moment on any thread. So it reads nothing but a fixed table of atomics, and calls only
 //! async-signal-safe functions.
 
+use crate::error::one_line;
 use std::ffi::{CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -15,8 +16,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 /// The most files that can be mapped at once.
 pub const MAX_FILES: usize = 256;
 
-/// In bytes. Of a longer path, the end is kept: it has the file's name.
-const MAX_PATH: usize = 512;
+/// In bytes, as messages show it.
+const MAX_PATH: usize = 300;
 
 /// The exit code of an unusable model file, as in [`crate::Error::exit_code`].
 const EXIT_CODE: i32 = 3;
@@ -76,9 +77,8 @@ impl Watch {
         let slot = TABLE.iter().find(|slot| {
             slot.start.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
         })?;
-        let path = path.as_os_str().as_bytes();
-        let path = &path[path.len().saturating_sub(MAX_PATH)..];
-        for (to, &from) in slot.path.iter().zip(path) {
+        let path = one_line(&path.to_string_lossy(), MAX_PATH);
+        for (to, &from) in slot.path.iter().zip(path.as_bytes()) {
             to.store(from, Ordering::Relaxed);
         }
         slot.path_len.store(path.len(), Ordering::Relaxed);

@@ -13,7 +13,8 @@ pub mod names;
 pub mod value;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, DirEntry};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -61,8 +62,10 @@ pub fn is_gguf(path: &Path) -> bool {
 /// [`Error::Model`]: the directory cannot be read or has several.
 pub fn only_gguf(dir: &Path) -> Result<Option<PathBuf>> {
     const SHOWN: usize = 5;
-    let entries = fs::read_dir(dir).map_err(|e| Error::model(dir, format!("cannot be read: {e}")))?;
-    let mut found: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(|p| is_gguf(p)).collect();
+    let unreadable =
+        |e| Error::model(dir, format!("cannot be read: {e}; check the permissions and the disk"));
+    let entries = fs::read_dir(dir).and_then(Iterator::collect::<io::Result<Vec<_>>>).map_err(unreadable)?;
+    let mut found: Vec<PathBuf> = entries.iter().map(DirEntry::path).filter(|p| is_gguf(p)).collect();
     if found.len() < 2 {
         return Ok(found.pop());
     }

@@ -3,6 +3,7 @@
 use super::checkpoint::Checkpoint;
 use crate::dims::{MODEL, baked};
 use files::config::ModelConfig;
+use files::source::is_there;
 use files::{Error, Result};
 use std::fs;
 use std::path::Path;
@@ -19,7 +20,7 @@ pub fn config_of(dir: &Path, checkpoint: &Checkpoint) -> Result<String> {
         return Ok(config.to_json());
     }
     let file = dir.join("config.json");
-    if !file.exists() {
+    if !is_there(&file)? {
         return Err(Error::model(&file, "is missing; download the whole model"));
     }
     let text = read_text(&file)?;

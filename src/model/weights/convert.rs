@@ -7,6 +7,7 @@ use super::checkpoint::{Checkpoint, Stored};
 use super::spec::{Role, Spec};
 use super::storage::{Loaded, Storage};
 use super::weight_type::WeightType;
+use super::zeros::{self, Values};
 use files::blocks::Dtype;
 use files::blocks::gguf::decode;
 use files::mapped::{AlignedBytes, Plane};
@@ -40,7 +41,7 @@ pub fn is_converted(stored: &Stored, storage: Storage) -> bool {
 ///
 /// # Errors
 ///
-/// [`Error::Model`]: the tensor is missing or wrong, or a value that was converted is not finite.
+/// [`Error::Model`]: the tensor is missing or wrong, has lost its end, or a value that was converted is not finite.
 pub(super) fn load_one(
     checkpoint: &Checkpoint,
     spec: &Spec,
@@ -48,6 +49,8 @@ pub(super) fn load_one(
     threads: usize,
 ) -> Result<Loaded> {
     let stored = checkpoint.find(spec)?;
+    let Stored { name, data, file, .. } = &stored;
+    zeros::check(spec, &Values { file, name, data, parts: spec.rows })?;
     let storage = Storage::of(spec, stored.block, weight_type);
     let planes = if spec.role == Role::Vector {
         vec![vector(&stored, spec)?]

@@ -6,6 +6,7 @@ use super::pack;
 use super::weight_type::WeightType;
 use files::packed_file::{self, LAYOUT, PACKED_NAME, key};
 use files::source::gguf::{Gguf, is_gguf, only_gguf};
+use files::source::is_there;
 use files::{Error, Result, hub};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,12 @@ pub struct OpenModel {
 /// Either of these makes a directory a safetensors model.
 const CHECKPOINT: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
 
+/// Whether a directory has any of these files.
+fn has_any<'a>(dir: &Path, files: impl IntoIterator<Item = &'a str>) -> Result<bool> {
+    let found: Result<Vec<bool>> = files.into_iter().map(|file| is_there(&dir.join(file))).collect();
+    Ok(found?.contains(&true))
+}
+
 impl ModelPath {
     /// Takes a directory, a `.safetensors` file, a packed file or a `.gguf` file. A directory with one GGUF file and
     /// no safetensors stands for that file, a folder `models--org--name` of the Hugging Face cache for its snapshot.
@@ -51,8 +58,7 @@ impl ModelPath {
             let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
             return Ok(Self { dir: dir.into(), weights: path.into() });
         }
-        let there = |file: &str| fs::symlink_metadata(path.join(file)).is_ok();
-        let safetensors = CHECKPOINT.into_iter().chain([PACKED_NAME]).any(there);
+        let safetensors = has_any(path, CHECKPOINT.into_iter().chain([PACKED_NAME]))?;
         let gguf = if safetensors { None } else { only_gguf(path)? };
         Ok(Self { dir: path.into(), weights: gguf.unwrap_or_else(|| path.into()) })
     }
@@ -73,7 +79,7 @@ impl ModelPath {
     pub fn open(&self, weight_type: WeightType) -> Result<OpenModel> {
         let checkpoint = self.open_weights(weight_type)?;
         // In a directory, a tokenizer.json comes before what a packed file says.
-        let own_tokenizer = self.weights.is_dir() && self.weights.join("tokenizer.json").exists();
+        let own_tokenizer = self.weights.is_dir() && is_there(&self.weights.join("tokenizer.json"))?;
         let packed = checkpoint.packed().filter(|_| !own_tokenizer);
         let packed_gguf = packed.map(packed_file::gguf).transpose()?.flatten();
         let weight_type = checkpoint.settle(weight_type);
@@ -86,7 +92,7 @@ impl ModelPath {
         let Some(packed) = self.packed().filter(|packed| packed.is_file()) else {
             return Checkpoint::open(&self.weights);
         };
-        if self.weights.is_dir() && !CHECKPOINT.iter().any(|file| self.weights.join(file).exists()) {
+        if self.weights.is_dir() && !has_any(&self.weights, CHECKPOINT)? {
             return Checkpoint::open(&packed);
         }
         let checkpoint = Checkpoint::open(&self.weights)?;

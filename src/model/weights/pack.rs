@@ -12,6 +12,7 @@ use super::convert::{LoadOptions, load_one};
 use super::spec::{Role, Spec, table};
 use super::storage::{Loaded, LoadedModel, Part, Storage};
 use super::weight_type::WeightType;
+use super::zeros::{self, Values};
 use files::atomic_file::Unfinished;
 use files::blocks::{BlockType, Dtype};
 use files::mapped::Plane;
@@ -19,7 +20,7 @@ use files::packed_file::{GGUF, LAYOUT, key, layout_version};
 use files::source::Source;
 use files::source::gguf::Gguf;
 use files::{Error, Result};
-use numeric::quant::format::Format;
+use numeric::quant::format::{Format, GROUP_ROWS};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
@@ -200,6 +201,7 @@ pub(super) fn read(source: &Source, weight_type: WeightType) -> Result<LoadedMod
             parts.iter().map(|part| plane(source, &spec, part)).collect::<std::result::Result<_, _>>();
         let loaded = Loaded { storage, planes: planes.map_err(err)? };
         check_finite(&spec, &loaded).map_err(err)?;
+        check_zeros(source, &spec, &loaded)?;
         tensors.insert(spec.name, loaded);
     }
     let fingerprint = meta(source, key::SOURCE)?.clone();
@@ -213,6 +215,16 @@ fn plane(source: &Source, spec: &Spec, part: &Part) -> std::result::Result<Plane
     let (found, want) = (t.data.bytes().len(), padded(part.len));
     let plane = t.data.slice(0..part.len).filter(|_| t.dtype == Dtype::U8 && found == want);
     plane.ok_or_else(|| format!("tensor {name} has {found} bytes, not {want}"))
+}
+
+/// Refuses tensors of zeros. Those of blocks have scales of zero.
+fn check_zeros(source: &Source, spec: &Spec, loaded: &Loaded) -> Result<()> {
+    let (data, parts) = match (loaded.storage, &loaded.planes[..]) {
+        (Storage::Blocks(_), [_, scales]) => (scales, spec.rows.div_ceil(GROUP_ROWS)),
+        (_, [data]) => (data, spec.rows),
+        _ => return Ok(()),
+    };
+    zeros::check(spec, &Values { file: source.path(), name: &spec.name, data, parts })
 }
 
 /// Refuses scales and vectors that are NaN or infinite.

@@ -32,6 +32,11 @@ impl Spec {
     pub fn quantises(&self) -> bool {
         self.role == Role::Matrix && self.cols.is_multiple_of(BLOCK)
     }
+
+    /// Whether it has a row for each token.
+    pub fn is_vocabulary(&self) -> bool {
+        self.role == Role::Embedding || self.name == HEAD
+    }
 }
 
 /// Every tensor of the baked model, in the order of a forward pass.

@@ -1,16 +1,19 @@
 //! A conversation as token ids. Wherever the template allows, new turns only append, so that a cache stays valid.
 
 use super::{Context, Ending, Message, Moment, Role, Segment, Template, encode_segments};
-use crate::Result;
 use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// Turns as ids: questions as the template renders them, answers exactly as they were generated.
 ///
 /// Encoding an answer again from its text may give other ids than those generated, and the cache would have to be
-/// computed again from there. So every question renders the whole conversation; if the result begins with what was
-/// said before, only the rest is encoded. If it does not, because the template changes earlier turns (Qwen 3 drops the
-/// thinking of earlier answers), all ids are new, and a cache keeps the common prefix.
+/// computed again from there. So a question is rendered with what was said before it; if the result begins with that,
+/// only the rest is encoded. If it does not, because the template changes earlier turns (Qwen 3 drops the thinking of
+/// earlier answers), the whole conversation is rendered, all ids are new, and a cache keeps the common prefix.
+///
+/// The turn before a question is enough to find what follows it. That this gives the same as the whole conversation is
+/// checked for the first few questions ([`Rendered`]); from then on a turn costs the same however many there were.
 #[derive(Debug, Clone)]
 pub struct Conversation {
     template: Template,
@@ -21,6 +24,33 @@ pub struct Conversation {
     ids: Vec<u32>,
     /// `ids` before each question.
     before: Vec<Before>,
+    rendered: Rendered,
+}
+
+/// How much of a conversation is rendered to find what follows an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rendered {
+    /// All of it, and the last turn alone, which gave the same for so many questions.
+    Both(u32),
+    /// The last turn, which always gave the same.
+    LastTurn,
+    /// All of it, since the last turn alone gave something else.
+    All,
+}
+
+impl Rendered {
+    /// So many questions tell what a template does: none has patterns of more turns.
+    const ENOUGH: u32 = 6;
+
+    /// After another question, for which the last turn gave the same as all or not.
+    fn next(self, same: bool) -> Self {
+        match self {
+            Rendered::Both(_) if !same => Rendered::All,
+            Rendered::Both(Self::ENOUGH) => Rendered::LastTurn,
+            Rendered::Both(n) => Rendered::Both(n + 1),
+            settled => settled,
+        }
+    }
 }
 
 /// How to restore the ids before a question.
@@ -61,8 +91,8 @@ impl ConversationState {
 impl Conversation {
     /// An empty conversation.
     pub fn new(template: Template, system: Option<String>) -> Self {
-        let (messages, ids) = (Vec::new(), Vec::new());
-        Self { template, system, now: Moment::now(), messages, ids, before: Vec::new() }
+        let (messages, ids, before) = (Vec::new(), Vec::new(), Vec::new());
+        Self { template, system, now: Moment::now(), messages, ids, before, rendered: Rendered::Both(0) }
     }
 
     /// The state to save, for [`Conversation::resume`].
@@ -99,15 +129,7 @@ impl Conversation {
     /// # Errors
     /// See [`Template::encode`]; the conversation is then unchanged.
     pub fn ask(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<()> {
-        let whole =
-            self.render(tokenizer, &[&self.messages[..], &[Message::new(Role::User, text)]].concat())?;
-        let more = match self.messages.split_last() {
-            Some((answer, asked)) if answer.role == Role::Assistant => {
-                after(&whole, &self.render(tokenizer, asked)?, &answer.content)
-            }
-            _ => None,
-        };
-        let before = match more {
+        let before = match self.following(tokenizer, text)? {
             Some(more) => {
                 let ids = encode_segments(tokenizer, more)?;
                 let kept = self.ids.len();
@@ -115,7 +137,7 @@ impl Conversation {
                 Before { kept, rest: Vec::new() }
             }
             None => {
-                let ids = encode_segments(tokenizer, whole)?;
+                let ids = encode_segments(tokenizer, self.render(tokenizer, &self.with_question(0, text))?)?;
                 let kept = self.ids.iter().zip(&ids).take_while(|(a, b)| a == b).count();
                 let rest = std::mem::replace(&mut self.ids, ids).split_off(kept);
                 Before { kept, rest }
@@ -124,6 +146,44 @@ impl Conversation {
         self.before.push(before);
         self.messages.push(Message::new(Role::User, text));
         Ok(())
+    }
+
+    /// The messages from `first` on, and a question.
+    fn with_question(&self, first: usize, text: &str) -> Vec<Message> {
+        [&self.messages[first..], &[Message::new(Role::User, text)]].concat()
+    }
+
+    /// What follows the last answer when `text` is asked; `None` where the template changes what was said before.
+    fn following(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<Option<Vec<Segment>>> {
+        const TURN: usize = 2;
+        let Some(turn) = self.messages.len().checked_sub(TURN) else { return Ok(None) };
+        let last = self.following_from(turn, tokenizer, text);
+        if turn == 0 || (self.rendered == Rendered::LastTurn && last.is_ok()) {
+            return last;
+        }
+        match self.following_from(0, tokenizer, text) {
+            // A template has limits; that of a saved conversation may have been reached before.
+            Err(Error::Model(_)) if self.rendered != Rendered::All && last.is_ok() => last,
+            all => {
+                self.rendered = self.rendered.next(all == last);
+                all
+            }
+        }
+    }
+
+    /// The same, with only the messages from `first` on.
+    fn following_from(
+        &self,
+        first: usize,
+        tokenizer: &Tokenizer,
+        text: &str,
+    ) -> Result<Option<Vec<Segment>>> {
+        let Some((answer, asked)) = self.messages[first..].split_last() else { return Ok(None) };
+        if answer.role != Role::Assistant {
+            return Ok(None);
+        }
+        let whole = self.render(tokenizer, &self.with_question(first, text))?;
+        Ok(after(&whole, &self.render(tokenizer, asked)?, &answer.content))
     }
 
     /// `messages` and the start of an answer.
@@ -151,6 +211,32 @@ impl Conversation {
             }
         }
         None
+    }
+
+    /// Forgets the oldest turns, so that what is left takes at most `most` ids; the last turn stays in any case. Their
+    /// answers are encoded again.
+    ///
+    /// # Errors
+    /// See [`Template::encode`]; the conversation is then unchanged.
+    pub fn forget_oldest(&mut self, tokenizer: &Tokenizer, most: usize) -> Result<()> {
+        let fits = |before: &Before| self.ids.len() - before.kept.min(self.ids.len()) <= most;
+        let Some(first) = self.before.iter().position(fits).or(self.before.len().checked_sub(1)) else {
+            return Ok(());
+        };
+        let mut questions = self.messages.iter().enumerate().filter(|(_, m)| m.role == Role::User);
+        let Some((start, _)) = questions.nth(first).filter(|_| first > 0) else { return Ok(()) };
+        let mut rest = Self { now: self.now, ..Self::new(self.template.clone(), self.system.clone()) };
+        rest.rendered = self.rendered;
+        for Message { role, content } in &self.messages[start..] {
+            if *role == Role::User {
+                rest.ask(tokenizer, content)?;
+            } else {
+                rest.ids.extend(tokenizer.encode_plain(content)?);
+                rest.messages.push(Message::new(*role, content.as_str()));
+            }
+        }
+        *self = rest;
+        Ok(())
     }
 
     /// The number of questions.
@@ -195,39 +281,4 @@ fn after(whole: &[Segment], head: &[Segment], answer: &str) -> Option<Vec<Segmen
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn text(t: &str) -> Segment {
-        Segment::Text(t.into())
-    }
-
-    fn control(t: &str) -> Segment {
-        Segment::Control(t.into())
-    }
-
-    #[test]
-    fn what_follows_an_answer() {
-        let head = [control("<"), text("user q\n"), control("<"), text("bot\n")];
-        let whole = |answer: &str| {
-            let answer = format!("bot\n{answer}");
-            [&head[..3], &[text(&answer), control(">"), text("\nuser")]].concat()
-        };
-        let rest = Some(vec![control(">"), text("\nuser")]);
-        for (said, kept) in
-            [("a b", "a b"), (" a\n", "a"), (" a\n", " a"), ("", ""), ("\n", ""), ("a ", "a ")]
-        {
-            assert_eq!(after(&whole(kept), &head, said), rest, "{said:?}");
-        }
-        assert_eq!(after(&whole("a"), &head, "<think>x</think>a"), None);
-        assert_eq!(after(&whole("a")[1..], &head, "a"), None);
-        assert_eq!(after(&head, &whole("a"), "a"), None);
-        // Plain paragraphs: all of it is one part.
-        assert_eq!(after(&[text("q\na\nr\n")], &[text("q\n")], "a"), Some(vec![text("\nr\n")]));
-        // The head ends with a control token.
-        assert_eq!(
-            after(&[control("<"), text("a"), control(">")], &[control("<")], "a"),
-            Some(vec![control(">")])
-        );
-    }
-}
+mod tests;

@@ -17,18 +17,18 @@ mod tests;
 
 use super::{Context, Ending, Message, Role, Segment, Segments};
 use crate::tokenizer::Tokenizer;
-use crate::tokenizer::files::cut;
 use crate::{Error, Result};
 use files::containment::{self, Subject};
+use files::error::unquoted;
 use minijinja::{ErrorKind, Value};
 use source::Marks;
 use std::error::Error as _;
 
-/// Longest source; real ones have up to 30 KB.
-pub(super) const MAX_SOURCE: u64 = 128_000;
+/// Longest source; most have up to 30 KB, some with many tools and languages several hundred.
+pub(super) const MAX_SOURCE: u64 = 1 << 20;
 /// Fuel of a rendering, and more for every message: a unit is a step of the interpreter or 64 bytes that it makes.
-/// Real templates take up to 150 steps a message.
-const FUEL: u64 = 1_000_000;
+/// Real templates take up to 150 steps a message. All of it makes 32 MiB of text.
+const FUEL: u64 = (32 << 20) / 64;
 const FUEL_PER_MESSAGE: u64 = 1_000;
 /// Private-use characters. A block of them that no message uses stands for the control tokens.
 const PRIVATE: u32 = 0xF0000;
@@ -134,7 +134,7 @@ impl Jinja {
                 if let Some(token) = special.iter().filter(words).find(|t| text.contains(t.as_str())) {
                     let what = format!(
                         "puts the control token {} together from parts, which is not supported",
-                        cut(token)
+                        unquoted(token)
                     );
                     return Err(self.fault(None, &what));
                 }
@@ -248,7 +248,7 @@ impl Jinja {
     fn explain(&self, fault: Fault) -> Error {
         match fault {
             Fault::Refused(message) => {
-                Error::Usage(format!("{}: refuses these messages: {}", self.place, cut(&message)))
+                Error::Usage(format!("{}: refuses these messages: {}", self.place, unquoted(&message)))
             }
             Fault::Broken(line, why) => self.fault(line, &why),
         }
@@ -283,8 +283,8 @@ impl From<minijinja::Error> for Fault {
         }
         let why = match (e.kind(), e.detail()) {
             (ErrorKind::OutOfFuel, _) => "takes too many steps or makes too much text".into(),
-            (ErrorKind::InvalidOperation, Some(detail)) => cut(detail),
-            (kind, Some(detail)) => cut(&format!("{kind}: {detail}")),
+            (ErrorKind::InvalidOperation, Some(detail)) => unquoted(detail),
+            (kind, Some(detail)) => unquoted(&format!("{kind}: {detail}")),
             (kind, None) => kind.to_string(),
         };
         Fault::Broken(e.line(), why)

@@ -89,8 +89,19 @@ fn templates_come_from_either_file() {
     assert_eq!(source(), Ok("y".into()));
     write("tokenizer_config.json", r#"{"chat_template": [{"name": "tool_use", "template": "x"}]}"#);
     assert_eq!(Template::load(&dir), Ok(Template::Plain));
-    write("tokenizer_config.json", r#"{"chat_template": 5}"#);
-    assert!(matches!(Template::load(&dir), Err(Error::Model(m)) if m.contains("`chat_template`")));
+    for wrong in [
+        "5",
+        "true",
+        "{\"default\": \"x\"}",
+        "[\"x\"]",
+        r#"[{"name": "default", "template": 5}]"#,
+        r#"[{"name": "default"}]"#,
+        r#"[{"name": 5, "template": "x"}, {"name": "default", "template": "y"}]"#,
+    ] {
+        write("tokenizer_config.json", &format!("{{\"chat_template\": {wrong}}}"));
+        let e = Template::load(&dir).expect_err(wrong).to_string();
+        assert!(e.contains("`chat_template` is neither a text nor a list of {name, template}"), "{e}");
+    }
     write("tokenizer_config.json", r#"{"chat_template": "a\n{{ b"}"#);
     let e = source().expect_err("broken");
     assert!(e.contains("tokenizer_config.json: field `chat_template`, line 2: syntax error"), "{e}");
@@ -98,7 +109,7 @@ fn templates_come_from_either_file() {
     write("chat_template.jinja", "{{ eos_token }}");
     assert_eq!(source(), Ok("{{ eos_token }}".into()));
     assert_eq!(Template::load(&dir).and_then(|t| t.format(&[])), Ok("</s>".into()));
-    write("chat_template.jinja", &" ".repeat(300_000));
+    write("chat_template.jinja", &" ".repeat(1_100_000));
     assert!(matches!(Template::load(&dir), Err(Error::Model(m)) if m.contains("chat_template.jinja")));
     std::fs::remove_dir_all(&dir).expect("removable");
 }
@@ -139,10 +150,10 @@ fn a_gguf_file_has_the_template_of_its_directory() {
     // The key of a number takes the place of the template's.
     let key = |bytes: &[u8], key: &[u8]| bytes.windows(key.len()).position(|w| w == key).expect("the key");
     let at = key(&bytes, b"tokenizer.chat_template");
-    bytes[at] = b'T';
+    // Five letters more here and five fewer there: what follows stays in its place.
+    bytes.splice(at - 8..at + 23, [&28u64.to_le_bytes()[..], b"tokenizer.chat_template.none"].concat());
     let at = key(&bytes, b"general.quantization_version");
     bytes.splice(at - 8..at + 28, [&23u64.to_le_bytes()[..], b"tokenizer.chat_template"].concat());
-    bytes.extend([0; 32]); // for tensors, which may end later now
     let e = load(&bytes);
     assert!(e.contains(".gguf: metadata \"tokenizer.chat_template\" is 2; supported: a string"), "{e}");
 }

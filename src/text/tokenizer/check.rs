@@ -3,8 +3,9 @@
 //!
 //! Messages name the field and the value; the caller adds the file.
 
-use super::files::{check_nesting, cut, shown};
+use super::files::{check_nesting, shown};
 use super::parts::{self, DecoderKind};
+use files::error::unquoted;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
@@ -113,7 +114,7 @@ impl Merge {
             Some((a, b)) if !a.is_empty() && !b.is_empty() && !b.contains(' ') => Ok((a.into(), b.into())),
             _ => Err(format!(
                 "field `model.merges` has {}, not two tokens with one space between them",
-                cut(&text)
+                unquoted(&text)
             )),
         }
     }
@@ -141,14 +142,15 @@ fn vocab<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(String, u32)
 /// Reads and checks a file for a model with ids below `limit`.
 pub(super) fn check(json: &[u8], limit: usize) -> Result<Checked, String> {
     check_nesting(json)?;
-    let syntax = |e: serde_json::Error| format!("is not a valid tokenizer.json ({})", cut(&e.to_string()));
+    let syntax =
+        |e: serde_json::Error| format!("is not a valid tokenizer.json ({})", unquoted(&e.to_string()));
     let head: Head = serde_json::from_slice(json).map_err(syntax)?;
     if let Some(kind) = head.model.kind.filter(|k| k != "BPE") {
-        return Err(format!("field `model.type` is {}; supported: \"BPE\"", cut(&kind)));
+        return Err(format!("field `model.type` is {}; supported: \"BPE\"", unquoted(&kind)));
     }
     let file: File<'_> = serde_json::from_slice(json).map_err(syntax)?;
     if let Some(version) = file.version.filter(|v| v != "1.0") {
-        return Err(format!("field `version` is {}; supported: \"1.0\"", cut(&version)));
+        return Err(format!("field `version` is {}; supported: \"1.0\"", unquoted(&version)));
     }
     let model = file.model;
     check_model(&model)?;
@@ -158,7 +160,9 @@ pub(super) fn check(json: &[u8], limit: usize) -> Result<Checked, String> {
         None => None,
         Some(unk) => match model.vocab.iter().find(|(t, _)| *t == unk) {
             Some((_, id)) => Some((unk, *id)),
-            None => return Err(format!("field `model.unk_token` is {}, not in `model.vocab`", cut(&unk))),
+            None => {
+                return Err(format!("field `model.unk_token` is {}, not in `model.vocab`", unquoted(&unk)));
+            }
         },
     };
     let post = parts::post_processor(step("post_processor", file.post_processor)?.as_ref())?;
@@ -195,7 +199,7 @@ fn step(field: &str, json: Option<&RawValue>) -> Result<Option<Value>, String> {
         return Err(format!("field `{field}` has {} bytes; supported: up to {MAX_STEP}", json.len()));
     }
     let value =
-        serde_json::from_str(json).map_err(|e| format!("field `{field}`: {}", cut(&e.to_string())))?;
+        serde_json::from_str(json).map_err(|e| format!("field `{field}`: {}", unquoted(&e.to_string())))?;
     Ok(Some(value).filter(|value: &Value| !value.is_null()))
 }
 
@@ -208,7 +212,7 @@ fn check_model(model: &Bpe) -> Result<(), String> {
         ("end_of_word_suffix", &model.end_of_word_suffix),
     ] {
         if let Some(value) = value.as_ref().filter(|v| !v.is_empty()) {
-            return Err(format!("field `model.{name}` is {}; supported: null or \"\"", cut(value)));
+            return Err(format!("field `model.{name}` is {}; supported: null or \"\"", unquoted(value)));
         }
     }
     if model.vocab.is_empty() {
@@ -239,10 +243,14 @@ fn table(vocab: &[(String, u32)], added: &[Added], limit: usize) -> Result<Vec<O
     let mut ids: HashMap<&str, u32> = HashMap::with_capacity(vocab.len());
     for (token, id) in vocab {
         if ids.insert(token, *id).is_some() {
-            return Err(format!("field `model.vocab` has the token {} twice", cut(token)));
+            return Err(format!("field `model.vocab` has the token {} twice", unquoted(token)));
         }
         if let Some(other) = tokens[*id as usize].replace(token.clone()) {
-            return Err(format!("field `model.vocab` gives id {id} to {} and {}", cut(&other), cut(token)));
+            return Err(format!(
+                "field `model.vocab` gives id {id} to {} and {}",
+                unquoted(&other),
+                unquoted(token)
+            ));
         }
     }
     if added.iter().map(|a| a.content.len()).sum::<usize>() > MAX_ADDED {
@@ -260,7 +268,10 @@ fn table(vocab: &[(String, u32)], added: &[Added], limit: usize) -> Result<Vec<O
         let in_vocab = ids.get(content.as_str());
         let taken = tokens[*id as usize].as_ref().filter(|t| *t != content);
         if taken.is_some() || in_vocab.is_some_and(|other| other != id) {
-            return Err(format!("field `added_tokens` gives id {id} to {}, which is taken", cut(content)));
+            return Err(format!(
+                "field `added_tokens` gives id {id} to {}, which is taken",
+                unquoted(content)
+            ));
         }
         tokens[*id as usize] = Some(content.clone());
     }

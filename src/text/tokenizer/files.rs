@@ -1,6 +1,7 @@
 //! Finds a model's settings and reads the text files of its directory. The files are not trusted.
 
 use crate::{Error, Result};
+use files::error;
 use files::packed_file::{self, PACKED_NAME};
 use files::source::Source;
 use files::source::gguf::Gguf;
@@ -120,16 +121,7 @@ pub fn check_nesting(json: &[u8]) -> std::result::Result<(), String> {
 
 /// A value for a message, cut to a readable length.
 pub fn shown(value: &Value) -> String {
-    cut(&value.to_string())
-}
-
-/// A text for a message, on one line of a readable length.
-pub fn cut(text: &str) -> String {
-    let mut short: String = text.chars().take(100).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if short.len() < text.len() {
-        short.push('…');
-    }
-    short
+    error::unquoted(&value.to_string())
 }
 
 #[cfg(test)]

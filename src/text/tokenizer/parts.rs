@@ -1,7 +1,8 @@
 //! The steps around the model in a `tokenizer.json`: which are supported, and their limits.
 
-use super::files::{cut, shown};
+use super::files::shown;
 use super::pattern;
+use files::error::unquoted;
 use serde_json::Value;
 
 /// Steps within steps; published files have one level.
@@ -203,7 +204,7 @@ fn template(step: &Value) -> Check<Around> {
             let Some(ids) = ids.and_then(Value::as_array).filter(|ids| ids.len() <= MAX_AROUND) else {
                 return Err(format!(
                     "field `{field}` names {}, which `post_processor.special_tokens` gives no ids",
-                    cut(name)
+                    unquoted(name)
                 ));
             };
             for id in ids {

@@ -1,6 +1,7 @@
 //! Files that are no session of this run, by accident or on purpose: one error each, no panic, an empty session.
 
 use super::engine;
+use crate::bed::hostile;
 use crate::bed::place;
 use crate::bed::program::{Temp, fails, greedy, mentions, text};
 use antigravity::run::eviction::{Eviction, Policy};
@@ -86,6 +87,19 @@ fn a_file_cut_anywhere_is_refused() {
         bed.refused(&bed.good[..n], 3);
     }
     bed.refused(&[&bed.good[..], &[0]].concat(), 3);
+}
+
+#[test]
+fn no_text_of_a_session_gets_into_an_error_as_it_is() {
+    let bed = Bed::new();
+    let header = serde_json::from_slice(&bed.good[PREFIX..PREFIX + bed.header]).expect("a header");
+    for (place, changed) in hostile::variants(&header, &hostile::text()) {
+        if let Err(e) = bed.load(&bed.forged(|header| *header = changed)) {
+            hostile::assert_line(&place, &e.to_string());
+        }
+    }
+    let line = bed.refused(&bed.forged(|header| header["model"] = hostile::text().into()), 3);
+    mentions(&line, &["another model", "\\u{1b}[2J", "…", "give --session another file"]);
 }
 
 #[test]

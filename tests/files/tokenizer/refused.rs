@@ -37,7 +37,11 @@ fn cases() -> Vec<(Made, &'static [&'static str])> {
         (bpe().integers("token_type", &[TEXT; 259]), &["token_type\" is an array of 259", "260 integers"]),
         (bpe().integers("token_type", &types(7)), &["token_type\": element 259 is 7", "1 to 6"]),
         (bpe().integers("token_type", &types(-1)), &["token_type\": element 259 is -1"]),
-        (bpe().floats("token_type", &[1.0; 260]), &["token_type\": element 0 is 1"]),
+        (bpe().floats("token_type", &[1.0; 260]), &["token_type\" is an array of 260", "Float32", "32 bits"]),
+        (
+            bpe().with("token_type", ARRAY, array(U8, 260, [1; 260])),
+            &["token_type\" is an array of 260", "Uint8", "32 bits"],
+        ),
         (bpe().integers("token_type", &types(BYTE)), &["element 259 is \"<|end|>\"", "a byte"]),
         (bpe().number("token_type", 1), &["token_type\" is 1"]),
         (bpe().without("merges"), &["tokenizer.ggml.merges\" is missing"]),

@@ -91,15 +91,7 @@ impl Header {
         let len = cursor.position();
         // No overflow: a header is limited to 128 MiB.
         let data = (len as u64).next_multiple_of(alignment)..file.len() as u64;
-        let mut entries = BTreeMap::new();
-        for info in infos {
-            let entry = info.place(&data, alignment).map_err(|e| within(&info.name, e))?;
-            if entries.contains_key(&info.name) {
-                return Err(format!("tensor {} is there twice", quoted(&info.name)));
-            }
-            entries.insert(info.name, entry);
-        }
-        check_apart(&entries)?;
+        let entries = place_all(infos, &data, alignment)?;
         Ok(Header { version, metadata, tensors: entries, len, pairs_end })
     }
 
@@ -197,16 +189,26 @@ impl Info {
     }
 }
 
-/// Checks that no two tensors share bytes.
-fn check_apart(entries: &BTreeMap<String, Entry>) -> Result<(), String> {
-    let mut order: Vec<(&String, &Range<usize>)> =
-        entries.iter().map(|(name, entry)| (name, &entry.range)).collect();
-    order.sort_by_key(|(_, range)| range.start);
-    for pair in order.windows(2) {
-        let [(before, first), (after, second)] = pair else { continue };
-        if second.start < first.end {
-            return Err(within(after, format_args!("overlaps tensor {}", quoted(before))));
+/// Places the tensors, which follow one another in the order of their infos, each padded to the alignment.
+///
+/// So a wrong type or dimension of one tensor shows in the offset of the next, or in what is left of the file.
+fn place_all(infos: Vec<Info>, data: &Range<u64>, alignment: u64) -> Result<BTreeMap<String, Entry>, String> {
+    let (mut entries, mut end) = (BTreeMap::new(), 0);
+    for info in infos {
+        let entry = info.place(data, alignment).map_err(|e| within(&info.name, e))?;
+        if info.offset != end {
+            let what = format!("offset is {}, but the tensors before it end at {end}", info.offset);
+            return Err(within(&info.name, what));
         }
+        end = (info.offset + info.bytes).next_multiple_of(alignment); // no overflow: it is inside the file
+        if entries.contains_key(&info.name) {
+            return Err(format!("tensor {} is there twice", quoted(&info.name)));
+        }
+        entries.insert(info.name, entry);
     }
-    Ok(())
+    let room = data.end.saturating_sub(data.start);
+    if !entries.is_empty() && room > end {
+        return Err(format!("the tensors end at {end}, but the file has {room} bytes of data"));
+    }
+    Ok(entries)
 }

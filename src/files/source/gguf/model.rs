@@ -12,17 +12,51 @@ use crate::blocks::{BlockType, Dtype};
 use crate::config::{ConfigError, ModelConfig, RopeScaling};
 use crate::error::quoted;
 
-/// Keys, without `ARCH.`, and the fields of `config.json` that they stand for.
-const FIELDS: [(&str, &str); 9] = [
-    ("block_count", "num_hidden_layers"),
-    ("embedding_length", "hidden_size"),
-    ("feed_forward_length", "intermediate_size"),
-    ("attention.head_count", "num_attention_heads"),
-    ("attention.head_count_kv", "num_key_value_heads"),
-    ("attention.key_length", "head_dim"),
-    ("context_length", "max_position_embeddings"),
-    (EPSILON, "rms_norm_eps"),
-    ("rope.freq_base", "rope_theta"),
+/// What the value of a key may be.
+#[derive(Clone, Copy)]
+enum Form {
+    Integer,
+    /// An integer, or an array of one for each layer.
+    PerLayer,
+    Float,
+}
+
+use Form::*;
+
+impl Form {
+    fn name(self) -> &'static str {
+        match self {
+            Integer => "an integer",
+            PerLayer => "an integer, or an array of one integer of 32 bits for every layer, all the same",
+            Float => "a floating-point number",
+        }
+    }
+
+    /// The number, if the value has this form.
+    fn read(self, value: &Value) -> Option<Number> {
+        match (self, value) {
+            (Float, _) => Number::from_f64(value.as_f64()?),
+            (PerLayer, Value::Array(array)) => {
+                let mut values = array.integers32()?;
+                let first = values.next()?;
+                if values.all(|value| value == first) { Integer.read(&first) } else { None }
+            }
+            _ => value.as_u64().map(Number::from),
+        }
+    }
+}
+
+/// Keys, without `ARCH.`, what they may be, and the fields of `config.json` that they stand for.
+const FIELDS: [(&str, Form, &str); 9] = [
+    ("block_count", Integer, "num_hidden_layers"),
+    ("embedding_length", Integer, "hidden_size"),
+    ("feed_forward_length", PerLayer, "intermediate_size"),
+    ("attention.head_count", PerLayer, "num_attention_heads"),
+    ("attention.head_count_kv", PerLayer, "num_key_value_heads"),
+    ("attention.key_length", Integer, "head_dim"),
+    ("context_length", Integer, "max_position_embeddings"),
+    (EPSILON, Float, "rms_norm_eps"),
+    ("rope.freq_base", Float, "rope_theta"),
 ];
 
 /// The only key that `config.json` may lack and a GGUF file may not.
@@ -89,8 +123,8 @@ impl<'a> Keys<'a> {
 
     /// The error with the key instead of the field of `config.json`.
     fn renamed(&self, e: ConfigError) -> ConfigError {
-        match FIELDS.iter().find(|(_, field)| *field == e.field) {
-            Some((key, _)) => ConfigError { field: self.full(key), ..e },
+        match FIELDS.iter().find(|(.., field)| *field == e.field) {
+            Some((key, ..)) => ConfigError { field: self.full(key), ..e },
             None => e,
         }
     }
@@ -112,9 +146,9 @@ impl<'a> Keys<'a> {
                 return self.err(key, "no scaling, or rope_freqs.weight");
             }
         }
-        let factor = self.get("rope.scaling.factor").and_then(Value::as_f64);
         let off = self.get("rope.scaling.type").is_some(); // then it is "none": see above
-        if factor.is_some_and(|f| f != 1.0 && f != 0.0) && !off {
+        let one = |v: &Value| matches!(v.as_f64(), Some(0.0 | 1.0));
+        if !off && !self.get("rope.scaling.factor").is_none_or(one) {
             return self.err("rope.scaling.factor", "1, or a rope.scaling.type of \"none\"");
         }
         if self.get(EPSILON).is_none() { self.err(EPSILON, "a positive number") } else { Ok(()) }
@@ -124,9 +158,9 @@ impl<'a> Keys<'a> {
     fn config_json(&self) -> Result<Map<String, Json>, ConfigError> {
         let mut map = Map::new();
         map.insert("model_type".into(), self.arch.into());
-        for (key, field) in FIELDS {
+        for (key, form, field) in FIELDS {
             if let Some(value) = self.get(key) {
-                let Some(number) = number(value) else { return self.err(key, "a number") };
+                let Some(number) = form.read(value) else { return self.err(key, form.name()) };
                 map.insert(field.into(), number.into());
             }
         }
@@ -154,19 +188,6 @@ impl<'a> Keys<'a> {
         }
         let value = found.map_or("missing".into(), |shape| format!("of shape {shape:?}"));
         Err(ConfigError::new(EMBEDDING, value, "a matrix with a row for every token"))
-    }
-}
-
-/// A number. An array (one value for each layer) counts as one if all its values are equal.
-fn number(value: &Value) -> Option<Number> {
-    match value {
-        Value::Array(array) => {
-            let mut values = array.iter();
-            let first = values.next()?;
-            if values.all(|value| value == first) { number(&first) } else { None }
-        }
-        Value::F32(_) | Value::F64(_) => Number::from_f64(value.as_f64()?),
-        _ => value.as_u64().map(Number::from),
     }
 }
 

@@ -145,6 +145,11 @@ impl Array {
         })
     }
 
+    /// The values of an array of integers of 32 bits; `None` for any other, as llama.cpp has it.
+    pub fn integers32(&self) -> Option<impl Iterator<Item = Value>> {
+        matches!(self, Array::Plain { kind: Uint32 | Int32, .. }).then(|| self.iter())
+    }
+
     fn read(cursor: &mut Cursor<'_>) -> Result<Self, String> {
         let id = cursor.u32("array type")?;
         let kind = Kind::from_id(id).ok_or_else(|| match id {

@@ -9,7 +9,7 @@ const MAX_NESTING: usize = 32;
 /// Values in a list, those in its lists included; 6,000 messages.
 const MAX_VALUES: usize = 20_000;
 /// Bytes of text in a list: no context holds that much, and one step may compare or write out all of it.
-const MAX_TEXT: usize = 16 << 20;
+const MAX_TEXT: usize = 8 << 20;
 /// Bytes of a value in a list.
 const VALUE: usize = 32;
 /// Bytes that one unit of the interpreter's fuel pays for.

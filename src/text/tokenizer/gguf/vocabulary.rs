@@ -117,7 +117,7 @@ impl<'a> Vocabulary<'a> {
 fn kinds(metadata: &Metadata, tokens: &Strings) -> Check<Vec<Kind>> {
     let found = match metadata.get(TYPES) {
         None => vec![Kind::Text; tokens.len()],
-        Some(Value::Array(types)) if types.len() == tokens.len() => {
+        Some(Value::Array(types)) if types.len() == tokens.len() && types.integers32().is_some() => {
             let mut kinds = Vec::with_capacity(types.len());
             for (id, value) in types.iter().enumerate() {
                 kinds.push(Kind::of(value.as_u64()).ok_or_else(|| {
@@ -129,8 +129,8 @@ fn kinds(metadata: &Metadata, tokens: &Strings) -> Check<Vec<Kind>> {
         Some(value) => {
             let count = tokens.len();
             return Err(format!(
-                "metadata \"{TYPES}\" is {value}; supported: an array of {count} integers, as many as \"{TOKENS}\" \
-                 has"
+                "metadata \"{TYPES}\" is {value}; supported: an array of {count} integers of 32 bits, as many as \
+                 \"{TOKENS}\" has"
             ));
         }
     };
