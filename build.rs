@@ -1,5 +1,6 @@
 //! Bakes the dimensions of one model into the program: `ANTIGRAVITY_MODEL` (a name under `models/`, a directory
 //! or a GGUF file) -> `config.json` or the file's header -> `OUT_DIR/dims.rs`.
+#![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io, process};

@@ -30,19 +30,21 @@ mod start;
 mod terminal;
 #[cfg(feature = "tools")]
 mod tokenize;
+mod wrap;
 
-use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use files::{Error, Result};
-use std::ffi::OsString;
 
 /// Runs one language model, which was chosen when this program was built.
 #[derive(Parser)]
-#[command(name = "antigravity", version = version(), about, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "antigravity", version = version(), about, max_term_width = 100)]
 #[command(before_help = "\
 Examples:
-  antigravity generate -p 'Once upon a time' -n 100
-  antigravity generate --help")]
+  antigravity -p 'Once upon a time' -n -1
+  antigravity chat")]
+#[command(
+    after_help = "Flags without a command mean generate. `antigravity COMMAND --help` lists a command's flags."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -55,7 +57,7 @@ enum Command {
 Examples:
   antigravity generate -p 'Once upon a time' -n 100
   antigravity generate --prompt-file question.txt --temperature 0 --format jsonl")]
-    Generate(generate::GenerateArgs),
+    Generate(args::GenerateArgs),
     /// Talk with the model
     #[cfg(feature = "chat")]
     #[command(before_help = "\
@@ -119,10 +121,15 @@ Examples:
   antigravity doctor
   antigravity doctor --cl-device 1")]
     Doctor(doctor::DoctorArgs),
+    /// Print the version, the model that was built in, and its dimensions
+    Version,
 }
+
+pub use signal::leave;
 
 /// Parses the process's arguments and runs the command.
 pub fn run() -> Result<()> {
+    signal::outlive_file_limit();
     match parse_args()?.command {
         Command::Generate(a) => generate::run(&a),
         #[cfg(feature = "chat")]
@@ -143,6 +150,7 @@ pub fn run() -> Result<()> {
         Command::Tokenize(a) => tokenize::run(&a),
         #[cfg(feature = "tools")]
         Command::Doctor(a) => doctor::run(&a),
+        Command::Version => terminal::put(&format!("antigravity {}\n", version())),
     }
 }
 
@@ -157,43 +165,35 @@ fn version() -> String {
     )
 }
 
+/// The command line: what [`run`] reads, and what completions and the manual are written from.
+pub fn command() -> clap::Command {
+    let spellings = |arg: clap::Arg| {
+        let takes_values = arg.get_action().takes_values();
+        let long = arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten());
+        let underscores: Vec<String> =
+            long.filter(|l| l.contains('-')).map(|l| l.replace('-', "_")).collect();
+        arg.allow_negative_numbers(takes_values).aliases(underscores)
+    };
+    Cli::command().mut_subcommands(|c| c.mut_args(spellings))
+}
+
 /// Reads the process's arguments. Help and version go to stdout and end the process.
 fn parse_args() -> Result<Cli> {
-    let negative_numbers = |arg: clap::Arg| {
-        let takes_values = arg.get_action().takes_values();
-        arg.allow_negative_numbers(takes_values)
-    };
-    let command = Cli::command().mut_subcommands(|c| c.mut_args(negative_numbers));
-    let matches = command.try_get_matches_from(std::env::args_os().map(long_spelling));
+    let command = command();
+    let words = args::ours(&command, std::env::args_os().collect())?;
+    let named = words.get(1).and_then(|w| w.to_str()).filter(|name| command.find_subcommand(name).is_some());
+    let named = named.map(str::to_owned);
+    let matches = command.try_get_matches_from(words);
+    if let Some((name, matches)) = matches.as_ref().ok().and_then(|m| m.subcommand()) {
+        args::told::keep(name, matches);
+    }
     matches.and_then(|m| Cli::from_arg_matches(&m)).map_err(|e| {
-        if !e.use_stderr() {
-            let _ = e.print();
-            std::process::exit(0)
+        if e.use_stderr() {
+            return Error::Usage(args::one_line(&e, named.as_deref()));
         }
-        Error::Usage(one_line(&e))
+        match terminal::put(&e.render().to_string()) {
+            Ok(()) => std::process::exit(0),
+            Err(e) => e,
+        }
     })
-}
-
-/// What is wrong, without the usage and the advice that clap prints in further paragraphs.
-fn one_line(e: &clap::Error) -> String {
-    if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let remedy = if cfg!(feature = "tools") { "antigravity --help lists them" } else { "use generate" };
-        return format!("a command is missing; {remedy}");
-    }
-    let text = e.to_string();
-    let lines =
-        text.lines().map(str::trim).take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more"));
-    let lines: Vec<&str> = lines.filter(|l| !l.is_empty()).collect();
-    let line = lines.join(" ").replace(" tip: ", "; tip: ");
-    line.trim_start_matches("error: ").into()
-}
-
-/// Short flags of more than one letter, as llama.cpp spells them.
-fn long_spelling(arg: OsString) -> OsString {
-    match arg.to_str() {
-        Some("-ctk") => "--cache-type-k".into(),
-        Some("-ctv") => "--cache-type-v".into(),
-        Some("-st") => "--single-turn".into(),
-        _ => arg,
-    }
 }

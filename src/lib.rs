@@ -21,7 +21,7 @@ pub mod run;
 
 pub use files::{Error, Result};
 pub use run::engine::{BatchItem, Engine};
-pub use run::options::{EngineOptions, GenerateOptions};
+pub use run::options::{EngineOptions, GenerateOptions, Progress};
 pub use run::{engine, plan, saved, session};
 pub use text::{chat, sampler, tokenizer};
 

@@ -1,9 +1,13 @@
 //! Parses the command line, runs the command, prints the error.
 
+use antigravity::{Error, cli};
+use files::{say, stderr};
+
 fn main() {
-    let Err(error) = antigravity::cli::run() else { return };
-    if error != antigravity::Error::ClosedPipe && error != antigravity::Error::Interrupted {
-        eprintln!("error: {error}");
+    stderr::say_panics();
+    let Err(error) = cli::run() else { cli::leave(0) };
+    if error != Error::ClosedPipe && error != Error::Interrupted {
+        say!("error: {error}");
     }
-    std::process::exit(error.exit_code());
+    cli::leave(error.exit_code())
 }

@@ -20,6 +20,14 @@
 //! takes a layer only where gate and up differ, or where some of q, k and v are quantised and others are not. The
 //! kernels of `--gpu-fast`, and prefill on NVIDIA's tensor cores, are for Q4_0 alone.
 //!
+//! # A device that fails or hangs
+//!
+//! From its first failure on a device counts as lost: no call is made any more, and nothing that its driver knows of is
+//! freed, since what was queued may still run ([`Device::is_lost`]). A call that waits for the device is made by a
+//! thread of its own ([`waiter`]). If it takes twenty times as long as the slowest such pass before, and five seconds at
+//! least, the device is lost too. While loading it has ten seconds, before any such pass thirty, and more for large
+//! models. The text goes on on the CPU.
+//!
 //! # Measurements
 //!
 //! An NVIDIA H200 through its OpenCL driver: the shape of Llama-3.2-1B with random weights in Q4_0, attention on the
@@ -65,6 +73,7 @@
 //! | `ANTIGRAVITY_OPENCL_CPU=1` | a CPU may be taken without being named |
 //! | `ANTIGRAVITY_OPENCL_MAX_ALLOC` | bytes; lowers the largest buffer |
 //! | `ANTIGRAVITY_OPENCL_SHADOW=1` | the CPU's copy of a buffer turns to 0xAA when the buffer is the device's again |
+//! | `ANTIGRAVITY_OPENCL_LIMIT` | seconds that a call to the driver may take at least, 5 without it |
 //! | `ANTIGRAVITY_OPENCL_LOSE` | for tests: see [`LOSE_VARIABLE`] |
 //! | `ANTIGRAVITY_OPENCL_CORRUPT` | for tests: see [`kernels::CORRUPT_VARIABLE`] |
 
@@ -75,6 +84,7 @@ pub mod kernels;
 mod kv;
 mod launches;
 mod mass;
+mod patience;
 mod scratch;
 pub mod selftest;
 mod single_launch;
@@ -96,11 +106,13 @@ use kernels::{FUSED_CHUNKS, Kernels};
 use kv::Rows;
 use launches::{AttendOn, Binder, Launches};
 use numeric::kv::KvTypes;
+use patience::Patience;
 use scratch::Scratch;
 pub use scratch::{bytes as scratch_bytes, logits_bytes, parts_bytes};
-use seam::{Attention, CancelToken, Run};
+use seam::{Attention, CancelToken, Logits, Run};
 use single_launch::SingleLaunch;
 use std::sync::Arc;
+use std::time::Instant;
 pub use weights::{Matrices, Model};
 
 /// Set to a number, the device is lost in that forward pass, counted from 1; for tests.
@@ -146,6 +158,7 @@ pub struct OpenClDevice {
     /// Radians per position of each rotated pair.
     frequencies: [f64; HEAD_DIM / 2],
     recorder: Option<Recorder>,
+    patience: Patience,
     /// Passes so far.
     passes: u64,
     /// The pass in which the device is lost.
@@ -188,6 +201,7 @@ impl OpenClDevice {
             host,
             frequencies: crate::model::rope::frequencies(),
             recorder: None,
+            patience: Patience::default(),
             passes: 0,
             lose: std::env::var(LOSE_VARIABLE).ok().and_then(|n| n.parse().ok()),
             model,
@@ -314,10 +328,20 @@ impl seam::Device for OpenClDevice {
         assert!(n > 0 && n <= self.scratch.max_tokens);
         self.passes += 1;
         if self.lose == Some(self.passes) {
-            return Err(Failure::new(Kind::Lost, format!("lost on purpose ({LOSE_VARIABLE})")).into());
+            return Err(self.device().lose(&format!("lost on purpose ({LOSE_VARIABLE})")).into());
         }
+        let (began, limit) = (Instant::now(), self.patience.limit(n));
+        self.device().set_patience(limit, None);
         runs.iter_mut().try_for_each(|run| self.bind(run))?;
-        self.prepare(runs, cancel).run(runs)?;
+        // What slots received of half a pass could not be taken back.
+        let stop = cancel.filter(|_| runs.iter().all(|run| run.observe == 0));
+        self.device().set_patience(limit, stop.map(CancelToken::flag));
+        let computed = self.prepare(runs, cancel).run(runs);
+        self.device().set_patience(limit, None);
+        computed?;
+        if runs.iter().any(|run| !matches!(run.logits, Logits::None)) {
+            self.patience.took(n, began.elapsed());
+        }
         for run in runs {
             OpenClCache::of(run.cache).advance(run.tokens.len(), run.observe > 0);
         }

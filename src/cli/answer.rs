@@ -3,10 +3,11 @@
 use super::args::{Format, OutputArgs};
 use super::events;
 use super::terminal::put;
+use super::wrap::Wrap;
 use crate::model::trace::{Recorder, digest};
 use crate::run::engine::{Engine, Timing, TokenStream};
 use crate::run::session::{Drafts, Session, StopReason};
-use files::Result;
+use files::{Error, Result, say};
 use serde_json::{Value, json};
 use std::time::Duration;
 use text::sampler::{Logprob, TokenLogprobs};
@@ -35,22 +36,29 @@ pub(super) fn write_trace(
     recorder.write_chrome(file)
 }
 
-/// Prints the pieces as they come; `each` is called with every token and its piece.
+/// Prints the pieces as they come, text in lines as `wrap` breaks it; `each` is called with every token and its piece.
+/// Returns why stdout could not be written: the text then ends as by an interrupt, and can be saved.
 pub(super) fn show(
     stream: &mut TokenStream<'_>,
     format: Format,
+    mut wrap: Wrap,
     mut each: impl FnMut(Option<u32>, &str),
-) -> Result<()> {
+) -> Result<Option<Error>> {
+    let mut lost = None;
     while let Some(piece) = stream.next() {
         let piece = piece?;
-        match format {
-            Format::Text if piece.is_empty() => {}
-            Format::Text => put(&piece)?,
-            Format::Jsonl => put(&token_line(stream, &piece))?,
+        if lost.is_none() {
+            lost = match format {
+                Format::Text => put(&wrap.piece(&piece)).err(),
+                Format::Jsonl => put(&token_line(stream, &piece)).err(),
+            };
+            if lost.is_some() {
+                stream.cancel();
+            }
         }
         each(stream.last_token(), &piece);
     }
-    Ok(())
+    Ok(lost)
 }
 
 /// The line of `--format jsonl` for one piece.
@@ -92,12 +100,17 @@ impl Report {
         (ms(tbt), if tbt.is_zero() { 0.0 } else { 1.0 / tbt.as_secs_f64() })
     }
 
+    /// Tokens of the prompt that were computed in a second, up to the first token.
+    fn prompt_pace(&self) -> f64 {
+        self.timing.prompt_tokens as f64 / self.timing.ttft.as_secs_f64().max(1e-9)
+    }
+
     /// The last line of `--format jsonl`; `logits` is the digest of the last logits, as in the golden files.
     pub fn json(&self, session: &Session) -> String {
         let (timing, (tbt, speed)) = (&self.timing, self.pace());
         let mut line = json!({
             "t": "stats", "ttft_ms": ms(timing.ttft), "tbt_ms": tbt, "tokens_per_second": speed,
-            "prompt_tokens": timing.prompt_tokens, "tokens": timing.tokens, "load_ms": ms(self.loading),
+            "prompt_tokens": timing.prompt_tokens, "prompt_tokens_per_second": self.prompt_pace(), "tokens": timing.tokens, "load_ms": ms(self.loading),
             "stop": self.reason.name(), "seed": self.seed,
             "logits": format!("{:016x}", digest(session.logits())),
         });
@@ -111,12 +124,13 @@ impl Report {
     /// The lines on stderr, the first two in the specification's format.
     pub fn say(&self, session: &Session) {
         let (timing, (tbt, speed)) = (&self.timing, self.pace());
-        eprintln!("TTFT: {:.2} ms", ms(timing.ttft));
-        eprintln!("Avg TBT: {tbt:.2} ms ({speed:.1} tokens/sec)");
-        eprintln!("stop: {}", self.reason.name());
-        eprintln!(
-            "prompt: {} tokens, generated: {} tokens, load: {:.2} ms, {}",
+        say!("TTFT: {:.2} ms", ms(timing.ttft));
+        say!("Avg TBT: {tbt:.2} ms ({speed:.1} tokens/sec)");
+        say!("stop: {}", self.reason.name());
+        say!(
+            "prompt: {} tokens ({:.1} tokens/sec), generated: {} tokens, load: {:.2} ms, {}",
             timing.prompt_tokens,
+            self.prompt_pace(),
             timing.tokens,
             ms(self.loading),
             session.device_name()
@@ -124,7 +138,7 @@ impl Report {
         if let Some(Drafts { passes, drafted, accepted }) = session.drafts() {
             let percent = 100.0 * accepted as f64 / drafted.max(1) as f64;
             let each = (passes + accepted) as f64 / passes.max(1) as f64;
-            eprintln!(
+            say!(
                 "draft: {accepted} of {drafted} tokens accepted ({percent:.1} %), {each:.2} tokens in each of {passes} \
                  passes"
             );

@@ -1,25 +1,38 @@
 //! Flags that several commands share, with the names and defaults of the specification, and the options they become.
 
+mod cached;
 mod completion;
 mod cores;
 mod device;
 mod eviction;
+mod generate;
 mod grammar;
 mod model;
 mod number;
 mod output;
 mod prompt;
 mod sampling;
+mod spelling;
+pub(super) mod told;
+mod wrong;
 
-pub(super) use completion::{CompletionArgs, token_limit};
+#[cfg(feature = "chat")]
+pub(super) use completion::CompletionArgs;
+pub(super) use completion::token_limit;
 pub(super) use cores::MaskArgs;
 #[cfg(feature = "tools")]
 pub(super) use device::BackendName;
+pub(super) use generate::GenerateArgs;
+#[cfg(any(feature = "chat", feature = "tools"))]
 pub(super) use model::ModelArgs;
 #[cfg(feature = "tools")]
 pub(super) use model::{LoadArgs, PathArgs, WeightArgs};
 pub(super) use number::within;
 pub(super) use output::{Format, OutputArgs};
-pub(super) use prompt::{PromptArgs, PromptsArgs, text_of};
+#[cfg(feature = "chat")]
+pub(super) use prompt::EscapeArgs;
+pub(super) use prompt::text_of;
+pub(super) use spelling::ours;
+pub(super) use wrong::one_line;
 #[cfg(feature = "tools")]
 pub(super) use {cores::MOST_THREADS, output::QuietArgs, prompt::read_text};

@@ -28,11 +28,12 @@ use crate::run::engine::Engine;
 use crate::run::options::EngineOptions;
 use crate::run::plan::{self, Context, Opened, Plan};
 use crate::run::session::CancelToken;
-use crate::run::system::{self, marker::Marker};
+use crate::run::system;
+use crate::run::system::marker::{Marker, Planned};
 use ceiling::{Ceilings, Reader};
 use clap::{Args, ValueEnum};
 use device::OnDevice;
-use files::Result;
+use files::{Result, say, stderr};
 use measure::Bench;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
@@ -128,7 +129,7 @@ impl BenchArgs {
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
     if args.drop_cache {
-        let model = args.load.weights.model.path();
+        let model = args.load.weights.model.path()?;
         return put(&format!("{}\n", cold::drop_cache(&model)?));
     }
     let base = args.resolve()?;
@@ -147,10 +148,10 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let engine = Engine::load_opened(Opened { plan, model, took }.settled(), &|_, _| {})?;
     let load_ms = (took + began.elapsed()).as_secs_f64() * 1e3;
     let environment = Environment::new(&engine, &rows);
-    eprintln!("{}", environment.line());
+    say!("{}", environment.line());
     let device = engine.device().map(|d| OnDevice::measure(&engine, d, &options[0])).transpose()?.flatten();
     if let Some(device) = &device {
-        eprintln!("{}", device.line());
+        say!("{}", device.line());
     }
 
     let cancel = CancelToken::default();
@@ -165,7 +166,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     if let Some(file) = &args.trace {
         let (what, recorder) = bench.trace(&rows)?;
         recorder.write_chrome(file)?;
-        eprint!("{what}\n{}", steps(&recorder));
+        stderr::write(format_args!("{what}\n{}", steps(&recorder)));
     }
     let peak_rss_bytes = peak_rss.max(without(system::peak_rss(), reader.as_ref()));
     drop(bench);
@@ -205,7 +206,7 @@ fn prepare(mask: &MaskArgs, plans: &[Plan]) -> Result<Marker> {
         plan::check_sharing(plans, Context::Row, "measure fewer --depth, --kv-type or --threads at a time")?;
     let threads = plans.iter().map(|p| p.options.threads).max().unwrap_or(1);
     let process = Process { mask, threads, context: Context::Row, verbosity: Verbosity::Normal };
-    start::prepare(&plans[0], need, &process)
+    start::prepare(&plans[0], Planned { need, peak: need.max(plans[0].peak()) }, &process)
 }
 
 /// A table of the time that each step took.

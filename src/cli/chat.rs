@@ -6,17 +6,18 @@ mod input;
 mod obey;
 
 use super::answer::{self, Report, show};
-use super::args::{CompletionArgs, Format, ModelArgs};
+use super::args::{CompletionArgs, EscapeArgs, Format, ModelArgs};
 use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
+use super::wrap::Wrap;
 use crate::run::engine::{Engine, template_of};
 use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
 use crate::run::session::{Session, StopReason};
 use ::files::error::{LINE, one_line};
-use ::files::{Error, Result};
+use ::files::{Error, Result, say};
 use clap::Args;
 use input::{Input, Typed};
 use serde_json::json;
@@ -30,18 +31,26 @@ use text::sampler::Rng;
 #[command(mut_arg("num_tokens", |arg| arg.default_value("-1")))]
 pub(super) struct ChatArgs {
     /// System message, which holds for the whole conversation
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        help_heading = "Prompt"
+    )]
     system: Option<String>,
-    /// First message; the next ones are lines of stdin
-    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    /// First message; the next ones are lines of stdin. A message goes on after \ at a line's end, and from """ to """
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Prompt")]
     prompt: Option<String>,
+    #[command(flatten, next_help_heading = "Prompt")]
+    escape: EscapeArgs,
     /// End after the first answer; -st for short
-    #[arg(long)]
+    #[arg(long, help_heading = "Prompt")]
     single_turn: bool,
     /// Continue the conversation in this file, if it exists, and save it there after every answer
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Prompt")]
     session: Option<PathBuf>,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Output")]
     completion: CompletionArgs,
     #[command(flatten)]
     model: ModelArgs,
@@ -49,9 +58,11 @@ pub(super) struct ChatArgs {
 
 pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let output = &args.completion.output;
+    output.check_trace()?;
     let mut options = args.completion.resolve(output.format)?;
     text::tokenizer::StopStrings::new(&options.stop)?;
     let opened = Opened::new(&args.model.resolve()?)?;
+    opened.plan.check()?;
     let template = template_of(&opened.model)?;
     let Loaded { engine, took, .. } = &start::load(opened, &args.model.cores.mask, output.verbosity())?;
     let template = template.for_tokenizer(engine.tokenizer())?;
@@ -59,9 +70,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         options.stop_tokens = template.stop_tokens(engine.tokenizer());
     }
     if template == Template::Plain && output.verbosity() != Verbosity::Quiet {
-        eprintln!(
-            "this model has no chat template: messages are plain text, and -n or --stop ends an answer"
-        );
+        say!("this model has no chat template: messages are plain text, and -n or --stop ends an answer");
     }
     signal::connect(&options.cancel);
     let mut chat = Chat {
@@ -69,8 +78,9 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         engine,
         random: Rng::new(options.sampler.seed),
         options,
+        set: args.completion.clone(),
         session: answer::session(engine, output)?,
-        conversation: Conversation::new(template, args.system.clone()),
+        conversation: Conversation::new(template, args.system.as_deref().map(|text| args.escape.text(text))),
         input: Input::new(),
         loading: *took,
         asked: Vec::new(),
@@ -106,6 +116,8 @@ struct Chat<'a> {
     args: &'a ChatArgs,
     engine: &'a Engine,
     options: GenerateOptions,
+    /// The flags that the options came from, as `/set` has changed them.
+    set: CompletionArgs,
     session: Session,
     conversation: Conversation,
     input: Input,
@@ -124,13 +136,19 @@ impl Chat<'_> {
         self.args.completion.output.verbosity() == Verbosity::Quiet
     }
 
+    /// Model, context and device.
+    fn about(&self) -> String {
+        let slots = self.engine.options().max_seq_len;
+        format!("{}, {slots} tokens of context, {}", crate::dims::MODEL, self.session.device_name())
+    }
+
     /// All turns.
     fn talk(&mut self) -> Result<()> {
         let interactive = self.input.is_interactive();
         if interactive && !self.args.single_turn && !self.is_quiet() {
-            eprintln!("/help lists commands, Ctrl-D leaves");
+            say!("{}; /help lists commands, Ctrl-D leaves", self.about());
         }
-        let mut first = self.args.prompt.clone();
+        let mut first = self.args.prompt.as_deref().map(|text| self.args.escape.text(text));
         loop {
             let next = match first.take() {
                 Some(text) => Next::Ask(self.question(text)),
@@ -146,6 +164,7 @@ impl Chat<'_> {
                 Next::Ask(question) => question,
             };
             let reason = self.turn(question)?;
+            signal::saved()?;
             if reason == Some(StopReason::Interrupt) && (!interactive || self.args.single_turn) {
                 return Err(Error::Interrupted);
             }
@@ -161,13 +180,15 @@ impl Chat<'_> {
 
     /// What the next line asks for. Commands are carried out.
     fn next(&mut self) -> Result<Next> {
-        let line = match self.input.line()? {
+        let line = match self.input.message()? {
             Typed::Line(line) => line,
+            Typed::Quoted(text) if text.trim().is_empty() => return Ok(Next::Read),
+            Typed::Quoted(text) => return Ok(Next::Ask(self.question(text))),
             Typed::End => return Ok(Next::Leave),
             Typed::Interrupt if self.options.cancel.is_cancelled() => return Err(Error::Interrupted),
             Typed::Interrupt => {
                 self.options.cancel.cancel();
-                eprintln!("Ctrl-C again leaves");
+                say!("Ctrl-C again leaves");
                 return Ok(Next::Read);
             }
         };
@@ -182,18 +203,28 @@ impl Chat<'_> {
     fn turn(&mut self, question: Question) -> Result<Option<StopReason>> {
         let start = Instant::now();
         self.options.cancel.reset();
+        if self.args.session.is_some() {
+            signal::will_save();
+        }
         self.unanswered = None;
         self.forget_oldest();
-        let goes_on = self.goes_on();
+        let (goes_on, have) = (self.goes_on(), self.session.extent().slots);
+        let can_refuse = !self.evicts() && !self.args.single_turn;
+        let least = self.engine.tokenizer().least_tokens(&question.text);
+        if least > have && can_refuse {
+            self.refuse(question, least, have)?;
+            return Ok(None);
+        }
         if let Err(e) = self.conversation.ask(self.engine.tokenizer(), &question.text) {
             return if goes_on { self.say_unanswered(&e, question) } else { Err(e) };
         }
-        let (need, have) = (self.needed_slots(), self.session.extent().slots);
-        if need > have && !self.evicts() && !self.args.single_turn {
+        let need = self.needed_slots();
+        if need > have && can_refuse {
+            self.conversation.forget_question();
             self.refuse(question, need, have)?;
             return Ok(None);
         }
-        let (report, answer) = match self.answer(start) {
+        let (report, answer, lost) = match self.answer(start) {
             // More than fits at once, whatever is evicted.
             Err(e @ Error::Usage(_)) if goes_on => {
                 self.conversation.forget_question();
@@ -210,6 +241,9 @@ impl Chat<'_> {
             "the next message goes on from here"
         };
         self.save()?;
+        if let Some(lost) = lost {
+            return Err(lost);
+        }
         self.end_turn(&report, then)?;
         self.last = Some(report);
         Ok(Some(report.reason))
@@ -251,13 +285,12 @@ impl Chat<'_> {
                 put(&format!("{}\n", json!({"t": "unanswered", "why": why})))?;
             }
         }
-        eprintln!("{why}; {}; /save FILE and /reset still work", self.take_back(question));
+        say!("{why}; {}; /save FILE and /reset still work", self.take_back(question));
         Ok(None)
     }
 
     /// Takes back a question that needs more slots than the cache has, and says so.
     fn refuse(&mut self, question: Question, need: usize, have: usize) -> Result<()> {
-        self.conversation.forget_question();
         self.take_back(question);
         match self.args.completion.output.format {
             Format::Text => put("\n")?,
@@ -266,7 +299,7 @@ impl Chat<'_> {
             }
         }
         let what = format!("the message needs {need} of {have} slots");
-        eprintln!("{}", full(&what, ", then /retry asks it"));
+        say!("{}", full(&what, ", then /retry asks it"));
         Ok(())
     }
 
@@ -302,10 +335,10 @@ impl Chat<'_> {
         match report.reason {
             StopReason::Context => {
                 let have = self.session.extent().slots;
-                eprintln!("{}", full(&format!("all {have} slots are used"), ""));
+                say!("{}", full(&format!("all {have} slots are used"), ""));
             }
             StopReason::Interrupt if self.input.is_interactive() => {
-                eprintln!("stop: interrupt; {then}; Ctrl-C again leaves");
+                say!("stop: interrupt; {then}; Ctrl-C again leaves");
             }
             _ => {}
         }
@@ -323,14 +356,16 @@ impl Chat<'_> {
         if self.common() == held { self.session.slots() + all - held } else { all }
     }
 
-    /// Generates; returns the ids that belong to the answer.
-    fn answer(&mut self, start: Instant) -> Result<(Report, Vec<u32>)> {
+    /// Generates; returns the ids that belong to the answer, and why stdout could not be written.
+    fn answer(&mut self, start: Instant) -> Result<(Report, Vec<u32>, Option<Error>)> {
         let engine = self.engine;
         let mut stream =
             engine.stream(&mut self.session, self.conversation.ids(), &self.options)?.since(start);
         stream.sampler_mut().set_rng(self.random.clone());
         let (mut ids, mut shown) = (Vec::new(), 0);
-        show(&mut stream, self.args.completion.output.format, |id, piece| {
+        #[cfg(feature = "line-editor")]
+        let _hushed = self.input.hush();
+        let lost = show(&mut stream, self.args.completion.output.format, Wrap::stdout(), |id, piece| {
             ids.extend(id);
             shown += piece.len();
         })?;
@@ -349,7 +384,7 @@ impl Chat<'_> {
             }
             StopReason::Length | StopReason::Context | StopReason::Interrupt => {}
         }
-        Ok((report, ids))
+        Ok((report, ids, lost))
     }
 }
 

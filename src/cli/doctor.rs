@@ -33,7 +33,7 @@ const UNKNOWN: &str = "not told by this system";
 
 /// A fact that cannot be found out is no error; only a broken stdout is.
 pub(super) fn run(args: &DoctorArgs) -> Result<()> {
-    let model = args.model.path();
+    let model = args.model.path()?;
     let facts = [
         ("program", program()),
         ("cpu", system::this_cpu()),

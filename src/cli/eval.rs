@@ -12,10 +12,10 @@ use super::terminal::{Progress, Verbosity, put};
 use crate::model::weights::ModelPath;
 use crate::run::engine::tokenizer_of;
 use crate::run::plan::{self, Context, Plan, mib};
-use crate::run::system::marker::Marker;
+use crate::run::system::marker::{Marker, Planned};
 use clap::Args;
 use engines::{Engines, Models, key};
-use files::{Error, Result};
+use files::{Error, Result, say};
 use input::{Asked, Input};
 use perplexity::Row;
 use settings::Settings;
@@ -85,7 +85,7 @@ pub(super) fn run(args: &EvalArgs) -> Result<()> {
         if !work.questions.is_empty() {
             done.push(format!("{} questions", work.questions.len()));
         }
-        eprintln!("{}, {:.1} s", done.join(", "), began.elapsed().as_secs_f64());
+        say!("{}, {:.1} s", done.join(", "), began.elapsed().as_secs_f64());
     }
     Ok(())
 }
@@ -199,7 +199,7 @@ fn prepare(args: &EvalArgs, work: &Work, models: &Models) -> Result<Marker> {
         context: Context::Chunk,
         verbosity: args.quiet.verbosity(),
     };
-    start::prepare(&first, need, &process)
+    start::prepare(&first, Planned { need, peak: need.max(first.peak()) }, &process)
 }
 
 /// What sequences need that all exist at once.

@@ -3,6 +3,7 @@
 use super::args::{Format, OutputArgs};
 use super::terminal::{Verbosity, put};
 use crate::run::session::{Event, Session};
+use files::say;
 use serde_json::{Value, json};
 
 /// Shows the events of a session as the flags say.
@@ -10,7 +11,7 @@ pub(super) fn watch(session: &mut Session, output: &OutputArgs) {
     let (format, verbosity) = (output.format, output.verbosity());
     session.watch(Box::new(move |event| {
         if verbosity == Verbosity::Verbose {
-            eprintln!("{}", line(event));
+            say!("{}", line(event));
         }
         if format == Format::Jsonl {
             // If the reader has gone, the next token reports it.

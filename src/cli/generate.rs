@@ -1,51 +1,35 @@
 //! `generate`: one completion, streamed.
 
 use super::answer::{self, Report, show};
-use super::args::{CompletionArgs, Format, ModelArgs, PromptArgs, PromptsArgs};
+use super::args::{Format, GenerateArgs};
 use super::prompts;
 use super::signal;
 use super::start::{self, Loaded};
-use super::terminal::{Verbosity, end_line, put};
+use super::terminal::{Verbosity, end_line, put, show_prompt};
+use super::wrap::Wrap;
 use crate::run::engine::{Engine, Pause};
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
 use crate::run::saved::{self, Content, State};
-use crate::run::session::{Session, StopReason};
-use clap::Args;
-use files::{Error, Result};
-use std::path::{Path, PathBuf};
+use crate::run::session::{CancelToken, Session, StopReason};
+use files::{Error, Result, say};
+use std::path::Path;
 use std::time::{Duration, Instant};
-use text::tokenizer::AddSpecial;
+use text::tokenizer::{AddSpecial, Specials};
 
 const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 
-/// A completion.
-#[derive(Args, Clone)]
-pub(super) struct GenerateArgs {
-    #[command(flatten)]
-    prompt: PromptArgs,
-    #[command(flatten)]
-    prompts: PromptsArgs,
-    /// Continue the text in this file, if it exists, and save it there at the end. A prompt that begins with the saved
-    /// text continues it; any other prompt is appended. Random numbers continue too, unless --seed changes
-    #[arg(long, value_name = "FILE")]
-    session: Option<PathBuf>,
-    #[command(flatten)]
-    completion: CompletionArgs,
-    #[command(flatten)]
-    model: ModelArgs,
-}
-
 pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     if let Some(file) = &args.prompts.prompts {
-        return prompts::run(file, args.prompts.batch, &args.completion, &args.model);
+        return prompts::run(file, args);
     }
     if args.session.is_some() {
         let why = "--session: a grammar begins with its text; leave one of them out";
         args.completion.sampler.grammar.refuse(why)?;
     }
     let output = &args.completion.output;
-    let options = args.completion.resolve(output.format)?;
+    output.check_trace()?;
+    let options = args.options(output.format)?;
     let settings = args.model.resolve()?;
     let prompt = args.prompt.read()?;
     let opened = Opened::new(&settings)?;
@@ -67,13 +51,23 @@ fn complete(
 ) -> Result<()> {
     let (sampler, output) = (&args.completion.sampler, &args.completion.output);
     let start = Instant::now();
+    if args.session.is_some() {
+        signal::will_save();
+    }
     let mut session = answer::session(engine, output)?;
     let state = match &args.session {
         Some(file) => saved::load(file, &mut session, engine)?,
         None => None,
     };
-    let rng = state.as_ref().and_then(|state| state.random(sampler.seed, &mut options.sampler));
-    let (tokens, pause) = sequence(engine, &session, paused(args, state)?, prompt)?;
+    let rng = state.as_ref().and_then(|state| state.random(sampler.seed(), &mut options.sampler));
+    let text =
+        prompt.map(|prompt| Prompt { text: prompt, specials: options.specials, cancel: &options.cancel });
+    let (tokens, pause) = sequence(engine, &session, paused(args, state)?, text)?;
+    let prompt =
+        prompt.or((session.tokens().is_empty() && pause.tokens.is_empty()).then_some(DEFAULT_PROMPT));
+    if let (Format::Text, Some(prompt)) = (output.format, prompt) {
+        show_prompt(prompt, output.verbosity());
+    }
     let mut stream = engine.stream(&mut session, &tokens, &options)?.since(start);
     if args.session.is_some() {
         stream = stream.resume(pause.unshown.as_ref());
@@ -81,7 +75,15 @@ fn complete(
     if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
-    let result = show(&mut stream, output.format, |_, _| {});
+    let mut empty = true;
+    let shown = show(&mut stream, output.format, Wrap::default(), |_, piece| empty &= piece.is_empty());
+    // The text ends with a line feed wherever it goes, also where an error follows.
+    match output.format {
+        Format::Text if empty => end_line(),
+        Format::Text if matches!(shown, Ok(Some(_))) => {}
+        Format::Text => put("\n")?,
+        Format::Jsonl => {}
+    }
     let report = Report::new(&stream, loading, options.sampler.seed);
     let state = State {
         seed: options.sampler.seed,
@@ -89,15 +91,18 @@ fn complete(
         content: Content::Text(stream.pause()),
     };
     drop(stream);
-    result?;
+    let lost = shown?;
 
     if let Some(file) = &args.session {
         saved::save(file, &mut session, engine, state)?;
+        signal::saved()?;
+    }
+    if let Some(lost) = lost {
+        return Err(lost);
     }
     answer::write_trace(&mut session, output, Some(report.reason))?;
-    match output.format {
-        Format::Jsonl => put(&report.json(&session))?,
-        Format::Text => end_line(),
+    if output.format == Format::Jsonl {
+        put(&report.json(&session))?;
     }
     if output.verbosity() != Verbosity::Quiet {
         report.say(&session);
@@ -119,28 +124,49 @@ fn paused(args: &GenerateArgs, state: Option<State>) -> Result<Pause> {
     }
 }
 
+/// A text to complete.
+#[derive(Clone, Copy)]
+struct Prompt<'a> {
+    text: &'a str,
+    specials: Specials,
+    cancel: &'a CancelToken,
+}
+
+impl Prompt<'_> {
+    /// Its ids at the beginning of a text, if they can fit.
+    fn first(self, engine: &Engine) -> Result<Vec<u32>> {
+        engine.encode_until(self.text, self.specials, self.cancel)
+    }
+
+    /// Its ids in the middle of a text.
+    fn next(self, engine: &Engine) -> Result<Vec<u32>> {
+        let stop = || self.cancel.is_cancelled();
+        engine.tokenizer().encode_until(self.text, self.specials, AddSpecial::No, &stop)
+    }
+}
+
 /// The ids to go on from, and the end of their text that was not shown yet. A prompt that begins with the session's
 /// text continues it, and only its new part is computed; any other prompt is appended.
 fn sequence(
     engine: &Engine,
     session: &Session,
     pause: Pause,
-    prompt: Option<&str>,
+    prompt: Option<Prompt<'_>>,
 ) -> Result<(Vec<u32>, Pause)> {
-    let held = [session.tokens(), &pause.tokens].concat();
-    let tokenizer = engine.tokenizer();
+    let (tokenizer, held) = (engine.tokenizer(), [session.tokens(), &pause.tokens].concat());
     let tokens = match prompt {
-        prompt if held.is_empty() => engine.encode(prompt.unwrap_or(DEFAULT_PROMPT))?,
-        None | Some("") => return Ok((held, pause)),
+        None if held.is_empty() => engine.encode(DEFAULT_PROMPT)?,
+        Some(prompt) if held.is_empty() => prompt.first(engine)?,
+        None | Some(Prompt { text: "", .. }) => return Ok((held, pause)),
         Some(prompt) => {
-            let whole = engine.encode(prompt)?;
+            let whole = prompt.first(engine)?;
             let (text, all) = (tokenizer.decode_with_special(&held), tokenizer.decode_with_special(&whole));
             match all.strip_prefix(&text) {
                 _ if whole.starts_with(&held) => whole,
                 // The same text in other ids: those that agree are not computed again.
                 Some(_) if !session.has_evicted() => whole,
-                Some(rest) => [held, tokenizer.encode(rest, AddSpecial::No)?].concat(),
-                None => [held, tokenizer.encode(prompt, AddSpecial::No)?].concat(),
+                Some(text) => [held, Prompt { text, ..prompt }.next(engine)?].concat(),
+                None => [held, prompt.next(engine)?].concat(),
             }
         }
     };
@@ -155,7 +181,7 @@ fn sequence(
 /// What runs, on stderr.
 fn say_engine(engine: &Engine) {
     let o = engine.options();
-    eprintln!(
+    say!(
         "model {} from {}, weights {}, KV {} x {} slots, {} threads",
         crate::dims::MODEL,
         o.model.display(),

@@ -33,7 +33,7 @@ pub(super) struct InspectArgs {
 }
 
 pub(super) fn run(args: &InspectArgs) -> Result<()> {
-    let path = args.path.clone().unwrap_or_else(|| args.model.path());
+    let path = PathArgs { model_path: args.path.clone().or(args.model.model_path.clone()) }.path()?;
     let path = ModelPath::new(&path)?;
     let packed = path.packed().filter(|packed| packed.is_file());
     let opened = match (Checkpoint::open(&path.weights), &packed) {

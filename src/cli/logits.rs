@@ -6,7 +6,8 @@ use super::terminal::Verbosity;
 use crate::model::trace::Recorder;
 use crate::run::plan::Opened;
 use clap::Args;
-use files::{Error, Result};
+use files::atomic_file::Unfinished;
+use files::{Error, Result, say};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +32,8 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let mut options = args.model.resolve()?;
     // The cache is as long as the tokens; --max-seq-len only limits a cache that may grow.
     options.max_seq_len = options.max_seq_len.max(tokens.len());
+    let fail = |e: std::io::Error| Error::io(&args.out, format!("cannot write: {e}"));
+    let file = Unfinished::create(&args.out).map_err(fail)?;
     let mut opened = Opened::new(&options)?;
     opened.plan = opened.plan.with_rows(1);
     let Loaded { engine, .. } = &start::load(opened, &args.model.cores.mask, Verbosity::Normal)?;
@@ -38,8 +41,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     if args.trace_hash {
         session.record(Some(Recorder::default()));
     }
-    let fail = |e: std::io::Error| Error::io(&args.out, format!("cannot write: {e}"));
-    let mut out = std::io::BufWriter::new(std::fs::File::create(&args.out).map_err(fail)?);
+    let mut out = std::io::BufWriter::new(&file.file);
     let mut written = Ok(());
     session.logits_of_all(&tokens, |_, row| {
         for x in row {
@@ -49,8 +51,10 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
         }
     })?;
     written.and_then(|()| out.flush()).map_err(fail)?;
+    drop(out);
+    file.finish().map_err(fail)?;
     for h in session.record(None).into_iter().flat_map(|r| r.hashes) {
-        eprintln!("position {} layer {} residual {:016x}", h.pos, h.layer, h.digest);
+        say!("position {} layer {} residual {:016x}", h.pos, h.layer, h.digest);
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Restores the terminal's mode when a signal ends the program while the line editor runs.
 
 use rustix::process::getpgrp;
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 use std::io::{stdin, stdout};
 use std::sync::OnceLock;
 
@@ -14,6 +14,28 @@ const NO_BRACKETED_PASTE: &[u8] = b"\x1b[?2004l";
 pub(super) fn remember() {
     if let Ok(mode) = tcgetattr(stdin()) {
         BEFORE.get_or_init(|| mode);
+    }
+}
+
+/// While it lives, stdin shows nothing of what is typed, which waits for the next prompt. Ctrl-C works.
+pub(super) struct Hushed(Option<Termios>);
+
+impl Hushed {
+    pub fn new() -> Self {
+        let before = tcgetattr(stdin()).ok();
+        if let Some(mut mode) = before.clone() {
+            mode.local_modes.remove(LocalModes::ECHO);
+            let _ = tcsetattr(stdin(), OptionalActions::Now, &mode);
+        }
+        Self(before)
+    }
+}
+
+impl Drop for Hushed {
+    fn drop(&mut self) {
+        if let Some(mode) = &self.0 {
+            let _ = tcsetattr(stdin(), OptionalActions::Now, mode);
+        }
     }
 }
 

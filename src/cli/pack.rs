@@ -1,11 +1,12 @@
 //! `pack`: writes the packed model file.
 
 use super::args::{QuietArgs, WeightArgs};
+use super::signal;
 use super::terminal::{Progress, Verbosity};
 use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, config_of, pack};
 use clap::Args;
 use files::packed_file::PACKED_NAME;
-use files::{Error, Result};
+use files::{Error, Result, say};
 use numeric::topology;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -28,7 +29,7 @@ pub(super) struct PackArgs {
 
 pub(super) fn run(args: &PackArgs) -> Result<()> {
     let began = Instant::now();
-    let path = ModelPath::new(&args.weights.model.path())?;
+    let path = ModelPath::new(&args.weights.model.path()?)?;
     let source = Checkpoint::open(&path.weights)?;
     let config = config_of(&path.dir, &source)?;
     let beside = || path.packed().unwrap_or_else(|| path.dir.join(PACKED_NAME));
@@ -36,6 +37,7 @@ pub(super) fn run(args: &PackArgs) -> Result<()> {
     if out.is_dir() {
         return Err(Error::Usage(format!("--out {}: is a directory; name a file in it", out.display())));
     }
+    signal::watch()?;
     let progress = Progress::new("packing tensor", args.quiet.verbosity());
     let options = LoadOptions {
         weight_type: args.weights.weight_type,
@@ -45,7 +47,7 @@ pub(super) fn run(args: &PackArgs) -> Result<()> {
     let bytes = pack::write(&source, &config, &out, &options)?;
     if args.quiet.verbosity() != Verbosity::Quiet {
         let seconds = began.elapsed().as_secs_f64();
-        eprintln!("{}: {:.1} MiB in {seconds:.1} s", out.display(), bytes as f64 / 1_048_576.0);
+        say!("{}: {:.1} MiB in {seconds:.1} s", out.display(), bytes as f64 / 1_048_576.0);
     }
     Ok(())
 }

@@ -1,44 +1,46 @@
 //! `plan`: the memory plan, without loading.
 
-use super::args::ModelArgs;
-use super::report::{ReportFormat, Side, columns};
+use super::args::{Format, GenerateArgs, told};
+use super::prompts;
+use super::report::{Side, columns};
 use super::terminal::put;
 use crate::dims;
 use crate::model::weights::ModelPath;
+use crate::run::options::EngineOptions;
 use crate::run::plan::{Form, Kind, Plan, mib};
 use clap::Args;
 use files::error::{LINE, one_line};
-use files::{Error, Result};
+use files::{Error, Result, say};
 use serde_json::{Value, json};
 
-/// The memory plan.
+/// The memory plan of a run with these flags.
 #[derive(Args, Clone)]
+#[command(mut_arg("format", |arg| arg.help("Text, or one JSON object").hide_possible_values(true)))]
 pub(super) struct PlanArgs {
-    /// Text, or one JSON object
-    #[arg(long, value_enum, default_value = "text")]
-    format: ReportFormat,
     #[command(flatten)]
-    model: ModelArgs,
+    run: GenerateArgs,
 }
 
 /// Prints the plan. If it does not fit, that is an error afterwards, as in a run.
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
-    let options = args.model.resolve()?;
+    let model = &args.run.model;
+    let options = EngineOptions { batch: prompts::together(&args.run)?, ..model.resolve()? };
     let plan = match ModelPath::new(&options.model).and_then(|path| path.open(options.weight_type)) {
         Ok(model) => {
             model.check_config()?;
             Plan::of(&model, &options)?
         }
-        Err(e @ Error::Model(_)) if args.model.given_path().is_none() => {
-            eprintln!("{e}");
-            eprintln!("planning for a packed file of {}", dims::MODEL);
+        Err(e @ Error::Model(_)) if model.given_path().is_none() => {
+            say!("{e}");
+            say!("planning for a packed file of {}", dims::MODEL);
             Plan::assumed(&options)?
         }
         Err(other) => return Err(other),
     };
-    match args.format {
-        ReportFormat::Text => put(&text(&plan))?,
-        ReportFormat::Json => put(&format!("{:#}\n", json(&plan)))?,
+    told::tell();
+    match args.run.completion.output.format {
+        Format::Text => put(&text(&plan))?,
+        Format::Jsonl => put(&format!("{:#}\n", json(&plan)))?,
     }
     plan.check()
 }
@@ -100,8 +102,9 @@ fn json(plan: &Plan) -> Value {
         .items()
         .into_iter()
         .map(|i| {
-            let (own, dropped) = (i.kind == Kind::Own, i.kind == Kind::Dropped);
-            json!({"what": i.what, "bytes": i.bytes, "mapped": !own, "may_be_dropped": dropped})
+            let mapped = !matches!(i.kind, Kind::Own | Kind::Reserved);
+            let (dropped, reserved) = (i.kind == Kind::Dropped, i.kind == Kind::Reserved);
+            json!({"what": i.what, "bytes": i.bytes, "mapped": mapped, "may_be_dropped": dropped, "reserved": reserved})
         })
         .collect();
     json!({
@@ -112,6 +115,7 @@ fn json(plan: &Plan) -> Value {
         "kv_type": o.kv_types.to_string(),
         "max_seq_len": o.max_seq_len,
         "threads": o.threads,
+        "batch": o.sequences(),
         "items": items,
         "need_bytes": plan.need(),
         "peak_bytes": plan.peak(),

@@ -1,7 +1,7 @@
 //! `generate --prompts`: many prompts from a file, completed together, one JSON line each.
 
 use super::answer::logprobs_json;
-use super::args::{CompletionArgs, Format, ModelArgs, text_of, token_limit, within};
+use super::args::{Format, GenerateArgs, text_of, token_limit, within};
 use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
@@ -9,7 +9,7 @@ use crate::run::engine::{BatchAnswer, BatchItem, Engine};
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
 use crate::run::session::StopReason;
-use files::{Error, Result};
+use files::{Error, Result, say};
 use serde::Deserialize;
 use serde_json::json;
 use std::path::Path;
@@ -18,6 +18,8 @@ use text::sampler::Logprobs;
 
 /// Most sequences at once.
 const MOST: usize = 256;
+/// Sequences at once where nobody says how many.
+const TOGETHER: usize = 8;
 
 /// A line that is an object. Fields that it leaves out are as on the command line.
 #[derive(Deserialize)]
@@ -107,24 +109,46 @@ fn one_line(e: &Error) -> String {
     e.to_string().replace(" at line 1 column ", ", at column ")
 }
 
-/// Completes the prompts in `file`, `batch` at once.
-pub(super) fn run(file: &Path, batch: usize, args: &CompletionArgs, model: &ModelArgs) -> Result<()> {
-    let defaults = args.resolve(Format::Jsonl)?;
-    let mut settings = model.resolve()?;
-    let most = within("--batch", batch, MOST)?;
-    let wrong = |e: Error| match e {
+/// An error of one prompt, with the file's name.
+fn wrong(file: &Path, e: Error) -> Error {
+    match e {
         Error::Usage(why) => Error::Usage(format!("--prompts {}: {why}", file.display())),
         e => e,
-    };
-    let items = items(&text_of("--prompts", file)?, &defaults).map_err(wrong)?;
+    }
+}
+
+/// How many prompts run together: as `--batch` says, but not more than there are.
+#[cfg(feature = "tools")]
+pub(super) fn together(args: &GenerateArgs) -> Result<usize> {
+    match (&args.prompts.prompts, args.prompts.batch) {
+        (Some(file), _) => Ok(most(args)?.min(read(file, &args.options(Format::Jsonl)?)?.len().max(1))),
+        (None, Some(_)) => most(args),
+        (None, None) => Ok(1),
+    }
+}
+
+fn most(args: &GenerateArgs) -> Result<usize> {
+    within("--batch", args.prompts.batch.unwrap_or(TOGETHER), MOST)
+}
+
+fn read(file: &Path, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
+    items(&text_of("--prompts", file)?, defaults).map_err(|e| wrong(file, e))
+}
+
+/// Completes the prompts in `file`, `--batch` at once.
+pub(super) fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
+    let (defaults, output) = (args.options(Format::Jsonl)?, &args.completion.output);
+    let mut settings = args.model.resolve()?;
+    let most = most(args)?;
+    let items = read(file, &defaults)?;
     settings.batch = most.min(items.len().max(1));
     let opened = Opened::new(&settings)?;
-    let verbosity = args.output.verbosity();
-    let Loaded { engine, .. } = &start::load(opened, &model.cores.mask, verbosity)?;
+    let verbosity = output.verbosity();
+    let Loaded { engine, .. } = &start::load(opened, &args.model.cores.mask, verbosity)?;
     signal::connect(&defaults.cancel);
     let start = Instant::now();
     let mut done = Done::default();
-    for answer in engine.generate_batch(&items).map_err(wrong)? {
+    for answer in engine.generate_batch(&items).map_err(|e| wrong(file, e))? {
         match answer {
             Ok(answer) => {
                 done.tokens += answer.tokens;
@@ -133,8 +157,8 @@ pub(super) fn run(file: &Path, batch: usize, args: &CompletionArgs, model: &Mode
             }
             // The last one is said at the end, with its exit code.
             Err(e) => {
-                if let Some(earlier) = done.failed.replace(wrong(e)) {
-                    eprintln!("error: {earlier}");
+                if let Some(earlier) = done.failed.replace(wrong(file, e)) {
+                    say!("error: {earlier}");
                 }
             }
         }
@@ -143,8 +167,8 @@ pub(super) fn run(file: &Path, batch: usize, args: &CompletionArgs, model: &Mode
         let (tokens, took) = (done.tokens, start.elapsed().as_secs_f64());
         let speed = tokens as f64 / took.max(1e-9);
         let n = items.len();
-        eprintln!("prompts: {n}, generated: {tokens} tokens in {took:.2} s ({speed:.1} tokens/sec)");
-        args.sampler.say_drawn_seed(&defaults.sampler);
+        say!("prompts: {n}, generated: {tokens} tokens in {took:.2} s ({speed:.1} tokens/sec)");
+        args.completion.sampler.say_drawn_seed(&defaults.sampler);
     }
     match done.failed {
         Some(e) => Err(e),

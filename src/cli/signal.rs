@@ -1,40 +1,128 @@
-//! Signals: the first Ctrl-C stops the generation, the second ends the program. No signal leaves a marker or a changed
-//! terminal behind.
+//! Signals: the first Ctrl-C stops the generation, the second ends the program. SIGTERM and SIGHUP end it, and wait for
+//! a session to be saved. No signal leaves a marker, an unfinished file or a changed terminal behind.
 
 use crate::run::session::CancelToken;
 use crate::run::system::marker;
-use files::{Error, Result};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use files::{Error, Result, atomic_file};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
 
 /// What Ctrl-C stops, once something runs.
 static RUNNING: OnceLock<CancelToken> = OnceLock::new();
 
-/// Waits for signals on a thread of its own, which may do more than a signal handler may.
+/// What the end of the program waits for.
+static DUTY: Mutex<Duty> = Mutex::new(Duty::None);
+
+/// How long it waits. A device may never answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Bytes of the stack of a thread that waits for signals.
+pub(super) const STACK: usize = 256 << 10;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Duty {
+    None,
+    /// What runs now will be saved.
+    Save,
+    /// It is being saved, and then this signal ends the program.
+    SaveAndEnd(i32),
+}
+
+fn duty() -> MutexGuard<'static, Duty> {
+    DUTY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes a file that grows beyond `ulimit -f` an error like any other.
+pub(super) fn outlive_file_limit() {
+    // Without it, the signal ends the program, as it does by default.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
+}
+
+/// Waits for signals on a thread of its own, which may do more than a signal handler may. Where the system allows no
+/// thread, a signal ends the program at once.
 pub(super) fn watch() -> Result<()> {
-    let failed = |e: std::io::Error| Error::Other(format!("cannot catch Ctrl-C: {e}"));
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(failed)?;
-    let thread = std::thread::Builder::new().name("signals".into()).stack_size(256 << 10);
-    let wait = move || signals.forever().for_each(arrived);
-    thread.spawn(wait).map(|_| ()).map_err(failed)
+    let (hand, handed) = mpsc::sync_channel::<Signals>(1);
+    let wait = move || handed.into_iter().for_each(|mut signals| signals.forever().for_each(arrived));
+    if thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(wait).is_ok() {
+        // Only now: what is caught must be heard.
+        let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]);
+        let _ = hand.send(signals.map_err(|e| Error::Other(format!("cannot catch Ctrl-C: {e}")))?);
+    }
+    Ok(())
 }
 
 fn arrived(signal: i32) {
-    match RUNNING.get() {
-        Some(cancel) if signal == SIGINT && !cancel.is_cancelled() => return cancel.cancel(),
-        _ => marker::remove(),
+    if let Some(cancel) = RUNNING.get() {
+        if signal == SIGINT && !cancel.is_cancelled() {
+            return cancel.cancel();
+        }
+        let mut duty = duty();
+        if signal != SIGINT && *duty == Duty::Save {
+            *duty = Duty::SaveAndEnd(signal);
+            cancel.cancel();
+            let late = move || {
+                thread::sleep(PATIENCE);
+                end(signal);
+            };
+            let _ = thread::Builder::new().stack_size(STACK).spawn(late);
+            return;
+        }
     }
+    end(signal);
+}
+
+/// Ends the program as the signal does by default.
+fn end(signal: i32) -> ! {
+    marker::remove();
+    atomic_file::remove_unfinished();
     #[cfg(feature = "line-editor")]
     super::mode::restore();
     if signal != SIGINT {
         let _ = emulate_default_handler(signal);
     }
-    std::process::exit(Error::Interrupted.exit_code())
+    crate::opencl::end(Error::Interrupted.exit_code())
 }
 
 /// Connects Ctrl-C to `cancel`. If it is already set, or nothing is connected, Ctrl-C ends the process with 130.
 pub(super) fn connect(cancel: &CancelToken) {
     RUNNING.get_or_init(|| cancel.clone());
+}
+
+/// From now on SIGTERM and SIGHUP stop what runs, as Ctrl-C does, and wait for [`saved`].
+pub(super) fn will_save() {
+    *duty() = Duty::Save;
+}
+
+/// What ran was saved, or never will be.
+///
+/// # Errors
+///
+/// `Interrupted` if a signal waits for that: nothing new may begin.
+pub(super) fn saved() -> Result<()> {
+    let mut duty = duty();
+    match *duty {
+        Duty::SaveAndEnd(_) => Err(Error::Interrupted),
+        _ => {
+            *duty = Duty::None;
+            Ok(())
+        }
+    }
+}
+
+/// Whether a signal waits for the program to save and end.
+pub(super) fn is_ending() -> bool {
+    matches!(*duty(), Duty::SaveAndEnd(_))
+}
+
+/// Ends the program by the signal that has waited for it, or with this code.
+pub fn leave(code: i32) -> ! {
+    let duty = *duty();
+    if let Duty::SaveAndEnd(signal) = duty {
+        end(signal);
+    }
+    crate::opencl::end(code)
 }

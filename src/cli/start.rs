@@ -1,13 +1,13 @@
 //! What every command that runs a model does first: signals, cores, memory, the marker that outlives a kill, and
 //! loading.
 
-use super::args::MaskArgs;
+use super::args::{MaskArgs, told};
 use super::signal;
 use super::terminal::{Progress, Verbosity};
 use crate::run::engine::Engine;
 use crate::run::plan::{Context, Opened, Plan, mib};
-use crate::run::system::marker::{self, Marker};
-use files::{Error, Result};
+use crate::run::system::marker::{self, Marker, Planned};
+use files::{Error, Result, atomic_file, say};
 use numeric::pool;
 use numeric::topology;
 use std::time::{Duration, Instant};
@@ -40,35 +40,36 @@ pub(super) fn load(opened: Opened, mask: &MaskArgs, verbosity: Verbosity) -> Res
     let plan = &opened.plan;
     plan.check()?;
     let process = Process { mask, threads: plan.options.threads, context: Context::MaxSeqLen, verbosity };
-    let marker = prepare(plan, plan.need(), &process)?;
+    let marker = prepare(plan, plan.planned(), &process)?;
     let progress = Progress::new("loading tensor", verbosity);
     let engine = Engine::load_opened(opened, &|done, all| progress.show(done, all))?;
     Ok(Loaded { engine, took: opening + began.elapsed(), _marker: marker })
 }
 
-/// Prepares the process for plans that were checked and need `need` bytes in all. `plan`, the first of them, gives the
+/// Prepares the process for plans that were checked and need this much in all. `plan`, the first of them, gives the
 /// advice after a kill. The marker is held until the run is over.
 ///
 /// # Errors
 ///
 /// `Usage` if the mask cannot be used.
-pub(super) fn prepare(plan: &Plan, need: u64, process: &Process<'_>) -> Result<Marker> {
+pub(super) fn prepare(plan: &Plan, planned: Planned, process: &Process<'_>) -> Result<Marker> {
     // First, because threads inherit the cores of the thread that starts them.
     place(process.mask, process.threads)?;
     signal::watch()?;
+    told::tell();
     let Some(dir) = marker::directory() else { return Ok(Marker::none()) };
     let killed = marker::killed(&dir, &plan.model_id);
     // Users who have asked for less since then need no advice.
-    if let Some(then) = killed.filter(|&then| process.verbosity != Verbosity::Quiet && need >= then) {
-        eprintln!(
+    if let Some(then) = killed.filter(|&then| process.verbosity != Verbosity::Quiet && planned.need >= then) {
+        say!(
             "warning: the last run of this model with these settings was killed, most likely because memory ran out \
              (planned: {}); {}",
             mib(then),
             plan.smaller(process.context)
         );
     }
-    remove_marker_on_panic();
-    Ok(Marker::leave(&dir, &plan.model_id, need))
+    clean_up_on_panic();
+    Ok(Marker::leave(&dir, &plan.model_id, planned, &plan.memory))
 }
 
 /// Keeps this thread, and all threads it starts, on the cores of the mask; and on the big ones among them if those are
@@ -86,10 +87,11 @@ fn place(mask: &MaskArgs, threads: usize) -> Result<()> {
 }
 
 /// A panic ends the release program without destructors, but it is not a kill.
-fn remove_marker_on_panic() {
+fn clean_up_on_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         marker::remove();
+        atomic_file::remove_unfinished();
         before(panic);
     }));
 }

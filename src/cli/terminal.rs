@@ -1,8 +1,11 @@
 //! What may be shown where: progress on a terminal, text on stdout, everything else on stderr.
 
+use super::signal::is_ending;
 use crate::run::options::PREFILL_CHUNK;
-use files::{Error, Result};
-use std::io::{ErrorKind, IsTerminal, Write};
+use files::{Error, Result, stderr};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::io::{IsTerminal, stdout};
 
 /// How much is said on stderr.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,8 +33,29 @@ impl Progress {
     pub fn show(&self, done: usize, all: usize) {
         if self.shown {
             let end = if done == all { "\r\x1b[K" } else { "" };
-            eprint!("\r{} {done}/{all}{end}", self.what);
+            stderr::write(format_args!("\r{} {done}/{all}{end}", self.what));
         }
+    }
+}
+
+/// Shows a prompt before its text, dimmed, where both come to a terminal. The end of a long one is enough, on lines of
+/// its own, as progress is shown after it.
+pub(super) fn show_prompt(prompt: &str, verbosity: Verbosity) {
+    const MOST: usize = 600;
+    let terminals = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+    if verbosity == Verbosity::Quiet || !terminals {
+        return;
+    }
+    let cut = prompt.char_indices().nth_back(MOST - 1).map_or(0, |(at, _)| at);
+    let mut text = String::from(if cut > 0 { "…" } else { "" });
+    for c in prompt[cut..].chars() {
+        if c.is_control() && c != '\n' && c != '\t' { text.extend(c.escape_debug()) } else { text.push(c) }
+    }
+    let end = if cut > 0 { "\n" } else { "" };
+    if is_dumb() || std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty()) {
+        stderr::write(format_args!("{text}{end}"));
+    } else {
+        stderr::write(format_args!("\x1b[2m{text}\x1b[0m{end}"));
     }
 }
 
@@ -52,18 +76,43 @@ pub(super) fn prompt_progress(verbosity: Verbosity) -> fn(usize, usize) {
     }
 }
 
-/// Writes text to stdout at once. A reader that has gone is [`Error::ClosedPipe`], which ends the program quietly.
+/// What a pipe that has room takes without waiting.
+const AT_ONCE: usize = 4096;
+/// How often somebody who waits for room looks whether the program is to end.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Writes text to stdout at once, and waits for a reader that is slow.
+///
+/// # Errors
+///
+/// [`Error::ClosedPipe`], which ends the program quietly: the reader has gone. [`Error::Interrupted`]: a signal came
+/// that ends the program.
 pub(super) fn put(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| match e.kind() {
-        ErrorKind::BrokenPipe => Error::ClosedPipe,
-        _ => Error::Other(format!("cannot write to stdout: {e}")),
-    })
+    let failed = |e: Errno| match e {
+        Errno::PIPE => Error::ClosedPipe,
+        e => Error::Other(format!("cannot write to stdout: {}", std::io::Error::from(e))),
+    };
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        if is_ending() {
+            return Err(Error::Interrupted);
+        }
+        match poll(&mut [PollFd::new(&stdout(), PollFlags::OUT)], Some(&LOOK)) {
+            Ok(0) | Err(Errno::INTR) => continue,
+            ready => ready.map_err(failed)?,
+        };
+        match rustix::io::write(stdout(), &rest[..rest.len().min(AT_ONCE)]) {
+            Ok(n) => rest = &rest[n..],
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(e) => return Err(failed(e)),
+        }
+    }
+    Ok(())
 }
 
-/// Ends the line on a terminal; piped text stays as generated.
+/// Ends the line on a terminal, where nothing or something without an end was written.
 pub(super) fn end_line() {
-    if std::io::stdout().is_terminal() {
+    if stdout().is_terminal() {
         let _ = put("\n");
     }
 }

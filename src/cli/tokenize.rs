@@ -41,7 +41,7 @@ pub(super) struct TokenizeArgs {
 }
 
 pub(super) fn run(args: &TokenizeArgs) -> Result<()> {
-    let path = args.model.path();
+    let path = args.model.path()?;
     // A directory may also hold one GGUF file, as for the other commands.
     let path = if path.join("tokenizer.json").exists() { path } else { ModelPath::new(&path)?.weights };
     let tokenizer = Tokenizer::open(&path, MAX_VOCABULARY)?;

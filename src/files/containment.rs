@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Real files load in about a second, on a phone in a few seconds.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 /// For deeply nested input. Only address space until it is used.
-const STACK: usize = 64 << 20;
+pub const STACK: usize = 64 << 20;
 
 /// What a library works on, and how its failures are reported.
 #[derive(Debug, Clone)]
@@ -42,7 +42,8 @@ pub fn guarded<T>(subject: &Subject, call: impl FnOnce() -> T) -> Result<T> {
     result.map_err(|payload| failed(subject, &*payload))
 }
 
-/// [`guarded`] on a thread of its own, with a large stack and a time limit.
+/// [`guarded`] on a thread of its own, with a large stack and a time limit; where the system allows no thread, on this
+/// one without a limit.
 pub fn guarded_with_limit<T, F>(subject: &Subject, call: F) -> Result<T>
 where
     T: Send + 'static,
@@ -57,17 +58,21 @@ where
     F: FnOnce() -> Result<T> + Send + 'static,
 {
     let Subject { place, hung, remedy, .. } = subject;
+    // The call is handed over once there is a thread, and stays here if there is none.
+    let (hand, handed) = mpsc::sync_channel(1);
     let (sender, receiver) = mpsc::sync_channel(1);
     let owned = subject.clone();
     let thread = move || {
-        // Nobody receives it after the time limit.
-        let _ = sender.send(guarded(&owned, call));
+        if let Ok(call) = handed.recv() {
+            // Nobody receives it after the time limit.
+            let _ = sender.send(guarded(&owned, call));
+        }
     };
-    let thread = std::thread::Builder::new()
-        .name("guarded".into())
-        .stack_size(STACK)
-        .spawn(thread)
-        .map_err(|e| Error::Other(format!("{place}: cannot start a thread for it: {e}")))?;
+    let Ok(thread) = std::thread::Builder::new().name("guarded".into()).stack_size(STACK).spawn(thread)
+    else {
+        return guarded(subject, call)?;
+    };
+    let _ = hand.send(call);
     match receiver.recv_timeout(limit) {
         Ok(result) => {
             // It is about to end, and frees what the library keeps for each thread.
@@ -103,7 +108,7 @@ fn contain(_subject: &Subject, _info: &PanicHookInfo<'_>) {}
 #[cfg(not(panic = "unwind"))]
 fn contain(subject: &Subject, info: &PanicHookInfo<'_>) {
     let error = failed(subject, info.payload());
-    eprintln!("error: {error}");
+    crate::say!("error: {error}");
     std::process::exit(error.exit_code())
 }
 

@@ -2,7 +2,8 @@
 //!
 //! [`config`] reads a `config.json`; [`hub`] finds a model in the Hugging Face cache. [`source`] opens safetensors and GGUF files, [`packed_file`] knows the program's
 //! own. [`blocks`] decodes block formats. Files are [`mapped`] into memory, written whole or not at all
-//! ([`atomic_file`]), and libraries that panic run in [`containment`].
+//! ([`atomic_file`]), and libraries that panic run in [`containment`]. All text for
+//! stderr goes through [`stderr`].
 #![deny(unsafe_code)]
 
 pub mod atomic_file;
@@ -15,6 +16,7 @@ pub mod hub;
 pub mod mapped;
 pub mod packed_file;
 pub mod source;
+pub mod stderr;
 
 pub use error::{Error, Result};
 

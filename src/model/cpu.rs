@@ -61,7 +61,7 @@ impl CpuDevice {
         let CpuOptions { threads, isa, kv_types, slots, max_tokens } = options;
         let max_tokens = max_tokens.max(1);
         Ok(Self {
-            pool: Pool::new(threads)?,
+            pool: Pool::new(threads),
             isa,
             kv_types,
             scratch: Scratch::new(isa, &weights, slots, max_tokens)?,

@@ -1,5 +1,6 @@
 //! What a run did and when: spans of every step, digests of the residual after every layer.
 
+use files::atomic_file::Unfinished;
 use files::{Error, Result};
 use std::io::Write;
 use std::path::Path;
@@ -107,7 +108,8 @@ impl Recorder {
     /// `otherData` is when its clock began.
     pub fn write_chrome(&self, path: &Path) -> Result<()> {
         let write = || -> std::io::Result<()> {
-            let mut f = std::io::BufWriter::new(std::fs::File::create(path)?);
+            let file = Unfinished::create(path)?;
+            let mut f = std::io::BufWriter::new(&file.file);
             write!(f, "{{\"displayTimeUnit\":\"ms\",")?;
             if let Some(uptime) = self.uptime.filter(|u| u.is_finite()) {
                 write!(f, "\"otherData\":{{\"uptime_s\":{uptime}}},")?;
@@ -136,7 +138,9 @@ impl Recorder {
                 comma = ",";
             }
             writeln!(f, "\n]}}")?;
-            f.flush()
+            f.flush()?;
+            drop(f);
+            file.finish()
         };
         write().map_err(|e| Error::io(path, format!("cannot write the trace: {e}")))
     }

@@ -37,6 +37,9 @@ const PATIENCE: Duration = Duration::from_micros(300);
 /// a task again.
 const ASIDE: Duration = Duration::from_millis(20);
 
+/// Bytes of a thread's stack: address space, of which little is touched.
+pub const STACK: usize = 4 << 20;
+
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {
@@ -88,8 +91,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A team of `threads` (at least one), caller included.
-    pub fn new(threads: usize) -> Result<Self> {
+    /// A team of `threads` (at least one), caller included; of fewer, where the system allows no more.
+    pub fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             next: (0..threads.max(1)).map(|_| Next(AtomicUsize::new(0))).collect(),
@@ -103,20 +106,19 @@ impl Pool {
         let cores = Arc::new((threads > 1).then(|| topology::placement(threads)).flatten());
         for i in 1..threads.max(1) {
             let (shared, cores) = (Arc::clone(&pool.shared), Arc::clone(&cores));
-            let worker = std::thread::Builder::new()
-                .name(format!("worker-{i}"))
-                .stack_size(4 << 20)
-                .spawn(move || {
+            let worker =
+                std::thread::Builder::new().name(format!("worker-{i}")).stack_size(STACK).spawn(move || {
                     if let Some(cores) = &*cores {
                         // No result depends on where a thread is, so a refusal is ignored.
                         let _ = keep_to(cores);
                     }
                     worker(i, &shared);
-                })
-                .map_err(|e| Error::Other(format!("cannot start thread {i} of --threads {threads}: {e}")))?;
+                });
+            // The others do the shares of those that are missing.
+            let Ok(worker) = worker else { break };
             pool.workers.push(worker);
         }
-        Ok(pool)
+        pool
     }
 
     /// Threads in the team.
@@ -280,6 +282,20 @@ impl Drop for Pool {
     }
 }
 
+/// Runs `work` at the same time on `threads` threads, the caller's among them; on fewer, where the system allows no more.
+/// So `work` claims what it does, and nobody waits for a thread that is missing.
+pub fn at_once(threads: usize, work: impl Fn() + Sync) {
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            let thread = std::thread::Builder::new().stack_size(STACK);
+            if thread.spawn_scoped(scope, &work).is_err() {
+                break;
+            }
+        }
+        work();
+    });
+}
+
 /// Keeps the calling thread, and those that it starts from now on, on some of the cores that it may use.
 ///
 /// # Errors
@@ -399,7 +415,7 @@ mod tests {
     #[test]
     fn every_task_runs_once_and_every_tile_is_disjoint() {
         for threads in [1, 2, 3, 7] {
-            let pool = Pool::new(threads).unwrap();
+            let pool = Pool::new(threads);
             for (rows, row_len, tile) in
                 [(1, 1, (1, 1)), (5, 7, (2, 3)), (1, 1000, (1, 16)), (33, 64, (100, 32))]
             {
@@ -422,7 +438,7 @@ mod tests {
 
     #[test]
     fn scattered_rows_are_each_written_once() {
-        let pool = Pool::new(3).unwrap();
+        let pool = Pool::new(3);
         let mut table = RowTable::default();
         let (mut first, mut second, mut third) = ([0u32; 50], [0u32; 50], [0u32; 50]);
         let rows = [&mut third[..], &mut first, &mut second].into_iter();
@@ -438,7 +454,7 @@ mod tests {
 
     #[test]
     fn sleeping_workers_wake_up() {
-        let pool = Pool::new(2).unwrap();
+        let pool = Pool::new(2);
         for _ in 0..5 {
             std::thread::sleep(SPIN * 10);
             let count = AtomicUsize::new(0);

@@ -16,6 +16,7 @@ use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use upload::Upload;
 
 /// Rows `16 * first..16 * (first + groups)` of a step's result.
@@ -61,12 +62,19 @@ pub struct Model {
     pub(super) device: Device,
     pub(super) weights: Arc<Weights>,
     pub(super) matrices: Matrices,
+    /// Whether somebody was told that its kernels are not the fastest.
+    told: AtomicBool,
 }
 
 impl Model {
     /// `matrices` are of `weights`, on `device`.
     pub fn new(device: Device, weights: Arc<Weights>, matrices: Matrices) -> Self {
-        Self { device, weights, matrices }
+        Self { device, weights, matrices, told: AtomicBool::new(false) }
+    }
+
+    /// Whether it is news that its kernels are not the fastest; once.
+    pub fn is_news(&self) -> bool {
+        !self.told.swap(true, Ordering::Relaxed)
     }
 
     /// The device.

@@ -8,17 +8,18 @@ mod stream;
 use crate::dims::VOCAB;
 use crate::model::weights::{LoadOptions, ModelPath, OpenModel, Weights};
 use crate::opencl;
+use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
 use crate::run::plan::Opened;
-use crate::run::session::Session;
+use crate::run::session::{CancelToken, Session};
 use files::{Error, Result};
 use numeric::simd::Isa;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use text::chat::{Ending, Message, Moment, Template};
-use text::tokenizer::{AddSpecial, Tokenizer};
+use text::tokenizer::{AddSpecial, Specials, Tokenizer};
 
-use backends::{Runs, upload};
+use backends::{Runs, instead_of, upload};
 pub use batch::{Batch, BatchAnswer, BatchItem};
 use stream::{Held, Writer};
 pub use stream::{Pause, Timing, TokenStream, Unshown};
@@ -85,8 +86,8 @@ impl Engine {
             BackendKind::Cpu => None,
             kind => match upload(&options, &mut weights) {
                 Ok(found) => Some(found),
-                Err(Error::Device(why)) if kind == BackendKind::Auto => {
-                    (options.notice)(&format!("{why}; using the CPU"));
+                Err(e) if kind == BackendKind::Auto => {
+                    instead_of(&options, e)?;
                     None
                 }
                 Err(e) => return Err(e),
@@ -121,8 +122,29 @@ impl Engine {
     }
 
     /// Token ids of a prompt, with the special tokens that the model's tokenizer adds.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` for a text that is too long for the context, which is said at once.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.tokenizer.encode(text, AddSpecial::Yes)
+        self.encode_until(text, Specials::Tokens, &CancelToken::default())
+    }
+
+    /// [`Engine::encode`], whose control tokens become what `specials` says. It takes seconds for a text of megabytes,
+    /// until `cancel`.
+    ///
+    /// # Errors
+    ///
+    /// `Interrupted`, and those of [`Engine::encode`].
+    pub fn encode_until(&self, text: &str, specials: Specials, cancel: &CancelToken) -> Result<Vec<u32>> {
+        let (least, have) = (self.tokenizer.least_tokens(text), self.options.max_seq_len);
+        if least > have && self.options.eviction.policy == Policy::None {
+            return Err(Error::Usage(format!(
+                "the prompt needs at least {least} positions but the context has {have}; raise --max-seq-len, shorten \
+                 the prompt or give an --eviction-policy"
+            )));
+        }
+        self.tokenizer.encode_until(text, specials, AddSpecial::Yes, &|| cancel.is_cancelled())
     }
 
     /// How many tokens a text is, without added special tokens.
@@ -219,7 +241,7 @@ impl Engine {
     pub fn generate_stream(&self, prompt: &str, options: &GenerateOptions) -> Result<TokenStream<'_>> {
         let start = Instant::now();
         let session = Held::Own(Box::new(self.session()?));
-        let tokens = self.encode(prompt)?;
+        let tokens = self.encode_until(prompt, options.specials, &CancelToken::default())?;
         TokenStream::begin(session, Writer::new(self, options)?, &tokens, start)
     }
 

@@ -2,15 +2,45 @@
 
 use crate::model::weights::WeightType;
 use crate::run::eviction::Eviction;
-use crate::run::session::{CancelToken, Fixed};
+use crate::run::session::{CancelToken, Fixed, Notice};
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
 use std::path::PathBuf;
+use std::sync::Arc;
 use text::sampler::SamplerOptions;
+use text::tokenizer::Specials;
 
 /// Default of the most tokens in one forward pass: whole tiles for every kernel, and short enough that Ctrl-C
 /// does not have to wait long.
 pub const PREFILL_CHUNK: usize = 256;
+
+/// A function that is called with what is done, and with all that is to be done. By default it does nothing.
+#[derive(Clone)]
+pub struct Progress(Arc<dyn Fn(usize, usize) + Send + Sync>);
+
+impl Progress {
+    /// Calls `function`, from any thread.
+    pub fn new(function: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(function))
+    }
+
+    /// Tells that `done` of `all` are done.
+    pub fn tell(&self, done: usize, all: usize) {
+        (self.0)(done, all)
+    }
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self::new(|_, _| {})
+    }
+}
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Progress(a function)")
+    }
+}
 
 /// Which device runs the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +56,21 @@ pub enum BackendKind {
 }
 
 /// How a model is loaded and run.
+///
+/// ```
+/// use antigravity::EngineOptions;
+/// use antigravity::session::Notice;
+/// use std::sync::{Arc, Mutex};
+///
+/// // The defaults of the command line: the CPU, a q4 cache of 2,048 slots, all big cores.
+/// let mut options = EngineOptions::new("models/mine");
+/// options.max_seq_len = 4096;
+///
+/// // What goes wrong without ending anything arrives as a line.
+/// let said = Arc::new(Mutex::new(Vec::new()));
+/// let lines = Arc::clone(&said);
+/// options.notice = Notice::new(move |line| lines.lock().unwrap().push(line.to_string()));
+/// ```
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
     /// Model directory, `.safetensors` file, `.gguf` file or packed file.
@@ -61,7 +106,7 @@ pub struct EngineOptions {
     /// When slots of the cache are evicted, and which.
     pub eviction: Eviction,
     /// Called with one line when a device cannot be used and the CPU takes its place.
-    pub notice: fn(&str),
+    pub notice: Notice,
 }
 
 impl EngineOptions {
@@ -84,16 +129,41 @@ impl EngineOptions {
             zero_copy: false,
             hybrid: Fixed::specified(),
             eviction: Eviction::NEVER,
-            notice: |_| {},
+            notice: Notice::default(),
         }
     }
 }
 
 /// What to generate and when to stop.
+///
+/// ```
+/// use antigravity::session::CancelToken;
+/// use antigravity::{Engine, EngineOptions, GenerateOptions, Progress};
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// // The defaults: 20 tokens, the command line's sampler, nothing but the model's own end.
+/// assert_eq!(GenerateOptions::default().max_tokens, Some(20));
+///
+/// // A closure sees how far the prompt is. Whoever holds a clone of the token can end it.
+/// let (cancel, done) = (CancelToken::default(), Arc::new(AtomicUsize::new(0)));
+/// let (from_closure, seen) = (cancel.clone(), Arc::clone(&done));
+/// let progress = Progress::new(move |tokens, _all| {
+///     seen.store(tokens, Ordering::Relaxed);
+///     from_closure.cancel();
+/// });
+/// let options = GenerateOptions { cancel, progress, ..Default::default() };
+/// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
+/// assert_eq!(engine.generate("Once upon a time", &options)?, "", "ended before its first token");
+/// assert_eq!(done.load(Ordering::Relaxed), 0);
+/// # Ok::<(), antigravity::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct GenerateOptions {
     /// Most tokens to generate; `None` goes on until the end of the sequence or of the context.
     pub max_tokens: Option<usize>,
+    /// What becomes of control tokens that a prompt spells.
+    pub specials: Specials,
     /// How tokens are chosen.
     pub sampler: SamplerOptions,
     /// Strings that end the text; they are not part of it.
@@ -107,20 +177,21 @@ pub struct GenerateOptions {
     /// Stops the generation from outside: between tokens, and within a long prompt in a fraction of a pass.
     pub cancel: CancelToken,
     /// Called with the number of prompt tokens done, and of all that must be computed.
-    pub progress: fn(usize, usize),
+    pub progress: Progress,
 }
 
 impl Default for GenerateOptions {
     fn default() -> Self {
         Self {
             max_tokens: Some(20),
+            specials: Specials::default(),
             sampler: SamplerOptions::default(),
             stop: Vec::new(),
             ignore_eos: false,
             stop_tokens: Vec::new(),
             logprobs: None,
             cancel: CancelToken::default(),
-            progress: |_, _| {},
+            progress: Progress::default(),
         }
     }
 }

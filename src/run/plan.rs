@@ -16,8 +16,10 @@ use crate::opencl;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::ROWS;
-use crate::run::system::Memory;
-use files::{Error, Result};
+use crate::run::system::marker::Planned;
+use crate::run::system::{self, Memory};
+use files::{Error, Result, containment};
+use numeric::pool;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -32,6 +34,8 @@ pub enum Kind {
     Dropped,
     /// Memory of an OpenCL device, which is the machine's where that is unified.
     Device,
+    /// Address space of which little is touched. Only the limits of the process count it.
+    Reserved,
 }
 
 impl Kind {
@@ -42,6 +46,7 @@ impl Kind {
             Kind::Mapped => "mapped",
             Kind::Dropped => "mapped, may be dropped",
             Kind::Device => "device",
+            Kind::Reserved => "address space",
         }
     }
 }
@@ -68,14 +73,28 @@ pub enum Form {
     Assumed,
 }
 
-/// Executable, libraries, allocator: memory in use before a model is loaded.
-const PROGRAM: u64 = 24 << 20;
-/// Peak memory of loading a tokenizer for each byte of its file: 19 were measured with a file of 0.3 MB,
-/// 12 with one of 3 MB; the rest is for the library's cache of words.
-const TOKENIZER: u64 = 24;
-/// For each slot: its token id, and encoding the text of a prompt that fills the context, at about a
-/// hundred bytes a byte of text and four bytes a token.
-const TEXT_PER_SLOT: u64 = 8 + 400;
+/// The program where the system does not tell how large it is.
+const PROGRAM: u64 = 8 << 20;
+/// What it needs before a model is loaded: libraries, allocator.
+const LIBRARIES: u64 = 2 << 20;
+/// The libraries of an OpenCL device.
+const DRIVER: u64 = 14 << 20;
+/// Peak memory of loading a tokenizer for each byte of its file, beside [`WORDS`]: 17 in all were measured with a file
+/// of 0.3 MB, 12 with one of 3 MB.
+const TOKENIZER: u64 = 13;
+/// The library's cache of words.
+const WORDS: u64 = 3 << 19;
+/// What the C library reserves where a thread allocates.
+const HEAP: u64 = 64 << 20;
+/// Small things that nobody counts: the stacks on which threads handle signals, buffers, fragments.
+const SMALL: u64 = 4 << 20;
+/// For each slot: its token id, and the text of a prompt that fills the context, at four bytes a token, with 8 bytes to
+/// encode each of them.
+const TEXT_PER_SLOT: u64 = 8 + 4 * 9;
+/// Encoding a text at once, which takes 130 bytes a byte; a long one is encoded in parts.
+const ENCODING: u64 = 4 << 20;
+/// The same for a short one, by its slots.
+const ENCODING_PER_SLOT: u64 = 4 * 130;
 
 /// What a run will take.
 #[derive(Debug, Clone)]
@@ -89,6 +108,8 @@ pub struct Plan {
     /// The fingerprint of the weights' files; empty while there are none.
     pub model_id: String,
     weights: WeightBytes,
+    /// Bytes of the program itself.
+    program: u64,
     tokenizer_file: u64,
     /// Buffers that hold the logits of [`ROWS`] tokens.
     row_blocks: usize,
@@ -162,7 +183,8 @@ impl Plan {
         let memory = Memory::to_plan_with()?;
         let device = DeviceMemory::of(&options);
         let (form, model_id) = (Form::Assumed, String::new());
-        Ok(Self { options, form, memory, model_id, weights, tokenizer_file, row_blocks: 0, device })
+        let program = add(system::program_bytes().unwrap_or(PROGRAM), LIBRARIES);
+        Ok(Self { options, form, memory, model_id, weights, program, tokenizer_file, row_blocks: 0, device })
     }
 
     /// The same plan, with `blocks` buffers for the logits of every token.
@@ -204,6 +226,7 @@ impl Plan {
             1 => format!("KV cache, {} x {slots} slots", o.kv_types),
             n => format!("KV caches of {n} prompts, {} x {slots} slots", o.kv_types),
         };
+        let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
         let mut items = vec![
             put("weights", copied(self.weights.own), Kind::Own),
             put("weights", copied(self.weights.mapped), Kind::Mapped),
@@ -213,10 +236,11 @@ impl Plan {
             put(&format!("scratch for {chunk} tokens"), scratch, there),
             put("attention mass", mass(o, slots, chunk), of_attention),
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
-            put("tokens and text", mul(all_slots, TEXT_PER_SLOT), Kind::Own),
-            put("tokenizer", mul(self.tokenizer_file, TOKENIZER), Kind::Own),
+            put("tokens and text", add(mul(all_slots, TEXT_PER_SLOT), encoding), Kind::Own),
+            put("tokenizer", self.tokenizer(), Kind::Own),
             put(&format!("{} threads", o.threads), mul(o.threads as u64, cpu::thread_bytes()), Kind::Own),
-            put("program", PROGRAM, Kind::Own),
+            put("program", self.program, Kind::Own),
+            put("stacks", self.stacks(), Kind::Reserved),
         ];
         if both {
             items.push(put("attention mass once more, for the CPU", mass(o, slots, chunk), Kind::Own));
@@ -227,7 +251,7 @@ impl Plan {
         if self.device.is_some() {
             let attention = if o.gpu_attn || both { 0 } else { host_attention(slots, chunk) };
             let landing = if apart { opencl::logits_bytes(chunk) as u64 } else { 0 };
-            let host = add(attention, add(host_state(chunk), landing));
+            let host = add(attention, add(host_state(chunk), add(landing, DRIVER)));
             items.push(put("host's part of the device's work", host, Kind::Own));
         }
         items.into_iter().filter(|i| i.bytes > 0).collect()
@@ -240,7 +264,11 @@ impl Plan {
 
     fn need_for(&self, slots: usize) -> u64 {
         let apart = self.is_apart();
-        let counts = |i: &&Item| i.kind != Kind::Dropped && !(apart && i.kind == Kind::Device);
+        let counts = |i: &&Item| match i.kind {
+            Kind::Own | Kind::Mapped => true,
+            Kind::Dropped | Kind::Reserved => false,
+            Kind::Device => !apart,
+        };
         sum(self.items_for(slots).iter().filter(counts))
     }
 
@@ -256,7 +284,7 @@ impl Plan {
 
     /// Bytes of one sequence: its cache, buffers and threads. Each further one needs as much again.
     pub fn session(&self) -> u64 {
-        let shared = [self.weights.mapped, mul(self.tokenizer_file, TOKENIZER), PROGRAM];
+        let shared = [self.weights.mapped, self.tokenizer(), self.program];
         self.need().saturating_sub(shared.into_iter().fold(self.weights.own, add))
     }
 
@@ -264,8 +292,32 @@ impl Plan {
     pub fn peak(&self) -> u64 {
         // While loading, the cache and the buffers are not there yet, but one stored tensor is.
         let loading = [self.weights.own, self.weights.mapped, self.weights.dropped, self.weights.passing];
-        let loading = loading.into_iter().fold(PROGRAM, add);
-        loading.max(sum(&self.items()))
+        let loading = loading.into_iter().fold(self.program, add);
+        loading.max(sum(self.items().iter().filter(|i| i.kind != Kind::Reserved)))
+    }
+
+    /// Loading the tokenizer.
+    fn tokenizer(&self) -> u64 {
+        if self.tokenizer_file == 0 { 0 } else { add(WORDS, mul(self.tokenizer_file, TOKENIZER)) }
+    }
+
+    /// Stacks of all threads: of the passes, of loading the tokenizer, of signals.
+    fn stacks(&self) -> u64 {
+        let team = mul(self.options.threads as u64, pool::STACK as u64);
+        add(team, containment::STACK as u64 + SMALL)
+    }
+
+    /// What is still to be mapped, for `slots` slots: memory to be written, and in all. The model's files are mapped
+    /// before there is a plan.
+    fn to_map(&self, slots: usize) -> (u64, u64) {
+        let own = self.need_for(slots).saturating_sub(add(self.weights.mapped, self.program));
+        let data = add(own, add(self.stacks(), SMALL));
+        (data, add(data, mul(self.options.threads as u64 + 2, HEAP)))
+    }
+
+    /// What the marker of the run says.
+    pub fn planned(&self) -> Planned {
+        Planned { need: self.need(), peak: self.peak() }
     }
 
     /// The longest context that fits in `memory`; `None` when not even the model does. At most 2^24.
@@ -304,7 +356,7 @@ impl Opened {
                 (_, Err(Error::Memory(why))) => why,
                 _ => return self,
             };
-            (plan.options.notice)(&format!("auto: {why}; using the CPU"));
+            plan.options.notice.say(&format!("auto: {why}; using the CPU"));
             plan.options.backend = BackendKind::Cpu;
             plan.device = None;
         }

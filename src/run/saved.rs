@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use text::chat::ConversationState;
 use text::sampler::{Rng, SamplerOptions};
 
@@ -114,11 +114,11 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
     if json.len() as u64 > MAX_HEADER {
         return Err(failed(io::Error::new(ErrorKind::FileTooLarge, "too many tokens")));
     }
-    let place = place(file);
-    let unfinished = Unfinished::create(&place).map_err(failed)?;
-    // Readable by the owner alone, unless the user has changed that. Some file systems have no modes.
-    let mode = fs::metadata(&place).map_or(Permissions::from_mode(0o600), |old| old.permissions());
-    let _ = unfinished.file.set_permissions(mode);
+    let unfinished = Unfinished::create(file).map_err(failed)?;
+    if !file.exists() {
+        // Readable by the owner alone, unless the user changes that. Some file systems have no modes.
+        let _ = unfinished.file.set_permissions(Permissions::from_mode(0o600));
+    }
     let mut out = Checksummed::new(&unfinished.file);
     let length = (json.len() as u64).to_le_bytes();
     out.put(&[MAGIC, &[VERSION][..], &length, &json].concat()).map_err(failed)?;
@@ -131,7 +131,7 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
         [&rows.k, &rows.v, &mass].into_iter().try_for_each(|bytes| out.put(bytes)).map_err(failed)?;
     }
     out.put_checksum().map_err(failed)?;
-    unfinished.finish(&place).map_err(failed)
+    unfinished.finish().map_err(failed)
 }
 
 /// [`read`] for a file that will be written later.
@@ -140,17 +140,16 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
 ///
 /// As for [`read`]; `Usage` if the file could not be written.
 pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
-    let place = place(file);
-    regular(file, &place)?;
+    regular(file)?;
     // Reported now, not after the last token. This also removes what a killed run left.
-    drop(Unfinished::create(&place).map_err(|e| {
+    drop(Unfinished::create(file).map_err(|e| {
         Error::Usage(format!("--session {}: cannot be written: {e}; choose another place", file.display()))
     })?);
     read(file, session, engine)
 }
 
-fn regular(file: &Path, place: &Path) -> Result<()> {
-    if fs::metadata(place).is_ok_and(|meta| !meta.is_file()) {
+fn regular(file: &Path) -> Result<()> {
+    if fs::metadata(file).is_ok_and(|meta| !meta.is_file()) {
         return Err(Error::model(file, "is not a regular file"));
     }
     Ok(())
@@ -163,12 +162,11 @@ fn regular(file: &Path, place: &Path) -> Result<()> {
 /// `Usage`: another flag is needed. `Model`: the file is damaged, or of another model or version. The session is then
 /// as before, or empty.
 pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
-    let place = place(file);
-    regular(file, &place)?;
-    if fs::metadata(&place).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+    regular(file)?;
+    if fs::metadata(file).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
         return Ok(None);
     }
-    let opened = File::open(&place).and_then(|f| Ok((f.metadata()?.len(), f)));
+    let opened = File::open(file).and_then(|f| Ok((f.metadata()?.len(), f)));
     let (size, stored) = opened.map_err(|e| Error::model(file, format!("cannot read: {e}")))?;
     let mut input = Checksummed::new(&stored);
     let (header, header_end) = read_header(file, &mut input, size)?;
@@ -187,11 +185,6 @@ pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
         if whole && mass.iter().all(|m| m.is_finite()) { Ok(()) } else { Err(damaged(file)) }
     })?;
     Ok(Some(header.state))
-}
-
-/// The target if `file` is a link, so that saving does not replace the link.
-fn place(file: &Path) -> PathBuf {
-    fs::canonicalize(file).unwrap_or_else(|_| file.into())
 }
 
 /// An error that no flag avoids.

@@ -29,10 +29,36 @@ use files::{Error, Result};
 pub use numeric::cancel::CancelToken;
 use pass::{Stage, Staged};
 use schedule::Move;
+use std::sync::Arc;
 use std::time::Instant;
 
-/// Called with one line that the user should see.
-pub type Notice = fn(&str);
+/// A function that is called with one line that the user should see. By default the line is lost.
+#[derive(Clone)]
+pub struct Notice(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl Notice {
+    /// Calls `function`, from any thread.
+    pub fn new(function: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(function))
+    }
+
+    /// Says a line.
+    pub fn say(&self, line: &str) {
+        (self.0)(line)
+    }
+}
+
+impl Default for Notice {
+    fn default() -> Self {
+        Self::new(|_| {})
+    }
+}
+
+impl std::fmt::Debug for Notice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Notice(a function)")
+    }
+}
 
 /// Makes another device and cache for a sequence whose device is lost.
 pub type Spare = Box<dyn FnOnce() -> Result<Seat> + Send>;
@@ -208,12 +234,17 @@ impl Session {
 
     /// Appends one token and computes its logits, unless a draft has done so already: see [`Session::with_drafts`].
     pub fn decode(&mut self, token: u32) -> Result<()> {
+        self.decode_unless(token, None)
+    }
+
+    /// [`Session::decode`] that ends with `Interrupted` soon after `cancel` is cancelled; then the token is not appended.
+    pub fn decode_unless(&mut self, token: u32, cancel: Option<&CancelToken>) -> Result<()> {
         if self.stage(token)? == Stage::Computed {
             return self.check_logits();
         }
         let began = Instant::now();
         let drafted = self.staged.tokens.len() > 1;
-        compute(&mut [self], None)?;
+        compute(&mut [self], cancel)?;
         if !drafted {
             self.devices.took(began.elapsed());
         }

@@ -12,6 +12,7 @@ pub use pressure::memory_is_low;
 pub use text_file::read;
 
 use files::{Error, Result};
+use rustix::process::{Resource, getrlimit};
 
 /// Replaces the system's available memory in every plan.
 const MEMORY_VARIABLE: &str = "ANTIGRAVITY_MEMORY_MIB";
@@ -71,6 +72,45 @@ pub struct Memory {
     pub limit: Option<u64>,
     /// What is left of the container's limit; file cache counts as free.
     pub limit_left: Option<u64>,
+    /// What is left of the process's limits.
+    pub process: Process,
+}
+
+/// What the limits of this process leave, in bytes; `None` where there is none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Of `ulimit -v`, which counts everything that is mapped.
+    pub address_space: Option<u64>,
+    /// Of `ulimit -d`, which counts what is mapped to be written, stacks of threads included.
+    pub data: Option<u64>,
+}
+
+impl Process {
+    /// Reads the process's state.
+    fn now() -> Self {
+        let status = read("/proc/self/status").unwrap_or_default();
+        let left = |resource, used: &str| {
+            let limit = getrlimit(resource).current?;
+            Some(limit.saturating_sub(kb_field(&status, used).unwrap_or(0)))
+        };
+        Self { address_space: left(Resource::As, "VmSize"), data: left(Resource::Data, "VmData") }
+    }
+}
+
+/// The bytes of this program's file that are mapped.
+pub fn program_bytes() -> Option<u64> {
+    let program = std::env::current_exe().ok()?;
+    mapped_bytes(&read("/proc/self/maps")?, program.to_str()?)
+}
+
+/// The bytes of a file in the text of `/proc/self/maps`.
+fn mapped_bytes(maps: &str, file: &str) -> Option<u64> {
+    let bytes = |line: &str| {
+        let (from, to) = line.strip_suffix(file)?.split_whitespace().next()?.split_once('-')?;
+        u64::from_str_radix(to, 16).ok()?.checked_sub(u64::from_str_radix(from, 16).ok()?)
+    };
+    let all: u64 = maps.lines().filter_map(bytes).sum();
+    (all > 0).then_some(all)
 }
 
 impl Memory {
@@ -83,6 +123,7 @@ impl Memory {
             available: kb_field(&info, "MemAvailable"),
             limit: limit.map(|l| l.limit),
             limit_left: limit.map(|l| l.left),
+            process: Process::now(),
         }
     }
 
@@ -95,7 +136,8 @@ impl Memory {
     pub fn to_plan_with() -> Result<Self> {
         match std::env::var_os(MEMORY_VARIABLE) {
             None => Ok(Self::now()),
-            Some(value) => Self::stated(&value.to_string_lossy()),
+            // The limits of the process hold all the same.
+            Some(value) => Ok(Self { process: Process::now(), ..Self::stated(&value.to_string_lossy())? }),
         }
     }
 
@@ -153,6 +195,15 @@ mod tests {
             let said = Memory::stated(bad).expect_err("no number").to_string();
             assert!(said.starts_with(&format!("ANTIGRAVITY_MEMORY_MIB={bad}: ")), "{said}");
         }
+    }
+
+    #[test]
+    fn a_program_is_as_large_as_its_mappings() {
+        let maps = "5500-5700 r--p 00000000 08:01 1 /bin/program\n5700-6700 r-xp 00000200 08:01 1 /bin/program\n\
+                    7f00-7f10 rw-p 00000000 00:00 0\n8000-9000 r--p 00000000 08:01 2 /lib/libc.so\n";
+        assert_eq!(mapped_bytes(maps, "/bin/program"), Some(0x1200));
+        assert_eq!(mapped_bytes(maps, "/bin/other"), None);
+        assert!(program_bytes().is_none_or(|bytes| bytes > 100_000));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! gets its parts, and every call into the library is contained ([`files::containment`]).
 
 mod check;
+mod cut;
 pub mod files;
 mod gguf;
 #[cfg(test)]
@@ -30,7 +31,7 @@ use stream::Special;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer as Library};
 
-/// Encoding takes about 100 bytes of memory a byte of text.
+/// More than any context holds.
 const MAX_TEXT: usize = 64 << 20;
 /// With a million blanks in a row the library's regular expressions exhaust their stack, and it silently leaves the
 /// rest of the text in one piece. (Line ends match differently.)
@@ -45,6 +46,16 @@ pub enum AddSpecial {
     No,
 }
 
+/// What becomes of a text that spells a control token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Specials {
+    /// It is that token: for prompts in a form that somebody wrote for the model.
+    #[default]
+    Tokens,
+    /// It stays text: for what users and documents say.
+    Text,
+}
+
 /// A model's tokenizer.
 pub struct Tokenizer {
     /// Its file, for messages.
@@ -53,6 +64,8 @@ pub struct Tokenizer {
     library: RwLock<Library>,
     pieces: Arc<Pieces>,
     size: usize,
+    /// The most bytes of text that become one token, if there is a most.
+    longest: Option<usize>,
     unk: Option<u32>,
     prefix: Vec<u32>,
     suffix: Vec<u32>,
@@ -105,8 +118,9 @@ impl Tokenizer {
         let pieces = Arc::new(Pieces::new(checked.decoder.clone(), &checked.tokens, &special));
         let (unk, size) = (checked.unk.as_ref().map(|u| u.1), checked.tokens.len());
         let (prefix, suffix) = (checked.prefix.clone(), checked.suffix.clone());
+        let longest = cut::longest(&checked, &pieces);
         let library = RwLock::new(build(checked)?);
-        Ok(Self { file, library, pieces, size, unk, prefix, suffix, bos: None, eos: vec![] })
+        Ok(Self { file, library, pieces, size, longest, unk, prefix, suffix, bos: None, eos: vec![] })
     }
 
     fn set_bos(&mut self, id: Option<u32>) {
@@ -125,35 +139,68 @@ impl Tokenizer {
 
     /// The ids of `text`. The text of a special token becomes that token.
     pub fn encode(&self, text: &str, special: AddSpecial) -> Result<Vec<u32>> {
-        self.check_text(text)?;
-        let library = self.library.read().unwrap_or_else(PoisonError::into_inner);
-        let ids = self.run(&library, text)?;
+        self.encode_until(text, Specials::Tokens, special, &|| false)
+    }
+
+    /// The ids of `text`, whose control tokens become what `specials` says. That may take seconds, until `stop` is true.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] if `stop` was true before the end.
+    pub fn encode_until(
+        &self,
+        text: &str,
+        specials: Specials,
+        special: AddSpecial,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Vec<u32>> {
+        let ids = match specials {
+            Specials::Text => self.encode_plain_until(text, stop)?,
+            Specials::Tokens => {
+                self.check_text(text)?;
+                let library = self.library.read().unwrap_or_else(PoisonError::into_inner);
+                let mut ids = Vec::new();
+                self.run(&library, text, &mut ids, stop)?;
+                ids
+            }
+        };
         Ok(match special {
             AddSpecial::No => ids,
             AddSpecial::Yes => [&self.prefix, ids.as_slice(), &self.suffix].concat(),
         })
     }
 
+    /// A number of tokens that `text` surely has, known without encoding it.
+    pub fn least_tokens(&self, text: &str) -> usize {
+        let Some(longest) = self.longest else { return 0 };
+        // Normal forms leave ASCII as it is, and make at most a twelfth of other text.
+        text.len() / if text.is_ascii() { longest } else { 12 * longest }
+    }
+
     /// The ids of `text`, with special tokens as ordinary text: for what users and documents say. Adds no tokens.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_plain_until(text, &|| false)
+    }
+
+    fn encode_plain_until(&self, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
         self.check_text(text)?;
         let mut library = self.library.write().unwrap_or_else(PoisonError::into_inner);
         library.set_encode_special_tokens(true);
-        let ids = self.plain(&library, text);
+        let ids = self.plain(&library, text, stop);
         library.set_encode_special_tokens(false);
         ids
     }
 
-    fn plain(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
-        let ids = self.run(library, text)?;
+    fn plain(&self, library: &Library, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        self.run(library, text, &mut ids, stop)?;
         if !ids.iter().any(|&id| self.is_special(id) && Some(id) != self.unk) {
             return Ok(ids);
         }
         // The vocabulary also has the special token as a word. Cut in half, it is not one.
         match text.char_indices().nth(text.chars().count() / 2) {
             Some((middle, _)) if middle > 0 => {
-                let mut ids = self.plain(library, &text[..middle])?;
-                ids.extend(self.plain(library, &text[middle..])?);
+                let mut ids = self.plain(library, &text[..middle], stop)?;
+                ids.extend(self.plain(library, &text[middle..], stop)?);
                 Ok(ids)
             }
             _ => Err(Error::model(
@@ -163,7 +210,21 @@ impl Tokenizer {
         }
     }
 
-    fn run(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
+    /// Appends the ids of `text`, part by part.
+    fn run(&self, library: &Library, text: &str, ids: &mut Vec<u32>, stop: &dyn Fn() -> bool) -> Result<()> {
+        let mut rest = text;
+        while let Some(at) = cut::place(rest, |part| self.run_part(library, part))? {
+            ids.extend(self.run_part(library, &rest[..at])?);
+            rest = &rest[at..];
+            if stop() {
+                return Err(Error::Interrupted);
+            }
+        }
+        ids.extend(self.run_part(library, rest)?);
+        Ok(())
+    }
+
+    fn run_part(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
         // Without offsets, which would take most of the time.
         // After a panic the library's caches are sound: they are locked per call and hold whole entries only.
         let encoding = containment::guarded(&subject(&self.file), || library.encode_fast(text, false))?;

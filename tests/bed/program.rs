@@ -51,12 +51,21 @@ pub fn run_with(args: &[&str], input: &str) -> Said {
     said(child.wait_with_output().expect("it ends"))
 }
 
-/// Runs, expects success, returns the text.
+impl Said {
+    /// A generated text, without the line feed that ends it.
+    #[track_caller]
+    pub fn text(&self) -> &str {
+        let end = "the text ends with a line feed";
+        if self.out.is_empty() { "" } else { self.out.strip_suffix('\n').expect(end) }
+    }
+}
+
+/// Runs, expects success, returns what it printed; a generated text without the line feed that ends it.
 #[track_caller]
 pub fn text(args: &[&str]) -> String {
     let said = run(args);
     assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
-    said.out
+    if args[0] == "generate" { said.text().into() } else { said.out }
 }
 
 /// Greedy text of a few words.

@@ -143,3 +143,35 @@ fn ctrl_c_between_two_answers_ends_a_piped_chat() {
     lines.for_each(drop);
     assert_eq!(chat.wait().expect("it ends").code(), Some(130));
 }
+
+#[test]
+fn settings_and_the_system_message_change_on_the_way() {
+    let sampler = ["--seed", "4", "--temp", "1.2"];
+    let cold = chat(&["--temp", "0"], FOX);
+    let set = chat(&sampler, &format!("/set temperature 0\n{FOX}"));
+    assert_eq!(essence(&set[0]), essence(&cold[0]));
+    let seed = chat(&["--seed", "5", "--temp", "1.2"], FOX);
+    assert_eq!(essence(&chat(&sampler, &format!("/set seed 5\n{FOX}"))[0]), essence(&seed[0]));
+    assert_eq!(chat(&sampler, &format!("/set num-tokens 3\n{FOX}"))[0].0.len(), 3);
+
+    let brief = chat(&["--temp", "0", "--system", "Be brief."], FOX);
+    let system = chat(&["--temp", "0"], &format!("Hi\n/system Be brief.\n{FOX}"));
+    assert_eq!(essence(&system[1]), essence(&brief[0]));
+
+    let said = run_with(&["chat"], "/set temperatur 1\n/set top-k -3\n/set trace x\n/set\n");
+    let lines: Vec<&str> = said.err.lines().collect();
+    assert_eq!((said.code, lines.len()), (Some(0), 4), "{}", said.err);
+    mentions(lines[0], &["/set: ", "did you mean --temperature?"]);
+    mentions(lines[1], &["/set: ", "--top-k -3"]);
+    mentions(lines[2], &["/set: ", "--trace"]);
+    mentions(lines[3], &["temperature 0.8", "top-k 40", "num-tokens -1"]);
+}
+
+#[test]
+fn a_message_of_several_lines_is_one() {
+    let one = chat(&["--temp", "0"], "Tell me\\\na story\n");
+    let quoted = chat(&["--temp", "0"], "\"\"\"\nTell me\na story\n\"\"\"\n");
+    assert_eq!((one.len(), essence(&one[0])), (1, essence(&quoted[0])));
+    let commands = chat(&["--temp", "0"], "\"\"\"/exit\nnow\"\"\"\n");
+    assert_eq!(commands.len(), 1);
+}

@@ -46,6 +46,66 @@ fn the_largest_context_fits_and_one_more_does_not() {
     }
 }
 
+/// Peak resident memory of a chat that has filled its context and waits, and what was planned, in bytes.
+#[cfg(target_os = "linux")]
+fn used_and_planned(more: &[&str]) -> (u64, u64) {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+    let long = "The dog ran to the park and saw a red ball. ".repeat(100);
+    let args = [&["chat", "--format", "jsonl", "--ignore-eos", "-n", "-1", "-p", &long], more].concat();
+    let mut run = command(&args);
+    run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = run.spawn().expect("the binary starts");
+    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let mut texts = lines.map(|line| line.expect("UTF-8"));
+    assert!(texts.any(|line| line.contains("\"stop\":\"context\"")), "it fills its context");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it waits");
+    let peak =
+        status.lines().find_map(|l| l.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
+    drop(child.stdin.take());
+    child.wait().expect("it ends");
+    let plan = text(&[&["plan", "--format", "json"], more].concat());
+    let plan: serde_json::Value = serde_json::from_str(&plan).expect("JSON");
+    (1024 * peak.unwrap_or(0u64), plan["peak_bytes"].as_u64().expect("a number"))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_takes_what_is_planned_and_not_much_less() {
+    for more in [&["-c", "2048", "-t", "2"][..], &["-c", "1536", "-t", "1", "--kv-type", "f16"]] {
+        let (used, planned) = used_and_planned(more);
+        assert!(used <= planned, "{more:?}: {used} of {planned}");
+        assert!(planned as f64 <= 1.3 * used as f64, "{more:?}: {used} of {planned}");
+    }
+}
+
+/// Every limit is refused at once, or is enough.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_limits_of_the_process_are_known() {
+    let args = ["generate", "-n", "3", "-p", "Once", "-t", "2", "--temp", "0"];
+    let reference = text(&args);
+    // KiB, from what the program itself needs to plenty.
+    let address = (90_000..700_000).step_by(61_000).map(|kib| format!("-v {kib}"));
+    let data = (12_000..130_000).step_by(9_000).map(|kib| format!("-d {kib}"));
+    let mut ends = [0; 2];
+    for limit in address.chain(data) {
+        let mut run = std::process::Command::new("sh");
+        run.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]).arg(binary()).args(args);
+        let said = said(run.env_remove("HOME").output().expect("it starts"));
+        match said.code {
+            Some(0) => assert_eq!(said.out, reference, "{limit}: {}", said.err),
+            Some(4) => {
+                assert_eq!((said.err.lines().count(), said.out.as_str()), (1, ""), "{limit}: {}", said.err);
+                mentions(&said.err, &["error: ", &limit[..2], " leaves ", "raise it"]);
+            }
+            code => panic!("{limit}: {code:?} {}", said.err),
+        }
+        ends[usize::from(said.code == Some(0))] += 1;
+    }
+    assert!(ends.iter().all(|&n| n > 3), "{ends:?}");
+}
+
 #[test]
 fn smaller_settings_are_named_where_they_help() {
     let args = ["generate", "-n", "1", "-p", "x", "--kv-type", "f32", "-c", "100000"];
@@ -83,7 +143,7 @@ fn chosen_cores_are_checked_and_kept_to() {
     for mask in [format!("{core}-{core}"), format!("0x{:x}", 1u128 << core.min(127))] {
         let mut args = vec!["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12", "-C", &mask];
         let said = run(&args);
-        assert_eq!((said.code, said.out.as_str()), (Some(0), reference.as_str()), "{}", said.err);
+        assert_eq!((said.code, said.text()), (Some(0), reference.as_str()), "{}", said.err);
         // A thread for each core of the mask, unless told otherwise.
         mentions(&said.err, &["1 threads"]);
         args.extend(["-t", "2"]);

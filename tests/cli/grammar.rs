@@ -34,7 +34,7 @@ fn whole(args: &[&str]) -> String {
     let said = run(&[&["generate", "-n", "-1", "-p", "Once upon a time there was"], args].concat());
     assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
     mentions(&said.err, &["stop: eos"]);
-    said.out
+    said.text().into()
 }
 
 #[test]
@@ -80,12 +80,12 @@ fn text_is_of_the_grammar() {
             run(&["generate", "-n", "60", "-p", "Once", "--grammar", &nested, "--seed", seed, "--temp", "2"]);
         assert_eq!(said.code, Some(0), "{}", said.err);
         if said.err.contains("stop: eos") {
-            let value: Value = serde_json::from_str(&said.out).expect(&said.out);
+            let value: Value = serde_json::from_str(said.text()).expect(said.text());
             assert!(value.is_array());
         } else {
             assert!(
-                said.out.starts_with('[')
-                    && said.out.chars().all(|c| "[],".contains(c) || c.is_ascii_digit())
+                said.text().starts_with('[')
+                    && said.text().chars().all(|c| "[],".contains(c) || c.is_ascii_digit())
             );
         }
     }
@@ -116,5 +116,5 @@ fn errors_in_a_grammar_have_a_place() {
     mentions(&more(&["--json-schema", "{}"]), &["--grammar", "--json-schema"]);
     // Nothing is left where the only token that the grammar wants next is ruled out.
     let said = run(&["generate", "-p", "x", "--json-schema", "{\"const\": 7}", "--logit-bias", "0+1"]);
-    assert_eq!((said.code, said.out.as_str()), (Some(0), "7"), "{}", said.err);
+    assert_eq!((said.code, said.text()), (Some(0), "7"), "{}", said.err);
 }

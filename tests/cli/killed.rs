@@ -12,12 +12,29 @@ fn with_state(dir: &Temp, args: &[&str]) -> Command {
     command
 }
 
+/// Its state goes into `dir`, and there is a little less memory than the run may touch.
+fn where_memory_is_short(dir: &Temp, args: &[&str]) -> Command {
+    let slots = args.iter().position(|&a| a == "-c").map_or("2048", |at| args[at + 1]);
+    let plan = text(&["plan", "--format", "json", "-c", slots]);
+    let plan: serde_json::Value = serde_json::from_str(&plan).expect("JSON");
+    let bytes = |key: &str| plan[key].as_u64().expect("bytes");
+    let mib = bytes("need_bytes").div_ceil(1 << 20);
+    assert!(mib << 20 < bytes("peak_bytes"), "{plan}");
+    let mut command = with_state(dir, args);
+    command.env("ANTIGRAVITY_MEMORY_MIB", mib.to_string());
+    command
+}
+
 const ENDLESS: [&str; 6] = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once"];
 const SHORT: [&str; 5] = ["generate", "-n", "1", "-p", "Once"];
 
 /// A generation that goes on, its first byte read.
 fn running(dir: &Temp) -> (Child, ChildStdout) {
-    let mut child = with_state(dir, &ENDLESS).spawn().expect("the binary starts");
+    begun(where_memory_is_short(dir, &ENDLESS))
+}
+
+fn begun(mut command: Command) -> (Child, ChildStdout) {
+    let mut child = command.spawn().expect("the binary starts");
     let mut out = child.stdout.take().expect("piped");
     out.read_exact(&mut [0]).expect("some text");
     (child, out)
@@ -62,6 +79,17 @@ fn the_start_after_a_kill_suggests_less_once() {
     assert_eq!(warning(&dir, &["doctor"]), None);
     let line = warning(&dir, &SHORT).expect("a warning");
     mentions(&line, &["warning: ", "MiB", "try --max-seq-len 1024 --prefill-chunk 32 (planned: "]);
+    assert_eq!(warning(&dir, &SHORT), None);
+    assert!(markers(&dir).is_empty());
+}
+
+#[test]
+fn a_kill_where_memory_was_plentiful_is_nobodys_business() {
+    let dir = Temp::new();
+    let (mut child, _out) = begun(with_state(&dir, &ENDLESS));
+    assert_eq!(markers(&dir).len(), 1);
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
     assert_eq!(warning(&dir, &SHORT), None);
     assert!(markers(&dir).is_empty());
 }

@@ -1,4 +1,5 @@
 //! The program as users run it: exit codes, what goes to stdout and what to stderr, and the flags that change the text.
+#![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 #![cfg(all(unix, feature = "chat", feature = "tools"))]
 
 /// Shared by all four binaries.
@@ -11,6 +12,9 @@ mod bench;
 mod chat;
 /// A command of a chat (`/undo`, `/retry` and others) leaves a trace.
 mod chat_commands;
+/// stdout or stderr that cannot be written, a full disk or a signal ends the program otherwise than it should, loses a
+/// session or leaves a file.
+mod ends;
 /// A wrong flag, file or model does not end with one line and the right exit code.
 mod errors;
 /// `eval` gives other numbers than the reference, or a policy leaves its window.
@@ -20,6 +24,8 @@ mod fit;
 /// A text leaves its JSON schema or grammar.
 #[cfg(feature = "grammar")]
 mod grammar;
+/// A habit from llama.cpp is misread, a typing mistake gets no hint, or a flag is passed over in silence.
+mod habits;
 /// After a kill the next start does not suggest less, or suggests it where nobody should be bothered.
 mod killed;
 /// `generate` puts something else on stdout than text, or a flag does not change it as it says.

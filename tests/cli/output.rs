@@ -26,6 +26,8 @@ fn text_on_stdout_and_times_first_on_stderr() {
     let product = number(tbt, 2) * number(speed, 1);
     assert!((900.0..1100.0).contains(&product), "{second}");
     assert_eq!(lines.next(), Some("stop: length"));
+    mentions(lines.next().unwrap_or(""), &["prompt: 5 tokens (", " tokens/sec), generated: 8 tokens"]);
+    assert!(said.out.ends_with('\n') && !said.text().ends_with('\n'), "{:?}", said.out);
     assert_eq!(run(&["generate", "-q", "-p", "a", "-n", "1"]).err, "");
 }
 
@@ -44,7 +46,7 @@ fn same_seed_same_text() {
     // A seed that was drawn is said, and repeats the run.
     let said = run(&["generate", "-p", "The cat", "-n", "24", "--temp", "1.2"]);
     let seed = said.err.lines().find_map(|l| l.strip_prefix("seed: ")).expect("a seed");
-    assert_eq!(said.out, with(&["--seed", seed]));
+    assert_eq!(said.text(), with(&["--seed", seed]));
 }
 
 #[test]
@@ -54,8 +56,8 @@ fn a_prompt_is_the_same_from_flag_file_and_pipe() {
     let file = temp.write("prompt.txt", "Once upon a time\n");
     let args = ["generate", "--temp", "0", "-n", "12"];
     assert_eq!(reference, text(&[&args[..], &["-f", &file]].concat()));
-    assert_eq!(reference, run_with(&args, "Once upon a time\n").out);
-    assert_eq!(reference, run_with(&[&args[..], &["-f", "-"]].concat(), "Once upon a time\r\n").out);
+    assert_eq!(reference, run_with(&args, "Once upon a time\n").text());
+    assert_eq!(reference, run_with(&[&args[..], &["-f", "-"]].concat(), "Once upon a time\r\n").text());
     let hello = text(&["generate", "--temp", "0", "-n", "12", "-p", "Hello, world! I am a"]);
     assert_eq!(hello, text(&args));
 }
@@ -91,6 +93,7 @@ fn json_lines_hold_the_same_text() {
         (&stats["t"], &stats["tokens"], &stats["stop"]),
         (&"stats".into(), &12.into(), &"length".into())
     );
+    assert!(stats["prompt_tokens_per_second"].as_f64().is_some_and(|x| x > 0.0), "{stats}");
     assert!(stats["ttft_ms"].as_f64().is_some_and(|x| x > 0.0), "{stats}");
 }
 
@@ -255,5 +258,5 @@ fn evictions_are_said_where_they_were_asked_for() {
     assert!(evictions.len() > 10 && evictions.iter().all(|e| e["removed"] == 8 && e["slots"] == 56));
     assert_eq!(evictions[0]["why"], "cache full");
     // Text that began in the window is the same as without eviction.
-    assert!(said.out.starts_with(&full.out));
+    assert!(said.out.starts_with(full.text()));
 }

@@ -83,7 +83,7 @@ fn pieces_are_whole_characters_and_come_in_order() {
         reads += 1;
     }
     child.wait().expect("it ends");
-    assert_eq!(streamed, whole);
+    assert_eq!(streamed, whole + "\n");
     assert!(reads > 1, "all came at once");
 }
 

@@ -2,7 +2,7 @@
 
 use crate::bed::program::*;
 use rustix::pty;
-use rustix::termios::{LocalModes, tcgetattr};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::process::{Child, Stdio};
@@ -17,6 +17,11 @@ struct Terminal {
 
 impl Terminal {
     fn chat(args: &[&str]) -> Self {
+        Self::of(&[&["chat"], args].concat(), 0)
+    }
+
+    /// A terminal with so many columns; 0 are not told.
+    fn of(args: &[&str], columns: u16) -> Self {
         let flags = pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY;
         let master = pty::openpt(flags).expect("a terminal");
         pty::grantpt(&master).expect("granted");
@@ -28,7 +33,9 @@ impl Terminal {
             std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOCTTY);
             Stdio::from(options.read(true).write(true).open(&name).expect("the other side"))
         };
-        let mut command = command(&[&["chat"], args].concat());
+        let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&master, size).expect("a size");
+        let mut command = command(args);
         // A long message takes long enough to be interrupted.
         command.env("TERM", "xterm").env("ANTIGRAVITY_SIMD", "scalar");
         let child = command.stdin(side()).stdout(side()).stderr(side()).spawn();
@@ -225,4 +232,88 @@ fn a_signal_that_ends_the_program_leaves_the_terminal_as_it_was() {
     chat.shows("\x1b[?2004l");
     chat.child.wait().expect("it ends");
     assert!(modes(&chat).contains(edited));
+}
+
+#[test]
+fn a_chat_begins_with_model_context_and_device() {
+    let mut chat = Terminal::chat(&["-c", "512"]);
+    chat.shows("story, 512 tokens of context, cpu (");
+    chat.shows("/help lists commands");
+    chat.prompts();
+    chat.types("\x04");
+}
+
+#[test]
+fn the_prompt_is_shown_dimmed_before_the_text() {
+    for (args, prompt) in
+        [(&["-p", "Once upon a time"][..], "Once upon a time"), (&[], "Hello, world! I am a")]
+    {
+        let mut terminal = Terminal::of(&[&["generate", "-n", "4", "--temp", "0"], args].concat(), 0);
+        terminal.shows(&format!("\x1b[2m{prompt}\x1b[0m"));
+        let text = terminal.shows("\r\n");
+        assert!(!text.is_empty() && !text.contains("TTFT"), "{text:?}");
+        terminal.shows("TTFT: ");
+    }
+    let mut quiet = Terminal::of(&["generate", "-q", "-n", "4", "--temp", "0", "-p", "Once upon a time"], 0);
+    assert!(!quiet.shows("\r\n").contains("Once"));
+}
+
+#[test]
+fn a_message_goes_on_after_a_backslash_and_between_quotes() {
+    let mut chat = Terminal::chat(&["--temp", "0", "-n", "3"]);
+    chat.prompts();
+    chat.types("Tell me\\\r");
+    chat.shows(". ");
+    chat.types("a story\r");
+    chat.prompts();
+    assert_eq!(chat.size().0, "1");
+    chat.types("\"\"\"\r");
+    chat.shows(". ");
+    chat.types("/exit\r");
+    chat.shows(". ");
+    chat.types("is no command here\"\"\"\r");
+    chat.prompts();
+    assert_eq!(chat.size().0, "2");
+}
+
+#[test]
+fn what_is_typed_during_an_answer_waits_for_the_prompt() {
+    let mut chat = Terminal::chat(&["--temp", "0", "--ignore-eos", "-n", "300"]);
+    chat.prompts();
+    chat.types("Tell me a story\r");
+    // The answer has begun.
+    chat.shows("\x1b[?2004l\r\n");
+    chat.shows(" ");
+    chat.types("/stats\r");
+    let answer = chat.shows("\x1b[?2004h");
+    assert!(!answer.contains("/stats"), "{answer:?}");
+    chat.shows("messages: 1, tokens: ");
+}
+
+#[test]
+fn words_of_an_answer_are_not_cut_at_the_right_edge() {
+    let args = ["chat", "--temp", "0", "-n", "120", "--ignore-eos", "-st", "-p", "Tell me a story"];
+    let plain = text(&args);
+    let mut chat = Terminal::of(&args, 24);
+    chat.shows("\x1b[K");
+    let shown = chat.shows("TTFT: ");
+    // As the terminal would: what is taken back is not seen.
+    let mut lines = vec![String::new()];
+    let mut rest = shown.replace('\r', "");
+    while let Some(c) = rest.chars().next() {
+        let line = lines.last_mut().expect("a line");
+        let mut used = c.len_utf8();
+        match rest.strip_prefix("\x1b[").and_then(|back| back.split_once("D\x1b[K")) {
+            Some((count, _)) => {
+                (0..count.parse().expect("a number")).for_each(|_| _ = line.pop());
+                used = count.len() + "\x1b[D\x1b[K".len();
+            }
+            None if c == '\n' => lines.push(String::new()),
+            None => line.push(c),
+        }
+        rest.drain(..used);
+    }
+    assert!(lines.len() > 10 && lines.iter().all(|line| line.chars().count() < 24), "{lines:?}");
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words(&lines.join("\n")), words(&plain));
 }

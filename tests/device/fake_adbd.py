@@ -3,13 +3,14 @@
 
 It passes for a Linux board with a 64-bit Arm CPU: `uname -m` says so, programs are started by an emulator
 that the shell's environment names, and everything is kept under --root, which is the shell's TMPDIR.
-Services: shell, shell,v2, exec, sync (STAT LIST SEND RECV).
+Services: shell, shell,v2 (with a terminal where `pty` is asked for), exec, sync (STAT LIST SEND RECV).
 
 Faults to order: storage that is full after some bytes (--capacity), a `df` that says so (--df-free-kb), a
 device that vanishes in the middle of a push (--vanish-after), storage that damages what it is given
 (--damage), a slow cable (--push-rate), shells whose stream ends without an exit code (--cut-shells).
 """
 import argparse
+import fcntl
 import os
 import queue
 import shutil
@@ -18,13 +19,14 @@ import socket
 import stat
 import struct
 import subprocess
+import termios
 import threading
 import time
 
 CNXN, OPEN, OKAY, WRTE, CLSE = (int.from_bytes(x, "little") for x in (b"CNXN", b"OPEN", b"OKAY", b"WRTE", b"CLSE"))
 MAXDATA = 256 * 1024
 BANNER = b"device::ro.product.name=fake;ro.product.model=fake;ro.product.device=fake;features=shell_v2,cmd"
-STDIN, STDOUT, STDERR, EXIT, CLOSE_STDIN = range(5)  # packets of the shell protocol
+STDIN, STDOUT, STDERR, EXIT, CLOSE_STDIN, WINDOW = range(6)  # packets of the shell protocol
 
 
 class Stream:
@@ -135,15 +137,17 @@ class Connection:
             return
         self.send(OKAY, stream.local, stream.remote)
         try:
-            service(self.device, stream, argument, ",v2" in kind)
+            service(self.device, stream, argument, kind.split(",")[1:])
         except (EOFError, BrokenPipeError):
             pass
         finally:
             stream.close()
 
 
-def shell(device, stream, command, v2):
-    """A command; with `v2` its stderr is apart and its exit code comes back."""
+def shell(device, stream, command, asked):
+    """A command; with `v2` its stderr is apart and its exit code comes back; with `pty` it runs at a terminal."""
+    v2, pty = "v2" in asked, os.openpty() if "pty" in asked else None
+    environment = device.environment | {k: v for k, _, v in (word.partition("=") for word in asked) if k == "TERM"}
 
     def packet(kind, data):
         stream.write(struct.pack("<BI", kind, len(data)) + data if v2 else data)
@@ -151,13 +155,17 @@ def shell(device, stream, command, v2):
     words = ["/bin/sh"] + (["-c", command] if command else [])
     process = subprocess.Popen(
         words,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if v2 else subprocess.STDOUT,
-        env=device.environment,
+        stdin=pty[1] if pty else subprocess.PIPE,
+        stdout=pty[1] if pty else subprocess.PIPE,
+        stderr=subprocess.PIPE if v2 and not pty else subprocess.STDOUT,
+        env=environment,
         cwd=device.root,
         start_new_session=True,
+        preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if pty else None,
     )
+    if pty:
+        os.close(pty[1])
+        process.stdin = process.stdout = open(pty[0], "r+b", buffering=0)
 
     def pump(pipe, kind):
         try:
@@ -166,6 +174,8 @@ def shell(device, stream, command, v2):
         except BrokenPipeError:
             process.send_signal(signal.SIGHUP)  # what adbd does
             pipe.close()
+        except OSError:
+            pass  # a terminal that nobody holds any more
 
     def feed():
         try:
@@ -180,13 +190,16 @@ def shell(device, stream, command, v2):
                 if kind == STDIN:
                     process.stdin.write(data)
                     process.stdin.flush()
+                elif kind == WINDOW and pty:
+                    rows, columns = data.decode().split(",")[0].split("x")
+                    fcntl.ioctl(pty[0], termios.TIOCSWINSZ, struct.pack("4H", int(rows), int(columns), 0, 0))
                 elif kind == CLOSE_STDIN:
                     process.stdin.close()
         except (EOFError, OSError, ValueError):
             if not stream.open and process.poll() is None:
                 process.send_signal(signal.SIGHUP)
 
-    pipes = [(process.stdout, STDOUT)] + ([(process.stderr, STDERR)] if v2 else [])
+    pipes = [(process.stdout, STDOUT)] + ([(process.stderr, STDERR)] if process.stderr else [])
     pumps = [threading.Thread(target=pump, args=pipe, daemon=True) for pipe in pipes]
     threading.Thread(target=feed, daemon=True).start()
     for thread in pumps:
@@ -206,7 +219,7 @@ def shell(device, stream, command, v2):
         packet(EXIT, bytes([128 - code if code < 0 else code & 255]))
 
 
-def sync(device, stream, _argument, _v2):
+def sync(device, stream, _argument, _asked):
     """File transfer."""
     while True:
         kind, size = struct.unpack("<4sI", stream.read(8))

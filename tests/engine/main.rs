@@ -1,4 +1,5 @@
 //! The model on the CPU: the same bits on every path, and memory that is bounded and given back.
+#![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 
 /// Shared by all four binaries.
 #[path = "../bed/bed.rs"]

@@ -1,4 +1,5 @@
 //! Model files and tokenizers: valid ones mean what they say; wrong ones are refused with one line.
+#![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 
 /// Shared by all four binaries.
 #[path = "../bed/bed.rs"]

@@ -1,13 +1,14 @@
 //! What is kept on disk comes back, and nothing that may lie there is ever an error.
 
 use crate::bed::child::{child, job};
+use crate::bed::program::binary;
 use crate::bed::temp::Temp;
-use crate::device::device_with;
+use crate::device::{device_with, said};
 use antigravity::opencl::{Access, Cache, Device, Kind, Place, Program, Source, Verdict};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 const TEXT: &str = "kernel void f(global int *p) { p[get_global_id(0)] = VALUE; }";
 
@@ -129,6 +130,60 @@ fn a_directory_that_cannot_be_used_is_no_error() {
         from_cache(&dir, value);
     }
     assert!(entry.is_dir());
+}
+
+#[test]
+fn an_entry_that_others_may_have_written_is_not_loaded() {
+    let temp = Temp::new();
+    let dir = temp.0.join("cache");
+    if from_cache(&dir, 1).is_none() {
+        return;
+    }
+    let entry = files(&dir, "program").pop().unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&entry), 0o600, "whatever the umask");
+    for others in [0o666, 0o620, 0o602] {
+        fs::set_permissions(&entry, fs::Permissions::from_mode(others)).unwrap();
+        assert_eq!(from_cache(&dir, 1), Some(false), "mode {others:o}");
+        assert_eq!(from_cache(&dir, 1), Some(true), "it is mended");
+    }
+    // A link to what would be loaded by itself.
+    let elsewhere = temp.0.join("elsewhere");
+    fs::rename(&entry, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &entry).unwrap();
+    assert_eq!(from_cache(&dir, 1), Some(false), "a link");
+    assert!(entry.symlink_metadata().unwrap().is_file() && elsewhere.exists(), "the link is replaced");
+    // Only root can give a file away.
+    if std::os::unix::fs::chown(&entry, Some(12345), None).is_ok() {
+        assert_eq!(from_cache(&dir, 1), Some(false), "another's");
+    }
+    // A pipe is not waited for.
+    fs::remove_file(&entry).unwrap();
+    assert!(Command::new("mkfifo").arg(&entry).status().unwrap().success());
+    assert_eq!(from_cache(&dir, 1), Some(false), "a pipe");
+}
+
+#[test]
+fn one_line_says_that_programs_cannot_be_kept() {
+    if device_with(Cache::off()).is_none() {
+        return;
+    }
+    let temp = Temp::new();
+    let says = |dir: &str| {
+        let mut run = Command::new(binary());
+        run.args(["generate", "-b", "opencl", "--gpu-attn", "-p", "x", "-n", "1", "-c", "64", "-q"]);
+        run.env("ANTIGRAVITY_OPENCL_CPU", "1").env("ANTIGRAVITY_OPENCL_CACHE", dir);
+        let out = run.output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        said(&out.stderr)
+    };
+    let file = temp.write("file", "");
+    let line = says(&file);
+    assert!(line.lines().count() == 1 && line.contains("compiled at each start"), "{line}");
+    assert!(line.contains(&file) && line.contains("not a directory"), "{line}");
+    for fine in ["off", &temp.path("made")] {
+        assert_eq!(says(fine), "");
+    }
 }
 
 /// Does the job: builds one after another.

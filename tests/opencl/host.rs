@@ -226,16 +226,26 @@ fn failures_name_what_failed() {
     assert_eq!(failure.kind, Kind::Build);
     assert!(failure.message.contains("subtract in add") && failure.message.contains("INVALID_KERNEL_NAME"));
 
-    let mut add = program.kernel("add").unwrap();
+    // What is wrong with a call that is queued, or that prepares one, loses the device: each has a new one.
+    let another = || {
+        let device = crate::device::device().unwrap();
+        let program = Program::build(&device, &SOURCE).unwrap();
+        let add = program.kernel("add").unwrap();
+        (device, add)
+    };
+    let (_, mut add) = another();
     let failure = add.arg_i32(9, 0).err().unwrap();
     assert_eq!(failure.kind, Kind::Misuse);
     assert!(
         failure.message.contains("kernel add, argument 9") && failure.message.contains("INVALID_ARG_INDEX")
     );
+    let (_, mut add) = another();
     let failure = add.arg_ints(3, &[0; 16]).err().unwrap();
     assert!(failure.message.contains("kernel add, argument 3, 64 bytes"), "{failure}");
+    let (device, add) = another();
     let failure = device.launch(&add, &[32], &[32]).unwrap_err();
     assert_eq!(failure.kind, Kind::Misuse);
+    assert!(device.is_lost() && device.finish().unwrap_err() == failure, "no call is made any more");
     assert!(failure.message.contains("kernel add, [32] items in groups of [32]"), "{failure}");
     assert!(panics(|| device.launch(&add, &[33], &[32]).unwrap()).contains("no whole groups"));
     assert!(panics(|| device.launch(&add, &[32], &[32, 1]).unwrap()).contains("in groups of"));

@@ -6,7 +6,7 @@ use crate::device::{cache_dir, exact, rows, said};
 use antigravity::model::weights::WeightType;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::options::BackendKind;
-use antigravity::run::session::{CancelToken, Event, Fixed, Session, Side};
+use antigravity::run::session::{CancelToken, Event, Fixed, Notice, Session, Side};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
 use serde_json::Value;
@@ -33,7 +33,7 @@ fn options(kv: KvType) -> EngineOptions {
         max_seq_len: 400,
         prefill_chunk: 64,
         cl_device: Some("0".into()),
-        notice: |line| panic!("{line}"),
+        notice: Notice::new(|line| panic!("{line}")),
         ..EngineOptions::new(dims::MODEL_DIR)
     }
 }
@@ -131,7 +131,7 @@ fn auto_measures_chooses_and_says_why() {
     static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let o = EngineOptions {
         backend: BackendKind::Auto,
-        notice: |line| SAID.lock().unwrap().push(line.into()),
+        notice: Notice::new(|line| SAID.lock().unwrap().push(line.into())),
         ..options(KvType::Q4)
     };
     for _ in 0..2 {

@@ -1,5 +1,6 @@
 //! OpenCL on whatever device this machine has, PoCL's CPU if nothing else. Without one these tests are skipped,
 //! loudly; in CI they fail.
+#![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 #![cfg(unix)]
 
 /// Shared by all four binaries.
@@ -10,6 +11,8 @@ mod device;
 
 /// A program kept on disk is stale, or what lies there becomes an error.
 mod cache;
+/// A driver fails or hangs, and the program dies, hangs or writes another text.
+mod faults;
 /// A GGUF file gives other bits on the device than on the CPU.
 mod gguf;
 /// A buffer, view, program or launch misbehaves, or its failure does not say what failed.

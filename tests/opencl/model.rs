@@ -10,7 +10,7 @@ use antigravity::opencl::selftest::TOLERANCE;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::options::BackendKind;
 use antigravity::run::plan::Plan;
-use antigravity::run::session::{CancelToken, Session};
+use antigravity::run::session::{CancelToken, Notice, Session};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
 use std::process::{Command, Output};
@@ -32,7 +32,7 @@ fn on_device(options: &EngineOptions, gpu_attn: bool) -> Engine {
         cl_device: Some("0".into()),
         gpu_attn,
         // A device with memory of its own cannot share weights.
-        notice: |line| assert!(line.starts_with("--zero-copy: "), "{line}"),
+        notice: Notice::new(|line| assert!(line.starts_with("--zero-copy: "), "{line}")),
         ..options.clone()
     })
     .unwrap()

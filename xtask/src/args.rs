@@ -3,6 +3,30 @@
 use crate::error::{Error, Result};
 use std::ops::RangeInclusive;
 
+/// A flag of a task.
+#[derive(Debug, Clone, Copy)]
+pub struct Flag {
+    pub name: &'static str,
+    /// What help calls its value; empty where it takes none.
+    pub value: &'static str,
+    pub about: &'static str,
+}
+
+impl Flag {
+    /// `--out DIR` or `--out=DIR`.
+    pub const fn valued(name: &'static str, value: &'static str, about: &'static str) -> Flag {
+        Flag { name, value, about }
+    }
+
+    /// Given or not.
+    pub const fn switch(name: &'static str, about: &'static str) -> Flag {
+        Flag { name, value: "", about }
+    }
+}
+
+/// The flags of a task, in groups that tasks share.
+pub type Flags = &'static [&'static [Flag]];
+
 /// The arguments of one task.
 #[derive(Debug, Default)]
 pub struct Args {
@@ -13,8 +37,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// `valued` flags take a value (`--out DIR` or `--out=DIR`), `switches` none.
-    pub fn parse(words: &[String], valued: &[&str], switches: &[&str]) -> Result<Args> {
+    /// Sorts the words of a task that has these flags.
+    pub fn parse(words: &[String], flags: &[&[Flag]]) -> Result<Args> {
         let mut args = Args::default();
         let mut words = words.iter();
         while let Some(word) = words.next() {
@@ -22,16 +46,21 @@ impl Args {
                 Some((flag, value)) if word.starts_with("--") => (flag, Some(value.to_string())),
                 _ => (word.as_str(), None),
             };
-            if valued.contains(&flag) {
+            let known = flags.iter().copied().flatten().find(|known| known.name == flag);
+            if known.is_some_and(|known| !known.value.is_empty()) {
                 let value = inline.or_else(|| words.next().cloned());
                 let value = value.ok_or_else(|| Error::Usage(format!("{flag} needs a value")))?;
                 args.values.push((flag.into(), value));
-            } else if switches.contains(&flag) && inline.is_none() {
+            } else if known.is_some() && inline.is_none() {
                 args.switches.push(flag.into());
             } else if word.starts_with('-') {
-                let known = [valued, switches].concat().join(", ");
-                let known = if known.is_empty() { "this task has none" } else { &known };
-                return Err(Error::Usage(format!("unknown flag {word}; known: {known}")));
+                let names = flags.iter().copied().flatten().map(|known| known.name);
+                let hint = match likeliest(flag, names.clone()) {
+                    Some(name) => format!("did you mean {name}? --help lists all"),
+                    None if names.clone().next().is_none() => "this task has none".into(),
+                    None => format!("known: {}", names.collect::<Vec<_>>().join(", ")),
+                };
+                return Err(Error::Usage(format!("unknown flag {word}; {hint}")));
             } else {
                 args.rest.push(word.clone());
             }
@@ -70,9 +99,37 @@ impl Args {
     }
 }
 
+/// The name that was probably meant by a mistyped word.
+pub fn likeliest(word: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+    let most = word.len().div_ceil(3).min(3);
+    names
+        .map(|name| (edits(word, name), name))
+        .min()
+        .filter(|&(edits, _)| edits <= most)
+        .map(|(_, name)| name)
+}
+
+/// How many bytes must be put in, taken out or replaced to make `b` of `a`.
+fn edits(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut corner = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let cheapest = (corner + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
+            corner = std::mem::replace(&mut row[j + 1], cheapest);
+        }
+    }
+    row[b.len()]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const FLAGS: Flags = &[
+        &[Flag::valued("--seed", "N", "a number"), Flag::valued("--out", "DIR", "a place")],
+        &[Flag::switch("--bless", "writes")],
+    ];
 
     fn words(text: &str) -> Vec<String> {
         text.split_whitespace().map(String::from).collect()
@@ -80,11 +137,7 @@ mod tests {
 
     #[test]
     fn flags_stand_anywhere_and_the_last_wins() {
-        let a = Args::parse(
-            &words("--seed 1 m --out=a/b=c --seed 2 --bless"),
-            &["--seed", "--out"],
-            &["--bless"],
-        );
+        let a = Args::parse(&words("--seed 1 m --out=a/b=c --seed 2 --bless"), FLAGS);
         let a = a.unwrap();
         assert_eq!(a.rest, ["m"]);
         assert_eq!(a.value("--seed"), Some("2"));
@@ -99,8 +152,11 @@ mod tests {
     #[test]
     fn unknown_and_unfinished_flags_are_usage_errors() {
         for line in ["--nope", "--out", "--bless=1", "-x"] {
-            let e = Args::parse(&words(line), &["--out"], &["--bless"]).unwrap_err();
+            let e = Args::parse(&words(line), FLAGS).unwrap_err();
             assert!(matches!(e, Error::Usage(_)), "{line}");
         }
+        let hint = |line| Args::parse(&words(line), FLAGS).unwrap_err().to_string();
+        assert!(hint("--blessed").contains("did you mean --bless?"), "{}", hint("--blessed"));
+        assert!(hint("--nothing").contains("known: --seed, --out, --bless"), "{}", hint("--nothing"));
     }
 }

@@ -3,7 +3,7 @@
 mod report;
 mod start;
 
-use crate::args::Args;
+use crate::args::{Args, Flag, Flags};
 use crate::deploy;
 use crate::device::shell::{self, Ears, Input, Program};
 use crate::device::{self, Device};
@@ -11,12 +11,21 @@ use crate::error::{Error, Result};
 use crate::sensors::sampler::{self, Plan, Sample, cores_used};
 use crate::sensors::{self, Reading, layout};
 use crate::{build, run, sh};
+use files::atomic_file;
 use serde_json::{Value, json};
 use start::Start;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const FLAGS: &[&str] = &["--model", "--runs", "--cool-down", "--json"];
+pub const FLAGS: Flags = &[
+    device::FLAGS,
+    build::MODEL,
+    &[
+        Flag::valued("--runs", "N", "how many times all is measured [3]"),
+        Flag::valued("--cool-down", "S", "longest time to cool down between runs, in seconds"),
+        Flag::valued("--json", "FILE", "write all results there"),
+    ],
+];
 /// Runs, without `--runs`.
 const RUNS: u64 = 3;
 /// Seconds that cooling may take, without `--cool-down`.
@@ -67,7 +76,7 @@ struct Options {
 
 pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = run::split(words);
-    let args = Args::parse(ours, &[device::FLAGS, FLAGS].concat(), &[])?;
+    let args = Args::parse(ours, FLAGS)?;
     args.no_rest_but("flags of `bench` come after --")?;
     let options = options(&args, theirs)?;
     let device = device::select(&args)?;
@@ -76,7 +85,7 @@ pub fn run(words: &[String]) -> Result<()> {
     print!("{}", report::tables(&record));
     if let Some(file) = args.value("--json") {
         let text = format!("{record:#}\n");
-        std::fs::write(file, text).map_err(|e| Error::at(Path::new(file), e))?;
+        atomic_file::write(Path::new(file), text.as_bytes()).map_err(|e| Error::at(Path::new(file), e))?;
         eprintln!("results: {file}");
     }
     Ok(())
@@ -213,7 +222,7 @@ mod tests {
     fn parsed(words: &str, theirs: &[&str]) -> Result<Options> {
         let words: Vec<String> = words.split_whitespace().map(String::from).collect();
         let theirs: Vec<String> = theirs.iter().map(|w| w.to_string()).collect();
-        options(&Args::parse(&words, FLAGS, &[])?, &theirs)
+        options(&Args::parse(&words, FLAGS)?, &theirs)
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `cargo xtask build`, and the builds for other models and targets that other tasks need.
 
-use crate::args::Args;
+use crate::args::{Args, Flag, Flags};
 use crate::elf::{Elf, check};
 use crate::error::{Error, Result};
 use crate::targets::{ANDROID, TARGETS};
@@ -13,8 +13,20 @@ use std::process::Command;
 
 pub use crate::targets::{Features, host, target_dir};
 
+/// Which model a task is about.
+pub const MODEL: &[Flag] =
+    &[Flag::valued("--model", "M", "a name under models/, a directory or a .gguf file [story]")];
+
+pub const FLAGS: Flags = &[
+    MODEL,
+    &[
+        Flag::valued("--target", "T", "the target triple to build for [this machine's]"),
+        Flag::switch("--no-ndk", "link for Android without an NDK, also where there is one"),
+    ],
+];
+
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &["--model", "--target"], &["--no-ndk"])?;
+    let args = Args::parse(words, FLAGS)?;
     args.no_rest()?;
     let model = args.value("--model").map(model_dir).transpose()?;
     let ndk = if args.has("--no-ndk") { android::Ndk::Never } else { android::Ndk::IfFound };

@@ -1,6 +1,6 @@
 //! `cargo xtask deploy`: the program, the packed model and the tokenizer, on a device.
 
-use crate::args::Args;
+use crate::args::{Args, Flags};
 use crate::device::files::{Item, existing, install};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
@@ -23,8 +23,10 @@ const SMALL_FILES: &[&str] = &[
     "chat_template.jinja",
 ];
 
+pub const FLAGS: Flags = &[device::FLAGS, build::MODEL];
+
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &[device::FLAGS, &["--model"]].concat(), &[])?;
+    let args = Args::parse(words, FLAGS)?;
     args.no_rest()?;
     let device = device::select(&args)?;
     let model = build::chosen_model(&args)?;

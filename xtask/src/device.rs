@@ -8,7 +8,7 @@ pub mod marker;
 pub mod qemu;
 pub mod shell;
 
-use crate::args::Args;
+use crate::args::{Args, Flag};
 use crate::error::{Error, Result};
 use std::path::Path;
 use std::process::Command;
@@ -24,12 +24,23 @@ pub trait Device: Sync {
     /// A process, not yet started, whose streams are those of a shell there that runs `script`. Where
     /// the shell's environment has `ANTIGRAVITY_EMULATOR`, its words start a program of [`Device::target`].
     fn shell(&self, script: &str) -> Command;
+    /// A process like [`Device::shell`], whose streams there are a terminal, as ours are: keys go there as they are
+    /// typed, Ctrl-C included.
+    fn terminal(&self, script: &str) -> Command;
     /// Copies a file to an absolute path there.
     fn push(&self, from: &Path, to: &str) -> Result<()>;
 }
 
 /// The flags that [`select`] reads.
-pub const FLAGS: &[&str] = &["--device", "--serial", "--target"];
+pub const FLAGS: &[Flag] = &[
+    Flag::valued(
+        "--device",
+        "D",
+        "adb: an Android phone; qemu: an emulated Arm CPU; local: this machine [adb]",
+    ),
+    Flag::valued("--serial", "S", "which phone, where several are attached [$ANDROID_SERIAL]"),
+    Flag::valued("--target", "T", "the target triple that qemu emulates"),
+];
 
 /// The device that the flags name; without flags a phone.
 pub fn select(args: &Args) -> Result<Box<dyn Device>> {
@@ -55,7 +66,7 @@ mod tests {
 
     fn chosen(words: &str) -> Result<Box<dyn Device>> {
         let words: Vec<String> = words.split_whitespace().map(String::from).collect();
-        select(&Args::parse(&words, FLAGS, &[])?)
+        select(&Args::parse(&words, &[FLAGS])?)
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `cargo xtask fuzz`: the fuzz targets of `tests/fuzz`, with seeds made from the fixtures.
 
-use crate::args::Args;
+use crate::args::{Args, Flag, Flags};
 use crate::error::{Error, Result};
 use crate::{build, sh};
 use std::fs;
@@ -10,8 +10,10 @@ const TARGETS: [&str; 5] = ["gguf", "safetensors", "packed", "session", "templat
 /// Longest input; longer ones make mutations slow and find no more.
 const LONGEST: usize = 200_000;
 
+pub const FLAGS: Flags = &[&[Flag::valued("--seconds", "S", "how long each target runs [300]")]];
+
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &["--seconds"], &[])?;
+    let args = Args::parse(words, FLAGS)?;
     let seconds = args.number("--seconds", 0..=u32::MAX.into())?.unwrap_or(300);
     let chosen: Vec<&str> = match args.rest.as_slice() {
         [] => TARGETS.to_vec(),

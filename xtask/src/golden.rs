@@ -3,12 +3,18 @@
 mod comparison;
 mod remote;
 
-use crate::args::Args;
+use crate::args::{Args, Flag, Flags};
 use crate::error::{Error, Result};
-use crate::{device, sh};
+use crate::{build, device, sh};
+
+pub const FLAGS: Flags = &[
+    device::FLAGS,
+    build::MODEL,
+    &[Flag::switch("--bless", "write the golden files anew, from what this machine computes")],
+];
 
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &[device::FLAGS, &["--model"]].concat(), &["--bless"])?;
+    let args = Args::parse(words, FLAGS)?;
     args.no_rest()?;
     let elsewhere = ["--device", "--serial", "--target", "--model"].iter().any(|f| args.value(f).is_some());
     if elsewhere && args.has("--bless") {

@@ -24,7 +24,7 @@ const FLOAT: &[&str] = &["--weight-type", "f32", "--kv-type", "f32"];
 const QUANTISED: &[&str] = &["--weight-type", "q4_0"];
 
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &[], &[])?;
+    let args = Args::parse(words, &[])?;
     let tally = check(&args.rest)?;
     println!("parity: {} passed, {} failed", tally.passed, tally.failed);
     if tally.failed > 0 {
@@ -77,8 +77,8 @@ pub fn check(names: &[String]) -> Result<Tally> {
     // The next model is built while one is checked.
     std::thread::scope(|scope| {
         let (send, built) = std::sync::mpsc::sync_channel(0);
-        let builds = dirs.iter().map(|dir| Built::new(dir));
-        scope.spawn(move || builds.map(|built| send.send(built)).all(|sent| sent.is_ok()));
+        let dirs = &dirs;
+        scope.spawn(move || dirs.iter().all(|dir| send.send(Built::new(dir)).is_ok()));
         for (dir, built) in dirs.iter().zip(built) {
             let mut tally = Tally::default();
             match built.and_then(Built::check) {

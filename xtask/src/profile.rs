@@ -5,13 +5,14 @@ mod page;
 mod record;
 mod trace;
 
-use crate::args::Args;
+use crate::args::{Args, Flag, Flags};
 use crate::deploy;
 use crate::device::shell::{self, quote};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::sensors::sampler::Plan;
 use crate::{bench, build, run, sensors, sh};
+use files::atomic_file;
 use record::{Profile, Recording};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,17 @@ use std::process::Command;
 use std::time::Duration;
 use trace::Trace;
 
-const FLAGS: &[&str] = &["--model", "--seconds", "--interval", "-n", "--num-tokens"];
+pub const FLAGS: Flags = &[
+    device::FLAGS,
+    build::MODEL,
+    &[
+        Flag::valued("-n", "N", "tokens to generate [256]"),
+        Flag::valued("--num-tokens", "N", "the same"),
+        Flag::valued("--seconds", "S", "generate for so long instead"),
+        Flag::valued("--interval", "MS", "milliseconds between samples of clocks and temperatures"),
+        Flag::switch("--open", "print the path of the page itself, for a program that opens pages"),
+    ],
+];
 /// Tokens, where neither -n nor --seconds is given.
 const TOKENS: &str = "256";
 /// Milliseconds between samples, where --interval is not given: some thirty reads of small files each time.
@@ -37,7 +48,7 @@ struct Options {
 
 pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = run::split(words);
-    let args = Args::parse(ours, &[device::FLAGS, FLAGS].concat(), &["--open"])?;
+    let args = Args::parse(ours, FLAGS)?;
     args.no_rest_but("flags of `generate` come after --")?;
     let options = options(&args, theirs)?;
     let device = device::select(&args)?;
@@ -139,7 +150,7 @@ fn write(profile: &Profile) -> Result<PathBuf> {
     ];
     for (name, text) in files {
         let file = dir.join(name);
-        std::fs::write(&file, text).map_err(|e| Error::at(&file, e))?;
+        atomic_file::write(&file, text.as_bytes()).map_err(|e| Error::at(&file, e))?;
     }
     Ok(dir)
 }
@@ -150,7 +161,7 @@ mod tests {
 
     fn parsed(words: &str, theirs: &str) -> Result<Options> {
         let split = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
-        options(&Args::parse(&split(words), FLAGS, &["--open"])?, &split(theirs))
+        options(&Args::parse(&split(words), FLAGS)?, &split(theirs))
     }
 
     #[test]

@@ -4,9 +4,10 @@
 mod result;
 mod table;
 
-use crate::args::Args;
+use crate::args::{Args, Flag, Flags};
 use crate::error::{Error, Result};
 use crate::{build, sh};
+use files::atomic_file;
 use result::Measured;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -86,8 +87,14 @@ fn quick() -> Vec<Spec> {
     all().into_iter().filter(|&row| row == FULL || row.kv == ("q4", "q4")).collect()
 }
 
+pub const FLAGS: Flags = &[&[
+    Flag::valued("--out", "FILE", "write the tables there, not to stdout"),
+    Flag::valued("--program", "FILE", "measure this program [a release build]"),
+    Flag::switch("--quick", "only what promises are about"),
+]];
+
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &["--out", "--program"], &["--quick"])?;
+    let args = Args::parse(words, FLAGS)?;
     args.no_rest()?;
     let program = match args.value("--program") {
         Some(program) => PathBuf::from(program),
@@ -96,7 +103,9 @@ pub fn run(words: &[String]) -> Result<()> {
     let rows = if args.has("--quick") { quick() } else { all() };
     let text = table::markdown(&rows, &measure(&program, &rows)?);
     match args.value("--out") {
-        Some(file) => fs::write(file, text).map_err(|e| Error::at(Path::new(file), e)),
+        Some(file) => {
+            atomic_file::write(Path::new(file), text.as_bytes()).map_err(|e| Error::at(Path::new(file), e))
+        }
         None => {
             print!("{text}");
             Ok(())

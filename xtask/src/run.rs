@@ -1,27 +1,36 @@
 //! `cargo xtask run`: the deployed program on a device, its arguments passed through.
 
-use crate::args::Args;
+use crate::args::{Args, Flags};
 use crate::build;
 use crate::deploy::{PROGRAM, directory};
 use crate::device::shell::{self, Input, Program};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
+use std::io::IsTerminal;
 
 /// Without arguments: a story.
 const STORY: &[&str] = &["generate", "--prompt", "Once upon a time", "--num-tokens", "200"];
 
+pub const FLAGS: Flags = &[device::FLAGS, build::MODEL];
+
 pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = split(words);
-    let args = Args::parse(ours, &[device::FLAGS, &["--model"]].concat(), &[])?;
+    let args = Args::parse(ours, FLAGS)?;
     args.no_rest_but("the program's own come after --")?;
     let theirs: Vec<String> =
         if theirs.is_empty() { STORY.iter().map(|w| w.to_string()).collect() } else { theirs.to_vec() };
     let device = device::select(&args)?;
     let dir = directory(&*device, &build::chosen_model(&args)?);
     check_deployed(&*device, &dir)?;
-    let talks = theirs.first().is_some_and(|command| command == "chat");
+    let talks = theirs.first().is_some_and(|command| ["chat", "-cnv", "-i"].contains(&command.as_str()));
     let program = program(&*device, &dir, theirs);
-    finished(&*device, shell::stream(&*device, &program, Input::for_program(talks))?)
+    let at_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let code = if talks && at_terminal {
+        shell::talk(&*device, &program)?
+    } else {
+        shell::stream(&*device, &program, Input::for_program(talks))?
+    };
+    finished(&*device, code)
 }
 
 /// The words before the first `--` and those after it.

@@ -23,7 +23,7 @@ pub fn run(words: &[String]) -> Result<()> {
         return Err(Error::Usage("name a test binary".into()));
     };
     let kind = std::env::var("ANTIGRAVITY_DEVICE").unwrap_or_else(|_| "adb".into());
-    let device = device::select(&Args::parse(&["--device".into(), kind], device::FLAGS, &[])?)?;
+    let device = device::select(&Args::parse(&["--device".into(), kind], &[device::FLAGS])?)?;
     let (dir, home) = (format!("{}/tests", device.home()), device.home());
     let binary = Path::new(binary);
     let name = binary.file_name().and_then(|n| n.to_str());

@@ -8,7 +8,7 @@ mod gguf;
 mod shapes;
 mod tokenizer;
 
-use crate::args::Args;
+use crate::args::{Args, Flag, Flags};
 use crate::error::{Error, Result};
 use crate::json::{self, Node};
 use crate::{build, size};
@@ -24,8 +24,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const CHUNK: usize = 1 << 21;
 const STD: f32 = 0.02;
 
+pub const FLAGS: Flags = &[&[
+    Flag::valued("--out", "DIR", "where to write [target/synth/MODEL]"),
+    Flag::valued("--seed", "N", "another model of the same shapes [1]"),
+    Flag::valued("--gguf", "TYPES", "write a GGUF file with these block types, e.g. q4_k"),
+]];
+
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &["--out", "--seed", "--gguf"], &[])?;
+    let args = Args::parse(words, FLAGS)?;
     let [name] = args.rest.as_slice() else {
         return Err(Error::Usage(
             "synth needs one model, for example `cargo xtask synth llama3.2-1b`".into(),

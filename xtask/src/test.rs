@@ -58,7 +58,7 @@ const PARTS: &[Part] = &[
 ];
 
 pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &[], &[])?;
+    let args = Args::parse(words, &[])?;
     if args.rest == ["list"] {
         for Part { name, about, when, .. } in PARTS {
             let note = if *when == All { " (with `all`, or by its name)" } else { "" };

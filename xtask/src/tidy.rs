@@ -17,7 +17,7 @@ use uses::Modules;
 const PLACES: &[&str] = &["build.rs", "src", "xtask", "tests", "kernels"];
 
 pub fn run(words: &[String]) -> Result<()> {
-    Args::parse(words, &[], &[])?.no_rest()?;
+    Args::parse(words, &[])?.no_rest()?;
     let root = sh::root();
     let mut paths = Vec::new();
     for place in PLACES {

@@ -3,7 +3,7 @@
 use super::output::{Format, OutputArgs};
 use super::sampling::SamplerArgs;
 use crate::cli::terminal::prompt_progress;
-use crate::run::options::GenerateOptions;
+use crate::run::options::{GenerateOptions, Progress};
 use clap::Args;
 use files::{Error, Result};
 
@@ -11,10 +11,16 @@ use files::{Error, Result};
 #[derive(Args, Clone)]
 pub(in crate::cli) struct CompletionArgs {
     /// Most tokens to generate; -1 goes on until the text ends or the cache is full
-    #[arg(short, long, visible_alias = "predict", default_value = "20", value_name = "N")]
+    #[arg(short, long, visible_aliases = ["predict", "n-predict"], default_value = "20", value_name = "N")]
     pub num_tokens: i64,
     /// Stop before this text; may be repeated
-    #[arg(short = 'r', long = "stop", value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(
+        short = 'r',
+        long = "stop",
+        alias = "reverse-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true
+    )]
     pub stop: Vec<String>,
     /// Go on past the end-of-sequence token
     #[arg(long)]
@@ -34,9 +40,55 @@ impl CompletionArgs {
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
             logprobs: self.output.logprobs(format)?,
-            progress: prompt_progress(self.output.verbosity()),
+            progress: Progress::new(prompt_progress(self.output.verbosity())),
             ..GenerateOptions::default()
         })
+    }
+}
+
+/// The flags that `/set` changes in a conversation.
+#[cfg(feature = "chat")]
+#[derive(clap::Parser, Clone)]
+#[command(no_binary_name = true, disable_help_flag = true, disable_version_flag = true)]
+struct Settings {
+    #[arg(long, alias = "n")]
+    num_tokens: Option<i64>,
+    #[command(flatten)]
+    sampler: SamplerArgs,
+}
+
+#[cfg(feature = "chat")]
+impl CompletionArgs {
+    /// These flags with one of them changed.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` for a name or a value that cannot be.
+    pub fn with(&self, name: &str, value: &str) -> Result<Self> {
+        use clap::{CommandFactory, FromArgMatches};
+        let mut set = Settings { num_tokens: None, sampler: self.sampler.clone() };
+        // Only what is given changes.
+        let unset = |arg: clap::Arg| {
+            let takes_values = arg.get_action().takes_values();
+            arg.default_value(None::<&str>).allow_negative_numbers(takes_values)
+        };
+        let command = Settings::command().mut_args(unset);
+        let flag = format!("--{}={value}", name.trim_start_matches('-').replace('_', "-"));
+        command
+            .try_get_matches_from([flag])
+            .and_then(|matches| set.update_from_arg_matches(&matches))
+            .map_err(|e| Error::Usage(super::one_line(&e, Some("chat"))))?;
+        let num_tokens = set.num_tokens.unwrap_or(self.num_tokens);
+        Ok(Self { num_tokens, sampler: set.sampler, ..self.clone() })
+    }
+
+    /// The flags that are changed most.
+    pub fn settings(&self) -> String {
+        let s = &self.sampler;
+        format!(
+            "temperature {}, top-k {}, top-p {}, min-p {}, repetition-penalty {}, num-tokens {}",
+            s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty, self.num_tokens
+        )
     }
 }
 

@@ -1,5 +1,6 @@
 //! Flags that say which model runs, on what and with which cache: the one way to [`EngineOptions`].
 
+use super::cached;
 use super::cores::ThreadArgs;
 use super::device::DeviceArgs;
 use super::eviction::EvictionArgs;
@@ -7,24 +8,30 @@ use super::number::within;
 use crate::dims;
 use crate::model::weights::WeightType;
 use crate::run::options::{EngineOptions, PREFILL_CHUNK};
+use crate::run::session::Notice;
 use clap::Args;
-use files::Result;
 use files::error::{LINE, one_line};
+use files::{Result, say};
 use numeric::kv::{KvType, KvTypes};
 use std::path::{Path, PathBuf};
 
 /// Where the model is.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct PathArgs {
-    /// Model directory, .safetensors file, .gguf file or packed file [default: the baked model's directory]
-    #[arg(short = 'm', long, visible_alias = "model", value_name = "PATH")]
+    /// Model directory, .safetensors file, .gguf file or packed file; or ORG/NAME, as `hf download` has put it into its
+    /// cache [default: the baked model's directory]
+    #[arg(short = 'm', long, visible_alias = "model", alias = "hf-repo", value_name = "PATH")]
     pub model_path: Option<PathBuf>,
 }
 
 impl PathArgs {
     /// The path given, or the baked model's.
-    pub fn path(&self) -> PathBuf {
-        self.model_path.clone().unwrap_or_else(default_model)
+    ///
+    /// # Errors
+    ///
+    /// `Model` for a name that is no file and is not in Hugging Face's cache.
+    pub fn path(&self) -> Result<PathBuf> {
+        self.model_path.as_deref().map_or_else(|| Ok(default_model()), cached::model)
     }
 }
 
@@ -70,7 +77,7 @@ pub(in crate::cli) struct LoadArgs {
     #[command(flatten)]
     pub weights: WeightArgs,
     /// Most tokens of one prefill pass
-    #[arg(long, default_value_t = PREFILL_CHUNK, value_name = "N")]
+    #[arg(long, alias = "ubatch-size", default_value_t = PREFILL_CHUNK, value_name = "N")]
     pub prefill_chunk: usize,
     #[command(flatten, next_help_heading = "Device")]
     pub device: DeviceArgs,
@@ -83,8 +90,8 @@ impl LoadArgs {
             weight_type: self.weights.weight_type,
             prefill_chunk: within("--prefill-chunk", self.prefill_chunk, 4096)?,
             // Under --quiet too: a lost device or a flag without effect explains what follows.
-            notice: |line| eprintln!("{}", one_line(line, LINE)),
-            ..EngineOptions::new(self.weights.model.path())
+            notice: Notice::new(|line| say!("{}", one_line(line, LINE))),
+            ..EngineOptions::new(self.weights.model.path()?)
         };
         self.device.apply(&mut options)?;
         Ok(options)
@@ -96,9 +103,9 @@ impl LoadArgs {
 pub(in crate::cli) struct ModelArgs {
     #[command(flatten, next_help_heading = "Model")]
     pub load: LoadArgs,
-    #[command(flatten, next_help_heading = "CPU")]
+    #[command(flatten, next_help_heading = "Device")]
     pub cores: ThreadArgs,
-    #[command(flatten, next_help_heading = "KV cache")]
+    #[command(flatten, next_help_heading = "Cache")]
     pub cache: CacheArgs,
 }
 

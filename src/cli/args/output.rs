@@ -2,6 +2,7 @@
 
 use crate::cli::terminal::Verbosity;
 use clap::{Args, ValueEnum};
+use files::atomic_file::Unfinished;
 use files::{Error, Result};
 use std::path::PathBuf;
 use text::sampler::Logprobs;
@@ -10,6 +11,7 @@ use text::sampler::Logprobs;
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(in crate::cli) enum Format {
     Text,
+    #[value(alias = "json")]
     Jsonl,
 }
 
@@ -51,6 +53,13 @@ impl OutputArgs {
     /// How much is said on stderr.
     pub fn verbosity(&self) -> Verbosity {
         if self.verbose { Verbosity::Verbose } else { self.quiet.verbosity() }
+    }
+
+    /// Refuses a `--trace` that cannot be written, before anything is generated.
+    pub fn check_trace(&self) -> Result<()> {
+        let Some(file) = &self.trace else { return Ok(()) };
+        let refused = |e| Error::io(file, format!("cannot write the trace: {e}"));
+        Unfinished::create(file).map(drop).map_err(refused)
     }
 
     /// Checks `--logprobs`, which needs an output of JSON lines.

@@ -4,6 +4,7 @@ use clap::Args;
 use files::{Error, Result};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
+use text::tokenizer::Specials;
 
 /// Longest text that is read.
 const TEXT_LIMIT: u64 = 64 << 20;
@@ -11,12 +12,52 @@ const TEXT_LIMIT: u64 = 64 << 20;
 /// One prompt.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct PromptArgs {
-    /// Prompt [default: stdin if it is piped, else "Hello, world! I am a"]
+    /// Prompt, in which control tokens such as <|im_end|> count as such, unless --no-specials is given [default: stdin
+    /// if it is piped, else "Hello, world! I am a"]
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// Read the prompt from a file; - is stdin
     #[arg(short = 'f', long, visible_alias = "file", value_name = "FILE", conflicts_with = "prompt")]
     pub prompt_file: Option<PathBuf>,
+    #[command(flatten)]
+    escape: EscapeArgs,
+    /// Take prompts as mere text: what spells a control token is no control token. For programs that pass on what a user
+    /// wrote
+    #[arg(long)]
+    no_specials: bool,
+}
+
+/// How prompts are typed.
+#[derive(Args, Clone)]
+pub(in crate::cli) struct EscapeArgs {
+    /// Read \n, \t, \r, \" and \\ in --prompt as line feed, tabulator and so on
+    #[arg(short = 'e', long)]
+    escape: bool,
+}
+
+impl EscapeArgs {
+    /// A text from the command line, as it was meant.
+    pub fn text(&self, typed: &str) -> String {
+        if !self.escape {
+            return typed.to_owned();
+        }
+        let (mut text, mut chars) = (String::new(), typed.chars());
+        while let Some(c) = chars.next() {
+            match (c, chars.as_str().chars().next()) {
+                ('\\', Some(next @ ('n' | 't' | 'r' | '"' | '\'' | '\\'))) => {
+                    chars.next();
+                    text.push(match next {
+                        'n' => '\n',
+                        't' => '\t',
+                        'r' => '\r',
+                        other => other,
+                    });
+                }
+                _ => text.push(c),
+            }
+        }
+        text
+    }
 }
 
 /// Many prompts.
@@ -27,16 +68,21 @@ pub(in crate::cli) struct PromptsArgs {
     /// complete: {"index":0,"text":"…","tokens":9,"stop":"length"}
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "session", "trace"])]
     pub prompts: Option<PathBuf>,
-    /// Prompts that are computed together, each in a cache of --max-seq-len slots
-    #[arg(long, default_value_t = 8, value_name = "N", requires = "prompts")]
-    pub batch: usize,
+    /// Prompts that are computed together, each in a cache of --max-seq-len slots [default: 8]
+    #[arg(long, value_name = "N")]
+    pub batch: Option<usize>,
 }
 
 impl PromptArgs {
+    /// What becomes of control tokens that a prompt spells.
+    pub fn specials(&self) -> Specials {
+        if self.no_specials { Specials::Text } else { Specials::Tokens }
+    }
+
     /// The prompt, if there is one: from the flag, a file, or piped stdin.
     pub fn read(&self) -> Result<Option<String>> {
         match (&self.prompt, &self.prompt_file) {
-            (Some(prompt), _) => Ok(Some(prompt.clone())),
+            (Some(prompt), _) => Ok(Some(self.escape.text(prompt))),
             (None, Some(file)) => text_of("--prompt-file", file).map(Some),
             (None, None) if std::io::stdin().is_terminal() => Ok(None),
             (None, None) => text_of("prompt from", Path::new("-")).map(|p| (!p.is_empty()).then_some(p)),

@@ -3,7 +3,7 @@
 use super::grammar::GrammarArgs;
 use crate::dims::VOCAB;
 use clap::Args;
-use files::{Error, Result};
+use files::{Error, Result, say};
 use text::sampler::{DryOptions, SamplerOptions, XtcOptions};
 
 /// How tokens are chosen.
@@ -15,9 +15,9 @@ pub(in crate::cli) struct SamplerArgs {
     /// Nucleus sampling: keep the most probable tokens that together reach this probability
     #[arg(long, default_value_t = 0.9, value_name = "P")]
     pub top_p: f32,
-    /// Keep the K most probable tokens; 0 is off
+    /// Keep the K most probable tokens; 0 and -1 are off
     #[arg(long, default_value_t = 40, value_name = "K")]
-    pub top_k: usize,
+    pub top_k: i64,
     /// Keep tokens at least this probable, relative to the most probable one; 0 is off
     #[arg(long, default_value_t = 0.0, value_name = "P")]
     pub min_p: f32,
@@ -49,9 +49,9 @@ pub(in crate::cli) struct SamplerArgs {
     pub xtc_threshold: f32,
     #[command(flatten)]
     pub grammar: GrammarArgs,
-    /// Same seed, same text, on any machine [default: random, printed on stderr]
-    #[arg(short, long, value_name = "N")]
-    pub seed: Option<u64>,
+    /// Same seed, same text, on any machine; -1 is random [default: random, printed on stderr]
+    #[arg(short, long, value_name = "N", value_parser = seed)]
+    seed: Option<i128>,
 }
 
 /// A penalty on repeating what the text already contains.
@@ -71,8 +71,8 @@ pub(in crate::cli) struct DryArgs {
     pub dry_penalty_last_n: i64,
     /// DRY: a text that ends a repetition, or none; may be repeated [default: line feed, colon, quotation mark,
     /// asterisk]
-    #[arg(long = "dry-sequence-breaker", value_name = "TEXT", allow_hyphen_values = true)]
-    pub dry_breakers: Vec<String>,
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub dry_sequence_breaker: Vec<String>,
 }
 
 /// A token id and what is added to its logit.
@@ -82,6 +82,12 @@ fn bias(text: &str) -> std::result::Result<(u32, f32), String> {
     parsed.ok_or_else(|| "use a token id, a sign and a number, e.g. 29+1.5 or 29-inf".into())
 }
 
+/// A seed, or -1.
+fn seed(text: &str) -> std::result::Result<i128, String> {
+    let number: Option<i128> = text.parse().ok().filter(|n| (-1..=u64::MAX.into()).contains(n));
+    number.ok_or_else(|| format!("use a number from 0 to {}, or -1 for a random one", u64::MAX))
+}
+
 /// The seed of a user who gives none.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
@@ -89,10 +95,15 @@ fn random_seed() -> u64 {
 }
 
 impl SamplerArgs {
+    /// The seed, unless it is to be drawn.
+    pub fn seed(&self) -> Option<u64> {
+        self.seed.and_then(|n| u64::try_from(n).ok())
+    }
+
     /// Prints the seed if it was drawn and has an effect.
     pub fn say_drawn_seed(&self, used: &SamplerOptions) {
-        if self.seed.is_none() && used.temperature != 0.0 {
-            eprintln!("seed: {}", used.seed);
+        if self.seed().is_none() && used.temperature != 0.0 {
+            say!("seed: {}", used.seed);
         }
     }
 
@@ -103,7 +114,12 @@ impl SamplerArgs {
         let options = SamplerOptions {
             temperature: self.temperature,
             top_p: self.top_p,
-            top_k: self.top_k,
+            top_k: match self.top_k {
+                -1 => 0,
+                k => usize::try_from(k).map_err(|_| {
+                    Error::Usage(format!("--top-k {k}: use a number from 1; 0 and -1 are off"))
+                })?,
+            },
             min_p: self.min_p,
             typical_p: self.typical,
             repetition_penalty: self.repetition_penalty,
@@ -113,7 +129,7 @@ impl SamplerArgs {
             logit_bias: self.logit_bias.clone(),
             dry: self.dry.resolve()?,
             xtc: XtcOptions { probability: self.xtc_probability, threshold: self.xtc_threshold },
-            seed: self.seed.unwrap_or_else(random_seed),
+            seed: self.seed().unwrap_or_else(random_seed),
             #[cfg(feature = "grammar")]
             grammar: self.grammar.resolve()?,
         };
@@ -131,7 +147,7 @@ impl DryArgs {
                 Error::Usage(format!("--dry-penalty-last-n {n}: use a number from 0 (off), or -1 for all"))
             })?),
         };
-        let breakers = match self.dry_breakers.as_slice() {
+        let breakers = match self.dry_sequence_breaker.as_slice() {
             [] => DryOptions::default().breakers,
             given => given.iter().filter(|b| *b != "none").cloned().collect(),
         };

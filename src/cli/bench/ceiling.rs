@@ -9,11 +9,13 @@ use crate::opencl::{Device, stream};
 use crate::run::system::Memory;
 use files::Result;
 use files::mapped::AlignedBytes;
+use numeric::pool;
 use numeric::simd::Isa;
 use numeric::simd::peak::multiply_accumulates;
 use numeric::simd::stream::{self as reading, Way};
 use serde::Serialize;
 use std::hint::black_box;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -146,11 +148,11 @@ fn buffer(threads: usize, mapped: usize) -> Option<AlignedBytes> {
     let usable = Memory::now().usable().map_or(usize::MAX, |m| usize::try_from(m).unwrap_or(usize::MAX));
     let len = BUFFER.min(usable.saturating_sub(mapped) / 4);
     let mut buffer = (len >= LEAST).then(|| AlignedBytes::zeroed(len).ok())??;
-    std::thread::scope(|scope| {
-        for (i, part) in buffer.as_mut_slice().chunks_mut(len.div_ceil(threads)).enumerate() {
-            scope.spawn(move || part.fill(i as u8 + 1));
-        }
+    let parts: Vec<_> = buffer.as_mut_slice().chunks_mut(len.div_ceil(threads)).map(Mutex::new).collect();
+    together(threads, parts.len(), |i| {
+        parts[i].lock().expect("invariant: locked once").fill(i as u8 + 1);
     });
+    drop(parts);
     Some(buffer)
 }
 
@@ -206,12 +208,7 @@ fn together(threads: usize, pieces: usize, work: impl Fn(usize) + Sync) -> f64 {
         }
     };
     let start = Instant::now();
-    std::thread::scope(|scope| {
-        (1..threads).for_each(|_| {
-            scope.spawn(run);
-        });
-        run();
-    });
+    pool::at_once(threads, run);
     start.elapsed().as_secs_f64().max(1e-9)
 }
 

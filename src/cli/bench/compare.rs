@@ -2,7 +2,7 @@
 
 use super::result::BenchResult;
 use files::error::one_line;
-use files::{Error, Result};
+use files::{Error, Result, say};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -45,13 +45,13 @@ pub(super) fn apply(result: &mut BenchResult, earlier: &Earlier) {
         line.ratio = then.map(|then| line.tokens_per_second / then);
     }
     if result.rows.iter().all(|l| l.ratio.is_none()) {
-        eprintln!("--compare: no row has the test, threads and KV type of an earlier one");
+        say!("--compare: no row has the test, threads and KV type of an earlier one");
     }
     let environment = json!(result.environment);
     for key in ["model", "weight_type", "cpu", "isa"] {
         let now = environment[key].as_str().unwrap_or_default();
         if let Some(then) = earlier.environment[key].as_str().filter(|then| *then != now) {
-            eprintln!("--compare: {key} was {}, now {now}", one_line(then, 80));
+            say!("--compare: {key} was {}, now {now}", one_line(then, 80));
         }
     }
 }

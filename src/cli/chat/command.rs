@@ -4,14 +4,18 @@ use files::error::unquoted;
 
 /// What `/help` prints.
 pub(super) const HELP: &str = "\
-/retry      answer the last message again; or ask it, if it got no answer
-/undo       take back the last message and its answer
-/reset      forget the conversation, except the --system message
-/save FILE  save the conversation; continue it later with --session FILE or /load FILE
-/load FILE  continue a saved conversation instead of this one
-/stats      times of the last answer, and how full the cache is
-/help       this list
-/exit       leave; so do /quit and Ctrl-D
+/retry           answer the last message again; or ask it, if it got no answer
+/undo            take back the last message and its answer
+/clear           forget the conversation, except the system message
+/reset           the same
+/system TEXT     begin anew with this system message
+/set NAME VALUE  change a flag of the sampler, such as temperature, or num-tokens; /set alone shows them
+/save FILE       save the conversation; continue it later with --session FILE or /load FILE
+/load FILE       continue a saved conversation instead of this one
+/stats           times of the last answer, and how full the cache is
+/help            this list
+/exit            leave; so do /quit and Ctrl-D
+A message goes on after \\ at the end of a line. It may also stand between \"\"\" and \"\"\", on any number of lines.
 Ctrl-C stops an answer and keeps what was said. A line that begins with a blank is never a command.";
 
 /// A line that is no message.
@@ -23,7 +27,10 @@ pub(super) enum Command<'a> {
     Reset,
     Retry,
     Save(&'a str),
+    Set(&'a str, &'a str),
+    Settings,
     Stats,
+    System(&'a str),
     Undo,
 }
 
@@ -34,14 +41,23 @@ impl<'a> Command<'a> {
         let command = match (word, rest.trim()) {
             ("/exit" | "/quit", "") => Command::Exit,
             ("/help", "") => Command::Help,
-            ("/reset", "") => Command::Reset,
+            ("/reset" | "/clear", "") => Command::Reset,
             ("/retry", "") => Command::Retry,
             ("/stats", "") => Command::Stats,
             ("/undo", "") => Command::Undo,
+            ("/set", "") => Command::Settings,
+            ("/set", setting) => match setting.split_once(char::is_whitespace) {
+                Some((name, value)) => Command::Set(name, value.trim()),
+                None => {
+                    return Err(format!("/set {}: give a value: /set NAME VALUE", setting.escape_debug()));
+                }
+            },
+            ("/system", "") => return Err("/system: give a text: /system TEXT".into()),
+            ("/system", text) => Command::System(text),
             ("/save" | "/load", "") => return Err(format!("{word}: give a file: {word} FILE")),
             ("/save", file) => Command::Save(file),
             ("/load", file) => Command::Load(file),
-            ("/exit" | "/quit" | "/help" | "/reset" | "/retry" | "/stats" | "/undo", _) => {
+            ("/exit" | "/quit" | "/help" | "/clear" | "/reset" | "/retry" | "/stats" | "/undo", _) => {
                 return Err(format!("{word}: stands alone; /help lists the commands"));
             }
             _ => {
@@ -64,7 +80,12 @@ mod tests {
         assert_eq!(Command::parse("/undo"), Ok(Command::Undo));
         assert_eq!(Command::parse("/quit "), Ok(Command::Exit));
         assert_eq!(Command::parse("/save  a file.bin "), Ok(Command::Save("a file.bin")));
+        assert_eq!(Command::parse("/clear"), Ok(Command::Reset));
+        assert_eq!(Command::parse("/set top-k  5 "), Ok(Command::Set("top-k", "5")));
+        assert_eq!(Command::parse("/system Be brief. "), Ok(Command::System("Be brief.")));
         for (line, words) in [
+            ("/set temperature", "/set NAME VALUE"),
+            ("/system", "/system TEXT"),
             ("/load", "/load FILE"),
             ("/undo 2", "/undo: stands alone"),
             ("/", "/: no such command"),

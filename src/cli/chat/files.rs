@@ -3,7 +3,7 @@
 use super::Chat;
 use crate::run::saved::{self, Content, State};
 use files::error::unquoted;
-use files::{Error, Result};
+use files::{Error, Result, say};
 use std::path::Path;
 use text::chat::ConversationState;
 
@@ -20,7 +20,7 @@ impl Chat<'_> {
             )));
         }
         if self.input.is_interactive() && !self.is_quiet() {
-            eprintln!("going on after {} tokens; /reset begins anew", saved.ids.len());
+            say!("going on after {} tokens; /reset begins anew", saved.ids.len());
         }
         self.become_saved(saved, &state);
         Ok(())
@@ -64,7 +64,7 @@ impl Chat<'_> {
         if saved.ids.is_empty() {
             saved.system = self.conversation.system().map(str::to_owned).or(saved.system);
         }
-        if let Some(random) = state.random(self.args.completion.sampler.seed, &mut self.options.sampler) {
+        if let Some(random) = state.random(self.args.completion.sampler.seed(), &mut self.options.sampler) {
             self.random = random;
         }
         self.asked.clear();

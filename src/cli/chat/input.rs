@@ -1,11 +1,13 @@
 //! Lines of stdin: with a line editor on a terminal, as they are from a file or pipe.
 
-use files::{Error, Result};
+use files::{Error, Result, say, stderr};
 use std::io::{BufRead, IsTerminal, Read};
 
 /// What was typed at the prompt.
 pub(super) enum Typed {
     Line(String),
+    /// A text in triple quotes, which is never a command.
+    Quoted(String),
     /// The input ended, or Ctrl-D.
     End,
     /// Ctrl-C, which is no signal while the editor has the terminal.
@@ -23,8 +25,12 @@ pub(super) enum Input {
 }
 
 const PROMPT: &str = "> ";
+/// Where a message goes on.
+const MORE: &str = ". ";
+/// Before and after a message of several lines.
+const QUOTES: &str = "\"\"\"";
 
-/// Longest line read as a message.
+/// Longest message.
 const LINE_LIMIT: u64 = 16 << 20;
 
 impl Input {
@@ -50,26 +56,75 @@ impl Input {
         !matches!(self, Input::Piped)
     }
 
+    /// The next message: a line, the lines that a backslash joins, or those in triple quotes.
+    pub fn message(&mut self) -> Result<Typed> {
+        let first = match self.line(PROMPT)? {
+            Typed::Line(line) => line,
+            other => return Ok(other),
+        };
+        let (quoted, mut text) = match first.trim_start().strip_prefix(QUOTES) {
+            Some(rest) => (true, rest.to_owned()),
+            None => (false, first),
+        };
+        while let Some(goes_on) = goes_on(&text, quoted) {
+            text.truncate(goes_on);
+            // The line with the quotes need not hold anything else.
+            if !text.is_empty() || !quoted {
+                text.push('\n');
+            }
+            match self.line(MORE)? {
+                Typed::Line(line) => text += &line,
+                Typed::End => break,
+                other => return Ok(other),
+            }
+            if text.len() as u64 > LINE_LIMIT {
+                return Err(Error::Usage("message from stdin: longer than 16 MiB".into()));
+            }
+        }
+        if !quoted {
+            return Ok(Typed::Line(text));
+        }
+        let text = text.trim_end();
+        let text = text.strip_suffix(QUOTES).unwrap_or(text);
+        Ok(Typed::Quoted(text.strip_suffix('\n').unwrap_or(text).into()))
+    }
+
+    /// Keeps what is typed from being shown, until the result is dropped.
+    #[cfg(feature = "line-editor")]
+    pub fn hush(&self) -> Option<crate::cli::mode::Hushed> {
+        matches!(self, Input::Editor(_)).then(crate::cli::mode::Hushed::new)
+    }
+
     /// The next line, without its end.
-    pub fn line(&mut self) -> Result<Typed> {
+    fn line(&mut self, prompt: &str) -> Result<Typed> {
         match self {
             Input::Piped => line().map(|line| line.map_or(Typed::End, Typed::Line)),
             Input::Terminal => {
-                eprint!("{PROMPT}");
+                stderr::write(format_args!("{prompt}"));
                 let line = line()?;
                 if line.is_none() {
-                    eprintln!();
+                    say!("");
                 }
                 Ok(line.map_or(Typed::End, Typed::Line))
             }
             #[cfg(feature = "line-editor")]
-            Input::Editor(editor) => match editor.readline(PROMPT) {
+            Input::Editor(editor) => match editor.readline(prompt) {
                 Ok(line) => Ok(Typed::Line(line)),
                 Err(rustyline::error::ReadlineError::Eof) => Ok(Typed::End),
                 Err(rustyline::error::ReadlineError::Interrupted) => Ok(Typed::Interrupt),
                 Err(e) => Err(Error::Usage(format!("message from the terminal: {e}"))),
             },
         }
+    }
+}
+
+/// Where the message so far goes on in the next line; `None` if it is complete.
+fn goes_on(text: &str, quoted: bool) -> Option<usize> {
+    if quoted {
+        let complete = text.trim_end().ends_with(QUOTES);
+        (!complete).then_some(text.len())
+    } else {
+        text.ends_with('\\').then(|| text.len() - 1)
     }
 }
 

@@ -2,8 +2,10 @@
 
 use super::command::{Command, HELP};
 use super::{Chat, Next, Question};
-use files::Result;
+use files::{Result, say};
 use std::path::Path;
+use text::chat::Conversation;
+use text::sampler::{Rng, SamplerOptions};
 
 impl Chat<'_> {
     /// Carries out a command. If it fails, it says so and changes nothing.
@@ -13,25 +15,33 @@ impl Chat<'_> {
     /// If `--session` cannot be saved.
     pub(super) fn obey(&mut self, line: &str) -> Result<Next> {
         match Command::parse(line) {
-            Err(wrong) => eprintln!("{wrong}"),
+            Err(wrong) => say!("{wrong}"),
             Ok(Command::Exit) => return Ok(Next::Leave),
-            Ok(Command::Help) => eprintln!("{HELP}"),
+            Ok(Command::Help) => say!("{HELP}"),
             Ok(Command::Stats) => self.say_stats(),
             Ok(Command::Retry) => match self.again() {
                 Some(question) => return Ok(Next::Ask(question)),
-                None => eprintln!("/retry: no message yet"),
+                None => say!("/retry: no message yet"),
             },
             Ok(Command::Undo) => self.undo()?,
             Ok(Command::Reset) => {
                 self.conversation.reset();
-                self.asked.clear();
-                self.session.clear();
-                self.last = None;
-                self.save()?;
+                self.forget()?;
             }
+            Ok(Command::System(text)) => {
+                let template = self.conversation.template().clone();
+                self.conversation = Conversation::new(template, Some(text.into()));
+                self.forget()?;
+                self.note("a new conversation with this system message");
+            }
+            Ok(Command::Settings) => say!("{}", self.set.settings()),
+            Ok(Command::Set(name, value)) => match self.change(name, value) {
+                Ok(()) => self.note(&self.set.settings()),
+                Err(e) => say!("/set: {e}"),
+            },
             Ok(Command::Save(file)) => match self.save_to(Path::new(file)) {
                 Ok(()) => self.note(&format!("saved: {}", self.size())),
-                Err(e) => eprintln!("/save: {e}"),
+                Err(e) => say!("/save: {e}"),
             },
             Ok(Command::Load(file)) => match self.load(Path::new(file)) {
                 Ok(()) => {
@@ -39,10 +49,33 @@ impl Chat<'_> {
                     self.save()?;
                 }
                 // Advice about the flag is advice about the command too.
-                Err(e) => eprintln!("/load: {}", e.to_string().replace("--session", "/load")),
+                Err(e) => say!("/load: {}", e.to_string().replace("--session", "/load")),
             },
         }
         Ok(Next::Read)
+    }
+
+    /// Forgets what belongs to the conversation before.
+    fn forget(&mut self) -> Result<()> {
+        self.asked.clear();
+        self.session.clear();
+        self.last = None;
+        self.save()
+    }
+
+    /// Changes a flag for the answers to come. The random numbers go on, unless the seed changes.
+    fn change(&mut self, name: &str, value: &str) -> Result<()> {
+        let set = self.set.with(name, value)?;
+        let options = set.resolve(self.args.completion.output.format)?;
+        let seed = set.sampler.seed().filter(|_| name.trim_start_matches('-') == "seed");
+        self.options.sampler = SamplerOptions { seed: self.options.sampler.seed, ..options.sampler };
+        self.options.max_tokens = options.max_tokens;
+        if let Some(seed) = seed {
+            self.options.sampler.seed = seed;
+            self.random = Rng::new(seed);
+        }
+        self.set = set;
+        Ok(())
     }
 
     /// The question to ask again: one without an answer, or the last one, which is taken back.
@@ -58,7 +91,7 @@ impl Chat<'_> {
     /// Takes back the last question and its answer, as if they had never been.
     fn undo(&mut self) -> Result<()> {
         let Some(text) = self.conversation.forget_question() else {
-            eprintln!("/undo: no message yet");
+            say!("/undo: no message yet");
             return Ok(());
         };
         if let Some(random) = self.asked.pop() {
@@ -85,10 +118,10 @@ impl Chat<'_> {
     fn say_stats(&self) {
         match &self.last {
             Some(report) => report.say(&self.session),
-            None => eprintln!("no answer yet"),
+            None => say!("no answer yet"),
         }
         let (slots, all) = (self.session.slots(), self.session.extent().slots);
-        eprintln!(
+        say!(
             "context: {slots} of {all} slots ({:.0} %), evictions: {}; {}",
             100.0 * slots as f64 / all as f64,
             self.session.sequence().cuts.len(),
@@ -105,7 +138,7 @@ impl Chat<'_> {
     /// Tells somebody who types that a command worked.
     pub(super) fn note(&self, text: &str) {
         if self.input.is_interactive() && !self.is_quiet() {
-            eprintln!("{text}");
+            say!("{text}");
         }
     }
 }

@@ -181,7 +181,7 @@ impl Scratch {
 /// Attention for a backend that keeps its rows elsewhere; it has threads and scratch of its own, for at most
 /// `capacity` slots.
 pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention> {
-    let pool = Pool::new(threads)?;
+    let pool = Pool::new(threads);
     let mut partials = try_vec(partials_for(capacity), Partial::EMPTY)?;
     let mut notes: Vec<Noted> = Vec::new();
     Ok(Box::new(move |job: AttentionJob<'_>| {

@@ -13,6 +13,7 @@ use files::blocks::gguf::decode;
 use files::mapped::{AlignedBytes, Plane};
 use files::source::gguf::names::Rows;
 use files::{Error, Result};
+use numeric::pool;
 use numeric::quant::format::GROUP_ROWS;
 use numeric::quant::rows;
 use std::sync::Mutex;
@@ -158,12 +159,7 @@ fn in_parallel(task: &Task<'_, '_>, threads: usize, bad_row: &AtomicUsize) {
             }
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 1..threads.min(task.groups.len()) {
-            scope.spawn(work);
-        }
-        work();
-    });
+    pool::at_once(threads.min(task.groups.len()), work);
 }
 
 /// Room for one decoded row.

@@ -117,7 +117,7 @@ pub fn write(source: &Checkpoint, config: &str, out: &Path, options: &LoadOption
     put(&gguf)?;
     (options.progress)(specs.len(), specs.len());
     w.flush().map_err(fail)?;
-    file.finish(out).map_err(fail)?;
+    file.finish().map_err(fail)?;
     Ok((header.len() + data_len) as u64)
 }
 

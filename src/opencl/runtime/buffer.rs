@@ -7,15 +7,18 @@
 //! to 0xAA when it is unmapped.
 
 mod shadow;
+mod staged;
 mod view;
 
 pub use shadow::{POISON, SHADOW_VARIABLE};
+pub use staged::{Landing, Staged};
 pub use view::{MapFor, Mapped, SharedView};
 
 use super::device::{Device, Shared};
 use super::facts::Facts;
-use super::failure::{Failure, Kind, Result, check};
-use super::ffi::{self, EventId, MemId};
+use super::failure::{Failure, Kind, Result};
+use super::ffi::{self, MemId};
+use super::waiter::{Address, Call};
 use shadow::Shadow;
 use std::ffi::c_void;
 use std::ops::Range;
@@ -75,15 +78,6 @@ pub(super) struct Memory {
     whole: Option<(Buffer, usize)>,
 }
 
-/// Start of bytes that a [`Memory`] owns.
-#[derive(Clone, Copy)]
-struct Address(NonNull<u8>);
-
-// SAFETY: an address is dereferenced only under the rules of the buffer it belongs to.
-unsafe impl Send for Address {}
-// SAFETY: as above.
-unsafe impl Sync for Address {}
-
 impl Device {
     /// Uninitialised bytes.
     ///
@@ -105,8 +99,8 @@ impl Device {
         let flags = kind | if host_visible { ffi::MEM_ALLOC_HOST_PTR } else { 0 };
         let mut code = 0;
         // SAFETY: no memory of ours is passed.
-        let id = unsafe { (shared.api().clCreateBuffer)(shared.context, flags, len, null_mut(), &mut code) };
-        check(code, "clCreateBuffer", format_args!("{len} bytes"))?;
+        let id = unsafe { (shared.api()?.clCreateBuffer)(shared.context, flags, len, null_mut(), &mut code) };
+        shared.check_made(code, "clCreateBuffer", format_args!("{len} bytes"))?;
         if place.is_on(&shared.facts) {
             shared.allocated.fetch_add(len as u64, Ordering::Relaxed);
         }
@@ -162,49 +156,42 @@ impl Memory {
 
     /// Waits for what is queued and maps `range`.
     fn map(&self, range: &Range<usize>, flags: u64) -> Result<NonNull<u8>> {
-        let mut code = 0;
-        // SAFETY: blocking, within the buffer (asserted by the callers), no events.
-        let start = unsafe {
-            let map = self.shared.api().clEnqueueMapBuffer;
-            map(
-                self.shared.queue,
-                self.id,
-                ffi::TRUE,
-                flags,
-                range.start,
-                range.len(),
-                0,
-                null(),
-                null_mut(),
-                &mut code,
-            )
-        };
-        check(code, "clEnqueueMapBuffer", format_args!("{range:?} of {} bytes", self.len))?;
-        NonNull::new(start.cast())
-            .ok_or_else(|| Failure::new(Kind::Lost, "clEnqueueMapBuffer gave no address and no error"))
+        let (offset, len) = (range.start, range.len());
+        let call = Call::Map { buffer: self.id, flags, offset, len };
+        let start = self.shared.wait(call, format_args!("{range:?} of {} bytes", self.len));
+        let start = start.inspect_err(|failure| {
+            if failure.kind == Kind::Stopped {
+                // It may be mapped later, and nobody would give it back.
+                self.shared.lose(Failure::new(Kind::Lost, "a mapping was not waited for"));
+            }
+        })?;
+        let none = || Failure::new(Kind::Lost, "clEnqueueMapBuffer gave no address and no error");
+        start.map(|start| start.0).ok_or_else(none)
     }
 
     fn unmap(&self, start: NonNull<u8>) -> Result<()> {
         // SAFETY: `start` is what mapping this buffer gave, and no one uses it any more.
         let code = unsafe {
-            let unmap = self.shared.api().clEnqueueUnmapMemObject;
+            let unmap = self.shared.api()?.clEnqueueUnmapMemObject;
             unmap(self.shared.queue, self.id, start.as_ptr().cast(), 0, null(), null_mut())
         };
-        check(code, "clEnqueueUnmapMemObject", format_args!("{} bytes", self.len))
+        self.shared.check(code, "clEnqueueUnmapMemObject", format_args!("{} bytes", self.len))
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(start) = self.frozen.get() {
+        if let (Some(start), Some(_)) = (self.frozen.get(), self.shared.to_release()) {
             // Nobody is left to be told.
             let _ = self.unmap(start.0);
         }
         if self.whole.is_none() && self.place.is_on(&self.shared.facts) {
             self.shared.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
         }
-        // SAFETY: made by `Device::buffer`; what is queued keeps the driver's object alive by itself.
-        unsafe { (self.shared.api().clReleaseMemObject)(self.id) };
+        if let Some(api) = self.shared.to_release() {
+            // SAFETY: made by `Device::buffer`; what is queued keeps the driver's object alive by itself.
+            unsafe { (api.clReleaseMemObject)(self.id) };
+        }
     }
 }
 
@@ -224,7 +211,7 @@ impl Buffer {
         let m = &self.memory;
         m.assert_holds(&range);
         assert!(!range.is_empty() && m.shadow.is_none(), "parts have bytes and are the device's alone");
-        let Some(create) = m.shared.api().clCreateSubBuffer else {
+        let Some(create) = m.shared.api()?.clCreateSubBuffer else {
             return Err(Failure::new(
                 Kind::Absent,
                 "this driver has no parts of buffers (clCreateSubBuffer)",
@@ -235,7 +222,7 @@ impl Buffer {
         // SAFETY: the description is an origin and a size, within the buffer; flags 0 are those of the whole.
         let id =
             unsafe { create(m.id, 0, ffi::BUFFER_CREATE_TYPE_REGION, region.as_ptr().cast(), &mut code) };
-        check(code, "clCreateSubBuffer", format_args!("{range:?} of {} bytes", m.len))?;
+        m.shared.check_made(code, "clCreateSubBuffer", format_args!("{range:?} of {} bytes", m.len))?;
         let memory = Memory {
             shared: m.shared.clone(),
             id,
@@ -262,23 +249,10 @@ impl Buffer {
 
     /// Writes after what is queued, and waits until `bytes` are taken.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.enqueue_write(offset, bytes, ffi::TRUE, null_mut())
-    }
-
-    fn enqueue_write(&self, offset: usize, bytes: &[u8], wait: u32, event: *mut EventId) -> Result<()> {
         let m = &self.memory;
         m.assert_holds(&(offset..offset + bytes.len()));
         m.assert_writable();
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: within the buffer; `bytes` live until the call is done if it waits, else the caller sees
-        // to it.
-        let code = unsafe {
-            let write = m.shared.api().clEnqueueWriteBuffer;
-            write(m.shared.queue, m.id, wait, offset, bytes.len(), bytes.as_ptr().cast(), 0, null(), event)
-        };
-        check(code, "clEnqueueWriteBuffer", format_args!("{} bytes at {offset} of {}", bytes.len(), m.len))
+        m.shared.write(m.id, offset, bytes)
     }
 
     /// Waits for what is queued and reads.
@@ -286,19 +260,9 @@ impl Buffer {
         let m = &self.memory;
         m.assert_holds(&(offset..offset + bytes.len()));
         m.assert_readable();
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: within the buffer, into bytes of ours, and the call waits.
-        let code = unsafe {
-            let read = m.shared.api().clEnqueueReadBuffer;
-            let (start, len) = (bytes.as_mut_ptr().cast(), bytes.len());
-            read(m.shared.queue, m.id, ffi::TRUE, offset, len, start, 0, null(), null_mut())
-        };
-        check(code, "clEnqueueReadBuffer", format_args!("{} bytes at {offset} of {}", bytes.len(), m.len))
+        m.shared.read(m.id, offset, bytes)
     }
 
-    /// Queues a copy of `range` to `offset` of another buffer, or to other bytes of this one.
     pub fn copy(&self, range: Range<usize>, to: &Buffer, offset: usize) -> Result<()> {
         let (m, t) = (&self.memory, &to.memory);
         m.assert_holds(&range);
@@ -310,10 +274,10 @@ impl Buffer {
         }
         // SAFETY: within both buffers.
         let code = unsafe {
-            let copy = m.shared.api().clEnqueueCopyBuffer;
+            let copy = m.shared.api()?.clEnqueueCopyBuffer;
             copy(m.shared.queue, m.id, t.id, range.start, offset, range.len(), 0, null(), null_mut())
         };
-        check(
+        m.shared.check(
             code,
             "clEnqueueCopyBuffer",
             format_args!("{range:?} of {} bytes to {offset} of {}", m.len, t.len),
@@ -328,13 +292,15 @@ impl Buffer {
         if range.is_empty() {
             return Ok(());
         }
-        let Some(fill) = m.shared.api().clEnqueueFillBuffer else { return self.fill_by_writing(range, byte) };
+        let Some(fill) = m.shared.api()?.clEnqueueFillBuffer else {
+            return self.fill_by_writing(range, byte);
+        };
         let pattern: *const c_void = (&raw const byte).cast();
         // SAFETY: within the buffer; the pattern of one byte is copied by the call.
         let code = unsafe {
             fill(m.shared.queue, m.id, pattern, 1, range.start, range.len(), 0, null(), null_mut())
         };
-        check(code, "clEnqueueFillBuffer", format_args!("{range:?} of {} bytes", m.len))
+        m.shared.check(code, "clEnqueueFillBuffer", format_args!("{range:?} of {} bytes", m.len))
     }
 
     /// [`Buffer::fill`] for drivers of OpenCL 1.1.
@@ -342,90 +308,6 @@ impl Buffer {
         let piece = vec![byte; range.len().min(1 << 20)];
         let starts = range.clone().step_by(piece.len());
         starts.into_iter().try_for_each(|at| self.write(at, &piece[..piece.len().min(range.end - at)]))
-    }
-}
-
-/// A small buffer that is often written without waiting for the device: it is sent from a copy that it keeps.
-pub struct Staged {
-    buffer: Buffer,
-    host: Box<[u8]>,
-    sent: Option<EventId>,
-}
-
-impl Staged {
-    /// A buffer of `len` bytes.
-    pub fn new(device: &Device, len: usize, access: Access) -> Result<Self> {
-        let buffer = device.buffer(len, access, Place::Device)?;
-        Ok(Self { buffer, host: vec![0; len].into(), sent: None })
-    }
-
-    /// For the arguments of kernels.
-    pub fn buffer(&self) -> &Buffer {
-        &self.buffer
-    }
-
-    /// Queues writing `bytes` to the start of the buffer. Waits only for the last such write to be done.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.wait()?;
-        self.host[..bytes.len()].copy_from_slice(bytes);
-        let mut event = EventId::NULL;
-        self.buffer.enqueue_write(0, &self.host[..bytes.len()], ffi::FALSE, &mut event)?;
-        self.sent = (event != EventId::NULL).then_some(event);
-        Ok(())
-    }
-
-    fn wait(&mut self) -> Result<()> {
-        let Some(event) = self.sent.take() else { return Ok(()) };
-        let api = self.buffer.memory.shared.api();
-        // SAFETY: one event of ours, released once.
-        let code = unsafe {
-            let code = (api.clWaitForEvents)(1, &event);
-            (api.clReleaseEvent)(event);
-            code
-        };
-        check(code, "clWaitForEvents", "a staged write")
-    }
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        // The device must be done with `host`. If it is lost, it will not read any more either.
-        let _ = self.wait();
-    }
-}
-
-/// Page-locked memory of the host, through which a device of its own memory is read without another copy by the
-/// driver.
-pub struct Landing {
-    /// Keeps `start` mapped until it goes.
-    buffer: Buffer,
-    start: Address,
-}
-
-impl Landing {
-    /// For reads of up to `len` bytes.
-    pub fn new(device: &Device, len: usize) -> Result<Self> {
-        let buffer = device.buffer(len, Access::ReadWrite, Place::HostVisible)?;
-        buffer.memory.state.store(MAPPED, Ordering::Relaxed);
-        let start = buffer.memory.map(&(0..len), ffi::MAP_READ | ffi::MAP_WRITE)?;
-        Ok(Self { buffer, start: Address(start) })
-    }
-
-    /// Waits for what is queued and reads `bytes.len()` bytes of `from` that begin at `offset`.
-    pub fn read(&mut self, from: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        assert!(bytes.len() <= self.buffer.len(), "more is read than lands");
-        // SAFETY: mapped for reading and writing for as long as `self`, borrowed mutably; no kernel has this buffer.
-        let landed = unsafe { std::slice::from_raw_parts_mut(self.start.0.as_ptr(), bytes.len()) };
-        from.read(offset, landed)?;
-        bytes.copy_from_slice(landed);
-        Ok(())
-    }
-}
-
-impl Drop for Landing {
-    fn drop(&mut self) {
-        // Nobody is left to be told.
-        let _ = self.buffer.memory.unmap(self.start.0);
     }
 }
 

@@ -5,8 +5,9 @@ use super::failure::{Failure, Kind, Result, check};
 use super::ffi::{self, Api, ContextId, DeviceId, PlatformId, QueueId};
 use super::load::{self, Library};
 use super::program_cache::Cache;
+use super::waiter::{Call, Waiter};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -29,22 +30,24 @@ pub fn devices() -> Result<&'static [Found]> {
     // Once, and by one thread at a time: PoCL 3.1 crashes when two ask for the first time.
     static FOUND: OnceLock<Vec<Found>> = OnceLock::new();
     let libraries = load::libraries()?;
-    Ok(FOUND.get_or_init(|| {
-        let mut found = Vec::new();
-        for library in libraries {
-            for &platform in &library.platforms {
-                let ids = device_ids(&library.api, platform);
-                found.extend(ids.into_iter().map(|id| Found {
-                    library,
-                    platform,
-                    id,
-                    facts: read_facts(&library.api, platform, id),
-                }));
-            }
+    Ok(FOUND.get_or_init(|| load::keeping_signals(|| devices_of(libraries))))
+}
+
+fn devices_of(libraries: &'static [Library]) -> Vec<Found> {
+    let mut found = Vec::new();
+    for library in libraries {
+        for &platform in &library.platforms {
+            let ids = device_ids(&library.api, platform);
+            found.extend(ids.into_iter().map(|id| Found {
+                library,
+                platform,
+                id,
+                facts: read_facts(&library.api, platform, id),
+            }));
         }
-        found.sort_by_key(|f| f.facts.device_type);
-        found
-    }))
+    }
+    found.sort_by_key(|f| f.facts.device_type);
+    found
 }
 
 /// Position of the device that `select`, an index or a part of a name, means; without it, of the first
@@ -99,6 +102,9 @@ pub(super) struct Shared {
     pub launches: AtomicU64,
     pub allocated: AtomicU64,
     pub builds: Mutex<Builds>,
+    pub waiter: Waiter,
+    /// The first failure, from which on no call is made.
+    pub lost: OnceLock<Failure>,
 }
 
 /// Programs built and the time that took.
@@ -118,18 +124,40 @@ impl Device {
         let found = devices()?;
         let &Found { library, platform, id, ref facts } = &found[choose(found, select)?];
         let facts = Facts { max_alloc: lowered(facts.max_alloc), ..facts.clone() };
+        if facts.max_alloc == 0 || facts.max_work_group == 0 {
+            return Err(Failure::new(
+                Kind::Lost,
+                "the device does not say how large its buffers and groups may be",
+            ));
+        }
         let context = create_context(&library.api, platform, id, &facts)?;
         let mut code = 0;
         // SAFETY: device and context belong together; no properties is an in-order queue.
         let queue = unsafe { (library.api.clCreateCommandQueue)(context, id, 0, &mut code) };
-        if let Err(failure) = check(code, "clCreateCommandQueue", &facts.name) {
-            // SAFETY: made above and not used any more.
-            unsafe { (library.api.clReleaseContext)(context) };
-            return Err(failure);
-        }
-        let (launches, allocated, builds) = Default::default();
-        let shared = Shared { library, id, context, queue, facts, cache, launches, allocated, builds };
+        check(code, "clCreateCommandQueue", &facts.name)?;
+        let waiter = Waiter::new(&library.api, queue).map_err(|e| {
+            Failure::new(Kind::Lost, format!("no thread can be made to wait for the device: {e}"))
+        })?;
+        let (launches, allocated, builds, lost) = Default::default();
+        let shared =
+            Shared { library, id, context, queue, facts, cache, launches, allocated, builds, waiter, lost };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// From now on a call may take this long, after which the device counts as lost. A `stop` that is set ends long
+    /// waiting before, with [`Kind::Stopped`]; the device stays.
+    pub fn set_patience(&self, limit: Duration, stop: Option<Arc<AtomicBool>>) {
+        self.shared.waiter.set_patience(limit, stop);
+    }
+
+    /// Whether a call has failed: no other is made any more.
+    pub fn is_lost(&self) -> bool {
+        self.shared.lost.get().is_some()
+    }
+
+    /// Loses the device; for tests.
+    pub fn lose(&self, why: &str) -> Failure {
+        self.shared.lose(Failure::new(Kind::Lost, why))
     }
 
     /// What it says of itself.
@@ -160,28 +188,23 @@ impl Device {
     /// Tells the device to start on what is queued.
     pub fn flush(&self) -> Result<()> {
         // SAFETY: the queue lives as long as `self`.
-        check(unsafe { (self.shared.api().clFlush)(self.shared.queue) }, "clFlush", &self.shared.facts.name)
+        let code = unsafe { (self.shared.api()?.clFlush)(self.shared.queue) };
+        self.shared.check(code, "clFlush", &self.shared.facts.name)
     }
 
     /// Waits until everything queued is done.
     pub fn finish(&self) -> Result<()> {
-        // SAFETY: the queue lives as long as `self`.
-        check(unsafe { (self.shared.api().clFinish)(self.shared.queue) }, "clFinish", &self.shared.facts.name)
-    }
-}
-
-impl Shared {
-    pub fn api(&self) -> &'static Api {
-        &self.library.api
+        self.shared.wait(Call::Finish, &self.shared.facts.name).map(drop)
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        let Some(api) = self.to_release() else { return };
         // SAFETY: made in `Device::open`; every buffer, program and kernel holds `self`, so this is the last.
         unsafe {
-            (self.api().clReleaseCommandQueue)(self.queue);
-            (self.api().clReleaseContext)(self.context);
+            (api.clReleaseCommandQueue)(self.queue);
+            (api.clReleaseContext)(self.context);
         }
     }
 }

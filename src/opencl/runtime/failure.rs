@@ -15,6 +15,8 @@ pub enum Kind {
     Memory,
     /// The device or its driver gave up: nothing more can be asked of this context.
     Lost,
+    /// The user asked to stop before the device had answered.
+    Stopped,
     /// A call that is wrong: a bug of this program.
     Misuse,
 }
@@ -70,6 +72,7 @@ impl From<Failure> for Error {
         match failure.kind {
             Kind::Memory => Error::Memory(failure.to_string()),
             Kind::Absent => Error::Device(format!("{failure}; --backend cpu needs none")),
+            Kind::Stopped => Error::Interrupted,
             _ => Error::Device(failure.to_string()),
         }
     }

@@ -1,10 +1,11 @@
-//! OpenCL, opened at run time: the library ([`load`], [`ffi`]), devices and what they can do, buffers, programs and the
-//! cache of compiled ones. Nothing here knows a model.
+//! OpenCL, opened at run time: the library ([`load`], [`ffi`]), devices and what they can do, waiting for them, buffers,
+//! programs and the cache of compiled ones. Nothing here knows a model.
 #![deny(unsafe_code)]
 
 pub mod arena;
 #[allow(unsafe_code)]
 pub mod buffer;
+mod calls;
 #[allow(unsafe_code)]
 pub mod device;
 pub mod facts;
@@ -17,8 +18,11 @@ pub mod load;
 pub mod program;
 pub mod program_cache;
 pub mod stream;
+#[allow(unsafe_code)]
+pub mod waiter;
 
 pub use buffer::{Access, Buffer, Mapped, Place, SharedView, Staged};
+pub use calls::end;
 pub use device::{Builds, Device};
 pub use facts::{DeviceType, Facts};
 pub use failure::{Failure, Kind};

@@ -41,22 +41,24 @@ impl Search {
     /// Looks on the first call; the libraries stay loaded.
     pub fn get() -> &'static Search {
         static SEARCH: OnceLock<Search> = OnceLock::new();
-        SEARCH.get_or_init(|| {
-            let mut search = Search { tried: Vec::new(), libraries: Vec::new() };
-            if let Some(only) = std::env::var_os(LIB_VARIABLE).filter(|v| !v.is_empty()) {
-                search.consider(&only.to_string_lossy());
+        SEARCH.get_or_init(|| keeping_signals(Search::everywhere))
+    }
+
+    fn everywhere() -> Search {
+        let mut search = Search { tried: Vec::new(), libraries: Vec::new() };
+        if let Some(only) = std::env::var_os(LIB_VARIABLE).filter(|v| !v.is_empty()) {
+            search.consider(&only.to_string_lossy());
+            return search;
+        }
+        for name in CANDIDATES {
+            if search.consider(name) {
                 return search;
             }
-            for name in CANDIDATES {
-                if search.consider(name) {
-                    return search;
-                }
-            }
-            for name in vendor_libraries() {
-                search.consider(&name);
-            }
-            search
-        })
+        }
+        for name in vendor_libraries() {
+            search.consider(&name);
+        }
+        search
     }
 
     /// Opens a candidate, notes what came of it, and tells whether it counts.
@@ -87,6 +89,27 @@ impl Search {
         let message = format!("no library with a platform; tried {}; {}", tried.join(", "), remedy());
         Failure::new(Kind::Absent, message)
     }
+}
+
+/// Does what may start a driver, and then handles signals as before: LLVM, which PoCL is made of, has handlers of its own,
+/// under which Ctrl-C kills the process.
+pub(super) fn keeping_signals<T>(body: impl FnOnce() -> T) -> T {
+    let mut before = Vec::with_capacity(32);
+    for signal in 1..32 {
+        // SAFETY: plain data, for which zeros are valid, and which the call fills.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(signal, std::ptr::null(), &mut action) == 0 {
+                before.push((signal, action));
+            }
+        }
+    }
+    let done = body();
+    for (signal, action) in before {
+        // SAFETY: what was in force before. Those that cannot be set never change.
+        unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
+    }
+    done
 }
 
 /// The linker repeats the name that stands in front of its words anyway.

@@ -8,6 +8,7 @@ use super::device::{Builds, Device, Shared, number, text};
 use super::failure::{Failure, Kind, Result, check};
 use super::ffi::{self, KernelId, ProgramId};
 use super::program_cache::{Entry, Key, Marker, Notes, Trial, Verdict};
+use super::waiter::Call;
 use std::ffi::CString;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,8 +17,8 @@ use std::time::Instant;
 /// Times a build is tried where the driver says it lacks resources: some need a moment after others.
 const TRIES: usize = 3;
 /// Lines and characters of a compiler's log that go into a message.
-const LOG_LINES: usize = 12;
-const LOG_CHARS: usize = 1500;
+const LOG_LINES: usize = 4;
+const LOG_CHARS: usize = 250;
 
 /// What a program is built from.
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +75,10 @@ impl Program {
             Risk::Variant => marker(shared, &key, source.name)?,
         };
         let entry = shared.cache.load(&key);
-        let loaded = entry.as_ref().and_then(|entry| Self::from_binary(shared, source, &entry.binary));
+        let loaded = match &entry {
+            Some(entry) => Self::from_binary(shared, source, &entry.binary)?,
+            None => None,
+        };
         let from_cache = loaded.is_some();
         let mut program = match loaded {
             Some(program) => program,
@@ -99,23 +103,23 @@ impl Program {
     }
 
     /// What the cache has; `None` if the driver does not take it, which is then built anew.
-    fn from_binary(shared: &Arc<Shared>, source: &Source<'_>, binary: &[u8]) -> Option<Self> {
+    fn from_binary(shared: &Arc<Shared>, source: &Source<'_>, binary: &[u8]) -> Result<Option<Self>> {
         if binary.is_empty() {
-            return None;
+            return Ok(None);
         }
         let (start, len) = (binary.as_ptr(), binary.len());
         let (mut status, mut code) = (0, 0);
         // SAFETY: one device and one binary of this length, which is copied.
         let id = unsafe {
-            let create = shared.api().clCreateProgramWithBinary;
+            let create = shared.api()?.clCreateProgramWithBinary;
             create(shared.context, 1, &shared.id, &len, &start, &mut status, &mut code)
         };
         if code != ffi::SUCCESS {
-            return None;
+            return Ok(None);
         }
         let program = Self { shared: shared.clone(), name: source.name.into(), id, kept: None };
         // Binaries are built too, before their kernels can be made.
-        (status == ffi::SUCCESS && program.compile(source.options).is_ok()).then_some(program)
+        Ok((status == ffi::SUCCESS && program.compile(source.options).is_ok()).then_some(program))
     }
 
     fn from_source(shared: &Arc<Shared>, source: &Source<'_>) -> Result<Self> {
@@ -123,8 +127,8 @@ impl Program {
         let mut code = 0;
         // SAFETY: one text of this length.
         let id =
-            unsafe { (shared.api().clCreateProgramWithSource)(shared.context, 1, &start, &len, &mut code) };
-        check(code, "clCreateProgramWithSource", source.name)?;
+            unsafe { (shared.api()?.clCreateProgramWithSource)(shared.context, 1, &start, &len, &mut code) };
+        shared.check_made(code, "clCreateProgramWithSource", source.name)?;
         Ok(Self { shared: shared.clone(), name: source.name.into(), id, kept: None })
     }
 
@@ -135,50 +139,47 @@ impl Program {
         let shared = &self.shared;
         let mut code = 0;
         for _ in 0..TRIES {
+            let build = shared.api()?.clBuildProgram;
             // SAFETY: one device, zero-terminated options, no callback.
-            code = unsafe {
-                (shared.api().clBuildProgram)(
-                    self.id,
-                    1,
-                    &shared.id,
-                    words.as_ptr(),
-                    None,
-                    std::ptr::null_mut(),
-                )
-            };
+            code = unsafe { build(self.id, 1, &shared.id, words.as_ptr(), None, std::ptr::null_mut()) };
             if ![ffi::OUT_OF_RESOURCES, ffi::OUT_OF_HOST_MEMORY].contains(&code) {
                 break;
             }
-            // SAFETY: the queue lives as long as `shared`. Its error, if any, comes up again.
-            unsafe { (shared.api().clFinish)(shared.queue) };
+            shared.wait(Call::Finish, &self.name)?;
         }
-        let what = format!("{} with options {options:?}", self.name);
-        check(code, "clBuildProgram", what).map_err(|failure| match self.log() {
+        // Whatever the code, another program may build.
+        check(code, "clBuildProgram", &self.name).map_err(|failure| match self.log() {
             log if log.is_empty() => failure,
             log => Failure { message: format!("{}: {log}", failure.message), ..failure },
         })
     }
 
-    /// The first lines of what the compiler said.
+    /// The first lines of what the compiler said, in one.
     fn log(&self) -> String {
+        let Ok(api) = self.shared.api() else { return String::new() };
         let all = text(|size, value, wanted| {
             // SAFETY: `text` passes memory of the size it says.
             unsafe {
-                let get = self.shared.api().clGetProgramBuildInfo;
-                get(self.id, self.shared.id, ffi::PROGRAM_BUILD_LOG, size, value, wanted)
+                (api.clGetProgramBuildInfo)(
+                    self.id,
+                    self.shared.id,
+                    ffi::PROGRAM_BUILD_LOG,
+                    size,
+                    value,
+                    wanted,
+                )
             }
         });
-        let lines: Vec<&str> = all.lines().filter(|l| !l.trim().is_empty()).take(LOG_LINES).collect();
-        lines.join("\n").chars().take(LOG_CHARS).collect()
+        let lines: Vec<&str> = all.lines().map(str::trim).filter(|l| !l.is_empty()).take(LOG_LINES).collect();
+        lines.join("; ").chars().take(LOG_CHARS).collect()
     }
 
     /// The built program as the driver keeps it; empty where it does not tell.
     pub fn binary(&self) -> Vec<u8> {
+        let Ok(api) = self.shared.api() else { return Vec::new() };
         let ask = |name: u32| {
             // SAFETY: the callers below pass memory of the size they say.
-            move |size, value, wanted| unsafe {
-                (self.shared.api().clGetProgramInfo)(self.id, name, size, value, wanted)
-            }
+            move |size, value, wanted| unsafe { (api.clGetProgramInfo)(self.id, name, size, value, wanted) }
         };
         let Some(len) = number::<usize>(ask(ffi::PROGRAM_BINARY_SIZES)) else { return Vec::new() };
         let mut binary = vec![0u8; len];
@@ -220,14 +221,14 @@ impl Program {
         let what = format!("{name} in {}", self.name);
         let symbol = CString::new(name)
             .map_err(|_| Failure::new(Kind::Misuse, format!("kernel name {name:?} holds a zero byte")))?;
-        let mut code = 0;
+        let (api, mut code) = (shared.api()?, 0);
         // SAFETY: a built program and a zero-terminated name.
-        let id = unsafe { (shared.api().clCreateKernel)(self.id, symbol.as_ptr(), &mut code) };
-        check(code, "clCreateKernel", what)?;
+        let id = unsafe { (api.clCreateKernel)(self.id, symbol.as_ptr(), &mut code) };
+        shared.check_made(code, "clCreateKernel", what)?;
         let max_work_group = number(|size, value, wanted| {
             // SAFETY: `number` passes memory of the size it says.
             unsafe {
-                let get = shared.api().clGetKernelWorkGroupInfo;
+                let get = api.clGetKernelWorkGroupInfo;
                 get(id, shared.id, ffi::KERNEL_WORK_GROUP_SIZE, size, value, wanted)
             }
         });
@@ -238,8 +239,10 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: made by this object; kernels keep the driver's program alive by themselves.
-        unsafe { (self.shared.api().clReleaseProgram)(self.id) };
+        if let Some(api) = self.shared.to_release() {
+            // SAFETY: made by this object; kernels keep the driver's program alive by themselves.
+            unsafe { (api.clReleaseProgram)(self.id) };
+        }
     }
 }
 
@@ -302,8 +305,9 @@ impl Kernel {
     unsafe fn set(&mut self, index: usize, size: usize, value: *const std::ffi::c_void) -> Result<&mut Self> {
         let number = u32::try_from(index).expect("a kernel has few arguments");
         // SAFETY: by this function's contract. A wrong size for the argument is reported by the driver.
-        let code = unsafe { (self.shared.api().clSetKernelArg)(self.id, number, size, value) };
-        check(code, "clSetKernelArg", format_args!("kernel {}, argument {index}, {size} bytes", self.name))?;
+        let code = unsafe { (self.shared.api()?.clSetKernelArg)(self.id, number, size, value) };
+        let what = format_args!("kernel {}, argument {index}, {size} bytes", self.name);
+        self.shared.check(code, "clSetKernelArg", what)?;
         if self.buffers.len() <= index {
             self.buffers.resize(index + 1, None);
         }
@@ -314,8 +318,10 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // SAFETY: made by this object; what is queued keeps the driver's kernel alive by itself.
-        unsafe { (self.shared.api().clReleaseKernel)(self.id) };
+        if let Some(api) = self.shared.to_release() {
+            // SAFETY: made by this object; what is queued keeps the driver's kernel alive by itself.
+            unsafe { (api.clReleaseKernel)(self.id) };
+        }
     }
 }
 
@@ -341,13 +347,13 @@ impl Device {
         let shared = &self.shared;
         // SAFETY: both arrays have `global.len()` entries; the kernel and its buffers are alive.
         let code = unsafe {
-            let launch = shared.api().clEnqueueNDRangeKernel;
+            let launch = shared.api()?.clEnqueueNDRangeKernel;
             let dims = global.len() as u32;
             let (none, event) = (std::ptr::null(), std::ptr::null_mut());
             launch(shared.queue, kernel.id, dims, none, global.as_ptr(), sizes, 0, none.cast(), event)
         };
         shared.launches.fetch_add(1, Ordering::Relaxed);
-        check(
+        shared.check(
             code,
             "clEnqueueNDRangeKernel",
             format_args!("kernel {name}, {global:?} items in groups of {local:?}"),

@@ -1,8 +1,9 @@
 //! What is kept of built programs on disk: the driver's binary, verdicts of self-tests.
 //!
 //! One file for each key: everything a built program depends on, stored in full and compared. A file that
-//! is missing, cut short, damaged, of another key or in a place that others may write counts as none, and
-//! what cannot be written is not: the cache saves time and never fails. Files appear whole, by renaming.
+//! is missing, cut short, damaged, of another key, a link, another user's, or that others may write or have a
+//! way to, counts as none. What cannot be written is not: the cache saves time and never fails. Files appear
+//! whole, by renaming.
 //!
 //! A marker beside the file is held while a variant that has not proven itself is compiled or tried. A
 //! driver that crashes leaves it behind, and that variant is not tried again.
@@ -11,9 +12,11 @@ use super::facts::Facts;
 use files::atomic_file::Unfinished;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, Metadata};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::ffi::CString;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -27,24 +30,36 @@ const MOST_BYTES: u64 = 128 << 20;
 /// Where built programs are kept, or why nowhere.
 #[derive(Debug, Clone)]
 pub struct Cache {
-    dir: Result<PathBuf, String>,
+    dir: Result<PathBuf, Nowhere>,
+}
+
+/// Why there is no directory.
+#[derive(Debug, Clone)]
+enum Nowhere {
+    /// Somebody wanted that, in these words.
+    Off(String),
+    Unknown(String),
 }
 
 impl Cache {
     /// Keeps nothing.
     pub fn off() -> Self {
-        Self { dir: Err("off".into()) }
+        Self { dir: Err(Nowhere::Off("off".into())) }
     }
 
     /// The user's: what `ANTIGRAVITY_OPENCL_CACHE` says, else `antigravity/opencl` in the cache directory
     /// of XDG; on Android `opencl-cache` next to the program.
     pub fn of_user() -> Self {
         match std::env::var_os(CACHE_VARIABLE).filter(|v| !v.is_empty()) {
-            Some(off) if off == "off" => Self { dir: Err(format!("off by {CACHE_VARIABLE}")) },
+            Some(off) if off == "off" => Self { dir: Err(Nowhere::Off(format!("off by {CACHE_VARIABLE}"))) },
             Some(dir) => Self::at(PathBuf::from(dir)),
             None => match default_dir() {
                 Some(dir) => Self::at(dir),
-                None => Self { dir: Err(format!("no home directory; {CACHE_VARIABLE} names another")) },
+                None => {
+                    let why =
+                        format!("no home directory for compiled programs; {CACHE_VARIABLE} names another");
+                    Self { dir: Err(Nowhere::Unknown(why)) }
+                }
             },
         }
     }
@@ -58,7 +73,7 @@ impl Cache {
     pub fn describe(&self) -> String {
         let dir = match &self.dir {
             Ok(dir) => dir,
-            Err(why) => return why.clone(),
+            Err(Nowhere::Off(why) | Nowhere::Unknown(why)) => return why.clone(),
         };
         match fs::metadata(dir) {
             Err(e) if e.kind() == ErrorKind::NotFound => return format!("{}: not made yet", dir.display()),
@@ -84,24 +99,43 @@ impl Cache {
         )
     }
 
+    /// Why nothing can be kept, where the user did not want that.
+    pub fn unusable(&self) -> Option<String> {
+        let dir = match &self.dir {
+            Ok(dir) => dir,
+            Err(Nowhere::Off(_)) => return None,
+            Err(Nowhere::Unknown(why)) => return Some(why.clone()),
+        };
+        self.make();
+        let why = match fs::metadata(dir) {
+            Err(e) => e.to_string(),
+            Ok(meta) => refusal(&meta).or_else(|| unwritable(dir))?,
+        };
+        Some(format!("{}: {why}; {CACHE_VARIABLE} names another", dir.display()))
+    }
+
     /// What is kept for a key; `None` for anything but exactly that.
     pub(super) fn load(&self, key: &Key) -> Option<Entry> {
-        let path = self.path(key, "program")?;
-        let meta = fs::metadata(&path).ok()?;
-        if !meta.is_file() || meta.len() > MOST_BYTES {
-            return None;
-        }
-        Entry::parse(&fs::read(path).ok()?, key)
+        let file = open_own(&self.path(key, "program")?, File::options().read(true))?;
+        let mut bytes = Vec::new();
+        file.take(MOST_BYTES + 1).read_to_end(&mut bytes).ok()?;
+        Entry::parse(&bytes, key)
     }
 
     /// Stores an entry; failure is silent.
     pub(super) fn save(&self, key: &Key, entry: &Entry) {
         self.make();
         let (Some(path), Ok(dir)) = (self.path(key, "program"), &self.dir) else { return };
+        if fs::symlink_metadata(&path).is_ok_and(|meta| !meta.is_file()) {
+            // A link is replaced and not followed. A directory stays.
+            let _ = fs::remove_file(&path);
+        }
         let write = || -> std::io::Result<()> {
             let unfinished = Unfinished::create(&path)?;
+            // Whatever the umask: what others may write is not loaded.
+            unfinished.file.set_permissions(Permissions::from_mode(0o600))?;
             (&unfinished.file).write_all(&entry.to_bytes(key))?;
-            unfinished.finish(&path)
+            unfinished.finish()
         };
         if write().is_ok() {
             prune(dir);
@@ -123,10 +157,9 @@ impl Cache {
     pub(super) fn try_out(&self, key: &Key) -> Trial {
         self.make();
         let Some(path) = self.path(key, "trying") else { return Trial::Unmarked };
-        let Ok(mut file) = File::options().read(true).write(true).create(true).truncate(false).open(&path)
-        else {
-            return Trial::Unmarked;
-        };
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let Some(mut file) = open_own(&path, &mut options) else { return Trial::Unmarked };
         // Another process that has it locked is trying the same now. A process that finds it unlocked and not empty
         // comes after one that did not live to empty it.
         if file.try_lock().is_err() {
@@ -167,12 +200,36 @@ fn default_dir() -> Option<PathBuf> {
 
 /// Why binaries from this directory must not be run.
 fn refusal(meta: &Metadata) -> Option<String> {
-    match meta {
-        m if !m.is_dir() => Some("it is not a directory".into()),
-        m if m.uid() != user() => Some(format!("it belongs to user {}", m.uid())),
-        m if m.mode() & 0o022 != 0 => Some("others may write there; chmod go-w makes it safe".into()),
-        _ => None,
+    if !meta.is_dir() {
+        Some("it is not a directory".into())
+    } else if meta.uid() != user() {
+        Some(format!("it belongs to user {}", meta.uid()))
+    } else if others_may_write(meta) {
+        Some("others may write there; chmod go-w makes it safe".into())
+    } else {
+        None
     }
+}
+
+fn others_may_write(meta: &Metadata) -> bool {
+    meta.mode() & 0o022 != 0
+}
+
+/// Opens a file that nobody else may have written; what it is is asked of the open file, which nobody can exchange.
+fn open_own(path: &Path, options: &mut OpenOptions) -> Option<File> {
+    // A pipe must not be waited for.
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).ok()?;
+    let meta = file.metadata().ok()?;
+    (meta.is_file() && meta.uid() == user() && !others_may_write(&meta)).then_some(file)
+}
+
+/// Why nothing can be added to a directory.
+#[allow(unsafe_code)]
+fn unwritable(dir: &Path) -> Option<String> {
+    let path = CString::new(dir.as_os_str().as_bytes()).ok()?;
+    // SAFETY: only reads a zero-terminated path.
+    let code = unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) };
+    (code != 0).then(|| std::io::Error::last_os_error().to_string())
 }
 
 #[allow(unsafe_code)]

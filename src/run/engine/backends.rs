@@ -31,11 +31,10 @@ impl Engine {
             (BackendKind::Hybrid, _) => Runs::Both(Schedule::Fixed(self.options.hybrid.clone())),
             (BackendKind::Auto, Some(model)) => match self.measured(model) {
                 Ok(runs) => runs,
-                Err(Error::Device(why)) => {
-                    (self.options.notice)(&format!("{why}; using the CPU"));
+                Err(e) => {
+                    instead_of(&self.options, e)?;
                     Runs::Cpu
                 }
-                Err(e) => return Err(e),
             },
         };
         if matches!(self.runs, Runs::Cpu) {
@@ -58,7 +57,7 @@ impl Engine {
             Some(Side::Gpu) => (Runs::Device, "the GPU for all"),
             None => (Runs::Both(Schedule::Measured(measured)), "each for what it does faster"),
         };
-        (self.options.notice)(&format!(
+        self.options.notice.say(&format!(
             "auto: {choice}: prompt {:.0} tokens/s on the CPU, {:.0} on the GPU; decode {:.1} and {:.1}, over {} slots \
              {:.1} and {:.1}",
             1.0 / cpu.prefill,
@@ -88,7 +87,7 @@ impl Engine {
             }
             _ => return session.with_drafts(o.draft),
         };
-        (o.notice)(&format!("--draft {}: off, as {why}", o.draft));
+        o.notice.say(&format!("--draft {}: off, as {why}", o.draft));
         Ok(session)
     }
 
@@ -125,8 +124,7 @@ impl Engine {
         };
         match made {
             Ok(team) => crew.device = team,
-            Err(Error::Device(why)) => (crew.options.notice)(&format!("{why}; using the CPU")),
-            Err(e) => return Err(e),
+            Err(e) => instead_of(&crew.options, e)?,
         }
         Ok(crew)
     }
@@ -144,7 +142,7 @@ impl Engine {
 
     /// The OpenCL device with the fastest kernels that compute what the CPU does, tried at their first use.
     fn opencl(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
-        let mut why = Error::Device("no kernels".into());
+        let mut why = None;
         let order = [Variants::AnyOrder, Variants::Fastest, Variants::Baseline];
         for variants in order.into_iter().skip(usize::from(!o.gpu_fast)) {
             let attention = match o.gpu_attn {
@@ -166,17 +164,22 @@ impl Engine {
                 let passed = self.verdict(&mut device, o)? == Verdict::Passed;
                 Ok((passed && self.observes_right(&mut device, o)?).then_some(device))
             });
-            why = match tried {
-                Ok(Some(device)) => return Ok(device),
+            why = Some(match tried {
+                Ok(Some(device)) => {
+                    if let Some(why) = why.filter(|_| model.is_news()) {
+                        o.notice.say(&format!("{why}; using plainer kernels"));
+                    }
+                    return Ok(device);
+                }
                 Ok(None) => {
                     let name = &model.device().facts().name;
                     Error::Device(format!("OpenCL: {name} computes wrong results with these kernels"))
                 }
-                Err(e @ Error::Device(_)) => e,
+                Err(e @ Error::Device(_)) if !model.device().is_lost() => e,
                 Err(e) => return Err(e),
-            };
+            });
         }
-        Err(why)
+        Err(why.expect("invariant: there are baseline kernels to be tried"))
     }
 
     /// Whether a device's kernels compute what the CPU's do: what is noted, else what a test finds.
@@ -266,8 +269,8 @@ impl Crew<'_> {
     fn session(&self) -> Result<Session> {
         let o = &self.options;
         match self.seated().and_then(|s| s.with_eviction(o.eviction)) {
-            Err(Error::Device(why)) if !matches!(self.device, Team::Cpu) => {
-                (o.notice)(&format!("{why}; using the CPU"));
+            Err(e) if !matches!(self.device, Team::Cpu) => {
+                instead_of(o, e)?;
                 Session::new(Seat::new(self.cpu()?, o.max_seq_len)?).with_eviction(o.eviction)
             }
             made => made,
@@ -279,7 +282,7 @@ impl Crew<'_> {
         Ok(match &self.device {
             Team::Cpu => Session::new(Seat::new(self.cpu()?, slots)?),
             Team::Device(device) => {
-                Session::new(Seat::new(Arc::clone(device), slots)?).with_spare(self.spare(), o.notice)
+                Session::new(Seat::new(Arc::clone(device), slots)?).with_spare(self.spare(), o.notice.clone())
             }
             Team::Both { device, one_cache, schedule } => {
                 let (device, schedule) = (Arc::clone(device), schedule.clone());
@@ -290,10 +293,21 @@ impl Crew<'_> {
                     false => (Seat::new(cpu, slots)?, Some(there)),
                 };
                 let standby = Standby { device, cache, schedule };
-                Session::new(seat).with_spare(self.spare(), o.notice).with_standby(standby)
+                Session::new(seat).with_spare(self.spare(), o.notice.clone()).with_standby(standby)
             }
         })
     }
+}
+
+/// Says that the CPU runs, because of what a device failed with; `auto` takes it even where the device has no room.
+pub(super) fn instead_of(o: &EngineOptions, failure: Error) -> Result<()> {
+    match failure {
+        Error::Device(_) => {}
+        Error::Memory(_) if o.backend == BackendKind::Auto => {}
+        other => return Err(other),
+    }
+    o.notice.say(&format!("{failure}; using the CPU"));
+    Ok(())
 }
 
 /// Most tokens of a pass: a chunk of a prompt, or a token of every sequence.
@@ -313,10 +327,17 @@ fn own_place(options: &EngineOptions, device: &opencl::Device) -> Place {
 
 /// Opens the OpenCL device and brings the weights there.
 pub(super) fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(opencl::Device, Matrices)> {
-    let device = opencl::Device::open(options.cl_device.as_deref(), opencl::Cache::of_user())?;
+    let cache = opencl::Cache::of_user();
+    let unusable = cache.unusable();
+    let device = opencl::Device::open(options.cl_device.as_deref(), cache)?;
+    // Nothing is computed or compiled yet.
+    device.set_patience(2 * opencl::waiter::least(), None);
+    if let Some(why) = unusable {
+        options.notice.say(&format!("{why}; the device's programs are compiled at each start"));
+    }
     let shared = options.zero_copy && device.facts().unified_memory;
     if options.zero_copy && !shared {
-        (options.notice)("--zero-copy: this device has memory of its own; weights are copied");
+        options.notice.say("--zero-copy: this device has memory of its own; weights are copied");
     }
     let matrices = match shared {
         true => Matrices::share(&device, weights)?,

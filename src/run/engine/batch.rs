@@ -83,7 +83,9 @@ impl Engine {
             1 => vec![self.session()?],
             n => {
                 if let draft @ 1.. = self.options.draft {
-                    (self.options.notice)(&format!("--draft {draft}: off, as prompts are decoded together"));
+                    self.options
+                        .notice
+                        .say(&format!("--draft {draft}: off, as prompts are decoded together"));
                 }
                 self.sessions_of(&self.options, n)?
             }
@@ -95,7 +97,7 @@ impl Engine {
     fn prompt_of(&self, item: &BatchItem) -> Result<Vec<u32>> {
         // Whatever is wrong with the options is said now, not when the turn comes.
         Writer::check(self, &item.options)?;
-        let tokens = self.encode(&item.prompt)?;
+        let tokens = self.encode_until(&item.prompt, item.options.specials, &item.options.cancel)?;
         let (need, have) = (tokens.len(), self.options.max_seq_len);
         match need {
             0 => Err(Error::Usage("is empty, and this model adds no first token".into())),

@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::dims::VOCAB;
-use crate::run::options::GenerateOptions;
+use crate::run::options::{GenerateOptions, Progress};
 use crate::run::session::{CancelToken, Session, StopReason};
 use files::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -94,7 +94,7 @@ pub(super) struct Writer<'a> {
     ends: Vec<u32>,
     left: Option<usize>,
     cancel: CancelToken,
-    progress: fn(usize, usize),
+    progress: Progress,
     logits: Vec<f32>,
 }
 
@@ -126,7 +126,7 @@ impl<'a> Writer<'a> {
             ends,
             left: options.max_tokens,
             cancel: options.cancel.clone(),
-            progress: options.progress,
+            progress: options.progress.clone(),
             logits: vec![0.0; VOCAB],
         })
     }
@@ -143,7 +143,7 @@ impl<'a> Writer<'a> {
 
     /// Tells how much of the prompt is done.
     pub(super) fn progress(&self, done: usize, all: usize) {
-        (self.progress)(done, all);
+        self.progress.tell(done, all);
     }
 
     /// Samples a token from the `logits` that follow the tokens of `history`. [`Writer::push`] adds it to the text.
@@ -254,8 +254,8 @@ impl<'a> TokenStream<'a> {
         let (mut state, mut uncomputed) = (State::Sample, Vec::new());
         let computed = match *rest {
             // The token is always computed by `decode`, so a text that was cut continues as if it had not been.
-            [token] => session.decode(token),
-            _ => session.prefill_with(rest, &writer.cancel, writer.progress),
+            [token] => session.decode_unless(token, Some(&writer.cancel)),
+            _ => session.prefill_with(rest, &writer.cancel, |done, all| writer.progress(done, all)),
         };
         match computed {
             Ok(()) => {}
@@ -299,6 +299,11 @@ impl<'a> TokenStream<'a> {
     /// Restores a saved random state.
     pub fn sampler_mut(&mut self) -> &mut Sampler {
         &mut self.writer.sampler
+    }
+
+    /// Asks it to end as soon as it can, as its options' [`CancelToken`] does.
+    pub fn cancel(&self) {
+        self.writer.cancel.cancel();
     }
 
     /// Why it ended, once it has.
@@ -365,7 +370,13 @@ impl<'a> TokenStream<'a> {
             self.session.settle();
         }
         match end {
-            None => self.session.decode(token)?,
+            None => match self.session.decode_unless(token, Some(&self.writer.cancel)) {
+                Err(Error::Interrupted) => {
+                    self.state = State::Flush(StopReason::Interrupt);
+                    self.uncomputed = vec![token];
+                }
+                decoded => decoded?,
+            },
             Some(End::Done(reason)) => self.state = State::Done(reason),
             Some(End::Flush(reason)) => {
                 self.state = State::Flush(reason);

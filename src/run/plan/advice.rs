@@ -2,6 +2,7 @@
 
 use super::{DeviceMemory, Form, Plan, longest_where, mib};
 use crate::model::weights::WeightType;
+use crate::run::system::Process;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 
@@ -45,6 +46,7 @@ impl Plan {
     /// [`Plan::check`] in the words of a command.
     pub fn check_for(&self, context: Context) -> Result<()> {
         self.check_device(context)?;
+        self.check_process(context)?;
         let (need, Some(have)) = (self.need(), self.memory.usable()) else { return Ok(()) };
         if need <= have {
             return Ok(());
@@ -55,6 +57,39 @@ impl Plan {
             mib(need),
             mib(have),
             self.remedy(have, context)
+        )))
+    }
+
+    /// Refuses what the limits of the process will not hold.
+    fn check_process(&self, context: Context) -> Result<()> {
+        let Process { address_space, data } = self.memory.process;
+        let written = |slots| self.to_map(slots).0;
+        let mapped = |slots| self.to_map(slots).1;
+        self.check_limit("ulimit -d", data, &written, context)?;
+        self.check_limit("ulimit -v", address_space, &mapped, context)
+    }
+
+    fn check_limit(
+        &self,
+        limit: &str,
+        left: Option<u64>,
+        need: &dyn Fn(usize) -> u64,
+        context: Context,
+    ) -> Result<()> {
+        let (slots, Some(left)) = (self.options.max_seq_len, left) else { return Ok(()) };
+        if need(slots) <= left {
+            return Ok(());
+        }
+        let remedy = match longest_where(|slots| need(slots) <= left) {
+            Some(n) => format!(", or use {}", context.advised(n)),
+            None => String::new(),
+        };
+        Err(Error::Memory(format!(
+            "{}: needs {} of address space with {}, stacks of threads included, but {limit} leaves {}; raise it{remedy}",
+            self.options.model.display(),
+            mib(need(slots)),
+            context.asked(slots),
+            mib(left)
         )))
     }
 

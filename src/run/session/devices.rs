@@ -85,7 +85,7 @@ impl Devices {
             side: Side::Cpu,
             standby: None,
             spare: None,
-            notice: |_| {},
+            notice: Notice::default(),
             observed: 0,
             mass_is_valid: false,
         }
@@ -288,7 +288,7 @@ impl Devices {
                 Refuge::Empty
             }
         };
-        (self.notice)(&format!("{why}; going on on the CPU"));
+        self.notice.say(&format!("{why}; going on on the CPU"));
         self.mass_is_valid &= matches!(refuge, Refuge::Here);
         (self.side, self.observed) = (Side::Cpu, 0);
         locked(&self.device).record(recorder);

@@ -425,7 +425,7 @@ fn a_prompt_whose_device_is_lost_still_stops_when_asked() {
         asked.cancel();
         Ok(Fake::new("cpu", 16).seat(100))
     };
-    let mut session = Session::new(lost.seat(100)).with_spare(Box::new(spare), |_| {});
+    let mut session = Session::new(lost.seat(100)).with_spare(Box::new(spare), Notice::default());
     assert!(matches!(session.prefill(&tokens(40), &cancel), Err(Error::Interrupted)));
     // What was computed before is computed again, or it would be lost with the device.
     assert_eq!((session.position(), session.slots(), session.device_name().as_str()), (16, 16, "cpu"));
@@ -461,7 +461,7 @@ fn a_device_lost_by_several_sequences_leaves_all_on_one_cpu() {
     let mut sessions = [0; 2].map(|_| {
         let cpu = Arc::clone(&cpu);
         let session = Session::new(Seat::new(Arc::clone(&lost), 100).unwrap());
-        session.with_spare(Box::new(move || Seat::new(cpu, 100)), |_| {})
+        session.with_spare(Box::new(move || Seat::new(cpu, 100)), Notice::default())
     });
     let mut plain = alone(100, Eviction::NEVER);
     feed(&mut plain, 5, 8);

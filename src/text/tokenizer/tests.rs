@@ -298,3 +298,52 @@ fn broken_settings_are_named() {
         matches!(Tokenizer::open(&dir.0, 9), Err(Error::Model(m)) if m.contains("tokenizer.json: is missing"))
     );
 }
+
+/// Texts of words, lines, other scripts and control tokens, much longer than what is encoded at once.
+fn long_texts() -> Vec<String> {
+    let pieces = [
+        "The dog",
+        " ran",
+        " to",
+        " 12345",
+        "\n",
+        "\n\n",
+        "  ",
+        ".",
+        " é",
+        "한국",
+        " <|im_start|>",
+        "x",
+        "</s>",
+        " e\u{301}",
+        "!?",
+    ];
+    let mut rng = Rng::new(11);
+    let mixed = |_| (0..30_000).map(|_| pieces[(rng.uniform() * pieces.len() as f32) as usize]).collect();
+    let mut texts: Vec<String> = (0..2).map(mixed).collect();
+    texts.push("word ".repeat(20_000));
+    texts.push("unbroken".repeat(6_000));
+    texts
+}
+
+#[test]
+fn a_long_text_has_the_ids_that_it_has_at_once_and_at_least_as_many_as_is_said() {
+    let pieces = sentence_piece("long");
+    let mut dirs = vec![story_dir(), pieces.0.clone()];
+    dirs.extend(["m1-llama32-bf16", "m4-qwen2-bf16"].map(fixture));
+    for dir in dirs {
+        let tokenizer = Tokenizer::open(&dir, 1 << 20).expect("a tokenizer");
+        for text in long_texts() {
+            let library = tokenizer.library.read().expect("not poisoned");
+            let whole = tokenizer.run_part(&library, &text).expect("encodes");
+            drop(library);
+            assert!(tokenizer.encode(&text, AddSpecial::No).expect("encodes") == whole, "{}", dir.display());
+            let least = tokenizer.least_tokens(&text);
+            assert!(least <= whole.len(), "{least} of {}", whole.len());
+        }
+    }
+    let story = Tokenizer::open(&story_dir(), 1 << 20).expect("a tokenizer");
+    assert!(story.least_tokens(&"a".repeat(1 << 20)) > 10_000);
+    let stopped = story.encode_until(&"word ".repeat(20_000), Specials::Tokens, AddSpecial::No, &|| true);
+    assert_eq!(stopped, Err(Error::Interrupted));
+}

@@ -6,11 +6,10 @@ use crate::bed::program::Temp;
 use antigravity::model::trace::digest;
 use antigravity::run::engine::Pause;
 use antigravity::run::saved::{self, Content, State};
-use antigravity::run::session::{CancelToken, StopReason};
-use antigravity::{Engine, EngineOptions, GenerateOptions};
+use antigravity::run::session::StopReason;
+use antigravity::{Engine, EngineOptions, GenerateOptions, Progress};
 use numeric::kv::{KvType, KvTypes};
 use std::path::Path;
-use std::sync::LazyLock;
 use text::sampler::SamplerOptions;
 
 const PROMPT: &str = "Once upon a time";
@@ -103,9 +102,6 @@ fn cuts_in_characters_and_stop_strings_do_not_show() {
     assert_eq!(stopped.text, whole.text[..whole.text.find(&full).unwrap()]);
 }
 
-/// Ends the prompt once two of its tokens are computed.
-static CANCEL: LazyLock<CancelToken> = LazyLock::new(CancelToken::default);
-
 #[test]
 fn a_cancelled_prompt_goes_on() {
     let temp = Temp::new();
@@ -116,16 +112,16 @@ fn a_cancelled_prompt_goes_on() {
     let mut options = options(&[]);
     let (whole, _) = go_on(&engine, &temp.0.join("whole"), 20, &options);
     let file = temp.0.join("cancelled");
-    options.cancel = CANCEL.clone();
-    options.progress = |done, _| {
+    let cancel = options.cancel.clone();
+    options.progress = Progress::new(move |done, _| {
         if done == 2 {
-            CANCEL.cancel();
+            cancel.cancel();
         }
-    };
+    });
     let (none, pause) = go_on(&engine, &file, 20, &options);
     assert_eq!((none.ids.len(), none.reason), (0, Some(StopReason::Interrupt)));
     assert_eq!(pause.tokens, engine.encode(PROMPT).unwrap()[2..]);
-    CANCEL.reset();
-    options.progress = |_, _| {};
+    options.cancel.reset();
+    options.progress = Progress::default();
     assert_eq!(go_on(&engine, &file, 20, &options).0, whole);
 }

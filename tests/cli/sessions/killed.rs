@@ -35,13 +35,25 @@ fn tokens(file: &Path, engine: &Engine) -> usize {
     session.tokens().len() + pause.tokens.len()
 }
 
+/// The file that a save writes until it is whole.
+fn unfinished(folder: &Path) -> Option<PathBuf> {
+    let mut files = fs::read_dir(folder).expect("the folder").map(|e| e.expect("an entry").path());
+    files.find(|file| file.to_string_lossy().ends_with(".unfinished"))
+}
+
 /// Starts a run that adds a token and waits until its save has begun.
-fn saving(file: &Path, unfinished: &Path) -> Child {
+fn saving(file: &Path) -> Child {
+    let folder = file.parent().expect("a folder");
+    if let Some(left) = unfinished(folder) {
+        fs::remove_file(left).expect("it was there");
+    }
     let context = CONTEXT.to_string();
     let args = ["generate", "-q", "-n", "1", "--ignore-eos", "--kv-type", "f32", "-c", &context, "--session"];
     let mut run = command(&args);
     let mut child = run.arg(file).stdout(Stdio::null()).spawn().expect("the binary starts");
-    while fs::metadata(unfinished).map_or(0, |meta| meta.len()) == 0 {
+    let begun =
+        || unfinished(folder).and_then(|file| fs::metadata(file).ok()).is_some_and(|meta| meta.len() > 0);
+    while !begun() {
         if let Some(status) = child.try_wait().expect("a child") {
             assert!(status.success(), "{status}");
             break;
@@ -55,9 +67,9 @@ fn saving(file: &Path, unfinished: &Path) -> Child {
 fn a_killed_save_leaves_the_old_file_or_the_new_one() {
     let temp = Temp::new();
     let engine = engine(KvTypes::both(KvType::F32), CONTEXT);
-    let (file, unfinished) = (temp.0.join("state"), temp.0.join("state.unfinished"));
+    let file = temp.0.join("state");
     long_session(&file, &engine);
-    let mut child = saving(&file, &unfinished);
+    let mut child = saving(&file);
     let began = Instant::now();
     assert!(child.wait().expect("it ends").success());
     // About how long a save takes, which other work on this machine changes.
@@ -66,11 +78,11 @@ fn a_killed_save_leaves_the_old_file_or_the_new_one() {
     let (mut held, mut amid) = (tokens(&file, &engine), 0);
     assert_eq!(held, SLOTS + 1);
     for _ in 0..50 {
-        let mut child = saving(&file, &unfinished);
+        let mut child = saving(&file);
         std::thread::sleep(save.mul_f32(rng.uniform()));
         child.kill().expect("not waited for yet");
         child.wait().expect("it ends");
-        let left = unfinished.exists();
+        let left = unfinished(&temp.0).is_some();
         amid += usize::from(left);
         save = save.mul_f32(if left { 1.2 } else { 0.7 });
         let now = tokens(&file, &engine);
@@ -79,10 +91,9 @@ fn a_killed_save_leaves_the_old_file_or_the_new_one() {
     }
     assert!(amid >= 10, "{amid} kills fell into the save, which took {save:?}");
     assert!(held > SLOTS + 1, "no save was finished");
-    // The next save takes over what is left over; nothing else lies there.
-    fs::write(&unfinished, "left over, and longer than nothing").expect("a file");
-    assert!(saving(&file, &unfinished).wait().expect("it ends").success());
-    assert_eq!(tokens(&file, &engine), held + 1);
+    // What is left over goes with the next save; nothing else lies there.
+    fs::write(temp.0.join(".state.0123456789abcdef.unfinished"), "left over").expect("a file");
+    assert_eq!(tokens(&file, &engine), held);
     let left: Vec<PathBuf> =
         fs::read_dir(&temp.0).expect("the folder").map(|e| e.expect("an entry").path()).collect();
     assert_eq!(left, [file]);

@@ -73,6 +73,12 @@ impl Device for Adb {
         adb
     }
 
+    fn terminal(&self, script: &str) -> Command {
+        let mut adb = self.command();
+        adb.args(["shell", "-t", script]);
+        adb
+    }
+
     fn push(&self, from: &Path, to: &str) -> Result<()> {
         let mut adb = self.command();
         adb.arg("push").arg(from).arg(to).stdin(Stdio::null()).stderr(Stdio::piped());

@@ -51,6 +51,10 @@ impl Device for Local {
         shell
     }
 
+    fn terminal(&self, script: &str) -> Command {
+        self.shell(script)
+    }
+
     fn push(&self, from: &Path, to: &str) -> Result<()> {
         std::fs::copy(from, to).map(|_| ()).map_err(|e| Error::Device(format!("{}: {to}: {e}", self.name)))
     }

@@ -8,7 +8,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -50,31 +50,49 @@ pub struct Program {
 }
 
 impl Program {
-    /// Says its process id, then becomes the program. The program is not put in the background: a shell
-    /// would make it deaf to Ctrl-C and take its stdin away.
-    fn script(&self, nonce: &str, input: Input) -> Result<String> {
+    /// The program with its environment, as words of a shell.
+    fn words(&self) -> String {
         let set = self.environment.iter().map(|(name, value)| quote(&format!("{name}={value}")));
         let words = [quote(&self.path)].into_iter().chain(self.args.iter().map(|a| quote(a)));
         let (set, words): (Vec<_>, Vec<_>) = (set.collect(), words.collect());
+        format!("env {} $ANTIGRAVITY_EMULATOR {}", set.join(" "), words.join(" "))
+    }
+
+    /// Says its process id, then becomes the program. The program is not put in the background: a shell
+    /// would make it deaf to Ctrl-C and take its stdin away.
+    fn script(&self, nonce: &str, input: Input) -> Result<String> {
         let start = match input {
             Input::Nothing => LIFELINE,
             Input::Forward => "exec \"$@\"",
         };
-        let script = format!(
-            "cd {} && sh -c 'echo \"{nonce} pid $$\"; {start}' sh env {} $ANTIGRAVITY_EMULATOR {}",
-            quote(&self.dir),
-            set.join(" "),
-            words.join(" ")
-        );
-        if script.contains('\0') {
-            return Err(Error::Usage("an argument holds a zero byte, which no program can take".into()));
-        }
-        // adb writes the length of a command in four hexadecimal digits.
-        match script.len() {
-            0..60_000 => Ok(script),
-            n => Err(Error::Usage(format!("the arguments have {n} bytes, a device takes 60000; use a file"))),
-        }
+        let (dir, words) = (quote(&self.dir), self.words());
+        sendable(format!("cd {dir} && sh -c 'echo \"{nonce} pid $$\"; {start}' sh {words}"))
     }
+}
+
+/// A script that reaches a device whole.
+fn sendable(script: String) -> Result<String> {
+    if script.contains('\0') {
+        return Err(Error::Usage("an argument holds a zero byte, which no program can take".into()));
+    }
+    // adb writes the length of a command in four hexadecimal digits.
+    match script.len() {
+        0..60_000 => Ok(script),
+        n => Err(Error::Usage(format!("the arguments have {n} bytes, a device takes 60000; use a file"))),
+    }
+}
+
+/// Runs a program at this terminal until it ends, as if it ran here: the terminal there does what a terminal does.
+/// Returns its exit code.
+pub fn talk(device: &dyn Device, program: &Program) -> Result<u32> {
+    // Where the program runs here, Ctrl-C reaches us too, and is for the program.
+    let ignored = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGINT, ignored)
+        .map_err(|e| Error::Failed(format!("cannot catch Ctrl-C: {e}")))?;
+    let script = sendable(format!("cd {} && exec {}", quote(&program.dir), program.words()))?;
+    let status = device.terminal(&script).status().map_err(|e| lost(device, &e.to_string()))?;
+    let code = status.code().or(status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u32::try_from(code).ok()).ok_or_else(|| lost(device, ""))
 }
 
 /// Starts a program that reads nothing. Our end of the script's stdin stays open for as long as we live and

@@ -41,6 +41,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("src/files", &["src/files/blocks"]),
     ("src/files/blocks", &["src/files"]),
     ("build", &["src/files"]),
+    ("xtask/completions", &["src/cli"]),
     ("xtask/src", &["src/files", "src/files/blocks"]),
 ];
 

@@ -122,7 +122,7 @@ impl Deref for Mapped<'_> {
 
 impl Drop for Mapped<'_> {
     fn drop(&mut self) {
-        if self.mapped {
+        if self.mapped && self.buffer.memory.shared.to_release().is_some() {
             // A device that fails here fails in the next call too, which reports it.
             let _ = self.give_back();
         }

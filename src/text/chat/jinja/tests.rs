@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::chat::{Moment, join};
+use files::say;
 
 fn context() -> Context<'static> {
     Context { bos: Some("<s>"), now: Moment::from_unix(19_930 * 86_400), ending: Ending::Prompt }
@@ -385,7 +386,7 @@ fn hostile_templates_end_soon_and_in_little_memory() {
             assert!(said.contains("1 passed"), "{name} does not name this test");
             return;
         }
-        eprintln!("skipped: the memory of templates, because this program can't start itself");
+        say!("skipped: the memory of templates, because this program can't start itself");
     }
     for source in hostile() {
         let start = std::time::Instant::now();

@@ -15,6 +15,7 @@ pub const ALL: &[Check] = &[
     Check { name: "piped input arrives", run: reads_stdin },
     Check { name: "exit codes and signals come back", run: exit_codes },
     Check { name: "Ctrl-C reaches the program", run: interrupts },
+    Check { name: "a chat at a terminal, where Ctrl-C stops the answer only", run: chats },
     Check { name: "nothing runs on after the tool was killed", run: leaves_nothing },
     Check { name: "a closed pipe ends quietly", run: closed_pipe },
     Check { name: "a stream that breaks is an error", run: broken_stream },
@@ -134,6 +135,30 @@ fn interrupts(bench: &Bench) -> Checked<Verdict> {
         expect(said.err.contains("stop: interrupt"), || said.err.clone())?;
         phone.idle()?;
     }
+    PASSED
+}
+
+fn chats(bench: &Bench) -> Checked<Verdict> {
+    let phone = phone(bench)?;
+    // What to wait for, and what is then typed.
+    let steps =
+        ["> ", "Tell me a story\r", " the", "^C", "again leaves", "/stats\r", "messages: 1", "/exit\r"];
+    let task = phone.task("run", &["--", "chat", "--temp", "0", "--ignore-eos"]);
+    let mut terminal = std::process::Command::new("python3");
+    terminal.arg(sh::root().join("tests/device/at_terminal.py")).args(steps).arg("--");
+    terminal.arg(task.get_program()).args(task.get_args()).stdin(Stdio::null());
+    for (name, value) in task.get_envs() {
+        match value {
+            Some(value) => terminal.env(name, value),
+            None => terminal.env_remove(name),
+        };
+    }
+    let said = said(&mut terminal)?;
+    said.ended(0).map_err(|why| format!("{why}{}", said.out))?;
+    expect(said.out.contains("stop: interrupt; the next message goes on"), || said.out.clone())?;
+    // The terminal there is a terminal: the line editor is on, and the right edge is known.
+    expect(said.out.contains("\x1b[?2004h"), || said.out.clone())?;
+    phone.idle()?;
     PASSED
 }
 

@@ -1,0 +1,170 @@
+//! Text on a terminal, whose words are not cut at the right edge. A word is shown as it comes, piece by piece; one that
+//! does not fit is taken back and written on the next line.
+
+#[cfg(feature = "chat")]
+use {super::terminal::is_dumb, std::io::IsTerminal};
+
+/// What is known of the line that is being written.
+#[derive(Default)]
+pub(super) struct Wrap {
+    /// Cells that may be written; 0 leaves all to the terminal.
+    width: usize,
+    /// Cells written.
+    column: usize,
+    /// The word at the end of the line, and its cells.
+    word: String,
+    cells: usize,
+}
+
+impl Wrap {
+    /// For stdout, where an answer begins at the left edge.
+    #[cfg(feature = "chat")]
+    pub fn stdout() -> Self {
+        let stdout = std::io::stdout();
+        let size = if stdout.is_terminal() && !is_dumb() {
+            rustix::termios::tcgetwinsize(&stdout).ok()
+        } else {
+            None
+        };
+        // The last cell stays free: what a terminal does there depends on the terminal.
+        Self::new(size.map_or(0, |size| usize::from(size.ws_col).saturating_sub(1)))
+    }
+
+    #[cfg(any(feature = "chat", test))]
+    fn new(width: usize) -> Self {
+        Self { width, ..Self::default() }
+    }
+
+    /// What to write for the next piece of the text.
+    pub fn piece(&mut self, text: &str) -> String {
+        if self.width == 0 {
+            return text.into();
+        }
+        let mut out = String::with_capacity(text.len() + 8);
+        text.chars().for_each(|c| self.char(c, &mut out));
+        out
+    }
+
+    fn char(&mut self, c: char, out: &mut String) {
+        let cells = cells(c);
+        match c {
+            '\n' | '\r' => {
+                out.push(c);
+                self.begin_line();
+            }
+            _ if c.is_whitespace() => {
+                // A blank at the edge is where the line ends.
+                if self.column + cells > self.width {
+                    out.push('\n');
+                    self.begin_line();
+                } else {
+                    out.push(c);
+                    self.column += cells;
+                    self.begin_word();
+                }
+            }
+            _ => {
+                if self.column + cells > self.width {
+                    self.break_before(out);
+                }
+                // Lines may end between wide characters, which have no blanks.
+                if cells == 2 {
+                    self.begin_word();
+                }
+                out.push(c);
+                self.word.push(c);
+                self.cells += cells;
+                self.column += cells;
+            }
+        }
+    }
+
+    /// Goes to the next line, with the word that has begun if there is anything else on this one.
+    fn break_before(&mut self, out: &mut String) {
+        if self.cells == self.column {
+            out.push('\n');
+            self.begin_line();
+            return;
+        }
+        if self.cells > 0 {
+            *out += &format!("\x1b[{}D\x1b[K", self.cells);
+        }
+        out.push('\n');
+        *out += &self.word;
+        self.column = self.cells;
+    }
+
+    fn begin_line(&mut self) {
+        self.column = 0;
+        self.begin_word();
+    }
+
+    fn begin_word(&mut self) {
+        self.word.clear();
+        self.cells = 0;
+    }
+}
+
+/// How many cells a terminal gives a character: two for East Asian and pictures, none for what is put on another one.
+fn cells(c: char) -> usize {
+    match u32::from(c) {
+        0x300..=0x36f | 0x200b..=0x200f | 0xfe00..=0xfe0f => 0,
+        0x1100..=0x115f
+        | 0x2e80..=0xa4cf
+        | 0xac00..=0xd7a3
+        | 0xf900..=0xfaff
+        | 0xfe30..=0xfe6f
+        | 0xff00..=0xff60
+        | 0xffe0..=0xffe6
+        | 0x1f300..=0x1faff
+        | 0x20000..=0x3ffff => 2,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines that a terminal shows, which obeys what [`Wrap`] writes.
+    fn shown(width: usize, pieces: &[&str]) -> Vec<String> {
+        let mut wrap = Wrap::new(width);
+        let text: String = pieces.iter().map(|piece| wrap.piece(piece)).collect();
+        let mut lines = vec![String::new()];
+        let mut rest = text.as_str();
+        while let Some(c) = rest.chars().next() {
+            let last = lines.last_mut().expect("a line");
+            if let Some(back) = rest.strip_prefix("\x1b[") {
+                let (count, after) = back.split_once("D\x1b[K").expect("only this is written");
+                (0..count.parse().expect("a number")).for_each(|_| _ = last.pop());
+                rest = after;
+                continue;
+            }
+            if c == '\n' {
+                lines.push(String::new())
+            } else {
+                last.push(c)
+            }
+            rest = &rest[c.len_utf8()..];
+        }
+        lines
+    }
+
+    #[test]
+    fn words_go_to_the_next_line_as_a_whole() {
+        let text = ["Once", " upon", " a ti", "me there", " was"];
+        assert_eq!(shown(12, &text), ["Once upon a ", "time there ", "was"]);
+        assert_eq!(shown(0, &text), [text.concat()]);
+        assert_eq!(shown(4, &["ab cdefghijk l"]), ["ab ", "cdef", "ghij", "k l"]);
+        assert_eq!(shown(4, &["abcd efgh\nij"]), ["abcd", "efgh", "ij"]);
+    }
+
+    #[test]
+    fn wide_characters_need_no_blanks() {
+        assert_eq!(shown(5, &["日本語", "の文"]), ["日本", "語の", "文"]);
+        assert_eq!(
+            shown(4, &["e\u{301}e\u{301}e\u{301}e\u{301} x"]),
+            ["e\u{301}e\u{301}e\u{301}e\u{301}", "x"]
+        );
+    }
+}

@@ -1,0 +1,46 @@
+//! The one writer of stderr. What cannot be written is lost, and nothing else happens: `eprintln!` would end the
+//! program where a disk is full or a terminal has been closed.
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt::Arguments;
+use std::io::stderr;
+use std::panic::{self, PanicHookInfo};
+
+/// Writes a line to stderr, formatted as by `format!`.
+#[macro_export]
+macro_rules! say {
+    ($($text:tt)*) => {
+        $crate::stderr::write(::core::format_args!("{}\n", ::core::format_args!($($text)*)))
+    };
+}
+
+/// Writes text to stderr at once, so that lines of several threads do not mix.
+pub fn write(text: Arguments<'_>) {
+    let text = text.to_string();
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        match rustix::io::write(stderr(), rest) {
+            Ok(n) if n > 0 => rest = &rest[n..],
+            Err(Errno::INTR) => {}
+            // A pipe that another process has made non-blocking is full.
+            Err(Errno::AGAIN) => match poll(&mut [PollFd::new(&stderr(), PollFlags::OUT)], None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return,
+            },
+            _ => return,
+        }
+    }
+}
+
+/// From now on panics are said by [`write`] too.
+pub fn say_panics() {
+    panic::set_hook(Box::new(|info: &PanicHookInfo<'_>| {
+        say!("error: {}", info.to_string().replace('\n', " "));
+        // A release has no symbols, so a trace would name nothing.
+        if cfg!(debug_assertions) && Backtrace::capture().status() == BacktraceStatus::Captured {
+            say!("{}", Backtrace::capture());
+        }
+    }));
+}

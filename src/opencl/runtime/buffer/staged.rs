@@ -1,0 +1,120 @@
+//! Small transfers that happen at every token: in without waiting, out through page-locked memory.
+
+use super::{Access, Buffer, MAPPED, Place};
+use crate::device::Device;
+use crate::failure::Result;
+use crate::ffi::{self, EventId};
+use crate::waiter::{Address, Call};
+use std::ptr::null;
+use std::sync::atomic::Ordering;
+
+/// A small buffer that is often written without waiting for the device: it is sent from a copy that it keeps.
+pub struct Staged {
+    buffer: Buffer,
+    host: Box<[u8]>,
+    sent: Option<EventId>,
+}
+
+impl Staged {
+    /// A buffer of `len` bytes.
+    pub fn new(device: &Device, len: usize, access: Access) -> Result<Self> {
+        let buffer = device.buffer(len, access, Place::Device)?;
+        Ok(Self { buffer, host: vec![0; len].into(), sent: None })
+    }
+
+    /// For the arguments of kernels.
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// Queues writing `bytes` to the start of the buffer. Waits only for the last such write to be done.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.wait()?;
+        let sent = &mut self.host[..bytes.len()];
+        sent.copy_from_slice(bytes);
+        let m = &self.buffer.memory;
+        m.assert_writable();
+        let mut event = EventId::NULL;
+        // SAFETY: within the buffer, which is as long as `host`; that stays as it is until the event is there.
+        let code = unsafe {
+            let write = m.shared.api()?.clEnqueueWriteBuffer;
+            write(
+                m.shared.queue,
+                m.id,
+                ffi::FALSE,
+                0,
+                sent.len(),
+                sent.as_ptr().cast(),
+                0,
+                null(),
+                &mut event,
+            )
+        };
+        // Whatever the code, the driver may have taken it.
+        self.sent = Some(event);
+        m.shared.check(code, "clEnqueueWriteBuffer", format_args!("{} staged bytes", sent.len()))
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let Some(event) = self.sent else { return Ok(()) };
+        let shared = &self.buffer.memory.shared;
+        shared.wait(Call::Event(event), "a staged write")?;
+        self.sent = None;
+        // SAFETY: an event of ours, released once.
+        let code = unsafe { (shared.api()?.clReleaseEvent)(event) };
+        shared.check(code, "clReleaseEvent", "a staged write")
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if self.buffer.memory.shared.to_release().is_some() {
+            // Nobody is left to be told.
+            let _ = self.wait();
+        }
+        if self.sent.is_some() {
+            // The device may read it still.
+            std::mem::forget(std::mem::take(&mut self.host));
+        }
+    }
+}
+
+/// Page-locked memory of the host, through which a device of its own memory is read without another copy by the
+/// driver.
+pub struct Landing {
+    /// Keeps `start` mapped until it goes.
+    buffer: Buffer,
+    start: Address,
+}
+
+impl Landing {
+    /// For reads of up to `len` bytes.
+    pub fn new(device: &Device, len: usize) -> Result<Self> {
+        let buffer = device.buffer(len, Access::ReadWrite, Place::HostVisible)?;
+        buffer.memory.state.store(MAPPED, Ordering::Relaxed);
+        let start = buffer.memory.map(&(0..len), ffi::MAP_READ | ffi::MAP_WRITE)?;
+        Ok(Self { buffer, start: Address(start) })
+    }
+
+    /// Waits for what is queued and reads `bytes.len()` bytes of `from` that begin at `offset`.
+    pub fn read(&mut self, from: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        assert!(bytes.len() <= self.buffer.len(), "more is read than lands");
+        let len = bytes.len();
+        from.memory.assert_holds(&(offset..offset + len));
+        let call = Call::Read { from: from.memory.id, offset, to: self.start, len };
+        from.memory.shared.wait(call, format_args!("{len} bytes at {offset}"))?;
+        // SAFETY: mapped for reading and writing for as long as `self`; no kernel has this buffer, and the call, which
+        // comes after those that nobody waited for, has returned.
+        bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(self.start.0.as_ptr(), len) });
+        Ok(())
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        if self.buffer.memory.shared.to_release().is_some() {
+            // Nobody is left to be told.
+            let _ = self.buffer.memory.unmap(self.start.0);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Calls on an open device, which are made until the first failure.
+//!
+//! After that the device counts as lost. What was queued may still run and read or write its memory, whatever the failed
+//! call was: so nothing that the driver knows of is freed, and nothing more is asked of it. Objects that can be done
+//! without are the exception: a buffer for which there is no room, a program that does not compile.
+
+use super::device::Shared;
+use super::failure::{Failure, Kind, Result, check};
+use super::ffi::{Api, MemId};
+use super::waiter::{self, Address, Call, Unanswered};
+use std::fmt::Display;
+use std::io::Write;
+use std::ptr::NonNull;
+use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Most bytes that are read or written at once.
+const PIECE: usize = 1 << 20;
+
+/// Whether any device was lost in this process.
+static ANY_LOST: AtomicBool = AtomicBool::new(false);
+
+/// Ends the process. Where a device was lost, or is being waited for, the exit handlers of its driver are left out: they
+/// may wait for it too, or free what its threads use.
+#[allow(unsafe_code)]
+pub fn end(code: i32) -> ! {
+    if ANY_LOST.load(Ordering::Relaxed) || waiter::somebody_waits() {
+        // Whoever reads it may have gone.
+        let _ = std::io::stdout().flush();
+        // SAFETY: ends the process at once.
+        unsafe { libc::_exit(code) }
+    }
+    std::process::exit(code)
+}
+
+impl Shared {
+    /// The entry points.
+    ///
+    /// # Errors
+    ///
+    /// The first failure, once the device is lost.
+    pub fn api(&self) -> Result<&'static Api> {
+        if let Some(first) = self.lost.get() {
+            return Err(first.clone());
+        }
+        match self.waiter.settle() {
+            Ok(()) => Ok(&self.library.api),
+            Err(why) => Err(self.unanswered("an earlier call", &"it", why)),
+        }
+    }
+
+    /// The same for releasing something; `None` where it must stay.
+    pub fn to_release(&self) -> Option<&'static Api> {
+        if self.lost.get().is_none() && self.waiter.is_left() {
+            self.lose(Failure::new(Kind::Lost, "closed while a call is under way"));
+        }
+        self.lost.get().is_none().then_some(&self.library.api)
+    }
+
+    /// From now on the device is lost; `why`, for the caller.
+    pub fn lose(&self, why: Failure) -> Failure {
+        if self.lost.set(why.clone()).is_ok() {
+            ANY_LOST.store(true, Ordering::Relaxed);
+            self.waiter.leak();
+        }
+        why
+    }
+
+    /// Takes the result of a call; any failure loses the device.
+    pub fn check(&self, code: i32, call: &str, what: impl Display) -> Result<()> {
+        check(code, call, what).map_err(|failure| self.lose(failure))
+    }
+
+    /// The same for making something: where there is no room for it, or it cannot be built, the device stays.
+    pub fn check_made(&self, code: i32, call: &str, what: impl Display) -> Result<()> {
+        check(code, call, what).map_err(|failure| match failure.kind {
+            Kind::Lost => self.lose(failure),
+            _ => failure,
+        })
+    }
+
+    fn unanswered(&self, call: &str, what: &dyn Display, why: Unanswered) -> Failure {
+        match why {
+            Unanswered::TooLong(waited) => {
+                let seconds = waited.as_secs_f64();
+                let message = format!("{call} of {what} has not returned for {seconds:.1} s");
+                self.lose(Failure::new(Kind::Lost, message))
+            }
+            Unanswered::Stopped => Failure::new(Kind::Stopped, format!("{call} was not waited for")),
+        }
+    }
+
+    /// Makes a call that waits for the device.
+    pub fn wait(&self, call: Call, what: impl Display) -> Result<Option<Address>> {
+        self.api()?;
+        match self.waiter.ask(call) {
+            Ok(answer) => self.check(answer.code, call.name(), what).map(|()| answer.start),
+            Err(why) => Err(self.unanswered(call.name(), &what, why)),
+        }
+    }
+
+    /// Memory for `len` bytes on their way, which no call uses any more.
+    fn passage(&self, len: usize) -> Result<MutexGuard<'_, Vec<u8>>> {
+        let mut bytes = self.waiter.bytes();
+        self.api()?;
+        if bytes.len() < len {
+            *bytes = vec![0; len];
+        }
+        Ok(bytes)
+    }
+
+    /// Waits for what is queued and reads from `offset` of a buffer.
+    pub fn read(&self, from: MemId, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let mut passage = self.passage(bytes.len().min(PIECE))?;
+        for (i, piece) in bytes.chunks_mut(PIECE).enumerate() {
+            let landed = &mut passage[..piece.len()];
+            let to = Address(NonNull::from(&mut *landed).cast());
+            let (at, len) = (offset + i * PIECE, piece.len());
+            self.wait(Call::Read { from, offset: at, to, len }, format_args!("{len} bytes at {at}"))?;
+            piece.copy_from_slice(landed);
+        }
+        Ok(())
+    }
+
+    /// Writes to `offset` of a buffer, after what is queued.
+    pub fn write(&self, to: MemId, offset: usize, bytes: &[u8]) -> Result<()> {
+        let mut passage = self.passage(bytes.len().min(PIECE))?;
+        for (i, piece) in bytes.chunks(PIECE).enumerate() {
+            let sent = &mut passage[..piece.len()];
+            sent.copy_from_slice(piece);
+            let from = Address(NonNull::from(sent).cast());
+            let (at, len) = (offset + i * PIECE, piece.len());
+            self.wait(Call::Write { from, len, to, offset: at }, format_args!("{len} bytes at {at}"))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,321 @@
+//! Waiting for a device that may never answer.
+//!
+//! A thread of its own makes every call that returns only once the device has done what is queued. So whoever waits can
+//! stop waiting: after a limit, when the device counts as lost, or when its user asks. The thread, and the memory that
+//! the call was given, then stay for the life of the process.
+
+use super::ffi::{self, Api, EventId, MemId, QueueId};
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The shortest limit, in seconds, for devices that are slower than any known one; for tests.
+pub const LIMIT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_LIMIT";
+/// Without that.
+const LEAST: Duration = Duration::from_secs(5);
+/// What has never been measured may take so many times [`least`]: drivers compile and allocate at the first use.
+const UNMEASURED: u32 = 6;
+/// Whoever waits looks around this often.
+const SLICE: Duration = Duration::from_millis(50);
+/// A wait that is shorter is not cut short when the user asks to stop: what is under way is done soon.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// The shortest limit of waiting.
+pub fn least() -> Duration {
+    let seconds = std::env::var(LIMIT_VARIABLE).ok().and_then(|v| v.parse().ok());
+    seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(LEAST)
+}
+
+/// The limit for what has never been measured.
+pub fn unmeasured() -> Duration {
+    least() * UNMEASURED
+}
+
+/// Start of bytes of which somebody says how long they stay.
+#[derive(Clone, Copy)]
+pub(super) struct Address(pub NonNull<u8>);
+
+// SAFETY: an address is dereferenced only under the rules of the buffer it belongs to.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+/// A call that waits for what is queued. The memory that it names stays until it has returned, or for good.
+#[derive(Clone, Copy)]
+pub(super) enum Call {
+    Finish,
+    Event(EventId),
+    Read { from: MemId, offset: usize, to: Address, len: usize },
+    Write { from: Address, len: usize, to: MemId, offset: usize },
+    Map { buffer: MemId, flags: u64, offset: usize, len: usize },
+}
+
+impl Call {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Call::Finish => "clFinish",
+            Call::Event(_) => "clWaitForEvents",
+            Call::Read { .. } => "clEnqueueReadBuffer",
+            Call::Write { .. } => "clEnqueueWriteBuffer",
+            Call::Map { .. } => "clEnqueueMapBuffer",
+        }
+    }
+
+    fn make(self, api: &Api, queue: QueueId) -> Answer {
+        let (mut code, mut start) = (ffi::SUCCESS, null_mut());
+        // SAFETY: queue, event and buffers live until the device is closed, which waits for no call to be under way;
+        // ranges are within buffers and memory (the callers see to it), which stays by the contract of `Call`.
+        unsafe {
+            match self {
+                Call::Finish => code = (api.clFinish)(queue),
+                Call::Event(event) => code = (api.clWaitForEvents)(1, &event),
+                Call::Read { from, offset, to, len } => {
+                    let to = to.0.as_ptr().cast();
+                    code = (api.clEnqueueReadBuffer)(
+                        queue,
+                        from,
+                        ffi::TRUE,
+                        offset,
+                        len,
+                        to,
+                        0,
+                        null(),
+                        null_mut(),
+                    );
+                }
+                Call::Write { from, len, to, offset } => {
+                    let from = from.0.as_ptr().cast_const().cast();
+                    code = (api.clEnqueueWriteBuffer)(
+                        queue,
+                        to,
+                        ffi::TRUE,
+                        offset,
+                        len,
+                        from,
+                        0,
+                        null(),
+                        null_mut(),
+                    );
+                }
+                Call::Map { buffer, flags, offset, len } => {
+                    let map = api.clEnqueueMapBuffer;
+                    start =
+                        map(queue, buffer, ffi::TRUE, flags, offset, len, 0, null(), null_mut(), &mut code);
+                }
+            }
+        }
+        Answer { code, start: NonNull::new(start.cast()).map(Address) }
+    }
+}
+
+/// What a call returned.
+#[derive(Clone, Copy)]
+pub(super) struct Answer {
+    pub code: i32,
+    /// Of a mapped buffer.
+    pub start: Option<Address>,
+}
+
+/// Why there is no answer.
+pub(super) enum Unanswered {
+    /// None came in this time.
+    TooLong(Duration),
+    /// The user asked to stop.
+    Stopped,
+}
+
+/// How long to wait, and for whom to stop.
+#[derive(Clone)]
+struct Patience {
+    limit: Duration,
+    stop: Option<Arc<AtomicBool>>,
+}
+
+/// Where the thread stands.
+enum Step {
+    Idle,
+    Asked(Call),
+    Calling,
+    Answered(Answer),
+    /// There will be no call any more.
+    Closed,
+}
+
+struct State {
+    step: Step,
+    /// Nobody waits for the call's answer any more.
+    left: bool,
+}
+
+/// Calls under way, of all devices.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether some thread waits for a device.
+pub(super) fn somebody_waits() -> bool {
+    UNDER_WAY.load(Ordering::Relaxed) > 0
+}
+
+/// The thread that waits for one device, as others see it.
+pub(super) struct Waiter(Arc<Desk>);
+
+struct Desk {
+    api: &'static Api,
+    queue: QueueId,
+    state: Mutex<State>,
+    asked: Condvar,
+    answered: Condvar,
+    /// Whether a call is under way whose answer nobody waits for.
+    left: AtomicBool,
+    patience: Mutex<Patience>,
+    /// Bytes on their way to or from the device.
+    bytes: Mutex<Vec<u8>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Waiter {
+    /// Starts the thread.
+    pub fn new(api: &'static Api, queue: QueueId) -> std::io::Result<Self> {
+        let desk = Arc::new(Desk {
+            api,
+            queue,
+            state: Mutex::new(State { step: Step::Idle, left: false }),
+            asked: Condvar::new(),
+            answered: Condvar::new(),
+            left: AtomicBool::new(false),
+            patience: Mutex::new(Patience { limit: unmeasured(), stop: None }),
+            bytes: Mutex::new(Vec::new()),
+        });
+        let theirs = Arc::clone(&desk);
+        // As much as the main thread has, since some drivers compile in these calls.
+        let thread = std::thread::Builder::new().name("opencl".into()).stack_size(8 << 20);
+        thread.spawn(move || theirs.serve())?;
+        Ok(Self(desk))
+    }
+
+    /// From now on calls may take this long; a `stop` that is set ends the waiting before.
+    pub fn set_patience(&self, limit: Duration, stop: Option<Arc<AtomicBool>>) {
+        *locked(&self.0.patience) = Patience { limit, stop };
+    }
+
+    /// Makes a call and waits for its answer.
+    pub fn ask(&self, call: Call) -> Result<Answer, Unanswered> {
+        let desk = &*self.0;
+        let mut state = desk.wait_until(|state| matches!(state.step, Step::Idle))?;
+        state.step = Step::Asked(call);
+        drop(state);
+        desk.asked.notify_one();
+        let answered = desk.wait_until(|state| matches!(state.step, Step::Answered(_)));
+        match answered {
+            Ok(mut state) => {
+                let Step::Answered(answer) = std::mem::replace(&mut state.step, Step::Idle) else {
+                    unreachable!("invariant: just looked")
+                };
+                drop(state);
+                // Another thread may be waiting for its turn.
+                desk.answered.notify_all();
+                Ok(answer)
+            }
+            Err(why) => {
+                desk.leave();
+                Err(why)
+            }
+        }
+    }
+
+    /// Waits until no call is under way whose answer nobody waits for.
+    pub fn settle(&self) -> Result<(), Unanswered> {
+        if self.is_left() { self.0.wait_until(|state| !state.left).map(drop) } else { Ok(()) }
+    }
+
+    /// Whether there is such a call.
+    pub fn is_left(&self) -> bool {
+        self.0.left.load(Ordering::Acquire)
+    }
+
+    /// Memory for calls. A call that is left may still use it.
+    pub fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
+        locked(&self.0.bytes)
+    }
+
+    /// Keeps thread and memory for the life of the process.
+    pub fn leak(&self) {
+        std::mem::forget(Arc::clone(&self.0));
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let mut state = locked(&self.0.state);
+        if matches!(state.step, Step::Idle) {
+            state.step = Step::Closed;
+            self.0.asked.notify_one();
+        }
+    }
+}
+
+impl Desk {
+    /// The thread's life.
+    fn serve(&self) {
+        let mut state = locked(&self.state);
+        loop {
+            match state.step {
+                Step::Closed => return,
+                Step::Asked(call) => {
+                    state.step = Step::Calling;
+                    drop(state);
+                    UNDER_WAY.fetch_add(1, Ordering::Relaxed);
+                    let answer = call.make(self.api, self.queue);
+                    UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+                    state = locked(&self.state);
+                    let left = std::mem::take(&mut state.left);
+                    state.step = if left { Step::Idle } else { Step::Answered(answer) };
+                    self.left.store(false, Ordering::Release);
+                    self.answered.notify_all();
+                }
+                _ => state = self.asked.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// Waits for the thread, within limits.
+    fn wait_until(&self, done: impl Fn(&State) -> bool) -> Result<MutexGuard<'_, State>, Unanswered> {
+        let mut state = locked(&self.state);
+        let mut patience: Option<Patience> = None;
+        let mut waited = Duration::ZERO;
+        while !done(&state) {
+            let began = Instant::now();
+            (state, _) = self.answered.wait_timeout(state, SLICE).unwrap_or_else(PoisonError::into_inner);
+            if done(&state) {
+                break;
+            }
+            // While the process was stopped (Ctrl-Z), the device's driver was too.
+            waited += began.elapsed().min(2 * SLICE);
+            let Patience { limit, stop } = patience.get_or_insert_with(|| locked(&self.patience).clone());
+            if waited >= *limit {
+                return Err(Unanswered::TooLong(waited));
+            }
+            if waited >= SHORT && stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+                return Err(Unanswered::Stopped);
+            }
+        }
+        Ok(state)
+    }
+
+    /// Nobody waits for the answer of the call under way any more.
+    fn leave(&self) {
+        let mut state = locked(&self.state);
+        match state.step {
+            // It came in the meantime.
+            Step::Answered(_) => state.step = Step::Idle,
+            _ => {
+                state.left = true;
+                self.left.store(true, Ordering::Release);
+            }
+        }
+    }
+}

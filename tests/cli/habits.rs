@@ -1,0 +1,220 @@
+//! The command line as people type it who know llama.cpp, or who mistype.
+
+use crate::bed::program::*;
+
+#[allow(dead_code, reason = "main is what xtask runs")]
+#[path = "../../xtask/completions.rs"]
+mod completions;
+
+const ONCE: [&str; 6] = ["-p", "Once upon a time", "-n", "12", "--temp", "0"];
+
+#[test]
+fn flags_without_a_command_mean_generate() {
+    assert_eq!(run(&ONCE).text(), greedy(&[]));
+    let talks = run(&["-cnv", "-st", "-p", "Who are you?", "-n", "9", "--temp", "0"]);
+    assert_eq!(talks.out, text(&["chat", "-st", "-p", "Who are you?", "-n", "9", "--temp", "0"]));
+    assert_eq!(run(&["-sys", "Be brief.", "-st", "-p", "Hi", "-n", "2"]).code, Some(0));
+    mentions(&fails(&["generate", "-cnv", "-p", "x"], 2), &["-cnv", "antigravity chat"]);
+    mentions(&fails(&["generate", "--system", "x"], 2), &["--system", "antigravity chat"]);
+    mentions(&fails(&["chat", "-no-cnv"], 2), &["-no-cnv", "antigravity generate"]);
+}
+
+#[test]
+fn help_and_version_are_commands() {
+    assert_eq!(text(&["help"]), text(&["--help"]));
+    assert_eq!(text(&["help", "plan"]), text(&["plan", "--help"]));
+    assert_eq!(text(&["version"]), text(&["--version"]));
+    mentions(&fails(&["help", "dance"], 2), &["dance"]);
+}
+
+#[test]
+fn what_is_mistyped_gets_the_likeliest_name_and_where_help_is() {
+    for (args, words) in [
+        (&["generat"][..], ["generat", "did you mean generate?", "antigravity --help"]),
+        (
+            &["generate", "--temperatur", "1"],
+            ["--temperatur", "did you mean --temperature?", "generate --help"],
+        ),
+        (&["--promt", "x"], ["--promt", "did you mean --prompt?", "generate --help"]),
+        (&["bench", "--n-promt", "1"], ["--n-promt", "did you mean --n-prompt?", "bench --help"]),
+        (&["generate", "--backend", "openc"], ["openc", "did you mean opencl?", "hybrid"]),
+        (&["dance"], ["unrecognized", "dance", "see antigravity --help"]),
+    ] {
+        mentions(&fails(args, 2), &words);
+    }
+}
+
+#[test]
+fn negative_numbers_are_values() {
+    let said = run(&["-p", "The cat", "-n", "4", "--seed", "-1", "--top-k", "-1"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    mentions(&said.err, &["seed: "]);
+    let with =
+        |k| text(&["generate", "-p", "The cat", "-n", "24", "--seed", "7", "--temp", "1.2", "--top-k", k]);
+    assert_eq!(with("-1"), with("0"));
+    mentions(&fails(&["-p", "x", "-n", "-5"], 2), &["--num-tokens -5"]);
+}
+
+#[test]
+fn spellings_of_llama_cpp_are_followed_or_named() {
+    let reference = greedy(&[]);
+    for same in [
+        &["-ngl", "0"][..],
+        &["-fa"],
+        &["-fa", "on"],
+        &["--n_predict", "12"],
+        &["-no-cnv"],
+        &["--jinja"],
+        &["-ctk", "q4", "-ctv", "q4"],
+        &["--repeat_penalty", "1.1"],
+    ] {
+        let n: &[&str] = if same[0] == "--n_predict" { &[] } else { &["-n", "12"] };
+        let args = [&["-p", "Once upon a time", "--temp", "0"], n, same].concat();
+        let said = run(&args);
+        assert_eq!((said.code, said.text()), (Some(0), reference.as_str()), "{args:?}: {}", said.err);
+    }
+    let lines = run(&[&ONCE[..], &["--json"]].concat()).out;
+    assert!(lines.lines().all(|line| line.starts_with('{')) && lines.lines().count() > 12, "{lines}");
+    assert!(text(&["plan", "--json"]).starts_with('{'));
+    let escaped = ["generate", "-n", "4", "--temp", "0", "-e", "-p", "a\\nb\\\\\\q"];
+    assert_eq!(text(&escaped), text(&["generate", "-n", "4", "--temp", "0", "-p", "a\nb\\\\q"]));
+    for (args, words) in [
+        (&["-ngl", "2"][..], ["-ngl 2", "--backend opencl --gpu-attn"]),
+        (&["-fa", "off"], ["-fa", "leave it out"]),
+        (&["-md", "small.gguf"], ["-md", "--draft N"]),
+        (&["--mlock"], ["--mlock", "antigravity pack"]),
+        (&["-hf", "no-such/model"], ["no-such/model", "hf download no-such/model"]),
+    ] {
+        let code = if args[0] == "-hf" { 3 } else { 2 };
+        mentions(&fails(&[&ONCE[..], args].concat(), code), &words);
+    }
+}
+
+#[test]
+fn a_value_that_looks_like_a_flag_stays_a_value() {
+    for value in ["-st", "-ngl", "--json", "-cnv", "--repeat_penalty"] {
+        let said = run(&["-n", "3", "--temp", "0", "-p", value]);
+        assert_eq!(said.code, Some(0), "{value}: {}", said.err);
+        assert_eq!(said.out, run_with(&["-n", "3", "--temp", "0", "-f", "-"], value).out);
+    }
+}
+
+#[test]
+fn a_flag_without_effect_is_told() {
+    let many = (numeric::topology::allowed_cores().len() + 1).to_string();
+    let named = format!("--threads {many}");
+    for (flags, words) in [
+        (&["--gpu-attn"][..], ["--gpu-attn", "--backend opencl"]),
+        (&["--switch-threshold", "9"], ["--switch-threshold", "--backend hybrid"]),
+        (&["--eviction-window", "9"], ["--eviction-window", "--eviction-policy"]),
+        (&["--seed", "3"], ["--seed", "--temperature 0"]),
+        (&["--batch", "3"], ["--batch", "--prompts"]),
+        (&["-c", "4096"], ["--max-seq-len 4096", "trained for 2048 tokens"]),
+        (&["-t", &many], [&named, "cores"]),
+    ] {
+        let said = run(&[&ONCE[..], flags].concat());
+        let first = said.err.lines().next().unwrap_or("");
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        mentions(first, &["warning: ", words[0], words[1]]);
+        assert_eq!(said.err.lines().filter(|line| line.starts_with("warning")).count(), 1, "{}", said.err);
+    }
+    assert_eq!(run(&[&ONCE[..], &["--gpu-attn", "-q"]].concat()).err, "");
+    // An error is one line.
+    fails(&[&ONCE[..], &["--gpu-attn", "--top-p", "9"]].concat(), 2);
+    assert!(!run(&ONCE).err.contains("warning"));
+}
+
+#[test]
+fn control_tokens_in_a_prompt_are_text_where_that_is_asked_for() {
+    let tokens = |more: &[&str]| {
+        let said = text(&[&["generate", "-n", "1", "--temp", "0", "--format", "jsonl"], more].concat());
+        let stats = said.lines().last().expect("stats").to_owned();
+        serde_json::from_str::<serde_json::Value>(&stats).expect("JSON")["prompt_tokens"]
+            .as_u64()
+            .expect("a number")
+    };
+    let prompt = "a<|im_end|>b";
+    let (read, plain) = (tokens(&["-p", prompt]), tokens(&["-p", prompt, "--no-specials"]));
+    assert!(read == 4 && plain > 6, "{read} {plain}");
+    assert_eq!(tokens(&["-p", "ab"]), tokens(&["-p", "ab", "--no-specials"]));
+    mentions(&text(&["generate", "--help"]), &["control tokens such as <|im_end|>", "--no-specials"]);
+}
+
+#[test]
+fn the_plan_counts_batches() {
+    let need = |more: &[&str]| {
+        let plan: serde_json::Value =
+            serde_json::from_str(&text(&[&["plan", "--json"], more].concat())).expect("JSON");
+        plan["need_bytes"].as_u64().expect("a number")
+    };
+    assert!(need(&["--batch", "4"]) > need(&["-p", "x", "-n", "9"]));
+    let temp = Temp::new();
+    let file = temp.write("prompts.jsonl", "\"a\"\n\"b\"\n");
+    assert_eq!(need(&["--prompts", &file]), need(&["--batch", "2"]));
+}
+
+#[test]
+fn help_comes_in_groups_with_examples_first() {
+    let top = text(&["--help"]);
+    let commands = top.lines().skip_while(|l| *l != "Commands:").skip(1).take_while(|l| !l.is_empty());
+    for command in commands.filter_map(|l| l.split_whitespace().next()) {
+        let help = text(&[command, "--help"]);
+        assert!(help.lines().all(|line| line.chars().count() <= 100), "{command}: {help}");
+        if !["help", "version"].contains(&command) {
+            let lines: Vec<&str> = help.lines().collect();
+            assert_eq!(lines[0], "Examples:", "{command}");
+            assert!(
+                lines[1..3].iter().all(|l| l.starts_with("  antigravity ")) && lines[3].is_empty(),
+                "{command}"
+            );
+        }
+    }
+    for command in ["generate", "chat"] {
+        let help = text(&[command, "--help"]);
+        for group in ["Prompt", "Output", "Sampling", "Model", "Device", "Cache"] {
+            assert_eq!(
+                help.lines().filter(|l| *l == format!("{group}:")).count(),
+                1,
+                "{command} {group}: {help}"
+            );
+        }
+        let loose = help.lines().skip_while(|l| *l != "Options:").skip(1).take_while(|l| !l.is_empty());
+        assert_eq!(loose.count(), 1, "{help}");
+    }
+}
+
+#[test]
+fn a_model_in_the_cache_of_hugging_face_has_a_name() {
+    let temp = Temp::new();
+    let folder = temp.0.join("hub/models--some--story");
+    let snapshot = folder.join("snapshots/0123");
+    std::fs::create_dir_all(&snapshot).expect("a folder");
+    std::fs::create_dir_all(folder.join("snapshots/4567")).expect("an older one");
+    std::fs::create_dir_all(folder.join("refs")).expect("a folder");
+    std::fs::write(folder.join("refs/main"), "0123").expect("written");
+    for entry in std::fs::read_dir(model()).expect("the model").flatten() {
+        std::os::unix::fs::symlink(entry.path(), snapshot.join(entry.file_name())).expect("a link");
+    }
+    let reference = greedy(&[]);
+    let from = |name: &str| {
+        let mut command = command(&[&ONCE[..], &["-hf", name]].concat());
+        said(command.env("HF_HOME", &temp.0).output().expect("the binary starts"))
+    };
+    assert_eq!(from("some/story").text(), reference);
+    assert_eq!(from(folder.to_str().expect("UTF-8")).text(), reference);
+    let missing = from("some/poem");
+    assert_eq!(missing.code, Some(3));
+    mentions(&missing.err, &["some/poem", "models--some--poem", "hf download some/poem"]);
+}
+
+#[test]
+fn completions_and_the_manual_know_every_command_and_flag() {
+    let temp = Temp::new();
+    completions::write(&temp.0).expect("written");
+    let read = |name: &str| std::fs::read_to_string(temp.0.join(name)).expect(name);
+    for name in ["antigravity.bash", "antigravity.fish", "_antigravity"] {
+        mentions(&read(name), &["generate", "chat", "doctor", "kv-type", "eviction-policy"]);
+    }
+    mentions(&read("man1/antigravity.1"), &["antigravity\\-generate", "antigravity\\-chat"]);
+    mentions(&read("man1/antigravity-generate.1"), &["\\-\\-temperature", "\\-\\-no\\-specials"]);
+}

@@ -1,0 +1,215 @@
+//! A driver whose calls fail or hang: the program goes on on the CPU with the same text, or ends with one line.
+//!
+//! The driver is the real one behind a library that fails where it is told to (`faults/shim.rs`).
+
+use crate::bed::place::root;
+use crate::bed::program::binary;
+use crate::bed::temp::Temp;
+use crate::device::{cache_dir, device, said, skip};
+use std::io::Read;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+const PROMPT: &str = "Once upon a time there was";
+
+/// The library that fails; `None`, loudly, where there is no device or no compiler.
+fn shim() -> Option<&'static str> {
+    static SHIM: OnceLock<Option<String>> = OnceLock::new();
+    device()?;
+    let compile = || {
+        let dir = Box::leak(Box::new(Temp::new()));
+        let (source, library) = (root().join("tests/opencl/faults/shim.rs"), dir.path("libOpenCL_shim.so"));
+        let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
+        rustc.args(["--edition", "2024", "--crate-type", "cdylib", "-C", "panic=abort", "-o", &library]);
+        match rustc.arg(source).output() {
+            Ok(out) if out.status.success() => Some(library),
+            Ok(out) => panic!("{}", String::from_utf8_lossy(&out.stderr)),
+            Err(e) => {
+                skip(&format!("rustc: {e}"));
+                None
+            }
+        }
+    };
+    SHIM.get_or_init(compile).as_deref()
+}
+
+/// The program with a backend and a fault: `CALL:FROM:CODE`, see the shim.
+fn command(flags: &[&str], fault: &str) -> Command {
+    let mut command = Command::new(binary());
+    let common = ["generate", "-p", PROMPT, "-n", "24", "--temp", "0", "-t", "2", "-c", "200", "-q"];
+    command.args(common).args(flags).stdin(Stdio::null());
+    command.env("ANTIGRAVITY_OPENCL_CACHE", cache_dir()).env("ANTIGRAVITY_OPENCL_CPU", "1");
+    if !fault.is_empty() {
+        command.env("ANTIGRAVITY_OPENCL_LIB", shim().expect("asked for")).env("SHIM_FAULT", fault);
+    }
+    command
+}
+
+fn run(flags: &[&str], fault: &str) -> Output {
+    command(flags, fault).output().expect("the program starts")
+}
+
+/// What the CPU writes.
+fn expected() -> &'static [u8] {
+    static TEXT: OnceLock<Vec<u8>> = OnceLock::new();
+    TEXT.get_or_init(|| run(&[], "").stdout)
+}
+
+const OPENCL: [&str; 3] = ["-b", "opencl", "--gpu-attn"];
+
+/// Runs, expects the CPU's text; what was said.
+#[track_caller]
+fn goes_on(flags: &[&str], fault: &str) -> String {
+    let Output { status, stdout, stderr } = run(flags, fault);
+    let said = said(&stderr);
+    assert!(status.code() == Some(0), "{flags:?} {fault}: {status}: {said}");
+    assert!(stdout == expected(), "{flags:?} {fault}: another text: {said}");
+    said
+}
+
+#[test]
+fn nothing_is_freed_that_a_failed_device_may_read() {
+    if shim().is_none() {
+        return;
+    }
+    goes_on(&OPENCL, "");
+    for _ in 0..20 {
+        let said = goes_on(&OPENCL, "clEnqueueReadBuffer:17:-5");
+        assert!(said.lines().count() == 1 && said.contains("going on on the CPU"), "{said}");
+    }
+}
+
+#[test]
+fn no_call_is_made_after_one_has_failed() {
+    if shim().is_none() {
+        return;
+    }
+    goes_on(&OPENCL, "");
+    for fault in [
+        "clEnqueueReadBuffer:9:-5",
+        "clEnqueueNDRangeKernel:200:-4",
+        "clFinish:2:-36",
+        "clSetKernelArg:150:-5",
+    ] {
+        let out = command(&OPENCL, fault).env("SHIM_TELL", "1").output().unwrap();
+        let said = said(&out.stderr);
+        assert!(out.stdout == expected() && said.lines().count() == 1, "{fault}: {said}");
+    }
+}
+
+/// Every function fails at its first call, and some later.
+const FAULTS: [&str; 14] = [
+    "clGetPlatformIDs:1:-6",
+    "clGetDeviceInfo:1:-5",
+    "clCreateContext:1:-6",
+    "clCreateCommandQueue:1:-5",
+    "clCreateBuffer:1:-4",
+    "clCreateBuffer:40:-6",
+    "clEnqueueWriteBuffer:3:-4",
+    "clCreateProgramWithBinary:1:-6",
+    "clCreateKernel:2:-6",
+    "clSetKernelArg:7:-6",
+    "clEnqueueNDRangeKernel:30:-4",
+    "clWaitForEvents:1:-14",
+    "clEnqueueReadBuffer:2:-6",
+    "*:300:-4",
+];
+
+#[test]
+fn auto_always_ends_on_the_cpu() {
+    if shim().is_none() {
+        return;
+    }
+    goes_on(&OPENCL, "");
+    for fault in FAULTS {
+        goes_on(&["-b", "auto"], fault);
+    }
+}
+
+#[test]
+fn a_failure_while_loading_is_one_line_and_its_code() {
+    if shim().is_none() {
+        return;
+    }
+    for (fault, code) in [
+        ("clGetPlatformIDs:1:-6", 5),
+        ("clCreateContext:1:-5", 5),
+        ("clCreateBuffer:1:-4", 4),
+        ("clCreateBuffer:3:-5", 5),
+        ("clEnqueueWriteBuffer:2:-6", 4),
+        ("clFinish:1:-36", 5),
+    ] {
+        let Output { status, stdout, stderr } = run(&OPENCL, fault);
+        let said = said(&stderr);
+        assert!(status.code() == Some(code) && stdout.is_empty(), "{fault}: {status}: {said}");
+        assert!(said.lines().count() == 1 && said.starts_with("error: OpenCL: "), "{fault}: {said}");
+    }
+}
+
+#[test]
+fn a_program_that_does_not_compile_is_one_line() {
+    if shim().is_none() {
+        return;
+    }
+    let own = Temp::new();
+    let build = |fault: &str| {
+        let out = command(&OPENCL, fault).env("ANTIGRAVITY_OPENCL_CACHE", &own.0).output().unwrap();
+        assert!(out.status.success() && out.stdout == expected(), "{fault}");
+        said(&out.stderr)
+    };
+    let said = build("clBuildProgram:1:-11:once");
+    assert!(said.lines().count() == 1 && said.contains("using plainer kernels"), "{said}");
+    let said = build("clBuildProgram:1:-11");
+    assert!(said.lines().count() == 1 && said.contains("using the CPU"), "{said}");
+}
+
+#[test]
+fn a_device_that_hangs_is_left() {
+    if shim().is_none() {
+        return;
+    }
+    goes_on(&OPENCL, "");
+    for (flags, fault) in [
+        (&OPENCL[..], "clEnqueueReadBuffer:17:hang"),
+        (&OPENCL[..2], "clEnqueueMapBuffer:50:hang"),
+        (&OPENCL, "clWaitForEvents:3:hang"),
+        (&["-b", "auto"], "clFinish:1:hang"),
+    ] {
+        let mut command = command(flags, fault);
+        let out = command.env("ANTIGRAVITY_OPENCL_LIMIT", "0.5").output().unwrap();
+        let said = said(&out.stderr);
+        assert!(out.status.success() && out.stdout == expected(), "{fault}: {said}");
+        assert!(said.contains("has not returned for") && said.lines().count() == 1, "{fault}: {said}");
+    }
+}
+
+/// Waits for the end of a child, for so long at most.
+fn ends_within(child: &mut Child, most: Duration) -> Option<i32> {
+    let began = Instant::now();
+    while began.elapsed() < most {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    panic!("it does not end");
+}
+
+#[test]
+fn ctrl_c_ends_the_answer_of_a_device_that_hangs() {
+    if shim().is_none() {
+        return;
+    }
+    goes_on(&OPENCL, "");
+    let mut command = command(&OPENCL, "clEnqueueReadBuffer:12:hang");
+    command.env("ANTIGRAVITY_OPENCL_LIMIT", "600").stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let mut out = child.stdout.take().unwrap();
+    // A piece of the text, after which it hangs before long.
+    out.read_exact(&mut [0]).unwrap();
+    // SAFETY: sends a signal to a child that is not waited for yet.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    assert_eq!(ends_within(&mut child, Duration::from_secs(60)), Some(130));
+}
