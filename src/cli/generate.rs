@@ -7,7 +7,7 @@ use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, end_line, put, show_prompt};
 use super::wrap::Wrap;
-use crate::run::engine::{Engine, Pause};
+use crate::run::engine::{Engine, Pause, TokenStream};
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
 use crate::run::saved::{self, Content, State};
@@ -75,15 +75,7 @@ fn complete(
     if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
-    let mut empty = true;
-    let shown = show(&mut stream, output.format, Wrap::default(), |_, piece| empty &= piece.is_empty());
-    // The text ends with a line feed wherever it goes, also where an error follows.
-    match output.format {
-        Format::Text if empty => end_line(),
-        Format::Text if matches!(shown, Ok(Some(_))) => {}
-        Format::Text => put("\n")?,
-        Format::Jsonl => {}
-    }
+    let shown = show_whole(&mut stream, output.format);
     let report = Report::new(&stream, loading, options.sampler.seed);
     let state = State {
         seed: options.sampler.seed,
@@ -109,6 +101,24 @@ fn complete(
         sampler.say_drawn_seed(&options.sampler);
     }
     if report.reason == StopReason::Interrupt { Err(Error::Interrupted) } else { Ok(()) }
+}
+
+/// Shows a text and the line feed that ends it wherever it goes, also where an error follows. Returns why stdout could not
+/// be written.
+fn show_whole(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Error>> {
+    let mut empty = true;
+    let shown = show(stream, format, Wrap::default(), |_, piece| empty &= piece.is_empty());
+    match (format, &shown) {
+        (Format::Jsonl, _) | (_, Ok(Some(_))) => shown,
+        _ if empty => {
+            end_line();
+            shown
+        }
+        _ => match put("\n") {
+            Err(lost) => shown.map(|_| Some(lost)),
+            Ok(()) => shown,
+        },
+    }
 }
 
 /// Where the text of a session was cut.
