@@ -64,12 +64,12 @@ impl Wrap {
                 }
             }
             _ => {
-                if self.column + cells > self.width {
-                    self.break_before(out);
-                }
                 // Lines may end between wide characters, which have no blanks.
                 if cells == 2 {
                     self.begin_word();
+                }
+                if self.column + cells > self.width {
+                    self.break_before(out);
                 }
                 out.push(c);
                 self.word.push(c);

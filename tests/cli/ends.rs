@@ -45,7 +45,7 @@ fn stderr_that_cannot_be_written_changes_nothing() {
         (output.status.code(), String::from_utf8(output.stdout).expect("UTF-8"))
     };
     let args = ["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12", "-v"];
-    assert_eq!(ends(&args), (Some(0), reference));
+    assert_eq!(ends(&args), (Some(0), reference + "\n"));
     assert_eq!(ends(&["generate", "--nonsense"]).0, Some(2));
     assert_eq!(ends(&["generate", "-m", "/no/such"]).0, Some(3));
     assert_eq!(ends(&["chat", "-st", "-n", "2", "-p", "Hi"]).0, Some(0));

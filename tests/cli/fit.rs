@@ -94,7 +94,7 @@ fn the_limits_of_the_process_are_known() {
         run.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]).arg(binary()).args(args);
         let said = said(run.env_remove("HOME").output().expect("it starts"));
         match said.code {
-            Some(0) => assert_eq!(said.out, reference, "{limit}: {}", said.err),
+            Some(0) => assert_eq!(said.text(), reference, "{limit}: {}", said.err),
             Some(4) => {
                 assert_eq!((said.err.lines().count(), said.out.as_str()), (1, ""), "{limit}: {}", said.err);
                 mentions(&said.err, &["error: ", &limit[..2], " leaves ", "raise it"]);

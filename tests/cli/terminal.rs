@@ -217,8 +217,9 @@ fn a_message_that_the_template_refuses_does_not_end_the_chat() {
         assert_eq!(chat.size().0, questions, "{message}");
     }
     let piped = run_with(&[&["chat"], &args[..]].concat(), "A dog\nA cat\nA fox\n");
-    assert_eq!(piped.code, Some(2), "{}", piped.err);
+    assert_eq!(piped.code, Some(0), "{}", piped.err);
     mentions(&piped.err, &["no cats"]);
+    assert!(piped.out.lines().filter(|l| !l.is_empty()).count() >= 2, "the next is answered: {}", piped.out);
 }
 
 #[test]

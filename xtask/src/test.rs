@@ -147,7 +147,7 @@ fn cargo_test() -> Outcome {
     std::thread::scope(|scope| {
         let device = scope.spawn(|| sh::output(&mut device));
         let others = ["--lib", "--bins", "--test", "cli", "--test", "engine", "--test", "files"];
-        let mut tally = counted(all_tests().args(others))?;
+        let mut tally = counted(all_tests().args(others).args(["--", "--skip", LONG_CHAT]))?;
         tally += counted(all_tests().arg("--doc"))?;
         tally += counted_output(&device.join().expect("invariant: nothing in it panics")?);
         Ok(tally)
@@ -164,9 +164,11 @@ fn every_kernel() -> Outcome {
     Ok(tally)
 }
 
-/// What nobody wants to wait for in a test run of every day.
+/// The test that nobody wants to wait for every day.
+const LONG_CHAT: &str = "chat::twenty_thousand";
+
 fn a_long_chat() -> Outcome {
-    counted(all_tests().args(["--test", "cli", "--", "--ignored", "--nocapture", "chat::twenty_thousand"]))
+    counted(all_tests().args(["--test", "cli", "--", "--ignored", "--nocapture", LONG_CHAT]))
 }
 
 fn oclgrind() -> Outcome {
