@@ -50,6 +50,7 @@ struct Cli {
     command: Command,
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one value")]
 #[derive(Subcommand)]
 enum Command {
     /// Complete a prompt
