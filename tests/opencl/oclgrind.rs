@@ -18,6 +18,7 @@ fn grind(test: &str) -> Option<(Option<i32>, String)> {
     child.env("ANTIGRAVITY_OPENCL_LIB", library).env(GRIND, "1");
     // Its search for uninitialised values is not made for several threads.
     child.env("OCLGRIND_NUM_THREADS", "1");
+    child.env("ANTIGRAVITY_OPENCL_LIMIT", "off");
     // It loses track of float16, which attention uses throughout.
     let uninitialised = if test.starts_with("kernels::attention") { "0" } else { "1" };
     child.env("OCLGRIND_UNINITIALIZED", uninitialised);

@@ -135,7 +135,7 @@ impl Device {
         // SAFETY: device and context belong together; no properties is an in-order queue.
         let queue = unsafe { (library.api.clCreateCommandQueue)(context, id, 0, &mut code) };
         check(code, "clCreateCommandQueue", &facts.name)?;
-        let waiter = Waiter::new(&library.api, queue).map_err(|e| {
+        let waiter = Waiter::new(&library.api, queue, &facts).map_err(|e| {
             Failure::new(Kind::Lost, format!("no thread can be made to wait for the device: {e}"))
         })?;
         let (launches, allocated, builds, lost) = Default::default();

@@ -4,13 +4,15 @@
 //! stop waiting: after a limit, when the device counts as lost, or when its user asks. The thread, and the memory that
 //! the call was given, then stay for the life of the process.
 
+use super::facts::{DeviceType, Facts};
 use super::ffi::{self, Api, EventId, MemId, QueueId};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The shortest limit, in seconds, for devices that are slower than any known one; for tests.
+/// The shortest limit, in seconds, for devices that are slower than any known one; for tests. With `off` there is no
+/// limit, and whoever waits makes the calls: oclgrind's search for uninitialised values knows one thread only.
 pub const LIMIT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_LIMIT";
 /// Without that.
 const LEAST: Duration = Duration::from_secs(5);
@@ -20,6 +22,17 @@ const UNMEASURED: u32 = 6;
 const SLICE: Duration = Duration::from_millis(50);
 /// A wait that is shorter is not cut short when the user asks to stop: what is under way is done soon.
 const SHORT: Duration = Duration::from_secs(1);
+
+/// How long two threads watch each other before they sleep. Waking takes some 50 microseconds, twice a wait: a tenth of a
+/// token on a fast GPU (H200, 1B: 760 tokens/s instead of 860). A phone's passes are longer, and watching makes it warm.
+pub(super) fn watching(facts: &Facts) -> Duration {
+    match facts.device_type {
+        // Its own threads need the cores.
+        DeviceType::Cpu => Duration::ZERO,
+        _ if facts.unified_memory => Duration::from_micros(100),
+        _ => Duration::from_millis(2),
+    }
+}
 
 /// The shortest limit of waiting.
 pub fn least() -> Duration {
@@ -158,7 +171,11 @@ pub(super) fn somebody_waits() -> bool {
 }
 
 /// The thread that waits for one device, as others see it.
-pub(super) struct Waiter(Arc<Desk>);
+pub(super) struct Waiter {
+    desk: Arc<Desk>,
+    /// Whether there is no thread.
+    alone: bool,
+}
 
 struct Desk {
     api: &'static Api,
@@ -166,6 +183,10 @@ struct Desk {
     state: Mutex<State>,
     asked: Condvar,
     answered: Condvar,
+    /// Counts the calls that were asked for or answered.
+    changes: AtomicUsize,
+    /// See [`watching`].
+    watching: Duration,
     /// Whether a call is under way whose answer nobody waits for.
     left: AtomicBool,
     patience: Mutex<Patience>,
@@ -179,34 +200,44 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Waiter {
     /// Starts the thread.
-    pub fn new(api: &'static Api, queue: QueueId) -> std::io::Result<Self> {
+    pub fn new(api: &'static Api, queue: QueueId, facts: &Facts) -> std::io::Result<Self> {
         let desk = Arc::new(Desk {
             api,
             queue,
             state: Mutex::new(State { step: Step::Idle, left: false }),
             asked: Condvar::new(),
             answered: Condvar::new(),
+            changes: AtomicUsize::new(0),
+            watching: watching(facts),
             left: AtomicBool::new(false),
             patience: Mutex::new(Patience { limit: unmeasured(), stop: None }),
             bytes: Mutex::new(Vec::new()),
         });
+        let alone = std::env::var_os(LIMIT_VARIABLE).is_some_and(|v| v == "off");
+        if alone {
+            return Ok(Self { desk, alone });
+        }
         let theirs = Arc::clone(&desk);
         // As much as the main thread has, since some drivers compile in these calls.
         let thread = std::thread::Builder::new().name("opencl".into()).stack_size(8 << 20);
         thread.spawn(move || theirs.serve())?;
-        Ok(Self(desk))
+        Ok(Self { desk, alone })
     }
 
     /// From now on calls may take this long; a `stop` that is set ends the waiting before.
     pub fn set_patience(&self, limit: Duration, stop: Option<Arc<AtomicBool>>) {
-        *locked(&self.0.patience) = Patience { limit, stop };
+        *locked(&self.desk.patience) = Patience { limit, stop };
     }
 
     /// Makes a call and waits for its answer.
     pub fn ask(&self, call: Call) -> Result<Answer, Unanswered> {
-        let desk = &*self.0;
+        let desk = &*self.desk;
+        if self.alone {
+            return Ok(call.make(desk.api, desk.queue));
+        }
         let mut state = desk.wait_until(|state| matches!(state.step, Step::Idle))?;
         state.step = Step::Asked(call);
+        desk.changes.fetch_add(1, Ordering::Release);
         drop(state);
         desk.asked.notify_one();
         let answered = desk.wait_until(|state| matches!(state.step, Step::Answered(_)));
@@ -229,31 +260,32 @@ impl Waiter {
 
     /// Waits until no call is under way whose answer nobody waits for.
     pub fn settle(&self) -> Result<(), Unanswered> {
-        if self.is_left() { self.0.wait_until(|state| !state.left).map(drop) } else { Ok(()) }
+        if self.is_left() { self.desk.wait_until(|state| !state.left).map(drop) } else { Ok(()) }
     }
 
     /// Whether there is such a call.
     pub fn is_left(&self) -> bool {
-        self.0.left.load(Ordering::Acquire)
+        self.desk.left.load(Ordering::Acquire)
     }
 
     /// Memory for calls. A call that is left may still use it.
     pub fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
-        locked(&self.0.bytes)
+        locked(&self.desk.bytes)
     }
 
     /// Keeps thread and memory for the life of the process.
     pub fn leak(&self) {
-        std::mem::forget(Arc::clone(&self.0));
+        std::mem::forget(Arc::clone(&self.desk));
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        let mut state = locked(&self.0.state);
+        let mut state = locked(&self.desk.state);
         if matches!(state.step, Step::Idle) {
             state.step = Step::Closed;
-            self.0.asked.notify_one();
+            self.desk.changes.fetch_add(1, Ordering::Release);
+            self.desk.asked.notify_one();
         }
     }
 }
@@ -275,16 +307,36 @@ impl Desk {
                     let left = std::mem::take(&mut state.left);
                     state.step = if left { Step::Idle } else { Step::Answered(answer) };
                     self.left.store(false, Ordering::Release);
+                    self.changes.fetch_add(1, Ordering::Release);
                     self.answered.notify_all();
                 }
-                _ => state = self.asked.wait(state).unwrap_or_else(PoisonError::into_inner),
+                _ => {
+                    state = self.watch(state);
+                    if !matches!(state.step, Step::Asked(_) | Step::Closed) {
+                        state = self.asked.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    }
+                }
             }
         }
+    }
+
+    /// Looks for a change without sleeping, for a moment.
+    fn watch<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let before = self.changes.load(Ordering::Acquire);
+        drop(state);
+        let began = Instant::now();
+        while self.changes.load(Ordering::Acquire) == before && began.elapsed() < self.watching {
+            std::hint::spin_loop();
+        }
+        locked(&self.state)
     }
 
     /// Waits for the thread, within limits.
     fn wait_until(&self, done: impl Fn(&State) -> bool) -> Result<MutexGuard<'_, State>, Unanswered> {
         let mut state = locked(&self.state);
+        if !done(&state) {
+            state = self.watch(state);
+        }
         let mut patience: Option<Patience> = None;
         let mut waited = Duration::ZERO;
         while !done(&state) {
