@@ -6,7 +6,7 @@ mod speeds;
 mod stream;
 
 use crate::dims::VOCAB;
-use crate::model::weights::{LoadOptions, ModelPath, OpenModel, Weights};
+use crate::model::weights::{LoadOptions, OpenModel, Weights};
 use crate::opencl;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
@@ -16,7 +16,7 @@ use files::{Error, Result};
 use numeric::simd::Isa;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use text::chat::{Ending, Message, Moment, Template};
+use text::chat::{Ending, Message, Moment, Template, TemplateSource};
 use text::tokenizer::{AddSpecial, Specials, Tokenizer};
 
 use backends::{Runs, instead_of, upload};
@@ -50,7 +50,8 @@ pub struct Engine {
     options: EngineOptions,
     weights: Arc<Weights>,
     tokenizer: Tokenizer,
-    /// How the model wants conversations: read at once from a GGUF header, from other files when somebody asks.
+    template_source: TemplateSource,
+    /// How the model wants conversations, once somebody has asked.
     template: OnceLock<Result<Template>>,
     isa: Isa,
     /// The weights on an OpenCL device, when one runs the model.
@@ -76,10 +77,7 @@ impl Engine {
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
         let mut weights = Weights::load(&model, &load)?;
         let tokenizer = tokenizer_of(&model)?;
-        let template = match model.gguf() {
-            Some(_) => OnceLock::from(template_of(&model).and_then(|t| t.for_tokenizer(&tokenizer))),
-            None => OnceLock::new(),
-        };
+        let template_source = template_source(&model);
         // What was converted is mapped no longer.
         drop(model);
         let device = match options.backend {
@@ -96,7 +94,8 @@ impl Engine {
         let weights = Arc::new(weights);
         let device = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
-        let mut engine = Self { options, weights, tokenizer, template, isa, device, runs: Runs::Cpu };
+        let (template, runs) = (OnceLock::new(), Runs::Cpu);
+        let mut engine = Self { options, weights, tokenizer, template_source, template, isa, device, runs };
         engine.decide()?;
         Ok(engine)
     }
@@ -167,10 +166,7 @@ impl Engine {
     ///
     /// `Model` for a template that cannot be used.
     pub fn template(&self) -> Result<&Template> {
-        let load = || {
-            let path = ModelPath::new(&self.options.model)?.weights;
-            Template::load(&path)?.for_tokenizer(&self.tokenizer)
-        };
+        let load = || self.template_source.load()?.for_tokenizer(&self.tokenizer);
         self.template.get_or_init(load).as_ref().map_err(Error::clone)
     }
 
@@ -274,8 +270,12 @@ pub fn tokenizer_of(model: &OpenModel) -> Result<Tokenizer> {
 ///
 /// `Model` for one that cannot be used.
 pub fn template_of(model: &OpenModel) -> Result<Template> {
+    template_source(model).load()
+}
+
+fn template_source(model: &OpenModel) -> TemplateSource {
     match model.gguf() {
-        Some(gguf) => Template::from_gguf(gguf),
-        None => Template::load(&model.path.weights),
+        Some(gguf) => TemplateSource::of_gguf(gguf),
+        None => TemplateSource::of_path(&model.path.weights),
     }
 }

@@ -18,7 +18,7 @@ use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,6 +100,48 @@ pub enum Template {
     Plain,
 }
 
+/// Where a model's template is, not yet read from files nor checked: that is for those who hold conversations.
+#[derive(Debug)]
+pub struct TemplateSource(Origin);
+
+#[derive(Debug)]
+enum Origin {
+    Path(PathBuf),
+    Jinja(Parts),
+    Plain,
+    Refused(Error),
+}
+
+/// What a [`Jinja`] is made of.
+#[derive(Debug, Clone)]
+struct Parts {
+    place: String,
+    source: String,
+    variables: Vec<(String, String)>,
+}
+
+impl TemplateSource {
+    /// That of the model at `path`, as [`Template::load`] finds it.
+    pub fn of_path(path: &Path) -> Self {
+        Self(Origin::Path(path.into()))
+    }
+
+    /// Reads and checks the template; [`Template::Plain`] where there is none.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for a file or key that cannot be used and for a template with a syntax error.
+    pub fn load(&self) -> Result<Template> {
+        match &self.0 {
+            Origin::Path(path) => Template::load(path),
+            Origin::Jinja(Parts { place, source, variables }) => {
+                Jinja::new(place, source, variables.clone()).map(Template::Jinja)
+            }
+            Origin::Plain => Ok(Template::Plain),
+            Origin::Refused(why) => Err(why.clone()),
+        }
+    }
+}
+
 impl Template {
     /// Loads the template of the model at `path`: `tokenizer.chat_template` in the metadata of a GGUF file; in a
     /// directory, or that of another file, `chat_template.jinja`, or `chat_template` in `tokenizer_config.json` as
@@ -109,7 +151,7 @@ impl Template {
     /// [`Error::Model`] for a file that cannot be used and for a template with a syntax error.
     pub fn load(path: &Path) -> Result<Self> {
         match settings_of(path)? {
-            Settings::Gguf(gguf) => Self::from_gguf(&gguf),
+            Settings::Gguf(gguf) => TemplateSource::of_gguf(&gguf).load(),
             Settings::Dir(dir) => Self::load_from(&dir),
         }
     }

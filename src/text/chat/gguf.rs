@@ -1,6 +1,6 @@
 //! The chat template in the metadata of a GGUF file.
 
-use super::{Jinja, Template};
+use super::{Origin, Parts, TemplateSource};
 use crate::{Error, Result};
 use files::source::gguf::Gguf;
 
@@ -13,24 +13,26 @@ const VARIABLES: [(&str, &str); 3] = [
     ("unk_token", "tokenizer.ggml.unknown_token_id"),
 ];
 
-impl Template {
-    /// The template in a GGUF file, [`Template::Plain`] where it has none.
-    ///
-    /// # Errors
-    /// [`Error::Model`] for a key of another type and for a template with a syntax error.
-    pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
-        let refused = |why: String| Error::model(gguf.path(), why);
-        let metadata = gguf.metadata();
-        let Some(source) = metadata.text(TEMPLATE).map_err(refused)? else { return Ok(Template::Plain) };
-        let tokens = metadata.strings(TOKENS).map_err(refused)?;
-        let mut variables = vec![];
-        for (name, key) in VARIABLES {
-            let id = metadata.integer(key).map_err(refused)?.and_then(|id| usize::try_from(id).ok());
-            if let Some(text) = tokens.zip(id).and_then(|(tokens, id)| tokens.get(id)) {
-                variables.push((name.to_owned(), text.to_owned()));
-            }
-        }
-        let place = format!("{}: {TEMPLATE}", gguf.path().display());
-        Ok(Template::Jinja(Jinja::new(place, source, variables)?))
+impl TemplateSource {
+    /// That of a GGUF file, whose header is not needed afterwards.
+    pub fn of_gguf(gguf: &Gguf) -> Self {
+        Self(read(gguf).map_or_else(Origin::Refused, |found| found.map_or(Origin::Plain, Origin::Jinja)))
     }
+}
+
+/// The template's text and variables, [`None`] where there is none.
+fn read(gguf: &Gguf) -> Result<Option<Parts>> {
+    let refused = |why: String| Error::model(gguf.path(), why);
+    let metadata = gguf.metadata();
+    let Some(source) = metadata.text(TEMPLATE).map_err(refused)? else { return Ok(None) };
+    let tokens = metadata.strings(TOKENS).map_err(refused)?;
+    let mut variables = vec![];
+    for (name, key) in VARIABLES {
+        let id = metadata.integer(key).map_err(refused)?.and_then(|id| usize::try_from(id).ok());
+        if let Some(text) = tokens.zip(id).and_then(|(tokens, id)| tokens.get(id)) {
+            variables.push((name.to_owned(), text.to_owned()));
+        }
+    }
+    let place = format!("{}: {TEMPLATE}", gguf.path().display());
+    Ok(Some(Parts { place, source: source.to_owned(), variables }))
 }

@@ -1,7 +1,7 @@
 //! A GGUF file: header, config, tokenizer and chat template, and the first row of every tensor.
 #![no_main]
 
-use text::chat::Template;
+use text::chat::TemplateSource;
 use files::blocks::gguf::decode;
 use text::tokenizer::{AddSpecial, Tokenizer};
 use files::source::gguf::Gguf;
@@ -16,7 +16,7 @@ fuzz_target!(|data: &[u8]| {
     if let Ok(tokenizer) = Tokenizer::from_gguf(&gguf, 1 << 16) {
         let ids = tokenizer.encode("Hello, wörld! <|im_end|>\n", AddSpecial::Yes);
         ids.map(|ids| tokenizer.decode(&ids)).ok();
-        let _ = Template::from_gguf(&gguf).and_then(|template| template.for_tokenizer(&tokenizer));
+        let _ = TemplateSource::of_gguf(&gguf).load().and_then(|template| template.for_tokenizer(&tokenizer));
     }
     gguf.fingerprint();
     for tensor in gguf.tensors() {
