@@ -110,8 +110,8 @@ impl Report {
         let (timing, (tbt, speed)) = (&self.timing, self.pace());
         let mut line = json!({
             "t": "stats", "ttft_ms": ms(timing.ttft), "tbt_ms": tbt, "tokens_per_second": speed,
-            "prompt_tokens": timing.prompt_tokens, "prompt_tokens_per_second": self.prompt_pace(), "tokens": timing.tokens, "load_ms": ms(self.loading),
-            "stop": self.reason.name(), "seed": self.seed,
+            "prompt_tokens": timing.prompt_tokens, "prompt_tokens_per_second": self.prompt_pace(),
+            "tokens": timing.tokens, "load_ms": ms(self.loading), "stop": self.reason.name(), "seed": self.seed,
             "logits": format!("{:016x}", digest(session.logits())),
         });
         if let Some(drafts) = session.drafts() {

@@ -9,7 +9,7 @@ use crate::run::plan::mib;
 use clap::Args;
 use files::Result;
 use files::config::ModelConfig;
-use files::error::{LINE, one_line};
+use files::error::{LINE, is_harmless, one_line};
 use files::packed_file;
 use files::source::Unreadable;
 use files::source::gguf::metadata::Metadata;
@@ -55,10 +55,8 @@ pub(super) fn run(args: &InspectArgs) -> Result<()> {
 /// JSON that a terminal can show: what controls one, beyond what JSON escapes anyway, is in strings only.
 fn escaped(json: &str) -> String {
     let escape = |c: char| match c {
-        '\u{7f}'..='\u{9f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-            format!("\\u{:04x}", u32::from(c))
-        }
-        other => other.to_string(),
+        c if c == '\n' || is_harmless(c) => c.to_string(),
+        c => c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect(),
     };
     json.chars().map(escape).collect()
 }

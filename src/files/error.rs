@@ -87,7 +87,7 @@ pub fn one_line(text: &str, most: usize) -> String {
 }
 
 /// Whether a character only shows itself. Those without a width or that change the direction do not.
-fn is_harmless(c: char) -> bool {
+pub fn is_harmless(c: char) -> bool {
     !c.is_control()
         && !matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
         && !matches!(c, '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')

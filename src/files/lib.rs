@@ -1,8 +1,8 @@
 //! Model files: a model's config, and where its tensors are.
 //!
-//! [`config`] reads a `config.json`; [`hub`] finds a model in the Hugging Face cache. [`source`] opens safetensors and GGUF files, [`packed_file`] knows the program's
-//! own. [`blocks`] decodes block formats. Files are [`mapped`] into memory, written whole or not at all
-//! ([`atomic_file`]), and libraries that panic run in [`containment`]. All text for
+//! [`config`] reads a `config.json`; [`hub`] finds a model in the Hugging Face cache. [`source`] opens safetensors and
+//! GGUF files, [`packed_file`] knows the program's own. [`blocks`] decodes block formats. Files are [`mapped`] into
+//! memory, written whole or not at all ([`atomic_file`]), and libraries that panic run in [`containment`]. All text for
 //! stderr goes through [`stderr`].
 #![deny(unsafe_code)]
 

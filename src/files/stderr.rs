@@ -1,6 +1,7 @@
 //! The one writer of stderr. What cannot be written is lost, and nothing else happens: `eprintln!` would end the
 //! program where a disk is full or a terminal has been closed.
 
+use crate::error::{LINE, one_line};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -37,7 +38,7 @@ pub fn write(text: Arguments<'_>) {
 /// From now on panics are said by [`write`] too.
 pub fn say_panics() {
     panic::set_hook(Box::new(|info: &PanicHookInfo<'_>| {
-        say!("error: {}", info.to_string().replace('\n', " "));
+        say!("error: {}", one_line(&info.to_string().replace('\n', " "), LINE));
         // A release has no symbols, so a trace would name nothing.
         if cfg!(debug_assertions) && Backtrace::capture().status() == BacktraceStatus::Captured {
             say!("{}", Backtrace::capture());
