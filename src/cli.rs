@@ -30,6 +30,7 @@ mod start;
 mod terminal;
 #[cfg(feature = "tools")]
 mod tokenize;
+#[cfg(feature = "chat")]
 mod wrap;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};

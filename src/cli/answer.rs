@@ -3,7 +3,6 @@
 use super::args::{Format, OutputArgs};
 use super::events;
 use super::terminal::put;
-use super::wrap::Wrap;
 use crate::model::trace::{Recorder, digest};
 use crate::run::engine::{Engine, Timing, TokenStream};
 use crate::run::session::{Drafts, Session, StopReason};
@@ -36,12 +35,12 @@ pub(super) fn write_trace(
     recorder.write_chrome(file)
 }
 
-/// Prints the pieces as they come, text in lines as `wrap` breaks it; `each` is called with every token and its piece.
-/// Returns why stdout could not be written: the text then ends as by an interrupt, and can be saved.
+/// Prints the pieces as they come, text as `laid_out`; `each` is called with every token and its piece. Returns why
+/// stdout could not be written: the text then ends as by an interrupt, and can be saved.
 pub(super) fn show(
     stream: &mut TokenStream<'_>,
     format: Format,
-    mut wrap: Wrap,
+    mut laid_out: impl FnMut(&str) -> String,
     mut each: impl FnMut(Option<u32>, &str),
 ) -> Result<Option<Error>> {
     let mut lost = None;
@@ -49,7 +48,7 @@ pub(super) fn show(
         let piece = piece?;
         if lost.is_none() {
             lost = match format {
-                Format::Text => put(&wrap.piece(&piece)).err(),
+                Format::Text => put(&laid_out(&piece)).err(),
                 Format::Jsonl => put(&token_line(stream, &piece)).err(),
             };
             if lost.is_some() {

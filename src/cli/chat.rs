@@ -365,7 +365,9 @@ impl Chat<'_> {
         let (mut ids, mut shown) = (Vec::new(), 0);
         #[cfg(feature = "line-editor")]
         let _hushed = self.input.hush();
-        let lost = show(&mut stream, self.args.completion.output.format, Wrap::stdout(), |id, piece| {
+        let mut wrap = Wrap::stdout();
+        let laid_out = |piece: &str| wrap.piece(piece);
+        let lost = show(&mut stream, self.args.completion.output.format, laid_out, |id, piece| {
             ids.extend(id);
             shown += piece.len();
         })?;

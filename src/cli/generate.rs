@@ -6,7 +6,6 @@ use super::prompts;
 use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, end_line, put, show_prompt};
-use super::wrap::Wrap;
 use crate::run::engine::{Engine, Pause, TokenStream};
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
@@ -107,7 +106,7 @@ fn complete(
 /// be written.
 fn show_whole(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Error>> {
     let mut empty = true;
-    let shown = show(stream, format, Wrap::default(), |_, piece| empty &= piece.is_empty());
+    let shown = show(stream, format, str::to_owned, |_, piece| empty &= piece.is_empty());
     match (format, &shown) {
         (Format::Jsonl, _) | (_, Ok(Some(_))) => shown,
         _ if empty => {

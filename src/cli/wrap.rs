@@ -1,8 +1,9 @@
 //! Text on a terminal, whose words are not cut at the right edge. A word is shown as it comes, piece by piece; one that
 //! does not fit is taken back and written on the next line.
 
-#[cfg(feature = "chat")]
-use {super::terminal::is_dumb, std::io::IsTerminal};
+use super::terminal::is_dumb;
+use std::io::IsTerminal;
+use unicode_width::UnicodeWidthChar;
 
 /// What is known of the line that is being written.
 #[derive(Default)]
@@ -18,7 +19,6 @@ pub(super) struct Wrap {
 
 impl Wrap {
     /// For stdout, where an answer begins at the left edge.
-    #[cfg(feature = "chat")]
     pub fn stdout() -> Self {
         let stdout = std::io::stdout();
         let size = if stdout.is_terminal() && !is_dumb() {
@@ -30,7 +30,6 @@ impl Wrap {
         Self::new(size.map_or(0, |size| usize::from(size.ws_col).saturating_sub(1)))
     }
 
-    #[cfg(any(feature = "chat", test))]
     fn new(width: usize) -> Self {
         Self { width, ..Self::default() }
     }
@@ -46,7 +45,8 @@ impl Wrap {
     }
 
     fn char(&mut self, c: char, out: &mut String) {
-        let cells = cells(c);
+        // One for what controls the terminal and is no line feed: a tab.
+        let cells = c.width().unwrap_or(1);
         match c {
             '\n' | '\r' => {
                 out.push(c);
@@ -102,23 +102,6 @@ impl Wrap {
     fn begin_word(&mut self) {
         self.word.clear();
         self.cells = 0;
-    }
-}
-
-/// How many cells a terminal gives a character: two for East Asian and pictures, none for what is put on another one.
-fn cells(c: char) -> usize {
-    match u32::from(c) {
-        0x300..=0x36f | 0x200b..=0x200f | 0xfe00..=0xfe0f => 0,
-        0x1100..=0x115f
-        | 0x2e80..=0xa4cf
-        | 0xac00..=0xd7a3
-        | 0xf900..=0xfaff
-        | 0xfe30..=0xfe6f
-        | 0xff00..=0xff60
-        | 0xffe0..=0xffe6
-        | 0x1f300..=0x1faff
-        | 0x20000..=0x3ffff => 2,
-        _ => 1,
     }
 }
 

@@ -103,23 +103,10 @@ impl Args {
 pub fn likeliest(word: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     let most = word.len().div_ceil(3).min(3);
     names
-        .map(|name| (edits(word, name), name))
+        .map(|name| (strsim::levenshtein(word, name), name))
         .min()
         .filter(|&(edits, _)| edits <= most)
         .map(|(_, name)| name)
-}
-
-/// How many bytes must be put in, taken out or replaced to make `b` of `a`.
-fn edits(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut corner = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.bytes().enumerate() {
-            let cheapest = (corner + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
-            corner = std::mem::replace(&mut row[j + 1], cheapest);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

@@ -10,12 +10,12 @@
 
 use super::facts::Facts;
 use files::atomic_file::Unfinished;
+use rustix::fs::{Access, access};
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -224,18 +224,12 @@ fn open_own(path: &Path, options: &mut OpenOptions) -> Option<File> {
 }
 
 /// Why nothing can be added to a directory.
-#[allow(unsafe_code)]
 fn unwritable(dir: &Path) -> Option<String> {
-    let path = CString::new(dir.as_os_str().as_bytes()).ok()?;
-    // SAFETY: only reads a zero-terminated path.
-    let code = unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) };
-    (code != 0).then(|| std::io::Error::last_os_error().to_string())
+    access(dir, Access::WRITE_OK | Access::EXEC_OK).err().map(|e| std::io::Error::from(e).to_string())
 }
 
-#[allow(unsafe_code)]
 fn user() -> u32 {
-    // SAFETY: only reads a number and cannot fail.
-    unsafe { libc::geteuid() }
+    geteuid().as_raw()
 }
 
 struct Kept {
