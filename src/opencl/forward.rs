@@ -14,7 +14,7 @@ use crate::dims::*;
 use crate::model::device::{Attention, AttentionJob, CancelToken, Logits, Run};
 use crate::model::trace::Steps;
 use files::Error;
-use opencl_runtime::buffer::{Landing, MapFor, bytes_of, bytes_of_mut};
+use opencl_runtime::buffer::{Buffer, Landing, MapFor, bytes_of, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::ops::Range;
@@ -80,6 +80,14 @@ impl Place {
     /// Slots that are filled after the pass.
     fn filled(self) -> usize {
         self.before + self.tokens
+    }
+}
+
+/// Waits for what is queued and reads, through page-locked memory where the device has its own.
+fn read(landing: &mut Option<&mut Landing>, from: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
+    match landing {
+        Some(landing) => landing.read(from, offset, bytes),
+        None => from.read(offset, bytes),
     }
 }
 
@@ -215,7 +223,7 @@ impl Pass<'_> {
         let Place { first, tokens, before, slots, observed } = place;
         let host = self.host.as_mut().expect("the caller has looked");
         let (qkv, att) = (&mut host.qkv[..tokens * QKV], &mut host.att[..tokens * Q_DIM]);
-        self.scratch.qkv.read(4 * first * QKV, bytes_of_mut(qkv))?;
+        read(&mut self.landing, &self.scratch.qkv, 4 * first * QKV, bytes_of_mut(qkv))?;
         // Up to the last head's last slot.
         let (types, used) = (cache.rows.types(), (KV_HEADS - 1) * slots + place.filled());
         let rows = cache.rows.layer_mut(layer);
@@ -355,10 +363,7 @@ impl Pass<'_> {
             if from < to {
                 let bytes = bytes_of_mut(&mut logits[(from - first) * VOCAB..(to - first) * VOCAB]);
                 let (logits, offset) = (&self.scratch.logits, 4 * (from - rows.start) * VOCAB);
-                match &mut self.landing {
-                    Some(landing) => landing.read(logits, offset, bytes)?,
-                    None => logits.read(offset, bytes)?,
-                }
+                read(&mut self.landing, logits, offset, bytes)?;
             }
         }
         Ok(())

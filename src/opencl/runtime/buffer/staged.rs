@@ -98,14 +98,17 @@ impl Landing {
 
     /// Waits for what is queued and reads `bytes.len()` bytes of `from` that begin at `offset`.
     pub fn read(&mut self, from: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        assert!(bytes.len() <= self.buffer.len(), "more is read than lands");
-        let len = bytes.len();
-        from.memory.assert_holds(&(offset..offset + len));
-        let call = Call::Read { from: from.memory.id, offset, to: self.start, len };
-        from.memory.shared.wait(call, format_args!("{len} bytes at {offset}"))?;
-        // SAFETY: mapped for reading and writing for as long as `self`; no kernel has this buffer, and the call, which
-        // comes after those that nobody waited for, has returned.
-        bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(self.start.0.as_ptr(), len) });
+        from.memory.assert_holds(&(offset..offset + bytes.len()));
+        from.memory.assert_readable();
+        let most = self.buffer.len();
+        for (i, piece) in bytes.chunks_mut(most).enumerate() {
+            let (offset, len) = (offset + i * most, piece.len());
+            let call = Call::Read { from: from.memory.id, offset, to: self.start, len };
+            from.memory.shared.wait(call, format_args!("{len} bytes at {offset}"))?;
+            // SAFETY: `len` bytes are mapped for reading and writing for as long as `self`; no kernel has this buffer,
+            // and the call, which comes after those that nobody waited for, has returned.
+            piece.copy_from_slice(unsafe { std::slice::from_raw_parts(self.start.0.as_ptr(), len) });
+        }
         Ok(())
     }
 }
