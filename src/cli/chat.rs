@@ -218,6 +218,7 @@ impl Chat<'_> {
         if let Err(e) = self.conversation.ask(self.engine.tokenizer(), &question.text) {
             return if goes_on { self.say_unanswered(&e, question) } else { Err(e) };
         }
+        self.protect();
         let need = self.needed_slots();
         if need > have && can_refuse {
             self.conversation.forget_question();
@@ -247,6 +248,14 @@ impl Chat<'_> {
         self.end_turn(&report, then)?;
         self.last = Some(report);
         Ok(Some(report.reason))
+    }
+
+    /// Keeps the system message from being evicted.
+    fn protect(&mut self) {
+        if self.evicts() {
+            // What cannot be rendered is refused elsewhere.
+            self.session.protect(self.conversation.opening(self.engine.tokenizer()).unwrap_or(0));
+        }
     }
 
     fn evicts(&self) -> bool {

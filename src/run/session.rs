@@ -161,6 +161,14 @@ impl Session {
         Ok(self)
     }
 
+    /// The first `tokens` tokens, such as a system message, are never evicted, unless [`Eviction::prefix`] says how many
+    /// are; they take half of the window at most.
+    pub fn protect(&mut self, tokens: usize) {
+        if let Some(evictor) = &mut self.evictor {
+            evictor.protect(tokens);
+        }
+    }
+
     /// Asks `probe` whether memory is low, instead of the system.
     pub fn with_memory_probe(mut self, probe: MemoryProbe) -> Self {
         self.evictor = self.evictor.map(|e| e.with_probe(probe));

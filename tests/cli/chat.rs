@@ -113,6 +113,37 @@ fn a_conversation_that_evicts_forgets_its_oldest_turns() {
     assert!(messages < 40 && tokens < 9 * 64, "{}", said.err);
 }
 
+#[test]
+fn a_system_message_is_never_evicted() {
+    const SYSTEM: &str = "You are a clever cat who lives in a small house near the river with a fox.";
+    // What the template makes of it, and what every question begins with.
+    let opening = format!("<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n");
+    let tokenized = text(&["tokenize", "--format", "json", "-p", &opening]);
+    let tokenized: serde_json::Value = serde_json::from_str(&tokenized).expect("JSON");
+    let first = tokenized["ids"].as_array().expect("ids").len().to_string();
+    for policy in ["sliding", "h2o"] {
+        let answers = |more: &[&str]| {
+            let args = [
+                "chat",
+                "--system",
+                SYSTEM,
+                "--temp",
+                "0",
+                "-n",
+                "20",
+                "-c",
+                "96",
+                "--eviction-policy",
+                policy,
+            ];
+            run_with(&[&args[..], more].concat(), &"Tell me more about the fox.\n".repeat(8)).out
+        };
+        let unsaid = answers(&[]);
+        assert_eq!(unsaid, answers(&["--protected-prefix", &first]), "{policy}");
+        assert_ne!(unsaid, answers(&["--protected-prefix", "0"]), "{policy}: the number given counts");
+    }
+}
+
 /// For `cargo xtask test long`: it takes minutes.
 #[test]
 #[ignore = "takes minutes: cargo xtask test long"]

@@ -90,6 +90,14 @@ fn a_policy_holds_its_window() {
     // A window that is never reached changes nothing.
     assert_eq!(found[1]["against"]["kl_divergence"], 0.0);
 
+    // Four first tokens stay where no number is given, and the table says so.
+    let prefixes = ["", ",prefix=4", ",prefix=0"].map(|prefix| format!("policy=sliding,window=32{prefix}"));
+    let prefixes: Vec<&str> = prefixes.iter().flat_map(|row| ["--settings", row]).collect();
+    let found = eval(&[&["--tokens", &file, "--chunk", "128"][..], &prefixes].concat());
+    assert_eq!(found[0], found[1]);
+    assert_ne!(found[0]["perplexity"], found[2]["perplexity"]);
+    mentions(found[0]["settings"].as_str().expect("a text"), &["policy sliding 32 prefix 4"]);
+
     let (file, items) = questions(&temp, 300, 4);
     let rows = ["sliding", "snapkv", "h2o"].map(|policy| format!("policy={policy},window=25%,prefix=2"));
     let rows: Vec<&str> = rows.iter().flat_map(|row| ["--settings", row]).collect();

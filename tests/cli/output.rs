@@ -247,7 +247,7 @@ fn evictions_are_said_where_they_were_asked_for() {
     let said = run(&with(&["-v", "--trace", &trace]));
     assert!(said.code == Some(0) && said.err.contains("stop: length"), "{}", said.err);
     assert!(said.err.contains("evicted 8 slots, 56 left"), "{}", said.err);
-    assert!(!run(&with(&[])).err.contains("evicted"));
+    assert!(!run(&with(&[])).err.contains("evicted 8 slots"));
     let marks = std::fs::read_to_string(&trace).expect("a trace");
     let marks: serde_json::Value = serde_json::from_str(&marks).expect("JSON");
     let instants = marks["traceEvents"].as_array().expect("events").iter().filter(|e| e["ph"] == "i");
@@ -259,4 +259,47 @@ fn evictions_are_said_where_they_were_asked_for() {
     assert_eq!(evictions[0]["why"], "cache full");
     // Text that began in the window is the same as without eviction.
     assert!(said.out.starts_with(full.text()));
+}
+
+#[test]
+fn first_tokens_that_stay_are_said_in_help_and_before_the_text() {
+    mentions(&text(&["generate", "--help"]), &["--protected-prefix", "default: 4 with sliding and"]);
+    let evict = |policy: &str, more: &[&str]| {
+        let args = ["generate", "-p", "a", "-n", "1", "--eviction-policy", policy];
+        run(&[&args[..], more].concat())
+    };
+    for policy in ["sliding", "snapkv"] {
+        mentions(
+            evict(policy, &[]).err.lines().next().expect("a line"),
+            &[
+                &format!("--eviction-policy {policy}: the first 4 tokens are never evicted; "),
+                "--protected-prefix",
+            ],
+        );
+        mentions(&evict(policy, &["-c", "6"]).err, &["the first 2 tokens are never evicted"]);
+        for silent in [&["--protected-prefix", "0"][..], &["--keep", "9"], &["-q"]] {
+            assert!(!evict(policy, silent).err.contains("never evicted"), "{silent:?}");
+        }
+    }
+    for policy in ["h2o", "none"] {
+        assert!(!evict(policy, &[]).err.contains("never evicted"));
+    }
+}
+
+#[test]
+fn four_first_tokens_stay_where_no_number_is_given() {
+    let greedy = ["generate", "-p", "Once upon a time", "--temp", "0", "--ignore-eos", "-n", "80", "-q"];
+    let evict = |policy: &str, more: &[&str]| {
+        text(&[&greedy[..], &["-c", "32", "--eviction-policy", policy], more].concat())
+    };
+    for policy in ["sliding", "snapkv"] {
+        let [zero, four] = ["0", "4"].map(|n| evict(policy, &["--protected-prefix", n]));
+        assert_eq!(evict(policy, &[]), four, "{policy}");
+        assert_ne!(zero, four, "{policy}");
+    }
+    assert_eq!(evict("h2o", &[]), evict("h2o", &["--protected-prefix", "0"]));
+    // Narrower than four tokens and two.
+    for small in [&["--eviction-window", "2"][..], &["--eviction-window", "5"]] {
+        assert!(!evict("sliding", small).is_empty(), "{small:?}");
+    }
 }

@@ -94,7 +94,7 @@ fn each_answer_is_that_of_its_prompt_alone() {
 #[test]
 fn each_text_evicts_as_it_would_alone() {
     for policy in [Policy::Sliding, Policy::SnapKv, Policy::H2o] {
-        let eviction = Eviction { policy, window: 64, prefix: 4, memory_threshold: 0 };
+        let eviction = Eviction { policy, window: 64, prefix: Some(4), memory_threshold: 0 };
         let engine = Engine::load(EngineOptions { eviction, ..options(4, 2) }).unwrap();
         let items: Vec<BatchItem> = (0..5).map(|i| item("Once upon a time", 60 + 20 * i, greedy())).collect();
         let expected: Vec<BatchAnswer> =

@@ -62,7 +62,7 @@ fn samplers() -> Vec<SamplerOptions> {
 fn drafts_change_no_token_whoever_chooses_them() {
     let base = EngineOptions { threads: 2, max_seq_len: 160, ..EngineOptions::new(place::model()) };
     let engine = Engine::load(base.clone()).unwrap();
-    let sliding = Eviction { policy: Policy::Sliding, window: 60, prefix: 4, memory_threshold: 0 };
+    let sliding = Eviction { policy: Policy::Sliding, window: 60, prefix: Some(4), memory_threshold: 0 };
     let mut accepted = 0;
     for eviction in [Eviction::NEVER, sliding] {
         for (i, sampler) in samplers().into_iter().enumerate() {
@@ -99,7 +99,7 @@ fn drafts_are_off_where_they_would_be_seen() {
     let base = EngineOptions { threads: 1, draft: 4, ..EngineOptions::new(place::model()) };
     let engine = Engine::load(base.clone()).unwrap();
     for policy in [Policy::SnapKv, Policy::H2o] {
-        let eviction = Eviction { policy, window: 64, prefix: 0, memory_threshold: 0 };
+        let eviction = Eviction { policy, window: 64, prefix: Some(0), memory_threshold: 0 };
         let session = engine.session_of(&EngineOptions { eviction, ..base.clone() }).unwrap();
         assert_eq!(session.drafts(), None);
     }

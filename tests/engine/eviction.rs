@@ -21,7 +21,7 @@ fn options(policy: Policy, slots: usize, window: usize) -> EngineOptions {
     EngineOptions {
         threads: 2,
         max_seq_len: slots,
-        eviction: Eviction { policy, window, prefix: 4, memory_threshold: 0 },
+        eviction: Eviction { policy, window, prefix: Some(4), memory_threshold: 0 },
         ..EngineOptions::new(place::model())
     }
 }
@@ -138,7 +138,7 @@ fn generate_far_beyond_the_slots() {
     for policy in POLICIES {
         let mut o = options(policy, 1024, 1024);
         // The first tokens would be further away at the end than the model ever looked.
-        o.eviction.prefix = 0;
+        o.eviction.prefix = Some(0);
         let engine = Engine::load(o).unwrap();
         let run = generate(&engine, 6000);
         assert_eq!(run.tokens.len(), 6030);

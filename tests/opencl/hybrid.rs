@@ -83,7 +83,7 @@ fn moves_change_nothing_with_any_cache_and_any_policy() {
     }
     for kv in KvType::ALL {
         for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
-            let eviction = Eviction { policy, window: 64, prefix: 4, memory_threshold: 0 };
+            let eviction = Eviction { policy, window: 64, prefix: Some(4), memory_threshold: 0 };
             let o = EngineOptions { eviction, ..options(kv) };
             let (one, two) = (Engine::load(o.clone()).unwrap(), hybrid(&o));
             let prompt: Vec<u32> = (0..60).map(|i| 10 + i * 37 % 3000).collect();

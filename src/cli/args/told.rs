@@ -1,8 +1,9 @@
-//! Flags that were given but have no effect in this run, or an unlikely one: a line for each.
+//! Flags that were given but have no effect in this run, or an unlikely one: a line for each. Also what nobody gave, but
+//! should know of.
 
 use super::device::BackendName;
 use crate::dims::MAX_POSITION;
-use crate::run::eviction::Policy;
+use crate::run::eviction::{Eviction, Policy, slack};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use files::say;
@@ -100,11 +101,29 @@ fn told(command: &str, m: &ArgMatches) -> Vec<String> {
              make no sense"
         ));
     }
+    lines.extend(protected(command, m));
     let cores = topology::allowed_cores().len();
     if let Some(n) = value::<usize>(m, "threads").filter(|&n| cores > 0 && n > cores) {
         lines.push(format!("warning: --threads {n}: slower than {cores}, the cores that there are"));
     }
     lines
+}
+
+/// That first tokens stay though nobody asked for it.
+fn protected(command: &str, m: &ArgMatches) -> Option<String> {
+    let (policy, window) = (value::<Policy>(m, "eviction_policy")?, value::<usize>(m, "eviction_window")?);
+    let slots = value::<usize>(m, "max_seq_len")?;
+    let eviction = Eviction { policy, window, ..Eviction::NEVER };
+    let first = eviction.prefix_of(window.min(slots.saturating_sub(slack(slots))));
+    if first == 0 || given(m, "protected-prefix") {
+        return None;
+    }
+    let (name, chat) =
+        (policy.name(), if command == "chat" { ", and with them the system message" } else { "" });
+    Some(format!(
+        "--eviction-policy {name}: the first {first} tokens are never evicted{chat}; --protected-prefix sets another \
+         number, or 0"
+    ))
 }
 
 fn backend(m: &ArgMatches) -> Option<BackendName> {

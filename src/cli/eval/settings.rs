@@ -86,7 +86,7 @@ impl Settings {
             "window" => self.window = value.parse()?,
             "prefix" => {
                 let wrong = || format!("prefix {value:?}: use a number of tokens");
-                o.eviction.prefix = value.parse().map_err(|_| wrong())?;
+                o.eviction.prefix = Some(value.parse().map_err(|_| wrong())?);
             }
             "backend" => o.backend = <BackendName as clap::ValueEnum>::from_str(value, true)?.kind(),
             key => {
@@ -131,7 +131,8 @@ impl Settings {
     /// The policy and its numbers: `snapkv 25%`, `sliding 25% prefix 4`, `none`.
     pub fn policy(&self) -> String {
         let e = &self.options.eviction;
-        match (e.policy, e.prefix) {
+        let sinks = e.policy.sinks();
+        match (e.policy, e.prefix.unwrap_or(sinks)) {
             (Policy::None, _) => e.policy.name().into(),
             (policy, 0) => format!("{} {}", policy.name(), self.window),
             (policy, prefix) => format!("{} {} prefix {prefix}", policy.name(), self.window),

@@ -33,6 +33,8 @@ pub(super) struct Evictor {
     /// The first token whose attention counts for the next choice.
     since: Option<usize>,
     chooser: Chooser,
+    /// First tokens that the caller knows to matter, protected where the settings don't say how many are.
+    opening: usize,
     /// The slots of a head that stay.
     pub slots: Vec<u32>,
     /// Where each head chooses for itself: the positions of the slots that the last eviction left,
@@ -55,6 +57,7 @@ impl Evictor {
             due: None,
             since: None,
             chooser: Chooser::default(),
+            opening: 0,
             slots: Vec::with_capacity(capacity),
             positions: vec![Vec::new(); LAYERS * KV_HEADS],
             mass: Vec::new(),
@@ -72,14 +75,26 @@ impl Evictor {
     /// Another number of slots.
     pub fn resize(&mut self, capacity: usize) -> Result<()> {
         self.capacity = capacity;
-        if self.target() < self.settings.prefix + 2 {
+        let prefix = self.settings.prefix.unwrap_or(0);
+        if self.target() < prefix + 2 {
             return Err(Error::Usage(format!(
-                "--max-seq-len {capacity}: too few slots for --protected-prefix {} with --eviction-policy {}; raise it",
-                self.settings.prefix,
+                "--max-seq-len {capacity}: too few slots for --protected-prefix {prefix} with --eviction-policy {}; raise \
+                 it",
                 self.settings.policy.name()
             )));
         }
         Ok(())
+    }
+
+    /// The first `tokens` tokens are the sequence's opening.
+    pub fn protect(&mut self, tokens: usize) {
+        self.opening = tokens;
+    }
+
+    /// First tokens that stay when `keep` slots do.
+    fn prefix(&self, keep: usize) -> usize {
+        let least = self.settings.prefix_of(keep);
+        if self.settings.prefix.is_some() { least } else { least.max(self.opening.min(keep / 2)) }
     }
 
     /// Number of filled slots at which some are evicted before the next token.
@@ -141,7 +156,7 @@ impl Evictor {
 
     /// How an eviction down to `keep` slots divides them.
     pub fn budget(&self, keep: usize) -> Budget {
-        Budget::of(&self.settings, keep)
+        Budget::of(&Eviction { prefix: Some(self.prefix(keep)), ..self.settings }, keep)
     }
 
     /// Why slots must go before more tokens join `len` filled slots. A prompt may fill the whole cache first.
@@ -164,7 +179,7 @@ impl Evictor {
             return;
         }
         self.countdown = MEMORY_EVERY;
-        let least = self.settings.prefix + LEAST;
+        let least = self.prefix(self.settings.window) + LEAST;
         match (self.probe)(self.settings.memory_threshold) {
             true if len > 2 * least => {
                 self.keep = (len / 2).min(self.settings.window);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 fn eviction(policy: Policy, window: usize, prefix: usize) -> Eviction {
-    Eviction { policy, window, prefix, memory_threshold: 0 }
+    Eviction { policy, window, prefix: Some(prefix), memory_threshold: 0 }
 }
 
 fn token(i: usize) -> u32 {
@@ -101,6 +101,40 @@ fn sliding_keeps_the_prefix_and_the_latest_and_positions_count_on() {
     // The prompt fills the cache twice and is cut at its end; then the window counts.
     assert_eq!(whys[..2], [Why::Full, Why::Full]);
     assert!(whys[2..].iter().all(|&w| w == Why::Window) && whys.len() > 100, "{whys:?}");
+}
+
+/// The positions of the slots of the first head, fewer than the `n` tokens that came.
+fn left(session: &mut Session, n: usize) -> Vec<u32> {
+    feed(session, n / 2, n);
+    assert_eq!(session.position(), n);
+    rows(session)[0].iter().map(|r| r.1).collect()
+}
+
+#[test]
+fn first_tokens_stay_though_nobody_asked_for_it() {
+    let unsaid = |policy, window| Eviction { prefix: None, ..eviction(policy, window, 0) };
+    for policy in [Policy::Sliding, Policy::SnapKv] {
+        assert_eq!(left(&mut alone(64, unsaid(policy, 40)), 300)[..4], [0, 1, 2, 3], "{policy:?}");
+    }
+    assert!(left(&mut alone(64, eviction(Policy::Sliding, 40, 0)), 300)[0] > 200);
+    // In a cache of a few slots, half of them at most.
+    for (capacity, window, first) in [(3, 2, 1), (3, 40, 1), (5, 40, 2), (64, 3, 1), (8, 7, 3), (64, 8, 4)] {
+        let left = left(&mut alone(capacity, unsaid(Policy::Sliding, window)), 100);
+        let still = left.iter().enumerate().take_while(|&(i, &p)| i == p as usize).count();
+        assert_eq!((still, left.last()), (first, Some(&99)), "{capacity} slots, a window of {window}");
+    }
+}
+
+#[test]
+fn an_opening_stays_unless_a_number_is_given() {
+    let first = |prefix, opening| {
+        let mut session = alone(64, Eviction { prefix, ..eviction(Policy::H2o, 40, 0) });
+        session.protect(opening);
+        feed(&mut session, 40, 300);
+        session.sequence().prefix
+    };
+    assert_eq!([first(None, 0), first(None, 9), first(None, 100)], [0, 9, 20], "half of the window at most");
+    assert_eq!([first(Some(0), 9), first(Some(30), 9)], [0, 30]);
 }
 
 #[test]

@@ -148,6 +148,18 @@ impl Conversation {
         Ok(())
     }
 
+    /// How many ids come before the first message of every conversation with this system message.
+    ///
+    /// # Errors
+    /// See [`Template::encode`].
+    pub fn opening(&self, tokenizer: &Tokenizer) -> Result<usize> {
+        let with = |question| {
+            encode_segments(tokenizer, self.render(tokenizer, &[Message::new(Role::User, question)])?)
+        };
+        let (one, other) = (with("A")?, with("B")?);
+        Ok(one.iter().zip(&other).take_while(|(a, b)| a == b).count())
+    }
+
     /// The messages from `first` on, and a question.
     fn with_question(&self, first: usize, text: &str) -> Vec<Message> {
         [&self.messages[first..], &[Message::new(Role::User, text)]].concat()

@@ -223,7 +223,7 @@ fn strange_layouts_go_on_or_fail() {
     let mut pick = |n: usize| (rng.next_u64() % n as u64) as usize;
     let mut loaded = 0;
     for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
-        let eviction = Eviction { policy, window: 20, prefix: 3, memory_threshold: 0 };
+        let eviction = Eviction { policy, window: 20, prefix: Some(3), memory_threshold: 0 };
         let model =
             EngineOptions { max_seq_len: 24, threads: 1, eviction, ..EngineOptions::new(place::model()) };
         let engine = Engine::load(model).expect("the bundled model");

@@ -2,6 +2,7 @@
 
 use super::super::Jinja;
 use super::*;
+use crate::tokenizer::AddSpecial;
 
 fn text(t: &str) -> Segment {
     Segment::Text(t.into())
@@ -121,4 +122,21 @@ fn the_oldest_turns_are_forgotten_and_the_others_stay_as_they_were() {
     // The last turn stays, however long it is.
     conversation.forget_oldest(&tokenizer, 0).expect("renders");
     assert_eq!(conversation.questions(), 1);
+}
+
+#[test]
+fn the_opening_is_what_all_conversations_with_a_system_message_share() {
+    let tokenizer = story();
+    let opening = |template: &Template, system: Option<&str>| {
+        let conversation = Conversation::new(template.clone(), system.map(String::from));
+        conversation.opening(&tokenizer).expect("renders")
+    };
+    let ids = |text: &str| tokenizer.encode(text, AddSpecial::No).expect("ids").len();
+    let turns = template("", "");
+    let head = "<|im_start|>system\nYou are a cat.<|im_end|>\n<|im_start|>user\n";
+    assert_eq!(opening(&turns, Some("You are a cat.")), ids(head));
+    assert_eq!(opening(&turns, None), ids("<|im_start|>user\n"));
+    // One that the template itself says.
+    let head = "<|im_start|>system\nBe kind.<|im_end|>\n";
+    assert_eq!(opening(&template(head, ""), None), ids(head) + ids("<|im_start|>user\n"));
 }
