@@ -2,7 +2,6 @@
 
 use super::super::Jinja;
 use super::*;
-use crate::tokenizer::AddSpecial;
 
 fn text(t: &str) -> Segment {
     Segment::Text(t.into())
@@ -131,7 +130,8 @@ fn the_opening_is_what_all_conversations_with_a_system_message_share() {
         let conversation = Conversation::new(template.clone(), system.map(String::from));
         conversation.opening(&tokenizer).expect("renders")
     };
-    let ids = |text: &str| tokenizer.encode(text, AddSpecial::No).expect("ids").len();
+    // Nobody has said which tokens are control tokens, so all of it is text.
+    let ids = |text: &str| tokenizer.encode_plain(text).expect("ids").len();
     let turns = template("", "");
     let head = "<|im_start|>system\nYou are a cat.<|im_end|>\n<|im_start|>user\n";
     assert_eq!(opening(&turns, Some("You are a cat.")), ids(head));
