@@ -60,6 +60,11 @@ fn products_of_other_formats_are_clean() {
 }
 
 #[test]
+fn products_of_a_real_model_are_clean() {
+    clean(&["kernels::formats::matrices_of_a_real_model_have_the_cpus_bits_each_time"]);
+}
+
+#[test]
 fn attention_is_clean() {
     clean(&["kernels::attention::attention_has_the_cpus_bits_on_small_shapes"]);
 }

@@ -65,7 +65,7 @@ const TASKS: &[Task] = &[
            about: "speeds, cold and warm starts there, with clocks and temperatures; --runs N, --cool-down S, --json F" },
     Task { name: "profile", arguments: "[--device D] [-- FLAG…]", flags: profile::FLAGS, run: profile::run,
            about: "a generation there as a page of charts and a Perfetto trace; -n N or --seconds S, --open" },
-    Task { name: "quality", arguments: "[--out FILE] [--quick]", flags: quality::FLAGS, run: quality::run,
+    Task { name: "quality", arguments: "[--model M] [--quick]", flags: quality::FLAGS, run: quality::run,
            about: "what KV types and eviction policies cost: perplexity, KL, recall as Markdown; --program F measures F" },
     Task { name: "runner", arguments: "PROGRAM [ARG…]", flags: NONE, run: runner::run,
            about: "run a test binary on the device of $ANTIGRAVITY_DEVICE; `cargo test --target …` calls it" },

@@ -1,6 +1,7 @@
-//! `cargo xtask quality`: what the KV cache's types and eviction policies cost, measured on the bundled model and
-//! written as Markdown. The engine's bits are the same on every machine, and so is every byte of this.
+//! `cargo xtask quality`: what the KV cache's types and eviction policies cost, measured on the bundled model, or on a
+//! real one, and written as Markdown. The engine's bits are the same on every machine, and so is every byte of this.
 
+mod real;
 mod result;
 mod table;
 
@@ -88,7 +89,12 @@ fn quick() -> Vec<Spec> {
 }
 
 pub const FLAGS: Flags = &[&[
-    Flag::valued("--out", "FILE", "write the tables there, not to stdout"),
+    Flag::valued(
+        "--model",
+        "M",
+        "story, or smollm2-135m, whose tables are written into models/story/README.md",
+    ),
+    Flag::valued("--out", "FILE", "write the tables there instead"),
     Flag::valued("--program", "FILE", "measure this program [a release build]"),
     Flag::switch("--quick", "only what promises are about"),
 ]];
@@ -96,10 +102,21 @@ pub const FLAGS: Flags = &[&[
 pub fn run(words: &[String]) -> Result<()> {
     let args = Args::parse(words, FLAGS)?;
     args.no_rest()?;
+    let name = args.value("--model").unwrap_or("story");
+    let (model, is_story) = (build::model_dir(name)?, name == "story");
+    if !is_story {
+        real::check(&model)?;
+        if args.has("--quick") {
+            return Err(Error::Usage("--quick: only for the story model, whose promises are tested".into()));
+        }
+    }
     let program = match args.value("--program") {
         Some(program) => PathBuf::from(program),
-        None => built()?,
+        None => built(&model)?,
     };
+    if !is_story {
+        return real::run(&model, &program, args.value("--out").map(Path::new));
+    }
     let rows = if args.has("--quick") { quick() } else { all() };
     let text = table::markdown(&rows, &measure(&program, &rows)?);
     match args.value("--out") {
@@ -113,19 +130,23 @@ pub fn run(words: &[String]) -> Result<()> {
     }
 }
 
-/// The program for the bundled model.
-fn built() -> Result<PathBuf> {
-    sh::run(&mut build::quick(&build::model_dir("story")?))?;
+/// The program for a model.
+fn built(model: &Path) -> Result<PathBuf> {
+    sh::run(&mut build::quick(model))?;
     Ok(build::quick_binary())
+}
+
+/// Free of settings from this process's environment.
+fn without_settings(command: &mut Command) {
+    for (key, _) in std::env::vars_os().filter(|(k, _)| k.to_string_lossy().starts_with("ANTIGRAVITY_")) {
+        command.env_remove(key);
+    }
 }
 
 /// One result for each row; the first is [`FULL`].
 fn measure(program: &Path, rows: &[Spec]) -> Result<Vec<Measured>> {
     let mut command = Command::new(program);
-    // Free of settings from this process's environment.
-    for (key, _) in std::env::vars_os().filter(|(k, _)| k.to_string_lossy().starts_with("ANTIGRAVITY_")) {
-        command.env_remove(key);
-    }
+    without_settings(&mut command);
     let model = build::model_dir("story")?;
     command.args(["eval", "-q", "--format", "jsonl", "-m"]).arg(&model);
     command.arg("--tokens").arg(model.join("golden/eval_tokens.json"));
@@ -151,7 +172,7 @@ const README: &str = "models/story/README.md";
 /// cache, and that the table in the story model's README is what this machine measures.
 pub fn promises() -> Result<Vec<(String, bool)>> {
     let rows = quick();
-    let found = measure(&built()?, &rows)?;
+    let found = measure(&built(&build::model_dir("story")?)?, &rows)?;
     print!("{}", table::markdown(&rows, &found));
     let readme = sh::root().join(README);
     let readme = fs::read_to_string(&readme).map_err(|e| Error::at(&readme, e))?;

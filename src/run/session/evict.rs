@@ -107,6 +107,11 @@ impl Evictor {
         self.keep.min(self.capacity - slack(self.capacity))
     }
 
+    /// Positions that a token may lie back at an eviction. Tokens that come before the next one look back as well.
+    fn reach(&self) -> usize {
+        REACH.saturating_sub(self.limit() - self.target())
+    }
+
     /// Whether the policy looks at attention.
     pub fn observes(&self) -> bool {
         matches!(self.settings.policy, Policy::SnapKv | Policy::H2o)
@@ -120,8 +125,7 @@ impl Evictor {
         if !self.observes() {
             return self.chooser.choose(self.settings.policy, mass, budget, &mut self.slots);
         }
-        // Tokens that come before the next choice look back as well.
-        let reach = REACH.saturating_sub(self.limit() - self.target());
+        let reach = self.reach();
         let positions = &mut self.positions[head];
         positions.extend((tokens + positions.len() - len..tokens).map(|p| p as u32));
         let stale = positions.partition_point(|&p| tokens.saturating_sub(p as usize) > reach);
@@ -154,9 +158,13 @@ impl Evictor {
         };
     }
 
-    /// How an eviction down to `keep` slots divides them.
-    pub fn budget(&self, keep: usize) -> Budget {
-        Budget::of(&Eviction { prefix: Some(self.prefix(keep)), ..self.settings }, keep)
+    /// How an eviction down to `keep` slots divides them after `tokens` tokens. First tokens that nobody asked for go too
+    /// where the model was not trained to look that far back: over 6,000 tokens of the story model (2,048) they made a
+    /// perplexity of 2.81 out of 1.74 under sliding.
+    pub fn budget(&self, keep: usize, tokens: usize) -> Budget {
+        let far = self.settings.prefix.is_none() && tokens > self.reach();
+        let prefix = if far { 0 } else { self.prefix(keep) };
+        Budget::of(&Eviction { prefix: Some(prefix), ..self.settings }, keep)
     }
 
     /// Why slots must go before more tokens join `len` filled slots. A prompt may fill the whole cache first.

@@ -92,7 +92,7 @@ impl Session {
     fn cut_by(&mut self, evictor: &mut Evictor, keep: usize) -> Result<()> {
         let len = self.devices.len();
         let keep = keep.min(len);
-        let budget = evictor.budget(keep);
+        let budget = evictor.budget(keep, self.tokens.len());
         let mut same = keep;
         for layer in 0..LAYERS {
             self.devices.read_mass(layer, &mut evictor.mass)?;

@@ -125,6 +125,15 @@ fn first_tokens_stay_though_nobody_asked_for_it() {
     }
 }
 
+/// The story model was trained for 2,048 tokens.
+#[test]
+fn first_tokens_that_nobody_asked_for_go_when_they_are_too_far_back() {
+    for policy in [Policy::Sliding, Policy::SnapKv] {
+        let first = |prefix| left(&mut alone(64, Eviction { prefix, ..eviction(policy, 40, 0) }), 2000)[0];
+        assert!(first(None) > 200 && first(Some(4)) == 0, "{policy:?}");
+    }
+}
+
 #[test]
 fn an_opening_stays_unless_a_number_is_given() {
     let first = |prefix, opening| {

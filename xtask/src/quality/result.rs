@@ -44,38 +44,58 @@ impl Measured {
     }
 }
 
+/// What the errors call the program's output.
+const FILE: &str = "eval";
+
+fn lines(text: &str) -> Result<Vec<Value>> {
+    text.lines().map(|line| serde_json::from_str(line).map_err(|e| Error::at(Path::new(FILE), e))).collect()
+}
+
+fn of_kind<'a>(lines: &'a [Value], kind: &str) -> Vec<Node<'a>> {
+    let nodes = lines.iter().map(|value| Node { file: Path::new(FILE), value });
+    nodes.filter(|n| n.value["t"] == kind).collect()
+}
+
+/// Reads the lines for `rows` rows without questions, the first of which is what the others were held against.
+pub fn predictions(text: &str, rows: usize) -> Result<Vec<Measured>> {
+    let lines = lines(text)?;
+    let predicted = of_kind(&lines, "eval");
+    if rows < 2 || predicted.len() != rows - 1 {
+        return Err(Error::at(Path::new(FILE), format!("{} lines for {rows} rows", predicted.len())));
+    }
+    (0..rows).map(|i| prediction(&predicted, i).map(|(_, measured)| measured)).collect()
+}
+
+/// Row `i` of predictions, and its line.
+fn prediction<'a>(predicted: &[Node<'a>], i: usize) -> Result<(Node<'a>, Measured)> {
+    let (row, against) = match i {
+        0 => (predicted[0].get("against")?, None),
+        i => {
+            let (row, b) = (predicted[i - 1], predicted[i - 1].get("against")?);
+            let change = row.float("perplexity")? / b.float("perplexity")? - 1.0;
+            (row, Some((change, b.float("kl_divergence")?, b.float("same_top")?)))
+        }
+    };
+    Ok((row, Measured { perplexity: row.float("perplexity")?, against, ..Measured::default() }))
+}
+
 /// Reads the lines for `rows` rows, the first of which is what the others were held against.
 pub fn parse(text: &str, rows: usize) -> Result<Vec<Measured>> {
-    let file = Path::new("eval");
-    let lines: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).map_err(|e| Error::at(file, e)))
-        .collect::<Result<_>>()?;
-    let of_kind = |kind: &'static str| {
-        let nodes = lines.iter().map(|value| Node { file, value });
-        nodes.filter(move |n| n.value["t"] == kind).collect::<Vec<_>>()
-    };
-    let (predicted, recalled) = (of_kind("eval"), of_kind("recall"));
+    let file = Path::new(FILE);
+    let lines = lines(text)?;
+    let (predicted, recalled) = (of_kind(&lines, "eval"), of_kind(&lines, "recall"));
     if rows < 2 || predicted.len() != rows - 1 || recalled.len() != rows {
         let found = format!("{} and {} lines for {rows} rows", predicted.len(), recalled.len());
         return Err(Error::at(file, found));
     }
-    let base = predicted[0].get("against")?;
     let mut found = Vec::new();
     for (i, recall) in recalled.into_iter().enumerate() {
-        let (row, against) = match i {
-            0 => (base, None),
-            i => {
-                let (row, b) = (predicted[i - 1], predicted[i - 1].get("against")?);
-                let change = row.float("perplexity")? / b.float("perplexity")? - 1.0;
-                (row, Some((change, b.float("kl_divergence")?, b.float("same_top")?)))
-            }
-        };
+        let (row, Measured { perplexity, against, .. }) = prediction(&predicted, i)?;
         if row.text("settings")? != recall.text("settings")? {
             let (a, b) = (row.text("settings")?, recall.text("settings")?);
             return Err(Error::at(file, format!("row {i} is {a} in one table and {b} in the other")));
         }
-        found.push(Measured { perplexity: row.float("perplexity")?, against, ..recalled_by(recall)? });
+        found.push(Measured { perplexity, against, ..recalled_by(recall)? });
     }
     Ok(found)
 }
@@ -115,6 +135,13 @@ mod tests {
         assert_eq!(found[1].all, Score { kept: 2, full: 3 });
         assert_eq!(found[0].of(|form, _| form == "plain"), Score { kept: 2, full: 2 });
         assert_eq!(found[0].of(|_, distance| distance == 300), Score { kept: 3, full: 3 });
+    }
+
+    #[test]
+    fn predictions_need_no_questions() {
+        let found = predictions(&lines(&[EVAL]), 2).unwrap();
+        assert_eq!((found[0].perplexity, found[1].against), (2.0, Some((0.5, 0.25, 0.5))));
+        assert!(predictions(&lines(&[EVAL]), 3).unwrap_err().to_string().contains("1 lines for 3 rows"));
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn line(spec: Spec, row: &Measured) -> String {
 }
 
 /// With its sign, but for what is rounded to nothing.
-fn signed(percent: f64) -> String {
+pub fn signed(percent: f64) -> String {
     match format!("{percent:+.3}") {
         zero if zero == "-0.000" || zero == "+0.000" => "0.000 %".into(),
         number => format!("{number} %"),
