@@ -5,7 +5,7 @@ mod choice;
 #[cfg(test)]
 mod tests;
 
-use crate::deploy::SMALL_FILES;
+use crate::build::SMALL_FILES;
 use crate::error::{Error, Result};
 use crate::sh;
 use choice::{Wanted, Weights, shards};
