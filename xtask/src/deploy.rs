@@ -131,12 +131,14 @@ mod tests {
     fn a_changed_checkpoint_is_packed_again() {
         let dir = std::env::temp_dir().join(format!("xtask-stamp-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        fs::write(dir.join("model.safetensors"), "a").unwrap();
         let program = std::env::current_exe().unwrap();
-        let before = stamp(&dir, &program).unwrap();
-        assert_eq!(stamp(&dir, &program).unwrap(), before);
-        fs::write(dir.join("model.safetensors"), "ab").unwrap();
-        assert_ne!(stamp(&dir, &program).unwrap(), before);
+        for weights in ["model.safetensors", "model.gguf"] {
+            fs::write(dir.join(weights), "a").unwrap();
+            let before = stamp(&dir, &program).unwrap();
+            assert_eq!(stamp(&dir, &program).unwrap(), before);
+            fs::write(dir.join(weights), "ab").unwrap();
+            assert_ne!(stamp(&dir, &program).unwrap(), before, "{weights}");
+        }
         fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -92,22 +92,30 @@ const FINAL: [&str; 4] = [UNREACHABLE, UNKNOWN, FULL, "no such option"];
 const UNREACHABLE: &str = "Retrying (Retry(";
 const UNKNOWN: &str = "No matching distribution";
 const FULL: &str = "No space left";
+/// A package that is not whole.
+const INVALID: &str = "is invalid";
 
 fn remedy(said: &str) -> &'static str {
     if said.contains(FULL) {
         "make room there, or set XDG_CACHE_HOME to another disk"
     } else if said.contains(UNREACHABLE) || said.contains(UNKNOWN) {
-        "the package index cannot be reached or lacks it: check the network, or name a mirror in PIP_INDEX_URL"
+        "check the network, or name a mirror in PIP_INDEX_URL"
     } else {
         "try again"
     }
 }
 
-/// The line that says why a program failed.
+/// Why a program failed, in a line.
 fn reason(said: &str) -> String {
+    if said.contains(UNREACHABLE) {
+        return "there is no connection to the package index".into();
+    }
     let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
     // pip repeats itself, and the first of its errors says most; Python ends with the exception.
     let errors = lines().find_map(|line| line.strip_prefix("ERROR: ").filter(|line| !line.ends_with(':')));
-    let line = errors.or_else(|| lines().next_back()).unwrap_or("it does not say why");
-    sh::one_line(line).trim_end_matches('.').into()
+    match errors.or_else(|| lines().next_back()) {
+        Some(line) if line.contains(INVALID) => "it was cut off or is damaged".into(),
+        Some(line) => sh::one_line(line).trim_end_matches('.').into(),
+        None => "it does not say why".into(),
+    }
 }

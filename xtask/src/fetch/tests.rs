@@ -170,7 +170,8 @@ fn another_content_is_refused_and_not_kept() {
 
 #[test]
 fn a_download_that_is_cut_off_begins_again() {
-    let cut = fails("urllib3.exceptions.IncompleteRead: IncompleteRead(40 bytes read, 60 more expected)");
+    let cut =
+        fails("ERROR: Wheel 'tiny-part1' located at /tmp/x/tiny_part1-1.0-py3-none-any.whl is invalid.");
     let half = "echo half > \"$dest/half.whl\"";
     let twice = format!("[ $(grep -c part1 ${{0%/*}}/../calls) -lt 3 ] && {{ {half}; {cut}; }}");
     let bed = Bed::new("cut", &twice);
@@ -178,10 +179,7 @@ fn a_download_that_is_cut_off_begins_again() {
     assert_eq!(bed.calls(), 4);
     let always = Bed::new("always-cut", &format!("{half}; {cut}"));
     let said = always.refused(&TINY);
-    assert!(
-        said.contains("tiny-part1==1.0 cannot be downloaded: urllib3.exceptions.IncompleteRead"),
-        "{said}"
-    );
+    assert!(said.contains("tiny-part1==1.0 cannot be downloaded: it was cut off"), "{said}");
     assert_eq!(always.calls(), 3);
 }
 
@@ -190,7 +188,8 @@ fn no_network_is_said_in_a_line() {
     let bed = Bed::new("network", &fails(UNREACHABLE));
     let said = bed.refused(&TINY);
     assert!(
-        said.contains("tiny-part1==1.0 cannot be downloaded") && said.contains("check the network"),
+        said.contains("tiny-part1==1.0 cannot be downloaded: there is no connection")
+            && said.contains("PIP_INDEX_URL"),
         "{said}"
     );
     assert_eq!(bed.calls(), 1, "pip has tried often enough by itself");
