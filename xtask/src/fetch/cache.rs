@@ -118,7 +118,10 @@ fn pieces(file: &mut File, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<
 fn is_whole(file: &Path, model: &Known) -> bool {
     let same_hash = || -> Result<bool> {
         let (mut hash, mut file) = (Sha256::new(), File::open(file).map_err(|e| Error::at(file, e))?);
-        pieces(&mut file, |piece| Ok(hash.update(piece)))?;
+        pieces(&mut file, |piece| {
+            hash.update(piece);
+            Ok(())
+        })?;
         Ok(hex(hash) == model.sha256)
     };
     fs::metadata(file).is_ok_and(|meta| meta.len() == model.bytes) && same_hash().unwrap_or(false)
