@@ -274,3 +274,31 @@ fn no_model_no_network_and_no_room_are_said_in_a_line() {
     let said = bed.refused("org/name");
     assert!(said.contains("check the network, or name a mirror in HF_ENDPOINT"), "{said}");
 }
+
+#[test]
+fn the_users_settings_hold() {
+    let files: [(&str, &[u8]); 2] = [("config.json", CONFIG.as_bytes()), ("model.safetensors", b"w")];
+    let bed = Bed::new("settings", Shelf { token: Some("hf_saved"), ..Shelf::of(&files) });
+    fs::create_dir_all(&bed.dir).unwrap();
+    fs::write(bed.dir.join("token"), "hf_saved\n").unwrap();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "fetch::hub::tests::a_child_fetches", "--ignored", "--nocapture"]);
+    for name in ["HF_HUB_CACHE", "HF_TOKEN", "HF_TOKEN_PATH"] {
+        child.env_remove(name);
+    }
+    let out = child.env("HF_HOME", &bed.dir).env("HF_ENDPOINT", &bed.hub.endpoint).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{said}");
+    let model = bed.folder();
+    assert!(files::hub::snapshot(&model).join("model.safetensors").exists());
+    assert!(said.contains(&format!("ANTIGRAVITY_MODEL='{}' cargo run", model.display())), "{said}");
+}
+
+#[test]
+#[ignore = "a process of its own, with the variables that the_users_settings_hold sets"]
+fn a_child_fetches() {
+    // Never from the network.
+    if std::env::var("HF_ENDPOINT").is_ok_and(|endpoint| endpoint.starts_with("http://127.0.0.1:")) {
+        super::super::run(&["org/name".into()]).unwrap();
+    }
+}
