@@ -76,6 +76,10 @@ fn arrived(signal: i32) {
             let _ = thread::Builder::new().stack_size(STACK).spawn(late);
             return;
         }
+        // With a window, both the system and its shell send one.
+        if signal == SIGHUP && matches!(*duty, Duty::SaveAndEnd(_)) {
+            return;
+        }
     }
     end(signal);
 }

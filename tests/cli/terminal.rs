@@ -40,7 +40,8 @@ impl Terminal {
     }
 
     fn started(mut command: Command, columns: u16) -> Self {
-        let flags = pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY;
+        // The program must not hold its own window open.
+        let flags = pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY | pty::OpenptFlags::CLOEXEC;
         let master = pty::openpt(flags).expect("a terminal");
         pty::grantpt(&master).expect("granted");
         pty::unlockpt(&master).expect("unlocked");
@@ -342,7 +343,7 @@ fn a_terminal_that_is_closed_in_mid_answer_loses_nothing() {
     for round in 0..20 {
         let file = temp.path(&format!("state-{round}"));
         let (command, begun): (&[&str], _) = match round % 4 {
-            0 => (&["chat", "-p", "Tell me a story"], "\x1b[K"),
+            0 => (&["chat", "-p", "Tell me a story"], "D\x1b[K"),
             1 => (&["chat", "--format", "jsonl", "-p", "Tell me a story"], "\"t\":\"token\""),
             2 => (&["generate", "-n", "-1", "-p", "Once"], "\x1b[0m"),
             _ => (&["generate", "--format", "jsonl", "-n", "-1", "-p", "Once"], "\"t\":\"token\""),
@@ -355,6 +356,12 @@ fn a_terminal_that_is_closed_in_mid_answer_loses_nothing() {
         std::thread::sleep(Duration::from_millis(10 * round));
         let Terminal { mut child, master, .. } = terminal;
         drop(master);
+        if round % 8 < 4 {
+            // Both the system and the shell in the window send one.
+            std::thread::sleep(Duration::from_millis(2 * (round % 8) + 4));
+            // SAFETY: sends a signal to a child that is not waited for yet.
+            unsafe { libc::kill(child.id() as i32, libc::SIGHUP) };
+        }
         let status = child.wait().expect("it ends");
         assert!([None, Some(libc::SIGHUP)].contains(&status.signal()), "{args:?}: {status}");
         let saved = std::fs::read(&file).unwrap_or_else(|e| panic!("{args:?}: {status}: {e}"));

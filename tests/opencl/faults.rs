@@ -204,7 +204,7 @@ fn ctrl_c_ends_the_answer_of_a_device_that_hangs() {
     }
     goes_on(&OPENCL, "");
     // Calls that wait, and calls that only queue something.
-    for fault in ["clEnqueueReadBuffer:12:hang", "clEnqueueNDRangeKernel:300:hang", "clSetKernelArg:600:hang"]
+    for fault in ["clEnqueueReadBuffer:12:hang", "clEnqueueNDRangeKernel:400:hang", "clSetKernelArg:800:hang"]
     {
         let mut command = command(&OPENCL, fault);
         command.env("ANTIGRAVITY_OPENCL_LIMIT", "600").stdout(Stdio::piped()).stderr(Stdio::null());
