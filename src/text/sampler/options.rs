@@ -112,16 +112,16 @@ impl XtcOptions {
     }
 }
 
-/// Accepts a value that `fits`, else names the flag and its range.
-fn check(flag: &str, value: f32, fits: impl Fn(f32) -> bool, range: &str) -> Result<()> {
+/// Accepts a value that `fits`, else names the field and its range.
+fn check(field: &str, value: f32, fits: impl Fn(f32) -> bool, range: &str) -> Result<()> {
     match fits(value) {
         true => Ok(()),
-        false => Err(Error::Usage(format!("{flag} {value}: use a number {range}"))),
+        false => Err(Error::Usage(format!("{field} {value}: use a number {range}"))),
     }
 }
 
 impl SamplerOptions {
-    /// Refuses values out of range, naming the flag.
+    /// Refuses values out of range, naming the field.
     pub fn validate(&self) -> Result<()> {
         check(
             "`SamplerOptions::temperature`",
@@ -145,16 +145,16 @@ impl SamplerOptions {
             |r| r.is_finite() && r > 0.0,
             range,
         )?;
-        for (flag, x) in [
+        for (field, x) in [
             ("`SamplerOptions::presence_penalty`", self.presence_penalty),
             ("`SamplerOptions::frequency_penalty`", self.frequency_penalty),
         ] {
-            check(flag, x, f32::is_finite, "that is finite (0 is off), usually 0 to 2")?;
+            check(field, x, f32::is_finite, "that is finite (0 is off), usually 0 to 2")?;
         }
         for &(id, x) in &self.logit_bias {
-            let flag = format!("`SamplerOptions::logit_bias` for token {id}:");
+            let field = format!("`SamplerOptions::logit_bias` for token {id}:");
             let fits = |x: f32| x.is_finite() || x == f32::NEG_INFINITY;
-            check(&flag, x, fits, "that is finite, or -inf to rule it out")?;
+            check(&field, x, fits, "that is finite, or -inf to rule it out")?;
         }
         let xtc = self.xtc;
         check("`XtcOptions::probability`", xtc.probability, unit, "from 0 (off) to 1")?;
