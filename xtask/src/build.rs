@@ -255,6 +255,12 @@ pub fn checked(model: &Path) -> Command {
     cargo
 }
 
+/// [`checked`] for another machine than this; returns the program.
+pub fn checked_for(target: &str, model: &Path) -> Result<PathBuf> {
+    sh::run(checked(model).args(["--target", target]))?;
+    Ok(target_dir().join(target).join("debug/antigravity"))
+}
+
 /// What [`checked`] makes.
 pub fn checked_binary() -> PathBuf {
     target_dir().join("debug/antigravity")

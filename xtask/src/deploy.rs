@@ -4,7 +4,7 @@ use crate::args::{Args, Flags};
 use crate::device::files::{Item, existing, install};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
-use crate::{build, sh};
+use crate::{build, fetch, sh};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,6 +37,9 @@ pub fn run(words: &[String]) -> Result<()> {
 
 /// Builds, packs and brings everything there, and `more`; returns the directory.
 pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String> {
+    if let Some(remedy) = fetch::remedy(model) {
+        return Err(Error::at(model, format!("has no weights; {remedy}")));
+    }
     let program = build::for_target(device.target(), Some(model))?;
     let packed = pack(model)?;
     let mut items = vec![Item::new(packed, PACKED)];
@@ -109,7 +112,7 @@ fn stamp(model: &Path, program: &Path) -> Result<String> {
     }
     for entry in fs::read_dir(model).map_err(|e| Error::at(model, e))? {
         let path = entry.map_err(|e| Error::at(model, e))?.path();
-        if path.extension().is_some_and(|e| e == "safetensors" || e == "json") {
+        if path.extension().is_some_and(|e| ["safetensors", "json", "gguf"].iter().any(|kind| e == *kind)) {
             lines.push(facts(&path)?);
         }
     }

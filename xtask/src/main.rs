@@ -12,6 +12,7 @@ mod deploy;
 mod device;
 mod elf;
 mod error;
+mod fetch;
 mod fuzz;
 mod golden;
 mod json;
@@ -50,6 +51,8 @@ const TASKS: &[Task] = &[
            about: "this table, or the flags of a task" },
     Task { name: "test", arguments: "[PART…]", flags: NONE, run: test::run,
            about: "what every change must keep; `test all` does everything, `test list` names the parts" },
+    Task { name: "fetch", arguments: "MODEL", flags: fetch::FLAGS, run: fetch::run,
+           about: "bring a real model to models/MODEL: smollm2-135m or gemma3-270m" },
     Task { name: "parity", arguments: "[MODEL…]", flags: NONE, run: parity::run,
            about: "compare logits and text with the reference results of transformers, model by model" },
     Task { name: "golden", arguments: "[--bless] [--device D]", flags: golden::FLAGS, run: golden::run,
