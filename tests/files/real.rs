@@ -5,8 +5,7 @@ use crate::bed::place;
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
-use text::chat::clock::Moment;
-use text::chat::{Context, Ending, Message, Role, Template, join};
+use text::chat::{Context, Ending, Message, Moment, Role, Template, join};
 use text::tokenizer::{AddSpecial, Tokenizer};
 
 /// Names the model's file; set by `cargo xtask test real`.
