@@ -13,16 +13,6 @@ use std::process::Command;
 pub const PROGRAM: &str = "antigravity";
 /// What `antigravity pack` writes.
 const PACKED: &str = "model.packed.safetensors";
-/// The files beside the weights that the program reads where they exist.
-const SMALL_FILES: &[&str] = &[
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-];
-
 pub const FLAGS: Flags = &[device::FLAGS, build::MODEL];
 
 pub fn run(words: &[String]) -> Result<()> {
@@ -43,7 +33,7 @@ pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String
     let program = build::for_target(device.target(), Some(model))?;
     let packed = pack(model)?;
     let mut items = vec![Item::new(packed, PACKED)];
-    items.extend(existing(model, SMALL_FILES));
+    items.extend(existing(model, build::SMALL_FILES));
     items.extend(more.iter().cloned());
     // Last, so that the program changes after all that it reads.
     items.push(Item::new(program, PROGRAM));
@@ -141,12 +131,14 @@ mod tests {
     fn a_changed_checkpoint_is_packed_again() {
         let dir = std::env::temp_dir().join(format!("xtask-stamp-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        fs::write(dir.join("model.safetensors"), "a").unwrap();
         let program = std::env::current_exe().unwrap();
-        let before = stamp(&dir, &program).unwrap();
-        assert_eq!(stamp(&dir, &program).unwrap(), before);
-        fs::write(dir.join("model.safetensors"), "ab").unwrap();
-        assert_ne!(stamp(&dir, &program).unwrap(), before);
+        for weights in ["model.safetensors", "model.gguf"] {
+            fs::write(dir.join(weights), "a").unwrap();
+            let before = stamp(&dir, &program).unwrap();
+            assert_eq!(stamp(&dir, &program).unwrap(), before);
+            fs::write(dir.join(weights), "ab").unwrap();
+            assert_ne!(stamp(&dir, &program).unwrap(), before, "{weights}");
+        }
         fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -1,11 +1,11 @@
 //! `cargo xtask parity`: the engine's logits and text against the reference results of transformers,
 //! one build for each model.
 
-mod compare;
-mod engine;
+pub mod compare;
+pub mod engine;
 mod gguf;
 mod opencl;
-mod reference;
+pub mod reference;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 
 /// A greedy step is compared where the margin is above this share of the largest logit: twice the
 /// error that [`TOLERANCE`] allows.
-const DECIDABLE: f64 = 2.0 * TOLERANCE as f64;
-const FLOAT: &[&str] = &["--weight-type", "f32", "--kv-type", "f32"];
+pub const DECIDABLE: f64 = 2.0 * TOLERANCE as f64;
+pub const FLOAT: &[&str] = &["--weight-type", "f32", "--kv-type", "f32"];
 const QUANTISED: &[&str] = &["--weight-type", "q4_0"];
 
 pub fn run(words: &[String]) -> Result<()> {
@@ -251,7 +251,7 @@ fn within(name: &str, found: &[f32], expected: &[f32], vocab: usize) -> (f32, Re
     (difference.relative, outcome)
 }
 
-fn steps(name: &str, wrong: &[(usize, u32, u32)]) -> Result<()> {
+pub fn steps(name: &str, wrong: &[(usize, u32, u32)]) -> Result<()> {
     match wrong.first() {
         None => Ok(()),
         Some((step, found, id)) => Err(Error::Failed(format!(

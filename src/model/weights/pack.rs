@@ -100,7 +100,7 @@ pub fn write(source: &Checkpoint, config: &str, out: &Path, options: &LoadOption
 
     let file = Unfinished::create(out).map_err(|e| Error::io(out, format!("cannot create: {e}")))?;
     let fail =
-        |e: io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another --out"));
+        |e: io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another place"));
     let mut w = Blocks { file: &file.file, buf: Vec::with_capacity(Blocks::SIZE) };
     let mut put = |bytes: &[u8]| {
         let padding = &[0; ALIGN][..padded(bytes.len()) - bytes.len()];

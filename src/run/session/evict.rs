@@ -78,8 +78,8 @@ impl Evictor {
         let prefix = self.settings.prefix.unwrap_or(0);
         if self.target() < prefix + 2 {
             return Err(Error::Usage(format!(
-                "--max-seq-len {capacity}: too few slots for --protected-prefix {prefix} with --eviction-policy {}; raise \
-                 it",
+                "`EngineOptions::max_seq_len` {capacity}: too few slots for `Eviction::prefix` {prefix} with \
+                 `Eviction::policy` {}; raise it",
                 self.settings.policy.name()
             )));
         }

