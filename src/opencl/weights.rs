@@ -254,8 +254,12 @@ fn layer(to: &mut To<'_>, l: &Layer) -> Result<LayerWeights> {
 
 /// The mean keys of each layer: `[KV_HEADS][HEAD_DIM]`.
 pub fn key_means(device: &Device, means: &[&[f32]]) -> Result<Vec<Buffer>> {
-    let mut arena = Arena::new(device, &vec![4 * KV_DIM; means.len()], Access::ReadOnly, Place::InOne);
-    means.iter().map(|mean| arena.buffer_of(bytes_of(mean))).collect()
+    let copy = |mean: &&[f32]| {
+        let buffer = device.buffer(4 * KV_DIM, Access::ReadOnly, Place::Device)?;
+        buffer.write(0, bytes_of(mean))?;
+        Ok(buffer)
+    };
+    means.iter().map(copy).collect()
 }
 
 fn floats(to: &mut To<'_>, values: &[f32]) -> Result<Buffer> {
