@@ -94,8 +94,7 @@ pub fn write(
     if source.packed().is_some() {
         return Err(Error::Usage(format!("{}: is packed already", source.path().display())));
     }
-    let (specs, weight_type) = (table(), source.settle(options.weight_type));
-    let mut header = Header::default();
+    let (specs, weight_type, mut header) = (table(), source.settle(options.weight_type), Header::default());
     for spec in &specs {
         let storage = Storage::of(spec, source.find(spec)?.block, weight_type);
         if let Some(name) = storage.name(spec) {
@@ -110,7 +109,7 @@ pub fn write(
         header.add(GGUF.into(), gguf.len());
     }
     let file = Unfinished::create(out).map_err(|e| Error::io(out, format!("cannot create: {e}")))?;
-    let means_of = means_of.and_then(|of| Some((of, file.path()?)));
+    let means_of = means_of.zip(file.path());
     if means_of.is_some() {
         header.add(KeyMeans::tensor(), KeyMeans::BYTES);
     }
@@ -140,12 +139,16 @@ pub fn write(
     w.flush().map_err(fail)?;
     let bytes = (header.len() + data_len) as u64;
     if let Some((means_of, path)) = means_of {
-        let weights = super::assemble(read(&Source::open(path)?, weight_type)?)?;
-        let means = means_of(weights)?.to_bytes();
-        file.file.write_all_at(&means, bytes - padded(means.len()) as u64).map_err(fail)?;
+        let means = means_of(mapped(path, weight_type)?)?;
+        file.file.write_all_at(&means.to_bytes(), bytes - padded(KeyMeans::BYTES) as u64).map_err(fail)?;
     }
     file.finish().map_err(fail)?;
     Ok(bytes)
+}
+
+/// The weights of a packed file.
+fn mapped(path: &Path, weight_type: WeightType) -> Result<Weights> {
+    super::assemble(read(&Source::open(path)?, weight_type)?)
 }
 
 /// Writes a file in aligned blocks of 2 MiB, so that a file system that can will keep it in huge pages.
