@@ -70,14 +70,17 @@ fn fail(message: &str) -> ! {
 /// A name under `models/` wins over a path relative to the project. A directory without `config.json` stands for its
 /// only GGUF file.
 fn model_place(root: &Path, name: &str) -> files::Result<PathBuf> {
-    let bundled = root.join("models").join(name);
-    if !name.is_empty() && bundled.join("config.json").is_file() {
-        return Ok(bundled);
+    let given = files::hub::snapshot(&root.join(name));
+    for dir in [&root.join("models").join(name), &given] {
+        if dir.join("config.json").is_file() {
+            return Ok(dir.clone());
+        }
+        let gguf = dir.is_dir() && !dir.join("config.json").exists();
+        if let Some(only) = if gguf { only_gguf(dir)? } else { None } {
+            return Ok(only);
+        }
     }
-    let place = files::hub::snapshot(&root.join(name));
-    let gguf = place.is_dir() && !place.join("config.json").exists();
-    let only = if gguf { only_gguf(&place)? } else { None };
-    Ok(only.unwrap_or(place))
+    Ok(given)
 }
 
 /// Without links in its folder. A file keeps its name: in the Hugging Face cache it is a link to one that has another.

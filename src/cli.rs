@@ -11,6 +11,7 @@ mod doctor;
 #[cfg(feature = "tools")]
 mod eval;
 mod events;
+mod flags;
 mod generate;
 #[cfg(feature = "tools")]
 mod inspect;
@@ -132,7 +133,11 @@ pub use signal::leave;
 /// Parses the process's arguments and runs the command.
 pub fn run() -> Result<()> {
     signal::outlive_file_limit();
-    match parse_args()?.command {
+    parse_args().and_then(|args| run_command(args.command)).map_err(flags::in_error)
+}
+
+fn run_command(command: Command) -> Result<()> {
+    match command {
         Command::Generate(a) => generate::run(&a),
         #[cfg(feature = "chat")]
         Command::Chat(a) => chat::run(&a),

@@ -17,7 +17,7 @@ mod rows;
 mod spread;
 mod table;
 
-use super::args::{LoadArgs, MaskArgs, within};
+use super::args::{LoadArgs, MaskArgs, text_of, within};
 use super::report::{Side, columns};
 use super::signal;
 use super::start::{self, Process};
@@ -33,7 +33,7 @@ use crate::run::system::marker::{Marker, Planned};
 use ceiling::{Ceilings, Reader};
 use clap::{Args, ValueEnum};
 use device::OnDevice;
-use files::{Result, say, stderr};
+use files::{Error, Result, say, stderr};
 use measure::Bench;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
@@ -84,6 +84,9 @@ pub(super) struct BenchArgs {
     /// Timed runs of each row, whose median is shown
     #[arg(short, long, default_value_t = 5, value_name = "N")]
     repetitions: usize,
+    /// Measure with the tokens of this text, from its start again where it ends [default: any mixture of tokens]
+    #[arg(short = 'f', long, visible_alias = "file", value_name = "FILE")]
+    prompt_file: Option<PathBuf>,
     /// How results are printed
     #[arg(short, long, value_enum, default_value = "md")]
     output: Output,
@@ -106,6 +109,17 @@ impl BenchArgs {
     fn resolve(&self) -> Result<EngineOptions> {
         within("--repetitions", self.repetitions, 10_000)?;
         Ok(EngineOptions { isa: Some(Isa::detect()?), ..self.load.resolve()? })
+    }
+
+    /// The tokens of `--prompt-file`.
+    fn text(&self, engine: &Engine) -> Result<Vec<u32>> {
+        let Some(file) = &self.prompt_file else { return Ok(Vec::new()) };
+        match text_of("--prompt-file", file)? {
+            text if text.is_empty() => {
+                Err(Error::Usage(format!("--prompt-file {}: is empty; give a text", file.display())))
+            }
+            text => engine.encode(&text),
+        }
     }
 
     /// Checks the lists and makes the rows.
@@ -156,7 +170,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
 
     let cancel = CancelToken::default();
     signal::connect(&cancel);
-    let mut bench = Bench::new(&engine, &groups, &options, &cancel)?;
+    let mut bench = Bench::new(&engine, &groups, &options, &cancel, args.text(&engine)?)?;
     bench.warm_up(&rows)?;
     let peak_rss = system::peak_rss();
     let weight_bytes = engine.weights().bytes_per_token;

@@ -7,6 +7,7 @@ mod obey;
 
 use super::answer::{self, Report, show};
 use super::args::{CompletionArgs, EscapeArgs, Format, ModelArgs};
+use super::flags::named;
 use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
@@ -215,8 +216,12 @@ impl Chat<'_> {
             self.refuse(question, least, have)?;
             return Ok(None);
         }
-        if let Err(e) = self.conversation.ask(self.engine.tokenizer(), &question.text) {
-            return if goes_on { self.say_unanswered(&e, question) } else { Err(e) };
+        let stop = || self.options.cancel.is_cancelled();
+        match self.conversation.ask_until(self.engine.tokenizer(), &question.text, &stop) {
+            Ok(()) => {}
+            Err(Error::Interrupted) => return self.stop_before(question),
+            Err(e) if goes_on => return self.say_unanswered(&e, question),
+            Err(e) => return Err(e),
         }
         let need = self.needed_slots();
         if need > have && can_refuse {
@@ -277,7 +282,7 @@ impl Chat<'_> {
 
     /// Says why a question got no answer, after which the conversation is as before it.
     fn say_unanswered(&mut self, why: &Error, question: Question) -> Result<Option<StopReason>> {
-        let why = one_line(&why.to_string(), LINE - 100);
+        let why = one_line(&named(&why.to_string()), LINE - 100);
         match self.args.completion.output.format {
             _ if self.input.is_interactive() => {}
             Format::Text => put("\n")?,
@@ -287,6 +292,26 @@ impl Chat<'_> {
         }
         say!("{why}; {}; /save FILE and /reset still work", self.take_back(question));
         Ok(None)
+    }
+
+    /// Ctrl-C came while a long question was made into tokens.
+    fn stop_before(&mut self, question: Question) -> Result<Option<StopReason>> {
+        let then = self.take_back(question);
+        match self.args.completion.output.format {
+            Format::Text => put("\n")?,
+            Format::Jsonl => put(&format!("{}\n", json!({"t": "unanswered", "why": "interrupted"})))?,
+        }
+        if !self.args.single_turn && !self.is_quiet() {
+            self.say_interrupt(then);
+        }
+        Ok(Some(StopReason::Interrupt))
+    }
+
+    /// Says where an interrupt leaves the conversation.
+    fn say_interrupt(&self, then: &str) {
+        if self.input.is_interactive() {
+            say!("stop: interrupt; {then}; Ctrl-C again leaves");
+        }
     }
 
     /// Takes back a question that needs more slots than the cache has, and says so.
@@ -337,9 +362,7 @@ impl Chat<'_> {
                 let have = self.session.extent().slots;
                 say!("{}", full(&format!("all {have} slots are used"), ""));
             }
-            StopReason::Interrupt if self.input.is_interactive() => {
-                say!("stop: interrupt; {then}; Ctrl-C again leaves");
-            }
+            StopReason::Interrupt => self.say_interrupt(then),
             _ => {}
         }
         Ok(())

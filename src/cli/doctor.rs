@@ -3,6 +3,7 @@
 mod opencl;
 
 use super::args::PathArgs;
+use super::flags::named;
 use super::report::{Side, columns};
 use super::terminal::put;
 use crate::dims;
@@ -55,8 +56,9 @@ pub(super) fn run(args: &DoctorArgs) -> Result<()> {
 }
 
 fn show(facts: Vec<(String, String)>) -> Result<()> {
-    let line =
-        |(what, is): (String, String)| vec![format!("{what:<WIDTH$}"), one_line(&is, LINE - WIDTH - 2)];
+    let line = |(what, is): (String, String)| {
+        vec![format!("{what:<WIDTH$}"), one_line(&named(&is), LINE - WIDTH - 2)]
+    };
     put(&columns(&[Side::Left, Side::Left], &facts.into_iter().map(line).collect::<Vec<_>>()))
 }
 

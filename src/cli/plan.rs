@@ -1,6 +1,7 @@
 //! `plan`: the memory plan, without loading.
 
 use super::args::{Format, GenerateArgs, told};
+use super::flags::in_error;
 use super::prompts;
 use super::report::{Side, columns};
 use super::terminal::put;
@@ -31,7 +32,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
             Plan::of(&model, &options)?
         }
         Err(e @ Error::Model(_)) if model.given_path().is_none() => {
-            say!("{e}");
+            say!("{}", in_error(e));
             say!("planning for a packed file of {}", dims::MODEL);
             Plan::assumed(&options)?
         }

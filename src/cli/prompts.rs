@@ -2,6 +2,7 @@
 
 use super::answer::logprobs_json;
 use super::args::{Format, GenerateArgs, text_of, token_limit, within};
+use super::flags::in_error;
 use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
@@ -99,7 +100,7 @@ fn items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
                 .and_then(|line| line.item(defaults)),
             _ => Err(Error::Usage("is neither a JSON string nor a JSON object".into())),
         };
-        read.map_err(|e| Error::Usage(format!("line {}: {}", i + 1, one_line(&e))))
+        read.map_err(|e| Error::Usage(format!("line {}: {}", i + 1, one_line(&in_error(e)))))
     };
     lines.map(item).collect()
 }
@@ -158,7 +159,7 @@ pub(super) fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
             // The last one is said at the end, with its exit code.
             Err(e) => {
                 if let Some(earlier) = done.failed.replace(wrong(file, e)) {
-                    say!("error: {earlier}");
+                    say!("error: {}", in_error(earlier));
                 }
             }
         }

@@ -3,7 +3,8 @@
 
 use crate::run::session::CancelToken;
 use crate::run::system::marker;
-use files::{Error, Result, atomic_file};
+use files::{Error, Result, atomic_file, say};
+use opencl_runtime::calling::under_way;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
@@ -19,6 +20,9 @@ static DUTY: Mutex<Duty> = Mutex::new(Duty::None);
 
 /// How long it waits. A device may never answer.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A call of OpenCL that takes longer after Ctrl-C is not waited for.
+const STUCK: Duration = Duration::from_secs(5);
 
 /// Bytes of the stack of a thread that waits for signals.
 pub(super) const STACK: usize = 256 << 10;
@@ -58,7 +62,8 @@ pub(super) fn watch() -> Result<()> {
 fn arrived(signal: i32) {
     if let Some(cancel) = RUNNING.get() {
         if signal == SIGINT && !cancel.is_cancelled() {
-            return cancel.cancel();
+            cancel.cancel();
+            return end_if_stuck();
         }
         let mut duty = duty();
         if signal != SIGINT && *duty == Duty::Save {
@@ -71,8 +76,31 @@ fn arrived(signal: i32) {
             let _ = thread::Builder::new().stack_size(STACK).spawn(late);
             return;
         }
+        // With a window, both the system and its shell send one.
+        if signal == SIGHUP && matches!(*duty, Duty::SaveAndEnd(_)) {
+            return;
+        }
     }
     end(signal);
+}
+
+/// Ends the program if a driver of OpenCL does not return from a call that only queues something: whoever made it cannot
+/// be stopped.
+fn end_if_stuck() {
+    let watch = || {
+        thread::sleep(STUCK / 5);
+        let mut before = under_way();
+        while !before.is_empty() {
+            thread::sleep(STUCK);
+            let now = under_way();
+            if now.iter().any(|call| before.contains(call)) {
+                say!("the OpenCL driver does not return from a call; try --backend cpu");
+                end(SIGINT);
+            }
+            before = now;
+        }
+    };
+    let _ = thread::Builder::new().stack_size(STACK).spawn(watch);
 }
 
 /// Ends the program as the signal does by default.

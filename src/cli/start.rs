@@ -2,6 +2,7 @@
 //! loading.
 
 use super::args::{MaskArgs, told};
+use super::flags::named;
 use super::signal;
 use super::terminal::{Progress, Verbosity};
 use crate::run::engine::Engine;
@@ -65,7 +66,7 @@ pub(super) fn prepare(plan: &Plan, planned: Planned, process: &Process<'_>) -> R
             "warning: the last run of this model with these settings was killed, most likely because memory ran out \
              (planned: {}); {}",
             mib(then),
-            plan.smaller(process.context)
+            named(&plan.smaller(process.context))
         );
     }
     clean_up_on_panic();

@@ -10,7 +10,7 @@ const MESSAGE: usize = LINE - 40;
 /// The most bytes of a value in a message.
 const VALUE: usize = 120;
 
-/// What went wrong, by who can fix it. Every message names the file or flag, the value and the remedy, and is shown as
+/// What went wrong, by who can fix it. Every message names the file or field, the value and the remedy, and is shown as
 /// [`one_line`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {

@@ -1,7 +1,24 @@
 //! Folders of the Hugging Face cache: `models--org--name` holds every downloaded version of a model under `snapshots`.
 
+use std::env::var_os;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// Where `hf download` keeps models; `None` without a home.
+pub fn cache() -> Option<PathBuf> {
+    set("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")))
+}
+
+/// Where `hf auth login` leaves the token, too.
+pub fn home() -> Option<PathBuf> {
+    set("HF_HOME")
+        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface")))
+        .or_else(|| Some(set("HOME")?.join(".cache/huggingface")))
+}
+
+fn set(name: &str) -> Option<PathBuf> {
+    var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
 
 /// The files of a model in the Hugging Face cache: for a folder `models--org--name`, the snapshot that `refs/main`
 /// names, else the only one; any other path is returned as it is.

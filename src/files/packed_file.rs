@@ -32,7 +32,7 @@ pub fn layout_version(source: &Source) -> Option<u32> {
     source.metadata().get(key::LAYOUT).map(|v| v.parse().unwrap_or(0))
 }
 
-/// What the matrices of a packed file became, as `--weight-type` spells it.
+/// What the matrices of a packed file became, as a name.
 pub fn weight_type(source: &Source) -> Option<&str> {
     layout_version(source)?;
     source.metadata().get(key::WEIGHTS).map(String::as_str)

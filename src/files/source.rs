@@ -89,7 +89,7 @@ impl Source {
         } else if is_there(&path.join(INDEX))? {
             source.add_shards(path, &path.join(INDEX))?;
         } else {
-            let remedy = "give the directory of a downloaded model";
+            let remedy = "give the directory of a downloaded model, or download one: cargo xtask fetch NAME";
             return Err(Error::model(path, format_args!("has neither {FILE} nor {INDEX}; {remedy}")));
         }
         Ok(source)

@@ -184,7 +184,7 @@ impl Weights {
         let found = checkpoint.settle(WeightType::Auto);
         if weight_type != found {
             return Err(Error::Usage(format!(
-                "--weight-type {weight_type}: {} is packed as {found}; give the checkpoint it was packed from",
+                "`EngineOptions::weight_type` {weight_type}: {} is packed as {found}; give the checkpoint it was packed from",
                 packed.path().display()
             )));
         }

@@ -249,7 +249,8 @@ impl Kernels {
     /// Builds nothing yet.
     pub fn new(device: &Device, types: KvTypes, variants: Variants) -> Result<Self> {
         if HEAD_DIM > WIDEST_HEAD {
-            let message = format!("heads of {HEAD_DIM} are wider than {WIDEST_HEAD}; use --backend cpu");
+            let message =
+                format!("heads of {HEAD_DIM} are wider than {WIDEST_HEAD}; use `EngineOptions::backend` cpu");
             return Err(Failure::new(Kind::Absent, message));
         }
         Ok(Self {

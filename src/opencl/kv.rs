@@ -38,7 +38,7 @@ impl Rows {
         let (mut keys, mut values) = (arena(k), arena(v));
         let no_room = |f: Failure| match f.kind {
             Kind::Memory => {
-                let message = format!("KV cache for --max-seq-len {slots}: {}", f.message);
+                let message = format!("KV cache for `EngineOptions::max_seq_len` {slots}: {}", f.message);
                 Failure::new(Kind::Memory, message + "; use a smaller context or KV type")
             }
             _ => f,

@@ -156,8 +156,8 @@ impl Engine {
         let (least, have) = (self.tokenizer.least_tokens(text), self.options.max_seq_len);
         if least > have && self.options.eviction.policy == Policy::None {
             return Err(Error::Usage(format!(
-                "the prompt needs at least {least} positions but the context has {have}; raise --max-seq-len, shorten \
-                 the prompt or give an --eviction-policy"
+                "the prompt needs at least {least} positions but the context has {have}; raise `EngineOptions::max_seq_len`, shorten \
+                 the prompt or give an `Eviction::policy`"
             )));
         }
         self.tokenizer.encode_until(text, specials, AddSpecial::Yes, &|| cancel.is_cancelled())

@@ -75,7 +75,7 @@ impl Eviction {
         match self.window >= least && self.window <= 1 << 24 {
             true => Ok(()),
             false => Err(Error::Usage(format!(
-                "--eviction-window {}: use a number from {least} (two more than --protected-prefix) to 16777216",
+                "`Eviction::window` {}: use a number from {least} (two more than `Eviction::prefix`) to 16777216",
                 self.window
             ))),
         }
@@ -117,7 +117,7 @@ struct Pooling {
 #[derive(Debug, Clone, Copy)]
 enum PoolingKind {
     /// Their sum divided by `kernel`, also at the ends, where there are fewer.
-    #[cfg_attr(not(test), expect(dead_code, reason = "measured against the other, see `SNAP_POOLING`"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "measured against the other, see SNAP_POOLING"))]
     Average,
     /// The largest.
     Most,

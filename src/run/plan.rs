@@ -68,7 +68,7 @@ pub struct Item {
 pub enum Form {
     /// A packed file, mapped.
     Packed,
-    /// A checkpoint: matrices are quantised into memory, or used as mapped with `--weight-type f32`.
+    /// A checkpoint: matrices are quantised into memory, or used as mapped with [`WeightType::F32`].
     Checkpoint,
     /// Nothing found; sizes are those of a packed file with 16-bit embeddings.
     Assumed,

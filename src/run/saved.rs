@@ -1,4 +1,4 @@
-//! Saved sessions (`--session`): everything that a text or a conversation needs to go on as if it had never stopped.
+//! Saved sessions: everything that a text or a conversation needs to go on as if it had never stopped.
 //!
 //! | bytes | |
 //! |---|---|
@@ -151,7 +151,7 @@ pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
     regular(file)?;
     // Reported now, not after the last token. This also removes what a killed run left.
     drop(Unfinished::create(file).map_err(|e| {
-        Error::Usage(format!("--session {}: cannot be written: {e}; choose another place", file.display()))
+        Error::Usage(format!("`Session` {}: cannot be written: {e}; choose another place", file.display()))
     })?);
     read(file, session, engine)
 }
@@ -218,7 +218,7 @@ fn subtract_means(engine: &Engine, layer: usize, kind: KvType, keys: &mut [u8]) 
 
 /// An error that no flag avoids.
 fn unusable(file: &Path, why: &str) -> Error {
-    Error::model(file, format!("{why}; delete it to begin anew, or give --session another file"))
+    Error::model(file, format!("{why}; delete it to begin anew, or give `Session` another file"))
 }
 
 fn damaged(file: &Path) -> Error {
@@ -258,16 +258,20 @@ impl Header {
             let theirs = unquoted(&self.model);
             return Err(unusable(file, &format!("was saved with another model ({theirs}, this is {ours})")));
         }
-        let usage = |what: String| Err(Error::Usage(format!("--session {}: {what}", file.display())));
+        let usage = |what: String| Err(Error::Usage(format!("`Session` {}: {what}", file.display())));
         let set = |flags: String| usage(format!("was saved with {flags}; set that, or give another file"));
         if self.weights != engine.options().weight_type.to_string() {
-            return set(format!("--weight-type {}", unquoted(&self.weights)));
+            return set(format!("`EngineOptions::weight_type` {}", unquoted(&self.weights)));
         }
         let kv = |i: usize| self.kv[i].parse::<KvType>().map_err(|_| damaged(file));
         let (types, ours) = (KvTypes { k: kv(0)?, v: kv(1)? }, session.extent().types);
         if types != ours {
             let (k, v) = (types.k.name(), types.v.name());
-            return set(if k == v { format!("--kv-type {k}") } else { format!("-ctk {k} -ctv {v}") });
+            return set(if k == v {
+                format!("`EngineOptions::kv_types` {k}")
+            } else {
+                format!("`KvTypes::k` {k} `KvTypes::v` {v}")
+            });
         }
         let (theirs, ours) = (&self.key_means, key_means(types, engine));
         if theirs.is_some() && *theirs != ours {
@@ -279,7 +283,9 @@ impl Header {
         }
         let (slots, capacity) = (self.sequence.slots, session.extent().slots);
         if slots > capacity {
-            return usage(format!("holds {slots} slots, and the context {capacity}; raise --max-seq-len"));
+            return usage(format!(
+                "holds {slots} slots, and the context {capacity}; raise `EngineOptions::max_seq_len`"
+            ));
         }
         Ok(())
     }

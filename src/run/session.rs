@@ -111,6 +111,10 @@ pub struct Session {
     /// What the next pass computes.
     staged: Staged,
     observer: Option<Observer>,
+    /// Ends what is being computed.
+    stop: Option<CancelToken>,
+    /// Tokens whose rows went with a device, and were not computed again because somebody asked to stop.
+    forgone: Vec<u32>,
 }
 
 impl Session {
@@ -129,6 +133,8 @@ impl Session {
             drafter: None,
             staged: Staged::default(),
             observer: None,
+            stop: None,
+            forgone: Vec::new(),
         }
     }
 
@@ -200,7 +206,25 @@ impl Session {
     fn forward(&mut self, tokens: &[u32], out: Logits<'_>) -> Result<()> {
         let device = self.devices.device();
         let run = self.devices.run(tokens, self.tokens.len(), out);
-        locked(&device).forward(&mut [run], None)
+        locked(&device).forward(&mut [run], self.stop.as_ref())
+    }
+
+    /// Does something that ends with `Interrupted` soon after `cancel` is cancelled.
+    fn until<T>(
+        &mut self,
+        cancel: Option<&CancelToken>,
+        computes: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let outer = std::mem::replace(&mut self.stop, cancel.cloned());
+        let done = computes(self);
+        self.stop = outer;
+        done
+    }
+
+    /// Where a device was lost and computing its tokens again was [cancelled](CancelToken): the tokens that this
+    /// sequence had and has no more.
+    pub fn take_forgone(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.forgone)
     }
 
     /// Appends tokens and computes the logits of the last, in chunks of the backend's size. Ends with `Interrupted`
@@ -217,7 +241,7 @@ impl Session {
         cancel: &CancelToken,
         progress: impl Fn(usize, usize),
     ) -> Result<()> {
-        self.begin_prompt(tokens)?;
+        self.until(Some(cancel), |session| session.begin_prompt(tokens))?;
         let mut left = tokens;
         while !left.is_empty() {
             progress(tokens.len() - left.len(), tokens.len());
@@ -239,7 +263,7 @@ impl Session {
 
     /// [`Session::decode`] that ends with `Interrupted` soon after `cancel` is cancelled; then the token is not appended.
     pub fn decode_unless(&mut self, token: u32, cancel: Option<&CancelToken>) -> Result<()> {
-        if self.stage(token)? == Stage::Computed {
+        if self.until(cancel, |session| session.stage(token))? == Stage::Computed {
             return self.check_logits();
         }
         let began = Instant::now();
@@ -308,8 +332,8 @@ impl Session {
         let (need, have) = (self.slots() + tokens, self.extent().slots);
         match need > have {
             true => Err(Error::Usage(format!(
-                "the prompt needs {need} positions but the context has {have}; raise --max-seq-len, shorten the prompt \
-                 or give an --eviction-policy"
+                "the prompt needs {need} positions but the context has {have}; raise `EngineOptions::max_seq_len`, shorten the prompt \
+                 or give an `Eviction::policy`"
             ))),
             false => Ok(()),
         }

@@ -280,7 +280,7 @@ impl Template {
         ending: Ending,
     ) -> Result<Vec<u32>> {
         let context = Context { bos: tokenizer.bos_token(), now, ending };
-        encode_segments(tokenizer, self.render(messages, &context)?)
+        encode_segments(tokenizer, self.render(messages, &context)?, &|| false)
     }
 
     /// The tokens that end an answer; those that the tokenizer lacks are left out.
@@ -333,12 +333,16 @@ fn special_tokens(settings: &Map<String, Value>) -> Vec<(String, String)> {
 }
 
 /// The ids of the parts; only control parts become control tokens.
-fn encode_segments(tokenizer: &Tokenizer, segments: Vec<Segment>) -> Result<Vec<u32>> {
+fn encode_segments(
+    tokenizer: &Tokenizer,
+    segments: Vec<Segment>,
+    stop: &dyn Fn() -> bool,
+) -> Result<Vec<u32>> {
     let mut ids = vec![];
     for segment in segments {
         ids.extend(match segment {
             Segment::Control(token) => tokenizer.encode(&token, AddSpecial::No)?,
-            Segment::Text(text) => tokenizer.encode_plain(&text)?,
+            Segment::Text(text) => tokenizer.encode_plain_until(&text, stop)?,
         });
     }
     Ok(ids)

@@ -181,7 +181,7 @@ impl Tokenizer {
         self.encode_plain_until(text, &|| false)
     }
 
-    fn encode_plain_until(&self, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
+    pub(crate) fn encode_plain_until(&self, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
         self.check_text(text)?;
         let mut library = self.library.write().unwrap_or_else(PoisonError::into_inner);
         library.set_encode_special_tokens(true);

@@ -30,12 +30,17 @@ pub fn command<S: AsRef<OsStr>>(args: &[S]) -> Command {
     command
 }
 
+#[track_caller]
 pub fn said(output: Output) -> Said {
-    Said {
+    let said = Said {
         code: output.status.code(),
         out: String::from_utf8(output.stdout).expect("stdout is UTF-8"),
         err: String::from_utf8(output.stderr).expect("stderr is UTF-8"),
+    };
+    for text in [&said.out, &said.err] {
+        assert!(!text.contains("Options::"), "names a field instead of its flag: {text}");
     }
+    said
 }
 
 pub fn run<S: AsRef<OsStr>>(args: &[S]) -> Said {

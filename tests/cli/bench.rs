@@ -121,3 +121,15 @@ fn a_token_or_a_prompt_is_traced() {
     // A chunk of six tokens and one of two.
     assert!(tokens[0] == 6 && tokens.last() == Some(&2), "{tokens:?}");
 }
+
+#[test]
+fn a_text_is_measured_with_its_own_tokens() {
+    let temp = Temp::new();
+    let text = temp.write("text", "Once upon a time");
+    let rows = json(&bench(&["-f", &text, "-d", "16", "-o", "json"]).out)["rows"].clone();
+    assert!(rows[0]["test"] == "pp8 @ d16" && measured(&rows[0]).contains(&"tokens_per_second"), "{rows}");
+    for (file, why) in [(temp.write("empty", "\n"), "is empty"), ("/no/such/file".into(), "No such file")] {
+        let said = run(&[&SHORT[..], &["--prompt-file", &file]].concat());
+        assert!(said.code == Some(2) && said.err.contains(why), "{}", said.err);
+    }
+}

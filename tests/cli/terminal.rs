@@ -1,11 +1,12 @@
-//! A chat at a terminal: line editing, and what Ctrl-C does.
+//! A chat at a terminal: line editing, what Ctrl-C does, and what a closed window does.
 
 use crate::bed::program::*;
 use rustix::pty;
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::process::{Child, Stdio};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A chat whose three streams are one terminal.
@@ -22,7 +23,25 @@ impl Terminal {
 
     /// A terminal with so many columns; 0 are not told.
     fn of(args: &[&str], columns: u16) -> Self {
-        let flags = pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY;
+        Self::started(command(args), columns)
+    }
+
+    /// A window of a terminal, with which its program ends.
+    fn window(args: &[&str]) -> Self {
+        let mut command = command(args);
+        // SAFETY: calls that a child may make before it becomes another program.
+        unsafe {
+            command.pre_exec(|| match libc::setsid() >= 0 && libc::ioctl(0, libc::TIOCSCTTY, 0) == 0 {
+                true => Ok(()),
+                false => Err(std::io::Error::last_os_error()),
+            });
+        }
+        Self::started(command, 24)
+    }
+
+    fn started(mut command: Command, columns: u16) -> Self {
+        // The program must not hold its own window open.
+        let flags = pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY | pty::OpenptFlags::CLOEXEC;
         let master = pty::openpt(flags).expect("a terminal");
         pty::grantpt(&master).expect("granted");
         pty::unlockpt(&master).expect("unlocked");
@@ -35,7 +54,6 @@ impl Terminal {
         };
         let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&master, size).expect("a size");
-        let mut command = command(args);
         // A long message takes long enough to be interrupted.
         command.env("TERM", "xterm").env("ANTIGRAVITY_SIMD", "scalar");
         let child = command.stdin(side()).stdout(side()).stderr(side()).spawn();
@@ -317,4 +335,39 @@ fn words_of_an_answer_are_not_cut_at_the_right_edge() {
     assert!(lines.len() > 10 && lines.iter().all(|line| line.chars().count() < 24), "{lines:?}");
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(words(&lines.join("\n")), words(&plain));
+}
+
+#[test]
+fn a_terminal_that_is_closed_in_mid_answer_loses_nothing() {
+    let temp = Temp::new();
+    for round in 0..20 {
+        let file = temp.path(&format!("state-{round}"));
+        let (command, begun): (&[&str], _) = match round % 4 {
+            0 => (&["chat", "-p", "Tell me a story"], "D\x1b[K"),
+            1 => (&["chat", "--format", "jsonl", "-p", "Tell me a story"], "\"t\":\"token\""),
+            2 => (&["generate", "-n", "-1", "-p", "Once"], "\x1b[0m"),
+            _ => (&["generate", "--format", "jsonl", "-n", "-1", "-p", "Once"], "\"t\":\"token\""),
+        };
+        let endless = ["--temp", "0", "--ignore-eos", "-c", "8192", "--session", &file];
+        let args = [command, &endless[..]].concat();
+        // With the signal of a window, and without it: writing fails.
+        let mut terminal = if round % 8 < 4 { Terminal::window(&args) } else { Terminal::of(&args, 24) };
+        terminal.shows(begun);
+        std::thread::sleep(Duration::from_millis(10 * round));
+        let Terminal { mut child, master, .. } = terminal;
+        drop(master);
+        if round % 8 < 4 {
+            // Both the system and the shell in the window send one.
+            std::thread::sleep(Duration::from_millis(2 * (round % 8) + 4));
+            // SAFETY: sends a signal to a child that is not waited for yet.
+            unsafe { libc::kill(child.id() as i32, libc::SIGHUP) };
+        }
+        let status = child.wait().expect("it ends");
+        assert!([None, Some(libc::SIGHUP)].contains(&status.signal()), "{args:?}: {status}");
+        let saved = std::fs::read(&file).unwrap_or_else(|e| panic!("{args:?}: {status}: {e}"));
+        assert!(saved.starts_with(b"AGSAVED"));
+    }
+    let chat = run_with(&["chat", "-c", "8192", "--session", &temp.path("state-0")], "/stats\n");
+    mentions(&chat.err, &["messages: 1, "]);
+    greedy(&["-c", "8192", "--session", &temp.path("state-2")]);
 }

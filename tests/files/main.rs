@@ -17,6 +17,8 @@ mod hostile_model;
 mod hostile_safetensors;
 /// Text from a file forges a line of an error, controls the terminal, or makes the line too long.
 mod hostile_text;
+/// A real model's strings or conversations become other tokens than its own tokenizer and template make of them.
+mod real;
 /// A mapped file that shrinks while in use ends the process without a line that names it.
 mod sigbus;
 /// A tokenizer read from GGUF gives other ids than the model's own.

@@ -203,13 +203,17 @@ fn ctrl_c_ends_the_answer_of_a_device_that_hangs() {
         return;
     }
     goes_on(&OPENCL, "");
-    let mut command = command(&OPENCL, "clEnqueueReadBuffer:12:hang");
-    command.env("ANTIGRAVITY_OPENCL_LIMIT", "600").stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().unwrap();
-    let mut out = child.stdout.take().unwrap();
-    // A piece of the text, after which it hangs before long.
-    out.read_exact(&mut [0]).unwrap();
-    // SAFETY: sends a signal to a child that is not waited for yet.
-    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
-    assert_eq!(ends_within(&mut child, Duration::from_secs(60)), Some(130));
+    // Calls that wait, and calls that only queue something.
+    for fault in ["clEnqueueReadBuffer:12:hang", "clEnqueueNDRangeKernel:400:hang", "clSetKernelArg:800:hang"]
+    {
+        let mut command = command(&OPENCL, fault);
+        command.env("ANTIGRAVITY_OPENCL_LIMIT", "600").stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let mut out = child.stdout.take().unwrap();
+        // A piece of the text, after which it hangs before long.
+        out.read_exact(&mut [0]).unwrap();
+        // SAFETY: sends a signal to a child that is not waited for yet.
+        unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+        assert_eq!(ends_within(&mut child, Duration::from_secs(60)), Some(130), "{fault}");
+    }
 }

@@ -1,10 +1,13 @@
 //! `cargo xtask bench`: `antigravity bench` on a device, with cold and warm starts, clocks and temperatures.
 
+mod peer;
 mod report;
 mod start;
 
 use crate::args::{Args, Flag, Flags};
 use crate::deploy;
+use crate::device::files::Item;
+use crate::device::local::Local;
 use crate::device::shell::{self, Ears, Input, Program};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
@@ -12,6 +15,7 @@ use crate::sensors::sampler::{self, Plan, Sample, cores_used};
 use crate::sensors::{self, Reading, layout};
 use crate::{build, run, sh};
 use files::atomic_file;
+use peer::Peer;
 use serde_json::{Value, json};
 use start::Start;
 use std::path::Path;
@@ -30,6 +34,8 @@ pub const FLAGS: Flags = &[
 const RUNS: u64 = 3;
 /// Seconds that cooling may take, without `--cool-down`.
 const COOL_DOWN: u64 = 120;
+/// The text there whose tokens are measured: real ones.
+const PROMPT: &str = "prompt.txt";
 /// As warm as at the start, in degrees.
 const NEAR: f64 = 3.0;
 /// Between looks at a device that cools down.
@@ -79,16 +85,36 @@ pub fn run(words: &[String]) -> Result<()> {
     let args = Args::parse(ours, FLAGS)?;
     args.no_rest_but("flags of `bench` come after --")?;
     let options = options(&args, theirs)?;
-    let device = device::select(&args)?;
     let model = build::chosen_model(&args)?;
-    let record = measure(&*device, &model, &options)?;
+    let peer = Peer::of_environment(&model)?;
+    let device = device_beside(peer.is_some().then_some("PEER"), &args)?;
+    let mut record = measure(&*device, &model, &options)?;
     print!("{}", report::tables(&record));
+    if let Some(peer) = peer {
+        let dir = deploy::directory(&*device, &model);
+        let rows = record["runs"][0]["bench"]["rows"].as_array().cloned().unwrap_or_default();
+        let plan = Plan::of(&sensors::read(&*device)?, INTERVAL);
+        let ours = |flags: &[String]| bench(&*device, &dir, &plan, flags).map(|(found, _)| found);
+        record["peer"] = peer::beside(&peer, &rows, options.runs, &options.flags, ours)?;
+        print!("\n{}", peer::table(&record["peer"]));
+    }
     if let Some(file) = args.value("--json") {
         let text = format!("{record:#}\n");
         atomic_file::write(Path::new(file), text.as_bytes()).map_err(|e| Error::at(Path::new(file), e))?;
         eprintln!("results: {file}");
     }
     Ok(())
+}
+
+/// The device that the flags name; for a program of this machine that is measured too, this machine.
+fn device_beside(other: Option<&str>, args: &Args) -> Result<Box<dyn Device>> {
+    match (other, args.value("--device")) {
+        (None, _) | (Some(_), Some("local")) => device::select(args),
+        (Some(_), None) => Ok(Box::new(Local::open())),
+        (Some(other), Some(device)) => Err(Error::Usage(format!(
+            "--device {device}: {other} names a program of this machine; use local"
+        ))),
+    }
 }
 
 fn options(args: &Args, theirs: &[String]) -> Result<Options> {
@@ -104,7 +130,7 @@ fn options(args: &Args, theirs: &[String]) -> Result<Options> {
 
 /// The record: all runs, and what they were made on.
 fn measure(device: &dyn Device, model: &Path, options: &Options) -> Result<Value> {
-    let dir = deploy::deploy(device, model, &[])?;
+    let dir = deploy::deploy(device, model, &[Item::new(sh::root().join("README.md"), PROMPT)])?;
     let first = sensors::read(device)?;
     let mut notes = unreadable(&first, options);
     let mut runs = Vec::new();
@@ -182,6 +208,9 @@ fn cool(
 fn bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> Result<(Value, Vec<Sample>)> {
     let mut args: Vec<String> = ["bench", "--output", "json"].map(String::from).into();
     args.extend(flags.iter().cloned());
+    if !flags.iter().any(|word| ["-f", "--file", "--prompt-file"].iter().any(|flag| word.starts_with(flag))) {
+        args.extend(["--prompt-file", PROMPT].map(String::from));
+    }
     let program = run::program(device, dir, args);
     let mut text = Vec::new();
     let (code, samples) = sampled(device, &program, plan, &mut |piece| {
@@ -239,6 +268,17 @@ mod tests {
         for word in ["-o", "-ojson", "--output=md"] {
             assert!(parsed("", &[word]).err().unwrap().to_string().contains("--json"), "{word}");
         }
+    }
+
+    #[test]
+    fn a_program_of_this_machine_is_measured_here() {
+        let device = |words: &str| {
+            let words: Vec<String> = words.split_whitespace().map(String::from).collect();
+            device_beside(Some("PEER"), &Args::parse(&words, FLAGS)?)
+        };
+        assert_eq!(device("").unwrap().name(), "this machine");
+        assert_eq!(device("--device local").unwrap().name(), "this machine");
+        assert_eq!(device("--device qemu").err().map(|e| e.exit_code()), Some(2));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::targets::{ANDROID, TARGETS};
 use crate::{android, cargo, sh, size, toolchain};
 use files::hub::snapshot;
+use files::source::gguf::only_gguf;
 use object::elf::PT_LOAD;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,16 @@ pub use crate::targets::{Features, host, target_dir};
 /// Which model a task is about.
 pub const MODEL: &[Flag] =
     &[Flag::valued("--model", "M", "a name under models/, a directory or a .gguf file [story]")];
+
+/// The files beside the weights that the program reads where they exist.
+pub const SMALL_FILES: &[&str] = &[
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+];
 
 pub const FLAGS: Flags = &[
     MODEL,
@@ -222,14 +233,18 @@ pub fn model_dir(name: &str) -> Result<PathBuf> {
         root.join("tests/fixtures/models").join(name),
         snapshot(&here.join(name)),
     ];
-    let usable = |p: &&PathBuf| p.join("config.json").is_file() || (p.is_file() && p.extension().is_some());
-    let found = places.iter().find(usable).ok_or_else(|| {
+    let usable = |path: &PathBuf| {
+        let whole = path.join("config.json").is_file() || (path.is_file() && path.extension().is_some());
+        let only = || only_gguf(path).ok().flatten().filter(|_| path.is_dir());
+        if whole { Some(path.clone()) } else { only() }
+    };
+    let found = places.iter().find_map(usable).ok_or_else(|| {
         Error::Usage(format!(
             "no model `{name}`: neither a directory with a config.json nor one of {}",
             bundled(&root.join("models")).join(", ")
         ))
     })?;
-    fs::canonicalize(found).map_err(|e| Error::at(found, e))
+    fs::canonicalize(&found).map_err(|e| Error::at(&found, e))
 }
 
 fn bundled(models: &Path) -> Vec<String> {
@@ -253,6 +268,12 @@ pub fn checked(model: &Path) -> Command {
     cargo.args(["--config", "profile.dev.package.antigravity.opt-level=0"]);
     one_of_many(&mut cargo, "dev", model);
     cargo
+}
+
+/// [`checked`] for another machine than this; returns the program.
+pub fn checked_for(target: &str, model: &Path) -> Result<PathBuf> {
+    sh::run(checked(model).args(["--target", target]))?;
+    Ok(target_dir().join(target).join("debug/antigravity"))
 }
 
 /// What [`checked`] makes.
@@ -310,6 +331,14 @@ mod tests {
         assert!(story.is_absolute() && story.ends_with("models/story"));
         assert!(model_dir("m6-gpt2-f32").unwrap().ends_with("tests/fixtures/models/m6-gpt2-f32"));
         assert_eq!(model_dir(story.to_str().unwrap()).unwrap(), story);
+        let gguf = std::env::temp_dir().join(format!("xtask-only-gguf-{}", std::process::id()));
+        fs::create_dir_all(&gguf).unwrap();
+        fs::write(gguf.join("x.gguf"), "").unwrap();
+        assert_eq!(
+            model_dir(gguf.to_str().unwrap()).unwrap(),
+            fs::canonicalize(gguf.join("x.gguf")).unwrap()
+        );
+        fs::remove_dir_all(&gguf).unwrap();
         let e = model_dir("no-such-model").unwrap_err().to_string();
         assert!(e.contains("no-such-model") && e.contains("story"), "{e}");
     }

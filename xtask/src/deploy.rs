@@ -4,7 +4,7 @@ use crate::args::{Args, Flags};
 use crate::device::files::{Item, existing, install};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
-use crate::{build, sh};
+use crate::{build, fetch, sh};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,16 +13,6 @@ use std::process::Command;
 pub const PROGRAM: &str = "antigravity";
 /// What `antigravity pack` writes.
 const PACKED: &str = "model.packed.safetensors";
-/// The files beside the weights that the program reads where they exist.
-const SMALL_FILES: &[&str] = &[
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-];
-
 pub const FLAGS: Flags = &[device::FLAGS, build::MODEL];
 
 pub fn run(words: &[String]) -> Result<()> {
@@ -37,10 +27,13 @@ pub fn run(words: &[String]) -> Result<()> {
 
 /// Builds, packs and brings everything there, and `more`; returns the directory.
 pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String> {
+    if let Some(remedy) = fetch::remedy(model) {
+        return Err(Error::at(model, format!("has no weights; {remedy}")));
+    }
     let program = build::for_target(device.target(), Some(model))?;
     let packed = pack(model)?;
     let mut items = vec![Item::new(packed, PACKED)];
-    items.extend(existing(model, SMALL_FILES));
+    items.extend(existing(model, build::SMALL_FILES));
     items.extend(more.iter().cloned());
     // Last, so that the program changes after all that it reads.
     items.push(Item::new(program, PROGRAM));
@@ -109,7 +102,7 @@ fn stamp(model: &Path, program: &Path) -> Result<String> {
     }
     for entry in fs::read_dir(model).map_err(|e| Error::at(model, e))? {
         let path = entry.map_err(|e| Error::at(model, e))?.path();
-        if path.extension().is_some_and(|e| e == "safetensors" || e == "json") {
+        if path.extension().is_some_and(|e| ["safetensors", "json", "gguf"].iter().any(|kind| e == *kind)) {
             lines.push(facts(&path)?);
         }
     }
@@ -138,12 +131,14 @@ mod tests {
     fn a_changed_checkpoint_is_packed_again() {
         let dir = std::env::temp_dir().join(format!("xtask-stamp-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        fs::write(dir.join("model.safetensors"), "a").unwrap();
         let program = std::env::current_exe().unwrap();
-        let before = stamp(&dir, &program).unwrap();
-        assert_eq!(stamp(&dir, &program).unwrap(), before);
-        fs::write(dir.join("model.safetensors"), "ab").unwrap();
-        assert_ne!(stamp(&dir, &program).unwrap(), before);
+        for weights in ["model.safetensors", "model.gguf"] {
+            fs::write(dir.join(weights), "a").unwrap();
+            let before = stamp(&dir, &program).unwrap();
+            assert_eq!(stamp(&dir, &program).unwrap(), before);
+            fs::write(dir.join(weights), "ab").unwrap();
+            assert_ne!(stamp(&dir, &program).unwrap(), before, "{weights}");
+        }
         fs::remove_dir_all(&dir).unwrap();
     }
 }

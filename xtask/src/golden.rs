@@ -1,6 +1,7 @@
 //! `cargo xtask golden`: the golden tests in release here, or the golden set on a device.
 
-mod comparison;
+pub mod case;
+pub mod comparison;
 mod remote;
 
 use crate::args::{Args, Flag, Flags};

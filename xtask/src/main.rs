@@ -12,6 +12,7 @@ mod deploy;
 mod device;
 mod elf;
 mod error;
+mod fetch;
 mod fuzz;
 mod golden;
 mod json;
@@ -50,6 +51,8 @@ const TASKS: &[Task] = &[
            about: "this table, or the flags of a task" },
     Task { name: "test", arguments: "[PART…]", flags: NONE, run: test::run,
            about: "what every change must keep; `test all` does everything, `test list` names the parts" },
+    Task { name: "fetch", arguments: "MODEL", flags: fetch::FLAGS, run: fetch::run,
+           about: "bring a real model here: smollm2-135m, gemma3-270m, or org/name[:file] of the Hugging Face hub" },
     Task { name: "parity", arguments: "[MODEL…]", flags: NONE, run: parity::run,
            about: "compare logits and text with the reference results of transformers, model by model" },
     Task { name: "golden", arguments: "[--bless] [--device D]", flags: golden::FLAGS, run: golden::run,
@@ -59,7 +62,7 @@ const TASKS: &[Task] = &[
     Task { name: "run", arguments: "[--device D] [-- COMMAND…]", flags: run::FLAGS, run: run::run,
            about: "run what is deployed there; a story where no command is given" },
     Task { name: "bench", arguments: "[--device D] [-- FLAG…]", flags: bench::FLAGS, run: bench::run,
-           about: "speeds, cold and warm starts there, with clocks and temperatures; --runs N, --cool-down S, --json F" },
+           about: "speeds, cold and warm starts there, with clocks and temperatures; PEER=LLAMA_BENCH: beside llama.cpp here" },
     Task { name: "profile", arguments: "[--device D] [-- FLAG…]", flags: profile::FLAGS, run: profile::run,
            about: "a generation there as a page of charts and a Perfetto trace; -n N or --seconds S, --open" },
     Task { name: "quality", arguments: "[--out FILE] [--quick]", flags: quality::FLAGS, run: quality::run,

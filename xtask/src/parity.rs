@@ -2,11 +2,11 @@
 //! one build for each model.
 
 mod biased;
-mod compare;
-mod engine;
+pub mod compare;
+pub mod engine;
 mod gguf;
 mod opencl;
-mod reference;
+pub mod reference;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 
 /// A greedy step is compared where the margin is above this share of the largest logit: twice the
 /// error that [`TOLERANCE`] allows.
-const DECIDABLE: f64 = 2.0 * TOLERANCE as f64;
-const FLOAT: &[&str] = &["--weight-type", "f32", "--kv-type", "f32"];
+pub const DECIDABLE: f64 = 2.0 * TOLERANCE as f64;
+pub const FLOAT: &[&str] = &["--weight-type", "f32", "--kv-type", "f32"];
 const QUANTISED: &[&str] = &["--weight-type", "q4_0"];
 
 pub fn run(words: &[String]) -> Result<()> {
@@ -253,7 +253,7 @@ fn within(name: &str, found: &[f32], expected: &[f32], vocab: usize) -> (f32, Re
     (difference.relative, outcome)
 }
 
-fn steps(name: &str, wrong: &[(usize, u32, u32)]) -> Result<()> {
+pub fn steps(name: &str, wrong: &[(usize, u32, u32)]) -> Result<()> {
     match wrong.first() {
         None => Ok(()),
         Some((step, found, id)) => Err(Error::Failed(format!(

@@ -89,7 +89,7 @@ fn check(command: &Command, status: ExitStatus, stderr: &str) -> Result<()> {
     Err(Error::Failed(format!("`{}` ended with {status}{stderr}", show(command))))
 }
 
-fn cannot_start(command: &Command, e: std::io::Error) -> Error {
+pub fn cannot_start(command: &Command, e: std::io::Error) -> Error {
     Error::Failed(format!("`{}` cannot be run: {e}", show(command)))
 }
 

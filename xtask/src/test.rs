@@ -4,6 +4,7 @@
 mod arm;
 mod deps;
 mod device;
+mod real;
 mod report;
 mod same;
 mod targets;
@@ -48,6 +49,8 @@ const PARTS: &[Part] = &[
     Part { name: "long", when: All, about: "a chat of 20,000 turns, which take the same time and memory", run: a_long_chat },
     Part { name: "opencl", when: All, about: "every kernel of the device, with every cache and format", run: every_kernel },
     Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the story model's README says so", run: quality_of_the_cache },
+    Part { name: "hub", when: All, about: "models of the Hugging Face hub, from a stand-in on this machine", run: hub },
+    Part { name: "real", when: All, about: "a real model: logits, text and perplexity of transformers, and one text on every path", run: real::run },
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
     Part { name: "aarch64", when: All, about: "unit, golden and kernel tests on 64-bit Arm", run: arm::run },
     Part { name: "device", when: All, about: "deploy, run, golden, bench and profile through adb, and what may go wrong", run: device::run },
@@ -169,6 +172,13 @@ const LONG_CHAT: &str = "chat::twenty_thousand";
 
 fn a_long_chat() -> Outcome {
     counted(all_tests().args(["--test", "cli", "--", "--ignored", "--nocapture", LONG_CHAT]))
+}
+
+/// What only `xtask fetch org/name` builds.
+fn hub() -> Outcome {
+    let with_hub = ["--package", "xtask", "--features", "hub"];
+    sh::run(cargo(&["clippy", "--all-targets"]).args(with_hub).args(["--", "--deny", "warnings"]))?;
+    counted(cargo(&["test"]).args(with_hub).arg("hub::"))
 }
 
 fn oclgrind() -> Outcome {

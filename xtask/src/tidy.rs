@@ -1,8 +1,9 @@
 //! `cargo xtask tidy`: rules about source files that no other tool checks. [`arrows`] says who may name whom, [`style`]
-//! how long files and functions are and how they begin, [`pages`] that the files exist which the pages name.
+//! how long files and functions are and how they begin, [`messages`] that the library names no flags, [`pages`] that the files exist which the pages name.
 
 mod arrows;
 mod code;
+mod messages;
 mod pages;
 mod style;
 mod uses;
@@ -59,6 +60,7 @@ fn collect(place: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 /// What is wrong with the files, each given by its path in the project and its text.
 fn problems(files: &[(String, String)]) -> Vec<String> {
     let mut found: Vec<String> = files.iter().flat_map(|(name, text)| style::problems(name, text)).collect();
+    found.extend(messages::problems(files));
     let inside = files.iter().filter(|(name, _)| !name.starts_with("tests/"));
     let modules = Modules::new(inside.map(|(name, text)| (name.as_str(), text.as_str())));
     found.extend(modules.code().flat_map(|(name, code)| style::too_long(name, code)));

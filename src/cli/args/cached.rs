@@ -1,6 +1,6 @@
 //! Models by the name that they have at Hugging Face, found where `hf download` puts them. Nothing is downloaded.
 
-use files::hub::snapshot;
+use files::hub::{cache, snapshot};
 use files::{Error, Result};
 use std::path::{Component, Path, PathBuf};
 
@@ -20,7 +20,7 @@ pub(super) fn model(given: &Path) -> Result<PathBuf> {
         let remedy = format!("run: hf download {org}/{name}; or give a directory or file");
         Err(Error::model(given, format!("is no file, and {what}; {remedy}")))
     };
-    let Some(cache) = directory() else { return missing("there is no home to have a cache in") };
+    let Some(cache) = cache() else { return missing("there is no home to have a cache in") };
     let found = snapshot(&cache.join(&folder));
     if !found.is_dir() {
         return missing(&format!("{} has no {folder}", cache.display()));
@@ -46,15 +46,6 @@ fn parts(given: &Path) -> Option<(&str, &str, Option<&str>)> {
     }
     let (name, word) = name.split_once(':').map_or((name, None), |(name, word)| (name, Some(word)));
     Some((org, name, word))
-}
-
-/// Where `hf download` keeps models.
-fn directory() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("HF_HUB_CACHE")
-        .or_else(|| Some(set("HF_HOME")?.join("hub")))
-        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface/hub")))
-        .or_else(|| Some(set("HOME")?.join(".cache/huggingface/hub")))
 }
 
 /// The first file of several whose name has this word, in capitals or not.

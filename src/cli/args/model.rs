@@ -5,6 +5,7 @@ use super::cores::ThreadArgs;
 use super::device::DeviceArgs;
 use super::eviction::EvictionArgs;
 use super::number::within;
+use crate::cli::flags::named;
 use crate::dims;
 use crate::model::weights::WeightType;
 use crate::run::options::{EngineOptions, PREFILL_CHUNK};
@@ -90,7 +91,7 @@ impl LoadArgs {
             weight_type: self.weights.weight_type,
             prefill_chunk: within("--prefill-chunk", self.prefill_chunk, 4096)?,
             // Under --quiet too: a lost device or a flag without effect explains what follows.
-            notice: Notice::new(|line| say!("{}", one_line(line, LINE))),
+            notice: Notice::new(|line| say!("{}", one_line(&named(line), LINE))),
             ..EngineOptions::new(self.weights.model.path()?)
         };
         self.device.apply(&mut options)?;

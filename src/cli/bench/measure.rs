@@ -20,16 +20,23 @@ const WARM_UP: usize = 8;
 pub(super) struct Bench<'a> {
     groups: Vec<(Group, Vec<Session>)>,
     cancel: &'a CancelToken,
+    tokens: Tokens,
 }
 
+/// The tokens of a text, again and again; without one, any mixture.
+struct Tokens(Vec<u32>);
+
 impl<'a> Bench<'a> {
-    /// Makes a sequence for each group and fills it to its depth.
+    /// Makes a sequence for each group and fills it to its depth. `text` is what is measured with; where it is empty, any
+    /// mixture of tokens.
     pub fn new(
         engine: &Engine,
         groups: &[Group],
         options: &[EngineOptions],
         cancel: &'a CancelToken,
+        text: Vec<u32>,
     ) -> Result<Self> {
+        let tokens = Tokens(text);
         let progress = Progress::new("filling cache", Verbosity::Normal);
         let mut filled = Vec::new();
         for (i, (group, o)) in groups.iter().zip(options).enumerate() {
@@ -39,13 +46,13 @@ impl<'a> Bench<'a> {
                 n => engine.sessions_of(o, n)?,
             };
             if group.depth > 0 {
-                let filling = tokens(0, group.depth);
+                let filling = tokens.take(0, group.depth);
                 sessions.iter_mut().try_for_each(|session| session.prefill(&filling, cancel))?;
             }
             filled.push((*group, sessions));
         }
         progress.show(groups.len(), groups.len());
-        Ok(Self { groups: filled, cancel })
+        Ok(Self { groups: filled, cancel, tokens })
     }
 
     /// Runs every row once, untimed.
@@ -92,8 +99,8 @@ impl<'a> Bench<'a> {
     /// Times one run of `test` from the state that `row` starts from.
     fn once(&mut self, row: &Row, test: Test) -> Result<Duration> {
         let cancel = self.cancel;
+        let tokens = self.tokens.take(row.depth, test.tokens() / row.batch());
         let sessions = self.sessions(row)?;
-        let tokens = self::tokens(row.depth, test.tokens() / sessions.len());
         let start = Instant::now();
         match (&mut sessions[..], test) {
             ([session], Test::Prefill(_)) => session.prefill(&tokens, cancel)?,
@@ -148,14 +155,16 @@ fn step(sessions: &mut [Session], token: u32) -> Result<()> {
     compute(&mut sessions.iter_mut().collect::<Vec<_>>(), None)
 }
 
-/// The token at a position: any mixture will do that is the same in every run.
-fn token(position: usize) -> u32 {
-    let mixed = (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    ((mixed >> 32) % VOCAB as u64) as u32
-}
-
-fn tokens(from: usize, n: usize) -> Vec<u32> {
-    (from..from + n).map(token).collect()
+impl Tokens {
+    /// Those of some positions, the same in every run.
+    fn take(&self, from: usize, n: usize) -> Vec<u32> {
+        let mixed = |at: usize| (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let token = |at| match self.0.len() {
+            0 => (mixed(at) % VOCAB as u64) as u32,
+            len => self.0[at % len],
+        };
+        (from..from + n).map(token).collect()
+    }
 }
 
 #[cfg(test)]
@@ -164,11 +173,13 @@ mod tests {
 
     #[test]
     fn tokens_are_valid_and_differ() {
-        let mut ids = tokens(0, 512);
+        let any = Tokens(Vec::new());
+        let mut ids = any.take(0, 512);
         assert!(ids.iter().all(|&t| (t as usize) < VOCAB));
-        assert_eq!(ids[100..], tokens(100, 412));
+        assert_eq!(ids[100..], any.take(100, 412));
         ids.sort_unstable();
         ids.dedup();
         assert!(ids.len() > 256.min(VOCAB / 4), "{}", ids.len());
+        assert_eq!(Tokens(vec![7, 8, 9]).take(2, 5), [9, 7, 8, 9, 7]);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::command::{Command, HELP};
 use super::{Chat, Next, Question};
+use crate::cli::flags::in_error;
 use files::{Result, say};
 use std::path::Path;
 use text::chat::Conversation;
@@ -37,11 +38,11 @@ impl Chat<'_> {
             Ok(Command::Settings) => say!("{}", self.set.settings()),
             Ok(Command::Set(name, value)) => match self.change(name, value) {
                 Ok(()) => self.note(&self.set.settings()),
-                Err(e) => say!("/set: {e}"),
+                Err(e) => say!("/set: {}", in_error(e)),
             },
             Ok(Command::Save(file)) => match self.save_to(Path::new(file)) {
                 Ok(()) => self.note(&format!("saved: {}", self.size())),
-                Err(e) => say!("/save: {e}"),
+                Err(e) => say!("/save: {}", in_error(e)),
             },
             Ok(Command::Load(file)) => match self.load(Path::new(file)) {
                 Ok(()) => {
@@ -49,7 +50,7 @@ impl Chat<'_> {
                     self.save()?;
                 }
                 // Advice about the flag is advice about the command too.
-                Err(e) => say!("/load: {}", e.to_string().replace("--session", "/load")),
+                Err(e) => say!("/load: {}", in_error(e).to_string().replace("--session", "/load")),
             },
         }
         Ok(Next::Read)

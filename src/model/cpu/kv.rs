@@ -71,9 +71,13 @@ fn plane(slots: usize, row_bytes: usize) -> Result<AlignedBytes> {
     let bytes = slots
         .checked_mul(LAYERS * KV_HEADS)
         .and_then(|rows| rows.checked_mul(row_bytes))
-        .ok_or_else(|| Error::Usage(format!("--max-seq-len {slots}: too large; use a smaller context")))?;
+        .ok_or_else(|| {
+            Error::Usage(format!("`EngineOptions::max_seq_len` {slots}: too large; use a smaller context"))
+        })?;
     AlignedBytes::zeroed(bytes).map_err(|e| {
-        Error::Memory(format!("KV cache for --max-seq-len {slots}: {e}; use a smaller context or KV type"))
+        Error::Memory(format!(
+            "KV cache for `EngineOptions::max_seq_len` {slots}: {e}; use a smaller context or KV type"
+        ))
     })
 }
 
@@ -83,7 +87,9 @@ fn masses(slots: usize) -> Result<Vec<f32>> {
     let len = LAYERS * KV_HEADS * slots;
     mass.try_reserve_exact(len).map_err(|_| {
         let mib = (4 * len) >> 20;
-        Error::Memory(format!("cannot allocate {mib} MiB for attention mass; use a smaller --max-seq-len"))
+        Error::Memory(format!(
+            "cannot allocate {mib} MiB for attention mass; use a smaller `EngineOptions::max_seq_len`"
+        ))
     })?;
     mass.resize(len, 0.0);
     Ok(mass)

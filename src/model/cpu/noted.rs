@@ -26,7 +26,8 @@ impl Noted {
         let mut notes = Vec::new();
         notes.try_reserve_exact(count).map_err(|_| {
             Error::Memory(
-                "cannot allocate scratch to observe attention; use a smaller --prefill-chunk".into(),
+                "cannot allocate scratch to observe attention; use a smaller `EngineOptions::prefill_chunk`"
+                    .into(),
             )
         })?;
         notes.resize_with(count, Self::default);

@@ -137,7 +137,9 @@ pub(super) fn try_vec<T: Clone>(len: usize, zero: T) -> Result<Vec<T>> {
     let mut v = Vec::new();
     v.try_reserve_exact(len).map_err(|_| {
         let mib = (len * size_of::<T>()) >> 20;
-        Error::Memory(format!("cannot allocate {mib} MiB of scratch; use a smaller --prefill-chunk"))
+        Error::Memory(format!(
+            "cannot allocate {mib} MiB of scratch; use a smaller `EngineOptions::prefill_chunk`"
+        ))
     })?;
     v.resize(len, zero);
     Ok(v)

@@ -51,7 +51,7 @@ impl ModelPath {
     pub fn new(path: &Path) -> Result<Self> {
         let path = &hub::snapshot(path);
         let meta = fs::metadata(path).map_err(|e| {
-            let remedy = "give --model-path a model directory, a .safetensors or a .gguf file";
+            let remedy = "give `EngineOptions::model` a model directory, a .safetensors or a .gguf file";
             Error::model(path, format!("{e}; {remedy}"))
         })?;
         if !meta.is_dir() {

@@ -117,7 +117,7 @@ pub fn write(
     let header = header.finish(source, weight_type, config);
 
     let fail =
-        |e: io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another --out"));
+        |e: io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another place"));
     let mut w = Blocks { file: &file.file, buf: Vec::with_capacity(Blocks::SIZE) };
     let mut put = |bytes: &[u8]| {
         let padding = &[0; ALIGN][..padded(bytes.len()) - bytes.len()];

@@ -28,7 +28,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Whether `--weight-type q4_0` quantises this tensor.
+    /// Whether the weight type Q4_0 quantises this tensor.
     pub fn quantises(&self) -> bool {
         self.role == Role::Matrix && self.cols.is_multiple_of(BLOCK)
     }

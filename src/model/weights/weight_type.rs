@@ -1,4 +1,4 @@
-//! `--weight-type`: what matrices become when a model is loaded.
+//! What matrices become when a model is loaded.
 
 use files::Error;
 use std::fmt;
@@ -34,8 +34,9 @@ impl FromStr for WeightType {
     fn from_str(s: &str) -> Result<Self, Error> {
         let name = if s == "q4" { "q4_0" } else { s };
         let found = Self::NAMES.iter().find(|(known, _)| *known == name);
-        let (_, found) = found
-            .ok_or_else(|| Error::Usage(format!("--weight-type {name}: use auto, native, q4_0 or f32")))?;
+        let (_, found) = found.ok_or_else(|| {
+            Error::Usage(format!("`EngineOptions::weight_type` {name}: use auto, native, q4_0 or f32"))
+        })?;
         Ok(*found)
     }
 }

@@ -3,7 +3,7 @@
 //! Each public function is safe and takes the instruction set first. It checks lengths, then runs the body compiled for
 //! that set.
 
-#![allow(clippy::missing_safety_doc, reason = "the contract is that of `Lanes`")]
+#![allow(clippy::missing_safety_doc, reason = "the contract is that of Lanes")]
 
 use super::lanes::Lanes;
 use super::{Isa, dispatch};

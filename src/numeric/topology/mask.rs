@@ -1,4 +1,4 @@
-//! A set of cores, as `--cpu-mask` names it.
+//! A set of cores, as a mask or a list.
 
 use files::{Error, Result};
 use std::fmt;
@@ -84,7 +84,7 @@ impl CpuMask {
         }
         let (text, plural) = (&self.text, if missing.len() == 1 { " is" } else { "s are" });
         Err(Error::Usage(format!(
-            "--cpu-mask {text}: core{plural} not available: {}; this process may use {}",
+            "`CpuMask` {text}: core{plural} not available: {}; this process may use {}",
             ranges(&missing),
             ranges(available)
         )))
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(check("f0", &[]), Ok(()));
         let line = |text, available| check(text, available).expect_err("not available").to_string();
         let said = line("0xff", &[0, 1, 2, 3, 6]);
-        assert_eq!(said, "--cpu-mask 0xff: cores are not available: 4-5,7; this process may use 0-3,6");
+        assert_eq!(said, "`CpuMask` 0xff: cores are not available: 4-5,7; this process may use 0-3,6");
         assert!(line("2-3", &[3]).contains("core is not available: 2;"));
     }
 }

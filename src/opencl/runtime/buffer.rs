@@ -172,8 +172,15 @@ impl Memory {
     fn unmap(&self, start: NonNull<u8>) -> Result<()> {
         // SAFETY: `start` is what mapping this buffer gave, and no one uses it any more.
         let code = unsafe {
-            let unmap = self.shared.api()?.clEnqueueUnmapMemObject;
-            unmap(self.shared.queue, self.id, start.as_ptr().cast(), 0, null(), null_mut())
+            let api = self.shared.api()?;
+            (api.clEnqueueUnmapMemObject)(
+                self.shared.queue,
+                self.id,
+                start.as_ptr().cast(),
+                0,
+                null(),
+                null_mut(),
+            )
         };
         self.shared.check(code, "clEnqueueUnmapMemObject", format_args!("{} bytes", self.len))
     }
@@ -211,7 +218,8 @@ impl Buffer {
         let m = &self.memory;
         m.assert_holds(&range);
         assert!(!range.is_empty() && m.shadow.is_none(), "parts have bytes and are the device's alone");
-        let Some(create) = m.shared.api()?.clCreateSubBuffer else {
+        let api = m.shared.api()?;
+        let Some(create) = api.clCreateSubBuffer else {
             return Err(Failure::new(
                 Kind::Absent,
                 "this driver has no parts of buffers (clCreateSubBuffer)",
@@ -274,8 +282,18 @@ impl Buffer {
         }
         // SAFETY: within both buffers.
         let code = unsafe {
-            let copy = m.shared.api()?.clEnqueueCopyBuffer;
-            copy(m.shared.queue, m.id, t.id, range.start, offset, range.len(), 0, null(), null_mut())
+            let api = m.shared.api()?;
+            (api.clEnqueueCopyBuffer)(
+                m.shared.queue,
+                m.id,
+                t.id,
+                range.start,
+                offset,
+                range.len(),
+                0,
+                null(),
+                null_mut(),
+            )
         };
         m.shared.check(
             code,
@@ -292,7 +310,9 @@ impl Buffer {
         if range.is_empty() {
             return Ok(());
         }
-        let Some(fill) = m.shared.api()?.clEnqueueFillBuffer else {
+        let api = m.shared.api()?;
+        let Some(fill) = api.clEnqueueFillBuffer else {
+            drop(api);
             return self.fill_by_writing(range, byte);
         };
         let pattern: *const c_void = (&raw const byte).cast();

@@ -4,9 +4,10 @@
 //! call was: so nothing that the driver knows of is freed, and nothing more is asked of it. Objects that can be done
 //! without are the exception: a buffer for which there is no room, a program that does not compile.
 
+use super::calling::{Calling, under_way};
 use super::device::Shared;
 use super::failure::{Failure, Kind, Result, check};
-use super::ffi::{Api, MemId};
+use super::ffi::MemId;
 use super::waiter::{self, Address, Call, Unanswered};
 use std::fmt::Display;
 use std::io::Write;
@@ -20,11 +21,11 @@ const PIECE: usize = 1 << 20;
 /// Whether any device was lost in this process.
 static ANY_LOST: AtomicBool = AtomicBool::new(false);
 
-/// Ends the process. Where a device was lost, or is being waited for, the exit handlers of its driver are left out: they
+/// Ends the process. Where a device was lost, is being waited for or called, the exit handlers of its driver are left out: they
 /// may wait for it too, or free what its threads use.
 #[allow(unsafe_code)]
 pub fn end(code: i32) -> ! {
-    if ANY_LOST.load(Ordering::Relaxed) || waiter::somebody_waits() {
+    if ANY_LOST.load(Ordering::Relaxed) || waiter::somebody_waits() || !under_way().is_empty() {
         // Whoever reads it may have gone.
         let _ = std::io::stdout().flush();
         // SAFETY: ends the process at once.
@@ -34,27 +35,27 @@ pub fn end(code: i32) -> ! {
 }
 
 impl Shared {
-    /// The entry points.
+    /// The entry points, for one call.
     ///
     /// # Errors
     ///
     /// The first failure, once the device is lost.
-    pub fn api(&self) -> Result<&'static Api> {
+    pub fn api(&self) -> Result<Calling> {
         if let Some(first) = self.lost.get() {
             return Err(first.clone());
         }
         match self.waiter.settle() {
-            Ok(()) => Ok(&self.library.api),
+            Ok(()) => Ok(Calling::new(&self.library.api)),
             Err(why) => Err(self.unanswered("an earlier call", &"it", why)),
         }
     }
 
     /// The same for releasing something; `None` where it must stay.
-    pub fn to_release(&self) -> Option<&'static Api> {
+    pub fn to_release(&self) -> Option<Calling> {
         if self.lost.get().is_none() && self.waiter.is_left() {
             self.lose(Failure::new(Kind::Lost, "closed while a call is under way"));
         }
-        self.lost.get().is_none().then_some(&self.library.api)
+        self.lost.get().is_none().then(|| Calling::new(&self.library.api))
     }
 
     /// From now on the device is lost; `why`, for the caller.

@@ -25,7 +25,7 @@ pub struct Found {
     pub facts: Facts,
 }
 
-/// Every device there is: GPUs, accelerators, others, CPUs. The position is what `--cl-device` counts.
+/// Every device there is: GPUs, accelerators, others, CPUs. The position is the number that chooses one.
 pub fn devices() -> Result<&'static [Found]> {
     // Once, and by one thread at a time: PoCL 3.1 crashes when two ask for the first time.
     static FOUND: OnceLock<Vec<Found>> = OnceLock::new();
@@ -67,13 +67,16 @@ pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
     let Some(select) = select else {
         let cpu_too = std::env::var_os(CPU_VARIABLE).is_some_and(|v| v == "1");
         let first = found.iter().position(|f| cpu_too || f.facts.device_type != DeviceType::Cpu);
-        return first.map_or_else(|| absent("no GPU; --cl-device takes others by number or name".into()), Ok);
+        return first.map_or_else(
+            || absent("no GPU; `EngineOptions::cl_device` takes others by number or name".into()),
+            Ok,
+        );
     };
     if let Ok(index) = select.parse::<usize>() {
         return if index < found.len() {
             Ok(index)
         } else {
-            absent(format!("--cl-device {index}: no such number"))
+            absent(format!("`EngineOptions::cl_device` {index}: no such number"))
         };
     }
     let holds = |text: &str| text.to_lowercase().contains(&select.to_lowercase());
@@ -81,8 +84,10 @@ pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
     let matching: Vec<usize> = (0..found.len()).filter(|&i| !select.is_empty() && named(&found[i])).collect();
     match matching[..] {
         [one] => Ok(one),
-        [] => absent(format!("--cl-device {select}: no device is named so")),
-        _ => absent(format!("--cl-device {select}: more than one device is named so, use the number")),
+        [] => absent(format!("`EngineOptions::cl_device` {select}: no device is named so")),
+        _ => absent(format!(
+            "`EngineOptions::cl_device` {select}: more than one device is named so, use the number"
+        )),
     }
 }
 

@@ -5,6 +5,7 @@
 pub mod arena;
 #[allow(unsafe_code)]
 pub mod buffer;
+pub mod calling;
 mod calls;
 #[allow(unsafe_code)]
 pub mod device;

@@ -131,7 +131,7 @@ const REMEDY: &str = if cfg!(target_os = "android") {
 } else if cfg!(all(target_env = "musl", target_feature = "crt-static")) {
     "a static program cannot load libraries: use one built for *-linux-gnu or *-linux-android"
 } else if cfg!(target_os = "macos") {
-    "OpenCL is part of macOS; without it use --backend cpu"
+    "OpenCL is part of macOS; without it use `EngineOptions::backend` cpu"
 } else {
     "install the GPU vendor's driver and the package ocl-icd-libopencl1 (or pocl-opencl-icd to run on the CPU)"
 };

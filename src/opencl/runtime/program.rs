@@ -111,8 +111,16 @@ impl Program {
         let (mut status, mut code) = (0, 0);
         // SAFETY: one device and one binary of this length, which is copied.
         let id = unsafe {
-            let create = shared.api()?.clCreateProgramWithBinary;
-            create(shared.context, 1, &shared.id, &len, &start, &mut status, &mut code)
+            let api = shared.api()?;
+            (api.clCreateProgramWithBinary)(
+                shared.context,
+                1,
+                &shared.id,
+                &len,
+                &start,
+                &mut status,
+                &mut code,
+            )
         };
         if code != ffi::SUCCESS {
             return Ok(None);
@@ -139,9 +147,12 @@ impl Program {
         let shared = &self.shared;
         let mut code = 0;
         for _ in 0..TRIES {
-            let build = shared.api()?.clBuildProgram;
+            let api = shared.api()?;
             // SAFETY: one device, zero-terminated options, no callback.
-            code = unsafe { build(self.id, 1, &shared.id, words.as_ptr(), None, std::ptr::null_mut()) };
+            code = unsafe {
+                (api.clBuildProgram)(self.id, 1, &shared.id, words.as_ptr(), None, std::ptr::null_mut())
+            };
+            drop(api);
             if ![ffi::OUT_OF_RESOURCES, ffi::OUT_OF_HOST_MEMORY].contains(&code) {
                 break;
             }
@@ -177,6 +188,7 @@ impl Program {
     /// The built program as the driver keeps it; empty where it does not tell.
     pub fn binary(&self) -> Vec<u8> {
         let Ok(api) = self.shared.api() else { return Vec::new() };
+        let api = &api;
         let ask = |name: u32| {
             // SAFETY: the callers below pass memory of the size they say.
             move |size, value, wanted| unsafe { (api.clGetProgramInfo)(self.id, name, size, value, wanted) }
@@ -347,7 +359,8 @@ impl Device {
         let shared = &self.shared;
         // SAFETY: both arrays have `global.len()` entries; the kernel and its buffers are alive.
         let code = unsafe {
-            let launch = shared.api()?.clEnqueueNDRangeKernel;
+            let api = shared.api()?;
+            let launch = api.clEnqueueNDRangeKernel;
             let dims = global.len() as u32;
             let (none, event) = (std::ptr::null(), std::ptr::null_mut());
             launch(shared.queue, kernel.id, dims, none, global.as_ptr(), sizes, 0, none.cast(), event)

@@ -50,8 +50,9 @@ fn gate_up<'a>(gate: &'a Matrix<FFN_DIM, DIM>, up: &'a Matrix<FFN_DIM, DIM>) -> 
 fn mixed(names: &str, parts: &[Upload<'_>]) -> Failure {
     let kinds: Vec<String> = parts.iter().map(|p| p.storage.to_string()).collect();
     let kinds = kinds.join(" and ");
-    let message =
-        format!("{names} of a layer are {kinds}, which no kernel takes together; --backend cpu does");
+    let message = format!(
+        "{names} of a layer are {kinds}, which no kernel takes together; `EngineOptions::backend` cpu does"
+    );
     Failure::new(Kind::Build, message)
 }
 

@@ -87,7 +87,7 @@ impl Engine {
             }
             _ => return session.with_drafts(o.draft),
         };
-        o.notice.say(&format!("--draft {}: off, as {why}", o.draft));
+        o.notice.say(&format!("`EngineOptions::draft` {}: off, as {why}", o.draft));
         Ok(session)
     }
 
@@ -339,7 +339,9 @@ pub(super) fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(
     }
     let shared = options.zero_copy && device.facts().unified_memory;
     if options.zero_copy && !shared {
-        options.notice.say("--zero-copy: this device has memory of its own; weights are copied");
+        options
+            .notice
+            .say("`EngineOptions::zero_copy`: this device has memory of its own; weights are copied");
     }
     let matrices = match shared {
         true => Matrices::share(&device, weights)?,

@@ -83,9 +83,9 @@ impl Engine {
             1 => vec![self.session()?],
             n => {
                 if let draft @ 1.. = self.options.draft {
-                    self.options
-                        .notice
-                        .say(&format!("--draft {draft}: off, as prompts are decoded together"));
+                    self.options.notice.say(&format!(
+                        "`EngineOptions::draft` {draft}: off, as prompts are decoded together"
+                    ));
                 }
                 self.sessions_of(&self.options, n)?
             }
@@ -102,7 +102,7 @@ impl Engine {
         match need {
             0 => Err(Error::Usage("is empty, and this model adds no first token".into())),
             n if n > have && self.options.eviction.policy == Policy::None => Err(Error::Usage(format!(
-                "needs {need} positions but the context has {have}; raise --max-seq-len or shorten it"
+                "needs {need} positions but the context has {have}; raise `EngineOptions::max_seq_len` or shorten it"
             ))),
             _ => Ok(tokens),
         }

@@ -373,7 +373,7 @@ impl<'a> TokenStream<'a> {
             None => match self.session.decode_unless(token, Some(&self.writer.cancel)) {
                 Err(Error::Interrupted) => {
                     self.state = State::Flush(StopReason::Interrupt);
-                    self.uncomputed = vec![token];
+                    self.uncomputed = [self.session.take_forgone(), vec![token]].concat();
                 }
                 decoded => decoded?,
             },

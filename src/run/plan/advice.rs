@@ -1,4 +1,4 @@
-//! What to change when a plan does not fit, or when a run of it was killed: flags that can be typed as they are.
+//! What to change when a plan does not fit, or when a run of it was killed: fields and their values.
 
 use super::{DeviceMemory, Form, Plan, longest_where, mib};
 use crate::model::weights::WeightType;
@@ -9,20 +9,20 @@ use numeric::kv::{KvType, KvTypes};
 /// What a command calls its number of slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Context {
-    /// `--max-seq-len`, of the commands that generate.
+    /// The whole context, of what generates.
     MaxSeqLen,
-    /// `--chunk`, of `eval`.
+    /// A chunk of a text that is measured.
     Chunk,
-    /// The longest row of `bench`: `--depth` and `-p` or `-n`.
+    /// The longest row of a benchmark.
     Row,
 }
 
 impl Context {
     fn asked(self, slots: usize) -> String {
         match self {
-            Context::MaxSeqLen => format!("--max-seq-len {slots}"),
-            Context::Chunk => format!("--chunk {slots}"),
-            Context::Row => format!("a row of {slots} tokens (--depth and -p or -n)"),
+            Context::MaxSeqLen => format!("`EngineOptions::max_seq_len` {slots}"),
+            Context::Chunk => format!("`Context::Chunk` {slots}"),
+            Context::Row => format!("a row of {slots} tokens (`Context::Row`)"),
         }
     }
 
@@ -101,7 +101,7 @@ impl Plan {
         }
         let (model, asked) = (self.options.model.display(), context.asked(self.options.max_seq_len));
         Err(Error::Memory(format!(
-            "{model}: needs {} of the device's memory with {asked}, but it has {}; use a shorter context or --backend cpu",
+            "{model}: needs {} of the device's memory with {asked}, but it has {}; use a shorter context or `EngineOptions::backend` cpu",
             mib(need),
             mib(have)
         )))
@@ -122,12 +122,12 @@ impl Plan {
         let (mut smaller, mut flags) = self.with_smaller_cache();
         if smaller.longest(have).is_none() && smaller.options.prefill_chunk > SMALL_CHUNK {
             smaller.options.prefill_chunk = SMALL_CHUNK;
-            flags = joined(&flags, &format!("--prefill-chunk {SMALL_CHUNK}"));
+            flags = joined(&flags, &format!("`EngineOptions::prefill_chunk` {SMALL_CHUNK}"));
         }
         match smaller.longest(have) {
             Some(n) => format!("use {flags} with {}", context.advised(n.min(asked))),
             None if self.options.weight_type == WeightType::F32 => {
-                "no context fits: use --weight-type q4_0, best after antigravity pack".into()
+                "no context fits: use `EngineOptions::weight_type` q4_0, best after antigravity pack".into()
             }
             None => "no context fits: close other programs or use a smaller model".into(),
         }
@@ -138,7 +138,7 @@ impl Plan {
         let mut smaller = self.clone();
         smaller.options.kv_types = KvTypes::both(KvType::Q4);
         let changed = smaller.options.kv_types != self.options.kv_types;
-        (smaller, if changed { "--kv-type q4".into() } else { String::new() })
+        (smaller, if changed { "`EngineOptions::kv_types` q4".into() } else { String::new() })
     }
 
     /// What to try after the system has killed a run of this plan: the flags, and what is planned with them.
@@ -151,7 +151,7 @@ impl Plan {
         }
         if plan.options.prefill_chunk.min(plan.options.max_seq_len) > SMALL_CHUNK {
             plan.options.prefill_chunk = SMALL_CHUNK;
-            flags = joined(&flags, &format!("--prefill-chunk {SMALL_CHUNK}"));
+            flags = joined(&flags, &format!("`EngineOptions::prefill_chunk` {SMALL_CHUNK}"));
         }
         let mut advice = match flags.is_empty() {
             true => "close other programs or use a smaller model".into(),

@@ -70,8 +70,11 @@ fn what_does_not_fit_is_refused_with_the_context_that_does() {
     let Err(Error::Memory(message)) = with_memory(1001, need).check() else { panic!("not refused") };
     let longest = plan(1001).longest(need).expect("1000 slots fit");
     assert!(longest >= 1000 && plan(longest).need() <= need && plan(longest + 1).need() > need);
-    assert!(message.contains(&format!("use --max-seq-len {longest} or less")), "{message}");
-    assert!(message.contains(&mib(need)) && message.contains("--max-seq-len 1001"), "{message}");
+    assert!(message.contains(&format!("use `EngineOptions::max_seq_len` {longest} or less")), "{message}");
+    assert!(
+        message.contains(&mib(need)) && message.contains("`EngineOptions::max_seq_len` 1001"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -99,7 +102,7 @@ fn a_smaller_cache_is_advised_where_it_helps() {
     assert_eq!(
         remedy,
         format!(
-            "use --max-seq-len {longest} or less, --kv-type q4 with --max-seq-len 1000 or less, or close other programs"
+            "use `EngineOptions::max_seq_len` {longest} or less, `EngineOptions::kv_types` q4 with `EngineOptions::max_seq_len` 1000 or less, or close other programs"
         )
     );
 }
@@ -115,12 +118,12 @@ fn where_no_context_fits_settings_are_named_with_which_one_does() {
     p.memory.available = Some(have);
     match p.longest(have) {
         Some(n) => assert!(n <= smaller.longest(have).expect("three slots fit")),
-        None => assert!(remedy(&p, Context::Chunk).starts_with("use --kv-type q4")),
+        None => assert!(remedy(&p, Context::Chunk).starts_with("use `EngineOptions::kv_types` q4")),
     }
     p.memory.available = Some(smaller.need_for(1) - 1);
     assert_eq!(remedy(&p, Context::Row), "no context fits: close other programs or use a smaller model");
     p.options.weight_type = WeightType::F32;
-    assert!(remedy(&p, Context::Chunk).contains("--weight-type q4_0"));
+    assert!(remedy(&p, Context::Chunk).contains("`EngineOptions::weight_type` q4_0"));
 }
 
 #[test]
@@ -135,7 +138,8 @@ fn plans_beside_each_other_count_together() {
     assert_eq!(check_apart(&pair(70), Context::Chunk), Ok(()));
     let said = check_apart(&pair(71), Context::Chunk).expect_err("too much").to_string();
     assert!(
-        said.contains("--chunk 71 for 2 settings") && said.ends_with("; use --chunk 70 or less"),
+        said.contains("`Context::Chunk` 71 for 2 settings")
+            && said.ends_with("; use `Context::Chunk` 70 or less"),
         "{said}"
     );
 }
@@ -151,7 +155,9 @@ fn a_smaller_plan_is_smaller() {
     assert!(followed.need() < p.need());
     assert_eq!(
         advice,
-        format!("try --kv-type q4 --max-seq-len 1024 --prefill-chunk 32 (planned: {planned})")
+        format!(
+            "try `EngineOptions::kv_types` q4 `EngineOptions::max_seq_len` 1024 `EngineOptions::prefill_chunk` 32 (planned: {planned})"
+        )
     );
     let mut least = plan(16);
     least.options.prefill_chunk = 16;

@@ -46,7 +46,9 @@ impl Drafter {
         let mut rows = Vec::new();
         let len = (most + 1).saturating_mul(VOCAB);
         rows.try_reserve_exact(len).map_err(|_| {
-            Error::Memory(format!("cannot allocate logits for --draft {most}; use a smaller one"))
+            Error::Memory(format!(
+                "cannot allocate logits for `EngineOptions::draft` {most}; use a smaller one"
+            ))
         })?;
         rows.resize(len, 0.0);
         let pass = Vec::with_capacity(most + 1);
@@ -160,7 +162,7 @@ impl Session {
     pub fn with_drafts(mut self, most: usize) -> Result<Self> {
         if self.observes() {
             return Err(Error::Usage(format!(
-                "--draft {most}: not with an --eviction-policy that looks at attention; use sliding or none"
+                "`EngineOptions::draft` {most}: not with an `Eviction::policy` that looks at attention; use sliding or none"
             )));
         }
         self.drafter = (most > 0).then(|| Drafter::new(most)).transpose()?;

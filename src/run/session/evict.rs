@@ -74,7 +74,7 @@ impl Evictor {
         self.capacity = capacity;
         if self.target() < self.settings.prefix + 2 {
             return Err(Error::Usage(format!(
-                "--max-seq-len {capacity}: too few slots for --protected-prefix {} with --eviction-policy {}; raise it",
+                "`EngineOptions::max_seq_len` {capacity}: too few slots for `Eviction::prefix` {} with `Eviction::policy` {}; raise it",
                 self.settings.prefix,
                 self.settings.policy.name()
             )));

@@ -11,7 +11,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// `lost`, where there is nowhere to go.
+    /// `lost`, where there is nowhere to go. `Interrupted`: what is not computed again is in
+    /// [`Session::take_forgone`].
     pub(super) fn flee(&mut self, lost: Error) -> Result<()> {
         let (slots, all) = (self.devices.len(), self.tokens.len());
         let (observed, since) = (self.devices.observed(), self.evictor.as_ref().and_then(Evictor::since));
@@ -20,7 +21,8 @@ impl Session {
             self.devices.make_mass()?;
         }
         let cut = self.cuts.last().copied().unwrap_or(Cut { tokens: 0, kept: 0 });
-        match refuge {
+        let tokens = self.tokens.clone();
+        let computed = match refuge {
             Refuge::Here => {
                 self.devices.observe(observed);
                 return Ok(());
@@ -28,10 +30,14 @@ impl Session {
             // The rows that it lacks are those of the last tokens, computed after the last eviction.
             Refuge::Kept(there) if there >= cut.kept && !self.observes() => {
                 let rest = self.tokens.split_off(all - (slots - there));
-                self.append_all(&rest)?;
+                self.append_all(&rest)
             }
-            _ => self.replay(all)?,
+            _ => self.replay(all),
+        };
+        if computed == Err(Error::Interrupted) {
+            self.forgone = tokens[self.tokens.len()..].to_vec();
         }
+        computed?;
         // The pass that was lost may have been the first that counted.
         if let (Some(first), Some(evictor)) = (since.filter(|&s| s >= all), &mut self.evictor) {
             evictor.observe_since(first);

@@ -114,7 +114,7 @@ impl Session {
         }
         let mut computed = self.try_alone(cancel);
         if let Err(e @ (Error::Device(_) | Error::Memory(_))) = computed {
-            self.flee(e)?;
+            self.until(cancel, |session| session.flee(e))?;
             computed = self.try_alone(cancel);
         }
         match computed {

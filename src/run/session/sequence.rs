@@ -71,7 +71,7 @@ impl Sequence {
             (true, true) => Ok(()),
             (false, _) => Err(Error::Model("the saved sequence contradicts itself".into())),
             (_, false) => Err(Error::Usage(format!(
-                "the saved sequence fills {} slots but the context has {capacity}; raise --max-seq-len",
+                "the saved sequence fills {} slots but the context has {capacity}; raise `EngineOptions::max_seq_len`",
                 self.slots
             ))),
         }

@@ -427,8 +427,40 @@ fn a_prompt_whose_device_is_lost_still_stops_when_asked() {
     };
     let mut session = Session::new(lost.seat(100)).with_spare(Box::new(spare), Notice::default());
     assert!(matches!(session.prefill(&tokens(40), &cancel), Err(Error::Interrupted)));
-    // What was computed before is computed again, or it would be lost with the device.
-    assert_eq!((session.position(), session.slots(), session.device_name().as_str()), (16, 16, "cpu"));
+    assert_eq!((session.position(), session.slots(), session.device_name().as_str()), (0, 0, "cpu"));
+}
+
+#[test]
+fn computing_again_what_a_lost_device_had_stops_when_asked_and_loses_no_token() {
+    let mut plain = alone(100, Eviction::NEVER);
+    feed(&mut plain, 40, 61);
+    // Both caches of a hybrid session have the first 20 tokens; without one that stands by, all is computed again.
+    for hybrid in [false, true] {
+        let cancel = CancelToken::default();
+        let (lives, asked) = (Arc::new(AtomicUsize::new(usize::MAX)), cancel.clone());
+        let gpu = Fake::new("gpu", 16).mortal(&lives);
+        let mut session = if hybrid {
+            let Seat { device, cache } = gpu.seat(100);
+            let schedule = Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![20], to_cpu: vec![] });
+            let cpu = Fake::new("cpu", 16).asking(&asked, 4).seat(100);
+            Session::new(cpu).with_standby(Standby { device, cache: Some(cache), schedule })
+        } else {
+            let spare = move || Ok(Fake::new("cpu", 16).asking(&asked, 2).seat(100));
+            Session::new(gpu.seat(100)).with_spare(Box::new(spare), Notice::default())
+        };
+        session.prefill(&tokens(20), &CancelToken::default()).unwrap();
+        (20..60).for_each(|i| session.decode(token(i)).unwrap());
+        lives.store(0, Ordering::Relaxed);
+        assert_eq!(session.decode_unless(token(60), Some(&cancel)), Err(Error::Interrupted));
+        // Asked for in the second pass that computes them again, which the third one heeds.
+        let forgone = session.take_forgone();
+        assert!(!forgone.is_empty() && session.position() < 60, "{}", session.position());
+        assert_eq!([session.tokens(), &forgone].concat(), tokens(60));
+        let rest = [&forgone[..], &[token(60)]].concat();
+        session.prefill(&rest, &CancelToken::default()).unwrap();
+        assert!(session.logits() == plain.logits());
+        assert_eq!(rows(&mut session), rows(&mut plain));
+    }
 }
 
 #[test]

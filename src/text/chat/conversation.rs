@@ -129,15 +129,24 @@ impl Conversation {
     /// # Errors
     /// See [`Template::encode`]; the conversation is then unchanged.
     pub fn ask(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<()> {
+        self.ask_until(tokenizer, text, &|| false)
+    }
+
+    /// [`Conversation::ask`], which takes seconds for a text of megabytes, until `stop` is true.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] if `stop` was true before the end, and those of [`Conversation::ask`].
+    pub fn ask_until(&mut self, tokenizer: &Tokenizer, text: &str, stop: &dyn Fn() -> bool) -> Result<()> {
         let before = match self.following(tokenizer, text)? {
             Some(more) => {
-                let ids = encode_segments(tokenizer, more)?;
+                let ids = encode_segments(tokenizer, more, stop)?;
                 let kept = self.ids.len();
                 self.ids.extend(ids);
                 Before { kept, rest: Vec::new() }
             }
             None => {
-                let ids = encode_segments(tokenizer, self.render(tokenizer, &self.with_question(0, text))?)?;
+                let whole = self.render(tokenizer, &self.with_question(0, text))?;
+                let ids = encode_segments(tokenizer, whole, stop)?;
                 let kept = self.ids.iter().zip(&ids).take_while(|(a, b)| a == b).count();
                 let rest = std::mem::replace(&mut self.ids, ids).split_off(kept);
                 Before { kept, rest }

@@ -243,6 +243,20 @@ fn conversations_grow_at_the_end() {
 }
 
 #[test]
+fn a_long_message_stops_becoming_tokens_when_asked() {
+    let tokenizer = story();
+    let mut chat = Conversation::new(Template::ChatMl { bos: true }, None);
+    chat.ask(&tokenizer, "Hello").expect("asks");
+    chat.answer(&tokenizer, &tokenizer.encode_plain("Good day").expect("encodes"));
+    let before = chat.state();
+    let asked = std::cell::Cell::new(0);
+    let stop = || asked.replace(asked.get() + 1) == 3;
+    let long = "once upon a time ".repeat(100_000);
+    assert_eq!(chat.ask_until(&tokenizer, &long, &stop), Err(Error::Interrupted));
+    assert_eq!((asked.get(), chat.state()), (4, before));
+}
+
+#[test]
 fn a_template_that_takes_back_what_it_said_renders_anew() {
     let tokenizer = story();
     // As Qwen 3: the thoughts of earlier answers are dropped.

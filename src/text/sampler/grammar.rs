@@ -108,7 +108,7 @@ impl Grammar {
     pub(super) fn begin(&self, pieces: &Arc<Pieces>, ends: &[u32], vocab: usize) -> Result<Guide> {
         let Some(&end) = ends.first() else {
             return Err(Error::Usage(format!(
-                "{}: a text that follows a grammar needs a token that ends it; leave --ignore-eos out",
+                "{}: a text that follows a grammar needs a token that ends it; leave `GenerateOptions::ignore_eos` out",
                 self.place
             )));
         };

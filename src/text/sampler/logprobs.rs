@@ -50,7 +50,9 @@ impl Logprobs {
     pub fn check(count: usize) -> Result<()> {
         match count {
             0..=MAX_LOGPROBS => Ok(()),
-            _ => Err(Error::Usage(format!("--logprobs {count}: use a number from 0 to {MAX_LOGPROBS}"))),
+            _ => Err(Error::Usage(format!(
+                "`GenerateOptions::logprobs` {count}: use a number from 0 to {MAX_LOGPROBS}"
+            ))),
         }
     }
 

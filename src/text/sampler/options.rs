@@ -112,42 +112,53 @@ impl XtcOptions {
     }
 }
 
-/// Accepts a value that `fits`, else names the flag and its range.
-fn check(flag: &str, value: f32, fits: impl Fn(f32) -> bool, range: &str) -> Result<()> {
+/// Accepts a value that `fits`, else names the field and its range.
+fn check(field: &str, value: f32, fits: impl Fn(f32) -> bool, range: &str) -> Result<()> {
     match fits(value) {
         true => Ok(()),
-        false => Err(Error::Usage(format!("{flag} {value}: use a number {range}"))),
+        false => Err(Error::Usage(format!("{field} {value}: use a number {range}"))),
     }
 }
 
 impl SamplerOptions {
-    /// Refuses values out of range, naming the flag.
+    /// Refuses values out of range, naming the field.
     pub fn validate(&self) -> Result<()> {
         check(
-            "--temperature",
+            "`SamplerOptions::temperature`",
             self.temperature,
             |t| t.is_finite() && t >= 0.0,
             "from 0 (greedy) up, usually below 2",
         )?;
         let unit = |x: f32| (0.0..=1.0).contains(&x);
-        check("--top-p", self.top_p, unit, "from 0 to 1 (1 is off)")?;
-        check("--min-p", self.min_p, unit, "from 0 (off) to 1")?;
-        check("--typical", self.typical_p, |p| unit(p) && p > 0.0, "above 0, up to 1 (off)")?;
+        check("`SamplerOptions::top_p`", self.top_p, unit, "from 0 to 1 (1 is off)")?;
+        check("`SamplerOptions::min_p`", self.min_p, unit, "from 0 (off) to 1")?;
+        check(
+            "`SamplerOptions::typical_p`",
+            self.typical_p,
+            |p| unit(p) && p > 0.0,
+            "above 0, up to 1 (off)",
+        )?;
         let range = "above 0 (1 is off), usually 1 to 1.5";
-        check("--repetition-penalty", self.repetition_penalty, |r| r.is_finite() && r > 0.0, range)?;
-        for (flag, x) in
-            [("--presence-penalty", self.presence_penalty), ("--frequency-penalty", self.frequency_penalty)]
-        {
-            check(flag, x, f32::is_finite, "that is finite (0 is off), usually 0 to 2")?;
+        check(
+            "`SamplerOptions::repetition_penalty`",
+            self.repetition_penalty,
+            |r| r.is_finite() && r > 0.0,
+            range,
+        )?;
+        for (field, x) in [
+            ("`SamplerOptions::presence_penalty`", self.presence_penalty),
+            ("`SamplerOptions::frequency_penalty`", self.frequency_penalty),
+        ] {
+            check(field, x, f32::is_finite, "that is finite (0 is off), usually 0 to 2")?;
         }
         for &(id, x) in &self.logit_bias {
-            let flag = format!("--logit-bias for token {id}:");
+            let field = format!("`SamplerOptions::logit_bias` for token {id}:");
             let fits = |x: f32| x.is_finite() || x == f32::NEG_INFINITY;
-            check(&flag, x, fits, "that is finite, or -inf to rule it out")?;
+            check(&field, x, fits, "that is finite, or -inf to rule it out")?;
         }
         let xtc = self.xtc;
-        check("--xtc-probability", xtc.probability, unit, "from 0 (off) to 1")?;
-        check("--xtc-threshold", xtc.threshold, unit, "from 0 to 1 (above 0.5 is off)")?;
+        check("`XtcOptions::probability`", xtc.probability, unit, "from 0 (off) to 1")?;
+        check("`XtcOptions::threshold`", xtc.threshold, unit, "from 0 to 1 (above 0.5 is off)")?;
         self.dry.validate()
     }
 
@@ -156,7 +167,7 @@ impl SamplerOptions {
         self.validate()?;
         match self.logit_bias.iter().find(|(id, _)| *id as usize >= vocab) {
             Some((id, _)) => Err(Error::Usage(format!(
-                "--logit-bias {id}: no such token; use an id from 0 to {}",
+                "`SamplerOptions::logit_bias` {id}: no such token; use an id from 0 to {}",
                 vocab.saturating_sub(1)
             ))),
             None => Ok(()),
@@ -167,14 +178,16 @@ impl SamplerOptions {
 impl DryOptions {
     fn validate(&self) -> Result<()> {
         let (m, b) = (self.multiplier, self.base);
-        check("--dry-multiplier", m, |m| m.is_finite() && m >= 0.0, "from 0 (off) up, usually 0.8")?;
-        check("--dry-base", b, |b| b.is_finite() && b >= 1.0, "from 1 up, usually 1.75")?;
+        check("`DryOptions::multiplier`", m, |m| m.is_finite() && m >= 0.0, "from 0 (off) up, usually 0.8")?;
+        check("`DryOptions::base`", b, |b| b.is_finite() && b >= 1.0, "from 1 up, usually 1.75")?;
         if self.allowed_length == 0 {
-            return Err(Error::Usage("--dry-allowed-length 0: use a number from 1, usually 2".into()));
+            return Err(Error::Usage(
+                "`DryOptions::allowed_length` 0: use a number from 1, usually 2".into(),
+            ));
         }
         if self.breakers.iter().any(String::is_empty) {
             return Err(Error::Usage(
-                "--dry-sequence-breaker \"\": use a text of at least one character, or none".into(),
+                "`DryOptions::breakers` \"\": use a text of at least one character, or none".into(),
             ));
         }
         Ok(())

@@ -241,15 +241,18 @@ fn bad_options_are_usage_errors_that_name_the_flag() {
     let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0];
     let cases = bad.iter().flat_map(|&x| {
         [
-            ("--temperature", SamplerOptions { temperature: x, ..good.clone() }),
-            ("--top-p", SamplerOptions { top_p: x, ..good.clone() }),
-            ("--min-p", SamplerOptions { min_p: x, ..good.clone() }),
-            ("--repetition-penalty", SamplerOptions { repetition_penalty: x, ..good.clone() }),
+            ("`SamplerOptions::temperature`", SamplerOptions { temperature: x, ..good.clone() }),
+            ("`SamplerOptions::top_p`", SamplerOptions { top_p: x, ..good.clone() }),
+            ("`SamplerOptions::min_p`", SamplerOptions { min_p: x, ..good.clone() }),
+            (
+                "`SamplerOptions::repetition_penalty`",
+                SamplerOptions { repetition_penalty: x, ..good.clone() },
+            ),
         ]
     });
     for (flag, o) in cases.chain([
-        ("--top-p", SamplerOptions { top_p: 1.5, ..good.clone() }),
-        ("--repetition-penalty", SamplerOptions { repetition_penalty: 0.0, ..good.clone() }),
+        ("`SamplerOptions::top_p`", SamplerOptions { top_p: 1.5, ..good.clone() }),
+        ("`SamplerOptions::repetition_penalty`", SamplerOptions { repetition_penalty: 0.0, ..good.clone() }),
     ]) {
         let Err(Error::Usage(message)) = o.validate() else { panic!("{o:?} was accepted") };
         assert!(message.starts_with(flag) && message.contains("use a number"), "{message}");

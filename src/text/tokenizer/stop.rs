@@ -27,7 +27,9 @@ impl StopStrings {
     /// Looks for `stops`; none is allowed, an empty one is not.
     pub fn new<S: AsRef<str>>(stops: &[S]) -> Result<Self> {
         let finder = |stop: &S| match stop.as_ref() {
-            "" => Err(Error::Usage("--stop \"\": use a text of at least one character".into())),
+            "" => {
+                Err(Error::Usage("`GenerateOptions::stop` \"\": use a text of at least one character".into()))
+            }
             stop => Ok(Finder::new(stop).into_owned()),
         };
         let finders = stops.iter().map(finder).collect::<Result<_>>()?;

@@ -99,7 +99,7 @@ fn no_text_of_a_session_gets_into_an_error_as_it_is() {
         }
     }
     let line = bed.refused(&bed.forged(|header| header["model"] = hostile::text().into()), 3);
-    mentions(&line, &["another model", "\\u{1b}[2J", "…", "give --session another file"]);
+    mentions(&line, &["another model", "\\u{1b}[2J", "…", "give `Session` another file"]);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn lengths_beyond_all_memory_are_refused() {
         })
     };
     mentions(&bed.refused(&tokens(63), 3), &["damaged"]);
-    mentions(&bed.refused(&tokens(65), 2), &["65 slots", "raise --max-seq-len"]);
+    mentions(&bed.refused(&tokens(65), 2), &["65 slots", "raise `EngineOptions::max_seq_len`"]);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn headers_that_do_not_fit_are_refused() {
         &refused(3, &|h| h["model"] = json!("0123\n")),
         &["another model (0123\\n, this is", "delete it"],
     );
-    mentions(&refused(2, &|h| h["weights"] = json!("f32")), &["--weight-type f32"]);
+    mentions(&refused(2, &|h| h["weights"] = json!("f32")), &["`EngineOptions::weight_type` f32"]);
     mentions(&refused(2, &|h| h["kv"] = json!(["q8", "q8"])), &["--kv-type q8"]);
     mentions(&refused(2, &|h| h["kv"] = json!(["q8", "q4"])), &["-ctk q8 -ctv q4"]);
     let mut other = bed.good.clone();

@@ -3,6 +3,7 @@
 use super::FLOAT;
 use crate::error::{Error, Result};
 use crate::{build, sh};
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -50,7 +51,7 @@ impl Engine {
     }
 
     /// The command with the model's path, free of settings from this process's environment.
-    fn command(&self, name: &str) -> Command {
+    pub fn command(&self, name: &str) -> Command {
         let mut command = Command::new(&self.program);
         for (key, _) in std::env::vars_os().filter(|(k, _)| k.to_string_lossy().starts_with("ANTIGRAVITY_")) {
             command.env_remove(key);
@@ -88,6 +89,23 @@ impl Engine {
             return Err(Error::Failed(text));
         }
         Ok(bytes)
+    }
+
+    pub fn model(&self) -> &Path {
+        &self.model
+    }
+
+    /// A file of this name in its place for files.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.files.join(name)
+    }
+
+    /// The ids of the text in a file, with the tokens that the model puts around a text.
+    pub fn tokenize(&self, text: &Path) -> Result<Vec<u32>> {
+        let printed =
+            sh::stdout(self.command("tokenize").arg("--file").arg(text).args(["--format", "json"]))?;
+        let value: Value = serde_json::from_slice(&printed).unwrap_or_default();
+        serde_json::from_value(value["ids"].clone()).map_err(|e| Error::at(text, format!("token ids: {e}")))
     }
 
     /// What `generate` prints: greedy, `count` tokens.

@@ -5,9 +5,9 @@ use super::{Outcome, asserting, cargo, counted};
 use crate::{sh, toolchain};
 use std::path::Path;
 
-const TARGET: &str = "aarch64-unknown-linux-gnu";
+pub const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Cores without dot products, with them, with matrix products as well, and the sets that each must cover.
-const CPUS: &[(&str, &str)] = &[
+pub const CPUS: &[(&str, &str)] = &[
     ("cortex-a53", "scalar neon"),
     ("cortex-a76", "scalar neon neon-dotprod"),
     ("max,sve=off", "scalar neon neon-dotprod neon-i8mm"),
@@ -37,7 +37,7 @@ pub fn run() -> Outcome {
 }
 
 /// The first thing that is not installed, and the command that installs it.
-fn missing() -> Option<(&'static str, &'static str)> {
+pub fn missing() -> Option<(&'static str, &'static str)> {
     let gcc = sh::on_path("aarch64-linux-gnu-gcc");
     let libc = Path::new("/usr/aarch64-linux-gnu/lib/libc.so").exists();
     if !toolchain::has_std(TARGET) {

@@ -58,6 +58,19 @@ impl Code {
         lines(&self.0)
     }
 
+    /// The literals of the text that this is the code of.
+    pub fn literals<'a>(&self, text: &'a str) -> impl Iterator<Item = &'a str> {
+        let marks = self.0.as_bytes();
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let start = at + marks[at..].iter().position(|&b| b == b'"')?;
+            // Across lines, whose ends are left as they are.
+            let length = marks[start..].iter().position(|&b| b != b'"' && b != b'\n');
+            at = length.map_or(marks.len(), |n| start + n);
+            Some(&text[start..at])
+        })
+    }
+
     /// The modules that this file declares.
     pub fn modules(&self) -> Vec<&str> {
         let tokens = tokens(&self.0);

@@ -37,8 +37,8 @@ impl Staged {
         let mut event = EventId::NULL;
         // SAFETY: within the buffer, which is as long as `host`; that stays as it is until the event is there.
         let code = unsafe {
-            let write = m.shared.api()?.clEnqueueWriteBuffer;
-            write(
+            let api = m.shared.api()?;
+            (api.clEnqueueWriteBuffer)(
                 m.shared.queue,
                 m.id,
                 ffi::FALSE,

@@ -38,6 +38,9 @@ impl Lives {
 pub struct Fake {
     max_tokens: usize,
     lives: Lives,
+    /// Asks to stop in the pass of this number.
+    asks: Option<(CancelToken, usize)>,
+    passes: usize,
 }
 
 struct FakeCache {
@@ -51,12 +54,19 @@ pub const ROW: usize = KvType::F32.row_bytes(HEAD_DIM);
 
 impl Fake {
     pub fn new(name: &'static str, max_tokens: usize) -> Self {
-        Self { max_tokens, lives: Lives(name, Arc::new(AtomicUsize::new(usize::MAX))) }
+        let lives = Lives(name, Arc::new(AtomicUsize::new(usize::MAX)));
+        Self { max_tokens, lives, asks: None, passes: 0 }
     }
 
     /// A counter of calls after which the device is lost.
     pub fn mortal(mut self, lives: &Arc<AtomicUsize>) -> Self {
         self.lives.1 = Arc::clone(lives);
+        self
+    }
+
+    /// Somebody cancels in its pass of this number, counted from 1.
+    pub fn asking(mut self, cancel: &CancelToken, pass: usize) -> Self {
+        self.asks = Some((cancel.clone(), pass));
         self
     }
 
@@ -100,6 +110,10 @@ impl Device for Fake {
         assert!(runs.iter().map(|run| run.tokens.len()).sum::<usize>() <= self.max_tokens);
         if cancel.is_some_and(CancelToken::is_cancelled) {
             return Err(Error::Interrupted);
+        }
+        self.passes += 1;
+        if let Some((cancel, _)) = self.asks.as_ref().filter(|(_, pass)| *pass == self.passes) {
+            cancel.cancel();
         }
         for Run { cache, tokens, pos, logits, observe } in runs {
             let cache =

@@ -53,5 +53,5 @@ fn strange_logits_have_logprobs() {
     let Err(Error::Usage(message)) = Logprobs::new(MAX_LOGPROBS + 1, 9999).map(|_| ()) else {
         panic!("too many were accepted")
     };
-    assert!(message.starts_with("--logprobs 1001: use a number"), "{message}");
+    assert!(message.starts_with("`GenerateOptions::logprobs` 1001: use a number"), "{message}");
 }

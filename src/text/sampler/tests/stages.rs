@@ -282,29 +282,35 @@ fn bad_options_of_the_other_stages_name_the_flag_too() {
     };
     let on = DryOptions::default;
     let mut cases = vec![
-        ("--typical 0", SamplerOptions { typical_p: 0.0, ..good.clone() }),
-        ("--typical 1.5", SamplerOptions { typical_p: 1.5, ..good.clone() }),
-        ("--logit-bias 40", SamplerOptions { logit_bias: vec![(39, 1.0), (40, 1.0)], ..good.clone() }),
-        ("--logit-bias", SamplerOptions { logit_bias: vec![(3, f32::INFINITY)], ..good.clone() }),
-        ("--dry-base 0.5", dry(DryOptions { base: 0.5, ..on() })),
-        ("--dry-allowed-length 0", dry(DryOptions { allowed_length: 0, ..on() })),
+        ("`SamplerOptions::typical_p` 0", SamplerOptions { typical_p: 0.0, ..good.clone() }),
+        ("`SamplerOptions::typical_p` 1.5", SamplerOptions { typical_p: 1.5, ..good.clone() }),
         (
-            "--dry-sequence-breaker \"\"",
+            "`SamplerOptions::logit_bias` 40",
+            SamplerOptions { logit_bias: vec![(39, 1.0), (40, 1.0)], ..good.clone() },
+        ),
+        (
+            "`SamplerOptions::logit_bias`",
+            SamplerOptions { logit_bias: vec![(3, f32::INFINITY)], ..good.clone() },
+        ),
+        ("`DryOptions::base` 0.5", dry(DryOptions { base: 0.5, ..on() })),
+        ("`DryOptions::allowed_length` 0", dry(DryOptions { allowed_length: 0, ..on() })),
+        (
+            "`DryOptions::breakers` \"\"",
             dry(DryOptions { breakers: vec!["a".into(), String::new()], ..on() }),
         ),
-        ("--xtc-probability 2", xtc(2.0, 0.1)),
-        ("--xtc-threshold -1", xtc(0.5, -1.0)),
+        ("`XtcOptions::probability` 2", xtc(2.0, 0.1)),
+        ("`XtcOptions::threshold` -1", xtc(0.5, -1.0)),
     ];
     for x in [f32::NAN, f32::INFINITY] {
         cases.extend([
-            ("--typical", SamplerOptions { typical_p: x, ..good.clone() }),
-            ("--presence-penalty", SamplerOptions { presence_penalty: x, ..good.clone() }),
-            ("--frequency-penalty", SamplerOptions { frequency_penalty: x, ..good.clone() }),
-            ("--logit-bias", SamplerOptions { logit_bias: vec![(3, x)], ..good.clone() }),
-            ("--dry-multiplier", dry(DryOptions { multiplier: x, ..on() })),
-            ("--dry-base", dry(DryOptions { base: x, ..on() })),
-            ("--xtc-probability", xtc(x, 0.1)),
-            ("--xtc-threshold", xtc(0.5, x)),
+            ("`SamplerOptions::typical_p`", SamplerOptions { typical_p: x, ..good.clone() }),
+            ("`SamplerOptions::presence_penalty`", SamplerOptions { presence_penalty: x, ..good.clone() }),
+            ("`SamplerOptions::frequency_penalty`", SamplerOptions { frequency_penalty: x, ..good.clone() }),
+            ("`SamplerOptions::logit_bias`", SamplerOptions { logit_bias: vec![(3, x)], ..good.clone() }),
+            ("`DryOptions::multiplier`", dry(DryOptions { multiplier: x, ..on() })),
+            ("`DryOptions::base`", dry(DryOptions { base: x, ..on() })),
+            ("`XtcOptions::probability`", xtc(x, 0.1)),
+            ("`XtcOptions::threshold`", xtc(0.5, x)),
         ]);
     }
     for (flag, o) in cases {

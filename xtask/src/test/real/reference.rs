@@ -1,0 +1,95 @@
+//! A real model's logits, greedy texts and perplexity beside those that transformers computed in single precision, from
+//! the weights of the same file.
+
+use super::{Checks, MODEL};
+use crate::error::{Error, Result};
+use crate::json::{self, Node};
+use crate::parity::compare::{TOLERANCE, max_abs, wrong_steps};
+use crate::parity::engine::{Engine, Variant};
+use crate::parity::{DECIDABLE, FLOAT, reference, steps};
+use crate::sh;
+use std::path::PathBuf;
+
+const VOCABULARY: usize = 49_152;
+/// Windows of the text whose perplexity is compared; a window takes a few seconds.
+const WINDOWS: usize = 2;
+/// Relative, of the nats of a window.
+const NATS: f64 = 1e-5;
+
+fn file(name: &str) -> PathBuf {
+    sh::root().join("tests/fixtures/real").join(MODEL).join(name)
+}
+
+pub(super) fn check(engine: &Engine, checks: &mut Checks) -> Result<()> {
+    let (logits, greedy) = (file("logits.json"), file("greedy.json"));
+    let (positions, texts) = (json::read(&logits)?, json::read(&greedy)?);
+    let positions = Node { file: &logits, value: &positions };
+    let at = positions.ids("at")?;
+    let prompts = positions.get("prompts")?;
+    let texts = Node { file: &greedy, value: &texts };
+    for (prompt, text) in prompts.list()?.zip(texts.list()?) {
+        let (what, ids) = (prompt.text("prompt")?, prompt.ids("ids")?);
+        let continued = text.ids("greedy")?;
+        // The last one is not fed: nothing was computed from it.
+        let fed = [&ids[..], &continued[..continued.len() - 1]].concat();
+        let bytes = engine.logits(&fed, VOCABULARY, Variant { flags: FLOAT, ..Variant::default() })?;
+        let found = reference::to_floats(&bytes);
+        checks.count(&format!("logits of {what:?}"), logits_agree(&found, prompt, &at));
+        let found = &found[(ids.len() - 1) * VOCABULARY..];
+        let threshold = DECIDABLE * f64::from(max_abs(found));
+        let wrong = wrong_steps(found, &continued, &text.floats("margin")?, threshold);
+        checks.count(&format!("greedy text after {what:?}"), steps(what, &wrong));
+    }
+    perplexity(engine, checks)
+}
+
+/// The eight greatest logits of each position, and those of ids that were drawn at random.
+fn logits_agree(found: &[f32], prompt: Node<'_>, at: &[u32]) -> Result<()> {
+    for (position, row) in prompt.get("positions")?.list()?.zip(found.chunks_exact(VOCABULARY)) {
+        let mut expected: Vec<(u32, f64)> = at.iter().copied().zip(position.floats("at")?).collect();
+        for pair in position.get("top")?.list()? {
+            let pair: (u32, f64) = serde_json::from_value(pair.value.clone())
+                .map_err(|e| Error::at(pair.file, format!("`top`: {e}")))?;
+            expected.push(pair);
+        }
+        let scale = expected.iter().fold(1.0, |most: f64, (_, logit)| most.max(logit.abs()));
+        for (id, logit) in expected {
+            let found = f64::from(row[id as usize]);
+            let error = (found - logit).abs() / scale;
+            if !found.is_finite() || error > f64::from(TOLERANCE) {
+                return Err(Error::Failed(format!("id {id}: {found} instead of {logit}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Of the second half of each window.
+fn perplexity(engine: &Engine, checks: &mut Checks) -> Result<()> {
+    let file = file("perplexity.json");
+    let value = json::read(&file)?;
+    let node = Node { file: &file, value: &value };
+    let (window, expected) = (node.size("window")?, node.floats("nats")?);
+    let ids = engine.tokenize(&self::file("text.txt"))?;
+    for (i, (ids, expected)) in ids.chunks_exact(window).zip(expected).take(WINDOWS).enumerate() {
+        let bytes = engine.logits(ids, VOCABULARY, Variant { flags: FLOAT, ..Variant::default() })?;
+        let found = reference::to_floats(&bytes);
+        let rows: Vec<&[f32]> = found.chunks_exact(VOCABULARY).collect();
+        let half = window / 2;
+        let nats: f64 = (half..window).map(|at| surprise(rows[at - 1], ids[at])).sum::<f64>() / half as f64;
+        let outcome = if (nats / expected - 1.0).abs() <= NATS {
+            Ok(())
+        } else {
+            Err(Error::Failed(format!("{nats} nats a token instead of {expected}")))
+        };
+        checks.count(&format!("perplexity of window {}", i + 1), outcome);
+    }
+    Ok(())
+}
+
+/// Nats by which a token was not expected.
+fn surprise(logits: &[f32], id: u32) -> f64 {
+    let most = f64::from(logits.iter().copied().fold(f32::MIN, f32::max));
+    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - most).exp()).sum();
+    most + sum.ln() - f64::from(logits[id as usize])
+}

@@ -1,0 +1,194 @@
+//! One text of a real model, whichever way the program computes it: the golden files of `tests/golden` on every
+//! instruction set, on emulated Arm, on an OpenCL device; in a batch, over a session, in a conversation.
+
+use super::{Checks, MODEL};
+use crate::error::{Error, Result};
+use crate::golden::case::{Case, cases, outcome};
+use crate::parity::engine::Engine;
+use crate::test::arm;
+use crate::test::report::skip;
+use crate::{build, sh};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// The case of the default settings, and one that emulated Arm computes in time.
+const DEFAULT: &str = "default";
+const SHORT: &str = "short";
+/// Three messages of a conversation; what it prints is beside the goldens.
+const MESSAGES: &str = "What is gravity?\nWho described it first?\nSay it in one word.\n";
+
+pub(super) fn check(engine: &Engine, checks: &mut Checks) -> Result<()> {
+    let cases = cases(&build::model_dir(MODEL)?)?;
+    let named = |name: &str| {
+        let missing = || Error::Failed(format!("tests/golden/{MODEL}/{name}.json is missing"));
+        cases.iter().find(|case| case.name == name).ok_or_else(missing)
+    };
+    let (default, short) = (named(DEFAULT)?, named(SHORT)?);
+    for case in &cases {
+        let told = tells(case, &mut command(engine, case));
+        checks.count(&format!("{} is as its golden file says", case.name), told);
+    }
+    for set in instruction_sets(engine)? {
+        let mut run = command(engine, default);
+        run.env("ANTIGRAVITY_SIMD", &set).args(["--threads", "1", "--prefill-chunk", "3"]);
+        checks.count(&format!("the same with {set}"), tells(default, &mut run));
+    }
+    on_arm(engine, short, checks)?;
+    on_device(engine, default, checks);
+    checks.count("a batch tells each of its texts", batch(engine));
+    checks.count("a saved text goes on as if it had not been interrupted", session(engine));
+    checks.count("a conversation of three turns", conversation(engine));
+    Ok(())
+}
+
+fn command(engine: &Engine, case: &Case) -> Command {
+    let mut command = engine.command("generate");
+    command.args(&case.settings).args(&case.generate);
+    command
+}
+
+/// Runs the command, which tells this case.
+fn tells(case: &Case, command: &mut Command) -> Result<()> {
+    equal(case, &sh::stdout(command)?)
+}
+
+fn equal(case: &Case, printed: &[u8]) -> Result<()> {
+    let found = outcome(&case.name, &String::from_utf8_lossy(printed))?;
+    if found == case.expected {
+        return Ok(());
+    }
+    Err(Error::Failed(format!("{found:?} instead of {:?}", case.expected)))
+}
+
+/// What `doctor` lists.
+fn instruction_sets(engine: &Engine) -> Result<Vec<String>> {
+    let facts = sh::stdout(&mut engine.command("doctor"))?;
+    let facts = String::from_utf8_lossy(&facts);
+    let line = facts.lines().find_map(|line| line.strip_prefix("instruction sets"));
+    let sets = line.and_then(|line| line.split(['(', ';']).next()).unwrap_or_default();
+    let sets: Vec<String> = sets.split([',', ' ']).filter(|s| !s.is_empty()).map(String::from).collect();
+    if sets.is_empty() {
+        return Err(Error::Failed(format!("`doctor` lists no instruction set: {facts}")));
+    }
+    Ok(sets)
+}
+
+/// A few tokens on cores of three kinds.
+fn on_arm(engine: &Engine, case: &Case, checks: &mut Checks) -> Result<()> {
+    if std::env::consts::ARCH == "aarch64" {
+        return Ok(());
+    }
+    if let Some((what, remedy)) = arm::missing() {
+        checks.0 += skip(&format!("{what} is missing"), &format!("install it with: {remedy}"));
+        return Ok(());
+    }
+    let program = build::checked_for(arm::TARGET, &build::model_dir(MODEL)?)?;
+    for (cpu, _) in arm::CPUS {
+        let mut run = Command::new("qemu-aarch64-static");
+        run.args(["-L", "/usr/aarch64-linux-gnu"])
+            .arg(&program)
+            .arg("generate")
+            .arg("-m")
+            .arg(engine.model());
+        run.args(&case.settings).args(&case.generate).args(["--threads", "1"]).env("QEMU_CPU", cpu);
+        checks.count(&format!("the same on Arm's {cpu}"), tells(case, &mut run));
+    }
+    Ok(())
+}
+
+/// Where `.ci/run` puts Intel's OpenCL runtime for CPUs.
+fn runtime() -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
+    let dir = cache.join("antigravity/intel-opencl");
+    dir.join("lib/libintelocl.so").exists().then_some(dir)
+}
+
+fn on_device(engine: &Engine, case: &Case, checks: &mut Checks) {
+    let Some(dir) = runtime() else {
+        let remedy = "pip install --prefix ~/.cache/antigravity/intel-opencl intel-opencl-rt";
+        checks.0 += skip("Intel's OpenCL runtime is missing", remedy);
+        return;
+    };
+    for way in [&["opencl", "--gpu-attn"][..], &["opencl"], &["hybrid", "--switch-threshold", "12"]] {
+        let mut run = engine.command("generate");
+        run.args(&case.settings).args(case.generate.iter().filter(|flag| *flag != "--quiet"));
+        run.args(["--cl-device", "0", "--backend"]).args(way);
+        run.env("ANTIGRAVITY_OPENCL_LIB", dir.join("lib/libintelocl.so"));
+        run.env("LD_LIBRARY_PATH", dir.join("lib")).env("ANTIGRAVITY_OPENCL_CACHE", engine.file("opencl"));
+        checks.count(&format!("the same with {}", way.join(" ")), by_device(case, &mut run));
+    }
+}
+
+/// The text, where no other than the device told it: its end says who did.
+fn by_device(case: &Case, run: &mut Command) -> Result<()> {
+    let out = sh::output(run)?;
+    let said = String::from_utf8_lossy(&out.stderr);
+    if !out.status.success() || !said.lines().next_back().is_some_and(|line| line.contains(", opencl (")) {
+        return Err(Error::Failed(format!("`{}`: {}: {said}", sh::show(run), out.status)));
+    }
+    equal(case, &out.stdout)
+}
+
+/// What is printed after a prompt, with the default settings.
+fn told(engine: &Engine, prompt: &str, more: &[&str]) -> Result<String> {
+    let mut run = engine.command("generate");
+    run.args(["--quiet", "--temperature", "0", "--repetition-penalty", "1", "--prompt", prompt]).args(more);
+    let printed = sh::stdout(&mut run)?;
+    Ok(String::from_utf8_lossy(&printed).trim_end_matches('\n').into())
+}
+
+fn expect(found: &str, expected: &str) -> Result<()> {
+    if found == expected { Ok(()) } else { Err(Error::Failed(format!("{found:?} instead of {expected:?}"))) }
+}
+
+const PROMPTS: [&str; 3] = ["Water boils at", "1, 1, 2, 3, 5, 8,", "Once upon a time, in a small village"];
+
+fn batch(engine: &Engine) -> Result<()> {
+    let file = engine.file("prompts.jsonl");
+    let lines =
+        PROMPTS.map(|prompt| json!({"prompt": prompt, "max_tokens": 16, "temperature": 0}).to_string());
+    fs::write(&file, lines.join("\n")).map_err(|e| Error::at(&file, e))?;
+    let mut run = engine.command("generate");
+    run.args(["--quiet", "--repetition-penalty", "1", "--batch", "3", "--prompts"]).arg(&file);
+    let printed = sh::stdout(&mut run)?;
+    let mut found = PROMPTS.map(|_| Value::Null);
+    for line in String::from_utf8_lossy(&printed).lines() {
+        let answer: Value = serde_json::from_str(line).map_err(|e| Error::Failed(format!("{line}: {e}")))?;
+        let index = answer["index"].as_u64().unwrap_or(u64::MAX) as usize;
+        *found.get_mut(index).ok_or_else(|| Error::Failed(format!("{line}: which prompt?")))? = answer;
+    }
+    for (prompt, answer) in PROMPTS.iter().zip(&found) {
+        let alone = told(engine, prompt, &["--num-tokens", "16"])?;
+        expect(answer["text"].as_str().unwrap_or_default(), &alone)?;
+    }
+    Ok(())
+}
+
+fn session(engine: &Engine) -> Result<()> {
+    let file = engine.file("text.session");
+    let _ = fs::remove_file(&file);
+    let file = file.to_string_lossy();
+    let whole = told(engine, PROMPTS[0], &["--num-tokens", "24"])?;
+    let begun = told(engine, PROMPTS[0], &["--num-tokens", "10", "--session", &file])?;
+    let so_far = format!("{}{begun}", PROMPTS[0]);
+    let rest = told(engine, &so_far, &["--num-tokens", "14", "--session", &file])?;
+    expect(&format!("{begun}{rest}"), &whole)
+}
+
+fn conversation(engine: &Engine) -> Result<()> {
+    let file = sh::root().join("tests/golden").join(MODEL).join("conversation.txt");
+    let expected = fs::read_to_string(&file).map_err(|e| Error::at(&file, e))?;
+    let mut run = engine.command("chat");
+    run.args(["--quiet", "--temperature", "0", "--repetition-penalty", "1", "--num-tokens", "40"]);
+    let mut chat =
+        run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(|e| sh::cannot_start(&run, e))?;
+    let mut stdin = chat.stdin.take().expect("stdin is piped");
+    stdin.write_all(MESSAGES.as_bytes()).map_err(|e| Error::Failed(format!("chat: {e}")))?;
+    drop(stdin);
+    let out = chat.wait_with_output().map_err(|e| Error::Failed(format!("chat: {e}")))?;
+    expect(&String::from_utf8_lossy(&out.stdout), &expected)
+}
