@@ -12,8 +12,9 @@
 #define AT_ONCE (GROUP < 4 ? GROUP : 4)
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
-    const __global float *state, const __global float *qkv, const __global float *qk_norm, __global uchar *k_cache,
-    __global uchar *v_cache, __global float *partials, __global float *ml, Run run) {
+    const __global float *state, const __global float *qkv, const __global float *qk_norm,
+    const __global float *k_mean, __global uchar *k_cache, __global uchar *v_cache, __global float *partials,
+    __global float *ml, Run run) {
     __local float x[(GROUP + 2) * HEAD_DIM]; // the group's queries, then the new key and value
     __local float p[GROUP * CHUNK];          // scores, then e^(score - m)
     __local float red[(GROUP + 2) * 16];
@@ -31,7 +32,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     // Every chunk prepares the new row, so that all items meet the same barriers; the last one stores it.
     load_heads(qkv + Q_PAD + kv_head * HEAD_DIM, k, 1);
     load_heads(qkv + Q_PAD + KV_PAD + kv_head * HEAD_DIM, v, 1);
-    ready_key(k, qk_norm + HEAD_DIM, angles, red);
+    ready_key(k, qk_norm + HEAD_DIM, k_mean + kv_head * HEAD_DIM, angles, red);
     ready_value(v);
     __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
     __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;

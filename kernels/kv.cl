@@ -90,14 +90,22 @@ void ready_queries(__local float *q, const __global float *w, const __global flo
 #endif
 }
 
+// A key less the mean key of its head, where the type of the cache asks for it.
+void centre_key(__local float *k, const __global float *mean, bool on) {
+    for (int i = get_local_id(0); i < HEAD_DIM; i += WG) k[i] -= on ? mean[i] : 0.0f;
+    barrier(CLK_LOCAL_MEM_FENCE);
+}
+
 // A key as it is stored.
-void ready_key(__local float *k, const __global float *w, const __global float *angles, __local float *red) {
+void ready_key(__local float *k, const __global float *w, const __global float *mean, const __global float *angles,
+               __local float *red) {
 #if QK_NORM
     norm_heads(k, w, 1, red, true);
 #endif
     rope_heads(k, angles, 1, true);
 #if K_ROTATED
     rotate_heads(k, 1, true);
+    centre_key(k, mean, true);
 #endif
 }
 
@@ -122,10 +130,11 @@ float rounded_half(float x) {
 
 float get_half(const __global uchar *from) { return from_half(from[0] | (uint)from[1] << 8); }
 
-// The scale of a four-bit block and its inverse: of six candidates the one with the smallest squared error, as
+// The scale of a four-bit block, and what its values are multiplied with before they are rounded: of nine candidates the
+// inverse of the one with the smallest squared error. The scale is fitted to what the values round to. As
 // src/numeric/simd/kv_row.rs explains.
 float2 scale_q4(const __local float *x) {
-    const float divisors[6] = {8.0f, -8.0f, 7.5f, -8.75f, 9.5f, -9.5f};
+    const float divisors[9] = {8.0f, -8.0f, 7.5f, -8.5f, 8.5f, -9.0f, 9.0f, -9.5f, 9.5f};
     float most = 0.0f, value = -0.0f;
     for (int i = 0; i < KV_BLOCK; i++) {
         float m = fabs(x[i]);
@@ -137,7 +146,7 @@ float2 scale_q4(const __local float *x) {
     }
     float2 best = (float2)(0.0f, 0.0f);
     float least = MAXFLOAT;
-    for (int c = 0; c < 6; c++) {
+    for (int c = 0; c < 9; c++) {
         float d = rounded_half(divide(-value, divisors[c]));
         float id = fabs(d) >= 1.17549435e-38f ? divide(1.0f, d) : 0.0f;
         float lanes[16];
@@ -152,6 +161,15 @@ float2 scale_q4(const __local float *x) {
             best = (float2)(d, id);
         }
     }
+    float products[16], squares[16];
+    for (int i = 0; i < 16; i++) products[i] = squares[i] = 0.0f;
+    for (int i = 0; i < KV_BLOCK; i++) {
+        float q = clamp(rint(x[i] * best.y), -8.0f, 7.0f);
+        products[i % 16] = fma(x[i], q, products[i % 16]);
+        squares[i % 16] = fma(q, q, squares[i % 16]);
+    }
+    float all = sum16(vload16(0, squares));
+    if (all > 0.0f) best.x = rounded_half(divide(sum16(vload16(0, products)), all));
     return best;
 }
 

@@ -2,8 +2,8 @@
 // token and head of q, k or v. Queries stay where they are, ready for attention.
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
-    const __global float *state, __global float *qkv, const __global float *qk_norm, __global uchar *k_cache,
-    __global uchar *v_cache, Run run) {
+    const __global float *state, __global float *qkv, const __global float *qk_norm, const __global float *k_mean,
+    __global uchar *k_cache, __global uchar *v_cache, Run run) {
     __local float x[HEAD_DIM];
     __local float red[16];
     __local float2 scales[HEAD_DIM / KV_BLOCK];
@@ -25,6 +25,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     barrier(CLK_LOCAL_MEM_FENCE);
 #if K_ROTATED || V_ROTATED
     rotate_heads(x, 1, is_v ? V_ROTATED : K_ROTATED);
+#endif
+#if K_ROTATED
+    centre_key(x, k_mean + kv_head * HEAD_DIM, !is_q && !is_v);
 #endif
     size_t at = (size_t)kv_head * CAPACITY(run) + FIRST_SLOT(run) + get_group_id(1);
     store_row(K_TYPE, x, k_cache + at * K_ROW, scales, !is_q && !is_v);

@@ -2,6 +2,7 @@
 
 pub mod engine;
 pub mod eviction;
+pub mod key_means;
 pub mod options;
 pub mod plan;
 pub mod saved;

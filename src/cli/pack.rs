@@ -3,12 +3,15 @@
 use super::args::{QuietArgs, WeightArgs};
 use super::signal;
 use super::terminal::{Progress, Verbosity};
-use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, config_of, pack};
+use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, config_of, pack};
+use crate::run::engine::tokenizer_in;
+use crate::run::key_means;
 use clap::Args;
 use files::packed_file::PACKED_NAME;
 use files::{Error, Result, say};
 use numeric::topology;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Packing.
@@ -44,7 +47,13 @@ pub(super) fn run(args: &PackArgs) -> Result<()> {
         threads: args.threads.unwrap_or_else(topology::default_threads).clamp(1, 1024),
         progress: &|done, all| progress.show(done, all),
     };
-    let bytes = pack::write(&source, &config, &out, &options)?;
+    // Where there is no tokenizer, nobody can run the model from here; whoever does will compute them.
+    let tokens = tokenizer_in(source.gguf(), &path.weights).and_then(|t| key_means::tokens(&t));
+    let means_of = tokens.ok().map(|tokens| {
+        move |weights: Weights| key_means::compute(&Arc::new(weights), &tokens, options.threads)
+    });
+    let means_of = means_of.as_ref().map(|of| of as &pack::MeansOf<'_>);
+    let bytes = pack::write(&source, &config, &out, &options, means_of)?;
     if args.quiet.verbosity() != Verbosity::Quiet {
         let seconds = began.elapsed().as_secs_f64();
         say!("{}: {:.1} MiB in {seconds:.1} s", out.display(), bytes as f64 / 1_048_576.0);

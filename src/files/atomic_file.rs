@@ -89,6 +89,11 @@ impl Unfinished {
         Err(io::Error::new(ErrorKind::ResourceBusy, "others remove it all the time"))
     }
 
+    /// Where the file is until it is finished; `None` where it is written in place.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
     fn is_there(&self) -> io::Result<bool> {
         let Some(path) = &self.path else { return Ok(true) };
         let (ours, there) = (self.file.metadata()?, fs::symlink_metadata(path));

@@ -90,7 +90,7 @@ impl CpuDevice {
             steps.done("norm", index);
             s.qkv(layer, pool, isa, n); // queries, keys and values
             steps.done("qkv", index);
-            s.rope(layer, index, &seqs, pool, isa); // keys get their position and join the cache
+            s.rope(weights, index, &seqs, pool, isa); // keys get their position and join the cache
             steps.done("rope", index);
             s.attend(layer, index, &seqs, pool, isa); // each query over all slots up to its own
             steps.done("attend", index);

@@ -157,7 +157,7 @@ pub struct HostLayer<'a> {
 /// Rows of consecutive slots of one layer, in the cache's own element types: what devices exchange.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KvRows {
-    /// Keys after RoPE: `[kv_head][slot][row bytes]`.
+    /// Keys after RoPE, as [`numeric::kv::KvType::rotated`] says: `[kv_head][slot][row bytes]`.
     pub k: Vec<u8>,
     /// Values: `[kv_head][slot][row bytes]`.
     pub v: Vec<u8>,

@@ -7,6 +7,7 @@
 mod checkpoint;
 mod config;
 mod convert;
+mod key_means;
 mod model_path;
 pub mod pack;
 mod size;
@@ -18,6 +19,7 @@ mod zeros;
 pub use checkpoint::Checkpoint;
 pub use config::{config_of, read_text};
 pub use convert::LoadOptions;
+pub use key_means::KeyMeans;
 pub use model_path::{ModelPath, OpenModel};
 pub use size::WeightBytes;
 pub use spec::{Role, Spec, table};
@@ -34,6 +36,7 @@ use numeric::quant::matrix::Quantised;
 use spec::{EMBED, HEAD};
 use std::collections::HashMap;
 use std::ops::BitOr;
+use std::sync::OnceLock;
 use storage::{Loaded, LoadedModel};
 
 /// A matrix that is multiplied with activations.
@@ -154,6 +157,8 @@ pub struct Weights {
     pub norm: Vec<f32>,
     /// The output projection.
     pub head: Matrix<VOCAB, DIM>,
+    /// Set once somebody needs them, or with the rest where a packed file holds them.
+    key_means: OnceLock<KeyMeans>,
     /// Bytes that every decoded token reads.
     pub bytes_per_token: usize,
     /// Identifies the checkpoint.
@@ -186,6 +191,22 @@ impl Weights {
         assemble(pack::read(packed, found)?)
     }
 
+    /// The mean keys, once they are known.
+    pub fn key_means(&self) -> Option<&KeyMeans> {
+        self.key_means.get()
+    }
+
+    /// Those of one layer, `[KV_HEADS][HEAD_DIM]`; zeros, which change nothing, until they are known.
+    pub fn key_means_of(&self, layer: usize) -> &[f32] {
+        const NONE: [f32; KV_DIM] = [0.0; KV_DIM];
+        self.key_means().map_or(&NONE, |means| means.of_layer(layer))
+    }
+
+    /// Makes them known. Whoever comes second has computed the same.
+    pub fn set_key_means(&self, means: KeyMeans) {
+        let _ = self.key_means.set(means);
+    }
+
     /// Writes a token's embedding, exactly, into `x` of `DIM` values.
     ///
     /// # Panics
@@ -216,7 +237,7 @@ fn from_checkpoint(
     }
     (options.progress)(specs.len(), specs.len());
     let fingerprint = checkpoint.fingerprint();
-    Ok(LoadedModel { tensors, weight_type, fingerprint, file: checkpoint.path().into() })
+    Ok(LoadedModel { tensors, key_means: None, weight_type, fingerprint, file: checkpoint.path().into() })
 }
 
 /// Puts loaded tensors into their typed places.
@@ -240,6 +261,7 @@ fn assemble(mut model: LoadedModel) -> Result<Weights> {
         layers: (0..LAYERS).map(|l| layer(&model, l)).collect::<Result<_>>()?,
         norm: vector(&model, "model.norm.weight")?,
         head: matrix(&model, HEAD)?,
+        key_means: model.key_means.map(OnceLock::from).unwrap_or_default(),
         bytes_per_token,
         fingerprint: model.fingerprint,
         weight_type: model.weight_type,

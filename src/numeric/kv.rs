@@ -60,6 +60,10 @@ impl KvType {
     /// Measured on the story model (`eval`, 40 x 512 tokens, f32 weights, against an f32 cache): KL divergence of q4
     /// 0.000202 nats with it, 0.000414 without; perplexity +0.036 % and +0.038 %. q8 gains nothing (0.000001 either
     /// way).
+    ///
+    /// Rotated keys are stored less a constant vector of their layer and KV head, the model's mean key: attention does not
+    /// see it, as it changes all scores of a query alike, and blocks spread over less. (A cap on scores would see it.)
+    /// Perplexity of SmolLM2-135M over 31 x 512 tokens, against an f32 cache: +3.2 % with it, +5.9 % without.
     pub const fn rotated(self) -> bool {
         matches!(self, KvType::Q4)
     }

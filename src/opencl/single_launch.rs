@@ -9,7 +9,7 @@ use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use numeric::quant::format::{Format, GROUP_ROWS};
-use opencl_runtime::buffer::{Access, Buffer, Place};
+use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::Result;
@@ -91,6 +91,8 @@ fn part_floats(facts: &Facts) -> usize {
 pub struct SingleLaunch {
     program: Program,
     places: Places,
+    /// What keys are stored less: `[LAYERS][KV_HEADS][HEAD_DIM]`; nothing where they are stored whole.
+    means: Buffer,
     work: Buffer,
     sync: Buffer,
     /// Chunks of a head's attention that `work` has room for.
@@ -110,7 +112,14 @@ pub struct Bound {
 
 impl SingleLaunch {
     /// `None` where the device does not have the kernel, or the weights are no parts of one buffer.
-    pub fn new(device: &Device, matrices: &Matrices, types: KvTypes, slots: usize) -> Result<Option<Self>> {
+    /// `key_means` are of all layers; none where keys are stored whole.
+    pub fn new(
+        device: &Device,
+        matrices: &Matrices,
+        key_means: &[f32],
+        types: KvTypes,
+        slots: usize,
+    ) -> Result<Option<Self>> {
         let facts = device.facts();
         let Some(places) = Places::find(matrices) else { return Ok(None) };
         if !fits(facts) {
@@ -138,7 +147,9 @@ impl SingleLaunch {
         let program = Program::build_variant(device, &source)?;
         let (chunks, sync) = (chunks(slots), zeroed(device, 1 + HEADS)?);
         let (work, groups) = (zeroed(device, work_floats(chunks))?, facts.compute_units as usize);
-        Ok(Some(Self { program, places, work, sync, chunks, groups, arrivals: 0 }))
+        let means = device.buffer(4 * LAYERS * KV_DIM, Access::ReadOnly, Place::Device)?;
+        means.write(0, bytes_of(key_means))?;
+        Ok(Some(Self { program, places, means, work, sync, chunks, groups, arrivals: 0 }))
     }
 
     /// Makes room for attention over `slots` slots. What is bound for fewer is to be bound anew.
@@ -157,7 +168,7 @@ impl SingleLaunch {
         let mut kernel = self.program.kernel("decode")?;
         let Places { matrices, floats, .. } = &self.places;
         let state = scratch.state.buffer();
-        let buffers = [matrices, floats, &k, &v, state, &self.work, &self.sync, &scratch.logits];
+        let buffers = [matrices, floats, &self.means, &k, &v, state, &self.work, &self.sync, &scratch.logits];
         for (i, buffer) in buffers.into_iter().enumerate() {
             kernel.arg_buffer(i, buffer)?;
         }

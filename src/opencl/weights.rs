@@ -11,7 +11,7 @@ use files::mapped::Plane;
 use numeric::quant::format::GROUP_ROWS;
 use numeric::quant::matrix;
 use opencl_runtime::arena::Arena;
-use opencl_runtime::buffer::{Access, Buffer, Place};
+use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::ops::Range;
@@ -250,6 +250,16 @@ fn layer(to: &mut To<'_>, l: &Layer) -> Result<LayerWeights> {
         o_bias: some(to, &l.o_bias)?,
         qk_norm: some(to, &[l.q_norm.as_slice(), l.k_norm.as_slice()].concat())?,
     })
+}
+
+/// The mean keys of each layer: `[KV_HEADS][HEAD_DIM]`.
+pub fn key_means(device: &Device, means: &[&[f32]]) -> Result<Vec<Buffer>> {
+    let copy = |mean: &&[f32]| {
+        let buffer = device.buffer(4 * KV_DIM, Access::ReadOnly, Place::Device)?;
+        buffer.write(0, bytes_of(mean))?;
+        Ok(buffer)
+    };
+    means.iter().map(copy).collect()
 }
 
 fn floats(to: &mut To<'_>, values: &[f32]) -> Result<Buffer> {

@@ -9,11 +9,14 @@ use crate::dims::VOCAB;
 use crate::model::weights::{LoadOptions, OpenModel, Weights};
 use crate::opencl;
 use crate::run::eviction::Policy;
+use crate::run::key_means;
 use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
 use crate::run::plan::Opened;
 use crate::run::session::{CancelToken, Session};
+use files::source::gguf::Gguf;
 use files::{Error, Result};
 use numeric::simd::Isa;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use text::chat::{Ending, Message, Moment, Template, TemplateSource};
@@ -96,8 +99,17 @@ impl Engine {
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
         let (template, runs) = (OnceLock::new(), Runs::Cpu);
         let mut engine = Self { options, weights, tokenizer, template_source, template, isa, device, runs };
+        engine.ready_keys(&engine.options)?;
         engine.decide()?;
         Ok(engine)
+    }
+
+    /// Sees to the mean keys, where keys of a cache with these options are stored less them.
+    fn ready_keys(&self, o: &EngineOptions) -> Result<()> {
+        if o.kv_types.k.rotated() && self.weights.key_means().is_none() {
+            self.weights.set_key_means(key_means::of(&self.weights, &self.tokenizer, &self.options)?);
+        }
+        Ok(())
     }
 
     /// The tokenizer.
@@ -108,6 +120,11 @@ impl Engine {
     /// The weights.
     pub fn weights(&self) -> &Arc<Weights> {
         &self.weights
+    }
+
+    /// The CPU's instruction set.
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa
     }
 
     /// The options in force, defaults resolved.
@@ -258,9 +275,18 @@ impl Engine {
 ///
 /// `Model` for one that is missing or cannot be used.
 pub fn tokenizer_of(model: &OpenModel) -> Result<Tokenizer> {
-    match model.gguf() {
+    tokenizer_in(model.gguf(), &model.path.weights)
+}
+
+/// The tokenizer of a GGUF file, or of a model's directory.
+///
+/// # Errors
+///
+/// As of [`tokenizer_of`].
+pub fn tokenizer_in(gguf: Option<&Gguf>, weights: &Path) -> Result<Tokenizer> {
+    match gguf {
         Some(gguf) => Tokenizer::from_gguf(gguf, VOCAB),
-        None => Tokenizer::open(&model.path.weights, VOCAB),
+        None => Tokenizer::open(weights, VOCAB),
     }
 }
 

@@ -3,9 +3,10 @@
 //! | bytes | |
 //! |---|---|
 //! | 7 | `AGSAVED` |
-//! | 1 | the version, a digit: 4. It is also raised when the rows of a KV type change |
+//! | 1 | the version, a digit: 5. It is also raised when the rows of a KV type change. Version 4 is read too: there, keys of
+//! q4 are stored whole |
 //! | 8 | `n`, little endian |
-//! | `n` | JSON: model, types, tokens and evictions, random state, what was held back (`Header`) |
+//! | `n` | JSON: model, types, what keys are stored less, tokens and evictions, random state, what was held back (`Header`) |
 //! | 4 | CRC-32 of everything before, little endian |
 //! | … | for each layer: the key rows, `[kv_head][slot][row bytes]`; the value rows; where attention is observed, its mass, `[kv_head][slot]` f32, little endian |
 //! | 4 | CRC-32 of everything before, little endian |
@@ -24,6 +25,7 @@ use files::atomic_file::Unfinished;
 use files::error::unquoted;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
+use numeric::simd::kv_row;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
@@ -35,7 +37,9 @@ use text::sampler::{Rng, SamplerOptions};
 /// The first bytes of a file.
 pub const MAGIC: &[u8; 7] = b"AGSAVED";
 /// The byte after them.
-pub const VERSION: u8 = b'4';
+pub const VERSION: u8 = b'5';
+/// The version before, whose keys are whole.
+const WHOLE_KEYS: u8 = b'4';
 /// Bytes before the header.
 const PREFIX: u64 = 16;
 /// Bytes of a checksum.
@@ -91,6 +95,9 @@ struct Header {
     weights: String,
     /// Element types of the rows: keys, values.
     kv: [String; 2],
+    /// The checksum of the mean keys that keys are stored less; `None` where they are stored whole.
+    #[serde(default)]
+    key_means: Option<String>,
     sequence: Sequence,
     state: State,
 }
@@ -107,6 +114,7 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
         model: engine.weights().fingerprint.clone(),
         weights: engine.options().weight_type.to_string(),
         kv: [types.k, types.v].map(|t| t.name().into()),
+        key_means: key_means(types, engine),
         sequence: session.sequence(),
         state,
     };
@@ -171,6 +179,8 @@ pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
     let mut input = Checksummed::new(&stored);
     let (header, header_end) = read_header(file, &mut input, size)?;
     header.check(file, session, engine)?;
+    let types = session.extent().types;
+    let whole_keys = header.key_means != key_means(types, engine);
     if header.size(session, header_end) != Some(size) {
         return Err(damaged(file));
     }
@@ -178,6 +188,9 @@ pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
         let mut bytes = vec![0; size_of_val(&mass[..])];
         let mut read = |bytes: &mut [u8]| input.take(bytes).map_err(|_| damaged(file));
         [&mut rows.k, &mut rows.v, &mut bytes].into_iter().try_for_each(|part| read(part))?;
+        if whole_keys {
+            subtract_means(engine, layer, types.k, &mut rows.k);
+        }
         for (m, bytes) in mass.iter_mut().zip(bytes.as_chunks().0) {
             *m = f32::from_le_bytes(*bytes);
         }
@@ -185,6 +198,22 @@ pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
         if whole && mass.iter().all(|m| m.is_finite()) { Ok(()) } else { Err(damaged(file)) }
     })?;
     Ok(Some(header.state))
+}
+
+/// The checksum of what keys of these types are stored less.
+fn key_means(types: KvTypes, engine: &Engine) -> Option<String> {
+    let means = engine.weights().key_means().filter(|_| types.k.rotated());
+    means.map(|means| format!("{:016x}", means.checksum()))
+}
+
+/// Takes the mean keys from whole keys of a layer: `[kv_head][slot][row bytes]`.
+fn subtract_means(engine: &Engine, layer: usize, kind: KvType, keys: &mut [u8]) {
+    let means = engine.weights().key_means_of(layer).chunks_exact(HEAD_DIM);
+    for (keys, mean) in keys.chunks_exact_mut((keys.len() / KV_HEADS).max(1)).zip(means) {
+        for row in keys.chunks_exact_mut(kind.row_bytes(HEAD_DIM)) {
+            kv_row::subtract::<HEAD_DIM>(engine.isa(), kind, row, mean);
+        }
+    }
 }
 
 /// An error that no flag avoids.
@@ -203,7 +232,7 @@ fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result
         return Err(unusable(file, "is not a saved session"));
     }
     let ([_, _, _, _, _, _, _, version], length) = prefix.split_first_chunk().expect("invariant: 16 bytes");
-    if *version != VERSION {
+    if ![VERSION, WHOLE_KEYS].contains(version) {
         let (found, ours) = (version.escape_ascii(), char::from(VERSION));
         return Err(unusable(
             file,
@@ -215,7 +244,9 @@ fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result
     let end = end.ok_or_else(|| damaged(file))?;
     let mut json = vec![0; length as usize];
     let whole = input.take(&mut json).is_ok() && input.checksum_fits().unwrap_or(false);
-    let header = whole.then(|| serde_json::from_slice(&json).ok()).flatten();
+    let header: Option<Header> = whole.then(|| serde_json::from_slice(&json).ok()).flatten();
+    // Only the newer version has the field.
+    let header = header.filter(|header| *version == VERSION || header.key_means.is_none());
     Ok((header.ok_or_else(|| damaged(file))?, end))
 }
 
@@ -241,6 +272,10 @@ impl Header {
             } else {
                 format!("`KvTypes::k` {k} `KvTypes::v` {v}")
             });
+        }
+        let (theirs, ours) = (&self.key_means, key_means(types, engine));
+        if theirs.is_some() && *theirs != ours {
+            return Err(unusable(file, "was saved with other mean keys: by another version of this program"));
         }
         let known = |id: u32| (id as usize) < VOCAB;
         if !self.sequence.is_sound() || !self.state.all_ids(known) {

@@ -40,13 +40,13 @@ fn begun(mut command: Command) -> (Child, ChildStdout) {
     (child, out)
 }
 
-/// Names of what lies in the state directory. On a phone it is the program's own, so only markers count.
+/// Names of the markers in the state directory, where other things lie too.
 fn markers(dir: &Temp) -> Vec<String> {
     let beside = Path::new(command::<&str>(&[]).get_program()).parent().expect("a folder").to_path_buf();
     let place = if cfg!(target_os = "android") { beside } else { dir.0.join("antigravity") };
     let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
     let names = entries.map(|e| e.file_name().to_string_lossy().into_owned());
-    names.filter(|name| !cfg!(target_os = "android") || name.ends_with(".running")).collect()
+    names.filter(|name| name.ends_with(".running")).collect()
 }
 
 fn signal(child: &Child, name: &str) {

@@ -1,4 +1,4 @@
-//! Files that are written and read again: sessions, packed models, logits.
+//! Files that are written and read again: sessions, packed models, logits, mean keys.
 
 use crate::bed::program::*;
 use numeric::simd::Isa;
@@ -49,6 +49,14 @@ fn packed_models_say_the_same() {
     let reference = greedy(&[]);
     assert_eq!(reference, greedy(&["-m", &dir]));
     assert_eq!(reference, greedy(&["-m", &packed]));
+    // The packed file holds the mean keys that the program computes for the other.
+    let tokens = temp.write("tokens.json", "[0, 55, 1667, 338, 2236]");
+    let logits = |model: &str| {
+        let out = temp.path("logits");
+        assert_eq!(text(&["logits", "--kv-type", "q4", "--tokens", &tokens, "--out", &out, "-m", model]), "");
+        std::fs::read(&out).expect("the logits")
+    };
+    assert!(logits(&packed) == logits(source));
     let args = ["generate", "-p", "x", "-m", &packed, "--weight-type", "f32"];
     mentions(&fails(&args, 2), &["--weight-type f32", "packed"]);
     let bytes = std::fs::read(&packed).expect("the packed file");
@@ -77,4 +85,45 @@ fn logits_have_the_same_bits_on_every_instruction_set() {
     let said = said(command(&args).env("ANTIGRAVITY_SIMD", "mmx").output().expect("the binary starts"));
     assert_eq!(said.code, Some(2));
     mentions(&said.err, &["error: ANTIGRAVITY_SIMD=mmx", "scalar"]);
+}
+
+#[test]
+fn mean_keys_are_kept_and_what_is_damaged_is_computed_again() {
+    let temp = Temp::new();
+    let said = |args: &[&str], state: &str| {
+        let args = [&["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12"], args].concat();
+        let said = said(command(&args).env("XDG_STATE_HOME", state).output().expect("the binary starts"));
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        (said.text().to_string(), said.err)
+    };
+    let kept = || {
+        let names = std::fs::read_dir(temp.0.join("antigravity")).into_iter().flatten().flatten();
+        names
+            .map(|e| e.path())
+            .filter(|path| path.extension().is_some_and(|e| e == "keymeans"))
+            .collect::<Vec<_>>()
+    };
+    let state = temp.0.to_str().expect("UTF-8");
+    // Only keys of q4 are stored less them.
+    said(&["--kv-type", "q8", "-q"], state);
+    assert!(kept().is_empty());
+    let (reference, _) = said(&["-q"], state);
+    let [file] = &kept()[..] else { panic!("one file: {:?}", kept()) };
+    let good = std::fs::read(file).expect("the means");
+    let mut flipped = good.clone();
+    flipped[good.len() / 2] ^= 1;
+    for bytes in [&good, &flipped, &good[..good.len() - 1], &[][..], &[good.clone(), vec![0]].concat()] {
+        std::fs::write(file, bytes).expect("written");
+        assert_eq!(said(&["-q"], state).0, reference);
+        assert!(std::fs::read(file).expect("the means") == good);
+    }
+    // What is whole is taken as it is.
+    let before = std::fs::metadata(file).and_then(|meta| meta.modified()).expect("a time");
+    said(&["-q"], state);
+    assert_eq!(std::fs::metadata(file).and_then(|meta| meta.modified()).expect("a time"), before);
+    // No place for them is no error.
+    let nowhere = temp.write("file", "");
+    let (text, line) = said(&[], &nowhere);
+    assert_eq!(text, reference);
+    mentions(&line, &["mean keys", "computed at each start"]);
 }

@@ -129,7 +129,7 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
         let options = LoadOptions { weight_type: WeightType::Auto, threads: 2, progress: &|_, _| {} };
         let source = Checkpoint::open(&path).unwrap();
         let config = config_of(&dir.0, &source).unwrap();
-        pack::write(&source, &config, &packed, &options).unwrap();
+        pack::write(&source, &config, &packed, &options, None).unwrap();
         let texts = packed_file::gguf(&Source::open(&packed).unwrap())
             .unwrap()
             .expect("what the file says comes along");
@@ -243,7 +243,7 @@ fn a_stale_packed_file_is_left_alone() {
     let source = Checkpoint::open(&path).unwrap();
     let config = config_of(&at.dir, &source).unwrap();
     let packed = at.packed().unwrap();
-    pack::write(&source, &config, &packed, &options).unwrap();
+    pack::write(&source, &config, &packed, &options, None).unwrap();
     assert_eq!(at.open(WeightType::Auto).unwrap().checkpoint.path(), packed);
     file.tensor("output_norm.weight").bytes[..4].copy_from_slice(&2f32.to_le_bytes());
     file.tensors.swap(0, 1);

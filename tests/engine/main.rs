@@ -24,3 +24,5 @@ mod gguf;
 mod golden;
 /// A kernel of some instruction set gives other bits than scalar code, or scalar code is wrong.
 mod kernels;
+/// A q4 cache loses more than it has to.
+mod key_means;

@@ -1,6 +1,7 @@
 //! `cargo xtask parity`: the engine's logits and text against the reference results of transformers,
 //! one build for each model.
 
+mod biased;
 pub mod compare;
 pub mod engine;
 mod gguf;
@@ -187,6 +188,7 @@ impl Built {
         }
         check_bits(&engine, &reference, &mut row);
         check_quantised(&engine, &reference, &mut row);
+        row.quantised += biased::check(&engine, &reference, longest(&reference));
         row.opencl = opencl::check(&engine, &reference);
         row.gguf = gguf::check(&engine, &reference.name)?;
         Ok(row)

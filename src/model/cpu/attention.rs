@@ -7,7 +7,7 @@ use super::runs::{Sequences, Span};
 use super::steps::{KV_PAD, Q_PAD, QKV, Scratch, partials_for, try_vec};
 use crate::dims::*;
 use crate::model::device::{Attention, AttentionJob};
-use crate::model::weights::Layer;
+use crate::model::weights::{Layer, Weights};
 use files::Result;
 use numeric::kv::{KvTypes, rotate};
 use numeric::pool::Pool;
@@ -22,17 +22,26 @@ const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
 /// Most queries that are observed at once; all queries of a token go together.
 const OBSERVED: usize = if GROUP < QUERIES { QUERIES / GROUP * GROUP } else { GROUP };
 
+/// What a layer's keys are normed with, and what they are stored less.
+#[derive(Clone, Copy)]
+struct Keys<'a> {
+    norm: &'a [f32],
+    /// `[kv_head][HEAD_DIM]`
+    means: &'a [f32],
+}
+
 impl Scratch {
     /// Norms and rotates the new keys and stores them with the values: of a run of many tokens one task a KV head, of
     /// runs of one token one task each.
-    pub(super) fn rope(&self, layer: &Layer, index: usize, seqs: &Sequences<'_>, pool: &Pool, isa: Isa) {
+    pub(super) fn rope(&self, weights: &Weights, index: usize, seqs: &Sequences<'_>, pool: &Pool, isa: Isa) {
+        let keys = Keys { norm: &weights.layers[index].k_norm, means: weights.key_means_of(index) };
         let of_one_token = |run: usize| {
             let mut seq = seqs.write(run);
             let Span { first, extent, .. } = seq.span;
             for (kv_head, mut rows) in
                 kv::heads_mut(seq.rows.layer_mut(index), extent).into_iter().enumerate()
             {
-                self.store_row(layer, (first, kv_head), isa, (extent.types, extent.len), &mut rows);
+                self.store_row(keys, (first, kv_head), isa, (extent.types, extent.len), &mut rows);
             }
         };
         for run in (0..seqs.len()).filter(|&run| seqs.is_alone(run)) {
@@ -45,7 +54,7 @@ impl Scratch {
                     let mut rows = heads[kv_head].lock().expect("invariant: no job panics");
                     for t in 0..tokens {
                         let at = (extent.types, extent.len + t);
-                        self.store_row(layer, (first + t, kv_head), isa, at, &mut rows);
+                        self.store_row(keys, (first + t, kv_head), isa, at, &mut rows);
                     }
                 }
             });
@@ -63,7 +72,7 @@ impl Scratch {
     #[inline(always)]
     fn store_row(
         &self,
-        layer: &Layer,
+        keys: Keys<'_>,
         (t, kv_head): (usize, usize),
         isa: Isa,
         (types, slot): (KvTypes, usize),
@@ -73,13 +82,14 @@ impl Scratch {
         let row = &self.qkv[t * QKV..][..QKV];
         let mut k = head(row, Q_PAD, kv_head);
         if QK_NORM {
-            k = normed(isa, &k, &layer.k_norm);
+            k = normed(isa, &k, keys.norm);
         }
         let (cos, sin) = self.angles(t);
         ops::rope(isa, &mut k, cos, sin);
         let mut v = head(row, Q_PAD + KV_PAD, kv_head);
         if types.k.rotated() {
             rotate(&mut k);
+            k.iter_mut().zip(&keys.means[kv_head * HEAD_DIM..]).for_each(|(k, mean)| *k -= mean);
         }
         if types.v.rotated() {
             rotate(&mut v);

@@ -4,11 +4,14 @@
 //! of a matrix in blocks, otherwise `m`. Each is padded to 64 bytes, so that every plane of the mapped file is
 //! aligned. The metadata ([`packed_file::key`]) hold the layout's version, the model's `config.json` (of a GGUF file,
 //! the same made from its header), the weight type, the checkpoint's fingerprint, and the storage of each tensor that
-//! is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat template, is one more tensor.
+//! is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat template, is one more tensor, and so are
+//! the model's [`KeyMeans`].
 
+use super::Weights;
 use super::checkpoint::Checkpoint;
 use super::config::check_config;
 use super::convert::{LoadOptions, load_one};
+use super::key_means::KeyMeans;
 use super::spec::{Role, Spec, table};
 use super::storage::{Loaded, LoadedModel, Part, Storage};
 use super::weight_type::WeightType;
@@ -25,6 +28,7 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const ALIGN: usize = 64;
@@ -67,21 +71,30 @@ impl Header {
     }
 }
 
+/// Computes the mean keys of some weights.
+pub type MeansOf<'a> = dyn Fn(Weights) -> Result<KeyMeans> + 'a;
+
 /// Packs a checkpoint into `out`, which appears whole or not at all, and returns its size.
 ///
 /// Tensors are converted and written one after another, so that peak memory is one packed tensor. `config` is the text
-/// of a `config.json`.
+/// of a `config.json`. `means_of` is given the packed weights, mapped; without it, and where `out` is a pipe, the file
+/// holds no mean keys.
 ///
 /// # Errors
 ///
 /// [`Error::Usage`]: the source is a packed file. [`Error::Model`]: it cannot be used. [`Error::Other`]: `out` cannot
 /// be written.
-pub fn write(source: &Checkpoint, config: &str, out: &Path, options: &LoadOptions<'_>) -> Result<u64> {
+pub fn write(
+    source: &Checkpoint,
+    config: &str,
+    out: &Path,
+    options: &LoadOptions<'_>,
+    means_of: Option<&MeansOf<'_>>,
+) -> Result<u64> {
     if source.packed().is_some() {
         return Err(Error::Usage(format!("{}: is packed already", source.path().display())));
     }
-    let (specs, weight_type) = (table(), source.settle(options.weight_type));
-    let mut header = Header::default();
+    let (specs, weight_type, mut header) = (table(), source.settle(options.weight_type), Header::default());
     for spec in &specs {
         let storage = Storage::of(spec, source.find(spec)?.block, weight_type);
         if let Some(name) = storage.name(spec) {
@@ -95,10 +108,14 @@ pub fn write(source: &Checkpoint, config: &str, out: &Path, options: &LoadOption
     if !gguf.is_empty() {
         header.add(GGUF.into(), gguf.len());
     }
+    let file = Unfinished::create(out).map_err(|e| Error::io(out, format!("cannot create: {e}")))?;
+    let means_of = means_of.zip(file.path());
+    if means_of.is_some() {
+        header.add(KeyMeans::tensor(), KeyMeans::BYTES);
+    }
     let data_len = header.len;
     let header = header.finish(source, weight_type, config);
 
-    let file = Unfinished::create(out).map_err(|e| Error::io(out, format!("cannot create: {e}")))?;
     let fail =
         |e: io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another place"));
     let mut w = Blocks { file: &file.file, buf: Vec::with_capacity(Blocks::SIZE) };
@@ -116,9 +133,22 @@ pub fn write(source: &Checkpoint, config: &str, out: &Path, options: &LoadOption
     }
     put(&gguf)?;
     (options.progress)(specs.len(), specs.len());
+    if means_of.is_some() {
+        put(&[0; KeyMeans::BYTES])?;
+    }
     w.flush().map_err(fail)?;
+    let bytes = (header.len() + data_len) as u64;
+    if let Some((means_of, path)) = means_of {
+        let means = means_of(mapped(path, weight_type)?)?;
+        file.file.write_all_at(&means.to_bytes(), bytes - padded(KeyMeans::BYTES) as u64).map_err(fail)?;
+    }
     file.finish().map_err(fail)?;
-    Ok((header.len() + data_len) as u64)
+    Ok(bytes)
+}
+
+/// The weights of a packed file.
+fn mapped(path: &Path, weight_type: WeightType) -> Result<Weights> {
+    super::assemble(read(&Source::open(path)?, weight_type)?)
 }
 
 /// Writes a file in aligned blocks of 2 MiB, so that a file system that can will keep it in huge pages.
@@ -205,7 +235,16 @@ pub(super) fn read(source: &Source, weight_type: WeightType) -> Result<LoadedMod
         tensors.insert(spec.name, loaded);
     }
     let fingerprint = meta(source, key::SOURCE)?.clone();
-    Ok(LoadedModel { tensors, weight_type, fingerprint, file: source.path().into() })
+    let key_means = key_means(source).map_err(err)?;
+    Ok(LoadedModel { tensors, key_means, weight_type, fingerprint, file: source.path().into() })
+}
+
+/// The mean keys, if they are those that this program computes.
+fn key_means(source: &Source) -> std::result::Result<Option<KeyMeans>, String> {
+    let Some(tensor) = source.get(&KeyMeans::tensor()) else { return Ok(None) };
+    let bytes = tensor.data.bytes().get(..KeyMeans::BYTES);
+    let means = bytes.and_then(KeyMeans::from_bytes);
+    means.map(Some).ok_or_else(|| format!("tensor {} does not hold mean keys", KeyMeans::tensor()))
 }
 
 /// One plane of a tensor, without padding.

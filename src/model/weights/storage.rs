@@ -1,5 +1,6 @@
 //! How a tensor is stored, in memory and in a packed file.
 
+use super::key_means::KeyMeans;
 use super::spec::{Role, Spec};
 use super::weight_type::WeightType;
 use crate::dims::TIED;
@@ -31,6 +32,8 @@ pub struct Loaded {
 pub struct LoadedModel {
     /// By [`Spec::name`].
     pub tensors: HashMap<String, Loaded>,
+    /// What a packed file holds of them.
+    pub key_means: Option<KeyMeans>,
     /// What matrices became; never [`WeightType::Auto`].
     pub weight_type: WeightType,
     /// Identifies the checkpoint.

@@ -131,6 +131,7 @@ impl Engine {
 
     /// The CPU as a device.
     fn cpu(&self, o: &EngineOptions) -> Result<SharedDevice> {
+        self.ready_keys(o)?;
         Ok(shared(CpuDevice::new(Arc::clone(&self.weights), self.cpu_options(o))?))
     }
 
@@ -142,6 +143,7 @@ impl Engine {
 
     /// The OpenCL device with the fastest kernels that compute what the CPU does, tried at their first use.
     fn opencl(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
+        self.ready_keys(o)?;
         let mut why = None;
         let order = [Variants::AnyOrder, Variants::Fastest, Variants::Baseline];
         for variants in order.into_iter().skip(usize::from(!o.gpu_fast)) {

@@ -125,3 +125,23 @@ fn a_cancelled_prompt_goes_on() {
     options.progress = Progress::default();
     assert_eq!(go_on(&engine, &file, 20, &options).0, whole);
 }
+
+/// `tests/fixtures/sessions/version4` was written by `generate --temp 0 -p "Once upon a time" -n 12`, before keys of q4 were
+/// stored less their means.
+#[test]
+fn a_session_with_whole_keys_goes_on() {
+    let temp = Temp::new();
+    let old = place::root().join("tests/fixtures/sessions/version4");
+    let file = temp.file("state");
+    std::fs::copy(old, &file).unwrap();
+    let engine = engine(KvTypes::both(KvType::Q4), 64);
+    let options = GenerateOptions {
+        sampler: SamplerOptions { temperature: 0.0, ..SamplerOptions::default() },
+        ..GenerateOptions::default()
+    };
+    let (run, _) = go_on(&engine, &file, 12, &options);
+    assert_eq!(run.text, " town of Longside. He was known to be clumsy.");
+    // It was saved with the others' keys, and goes on from there.
+    assert_eq!(std::fs::read(&file).unwrap()[..8], *b"AGSAVED5");
+    go_on(&engine, &file, 1, &options);
+}

@@ -28,6 +28,8 @@ struct Case<const HD: usize> {
     qkv: Vec<Vec<f32>>,
     /// `[q | k][HD]`
     norms: Vec<f32>,
+    /// What keys of a rotated type are stored less: `[kv_head][HD]`
+    means: Vec<f32>,
     /// The cache before: `[kv_head][slot][row bytes]`
     k: Vec<u8>,
     v: Vec<u8>,
@@ -54,8 +56,9 @@ impl<const HD: usize> Case<HD> {
         let rows = (0..n).map(|_| r.floats(dims.dim + HD)).collect();
         let qkv = (0..n).map(|_| r.floats(dims.qkv())).collect();
         let (norms, mass) = (r.floats(2 * HD), r.floats(dims.kv_heads * capacity));
+        let means = r.floats(dims.kv_heads * HD);
         let (observed, massed) = (n.div_ceil(2), before - before / 3);
-        Self { dims, types, capacity, before, rows, qkv, norms, k, v, observed, mass, massed }
+        Self { dims, types, capacity, before, rows, qkv, norms, means, k, v, observed, mass, massed }
     }
 
     /// Normed and positioned head of token `t` at `start` of its row.
@@ -78,6 +81,8 @@ impl<const HD: usize> Case<HD> {
                 let mut x = self.head(t, dims.q_pad() + head * HD, &self.norms[HD..]);
                 if types.k.rotated() {
                     kv::rotate(&mut x);
+                    let mean = &self.means[head * HD..];
+                    x.iter_mut().zip(mean).for_each(|(x, mean)| *x -= mean);
                 }
                 kv_row::encode(Isa::Scalar, types.k, &x, &mut k[slot * k_row..][..k_row]);
                 let mut x: [f32; HD] =
@@ -229,8 +234,9 @@ impl<const HD: usize> Case<HD> {
     fn many(&self, device: &Device) {
         let all @ [s, qkv, norms, k, v, att] = &self.buffers(device);
         let (n, d) = (self.qkv.len(), self.dims);
-        let mut rope = kernel(device, ("rope", ROPE), &self.options(32, ""), &[s, qkv, norms, k, v]);
-        rope.arg_ints(5, &self.run()).unwrap();
+        let means = &floats(device, &self.means);
+        let mut rope = kernel(device, ("rope", ROPE), &self.options(32, ""), &[s, qkv, norms, means, k, v]);
+        rope.arg_ints(6, &self.run()).unwrap();
         device.launch(&rope, &[(d.heads + 2 * d.kv_heads) * 32, n], &[32, 1]).unwrap();
         let options = self.options(32, "-DQUERIES=8 -DSLOTS=16");
         let softmax = floats(device, &vec![f32::NAN; n * d.heads * 2]);
@@ -247,9 +253,9 @@ impl<const HD: usize> Case<HD> {
         let (d, chunks) = (self.dims, self.before / CHUNK + 1);
         let parts = floats(device, &vec![0.0; chunks * d.heads * HD]);
         let ml = floats(device, &vec![0.0; chunks * d.heads * 2]);
-        let args = [s, qkv, norms, k, v, &parts, &ml];
+        let args = [s, qkv, norms, &floats(device, &self.means), k, v, &parts, &ml];
         let mut attend = kernel(device, ("attend_one", ATTEND_ONE), &self.options(64, ""), &args);
-        attend.arg_ints(7, &self.run()).unwrap();
+        attend.arg_ints(8, &self.run()).unwrap();
         device.launch(&attend, &[chunks * d.kv_heads * 64], &[64]).unwrap();
         let mut merge = kernel(device, ("merge", MERGE), &self.options(64, ""), &[&parts, &ml, att]);
         merge.arg_ints(3, &[1, chunks as i32]).unwrap();

@@ -35,6 +35,11 @@ impl Engine {
         Ok(Engine { program, model: model.into(), files })
     }
 
+    /// A place for files of this model.
+    pub fn place(&self, name: &str) -> PathBuf {
+        self.files.join(name)
+    }
+
     /// The same program with another file of its model.
     pub fn of(&self, model: &Path) -> Engine {
         Engine { program: self.program.clone(), model: model.into(), files: self.files.clone() }
