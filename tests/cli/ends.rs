@@ -256,7 +256,7 @@ fn a_prompt_of_megabytes_is_refused_before_it_is_tokenised() {
 #[test]
 fn ctrl_c_ends_tokenising() {
     let temp = Temp::new();
-    let args = ["generate", "-n", "1", "--eviction-policy", "sliding", "-f", &endless_prompt(&temp)];
+    let args = ["generate", "-q", "-n", "1", "--eviction-policy", "sliding", "-f", &endless_prompt(&temp)];
     let mut run = command(&args);
     let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
     // It has loaded by then, and has not tokenised all.

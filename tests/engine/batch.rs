@@ -108,7 +108,7 @@ fn a_prompt_that_cannot_be_completed_is_named_before_anything_runs() {
     let engine = Engine::load(options(2, 1)).unwrap();
     let long = "a b c d e f g ".repeat(100);
     for (bad, what) in [
-        (item(&long, 3, greedy()), "raise --max-seq-len"),
+        (item(&long, 3, greedy()), "raise `EngineOptions::max_seq_len`"),
         (item("a", 3, SamplerOptions { temperature: f32::NAN, ..greedy() }), "temperature"),
     ] {
         let items = [item("Lily", 3, greedy()), bad];

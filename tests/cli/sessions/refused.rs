@@ -156,8 +156,8 @@ fn headers_that_do_not_fit_are_refused() {
         &["another model (0123\\n, this is", "delete it"],
     );
     mentions(&refused(2, &|h| h["weights"] = json!("f32")), &["`EngineOptions::weight_type` f32"]);
-    mentions(&refused(2, &|h| h["kv"] = json!(["q8", "q8"])), &["--kv-type q8"]);
-    mentions(&refused(2, &|h| h["kv"] = json!(["q8", "q4"])), &["-ctk q8 -ctv q4"]);
+    mentions(&refused(2, &|h| h["kv"] = json!(["q8", "q8"])), &["`EngineOptions::kv_types` q8;"]);
+    mentions(&refused(2, &|h| h["kv"] = json!(["q8", "q4"])), &["`KvTypes::k` q8 `KvTypes::v` q4;"]);
     let mut other = bed.good.clone();
     other[7] = b'1';
     mentions(&bed.refused(&other, 3), &["version 1, and this program reads 5"]);

@@ -70,7 +70,7 @@ fn perplexity(engine: &Engine, checks: &mut Checks) -> Result<()> {
     let value = json::read(&file)?;
     let node = Node { file: &file, value: &value };
     let (window, expected) = (node.size("window")?, node.floats("nats")?);
-    let ids = engine.tokenize(&self::file("text.txt"))?;
+    let ids = engine.tokenize(&sh::root().join("models").join(MODEL).join("golden/text.txt"))?;
     for (i, (ids, expected)) in ids.chunks_exact(window).zip(expected).take(WINDOWS).enumerate() {
         let bytes = engine.logits(ids, VOCABULARY, Variant { flags: FLOAT, ..Variant::default() })?;
         let found = reference::to_floats(&bytes);
