@@ -49,6 +49,8 @@ fn items() -> Vec<BatchItem> {
     ];
     items[1].options.stop = vec!["park".into(), ".".into()];
     items[8].options.stop = vec!["\n".into()];
+    // Up to the end of its context.
+    items[2].options.ignore_eos = true;
     items[7].options.ignore_eos = true;
     items[4].options.logprobs = Some(3);
     items

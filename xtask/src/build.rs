@@ -264,16 +264,22 @@ pub fn quick(model: &Path) -> Command {
 /// The program of a model for checks that compute little: not optimised, and what does not know the model is that of
 /// the tests. Its path is [`checked_binary`].
 pub fn checked(model: &Path) -> Command {
-    let mut cargo = sh::cargo(&["build", "--package", "antigravity", "--features", "grammar"]);
-    cargo.args(["--config", "profile.dev.package.antigravity.opt-level=0"]);
-    one_of_many(&mut cargo, "dev", model);
+    let mut cargo = unoptimised(model);
+    cargo.args(["--features", "grammar"]);
     cargo
 }
 
-/// [`checked`] for another machine than this; returns the program.
+/// [`checked`] for another machine than this, whose tests go without grammars; returns the program.
 pub fn checked_for(target: &str, model: &Path) -> Result<PathBuf> {
-    sh::run(checked(model).args(["--target", target]))?;
+    sh::run(unoptimised(model).args(["--target", target]))?;
     Ok(target_dir().join(target).join("debug/antigravity"))
+}
+
+fn unoptimised(model: &Path) -> Command {
+    let mut cargo = sh::cargo(&["build", "--package", "antigravity"]);
+    cargo.args(["--config", "profile.dev.package.antigravity.opt-level=0"]);
+    one_of_many(&mut cargo, "dev", model);
+    cargo
 }
 
 /// What [`checked`] makes.
