@@ -57,7 +57,8 @@ pub struct Eviction {
     pub policy: Policy,
     /// Slots kept by an eviction.
     pub window: usize,
-    /// First tokens that are never evicted; `None`: as many as the policy needs, [`Policy::sinks`].
+    /// First tokens that are never evicted. `None`: as many as the policy needs, [`Policy::sinks`], until the text outgrows
+    /// the context that the model was trained for.
     pub prefix: Option<usize>,
     /// Available memory of the system, in bytes, below which slots are evicted.
     pub memory_threshold: u64,

@@ -271,12 +271,9 @@ fn first_tokens_that_stay_are_said_in_help_and_before_the_text() {
     for policy in ["sliding", "snapkv"] {
         mentions(
             evict(policy, &[]).err.lines().next().expect("a line"),
-            &[
-                &format!("--eviction-policy {policy}: the first 4 tokens are never evicted; "),
-                "--protected-prefix",
-            ],
+            &[&format!("--eviction-policy {policy}: the first 4 tokens stay; "), "--protected-prefix"],
         );
-        mentions(&evict(policy, &["-c", "6"]).err, &["the first 2 tokens are never evicted"]);
+        mentions(&evict(policy, &["-c", "6"]).err, &["the first 2 tokens stay"]);
         for silent in [&["--protected-prefix", "0"][..], &["--keep", "9"], &["-q"]] {
             assert!(!evict(policy, silent).err.contains("never evicted"), "{silent:?}");
         }

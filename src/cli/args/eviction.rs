@@ -14,8 +14,8 @@ pub(in crate::cli) struct EvictionArgs {
     /// Slots that an eviction keeps
     #[arg(long, default_value_t = 1024, value_name = "N")]
     pub eviction_window: usize,
-    /// First tokens that are never evicted [default: 4 with sliding and snapkv, else 0; in a chat at least the system
-    /// message]
+    /// First tokens that are never evicted [default: 4 with sliding and snapkv, until the text outgrows the context that
+    /// the model was trained for, else 0; in a chat at least the system message]
     #[arg(long, visible_alias = "keep", value_name = "N")]
     pub protected_prefix: Option<usize>,
     /// Also evict when less than this much of the system's memory is available

@@ -121,7 +121,7 @@ fn protected(command: &str, m: &ArgMatches) -> Option<String> {
     let (name, chat) =
         (policy.name(), if command == "chat" { ", and with them the system message" } else { "" });
     Some(format!(
-        "--eviction-policy {name}: the first {first} tokens are never evicted{chat}; --protected-prefix sets another \
+        "--eviction-policy {name}: the first {first} tokens stay{chat}; --protected-prefix sets another \
          number, or 0"
     ))
 }
