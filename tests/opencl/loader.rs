@@ -151,7 +151,7 @@ fn devices_are_chosen_by_number_and_name() {
     assert_eq!(choose(found, Some("0")).unwrap(), 0);
     let failure = choose(found, Some("99")).unwrap_err();
     assert_eq!(failure.kind, Kind::Absent);
-    holds(&failure.message, &["--cl-device 99", &found[0].facts.name]);
+    holds(&failure.message, &["`EngineOptions::cl_device` 99", &found[0].facts.name]);
     for unknown in ["no such device", ""] {
         let failure = choose(found, Some(unknown)).unwrap_err();
         holds(&failure.message, &["no device is named so", &found[0].facts.name]);
@@ -174,7 +174,7 @@ fn a_cpu_is_taken_only_when_asked_for() {
     }
     let only_cpus = devices().unwrap().iter().all(|f| f.facts.device_type == DeviceType::Cpu);
     if only_cpus {
-        holds(&opened("any", &[]), &["FAILURE Absent", "no GPU", "--cl-device", "devices: 0: "]);
+        holds(&opened("any", &[]), &["FAILURE Absent", "no GPU", "`EngineOptions::cl_device` takes others", "devices: 0: "]);
         holds(&doctor(&[], &[]), &["none: no GPU"]);
         holds(&doctor(&[], &["--cl-device", "0"]), &["takes device 0"]);
     }
