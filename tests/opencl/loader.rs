@@ -174,7 +174,10 @@ fn a_cpu_is_taken_only_when_asked_for() {
     }
     let only_cpus = devices().unwrap().iter().all(|f| f.facts.device_type == DeviceType::Cpu);
     if only_cpus {
-        holds(&opened("any", &[]), &["FAILURE Absent", "no GPU", "`EngineOptions::cl_device` takes others", "devices: 0: "]);
+        holds(
+            &opened("any", &[]),
+            &["FAILURE Absent", "no GPU", "`EngineOptions::cl_device` takes others", "devices: 0: "],
+        );
         holds(&doctor(&[], &[]), &["none: no GPU"]);
         holds(&doctor(&[], &["--cl-device", "0"]), &["takes device 0"]);
     }
