@@ -15,6 +15,7 @@ use crate::args::{Args, Flags, likeliest};
 use crate::error::{Error, Result};
 use crate::sh;
 use cache::Cache;
+pub use cache::folder;
 use known::{KNOWN, Known};
 use pip::Pip;
 use std::path::{Path, PathBuf};

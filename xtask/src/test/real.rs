@@ -4,9 +4,8 @@
 mod reference;
 mod same;
 
-use super::report::{Tally, skip};
+use super::report::skip;
 use super::{Outcome, all_tests, counted};
-use crate::error::Result;
 use crate::parity::engine::Engine;
 use crate::{build, fetch};
 
@@ -20,28 +19,9 @@ pub fn run() -> Outcome {
     };
     let mut files = all_tests();
     files.args(["--test", "files", "--", "--ignored", "real::"]).env("ANTIGRAVITY_REAL_MODEL", &file);
-    let mut checks = Checks(counted(&mut files)?);
+    let mut tally = counted(&mut files)?;
     let engine = Engine::build(&build::model_dir(MODEL)?, MODEL)?.of(&file);
-    reference::check(&engine, &mut checks)?;
-    same::check(&engine, &mut checks)?;
-    Ok(checks.0)
-}
-
-/// What held and what did not.
-struct Checks(Tally);
-
-impl Checks {
-    fn count(&mut self, promise: &str, outcome: Result<()>) {
-        match outcome {
-            Ok(()) => {
-                eprintln!("holds: {promise}");
-                self.0.passed += 1;
-            }
-            Err(e) => {
-                eprintln!("BROKEN: {promise}: {e}");
-                self.0.failed += 1;
-                self.0.said.push(format!("real: {promise}: {e}"));
-            }
-        }
-    }
+    reference::check(&engine, &mut tally)?;
+    same::check(&engine, &mut tally)?;
+    Ok(tally)
 }

@@ -15,6 +15,22 @@ pub struct Tally {
 impl Tally {
     /// A part that is one test and passed.
     pub const ONE: Tally = Tally { passed: 1, failed: 0, skipped: 0, said: Vec::new() };
+
+    /// Counts a promise, and says whether it holds.
+    pub fn count(&mut self, promise: &str, outcome: Result<()>) {
+        match outcome {
+            Ok(()) => {
+                eprintln!("holds: {promise}");
+                self.passed += 1;
+            }
+            Err(e) => {
+                let broken = format!("broken: {promise}: {e}");
+                eprintln!("{broken}");
+                self.failed += 1;
+                self.said.push(broken);
+            }
+        }
+    }
 }
 
 impl std::ops::AddAssign for Tally {

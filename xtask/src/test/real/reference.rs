@@ -1,13 +1,14 @@
 //! A real model's logits, greedy texts and perplexity beside those that transformers computed in single precision, from
 //! the weights of the same file.
 
-use super::{Checks, MODEL};
+use super::MODEL;
 use crate::error::{Error, Result};
 use crate::json::{self, Node};
 use crate::parity::compare::{TOLERANCE, max_abs, wrong_steps};
 use crate::parity::engine::{Engine, Variant};
 use crate::parity::{DECIDABLE, FLOAT, reference, steps};
 use crate::sh;
+use crate::test::report::Tally;
 use std::path::PathBuf;
 
 const VOCABULARY: usize = 49_152;
@@ -20,7 +21,7 @@ fn file(name: &str) -> PathBuf {
     sh::root().join("tests/fixtures/real").join(MODEL).join(name)
 }
 
-pub(super) fn check(engine: &Engine, checks: &mut Checks) -> Result<()> {
+pub(super) fn check(engine: &Engine, tally: &mut Tally) -> Result<()> {
     let (logits, greedy) = (file("logits.json"), file("greedy.json"));
     let (positions, texts) = (json::read(&logits)?, json::read(&greedy)?);
     let positions = Node { file: &logits, value: &positions };
@@ -34,13 +35,13 @@ pub(super) fn check(engine: &Engine, checks: &mut Checks) -> Result<()> {
         let fed = [&ids[..], &continued[..continued.len() - 1]].concat();
         let bytes = engine.logits(&fed, VOCABULARY, Variant { flags: FLOAT, ..Variant::default() })?;
         let found = reference::to_floats(&bytes);
-        checks.count(&format!("logits of {what:?}"), logits_agree(&found, prompt, &at));
+        tally.count(&format!("logits of {what:?}"), logits_agree(&found, prompt, &at));
         let found = &found[(ids.len() - 1) * VOCABULARY..];
         let threshold = DECIDABLE * f64::from(max_abs(found));
         let wrong = wrong_steps(found, &continued, &text.floats("margin")?, threshold);
-        checks.count(&format!("greedy text after {what:?}"), steps(what, &wrong));
+        tally.count(&format!("greedy text after {what:?}"), steps(what, &wrong));
     }
-    perplexity(engine, checks)
+    perplexity(engine, tally)
 }
 
 /// The eight greatest logits of each position, and those of ids that were drawn at random.
@@ -65,7 +66,7 @@ fn logits_agree(found: &[f32], prompt: Node<'_>, at: &[u32]) -> Result<()> {
 }
 
 /// Of the second half of each window.
-fn perplexity(engine: &Engine, checks: &mut Checks) -> Result<()> {
+fn perplexity(engine: &Engine, tally: &mut Tally) -> Result<()> {
     let file = file("perplexity.json");
     let value = json::read(&file)?;
     let node = Node { file: &file, value: &value };
@@ -82,7 +83,7 @@ fn perplexity(engine: &Engine, checks: &mut Checks) -> Result<()> {
         } else {
             Err(Error::Failed(format!("{nats} nats a token instead of {expected}")))
         };
-        checks.count(&format!("perplexity of window {}", i + 1), outcome);
+        tally.count(&format!("perplexity of window {}", i + 1), outcome);
     }
     Ok(())
 }

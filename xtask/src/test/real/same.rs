@@ -1,13 +1,13 @@
 //! One text of a real model, whichever way the program computes it: the golden files of `tests/golden` on every
 //! instruction set, on emulated Arm, on an OpenCL device; in a batch, over a session, in a conversation.
 
-use super::{Checks, MODEL};
+use super::MODEL;
 use crate::error::{Error, Result};
 use crate::golden::case::{Case, cases, outcome};
 use crate::parity::engine::Engine;
 use crate::test::arm;
-use crate::test::report::skip;
-use crate::{build, sh};
+use crate::test::report::{Tally, skip};
+use crate::{build, fetch, sh};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
@@ -20,7 +20,7 @@ const SHORT: &str = "short";
 /// Three messages of a conversation; what it prints is beside the goldens.
 const MESSAGES: &str = "What is gravity?\nWho described it first?\nSay it in one word.\n";
 
-pub(super) fn check(engine: &Engine, checks: &mut Checks) -> Result<()> {
+pub(super) fn check(engine: &Engine, tally: &mut Tally) -> Result<()> {
     let cases = cases(&build::model_dir(MODEL)?)?;
     let named = |name: &str| {
         let missing = || Error::Failed(format!("tests/golden/{MODEL}/{name}.json is missing"));
@@ -29,18 +29,18 @@ pub(super) fn check(engine: &Engine, checks: &mut Checks) -> Result<()> {
     let (default, short) = (named(DEFAULT)?, named(SHORT)?);
     for case in &cases {
         let told = tells(case, &mut command(engine, case));
-        checks.count(&format!("{} is as its golden file says", case.name), told);
+        tally.count(&format!("{} is as its golden file says", case.name), told);
     }
     for set in instruction_sets(engine)? {
         let mut run = command(engine, default);
         run.env("ANTIGRAVITY_SIMD", &set).args(["--threads", "1", "--prefill-chunk", "3"]);
-        checks.count(&format!("the same with {set}"), tells(default, &mut run));
+        tally.count(&format!("the same with {set}"), tells(default, &mut run));
     }
-    on_arm(engine, short, checks)?;
-    on_device(engine, default, checks);
-    checks.count("a batch tells each of its texts", batch(engine));
-    checks.count("a saved text goes on as if it had not been interrupted", session(engine));
-    checks.count("a conversation of three turns", conversation(engine));
+    on_arm(engine, short, tally)?;
+    on_device(engine, default, tally);
+    tally.count("a batch tells each of its texts", batch(engine));
+    tally.count("a saved text goes on as if it had not been interrupted", session(engine));
+    tally.count("a conversation of three turns", conversation(engine));
     Ok(())
 }
 
@@ -77,12 +77,12 @@ fn instruction_sets(engine: &Engine) -> Result<Vec<String>> {
 }
 
 /// A few tokens on cores of three kinds.
-fn on_arm(engine: &Engine, case: &Case, checks: &mut Checks) -> Result<()> {
+fn on_arm(engine: &Engine, case: &Case, tally: &mut Tally) -> Result<()> {
     if std::env::consts::ARCH == "aarch64" {
         return Ok(());
     }
     if let Some((what, remedy)) = arm::missing() {
-        checks.0 += skip(&format!("{what} is missing"), &format!("install it with: {remedy}"));
+        *tally += skip(&format!("{what} is missing"), &format!("install it with: {remedy}"));
         return Ok(());
     }
     let program = build::checked_for(arm::TARGET, &build::model_dir(MODEL)?)?;
@@ -94,23 +94,21 @@ fn on_arm(engine: &Engine, case: &Case, checks: &mut Checks) -> Result<()> {
             .arg("-m")
             .arg(engine.model());
         run.args(&case.settings).args(&case.generate).args(["--threads", "1"]).env("QEMU_CPU", cpu);
-        checks.count(&format!("the same on Arm's {cpu}"), tells(case, &mut run));
+        tally.count(&format!("the same on Arm's {cpu}"), tells(case, &mut run));
     }
     Ok(())
 }
 
 /// Where `.ci/run` puts Intel's OpenCL runtime for CPUs.
 fn runtime() -> Option<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
-    let dir = cache.join("antigravity/intel-opencl");
+    let dir = fetch::folder()?.join("intel-opencl");
     dir.join("lib/libintelocl.so").exists().then_some(dir)
 }
 
-fn on_device(engine: &Engine, case: &Case, checks: &mut Checks) {
+fn on_device(engine: &Engine, case: &Case, tally: &mut Tally) {
     let Some(dir) = runtime() else {
         let remedy = "pip install --prefix ~/.cache/antigravity/intel-opencl intel-opencl-rt";
-        checks.0 += skip("Intel's OpenCL runtime is missing", remedy);
+        *tally += skip("Intel's OpenCL runtime is missing", remedy);
         return;
     };
     for way in [&["opencl", "--gpu-attn"][..], &["opencl"], &["hybrid", "--switch-threshold", "12"]] {
@@ -119,7 +117,7 @@ fn on_device(engine: &Engine, case: &Case, checks: &mut Checks) {
         run.args(["--cl-device", "0", "--backend"]).args(way);
         run.env("ANTIGRAVITY_OPENCL_LIB", dir.join("lib/libintelocl.so"));
         run.env("LD_LIBRARY_PATH", dir.join("lib")).env("ANTIGRAVITY_OPENCL_CACHE", engine.file("opencl"));
-        checks.count(&format!("the same with {}", way.join(" ")), by_device(case, &mut run));
+        tally.count(&format!("the same with {}", way.join(" ")), by_device(case, &mut run));
     }
 }
 
