@@ -41,6 +41,7 @@ use result::{BenchResult, Environment};
 use rows::{Lists, Row};
 use std::path::PathBuf;
 use std::time::Instant;
+use text::tokenizer::AddSpecial;
 
 /// How results are printed.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -118,7 +119,8 @@ impl BenchArgs {
             text if text.is_empty() => {
                 Err(Error::Usage(format!("--prompt-file {}: is empty; give a text", file.display())))
             }
-            text => engine.encode(&text),
+            // All of it, however long: each row takes what it needs from the start.
+            text => engine.tokenizer().encode(&text, AddSpecial::Yes),
         }
     }
 
