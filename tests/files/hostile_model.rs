@@ -273,8 +273,8 @@ fn configs_that_are_wrong_are_refused() {
         ("text", config.replace("\"hidden_size\": 256", "\"hidden_size\": \"256\""), &["hidden_size"]),
         (
             "scaling",
-            config.replace("\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"yarn\"}"),
-            &["rope_scaling", "yarn", "llama3"],
+            config.replace("\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"dynamic\"}"),
+            &["rope_scaling", "dynamic", "llama3"],
         ),
         ("not json", "{".into(), &["config.json"]),
         ("an array", "[]".into(), &["config.json", "object"]),

@@ -11,7 +11,7 @@ use crate::model::weights::{Layer, Weights};
 use files::Result;
 use numeric::kv::{KvTypes, rotate};
 use numeric::pool::Pool;
-use numeric::simd::attend::{self, CHUNK, KvChunk, Looks, Partial, QUERIES, Softmax, attend, merge};
+use numeric::simd::attend::{self, ALL, CHUNK, KvChunk, Looks, Partial, QUERIES, Softmax, attend, merge};
 use numeric::simd::{Isa, kv_row, ops};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -25,6 +25,7 @@ const OBSERVED: usize = if GROUP < QUERIES { QUERIES / GROUP * GROUP } else { GR
 /// What a layer's keys are normed with, and what they are stored less.
 #[derive(Clone, Copy)]
 struct Keys<'a> {
+    layer: usize,
     norm: &'a [f32],
     /// `[kv_head][HEAD_DIM]`
     means: &'a [f32],
@@ -34,7 +35,8 @@ impl Scratch {
     /// Norms and rotates the new keys and stores them with the values: of a run of many tokens one task a KV head, of
     /// runs of one token one task each.
     pub(super) fn rope(&self, weights: &Weights, index: usize, seqs: &Sequences<'_>, pool: &Pool, isa: Isa) {
-        let keys = Keys { norm: &weights.layers[index].k_norm, means: weights.key_means_of(index) };
+        let keys =
+            Keys { layer: index, norm: &weights.layers[index].k_norm, means: weights.key_means_of(index) };
         let of_one_token = |run: usize| {
             let mut seq = seqs.write(run);
             let Span { first, extent, .. } = seq.span;
@@ -84,8 +86,7 @@ impl Scratch {
         if QK_NORM {
             k = normed(isa, &k, keys.norm);
         }
-        let (cos, sin) = self.angles(t);
-        ops::rope(isa, &mut k, cos, sin);
+        self.rotate(isa, &mut k, keys.layer, t);
         let mut v = head(row, Q_PAD + KV_PAD, kv_head);
         if types.k.rotated() {
             rotate(&mut k);
@@ -98,9 +99,14 @@ impl Scratch {
         kv_row::encode(isa, types.v, &v, &mut vs[slot * v_bytes..][..v_bytes]);
     }
 
-    fn angles(&self, t: usize) -> (&[f32], &[f32]) {
-        const HALF: usize = HEAD_DIM / 2;
-        (&self.cos[t * HALF..][..HALF], &self.sin[t * HALF..][..HALF])
+    /// RoPE of token `t` in a layer.
+    #[inline(always)]
+    fn rotate(&self, isa: Isa, head: &mut [f32; HEAD_DIM], layer: usize, t: usize) {
+        if ROPE_DIM > 0 {
+            let from = t * ANGLES + angles_of(layer);
+            let (cos, sin) = (&self.cos[from..][..ROPE_DIM / 2], &self.sin[from..][..ROPE_DIM / 2]);
+            ops::rope(isa, &mut head[..ROPE_DIM], cos, sin);
+        }
     }
 
     /// Attention of the new tokens, whose rows are already in their caches, into `att`.
@@ -118,7 +124,12 @@ impl Scratch {
             let seq = seqs.read(run);
             let Span { first, tokens, .. } = seq.span;
             let att = &mut att[first * Q_DIM..][..tokens * Q_DIM];
-            self.heads(layer, seq.span, seq.rows.layer(index), isa).all(pool, tokens, att, &mut partials);
+            self.heads((layer, index), seq.span, seq.rows.layer(index), isa).all(
+                pool,
+                tokens,
+                att,
+                &mut partials,
+            );
         }
         if (0..seqs.len()).any(|run| !seqs.is_alone(run)) {
             let att = &mut att[..self.run_of.len() * Q_DIM];
@@ -126,7 +137,7 @@ impl Scratch {
                 let run = self.run_of[tile.row] as usize;
                 if !seqs.is_alone(run) {
                     let seq = seqs.read(run);
-                    let heads = self.heads(layer, seq.span, seq.rows.layer(index), isa);
+                    let heads = self.heads((layer, index), seq.span, seq.rows.layer(index), isa);
                     heads.of_one_token(tile.col, tile.row_mut(0));
                 }
             });
@@ -146,7 +157,11 @@ impl Scratch {
         for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0) {
             let rows = seq.rows.layer_mut(index);
             let mass = rows.mass.expect("a cache that is observed has mass");
-            self.heads(layer, seq.span, (&*rows.k, &*rows.v), isa).observe(pool, seq.span.tokens, mass);
+            self.heads((layer, index), seq.span, (&*rows.k, &*rows.v), isa).observe(
+                pool,
+                seq.span.tokens,
+                mass,
+            );
         }
     }
 
@@ -154,7 +169,7 @@ impl Scratch {
     #[allow(clippy::type_complexity, reason = "closures have no names")]
     fn heads<'a>(
         &'a self,
-        layer: &'a Layer,
+        (layer, index): (&'a Layer, usize),
         span: Span,
         (k, v): (&'a [u8], &'a [u8]),
         isa: Isa,
@@ -165,22 +180,27 @@ impl Scratch {
     > {
         let Span { extent, first, tokens, observe } = span;
         let types = extent.types;
-        let query = move |t, h| self.query(layer, types, (first + t, h), isa);
+        let query = move |t, h| self.query((layer, index), types, (first + t, h), isa);
         let rows = move |kv_head| (kv::head(k, kv_head), kv::head(v, kv_head));
         let notes = self.notes.get(first * HEADS..).unwrap_or_default();
-        Heads { query, rows, types, before: extent.len, isa, first: tokens - observe, notes }
+        let window = window(index).unwrap_or(ALL);
+        Heads { query, rows, types, before: extent.len, window, isa, first: tokens - observe, notes }
     }
 
     /// Query of token `t` and head `h`: normed, rotated, scaled, as the stored keys expect it.
-    fn query(&self, layer: &Layer, types: KvTypes, (t, h): (usize, usize), isa: Isa) -> [f32; HEAD_DIM] {
+    fn query(
+        &self,
+        (layer, index): (&Layer, usize),
+        types: KvTypes,
+        (t, h): (usize, usize),
+        isa: Isa,
+    ) -> [f32; HEAD_DIM] {
         let mut q = head(&self.qkv[t * QKV..][..QKV], 0, h);
         if QK_NORM {
             q = normed(isa, &q, &layer.q_norm);
         }
-        let (cos, sin) = self.angles(t);
-        ops::rope(isa, &mut q, cos, sin);
-        let scale = 1.0 / (HEAD_DIM as f32).sqrt();
-        q.iter_mut().for_each(|x| *x *= scale);
+        self.rotate(isa, &mut q, index, t);
+        q.iter_mut().for_each(|x| *x *= ATTENTION_SCALE as f32);
         if types.k.rotated() {
             rotate(&mut q);
         }
@@ -195,7 +215,7 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
     let mut partials = try_vec(partials_for(capacity), Partial::EMPTY)?;
     let mut notes: Vec<Noted> = Vec::new();
     Ok(Box::new(move |job: AttentionJob<'_>| {
-        let AttentionJob { tokens, before, queries, stride, k, v, capacity, types, att, mass } = job;
+        let AttentionJob { tokens, before, window, queries, stride, k, v, capacity, types, att, mass } = job;
         let query = |t: usize, h: usize| head(&queries[t * stride..], 0, h);
         let rows = |kv_head: usize| {
             let from = kv_head * capacity;
@@ -209,7 +229,9 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
         if notes.len() < observed * HEADS {
             notes.resize_with(observed * HEADS, Noted::default);
         }
-        let heads = Heads { query, rows, types, before, isa, first: tokens - observed, notes: &notes };
+        let window = window.unwrap_or(ALL);
+        let heads =
+            Heads { query, rows, types, before, window, isa, first: tokens - observed, notes: &notes };
         heads.all(&pool, tokens, att, &mut partials);
         if let Some(mass) = mass {
             heads.observe(&pool, tokens, mass.sums);
@@ -224,7 +246,7 @@ fn head(row: &[f32], start: usize, index: usize) -> [f32; HEAD_DIM] {
 
 fn normed(isa: Isa, x: &[f32; HEAD_DIM], w: &[f32]) -> [f32; HEAD_DIM] {
     let mut out = [0.0; HEAD_DIM];
-    ops::norm(isa, x, w, RMS_EPS as f32, &mut out);
+    ops::norm(isa, x, w, NORM_EPS as f32, &mut out);
     out
 }
 
@@ -235,6 +257,8 @@ struct Heads<'a, Q, R> {
     types: KvTypes,
     /// Filled slots before the new tokens.
     before: usize,
+    /// Slots that a query sees, its own included.
+    window: usize,
     isa: Isa,
     /// The first token that is observed; the number of tokens where none is.
     first: usize,
@@ -314,6 +338,7 @@ where
             k: &k[from * types.k.row_bytes(HEAD_DIM)..],
             v: &v[from * types.v.row_bytes(HEAD_DIM)..],
             types,
+            window: self.window,
         }
     }
 
@@ -327,7 +352,7 @@ where
                 *q = (self.query)(0, kv_head * GROUP + from + h);
             }
             for (c, out) in out.chunks_exact_mut(GROUP).enumerate() {
-                let seen = (slots - (first + c) * CHUNK).min(CHUNK);
+                let seen = slots - (first + c) * CHUNK;
                 let kv = self.chunk(kv_head, first + c);
                 attend::<HEAD_DIM, TASK_HEADS>(
                     self.isa,
@@ -356,9 +381,9 @@ where
             *q = (self.query)(tokens.start + i / heads.len(), heads.start + i % heads.len());
         }
         let slots = |i: usize| self.before + tokens.start + i / heads.len() + 1;
-        for chunk in 0..slots(count - 1).div_ceil(CHUNK) {
-            let visible: [usize; N] =
-                std::array::from_fn(|i| slots(i).saturating_sub(chunk * CHUNK).min(CHUNK));
+        let first = slots(0).saturating_sub(self.window) / CHUNK;
+        for chunk in first..slots(count - 1).div_ceil(CHUNK) {
+            let visible: [usize; N] = std::array::from_fn(|i| slots(i).saturating_sub(chunk * CHUNK));
             let kv = self.chunk(heads.start / GROUP, chunk);
             attend::<HEAD_DIM, N>(self.isa, kv, &queries[..count], &visible[..count], &mut parts[..count]);
             for (state, part) in states[..count].iter_mut().zip(&parts) {
@@ -415,11 +440,12 @@ where
             let starts = (slot..sees).step_by(CHUNK);
             for (start, mass) in starts.zip(mass.chunks_mut(CHUNK)) {
                 let visible: [usize; N] =
-                    std::array::from_fn(|t| (self.before + first + t + 1).saturating_sub(start).min(CHUNK));
+                    std::array::from_fn(|t| (self.before + first + t + 1).saturating_sub(start));
                 let looks = Looks {
                     queries: &queries[..tokens * GROUP],
                     softmax: &softmax[..tokens * GROUP],
                     visible: &visible[..tokens],
+                    window: self.window,
                 };
                 let k = &(self.rows)(kv_head).0[start * row_bytes..];
                 attend::observe::<HEAD_DIM, N>(self.isa, (self.types.k, k), looks, mass);
