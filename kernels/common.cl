@@ -111,7 +111,7 @@ float silu(float x) { return divide(x, 1.0f + e_to(-x)); }
 
 // GELU by the tanh formula, as src/numeric/simd/ops.rs computes it.
 float gelu(float x) {
-    float slope = fma(x * x, -0.07135482f, -1.5957691f);
+    float slope = fma(x * x, -0.071354814f, -1.5957692f);
     return divide(x, 1.0f + e_to(x * slope));
 }
 

@@ -253,9 +253,15 @@ impl Report<'_> {
 fn built_for() -> String {
     use dims::*;
     let mut variants = vec![];
-    for (on, name) in
-        [(QKV_BIAS, "q/k/v bias"), (O_BIAS, "o bias"), (QK_NORM, "q/k norm"), (TIED, "tied head")]
-    {
+    for (on, name) in [
+        (QKV_BIAS, "q/k/v bias"),
+        (O_BIAS, "o bias"),
+        (QK_NORM, "q/k norm"),
+        (POST_NORMS, "norms behind"),
+        (WINDOW != 0, "windows"),
+        (LEARNED_POSITIONS, "learned positions"),
+        (TIED, "tied head"),
+    ] {
         variants.extend(on.then_some(name));
     }
     format!(

@@ -338,6 +338,7 @@ fn attention_done_for_another_backend_gives_the_same_mass() {
             attention(AttentionJob {
                 tokens,
                 before: slots - 40 + i * at_once,
+                window: None,
                 queries,
                 stride: HEADS * HEAD_DIM,
                 k: &k,

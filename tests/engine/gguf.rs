@@ -161,7 +161,7 @@ fn kinds(weights: &Weights) -> BlockType {
     let head = kind(&weights.head);
     for l in &weights.layers {
         let attention = [kind(&l.wq), kind(&l.wk), kind(&l.wv), kind(&l.wo)];
-        let rest = [kind(&l.gate), kind(&l.up), kind(&l.down)];
+        let rest = [kind(l.gate.as_ref().unwrap()), kind(&l.up), kind(&l.down)];
         assert!(attention.iter().chain(&rest).all(|k| *k == head));
     }
     head

@@ -150,7 +150,7 @@ fn rotated(f: &Fields<'_>, inner: &Fields<'_>, arch: Arch, head_dim: usize) -> R
     if part != 1.0 && arch != Arch::Phi3 {
         return fields.err(name, "1.0");
     }
-    if part > 1.0 || rotated == 0 || rotated % 2 != 0 {
+    if part > 1.0 || rotated == 0 || !rotated.is_multiple_of(2) {
         return fields.err(name, "a part of a head that is an even number of elements");
     }
     Ok(rotated)

@@ -160,7 +160,7 @@ unsafe fn gelu_lanes<L: Lanes>(x: L) -> L {
 }
 
 /// `-2 sqrt(2 / pi)`, and that times 0.044715.
-const GELU: [f32; 2] = [-1.595_769_1, -0.071_354_82];
+const GELU: [f32; 2] = [-1.595_769_2, -0.071_354_814];
 
 /// `gate[i] = gelu(gate[i]) * up[i]`, see [`gelu`].
 pub fn gelu_mul(isa: Isa, gate: &mut [f32], up: &[f32]) {

@@ -5,7 +5,7 @@ use super::{Content, Part, Plan, tokenizer};
 use crate::error::{Error, Result};
 use crate::json::Node;
 use files::blocks::BlockType;
-use files::config::{ModelConfig, RopeScaling};
+use files::config::{Arch, ModelConfig, RopeScaling};
 use files::source::gguf::names::{ROPE_FREQS, stored};
 
 /// How a whole file is stored, as tools name it: the type of most matrices, and of those that matter more.
@@ -29,6 +29,10 @@ pub(super) fn plan(config: Node<'_>, model: &ModelConfig, mix: &str) -> Result<P
         let names = MIXES.map(|(name, ..)| name).join(", ");
         return Err(Error::Usage(format!("--gguf {mix}: use one of {names}")));
     };
+    if !matches!(model.arch, Arch::Llama | Arch::Qwen2 | Arch::Qwen3) {
+        let text = format!("--gguf {mix}: of a {} model; leave it out", model.arch.name());
+        return Err(Error::Usage(text));
+    }
     let mut writer = Writer::default();
     writer.model(config, model)?;
     let divisors = divisors(model);
