@@ -191,18 +191,18 @@ fn unreadable(file: &Path, name: &str, found: &str) -> Error {
 }
 
 /// Compares a tensor's shape with the one that the config asks for.
-fn check_shape(spec: &Spec, stored: &Stored, found: &[usize], config: &str) -> Result<()> {
+fn check_shape(spec: &Spec, (file, name): (&Path, &str), found: &[usize], config: &str) -> Result<()> {
     let rows = spec.stored.of;
+    let transposed = spec.is_transposed() && !is_gguf(file);
     let want = match spec.role {
         Role::Vector => vec![rows],
-        _ if stored.transposed => vec![spec.cols, rows],
+        _ if transposed => vec![spec.cols, rows],
         _ => vec![rows, spec.cols],
     };
     if found == want {
         return Ok(());
     }
-    let name = &stored.name;
-    Err(Error::model(&stored.file, format!("tensor {name} has shape {found:?}; {config} it {want:?}")))
+    Err(Error::model(file, format!("tensor {name} has shape {found:?}; {config} it {want:?}")))
 }
 
 /// A tensor by its name, or by that of the same model inside another: some files have prefixes.
@@ -228,6 +228,7 @@ fn of_source(source: &Source, spec: &Spec) -> Result<Stored> {
     }
     let found = tensor(source, name).map_or_else(|| source.require(name), Ok)?;
     let Tensor { dtype, shape, data, file, .. } = found;
+    check_shape(spec, (file, name), shape, "config.json makes")?;
     let block = dtype.block().ok_or_else(|| unreadable(file, name, &format!("{dtype:?}")))?;
     let stored = Stored {
         name: name.clone(),
@@ -239,16 +240,15 @@ fn of_source(source: &Source, spec: &Spec) -> Result<Stored> {
         file: file.clone(),
         row_bytes: block.row_bytes(spec.cols),
     };
-    check_shape(spec, &stored, shape, "config.json makes")?;
     Ok(stored.part(spec))
 }
 
 fn of_gguf(gguf: &Gguf, spec: &Spec) -> Result<Stored> {
     let name = stored(ARCH, &spec.stored.name).unwrap_or_else(|| spec.stored.name.clone());
     let gguf::Tensor { block, shape, data, file, .. } = gguf.require(&name)?.clone();
+    check_shape(spec, (&file, &name), &shape, "the metadata make")?;
     let order = Rows::of(ARCH, &spec.stored.name, HEAD_DIM);
     let row_bytes = block.row_bytes(spec.cols);
     let stored = Stored { name, block, order, transposed: false, beside_one: false, data, file, row_bytes };
-    check_shape(spec, &stored, &shape, "the metadata make")?;
     Ok(stored.part(spec))
 }
