@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs, io, process};
 
+use files::bundle;
 use files::config::{ModelConfig, RopeScaling};
 use files::source::gguf::{Gguf, only_gguf};
 
@@ -132,6 +133,10 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     put(
         "What `cargo xtask build` or `deploy` compiled: a commit, or empty.",
         format!("COMMIT: &str = {:?}", shipped.unwrap_or_default()),
+    );
+    put(
+        "What tells other builds which model this program is built for.",
+        format!("BUILT_FOR: &str = {:?}", format!("{}{}\n", bundle::built_for(), m.to_json())),
     );
     put("Model family.", format!("ARCH: Arch = Arch::{:?}", m.arch));
     put("Transformer blocks.", format!("LAYERS: usize = {}", m.layers));

@@ -12,15 +12,16 @@ use crate::run::options::{EngineOptions, PREFILL_CHUNK};
 use crate::run::session::Notice;
 use clap::Args;
 use files::error::{LINE, one_line};
-use files::{Result, say};
+use files::{Result, bundle, say};
 use numeric::kv::{KvType, KvTypes};
+use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
 /// Where the model is.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct PathArgs {
-    /// Model directory, .safetensors file, .gguf file or packed file; or ORG/NAME, as `hf download` has put it into its
-    /// cache [default: the baked model's directory]
+    /// Model directory, .safetensors file, .gguf file, packed file or bundle; or ORG/NAME, as `hf download` has put it
+    /// into its cache [default: the model in this program's own file, else the baked model's directory]
     #[arg(short = 'm', long, visible_alias = "model", alias = "hf-repo", value_name = "PATH")]
     pub model_path: Option<PathBuf>,
 }
@@ -36,8 +37,15 @@ impl PathArgs {
     }
 }
 
-/// `ANTIGRAVITY_MODEL` as at build time, else the baked directory, else the program's own.
+/// The program's own file if it is a bundle, else `ANTIGRAVITY_MODEL` as at build time, else the baked directory, else
+/// the program's own.
 fn default_model() -> PathBuf {
+    // Unused here, but `bundle` looks for it in the program's file.
+    black_box(dims::BUILT_FOR);
+    let exe = std::env::current_exe().unwrap_or_default();
+    if bundle::start(&exe).is_some() {
+        return exe;
+    }
     let baked = PathBuf::from(dims::MODEL_DIR);
     if let Some(name) = std::env::var_os("ANTIGRAVITY_MODEL") {
         let path = PathBuf::from(&name);
@@ -45,7 +53,6 @@ fn default_model() -> PathBuf {
             return path;
         }
     }
-    let exe = std::env::current_exe().unwrap_or_default();
     baked_or_beside(baked, exe.parent().unwrap_or(Path::new(".")))
 }
 
