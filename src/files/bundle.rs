@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use crate::mapped::{Plane, map_file};
 use crate::packed_file::{self, LAYOUT, PACKED_NAME};
-use crate::source::header::Header;
+use crate::source::header::{Entry, Header};
 use crate::source::{Source, fingerprint};
 use crate::{Error, Result};
 
@@ -110,17 +110,13 @@ impl Bundle {
         let plane = map_file(path)?;
         let read = || {
             let start = usize::try_from(start).map_err(|_| "it is too long for this machine".to_string())?;
-            Self::parse(&plane, start)
+            Self::parse(path, &plane, start)
         };
-        let (files, metadata) = read().map_err(|why| damaged(path, why))?;
-        Ok(Some(Bundle { path: path.into(), files, metadata }))
+        read().map(Some).map_err(|why| damaged(path, why))
     }
 
-    /// The files and the metadata of a bundle whose mark is at `start`.
-    fn parse(
-        plane: &Plane,
-        start: usize,
-    ) -> std::result::Result<(BTreeMap<String, Plane>, BTreeMap<String, String>), String> {
+    /// The bundle at `path`, which is `plane`, and whose mark is at `start`.
+    fn parse(path: &Path, plane: &Plane, start: usize) -> std::result::Result<Bundle, String> {
         let len = plane.bytes().len();
         let inside = plane.slice(start..len).ok_or("it became shorter")?;
         let (mark, rest) = inside.bytes().split_first_chunk::<MARK_LEN>().ok_or("it became shorter")?;
@@ -140,13 +136,13 @@ impl Bundle {
         }
         let Header { len: from, metadata, entries } = Header::parse(rest)?;
         let from = start + MARK_LEN + from;
-        let file = |(name, entry): (String, crate::source::header::Entry)| {
+        let file = |(name, entry): (String, Entry)| {
             let (begin, end) = entry.data_offsets;
             // The header's ranges are inside the file.
             Some((name, plane.slice(from + begin..from + end)?))
         };
         let named = entries.into_iter().filter(|(name, _)| name != write::PADDING);
-        Ok((named.filter_map(file).collect(), metadata))
+        Ok(Bundle { path: path.into(), files: named.filter_map(file).collect(), metadata })
     }
 
     /// The bundle's file.

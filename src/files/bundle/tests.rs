@@ -1,3 +1,5 @@
+//! Bundles that are whole, damaged, cut and hostile.
+
 use super::*;
 use crate::atomic_file::Unfinished;
 use serde_json::json;

@@ -43,7 +43,7 @@ pub fn write(
     let fail = |e: io::Error| unwritable(out, e);
     let unfinished = Unfinished::create(out).map_err(fail)?;
     let Some(path) = unfinished.path() else {
-        return Err(Error::Usage(format!("--out {}: is no regular file; a program is one", out.display())));
+        return Err(Error::Usage(format!("{}: is no regular file; a program is one", out.display())));
     };
     let begun = Begun::new(&unfinished.file, program, &text_files(model)?).map_err(fail)?;
     if let Some(packed) = model.checkpoint.packed().and_then(|packed| packed.only_file()) {
