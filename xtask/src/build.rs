@@ -5,7 +5,7 @@ use crate::elf::{Elf, check};
 use crate::error::{Error, Result};
 use crate::targets::{ANDROID, TARGETS};
 use crate::{android, cargo, sh, size, toolchain};
-use files::hub::snapshot;
+use files::hub;
 use files::source::gguf::only_gguf;
 use object::elf::PT_LOAD;
 use std::ffi::OsStr;
@@ -252,16 +252,15 @@ pub fn chosen_model(args: &Args) -> Result<PathBuf> {
     model_dir(args.value("--model").unwrap_or(&default))
 }
 
-/// The absolute directory (or `.gguf` file) of a model: a name under `models/` or
-/// `tests/fixtures/models/`, or a path.
+/// The absolute directory (or `.gguf` file) of a model: a name under `models/` or `tests/fixtures/models/`, a path, or
+/// `org/name` of the Hugging Face cache.
 pub fn model_dir(name: &str) -> Result<PathBuf> {
     let root = sh::root();
     let here = std::env::current_dir().unwrap_or_else(|_| root.clone());
-    let places = [
-        root.join("models").join(name),
-        root.join("tests/fixtures/models").join(name),
-        snapshot(&here.join(name)),
-    ];
+    let cached = || hub::find(Path::new(name)).map_err(|e| Error::Usage(e.to_string()));
+    let given = here.join(name);
+    let given = if given.exists() { hub::snapshot(&given) } else { here.join(cached()?) };
+    let places = [root.join("models").join(name), root.join("tests/fixtures/models").join(name), given];
     let usable = |path: &PathBuf| {
         let whole = path.join("config.json").is_file() || (path.is_file() && path.extension().is_some());
         let only = || only_gguf(path).ok().flatten().filter(|_| path.is_dir());

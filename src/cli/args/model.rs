@@ -1,6 +1,5 @@
 //! Flags that say which model runs, on what and with which cache: the one way to [`EngineOptions`].
 
-use super::cached;
 use super::cores::ThreadArgs;
 use super::device::DeviceArgs;
 use super::eviction::EvictionArgs;
@@ -12,7 +11,7 @@ use crate::run::options::{EngineOptions, PREFILL_CHUNK};
 use crate::run::session::Notice;
 use clap::Args;
 use files::error::{LINE, one_line};
-use files::{Result, bundle, say};
+use files::{Result, bundle, hub, say};
 use numeric::kv::{KvType, KvTypes};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -33,7 +32,7 @@ impl PathArgs {
     ///
     /// `Model` for a name that is no file and is not in Hugging Face's cache.
     pub fn path(&self) -> Result<PathBuf> {
-        self.model_path.as_deref().map_or_else(|| Ok(default_model()), cached::model)
+        self.model_path.as_deref().map_or_else(|| Ok(default_model()), hub::find)
     }
 }
 
@@ -48,7 +47,7 @@ fn default_model() -> PathBuf {
     }
     let baked = PathBuf::from(dims::MODEL_DIR);
     if let Some(name) = std::env::var_os("ANTIGRAVITY_MODEL") {
-        let path = PathBuf::from(&name);
+        let path = hub::find(Path::new(&name)).unwrap_or_default();
         if baked.file_name() != Some(&*name) && path.exists() {
             return path;
         }
