@@ -100,9 +100,9 @@ Examples:
   antigravity bundle --out story-arm --program target/aarch64-unknown-linux-musl/release/antigravity",
         after_help = "\
 The file runs from any directory and reads no other; every command takes its model unless --model-path names another. \
-At each start its table and text files are checked by CRC-32, the model by the hash of its header and of samples, and \
-as packed files are; `doctor` checks every byte. `strip` would remove the model. `bundle` from a bundle replaces the \
-model; `pack` from one writes the packed file."
+At each start its table and text files are checked by CRC-32, the model by a hash of its header and of samples of its \
+weights, and by what is checked of any packed file; `doctor` checks every byte. `strip` would remove the model. \
+`bundle` from a bundle replaces the model; `pack` from one writes the packed file."
     )]
     Bundle(bundle::BundleArgs),
     /// Measure the speed of prefill and decode, loading time and memory

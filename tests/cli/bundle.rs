@@ -89,6 +89,13 @@ fn every_command_takes_the_model_inside_unless_another_is_named() {
     let doctor = bundle.says(&["doctor"]);
     mentions(&doctor, &[path, "every byte as it was put in", "tokenizer.json"]);
     mentions(&bundle.says(&["plan"]), &["packed file"]);
+    // Cold starts are of the model, not of the program that is running.
+    let dropped: serde_json::Value =
+        serde_json::from_str(&bundle.says(&["bench", "--drop-cache"])).expect("JSON");
+    assert!(
+        (1_000_000..bundle.bytes().len() as u64 - 1_000_000)
+            .contains(&dropped["bytes"].as_u64().expect("bytes"))
+    );
     let model = model();
     let model = model.to_str().expect("UTF-8");
     assert!(bundle.says(&["inspect", "-m", model]).starts_with(model));
