@@ -35,6 +35,8 @@ const VERSION: u32 = 1;
 const MARK_LEN: usize = 32;
 /// Bytes of mark and table.
 const HEAD: usize = 4096;
+/// Every bundle has more bytes behind its program.
+const LEAST: u64 = 1 << 16;
 /// The mark begins at a multiple of this, in bytes.
 const ALIGN: u64 = 64;
 /// The packed model begins at a multiple of this, in bytes: a huge page.
@@ -82,15 +84,17 @@ pub fn program(path: &Path) -> Result<Vec<u8>> {
     Ok(program)
 }
 
-/// Where the mark of the bundle at `path` is; `None` if it is another file, or cannot be read. What follows a program
-/// and is not a mark is taken for a damaged one.
+/// Where the mark of the bundle at `path` is; `None` if it is another file, or cannot be read. As much as a model that
+/// follows a program without a mark is taken for a bundle whose mark is damaged.
 pub fn start(path: &Path) -> Option<u64> {
     // Regular files only: opening others could block for ever.
     let file = path.is_file().then(|| File::open(path).ok()).flatten()?;
     let len = file.metadata().ok()?.len();
     let start = elf::end(&file, len).ok()??.checked_next_multiple_of(ALIGN)?;
-    // A few bytes may follow any program.
-    (len >= start.checked_add(MARK_LEN as u64)?).then_some(start)
+    let mut mark = [0; MARK.len()];
+    file.read_exact_at(&mut mark, start).ok()?;
+    // Other tools leave less behind a program.
+    (mark == *MARK || len - start >= LEAST).then_some(start)
 }
 
 /// Why a bundle cannot be used, and the remedy.
