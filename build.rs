@@ -1,11 +1,13 @@
-//! Bakes the dimensions of one model into the program: `ANTIGRAVITY_MODEL` (a name under `models/`, a directory
-//! or a GGUF file) -> `config.json` or the file's header -> `OUT_DIR/dims.rs`.
+//! Bakes the dimensions of one model into the program: `ANTIGRAVITY_MODEL` (a name under `models/`, a directory, a
+//! GGUF file, or a model of the Hugging Face cache) -> `config.json` or the file's header -> `OUT_DIR/dims.rs`.
 #![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io, process};
 
+use files::bundle;
 use files::config::{LongRope, ModelConfig, Rope, RopeScaling, Scales};
+use files::hub;
 use files::source::gguf::{Gguf, only_gguf};
 
 fn main() {
@@ -67,10 +69,11 @@ fn fail(message: &str) -> ! {
     process::exit(0)
 }
 
-/// A name under `models/` wins over a path relative to the project. A directory without `config.json` stands for its
-/// only GGUF file.
+/// A name under `models/` wins over a path relative to the project, and that over `org/name` of the Hugging Face cache.
+/// A directory without `config.json` stands for its only GGUF file.
 fn model_place(root: &Path, name: &str) -> files::Result<PathBuf> {
-    let given = files::hub::snapshot(&root.join(name));
+    let given = root.join(name);
+    let given = if given.exists() { hub::snapshot(&given) } else { root.join(hub::find(Path::new(name))?) };
     for dir in [&root.join("models").join(name), &given] {
         if dir.join("config.json").is_file() {
             return Ok(dir.clone());
@@ -103,8 +106,9 @@ fn compiler() -> String {
 /// The text of `dims.rs`.
 fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     let short = Path::new(name).file_name().map_or_else(|| name.into(), |n| n.to_string_lossy());
-    // The Hugging Face cache calls a folder `models--org--name`.
-    let short = short.strip_prefix("models--").and_then(|n| n.split("--").last()).unwrap_or(&short);
+    // The Hugging Face cache calls a folder `models--org--name`; of a name there, a word may follow that chooses a file.
+    let short = short.split(':').next().unwrap_or_default();
+    let short = short.strip_prefix("models--").and_then(|n| n.split("--").last()).unwrap_or(short);
     // A program that leaves this machine says which commit it is of, and no folder of this machine.
     let shipped = env::var("ANTIGRAVITY_SHIPPED").ok();
     let dir = match shipped {
@@ -122,6 +126,10 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     put(
         "What `cargo xtask build` or `deploy` compiled: a commit, or empty.",
         format!("COMMIT: &str = {:?}", shipped.unwrap_or_default()),
+    );
+    put(
+        "What tells other builds which model this program is built for.",
+        format!("BUILT_FOR: &str = {:?}", format!("{}{}\n", bundle::built_for(), m.to_json())),
     );
     put("Model family.", format!("ARCH: Arch = Arch::{:?}", m.arch));
     put("Transformer blocks.", format!("LAYERS: usize = {}", m.layers));

@@ -61,7 +61,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global float *as_from = in_scales + (size_t)s_token * BLOCKS;
     const __global uint4 *a_sum_from = (const __global uint4 *)in + (size_t)s_token * (COLS / 16);
     for (int b = 0; b < BLOCKS; b++) {
-        // The same trip count for all items: of one that depends on the item, PoCL makes gathers and scatters on AVX-512.
+        // As many rounds for every item; see gemv.cl.
         for (int i = 0; i < WORDS; i += 64) {
             int at = i + lid % 64;
             if (at < WORDS) ((__local uint *)w)[lid / 64 * WORDS + at] = w_from[b * WORDS + at];

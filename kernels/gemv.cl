@@ -125,7 +125,11 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
     float acc = 0.0f;
     for (int first = 0; first < BLOCKS; first += PASS) {
         int end = min(first + PASS, BLOCKS);
-        for (int b = first + slice; b < end; b += SLICES) {
+        // As many rounds for every item: where some have one more, as with 18 blocks in 16 slices, PoCL 3.1 and 5.0
+        // compute nonsense.
+        for (int from = first; from < end; from += SLICES) {
+            int b = from + slice;
+            if (b >= end) continue;
             const __global uint4 *block = w + b * (4 * W_BITS);
             // Of the halves apart where these have scales of their own.
             int4 sum[1 + W_HALVES];

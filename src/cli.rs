@@ -4,6 +4,8 @@ mod answer;
 mod args;
 #[cfg(feature = "tools")]
 mod bench;
+#[cfg(feature = "tools")]
+mod bundle;
 #[cfg(feature = "chat")]
 mod chat;
 #[cfg(feature = "tools")]
@@ -89,6 +91,20 @@ Examples:
   antigravity pack
   antigravity pack --model-path model.gguf --out model.packed.safetensors")]
     Pack(pack::PackArgs),
+    /// Write one executable file: this program with the packed model, tokenizer and chat template inside
+    #[cfg(feature = "tools")]
+    #[command(
+        before_help = "\
+Examples:
+  antigravity bundle --out story
+  antigravity bundle --out story-arm --program target/aarch64-unknown-linux-musl/release/antigravity",
+        after_help = "\
+The file runs from any directory and reads no other; every command takes its model unless --model-path names another. \
+At each start its table and text files are checked by CRC-32, the model by a hash of its header and of samples of its \
+weights, and by what is checked of any packed file; `doctor` checks every byte. `strip` would remove the model. \
+`bundle` from a bundle replaces the model; `pack` from one writes the packed file."
+    )]
+    Bundle(bundle::BundleArgs),
     /// Measure the speed of prefill and decode, loading time and memory
     #[cfg(feature = "tools")]
     #[command(before_help = "\
@@ -147,6 +163,8 @@ fn run_command(command: Command) -> Result<()> {
         Command::Logits(a) => logits::run(&a),
         #[cfg(feature = "tools")]
         Command::Pack(a) => pack::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Bundle(a) => bundle::run(&a),
         #[cfg(feature = "tools")]
         Command::Bench(a) => bench::run(&a),
         #[cfg(feature = "tools")]

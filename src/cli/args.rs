@@ -1,6 +1,5 @@
 //! Flags that several commands share, with the names and defaults of the specification, and the options they become.
 
-mod cached;
 mod completion;
 mod cores;
 mod device;

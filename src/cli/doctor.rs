@@ -12,6 +12,7 @@ use crate::run::plan::mib;
 use crate::run::system::{self, Memory, cgroup, read};
 use clap::Args;
 use files::Result;
+use files::bundle::Bundle;
 use files::error::{LINE, one_line};
 use numeric::simd::Isa;
 use numeric::topology;
@@ -157,6 +158,13 @@ fn model_state(path: &Path) -> String {
         let model = path.open(WeightType::Auto)?;
         model.check_config()?;
         let opened = model.checkpoint;
+        if let Some(bundle) = Bundle::open(&path.weights)? {
+            bundle.verify()?;
+            return Ok(format!(
+                "a bundle, every byte as it was put in: {}",
+                bundle.names().collect::<Vec<_>>().join(", ")
+            ));
+        }
         if opened.packed().is_some() {
             return Ok(format!("packed: {}", opened.path().display()));
         }

@@ -11,7 +11,7 @@ use crate::run::options::EngineOptions;
 use crate::run::plan::{Form, Kind, Plan, mib};
 use clap::Args;
 use files::error::{LINE, one_line};
-use files::{Error, Result, say};
+use files::{Error, Result, bundle, say};
 use serde_json::{Value, json};
 
 /// The memory plan of a run with these flags.
@@ -31,7 +31,9 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
             model.check_config()?;
             Plan::of(&model, &options)?
         }
-        Err(e @ Error::Model(_)) if model.given_path().is_none() => {
+        Err(e @ Error::Model(_))
+            if model.given_path().is_none() && bundle::start(&options.model).is_none() =>
+        {
             say!("{}", in_error(e));
             say!("planning for a packed file of {}", dims::MODEL);
             Plan::assumed(&options)?

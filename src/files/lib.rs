@@ -1,16 +1,19 @@
 //! Model files: a model's config, and where its tensors are.
 //!
 //! [`config`] reads a `config.json`; [`hub`] finds a model in the Hugging Face cache. [`source`] opens safetensors and
-//! GGUF files, [`packed_file`] knows the program's own. [`blocks`] decodes block formats. Files are [`mapped`] into
-//! memory, written whole or not at all ([`atomic_file`]), and libraries that panic run in [`containment`]. All text for
-//! stderr goes through [`stderr`].
+//! GGUF files, [`packed_file`] knows the program's own; a [`bundle`] is a program with such a file inside, and [`folder`]
+//! finds the text files of either. [`blocks`] decodes block formats. Files are [`mapped`] into memory, written whole or
+//! not at all ([`atomic_file`]), and libraries that panic run in [`containment`]. All text for stderr goes through
+//! [`stderr`].
 #![deny(unsafe_code)]
 
 pub mod atomic_file;
 pub mod blocks;
+pub mod bundle;
 pub mod config;
 pub mod containment;
 pub mod error;
+pub mod folder;
 pub mod hub;
 #[allow(unsafe_code)]
 pub mod mapped;

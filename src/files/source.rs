@@ -5,7 +5,7 @@
 //! about their alignment or values.
 
 pub mod gguf;
-mod header;
+pub(crate) mod header;
 mod index;
 mod json;
 
@@ -75,13 +75,7 @@ impl Source {
             let remedy = "give a model directory or a .safetensors file";
             Error::model(path, format_args!("cannot be read: {e}; {remedy}"))
         })?;
-        let mut source = Source {
-            path: path.into(),
-            tensors: BTreeMap::new(),
-            unreadable: BTreeMap::new(),
-            metadata: BTreeMap::new(),
-            files: Vec::new(),
-        };
+        let mut source = Source::empty(path);
         if !meta.is_dir() {
             source.add_file(path.into())?;
         } else if is_there(&path.join(FILE))? {
@@ -95,9 +89,35 @@ impl Source {
         Ok(source)
     }
 
+    /// Opens a safetensors file that is the part `plane` of the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Model`], one line: it is damaged.
+    pub fn within(path: &Path, plane: Plane) -> Result<Source> {
+        let mut source = Source::empty(path);
+        source.add(path.into(), plane)?;
+        Ok(source)
+    }
+
+    fn empty(path: &Path) -> Source {
+        Source {
+            path: path.into(),
+            tensors: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+            files: Vec::new(),
+        }
+    }
+
     /// The opened file or directory.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The content of the file, where it is only one, as a packed file is.
+    pub fn only_file(&self) -> Option<&Plane> {
+        if let [file] = &self.files[..] { Some(&file.plane) } else { None }
     }
 
     /// The tensor of that name, if it is there and readable.
@@ -149,6 +169,11 @@ impl Source {
     /// Maps and reads one file, and returns the names of its tensors, sorted.
     fn add_file(&mut self, path: Arc<Path>) -> Result<Vec<String>> {
         let plane = map_file(&path)?;
+        self.add(path, plane)
+    }
+
+    /// Reads one file of this content, and returns the names of its tensors, sorted.
+    fn add(&mut self, path: Arc<Path>, plane: Plane) -> Result<Vec<String>> {
         if plane.bytes().starts_with(b"version https://git-lfs") {
             let remedy = "run `git lfs pull` in its directory";
             return Err(Error::model(&path, format_args!("is a Git LFS pointer, not the weights; {remedy}")));
@@ -247,7 +272,7 @@ fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
 }
 
 /// [`Source::fingerprint`] of files' contents, each with the length of its header.
-fn fingerprint<'a>(files: impl Iterator<Item = (&'a [u8], usize)>) -> String {
+pub(crate) fn fingerprint<'a>(files: impl Iterator<Item = (&'a [u8], usize)>) -> String {
     const SAMPLES: usize = 16;
     const SAMPLE: usize = 256; // bytes
     let mut hash = Fnv::new();

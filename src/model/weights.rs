@@ -4,6 +4,7 @@
 //! matrices are converted as the [`weight_type`] says ([`convert`]): Q4_0 and GGUF's other blocks bit for bit,
 //! elements quantised to Q4_0 or used as they are. A packed file ([`pack`]) is mapped: no copy, no conversion.
 
+pub mod bundle;
 mod checkpoint;
 mod config;
 mod convert;
@@ -189,14 +190,8 @@ impl Weights {
         let Some(packed) = checkpoint.packed() else {
             return assemble(from_checkpoint(checkpoint, weight_type, options)?);
         };
-        let found = checkpoint.settle(WeightType::Auto);
-        if weight_type != found {
-            return Err(Error::Usage(format!(
-                "`EngineOptions::weight_type` {weight_type}: {} is packed as {found}; give the checkpoint it was packed from",
-                packed.path().display()
-            )));
-        }
-        assemble(pack::read(packed, found)?)
+        checkpoint.check_packed_as(weight_type)?;
+        assemble(pack::read(packed, weight_type)?)
     }
 
     /// The mean keys, once they are known.

@@ -73,7 +73,7 @@ pub enum BackendKind {
 /// ```
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// Model directory, `.safetensors` file, `.gguf` file or packed file.
+    /// Model directory, `.safetensors` file, `.gguf` file, packed file or bundle.
     pub model: PathBuf,
     /// What matrices become.
     pub weight_type: WeightType,

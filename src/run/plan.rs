@@ -19,6 +19,7 @@ use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::ROWS;
 use crate::run::system::marker::Planned;
 use crate::run::system::{self, Memory};
+use files::folder::Folder;
 use files::{Error, Result, containment};
 use numeric::pool;
 use std::path::Path;
@@ -180,7 +181,7 @@ impl Plan {
         if options.threads == 0 {
             options.threads = numeric::topology::default_threads();
         }
-        let tokenizer_file = std::fs::metadata(dir.join("tokenizer.json")).map_or(0, |m| m.len());
+        let tokenizer_file = Folder::of(dir)?.len_of("tokenizer.json").unwrap_or(0);
         let memory = Memory::to_plan_with()?;
         let device = DeviceMemory::of(&options);
         let (form, model_id) = (Form::Assumed, String::new());

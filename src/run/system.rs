@@ -97,16 +97,18 @@ impl Process {
     }
 }
 
-/// The bytes of this program's file that are mapped.
+/// The bytes of this program's file that its loader has mapped.
 pub fn program_bytes() -> Option<u64> {
     let program = std::env::current_exe().ok()?;
     mapped_bytes(&read("/proc/self/maps")?, program.to_str()?)
 }
 
-/// The bytes of a file in the text of `/proc/self/maps`.
+/// The bytes of a file in the text of `/proc/self/maps`. Shared ones are a bundle's model, which is counted by itself.
 fn mapped_bytes(maps: &str, file: &str) -> Option<u64> {
     let bytes = |line: &str| {
-        let (from, to) = line.strip_suffix(file)?.split_whitespace().next()?.split_once('-')?;
+        let mut words = line.strip_suffix(file)?.split_whitespace();
+        let (from, to) = words.next()?.split_once('-')?;
+        words.next().filter(|rights| rights.ends_with('p'))?;
         u64::from_str_radix(to, 16).ok()?.checked_sub(u64::from_str_radix(from, 16).ok()?)
     };
     let all: u64 = maps.lines().filter_map(bytes).sum();

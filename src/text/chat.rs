@@ -13,9 +13,10 @@ pub use clock::Moment;
 pub use conversation::{Before, Conversation, ConversationState};
 pub use jinja::Jinja;
 
-use crate::tokenizer::files::{Settings, read, read_settings, settings_of};
+use crate::tokenizer::files::{Settings, read_settings, settings_of};
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
+use files::folder::Folder;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -144,23 +145,24 @@ impl TemplateSource {
 
 impl Template {
     /// Loads the template of the model at `path`: `tokenizer.chat_template` in the metadata of a GGUF file; in a
-    /// directory, or that of another file, `chat_template.jinja`, or `chat_template` in `tokenizer_config.json` as
-    /// one text or as a list of named ones; [`Template::Plain`] where there is none.
+    /// directory, that of another file, or a bundle, `chat_template.jinja`, or `chat_template` in
+    /// `tokenizer_config.json` as one text or as a list of named ones; [`Template::Plain`] where there is none.
     ///
     /// # Errors
     /// [`Error::Model`] for a file that cannot be used and for a template with a syntax error.
     pub fn load(path: &Path) -> Result<Self> {
         match settings_of(path)? {
             Settings::Gguf(gguf) => TemplateSource::of_gguf(&gguf).load(),
-            Settings::Dir(dir) => Self::load_from(&dir),
+            Settings::Files(folder) => Self::load_from(&folder),
         }
     }
 
-    fn load_from(dir: &Path) -> Result<Self> {
-        let config = dir.join("tokenizer_config.json");
-        let mut settings = read_settings(&config)?.unwrap_or_default();
-        let path = dir.join("chat_template.jinja");
-        if let Some(bytes) = read(&path, jinja::MAX_SOURCE)? {
+    fn load_from(folder: &Folder) -> Result<Self> {
+        const CONFIG: &str = "tokenizer_config.json";
+        const OWN: &str = "chat_template.jinja";
+        let mut settings = read_settings(folder, CONFIG)?.unwrap_or_default();
+        let (config, path) = (folder.path(CONFIG), folder.path(OWN));
+        if let Some(bytes) = folder.read(OWN, jinja::MAX_SOURCE)? {
             let source = String::from_utf8(bytes)
                 .map_err(|_| Error::model(&path, "is not UTF-8; use the file published with the model"))?;
             let place = path.display().to_string();

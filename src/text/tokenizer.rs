@@ -23,6 +23,7 @@ pub use stream::{Pieces, TextState, TextStream};
 use crate::{Error, Result};
 use ::files::containment::{self, Subject};
 use ::files::error::unquoted;
+use ::files::folder::Folder;
 use ::files::source::gguf::Gguf;
 use check::Checked;
 use std::path::{Path, PathBuf};
@@ -81,16 +82,16 @@ impl std::fmt::Debug for Tokenizer {
 
 impl Tokenizer {
     /// Opens the tokenizer of the model at `path`, for a model with `vocab_limit` tokens: a GGUF file, whose metadata
-    /// hold it, or a directory with a `tokenizer.json`, or another file in such a directory.
+    /// hold it, or a directory with a `tokenizer.json`, or another file in such a directory, or a bundle.
     ///
     /// # Errors
     /// [`Error::Model`] for a file that is missing, damaged or of another kind or model.
     pub fn open(path: &Path, vocab_limit: usize) -> Result<Self> {
         match files::settings_of(path)? {
             files::Settings::Gguf(gguf) => Self::from_gguf(&gguf, vocab_limit),
-            files::Settings::Dir(dir) => {
-                let subject = subject(&dir.join(files::TOKENIZER));
-                containment::guarded_with_limit(&subject, move || load(&dir, vocab_limit))
+            files::Settings::Files(folder) => {
+                let subject = subject(&folder.path(files::TOKENIZER));
+                containment::guarded_with_limit(&subject, move || load(&folder, vocab_limit))
             }
         }
     }
@@ -328,16 +329,16 @@ fn refused(file: &Path, why: &str, remedy: &str) -> Error {
     }
 }
 
-fn load(dir: &Path, limit: usize) -> Result<Tokenizer> {
-    let file = dir.join(files::TOKENIZER);
+fn load(folder: &Folder, limit: usize) -> Result<Tokenizer> {
+    let file = folder.path(files::TOKENIZER);
     let refused = |why: String| refused(&file, &why, "use the tokenizer.json published with the model");
-    let json = files::read(&file, check::MAX_FILE)?.ok_or_else(|| {
+    let json = folder.read(files::TOKENIZER, check::MAX_FILE)?.ok_or_else(|| {
         Error::model(&file, "is missing; put the tokenizer.json published with the model there")
     })?;
     let checked = check::check(&json, limit).map_err(refused)?;
     drop(json);
     let mut tokenizer = Tokenizer::new(file.clone(), checked).map_err(refused)?;
-    let settings = settings::load(dir, limit, &|token| tokenizer.token_to_id(token))?;
+    let settings = settings::load(folder, limit, &|token| tokenizer.token_to_id(token))?;
     let bos = settings.bos.unwrap_or_else(|| tokenizer.prefix.first().copied());
     if let Some(id) = bos.filter(|id| settings.add_bos && !tokenizer.prefix.contains(id)) {
         tokenizer.prefix.insert(0, id);

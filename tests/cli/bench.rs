@@ -128,7 +128,7 @@ fn a_text_is_measured_with_its_own_tokens() {
     let text = temp.write("text", "Once upon a time");
     let rows = json(&bench(&["-f", &text, "-d", "16", "-o", "json"]).out)["rows"].clone();
     assert!(rows[0]["test"] == "pp8 @ d16" && measured(&rows[0]).contains(&"tokens_per_second"), "{rows}");
-    let long = temp.write("long", &"Once upon a time. ".repeat(200));
+    let long = temp.write("long", "Once upon a time. ".repeat(200));
     assert_eq!(run(&[&SHORT[..], &["-f", &long]].concat()).code, Some(0), "longer than every row");
     for (file, why) in [(temp.write("empty", "\n"), "is empty"), ("/no/such/file".into(), "No such file")] {
         let said = run(&[&SHORT[..], &["--prompt-file", &file]].concat());

@@ -8,6 +8,8 @@ mod bed;
 
 /// `bench` leaves out a number, or its tables and JSON disagree.
 mod bench;
+/// A program with its model inside says something else, reads another file, or runs although it is damaged.
+mod bundle;
 /// A chat loses turns, computes them twice, or takes control tokens from a message.
 mod chat;
 /// A command of a chat (`/undo`, `/retry` and others) leaves a trace.

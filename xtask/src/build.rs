@@ -5,9 +5,10 @@ use crate::elf::{Elf, check};
 use crate::error::{Error, Result};
 use crate::targets::{ANDROID, TARGETS};
 use crate::{android, cargo, sh, size, toolchain};
-use files::hub::snapshot;
+use files::hub;
 use files::source::gguf::only_gguf;
 use object::elf::PT_LOAD;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -33,6 +34,10 @@ pub const FLAGS: Flags = &[
     &[
         Flag::valued("--target", "T", "the target triple to build for [this machine's]"),
         Flag::switch("--no-ndk", "link for Android without an NDK, also where there is one"),
+        Flag::switch(
+            "--bundle",
+            "one file, too: the program with packed model, tokenizer and template inside",
+        ),
     ],
 ];
 
@@ -46,9 +51,15 @@ pub fn run(words: &[String]) -> Result<()> {
         Some(target) => release_with(Features::Default, target, model.as_deref(), ndk)?,
         None => shipped_for_host(model.as_deref())?,
     };
-    let binary = place(&chosen_model(&args)?, target);
+    let chosen = chosen_model(&args)?;
+    let mut binary = place(&chosen, target);
     fs::create_dir_all(binary.parent().expect("a file in a folder")).map_err(|e| Error::at(&binary, e))?;
     fs::copy(&built, &binary).map_err(|e| Error::at(&binary, e))?;
+    if args.has("--bundle") {
+        let (host, program) = (host(), binary);
+        binary = program.with_file_name(model_name(&chosen));
+        bundle(target.unwrap_or(&host), &chosen, &program, &binary)?;
+    }
     let file = fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
     println!("{} {}", binary.display(), size::megabytes(file.len() as u64));
     if let Ok(elf) = Elf::parse(&file) {
@@ -59,9 +70,27 @@ pub fn run(words: &[String]) -> Result<()> {
 
 /// Where `build` leaves the program of a model, so that those of two models lie side by side.
 fn place(model: &Path, target: Option<&str>) -> PathBuf {
+    target_dir().join("models").join(model_name(model)).join(target.unwrap_or_default()).join("antigravity")
+}
+
+/// A model's name, without the ending of a file.
+fn model_name(model: &Path) -> &OsStr {
     let gguf = model.extension().is_some_and(|e| e == "gguf");
-    let name = if gguf { model.file_stem() } else { model.file_name() }.unwrap_or_default();
-    target_dir().join("models").join(name).join(target.unwrap_or_default()).join("antigravity")
+    if gguf { model.file_stem() } else { model.file_name() }.unwrap_or_default()
+}
+
+/// Writes `out`: a program for a target with the model inside. A program of this machine makes it.
+pub fn bundle(target: &str, model: &Path, program: &Path, out: &Path) -> Result<()> {
+    let maker = if target == host() { program.into() } else { for_host(Some(model))? };
+    bundle_by(&maker, model, program, out)?;
+    fit_for(target, out.into()).map(|_| ())
+}
+
+/// [`bundle`], unchecked, by a program that runs here.
+pub fn bundle_by(maker: &Path, model: &Path, program: &Path, out: &Path) -> Result<()> {
+    let mut command = Command::new(maker);
+    command.arg("bundle").arg("--model-path").arg(model).arg("--program").arg(program);
+    sh::run(command.arg("--out").arg(out))
 }
 
 /// Set by tests that run the tasks of users: `quick` builds suffice them, and take a fifth of the time.
@@ -115,7 +144,7 @@ fn linked_for(mut cargo: Command, target: &str, ndk: android::Ndk) -> Result<()>
 }
 
 /// The binary, if it is what a loader of the target expects.
-fn fit_for(target: &str, binary: PathBuf) -> Result<PathBuf> {
+pub fn fit_for(target: &str, binary: PathBuf) -> Result<PathBuf> {
     if TARGETS.contains(&target) {
         let file = fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
         let elf = Elf::parse(&file).map_err(|e| Error::at(&binary, e))?;
@@ -223,16 +252,15 @@ pub fn chosen_model(args: &Args) -> Result<PathBuf> {
     model_dir(args.value("--model").unwrap_or(&default))
 }
 
-/// The absolute directory (or `.gguf` file) of a model: a name under `models/` or
-/// `tests/fixtures/models/`, or a path.
+/// The absolute directory (or `.gguf` file) of a model: a name under `models/` or `tests/fixtures/models/`, a path, or
+/// `org/name` of the Hugging Face cache.
 pub fn model_dir(name: &str) -> Result<PathBuf> {
     let root = sh::root();
     let here = std::env::current_dir().unwrap_or_else(|_| root.clone());
-    let places = [
-        root.join("models").join(name),
-        root.join("tests/fixtures/models").join(name),
-        snapshot(&here.join(name)),
-    ];
+    let cached = || hub::find(Path::new(name)).map_err(|e| Error::Usage(e.to_string()));
+    let given = here.join(name);
+    let given = if given.exists() { hub::snapshot(&given) } else { here.join(cached()?) };
+    let places = [root.join("models").join(name), root.join("tests/fixtures/models").join(name), given];
     let usable = |path: &PathBuf| {
         let whole = path.join("config.json").is_file() || (path.is_file() && path.extension().is_some());
         let only = || only_gguf(path).ok().flatten().filter(|_| path.is_dir());

@@ -1,8 +1,8 @@
-//! `cargo xtask deploy`: the program, the packed model and the tokenizer, on a device.
+//! `cargo xtask deploy`: the program, the packed model and the tokenizer, on a device; or one file that is all of them.
 
-use crate::args::{Args, Flags};
+use crate::args::{Args, Flag, Flags};
 use crate::device::files::{Item, existing, install};
-use crate::device::{self, Device};
+use crate::device::{self, Device, shell};
 use crate::error::{Error, Result};
 use crate::{build, fetch, sh};
 use std::fs;
@@ -13,32 +13,64 @@ use std::process::Command;
 pub const PROGRAM: &str = "antigravity";
 /// What `antigravity pack` writes.
 const PACKED: &str = "model.packed.safetensors";
-pub const FLAGS: Flags = &[device::FLAGS, build::MODEL];
+pub const FLAGS: Flags = &[
+    device::FLAGS,
+    build::MODEL,
+    &[Flag::switch(
+        "--bundle",
+        "push one file: the program with packed model, tokenizer and template inside",
+    )],
+];
 
 pub fn run(words: &[String]) -> Result<()> {
     let args = Args::parse(words, FLAGS)?;
     args.no_rest()?;
     let device = device::select(&args)?;
     let model = build::chosen_model(&args)?;
-    let dir = deploy(&*device, &model, &[])?;
+    let dir =
+        if args.has("--bundle") { deploy_bundle(&*device, &model) } else { deploy(&*device, &model, &[]) }?;
     println!("{dir}");
     Ok(())
 }
 
 /// Builds, packs and brings everything there, and `more`; returns the directory.
 pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String> {
-    if let Some(remedy) = fetch::remedy(model) {
-        return Err(Error::at(model, format!("has no weights; {remedy}")));
-    }
-    let program = build::for_target(device.target(), Some(model))?;
+    let program = program(device, model)?;
     let packed = pack(model)?;
     let mut items = vec![Item::new(packed, PACKED)];
     items.extend(existing(model, build::SMALL_FILES));
     items.extend(more.iter().cloned());
     // Last, so that the program changes after all that it reads.
     items.push(Item::new(program, PROGRAM));
+    bring(device, model, &items)
+}
+
+/// Brings one file there, under the program's name, and removes what [`deploy`] may have brought for it to read;
+/// returns the directory.
+fn deploy_bundle(device: &dyn Device, model: &Path) -> Result<String> {
+    let program = program(device, model)?;
+    let dir = build::target_dir().join("device/bundle").join(device.target()).join(name(model));
+    let stamp = stamp(model, &program)?;
+    let bundle =
+        made(&dir.join(PROGRAM), &stamp, |out| build::bundle(device.target(), model, &program, out))?;
+    let dir = bring(device, model, &[Item::new(bundle, PROGRAM)])?;
+    let names = [&[PACKED], build::SMALL_FILES].concat().join(" ");
+    shell::capture(device, &format!("cd {} && rm -f {names}", shell::quote(&dir)))?.ok(device)?;
+    Ok(dir)
+}
+
+/// The program for a device and a model that has weights.
+fn program(device: &dyn Device, model: &Path) -> Result<PathBuf> {
+    match fetch::remedy(model) {
+        Some(remedy) => Err(Error::at(model, format!("has no weights; {remedy}"))),
+        None => build::for_target(device.target(), Some(model)),
+    }
+}
+
+/// Makes the directory of the model there hold these files; returns it.
+fn bring(device: &dyn Device, model: &Path, items: &[Item]) -> Result<String> {
     let dir = directory(device, model);
-    match install(device, &dir, &items)? {
+    match install(device, &dir, items)? {
         0 => eprintln!("{}: {dir} is up to date", device.name()),
         n => eprintln!("{}: {dir}: {n} of {} files were new, all are verified", device.name(), items.len()),
     }
@@ -69,19 +101,26 @@ fn pack(model: &Path) -> Result<PathBuf> {
         return Err(Error::Usage(format!("{}: give --model a directory or a .gguf file", model.display())));
     }
     let program = build::for_host(Some(model))?;
-    let dir = build::target_dir().join("device/packed").join(name(model));
-    fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
-    let (packed, stamp_file) = (dir.join(PACKED), dir.join("made-from"));
-    let stamp = stamp(model, &program)?;
-    if packed.is_file() && fs::read_to_string(&stamp_file).is_ok_and(|text| text == stamp) {
-        return Ok(packed);
+    let packed = build::target_dir().join("device/packed").join(name(model)).join(PACKED);
+    made(&packed, &stamp(model, &program)?, |out| {
+        let mut pack = Command::new(&program);
+        sh::run(pack.args(["pack", "--model-path"]).arg(model).arg("--out").arg(out))
+    })
+}
+
+/// The file `out`, made unless it was made from what `stamp` says.
+fn made(out: &Path, stamp: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let stamp_file = out.with_file_name("made-from");
+    let dir = out.parent().expect("a file in a folder");
+    fs::create_dir_all(dir).map_err(|e| Error::at(dir, e))?;
+    if out.is_file() && fs::read_to_string(&stamp_file).is_ok_and(|text| text == stamp) {
+        return Ok(out.into());
     }
     // Gone before the work begins: a stamp only ever stands beside the file that it is about.
     let _ = fs::remove_file(&stamp_file);
-    let mut pack = Command::new(&program);
-    sh::run(pack.args(["pack", "--model-path"]).arg(model).arg("--out").arg(&packed))?;
+    make(out)?;
     fs::write(&stamp_file, stamp).map_err(|e| Error::at(&stamp_file, e))?;
-    Ok(packed)
+    Ok(out.into())
 }
 
 /// A packed GGUF file holds all that its program needs.

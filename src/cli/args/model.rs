@@ -1,6 +1,5 @@
 //! Flags that say which model runs, on what and with which cache: the one way to [`EngineOptions`].
 
-use super::cached;
 use super::cores::ThreadArgs;
 use super::device::DeviceArgs;
 use super::eviction::EvictionArgs;
@@ -12,15 +11,16 @@ use crate::run::options::{EngineOptions, PREFILL_CHUNK};
 use crate::run::session::Notice;
 use clap::Args;
 use files::error::{LINE, one_line};
-use files::{Result, say};
+use files::{Result, bundle, hub, say};
 use numeric::kv::{KvType, KvTypes};
+use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
 /// Where the model is.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct PathArgs {
-    /// Model directory, .safetensors file, .gguf file or packed file; or ORG/NAME, as `hf download` has put it into its
-    /// cache [default: the baked model's directory]
+    /// Model directory, .safetensors file, .gguf file, packed file or bundle; or ORG/NAME, as `hf download` has put it
+    /// into its cache [default: the model in this program's own file, else the baked model's directory]
     #[arg(short = 'm', long, visible_alias = "model", alias = "hf-repo", value_name = "PATH")]
     pub model_path: Option<PathBuf>,
 }
@@ -32,20 +32,26 @@ impl PathArgs {
     ///
     /// `Model` for a name that is no file and is not in Hugging Face's cache.
     pub fn path(&self) -> Result<PathBuf> {
-        self.model_path.as_deref().map_or_else(|| Ok(default_model()), cached::model)
+        self.model_path.as_deref().map_or_else(|| Ok(default_model()), hub::find)
     }
 }
 
-/// `ANTIGRAVITY_MODEL` as at build time, else the baked directory, else the program's own.
+/// The program's own file if it is a bundle, else `ANTIGRAVITY_MODEL` as at build time, else the baked directory, else
+/// the program's own.
 fn default_model() -> PathBuf {
+    // Unused here, but `bundle` looks for it in the program's file.
+    black_box(dims::BUILT_FOR);
+    let exe = std::env::current_exe().unwrap_or_default();
+    if bundle::start(&exe).is_some() {
+        return exe;
+    }
     let baked = PathBuf::from(dims::MODEL_DIR);
     if let Some(name) = std::env::var_os("ANTIGRAVITY_MODEL") {
-        let path = PathBuf::from(&name);
+        let path = hub::find(Path::new(&name)).unwrap_or_default();
         if baked.file_name() != Some(&*name) && path.exists() {
             return path;
         }
     }
-    let exe = std::env::current_exe().unwrap_or_default();
     baked_or_beside(baked, exe.parent().unwrap_or(Path::new(".")))
 }
 

@@ -4,6 +4,7 @@ use super::spec::{EMBED, HEAD, Place, Role, Spec, table};
 use super::weight_type::WeightType;
 use crate::dims::{ARCH, HEAD_DIM, TIED};
 use files::blocks::{BlockType, Dtype};
+use files::bundle::Bundle;
 use files::config::Arch;
 use files::mapped::{AlignedBytes, Plane};
 use files::packed_file;
@@ -89,7 +90,7 @@ impl Stored {
 }
 
 impl Checkpoint {
-    /// Opens a `.gguf` file, or anything that [`Source::open`] takes.
+    /// Opens a `.gguf` file, a bundle, or anything that [`Source::open`] takes.
     ///
     /// # Errors
     ///
@@ -97,6 +98,8 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Self> {
         if is_gguf(path) {
             Gguf::open(path).map(Checkpoint::Gguf)
+        } else if let Some(bundle) = Bundle::open(path)? {
+            bundle.packed().map(Checkpoint::Safetensors)
         } else {
             Source::open(path).map(Checkpoint::Safetensors)
         }
@@ -167,6 +170,22 @@ impl Checkpoint {
         tensors.is_some_and(|(embedding, head)| {
             embedding.dtype != head.dtype || embedding.data.bytes() != head.data.bytes()
         })
+    }
+
+    /// Checks that a packed file has this type of weights, which is not [`WeightType::Auto`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Usage`]: it has another.
+    pub fn check_packed_as(&self, weight_type: WeightType) -> Result<()> {
+        let found = self.settle(WeightType::Auto);
+        if self.packed().is_none() || weight_type == found {
+            return Ok(());
+        }
+        Err(Error::Usage(format!(
+            "`EngineOptions::weight_type` {weight_type}: {} is packed as {found}; give the checkpoint it was packed from",
+            self.path().display()
+        )))
     }
 
     /// The stored tensor of a spec.

@@ -4,17 +4,18 @@ use super::checkpoint::Checkpoint;
 use super::config::config_of;
 use super::pack;
 use super::weight_type::WeightType;
+use files::folder::Folder;
 use files::packed_file::{self, LAYOUT, PACKED_NAME, key};
 use files::source::gguf::{Gguf, is_gguf, only_gguf};
 use files::source::is_there;
-use files::{Error, Result, hub};
+use files::{Error, Result, bundle, hub};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where a model's files are.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelPath {
-    /// Directory of the weights, `config.json` and the tokenizer.
+    /// Directory of the weights, `config.json` and the tokenizer; or the bundle that holds them.
     pub dir: PathBuf,
     /// What [`Checkpoint::open`] takes.
     pub weights: PathBuf,
@@ -32,6 +33,7 @@ pub struct OpenModel {
     packed_gguf: Option<Gguf>,
 }
 
+const TOKENIZER: &str = "tokenizer.json";
 /// Either of these makes a directory a safetensors model.
 const CHECKPOINT: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
 
@@ -42,8 +44,8 @@ fn has_any<'a>(dir: &Path, files: impl IntoIterator<Item = &'a str>) -> Result<b
 }
 
 impl ModelPath {
-    /// Takes a directory, a `.safetensors` file, a packed file or a `.gguf` file. A directory with one GGUF file and
-    /// no safetensors stands for that file, a folder `models--org--name` of the Hugging Face cache for its snapshot.
+    /// Takes a directory, a `.safetensors` file, a packed file, a `.gguf` file or a bundle. A directory with one GGUF
+    /// file and no safetensors stands for that file, a folder `models--org--name` of the Hugging Face cache for its snapshot.
     ///
     /// # Errors
     ///
@@ -54,6 +56,10 @@ impl ModelPath {
             let remedy = "give `EngineOptions::model` a model directory, a .safetensors or a .gguf file";
             Error::model(path, format!("{e}; {remedy}"))
         })?;
+        if bundle::start(path).is_some() {
+            // No file beside it counts.
+            return Ok(Self { dir: path.into(), weights: path.into() });
+        }
         if !meta.is_dir() {
             let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
             return Ok(Self { dir: dir.into(), weights: path.into() });
@@ -61,6 +67,20 @@ impl ModelPath {
         let safetensors = has_any(path, CHECKPOINT.into_iter().chain([PACKED_NAME]))?;
         let gguf = if safetensors { None } else { only_gguf(path)? };
         Ok(Self { dir: path.into(), weights: gguf.unwrap_or_else(|| path.into()) })
+    }
+
+    /// Whether all is in one bundle.
+    pub fn is_bundle(&self) -> bool {
+        self.dir == self.weights && !self.dir.is_dir()
+    }
+
+    /// The text files beside the weights.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Model`]: a bundle is damaged.
+    pub fn folder(&self) -> Result<Folder> {
+        Folder::of(&self.dir)
     }
 
     /// Where the packed file of these weights is, or would be: in the directory, or beside the GGUF file.
@@ -78,8 +98,12 @@ impl ModelPath {
     /// [`Error::Model`]: a file is missing or damaged.
     pub fn open(&self, weight_type: WeightType) -> Result<OpenModel> {
         let checkpoint = self.open_weights(weight_type)?;
-        // In a directory, a tokenizer.json comes before what a packed file says.
-        let own_tokenizer = self.weights.is_dir() && is_there(&self.weights.join("tokenizer.json"))?;
+        // In a directory and in a bundle, a tokenizer.json comes before what a packed file says.
+        let own_tokenizer = if self.is_bundle() {
+            self.folder()?.len_of(TOKENIZER).is_some()
+        } else {
+            self.weights.is_dir() && is_there(&self.weights.join(TOKENIZER))?
+        };
         let packed = checkpoint.packed().filter(|_| !own_tokenizer);
         let packed_gguf = packed.map(packed_file::gguf).transpose()?.flatten();
         let weight_type = checkpoint.settle(weight_type);

@@ -18,7 +18,7 @@ use super::weight_type::WeightType;
 use super::zeros::{self, Values};
 use files::atomic_file::Unfinished;
 use files::blocks::{BlockType, Dtype};
-use files::mapped::Plane;
+use files::mapped::{Plane, map_file};
 use files::packed_file::{GGUF, LAYOUT, key, layout_version};
 use files::source::Source;
 use files::source::gguf::Gguf;
@@ -74,20 +74,50 @@ impl Header {
 /// Computes the mean keys of some weights.
 pub type MeansOf<'a> = dyn Fn(Weights) -> Result<KeyMeans> + 'a;
 
-/// Packs a checkpoint into `out`, which appears whole or not at all, and returns its size.
-///
-/// Tensors are converted and written one after another, so that peak memory is one packed tensor. `config` is the text
-/// of a `config.json`. `means_of` is given the packed weights, mapped; without it, and where `out` is a pipe, the file
-/// holds no mean keys.
+/// Where a packed file goes.
+pub struct Place<'a> {
+    pub file: &'a File,
+    /// Where in `file` it begins, and where `file` is written on.
+    pub from: u64,
+    /// Where `file` is; `None` for a pipe.
+    pub path: Option<&'a Path>,
+    /// What messages call it.
+    pub name: &'a Path,
+}
+
+/// Packs a checkpoint into `out`, which appears whole or not at all, and returns its size. See [`write_to`].
 ///
 /// # Errors
 ///
-/// [`Error::Usage`]: the source is a packed file. [`Error::Model`]: it cannot be used. [`Error::Other`]: `out` cannot
-/// be written.
+/// Those of [`write_to`].
 pub fn write(
     source: &Checkpoint,
     config: &str,
     out: &Path,
+    options: &LoadOptions<'_>,
+    means_of: Option<&MeansOf<'_>>,
+) -> Result<u64> {
+    let file = Unfinished::create(out).map_err(|e| Error::io(out, format!("cannot create: {e}")))?;
+    let place = Place { file: &file.file, from: 0, path: file.path(), name: out };
+    let bytes = write_to(source, config, &place, options, means_of)?;
+    file.finish().map_err(|e| unwritable(out, e))?;
+    Ok(bytes)
+}
+
+/// Packs a checkpoint, and returns the bytes written.
+///
+/// Tensors are converted and written one after another, so that peak memory is one packed tensor. `config` is the text
+/// of a `config.json`. `means_of` is given the packed weights, mapped; without it, and where the place is a pipe, no mean
+/// keys are written.
+///
+/// # Errors
+///
+/// [`Error::Usage`]: the source is a packed file. [`Error::Model`]: it cannot be used. [`Error::Other`]: the place
+/// cannot be written.
+pub fn write_to(
+    source: &Checkpoint,
+    config: &str,
+    place: &Place<'_>,
     options: &LoadOptions<'_>,
     means_of: Option<&MeansOf<'_>>,
 ) -> Result<u64> {
@@ -109,17 +139,15 @@ pub fn write(
     if !gguf.is_empty() {
         header.add(GGUF.into(), gguf.len());
     }
-    let file = Unfinished::create(out).map_err(|e| Error::io(out, format!("cannot create: {e}")))?;
-    let means_of = means_of.zip(file.path());
+    let means_of = means_of.zip(place.path);
     if means_of.is_some() {
         header.add(KeyMeans::tensor(), KeyMeans::BYTES);
     }
     let data_len = header.len;
     let header = header.finish(source, weight_type, config);
 
-    let fail =
-        |e: io::Error| Error::io(out, format!("cannot write: {e}; free space or choose another place"));
-    let mut w = Blocks { file: &file.file, buf: Vec::with_capacity(Blocks::SIZE) };
+    let fail = |e: io::Error| unwritable(place.name, e);
+    let mut w = Blocks { file: place.file, buf: Vec::with_capacity(Blocks::SIZE) };
     let mut put = |bytes: &[u8]| {
         let padding = &[0; ALIGN][..padded(bytes.len()) - bytes.len()];
         w.write_all(bytes).and_then(|()| w.write_all(padding)).map_err(fail)
@@ -140,16 +168,26 @@ pub fn write(
     w.flush().map_err(fail)?;
     let bytes = (header.len() + data_len) as u64;
     if let Some((means_of, path)) = means_of {
-        let means = means_of(mapped(path, weight_type)?)?;
-        file.file.write_all_at(&means.to_bytes(), bytes - padded(KeyMeans::BYTES) as u64).map_err(fail)?;
+        let means = means_of(place.mapped(path, weight_type)?)?.to_bytes();
+        let at = place.from + bytes - padded(KeyMeans::BYTES) as u64;
+        place.file.write_all_at(&means, at).map_err(fail)?;
     }
-    file.finish().map_err(fail)?;
     Ok(bytes)
 }
 
-/// The weights of a packed file.
-fn mapped(path: &Path, weight_type: WeightType) -> Result<Weights> {
-    super::assemble(read(&Source::open(path)?, weight_type)?)
+/// A file that cannot be written.
+pub fn unwritable(name: &Path, e: io::Error) -> Error {
+    Error::io(name, format!("cannot write: {e}; free space or choose another place"))
+}
+
+impl Place<'_> {
+    /// The weights of the packed file that was written, in the file at `path`.
+    fn mapped(&self, path: &Path, weight_type: WeightType) -> Result<Weights> {
+        let whole = map_file(path)?;
+        let packed = whole.slice(self.from as usize..whole.bytes().len());
+        let packed = packed.ok_or_else(|| Error::io(self.name, "became shorter while it was written"))?;
+        super::assemble(read(&Source::within(path, packed)?, weight_type)?)
+    }
 }
 
 /// Writes a file in aligned blocks of 2 MiB, so that a file system that can will keep it in huge pages.

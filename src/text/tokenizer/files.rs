@@ -1,14 +1,16 @@
 //! Finds a model's settings and reads the text files of its directory. The files are not trusted.
 
 use crate::{Error, Result};
+use files::bundle::Bundle;
 use files::error;
+use files::folder::Folder;
 use files::packed_file::{self, PACKED_NAME};
 use files::source::Source;
 use files::source::gguf::Gguf;
 use serde_json::{Map, Value};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Settings files have a few kilobytes, with long lists of added tokens one or two thousand. As values they take up
 /// to thirty times the memory.
@@ -21,18 +23,23 @@ const MAX_NESTING: usize = 64;
 pub enum Settings {
     /// In the metadata of a GGUF file.
     Gguf(Gguf),
-    /// In files of this directory.
-    Dir(PathBuf),
+    /// In files.
+    Files(Folder),
 }
 
-/// The settings of the model at `path`: a directory, a GGUF file, a packed file made from one, or another file of a
-/// model's directory.
+/// The settings of the model at `path`: a directory, a GGUF file, a packed file made from one, a bundle, or another file
+/// of a model's directory.
 pub fn settings_of(path: &Path) -> Result<Settings> {
     if path.is_dir() {
         let packed = path.join(PACKED_NAME);
         let alone = packed.is_file() && !path.join(TOKENIZER).exists();
         let within = if alone { within(&packed)? } else { None };
-        return Ok(within.map_or_else(|| Settings::Dir(path.into()), Settings::Gguf));
+        return Ok(within.map_or_else(|| in_dir(path), Settings::Gguf));
+    }
+    if let Some(bundle) = Bundle::open(path)? {
+        let own = bundle.len_of(TOKENIZER).is_some();
+        let within = if own { None } else { packed_file::gguf(&bundle.packed()?)? };
+        return Ok(within.map_or_else(|| Settings::Files(Folder::Bundle(bundle)), Settings::Gguf));
     }
     let named = |extension: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension));
     // Regular files only: reading others could block for ever.
@@ -50,11 +57,15 @@ pub fn settings_of(path: &Path) -> Result<Settings> {
     {
         return Ok(Settings::Gguf(gguf));
     }
-    Ok(Settings::Dir(match path.parent().filter(|_| path.is_file()) {
-        Some(dir) if dir.as_os_str().is_empty() => ".".into(),
-        Some(dir) => dir.into(),
-        None => path.into(),
+    Ok(in_dir(match path.parent().filter(|_| path.is_file()) {
+        Some(dir) if dir.as_os_str().is_empty() => Path::new("."),
+        Some(dir) => dir,
+        None => path,
     }))
+}
+
+fn in_dir(dir: &Path) -> Settings {
+    Settings::Files(Folder::Dir(dir.into()))
 }
 
 /// The metadata of the GGUF file that the packed file at `path` was made from.
@@ -62,33 +73,12 @@ fn within(path: &Path) -> Result<Option<Gguf>> {
     packed_file::gguf(&Source::open(path)?)
 }
 
-/// The bytes of a regular file of at most `limit` bytes; `None` where there is no such file.
-pub fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
-    let unreadable = |e: std::io::Error| Error::model(path, format!("cannot be read: {e}"));
-    let meta = match fs::metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(unreadable)?,
-    };
-    if !meta.is_file() {
-        return Err(Error::model(path, "is not a regular file; put the file published with the model there"));
-    }
-    let mut bytes = Vec::new();
-    File::open(path).and_then(|f| f.take(limit + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
-    if bytes.len() as u64 > limit {
-        return Err(Error::model(
-            path,
-            format!(
-                "has more than {limit} bytes, which no such file needs; use the one published with the model"
-            ),
-        ));
-    }
-    Ok(Some(bytes))
-}
-
 /// A JSON object with a model's settings; `None` where there is no such file.
-pub fn read_settings(path: &Path) -> Result<Option<Map<String, Value>>> {
-    let Some(bytes) = read(path, MAX_SETTINGS)? else { return Ok(None) };
-    let broken = |why: String| Error::model(path, format!("{why}; use the file published with the model"));
+pub fn read_settings(folder: &Folder, name: &str) -> Result<Option<Map<String, Value>>> {
+    let Some(bytes) = folder.read(name, MAX_SETTINGS)? else { return Ok(None) };
+    let broken = |why: String| {
+        Error::model(&folder.path(name), format!("{why}; use the file published with the model"))
+    };
     check_nesting(&bytes).map_err(broken)?;
     match serde_json::from_slice(&bytes) {
         Ok(Value::Object(map)) => Ok(Some(map)),
@@ -127,6 +117,8 @@ pub fn shown(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::path::PathBuf;
 
     #[test]
     fn nesting_is_counted_outside_strings() {
@@ -164,7 +156,7 @@ mod tests {
             assert!(matches!(settings_of(&of_gguf), Ok(Settings::Gguf(_))), "{}", of_gguf.display());
         }
         assert!(matches!(settings_of(&dir), Ok(Settings::Gguf(_))), "in the packed file");
-        let in_dir = |path: &Path, dir: &Path| matches!(settings_of(path), Ok(Settings::Dir(d)) if d == dir);
+        let in_dir = |path: &Path, dir: &Path| matches!(settings_of(path), Ok(Settings::Files(Folder::Dir(d))) if d == dir);
         file(TOKENIZER, b"{}");
         assert!(in_dir(&dir, &dir) && in_dir(&file("blob", b"no such file"), &dir));
         assert!(in_dir(&dir.join("x.gguf"), &dir.join("x.gguf")));
@@ -176,18 +168,12 @@ mod tests {
     }
 
     #[test]
-    fn only_regular_files_of_a_sane_size_are_read() {
+    fn settings_are_an_object() {
         let dir = std::env::temp_dir().join(format!("antigravity-files-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("a temporary directory");
-        let file = dir.join("x.json");
-        fs::write(&file, "[1]").expect("a file");
-        assert_eq!(read(&file, 3), Ok(Some(b"[1]".to_vec())));
-        assert!(matches!(read(&file, 2), Err(Error::Model(_))));
-        assert_eq!(read(&dir.join("none"), 9), Ok(None));
-        assert!(matches!(read(&dir, 9), Err(Error::Model(m)) if m.contains("not a regular file")));
-        assert!(matches!(read_settings(&file), Err(Error::Model(m)) if m.contains("[1], not a JSON object")));
-        #[cfg(unix)]
-        assert!(matches!(read(Path::new("/dev/zero"), 9), Err(Error::Model(_))));
+        fs::write(dir.join("x.json"), "[1]").expect("a file");
+        let e = read_settings(&Folder::Dir(dir.clone()), "x.json");
+        assert!(matches!(e, Err(Error::Model(m)) if m.contains("[1], not a JSON object")));
         fs::remove_dir_all(&dir).expect("removable");
     }
 }

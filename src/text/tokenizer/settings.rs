@@ -2,8 +2,8 @@
 
 use super::files::{read_settings, shown};
 use crate::{Error, Result};
+use files::folder::Folder;
 use serde_json::{Map, Value};
-use std::path::Path;
 
 /// What the settings files say.
 #[derive(Debug, Default, PartialEq)]
@@ -19,18 +19,17 @@ pub(super) struct Settings {
 /// Looks up a token's text.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<u32>;
 
-/// Reads the settings files in `dir`, all of them optional, for a tokenizer with ids below `limit`.
-pub(super) fn load(dir: &Path, limit: usize, lookup: Lookup<'_>) -> Result<Settings> {
+/// Reads the settings files in `folder`, all of them optional, for a tokenizer with ids below `limit`.
+pub(super) fn load(folder: &Folder, limit: usize, lookup: Lookup<'_>) -> Result<Settings> {
     let mut settings = Settings::default();
     for name in ["generation_config.json", "config.json"] {
-        let path = dir.join(name);
-        if let Some(map) = read_settings(&path)? {
-            eos_ids(&map, limit, &mut settings.eos).map_err(|why| Error::model(&path, why))?;
+        if let Some(map) = read_settings(folder, name)? {
+            eos_ids(&map, limit, &mut settings.eos).map_err(|why| Error::model(&folder.path(name), why))?;
         }
     }
-    let path = dir.join("tokenizer_config.json");
-    if let Some(map) = read_settings(&path)? {
-        tokenizer_config(&map, lookup, &mut settings).map_err(|why| Error::model(&path, why))?;
+    let name = "tokenizer_config.json";
+    if let Some(map) = read_settings(folder, name)? {
+        tokenizer_config(&map, lookup, &mut settings).map_err(|why| Error::model(&folder.path(name), why))?;
     }
     let mut seen = std::collections::HashSet::new();
     settings.eos.retain(|id| seen.insert(*id));

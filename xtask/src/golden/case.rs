@@ -15,6 +15,8 @@ pub struct Case {
     /// The flags that make a text of it.
     pub generate: Vec<String>,
     pub exact_weights: bool,
+    /// The prompt, and its ids.
+    pub text: String,
     pub prompt: Vec<u32>,
     pub expected: Outcome,
 }
@@ -56,6 +58,7 @@ fn case(file: &Path) -> Result<Case> {
         ]),
         generate,
         exact_weights: weights == "f32",
+        text: node.text("prompt")?.into(),
         prompt: ids(expected.get("prompt")?)?,
         expected: Outcome { ids: ids(expected.get("ids")?)?, digest: expected.text("digest")?.into() },
     })

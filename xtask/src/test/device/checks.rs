@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 pub const ALL: &[Check] = &[
     Check { name: "deploy brings every file once", run: deploys },
+    Check { name: "one file is all of it", run: bundles },
     Check { name: "a story comes as it is told", run: streams },
     Check { name: "hostile words arrive as they are", run: quotes },
     Check { name: "piped input arrives", run: reads_stdin },
@@ -63,6 +64,24 @@ fn deploys(bench: &Bench) -> Checked<Verdict> {
     second.ended(0)?;
     expect(second.err.contains("up to date") && !second.err.contains("pushing"), || second.err.clone())?;
     phone.runs()?;
+    PASSED
+}
+
+fn bundles(bench: &Bench) -> Checked<Verdict> {
+    let phone = bench.phone("bundle", &[])?;
+    // What is there of another deployment.
+    fs::create_dir_all(phone.deployed())
+        .and_then(|()| fs::write(phone.deployed().join("tokenizer.json"), "x"))
+        .map_err(|e| e.to_string())?;
+    said(&mut phone.task("deploy", &["--bundle"]))?.ended(0)?;
+    let there: Vec<_> = fs::read_dir(phone.deployed()).into_iter().flatten().flatten().collect();
+    let names: Vec<_> = there.iter().map(|entry| entry.file_name()).collect();
+    expect(names == ["antigravity"], || format!("there is {names:?}"))?;
+    let words = ["generate", "--temp", "0", "-n", "6", "-q", "-p", "Once"];
+    let run = said(&mut phone.task("run", &[&["--"], &words[..]].concat()))?;
+    run.ended(0)?;
+    let here = said(&mut here(&words))?;
+    expect(run.out == here.out, || format!("there {:?}, here {:?}", run.out, here.out))?;
     PASSED
 }
 

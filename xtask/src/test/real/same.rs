@@ -17,7 +17,9 @@ use std::process::{Command, Stdio};
 /// The case of the default settings, and one that emulated Arm computes in time.
 const DEFAULT: &str = "default";
 const SHORT: &str = "short";
-/// Three messages of a conversation; what it prints is beside the goldens.
+/// The case whose prompt is longer than the cache of [`evicting`].
+const LONG: &str = "long";
+/// Three messages of a conversation.
 const MESSAGES: &str = "What is gravity?\nWho described it first?\nSay it in one word.\n";
 
 pub(super) fn check(engine: &Engine, tally: &mut Tally) -> Result<()> {
@@ -38,6 +40,10 @@ pub(super) fn check(engine: &Engine, tally: &mut Tally) -> Result<()> {
     }
     on_arm(engine, short, tally)?;
     on_device(engine, default, tally);
+    let long = named(LONG)?;
+    for policy in ["sliding", "snapkv", "h2o"] {
+        tally.count(&format!("a text with {policy}"), evicting(engine, long, policy));
+    }
     tally.count("a batch tells each of its texts", batch(engine));
     tally.count("a saved text goes on as if it had not been interrupted", session(engine));
     tally.count("a conversation of three turns", conversation(engine));
@@ -131,6 +137,16 @@ fn by_device(case: &Case, run: &mut Command) -> Result<()> {
     equal(case, &out.stdout)
 }
 
+/// A prompt that does not fit, read in two ways.
+fn evicting(engine: &Engine, case: &Case, policy: &str) -> Result<()> {
+    for chunk in ["512", "7"] {
+        let flags = ["--num-tokens", "32", "--max-seq-len", "256", "--eviction-window", "128"];
+        let more = [&flags[..], &["--eviction-policy", policy, "--prefill-chunk", chunk]].concat();
+        printed_as(&format!("{policy}.txt"), &told(engine, &case.text, &more)?)?;
+    }
+    Ok(())
+}
+
 /// What is printed after a prompt, with the default settings.
 fn told(engine: &Engine, prompt: &str, more: &[&str]) -> Result<String> {
     let mut run = engine.command("generate");
@@ -178,8 +194,6 @@ fn session(engine: &Engine) -> Result<()> {
 }
 
 fn conversation(engine: &Engine) -> Result<()> {
-    let file = sh::root().join("tests/golden").join(MODEL).join("conversation.txt");
-    let expected = fs::read_to_string(&file).map_err(|e| Error::at(&file, e))?;
     let mut run = engine.command("chat");
     run.args(["--quiet", "--temperature", "0", "--repetition-penalty", "1", "--num-tokens", "40"]);
     let mut chat =
@@ -188,5 +202,15 @@ fn conversation(engine: &Engine) -> Result<()> {
     stdin.write_all(MESSAGES.as_bytes()).map_err(|e| Error::Failed(format!("chat: {e}")))?;
     drop(stdin);
     let out = chat.wait_with_output().map_err(|e| Error::Failed(format!("chat: {e}")))?;
-    expect(&String::from_utf8_lossy(&out.stdout), &expected)
+    printed_as("conversation.txt", &String::from_utf8_lossy(&out.stdout))
+}
+
+/// Whether that is what the golden text says; with `ANTIGRAVITY_BLESS` it says that from now on.
+fn printed_as(file: &str, printed: &str) -> Result<()> {
+    let file = sh::root().join("tests/golden").join(MODEL).join(file);
+    if std::env::var_os("ANTIGRAVITY_BLESS").is_some() {
+        fs::write(&file, printed).map_err(|e| Error::at(&file, e))?;
+    }
+    let expected = fs::read_to_string(&file).map_err(|e| Error::at(&file, e))?;
+    expect(printed, &expected)
 }

@@ -1,0 +1,97 @@
+//! Where the text files of a model are: its tokenizer, settings and chat template.
+
+use crate::bundle::Bundle;
+use crate::{Error, Result};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+/// Where the text files of a model are.
+#[derive(Debug)]
+pub enum Folder {
+    /// A directory.
+    Dir(PathBuf),
+    /// A program that they are in.
+    Bundle(Bundle),
+}
+
+impl Folder {
+    /// The directory or bundle at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Model`]: a bundle is damaged.
+    pub fn of(path: &Path) -> Result<Folder> {
+        Ok(Bundle::open(path)?.map_or_else(|| Folder::Dir(path.into()), Folder::Bundle))
+    }
+
+    /// What messages call a file that is here.
+    pub fn path(&self, name: &str) -> PathBuf {
+        match self {
+            Folder::Dir(dir) => dir.join(name),
+            Folder::Bundle(bundle) => bundle.path().join(name),
+        }
+    }
+
+    /// Bytes of a file; `None` where there is no such file.
+    pub fn len_of(&self, name: &str) -> Option<u64> {
+        match self {
+            Folder::Dir(dir) => fs::metadata(dir.join(name)).ok().map(|meta| meta.len()),
+            Folder::Bundle(bundle) => bundle.len_of(name),
+        }
+    }
+
+    /// The bytes of a regular file of at most `limit` bytes; `None` where there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Model`]: it cannot be read, is too long, or is damaged.
+    pub fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
+        let bytes = match self {
+            Folder::Dir(dir) => read(&dir.join(name), limit)?,
+            Folder::Bundle(bundle) => bundle.file(name)?.map(<[u8]>::to_vec),
+        };
+        if bytes.as_ref().is_some_and(|bytes| bytes.len() as u64 > limit) {
+            let why = format!(
+                "has more than {limit} bytes, which no such file needs; use the one published with the model"
+            );
+            return Err(Error::model(&self.path(name), why));
+        }
+        Ok(bytes)
+    }
+}
+
+/// The bytes of a regular file, of a longer one than `limit` bytes one more than these.
+fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
+    let unreadable = |e: std::io::Error| Error::model(path, format!("cannot be read: {e}"));
+    let meta = match fs::metadata(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(unreadable)?,
+    };
+    if !meta.is_file() {
+        return Err(Error::model(path, "is not a regular file; put the file published with the model there"));
+    }
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|f| f.take(limit + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
+    Ok(Some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_files_of_a_sane_size_are_read() {
+        let dir = std::env::temp_dir().join(format!("antigravity-folder-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("a temporary directory");
+        fs::write(dir.join("x.json"), "[1]").expect("a file");
+        let folder = Folder::of(&dir).expect("a directory");
+        assert_eq!(folder.read("x.json", 3), Ok(Some(b"[1]".to_vec())));
+        assert!(matches!(folder.read("x.json", 2), Err(Error::Model(_))));
+        assert_eq!(folder.read("none", 9), Ok(None));
+        assert!(matches!(folder.read(".", 9), Err(Error::Model(m)) if m.contains("not a regular file")));
+        let devices = Folder::Dir("/dev".into());
+        assert!(matches!(devices.read("zero", 9), Err(Error::Model(_))));
+        fs::remove_dir_all(&dir).expect("removable");
+    }
+}
