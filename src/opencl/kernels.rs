@@ -347,11 +347,11 @@ impl Kernels {
             let (rows, cols) = step.shape();
             d.flag(step.names().1).with("ROWS", rows).with("COLS", cols).with("W_TYPE", storage.number())
         };
+        let of_layer = |d: Defines, sight: Sight| d.of_cache(self.types).of_sight(sight);
         let (parts, defines): (&[&str], _) = match name {
             Name::Gemv { step, storage, input, next } => {
                 let shape = s.gemv(step, storage);
-                let d = matrix(defines, step, storage);
-                let mut d = d.with("TILE_GROUPS", shape.tile_groups);
+                let mut d = matrix(defines, step, storage).with("TILE_GROUPS", shape.tile_groups);
                 if storage.reads() == Activations::Quantised {
                     d = d.with("SLICES", shape.slices).with("PASS", shape.pass);
                 }
@@ -371,24 +371,21 @@ impl Kernels {
             }
             Name::Gemm(step, storage) => (&[COMMON, BLOCKS, GEMM_PUT, GEMM], matrix(defines, step, storage)),
             Name::Activations(input, cols, quantised) => {
-                let d = defines
-                    .with("COLS", cols)
-                    .with("QUANTISED", (quantised == Activations::Quantised) as usize);
+                let quantised = (quantised == Activations::Quantised) as usize;
+                let d = defines.with("COLS", cols).with("QUANTISED", quantised);
                 (&[COMMON, ACTIVATIONS], d.flag(input_flag(input)))
             }
-            Name::Rope(sight) => (&[COMMON, KV, ROPE], defines.of_cache(self.types).of_sight(sight)),
+            Name::Rope(sight) => (&[COMMON, KV, ROPE], of_layer(defines, sight)),
             Name::Attend(sight) => {
                 let tile = s.attend.unwrap_or(AttendShape { queries: 8, slots: 8 });
-                let d = defines.of_cache(self.types).of_sight(sight);
+                let d = of_layer(defines, sight);
                 (&[COMMON, KV, ATTEND], d.with("QUERIES", tile.queries).with("SLOTS", tile.slots))
             }
-            Name::AttendOne(sight) => {
-                (&[COMMON, KV, ATTEND_ONE], defines.of_cache(self.types).of_sight(sight))
-            }
+            Name::AttendOne(sight) => (&[COMMON, KV, ATTEND_ONE], of_layer(defines, sight)),
             Name::Merge => (&[COMMON, KV, MERGE], defines.of_cache(self.types)),
             Name::PostNorm => (&[COMMON, POST_NORM], defines),
             Name::Observe(observed, sight) => {
-                let d = defines.of_cache(self.types).of_sight(sight);
+                let d = of_layer(defines, sight);
                 (&[COMMON, KV, OBSERVE], if observed == Observed::OneToken { d.flag("ONE") } else { d })
             }
         };

@@ -22,6 +22,9 @@ const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
 /// Most queries that are observed at once; all queries of a token go together.
 const OBSERVED: usize = if GROUP < QUERIES { QUERIES / GROUP * GROUP } else { GROUP };
 
+/// A layer and its number.
+type At<'a> = (&'a Layer, usize);
+
 /// What a layer's keys are normed with, and what they are stored less.
 #[derive(Clone, Copy)]
 struct Keys<'a> {
@@ -169,7 +172,7 @@ impl Scratch {
     #[allow(clippy::type_complexity, reason = "closures have no names")]
     fn heads<'a>(
         &'a self,
-        (layer, index): (&'a Layer, usize),
+        at: At<'a>,
         span: Span,
         (k, v): (&'a [u8], &'a [u8]),
         isa: Isa,
@@ -180,21 +183,16 @@ impl Scratch {
     > {
         let Span { extent, first, tokens, observe } = span;
         let types = extent.types;
-        let query = move |t, h| self.query((layer, index), types, (first + t, h), isa);
+        let query = move |t, h| self.query(at, types, (first + t, h), isa);
         let rows = move |kv_head| (kv::head(k, kv_head), kv::head(v, kv_head));
         let notes = self.notes.get(first * HEADS..).unwrap_or_default();
-        let window = window(index).unwrap_or(ALL);
+        let window = window(at.1).unwrap_or(ALL);
         Heads { query, rows, types, before: extent.len, window, isa, first: tokens - observe, notes }
     }
 
     /// Query of token `t` and head `h`: normed, rotated, scaled, as the stored keys expect it.
-    fn query(
-        &self,
-        (layer, index): (&Layer, usize),
-        types: KvTypes,
-        (t, h): (usize, usize),
-        isa: Isa,
-    ) -> [f32; HEAD_DIM] {
+    fn query(&self, at: At<'_>, types: KvTypes, (t, h): (usize, usize), isa: Isa) -> [f32; HEAD_DIM] {
+        let (layer, index) = at;
         let mut q = head(&self.qkv[t * QKV..][..QKV], 0, h);
         if QK_NORM {
             q = normed(isa, &q, &layer.q_norm);
@@ -229,9 +227,8 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
         if notes.len() < observed * HEADS {
             notes.resize_with(observed * HEADS, Noted::default);
         }
-        let window = window.unwrap_or(ALL);
-        let heads =
-            Heads { query, rows, types, before, window, isa, first: tokens - observed, notes: &notes };
+        let (window, first) = (window.unwrap_or(ALL), tokens - observed);
+        let heads = Heads { query, rows, types, before, window, isa, first, notes: &notes };
         heads.all(&pool, tokens, att, &mut partials);
         if let Some(mass) = mass {
             heads.observe(&pool, tokens, mass.sums);
