@@ -7,7 +7,7 @@ use super::runs::{Sequences, Span};
 use super::steps::{KV_PAD, Q_PAD, QKV, Scratch, partials_for, try_vec};
 use crate::dims::*;
 use crate::model::device::{Attention, AttentionJob};
-use crate::model::weights::{Layer, Weights};
+use crate::model::weights::{Channels, Weights};
 use files::Result;
 use numeric::kv::{KvTypes, rotate};
 use numeric::pool::Pool;
@@ -22,19 +22,18 @@ const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
 /// Most queries that are observed at once; all queries of a token go together.
 const OBSERVED: usize = if GROUP < QUERIES { QUERIES / GROUP * GROUP } else { GROUP };
 
-/// What a layer's keys are normed with, and what they are stored less.
+/// What a layer's keys go through.
 #[derive(Clone, Copy)]
 struct Keys<'a> {
     norm: &'a [f32],
-    /// `[kv_head][HEAD_DIM]`
-    means: &'a [f32],
+    calibration: &'a [f32],
 }
 
 impl Scratch {
     /// Norms and rotates the new keys and stores them with the values: of a run of many tokens one task a KV head, of
     /// runs of one token one task each.
     pub(super) fn rope(&self, weights: &Weights, index: usize, seqs: &Sequences<'_>, pool: &Pool, isa: Isa) {
-        let keys = Keys { norm: &weights.layers[index].k_norm, means: weights.key_means_of(index) };
+        let keys = Keys { norm: &weights.layers[index].k_norm, calibration: weights.calibration_of(index) };
         let of_one_token = |run: usize| {
             let mut seq = seqs.write(run);
             let Span { first, extent, .. } = seq.span;
@@ -88,8 +87,7 @@ impl Scratch {
         ops::rope(isa, &mut k, cos, sin);
         let mut v = head(row, Q_PAD + KV_PAD, kv_head);
         if types.k.rotated() {
-            rotate(&mut k);
-            k.iter_mut().zip(&keys.means[kv_head * HEAD_DIM..]).for_each(|(k, mean)| *k -= mean);
+            Channels::of(keys.calibration, kv_head).key(&mut k);
         }
         if types.v.rotated() {
             rotate(&mut v);
@@ -106,7 +104,7 @@ impl Scratch {
     /// Attention of the new tokens, whose rows are already in their caches, into `att`.
     pub(super) fn attend(
         &mut self,
-        layer: &Layer,
+        weights: &Weights,
         index: usize,
         seqs: &Sequences<'_>,
         pool: &Pool,
@@ -118,7 +116,12 @@ impl Scratch {
             let seq = seqs.read(run);
             let Span { first, tokens, .. } = seq.span;
             let att = &mut att[first * Q_DIM..][..tokens * Q_DIM];
-            self.heads(layer, seq.span, seq.rows.layer(index), isa).all(pool, tokens, att, &mut partials);
+            self.heads((weights, index), seq.span, seq.rows.layer(index), isa).all(
+                pool,
+                tokens,
+                att,
+                &mut partials,
+            );
         }
         if (0..seqs.len()).any(|run| !seqs.is_alone(run)) {
             let att = &mut att[..self.run_of.len() * Q_DIM];
@@ -126,7 +129,7 @@ impl Scratch {
                 let run = self.run_of[tile.row] as usize;
                 if !seqs.is_alone(run) {
                     let seq = seqs.read(run);
-                    let heads = self.heads(layer, seq.span, seq.rows.layer(index), isa);
+                    let heads = self.heads((weights, index), seq.span, seq.rows.layer(index), isa);
                     heads.of_one_token(tile.col, tile.row_mut(0));
                 }
             });
@@ -137,7 +140,7 @@ impl Scratch {
     /// Adds the attention of the observed tokens to the mass of the layer's slots.
     pub(super) fn observe(
         &self,
-        layer: &Layer,
+        weights: &Weights,
         index: usize,
         seqs: &mut Sequences<'_>,
         pool: &Pool,
@@ -146,7 +149,11 @@ impl Scratch {
         for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0) {
             let rows = seq.rows.layer_mut(index);
             let mass = rows.mass.expect("a cache that is observed has mass");
-            self.heads(layer, seq.span, (&*rows.k, &*rows.v), isa).observe(pool, seq.span.tokens, mass);
+            self.heads((weights, index), seq.span, (&*rows.k, &*rows.v), isa).observe(
+                pool,
+                seq.span.tokens,
+                mass,
+            );
         }
     }
 
@@ -154,7 +161,7 @@ impl Scratch {
     #[allow(clippy::type_complexity, reason = "closures have no names")]
     fn heads<'a>(
         &'a self,
-        layer: &'a Layer,
+        layer: (&'a Weights, usize),
         span: Span,
         (k, v): (&'a [u8], &'a [u8]),
         isa: Isa,
@@ -171,18 +178,24 @@ impl Scratch {
         Heads { query, rows, types, before: extent.len, isa, first: tokens - observe, notes }
     }
 
-    /// Query of token `t` and head `h`: normed, rotated, scaled, as the stored keys expect it.
-    fn query(&self, layer: &Layer, types: KvTypes, (t, h): (usize, usize), isa: Isa) -> [f32; HEAD_DIM] {
+    /// Query of token `t` and head `h`, as the stored keys of a layer expect it.
+    pub(super) fn query(
+        &self,
+        (weights, index): (&Weights, usize),
+        types: KvTypes,
+        (t, h): (usize, usize),
+        isa: Isa,
+    ) -> [f32; HEAD_DIM] {
         let mut q = head(&self.qkv[t * QKV..][..QKV], 0, h);
         if QK_NORM {
-            q = normed(isa, &q, &layer.q_norm);
+            q = normed(isa, &q, &weights.layers[index].q_norm);
         }
         let (cos, sin) = self.angles(t);
         ops::rope(isa, &mut q, cos, sin);
         let scale = 1.0 / (HEAD_DIM as f32).sqrt();
         q.iter_mut().for_each(|x| *x *= scale);
         if types.k.rotated() {
-            rotate(&mut q);
+            Channels::of(weights.calibration_of(index), h / GROUP).query(&mut q);
         }
         q
     }
