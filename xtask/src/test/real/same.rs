@@ -183,10 +183,10 @@ fn session(engine: &Engine) -> Result<()> {
     let file = engine.file("text.session");
     let _ = fs::remove_file(&file);
     let file = file.to_string_lossy();
-    let whole = told(engine, PROMPTS[0], &["--num-tokens", "24"])?;
+    let whole = told(engine, PROMPTS[0], &["--num-tokens", "22"])?;
     let begun = told(engine, PROMPTS[0], &["--num-tokens", "10", "--session", &file])?;
     let so_far = format!("{}{begun}", PROMPTS[0]);
-    let rest = told(engine, &so_far, &["--num-tokens", "14", "--session", &file])?;
+    let rest = told(engine, &so_far, &["--num-tokens", "12", "--session", &file])?;
     expect(&format!("{begun}{rest}"), &whole)
 }
 
