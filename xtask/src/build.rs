@@ -257,10 +257,12 @@ pub fn chosen_model(args: &Args) -> Result<PathBuf> {
 pub fn model_dir(name: &str) -> Result<PathBuf> {
     let root = sh::root();
     let here = std::env::current_dir().unwrap_or_else(|_| root.clone());
-    let cached = || hub::find(Path::new(name)).map_err(|e| Error::Usage(e.to_string()));
-    let given = here.join(name);
-    let given = if given.exists() { hub::snapshot(&given) } else { here.join(cached()?) };
-    let places = [root.join("models").join(name), root.join("tests/fixtures/models").join(name), given];
+    let given = hub::find(Path::new(name)).map_err(|e| Error::Usage(e.to_string()))?;
+    let places = [
+        root.join("models").join(name),
+        root.join("tests/fixtures/models").join(name),
+        hub::snapshot(&here.join(given)),
+    ];
     let usable = |path: &PathBuf| {
         let whole = path.join("config.json").is_file() || (path.is_file() && path.extension().is_some());
         let only = || only_gguf(path).ok().flatten().filter(|_| path.is_dir());

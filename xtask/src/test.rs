@@ -82,7 +82,9 @@ pub fn run(words: &[String]) -> Result<()> {
         eprintln!("\n== {}: {}", part.name, part.about);
         let began = Instant::now();
         report.add(part.name, (part.run)());
-        times.push(format!("{} {:.0} s", part.name, began.elapsed().as_secs_f64()));
+        let time = format!("{} {:.0} s", part.name, began.elapsed().as_secs_f64());
+        eprintln!("{time}");
+        times.push(time);
     }
     eprintln!("\n{}\n{}", times.join(", "), report.failures());
     println!("{}", report.closing_line());

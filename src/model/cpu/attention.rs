@@ -116,12 +116,8 @@ impl Scratch {
             let seq = seqs.read(run);
             let Span { first, tokens, .. } = seq.span;
             let att = &mut att[first * Q_DIM..][..tokens * Q_DIM];
-            self.heads((weights, index), seq.span, seq.rows.layer(index), isa).all(
-                pool,
-                tokens,
-                att,
-                &mut partials,
-            );
+            let heads = self.heads((weights, index), seq.span, seq.rows.layer(index), isa);
+            heads.all(pool, tokens, att, &mut partials);
         }
         if (0..seqs.len()).any(|run| !seqs.is_alone(run)) {
             let att = &mut att[..self.run_of.len() * Q_DIM];
@@ -149,11 +145,8 @@ impl Scratch {
         for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0) {
             let rows = seq.rows.layer_mut(index);
             let mass = rows.mass.expect("a cache that is observed has mass");
-            self.heads((weights, index), seq.span, (&*rows.k, &*rows.v), isa).observe(
-                pool,
-                seq.span.tokens,
-                mass,
-            );
+            let heads = self.heads((weights, index), seq.span, (&*rows.k, &*rows.v), isa);
+            heads.observe(pool, seq.span.tokens, mass);
         }
     }
 

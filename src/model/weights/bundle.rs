@@ -29,8 +29,8 @@ const LIMIT: u64 = 64 << 20;
 ///
 /// # Errors
 ///
-/// [`Error::Usage`]: `out` is no regular file, or a packed file has another type of weights than asked for. [`Error::Model`]: the model cannot be used. [`Error::Other`]: `out`
-/// cannot be written.
+/// [`Error::Usage`]: `out` is no regular file, or a packed file has another type of weights than asked for.
+/// [`Error::Model`]: the model cannot be used. [`Error::Other`]: `out` cannot be written.
 pub fn write(
     model: &OpenModel,
     program: &[u8],

@@ -65,7 +65,7 @@ impl Calibration {
                 if s.is_finite() && *s > 0.0 { s.clamp(Self::least(), Self::MAX_SCALE) } else { 1.0 }
             };
             let scales: Vec<f32> = scales.iter().map(sound).collect();
-            let inverses = scales.clone().into_iter().map(|s| 1.0 / s);
+            let inverses: Vec<f32> = scales.iter().map(|s| 1.0 / s).collect();
             means.chain(scales).chain(inverses).collect::<Vec<f32>>()
         });
         Self(channels.collect())

@@ -19,13 +19,13 @@ pub fn android() -> Outcome {
         return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
     }
     let story = build::model_dir("story")?;
+    sh::run(&mut build::quick(&story))?;
     let mut tally = Tally::default();
     for features in [Features::None, Features::Default] {
         let binary = build::release_with(features, ANDROID, Some(&story), android::Ndk::Never)?;
         let bytes = size::check(&binary, ANDROID, features)?;
         eprintln!("{} {}: {}", binary.display(), features.words(), size::megabytes(bytes));
         // With a model inside it is still what Android loads.
-        sh::run(&mut build::quick(&story))?;
         let bundle = binary.with_file_name("story");
         build::bundle_by(&build::quick_binary(), &story, &binary, &bundle)?;
         build::fit_for(ANDROID, bundle)?;
