@@ -94,11 +94,7 @@ fn on_arm(engine: &Engine, case: &Case, tally: &mut Tally) -> Result<()> {
     let program = build::checked_for(arm::TARGET, &build::model_dir(MODEL)?)?;
     for (cpu, _) in arm::CPUS {
         let mut run = Command::new("qemu-aarch64-static");
-        run.args(["-L", "/usr/aarch64-linux-gnu"])
-            .arg(&program)
-            .arg("generate")
-            .arg("-m")
-            .arg(engine.model());
+        run.arg(&program).arg("generate").arg("-m").arg(engine.model());
         run.args(&case.settings).args(&case.generate).args(["--threads", "1"]).env("QEMU_CPU", cpu);
         tally.count(&format!("the same on Arm's {cpu}"), tells(case, &mut run));
     }
