@@ -72,8 +72,7 @@ fn fail(message: &str) -> ! {
 /// A name under `models/` wins over a path relative to the project, and that over `org/name` of the Hugging Face cache.
 /// A directory without `config.json` stands for its only GGUF file.
 fn model_place(root: &Path, name: &str) -> files::Result<PathBuf> {
-    let given = root.join(name);
-    let given = if given.exists() { hub::snapshot(&given) } else { root.join(hub::find(Path::new(name))?) };
+    let given = hub::snapshot(&root.join(hub::find(Path::new(name))?));
     for dir in [&root.join("models").join(name), &given] {
         if dir.join("config.json").is_file() {
             return Ok(dir.clone());

@@ -13,7 +13,7 @@
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     const __global float *state, const __global float *qkv, const __global float *qk_norm,
-    const __global float *k_mean, __global uchar *k_cache, __global uchar *v_cache, __global float *partials,
+    const __global float *calibration, __global uchar *k_cache, __global uchar *v_cache, __global float *partials,
     __global float *ml, Run run) {
     __local float x[(GROUP + 2) * HEAD_DIM]; // the group's queries, then the new key and value
     __local float p[GROUP * CHUNK];          // scores, then e^(score - m)
@@ -34,11 +34,12 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     qkv += (size_t)FIRST_TOKEN(run) * QKV;
     __local float *k = x + GROUP * HEAD_DIM, *v = k + HEAD_DIM;
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), x, GROUP);
-    ready_queries(x, qk_norm, angles, GROUP, red);
+    calibration += kv_head * CALIBRATION;
+    ready_queries(x, qk_norm, calibration, angles, GROUP, red);
     // Every chunk prepares the new row, so that all items meet the same barriers; the last one stores it.
     load_heads(qkv + Q_PAD + kv_head * HEAD_DIM, k, 1);
     load_heads(qkv + Q_PAD + KV_PAD + kv_head * HEAD_DIM, v, 1);
-    ready_key(k, qk_norm + HEAD_DIM, k_mean + kv_head * HEAD_DIM, angles, red);
+    ready_key(k, qk_norm + HEAD_DIM, calibration, angles, red);
     ready_value(v);
     __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
     __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;

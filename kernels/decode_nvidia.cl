@@ -107,8 +107,9 @@ float sum8(float8 v) {
 #define W_PARTS (W_ROWS + HEADS * ROW_FLOATS) // [head][chunk][HEAD_DIM | m | l]
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
-    const __global uchar *arena, const __global float *floats, const __global float *k_means, __global uchar *k_cache,
-    __global uchar *v_cache, __global float *state, __global float *work, __global uint *sync, __global float *logits) {
+    const __global uchar *arena, const __global float *floats, const __global float *calibration,
+    __global uchar *k_cache, __global uchar *v_cache, __global float *state, __global float *work,
+    __global uint *sync, __global float *logits) {
     __local uint acts[WIDEST / 4];
     __local float act_scales[WIDEST / 32];
     __local float part[WIDER(WARPS * HEAD_DIM, PARTS)];
@@ -187,11 +188,11 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                     head[i] = fresh(work + W_QKV + at);
                 }
                 barrier(CLK_LOCAL_MEM_FENCE);
-                ready_queries(head, f + F_QK_NORM, angles, 1, sums);
+                const __global float *of_head = calibration + layer * LAYER_CALIBRATION + kv_head * CALIBRATION;
+                ready_queries(head, f + F_QK_NORM, of_head, angles, 1, sums);
                 if (slot < first + SPAN) {
                     // The chunk of the new row. One head of those that share it writes the cache, the others a copy.
-                    const __global float *k_mean = k_means + (layer * KV_HEADS + kv_head) * HEAD_DIM;
-                    ready_key(head + HEAD_DIM, f + F_QK_NORM + HEAD_DIM, k_mean, angles, sums);
+                    ready_key(head + HEAD_DIM, f + F_QK_NORM + HEAD_DIM, of_head, angles, sums);
                     ready_value(head + 2 * HEAD_DIM);
                     __global uchar *copy = (__global uchar *)(work + W_ROWS + h * ROW_FLOATS);
                     __global uchar *k_row = h % GROUP == 0 ? keys + ((size_t)kv_head * capacity + slot) * K_ROW : copy;

@@ -77,36 +77,40 @@ void rotate_heads(__local float *x, int heads, bool on) {
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// Queries as the stored keys expect them: normed, rotated by RoPE, scaled, rotated.
-void ready_queries(__local float *q, const __global float *w, const __global float *angles, int heads,
-                   __local float *red) {
+// Calibration of a KV head: [mean | scale | inverse][HEAD_DIM], as src/model/weights/calibration.rs explains.
+#define CALIBRATION (3 * HEAD_DIM)
+
+// Queries of a KV head's group as the stored keys expect them: normed, rotated by RoPE, scaled, rotated. `calibration` is
+// the KV head's.
+void ready_queries(__local float *q, const __global float *w, const __global float *calibration,
+                   const __global float *angles, int heads, __local float *red) {
 #if QK_NORM
     norm_heads(q, w, heads, red, true);
 #endif
     rope_heads(q, angles, heads, true);
-    for (int i = get_local_id(0); i < heads * HEAD_DIM; i += WG) q[i] *= Q_SCALE;
+    for (int i = get_local_id(0); i < heads * HEAD_DIM; i += WG) {
+        q[i] *= Q_SCALE;
+#if K_ROTATED
+        q[i] *= calibration[2 * HEAD_DIM + i % HEAD_DIM];
+#endif
+    }
     barrier(CLK_LOCAL_MEM_FENCE);
 #if K_ROTATED
     rotate_heads(q, heads, true);
 #endif
 }
 
-// A key less the mean key of its head, where the type of the cache asks for it.
-void centre_key(__local float *k, const __global float *mean, bool on) {
-    for (int i = get_local_id(0); i < HEAD_DIM; i += WG) k[i] -= on ? mean[i] : 0.0f;
-    barrier(CLK_LOCAL_MEM_FENCE);
-}
-
 // A key as it is stored.
-void ready_key(__local float *k, const __global float *w, const __global float *mean, const __global float *angles,
-               __local float *red) {
+void ready_key(__local float *k, const __global float *w, const __global float *calibration,
+               const __global float *angles, __local float *red) {
 #if QK_NORM
     norm_heads(k, w, 1, red, true);
 #endif
     rope_heads(k, angles, 1, true);
 #if K_ROTATED
+    for (int i = get_local_id(0); i < HEAD_DIM; i += WG) k[i] = (k[i] - calibration[i]) * calibration[HEAD_DIM + i];
+    barrier(CLK_LOCAL_MEM_FENCE);
     rotate_heads(k, 1, true);
-    centre_key(k, mean, true);
 #endif
 }
 

@@ -46,7 +46,8 @@ float attended(const __local float *q, const __local float2 *ml, int first, int 
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void observe(
     const __global float *state, const __global float *qkv, const __global float *qk_norm,
-    const __global uchar *k_cache, const __global float *softmax, __global float *mass, Run run, int2 observed) {
+    const __global float *calibration, const __global uchar *k_cache, const __global float *softmax,
+    __global float *mass, Run run, int2 observed) {
     __local float q[QUERIES * HEAD_DIM];
     __local float2 ml[QUERIES];
     int lid = get_local_id(0), slot = get_global_id(0), kv_head = get_group_id(1);
@@ -59,7 +60,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void observe(
     // No loop around this: PoCL 3.1 gets the barriers of work-group functions in loops wrong.
     __local float red[GROUP * 16];
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), q, GROUP);
-    ready_queries(q, qk_norm, ROW(state, FIRST_TOKEN(run)) + DIM + ANGLES_AT, GROUP, red);
+    const __global float *angles = ROW(state, FIRST_TOKEN(run)) + DIM + ANGLES_AT;
+    ready_queries(q, qk_norm, calibration + kv_head * CALIBRATION, angles, GROUP, red);
     for (int g = lid; g < GROUP; g += WG) {
         float m = LEAST, l = 0.0f;
         for (int c = 0; c < (slots + CHUNK - 1) / CHUNK; c++) {

@@ -2,7 +2,7 @@
 // token and head of q, k or v. Queries stay where they are, ready for attention.
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
-    const __global float *state, __global float *qkv, const __global float *qk_norm, const __global float *k_mean,
+    const __global float *state, __global float *qkv, const __global float *qk_norm, const __global float *calibration,
     __global uchar *k_cache, __global uchar *v_cache, Run run) {
     __local float x[HEAD_DIM];
     __local float red[16];
@@ -11,7 +11,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     const __global float *angles = ROW(state, t) + DIM + ANGLES_AT;
     // All three kinds go the same way, which each changes what it must.
     bool is_q = h < HEADS, is_v = h >= HEADS + KV_HEADS;
-    int kv_head = is_q ? 0 : is_v ? h - HEADS - KV_HEADS : h - HEADS;
+    int kv_head = is_q ? h / GROUP : is_v ? h - HEADS - KV_HEADS : h - HEADS;
     int start = is_q ? h * HEAD_DIM : kv_head * HEAD_DIM + (is_v ? Q_PAD + KV_PAD : Q_PAD);
     __global float *row = qkv + (size_t)t * QKV + start;
     load_heads(row, x, 1);
@@ -21,13 +21,18 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     rope_heads(x, angles, 1, !is_v);
     for (int i = lid; i < HEAD_DIM; i += WG) {
         if (is_q) x[i] *= Q_SCALE;
+#if K_ROTATED
+        const __global float *of_head = calibration + kv_head * CALIBRATION;
+        if (is_q) {
+            x[i] *= of_head[2 * HEAD_DIM + i];
+        } else if (!is_v) {
+            x[i] = (x[i] - of_head[i]) * of_head[HEAD_DIM + i];
+        }
+#endif
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 #if K_ROTATED || V_ROTATED
     rotate_heads(x, 1, is_v ? V_ROTATED : K_ROTATED);
-#endif
-#if K_ROTATED
-    centre_key(x, k_mean + kv_head * HEAD_DIM, !is_q && !is_v);
 #endif
     size_t at = (size_t)kv_head * CAPACITY(run) + FIRST_SLOT(run) + get_group_id(1);
     store_row(K_TYPE, x, k_cache + at * K_ROW, scales, !is_q && !is_v);

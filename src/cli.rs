@@ -91,7 +91,7 @@ Examples:
   antigravity pack
   antigravity pack --model-path model.gguf --out model.packed.safetensors")]
     Pack(pack::PackArgs),
-    /// Write one executable file: this program with the packed model, tokenizer and chat template inside
+    /// Write one executable file: this program with its model, tokenizer and chat template
     #[cfg(feature = "tools")]
     #[command(
         before_help = "\

@@ -146,8 +146,8 @@ pub struct OpenClDevice {
     model: Arc<Model>,
     kernels: Kernels,
     kv_types: KvTypes,
-    /// What keys are stored less, by layer: `[KV_HEADS][HEAD_DIM]`; empty where they are stored whole.
-    key_means: Vec<buffer::Buffer>,
+    /// The calibration of keys and queries, by layer; empty where there is none.
+    calibration: Vec<buffer::Buffer>,
     scratch: Scratch,
     launches: Launches,
     /// One token in one launch, where the device has it.
@@ -186,17 +186,17 @@ impl OpenClDevice {
             let floats = |n: usize| vec![0.0; scratch.max_tokens * n];
             HostAttention { attend, qkv: floats(QKV), att: floats(Q_DIM) }
         });
-        let means: Vec<&[f32]> = match kv_types.k.rotated() {
-            true => (0..LAYERS).map(|layer| model.weights.key_means_of(layer)).collect(),
-            false => Vec::new(),
+        let calibration = if kv_types.k.rotated() {
+            weights::calibration(device, &model.weights, own_place(device, variants))?
+        } else {
+            Vec::new()
         };
-        let key_means = weights::key_means(device, &means)?;
         let mut binder =
-            Binder { kernels: &mut kernels, matrices, key_means: &key_means, scratch: &scratch, attend };
+            Binder { kernels: &mut kernels, matrices, calibration: &calibration, scratch: &scratch, attend };
         let launches = binder.launches()?;
         let single = match (attend, variants) {
             (AttendOn::Device, Variants::AnyOrder) => {
-                SingleLaunch::new(device, matrices, &means.concat(), kv_types, slots)?
+                SingleLaunch::new(device, matrices, &calibration, kv_types, slots)?
             }
             _ => None,
         };
@@ -204,7 +204,7 @@ impl OpenClDevice {
         Ok(Self {
             kernels,
             kv_types,
-            key_means,
+            calibration,
             scratch,
             launches,
             single,
@@ -248,14 +248,14 @@ impl OpenClDevice {
     /// Makes room for attention over `slots` slots.
     fn reserve(&mut self, slots: usize) -> Result<()> {
         let attend = self.attend_on();
-        let Self { model, kernels, key_means, scratch, launches, single, .. } = self;
+        let Self { model, kernels, calibration, scratch, launches, single, .. } = self;
         scratch.reserve(&model.device, slots)?;
         if let Some(single) = single {
             single.reserve(&model.device, scratch.slots)?;
         }
         if launches.slots != scratch.slots {
             let matrices = &model.matrices;
-            *launches = Binder { kernels, matrices, key_means, scratch, attend }.launches()?;
+            *launches = Binder { kernels, matrices, calibration, scratch, attend }.launches()?;
         }
         Ok(())
     }
@@ -266,7 +266,7 @@ impl OpenClDevice {
         assert!(!run.tokens.is_empty() && extent.len + run.tokens.len() <= extent.slots);
         self.reserve(extent.slots)?;
         let attend = self.attend_on();
-        let Self { model, kernels, key_means, scratch, single, .. } = self;
+        let Self { model, kernels, calibration, scratch, single, .. } = self;
         let cache = OpenClCache::of(run.cache);
         cache.take_back()?;
         assert!(run.observe == 0 || cache.mass.is_some(), "a cache that is observed has mass");
@@ -277,7 +277,7 @@ impl OpenClDevice {
         if mass.is_some() {
             scratch.reserve_softmax(&model.device)?;
         }
-        let mut binder = Binder { kernels, matrices: &model.matrices, key_means, scratch, attend };
+        let mut binder = Binder { kernels, matrices: &model.matrices, calibration, scratch, attend };
         let mut bound = binder.cache(&cache.rows, mass)?;
         if let Some(single) = single {
             bound.single = single.bind(scratch, &cache.rows)?;

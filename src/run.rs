@@ -1,8 +1,8 @@
 //! Running a model: options, the memory plan, sessions, the engine, what is saved.
 
+pub mod calibration;
 pub mod engine;
 pub mod eviction;
-pub mod key_means;
 pub mod options;
 pub mod plan;
 pub mod saved;

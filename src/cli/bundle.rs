@@ -38,8 +38,8 @@ pub(super) fn run(args: &BundleArgs) -> Result<()> {
     // What cannot be used would be found only where the bundle runs.
     let tokenizer = tokenizer_of(&model)?;
     template_of(&model)?;
-    args.packing.run(&args.out, Some(&tokenizer), |options, means_of| {
-        bundle::write(&model, &program, &args.out, options, means_of)
+    args.packing.run(&args.out, Some(&tokenizer), |options, calibration_of| {
+        bundle::write(&model, &program, &args.out, options, calibration_of)
     })
 }
 

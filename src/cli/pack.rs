@@ -4,8 +4,8 @@ use super::args::{QuietArgs, WeightArgs};
 use super::signal;
 use super::terminal::{Progress, Verbosity};
 use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, config_of, pack};
+use crate::run::calibration;
 use crate::run::engine::tokenizer_in;
-use crate::run::key_means;
 use clap::Args;
 use files::packed_file::PACKED_NAME;
 use files::{Error, Result, atomic_file, say};
@@ -55,10 +55,10 @@ pub(super) fn run(args: &PackArgs) -> Result<()> {
         });
     }
     let config = config_of(&path.dir, &source)?;
-    // Where there is no tokenizer, nobody can run the model from here; whoever does will compute the mean keys.
+    // Where there is no tokenizer, nobody can run the model from here; whoever does will compute the calibration.
     let tokenizer = tokenizer_in(source.gguf(), &path.weights).ok();
-    args.packing.run(&out, tokenizer.as_ref(), |options, means_of| {
-        pack::write(&source, &config, &out, options, means_of)
+    args.packing.run(&out, tokenizer.as_ref(), |options, calibration_of| {
+        pack::write(&source, &config, &out, options, calibration_of)
     })
 }
 
@@ -73,12 +73,12 @@ fn beside(path: &ModelPath) -> PathBuf {
 }
 
 impl PackingArgs {
-    /// Calls `write` with what these flags say and with how mean keys are computed, and says what it wrote to `out`.
+    /// Calls `write` with what these flags say and with how a calibration is computed, and says what it wrote to `out`.
     pub fn run(
         &self,
         out: &Path,
         tokenizer: Option<&Tokenizer>,
-        write: impl FnOnce(&LoadOptions<'_>, Option<&pack::MeansOf<'_>>) -> Result<u64>,
+        write: impl FnOnce(&LoadOptions<'_>, Option<&pack::CalibrationOf<'_>>) -> Result<u64>,
     ) -> Result<()> {
         let began = Instant::now();
         signal::watch()?;
@@ -88,11 +88,11 @@ impl PackingArgs {
             threads: self.threads.unwrap_or_else(topology::default_threads).clamp(1, 1024),
             progress: &|done, all| progress.show(done, all),
         };
-        let means_of = tokenizer.and_then(|t| key_means::tokens(t).ok()).map(|tokens| {
-            move |weights: Weights| key_means::compute(&Arc::new(weights), &tokens, options.threads)
+        let calibration_of = tokenizer.and_then(|t| calibration::tokens(t).ok()).map(|tokens| {
+            move |weights: Weights| calibration::compute(&Arc::new(weights), &tokens, options.threads)
         });
-        let means_of = means_of.as_ref().map(|of| of as &pack::MeansOf<'_>);
-        let bytes = write(&options, means_of)?;
+        let calibration_of = calibration_of.as_ref().map(|of| of as &pack::CalibrationOf<'_>);
+        let bytes = write(&options, calibration_of)?;
         if self.quiet.verbosity() != Verbosity::Quiet {
             let seconds = began.elapsed().as_secs_f64();
             say!("{}: {:.1} MiB in {seconds:.1} s", out.display(), bytes as f64 / 1_048_576.0);

@@ -8,6 +8,7 @@ mod kv;
 mod matmul;
 mod noted;
 mod runs;
+mod squares;
 mod steps;
 
 use crate::dims::*;
@@ -53,6 +54,8 @@ pub struct CpuDevice {
     max_tokens: usize,
     frequencies: Frequencies,
     recorder: Option<Recorder>,
+    /// See [`CpuDevice::sum_squares`].
+    squares: Option<Vec<f64>>,
 }
 
 impl CpuDevice {
@@ -69,13 +72,14 @@ impl CpuDevice {
             max_tokens,
             frequencies: Frequencies::new(),
             recorder: None,
+            squares: None,
             weights,
         })
     }
 
     /// The pass itself. Where it fails, the slots of the tokens are still taken.
     fn pass(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
-        let Self { weights, pool, isa, scratch: s, sequences, recorder, .. } = self;
+        let Self { weights, pool, isa, scratch: s, sequences, recorder, squares, .. } = self;
         let (n, isa) = (runs.iter().map(|run| run.tokens.len()).sum(), *isa);
         let observed = runs.iter().any(|run| run.observe > 0);
         let last = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
@@ -90,12 +94,15 @@ impl CpuDevice {
             steps.done("norm", index);
             s.qkv(layer, pool, isa, n); // queries, keys and values
             steps.done("qkv", index);
+            if let Some(squares) = squares {
+                s.add_squares((weights, index), isa, n, &mut squares[index * KV_DIM..]);
+            }
             s.rope(weights, index, &seqs, pool, isa); // keys get their position and join the cache
             steps.done("rope", index);
-            s.attend(layer, index, &seqs, pool, isa); // each query over all slots up to its own
+            s.attend(weights, index, &seqs, pool, isa); // each query over all slots up to its own
             steps.done("attend", index);
             if observed {
-                s.observe(layer, index, &mut seqs, pool, isa); // what each slot received of it
+                s.observe(weights, index, &mut seqs, pool, isa); // what each slot received of it
                 steps.done("observe", index);
             }
             s.out(layer, pool, isa, n); // attention's output joins the residual

@@ -5,10 +5,10 @@
 //! elements quantised to Q4_0 or used as they are. A packed file ([`pack`]) is mapped: no copy, no conversion.
 
 pub mod bundle;
+mod calibration;
 mod checkpoint;
 mod config;
 mod convert;
-mod key_means;
 mod model_path;
 pub mod pack;
 mod size;
@@ -17,10 +17,10 @@ mod storage;
 mod weight_type;
 mod zeros;
 
+pub use calibration::{Calibration, Channels, Less};
 pub use checkpoint::Checkpoint;
 pub use config::{config_of, read_text};
 pub use convert::LoadOptions;
-pub use key_means::KeyMeans;
 pub use model_path::{ModelPath, OpenModel};
 pub use size::WeightBytes;
 pub use spec::{Role, Spec, table};
@@ -167,7 +167,7 @@ pub struct Weights {
     /// The output projection.
     pub head: Matrix<VOCAB, DIM>,
     /// Set once somebody needs them, or with the rest where a packed file holds them.
-    key_means: OnceLock<KeyMeans>,
+    calibration: OnceLock<Calibration>,
     /// Bytes that every decoded token reads.
     pub bytes_per_token: usize,
     /// Identifies the checkpoint.
@@ -194,20 +194,19 @@ impl Weights {
         assemble(pack::read(packed, weight_type)?)
     }
 
-    /// The mean keys, once they are known.
-    pub fn key_means(&self) -> Option<&KeyMeans> {
-        self.key_means.get()
+    /// The calibration, once it is known.
+    pub fn calibration(&self) -> Option<&Calibration> {
+        self.calibration.get()
     }
 
-    /// Those of one layer, `[KV_HEADS][HEAD_DIM]`; zeros, which change nothing, until they are known.
-    pub fn key_means_of(&self, layer: usize) -> &[f32] {
-        const NONE: [f32; KV_DIM] = [0.0; KV_DIM];
-        self.key_means().map_or(&NONE, |means| means.of_layer(layer))
+    /// That of one layer; one that changes nothing until it is known.
+    pub fn calibration_of(&self, layer: usize) -> &[f32] {
+        self.calibration().map_or(&Calibration::NONE, |all| all.of_layer(layer))
     }
 
-    /// Makes them known. Whoever comes second has computed the same.
-    pub fn set_key_means(&self, means: KeyMeans) {
-        let _ = self.key_means.set(means);
+    /// Makes it known. Whoever comes second has computed the same.
+    pub fn set_calibration(&self, calibration: Calibration) {
+        let _ = self.calibration.set(calibration);
     }
 
     /// Writes the embedding of a token at a position into `x` of `DIM` values: exactly, unless the model scales it or
@@ -249,7 +248,7 @@ fn from_checkpoint(
     }
     (options.progress)(specs.len(), specs.len());
     let fingerprint = checkpoint.fingerprint();
-    Ok(LoadedModel { tensors, key_means: None, weight_type, fingerprint, file: checkpoint.path().into() })
+    Ok(LoadedModel { tensors, calibration: None, weight_type, fingerprint, file: checkpoint.path().into() })
 }
 
 /// Puts loaded tensors into their typed places.
@@ -287,7 +286,7 @@ fn assemble(mut model: LoadedModel) -> Result<Weights> {
         layers: (0..LAYERS).map(|l| layer(&model, l)).collect::<Result<_>>()?,
         norm: norm(&model, "model.norm")?,
         head: matrix(&model, HEAD)?,
-        key_means: model.key_means.map(OnceLock::from).unwrap_or_default(),
+        calibration: model.calibration.map(OnceLock::from).unwrap_or_default(),
         bytes_per_token,
         fingerprint: model.fingerprint,
         weight_type: model.weight_type,

@@ -168,8 +168,8 @@ pub struct Binder<'a> {
     pub kernels: &'a mut Kernels,
     /// The weights.
     pub matrices: &'a Matrices,
-    /// What keys are stored less, by layer; empty where they are stored whole.
-    pub key_means: &'a [Buffer],
+    /// The calibration of keys and queries, by layer; empty where there is none.
+    pub calibration: &'a [Buffer],
     /// The buffers of a pass.
     pub scratch: &'a Scratch,
     /// Where attention is computed.
@@ -219,15 +219,15 @@ impl Binder<'_> {
     pub fn cache(&mut self, rows: &Rows, mass: Option<&[Buffer]>) -> Result<CacheLaunches> {
         let weights = self.matrices.layers.iter().enumerate();
         let layers = weights.map(|(i, l)| {
-            let k_mean = self.key_means.get(i).unwrap_or(&self.scratch.none);
-            self.cache_layer((l, k_mean, Sight::of(i)), rows.layer(i), mass.map(|mass| &mass[i]))
+            let calibration = self.calibration.get(i).unwrap_or(&self.scratch.none);
+            self.cache_layer((l, calibration, Sight::of(i)), rows.layer(i), mass.map(|mass| &mass[i]))
         });
         Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, single: None, slots: self.scratch.slots })
     }
 
     fn cache_layer(
         &mut self,
-        (l, k_mean, sight): (&LayerWeights, &Buffer, Sight),
+        (l, calibration, sight): (&LayerWeights, &Buffer, Sight),
         rows: &LayerRows,
         mass: Option<&Buffer>,
     ) -> Result<CacheLayer> {
@@ -238,9 +238,9 @@ impl Binder<'_> {
         let mut bind = |wanted: bool, name: Name, buffers: &[&Buffer]| {
             wanted.then(|| self.launch(name, buffers)).transpose()
         };
-        let rope = [state, &s.qkv, norm, k_mean, &rows.k, &rows.v];
+        let rope = [state, &s.qkv, norm, calibration, &rows.k, &rows.v];
         let attend_one = [&rope[..], &[&s.partials, &s.ml]].concat();
-        let observe = |softmax, mass| [state, &s.qkv, norm, &rows.k, softmax, mass];
+        let observe = |softmax, mass| [state, &s.qkv, norm, calibration, &rows.k, softmax, mass];
         let (observed, mass) = (on_device && mass.is_some(), mass.unwrap_or(&s.none));
         let [one, several] =
             [Observed::OneToken, Observed::ManyTokens].map(|observed| Name::Observe(observed, sight));

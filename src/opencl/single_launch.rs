@@ -9,7 +9,7 @@ use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use numeric::quant::format::{Format, GROUP_ROWS};
-use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of};
+use opencl_runtime::buffer::{Access, Buffer, Place};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::Result;
@@ -92,8 +92,8 @@ fn part_floats(facts: &Facts) -> usize {
 pub struct SingleLaunch {
     program: Program,
     places: Places,
-    /// What keys are stored less: `[LAYERS][KV_HEADS][HEAD_DIM]`; nothing where they are stored whole.
-    means: Buffer,
+    /// The calibration of all layers; `None` where there is none.
+    calibration: Option<Buffer>,
     work: Buffer,
     sync: Buffer,
     /// Chunks of a head's attention that `work` has room for.
@@ -112,12 +112,12 @@ pub struct Bound {
 }
 
 impl SingleLaunch {
-    /// `None` where the device does not have the kernel, or the weights are no parts of one buffer.
-    /// `key_means` are of all layers; none where keys are stored whole.
+    /// `None` where the device does not have the kernel, or the weights, or the calibrations of all layers, are no parts of
+    /// one buffer.
     pub fn new(
         device: &Device,
         matrices: &Matrices,
-        key_means: &[f32],
+        calibration: &[Buffer],
         types: KvTypes,
         slots: usize,
     ) -> Result<Option<Self>> {
@@ -126,6 +126,10 @@ impl SingleLaunch {
         if !fits(facts) {
             return Ok(None);
         }
+        let wholes: Option<Vec<_>> = calibration.iter().map(Buffer::whole).collect();
+        let Some(wholes) = wholes else { return Ok(None) };
+        let stride = wholes.get(1).map_or(0, |(_, at)| at / 4);
+        let calibration = wholes.first().map(|(whole, _)| (*whole).clone());
         let mut defines = Defines::of_model()
             .flag("DOT_PTX")
             .with("WG", ITEMS)
@@ -133,6 +137,7 @@ impl SingleLaunch {
             .with("ROW_SWEEPS", chunk().1)
             .with("PARTS", part_floats(facts))
             .with("HEAD_ROWS", VOCAB.next_multiple_of(GROUP_ROWS))
+            .with("LAYER_CALIBRATION", stride)
             .of_cache(types);
         for (name, step) in [
             ("QKV_SPLIT", Step::Qkv),
@@ -148,9 +153,7 @@ impl SingleLaunch {
         let program = Program::build_variant(device, &source)?;
         let (chunks, sync) = (chunks(slots), zeroed(device, 1 + HEADS)?);
         let (work, groups) = (zeroed(device, work_floats(chunks))?, facts.compute_units as usize);
-        let means = device.buffer(4 * LAYERS * KV_DIM, Access::ReadOnly, Place::Device)?;
-        means.write(0, bytes_of(key_means))?;
-        Ok(Some(Self { program, places, means, work, sync, chunks, groups, arrivals: 0 }))
+        Ok(Some(Self { program, places, calibration, work, sync, chunks, groups, arrivals: 0 }))
     }
 
     /// Makes room for attention over `slots` slots. What is bound for fewer is to be bound anew.
@@ -169,7 +172,8 @@ impl SingleLaunch {
         let mut kernel = self.program.kernel("decode")?;
         let Places { matrices, floats, .. } = &self.places;
         let state = scratch.state.buffer();
-        let buffers = [matrices, floats, &self.means, &k, &v, state, &self.work, &self.sync, &scratch.logits];
+        let calibration = self.calibration.as_ref().unwrap_or(&scratch.none);
+        let buffers = [matrices, floats, calibration, &k, &v, state, &self.work, &self.sync, &scratch.logits];
         for (i, buffer) in buffers.into_iter().enumerate() {
             kernel.arg_buffer(i, buffer)?;
         }

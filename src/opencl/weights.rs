@@ -6,7 +6,7 @@ mod upload;
 use super::defines::{FFN_PAD, KV_PAD, Q_PAD, QKV};
 use super::storage::{Activations, Step, Storage};
 use crate::dims::*;
-use crate::model::weights::{Layer, Matrix, Weights};
+use crate::model::weights::{Calibration, Layer, Matrix, Weights};
 use files::mapped::Plane;
 use numeric::quant::format::GROUP_ROWS;
 use numeric::quant::matrix;
@@ -265,14 +265,10 @@ fn layer(to: &mut To<'_>, l: &Layer) -> Result<LayerWeights> {
     })
 }
 
-/// The mean keys of each layer: `[KV_HEADS][HEAD_DIM]`.
-pub fn key_means(device: &Device, means: &[&[f32]]) -> Result<Vec<Buffer>> {
-    let copy = |mean: &&[f32]| {
-        let buffer = device.buffer(4 * KV_DIM, Access::ReadOnly, Place::Device)?;
-        buffer.write(0, bytes_of(mean))?;
-        Ok(buffer)
-    };
-    means.iter().map(copy).collect()
+/// The calibration of each layer: `[KV_HEADS][mean | scale | inverse][HEAD_DIM]`.
+pub fn calibration(device: &Device, weights: &Weights, place: Place) -> Result<Vec<Buffer>> {
+    let mut arena = Arena::new(device, &[Calibration::BYTES / LAYERS; LAYERS], Access::ReadOnly, place);
+    (0..LAYERS).map(|layer| arena.buffer_of(bytes_of(weights.calibration_of(layer)))).collect()
 }
 
 fn floats(to: &mut To<'_>, values: &[f32]) -> Result<Buffer> {

@@ -8,8 +8,8 @@ mod stream;
 use crate::dims::VOCAB;
 use crate::model::weights::{LoadOptions, OpenModel, Weights};
 use crate::opencl;
+use crate::run::calibration;
 use crate::run::eviction::Policy;
-use crate::run::key_means;
 use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
 use crate::run::plan::Opened;
 use crate::run::session::{CancelToken, Session};
@@ -104,10 +104,10 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Sees to the mean keys, where keys of a cache with these options are stored less them.
+    /// Sees to the calibration, where a cache with these options needs it.
     fn ready_keys(&self, o: &EngineOptions) -> Result<()> {
-        if o.kv_types.k.rotated() && self.weights.key_means().is_none() {
-            self.weights.set_key_means(key_means::of(&self.weights, &self.tokenizer, &self.options)?);
+        if o.kv_types.k.rotated() && self.weights.calibration().is_none() {
+            self.weights.set_calibration(calibration::of(&self.weights, &self.tokenizer, &self.options)?);
         }
         Ok(())
     }

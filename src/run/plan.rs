@@ -11,10 +11,10 @@ pub use advice::{Context, check_apart, check_sharing};
 
 use crate::dims::*;
 use crate::model::cpu;
-use crate::model::weights::{KeyMeans, ModelPath, OpenModel, WeightBytes, WeightType};
+use crate::model::weights::{Calibration, ModelPath, OpenModel, WeightBytes, WeightType};
 use crate::opencl;
+use crate::run::calibration;
 use crate::run::eviction::Policy;
-use crate::run::key_means;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::ROWS;
 use crate::run::system::marker::Planned;
@@ -228,14 +228,14 @@ impl Plan {
             1 => format!("KV cache, {} x {slots} slots", o.kv_types),
             n => format!("KV caches of {n} prompts, {} x {slots} slots", o.kv_types),
         };
-        let means = self.mean_keys();
+        let calibration = self.calibration();
         let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
         let mut items = vec![
             put("weights", copied(self.weights.own), Kind::Own),
             put("weights", copied(self.weights.mapped), Kind::Mapped),
             put("weights", on_device, Kind::Device),
             put("embedding", self.weights.dropped, Kind::Dropped),
-            put("mean keys", means, Kind::Own),
+            put("calibration", calibration, Kind::Own),
             put(&caches, mul(all_slots, slot_bytes(o)), if apart { of_attention } else { there }),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
             put("attention mass", mass(o, slots, chunk), of_attention),
@@ -253,7 +253,7 @@ impl Plan {
             items.push(put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, Kind::Own));
         }
         if self.device.is_some() {
-            items.push(put("mean keys", means, Kind::Device));
+            items.push(put("calibration", calibration, Kind::Device));
             let attention = if o.gpu_attn || both { 0 } else { host_attention(slots, chunk) };
             let landing = if apart { opencl::logits_bytes(chunk) as u64 } else { 0 };
             let host = add(attention, add(host_state(chunk), add(landing, DRIVER)));
@@ -289,24 +289,24 @@ impl Plan {
 
     /// Bytes of one sequence: its cache, buffers and threads. Each further one needs as much again.
     pub fn session(&self) -> u64 {
-        let shared = [self.weights.mapped, self.mean_keys(), self.tokenizer(), self.program];
+        let shared = [self.weights.mapped, self.calibration(), self.tokenizer(), self.program];
         self.need().saturating_sub(shared.into_iter().fold(self.weights.own, add))
     }
 
     /// An upper bound of the resident set, mapped pages included.
     pub fn peak(&self) -> u64 {
-        // While loading, the cache and the buffers are not there yet, but one stored tensor is, or what the mean keys are
+        // While loading, the cache and the buffers are not there yet, but one stored tensor is, or what the calibration is
         // computed with.
-        let means = if self.mean_keys() > 0 { key_means::pass_bytes() } else { 0 };
-        let passing = self.weights.passing.max(means);
+        let calibrating = if self.calibration() > 0 { calibration::pass_bytes() } else { 0 };
+        let passing = self.weights.passing.max(calibrating);
         let loading = [self.weights.own, self.weights.mapped, self.weights.dropped, passing];
         let loading = loading.into_iter().fold(self.program, add);
         loading.max(sum(self.items().iter().filter(|i| i.kind != Kind::Reserved)))
     }
 
-    /// What keys are stored less.
-    fn mean_keys(&self) -> u64 {
-        if self.options.kv_types.k.rotated() { KeyMeans::BYTES as u64 } else { 0 }
+    /// What keys of a rotated type are calibrated with.
+    fn calibration(&self) -> u64 {
+        if self.options.kv_types.k.rotated() { Calibration::BYTES as u64 } else { 0 }
     }
 
     /// Loading the tokenizer.

@@ -3,10 +3,10 @@
 //! | bytes | |
 //! |---|---|
 //! | 7 | `AGSAVED` |
-//! | 1 | the version, a digit: 5. It is also raised when the rows of a KV type change. Version 4 is read too: there, keys of
-//! q4 are stored whole |
+//! | 1 | the version, a digit: 6. It is also raised when the rows of a KV type change. Versions 4 and 5 are read too: their
+//! keys of q4 have no scales, and are whole (4) or less their means (5) |
 //! | 8 | `n`, little endian |
-//! | `n` | JSON: model, types, what keys are stored less, tokens and evictions, random state, what was held back (`Header`) |
+//! | `n` | JSON: model, types, calibration of the keys, tokens and evictions, random state, what was held back (`Header`) |
 //! | 4 | CRC-32 of everything before, little endian |
 //! | … | for each layer: the key rows, `[kv_head][slot][row bytes]`; the value rows; where attention is observed, its mass, `[kv_head][slot]` f32, little endian |
 //! | 4 | CRC-32 of everything before, little endian |
@@ -18,6 +18,7 @@ mod checksummed;
 
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
 use crate::model::device::KvRows;
+use crate::model::weights::{Channels, Less};
 use crate::run::engine::{Engine, Pause};
 use crate::run::session::{Sequence, Session};
 use checksummed::Checksummed;
@@ -37,8 +38,9 @@ use text::sampler::{Rng, SamplerOptions};
 /// The first bytes of a file.
 pub const MAGIC: &[u8; 7] = b"AGSAVED";
 /// The byte after them.
-pub const VERSION: u8 = b'5';
-/// The version before, whose keys are whole.
+pub const VERSION: u8 = b'6';
+/// The versions before: keys less their means, whole keys.
+const WITHOUT_SCALES: u8 = b'5';
 const WHOLE_KEYS: u8 = b'4';
 /// Bytes before the header.
 const PREFIX: u64 = 16;
@@ -95,11 +97,14 @@ struct Header {
     weights: String,
     /// Element types of the rows: keys, values.
     kv: [String; 2],
-    /// The checksum of the mean keys that keys are stored less; `None` where they are stored whole.
-    #[serde(default)]
-    key_means: Option<String>,
+    /// The checksum of the calibration of keys, in version 5 that of its means; `None` where there is none.
+    #[serde(default, alias = "key_means")]
+    calibration: Option<String>,
     sequence: Sequence,
     state: State,
+    /// The version of the file.
+    #[serde(skip)]
+    version: u8,
 }
 
 /// Saves a session. `file` holds the old content or the new one, whatever happens.
@@ -114,9 +119,10 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
         model: engine.weights().fingerprint.clone(),
         weights: engine.options().weight_type.to_string(),
         kv: [types.k, types.v].map(|t| t.name().into()),
-        key_means: key_means(types, engine),
+        calibration: calibration(VERSION, types, engine),
         sequence: session.sequence(),
         state,
+        version: VERSION,
     };
     let json = serde_json::to_vec(&header).map_err(|e| failed(e.into()))?;
     if json.len() as u64 > MAX_HEADER {
@@ -180,7 +186,12 @@ pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
     let (header, header_end) = read_header(file, &mut input, size)?;
     header.check(file, session, engine)?;
     let types = session.extent().types;
-    let whole_keys = header.key_means != key_means(types, engine);
+    let less = match header.version {
+        WHOLE_KEYS => Some(Less::Nothing),
+        WITHOUT_SCALES => Some(Less::Mean),
+        _ => None,
+    };
+    let less = less.filter(|_| types.k.rotated());
     if header.size(session, header_end) != Some(size) {
         return Err(damaged(file));
     }
@@ -188,8 +199,8 @@ pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
         let mut bytes = vec![0; size_of_val(&mass[..])];
         let mut read = |bytes: &mut [u8]| input.take(bytes).map_err(|_| damaged(file));
         [&mut rows.k, &mut rows.v, &mut bytes].into_iter().try_for_each(|part| read(part))?;
-        if whole_keys {
-            subtract_means(engine, layer, types.k, &mut rows.k);
+        if let Some(less) = less {
+            renew(engine, layer, (types.k, less), &mut rows.k);
         }
         for (m, bytes) in mass.iter_mut().zip(bytes.as_chunks().0) {
             *m = f32::from_le_bytes(*bytes);
@@ -200,18 +211,25 @@ pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
     Ok(Some(header.state))
 }
 
-/// The checksum of what keys of these types are stored less.
-fn key_means(types: KvTypes, engine: &Engine) -> Option<String> {
-    let means = engine.weights().key_means().filter(|_| types.k.rotated());
-    means.map(|means| format!("{:016x}", means.checksum()))
+/// The checksum of the calibration of keys of these types, as a file of this version has it.
+fn calibration(version: u8, types: KvTypes, engine: &Engine) -> Option<String> {
+    let all = engine.weights().calibration().filter(|_| types.k.rotated())?;
+    let sum = match version {
+        WHOLE_KEYS => return None,
+        WITHOUT_SCALES => all.checksum_of_means(),
+        _ => all.checksum(),
+    };
+    Some(format!("{sum:016x}"))
 }
 
-/// Takes the mean keys from whole keys of a layer: `[kv_head][slot][row bytes]`.
-fn subtract_means(engine: &Engine, layer: usize, kind: KvType, keys: &mut [u8]) {
-    let means = engine.weights().key_means_of(layer).chunks_exact(HEAD_DIM);
-    for (keys, mean) in keys.chunks_exact_mut((keys.len() / KV_HEADS).max(1)).zip(means) {
+/// Calibrates the keys of a layer of an older file: `[kv_head][slot][row bytes]`.
+fn renew(engine: &Engine, layer: usize, (kind, less): (KvType, Less), keys: &mut [u8]) {
+    let layer = engine.weights().calibration_of(layer);
+    for (kv_head, keys) in keys.chunks_exact_mut((keys.len() / KV_HEADS).max(1)).enumerate() {
         for row in keys.chunks_exact_mut(kind.row_bytes(HEAD_DIM)) {
-            kv_row::subtract::<HEAD_DIM>(engine.isa(), kind, row, mean);
+            kv_row::change::<HEAD_DIM>(engine.isa(), kind, row, |k| {
+                Channels::of(layer, kv_head).renew(k, less)
+            });
         }
     }
 }
@@ -232,7 +250,7 @@ fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result
         return Err(unusable(file, "is not a saved session"));
     }
     let ([_, _, _, _, _, _, _, version], length) = prefix.split_first_chunk().expect("invariant: 16 bytes");
-    if ![VERSION, WHOLE_KEYS].contains(version) {
+    if ![VERSION, WITHOUT_SCALES, WHOLE_KEYS].contains(version) {
         let (found, ours) = (version.escape_ascii(), char::from(VERSION));
         return Err(unusable(
             file,
@@ -245,8 +263,7 @@ fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result
     let mut json = vec![0; length as usize];
     let whole = input.take(&mut json).is_ok() && input.checksum_fits().unwrap_or(false);
     let header: Option<Header> = whole.then(|| serde_json::from_slice(&json).ok()).flatten();
-    // Only the newer version has the field.
-    let header = header.filter(|header| *version == VERSION || header.key_means.is_none());
+    let header = header.map(|header| Header { version: *version, ..header });
     Ok((header.ok_or_else(|| damaged(file))?, end))
 }
 
@@ -273,9 +290,11 @@ impl Header {
                 format!("`KvTypes::k` {k} `KvTypes::v` {v}")
             });
         }
-        let (theirs, ours) = (&self.key_means, key_means(types, engine));
-        if theirs.is_some() && *theirs != ours {
-            return Err(unusable(file, "was saved with other mean keys: by another version of this program"));
+        if self.calibration != calibration(self.version, types, engine) {
+            return Err(unusable(
+                file,
+                "was saved with another calibration: by another version of this program",
+            ));
         }
         let known = |id: u32| (id as usize) < VOCAB;
         if !self.sequence.is_sound() || !self.state.all_ids(known) {

@@ -1,4 +1,4 @@
-//! Files that are written and read again: sessions, packed models, logits, mean keys.
+//! Files that are written and read again: sessions, packed models, logits, calibrations.
 
 use crate::bed::program::*;
 use numeric::simd::Isa;
@@ -49,14 +49,24 @@ fn packed_models_say_the_same() {
     let reference = greedy(&[]);
     assert_eq!(reference, greedy(&["-m", &dir]));
     assert_eq!(reference, greedy(&["-m", &packed]));
-    // The packed file holds the mean keys that the program computes for the other.
+    // The packed file holds the calibration that the program computes for the other.
     let tokens = temp.write("tokens.json", "[0, 55, 1667, 338, 2236]");
     let logits = |model: &str| {
         let out = temp.path("logits");
         assert_eq!(text(&["logits", "--kv-type", "q4", "--tokens", &tokens, "--out", &out, "-m", model]), "");
         std::fs::read(&out).expect("the logits")
     };
-    assert!(logits(&packed) == logits(source));
+    let reference = logits(source);
+    assert!(logits(&packed) == reference);
+    // Files of older programs hold mean keys alone, or nothing.
+    let bytes = std::fs::read(&packed).expect("the packed file");
+    let name = format!("{:?}", antigravity::model::weights::Calibration::tensor());
+    let at = bytes.windows(name.len()).position(|w| w == name.as_bytes()).expect("a calibration");
+    for older in [r#""key_means.1""#, r#""something""#] {
+        let mut bytes = bytes.clone();
+        bytes[at..][..name.len()].copy_from_slice(format!("{older:0$}", name.len()).as_bytes());
+        assert!(logits(&temp.write("older.packed.safetensors", &bytes)) == reference, "{older}");
+    }
     let args = ["generate", "-p", "x", "-m", &packed, "--weight-type", "f32"];
     mentions(&fails(&args, 2), &["--weight-type f32", "packed"]);
     let bytes = std::fs::read(&packed).expect("the packed file");
@@ -88,7 +98,7 @@ fn logits_have_the_same_bits_on_every_instruction_set() {
 }
 
 #[test]
-fn mean_keys_are_kept_and_what_is_damaged_is_computed_again() {
+fn a_calibration_is_kept_and_what_is_damaged_is_computed_again() {
     let temp = Temp::new();
     let said = |args: &[&str], state: &str| {
         let args = [&["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12"], args].concat();
@@ -100,30 +110,30 @@ fn mean_keys_are_kept_and_what_is_damaged_is_computed_again() {
         let names = std::fs::read_dir(temp.0.join("antigravity")).into_iter().flatten().flatten();
         names
             .map(|e| e.path())
-            .filter(|path| path.extension().is_some_and(|e| e == "keymeans"))
+            .filter(|path| path.extension().is_some_and(|e| e == "calibration"))
             .collect::<Vec<_>>()
     };
     let state = temp.0.to_str().expect("UTF-8");
-    // Only keys of q4 are stored less them.
+    // Only a q4 cache needs it.
     said(&["--kv-type", "q8", "-q"], state);
     assert!(kept().is_empty());
     let (reference, _) = said(&["-q"], state);
     let [file] = &kept()[..] else { panic!("one file: {:?}", kept()) };
-    let good = std::fs::read(file).expect("the means");
+    let good = std::fs::read(file).expect("the calibration");
     let mut flipped = good.clone();
     flipped[good.len() / 2] ^= 1;
     for bytes in [&good, &flipped, &good[..good.len() - 1], &[][..], &[good.clone(), vec![0]].concat()] {
         std::fs::write(file, bytes).expect("written");
         assert_eq!(said(&["-q"], state).0, reference);
-        assert!(std::fs::read(file).expect("the means") == good);
+        assert!(std::fs::read(file).expect("the calibration") == good);
     }
     // What is whole is taken as it is.
     let before = std::fs::metadata(file).and_then(|meta| meta.modified()).expect("a time");
     said(&["-q"], state);
     assert_eq!(std::fs::metadata(file).and_then(|meta| meta.modified()).expect("a time"), before);
-    // No place for them is no error.
+    // No place for it is no error.
     let nowhere = temp.write("file", "");
     let (text, line) = said(&[], &nowhere);
     assert_eq!(text, reference);
-    mentions(&line, &["mean keys", "computed at each start"]);
+    mentions(&line, &["calibration", "computed at each start"]);
 }

@@ -14,6 +14,8 @@ mod batch;
 /// Memory of evicted slots is not given back.
 #[cfg(target_os = "linux")]
 mod cache_memory;
+/// A q4 cache loses more than it has to.
+mod calibration;
 /// A draft changes a token.
 mod draft;
 /// A session longer than its slots loses its positions, grows, or stops making sense.
@@ -24,5 +26,5 @@ mod gguf;
 mod golden;
 /// A kernel of some instruction set gives other bits than scalar code, or scalar code is wrong.
 mod kernels;
-/// A q4 cache loses more than it has to.
-mod key_means;
+/// A row of a q4 cache has other scales than its definition.
+mod q4_rows;

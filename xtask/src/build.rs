@@ -48,7 +48,7 @@ pub fn run(words: &[String]) -> Result<()> {
     let ndk = if args.has("--no-ndk") { android::Ndk::Never } else { android::Ndk::IfFound };
     let target = args.value("--target");
     let built = match target {
-        Some(target) => release_with(Features::Default, target, model.as_deref(), ndk)?,
+        Some(target) => release_for(target, model.as_deref(), ndk)?,
         None => shipped_for_host(model.as_deref())?,
     };
     let chosen = chosen_model(&args)?;
@@ -93,41 +93,35 @@ pub fn bundle_by(maker: &Path, model: &Path, program: &Path, out: &Path) -> Resu
     sh::run(command.arg("--out").arg(out))
 }
 
-/// Set by tests that run the tasks of users: `quick` builds suffice them, and take a fifth of the time.
-pub const QUICK: &str = "ANTIGRAVITY_QUICK";
+/// Set by tests that run the tasks of users: the program as tests have it suffices them, and is there already.
+pub const TESTED: &str = "ANTIGRAVITY_TESTED";
 
 /// A release build for a target and a model (without one: the one the user's shell is set to), linked as well
 /// as this machine can. Returns the stripped binary, which is what a loader of that target expects.
 pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
     if target == host() {
         shipped_for_host(model)
-    } else if std::env::var_os(QUICK).is_some() {
-        quick_for(target, model)
+    } else if std::env::var_os(TESTED).is_some() {
+        tested_for(target, &model.map_or_else(|| model_dir("story"), |model| Ok(model.into()))?)
     } else {
-        release_with(Features::Default, target, model, android::Ndk::IfFound)
+        release_for(target, model, android::Ndk::IfFound)
     }
 }
 
-/// [`for_target`] for another machine than this, quicker to build.
-pub fn quick_for(target: &str, model: Option<&Path>) -> Result<PathBuf> {
-    let mut cargo = quick_command();
-    if let Some(model) = model {
-        cargo.env("ANTIGRAVITY_MODEL", bundled_name(model));
-    }
-    linked_for(cargo, target, android::Ndk::IfFound)?;
-    fit_for(target, target_dir().join("checks").join(target).join("quick/antigravity"))
-}
-
-/// [`for_target`] with these features, saying whether an NDK may be used. The next build with other features
-/// replaces the binary.
-pub fn release_with(
-    features: Features,
-    target: &str,
-    model: Option<&Path>,
-    ndk: android::Ndk,
-) -> Result<PathBuf> {
-    linked_for(shipped(release_command(features, model), &sh::root(), &target_dir())?, target, ndk)?;
+/// [`for_target`], saying whether an NDK may be used.
+fn release_for(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<PathBuf> {
+    let release = release_command(Features::Default, model);
+    linked_for(shipped(release, &sh::root(), &target_dir())?, target, ndk)?;
     fit_for(target, target_dir().join(target).join("release/antigravity"))
+}
+
+/// A release build with these features, without an NDK, in a folder of its own: others may run beside it.
+pub fn release_aside(features: Features, target: &str, model: &Path) -> Result<PathBuf> {
+    let aside = target_dir().join("aside");
+    let mut cargo = release_command(features, Some(model));
+    cargo.env("CARGO_TARGET_DIR", &aside);
+    linked_for(shipped(cargo, &sh::root(), &aside)?, target, android::Ndk::Never)?;
+    fit_for(target, aside.join(target).join("release/antigravity"))
 }
 
 /// Runs a build for a target.
@@ -158,18 +152,15 @@ pub fn fit_for(target: &str, binary: PathBuf) -> Result<PathBuf> {
 
 /// The release program for this machine.
 pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
-    match (std::env::var_os(QUICK), model) {
-        (Some(_), Some(model)) => {
-            sh::run(&mut quick(model))?;
-            Ok(quick_binary())
-        }
+    match (std::env::var_os(TESTED), model) {
+        (Some(_), Some(model)) => tested(model),
         _ => for_host_with(Features::Default, model),
     }
 }
 
 /// [`for_host`], for other machines like this.
 fn shipped_for_host(model: Option<&Path>) -> Result<PathBuf> {
-    if std::env::var_os(QUICK).is_some() {
+    if std::env::var_os(TESTED).is_some() {
         return for_host(model);
     }
     sh::run(&mut shipped(release_command(Features::Default, model), &sh::root(), &target_dir())?)?;
@@ -257,10 +248,12 @@ pub fn chosen_model(args: &Args) -> Result<PathBuf> {
 pub fn model_dir(name: &str) -> Result<PathBuf> {
     let root = sh::root();
     let here = std::env::current_dir().unwrap_or_else(|_| root.clone());
-    let cached = || hub::find(Path::new(name)).map_err(|e| Error::Usage(e.to_string()));
-    let given = here.join(name);
-    let given = if given.exists() { hub::snapshot(&given) } else { here.join(cached()?) };
-    let places = [root.join("models").join(name), root.join("tests/fixtures/models").join(name), given];
+    let given = hub::find(Path::new(name)).map_err(|e| Error::Usage(e.to_string()))?;
+    let places = [
+        root.join("models").join(name),
+        root.join("tests/fixtures/models").join(name),
+        hub::snapshot(&here.join(given)),
+    ];
     let usable = |path: &PathBuf| {
         let whole = path.join("config.json").is_file() || (path.is_file() && path.extension().is_some());
         let only = || only_gguf(path).ok().flatten().filter(|_| path.is_dir());
@@ -282,51 +275,55 @@ fn bundled(models: &Path) -> Vec<String> {
     names
 }
 
-/// A quick build for a model, apart from the main build so that it stays as it is.
-pub fn quick(model: &Path) -> Command {
-    let mut cargo = quick_command();
-    one_of_many(&mut cargo, "quick", model);
-    cargo
+/// The program of a model as tests have it: optimised but not whole, so that it is built soon.
+pub fn tested(model: &Path) -> Result<PathBuf> {
+    let mut cargo = debug_build(model);
+    sh::run(cargo.args(["--features", "grammar"]))?;
+    Ok(debug_binary(&[]))
+}
+
+/// [`tested`] for another machine than this, whose tests go without grammars.
+pub fn tested_for(target: &str, model: &Path) -> Result<PathBuf> {
+    linked_for(debug_build(model), target, android::Ndk::IfFound)?;
+    fit_for(target, debug_binary(&[target]))
 }
 
 /// The program of a model for checks that compute little: not optimised, and what does not know the model is that of
-/// the tests. Its path is [`checked_binary`].
-pub fn checked(model: &Path) -> Command {
-    let mut cargo = unoptimised(model);
-    cargo.args(["--features", "grammar"]);
-    cargo
+/// the tests.
+pub fn checked(model: &Path) -> Result<PathBuf> {
+    sh::run(unoptimised(model).args(["--features", "grammar"]))?;
+    Ok(debug_binary(&[]))
 }
 
-/// [`checked`] for another machine than this, whose tests go without grammars; returns the program.
+/// [`checked`] for another machine than this.
 pub fn checked_for(target: &str, model: &Path) -> Result<PathBuf> {
-    sh::run(unoptimised(model).args(["--target", target]))?;
-    Ok(target_dir().join(target).join("debug/antigravity"))
+    linked_for(unoptimised(model), target, android::Ndk::IfFound)?;
+    Ok(debug_binary(&[target]))
 }
 
-fn unoptimised(model: &Path) -> Command {
-    let mut cargo = sh::cargo(&["build", "--package", "antigravity"]);
+/// A build that is not optimised and has no features but the default ones.
+pub fn unoptimised(model: &Path) -> Command {
+    let mut cargo = debug_build(model);
     cargo.args(["--config", "profile.dev.package.antigravity.opt-level=0"]);
-    one_of_many(&mut cargo, "dev", model);
     cargo
-}
-
-/// What [`checked`] makes.
-pub fn checked_binary() -> PathBuf {
-    target_dir().join("debug/antigravity")
 }
 
 /// Cargo keeps one build of a package for each profile, so one model's would replace another's. A number of codegen
-/// units of its own makes each a different one: all stay, and share what they depend on.
-fn one_of_many(cargo: &mut Command, profile: &str, model: &Path) {
-    let units = 16 + number(model);
-    cargo.args(["--config", &format!("profile.{profile}.package.antigravity.codegen-units={units}")]);
+/// units of its own makes each a different one: all stay, and share what they depend on. The story model's is that of
+/// the tests.
+fn debug_build(model: &Path) -> Command {
+    let mut cargo = sh::cargo(&["build", "--package", "antigravity"]);
+    if !model.ends_with("models/story") {
+        let units = 16 + number(model);
+        cargo.args(["--config", &format!("profile.dev.package.antigravity.codegen-units={units}")]);
+    }
     cargo.env("ANTIGRAVITY_MODEL", bundled_name(model));
+    cargo
 }
 
-fn quick_command() -> Command {
-    let mut cargo = sh::cargo(&["build", "--package", "antigravity", "--profile", "quick", "--target-dir"]);
-    cargo.arg(target_dir().join("checks"));
-    cargo
+/// What the last of these builds made, for a target or for this machine.
+pub fn debug_binary(target: &[&str]) -> PathBuf {
+    target_dir().join(target.concat()).join("debug/antigravity")
 }
 
 /// The place of a model among those that come with the project; others share the first.
@@ -340,11 +337,6 @@ fn number(model: &Path) -> usize {
         .collect();
     all.sort();
     all.iter().position(|path| path == model).map_or(0, |at| at + 1)
-}
-
-/// What [`quick`] makes.
-pub fn quick_binary() -> PathBuf {
-    target_dir().join("checks/quick/antigravity")
 }
 
 #[cfg(test)]

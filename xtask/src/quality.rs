@@ -95,7 +95,7 @@ pub const FLAGS: Flags = &[&[
         "story, or smollm2-135m, whose tables are written into models/story/README.md",
     ),
     Flag::valued("--out", "FILE", "write the tables there instead"),
-    Flag::valued("--program", "FILE", "measure this program [a release build]"),
+    Flag::valued("--program", "FILE", "measure this program [one as tests have it]"),
     Flag::switch("--quick", "only what promises are about"),
 ]];
 
@@ -112,7 +112,7 @@ pub fn run(words: &[String]) -> Result<()> {
     }
     let program = match args.value("--program") {
         Some(program) => PathBuf::from(program),
-        None => built(&model)?,
+        None => build::tested(&model)?,
     };
     if !is_story {
         return real::run(&model, &program, args.value("--out").map(Path::new));
@@ -128,12 +128,6 @@ pub fn run(words: &[String]) -> Result<()> {
             Ok(())
         }
     }
-}
-
-/// The program for a model.
-fn built(model: &Path) -> Result<PathBuf> {
-    sh::run(&mut build::quick(model))?;
-    Ok(build::quick_binary())
 }
 
 /// Free of settings from this process's environment.
@@ -172,7 +166,7 @@ const README: &str = "models/story/README.md";
 /// cache, and that the table in the story model's README is what this machine measures.
 pub fn promises() -> Result<Vec<(String, bool)>> {
     let rows = quick();
-    let found = measure(&built(&build::model_dir("story")?)?, &rows)?;
+    let found = measure(&build::tested(&build::model_dir("story")?)?, &rows)?;
     print!("{}", table::markdown(&rows, &found));
     let readme = sh::root().join(README);
     let readme = fs::read_to_string(&readme).map_err(|e| Error::at(&readme, e))?;

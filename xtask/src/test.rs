@@ -46,18 +46,16 @@ const PARTS: &[Part] = &[
     Part { name: "refusal", when: Always, about: "a model of another architecture is refused in a line", run: another_architecture },
     Part { name: "grammar", when: All, about: "a build without grammars says what brings them", run: a_grammar },
     Part { name: "assertions", when: All, about: "the tests of the CPU and of model files with Rust's checks of pointers", run: with_assertions },
-    Part { name: "long", when: All, about: "a chat of 20,000 turns, which take the same time and memory", run: a_long_chat },
-    Part { name: "opencl", when: All, about: "every kernel of the device, with every cache and format", run: every_kernel },
+    Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
     Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the story model's README says so", run: quality_of_the_cache },
     Part { name: "hub", when: All, about: "models of the Hugging Face hub, from a stand-in on this machine", run: hub },
     Part { name: "real", when: All, about: "a real model: logits, text and perplexity of transformers, and one text on every path", run: real::run },
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
     Part { name: "aarch64", when: All, about: "unit, golden and kernel tests on 64-bit Arm", run: arm::run },
     Part { name: "device", when: All, about: "deploy, run, golden, bench and profile through adb, and what may go wrong", run: device::run },
-    Part { name: "static", when: All, about: "static binaries tell the same story", run: targets::statics },
-    Part { name: "android", when: All, about: "a binary that Android loads, linked without an NDK, and its sizes", run: targets::android },
+    Part { name: "static", when: All, about: "Arm's static binary tells the story, whatever size pages have", run: targets::on_arm },
     Part { name: "same", when: All, about: "two builds in two folders are the same bytes, without a path of this machine", run: same::run },
-    Part { name: "size", when: All, about: "sizes of the release binary, whole and least", run: targets::sizes },
+    Part { name: "size", when: All, about: "sizes of the release binaries, whole and least; Android loads its own", run: targets::sizes },
 ];
 
 pub fn run(words: &[String]) -> Result<()> {
@@ -82,7 +80,9 @@ pub fn run(words: &[String]) -> Result<()> {
         eprintln!("\n== {}: {}", part.name, part.about);
         let began = Instant::now();
         report.add(part.name, (part.run)());
-        times.push(format!("{} {:.0} s", part.name, began.elapsed().as_secs_f64()));
+        let time = format!("{} {:.0} s", part.name, began.elapsed().as_secs_f64());
+        eprintln!("{time}");
+        times.push(time);
     }
     eprintln!("\n{}\n{}", times.join(", "), report.failures());
     println!("{}", report.closing_line());
@@ -157,21 +157,27 @@ fn cargo_test() -> Outcome {
     })
 }
 
-fn every_kernel() -> Outcome {
-    let tally = counted(all_tests().args(["--test", "opencl", "--", "--exact"]).args(EVERY_KERNEL))?;
-    // A name that no test has any more must not go unnoticed.
-    let ran = tally.passed + tally.failed + tally.skipped;
-    if ran != EVERY_KERNEL.len() as u64 {
-        return Err(Error::Failed(format!("{ran} tests ran, not {}: see EVERY_KERNEL", EVERY_KERNEL.len())));
-    }
-    Ok(tally)
-}
-
-/// The test that nobody wants to wait for every day.
+/// The test of a chat that nobody wants to wait for every day.
 const LONG_CHAT: &str = "chat::twenty_thousand";
 
-fn a_long_chat() -> Outcome {
-    counted(all_tests().args(["--test", "cli", "--", "--ignored", "--nocapture", LONG_CHAT]))
+/// What works on one core for minutes, side by side.
+fn long() -> Outcome {
+    sh::run(all_tests().arg("--no-run"))?;
+    let mut chat = all_tests();
+    chat.args(["--test", "cli", "--", "--ignored", "--nocapture", LONG_CHAT]);
+    std::thread::scope(|scope| {
+        let chat = scope.spawn(|| sh::output(&mut chat));
+        let mut tally = counted(all_tests().args(["--test", "opencl", "--", "--exact"]).args(EVERY_KERNEL))?;
+        tally += counted_output(&chat.join().expect("invariant: nothing in it panics")?);
+        // A name that no test has any more must not go unnoticed.
+        let (ran, named) = (tally.passed + tally.failed + tally.skipped, EVERY_KERNEL.len() as u64 + 1);
+        if ran != named {
+            return Err(Error::Failed(format!(
+                "{ran} tests ran, not {named}: see EVERY_KERNEL and LONG_CHAT"
+            )));
+        }
+        Ok(tally)
+    })
 }
 
 /// What only `xtask fetch org/name` builds.
@@ -201,7 +207,9 @@ fn quality_of_the_cache() -> Outcome {
 
 /// Kernels move pointers. That each stays within what it points into is checked here, and under emulation of Arm.
 fn with_assertions() -> Outcome {
-    counted(asserting(&mut all_tests()).args(["--lib", "--test", "engine", "--test", "files"]))
+    let words = ["test", "--package", "antigravity", "--package", "antigravity-numeric", "--no-fail-fast"];
+    let tests = ["--features", "antigravity/grammar", "--lib", "--test", "engine", "--test", "files"];
+    counted(asserting(&mut cargo(&words)).args(tests))
 }
 
 /// Turns on what the `dev` profile leaves out where a pass is computed.
@@ -215,9 +223,9 @@ fn asserting(command: &mut std::process::Command) -> &mut std::process::Command 
 /// The default build says what brings grammars.
 fn a_grammar() -> Outcome {
     let story = build::model_dir("story")?;
-    sh::run(&mut build::quick(&story))?;
+    sh::run(&mut build::unoptimised(&story))?;
     for flag in ["--grammar", "--json-schema"] {
-        let mut program = std::process::Command::new(build::quick_binary());
+        let mut program = std::process::Command::new(build::debug_binary(&[]));
         program.args(["generate", "-p", "x", flag, "{}"]).arg("--model").arg(&story);
         let out = sh::output(&mut program)?;
         let said = String::from_utf8_lossy(&out.stderr);
@@ -232,7 +240,7 @@ fn a_grammar() -> Outcome {
 
 /// A model of another architecture does not build.
 fn another_architecture() -> Outcome {
-    let mut build = build::checked(&build::model_dir("m19-lfm2-bf16")?);
+    let mut build = build::unoptimised(&build::model_dir("m19-lfm2-bf16")?);
     eprintln!("$ {}", sh::show(&build));
     let out = sh::output(&mut build)?;
     let stderr = String::from_utf8_lossy(&out.stderr);

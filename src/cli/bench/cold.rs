@@ -14,8 +14,8 @@ const STRIDE: u64 = 1 << 20;
 /// What is read ahead behind a program ends at a multiple of so many bytes.
 const PROGRAM: u64 = 1 << 20;
 
-/// Drops the files of a model directory, or one file; of a bundle the model. `dropped` in the answer says whether they are gone: false if some
-/// are still cached, null if the system does not say, as with file systems in memory.
+/// Drops the files of a model directory, or one file; of a bundle the model. `dropped` in the answer says whether they
+/// are gone: false if some are still cached, null if the system does not say, as with file systems in memory.
 pub(super) fn drop_cache(model: &Path) -> Result<Value> {
     let (mut bytes, mut dropped) = (0, Some(true));
     for path in files(model).map_err(|e| Error::io(model, e))? {

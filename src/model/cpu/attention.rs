@@ -7,7 +7,7 @@ use super::runs::{Sequences, Span};
 use super::steps::{KV_PAD, Q_PAD, QKV, Scratch, partials_for, try_vec};
 use crate::dims::*;
 use crate::model::device::{Attention, AttentionJob};
-use crate::model::weights::{Layer, Weights};
+use crate::model::weights::{Channels, Weights};
 use files::Result;
 use numeric::kv::{KvTypes, rotate};
 use numeric::pool::Pool;
@@ -22,24 +22,23 @@ const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
 /// Most queries that are observed at once; all queries of a token go together.
 const OBSERVED: usize = if GROUP < QUERIES { QUERIES / GROUP * GROUP } else { GROUP };
 
-/// A layer and its number.
-type At<'a> = (&'a Layer, usize);
+/// The weights and a layer's number.
+type At<'a> = (&'a Weights, usize);
 
-/// What a layer's keys are normed with, and what they are stored less.
+/// What a layer's keys go through.
 #[derive(Clone, Copy)]
 struct Keys<'a> {
     layer: usize,
     norm: &'a [f32],
-    /// `[kv_head][HEAD_DIM]`
-    means: &'a [f32],
+    calibration: &'a [f32],
 }
 
 impl Scratch {
     /// Norms and rotates the new keys and stores them with the values: of a run of many tokens one task a KV head, of
     /// runs of one token one task each.
     pub(super) fn rope(&self, weights: &Weights, index: usize, seqs: &Sequences<'_>, pool: &Pool, isa: Isa) {
-        let keys =
-            Keys { layer: index, norm: &weights.layers[index].k_norm, means: weights.key_means_of(index) };
+        let norm = &weights.layers[index].k_norm;
+        let keys = Keys { layer: index, norm, calibration: weights.calibration_of(index) };
         let of_one_token = |run: usize| {
             let mut seq = seqs.write(run);
             let Span { first, extent, .. } = seq.span;
@@ -92,8 +91,7 @@ impl Scratch {
         self.rotate(isa, &mut k, keys.layer, t);
         let mut v = head(row, Q_PAD + KV_PAD, kv_head);
         if types.k.rotated() {
-            rotate(&mut k);
-            k.iter_mut().zip(&keys.means[kv_head * HEAD_DIM..]).for_each(|(k, mean)| *k -= mean);
+            Channels::of(keys.calibration, kv_head).key(&mut k);
         }
         if types.v.rotated() {
             rotate(&mut v);
@@ -115,7 +113,7 @@ impl Scratch {
     /// Attention of the new tokens, whose rows are already in their caches, into `att`.
     pub(super) fn attend(
         &mut self,
-        layer: &Layer,
+        weights: &Weights,
         index: usize,
         seqs: &Sequences<'_>,
         pool: &Pool,
@@ -127,12 +125,8 @@ impl Scratch {
             let seq = seqs.read(run);
             let Span { first, tokens, .. } = seq.span;
             let att = &mut att[first * Q_DIM..][..tokens * Q_DIM];
-            self.heads((layer, index), seq.span, seq.rows.layer(index), isa).all(
-                pool,
-                tokens,
-                att,
-                &mut partials,
-            );
+            let heads = self.heads((weights, index), seq.span, seq.rows.layer(index), isa);
+            heads.all(pool, tokens, att, &mut partials);
         }
         if (0..seqs.len()).any(|run| !seqs.is_alone(run)) {
             let att = &mut att[..self.run_of.len() * Q_DIM];
@@ -140,7 +134,7 @@ impl Scratch {
                 let run = self.run_of[tile.row] as usize;
                 if !seqs.is_alone(run) {
                     let seq = seqs.read(run);
-                    let heads = self.heads((layer, index), seq.span, seq.rows.layer(index), isa);
+                    let heads = self.heads((weights, index), seq.span, seq.rows.layer(index), isa);
                     heads.of_one_token(tile.col, tile.row_mut(0));
                 }
             });
@@ -151,7 +145,7 @@ impl Scratch {
     /// Adds the attention of the observed tokens to the mass of the layer's slots.
     pub(super) fn observe(
         &self,
-        layer: &Layer,
+        weights: &Weights,
         index: usize,
         seqs: &mut Sequences<'_>,
         pool: &Pool,
@@ -160,11 +154,8 @@ impl Scratch {
         for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0) {
             let rows = seq.rows.layer_mut(index);
             let mass = rows.mass.expect("a cache that is observed has mass");
-            self.heads((layer, index), seq.span, (&*rows.k, &*rows.v), isa).observe(
-                pool,
-                seq.span.tokens,
-                mass,
-            );
+            let heads = self.heads((weights, index), seq.span, (&*rows.k, &*rows.v), isa);
+            heads.observe(pool, seq.span.tokens, mass);
         }
     }
 
@@ -190,17 +181,22 @@ impl Scratch {
         Heads { query, rows, types, before: extent.len, window, isa, first: tokens - observe, notes }
     }
 
-    /// Query of token `t` and head `h`: normed, rotated, scaled, as the stored keys expect it.
-    fn query(&self, at: At<'_>, types: KvTypes, (t, h): (usize, usize), isa: Isa) -> [f32; HEAD_DIM] {
-        let (layer, index) = at;
+    /// Query of token `t` and head `h`, as the stored keys of a layer expect it.
+    pub(super) fn query(
+        &self,
+        (weights, index): At<'_>,
+        types: KvTypes,
+        (t, h): (usize, usize),
+        isa: Isa,
+    ) -> [f32; HEAD_DIM] {
         let mut q = head(&self.qkv[t * QKV..][..QKV], 0, h);
         if QK_NORM {
-            q = normed(isa, &q, &layer.q_norm);
+            q = normed(isa, &q, &weights.layers[index].q_norm);
         }
         self.rotate(isa, &mut q, index, t);
         q.iter_mut().for_each(|x| *x *= ATTENTION_SCALE as f32);
         if types.k.rotated() {
-            rotate(&mut q);
+            Channels::of(weights.calibration_of(index), h / GROUP).query(&mut q);
         }
         q
     }

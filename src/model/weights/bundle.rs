@@ -3,7 +3,7 @@
 use super::config::config_of;
 use super::convert::LoadOptions;
 use super::model_path::OpenModel;
-use super::pack::{MeansOf, Place, unwritable, write_to};
+use super::pack::{CalibrationOf, Place, unwritable, write_to};
 use files::atomic_file::Unfinished;
 use files::bundle::Begun;
 use files::{Error, Result};
@@ -29,14 +29,14 @@ const LIMIT: u64 = 64 << 20;
 ///
 /// # Errors
 ///
-/// [`Error::Usage`]: `out` is no regular file, or a packed file has another type of weights than asked for. [`Error::Model`]: the model cannot be used. [`Error::Other`]: `out`
-/// cannot be written.
+/// [`Error::Usage`]: `out` is no regular file, or a packed file has another type of weights than asked for.
+/// [`Error::Model`]: the model cannot be used. [`Error::Other`]: `out` cannot be written.
 pub fn write(
     model: &OpenModel,
     program: &[u8],
     out: &Path,
     options: &LoadOptions<'_>,
-    means_of: Option<&MeansOf<'_>>,
+    calibration_of: Option<&CalibrationOf<'_>>,
 ) -> Result<u64> {
     model.check_config()?;
     model.checkpoint.check_packed_as(model.weight_type)?;
@@ -52,7 +52,7 @@ pub fn write(
     } else {
         let config = config_of(&model.path.dir, &model.checkpoint)?;
         let place = Place { file: &unfinished.file, from: begun.model, path: Some(path), name: out };
-        write_to(&model.checkpoint, &config, &place, options, means_of)?;
+        write_to(&model.checkpoint, &config, &place, options, calibration_of)?;
     }
     let bytes = begun.finish(path)?;
     // Some file systems have no modes.

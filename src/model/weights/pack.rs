@@ -5,13 +5,13 @@
 //! aligned. The metadata ([`packed_file::key`]) hold the layout's version, the model's `config.json` (of a GGUF file,
 //! the same made from its header), the weight type, the checkpoint's fingerprint, and the storage of each tensor that
 //! is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat template, is one more tensor, and so are
-//! the model's [`KeyMeans`].
+//! the model's [`Calibration`].
 
 use super::Weights;
+use super::calibration::Calibration;
 use super::checkpoint::Checkpoint;
 use super::config::check_config;
 use super::convert::{LoadOptions, load_one};
-use super::key_means::KeyMeans;
 use super::spec::{Role, Spec, table};
 use super::storage::{Loaded, LoadedModel, Part, Storage};
 use super::weight_type::WeightType;
@@ -71,8 +71,8 @@ impl Header {
     }
 }
 
-/// Computes the mean keys of some weights.
-pub type MeansOf<'a> = dyn Fn(Weights) -> Result<KeyMeans> + 'a;
+/// Computes the calibration of some weights.
+pub type CalibrationOf<'a> = dyn Fn(Weights) -> Result<Calibration> + 'a;
 
 /// Where a packed file goes.
 pub struct Place<'a> {
@@ -95,11 +95,11 @@ pub fn write(
     config: &str,
     out: &Path,
     options: &LoadOptions<'_>,
-    means_of: Option<&MeansOf<'_>>,
+    calibration_of: Option<&CalibrationOf<'_>>,
 ) -> Result<u64> {
     let file = Unfinished::create(out).map_err(|e| Error::io(out, format!("cannot create: {e}")))?;
     let place = Place { file: &file.file, from: 0, path: file.path(), name: out };
-    let bytes = write_to(source, config, &place, options, means_of)?;
+    let bytes = write_to(source, config, &place, options, calibration_of)?;
     file.finish().map_err(|e| unwritable(out, e))?;
     Ok(bytes)
 }
@@ -107,8 +107,8 @@ pub fn write(
 /// Packs a checkpoint, and returns the bytes written.
 ///
 /// Tensors are converted and written one after another, so that peak memory is one packed tensor. `config` is the text
-/// of a `config.json`. `means_of` is given the packed weights, mapped; without it, and where the place is a pipe, no mean
-/// keys are written.
+/// of a `config.json`. `calibration_of` is given the packed weights, mapped; without it, and where the place is a pipe, no
+/// calibration is written.
 ///
 /// # Errors
 ///
@@ -119,7 +119,7 @@ pub fn write_to(
     config: &str,
     place: &Place<'_>,
     options: &LoadOptions<'_>,
-    means_of: Option<&MeansOf<'_>>,
+    calibration_of: Option<&CalibrationOf<'_>>,
 ) -> Result<u64> {
     if source.packed().is_some() {
         return Err(Error::Usage(format!("{}: is packed already", source.path().display())));
@@ -139,9 +139,9 @@ pub fn write_to(
     if !gguf.is_empty() {
         header.add(GGUF.into(), gguf.len());
     }
-    let means_of = means_of.zip(place.path);
-    if means_of.is_some() {
-        header.add(KeyMeans::tensor(), KeyMeans::BYTES);
+    let calibration_of = calibration_of.zip(place.path);
+    if calibration_of.is_some() {
+        header.add(Calibration::tensor(), Calibration::FILE_BYTES);
     }
     let data_len = header.len;
     let header = header.finish(source, weight_type, config);
@@ -162,15 +162,15 @@ pub fn write_to(
     }
     put(&gguf)?;
     (options.progress)(specs.len(), specs.len());
-    if means_of.is_some() {
-        put(&[0; KeyMeans::BYTES])?;
+    if calibration_of.is_some() {
+        put(&Calibration::none().to_bytes())?;
     }
     w.flush().map_err(fail)?;
     let bytes = (header.len() + data_len) as u64;
-    if let Some((means_of, path)) = means_of {
-        let means = means_of(place.mapped(path, weight_type)?)?.to_bytes();
-        let at = place.from + bytes - padded(KeyMeans::BYTES) as u64;
-        place.file.write_all_at(&means, at).map_err(fail)?;
+    if let Some((calibration_of, path)) = calibration_of {
+        let calibration = calibration_of(place.mapped(path, weight_type)?)?.to_bytes();
+        let at = place.from + bytes - padded(Calibration::FILE_BYTES) as u64;
+        place.file.write_all_at(&calibration, at).map_err(fail)?;
     }
     Ok(bytes)
 }
@@ -274,16 +274,16 @@ pub(super) fn read(source: &Source, weight_type: WeightType) -> Result<LoadedMod
         tensors.insert(spec.name, loaded);
     }
     let fingerprint = meta(source, key::SOURCE)?.clone();
-    let key_means = key_means(source).map_err(err)?;
-    Ok(LoadedModel { tensors, key_means, weight_type, fingerprint, file: source.path().into() })
+    let calibration = calibration(source).map_err(err)?;
+    Ok(LoadedModel { tensors, calibration, weight_type, fingerprint, file: source.path().into() })
 }
 
-/// The mean keys, if they are those that this program computes.
-fn key_means(source: &Source) -> std::result::Result<Option<KeyMeans>, String> {
-    let Some(tensor) = source.get(&KeyMeans::tensor()) else { return Ok(None) };
-    let bytes = tensor.data.bytes().get(..KeyMeans::BYTES);
-    let means = bytes.and_then(KeyMeans::from_bytes);
-    means.map(Some).ok_or_else(|| format!("tensor {} does not hold mean keys", KeyMeans::tensor()))
+/// The calibration, if it is of the revision that this program computes.
+fn calibration(source: &Source) -> std::result::Result<Option<Calibration>, String> {
+    let name = Calibration::tensor();
+    let Some(tensor) = source.get(&name) else { return Ok(None) };
+    let found = tensor.data.bytes().get(..Calibration::FILE_BYTES).and_then(Calibration::from_bytes);
+    found.map(Some).ok_or_else(|| format!("tensor {name} does not hold a calibration"))
 }
 
 /// One plane of a tensor, without padding.

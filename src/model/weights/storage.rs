@@ -1,6 +1,6 @@
 //! How a tensor is stored, in memory and in a packed file.
 
-use super::key_means::KeyMeans;
+use super::calibration::Calibration;
 use super::spec::{Role, Spec};
 use super::weight_type::WeightType;
 use files::blocks::{BLOCK, BlockType, Dtype};
@@ -32,7 +32,7 @@ pub struct LoadedModel {
     /// By [`Spec::name`].
     pub tensors: HashMap<String, Loaded>,
     /// What a packed file holds of them.
-    pub key_means: Option<KeyMeans>,
+    pub calibration: Option<Calibration>,
     /// What matrices became; never [`WeightType::Auto`].
     pub weight_type: WeightType,
     /// Identifies the checkpoint.

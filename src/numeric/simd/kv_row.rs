@@ -33,8 +33,8 @@ pub fn encode(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
     dispatch!(isa, body::<L>(kind: KvType, x: &[f32], row: &mut [u8]))
 }
 
-/// Takes `mean` from a stored row of `HD` elements.
-pub fn subtract<const HD: usize>(isa: Isa, kind: KvType, row: &mut [u8], mean: &[f32]) {
+/// Stores what becomes of a stored row of `HD` elements.
+pub fn change<const HD: usize>(isa: Isa, kind: KvType, row: &mut [u8], by: impl FnOnce(&mut [f32; HD])) {
     #[inline(always)]
     unsafe fn body<L: Lanes, const HD: usize>(kind: KvType, row: &mut [u8], x: &mut [f32; HD]) {
         decode::<L, HD>(kind, row, x)
@@ -42,7 +42,7 @@ pub fn subtract<const HD: usize>(isa: Isa, kind: KvType, row: &mut [u8], mean: &
     assert_eq!(row.len(), kind.row_bytes(HD));
     let x = &mut [0.0; HD];
     dispatch!(isa, body::<L, HD: usize>(kind: KvType, row: &mut [u8], x: &mut [f32; HD]));
-    x.iter_mut().zip(mean).for_each(|(x, mean)| *x -= mean);
+    by(x);
     encode(isa, kind, x, row);
 }
 

@@ -28,8 +28,8 @@ struct Case<const HD: usize> {
     qkv: Vec<Vec<f32>>,
     /// `[q | k][HD]`
     norms: Vec<f32>,
-    /// What keys of a rotated type are stored less: `[kv_head][HD]`
-    means: Vec<f32>,
+    /// Of keys and queries of a rotated type: `[kv_head][mean | scale | inverse][HD]`
+    calibration: Vec<f32>,
     /// The cache before: `[kv_head][slot][row bytes]`
     k: Vec<u8>,
     v: Vec<u8>,
@@ -56,9 +56,13 @@ impl<const HD: usize> Case<HD> {
         let rows = (0..n).map(|_| r.floats(dims.dim + HD)).collect();
         let qkv = (0..n).map(|_| r.floats(dims.qkv())).collect();
         let (norms, mass) = (r.floats(2 * HD), r.floats(dims.kv_heads * capacity));
-        let means = r.floats(dims.kv_heads * HD);
+        let calibration = r.floats(dims.kv_heads * 3 * HD);
         let (observed, massed) = (n.div_ceil(2), before - before / 3);
-        Self { dims, types, capacity, before, rows, qkv, norms, means, k, v, observed, mass, massed }
+        Self { dims, types, capacity, before, rows, qkv, norms, calibration, k, v, observed, mass, massed }
+    }
+
+    fn calibration(&self, kv_head: usize) -> [&[f32]; 3] {
+        std::array::from_fn(|i| &self.calibration[(3 * kv_head + i) * HD..][..HD])
     }
 
     /// Normed and positioned head of token `t` at `start` of its row.
@@ -80,9 +84,9 @@ impl<const HD: usize> Case<HD> {
                 let slot = head * self.capacity + self.before + t;
                 let mut x = self.head(t, dims.q_pad() + head * HD, &self.norms[HD..]);
                 if types.k.rotated() {
+                    let [mean, scale, _] = self.calibration(head);
+                    x.iter_mut().zip(mean.iter().zip(scale)).for_each(|(x, (m, s))| *x = (*x - m) * s);
                     kv::rotate(&mut x);
-                    let mean = &self.means[head * HD..];
-                    x.iter_mut().zip(mean).for_each(|(x, mean)| *x -= mean);
                 }
                 kv_row::encode(Isa::Scalar, types.k, &x, &mut k[slot * k_row..][..k_row]);
                 let mut x: [f32; HD] =
@@ -143,6 +147,8 @@ impl<const HD: usize> Case<HD> {
         let mut q = self.head(t, head * HD, &self.norms[..HD]);
         q.iter_mut().for_each(|x| *x *= 1.0 / (HD as f32).sqrt());
         if self.types.k.rotated() {
+            let [_, _, inverse] = self.calibration(head / (self.dims.heads / self.dims.kv_heads));
+            q.iter_mut().zip(inverse).for_each(|(q, inverse)| *q *= inverse);
             kv::rotate(&mut q);
         }
         let (slots, mut sum) = (self.before + t + 1, Partial::EMPTY);
@@ -224,9 +230,11 @@ impl<const HD: usize> Case<HD> {
     fn observe(&self, device: &Device, [s, qkv, norms, k, v, _]: &[Buffer; 6], softmax: &Buffer) {
         let (n, mass) = (self.qkv.len(), floats(device, &self.mass));
         let options = self.options(64, if n == 1 { "-DONE" } else { "" });
-        let mut observe = kernel(device, ("observe", OBSERVE), &options, &[s, qkv, norms, k, softmax, &mass]);
+        let calibration = &floats(device, &self.calibration);
+        let buffers = [s, qkv, norms, calibration, k, softmax, &mass];
+        let mut observe = kernel(device, ("observe", OBSERVE), &options, &buffers);
         let observed = [self.observed as i32, self.massed as i32];
-        observe.arg_ints(6, &self.run()).unwrap().arg_ints(7, &observed).unwrap();
+        observe.arg_ints(7, &self.run()).unwrap().arg_ints(8, &observed).unwrap();
         let items = (self.before + n).next_multiple_of(64);
         device.launch(&observe, &[items, self.dims.kv_heads], &[64, 1]).unwrap();
         let [k, v] = [k, v].map(|b| {
@@ -241,8 +249,9 @@ impl<const HD: usize> Case<HD> {
     fn many(&self, device: &Device) {
         let all @ [s, qkv, norms, k, v, att] = &self.buffers(device);
         let (n, d) = (self.qkv.len(), self.dims);
-        let means = &floats(device, &self.means);
-        let mut rope = kernel(device, ("rope", ROPE), &self.options(32, ""), &[s, qkv, norms, means, k, v]);
+        let calibration = &floats(device, &self.calibration);
+        let mut rope =
+            kernel(device, ("rope", ROPE), &self.options(32, ""), &[s, qkv, norms, calibration, k, v]);
         rope.arg_ints(6, &self.run()).unwrap();
         device.launch(&rope, &[(d.heads + 2 * d.kv_heads) * 32, n], &[32, 1]).unwrap();
         let options = self.options(32, "-DQUERIES=8 -DSLOTS=16");
@@ -260,7 +269,7 @@ impl<const HD: usize> Case<HD> {
         let (d, chunks) = (self.dims, self.before / CHUNK + 1);
         let parts = floats(device, &vec![0.0; chunks * d.heads * HD]);
         let ml = floats(device, &vec![0.0; chunks * d.heads * 2]);
-        let args = [s, qkv, norms, &floats(device, &self.means), k, v, &parts, &ml];
+        let args = [s, qkv, norms, &floats(device, &self.calibration), k, v, &parts, &ml];
         let mut attend = kernel(device, ("attend_one", ATTEND_ONE), &self.options(64, ""), &args);
         attend.arg_ints(8, &self.run()).unwrap();
         device.launch(&attend, &[chunks * d.kv_heads * 64], &[64]).unwrap();

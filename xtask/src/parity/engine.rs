@@ -26,12 +26,12 @@ pub struct Variant<'a> {
 
 impl Engine {
     pub fn build(model: &Path, name: &str) -> Result<Engine> {
-        sh::run(&mut build::checked(model))?;
+        let built = build::checked(model)?;
         let files = build::target_dir().join("parity").join(name);
         fs::create_dir_all(&files).map_err(|e| Error::at(&files, e))?;
         // The next model's build takes the place of this one's.
         let program = files.join("antigravity");
-        fs::copy(build::checked_binary(), &program).map_err(|e| Error::at(&program, e))?;
+        fs::copy(&built, &program).map_err(|e| Error::at(&program, e))?;
         Ok(Engine { program, model: model.into(), files })
     }
 

@@ -2,10 +2,13 @@
 
 use super::report::{Tally, skip};
 use super::{Outcome, asserting, cargo, counted};
+use crate::android::Ndk;
+use crate::error::Result;
 use crate::{sh, toolchain};
-use std::path::Path;
+use std::process::Command;
 
-pub const TARGET: &str = "aarch64-unknown-linux-gnu";
+/// Static, so that an emulator needs no other files: what all parts run that run Arm's programs.
+pub const TARGET: &str = "aarch64-unknown-linux-musl";
 /// Cores without dot products, with them, with matrix products as well, and the sets that each must cover.
 pub const CPUS: &[(&str, &str)] = &[
     ("cortex-a53", "scalar neon"),
@@ -21,33 +24,33 @@ pub fn run() -> Outcome {
     if let Some((what, remedy)) = missing() {
         return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
     }
-    let test = ["test", "--workspace", "--exclude", "xtask", "--target", TARGET, "--no-fail-fast"];
     // Emulated floating point is slow: the other integration tests only run on this machine's CPU.
-    let mut tally = counted(asserting(&mut cargo(&test)).arg("--lib"))?;
-    tally += counted(asserting(&mut cargo(&test)).args(["--test", "engine", "golden::"]))?;
+    let mut tally = counted(tests()?.arg("--lib"))?;
+    tally += counted(tests()?.args(["--test", "engine", "golden::"]))?;
     for (cpu, sets) in CPUS {
-        let mut kernels = cargo(&test);
-        asserting(&mut kernels)
-            .args(["--test", "engine", "kernels::"])
-            .env("QEMU_CPU", cpu)
-            .env("EXPECTED_SETS", sets);
+        let mut kernels = tests()?;
+        kernels.args(["--test", "engine", "kernels::"]).env("QEMU_CPU", cpu).env("EXPECTED_SETS", sets);
         tally += counted(&mut kernels)?;
     }
     Ok(tally)
 }
 
+/// `cargo test` for 64-bit Arm, with Rust's checks of pointers.
+pub fn tests() -> Result<Command> {
+    let mut command =
+        cargo(&["test", "--workspace", "--exclude", "xtask", "--target", TARGET, "--no-fail-fast"]);
+    crate::cargo::prepare(&mut command, TARGET, Ndk::Never)?;
+    asserting(&mut command);
+    Ok(command)
+}
+
 /// The first thing that is not installed, and the command that installs it.
 pub fn missing() -> Option<(&'static str, &'static str)> {
-    let gcc = sh::on_path("aarch64-linux-gnu-gcc");
-    let libc = Path::new("/usr/aarch64-linux-gnu/lib/libc.so").exists();
     if !toolchain::has_std(TARGET) {
-        return Some(("Rust's aarch64 standard library", "rustup target add aarch64-unknown-linux-gnu"));
+        return Some(("Rust's standard library for Arm", "rustup target add aarch64-unknown-linux-musl"));
     }
-    if !gcc || !libc {
-        return Some((
-            "the aarch64 linker",
-            "sudo apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
-        ));
+    if toolchain::lld().is_err() {
+        return Some(("LLVM's linker", toolchain::LLD_REMEDY));
     }
     if !sh::on_path("qemu-aarch64-static") {
         return Some(("qemu-aarch64-static", "sudo apt-get install qemu-user-static"));

@@ -5,14 +5,11 @@ mod checks;
 mod measures;
 mod stand;
 
-use super::Outcome;
 use super::report::{Tally, skip};
+use super::{Outcome, arm};
 use crate::error::Error;
-use crate::{build, sh, toolchain};
+use crate::{build, sh};
 use stand::Bench;
-
-/// What the stand-in is built for.
-const TARGET: &str = "aarch64-unknown-linux-musl";
 
 /// What came of one check.
 pub enum Verdict {
@@ -33,8 +30,8 @@ pub fn run() -> Outcome {
     }
     // Built here, so that no check waits for a compiler.
     let model = build::model_dir("story")?;
-    build::quick_for(TARGET, Some(&model))?;
-    sh::run(&mut build::quick(&model))?;
+    build::tested_for(arm::TARGET, &model)?;
+    build::tested(&model)?;
     let bench = Bench::new().map_err(Error::Failed)?;
     let mut tally = Tally::default();
     for check in checks::ALL.iter().chain(measures::ALL) {
@@ -58,12 +55,6 @@ pub fn run() -> Outcome {
 
 /// The first thing that is not installed, and the command that installs it.
 fn missing() -> Option<(&'static str, &'static str)> {
-    let programs = [
-        ("adb", "sudo apt-get install adb"),
-        ("python3", "sudo apt-get install python3"),
-        ("qemu-aarch64-static", "sudo apt-get install qemu-user-static"),
-    ];
-    let target = ("Rust's aarch64 musl library", "rustup target add aarch64-unknown-linux-musl");
-    let absent = programs.into_iter().find(|(program, _)| !sh::on_path(program));
-    absent.or_else(|| (!toolchain::has_std(TARGET)).then_some(target))
+    let programs = [("adb", "sudo apt-get install adb"), ("python3", "sudo apt-get install python3")];
+    programs.into_iter().find(|(program, _)| !sh::on_path(program)).or_else(arm::missing)
 }

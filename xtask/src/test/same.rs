@@ -1,20 +1,32 @@
-//! Two clones in two folders, with two folders of cargo's, make the same program.
+//! Two clones in two folders, with two folders of cargo's, make the same static program, which runs on any Linux.
 
-use super::Outcome;
-use super::report::Tally;
+use super::report::{Tally, skip};
+use super::{Outcome, targets};
+use crate::android::Ndk;
 use crate::error::{Error, Result};
-use crate::{build, sh};
+use crate::{build, cargo, sh, toolchain};
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub fn run() -> Outcome {
+    let target = target();
+    if !toolchain::has_std(&target) || toolchain::lld().is_err() {
+        let remedy = format!("rustup target add {target}; {}", toolchain::LLD_REMEDY);
+        return Ok(skip(
+            &format!("Rust's standard library for {target} or LLVM's linker is missing"),
+            &remedy,
+        ));
+    }
     let place = build::target_dir().join("same");
     // What an earlier run left may be of other files.
     let _ = fs::remove_dir_all(&place);
     let builds = ["here", "there/further"].map(|name| program(&place.join(name)));
     let [a, b] = builds;
+    let (a, b) = (a?, b?);
+    targets::told_by(Command::new(&a), &build::model_dir("story")?)?;
+    let [a, b] = [&a, &b].map(|file| fs::read(file).map_err(|e| Error::at(file, e)));
     let (a, b) = (a?, b?);
     if a != b {
         let at = a.iter().zip(&b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
@@ -32,8 +44,12 @@ pub fn run() -> Outcome {
     Ok(Tally::ONE)
 }
 
+fn target() -> String {
+    format!("{}-unknown-linux-musl", std::env::consts::ARCH)
+}
+
 /// The program built from a copy of this project's files in `place`.
-fn program(place: &Path) -> Result<Vec<u8>> {
+fn program(place: &Path) -> Result<PathBuf> {
     let (clone, home, target) = (place.join("clone"), place.join("cargo"), place.join("target"));
     let files = sh::stdout(Command::new("git").args(["ls-files", "-z"]).current_dir(sh::root()))?;
     for file in String::from_utf8_lossy(&files).split_terminator('\0') {
@@ -49,20 +65,16 @@ fn program(place: &Path) -> Result<Vec<u8>> {
             symlink(&there, home.join(kept)).map_err(|e| Error::at(&home, e))?;
         }
     }
+    let triple = self::target();
+    let mut command = sh::cargo(&["build", "--package", "antigravity", "--no-default-features", "--target"]);
     // Not optimised, which would take four times as long and put no path anywhere.
-    let words = ["build", "--package", "antigravity", "--profile", "quick", "--no-default-features"];
-    let mut cargo = sh::cargo(&words);
-    cargo.args([
-        "--config",
-        "profile.quick.opt-level=0",
-        "--config",
-        "profile.quick.package.'*'.opt-level=0",
-    ]);
-    cargo.current_dir(&clone).env("CARGO_HOME", &home).env("CARGO_TARGET_DIR", &target);
-    cargo.env("ANTIGRAVITY_MODEL", "story");
-    sh::run(&mut build::shipped(cargo, &clone, &target)?)?;
-    let binary = target.join("quick/antigravity");
-    fs::read(&binary).map_err(|e| Error::at(&binary, e))
+    let profile = ["opt-level=0", "strip=true", "package.antigravity.opt-level=0"];
+    command.arg(&triple).args(profile.iter().flat_map(|s| ["--config".into(), format!("profile.dev.{s}")]));
+    command.current_dir(&clone).env("CARGO_HOME", &home).env("CARGO_TARGET_DIR", &target);
+    command.env("ANTIGRAVITY_MODEL", "story");
+    cargo::prepare(&mut command, &triple, Ndk::Never)?;
+    sh::run(&mut build::shipped(command, &clone, &target)?)?;
+    Ok(target.join(triple).join("debug/antigravity"))
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {

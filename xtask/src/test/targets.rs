@@ -1,10 +1,10 @@
-//! The parts of the tests that build the release binary for other targets, look into it, and run it if they can.
+//! The parts of the tests that build what users get, look into it, and run it if they can.
 
-use super::Outcome;
 use super::report::{Tally, skip};
+use super::{Outcome, arm};
 use crate::error::{Error, Result};
 use crate::targets::{ANDROID, Features};
-use crate::{android, build, sh, size, toolchain};
+use crate::{android, build, sh, size};
 use serde_json::Value;
 use std::env::consts::ARCH;
 use std::path::Path;
@@ -13,29 +13,40 @@ use std::process::Command;
 /// The case under `tests/golden` that is told again.
 const STORY: &str = "tests/golden/story/once.json";
 
-/// Always without an NDK, so that it is the same on every machine.
-pub fn android() -> Outcome {
+/// The release binaries for Android and for this machine, with all commands and with the one they have at least. Most
+/// of such a build is the linker, which works on one core, so both are built side by side.
+pub fn sizes() -> Outcome {
+    std::thread::scope(|scope| {
+        let android = scope.spawn(android);
+        let mut tally = here()?;
+        tally += android.join().expect("invariant: nothing in it panics")?;
+        Ok(tally)
+    })
+}
+
+/// Android loads it. Always without an NDK, so that it is the same on every machine.
+fn android() -> Outcome {
     if let Some((what, remedy)) = android::missing() {
         return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
     }
     let story = build::model_dir("story")?;
+    let maker = build::tested(&story)?;
     let mut tally = Tally::default();
     for features in [Features::None, Features::Default] {
-        let binary = build::release_with(features, ANDROID, Some(&story), android::Ndk::Never)?;
+        let binary = build::release_aside(features, ANDROID, &story)?;
         let bytes = size::check(&binary, ANDROID, features)?;
         eprintln!("{} {}: {}", binary.display(), features.words(), size::megabytes(bytes));
         // With a model inside it is still what Android loads.
-        sh::run(&mut build::quick(&story))?;
         let bundle = binary.with_file_name("story");
-        build::bundle_by(&build::quick_binary(), &story, &binary, &bundle)?;
+        build::bundle_by(&maker, &story, &binary, &bundle)?;
         build::fit_for(ANDROID, bundle)?;
         tally += Tally::ONE;
     }
     Ok(tally)
 }
 
-/// This machine's own program, with all commands and with the one that it has at least, which tells the story too.
-pub fn sizes() -> Outcome {
+/// This machine's own program tells the story.
+fn here() -> Outcome {
     let host = build::host();
     if !size::limits(&host) {
         let remedy = "nothing to install; see xtask/src/size.rs";
@@ -53,51 +64,23 @@ pub fn sizes() -> Outcome {
     Ok(tally)
 }
 
-/// This machine's own static binary, and that of 64-bit Arm under emulation.
-pub fn statics() -> Outcome {
-    let mut architectures = vec![ARCH, "aarch64"];
-    architectures.dedup();
-    let mut tally = Tally::default();
-    for architecture in architectures {
-        let target = format!("{architecture}-unknown-linux-musl");
-        tally += match missing(architecture, &target) {
-            Some((what, remedy)) => {
-                skip(&format!("{what} is missing"), &format!("install it with: {remedy}"))
-            }
-            None => same_story(architecture, &target).map(|()| Tally::ONE)?,
-        };
+/// The static binary of 64-bit Arm, emulated where this machine is none.
+pub fn on_arm() -> Outcome {
+    if let Some((what, remedy)) = arm::missing() {
+        return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
     }
-    Ok(tally)
-}
-
-fn missing(architecture: &str, target: &str) -> Option<(String, String)> {
-    if !toolchain::has_std(target) {
-        return Some((
-            format!("Rust's standard library for {target}"),
-            format!("rustup target add {target}"),
-        ));
+    let story = build::model_dir("story")?;
+    let binary = build::tested_for(arm::TARGET, &story)?;
+    told_by(command(&binary, "aarch64"), &story)?;
+    if emulator("aarch64").is_some() {
+        PAGES.iter().try_for_each(|&page| with_pages(&binary, "aarch64", page))?;
     }
-    if toolchain::lld().is_err() {
-        return Some(("LLVM's linker".into(), toolchain::LLD_REMEDY.into()));
-    }
-    let emulator = emulator(architecture)?;
-    let lacking = !sh::on_path(&emulator);
-    lacking.then(|| (emulator, "sudo apt-get install qemu-user-static".into()))
+    Ok(Tally::ONE)
 }
 
 /// The program that runs those of another processor.
 fn emulator(architecture: &str) -> Option<String> {
     (architecture != ARCH).then(|| format!("qemu-{architecture}-static"))
-}
-
-fn same_story(architecture: &str, target: &str) -> Result<()> {
-    let story = build::model_dir("story")?;
-    let binary = build::quick_for(target, Some(&story))?;
-    told_by(command(&binary, architecture), &story)?;
-    if emulator(architecture).is_some() {
-        PAGES.iter().try_for_each(|&page| with_pages(&binary, architecture, page))?;
-    }
-    Ok(())
 }
 
 /// Page sizes of kernels for 64-bit Arm besides the usual 4 KiB, which is this machine's.
@@ -133,7 +116,7 @@ fn command(binary: &Path, architecture: &str) -> Command {
 }
 
 /// Runs the program on the golden case.
-fn told_by(mut run: Command, story: &Path) -> Result<()> {
+pub fn told_by(mut run: Command, story: &Path) -> Result<()> {
     let file = sh::root().join(STORY);
     let text = std::fs::read_to_string(&file).map_err(|e| Error::at(&file, e))?;
     let case: Value = serde_json::from_str(&text).map_err(|e| Error::at(&file, e))?;

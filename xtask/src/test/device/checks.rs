@@ -2,7 +2,8 @@
 
 use super::stand::{Bench, Checked, Phone, Running, age, here, said, send};
 use super::{Check, Verdict};
-use crate::{sh, toolchain};
+use crate::sh;
+use crate::test::arm;
 use std::fs;
 use std::io::Write;
 use std::process::Stdio;
@@ -345,15 +346,10 @@ fn golden_mismatch(bench: &Bench) -> Checked<Verdict> {
 }
 
 fn runner(bench: &Bench) -> Checked<Verdict> {
-    const TARGET: &str = "aarch64-unknown-linux-gnu";
-    if !toolchain::has_std(TARGET) || !sh::on_path("aarch64-linux-gnu-gcc") {
-        let remedy = "sudo apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross; rustup target add aarch64-unknown-linux-gnu";
-        return Ok(Verdict::Skipped("the aarch64 linker or standard library is missing", remedy));
-    }
     let phone = phone(bench)?;
     let xtask = bench.xtask(&[]);
-    let mut test = sh::cargo(&["test", "--package", "antigravity", "--target", TARGET, "--test", "engine"]);
-    test.args(["--", "random_interleavings"]).stdin(Stdio::null());
+    let mut test = arm::tests().map_err(|e| e.to_string())?;
+    test.args(["--test", "engine", "--", "random_interleavings"]).stdin(Stdio::null());
     for (name, value) in xtask.get_envs() {
         match value {
             Some(value) => test.env(name, value),
@@ -361,7 +357,7 @@ fn runner(bench: &Bench) -> Checked<Verdict> {
         };
     }
     test.env(
-        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
+        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER",
         format!("{} runner", xtask.get_program().to_string_lossy()),
     );
     let said = said(test.env("ANDROID_SERIAL", &phone.serial))?;

@@ -190,7 +190,7 @@ fn profile_local(bench: &Bench) -> Checked<Verdict> {
 
 fn profile_seconds(bench: &Bench) -> Checked<Verdict> {
     let phone = phone(bench)?;
-    let flags = ["--seconds", "2", "--", "--max-seq-len", "60000"];
+    let flags = ["--seconds", "6", "--", "--max-seq-len", "60000"];
     let (profile, _, _) = profiled(&said(&mut phone.task("profile", &flags))?)?;
     let seconds = profile["seconds"].as_f64().unwrap_or(0.0);
     expect((1.0..60.0).contains(&seconds), || format!("{seconds} s"))?;

@@ -50,7 +50,7 @@ impl Bench {
         for name in ["ANDROID_SERIAL", "ANTIGRAVITY_DEVICE", "ANTIGRAVITY_SIMD", "QEMU_CPU"] {
             xtask.env_remove(name);
         }
-        xtask.env("ANTIGRAVITY_MODEL", "story").env(build::QUICK, "1").stdin(Stdio::null());
+        xtask.env("ANTIGRAVITY_MODEL", "story").env(build::TESTED, "1").stdin(Stdio::null());
         xtask
     }
 
@@ -243,7 +243,7 @@ pub fn send(signal: &str, pid: u32) -> Checked<()> {
 
 /// The program built for this machine, with the bundled model.
 pub fn here(words: &[&str]) -> Command {
-    let mut program = Command::new(build::quick_binary());
+    let mut program = Command::new(build::debug_binary(&[]));
     program.args(words).arg("-m").arg(sh::root().join("models/story")).stdin(Stdio::null());
     program
 }

@@ -1,0 +1,157 @@
+//! Calibration: what keys and queries go through before they are rotated, where a cache's type of keys is.
+
+use crate::dims::{HEAD_DIM, KV_DIM, KV_HEADS, LAYERS};
+use crate::model::trace::digest;
+use numeric::kv::rotate;
+
+/// Mean keys, and scales of keys and queries: `[layer][kv_head][mean | scale | inverse][HEAD_DIM]`, all finite.
+///
+/// The same vector taken from every key of a head changes all scores of a query alike, and softmax does not see it. What
+/// is left is smaller, so a block's sixteen steps are finer. A channel of the keys times a scale and of the queries times
+/// its inverse changes no score, and after the rotation all channels of a stored key are equally wrong. So the scale is
+/// large where queries are, and small where keys are: then what is wrong weighs least.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Calibration(Vec<f32>);
+
+/// What one layer has of one KV head: `[HEAD_DIM]` each.
+#[derive(Debug, Clone, Copy)]
+pub struct Channels<'a> {
+    means: &'a [f32],
+    scales: &'a [f32],
+    inverses: &'a [f32],
+}
+
+impl Calibration {
+    /// How it is computed. Files that keep it name it. The first were mean keys alone, rotated.
+    pub const REVISION: u32 = 2;
+    /// Its bytes, as it is kept in files: means and scales.
+    pub const FILE_BYTES: usize = 8 * LAYERS * KV_DIM;
+    /// Its bytes in memory.
+    pub const BYTES: usize = 12 * LAYERS * KV_DIM;
+    /// The largest scale, and the inverse of the smallest.
+    pub const MAX_SCALE: f32 = 16.0;
+    /// Floats of one layer.
+    const OF_LAYER: usize = 3 * KV_DIM;
+    /// One layer's that changes nothing.
+    pub const NONE: [f32; Self::OF_LAYER] = {
+        let mut none = [1.0; Self::OF_LAYER];
+        let mut i = 0;
+        while i < Self::OF_LAYER {
+            if i % (3 * HEAD_DIM) < HEAD_DIM {
+                none[i] = 0.0;
+            }
+            i += 1;
+        }
+        none
+    };
+
+    /// The name of the tensor that it is in a packed file.
+    pub fn tensor() -> String {
+        format!("calibration.{}", Self::REVISION)
+    }
+
+    /// Of means and scales, each `[layer][kv_head][HEAD_DIM]`. A mean that is not finite becomes 0, a scale that is none
+    /// becomes 1.
+    ///
+    /// # Panics
+    ///
+    /// They are not as many as the model has.
+    pub fn new(means: &[f32], scales: &[f32]) -> Self {
+        assert!(means.len() == LAYERS * KV_DIM && scales.len() == means.len());
+        let heads = means.chunks_exact(HEAD_DIM).zip(scales.chunks_exact(HEAD_DIM));
+        let channels = heads.flat_map(|(means, scales)| {
+            let means = means.iter().map(|m| if m.is_finite() { *m } else { 0.0 });
+            let sound = |s: &f32| {
+                if s.is_finite() && *s > 0.0 { s.clamp(Self::least(), Self::MAX_SCALE) } else { 1.0 }
+            };
+            let scales: Vec<f32> = scales.iter().map(sound).collect();
+            let inverses: Vec<f32> = scales.iter().map(|s| 1.0 / s).collect();
+            means.chain(scales).chain(inverses).collect::<Vec<f32>>()
+        });
+        Self(channels.collect())
+    }
+
+    /// One that changes nothing.
+    pub fn none() -> Self {
+        Self::new(&[0.0; LAYERS * KV_DIM], &[1.0; LAYERS * KV_DIM])
+    }
+
+    fn least() -> f32 {
+        1.0 / Self::MAX_SCALE
+    }
+
+    /// That of [`Calibration::to_bytes`]; `None` where there are too few or too many bytes, or one value cannot be.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let floats: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        let (means, scales): (Vec<_>, Vec<_>) =
+            floats.chunks_exact(2 * HEAD_DIM).map(|head| head.split_at(HEAD_DIM)).unzip();
+        let (means, scales) = (means.concat(), scales.concat());
+        let sound = |s: &f32| (Self::least()..=Self::MAX_SCALE).contains(s);
+        let sound = means.iter().all(|m| m.is_finite()) && scales.iter().all(sound);
+        (bytes.len() == Self::FILE_BYTES && sound).then(|| Self::new(&means, &scales))
+    }
+
+    /// Means and scales, little endian: `[layer][kv_head][mean | scale][HEAD_DIM]`.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let kept = self.0.chunks_exact(3 * HEAD_DIM).flat_map(|head| &head[..2 * HEAD_DIM]);
+        kept.flat_map(|x| x.to_le_bytes()).collect()
+    }
+
+    /// That of one layer.
+    pub fn of_layer(&self, layer: usize) -> &[f32] {
+        &self.0[layer * Self::OF_LAYER..][..Self::OF_LAYER]
+    }
+
+    /// Tells it from others.
+    pub fn checksum(&self) -> u64 {
+        digest(&self.0)
+    }
+
+    /// Tells its means from others, rotated: what sessions name that have keys less these, without scales.
+    pub fn checksum_of_means(&self) -> u64 {
+        let mut means: Vec<f32> =
+            self.0.chunks_exact(3 * HEAD_DIM).flat_map(|head| &head[..HEAD_DIM]).copied().collect();
+        means.chunks_exact_mut(HEAD_DIM).for_each(rotate);
+        digest(&means)
+    }
+}
+
+impl<'a> Channels<'a> {
+    /// Those of a KV head, of a layer's.
+    pub fn of(layer: &'a [f32], kv_head: usize) -> Self {
+        debug_assert!(kv_head < KV_HEADS);
+        let (means, rest) = layer[kv_head * 3 * HEAD_DIM..][..3 * HEAD_DIM].split_at(HEAD_DIM);
+        let (scales, inverses) = rest.split_at(HEAD_DIM);
+        Self { means, scales, inverses }
+    }
+
+    /// A key as it is stored: less the mean, scaled, rotated.
+    pub fn key(self, k: &mut [f32; HEAD_DIM]) {
+        let channels = self.means.iter().zip(self.scales);
+        k.iter_mut().zip(channels).for_each(|(k, (mean, scale))| *k = (*k - mean) * scale);
+        rotate(k);
+    }
+
+    /// A query as stored keys expect it: scaled, rotated.
+    pub fn query(self, q: &mut [f32; HEAD_DIM]) {
+        q.iter_mut().zip(self.inverses).for_each(|(q, inverse)| *q *= inverse);
+        rotate(q);
+    }
+
+    /// A key as it is stored, of one that was stored by an older program: rotated, and less the mean or whole.
+    pub fn renew(self, k: &mut [f32; HEAD_DIM], less: Less) {
+        rotate(k);
+        if less == Less::Mean {
+            k.iter_mut().zip(self.means).for_each(|(k, mean)| *k += mean);
+        }
+        self.key(k);
+    }
+}
+
+/// What keys of an older program are less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "they say it")]
+pub enum Less {
+    Nothing,
+    Mean,
+}
