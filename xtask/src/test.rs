@@ -44,7 +44,6 @@ const PARTS: &[Part] = &[
     Part { name: "cargo", when: Always, about: "unit and integration tests", run: cargo_test },
     Part { name: "parity", when: Always, about: "logits and text equal to those of transformers", run: parity_with_reference },
     Part { name: "refusal", when: Always, about: "a model of another architecture is refused in a line", run: another_architecture },
-    Part { name: "grammar", when: All, about: "a build without grammars says what brings them", run: a_grammar },
     Part { name: "assertions", when: All, about: "the tests of the CPU and of model files with Rust's checks of pointers", run: with_assertions },
     Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
     Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the story model's README says so", run: quality_of_the_cache },
@@ -54,7 +53,7 @@ const PARTS: &[Part] = &[
     Part { name: "aarch64", when: All, about: "unit, golden and kernel tests on 64-bit Arm", run: arm::run },
     Part { name: "device", when: All, about: "deploy, run, golden, bench and profile through adb, and what may go wrong", run: device::run },
     Part { name: "static", when: All, about: "Arm's static binary tells the story, whatever size pages have", run: targets::on_arm },
-    Part { name: "same", when: All, about: "two builds in two folders are the same bytes, without a path of this machine", run: same::run },
+    Part { name: "same", when: All, about: "two builds in two folders are the same bytes, and work", run: same::run },
     Part { name: "size", when: All, about: "sizes of the release binaries, whole and least; Android loads its own", run: targets::sizes },
 ];
 
@@ -218,24 +217,6 @@ fn asserting(command: &mut std::process::Command) -> &mut std::process::Command 
         command.args(["--config", &format!("profile.dev.package.{package}.debug-assertions=true")]);
     }
     command
-}
-
-/// The default build says what brings grammars.
-fn a_grammar() -> Outcome {
-    let story = build::model_dir("story")?;
-    sh::run(&mut build::unoptimised(&story))?;
-    for flag in ["--grammar", "--json-schema"] {
-        let mut program = std::process::Command::new(build::debug_binary(&[]));
-        program.args(["generate", "-p", "x", flag, "{}"]).arg("--model").arg(&story);
-        let out = sh::output(&mut program)?;
-        let said = String::from_utf8_lossy(&out.stderr);
-        if out.status.code() != Some(2)
-            || ![flag, "--features grammar"].iter().all(|word| said.contains(word))
-        {
-            return Err(Error::Failed(format!("`{}` ends with {}: {said}", sh::show(&program), out.status)));
-        }
-    }
-    Ok(Tally::ONE)
 }
 
 /// A model of another architecture does not build.

@@ -25,7 +25,9 @@ pub fn run() -> Outcome {
     let builds = ["here", "there/further"].map(|name| program(&place.join(name)));
     let [a, b] = builds;
     let (a, b) = (a?, b?);
-    targets::told_by(Command::new(&a), &build::model_dir("story")?)?;
+    let story = build::model_dir("story")?;
+    targets::told_by(Command::new(&a), &story)?;
+    says_what_brings_grammars(&a, &story)?;
     let [a, b] = [&a, &b].map(|file| fs::read(file).map_err(|e| Error::at(file, e)));
     let (a, b) = (a?, b?);
     if a != b {
@@ -42,6 +44,19 @@ pub fn run() -> Outcome {
     }
     let _ = fs::remove_dir_all(&place);
     Ok(Tally::ONE)
+}
+
+/// It has none, as what users get by default.
+fn says_what_brings_grammars(program: &Path, model: &Path) -> Result<()> {
+    for flag in ["--grammar", "--json-schema"] {
+        let mut run = Command::new(program);
+        let out = sh::output(run.args(["generate", "-p", "x", flag, "{}", "--model"]).arg(model))?;
+        let said = String::from_utf8_lossy(&out.stderr);
+        if out.status.code() != Some(2) || ![flag, "--features grammar"].iter().all(|w| said.contains(w)) {
+            return Err(Error::Failed(format!("`{}` ends with {}: {said}", sh::show(&run), out.status)));
+        }
+    }
+    Ok(())
 }
 
 fn target() -> String {
