@@ -16,6 +16,10 @@ pub const CPUS: &[(&str, &str)] = &[
     ("max,sve=off", "scalar neon neon-dotprod neon-i8mm"),
 ];
 
+/// Tests of time and memory, which those of an emulator say nothing about.
+const TIMED: [&str; 2] =
+    ["the_time_of_a_megabyte_is_not_quadratic", "hostile_templates_end_soon_and_in_little_memory"];
+
 pub fn run() -> Outcome {
     if std::env::consts::ARCH == "aarch64" {
         eprintln!("this machine is 64-bit Arm: the tests above covered it");
@@ -25,7 +29,8 @@ pub fn run() -> Outcome {
         return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
     }
     // Emulated floating point is slow: the other integration tests only run on this machine's CPU.
-    let mut tally = counted(tests()?.arg("--lib"))?;
+    let timed = TIMED.iter().flat_map(|name| ["--skip", name]);
+    let mut tally = counted(tests()?.args(["--lib", "--"]).args(timed))?;
     tally += counted(tests()?.args(["--test", "engine", "golden::"]))?;
     for (cpu, sets) in CPUS {
         let mut kernels = tests()?;
