@@ -13,17 +13,24 @@ const WAYS: &[&[&str]] = &[
     &["--prefill-chunk", "1"],
     &["--gpu-attn", "--zero-copy"],
 ];
+/// Weights and caches that each model is checked with, and those of [`THOROUGH`] ones. A device's compiler takes seconds
+/// for each.
+const SETTINGS: &[&[&str]] = &[FLOAT, &["--kv-type", "q4"]];
+const MORE: &[&[&str]] = &[&["--kv-type", "f32"], &["--kv-type", "q8"]];
+/// One with biases, and one with two kinds of layers.
+const THOROUGH: [&str; 2] = ["m4-qwen2-bf16", "m9-gemma3-270m-bf16"];
 const DEVICE: &[&str] = &["--backend", "opencl", "--cl-device", "0"];
 
 /// Logits with both kinds of weights and several types of cache, against the CPU's. Without OpenCL nothing is checked,
 /// which is said, and is a failure where `CI` is set.
 pub fn check(engine: &Engine, reference: &Reference) -> Tally {
     let (mut tally, case) = (Tally::default(), longest(reference));
-    for settings in [FLOAT, &["--kv-type", "f32"], &["--kv-type", "q8"], &["--kv-type", "q4"]] {
+    let more = if THOROUGH.contains(&reference.name.as_str()) { MORE } else { &[] };
+    for settings in SETTINGS.iter().chain(more) {
         let cpu = Variant { flags: settings, ..Variant::default() };
         let expected = engine.logits(&case.ids, reference.vocab, cpu);
         for way in WAYS {
-            let flags = [settings, DEVICE, way].concat();
+            let flags = [settings, DEVICE, *way].concat();
             let device = Variant { flags: &flags, opencl: true, ..Variant::default() };
             let found = engine.logits(&case.ids, reference.vocab, device);
             let outcome = match (&expected, found) {
