@@ -29,6 +29,9 @@ pub fn check(engine: &Engine, reference: &Reference) -> Tally {
     for (what, found) in ways {
         tally.count(&reference.name, same(what, &plain, found));
     }
+    if reference.has_learned_positions() {
+        return tally;
+    }
     let long = format!("{prompt} ").repeat(12);
     for policy in ["sliding", "snapkv", "h2o"] {
         let evicting = ["--max-seq-len", "48", "--eviction-policy", policy, "--eviction-window", "32"];
@@ -87,14 +90,13 @@ fn batch(engine: &Engine, prompt: &str) -> Result<String> {
     Err(Error::Failed("the batch has no second answer".into()))
 }
 
-/// Cut in two.
+/// Saved behind the prompt: what a toy says next may end within a character.
 fn session(engine: &Engine, prompt: &str) -> Result<String> {
     let file = engine.file("text.session");
     let _ = fs::remove_file(&file);
     let file = file.to_string_lossy();
-    let begun = told(engine, prompt, &["--num-tokens", "11", "--session", &file])?;
-    let rest = told(engine, &format!("{prompt}{begun}"), &["--num-tokens", "13", "--session", &file])?;
-    Ok(format!("{begun}{rest}"))
+    told(engine, prompt, &["--num-tokens", "0", "--session", &file])?;
+    told(engine, prompt, &["--num-tokens", TOKENS, "--session", &file])
 }
 
 /// Where the digests are written down.
