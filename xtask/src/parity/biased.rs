@@ -52,7 +52,8 @@ fn biased(model: &Path, dir: &Path) -> Result<bool> {
     let header: Value =
         serde_json::from_slice(rest.get(..length).ok_or_else(damaged)?).map_err(|_| damaged())?;
     let entries = header.as_object().ok_or_else(damaged)?.iter();
-    let has_bias = |(name, entry): &(&String, &Value)| name.ends_with("k_proj.bias") && entry["dtype"] == "BF16";
+    let has_bias =
+        |(name, entry): &(&String, &Value)| name.ends_with("k_proj.bias") && entry["dtype"] == "BF16";
     let entries: Vec<_> = entries.filter(has_bias).collect();
     if entries.is_empty() {
         return Ok(false);
