@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io, process};
 
 use files::bundle;
-use files::config::{ModelConfig, RopeScaling};
+use files::config::{LongRope, ModelConfig, Rope, RopeScaling, Scales};
 use files::hub;
 use files::source::gguf::{Gguf, only_gguf};
 
@@ -108,16 +108,6 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     // The Hugging Face cache calls a folder `models--org--name`; of a name there, a word may follow that chooses a file.
     let short = short.split(':').next().unwrap_or_default();
     let short = short.strip_prefix("models--").and_then(|n| n.split("--").last()).unwrap_or(short);
-    let scaling = match m.rope_scaling {
-        RopeScaling::Plain => "RopeScaling::Plain".to_string(),
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
-            format!(
-                "RopeScaling::Llama3 {{ factor: {factor:?}, low_freq_factor: {low_freq_factor:?}, \
-                 high_freq_factor: {high_freq_factor:?}, original_max_position: {original_max_position} }}"
-            )
-        }
-        RopeScaling::Divisors(divisors) => format!("RopeScaling::Divisors(&{divisors:?})"),
-    };
     // A program that leaves this machine says which commit it is of, and no folder of this machine.
     let shipped = env::var("ANTIGRAVITY_SHIPPED").ok();
     let dir = match shipped {
@@ -153,8 +143,52 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     put("Bias on the attention output.", format!("O_BIAS: bool = {}", m.o_bias));
     put("RMS norm on every q and k head before RoPE.", format!("QK_NORM: bool = {}", m.qk_norm));
     put("The output head shares the embedding matrix.", format!("TIED: bool = {}", m.tied));
-    put("Epsilon of every RMS norm.", format!("RMS_EPS: f64 = {:?}", m.rms_eps));
-    put("RoPE base.", format!("ROPE_THETA: f64 = {:?}", m.rope_theta));
-    put("RoPE frequency scaling.", format!("ROPE_SCALING: RopeScaling = {scaling}"));
+    put("Epsilon of every norm.", format!("NORM_EPS: f64 = {:?}", m.norm_eps));
+    s + &switches(m)
+}
+
+/// The part of `dims.rs` by which families differ.
+fn switches(m: &ModelConfig) -> String {
+    let scaling = match m.rope.scaling {
+        RopeScaling::Plain => "RopeScaling::Plain".to_string(),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+            format!(
+                "RopeScaling::Llama3 {{ factor: {factor:?}, low_freq_factor: {low_freq_factor:?}, \
+                 high_freq_factor: {high_freq_factor:?}, original_max_position: {original_max_position} }}"
+            )
+        }
+        RopeScaling::Divisors(divisors) => format!("RopeScaling::Divisors(&{divisors:?})"),
+    };
+    let long = m.rope.long.map_or("None".into(), |LongRope { divisors, beyond }| {
+        format!("Some(LongRope {{ divisors: &{divisors:?}, beyond: {beyond} }})")
+    });
+    let Rope { dim, theta, attention_factor, local_theta, .. } = m.rope;
+    let Scales { embedding, attention, residual, logits } = m.scales;
+    let kinds: Vec<String> = m.layer_kinds.iter().map(|kind| format!("LayerKind::{kind:?}")).collect();
+    let mut s = String::new();
+    let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
+    put("How a layer's input is normed.", format!("NORM: Norm = Norm::{:?}", m.norm));
+    put(
+        "What attention and the feed-forward layer give is normed before it joins the residual.",
+        format!("POST_NORMS: bool = {}", m.post_norms),
+    );
+    put("The feed-forward layer.", format!("MLP: Mlp = Mlp::{:?}", m.mlp));
+    put("Of each layer.", format!("LAYER_KINDS: [LayerKind; LAYERS] = [{}]", kinds.join(", ")));
+    put("Slots that a local layer sees; 0 where there is none.", format!("WINDOW: usize = {}", m.window));
+    put(
+        "Elements of a head that RoPE rotates, the first ones; 0 where positions are learned.",
+        format!("ROPE_DIM: usize = {dim}"),
+    );
+    put(
+        "RoPE as the config says it.",
+        format!(
+            "ROPE: Rope = Rope {{ dim: {dim}, theta: {theta:?}, scaling: {scaling}, long: {long}, \
+             attention_factor: {attention_factor:?}, local_theta: {local_theta:?} }}"
+        ),
+    );
+    put("What rows of the embedding are multiplied with.", format!("EMBEDDING_SCALE: f64 = {embedding:?}"));
+    put("The same of queries.", format!("ATTENTION_SCALE: f64 = {attention:?}"));
+    put("The same of what joins the residual.", format!("RESIDUAL_SCALE: f64 = {residual:?}"));
+    put("The same of logits.", format!("LOGIT_SCALE: f64 = {logits:?}"));
     s
 }

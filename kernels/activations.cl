@@ -1,8 +1,8 @@
 // Prefill: the inputs of a matrix, one work-group per token, quantised where the matrix is.
 //
-// INPUT_NORM   RMS norm of the residual
+// INPUT_NORM   norm of the residual
 // INPUT_ATT    attention's output
-// INPUT_SILU   silu(gate) * up
+// INPUT_FFN    silu(gate) * up, or what the model has instead
 //
 // out: acts [token][COLS / 32][8 words] and scales [token][COLS / 32], or floats [token][COLS]
 // at: the first token that is read, where the first one is written
@@ -11,16 +11,20 @@
 #error a shape of the input is not defined
 #endif
 
-// Element i of the input; the norm's scale is `scale`.
+// Element i of the input.
+#if defined(INPUT_NORM)
+#define element(src, in, scale, i) NORMED((src)[i], scale, in, i, COLS)
+#else
 float element(const __global float *src, const __global float *in, float scale, int i) {
-#if defined(INPUT_SILU)
-    return silu(src[i]) * src[FFN_PAD + i];
-#elif defined(INPUT_NORM)
-    return src[i] * scale * in[i];
+#if defined(INPUT_FFN) && GATED
+    return ACTIVATED(src[i]) * src[FFN_PAD + i];
+#elif defined(INPUT_FFN)
+    return ACTIVATED(src[i] + in[i]);
 #else
     return src[i];
 #endif
 }
+#endif
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
     const __global float *src, const __global float *in, __global float *out, __global float *scales, int2 at) {
@@ -31,13 +35,17 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
     __local float x[COLS];
     for (int i = lid; i < COLS; i += WG) x[i] = row[i];
     barrier(CLK_LOCAL_MEM_FENCE);
-    float scale = norm_scale(x, COLS, red);
-#elif defined(INPUT_SILU)
-    const __global float *row = src + (size_t)from * (2 * FFN_PAD);
+    float scale = SCALE_OF_NORM(x, COLS, red);
+#define ELEMENTS x
+#elif defined(INPUT_FFN)
+    const __global float *row = src + (size_t)from * (HALVES_OF_FFN * FFN_PAD);
     float scale = 1.0f;
 #else
     const __global float *row = src + (size_t)from * COLS;
     float scale = 1.0f;
+#endif
+#ifndef ELEMENTS
+#define ELEMENTS row
 #endif
 #if QUANTISED
     // Four neighbours share a block; each holds eight of its columns.
@@ -47,7 +55,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
         float8 v = 0.0f;
         if (o < COLS / 8) {
             float *e = (float *)&v;
-            for (int i = 0; i < 8; i++) e[i] = element(row, in, scale, 8 * o + i);
+            for (int i = 0; i < 8; i++) e[i] = element(ELEMENTS, in, scale, 8 * o + i);
         }
         red[lid] = most8(v);
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -60,6 +68,6 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 #else
-    for (int i = lid; i < COLS; i += WG) out[(size_t)to * COLS + i] = element(row, in, scale, i);
+    for (int i = lid; i < COLS; i += WG) out[(size_t)to * COLS + i] = element(ELEMENTS, in, scale, i);
 #endif
 }

@@ -48,20 +48,33 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     // Slots that this item's query sees, and the most that one of the tile does.
     int seen = before + min(first_row + mine, rows - 1) / GROUP + 1;
     int all = before + min(first_row + QUERIES - 1, rows - 1) / GROUP + 1;
+#if WINDOW
+    // Slots before those that this item's query sees, and the first chunk of which one of the tile's does.
+    int hidden = max(seen - WINDOW, 0), skipped = max(before + first_row / GROUP + 1 - WINDOW, 0) / CHUNK * CHUNK;
+#else
+    const int skipped = 0;
+#endif
     const __local float *my_q = q + mine * WIDE;
     __local float *my_p = p + mine * CHUNK, *my_red = red + mine * 16;
     float o[DIMS];
     for (int k = 0; k < DIMS; k++) o[k] = 0.0f;
     float m = LEAST, l = 0.0f;
-    for (int chunk = 0; chunk < all; chunk += CHUNK) {
+    for (int chunk = skipped; chunk < all; chunk += CHUNK) {
         int count = min(CHUNK, all - chunk), n = clamp(seen - chunk, 0, CHUNK);
+#if WINDOW
+        if (hidden >= chunk + n) n = 0;
+#endif
         for (int tile = 0; tile < count; tile += SLOTS) {
             int slots = min(SLOTS, count - tile);
             widen_rows(K_TYPE, keys, K_ROW, chunk + tile, slots, kv);
             for (int j = share; j < slots; j += SHARE) {
                 float16 acc = 0.0f;
                 for (int i = 0; i < RUNS; i++) acc = fma(head16(kv + j * WIDE, i), head16(my_q, i), acc);
+#if WINDOW
+                my_p[tile + j] = chunk + tile + j < hidden ? LEAST : sum16(acc);
+#else
                 my_p[tile + j] = sum16(acc);
+#endif
             }
             barrier(CLK_LOCAL_MEM_FENCE);
         }

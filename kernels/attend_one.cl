@@ -24,7 +24,13 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     int slots = FIRST_SLOT(run) + 1, capacity = CAPACITY(run);
     int first = chunk * CHUNK, count = min(CHUNK, slots - first);
     bool last = first + count == slots;
-    const __global float *angles = ROW(state, FIRST_TOKEN(run)) + DIM;
+#if WINDOW
+    // Slots of the chunk before those that the token sees; of a chunk without one of these nothing is summed.
+    int hidden = max(slots - WINDOW - first, 0), shown = hidden < count ? count : 0;
+#else
+    int shown = count;
+#endif
+    const __global float *angles = ROW(state, FIRST_TOKEN(run)) + DIM + ANGLES_AT;
     qkv += (size_t)FIRST_TOKEN(run) * QKV;
     __local float *k = x + GROUP * HEAD_DIM, *v = k + HEAD_DIM;
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), x, GROUP);
@@ -55,7 +61,11 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
                 }
             }
             for (int g = 0; g < AT_ONCE; g++) {
+#if WINDOW
+                if (from + g < GROUP) p[(from + g) * CHUNK + t] = t < hidden ? LEAST : sum16(acc[g]);
+#else
                 if (from + g < GROUP) p[(from + g) * CHUNK + t] = sum16(acc[g]);
+#endif
             }
         }
     }
@@ -63,7 +73,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     // The largest of each query: sixteen items each.
     for (int i = lid; i < GROUP * 16; i += WG) {
         float most = LEAST;
-        for (int t = i % 16; t < count; t += 16) most = fmax(most, p[i / 16 * CHUNK + t]);
+        for (int t = i % 16; t < shown; t += 16) most = fmax(most, p[i / 16 * CHUNK + t]);
         red[i] = most;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -75,7 +85,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < GROUP * 16; i += WG) {
         float most = m[i / 16], sum = 0.0f;
-        for (int t = i % 16; t < count; t += 16) {
+        for (int t = i % 16; t < shown; t += 16) {
             float e = e_to(p[i / 16 * CHUNK + t] - most);
             p[i / 16 * CHUNK + t] = e;
             sum += e;
@@ -88,7 +98,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     if (d < HEAD_DIM) {
         float acc[EACH];
         for (int g = 0; g < EACH; g++) acc[g] = 0.0f;
-        for (int t = 0; t < count; t++) {
+        for (int t = 0; t < shown; t++) {
             float e = element(V_TYPE, values + (size_t)(first + t) * V_ROW, d);
             for (int g = 0; g < EACH; g++) {
                 acc[g] = fma(p[min(team + g * TEAMS, GROUP - 1) * CHUNK + t], e, acc[g]);

@@ -3,7 +3,8 @@
 
 #if !defined(LAYERS) || !defined(DIM) || !defined(HEADS) || !defined(KV_HEADS) || !defined(HEAD_DIM) || \
     !defined(FFN_DIM) || !defined(VOCAB) || !defined(Q_DIM) || !defined(KV_DIM) || !defined(GROUP) || \
-    !defined(Q_PAD) || !defined(KV_PAD) || !defined(QKV) || !defined(RMS_EPS) || !defined(WG)
+    !defined(Q_PAD) || !defined(KV_PAD) || !defined(QKV) || !defined(NORM_EPS) || !defined(WG) || !defined(ROPE_DIM) || \
+    !defined(ANGLES) || !defined(NORM_BIAS) || !defined(POST_NORMS) || !defined(GATED) || !defined(MLP_BIAS)
 #error a dimension of the model or the work-group size WG is not defined
 #endif
 
@@ -22,7 +23,7 @@
 #define W_DENSE (W_TYPE == W_F32 || W_TYPE == W_F16 || W_TYPE == W_BF16)
 
 // The state of one forward pass: a header of integers, then one row per token.
-// [HEADER] int, [token][x: DIM | cos: HEAD_DIM / 2 | sin: HEAD_DIM / 2] float
+// [HEADER] int, [token][x: DIM | cos: ANGLES | sin: ANGLES] float
 #ifdef CORRUPT // for tests of what notices that a kernel computes nonsense
 #define HEADER 17
 #else
@@ -36,7 +37,7 @@
 #define H_ARRIVALS 4 // at the barrier so far
 #define H_K_STRIDE 5 // from one layer's keys to the next, in 64 bytes
 #define H_V_STRIDE 6 // the same of values
-#define X_ROW (DIM + HEAD_DIM)
+#define X_ROW (DIM + 2 * ANGLES)
 #define ROW(state, t) ((state) + HEADER + (size_t)(t) * X_ROW)
 
 // A pass has the tokens of several sequences. What works on one sequence's run of them is told which: its first token
@@ -108,6 +109,33 @@ float e_to(float x) {
 
 float silu(float x) { return divide(x, 1.0f + e_to(-x)); }
 
+// GELU by the tanh formula, as src/numeric/simd/ops.rs computes it.
+float gelu(float x) {
+    float slope = fma(x * x, -0.071354814f, -1.5957692f);
+    return divide(x, 1.0f + e_to(x * slope));
+}
+
+// The feed-forward layer's activation function. Without a gate it is that of `up`.
+#if GELU
+#define ACTIVATED(x) gelu(x)
+#else
+#define ACTIVATED(x) silu(x)
+#endif
+// Matrices side by side that it begins with.
+#define HALVES_OF_FFN (1 + GATED)
+
+// What joins the residual: scaled, and put elsewhere where it is to be normed first.
+#ifdef RESIDUAL_SCALE
+#define JOINING(y) ((y) * RESIDUAL_SCALE)
+#else
+#define JOINING(y) (y)
+#endif
+#ifdef LOGIT_SCALE
+#define AS_LOGIT(y) ((y) * LOGIT_SCALE)
+#else
+#define AS_LOGIT(y) (y)
+#endif
+
 // A stored half as a float, whatever its alignment.
 float from_half(uint bits) {
     ushort h = (ushort)bits;
@@ -138,8 +166,33 @@ float norm_scale(const __local float *x, int n, __local float *red) {
     barrier(CLK_LOCAL_MEM_FENCE);
     float sum = sum_lanes(red);
     barrier(CLK_LOCAL_MEM_FENCE);
-    return divide(1.0f, root(divide(sum, (float)n) + RMS_EPS));
+    return divide(1.0f, root(divide(sum, (float)n) + NORM_EPS));
 }
+
+// LayerNorm's mean, which is taken from the `n` floats of `x`, and what the rest is multiplied with. `red` has 16
+// elements.
+float layer_norm_scale(__local float *x, int n, __local float *red) {
+    int lid = get_local_id(0);
+    if (lid < 16) {
+        float sum = 0.0f;
+        for (int i = lid; i < n; i += 16) sum += x[i];
+        red[lid] = sum;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float mean = divide(sum_lanes(red), (float)n);
+    for (int i = lid; i < n; i += WG) x[i] -= mean;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return norm_scale(x, n, red);
+}
+
+// A norm of `n` floats in local memory: what they are multiplied with, after which NORMED gives element i.
+#if NORM_BIAS
+#define SCALE_OF_NORM(x, n, red) layer_norm_scale(x, n, red)
+#define NORMED(x, scale, w, i, n) fma((x) * (scale), (w)[i], (w)[(n) + (i)])
+#else
+#define SCALE_OF_NORM(x, n, red) norm_scale(x, n, red)
+#define NORMED(x, scale, w, i, n) ((x) * (scale) * (w)[i])
+#endif
 
 // Scale of a block of activations and its inverse, from the largest magnitude.
 float2 act_scale(float most) {

@@ -1,9 +1,9 @@
 // Prefill: many tokens times a matrix. Compiled once per step:
 //
 // STEP_QKV      out: [token][QKV]
-// STEP_OUT      on the residual
-// STEP_GATE_UP  out: [token][gate: FFN_PAD | up: FFN_PAD]
-// STEP_DOWN     on the residual
+// STEP_OUT      on the residual, or out: [token][DIM] where it is normed first
+// STEP_GATE_UP  out: [token][gate: FFN_PAD | up: FFN_PAD], without a gate only up
+// STEP_DOWN     the same
 // STEP_HEAD     out: [token][VOCAB]
 
 #if !defined(ROWS) || !defined(COLS) || !defined(W_TYPE)
@@ -16,7 +16,7 @@
 #define BLOCKS (COLS / 32)
 
 #ifdef STEP_GATE_UP
-#define HALVES 2
+#define HALVES HALVES_OF_FFN
 #else
 #define HALVES 1
 #endif

@@ -7,7 +7,7 @@ void put(__global float *state, __global float *out, const __global float *bias,
     int rows = chunk.y * 16;
     int row = local_row < rows ? local_row : local_row - rows;
     int column = chunk.x * 16 + row + (local_row < rows ? 0 : FFN_PAD);
-    if (local_row < 2 * rows) out[(size_t)t * (2 * FFN_PAD) + column] = y;
+    if (local_row < HALVES_OF_FFN * rows) out[(size_t)t * (HALVES_OF_FFN * FFN_PAD) + column] = y;
 #else
     int row = chunk.x * 16 + local_row;
     if (local_row >= chunk.y * 16 || row >= ROWS) return;
@@ -17,12 +17,16 @@ void put(__global float *state, __global float *out, const __global float *bias,
 #endif
     out[(size_t)t * QKV + row] = y;
 #elif defined(STEP_HEAD)
-    out[(size_t)t * VOCAB + row] = y;
+    out[(size_t)t * VOCAB + row] = AS_LOGIT(y);
 #else
-#if defined(STEP_OUT) && O_BIAS
+#if (defined(STEP_OUT) && O_BIAS) || (defined(STEP_DOWN) && MLP_BIAS)
     y += bias[row];
 #endif
-    ROW(state, t)[row] += y;
+#if POST_NORMS
+    out[(size_t)t * DIM + row] = y;
+#else
+    ROW(state, t)[row] += JOINING(y);
+#endif
 #endif
 #endif
 }

@@ -3,9 +3,9 @@
 // (bias, residual, SiLU) is the epilogue. Compiled once per step:
 //
 // STEP_QKV      norm + qkv               in: norm weights         out: [QKV]
-// STEP_OUT      out, on the residual     in: chunks or att        out: -
-// STEP_GATE_UP  norm + gate_up           in: norm weights         out: input of `down`, quantised or not
-// STEP_DOWN     down, on the residual    in: what gate_up left    out: -
+// STEP_OUT      out, on the residual     in: chunks or att        out: -, or what is normed first
+// STEP_GATE_UP  norm + gate_up           in: norm weights         out: input of `down`, quantised or not; in_scales: bias
+// STEP_DOWN     down, on the residual    in: what gate_up left    out: as that of out
 // STEP_HEAD     norm + head              in: norm weights         out: [VOCAB]
 //
 // A tile is TILE_GROUPS groups of sixteen rows, and for gate_up as many of `up`.
@@ -15,7 +15,7 @@
 #endif
 
 #ifdef STEP_GATE_UP
-#define NG (2 * TILE_GROUPS)
+#define NG (HALVES_OF_FFN * TILE_GROUPS)
 #else
 #define NG TILE_GROUPS
 #endif
@@ -69,8 +69,8 @@ void load_input(const __global float *from, const __global float *w, __local flo
     for (int i = lid; i < COLS; i += WG) x[i] = from[i];
     barrier(CLK_LOCAL_MEM_FENCE);
 #ifdef INPUT_NORM
-    float scale = norm_scale(x, COLS, red);
-    for (int i = lid; i < COLS; i += WG) x[i] = x[i] * scale * w[i];
+    float scale = SCALE_OF_NORM(x, COLS, red);
+    for (int i = lid; i < COLS; i += WG) x[i] = NORMED(x[i], scale, w, i, COLS);
     barrier(CLK_LOCAL_MEM_FENCE);
 #endif
 }
@@ -281,7 +281,11 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
         int local_row = tile * (TILE_GROUPS * 16) + lid, row = chunk.x * 16 + local_row;
         bool mine = lid < TILE_GROUPS * 16 && local_row < chunk.y * 16 && row < ROWS;
 #if defined(STEP_GATE_UP)
-        float y = mine ? silu(sums[lid]) * sums[TILE_GROUPS * 16 + lid] : 0.0f;
+#if GATED
+        float y = mine ? ACTIVATED(sums[lid]) * sums[TILE_GROUPS * 16 + lid] : 0.0f;
+#else
+        float y = mine ? ACTIVATED(sums[lid] + in_scales[row]) : 0.0f;
+#endif
 #ifdef DOWN_QUANTISED
         // The tile is one block of 32, quantised as `down` reads it.
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -306,15 +310,17 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
             y += extra[row];
 #endif
             out[row] = y;
-#elif defined(STEP_OUT)
-#if O_BIAS
+#elif defined(STEP_OUT) || defined(STEP_DOWN)
+#if (defined(STEP_OUT) && O_BIAS) || (defined(STEP_DOWN) && MLP_BIAS)
             y += extra[row];
 #endif
-            residual[row] += y;
-#elif defined(STEP_DOWN)
-            residual[row] += y;
-#else
+#if POST_NORMS
             out[row] = y;
+#else
+            residual[row] += JOINING(y);
+#endif
+#else
+            out[row] = AS_LOGIT(y);
 #endif
         }
 #endif

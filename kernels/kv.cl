@@ -35,17 +35,18 @@ void norm_heads(__local float *x, const __global float *w, int heads, __local fl
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < heads * HEAD_DIM; i += WG) {
         float sum = sum_lanes(red + 16 * (i / HEAD_DIM));
-        float scale = divide(1.0f, root(divide(sum, (float)HEAD_DIM) + RMS_EPS));
+        float scale = divide(1.0f, root(divide(sum, (float)HEAD_DIM) + NORM_EPS));
         if (on) x[i] = x[i] * scale * w[i % HEAD_DIM];
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// Rotary position embedding: element i with element i + HEAD_DIM / 2. `angles` is [cos | sin].
+// Rotary position embedding: element i with element i + ROPE_DIM / 2. `angles` is [cos: ANGLES | sin: ANGLES], from the
+// first of this layer on.
 void rope_heads(__local float *x, const __global float *angles, int heads, bool on) {
-    const int half_dim = HEAD_DIM / 2;
+    const int half_dim = ROPE_DIM / 2;
     for (int d = get_local_id(0); d < half_dim; d += WG) {
-        float c = angles[d], s = angles[half_dim + d];
+        float c = angles[d], s = angles[ANGLES + d];
         for (int h = 0; h < heads; h++) {
             __local float *head = x + h * HEAD_DIM;
             float a = head[d], b = head[d + half_dim];

@@ -114,7 +114,7 @@ void norm(const __global float *x, const __global float *w, __local uint *acts, 
     barrier(CLK_LOCAL_MEM_FENCE);
     squares = 0.0f;
     for (uint i = 0; i < WARPS; i++) squares += sums[i];
-    float inverse = 1.0f / sqrt(squares / DIM + RMS_EPS);
+    float inverse = 1.0f / sqrt(squares / DIM + NORM_EPS);
     for (uint i = 0; i < UP(DIM, 4 * WG); i++) {
         uint at = (i * WG + lid) * 4;
         if (at < DIM) {

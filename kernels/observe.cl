@@ -33,7 +33,11 @@ float attended(const __local float *q, const __local float2 *ml, int first, int 
                 float2 of = ml[from + k];
                 float p = divide(e_to(sum16(acc[k]) - of.x), of.y);
                 of_token = r % GROUP == 0 ? p : of_token + p;
-                if (r % GROUP == GROUP - 1 && slot <= before + r / GROUP) sum += of_token;
+                bool seen = slot <= before + r / GROUP;
+#if WINDOW
+                seen = seen && slot > before + r / GROUP - WINDOW;
+#endif
+                if (r % GROUP == GROUP - 1 && seen) sum += of_token;
             }
         }
     }
@@ -56,7 +60,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void observe(
     // No loop around this: PoCL 3.1 gets the barriers of work-group functions in loops wrong.
     __local float red[GROUP * 16];
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), q, GROUP);
-    const __global float *angles = ROW(state, FIRST_TOKEN(run)) + DIM;
+    const __global float *angles = ROW(state, FIRST_TOKEN(run)) + DIM + ANGLES_AT;
     ready_queries(q, qk_norm, calibration + kv_head * CALIBRATION, angles, GROUP, red);
     for (int g = lid; g < GROUP; g += WG) {
         float m = LEAST, l = 0.0f;

@@ -8,7 +8,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     __local float red[16];
     __local float2 scales[HEAD_DIM / KV_BLOCK];
     int t = FIRST_TOKEN(run) + get_group_id(1), h = get_group_id(0), lid = get_local_id(0);
-    const __global float *angles = ROW(state, t) + DIM;
+    const __global float *angles = ROW(state, t) + DIM + ANGLES_AT;
     // All three kinds go the same way, which each changes what it must.
     bool is_q = h < HEADS, is_v = h >= HEADS + KV_HEADS;
     int kv_head = is_q ? h / GROUP : is_v ? h - HEADS - KV_HEADS : h - HEADS;

@@ -1,6 +1,7 @@
-//! The baked model: every dimension as a constant, written by `build.rs` from `config.json`.
+//! The baked model: every dimension and every switch as a constant, written by `build.rs` from `config.json`.
 
-use files::config::{Arch, ModelConfig, RopeScaling};
+#[allow(unused_imports, reason = "not every model has all")]
+use files::config::{Arch, LayerKind, LongRope, Mlp, ModelConfig, Norm, Rope, RopeScaling, Scales};
 
 include!(concat!(env!("OUT_DIR"), "/dims.rs"));
 
@@ -10,11 +11,55 @@ pub const Q_DIM: usize = HEADS * HEAD_DIM;
 pub const KV_DIM: usize = KV_HEADS * HEAD_DIM;
 /// Query heads that share one key/value head.
 pub const GROUP: usize = HEADS / KV_HEADS;
+/// Whether a position's embedding is learned and joins the token's, instead of RoPE.
+pub const LEARNED_POSITIONS: bool = ROPE_DIM == 0;
+/// Whether the feed-forward layer has a gate beside `up`.
+pub const GATED: bool = !matches!(MLP, Mlp::Gelu);
+/// Biases of the feed-forward layer.
+pub const MLP_BIAS: bool = matches!(MLP, Mlp::Gelu);
+/// Whether norms have biases; each follows its weights.
+pub const NORM_BIAS: bool = matches!(NORM, Norm::Layer);
+/// Whether some layers rotate by other angles than the rest.
+pub const TWO_ANGLES: bool = {
+    let (mut i, mut two) = (0, false);
+    while i < LAYERS {
+        two |= !matches!(LAYER_KINDS[i], LayerKind::Global);
+        i += 1;
+    }
+    two
+};
+/// Pairs of cosine and sine of a position: of global layers and, where they differ, of the others.
+pub const ANGLES: usize = ROPE_DIM / 2 * (1 + TWO_ANGLES as usize);
+/// Whether the model has no switch but biases, norms of q and k and a shared head: Llama, Qwen 2 and 3.
+pub const PLAIN: bool = matches!(NORM, Norm::Rms)
+    && matches!(MLP, Mlp::SwiGlu)
+    && !POST_NORMS
+    && !TWO_ANGLES
+    && ROPE_DIM == HEAD_DIM
+    && RESIDUAL_SCALE == 1.0
+    && LOGIT_SCALE == 1.0;
 
 const _: () = assert!(HEADS == KV_HEADS * GROUP, "query heads come in whole groups");
 const _: () = assert!(HEAD_DIM.is_multiple_of(2), "RoPE rotates pairs");
+const _: () = assert!(ROPE_DIM.is_multiple_of(2) && ROPE_DIM <= HEAD_DIM && ROPE.dim == ROPE_DIM);
 const _: () = assert!(LAYERS > 0 && DIM > 0 && FFN_DIM > 0 && VOCAB > 0);
 const _: () = assert!(MODEL_DIR.len() + MODEL.len() > 0);
+
+/// Slots before its own that a query of a layer sees, its own included; `None` where it sees all.
+pub const fn window(layer: usize) -> Option<usize> {
+    match LAYER_KINDS[layer] {
+        LayerKind::Local => Some(WINDOW),
+        LayerKind::Global | LayerKind::NoRope => None,
+    }
+}
+
+/// Where the angles of a layer begin among the [`ANGLES`] of a position.
+pub const fn angles_of(layer: usize) -> usize {
+    match LAYER_KINDS[layer] {
+        LayerKind::Global => 0,
+        LayerKind::Local | LayerKind::NoRope => ROPE_DIM / 2,
+    }
+}
 
 /// The baked dimensions as a value, to compare with a config found at run time.
 pub fn baked() -> ModelConfig {
@@ -32,8 +77,18 @@ pub fn baked() -> ModelConfig {
         o_bias: O_BIAS,
         qk_norm: QK_NORM,
         tied: TIED,
-        rms_eps: RMS_EPS,
-        rope_theta: ROPE_THETA,
-        rope_scaling: ROPE_SCALING,
+        norm: NORM,
+        post_norms: POST_NORMS,
+        mlp: MLP,
+        norm_eps: NORM_EPS,
+        rope: ROPE,
+        layer_kinds: LAYER_KINDS.to_vec(),
+        window: WINDOW,
+        scales: Scales {
+            embedding: EMBEDDING_SCALE,
+            attention: ATTENTION_SCALE,
+            residual: RESIDUAL_SCALE,
+            logits: LOGIT_SCALE,
+        },
     }
 }

@@ -95,6 +95,7 @@ pub use opencl_runtime::*;
 
 use crate::dims::*;
 use crate::model::device as seam;
+use crate::model::rope::Frequencies;
 use crate::model::trace::{Recorder, Steps};
 use buffer::Landing;
 use cache::OpenClCache;
@@ -158,7 +159,7 @@ pub struct OpenClDevice {
     place: Place,
     shares_rows: bool,
     /// Radians per position of each rotated pair.
-    frequencies: [f64; HEAD_DIM / 2],
+    frequencies: Frequencies,
     recorder: Option<Recorder>,
     patience: Patience,
     /// Passes so far.
@@ -211,7 +212,7 @@ impl OpenClDevice {
             place: if host.is_some() { Place::HostVisible } else { rows },
             shares_rows: rows == Place::HostVisible && unified,
             host,
-            frequencies: crate::model::rope::frequencies(),
+            frequencies: Frequencies::new(),
             recorder: None,
             patience: Patience::default(),
             passes: 0,

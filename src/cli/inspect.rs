@@ -253,15 +253,22 @@ impl Report<'_> {
 fn built_for() -> String {
     use dims::*;
     let mut variants = vec![];
-    for (on, name) in
-        [(QKV_BIAS, "q/k/v bias"), (O_BIAS, "o bias"), (QK_NORM, "q/k norm"), (TIED, "tied head")]
-    {
+    for (on, name) in [
+        (QKV_BIAS, "q/k/v bias"),
+        (O_BIAS, "o bias"),
+        (QK_NORM, "q/k norm"),
+        (POST_NORMS, "norms behind"),
+        (WINDOW != 0, "windows"),
+        (LEARNED_POSITIONS, "learned positions"),
+        (TIED, "tied head"),
+    ] {
         variants.extend(on.then_some(name));
     }
     format!(
         "built for {MODEL}: {}, {LAYERS} layers, dim {DIM}, {HEADS} heads of {HEAD_DIM}, {KV_HEADS} KV heads, \
-         ffn {FFN_DIM}, vocab {VOCAB}, context {MAX_POSITION}, rope theta {ROPE_THETA}, norm eps {RMS_EPS:e}, {}",
+         ffn {FFN_DIM}, vocab {VOCAB}, context {MAX_POSITION}, rope theta {}, norm eps {NORM_EPS:e}, {}",
         ARCH.name(),
+        ROPE.theta,
         if variants.is_empty() { "no biases".into() } else { variants.join(", ") }
     )
 }
@@ -272,8 +279,8 @@ fn built_for_json() -> Value {
         "model": MODEL, "model_type": ARCH.name(), "num_hidden_layers": LAYERS, "hidden_size": DIM,
         "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
         "intermediate_size": FFN_DIM, "vocab_size": VOCAB, "max_position_embeddings": MAX_POSITION,
-        "tie_word_embeddings": TIED, "rms_norm_eps": RMS_EPS, "rope_theta": ROPE_THETA,
-        "rope_scaling": format!("{ROPE_SCALING:?}"),
+        "tie_word_embeddings": TIED, "rms_norm_eps": NORM_EPS, "rope_theta": ROPE.theta,
+        "rope_scaling": format!("{:?}", ROPE.scaling),
         "qkv_bias": QKV_BIAS, "o_bias": O_BIAS, "qk_norm": QK_NORM,
     })
 }

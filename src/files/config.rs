@@ -1,35 +1,20 @@
 //! A model's `config.json`, reduced to what the forward pass needs.
 //!
-//! Field names and defaults are those of the Hugging Face classes `LlamaConfig`, `Qwen2Config` and `Qwen3Config`. Both
-//! the older spelling (`rope_theta`, `rope_scaling`) and the newer one (`rope_parameters`) are read.
+//! Field names and defaults are those of the Hugging Face classes, `LlamaConfig` and the like. Both the older spelling
+//! (`rope_theta`, `rope_scaling`) and the newer one (`rope_parameters`) are read. A family is a set of switches
+//! ([`families`]); the forward pass knows the switches only.
 
+mod families;
 mod fields;
 mod rope;
+mod written;
 
+pub use families::{Arch, LayerKind, Mlp, Norm};
 pub use fields::ConfigError;
-pub use rope::RopeScaling;
+pub use rope::{LongRope, Rope, RopeScaling, yarn_attention, yarn_divisors};
 
 use fields::Fields;
-use serde_json::{Map, Value, json};
-
-/// The model families that this program runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arch {
-    Llama,
-    Qwen2,
-    Qwen3,
-}
-
-impl Arch {
-    /// The `model_type` in `config.json`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Arch::Llama => "llama",
-            Arch::Qwen2 => "qwen2",
-            Arch::Qwen3 => "qwen3",
-        }
-    }
-}
+use serde_json::{Map, Value};
 
 /// Dimensions and variant switches of one model.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,9 +32,30 @@ pub struct ModelConfig {
     pub o_bias: bool,
     pub qk_norm: bool,
     pub tied: bool,
-    pub rms_eps: f64,
-    pub rope_theta: f64,
-    pub rope_scaling: RopeScaling,
+    pub norm: Norm,
+    /// What attention and the feed-forward layer give is normed before it joins the residual.
+    pub post_norms: bool,
+    pub mlp: Mlp,
+    pub norm_eps: f64,
+    pub rope: Rope,
+    /// Of each layer.
+    pub layer_kinds: Vec<LayerKind>,
+    /// Slots that a local layer sees; 0 where there is none.
+    pub window: usize,
+    pub scales: Scales,
+}
+
+/// What some values are multiplied with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scales {
+    /// Rows of the embedding.
+    pub embedding: f64,
+    /// Products of queries and keys.
+    pub attention: f64,
+    /// What joins the residual.
+    pub residual: f64,
+    /// Logits.
+    pub logits: f64,
 }
 
 /// Upper limits, far above any real model of these families. They keep every product of two dimensions far from
@@ -81,47 +87,77 @@ impl ModelConfig {
     /// As for [`ModelConfig::parse`].
     pub fn from_map(map: &Map<String, Value>) -> Result<Self, ConfigError> {
         let f = Fields(map);
-        let arch = match f.present("model_type").and_then(Value::as_str) {
-            Some("llama") => Arch::Llama,
-            Some("qwen2") => Arch::Qwen2,
-            Some("qwen3") => Arch::Qwen3,
-            _ => return f.err("model_type", "\"llama\", \"qwen2\", \"qwen3\""),
-        };
-        check_supported(&f)?;
-        let dim = f.size("hidden_size", None, MAX_DIM)?;
-        let heads = f.size("num_attention_heads", None, MAX_DIM)?;
-        let kv_default = if arch == Arch::Llama { heads } else { 32 };
-        let kv_heads = f.size("num_key_value_heads", Some(kv_default), MAX_DIM)?;
-        if !heads.is_multiple_of(kv_heads) {
-            return f.err("num_key_value_heads", &format!("a divisor of num_attention_heads ({heads})"));
+        if let (Some("gemma3"), Some(Value::Object(text))) =
+            (f.present("model_type").and_then(Value::as_str), f.present("text_config"))
+        {
+            // Of a model that also sees pictures, the part that reads and writes text.
+            let mut text = text.clone();
+            text.insert("model_type".into(), Arch::Gemma3.name().into());
+            return Self::from_map(&text);
         }
-        let head_dim = head_dim(&f, arch, dim, heads)?;
-        let bias = f.flag("attention_bias", false)?;
-        let (rope_theta, rope_scaling) = rope::parse(&f)?;
-        let mut model = Self {
-            arch,
-            layers: f.size("num_hidden_layers", None, MAX_LAYERS)?,
-            dim,
-            heads,
-            kv_heads,
-            head_dim,
-            ffn_dim: f.size("intermediate_size", None, MAX_DIM)?,
-            vocab: f.size("vocab_size", None, MAX_VOCAB)?,
-            max_position: f.size("max_position_embeddings", Some(2048), 1 << 30)?,
-            qkv_bias: arch == Arch::Qwen2 || bias,
-            o_bias: arch != Arch::Qwen2 && bias,
-            qk_norm: arch == Arch::Qwen3,
-            tied: f.flag("tie_word_embeddings", false)?,
-            rms_eps: f.float("rms_norm_eps", Some(1e-6))?,
-            rope_theta,
-            rope_scaling,
+        let named = f.present("model_type").and_then(Value::as_str);
+        let Some(arch) = Arch::ALL.into_iter().find(|arch| named == Some(arch.name())) else {
+            return f.err("model_type", &Arch::names(Arch::name));
         };
+        let mut model = Self::of_family(&f, arch)?;
         match f.present("antigravity").map(Value::as_object) {
             None => {}
             Some(Some(more)) => model.add(&Fields(more))?,
             Some(None) => return f.err("antigravity", "an object"),
         }
         Ok(model)
+    }
+
+    /// The fields and defaults of one family.
+    fn of_family(f: &Fields<'_>, arch: Arch) -> Result<Self, ConfigError> {
+        check_supported(f, arch)?;
+        // Gemma 3's larger models leave out what has the default.
+        let gemma = |default: usize| (arch == Arch::Gemma3).then_some(default);
+        let dim = f.size(arch.field("hidden_size"), gemma(2304), MAX_DIM)?;
+        let heads = f.size(arch.field("num_attention_heads"), gemma(8), MAX_DIM)?;
+        let kv_default = match arch {
+            Arch::Qwen2 | Arch::Qwen3 => 32,
+            Arch::SmolLm3 | Arch::Gemma3 => 4,
+            _ => heads,
+        };
+        let kv_heads = f.size("num_key_value_heads", Some(kv_default), MAX_DIM)?;
+        if !heads.is_multiple_of(kv_heads) {
+            return f.err("num_key_value_heads", &format!("a divisor of num_attention_heads ({heads})"));
+        }
+        let head_dim = head_dim(f, arch, dim, heads)?;
+        let layers = f.size(arch.field("num_hidden_layers"), gemma(26), MAX_LAYERS)?;
+        let bias = arch == Arch::Gpt2 || f.flag("attention_bias", false)?;
+        let layer_kinds = families::layer_kinds(f, arch, layers)?;
+        let local = layer_kinds.contains(&LayerKind::Local);
+        let ffn_default = if arch == Arch::Gpt2 { Some(4 * dim) } else { gemma(9216) };
+        let positions = if arch == Arch::Gemma3 { 131_072 } else { 2048 };
+        Ok(Self {
+            arch,
+            layers,
+            dim,
+            heads,
+            kv_heads,
+            head_dim,
+            ffn_dim: f.size(arch.field("intermediate_size"), ffn_default, MAX_DIM)?,
+            vocab: f.size("vocab_size", gemma(262_208), MAX_VOCAB)?,
+            max_position: f.size(arch.field("max_position_embeddings"), Some(positions), 1 << 30)?,
+            qkv_bias: arch == Arch::Qwen2 || bias,
+            o_bias: arch != Arch::Qwen2 && bias,
+            qk_norm: matches!(arch, Arch::Qwen3 | Arch::Gemma3),
+            tied: f.flag("tie_word_embeddings", arch.ties())?,
+            norm: if arch == Arch::Gpt2 { Norm::Layer } else { Norm::Rms },
+            post_norms: arch == Arch::Gemma3,
+            mlp: match arch {
+                Arch::Gpt2 => Mlp::Gelu,
+                Arch::Gemma3 => Mlp::GeGlu,
+                _ => Mlp::SwiGlu,
+            },
+            norm_eps: f.float(arch.epsilon_field(), Some(arch.epsilon()))?,
+            rope: rope::parse(f, arch, head_dim)?,
+            layer_kinds,
+            window: if local { f.size("sliding_window", Some(4096), 1 << 30)? } else { 0 },
+            scales: scales(f, arch, (dim, head_dim))?,
+        })
     }
 
     /// The first field in which `found` differs from `self`: its name, this value, the other value.
@@ -140,91 +176,96 @@ impl ModelConfig {
                 ("attention_bias", m.o_bias.to_string()),
                 ("use_qk_norm", m.qk_norm.to_string()),
                 ("tie_word_embeddings", m.tied.to_string()),
-                ("rms_norm_eps", format!("{:?}", m.rms_eps)),
-                ("rope_theta", format!("{:?}", m.rope_theta)),
+                ("norm", format!("{:?}", m.norm)),
+                ("hidden_act", format!("{:?}", m.mlp)),
+                (m.arch.epsilon_field(), format!("{:?}", m.norm_eps)),
+                ("rope_theta", format!("{:?}", m.rope.theta)),
+                ("partial_rotary_factor", m.rope.dim.to_string()),
+                ("layer_types", format!("{:?}", m.layer_kinds)),
+                ("sliding_window", m.window.to_string()),
+                (
+                    "rope_local_base_freq",
+                    if m.window > 0 { format!("{:?}", m.rope.local_theta) } else { String::new() },
+                ),
+                ("embedding_multiplier", format!("{:?}", m.scales.embedding as f32)),
+                ("attention_multiplier", format!("{:?}", m.scales.attention as f32)),
+                ("residual_multiplier", format!("{:?}", m.scales.residual as f32)),
+                ("logits_scaling", format!("{:?}", m.scales.logits as f32)),
+                // Where there are no others, the number of positions is only a limit.
+                ("n_positions", if m.rope.dim == 0 { m.max_position.to_string() } else { String::new() }),
             ]
         };
         let mut pairs = fields(self).into_iter().zip(fields(found));
         if let Some(((name, here), (_, there))) = pairs.find(|(here, there)| here != there) {
             return Some((name, here, there));
         }
-        let (here, there) = (self.rope_scaling, found.rope_scaling);
-        let table = |scaling| matches!(scaling, RopeScaling::Divisors(_));
-        let same = here == there || (table(here) || table(there)) && self.scales_like(found);
-        (!same).then(|| ("rope_scaling", format!("{here:?}"), format!("{there:?}")))
-    }
-
-    /// Whether all pairs are scaled alike, to the accuracy of a GGUF file's f32 divisors.
-    fn scales_like(&self, other: &Self) -> bool {
-        (0..self.head_dim / 2).all(|i| {
-            let frequency = self.frequency(i);
-            let multiplier = |m: &Self| m.rope_scaling.multiplier(i, frequency);
-            (multiplier(self) / multiplier(other) - 1.0).abs() < 1e-5
-        })
-    }
-
-    /// The unscaled frequency of pair `i`, in radians per position.
-    pub fn frequency(&self, i: usize) -> f64 {
-        self.rope_theta.powf(-2.0 * i as f64 / self.head_dim as f64)
-    }
-
-    /// The text of an equivalent `config.json`. Fields that such a file does not have, because they follow from the
-    /// family, are in the object `antigravity`, which [`ModelConfig::parse`] reads.
-    pub fn to_json(&self) -> String {
-        let mut more = json!({"qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "qk_norm": self.qk_norm});
-        let mut rope = Value::Null;
-        match self.rope_scaling {
-            RopeScaling::Plain => {}
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
-                rope = json!({
-                    "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
-                    "high_freq_factor": high_freq_factor,
-                    "original_max_position_embeddings": original_max_position,
-                });
+        let shown = |m: &Self| match m.rope {
+            Rope { scaling, long: None, attention_factor: 1.0, .. } => format!("{scaling:?}"),
+            Rope { scaling, long, attention_factor, .. } => {
+                format!("{scaling:?}, {long:?}, {attention_factor:?}")
             }
-            RopeScaling::Divisors(divisors) => more["rope_divisors"] = json!(divisors),
-        }
-        let config = json!({
-            "model_type": self.arch.name(), "num_hidden_layers": self.layers, "hidden_size": self.dim,
-            "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
-            "intermediate_size": self.ffn_dim, "vocab_size": self.vocab,
-            "max_position_embeddings": self.max_position, "tie_word_embeddings": self.tied,
-            "rms_norm_eps": self.rms_eps, "rope_theta": self.rope_theta, "rope_scaling": rope,
-            "antigravity": more,
-        });
-        config.to_string()
-    }
-
-    /// Reads the object `antigravity`; see [`ModelConfig::to_json`].
-    fn add(&mut self, more: &Fields<'_>) -> Result<(), ConfigError> {
-        self.qkv_bias = more.flag("qkv_bias", self.qkv_bias)?;
-        self.o_bias = more.flag("o_bias", self.o_bias)?;
-        self.qk_norm = more.flag("qk_norm", self.qk_norm)?;
-        if let Some(found) = more.present("rope_divisors") {
-            let usable = |x: &Value| x.as_f64().map(|x| x as f32).filter(|x| x.is_finite() && *x > 0.0);
-            let divisors: Option<Vec<f32>> = found.as_array().and_then(|a| a.iter().map(usable).collect());
-            match divisors.filter(|d| d.len() == self.head_dim / 2) {
-                Some(divisors) => self.rope_scaling = RopeScaling::divisors(divisors),
-                None => return more.err("rope_divisors", "a positive number for each pair of a head"),
-            }
-        }
-        Ok(())
+        };
+        (!self.rope.scales_like(&found.rope)).then(|| ("rope_scaling", shown(self), shown(found)))
     }
 }
 
-/// Refuses what would be computed wrongly.
-fn check_supported(f: &Fields<'_>) -> Result<(), ConfigError> {
-    if !f.present("hidden_act").is_none_or(|act| matches!(act.as_str(), Some("silu" | "swish"))) {
-        return f.err("hidden_act", "\"silu\"");
+fn scales(f: &Fields<'_>, arch: Arch, (dim, head_dim): (usize, usize)) -> Result<Scales, ConfigError> {
+    // In f32, as the CPU's kernels have always computed it.
+    let by_root = |n: f64| f64::from(1.0 / (n as f32).sqrt());
+    let mut scales =
+        Scales { embedding: 1.0, attention: by_root(head_dim as f64), residual: 1.0, logits: 1.0 };
+    match arch {
+        Arch::Gemma3 => {
+            scales.embedding = (dim as f64).sqrt();
+            scales.attention = by_root(f.float("query_pre_attn_scalar", Some(256.0))?);
+        }
+        Arch::Granite => {
+            scales.embedding = f.float("embedding_multiplier", Some(1.0))?;
+            scales.attention = f.float("attention_multiplier", Some(1.0))?;
+            scales.residual = f.float("residual_multiplier", Some(1.0))?;
+            scales.logits = 1.0 / f.float("logits_scaling", Some(1.0))?;
+        }
+        _ => {}
     }
-    for field in ["mlp_bias", "use_sliding_window"] {
+    Ok(scales)
+}
+
+/// Refuses what would be computed wrongly.
+fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
+    let activations = arch.activations();
+    for field in ["hidden_act", "hidden_activation", "activation_function"] {
+        if !f.present(field).is_none_or(|act| act.as_str().is_some_and(|act| activations.contains(&act))) {
+            return f.err(field, &format!("{:?}", activations[0]));
+        }
+    }
+    // What a family might have, and does not.
+    let mut off = vec![
+        "mlp_bias",
+        "use_sliding_window",
+        "lm_head_bias",
+        "add_cross_attention",
+        "use_bidirectional_attention",
+    ];
+    off.extend(
+        ["scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"].iter().filter(|_| arch == Arch::Gpt2),
+    );
+    for field in off {
         if f.flag(field, false)? {
             return f.err(field, "false");
         }
     }
-    let full = |layer: &Value| layer.as_str() == Some("full_attention");
-    if !f.present("layer_types").is_none_or(|l| l.as_array().is_some_and(|l| l.iter().all(full))) {
-        return f.err("layer_types", "\"full_attention\" for every layer");
+    for field in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        if f.present(field).is_some() {
+            return f.err(field, "null");
+        }
+    }
+    if arch == Arch::Gpt2 && !f.flag("scale_attn_weights", true)? {
+        return f.err("scale_attn_weights", "true");
+    }
+    let window = f.present("sliding_window").filter(|_| arch == Arch::Phi3).and_then(Value::as_u64);
+    let positions = f.present("max_position_embeddings").and_then(Value::as_u64).unwrap_or(2048);
+    if window.is_some_and(|window| window < positions) {
+        return f.err("sliding_window", &format!("null, or at least max_position_embeddings ({positions})"));
     }
     if f.present("quantization_config").is_some() {
         return f.err("quantization_config", "unquantised BF16, F16 or F32 checkpoints");
@@ -237,6 +278,8 @@ fn head_dim(f: &Fields<'_>, arch: Arch, dim: usize, heads: usize) -> Result<usiz
         f.size("head_dim", None, MAX_HEAD_DIM)?
     } else if arch == Arch::Qwen3 {
         128
+    } else if arch == Arch::Gemma3 {
+        256
     } else if dim.is_multiple_of(heads) {
         dim / heads
     } else {

@@ -13,6 +13,7 @@ mod steps;
 
 use crate::dims::*;
 use crate::model::device::{Cache, CancelToken, Device, Run};
+use crate::model::rope::Frequencies;
 use crate::model::trace::{Recorder, Steps};
 use crate::model::weights::Weights;
 use files::Result;
@@ -51,8 +52,7 @@ pub struct CpuDevice {
     /// Empty between passes.
     sequences: Sequences<'static>,
     max_tokens: usize,
-    /// Radians per position of each rotated pair.
-    frequencies: [f64; HEAD_DIM / 2],
+    frequencies: Frequencies,
     recorder: Option<Recorder>,
     /// See [`CpuDevice::sum_squares`].
     squares: Option<Vec<f64>>,
@@ -70,7 +70,7 @@ impl CpuDevice {
             scratch: Scratch::new(isa, &weights, slots, max_tokens)?,
             sequences: Sequences::default(),
             max_tokens,
-            frequencies: crate::model::rope::frequencies(),
+            frequencies: Frequencies::new(),
             recorder: None,
             squares: None,
             weights,

@@ -30,8 +30,11 @@ pub struct Run<'a> {
     pub cache: &'a mut dyn Cache,
     /// At least one; ids below `VOCAB`.
     pub tokens: &'a [u32],
-    /// RoPE position of the first token; the others follow.
+    /// Position of the first token; the others follow.
     pub pos: usize,
+    /// Tokens of the sequence that are known: up to the end of a prompt of which this is a part. Models that rotate
+    /// otherwise in long sequences do so from the start of a long prompt on.
+    pub known: usize,
     /// Which logits are wanted.
     pub logits: Logits<'a>,
     /// How many of the tokens, the last ones, add their attention to the mass of the slots that they see; 0 is none.
@@ -42,7 +45,7 @@ pub struct Run<'a> {
 impl<'a> Run<'a> {
     /// A run whose attention is not observed.
     pub fn new(cache: &'a mut dyn Cache, tokens: &'a [u32], pos: usize, logits: Logits<'a>) -> Self {
-        Self { cache, tokens, pos, logits, observe: 0 }
+        Self { cache, tokens, pos, known: 0, logits, observe: 0 }
     }
 }
 
@@ -177,6 +180,8 @@ pub struct AttentionJob<'a> {
     pub tokens: usize,
     /// Filled slots before them; each token sees those, the ones before it and its own.
     pub before: usize,
+    /// Slots that each sees at most, the last ones; `None` where it sees all.
+    pub window: Option<usize>,
     /// Queries as the stored keys expect them: `[token][HEADS][HEAD_DIM]`, rows `stride` apart.
     pub queries: &'a [f32],
     /// Floats from one token's queries to the next's.

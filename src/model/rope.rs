@@ -3,20 +3,63 @@
 //! Everything is computed in f64 with the `libm` crate, never the platform's, and rounded once to f32,
 //! so tables are the same bits on every machine.
 
-use crate::dims::{HEAD_DIM, ROPE_SCALING, ROPE_THETA};
+use crate::dims::{ANGLES, LAYER_KINDS, ROPE, ROPE_DIM};
+use files::config::{LayerKind, LongRope, RopeScaling};
 
-/// Radians per position of each pair: `theta^(-2i / head_dim)`, scaled as the model says.
-pub fn frequencies() -> [f64; HEAD_DIM / 2] {
-    std::array::from_fn(|i| {
-        let frequency = libm::pow(ROPE_THETA, -2.0 * i as f64 / HEAD_DIM as f64);
-        frequency * ROPE_SCALING.multiplier(i, frequency)
-    })
+/// Radians per position of each pair.
+pub struct Frequencies {
+    /// [`ANGLES`] pairs: those of global layers, then those of the others, if there are any.
+    short: Vec<f64>,
+    /// The same in sequences beyond a length, where these have others.
+    long: Option<(Vec<f64>, usize)>,
+}
+
+impl Frequencies {
+    /// Those of the baked model.
+    pub fn new() -> Self {
+        let long = |LongRope { divisors, beyond }| (frequencies(RopeScaling::Divisors(divisors)), beyond);
+        Self { short: frequencies(ROPE.scaling), long: ROPE.long.map(long) }
+    }
+
+    /// Those of a position in a sequence of which `known` tokens are known. A position that comes later is itself the
+    /// end of what is known.
+    pub fn at(&self, pos: usize, known: usize) -> &[f64] {
+        match &self.long {
+            Some((long, beyond)) if known.max(pos + 1) > *beyond => long,
+            _ => &self.short,
+        }
+    }
+}
+
+impl Default for Frequencies {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// `theta^(-2i / ROPE_DIM)`, scaled as the model says, for each pair of global layers; then those of other layers.
+fn frequencies(scaling: RopeScaling) -> Vec<f64> {
+    let plain = |theta: f64, i: usize| libm::pow(theta, -2.0 * i as f64 / ROPE_DIM as f64);
+    let local = LAYER_KINDS.contains(&LayerKind::Local);
+    let of = |pair: usize| {
+        let i = pair % (ROPE_DIM / 2).max(1);
+        if pair < ROPE_DIM / 2 {
+            let frequency = plain(ROPE.theta, i);
+            frequency * scaling.multiplier(i, frequency)
+        } else if local {
+            plain(ROPE.local_theta, i)
+        } else {
+            0.0 // not rotated
+        }
+    };
+    (0..ANGLES).map(of).collect()
 }
 
 /// Cosine and sine of every pair's angle at a position.
 pub fn angles(pos: usize, frequencies: &[f64], cos: &mut [f32], sin: &mut [f32]) {
-    for ((f, cos), sin) in frequencies.iter().zip(cos).zip(sin) {
+    for (i, ((f, cos), sin)) in frequencies.iter().zip(cos).zip(sin).enumerate() {
         let (s, c) = libm::sincos(pos as f64 * f);
-        (*cos, *sin) = (c as f32, s as f32);
+        let factor = if i < ROPE_DIM / 2 { ROPE.attention_factor } else { 1.0 };
+        (*cos, *sin) = ((c * factor) as f32, (s * factor) as f32);
     }
 }

@@ -34,7 +34,7 @@ use files::mapped::Plane;
 use files::{Error, Result};
 use numeric::quant::format::Format;
 use numeric::quant::matrix::Quantised;
-use spec::{EMBED, HEAD};
+use spec::{ATTN_POST_NORM, EMBED, FFN_NORM, FFN_POST_NORM, HEAD, POSITIONS};
 use std::collections::HashMap;
 use std::ops::BitOr;
 use std::sync::OnceLock;
@@ -122,7 +122,7 @@ enum Embedding {
     Head,
 }
 
-/// One transformer block. Biases and norms that the model lacks are empty.
+/// One transformer block. Biases and norms that the model lacks are empty. A norm is its weights, then its biases.
 #[allow(missing_docs, reason = "the fields have the names of the steps")]
 pub struct Layer {
     pub attn_norm: Vec<f32>,
@@ -136,22 +136,30 @@ pub struct Layer {
     pub k_norm: Vec<f32>,
     pub wo: Matrix<DIM, Q_DIM>,
     pub o_bias: Vec<f32>,
+    pub attn_post_norm: Vec<f32>,
     pub ffn_norm: Vec<f32>,
-    pub gate: Matrix<FFN_DIM, DIM>,
+    /// `None` where the feed-forward layer has no gate.
+    pub gate: Option<Matrix<FFN_DIM, DIM>>,
     pub up: Matrix<FFN_DIM, DIM>,
+    pub up_bias: Vec<f32>,
     pub down: Matrix<DIM, FFN_DIM>,
+    pub down_bias: Vec<f32>,
+    pub ffn_post_norm: Vec<f32>,
 }
 
 impl Layer {
     /// What the matrices read that take the normed residual.
     pub fn read_normed(&self) -> Reads {
-        self.wq.reads() | self.wk.reads() | self.wv.reads() | self.gate.reads() | self.up.reads()
+        let gate = self.gate.as_ref().map_or(Reads::default(), Matrix::reads);
+        self.wq.reads() | self.wk.reads() | self.wv.reads() | gate | self.up.reads()
     }
 }
 
 /// All weights of the baked model.
 pub struct Weights {
     embed: Embedding,
+    /// `[MAX_POSITION][DIM]`, where positions are learned.
+    positions: Option<(BlockType, Plane)>,
     /// The transformer blocks.
     pub layers: Vec<Layer>,
     /// The final norm.
@@ -201,18 +209,27 @@ impl Weights {
         let _ = self.calibration.set(calibration);
     }
 
-    /// Writes a token's embedding, exactly, into `x` of `DIM` values.
+    /// Writes the embedding of a token at a position into `x` of `DIM` values: exactly, unless the model scales it or
+    /// adds that of the position.
     ///
     /// # Panics
     ///
-    /// There is no such token, or `x` has another length.
-    pub fn embed(&self, token: usize, x: &mut [f32]) {
+    /// There is no such token or position, or `x` has another length.
+    pub fn embed(&self, token: usize, pos: usize, x: &mut [f32]) {
         match &self.embed {
             Embedding::Head => self.head.row(token, x),
             Embedding::Rows { block, data } => {
                 let len = block.row_bytes(DIM);
                 decode(*block, &data.bytes()[token * len..][..len], x);
             }
+        }
+        if EMBEDDING_SCALE != 1.0 {
+            x.iter_mut().for_each(|x| *x *= EMBEDDING_SCALE as f32);
+        }
+        if let Some((block, data)) = self.positions.as_ref().filter(|_| LEARNED_POSITIONS) {
+            let (len, mut learned) = (block.row_bytes(DIM), [0.0; DIM]);
+            decode(*block, &data.bytes()[pos * len..][..len], &mut learned);
+            x.iter_mut().zip(learned).for_each(|(x, learned)| *x += learned);
         }
     }
 }
@@ -222,7 +239,7 @@ fn from_checkpoint(
     weight_type: WeightType,
     options: &LoadOptions<'_>,
 ) -> Result<LoadedModel> {
-    let specs = table();
+    let specs = checkpoint.table();
     let mut tensors = HashMap::with_capacity(specs.len());
     for (i, spec) in specs.iter().enumerate() {
         (options.progress)(i, specs.len());
@@ -249,11 +266,25 @@ fn assemble(mut model: LoadedModel) -> Result<Weights> {
         }
         _ => return Err(Error::model(&model.file, format!("tensor {EMBED} is not {VOCAB} x {DIM}"))),
     };
+    let positions = model.tensors.remove(POSITIONS).and_then(|t| match (t.storage, &t.planes[..]) {
+        (Storage::Rows(block), [data])
+            if DIM.is_multiple_of(block.values())
+                && data.bytes().len() == MAX_POSITION * block.row_bytes(DIM) =>
+        {
+            Some((block, data.clone()))
+        }
+        _ => None,
+    });
+    if LEARNED_POSITIONS && positions.is_none() {
+        let message = format!("tensor {POSITIONS} is not {MAX_POSITION} x {DIM}");
+        return Err(Error::model(&model.file, message));
+    }
     let bytes_per_token = row + model.tensors.values().map(bytes).sum::<usize>();
     Ok(Weights {
         embed,
+        positions,
         layers: (0..LAYERS).map(|l| layer(&model, l)).collect::<Result<_>>()?,
-        norm: vector(&model, "model.norm.weight")?,
+        norm: norm(&model, "model.norm")?,
         head: matrix(&model, HEAD)?,
         calibration: model.calibration.map(OnceLock::from).unwrap_or_default(),
         bytes_per_token,
@@ -280,10 +311,19 @@ fn vector(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
     }
 }
 
+/// A norm's weights, then its biases; none if the model does not have it.
+fn norm(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
+    let mut norm = vector(model, &format!("{name}.weight"))?;
+    if NORM_BIAS {
+        norm.extend(vector(model, &format!("{name}.bias"))?);
+    }
+    Ok(norm)
+}
+
 fn layer(model: &LoadedModel, l: usize) -> Result<Layer> {
     let at = |s: &str| format!("model.layers.{l}.{s}");
     Ok(Layer {
-        attn_norm: vector(model, &at("input_layernorm.weight"))?,
+        attn_norm: norm(model, &at("input_layernorm"))?,
         wq: matrix(model, &at("self_attn.q_proj.weight"))?,
         wk: matrix(model, &at("self_attn.k_proj.weight"))?,
         wv: matrix(model, &at("self_attn.v_proj.weight"))?,
@@ -294,9 +334,13 @@ fn layer(model: &LoadedModel, l: usize) -> Result<Layer> {
         k_norm: vector(model, &at("self_attn.k_norm.weight"))?,
         wo: matrix(model, &at("self_attn.o_proj.weight"))?,
         o_bias: vector(model, &at("self_attn.o_proj.bias"))?,
-        ffn_norm: vector(model, &at("post_attention_layernorm.weight"))?,
-        gate: matrix(model, &at("mlp.gate_proj.weight"))?,
+        attn_post_norm: if POST_NORMS { norm(model, &at(ATTN_POST_NORM))? } else { Vec::new() },
+        ffn_norm: norm(model, &at(FFN_NORM))?,
+        gate: GATED.then(|| matrix(model, &at("mlp.gate_proj.weight"))).transpose()?,
         up: matrix(model, &at("mlp.up_proj.weight"))?,
+        up_bias: vector(model, &at("mlp.up_proj.bias"))?,
         down: matrix(model, &at("mlp.down_proj.weight"))?,
+        down_bias: vector(model, &at("mlp.down_proj.bias"))?,
+        ffn_post_norm: if POST_NORMS { norm(model, &at(FFN_POST_NORM))? } else { Vec::new() },
     })
 }

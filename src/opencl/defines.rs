@@ -1,6 +1,7 @@
 //! What every kernel is compiled with: the model's dimensions, from one function, under their Rust names.
 
 use crate::dims::*;
+use files::config::Mlp;
 use numeric::kv::{KvType, KvTypes};
 
 /// Rows of q, k and v in one fused matrix, each padded to whole groups of sixteen.
@@ -14,6 +15,22 @@ pub const FFN_PAD: usize = FFN_DIM.next_multiple_of(16);
 
 /// Slots of a chunk of attention, the CPU's.
 pub const CHUNK: usize = 128;
+
+/// What attention of a layer sees, and by which angles it rotates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Sight {
+    /// Slots; 0 is all.
+    window: usize,
+    /// The first of its angles.
+    angles: usize,
+}
+
+impl Sight {
+    /// That of a layer.
+    pub fn of(layer: usize) -> Self {
+        Self { window: window(layer).unwrap_or(0), angles: angles_of(layer) }
+    }
+}
 
 /// `-D` options, in the order added.
 #[derive(Debug, Clone)]
@@ -40,17 +57,26 @@ impl Defines {
             ("QKV_BIAS", QKV_BIAS as usize),
             ("O_BIAS", O_BIAS as usize),
             ("QK_NORM", QK_NORM as usize),
+            ("ROPE_DIM", ROPE_DIM),
+            ("ANGLES", ANGLES),
+            ("NORM_BIAS", NORM_BIAS as usize),
+            ("POST_NORMS", POST_NORMS as usize),
+            ("GATED", GATED as usize),
+            ("GELU", !matches!(MLP, Mlp::SwiGlu) as usize),
+            ("MLP_BIAS", MLP_BIAS as usize),
         ];
         // No option that lets the compiler round otherwise than written: results are the CPU's bits.
         let all = sizes.into_iter().fold(Defines(String::new()), |d, (name, n)| d.with(name, n));
         let run = 1 << HEAD_DIM.trailing_zeros();
+        let scales = [("RESIDUAL_SCALE", RESIDUAL_SCALE as f32), ("LOGIT_SCALE", LOGIT_SCALE as f32)];
         [
-            ("RMS_EPS", RMS_EPS as f32),
+            ("NORM_EPS", NORM_EPS as f32),
             // Of queries, and of the rotation of heads, as the CPU computes them.
-            ("Q_SCALE", 1.0 / (HEAD_DIM as f32).sqrt()),
+            ("Q_SCALE", ATTENTION_SCALE as f32),
             ("ROTATION", 1.0 / (run as f32).sqrt()),
         ]
         .into_iter()
+        .chain(scales.into_iter().filter(|(_, scale)| *scale != 1.0))
         .fold(all, |d, (name, x)| Defines(format!("{} -D{name}={x:e}f", d.0)))
     }
 
@@ -67,6 +93,11 @@ impl Defines {
     /// One more without a value.
     pub fn flag(self, name: &str) -> Self {
         Defines(format!("{} -D{name}", self.0))
+    }
+
+    /// Those of the layers that see alike.
+    pub fn of_sight(self, sight: Sight) -> Self {
+        self.with("WINDOW", sight.window).with("ANGLES_AT", sight.angles)
     }
 
     /// Those of the rows of a cache.

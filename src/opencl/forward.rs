@@ -12,6 +12,7 @@ use super::single_launch::SingleLaunch;
 use super::weights::Model;
 use crate::dims::*;
 use crate::model::device::{Attention, AttentionJob, CancelToken, Logits, Run};
+use crate::model::rope::Frequencies;
 use crate::model::trace::Steps;
 use files::Error;
 use opencl_runtime::buffer::{Buffer, Landing, MapFor, bytes_of, bytes_of_mut};
@@ -39,8 +40,7 @@ pub struct Pass<'a> {
     pub landing: Option<&'a mut Landing>,
     pub host: Option<&'a mut HostAttention>,
     pub cancel: Option<&'a CancelToken>,
-    /// Radians per position of each rotated pair.
-    pub frequencies: &'a [f64],
+    pub frequencies: &'a Frequencies,
     /// Tokens, of all runs together.
     pub n: usize,
     /// Whether `out` merges the chunks of attention.
@@ -232,6 +232,7 @@ impl Pass<'_> {
         (host.attend)(AttentionJob {
             tokens,
             before,
+            window: window(layer),
             queries: qkv,
             stride: QKV,
             k: &k,
@@ -271,6 +272,7 @@ impl Pass<'_> {
         } else {
             self.launches.one[layer].out_merged.one(device)?;
         }
+        self.post_norm(layer, 0)?;
         self.done("out", layer)
     }
 
@@ -301,7 +303,14 @@ impl Pass<'_> {
             1 => self.launches.one[layer].down.one(device)?,
             n => self.launches.many[layer].down.many(device, n)?,
         }
+        self.post_norm(layer, 1)?;
         self.done("down", layer)
+    }
+
+    /// Where the model norms what joins the residual: that of attention (0) or of the feed-forward layer (1).
+    fn post_norm(&self, layer: usize, which: usize) -> Result<()> {
+        let norms = self.launches.post_norms.get(layer);
+        norms.map_or(Ok(()), |norms| norms[which].run(self.device(), [self.n, 1]))
     }
 
     /// Notes the residual of the last token, which is at `pos`.

@@ -3,7 +3,7 @@
 //! A program is compiled for one step and one way of storing its matrix, so that every size is a constant and one
 //! kernel's registers do not depend on another's.
 
-use super::defines::{CHUNK, Defines};
+use super::defines::{CHUNK, Defines, Sight};
 use super::storage::{Activations, Step, Storage};
 use crate::dims::*;
 use numeric::kv::KvTypes;
@@ -29,6 +29,7 @@ const ATTEND: &str = include_str!("../../kernels/attend.cl");
 const ATTEND_ONE: &str = include_str!("../../kernels/attend_one.cl");
 const MERGE: &str = include_str!("../../kernels/merge.cl");
 const OBSERVE: &str = include_str!("../../kernels/observe.cl");
+const POST_NORM: &str = include_str!("../../kernels/post_norm.cl");
 
 /// Items of a work-group of `gemm`.
 pub const GEMM_ITEMS: usize = 256;
@@ -57,15 +58,17 @@ pub enum Name {
     /// The input of a `gemm` over so many columns, as its matrix reads it.
     Activations(Input, usize, Activations),
     /// Position, and rows of the cache.
-    Rope,
+    Rope(Sight),
     /// Attention of many tokens.
-    Attend,
+    Attend(Sight),
     /// The same of one, with its position and rows, in chunks.
-    AttendOne,
+    AttendOne(Sight),
     /// Puts chunks together.
     Merge,
     /// Adds attention to the mass of slots.
-    Observe(Observed),
+    Observe(Observed, Sight),
+    /// The norm of what joins the residual.
+    PostNorm,
 }
 
 /// Of what `observe` follows the attention.
@@ -309,11 +312,12 @@ impl Kernels {
             Name::Gemv { step, storage, .. } => self.shapes.gemv(step, storage).items,
             Name::Gemm(..) => GEMM_ITEMS,
             Name::Activations(..) => ACTIVATIONS_ITEMS,
-            Name::Rope => ROPE_ITEMS,
-            Name::Attend => self.shapes.attend.map_or(0, |s| s.queries * SHARE),
-            Name::AttendOne => self.shapes.one_items,
+            Name::Rope(_) => ROPE_ITEMS,
+            Name::Attend(_) => self.shapes.attend.map_or(0, |s| s.queries * SHARE),
+            Name::AttendOne(_) => self.shapes.one_items,
             Name::Merge => MERGE_ITEMS,
-            Name::Observe(_) => OBSERVE_ITEMS,
+            Name::Observe(..) => OBSERVE_ITEMS,
+            Name::PostNorm => ACTIVATIONS_ITEMS,
         }
     }
 
@@ -343,11 +347,11 @@ impl Kernels {
             let (rows, cols) = step.shape();
             d.flag(step.names().1).with("ROWS", rows).with("COLS", cols).with("W_TYPE", storage.number())
         };
+        let of_layer = |d: Defines, sight: Sight| d.of_cache(self.types).of_sight(sight);
         let (parts, defines): (&[&str], _) = match name {
             Name::Gemv { step, storage, input, next } => {
                 let shape = s.gemv(step, storage);
-                let d = matrix(defines, step, storage);
-                let mut d = d.with("TILE_GROUPS", shape.tile_groups);
+                let mut d = matrix(defines, step, storage).with("TILE_GROUPS", shape.tile_groups);
                 if storage.reads() == Activations::Quantised {
                     d = d.with("SLICES", shape.slices).with("PASS", shape.pass);
                 }
@@ -367,21 +371,21 @@ impl Kernels {
             }
             Name::Gemm(step, storage) => (&[COMMON, BLOCKS, GEMM_PUT, GEMM], matrix(defines, step, storage)),
             Name::Activations(input, cols, quantised) => {
-                let d = defines
-                    .with("COLS", cols)
-                    .with("QUANTISED", (quantised == Activations::Quantised) as usize);
+                let quantised = (quantised == Activations::Quantised) as usize;
+                let d = defines.with("COLS", cols).with("QUANTISED", quantised);
                 (&[COMMON, ACTIVATIONS], d.flag(input_flag(input)))
             }
-            Name::Rope => (&[COMMON, KV, ROPE], defines.of_cache(self.types)),
-            Name::Attend => {
+            Name::Rope(sight) => (&[COMMON, KV, ROPE], of_layer(defines, sight)),
+            Name::Attend(sight) => {
                 let tile = s.attend.unwrap_or(AttendShape { queries: 8, slots: 8 });
-                let d = defines.of_cache(self.types);
+                let d = of_layer(defines, sight);
                 (&[COMMON, KV, ATTEND], d.with("QUERIES", tile.queries).with("SLOTS", tile.slots))
             }
-            Name::AttendOne => (&[COMMON, KV, ATTEND_ONE], defines.of_cache(self.types)),
+            Name::AttendOne(sight) => (&[COMMON, KV, ATTEND_ONE], of_layer(defines, sight)),
             Name::Merge => (&[COMMON, KV, MERGE], defines.of_cache(self.types)),
-            Name::Observe(observed) => {
-                let d = defines.of_cache(self.types);
+            Name::PostNorm => (&[COMMON, POST_NORM], defines),
+            Name::Observe(observed, sight) => {
+                let d = of_layer(defines, sight);
                 (&[COMMON, KV, OBSERVE], if observed == Observed::OneToken { d.flag("ONE") } else { d })
             }
         };
@@ -394,11 +398,12 @@ fn symbol(name: Name) -> &'static str {
         Name::Gemv { .. } => "gemv",
         Name::Gemm(..) => "gemm",
         Name::Activations(..) => "activations",
-        Name::Rope => "rope",
-        Name::Attend => "attend",
-        Name::AttendOne => "attend_one",
+        Name::Rope(_) => "rope",
+        Name::Attend(_) => "attend",
+        Name::AttendOne(_) => "attend_one",
         Name::Merge => "merge",
-        Name::Observe(_) => "observe",
+        Name::Observe(..) => "observe",
+        Name::PostNorm => "post_norm",
     }
 }
 
@@ -407,6 +412,6 @@ fn input_flag(input: Input) -> &'static str {
         Input::Norm => "INPUT_NORM",
         Input::Merge => "INPUT_MERGE",
         Input::Att => "INPUT_ATT",
-        Input::Ffn => "INPUT_SILU",
+        Input::Ffn => "INPUT_FFN",
     }
 }

@@ -1,6 +1,7 @@
 //! Launches of the forward pass: one kernel object for each layer and step, its buffers bound once. Those that touch a
 //! cache are bound to that cache, and kept with it; the others are the device's.
 
+use super::defines::Sight;
 use super::kernels::{Input, Kernels, Name, Observed};
 use super::kv::{LayerRows, Rows};
 use super::scratch::Scratch;
@@ -113,6 +114,8 @@ pub struct Launches {
     pub one: Vec<OneToken>,
     /// By layer; empty where the device takes one token at a time.
     pub many: Vec<ManyTokens>,
+    /// By layer: the norms behind attention and behind the feed-forward layer. Empty where the model has none.
+    pub post_norms: Vec<[Launch; 2]>,
     /// Final norm and output head of one token.
     pub head: Products,
     /// Final norm of several tokens.
@@ -177,14 +180,16 @@ impl Binder<'_> {
     /// Builds all kernels that are needed, and binds those that touch no cache.
     pub fn launches(&mut self) -> Result<Launches> {
         let (s, m, many) = (self.scratch, self.matrices, self.scratch.max_tokens > 1);
-        if self.attend == AttendOn::Device {
-            self.kernels.require(Name::AttendOne)?;
-        }
-        if many || self.attend == AttendOn::Host {
-            self.kernels.require(Name::Rope)?;
-        }
-        if many && self.attend == AttendOn::Device {
-            self.kernels.require(Name::Attend)?;
+        for sight in (0..LAYERS).map(Sight::of) {
+            if self.attend == AttendOn::Device {
+                self.kernels.require(Name::AttendOne(sight))?;
+            }
+            if many || self.attend == AttendOn::Host {
+                self.kernels.require(Name::Rope(sight))?;
+            }
+            if many && self.attend == AttendOn::Device {
+                self.kernels.require(Name::Attend(sight))?;
+            }
         }
         let head = Io { input: &m.norm, scales: &s.none, out: &s.logits, extra: &s.none };
         let heads = Io { input: &s.acts, scales: &s.act_scales, out: &s.logits, extra: &s.none };
@@ -195,6 +200,14 @@ impl Binder<'_> {
             head: self.gemv(Step::Head, &m.head, (Input::Norm, Activations::Floats), head)?,
             merge: on_device.then(|| self.launch(Name::Merge, &merge)).transpose()?,
             many: m.layers.iter().filter(|_| many).map(|l| self.many_tokens(l)).collect::<Result<_>>()?,
+            post_norms: m
+                .layers
+                .iter()
+                .map(|l| self.post_norms(l))
+                .collect::<Result<Vec<_>>>()?
+                .into_iter()
+                .flatten()
+                .collect(),
             norm: many.then(|| self.norm(&m.norm, m.head.reads)).transpose()?,
             heads: if many { self.gemm(Step::Head, &m.head, heads)? } else { Products::default() },
             queries: self.kernels.shapes().attend.map_or(1, |s| s.queries),
@@ -207,14 +220,14 @@ impl Binder<'_> {
         let weights = self.matrices.layers.iter().enumerate();
         let layers = weights.map(|(i, l)| {
             let calibration = self.calibration.get(i).unwrap_or(&self.scratch.none);
-            self.cache_layer((l, calibration), rows.layer(i), mass.map(|mass| &mass[i]))
+            self.cache_layer((l, calibration, Sight::of(i)), rows.layer(i), mass.map(|mass| &mass[i]))
         });
         Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, single: None, slots: self.scratch.slots })
     }
 
     fn cache_layer(
         &mut self,
-        (l, calibration): (&LayerWeights, &Buffer),
+        (l, calibration, sight): (&LayerWeights, &Buffer, Sight),
         rows: &LayerRows,
         mass: Option<&Buffer>,
     ) -> Result<CacheLayer> {
@@ -229,11 +242,16 @@ impl Binder<'_> {
         let attend_one = [&rope[..], &[&s.partials, &s.ml]].concat();
         let observe = |softmax, mass| [state, &s.qkv, norm, calibration, &rows.k, softmax, mass];
         let (observed, mass) = (on_device && mass.is_some(), mass.unwrap_or(&s.none));
-        let (one, several) = (Name::Observe(Observed::OneToken), Name::Observe(Observed::ManyTokens));
+        let [one, several] =
+            [Observed::OneToken, Observed::ManyTokens].map(|observed| Name::Observe(observed, sight));
         Ok(CacheLayer {
-            rope: bind(many || !on_device, Name::Rope, &rope)?,
-            attend: bind(many && on_device, Name::Attend, &[&s.qkv, &rows.k, &rows.v, &s.att, softmax])?,
-            attend_one: bind(on_device, Name::AttendOne, &attend_one)?,
+            rope: bind(many || !on_device, Name::Rope(sight), &rope)?,
+            attend: bind(
+                many && on_device,
+                Name::Attend(sight),
+                &[&s.qkv, &rows.k, &rows.v, &s.att, softmax],
+            )?,
+            attend_one: bind(on_device, Name::AttendOne(sight), &attend_one)?,
             observe: bind(observed && many, several, &observe(softmax, mass))?,
             observe_one: bind(observed, one, &observe(&s.ml, mass))?,
         })
@@ -293,10 +311,12 @@ impl Binder<'_> {
         let qkv_bias = l.qkv_bias.as_ref().unwrap_or(&s.none);
         let o_bias = l.o_bias.as_ref().unwrap_or(&s.none);
         let qkv_io = Io { input: &l.attn_norm, scales: &s.none, out: &s.qkv, extra: qkv_bias };
-        let out_io = Io { input: &s.partials, scales: &s.ml, out: &s.none, extra: o_bias };
-        let merged_io = Io { input: &s.att, scales: &s.none, out: &s.none, extra: o_bias };
-        let gate_io = Io { input: &l.ffn_norm, scales: &s.none, out: &s.acts, extra: &s.act_scales };
-        let down_io = Io { input: &s.acts, scales: &s.act_scales, out: &s.none, extra: &s.none };
+        let (up_bias, down_bias) =
+            (l.up_bias.as_ref().unwrap_or(&s.none), l.down_bias.as_ref().unwrap_or(&s.none));
+        let out_io = Io { input: &s.partials, scales: &s.ml, out: &s.post, extra: o_bias };
+        let merged_io = Io { input: &s.att, scales: &s.none, out: &s.post, extra: o_bias };
+        let gate_io = Io { input: &l.ffn_norm, scales: up_bias, out: &s.acts, extra: &s.act_scales };
+        let down_io = Io { input: &s.acts, scales: &s.act_scales, out: &s.post, extra: down_bias };
         Ok(OneToken {
             qkv: self.gemv(Step::Qkv, qkv, (Input::Norm, Activations::Floats), qkv_io)?,
             out: match self.attend {
@@ -314,18 +334,28 @@ impl Binder<'_> {
         let [qkv, out, gate_up, down] = &l.steps;
         let qkv_bias = l.qkv_bias.as_ref().unwrap_or(&s.none);
         let o_bias = l.o_bias.as_ref().unwrap_or(&s.none);
+        let (up_bias, down_bias) =
+            (l.up_bias.as_ref().unwrap_or(&s.none), l.down_bias.as_ref().unwrap_or(&s.none));
         let io = |out, extra| Io { input: &s.acts, scales: &s.act_scales, out, extra };
         Ok(ManyTokens {
             norm: self.norm(&l.attn_norm, qkv.reads)?,
             qkv: self.gemm(Step::Qkv, qkv, io(&s.qkv, qkv_bias))?,
             att: self.activations(Name::Activations(Input::Att, Q_DIM, out.reads), [&s.att, &s.none])?,
-            out: self.gemm(Step::Out, out, io(&s.none, o_bias))?,
+            out: self.gemm(Step::Out, out, io(&s.post, o_bias))?,
             ffn_norm: self.norm(&l.ffn_norm, gate_up.reads)?,
             gate_up: self.gemm(Step::GateUp, gate_up, io(&s.gate_up, &s.none))?,
             silu: self
-                .activations(Name::Activations(Input::Ffn, FFN_DIM, down.reads), [&s.gate_up, &s.none])?,
-            down: self.gemm(Step::Down, down, io(&s.none, &s.none))?,
+                .activations(Name::Activations(Input::Ffn, FFN_DIM, down.reads), [&s.gate_up, up_bias])?,
+            down: self.gemm(Step::Down, down, io(&s.post, down_bias))?,
         })
+    }
+
+    /// The norms of what joins the residual.
+    fn post_norms(&mut self, l: &LayerWeights) -> Result<Option<[Launch; 2]>> {
+        let [Some(attn), Some(ffn)] = &l.post_norms else { return Ok(None) };
+        let s = self.scratch;
+        let mut launch = |w: &Buffer| self.launch(Name::PostNorm, &[s.state.buffer(), &s.post, w]);
+        Ok(Some([launch(attn)?, launch(ffn)?]))
     }
 
     /// Norm of the residual, as a matrix reads it.

@@ -4,6 +4,7 @@
 use super::defines::{CHUNK, FFN_PAD, QKV};
 use crate::dims::*;
 use crate::model::device::Run;
+use crate::model::rope::{Frequencies, angles};
 use crate::model::weights::Weights;
 use opencl_runtime::buffer::{Access, Buffer, Place, Staged, bytes_of, bytes_of_mut};
 use opencl_runtime::device::Device;
@@ -14,7 +15,7 @@ const HEADER: usize = 16;
 /// Where it says the slot of the only token, and next to it the token whose residual the head reads.
 const H_SLOT: usize = 0;
 /// Floats of one token's row: the residual, cosines and sines of its position.
-const STATE_ROW: usize = DIM + HEAD_DIM;
+const STATE_ROW: usize = DIM + 2 * ANGLES;
 /// Most tokens whose logits are computed at once.
 const LOGIT_ROWS: usize = 16;
 
@@ -33,8 +34,10 @@ pub struct Scratch {
     pub acts: Buffer,
     /// Their scales: `[token][cols / 32]`
     pub act_scales: Buffer,
-    /// `[token][gate: FFN_PAD | up: FFN_PAD]`
+    /// `[token][gate: FFN_PAD | up: FFN_PAD]`, without a gate only up
     pub gate_up: Buffer,
+    /// `[token][DIM]`: what is normed before it joins the residual, where the model does that.
+    pub post: Buffer,
     /// `[logit_rows][VOCAB]`
     pub logits: Buffer,
     /// Chunks of one token's attention: `[chunk][HEADS][HEAD_DIM]`
@@ -56,7 +59,7 @@ pub struct Scratch {
 }
 
 /// Bytes of each buffer for so many tokens, in the order of the fields.
-fn sizes(tokens: usize) -> [usize; 7] {
+fn sizes(tokens: usize) -> [usize; 8] {
     let widest = DIM.max(Q_DIM).max(FFN_DIM);
     let floats = [
         HEADER + tokens * STATE_ROW,
@@ -64,7 +67,8 @@ fn sizes(tokens: usize) -> [usize; 7] {
         tokens * Q_DIM,
         tokens * widest,
         tokens * widest.div_ceil(32),
-        tokens * 2 * FFN_PAD,
+        tokens * (1 + GATED as usize) * FFN_PAD,
+        tokens * if POST_NORMS { DIM } else { 0 },
         tokens.min(LOGIT_ROWS) * VOCAB,
     ];
     floats.map(|n| 4 * n)
@@ -103,7 +107,8 @@ impl Scratch {
         while tokens > 1 && sizes(tokens).iter().any(|&n| n as u64 > most) {
             tokens /= 2;
         }
-        let [state, qkv, att, acts, act_scales, gate_up, logits] = sizes(tokens);
+        let [state, qkv, att, acts, act_scales, gate_up, post, logits] = sizes(tokens);
+        let none = buffer(device, NONE)?;
         let [partials, ml] = part_sizes(slots);
         Ok(Self {
             state: Staged::new(device, state, Access::ReadWrite)?,
@@ -112,11 +117,12 @@ impl Scratch {
             acts: buffer(device, acts)?,
             act_scales: buffer(device, act_scales)?,
             gate_up: buffer(device, gate_up)?,
+            post: if POST_NORMS { buffer(device, post)? } else { none.clone() },
             logits: buffer(device, logits)?,
             partials: buffer(device, partials)?,
             ml: buffer(device, ml)?,
             softmax: None,
-            none: buffer(device, NONE)?,
+            none,
             host: vec![0.0; state / 4],
             max_tokens: tokens,
             logit_rows: tokens.min(LOGIT_ROWS),
@@ -143,14 +149,14 @@ impl Scratch {
     }
 
     /// Looks the tokens' embedding rows up, prepares their RoPE angles and sends both to the device.
-    pub fn embed(&mut self, weights: &Weights, runs: &[Run<'_>], frequencies: &[f64]) -> Result<()> {
+    pub fn embed(&mut self, weights: &Weights, runs: &[Run<'_>], frequencies: &Frequencies) -> Result<()> {
         let mut rows = self.host[HEADER..].chunks_exact_mut(STATE_ROW);
         for run in runs {
             for (t, (&token, row)) in run.tokens.iter().zip(&mut rows).enumerate() {
-                let (x, angles) = row.split_at_mut(DIM);
-                weights.embed(token as usize, x);
-                let (cos, sin) = angles.split_at_mut(HEAD_DIM / 2);
-                crate::model::rope::angles(run.pos + t, frequencies, cos, sin);
+                let ((x, of_pos), pos) = (row.split_at_mut(DIM), run.pos + t);
+                weights.embed(token as usize, pos, x);
+                let (cos, sin) = of_pos.split_at_mut(ANGLES);
+                angles(pos, frequencies.at(pos, run.known), cos, sin);
             }
         }
         let n: usize = runs.iter().map(|run| run.tokens.len()).sum();

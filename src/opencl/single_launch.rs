@@ -40,7 +40,8 @@ pub fn fits(facts: &Facts) -> bool {
     let widths = [DIM, Q_DIM, FFN_DIM];
     let local =
         4 * (widths.iter().max().expect("three") * 9 / 32 + part_floats(facts) + 2 * SWEEP + 4 * HEAD_DIM);
-    facts.compute_capability.is_some_and(|cc| cc >= (8, 0))
+    PLAIN
+        && facts.compute_capability.is_some_and(|cc| cc >= (8, 0))
         && widths.iter().all(|w| w % SWEEP == 0)
         && HEAD_DIM.is_power_of_two()
         && (32..=256).contains(&HEAD_DIM)

@@ -46,7 +46,7 @@ impl Step {
 
     /// Matrices side by side whose rows the step combines.
     pub const fn halves(self) -> usize {
-        if matches!(self, Step::GateUp) { 2 } else { 1 }
+        if matches!(self, Step::GateUp) && GATED { 2 } else { 1 }
     }
 
     /// Groups of sixteen rows of the result.

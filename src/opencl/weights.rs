@@ -45,9 +45,9 @@ pub struct StepWeights {
 pub struct LayerWeights {
     /// In the order of [`Step::ALL`], without the head.
     pub steps: [StepWeights; 4],
-    /// `[DIM]`, before attention.
+    /// A norm's weights (`[DIM]`), then its biases: before attention.
     pub attn_norm: Buffer,
-    /// `[DIM]`, before the feed-forward layer.
+    /// The same before the feed-forward layer.
     pub ffn_norm: Buffer,
     /// `[QKV]`, zeros where a model has none.
     pub qkv_bias: Option<Buffer>,
@@ -55,6 +55,12 @@ pub struct LayerWeights {
     pub o_bias: Option<Buffer>,
     /// `[q | k][HEAD_DIM]`
     pub qk_norm: Option<Buffer>,
+    /// `[DIM]`, behind attention and behind the feed-forward layer.
+    pub post_norms: [Option<Buffer>; 2],
+    /// `[FFN_DIM]`
+    pub up_bias: Option<Buffer>,
+    /// `[DIM]`
+    pub down_bias: Option<Buffer>,
 }
 
 /// A device with the model's weights in its memory: what all that run there share.
@@ -129,8 +135,10 @@ impl Matrices {
             adopt_rows(&mut l.wv, qkv, (Q_PAD + KV_PAD) / GROUP_ROWS)?;
             adopt_rows(&mut l.wo, out, 0)?;
             if let [both] = &gate_up.chunks[..] {
-                adopt(&mut l.gate, both, 0)?;
-                adopt(&mut l.up, both, FFN_PAD / GROUP_ROWS)?;
+                let gate = l.gate.as_mut();
+                let first = if gate.is_some() { FFN_PAD / GROUP_ROWS } else { 0 };
+                gate.map_or(Ok(()), |gate| adopt(gate, both, 0))?;
+                adopt(&mut l.up, both, first)?;
             }
             adopt_rows(&mut l.down, down, 0)?;
             layers.push(on_device);
@@ -221,10 +229,12 @@ fn sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
     for l in &weights.layers {
         upload::of_layer(l)?.iter().for_each(|parts| of_step(parts));
         let biases = [if QKV_BIAS { QKV } else { 0 }, l.o_bias.len(), l.q_norm.len() + l.k_norm.len()];
-        floats.extend([DIM, DIM].into_iter().chain(biases).filter(|&n| n > 0).map(|n| 4 * n));
+        let others = [&l.attn_post_norm, &l.ffn_post_norm, &l.up_bias, &l.down_bias].map(Vec::len);
+        let all = [l.attn_norm.len(), l.ffn_norm.len()].into_iter().chain(biases).chain(others);
+        floats.extend(all.filter(|&n| n > 0).map(|n| 4 * n));
     }
     of_step(&[Upload::of(&weights.head)]);
-    floats.push(4 * DIM);
+    floats.push(4 * weights.norm.len());
     Ok((matrices, floats))
 }
 
@@ -249,6 +259,9 @@ fn layer(to: &mut To<'_>, l: &Layer) -> Result<LayerWeights> {
         qkv_bias: some(to, &bias)?,
         o_bias: some(to, &l.o_bias)?,
         qk_norm: some(to, &[l.q_norm.as_slice(), l.k_norm.as_slice()].concat())?,
+        post_norms: [some(to, &l.attn_post_norm)?, some(to, &l.ffn_post_norm)?],
+        up_bias: some(to, &l.up_bias)?,
+        down_bias: some(to, &l.down_bias)?,
     })
 }
 

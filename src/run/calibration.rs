@@ -18,10 +18,10 @@
 
 mod kept;
 
-use crate::dims::{HEAD_DIM, KV_DIM, KV_HEADS, LAYERS};
+use crate::dims::{HEAD_DIM, KV_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, ROPE_DIM, angles_of};
 use crate::model::cpu::{self, CpuDevice, CpuOptions};
 use crate::model::device::{Device, KvRows, Logits, Run};
-use crate::model::rope;
+use crate::model::rope::Frequencies;
 use crate::model::weights::{Calibration, Weights};
 use crate::run::options::EngineOptions;
 use crate::run::system::marker;
@@ -39,7 +39,7 @@ const TOKENS: usize = 128;
 /// Positions that the means are for.
 const REACH: usize = 512;
 /// Pairs of elements that RoPE turns: `i` and `i + HALF`.
-const HALF: usize = HEAD_DIM / 2;
+const HALF: usize = ROPE_DIM / 2;
 
 /// The tokens whose queries and keys are measured.
 ///
@@ -48,7 +48,7 @@ const HALF: usize = HEAD_DIM / 2;
 /// `Model` for a tokenizer that cannot be used.
 pub fn tokens(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     let mut tokens = tokenizer.encode(TEXT, AddSpecial::Yes)?;
-    tokens.truncate(TOKENS);
+    tokens.truncate(if LEARNED_POSITIONS { TOKENS.min(MAX_POSITION) } else { TOKENS });
     Ok(tokens)
 }
 
@@ -93,10 +93,15 @@ pub fn compute(weights: &Arc<Weights>, tokens: &[u32], threads: usize) -> Result
     device.sum_squares();
     device.forward(&mut [Run::new(&mut *cache, tokens, 0, Logits::None)], None)?;
     cache.set_len(slots);
-    let (turns, mut rows) = (Turns::new(), KvRows::zeroed(types, slots, HEAD_DIM));
+    let frequencies = Frequencies::new();
+    // Means are for the positions that they are averaged over, however long the text.
+    let frequencies = frequencies.at(0, 0);
+    let mut rows = KvRows::zeroed(types, slots, HEAD_DIM);
     let (mut means, mut scales) = (Vec::with_capacity(LAYERS * KV_DIM), Vec::with_capacity(LAYERS * KV_DIM));
     let mut queries = device.squares().chunks_exact(HEAD_DIM);
     for layer in 0..LAYERS {
+        let from = if ROPE_DIM > 0 { angles_of(layer) } else { 0 };
+        let turns = Turns::new(&frequencies[from..][..HALF]);
         cache.read(layer, 0..slots, &mut rows)?;
         let heads = rows.k.chunks_exact(slots * types.k.row_bytes(HEAD_DIM));
         for (keys, queries) in heads.zip(&mut queries) {
@@ -136,8 +141,8 @@ struct Turns {
 }
 
 impl Turns {
-    fn new() -> Self {
-        let frequencies = rope::frequencies();
+    fn new(frequencies: &[f64]) -> Self {
+        let frequencies: [f64; HALF] = std::array::from_fn(|i| frequencies[i]);
         let average = frequencies.map(|frequency| {
             let turns = (0..REACH).map(|pos| libm::sincos(pos as f64 * frequency));
             let (s, c) = turns.fold((0.0, 0.0), |(s, c), (sin, cos)| (s + sin, c + cos));
@@ -159,6 +164,9 @@ impl Turns {
             }
             mean[i] = ((a * cos - b * sin) / n) as f32;
             mean[i + HALF] = ((b * cos + a * sin) / n) as f32;
+        }
+        for (i, mean) in mean.iter_mut().enumerate().skip(ROPE_DIM) {
+            *mean = (keys.chunks_exact(HEAD_DIM).map(|key| f64::from(key[i])).sum::<f64>() / n) as f32;
         }
         mean
     }

@@ -356,7 +356,13 @@ impl Opened {
     pub fn new(options: &EngineOptions) -> Result<Self> {
         let began = Instant::now();
         let model = ModelPath::new(&options.model)?.open(options.weight_type)?;
-        let plan = Plan::of(&model, options)?;
+        if TIED && model.checkpoint.packed().is_none() && model.checkpoint.has_own_head() {
+            options.notice.say(&format!(
+                "{}: lm_head.weight is not the embedding that the config ties it to; using lm_head.weight",
+                model.checkpoint.path().display()
+            ));
+        }
+        let plan = Plan::of(&model, &within_positions(options)?)?;
         Ok(Self { plan, model, took: began.elapsed() }.settled())
     }
 
@@ -375,6 +381,20 @@ impl Opened {
         }
         self
     }
+}
+
+/// The options with no more slots than there are positions, where these are learned.
+fn within_positions(options: &EngineOptions) -> Result<EngineOptions> {
+    let mut options = options.clone();
+    if LEARNED_POSITIONS {
+        if options.eviction.policy != Policy::None {
+            return Err(Error::Usage(format!(
+                "`Eviction::policy`: the model has {MAX_POSITION} positions and none beyond, whatever is evicted; use none"
+            )));
+        }
+        options.max_seq_len = options.max_seq_len.min(MAX_POSITION);
+    }
+    Ok(options)
 }
 
 /// The largest number of slots that `fits`; at most 2^24. Every smaller number must fit too.

@@ -22,7 +22,7 @@ use crate::dims::VOCAB;
 use crate::model::device::{Extent, Logits, locked};
 use crate::model::trace::Recorder;
 use crate::run::eviction::{Eviction, Policy};
-use devices::Devices;
+use devices::{At, Devices};
 use draft::Drafter;
 use evict::{Evictor, Input};
 use files::{Error, Result};
@@ -194,16 +194,16 @@ impl Session {
     }
 
     /// Appends `tokens`, at most as many as a pass takes; on another device if this one is lost.
-    fn append(&mut self, tokens: &[u32], mut out: Logits<'_>) -> Result<()> {
+    fn append(&mut self, tokens: &[u32], known: usize, mut out: Logits<'_>) -> Result<()> {
         let again = match &mut out {
             Logits::None => Logits::None,
             Logits::Last(logits) => Logits::Last(logits),
             Logits::All(logits) => Logits::All(logits),
         };
-        match self.forward(tokens, again) {
+        match self.forward(tokens, known, again) {
             Err(e @ (Error::Device(_) | Error::Memory(_))) => {
                 self.flee(e)?;
-                self.forward(tokens, out)?;
+                self.forward(tokens, known, out)?;
             }
             result => result?,
         }
@@ -211,9 +211,9 @@ impl Session {
         Ok(())
     }
 
-    fn forward(&mut self, tokens: &[u32], out: Logits<'_>) -> Result<()> {
+    fn forward(&mut self, tokens: &[u32], known: usize, out: Logits<'_>) -> Result<()> {
         let device = self.devices.device();
-        let run = self.devices.run(tokens, self.tokens.len(), out);
+        let run = self.devices.run(tokens, At { pos: self.tokens.len(), known }, out);
         locked(&device).forward(&mut [run], self.stop.as_ref())
     }
 
@@ -292,7 +292,8 @@ impl Session {
         while done < tokens.len() {
             let n = self.make_room((tokens.len() - done).min(ROWS), Input::Open)?;
             let rows = &mut rows[..n * VOCAB];
-            self.append(&tokens[done..done + n], Logits::All(rows))?;
+            let known = self.tokens.len() + tokens.len() - done;
+            self.append(&tokens[done..done + n], known, Logits::All(rows))?;
             rows.chunks_exact(VOCAB).enumerate().for_each(|(j, row)| each(done + j, row));
             done += n;
         }

@@ -11,7 +11,7 @@ use antigravity::model::device::{AttentionJob, Logits, Mass};
 use antigravity::model::weights::Weights;
 use antigravity::{Engine, EngineOptions};
 use numeric::kv::{KvType, KvTypes};
-use numeric::simd::attend::{CHUNK, KvChunk, Looks, Partial, Softmax, attend, merge, observe};
+use numeric::simd::attend::{ALL, CHUNK, KvChunk, Looks, Partial, Softmax, attend, merge, observe};
 use numeric::simd::{Isa, kv_row, ops};
 use std::sync::{Arc, OnceLock};
 
@@ -59,7 +59,7 @@ impl<const HD: usize> Head<HD> {
     /// What attention computes of one query over some slots.
     fn attend(&self, query: usize, first: usize, slots: usize) -> Partial<HD> {
         let (k, mut out) = (self.from(first), [Partial::EMPTY]);
-        let kv = KvChunk { k, v: k, types: KvTypes::both(self.kind) };
+        let kv = KvChunk { k, v: k, types: KvTypes::both(self.kind), window: ALL };
         attend::<HD, 1>(Isa::Scalar, kv, &self.queries[query..=query], &[slots], &mut out);
         out[0]
     }
@@ -104,6 +104,7 @@ impl<const HD: usize> Head<HD> {
                     queries: &self.queries[of_group.clone()],
                     softmax: &softmax[of_group.clone()],
                     visible: &tokens.clone().map(seen).collect::<Vec<_>>(),
+                    window: ALL,
                 };
                 observe::<HD, N>(isa, (self.kind, self.from(chunk * CHUNK)), looks, mass);
             }
@@ -337,6 +338,7 @@ fn attention_done_for_another_backend_gives_the_same_mass() {
             attention(AttentionJob {
                 tokens,
                 before: slots - 40 + i * at_once,
+                window: None,
                 queries,
                 stride: HEADS * HEAD_DIM,
                 k: &k,

@@ -29,22 +29,41 @@ fn headers_say_what_config_json_says() {
     let llama = config_json("m1-llama32-bf16");
     let mut found = gguf("m1-llama32-bf16.Q4_0.gguf").config().unwrap();
     // No published model's scaling, so it stays a table; but one that says the same.
-    assert!(matches!(found.rope_scaling, RopeScaling::Divisors(d) if d.len() == llama.head_dim / 2));
+    assert!(matches!(found.rope.scaling, RopeScaling::Divisors(d) if d.len() == llama.head_dim / 2));
     let mut scaled = 0;
     for i in 0..llama.head_dim / 2 {
-        let frequency = llama.rope_theta.powf(-2.0 * i as f64 / llama.head_dim as f64);
-        let multiplier = |m: &ModelConfig| m.rope_scaling.multiplier(i, frequency);
+        let frequency = llama.rope.theta.powf(-2.0 * i as f64 / llama.head_dim as f64);
+        let multiplier = |m: &ModelConfig| m.rope.scaling.multiplier(i, frequency);
         assert!((multiplier(&found) / multiplier(&llama) - 1.0).abs() < 1e-6, "pair {i}");
         scaled += usize::from(multiplier(&llama) != 1.0);
     }
     assert!(scaled > 0);
-    found.rope_scaling = llama.rope_scaling;
+    found.rope.scaling = llama.rope.scaling;
     assert_eq!(llama.difference(&found), None);
 
     let wide = gguf("m1k-llama32-h256.Q4_K_M-mix.gguf").config().unwrap();
     assert_eq!((wide.arch, wide.layers, wide.dim, wide.tied), (Arch::Llama, 2, 256, true));
     let part = gguf("m4-qwen2-bf16.F16.part.gguf").config().unwrap_err().to_string();
     assert!(part.contains("F16.part.gguf") && part.contains("token_embd.weight` is missing"), "{part}");
+}
+
+#[test]
+fn every_family_has_the_same_config_in_both_kinds_of_files() {
+    for file in [
+        "m8-gpt2-bare-f32.F16",
+        "m9-gemma3-270m-bf16.Q8_0",
+        "m11-smollm3-bf16.Q8_0",
+        "m12-phi4mini-short-bf16.Q8_0",
+        "m14-granite-bf16.Q8_0",
+        "m16-llama-linear-bf16.Q8_0",
+        "m18-qwen3-yarn-bf16.Q8_0",
+    ] {
+        let json = config_json(file.split('.').next().unwrap());
+        let found = gguf(&format!("{file}.gguf")).config().unwrap();
+        assert_eq!(json.difference(&found), None, "{file}");
+        // A packed file of a GGUF file holds what is written here.
+        assert_eq!(json.difference(&ModelConfig::parse(&found.to_json()).unwrap()), None, "{file}");
+    }
 }
 
 /// Root of the mean square of the difference, relative to that of the values.
@@ -62,8 +81,8 @@ fn compare(model: &str, file: &str, most: f64) {
     let mut names: Vec<String> = gguf.tensors().map(|t| t.name.clone()).filter(|n| n != ROPE_FREQS).collect();
     let mut moved = 0;
     for tensor in checkpoint.tensors() {
-        let name = stored(&tensor.name).unwrap();
-        assert_eq!(plain(&name).as_deref(), Some(tensor.name.as_str()));
+        let name = stored(config.arch, &tensor.name).unwrap();
+        assert_eq!(plain(config.arch, &name).as_deref(), Some(tensor.name.as_str()));
         names.retain(|other| *other != name);
         let found = gguf.require(&name).unwrap();
         assert_eq!(found.shape, tensor.shape, "{name}");
@@ -159,7 +178,7 @@ fn absent_keys_have_their_defaults_and_tensors_set_the_switches() {
     let m = Made::new("llama").read(&[]).unwrap();
     assert_eq!((m.arch, m.layers, m.dim, m.ffn_dim, m.vocab), (Arch::Llama, 2, 64, 96, 10));
     assert_eq!((m.heads, m.kv_heads, m.head_dim, m.tied), (4, 4, 16, true));
-    assert_eq!((m.rms_eps, m.rope_theta, m.rope_scaling), (1e-6, 10_000.0, RopeScaling::Plain));
+    assert_eq!((m.norm_eps, m.rope.theta, m.rope.scaling), (1e-6, 10_000.0, RopeScaling::Plain));
     assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (false, false, false));
 
     let biased = Made::new("llama")
@@ -205,14 +224,14 @@ fn divisors_of_the_frequencies_become_the_scaling_they_came_from() {
         (0..32).map(|i| (1.0 / scaling.multiplier(i, frequency(i))) as f32).collect()
     };
     for scaling in [RopeScaling::Plain, llama3(8.0), llama3(32.0)] {
-        assert_eq!(made.read(&divisors(scaling)).unwrap().rope_scaling, scaling);
+        assert_eq!(made.read(&divisors(scaling)).unwrap().rope.scaling, scaling);
     }
     let other = divisors(llama3(16.0));
-    let found = made.read(&other).unwrap().rope_scaling;
+    let found = made.read(&other).unwrap().rope.scaling;
     assert!(matches!(found, RopeScaling::Divisors(d) if d == other), "{found:?}");
     let mut changed = divisors(llama3(32.0));
     changed[17] *= 1.001;
-    assert!(matches!(made.read(&changed).unwrap().rope_scaling, RopeScaling::Divisors(_)));
+    assert!(matches!(made.read(&changed).unwrap().rope.scaling, RopeScaling::Divisors(_)));
 
     for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let mut divisors = divisors(RopeScaling::Plain);
@@ -245,7 +264,12 @@ fn what_would_be_computed_wrongly_is_refused() {
     refused(llama().number("rope.dimension_count", 8), "llama.rope.dimension_count", "8");
     refused(llama().number("expert_count", 8), "llama.expert_count", "8");
     refused(llama().number("attention.sliding_window", 4096), "llama.attention.sliding_window", "4096");
-    refused(llama().with("rope.scaling.type", STRING, text("yarn")), "llama.rope.scaling.type", "\"yarn\"");
+    refused(
+        llama().with("rope.scaling.type", STRING, text("dynamic")),
+        "llama.rope.scaling.type",
+        "\"dynamic\"",
+    );
+    refused(llama().with("rope.scaling.type", STRING, text("yarn")), "llama.rope.scaling.factor", "missing");
     refused(llama().with("rope.scale_linear", F32, 4f32.to_le_bytes()), "llama.rope.scale_linear", "4.0");
     let factor = llama().with("rope.scaling.factor", F32, 4f32.to_le_bytes());
     refused(factor.clone(), "llama.rope.scaling.factor", "4.0");

@@ -261,7 +261,7 @@ fn configs_that_are_wrong_are_refused() {
             &["hidden_size", "512", "256", "ANTIGRAVITY_MODEL="],
         ),
         ("other theta", config.replace("10000.0", "20000.0"), &["rope_theta", "20000", "10000"]),
-        ("other family", config.replace("\"llama\"", "\"gpt2\""), &["model_type", "gpt2", "llama"]),
+        ("other family", config.replace("\"llama\"", "\"lfm2\""), &["model_type", "lfm2", "llama"]),
         (
             "heads",
             config.replace("\"num_key_value_heads\": 4", "\"num_key_value_heads\": 3"),
@@ -273,8 +273,8 @@ fn configs_that_are_wrong_are_refused() {
         ("text", config.replace("\"hidden_size\": 256", "\"hidden_size\": \"256\""), &["hidden_size"]),
         (
             "scaling",
-            config.replace("\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"yarn\"}"),
-            &["rope_scaling", "yarn", "llama3"],
+            config.replace("\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"dynamic\"}"),
+            &["rope_scaling", "dynamic", "llama3"],
         ),
         ("not json", "{".into(), &["config.json"]),
         ("an array", "[]".into(), &["config.json", "object"]),

@@ -8,16 +8,27 @@ use std::path::PathBuf;
 use text::chat::{Context, Ending, Message, Moment, Role, Template, join};
 use text::tokenizer::{AddSpecial, Tokenizer};
 
-/// Names the model's file; set by `cargo xtask test real`.
+/// Names the model's file, in a folder with the model's name; set by `cargo xtask test real`.
 const FILE: &str = "ANTIGRAVITY_REAL_MODEL";
-const VOCABULARY: usize = 49_152;
+/// Folders of expected values, and the sizes of the models' vocabularies.
+const MODELS: [(&str, usize); 2] = [("smollm2-135m", 49_152), ("gemma3-270m", 262_144)];
 
 fn file() -> PathBuf {
     std::env::var_os(FILE).unwrap_or_else(|| panic!("{FILE} is not set; run `cargo xtask test real`")).into()
 }
 
+fn tokenizer() -> Tokenizer {
+    let vocabulary = MODELS.iter().find(|(name, _)| *name == model()).map(|(_, size)| *size);
+    Tokenizer::open(&file(), vocabulary.unwrap_or_else(|| panic!("no expected values of {}", model())))
+        .unwrap()
+}
+
+fn model() -> String {
+    file().parent().unwrap().file_name().unwrap().to_string_lossy().into_owned()
+}
+
 fn expected(name: &str) -> Vec<Value> {
-    let file = place::root().join("tests/fixtures/real/smollm2-135m").join(name);
+    let file = place::root().join("tests/fixtures/real").join(model()).join(name);
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
 }
 
@@ -28,7 +39,7 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 #[test]
 #[ignore = "needs a real model: `cargo xtask test real`"]
 fn strings_become_its_own_ids_and_strings_again() {
-    let tokenizer = Tokenizer::open(&file(), VOCABULARY).unwrap();
+    let tokenizer = tokenizer();
     let cases = expected("tokens.json");
     assert!(cases.len() > 200, "{} strings", cases.len());
     for case in cases {
@@ -42,7 +53,7 @@ fn strings_become_its_own_ids_and_strings_again() {
 #[test]
 #[ignore = "needs a real model: `cargo xtask test real`"]
 fn conversations_are_rendered_as_its_own_template_says() {
-    let tokenizer = Tokenizer::open(&file(), VOCABULARY).unwrap();
+    let tokenizer = tokenizer();
     let template = Template::load(&file()).unwrap().for_tokenizer(&tokenizer).unwrap();
     let context = Context { bos: None, now: Moment::from_unix(0), ending: Ending::Prompt };
     for case in expected("chat.json") {

@@ -43,7 +43,7 @@ impl Dims {
         let Dims { dim, heads, kv_heads, head_dim, ffn, vocab } = self;
         let (q, kv, group) = (heads * head_dim, kv_heads * head_dim, heads / kv_heads);
         let (q_pad, kv_pad, qkv) = (self.q_pad(), self.kv_pad(), self.qkv());
-        let run = 1 << head_dim.trailing_zeros();
+        let (run, half) = (1 << head_dim.trailing_zeros(), head_dim / 2);
         let (q_scale, rotation) = (1.0 / (head_dim as f32).sqrt(), 1.0 / (run as f32).sqrt());
         // oclgrind's search for uninitialised values does not know what optimisation makes of the code.
         let plain = if std::env::var_os(GRIND).is_some() { "-cl-opt-disable" } else { "" };
@@ -51,7 +51,9 @@ impl Dims {
             "{plain} -DLAYERS=1 -DDIM={dim} -DHEADS={heads} -DKV_HEADS={kv_heads} -DHEAD_DIM={head_dim} \
              -DFFN_DIM={ffn} -DVOCAB={vocab} -DQ_DIM={q} -DKV_DIM={kv} -DGROUP={group} -DQ_PAD={q_pad} \
              -DKV_PAD={kv_pad} -DQKV={qkv} -DFFN_PAD={ffn} -DQKV_BIAS=1 -DO_BIAS=1 -DQK_NORM=1 -DWG={items} \
-             -DRMS_EPS={EPS:e}f -DQ_SCALE={q_scale:e}f -DROTATION={rotation:e}f {more}"
+             -DNORM_EPS={EPS:e}f -DROPE_DIM={head_dim} -DANGLES={half} -DANGLES_AT=0 -DWINDOW=0 \
+             -DNORM_BIAS=0 -DPOST_NORMS=0 -DGATED=1 -DGELU=0 -DMLP_BIAS=0\
+             -DQ_SCALE={q_scale:e}f -DROTATION={rotation:e}f {more}"
         )
     }
 }

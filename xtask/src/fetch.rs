@@ -15,7 +15,7 @@ use crate::args::{Args, Flags, likeliest};
 use crate::error::{Error, Result};
 use crate::sh;
 use cache::Cache;
-pub use cache::folder;
+pub use cache::{folder, hex};
 use known::{KNOWN, Known};
 use pip::Pip;
 use std::path::{Path, PathBuf};

@@ -7,6 +7,7 @@ pub mod engine;
 mod gguf;
 mod opencl;
 pub mod reference;
+mod ways;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
@@ -94,9 +95,9 @@ pub fn check(names: &[String]) -> Result<Tally> {
         }
     });
     println!(
-        "| model | logits | greedy | text | same bits | q4_0 | OpenCL | GGUF | largest relative error | q4_0 rms error |"
+        "| model | logits | greedy | text | same bits | q4_0 | OpenCL | ways | GGUF | largest relative error | q4_0 rms error |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
     rows.iter().for_each(|row| println!("{row}"));
     Ok(total)
 }
@@ -125,6 +126,7 @@ struct Row {
     bits: Tally,
     quantised: Tally,
     opencl: Tally,
+    ways: Tally,
     gguf: Tally,
     largest: f32,
     quantised_rms: f64,
@@ -133,7 +135,8 @@ struct Row {
 impl Row {
     fn total(&self) -> Tally {
         let mut total = Tally::default();
-        let parts = [self.logits, self.greedy, self.text, self.bits, self.quantised, self.opencl, self.gguf];
+        let Row { logits, greedy, text, bits, quantised, opencl, ways, gguf, .. } = *self;
+        let parts = [logits, greedy, text, bits, quantised, opencl, ways, gguf];
         parts.into_iter().for_each(|t| total += t);
         total
     }
@@ -141,10 +144,11 @@ impl Row {
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Row { model, logits, greedy, text, bits, quantised, opencl, gguf, largest, quantised_rms } = self;
+        let Row { model, logits, greedy, text, bits, quantised, opencl, ways, gguf, largest, quantised_rms } =
+            self;
         write!(
             f,
-            "| {model} | {logits} | {greedy} | {text} | {bits} | {quantised} | {opencl} | {gguf} | {largest:.1e} | {quantised_rms:.1e} |"
+            "| {model} | {logits} | {greedy} | {text} | {bits} | {quantised} | {opencl} | {ways} | {gguf} | {largest:.1e} | {quantised_rms:.1e} |"
         )
     }
 }
@@ -189,6 +193,7 @@ impl Built {
         check_bits(&engine, &reference, &mut row);
         check_quantised(&engine, &reference, &mut row);
         row.quantised += biased::check(&engine, &reference, longest(&reference));
+        row.ways = ways::check(&engine, &reference);
         row.opencl = opencl::check(&engine, &reference);
         row.gguf = gguf::check(&engine, &reference.name)?;
         Ok(row)
@@ -356,8 +361,8 @@ fn check_bits(engine: &Engine, reference: &Reference, row: &mut Row) {
     }
 }
 
-/// Quantised weights and the default KV type: no reference is near enough to compare with, so the
-/// logits must be finite, and the table shows how far they are from the unquantised model's.
+/// Quantised weights and the default KV type: no reference is near enough to compare with, so the logits must be finite
+/// and those of the day before, and the table shows how far they are from the unquantised model's.
 fn check_quantised(engine: &Engine, reference: &Reference, row: &mut Row) {
     let case = longest(reference);
     let run = engine.logits(&case.ids, reference.vocab, Variant { flags: QUANTISED, ..Variant::default() });
@@ -365,7 +370,7 @@ fn check_quantised(engine: &Engine, reference: &Reference, row: &mut Row) {
         let found = reference::to_floats(&bytes);
         row.quantised_rms = compare::rms_difference(&found[found.len() - case.logits.len()..], &case.logits);
         match found.iter().position(|x| !x.is_finite()) {
-            None => Ok(()),
+            None => ways::golden(&reference.name, &bytes),
             Some(at) => Err(Error::Failed(format!(
                 "{}: q4_0: row {} id {} is {}",
                 case.name,
@@ -412,7 +417,8 @@ mod tests {
     #[test]
     fn every_model_with_results_is_found() {
         let names = all_models().unwrap();
-        assert_eq!(names.len(), 7 + 4);
+        // Those with a checkpoint, and those built from a GGUF file.
+        assert_eq!(names.len(), 17 + 11);
         assert!(!names.iter().any(|n| n.ends_with("m6-gpt2-f32")));
     }
 }

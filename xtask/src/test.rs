@@ -222,7 +222,7 @@ fn asserting(command: &mut std::process::Command) -> &mut std::process::Command 
 
 /// A model of another architecture does not build.
 fn another_architecture() -> Outcome {
-    let mut build = build::unoptimised(&build::model_dir("m6-gpt2-f32")?);
+    let mut build = build::unoptimised(&build::model_dir("m19-lfm2-bf16")?);
     eprintln!("$ {}", sh::show(&build));
     let out = sh::output(&mut build)?;
     let stderr = String::from_utf8_lossy(&out.stderr);
@@ -248,9 +248,9 @@ fn refusal_line(success: bool, stderr: &str) -> std::result::Result<&str, &'stat
     }
     let lines: Vec<&str> = stderr.lines().filter(|l| l.contains("model_type")).collect();
     match lines.as_slice() {
-        [line] if line.starts_with("error: ") && line.contains("gpt2") => Ok(line),
+        [line] if line.starts_with("error: ") && line.contains("lfm2") => Ok(line),
         [] => Err("failed without naming `model_type`"),
-        _ => Err("does not say in one `error: ` line that `model_type` is gpt2"),
+        _ => Err("does not say in one `error: ` line that `model_type` is lfm2"),
     }
 }
 
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_one_line() {
-        let good = "   Compiling x\nerror: x@0.1.0: field `model_type` is \"gpt2\"; supported: \"llama\"\nerror: build script logged errors";
+        let good = "   Compiling x\nerror: x@0.1.0: field `model_type` is \"lfm2\"; supported: \"llama\"\nerror: build script logged errors";
         assert!(refusal_line(false, good).unwrap().starts_with("error: x@"));
         assert!(refusal_line(true, good).is_err());
         assert!(refusal_line(false, "error: no").is_err());

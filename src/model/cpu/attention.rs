@@ -11,7 +11,7 @@ use crate::model::weights::{Channels, Weights};
 use files::Result;
 use numeric::kv::{KvTypes, rotate};
 use numeric::pool::Pool;
-use numeric::simd::attend::{self, CHUNK, KvChunk, Looks, Partial, QUERIES, Softmax, attend, merge};
+use numeric::simd::attend::{self, ALL, CHUNK, KvChunk, Looks, Partial, QUERIES, Softmax, attend, merge};
 use numeric::simd::{Isa, kv_row, ops};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -22,9 +22,13 @@ const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
 /// Most queries that are observed at once; all queries of a token go together.
 const OBSERVED: usize = if GROUP < QUERIES { QUERIES / GROUP * GROUP } else { GROUP };
 
+/// The weights and a layer's number.
+type At<'a> = (&'a Weights, usize);
+
 /// What a layer's keys go through.
 #[derive(Clone, Copy)]
 struct Keys<'a> {
+    layer: usize,
     norm: &'a [f32],
     calibration: &'a [f32],
 }
@@ -33,7 +37,8 @@ impl Scratch {
     /// Norms and rotates the new keys and stores them with the values: of a run of many tokens one task a KV head, of
     /// runs of one token one task each.
     pub(super) fn rope(&self, weights: &Weights, index: usize, seqs: &Sequences<'_>, pool: &Pool, isa: Isa) {
-        let keys = Keys { norm: &weights.layers[index].k_norm, calibration: weights.calibration_of(index) };
+        let norm = &weights.layers[index].k_norm;
+        let keys = Keys { layer: index, norm, calibration: weights.calibration_of(index) };
         let of_one_token = |run: usize| {
             let mut seq = seqs.write(run);
             let Span { first, extent, .. } = seq.span;
@@ -83,8 +88,7 @@ impl Scratch {
         if QK_NORM {
             k = normed(isa, &k, keys.norm);
         }
-        let (cos, sin) = self.angles(t);
-        ops::rope(isa, &mut k, cos, sin);
+        self.rotate(isa, &mut k, keys.layer, t);
         let mut v = head(row, Q_PAD + KV_PAD, kv_head);
         if types.k.rotated() {
             Channels::of(keys.calibration, kv_head).key(&mut k);
@@ -96,9 +100,14 @@ impl Scratch {
         kv_row::encode(isa, types.v, &v, &mut vs[slot * v_bytes..][..v_bytes]);
     }
 
-    fn angles(&self, t: usize) -> (&[f32], &[f32]) {
-        const HALF: usize = HEAD_DIM / 2;
-        (&self.cos[t * HALF..][..HALF], &self.sin[t * HALF..][..HALF])
+    /// RoPE of token `t` in a layer.
+    #[inline(always)]
+    fn rotate(&self, isa: Isa, head: &mut [f32; HEAD_DIM], layer: usize, t: usize) {
+        if ROPE_DIM > 0 {
+            let from = t * ANGLES + angles_of(layer);
+            let (cos, sin) = (&self.cos[from..][..ROPE_DIM / 2], &self.sin[from..][..ROPE_DIM / 2]);
+            ops::rope(isa, &mut head[..ROPE_DIM], cos, sin);
+        }
     }
 
     /// Attention of the new tokens, whose rows are already in their caches, into `att`.
@@ -154,7 +163,7 @@ impl Scratch {
     #[allow(clippy::type_complexity, reason = "closures have no names")]
     fn heads<'a>(
         &'a self,
-        layer: (&'a Weights, usize),
+        at: At<'a>,
         span: Span,
         (k, v): (&'a [u8], &'a [u8]),
         isa: Isa,
@@ -165,16 +174,17 @@ impl Scratch {
     > {
         let Span { extent, first, tokens, observe } = span;
         let types = extent.types;
-        let query = move |t, h| self.query(layer, types, (first + t, h), isa);
+        let query = move |t, h| self.query(at, types, (first + t, h), isa);
         let rows = move |kv_head| (kv::head(k, kv_head), kv::head(v, kv_head));
         let notes = self.notes.get(first * HEADS..).unwrap_or_default();
-        Heads { query, rows, types, before: extent.len, isa, first: tokens - observe, notes }
+        let window = window(at.1).unwrap_or(ALL);
+        Heads { query, rows, types, before: extent.len, window, isa, first: tokens - observe, notes }
     }
 
     /// Query of token `t` and head `h`, as the stored keys of a layer expect it.
     pub(super) fn query(
         &self,
-        (weights, index): (&Weights, usize),
+        (weights, index): At<'_>,
         types: KvTypes,
         (t, h): (usize, usize),
         isa: Isa,
@@ -183,10 +193,8 @@ impl Scratch {
         if QK_NORM {
             q = normed(isa, &q, &weights.layers[index].q_norm);
         }
-        let (cos, sin) = self.angles(t);
-        ops::rope(isa, &mut q, cos, sin);
-        let scale = 1.0 / (HEAD_DIM as f32).sqrt();
-        q.iter_mut().for_each(|x| *x *= scale);
+        self.rotate(isa, &mut q, index, t);
+        q.iter_mut().for_each(|x| *x *= ATTENTION_SCALE as f32);
         if types.k.rotated() {
             Channels::of(weights.calibration_of(index), h / GROUP).query(&mut q);
         }
@@ -201,7 +209,7 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
     let mut partials = try_vec(partials_for(capacity), Partial::EMPTY)?;
     let mut notes: Vec<Noted> = Vec::new();
     Ok(Box::new(move |job: AttentionJob<'_>| {
-        let AttentionJob { tokens, before, queries, stride, k, v, capacity, types, att, mass } = job;
+        let AttentionJob { tokens, before, window, queries, stride, k, v, capacity, types, att, mass } = job;
         let query = |t: usize, h: usize| head(&queries[t * stride..], 0, h);
         let rows = |kv_head: usize| {
             let from = kv_head * capacity;
@@ -215,7 +223,8 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
         if notes.len() < observed * HEADS {
             notes.resize_with(observed * HEADS, Noted::default);
         }
-        let heads = Heads { query, rows, types, before, isa, first: tokens - observed, notes: &notes };
+        let (window, first) = (window.unwrap_or(ALL), tokens - observed);
+        let heads = Heads { query, rows, types, before, window, isa, first, notes: &notes };
         heads.all(&pool, tokens, att, &mut partials);
         if let Some(mass) = mass {
             heads.observe(&pool, tokens, mass.sums);
@@ -230,7 +239,7 @@ fn head(row: &[f32], start: usize, index: usize) -> [f32; HEAD_DIM] {
 
 fn normed(isa: Isa, x: &[f32; HEAD_DIM], w: &[f32]) -> [f32; HEAD_DIM] {
     let mut out = [0.0; HEAD_DIM];
-    ops::norm(isa, x, w, RMS_EPS as f32, &mut out);
+    ops::norm(isa, x, w, NORM_EPS as f32, &mut out);
     out
 }
 
@@ -241,6 +250,8 @@ struct Heads<'a, Q, R> {
     types: KvTypes,
     /// Filled slots before the new tokens.
     before: usize,
+    /// Slots that a query sees, its own included.
+    window: usize,
     isa: Isa,
     /// The first token that is observed; the number of tokens where none is.
     first: usize,
@@ -320,6 +331,7 @@ where
             k: &k[from * types.k.row_bytes(HEAD_DIM)..],
             v: &v[from * types.v.row_bytes(HEAD_DIM)..],
             types,
+            window: self.window,
         }
     }
 
@@ -333,7 +345,7 @@ where
                 *q = (self.query)(0, kv_head * GROUP + from + h);
             }
             for (c, out) in out.chunks_exact_mut(GROUP).enumerate() {
-                let seen = (slots - (first + c) * CHUNK).min(CHUNK);
+                let seen = slots - (first + c) * CHUNK;
                 let kv = self.chunk(kv_head, first + c);
                 attend::<HEAD_DIM, TASK_HEADS>(
                     self.isa,
@@ -362,9 +374,9 @@ where
             *q = (self.query)(tokens.start + i / heads.len(), heads.start + i % heads.len());
         }
         let slots = |i: usize| self.before + tokens.start + i / heads.len() + 1;
-        for chunk in 0..slots(count - 1).div_ceil(CHUNK) {
-            let visible: [usize; N] =
-                std::array::from_fn(|i| slots(i).saturating_sub(chunk * CHUNK).min(CHUNK));
+        let first = slots(0).saturating_sub(self.window) / CHUNK;
+        for chunk in first..slots(count - 1).div_ceil(CHUNK) {
+            let visible: [usize; N] = std::array::from_fn(|i| slots(i).saturating_sub(chunk * CHUNK));
             let kv = self.chunk(heads.start / GROUP, chunk);
             attend::<HEAD_DIM, N>(self.isa, kv, &queries[..count], &visible[..count], &mut parts[..count]);
             for (state, part) in states[..count].iter_mut().zip(&parts) {
@@ -421,11 +433,12 @@ where
             let starts = (slot..sees).step_by(CHUNK);
             for (start, mass) in starts.zip(mass.chunks_mut(CHUNK)) {
                 let visible: [usize; N] =
-                    std::array::from_fn(|t| (self.before + first + t + 1).saturating_sub(start).min(CHUNK));
+                    std::array::from_fn(|t| (self.before + first + t + 1).saturating_sub(start));
                 let looks = Looks {
                     queries: &queries[..tokens * GROUP],
                     softmax: &softmax[..tokens * GROUP],
                     visible: &visible[..tokens],
+                    window: self.window,
                 };
                 let k = &(self.rows)(kv_head).0[start * row_bytes..];
                 attend::observe::<HEAD_DIM, N>(self.isa, (self.types.k, k), looks, mass);

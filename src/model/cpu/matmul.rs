@@ -1,7 +1,9 @@
 //! Matrix products over column tiles: the kernel that a weight format needs, and the order of the loops.
 
+use crate::dims::{GATED, MLP, MLP_BIAS};
 use crate::model::weights::Matrix;
 use files::blocks::BLOCK;
+use files::config::Mlp;
 use numeric::pool::Tile;
 use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::quant::format::GROUP_ROWS;
@@ -60,10 +62,12 @@ impl<'a, 'b> Output<'a, 'b> {
 /// Gate and up, which are multiplied with the same activations.
 #[derive(Clone, Copy)]
 pub struct GateUp<'a, const ROWS: usize, const COLS: usize> {
-    /// The matrix whose product goes through SiLU.
-    pub gate: &'a Matrix<ROWS, COLS>,
+    /// The matrix whose product goes through the activation function; without it that of `up` does, and is all.
+    pub gate: Option<&'a Matrix<ROWS, COLS>>,
     /// The matrix whose product it is multiplied with.
     pub up: &'a Matrix<ROWS, COLS>,
+    /// What joins the product of `up`: `[ROWS]`, empty where there is none.
+    pub up_bias: &'a [f32],
 }
 
 /// Few tokens at once.
@@ -146,7 +150,7 @@ fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
 /// Rows of gate and up that are taken together: one block of the activations that `down` reads.
 pub const RUN: usize = 2 * GROUP_ROWS;
 
-/// Columns of `silu(x * gate^T) * (x * up^T)`, handed to `put(first token, column - columns.first, products)` in runs
+/// Columns of `silu(x * gate^T) * (x * up^T)`, or what the model has instead, handed to `put(first token, column - columns.first, products)` in runs
 /// of 32 (fewer at the matrix's end) of several tokens.
 pub fn gate_up<const ROWS: usize, const COLS: usize>(
     isa: Isa,
@@ -166,7 +170,7 @@ pub fn gate_up<const ROWS: usize, const COLS: usize>(
 /// `PASS` is the most tokens at once, `OUT` two groups of them.
 fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS: usize>(
     isa: Isa,
-    GateUp { gate, up }: GateUp<'_, ROWS, COLS>,
+    GateUp { gate, up, up_bias }: GateUp<'_, ROWS, COLS>,
     x: Input<'_>,
     Columns { first, width }: Columns,
     mut put: impl FnMut(usize, usize, &[[f32; RUN]]),
@@ -182,10 +186,22 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
             let group = run / GROUP_ROWS;
             let groups = group..group + RUN.min(first + width - run).div_ceil(GROUP_ROWS);
             let (gates, ups) = (&mut gates[..groups.len() * n], &mut ups[..groups.len() * n]);
-            products(isa, gate, groups.clone(), (x, from), gates);
-            products(isa, up, groups.clone(), (x, from), ups);
+            products(isa, gate.unwrap_or(up), groups.clone(), (x, from), gates);
+            if GATED {
+                products(isa, up, groups.clone(), (x, from), ups);
+            }
+            if MLP_BIAS {
+                for (group, gates) in groups.clone().zip(gates.chunks_exact_mut(n)) {
+                    let bias = &up_bias[group * GROUP_ROWS..];
+                    gates.iter_mut().for_each(|row| row.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
+                }
+            }
             // All tokens in one call: the exponentials of one token alone are bound by latency.
-            ops::silu_mul(isa, gates.as_flattened_mut(), ups.as_flattened());
+            match MLP {
+                Mlp::SwiGlu => ops::silu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),
+                Mlp::GeGlu => ops::gelu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),
+                Mlp::Gelu => ops::gelu(isa, gates.as_flattened_mut()),
+            }
             for (half, gates) in gates.chunks_exact(n).enumerate() {
                 for (run, gates) in runs.iter_mut().zip(gates) {
                     run[half * GROUP_ROWS..][..GROUP_ROWS].copy_from_slice(gates);

@@ -5,8 +5,10 @@ use super::noted::Noted;
 use super::runs::Sequences;
 use crate::dims::*;
 use crate::model::device::Run;
+use crate::model::rope::{Frequencies, angles};
 use crate::model::weights::{Layer, Matrix, Reads, Weights};
 use files::blocks::BLOCK;
+use files::config::Norm;
 use files::{Error, Result};
 use numeric::pool::{Pool, RowTable};
 use numeric::quant::activations::{ActBlock, ActTile};
@@ -128,7 +130,10 @@ pub(super) struct Scratch {
     wanted: Vec<usize>,
     /// Where their logits go.
     logits: RowTable<f32>,
-    /// Cosines and sines of the tokens' positions: `[token][HEAD_DIM / 2]`
+    /// What attention or the feed-forward layer gives, before it is normed: `[token][DIM]`; empty where it joins the
+    /// residual at once.
+    post: Vec<f32>,
+    /// Cosines and sines of the tokens' positions: `[token][ANGLES]`
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
 }
@@ -157,7 +162,8 @@ pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
         let blocks = max_tokens * size_of::<ActBlock>() + tiles * size_of::<ActTile>();
         w / BLOCK * blocks + max_tokens * 4 * w
     };
-    let floats = max_tokens * 4 * (DIM + QKV + Q_DIM + HEAD_DIM);
+    let post = if POST_NORMS { DIM } else { 0 };
+    let floats = max_tokens * 4 * (DIM + post + QKV + Q_DIM + 2 * ANGLES);
     let lists = max_tokens * (size_of::<u32>() + size_of::<usize>());
     let partials = partials_for(capacity) * size_of::<Partial<HEAD_DIM>>();
     floats + lists + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM) + partials
@@ -203,8 +209,9 @@ impl Scratch {
             run_of: Vec::with_capacity(max_tokens),
             wanted: Vec::with_capacity(max_tokens),
             logits: RowTable::default(),
-            cos: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
-            sin: try_vec(max_tokens * (HEAD_DIM / 2), 0.0)?,
+            post: try_vec(if POST_NORMS { max_tokens * DIM } else { 0 }, 0.0)?,
+            cos: try_vec(max_tokens * ANGLES, 0.0)?,
+            sin: try_vec(max_tokens * ANGLES, 0.0)?,
         })
     }
 
@@ -224,18 +231,17 @@ impl Scratch {
     }
 
     /// Looks the tokens' embedding rows up and prepares their RoPE angles.
-    pub(super) fn embed(&mut self, weights: &Weights, runs: &[Run<'_>], frequencies: &[f64]) {
-        const HALF: usize = HEAD_DIM / 2;
+    pub(super) fn embed(&mut self, weights: &Weights, runs: &[Run<'_>], frequencies: &Frequencies) {
         self.run_of.clear();
         let tokens = runs.iter().enumerate().flat_map(|(run, r)| {
-            r.tokens.iter().enumerate().map(move |(i, &token)| (run as u32, token as usize, r.pos + i))
+            r.tokens.iter().enumerate().map(move |(i, &token)| (run, token as usize, r.pos + i))
         });
-        let rows = self.x.chunks_exact_mut(DIM);
-        let angles = self.cos.chunks_exact_mut(HALF).zip(self.sin.chunks_exact_mut(HALF));
-        for (((run, token, pos), x), (cos, sin)) in tokens.zip(rows).zip(angles) {
-            self.run_of.push(run);
-            weights.embed(token, x);
-            crate::model::rope::angles(pos, frequencies, cos, sin);
+        for (t, (run, token, pos)) in tokens.enumerate() {
+            self.run_of.push(run as u32);
+            weights.embed(token, pos, &mut self.x[t * DIM..][..DIM]);
+            let at = t * ANGLES..(t + 1) * ANGLES;
+            let (cos, sin) = (&mut self.cos[at.clone()], &mut self.sin[at]);
+            angles(pos, frequencies.at(pos, runs[run].known), cos, sin);
         }
     }
 
@@ -266,23 +272,26 @@ impl Scratch {
         self.att_in.fill(pool, isa, n, |t, row| row.copy_from_slice(&att[t * Q_DIM..][..Q_DIM]));
         let x = self.att_in.input(isa, n);
         let tile = task_cols(n, (DIM, Q_DIM), GROUP_ROWS, pool.threads());
-        pool.columns(&mut self.x[..n * DIM], DIM, tile, |mut tile| {
+        let to = if POST_NORMS { &mut self.post } else { &mut self.x };
+        pool.columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
             matmul::project(isa, &layer.wo, x, Output::whole(&mut tile), |dst, y, row| {
                 if O_BIAS {
                     let bias = &layer.o_bias[row..];
-                    dst.iter_mut().zip(y).zip(bias).for_each(|((d, y), b)| *d += y + b);
+                    dst.iter_mut().zip(y).zip(bias).for_each(|((d, y), b)| join(d, y + b));
                 } else {
-                    dst.iter_mut().zip(y).for_each(|(d, y)| *d += y);
+                    dst.iter_mut().zip(y).for_each(|(d, y)| join(d, *y));
                 }
             });
         });
+        self.post_norm(&layer.attn_post_norm, pool, isa, n);
     }
 
     /// silu(gate) * up of the normed residual, quantised for `down` on the way.
     pub(super) fn gate_up(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
         let x = self.h.input(isa, n);
-        let w = GateUp { gate: &layer.gate, up: &layer.up };
-        let tile = task_cols(n, (FFN_DIM, 2 * DIM), matmul::RUN, pool.threads());
+        let w = GateUp { gate: layer.gate.as_ref(), up: &layer.up, up_bias: &layer.up_bias };
+        let cols = if GATED { 2 * DIM } else { DIM };
+        let tile = task_cols(n, (FFN_DIM, cols), matmul::RUN, pool.threads());
         if !self.ffn.floats.is_empty() {
             pool.columns(&mut self.ffn.floats[..n * FFN_DIM], FFN_DIM, tile, |mut tile| {
                 matmul::gate_up(isa, w, x, Columns::of(&tile), |first, at, products| {
@@ -316,17 +325,40 @@ impl Scratch {
     pub(super) fn down(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
         let x = self.ffn.input(isa, n);
         let tile = task_cols(n, (DIM, FFN_DIM), GROUP_ROWS, pool.threads());
-        pool.columns(&mut self.x[..n * DIM], DIM, tile, |mut tile| {
-            matmul::project(isa, &layer.down, x, Output::whole(&mut tile), |dst, y, _| {
-                dst.iter_mut().zip(y).for_each(|(d, y)| *d += y);
+        let to = if POST_NORMS { &mut self.post } else { &mut self.x };
+        pool.columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
+            matmul::project(isa, &layer.down, x, Output::whole(&mut tile), |dst, y, row| {
+                if MLP_BIAS {
+                    let bias = &layer.down_bias[row..];
+                    dst.iter_mut().zip(y).zip(bias).for_each(|((d, y), b)| join(d, y + b));
+                } else {
+                    dst.iter_mut().zip(y).for_each(|(d, y)| join(d, *y));
+                }
             });
         });
+        self.post_norm(&layer.ffn_post_norm, pool, isa, n);
     }
 
-    /// RMS norm of the first `n` tokens into `h`.
+    /// Norm of the first `n` tokens into `h`.
     pub(super) fn norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
         let x = &self.x;
-        self.h.fill(pool, isa, n, |t, h| ops::norm(isa, &x[t * DIM..][..DIM], w, RMS_EPS as f32, h));
+        self.h.fill(pool, isa, n, |t, h| norm(isa, &x[t * DIM..][..DIM], w, h));
+    }
+
+    /// Norms what has not joined the residual yet, and adds it.
+    fn post_norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
+        if !POST_NORMS {
+            return;
+        }
+        let post = &self.post;
+        let rows = n.div_ceil(4 * pool.threads());
+        pool.tiles(&mut self.x[..n * DIM], DIM, (rows, DIM), |mut tile| {
+            let mut h = [0.0; DIM];
+            for r in 0..tile.rows {
+                norm(isa, &post[(tile.row + r) * DIM..][..DIM], w, &mut h);
+                tile.row_mut(r).iter_mut().zip(&h).for_each(|(x, h)| *x += h);
+            }
+        });
     }
 
     /// Lists the tokens whose logits are wanted; false if there are none.
@@ -340,17 +372,37 @@ impl Scratch {
     pub(super) fn head(&mut self, weights: &Weights, seqs: &mut Sequences<'_>, pool: &Pool, isa: Isa) {
         let (x, wanted) = (&self.x, &self.wanted);
         let n = wanted.len();
-        self.h.fill(pool, isa, n, |i, h| {
-            ops::norm(isa, &x[wanted[i] * DIM..][..DIM], &weights.norm, RMS_EPS as f32, h);
-        });
+        self.h.fill(pool, isa, n, |i, h| norm(isa, &x[wanted[i] * DIM..][..DIM], &weights.norm, h));
         let x = self.h.input(isa, n);
         let tile = task_cols(n, (VOCAB, DIM), GROUP_ROWS, pool.threads());
         let rows = seqs.iter_mut().flat_map(|run| run.logits());
         pool.scattered(&mut self.logits, rows, (VOCAB, tile), |mut tile| {
             matmul::project(isa, &weights.head, x, Output::whole(&mut tile), |dst, y, _| {
-                dst.copy_from_slice(y)
+                dst.copy_from_slice(y);
+                if LOGIT_SCALE != 1.0 {
+                    dst.iter_mut().for_each(|y| *y *= LOGIT_SCALE as f32);
+                }
             });
         });
+    }
+}
+
+/// A row of the residual, or of what joins it, normed.
+fn norm(isa: Isa, x: &[f32], w: &[f32], h: &mut [f32]) {
+    match NORM {
+        Norm::Rms => ops::norm(isa, x, w, NORM_EPS as f32, h),
+        Norm::Layer => ops::layer_norm(isa, x, w, NORM_EPS as f32, h),
+    }
+}
+
+/// What joins the residual. Where it is to be normed first, it is put down.
+#[inline(always)]
+fn join(to: &mut f32, y: f32) {
+    const RESIDUAL: f32 = RESIDUAL_SCALE as f32;
+    match POST_NORMS {
+        true => *to = y,
+        false if RESIDUAL != 1.0 => *to += y * RESIDUAL,
+        false => *to += y,
     }
 }
 

@@ -1,11 +1,12 @@
 //! An opened model file of either kind, and its tensors by the engine's names.
 
-use super::spec::{HEAD, Role, Spec};
+use super::spec::{EMBED, HEAD, Place, Role, Spec, table};
 use super::weight_type::WeightType;
 use crate::dims::{ARCH, HEAD_DIM, TIED};
 use files::blocks::{BlockType, Dtype};
 use files::bundle::Bundle;
-use files::mapped::Plane;
+use files::config::Arch;
+use files::mapped::{AlignedBytes, Plane};
 use files::packed_file;
 use files::source::gguf::names::{Rows, stored};
 use files::source::gguf::{self, Gguf, is_gguf};
@@ -30,6 +31,10 @@ pub struct Stored {
     pub block: BlockType,
     /// The order of its rows in the file.
     pub order: Rows,
+    /// Its columns are the file's rows, and all of them are in `data`: [`Stored::straight`] makes rows of them.
+    pub transposed: bool,
+    /// Its values are what is added to 1.
+    pub beside_one: bool,
     /// `[rows][cols / block.values()][block.bytes()]`
     pub data: Plane,
     pub file: Arc<Path>,
@@ -45,6 +50,37 @@ impl Stored {
     /// Bytes of one row.
     pub fn row_bytes(&self) -> usize {
         self.row_bytes
+    }
+
+    /// The rows of a spec, of a tensor that holds those of others too.
+    fn part(self, spec: &Spec) -> Self {
+        let Place { first, of, .. } = spec.stored;
+        let (rows, bytes) = match spec.role {
+            Role::Vector => (spec.cols, self.block.bytes()),
+            _ => (spec.rows, self.row_bytes),
+        };
+        if rows == of || self.transposed {
+            return self;
+        }
+        let data = self.data.slice(first * bytes..(first + rows) * bytes);
+        Self { data: data.expect("invariant: the shape was checked"), ..self }
+    }
+
+    /// The same with its rows as rows, in memory of its own.
+    pub fn straight(self, spec: &Spec) -> Result<Self> {
+        if !self.transposed {
+            return Ok(self);
+        }
+        let (size, Place { first, of, .. }) = (self.block.bytes(), &spec.stored);
+        let mut rows = AlignedBytes::zeroed(spec.rows * self.row_bytes)?;
+        let from = self.data.bytes();
+        for (row, to) in rows.as_mut_slice().chunks_exact_mut(self.row_bytes).enumerate() {
+            for (col, to) in to.chunks_exact_mut(size).enumerate() {
+                to.copy_from_slice(&from[(col * of + first + row) * size..][..size]);
+            }
+        }
+        self.data.release();
+        Ok(Self { data: rows.into_plane(), transposed: false, ..self })
     }
 
     /// The element type; `None` for blocks.
@@ -113,6 +149,29 @@ impl Checkpoint {
         }
     }
 
+    /// The model's tensors as this file has them: a head of its own is read where the config ties it to the embedding,
+    /// and the two differ.
+    pub fn table(&self) -> Vec<Spec> {
+        let mut specs = table();
+        if TIED && self.packed().is_none() && self.has_own_head() {
+            for spec in specs.iter_mut().filter(|spec| spec.is_vocabulary()) {
+                spec.tied = false;
+                spec.stored.name = if spec.name == HEAD { HEAD.into() } else { spec.stored.name.clone() };
+            }
+        }
+        specs
+    }
+
+    /// Whether it has an output head that is not the embedding.
+    pub fn has_own_head(&self) -> bool {
+        let Checkpoint::Safetensors(source) = self else { return false };
+        let embedding = table().into_iter().find(|spec| spec.name == EMBED).map(|spec| spec.stored.name);
+        let tensors = embedding.and_then(|name| tensor(source, &name)).zip(tensor(source, HEAD));
+        tensors.is_some_and(|(embedding, head)| {
+            embedding.dtype != head.dtype || embedding.data.bytes() != head.data.bytes()
+        })
+    }
+
     /// Checks that a packed file has this type of weights, which is not [`WeightType::Auto`].
     ///
     /// # Errors
@@ -151,30 +210,64 @@ fn unreadable(file: &Path, name: &str, found: &str) -> Error {
 }
 
 /// Compares a tensor's shape with the one that the config asks for.
-fn check_shape(file: &Path, spec: &Spec, name: &str, found: &[usize], config: &str) -> Result<()> {
-    let want = if spec.role == Role::Vector { vec![spec.cols] } else { vec![spec.rows, spec.cols] };
+fn check_shape(spec: &Spec, (file, name): (&Path, &str), found: &[usize], config: &str) -> Result<()> {
+    let rows = spec.stored.of;
+    let transposed = spec.is_transposed() && !is_gguf(file);
+    let want = match spec.role {
+        Role::Vector => vec![rows],
+        _ if transposed => vec![spec.cols, rows],
+        _ => vec![rows, spec.cols],
+    };
     if found == want {
         return Ok(());
     }
     Err(Error::model(file, format!("tensor {name} has shape {found:?}; {config} it {want:?}")))
 }
 
+/// A tensor by its name, or by that of the same model inside another: some files have prefixes.
+fn tensor<'a>(source: &'a Source, name: &str) -> Option<&'a Tensor> {
+    let prefixes: &[&str] = match ARCH {
+        Arch::Gpt2 => &["transformer."],
+        Arch::Gemma3 => &["language_model.", "model.language_model."],
+        _ => &[],
+    };
+    source.get(name).or_else(|| {
+        prefixes.iter().find_map(|prefix| {
+            let inner = if *prefix == "model.language_model." { name.strip_prefix("model.")? } else { name };
+            source.get(&format!("{prefix}{inner}"))
+        })
+    })
+}
+
 fn of_source(source: &Source, spec: &Spec) -> Result<Stored> {
+    let Place { name, .. } = &spec.stored;
     if spec.name == HEAD && !TIED && source.get(HEAD).is_none() {
         let hint = "if the embedding serves as the head, config.json must say tie_word_embeddings: true";
         return Err(Error::model(source.path(), format!("tensor {HEAD} is missing; {hint}")));
     }
-    let Tensor { dtype, shape, data, file, .. } = source.require(&spec.stored_as)?;
-    let (name, data, file) = (spec.stored_as.clone(), data.clone(), file.clone());
-    check_shape(&file, spec, &name, shape, "config.json makes")?;
-    let block = dtype.block().ok_or_else(|| unreadable(&file, &name, &format!("{dtype:?}")))?;
-    Ok(Stored { name, block, order: Rows::Plain, data, file, row_bytes: block.row_bytes(spec.cols) })
+    let found = tensor(source, name).map_or_else(|| source.require(name), Ok)?;
+    let Tensor { dtype, shape, data, file, .. } = found;
+    check_shape(spec, (file, name), shape, "config.json makes")?;
+    let block = dtype.block().ok_or_else(|| unreadable(file, name, &format!("{dtype:?}")))?;
+    let stored = Stored {
+        name: name.clone(),
+        block,
+        order: Rows::Plain,
+        transposed: spec.is_transposed(),
+        beside_one: spec.is_beside_one(),
+        data: data.clone(),
+        file: file.clone(),
+        row_bytes: block.row_bytes(spec.cols),
+    };
+    Ok(stored.part(spec))
 }
 
 fn of_gguf(gguf: &Gguf, spec: &Spec) -> Result<Stored> {
-    let name = stored(&spec.stored_as).unwrap_or_else(|| spec.stored_as.clone());
+    let name = stored(ARCH, &spec.stored.name).unwrap_or_else(|| spec.stored.name.clone());
     let gguf::Tensor { block, shape, data, file, .. } = gguf.require(&name)?.clone();
-    check_shape(&file, spec, &name, &shape, "the metadata make")?;
-    let order = Rows::of(ARCH, &spec.stored_as, HEAD_DIM);
-    Ok(Stored { name, block, order, data, file, row_bytes: block.row_bytes(spec.cols) })
+    check_shape(spec, (&file, &name), &shape, "the metadata make")?;
+    let order = Rows::of(ARCH, &spec.stored.name, HEAD_DIM);
+    let row_bytes = block.row_bytes(spec.cols);
+    let stored = Stored { name, block, order, transposed: false, beside_one: false, data, file, row_bytes };
+    Ok(stored.part(spec))
 }

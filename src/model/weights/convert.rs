@@ -34,7 +34,8 @@ pub struct LoadOptions<'a> {
 
 /// Whether the file stores a tensor in another form, or with its rows in another order.
 pub fn is_converted(stored: &Stored, storage: Storage) -> bool {
-    storage != Storage::Head && (storage != Storage::Rows(stored.block) || stored.order != Rows::Plain)
+    let asis = storage == Storage::Rows(stored.block) && stored.order == Rows::Plain && !stored.transposed;
+    storage != Storage::Head && !asis
 }
 
 /// Loads one tensor; `weight_type` is not `Auto`.
@@ -48,7 +49,7 @@ pub(super) fn load_one(
     weight_type: WeightType,
     threads: usize,
 ) -> Result<Loaded> {
-    let stored = checkpoint.find(spec)?;
+    let stored = checkpoint.find(spec)?.straight(spec)?;
     let Stored { name, data, file, .. } = &stored;
     zeros::check(spec, &Values { file, name, data, parts: spec.rows })?;
     let storage = Storage::of(spec, stored.block, weight_type);
@@ -73,6 +74,9 @@ fn vector(stored: &Stored, spec: &Spec) -> Result<Plane> {
     if let Some(i) = values.iter().position(|x| !x.is_finite()) {
         let message = format!("tensor {}: element {i} is {}", stored.name, values[i]);
         return Err(Error::model(&stored.file, message));
+    }
+    if stored.beside_one {
+        values.iter_mut().for_each(|x| *x += 1.0);
     }
     let bytes: Vec<u8> = (0..spec.cols).flat_map(|i| values[stored.order.stored(i)].to_le_bytes()).collect();
     Ok(Plane::shared(bytes))

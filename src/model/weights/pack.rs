@@ -124,7 +124,8 @@ pub fn write_to(
     if source.packed().is_some() {
         return Err(Error::Usage(format!("{}: is packed already", source.path().display())));
     }
-    let (specs, weight_type, mut header) = (table(), source.settle(options.weight_type), Header::default());
+    let (specs, weight_type, mut header) =
+        (source.table(), source.settle(options.weight_type), Header::default());
     for spec in &specs {
         let storage = Storage::of(spec, source.find(spec)?.block, weight_type);
         if let Some(name) = storage.name(spec) {

@@ -44,7 +44,7 @@ impl WeightBytes {
             match spec.role {
                 Role::Vector => bytes.own = add(bytes.own, mul(2, dense(&spec, 2))),
                 Role::Matrix => bytes.mapped = add(bytes.mapped, kept(&spec, form(&spec))),
-                Role::Embedding => bytes.dropped = add(bytes.dropped, dense(&spec, 2)),
+                Role::Embedding | Role::Positions => bytes.dropped = add(bytes.dropped, dense(&spec, 2)),
             }
         }
         bytes
@@ -56,6 +56,7 @@ fn packed(source: &Source) -> WeightBytes {
     let all = source.tensors().fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
     let of_role = |role| table().into_iter().filter(move |s| s.role == role);
     let dropped = of_role(Role::Embedding)
+        .chain(of_role(Role::Positions))
         .map(|s| s.name)
         .chain([packed_file::GGUF.to_owned()])
         .filter_map(|name| source.get(&name))
@@ -69,7 +70,7 @@ fn packed(source: &Source) -> WeightBytes {
 /// A checkpoint: what is converted becomes ours, the rest stays mapped.
 fn checkpoint(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes {
     let mut bytes = WeightBytes::default();
-    for spec in table() {
+    for spec in opened.table() {
         // A tensor that is missing or wrong is reported when it is loaded.
         let stored = opened.find(&spec).ok();
         let form = Storage::of(&spec, stored.as_ref().map_or(BlockType::F32, |t| t.block), weight_type);
@@ -77,11 +78,12 @@ fn checkpoint(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes {
         bytes.device = add(bytes.device, on_device(&spec, form));
         match spec.role {
             Role::Vector => bytes.own = add(bytes.own, dense(&spec, 4)),
-            Role::Embedding => bytes.dropped = add(bytes.dropped, kept(&spec, form)),
+            Role::Embedding | Role::Positions => bytes.dropped = add(bytes.dropped, kept(&spec, form)),
             Role::Matrix if converted => {
                 bytes.own = add(bytes.own, kept(&spec, form));
                 let stored = stored.map_or(dense(&spec, Dtype::F32.size()), |t| t.data.bytes().len() as u64);
-                bytes.passing = bytes.passing.max(stored.min(WINDOW as u64));
+                let window = if spec.is_transposed() { u64::MAX } else { WINDOW as u64 };
+                bytes.passing = bytes.passing.max(stored.min(window));
             }
             Role::Matrix => bytes.mapped = add(bytes.mapped, kept(&spec, form)),
         }
@@ -93,7 +95,7 @@ fn checkpoint(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes {
 fn on_device(spec: &Spec, form: Storage) -> u64 {
     let padded = |n: usize| n.next_multiple_of(16) as u64;
     match (spec.role, form) {
-        (Role::Embedding, _) => 0,
+        (Role::Embedding | Role::Positions, _) => 0,
         (Role::Matrix, Storage::Rows(block)) => {
             mul(mul(padded(spec.rows), spec.cols as u64), block.bytes() as u64)
         }

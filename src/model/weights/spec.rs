@@ -1,13 +1,16 @@
-//! The baked model's tensors: names, shapes and roles.
+//! The baked model's tensors: names, shapes and roles, and where a checkpoint has them.
 
 use crate::dims::*;
 use files::blocks::BLOCK;
+use files::config::Arch;
 
 /// What a tensor is used for. This decides how it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Looked up by row; stays as in the checkpoint.
     Embedding,
+    /// The same by position.
+    Positions,
     /// Multiplied with activations; may be quantised.
     Matrix,
     /// A norm's weight or a bias; widened to f32.
@@ -19,12 +22,25 @@ pub enum Role {
 pub struct Spec {
     /// Name in the engine and in packed files.
     pub name: String,
-    /// Name in the checkpoint. (A tied head reads the embedding.)
-    pub stored_as: String,
+    /// Where the checkpoint has it. (A tied head reads the embedding.)
+    pub stored: Place,
     /// 1 for a vector.
     pub rows: usize,
     pub cols: usize,
     pub role: Role,
+    /// Of the embedding and of the output head: whether they are one.
+    pub tied: bool,
+}
+
+/// A tensor of a checkpoint, or some rows of it (elements of a vector): some families store several as one.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Its name.
+    pub name: String,
+    /// The first row.
+    pub first: usize,
+    /// Rows of the whole tensor.
+    pub of: usize,
 }
 
 impl Spec {
@@ -37,42 +53,126 @@ impl Spec {
     pub fn is_vocabulary(&self) -> bool {
         self.role == Role::Embedding || self.name == HEAD
     }
+
+    /// Whether a checkpoint's weights of a norm are what is added to 1.
+    pub fn is_beside_one(&self) -> bool {
+        ARCH == Arch::Gemma3 && self.role == Role::Vector && self.name.ends_with("norm.weight")
+    }
+
+    /// Whether a checkpoint has the columns of the matrix as rows (`Conv1D`).
+    pub fn is_transposed(&self) -> bool {
+        ARCH == Arch::Gpt2 && self.role == Role::Matrix && self.name != HEAD
+    }
 }
 
 /// Every tensor of the baked model, in the order of a forward pass.
 pub fn table() -> Vec<Spec> {
     let mut specs = Vec::new();
-    let mut put = |name: String, rows: usize, cols: usize, role: Role| {
-        let stored_as = if name == HEAD && TIED { EMBED.to_string() } else { name.clone() };
-        specs.push(Spec { name, stored_as, rows, cols, role });
+    let mut put = |name: String, (rows, cols): (usize, usize), role: Role| {
+        let stored = place(&name, if role == Role::Vector { cols } else { rows });
+        let tied = TIED && (name == EMBED || name == HEAD);
+        specs.push(Spec { name, stored, rows, cols, role, tied });
     };
-    put(EMBED.into(), VOCAB, DIM, Role::Embedding);
+    let norm = |put: &mut dyn FnMut(String, (usize, usize), Role), name: String| {
+        put(format!("{name}.weight"), (1, DIM), Role::Vector);
+        if NORM_BIAS {
+            put(format!("{name}.bias"), (1, DIM), Role::Vector);
+        }
+    };
+    put(EMBED.into(), (VOCAB, DIM), Role::Embedding);
+    if LEARNED_POSITIONS {
+        put(POSITIONS.into(), (MAX_POSITION, DIM), Role::Positions);
+    }
     for l in 0..LAYERS {
         let at = |s: &str| format!("model.layers.{l}.{s}");
-        put(at("input_layernorm.weight"), 1, DIM, Role::Vector);
+        norm(&mut put, at("input_layernorm"));
         for (part, rows) in [("q", Q_DIM), ("k", KV_DIM), ("v", KV_DIM)] {
-            put(at(&format!("self_attn.{part}_proj.weight")), rows, DIM, Role::Matrix);
+            put(at(&format!("self_attn.{part}_proj.weight")), (rows, DIM), Role::Matrix);
             if QKV_BIAS {
-                put(at(&format!("self_attn.{part}_proj.bias")), 1, rows, Role::Vector);
+                put(at(&format!("self_attn.{part}_proj.bias")), (1, rows), Role::Vector);
             }
         }
         if QK_NORM {
-            put(at("self_attn.q_norm.weight"), 1, HEAD_DIM, Role::Vector);
-            put(at("self_attn.k_norm.weight"), 1, HEAD_DIM, Role::Vector);
+            put(at("self_attn.q_norm.weight"), (1, HEAD_DIM), Role::Vector);
+            put(at("self_attn.k_norm.weight"), (1, HEAD_DIM), Role::Vector);
         }
-        put(at("self_attn.o_proj.weight"), DIM, Q_DIM, Role::Matrix);
+        put(at("self_attn.o_proj.weight"), (DIM, Q_DIM), Role::Matrix);
         if O_BIAS {
-            put(at("self_attn.o_proj.bias"), 1, DIM, Role::Vector);
+            put(at("self_attn.o_proj.bias"), (1, DIM), Role::Vector);
         }
-        put(at("post_attention_layernorm.weight"), 1, DIM, Role::Vector);
-        put(at("mlp.gate_proj.weight"), FFN_DIM, DIM, Role::Matrix);
-        put(at("mlp.up_proj.weight"), FFN_DIM, DIM, Role::Matrix);
-        put(at("mlp.down_proj.weight"), DIM, FFN_DIM, Role::Matrix);
+        if POST_NORMS {
+            norm(&mut put, at(ATTN_POST_NORM));
+        }
+        norm(&mut put, at(FFN_NORM));
+        if GATED {
+            put(at("mlp.gate_proj.weight"), (FFN_DIM, DIM), Role::Matrix);
+        }
+        put(at("mlp.up_proj.weight"), (FFN_DIM, DIM), Role::Matrix);
+        if MLP_BIAS {
+            put(at("mlp.up_proj.bias"), (1, FFN_DIM), Role::Vector);
+        }
+        put(at("mlp.down_proj.weight"), (DIM, FFN_DIM), Role::Matrix);
+        if MLP_BIAS {
+            put(at("mlp.down_proj.bias"), (1, DIM), Role::Vector);
+        }
+        if POST_NORMS {
+            norm(&mut put, at(FFN_POST_NORM));
+        }
     }
-    put("model.norm.weight".into(), 1, DIM, Role::Vector);
-    put(HEAD.into(), VOCAB, DIM, Role::Matrix);
+    norm(&mut put, "model.norm".into());
+    put(HEAD.into(), (VOCAB, DIM), Role::Matrix);
     specs
 }
 
+/// Where a checkpoint has the tensor that the engine calls `name`, of so many rows.
+fn place(name: &str, rows: usize) -> Place {
+    if name == HEAD && TIED {
+        return place(EMBED, rows);
+    }
+    let whole = |name: String| Place { name, first: 0, of: rows };
+    // q, k and v below each other, gate and up likewise.
+    let qkv = |at: &str, name: &str| {
+        let first = [("q_proj", 0), ("k_proj", Q_DIM), ("v_proj", Q_DIM + KV_DIM)];
+        let (part, first) = first.into_iter().find(|(part, _)| name.contains(part))?;
+        Some(Place { name: name.replace(&format!("self_attn.{part}"), at), first, of: Q_DIM + 2 * KV_DIM })
+    };
+    match ARCH {
+        Arch::Phi3 => {
+            let gate_up = |(part, first): (&str, usize)| {
+                let fused = name.contains(part).then(|| name.replace(part, "gate_up_proj"))?;
+                Some(Place { name: fused, first, of: 2 * FFN_DIM })
+            };
+            let halves = [("gate_proj", 0), ("up_proj", FFN_DIM)];
+            let found = qkv("self_attn.qkv_proj", name).or_else(|| halves.into_iter().find_map(gate_up));
+            found.unwrap_or_else(|| whole(name.into()))
+        }
+        Arch::Gpt2 => {
+            let renamed = GPT2.iter().fold(name.to_string(), |name, (from, to)| name.replace(from, to));
+            qkv("attn.c_attn", &renamed).unwrap_or_else(|| whole(renamed))
+        }
+        _ => whole(name.into()),
+    }
+}
+
+/// What GPT-2 calls what other families agree on.
+const GPT2: [(&str, &str); 10] = [
+    ("model.embed_tokens", "wte"),
+    ("model.embed_positions", "wpe"),
+    ("model.layers.", "h."),
+    ("model.norm", "ln_f"),
+    ("input_layernorm", "ln_1"),
+    ("post_attention_layernorm", "ln_2"),
+    ("self_attn.o_proj", "attn.c_proj"),
+    ("mlp.up_proj", "mlp.c_fc"),
+    ("mlp.down_proj", "mlp.c_proj"),
+    ("model.", ""),
+];
+
 pub(super) const EMBED: &str = "model.embed_tokens.weight";
+pub(super) const POSITIONS: &str = "model.embed_positions.weight";
 pub(super) const HEAD: &str = "lm_head.weight";
+/// The norms of a layer's second half. With norms behind attention and the feed-forward layer, names move.
+pub(super) const FFN_NORM: &str =
+    if POST_NORMS { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+pub(super) const ATTN_POST_NORM: &str = "post_attention_layernorm";
+pub(super) const FFN_POST_NORM: &str = "post_feedforward_layernorm";

@@ -3,7 +3,6 @@
 use super::calibration::Calibration;
 use super::spec::{Role, Spec};
 use super::weight_type::WeightType;
-use crate::dims::TIED;
 use files::blocks::{BLOCK, BlockType, Dtype};
 use files::mapped::Plane;
 use numeric::quant::format::{Format, GROUP_ROWS};
@@ -62,9 +61,10 @@ impl Storage {
             // Only quantising would change the values.
             Role::Embedding => match Storage::of_matrix(spec.cols, block, weight_type) {
                 Storage::Blocks(format) if format.block() != block => Storage::Rows(block),
-                _ if TIED => Storage::Head,
+                _ if spec.tied => Storage::Head,
                 _ => Storage::Rows(block),
             },
+            Role::Positions => Storage::Rows(block),
         }
     }
 
@@ -96,11 +96,11 @@ impl Storage {
             return Some(storage);
         };
         if name == HEAD_NAME {
-            return (spec.role == Role::Embedding && TIED).then_some(Storage::Head);
+            return (spec.role == Role::Embedding && spec.tied).then_some(Storage::Head);
         }
         let block = BlockType::ALL.into_iter().find(|block| block.name() == name)?;
         let storage = match spec.role {
-            Role::Embedding => Storage::Rows(block),
+            Role::Embedding | Role::Positions => Storage::Rows(block),
             Role::Matrix if block != BlockType::Q4_0 => {
                 Format::of(block).map_or(Storage::Rows(block), Storage::Blocks)
             }

@@ -58,10 +58,25 @@ pub struct KvChunk<'a> {
     pub v: &'a [u8],
     /// Element types.
     pub types: KvTypes,
+    /// Slots that a query sees, the last of them its own; [`ALL`] where it sees all.
+    pub window: usize,
 }
 
-/// Attention of at most `N` queries, each over the first `visible[query]` slots of the chunk. Queries are rotated by
-/// RoPE and already scaled by `1 / sqrt(head_dim)`.
+/// A window without an end.
+pub const ALL: usize = usize::MAX;
+
+/// Of the first `visible` slots from a chunk's first on, those of the chunk that a window shows.
+fn shown(visible: usize, window: usize) -> Range<usize> {
+    let (hidden, end) = (visible.saturating_sub(window), visible.min(CHUNK));
+    if hidden < end { hidden..end } else { 0..0 }
+}
+
+/// Less than any score. What is not seen weighs `e^(LEAST - m)`, which is 0.
+const LEAST: f32 = -1e30;
+
+/// Attention of at most `N` queries, each over the first `visible[query]` slots from the chunk's first on, of which those
+/// of the chunk count, and of these the last ones where there is a window. Queries are rotated by RoPE and already
+/// scaled by `1 / sqrt(head_dim)`.
 pub fn attend<const HD: usize, const N: usize>(
     isa: Isa,
     kv: KvChunk<'_>,
@@ -76,7 +91,10 @@ pub fn attend<const HD: usize, const N: usize>(
         visible: &[usize],
         out: &mut [Partial<HD>],
     ) {
-        let slots = visible.iter().copied().max().unwrap_or(0);
+        let mut ends = [0; N];
+        ends.iter_mut().zip(visible).for_each(|(end, &n)| *end = shown(n, kv.window).end);
+        let ends = &ends[..visible.len()];
+        let slots = ends.iter().copied().max().unwrap_or(0);
         let mut scores = Scores::<N>::NONE;
         // Few queries are bound by memory: while keys are read, values are prefetched, then the next chunk's keys.
         let (k_row, v_row) = (kv.types.k.row_bytes(HD), kv.types.v.row_bytes(HD));
@@ -86,19 +104,20 @@ pub fn attend<const HD: usize, const N: usize>(
         };
         let scores = scored::<L, HD, N>((kv.types.k, kv.k, slots), queries, values, &mut scores);
         for ((scores, out), &n) in scores.iter_mut().zip(out.iter_mut()).zip(visible) {
-            (out.m, out.l) = numerators::<L>(&mut scores[..n]);
+            let shown = shown(n, kv.window);
+            scores[..shown.start].fill(LEAST);
+            (out.m, out.l) = numerators::<L>(&mut scores[..shown.end]);
             out.o = [0.0; HD];
         }
-        let alike = visible.iter().all(|&n| n == slots);
+        let alike = ends.iter().all(|&n| n == slots);
         if is_fused::<L, HD, N>() && alike {
             fused::weigh::<L, HD>(kv.types.v, (kv.v, slots), scores, out, keys);
         } else {
-            weigh::<L, HD>(kv.types.v, kv.v, (scores, visible), out, keys);
+            weigh::<L, HD>(kv.types.v, kv.v, (scores, ends), out, keys);
         }
     }
-    let slots = visible.iter().copied().max().unwrap_or(0);
+    let slots = visible.iter().copied().max().unwrap_or(0).min(CHUNK);
     assert!(queries.len() == visible.len() && queries.len() == out.len() && queries.len() <= N);
-    assert!(slots <= CHUNK);
     assert!(kv.k.len() >= slots * kv.types.k.row_bytes(HD) && kv.v.len() >= slots * kv.types.v.row_bytes(HD));
     dispatch!(isa, body::<L, HD: usize, N: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
         out: &mut [Partial<HD>]))

@@ -97,6 +97,33 @@ pub fn norm(isa: Isa, x: &[f32], w: &[f32], eps: f32, h: &mut [f32]) {
     dispatch!(isa, body::<L>(x: &[f32], w: &[f32], eps: f32, h: &mut [f32]))
 }
 
+/// LayerNorm of each row: `h = (x - mean) * (1 / sqrt(mean((x - mean)^2) + eps)) * w + b`. `wb` is `w`, then `b`.
+pub fn layer_norm(isa: Isa, x: &[f32], wb: &[f32], eps: f32, h: &mut [f32]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(x: &[f32], wb: &[f32], eps: f32, h: &mut [f32]) {
+        let (w, b) = wb.split_at(wb.len() / 2);
+        for (x, h) in x.chunks_exact(w.len()).zip(h.chunks_exact_mut(w.len())) {
+            let mut sum = L::splat(0.0);
+            sixteens!(x.len(), |i, part| sum = sum.add(load(x, i, part)));
+            let mean = L::splat(sum.sum() / x.len() as f32);
+            let mut squares = L::splat(0.0);
+            sixteens!(x.len(), |i, part| {
+                store(load::<L>(x, i, part).sub(mean), h, i, part);
+                // Reloading zeroes the lanes past the end.
+                let centred: L = load(h, i, part);
+                squares = centred.fma(centred, squares);
+            });
+            let scale = L::splat(1.0 / (squares.sum() / x.len() as f32 + eps).sqrt());
+            sixteens!(x.len(), |i, part| {
+                let scaled = load::<L>(h, i, part).mul(scale);
+                store(scaled.fma(load(w, i, part), load(b, i, part)), h, i, part);
+            });
+        }
+    }
+    assert!(x.len() == h.len() && wb.len().is_multiple_of(2) && x.len().is_multiple_of(wb.len() / 2));
+    dispatch!(isa, body::<L>(x: &[f32], wb: &[f32], eps: f32, h: &mut [f32]))
+}
+
 /// `a[i] += b[i]`.
 pub fn add(isa: Isa, a: &mut [f32], b: &[f32]) {
     #[inline(always)]
@@ -122,6 +149,39 @@ pub fn silu_mul(isa: Isa, gate: &mut [f32], up: &[f32]) {
     }
     assert_eq!(gate.len(), up.len());
     dispatch!(isa, body::<L>(gate: &mut [f32], up: &[f32]))
+}
+
+/// GELU by the tanh formula: `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, which is `x / (1 + e^(-2u))` of the same
+/// `u`: no difference of numbers that are nearly the same, and one exponential, as SiLU.
+#[inline(always)]
+unsafe fn gelu_lanes<L: Lanes>(x: L) -> L {
+    let slope = x.mul(x).fma(L::splat(GELU[1]), L::splat(GELU[0]));
+    x.div(L::splat(1.0).add(exp_lanes(x.mul(slope))))
+}
+
+/// `-2 sqrt(2 / pi)`, and that times 0.044715.
+const GELU: [f32; 2] = [-1.595_769_2, -0.071_354_814];
+
+/// `gate[i] = gelu(gate[i]) * up[i]`, see [`gelu`].
+pub fn gelu_mul(isa: Isa, gate: &mut [f32], up: &[f32]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(gate: &mut [f32], up: &[f32]) {
+        sixteens!(gate.len(), |i, part| {
+            let gelu = gelu_lanes::<L>(load(gate, i, part));
+            store(gelu.mul(load(up, i, part)), gate, i, part);
+        });
+    }
+    assert_eq!(gate.len(), up.len());
+    dispatch!(isa, body::<L>(gate: &mut [f32], up: &[f32]))
+}
+
+/// `x[i] = gelu(x[i])`, by the tanh formula.
+pub fn gelu(isa: Isa, x: &mut [f32]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(x: &mut [f32]) {
+        sixteens!(x.len(), |i, part| store(gelu_lanes::<L>(load(x, i, part)), x, i, part));
+    }
+    dispatch!(isa, body::<L>(x: &mut [f32]))
 }
 
 /// Quantises activations to blocks of 32 bytes; equal to [`ActBlock::quantise`] block by block.

@@ -32,10 +32,14 @@ pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
     if qkv.iter().any(|p| p.storage.reads() != qkv[0].storage.reads()) {
         return Err(mixed("q, k and v", &qkv));
     }
-    Ok([qkv, vec![Upload::of(&l.wo)], gate_up(&l.gate, &l.up)?, vec![Upload::of(&l.down)]])
+    Ok([qkv, vec![Upload::of(&l.wo)], gate_up(l.gate.as_ref(), &l.up)?, vec![Upload::of(&l.down)]])
 }
 
-fn gate_up<'a>(gate: &'a Matrix<FFN_DIM, DIM>, up: &'a Matrix<FFN_DIM, DIM>) -> Result<Vec<Upload<'a>>> {
+fn gate_up<'a>(
+    gate: Option<&'a Matrix<FFN_DIM, DIM>>,
+    up: &'a Matrix<FFN_DIM, DIM>,
+) -> Result<Vec<Upload<'a>>> {
+    let Some(gate) = gate else { return Ok(vec![Upload::of(up)]) };
     let both = vec![Upload::of(gate), Upload::of(up)];
     if both[0].storage == both[1].storage {
         return Ok(both);

@@ -81,7 +81,8 @@ fn measure(seat: Seat) -> Result<Speed> {
         let mut best = f64::INFINITY;
         for i in 0..=TOKENS {
             let began = Instant::now();
-            pass(&mut *cache, &prompt[..1], slots + i)?;
+            // Not at its own position, which a model whose positions are learned may not have.
+            pass(&mut *cache, &prompt[..1], i)?;
             best = best.min(began.elapsed().as_secs_f64());
         }
         Ok(best)

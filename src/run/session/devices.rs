@@ -13,6 +13,13 @@ use files::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Where the tokens of a run are in their sequence; see [`Run`].
+#[derive(Clone, Copy)]
+pub(super) struct At {
+    pub pos: usize,
+    pub known: usize,
+}
+
 /// Slots that are copied at a time: a few hundred KiB of rows.
 const SLOTS: usize = 64;
 
@@ -146,8 +153,10 @@ impl Devices {
     }
 
     /// Tokens that join the sequence in the next pass.
-    pub fn run<'a>(&'a mut self, tokens: &'a [u32], pos: usize, logits: Logits<'a>) -> Run<'a> {
-        Run { cache: &mut *self.cache, tokens, pos, logits, observe: self.observed.min(tokens.len()) }
+    pub fn run<'a>(&'a mut self, tokens: &'a [u32], at: At, logits: Logits<'a>) -> Run<'a> {
+        let At { pos, known } = at;
+        let observe = self.observed.min(tokens.len());
+        Run { cache: &mut *self.cache, tokens, pos, known, logits, observe }
     }
 
     /// Rewinds.

@@ -50,7 +50,9 @@ impl Session {
     /// Appends tokens for which there is room: in a smaller cache than the sequence had before, there may be none.
     fn append_all(&mut self, tokens: &[u32]) -> Result<()> {
         self.check_room(tokens.len())?;
-        tokens.chunks(self.devices.max_tokens()).try_for_each(|chunk| self.append(chunk, Logits::None))
+        tokens
+            .chunks(self.devices.max_tokens())
+            .try_for_each(|chunk| self.append(chunk, self.staged.known, Logits::None))
     }
 
     /// Computes the first `len` tokens again from the start, with the evictions among them.
@@ -64,7 +66,7 @@ impl Session {
                 let n = self.devices.max_tokens().min(cut.tokens - at);
                 self.check_room(n)?;
                 self.observe(n, cut.tokens - at)?;
-                self.append(&tokens[at..at + n], Logits::None)?;
+                self.append(&tokens[at..at + n], self.staged.known, Logits::None)?;
             }
             self.cut(cut.kept)?;
         }

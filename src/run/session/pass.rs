@@ -3,6 +3,7 @@
 //! would get alone.
 
 use super::Session;
+use super::devices::At;
 use super::evict::Input;
 use crate::model::device::{CancelToken, Logits, Run, SharedDevice, locked};
 use files::{Error, Result};
@@ -11,6 +12,8 @@ use files::{Error, Result};
 #[derive(Default)]
 pub(super) struct Staged {
     pub tokens: Vec<u32>,
+    /// Where the last prompt ends.
+    pub known: usize,
     want: Want,
 }
 
@@ -51,6 +54,7 @@ impl Session {
         let n = self.make_room(tokens.len(), Input::Prompt(left))?;
         self.staged.tokens.clear();
         self.staged.tokens.extend_from_slice(&tokens[..n]);
+        self.staged.known = self.tokens.len() + left;
         self.staged.want = if n == left { Want::Last } else { Want::Nothing };
         Ok(n)
     }
@@ -95,7 +99,8 @@ impl Session {
             (Want::Draft, Some(drafter)) => Logits::All(drafter.rows(tokens.len())),
             _ => Logits::None,
         };
-        self.devices.run(tokens, self.tokens.len(), logits)
+        let at = At { pos: self.tokens.len(), known: self.staged.known };
+        self.devices.run(tokens, at, logits)
     }
 
     /// What was staged is computed.

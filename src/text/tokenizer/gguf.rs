@@ -26,8 +26,8 @@ const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
 
 /// What SentencePiece writes for a blank.
 const BLANK: &str = "▁";
-/// Control tokens that end a document. Files of chat models name only the end of a turn.
-const DOCUMENT_ENDS: [&str; 2] = ["<|end_of_text|>", "<|endoftext|>"];
+/// Tokens that end a document or a turn whatever the file says: many name only one of the two.
+const ENDS: [&str; 4] = ["<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>"];
 
 type Check<T> = Result<T, String>;
 
@@ -144,12 +144,12 @@ impl Ids {
 
     /// Every id that ends a text, each once.
     fn eos(&self, vocabulary: &Vocabulary<'_>) -> Vec<u32> {
-        let documents = DOCUMENT_ENDS.iter().filter_map(|text| vocabulary.id(text));
-        let documents = documents.filter(|&id| vocabulary.kind(id) == Kind::Control);
+        let known = ENDS.iter().filter_map(|text| vocabulary.id(text));
+        let known = known.filter(|&id| vocabulary.kind(id) == Kind::Control);
         // Padding only ever comes after the end.
         let pad = self.pad.filter(|&id| self.pad != self.unk && vocabulary.kind(id) == Kind::Control);
         let mut eos = Vec::new();
-        for id in self.ends.into_iter().flatten().chain(pad).chain(documents) {
+        for id in self.ends.into_iter().flatten().chain(pad).chain(known) {
             if !eos.contains(&id) {
                 eos.push(id);
             }

@@ -31,9 +31,8 @@ impl File {
     /// The tensors of a checkpoint: vectors in F32, matrices in the type that `choose` gives by the checkpoint's name.
     pub fn of(checkpoint: &Source, choose: impl Fn(&str) -> BlockType) -> Self {
         let mut tensors: Vec<Tensor> = checkpoint.tensors().map(|t| converted(t, &choose)).collect();
-        if ROPE_SCALING != RopeScaling::Plain {
-            let frequency = |i: usize| ROPE_THETA.powf(-2.0 * i as f64 / HEAD_DIM as f64);
-            let divisor = |i: usize| (1.0 / ROPE_SCALING.multiplier(i, frequency(i))) as f32;
+        if ROPE.scaling != RopeScaling::Plain {
+            let divisor = |i: usize| (1.0 / ROPE.scaling.multiplier(i, ROPE.frequency(i))) as f32;
             let bytes = (0..HEAD_DIM / 2).flat_map(|i| divisor(i).to_le_bytes()).collect();
             let (name, shape) = (ROPE_FREQS.to_string(), vec![HEAD_DIM / 2]);
             tensors.push(Tensor { name, block: BlockType::F32, shape, bytes });
@@ -51,8 +50,8 @@ impl File {
             number("attention.key_length", HEAD_DIM),
             number("attention.value_length", HEAD_DIM),
             number("context_length", MAX_POSITION),
-            float("attention.layer_norm_rms_epsilon", RMS_EPS),
-            float("rope.freq_base", ROPE_THETA),
+            float("attention.layer_norm_rms_epsilon", NORM_EPS),
+            float("rope.freq_base", ROPE.theta),
         ];
         Self { pairs, tensors }
     }
@@ -93,5 +92,5 @@ fn converted(t: &files::source::Tensor, choose: &impl Fn(&str) -> BlockType) -> 
         placed[order.stored(row)] = values;
     }
     let bytes = placed.iter().flat_map(|row| encode(block, row)).collect();
-    Tensor { name: stored(&t.name).unwrap(), block, shape: t.shape.clone(), bytes }
+    Tensor { name: stored(ARCH, &t.name).unwrap(), block, shape: t.shape.clone(), bytes }
 }

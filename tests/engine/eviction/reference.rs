@@ -1,6 +1,6 @@
 //! A Llama in f64, without a cache: every token at its own position, over the tokens it is said to see.
 
-use antigravity::dims::{DIM, FFN_DIM, HEAD_DIM, HEADS, KV_HEADS, LAYERS, RMS_EPS, ROPE_THETA, VOCAB};
+use antigravity::dims::{DIM, FFN_DIM, HEAD_DIM, HEADS, KV_HEADS, LAYERS, NORM_EPS, ROPE, VOCAB};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -27,7 +27,7 @@ impl Reference {
 
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-        let scale = 1.0 / (mean + RMS_EPS).sqrt();
+        let scale = 1.0 / (mean + NORM_EPS).sqrt();
         x.iter().zip(&self.0[name]).map(|(x, w)| x * scale * w).collect()
     }
 
@@ -92,7 +92,7 @@ fn add(x: &mut [f64], y: &[f64]) {
 fn rope(heads: &mut [f64], position: usize) {
     for head in heads.chunks_exact_mut(HEAD_DIM) {
         for i in 0..HEAD_DIM / 2 {
-            let angle = position as f64 * ROPE_THETA.powf(-2.0 * i as f64 / HEAD_DIM as f64);
+            let angle = position as f64 * ROPE.frequency(i);
             let (a, b) = (head[i], head[i + HEAD_DIM / 2]);
             head[i] = a * angle.cos() - b * angle.sin();
             head[i + HEAD_DIM / 2] = b * angle.cos() + a * angle.sin();

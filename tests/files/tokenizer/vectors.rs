@@ -152,9 +152,16 @@ fn agree(one: &Tokenizer, other: &Tokenizer) {
 #[test]
 fn small_models_have_the_tokenizers_of_their_directories() {
     let fixtures = place::root().join("tests/fixtures");
-    for (file, model) in
-        [("m1-llama32-bf16.Q4_0", "m1-llama32-bf16"), ("m4-qwen2-bf16.Q8_0", "m4-qwen2-bf16")]
-    {
+    for (file, model) in [
+        ("m1-llama32-bf16.Q4_0", "m1-llama32-bf16"),
+        ("m4-qwen2-bf16.Q8_0", "m4-qwen2-bf16"),
+        ("m9-gemma3-270m-bf16.Q8_0", "m9-gemma3-270m-bf16"),
+        ("m11-smollm3-bf16.Q8_0", "m11-smollm3-bf16"),
+        ("m12-phi4mini-short-bf16.Q8_0", "m12-phi4mini-short-bf16"),
+        ("m14-granite-bf16.Q8_0", "m14-granite-bf16"),
+        ("m16-llama-linear-bf16.Q8_0", "m16-llama-linear-bf16"),
+        ("m18-qwen3-yarn-bf16.Q8_0", "m18-qwen3-yarn-bf16"),
+    ] {
         let dir = fixtures.join("models").join(model);
         let expected = read(&dir.join("expected.json"));
         let size = expected["vocab_size"].as_u64().unwrap() as usize;
@@ -167,7 +174,8 @@ fn small_models_have_the_tokenizers_of_their_directories() {
             assert_eq!(one.decode(&ids(&prompt["greedy_ids"])), prompt["greedy_text"].as_str().unwrap());
         }
         let sorted = |ids: &[u32]| std::collections::BTreeSet::from_iter(ids.iter().copied());
-        assert_eq!(sorted(one.eos_ids()), sorted(other.eos_ids()), "{model}");
+        // The end of a document is one in a GGUF file whether or not the directory's files name it.
+        assert!(sorted(one.eos_ids()).is_superset(&sorted(other.eos_ids())), "{model}");
     }
 }
 

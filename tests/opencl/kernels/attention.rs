@@ -6,7 +6,7 @@ use crate::bed::random::Random;
 use crate::device;
 use antigravity::opencl::{Buffer, Device};
 use numeric::kv::{self, KvType, KvTypes};
-use numeric::simd::attend::{CHUNK, KvChunk, Partial, attend, merge};
+use numeric::simd::attend::{ALL, CHUNK, KvChunk, Partial, attend, merge};
 use numeric::simd::{Isa, kv_row, ops};
 
 const ROPE: &str = include_str!("../../../kernels/rope.cl");
@@ -128,6 +128,7 @@ impl<const HD: usize> Case<HD> {
                             k: &rows.0[slot * k_row..],
                             v: &rows.1[slot * v_row..],
                             types: self.types,
+                            window: ALL,
                         };
                         attend::<HD, 1>(Isa::Scalar, kv, &[*q], &[1], &mut part);
                         let mut e = [part[0].m - all.m];
@@ -155,7 +156,13 @@ impl<const HD: usize> Case<HD> {
             let mut part = [Partial::EMPTY];
             let (k, v) = (&k[first * self.types.k.row_bytes(HD)..], &v[first * self.types.v.row_bytes(HD)..]);
             let seen = (slots - first).min(CHUNK);
-            attend::<HD, 1>(Isa::Scalar, KvChunk { k, v, types: self.types }, &[q], &[seen], &mut part);
+            attend::<HD, 1>(
+                Isa::Scalar,
+                KvChunk { k, v, types: self.types, window: ALL },
+                &[q],
+                &[seen],
+                &mut part,
+            );
             merge(Isa::Scalar, &mut sum, &part[0]);
         }
         (sum, q)

@@ -246,7 +246,7 @@ fn inputs_of_products_have_the_cpus_bits() {
     let norms: Vec<Vec<f32>> = x[1..].iter().map(|x| normed(&x[..dim], &w)).collect();
     let products: Vec<Vec<f32>> = pairs.iter().map(|p| silu(&p[..ffn], &p[ffn..])).collect();
     let from_state = state([0, 0], &x);
-    let cases = [("NORM", dim, from_state, norms), ("SILU", ffn, pairs.concat(), products)];
+    let cases = [("NORM", dim, from_state, norms), ("FFN", ffn, pairs.concat(), products)];
     for (input, cols, from, expected) in cases {
         let (src, norm) = (floats(&device, &from), floats(&device, &w));
         for quantise in [0, 1] {

@@ -77,6 +77,6 @@ mod tests {
     #[test]
     fn an_architecture_that_the_program_lacks_is_known_before_anything_is_fetched() {
         let supported = |arch| Known { arch, ..KNOWN[0] }.is_supported();
-        assert!(supported("llama") && supported("qwen3") && !supported("gpt2"));
+        assert!(supported("llama") && supported("qwen3") && !supported("lfm2"));
     }
 }

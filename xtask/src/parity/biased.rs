@@ -5,6 +5,7 @@ use super::engine::{Engine, Variant};
 use super::reference::{Case, Reference, to_floats};
 use super::{FLOAT, Tally};
 use crate::error::{Error, Result};
+use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
@@ -48,12 +49,17 @@ fn biased(model: &Path, dir: &Path) -> Result<bool> {
     let damaged = || Error::at(&file, "is not a safetensors file");
     let (length, rest) = bytes.split_first_chunk().ok_or_else(damaged)?;
     let length = u64::from_le_bytes(*length) as usize;
-    let header: serde_json::Value =
+    let header: Value =
         serde_json::from_slice(rest.get(..length).ok_or_else(damaged)?).map_err(|_| damaged())?;
     let entries = header.as_object().ok_or_else(damaged)?.iter();
+    let has_bias =
+        |(name, entry): &(&String, &Value)| name.ends_with("k_proj.bias") && entry["dtype"] == "BF16";
+    let entries: Vec<_> = entries.filter(has_bias).collect();
+    if entries.is_empty() {
+        return Ok(false);
+    }
     let head_dim = head_dim(model)?;
-    let mut any = false;
-    for (_, entry) in entries.filter(|(name, e)| name.ends_with("k_proj.bias") && e["dtype"] == "BF16") {
+    for (_, entry) in entries {
         let at = |i: usize| entry["data_offsets"][i].as_u64().map(|n| 8 + length + n as usize);
         let range = at(0).ok_or_else(damaged)?..at(1).ok_or_else(damaged)?;
         let biases = bytes.get_mut(range).ok_or_else(damaged)?.as_chunks_mut::<2>().0;
@@ -67,17 +73,14 @@ fn biased(model: &Path, dir: &Path) -> Result<bool> {
                 *bias = ((value.to_bits() >> 16) as u16).to_le_bytes();
             }
         }
-        any = true;
     }
-    if any {
-        fs::create_dir_all(dir).map_err(|e| Error::at(dir, e))?;
-        for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-            fs::copy(model.join(name), dir.join(name)).map_err(|e| Error::at(&model.join(name), e))?;
-        }
-        let copy = dir.join("model.safetensors");
-        fs::write(&copy, bytes).map_err(|e| Error::at(&copy, e))?;
+    fs::create_dir_all(dir).map_err(|e| Error::at(dir, e))?;
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        fs::copy(model.join(name), dir.join(name)).map_err(|e| Error::at(&model.join(name), e))?;
     }
-    Ok(any)
+    let copy = dir.join("model.safetensors");
+    fs::write(&copy, bytes).map_err(|e| Error::at(&copy, e))?;
+    Ok(true)
 }
 
 fn head_dim(model: &Path) -> Result<usize> {

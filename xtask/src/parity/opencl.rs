@@ -5,25 +5,28 @@ use super::reference::Reference;
 use super::{FLOAT, Tally, longest, same_bits};
 use crate::error::Error;
 
-/// Every way through the kernels: attention on either side, many tokens at once and one by one.
-const WAYS: &[&[&str]] = &[
-    &["--gpu-attn"],
-    &["--gpu-attn", "--prefill-chunk", "1"],
-    &[],
-    &["--prefill-chunk", "1"],
-    &["--gpu-attn", "--zero-copy"],
-];
+/// Ways through the kernels: many tokens at once and one by one; attention on the other side, too.
+const WAYS: &[&[&str]] = &[&["--gpu-attn"], &["--gpu-attn", "--prefill-chunk", "1"]];
+const MORE_WAYS: &[&[&str]] = &[&[], &["--prefill-chunk", "1"], &["--gpu-attn", "--zero-copy"]];
+/// Weights and caches that each model is checked with.
+const SETTINGS: &[&[&str]] = &[&["--kv-type", "q4"]];
+const MORE_SETTINGS: &[&[&str]] = &[FLOAT, &["--kv-type", "f32"], &["--kv-type", "q8"]];
+/// Models that are checked in all ways, with all settings; a device's compiler works for a minute for each. They have
+/// biases, other norms and no gate, and two kinds of layers.
+const THOROUGH: [&str; 3] = ["m4-qwen2-bf16", "m8-gpt2-bare-f32", "m9-gemma3-270m-bf16"];
 const DEVICE: &[&str] = &["--backend", "opencl", "--cl-device", "0"];
 
 /// Logits with both kinds of weights and several types of cache, against the CPU's. Without OpenCL nothing is checked,
 /// which is said, and is a failure where `CI` is set.
 pub fn check(engine: &Engine, reference: &Reference) -> Tally {
     let (mut tally, case) = (Tally::default(), longest(reference));
-    for settings in [FLOAT, &["--kv-type", "f32"], &["--kv-type", "q8"], &["--kv-type", "q4"]] {
+    let thorough = THOROUGH.contains(&reference.name.as_str());
+    let (more_settings, more_ways) = if thorough { (MORE_SETTINGS, MORE_WAYS) } else { (&[][..], &[][..]) };
+    for settings in SETTINGS.iter().chain(more_settings) {
         let cpu = Variant { flags: settings, ..Variant::default() };
         let expected = engine.logits(&case.ids, reference.vocab, cpu);
-        for way in WAYS {
-            let flags = [settings, DEVICE, way].concat();
+        for way in WAYS.iter().chain(more_ways) {
+            let flags = [settings, DEVICE, *way].concat();
             let device = Variant { flags: &flags, opencl: true, ..Variant::default() };
             let found = engine.logits(&case.ids, reference.vocab, device);
             let outcome = match (&expected, found) {

@@ -67,6 +67,12 @@ impl Reference {
         Ok(reference)
     }
 
+    /// Whether there are no positions beyond those that the model has learned, as in GPT-2.
+    pub fn has_learned_positions(&self) -> bool {
+        let config = json::read(&self.dir.join("config.json"));
+        config.is_ok_and(|config| config["model_type"] == "gpt2")
+    }
+
     /// The largest logit by magnitude over all prompts: the scale of this model's logits.
     pub fn scale(&self) -> f32 {
         self.cases.iter().flat_map(|c| &c.logits).fold(0.0, |m, x| m.max(x.abs()))

@@ -5,7 +5,7 @@ use super::{Content, Part, Plan, tokenizer};
 use crate::error::{Error, Result};
 use crate::json::Node;
 use files::blocks::BlockType;
-use files::config::{ModelConfig, RopeScaling};
+use files::config::{Arch, ModelConfig, RopeScaling};
 use files::source::gguf::names::{ROPE_FREQS, stored};
 
 /// How a whole file is stored, as tools name it: the type of most matrices, and of those that matter more.
@@ -29,6 +29,10 @@ pub(super) fn plan(config: Node<'_>, model: &ModelConfig, mix: &str) -> Result<P
         let names = MIXES.map(|(name, ..)| name).join(", ");
         return Err(Error::Usage(format!("--gguf {mix}: use one of {names}")));
     };
+    if !matches!(model.arch, Arch::Llama | Arch::Qwen2 | Arch::Qwen3) {
+        let text = format!("--gguf {mix}: of a {} model; leave it out", model.arch.name());
+        return Err(Error::Usage(text));
+    }
     let mut writer = Writer::default();
     writer.model(config, model)?;
     let divisors = divisors(model);
@@ -50,7 +54,7 @@ pub(super) fn plan(config: Node<'_>, model: &ModelConfig, mix: &str) -> Result<P
             let text = format!("{} has rows of {cols}, which are no whole blocks of {block:?}", tensor.name);
             return Err(Error::at(config.file, text));
         }
-        let name = stored(&tensor.name).unwrap_or_else(|| tensor.name.clone());
+        let name = stored(model.arch, &tensor.name).unwrap_or_else(|| tensor.name.clone());
         infos.push((name, tensor.shape, block, Some(tensor.fill)));
     }
     Ok(writer.finish(infos, divisors.unwrap_or_default()))
@@ -58,9 +62,8 @@ pub(super) fn plan(config: Node<'_>, model: &ModelConfig, mix: &str) -> Result<P
 
 /// What RoPE's frequencies are divided by, where they are scaled.
 fn divisors(model: &ModelConfig) -> Option<Vec<f32>> {
-    let frequency = |i: usize| model.rope_theta.powf(-2.0 * i as f64 / model.head_dim as f64);
-    let divisor = |i: usize| (1.0 / model.rope_scaling.multiplier(i, frequency(i))) as f32;
-    (model.rope_scaling != RopeScaling::Plain).then(|| (0..model.head_dim / 2).map(divisor).collect())
+    let divisor = |i: usize| (1.0 / model.rope.scaling.multiplier(i, model.rope.frequency(i))) as f32;
+    (model.rope.scaling != RopeScaling::Plain).then(|| (0..model.head_dim / 2).map(divisor).collect())
 }
 
 type Info = (String, Vec<usize>, BlockType, Option<Fill>);
@@ -102,7 +105,7 @@ impl Writer {
         ] {
             self.pair(&format!("{arch}.{key}"), U32, &(n as u32).to_le_bytes());
         }
-        for (key, x) in [("attention.layer_norm_rms_epsilon", m.rms_eps), ("rope.freq_base", m.rope_theta)] {
+        for (key, x) in [("attention.layer_norm_rms_epsilon", m.norm_eps), ("rope.freq_base", m.rope.theta)] {
             self.pair(&format!("{arch}.{key}"), F32, &(x as f32).to_le_bytes());
         }
         let tokenizer = tokenizer::listed(config)?;

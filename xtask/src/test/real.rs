@@ -1,27 +1,52 @@
-//! The part of the tests that runs a real model: its logits, texts and perplexity are those of transformers, and it has
+//! The part of the tests that runs real models: their logits, texts and perplexity are those of transformers, and one has
 //! one text on every instruction set, on Arm, on an OpenCL device, in batches, sessions and conversations.
 
 mod reference;
 mod same;
 
-use super::report::skip;
+use super::report::{Tally, skip};
 use super::{Outcome, all_tests, counted};
 use crate::parity::engine::Engine;
 use crate::{build, fetch};
+use std::path::Path;
 
-/// Its configuration is in `models/`, its weights come from the Python package registry.
-const MODEL: &str = "smollm2-135m";
+/// A model whose configuration is in `models/`, whose weights come from the Python package registry, and whose expected
+/// values are in `tests/fixtures/real`.
+struct Real {
+    name: &'static str,
+    vocabulary: usize,
+    /// Those tests of `tests/files/real.rs` that it has values for.
+    strings: &'static str,
+    /// How many prompts are compared; a large vocabulary takes seconds for each.
+    prompts: usize,
+}
+
+const SMOLLM: Real = Real { name: "smollm2-135m", vocabulary: 49_152, strings: "real::", prompts: 10 };
+const GEMMA: Real = Real { name: "gemma3-270m", vocabulary: 262_144, strings: "real::strings", prompts: 4 };
 
 pub fn run() -> Outcome {
-    let file = match fetch::weights(MODEL) {
-        Ok(file) => file,
-        Err(e) => return Ok(skip(&format!("no real model: {e}"), "see `cargo xtask fetch --help`")),
-    };
-    let mut files = all_tests();
-    files.args(["--test", "files", "--", "--ignored", "real::"]).env("ANTIGRAVITY_REAL_MODEL", &file);
-    let mut tally = counted(&mut files)?;
-    let engine = Engine::build(&build::model_dir(MODEL)?, MODEL)?.of(&file);
-    reference::check(&engine, &mut tally)?;
-    same::check(&engine, &mut tally)?;
+    let mut tally = Tally::default();
+    for real in [SMOLLM, GEMMA] {
+        tally += match fetch::weights(real.name) {
+            Ok(file) => real.check(&file)?,
+            Err(e) => skip(&format!("no {}: {e}", real.name), "see `cargo xtask fetch --help`"),
+        };
+    }
     Ok(tally)
+}
+
+impl Real {
+    fn check(&self, file: &Path) -> Outcome {
+        let mut strings = all_tests();
+        strings
+            .args(["--test", "files", "--", "--ignored", self.strings])
+            .env("ANTIGRAVITY_REAL_MODEL", file);
+        let mut tally = counted(&mut strings)?;
+        let engine = Engine::build(&build::model_dir(self.name)?, self.name)?.of(file);
+        reference::check(self, &engine, &mut tally)?;
+        if self.name == SMOLLM.name {
+            same::check(&engine, &mut tally)?;
+        }
+        Ok(tally)
+    }
 }

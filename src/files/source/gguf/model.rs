@@ -3,13 +3,13 @@
 //! Keys are translated to the fields of a Hugging Face `config.json`, so that the same rules and limits hold; errors
 //! name the keys. Keys and defaults are those of llama.cpp (`gguf-py/gguf/constants.py`, `src/llama-model.cpp`).
 
-use serde_json::{Map, Number, Value as Json};
+use serde_json::{Map, Number, Value as Json, json};
 
 use super::header::Header;
-use super::names::{ROPE_FREQS, part, plain};
+use super::names::{ROPE_FREQS, ROPE_LONG, ROPE_SHORT, part, plain};
 use super::value::Value;
 use crate::blocks::{BlockType, Dtype};
-use crate::config::{ConfigError, ModelConfig, RopeScaling};
+use crate::config::{Arch, ConfigError, LongRope, ModelConfig, Norm, RopeScaling, yarn_attention};
 use crate::error::quoted;
 
 /// What the value of a key may be.
@@ -47,7 +47,7 @@ impl Form {
 }
 
 /// Keys, without `ARCH.`, what they may be, and the fields of `config.json` that they stand for.
-const FIELDS: [(&str, Form, &str); 9] = [
+const FIELDS: [(&str, Form, &str); 16] = [
     ("block_count", Integer, "num_hidden_layers"),
     ("embedding_length", Integer, "hidden_size"),
     ("feed_forward_length", PerLayer, "intermediate_size"),
@@ -55,13 +55,22 @@ const FIELDS: [(&str, Form, &str); 9] = [
     ("attention.head_count_kv", PerLayer, "num_key_value_heads"),
     ("attention.key_length", Integer, "head_dim"),
     ("context_length", Integer, "max_position_embeddings"),
-    (EPSILON, Float, "rms_norm_eps"),
+    ("attention.layer_norm_rms_epsilon", Float, "rms_norm_eps"),
+    ("attention.layer_norm_epsilon", Float, "rms_norm_eps"),
     ("rope.freq_base", Float, "rope_theta"),
+    ("rope.freq_base_swa", Float, "rope_local_base_freq"),
+    ("attention.sliding_window", Integer, "sliding_window"),
+    ("attention.scale", Float, "attention_multiplier"),
+    ("embedding_scale", Float, "embedding_multiplier"),
+    ("residual_scale", Float, "residual_multiplier"),
+    ("logit_scale", Float, "logits_scaling"),
 ];
 
-/// The only key that `config.json` may lack and a GGUF file may not.
-const EPSILON: &str = "attention.layer_norm_rms_epsilon";
 const ARCHITECTURE: &str = "general.architecture";
+const SCALING: &str = "rope.scaling.type";
+const FACTOR: &str = "rope.scaling.factor";
+const ORIGINAL: &str = "rope.scaling.original_context_length";
+const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
 const SPLIT: &str = "split.count";
 const EMBEDDING: &str = "token_embd.weight";
 const HEAD: &str = "output.weight";
@@ -80,36 +89,52 @@ pub fn config(header: &Header, file: &[u8]) -> Result<ModelConfig, ConfigError> 
     model.qkv_bias |= has("blk.0.attn_q.bias");
     model.o_bias |= has("blk.0.attn_output.bias");
     model.qk_norm |= has("blk.0.attn_q_norm.weight");
-    for key in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
-        if keys.get(key).is_some_and(|v| v.as_u64() != Some(model.head_dim as u64)) {
-            return keys.err(key, &format!("the width of a head, {}", model.head_dim));
+    for (key, width) in [
+        ("attention.key_length", model.head_dim),
+        ("attention.value_length", model.head_dim),
+        ("rope.dimension_count", model.rope.dim),
+    ] {
+        if keys.get(key).is_some_and(|v| v.as_u64() != Some(width as u64)) {
+            return keys.err(key, &format!("the width of a head, {width}"));
         }
     }
     check_tensors(header, &model)?;
-    model.rope_scaling = scaling(header, &model, file)?;
+    let tables = Tables { header, file, pairs: model.rope.dim / 2 };
+    if let Some(divisors) = tables.get(ROPE_FREQS)? {
+        model.rope.scaling = scaling(&model, divisors);
+    }
+    if let (Some(short), Some(long)) = (tables.get(ROPE_SHORT)?, tables.get(ROPE_LONG)?) {
+        let Some(beyond) = keys.get(ORIGINAL).and_then(Value::as_u64).filter(|n| *n > 1) else {
+            return keys.err(ORIGINAL, "an integer");
+        };
+        model.rope.scaling = RopeScaling::divisors(short);
+        model.rope.long = Some(LongRope { divisors: long.leak(), beyond: beyond as usize });
+        model.rope.attention_factor = keys.float(ATTENTION_FACTOR)?.unwrap_or(1.0);
+    }
     Ok(model)
 }
 
 /// The keys of one architecture.
 struct Keys<'a> {
     header: &'a Header,
-    arch: &'a str,
+    arch: Arch,
 }
 
 impl<'a> Keys<'a> {
     fn new(header: &'a Header) -> Result<Self, ConfigError> {
         let found = header.metadata.get(ARCHITECTURE);
-        match found.and_then(Value::as_str) {
-            Some(arch @ ("llama" | "qwen2" | "qwen3")) => Ok(Self { header, arch }),
-            _ => {
+        let named = found.and_then(Value::as_str);
+        match Arch::ALL.into_iter().find(|arch| named == Some(arch.gguf_name())) {
+            Some(arch) => Ok(Self { header, arch }),
+            None => {
                 let value = found.map_or("missing".into(), Value::to_string);
-                Err(ConfigError::new(ARCHITECTURE, value, "\"llama\", \"qwen2\", \"qwen3\""))
+                Err(ConfigError::new(ARCHITECTURE, value, Arch::names(Arch::gguf_name)))
             }
         }
     }
 
     fn full(&self, key: &str) -> String {
-        format!("{}.{key}", self.arch)
+        format!("{}.{key}", self.arch.gguf_name())
     }
 
     fn get(&self, key: &str) -> Option<&'a Value> {
@@ -121,9 +146,31 @@ impl<'a> Keys<'a> {
         Err(ConfigError::new(self.full(key), value, supported))
     }
 
+    /// A number that may be missing.
+    fn float(&self, key: &str) -> Result<Option<f64>, ConfigError> {
+        match self.get(key).map(|value| value.as_f64().filter(|x| x.is_finite() && *x > 0.0)) {
+            None => Ok(None),
+            Some(Some(x)) => Ok(Some(x)),
+            Some(None) => self.err(key, "a positive number"),
+        }
+    }
+
+    /// The key of the epsilon of norms: the only one that `config.json` may lack and a GGUF file may not.
+    fn epsilon(&self) -> &'static str {
+        if self.arch == Arch::Gpt2 {
+            "attention.layer_norm_epsilon"
+        } else {
+            "attention.layer_norm_rms_epsilon"
+        }
+    }
+
     /// The error with the key instead of the field of `config.json`.
     fn renamed(&self, e: ConfigError) -> ConfigError {
-        match FIELDS.iter().find(|(.., field)| *field == e.field) {
+        let field = |field: &'static str| self.arch.field(field);
+        if e.field == self.arch.epsilon_field() {
+            return ConfigError { field: self.full(self.epsilon()), ..e };
+        }
+        match FIELDS.iter().find(|(.., name)| field(name) == e.field) {
             Some((key, ..)) => ConfigError { field: self.full(key), ..e },
             None => e,
         }
@@ -135,46 +182,98 @@ impl<'a> Keys<'a> {
             let supported = "a whole model; join its parts with llama-gguf-split --merge";
             return Err(ConfigError::new(SPLIT, parts.to_string(), supported));
         }
-        for key in ["expert_count", "attention.sliding_window"] {
-            if self.get(key).is_some_and(|v| v.as_u64() != Some(0)) {
+        if self.get("expert_count").is_some_and(|v| v.as_u64() != Some(0)) {
+            return self.err("expert_count", "0");
+        }
+        let windows = matches!(self.arch, Arch::Gemma3 | Arch::Phi3);
+        if !windows && self.get("attention.sliding_window").is_some_and(|v| v.as_u64() != Some(0)) {
+            return self.err("attention.sliding_window", "0");
+        }
+        for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            if self.get(key).is_some_and(|v| v.as_f64() != Some(0.0)) {
                 return self.err(key, "0");
             }
         }
-        for key in ["rope.scaling.type", "rope.scale_linear"] {
-            let none = |v: &Value| v.as_str() == Some("none") || v.as_f64() == Some(1.0);
-            if !self.get(key).is_none_or(none) {
-                return self.err(key, "no scaling, or rope_freqs.weight");
-            }
+        if !self.get("rope.scale_linear").is_none_or(|v| v.as_f64() == Some(1.0)) {
+            return self.err("rope.scale_linear", "1; give rope.scaling.type and rope.scaling.factor");
         }
-        let off = self.get("rope.scaling.type").is_some(); // then it is "none": see above
         let one = |v: &Value| matches!(v.as_f64(), Some(0.0 | 1.0));
-        if !off && !self.get("rope.scaling.factor").is_none_or(one) {
-            return self.err("rope.scaling.factor", "1, or a rope.scaling.type of \"none\"");
+        if self.get(SCALING).is_none() && !self.get(FACTOR).is_none_or(one) {
+            return self.err(FACTOR, "1, or a rope.scaling.type of \"none\", \"linear\" or \"yarn\"");
         }
-        if self.get(EPSILON).is_none() { self.err(EPSILON, "a positive number") } else { Ok(()) }
+        if self.get(self.epsilon()).is_none() {
+            self.err(self.epsilon(), "a positive number")
+        } else {
+            Ok(())
+        }
+    }
+
+    /// RoPE scaling as `config.json` has it.
+    fn scaling(&self) -> Result<Json, ConfigError> {
+        let Some(kind) = self.get(SCALING) else { return Ok(Json::Null) };
+        let factor = self.float(FACTOR)?;
+        match (kind.as_str(), factor) {
+            (Some("none" | "longrope"), _) => Ok(Json::Null),
+            (Some("linear"), Some(factor)) => Ok(json!({"rope_type": "linear", "factor": factor})),
+            (Some("yarn"), Some(factor)) => {
+                let mut scaling = json!({"rope_type": "yarn", "factor": factor});
+                for (key, field) in [
+                    ("rope.scaling.yarn_beta_fast", "beta_fast"),
+                    ("rope.scaling.yarn_beta_slow", "beta_slow"),
+                ] {
+                    if let Some(beta) = self.float(key)? {
+                        scaling[field] = json!(beta);
+                    }
+                }
+                if let Some(own) = self.float(ATTENTION_FACTOR)? {
+                    scaling["attention_factor"] = json!(own * yarn_attention(factor));
+                }
+                if let Some(original) = self.get(ORIGINAL).and_then(Value::as_u64) {
+                    scaling["original_max_position_embeddings"] = json!(original);
+                }
+                Ok(scaling)
+            }
+            (Some("linear" | "yarn"), None) => self.err(FACTOR, "a positive number"),
+            _ => self.err(SCALING, "\"none\", \"linear\", \"yarn\", or rope_freqs.weight"),
+        }
     }
 
     /// The equivalent `config.json`.
     fn config_json(&self) -> Result<Map<String, Json>, ConfigError> {
         let mut map = Map::new();
-        map.insert("model_type".into(), self.arch.into());
+        map.insert("model_type".into(), self.arch.name().into());
         for (key, form, field) in FIELDS {
             if let Some(value) = self.get(key) {
                 let Some(number) = form.read(value) else { return self.err(key, form.name()) };
-                map.insert(field.into(), number.into());
+                map.insert(self.arch.field(field).into(), number.into());
             }
         }
         // The defaults of Hugging Face are others.
-        let heads = map.get("num_attention_heads").cloned();
+        let heads = map.get(self.arch.field("num_attention_heads")).cloned();
         if let Some(heads) = &heads {
             map.entry("num_key_value_heads").or_insert(heads.clone());
         }
-        if let (Some(dim), Some(heads @ 1..)) =
-            (map.get("hidden_size").and_then(Json::as_u64), heads.as_ref().and_then(Json::as_u64))
-            && dim.is_multiple_of(heads)
+        if let (Some(dim), Some(heads @ 1..)) = (
+            map.get(self.arch.field("hidden_size")).and_then(Json::as_u64),
+            heads.as_ref().and_then(Json::as_u64),
+        ) && dim.is_multiple_of(heads)
         {
             map.entry("head_dim").or_insert((dim / heads).into());
+            // The file does not have it; the largest model, of 62 layers, has another (llama.cpp's `gemma3`).
+            let largest = map.get("num_hidden_layers").and_then(Json::as_u64) == Some(62);
+            let scalar = if largest { (dim / heads).into() } else { map["head_dim"].clone() };
+            map.insert("query_pre_attn_scalar".into(), scalar);
+        } else if let Some(head_dim) = map.get("head_dim").cloned() {
+            map.insert("query_pre_attn_scalar".into(), head_dim);
         }
+        if let (Arch::Phi3, Some(rotated), Some(head_dim @ 1..)) = (
+            self.arch,
+            self.get("rope.dimension_count").and_then(Value::as_u64),
+            map.get("head_dim").and_then(Json::as_u64),
+        ) {
+            map.insert("partial_rotary_factor".into(), (rotated as f64 / head_dim as f64).into());
+        }
+        map.insert("rope_scaling".into(), self.scaling()?);
         map.insert("vocab_size".into(), self.vocab()?.into());
         map.insert("tie_word_embeddings".into(), (!self.header.tensors.contains_key(HEAD)).into());
         Ok(map)
@@ -193,13 +292,16 @@ impl<'a> Keys<'a> {
 
 /// Refuses tensors that no step reads: such a model computes something else.
 fn check_tensors(header: &Header, model: &ModelConfig) -> Result<(), ConfigError> {
+    let known = |name: &str| plain(model.arch, name).is_some();
+    let long = model.arch == Arch::Phi3;
+    let biases = model.norm == Norm::Layer;
     let read = |name: &str| match part(name) {
-        None => plain(name).is_some() || name == ROPE_FREQS,
+        None => known(name) || name == ROPE_FREQS || long && matches!(name, ROPE_SHORT | ROPE_LONG),
         Some((layer, ..)) if layer >= model.layers => false,
         Some((_, "attn_q" | "attn_k" | "attn_v", "bias")) => model.qkv_bias,
         Some((_, "attn_output", "bias")) => model.o_bias,
         Some((_, "attn_q_norm" | "attn_k_norm", "weight")) => model.qk_norm,
-        Some((_, _, kind)) => kind == "weight" && plain(name).is_some(),
+        Some((_, _, kind)) => (kind == "weight" || biases) && known(name),
     };
     match header.tensors.keys().find(|name| !read(name)) {
         None => Ok(()),
@@ -210,26 +312,40 @@ fn check_tensors(header: &Header, model: &ModelConfig) -> Result<(), ConfigError
     }
 }
 
+/// Tensors with a divisor for each rotated pair.
+struct Tables<'a> {
+    header: &'a Header,
+    file: &'a [u8],
+    pairs: usize,
+}
+
+impl Tables<'_> {
+    fn get(&self, name: &str) -> Result<Option<Vec<f32>>, ConfigError> {
+        let Some(entry) = self.header.tensors.get(name) else { return Ok(None) };
+        let pairs = self.pairs;
+        let err = |value: String| {
+            Err(ConfigError::new(name, value, format!("{pairs} positive numbers of type F32")))
+        };
+        if entry.block != BlockType::F32 || entry.shape != [pairs] {
+            return err(format!("of type {} and shape {:?}", entry.block.name(), entry.shape));
+        }
+        let divisors = Dtype::F32.to_f32(&self.file[entry.range.clone()]);
+        match divisors.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
+            Some(bad) => err(format!("{bad:?}")),
+            None => Ok(Some(divisors)),
+        }
+    }
+}
+
 /// The scaling in `rope_freqs.weight`: a published model's formula if the divisors are its results.
-fn scaling(header: &Header, model: &ModelConfig, file: &[u8]) -> Result<RopeScaling, ConfigError> {
-    let Some(entry) = header.tensors.get(ROPE_FREQS) else { return Ok(RopeScaling::Plain) };
-    let pairs = model.head_dim / 2;
-    let err = |value: String| {
-        Err(ConfigError::new(ROPE_FREQS, value, format!("{pairs} positive numbers of type F32")))
-    };
-    if entry.block != BlockType::F32 || entry.shape != [pairs] {
-        return err(format!("of type {} and shape {:?}", entry.block.name(), entry.shape));
-    }
-    let divisors = Dtype::F32.to_f32(&file[entry.range.clone()]);
-    if let Some(bad) = divisors.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
-        return err(format!("{bad:?}"));
-    }
+fn scaling(model: &ModelConfig, divisors: Vec<f32>) -> RopeScaling {
     let is = |scaling: &RopeScaling| {
-        let off = |(i, x): (usize, &f32)| f64::from(*x) * scaling.multiplier(i, model.frequency(i)) - 1.0;
+        let off =
+            |(i, x): (usize, &f32)| f64::from(*x) * scaling.multiplier(i, model.rope.frequency(i)) - 1.0;
         divisors.iter().enumerate().map(off).all(|off| off.abs() < 1e-5)
     };
     let known = [RopeScaling::Plain, llama3(8.0), llama3(32.0)].into_iter().find(is);
-    Ok(known.unwrap_or_else(|| RopeScaling::divisors(divisors)))
+    known.unwrap_or_else(|| RopeScaling::divisors(divisors))
 }
 
 /// The scaling of Llama 3.1 (8) and 3.2 (32).

@@ -2,15 +2,18 @@
 
 use crate::config::Arch;
 
-/// Tensors outside the layers: Hugging Face's name, GGUF's name.
-const WHOLE: [(&str, &str); 3] = [
+/// Pairs of names: Hugging Face's and GGUF's.
+type Pairs = &'static [(&'static str, &'static str)];
+
+/// Tensors outside the layers.
+const WHOLE: Pairs = &[
     ("model.embed_tokens.weight", "token_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
     ("lm_head.weight", "output.weight"),
 ];
 
 /// Parts of layer `N`: what follows `model.layers.N.`, and what follows `blk.N.`; both without `.weight` or `.bias`.
-const PARTS: [(&str, &str); 11] = [
+const PARTS: Pairs = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -18,33 +21,83 @@ const PARTS: [(&str, &str); 11] = [
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
     ("self_attn.o_proj", "attn_output"),
-    ("post_attention_layernorm", "ffn_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
 
-/// Divisors of the RoPE frequencies, `[head_dim / 2]`. Hugging Face has a formula instead.
+/// Those by which families differ.
+const ONE_NORM: Pairs = &[("post_attention_layernorm", "ffn_norm")];
+const POST_NORMS: Pairs = &[
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+/// Matrices that Phi stores as one.
+const FUSED: Pairs = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("self_attn.o_proj", "attn_output"),
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+/// GPT-2's own names.
+const GPT2_WHOLE: Pairs = &[
+    ("wte.weight", "token_embd.weight"),
+    ("wpe.weight", "position_embd.weight"),
+    ("ln_f.weight", "output_norm.weight"),
+    ("ln_f.bias", "output_norm.bias"),
+    ("lm_head.weight", "output.weight"),
+];
+const GPT2_PARTS: Pairs = &[
+    ("ln_1", "attn_norm"),
+    ("attn.c_attn", "attn_qkv"),
+    ("attn.c_proj", "attn_output"),
+    ("ln_2", "ffn_norm"),
+    ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
+];
+
+/// A family's names: outside the layers, what comes before the number of a layer in Hugging Face's names, and parts of
+/// a layer.
+fn names(arch: Arch) -> (Pairs, &'static str, [Pairs; 2]) {
+    const LAYERS: &str = "model.layers.";
+    match arch {
+        Arch::Gpt2 => (GPT2_WHOLE, "h.", [GPT2_PARTS, &[]]),
+        Arch::Phi3 => (WHOLE, LAYERS, [FUSED, ONE_NORM]),
+        Arch::Gemma3 => (WHOLE, LAYERS, [PARTS, POST_NORMS]),
+        _ => (WHOLE, LAYERS, [PARTS, ONE_NORM]),
+    }
+}
+
+/// Divisors of the RoPE frequencies, `[pairs]`. Hugging Face has a formula instead.
 pub const ROPE_FREQS: &str = "rope_freqs.weight";
+/// Those of LongRoPE, for short and for long sequences.
+pub const ROPE_SHORT: &str = "rope_factors_short.weight";
+/// See [`ROPE_SHORT`].
+pub const ROPE_LONG: &str = "rope_factors_long.weight";
 
 /// GGUF's name for a checkpoint's tensor; `None` if there is none.
-pub fn stored(name: &str) -> Option<String> {
-    if let Some((_, stored)) = WHOLE.iter().find(|(plain, _)| *plain == name) {
+pub fn stored(arch: Arch, name: &str) -> Option<String> {
+    let (whole, layers, parts) = names(arch);
+    if let Some((_, stored)) = whole.iter().find(|(plain, _)| *plain == name) {
         return Some(stored.to_string());
     }
-    let (layer, part, kind) = split(name, "model.layers.")?;
-    let (_, stored) = PARTS.iter().find(|(plain, _)| *plain == part)?;
+    let (layer, part, kind) = split(name, layers)?;
+    let (_, stored) = parts.into_iter().flatten().find(|(plain, _)| *plain == part)?;
     Some(format!("blk.{layer}.{stored}.{kind}"))
 }
 
 /// A checkpoint's name for a GGUF file's tensor; `None` if there is none.
-pub fn plain(stored: &str) -> Option<String> {
-    if let Some((plain, _)) = WHOLE.iter().find(|(_, name)| *name == stored) {
+pub fn plain(arch: Arch, stored: &str) -> Option<String> {
+    let (whole, layers, parts) = names(arch);
+    if let Some((plain, _)) = whole.iter().find(|(_, name)| *name == stored) {
         return Some(plain.to_string());
     }
     let (layer, part, kind) = split(stored, "blk.")?;
-    let (plain, _) = PARTS.iter().find(|(_, name)| *name == part)?;
-    Some(format!("model.layers.{layer}.{plain}.{kind}"))
+    let (plain, _) = parts.into_iter().flatten().find(|(_, name)| *name == part)?;
+    Some(format!("{layers}{layer}.{plain}.{kind}"))
 }
 
 /// Layer, part, and `weight` or `bias` of a GGUF file's tensor; `None` outside the layers.
@@ -72,10 +125,12 @@ pub enum Rows {
 
 impl Rows {
     /// The order of the tensor that a checkpoint calls `name`. llama.cpp's `convert_hf_to_gguf.py` reorders q and k of
-    /// Llama (`LlamaModel.permute`), not of Qwen.
+    /// Llama and what it derives from it (`LlamaModel.permute`), not of the others.
     pub fn of(arch: Arch, name: &str, head_dim: usize) -> Rows {
         match split(name, "model.layers.") {
-            Some((_, "self_attn.q_proj" | "self_attn.k_proj", _)) if arch == Arch::Llama => {
+            Some((_, "self_attn.q_proj" | "self_attn.k_proj", _))
+                if matches!(arch, Arch::Llama | Arch::SmolLm3 | Arch::Granite) =>
+            {
                 Rows::Interleaved { head_dim }
             }
             _ => Rows::Plain,
@@ -97,26 +152,35 @@ mod tests {
 
     #[test]
     fn names_map_there_and_back() {
-        for (plain_name, stored_name) in [
-            ("model.embed_tokens.weight", "token_embd.weight"),
-            ("lm_head.weight", "output.weight"),
-            ("model.layers.0.self_attn.q_proj.bias", "blk.0.attn_q.bias"),
-            ("model.layers.27.mlp.down_proj.weight", "blk.27.ffn_down.weight"),
-            ("model.layers.3.self_attn.k_norm.weight", "blk.3.attn_k_norm.weight"),
-            ("model.layers.11.post_attention_layernorm.weight", "blk.11.ffn_norm.weight"),
+        for (arch, plain_name, stored_name) in [
+            (Arch::Qwen3, "model.embed_tokens.weight", "token_embd.weight"),
+            (Arch::Qwen3, "lm_head.weight", "output.weight"),
+            (Arch::Qwen3, "model.layers.0.self_attn.q_proj.bias", "blk.0.attn_q.bias"),
+            (Arch::Qwen3, "model.layers.27.mlp.down_proj.weight", "blk.27.ffn_down.weight"),
+            (Arch::Qwen3, "model.layers.3.self_attn.k_norm.weight", "blk.3.attn_k_norm.weight"),
+            (Arch::Qwen3, "model.layers.11.post_attention_layernorm.weight", "blk.11.ffn_norm.weight"),
+            (
+                Arch::Gemma3,
+                "model.layers.1.post_attention_layernorm.weight",
+                "blk.1.post_attention_norm.weight",
+            ),
+            (Arch::Gemma3, "model.layers.1.pre_feedforward_layernorm.weight", "blk.1.ffn_norm.weight"),
+            (Arch::Phi3, "model.layers.1.mlp.gate_up_proj.weight", "blk.1.ffn_up.weight"),
+            (Arch::Gpt2, "h.3.attn.c_attn.bias", "blk.3.attn_qkv.bias"),
+            (Arch::Gpt2, "wpe.weight", "position_embd.weight"),
         ] {
-            assert_eq!(stored(plain_name).as_deref(), Some(stored_name));
-            assert_eq!(plain(stored_name).as_deref(), Some(plain_name));
+            assert_eq!(stored(arch, plain_name).as_deref(), Some(stored_name));
+            assert_eq!(plain(arch, stored_name).as_deref(), Some(plain_name));
         }
         for none in
             ["", "blk.0", "blk..attn_q.weight", "blk.00.attn_q.weight", "blk.+1.attn_q.weight", ROPE_FREQS]
         {
-            assert_eq!(plain(none), None, "{none}");
+            assert_eq!(plain(Arch::Llama, none), None, "{none}");
         }
         for none in
             ["model.layers.0.mlp.router.weight", "model.layers.0.self_attn.q_proj.scale", "blk.0.attn_q.bias"]
         {
-            assert_eq!(stored(none), None, "{none}");
+            assert_eq!(stored(Arch::Llama, none), None, "{none}");
         }
     }
 

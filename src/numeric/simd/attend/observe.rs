@@ -1,6 +1,6 @@
 //! The attention that slots receive from queries whose softmax is known: the sum of their weights.
 
-use super::{Ahead, CHUNK, FEW, Scores, scored};
+use super::{Ahead, CHUNK, FEW, Scores, scored, shown};
 use crate::kv::KvType;
 use crate::simd::lanes::Lanes;
 use crate::simd::ops::{exp_lanes, load, sixteens, store};
@@ -22,8 +22,10 @@ pub struct Looks<'a, const HD: usize> {
     pub queries: &'a [[f32; HD]],
     /// Of each query.
     pub softmax: &'a [Softmax],
-    /// Of each token: how many of the chunk's slots it sees, from the first.
+    /// Of each token: how many slots it sees, from the chunk's first on.
     pub visible: &'a [usize],
+    /// Of these, how many at most, the last ones; [`super::ALL`] where there is no window.
+    pub window: usize,
 }
 
 /// Adds to `mass[slot]`, for each token in turn, `((p_0 + p_1) + p_2) ...`: the weights `p = e^(score - m) / l` of the
@@ -41,7 +43,7 @@ pub fn observe<const HD: usize, const N: usize>(
         looks: Looks<'_, HD>,
         mass: &mut [f32],
     ) {
-        let slots = looks.visible.iter().copied().max().unwrap_or(0);
+        let slots = looks.visible.iter().copied().max().unwrap_or(0).min(CHUNK);
         let group = looks.queries.len() / looks.visible.len();
         let mut scores = Scores::<N>::NONE;
         let ahead = match N <= FEW {
@@ -51,7 +53,10 @@ pub fn observe<const HD: usize, const N: usize>(
         let scores = scored::<L, HD, N>((kind, k, slots), looks.queries, ahead, &mut scores);
         let of_tokens = scores.chunks_exact(group).zip(looks.softmax.chunks_exact(group));
         for ((scores, softmax), &seen) in of_tokens.zip(looks.visible) {
+            let shown = shown(seen, looks.window);
+            let (seen, mut hidden) = (shown.end, [0.0f32; CHUNK]);
             let mass = &mut mass[..seen];
+            hidden[..shown.start].copy_from_slice(&mass[..shown.start]);
             sixteens!(seen, |i, part| {
                 let mut sum = weights::<L>(&scores[0], softmax[0], i);
                 for (scores, &softmax) in scores.iter().zip(softmax).skip(1) {
@@ -59,13 +64,14 @@ pub fn observe<const HD: usize, const N: usize>(
                 }
                 store(load::<L>(mass, i, part).add(sum), mass, i, part);
             });
+            mass[..shown.start].copy_from_slice(&hidden[..shown.start]);
         }
     }
-    let Looks { queries, softmax, visible } = looks;
-    let slots = visible.iter().copied().max().unwrap_or(0);
+    let Looks { queries, softmax, visible, .. } = looks;
+    let slots = visible.iter().copied().max().unwrap_or(0).min(CHUNK);
     assert!(!visible.is_empty() && queries.len().is_multiple_of(visible.len()) && queries.len() <= N);
     assert!(!queries.is_empty() && softmax.len() == queries.len());
-    assert!(slots <= CHUNK && mass.len() >= slots && k.len() >= slots * kind.row_bytes(HD));
+    assert!(mass.len() >= slots && k.len() >= slots * kind.row_bytes(HD));
     dispatch!(isa, body::<L, HD: usize, N: usize>(kind: KvType, k: &[u8], looks: Looks<'_, HD>, mass: &mut [f32]))
 }
 

@@ -115,7 +115,7 @@ impl Device for Fake {
         if let Some((cancel, _)) = self.asks.as_ref().filter(|(_, pass)| *pass == self.passes) {
             cancel.cancel();
         }
-        for Run { cache, tokens, pos, logits, observe } in runs {
+        for Run { cache, tokens, pos, logits, observe, .. } in runs {
             let cache =
                 (&mut **cache as &mut dyn Any).downcast_mut::<FakeCache>().expect("a cache of a fake");
             cache.append(tokens, *pos, (logits, *observe));

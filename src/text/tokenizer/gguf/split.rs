@@ -7,11 +7,14 @@
 use serde_json::{Value, json};
 
 /// The names that [`named`] knows, for messages.
-pub(super) const NAMES: &str =
-    "\"llama-bpe\", \"llama3\", \"llama-v3\", \"qwen2\", \"deepseek-r1-qwen\", \"smollm\", \"gpt-2\"";
+pub(super) const NAMES: &str = "\"llama-bpe\", \"llama3\", \"llama-v3\", \"smaug-bpe\", \"qwen2\", \"deepseek-r1-qwen\", \"smollm\", \"refact\", \
+     \"gpt-4o\", \"gpt-2\"";
 
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// OpenAI's o200k.
+const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// What a name stands for.
 pub(super) struct Split {
@@ -34,7 +37,13 @@ pub(super) fn named(name: &str) -> Option<Split> {
         "qwen2" | "deepseek-r1-qwen" => {
             Split { normalizer: Some(json!({"type": "NFC"})), ..plain(pattern(QWEN2)) }
         }
-        "smollm" => plain(sequence(json!([{"type": "Digits", "individual_digits": true}, gpt2()]))),
+        // SmolLM3: Llama 3's words.
+        "smaug-bpe" => Split { ignore_merges: true, ..plain(pattern(LLAMA3)) },
+        "gpt-4o" => plain(pattern(GPT_4O)),
+        // SmolLM and Granite: digits one by one.
+        "smollm" | "refact" => {
+            plain(sequence(json!([{"type": "Digits", "individual_digits": true}, gpt2()])))
+        }
         "gpt-2" => plain(gpt2()),
         _ => return None,
     })

@@ -1,7 +1,7 @@
 //! One text of a real model, whichever way the program computes it: the golden files of `tests/golden` on every
 //! instruction set, on emulated Arm, on an OpenCL device; in a batch, over a session, in a conversation.
 
-use super::MODEL;
+use super::SMOLLM;
 use crate::error::{Error, Result};
 use crate::golden::case::{Case, cases, outcome};
 use crate::parity::engine::Engine;
@@ -23,9 +23,9 @@ const LONG: &str = "long";
 const MESSAGES: &str = "What is gravity?\nWho described it first?\nSay it in one word.\n";
 
 pub(super) fn check(engine: &Engine, tally: &mut Tally) -> Result<()> {
-    let cases = cases(&build::model_dir(MODEL)?)?;
+    let cases = cases(&build::model_dir(SMOLLM.name)?)?;
     let named = |name: &str| {
-        let missing = || Error::Failed(format!("tests/golden/{MODEL}/{name}.json is missing"));
+        let missing = || Error::Failed(format!("tests/golden/{}/{name}.json is missing", SMOLLM.name));
         cases.iter().find(|case| case.name == name).ok_or_else(missing)
     };
     let (default, short) = (named(DEFAULT)?, named(SHORT)?);
@@ -91,7 +91,7 @@ fn on_arm(engine: &Engine, case: &Case, tally: &mut Tally) -> Result<()> {
         *tally += skip(&format!("{what} is missing"), &format!("install it with: {remedy}"));
         return Ok(());
     }
-    let program = build::checked_for(arm::TARGET, &build::model_dir(MODEL)?)?;
+    let program = build::checked_for(arm::TARGET, &build::model_dir(SMOLLM.name)?)?;
     for (cpu, _) in arm::CPUS {
         let mut run = Command::new("qemu-aarch64-static");
         run.arg(&program).arg("generate").arg("-m").arg(engine.model());
@@ -200,7 +200,7 @@ fn conversation(engine: &Engine) -> Result<()> {
 
 /// Whether that is what the golden text says; with `ANTIGRAVITY_BLESS` it says that from now on.
 fn printed_as(file: &str, printed: &str) -> Result<()> {
-    let file = sh::root().join("tests/golden").join(MODEL).join(file);
+    let file = sh::root().join("tests/golden").join(SMOLLM.name).join(file);
     if std::env::var_os("ANTIGRAVITY_BLESS").is_some() {
         fs::write(&file, printed).map_err(|e| Error::at(&file, e))?;
     }

@@ -1,0 +1,99 @@
+//! A config as the text of a `config.json`: what a packed file of a GGUF file holds.
+
+use super::families::{Arch, LayerKind};
+use super::fields::{ConfigError, Fields};
+use super::rope::{LongRope, RopeScaling, divisors};
+use super::{ModelConfig, Scales};
+use serde_json::{Value, json};
+
+impl ModelConfig {
+    /// The text of an equivalent `config.json`. Fields that such a file does not have, because they follow from the
+    /// family, are in the object `antigravity`, which [`ModelConfig::parse`] reads.
+    pub fn to_json(&self) -> String {
+        let kinds: Vec<&str> = self.layer_kinds.iter().map(|kind| kind.name()).collect();
+        let Scales { embedding, attention, residual, logits } = self.scales;
+        let mut more = json!({
+            "qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "qk_norm": self.qk_norm,
+            "scales": [embedding, attention, residual, logits],
+        });
+        if self.layer_kinds.iter().any(|kind| *kind != LayerKind::Global) {
+            more["layer_kinds"] = json!(kinds);
+        }
+        if let Some(LongRope { divisors, beyond }) = self.rope.long {
+            more["rope_long"] = json!(divisors);
+            more["rope_long_beyond"] = json!(beyond);
+        }
+        if self.rope.attention_factor != 1.0 {
+            more["rope_attention_factor"] = json!(self.rope.attention_factor);
+        }
+        let mut scaling = Value::Null;
+        match self.rope.scaling {
+            RopeScaling::Plain => {}
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+                scaling = json!({
+                    "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
+                    "high_freq_factor": high_freq_factor,
+                    "original_max_position_embeddings": original_max_position,
+                });
+            }
+            RopeScaling::Divisors(divisors) => more["rope_divisors"] = json!(divisors),
+        }
+        let mut config = json!({
+            "model_type": self.arch.name(), "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
+            "vocab_size": self.vocab, "tie_word_embeddings": self.tied, "rope_theta": self.rope.theta,
+            "rope_local_base_freq": self.rope.local_theta, "rope_scaling": scaling, "antigravity": more,
+        });
+        for (field, size) in [
+            ("num_hidden_layers", self.layers),
+            ("hidden_size", self.dim),
+            ("num_attention_heads", self.heads),
+            ("intermediate_size", self.ffn_dim),
+            ("max_position_embeddings", self.max_position),
+        ] {
+            config[self.arch.field(field)] = json!(size);
+        }
+        config[self.arch.epsilon_field()] = json!(self.norm_eps);
+        if self.window > 0 {
+            config["sliding_window"] = json!(self.window);
+        }
+        if self.arch == Arch::Phi3 {
+            config["partial_rotary_factor"] = json!(self.rope.dim as f64 / self.head_dim as f64);
+        }
+        config.to_string()
+    }
+
+    /// Reads the object `antigravity`; see [`ModelConfig::to_json`].
+    pub(super) fn add(&mut self, more: &Fields<'_>) -> Result<(), ConfigError> {
+        self.qkv_bias = more.flag("qkv_bias", self.qkv_bias)?;
+        self.o_bias = more.flag("o_bias", self.o_bias)?;
+        self.qk_norm = more.flag("qk_norm", self.qk_norm)?;
+        let pairs = self.rope.dim / 2;
+        if more.present("rope_divisors").is_some() {
+            self.rope.scaling = RopeScaling::divisors(divisors(more, "rope_divisors", pairs)?);
+        }
+        if more.present("rope_long").is_some() {
+            let beyond = more.size("rope_long_beyond", None, 1 << 30)?;
+            self.rope.long = Some(LongRope { divisors: divisors(more, "rope_long", pairs)?.leak(), beyond });
+        }
+        self.rope.attention_factor = more.float("rope_attention_factor", Some(self.rope.attention_factor))?;
+        if let Some(kinds) = more.present("layer_kinds") {
+            let kind = |kind: &Value| kind.as_str().and_then(LayerKind::of);
+            let found: Option<Vec<_>> = kinds.as_array().and_then(|kinds| kinds.iter().map(kind).collect());
+            match found.filter(|found| found.len() == self.layers) {
+                Some(found) => self.layer_kinds = found,
+                None => return more.err("layer_kinds", "a kind for every layer"),
+            }
+        }
+        if let Some(scales) = more.present("scales") {
+            let scale = |x: &Value| x.as_f64().filter(|&x| (x as f32).is_finite() && x as f32 > 0.0);
+            let found: Option<Vec<_>> = scales.as_array().and_then(|all| all.iter().map(scale).collect());
+            match found.as_deref() {
+                Some(&[embedding, attention, residual, logits]) => {
+                    self.scales = Scales { embedding, attention, residual, logits };
+                }
+                _ => return more.err("scales", "four positive numbers"),
+            }
+        }
+        Ok(())
+    }
+}
