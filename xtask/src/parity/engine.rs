@@ -26,12 +26,16 @@ pub struct Variant<'a> {
 
 impl Engine {
     pub fn build(model: &Path, name: &str) -> Result<Engine> {
-        let built = build::checked(model)?;
+        Engine::of_program(&build::checked(model)?, model, name)
+    }
+
+    /// With a copy of a program that was built for a model.
+    pub fn of_program(built: &Path, model: &Path, name: &str) -> Result<Engine> {
         let files = build::target_dir().join("parity").join(name);
         fs::create_dir_all(&files).map_err(|e| Error::at(&files, e))?;
         // The next model's build takes the place of this one's.
         let program = files.join("antigravity");
-        fs::copy(&built, &program).map_err(|e| Error::at(&program, e))?;
+        fs::copy(built, &program).map_err(|e| Error::at(&program, e))?;
         Ok(Engine { program, model: model.into(), files })
     }
 

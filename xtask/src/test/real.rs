@@ -42,7 +42,8 @@ impl Real {
             .args(["--test", "files", "--", "--ignored", self.strings])
             .env("ANTIGRAVITY_REAL_MODEL", file);
         let mut tally = counted(&mut strings)?;
-        let engine = Engine::build(&build::model_dir(self.name)?, self.name)?.of(file);
+        let model = build::model_dir(self.name)?;
+        let engine = Engine::of_program(&build::tested(&model)?, &model, self.name)?.of(file);
         reference::check(self, &engine, &mut tally)?;
         if self.name == SMOLLM.name {
             same::check(&engine, &mut tally)?;
