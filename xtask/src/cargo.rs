@@ -16,7 +16,10 @@ pub fn prepare(cargo: &mut Command, target: &str, ndk: android::Ndk) -> Result<O
         return android::prepare(cargo, ndk).map(Some);
     }
     if is_static(target) {
-        let flags = ["-Clinker-flavor=ld".to_string(), format!("-Lnative={}", within_libc()?.display())];
+        // Stripped by the linker: `strip` of a profile does not hold for packages that have settings of their own there.
+        let libraries = format!("-Lnative={}", within_libc()?.display());
+        // A profile's `strip` does not reach a package that has settings of its own there.
+        let flags = ["-Clinker-flavor=ld".into(), "-Clink-arg=--strip-all".into(), libraries];
         toolchain::link_with(cargo, target, &toolchain::lld()?, &flags);
     }
     if target == "aarch64-unknown-linux-gnu" && ARCH != "aarch64" && !sh::on_path("aarch64-linux-gnu-gcc") {
