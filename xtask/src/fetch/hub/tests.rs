@@ -245,10 +245,10 @@ fn the_token_is_shown_to_the_hub() {
 #[test]
 fn what_cannot_be_used_is_not_fetched() {
     let files: [(&str, &[u8]); 2] =
-        [("config.json", br#"{"model_type": "gpt2"}"#), ("model.safetensors", b"w")];
+        [("config.json", br#"{"model_type": "lfm2"}"#), ("model.safetensors", b"w")];
     let bed = Bed::new("arch", Shelf::of(&files));
     let said = bed.refused("org/name");
-    assert!(said.contains("field `model_type` is \"gpt2\"; supported: \"llama\""), "{said}");
+    assert!(said.contains("field `model_type` is \"lfm2\"; supported: \"llama\""), "{said}");
     assert_eq!(bed.asked("model.safetensors"), 0);
 }
 
