@@ -6,6 +6,15 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+/// The text files of a model that the program reads, each optional.
+pub const TEXT_FILES: &[&str] = &[
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+];
+
 /// Where the text files of a model are.
 #[derive(Debug)]
 pub enum Folder {

@@ -19,16 +19,6 @@ pub use crate::targets::{Features, host, target_dir};
 pub const MODEL: &[Flag] =
     &[Flag::valued("--model", "M", "a name under models/, a directory or a .gguf file [story]")];
 
-/// The files beside the weights that the program reads where they exist.
-pub const SMALL_FILES: &[&str] = &[
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-];
-
 pub const FLAGS: Flags = &[
     MODEL,
     &[

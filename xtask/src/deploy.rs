@@ -5,6 +5,7 @@ use crate::device::files::{Item, existing, install};
 use crate::device::{self, Device, shell};
 use crate::error::{Error, Result};
 use crate::{build, fetch, sh};
+use files::folder::TEXT_FILES;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,7 +39,7 @@ pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String
     let program = program(device, model)?;
     let packed = pack(model)?;
     let mut items = vec![Item::new(packed, PACKED)];
-    items.extend(existing(model, build::SMALL_FILES));
+    items.extend(existing(model, TEXT_FILES));
     items.extend(more.iter().cloned());
     // Last, so that the program changes after all that it reads.
     items.push(Item::new(program, PROGRAM));
@@ -54,7 +55,7 @@ fn deploy_bundle(device: &dyn Device, model: &Path) -> Result<String> {
     let bundle =
         made(&dir.join(PROGRAM), &stamp, |out| build::bundle(device.target(), model, &program, out))?;
     let dir = bring(device, model, &[Item::new(bundle, PROGRAM)])?;
-    let names = [&[PACKED], build::SMALL_FILES].concat().join(" ");
+    let names = [&[PACKED], TEXT_FILES].concat().join(" ");
     shell::capture(device, &format!("cd {} && rm -f {names}", shell::quote(&dir)))?.ok(device)?;
     Ok(dir)
 }

@@ -288,9 +288,14 @@ fn sure_tokens(case: &TextCase, scale: f32) -> usize {
     decidable.min(case.stop.unwrap_or(usize::MAX))
 }
 
+/// What the program says behind the text, computed in f32.
+fn continued(engine: &Engine, case: &TextCase, count: usize, flags: &[&str]) -> Result<Vec<u8>> {
+    engine.generate(&case.text, &[&["--num-tokens", &count.to_string()], FLOAT, flags].concat())
+}
+
 fn check_text(engine: &Engine, case: &TextCase, scale: f32) -> Result<()> {
     let count = sure_tokens(case, scale);
-    let printed = engine.generate(&case.text, count, &["--ignore-eos"])?;
+    let printed = continued(engine, case, count, &["--ignore-eos"])?;
     let whole = count == case.margins.len();
     let equal =
         if whole { is_text(&printed, &case.greedy_text) } else { is_beginning(&printed, &case.greedy_text) };
@@ -310,8 +315,8 @@ fn check_stop(engine: &Engine, case: &TextCase, scale: f32) -> Result<()> {
     if sure_tokens(case, scale) < stop {
         return Ok(());
     }
-    let before = engine.generate(&case.text, stop, &["--ignore-eos"])?;
-    let stopped = engine.generate(&case.text, case.margins.len(), &[])?;
+    let before = continued(engine, case, stop, &["--ignore-eos"])?;
+    let stopped = continued(engine, case, case.margins.len(), &[])?;
     if before == stopped {
         return Ok(());
     }

@@ -150,8 +150,8 @@ fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
 /// Rows of gate and up that are taken together: one block of the activations that `down` reads.
 pub const RUN: usize = 2 * GROUP_ROWS;
 
-/// Columns of `silu(x * gate^T) * (x * up^T)`, or what the model has instead, handed to `put(first token, column - columns.first, products)` in runs
-/// of 32 (fewer at the matrix's end) of several tokens.
+/// Columns of `silu(x * gate^T) * (x * up^T)`, or what the model has instead, handed to `put(first token, column -
+/// columns.first, products)` in runs of 32 (fewer at the matrix's end) of several tokens.
 pub fn gate_up<const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: GateUp<'_, ROWS, COLS>,

@@ -6,20 +6,13 @@ use super::model_path::OpenModel;
 use super::pack::{CalibrationOf, Place, unwritable, write_to};
 use files::atomic_file::Unfinished;
 use files::bundle::Begun;
+use files::folder::TEXT_FILES;
 use files::{Error, Result};
 use std::fs::Permissions;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// The text files of a directory that the program reads, each optional.
-const FILES: [&str; 5] = [
-    "chat_template.jinja",
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-];
 /// More than the longest of them may have.
 const LIMIT: u64 = 64 << 20;
 
@@ -68,5 +61,5 @@ fn text_files(model: &OpenModel) -> Result<Vec<(String, Vec<u8>)>> {
     }
     let folder = model.path.folder()?;
     let file = |name: &str| Ok(folder.read(name, LIMIT)?.map(|bytes| (name.to_string(), bytes)));
-    FILES.iter().filter_map(|name| file(name).transpose()).collect()
+    TEXT_FILES.iter().filter_map(|name| file(name).transpose()).collect()
 }

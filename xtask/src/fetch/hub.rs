@@ -5,11 +5,11 @@ mod choice;
 #[cfg(test)]
 mod tests;
 
-use crate::build::SMALL_FILES;
 use crate::error::{Error, Result};
 use crate::sh;
 use choice::{Wanted, Weights, shards};
 use files::config::ModelConfig;
+use files::folder::TEXT_FILES;
 use files::source::gguf::Gguf;
 use hf_hub::Cache;
 use hf_hub::api::sync::{ApiBuilder, ApiRepo};
@@ -63,7 +63,7 @@ impl Hub {
         let names: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
         let weights = wanted.weights(&names)?;
         if !matches!(weights, Weights::Gguf(_)) {
-            for file in SMALL_FILES.iter().filter(|file| names.contains(file)) {
+            for file in TEXT_FILES.iter().filter(|file| names.contains(file)) {
                 get(file)?;
             }
             supported(&snapshot.join("config.json"))?;

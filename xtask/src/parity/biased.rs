@@ -16,7 +16,7 @@ const ALLOWED: f64 = 0.45;
 /// Counts the check where the model has key biases in bf16; other models pass by.
 pub fn check(engine: &Engine, reference: &Reference, case: &Case) -> Tally {
     let mut tally = Tally::default();
-    let dir = engine.place("biased");
+    let dir = engine.file("biased");
     match biased(&reference.dir, &dir) {
         Ok(false) => {}
         Ok(true) => tally.count(&reference.name, change(&engine.of(&dir), reference, case)),

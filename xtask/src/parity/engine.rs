@@ -1,9 +1,8 @@
 //! Runs the program built for one model.
 
-use super::FLOAT;
 use crate::error::{Error, Result};
 use crate::{build, sh};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,11 +36,6 @@ impl Engine {
         let program = files.join("antigravity");
         fs::copy(built, &program).map_err(|e| Error::at(&program, e))?;
         Ok(Engine { program, model: model.into(), files })
-    }
-
-    /// A place for files of this model.
-    pub fn place(&self, name: &str) -> PathBuf {
-        self.files.join(name)
     }
 
     /// The same program with another file of its model.
@@ -112,13 +106,44 @@ impl Engine {
         serde_json::from_value(value["ids"].clone()).map_err(|e| Error::at(text, format!("token ids: {e}")))
     }
 
-    /// What `generate` prints: greedy, `count` tokens.
-    pub fn generate(&self, text: &str, count: usize, flags: &[&str]) -> Result<Vec<u8>> {
-        let mut command = self.command("generate");
-        command.args(["--prompt", text, "--temperature", "0", "--repetition-penalty", "1", "-q", "-n"]);
-        command.arg(count.to_string()).args(FLOAT).args(flags);
-        sh::stdout(&mut command)
+    /// What `generate` prints with these flags, greedily.
+    pub fn generate(&self, text: &str, flags: &[&str]) -> Result<Vec<u8>> {
+        sh::stdout(self.greedy().args(["--prompt", text]).args(flags))
     }
+
+    /// The same without its end: a session keeps the beginning of a character, others print that it is one.
+    pub fn told(&self, text: &str, flags: &[&str]) -> Result<String> {
+        Ok(whole_characters(&String::from_utf8_lossy(&self.generate(text, flags)?)).into())
+    }
+
+    /// What `generate` tells of each prompt, one beside the other.
+    pub fn batch(&self, prompts: &[&str], flags: &[&str]) -> Result<Vec<String>> {
+        let file = self.file("prompts.jsonl");
+        let lines: Vec<String> = prompts.iter().map(|prompt| json!(prompt).to_string()).collect();
+        fs::write(&file, lines.join("\n")).map_err(|e| Error::at(&file, e))?;
+        let mut run = self.greedy();
+        run.args(["--batch", &prompts.len().to_string(), "--prompts"]).arg(&file).args(flags);
+        let mut told = vec![None; prompts.len()];
+        for line in String::from_utf8_lossy(&sh::stdout(&mut run)?).lines() {
+            let answer: Value =
+                serde_json::from_str(line).map_err(|e| Error::Failed(format!("{line}: {e}")))?;
+            let index = answer["index"].as_u64().unwrap_or(u64::MAX) as usize;
+            let which = told.get_mut(index).ok_or_else(|| Error::Failed(format!("{line}: which prompt?")))?;
+            *which = answer["text"].as_str().map(|text| whole_characters(text).to_string());
+        }
+        told.into_iter().collect::<Option<_>>().ok_or_else(|| Error::Failed("a prompt has no answer".into()))
+    }
+
+    fn greedy(&self) -> Command {
+        let mut command = self.command("generate");
+        command.args(["--quiet", "--temperature", "0", "--repetition-penalty", "1"]);
+        command
+    }
+}
+
+/// Without a line's end, and without a character that is not whole.
+fn whole_characters(text: &str) -> &str {
+    text.trim_end_matches(['\n', char::REPLACEMENT_CHARACTER])
 }
 
 /// Runs a command that has nothing to say, but which head it uses where a file has two. PoCL's compiler counts its

@@ -5,8 +5,8 @@ use super::reference::Reference;
 use super::{QUANTISED, Tally};
 use crate::error::{Error, Result};
 use crate::fetch::hex;
-use crate::{build, json, sh};
-use serde_json::{Value, json};
+use crate::{json, sh};
+use files::folder::TEXT_FILES;
 use sha2::{Digest, Sha256};
 use std::fs;
 
@@ -53,19 +53,14 @@ fn same(what: &str, plain: &Result<String>, found: Result<String>) -> Result<()>
     Err(Error::Failed(format!("{what}: {found:?} instead of {plain:?}")))
 }
 
-/// What is printed after a prompt, greedily. A session keeps the beginning of a character, others print that it is one.
 fn told(engine: &Engine, prompt: &str, more: &[&str]) -> Result<String> {
-    let mut run = engine.command("generate");
-    run.args(["--quiet", "--ignore-eos", "--temperature", "0", "--repetition-penalty", "1"]);
-    run.args(QUANTISED).args(["--prompt", prompt]).args(more);
-    let printed = sh::stdout(&mut run)?;
-    Ok(String::from_utf8_lossy(&printed).trim_end_matches(['\n', char::REPLACEMENT_CHARACTER]).into())
+    engine.told(prompt, &[&["--ignore-eos"], QUANTISED, more].concat())
 }
 
 fn packed(engine: &Engine, reference: &Reference, prompt: &str) -> Result<String> {
-    let dir = engine.place("packed");
+    let dir = engine.file("packed");
     fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
-    for name in build::SMALL_FILES.iter().filter(|name| reference.dir.join(name).exists()) {
+    for name in TEXT_FILES.iter().filter(|name| reference.dir.join(name).exists()) {
         fs::copy(reference.dir.join(name), dir.join(name)).map_err(|e| Error::at(&dir.join(name), e))?;
     }
     let mut pack = engine.command("pack");
@@ -75,21 +70,10 @@ fn packed(engine: &Engine, reference: &Reference, prompt: &str) -> Result<String
 
 /// Between two others.
 fn batch(engine: &Engine, prompt: &str) -> Result<String> {
-    let file = engine.file("prompts.jsonl");
     let beside = prompt.split_at(prompt.char_indices().nth(3).map_or(prompt.len(), |(at, _)| at)).0;
-    let lines = [beside, prompt, &prompt.repeat(2)].map(|prompt| json!(prompt).to_string());
-    fs::write(&file, lines.join("\n")).map_err(|e| Error::at(&file, e))?;
-    let mut run = engine.command("generate");
-    run.args(["--quiet", "--ignore-eos", "--temperature", "0", "--repetition-penalty", "1"]).args(QUANTISED);
-    run.args(["--num-tokens", TOKENS, "--batch", "3", "--prompts"]).arg(&file);
-    for line in String::from_utf8_lossy(&sh::stdout(&mut run)?).lines() {
-        let answer: Value = serde_json::from_str(line).map_err(|e| Error::Failed(format!("{line}: {e}")))?;
-        if answer["index"] == 1 {
-            let text = answer["text"].as_str().unwrap_or_default();
-            return Ok(text.trim_end_matches(['\n', char::REPLACEMENT_CHARACTER]).into());
-        }
-    }
-    Err(Error::Failed("the batch has no second answer".into()))
+    let flags = [&["--ignore-eos", "--num-tokens", TOKENS], QUANTISED].concat();
+    let told = engine.batch(&[beside, prompt, &prompt.repeat(2)], &flags)?;
+    Ok(told[1].clone())
 }
 
 /// Saved behind the prompt: what a toy says next may end within a character.

@@ -8,7 +8,6 @@ use crate::parity::engine::Engine;
 use crate::test::arm;
 use crate::test::report::{Tally, skip};
 use crate::{build, fetch, sh};
-use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
@@ -137,15 +136,7 @@ fn by_device(case: &Case, run: &mut Command) -> Result<()> {
 fn evicting(engine: &Engine, case: &Case, policy: &str) -> Result<()> {
     let flags = ["--num-tokens", "32", "--max-seq-len", "256", "--eviction-window", "128"];
     let more = [&flags[..], &["--eviction-policy", policy, "--prefill-chunk", "100"]].concat();
-    printed_as(&format!("{policy}.txt"), &told(engine, &case.text, &more)?)
-}
-
-/// What is printed after a prompt, with the default settings.
-fn told(engine: &Engine, prompt: &str, more: &[&str]) -> Result<String> {
-    let mut run = engine.command("generate");
-    run.args(["--quiet", "--temperature", "0", "--repetition-penalty", "1", "--prompt", prompt]).args(more);
-    let printed = sh::stdout(&mut run)?;
-    Ok(String::from_utf8_lossy(&printed).trim_end_matches('\n').into())
+    printed_as(&format!("{policy}.txt"), &engine.told(&case.text, &more)?)
 }
 
 fn expect(found: &str, expected: &str) -> Result<()> {
@@ -155,22 +146,9 @@ fn expect(found: &str, expected: &str) -> Result<()> {
 const PROMPTS: [&str; 3] = ["Water boils at", "1, 1, 2, 3, 5, 8,", "Once upon a time, in a small village"];
 
 fn batch(engine: &Engine) -> Result<()> {
-    let file = engine.file("prompts.jsonl");
-    let lines =
-        PROMPTS.map(|prompt| json!({"prompt": prompt, "max_tokens": 16, "temperature": 0}).to_string());
-    fs::write(&file, lines.join("\n")).map_err(|e| Error::at(&file, e))?;
-    let mut run = engine.command("generate");
-    run.args(["--quiet", "--repetition-penalty", "1", "--batch", "3", "--prompts"]).arg(&file);
-    let printed = sh::stdout(&mut run)?;
-    let mut found = PROMPTS.map(|_| Value::Null);
-    for line in String::from_utf8_lossy(&printed).lines() {
-        let answer: Value = serde_json::from_str(line).map_err(|e| Error::Failed(format!("{line}: {e}")))?;
-        let index = answer["index"].as_u64().unwrap_or(u64::MAX) as usize;
-        *found.get_mut(index).ok_or_else(|| Error::Failed(format!("{line}: which prompt?")))? = answer;
-    }
-    for (prompt, answer) in PROMPTS.iter().zip(&found) {
-        let alone = told(engine, prompt, &["--num-tokens", "16"])?;
-        expect(answer["text"].as_str().unwrap_or_default(), &alone)?;
+    let flags = ["--num-tokens", "16"];
+    for (prompt, found) in PROMPTS.iter().zip(engine.batch(&PROMPTS, &flags)?) {
+        expect(&found, &engine.told(prompt, &flags)?)?;
     }
     Ok(())
 }
@@ -179,10 +157,10 @@ fn session(engine: &Engine) -> Result<()> {
     let file = engine.file("text.session");
     let _ = fs::remove_file(&file);
     let file = file.to_string_lossy();
-    let whole = told(engine, PROMPTS[0], &["--num-tokens", "22"])?;
-    let begun = told(engine, PROMPTS[0], &["--num-tokens", "10", "--session", &file])?;
+    let whole = engine.told(PROMPTS[0], &["--num-tokens", "22"])?;
+    let begun = engine.told(PROMPTS[0], &["--num-tokens", "10", "--session", &file])?;
     let so_far = format!("{}{begun}", PROMPTS[0]);
-    let rest = told(engine, &so_far, &["--num-tokens", "12", "--session", &file])?;
+    let rest = engine.told(&so_far, &["--num-tokens", "12", "--session", &file])?;
     expect(&format!("{begun}{rest}"), &whole)
 }
 
