@@ -46,6 +46,45 @@ pub fn change<const HD: usize>(isa: Isa, kind: KvType, row: &mut [u8], by: impl 
     encode(isa, kind, x, row);
 }
 
+/// [`encode`] for what may have been widened from a row of this type: then it becomes that row again, or of q4 one of the
+/// same numbers, unless its scale is so small that bits of it are lost. The four-bit encoder alone does not see to that:
+/// it tries no scale with which the largest value becomes 7, though it clips 8 to 7.
+pub fn encode_again(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
+    encode(isa, kind, x, row);
+    if kind == KvType::Q4 {
+        let block = KvType::block(x.len());
+        for (x, out) in x.chunks_exact(block).zip(row.chunks_exact_mut(kind.block_bytes(block))) {
+            again_q4(x, out);
+        }
+    }
+}
+
+/// How far from a step, in steps, a value of a block may be that is taken for one that was stored: what keys go through
+/// rounds, and of 32 other values not all are this close.
+const NEAR: f32 = 1.0 / 32.0;
+
+/// Stores the block that `x` was widened from, if it was from any.
+fn again_q4(x: &[f32], out: &mut [u8]) {
+    let largest = x.iter().fold(0.0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
+    for most in [-8.0, 7.0, -7.0] {
+        let quantised = |d: f32| move |x: &f32| (x / d).round_ties_even().clamp(-8.0, 7.0);
+        let sums = x.iter().map(|v| (v, quantised(largest / most)(v)));
+        let (xq, qq) = sums.fold((0.0, 0.0), |(xq, qq), (x, q)| (xq + x * q, qq + q * q));
+        let (stored, _) = scale(xq / qq);
+        let d = stored.to_f32();
+        let q: Vec<f32> = x.iter().map(quantised(d)).collect();
+        if d != 0.0 && x.iter().zip(&q).all(|(x, q)| (x - q * d).abs() <= NEAR * d.abs()) {
+            let (scale, bytes) = out.split_at_mut(2);
+            scale.copy_from_slice(&stored.to_le_bytes());
+            let (low, high) = q.split_at(q.len() / 2);
+            for (byte, (low, high)) in bytes.iter_mut().zip(low.iter().zip(high)) {
+                *byte = (low + 8.0) as u8 | ((high + 8.0) as u8) << 4;
+            }
+            return;
+        }
+    }
+}
+
 /// Largest magnitude in `x`.
 #[inline(always)]
 unsafe fn max_abs<L: Lanes>(x: &[f32]) -> f32 {
