@@ -266,6 +266,67 @@ pub(super) unsafe fn widen32<L: Lanes, const KIND: u8>(p: *const u8, d: L) -> (L
 mod tests {
     use super::*;
 
+    /// Rows of many sizes, and what `stores` makes of them.
+    fn widened_rows(kind: KvType, stores: impl Fn(&[f32; 32], &mut [u8])) -> Vec<([f32; 32], Vec<u8>)> {
+        let mut state = 7u32;
+        let mut random = move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state as f32 / 2_147_483_648.0 - 1.0
+        };
+        let row = |i: i32| {
+            let size = 2f32.powi(i % 20 - 9);
+            let x: [f32; 32] = std::array::from_fn(|_| size * (random() + random() + random()));
+            let mut row = vec![0; kind.row_bytes(32)];
+            encode(Isa::Scalar, kind, &x, &mut row);
+            let mut wide = [0.0; 32];
+            change(Isa::Scalar, kind, &mut row.clone(), |x| wide = *x);
+            stores(&wide, &mut row);
+            (wide, row)
+        };
+        (0..4000).map(row).collect()
+    }
+
+    #[test]
+    fn what_was_stored_is_stored_as_the_same_numbers_again() {
+        for kind in KvType::ALL {
+            // Keys come back through other arithmetic.
+            for noise in [0.0, 1e-6] {
+                let noise = if kind == KvType::Q4 { noise } else { 0.0 };
+                let again = widened_rows(kind, |x, row| {
+                    let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                    let mut sign = noise;
+                    let near = x.map(|x| {
+                        sign = -sign;
+                        x + sign * most
+                    });
+                    encode_again(Isa::Scalar, kind, &near, row);
+                });
+                for (before, mut row) in again {
+                    change(Isa::Scalar, kind, &mut row, |after| assert!(*after == before, "{}", kind.name()));
+                }
+            }
+        }
+        // Without it they are not.
+        let encoded = widened_rows(KvType::Q4, |x, row| encode(Isa::Scalar, KvType::Q4, x, row));
+        let others = encoded.into_iter().filter(|(before, row)| {
+            let mut other = false;
+            change(Isa::Scalar, KvType::Q4, &mut row.clone(), |after| other = after != before);
+            other
+        });
+        assert!(others.count() > 1000);
+    }
+
+    #[test]
+    fn numbers_that_were_never_stored_are_encoded_as_ever() {
+        let x: [f32; 32] = std::array::from_fn(|i| (i * 37 % 101) as f32 - 47.3);
+        for kind in KvType::ALL {
+            let (mut a, mut b) = (vec![0; kind.row_bytes(32)], vec![0; kind.row_bytes(32)]);
+            encode(Isa::Scalar, kind, &x, &mut a);
+            encode_again(Isa::Scalar, kind, &x, &mut b);
+            assert_eq!(a, b);
+        }
+    }
+
     fn widened(isa: Isa, bits: u16) -> u32 {
         #[inline(always)]
         unsafe fn body<L: Lanes>(bits: u16) -> u32 {
