@@ -8,7 +8,8 @@
 //! [`opencl`] — which looks up the embedding, runs the layers and answers with logits; when the cache is full it evicts
 //! slots ([`run::eviction`]), and in a hybrid session it moves between two devices. The [`sampler`] draws the next id,
 //! which goes round again, and its text streams out of the [`engine`], which has asked [`plan`] and [`run::system`]
-//! whether it all fits. [`model::trace`] can watch every step; [`saved`] puts a sequence to disk.
+//! whether it all fits. [`model::trace`] can watch every step; [`saved`] puts a sequence to disk,
+//! [`run::past`] hands its keys and values out as plain numbers.
 //!
 //! [`Engine`] is the front door; [`cli`] is what the binary does with it.
 #![deny(unsafe_code)]
@@ -22,6 +23,7 @@ pub mod run;
 pub use files::{Error, Result};
 pub use run::engine::{BatchItem, Engine};
 pub use run::options::{EngineOptions, GenerateOptions, Progress};
+pub use run::past::{PastKeyValues, PastLayer};
 pub use run::{engine, plan, saved, session};
 pub use text::{chat, sampler, tokenizer};
 

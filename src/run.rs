@@ -4,6 +4,7 @@ pub mod calibration;
 pub mod engine;
 pub mod eviction;
 pub mod options;
+pub mod past;
 pub mod plan;
 pub mod saved;
 pub mod session;

@@ -26,5 +26,7 @@ mod gguf;
 mod golden;
 /// A kernel of some instruction set gives other bits than scalar code, or scalar code is wrong.
 mod kernels;
+/// A cache that is handed out and taken in again is another one, or one that cannot be is taken in.
+mod past;
 /// A row of a q4 cache has other scales than its definition.
 mod q4_rows;

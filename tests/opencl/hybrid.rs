@@ -103,6 +103,32 @@ fn moves_change_nothing_with_any_cache_and_any_policy() {
 }
 
 #[test]
+fn a_cache_goes_out_and_in_wherever_it_lies() {
+    if !there_is_a_device() {
+        return;
+    }
+    let o = options(KvType::Q8);
+    let gpu = Engine::load(EngineOptions { backend: BackendKind::OpenCl, ..o.clone() }).unwrap();
+    let (cpu, both) = (Engine::load(o.clone()).unwrap(), hybrid(&o));
+    let prompt: Vec<u32> = (0..60).map(|i| 10 + i * 37 % 3000).collect();
+    let mut session = cpu.session().unwrap();
+    session.prefill(&prompt, &CancelToken::default()).unwrap();
+    let past = session.past_key_values(&cpu).unwrap();
+    session.decode(7).unwrap();
+    for (name, engine, moves) in
+        [("gpu", &gpu, false), ("hybrid", &both, false), ("hybrid, moved", &both, true)]
+    {
+        let mut other = engine.session().unwrap().with_past(&past, engine).unwrap();
+        if moves {
+            other.switch("test").unwrap();
+        }
+        assert!(other.past_key_values(engine).unwrap() == past, "{name}: another cache");
+        other.decode(7).unwrap();
+        assert!(other.logits() == session.logits(), "{name}: other logits");
+    }
+}
+
+#[test]
 fn only_rows_that_the_other_lacks_are_copied() {
     if !there_is_a_device() {
         return;

@@ -288,6 +288,14 @@ pub fn checked(model: &Path) -> Result<PathBuf> {
     Ok(debug_binary(&[]))
 }
 
+/// Runs the example of the package that compares a model's cache with that of transformers.
+pub fn compare_past(model: &Path) -> Result<()> {
+    let mut build = unoptimised(model);
+    sh::run(build.args(["--features", "grammar", "--example", "past_key_values"]))?;
+    let example = target_dir().join("debug/examples/past_key_values");
+    sh::run(Command::new(example).arg(model))
+}
+
 /// [`checked`] for another machine than this.
 pub fn checked_for(target: &str, model: &Path) -> Result<PathBuf> {
     linked_for(unoptimised(model), target, android::Ndk::IfFound)?;

@@ -159,6 +159,8 @@ struct Built {
     /// `None` for a GGUF file, of which the program is built too.
     reference: Option<Reference>,
     name: String,
+    /// What the comparison of its cache with that of transformers led to, where there is one.
+    past: Option<Result<()>>,
 }
 
 impl Built {
@@ -168,11 +170,13 @@ impl Built {
         let stem = file.split('.').next().unwrap_or_default();
         let name = reference.as_ref().map_or(stem, |r| &r.name).to_string();
         let place = if reference.is_some() { name.clone() } else { format!("{name}-gguf") };
-        Ok(Built { engine: Engine::build(dir, &place)?, reference, name })
+        let engine = Engine::build(dir, &place)?;
+        let past = dir.join("past_key_values.json").is_file().then(|| build::compare_past(dir));
+        Ok(Built { engine, reference, name, past })
     }
 
     fn check(self) -> Result<Row> {
-        let Built { engine, reference, name } = self;
+        let Built { engine, reference, name, past } = self;
         let Some(reference) = reference else {
             let gguf = gguf::check(&engine, &name)?;
             return Ok(Row { model: format!("{name} (GGUF)"), gguf, ..Row::default() });
@@ -189,6 +193,9 @@ impl Built {
         }
         if reference.eos.is_some() {
             row.greedy.count(&reference.name, check_eos(&engine, &reference));
+        }
+        if let Some(past) = past {
+            row.logits.count(&reference.name, past);
         }
         check_bits(&engine, &reference, &mut row);
         check_quantised(&engine, &reference, &mut row);

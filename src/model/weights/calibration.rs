@@ -132,6 +132,13 @@ impl<'a> Channels<'a> {
         rotate(k);
     }
 
+    /// A stored key as attention sees it: what [`Channels::key`] is given.
+    pub fn seen(self, k: &mut [f32; HEAD_DIM]) {
+        rotate(k);
+        let channels = self.means.iter().zip(self.inverses);
+        k.iter_mut().zip(channels).for_each(|(k, (mean, inverse))| *k = *k * inverse + mean);
+    }
+
     /// A query as stored keys expect it: scaled, rotated.
     pub fn query(self, q: &mut [f32; HEAD_DIM]) {
         q.iter_mut().zip(self.inverses).for_each(|(q, inverse)| *q *= inverse);

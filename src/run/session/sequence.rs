@@ -65,6 +65,11 @@ impl Sequence {
         [0, LAYERS * KV_HEADS].contains(&heads) && slots <= self.slots && self.positions.iter().all(sound)
     }
 
+    /// Whether evicted slots are those between the first ones and the latest, in every head.
+    pub fn has_plain_positions(&self) -> bool {
+        self.slots == self.prefix + self.tokens.len() - self.dense
+    }
+
     /// Whether it can be a sequence of this binary's model with at most `capacity` slots.
     fn check(&self, capacity: usize) -> Result<()> {
         match (self.is_sound(), self.slots <= capacity) {
@@ -89,6 +94,38 @@ impl Session {
             dense: self.dense,
             since: self.since(),
             positions: self.evictor.as_ref().map_or(Vec::new(), |e| e.positions().to_vec()),
+        }
+    }
+
+    /// Whether it knows the positions of slots that each head chose for itself.
+    pub fn tracks_positions(&self) -> bool {
+        self.observes()
+    }
+
+    /// The position of each slot, ascending: `[layer * KV_HEADS + kv_head][slot]`.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` where they are not known any more.
+    pub fn positions(&self) -> Result<Vec<Vec<u32>>> {
+        let (sequence, heads) = (self.sequence(), LAYERS * KV_HEADS);
+        let (all, slots) = (sequence.tokens.len(), sequence.slots);
+        let latest = |n: usize| (all - n) as u32..all as u32;
+        if sequence.cuts.is_empty() {
+            return Ok(vec![latest(slots).collect(); heads]);
+        }
+        if sequence.positions.len() == heads {
+            let whole = |kept: Vec<u32>| {
+                let rest = latest(slots - kept.len());
+                kept.into_iter().chain(rest).collect()
+            };
+            return Ok(sequence.positions.into_iter().map(whole).collect());
+        }
+        match sequence.has_plain_positions() {
+            true => Ok(vec![(0..sequence.prefix as u32).chain(latest(slots - sequence.prefix)).collect(); heads]),
+            false => Err(Error::Usage(
+                "positions of evicted slots are not known: the number of protected tokens has grown; set it before".into(),
+            )),
         }
     }
 

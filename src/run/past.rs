@@ -1,0 +1,247 @@
+//! The cache of a sequence as plain numbers, outside of any device: `past_key_values`, as other programs call it.
+//!
+//! Keys are those that attention sees: after RoPE, whatever the cache's type stores in their place (q4: rotated, scaled,
+//! less a constant vector). Taken in again, an f32 or f16 cache has the same bits. So has a q8 cache, and a q4 cache the
+//! same numbers, where scales have all their bits: in blocks whose largest value is 0.001 or more. A q4 block whose
+//! largest integer is 7 may come back as its mirror: scale and integers with the other sign.
+
+use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, VOCAB};
+use crate::model::device::KvRows;
+use crate::model::weights::Channels;
+use crate::run::engine::Engine;
+use crate::run::session::{Cut, Sequence, Session};
+use files::{Error, Result};
+use numeric::kv::{KvType, rotate};
+use numeric::simd::{Isa, kv_row};
+
+/// Keys and values of a sequence, and its tokens. Every layer has as many slots as any.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PastKeyValues {
+    /// Every token of the sequence, those without a slot too. Their number is the position of the next one. Lookups for
+    /// drafts, penalties, common prefixes, saved sessions and a lost device's rows depend on them.
+    pub tokens: Vec<u32>,
+    /// One of each layer.
+    pub layers: Vec<PastLayer>,
+}
+
+/// Keys and values of one layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PastLayer {
+    /// Keys after RoPE: `[kv_head][slot][head_dim]`.
+    pub keys: Vec<f32>,
+    /// Values: `[kv_head][slot][head_dim]`.
+    pub values: Vec<f32>,
+    /// The position of each slot's token: `[kv_head][slot]`, ascending in a head. After an eviction slots are not
+    /// positions.
+    pub positions: Vec<u32>,
+}
+
+impl PastKeyValues {
+    /// Slots of a head.
+    pub fn slots(&self) -> usize {
+        self.layers.first().map_or(0, |layer| layer.positions.len() / KV_HEADS)
+    }
+
+    /// Positions of all heads of all layers: `[layer * KV_HEADS + kv_head][slot]`.
+    fn heads(&self) -> impl Iterator<Item = &[u32]> {
+        let slots = self.slots().max(1);
+        self.layers.iter().flat_map(move |layer| layer.positions.chunks_exact(slots))
+    }
+
+    /// Refuses what cannot be a sequence of this program's model.
+    fn check(&self) -> Result<()> {
+        let wrong = |what: String| Err(Error::Usage(format!("`PastKeyValues`: {what}")));
+        if self.layers.len() != LAYERS {
+            return wrong(format!("{} layers, and the model has {LAYERS}", self.layers.len()));
+        }
+        if let Some(id) = self.tokens.iter().find(|&&id| id as usize >= VOCAB) {
+            return wrong(format!("token id {id}: the vocabulary ends at {}", VOCAB - 1));
+        }
+        let (tokens, slots) = (self.tokens.len(), self.slots());
+        if LEARNED_POSITIONS && tokens > MAX_POSITION {
+            return wrong(format!("{tokens} tokens, and the model has learned {MAX_POSITION} positions"));
+        }
+        if slots > tokens || (slots == 0) != (tokens == 0) {
+            return wrong(format!(
+                "{slots} slots for {tokens} tokens; give every token, and a slot at least"
+            ));
+        }
+        for (i, layer) in self.layers.iter().enumerate() {
+            layer.check(slots).or_else(|what| wrong(format!("layer {i}: {what}")))?;
+        }
+        let sound = |head: &[u32]| {
+            head.is_sorted_by(|a, b| a < b) && head.last().is_none_or(|&p| (p as usize) < tokens)
+        };
+        match self.heads().all(sound) {
+            true => Ok(()),
+            false => wrong(format!("`positions` must ascend in each head and be below the {tokens} tokens")),
+        }
+    }
+
+    /// Tokens and layout as a session has them.
+    fn sequence(&self) -> Sequence {
+        let (all, slots) = (self.tokens.len(), self.slots());
+        let first = |head: &[u32]| (0u32..).zip(head).take_while(|(at, p)| at == *p).count();
+        let last = |head: &[u32]| {
+            (0..all as u32).rev().zip(head.iter().rev()).take_while(|(at, p)| at == *p).count()
+        };
+        let evicted = slots < all;
+        let dense = all - self.heads().map(last).min().unwrap_or(0);
+        Sequence {
+            tokens: self.tokens.clone(),
+            slots,
+            cuts: if evicted { vec![Cut { tokens: all, kept: slots }] } else { Vec::new() },
+            prefix: if evicted { self.heads().map(first).min().unwrap_or(0) } else { 0 },
+            dense: if evicted { dense } else { 0 },
+            since: None,
+            positions: if evicted { self.heads().map(<[u32]>::to_vec).collect() } else { Vec::new() },
+        }
+    }
+}
+
+impl PastLayer {
+    fn check(&self, slots: usize) -> std::result::Result<(), String> {
+        let rows = KV_HEADS * slots;
+        let lengths = [
+            ("positions", self.positions.len(), rows, "[kv_head][slot]"),
+            ("keys", self.keys.len(), rows * HEAD_DIM, "[kv_head][slot][head_dim]"),
+            ("values", self.values.len(), rows * HEAD_DIM, "[kv_head][slot][head_dim]"),
+        ];
+        if let Some((name, found, wanted, shape)) = lengths.into_iter().find(|l| l.1 != l.2) {
+            return Err(format!("{found} numbers in `{name}`; `{shape}` are {wanted}"));
+        }
+        for (name, numbers) in [("keys", &self.keys), ("values", &self.values)] {
+            if let Some(at) = numbers.iter().position(|x| !x.is_finite()) {
+                return Err(format!("`{name}` number {at} is {}; give finite ones", numbers[at]));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How rows of numbers become rows of a cache, and back.
+struct Rows<'a> {
+    isa: Isa,
+    kind: KvType,
+    /// What keys of this layer go through; none for values.
+    calibration: Option<&'a [f32]>,
+}
+
+impl Rows<'_> {
+    /// `[kv_head][slot][head_dim]` of `[kv_head][slot][row bytes]`, which stays as it is.
+    fn read(&self, rows: &[u8], slots: usize) -> Vec<f32> {
+        let mut numbers = Vec::with_capacity(KV_HEADS * slots * HEAD_DIM);
+        let mut copy = vec![0; self.kind.row_bytes(HEAD_DIM)];
+        for (i, row) in rows.chunks_exact(copy.len()).enumerate() {
+            copy.copy_from_slice(row);
+            let mut x = [0.0; HEAD_DIM];
+            kv_row::change(self.isa, self.kind, &mut copy, |stored| x = *stored);
+            if self.kind.rotated() {
+                match self.calibration {
+                    Some(layer) => Channels::of(layer, i / slots).seen(&mut x),
+                    None => rotate(&mut x),
+                }
+            }
+            numbers.extend(x);
+        }
+        numbers
+    }
+
+    /// The other way round.
+    fn write(&self, numbers: &[f32], slots: usize, rows: &mut [u8]) {
+        let heads = numbers.as_chunks::<HEAD_DIM>().0.iter();
+        for (i, (x, row)) in heads.zip(rows.chunks_exact_mut(self.kind.row_bytes(HEAD_DIM))).enumerate() {
+            let mut x = *x;
+            if self.kind.rotated() {
+                match self.calibration {
+                    Some(layer) => Channels::of(layer, i / slots).key(&mut x),
+                    None => rotate(&mut x),
+                }
+            }
+            kv_row::encode_again(self.isa, self.kind, &x, row);
+        }
+    }
+}
+
+impl Session {
+    /// The cache as plain numbers, for any KV type and on any device. The engine is the one that made the session.
+    ///
+    /// The loop of generation with the cache outside of the model: the last token and the cache go in, logits and the
+    /// grown cache come out.
+    ///
+    /// ```
+    /// use antigravity::session::CancelToken;
+    /// use antigravity::{Engine, EngineOptions};
+    ///
+    /// let engine = Engine::load(EngineOptions { max_seq_len: 64, ..EngineOptions::new(antigravity::dims::MODEL_DIR) })?;
+    /// let best = |logits: &[f32]| {
+    ///     let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    ///     best.map_or(0, |(id, _)| id as u32)
+    /// };
+    ///
+    /// let prompt = engine.encode("Once upon a time")?;
+    /// let mut session = engine.session()?;
+    /// session.prefill(&prompt, &CancelToken::default())?;
+    /// let mut next_token = best(session.logits());
+    /// let mut past_key_values = session.past_key_values(&engine)?;
+    /// for _ in 0..3 {
+    ///     let mut session = engine.session()?.with_past(&past_key_values, &engine)?;
+    ///     session.decode(next_token)?;
+    ///     next_token = best(session.logits());
+    ///     past_key_values = session.past_key_values(&engine)?;
+    /// }
+    ///
+    /// assert_eq!(past_key_values.slots(), prompt.len() + 3);
+    /// let third_layer = &past_key_values.layers[2]; // K and V: [kv_head][slot][head_dim]
+    /// let shape = antigravity::dims::KV_DIM * (prompt.len() + 3);
+    /// assert_eq!((third_layer.keys.len(), third_layer.values.len()), (shape, shape));
+    /// # Ok::<(), antigravity::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Usage` where the positions of slots are not known: after evictions with a growing number of protected tokens. What
+    /// reading a device's rows returns.
+    pub fn past_key_values(&mut self, engine: &Engine) -> Result<PastKeyValues> {
+        let (types, slots, isa) = (self.extent().types, self.slots(), engine.isa());
+        let heads = self.positions()?;
+        let (mut rows, mut layers) = (KvRows::default(), Vec::with_capacity(LAYERS));
+        for layer in 0..LAYERS {
+            self.read_rows(layer, &mut rows)?;
+            let calibration = Some(engine.weights().calibration_of(layer));
+            layers.push(PastLayer {
+                keys: Rows { isa, kind: types.k, calibration }.read(&rows.k, slots),
+                values: Rows { isa, kind: types.v, calibration: None }.read(&rows.v, slots),
+                positions: heads[layer * KV_HEADS..][..KV_HEADS].concat(),
+            });
+        }
+        Ok(PastKeyValues { tokens: self.tokens().to_vec(), layers })
+    }
+
+    /// The sequence of `past` in place of its own. There are no logits of it until the next token is computed, and no
+    /// attention that was observed. The engine is the one that made the session.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` for one that is not of this model's shape, is not finite, contradicts itself or is too long for the cache,
+    /// and for one whose heads hold what they chose for themselves where no policy looks at attention.
+    pub fn with_past(mut self, past: &PastKeyValues, engine: &Engine) -> Result<Self> {
+        past.check()?;
+        let (types, isa, slots) = (self.extent().types, engine.isa(), past.slots());
+        let sequence = past.sequence();
+        let plain = sequence.cuts.is_empty() || sequence.has_plain_positions();
+        if !plain && !self.tracks_positions() {
+            return Err(Error::Usage(
+                "`PastKeyValues`: heads hold what attention chose; give an `Eviction::policy` that looks at attention".into(),
+            ));
+        }
+        self.restore(sequence, |layer, rows, _| {
+            let PastLayer { keys, values, .. } = &past.layers[layer];
+            let calibration = Some(engine.weights().calibration_of(layer));
+            Rows { isa, kind: types.k, calibration }.write(keys, slots, &mut rows.k);
+            Rows { isa, kind: types.v, calibration: None }.write(values, slots, &mut rows.v);
+            Ok(())
+        })?;
+        Ok(self)
+    }
+}
