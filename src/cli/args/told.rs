@@ -66,6 +66,16 @@ const IDLE: &[Idle] = &[
         holds: |m| given(m, "cache-type-k") && given(m, "cache-type-v"),
         why: "no effect beside --cache-type-k and --cache-type-v",
     },
+    Idle {
+        flags: &["draft-model"],
+        holds: |m| value(m, "draft") == Some(0usize),
+        why: "no effect at --draft 0",
+    },
+    Idle {
+        flags: &["draft-when"],
+        holds: |m| !given(m, "draft-model"),
+        why: "no effect without a --draft-model",
+    },
 ];
 
 static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());

@@ -1,16 +1,23 @@
 //! Drafts: tokens that the text may go on with, computed in one pass with the token before them. A draft is what
 //! followed the last few tokens where they stood before (prompt lookup decoding, github.com/apoorvumang/
-//! prompt-lookup-decoding). Whoever chooses tokens sees nothing of it: each is chosen from the same logits as without,
-//! and as long as the draft has it, its logits are there already.
+//! prompt-lookup-decoding), else what a smaller model expects, where there is one (`draft_model.rs`). Whoever chooses tokens
+//! sees nothing of it: each is chosen from the same logits as without, and as long as the draft has it, its logits are
+//! there already.
 
-use super::Session;
 use super::evict::{Evictor, Input};
+use super::{ROWS, Session};
 use crate::dims::VOCAB;
+use crate::run::draft_model::{DraftModel, Question};
 use files::{Error, Result};
-use std::ops::RangeInclusive;
+use std::ops::{Add, RangeInclusive};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use text::sampler::{Rng, SamplerOptions};
 
 /// Tokens that must have stood in the text before, in order, for what followed them to be drafted; more are better.
 const GRAM: RangeInclusive<usize> = 2..=3;
+/// The same where there is a model, which knows more than a few tokens do.
+const LONG_GRAM: RangeInclusive<usize> = 8..=8;
 /// After this many tokens, drafting is tried again on a text where drafts failed. A draft of one token costs a quarter of
 /// a pass where arithmetic is slow, so one failed draft in this many tokens costs less than half a percent.
 const LONGEST_PAUSE: usize = 63;
@@ -24,25 +31,79 @@ pub struct Drafts {
     pub drafted: usize,
     /// Those of them that were chosen.
     pub accepted: usize,
+    /// Tokens that a model drafted, and
+    pub model_drafted: usize,
+    /// those of them that were chosen.
+    pub model_accepted: usize,
+}
+
+impl Add for Drafts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            passes: self.passes + other.passes,
+            drafted: self.drafted + other.drafted,
+            accepted: self.accepted + other.accepted,
+            model_drafted: self.model_drafted + other.model_drafted,
+            model_accepted: self.model_accepted + other.model_accepted,
+        }
+    }
 }
 
 /// Decides when to draft, and how much.
-#[derive(Debug)]
 pub(super) struct Drafter {
     /// Most tokens of a draft.
     most: usize,
     pace: Pace,
+    /// A smaller model that drafts.
+    model: Option<Asker>,
     /// The tokens of the last pass that drafted: one of the sequence, then the draft.
     pass: Vec<u32>,
     /// How many of them are of the sequence.
     taken: usize,
+    /// Who drafted it.
+    source: Source,
     /// Logits of each: `[token][VOCAB]`.
     rows: Vec<f32>,
     drafts: Drafts,
 }
 
+/// Who drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Text,
+    Model,
+}
+
+/// A sequence's part of a draft model.
+struct Asker {
+    model: DraftModel,
+    /// The number of this sequence.
+    owner: u64,
+    sampler: Arc<SamplerOptions>,
+    random: Option<Rng>,
+    /// How long the last draft took.
+    asked: Duration,
+}
+
+impl Asker {
+    /// Appends to `pass` what the model drafts after `tokens`, at most `room` of them.
+    fn ask(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) {
+        let length = self.model.length(room);
+        if length == 0 {
+            return;
+        }
+        let began = Instant::now();
+        let (sampler, random) = (&self.sampler, self.random.as_ref());
+        self.model.ask(&Question { owner: self.owner, tokens, length, sampler, random }, pass);
+        self.asked = began.elapsed();
+    }
+}
+
 impl Drafter {
     pub fn new(most: usize) -> Result<Self> {
+        let most = most.min(ROWS - 1);
         let mut rows = Vec::new();
         let len = (most + 1).saturating_mul(VOCAB);
         rows.try_reserve_exact(len).map_err(|_| {
@@ -52,7 +113,8 @@ impl Drafter {
         })?;
         rows.resize(len, 0.0);
         let pass = Vec::with_capacity(most + 1);
-        Ok(Self { most, pace: Pace::new(most), pass, taken: 0, rows, drafts: Drafts::default() })
+        let (pace, source, drafts) = (Pace::new(most), Source::Text, Drafts::default());
+        Ok(Self { most, pace, model: None, pass, taken: 0, source, rows, drafts })
     }
 
     /// Tokens that are computed and not of the sequence.
@@ -76,24 +138,51 @@ impl Drafter {
     /// Learns from the last draft, if there was one.
     fn learn(&mut self) {
         if self.pass.len() > 1 {
-            self.pace.drafted(self.taken - 1, self.pass.len() - 1);
+            let (accepted, drafted) = (self.taken - 1, self.pass.len() - 1);
+            match (self.source, &self.model) {
+                (Source::Model, Some(asker)) => asker.model.drafted(accepted, drafted),
+                _ => self.pace.drafted(accepted, drafted),
+            }
         }
     }
 
     /// Begins a pass of the last token of `tokens` and at most `room` drafted ones; whether there are any.
     fn begin(&mut self, tokens: &[u32], room: usize) -> bool {
         self.pass.clear();
-        self.taken = 0;
-        let length = self.pace.length().min(room).min(self.most);
-        if length == 0 {
-            return false;
-        }
+        (self.taken, self.source) = (0, Source::Text);
+        let room = room.min(self.most);
+        let length = self.pace.length().min(room);
         self.pass.extend(tokens.last());
-        let found = GRAM.rev().any(|n| look_up(tokens, n, length, &mut self.pass));
+        let grams = if self.model.is_some() { LONG_GRAM } else { GRAM };
+        let repeats = length > 0 && grams.rev().any(|n| look_up(tokens, n, length, &mut self.pass));
+        if let (false, Some(asker)) = (repeats || room == 0, &mut self.model) {
+            self.source = Source::Model;
+            asker.ask(tokens, room, &mut self.pass);
+        }
+        let found = self.pass.len() > 1;
         if !found {
             self.pass.clear();
         }
         found
+    }
+
+    /// Whether a model drafts.
+    pub fn has_model(&self) -> bool {
+        self.model.is_some()
+    }
+
+    /// Tells the model, if there is one, that a pass took so long for each of its texts, that of this one with so many
+    /// drafted tokens. Where others had drafts, a pass without is none of one token.
+    pub fn took(&self, drafted: usize, of_others: usize, time: Duration) {
+        match (&self.model, self.source) {
+            (Some(asker), Source::Model) if drafted > 0 || of_others == 0 => asker.model.took(drafted, time),
+            _ => {}
+        }
+    }
+
+    /// How long the last draft took; then it counts no more.
+    pub fn take_asked(&mut self) -> Duration {
+        self.model.as_mut().map_or(Duration::ZERO, |asker| std::mem::take(&mut asker.asked))
     }
 }
 
@@ -169,6 +258,38 @@ impl Session {
         Ok(self)
     }
 
+    /// Lets a smaller model draft too; comes after [`Session::with_drafts`].
+    pub fn with_draft_model(mut self, model: &DraftModel) -> Self {
+        if let Some(drafter) = &mut self.drafter {
+            let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
+            drafter.model = Some(Asker {
+                model: model.clone(),
+                owner: model.owner(),
+                sampler: Arc::new(greedy),
+                random: None,
+                asked: Duration::ZERO,
+            });
+        }
+        self
+    }
+
+    /// Says how tokens are chosen from now on, so that a draft model can choose in the same way.
+    pub(crate) fn chosen_by(&mut self, sampler: &SamplerOptions) {
+        if let Some(asker) = self.drafter.as_mut().and_then(|d| d.model.as_mut()) {
+            asker.random = None;
+            if *asker.sampler != *sampler {
+                asker.sampler = Arc::new(sampler.clone());
+            }
+        }
+    }
+
+    /// Says which random numbers come next.
+    pub(crate) fn drawn_from(&mut self, random: &Rng) {
+        if let Some(asker) = self.drafter.as_mut().and_then(|d| d.model.as_mut()) {
+            asker.random = Some(random.clone());
+        }
+    }
+
     /// How drafts went so far, where there are any.
     pub fn drafts(&self) -> Option<Drafts> {
         self.drafter.as_ref().map(|d| d.drafts)
@@ -200,6 +321,7 @@ impl Session {
             self.tokens.push(token);
             d.taken += 1;
             d.drafts.accepted += 1;
+            d.drafts.model_accepted += usize::from(d.source == Source::Model);
             return true;
         }
         d.learn();
@@ -234,6 +356,7 @@ impl Session {
         d.taken = 1;
         d.drafts.passes += 1;
         d.drafts.drafted += d.pass.len() - 1;
+        d.drafts.model_drafted += if d.source == Source::Model { d.pass.len() - 1 } else { 0 };
     }
 }
 
