@@ -64,7 +64,7 @@ pub(super) fn run(args: &DraftArgs) -> Result<()> {
 /// `Usage` for a request that cannot be; what computing returns.
 fn answer(texts: &mut [Text], request: Request, engine: &Engine) -> Result<Answer> {
     let wrong = |what: String| Err(Error::Usage(format!("stdin: {what}")));
-    let Request { id, sequence, keep, tokens, draft, sampler, random } = request;
+    let Request { id, sequence, keep, tokens, draft, least, sampler, random } = request;
     let most = texts.len();
     let Some(text) = texts.get_mut(sequence) else {
         return wrong(format!("sequence {sequence}; there are {most}"));
@@ -80,7 +80,7 @@ fn answer(texts: &mut [Text], request: Request, engine: &Engine) -> Result<Answe
     if let Some(random) = random {
         text.sampler.set_rng(random);
     }
-    Ok(Answer { id, tokens: text.draft(draft)? })
+    Ok(Answer { id, tokens: text.draft(draft, least)? })
 }
 
 /// A text of the other program.
@@ -102,8 +102,9 @@ impl Text {
         Ok(Self { session, tokens: Vec::new(), from: 0, sampler, logits: vec![0.0; VOCAB] })
     }
 
-    /// The next `most` tokens as this model chooses them, or fewer.
-    fn draft(&mut self, most: usize) -> Result<Vec<u32>> {
+    /// The next tokens as this model chooses them: at most `most`, while the probability of all together is at
+    /// least `least`.
+    fn draft(&mut self, most: usize, least: f32) -> Result<Vec<u32>> {
         let (all, slots) = (self.tokens.len(), self.session.extent().slots);
         // What another vocabulary has more of is at its end, and padding.
         let is_known = |&id: &u32| (id as usize) < VOCAB;
@@ -117,14 +118,30 @@ impl Text {
         }
         let rest = self.session.reuse(&self.tokens[self.from..])?;
         self.session.prefill(rest, &CancelToken::default())?;
+        // Of the tokens so far, in this model's eyes.
+        let mut whole = 1.0;
         for n in 1..=most {
             self.logits.copy_from_slice(self.session.logits());
             let token = self.sampler.sample(&mut self.logits, &self.tokens);
+            whole *= self.probability(token);
+            if whole < least {
+                break;
+            }
             self.tokens.push(token);
             if n < most {
                 self.session.decode(token)?;
             }
         }
         Ok(self.tokens.split_off(all))
+    }
+
+    /// The probability of a token that was chosen, before any were cut off.
+    fn probability(&self, token: u32) -> f32 {
+        let chosen = self.logits[token as usize];
+        match self.sampler.options().temperature {
+            // There are logits yet, of which it has the largest.
+            0.0 => 1.0 / self.logits.iter().map(|x| (x - chosen).exp()).sum::<f32>(),
+            _ => chosen,
+        }
     }
 }

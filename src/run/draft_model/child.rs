@@ -42,14 +42,17 @@ impl Child {
     pub fn start(program: &Path, setting: Setting) -> std::io::Result<Self> {
         let mut command = Command::new(program);
         command.arg("draft").arg(format!("--max-seq-len={}", setting.slots));
-        command.arg(format!("--sequences={}", setting.sequences)).arg(format!("--threads={}", setting.threads));
+        command
+            .arg(format!("--sequences={}", setting.sequences))
+            .arg(format!("--threads={}", setting.threads));
         // That is this program's model.
         command.env_remove("ANTIGRAVITY_MODEL");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut process = command.spawn()?;
-        let (mut stdin, stdout) = (process.stdin.take().expect("piped"), process.stdout.take().expect("piped"));
+        let (mut stdin, stdout) =
+            (process.stdin.take().expect("piped"), process.stdout.take().expect("piped"));
         let (requests, asked) = channel::<String>();
         let (hand, lines) = sync_channel(KEPT);
         // A pipe that is closed is an end that the reader sees.

@@ -17,12 +17,14 @@ const PAUSE: (usize, usize) = (32, 4096);
 pub struct Economy {
     /// Drafted tokens that were chosen, and all on which that depended.
     chosen: [f64; 2],
-    /// Seconds of a pass of one token.
+    /// Seconds of a pass without a draft.
     plain: Option<f64>,
     plain_passes: usize,
+    /// Seconds and tokens of passes for which the model was asked.
+    with: [f64; 2],
     /// Seconds that each drafted token adds, drafting included.
     each: Option<f64>,
-    /// Passes with drafts since the last pause, and since the last plain pass.
+    /// Passes for which it was asked since the last pause, and since the last plain pass.
     trial: usize,
     since: usize,
     pause: usize,
@@ -37,6 +39,7 @@ impl Economy {
             chosen: [3.0, 4.0],
             plain: None,
             plain_passes: 0,
+            with: [0.0; 2],
             each: None,
             trial: 0,
             since: 0,
@@ -45,7 +48,7 @@ impl Economy {
         }
     }
 
-    /// Tokens of the next draft, at most `most`.
+    /// Most tokens of the next draft, up to `most`; 0 does not ask for one.
     pub fn length(&mut self, most: usize) -> usize {
         if self.left > 0 {
             self.left -= 1;
@@ -55,21 +58,25 @@ impl Economy {
             self.since = 0;
             return 0;
         }
-        let (length, gain) = self.best(most);
-        if self.trial >= TRIAL && gain < 1.0 {
+        if self.trial >= TRIAL && self.gain() < 1.0 {
             self.left = self.pause;
             self.pause = (2 * self.pause).min(PAUSE.1);
-            self.trial = 0;
+            (self.trial, self.with) = (0, [0.0; 2]);
             return 0;
         }
         if self.trial >= AGAIN {
             self.pause = PAUSE.0;
         }
-        length
+        self.best(most)
     }
 
-    /// The length, from one, with the most tokens a second, and how many times as many that is as without a draft.
-    fn best(&self, most: usize) -> (usize, f64) {
+    /// How many times as many tokens a second there are with the model.
+    fn gain(&self) -> f64 {
+        self.plain.map_or(1.0, |plain| plain * self.with[1] / self.with[0].max(1e-12))
+    }
+
+    /// The length, from one, that should give the most tokens a second.
+    fn best(&self, most: usize) -> usize {
         let right = self.chosen[0] / self.chosen[1];
         let cost = match (self.plain, self.each) {
             (Some(plain), Some(each)) if plain > 0.0 => (each / plain).max(0.0),
@@ -85,35 +92,36 @@ impl Economy {
                 best = (n, gain);
             }
         }
-        best
+        best.0
     }
 
-    /// So many tokens of a draft were chosen.
-    pub fn drafted(&mut self, accepted: usize, drafted: usize) {
+    /// A pass for which nobody was asked took so many seconds.
+    pub fn plain(&mut self, seconds: f64) {
+        self.plain = Some(learnt(self.plain, seconds));
+        self.plain_passes += 1;
+    }
+
+    /// The model was asked for a pass and gave so many tokens, of which so many were chosen; it took so many seconds in
+    /// all, where that is known.
+    pub fn drafted(&mut self, accepted: usize, drafted: usize, seconds: Option<f64>) {
         let looked_at = (accepted + 1).min(drafted);
-        let kept = MEMORY.powi(looked_at as i32 / 2);
+        let kept = MEMORY.powf(looked_at as f64 / 4.0);
         self.chosen = [self.chosen[0] * kept + accepted as f64, self.chosen[1] * kept + looked_at as f64];
-    }
-
-    /// A pass with so many drafted tokens took so many seconds, drafting included.
-    pub fn took(&mut self, drafted: usize, seconds: f64) {
-        let learn = |old: Option<f64>, new: f64| match old {
-            Some(old) => Some(MEMORY * old + (1.0 - MEMORY) * new),
-            None => Some(new),
-        };
-        match (drafted, self.plain) {
-            (0, _) => {
-                self.plain = learn(self.plain, seconds);
-                self.plain_passes += 1;
+        if let (Some(seconds), Some(plain)) = (seconds, self.plain) {
+            let [time, tokens] = self.with;
+            self.with = [MEMORY * time + seconds, MEMORY * tokens + 1.0 + accepted as f64];
+            self.trial += 1;
+            self.since += 1;
+            if drafted > 0 {
+                self.each = Some(learnt(self.each, (seconds - plain) / drafted as f64));
             }
-            (n, Some(plain)) => {
-                self.each = learn(self.each, (seconds - plain) / n as f64);
-                self.trial += 1;
-                self.since += 1;
-            }
-            (_, None) => {}
         }
     }
+}
+
+/// A mean in which what is older counts less.
+fn learnt(old: Option<f64>, new: f64) -> f64 {
+    old.map_or(new, |old| MEMORY * old + (1.0 - MEMORY) * new)
 }
 
 #[cfg(test)]
@@ -125,14 +133,15 @@ mod tests {
         let mut count = 0;
         let pass = |_| {
             let n = economy.length(8);
-            economy.took(n, 1.0 + each * n as f64);
-            if n > 0 {
+            if n == 0 {
+                economy.plain(1.0);
+            } else {
                 let accepted = (0..n).take_while(|_| {
                     count += 1;
                     count % wrong != 0
                 });
                 let accepted = accepted.count();
-                economy.drafted(accepted, n);
+                economy.drafted(accepted, n, Some(1.0 + each * n as f64));
             }
             n
         };

@@ -42,6 +42,8 @@ pub struct Request {
     pub tokens: Vec<u32>,
     /// Most tokens to draft.
     pub draft: usize,
+    /// A draft ends where all of it is less probable.
+    pub least: f32,
     /// How the text's tokens are chosen from now on, where that has changed; at first by the largest logit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampler: Option<SamplerOptions>,
@@ -107,6 +109,7 @@ mod tests {
             keep: 2,
             tokens: vec![0, u32::MAX],
             draft: 4,
+            least: 0.5,
             sampler: Some(sampler),
             random,
         };
@@ -125,7 +128,9 @@ mod tests {
     fn long_lines_and_other_fields_are_refused() {
         assert!(read_line(&mut &[b'a'; 20][..], 10).unwrap_err().to_string().contains("10 bytes"));
         assert!(read_line(&mut &b"aaaaaaaaa\n"[..], 10).unwrap().is_some());
-        for bad in ["", "{", "[]", "{\"id\":1}", "{\"id\":-1,\"tokens\":[]}", "{\"id\":1,\"tokens\":[1],\"x\":2}"] {
+        for bad in
+            ["", "{", "[]", "{\"id\":1}", "{\"id\":-1,\"tokens\":[]}", "{\"id\":1,\"tokens\":[1],\"x\":2}"]
+        {
             assert!(parse::<Answer>(bad.as_bytes()).is_err(), "{bad}");
         }
     }

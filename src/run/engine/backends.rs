@@ -99,7 +99,9 @@ impl Engine {
         let room = chunk(o) / o.sequences() - 1;
         let why = match (o.draft, &self.runs, o.eviction.policy) {
             (0, ..) => return 0,
-            (_, Runs::Device | Runs::Both(_), _) if o.gpu_fast => "fast kernels compute several tokens otherwise than one",
+            (_, Runs::Device | Runs::Both(_), _) if o.gpu_fast => {
+                "fast kernels compute several tokens otherwise than one"
+            }
             (_, _, Policy::SnapKv | Policy::H2o) => {
                 "the eviction policy looks at attention, which drafts would change"
             }

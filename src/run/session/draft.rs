@@ -62,8 +62,10 @@ pub(super) struct Drafter {
     pass: Vec<u32>,
     /// How many of them are of the sequence.
     taken: usize,
-    /// Who drafted it.
+    /// Who was asked for it.
     source: Source,
+    /// How long it took, where that says anything.
+    time: Option<Duration>,
     /// Logits of each: `[token][VOCAB]`.
     rows: Vec<f32>,
     drafts: Drafts,
@@ -72,6 +74,7 @@ pub(super) struct Drafter {
 /// Who drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
+    Nobody,
     Text,
     Model,
 }
@@ -88,16 +91,17 @@ struct Asker {
 }
 
 impl Asker {
-    /// Appends to `pass` what the model drafts after `tokens`, at most `room` of them.
-    fn ask(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) {
+    /// Appends to `pass` what the model drafts after `tokens`, at most `room` of them, if it is to be asked.
+    fn ask(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) -> Source {
+        let began = Instant::now();
         let length = self.model.length(room);
         if length == 0 {
-            return;
+            return Source::Nobody;
         }
-        let began = Instant::now();
         let (sampler, random) = (&self.sampler, self.random.as_ref());
         self.model.ask(&Question { owner: self.owner, tokens, length, sampler, random }, pass);
         self.asked = began.elapsed();
+        Source::Model
     }
 }
 
@@ -113,8 +117,8 @@ impl Drafter {
         })?;
         rows.resize(len, 0.0);
         let pass = Vec::with_capacity(most + 1);
-        let (pace, source, drafts) = (Pace::new(most), Source::Text, Drafts::default());
-        Ok(Self { most, pace, model: None, pass, taken: 0, source, rows, drafts })
+        let (pace, drafts) = (Pace::new(most), Drafts::default());
+        Ok(Self { most, pace, model: None, pass, taken: 0, source: Source::Nobody, time: None, rows, drafts })
     }
 
     /// Tokens that are computed and not of the sequence.
@@ -126,7 +130,7 @@ impl Drafter {
     pub fn forget(&mut self) -> usize {
         let ahead = self.ahead();
         self.pass.clear();
-        self.taken = 0;
+        (self.taken, self.source, self.time) = (0, Source::Nobody, None);
         ahead
     }
 
@@ -135,30 +139,31 @@ impl Drafter {
         &mut self.rows[..tokens * VOCAB]
     }
 
-    /// Learns from the last draft, if there was one.
+    /// Learns from the last pass.
     fn learn(&mut self) {
-        if self.pass.len() > 1 {
-            let (accepted, drafted) = (self.taken - 1, self.pass.len() - 1);
-            match (self.source, &self.model) {
-                (Source::Model, Some(asker)) => asker.model.drafted(accepted, drafted),
-                _ => self.pace.drafted(accepted, drafted),
-            }
+        let (accepted, drafted) = (self.taken.saturating_sub(1), self.pass.len().saturating_sub(1));
+        match (std::mem::replace(&mut self.source, Source::Nobody), self.time.take(), &self.model) {
+            (Source::Text, ..) => self.pace.drafted(accepted, drafted),
+            (Source::Model, time, Some(asker)) => asker.model.drafted(accepted, drafted, time),
+            (Source::Nobody, Some(time), Some(asker)) => asker.model.plain(time),
+            _ => {}
         }
     }
 
     /// Begins a pass of the last token of `tokens` and at most `room` drafted ones; whether there are any.
     fn begin(&mut self, tokens: &[u32], room: usize) -> bool {
         self.pass.clear();
-        (self.taken, self.source) = (0, Source::Text);
+        self.taken = 0;
         let room = room.min(self.most);
         let length = self.pace.length().min(room);
         self.pass.extend(tokens.last());
         let grams = if self.model.is_some() { LONG_GRAM } else { GRAM };
         let repeats = length > 0 && grams.rev().any(|n| look_up(tokens, n, length, &mut self.pass));
-        if let (false, Some(asker)) = (repeats || room == 0, &mut self.model) {
-            self.source = Source::Model;
-            asker.ask(tokens, room, &mut self.pass);
-        }
+        self.source = match &mut self.model {
+            _ if repeats => Source::Text,
+            Some(asker) if room > 0 => asker.ask(tokens, room, &mut self.pass),
+            _ => Source::Nobody,
+        };
         let found = self.pass.len() > 1;
         if !found {
             self.pass.clear();
@@ -171,13 +176,10 @@ impl Drafter {
         self.model.is_some()
     }
 
-    /// Tells the model, if there is one, that a pass took so long for each of its texts, that of this one with so many
-    /// drafted tokens. Where others had drafts, a pass without is none of one token.
-    pub fn took(&self, drafted: usize, of_others: usize, time: Duration) {
-        match (&self.model, self.source) {
-            (Some(asker), Source::Model) if drafted > 0 || of_others == 0 => asker.model.took(drafted, time),
-            _ => {}
-        }
+    /// The pass took so long for each of its texts, drafting included. Where `others` had drafted tokens, it says nothing
+    /// of one without.
+    pub fn took(&mut self, others: usize, time: Duration) {
+        self.time = (others == 0 || self.source == Source::Model).then_some(time);
     }
 
     /// How long the last draft took; then it counts no more.

@@ -194,8 +194,8 @@ impl Counted {
         }
         let share = (time + asked) / next as u32;
         for (session, drafted) in sessions.iter_mut().zip(&self.drafted) {
-            if let (Some(drafter), Some(n)) = (&session.drafter, *drafted) {
-                drafter.took(n, all - n, share);
+            if let (Some(drafter), Some(n)) = (&mut session.drafter, *drafted) {
+                drafter.took(all - n, share);
             }
         }
     }
