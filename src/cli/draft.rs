@@ -27,7 +27,7 @@ pub(super) struct DraftArgs {
     #[arg(short = 'c', long, default_value_t = 2048, value_name = "N")]
     max_seq_len: usize,
     /// Texts at once
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(short = 'n', long, default_value_t = 1, value_name = "N")]
     sequences: usize,
 }
 

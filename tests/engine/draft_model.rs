@@ -4,7 +4,7 @@ use crate::bed::place;
 use crate::bed::temp::Temp;
 use crate::golden;
 use antigravity::model::trace::digest;
-use antigravity::run::draft_model::{DraftProgram, DraftWhen};
+use antigravity::run::draft_model::{DraftModel, DraftProgram, DraftWhen};
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::session::{Drafts, Notice};
 use antigravity::{BatchItem, Engine, EngineOptions, Error, GenerateOptions};
@@ -36,6 +36,21 @@ fn with(program: PathBuf, draft: usize, base: EngineOptions) -> (EngineOptions, 
     let draft_model = Some(DraftProgram { program, when: DraftWhen::Always });
     let notice = Notice::new(move |line| lines.lock().unwrap().push(line.into()));
     (EngineOptions { draft, draft_model, notice, ..base }, said)
+}
+
+/// An engine whose program has said what it is, or is left out.
+fn loaded(o: EngineOptions) -> Engine {
+    let engine = Engine::load(o).unwrap();
+    settle(&engine, |model| model.length(1) > 0);
+    engine
+}
+
+/// Waits until the program does something, or is left out.
+fn settle(engine: &Engine, does: impl Fn(&DraftModel) -> bool) {
+    let (model, began) = (engine.draft_model().unwrap(), Instant::now());
+    while !does(model) && model.process().is_some() && began.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[derive(Debug, PartialEq)]
@@ -93,7 +108,8 @@ fn a_model_that_drafts_changes_no_token() {
         let plain = Engine::load(EngineOptions { eviction, max_seq_len: 96, ..base() }).unwrap();
         for draft in [1, 9] {
             let (o, said) = with(program.clone(), draft, plain.options().clone());
-            let drafting = Engine::load(o).unwrap();
+            let drafting = loaded(o);
+            let mut accepted = 0;
             for (i, sampler) in samplers().into_iter().enumerate() {
                 let stop = vec!["zzz".to_string(), " the end".into()];
                 let ignore_eos = eviction.policy != Policy::None;
@@ -101,9 +117,10 @@ fn a_model_that_drafts_changes_no_token() {
                 let (expected, none) = tell(&plain, PROMPTS[i], &options);
                 let (found, drafts) = tell(&drafting, PROMPTS[i], &options);
                 assert_eq!(found, expected, "sampler {i}, drafts of {draft}, {:?}", eviction.policy);
-                let drafts = drafts.unwrap();
-                assert!(none.is_none() && drafts.model_accepted > 0, "sampler {i}: {drafts:?}");
+                assert!(none.is_none());
+                accepted += drafts.unwrap().model_accepted;
             }
+            assert!(accepted > 50, "{accepted}");
             assert_eq!(*said.lock().unwrap(), Vec::<String>::new());
         }
     }
@@ -114,7 +131,7 @@ fn golden_texts_are_drafted_to_the_same_bits() {
     let Some(program) = place::draft_program() else { return };
     for (file, case) in golden::cases() {
         let (o, _) = with(program.clone(), 8, EngineOptions { threads: 2, ..golden::options_of(&case) });
-        let (found, expected) = (golden::run_on(&Engine::load(o).unwrap(), &case), &case["expected"]);
+        let (found, expected) = (golden::run_on(&loaded(o), &case), &case["expected"]);
         let found =
             json!({"prompt": found.prompt, "ids": found.ids, "text": found.text, "digest": found.digest});
         assert_eq!(found, *expected, "{}", file.display());
@@ -126,7 +143,7 @@ fn golden_texts_are_drafted_to_the_same_bits() {
 fn stories_are_guessed_well() {
     let Some(program) = place::draft_program() else { return };
     let (o, _) = with(program, 8, base());
-    let engine = Engine::load(o).unwrap();
+    let engine = loaded(o);
     let drawn = SamplerOptions { seed: 5, ..Default::default() };
     let plain = SamplerOptions { repetition_penalty: 1.0, ..greedy() };
     for (what, sampler) in [("greedy", plain), ("greedy with a penalty", greedy()), ("drawn", drawn)] {
@@ -159,7 +176,7 @@ fn prompts_together_are_drafted_and_each_is_as_alone() {
         })
         .collect();
     let answers = |o: EngineOptions| {
-        let engine = Engine::load(o).unwrap();
+        let engine = if o.draft_model.is_some() { loaded(o) } else { Engine::load(o).unwrap() };
         let mut batch = engine.generate_batch(&items).unwrap();
         let mut answers: Vec<_> = batch.by_ref().map(Result::unwrap).collect();
         answers.sort_by_key(|a| a.index);
@@ -186,13 +203,12 @@ fn a_draft_that_is_killed_in_a_text_costs_no_token() {
     let options = options(SamplerOptions { seed: 4, ..Default::default() }, 120);
     let (expected, _) = tell(&Engine::load(base()).unwrap(), PROMPTS[0], &options);
     let (o, said) = with(program, 4, base());
-    let engine = Engine::load(o).unwrap();
-    let mut stream = engine.generate_stream(PROMPTS[0], &options).unwrap();
-    let (mut text, mut tokens) = (String::new(), 0);
-    while let Some(piece) = stream.next() {
+    let engine = loaded(o);
+    let stream = engine.generate_stream(PROMPTS[0], &options).unwrap();
+    let mut text = String::new();
+    for (token, piece) in stream.enumerate() {
         text += &piece.unwrap();
-        tokens += 1;
-        if tokens == 40 {
+        if token == 40 {
             let process = engine.draft_model().unwrap().process().expect("it runs");
             assert!(Command::new("kill").args(["-9", &process.to_string()]).status().unwrap().success());
         }
@@ -247,8 +263,10 @@ fn a_program_that_lies_is_left_out_after_one_line() {
     .enumerate()
     {
         let (o, said) = with(script(&temp, &format!("liar{i}"), body), 8, base());
-        let (found, drafts) = tell(&Engine::load(o).unwrap(), PROMPTS[1], &options);
+        let engine = loaded(o);
+        let (found, drafts) = tell(&engine, PROMPTS[1], &options);
         assert_eq!(found, expected, "{words}");
+        settle(&engine, |model| model.length(0) > 0);
         assert_eq!(drafts.unwrap().model_drafted, 0, "{words}");
         let said = said.lock().unwrap();
         assert_eq!(said.len(), 1, "{words}: {said:?}");
@@ -297,13 +315,16 @@ fn a_program_that_guesses_wrong_changes_no_token() {
          echo \"{{\\\"id\\\":$n,\\\"tokens\\\":[5,6,7]}}\"; done"
     );
     let (o, said) = with(script(&temp, "guesser", &body), 8, base());
-    let engine = Engine::load(o).unwrap();
+    let engine = loaded(o);
+    let mut drafted = 0;
     for sampler in samplers() {
         let options = options(sampler, 40);
+        settle(&engine, |model| model.length(1) > 0);
         let (found, drafts) = tell(&engine, PROMPTS[3], &options);
         assert_eq!(found, tell(&plain, PROMPTS[3], &options).0);
-        assert!(drafts.unwrap().model_drafted > 20);
+        drafted += drafts.unwrap().model_drafted;
     }
+    assert!(drafted > 100, "{drafted}");
     assert_eq!(*said.lock().unwrap(), Vec::<String>::new());
 }
 
@@ -312,7 +333,7 @@ fn a_program_that_guesses_wrong_changes_no_token() {
 fn sequences_take_turns_in_the_caches_of_the_program() {
     let Some(program) = place::draft_program() else { return };
     let (o, said) = with(program, 4, base());
-    let (drafting, plain) = (Engine::load(o).unwrap(), Engine::load(base()).unwrap());
+    let (drafting, plain) = (loaded(o), Engine::load(base()).unwrap());
     let each = |engine: &Engine| {
         let options: Vec<_> =
             (0..3).map(|seed| options(SamplerOptions { seed, ..Default::default() }, 30)).collect();

@@ -41,10 +41,8 @@ impl Child {
     /// The system's.
     pub fn start(program: &Path, setting: Setting) -> std::io::Result<Self> {
         let mut command = Command::new(program);
-        command.arg("draft").arg(format!("--max-seq-len={}", setting.slots));
-        command
-            .arg(format!("--sequences={}", setting.sequences))
-            .arg(format!("--threads={}", setting.threads));
+        let Setting { slots, sequences, threads } = setting;
+        command.arg("draft").args([format!("-c{slots}"), format!("-n{sequences}"), format!("-t{threads}")]);
         // That is this program's model.
         command.env_remove("ANTIGRAVITY_MODEL");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());

@@ -4,8 +4,8 @@
 //! sees nothing of it: each is chosen from the same logits as without, and as long as the draft has it, its logits are
 //! there already.
 
+use super::Session;
 use super::evict::{Evictor, Input};
-use super::{ROWS, Session};
 use crate::dims::VOCAB;
 use crate::run::draft_model::{DraftModel, Question};
 use files::{Error, Result};
@@ -107,7 +107,6 @@ impl Asker {
 
 impl Drafter {
     pub fn new(most: usize) -> Result<Self> {
-        let most = most.min(ROWS - 1);
         let mut rows = Vec::new();
         let len = (most + 1).saturating_mul(VOCAB);
         rows.try_reserve_exact(len).map_err(|_| {
