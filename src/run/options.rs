@@ -90,7 +90,7 @@ pub struct EngineOptions {
     pub batch: usize,
     /// Most tokens that are drafted at a time, which changes no token: see [`Session::with_drafts`](crate::session::Session::with_drafts); 0 is none.
     pub draft: usize,
-    /// The program that drafts where the text so far does not say how it goes on.
+    /// The program that drafts where the text so far does not say how it goes on, at most [`EngineOptions::draft`] tokens.
     pub draft_model: Option<DraftProgram>,
     /// Instruction set; `None` takes the best, or the one that `ANTIGRAVITY_SIMD` names.
     pub isa: Option<Isa>,

@@ -182,6 +182,11 @@ fn flags_of_drafts_without_effect_are_told() {
     mentions(&said(&["--draft", "0", "--draft-model", "x"]), &["--draft-model: no effect at --draft 0"]);
     mentions(&said(&["--draft-when", "always"]), &["--draft-when: no effect without a --draft-model"]);
     mentions(&fails(&["generate", "--draft-model", "/nowhere/x"], 2), &["--draft-model /nowhere/x"]);
+    let temp = Temp::new();
+    let (ids, out) = (temp.write("ids.json", "[1, 2]"), temp.path("out"));
+    let logits =
+        run(&["logits", "--tokens", &ids, "--out", &out, "--draft", "3", "--draft-model", "/nowhere/x"]);
+    mentions(&logits.err, &["--draft: no effect", "--draft-model: no effect"]);
     let program = binary();
     let plan = run(&["plan", "--draft-model", program.to_str().expect("UTF-8")]);
     mentions(&plan.out, &["draft model", " plan"]);

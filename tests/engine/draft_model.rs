@@ -126,6 +126,20 @@ fn a_model_that_drafts_changes_no_token() {
     }
 }
 
+/// What repeats itself is guessed from the text, all else by the model.
+#[test]
+fn text_and_model_guess_by_turns() {
+    let Some(program) = place::draft_program() else { return };
+    let line = "The cat sat on the red mat by the door and looked at the moon. ";
+    let options = options(greedy(), 60);
+    let (expected, _) = tell(&Engine::load(base()).unwrap(), &line.repeat(4), &options);
+    let (o, _) = with(program, 8, base());
+    let (found, drafts) = tell(&loaded(o), &line.repeat(4), &options);
+    assert_eq!(found, expected);
+    let drafts = drafts.unwrap();
+    assert!(0 < drafts.model_drafted && drafts.model_drafted < drafts.drafted, "{drafts:?}");
+}
+
 #[test]
 fn golden_texts_are_drafted_to_the_same_bits() {
     let Some(program) = place::draft_program() else { return };

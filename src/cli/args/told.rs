@@ -104,6 +104,10 @@ fn told(command: &str, m: &ArgMatches) -> Vec<String> {
     if command == "generate" && given(m, "batch") && !given(m, "prompts") {
         lines.push("warning: --batch: no effect without --prompts".into());
     }
+    if command == "logits" {
+        let idle = ["draft", "draft-model"].into_iter().filter(|flag| given(m, flag));
+        lines.extend(idle.map(|flag| format!("warning: --{flag}: no effect, as all tokens are given")));
+    }
     if let Some(n) = value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION && given(m, "max-seq-len"))
     {
         lines.push(format!(

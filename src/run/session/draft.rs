@@ -16,7 +16,7 @@ use text::sampler::{Rng, SamplerOptions};
 
 /// Tokens that must have stood in the text before, in order, for what followed them to be drafted; more are better.
 const GRAM: RangeInclusive<usize> = 2..=3;
-/// The same where there is a model, which knows more than a few tokens do.
+/// The same where a model can be asked, which knows more than a few tokens do.
 const LONG_GRAM: RangeInclusive<usize> = 8..=8;
 /// After this many tokens, drafting is tried again on a text where drafts failed. A draft of one token costs a quarter of
 /// a pass where arithmetic is slow, so one failed draft in this many tokens costs less than half a percent.
@@ -156,13 +156,17 @@ impl Drafter {
         let room = room.min(self.most);
         let length = self.pace.length().min(room);
         self.pass.extend(tokens.last());
-        let grams = if self.model.is_some() { LONG_GRAM } else { GRAM };
-        let repeats = length > 0 && grams.rev().any(|n| look_up(tokens, n, length, &mut self.pass));
+        let repeats = |grams: RangeInclusive<usize>, pass: &mut Vec<u32>| {
+            length > 0 && grams.rev().any(|n| look_up(tokens, n, length, pass))
+        };
         self.source = match &mut self.model {
-            _ if repeats => Source::Text,
+            Some(_) if repeats(LONG_GRAM, &mut self.pass) => Source::Text,
             Some(asker) if room > 0 => asker.ask(tokens, room, &mut self.pass),
             _ => Source::Nobody,
         };
+        if self.source == Source::Nobody && repeats(GRAM, &mut self.pass) {
+            self.source = Source::Text;
+        }
         let found = self.pass.len() > 1;
         if !found {
             self.pass.clear();
