@@ -11,6 +11,8 @@ mod chat;
 #[cfg(feature = "tools")]
 mod doctor;
 #[cfg(feature = "tools")]
+mod draft;
+#[cfg(feature = "tools")]
 mod eval;
 mod events;
 mod flags;
@@ -133,6 +135,18 @@ Examples:
   antigravity tokenize --prompt 'Once upon a time'
   antigravity tokenize --decode '1, 2, 3'")]
     Tokenize(tokenize::TokenizeArgs),
+    /// Guess tokens for another antigravity program, whose --draft-model this one is
+    #[cfg(feature = "tools")]
+    #[command(
+        before_help = "\
+Examples:
+  antigravity generate -p 'Once upon a time' --draft-model ./story-draft
+  antigravity draft < /dev/null",
+        after_help = "\
+It reads requests from stdin and writes answers to stdout, one JSON object a line, and ends when stdin does. The first \
+line says that the model is loaded, and which tokenizer it has."
+    )]
+    Draft(draft::DraftArgs),
     /// Show what this machine offers: CPU, memory, OpenCL, and whether the model is ready
     #[cfg(feature = "tools")]
     #[command(before_help = "\
@@ -173,6 +187,8 @@ fn run_command(command: Command) -> Result<()> {
         Command::Inspect(a) => inspect::run(&a),
         #[cfg(feature = "tools")]
         Command::Tokenize(a) => tokenize::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Draft(a) => draft::run(&a),
         #[cfg(feature = "tools")]
         Command::Doctor(a) => doctor::run(&a),
         Command::Version => terminal::put(&format!("antigravity {}\n", version())),

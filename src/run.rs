@@ -1,6 +1,7 @@
 //! Running a model: options, the memory plan, sessions, the engine, what is saved.
 
 pub mod calibration;
+pub mod draft_model;
 pub mod engine;
 pub mod eviction;
 pub mod options;

@@ -114,8 +114,7 @@ impl Report {
             "logits": format!("{:016x}", digest(session.logits())),
         });
         if let Some(drafts) = session.drafts() {
-            let Drafts { passes, drafted, accepted } = drafts;
-            line["draft"] = json!({"passes": passes, "drafted": drafted, "accepted": accepted});
+            line["draft"] = drafts_json(drafts);
         }
         format!("{line}\n")
     }
@@ -134,15 +133,34 @@ impl Report {
             ms(self.loading),
             session.device_name()
         );
-        if let Some(Drafts { passes, drafted, accepted }) = session.drafts() {
-            let percent = 100.0 * accepted as f64 / drafted.max(1) as f64;
-            let each = (passes + accepted) as f64 / passes.max(1) as f64;
-            say!(
-                "draft: {accepted} of {drafted} tokens accepted ({percent:.1} %), {each:.2} tokens in each of {passes} \
-                 passes"
-            );
-        }
+        session.drafts().into_iter().for_each(say_drafts);
     }
+}
+
+/// How drafts went. Each chosen token saved a pass: `tokens` and `accepted` tell how many tokens a pass made.
+fn drafts_json(drafts: Drafts) -> Value {
+    let Drafts { passes, drafted, accepted, model_drafted, model_accepted } = drafts;
+    let mut json = json!({"passes": passes, "drafted": drafted, "accepted": accepted});
+    if model_drafted > 0 {
+        json["model_drafted"] = model_drafted.into();
+        json["model_accepted"] = model_accepted.into();
+    }
+    json
+}
+
+/// The line on stderr of how drafts went.
+pub(super) fn say_drafts(drafts: Drafts) {
+    let Drafts { passes, drafted, accepted, model_drafted, model_accepted } = drafts;
+    let percent = |some: usize, all: usize| 100.0 * some as f64 / all.max(1) as f64;
+    let each = (passes + accepted) as f64 / passes.max(1) as f64;
+    let model = match model_drafted {
+        0 => String::new(),
+        n => format!("; the model's {model_accepted} of {n} ({:.1} %)", percent(model_accepted, n)),
+    };
+    say!(
+        "draft: {accepted} of {drafted} tokens accepted ({:.1} %), {each:.2} tokens in each of {passes} passes{model}",
+        percent(accepted, drafted)
+    );
 }
 
 fn ms(d: Duration) -> f64 {

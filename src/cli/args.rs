@@ -3,6 +3,7 @@
 mod completion;
 mod cores;
 mod device;
+mod draft;
 mod eviction;
 mod generate;
 mod grammar;

@@ -12,6 +12,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("EngineOptions::max_seq_len", "--max-seq-len"),
     ("EngineOptions::prefill_chunk", "--prefill-chunk"),
     ("EngineOptions::draft", "--draft"),
+    ("EngineOptions::draft_model", "--draft-model"),
     ("EngineOptions::backend", "--backend"),
     ("EngineOptions::cl_device", "--cl-device"),
     ("EngineOptions::zero_copy", "--zero-copy"),

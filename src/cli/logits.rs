@@ -32,6 +32,8 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let mut options = args.model.resolve()?;
     // The cache is as long as the tokens; --max-seq-len only limits a cache that may grow.
     options.max_seq_len = options.max_seq_len.max(tokens.len());
+    // Nothing is left to be guessed.
+    options.draft = 0;
     let fail = |e: std::io::Error| Error::io(&args.out, format!("cannot write: {e}"));
     let file = Unfinished::create(&args.out).map_err(fail)?;
     let mut opened = Opened::new(&options)?;

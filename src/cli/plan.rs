@@ -78,12 +78,22 @@ fn text(plan: &Plan) -> String {
         Some(Some(n)) => n.to_string(),
     };
     format!(
-        "{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n",
+        "{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n{}",
         one_line(&plan.options.model.to_string_lossy(), LINE - 40),
         dims::MODEL,
         form(plan),
-        columns(&sides, &lines)
+        columns(&sides, &lines),
+        draft(plan)
     )
+}
+
+/// The line about a draft model, which is another process.
+fn draft(plan: &Plan) -> String {
+    let Some(draft) = plan.options.draft_model.as_ref().filter(|_| plan.options.draft > 0) else {
+        return String::new();
+    };
+    let program = one_line(&draft.program.to_string_lossy(), LINE / 2);
+    format!("the draft model is another process, with a plan of its own: `{program} plan`\n")
 }
 
 /// Where the available memory is known from: the container's limit or the machine, whichever leaves less.
@@ -119,6 +129,7 @@ fn json(plan: &Plan) -> Value {
         "max_seq_len": o.max_seq_len,
         "threads": o.threads,
         "batch": o.sequences(),
+        "draft_model": o.draft_model.as_ref().map(|draft| draft.program.to_string_lossy()),
         "items": items,
         "need_bytes": plan.need(),
         "peak_bytes": plan.peak(),

@@ -1,6 +1,6 @@
 //! `generate --prompts`: many prompts from a file, completed together, one JSON line each.
 
-use super::answer::logprobs_json;
+use super::answer::{logprobs_json, say_drafts};
 use super::args::{Format, GenerateArgs, text_of, token_limit, within};
 use super::flags::in_error;
 use super::signal;
@@ -149,7 +149,8 @@ pub(super) fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
     signal::connect(&defaults.cancel);
     let start = Instant::now();
     let mut done = Done::default();
-    for answer in engine.generate_batch(&items).map_err(|e| wrong(file, e))? {
+    let mut batch = engine.generate_batch(&items).map_err(|e| wrong(file, e))?;
+    for answer in &mut batch {
         match answer {
             Ok(answer) => {
                 done.tokens += answer.tokens;
@@ -169,6 +170,7 @@ pub(super) fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
         let speed = tokens as f64 / took.max(1e-9);
         let n = items.len();
         say!("prompts: {n}, generated: {tokens} tokens in {took:.2} s ({speed:.1} tokens/sec)");
+        batch.drafts().into_iter().for_each(say_drafts);
         args.completion.sampler.say_drawn_seed(&defaults.sampler);
     }
     match done.failed {

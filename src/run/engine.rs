@@ -9,6 +9,7 @@ use crate::dims::VOCAB;
 use crate::model::weights::{LoadOptions, OpenModel, Weights};
 use crate::opencl;
 use crate::run::calibration;
+use crate::run::draft_model::{DraftModel, Setting};
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
 use crate::run::plan::Opened;
@@ -60,6 +61,8 @@ pub struct Engine {
     /// The weights on an OpenCL device, when one runs the model.
     device: Option<Arc<opencl::Model>>,
     runs: Runs,
+    /// The program that drafts.
+    draft: Option<DraftModel>,
 }
 
 impl Engine {
@@ -77,9 +80,11 @@ impl Engine {
             Some(isa) => isa,
             None => Isa::detect()?,
         };
+        let tokenizer = tokenizer_of(&model)?;
+        // It loads its model while this one is loaded.
+        let draft = draft_model(&options, &tokenizer)?;
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
         let mut weights = Weights::load(&model, &load)?;
-        let tokenizer = tokenizer_of(&model)?;
         let template_source = template_source(&model);
         // What was converted is mapped no longer.
         drop(model);
@@ -98,7 +103,8 @@ impl Engine {
         let device = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
         let (template, runs) = (OnceLock::new(), Runs::Cpu);
-        let mut engine = Self { options, weights, tokenizer, template_source, template, isa, device, runs };
+        let mut engine =
+            Self { options, weights, tokenizer, template_source, template, isa, device, runs, draft };
         engine.ready_keys(&engine.options)?;
         engine.decide()?;
         Ok(engine)
@@ -135,6 +141,11 @@ impl Engine {
     /// The OpenCL device that runs the model.
     pub fn device(&self) -> Option<&opencl::Device> {
         self.device.as_ref().map(|model| model.device())
+    }
+
+    /// The program that drafts, where [`EngineOptions::draft_model`] names one.
+    pub fn draft_model(&self) -> Option<&DraftModel> {
+        self.draft.as_ref()
     }
 
     /// Token ids of a prompt, with the special tokens that the model's tokenizer adds.
@@ -267,6 +278,15 @@ impl Engine {
     ) -> Result<TokenStream<'a>> {
         TokenStream::begin(Held::Lent(session), Writer::new(self, options)?, prompt, Instant::now())
     }
+}
+
+/// Starts the program that drafts, if there is to be one.
+fn draft_model(o: &EngineOptions, tokenizer: &Tokenizer) -> Result<Option<DraftModel>> {
+    let Some(program) = o.draft_model.as_ref().filter(|_| o.draft > 0) else { return Ok(None) };
+    let setting = Setting { slots: o.max_seq_len, sequences: o.sequences(), threads: o.threads };
+    let notice = o.notice.clone();
+    let say = move |line: &str| notice.say(line);
+    DraftModel::start(program, tokenizer.pieces().digest(), setting, say).map(Some)
 }
 
 /// The tokenizer of an opened model.

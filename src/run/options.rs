@@ -1,6 +1,7 @@
 //! What can be chosen about loading a model and generating text, with the defaults of the command line.
 
 use crate::model::weights::WeightType;
+use crate::run::draft_model::DraftProgram;
 use crate::run::eviction::Eviction;
 use crate::run::session::{CancelToken, Fixed, Notice};
 use numeric::kv::{KvType, KvTypes};
@@ -89,6 +90,8 @@ pub struct EngineOptions {
     pub batch: usize,
     /// Most tokens that are drafted at a time, which changes no token: see [`Session::with_drafts`](crate::session::Session::with_drafts); 0 is none.
     pub draft: usize,
+    /// The program that drafts where the text so far does not say how it goes on, at most [`EngineOptions::draft`] tokens.
+    pub draft_model: Option<DraftProgram>,
     /// Instruction set; `None` takes the best, or the one that `ANTIGRAVITY_SIMD` names.
     pub isa: Option<Isa>,
     /// Which device runs the model.
@@ -121,6 +124,7 @@ impl EngineOptions {
             prefill_chunk: PREFILL_CHUNK,
             batch: 1,
             draft: 0,
+            draft_model: None,
             isa: None,
             backend: BackendKind::Cpu,
             cl_device: None,

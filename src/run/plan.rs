@@ -209,7 +209,8 @@ impl Plan {
         let vocab = VOCAB as u64;
         // Of the session, of the sampler's input and of its ranking.
         let logits = mul(mul(vocab, 4 + 4 + 16), batch as u64);
-        let drafted = if o.draft > 0 { o.draft as u64 + 1 } else { 0 };
+        // Drafts of all sequences fit into one pass.
+        let drafted = if o.draft > 0 { mul(o.draft.min(chunk / batch) as u64 + 1, batch as u64) } else { 0 };
         let rows = add(mul(self.row_blocks as u64, ROWS.min(chunk) as u64), drafted);
         let cpu_scratch = scratch(slots, chunk);
         let (there, scratch) = match self.device {

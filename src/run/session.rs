@@ -14,7 +14,7 @@ pub use devices::{Seat, Standby};
 pub use draft::Drafts;
 pub use event::{Event, EvictionResult, Observer, Switch, Why};
 pub use evict::MemoryProbe;
-pub use pass::compute;
+pub use pass::{Stage, compute};
 pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
 pub use sequence::{Cut, Sequence};
 
@@ -27,7 +27,7 @@ use draft::Drafter;
 use evict::{Evictor, Input};
 use files::{Error, Result};
 pub use numeric::cancel::CancelToken;
-use pass::{Stage, Staged};
+use pass::Staged;
 use schedule::Move;
 use std::sync::Arc;
 use std::time::Instant;

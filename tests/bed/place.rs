@@ -17,3 +17,16 @@ pub fn model() -> PathBuf {
         _ => root().join("models").join(dims::MODEL),
     }
 }
+
+/// The program of `models/story-draft`, which `cargo xtask test` builds. Without it the test says so and passes, or fails
+/// in CI.
+#[track_caller]
+pub fn draft_program() -> Option<PathBuf> {
+    let found = std::env::var_os("ANTIGRAVITY_DRAFT").map(PathBuf::from);
+    if found.is_none() {
+        let why = "no draft program; `cargo xtask test cargo` builds it and names it in ANTIGRAVITY_DRAFT";
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "cannot run: {why}");
+        eprintln!("SKIPPED: {why}");
+    }
+    found.inspect(|path| assert!(path.is_file(), "ANTIGRAVITY_DRAFT: no {}", path.display()))
+}

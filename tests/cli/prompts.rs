@@ -94,13 +94,24 @@ fn what_is_wrong_with_a_line_is_one_line() {
 }
 
 #[test]
-fn drafts_are_off_where_prompts_are_decoded_together() {
+fn drafts_are_counted_where_prompts_are_decoded_together() {
+    let input = "\"one two three one two three one two\"\n\"b\"\n";
     let run = |more: &[&str]| {
-        let args = ["generate", "--prompts", "-", "-n", "3", "--seed", "1", "--draft", "8"];
-        run_with(&[&args[..], more].concat(), "\"a\"\n\"b\"\n")
+        let args = ["generate", "--prompts", "-", "-n", "20", "--seed", "1"];
+        run_with(&[&args[..], more].concat(), input)
     };
-    mentions(&run(&[]).err, &["--draft 8: off, as prompts are decoded together"]);
-    assert!(!run(&["--batch", "1"]).err.contains("--draft"));
+    let (plain, drafted) = (run(&[]), run(&["--draft", "8"]));
+    let sorted = |said: &Said| {
+        let mut lines: Vec<String> = said.out.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&plain), sorted(&drafted));
+    mentions(&drafted.err, &["draft: ", " tokens accepted ("]);
+    assert!(!plain.err.contains("draft: "));
+    // A pass that is no longer than the prompts are many has no room.
+    let off = run(&["--draft", "8", "--prefill-chunk", "1"]);
+    mentions(&off.err, &["--draft 8: off, as a pass has no room"]);
 }
 
 #[cfg(feature = "grammar")]

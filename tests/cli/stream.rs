@@ -127,3 +127,78 @@ fn a_text_that_is_cut_in_a_draft_goes_on_as_if_it_were_not() {
     let rest: String = (0..2).map(|_| text(&[&part[..], &args].concat())).collect();
     assert_eq!(whole, first + &rest);
 }
+
+/// Arguments that let the small model guess in every pass.
+fn drafting() -> Option<Vec<String>> {
+    let program = crate::bed::place::draft_program()?;
+    let flags = ["--draft-when", "always", "--draft-model", program.to_str().expect("UTF-8")];
+    Some(flags.map(str::to_owned).into())
+}
+
+#[test]
+fn a_model_that_drafts_changes_no_text_of_any_command() {
+    let Some(flags) = drafting() else { return };
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let same = |args: &[&str], input: &str| {
+        let (plain, drafted) = (run_with(args, input), run_with(&[args, &flags].concat(), input));
+        assert_eq!((plain.code, drafted.code), (Some(0), Some(0)), "{}", drafted.err);
+        assert_eq!(plain.out, drafted.out, "{args:?}");
+        drafted.err
+    };
+    let err = same(&["generate", "-p", "Once upon a time", "-n", "90", "--seed", "2", "--stop", "zzz"], "");
+    mentions(&err, &["draft: ", "; the model's "]);
+    let talk = "Tell me a story.\n/retry\nWho is in it?\n/undo\nAnd then?\n";
+    same(&["chat", "--seed", "3", "-n", "40"], talk);
+    // The answers come as they are complete, which drafts may change.
+    let prompts = ["generate", "--prompts", "-", "-n", "30", "--seed", "4", "--batch", "1"];
+    same(&prompts, "\"Once\"\n\"One day\"\n\"Lily\"\n");
+    #[cfg(feature = "grammar")]
+    same(
+        &["generate", "-p", "A list:", "--seed", "5", "-n", "60", "--json-schema", "{\"type\":\"array\"}"],
+        "",
+    );
+    let pays = run(&[&["generate", "-p", "Once", "-n", "60", "--temp", "0"][..], &flags[2..]].concat());
+    assert_eq!(pays.text(), text(&["generate", "-p", "Once", "-n", "60", "--temp", "0"]));
+}
+
+#[test]
+fn a_session_that_a_model_drafts_for_goes_on_as_if_it_did_not() {
+    let Some(flags) = drafting() else { return };
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let temp = Temp::new();
+    let state = temp.path("state");
+    let args = ["--seed", "8", "-p", "One day"];
+    let whole = text(&[&["generate", "-n", "57"], &args[..]].concat());
+    let part = ["generate", "-n", "19", "--session", &state];
+    let first = text(&[&part[..], &args, &flags].concat());
+    let rest: String = (0..2).map(|_| text(&[&part[..], &["--seed", "8"], &flags].concat())).collect();
+    assert_eq!(whole, first + &rest);
+}
+
+#[test]
+fn flags_of_drafts_without_effect_are_told() {
+    let said =
+        |more: &[&str]| run(&[&["generate", "-p", "a", "-n", "2", "--temp", "0"][..], more].concat()).err;
+    mentions(&said(&["--draft", "0", "--draft-model", "x"]), &["--draft-model: no effect at --draft 0"]);
+    mentions(&said(&["--draft-when", "always"]), &["--draft-when: no effect without a --draft-model"]);
+    mentions(&fails(&["generate", "--draft-model", "/nowhere/x"], 2), &["--draft-model /nowhere/x"]);
+    let temp = Temp::new();
+    let (ids, out) = (temp.write("ids.json", "[1, 2]"), temp.path("out"));
+    let logits =
+        run(&["logits", "--tokens", &ids, "--out", &out, "--draft", "3", "--draft-model", "/nowhere/x"]);
+    mentions(&logits.err, &["--draft: no effect", "--draft-model: no effect"]);
+    let program = binary();
+    let plan = run(&["plan", "--draft-model", program.to_str().expect("UTF-8")]);
+    mentions(&plan.out, &["draft model", " plan"]);
+    let own = run_with(&["draft"], "{}\n");
+    assert_eq!(own.code, Some(2));
+    assert!(own.out.starts_with("{\"antigravity_draft\":1,"), "{}", own.out);
+    mentions(&own.err, &["stdin: not a message"]);
+    let far = r#"{"id":1,"sequence":1,"keep":0,"tokens":[1],"draft":2,"least":0}"#;
+    mentions(&run_with(&["draft"], &format!("{far}\n")).err, &["stdin: sequence 1; there are 1"]);
+    let keeps = far.replace("\"sequence\":1,\"keep\":0", "\"sequence\":0,\"keep\":9");
+    mentions(&run_with(&["draft"], &format!("{keeps}\n")).err, &["stdin: keep 9 of 0 tokens"]);
+    let good = far.replace("\"sequence\":1", "\"sequence\":0");
+    let said = run_with(&["draft"], &format!("{good}\n"));
+    assert_eq!((said.code, said.out.lines().count()), (Some(0), 2), "{}", said.err);
+}

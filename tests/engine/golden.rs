@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use text::sampler::SamplerOptions;
 
-struct Run {
-    prompt: Vec<u32>,
-    ids: Vec<u32>,
-    text: String,
-    digest: String,
+pub struct Run {
+    pub prompt: Vec<u32>,
+    pub ids: Vec<u32>,
+    pub text: String,
+    pub digest: String,
 }
 
 fn field<'a>(case: &'a Value, name: &str) -> &'a str {
@@ -36,22 +36,33 @@ struct Way {
     draft: usize,
 }
 
-fn engine(case: &Value, isa: Isa, way: Way) -> Engine {
+/// What a case says of the model and its cache.
+pub fn options_of(case: &Value) -> EngineOptions {
     let kv = |name| field(case, name).parse().unwrap();
-    let options = EngineOptions {
+    EngineOptions {
         weight_type: field(case, "weights").parse().unwrap(),
         kv_types: KvTypes { k: kv("k"), v: kv("v") },
+        ..EngineOptions::new(place::model())
+    }
+}
+
+fn engine(case: &Value, isa: Isa, way: Way) -> Engine {
+    let options = EngineOptions {
         threads: way.threads,
         prefill_chunk: way.chunk,
         draft: way.draft,
         isa: Some(isa),
-        ..EngineOptions::new(place::model())
+        ..options_of(case)
     };
     Engine::load(options).unwrap()
 }
 
 fn run(case: &Value, isa: Isa, way: Way) -> Run {
-    let engine = engine(case, isa, way);
+    run_on(&engine(case, isa, way), case)
+}
+
+/// What an engine makes of a case.
+pub fn run_on(engine: &Engine, case: &Value) -> Run {
     let options = GenerateOptions {
         max_tokens: Some(number(case, "tokens", 32.0) as usize),
         sampler: SamplerOptions {
@@ -74,7 +85,7 @@ fn run(case: &Value, isa: Isa, way: Way) -> Run {
     Run { prompt, ids, text, digest: format!("{:016x}", digest(session.logits())) }
 }
 
-fn cases() -> Vec<(PathBuf, Value)> {
+pub fn cases() -> Vec<(PathBuf, Value)> {
     let dir = place::root().join("tests/golden").join(dims::MODEL);
     let mut files: Vec<PathBuf> = match std::fs::read_dir(&dir) {
         Ok(entries) => entries.map(|e| e.unwrap().path()).collect(),

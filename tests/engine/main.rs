@@ -18,6 +18,9 @@ mod cache_memory;
 mod calibration;
 /// A draft changes a token.
 mod draft;
+/// A program that drafts changes a token, guesses badly, or ends a text when it lies, hangs or dies.
+#[cfg(unix)]
+mod draft_model;
 /// A session longer than its slots loses its positions, grows, or stops making sense.
 mod eviction;
 /// A GGUF file gives other numbers than the checkpoint it was made from.

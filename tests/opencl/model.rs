@@ -233,6 +233,26 @@ fn text_is_the_same() {
 
 /// Matrices in chunks of rows, and fewer tokens at once: a buffer holds 256 KiB and then 64 KiB.
 #[test]
+fn drafts_change_no_text() {
+    if exact().is_none() {
+        return;
+    }
+    let mut all = vec![vec!["--draft".to_string(), "6".into()]];
+    if let Some(program) = crate::bed::place::draft_program() {
+        let model = ["--draft-when", "always", "--draft-model", program.to_str().unwrap()];
+        all.push(model.map(str::to_owned).into());
+    }
+    for drafts in &all {
+        let drafts: Vec<&str> = drafts.iter().map(String::as_str).collect();
+        for flags in [&["--gpu-attn"][..], &[]] {
+            let flags = [flags, &drafts].concat();
+            assert_eq!(text_of(&["--repeat-penalty", "1"], &flags, &[]), "", "{flags:?}");
+            assert_eq!(text_with(&flags, &[]), "", "{flags:?}");
+        }
+    }
+}
+
+#[test]
 fn small_buffers_change_nothing() {
     if exact().is_some() {
         for bytes in ["262144", "65536"] {

@@ -272,6 +272,20 @@ pub fn tested(model: &Path) -> Result<PathBuf> {
     Ok(debug_binary(&[]))
 }
 
+/// Where the program is that drafts for the story model in tests.
+pub fn draft() -> PathBuf {
+    place(Path::new("story-draft"), Some("tested"))
+}
+
+/// Builds it: a copy, as the next build replaces what this one makes.
+pub fn build_draft() -> Result<()> {
+    let (built, draft) = (tested(&model_dir("story-draft")?)?, draft());
+    fs::create_dir_all(draft.parent().expect("a file in a folder")).map_err(|e| Error::at(&draft, e))?;
+    // Not over one that may be running.
+    let new = draft.with_extension("new");
+    fs::copy(&built, &new).and_then(|_| fs::rename(&new, &draft)).map_err(|e| Error::at(&draft, e))
+}
+
 /// [`tested`] for another machine than this, whose tests go without grammars.
 pub fn tested_for(target: &str, model: &Path) -> Result<PathBuf> {
     linked_for(debug_build(model), target, android::Ndk::IfFound)?;

@@ -91,7 +91,7 @@ pub fn run(words: &[String]) -> Result<()> {
 /// `cargo …` for the bundled model, whatever model the user's shell is set to.
 fn cargo(words: &[&str]) -> std::process::Command {
     let mut command = sh::cargo(words);
-    command.env("ANTIGRAVITY_MODEL", "story");
+    command.env("ANTIGRAVITY_MODEL", "story").env("ANTIGRAVITY_DRAFT", build::draft());
     command
 }
 
@@ -142,6 +142,7 @@ const EVERY_KERNEL: [&str; 5] = [
 
 /// The tests of a device wait for its compiler, which works on one core, so the others run beside them.
 fn cargo_test() -> Outcome {
+    build::build_draft()?;
     sh::run(all_tests().arg("--no-run"))?;
     let skipped = EVERY_KERNEL.iter().flat_map(|name| ["--skip", name]);
     let mut device = all_tests();
@@ -208,6 +209,7 @@ fn quality_of_the_cache() -> Outcome {
 
 /// Kernels move pointers. That each stays within what it points into is checked here, and under emulation of Arm.
 fn with_assertions() -> Outcome {
+    build::build_draft()?;
     let mut tally = counted(asserting(&mut cargo(&["test", "--package", "antigravity-numeric", "--lib"])))?;
     let engine = ["test", "--package", "antigravity", "--features", "grammar", "--test", "engine"];
     tally += counted(asserting(&mut cargo(&engine)))?;

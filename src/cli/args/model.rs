@@ -2,6 +2,7 @@
 
 use super::cores::ThreadArgs;
 use super::device::DeviceArgs;
+use super::draft::DraftFlags;
 use super::eviction::EvictionArgs;
 use super::number::within;
 use crate::cli::flags::named;
@@ -133,10 +134,8 @@ pub(in crate::cli) struct CacheArgs {
     pub cache_type_v: Option<KvType>,
     #[command(flatten)]
     pub eviction: EvictionArgs,
-    /// Guess up to N tokens ahead from the text so far and check them in one pass: the same text, faster where it
-    /// repeats itself, on the CPU only; 0 is off
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub draft: usize,
+    #[command(flatten)]
+    pub draft: DraftFlags,
 }
 
 impl ModelArgs {
@@ -151,7 +150,8 @@ impl ModelArgs {
             eviction: cache.eviction.resolve()?,
             max_seq_len: within("--max-seq-len", cache.max_seq_len, 1 << 24)?,
             threads: self.cores.resolve()?,
-            draft: if cache.draft == 0 { 0 } else { within("--draft", cache.draft, 64)? },
+            draft: cache.draft.length()?,
+            draft_model: cache.draft.program(),
             ..self.load.resolve()?
         })
     }

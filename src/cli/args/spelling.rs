@@ -16,6 +16,8 @@ const SAME: &[(&str, &str)] = &[
     ("-hfr", "--model-path"),
     ("-j", "--json-schema"),
     ("-l", "--logit-bias"),
+    ("-md", "--draft-model"),
+    ("--model-draft", "--draft-model"),
     ("-st", "--single-turn"),
     ("-sys", "--system"),
     ("-ub", "--prefill-chunk"),
@@ -26,7 +28,6 @@ const ALWAYS: &[&str] = &["--jinja", "--no-context-shift", "--no-escape", "--no-
 
 /// Flags that cannot be followed, and what to use.
 const INSTEAD: &[(&[&str], &str)] = &[
-    (&["-md", "--model-draft"], "--draft N guesses tokens from the text so far"),
     (&["-tb", "--threads-batch"], "--threads is for prompts too"),
     (&["-dev", "--device", "-mg", "--main-gpu"], "--cl-device chooses the OpenCL device"),
     (&["-sm", "--split-mode", "-ts", "--tensor-split"], "one device runs the model; --cl-device chooses it"),

@@ -66,6 +66,16 @@ const IDLE: &[Idle] = &[
         holds: |m| given(m, "cache-type-k") && given(m, "cache-type-v"),
         why: "no effect beside --cache-type-k and --cache-type-v",
     },
+    Idle {
+        flags: &["draft-model"],
+        holds: |m| value(m, "draft") == Some(0usize),
+        why: "no effect at --draft 0",
+    },
+    Idle {
+        flags: &["draft-when"],
+        holds: |m| !given(m, "draft-model"),
+        why: "no effect without a --draft-model",
+    },
 ];
 
 static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -93,6 +103,10 @@ fn told(command: &str, m: &ArgMatches) -> Vec<String> {
     let mut lines: Vec<String> = idle.map(|(flag, why)| format!("warning: --{flag}: {why}")).collect();
     if command == "generate" && given(m, "batch") && !given(m, "prompts") {
         lines.push("warning: --batch: no effect without --prompts".into());
+    }
+    if command == "logits" {
+        let idle = ["draft", "draft-model"].into_iter().filter(|flag| given(m, flag));
+        lines.extend(idle.map(|flag| format!("warning: --{flag}: no effect, as all tokens are given")));
     }
     if let Some(n) = value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION && given(m, "max-seq-len"))
     {

@@ -78,17 +78,8 @@ impl Engine {
 
     /// The same with other options for cache, eviction, drafts, threads and attention.
     pub fn session_of(&self, o: &EngineOptions) -> Result<Session> {
-        let session = self.crew(o)?.session()?;
-        let why = match (o.draft, &self.runs, o.eviction.policy) {
-            (0, ..) => return Ok(session),
-            (_, Runs::Device | Runs::Both(_), _) => "only the CPU computes several tokens to the bits of one",
-            (_, _, Policy::SnapKv | Policy::H2o) => {
-                "the eviction policy looks at attention, which drafts would change"
-            }
-            _ => return session.with_drafts(o.draft),
-        };
-        o.notice.say(&format!("`EngineOptions::draft` {}: off, as {why}", o.draft));
-        Ok(session)
+        let o = EngineOptions { batch: 1, ..o.clone() };
+        self.drafting(self.crew(&o)?.session()?, &o, self.drafted(&o))
     }
 
     /// Empty sequences on the same devices, whose tokens are computed together: see [`crate::session::compute`].
@@ -98,8 +89,39 @@ impl Engine {
     /// `Memory`; what the options or the device do not allow.
     pub fn sessions_of(&self, o: &EngineOptions, sequences: usize) -> Result<Vec<Session>> {
         let o = EngineOptions { batch: sequences, ..o.clone() };
-        let crew = self.crew(&o)?;
-        (0..sequences).map(|_| crew.session()).collect()
+        let (crew, drafted) = (self.crew(&o)?, self.drafted(&o));
+        (0..sequences).map(|_| self.drafting(crew.session()?, &o, drafted)).collect()
+    }
+
+    /// Most tokens of a draft with these options. Where there can be none, that is said.
+    fn drafted(&self, o: &EngineOptions) -> usize {
+        // Drafts of all sequences fit into one pass.
+        let room = chunk(o) / o.sequences() - 1;
+        let why = match (o.draft, &self.runs, o.eviction.policy) {
+            (0, ..) => return 0,
+            (_, Runs::Device | Runs::Both(_), _) if o.gpu_fast => {
+                "fast kernels compute several tokens otherwise than one"
+            }
+            (_, _, Policy::SnapKv | Policy::H2o) => {
+                "the eviction policy looks at attention, which drafts would change"
+            }
+            _ if room == 0 => "a pass has no room for more than a token of each text",
+            _ => return o.draft.min(room),
+        };
+        o.notice.say(&format!("`EngineOptions::draft` {}: off, as {why}", o.draft));
+        0
+    }
+
+    /// A session that drafts so many tokens.
+    fn drafting(&self, session: Session, o: &EngineOptions, most: usize) -> Result<Session> {
+        if most == 0 {
+            return Ok(session);
+        }
+        let session = session.with_drafts(most)?;
+        Ok(match self.draft.as_ref().filter(|_| o.draft_model.is_some()) {
+            Some(model) => session.with_draft_model(model),
+            None => session,
+        })
     }
 
     /// The devices for sequences with these options: the CPU where no other can be used.

@@ -4,7 +4,7 @@ use super::Engine;
 use super::stream::{End, Writer};
 use crate::run::eviction::Policy;
 use crate::run::options::{EngineOptions, GenerateOptions};
-use crate::run::session::{Session, StopReason, compute};
+use crate::run::session::{Drafts, Session, Stage, StopReason, compute};
 use files::{Error, Result};
 use std::collections::VecDeque;
 use text::sampler::TokenLogprobs;
@@ -81,14 +81,7 @@ impl Engine {
         let free = match sequences {
             0 => Vec::new(),
             1 => vec![self.session()?],
-            n => {
-                if let draft @ 1.. = self.options.draft {
-                    self.options.notice.say(&format!(
-                        "`EngineOptions::draft` {draft}: off, as prompts are decoded together"
-                    ));
-                }
-                self.sessions_of(&self.options, n)?
-            }
+            n => self.sessions_of(&self.options, n)?,
         };
         Ok(Batch { engine: self, items, waiting, complete: VecDeque::new(), free, texts: Vec::new() })
     }
@@ -154,15 +147,27 @@ impl Text<'_> {
         self.done() < self.prompt
     }
 
-    /// Stages the next tokens, at most `room` of them: how many.
-    fn stage(&mut self, room: usize) -> Result<usize> {
+    /// Stages the next tokens, at most `room` of a prompt, after those that a draft has computed already: how the text
+    /// ends, if it does.
+    fn stage(&mut self, room: usize) -> Result<Option<End>> {
         let (done, all) = (self.done(), self.tokens.len());
         if self.is_prompt() {
             self.writer.progress(done, self.prompt);
             let some = &self.tokens[done..all.min(done + room)];
-            return if some.is_empty() { Ok(0) } else { self.session.stage_prompt(some, all - done) };
+            if !some.is_empty() {
+                self.session.stage_prompt(some, all - done)?;
+            }
+            return Ok(None);
         }
-        self.session.stage(self.tokens[all - 1]).map(|_| 1)
+        while let Some(&last) = self.tokens.last() {
+            if self.session.stage(last)? == Stage::Staged {
+                break;
+            }
+            if let Some(end) = self.advance()? {
+                return Ok(Some(end));
+            }
+        }
+        Ok(None)
     }
 
     /// Takes the logits of the last token, where they are there: how the text ends, if it does.
@@ -182,6 +187,7 @@ impl Text<'_> {
         }
         let token = self.writer.sample(self.session.logits(), &self.tokens)?;
         self.tokens.push(token);
+        self.session.drawn_from(self.writer.sampler().rng());
         self.answer.tokens += 1;
         self.answer.logprobs.extend(self.writer.logprobs().cloned());
         let session = &self.session;
@@ -235,6 +241,7 @@ impl<'a> Batch<'a> {
         let begun = session.begin_prompt(&tokens);
         match begun.and_then(|()| Writer::new(self.engine, &self.items[index].options)) {
             Ok(writer) => {
+                session.chosen_by(writer.sampler().options());
                 let (prompt, answer) = (tokens.len(), BatchAnswer::new(index));
                 self.texts.push(Text { session, writer, tokens, prompt, answer });
             }
@@ -255,12 +262,14 @@ impl<'a> Batch<'a> {
         let mut room = most.saturating_sub(decoding).max(1);
         let mut i = 0;
         while i < self.texts.len() {
-            let was_prompt = self.texts[i].is_prompt();
+            // The next token of a text is counted already.
+            let counted = usize::from(!self.texts[i].is_prompt());
             match self.texts[i].stage(room) {
-                Ok(n) => {
-                    room -= if was_prompt { n.min(room) } else { 0 };
+                Ok(None) => {
+                    room = room.saturating_sub(self.texts[i].session.staged().saturating_sub(counted));
                     i += 1;
                 }
+                Ok(Some(end)) => self.complete(i, end),
                 Err(e) => self.fail(i, e)?,
             }
         }
@@ -274,15 +283,25 @@ impl<'a> Batch<'a> {
         while i < self.texts.len() {
             match self.texts[i].advance() {
                 Ok(None) => i += 1,
-                Ok(Some(end)) => {
-                    let (answer, session) = self.texts.remove(i).end(end);
-                    self.complete.push_back(Ok(answer));
-                    self.free.push(session);
-                }
+                Ok(Some(end)) => self.complete(i, end),
                 Err(e) => self.fail(i, e)?,
             }
         }
         Ok(())
+    }
+
+    /// A text has ended: its answer can be fetched, and its sequence is free.
+    fn complete(&mut self, text: usize, end: End) {
+        let (answer, mut session) = self.texts.remove(text).end(end);
+        session.settle();
+        self.complete.push_back(Ok(answer));
+        self.free.push(session);
+    }
+
+    /// How drafts went so far, where there are any.
+    pub fn drafts(&self) -> Option<Drafts> {
+        let sessions = self.texts.iter().map(|text| &text.session).chain(&self.free);
+        sessions.filter_map(Session::drafts).reduce(|a, b| a + b)
     }
 
     /// What goes wrong with one text comes in place of its answer; what goes wrong with the device ends all.

@@ -141,6 +141,11 @@ impl<'a> Writer<'a> {
         &self.cancel
     }
 
+    /// What chooses the tokens.
+    pub(super) fn sampler(&self) -> &Sampler {
+        &self.sampler
+    }
+
     /// Tells how much of the prompt is done.
     pub(super) fn progress(&self, done: usize, all: usize) {
         self.progress.tell(done, all);
@@ -249,6 +254,7 @@ impl<'a> TokenStream<'a> {
         prompt: &[u32],
         start: Instant,
     ) -> Result<Self> {
+        session.chosen_by(writer.sampler.options());
         let rest = session.reuse(prompt)?;
         let timing = Timing { prompt_tokens: rest.len(), ..Timing::default() };
         let (mut state, mut uncomputed) = (State::Sample, Vec::new());
@@ -369,6 +375,7 @@ impl<'a> TokenStream<'a> {
         if end.is_some() {
             self.session.settle();
         }
+        self.session.drawn_from(self.writer.sampler.rng());
         match end {
             None => match self.session.decode_unless(token, Some(&self.writer.cancel)) {
                 Err(Error::Interrupted) => {

@@ -1,16 +1,23 @@
 //! Drafts: tokens that the text may go on with, computed in one pass with the token before them. A draft is what
 //! followed the last few tokens where they stood before (prompt lookup decoding, github.com/apoorvumang/
-//! prompt-lookup-decoding). Whoever chooses tokens sees nothing of it: each is chosen from the same logits as without,
-//! and as long as the draft has it, its logits are there already.
+//! prompt-lookup-decoding), else what a smaller model expects, where there is one (`draft_model.rs`). Whoever chooses tokens
+//! sees nothing of it: each is chosen from the same logits as without, and as long as the draft has it, its logits are
+//! there already.
 
 use super::Session;
 use super::evict::{Evictor, Input};
 use crate::dims::VOCAB;
+use crate::run::draft_model::{DraftModel, Question};
 use files::{Error, Result};
-use std::ops::RangeInclusive;
+use std::ops::{Add, RangeInclusive};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use text::sampler::{Rng, SamplerOptions};
 
 /// Tokens that must have stood in the text before, in order, for what followed them to be drafted; more are better.
 const GRAM: RangeInclusive<usize> = 2..=3;
+/// The same where a model can be asked, which knows more than a few tokens do.
+const LONG_GRAM: RangeInclusive<usize> = 8..=8;
 /// After this many tokens, drafting is tried again on a text where drafts failed. A draft of one token costs a quarter of
 /// a pass where arithmetic is slow, so one failed draft in this many tokens costs less than half a percent.
 const LONGEST_PAUSE: usize = 63;
@@ -24,21 +31,78 @@ pub struct Drafts {
     pub drafted: usize,
     /// Those of them that were chosen.
     pub accepted: usize,
+    /// Tokens that a model drafted, and
+    pub model_drafted: usize,
+    /// those of them that were chosen.
+    pub model_accepted: usize,
+}
+
+impl Add for Drafts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            passes: self.passes + other.passes,
+            drafted: self.drafted + other.drafted,
+            accepted: self.accepted + other.accepted,
+            model_drafted: self.model_drafted + other.model_drafted,
+            model_accepted: self.model_accepted + other.model_accepted,
+        }
+    }
 }
 
 /// Decides when to draft, and how much.
-#[derive(Debug)]
 pub(super) struct Drafter {
     /// Most tokens of a draft.
     most: usize,
     pace: Pace,
+    /// A smaller model that drafts.
+    model: Option<Asker>,
     /// The tokens of the last pass that drafted: one of the sequence, then the draft.
     pass: Vec<u32>,
     /// How many of them are of the sequence.
     taken: usize,
+    /// Who was asked for it.
+    source: Source,
+    /// How long it took, where that says anything.
+    time: Option<Duration>,
     /// Logits of each: `[token][VOCAB]`.
     rows: Vec<f32>,
     drafts: Drafts,
+}
+
+/// Who drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Nobody,
+    Text,
+    Model,
+}
+
+/// A sequence's part of a draft model.
+struct Asker {
+    model: DraftModel,
+    /// The number of this sequence.
+    owner: u64,
+    sampler: Arc<SamplerOptions>,
+    random: Option<Rng>,
+    /// How long the last draft took.
+    asked: Duration,
+}
+
+impl Asker {
+    /// Appends to `pass` what the model drafts after `tokens`, at most `room` of them, if it is to be asked.
+    fn ask(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) -> Source {
+        let began = Instant::now();
+        let length = self.model.length(room);
+        if length == 0 {
+            return Source::Nobody;
+        }
+        let (sampler, random) = (&self.sampler, self.random.as_ref());
+        self.model.ask(&Question { owner: self.owner, tokens, length, sampler, random }, pass);
+        self.asked = began.elapsed();
+        Source::Model
+    }
 }
 
 impl Drafter {
@@ -52,7 +116,8 @@ impl Drafter {
         })?;
         rows.resize(len, 0.0);
         let pass = Vec::with_capacity(most + 1);
-        Ok(Self { most, pace: Pace::new(most), pass, taken: 0, rows, drafts: Drafts::default() })
+        let (pace, drafts) = (Pace::new(most), Drafts::default());
+        Ok(Self { most, pace, model: None, pass, taken: 0, source: Source::Nobody, time: None, rows, drafts })
     }
 
     /// Tokens that are computed and not of the sequence.
@@ -64,7 +129,7 @@ impl Drafter {
     pub fn forget(&mut self) -> usize {
         let ahead = self.ahead();
         self.pass.clear();
-        self.taken = 0;
+        (self.taken, self.source, self.time) = (0, Source::Nobody, None);
         ahead
     }
 
@@ -73,10 +138,14 @@ impl Drafter {
         &mut self.rows[..tokens * VOCAB]
     }
 
-    /// Learns from the last draft, if there was one.
+    /// Learns from the last pass.
     fn learn(&mut self) {
-        if self.pass.len() > 1 {
-            self.pace.drafted(self.taken - 1, self.pass.len() - 1);
+        let (accepted, drafted) = (self.taken.saturating_sub(1), self.pass.len().saturating_sub(1));
+        match (std::mem::replace(&mut self.source, Source::Nobody), self.time.take(), &self.model) {
+            (Source::Text, ..) => self.pace.drafted(accepted, drafted),
+            (Source::Model, time, Some(asker)) => asker.model.drafted(accepted, drafted, time),
+            (Source::Nobody, Some(time), Some(asker)) => asker.model.plain(time),
+            _ => {}
         }
     }
 
@@ -84,16 +153,41 @@ impl Drafter {
     fn begin(&mut self, tokens: &[u32], room: usize) -> bool {
         self.pass.clear();
         self.taken = 0;
-        let length = self.pace.length().min(room).min(self.most);
-        if length == 0 {
-            return false;
-        }
+        let room = room.min(self.most);
+        let length = self.pace.length().min(room);
         self.pass.extend(tokens.last());
-        let found = GRAM.rev().any(|n| look_up(tokens, n, length, &mut self.pass));
+        let repeats = |grams: RangeInclusive<usize>, pass: &mut Vec<u32>| {
+            length > 0 && grams.rev().any(|n| look_up(tokens, n, length, pass))
+        };
+        self.source = match &mut self.model {
+            Some(_) if repeats(LONG_GRAM, &mut self.pass) => Source::Text,
+            Some(asker) if room > 0 => asker.ask(tokens, room, &mut self.pass),
+            _ => Source::Nobody,
+        };
+        if self.source == Source::Nobody && repeats(GRAM, &mut self.pass) {
+            self.source = Source::Text;
+        }
+        let found = self.pass.len() > 1;
         if !found {
             self.pass.clear();
         }
         found
+    }
+
+    /// Whether a model drafts.
+    pub fn has_model(&self) -> bool {
+        self.model.is_some()
+    }
+
+    /// The pass took so long for each of its texts, drafting included. Where `others` had drafted tokens, it says nothing
+    /// of one without.
+    pub fn took(&mut self, others: usize, time: Duration) {
+        self.time = (others == 0 || self.source == Source::Model).then_some(time);
+    }
+
+    /// How long the last draft took; then it counts no more.
+    pub fn take_asked(&mut self) -> Duration {
+        self.model.as_mut().map_or(Duration::ZERO, |asker| std::mem::take(&mut asker.asked))
     }
 }
 
@@ -169,6 +263,38 @@ impl Session {
         Ok(self)
     }
 
+    /// Lets a smaller model draft too; comes after [`Session::with_drafts`].
+    pub fn with_draft_model(mut self, model: &DraftModel) -> Self {
+        if let Some(drafter) = &mut self.drafter {
+            let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
+            drafter.model = Some(Asker {
+                model: model.clone(),
+                owner: model.owner(),
+                sampler: Arc::new(greedy),
+                random: None,
+                asked: Duration::ZERO,
+            });
+        }
+        self
+    }
+
+    /// Says how tokens are chosen from now on, so that a draft model can choose in the same way.
+    pub(crate) fn chosen_by(&mut self, sampler: &SamplerOptions) {
+        if let Some(asker) = self.drafter.as_mut().and_then(|d| d.model.as_mut()) {
+            asker.random = None;
+            if *asker.sampler != *sampler {
+                asker.sampler = Arc::new(sampler.clone());
+            }
+        }
+    }
+
+    /// Says which random numbers come next.
+    pub(crate) fn drawn_from(&mut self, random: &Rng) {
+        if let Some(asker) = self.drafter.as_mut().and_then(|d| d.model.as_mut()) {
+            asker.random = Some(random.clone());
+        }
+    }
+
     /// How drafts went so far, where there are any.
     pub fn drafts(&self) -> Option<Drafts> {
         self.drafter.as_ref().map(|d| d.drafts)
@@ -200,6 +326,7 @@ impl Session {
             self.tokens.push(token);
             d.taken += 1;
             d.drafts.accepted += 1;
+            d.drafts.model_accepted += usize::from(d.source == Source::Model);
             return true;
         }
         d.learn();
@@ -234,6 +361,7 @@ impl Session {
         d.taken = 1;
         d.drafts.passes += 1;
         d.drafts.drafted += d.pass.len() - 1;
+        d.drafts.model_drafted += if d.source == Source::Model { d.pass.len() - 1 } else { 0 };
     }
 }
 

@@ -4,9 +4,11 @@
 
 use super::Session;
 use super::devices::At;
+use super::draft::Drafter;
 use super::evict::Input;
 use crate::model::device::{CancelToken, Logits, Run, SharedDevice, locked};
 use files::{Error, Result};
+use std::time::{Duration, Instant};
 
 /// Tokens that the next pass computes.
 #[derive(Default)]
@@ -22,8 +24,10 @@ pub(super) struct Staged {
 enum Want {
     #[default]
     Nothing,
-    /// Those of the last token.
+    /// Those of a prompt's last token.
     Last,
+    /// Those of the next token, which is alone.
+    Next,
     /// Those of every token: the last of the sequence, then the draft.
     Draft,
 }
@@ -80,22 +84,27 @@ impl Session {
             true => Want::Draft,
             false => {
                 self.staged.tokens.push(token);
-                Want::Last
+                Want::Next
             }
         };
         Ok(Stage::Staged)
     }
 
-    /// Whether anything is staged for the next pass.
+    /// Tokens that are staged for the next pass.
+    pub fn staged(&self) -> usize {
+        self.staged.tokens.len()
+    }
+
+    /// Whether anything is.
     pub fn is_staged(&self) -> bool {
-        !self.staged.tokens.is_empty()
+        self.staged() > 0
     }
 
     /// What is staged, as a run of a pass.
     fn run(&mut self) -> Run<'_> {
         let tokens = &self.staged.tokens[..];
         let logits = match (&self.staged.want, &mut self.drafter) {
-            (Want::Last, _) => Logits::Last(&mut self.logits),
+            (Want::Last | Want::Next, _) => Logits::Last(&mut self.logits),
             (Want::Draft, Some(drafter)) => Logits::All(drafter.rows(tokens.len())),
             _ => Logits::None,
         };
@@ -142,6 +151,57 @@ impl Session {
 /// `Interrupted` soon after `cancel` is cancelled: what is not computed is not staged any more. What the device of a
 /// sequence returns where there is no other to go on on.
 pub fn compute(sessions: &mut [&mut Session], cancel: Option<&CancelToken>) -> Result<()> {
+    let (staged, began) = (Counted::of(sessions), Instant::now());
+    compute_staged(sessions, cancel)?;
+    staged.took(sessions, began.elapsed());
+    Ok(())
+}
+
+/// What is staged of some sequences, for those that learn from the times of passes.
+struct Counted {
+    /// Drafted tokens of each; `None` for what is no next token.
+    drafted: Vec<Option<usize>>,
+    /// Parts of prompts beside them.
+    prompts: usize,
+}
+
+impl Counted {
+    fn of(sessions: &[&mut Session]) -> Self {
+        // Nobody learns, and nothing is allocated.
+        if sessions.iter().all(|s| s.drafter.as_ref().is_none_or(|d| !d.has_model())) {
+            return Self { drafted: Vec::new(), prompts: 0 };
+        }
+        let drafted = |s: &&mut Session| match s.staged.want {
+            _ if s.staged.tokens.is_empty() => None,
+            Want::Draft => Some(s.staged.tokens.len() - 1),
+            Want::Next => Some(0),
+            Want::Nothing | Want::Last => None,
+        };
+        let drafted: Vec<_> = sessions.iter().map(drafted).collect();
+        let staged = sessions.iter().filter(|s| s.is_staged()).count();
+        Self { prompts: staged - drafted.iter().flatten().count(), drafted }
+    }
+
+    /// They took so long together.
+    fn took(self, sessions: &mut [&mut Session], time: Duration) {
+        let next = self.drafted.iter().flatten().count();
+        let all: usize = self.drafted.iter().flatten().sum();
+        let asked: Duration =
+            sessions.iter_mut().filter_map(|s| s.drafter.as_mut()).map(Drafter::take_asked).sum();
+        // A prompt beside them takes longer than they do.
+        if next == 0 || self.prompts > 0 {
+            return;
+        }
+        let share = (time + asked) / next as u32;
+        for (session, drafted) in sessions.iter_mut().zip(&self.drafted) {
+            if let (Some(drafter), Some(n)) = (&mut session.drafter, *drafted) {
+                drafter.took(all - n, share);
+            }
+        }
+    }
+}
+
+fn compute_staged(sessions: &mut [&mut Session], cancel: Option<&CancelToken>) -> Result<()> {
     if let [session] = sessions {
         return session.compute_alone(cancel);
     }

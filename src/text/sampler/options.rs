@@ -1,9 +1,11 @@
 //! The options of a sampler and their valid ranges.
 
 use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
 
 /// How to choose tokens. The defaults are the specification's; stages it does not have are off.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SamplerOptions {
     /// Divides the logits; 0 takes the largest.
     pub temperature: f32,
@@ -33,11 +35,13 @@ pub struct SamplerOptions {
     pub seed: u64,
     /// The grammar that the text must follow from its start.
     #[cfg(feature = "grammar")]
+    #[serde(skip)]
     pub grammar: Option<super::Grammar>,
 }
 
 /// DRY, "don't repeat yourself": see [`SamplerOptions::dry`].
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DryOptions {
     /// The penalty on the first token beyond the allowed length; 0 is off.
     pub multiplier: f32,
@@ -52,7 +56,8 @@ pub struct DryOptions {
 }
 
 /// XTC, "exclude top choices": see [`SamplerOptions::xtc`].
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct XtcOptions {
     /// The probability that it acts on a token; 0 is off.
     pub probability: f32,

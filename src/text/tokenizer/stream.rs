@@ -50,6 +50,19 @@ impl Pieces {
         pieces
     }
 
+    /// A number that differs where ids stand for other bytes, or are special in one of two vocabularies. Ids without a token
+    /// at the end, with which files are padded, do not count.
+    pub fn digest(&self) -> u32 {
+        let used = self.ends.partition_point(|&end| (end as usize) < self.bytes.len());
+        let mut hash = crc32fast::Hasher::new();
+        hash.update(&self.bytes);
+        for (end, flag) in self.ends.iter().zip(&self.flags).take(used + 1) {
+            hash.update(&end.to_le_bytes());
+            hash.update(&[*flag as u8]);
+        }
+        hash.finalize()
+    }
+
     fn append(&mut self, token: &str) -> Flag {
         match &self.kind {
             DecoderKind::ByteLevel => {

@@ -10,6 +10,7 @@ pub const PAGES: &[&str] = &[
     "tests/README.md",
     "xtask/README.md",
     "models/story/README.md",
+    "models/story-draft/README.md",
 ];
 
 /// Places that a page names by their paths.

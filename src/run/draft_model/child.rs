@@ -1,0 +1,124 @@
+//! The other program: its process, and the two threads that write to it and read from it, so that whoever asks never waits
+//! for longer than they say.
+
+use super::protocol;
+use files::{Error, Result};
+use std::io::{BufReader, Write};
+use std::path::Path;
+use std::process::{Child as Process, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+/// Bytes of the stack of a thread that reads or writes.
+const STACK: usize = 128 << 10;
+/// Lines of the other program that are kept until somebody looks: it says one at a time.
+const KEPT: usize = 2;
+
+/// A running program. It is ended when this is dropped.
+pub struct Child {
+    process: Process,
+    requests: Sender<String>,
+    lines: Receiver<Result<Vec<u8>>>,
+}
+
+/// How the program is to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting {
+    /// Slots of each of its caches.
+    pub slots: usize,
+    /// Texts at once.
+    pub sequences: usize,
+    /// Its threads.
+    pub threads: usize,
+}
+
+impl Child {
+    /// Starts a program, which hears nothing of Ctrl-C: its input ends with this process.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn start(program: &Path, setting: Setting) -> std::io::Result<Self> {
+        let mut command = Command::new(program);
+        let Setting { slots, sequences, threads } = setting;
+        command.arg("draft").args([format!("-c{slots}"), format!("-n{sequences}"), format!("-t{threads}")]);
+        // That is this program's model.
+        command.env_remove("ANTIGRAVITY_MODEL");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut process = command.spawn()?;
+        let (mut stdin, stdout) =
+            (process.stdin.take().expect("piped"), process.stdout.take().expect("piped"));
+        let (requests, asked) = channel::<String>();
+        let (hand, lines) = sync_channel(KEPT);
+        // A pipe that is closed is an end that the reader sees.
+        let write = move || {
+            for request in asked {
+                if stdin.write_all(request.as_bytes()).and_then(|()| stdin.flush()).is_err() {
+                    break;
+                }
+            }
+        };
+        let read = move || {
+            let mut input = BufReader::new(stdout);
+            while let Some(line) = protocol::read_line(&mut input, protocol::ANSWER).transpose() {
+                let over = line.is_err();
+                if hand.send(line).is_err() || over {
+                    break;
+                }
+            }
+        };
+        let spawn = |name: &str| thread::Builder::new().name(name.into()).stack_size(STACK);
+        let child = Self { process, requests, lines };
+        spawn("to the draft").spawn(write)?;
+        spawn("from the draft").spawn(read)?;
+        Ok(child)
+    }
+
+    /// Sends a line.
+    pub fn send(&self, line: String) {
+        // Where the thread is gone, so is the program: whoever waits for an answer is told.
+        let _ = self.requests.send(line);
+    }
+
+    /// Its next line, if it comes in time.
+    ///
+    /// # Errors
+    ///
+    /// `Other`, in words that follow its name: it has ended, or says what is no line.
+    pub fn receive(&mut self, patience: Duration) -> Result<Option<Vec<u8>>> {
+        match self.lines.recv_timeout(patience) {
+            Ok(line) => line.map(Some).map_err(|e| Error::Other(format!("says {e}"))),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(Error::Other(format!("has ended{}", self.status()))),
+        }
+    }
+
+    /// How it ended, where that is known at once.
+    fn status(&mut self) -> String {
+        // Its output ends a moment before it does.
+        for _ in 0..20 {
+            match self.process.try_wait() {
+                Ok(Some(status)) => return format!(" ({status})"),
+                Ok(None) => thread::sleep(Duration::from_millis(1)),
+                Err(_) => break,
+            }
+        }
+        String::new()
+    }
+
+    /// The number of its process.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // It keeps nothing that a kill could damage.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
