@@ -1,7 +1,8 @@
 //! Conversations as the text that a chat model was trained on.
 //!
-//! A model's own template is a Jinja program ([`Jinja`]). Models without one get one of two common formats, or plain
-//! paragraphs. Control tokens and text are kept apart, so that the text of a control token in a message stays text.
+//! A model's own template is a Jinja program ([`Jinja`]). Models without one get the built-in format of their family, or
+//! plain paragraphs. Control tokens and text are kept apart, so that the text of a control token in a message stays text.
+//! [`Reader`] reads an answer: thoughts, text, and calls of functions.
 
 mod builtin;
 mod calls;
@@ -136,10 +137,10 @@ impl Template {
             // The base models have these tokens too.
             () if ends("<end_of_turn>") && has("<start_of_turn>") => Template::Gemma,
             () if has("<|user|>") && has("<|assistant|>") && has("<|end|>") => {
-                if has("<|tool|>") {
-                    Template::Phi4
-                } else {
+                if has("<s>") {
                     Template::Phi3
+                } else {
+                    Template::Phi4
                 }
             }
             () if has("<|start_of_role|>") && has("<|end_of_role|>") && ends("<|end_of_text|>") => {
@@ -152,7 +153,7 @@ impl Template {
     /// The built-in format of this name, as [`Template::name`] says it.
     pub fn named(name: &str) -> Option<Self> {
         let all = [Self::ChatMl { bos: false }, Self::Llama3, Self::Gemma, Self::Phi3, Self::Phi4];
-        all.into_iter().chain([Self::Granite, Self::Plain]).find(|template| template.name() == name)
+        all.into_iter().chain([Self::Granite]).find(|template| template.name() == name)
     }
 
     /// Whether tools in the variables of a conversation come to the model's attention.

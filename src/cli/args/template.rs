@@ -21,8 +21,8 @@ pub(in crate::cli) enum Think {
 /// The form of a conversation.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct TemplateArgs {
-    /// Chat template in place of the model's own: a file or a text in Jinja, or one of chatml, llama3, gemma, phi3, phi4,
-    /// granite and plain
+    /// Chat template in place of the model's own: a file or a text in Jinja, or one of chatml, llama3, gemma, phi3, phi4
+    /// and granite
     #[arg(long, alias = "chat-template-file", value_name = "FILE|TEXT", allow_hyphen_values = true)]
     chat_template: Option<String>,
     /// Set a variable of the chat template, for example enable_thinking=false; JSON or a text; may be repeated
@@ -53,7 +53,7 @@ impl TemplateArgs {
         }
         let file = Path::new(given);
         if !file.exists() {
-            let (given, known) = (unquoted(given), "chatml, llama3, gemma, phi3, phi4, granite, plain");
+            let (given, known) = (unquoted(given), "chatml, llama3, gemma, phi3, phi4, granite");
             return Err(Error::Usage(format!("{FLAG} {given}: no such file; known without a file: {known}")));
         }
         source.instead(&format!("{FLAG} {}", file.display()), &read_text(FLAG, file)?)
