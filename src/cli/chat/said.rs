@@ -258,19 +258,26 @@ impl Chat<'_> {
         }
         self.random = stream.sampler_mut().rng().clone();
         let report = Report::new(&stream, self.loading, self.options.sampler.seed);
-        match report.reason {
+        drop(stream);
+        self.keep_own(&mut ids, report.reason, shown);
+        Ok(Answer { report, ids, lost })
+    }
+
+    /// Drops the ids at the end that are not part of the answer, whose text has so many bytes.
+    fn keep_own(&self, ids: &mut Vec<u32>, reason: StopReason, shown: usize) {
+        let (form, tokenizer) = (self.conversation.form(), self.engine.tokenizer());
+        match reason {
             // The next turn adds its own.
             StopReason::Eos => {
                 ids.pop();
             }
             // A stop string is not part of the answer.
             StopReason::Stop => {
-                while form.decode(engine.tokenizer(), &ids).len() > shown {
+                while form.decode(tokenizer, ids).len() > shown {
                     ids.pop();
                 }
             }
             StopReason::Length | StopReason::Context | StopReason::Interrupt => {}
         }
-        Ok(Answer { report, ids, lost })
     }
 }
