@@ -10,11 +10,8 @@ use text::chat::{Template, TemplateSource, Tools, Variables};
 /// What becomes of thoughts.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(in crate::cli) enum Think {
-    /// Shown: dimmed at a terminal, as lines of their own with --format jsonl, else on stderr
     Show,
-    /// Thought, but not shown
     Hide,
-    /// Not thought, where the model can do without (enable_thinking=false); never shown
     Off,
 }
 
@@ -32,8 +29,10 @@ pub(in crate::cli) struct TemplateArgs {
     /// line of JSON; /tool NAME TEXT answers it
     #[arg(long, value_name = "FILE")]
     pub tools: Option<PathBuf>,
-    /// What becomes of the thoughts of a reasoning model [default: show at a terminal and with --format jsonl, else hide]
-    #[arg(long, value_enum)]
+    /// What becomes of a reasoning model's thoughts: show them (dimmed at a terminal, apart in JSON lines, else on stderr),
+    /// hide them, or off: the model is told not to think, by enable_thinking=false [default: show at a terminal and in JSON
+    /// lines, else hide]
+    #[arg(long, value_enum, value_name = "show|hide|off", hide_possible_values = true)]
     pub think: Option<Think>,
     /// End thoughts after N tokens; then the answer follows
     #[arg(long, alias = "reasoning-budget", value_name = "N")]
