@@ -126,6 +126,7 @@ fn check_tools(conversation: &Conversation, engine: &Engine) -> Result<()> {
 }
 
 /// What follows a line of input.
+#[allow(clippy::large_enum_variant, reason = "there is one at a time")]
 enum Next {
     Leave,
     Read,

@@ -104,11 +104,11 @@ impl Reader {
             State::Begin => self.begin(parts),
             State::Thinking => {
                 let close = self.form.thinking.and_then(|t| t.close);
-                self.to_marker(close.as_slice(), parts).is_some_and(|_| self.go(State::Begin))
+                self.up_to_marker(close.as_slice(), parts).is_some_and(|_| self.go(State::Begin))
             }
             State::Text => {
                 let Some(markers) = self.form.calls else { return self.hand_out(self.held.len(), parts) };
-                self.to_marker(&[markers.open], parts).is_some_and(|_| self.go(State::Call(markers)))
+                self.up_to_marker(&[markers.open], parts).is_some_and(|_| self.go(State::Call(markers)))
             }
             State::Call(markers) => {
                 let Some((at, close)) = markers.close.and_then(|c| Some((self.held.find(c)?, c))) else {
@@ -170,7 +170,7 @@ impl Reader {
     }
 
     /// Hands out what comes before the first of the markers, and drops that; or all that cannot be the beginning of one.
-    fn to_marker(&mut self, markers: &[&str], parts: &mut Vec<Part>) -> Option<()> {
+    fn up_to_marker(&mut self, markers: &[&str], parts: &mut Vec<Part>) -> Option<()> {
         let found = markers.iter().filter_map(|m| Some((self.held.find(m)?, m.len()))).min();
         if let Some((at, len)) = found {
             self.hand_out(at, parts);
