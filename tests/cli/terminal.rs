@@ -308,7 +308,7 @@ fn thoughts_are_dimmed() {
     let mut hidden = Terminal::of(&[&args[..], &["--think", "hide"]].concat(), 0);
     assert!(!hidden.shows("Yes.").contains("hm"));
     // Thoughts that are cut leave the terminal as it was.
-    let long = [&args[..7], &["--ignore-eos", "-n", "3", "--template-arg", "begin=1"]].concat();
+    let long = [&args[..8], &["--ignore-eos", "-n", "3", "--template-arg", "begin=1"]].concat();
     let mut cut = Terminal::of(&long, 0);
     cut.shows("\x1b[2m");
     cut.shows("\x1b[0m");
