@@ -35,35 +35,34 @@ pub(super) fn write_trace(
     recorder.write_chrome(file)
 }
 
-/// Prints the pieces as they come, text as `laid_out`; `each` is called with every token and its piece. Returns why
-/// stdout could not be written: the text then ends as by an interrupt, and can be saved.
+/// Prints the pieces as they come; `each` is called with every piece. Returns why stdout could not be written: the text
+/// then ends as by an interrupt, and can be saved.
 pub(super) fn show(
     stream: &mut TokenStream<'_>,
     format: Format,
-    mut laid_out: impl FnMut(&str) -> String,
-    mut each: impl FnMut(Option<u32>, &str),
+    mut each: impl FnMut(&str),
 ) -> Result<Option<Error>> {
     let mut lost = None;
     while let Some(piece) = stream.next() {
         let piece = piece?;
         if lost.is_none() {
             lost = match format {
-                Format::Text => put(&laid_out(&piece)).err(),
-                Format::Jsonl => put(&token_line(stream, &piece)).err(),
+                Format::Text => put(&piece).err(),
+                Format::Jsonl => put(&token_line(Some(stream), "token", &piece)).err(),
             };
             if lost.is_some() {
                 stream.cancel();
             }
         }
-        each(stream.last_token(), &piece);
+        each(&piece);
     }
     Ok(lost)
 }
 
-/// The line of `--format jsonl` for one piece.
-fn token_line(stream: &TokenStream<'_>, piece: &str) -> String {
-    let mut line = json!({"t": "token", "id": stream.last_token(), "text": piece});
-    if let Some(logprobs) = stream.logprobs() {
+/// The line of `--format jsonl` for one piece: of the stream's last token, or of none.
+pub(super) fn token_line(stream: Option<&TokenStream<'_>>, kind: &str, piece: &str) -> String {
+    let mut line = json!({"t": kind, "id": stream.and_then(TokenStream::last_token), "text": piece});
+    if let Some((logprobs, stream)) = stream.and_then(|stream| Some((stream.logprobs()?, stream))) {
         line["logprobs"] = logprobs_json(stream.tokenizer(), logprobs);
     }
     format!("{line}\n")

@@ -13,6 +13,8 @@ mod output;
 mod prompt;
 mod sampling;
 mod spelling;
+#[cfg(feature = "chat")]
+mod template;
 pub(super) mod told;
 mod wrong;
 
@@ -33,6 +35,8 @@ pub(super) use output::{Format, OutputArgs};
 pub(super) use prompt::EscapeArgs;
 pub(super) use prompt::text_of;
 pub(super) use spelling::ours;
+#[cfg(feature = "chat")]
+pub(super) use template::{TemplateArgs, Think};
 pub(super) use wrong::one_line;
 #[cfg(feature = "tools")]
 pub(super) use {cores::MOST_THREADS, output::QuietArgs, prompt::read_text};

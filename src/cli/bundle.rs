@@ -3,7 +3,7 @@
 use super::pack::PackingArgs;
 use crate::dims;
 use crate::model::weights::{ModelPath, bundle};
-use crate::run::engine::{template_of, tokenizer_of};
+use crate::run::engine::{template_source, tokenizer_of};
 use clap::Args;
 use files::bundle::{built_for, program};
 use files::config::ModelConfig;
@@ -37,7 +37,7 @@ pub(super) fn run(args: &BundleArgs) -> Result<()> {
     };
     // What cannot be used would be found only where the bundle runs.
     let tokenizer = tokenizer_of(&model)?;
-    template_of(&model)?;
+    template_source(&model).load()?;
     args.packing.run(&args.out, Some(&tokenizer), |options, calibration_of| {
         bundle::write(&model, &program, &args.out, options, calibration_of)
     })

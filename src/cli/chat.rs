@@ -4,15 +4,15 @@ mod command;
 mod files;
 mod input;
 mod obey;
+mod said;
 
-use super::answer::{self, Report, show};
-use super::args::{CompletionArgs, EscapeArgs, Format, ModelArgs};
+use super::answer::{self, Report};
+use super::args::{CompletionArgs, EscapeArgs, Format, ModelArgs, TemplateArgs};
 use super::flags::named;
 use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
-use super::wrap::Wrap;
-use crate::run::engine::{Engine, template_of};
+use crate::run::engine::{Engine, template_source};
 use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
@@ -21,10 +21,11 @@ use ::files::error::{LINE, one_line};
 use ::files::{Error, Result, say};
 use clap::Args;
 use input::{Input, Typed};
+use said::Answer;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use text::chat::{Conversation, ConversationState, Template};
+use text::chat::{Conversation, ConversationState, Form, Message, Role, Template};
 use text::sampler::Rng;
 
 /// A conversation.
@@ -51,6 +52,8 @@ pub(super) struct ChatArgs {
     /// Continue the conversation in this file, if it exists, and save it there after every answer
     #[arg(long, value_name = "FILE", help_heading = "Prompt")]
     session: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Template")]
+    template: TemplateArgs,
     #[command(flatten, next_help_heading = "Output")]
     completion: CompletionArgs,
     #[command(flatten)]
@@ -62,9 +65,10 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     output.check_trace()?;
     let mut options = args.completion.resolve(output.format)?;
     text::tokenizer::StopStrings::new(&options.stop)?;
+    let variables = args.template.variables()?;
     let opened = Opened::new(&args.model.resolve()?)?;
     opened.plan.check()?;
-    let template = template_of(&opened.model)?;
+    let template = args.template.template(&template_source(&opened.model))?;
     let Loaded { engine, took, .. } = &start::load(opened, &args.model.cores.mask, output.verbosity())?;
     let template = template.for_tokenizer(engine.tokenizer())?;
     if !options.ignore_eos {
@@ -73,6 +77,9 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     if template == Template::Plain && output.verbosity() != Verbosity::Quiet {
         say!("this model has no chat template: messages are plain text, and -n or --stop ends an answer");
     }
+    let system = args.system.as_deref().map(|text| args.escape.text(text));
+    let conversation = Conversation::new(template, system).with(variables, Form::default());
+    check_tools(&conversation, engine)?;
     signal::connect(&options.cancel);
     let mut chat = Chat {
         args,
@@ -81,13 +88,23 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         options,
         set: args.completion.clone(),
         session: answer::session(engine, output)?,
-        conversation: Conversation::new(template, args.system.as_deref().map(|text| args.escape.text(text))),
+        conversation,
         input: Input::new(),
         loading: *took,
         asked: Vec::new(),
+        results: Vec::new(),
         unanswered: None,
         last: None,
     };
+    let (form, shown) = chat.form_of_answers();
+    chat.conversation.set_form(form);
+    chat.options.shown_tokens = shown;
+    if !chat.is_quiet() {
+        args.template
+            .idle(chat.conversation.template(), form.thinks())
+            .iter()
+            .for_each(|line| say!("{line}"));
+    }
     if let Some(file) = &args.session {
         chat.resume(file)?;
     }
@@ -96,7 +113,20 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     result
 }
 
+/// Refuses tools that the model would not see.
+fn check_tools(conversation: &Conversation, engine: &Engine) -> Result<()> {
+    let context = conversation.context(engine.tokenizer());
+    let takes = || conversation.template().takes_tools(&context, conversation.system());
+    if conversation.variables().tools.is_some() && !takes()? {
+        return Err(Error::Usage(
+            "--tools: this model's chat template has no place for tools; give one that has with --chat-template".into(),
+        ));
+    }
+    Ok(())
+}
+
 /// What follows a line of input.
+#[allow(clippy::large_enum_variant, reason = "there is one at a time")]
 enum Next {
     Leave,
     Read,
@@ -105,7 +135,7 @@ enum Next {
 
 /// A message to be answered.
 struct Question {
-    text: String,
+    messages: Vec<Message>,
     /// The random numbers before it was asked, in case it is taken back.
     random: Rng,
     /// The conversation with its answer, if it is asked again.
@@ -127,6 +157,8 @@ struct Chat<'a> {
     random: Rng,
     /// [`Question::random`] of the questions that this process has asked.
     asked: Vec<Rng>,
+    /// Of the functions that the last answer called, while others are missing.
+    results: Vec<Message>,
     /// A question without an answer, which `/retry` asks again.
     unanswered: Option<Question>,
     last: Option<Report>,
@@ -175,8 +207,23 @@ impl Chat<'_> {
         }
     }
 
-    fn question(&self, text: String) -> Question {
-        Question { text, random: self.random.clone(), answered: None }
+    /// A message, after the results that are there.
+    fn question(&mut self, text: String) -> Question {
+        let mut messages = std::mem::take(&mut self.results);
+        messages.push(Message::new(Role::User, text));
+        Question { messages, random: self.random.clone(), answered: None }
+    }
+
+    /// How answers are read, and the control tokens that belong to their text. A grammar leaves no other form.
+    fn form_of_answers(&self) -> (Form, Vec<u32>) {
+        let (grammar, tokenizer) = (&self.args.completion.sampler.grammar, self.engine.tokenizer());
+        if grammar.json_schema.is_some() || grammar.grammar.is_some() {
+            return (Form::default(), Vec::new());
+        }
+        let form = Form::of(self.conversation.template(), tokenizer);
+        let tools = self.conversation.variables().tools.is_some();
+        let form = if tools { form } else { form.without_tools() };
+        (form, form.shown(tokenizer))
     }
 
     /// What the next line asks for. Commands are carried out.
@@ -211,13 +258,14 @@ impl Chat<'_> {
         self.forget_oldest();
         let (goes_on, have) = (self.goes_on(), self.session.extent().slots);
         let can_refuse = !self.evicts() && !self.args.single_turn;
-        let least = self.engine.tokenizer().least_tokens(&question.text);
+        let tokenizer = self.engine.tokenizer();
+        let least = question.messages.iter().map(|m| tokenizer.least_tokens(&m.content)).sum();
         if least > have && can_refuse {
             self.refuse(question, least, have)?;
             return Ok(None);
         }
         let stop = || self.options.cancel.is_cancelled();
-        match self.conversation.ask_until(self.engine.tokenizer(), &question.text, &stop) {
+        match self.conversation.put_until(tokenizer, &question.messages, &stop) {
             Ok(()) => {}
             Err(Error::Interrupted) => return self.stop_before(question),
             Err(e) if goes_on => return self.say_unanswered(&e, question),
@@ -230,7 +278,7 @@ impl Chat<'_> {
             self.refuse(question, need, have)?;
             return Ok(None);
         }
-        let (report, answer, lost) = match self.answer(start) {
+        let Answer { report, ids, lost } = match self.answer(start) {
             // More than fits at once, whatever is evicted.
             Err(e @ Error::Usage(_)) if goes_on => {
                 self.conversation.forget_question();
@@ -238,11 +286,11 @@ impl Chat<'_> {
             }
             answered => answered?,
         };
-        let then = if answer.is_empty() && report.reason == StopReason::Interrupt {
+        let then = if ids.is_empty() && report.reason == StopReason::Interrupt {
             self.conversation.forget_question();
             self.take_back(question)
         } else {
-            self.conversation.answer(self.engine.tokenizer(), &answer);
+            self.conversation.answer(self.engine.tokenizer(), &ids);
             self.asked.push(question.random);
             "the next message goes on from here"
         };
@@ -372,6 +420,9 @@ impl Chat<'_> {
                 say!("{}", full(&format!("all {have} slots are used"), ""));
             }
             StopReason::Interrupt => self.say_interrupt(then),
+            _ if !self.conversation.calls().is_empty() => {
+                self.note("/tool NAME TEXT gives the result of a call")
+            }
             _ => {}
         }
         Ok(())
@@ -386,39 +437,6 @@ impl Chat<'_> {
     fn needed_slots(&self) -> usize {
         let (all, held) = (self.conversation.ids().len(), self.session.tokens().len());
         if self.common() == held { self.session.slots() + all - held } else { all }
-    }
-
-    /// Generates; returns the ids that belong to the answer, and why stdout could not be written.
-    fn answer(&mut self, start: Instant) -> Result<(Report, Vec<u32>, Option<Error>)> {
-        let engine = self.engine;
-        let mut stream =
-            engine.stream(&mut self.session, self.conversation.ids(), &self.options)?.since(start);
-        stream.sampler_mut().set_rng(self.random.clone());
-        let (mut ids, mut shown) = (Vec::new(), 0);
-        #[cfg(feature = "line-editor")]
-        let _hushed = self.input.hush();
-        let mut wrap = Wrap::stdout();
-        let laid_out = |piece: &str| wrap.piece(piece);
-        let lost = show(&mut stream, self.args.completion.output.format, laid_out, |id, piece| {
-            ids.extend(id);
-            shown += piece.len();
-        })?;
-        self.random = stream.sampler_mut().rng().clone();
-        let report = Report::new(&stream, self.loading, self.options.sampler.seed);
-        match report.reason {
-            // The next turn adds its own.
-            StopReason::Eos => {
-                ids.pop();
-            }
-            // A stop string is not part of the answer.
-            StopReason::Stop => {
-                while engine.tokenizer().decode(&ids).len() > shown {
-                    ids.pop();
-                }
-            }
-            StopReason::Length | StopReason::Context | StopReason::Interrupt => {}
-        }
-        Ok((report, ids, lost))
     }
 }
 

@@ -106,7 +106,7 @@ fn complete(
 /// be written.
 fn show_whole(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Error>> {
     let mut empty = true;
-    let shown = show(stream, format, str::to_owned, |_, piece| empty &= piece.is_empty());
+    let shown = show(stream, format, |piece| empty &= piece.is_empty());
     match (format, &shown) {
         (Format::Jsonl, _) | (_, Ok(Some(_))) => shown,
         _ if empty => {

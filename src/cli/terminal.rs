@@ -52,11 +52,16 @@ pub(super) fn show_prompt(prompt: &str, verbosity: Verbosity) {
         if c.is_control() && c != '\n' && c != '\t' { text.extend(c.escape_debug()) } else { text.push(c) }
     }
     let end = if cut > 0 { "\n" } else { "" };
-    if is_dumb() || std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty()) {
-        stderr::write(format_args!("{text}{end}"));
-    } else {
+    if has_color() {
         stderr::write(format_args!("\x1b[2m{text}\x1b[0m{end}"));
+    } else {
+        stderr::write(format_args!("{text}{end}"));
     }
+}
+
+/// Whether a terminal may show text in another brightness.
+pub(super) fn has_color() -> bool {
+    !is_dumb() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
 }
 
 /// Whether the terminal cannot move its cursor.

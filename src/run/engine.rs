@@ -20,7 +20,7 @@ use numeric::simd::Isa;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use text::chat::{Ending, Message, Moment, Template, TemplateSource};
+use text::chat::{Context, Ending, Message, Moment, Template, TemplateSource, Variables};
 use text::tokenizer::{AddSpecial, Specials, Tokenizer};
 
 use backends::{Runs, instead_of, upload};
@@ -230,7 +230,41 @@ impl Engine {
     ///
     /// As of [`Engine::template`] and [`Template::encode`].
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        self.template()?.encode(&self.tokenizer, messages, Moment::now(), Ending::Prompt)
+        self.encode_chat_with(messages, &Variables::default())
+    }
+
+    /// [`Engine::encode_chat`] with tools, and values for the template. [`Form::of`](text::chat::Form::of) and
+    /// [`Reader`](text::chat::Reader) read the answer: thoughts, text and calls.
+    ///
+    /// ```
+    /// use antigravity::chat::{Form, Message, Part, Reader, Role, Variables};
+    /// use antigravity::{Engine, EngineOptions, GenerateOptions};
+    ///
+    /// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
+    /// let mut variables = Variables::default();
+    /// variables.set("enable_thinking", "false").unwrap();
+    /// let prompt = engine.encode_chat_with(&[Message::new(Role::User, "Hi")], &variables)?;
+    ///
+    /// let form = Form::of(engine.template()?, engine.tokenizer()).without_tools();
+    /// let shown_tokens = form.shown(engine.tokenizer());
+    /// let options = GenerateOptions { max_tokens: Some(4), shown_tokens, ..Default::default() };
+    /// let mut reader = Reader::new(form, &engine.tokenizer().decode_with_special(&prompt));
+    /// let mut parts = Vec::new();
+    /// for piece in engine.stream(&mut engine.session()?, &prompt, &options)? {
+    ///     parts.extend(reader.push(&piece?));
+    /// }
+    /// parts.extend(reader.finish());
+    /// assert!(parts.iter().all(|part| matches!(part, Part::Text(_))), "a story teller has no thoughts");
+    /// # Ok::<(), antigravity::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As of [`Engine::encode_chat`].
+    pub fn encode_chat_with(&self, messages: &[Message], variables: &Variables) -> Result<Vec<u32>> {
+        let (bos, now) = (self.tokenizer.bos_token(), Moment::now());
+        let context = Context { bos, now, ending: Ending::Prompt, variables: Some(variables) };
+        self.template()?.encode_in(&self.tokenizer, messages, &context)
     }
 
     /// Completes a prompt. What was generated until [`GenerateOptions::cancel`] is a result, not an error.
@@ -310,16 +344,8 @@ pub fn tokenizer_in(gguf: Option<&Gguf>, weights: &Path) -> Result<Tokenizer> {
     }
 }
 
-/// The chat template of an opened model.
-///
-/// # Errors
-///
-/// `Model` for one that cannot be used.
-pub fn template_of(model: &OpenModel) -> Result<Template> {
-    template_source(model).load()
-}
-
-fn template_source(model: &OpenModel) -> TemplateSource {
+/// Where the chat template of an opened model is.
+pub fn template_source(model: &OpenModel) -> TemplateSource {
     match model.gguf() {
         Some(gguf) => TemplateSource::of_gguf(gguf),
         None => TemplateSource::of_path(&model.path.weights),

@@ -176,6 +176,8 @@ pub struct GenerateOptions {
     pub ignore_eos: bool,
     /// Token ids that end the text besides the model's own, e.g. those of a chat template.
     pub stop_tokens: Vec<u32>,
+    /// Control tokens whose text belongs to the text, e.g. those of [`Form::shown`](text::chat::Form::shown).
+    pub shown_tokens: Vec<u32>,
     /// How many of the most probable tokens to report with their log-probabilities: [`TokenStream::logprobs`](crate::engine::TokenStream::logprobs).
     pub logprobs: Option<usize>,
     /// Stops the generation from outside: between tokens, and within a long prompt in a fraction of a pass.
@@ -193,6 +195,7 @@ impl Default for GenerateOptions {
             stop: Vec::new(),
             ignore_eos: false,
             stop_tokens: Vec::new(),
+            shown_tokens: Vec::new(),
             logprobs: None,
             cancel: CancelToken::default(),
             progress: Progress::default(),

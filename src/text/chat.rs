@@ -1,60 +1,33 @@
 //! Conversations as the text that a chat model was trained on.
 //!
-//! A model's own template is a Jinja program ([`Jinja`]). Models without one get one of two common formats, or plain
-//! paragraphs. Control tokens and text are kept apart, so that the text of a control token in a message stays text.
+//! A model's own template is a Jinja program ([`Jinja`]). Models without one get the built-in format of their family, or
+//! plain paragraphs. Control tokens and text are kept apart, so that the text of a control token in a message stays text.
+//! [`Reader`] reads an answer: thoughts, text, and calls of functions.
 
 mod builtin;
+mod calls;
 mod clock;
 mod conversation;
+mod form;
 mod gguf;
 mod jinja;
+mod loading;
+mod message;
+mod reader;
+mod variables;
 
 pub use clock::Moment;
 pub use conversation::{Before, Conversation, ConversationState};
+pub use form::Form;
 pub use jinja::Jinja;
+pub use loading::TemplateSource;
+pub use message::{Message, Role, ToolCall};
+pub use reader::{Part, Reader};
+pub use variables::{Tools, Variables};
 
-use crate::tokenizer::files::{Settings, read_settings, settings_of};
+use crate::Result;
 use crate::tokenizer::{AddSpecial, Tokenizer};
-use crate::{Error, Result};
-use files::folder::Folder;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
-
-/// Who speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    System,
-    User,
-    Assistant,
-}
-
-impl Role {
-    /// As templates write it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Role::System => "system",
-            Role::User => "user",
-            Role::Assistant => "assistant",
-        }
-    }
-}
-
-/// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Message {
-    pub role: Role,
-    pub content: String,
-}
-
-impl Message {
-    /// What `role` says.
-    pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Self { role, content: content.into() }
-    }
-}
+use std::path::Path;
 
 /// A part of a rendered conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +56,8 @@ pub struct Context<'a> {
     /// The date and time that the template sees.
     pub now: Moment,
     pub ending: Ending,
+    /// Tools, and a caller's own values.
+    pub variables: Option<&'a Variables>,
 }
 
 /// The format of a model's conversations.
@@ -97,103 +72,55 @@ pub enum Template {
     },
     /// `<|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>`, contents trimmed.
     Llama3,
+    /// `<start_of_turn>role\ncontent<end_of_turn>\n`; the system message begins the first question.
+    Gemma,
+    /// `<|role|>\ncontent<|end|>\n`.
+    Phi3,
+    /// `<|role|>content<|end|>` (Phi-4-mini).
+    Phi4,
+    /// `<|start_of_role|>role<|end_of_role|>content<|end_of_text|>\n`.
+    Granite,
     /// A base model: paragraphs.
     Plain,
 }
 
-/// Where a model's template is, not yet read from files nor checked: that is for those who hold conversations.
-#[derive(Debug)]
-pub struct TemplateSource(Origin);
-
-#[derive(Debug)]
-enum Origin {
-    Path(PathBuf),
-    Jinja(Parts),
-    Plain,
-    Refused(Error),
-}
-
-/// What a [`Jinja`] is made of.
-#[derive(Debug, Clone)]
-struct Parts {
-    place: String,
-    source: String,
-    variables: Vec<(String, String)>,
-}
-
-impl TemplateSource {
-    /// That of the model at `path`, as [`Template::load`] finds it.
-    pub fn of_path(path: &Path) -> Self {
-        Self(Origin::Path(path.into()))
-    }
-
-    /// Reads and checks the template; [`Template::Plain`] where there is none.
-    ///
-    /// # Errors
-    /// [`Error::Model`] for a file or key that cannot be used and for a template with a syntax error.
-    pub fn load(&self) -> Result<Template> {
-        match &self.0 {
-            Origin::Path(path) => Template::load(path),
-            Origin::Jinja(Parts { place, source, variables }) => {
-                Jinja::new(place, source, variables.clone()).map(Template::Jinja)
-            }
-            Origin::Plain => Ok(Template::Plain),
-            Origin::Refused(why) => Err(why.clone()),
-        }
-    }
-}
-
 impl Template {
-    /// Loads the template of the model at `path`: `tokenizer.chat_template` in the metadata of a GGUF file; in a
-    /// directory, that of another file, or a bundle, `chat_template.jinja`, or `chat_template` in
-    /// `tokenizer_config.json` as one text or as a list of named ones; [`Template::Plain`] where there is none.
+    /// Loads the template of the model at `path`, as [`TemplateSource::of_path`] finds it.
     ///
     /// # Errors
-    /// [`Error::Model`] for a file that cannot be used and for a template with a syntax error.
+    /// Those of [`TemplateSource::load`].
     pub fn load(path: &Path) -> Result<Self> {
-        match settings_of(path)? {
-            Settings::Gguf(gguf) => TemplateSource::of_gguf(&gguf).load(),
-            Settings::Files(folder) => Self::load_from(&folder),
-        }
-    }
-
-    fn load_from(folder: &Folder) -> Result<Self> {
-        const CONFIG: &str = "tokenizer_config.json";
-        const OWN: &str = "chat_template.jinja";
-        let mut settings = read_settings(folder, CONFIG)?.unwrap_or_default();
-        let (config, path) = (folder.path(CONFIG), folder.path(OWN));
-        if let Some(bytes) = folder.read(OWN, jinja::MAX_SOURCE)? {
-            let source = String::from_utf8(bytes)
-                .map_err(|_| Error::model(&path, "is not UTF-8; use the file published with the model"))?;
-            let place = path.display().to_string();
-            return Ok(Template::Jinja(Jinja::new(place, source, special_tokens(&settings))?));
-        }
-        let source = match settings.remove("chat_template") {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(Value::Array(list)) => default_of(&list),
-            Some(_) => Err(()),
-        };
-        let source = source.map_err(|()| {
-            let what = "field `chat_template` is neither a text nor a list of {name, template}";
-            Error::model(&config, format!("{what}; use the file published with the model"))
-        })?;
-        let Some(source) = source else { return Ok(Template::Plain) };
-        let place = format!("{}: field `chat_template`", config.display());
-        Ok(Template::Jinja(Jinja::new(place, source, special_tokens(&settings))?))
+        TemplateSource::of_path(path).load()
     }
 
     /// Fits the template to this tokenizer: the model's own template learns the control tokens. A chat model without
-    /// one gets the format that goes with the token that ends its answers, `<|im_end|>` or `<|eot_id|>`.
+    /// one gets the format that goes with its control tokens, such as `<|im_end|>` at the end of answers.
     ///
     /// # Errors
-    /// [`Error::Model`] for a template that does not work with the tokenizer.
+    /// [`Error::Model`](crate::Error::Model) for a template that does not work with the tokenizer.
     pub fn for_tokenizer(self, tokenizer: &Tokenizer) -> Result<Self> {
         match self {
-            Template::Jinja(template) => Ok(Template::Jinja(template.for_tokenizer(tokenizer)?)),
+            Template::Jinja(template) => match template.clone().for_tokenizer(tokenizer) {
+                Ok(fitted) => Ok(Template::Jinja(fitted)),
+                // Phi-4-mini's puts control tokens together from parts.
+                Err(why) => Self::same_as(template, Self::of_tokens(tokenizer)?).ok_or(why),
+            },
             Template::Plain => Self::of_tokens(tokenizer),
+            Template::ChatMl { .. } => {
+                let first = tokenizer.encode("", AddSpecial::Yes)?.first().copied();
+                Ok(Template::ChatMl { bos: first.is_some() && first == tokenizer.bos_id() })
+            }
             other => Ok(other),
         }
+    }
+
+    /// The built-in format, if it gives the text that `template` gives.
+    fn same_as(template: Jinja, format: Self) -> Option<Self> {
+        let messages = [Role::System, Role::User, Role::Assistant, Role::User]
+            .map(|role| Message::new(role, format!("to {}", role.name())));
+        let own = Template::Jinja(template);
+        let same = |messages| Some(own.format(messages).ok()? == format.format(messages).ok()?);
+        (format != Template::Plain && same(&messages)? && same(&messages[1..])?).then_some(format)
     }
 
     fn of_tokens(tokenizer: &Tokenizer) -> Result<Self> {
@@ -201,14 +128,45 @@ impl Template {
         let ends =
             |token: &str| tokenizer.token_to_id(token).is_some_and(|id| tokenizer.eos_ids().contains(&id));
         if ends("<|im_end|>") && has("<|im_start|>") {
-            let first = tokenizer.encode("", AddSpecial::Yes)?.first().copied();
-            let bos = first.is_some() && first == tokenizer.bos_id();
-            return Ok(Template::ChatMl { bos });
+            return Self::ChatMl { bos: false }.for_tokenizer(tokenizer);
         }
-        if ends("<|eot_id|>") && has("<|start_header_id|>") && has("<|end_header_id|>") {
-            return Ok(Template::Llama3);
-        }
-        Ok(Template::Plain)
+        Ok(match () {
+            () if ends("<|eot_id|>") && has("<|start_header_id|>") && has("<|end_header_id|>") => {
+                Template::Llama3
+            }
+            // The base models have these tokens too.
+            () if ends("<end_of_turn>") && has("<start_of_turn>") => Template::Gemma,
+            () if has("<|user|>") && has("<|assistant|>") && has("<|end|>") => {
+                if has("<s>") {
+                    Template::Phi3
+                } else {
+                    Template::Phi4
+                }
+            }
+            () if has("<|start_of_role|>") && has("<|end_of_role|>") && ends("<|end_of_text|>") => {
+                Template::Granite
+            }
+            () => Template::Plain,
+        })
+    }
+
+    /// The built-in format of this name, as [`Template::name`] says it.
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [Self::ChatMl { bos: false }, Self::Llama3, Self::Gemma, Self::Phi3, Self::Phi4];
+        all.into_iter().chain([Self::Granite]).find(|template| template.name() == name)
+    }
+
+    /// Whether tools in the variables of a conversation come to the model's attention.
+    ///
+    /// # Errors
+    /// See [`Template::render`].
+    pub fn takes_tools(&self, context: &Context<'_>, system: Option<&str>) -> Result<bool> {
+        let system = system.map(|text| Message::new(Role::System, text));
+        let messages: Vec<_> = system.into_iter().chain([Message::new(Role::User, "?")]).collect();
+        let without = Context { variables: None, ..context.clone() };
+        let names = context.variables.and_then(|v| v.tools.as_ref()).map_or(&[][..], Tools::names);
+        let (with, without) = (self.render(&messages, context)?, self.render(&messages, &without)?);
+        Ok(with != without && names.iter().all(|name| join(&with).contains(name)))
     }
 
     /// The conversation in parts.
@@ -266,7 +224,7 @@ impl Template {
     /// # Errors
     /// See [`Template::render`].
     pub fn format(&self, messages: &[Message]) -> Result<String> {
-        let context = Context { bos: None, now: Moment::now(), ending: Ending::Prompt };
+        let context = Context { bos: None, now: Moment::now(), ending: Ending::Prompt, variables: None };
         Ok(join(&self.render(messages, &context)?))
     }
 
@@ -281,8 +239,21 @@ impl Template {
         now: Moment,
         ending: Ending,
     ) -> Result<Vec<u32>> {
-        let context = Context { bos: tokenizer.bos_token(), now, ending };
-        encode_segments(tokenizer, self.render(messages, &context)?, &|| false)
+        let context = Context { bos: tokenizer.bos_token(), now, ending, variables: None };
+        self.encode_in(tokenizer, messages, &context)
+    }
+
+    /// [`Template::encode`] with all that a template may need.
+    ///
+    /// # Errors
+    /// See [`Template::encode`].
+    pub fn encode_in(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        context: &Context<'_>,
+    ) -> Result<Vec<u32>> {
+        encode_segments(tokenizer, self.render(messages, context)?, &|| false)
     }
 
     /// The tokens that end an answer; those that the tokenizer lacks are left out.
@@ -291,6 +262,9 @@ impl Template {
             Template::Jinja(template) => template.end(),
             Template::ChatMl { .. } => Some("<|im_end|>"),
             Template::Llama3 => Some("<|eot_id|>"),
+            Template::Gemma => Some("<end_of_turn>"),
+            Template::Phi3 | Template::Phi4 => Some("<|end|>"),
+            Template::Granite => Some("<|end_of_text|>"),
             Template::Plain => None,
         };
         // Llama ends a message that calls a tool, but not the turn, with this one.
@@ -304,34 +278,13 @@ impl Template {
             Template::Jinja(template) => format!("jinja-{:08x}", template.digest()),
             Template::ChatMl { .. } => "chatml".into(),
             Template::Llama3 => "llama3".into(),
+            Template::Gemma => "gemma".into(),
+            Template::Phi3 => "phi3".into(),
+            Template::Phi4 => "phi4".into(),
+            Template::Granite => "granite".into(),
             Template::Plain => "plain".into(),
         }
     }
-}
-
-/// The template named `default` in a list of `{name, template}`, all of them texts; an error if they are not.
-fn default_of(list: &[Value]) -> std::result::Result<Option<String>, ()> {
-    let mut found = None;
-    for entry in list {
-        let text = |field: &str| entry.get(field).and_then(Value::as_str).ok_or(());
-        let (name, template) = (text("name")?, text("template")?);
-        if name == "default" {
-            found.get_or_insert_with(|| template.to_owned());
-        }
-    }
-    Ok(found)
-}
-
-/// The special tokens that templates ask for by name, `bos_token` excepted: a text, or an object with `content`.
-fn special_tokens(settings: &Map<String, Value>) -> Vec<(String, String)> {
-    let text = |name: &&str| {
-        let field = settings.get(*name)?;
-        field
-            .as_str()
-            .or_else(|| field.get("content")?.as_str())
-            .map(|text| (name.to_string(), text.to_owned()))
-    };
-    ["eos_token", "pad_token", "unk_token"].iter().filter_map(text).collect()
 }
 
 /// The ids of the parts; only control parts become control tokens.
@@ -376,6 +329,7 @@ impl Segments {
 
     fn text(&mut self, parts: &[&str]) {
         match self.0.last_mut() {
+            _ if parts.iter().all(|part| part.is_empty()) => {}
             Some(Segment::Text(text)) => parts.iter().for_each(|p| text.push_str(p)),
             _ => self.0.push(Segment::Text(parts.concat())),
         }

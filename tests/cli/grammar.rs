@@ -80,7 +80,8 @@ fn text_is_of_the_grammar() {
             run(&["generate", "-n", "60", "-p", "Once", "--grammar", &nested, "--seed", seed, "--temp", "2"]);
         assert_eq!(said.code, Some(0), "{}", said.err);
         if said.err.contains("stop: eos") {
-            let value: Value = serde_json::from_str(said.text()).expect(said.text());
+            let value: Value =
+                serde_json::from_str(said.text()).unwrap_or_else(|_| panic!("{}", said.text()));
             assert!(value.is_array());
         } else {
             assert!(

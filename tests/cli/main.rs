@@ -40,6 +40,8 @@ mod sessions;
 mod state;
 /// Ctrl-C takes too long, or pieces of a text are not whole characters.
 mod stream;
+/// A call or a thought of a model is taken for text, or a template that is given for another.
+mod templates;
 /// A chat at a terminal loses lines, or leaves the terminal in disorder.
 mod terminal;
 /// `tokenize` gives other ids or pieces.

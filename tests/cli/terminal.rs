@@ -278,6 +278,44 @@ fn the_prompt_is_shown_dimmed_before_the_text() {
 }
 
 #[test]
+fn thoughts_are_dimmed() {
+    let temp = Temp::new();
+    let dir = temp.model_that_says("<think>\nhm\n</think>\n\nYes.");
+    let args = [
+        "chat",
+        "-m",
+        &dir,
+        "-st",
+        "-p",
+        "Hi",
+        "--temp",
+        "0",
+        "-n",
+        "1",
+        "--ignore-eos",
+        "--logit-bias",
+        "1+10000",
+    ];
+    let mut terminal = Terminal::of(&args, 0);
+    terminal.shows("\x1b[2mhm\r\n\x1b[0m\r\nYes.\r\n");
+    terminal.shows("TTFT: ");
+    // Where nothing can be dimmed, they are in tags.
+    let mut plain = command(&args);
+    plain.env("NO_COLOR", "1");
+    let mut terminal = Terminal::started(plain, 0);
+    let before = terminal.shows("<think>\r\nhm\r\n</think>\r\n\r\nYes.\r\n");
+    assert!(!before.contains("\x1b[2m"), "{before:?}");
+    let mut hidden = Terminal::of(&[&args[..], &["--think", "hide"]].concat(), 0);
+    assert!(!hidden.shows("Yes.").contains("hm"));
+    // Thoughts that are cut leave the terminal as it was.
+    let long = [&args[..8], &["--ignore-eos", "-n", "3", "--template-arg", "begin=1"]].concat();
+    let mut cut = Terminal::of(&long, 0);
+    cut.shows("\x1b[2m");
+    cut.shows("\x1b[0m");
+    cut.shows("TTFT: ");
+}
+
+#[test]
 fn a_message_goes_on_after_a_backslash_and_between_quotes() {
     let mut chat = Terminal::chat(&["--temp", "0", "-n", "3"]);
     chat.prompts();

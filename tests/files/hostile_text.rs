@@ -71,7 +71,7 @@ fn tokenizers_and_their_settings() {
 
 #[test]
 fn chat_templates() {
-    let context = Context { bos: None, now: Moment::from_unix(0), ending: Ending::Prompt };
+    let context = Context { bos: None, now: Moment::from_unix(0), ending: Ending::Prompt, variables: None };
     let hostile = hostile::text();
     for source in [
         format!("{{{{ raise_exception('{hostile}') }}}}"),

@@ -55,7 +55,7 @@ fn strings_become_its_own_ids_and_strings_again() {
 fn conversations_are_rendered_as_its_own_template_says() {
     let tokenizer = tokenizer();
     let template = Template::load(&file()).unwrap().for_tokenizer(&tokenizer).unwrap();
-    let context = Context { bos: None, now: Moment::from_unix(0), ending: Ending::Prompt };
+    let context = Context { bos: None, now: Moment::from_unix(0), ending: Ending::Prompt, variables: None };
     for case in expected("chat.json") {
         let message = |m: &Value| {
             let role =

@@ -28,6 +28,7 @@ const ALWAYS: &[&str] = &["--jinja", "--no-context-shift", "--no-escape", "--no-
 
 /// Flags that cannot be followed, and what to use.
 const INSTEAD: &[(&[&str], &str)] = &[
+    (&["--chat-template-kwargs"], "--template-arg NAME=VALUE, once for each"),
     (&["-tb", "--threads-batch"], "--threads is for prompts too"),
     (&["-dev", "--device", "-mg", "--main-gpu"], "--cl-device chooses the OpenCL device"),
     (&["-sm", "--split-mode", "-ts", "--tensor-split"], "one device runs the model; --cl-device chooses it"),

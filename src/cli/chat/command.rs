@@ -9,6 +9,7 @@ pub(super) const HELP: &str = "\
 /clear           forget the conversation, except the system message
 /reset           the same
 /system TEXT     begin anew with this system message
+/tool NAME TEXT  the result of a function that the last answer called; the model goes on when it has all of them
 /set NAME VALUE  change a flag of the sampler, such as temperature, or num-tokens; /set alone shows them
 /save FILE       save the conversation; continue it later with --session FILE or /load FILE
 /load FILE       continue a saved conversation instead of this one
@@ -31,6 +32,7 @@ pub(super) enum Command<'a> {
     Settings,
     Stats,
     System(&'a str),
+    Tool(&'a str, &'a str),
     Undo,
 }
 
@@ -54,6 +56,10 @@ impl<'a> Command<'a> {
             },
             ("/system", "") => return Err("/system: give a text: /system TEXT".into()),
             ("/system", text) => Command::System(text),
+            ("/tool", result) => match result.split_once(char::is_whitespace) {
+                Some((name, text)) => Command::Tool(name, text.trim_start()),
+                None => return Err("/tool: give a name and a text: /tool NAME TEXT".into()),
+            },
             ("/save" | "/load", "") => return Err(format!("{word}: give a file: {word} FILE")),
             ("/save", file) => Command::Save(file),
             ("/load", file) => Command::Load(file),
@@ -83,7 +89,13 @@ mod tests {
         assert_eq!(Command::parse("/clear"), Ok(Command::Reset));
         assert_eq!(Command::parse("/set top-k  5 "), Ok(Command::Set("top-k", "5")));
         assert_eq!(Command::parse("/system Be brief. "), Ok(Command::System("Be brief.")));
+        assert_eq!(
+            Command::parse("/tool get_weather 18 degrees"),
+            Ok(Command::Tool("get_weather", "18 degrees"))
+        );
         for (line, words) in [
+            ("/tool", "/tool NAME TEXT"),
+            ("/tool get_weather", "/tool NAME TEXT"),
             ("/set temperature", "/set NAME VALUE"),
             ("/system", "/system TEXT"),
             ("/load", "/load FILE"),

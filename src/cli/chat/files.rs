@@ -19,6 +19,13 @@ impl Chat<'_> {
                 file.display()
             )));
         }
+        let tools = &self.conversation.variables().tools;
+        if !saved.ids.is_empty() && tools.is_some() && *tools != saved.tools {
+            return Err(Error::Usage(format!(
+                "--session {}: was saved with other --tools; leave --tools out, or give another file",
+                file.display()
+            )));
+        }
         if self.input.is_interactive() && !self.is_quiet() {
             say!("going on after {} tokens; /reset begins anew", saved.ids.len());
         }
@@ -63,12 +70,17 @@ impl Chat<'_> {
     fn become_saved(&mut self, mut saved: ConversationState, state: &State) {
         if saved.ids.is_empty() {
             saved.system = self.conversation.system().map(str::to_owned).or(saved.system);
+            saved.tools = self.conversation.variables().tools.clone().or(saved.tools);
         }
         if let Some(random) = state.random(self.args.completion.sampler.seed(), &mut self.options.sampler) {
             self.random = random;
         }
         self.asked.clear();
+        self.results.clear();
         self.conversation.resume(saved);
+        let (form, options) = self.form_of_answers();
+        self.conversation.set_form(form);
+        self.options.shown_tokens = options;
     }
 
     /// Saves the conversation in the file of `--session`.

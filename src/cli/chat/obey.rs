@@ -3,9 +3,10 @@
 use super::command::{Command, HELP};
 use super::{Chat, Next, Question};
 use crate::cli::flags::in_error;
+use files::error::unquoted;
 use files::{Result, say};
 use std::path::Path;
-use text::chat::Conversation;
+use text::chat::{Message, ToolCall};
 use text::sampler::{Rng, SamplerOptions};
 
 impl Chat<'_> {
@@ -25,13 +26,20 @@ impl Chat<'_> {
                 None => say!("/retry: no message yet"),
             },
             Ok(Command::Undo) => self.undo()?,
+            Ok(Command::Tool(name, text)) => match self.result(name, text) {
+                Ok(Some(question)) => return Ok(Next::Ask(question)),
+                Ok(None) => {
+                    let (have, all) = (self.results.len(), self.conversation.calls().len());
+                    self.note(&format!("{have} of {all} results"));
+                }
+                Err(why) => say!("/tool: {why}"),
+            },
             Ok(Command::Reset) => {
                 self.conversation.reset();
                 self.forget()?;
             }
             Ok(Command::System(text)) => {
-                let template = self.conversation.template().clone();
-                self.conversation = Conversation::new(template, Some(text.into()));
+                self.conversation = self.conversation.anew(Some(text.into()));
                 self.forget()?;
                 self.note("a new conversation with this system message");
             }
@@ -56,8 +64,32 @@ impl Chat<'_> {
         Ok(Next::Read)
     }
 
+    /// Takes the result of a call; once all are there, they are what the model answers next.
+    fn result(&mut self, name: &str, text: &str) -> std::result::Result<Option<Question>, String> {
+        let calls = self.conversation.calls();
+        if calls.is_empty() {
+            return Err("the last answer called no function".into());
+        }
+        let open = |call: &&ToolCall| {
+            !self.results.iter().any(|result| result.tool_call_id.as_ref() == Some(&call.id))
+        };
+        let called = |call: &&ToolCall| call.name == name || call.id == name;
+        let Some(call) = calls.iter().filter(open).find(called) else {
+            let names: Vec<_> = calls.iter().filter(open).map(|call| call.name.as_str()).collect();
+            return Err(format!("{} was not called; called: {}", unquoted(name), names.join(", ")));
+        };
+        let (result, all) = (Message::result(call, text), calls.len());
+        self.results.push(result);
+        if self.results.len() < all {
+            return Ok(None);
+        }
+        let messages = std::mem::take(&mut self.results);
+        Ok(Some(Question { messages, random: self.random.clone(), answered: None }))
+    }
+
     /// Forgets what belongs to the conversation before.
     fn forget(&mut self) -> Result<()> {
+        self.results.clear();
         self.asked.clear();
         self.session.clear();
         self.last = None;
@@ -83,23 +115,26 @@ impl Chat<'_> {
     fn again(&mut self) -> Option<Question> {
         self.unanswered.take().or_else(|| {
             let answered = Some(self.conversation.state());
-            let text = self.conversation.forget_question()?;
+            let messages = self.conversation.forget_question()?;
+            self.results.clear();
             let random = self.asked.pop().unwrap_or_else(|| self.random.clone());
-            Some(Question { text, random, answered })
+            Some(Question { messages, random, answered })
         })
     }
 
     /// Takes back the last question and its answer, as if they had never been.
     fn undo(&mut self) -> Result<()> {
-        let Some(text) = self.conversation.forget_question() else {
+        let Some(messages) = self.conversation.forget_question() else {
             say!("/undo: no message yet");
             return Ok(());
         };
+        self.results.clear();
         if let Some(random) = self.asked.pop() {
             self.random = random;
         }
         self.rewind()?;
         self.save()?;
+        let text = messages.last().map_or("", |last| &last.content);
         let begin: String = text.chars().take(40).flat_map(char::escape_debug).collect();
         let dots = if text.chars().nth(40).is_some() { "…" } else { "" };
         self.note(&format!("taken back: {begin}{dots}"));

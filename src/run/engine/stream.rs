@@ -6,6 +6,7 @@ use crate::run::options::{GenerateOptions, Progress};
 use crate::run::session::{CancelToken, Session, StopReason};
 use files::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use text::sampler::{Logprobs, Sampler, TokenLogprobs};
 use text::tokenizer::{StopStrings, TextState, TextStream, Tokenizer};
@@ -120,7 +121,7 @@ impl<'a> Writer<'a> {
             tokenizer: &engine.tokenizer,
             sampler,
             logprobs: options.logprobs.map(|count| Logprobs::new(count, VOCAB)).transpose()?,
-            text: engine.tokenizer.stream(),
+            text: engine.tokenizer.stream().showing(options.shown_tokens.clone()),
             stops: StopStrings::new(&options.stop)?,
             at_cut: AtCut::Show,
             ends,
@@ -157,10 +158,15 @@ impl<'a> Writer<'a> {
         let token = self.sampler.sample(&mut self.logits, history);
         #[cfg(feature = "grammar")]
         self.sampler.check_grammar()?;
+        self.take(logits, token);
+        Ok(token)
+    }
+
+    /// Takes the log-probabilities of a token.
+    fn take(&mut self, logits: &[f32], token: u32) {
         if let Some(logprobs) = &mut self.logprobs {
             logprobs.take(logits, token);
         }
-        Ok(token)
     }
 
     /// The log-probabilities at the token that was sampled last, where the options ask for them.
@@ -237,6 +243,8 @@ pub struct TokenStream<'a> {
     last_token: Option<u32>,
     /// What [`Pause::tokens`] says.
     uncomputed: Vec<u32>,
+    /// Tokens that come next, without being sampled.
+    inserted: VecDeque<u32>,
 }
 
 enum State {
@@ -271,7 +279,17 @@ impl<'a> TokenStream<'a> {
             }
             Err(e) => return Err(e),
         }
-        Ok(Self { session, writer, state, timing, start, first: None, last_token: None, uncomputed })
+        Ok(Self {
+            session,
+            writer,
+            state,
+            timing,
+            start,
+            first: None,
+            last_token: None,
+            uncomputed,
+            inserted: VecDeque::new(),
+        })
     }
 
     /// Goes on with a text that was cut. Where it is cut again, held-back text is kept for [`TokenStream::pause`]
@@ -310,6 +328,28 @@ impl<'a> TokenStream<'a> {
     /// Asks it to end as soon as it can, as its options' [`CancelToken`] does.
     pub fn cancel(&self) {
         self.writer.cancel.cancel();
+    }
+
+    /// Goes on with these tokens, which are then not sampled but part of the text like any other. They cost no random
+    /// number, and no grammar looks at them.
+    ///
+    /// ```
+    /// use antigravity::{Engine, EngineOptions, GenerateOptions};
+    ///
+    /// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
+    /// let mut options = GenerateOptions { max_tokens: Some(12), ..Default::default() };
+    /// options.sampler.temperature = 0.0;
+    /// let mut stream = engine.generate_stream("Once upon a time", &options)?;
+    /// let mut text = stream.next().expect("a token")?;
+    /// stream.insert(&engine.tokenizer().encode_plain(" The end.")?);
+    /// for piece in &mut stream {
+    ///     text += &piece?;
+    /// }
+    /// assert!(text.contains(" The end."), "{text}");
+    /// # Ok::<(), antigravity::Error>(())
+    /// ```
+    pub fn insert(&mut self, tokens: &[u32]) {
+        self.inserted.extend(tokens);
     }
 
     /// Why it ended, once it has.
@@ -362,7 +402,13 @@ impl<'a> TokenStream<'a> {
             self.state = State::Flush(StopReason::Length);
             return Ok(String::new());
         }
-        let token = self.writer.sample(self.session.logits(), self.session.tokens())?;
+        let token = match self.inserted.pop_front() {
+            Some(token) => {
+                self.writer.take(self.session.logits(), token);
+                token
+            }
+            None => self.writer.sample(self.session.logits(), self.session.tokens())?,
+        };
         let now = Instant::now();
         let first = *self.first.get_or_insert(now);
         if self.timing.tokens == 0 {

@@ -1,6 +1,9 @@
 //! A conversation as token ids. Wherever the template allows, new turns only append, so that a cache stays valid.
 
-use super::{Context, Ending, Message, Moment, Role, Segment, Template, encode_segments};
+use super::{
+    Context, Ending, Form, Message, Moment, Part, Reader, Role, Segment, Template, ToolCall, Tools,
+    Variables, encode_segments,
+};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -18,6 +21,9 @@ use serde::{Deserialize, Serialize};
 pub struct Conversation {
     template: Template,
     system: Option<String>,
+    variables: Variables,
+    /// How answers are read.
+    form: Form,
     now: Moment,
     /// Questions and answers.
     messages: Vec<Message>,
@@ -71,6 +77,9 @@ pub struct ConversationState {
     pub template: String,
     /// The system message.
     pub system: Option<String>,
+    /// The functions that the model may call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tools: Option<Tools>,
     /// The time that the template sees, in seconds since 1970-01-01.
     pub now: u64,
     /// Questions and answers.
@@ -91,8 +100,27 @@ impl ConversationState {
 impl Conversation {
     /// An empty conversation.
     pub fn new(template: Template, system: Option<String>) -> Self {
-        let (messages, ids, before) = (Vec::new(), Vec::new(), Vec::new());
-        Self { template, system, now: Moment::now(), messages, ids, before, rendered: Rendered::Both(0) }
+        Self {
+            template,
+            system,
+            variables: Variables::default(),
+            form: Form::default(),
+            now: Moment::now(),
+            messages: Vec::new(),
+            ids: Vec::new(),
+            before: Vec::new(),
+            rendered: Rendered::Both(0),
+        }
+    }
+
+    /// The same with tools and values for the template, and with answers that are read in this form.
+    pub fn with(self, variables: Variables, form: Form) -> Self {
+        Self { variables, form, ..self }
+    }
+
+    /// An empty conversation with another system message, and all else the same.
+    pub fn anew(&self, system: Option<String>) -> Self {
+        Self::new(self.template.clone(), system).with(self.variables.clone(), self.form)
     }
 
     /// The state to save, for [`Conversation::resume`].
@@ -100,6 +128,7 @@ impl Conversation {
         ConversationState {
             template: self.template.name(),
             system: self.system.clone(),
+            tools: self.variables.tools.clone(),
             now: self.now.unix(),
             messages: self.messages.clone(),
             ids: self.ids.clone(),
@@ -107,8 +136,9 @@ impl Conversation {
         }
     }
 
-    /// Restores a saved conversation. Its template must be the same.
+    /// Restores a saved conversation, with its tools. Its template must be the same.
     pub fn resume(&mut self, state: ConversationState) {
+        self.variables.tools = state.tools;
         (self.system, self.messages, self.ids) = (state.system, state.messages, state.ids);
         self.before = state.before;
         self.now = Moment::from_unix(state.now);
@@ -117,6 +147,34 @@ impl Conversation {
     /// The system message.
     pub fn system(&self) -> Option<&str> {
         self.system.as_deref()
+    }
+
+    /// Its tools, and the values for its template.
+    pub fn variables(&self) -> &Variables {
+        &self.variables
+    }
+
+    /// How its answers are read.
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Reads the answers to come in another form.
+    pub fn set_form(&mut self, form: Form) {
+        self.form = form;
+    }
+
+    /// The functions that the last answer calls, if nothing has followed it.
+    pub fn calls(&self) -> &[ToolCall] {
+        self.messages.last().map_or(&[], |last| &last.tool_calls)
+    }
+
+    /// What reads the answer that comes next.
+    pub fn reader(&self, tokenizer: &Tokenizer) -> Reader {
+        const END: usize = 16;
+        let end = &self.ids[self.ids.len().saturating_sub(END)..];
+        let calls = self.messages.iter().map(|m| m.tool_calls.len()).sum();
+        Reader::new(self.form, &tokenizer.decode_with_special(end)).with_calls_from(calls)
     }
 
     /// The format of its turns.
@@ -137,7 +195,20 @@ impl Conversation {
     /// # Errors
     /// [`Error::Interrupted`] if `stop` was true before the end, and those of [`Conversation::ask`].
     pub fn ask_until(&mut self, tokenizer: &Tokenizer, text: &str, stop: &dyn Fn() -> bool) -> Result<()> {
-        let before = match self.following(tokenizer, text)? {
+        self.put_until(tokenizer, &[Message::new(Role::User, text)], stop)
+    }
+
+    /// [`Conversation::ask_until`] with messages in place of a text: results of calls, or a question.
+    ///
+    /// # Errors
+    /// Those of [`Conversation::ask_until`].
+    pub fn put_until(
+        &mut self,
+        tokenizer: &Tokenizer,
+        question: &[Message],
+        stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        let before = match self.following(tokenizer, question)? {
             Some(more) => {
                 let ids = encode_segments(tokenizer, more, stop)?;
                 let kept = self.ids.len();
@@ -145,7 +216,7 @@ impl Conversation {
                 Before { kept, rest: Vec::new() }
             }
             None => {
-                let whole = self.render(tokenizer, &self.with_question(0, text))?;
+                let whole = self.render(tokenizer, &self.with_question(0, question))?;
                 let ids = encode_segments(tokenizer, whole, stop)?;
                 let kept = self.ids.iter().zip(&ids).take_while(|(a, b)| a == b).count();
                 let rest = std::mem::replace(&mut self.ids, ids).split_off(kept);
@@ -153,7 +224,7 @@ impl Conversation {
             }
         };
         self.before.push(before);
-        self.messages.push(Message::new(Role::User, text));
+        self.messages.extend_from_slice(question);
         Ok(())
     }
 
@@ -174,19 +245,19 @@ impl Conversation {
     }
 
     /// The messages from `first` on, and a question.
-    fn with_question(&self, first: usize, text: &str) -> Vec<Message> {
-        [&self.messages[first..], &[Message::new(Role::User, text)]].concat()
+    fn with_question(&self, first: usize, question: &[Message]) -> Vec<Message> {
+        [&self.messages[first..], question].concat()
     }
 
-    /// What follows the last answer when `text` is asked; `None` where the template changes what was said before.
-    fn following(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<Option<Vec<Segment>>> {
-        const TURN: usize = 2;
-        let Some(turn) = self.messages.len().checked_sub(TURN) else { return Ok(None) };
-        let last = self.following_from(turn, tokenizer, text);
+    /// What follows the last answer when the question is asked; `None` where the template changes what was said before.
+    fn following(&mut self, tokenizer: &Tokenizer, question: &[Message]) -> Result<Option<Vec<Segment>>> {
+        // With all calls since, and their results.
+        let Some(turn) = self.messages.iter().rposition(|m| m.role == Role::User) else { return Ok(None) };
+        let last = self.following_from(turn, tokenizer, question);
         if turn == 0 || (self.rendered == Rendered::LastTurn && last.is_ok()) {
             return last;
         }
-        match self.following_from(0, tokenizer, text) {
+        match self.following_from(0, tokenizer, question) {
             // A template has limits; that of a saved conversation may have been reached before.
             Err(Error::Model(_)) if self.rendered != Rendered::All && last.is_ok() => last,
             all => {
@@ -201,41 +272,68 @@ impl Conversation {
         &self,
         first: usize,
         tokenizer: &Tokenizer,
-        text: &str,
+        question: &[Message],
     ) -> Result<Option<Vec<Segment>>> {
         let Some((answer, asked)) = self.messages[first..].split_last() else { return Ok(None) };
         if answer.role != Role::Assistant {
             return Ok(None);
         }
-        let whole = self.render(tokenizer, &self.with_question(first, text))?;
-        Ok(after(&whole, &self.render(tokenizer, asked)?, &answer.content))
+        let whole = self.render(tokenizer, &self.with_question(first, question))?;
+        Ok(after(&whole, &self.render(tokenizer, asked)?, answer.written()))
     }
 
     /// `messages` and the start of an answer.
     fn render(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<Segment>> {
-        let context = Context { bos: tokenizer.bos_token(), now: self.now, ending: Ending::Prompt };
+        let context = self.context(tokenizer);
         let system = self.system.iter().map(|s| Message::new(Role::System, s.as_str()));
         let all: Vec<_> = system.chain(messages.iter().cloned()).collect();
         self.template.render(&all, &context)
     }
 
+    /// What its template is rendered with.
+    pub fn context<'a>(&'a self, tokenizer: &'a Tokenizer) -> Context<'a> {
+        let (bos, variables) = (tokenizer.bos_token(), Some(&self.variables));
+        Context { bos, now: self.now, ending: Ending::Prompt, variables }
+    }
+
     /// Appends the generated ids of an answer, without the token that ended it.
     pub fn answer(&mut self, tokenizer: &Tokenizer, ids: &[u32]) {
-        self.messages.push(Message::new(Role::Assistant, tokenizer.decode(ids)));
+        let written = self.form.decode(tokenizer, ids);
+        let mut reader = self.reader(tokenizer);
+        let parts: Vec<Part> = reader.push(&written).into_iter().chain(reader.finish()).collect();
+        self.messages.push(self.message(written, parts));
         self.ids.extend_from_slice(ids);
     }
 
-    /// Removes the last question and its answer, if any, and returns the question.
-    pub fn forget_question(&mut self) -> Option<String> {
+    /// The message of an answer, as the template wants to have it.
+    fn message(&self, written: String, parts: Vec<Part>) -> Message {
+        let mut message = Message::new(Role::Assistant, "");
+        let mut reasoning = String::new();
+        for part in parts {
+            match part {
+                Part::Text(text) => message.content += &text,
+                Part::Thinking(text) => reasoning += &text,
+                Part::Call(call) => message.tool_calls.push(call),
+            }
+        }
+        if !message.tool_calls.is_empty() && self.form.reads_calls {
+            message.content.truncate(message.content.trim_end().len());
+        } else if reasoning.is_empty() || !self.form.reads_reasoning {
+            message.content = written.clone();
+        }
+        message.reasoning = (!reasoning.is_empty() && self.form.reads_reasoning).then_some(reasoning);
+        message.written = (message.content != written).then_some(written);
+        message
+    }
+
+    /// Removes the last question and its answer, if any, and returns the question: its messages.
+    pub fn forget_question(&mut self) -> Option<Vec<Message>> {
         let before = self.before.pop()?;
         self.ids.truncate(before.kept);
         self.ids.extend(before.rest);
-        while let Some(message) = self.messages.pop() {
-            if message.role == Role::User {
-                return Some(message.content);
-            }
-        }
-        None
+        self.messages.pop_if(|m| m.role == Role::Assistant);
+        let first = self.messages.iter().rposition(|m| m.role == Role::Assistant).map_or(0, |at| at + 1);
+        Some(self.messages.split_off(first))
     }
 
     /// Forgets the oldest turns, so that what is left takes at most `most` ids; the last turn stays in any case. Their
@@ -245,19 +343,32 @@ impl Conversation {
     /// See [`Template::encode`]; the conversation is then unchanged.
     pub fn forget_oldest(&mut self, tokenizer: &Tokenizer, most: usize) -> Result<()> {
         let fits = |before: &Before| self.ids.len() - before.kept.min(self.ids.len()) <= most;
-        let Some(first) = self.before.iter().position(fits).or(self.before.len().checked_sub(1)) else {
+        let Some(fitting) = self.before.iter().position(fits).or(self.before.len().checked_sub(1)) else {
             return Ok(());
         };
-        let mut questions = self.messages.iter().enumerate().filter(|(_, m)| m.role == Role::User);
-        let Some((start, _)) = questions.nth(first).filter(|_| first > 0) else { return Ok(()) };
-        let mut rest = Self { now: self.now, ..Self::new(self.template.clone(), self.system.clone()) };
-        rest.rendered = self.rendered;
-        for Message { role, content } in &self.messages[start..] {
-            if *role == Role::User {
-                rest.ask(tokenizer, content)?;
-            } else {
-                rest.ids.extend(tokenizer.encode_plain(content)?);
-                rest.messages.push(Message::new(*role, content.as_str()));
+        // Where each question begins. One that brings the results of calls stays with what called.
+        let mut starts = Vec::new();
+        for (at, message) in self.messages.iter().enumerate() {
+            if message.role != Role::Assistant && (at == 0 || self.messages[at - 1].role == Role::Assistant) {
+                starts.push(at);
+            }
+        }
+        let alone = |&at: &usize| self.messages[at].role == Role::User;
+        let (before, after) = starts.split_at(fitting.min(starts.len()));
+        let first = after.iter().copied().find(alone).or(before.iter().copied().rfind(alone));
+        let Some(first) = first.filter(|&first| first > 0) else { return Ok(()) };
+        let mut rest = Self { now: self.now, rendered: self.rendered, ..self.anew(self.system.clone()) };
+        for turn in
+            self.messages[first..].chunk_by(|a, b| (a.role == Role::Assistant) == (b.role == Role::Assistant))
+        {
+            if turn[0].role != Role::Assistant {
+                rest.put_until(tokenizer, turn, &|| false)?;
+                continue;
+            }
+            for answer in turn {
+                let parts = self.form.segments(tokenizer, answer.written());
+                rest.ids.extend(encode_segments(tokenizer, parts, &|| false)?);
+                rest.messages.push(answer.clone());
             }
         }
         *self = rest;
@@ -293,15 +404,27 @@ fn after(whole: &[Segment], head: &[Segment], answer: &str) -> Option<Vec<Segmen
         (first, last) if first == last => drop(rest.remove(0)),
         _ => return None,
     }
-    match rest.first_mut() {
-        Some(Segment::Text(text)) => {
-            let forms = [answer, answer.trim_end(), answer.trim()];
-            *text = forms.iter().find_map(|form| text.strip_prefix(form))?.to_owned();
-        }
-        _ if answer.trim().is_empty() => {}
-        _ => return None,
-    }
+    let forms = [answer, answer.trim_end(), answer.trim()];
+    let mut rest = forms.iter().find_map(|form| without(&rest, form))?;
     rest.retain(|segment| !matches!(segment, Segment::Text(text) if text.is_empty()));
+    Some(rest)
+}
+
+/// `parts` without the text that they begin with; markers in it may be control tokens.
+fn without(parts: &[Segment], mut text: &str) -> Option<Vec<Segment>> {
+    let mut rest = parts.to_vec();
+    while !text.is_empty() {
+        match rest.first_mut()? {
+            Segment::Text(part) if !text.starts_with(part.as_str()) => {
+                *part = part.strip_prefix(text)?.to_owned();
+                text = "";
+            }
+            Segment::Text(part) | Segment::Control(part) => {
+                text = text.strip_prefix(part.as_str())?;
+                rest.remove(0);
+            }
+        }
+    }
     Some(rest)
 }
 

@@ -1,6 +1,6 @@
 //! The chat template in the metadata of a GGUF file.
 
-use super::{Origin, Parts, TemplateSource};
+use super::loading::{Origin, Parts, TemplateSource};
 use crate::{Error, Result};
 use files::source::gguf::Gguf;
 
@@ -16,15 +16,15 @@ const VARIABLES: [(&str, &str); 3] = [
 impl TemplateSource {
     /// That of a GGUF file, whose header is not needed afterwards.
     pub fn of_gguf(gguf: &Gguf) -> Self {
-        Self(read(gguf).map_or_else(Origin::Refused, |found| found.map_or(Origin::Plain, Origin::Jinja)))
+        Self(read(gguf).map_or_else(Origin::Refused, Origin::Known))
     }
 }
 
-/// The template's text and variables, [`None`] where there is none.
-fn read(gguf: &Gguf) -> Result<Option<Parts>> {
+/// The template's text, if there is one, and its variables.
+fn read(gguf: &Gguf) -> Result<Parts> {
     let refused = |why: String| Error::model(gguf.path(), why);
     let metadata = gguf.metadata();
-    let Some(source) = metadata.text(TEMPLATE).map_err(refused)? else { return Ok(None) };
+    let source = metadata.text(TEMPLATE).map_err(refused)?;
     let tokens = metadata.strings(TOKENS).map_err(refused)?;
     let mut variables = vec![];
     for (name, key) in VARIABLES {
@@ -34,5 +34,5 @@ fn read(gguf: &Gguf) -> Result<Option<Parts>> {
         }
     }
     let place = format!("{}: {TEMPLATE}", gguf.path().display());
-    Ok(Some(Parts { place, source: source.to_owned(), variables }))
+    Ok(Parts { text: source.map(|source| (place, source.to_owned())), variables })
 }

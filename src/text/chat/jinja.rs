@@ -14,6 +14,7 @@ mod python;
 mod source;
 #[cfg(test)]
 mod tests;
+mod value;
 
 use super::{Context, Ending, Message, Role, Segment, Segments};
 use crate::tokenizer::Tokenizer;
@@ -120,7 +121,8 @@ impl Jinja {
         ];
         // Not every template takes a system message, or any history.
         for messages in [&all[..], &all[1..], &all[1..3], &all[1..2]] {
-            let context = Context { bos, now: super::Moment::from_unix(0), ending: Ending::Prompt };
+            let now = super::Moment::from_unix(0);
+            let context = Context { bos, now, ending: Ending::Prompt, variables: None };
             let segments = match self.render(messages, &context) {
                 Err(Error::Usage(_)) => continue,
                 other => other?,
@@ -152,13 +154,14 @@ impl Jinja {
     /// # Errors
     /// [`Error::Usage`] if the template refuses the messages; [`Error::Model`] if it fails or exceeds its limits.
     pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
-        let base = self.free_block(messages)?;
+        let given = value::all(messages, context.variables);
+        let base = self.free_block(&given)?;
         let marks: Vec<(&str, char)> = (base..)
             .zip(&self.controls)
             .filter_map(|(mark, token)| Some((token.as_str(), char::from_u32(mark)?)))
             .collect();
         let text = self.prepare(&marks)?;
-        let values = self.values(messages, context, &Marks::new(marks.iter().copied()));
+        let values = self.values(given, context, &Marks::new(marks.iter().copied()));
         let fuel = FUEL + FUEL_PER_MESSAGE * messages.len() as u64;
         let now = context.now;
         let rendered = self.contained(move || {
@@ -186,37 +189,36 @@ impl Jinja {
         source::prepare(&self.source, &Marks::new(marks.iter().copied())).map_err(|e| self.explain(e.into()))
     }
 
-    /// The variables that transformers passes to a template.
-    fn values(&self, messages: &[Message], context: &Context<'_>, marks: &Marks<'_>) -> Vec<(String, Value)> {
-        let message = |m: &Message| {
-            Value::from_pairs([
-                ("role", Value::from(m.role.name())),
-                ("content", Value::from(m.content.as_str())),
-            ])
-        };
+    /// The variables that transformers passes to a template, with those that are `given`.
+    fn values(
+        &self,
+        given: Vec<(String, Value)>,
+        context: &Context<'_>,
+        marks: &Marks<'_>,
+    ) -> Vec<(String, Value)> {
         let mut values: Vec<(String, Value)> =
             self.variables.iter().map(|(name, text)| (name.clone(), Value::from(marks.put(text)))).collect();
         let prompt = context.ending == Ending::Prompt;
-        let list: Vec<Value> = messages.iter().map(message).collect();
         values.extend([
             ("bos_token".into(), Value::from(marks.put(context.bos.unwrap_or("")))),
-            ("messages".into(), Value::from(list)),
             ("add_generation_prompt".into(), Value::from(prompt)),
-            ("tools".into(), Value::from(())),
             ("documents".into(), Value::from(())),
         ]);
+        values.extend(given);
         values
     }
 
     /// The first character of a private-use block that nothing else uses.
-    fn free_block(&self, messages: &[Message]) -> Result<u32> {
+    fn free_block(&self, given: &[(String, Value)]) -> Result<u32> {
         let mut used = [false; BLOCKS];
-        let texts = messages.iter().map(|m| &m.content).chain([&self.source]);
-        for c in texts.chain(self.variables.iter().map(|v| &v.1)).flat_map(|text| text.chars()) {
-            if let Some(at) = u32::from(c).checked_sub(PRIVATE) {
+        let mut look = |text: &str| {
+            for at in text.chars().filter_map(|c| u32::from(c).checked_sub(PRIVATE)) {
                 used[(at / BLOCK) as usize] = true;
             }
-        }
+        };
+        look(&self.source);
+        self.variables.iter().for_each(|(_, text)| look(text));
+        given.iter().for_each(|(_, value)| value::texts(value, &mut look));
         match used.iter().position(|used| !used) {
             Some(block) => Ok(PRIVATE + block as u32 * BLOCK),
             None => Err(Error::Usage(

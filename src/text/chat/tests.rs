@@ -1,6 +1,8 @@
 //! Rendered conversations, byte for byte as Jinja renders the models' own templates.
 
 use super::*;
+use crate::Error;
+use serde_json::Value;
 
 fn source(name: &str) -> String {
     let file = crate::project().join("tests/fixtures/chat").join(format!("{name}-instruct.jinja"));
@@ -41,6 +43,149 @@ fn messages(list: &Value) -> Vec<Message> {
     list.as_array().expect("messages").iter().map(message).collect()
 }
 
+/// The question that is taken back.
+fn forgotten(conversation: &mut Conversation) -> Option<String> {
+    conversation.forget_question().map(|messages| messages.into_iter().map(|m| m.content).collect())
+}
+
+/// The tokenizer of a model, and its own template.
+fn of_model(name: &str) -> (Tokenizer, Template) {
+    let dir = crate::project().join("tests/fixtures/models").join(name);
+    (Tokenizer::open(&dir, 1 << 20).expect("loads"), Template::load(&dir).expect("loads"))
+}
+
+#[test]
+fn tools_calls_and_results_are_rendered_as_transformers_does() {
+    let text =
+        std::fs::read_to_string(crate::project().join("tests/fixtures/chat/tools.json")).expect("a fixture");
+    let all: Value = serde_json::from_str(&text).expect("JSON");
+    // In the order of their fields, as in the file.
+    let json =
+        text.split_once("\"tools\": ").and_then(|(_, t)| t.split_once(",\n \"messages\"")).expect("tools").0;
+    let mut variables = Variables::of_tools(Tools::parse(json).expect("tools"));
+    variables.set("date_string", "26 Jul 2024").expect("a name");
+    let call = ToolCall {
+        id: "call_0".into(),
+        name: "get_weather".into(),
+        arguments: r#"{"city": "Paris", "days": 2}"#.into(),
+    };
+    let messages = [
+        Message::new(Role::System, "Be brief."),
+        Message::new(Role::User, "Weather in Paris?"),
+        Message { tool_calls: vec![call.clone()], ..Message::new(Role::Assistant, "") },
+        Message::result(&call, "18 degrees"),
+    ];
+    let context = Context {
+        bos: Some("<s>"),
+        now: Moment::from_unix(DAY),
+        ending: Ending::Prompt,
+        variables: Some(&variables),
+    };
+    for (name, template) in [
+        ("qwen2.5", jinja("qwen2.5")),
+        ("llama3.2", jinja("llama3.2")),
+        (
+            "granite",
+            Template::load(&crate::project().join("tests/fixtures/models/m14-granite-bf16")).expect("loads"),
+        ),
+        (
+            "phi4",
+            Template::load(&crate::project().join("tests/fixtures/models/m12-phi4mini-short-bf16"))
+                .expect("loads"),
+        ),
+    ] {
+        let text = join(&template.render(&messages, &context).expect("renders"));
+        let mut expected = all["rendered"][name].as_str().expect("a text").to_owned();
+        // There tools are a text of the caller's own form.
+        if name == "phi4" {
+            let (before, after) =
+                (expected.find("<|tool|>").expect("tools") + 8, expected.find("<|/tool|>").expect("tools"));
+            expected.replace_range(before..after, json);
+        }
+        assert_eq!(text, expected, "{name}");
+        assert_eq!(template.takes_tools(&context, Some("s")), Ok(true), "{name}");
+    }
+    let story = Template::load(&crate::project().join("models/story")).expect("loads");
+    for template in [story, Template::ChatMl { bos: false }, Template::Gemma, Template::Phi3] {
+        assert_eq!(template.takes_tools(&context, Some("s")), Ok(false), "{}", template.name());
+    }
+}
+
+#[test]
+fn built_in_formats_are_those_of_the_models() {
+    let chat = [
+        Message::new(Role::System, "Be brief."),
+        Message::new(Role::User, " Hi <end_of_turn> "),
+        Message::new(Role::Assistant, "Hello"),
+        Message::new(Role::User, "And?"),
+    ];
+    for (model, format) in [
+        ("m9-gemma3-270m-bf16", Template::Gemma),
+        ("m12-phi4mini-short-bf16", Template::Phi4),
+        ("m14-granite-bf16", Template::Granite),
+    ] {
+        let (tokenizer, own) = of_model(model);
+        let context = Context {
+            bos: tokenizer.bos_token(),
+            now: Moment::from_unix(DAY),
+            ending: Ending::Prompt,
+            variables: None,
+        };
+        // Granite's own says something where there is no system message.
+        let last = if format == Template::Granite { &chat[..2] } else { &chat[1..] };
+        for messages in [&chat[..], &chat[..2], last] {
+            let text = |template: &Template| template.render(messages, &context).map(|s| join(&s));
+            assert_eq!(text(&format), text(&own), "{model}");
+        }
+        assert_eq!(format.stop_tokens(&tokenizer).len(), 1, "{model}");
+        match own.for_tokenizer(&tokenizer).expect("fits") {
+            // It puts control tokens together from parts.
+            own if model.contains("phi4") => assert_eq!(own, format),
+            own => {
+                assert_eq!(format.stop_tokens(&tokenizer), own.stop_tokens(&tokenizer), "{model}");
+                assert_eq!(format.render(&chat, &context), own.render(&chat, &context), "{model}");
+            }
+        }
+        assert_eq!(Template::named(&format.name()), Some(format.clone()));
+        assert_eq!(
+            Template::Plain.for_tokenizer(&tokenizer),
+            Ok(format),
+            "{model}: recognised by its tokens"
+        );
+    }
+    let context = Context { bos: None, now: Moment::from_unix(0), ending: Ending::Prompt, variables: None };
+    let phi3 = "<|system|>\nBe brief.<|end|>\n<|user|>\n Hi <end_of_turn> <|end|>\n<|assistant|>\n";
+    assert_eq!(Template::Phi3.render(&chat[..2], &context).map(|s| join(&s)), Ok(phi3.into()));
+    assert_eq!((Template::named("llama3"), Template::named("x")), (Some(Template::Llama3), None));
+}
+
+#[test]
+fn another_template_gets_the_special_tokens_of_the_model() {
+    let source = TemplateSource::of_path(&crate::project().join("tests/fixtures/models/m9-gemma3-270m-bf16"));
+    let template =
+        source.instead("--chat-template", "{{ messages[0].content }}{{ eos_token }}").expect("compiles");
+    assert_eq!(template.format(&[Message::new(Role::User, "q")]), Ok("q<eos>".into()));
+    let e = source.instead("--chat-template", "{{ a").expect_err("broken").to_string();
+    assert!(e.starts_with("--chat-template, line 1: syntax error"), "{e}");
+}
+
+#[test]
+fn private_characters_of_tools_and_values_stay_what_they_are() {
+    let tokenizer = story();
+    let source =
+        "<|im_start|>{% if tools %}{{ tools[0].function.description }}{{ mine.a }}{% endif %}<|im_end|>";
+    let template = Jinja::new("t", source, vec![]).and_then(|t| t.for_tokenizer(&tokenizer)).expect("loads");
+    let escaped = r#"[{"function": {"name": "f", "description": "\udb80\udc00<|im_end|>"}}]"#;
+    let mut variables = Variables::of_tools(Tools::parse(escaped).expect("tools"));
+    variables.set("mine", r#"{"a": "\udb80\udc01<|im_start|>"}"#).expect("a name");
+    let context =
+        Context { bos: None, now: Moment::from_unix(0), ending: Ending::Prompt, variables: Some(&variables) };
+    let text = "\u{F0000}<|im_end|>\u{F0001}<|im_start|>".to_owned();
+    let parts =
+        [Segment::Control("<|im_start|>".into()), Segment::Text(text), Segment::Control("<|im_end|>".into())];
+    assert_eq!(template.render(&[], &context), Ok(parts.to_vec()));
+}
+
 #[test]
 fn fixtures_are_rendered_byte_for_byte() {
     let text =
@@ -53,7 +198,7 @@ fn fixtures_are_rendered_byte_for_byte() {
                 [("with_generation_prompt", Ending::Prompt), ("without_generation_prompt", Ending::Message)]
             {
                 let bos = all["bos_token"][name].as_str();
-                let context = Context { bos, now: Moment::from_unix(DAY), ending };
+                let context = Context { bos, now: Moment::from_unix(DAY), ending, variables: None };
                 assert_eq!(
                     context.now.format("%d %b %Y").as_deref(),
                     Ok(all["date_string"].as_str().expect("a date"))
@@ -195,7 +340,8 @@ fn control_text_in_messages_stays_text() {
         for content in ["hi", "\n\n two\nlines \n", "", "  ", "né 한국어"] {
             let chat = [Message::new(Role::System, content), Message::new(Role::User, content)];
             let ids = template.encode(&tokenizer, &chat, now, Ending::Prompt).expect("encodes");
-            let context = Context { bos: tokenizer.bos_token(), now, ending: Ending::Prompt };
+            let context =
+                Context { bos: tokenizer.bos_token(), now, ending: Ending::Prompt, variables: None };
             let whole = join(&template.render(&chat, &context).expect("renders"));
             assert_eq!(Ok(ids), tokenizer.encode(&whole, AddSpecial::No), "{content:?}");
         }
@@ -228,7 +374,7 @@ fn conversations_grow_at_the_end() {
         let mut resumed = Conversation::new(chat.template().clone(), None);
         resumed.resume(chat.state());
         assert_eq!(resumed.ids(), chat.ids());
-        assert_eq!(resumed.forget_question().as_deref(), Some("<|im_end|> again"));
+        assert_eq!(forgotten(&mut resumed).as_deref(), Some("<|im_end|> again"));
         assert_eq!((resumed.ids(), resumed.questions()), (&said[..], 1));
         chat.forget_question();
         chat.ask(&tokenizer, "<|im_end|> again").expect("asks");
@@ -280,9 +426,9 @@ fn a_template_that_takes_back_what_it_said_renders_anew() {
         resumed
     };
     for mut chat in [chat, again] {
-        assert_eq!(chat.forget_question().as_deref(), Some("three"));
+        assert_eq!(forgotten(&mut chat).as_deref(), Some("three"));
         assert_eq!(chat.ids(), before);
-        assert_eq!(chat.forget_question().as_deref(), Some("one"));
+        assert_eq!(forgotten(&mut chat).as_deref(), Some("one"));
         assert!(chat.ids().is_empty());
         assert_eq!(chat.forget_question(), None);
     }

@@ -131,7 +131,7 @@ impl Pieces {
     }
 
     pub(super) fn stream(&self, special: Special) -> TextStream<'_> {
-        TextStream { pieces: self, special, pending: vec![], strip: self.strip() }
+        TextStream { pieces: self, special, shown: vec![], pending: vec![], strip: self.strip() }
     }
 
     /// What is removed from the start of a text.
@@ -160,6 +160,8 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
 pub struct TextStream<'a> {
     pieces: &'a Pieces,
     special: Special,
+    /// Special tokens that are text here.
+    shown: Vec<u32>,
     /// Byte level: the start of one character. SentencePiece: the run of byte tokens so far.
     pending: Vec<u8>,
     /// The character to strip from the start of the text, and how many more of it.
@@ -177,6 +179,11 @@ pub struct TextState {
 }
 
 impl TextStream<'_> {
+    /// The same with the text of these special tokens.
+    pub fn showing(self, shown: Vec<u32>) -> Self {
+        Self { shown, ..self }
+    }
+
     /// Its state, to be saved.
     pub fn state(&self) -> TextState {
         TextState { pending: self.pending.clone(), strip: self.strip.map(|(_, left)| left) }
@@ -198,7 +205,7 @@ impl TextStream<'_> {
     /// [`push`](Self::push) at the end of `out`.
     pub fn push_into(&mut self, id: u32, out: &mut String) {
         let Some((bytes, flag)) = self.pieces.get(id) else { return };
-        if flag == Flag::Special && self.special == Special::Skip {
+        if flag == Flag::Special && self.special == Special::Skip && !self.shown.contains(&id) {
             return;
         }
         match self.pieces.kind {

@@ -22,7 +22,7 @@ fuzz_target!(|source: &str| -> Corpus {
         Message::new(Role::User, ""),
     ];
     for ending in [Ending::Prompt, Ending::Message] {
-        let context = Context { bos: TOKENIZER.bos_token(), now: Moment::from_unix(0), ending };
+        let context = Context { bos: TOKENIZER.bos_token(), now: Moment::from_unix(0), ending, variables: None };
         let _ = template.render(&messages, &context);
     }
     Corpus::Keep

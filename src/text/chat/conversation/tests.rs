@@ -47,6 +47,11 @@ fn story() -> Tokenizer {
     Tokenizer::open(&crate::project().join("models/story"), 4096).expect("loads")
 }
 
+/// The question that is taken back.
+fn forgotten(conversation: &mut Conversation) -> Option<String> {
+    conversation.forget_question().map(|messages| messages.into_iter().map(|m| m.content).collect())
+}
+
 /// Asks and answers so many times.
 fn talk(conversation: &mut Conversation, tokenizer: &Tokenizer, turns: std::ops::Range<usize>) {
     for turn in turns {
@@ -116,7 +121,7 @@ fn the_oldest_turns_are_forgotten_and_the_others_stay_as_they_were() {
     assert_eq!((&conversation.ids, &conversation.messages), (&same.ids, &same.messages));
     assert_eq!(conversation.before, same.before);
     talk(&mut conversation, &tokenizer, 40..41);
-    assert_eq!(conversation.forget_question().as_deref(), Some("What is 40? "));
+    assert_eq!(forgotten(&mut conversation).as_deref(), Some("What is 40? "));
     assert_eq!(conversation.ids, same.ids);
     // The last turn stays, however long it is.
     conversation.forget_oldest(&tokenizer, 0).expect("renders");
@@ -139,4 +144,130 @@ fn the_opening_is_what_all_conversations_with_a_system_message_share() {
     // One that the template itself says.
     let head = "<|im_start|>system\nBe kind.<|im_end|>\n";
     assert_eq!(opening(&template(head, ""), None), ids(head) + ids("<|im_start|>user\n"));
+}
+
+/// As Qwen: calls and results in tags, and thoughts of the last turn only.
+fn with_tools() -> Template {
+    let source = "{% if tools %}<|im_start|>system\n{{ tools|tojson }}<|im_end|>\n{% endif %}\
+        {% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index %}\
+        {% endif %}{% endfor %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
+        {% if m.reasoning_content and loop.index > ns.last %}{{ '<think>\n' + m.reasoning_content.strip('\n') + \
+        '\n</think>\n\n' }}{% endif %}{{ m.content.lstrip('\n') }}{% for call in m.tool_calls %}\
+        {% if m.content or not loop.first %}{{ '\n' }}{% endif %}{{ '<tool_call>\n{\"name\": \"' + call.function.name + \
+        '\", \"arguments\": ' }}{{ call.function.arguments|tojson }}{{ '}\n</tool_call>' }}{% endfor %}\
+        {{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}\
+        {% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}";
+    Template::Jinja(
+        Jinja::new("t", source, vec![]).and_then(|t| t.for_tokenizer(&story())).expect("compiles"),
+    )
+}
+
+const CALL: &str = "<think>\nhm\n</think>\n\n<tool_call>\n{\"name\": \"now\", \"arguments\": {\"b\": 1, \"a\": 2}}\n</tool_call>";
+
+/// A conversation in which `now` was called.
+fn called(tokenizer: &Tokenizer) -> Conversation {
+    let tools = Tools::parse(r#"[{"function": {"name": "now"}}]"#).expect("tools");
+    let variables = Variables::of_tools(tools);
+    let template = with_tools();
+    let form = Form::of(&template, tokenizer);
+    let mut chat = Conversation::new(template, None).with(variables, form);
+    chat.ask(tokenizer, "What time is it?").expect("renders");
+    chat.answer(tokenizer, &tokenizer.encode_plain(CALL).expect("ids"));
+    chat
+}
+
+#[test]
+fn a_call_and_its_result_append_to_the_conversation() {
+    let tokenizer = story();
+    let mut chat = called(&tokenizer);
+    let before = chat.ids().to_vec();
+    let answer = chat.messages.last().expect("an answer").clone();
+    assert_eq!((answer.content.as_str(), answer.reasoning.as_deref()), ("", Some("hm\n")));
+    assert_eq!(answer.written(), CALL);
+    let [call] = chat.calls() else { panic!("{:?}", chat.calls()) };
+    assert_eq!(
+        (call.id.as_str(), call.name.as_str(), call.arguments.as_str()),
+        ("call_0", "now", "{\"b\": 1, \"a\": 2}")
+    );
+    let result = Message::result(call, "noon");
+    chat.put_until(&tokenizer, std::slice::from_ref(&result), &|| false).expect("renders");
+    assert!(chat.calls().is_empty());
+    assert_eq!(&chat.ids()[..before.len()], before);
+    let text = tokenizer.decode_with_special(&chat.ids()[before.len()..]);
+    assert_eq!(text, "<|im_end|>\n<|im_start|>tool\nnoon<|im_end|>\n<|im_start|>assistant\n");
+    chat.answer(&tokenizer, &tokenizer.encode_plain("It is noon.").expect("ids"));
+    // Saved and restored, it is the same, tools included.
+    let json = serde_json::to_string(&chat.state()).expect("JSON");
+    let mut again = Conversation::new(with_tools(), None).with(Variables::default(), chat.form());
+    again.resume(serde_json::from_str(&json).expect("a state"));
+    for chat in [&mut chat, &mut again] {
+        chat.ask(&tokenizer, "Thanks").expect("renders");
+        let text = tokenizer.decode_with_special(chat.ids());
+        // The thoughts are over; the call stays, with its fields in their order.
+        assert!(text.contains("\"b\": 1, \"a\": 2") && !text.contains("<think>"), "{text}");
+        assert!(text.contains("\"function\": {\"name\": \"now\"}"), "{text}");
+        assert_eq!(forgotten(chat).as_deref(), Some("Thanks"));
+        assert_eq!(chat.forget_question(), Some(vec![result.clone()]));
+        assert_eq!((chat.ids(), chat.calls().len()), (&before[..], 1));
+    }
+    assert_eq!(again.state(), chat.state());
+}
+
+#[test]
+fn results_stay_with_their_calls_when_the_oldest_turns_go() {
+    let tokenizer = story();
+    let mut chat = called(&tokenizer);
+    let result = Message::result(&chat.calls()[0], "noon");
+    chat.put_until(&tokenizer, &[result], &|| false).expect("renders");
+    chat.answer(&tokenizer, &tokenizer.encode_plain("It is noon.").expect("ids"));
+    let all = chat.state();
+    // Only the result's answer would fit: its question came with the call.
+    chat.forget_oldest(&tokenizer, 5).expect("renders");
+    assert_eq!(chat.state(), all);
+    talk(&mut chat, &tokenizer, 0..3);
+    chat.forget_oldest(&tokenizer, 5).expect("renders");
+    assert_eq!(
+        (chat.questions(), chat.messages.len(), chat.messages[0].content.as_str()),
+        (1, 2, "What is 2? ")
+    );
+    assert!(chat.state().tools.is_some());
+}
+
+#[test]
+fn thoughts_that_the_prompt_ends_are_none_of_the_answer() {
+    let tokenizer = story();
+    let mut variables = Variables::default();
+    variables.set("enable_thinking", "false").expect("a name");
+    let form = Form::of(&with_tools(), &tokenizer);
+    assert!(form.thinks());
+    let mut chat = Conversation::new(with_tools(), None).with(variables, form.without_tools());
+    chat.ask(&tokenizer, "Hi").expect("renders");
+    assert!(tokenizer.decode_with_special(chat.ids()).ends_with("assistant\n<think>\n\n</think>\n\n"));
+    assert!(!chat.reader(&tokenizer).is_thinking());
+    chat.answer(
+        &tokenizer,
+        &tokenizer.encode_plain(CALL.split("\n\n").nth(1).expect("a call")).expect("ids"),
+    );
+    // Nobody gave it a tool, so that is text.
+    assert!(chat.calls().is_empty() && chat.messages[1].content.starts_with("<tool_call>"));
+    let empty = chat.anew(Some("s".into()));
+    assert_eq!((empty.questions(), empty.variables(), empty.form()), (0, chat.variables(), chat.form()));
+}
+
+#[test]
+fn what_follows_an_answer_with_control_tokens() {
+    let head = [control("<"), text("bot\n")];
+    let whole = [
+        control("<"),
+        text("bot\n"),
+        control("<call>"),
+        text("{}"),
+        control("</call>"),
+        control(">"),
+        text("x"),
+    ];
+    let rest = Some(vec![control(">"), text("x")]);
+    assert_eq!(after(&whole, &head, "<call>{}</call>"), rest);
+    assert_eq!(after(&whole, &head, "<call>{ }</call>"), None);
+    assert_eq!(after(&whole, &head, "<call>{}</call>>x and more"), None);
 }

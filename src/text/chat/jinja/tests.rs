@@ -5,7 +5,12 @@ use crate::chat::{Moment, join};
 use files::say;
 
 fn context() -> Context<'static> {
-    Context { bos: Some("<s>"), now: Moment::from_unix(19_930 * 86_400), ending: Ending::Prompt }
+    Context {
+        bos: Some("<s>"),
+        now: Moment::from_unix(19_930 * 86_400),
+        ending: Ending::Prompt,
+        variables: None,
+    }
 }
 
 /// Renders with one user message.

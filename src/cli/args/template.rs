@@ -1,0 +1,102 @@
+//! Flags on the form of a conversation: its template, its tools, and the thoughts of its answers.
+
+use super::prompt::read_text;
+use clap::{Args, ValueEnum};
+use files::error::unquoted;
+use files::{Error, Result};
+use std::path::{Path, PathBuf};
+use text::chat::{Template, TemplateSource, Tools, Variables};
+
+/// What becomes of thoughts.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(in crate::cli) enum Think {
+    Show,
+    Hide,
+    Off,
+}
+
+/// The form of a conversation.
+#[derive(Args, Clone)]
+pub(in crate::cli) struct TemplateArgs {
+    /// Chat template in place of the model's own: a file or a text in Jinja, or one of chatml, llama3, gemma, phi3, phi4
+    /// and granite
+    #[arg(long, alias = "chat-template-file", value_name = "FILE|TEXT", allow_hyphen_values = true)]
+    chat_template: Option<String>,
+    /// Set a variable of the chat template, for example enable_thinking=false; JSON or a text; may be repeated
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub template_arg: Vec<String>,
+    /// Functions that the model may call: a file with a JSON array of tools, as in OpenAI's API. Each call is printed as a
+    /// line of JSON; /tool NAME TEXT answers it
+    #[arg(long, value_name = "FILE")]
+    pub tools: Option<PathBuf>,
+    /// What becomes of a reasoning model's thoughts: show them (dimmed at a terminal, apart in JSON lines, else on stderr),
+    /// hide them, or off: the model is told not to think, by enable_thinking=false [default: show at a terminal and in JSON
+    /// lines, else hide]
+    #[arg(long, value_enum, value_name = "show|hide|off", hide_possible_values = true)]
+    pub think: Option<Think>,
+    /// End thoughts after N tokens; then the answer follows
+    #[arg(long, alias = "reasoning-budget", value_name = "N")]
+    pub think_budget: Option<usize>,
+}
+
+impl TemplateArgs {
+    /// The template that is given, else the model's.
+    pub fn template(&self, source: &TemplateSource) -> Result<Template> {
+        const FLAG: &str = "--chat-template";
+        let Some(given) = &self.chat_template else { return source.load() };
+        if ["{{", "{%"].iter().any(|sign| given.contains(sign)) {
+            return source.instead(FLAG, given);
+        }
+        if let Some(template) = Template::named(given) {
+            return Ok(template);
+        }
+        let file = Path::new(given);
+        if !file.exists() {
+            let (given, known) = (unquoted(given), "chatml, llama3, gemma, phi3, phi4, granite");
+            return Err(Error::Usage(format!("{FLAG} {given}: no such file; known without a file: {known}")));
+        }
+        source.instead(&format!("{FLAG} {}", file.display()), &read_text(FLAG, file)?)
+    }
+
+    /// What the template gets besides the messages.
+    pub fn variables(&self) -> Result<Variables> {
+        let mut variables = Variables::default();
+        for given in &self.template_arg {
+            let wrong = |why: String| Error::Usage(format!("--template-arg {}: {why}", unquoted(given)));
+            let (name, value) = given.split_once('=').ok_or_else(|| wrong("use NAME=VALUE".into()))?;
+            variables.set(name, value).map_err(wrong)?;
+        }
+        const THINKING: &str = "enable_thinking";
+        if self.think == Some(Think::Off) && !variables.has(THINKING) {
+            variables.set(THINKING, "false").map_err(Error::Usage)?;
+        }
+        if let Some(file) = &self.tools {
+            let wrong = |why: String| Error::Usage(format!("--tools {}: {why}", file.display()));
+            variables.tools = Some(Tools::parse(&read_text("--tools", file)?).map_err(wrong)?);
+        }
+        Ok(variables)
+    }
+
+    /// Flags without effect on answers that have no thoughts, or with a template that does not ask for a variable.
+    pub fn idle(&self, template: &Template, thinks: bool) -> Vec<String> {
+        let source = match template {
+            Template::Jinja(jinja) => jinja.source(),
+            _ => "",
+        };
+        let names = self.template_arg.iter().filter_map(|given| Some(given.split_once('=')?.0));
+        let unread = names.filter(|name| !source.contains(name));
+        let mut lines: Vec<String> = unread
+            .map(|name| {
+                format!("warning: --template-arg {name}: no effect; the chat template does not ask for it")
+            })
+            .collect();
+        let given = [("--think", self.think.is_some()), ("--think-budget", self.think_budget.is_some())];
+        let idle = given.iter().filter(|(_, given)| *given && !thinks);
+        lines.extend(
+            idle.map(|(flag, _)| {
+                format!("warning: {flag}: no effect; this model's answers have no thoughts")
+            }),
+        );
+        lines
+    }
+}

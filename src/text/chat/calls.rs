@@ -1,0 +1,91 @@
+//! Calls of functions as models write them: JSON objects with a name and arguments.
+
+use super::variables::{fits, is_name};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// A function's name, and its arguments: a JSON object as text.
+pub(super) type Call = (String, String);
+
+/// `{"name": …, "arguments": {…}}`; Llama's arguments are `parameters`.
+#[derive(Deserialize)]
+struct Written<'a> {
+    #[serde(alias = "function")]
+    name: String,
+    #[serde(borrow, alias = "parameters")]
+    arguments: Option<&'a RawValue>,
+}
+
+impl Written<'_> {
+    fn call(self) -> Option<Call> {
+        let arguments = match self.arguments.map(RawValue::get) {
+            None | Some("null") => "{}".to_owned(),
+            // An object in a text.
+            Some(text) if text.starts_with('"') => {
+                let inner: String = serde_json::from_str(text).ok()?;
+                serde_json::from_str::<&RawValue>(&inner).ok()?.get().to_owned()
+            }
+            Some(json) => json.to_owned(),
+        };
+        let sound = is_name(&self.name) && arguments.starts_with('{') && fits(&arguments).is_ok();
+        sound.then_some((self.name, arguments))
+    }
+}
+
+/// The calls in `text`, which holds nothing else: an object, several with blanks, commas or semicolons between them, or
+/// a list. `None` if it is anything else.
+pub(super) fn all(text: &str) -> Option<Vec<Call>> {
+    let text = text.trim();
+    let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+    let (mut calls, mut rest) = (Vec::new(), inner.trim());
+    while !rest.is_empty() {
+        let end = object_end(rest)?;
+        calls.push(one(&rest[..end])?);
+        rest = rest[end..].trim_start_matches(is_between);
+    }
+    Some(calls).filter(|calls| !calls.is_empty())
+}
+
+/// The call that `object` is.
+pub(super) fn one(object: &str) -> Option<Call> {
+    serde_json::from_str::<Written>(object).ok()?.call()
+}
+
+/// What may stand between two calls.
+pub(super) fn is_between(c: char) -> bool {
+    c.is_whitespace() || c == ';' || c == ','
+}
+
+/// Where the JSON object ends that `text` begins with; `None` if it does not end, or there is none.
+pub(super) fn object_end(text: &str) -> Option<usize> {
+    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    if !text.starts_with('{') {
+        return None;
+    }
+    for (at, b) in text.bytes().enumerate() {
+        match b {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => {
+                depth -= 1;
+                if depth == 0 {
+                    return Some(at + 1);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Whether an object that begins like `text` may be a call: its first field says so.
+pub(super) fn may_be_call(text: &str) -> bool {
+    let Some(rest) = text.strip_prefix('{') else { return text.is_empty() };
+    let rest = rest.trim_start();
+    ["\"name\"", "\"type\"", "\"function\"", "\"parameters\"", "\"arguments\""]
+        .iter()
+        .any(|field| field.starts_with(rest) || rest.starts_with(field))
+}

@@ -1,0 +1,216 @@
+//! Reads an answer as it is generated: what is thought, what is said, and which functions are called.
+
+use super::ToolCall;
+use super::calls;
+use super::form::{Form, Markers};
+
+/// A piece of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// What the answer says.
+    Text(String),
+    /// What the model thinks before.
+    Thinking(String),
+    /// A function that it calls; the name may be unknown, and the arguments need not follow the tool's schema.
+    Call(ToolCall),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Nothing was said yet: blanks at most.
+    Begin,
+    Thinking,
+    Text,
+    /// After the opening marker of a call.
+    Call(Markers),
+}
+
+/// Reads the text of one answer piece by piece. It holds back only what may still become a marker or a call; a call
+/// that is not what it should be is text.
+///
+/// ```
+/// use text::chat::{Form, Part, Reader};
+/// let mut reader = Reader::new(Form::default(), "");
+/// assert_eq!(reader.push("Hello"), [Part::Text("Hello".into())]);
+/// assert_eq!(reader.finish(), []);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Reader {
+    form: Form,
+    state: State,
+    /// What is not handed out yet.
+    held: String,
+    /// Line feeds that come next stand beside a marker and are dropped.
+    skips: bool,
+    /// The number of the next call, and of the first one.
+    calls: usize,
+    first: usize,
+}
+
+impl Reader {
+    /// For the answer to `prompt`, of which the end is enough: thoughts may begin there.
+    pub fn new(form: Form, prompt: &str) -> Self {
+        let thinks = form.thinking.is_some_and(|t| prompt.trim_end().ends_with(t.open));
+        let state = if thinks { State::Thinking } else { State::Begin };
+        Self { form, state, held: String::new(), skips: thinks, calls: 0, first: 0 }
+    }
+
+    /// Numbers the calls from `first` on, where the conversation has had others.
+    pub fn with_calls_from(self, first: usize) -> Self {
+        Self { calls: first, first, ..self }
+    }
+
+    /// Whether the next token is a thought, as far as is known.
+    pub fn is_thinking(&self) -> bool {
+        self.state == State::Thinking
+    }
+
+    /// Takes a piece of text; returns what it completes.
+    pub fn push(&mut self, piece: &str) -> Vec<Part> {
+        if self.form.thinking.is_none() && self.form.calls.is_none() {
+            return Vec::from_iter((!piece.is_empty()).then(|| Part::Text(piece.into())));
+        }
+        self.held.push_str(piece);
+        let mut parts = Vec::new();
+        while self.step(&mut parts) {}
+        parts
+    }
+
+    /// The rest, once the answer has ended.
+    pub fn finish(&mut self) -> Vec<Part> {
+        let (mut parts, held) = (Vec::new(), std::mem::take(&mut self.held));
+        match self.state {
+            State::Call(markers) => match calls::all(&held) {
+                Some(found) => self.call(found, &mut parts),
+                None => self.say(&[markers.open, &held].concat(), &mut parts),
+            },
+            State::Begin if self.has_called() && held.chars().all(calls::is_between) => {}
+            _ => self.say(&held, &mut parts),
+        }
+        parts
+    }
+
+    /// Goes on by one part; whether there may be another.
+    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
+        if self.skips {
+            let text = self.held.trim_start_matches(['\n', '\r']).len();
+            self.held.drain(..self.held.len() - text);
+            self.skips = self.held.is_empty();
+        }
+        if self.held.is_empty() {
+            return false;
+        }
+        match self.state {
+            State::Begin => self.begin(parts),
+            State::Thinking => {
+                let close = self.form.thinking.and_then(|t| t.close);
+                self.up_to_marker(close.as_slice(), parts).is_some_and(|_| self.go(State::Begin))
+            }
+            State::Text => {
+                let Some(markers) = self.form.calls else { return self.hand_out(self.held.len(), parts) };
+                self.up_to_marker(&[markers.open], parts).is_some_and(|_| self.go(State::Call(markers)))
+            }
+            State::Call(markers) => {
+                let Some((at, close)) = markers.close.and_then(|c| Some((self.held.find(c)?, c))) else {
+                    return false;
+                };
+                let body: String = self.held.drain(..at + close.len()).collect();
+                match calls::all(&body[..at]) {
+                    Some(found) => {
+                        self.call(found, parts);
+                        self.go(State::Begin)
+                    }
+                    None => {
+                        self.state = State::Text;
+                        self.say(&[markers.open, &body].concat(), parts);
+                        true
+                    }
+                }
+            }
+        }
+    }
+
+    /// Nothing was said yet: thoughts or a call may begin.
+    fn begin(&mut self, parts: &mut Vec<Part>) -> bool {
+        // After calls, what stands between two of them.
+        let blank = |c: char| if self.has_called() { calls::is_between(c) } else { c.is_whitespace() };
+        let start = self.held.len() - self.held.trim_start_matches(blank).len();
+        let text = &self.held[start..];
+        let opening = self.form.thinking.iter().chain(&self.form.calls).map(|m| m.open);
+        for open in opening {
+            if let Some(rest) = text.strip_prefix(open) {
+                self.held = rest.to_owned();
+                let thinks = self.form.thinking.is_some_and(|t| t.open == open);
+                let state = self.form.calls.filter(|_| !thinks).map_or(State::Thinking, State::Call);
+                return self.go(state);
+            }
+            if open.starts_with(text) {
+                return false;
+            }
+        }
+        if self.form.calls.is_some_and(|m| m == super::form::LLAMA) && calls::may_be_call(text) {
+            let Some(end) = calls::object_end(text) else { return false };
+            if let Some(call) = calls::one(&text[..end]) {
+                self.held.drain(..start + end);
+                self.call(vec![call], parts);
+                return true;
+            }
+        }
+        self.state = State::Text;
+        true
+    }
+
+    fn has_called(&self) -> bool {
+        self.calls > self.first
+    }
+
+    fn go(&mut self, state: State) -> bool {
+        (self.state, self.skips) = (state, true);
+        true
+    }
+
+    /// Hands out what comes before the first of the markers, and drops that; or all that cannot be the beginning of one.
+    fn up_to_marker(&mut self, markers: &[&str], parts: &mut Vec<Part>) -> Option<()> {
+        let found = markers.iter().filter_map(|m| Some((self.held.find(m)?, m.len()))).min();
+        if let Some((at, len)) = found {
+            self.hand_out(at, parts);
+            self.held.drain(..len);
+            return Some(());
+        }
+        let begins = |from: &usize| markers.iter().any(|m| m.starts_with(&self.held[*from..]));
+        let longest = markers.iter().map(|m| m.len()).max().unwrap_or(0);
+        let from = (self.held.len().saturating_sub(longest)..self.held.len())
+            .filter(|&from| self.held.is_char_boundary(from))
+            .find(begins);
+        self.hand_out(from.unwrap_or(self.held.len()), parts);
+        None
+    }
+
+    /// Hands out so many bytes of what is held.
+    fn hand_out(&mut self, len: usize, parts: &mut Vec<Part>) -> bool {
+        let text: String = self.held.drain(..len).collect();
+        self.say(&text, parts);
+        false
+    }
+
+    fn say(&self, text: &str, parts: &mut Vec<Part>) {
+        let thinks = self.is_thinking();
+        match parts.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Part::Thinking(before)) if thinks => before.push_str(text),
+            Some(Part::Text(before)) if !thinks => before.push_str(text),
+            _ => parts.push(if thinks { Part::Thinking(text.into()) } else { Part::Text(text.into()) }),
+        }
+    }
+
+    fn call(&mut self, found: Vec<calls::Call>, parts: &mut Vec<Part>) {
+        for (name, arguments) in found {
+            let id = format!("call_{}", self.calls);
+            self.calls += 1;
+            parts.push(Part::Call(ToolCall { id, name, arguments }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! Answers of each form, cut everywhere.
+
+use super::*;
+use crate::chat::{Jinja, Template};
+use crate::tokenizer::Tokenizer;
+
+fn tokenizer() -> Tokenizer {
+    Tokenizer::open(&crate::project().join("models/story"), 4096).expect("loads")
+}
+
+/// The form of a template that has this text.
+fn form(source: &str) -> Form {
+    let source = format!("{{# {source} #}}");
+    Form::of(&Template::Jinja(Jinja::new("t", source, vec![]).expect("compiles")), &tokenizer())
+}
+
+fn qwen() -> Form {
+    form("<think> reasoning_content </think> <tool_call> tool_calls")
+}
+
+fn llama() -> Form {
+    form("\"parameters\" <|eot_id|> tool_calls")
+}
+
+fn text(t: &str) -> Part {
+    Part::Text(t.into())
+}
+
+fn thinking(t: &str) -> Part {
+    Part::Thinking(t.into())
+}
+
+fn call(n: usize, name: &str, arguments: &str) -> Part {
+    Part::Call(ToolCall { id: format!("call_{n}"), name: name.into(), arguments: arguments.into() })
+}
+
+/// Neighbours of the same kind as one.
+fn joined(parts: Vec<Part>) -> Vec<Part> {
+    let mut all: Vec<Part> = Vec::new();
+    for part in parts {
+        match (all.last_mut(), part) {
+            (Some(Part::Text(a)), Part::Text(b)) | (Some(Part::Thinking(a)), Part::Thinking(b)) => *a += &b,
+            (_, part) => all.push(part),
+        }
+    }
+    all
+}
+
+fn read(form: Form, prompt: &str, pieces: &[&str]) -> Vec<Part> {
+    let mut reader = Reader::new(form, prompt);
+    let mut parts: Vec<Part> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
+    parts.extend(reader.finish());
+    assert!(
+        parts.iter().all(|p| !matches!(p, Part::Text(t) | Part::Thinking(t) if t.is_empty())),
+        "{parts:?}"
+    );
+    joined(parts)
+}
+
+/// Reads `answer` as a whole, in two pieces wherever it is cut, and character by character.
+#[track_caller]
+fn is(form: Form, prompt: &str, answer: &str, parts: &[Part]) {
+    assert_eq!(read(form, prompt, &[answer]), parts, "{answer:?}");
+    let cuts: Vec<usize> = answer.char_indices().map(|(at, _)| at).collect();
+    for &at in &cuts {
+        let (a, b) = answer.split_at(at);
+        assert_eq!(read(form, prompt, &[a, b]), parts, "{a:?} {b:?}");
+    }
+    let characters: Vec<String> = answer.chars().map(String::from).collect();
+    let pieces: Vec<&str> = characters.iter().map(String::as_str).collect();
+    assert_eq!(read(form, prompt, &pieces), parts, "{answer:?} in characters");
+}
+
+#[test]
+fn thoughts_are_apart() {
+    let form = qwen();
+    for (answer, parts) in [
+        ("<think>\nhm, größer\n</think>\n\nYes.", &[thinking("hm, größer\n"), text("Yes.")][..]),
+        ("<think>\n\n</think>\n\nYes.", &[text("Yes.")]),
+        (" \n<think>a</think>    code", &[thinking("a"), text("    code")]),
+        // Never ended, or never begun.
+        ("<think>\nhm</thin", &[thinking("hm</thin")]),
+        ("hm</think>x", &[text("hm</think>x")]),
+        ("A tag <think> in a text</think>", &[text("A tag <think> in a text</think>")]),
+        ("<thinker>", &[text("<thinker>")]),
+        ("  ", &[text("  ")]),
+        ("", &[]),
+    ] {
+        is(form, "assistant\n", answer, parts);
+    }
+    // They may begin in the prompt.
+    is(form, "assistant\n<think>\n", "\nhm\n</think>\n\nYes.", &[thinking("hm\n"), text("Yes.")]);
+    is(form, "<think>\n\n</think>\n\n", "Yes.", &[text("Yes.")]);
+    assert!(Reader::new(form, "<think>\n").is_thinking() && !Reader::new(form, "").is_thinking());
+    is(Form::default(), "<think>", "<think>a</think><tool_call>", &[text("<think>a</think><tool_call>")]);
+}
+
+#[test]
+fn calls_in_tags() {
+    let form = qwen();
+    let weather = r#"{"name": "get_weather", "arguments": {"city": "Zürich </b>", "n": [1, {"a": "}"}]}}"#;
+    let arguments = r#"{"city": "Zürich </b>", "n": [1, {"a": "}"}]}"#;
+    let tagged = format!("<tool_call>\n{weather}\n</tool_call>");
+    is(form, "", &tagged, &[call(0, "get_weather", arguments)]);
+    is(
+        form,
+        "",
+        &format!("<think>\nhm\n</think>\n\nI look.\n{tagged}\n{tagged}\n"),
+        &[
+            thinking("hm\n"),
+            text("I look.\n"),
+            call(0, "get_weather", arguments),
+            call(1, "get_weather", arguments),
+        ],
+    );
+    // The end of the answer ends a call too.
+    is(form, "", &tagged.replace("\n</tool_call>", ""), &[call(0, "get_weather", arguments)]);
+    is(form, "", &format!("{tagged}\nDone."), &[call(0, "get_weather", arguments), text("Done.")]);
+    // Arguments in a text, and none at all.
+    is(
+        form,
+        "",
+        r#"<tool_call>{"arguments": "{\"a\": 1}", "name": "f"}</tool_call>"#,
+        &[call(0, "f", "{\"a\": 1}")],
+    );
+    is(form, "", r#"<tool_call>{"name": "f"}</tool_call>"#, &[call(0, "f", "{}")]);
+    let deep = format!(r#"{{"name": "f", "arguments": {{"a": {}{}}}}}"#, "[".repeat(5000), "]".repeat(5000));
+    for broken in [
+        "{",
+        "",
+        "no JSON",
+        r#"{"name": "f", "arguments": {"a": }}"#,
+        r#"{"name": "f", "arguments": [1]}"#,
+        r#"{"name": "a b", "arguments": {}}"#,
+        r#"{"name": 5}"#,
+        r#"{"name": "f", "arguments": {}} and more"#,
+        r#"[{"name": "f"}"#,
+        "[]",
+        r#"{"name": "f", "arguments": {}, "parameters": {}}"#,
+    ] {
+        let answer = format!("a <tool_call>{broken}</tool_call> b");
+        is(form, "", &answer, &[text(&answer)]);
+    }
+    let answer = format!("<tool_call>{deep}</tool_call>");
+    assert_eq!(read(form, "", &[&answer]), [text(&answer)]);
+    is(form, "", "a <tool_call> b", &[text("a <tool_call> b")]);
+    // Without tools, calls are text.
+    is(form.without_tools(), "", &tagged, &[text(&tagged)]);
+}
+
+#[test]
+fn calls_as_llama_writes_them() {
+    let form = llama();
+    let one = r#"{"name": "f", "parameters": {"a": "1"}}"#;
+    is(form, "", one, &[call(0, "f", r#"{"a": "1"}"#)]);
+    is(form, "", &format!("<|python_tag|>{one}"), &[call(0, "f", r#"{"a": "1"}"#)]);
+    for between in ["; ", "\n", ";", " "] {
+        let two = [call(0, "f", r#"{"a": "1"}"#), call(1, "f", r#"{"a": "1"}"#)];
+        is(form, "", &format!("\n{one}{between}{one}"), &two);
+        is(form, "", &format!("<|python_tag|>{one}{between}{one}"), &two);
+    }
+    is(form, "", r#"{"type": "function", "function": "f", "parameters": {}}"#, &[call(0, "f", "{}")]);
+    is(form, "", &format!("{one};\n"), &[call(0, "f", r#"{"a": "1"}"#)]);
+    is(form, "", &format!("{one} It rains."), &[call(0, "f", r#"{"a": "1"}"#), text(" It rains.")]);
+    for answer in [
+        r#"{"name": "Ann", "age": 5}"#.replace("\"name\": \"Ann\"", "\"name\": \"An n\""),
+        r#"{"name": "f", "parameters": 5} x"#.into(),
+        r#"{"city": "Paris"}"#.into(),
+        r#"{"name": "f", "parameters": {"#.into(),
+        "{ a set }".into(),
+        "{".into(),
+        format!("It is {one}"),
+        "<|python_tag|>print(1)".into(),
+    ] {
+        is(form, "", &answer, &[text(&answer)]);
+    }
+}
+
+#[test]
+fn only_what_may_become_a_marker_is_held_back() {
+    let mut reader = Reader::new(llama(), "");
+    assert_eq!(reader.push("{ \"cit"), [text("{ \"cit")]);
+    let mut reader = Reader::new(qwen(), "");
+    assert_eq!(reader.push("Hello <"), [text("Hello ")]);
+    assert_eq!(reader.push("b> <tool"), [text("<b> ")]);
+    assert_eq!(reader.push("box>"), [text("<toolbox>")]);
+    assert_eq!(reader.finish(), []);
+    let mut reader = Reader::new(qwen(), "").with_calls_from(3);
+    assert_eq!(reader.push("<tool_call>{\"name\": \"f\"}</tool_call>"), [call(3, "f", "{}")]);
+}
+
+#[test]
+fn lists_of_calls_and_models_that_know_no_calls() {
+    // Granite's and Phi's markers are control tokens, which the story model lacks.
+    let granite = form("<|tool_call|>");
+    let list = r#"<|tool_call|>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {"x": 1}}]"#;
+    is(granite, "", list, &[call(0, "f", "{}"), call(1, "g", r#"{"x": 1}"#)]);
+    is(granite, "", "<|tool_call|>[{", &[text("<|tool_call|>[{")]);
+    assert_eq!(form("nothing"), Form::default());
+    assert_eq!(Form::of(&Template::Plain, &tokenizer()), Form::default());
+    assert!(Form::of(&Template::Gemma, &tokenizer()).calls.is_none());
+    assert!(form("</think>").thinks() && !llama().thinks());
+    let ids = tokenizer().encode_plain("<tool_call>x").expect("ids");
+    assert_eq!(qwen().decode(&tokenizer(), &ids), "<tool_call>x");
+}
