@@ -2,10 +2,11 @@
 
 use super::Session;
 use super::evict::Evictor;
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
+use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, VOCAB, WINDOW, is_local};
 use crate::model::device::KvRows;
 use files::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// An eviction in the history of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,12 +33,20 @@ pub struct Sequence {
     /// The first token whose attention the saved mass counts; without one there is no mass.
     pub since: Option<usize>,
     /// Where heads chose for themselves, the positions of the slots that the last eviction left, ascending:
-    /// `[layer * KV_HEADS + kv_head][slot]`.
+    /// `[layer * KV_HEADS + kv_head][slot]`, of the layers that see all.
     #[serde(default)]
     pub positions: Vec<Vec<u32>>,
+    /// The first position whose rows local layers have; they have those of all that follow.
+    #[serde(default)]
+    pub oldest: usize,
 }
 
 impl Sequence {
+    /// What a layer has rows of: slots, or positions.
+    pub fn rows(&self, layer: usize) -> Range<usize> {
+        if is_local(layer) { self.oldest..self.tokens.len() } else { 0..self.slots }
+    }
+
     /// Whether its parts agree with each other and with this binary's model.
     pub fn is_sound(&self) -> bool {
         let tokens = self.tokens.len();
@@ -51,6 +60,10 @@ impl Sequence {
                 false => self.prefix <= self.slots,
             }
             && self.positions_are_sound()
+            && match self.oldest {
+                0 => true,
+                oldest => LOCAL_LAYERS > 0 && oldest.saturating_add(WINDOW) <= tokens + 1,
+            }
             && self.tokens.iter().all(|&t| (t as usize) < VOCAB)
     }
 
@@ -62,7 +75,7 @@ impl Sequence {
                 && head.is_sorted_by(|a, b| a < b)
                 && head.last().is_none_or(|&p| (p as usize) < self.tokens.len())
         };
-        [0, LAYERS * KV_HEADS].contains(&heads) && slots <= self.slots && self.positions.iter().all(sound)
+        [0, GLOBAL_LAYERS * KV_HEADS].contains(&heads) && slots <= self.slots && self.positions.iter().all(sound)
     }
 
     /// Whether it can be a sequence of this binary's model with at most `capacity` slots.
@@ -89,19 +102,21 @@ impl Session {
             dense: self.dense,
             since: self.since(),
             positions: self.evictor.as_ref().map_or(Vec::new(), |e| e.positions().to_vec()),
+            oldest: self.devices.oldest(),
         }
     }
 
-    /// The filled rows of a layer.
+    /// The filled rows of a layer: see [`Sequence::rows`].
     pub fn read_rows(&mut self, layer: usize, rows: &mut KvRows) -> Result<()> {
-        let slots = 0..self.slots();
+        let slots = if is_local(layer) { self.devices.oldest()..self.tokens.len() } else { 0..self.slots() };
         self.devices.cache().read(layer, slots, rows)
     }
 
-    /// The attention mass of a layer's filled slots, `[kv_head][slot]`; empty where none was observed.
+    /// The attention mass of a layer's filled slots, `[kv_head][slot]`; empty where none was observed, and of local
+    /// layers.
     pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
         mass.clear();
-        if self.since().is_some() { self.devices.read_mass(layer, mass) } else { Ok(()) }
+        if self.since().is_some() && !is_local(layer) { self.devices.read_mass(layer, mass) } else { Ok(()) }
     }
 
     fn since(&self) -> Option<usize> {
@@ -121,12 +136,16 @@ impl Session {
     ) -> Result<()> {
         sequence.check(self.devices.extent().slots)?;
         self.clear();
-        self.devices.set_len(sequence.slots);
+        if !sequence.cuts.is_empty() {
+            self.devices.outlast()?;
+        }
+        self.devices.set_len(sequence.slots, 0);
         let filled = self.fill(&sequence, &mut each);
         if filled.is_err() {
             self.clear();
         }
         filled?;
+        self.devices.restored(sequence.oldest..sequence.tokens.len());
         self.tokens.extend_from_slice(&sequence.tokens);
         if let Some(evictor) = &mut self.evictor {
             evictor.reset(sequence.since);
@@ -137,20 +156,23 @@ impl Session {
         Ok(())
     }
 
-    /// Fills all slots.
+    /// Fills all rows.
     fn fill(
         &mut self,
         sequence: &Sequence,
         each: &mut impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
     ) -> Result<()> {
-        let slots = sequence.slots;
-        let mut rows = KvRows::zeroed(self.devices.extent().types, slots, HEAD_DIM);
-        let mut mass = vec![0.0; if sequence.since.is_some() { KV_HEADS * slots } else { 0 }];
+        let types = self.devices.extent().types;
+        let (mut rows, mut mass) = (KvRows::default(), Vec::new());
         for layer in 0..LAYERS {
+            let all = sequence.rows(layer);
+            rows.resize(types, all.len(), HEAD_DIM);
+            let massed = sequence.since.is_some() && !is_local(layer);
+            mass.resize(if massed { KV_HEADS * all.len() } else { 0 }, 0.0);
             each(layer, &mut rows, &mut mass)?;
-            self.devices.cache().write(layer, 0..slots, &rows)?;
+            self.devices.cache().write(layer, all, &rows)?;
             // A policy that does not look at attention has no place for it.
-            if self.evictor.as_ref().is_some_and(Evictor::observes) {
+            if !is_local(layer) && self.evictor.as_ref().is_some_and(Evictor::observes) {
                 self.devices.write_mass(layer, &mass)?;
             }
         }
