@@ -26,5 +26,8 @@ mod gguf;
 mod golden;
 /// A kernel of some instruction set gives other bits than scalar code, or scalar code is wrong.
 mod kernels;
+/// Layers that see a window keep too few rows or too many, or rows come round and change something: for models with such
+/// layers, which `cargo xtask test local` builds for.
+mod local;
 /// A row of a q4 cache has other scales than its definition.
 mod q4_rows;

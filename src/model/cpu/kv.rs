@@ -118,7 +118,8 @@ impl CpuCache {
     pub fn new(types: KvTypes, slots: usize, ring: Ring) -> Result<Self> {
         let ((k, v), rows) = (row_bytes(types), [slots, ring.rows(slots)]);
         let extent = Extent { types, slots, ring: rows[1], len: 0 };
-        let rows = Planes { k: plane(rows, k)?, v: plane(rows, v)?, mass: Vec::new(), rows, row_bytes: [k, v] };
+        let rows =
+            Planes { k: plane(rows, k)?, v: plane(rows, v)?, mass: Vec::new(), rows, row_bytes: [k, v] };
         Ok(Self { extent, ring, touched: 0, rows })
     }
 

@@ -331,7 +331,8 @@ impl Devices {
             let lacking = [to.extent().len..all, first..position];
             bytes = copy(&mut *self.cache, &mut **to, lacking)?;
             let from = if first > there.end { first } else { there.from };
-            (self.recent, self.recent_there) = (Recent { from, end: first }, Recent { end: position, ..here });
+            (self.recent, self.recent_there) =
+                (Recent { from, end: first }, Recent { end: position, ..here });
             self.recent.join(first..position, ring);
             if self.mass_is_valid {
                 copy_mass(&mut *self.cache, &mut **to)?;

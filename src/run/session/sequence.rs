@@ -75,7 +75,9 @@ impl Sequence {
                 && head.is_sorted_by(|a, b| a < b)
                 && head.last().is_none_or(|&p| (p as usize) < self.tokens.len())
         };
-        [0, GLOBAL_LAYERS * KV_HEADS].contains(&heads) && slots <= self.slots && self.positions.iter().all(sound)
+        [0, GLOBAL_LAYERS * KV_HEADS].contains(&heads)
+            && slots <= self.slots
+            && self.positions.iter().all(sound)
     }
 
     /// Whether it can be a sequence of this binary's model with at most `capacity` slots.
