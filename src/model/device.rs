@@ -135,7 +135,7 @@ impl Ring {
     /// For passes of at most `tokens` tokens.
     pub fn new(tokens: usize) -> Self {
         let most = WINDOW.saturating_add(tokens.saturating_add(CHUNK)).min(usize::MAX >> 4);
-        Self { most: if LOCAL_LAYERS > 0 { most.next_multiple_of(CHUNK) } else { 0 }, outlasts: false }
+        Self { most: if LOCAL_LAYERS != 0 { most.next_multiple_of(CHUNK) } else { 0 }, outlasts: false }
     }
 
     /// For sequences that have more positions than the cache has slots: see [`Cache::outlast`].

@@ -232,7 +232,7 @@ impl Plan {
             1 => format!("KV cache, {} x {slots} slots", o.kv_types),
             n => format!("KV caches of {n} prompts, {} x {slots} slots", o.kv_types),
         };
-        let locals = format!("its local layers, the last {} rows", ring.rows(slots));
+        let locals = format!("KV cache of local layers, {} x {} rows", o.kv_types, ring.rows(slots));
         let calibration = self.calibration();
         let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
         let mut items = vec![

@@ -6,6 +6,7 @@ mod event;
 mod evict;
 mod history;
 mod pass;
+mod recent;
 mod room;
 mod schedule;
 mod sequence;

@@ -4,9 +4,10 @@
 //! Both caches agree on their common prefix: whoever shortens or compacts one does so here, for both.
 
 use super::event::Switch;
+use super::recent::Recent;
 use super::schedule::{Move, Schedule, Side};
 use super::{Notice, Spare};
-use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, WINDOW, global_layers, is_local};
+use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, global_layers, is_local};
 use crate::model::device::{Cache, Extent, KvRows, Logits, Run, SharedDevice, locked};
 use crate::model::trace::Recorder;
 use files::{Error, Result};
@@ -52,32 +53,6 @@ pub struct Standby {
     pub cache: Option<Box<dyn Cache>>,
     /// Which device runs what.
     pub schedule: Schedule,
-}
-
-/// The positions whose rows a cache has in its local layers: enough for the next token.
-#[derive(Debug, Clone, Copy, Default)]
-struct Recent {
-    from: usize,
-    end: usize,
-}
-
-impl Recent {
-    /// The rows of these positions joined, in a ring of so many.
-    fn join(&mut self, positions: Range<usize>, ring: usize) {
-        self.from = self.from.max(positions.end.saturating_sub(ring));
-        self.end = positions.end;
-    }
-
-    /// Whether a token at this position finds all rows that it sees.
-    fn reaches(self, pos: usize) -> bool {
-        LOCAL_LAYERS == 0 || pos <= self.end && (self.from == 0 || pos + 1 >= self.from + WINDOW)
-    }
-
-    /// Only the rows before this position are the sequence's; none, where they do not suffice.
-    fn cut(&mut self, pos: usize) {
-        let end = self.end.min(pos);
-        *self = if end > 0 && self.reaches(end) { Self { end, ..*self } } else { Self::default() };
-    }
 }
 
 /// The devices that run a sequence.
@@ -188,7 +163,7 @@ impl Devices {
     /// Tokens that join the sequence in the next pass.
     pub fn run<'a>(&'a mut self, tokens: &'a [u32], at: At, logits: Logits<'a>) -> Run<'a> {
         let At { pos, known } = at;
-        let observe = if GLOBAL_LAYERS > 0 { self.observed.min(tokens.len()) } else { 0 };
+        let observe = if GLOBAL_LAYERS != 0 { self.observed.min(tokens.len()) } else { 0 };
         self.recent.join(pos..pos + tokens.len(), self.cache.extent().ring);
         Run { cache: &mut *self.cache, tokens, pos, known, logits, observe }
     }
@@ -208,7 +183,7 @@ impl Devices {
 
     /// The first position whose rows local layers still have.
     pub fn oldest(&self) -> usize {
-        if LOCAL_LAYERS > 0 { self.recent.from } else { 0 }
+        if LOCAL_LAYERS != 0 { self.recent.from } else { 0 }
     }
 
     /// Local layers were given the rows of these positions, all that there are.

@@ -62,7 +62,7 @@ impl Sequence {
             && self.positions_are_sound()
             && match self.oldest {
                 0 => true,
-                oldest => LOCAL_LAYERS > 0 && oldest.saturating_add(WINDOW) <= tokens + 1,
+                oldest => LOCAL_LAYERS != 0 && oldest.saturating_add(WINDOW) <= tokens + 1,
             }
             && self.tokens.iter().all(|&t| (t as usize) < VOCAB)
     }

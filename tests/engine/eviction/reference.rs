@@ -54,7 +54,7 @@ impl Reference {
         let embedding = &self.0["model.embed_tokens.weight"];
         let mut x: Vec<Vec<f64>> =
             ids.iter().map(|&id| embedding[id as usize * DIM..][..DIM].to_vec()).collect();
-        x.iter_mut().flatten().for_each(|x| *x *= EMBEDDING_SCALE as f64);
+        x.iter_mut().flatten().for_each(|x| *x *= EMBEDDING_SCALE);
         for layer in 0..LAYERS {
             let visible = visible[usize::from(is_local(layer))];
             let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
@@ -78,7 +78,7 @@ impl Reference {
                         .iter()
                         .map(|&s| {
                             let key = &k[s][of_kv..][..HEAD_DIM];
-                            query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * ATTENTION_SCALE as f64
+                            query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * ATTENTION_SCALE
                         })
                         .collect();
                     let most = scores.iter().copied().fold(f64::MIN, f64::max);
