@@ -93,7 +93,7 @@ fn a_rewind_further_than_the_ring_computes_the_text_again() {
         assert_eq!(decoded(&mut session, &ids[n..n + 4]), fresh(n), "{n}");
     }
     // What another text shares with this one is kept where the rows are there still.
-    for (n, near) in [(ALL - 2, true), (100, false)] {
+    for (n, near) in [(ALL - 4, true), (100, false)] {
         let mut session = engine.session().unwrap();
         session.prefill(&ids, &go()).unwrap();
         let left = session.reuse(&ids[..n]).unwrap().to_vec();
