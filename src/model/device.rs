@@ -9,7 +9,6 @@ use crate::model::trace::Recorder;
 use files::Result;
 pub use numeric::cancel::CancelToken;
 use numeric::kv::KvTypes;
-use numeric::simd::attend::CHUNK;
 use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -118,6 +117,9 @@ impl Extent {
         ring && self.len + tokens <= self.slots
     }
 }
+
+/// Slots of a chunk of attention.
+pub const CHUNK: usize = 128;
 
 /// How many rows of a head a local layer keeps.
 ///

@@ -362,9 +362,8 @@ impl Kernels {
                     d = d.flag("DOWN_QUANTISED");
                 }
                 if let Input::Merge { window } = input {
-                    let d = d.of_cache(self.types).flag("INPUT_MERGE").with("FUSED_CHUNKS", FUSED_CHUNKS);
-                    let d = d.with("WINDOW", window);
-                    (&[COMMON, KV, BLOCKS, GEMV], d)
+                    let d = d.of_cache(self.types).flag("INPUT_MERGE").with("WINDOW", window);
+                    (&[COMMON, KV, BLOCKS, GEMV], d.with("FUSED_CHUNKS", FUSED_CHUNKS))
                 } else {
                     (&[COMMON, BLOCKS, GEMV], d)
                 }

@@ -214,11 +214,10 @@ impl Plan {
         let logits = mul(mul(vocab, 4 + 4 + 16), batch as u64);
         let drafted = if o.draft > 0 { o.draft as u64 + 1 } else { 0 };
         let rows = add(mul(self.row_blocks as u64, ROWS.min(chunk) as u64), drafted);
-        let parted = slots.max(ring.rows(slots));
         let cpu_scratch = scratch(slots, chunk);
         let (there, scratch) = match self.device {
             None => (Kind::Own, cpu_scratch),
-            Some(_) => (Kind::Device, device_scratch(parted, chunk)),
+            Some(_) => (Kind::Device, device_scratch(slots.max(ring.rows(slots)), chunk)),
         };
         let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
         let apart = self.is_apart();
@@ -232,7 +231,6 @@ impl Plan {
             1 => format!("KV cache, {} x {slots} slots", o.kv_types),
             n => format!("KV caches of {n} prompts, {} x {slots} slots", o.kv_types),
         };
-        let locals = format!("KV cache of local layers, {} x {} rows", o.kv_types, ring.rows(slots));
         let calibration = self.calibration();
         let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
         let mut items = vec![
@@ -242,7 +240,7 @@ impl Plan {
             put("embedding", self.weights.dropped, Kind::Dropped),
             put("calibration", calibration, Kind::Own),
             put(&caches, of_all, if apart { of_attention } else { there }),
-            put(&locals, of_local, if apart { of_attention } else { there }),
+            put(&of_rings(o, ring.rows(slots)), of_local, if apart { of_attention } else { there }),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
             put("attention mass", mass(o, slots, chunk), of_attention),
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
@@ -254,8 +252,7 @@ impl Plan {
         ];
         if both {
             items.push(put("attention mass once more, for the CPU", mass(o, slots, chunk), Kind::Own));
-            let cache = copied(add(of_all, of_local));
-            items.push(put("KV cache once more, for the CPU", cache, Kind::Own));
+            items.push(put("KV cache once more, for the CPU", copied(add(of_all, of_local)), Kind::Own));
             items.push(put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, Kind::Own));
         }
         if self.device.is_some() {
@@ -415,6 +412,11 @@ fn longest_where(fits: impl Fn(usize) -> bool) -> Option<usize> {
         if fits(middle) { low = middle } else { high = middle }
     }
     Some(low)
+}
+
+/// What local layers' part of a cache is called.
+fn of_rings(o: &EngineOptions, rows: usize) -> String {
+    format!("KV cache of local layers, {} x {rows} rows", o.kv_types)
 }
 
 /// How many rows local layers keep, with passes of `chunk` tokens.

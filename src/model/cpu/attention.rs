@@ -151,10 +151,7 @@ impl Scratch {
         pool: &Pool,
         isa: Isa,
     ) {
-        if is_local(index) {
-            return;
-        }
-        for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0) {
+        for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0 && !is_local(index)) {
             let rows = seq.rows.layer_mut(index);
             let mass = rows.mass.expect("a cache that is observed has mass");
             let heads = self.heads((weights, index), seq.span, (&*rows.k, &*rows.v), isa);
@@ -180,8 +177,7 @@ impl Scratch {
         let query = move |t, h| self.query(at, types, (first + t, h), isa);
         let rows = move |kv_head| (kv::head(k, kv_head), kv::head(v, kv_head));
         let notes = self.notes.get(first * HEADS..).unwrap_or_default();
-        let window = window(at.1).unwrap_or(ALL);
-        let (before, capacity) = (span.before(at.1), extent.rows(at.1));
+        let (before, capacity, window) = (span.before(at.1), extent.rows(at.1), window(at.1).unwrap_or(ALL));
         Heads { query, rows, types, before, capacity, window, isa, first: tokens - observe, notes }
     }
 

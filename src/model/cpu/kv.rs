@@ -7,6 +7,8 @@ use files::{Error, Result};
 use numeric::kv::{KvTypes, check_capacity, check_kept};
 use std::ops::Range;
 
+const _: () = assert!(numeric::simd::attend::CHUNK == crate::model::device::CHUNK);
+
 /// Unused memory is given back to the system from this many bytes on.
 const WORTH_RELEASING: usize = 1 << 20;
 
