@@ -16,7 +16,7 @@
 #error the tile does not divide among the items
 #endif
 
-// Brings slots first.. into local memory as floats.
+// Brings rows first.. into local memory as floats.
 void widen_rows(int type, const __global uchar *rows, int row_bytes, int first, int count, __local float *to) {
     for (int i = get_local_id(0); i < count * HEAD_DIM; i += WG) {
         int j = i / HEAD_DIM, d = i % HEAD_DIM;
@@ -49,24 +49,22 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     int seen = before + min(first_row + mine, rows - 1) / GROUP + 1;
     int all = before + min(first_row + QUERIES - 1, rows - 1) / GROUP + 1;
 #if WINDOW
-    // Slots before those that this item's query sees, and the first chunk of which one of the tile's does.
-    int hidden = max(seen - WINDOW, 0), skipped = max(before + first_row / GROUP + 1 - WINDOW, 0) / CHUNK * CHUNK;
-#else
-    const int skipped = 0;
+    // Slots before those that this item's query sees.
+    int hidden = max(seen - WINDOW, 0);
 #endif
     const __local float *my_q = q + mine * WIDE;
     __local float *my_p = p + mine * CHUNK, *my_red = red + mine * 16;
     float o[DIMS];
     for (int k = 0; k < DIMS; k++) o[k] = 0.0f;
     float m = LEAST, l = 0.0f;
-    for (int chunk = skipped; chunk < all; chunk += CHUNK) {
-        int count = min(CHUNK, all - chunk), n = clamp(seen - chunk, 0, CHUNK);
+    for (int chunk = SKIPPED(before + first_row / GROUP + 1) * CHUNK; chunk < all; chunk += CHUNK) {
+        int row = AT_ROW(chunk, run), count = min(CHUNK, all - chunk), n = clamp(seen - chunk, 0, CHUNK);
 #if WINDOW
         if (hidden >= chunk + n) n = 0;
 #endif
         for (int tile = 0; tile < count; tile += SLOTS) {
             int slots = min(SLOTS, count - tile);
-            widen_rows(K_TYPE, keys, K_ROW, chunk + tile, slots, kv);
+            widen_rows(K_TYPE, keys, K_ROW, row + tile, slots, kv);
             for (int j = share; j < slots; j += SHARE) {
                 float16 acc = 0.0f;
                 for (int i = 0; i < RUNS; i++) acc = fma(head16(kv + j * WIDE, i), head16(my_q, i), acc);
@@ -103,7 +101,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
         for (int k = 0; k < DIMS; k++) part[k] = 0.0f;
         for (int tile = 0; tile < count; tile += SLOTS) {
             int slots = min(SLOTS, count - tile), mine_of = min(slots, n - tile);
-            widen_rows(V_TYPE, values, V_ROW, chunk + tile, slots, kv);
+            widen_rows(V_TYPE, values, V_ROW, row + tile, slots, kv);
             for (int j = 0; j < mine_of; j++) {
                 float e = my_p[tile + j];
                 for (int k = 0; k < DIMS; k++) {

@@ -2,7 +2,8 @@
 // over the chunk's slots. The last chunk's group first stores the new row. The output projection, or `merge` where
 // there are many chunks, puts the chunks together.
 //
-// partials: [chunk][HEADS][HEAD_DIM], sums of e^(score - m) * v; ml: [chunk][HEADS][m, l]
+// partials: [chunk][HEADS][HEAD_DIM], sums of e^(score - m) * v; ml: [chunk][HEADS][m, l]; chunks are those that the
+// token sees anything of
 
 // Items that share the elements of a value row, and the queries that one of them takes.
 #define LANES (HEAD_DIM <= 16 ? 16 : HEAD_DIM <= 32 ? 32 : HEAD_DIM <= 64 ? 64 : HEAD_DIM <= 128 ? 128 : 256)
@@ -22,7 +23,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     __local float2 scales[HEAD_DIM / KV_BLOCK];
     int lid = get_local_id(0), kv_head = get_group_id(0) % KV_HEADS, chunk = get_group_id(0) / KV_HEADS;
     int slots = FIRST_SLOT(run) + 1, capacity = CAPACITY(run);
-    int first = chunk * CHUNK, count = min(CHUNK, slots - first);
+    int first = (SKIPPED(slots) + chunk) * CHUNK, count = min(CHUNK, slots - first);
     bool last = first + count == slots;
 #if WINDOW
     // Slots of the chunk before those that the token sees; of a chunk without one of these nothing is summed.
@@ -43,13 +44,13 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     ready_value(v);
     __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
     __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;
-    store_row(K_TYPE, k, keys + (size_t)(slots - 1) * K_ROW, scales, last);
-    store_row(V_TYPE, v, values + (size_t)(slots - 1) * V_ROW, scales, last);
+    store_row(K_TYPE, k, keys + (size_t)AT_ROW(slots - 1, run) * K_ROW, scales, last);
+    store_row(V_TYPE, v, values + (size_t)AT_ROW(slots - 1, run) * V_ROW, scales, last);
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 
     // Scores: an item a slot.
     for (int t = lid; t < count; t += WG) {
-        const __global uchar *row = keys + (size_t)(first + t) * K_ROW;
+        const __global uchar *row = keys + (size_t)(AT_ROW(first, run) + t) * K_ROW;
         for (int from = 0; from < GROUP; from += AT_ONCE) {
             float16 acc[AT_ONCE];
             for (int g = 0; g < AT_ONCE; g++) acc[g] = 0.0f;
@@ -99,7 +100,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
         float acc[EACH];
         for (int g = 0; g < EACH; g++) acc[g] = 0.0f;
         for (int t = 0; t < shown; t++) {
-            float e = element(V_TYPE, values + (size_t)(first + t) * V_ROW, d);
+            float e = element(V_TYPE, values + (size_t)(AT_ROW(first, run) + t) * V_ROW, d);
             for (int g = 0; g < EACH; g++) {
                 acc[g] = fma(p[min(team + g * TEAMS, GROUP - 1) * CHUNK + t], e, acc[g]);
             }

@@ -275,6 +275,4 @@ float16 head16(const __local float *head, int i) {
 #undef E
 }
 
-// Slots that are summed up together; such sums are merged in ascending order. As on the CPU.
-#define CHUNK 128
 #define RUNS ((HEAD_DIM + 15) / 16)

@@ -33,11 +33,7 @@ float attended(const __local float *q, const __local float2 *ml, int first, int 
                 float2 of = ml[from + k];
                 float p = divide(e_to(sum16(acc[k]) - of.x), of.y);
                 of_token = r % GROUP == 0 ? p : of_token + p;
-                bool seen = slot <= before + r / GROUP;
-#if WINDOW
-                seen = seen && slot > before + r / GROUP - WINDOW;
-#endif
-                if (r % GROUP == GROUP - 1 && seen) sum += of_token;
+                if (r % GROUP == GROUP - 1 && slot <= before + r / GROUP) sum += of_token;
             }
         }
     }

@@ -34,7 +34,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
 #if K_ROTATED || V_ROTATED
     rotate_heads(x, 1, is_v ? V_ROTATED : K_ROTATED);
 #endif
-    size_t at = (size_t)kv_head * CAPACITY(run) + FIRST_SLOT(run) + get_group_id(1);
+    size_t at = (size_t)kv_head * CAPACITY(run) + AT_ROW(FIRST_SLOT(run) + (int)get_group_id(1), run);
     store_row(K_TYPE, x, k_cache + at * K_ROW, scales, !is_q && !is_v);
     store_row(V_TYPE, x, v_cache + at * V_ROW, scales, is_v);
     for (int i = lid; i < HEAD_DIM; i += WG) {

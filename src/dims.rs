@@ -45,12 +45,42 @@ const _: () = assert!(ROPE_DIM.is_multiple_of(2) && ROPE_DIM <= HEAD_DIM && ROPE
 const _: () = assert!(LAYERS > 0 && DIM > 0 && FFN_DIM > 0 && VOCAB > 0);
 const _: () = assert!(MODEL_DIR.len() + MODEL.len() > 0);
 
-/// Slots before its own that a query of a layer sees, its own included; `None` where it sees all.
-pub const fn window(layer: usize) -> Option<usize> {
-    match LAYER_KINDS[layer] {
-        LayerKind::Local => Some(WINDOW),
-        LayerKind::Global | LayerKind::NoRope => None,
+/// Layers that see a window of the latest positions.
+pub const LOCAL_LAYERS: usize = before(LAYERS)[1];
+/// Layers that see every slot.
+pub const GLOBAL_LAYERS: usize = before(LAYERS)[0];
+/// Global and local layers before each layer.
+pub const BEFORE: [[usize; 2]; LAYERS] = {
+    let (mut i, mut all) = (0, [[0; 2]; LAYERS]);
+    while i < LAYERS {
+        all[i] = before(i);
+        i += 1;
     }
+    all
+};
+
+const fn before(layer: usize) -> [usize; 2] {
+    let (mut i, mut counts) = (0, [0; 2]);
+    while i < layer {
+        counts[is_local(i) as usize] += 1;
+        i += 1;
+    }
+    counts
+}
+
+/// Whether a layer sees a window.
+pub const fn is_local(layer: usize) -> bool {
+    matches!(LAYER_KINDS[layer], LayerKind::Local)
+}
+
+/// The layers that see every slot.
+pub fn global_layers() -> impl Iterator<Item = usize> {
+    (0..LAYERS).filter(|&layer| !is_local(layer))
+}
+
+/// Positions before its own that a query of a layer sees, its own included; `None` where it sees all slots.
+pub const fn window(layer: usize) -> Option<usize> {
+    if is_local(layer) { Some(WINDOW) } else { None }
 }
 
 /// Where the angles of a layer begin among the [`ANGLES`] of a position.

@@ -101,9 +101,9 @@ use buffer::Landing;
 use cache::OpenClCache;
 pub use defines::QKV;
 use files::Result;
-use forward::{HostAttention, Pass, chunks, wanted};
+use forward::{HostAttention, Pass, wanted};
+use kernels::Kernels;
 pub use kernels::Variants;
-use kernels::{FUSED_CHUNKS, Kernels};
 use kv::Rows;
 use launches::{AttendOn, Binder, Launches};
 use numeric::kv::KvTypes;
@@ -146,6 +146,8 @@ pub struct OpenClDevice {
     model: Arc<Model>,
     kernels: Kernels,
     kv_types: KvTypes,
+    /// How many rows local layers of caches keep.
+    ring: seam::Ring,
     /// The calibration of keys and queries, by layer; empty where there is none.
     calibration: Vec<buffer::Buffer>,
     scratch: Scratch,
@@ -179,6 +181,8 @@ impl OpenClDevice {
         let (device, matrices) = (&model.device, &model.matrices);
         let unified = device.facts().unified_memory;
         let mut kernels = Kernels::new(device, kv_types, variants)?;
+        // Another device may take longer passes with the same cache.
+        let ring = seam::Ring::new(max_tokens.max(1));
         let max_tokens = if kernels.shapes().batches() { max_tokens } else { 1 };
         let scratch = Scratch::new(device, max_tokens, slots)?;
         let attend = if attention.is_some() { AttendOn::Host } else { AttendOn::Device };
@@ -204,6 +208,7 @@ impl OpenClDevice {
         Ok(Self {
             kernels,
             kv_types,
+            ring,
             calibration,
             scratch,
             launches,
@@ -263,8 +268,8 @@ impl OpenClDevice {
     /// Brings a run's cache to the device, and binds what touches it, if that is not done yet.
     fn bind(&mut self, run: &mut Run<'_>) -> Result<()> {
         let extent = run.cache.extent();
-        assert!(!run.tokens.is_empty() && extent.len + run.tokens.len() <= extent.slots);
-        self.reserve(extent.slots)?;
+        assert!(!run.tokens.is_empty() && extent.has_room(run.pos, run.tokens.len()));
+        self.reserve(extent.slots.max(extent.ring))?;
         let attend = self.attend_on();
         let Self { model, kernels, calibration, scratch, single, .. } = self;
         let cache = OpenClCache::of(run.cache);
@@ -292,8 +297,9 @@ impl OpenClDevice {
         let observed = runs.iter().any(|run| run.observe > 0);
         let (several, timed) = (runs.iter().any(|run| run.tokens.len() > 1), self.recorder.is_some());
         let row = wanted(runs).next().unwrap_or(0);
+        let pos = runs[0].pos;
         let cache = OpenClCache::of(runs[0].cache);
-        self.scratch.set_token(cache.len(), row);
+        self.scratch.set_token((cache.len(), pos), row);
         let bound = cache.launches.as_ref().and_then(|bound| bound.single.as_ref());
         let single = match (self.single.as_mut(), bound) {
             (Some(single), Some(bound)) if n == 1 && !timed && !observed => {
@@ -302,7 +308,6 @@ impl OpenClDevice {
             }
             _ => None,
         };
-        let out_merges = n == 1 && self.host.is_none() && chunks(cache.len() + 1) <= FUSED_CHUNKS;
         Pass {
             model: &self.model,
             launches: &mut self.launches,
@@ -314,7 +319,6 @@ impl OpenClDevice {
             cancel: cancel.filter(|_| several && !observed),
             frequencies: &self.frequencies,
             n,
-            out_merges,
             steps: Steps::begin(self.recorder.as_mut(), n),
             timed,
         }
@@ -333,7 +337,7 @@ impl seam::Device for OpenClDevice {
 
     fn new_cache(&mut self, slots: usize) -> Result<Box<dyn seam::Cache>> {
         self.reserve(slots)?;
-        let rows = Rows::new(&self.model.device, self.kv_types, slots, self.place)?;
+        let rows = Rows::new(&self.model.device, self.kv_types, (slots, self.ring), self.place)?;
         Ok(Box::new(OpenClCache::new(&self.model.device, rows, self.attend_on())))
     }
 

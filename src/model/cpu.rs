@@ -12,7 +12,7 @@ mod squares;
 mod steps;
 
 use crate::dims::*;
-use crate::model::device::{Cache, CancelToken, Device, Run};
+use crate::model::device::{Cache, CancelToken, Device, Ring, Run};
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Recorder, Steps};
 use crate::model::weights::Weights;
@@ -136,7 +136,7 @@ impl Device for CpuDevice {
     }
 
     fn new_cache(&mut self, slots: usize) -> Result<Box<dyn Cache>> {
-        Ok(Box::new(CpuCache::new(self.kv_types, slots)?))
+        Ok(Box::new(CpuCache::new(self.kv_types, slots, Ring::new(self.max_tokens))?))
     }
 
     fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()> {

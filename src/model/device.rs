@@ -4,7 +4,7 @@
 //! sequence each, with its cache. One token of eight sequences, a prompt of 500, eight drafted tokens: all are runs of
 //! one pass, which reads the weights once, and each gets the bits that it would get alone.
 
-use crate::dims::KV_HEADS;
+use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LOCAL_LAYERS, WINDOW, is_local};
 use crate::model::trace::Recorder;
 use files::Result;
 pub use numeric::cancel::CancelToken;
@@ -91,13 +91,96 @@ pub trait Device: Send {
 pub struct Extent {
     /// Element types of the rows.
     pub types: KvTypes,
-    /// Slots of a head.
+    /// Slots of a head in layers that see all.
     pub slots: usize,
+    /// Rows of a head in local layers: see [`Ring`].
+    pub ring: usize,
     /// Filled slots: the first ones.
     pub len: usize,
 }
 
+impl Extent {
+    /// Rows of a head of a layer.
+    pub fn rows(&self, layer: usize) -> usize {
+        if is_local(layer) { self.ring } else { self.slots }
+    }
+
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> usize {
+        let bytes = |layers, rows| self.types.slot_bytes(layers, KV_HEADS, HEAD_DIM) * rows;
+        bytes(GLOBAL_LAYERS, self.slots) + bytes(LOCAL_LAYERS, self.ring)
+    }
+
+    /// Whether there is room for `tokens` tokens of one pass, the first at position `pos`.
+    pub fn has_room(&self, pos: usize, tokens: usize) -> bool {
+        let ring = LOCAL_LAYERS == 0 || pos + tokens <= self.ring || WINDOW + tokens + CHUNK <= self.ring;
+        ring && self.len + tokens <= self.slots
+    }
+}
+
+/// Slots of a chunk of attention.
+pub const CHUNK: usize = 128;
+
+/// How many rows of a head a local layer keeps.
+///
+/// Its rows are the latest positions', whatever is evicted from the slots of the others. That of position `p` lies in
+/// row `p` modulo their number, which is the window, the tokens of the longest pass and a chunk of attention, in whole
+/// chunks: so the rows of a chunk lie next to each other, and no pass writes into a chunk that it reads. As many tokens
+/// as a pass has can be taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ring {
+    most: usize,
+    outlasts: bool,
+}
+
+impl Ring {
+    /// For passes of at most `tokens` tokens.
+    pub fn new(tokens: usize) -> Self {
+        let most = WINDOW.saturating_add(tokens.saturating_add(CHUNK)).min(usize::MAX >> 4);
+        Self { most: if LOCAL_LAYERS != 0 { most.next_multiple_of(CHUNK) } else { 0 }, outlasts: false }
+    }
+
+    /// For sequences that have more positions than the cache has slots: see [`Cache::outlast`].
+    pub fn outlasting(self) -> Self {
+        Self { outlasts: true, ..self }
+    }
+
+    /// Rows of a head beside `slots` slots in the other layers: as many at most, where sequences end with the slots.
+    pub fn rows(self, slots: usize) -> usize {
+        if self.outlasts { self.most } else { self.most.min(slots) }
+    }
+
+    /// Bytes of a cache of `slots` slots: of the layers that see all, and of the local ones.
+    pub fn bytes(self, types: KvTypes, slots: usize) -> [u64; 2] {
+        let bytes = |layers, rows: usize| {
+            (types.slot_bytes(layers, KV_HEADS, HEAD_DIM) as u64).saturating_mul(rows as u64)
+        };
+        [bytes(GLOBAL_LAYERS, slots), bytes(LOCAL_LAYERS, self.rows(slots))]
+    }
+}
+
+/// Bytes of the rows that a token reads over `slots` filled slots.
+pub fn read_bytes(types: KvTypes, slots: f64) -> f64 {
+    let bytes = |layers| types.slot_bytes(layers, KV_HEADS, HEAD_DIM) as f64;
+    bytes(GLOBAL_LAYERS) * slots + bytes(LOCAL_LAYERS) * slots.min(WINDOW as f64)
+}
+
+/// Where the rows of `slots`, or of positions in a local layer, lie among the `rows` of a head: runs of neighbours, in
+/// order, each as the first row and how many.
+pub fn pieces(slots: Range<usize>, rows: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut next = slots.start;
+    std::iter::from_fn(move || {
+        let at = next % rows.max(1);
+        let n = slots.end.saturating_sub(next).min(rows - at);
+        next += n;
+        (n > 0).then_some((at, n))
+    })
+}
+
 /// The K and V rows of one sequence, in the memory of the device that made it.
+///
+/// In layers that see all, rows are addressed by slot; in local layers by position, and only the latest are there: see
+/// [`Ring`]. Mass and [`Cache::keep`] are for the former alone.
 pub trait Cache: Any + Send {
     /// Its shape.
     fn extent(&self) -> Extent;
@@ -112,11 +195,18 @@ pub trait Cache: Any + Send {
     /// `Usage` below the filled slots, `Memory`; then nothing has changed.
     fn resize(&mut self, slots: usize) -> Result<()>;
 
+    /// Makes room in local layers for sequences that have more positions than there are slots, as after evictions.
+    ///
+    /// # Errors
+    ///
+    /// `Memory`; then nothing has changed.
+    fn outlast(&mut self) -> Result<()>;
+
     /// Moves the rows (and the mass) of `slots`, which ascend, of one layer and KV head to slots `0..`.
     /// [`Cache::set_len`] follows once every head of every layer keeps as many.
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()>;
 
-    /// Copies filled slots of one layer out.
+    /// Copies filled slots of one layer out; of a local layer positions, of which no other has taken the place.
     fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()>;
 
     /// Copies rows of one layer in; [`Cache::set_len`] makes them count.
@@ -140,7 +230,7 @@ pub trait Cache: Any + Send {
 
 /// The rows of a cache in memory that the CPU reaches.
 pub trait HostRows: Send + Sync {
-    /// Keys and values of one layer: `[kv_head][slot][row bytes]` each.
+    /// Keys and values of one layer: `[kv_head][slot][row bytes]` each, all rows that there is room for.
     fn layer(&self, layer: usize) -> (&[u8], &[u8]);
 
     /// The same to write, and the mass.
@@ -169,8 +259,15 @@ pub struct KvRows {
 impl KvRows {
     /// Zeroed rows of `slots` slots.
     pub fn zeroed(types: KvTypes, slots: usize, head_dim: usize) -> Self {
-        let rows = |bytes: usize| vec![0; KV_HEADS * slots * bytes];
-        Self { k: rows(types.k.row_bytes(head_dim)), v: rows(types.v.row_bytes(head_dim)) }
+        let mut rows = Self::default();
+        rows.resize(types, slots, head_dim);
+        rows
+    }
+
+    /// Makes it rows of `slots` slots; what they are is not said.
+    pub fn resize(&mut self, types: KvTypes, slots: usize, head_dim: usize) {
+        self.k.resize(KV_HEADS * slots * types.k.row_bytes(head_dim), 0);
+        self.v.resize(KV_HEADS * slots * types.v.row_bytes(head_dim), 0);
     }
 }
 
@@ -178,9 +275,9 @@ impl KvRows {
 pub struct AttentionJob<'a> {
     /// New tokens.
     pub tokens: usize,
-    /// Filled slots before them; each token sees those, the ones before it and its own.
+    /// Filled slots before them, or positions in a local layer; each token sees those, the ones before it and its own.
     pub before: usize,
-    /// Slots that each sees at most, the last ones; `None` where it sees all.
+    /// Of these, how many each sees at most, the last ones; `None` where it sees all.
     pub window: Option<usize>,
     /// Queries as the stored keys expect them: `[token][HEADS][HEAD_DIM]`, rows `stride` apart.
     pub queries: &'a [f32],
@@ -190,7 +287,7 @@ pub struct AttentionJob<'a> {
     pub k: &'a [u8],
     /// Values, likewise.
     pub v: &'a [u8],
-    /// Slots of a head.
+    /// Rows of a head: that of slot or position `i` is row `i % capacity`.
     pub capacity: usize,
     /// Element types of the rows.
     pub types: KvTypes,

@@ -4,6 +4,7 @@
 use super::kv::{MappedLayer, Rows};
 use super::launches::{AttendOn, CacheLaunches, CacheLayer};
 use super::mass::Mass;
+use crate::dims::{BEFORE, is_local};
 use crate::model::device::{Cache, Extent, HostLayer, HostRows, KvRows};
 use files::{Error, Result};
 use numeric::kv::{check_capacity, check_kept};
@@ -32,7 +33,7 @@ pub struct OpenClCache {
 struct OnHost {
     /// By layer.
     rows: Vec<MappedLayer>,
-    /// By layer: `[kv_head][slot]`; empty where there is none.
+    /// By layer that sees all: `[kv_head][slot]`; empty where there is none.
     mass: Vec<Vec<f32>>,
 }
 
@@ -44,7 +45,7 @@ impl HostRows for OnHost {
 
     fn layer_mut(&mut self, layer: usize) -> HostLayer<'_> {
         let (k, v) = &mut self.rows[layer];
-        let mass = self.mass.get_mut(layer).map(|mass| &mut mass[..]);
+        let mass = self.mass.get_mut(BEFORE[layer][0]).filter(|_| !is_local(layer)).map(|mass| &mut mass[..]);
         HostLayer { k: k.bytes_mut(), v: v.bytes_mut(), mass }
     }
 }
@@ -107,7 +108,8 @@ impl OpenClCache {
 
 impl Cache for OpenClCache {
     fn extent(&self) -> Extent {
-        Extent { types: self.rows.types(), slots: self.rows.slots(), len: self.len }
+        let (types, slots) = (self.rows.types(), self.rows.slots());
+        Extent { types, slots, ring: self.rows.ring().rows(slots), len: self.len }
     }
 
     fn set_len(&mut self, len: usize) {
@@ -128,13 +130,24 @@ impl Cache for OpenClCache {
         self.take_back()?;
         let (device, len) = (&self.device, self.len);
         let mass = self.mass.as_mut().map(|m| m.resized(device, slots, len)).transpose()?;
-        self.rows = self.rows.resized(device, slots, len)?;
+        self.rows = self.rows.resized(device, (slots, self.rows.ring()), len)?;
         (self.mass, self.launches) = (mass, None);
+        Ok(())
+    }
+
+    fn outlast(&mut self) -> Result<()> {
+        let (slots, ring) = (self.rows.slots(), self.rows.ring().outlasting());
+        if ring != self.rows.ring() {
+            self.take_back()?;
+            self.rows = self.rows.resized(&self.device, (slots, ring), self.len)?;
+            self.launches = None;
+        }
         Ok(())
     }
 
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
         check_kept(slots, self.len)?;
+        assert!(!is_local(layer), "nothing is evicted from local layers");
         self.take_back()?;
         self.rows.keep(layer, kv_head, slots, self.len)?;
         let len = self.len;

@@ -5,7 +5,7 @@
 
 use super::cache::OpenClCache;
 use super::defines::{CHUNK, QKV};
-use super::kernels::OBSERVE_ITEMS;
+use super::kernels::{FUSED_CHUNKS, OBSERVE_ITEMS};
 use super::launches::Launches;
 use super::scratch::Scratch;
 use super::single_launch::SingleLaunch;
@@ -43,43 +43,52 @@ pub struct Pass<'a> {
     pub frequencies: &'a Frequencies,
     /// Tokens, of all runs together.
     pub n: usize,
-    /// Whether `out` merges the chunks of attention.
-    pub out_merges: bool,
     pub steps: Steps<'a>,
     /// Whether steps are timed, for which the host must wait for each.
     pub timed: bool,
 }
 
-/// Where the tokens of a run lie, in the pass and in their cache.
+/// Where the tokens of a run lie, in the pass and in one layer of their cache.
 #[derive(Clone, Copy)]
 struct Place {
     /// Its first token in the pass.
     first: usize,
     tokens: usize,
-    /// Filled slots before them.
+    /// Filled slots before them, or positions in a local layer.
     before: usize,
-    /// Slots of the cache.
-    slots: usize,
+    /// Rows of a head.
+    rows: usize,
     /// How many of the tokens, the last ones, are observed.
     observed: usize,
+    /// Chunks before the first of which the first token sees anything.
+    skipped: usize,
 }
 
 impl Place {
-    fn of(run: &mut Run<'_>, first: usize) -> Self {
-        let tokens = run.tokens.len();
+    fn of(run: &mut Run<'_>, first: usize, layer: usize) -> Self {
+        let (tokens, pos) = (run.tokens.len(), run.pos);
         let cache = OpenClCache::of(run.cache);
-        let observed = run.observe.min(tokens);
-        Self { first, tokens, before: cache.len(), slots: cache.rows.slots(), observed }
+        let (before, observed) = match is_local(layer) {
+            true => (pos, 0),
+            false => (cache.len(), run.observe.min(tokens)),
+        };
+        let skipped = window(layer).map_or(0, |window| (before + 1).saturating_sub(window) / CHUNK);
+        Self { first, tokens, before, rows: cache.rows.rows(layer), observed, skipped }
     }
 
     /// `Run` of `kernels/common.cl`.
     fn as_run(self) -> [i32; 4] {
-        [self.first, self.tokens, self.before, self.slots].map(|n| n as i32)
+        [self.first, self.tokens, self.before, self.rows].map(|n| n as i32)
     }
 
     /// Slots that are filled after the pass.
     fn filled(self) -> usize {
         self.before + self.tokens
+    }
+
+    /// Chunks that its only token sees anything of.
+    fn chunks(self) -> usize {
+        self.filled().div_ceil(CHUNK) - self.skipped
     }
 }
 
@@ -89,11 +98,6 @@ fn read(landing: &mut Option<&mut Landing>, from: &Buffer, offset: usize, bytes:
         Some(landing) => landing.read(from, offset, bytes),
         None => from.read(offset, bytes),
     }
-}
-
-/// Chunks of attention over `slots` slots.
-pub fn chunks(slots: usize) -> usize {
-    slots.div_ceil(CHUNK)
 }
 
 /// The tokens of a pass whose logits are wanted, in ascending order.
@@ -125,14 +129,14 @@ impl Pass<'_> {
             self.qkv(layer)?; // queries, keys and values
             let mut first = 0;
             for run in &mut *runs {
-                let place = Place::of(run, first);
+                let place = Place::of(run, first, layer);
                 let cache = OpenClCache::of(run.cache);
                 self.rope(layer, place, cache)?; // keys get their position and join the cache
                 self.attend(layer, place, cache)?; // each query over all slots up to its own
                 self.observe(layer, place, cache)?; // what each slot received of it
                 first += place.tokens;
             }
-            self.out(layer)?; // attention's output joins the residual
+            self.out(layer, Place::of(&mut runs[0], 0, layer))?; // attention's output joins the residual
             self.ffn_norm(layer)?; // RMS norm before the feed-forward layer
             self.gate_up(layer)?; // silu(gate) * up
             self.down(layer)?; // back to the residual's width, and joins it
@@ -143,6 +147,11 @@ impl Pass<'_> {
 
     fn device(&self) -> &Device {
         self.model.device()
+    }
+
+    /// Whether `out` merges the chunks of attention.
+    fn out_merges(&self, place: Place) -> bool {
+        self.n == 1 && self.host.is_none() && place.chunks() <= FUSED_CHUNKS
     }
 
     fn done(&mut self, step: &'static str, layer: usize) -> Result<()> {
@@ -200,12 +209,13 @@ impl Pass<'_> {
             self.attend_on_host(layer, place, cache)?;
             return self.done("attend", layer);
         }
+        let merges = self.out_merges(place);
         let (device, bound) = (self.model.device(), cache.layer(layer));
         if place.tokens == 1 {
             let one = bound.attend_one.as_mut().expect("invariant: bound where attention is the device's");
-            let chunks = chunks(place.filled());
+            let chunks = place.chunks();
             one.with(&place.as_run())?.run(device, [chunks * KV_HEADS, 1])?; // fused: rope, attend
-            if !self.out_merges {
+            if !merges {
                 let merge = self.launches.merge.as_mut().expect("invariant: as above");
                 merge.with(&[place.first as i32, chunks as i32])?.run(device, [HEADS, 1])?;
             }
@@ -220,12 +230,13 @@ impl Pass<'_> {
 
     /// The host's attention, over the mapped rows.
     fn attend_on_host(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
-        let Place { first, tokens, before, slots, observed } = place;
+        let Place { first, tokens, before, rows: capacity, observed, .. } = place;
         let host = self.host.as_mut().expect("the caller has looked");
         let (qkv, att) = (&mut host.qkv[..tokens * QKV], &mut host.att[..tokens * Q_DIM]);
         read(&mut self.landing, &self.scratch.qkv, 4 * first * QKV, bytes_of_mut(qkv))?;
         // Up to the last head's last slot.
-        let (types, used) = (cache.rows.types(), (KV_HEADS - 1) * slots + place.filled());
+        let (types, filled) = (cache.rows.types(), place.filled().min(capacity));
+        let used = (KV_HEADS - 1) * capacity + filled;
         let rows = cache.rows.layer_mut(layer);
         let k = rows.k.map(0..used * types.k.row_bytes(HEAD_DIM), MapFor::Reading)?;
         let v = rows.v.map(0..used * types.v.row_bytes(HEAD_DIM), MapFor::Reading)?;
@@ -237,7 +248,7 @@ impl Pass<'_> {
             stride: QKV,
             k: &k,
             v: &v,
-            capacity: slots,
+            capacity,
             types,
             att,
             mass: cache.mass.as_mut().and_then(|m| m.for_host(layer, place.filled(), observed)),
@@ -261,13 +272,14 @@ impl Pass<'_> {
         self.done("observe", layer)
     }
 
-    fn out(&mut self, layer: usize) -> Result<()> {
+    fn out(&mut self, layer: usize, place: Place) -> Result<()> {
+        let merges = self.out_merges(place);
         let (device, n) = (self.model.device(), self.n);
         if n > 1 {
             let l = &mut self.launches.many[layer];
             l.att.run(device, [n, 1])?;
             l.out.many(device, n)?;
-        } else if self.out_merges {
+        } else if merges {
             self.launches.one[layer].out.one(device)?; // fused: the end of attend, out
         } else {
             self.launches.one[layer].out_merged.one(device)?;

@@ -84,8 +84,11 @@ pub enum Observed {
 pub enum Input {
     /// The residual, normed.
     Norm,
-    /// Parts of attention.
-    Merge,
+    /// Parts of attention over the last `window` positions; over all slots where it is 0.
+    Merge {
+        /// Positions.
+        window: usize,
+    },
     /// Attention's output.
     Att,
     /// silu(gate) * up: as `gemv` wrote it, or still to be computed from both.
@@ -358,9 +361,9 @@ impl Kernels {
                 if step == Step::GateUp && next == Activations::Quantised {
                     d = d.flag("DOWN_QUANTISED");
                 }
-                if input == Input::Merge {
-                    let d = d.of_cache(self.types).flag("INPUT_MERGE").with("FUSED_CHUNKS", FUSED_CHUNKS);
-                    (&[COMMON, KV, BLOCKS, GEMV], d)
+                if let Input::Merge { window } = input {
+                    let d = d.of_cache(self.types).flag("INPUT_MERGE").with("WINDOW", window);
+                    (&[COMMON, KV, BLOCKS, GEMV], d.with("FUSED_CHUNKS", FUSED_CHUNKS))
                 } else {
                     (&[COMMON, BLOCKS, GEMV], d)
                 }
@@ -410,7 +413,7 @@ fn symbol(name: Name) -> &'static str {
 fn input_flag(input: Input) -> &'static str {
     match input {
         Input::Norm => "INPUT_NORM",
-        Input::Merge => "INPUT_MERGE",
+        Input::Merge { .. } => "INPUT_MERGE",
         Input::Att => "INPUT_ATT",
         Input::Ffn => "INPUT_FFN",
     }

@@ -2,7 +2,7 @@
 //! the CPU's (`[kv_head][slot][row bytes]`).
 
 use crate::dims::*;
-use crate::model::device::KvRows;
+use crate::model::device::{KvRows, Ring, pieces};
 use numeric::kv::KvTypes;
 use opencl_runtime::arena::Arena;
 use opencl_runtime::buffer::{Access, Buffer, MapFor, Mapped, Place};
@@ -25,16 +25,21 @@ pub type MappedLayer = (Mapped<'static>, Mapped<'static>);
 pub struct Rows {
     types: KvTypes,
     slots: usize,
+    ring: Ring,
     place: Place,
     layers: Vec<LayerRows>,
 }
 
 impl Rows {
-    /// Rows of `slots` slots, uninitialised.
-    pub fn new(device: &Device, types: KvTypes, slots: usize, place: Place) -> Result<Self> {
+    /// Rows of `slots` slots, uninitialised; those of local layers are zeros, as chunks are read of which a part was
+    /// never written.
+    pub fn new(device: &Device, types: KvTypes, (slots, ring): (usize, Ring), place: Place) -> Result<Self> {
         let (k, v) = row_bytes(types);
-        let plane = |row: usize| (KV_HEADS * row).saturating_mul(slots);
-        let arena = |row: usize| Arena::new(device, &[plane(row); LAYERS], Access::ReadWrite, place);
+        let plane = |layer: usize, row: usize| (KV_HEADS * row).saturating_mul(rows_of(layer, slots, ring));
+        let arena = |row: usize| {
+            let planes: [usize; LAYERS] = std::array::from_fn(|layer| plane(layer, row));
+            Arena::new(device, &planes, Access::ReadWrite, place)
+        };
         let (mut keys, mut values) = (arena(k), arena(v));
         let no_room = |f: Failure| match f.kind {
             Kind::Memory => {
@@ -43,9 +48,16 @@ impl Rows {
             }
             _ => f,
         };
-        let mut layer = || Ok(LayerRows { k: keys.buffer(plane(k))?, v: values.buffer(plane(v))? });
-        let layers = (0..LAYERS).map(|_| layer()).collect::<Result<_>>().map_err(no_room)?;
-        Ok(Self { types, slots, place, layers })
+        let mut layer = |layer: usize| {
+            let rows = LayerRows { k: keys.buffer(plane(layer, k))?, v: values.buffer(plane(layer, v))? };
+            if is_local(layer) {
+                rows.k.fill(0..rows.k.len(), 0)?;
+                rows.v.fill(0..rows.v.len(), 0)?;
+            }
+            Ok(rows)
+        };
+        let layers = (0..LAYERS).map(&mut layer).collect::<Result<_>>().map_err(no_room)?;
+        Ok(Self { types, slots, ring, place, layers })
     }
 
     /// Element types.
@@ -58,6 +70,16 @@ impl Rows {
         self.slots
     }
 
+    /// Rows of a head of a layer.
+    pub fn rows(&self, layer: usize) -> usize {
+        rows_of(layer, self.slots, self.ring)
+    }
+
+    /// How many rows local layers keep.
+    pub fn ring(&self) -> Ring {
+        self.ring
+    }
+
     /// Buffers of one layer.
     pub fn layer(&self, layer: usize) -> &LayerRows {
         &self.layers[layer]
@@ -68,14 +90,17 @@ impl Rows {
         &mut self.layers[layer]
     }
 
-    /// A copy with another number of slots and the first `len` rows.
-    pub fn resized(&self, device: &Device, slots: usize, len: usize) -> Result<Self> {
-        let grown = Self::new(device, self.types, slots, self.place)?;
+    /// A copy with another number of slots, or other rings, and the first `len` slots' rows. The rows of a ring of
+    /// another size have not come round yet.
+    pub fn resized(&self, device: &Device, (slots, ring): (usize, Ring), len: usize) -> Result<Self> {
+        let grown = Self::new(device, self.types, (slots, ring), self.place)?;
         for (layer, to) in grown.layers.iter().enumerate() {
+            let (here, there) = (self.rows(layer), grown.rows(layer));
+            let len = if is_local(layer) { here.min(there) } else { len };
             for ((old, row), (new, _)) in self.planes(layer).into_iter().zip(planes(to, self.types)) {
                 for head in 0..KV_HEADS {
-                    let from = head * self.slots * row;
-                    old.copy(from..from + len * row, new, head * slots * row)?;
+                    let from = head * here * row;
+                    old.copy(from..from + len * row, new, head * there * row)?;
                 }
             }
         }
@@ -108,11 +133,16 @@ impl Rows {
 
     /// Copies rows out: `[kv_head][slot][row bytes]`.
     pub fn read(&self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
+        let all = self.rows(layer);
         for ((plane, row), out) in self.planes(layer).into_iter().zip([&mut rows.k, &mut rows.v]) {
             let len = slots.len() * row;
             out.resize(KV_HEADS * len, 0);
-            for (head, out) in out.chunks_exact_mut(len.max(1)).enumerate() {
-                plane.read((head * self.slots + slots.start) * row, out)?;
+            for (head, mut out) in out.chunks_exact_mut(len.max(1)).enumerate() {
+                for (at, n) in pieces(slots.clone(), all) {
+                    let (piece, rest) = out.split_at_mut(n * row);
+                    plane.read((head * all + at) * row, piece)?;
+                    out = rest;
+                }
             }
         }
         Ok(())
@@ -120,11 +150,17 @@ impl Rows {
 
     /// Copies rows in.
     pub fn write(&self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
+        let all = self.rows(layer);
+        assert!(is_local(layer) || slots.end <= all);
         for ((plane, row), from) in self.planes(layer).into_iter().zip([&rows.k, &rows.v]) {
             let len = slots.len() * row;
             assert_eq!(from.len(), KV_HEADS * len);
-            for (head, from) in from.chunks_exact(len.max(1)).enumerate() {
-                plane.write((head * self.slots + slots.start) * row, from)?;
+            for (head, mut from) in from.chunks_exact(len.max(1)).enumerate() {
+                for (at, n) in pieces(slots.clone(), all) {
+                    let (piece, rest) = from.split_at(n * row);
+                    plane.write((head * all + at) * row, piece)?;
+                    from = rest;
+                }
             }
         }
         Ok(())
@@ -152,6 +188,11 @@ fn gather(rows: &mut [u8], slots: &[u32], row: usize) {
         let from = from as usize;
         rows.copy_within(from * row..(from + 1) * row, to * row);
     }
+}
+
+/// Rows of a head of a layer.
+fn rows_of(layer: usize, slots: usize, ring: Ring) -> usize {
+    if is_local(layer) { ring.rows(slots) } else { slots }
 }
 
 /// Bytes of a key row and of a value row.

@@ -196,7 +196,7 @@ impl Binder<'_> {
         let merge = [&s.partials, &s.ml, &s.att];
         let on_device = self.attend == AttendOn::Device;
         Ok(Launches {
-            one: m.layers.iter().map(|l| self.one_token(l)).collect::<Result<_>>()?,
+            one: (0..LAYERS).map(|i| self.one_token(&m.layers[i], window(i))).collect::<Result<_>>()?,
             head: self.gemv(Step::Head, &m.head, (Input::Norm, Activations::Floats), head)?,
             merge: on_device.then(|| self.launch(Name::Merge, &merge)).transpose()?,
             many: m.layers.iter().filter(|_| many).map(|l| self.many_tokens(l)).collect::<Result<_>>()?,
@@ -215,12 +215,13 @@ impl Binder<'_> {
         })
     }
 
-    /// Binds what touches a cache, which observes attention where there is mass by layer.
+    /// Binds what touches a cache, which observes attention where there is mass by layer that sees all.
     pub fn cache(&mut self, rows: &Rows, mass: Option<&[Buffer]>) -> Result<CacheLaunches> {
         let weights = self.matrices.layers.iter().enumerate();
         let layers = weights.map(|(i, l)| {
             let calibration = self.calibration.get(i).unwrap_or(&self.scratch.none);
-            self.cache_layer((l, calibration, Sight::of(i)), rows.layer(i), mass.map(|mass| &mass[i]))
+            let mass = mass.filter(|_| !is_local(i)).map(|mass| &mass[BEFORE[i][0]]);
+            self.cache_layer((l, calibration, Sight::of(i)), rows.layer(i), mass)
         });
         Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, single: None, slots: self.scratch.slots })
     }
@@ -305,7 +306,7 @@ impl Binder<'_> {
         w.chunks.iter().map(product).collect::<Result<_>>().map(Products)
     }
 
-    fn one_token(&mut self, l: &LayerWeights) -> Result<OneToken> {
+    fn one_token(&mut self, l: &LayerWeights, window: Option<usize>) -> Result<OneToken> {
         let s = self.scratch;
         let [qkv, out, gate_up, down] = &l.steps;
         let qkv_bias = l.qkv_bias.as_ref().unwrap_or(&s.none);
@@ -320,7 +321,10 @@ impl Binder<'_> {
         Ok(OneToken {
             qkv: self.gemv(Step::Qkv, qkv, (Input::Norm, Activations::Floats), qkv_io)?,
             out: match self.attend {
-                AttendOn::Device => self.gemv(Step::Out, out, (Input::Merge, Activations::Floats), out_io)?,
+                AttendOn::Device => {
+                    let input = Input::Merge { window: window.unwrap_or(0) };
+                    self.gemv(Step::Out, out, (input, Activations::Floats), out_io)?
+                }
                 AttendOn::Host => Products::default(),
             },
             out_merged: self.gemv(Step::Out, out, (Input::Att, Activations::Floats), merged_io)?,

@@ -7,7 +7,7 @@ use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
-/// Mass of all slots, by layer: `[kv_head][slot]`.
+/// Mass of all slots, by layer that sees all: `[kv_head][slot]`.
 enum Sums {
     Device(Vec<Buffer>),
     Host(Vec<Vec<f32>>),
@@ -27,8 +27,8 @@ impl Mass {
     pub fn new(device: &Device, slots: usize, attend: AttendOn) -> Result<Self> {
         let buffer = || device.buffer(4 * KV_HEADS * slots, Access::ReadWrite, Place::Device);
         let sums = match attend {
-            AttendOn::Host => Sums::Host(vec![vec![0.0; KV_HEADS * slots]; LAYERS]),
-            AttendOn::Device => Sums::Device((0..LAYERS).map(|_| buffer()).collect::<Result<_>>()?),
+            AttendOn::Host => Sums::Host(vec![vec![0.0; KV_HEADS * slots]; GLOBAL_LAYERS]),
+            AttendOn::Device => Sums::Device((0..GLOBAL_LAYERS).map(|_| buffer()).collect::<Result<_>>()?),
         };
         Ok(Self { sums, slots, filled: 0 })
     }
@@ -41,14 +41,14 @@ impl Mass {
         };
         let mut grown = Self::new(device, slots, attend)?;
         let mut mass = vec![0.0; KV_HEADS * len];
-        for layer in 0..LAYERS {
+        for layer in global_layers() {
             self.read(layer, len, &mut mass)?;
             grown.write(layer, len, &mass)?;
         }
         Ok(grown)
     }
 
-    /// By layer, where the device sums.
+    /// By layer that sees all, where the device sums.
     pub fn on_device(&self) -> Option<&[Buffer]> {
         match &self.sums {
             Sums::Device(layers) => Some(layers),
@@ -70,8 +70,8 @@ impl Mass {
     pub fn for_host(&mut self, layer: usize, slots: usize, tokens: usize) -> Option<device::Mass<'_>> {
         let (filled, all) = (self.filled, self.slots);
         match &mut self.sums {
-            Sums::Host(layers) if tokens > 0 => {
-                let sums = &mut layers[layer][..];
+            Sums::Host(layers) if tokens > 0 && !is_local(layer) => {
+                let sums = &mut layers[BEFORE[layer][0]][..];
                 sums.chunks_exact_mut(all).for_each(|head| head[filled..slots].fill(0.0));
                 Some(device::Mass { sums, tokens })
             }
@@ -82,7 +82,7 @@ impl Mass {
     /// Moves the mass of `slots` of `len` filled ones to slots `0..`.
     pub fn keep(&mut self, (layer, kv_head): (usize, usize), slots: &[u32], len: usize) -> Result<()> {
         self.fill_up(len)?;
-        let mut mass = vec![0.0; len];
+        let (mut mass, layer) = (vec![0.0; len], BEFORE[layer][0]);
         let start = kv_head * self.slots;
         self.get(layer, start, &mut mass)?;
         for (to, &from) in slots.iter().enumerate() {
@@ -96,7 +96,7 @@ impl Mass {
         assert_eq!(mass.len(), KV_HEADS * len);
         self.fill_up(len)?;
         let mut heads = mass.chunks_exact_mut(len.max(1)).enumerate();
-        heads.try_for_each(|(head, mass)| self.get(layer, head * self.slots, mass))
+        heads.try_for_each(|(head, mass)| self.get(BEFORE[layer][0], head * self.slots, mass))
     }
 
     /// Replaces the mass of filled slots.
@@ -105,13 +105,13 @@ impl Mass {
         self.fill_up(len)?;
         let slots = self.slots;
         let mut heads = mass.chunks_exact(len.max(1)).enumerate();
-        heads.try_for_each(|(head, mass)| self.put(layer, head * slots, mass))
+        heads.try_for_each(|(head, mass)| self.put(BEFORE[layer][0], head * slots, mass))
     }
 
-    /// All of it, for the CPU to add to: by layer `[kv_head][slot]`.
+    /// All of it, for the CPU to add to: by layer that sees all `[kv_head][slot]`.
     pub fn lend(&mut self, len: usize) -> Result<Vec<Vec<f32>>> {
         self.fill_up(len)?;
-        let mut layers = vec![vec![0.0; KV_HEADS * self.slots]; LAYERS];
+        let mut layers = vec![vec![0.0; KV_HEADS * self.slots]; GLOBAL_LAYERS];
         layers.iter_mut().enumerate().try_for_each(|(layer, mass)| self.get(layer, 0, mass))?;
         Ok(layers)
     }
@@ -126,7 +126,7 @@ impl Mass {
     fn fill_up(&mut self, len: usize) -> Result<()> {
         if self.filled < len {
             let zeros = vec![0.0; len - self.filled];
-            for (layer, head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+            for (layer, head) in (0..GLOBAL_LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
                 self.put(layer, head * self.slots + self.filled, &zeros)?;
             }
             self.filled = len;
@@ -134,6 +134,7 @@ impl Mass {
         Ok(())
     }
 
+    /// Of the layer of this number among those that see all.
     fn get(&self, layer: usize, start: usize, mass: &mut [f32]) -> Result<()> {
         match &self.sums {
             Sums::Device(layers) => layers[layer].read(4 * start, bytes_of_mut(mass)),

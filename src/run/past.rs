@@ -5,7 +5,9 @@
 //! same numbers, where scales have all their bits: in blocks whose largest value is 0.001 or more. A q4 block whose
 //! largest integer is 7 may come back as its mirror: scale and integers with the other sign.
 
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, VOCAB};
+use crate::dims::{
+    HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, WINDOW, global_layers, is_local,
+};
 use crate::model::device::KvRows;
 use crate::model::weights::Channels;
 use crate::run::engine::Engine;
@@ -14,7 +16,8 @@ use files::{Error, Result};
 use numeric::kv::{KvType, rotate};
 use numeric::simd::{Isa, kv_row};
 
-/// Keys and values of a sequence, and its tokens. Every layer has as many slots as any.
+/// Keys and values of a sequence, and its tokens. Every layer that sees all has as many slots as any. A local layer has
+/// those of the latest positions, enough for its window.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PastKeyValues {
     /// Every token of the sequence, those without a slot too. Their number is the position of the next one. Lookups for
@@ -31,21 +34,28 @@ pub struct PastLayer {
     pub keys: Vec<f32>,
     /// Values: `[kv_head][slot][head_dim]`.
     pub values: Vec<f32>,
-    /// The position of each slot's token: `[kv_head][slot]`, ascending in a head. After an eviction slots are not
-    /// positions.
+    /// The position of each slot's token: `[kv_head][slot]`, ascending in a head. After an eviction, and in local layers,
+    /// slots are not positions.
     pub positions: Vec<u32>,
 }
 
 impl PastKeyValues {
-    /// Slots of a head.
+    /// Slots of a head in the layers that see all; tokens where there is no such layer.
     pub fn slots(&self) -> usize {
-        self.layers.first().map_or(0, |layer| layer.positions.len() / KV_HEADS)
+        let global = global_layers().next().and_then(|layer| self.layers.get(layer));
+        global.map_or(self.tokens.len(), PastLayer::slots)
     }
 
-    /// Positions of all heads of all layers: `[layer * KV_HEADS + kv_head][slot]`.
+    /// Positions of all heads of the layers that see all: `[layer * KV_HEADS + kv_head][slot]`.
     fn heads(&self) -> impl Iterator<Item = &[u32]> {
         let slots = self.slots().max(1);
-        self.layers.iter().flat_map(move |layer| layer.positions.chunks_exact(slots))
+        global_layers().flat_map(move |layer| self.layers[layer].positions.chunks_exact(slots))
+    }
+
+    /// The first position whose rows local layers have.
+    fn oldest(&self) -> usize {
+        let local = (0..LAYERS).find(|&layer| is_local(layer));
+        local.and_then(|layer| self.layers[layer].positions.first()).map_or(0, |&p| p as usize)
     }
 
     /// Refuses what cannot be a sequence of this program's model.
@@ -66,8 +76,17 @@ impl PastKeyValues {
                 "{slots} slots for {tokens} tokens; give every token, and a slot at least"
             ));
         }
+        let oldest = self.oldest();
+        if oldest > 0 && oldest.saturating_add(WINDOW) > tokens + 1 {
+            return wrong(format!("local layers begin at position {oldest}; the next token sees {WINDOW}"));
+        }
         for (i, layer) in self.layers.iter().enumerate() {
-            layer.check(slots).or_else(|what| wrong(format!("layer {i}: {what}")))?;
+            let rows = if is_local(i) { tokens - oldest } else { slots };
+            layer.check(rows).or_else(|what| wrong(format!("layer {i}: {what}")))?;
+            let recent = |head: &[u32]| head.iter().copied().eq(oldest as u32..tokens as u32);
+            if is_local(i) && !layer.positions.chunks_exact(rows.max(1)).all(recent) {
+                return wrong(format!("layer {i}: `positions` of a local layer are those from {oldest} on"));
+            }
         }
         let sound = |head: &[u32]| {
             head.is_sorted_by(|a, b| a < b) && head.last().is_none_or(|&p| (p as usize) < tokens)
@@ -95,11 +114,17 @@ impl PastKeyValues {
             dense: if evicted { dense } else { 0 },
             since: None,
             positions: if evicted { self.heads().map(<[u32]>::to_vec).collect() } else { Vec::new() },
+            oldest: self.oldest(),
         }
     }
 }
 
 impl PastLayer {
+    /// Slots of a head.
+    pub fn slots(&self) -> usize {
+        self.positions.len() / KV_HEADS
+    }
+
     fn check(&self, slots: usize) -> std::result::Result<(), String> {
         let rows = KV_HEADS * slots;
         let lengths = [
@@ -203,16 +228,16 @@ impl Session {
     /// `Usage` where the positions of slots are not known: after evictions with a growing number of protected tokens. What
     /// reading a device's rows returns.
     pub fn past_key_values(&mut self, engine: &Engine) -> Result<PastKeyValues> {
-        let (types, slots, isa) = (self.extent().types, self.slots(), engine.isa());
-        let heads = self.positions()?;
+        let (types, isa) = (self.extent().types, engine.isa());
         let (mut rows, mut layers) = (KvRows::default(), Vec::with_capacity(LAYERS));
-        for layer in 0..LAYERS {
+        for (layer, positions) in self.positions()?.into_iter().enumerate() {
+            let slots = positions.len() / KV_HEADS;
             self.read_rows(layer, &mut rows)?;
             let calibration = Some(engine.weights().calibration_of(layer));
             layers.push(PastLayer {
                 keys: Rows { isa, kind: types.k, calibration }.read(&rows.k, slots),
                 values: Rows { isa, kind: types.v, calibration: None }.read(&rows.v, slots),
-                positions: heads[layer * KV_HEADS..][..KV_HEADS].concat(),
+                positions,
             });
         }
         Ok(PastKeyValues { tokens: self.tokens().to_vec(), layers })
@@ -227,7 +252,7 @@ impl Session {
     /// and for one whose heads hold what they chose for themselves where no policy looks at attention.
     pub fn with_past(mut self, past: &PastKeyValues, engine: &Engine) -> Result<Self> {
         past.check()?;
-        let (types, isa, slots) = (self.extent().types, engine.isa(), past.slots());
+        let (types, isa) = (self.extent().types, engine.isa());
         let sequence = past.sequence();
         let plain = sequence.cuts.is_empty() || sequence.has_plain_positions();
         if !plain && !self.tracks_positions() {
@@ -236,10 +261,10 @@ impl Session {
             ));
         }
         self.restore(sequence, |layer, rows, _| {
-            let PastLayer { keys, values, .. } = &past.layers[layer];
+            let of = &past.layers[layer];
             let calibration = Some(engine.weights().calibration_of(layer));
-            Rows { isa, kind: types.k, calibration }.write(keys, slots, &mut rows.k);
-            Rows { isa, kind: types.v, calibration: None }.write(values, slots, &mut rows.v);
+            Rows { isa, kind: types.k, calibration }.write(&of.keys, of.slots(), &mut rows.k);
+            Rows { isa, kind: types.v, calibration: None }.write(&of.values, of.slots(), &mut rows.v);
             Ok(())
         })?;
         Ok(self)

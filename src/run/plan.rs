@@ -11,6 +11,7 @@ pub use advice::{Context, check_apart, check_sharing};
 
 use crate::dims::*;
 use crate::model::cpu;
+use crate::model::device::Ring;
 use crate::model::weights::{Calibration, ModelPath, OpenModel, WeightBytes, WeightType};
 use crate::opencl;
 use crate::run::calibration;
@@ -206,6 +207,8 @@ impl Plan {
         let batch = o.sequences();
         let chunk = o.prefill_chunk.clamp(1, slots.max(1)).max(batch);
         let all_slots = mul(slots as u64, batch as u64);
+        let ring = ring(o, chunk);
+        let [of_all, of_local] = ring.bytes(o.kv_types, slots).map(|bytes| mul(bytes, batch as u64));
         let vocab = VOCAB as u64;
         // Of the session, of the sampler's input and of its ranking.
         let logits = mul(mul(vocab, 4 + 4 + 16), batch as u64);
@@ -215,7 +218,7 @@ impl Plan {
         let cpu_scratch = scratch(slots, chunk);
         let (there, scratch) = match self.device {
             None => (Kind::Own, cpu_scratch),
-            Some(_) => (Kind::Device, device_scratch(slots, chunk)),
+            Some(_) => (Kind::Device, device_scratch(slots.max(ring.rows(slots)), chunk)),
         };
         let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
         let apart = self.is_apart();
@@ -237,7 +240,8 @@ impl Plan {
             put("weights", on_device, Kind::Device),
             put("embedding", self.weights.dropped, Kind::Dropped),
             put("calibration", calibration, Kind::Own),
-            put(&caches, mul(all_slots, slot_bytes(o)), if apart { of_attention } else { there }),
+            put(&caches, of_all, if apart { of_attention } else { there }),
+            put(&of_rings(o, ring.rows(slots)), of_local, if apart { of_attention } else { there }),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
             put("attention mass", mass(o, slots, chunk), of_attention),
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
@@ -249,8 +253,7 @@ impl Plan {
         ];
         if both {
             items.push(put("attention mass once more, for the CPU", mass(o, slots, chunk), Kind::Own));
-            let cache = copied(mul(all_slots, slot_bytes(o)));
-            items.push(put("KV cache once more, for the CPU", cache, Kind::Own));
+            items.push(put("KV cache once more, for the CPU", copied(add(of_all, of_local)), Kind::Own));
             items.push(put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, Kind::Own));
         }
         if self.device.is_some() {
@@ -412,9 +415,15 @@ fn longest_where(fits: impl Fn(usize) -> bool) -> Option<usize> {
     Some(low)
 }
 
-/// Bytes of one slot of the cache.
-fn slot_bytes(o: &EngineOptions) -> u64 {
-    o.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) as u64
+/// What local layers' part of a cache is called.
+fn of_rings(o: &EngineOptions, rows: usize) -> String {
+    format!("KV cache of local layers, {} x {rows} rows", o.kv_types)
+}
+
+/// How many rows local layers keep, with passes of `chunk` tokens.
+fn ring(o: &EngineOptions, chunk: usize) -> Ring {
+    let ring = Ring::new(chunk);
+    if o.eviction.policy == Policy::None { ring } else { ring.outlasting() }
 }
 
 /// `1.5 MiB`, as in all messages.

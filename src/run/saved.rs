@@ -3,12 +3,12 @@
 //! | bytes | |
 //! |---|---|
 //! | 7 | `AGSAVED` |
-//! | 1 | the version, a digit: 6. It is also raised when the rows of a KV type change. Versions 4 and 5 are read too: their
-//! keys of q4 have no scales, and are whole (4) or less their means (5) |
+//! | 1 | the version, a digit: 7. It is also raised when the rows of a KV type change. Versions 4 to 6 of models without local
+//! layers are read too: keys of q4 have no scales, and are whole (4) or less their means (5) |
 //! | 8 | `n`, little endian |
 //! | `n` | JSON: model, types, calibration of the keys, tokens and evictions, random state, what was held back (`Header`) |
 //! | 4 | CRC-32 of everything before, little endian |
-//! | … | for each layer: the key rows, `[kv_head][slot][row bytes]`; the value rows; where attention is observed, its mass, `[kv_head][slot]` f32, little endian |
+//! | … | for each layer: the key rows, `[kv_head][slot][row bytes]`; the value rows; where attention is observed, its mass, `[kv_head][slot]` f32, little endian. Local layers have the rows of the latest positions instead, and no mass |
 //! | 4 | CRC-32 of everything before, little endian |
 //!
 //! Rows move between cache and file layer by layer. A file appears whole or not at all. It is not trusted: its size must
@@ -16,7 +16,7 @@
 
 mod checksummed;
 
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
+use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, VOCAB};
 use crate::model::device::KvRows;
 use crate::model::weights::{Channels, Less};
 use crate::run::engine::{Engine, Pause};
@@ -38,8 +38,9 @@ use text::sampler::{Rng, SamplerOptions};
 /// The first bytes of a file.
 pub const MAGIC: &[u8; 7] = b"AGSAVED";
 /// The byte after them.
-pub const VERSION: u8 = b'6';
-/// The versions before: keys less their means, whole keys.
+pub const VERSION: u8 = b'7';
+/// The versions before: local layers with rows of all slots, keys less their means, whole keys.
+const WITHOUT_RINGS: u8 = b'6';
 const WITHOUT_SCALES: u8 = b'5';
 const WHOLE_KEYS: u8 = b'4';
 /// Bytes before the header.
@@ -250,7 +251,8 @@ fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result
         return Err(unusable(file, "is not a saved session"));
     }
     let ([_, _, _, _, _, _, _, version], length) = prefix.split_first_chunk().expect("invariant: 16 bytes");
-    if ![VERSION, WITHOUT_SCALES, WHOLE_KEYS].contains(version) {
+    let older = LOCAL_LAYERS == 0 && [WITHOUT_RINGS, WITHOUT_SCALES, WHOLE_KEYS].contains(version);
+    if *version != VERSION && !older {
         let (found, ours) = (version.escape_ascii(), char::from(VERSION));
         return Err(unusable(
             file,
@@ -312,8 +314,13 @@ impl Header {
     /// The size of a file whose header ends at `end`, checksum included; `None` if that overflows.
     fn size(&self, session: &Session, end: u64) -> Option<u64> {
         let types = session.extent().types;
-        let mass = self.sequence.since.map_or(0, |_| size_of::<f32>());
-        let slot = types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) + LAYERS * KV_HEADS * mass;
-        u64::try_from(self.sequence.slots).ok()?.checked_mul(slot as u64)?.checked_add(end + SUM)
+        let Sequence { tokens, slots, since, oldest, .. } = &self.sequence;
+        let mass = since.map_or(0, |_| GLOBAL_LAYERS * KV_HEADS * size_of::<f32>());
+        let all = |rows: usize, layers: usize, more: usize| {
+            let row = types.slot_bytes(layers, KV_HEADS, HEAD_DIM) + more;
+            u64::try_from(rows).ok()?.checked_mul(row as u64)
+        };
+        let recent = all(tokens.len().checked_sub(*oldest)?, LOCAL_LAYERS, 0)?;
+        all(*slots, GLOBAL_LAYERS, mass)?.checked_add(recent)?.checked_add(end + SUM)
     }
 }

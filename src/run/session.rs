@@ -6,6 +6,7 @@ mod event;
 mod evict;
 mod history;
 mod pass;
+mod recent;
 mod room;
 mod schedule;
 mod sequence;
@@ -159,6 +160,7 @@ impl Session {
     pub fn with_eviction(mut self, eviction: Eviction) -> Result<Self> {
         if eviction.policy != Policy::None {
             let evictor = Evictor::new(eviction, self.extent().slots)?;
+            self.devices.outlast()?;
             if evictor.observes() {
                 self.devices.make_mass()?;
             }
@@ -395,7 +397,7 @@ impl Session {
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.settle();
-        self.devices.set_len(0);
+        self.devices.set_len(0, 0);
         self.tokens.clear();
         self.cuts.clear();
         (self.prefix, self.dense) = (0, 0);

@@ -104,7 +104,6 @@ impl<const HD: usize> Head<HD> {
                     queries: &self.queries[of_group.clone()],
                     softmax: &softmax[of_group.clone()],
                     visible: &tokens.clone().map(seen).collect::<Vec<_>>(),
-                    window: ALL,
                 };
                 observe::<HD, N>(isa, (self.kind, self.from(chunk * CHUNK)), looks, mass);
             }

@@ -1,6 +1,6 @@
 //! Eviction with the real model: positions count on, memory stays bounded, text goes on, devices and chunks agree.
 
-mod reference;
+pub mod reference;
 
 use crate::bed::child::alone;
 use crate::bed::place;

@@ -43,6 +43,7 @@ const PARTS: &[Part] = &[
     Part { name: "clippy", when: Always, about: "lints", run: clippy },
     Part { name: "cargo", when: Always, about: "unit and integration tests", run: cargo_test },
     Part { name: "parity", when: Always, about: "logits and text equal to those of transformers", run: parity_with_reference },
+    Part { name: "local", when: Always, about: "layers that see a window keep its rows: a small Gemma 3, and the plan of the 1B one", run: local },
     Part { name: "refusal", when: Always, about: "a model of another architecture is refused in a line", run: another_architecture },
     Part { name: "assertions", when: All, about: "the tests of the CPU with Rust's checks of pointers", run: with_assertions },
     Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
@@ -196,6 +197,17 @@ fn oclgrind() -> Outcome {
 fn parity_with_reference() -> Outcome {
     let parity::Tally { passed, failed } = parity::check(&[])?;
     Ok(Tally { passed, failed, ..Tally::default() })
+}
+
+/// The tests of local layers, built for models that have them.
+fn local() -> Outcome {
+    let mut tally = Tally::default();
+    for model in ["tests/fixtures/models/m9-gemma3-270m-bf16", "models/gemma3-1b"] {
+        let filter = if model.starts_with("models") { "local::a_long_context" } else { "local::" };
+        let mut run = cargo(&["test", "--test", "engine", filter]);
+        tally += counted(run.env("ANTIGRAVITY_MODEL", sh::root().join(model)))?;
+    }
+    Ok(tally)
 }
 
 fn quality_of_the_cache() -> Outcome {

@@ -1,7 +1,7 @@
 //! How decode slows down with depth: what reading the cache should cost, and what it does.
 
 use super::rows::{Row, Test};
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
+use crate::model::device::read_bytes;
 use serde::Serialize;
 
 /// Time of a token at some depth; nothing for rows that have no such prediction.
@@ -27,8 +27,7 @@ impl Growth {
 /// Bytes of the cache that each of `n` decoded tokens reads on average: the slots filled before the first one, and those
 /// of the tokens so far.
 pub(super) fn kv_bytes(row: &Row, n: usize) -> f64 {
-    let slot = row.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
-    slot as f64 * (row.depth as f64 + (n as f64 + 1.0) / 2.0)
+    read_bytes(row.kv_types, row.depth as f64 + (n as f64 + 1.0) / 2.0)
 }
 
 /// The growth of a row that decodes at some depth; `None` without the same row at depth 0. `speeds` are all rows with
@@ -50,6 +49,7 @@ pub(super) fn of(row: &Row, speeds: &[(Row, f64)], bandwidth: f64) -> Option<Gro
 mod tests {
     use super::super::rows::tests::row;
     use super::*;
+    use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
     use numeric::kv::{KvType, KvTypes};
 
     #[test]

@@ -3,7 +3,7 @@
 use super::settings::Settings;
 use crate::cli::report::{Side, columns};
 use crate::cli::terminal::Progress;
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
+use crate::dims::VOCAB;
 use crate::run::session::{ROWS, Session};
 use files::{Error, Result};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ impl<'s> Row<'s> {
     }
 
     fn bytes(&self) -> usize {
-        self.slots() * self.settings.options().kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM)
+        self.session.extent().bytes()
     }
 }
 

@@ -5,7 +5,7 @@ use super::input::{Asked, Question};
 use super::settings::Settings;
 use crate::cli::report::{Side, columns};
 use crate::cli::terminal::Progress;
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
+use crate::model::device::read_bytes;
 use crate::run::session::{CancelToken, Session};
 use files::Result;
 use serde_json::{Value, json};
@@ -62,7 +62,6 @@ pub(super) fn measure<'s>(
 ) -> Result<Recall<'s>> {
     let mut recall =
         Recall { settings, groups: Vec::new(), all: Score::default(), slots: 0, bytes: 0, share: 0.0 };
-    let slot = settings.options().kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
     for (i, Asked { question, prompt }) in questions.iter().enumerate() {
         progress.show(i, questions.len());
         let options = settings.for_prompt(prompt.len(), question.answer_ids.len())?;
@@ -70,7 +69,7 @@ pub(super) fn measure<'s>(
         session.prefill(prompt, &CancelToken::default())?;
         let slots = session.slots();
         recall.slots += slots;
-        recall.bytes += slots * slot;
+        recall.bytes += read_bytes(settings.options().kv_types, slots as f64) as usize;
         recall.share += slots as f64 / prompt.len() as f64;
         recall.add(question, answer(&mut session, &question.answer_ids)?);
     }

@@ -42,22 +42,22 @@ impl Scratch {
         let of_one_token = |run: usize| {
             let mut seq = seqs.write(run);
             let Span { first, extent, .. } = seq.span;
-            for (kv_head, mut rows) in
-                kv::heads_mut(seq.rows.layer_mut(index), extent).into_iter().enumerate()
-            {
-                self.store_row(keys, (first, kv_head), isa, (extent.types, extent.len), &mut rows);
+            let at = (extent.types, seq.span.before(index) % extent.rows(index));
+            for (kv_head, mut rows) in kv::heads_mut(seq.rows.layer_mut(index)).into_iter().enumerate() {
+                self.store_row(keys, (first, kv_head), isa, at, &mut rows);
             }
         };
         for run in (0..seqs.len()).filter(|&run| seqs.is_alone(run)) {
             let mut seq = seqs.write(run);
             let Span { first, tokens, extent, .. } = seq.span;
-            let heads = kv::heads_mut(seq.rows.layer_mut(index), extent).map(Mutex::new);
+            let before = seq.span.before(index);
+            let heads = kv::heads_mut(seq.rows.layer_mut(index)).map(Mutex::new);
             pool.run(if tokens == 1 { 1 } else { KV_HEADS }, &|task| {
                 let range = if tokens == 1 { 0..KV_HEADS } else { task..task + 1 };
                 for kv_head in range {
                     let mut rows = heads[kv_head].lock().expect("invariant: no job panics");
                     for t in 0..tokens {
-                        let at = (extent.types, extent.len + t);
+                        let at = (extent.types, (before + t) % extent.rows(index));
                         self.store_row(keys, (first + t, kv_head), isa, at, &mut rows);
                     }
                 }
@@ -72,14 +72,14 @@ impl Scratch {
         }
     }
 
-    /// Key and value of token `t` and a KV head, into their slot of the head's rows.
+    /// Key and value of token `t` and a KV head, into their row of the head's.
     #[inline(always)]
     fn store_row(
         &self,
         keys: Keys<'_>,
         (t, kv_head): (usize, usize),
         isa: Isa,
-        (types, slot): (KvTypes, usize),
+        (types, place): (KvTypes, usize),
         (ks, vs): &mut (&mut [u8], &mut [u8]),
     ) {
         let (k_bytes, v_bytes) = (types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM));
@@ -96,8 +96,8 @@ impl Scratch {
         if types.v.rotated() {
             rotate(&mut v);
         }
-        kv_row::encode(isa, types.k, &k, &mut ks[slot * k_bytes..][..k_bytes]);
-        kv_row::encode(isa, types.v, &v, &mut vs[slot * v_bytes..][..v_bytes]);
+        kv_row::encode(isa, types.k, &k, &mut ks[place * k_bytes..][..k_bytes]);
+        kv_row::encode(isa, types.v, &v, &mut vs[place * v_bytes..][..v_bytes]);
     }
 
     /// RoPE of token `t` in a layer.
@@ -142,7 +142,7 @@ impl Scratch {
         (self.att, self.partials) = (att, partials);
     }
 
-    /// Adds the attention of the observed tokens to the mass of the layer's slots.
+    /// Adds the attention of the observed tokens to the mass of the layer's slots, which local layers do not have.
     pub(super) fn observe(
         &self,
         weights: &Weights,
@@ -151,7 +151,7 @@ impl Scratch {
         pool: &Pool,
         isa: Isa,
     ) {
-        for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0) {
+        for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0 && !is_local(index)) {
             let rows = seq.rows.layer_mut(index);
             let mass = rows.mass.expect("a cache that is observed has mass");
             let heads = self.heads((weights, index), seq.span, (&*rows.k, &*rows.v), isa);
@@ -172,13 +172,13 @@ impl Scratch {
         impl Fn(usize, usize) -> [f32; HEAD_DIM] + Sync + 'a,
         impl Fn(usize) -> (&'a [u8], &'a [u8]) + Sync + 'a,
     > {
-        let Span { extent, first, tokens, observe } = span;
+        let Span { extent, first, tokens, observe, .. } = span;
         let types = extent.types;
         let query = move |t, h| self.query(at, types, (first + t, h), isa);
         let rows = move |kv_head| (kv::head(k, kv_head), kv::head(v, kv_head));
         let notes = self.notes.get(first * HEADS..).unwrap_or_default();
-        let window = window(at.1).unwrap_or(ALL);
-        Heads { query, rows, types, before: extent.len, window, isa, first: tokens - observe, notes }
+        let (before, capacity, window) = (span.before(at.1), extent.rows(at.1), window(at.1).unwrap_or(ALL));
+        Heads { query, rows, types, before, capacity, window, isa, first: tokens - observe, notes }
     }
 
     /// Query of token `t` and head `h`, as the stored keys of a layer expect it.
@@ -215,7 +215,7 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
             let from = kv_head * capacity;
             (&k[from * types.k.row_bytes(HEAD_DIM)..], &v[from * types.v.row_bytes(HEAD_DIM)..])
         };
-        let needed = partials_for(before + tokens);
+        let needed = partials_for(capacity.min(before + tokens));
         if partials.len() < needed {
             partials.resize(needed, Partial::EMPTY);
         }
@@ -224,7 +224,7 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
             notes.resize_with(observed * HEADS, Noted::default);
         }
         let (window, first) = (window.unwrap_or(ALL), tokens - observed);
-        let heads = Heads { query, rows, types, before, window, isa, first, notes: &notes };
+        let heads = Heads { query, rows, types, before, capacity, window, isa, first, notes: &notes };
         heads.all(&pool, tokens, att, &mut partials);
         if let Some(mass) = mass {
             heads.observe(&pool, tokens, mass.sums);
@@ -248,8 +248,10 @@ struct Heads<'a, Q, R> {
     query: Q,
     rows: R,
     types: KvTypes,
-    /// Filled slots before the new tokens.
+    /// Filled slots, or positions, before the new tokens.
     before: usize,
+    /// Rows of a head.
+    capacity: usize,
     /// Slots that a query sees, its own included.
     window: usize,
     isa: Isa,
@@ -266,14 +268,15 @@ where
 {
     /// Attention of `n` tokens, whose rows are already in the cache, into `att`.
     fn all(&self, pool: &Pool, n: usize, att: &mut [f32], partials: &mut [Partial<HEAD_DIM>]) {
-        let chunks = (self.before + n).div_ceil(CHUNK);
-        if n == 1 && chunks > 1 && pool.threads() > 1 {
+        let skipped = self.first_chunk(0);
+        let chunks = (self.before + n).div_ceil(CHUNK) - skipped;
+        if n == 1 && chunks > 1 && pool.threads() > 1 && HEADS * chunks <= partials.len() {
             // One token over a long context: chunks are spread over the threads, then merged.
             let span = (KV_HEADS * chunks).div_ceil(4 * pool.threads()).clamp(1, chunks);
             let all = &mut partials[..HEADS * chunks];
             pool.tiles(all, chunks * GROUP, (1, span * GROUP), |mut tile| {
                 let (kv_head, first) = (tile.row, tile.col / GROUP);
-                self.chunks_of_one(kv_head, first, tile.row_mut(0));
+                self.chunks_of_one(kv_head, skipped + first, tile.row_mut(0));
             });
             let all = &*all;
             pool.tiles(&mut att[..Q_DIM], Q_DIM, (1, GROUP * HEAD_DIM), |mut tile| {
@@ -322,11 +325,16 @@ where
         }
     }
 
+    /// The first chunk of which a new token sees anything.
+    fn first_chunk(&self, token: usize) -> usize {
+        (self.before + token + 1).saturating_sub(self.window) / CHUNK
+    }
+
     /// Rows of one chunk.
     fn chunk(&self, kv_head: usize, chunk: usize) -> KvChunk<'a> {
         let types = self.types;
         let (k, v) = (self.rows)(kv_head);
-        let from = chunk * CHUNK;
+        let from = chunk * CHUNK % self.capacity;
         KvChunk {
             k: &k[from * types.k.row_bytes(HEAD_DIM)..],
             v: &v[from * types.v.row_bytes(HEAD_DIM)..],
@@ -374,8 +382,7 @@ where
             *q = (self.query)(tokens.start + i / heads.len(), heads.start + i % heads.len());
         }
         let slots = |i: usize| self.before + tokens.start + i / heads.len() + 1;
-        let first = slots(0).saturating_sub(self.window) / CHUNK;
-        for chunk in first..slots(count - 1).div_ceil(CHUNK) {
+        for chunk in self.first_chunk(tokens.start)..slots(count - 1).div_ceil(CHUNK) {
             let visible: [usize; N] = std::array::from_fn(|i| slots(i).saturating_sub(chunk * CHUNK));
             let kv = self.chunk(heads.start / GROUP, chunk);
             attend::<HEAD_DIM, N>(self.isa, kv, &queries[..count], &visible[..count], &mut parts[..count]);
@@ -438,7 +445,6 @@ where
                     queries: &queries[..tokens * GROUP],
                     softmax: &softmax[..tokens * GROUP],
                     visible: &visible[..tokens],
-                    window: self.window,
                 };
                 let k = &(self.rows)(kv_head).0[start * row_bytes..];
                 attend::observe::<HEAD_DIM, N>(self.isa, (self.types.k, k), looks, mass);

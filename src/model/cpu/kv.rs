@@ -1,11 +1,13 @@
 //! The CPU's key/value cache of one sequence, allocated once for the whole context, and the attention mass of its slots.
 
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
-use crate::model::device::{Cache, Extent, HostLayer, HostRows, KvRows};
+use crate::dims::{BEFORE, GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, global_layers, is_local};
+use crate::model::device::{Cache, Extent, HostLayer, HostRows, KvRows, Ring, pieces};
 use files::mapped::AlignedBytes;
 use files::{Error, Result};
 use numeric::kv::{KvTypes, check_capacity, check_kept};
 use std::ops::Range;
+
+const _: () = assert!(numeric::simd::attend::CHUNK == crate::model::device::CHUNK);
 
 /// Unused memory is given back to the system from this many bytes on.
 const WORTH_RELEASING: usize = 1 << 20;
@@ -13,6 +15,7 @@ const WORTH_RELEASING: usize = 1 << 20;
 /// Keys and values of all layers.
 pub struct CpuCache {
     extent: Extent,
+    ring: Ring,
     /// Slots that have been written, so that their pages take memory.
     touched: usize,
     rows: Planes,
@@ -24,28 +27,41 @@ struct Planes {
     k: AlignedBytes,
     /// Values, likewise.
     v: AlignedBytes,
-    /// Attention mass: `[layer][kv_head][slot]`; empty until it is written for the first time.
+    /// Attention mass of the layers that see all: `[layer][kv_head][slot]`; empty until it is written for the first time.
     mass: Vec<f32>,
+    /// Rows of a head in layers that see all, and in local ones.
+    rows: [usize; 2],
+    /// Bytes of a key row and of a value row.
+    row_bytes: [usize; 2],
+}
+
+impl Planes {
+    /// Rows of each head of a layer in a plane, the first one's and how many.
+    fn part(&self, layer: usize) -> (usize, usize) {
+        let ([globals, locals], [slots, ring]) = (BEFORE[layer], self.rows);
+        (KV_HEADS * (globals * slots + locals * ring), self.rows[usize::from(is_local(layer))])
+    }
+
+    /// Where one layer of a plane of rows of `row` elements lies.
+    fn of_layer(&self, layer: usize, row: usize) -> Range<usize> {
+        let (first, rows) = self.part(layer);
+        first * row..(first + KV_HEADS * rows) * row
+    }
 }
 
 impl HostRows for Planes {
     fn layer(&self, layer: usize) -> (&[u8], &[u8]) {
-        let (k, v) = (self.k.as_slice(), self.v.as_slice());
-        (&k[part(k.len(), layer)], &v[part(v.len(), layer)])
+        let [k, v] = self.row_bytes.map(|row| self.of_layer(layer, row));
+        (&self.k.as_slice()[k], &self.v.as_slice()[v])
     }
 
     fn layer_mut(&mut self, layer: usize) -> HostLayer<'_> {
-        let (k, v, mass) = (self.k.as_mut_slice(), self.v.as_mut_slice(), &mut self.mass[..]);
-        let (of_k, of_v, of_mass) = (part(k.len(), layer), part(v.len(), layer), part(mass.len(), layer));
-        let mass = (!mass.is_empty()).then(|| &mut mass[of_mass]);
-        HostLayer { k: &mut k[of_k], v: &mut v[of_v], mass }
+        let [k, v] = self.row_bytes.map(|row| self.of_layer(layer, row));
+        let each = KV_HEADS * self.rows[0];
+        let massed = !self.mass.is_empty() && !is_local(layer);
+        let mass = massed.then(|| &mut self.mass[BEFORE[layer][0] * each..][..each]);
+        HostLayer { k: &mut self.k.as_mut_slice()[k], v: &mut self.v.as_mut_slice()[v], mass }
     }
-}
-
-/// Where one layer of a plane of `len` elements lies.
-fn part(len: usize, layer: usize) -> Range<usize> {
-    let each = len / LAYERS;
-    layer * each..(layer + 1) * each
 }
 
 /// Rows of one KV head in one layer's rows.
@@ -54,11 +70,10 @@ pub fn head(plane: &[u8], kv_head: usize) -> &[u8] {
     &plane[each * kv_head..][..each]
 }
 
-/// The rows of each KV head in one layer's rows, `slots` slots each.
-pub fn heads_mut<'a>(layer: HostLayer<'a>, extent: Extent) -> [(&'a mut [u8], &'a mut [u8]); KV_HEADS] {
-    let (k, v) = row_bytes(extent.types);
-    let mut ks = layer.k.chunks_exact_mut(extent.slots * k);
-    let mut vs = layer.v.chunks_exact_mut(extent.slots * v);
+/// The rows of each KV head in one layer's rows.
+pub fn heads_mut(layer: HostLayer<'_>) -> [(&mut [u8], &mut [u8]); KV_HEADS] {
+    let (k, v) = (layer.k.len() / KV_HEADS, layer.v.len() / KV_HEADS);
+    let (mut ks, mut vs) = (layer.k.chunks_exact_mut(k), layer.v.chunks_exact_mut(v));
     std::array::from_fn(|_| ks.next().zip(vs.next()).expect("invariant: every layer has KV_HEADS heads"))
 }
 
@@ -67,10 +82,10 @@ fn row_bytes(types: KvTypes) -> (usize, usize) {
 }
 
 /// Zeroed rows of one plane.
-fn plane(slots: usize, row_bytes: usize) -> Result<AlignedBytes> {
-    let bytes = slots
-        .checked_mul(LAYERS * KV_HEADS)
-        .and_then(|rows| rows.checked_mul(row_bytes))
+fn plane([slots, ring]: [usize; 2], row_bytes: usize) -> Result<AlignedBytes> {
+    let of = |layers: usize, rows: usize| rows.checked_mul(layers * KV_HEADS)?.checked_mul(row_bytes);
+    let bytes = of(GLOBAL_LAYERS, slots)
+        .and_then(|bytes| bytes.checked_add(of(LOCAL_LAYERS, ring)?))
         .ok_or_else(|| {
             Error::Usage(format!("`EngineOptions::max_seq_len` {slots}: too large; use a smaller context"))
         })?;
@@ -84,7 +99,7 @@ fn plane(slots: usize, row_bytes: usize) -> Result<AlignedBytes> {
 /// Zeros for the mass of `slots` slots.
 fn masses(slots: usize) -> Result<Vec<f32>> {
     let mut mass = Vec::new();
-    let len = LAYERS * KV_HEADS * slots;
+    let len = GLOBAL_LAYERS * KV_HEADS * slots;
     mass.try_reserve_exact(len).map_err(|_| {
         let mib = (4 * len) >> 20;
         Error::Memory(format!(
@@ -97,39 +112,67 @@ fn masses(slots: usize) -> Result<Vec<f32>> {
 
 /// Bytes that the mass of `slots` slots takes.
 pub const fn mass_bytes(slots: usize) -> usize {
-    4 * LAYERS * KV_HEADS * slots
+    4 * GLOBAL_LAYERS * KV_HEADS * slots
 }
 
 impl CpuCache {
     /// An empty cache. The system provides its pages as they are first written.
-    pub fn new(types: KvTypes, slots: usize) -> Result<Self> {
-        let (k, v) = row_bytes(types);
-        let rows = Planes { k: plane(slots, k)?, v: plane(slots, v)?, mass: Vec::new() };
-        Ok(Self { extent: Extent { types, slots, len: 0 }, touched: 0, rows })
+    pub fn new(types: KvTypes, slots: usize, ring: Ring) -> Result<Self> {
+        let ((k, v), rows) = (row_bytes(types), [slots, ring.rows(slots)]);
+        let extent = Extent { types, slots, ring: rows[1], len: 0 };
+        let rows =
+            Planes { k: plane(rows, k)?, v: plane(rows, v)?, mass: Vec::new(), rows, row_bytes: [k, v] };
+        Ok(Self { extent, ring, touched: 0, rows })
+    }
+
+    /// The same rows with room for another number of slots, or in other rings: those of a ring of another size have not
+    /// come round yet.
+    fn moved(&mut self, slots: usize, ring: Ring) -> Result<()> {
+        let Extent { types, len, .. } = self.extent;
+        let mut moved = CpuCache::new(types, slots, ring)?;
+        if !self.rows.mass.is_empty() {
+            moved.rows.mass = masses(slots)?;
+        }
+        moved.filled(len);
+        let mut rows = KvRows::default();
+        for layer in 0..LAYERS {
+            let all = if is_local(layer) { self.extent.ring.min(moved.extent.ring) } else { len };
+            self.read(layer, 0..all, &mut rows)?;
+            moved.write(layer, 0..all, &rows)?;
+            let observed_heads = if self.rows.mass.is_empty() || is_local(layer) { 0 } else { KV_HEADS };
+            for kv_head in 0..observed_heads {
+                moved.mass_of(layer, kv_head)[..len].copy_from_slice(&self.mass_of(layer, kv_head)[..len]);
+            }
+        }
+        *self = moved;
+        Ok(())
     }
 
     /// Gives the memory of unfilled slots back to the system, but only where it is a lot and a good part of what was in
     /// use: what an ordinary eviction or a benchmark's rewind frees is filled again at once.
     fn release(&mut self) {
-        let Extent { types, slots, len } = self.extent;
+        let Extent { types, len, .. } = self.extent;
         let unused = self.touched - len;
-        let bytes = unused * types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
+        let bytes = unused * types.slot_bytes(GLOBAL_LAYERS, KV_HEADS, HEAD_DIM);
         if len == 0 || unused < self.touched / 4 || bytes < WORTH_RELEASING {
             return;
         }
         let (k, v) = row_bytes(types);
-        for head in 0..LAYERS * KV_HEADS {
-            let unused = head * slots + len..head * slots + self.touched;
-            self.rows.k.discard(unused.start * k..unused.end * k);
-            self.rows.v.discard(unused.start * v..unused.end * v);
+        for layer in global_layers() {
+            let (first, slots) = self.rows.part(layer);
+            for start in (0..KV_HEADS).map(|head| first + head * slots) {
+                self.rows.k.discard((start + len) * k..(start + self.touched) * k);
+                self.rows.v.discard((start + len) * v..(start + self.touched) * v);
+            }
         }
         self.touched = len;
     }
 
     /// The mass of one layer and KV head, of all slots.
     fn mass_of(&mut self, layer: usize, kv_head: usize) -> &mut [f32] {
+        assert!(!is_local(layer), "local layers have no mass");
         let slots = self.extent.slots;
-        &mut self.rows.mass[(layer * KV_HEADS + kv_head) * slots..][..slots]
+        &mut self.rows.mass[(BEFORE[layer][0] * KV_HEADS + kv_head) * slots..][..slots]
     }
 }
 
@@ -149,30 +192,24 @@ impl Cache for CpuCache {
     }
 
     fn resize(&mut self, slots: usize) -> Result<()> {
-        let len = self.extent.len;
-        check_capacity(slots, len)?;
-        let mut grown = CpuCache::new(self.extent.types, slots)?;
-        if !self.rows.mass.is_empty() {
-            grown.rows.mass = masses(slots)?;
+        check_capacity(slots, self.extent.len)?;
+        self.moved(slots, self.ring)
+    }
+
+    fn outlast(&mut self) -> Result<()> {
+        let ring = self.ring.outlasting();
+        if ring.rows(self.extent.slots) != self.extent.ring {
+            self.moved(self.extent.slots, ring)?;
         }
-        grown.filled(len);
-        let mut rows = KvRows::default();
-        let observed_heads = if self.rows.mass.is_empty() { 0 } else { KV_HEADS };
-        for layer in 0..LAYERS {
-            self.read(layer, 0..len, &mut rows)?;
-            grown.write(layer, 0..len, &rows)?;
-            for kv_head in 0..observed_heads {
-                grown.mass_of(layer, kv_head)[..len].copy_from_slice(&self.mass_of(layer, kv_head)[..len]);
-            }
-        }
-        *self = grown;
+        self.ring = ring;
         Ok(())
     }
 
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
         check_kept(slots, self.extent.len)?;
+        assert!(!is_local(layer), "nothing is evicted from local layers");
         let (k, v) = row_bytes(self.extent.types);
-        let (ks, vs) = &mut heads_mut(self.rows.layer_mut(layer), self.extent)[kv_head];
+        let (ks, vs) = &mut heads_mut(self.rows.layer_mut(layer))[kv_head];
         for (to, &from) in slots.iter().enumerate() {
             let from = from as usize;
             ks.copy_within(from * k..(from + 1) * k, to * k);
@@ -186,26 +223,35 @@ impl Cache for CpuCache {
     }
 
     fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
-        let (k, v) = row_bytes(self.extent.types);
+        let ((k, v), all) = (row_bytes(self.extent.types), self.extent.rows(layer));
         let (ks, vs) = self.rows.layer(layer);
         rows.k.clear();
         rows.v.clear();
         for kv_head in 0..KV_HEADS {
-            rows.k.extend_from_slice(&head(ks, kv_head)[slots.start * k..slots.end * k]);
-            rows.v.extend_from_slice(&head(vs, kv_head)[slots.start * v..slots.end * v]);
+            for (at, n) in pieces(slots.clone(), all) {
+                rows.k.extend_from_slice(&head(ks, kv_head)[at * k..(at + n) * k]);
+                rows.v.extend_from_slice(&head(vs, kv_head)[at * v..(at + n) * v]);
+            }
         }
         Ok(())
     }
 
     fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
         let (k, v) = row_bytes(self.extent.types);
-        let n = slots.len();
-        self.touched = self.touched.max(slots.end);
-        assert!(rows.k.len() == KV_HEADS * n * k && rows.v.len() == KV_HEADS * n * v);
-        let heads = heads_mut(self.rows.layer_mut(layer), self.extent);
-        for (kv_head, (ks, vs)) in heads.into_iter().enumerate() {
-            ks[slots.start * k..slots.end * k].copy_from_slice(&rows.k[kv_head * n * k..][..n * k]);
-            vs[slots.start * v..slots.end * v].copy_from_slice(&rows.v[kv_head * n * v..][..n * v]);
+        let all = self.extent.rows(layer);
+        if !is_local(layer) {
+            self.touched = self.touched.max(slots.end);
+        }
+        assert!(is_local(layer) || slots.end <= all);
+        assert!(rows.k.len() == KV_HEADS * slots.len() * k && rows.v.len() == KV_HEADS * slots.len() * v);
+        let (mut from_k, mut from_v) = (&rows.k[..], &rows.v[..]);
+        for (ks, vs) in heads_mut(self.rows.layer_mut(layer)) {
+            for (at, n) in pieces(slots.clone(), all) {
+                let (row_k, row_v);
+                ((row_k, from_k), (row_v, from_v)) = (from_k.split_at(n * k), from_v.split_at(n * v));
+                ks[at * k..(at + n) * k].copy_from_slice(row_k);
+                vs[at * v..(at + n) * v].copy_from_slice(row_v);
+            }
         }
         Ok(())
     }

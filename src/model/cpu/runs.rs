@@ -1,6 +1,6 @@
 //! The runs of a pass as its steps see them: one list of tokens, each with the cache rows of its own sequence.
 
-use crate::dims::VOCAB;
+use crate::dims::{VOCAB, is_local};
 use crate::model::device::{Extent, HostRows, Logits, Run};
 use files::Result;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -18,12 +18,21 @@ pub(super) struct Sequence<'a> {
 pub(super) struct Span {
     /// Its cache before the pass.
     pub extent: Extent,
+    /// Position of the first of its tokens.
+    pub pos: usize,
     /// The first of its tokens in the pass.
     pub first: usize,
     /// How many there are.
     pub tokens: usize,
     /// How many of them, the last ones, are observed.
     pub observe: usize,
+}
+
+impl Span {
+    /// Where the rows of its tokens come in a layer: after so many slots, or positions.
+    pub fn before(&self, layer: usize) -> usize {
+        if is_local(layer) { self.pos } else { self.extent.len }
+    }
 }
 
 /// The runs of a pass. Tasks of different runs write into different caches; the locks are never waited for.
@@ -39,11 +48,11 @@ impl<'a> Sequences<'a> {
     pub fn fill<'r: 'a>(&mut self, runs: &'a mut [Run<'r>]) -> Result<()> {
         let mut first = 0;
         runs.iter_mut().for_each(|run| {
-            let Extent { slots, len, .. } = run.cache.extent();
-            assert!(!run.tokens.is_empty() && len + run.tokens.len() <= slots, "a run has free slots");
-            run.cache.set_len(len + run.tokens.len());
+            let (extent, tokens) = (run.cache.extent(), run.tokens.len());
+            assert!(tokens > 0 && extent.has_room(run.pos, tokens), "a run has free slots");
+            run.cache.set_len(extent.len + tokens);
         });
-        for Run { cache, tokens, logits, observe, .. } in runs {
+        for Run { cache, tokens, pos, logits, observe, .. } in runs {
             let (extent, tokens) = (cache.extent(), tokens.len());
             let extent = Extent { len: extent.len - tokens, ..extent };
             let logits = match logits {
@@ -53,7 +62,7 @@ impl<'a> Sequences<'a> {
             };
             let observe = (*observe).min(tokens);
             let rows = cache.host()?;
-            let span = Span { extent, first, tokens, observe };
+            let span = Span { extent, pos: *pos, first, tokens, observe };
             self.0.push(RwLock::new(Sequence { span, rows, logits }));
             first += tokens;
         }

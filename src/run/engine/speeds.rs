@@ -1,7 +1,7 @@
 //! How fast each device computes prompts and decodes: measured once, then remembered.
 
 use super::Engine;
-use crate::dims::VOCAB;
+use crate::dims::{LEARNED_POSITIONS, VOCAB};
 use crate::model::device::{Cache, Logits, Run, locked};
 use crate::opencl;
 use crate::run::options::EngineOptions;
@@ -81,8 +81,9 @@ fn measure(seat: Seat) -> Result<Speed> {
         let mut best = f64::INFINITY;
         for i in 0..=TOKENS {
             let began = Instant::now();
-            // Not at its own position, which a model whose positions are learned may not have.
-            pass(&mut *cache, &prompt[..1], i)?;
+            // A model whose positions are learned may not have its own.
+            let pos = if LEARNED_POSITIONS { i } else { slots + i };
+            pass(&mut *cache, &prompt[..1], pos)?;
             best = best.min(began.elapsed().as_secs_f64());
         }
         Ok(best)

@@ -4,12 +4,14 @@
 //! Both caches agree on their common prefix: whoever shortens or compacts one does so here, for both.
 
 use super::event::Switch;
+use super::recent::Recent;
 use super::schedule::{Move, Schedule, Side};
 use super::{Notice, Spare};
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
+use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, global_layers, is_local};
 use crate::model::device::{Cache, Extent, KvRows, Logits, Run, SharedDevice, locked};
 use crate::model::trace::Recorder;
 use files::{Error, Result};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,6 +59,10 @@ pub struct Standby {
 pub(super) struct Devices {
     device: SharedDevice,
     cache: Box<dyn Cache>,
+    /// What local layers have there.
+    recent: Recent,
+    /// What they have in the cache of the device that stands by, where that is another.
+    recent_there: Recent,
     /// Which device that is.
     side: Side,
     max_tokens: usize,
@@ -89,6 +95,8 @@ impl Devices {
             max_tokens,
             device,
             cache,
+            recent: Recent::default(),
+            recent_there: Recent::default(),
             side: Side::Cpu,
             standby: None,
             spare: None,
@@ -155,14 +163,38 @@ impl Devices {
     /// Tokens that join the sequence in the next pass.
     pub fn run<'a>(&'a mut self, tokens: &'a [u32], at: At, logits: Logits<'a>) -> Run<'a> {
         let At { pos, known } = at;
-        let observe = self.observed.min(tokens.len());
+        let observe = if GLOBAL_LAYERS != 0 { self.observed.min(tokens.len()) } else { 0 };
+        self.recent.join(pos..pos + tokens.len(), self.cache.extent().ring);
         Run { cache: &mut *self.cache, tokens, pos, known, logits, observe }
     }
 
-    /// Rewinds.
-    pub fn set_len(&mut self, len: usize) {
+    /// Rewinds to `len` slots and `tokens` tokens.
+    pub fn set_len(&mut self, len: usize, tokens: usize) {
         self.cache.set_len(len);
         self.limit_standby(len);
+        self.recent.cut(tokens);
+        self.recent_there.cut(tokens);
+    }
+
+    /// Whether a sequence cut to `tokens` tokens can go on with the rows that local layers still have.
+    pub fn reaches(&self, tokens: usize) -> bool {
+        self.recent.reaches(tokens)
+    }
+
+    /// The first position whose rows local layers still have.
+    pub fn oldest(&self) -> usize {
+        if LOCAL_LAYERS != 0 { self.recent.from } else { 0 }
+    }
+
+    /// Local layers were given the rows of these positions, all that there are.
+    pub fn restored(&mut self, positions: Range<usize>) {
+        self.recent = Recent { from: positions.start, end: positions.end };
+        self.recent.join(positions, self.extent().ring);
+    }
+
+    /// Makes room in both caches for more positions than there are slots.
+    pub fn outlast(&mut self) -> Result<()> {
+        self.caches().try_for_each(|cache| cache.outlast())
     }
 
     /// The other cache agrees with this one on its first `len` slots at most.
@@ -192,10 +224,11 @@ impl Devices {
 
     /// Makes room for the mass in both caches, so that no pass has to.
     pub fn make_mass(&mut self) -> Result<()> {
+        let Some(layer) = global_layers().next() else { return Ok(()) };
         self.caches().try_for_each(|cache| {
             let mut mass = vec![0.0; KV_HEADS * cache.extent().len];
-            cache.read_mass(0, &mut mass)?;
-            cache.write_mass(0, &mass)
+            cache.read_mass(layer, &mut mass)?;
+            cache.write_mass(layer, &mass)
         })
     }
 
@@ -214,10 +247,10 @@ impl Devices {
     pub fn zero_mass(&mut self) -> Result<()> {
         self.mass_is_valid = false;
         let zeros = vec![0.0; KV_HEADS * self.len()];
-        (0..LAYERS).try_for_each(|layer| self.cache.write_mass(layer, &zeros))
+        global_layers().try_for_each(|layer| self.cache.write_mass(layer, &zeros))
     }
 
-    /// The mass of one layer, `[kv_head][slot]`; empty where nothing was observed.
+    /// The mass of one layer that sees all, `[kv_head][slot]`; empty where nothing was observed.
     pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
         mass.clear();
         if self.mass_is_valid {
@@ -264,7 +297,18 @@ impl Devices {
         let (mut slots, mut bytes) = (0, 0);
         if let Some(to) = &mut standby.cache {
             slots = self.cache.extent().len - to.extent().len;
-            bytes = copy(&mut *self.cache, &mut **to)?;
+            let (all, ring) = (self.cache.extent().len, to.extent().ring);
+            let (here, there) = (self.recent, self.recent_there);
+            let first = if there.end < here.from { here.from } else { there.end };
+            let first = first.max(position.saturating_sub(ring));
+            // Where this fails, the rows that it has written over are gone.
+            self.recent_there.from = there.from.max(position.saturating_sub(ring));
+            let lacking = [to.extent().len..all, first..position];
+            bytes = copy(&mut *self.cache, &mut **to, lacking)?;
+            let from = if first > there.end { first } else { there.from };
+            (self.recent, self.recent_there) =
+                (Recent { from, end: first }, Recent { end: position, ..here });
+            self.recent.join(first..position, ring);
             if self.mass_is_valid {
                 copy_mass(&mut *self.cache, &mut **to)?;
             }
@@ -289,11 +333,13 @@ impl Devices {
             (Some(_), Side::Cpu) => Refuge::Here,
             (Some(seat), Side::Gpu) => {
                 self.sit(seat);
+                self.recent = self.recent_there;
                 Refuge::Kept(self.len())
             }
             (None, _) => {
                 let Some(spare) = self.spare.take() else { return Ok(None) };
                 self.sit(spare()?);
+                self.recent = Recent::default();
                 Refuge::Empty
             }
         };
@@ -323,16 +369,18 @@ impl Devices {
     }
 }
 
-/// Copies the rows that `to` lacks and makes it as long as `from`; how many bytes.
-fn copy(from: &mut dyn Cache, to: &mut dyn Cache) -> Result<u64> {
-    let (first, Extent { types, len, .. }) = (to.extent().len, from.extent());
+/// Copies the rows that `to` lacks, these slots, and positions of local layers, and makes it as long as `from`; how many
+/// bytes.
+fn copy(from: &mut dyn Cache, to: &mut dyn Cache, lacking: [Range<usize>; 2]) -> Result<u64> {
+    let Extent { types, len, .. } = from.extent();
     let mut rows = KvRows::zeroed(types, SLOTS, HEAD_DIM);
     let mut bytes = 0;
-    for start in (first..len).step_by(SLOTS) {
-        let slots = start..len.min(start + SLOTS);
-        for layer in 0..LAYERS {
+    for layer in 0..LAYERS {
+        let Range { start, end } = lacking[usize::from(is_local(layer))];
+        for start in (start..end).step_by(SLOTS) {
+            let slots = start..end.min(start + SLOTS);
             from.read(layer, slots.clone(), &mut rows)?;
-            to.write(layer, slots.clone(), &rows)?;
+            to.write(layer, slots, &rows)?;
             bytes += (rows.k.len() + rows.v.len()) as u64;
         }
     }
@@ -343,7 +391,7 @@ fn copy(from: &mut dyn Cache, to: &mut dyn Cache) -> Result<u64> {
 /// Copies the mass of all filled slots, as many in both.
 fn copy_mass(from: &mut dyn Cache, to: &mut dyn Cache) -> Result<()> {
     let mut mass = vec![0.0; KV_HEADS * from.extent().len];
-    (0..LAYERS).try_for_each(|layer| {
+    global_layers().try_for_each(|layer| {
         from.read_mass(layer, &mut mass)?;
         to.write_mass(layer, &mass)
     })

@@ -309,7 +309,7 @@ impl Session {
     pub(crate) fn settle(&mut self) {
         let ahead = self.drafter.as_mut().map_or(0, Drafter::forget);
         if ahead > 0 {
-            self.devices.set_len(self.devices.len() - ahead);
+            self.devices.set_len(self.devices.len() - ahead, self.tokens.len());
         }
     }
 

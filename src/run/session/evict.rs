@@ -1,7 +1,7 @@
 //! When slots are evicted, how many stay, and whose attention has to be observed for that.
 
 use super::event::Why;
-use crate::dims::{KV_HEADS, LAYERS, MAX_POSITION};
+use crate::dims::{BEFORE, GLOBAL_LAYERS, KV_HEADS, MAX_POSITION};
 use crate::run::eviction::{Budget, Chooser, Eviction, Policy, SNAP_WINDOW, slack};
 use crate::run::system;
 use files::{Error, Result};
@@ -38,7 +38,7 @@ pub(super) struct Evictor {
     /// The slots of a head that stay.
     pub slots: Vec<u32>,
     /// Where each head chooses for itself: the positions of the slots that the last eviction left,
-    /// `[layer * KV_HEADS + kv_head][slot]`, ascending. The slots after them are the latest tokens.
+    /// `[layer * KV_HEADS + kv_head][slot]`, ascending, of the layers that see all. The slots after them are the latest tokens.
     positions: Vec<Vec<u32>>,
     /// The mass of a layer.
     pub mass: Vec<f32>,
@@ -59,7 +59,7 @@ impl Evictor {
             chooser: Chooser::default(),
             opening: 0,
             slots: Vec::with_capacity(capacity),
-            positions: vec![Vec::new(); LAYERS * KV_HEADS],
+            positions: vec![Vec::new(); GLOBAL_LAYERS * KV_HEADS],
             mass: Vec::new(),
         };
         evictor.resize(capacity)?;
@@ -120,7 +120,7 @@ impl Evictor {
     /// Chooses the slots of a head that stay, of `len` that are filled after `tokens` tokens, into
     /// [`Evictor::slots`]. `at` is the layer and the KV head.
     pub fn choose(&mut self, at: (usize, usize), tokens: usize, len: usize, budget: Budget) {
-        let head = at.0 * KV_HEADS + at.1;
+        let head = BEFORE[at.0][0] * KV_HEADS + at.1;
         let mass = &self.mass[at.1 * len..][..len];
         if !self.observes() {
             return self.chooser.choose(self.settings.policy, mass, budget, &mut self.slots);
@@ -152,9 +152,9 @@ impl Evictor {
     /// `kept` slots that its last eviction left have the latest that they can.
     pub fn set_positions(&mut self, saved: Vec<Vec<u32>>, (kept, slots, tokens): (usize, usize, usize)) {
         let latest = || (tokens - slots..tokens - slots + kept).map(|p| p as u32).collect::<Vec<_>>();
-        self.positions = match saved.len() == LAYERS * KV_HEADS {
+        self.positions = match saved.len() == GLOBAL_LAYERS * KV_HEADS {
             true => saved,
-            false => (0..LAYERS * KV_HEADS).map(|_| latest()).collect(),
+            false => (0..GLOBAL_LAYERS * KV_HEADS).map(|_| latest()).collect(),
         };
     }
 

@@ -17,6 +17,9 @@ impl Session {
         let (slots, all) = (self.devices.len(), self.tokens.len());
         let (observed, since) = (self.devices.observed(), self.evictor.as_ref().and_then(Evictor::since));
         let Some(refuge) = self.devices.flee(&lost)? else { return Err(lost) };
+        if self.evictor.is_some() {
+            self.devices.outlast()?;
+        }
         if self.observes() {
             self.devices.make_mass()?;
         }
@@ -28,7 +31,9 @@ impl Session {
                 return Ok(());
             }
             // The rows that it lacks are those of the last tokens, computed after the last eviction.
-            Refuge::Kept(there) if there >= cut.kept && !self.observes() => {
+            Refuge::Kept(there)
+                if there >= cut.kept && !self.observes() && self.devices.reaches(all - (slots - there)) =>
+            {
                 let rest = self.tokens.split_off(all - (slots - there));
                 self.append_all(&rest)
             }
@@ -82,7 +87,8 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps the first `len` tokens. Where their slots were evicted, they are computed again.
+    /// Keeps the first `len` tokens. Where their slots were evicted, or local layers have gone on too far to come back
+    /// to them, they are computed again.
     ///
     /// # Errors
     ///
@@ -102,7 +108,8 @@ impl Session {
 
     /// The largest number of first tokens, at most `len`, that can be kept without computing any.
     pub(super) fn cheap(&self, len: usize) -> usize {
-        if len > self.dense || self.cuts.is_empty() { len } else { len.min(self.prefix) }
+        let kept = if len > self.dense || self.cuts.is_empty() { len } else { len.min(self.prefix) };
+        if self.devices.reaches(kept) { kept } else { 0 }
     }
 
     /// Keeps the first `len` tokens, for which [`Session::cheap`] says that it can be done.
@@ -115,7 +122,7 @@ impl Session {
                 len
             }
         };
-        self.devices.set_len(slots);
+        self.devices.set_len(slots, len);
         if let Some(evictor) = &mut self.evictor {
             evictor.truncate(slots);
         }

@@ -3,7 +3,7 @@
 use super::event::{Event, EvictionResult, Why};
 use super::evict::{Evictor, Input, Observe};
 use super::{Cut, Session};
-use crate::dims::{KV_HEADS, LAYERS};
+use crate::dims::{KV_HEADS, global_layers};
 use files::{Error, Result};
 use std::time::Instant;
 
@@ -81,7 +81,7 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps `keep` slots of every head, those that the policy chooses.
+    /// Keeps `keep` slots of every head, those that the policy chooses. Local layers go on as they are.
     pub(super) fn cut(&mut self, keep: usize) -> Result<()> {
         let Some(mut evictor) = self.evictor.take() else { return Ok(()) };
         let result = self.cut_by(&mut evictor, keep);
@@ -94,7 +94,7 @@ impl Session {
         let keep = keep.min(len);
         let budget = evictor.budget(keep, self.tokens.len());
         let mut same = keep;
-        for layer in 0..LAYERS {
+        for layer in global_layers() {
             self.devices.read_mass(layer, &mut evictor.mass)?;
             evictor.mass.resize(KV_HEADS * len, 0.0);
             for kv_head in 0..KV_HEADS {

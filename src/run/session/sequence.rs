@@ -2,10 +2,11 @@
 
 use super::Session;
 use super::evict::Evictor;
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
+use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, VOCAB, WINDOW, is_local};
 use crate::model::device::KvRows;
 use files::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// An eviction in the history of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,12 +33,20 @@ pub struct Sequence {
     /// The first token whose attention the saved mass counts; without one there is no mass.
     pub since: Option<usize>,
     /// Where heads chose for themselves, the positions of the slots that the last eviction left, ascending:
-    /// `[layer * KV_HEADS + kv_head][slot]`.
+    /// `[layer * KV_HEADS + kv_head][slot]`, of the layers that see all.
     #[serde(default)]
     pub positions: Vec<Vec<u32>>,
+    /// The first position whose rows local layers have; they have those of all that follow.
+    #[serde(default)]
+    pub oldest: usize,
 }
 
 impl Sequence {
+    /// What a layer has rows of: slots, or positions.
+    pub fn rows(&self, layer: usize) -> Range<usize> {
+        if is_local(layer) { self.oldest..self.tokens.len() } else { 0..self.slots }
+    }
+
     /// Whether its parts agree with each other and with this binary's model.
     pub fn is_sound(&self) -> bool {
         let tokens = self.tokens.len();
@@ -51,6 +60,10 @@ impl Sequence {
                 false => self.prefix <= self.slots,
             }
             && self.positions_are_sound()
+            && match self.oldest {
+                0 => true,
+                oldest => LOCAL_LAYERS != 0 && oldest.saturating_add(WINDOW) <= tokens + 1,
+            }
             && self.tokens.iter().all(|&t| (t as usize) < VOCAB)
     }
 
@@ -62,7 +75,28 @@ impl Sequence {
                 && head.is_sorted_by(|a, b| a < b)
                 && head.last().is_none_or(|&p| (p as usize) < self.tokens.len())
         };
-        [0, LAYERS * KV_HEADS].contains(&heads) && slots <= self.slots && self.positions.iter().all(sound)
+        [0, GLOBAL_LAYERS * KV_HEADS].contains(&heads)
+            && slots <= self.slots
+            && self.positions.iter().all(sound)
+    }
+
+    /// The position of each slot, ascending, of the layers that see all: `[layer * KV_HEADS + kv_head][slot]`.
+    fn positions_of_slots(&self) -> Result<Vec<Vec<u32>>> {
+        let (all, slots, heads) = (self.tokens.len(), self.slots, GLOBAL_LAYERS * KV_HEADS);
+        let latest = |n: usize| (all - n) as u32..all as u32;
+        if self.cuts.is_empty() {
+            return Ok(vec![latest(slots).collect(); heads]);
+        }
+        if self.positions.len() == heads {
+            let whole = |kept: &Vec<u32>| kept.iter().copied().chain(latest(slots - kept.len())).collect();
+            return Ok(self.positions.iter().map(whole).collect());
+        }
+        match self.has_plain_positions() {
+            true => Ok(vec![(0..self.prefix as u32).chain(latest(slots - self.prefix)).collect(); heads]),
+            false => Err(Error::Usage(
+                "positions of evicted slots are not known: the number of protected tokens has grown; set it before".into(),
+            )),
+        }
     }
 
     /// Whether evicted slots are those between the first ones and the latest, in every head.
@@ -94,6 +128,7 @@ impl Session {
             dense: self.dense,
             since: self.since(),
             positions: self.evictor.as_ref().map_or(Vec::new(), |e| e.positions().to_vec()),
+            oldest: self.devices.oldest(),
         }
     }
 
@@ -102,43 +137,31 @@ impl Session {
         self.observes()
     }
 
-    /// The position of each slot, ascending: `[layer * KV_HEADS + kv_head][slot]`.
+    /// The positions of each layer's rows: `[kv_head][slot]`, ascending in a head.
     ///
     /// # Errors
     ///
     /// `Usage` where they are not known any more.
     pub fn positions(&self) -> Result<Vec<Vec<u32>>> {
-        let (sequence, heads) = (self.sequence(), LAYERS * KV_HEADS);
-        let (all, slots) = (sequence.tokens.len(), sequence.slots);
-        let latest = |n: usize| (all - n) as u32..all as u32;
-        if sequence.cuts.is_empty() {
-            return Ok(vec![latest(slots).collect(); heads]);
-        }
-        if sequence.positions.len() == heads {
-            let whole = |kept: Vec<u32>| {
-                let rest = latest(slots - kept.len());
-                kept.into_iter().chain(rest).collect()
-            };
-            return Ok(sequence.positions.into_iter().map(whole).collect());
-        }
-        match sequence.has_plain_positions() {
-            true => Ok(vec![(0..sequence.prefix as u32).chain(latest(slots - sequence.prefix)).collect(); heads]),
-            false => Err(Error::Usage(
-                "positions of evicted slots are not known: the number of protected tokens has grown; set it before".into(),
-            )),
-        }
+        let sequence = self.sequence();
+        let heads = sequence.positions_of_slots()?;
+        let mut global = heads.chunks_exact(KV_HEADS).map(<[Vec<u32>]>::concat);
+        let local: Vec<u32> = (sequence.oldest as u32..sequence.tokens.len() as u32).collect();
+        let of = |layer| if is_local(layer) { Some(local.repeat(KV_HEADS)) } else { global.next() };
+        Ok((0..LAYERS).map_while(of).collect())
     }
 
-    /// The filled rows of a layer.
+    /// The filled rows of a layer: see [`Sequence::rows`].
     pub fn read_rows(&mut self, layer: usize, rows: &mut KvRows) -> Result<()> {
-        let slots = 0..self.slots();
+        let slots = if is_local(layer) { self.devices.oldest()..self.tokens.len() } else { 0..self.slots() };
         self.devices.cache().read(layer, slots, rows)
     }
 
-    /// The attention mass of a layer's filled slots, `[kv_head][slot]`; empty where none was observed.
+    /// The attention mass of a layer's filled slots, `[kv_head][slot]`; empty where none was observed, and of local
+    /// layers.
     pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
         mass.clear();
-        if self.since().is_some() { self.devices.read_mass(layer, mass) } else { Ok(()) }
+        if self.since().is_some() && !is_local(layer) { self.devices.read_mass(layer, mass) } else { Ok(()) }
     }
 
     fn since(&self) -> Option<usize> {
@@ -158,12 +181,16 @@ impl Session {
     ) -> Result<()> {
         sequence.check(self.devices.extent().slots)?;
         self.clear();
-        self.devices.set_len(sequence.slots);
+        if !sequence.cuts.is_empty() {
+            self.devices.outlast()?;
+        }
+        self.devices.set_len(sequence.slots, 0);
         let filled = self.fill(&sequence, &mut each);
         if filled.is_err() {
             self.clear();
         }
         filled?;
+        self.devices.restored(sequence.oldest..sequence.tokens.len());
         self.tokens.extend_from_slice(&sequence.tokens);
         if let Some(evictor) = &mut self.evictor {
             evictor.reset(sequence.since);
@@ -174,20 +201,23 @@ impl Session {
         Ok(())
     }
 
-    /// Fills all slots.
+    /// Fills all rows.
     fn fill(
         &mut self,
         sequence: &Sequence,
         each: &mut impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
     ) -> Result<()> {
-        let slots = sequence.slots;
-        let mut rows = KvRows::zeroed(self.devices.extent().types, slots, HEAD_DIM);
-        let mut mass = vec![0.0; if sequence.since.is_some() { KV_HEADS * slots } else { 0 }];
+        let types = self.devices.extent().types;
+        let (mut rows, mut mass) = (KvRows::default(), Vec::new());
         for layer in 0..LAYERS {
+            let all = sequence.rows(layer);
+            rows.resize(types, all.len(), HEAD_DIM);
+            let massed = sequence.since.is_some() && !is_local(layer);
+            mass.resize(if massed { KV_HEADS * all.len() } else { 0 }, 0.0);
             each(layer, &mut rows, &mut mass)?;
-            self.devices.cache().write(layer, 0..slots, &rows)?;
+            self.devices.cache().write(layer, all, &rows)?;
             // A policy that does not look at attention has no place for it.
-            if self.evictor.as_ref().is_some_and(Evictor::observes) {
+            if !is_local(layer) && self.evictor.as_ref().is_some_and(Evictor::observes) {
                 self.devices.write_mass(layer, &mass)?;
             }
         }

@@ -20,8 +20,16 @@ const CONTEXT: usize = 2100;
 fn long_session(file: &Path, engine: &Engine) {
     let mut session = engine.session().expect("a session");
     let (tokens, cuts) = (vec![5; SLOTS], Vec::new());
-    let sequence =
-        Sequence { tokens, slots: SLOTS, cuts, prefix: 0, dense: 0, since: None, positions: vec![] };
+    let sequence = Sequence {
+        tokens,
+        slots: SLOTS,
+        cuts,
+        prefix: 0,
+        dense: 0,
+        since: None,
+        positions: vec![],
+        oldest: 0,
+    };
     session.restore(sequence, |_, _, _| Ok(())).expect("restored");
     let state = State { seed: 1, rng: Rng::new(1), content: Content::Text(Pause::default()) };
     saved::save(file, &mut session, engine, state).expect("saved");

@@ -1,6 +1,9 @@
-//! A Llama in f64, without a cache: every token at its own position, over the tokens it is said to see.
+//! A Llama or Gemma 3 in f64, without a cache: every token at its own position, over the tokens it is said to see.
 
-use antigravity::dims::{DIM, FFN_DIM, HEAD_DIM, HEADS, KV_HEADS, LAYERS, NORM_EPS, ROPE, VOCAB};
+use antigravity::dims::{
+    ATTENTION_SCALE, DIM, EMBEDDING_SCALE, FFN_DIM, HEAD_DIM, HEADS, KV_HEADS, LAYERS, NORM_EPS, POST_NORMS,
+    QK_NORM, ROPE, VOCAB, is_local,
+};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -28,15 +31,32 @@ impl Reference {
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
         let scale = 1.0 / (mean + NORM_EPS).sqrt();
-        x.iter().zip(&self.0[name]).map(|(x, w)| x * scale * w).collect()
+        // Gemma's weights are stored less 1.
+        let less = if POST_NORMS { 1.0 } else { 0.0 };
+        x.iter().zip(&self.0[name]).map(|(x, w)| x * scale * (w + less)).collect()
+    }
+
+    /// Each head normed, where the model does that.
+    fn heads(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        if !QK_NORM {
+            return x.to_vec();
+        }
+        x.chunks_exact(HEAD_DIM).flat_map(|head| self.norm(name, head)).collect()
     }
 
     /// Logits of the last token; `visible[t]` are the tokens that token `t` sees.
     pub fn logits(&self, ids: &[u32], visible: &[Vec<usize>]) -> Vec<f64> {
+        self.logits_of([visible, visible], ids)
+    }
+
+    /// The same where local layers, the second, see other tokens.
+    pub fn logits_of(&self, visible: [&[Vec<usize>]; 2], ids: &[u32]) -> Vec<f64> {
         let embedding = &self.0["model.embed_tokens.weight"];
         let mut x: Vec<Vec<f64>> =
             ids.iter().map(|&id| embedding[id as usize * DIM..][..DIM].to_vec()).collect();
+        x.iter_mut().flatten().for_each(|x| *x *= EMBEDDING_SCALE);
         for layer in 0..LAYERS {
+            let visible = visible[usize::from(is_local(layer))];
             let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
             let h: Vec<_> = x.iter().map(|x| self.norm(&name("input_layernorm"), x)).collect();
             let project =
@@ -44,8 +64,10 @@ impl Reference {
             let (mut q, mut k) = (project("self_attn.q_proj"), project("self_attn.k_proj"));
             let v = project("self_attn.v_proj");
             for t in 0..ids.len() {
-                rope(&mut q[t], t);
-                rope(&mut k[t], t);
+                q[t] = self.heads(&name("self_attn.q_norm"), &q[t]);
+                k[t] = self.heads(&name("self_attn.k_norm"), &k[t]);
+                rope(&mut q[t], t, layer);
+                rope(&mut k[t], t, layer);
             }
             for t in 0..ids.len() {
                 let mut att = vec![0.0; HEADS * HEAD_DIM];
@@ -56,7 +78,7 @@ impl Reference {
                         .iter()
                         .map(|&s| {
                             let key = &k[s][of_kv..][..HEAD_DIM];
-                            query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() / (HEAD_DIM as f64).sqrt()
+                            query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * ATTENTION_SCALE
                         })
                         .collect();
                     let most = scores.iter().copied().fold(f64::MIN, f64::max);
@@ -68,13 +90,22 @@ impl Reference {
                         }
                     }
                 }
-                add(&mut x[t], &self.times(&name("self_attn.o_proj"), &att));
-                let h = self.norm(&name("post_attention_layernorm"), &x[t]);
+                let mut out = self.times(&name("self_attn.o_proj"), &att);
+                if POST_NORMS {
+                    out = self.norm(&name("post_attention_layernorm"), &out);
+                }
+                add(&mut x[t], &out);
+                let norm = if POST_NORMS { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+                let h = self.norm(&name(norm), &x[t]);
                 let (gate, up) =
                     (self.times(&name("mlp.gate_proj"), &h), self.times(&name("mlp.up_proj"), &h));
-                let ffn: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+                let ffn: Vec<f64> = gate.iter().zip(up).map(|(&g, u)| activated(g) * u).collect();
                 assert_eq!(ffn.len(), FFN_DIM);
-                add(&mut x[t], &self.times(&name("mlp.down_proj"), &ffn));
+                let mut out = self.times(&name("mlp.down_proj"), &ffn);
+                if POST_NORMS {
+                    out = self.norm(&name("post_feedforward_layernorm"), &out);
+                }
+                add(&mut x[t], &out);
             }
         }
         let last = self.norm("model.norm.weight", x.last().expect("a token"));
@@ -88,11 +119,21 @@ fn add(x: &mut [f64], y: &[f64]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }
 
+/// SiLU, or of Gemma GELU by the tanh formula.
+fn activated(x: f64) -> f64 {
+    match POST_NORMS {
+        true => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
+        false => x / (1.0 + (-x).exp()),
+    }
+}
+
 /// Rotates pairs `(i, i + head_dim / 2)` of each head by `position * theta^(-2i / head_dim)`.
-fn rope(heads: &mut [f64], position: usize) {
+fn rope(heads: &mut [f64], position: usize, layer: usize) {
+    let local = |i: usize| ROPE.local_theta.powf(-2.0 * i as f64 / HEAD_DIM as f64);
     for head in heads.chunks_exact_mut(HEAD_DIM) {
         for i in 0..HEAD_DIM / 2 {
-            let angle = position as f64 * ROPE.frequency(i);
+            let frequency = if is_local(layer) { local(i) } else { ROPE.frequency(i) };
+            let angle = position as f64 * frequency;
             let (a, b) = (head[i], head[i + HEAD_DIM / 2]);
             head[i] = a * angle.cos() - b * angle.sin();
             head[i + HEAD_DIM / 2] = b * angle.cos() + a * angle.sin();

@@ -1,6 +1,6 @@
 //! The attention that slots receive from queries whose softmax is known: the sum of their weights.
 
-use super::{Ahead, CHUNK, FEW, Scores, scored, shown};
+use super::{Ahead, CHUNK, FEW, Scores, scored};
 use crate::kv::KvType;
 use crate::simd::lanes::Lanes;
 use crate::simd::ops::{exp_lanes, load, sixteens, store};
@@ -24,8 +24,6 @@ pub struct Looks<'a, const HD: usize> {
     pub softmax: &'a [Softmax],
     /// Of each token: how many slots it sees, from the chunk's first on.
     pub visible: &'a [usize],
-    /// Of these, how many at most, the last ones; [`super::ALL`] where there is no window.
-    pub window: usize,
 }
 
 /// Adds to `mass[slot]`, for each token in turn, `((p_0 + p_1) + p_2) ...`: the weights `p = e^(score - m) / l` of the
@@ -53,10 +51,8 @@ pub fn observe<const HD: usize, const N: usize>(
         let scores = scored::<L, HD, N>((kind, k, slots), looks.queries, ahead, &mut scores);
         let of_tokens = scores.chunks_exact(group).zip(looks.softmax.chunks_exact(group));
         for ((scores, softmax), &seen) in of_tokens.zip(looks.visible) {
-            let shown = shown(seen, looks.window);
-            let (seen, mut hidden) = (shown.end, [0.0f32; CHUNK]);
+            let seen = seen.min(CHUNK);
             let mass = &mut mass[..seen];
-            hidden[..shown.start].copy_from_slice(&mass[..shown.start]);
             sixteens!(seen, |i, part| {
                 let mut sum = weights::<L>(&scores[0], softmax[0], i);
                 for (scores, &softmax) in scores.iter().zip(softmax).skip(1) {
@@ -64,7 +60,6 @@ pub fn observe<const HD: usize, const N: usize>(
                 }
                 store(load::<L>(mass, i, part).add(sum), mass, i, part);
             });
-            mass[..shown.start].copy_from_slice(&hidden[..shown.start]);
         }
     }
     let Looks { queries, softmax, visible, .. } = looks;

@@ -158,7 +158,7 @@ impl FakeCache {
 
 impl Cache for FakeCache {
     fn extent(&self) -> Extent {
-        Extent { types: KvTypes::both(KvType::F32), slots: self.slots, len: self.len }
+        Extent { types: KvTypes::both(KvType::F32), slots: self.slots, ring: 0, len: self.len }
     }
 
     fn set_len(&mut self, len: usize) {
@@ -173,6 +173,10 @@ impl Cache for FakeCache {
 
     fn resize(&mut self, slots: usize) -> Result<()> {
         self.slots = slots;
+        Ok(())
+    }
+
+    fn outlast(&mut self) -> Result<()> {
         Ok(())
     }
 
