@@ -60,7 +60,7 @@ impl PastKeyValues {
 
     /// Refuses what cannot be a sequence of this program's model.
     fn check(&self) -> Result<()> {
-        let wrong = |what: String| Err(Error::Usage(format!("`PastKeyValues`: {what}")));
+        let wrong = |what: String| Err(Error::Usage(format!("PastKeyValues: {what}")));
         if self.layers.len() != LAYERS {
             return wrong(format!("{} layers, and the model has {LAYERS}", self.layers.len()));
         }
@@ -257,7 +257,7 @@ impl Session {
         let plain = sequence.cuts.is_empty() || sequence.has_plain_positions();
         if !plain && !self.tracks_positions() {
             return Err(Error::Usage(
-                "`PastKeyValues`: heads hold what attention chose; give an `Eviction::policy` that looks at attention".into(),
+                "PastKeyValues: heads hold what attention chose; give an `Eviction::policy` that looks at attention".into(),
             ));
         }
         self.restore(sequence, |layer, rows, _| {

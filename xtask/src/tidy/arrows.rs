@@ -42,6 +42,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("src/files/blocks", &["src/files"]),
     ("build", &["src/files"]),
     ("xtask/completions", &["src/cli"]),
+    ("xtask/past_key_values", &["src", "src/run", "src/model", "src/numeric", "src/dims"]),
     ("xtask/src", &["src/files", "src/files/blocks"]),
 ];
 
