@@ -139,7 +139,7 @@ impl Text {
     fn probability(&self, token: u32) -> f32 {
         let chosen = self.logits[token as usize];
         match self.sampler.options().temperature {
-            // There are logits yet, of which it has the largest.
+            // They are still logits, and it has the largest.
             0.0 => 1.0 / self.logits.iter().map(|x| (x - chosen).exp()).sum::<f32>(),
             _ => chosen,
         }
