@@ -80,11 +80,13 @@ impl Engine {
             Some(isa) => isa,
             None => Isa::detect()?,
         };
-        let tokenizer = tokenizer_of(&model)?;
-        // It loads its model while this one is loaded.
-        let draft = draft_model(&options, &tokenizer)?;
+        let drafted = options.draft > 0 && options.draft_model.is_some();
+        // A program that drafts loads its model while this one is loaded.
+        let early = if drafted { Some(tokenizer_of(&model)?) } else { None };
+        let draft = early.as_ref().map(|t| draft_model(&options, t)).transpose()?.flatten();
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
         let mut weights = Weights::load(&model, &load)?;
+        let tokenizer = early.map_or_else(|| tokenizer_of(&model), Ok)?;
         let template_source = template_source(&model);
         // What was converted is mapped no longer.
         drop(model);
@@ -314,9 +316,9 @@ impl Engine {
     }
 }
 
-/// Starts the program that drafts, if there is to be one.
+/// Starts the program that drafts, if there is one.
 fn draft_model(o: &EngineOptions, tokenizer: &Tokenizer) -> Result<Option<DraftModel>> {
-    let Some(program) = o.draft_model.as_ref().filter(|_| o.draft > 0) else { return Ok(None) };
+    let Some(program) = &o.draft_model else { return Ok(None) };
     let setting = Setting { slots: o.max_seq_len, sequences: o.sequences(), threads: o.threads };
     let notice = o.notice.clone();
     let say = move |line: &str| notice.say(line);

@@ -142,7 +142,7 @@ fn sessions_of_older_programs_go_on() {
         let (run, _) = go_on(&engine, &file, 12, &options);
         assert_eq!(run.text, " town of Longside. He was known to be clumsy.", "{old}");
         // It was saved with the others' keys, and goes on from there.
-        assert_eq!(std::fs::read(&file).unwrap()[..8], *b"AGSAVED6");
+        assert_eq!(std::fs::read(&file).unwrap()[..8], *b"AGSAVED7");
         go_on(&engine, &file, 1, &options);
     }
 }
