@@ -127,7 +127,8 @@ fn a_cancelled_prompt_goes_on() {
 }
 
 /// The files in `tests/fixtures/sessions` were written by `generate --temp 0 -p "Once upon a time" -n 12`: `version4` before
-/// keys of q4 were stored less their means, `version5` before they were scaled.
+/// keys of q4 were stored less their means, `version5` before they were scaled,
+/// `version6` before windows had rows of their own.
 #[test]
 fn sessions_of_older_programs_go_on() {
     let temp = Temp::new();
@@ -136,7 +137,7 @@ fn sessions_of_older_programs_go_on() {
         sampler: SamplerOptions { temperature: 0.0, ..SamplerOptions::default() },
         ..GenerateOptions::default()
     };
-    for old in ["version4", "version5"] {
+    for old in ["version4", "version5", "version6"] {
         let file = temp.file(old);
         std::fs::copy(place::root().join("tests/fixtures/sessions").join(old), &file).unwrap();
         let (run, _) = go_on(&engine, &file, 12, &options);
