@@ -17,6 +17,7 @@ pub mod folder;
 pub mod hub;
 #[allow(unsafe_code)]
 pub mod mapped;
+pub mod nesting;
 pub mod packed_file;
 pub mod source;
 pub mod stderr;

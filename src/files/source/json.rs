@@ -8,6 +8,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
 
 use crate::error::{one_line, quoted};
+use crate::nesting::marks;
 
 /// Deeper than any file read here, and far from the end of any stack.
 const MAX_DEPTH: usize = 16;
@@ -31,22 +32,10 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
 
 /// Counts open brackets outside strings. Anything else that is wrong with the JSON fails later.
 fn check_depth(bytes: &[u8]) -> Result<(), String> {
-    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
-    for (at, &byte) in bytes.iter().enumerate() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
-            _ if in_string => {}
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        if depth > MAX_DEPTH {
-            return Err(format!("the JSON is nested more than {MAX_DEPTH} deep at byte {at}"));
-        }
+    match marks(bytes).find(|mark| mark.depth > MAX_DEPTH) {
+        None => Ok(()),
+        Some(mark) => Err(format!("the JSON is nested more than {MAX_DEPTH} deep at byte {}", mark.at)),
     }
-    Ok(())
 }
 
 /// Adds the place in the file to an error.

@@ -1,6 +1,7 @@
 //! Calls of functions as models write them: JSON objects with a name and arguments.
 
 use super::variables::{fits, is_name};
+use files::nesting::marks;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -58,27 +59,8 @@ pub(super) fn is_between(c: char) -> bool {
 
 /// Where the JSON object ends that `text` begins with; `None` if it does not end, or there is none.
 pub(super) fn object_end(text: &str) -> Option<usize> {
-    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
-    if !text.starts_with('{') {
-        return None;
-    }
-    for (at, b) in text.bytes().enumerate() {
-        match b {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
-            _ if in_string => {}
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' => {
-                depth -= 1;
-                if depth == 0 {
-                    return Some(at + 1);
-                }
-            }
-            _ => {}
-        }
-    }
-    None
+    let begins = text.starts_with('{');
+    begins.then(|| marks(text.as_bytes()).find(|mark| mark.depth == 0))?.map(|end| end.at + 1)
 }
 
 /// Whether an object that begins like `text` may be a call: its first field says so.

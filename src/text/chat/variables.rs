@@ -2,6 +2,7 @@
 
 use crate::tokenizer::files::shown;
 use files::error::{quoted, unquoted};
+use files::nesting::marks;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -181,22 +182,10 @@ pub(super) fn fits(json: &str) -> Result<(), String> {
     if json.len() > MAX_JSON {
         return Err(format!("has more than {MAX_JSON} bytes; use less"));
     }
-    let (mut depth, mut values, mut in_string, mut escaped) = (0usize, 1usize, false, false);
-    for b in json.bytes() {
-        match b {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
-            _ if in_string => {}
-            b'[' | b'{' => {
-                depth += 1;
-                values += 1;
-            }
-            b']' | b'}' => depth = depth.saturating_sub(1),
-            b',' | b':' => values += 1,
-            _ => {}
-        }
-        if depth > MAX_NESTING {
+    let mut values = 1usize;
+    for mark in marks(json.as_bytes()) {
+        values += usize::from(!b"]}".contains(&mark.byte));
+        if mark.depth > MAX_NESTING {
             return Err(format!("is nested more than {MAX_NESTING} levels deep; use less"));
         }
     }

@@ -4,6 +4,7 @@ use crate::{Error, Result};
 use files::bundle::Bundle;
 use files::error;
 use files::folder::Folder;
+use files::nesting::marks;
 use files::packed_file::{self, PACKED_NAME};
 use files::source::Source;
 use files::source::gguf::Gguf;
@@ -89,24 +90,10 @@ pub fn read_settings(folder: &Folder, name: &str) -> Result<Option<Map<String, V
 
 /// Refuses brackets that are nested too deep, without recursion.
 pub fn check_nesting(json: &[u8]) -> std::result::Result<(), String> {
-    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
-    for &b in json {
-        match b {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
-            _ if in_string => {}
-            b'[' | b'{' => {
-                depth += 1;
-                if depth > MAX_NESTING {
-                    return Err(format!("is nested more than {MAX_NESTING} levels deep"));
-                }
-            }
-            b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
+    match marks(json).any(|mark| mark.depth > MAX_NESTING) {
+        false => Ok(()),
+        true => Err(format!("is nested more than {MAX_NESTING} levels deep")),
     }
-    Ok(())
 }
 
 /// A value for a message, cut to a readable length.

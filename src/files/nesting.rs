@@ -1,0 +1,51 @@
+//! How JSON is nested, found without a parser: before one is given text that could be too deep for its stack, or text
+//! whose end has not come yet.
+
+/// A bracket, comma or colon of JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    /// Where it stands, in bytes.
+    pub at: usize,
+    pub byte: u8,
+    /// Brackets that are open behind it.
+    pub depth: usize,
+}
+
+/// The brackets, commas and colons outside of strings, in order. The JSON need not be valid.
+pub fn marks(json: &[u8]) -> impl Iterator<Item = Mark> {
+    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    json.iter().enumerate().filter_map(move |(at, &byte)| {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        let is_mark = !in_string && b"{}[],:".contains(&byte);
+        is_mark.then_some(Mark { at, byte, depth })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_in_strings_is_no_mark() {
+        let json = br#"{"a[,\"{": [1, "]\\"], "b": {}}}}"#;
+        let found: Vec<(u8, usize)> = marks(json).map(|m| (m.byte, m.depth)).collect();
+        let marks = b"{:[,],:{}}}}";
+        let depths = [1, 1, 2, 2, 1, 1, 1, 2, 1, 0, 0, 0];
+        assert_eq!(found, marks.iter().copied().zip(depths).collect::<Vec<_>>());
+        assert!(super::marks(json).all(|m| json[m.at] == m.byte));
+    }
+
+    #[test]
+    fn an_escape_outside_of_strings_is_none() {
+        assert_eq!(marks(br#"\"{"#).count(), 0);
+        assert_eq!(marks(br#"\{"#).count(), 1);
+    }
+}
