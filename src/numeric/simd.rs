@@ -106,20 +106,19 @@ impl Isa {
         sets
     }
 
-    /// The best set, or the one that `ANTIGRAVITY_SIMD` names.
+    /// The best set, or the one that `ANTIGRAVITY_SIMD` names, by its [name](Isa::name) or its [family](Isa::family).
     pub fn detect() -> Result<Isa> {
         let sets = Self::available();
         let best = *sets.last().expect("invariant: scalar is always there");
         let Some(wanted) = std::env::var_os("ANTIGRAVITY_SIMD") else { return Ok(best) };
         let wanted = wanted.to_string_lossy().into_owned();
-        sets.iter().rev().find(|s| s.family() == wanted).copied().ok_or_else(|| {
-            let mut names: Vec<&str> = sets.iter().map(|s| s.family()).collect();
-            names.dedup();
+        sets.iter().rev().find(|s| s.family() == wanted || s.name() == wanted).copied().ok_or_else(|| {
+            let names: Vec<&str> = sets.iter().map(|s| s.name()).collect();
             Error::Usage(format!("ANTIGRAVITY_SIMD={wanted}: this CPU has {}", names.join(", ")))
         })
     }
 
-    /// The value of `ANTIGRAVITY_SIMD` that stands for this set.
+    /// The short value of `ANTIGRAVITY_SIMD` that stands for this set, or for the best one of its kind.
     pub fn family(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -136,7 +135,7 @@ impl Isa {
         }
     }
 
-    /// Name for reports.
+    /// Its name in reports; a value of `ANTIGRAVITY_SIMD` too.
     pub fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
