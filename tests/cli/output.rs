@@ -1,8 +1,12 @@
 //! What a successful run prints where, and what must not change it.
 
+use crate::bed::place;
 use crate::bed::program::*;
+use crate::bed::temp::Temp;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 /// A number with this many decimals.
 #[track_caller]
@@ -200,9 +204,32 @@ fn a_reader_that_leaves_is_no_error() {
 
 #[test]
 fn an_interrupt_keeps_the_text() {
-    let args = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once"];
+    interrupted(&["generate", "-n", "-1", "--ignore-eos", "-p", "Once"]);
+}
+
+#[test]
+fn an_interrupt_keeps_the_text_of_drafts_and_ends_the_program_that_drafts() {
+    let Some(program) = place::draft_program() else { return };
+    let temp = Temp::new();
+    let own = temp
+        .write("draft", format!("#!/bin/sh\necho $$ > \"$0.pid\"\nexec \"{}\" \"$@\"\n", program.display()));
+    std::fs::set_permissions(&own, PermissionsExt::from_mode(0o755)).expect("a program");
+    let args = ["--draft-model", &own, "--draft-when", "always"];
+    let err = interrupted(&[&["generate", "-n", "-1", "--ignore-eos", "-p", "Once"], &args[..]].concat());
+    assert!(!err.contains("going on without it"), "{err}");
+    let id = std::fs::read_to_string(format!("{own}.pid")).expect("it ran");
+    let there = || std::path::Path::new("/proc").join(id.trim()).join("exe").exists();
+    let began = Instant::now();
+    while there() && began.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(!there(), "{id} still runs");
+}
+
+/// Runs it until the first text, interrupts it, and gives what it said.
+fn interrupted(args: &[&str]) -> String {
     let mut child =
-        command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
     let mut out = child.stdout.take().expect("piped");
     let mut text = vec![0];
     out.read_exact(&mut text).expect("some text");
@@ -213,6 +240,7 @@ fn an_interrupt_keeps_the_text() {
     assert_eq!(said.code, Some(130), "{}", said.err);
     assert!(String::from_utf8(text).is_ok_and(|t| !t.is_empty()));
     mentions(&said.err, &["TTFT: ", "stop: interrupt"]);
+    said.err
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::bed::place;
 use crate::eviction::reference::Reference;
-use antigravity::dims::{self, LOCAL_LAYERS, VOCAB, WINDOW};
+use antigravity::dims::{self, LAYERS, LOCAL_LAYERS, VOCAB, WINDOW, is_local};
 use antigravity::model::device::KvRows;
 use antigravity::model::weights::WeightType;
 use antigravity::plan::Plan;
@@ -123,6 +123,32 @@ fn a_saved_sequence_goes_on_in_rings_of_any_size() {
             become_of(&mut other, &mut one);
             assert_eq!(decoded(&mut one, &ids[400..]), decoded(&mut other, &ids[400..]), "{policy:?} {from}");
         }
+    }
+}
+
+#[test]
+fn a_cache_goes_out_and_in_with_the_positions_of_each_layer() {
+    let ids = ids(ALL);
+    for (kv, policy) in [(KvType::F32, Policy::None), (KvType::F16, Policy::Sliding)] {
+        let mut o = EngineOptions { kv_types: KvTypes::both(kv), ..options(SMALL) };
+        if policy != Policy::None {
+            (o.max_seq_len, o.eviction.policy, o.eviction.window) = (64, policy, 40);
+        }
+        let engine = Engine::load(o).unwrap();
+        let mut one = engine.session().unwrap();
+        decoded(&mut one, &ids[..ALL - 20]);
+        let past = one.past_key_values(&engine).unwrap();
+        for layer in (0..LAYERS).filter(|&i| is_local(i)).map(|i| &past.layers[i]) {
+            let positions = &layer.positions[..layer.slots()];
+            assert!(
+                positions.len() >= WINDOW.min(ALL - 20) - 1 && positions.last() == Some(&(ALL as u32 - 21))
+            );
+            assert!(positions.windows(2).all(|p| p[0] + 1 == p[1]), "{policy:?}: {positions:?}");
+        }
+        let mut other = engine.session().unwrap().with_past(&past, &engine).unwrap();
+        assert!(other.past_key_values(&engine).unwrap() == past, "{policy:?}");
+        let end = &ids[ALL - 20..];
+        assert!(decoded(&mut one, end) == decoded(&mut other, end), "{policy:?}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! Sequences on the CPU and an OpenCL device in turn: the CPU's bits, whatever moves and whatever fails.
 
+use crate::bed::place;
 use crate::bed::program::binary;
 use crate::device;
 use crate::device::{cache_dir, exact, rows, said};
@@ -256,6 +257,27 @@ fn the_program_moves_where_it_is_told() {
                 moves.iter().all(|e| e["bytes"] == 0 && e["slots"] == 0),
                 "one memory: nothing is copied"
             );
+        }
+    }
+}
+
+#[test]
+fn drafts_go_on_where_the_text_moves() {
+    if !there_is_a_device() {
+        return;
+    }
+    let mut all = vec![vec!["--draft".to_string(), "6".into()]];
+    if let Some(program) = place::draft_program() {
+        let model = ["--draft-when", "always", "--draft-model", program.to_str().unwrap()];
+        all.push(model.map(str::to_owned).into());
+    }
+    for settings in [&["-q"][..], &["-q", "--repeat-penalty", "1"]] {
+        let expected = program(settings, &[]).stdout;
+        for drafts in &all {
+            let drafts: Vec<&str> = drafts.iter().map(String::as_str).collect();
+            let out = program(&[settings, &HYBRID, &["--switch-back", "40"], &drafts].concat(), &[]);
+            assert_eq!(said(&out.stderr), "", "{drafts:?}");
+            assert_eq!(out.stdout, expected, "{drafts:?} {settings:?}");
         }
     }
 }

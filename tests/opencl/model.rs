@@ -231,7 +231,6 @@ fn text_is_the_same() {
     }
 }
 
-/// Matrices in chunks of rows, and fewer tokens at once: a buffer holds 256 KiB and then 64 KiB.
 #[test]
 fn drafts_change_no_text() {
     if exact().is_none() {
@@ -252,6 +251,7 @@ fn drafts_change_no_text() {
     }
 }
 
+/// Matrices in chunks of rows, and fewer tokens at once: a buffer holds 256 KiB and then 64 KiB.
 #[test]
 fn small_buffers_change_nothing() {
     if exact().is_some() {

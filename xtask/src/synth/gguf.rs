@@ -29,7 +29,7 @@ pub(super) fn plan(config: Node<'_>, model: &ModelConfig, mix: &str) -> Result<P
         let names = MIXES.map(|(name, ..)| name).join(", ");
         return Err(Error::Usage(format!("--gguf {mix}: use one of {names}")));
     };
-    if !matches!(model.arch, Arch::Llama | Arch::Qwen2 | Arch::Qwen3) {
+    if !matches!(model.arch, Arch::Llama | Arch::Qwen2 | Arch::Qwen3 | Arch::Gemma3) {
         let text = format!("--gguf {mix}: of a {} model; leave it out", model.arch.name());
         return Err(Error::Usage(text));
     }
@@ -89,7 +89,7 @@ impl Writer {
 
     /// Dimensions and tokenizer.
     fn model(&mut self, config: Node<'_>, m: &ModelConfig) -> Result<()> {
-        let arch = m.arch.name();
+        let arch = m.arch.gguf_name();
         self.pair("general.architecture", STRING, &text(arch));
         self.pair("general.name", STRING, &text("synthetic"));
         for (key, n) in [
@@ -105,7 +105,14 @@ impl Writer {
         ] {
             self.pair(&format!("{arch}.{key}"), U32, &(n as u32).to_le_bytes());
         }
-        for (key, x) in [("attention.layer_norm_rms_epsilon", m.norm_eps), ("rope.freq_base", m.rope.theta)] {
+        let mut floats =
+            vec![("attention.layer_norm_rms_epsilon", m.norm_eps), ("rope.freq_base", m.rope.theta)];
+        if m.window > 0 {
+            let window = (m.window as u32).to_le_bytes();
+            self.pair(&format!("{arch}.attention.sliding_window"), U32, &window);
+            floats.push(("rope.freq_base_swa", m.rope.local_theta));
+        }
+        for (key, x) in floats {
             self.pair(&format!("{arch}.{key}"), F32, &(x as f32).to_le_bytes());
         }
         let tokenizer = tokenizer::listed(config)?;
