@@ -24,6 +24,14 @@ use std::path::{Path, PathBuf};
 pub const DECIDABLE: f64 = 2.0 * TOLERANCE as f64;
 pub const FLOAT: &[&str] = &["--weight-type", "f32", "--kv-type", "f32"];
 const QUANTISED: &[&str] = &["--weight-type", "q4_0"];
+/// A model of each family that is not Llama's or Qwen's.
+const FAMILIES: [&str; 5] = [
+    "m8-gpt2-bare-f32",
+    "m9-gemma3-270m-bf16",
+    "m11-smollm3-bf16",
+    "m12-phi4mini-short-bf16",
+    "m14-granite-bf16",
+];
 
 pub fn run(words: &[String]) -> Result<()> {
     let args = Args::parse(words, &[])?;
@@ -100,6 +108,22 @@ pub fn check(names: &[String]) -> Result<Tally> {
     println!("|---|---|---|---|---|---|---|---|---|---|---|");
     rows.iter().for_each(|row| println!("{row}"));
     Ok(total)
+}
+
+/// The digests of the families that have a forward pass of their own kind, computed on 64-bit Arm: built for `target`,
+/// run by `emulator`.
+pub fn of_families(target: &str, emulator: &'static str) -> Result<Tally> {
+    let mut tally = Tally::default();
+    for name in FAMILIES {
+        let dir = build::model_dir(name)?;
+        let reference = Reference::load(&dir)?;
+        let place = format!("{name}-{target}");
+        let engine = Engine::of_program(&build::checked_for(target, &dir)?, &dir, &place)?.emulated(emulator);
+        let variant = Variant { flags: QUANTISED, ..Variant::default() };
+        let run = engine.logits(&longest(&reference).ids, reference.vocab, variant);
+        tally.count(&place, run.and_then(|bytes| ways::golden(&reference.name, &bytes)));
+    }
+    Ok(tally)
 }
 
 fn all_models() -> Result<Vec<PathBuf>> {

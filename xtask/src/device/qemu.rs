@@ -4,7 +4,7 @@ use super::local::{Local, home};
 use crate::error::{Error, Result};
 use crate::{sh, toolchain};
 
-const EMULATOR: &str = "qemu-aarch64-static";
+pub const EMULATOR: &str = "qemu-aarch64-static";
 /// Emulated unless `QEMU_CPU` says otherwise. Vectors of scalable length make emulation slower.
 const CPU: &str = "max,sve=off";
 /// The static build needs nothing but the emulator; the other one Debian's C library for Arm.

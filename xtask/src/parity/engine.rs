@@ -10,6 +10,8 @@ use std::process::Command;
 /// The program built for one model, and a place for its files.
 pub struct Engine {
     program: PathBuf,
+    /// What runs the program, which is of another kind of CPU than this machine's.
+    emulator: Option<&'static str>,
     model: PathBuf,
     files: PathBuf,
 }
@@ -28,6 +30,11 @@ impl Engine {
         Engine::of_program(&build::checked(model)?, model, name)
     }
 
+    /// A program of 64-bit Arm, which this emulator of programs runs.
+    pub fn emulated(self, emulator: &'static str) -> Engine {
+        Engine { emulator: Some(emulator), ..self }
+    }
+
     /// With a copy of a program that was built for a model.
     pub fn of_program(built: &Path, model: &Path, name: &str) -> Result<Engine> {
         let files = build::target_dir().join("parity").join(name);
@@ -35,12 +42,18 @@ impl Engine {
         // The next model's build takes the place of this one's.
         let program = files.join("antigravity");
         fs::copy(built, &program).map_err(|e| Error::at(&program, e))?;
-        Ok(Engine { program, model: model.into(), files })
+        Ok(Engine { program, emulator: None, model: model.into(), files })
     }
 
     /// The same program with another file of its model.
     pub fn of(&self, model: &Path) -> Engine {
-        Engine { program: self.program.clone(), model: model.into(), files: self.files.clone() }
+        let Engine { program, files, .. } = self;
+        Engine {
+            program: program.clone(),
+            emulator: self.emulator,
+            model: model.into(),
+            files: files.clone(),
+        }
     }
 
     /// Whether its model is a directory, not a file.
@@ -50,7 +63,11 @@ impl Engine {
 
     /// The command with the model's path, free of settings from this process's environment.
     pub fn command(&self, name: &str) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut command = match self.emulator {
+            Some(emulator) => Command::new(emulator),
+            None => Command::new(&self.program),
+        };
+        command.args(self.emulator.map(|_| &self.program));
         for (key, _) in std::env::vars_os().filter(|(k, _)| k.to_string_lossy().starts_with("ANTIGRAVITY_")) {
             command.env_remove(key);
         }

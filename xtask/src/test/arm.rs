@@ -3,8 +3,9 @@
 use super::report::{Tally, skip};
 use super::{Outcome, asserting, cargo, counted};
 use crate::android::Ndk;
+use crate::device::qemu::EMULATOR;
 use crate::error::Result;
-use crate::{sh, toolchain};
+use crate::{parity, sh, toolchain};
 use std::process::Command;
 
 /// Static, so that an emulator needs no other files: what all parts run that run Arm's programs.
@@ -37,6 +38,8 @@ pub fn run() -> Outcome {
         kernels.args(["--test", "engine", "kernels::"]).env("QEMU_CPU", cpu).env("EXPECTED_SETS", sets);
         tally += counted(&mut kernels)?;
     }
+    let parity::Tally { passed, failed } = parity::of_families(TARGET, EMULATOR)?;
+    tally += Tally { passed, failed, ..Tally::default() };
     Ok(tally)
 }
 
@@ -57,8 +60,8 @@ pub fn missing() -> Option<(&'static str, &'static str)> {
     if toolchain::lld().is_err() {
         return Some(("LLVM's linker", toolchain::LLD_REMEDY));
     }
-    if !sh::on_path("qemu-aarch64-static") {
-        return Some(("qemu-aarch64-static", "sudo apt-get install qemu-user-static"));
+    if !sh::on_path(EMULATOR) {
+        return Some((EMULATOR, "sudo apt-get install qemu-user-static"));
     }
     None
 }

@@ -2,6 +2,7 @@
 //! instruction set, on emulated Arm, on an OpenCL device; in a batch, over a session, in a conversation.
 
 use super::SMOLLM;
+use crate::device::qemu::EMULATOR;
 use crate::error::{Error, Result};
 use crate::golden::case::{Case, cases, outcome};
 use crate::parity::engine::Engine;
@@ -92,7 +93,7 @@ fn on_arm(engine: &Engine, case: &Case, tally: &mut Tally) -> Result<()> {
     }
     let program = build::checked_for(arm::TARGET, &build::model_dir(SMOLLM.name)?)?;
     for (cpu, _) in arm::CPUS {
-        let mut run = Command::new("qemu-aarch64-static");
+        let mut run = Command::new(EMULATOR);
         run.arg(&program).arg("generate").arg("-m").arg(engine.model());
         run.args(&case.settings).args(&case.generate).args(["--threads", "1"]).env("QEMU_CPU", cpu);
         tally.count(&format!("the same on Arm's {cpu}"), tells(case, &mut run));
