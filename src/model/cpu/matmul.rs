@@ -70,8 +70,8 @@ pub struct GateUp<'a, const ROWS: usize, const COLS: usize> {
     pub up_bias: &'a [f32],
 }
 
-/// Few tokens at once.
-const FEW: usize = 12;
+/// Few tokens at once: the most that a kernel without tiles takes.
+const FEW: usize = if cfg!(target_arch = "aarch64") { 16 } else { 12 };
 
 /// Groups `groups` of `w` times the tokens of `x` from `from` on: `out[group][token][row]`.
 fn products<const ROWS: usize, const COLS: usize>(

@@ -40,6 +40,15 @@ pub(super) struct Q4Group<'a> {
 }
 
 impl<'a> Groups<'a> {
+    /// Some of the groups, of Q4_0.
+    #[cfg(target_arch = "aarch64")]
+    pub(super) fn part(&self, groups: std::ops::Range<usize>) -> Self {
+        let plane = |plane: &'a [u8], bytes| &plane[groups.start * bytes..groups.end * bytes];
+        let quants = plane(self.quants, self.blocks * QUANT_BYTES);
+        let scales = plane(self.scales, self.blocks * SCALE_BYTES);
+        Self { quants, scales, groups: groups.len(), ..*self }
+    }
+
     /// One of the groups, of Q4_0.
     #[inline(always)]
     pub(super) fn q4(&self, g: usize) -> Q4Group<'a> {

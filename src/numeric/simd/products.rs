@@ -70,6 +70,8 @@ fn multiply_by(
         // SAFETY: `Isa::Amx` is only made where `amx::granted`. The planes, `tiles` and `out` were checked above.
         #[cfg(target_arch = "x86_64")]
         Isa::Amx => unsafe { amx::q4(w, tiles, tokens, out.as_mut_ptr()) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot | Isa::NeonI8mm => q4_together(isa, w, activations, out),
         _ => 0,
     };
     for (g, out) in out.chunks_exact_mut(tokens.max(1)).enumerate() {
@@ -119,12 +121,40 @@ fn q4_of_any(isa: Isa, w: Q4Group<'_>, activations: &[ActBlock], out: &mut [[f32
         }
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => kernel!(neon::q4, (w, activations, out), {1} {2} {4}),
-        // Pairing the activations of two tokens costs as much as `smmla` saves.
+        // `q4_together` has left at most three tokens.
         #[cfg(target_arch = "aarch64")]
-        Isa::NeonI8mm if out.len() > 2 => kernel!(neon::q4_i8mm, (w, activations, out), {4} {8}),
-        #[cfg(target_arch = "aarch64")]
-        Isa::NeonDot | Isa::NeonI8mm => kernel!(neon::q4_dot, (w, activations, out), {1} {2} {4} {8}),
+        Isa::NeonDot | Isa::NeonI8mm => kernel!(neon::q4_dot, (w, activations, out), {1} {2}),
         _ => unreachable!("invariant: `multiply_by` and `q4_of` have left the others out"),
+    }
+}
+
+/// Tiles of four tokens and more, for all groups at once. Returns how many tokens are done: at most three are left.
+/// The arguments are as [`multiply_by`] has checked them.
+#[cfg(target_arch = "aarch64")]
+fn q4_together(isa: Isa, w: Groups<'_>, activations: &[ActBlock], out: &mut [[f32; 16]]) -> usize {
+    let (tokens, mut done) = (out.len() / w.groups, 0);
+    loop {
+        let n = isa.tokens_at_once(tokens - done);
+        if n < 4 {
+            return done;
+        }
+        let kernel = match (isa, n) {
+            (Isa::NeonI8mm, 16) => neon::q4_i8mm_together::<16>,
+            (Isa::NeonI8mm, 8) => neon::q4_i8mm_together::<8>,
+            (Isa::NeonI8mm, 4) => neon::q4_i8mm_together::<4>,
+            (_, 12) => neon::q4_dot_together::<12>,
+            (_, 8) => neon::q4_dot_together::<8>,
+            (_, 4) => neon::q4_dot_together::<4>,
+            (_, n) => unreachable!("no kernel for {n} tokens"),
+        };
+        for first in (0..w.groups).step_by(MOST_GROUPS) {
+            let groups = w.part(first..w.groups.min(first + MOST_GROUPS));
+            let (acts, out) = (&activations[done * w.blocks..], &mut out[first * tokens + done..]);
+            // SAFETY: the set was found on this CPU; `w` holds its groups, `activations` a row for each token, and `out`
+            // one of each group, `tokens` apart.
+            unsafe { kernel(groups, acts.as_ptr(), (out.as_mut_ptr(), tokens)) };
+        }
+        done += n;
     }
 }
 
@@ -170,7 +200,18 @@ impl Isa {
                 n => n,
             },
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot | Isa::NeonI8mm if left >= 8 => 8,
+            Isa::NeonI8mm if left >= 8 => {
+                if left >= 16 {
+                    16
+                } else {
+                    8
+                }
+            }
+            // Nearly equal tiles: sixteen tokens are twice eight.
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot if left >= 8 => {
+                left.div_ceil(left.div_ceil(12)).next_multiple_of(4).min(left / 4 * 4)
+            }
             _ if left >= 4 => 4,
             _ => left.min(2),
         }

@@ -1,7 +1,8 @@
 //! The Q4_0 kernels: with `smlal`, with `sdot` and with `smmla`.
 //!
 //! A kernel takes sixteen rows as four quads. For one token all four stay in registers. For more tokens it takes one
-//! quad at a time over a run of blocks, so that weights are unpacked once for all tokens.
+//! quad at a time over a run of blocks, so that weights are unpacked once for all tokens. From four tokens on, `sdot`
+//! and `smmla` have the activations of a run laid out first, once for all groups of rows.
 //!
 //! The tables at the kernels give the cost of one block of 32 columns x 16 rows x 1 token: instructions of the loops
 //! over blocks (and of the pairing), and their cycles by the models of llvm-mca 19 for Neoverse V2 (Cortex-X3, the same
@@ -16,7 +17,7 @@
 //! million instructions and 111, 197 and 102 million cycles (V2, A710, V1), with dotprod 253 million and 53, 106 and 53.
 //! i8mm needs two tokens, so it decodes with dotprod.
 
-use super::super::groups::{Q4Group, QUANT_BYTES, SCALE_BYTES};
+use super::super::groups::{Groups, MOST_GROUPS, Q4Group, QUANT_BYTES, SCALE_BYTES};
 use super::super::lanes::Lanes;
 use super::super::unrolled;
 use super::{Neon, widen_f16};
@@ -28,8 +29,8 @@ use std::mem::MaybeUninit;
 /// Blocks that one quad goes through before the next: their weights and activations stay in the
 /// first-level cache.
 const RUN: usize = 16;
-/// Tokens of the largest tile.
-const TOKENS: usize = 8;
+/// Tokens of the largest tile: with their sums and a quad's weights all registers are taken.
+const TOKENS: usize = 16;
 
 /// The bits of 1.5 * 2^23. A block's sum is below 2^22. If it starts from here and is then read as a float, it is
 /// 1.5 * 2^23 plus the sum, so one exact subtraction converts it. `scvtf` runs on fewer pipes.
@@ -159,15 +160,14 @@ unsafe fn dot<const N: usize>(w: &Quad, acts: [&ActBlock; N], acc: &mut [float32
 ///
 /// # Safety
 ///
-/// The planes hold `w.blocks` blocks, `activations` holds T rows of as many, `out` holds T rows, and the CPU has
-/// dotprod when `DOT`.
+/// The planes hold `w.blocks` blocks, `activations` holds T rows of as many, `out` holds T rows, and when `DOT` the CPU
+/// has dotprod and T is at most 2.
 #[inline(always)]
 unsafe fn quads<const T: usize, const DOT: bool>(
     w: Q4Group<'_>,
     activations: *const ActBlock,
     out: *mut [f32; 16],
 ) {
-    const { assert!((T <= 2 || T.is_multiple_of(4)) && T <= TOKENS) };
     let mut acc = [[vdupq_n_f32(0.0); T]; 4];
     if T == 1 {
         for b in 0..w.blocks {
@@ -183,15 +183,10 @@ unsafe fn quads<const T: usize, const DOT: bool>(
                 for b in first..w.blocks.min(first + RUN) {
                     let rows = quad(w, b, r);
                     let act = |t| &*activations.add(t * w.blocks + b);
-                    if !DOT {
-                        unrolled!(T, |t| { mul(&rows, act(t), &mut sum[t]) });
-                    } else if T == 2 {
+                    if DOT {
                         dot(&rows, [act(0), act(1)], &mut sum);
                     } else {
-                        unrolled!(T / 4, |i| {
-                            let act = [act(4 * i), act(4 * i + 1), act(4 * i + 2), act(4 * i + 3)];
-                            dot(&rows, act, &mut sum[4 * i..]);
-                        });
+                        unrolled!(T, |t| { mul(&rows, act(t), &mut sum[t]) });
                     }
                 }
                 *acc = sum;
@@ -214,32 +209,210 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, o
     quads::<T, false>(w, activations, out)
 }
 
-/// With dotprod: sixteen rows, `T` tokens; see [`super::super::products::multiply`].
+/// With dotprod: sixteen rows, one token or two; see [`super::super::products::multiply`].
 ///
 /// | tokens | instructions | Neoverse V2 | Cortex-A710 | Neoverse V1 |
 /// |-------:|-------------:|------------:|------------:|------------:|
 /// |      1 |          105 |        22.1 |        44.1 |        22.1 |
-/// |      4 |           88 |        13.6 |        27.1 |        13.6 |
-/// |      8 |           80 |        12.3 |        24.5 |        12.3 |
-///
-/// Twelve tokens at once took 24.7 cycles on Cortex-A710, eight and four take 25.4: not worth a longer loop.
 #[target_feature(enable = "neon,dotprod")]
 pub unsafe fn q4_dot<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, out: *mut [f32; 16]) {
     quads::<T, true>(w, activations, out)
 }
 
-/// `acc + w * a^T` for 2 x 8 bytes each: lane `2 i + j` has row `i` of `w` times row `j` of `a`.
-macro_rules! smmla {
-    ($acc:ident, $w:expr, $a:expr) => {
-        std::arch::asm!(
-            "smmla {acc:v}.4s, {w:v}.16b, {a:v}.16b",
-            acc = inout(vreg) $acc, w = in(vreg) $w, a = in(vreg) $a,
-            options(pure, nomem, nostack, preserves_flags))
-    };
+/// Activations of some tokens of one block, laid out for a kernel.
+trait Laid: Copy {
+    /// Tokens of one.
+    const TOKENS: usize;
+
+    /// Of the tokens whose block `t` gives.
+    fn of<'a>(t: impl Fn(usize) -> &'a ActBlock) -> Self;
+
+    /// Adds the sums of rows `4r..` in block `b` to `acc`; the order of sums is that of [`Laid::rows`].
+    ///
+    /// # Safety
+    ///
+    /// `r < 4`, the planes hold block `b`, `acts` holds `T` tokens, and the CPU has the instructions.
+    unsafe fn add<const T: usize>(
+        w: Q4Group<'_>,
+        at: (usize, usize),
+        acts: *const Self,
+        acc: &mut [float32x4_t; T],
+    );
+
+    /// The sums of token `t`, of sixteen rows in their order.
+    fn rows<const T: usize>(acc: &[[float32x4_t; T]; 4], t: usize) -> Neon;
+}
+
+/// Sixteen rows of each group, `T` tokens, whose activations are laid out once for all groups of a run of blocks:
+/// `out[group][token]`, `stride` tokens in each.
+///
+/// # Safety
+///
+/// `w` has at most [`MOST_GROUPS`] groups, `activations` holds T rows of `w.blocks`, `out` holds the first `T` of
+/// `stride` rows for each group, and the CPU has the instructions of `L`.
+#[inline(always)]
+unsafe fn together<L: Laid, const T: usize>(
+    w: Groups<'_>,
+    activations: *const ActBlock,
+    (out, stride): (*mut [f32; 16], usize),
+) {
+    const { assert!(T.is_multiple_of(L::TOKENS) && T <= TOKENS) };
+    let each = T / L::TOKENS;
+    let mut laid = [const { MaybeUninit::<L>::uninit() }; RUN * TOKENS / 2];
+    let laid = laid.as_mut_ptr().cast::<L>();
+    let mut acc = [[[vdupq_n_f32(0.0); T]; 4]; MOST_GROUPS];
+    let acc = &mut acc[..w.groups];
+    for first in (0..w.blocks).step_by(RUN) {
+        let run = RUN.min(w.blocks - first);
+        for i in 0..each {
+            let rows = activations.add(i * L::TOKENS * w.blocks + first);
+            for b in 0..run {
+                laid.add(b * each + i).write(L::of(|t| &*rows.add(t * w.blocks + b)));
+            }
+        }
+        for (g, acc) in acc.iter_mut().enumerate() {
+            let w = w.q4(g);
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let mut sum = *acc;
+                for b in 0..run {
+                    L::add(w, (first + b, r), laid.add(b * each), &mut sum);
+                }
+                *acc = sum;
+            }
+        }
+    }
+    for (g, acc) in acc.iter().enumerate() {
+        for t in 0..T {
+            L::rows(acc, t).store(out.add(g * stride + t).cast());
+        }
+    }
+}
+
+/// Four tokens of one block, for `sdot`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Four {
+    /// The first sixteen columns of each token, then the others.
+    q: [[[i8; 16]; 4]; 2],
+    /// [`BIAS`] plus the offset of each token, in all lanes.
+    start: [[i32; 4]; 4],
+    /// Scales.
+    d: [f32; 4],
+}
+
+/// Adds the quad's sums of four tokens. One piece of assembly: left to the compiler, the loads of all tokens come first,
+/// registers do not suffice, and twelve tokens cost 64 instead of 57 instructions a block and token.
+#[inline(always)]
+unsafe fn dot_four(w: &Quad, four: *const Four, acc: &mut [float32x4_t]) {
+    let [s0, s1, s2, s3] = acc else { unreachable!("invariant: four tokens") };
+    std::arch::asm!(
+        "ldp {x0:q}, {x1:q}, [{four}, #128]",
+        "ldp {x2:q}, {x3:q}, [{four}, #160]",
+        "ldp {a0:q}, {a1:q}, [{four}]",
+        "ldp {a2:q}, {a3:q}, [{four}, #32]",
+        "sdot {x0:v}.4s, {l0:v}.16b, {a0:v}.4b[0]",
+        "sdot {x1:v}.4s, {l0:v}.16b, {a1:v}.4b[0]",
+        "sdot {x2:v}.4s, {l0:v}.16b, {a2:v}.4b[0]",
+        "sdot {x3:v}.4s, {l0:v}.16b, {a3:v}.4b[0]",
+        "sdot {x0:v}.4s, {l1:v}.16b, {a0:v}.4b[1]",
+        "sdot {x1:v}.4s, {l1:v}.16b, {a1:v}.4b[1]",
+        "sdot {x2:v}.4s, {l1:v}.16b, {a2:v}.4b[1]",
+        "sdot {x3:v}.4s, {l1:v}.16b, {a3:v}.4b[1]",
+        "sdot {x0:v}.4s, {l2:v}.16b, {a0:v}.4b[2]",
+        "sdot {x1:v}.4s, {l2:v}.16b, {a1:v}.4b[2]",
+        "sdot {x2:v}.4s, {l2:v}.16b, {a2:v}.4b[2]",
+        "sdot {x3:v}.4s, {l2:v}.16b, {a3:v}.4b[2]",
+        "sdot {x0:v}.4s, {l3:v}.16b, {a0:v}.4b[3]",
+        "sdot {x1:v}.4s, {l3:v}.16b, {a1:v}.4b[3]",
+        "sdot {x2:v}.4s, {l3:v}.16b, {a2:v}.4b[3]",
+        "sdot {x3:v}.4s, {l3:v}.16b, {a3:v}.4b[3]",
+        "ldp {a0:q}, {a1:q}, [{four}, #64]",
+        "ldp {a2:q}, {a3:q}, [{four}, #96]",
+        "sdot {x0:v}.4s, {h0:v}.16b, {a0:v}.4b[0]",
+        "sdot {x1:v}.4s, {h0:v}.16b, {a1:v}.4b[0]",
+        "sdot {x2:v}.4s, {h0:v}.16b, {a2:v}.4b[0]",
+        "sdot {x3:v}.4s, {h0:v}.16b, {a3:v}.4b[0]",
+        "sdot {x0:v}.4s, {h1:v}.16b, {a0:v}.4b[1]",
+        "sdot {x1:v}.4s, {h1:v}.16b, {a1:v}.4b[1]",
+        "sdot {x2:v}.4s, {h1:v}.16b, {a2:v}.4b[1]",
+        "sdot {x3:v}.4s, {h1:v}.16b, {a3:v}.4b[1]",
+        "sdot {x0:v}.4s, {h2:v}.16b, {a0:v}.4b[2]",
+        "sdot {x1:v}.4s, {h2:v}.16b, {a1:v}.4b[2]",
+        "sdot {x2:v}.4s, {h2:v}.16b, {a2:v}.4b[2]",
+        "sdot {x3:v}.4s, {h2:v}.16b, {a3:v}.4b[2]",
+        "sdot {x0:v}.4s, {h3:v}.16b, {a0:v}.4b[3]",
+        "sdot {x1:v}.4s, {h3:v}.16b, {a1:v}.4b[3]",
+        "sdot {x2:v}.4s, {h3:v}.16b, {a2:v}.4b[3]",
+        "sdot {x3:v}.4s, {h3:v}.16b, {a3:v}.4b[3]",
+        "ldr {a0:q}, [{four}, #192]",
+        "fsub {x0:v}.4s, {x0:v}.4s, {bias:v}.4s",
+        "fsub {x1:v}.4s, {x1:v}.4s, {bias:v}.4s",
+        "fsub {x2:v}.4s, {x2:v}.4s, {bias:v}.4s",
+        "fsub {x3:v}.4s, {x3:v}.4s, {bias:v}.4s",
+        "fmul {a1:v}.4s, {scale:v}.4s, {a0:v}.s[0]",
+        "fmul {a2:v}.4s, {scale:v}.4s, {a0:v}.s[1]",
+        "fmul {a3:v}.4s, {scale:v}.4s, {a0:v}.s[2]",
+        "fmul {a0:v}.4s, {scale:v}.4s, {a0:v}.s[3]",
+        "fmla {s0:v}.4s, {x0:v}.4s, {a1:v}.4s",
+        "fmla {s1:v}.4s, {x1:v}.4s, {a2:v}.4s",
+        "fmla {s2:v}.4s, {x2:v}.4s, {a3:v}.4s",
+        "fmla {s3:v}.4s, {x3:v}.4s, {a0:v}.4s",
+        l0 = in(vreg) w.low[0], l1 = in(vreg) w.low[1], l2 = in(vreg) w.low[2], l3 = in(vreg) w.low[3],
+        h0 = in(vreg) w.high[0], h1 = in(vreg) w.high[1], h2 = in(vreg) w.high[2], h3 = in(vreg) w.high[3],
+        scale = in(vreg) w.scale, bias = in(vreg) vdupq_n_s32(BIAS), four = in(reg) four,
+        x0 = out(vreg) _, x1 = out(vreg) _, x2 = out(vreg) _, x3 = out(vreg) _,
+        a0 = out(vreg) _, a1 = out(vreg) _, a2 = out(vreg) _, a3 = out(vreg) _,
+        s0 = inout(vreg) *s0, s1 = inout(vreg) *s1, s2 = inout(vreg) *s2, s3 = inout(vreg) *s3,
+        options(pure, readonly, nostack, preserves_flags)
+    );
+}
+
+impl Laid for Four {
+    const TOKENS: usize = 4;
+
+    #[inline(always)]
+    fn of<'a>(t: impl Fn(usize) -> &'a ActBlock) -> Self {
+        Self {
+            q: from_fn(|half| from_fn(|i| from_fn(|k| t(i).q[16 * half + k]))),
+            start: from_fn(|i| [t(i).offset + BIAS; 4]),
+            d: from_fn(|i| t(i).d),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add<const T: usize>(
+        w: Q4Group<'_>,
+        (b, r): (usize, usize),
+        acts: *const Self,
+        acc: &mut [float32x4_t; T],
+    ) {
+        let rows = quad(w, b, r);
+        unrolled!(T / 4, |i| { dot_four(&rows, acts.add(i), &mut acc[4 * i..4 * i + 4]) });
+    }
+
+    #[inline(always)]
+    fn rows<const T: usize>(acc: &[[float32x4_t; T]; 4], t: usize) -> Neon {
+        Neon(acc.map(|acc| acc[t]))
+    }
+}
+
+/// With dotprod: groups of sixteen rows, `T` tokens, a multiple of four; see [`super::super::products::multiply`].
+///
+/// # Safety
+///
+/// That of [`together`].
+#[target_feature(enable = "neon,dotprod")]
+pub unsafe fn q4_dot_together<const T: usize>(
+    w: Groups<'_>,
+    activations: *const ActBlock,
+    out: (*mut [f32; 16], usize),
+) {
+    together::<Four, T>(w, activations, out)
 }
 
 /// Two tokens of one block, for `smmla`. Written as words, so that the integer pipes do the work.
 #[derive(Clone, Copy)]
+#[repr(C)]
 struct Pair {
     /// Columns `8k..` of the first token, then of the second.
     q: [[u64; 2]; 4],
@@ -249,9 +422,12 @@ struct Pair {
     d: [u64; 2],
 }
 
-impl Pair {
+impl Laid for Pair {
+    const TOKENS: usize = 2;
+
     #[inline(always)]
-    fn new(a: &ActBlock, b: &ActBlock) -> Self {
+    fn of<'a>(t: impl Fn(usize) -> &'a ActBlock) -> Self {
+        let (a, b) = (t(0), t(1));
         let word = |x: &ActBlock, i: usize| u64::from_ne_bytes(from_fn(|k| x.q[8 * i + k] as u8));
         let both = |a: u32, b: u32| [u64::from(a) | u64::from(b) << 32; 2];
         Self {
@@ -260,85 +436,82 @@ impl Pair {
             d: both(a.d.to_bits(), b.d.to_bits()),
         }
     }
+
+    /// Each pair of tokens has two elements: rows 0 and 1 of the quad, each for both tokens, then rows 2 and 3.
+    #[inline(always)]
+    unsafe fn add<const T: usize>(
+        w: Q4Group<'_>,
+        (b, r): (usize, usize),
+        pairs: *const Self,
+        acc: &mut [float32x4_t; T],
+    ) {
+        let quants = w.quants.as_ptr().add(b * QUANT_BYTES + r * 16);
+        let scales = w.scales.as_ptr().add(b * SCALE_BYTES + r * 8);
+        let raw: [uint32x4_t; 4] = from_fn(|v| vld1q_u32(quants.add(v * 64).cast()));
+        let mask = vdupq_n_u8(15);
+        // Eight consecutive columns of two rows: low nibbles have columns 0 and 8, high ones 16 and 24.
+        let split = |x0, x1| {
+            let (x0, x1) = (vreinterpretq_u8_u32(x0), vreinterpretq_u8_u32(x1));
+            [vandq_u8(x0, mask), vandq_u8(x1, mask), vshrq_n_u8::<4>(x0), vshrq_n_u8::<4>(x1)]
+        };
+        let top = split(vzip1q_u32(raw[0], raw[1]), vzip1q_u32(raw[2], raw[3]));
+        let bottom = split(vzip2q_u32(raw[0], raw[1]), vzip2q_u32(raw[2], raw[3]));
+        let scale = widen_f16(vreinterpret_u16_u8(vld1_u8(scales)));
+        let (top_d, bottom_d) = (vzip1q_f32(scale, scale), vzip2q_f32(scale, scale));
+        let bias = vdupq_n_s32(BIAS);
+        unrolled!(T / 2, |p| {
+            let [x, y] = &mut acc[2 * p..2 * p + 2] else { unreachable!("invariant: two") };
+            std::arch::asm!(
+                "ldp {x:q}, {y:q}, [{pair}, #64]",
+                "ldp {a:q}, {b:q}, [{pair}]",
+                "smmla {x:v}.4s, {t0:v}.16b, {a:v}.16b",
+                "smmla {y:v}.4s, {b0:v}.16b, {a:v}.16b",
+                "smmla {x:v}.4s, {t1:v}.16b, {b:v}.16b",
+                "smmla {y:v}.4s, {b1:v}.16b, {b:v}.16b",
+                "ldp {a:q}, {b:q}, [{pair}, #32]",
+                "smmla {x:v}.4s, {t2:v}.16b, {a:v}.16b",
+                "smmla {y:v}.4s, {b2:v}.16b, {a:v}.16b",
+                "smmla {x:v}.4s, {t3:v}.16b, {b:v}.16b",
+                "smmla {y:v}.4s, {b3:v}.16b, {b:v}.16b",
+                "ldr {b:q}, [{pair}, #96]",
+                "fsub {x:v}.4s, {x:v}.4s, {bias:v}.4s",
+                "fsub {y:v}.4s, {y:v}.4s, {bias:v}.4s",
+                "fmul {a:v}.4s, {td:v}.4s, {b:v}.4s",
+                "fmul {b:v}.4s, {bd:v}.4s, {b:v}.4s",
+                "fmla {sx:v}.4s, {x:v}.4s, {a:v}.4s",
+                "fmla {sy:v}.4s, {y:v}.4s, {b:v}.4s",
+                t0 = in(vreg) top[0], t1 = in(vreg) top[1], t2 = in(vreg) top[2], t3 = in(vreg) top[3],
+                b0 = in(vreg) bottom[0], b1 = in(vreg) bottom[1],
+                b2 = in(vreg) bottom[2], b3 = in(vreg) bottom[3],
+                td = in(vreg) top_d, bd = in(vreg) bottom_d, bias = in(vreg) bias, pair = in(reg) pairs.add(p),
+                x = out(vreg) _, y = out(vreg) _, a = out(vreg) _, b = out(vreg) _,
+                sx = inout(vreg) *x, sy = inout(vreg) *y,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+        });
+    }
+
+    #[inline(always)]
+    fn rows<const T: usize>(acc: &[[float32x4_t; T]; 4], t: usize) -> Neon {
+        let half = |r: usize| {
+            let [top, bottom] = [acc[r][t & !1], acc[r][t | 1]];
+            // SAFETY: NEON is part of every aarch64 target.
+            unsafe { if t & 1 == 0 { vuzp1q_f32(top, bottom) } else { vuzp2q_f32(top, bottom) } }
+        };
+        Neon(from_fn(half))
+    }
 }
 
-/// Adds the sums of rows `4r..` in block `b` to `acc`, with `smmla`. Each pair of tokens has two elements: rows 0 and 1
-/// of the quad, each for both tokens, then rows 2 and 3.
+/// With i8mm: groups of sixteen rows, `T` tokens, an even number; see [`super::super::products::multiply`].
 ///
 /// # Safety
 ///
-/// `r < 4`, the planes hold block `b`, `pairs` holds T / 2 pairs, and the CPU has i8mm.
-#[inline(always)]
-unsafe fn tiles<const T: usize>(
-    w: Q4Group<'_>,
-    (b, r): (usize, usize),
-    pairs: *const Pair,
-    acc: &mut [float32x4_t; T],
-) {
-    let quants = w.quants.as_ptr().add(b * QUANT_BYTES + r * 16);
-    let scales = w.scales.as_ptr().add(b * SCALE_BYTES + r * 8);
-    let raw: [uint32x4_t; 4] = from_fn(|v| vld1q_u32(quants.add(v * 64).cast()));
-    let mask = vdupq_n_u8(15);
-    // Eight consecutive columns of two rows: low nibbles have columns 0 and 8, high ones 16 and 24.
-    let split = |x0, x1| {
-        let (x0, x1) = (vreinterpretq_u8_u32(x0), vreinterpretq_u8_u32(x1));
-        [vandq_u8(x0, mask), vandq_u8(x1, mask), vshrq_n_u8::<4>(x0), vshrq_n_u8::<4>(x1)]
-    };
-    let top = split(vzip1q_u32(raw[0], raw[1]), vzip1q_u32(raw[2], raw[3]));
-    let bottom = split(vzip2q_u32(raw[0], raw[1]), vzip2q_u32(raw[2], raw[3]));
-    let scale = widen_f16(vreinterpret_u16_u8(vld1_u8(scales)));
-    let (top_d, bottom_d) = (vzip1q_f32(scale, scale), vzip2q_f32(scale, scale));
-    unrolled!(T / 2, |p| {
-        let act = &*pairs.add(p);
-        let (mut x, mut y) =
-            (vld1q_s32(act.start[0].as_ptr().cast()), vld1q_s32(act.start[1].as_ptr().cast()));
-        for k in 0..4 {
-            let a = vld1q_s8(act.q[k].as_ptr().cast());
-            smmla!(x, top[k], a);
-            smmla!(y, bottom[k], a);
-        }
-        let d = vld1q_f32(act.d.as_ptr().cast());
-        acc[2 * p] = vfmaq_f32(acc[2 * p], float(x), vmulq_f32(top_d, d));
-        acc[2 * p + 1] = vfmaq_f32(acc[2 * p + 1], float(y), vmulq_f32(bottom_d, d));
-    });
-}
-
-/// With i8mm: sixteen rows, `T` tokens, an even number; see [`super::super::products::multiply`].
-///
-/// | tokens | instructions | Neoverse V2 | Cortex-A710 | Neoverse V1 |
-/// |-------:|-------------:|------------:|------------:|------------:|
-/// |      4 |           71 |        13.3 |        24.2 |        14.0 |
-/// |      8 |           60 |        11.2 |        20.2 |        11.9 |
-///
-/// Two tokens take 17.4, 32.4 and 18.1 cycles, [`q4_dot`] takes 16.2, 32.2 and 16.2. Twelve
-/// put sums on the stack: 22.0 on Cortex-A710, where eight and four take 21.5.
+/// That of [`together`].
 #[target_feature(enable = "neon,dotprod,i8mm")]
-pub unsafe fn q4_i8mm<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, out: *mut [f32; 16]) {
-    const { assert!(T.is_multiple_of(2) && T <= TOKENS) };
-    let mut pairs = [const { MaybeUninit::<Pair>::uninit() }; RUN * TOKENS / 2];
-    let pairs = pairs.as_mut_ptr().cast::<Pair>();
-    let mut acc = [[vdupq_n_f32(0.0); T]; 4];
-    for first in (0..w.blocks).step_by(RUN) {
-        let run = RUN.min(w.blocks - first);
-        for p in 0..T / 2 {
-            let token = |t| activations.add(t * w.blocks + first);
-            let (a, b) = (token(2 * p), token(2 * p + 1));
-            for block in 0..run {
-                pairs.add(block * (T / 2) + p).write(Pair::new(&*a.add(block), &*b.add(block)));
-            }
-        }
-        for (r, acc) in acc.iter_mut().enumerate() {
-            let mut sum = *acc;
-            for b in 0..run {
-                tiles(w, (first + b, r), pairs.add(b * (T / 2)), &mut sum);
-            }
-            *acc = sum;
-        }
-    }
-    for p in 0..T / 2 {
-        let (top, bottom) = (acc.map(|acc| acc[2 * p]), acc.map(|acc| acc[2 * p + 1]));
-        let row = out.add(2 * p);
-        Neon(from_fn(|r| vuzp1q_f32(top[r], bottom[r]))).store(row.cast());
-        Neon(from_fn(|r| vuzp2q_f32(top[r], bottom[r]))).store(row.add(1).cast());
-    }
+pub unsafe fn q4_i8mm_together<const T: usize>(
+    w: Groups<'_>,
+    activations: *const ActBlock,
+    out: (*mut [f32; 16], usize),
+) {
+    together::<Pair, T>(w, activations, out)
 }
