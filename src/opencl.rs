@@ -296,7 +296,11 @@ impl OpenClDevice {
         let n: usize = runs.iter().map(|run| run.tokens.len()).sum();
         let observed = runs.iter().any(|run| run.observe > 0);
         let (several, timed) = (runs.iter().any(|run| run.tokens.len() > 1), self.recorder.is_some());
-        let row = wanted(runs).next().unwrap_or(0);
+        let read = wanted(runs).count();
+        // Few are brought to the front; what is recorded or observed is of all.
+        let kept = Some(read)
+            .filter(|_| read < n && n > 1 && read <= self.scratch.logit_rows && !timed && !observed);
+        let row = if kept.is_some() { 0 } else { wanted(runs).next().unwrap_or(0) };
         let pos = runs[0].pos;
         let cache = OpenClCache::of(runs[0].cache);
         self.scratch.set_token((cache.len(), pos), row);
@@ -319,6 +323,7 @@ impl OpenClDevice {
             cancel: cancel.filter(|_| several && !observed),
             frequencies: &self.frequencies,
             n,
+            kept,
             steps: Steps::begin(self.recorder.as_mut(), n),
             timed,
         }

@@ -24,7 +24,7 @@ use numeric::pool::Pool;
 use numeric::simd::Isa;
 use runs::Sequences;
 use std::sync::Arc;
-use steps::Scratch;
+use steps::{KV_COLS, Q_COLS, QKV, Scratch};
 pub use steps::{notes_bytes, scratch_bytes, thread_bytes};
 
 /// How a [`CpuDevice`] is set up.
@@ -80,7 +80,7 @@ impl CpuDevice {
     /// The pass itself. Where it fails, the slots of the tokens are still taken.
     fn pass(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
         let Self { weights, pool, isa, scratch: s, sequences, recorder, squares, .. } = self;
-        let (n, isa) = (runs.iter().map(|run| run.tokens.len()).sum(), *isa);
+        let (mut n, isa) = (runs.iter().map(|run| run.tokens.len()).sum(), *isa);
         let observed = runs.iter().any(|run| run.observe > 0);
         let last = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
         let mut steps = Steps::begin(recorder.as_mut(), n);
@@ -89,16 +89,31 @@ impl CpuDevice {
         steps.done("embed", 0);
         let mut seqs = std::mem::take(sequences).emptied();
         seqs.fill(runs)?;
+        if steps.recorded() {
+            seqs.keep_last(); // its residual is digested after every layer
+        }
+        let narrows = squares.is_none() && seqs.kept() < n;
         for (index, layer) in weights.layers.iter().enumerate() {
+            let narrows = narrows && index == LAYERS - 1;
             s.norm(&layer.attn_norm, pool, isa, n); // RMS norm before attention
             steps.done("norm", index);
-            s.qkv(layer, pool, isa, n); // queries, keys and values
+            s.qkv(layer, if narrows { KV_COLS } else { 0..QKV }, pool, isa, n); // queries, keys and values
             steps.done("qkv", index);
             if let Some(squares) = squares {
                 s.add_squares((weights, index), isa, n, &mut squares[index * KV_DIM..]);
             }
             s.rope(weights, index, &seqs, pool, isa); // keys get their position and join the cache
             steps.done("rope", index);
+            if narrows {
+                n = s.narrow(&mut seqs); // what follows is only for tokens whose logits are wanted
+                if n == 0 {
+                    pool.finished()?;
+                    break;
+                }
+                s.norm(&layer.attn_norm, pool, isa, n);
+                s.qkv(layer, Q_COLS, pool, isa, n);
+                steps.done("qkv", index);
+            }
             s.attend(weights, index, &seqs, pool, isa); // each query over all slots up to its own
             steps.done("attend", index);
             if observed {

@@ -160,6 +160,11 @@ impl<'a> Steps<'a> {
         Self { recorder, tokens, start }
     }
 
+    /// Whether anything is recorded.
+    pub fn recorded(&self) -> bool {
+        self.recorder.is_some()
+    }
+
     /// A step has ended; the next begins.
     pub fn done(&mut self, step: &'static str, layer: usize) {
         if let Some(r) = &mut self.recorder {

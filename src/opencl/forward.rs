@@ -43,6 +43,9 @@ pub struct Pass<'a> {
     pub frequencies: &'a Frequencies,
     /// Tokens, of all runs together.
     pub n: usize,
+    /// How many of them go on after keys and values of the last layer, where not all do: those of which somebody reads
+    /// logits. They are the first ones from there on.
+    pub kept: Option<usize>,
     pub steps: Steps<'a>,
     /// Whether steps are timed, for which the host must wait for each.
     pub timed: bool,
@@ -62,6 +65,8 @@ struct Place {
     observed: usize,
     /// Chunks before the first of which the first token sees anything.
     skipped: usize,
+    /// How many of the tokens, the last ones, attend.
+    kept: usize,
 }
 
 impl Place {
@@ -73,7 +78,13 @@ impl Place {
             false => (cache.len(), run.observe.min(tokens)),
         };
         let skipped = window(layer).map_or(0, |window| (before + 1).saturating_sub(window) / CHUNK);
-        Self { first, tokens, before, rows: cache.rows.rows(layer), observed, skipped }
+        Self { first, tokens, before, rows: cache.rows.rows(layer), observed, skipped, kept: tokens }
+    }
+
+    /// The same of those tokens alone that attend, after keys and values of all have joined the cache.
+    fn attending(self) -> Self {
+        let left = self.tokens - self.kept;
+        Self { first: self.first + left, tokens: self.kept, before: self.before + left, ..self }
     }
 
     /// `Run` of `kernels/common.cl`.
@@ -100,17 +111,21 @@ fn read(landing: &mut Option<&mut Landing>, from: &Buffer, offset: usize, bytes:
     }
 }
 
+/// How many of a run's tokens, the last ones, have logits that are wanted.
+fn rows_of(run: &Run<'_>) -> usize {
+    match run.logits {
+        Logits::None => 0,
+        Logits::Last(_) => 1,
+        Logits::All(_) => run.tokens.len(),
+    }
+}
+
 /// The tokens of a pass whose logits are wanted, in ascending order.
 pub fn wanted<'a>(runs: &'a [Run<'_>]) -> impl Iterator<Item = usize> + 'a {
     let mut end = 0;
     runs.iter().flat_map(move |run| {
-        let first = end;
         end += run.tokens.len();
-        match run.logits {
-            Logits::None => end..end,
-            Logits::Last(_) => end - 1..end,
-            Logits::All(_) => first..end,
-        }
+        end - rows_of(run)..end
     })
 }
 
@@ -127,14 +142,24 @@ impl Pass<'_> {
             self.go_on()?;
             self.norm(layer)?; // RMS norm before attention
             self.qkv(layer)?; // queries, keys and values
-            let mut first = 0;
+            let (mut first, kept) = (0, self.kept.filter(|_| layer == LAYERS - 1));
             for run in &mut *runs {
-                let place = Place::of(run, first, layer);
+                let mut place = Place::of(run, first, layer);
+                if kept.is_some() {
+                    place.kept = rows_of(run);
+                }
                 let cache = OpenClCache::of(run.cache);
                 self.rope(layer, place, cache)?; // keys get their position and join the cache
                 self.attend(layer, place, cache)?; // each query over all slots up to its own
                 self.observe(layer, place, cache)?; // what each slot received of it
                 first += place.tokens;
+            }
+            if let Some(kept) = kept {
+                wanted(runs).enumerate().try_for_each(|(to, from)| self.scratch.move_token(from, to))?;
+                self.n = kept;
+            }
+            if self.n == 0 {
+                break; // nobody reads what follows
             }
             self.out(layer, Place::of(&mut runs[0], 0, layer))?; // attention's output joins the residual
             self.ffn_norm(layer)?; // RMS norm before the feed-forward layer
@@ -151,7 +176,7 @@ impl Pass<'_> {
 
     /// Whether `out` merges the chunks of attention.
     fn out_merges(&self, place: Place) -> bool {
-        self.n == 1 && self.host.is_none() && place.chunks() <= FUSED_CHUNKS
+        self.n == 1 && self.kept.is_none() && self.host.is_none() && place.chunks() <= FUSED_CHUNKS
     }
 
     fn done(&mut self, step: &'static str, layer: usize) -> Result<()> {
@@ -205,8 +230,11 @@ impl Pass<'_> {
     }
 
     fn attend(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
+        let attending = place.attending();
         if self.host.is_some() {
-            self.attend_on_host(layer, place, cache)?;
+            if attending.tokens > 0 {
+                self.attend_on_host(layer, attending, cache)?;
+            }
             return self.done("attend", layer);
         }
         let merges = self.out_merges(place);
@@ -219,10 +247,10 @@ impl Pass<'_> {
                 let merge = self.launches.merge.as_mut().expect("invariant: as above");
                 merge.with(&[place.first as i32, chunks as i32])?.run(device, [HEADS, 1])?;
             }
-        } else {
+        } else if attending.tokens > 0 {
             let attend = bound.attend.as_mut().expect("invariant: bound for many tokens");
-            let tiles = (place.tokens * GROUP).div_ceil(self.launches.queries);
-            let attend = attend.with(&place.as_run())?.and(&[place.observed as i32])?;
+            let tiles = (attending.tokens * GROUP).div_ceil(self.launches.queries);
+            let attend = attend.with(&attending.as_run())?.and(&[place.observed as i32])?;
             attend.run(device, [tiles, KV_HEADS])?;
         }
         self.done("attend", layer)
@@ -348,7 +376,10 @@ impl Pass<'_> {
             _ => {
                 for first in (0..count).step_by(self.scratch.logit_rows) {
                     let rows = first..count.min(first + self.scratch.logit_rows);
-                    self.norm_wanted(wanted(runs).skip(first).take(rows.len()))?;
+                    match self.kept {
+                        Some(_) => self.norm_wanted(rows.clone())?,
+                        None => self.norm_wanted(wanted(runs).skip(first).take(rows.len()))?,
+                    }
                     self.launches.heads.many(device, rows.len())?;
                     self.read_logits(rows, runs)?;
                 }

@@ -177,6 +177,17 @@ impl Scratch {
         self.host[first..first + N].copy_from_slice(&values.map(f32::from_bits));
     }
 
+    /// Queues that the residual and attention's output of token `from` become those of token `to`.
+    pub fn move_token(&self, from: usize, to: usize) -> Result<()> {
+        if from == to {
+            return Ok(());
+        }
+        let ([x, new_x], state) = ([from, to].map(|t| 4 * (HEADER + t * STATE_ROW)), self.state.buffer());
+        state.copy(x..x + 4 * DIM, state, new_x)?;
+        let [att, new_att] = [from, to].map(|t| 4 * t * Q_DIM);
+        self.att.copy(att..att + 4 * Q_DIM, &self.att, new_att)
+    }
+
     /// Reads the residual of token `t`.
     pub fn residual(&self, t: usize, x: &mut [f32]) -> Result<()> {
         self.state.buffer().read(4 * (HEADER + t * STATE_ROW), bytes_of_mut(x))

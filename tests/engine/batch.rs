@@ -4,6 +4,7 @@ use crate::bed::alone::Alone;
 use crate::bed::place;
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Device, KvRows, Logits, Run};
+use antigravity::model::trace::Recorder;
 use antigravity::run::engine::BatchAnswer;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::session::{CancelToken, StopReason};
@@ -232,4 +233,97 @@ fn logits_of_any_mixture_of_runs_are_those_of_each_alone() {
             }
         }
     }
+}
+
+/// Nobody may see that the last layer is computed only where it is read: neither in logits nor in rows, nor in the mass
+/// of observed slots.
+#[test]
+fn logits_are_the_same_whichever_others_are_read() {
+    const LENGTHS: [usize; 5] = [17, 1, 5, 1, 9];
+    let engine = Engine::load(options(1, 1)).unwrap();
+    let token = |s: usize, i: usize| ((s * 151 + i * 41) % 3000 % dims::VOCAB) as u32;
+    for (isa, types) in Isa::available().into_iter().zip([KvType::Q4, KvType::F16, KvType::Q8].iter().cycle())
+    {
+        let options =
+            CpuOptions { threads: 3, isa, kv_types: KvTypes::both(*types), slots: 256, max_tokens: 40 };
+        let weights = || Arc::clone(engine.weights());
+        let mut together = CpuDevice::new(weights(), options).unwrap();
+        let mut caches: Vec<_> = (0..5).map(|_| together.new_cache(256).unwrap()).collect();
+        let mut whole: Vec<_> = (0..5).map(|_| Alone::new(weights(), options)).collect();
+        // Sequence 4 is observed.
+        whole[4].observe(6);
+        caches[4].write_mass(0, &[]).unwrap();
+        for step in 0..10 {
+            let mut runs = Vec::new();
+            let mut found = vec![vec![0.0; 17 * dims::VOCAB]; 5];
+            let tokens: [Vec<u32>; 5] = std::array::from_fn(|s| {
+                (0..LENGTHS[(s + step) % 5]).map(|i| token(s, 20 * step + i)).collect()
+            });
+            let present = |s: usize| step < 5 || !(s + step).is_multiple_of(3);
+            let read = |s: usize| [0, 1, 2, 1][(s * (1 + step / 4) + step) % 4];
+            let all = caches.iter_mut().zip(&tokens).zip(&mut found).enumerate();
+            for (s, ((cache, tokens), found)) in all.filter(|(s, _)| present(*s)) {
+                let logits = match read(s) {
+                    0 => Logits::None,
+                    1 => Logits::Last(&mut found[..dims::VOCAB]),
+                    _ => Logits::All(&mut found[..tokens.len() * dims::VOCAB]),
+                };
+                let observe = if s == 4 { 6 } else { 0 };
+                runs.push(Run { observe, ..Run::new(&mut **cache, tokens, whole[s].len(), logits) });
+            }
+            together.forward(&mut runs, None).unwrap();
+            for s in (0..5).filter(|&s| present(s)) {
+                let mut expected = vec![0.0; tokens[s].len() * dims::VOCAB];
+                whole[s].forward(&tokens[s], Logits::All(&mut expected));
+                let from = [expected.len(), expected.len() - dims::VOCAB, 0][read(s)];
+                let expected = &expected[from..];
+                assert!(found[s][..expected.len()] == *expected, "{}: {s} in step {step}", isa.name());
+            }
+        }
+        for (s, (cache, whole)) in caches.iter_mut().zip(&mut whole).enumerate() {
+            let mut rows = KvRows::default();
+            for (layer, expected) in whole.rows().iter().enumerate() {
+                cache.read(layer, 0..whole.len(), &mut rows).unwrap();
+                assert!(rows == *expected, "{}: rows of {s}", isa.name());
+            }
+        }
+        let mut mass = [(); 2].map(|()| vec![0.0; dims::KV_HEADS * whole[4].len()]);
+        for layer in (0..dims::LAYERS).filter(|&layer| !dims::is_local(layer)) {
+            caches[4].read_mass(layer, &mut mass[0]).unwrap();
+            whole[4].cache.read_mass(layer, &mut mass[1]).unwrap();
+            assert!(mass[0] == mass[1], "{}: mass of layer {layer}", isa.name());
+        }
+    }
+}
+
+/// The digest after the last layer is that of the last token, even where nobody reads its logits.
+#[test]
+fn a_recorder_sees_the_same_residuals_whatever_is_read() {
+    let engine = Engine::load(options(1, 1)).unwrap();
+    let options = CpuOptions {
+        threads: 2,
+        isa: Isa::detect().unwrap(),
+        kv_types: KvTypes::both(KvType::Q4),
+        slots: 64,
+        max_tokens: 40,
+    };
+    let tokens: Vec<u32> = (0..23).map(|i| (i * 89 % dims::VOCAB) as u32).collect();
+    let record = |read: usize| {
+        let mut alone = Alone::new(Arc::clone(engine.weights()), options);
+        alone.device.record(Some(Recorder::default()));
+        let mut rows = vec![0.0; [0, 1, tokens.len()][read] * dims::VOCAB];
+        let logits = match read {
+            0 => Logits::None,
+            1 => Logits::Last(&mut rows),
+            _ => Logits::All(&mut rows),
+        };
+        alone.forward(&tokens, logits);
+        let recorder = alone.device.record(None).unwrap();
+        let projections = recorder.totals().into_iter().find(|step| step.0 == "qkv").unwrap().2;
+        (recorder.hashes, projections - dims::LAYERS as u64)
+    };
+    let (all, narrowed) = record(2);
+    assert_eq!((all.len(), narrowed), (dims::LAYERS, 0));
+    // Where not all is read, the queries of the last layer are a step of their own, of the tokens left.
+    assert_eq!([record(0), record(1)], [(all.clone(), 1), (all, 1)]);
 }

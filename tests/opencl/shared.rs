@@ -277,11 +277,21 @@ fn several_sequences_in_one_pass_are_each_as_alone() {
         sequence(0, 1, 0, 1),
         sequence(3, 2, 0, 0),
     ];
-    for types in [KvTypes::both(KvType::F16), KvTypes { k: KvType::Q8, v: KvType::Q4 }] {
-        let expected = passes(&mut cpu(types), &sequences, false);
+    // The same where the last layer is only for tokens whose logits are read.
+    let unobserved = [
+        sequence(3, 2, 0, 0),
+        sequence(140, 20, 0, 1),
+        sequence(150, 1, 0, 0),
+        sequence(9, 4, 0, 4),
+        sequence(5, 1, 0, 1),
+        sequence(0, 7, 0, 1),
+    ];
+    let (f16, mixed) = (KvTypes::both(KvType::F16), KvTypes { k: KvType::Q8, v: KvType::Q4 });
+    for (types, sequences) in [(f16, &sequences[..]), (mixed, &sequences), (mixed, &unobserved)] {
+        let expected = passes(&mut cpu(types), sequences, false);
         for mut on in [gpu(model, types, Place::Device), gpu_with_host(model, types)] {
             for together in [false, true] {
-                let found = passes(&mut on, &sequences, together);
+                let found = passes(&mut on, sequences, together);
                 for (i, (f, e)) in found.iter().zip(&expected).enumerate() {
                     let what = format!("{}, {types}, together: {together}: sequence {i}", on.name());
                     assert!(f.0 == e.0, "{what}: other logits");

@@ -1,6 +1,6 @@
 //! The runs of a pass as its steps see them: one list of tokens, each with the cache rows of its own sequence.
 
-use crate::dims::{VOCAB, is_local};
+use crate::dims::{LAYERS, VOCAB, is_local};
 use crate::model::device::{Extent, HostRows, Logits, Run};
 use files::Result;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -26,6 +26,9 @@ pub(super) struct Span {
     pub tokens: usize,
     /// How many of them, the last ones, are observed.
     pub observe: usize,
+    /// How many of them, the last ones, go through all of the last layer: those whose logits are wanted, and where
+    /// attention is observed in that layer all.
+    pub kept: usize,
 }
 
 impl Span {
@@ -61,8 +64,14 @@ impl<'a> Sequences<'a> {
                 Logits::All(logits) => Logits::All(logits),
             };
             let observe = (*observe).min(tokens);
+            let kept = match logits {
+                _ if observe > 0 && !is_local(LAYERS - 1) => tokens,
+                Logits::None => 0,
+                Logits::Last(_) => 1,
+                Logits::All(_) => tokens,
+            };
             let rows = cache.host()?;
-            let span = Span { extent, pos: *pos, first, tokens, observe };
+            let span = Span { extent, pos: *pos, first, tokens, observe, kept };
             self.0.push(RwLock::new(Sequence { span, rows, logits }));
             first += tokens;
         }
@@ -97,6 +106,18 @@ impl<'a> Sequences<'a> {
         self.0.iter_mut().map(|s| s.get_mut().expect("invariant: no job panics"))
     }
 
+    /// Tokens that go through all of the last layer.
+    pub fn kept(&mut self) -> usize {
+        self.iter_mut().map(|seq| seq.span.kept).sum()
+    }
+
+    /// Keeps the last token of all as well, whatever is read of it.
+    pub fn keep_last(&mut self) {
+        if let Some(seq) = self.iter_mut().last() {
+            seq.span.kept = seq.span.kept.max(1);
+        }
+    }
+
     /// Whether a run is computed by all threads together, rather than as one task beside those of other runs.
     pub fn is_alone(&self, run: usize) -> bool {
         let Span { tokens, observe, .. } = self.read(run).span;
@@ -105,6 +126,17 @@ impl<'a> Sequences<'a> {
 }
 
 impl Sequence<'_> {
+    /// Leaves only the tokens that are kept, from token `first` of the pass on; which they were before.
+    pub fn narrow(&mut self, first: usize) -> std::ops::Range<usize> {
+        let Span { tokens, kept, observe, .. } = self.span;
+        let left = tokens - kept;
+        let from = self.span.first + left;
+        self.span.extent.len += left;
+        self.span.pos += left;
+        (self.span.first, self.span.tokens, self.span.observe) = (first, kept, observe.min(kept));
+        from..from + kept
+    }
+
     /// The tokens whose logits are wanted, counted in the pass.
     pub fn wanted(&self) -> std::ops::Range<usize> {
         let Span { first, tokens, .. } = self.span;

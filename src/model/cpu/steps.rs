@@ -16,11 +16,15 @@ use numeric::quant::format::GROUP_ROWS;
 use numeric::simd::attend::{CHUNK, Partial, QUERIES};
 use numeric::simd::products::lay_out;
 use numeric::simd::{Isa, ops};
+use std::ops::Range;
 
 /// Columns of q, k and v in the fused buffer, each padded to whole groups of sixteen.
 pub(super) const Q_PAD: usize = Q_DIM.next_multiple_of(16);
 pub(super) const KV_PAD: usize = KV_DIM.next_multiple_of(16);
 pub(super) const QKV: usize = Q_PAD + 2 * KV_PAD;
+/// The columns of q, and those of k and v.
+pub(super) const Q_COLS: Range<usize> = 0..Q_PAD;
+pub(super) const KV_COLS: Range<usize> = Q_PAD..QKV;
 /// Weight bytes of one task in decode: small enough that no thread waits long for the last task, large enough
 /// that the first lines, which are not prefetched yet, are a small part of it (20 KiB: 4 % slower).
 const DECODE_TASK_BYTES: usize = 128 << 10;
@@ -245,15 +249,30 @@ impl Scratch {
         }
     }
 
-    /// q, k and v of the normed residual, in one parallel step.
-    pub(super) fn qkv(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+    /// Leaves only the tokens that go through all of the last layer, after their keys and values have joined the
+    /// caches: returns how many, which are the first ones from now on.
+    pub(super) fn narrow(&mut self, seqs: &mut Sequences<'_>) -> usize {
+        self.run_of.clear();
+        for (run, seq) in seqs.iter_mut().enumerate() {
+            let to = self.run_of.len();
+            let from = seq.narrow(to);
+            self.run_of.extend(from.clone().map(|_| run as u32));
+            for (rows, width) in [(&mut self.x, DIM), (&mut self.cos, ANGLES), (&mut self.sin, ANGLES)] {
+                rows.copy_within(from.start * width..from.end * width, to * width);
+            }
+        }
+        self.run_of.len()
+    }
+
+    /// q, k and v of the normed residual, or those `columns` of them, in one parallel step.
+    pub(super) fn qkv(&mut self, layer: &Layer, columns: Range<usize>, pool: &Pool, isa: Isa, n: usize) {
         let x = self.h.input(isa, n);
-        let tile = task_cols(n, (QKV, DIM), GROUP_ROWS, pool.threads());
+        let tile = task_cols(n, (columns.len(), DIM), GROUP_ROWS, pool.threads());
         pool.columns(&mut self.qkv[..n * QKV], QKV, tile, |mut tile| {
             // The tile may span the borders between q, k and v.
-            let end = tile.col + tile.cols;
+            let (first, end) = (tile.col.max(columns.start), columns.end.min(tile.col + tile.cols));
             let mut part = |start: usize, rows: usize, m: Part<'_>| {
-                let (from, to) = (tile.col.max(start), end.min(start + rows));
+                let (from, to) = (first.max(start), end.min(start + rows));
                 if from < to {
                     let at = from - tile.col;
                     let columns = Columns { first: from - start, width: to - from };
