@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: `antigravity bench` on a device, with cold and warm starts, clocks and temperatures.
 
+mod count;
 mod peer;
 mod report;
 mod start;
@@ -29,6 +30,7 @@ pub const FLAGS: Flags = &[
         Flag::valued("--cool-down", "S", "longest time to cool down between runs, in seconds"),
         Flag::valued("--json", "FILE", "write all results there"),
     ],
+    count::FLAGS,
 ];
 /// Runs, without `--runs`.
 const RUNS: u64 = 3;
@@ -84,6 +86,9 @@ pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = run::split(words);
     let args = Args::parse(ours, FLAGS)?;
     args.no_rest_but("flags of `bench` come after --")?;
+    if count::asked(&args, theirs)? {
+        return count::run(&args);
+    }
     let options = options(&args, theirs)?;
     let model = build::chosen_model(&args)?;
     let peer = Peer::of_environment(&model)?;

@@ -17,7 +17,7 @@ use files::config::ModelConfig;
 use shapes::{Fill, Tensor};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Values in one unit of work: 4 MiB of bf16.
@@ -51,24 +51,35 @@ pub fn run(words: &[String]) -> Result<()> {
         return Err(Error::Usage(format!("--out {}: is the model itself", out.display())));
     }
 
+    println!("{}", write(&model, args.value("--gguf"), &out, seed)?.display());
+    Ok(())
+}
+
+/// What `--gguf` takes.
+pub fn mixes() -> Vec<&'static str> {
+    gguf::MIXES.map(|(name, ..)| name).to_vec()
+}
+
+/// Writes a model of the shapes that the `config.json` in `model` gives: a GGUF file in the formats of `mix`, or a BF16
+/// checkpoint. Returns what `--model` would name.
+pub fn write(model: &Path, mix: Option<&str>, out: &Path, seed: u64) -> Result<PathBuf> {
     let source = model.join("config.json");
     let config = json::read(&source)?;
     let config = Node { file: &source, value: &config };
     let shape = ModelConfig::parse(&config.value.to_string()).map_err(|e| Error::at(&source, e))?;
-    fs::create_dir_all(&out).map_err(|e| Error::at(&out, e))?;
+    fs::create_dir_all(out).map_err(|e| Error::at(out, e))?;
     let start = std::time::Instant::now();
-    let (file, plan) = match args.value("--gguf") {
+    let (file, plan) = match mix {
         Some(mix) => (out.join("model.gguf"), gguf::plan(config, &shape, mix)?),
         None => {
-            write_texts(&out, config)?;
+            write_texts(out, config)?;
             (out.join("model.safetensors"), safetensors(&shapes::tensors(&shape)))
         }
     };
     write_file(&file, &plan, seed)?;
     let seconds = start.elapsed().as_secs_f64();
     eprintln!("{} tensors, {} in {seconds:.1} s", plan.parts.len(), size::megabytes(plan.len));
-    println!("{}", args.value("--gguf").map_or(&out, |_| &file).display());
-    Ok(())
+    Ok(if mix.is_some() { file } else { out.into() })
 }
 
 /// What stands beside the weights of a checkpoint.

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: what every change must keep, part after part, and one line that sums it up; with `all`,
 //! everything that must hold.
 
-mod arm;
+pub mod arm;
 mod deps;
 mod device;
 mod real;

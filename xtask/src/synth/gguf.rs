@@ -9,7 +9,7 @@ use files::config::{Arch, ModelConfig, RopeScaling};
 use files::source::gguf::names::{ROPE_FREQS, stored};
 
 /// How a whole file is stored, as tools name it: the type of most matrices, and of those that matter more.
-const MIXES: [(&str, BlockType, BlockType); 5] = [
+pub(super) const MIXES: [(&str, BlockType, BlockType); 5] = [
     ("q4_0", BlockType::Q4_0, BlockType::Q4_0),
     ("q8_0", BlockType::Q8_0, BlockType::Q8_0),
     ("q4_k", BlockType::Q4_K, BlockType::Q6_K),
