@@ -62,7 +62,7 @@ const TASKS: &[Task] = &[
     Task { name: "run", arguments: "[--device D] [-- COMMAND…]", flags: run::FLAGS, run: run::run,
            about: "run what is deployed there; a story where no command is given" },
     Task { name: "bench", arguments: "[--device D] [-- FLAG…]", flags: bench::FLAGS, run: bench::run,
-           about: "speeds, cold and warm starts there, with clocks and temperatures; PEER=LLAMA_BENCH: beside llama.cpp here; --count: instructions on Arm" },
+           about: "speeds, starts, clocks and temperatures there; PEER=LLAMA_BENCH: beside llama.cpp; --count: instructions on Arm" },
     Task { name: "profile", arguments: "[--device D] [-- FLAG…]", flags: profile::FLAGS, run: profile::run,
            about: "a generation there as a page of charts and a Perfetto trace; -n N or --seconds S, --open" },
     Task { name: "quality", arguments: "[--model M] [--quick]", flags: quality::FLAGS, run: quality::run,

@@ -1,4 +1,7 @@
 //! NEON: sixteen lanes in four registers, and the Q4_0 kernels.
+//!
+//! Kernels for SVE2 or SME would be modules beside this one and a variant of [`super::Isa`] each, chosen where the CPU
+//! has them; `smmla` on longer vectors takes its pairs of tokens from `q4` in the layout that is there.
 
 mod q4;
 
