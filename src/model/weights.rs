@@ -98,7 +98,7 @@ pub struct Reads {
     pub floats: bool,
     /// Quantised, in blocks.
     pub blocks: bool,
-    /// The same blocks arranged in tiles, for instruction sets with tile registers (AMX).
+    /// The same blocks arranged in tiles, for instruction sets that read them (AMX, dotprod, i8mm).
     pub tiles: bool,
 }
 

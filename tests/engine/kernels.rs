@@ -235,7 +235,7 @@ fn q4_products<const COLS: usize>(r: &mut Random, groups: usize) {
 fn tiles(isa: Isa, acts: &[ActBlock], blocks: usize) -> Vec<ActTile> {
     let mut tiles = vec![ActTile::ZERO; isa.act_tiles(acts.len() / blocks) * blocks];
     for (acts, tiles) in acts.chunks(ActTile::TOKENS * blocks).zip(tiles.chunks_mut(blocks)) {
-        lay_out(acts, tiles);
+        lay_out(isa, acts, tiles);
     }
     tiles
 }

@@ -19,7 +19,7 @@ pub struct Input<'a> {
     pub floats: &'a [f32],
     /// `[token][block]`; empty when only unquantised weights read it.
     pub blocks: &'a [ActBlock],
-    /// The same, `[token / 16][block]`; empty unless the instruction set reads them.
+    /// The same, `[tile][block]`; empty unless the instruction set reads them.
     pub tiles: &'a [ActTile],
     /// Number of tokens.
     pub tokens: usize,

@@ -38,7 +38,7 @@ pub(super) struct Acts<const W: usize> {
     floats: Vec<f32>,
     /// `[token][W / 32]`
     blocks: Vec<ActBlock>,
-    /// `[token / 16][W / 32]`, where the instruction set reads them.
+    /// `[tile][W / 32]`, where the instruction set reads them.
     tiles: Vec<ActTile>,
 }
 
@@ -105,7 +105,7 @@ impl<const W: usize> Acts<W> {
         }
         pool.tiles(&mut self.tiles[..tiles], wide, (1, wide), |mut tile| {
             let first = tile.row * ActTile::TOKENS;
-            lay_out(&blocks[first * wide..][..ActTile::TOKENS * wide], tile.row_mut(0));
+            lay_out(isa, &blocks[first * wide..][..ActTile::TOKENS * wide], tile.row_mut(0));
         });
     }
 }

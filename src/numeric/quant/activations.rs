@@ -31,6 +31,7 @@ impl ActBlock {
 }
 
 /// One block of sixteen tokens side by side, as instructions that multiply tiles read them.
+#[cfg(not(target_arch = "aarch64"))]
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ActTile {
@@ -40,9 +41,31 @@ pub struct ActTile {
     pub d: [f32; Self::TOKENS],
 }
 
+#[cfg(not(target_arch = "aarch64"))]
 impl ActTile {
     /// Tokens of a tile.
     pub const TOKENS: usize = 16;
     /// A tile of zeros.
     pub const ZERO: Self = Self { q: [[0; BLOCK]; Self::TOKENS], d: [0.0; Self::TOKENS] };
+}
+
+/// One block of four tokens side by side, as `sdot` or `smmla` read them: which token is where, the kernel says.
+#[cfg(target_arch = "aarch64")]
+#[repr(C, align(16))]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ActTile {
+    /// What sums start from: the tokens' offsets, and what makes floats of integers.
+    pub start: [[i32; 4]; 4],
+    /// [`ActBlock::q`]
+    pub q: [[i8; 16]; 8],
+    /// [`ActBlock::d`]
+    pub d: [[f32; 4]; 2],
+}
+
+#[cfg(target_arch = "aarch64")]
+impl ActTile {
+    /// Tokens of a tile.
+    pub const TOKENS: usize = 4;
+    /// A tile of zeros.
+    pub const ZERO: Self = Self { start: [[0; 4]; 4], q: [[0; 16]; 8], d: [[0.0; 4]; 2] };
 }

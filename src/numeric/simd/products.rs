@@ -30,8 +30,8 @@ pub const MOST_TOKENS: usize = 256;
 /// A matrix of `COLS` columns times the activations of some tokens: `out[group][token][row]`. What is computed is said
 /// in [`format`](crate::quant::format).
 ///
-/// `activations` is `[token][block]`. `tiles` has the whole tiles of the same tokens, `[token / 16][block]`, or nothing
-/// (see [`Isa::act_tiles`]); only Q4_0 reads them.
+/// `activations` is `[token][block]`. `tiles` has the whole tiles of the same tokens, `[tile][block]`, or nothing (see
+/// [`Isa::act_tiles`]); only Q4_0 reads them.
 pub fn multiply<const COLS: usize>(
     isa: Isa,
     w: Groups<'_>,
@@ -71,13 +71,13 @@ fn multiply_by(
         #[cfg(target_arch = "x86_64")]
         Isa::Amx => unsafe { amx::q4(w, tiles, tokens, out.as_mut_ptr()) },
         #[cfg(target_arch = "aarch64")]
-        Isa::NeonDot | Isa::NeonI8mm => q4_together(isa, w, activations, out),
+        Isa::NeonDot | Isa::NeonI8mm => q4_together(isa, w, tiles, out),
         _ => 0,
     };
     for (g, out) in out.chunks_exact_mut(tokens.max(1)).enumerate() {
         let (w, mut activations, mut out) = (w.q4(g), &activations[done * w.blocks..], &mut out[done..]);
         while !out.is_empty() {
-            let n = isa.tokens_at_once(out.len());
+            let n = isa.tokens_of_group(out.len());
             let (now, rest) = out.split_at_mut(n);
             assert!(activations.len() >= n * w.blocks);
             q4(isa, w, activations, now);
@@ -121,21 +121,21 @@ fn q4_of_any(isa: Isa, w: Q4Group<'_>, activations: &[ActBlock], out: &mut [[f32
         }
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => kernel!(neon::q4, (w, activations, out), {1} {2} {4}),
-        // `q4_together` has left at most three tokens.
+        // What `q4_together` has left.
         #[cfg(target_arch = "aarch64")]
         Isa::NeonDot | Isa::NeonI8mm => kernel!(neon::q4_dot, (w, activations, out), {1} {2}),
         _ => unreachable!("invariant: `multiply_by` and `q4_of` have left the others out"),
     }
 }
 
-/// Tiles of four tokens and more, for all groups at once. Returns how many tokens are done: at most three are left.
-/// The arguments are as [`multiply_by`] has checked them.
+/// Four tokens and more, for all groups at once, where there are tiles. Returns how many tokens are done. The arguments
+/// are as [`multiply_by`] has checked them.
 #[cfg(target_arch = "aarch64")]
-fn q4_together(isa: Isa, w: Groups<'_>, activations: &[ActBlock], out: &mut [[f32; 16]]) -> usize {
+fn q4_together(isa: Isa, w: Groups<'_>, tiles: &[ActTile], out: &mut [[f32; 16]]) -> usize {
     let (tokens, mut done) = (out.len() / w.groups, 0);
     loop {
         let n = isa.tokens_at_once(tokens - done);
-        if n < 4 {
+        if n < 4 || tiles.is_empty() {
             return done;
         }
         let kernel = match (isa, n) {
@@ -147,26 +147,38 @@ fn q4_together(isa: Isa, w: Groups<'_>, activations: &[ActBlock], out: &mut [[f3
             (_, 4) => neon::q4_dot_together::<4>,
             (_, n) => unreachable!("no kernel for {n} tokens"),
         };
+        let tiles = &tiles[done / ActTile::TOKENS * w.blocks..][..n / ActTile::TOKENS * w.blocks];
         for first in (0..w.groups).step_by(MOST_GROUPS) {
             let groups = w.part(first..w.groups.min(first + MOST_GROUPS));
-            let (acts, out) = (&activations[done * w.blocks..], &mut out[first * tokens + done..]);
-            // SAFETY: the set was found on this CPU; `w` holds its groups, `activations` a row for each token, and `out`
-            // one of each group, `tokens` apart.
-            unsafe { kernel(groups, acts.as_ptr(), (out.as_mut_ptr(), tokens)) };
+            let out = &mut out[first * tokens + done..];
+            // SAFETY: the set was found on this CPU; `w` holds its groups, `tiles` a tile of each four tokens and block,
+            // and `out` one row of each group and token, groups `tokens` apart.
+            unsafe { kernel(groups, tiles.as_ptr(), (out.as_mut_ptr(), tokens)) };
         }
         done += n;
     }
 }
 
-/// Puts the blocks of sixteen tokens, `[token][block]`, side by side: `[block]`.
-pub fn lay_out(activations: &[ActBlock], tiles: &mut [ActTile]) {
+/// Puts the blocks of a tile's tokens, `[token][block]`, side by side: `[block]`.
+pub fn lay_out(isa: Isa, activations: &[ActBlock], tiles: &mut [ActTile]) {
     let blocks = tiles.len();
     assert_eq!(activations.len(), ActTile::TOKENS * blocks);
     for (b, tile) in tiles.iter_mut().enumerate() {
-        for (t, act) in activations[b..].iter().step_by(blocks).enumerate() {
-            (tile.q[t], tile.d[t]) = (act.q, act.d);
-        }
+        let acts = std::array::from_fn(|t| &activations[t * blocks + b]);
+        *tile = laid(isa, acts);
     }
+}
+
+/// One block of a tile's tokens.
+#[cfg(target_arch = "aarch64")]
+fn laid(isa: Isa, acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
+    if isa == Isa::NeonI8mm { neon::laid::<true>(acts) } else { neon::laid::<false>(acts) }
+}
+
+/// One block of a tile's tokens.
+#[cfg(not(target_arch = "aarch64"))]
+fn laid(_: Isa, acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
+    ActTile { q: acts.map(|act| act.q), d: acts.map(|act| act.d) }
 }
 
 impl Isa {
@@ -184,8 +196,19 @@ impl Isa {
         match self {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => tokens / ActTile::TOKENS,
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot | Isa::NeonI8mm => tokens / ActTile::TOKENS,
             // Tiles that no prompt fills.
             _ => tokens / usize::MAX,
+        }
+    }
+
+    /// The same for kernels of one group, where others have done what they can.
+    fn tokens_of_group(self, left: usize) -> usize {
+        match self {
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot | Isa::NeonI8mm => left.min(2),
+            _ => self.tokens_at_once(left),
         }
     }
 

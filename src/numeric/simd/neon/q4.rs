@@ -2,7 +2,7 @@
 //!
 //! A kernel takes sixteen rows as four quads. For one token all four stay in registers. For more tokens it takes one
 //! quad at a time over a run of blocks, so that weights are unpacked once for all tokens. From four tokens on, `sdot`
-//! and `smmla` have the activations of a run laid out first, once for all groups of rows.
+//! and `smmla` read [tiles](ActTile) of four, laid out once for all rows of all matrices that read them.
 //!
 //! The tables at the kernels give the cost of one block of 32 columns x 16 rows x 1 token: instructions of the loops
 //! over blocks, and their cycles by the models of llvm-mca 19 for Neoverse V2 (Cortex-X3, the same
@@ -21,10 +21,9 @@ use super::super::groups::{Groups, MOST_GROUPS, Q4Group, QUANT_BYTES, SCALE_BYTE
 use super::super::lanes::Lanes;
 use super::super::unrolled;
 use super::{Neon, widen_f16};
-use crate::quant::activations::ActBlock;
+use crate::quant::activations::{ActBlock, ActTile};
 use std::arch::aarch64::*;
 use std::array::from_fn;
-use std::mem::MaybeUninit;
 
 /// Blocks that one quad goes through before the next: their weights and activations stay in the
 /// first-level cache.
@@ -219,63 +218,62 @@ pub unsafe fn q4_dot<const T: usize>(w: Q4Group<'_>, activations: *const ActBloc
     quads::<T, true>(w, activations, out)
 }
 
-/// Activations of some tokens of one block, laid out for a kernel.
-trait Laid: Copy {
-    /// Tokens of one.
-    const TOKENS: usize;
+/// How the tokens of a tile lie for an instruction.
+trait Laid {
+    /// The tile of one block of four tokens.
+    fn of(acts: [&ActBlock; ActTile::TOKENS]) -> ActTile;
 
-    /// Of the tokens whose block `t` gives.
-    fn of<'a>(t: impl Fn(usize) -> &'a ActBlock) -> Self;
-
-    /// Adds the sums of rows `4r..` in block `b` to `acc`; the order of sums is that of [`Laid::rows`].
+    /// Adds the sums of rows `4r..` in block `b` to `acc`, four tokens from each of the first `T / 4` of `tiles`, which
+    /// go to the next block's. The order of sums is that of [`Laid::rows`].
     ///
     /// # Safety
     ///
-    /// `r < 4`, the planes hold block `b`, `acts` holds `T` tokens, and the CPU has the instructions.
+    /// `r < 4`, the planes hold block `b`, the tiles can be read, and the CPU has the instructions.
     unsafe fn add<const T: usize>(
         w: Q4Group<'_>,
         at: (usize, usize),
-        acts: *const Self,
+        tiles: &mut [*const u8; TOKENS / 4],
         acc: &mut [float32x4_t; T],
     );
+
+    /// From the tile's first byte to where the pointers of [`Laid::add`] stand.
+    const BEFORE: usize;
 
     /// The sums of token `t`, of sixteen rows in their order.
     fn rows<const T: usize>(acc: &[[float32x4_t; T]; 4], t: usize) -> Neon;
 }
 
-/// Sixteen rows of each group, `T` tokens, whose activations are laid out once for all groups of a run of blocks:
-/// `out[group][token]`, `stride` tokens in each.
+/// One block of four tokens, as [`q4_i8mm_together`] reads it if `PAIRS`, else as [`q4_dot_together`] does.
+pub fn laid<const PAIRS: bool>(acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
+    if PAIRS { Pairs::of(acts) } else { Four::of(acts) }
+}
+
+/// Sixteen rows of each group, `T` tokens: `out[group][token]`, `stride` tokens in each.
 ///
 /// # Safety
 ///
-/// `w` has at most [`MOST_GROUPS`] groups, `activations` holds T rows of `w.blocks`, `out` holds the first `T` of
-/// `stride` rows for each group, and the CPU has the instructions of `L`.
+/// `w` has at most [`MOST_GROUPS`] groups, `tiles` is `[T / 4][w.blocks]`, `out` holds the first `T` of `stride` rows
+/// for each group, and the CPU has the instructions of `L`.
 #[inline(always)]
 unsafe fn together<L: Laid, const T: usize>(
     w: Groups<'_>,
-    activations: *const ActBlock,
+    tiles: *const ActTile,
     (out, stride): (*mut [f32; 16], usize),
 ) {
-    const { assert!(T.is_multiple_of(L::TOKENS) && T <= TOKENS) };
-    let each = T / L::TOKENS;
-    let mut laid = [const { MaybeUninit::<L>::uninit() }; RUN * TOKENS / 2];
-    let laid = laid.as_mut_ptr().cast::<L>();
+    const { assert!(T.is_multiple_of(4) && T <= TOKENS) };
     let mut acc = [[[vdupq_n_f32(0.0); T]; 4]; MOST_GROUPS];
     let acc = &mut acc[..w.groups];
     for first in (0..w.blocks).step_by(RUN) {
-        let run = RUN.min(w.blocks - first);
-        for i in 0..each {
-            let rows = activations.add(i * L::TOKENS * w.blocks + first);
-            for b in 0..run {
-                laid.add(b * each + i).write(L::of(|t| &*rows.add(t * w.blocks + b)));
-            }
-        }
+        let run = first..w.blocks.min(first + RUN);
         for (g, acc) in acc.iter_mut().enumerate() {
-            let w = w.q4(g);
+            let group = w.q4(g);
             for (r, acc) in acc.iter_mut().enumerate() {
                 let mut sum = *acc;
-                for b in 0..run {
-                    L::add(w, (first + b, r), laid.add(b * each), &mut sum);
+                let mut from = from_fn(|i| {
+                    tiles.wrapping_add(i * w.blocks + first).cast::<u8>().wrapping_sub(L::BEFORE)
+                });
+                for b in run.clone() {
+                    L::add(group, (b, r), &mut from, &mut sum);
                 }
                 *acc = sum;
             }
@@ -288,102 +286,92 @@ unsafe fn together<L: Laid, const T: usize>(
     }
 }
 
-/// Four tokens of one block, for `sdot`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Four {
-    /// The first sixteen columns of each token, then the others.
-    q: [[[i8; 16]; 4]; 2],
-    /// [`BIAS`] plus the offset of each token, in all lanes.
-    start: [[i32; 4]; 4],
-    /// Scales.
-    d: [f32; 4],
-}
+/// Four tokens for `sdot`: `start` has a token in all lanes; `q` the first sixteen columns of each token, then the
+/// others; `d` one scale each, then nothing.
+struct Four;
 
 /// `sdot` of four tokens with the columns of a register.
 macro_rules! four_dots {
     ($w:literal, $lane:literal) => {
         concat!(
-            "sdot {x0:v}.4s, {",
+            "sdot v16.4s, {",
             $w,
-            ":v}.16b, {a0:v}.4b[",
+            ":v}.16b, v20.4b[",
             $lane,
             "]\n",
-            "sdot {x1:v}.4s, {",
+            "sdot v17.4s, {",
             $w,
-            ":v}.16b, {a1:v}.4b[",
+            ":v}.16b, v21.4b[",
             $lane,
             "]\n",
-            "sdot {x2:v}.4s, {",
+            "sdot v18.4s, {",
             $w,
-            ":v}.16b, {a2:v}.4b[",
+            ":v}.16b, v22.4b[",
             $lane,
             "]\n",
-            "sdot {x3:v}.4s, {",
+            "sdot v19.4s, {",
             $w,
-            ":v}.16b, {a3:v}.4b[",
+            ":v}.16b, v23.4b[",
             $lane,
             "]",
         )
     };
 }
 
-/// Adds the quad's sums of four tokens. One piece of assembly: left to the compiler, the loads of all tokens come first,
-/// registers do not suffice, and twelve tokens cost 64 instead of 58 instructions a block and token.
+/// Adds the quad's sums of four tokens, and moves on to the next tile. One piece of assembly: left to the compiler, the
+/// loads of all tokens come first, registers do not suffice, and twelve tokens cost 64 instead of 54 instructions a
+/// block and token. The registers are named because `ld1` of four wants neighbours.
 ///
 /// # Safety
 ///
-/// The CPU has dotprod, `four` can be read, and `acc` has four elements.
+/// The CPU has dotprod, the tile can be read, and `acc` has four elements.
 #[inline(always)]
-unsafe fn dot_four(w: &Quad, four: *const Four, acc: &mut [float32x4_t]) {
+unsafe fn dot_four(w: &Quad, tile: &mut *const u8, acc: &mut [float32x4_t]) {
     let [s0, s1, s2, s3] = acc else { unreachable!("invariant: four tokens") };
     std::arch::asm!(
-        "ldp {x0:q}, {x1:q}, [{four}, #128]",
-        "ldp {x2:q}, {x3:q}, [{four}, #160]",
-        "ldp {a0:q}, {a1:q}, [{four}]",
-        "ldp {a2:q}, {a3:q}, [{four}, #32]",
+        "ld1 {{v16.4s, v17.4s, v18.4s, v19.4s}}, [{tile}], #64",
+        "ld1 {{v20.4s, v21.4s, v22.4s, v23.4s}}, [{tile}], #64",
         four_dots!("l0", "0"),
         four_dots!("l1", "1"),
         four_dots!("l2", "2"),
         four_dots!("l3", "3"),
-        "ldp {a0:q}, {a1:q}, [{four}, #64]",
-        "ldp {a2:q}, {a3:q}, [{four}, #96]",
+        "ld1 {{v20.4s, v21.4s, v22.4s, v23.4s}}, [{tile}], #64",
         four_dots!("h0", "0"),
         four_dots!("h1", "1"),
         four_dots!("h2", "2"),
         four_dots!("h3", "3"),
-        "ldr {a0:q}, [{four}, #192]",
-        "fsub {x0:v}.4s, {x0:v}.4s, {bias:v}.4s",
-        "fsub {x1:v}.4s, {x1:v}.4s, {bias:v}.4s",
-        "fsub {x2:v}.4s, {x2:v}.4s, {bias:v}.4s",
-        "fsub {x3:v}.4s, {x3:v}.4s, {bias:v}.4s",
-        "fmul {a1:v}.4s, {scale:v}.4s, {a0:v}.s[0]",
-        "fmul {a2:v}.4s, {scale:v}.4s, {a0:v}.s[1]",
-        "fmul {a3:v}.4s, {scale:v}.4s, {a0:v}.s[2]",
-        "fmul {a0:v}.4s, {scale:v}.4s, {a0:v}.s[3]",
-        "fmla {s0:v}.4s, {x0:v}.4s, {a1:v}.4s",
-        "fmla {s1:v}.4s, {x1:v}.4s, {a2:v}.4s",
-        "fmla {s2:v}.4s, {x2:v}.4s, {a3:v}.4s",
-        "fmla {s3:v}.4s, {x3:v}.4s, {a0:v}.4s",
+        "ldr q20, [{tile}], #32",
+        "fsub v16.4s, v16.4s, {bias:v}.4s",
+        "fsub v17.4s, v17.4s, {bias:v}.4s",
+        "fsub v18.4s, v18.4s, {bias:v}.4s",
+        "fsub v19.4s, v19.4s, {bias:v}.4s",
+        "fmul v21.4s, {scale:v}.4s, v20.s[0]",
+        "fmul v22.4s, {scale:v}.4s, v20.s[1]",
+        "fmul v23.4s, {scale:v}.4s, v20.s[2]",
+        "fmul v20.4s, {scale:v}.4s, v20.s[3]",
+        "fmla {s0:v}.4s, v16.4s, v21.4s",
+        "fmla {s1:v}.4s, v17.4s, v22.4s",
+        "fmla {s2:v}.4s, v18.4s, v23.4s",
+        "fmla {s3:v}.4s, v19.4s, v20.4s",
         l0 = in(vreg) w.low[0], l1 = in(vreg) w.low[1], l2 = in(vreg) w.low[2], l3 = in(vreg) w.low[3],
         h0 = in(vreg) w.high[0], h1 = in(vreg) w.high[1], h2 = in(vreg) w.high[2], h3 = in(vreg) w.high[3],
-        scale = in(vreg) w.scale, bias = in(vreg) vdupq_n_s32(BIAS), four = in(reg) four,
-        x0 = out(vreg) _, x1 = out(vreg) _, x2 = out(vreg) _, x3 = out(vreg) _,
-        a0 = out(vreg) _, a1 = out(vreg) _, a2 = out(vreg) _, a3 = out(vreg) _,
+        scale = in(vreg) w.scale, bias = in(vreg) vdupq_n_s32(BIAS), tile = inout(reg) *tile,
+        out("v16") _, out("v17") _, out("v18") _, out("v19") _,
+        out("v20") _, out("v21") _, out("v22") _, out("v23") _,
         s0 = inout(vreg) *s0, s1 = inout(vreg) *s1, s2 = inout(vreg) *s2, s3 = inout(vreg) *s3,
         options(pure, readonly, nostack, preserves_flags)
     );
 }
 
 impl Laid for Four {
-    const TOKENS: usize = 4;
+    const BEFORE: usize = 0;
 
-    #[inline(always)]
-    fn of<'a>(t: impl Fn(usize) -> &'a ActBlock) -> Self {
-        Self {
-            q: from_fn(|half| from_fn(|i| from_fn(|k| t(i).q[16 * half + k]))),
-            start: from_fn(|i| [t(i).offset + BIAS; 4]),
-            d: from_fn(|i| t(i).d),
+    fn of(acts: [&ActBlock; 4]) -> ActTile {
+        let d = acts.map(|act| act.d);
+        ActTile {
+            start: acts.map(|act| [act.offset + BIAS; 4]),
+            q: from_fn(|i| from_fn(|k| acts[i % 4].q[16 * (i / 4) + k])),
+            d: [d, [0.0; 4]],
         }
     }
 
@@ -391,11 +379,13 @@ impl Laid for Four {
     unsafe fn add<const T: usize>(
         w: Q4Group<'_>,
         (b, r): (usize, usize),
-        acts: *const Self,
+        tiles: &mut [*const u8; TOKENS / 4],
         acc: &mut [float32x4_t; T],
     ) {
         let rows = quad(w, b, r);
-        unrolled!(T / 4, |i| { dot_four(&rows, acts.add(i), &mut acc[4 * i..4 * i + 4]) });
+        for (tile, acc) in tiles.iter_mut().zip(acc.chunks_exact_mut(4)) {
+            dot_four(&rows, tile, acc);
+        }
     }
 
     #[inline(always)]
@@ -406,48 +396,70 @@ impl Laid for Four {
 
 /// With dotprod: groups of sixteen rows, `T` tokens, a multiple of four; see [`super::super::products::multiply`].
 ///
-/// | tokens | instructions | Neoverse V2 | Cortex-A710 | Neoverse V1 |
-/// |-------:|-------------:|------------:|------------:|------------:|
-/// |      4 |           69 |        13.6 |        27.1 |        13.6 |
-/// |      8 |           61 |        12.3 |        24.5 |        12.3 |
-/// |     12 |           58 |        11.9 |        23.7 |        11.9 |
-///
 /// # Safety
 ///
 /// That of [`together`].
 #[target_feature(enable = "neon,dotprod")]
 pub unsafe fn q4_dot_together<const T: usize>(
     w: Groups<'_>,
-    activations: *const ActBlock,
+    tiles: *const ActTile,
     out: (*mut [f32; 16], usize),
 ) {
-    together::<Four, T>(w, activations, out)
+    together::<Four, T>(w, tiles, out)
 }
 
-/// Two tokens of one block, for `smmla`. Written as words, so that the integer pipes do the work.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Pair {
-    /// Columns `8k..` of the first token, then of the second.
-    q: [[u64; 2]; 4],
-    /// [`BIAS`] plus the offsets of first, second, first, second. Twice, because loads are cheaper than moves.
-    start: [[u64; 2]; 2],
-    /// Scales in the same order.
-    d: [u64; 2],
+/// Two pairs of tokens for `smmla`: `start` has first, second, first, second of a pair, twice, because loads are cheaper
+/// than moves; `q` columns `8k..` of a pair's first token, then of its second; `d` scales in the order of `start`, once.
+struct Pairs;
+
+/// Adds the sums of a pair of tokens, whose parts lie at these offsets; the last one ends the address.
+macro_rules! pair {
+    ([$start:literal, $q:literal, $q2:literal, $d:literal], $sx:literal, $sy:literal) => {
+        concat!(
+            "ldp {x:q}, {y:q}, [{tile}, #",
+            $start,
+            "]\n",
+            "ldp {a:q}, {b:q}, [{tile}, #",
+            $q,
+            "]\n",
+            "smmla {x:v}.4s, {t0:v}.16b, {a:v}.16b\n",
+            "smmla {y:v}.4s, {b0:v}.16b, {a:v}.16b\n",
+            "smmla {x:v}.4s, {t1:v}.16b, {b:v}.16b\n",
+            "smmla {y:v}.4s, {b1:v}.16b, {b:v}.16b\n",
+            "ldp {a:q}, {b:q}, [{tile}, #",
+            $q2,
+            "]\n",
+            "smmla {x:v}.4s, {t2:v}.16b, {a:v}.16b\n",
+            "smmla {y:v}.4s, {b2:v}.16b, {a:v}.16b\n",
+            "smmla {x:v}.4s, {t3:v}.16b, {b:v}.16b\n",
+            "smmla {y:v}.4s, {b3:v}.16b, {b:v}.16b\n",
+            "ldr {b:q}, [{tile}, #",
+            $d,
+            "\n",
+            "fsub {x:v}.4s, {x:v}.4s, {bias:v}.4s\n",
+            "fsub {y:v}.4s, {y:v}.4s, {bias:v}.4s\n",
+            "fmul {a:v}.4s, {td:v}.4s, {b:v}.4s\n",
+            "fmul {b:v}.4s, {bd:v}.4s, {b:v}.4s\n",
+            "fmla {",
+            $sx,
+            ":v}.4s, {x:v}.4s, {a:v}.4s\n",
+            "fmla {",
+            $sy,
+            ":v}.4s, {y:v}.4s, {b:v}.4s",
+        )
+    };
 }
 
-impl Laid for Pair {
-    const TOKENS: usize = 2;
+impl Laid for Pairs {
+    /// The second pair's scales move the pointer: a load can add to it what lies before what it loads.
+    const BEFORE: usize = 16;
 
-    #[inline(always)]
-    fn of<'a>(t: impl Fn(usize) -> &'a ActBlock) -> Self {
-        let (a, b) = (t(0), t(1));
-        let word = |x: &ActBlock, i: usize| u64::from_ne_bytes(from_fn(|k| x.q[8 * i + k] as u8));
-        let both = |a: u32, b: u32| [u64::from(a) | u64::from(b) << 32; 2];
-        Self {
-            q: from_fn(|i| [word(a, i), word(b, i)]),
-            start: [both((a.offset + BIAS) as u32, (b.offset + BIAS) as u32); 2],
-            d: both(a.d.to_bits(), b.d.to_bits()),
+    fn of(acts: [&ActBlock; 4]) -> ActTile {
+        let start = |i: usize| from_fn(|k| acts[2 * i + k % 2].offset + BIAS);
+        ActTile {
+            start: [start(0), start(0), start(1), start(1)],
+            q: from_fn(|i| from_fn(|k| acts[i / 4 * 2 + k / 8].q[8 * (i % 4) + k % 8])),
+            d: from_fn(|i| from_fn(|k| acts[2 * i + k % 2].d)),
         }
     }
 
@@ -456,7 +468,7 @@ impl Laid for Pair {
     unsafe fn add<const T: usize>(
         w: Q4Group<'_>,
         (b, r): (usize, usize),
-        pairs: *const Self,
+        tiles: &mut [*const u8; TOKENS / 4],
         acc: &mut [float32x4_t; T],
     ) {
         let quants = w.quants.as_ptr().add(b * QUANT_BYTES + r * 16);
@@ -473,36 +485,21 @@ impl Laid for Pair {
         let scale = widen_f16(vreinterpret_u16_u8(vld1_u8(scales)));
         let (top_d, bottom_d) = (vzip1q_f32(scale, scale), vzip2q_f32(scale, scale));
         let bias = vdupq_n_s32(BIAS);
-        unrolled!(T / 2, |p| {
-            let [x, y] = &mut acc[2 * p..2 * p + 2] else { unreachable!("invariant: two") };
+        for (tile, acc) in tiles.iter_mut().zip(acc.chunks_exact_mut(4)) {
+            let [s0, s1, s2, s3] = acc else { unreachable!("invariant: four tokens") };
             std::arch::asm!(
-                "ldp {x:q}, {y:q}, [{pair}, #64]",
-                "ldp {a:q}, {b:q}, [{pair}]",
-                "smmla {x:v}.4s, {t0:v}.16b, {a:v}.16b",
-                "smmla {y:v}.4s, {b0:v}.16b, {a:v}.16b",
-                "smmla {x:v}.4s, {t1:v}.16b, {b:v}.16b",
-                "smmla {y:v}.4s, {b1:v}.16b, {b:v}.16b",
-                "ldp {a:q}, {b:q}, [{pair}, #32]",
-                "smmla {x:v}.4s, {t2:v}.16b, {a:v}.16b",
-                "smmla {y:v}.4s, {b2:v}.16b, {a:v}.16b",
-                "smmla {x:v}.4s, {t3:v}.16b, {b:v}.16b",
-                "smmla {y:v}.4s, {b3:v}.16b, {b:v}.16b",
-                "ldr {b:q}, [{pair}, #96]",
-                "fsub {x:v}.4s, {x:v}.4s, {bias:v}.4s",
-                "fsub {y:v}.4s, {y:v}.4s, {bias:v}.4s",
-                "fmul {a:v}.4s, {td:v}.4s, {b:v}.4s",
-                "fmul {b:v}.4s, {bd:v}.4s, {b:v}.4s",
-                "fmla {sx:v}.4s, {x:v}.4s, {a:v}.4s",
-                "fmla {sy:v}.4s, {y:v}.4s, {b:v}.4s",
+                pair!(["16", "80", "112", "208]"], "s0", "s1"),
+                pair!(["48", "144", "176", "224]!"], "s2", "s3"),
                 t0 = in(vreg) top[0], t1 = in(vreg) top[1], t2 = in(vreg) top[2], t3 = in(vreg) top[3],
                 b0 = in(vreg) bottom[0], b1 = in(vreg) bottom[1],
                 b2 = in(vreg) bottom[2], b3 = in(vreg) bottom[3],
-                td = in(vreg) top_d, bd = in(vreg) bottom_d, bias = in(vreg) bias, pair = in(reg) pairs.add(p),
+                td = in(vreg) top_d, bd = in(vreg) bottom_d, bias = in(vreg) bias,
+                tile = inout(reg) *tile,
                 x = out(vreg) _, y = out(vreg) _, a = out(vreg) _, b = out(vreg) _,
-                sx = inout(vreg) *x, sy = inout(vreg) *y,
+                s0 = inout(vreg) *s0, s1 = inout(vreg) *s1, s2 = inout(vreg) *s2, s3 = inout(vreg) *s3,
                 options(pure, readonly, nostack, preserves_flags)
             );
-        });
+        }
     }
 
     #[inline(always)]
@@ -516,16 +513,9 @@ impl Laid for Pair {
     }
 }
 
-/// With i8mm: groups of sixteen rows, `T` tokens, an even number; see [`super::super::products::multiply`].
+/// With i8mm: groups of sixteen rows, `T` tokens, a multiple of four; see [`super::super::products::multiply`].
 ///
-/// | tokens | instructions | Neoverse V2 | Cortex-A710 | Neoverse V1 |
-/// |-------:|-------------:|------------:|------------:|------------:|
-/// |      4 |           61 |        11.1 |        22.1 |        11.1 |
-/// |      8 |           50 |         9.0 |        18.0 |         9.0 |
-/// |     16 |           44 |         8.0 |        16.0 |         8.0 |
-///
-/// Laying out a pair is 23 instructions, once for four groups: 3 more a block and token. One or two tokens take
-/// [`q4_dot`], for which nothing is laid out.
+/// One or two tokens take [`q4_dot`], for which nothing is laid out.
 ///
 /// # Safety
 ///
@@ -533,8 +523,8 @@ impl Laid for Pair {
 #[target_feature(enable = "neon,dotprod,i8mm")]
 pub unsafe fn q4_i8mm_together<const T: usize>(
     w: Groups<'_>,
-    activations: *const ActBlock,
+    tiles: *const ActTile,
     out: (*mut [f32; 16], usize),
 ) {
-    together::<Pair, T>(w, activations, out)
+    together::<Pairs, T>(w, tiles, out)
 }
