@@ -223,16 +223,16 @@ impl Pass<'_> {
     /// Keys and values of all tokens, queries of those whose logits are wanted.
     fn qkv_wanted(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
         let (device, qkv) = (self.model.device(), &mut self.launches.many[layer].qkv);
-        qkv.from_group(device, self.n, Q_DIM / 16)?;
+        qkv.groups_from(device, self.n, Q_DIM / 16)?;
         let mut some = 0..0; // neighbours together
         for token in wanted(runs) {
             if token != some.end {
-                qkv.before_group(device, self.n, Q_DIM.div_ceil(16), some)?;
+                qkv.groups_before(device, self.n, Q_DIM.div_ceil(16), some)?;
                 some = token..token;
             }
             some.end += 1;
         }
-        qkv.before_group(device, self.n, Q_DIM.div_ceil(16), some)
+        qkv.groups_before(device, self.n, Q_DIM.div_ceil(16), some)
     }
 
     /// Of one token a part of `attend`, where that is the device's.

@@ -84,7 +84,7 @@ impl Products {
     }
 
     /// Queues the groups of rows from `first` on of the product of many tokens.
-    pub fn from_group(&mut self, device: &Device, tokens: usize, first: usize) -> Result<()> {
+    pub fn groups_from(&mut self, device: &Device, tokens: usize, first: usize) -> Result<()> {
         self.0.iter_mut().try_for_each(|p| {
             let rows = first.saturating_sub(p.rows[0] as usize) * 16 / p.tile[0];
             p.tiles(device, tokens, rows..p.groups, 0..tokens.div_ceil(p.tile[1]))
@@ -93,7 +93,7 @@ impl Products {
 
     /// Queues the groups of rows before `end` of the product of `some` of the many tokens, and what shares tiles with
     /// them.
-    pub fn before_group(
+    pub fn groups_before(
         &mut self,
         device: &Device,
         tokens: usize,
