@@ -16,15 +16,15 @@ fn short() -> Value {
 }
 
 /// The events of a stream, without what is new in each answer.
-fn events(stream: &str) -> Vec<String> {
+fn events(stream: &str) -> Vec<Value> {
     let plain = |data: &str| {
-        let Ok(Value::Object(mut object)) = serde_json::from_str(data) else { return data.to_owned() };
+        let Ok(Value::Object(mut object)) = serde_json::from_str(data) else { return json!(data) };
         for (field, value) in [("id", ""), ("created", "1"), ("system_fingerprint", "fp_")] {
             let found = object.remove(field).expect("every part has it").to_string();
             assert!(found.contains(value), "{field}: {found}");
         }
         assert_eq!(object.remove("model"), Some(json!("story")));
-        Value::Object(object).to_string()
+        Value::Object(object)
     };
     assert!(stream.ends_with("\n\n"), "{stream:?}");
     stream.trim_end().split("\n\n").map(|e| plain(e.strip_prefix("data: ").expect("an event"))).collect()
@@ -41,17 +41,14 @@ fn a_stream_has_these_events_and_no_others() {
     assert_eq!(reply.header("content-type"), "text/event-stream; charset=utf-8");
     let part = |delta: Value, reason: Value| {
         let choice = json!({"delta": delta, "finish_reason": reason, "index": 0});
-        json!({"choices": [choice], "object": "chat.completion.chunk", "usage": null}).to_string()
+        json!({"choices": [choice], "object": "chat.completion.chunk", "usage": null})
     };
     let usage = json!({
         "completion_tokens": 2, "prompt_tokens": 18, "prompt_tokens_details": {"cached_tokens": 0}, "total_tokens": 20,
     });
     let said = text(&["chat", "-st", "-p", "Tell me of a dog.", "-n", "2", "--temp", "0", "-q"]);
     let found = events(&reply.body);
-    let content = |event: &str| -> Value {
-        serde_json::from_str::<Value>(event).unwrap()["choices"][0]["delta"].clone()
-    };
-    let pieces: Vec<Value> = found[1..3].iter().map(|event| content(event)).collect();
+    let pieces: Vec<Value> = found[1..3].iter().map(|e| e["choices"][0]["delta"].clone()).collect();
     let whole: String = pieces.iter().map(|p| p["content"].as_str().expect("a text")).collect();
     assert_eq!(whole, said.trim_end_matches('\n'));
     let expected = [
@@ -59,8 +56,8 @@ fn a_stream_has_these_events_and_no_others() {
         part(pieces[0].clone(), Value::Null),
         part(pieces[1].clone(), Value::Null),
         part(json!({}), json!("length")),
-        json!({"choices": [], "object": "chat.completion.chunk", "usage": usage}).to_string(),
-        "[DONE]".to_owned(),
+        json!({"choices": [], "object": "chat.completion.chunk", "usage": usage}),
+        json!("[DONE]"),
     ];
     assert_eq!(found, expected);
 
@@ -69,9 +66,9 @@ fn a_stream_has_these_events_and_no_others() {
     let found = events(&server.post("/completions", &body).body);
     let part = |text: &str, reason: Value| {
         let choice = json!({"finish_reason": reason, "index": 0, "logprobs": null, "text": text});
-        json!({"choices": [choice], "object": "text_completion"}).to_string()
+        json!({"choices": [choice], "object": "text_completion"})
     };
-    assert_eq!(found, [part(",", Value::Null), part("", json!("length")), "[DONE]".to_owned()]);
+    assert_eq!(found, [part(",", Value::Null), part("", json!("length")), json!("[DONE]")]);
 }
 
 #[test]
