@@ -41,6 +41,12 @@
 #define X_ROW (DIM + 2 * ANGLES)
 #define ROW(state, t) ((state) + HEADER + (size_t)(t) * X_ROW)
 
+// What a launch of gemm works on: first group of the output that its buffer holds, groups that it holds, tokens, and
+// where it starts: its first tile of tokens (upper half) and of rows.
+typedef int4 Part;
+#define ROW_TILE(part) (((part).w & 0xffff) + (int)get_group_id(0))
+#define TOKEN_TILE(part) (((part).w >> 16) + (int)get_group_id(1))
+
 // A pass has the tokens of several sequences. What works on one sequence's run of them is told which: its first token
 // in the pass, its tokens, the cache slot of the first, the slots of the cache. In a local layer (WINDOW) slots are
 // positions, and the rows of a head are a ring: that of position p is row p % CAPACITY, and the rows of a chunk of

@@ -29,10 +29,9 @@
 // Words of a block of a group.
 #define WORDS (16 * W_BITS)
 
-// chunk: first group of the output that this buffer holds, groups that it holds, tokens.
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global uint *quants, const __global uchar *scales, __global float *state, const __global float *in,
-    const __global float *in_scales, __global float *out, const __global float *extra, int4 chunk) {
+    const __global float *in_scales, __global float *out, const __global float *extra, Part part) {
     __local uint4 w[GROUPS * WORDS / 4]; // [group][vector][quad of rows], as stored
     __local float4 w_levels[TILE / 4];
 #if W_FLOORS
@@ -46,15 +45,15 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     int lid = get_local_id(0);
     // Sixteen neighbours share the tokens and have different rows.
     int quad = lid % 16, tokens = lid / 16 * 4;
-    int first_row = get_group_id(0) * TILE, first_token = get_group_id(1) * TILE;
-    int groups = chunk.y * HALVES;
+    int first_row = ROW_TILE(part) * TILE, first_token = TOKEN_TILE(part) * TILE;
+    int groups = part.y * HALVES;
     float4 acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     // What this item brings into local memory: words of quants, a quarter of a token's block; and, by quarters of the
     // work-group, what four rows have, a token's scale, its sums.
     int w_group = min(first_row / 16 + lid / 64, groups - 1);
-    int a_token = min(first_token + lid / 4, chunk.z - 1);
+    int a_token = min(first_token + lid / 4, part.z - 1);
     int s_group = min(first_row / 16 + lid % 16 / 4, groups - 1);
-    int s_token = min(first_token + lid % 64, chunk.z - 1);
+    int s_token = min(first_token + lid % 64, part.z - 1);
     const __global uint *w_from = quants + (size_t)w_group * (BLOCKS * WORDS);
     const __global uint2 *a_from = (const __global uint2 *)in + (size_t)a_token * (COLS / 8) + lid % 4;
     const __global uchar *ws_from = scales + (size_t)s_group * (BLOCKS * 32 / W_SPAN * W_RUN);
@@ -111,11 +110,11 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     }
     for (int t = 0; t < 4; t++) {
         int token = first_token + tokens + t, row = first_row + quad * 4;
-        if (token < chunk.z) {
-            put(state, out, extra, chunk.xy, row, token, acc[t].x);
-            put(state, out, extra, chunk.xy, row + 1, token, acc[t].y);
-            put(state, out, extra, chunk.xy, row + 2, token, acc[t].z);
-            put(state, out, extra, chunk.xy, row + 3, token, acc[t].w);
+        if (token < part.z) {
+            put(state, out, extra, part.xy, row, token, acc[t].x);
+            put(state, out, extra, part.xy, row + 1, token, acc[t].y);
+            put(state, out, extra, part.xy, row + 2, token, acc[t].z);
+            put(state, out, extra, part.xy, row + 3, token, acc[t].w);
         }
     }
 }
@@ -133,17 +132,17 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global uint *rows, const __global uchar *scales, __global float *state, const __global float *in,
-    const __global float *in_scales, __global float *out, const __global float *extra, int4 chunk) {
+    const __global float *in_scales, __global float *out, const __global float *extra, Part part) {
     __local float lanes[TOKENS * WG];
     int lid = get_local_id(0);
-    int first_row = get_group_id(0) * 16, first_token = get_group_id(1) * TOKENS;
+    int first_row = ROW_TILE(part) * 16, first_token = TOKEN_TILE(part) * TOKENS;
     size_t from = (size_t)(first_row + lid / 16) * COLS;
     float acc[TOKENS];
     for (int t = 0; t < TOKENS; t++) acc[t] = 0.0f;
     for (int c = lid % 16; c < COLS; c += 16) {
         float w = LOAD(rows, from + c);
         for (int t = 0; t < TOKENS; t++) {
-            acc[t] = fma(w, in[(size_t)min(first_token + t, chunk.z - 1) * COLS + c], acc[t]);
+            acc[t] = fma(w, in[(size_t)min(first_token + t, part.z - 1) * COLS + c], acc[t]);
         }
     }
     for (int t = 0; t < TOKENS; t++) lanes[t * WG + lid] = acc[t];
@@ -151,7 +150,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     for (int i = lid; i < TOKENS * 16; i += WG) {
         int token = first_token + i / 16;
         float y = sum_lanes(lanes + 16 * i);
-        if (token < chunk.z) put(state, out, extra, chunk.xy, first_row + i % 16, token, y);
+        if (token < part.z) put(state, out, extra, part.xy, first_row + i % 16, token, y);
     }
 }
 #endif

@@ -36,15 +36,14 @@
 #endif
 
 
-// chunk: first group of the output that this buffer holds, groups that it holds, tokens.
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global uint *quants, const __global uchar *scales, __global float *state, const __global float *in,
-    const __global float *in_scales, __global float *out, const __global float *extra, int4 chunk) {
+    const __global float *in_scales, __global float *out, const __global float *extra, Part part) {
     __local uint a[DEPTH * TOKENS * 8]; // [block][token][word], words in the order 0 4 1 5 2 6 3 7
     __local float2 a_scales[DEPTH * TOKENS]; // [block][token], scale and where its sum starts
     const int lid = get_local_id(0), lane = lid % 32, row = lane / 4, vector = lane % 4;
-    const int first_group = (get_group_id(0) * WARPS + lid / 32) * ROW_GROUPS, first_token = get_group_id(1) * TOKENS;
-    const int last_group = chunk.y * HALVES - 1;
+    const int first_group = (ROW_TILE(part) * WARPS + lid / 32) * ROW_GROUPS, first_token = TOKEN_TILE(part) * TOKENS;
+    const int last_group = part.y * HALVES - 1;
     float acc[ROW_GROUPS][TOKEN_TILES][4];
     for (int g = 0; g < ROW_GROUPS; g++)
         for (int n = 0; n < TOKEN_TILES; n++)
@@ -68,7 +67,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int i = lid; i < TOKENS * DEPTH; i += WG) {
-            int t = i / DEPTH, b = i % DEPTH, token = min(first_token + t, chunk.z - 1);
+            int t = i / DEPTH, b = i % DEPTH, token = min(first_token + t, part.z - 1);
             const __global uint *words = (const __global uint *)in + ((size_t)token * BLOCKS + first + b) * 8;
             uint4 low = vload4(0, words), high = vload4(1, words);
             int sum = 0;
@@ -113,7 +112,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             for (int i = 0; i < 4; i++) {
                 int token = first_token + n * 8 + vector * 2 + i % 2;
                 int local_row = (first_group + g) * 16 + row + i / 2 * 8;
-                if (token < chunk.z) put(state, out, extra, chunk.xy, local_row, token, acc[g][n][i]);
+                if (token < part.z) put(state, out, extra, part.xy, local_row, token, acc[g][n][i]);
             }
         }
     }

@@ -30,6 +30,8 @@ mod plan;
 mod prompts;
 #[cfg(feature = "tools")]
 mod report;
+#[cfg(feature = "serve")]
+mod serve;
 mod signal;
 mod start;
 mod terminal;
@@ -72,6 +74,13 @@ Examples:
   antigravity chat --system 'Answer in one sentence.'
   antigravity chat --single-turn --prompt 'Why is the sky blue?'")]
     Chat(chat::ChatArgs),
+    /// Answer over HTTP, in the shapes of OpenAI's and Anthropic's APIs
+    #[cfg(feature = "serve")]
+    #[command(before_help = "\
+Examples:
+  antigravity serve
+  antigravity serve --host 0.0.0.0 --api-key-file keys.txt --slots 8")]
+    Serve(serve::ServeArgs),
     /// Measure perplexity, recall, or how far apart two settings are
     #[cfg(feature = "tools")]
     #[command(before_help = "\
@@ -171,6 +180,8 @@ fn run_command(command: Command) -> Result<()> {
         Command::Generate(a) => generate::run(&a),
         #[cfg(feature = "chat")]
         Command::Chat(a) => chat::run(&a),
+        #[cfg(feature = "serve")]
+        Command::Serve(a) => serve::run(&a),
         #[cfg(feature = "tools")]
         Command::Eval(a) => eval::run(&a),
         #[cfg(feature = "tools")]

@@ -21,11 +21,13 @@ mod wrong;
 #[cfg(feature = "chat")]
 pub(super) use completion::CompletionArgs;
 pub(super) use completion::token_limit;
+#[cfg(feature = "tools")]
+pub(super) use cores::MOST_THREADS;
 pub(super) use cores::MaskArgs;
 #[cfg(feature = "tools")]
 pub(super) use device::BackendName;
 pub(super) use generate::GenerateArgs;
-#[cfg(any(feature = "chat", feature = "tools"))]
+#[cfg(any(feature = "chat", feature = "serve", feature = "tools"))]
 pub(super) use model::ModelArgs;
 #[cfg(feature = "tools")]
 pub(super) use model::{LoadArgs, PathArgs, WeightArgs};
@@ -34,9 +36,11 @@ pub(super) use output::{Format, OutputArgs};
 #[cfg(feature = "chat")]
 pub(super) use prompt::EscapeArgs;
 pub(super) use prompt::text_of;
+#[cfg(feature = "serve")]
+pub(super) use sampling::SamplerArgs;
 pub(super) use spelling::ours;
 #[cfg(feature = "chat")]
 pub(super) use template::{TemplateArgs, Think};
 pub(super) use wrong::one_line;
-#[cfg(feature = "tools")]
-pub(super) use {cores::MOST_THREADS, output::QuietArgs, prompt::read_text};
+#[cfg(any(feature = "serve", feature = "tools"))]
+pub(super) use {output::QuietArgs, prompt::read_text};

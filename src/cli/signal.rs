@@ -34,6 +34,9 @@ enum Duty {
     Save,
     /// It is being saved, and then this signal ends the program.
     SaveAndEnd(i32),
+    /// What runs is to end by itself, however it is asked; whoever asks again does not wait.
+    #[cfg(feature = "serve")]
+    Drain,
 }
 
 fn duty() -> MutexGuard<'static, Duty> {
@@ -61,6 +64,11 @@ pub(super) fn watch() -> Result<()> {
 
 fn arrived(signal: i32) {
     if let Some(cancel) = RUNNING.get() {
+        #[cfg(feature = "serve")]
+        if *duty() == Duty::Drain {
+            *duty() = Duty::None;
+            return cancel.cancel();
+        }
         if signal == SIGINT && !cancel.is_cancelled() {
             cancel.cancel();
             return end_if_stuck();
@@ -123,6 +131,13 @@ pub(super) fn connect(cancel: &CancelToken) {
 /// From now on SIGTERM and SIGHUP stop what runs, as Ctrl-C does, and wait for [`saved`].
 pub(super) fn will_save() {
     *duty() = Duty::Save;
+}
+
+/// From now on the first signal, whichever it is, cancels what runs, which then ends by itself; the second ends the
+/// program.
+#[cfg(feature = "serve")]
+pub(super) fn will_drain() {
+    *duty() = Duty::Drain;
 }
 
 /// What ran was saved, or never will be.

@@ -185,7 +185,7 @@ impl Bundle {
         let bytes = plane.bytes();
         let header = self.metadata.get(key::HEADER).and_then(|text| text.parse().ok());
         let found = header.filter(|&header: &usize| header <= bytes.len());
-        let found = found.map(|header| fingerprint(std::iter::once((bytes, header))));
+        let found = found.map(|header| fingerprint(std::iter::once((plane, header))));
         if found.is_none() || found.as_ref() != self.metadata.get(key::FINGERPRINT) {
             return Err(damaged(&self.path, "the model is not what was put in"));
         }

@@ -78,11 +78,15 @@ impl Plane {
         Some(Plane { memory: self.memory.clone(), range: start + range.start..start + range.end })
     }
 
-    /// Tells the system that these bytes of a mapped file are not needed soon: whole pages stop counting as this
+    /// Tells the system that these bytes of a mapped file are not needed soon: their pages stop counting as this
     /// process's memory, and are read from the file again when touched. Does nothing to owned memory.
+    ///
+    /// A page on each side as large as the largest goes with them: Linux 6.18 and later map all of a large folio
+    /// where one byte of it is read, so bytes released before come back with the first byte of their neighbours.
     pub fn release(&self) {
         let Memory::File { map, .. } = &*self.memory else { return };
-        if let Some(whole) = whole_pages(&self.range, map.len(), page_size()) {
+        let around = self.range.start.saturating_sub(HUGE_PAGE)..map.len().min(self.range.end + HUGE_PAGE);
+        if let Some(whole) = whole_pages(&around, map.len(), page_size()) {
             // SAFETY: `map` is a shared read-only mapping of a file (made in `map_file`), so dropped
             // pages come back from the file with the same content; nothing written can be lost.
             // A refusal changes nothing, so it is not an error.

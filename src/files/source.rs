@@ -163,7 +163,7 @@ impl Source {
     /// no names or times. The samples tell apart models of the same shapes, such as two fine-tunes of one base; a
     /// change of a few bytes can go unnoticed.
     pub fn fingerprint(&self) -> String {
-        fingerprint(self.files.iter().map(|file| (file.plane.bytes(), file.header_len)))
+        fingerprint(self.files.iter().map(|file| (&file.plane, file.header_len)))
     }
 
     /// Maps and reads one file, and returns the names of its tensors, sorted.
@@ -272,17 +272,23 @@ fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
 }
 
 /// [`Source::fingerprint`] of files' contents, each with the length of its header.
-pub(crate) fn fingerprint<'a>(files: impl Iterator<Item = (&'a [u8], usize)>) -> String {
+pub(crate) fn fingerprint<'a>(files: impl Iterator<Item = (&'a Plane, usize)>) -> String {
     const SAMPLES: usize = 16;
     const SAMPLE: usize = 256; // bytes
     let mut hash = Fnv::new();
-    for (bytes, header_len) in files {
+    for (plane, header_len) in files {
+        let bytes = plane.bytes();
         let (header, data) = bytes.split_at(header_len);
         hash.add(&(bytes.len() as u64).to_le_bytes());
         hash.add(header);
         for i in 0..SAMPLES {
             let start = data.len() / SAMPLES * i;
-            hash.add(&data[start..(start + SAMPLE).min(data.len())]);
+            let sample = start..(start + SAMPLE).min(data.len());
+            hash.add(&data[sample.clone()]);
+            // Its page can be a huge one, and models are made ready to use as little memory as they can.
+            if let Some(read) = plane.slice(header_len + sample.start..header_len + sample.end) {
+                read.release();
+            }
         }
     }
     format!("{:032x}", hash.0)

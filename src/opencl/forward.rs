@@ -141,8 +141,11 @@ impl Pass<'_> {
         for layer in 0..LAYERS {
             self.go_on()?;
             self.norm(layer)?; // RMS norm before attention
-            self.qkv(layer)?; // queries, keys and values
             let (mut first, kept) = (0, self.kept.filter(|_| layer == LAYERS - 1));
+            match kept {
+                None => self.qkv(layer)?, // queries, keys and values
+                Some(_) => self.qkv_wanted(layer, runs)?,
+            }
             for run in &mut *runs {
                 let mut place = Place::of(run, first, layer);
                 if kept.is_some() {
@@ -215,6 +218,21 @@ impl Pass<'_> {
             n => self.launches.many[layer].qkv.many(device, n)?,
         }
         self.done("qkv", layer)
+    }
+
+    /// Keys and values of all tokens, queries of those whose logits are wanted.
+    fn qkv_wanted(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
+        let (device, qkv) = (self.model.device(), &mut self.launches.many[layer].qkv);
+        qkv.groups_from(device, self.n, Q_DIM / 16)?;
+        let mut some = 0..0; // neighbours together
+        for token in wanted(runs) {
+            if token != some.end {
+                qkv.groups_before(device, self.n, Q_DIM.div_ceil(16), some)?;
+                some = token..token;
+            }
+            some.end += 1;
+        }
+        qkv.groups_before(device, self.n, Q_DIM.div_ceil(16), some)
     }
 
     /// Of one token a part of `attend`, where that is the device's.

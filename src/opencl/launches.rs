@@ -13,6 +13,7 @@ use opencl_runtime::buffer::Buffer;
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program::Kernel;
+use std::ops::Range;
 
 /// A kernel with its buffers and the items of one work-group.
 pub struct Launch {
@@ -48,8 +49,21 @@ struct Product {
     rows: [i32; 2],
     /// Work-groups: all of `gemv`, or the tiles of rows of `gemm`.
     groups: usize,
-    /// Tokens of a tile of `gemm`.
-    tokens: usize,
+    /// Rows and tokens of a tile of `gemm`.
+    tile: [usize; 2],
+}
+
+impl Product {
+    /// Queues these tiles of rows and of tokens of `gemm`.
+    fn tiles(&mut self, device: &Device, all: usize, rows: Range<usize>, tokens: Range<usize>) -> Result<()> {
+        if rows.is_empty() || tokens.is_empty() {
+            return Ok(());
+        }
+        // `Part` of `kernels/common.cl`.
+        let start = tokens.start << 16 | rows.start;
+        let launch = self.launch.with(&[self.rows[0], self.rows[1], all as i32, start as i32])?;
+        launch.run(device, [rows.len(), tokens.len()])
+    }
 }
 
 /// The matrices of a step.
@@ -64,9 +78,39 @@ impl Products {
 
     /// Queues the product of many tokens.
     pub fn many(&mut self, device: &Device, tokens: usize) -> Result<()> {
+        self.0
+            .iter_mut()
+            .try_for_each(|p| p.tiles(device, tokens, 0..p.groups, 0..tokens.div_ceil(p.tile[1])))
+    }
+
+    /// Queues the groups of rows from `first` on of the product of many tokens.
+    pub fn groups_from(&mut self, device: &Device, tokens: usize, first: usize) -> Result<()> {
         self.0.iter_mut().try_for_each(|p| {
-            let launch = p.launch.with(&[p.rows[0], p.rows[1], tokens as i32, 0])?;
-            launch.run(device, [p.groups, tokens.div_ceil(p.tokens)])
+            let rows = first.saturating_sub(p.rows[0] as usize) * 16 / p.tile[0];
+            p.tiles(device, tokens, rows..p.groups, 0..tokens.div_ceil(p.tile[1]))
+        })
+    }
+
+    /// Queues the groups of rows before `end` of the product of `some` of the many tokens, and what shares tiles with
+    /// them.
+    pub fn groups_before(
+        &mut self,
+        device: &Device,
+        tokens: usize,
+        end: usize,
+        some: Range<usize>,
+    ) -> Result<()> {
+        if some.is_empty() {
+            return Ok(());
+        }
+        self.0.iter_mut().try_for_each(|p| {
+            let rows = (end.saturating_sub(p.rows[0] as usize) * 16).div_ceil(p.tile[0]);
+            p.tiles(
+                device,
+                tokens,
+                0..rows.min(p.groups),
+                some.start / p.tile[1]..some.end.div_ceil(p.tile[1]),
+            )
         })
     }
 }
@@ -272,7 +316,7 @@ impl Binder<'_> {
         let Chunk { quants, scales, first, groups, .. } = chunk;
         let scales = scales.as_ref().unwrap_or(quants);
         let launch = self.launch(name, &[quants, scales, state, io.input, io.scales, io.out, io.extra])?;
-        Ok(Product { launch, rows: [*first as i32, *groups as i32], groups: *groups, tokens: 1 })
+        Ok(Product { launch, rows: [*first as i32, *groups as i32], groups: *groups, tile: [16, 1] })
     }
 
     /// One token times the matrices of a step, its input from where the first of the pair says, its result as
@@ -298,9 +342,8 @@ impl Binder<'_> {
     fn gemm(&mut self, step: Step, w: &StepWeights, io: Io<'_>) -> Result<Products> {
         let product = |chunk: &Chunk| {
             let mut p = self.product(Name::Gemm(step, chunk.storage), chunk, &io)?;
-            let [rows, tokens] = self.kernels.shapes().gemm_tile(step, chunk.storage);
-            p.groups = (p.groups * step.halves() * 16).div_ceil(rows);
-            p.tokens = tokens;
+            p.tile = self.kernels.shapes().gemm_tile(step, chunk.storage);
+            p.groups = (p.groups * step.halves() * 16).div_ceil(p.tile[0]);
             Ok(p)
         };
         w.chunks.iter().map(product).collect::<Result<_>>().map(Products)

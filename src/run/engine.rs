@@ -2,8 +2,13 @@
 
 mod backends;
 mod batch;
+#[cfg(feature = "serve")]
+mod prefixes;
+#[cfg(feature = "serve")]
+pub mod scheduler;
 mod speeds;
 mod stream;
+mod texts;
 
 use crate::dims::VOCAB;
 use crate::model::weights::{LoadOptions, OpenModel, Weights};
@@ -27,6 +32,7 @@ use backends::{Runs, instead_of, upload};
 pub use batch::{Batch, BatchAnswer, BatchItem};
 use stream::{Held, Writer};
 pub use stream::{Pause, Timing, TokenStream, Unshown};
+pub use texts::Piece;
 
 /// A loaded model. Dropping it closes it; sequences that it made hold what they need of it.
 ///

@@ -88,6 +88,8 @@ pub struct EngineOptions {
     pub prefill_chunk: usize,
     /// Prompts that [`Engine::generate_batch`](crate::Engine::generate_batch) completes at once; the memory plan counts a cache for each.
     pub batch: usize,
+    /// Bytes of rows that a server keeps of sequences that have ended.
+    pub prefix_cache: u64,
     /// Most tokens that are drafted at a time, which changes no token: see [`Session::with_drafts`](crate::session::Session::with_drafts); 0 is none.
     pub draft: usize,
     /// The program that drafts where the text so far does not say how it goes on, at most [`EngineOptions::draft`] tokens.
@@ -123,6 +125,7 @@ impl EngineOptions {
             threads: 0,
             prefill_chunk: PREFILL_CHUNK,
             batch: 1,
+            prefix_cache: 0,
             draft: 0,
             draft_model: None,
             isa: None,

@@ -116,6 +116,8 @@ pub struct Plan {
     tokenizer_file: u64,
     /// Buffers that hold the logits of [`ROWS`] tokens.
     row_blocks: usize,
+    /// Bytes that the rows of all sequences may fill together, where not all of them can be full.
+    shared_rows: Option<u64>,
     /// The device's memory, when one runs the model.
     device: Option<DeviceMemory>,
 }
@@ -187,13 +189,61 @@ impl Plan {
         let device = DeviceMemory::of(&options);
         let (form, model_id) = (Form::Assumed, String::new());
         let program = add(system::program_bytes().unwrap_or(PROGRAM), LIBRARIES);
-        Ok(Self { options, form, memory, model_id, weights, program, tokenizer_file, row_blocks: 0, device })
+        Ok(Self {
+            options,
+            form,
+            memory,
+            model_id,
+            weights,
+            program,
+            tokenizer_file,
+            row_blocks: 0,
+            shared_rows: None,
+            device,
+        })
     }
 
     /// The same plan, with `blocks` buffers for the logits of every token.
     pub fn with_rows(mut self, blocks: usize) -> Self {
         self.row_blocks = blocks;
         self
+    }
+
+    /// Where memory does not suffice for the rows of all sequences: lets them share what there is, at least as much as one
+    /// needs, and returns how many bytes that is.
+    #[cfg(feature = "serve")]
+    pub fn share_rows(&mut self) -> Option<u64> {
+        let (need, have) = (self.need(), self.memory.usable()?);
+        let rows = self.rows(self.options.max_seq_len).into_iter().fold(0, add);
+        if need <= have || self.options.sequences() < 2 {
+            return None;
+        }
+        let left = have.saturating_sub(need - rows);
+        self.shared_rows = Some(left.max(rows / self.options.sequences() as u64));
+        self.shared_rows
+    }
+
+    /// Bytes that are needed before any row is filled.
+    #[cfg(feature = "serve")]
+    pub fn empty(&self) -> u64 {
+        let rows = self.rows(self.options.max_seq_len).into_iter().fold(self.options.prefix_cache, add);
+        self.need().saturating_sub(rows)
+    }
+
+    /// Bytes of the rows of all sequences: in layers that see all, and in local ones.
+    fn rows(&self, slots: usize) -> [u64; 2] {
+        let (o, chunk) = (&self.options, self.chunk(slots));
+        let [all, local] =
+            ring(o, chunk).bytes(o.kv_types, slots).map(|bytes| mul(bytes, o.sequences() as u64));
+        match self.shared_rows {
+            Some(most) => [all.min(most.saturating_sub(local)), local],
+            None => [all, local],
+        }
+    }
+
+    /// Most tokens of a pass.
+    fn chunk(&self, slots: usize) -> usize {
+        self.options.prefill_chunk.clamp(1, slots.max(1)).max(self.options.sequences())
     }
 
     /// Its lines, for the context asked for.
@@ -204,11 +254,10 @@ impl Plan {
     fn items_for(&self, slots: usize) -> Vec<Item> {
         let o = &self.options;
         let put = |what: &str, bytes: u64, kind: Kind| Item { what: what.into(), bytes, kind };
-        let batch = o.sequences();
-        let chunk = o.prefill_chunk.clamp(1, slots.max(1)).max(batch);
+        let (batch, chunk) = (o.sequences(), self.chunk(slots));
         let all_slots = mul(slots as u64, batch as u64);
         let ring = ring(o, chunk);
-        let [of_all, of_local] = ring.bytes(o.kv_types, slots).map(|bytes| mul(bytes, batch as u64));
+        let [of_all, of_local] = self.rows(slots);
         let vocab = VOCAB as u64;
         // Of the session, of the sampler's input and of its ranking.
         let logits = mul(mul(vocab, 4 + 4 + 16), batch as u64);
@@ -242,6 +291,7 @@ impl Plan {
             put("calibration", calibration, Kind::Own),
             put(&caches, of_all, if apart { of_attention } else { there }),
             put(&of_rings(o, ring.rows(slots)), of_local, if apart { of_attention } else { there }),
+            put("rows of sequences that have ended", o.prefix_cache, Kind::Own),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
             put("attention mass", mass(o, slots, chunk), of_attention),
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),

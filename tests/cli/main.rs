@@ -34,6 +34,9 @@ mod killed;
 mod output;
 /// Prompts of a file get other answers than each alone.
 mod prompts;
+/// An answer of the server depends on what runs beside it, a request is misread, or one harms another.
+#[cfg(feature = "serve")]
+mod serve;
 /// A saved session or conversation goes on differently, or a damaged file is taken.
 mod sessions;
 /// Packed models, sessions or instruction sets give other text or logits.

@@ -47,7 +47,7 @@ fn weights() -> &'static Arc<Weights> {
 }
 
 fn gpu_options(kv_types: KvTypes, rows: Place) -> OpenClOptions {
-    let (max_tokens, variants) = (64, Variants::Fastest);
+    let (max_tokens, variants) = (128, Variants::Fastest);
     OpenClOptions { kv_types, slots: CAPACITY, max_tokens, attention: None, rows, variants }
 }
 
@@ -64,7 +64,7 @@ fn gpu_with_host(model: &Arc<Model>, kv_types: KvTypes) -> OpenClDevice {
 
 fn cpu(kv_types: KvTypes) -> CpuDevice {
     let isa = Isa::detect().unwrap();
-    let options = CpuOptions { threads: 2, isa, kv_types, slots: CAPACITY, max_tokens: 64 };
+    let options = CpuOptions { threads: 2, isa, kv_types, slots: CAPACITY, max_tokens: 128 };
     CpuDevice::new(Arc::clone(weights()), options).unwrap()
 }
 
@@ -284,7 +284,7 @@ fn several_sequences_in_one_pass_are_each_as_alone() {
         sequence(150, 1, 0, 0),
         sequence(9, 4, 0, 4),
         sequence(5, 1, 0, 1),
-        sequence(0, 7, 0, 1),
+        sequence(0, 100, 0, 1),
     ];
     let (f16, mixed) = (KvTypes::both(KvType::F16), KvTypes { k: KvType::Q8, v: KvType::Q4 });
     for (types, sequences) in [(f16, &sequences[..]), (mixed, &sequences), (mixed, &unobserved)] {

@@ -160,7 +160,7 @@ impl Gguf {
 
     /// An id of the content; see [`Source::fingerprint`](super::Source::fingerprint).
     pub fn fingerprint(&self) -> String {
-        super::fingerprint(std::iter::once((self.plane.bytes(), self.header.len)))
+        super::fingerprint(std::iter::once((&self.plane, self.header.len)))
     }
 }
 

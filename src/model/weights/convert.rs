@@ -71,6 +71,7 @@ pub(super) fn load_one(
 fn vector(stored: &Stored, spec: &Spec) -> Result<Plane> {
     let mut values = vec![0.0; spec.cols];
     decode(stored.block, stored.data.bytes(), &mut values);
+    stored.data.release();
     if let Some(i) = values.iter().position(|x| !x.is_finite()) {
         let message = format!("tensor {}: element {i} is {}", stored.name, values[i]);
         return Err(Error::model(&stored.file, message));

@@ -1,10 +1,11 @@
 //! Several prompts at once: their tokens are computed together, so that weights are read once a step.
 
 use super::Engine;
-use super::stream::{End, Writer};
+use super::stream::Writer;
+use super::texts::{Piece, Text, Texts, is_own};
 use crate::run::eviction::Policy;
 use crate::run::options::{EngineOptions, GenerateOptions};
-use crate::run::session::{Drafts, Session, Stage, StopReason, compute};
+use crate::run::session::{Drafts, Session, StopReason};
 use files::{Error, Result};
 use std::collections::VecDeque;
 use text::sampler::TokenLogprobs;
@@ -37,6 +38,15 @@ impl BatchAnswer {
     /// Nothing yet.
     fn new(index: usize) -> Self {
         Self { index, text: String::new(), tokens: 0, logprobs: Vec::new(), stop: StopReason::Length }
+    }
+
+    /// Adds what is new.
+    fn take(&mut self, pieces: &mut Vec<Piece>) {
+        for piece in pieces.drain(..) {
+            self.text += &piece.text;
+            self.tokens += usize::from(piece.token.is_some());
+            self.logprobs.extend(piece.logprobs);
+        }
     }
 }
 
@@ -83,7 +93,7 @@ impl Engine {
             1 => vec![self.session()?],
             n => self.sessions_of(&self.options, n)?,
         };
-        Ok(Batch { engine: self, items, waiting, complete: VecDeque::new(), free, texts: Vec::new() })
+        Ok(Batch { engine: self, items, waiting, complete: VecDeque::new(), free, texts: Texts::default() })
     }
 
     /// The ids of a prompt that can be completed.
@@ -124,94 +134,7 @@ pub struct Batch<'a> {
     /// Sequences that are free.
     free: Vec<Session>,
     /// The texts under way.
-    texts: Vec<Text<'a>>,
-}
-
-/// A text under way.
-struct Text<'a> {
-    session: Session,
-    writer: Writer<'a>,
-    /// Of the prompt, then those sampled. What of them is computed is the session's.
-    tokens: Vec<u32>,
-    prompt: usize,
-    answer: BatchAnswer,
-}
-
-impl Text<'_> {
-    /// Tokens that are computed.
-    fn done(&self) -> usize {
-        self.session.tokens().len()
-    }
-
-    fn is_prompt(&self) -> bool {
-        self.done() < self.prompt
-    }
-
-    /// Stages the next tokens, at most `room` of a prompt, after those that a draft has computed already: how the text
-    /// ends, if it does.
-    fn stage(&mut self, room: usize) -> Result<Option<End>> {
-        let (done, all) = (self.done(), self.tokens.len());
-        if self.is_prompt() {
-            self.writer.progress(done, self.prompt);
-            let some = &self.tokens[done..all.min(done + room)];
-            if !some.is_empty() {
-                self.session.stage_prompt(some, all - done)?;
-            }
-            return Ok(None);
-        }
-        while let Some(&last) = self.tokens.last() {
-            if self.session.stage(last)? == Stage::Staged {
-                break;
-            }
-            if let Some(end) = self.advance()? {
-                return Ok(Some(end));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Takes the logits of the last token, where they are there: how the text ends, if it does.
-    fn advance(&mut self) -> Result<Option<End>> {
-        let done = self.done();
-        if done < self.tokens.len() {
-            let cancelled = self.writer.cancel().is_cancelled();
-            return Ok(cancelled.then_some(End::Flush(StopReason::Interrupt)));
-        }
-        if done == self.prompt {
-            self.writer.progress(done, done);
-            self.session.end_prompt()?;
-        }
-        self.session.check_logits()?;
-        if self.writer.is_spent() {
-            return Ok(Some(End::Flush(StopReason::Length)));
-        }
-        let token = self.writer.sample(self.session.logits(), &self.tokens)?;
-        self.tokens.push(token);
-        self.session.drawn_from(self.writer.sampler().rng());
-        self.answer.tokens += 1;
-        self.answer.logprobs.extend(self.writer.logprobs().cloned());
-        let session = &self.session;
-        let (text, end) = self.writer.push(token, || session.is_full());
-        self.answer.text += &text;
-        Ok(end)
-    }
-
-    /// The answer and the sequence that it no longer needs.
-    fn end(mut self, end: End) -> (BatchAnswer, Session) {
-        self.answer.stop = match end {
-            End::Done(reason) => reason,
-            End::Flush(reason) => {
-                self.answer.text += &self.writer.finish();
-                reason
-            }
-        };
-        (self.answer, self.session)
-    }
-}
-
-/// Whether an error is that of one prompt, not of the device.
-fn is_own(e: &Error) -> bool {
-    matches!(e, Error::Usage(_) | Error::Model(_) | Error::Other(_))
+    texts: Texts<'a, BatchAnswer>,
 }
 
 impl<'a> Batch<'a> {
@@ -228,7 +151,7 @@ impl<'a> Batch<'a> {
                 };
                 self.begin(session, index, tokens)?;
             }
-            if self.texts.is_empty() && self.complete.is_empty() {
+            if self.texts.all.is_empty() && self.complete.is_empty() {
                 return Ok(None);
             }
             self.step()?;
@@ -238,81 +161,42 @@ impl<'a> Batch<'a> {
     /// Begins the text of a prompt in a free sequence.
     fn begin(&mut self, mut session: Session, index: usize, tokens: Vec<u32>) -> Result<()> {
         session.clear();
-        let begun = session.begin_prompt(&tokens);
-        match begun.and_then(|()| Writer::new(self.engine, &self.items[index].options)) {
-            Ok(writer) => {
-                session.chosen_by(writer.sampler().options());
-                let (prompt, answer) = (tokens.len(), BatchAnswer::new(index));
-                self.texts.push(Text { session, writer, tokens, prompt, answer });
-            }
-            Err(e) if is_own(&e) => {
+        let answer = BatchAnswer::new(index);
+        match Text::begin(self.engine, session, tokens, &self.items[index].options, answer) {
+            Ok(text) => self.texts.all.push(text),
+            Err(failed) => {
+                let (e, session, _) = *failed;
+                if !is_own(&e) {
+                    return Err(e);
+                }
                 self.complete.push_back(Err(named(index, e)));
                 self.free.push(session);
             }
-            Err(e) => return Err(e),
         }
         Ok(())
     }
 
-    /// One pass: a token of every text, and with the room that is left the next part of prompts. Answers that are
-    /// complete go to [`Batch::complete`].
+    /// One pass. Answers that are complete, or errors in place of them, go to [`Batch::complete`].
     fn step(&mut self) -> Result<()> {
-        let decoding = self.texts.iter().filter(|text| !text.is_prompt()).count();
-        let most = self.texts.first().map_or(0, |text| text.session.max_tokens());
-        let mut room = most.saturating_sub(decoding).max(1);
-        let mut i = 0;
-        while i < self.texts.len() {
-            // The next token of a text is counted already.
-            let counted = usize::from(!self.texts[i].is_prompt());
-            match self.texts[i].stage(room) {
-                Ok(None) => {
-                    room = room.saturating_sub(self.texts[i].session.staged().saturating_sub(counted));
-                    i += 1;
-                }
-                Ok(Some(end)) => self.complete(i, end),
-                Err(e) => self.fail(i, e)?,
-            }
-        }
-        let cancel = self.texts.first().map(|text| text.writer.cancel().clone());
-        let mut sessions: Vec<&mut Session> = self.texts.iter_mut().map(|text| &mut text.session).collect();
-        match compute(&mut sessions, cancel.as_ref()) {
-            Ok(()) | Err(Error::Interrupted) => {}
-            Err(e) => return Err(e),
-        }
-        let mut i = 0;
-        while i < self.texts.len() {
-            match self.texts[i].advance() {
-                Ok(None) => i += 1,
-                Ok(Some(end)) => self.complete(i, end),
-                Err(e) => self.fail(i, e)?,
-            }
+        let cancel = self.texts.first_cancel();
+        self.texts.step(usize::MAX, cancel.as_ref())?;
+        let ended = self.texts.ended.iter_mut().map(|(text, _)| text);
+        self.texts.all.iter_mut().chain(ended).for_each(|text| text.owner.take(&mut text.pieces));
+        for (text, how) in self.texts.ended.drain(..) {
+            let index = text.owner.index;
+            self.complete.push_back(match how {
+                Ok(stop) => Ok(BatchAnswer { stop, ..text.owner }),
+                Err(e) => Err(named(index, e)),
+            });
+            self.free.push(text.session);
         }
         Ok(())
-    }
-
-    /// A text has ended: its answer can be fetched, and its sequence is free.
-    fn complete(&mut self, text: usize, end: End) {
-        let (answer, mut session) = self.texts.remove(text).end(end);
-        session.settle();
-        self.complete.push_back(Ok(answer));
-        self.free.push(session);
     }
 
     /// How drafts went so far, where there are any.
     pub fn drafts(&self) -> Option<Drafts> {
-        let sessions = self.texts.iter().map(|text| &text.session).chain(&self.free);
+        let sessions = self.texts.all.iter().map(|text| &text.session).chain(&self.free);
         sessions.filter_map(Session::drafts).reduce(|a, b| a + b)
-    }
-
-    /// What goes wrong with one text comes in place of its answer; what goes wrong with the device ends all.
-    fn fail(&mut self, text: usize, e: Error) -> Result<()> {
-        if !is_own(&e) {
-            return Err(e);
-        }
-        let text = self.texts.remove(text);
-        self.complete.push_back(Err(named(text.answer.index, e)));
-        self.free.push(text.session);
-        Ok(())
     }
 }
 
@@ -322,7 +206,7 @@ impl Iterator for Batch<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         self.answer().unwrap_or_else(|e| {
             self.waiting.clear();
-            self.texts.clear();
+            self.texts.all.clear();
             Some(Err(e))
         })
     }

@@ -1,0 +1,175 @@
+//! `serve`: the model behind an HTTP server, in the shapes of OpenAI's API.
+
+mod answer;
+mod asked;
+mod conversation;
+mod facts;
+mod fields;
+mod hub;
+mod io;
+mod listen;
+mod messages;
+mod openai;
+mod refusal;
+mod reply;
+mod requests;
+mod responses;
+mod route;
+mod tokens;
+
+use super::args::{ModelArgs, QuietArgs, SamplerArgs, read_text, within};
+use super::signal;
+use super::start;
+use super::terminal::Verbosity;
+use crate::run::engine::scheduler::{Limits, Moment, Scheduler};
+use crate::run::options::{EngineOptions, GenerateOptions};
+use crate::run::plan::{Opened, mib};
+use crate::run::session::CancelToken;
+use clap::Args;
+use files::{Error, Result, say};
+use hub::{Hub, Served, Slots};
+use std::net::{TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most texts at once.
+const MOST_SLOTS: usize = 256;
+
+/// A server.
+#[derive(Args, Clone)]
+#[command(mut_arg("max_seq_len", |arg| arg.default_value("4096").help(
+    "Slots of each text's KV cache: the longest text, prompt included"
+)))]
+pub(super) struct ServeArgs {
+    /// Address to listen at; 0.0.0.0 is all of this machine's
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS", help_heading = "Server")]
+    host: String,
+    /// Port to listen at; 0 takes a free one
+    #[arg(long, default_value_t = 8080, value_name = "N", help_heading = "Server")]
+    port: u16,
+    /// Texts that are generated together; memory is taken as they grow
+    #[arg(long, visible_aliases = ["parallel", "np"], default_value_t = 4, value_name = "N", help_heading = "Server")]
+    slots: usize,
+    /// Requests that may wait for a slot; more are refused with 429
+    #[arg(long, default_value_t = 64, value_name = "N", help_heading = "Server")]
+    queue: usize,
+    /// Memory for rows of texts that have ended, so that a prompt that begins like one is not computed again; 0 is none
+    #[arg(long, default_value_t = 256, value_name = "MIB", help_heading = "Server")]
+    cache_mib: u64,
+    /// Seconds that running texts may take to end after SIGTERM or Ctrl-C
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", help_heading = "Server")]
+    drain: u64,
+    /// Key that requests must bring; may be repeated. Other users of this machine can see it: prefer --api-key-file
+    #[arg(long, value_name = "KEY", help_heading = "Server")]
+    api_key: Vec<String>,
+    /// File with such keys, one a line
+    #[arg(long, value_name = "FILE", help_heading = "Server")]
+    api_key_file: Option<PathBuf>,
+    /// Answer /slots, which tells how long the texts of others are
+    #[arg(long, help_heading = "Server")]
+    slots_endpoint: bool,
+    #[command(flatten, next_help_heading = "Sampling")]
+    sampler: SamplerArgs,
+    #[command(flatten, next_help_heading = "Output")]
+    quiet: QuietArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+impl ServeArgs {
+    /// The keys that requests may bring.
+    fn keys(&self) -> Result<Vec<String>> {
+        let mut keys = self.api_key.clone();
+        if let Some(file) = &self.api_key_file {
+            let text = read_text("--api-key-file", file)?;
+            let found: Vec<_> =
+                text.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
+            if found.is_empty() {
+                return Err(Error::Usage(format!("--api-key-file {}: holds no key", file.display())));
+            }
+            keys.extend(found);
+        }
+        match keys.iter().any(|key| key.trim().is_empty()) {
+            true => Err(Error::Usage("--api-key: is empty; give a key, or leave it out".into())),
+            false => Ok(keys),
+        }
+    }
+
+    fn settings(&self) -> Result<EngineOptions> {
+        Ok(EngineOptions {
+            batch: within("--slots", self.slots, MOST_SLOTS)?,
+            prefix_cache: self.cache_mib.saturating_mul(1 << 20),
+            ..self.model.resolve()?
+        })
+    }
+
+    /// Takes the port before anything is loaded.
+    fn listen(&self) -> Result<TcpListener> {
+        let wrong = |e: std::io::Error| {
+            let place = format!("--host {} --port {}", self.host, self.port);
+            Error::Usage(format!("{place}: cannot listen there: {e}; use another --port or --host"))
+        };
+        let addresses: Vec<_> = (self.host.as_str(), self.port).to_socket_addrs().map_err(wrong)?.collect();
+        TcpListener::bind(&addresses[..]).map_err(wrong)
+    }
+}
+
+pub(super) fn run(args: &ServeArgs) -> Result<()> {
+    let (keys, settings) = (args.keys()?, args.settings()?);
+    let queue = within("--queue", args.queue, 1 << 16)?;
+    let defaults = GenerateOptions { sampler: args.sampler.resolve()?, ..GenerateOptions::default() };
+    let listener = args.listen()?;
+    let address = listener.local_addr().map_err(|e| Error::Other(format!("cannot listen: {e}")))?;
+    let slots = if args.slots_endpoint { Slots::Shown } else { Slots::Hidden };
+    let hub = Arc::new(Hub::new(keys, slots)?);
+    if !address.ip().is_loopback() && !hub.has_keys() {
+        say!("warning: --host {}: anybody who reaches this machine may ask; give --api-key-file", args.host);
+    }
+    let connections = listen::start(listener, Arc::clone(&hub))?;
+
+    let mut opened = Opened::new(&settings)?;
+    let rows = opened.plan.share_rows();
+    let memory = [opened.plan.empty(), opened.plan.need()].map(mib);
+    let model_id = opened.plan.model_id.clone();
+    let loaded = start::load(opened, &args.model.cores.mask, args.quiet.verbosity())?;
+    let limits = Limits { queue, rows, drain: Duration::from_secs(args.drain) };
+    let served = Arc::new(Served {
+        fingerprint: fingerprint(&model_id, loaded.engine.options()),
+        scheduler: Scheduler::new(limits),
+        seeded: args.sampler.seed().is_some(),
+        engine: loaded.engine,
+        defaults,
+    });
+    let stop = CancelToken::default();
+    signal::connect(&stop);
+    signal::will_drain();
+    let ran = served.scheduler.run(&served.engine, &stop, &|moment| match moment {
+        Moment::Ready => {
+            hub.open(Arc::clone(&served));
+            say_ready(args, &format!("http://{address}"), &memory);
+        }
+        Moment::Draining => hub.drain(),
+    });
+    hub.end();
+    let _ = connections.join();
+    ran
+}
+
+/// Says where the server is: the one line that others wait for, so also where little is to be said.
+fn say_ready(args: &ServeArgs, address: &str, [empty, full]: &[String; 2]) {
+    let (slots, tokens) = (args.slots, args.model.cache.max_seq_len);
+    match args.quiet.verbosity() {
+        Verbosity::Quiet => say!("{address}"),
+        _ => say!(
+            "{} at {address}: {slots} slots of {tokens} tokens, {empty} of memory with none filled, {full} with all",
+            crate::dims::MODEL
+        ),
+    }
+}
+
+/// Names what decides about an answer: the weights, the program, the cache.
+fn fingerprint(model_id: &str, o: &EngineOptions) -> String {
+    let what = format!("{model_id} {} {} {:?}", env!("CARGO_PKG_VERSION"), o.kv_types, o.eviction.policy);
+    format!("fp_{:08x}", crc32fast::hash(what.as_bytes()))
+}

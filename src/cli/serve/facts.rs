@@ -1,0 +1,154 @@
+//! What the server is and does: `/v1/models`, `/props`, `/slots`, `/metrics`.
+
+use super::hub::{Hub, Served};
+use crate::dims::{LAYERS, MAX_POSITION, MODEL, VOCAB};
+use crate::run::engine::scheduler::{BOUNDS, Histogram, Numbers};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use text::chat::Template;
+
+/// The one model.
+pub(super) fn model(hub: &Hub) -> Value {
+    let served = hub.loaded();
+    let meta = served.map(|served| {
+        json!({"n_vocab": VOCAB, "n_ctx": served.engine.options().max_seq_len, "n_ctx_train": MAX_POSITION, "n_layer": LAYERS})
+    });
+    json!({"id": MODEL, "object": "model", "created": hub.created, "owned_by": "antigravity", "meta": meta})
+}
+
+/// All models: that one.
+pub(super) fn models(hub: &Hub) -> Value {
+    json!({"object": "list", "data": [model(hub)]})
+}
+
+/// A number as it was written, not as its bits are in twice as many.
+pub(super) fn short(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
+/// `GET /props`.
+pub(super) fn props(served: &Served) -> Value {
+    let (o, options) = (served.engine.options(), &served.defaults);
+    let s = &options.sampler;
+    let template = match served.engine.template() {
+        Ok(Template::Jinja(jinja)) => jinja.source().to_owned(),
+        Ok(other) => other.name(),
+        Err(_) => String::new(),
+    };
+    let params = json!({
+        "temperature": short(s.temperature), "top_k": s.top_k, "top_p": short(s.top_p), "min_p": short(s.min_p),
+        "typical_p": short(s.typical_p), "repeat_penalty": short(s.repetition_penalty),
+        "repeat_last_n": s.repetition_window, "presence_penalty": short(s.presence_penalty),
+        "frequency_penalty": short(s.frequency_penalty),
+        "seed": served.seeded.then_some(s.seed), "stop": options.stop, "ignore_eos": options.ignore_eos,
+    });
+    json!({
+        "default_generation_settings": {"n_ctx": o.max_seq_len, "params": params},
+        "total_slots": o.batch, "model": MODEL, "chat_template": template,
+        "bos_token": served.engine.tokenizer().bos_token(), "kv_type": o.kv_types.to_string(),
+        "build_info": concat!("antigravity ", env!("CARGO_PKG_VERSION")), "system_fingerprint": served.fingerprint,
+    })
+}
+
+/// `GET /slots`.
+pub(super) fn slots(served: &Served) -> Value {
+    let one = |(id, slot): (usize, &crate::run::engine::scheduler::SlotNumbers)| {
+        json!({
+            "id": id, "n_ctx": slot.slots, "is_processing": slot.prompt > 0, "n_prompt_tokens": slot.prompt,
+            "n_decoded": slot.generated, "n_filled": slot.filled,
+        })
+    };
+    served.scheduler.numbers().slots.iter().enumerate().map(one).collect()
+}
+
+/// `GET /metrics`: Prometheus's text.
+pub(super) fn metrics(served: &Served) -> String {
+    let numbers = served.scheduler.numbers();
+    let o = served.engine.options();
+    let mut page = Page::default();
+    let filled = numbers.filled();
+    page.gauge("vllm:num_requests_running", "Requests that run", numbers.running() as f64);
+    page.gauge("vllm:num_requests_waiting", "Requests that wait for a slot", numbers.waiting as f64);
+    page.gauge("vllm:kv_cache_usage_perc", "Part of all rows that is filled, 1 is all", filled);
+    page.gauge("vllm:gpu_cache_usage_perc", "The same", filled);
+    let hits = numbers.cached_tokens;
+    for (name, what, number) in [
+        (
+            "gpu_prefix_cache_queries",
+            "Tokens of prompts that were looked for among rows kept",
+            numbers.prompt_tokens,
+        ),
+        ("gpu_prefix_cache_hits", "Those of them that were found", hits),
+        (
+            "prefix_cache_queries",
+            "Tokens of prompts that were looked for among rows kept",
+            numbers.prompt_tokens,
+        ),
+        ("prefix_cache_hits", "Those of them that were found", hits),
+        ("prompt_tokens", "Tokens of prompts", numbers.prompt_tokens),
+        ("generation_tokens", "Tokens generated", numbers.generated_tokens),
+        ("request_success", "Texts that have ended", numbers.ended),
+    ] {
+        page.counter(&format!("vllm:{name}_total"), what, number);
+    }
+    let info = format!(
+        "block_size=\"1\",num_gpu_blocks=\"{}\",cache_dtype=\"{}\",enable_prefix_caching=\"{}\"",
+        o.batch * o.max_seq_len,
+        o.kv_types,
+        o.prefix_cache > 0
+    );
+    page.head("vllm:cache_config_info", "The cache", "gauge");
+    let _ = writeln!(page.0, "vllm:cache_config_info{{model_name=\"{MODEL}\",{info}}} 1");
+    page.histogram("vllm:time_to_first_token_seconds", "From arrival to the first token", &numbers.first);
+    page.histogram("vllm:time_per_output_token_seconds", "Between two tokens of a text", &numbers.between);
+    page.histogram("vllm:inter_token_latency_seconds", "Between two tokens of a text", &numbers.between);
+    page.histogram("vllm:e2e_request_latency_seconds", "From arrival to the end", &numbers.whole);
+    twins(&mut page, &numbers);
+    page.0
+}
+
+/// llama.cpp's names for the common ones.
+fn twins(page: &mut Page, numbers: &Numbers) {
+    let rate = |count: u64, of: &Histogram| if of.sum > 0.0 { count as f64 / of.sum } else { 0.0 };
+    page.counter("llamacpp:prompt_tokens_total", "Tokens of prompts", numbers.prompt_tokens);
+    page.counter("llamacpp:tokens_predicted_total", "Tokens generated", numbers.generated_tokens);
+    let speed = rate(numbers.between.count, &numbers.between);
+    page.gauge("llamacpp:predicted_tokens_seconds", "Tokens of one text in a second", speed);
+    let speed = rate(numbers.prompt_tokens, &numbers.first);
+    page.gauge("llamacpp:prompt_tokens_seconds", "Tokens of one prompt in a second, waiting included", speed);
+    page.gauge("llamacpp:requests_processing", "Requests that run", numbers.running() as f64);
+    page.gauge("llamacpp:requests_deferred", "Requests that wait for a slot", numbers.waiting as f64);
+    page.gauge("llamacpp:kv_cache_usage_ratio", "Part of all rows that is filled", numbers.filled());
+    page.gauge("antigravity:prefix_cache_bytes", "Rows kept of texts that have ended", numbers.kept as f64);
+}
+
+#[derive(Default)]
+struct Page(String);
+
+impl Page {
+    fn head(&mut self, name: &str, what: &str, kind: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {what}.\n# TYPE {name} {kind}");
+    }
+
+    fn gauge(&mut self, name: &str, what: &str, value: f64) {
+        self.head(name, what, "gauge");
+        let _ = writeln!(self.0, "{name}{{model_name=\"{MODEL}\"}} {value}");
+    }
+
+    fn counter(&mut self, name: &str, what: &str, value: u64) {
+        self.head(name, what, "counter");
+        let _ = writeln!(self.0, "{name}{{model_name=\"{MODEL}\"}} {value}");
+    }
+
+    fn histogram(&mut self, name: &str, what: &str, of: &Histogram) {
+        self.head(name, what, "histogram");
+        let mut below = 0;
+        for (bound, count) in BOUNDS.iter().zip(of.counts) {
+            below += count;
+            let _ = writeln!(self.0, "{name}_bucket{{model_name=\"{MODEL}\",le=\"{bound}\"}} {below}");
+        }
+        let _ = writeln!(self.0, "{name}_bucket{{model_name=\"{MODEL}\",le=\"+Inf\"}} {}", of.count);
+        let _ = writeln!(self.0, "{name}_sum{{model_name=\"{MODEL}\"}} {}", of.sum);
+        let _ = writeln!(self.0, "{name}_count{{model_name=\"{MODEL}\"}} {}", of.count);
+    }
+}

@@ -1,0 +1,171 @@
+//! What all connections share: the model once it is loaded, who may ask, and who prepares prompts.
+
+use super::refusal::Refusal;
+use crate::run::engine::Engine;
+use crate::run::engine::scheduler::Scheduler;
+use crate::run::options::GenerateOptions;
+use files::{Error, Result};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::{Notify, oneshot};
+
+/// A loaded model.
+pub(super) struct Served {
+    pub engine: Engine,
+    pub scheduler: Scheduler,
+    /// What a request that says nothing gets.
+    pub defaults: GenerateOptions,
+    /// Whether `--seed` was given; else each request draws its own.
+    pub seeded: bool,
+    /// Names the weights, the program and what else decides about an answer.
+    pub fingerprint: String,
+}
+
+/// Whether `/slots` is answered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Slots {
+    Hidden,
+    Shown,
+}
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// What all connections share.
+pub(super) struct Hub {
+    served: OnceLock<Arc<Served>>,
+    keys: Vec<String>,
+    pub slots: Slots,
+    /// When it started, in seconds since 1970.
+    pub created: u64,
+    draining: AtomicBool,
+    over: AtomicBool,
+    /// Wakes connections when all is over.
+    pub ending: Notify,
+    tasks: Mutex<mpsc::Sender<Task>>,
+}
+
+impl Hub {
+    /// Without a model yet. Starts the thread that prepares prompts, so that a long one does not hold up the connections.
+    pub fn new(keys: Vec<String>, slots: Slots) -> Result<Self> {
+        let (tasks, given) = mpsc::channel::<Task>();
+        let work = move || given.into_iter().for_each(|task| task());
+        let cannot = |e| Error::Other(format!("cannot start a thread that prepares prompts: {e}"));
+        thread::Builder::new().name("prompts".into()).spawn(work).map_err(cannot)?;
+        Ok(Self {
+            served: OnceLock::new(),
+            keys,
+            slots,
+            created: now(),
+            draining: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            ending: Notify::new(),
+            tasks: Mutex::new(tasks),
+        })
+    }
+
+    /// The model is loaded.
+    pub fn open(&self, served: Arc<Served>) {
+        let _ = self.served.set(served);
+    }
+
+    /// The model, if new requests are taken.
+    pub fn served(&self) -> std::result::Result<Arc<Served>, Refusal> {
+        match self.served.get() {
+            _ if self.draining.load(Ordering::Relaxed) => Err(Refusal::of_run(&Error::Interrupted)),
+            None => Err(Refusal::new(503, "the model is being loaded; try again soon")),
+            Some(served) => Ok(Arc::clone(served)),
+        }
+    }
+
+    /// The model, also while the server shuts down.
+    pub fn loaded(&self) -> Option<&Arc<Served>> {
+        self.served.get()
+    }
+
+    /// Takes no new requests from now on.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// All requests have their answers: connections end.
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    /// Does something that takes a while on another thread.
+    pub async fn work<T: Send + 'static>(
+        &self,
+        task: impl FnOnce() -> std::result::Result<T, Refusal> + Send + 'static,
+    ) -> std::result::Result<T, Refusal> {
+        let (done, waits) = oneshot::channel();
+        let task = Box::new(move || {
+            if !done.is_closed() {
+                let _ = done.send(task());
+            }
+        });
+        let sent = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).send(task);
+        let lost = || Refusal::new(500, "the thread that prepares prompts has ended");
+        sent.map_err(|_| lost())?;
+        waits.await.unwrap_or_else(|_| Err(lost()))
+    }
+
+    /// Whether keys are asked for at all.
+    pub fn has_keys(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
+    /// Whether this key opens it; takes as long for any key of its length.
+    pub fn knows(&self, key: Option<&[u8]>) -> bool {
+        let given = key.unwrap_or_default();
+        let fits = |key: &String| {
+            let differs = key.bytes().zip(given.iter().chain(std::iter::repeat(&0)));
+            let sum = differs.fold(key.len() ^ given.len(), |sum, (a, b)| sum | usize::from(a ^ b));
+            std::hint::black_box(sum) == 0
+        };
+        self.keys.is_empty() || self.keys.iter().fold(false, |known, key| known | fits(key))
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// A number that nobody has had.
+pub(super) fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// A name for something, such as `chatcmpl-1f…`.
+pub(super) fn name(kind: &str) -> String {
+    format!("{kind}{:016x}{:016x}", random(), random())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_key_opens() {
+        let hub = Hub::new(vec!["secret".into(), "other key".into()], Slots::Hidden).unwrap();
+        for (key, opens) in [
+            ("secret", true),
+            ("other key", true),
+            ("secre", false),
+            ("secret ", false),
+            ("", false),
+            ("Secret", false),
+        ] {
+            assert_eq!(hub.knows(Some(key.as_bytes())), opens, "{key:?}");
+        }
+        assert!(!hub.knows(None) && !hub.knows(Some(b"secret\0")));
+        assert!(Hub::new(Vec::new(), Slots::Hidden).unwrap().knows(None));
+    }
+}

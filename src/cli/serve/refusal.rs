@@ -1,0 +1,132 @@
+//! Why a request is not answered, in the words of the API.
+
+use crate::cli::flags::named;
+use crate::run::engine::scheduler::Refused;
+use files::Error;
+use serde_json::{Value, json};
+
+/// An error of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Refusal {
+    /// HTTP's number.
+    pub status: u16,
+    pub message: String,
+    /// The field that it is about.
+    pub param: Option<String>,
+    /// A word for programs, where the status says too little.
+    pub code: Option<&'static str>,
+}
+
+impl Refusal {
+    pub fn new(status: u16, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None }
+    }
+
+    /// A field that cannot be followed.
+    pub fn field(name: impl Into<String>, why: impl std::fmt::Display) -> Self {
+        let name = name.into();
+        Self { status: 400, message: format!("{name}: {why}"), param: Some(name), code: None }
+    }
+
+    /// What went wrong with a prompt or with options, which the client has given.
+    pub fn of_input(e: &Error) -> Self {
+        match e {
+            Error::Usage(text) | Error::Model(text) | Error::Other(text) => {
+                let (message, param) = plain(text);
+                Self { status: 400, message: named(&message), param, code: None }
+            }
+            other => Self::of_run(other),
+        }
+    }
+
+    /// What went wrong while a text was generated.
+    pub fn of_run(e: &Error) -> Self {
+        match e {
+            Error::Interrupted => Self::new(503, "the server is shutting down; try again elsewhere"),
+            Error::Memory(_) => Self::new(503, named(&e.to_string())),
+            other => Self::new(500, named(&other.to_string())),
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.status {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            503 => "unavailable_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    fn code(&self) -> Option<&'static str> {
+        match self.status {
+            401 => Some("invalid_api_key"),
+            404 => Some("not_found"),
+            429 => Some("rate_limit_exceeded"),
+            _ => self.code,
+        }
+    }
+
+    /// As OpenAI's API has it.
+    pub fn json(&self) -> Value {
+        let Self { message, param, .. } = self;
+        json!({"error": {"message": message, "type": self.kind(), "param": param, "code": self.code()}})
+    }
+
+    /// As Anthropic's API has it.
+    pub fn anthropic(&self) -> Value {
+        let kind = match self.status {
+            500.. if self.status != 503 => "api_error",
+            503 => "overloaded_error",
+            _ => self.kind(),
+        };
+        json!({"type": "error", "error": {"type": kind, "message": self.message}})
+    }
+}
+
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Full => Self::new(429, "as many requests wait as may; try again later"),
+            Refused::Closed => Self::of_run(&Error::Interrupted),
+        }
+    }
+}
+
+/// A message of the library with fields of the request in place of its own, and the first of them.
+fn plain(text: &str) -> (String, Option<String>) {
+    const OWN: [(&str, &str); 3] = [
+        ("repetition_penalty", "repeat_penalty"),
+        ("repetition_window", "repeat_last_n"),
+        ("logprobs", "top_logprobs"),
+    ];
+    let (mut message, mut param) = (text.to_owned(), None);
+    for of in ["`SamplerOptions::", "`GenerateOptions::"] {
+        while let Some(at) = message.find(of) {
+            let Some(len) = message[at + of.len()..].find('`') else { break };
+            let field = message[at + of.len()..][..len].to_owned();
+            let name = OWN.iter().find(|(own, _)| *own == field).map_or(field.as_str(), |(_, name)| name);
+            param.get_or_insert(name.to_owned());
+            message.replace_range(at..at + of.len() + len + 1, name);
+        }
+    }
+    (message, param)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_the_library_become_those_of_the_request() {
+        let e = Error::Usage("`SamplerOptions::repetition_penalty` 0: use a number above 0".into());
+        let refusal = Refusal::of_input(&e);
+        assert_eq!(refusal.message, "repeat_penalty 0: use a number above 0");
+        assert_eq!((refusal.status, refusal.param.as_deref()), (400, Some("repeat_penalty")));
+        let e = Error::Usage("too long; raise `EngineOptions::max_seq_len`".into());
+        assert_eq!(Refusal::of_input(&e).message, "too long; raise --max-seq-len");
+        assert_eq!(Refusal::from(Refused::Full).json()["error"]["type"], "rate_limit_error");
+        assert_eq!(Refusal::new(500, "x").anthropic()["error"]["type"], "api_error");
+    }
+}

@@ -1,0 +1,104 @@
+//! Answers as HTTP has them: whole, or as a stream of events.
+
+use super::answer::Answer;
+use super::refusal::Refusal;
+use hyper::Response;
+use hyper::body::{Body, Bytes, Frame, SizeHint};
+use hyper::header::{HeaderName, HeaderValue};
+use serde_json::Value;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// A body.
+pub(super) enum Reply {
+    Whole(Option<Bytes>),
+    Stream(Box<Answer>),
+}
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Reply::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Reply::Stream(answer) => {
+                answer.poll_next(context).map(|next| next.map(|text| Ok(Frame::data(text.into()))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Reply::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Reply::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Reply::Stream(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// A response with headers, whose names are lower case.
+pub(super) fn response(status: u16, headers: &[(&'static str, &str)], reply: Reply) -> Response<Reply> {
+    let mut response = Response::new(reply);
+    *response.status_mut() = hyper::StatusCode::from_u16(status).unwrap_or_default();
+    for &(name, value) in headers {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            response.headers_mut().insert(HeaderName::from_static(name), value);
+        }
+    }
+    response
+}
+
+/// A text of some type.
+pub(super) fn text(kind: &str, text: impl Into<Bytes>) -> Response<Reply> {
+    response(200, &[("content-type", kind)], Reply::Whole(Some(text.into())))
+}
+
+/// The page, which may ask this server and nobody else.
+pub(super) fn page(html: &'static str) -> Response<Reply> {
+    let headers = [
+        ("content-type", "text/html; charset=utf-8"),
+        (
+            "content-security-policy",
+            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+             img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        ),
+        ("x-content-type-options", "nosniff"),
+        ("referrer-policy", "no-referrer"),
+        ("cache-control", "no-cache"),
+    ];
+    response(200, &headers, Reply::Whole(Some(Bytes::from_static(html.as_bytes()))))
+}
+
+/// JSON.
+pub(super) fn json(status: u16, value: &Value) -> Response<Reply> {
+    let bytes = Bytes::from(value.to_string());
+    response(status, &[("content-type", "application/json; charset=utf-8")], Reply::Whole(Some(bytes)))
+}
+
+/// A stream of events.
+pub(super) fn stream(answer: Answer) -> Response<Reply> {
+    let headers = [
+        ("content-type", "text/event-stream; charset=utf-8"),
+        ("cache-control", "no-cache"),
+        // For proxies that would wait for more.
+        ("x-accel-buffering", "no"),
+    ];
+    response(200, &headers, Reply::Stream(Box::new(answer)))
+}
+
+/// Why there is no answer.
+pub(super) fn refusal(refusal: &Refusal, body: &Value) -> Response<Reply> {
+    let mut response = json(refusal.status, body);
+    if matches!(refusal.status, 429 | 503) {
+        response.headers_mut().insert("retry-after", HeaderValue::from_static("1"));
+    }
+    response
+}

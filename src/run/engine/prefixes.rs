@@ -1,0 +1,142 @@
+//! Rows of sequences that have ended: what a new prompt begins with is copied from them, not computed.
+
+use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, ROPE, WINDOW, is_local};
+use crate::model::device::KvRows;
+use crate::run::session::{Sequence, Session};
+use files::Result;
+use numeric::kv::KvTypes;
+
+/// Fewer tokens are computed faster than they are kept.
+const WORTH: usize = 8;
+
+/// The rows of one sequence.
+struct Kept {
+    tokens: Vec<u32>,
+    /// Which of two frequencies its keys have: see [`is_long`].
+    long: bool,
+    /// The first position whose rows local layers have.
+    oldest: usize,
+    /// Of each layer: `[kv_head][slot][row bytes]`.
+    rows: Vec<KvRows>,
+    bytes: u64,
+}
+
+/// Whether keys of a prompt are rotated as in long sequences, where a model has other frequencies for these. Rows of one
+/// kind are not those that a prompt of the other kind would get.
+fn is_long(prompt: usize) -> bool {
+    ROPE.long.is_some_and(|long| prompt > long.beyond)
+}
+
+impl Kept {
+    /// How many of the first tokens of a prompt its rows can stand for; never the last, whose logits are wanted.
+    fn common(&self, prompt: &[u32]) -> usize {
+        if self.long != is_long(prompt.len()) {
+            return 0;
+        }
+        let most = prompt.len().saturating_sub(1);
+        let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(most);
+        let reaches = LOCAL_LAYERS == 0 || self.oldest == 0 || same + 1 >= self.oldest + WINDOW;
+        if reaches && same >= WORTH { same } else { 0 }
+    }
+
+    /// The first `n` tokens as a sequence.
+    fn first(&self, n: usize) -> Sequence {
+        Sequence {
+            tokens: self.tokens[..n].to_vec(),
+            slots: n,
+            cuts: Vec::new(),
+            prefix: 0,
+            dense: 0,
+            since: None,
+            positions: Vec::new(),
+            oldest: self.oldest.min(n),
+        }
+    }
+
+    /// Copies the rows of the first `n` tokens of a layer.
+    fn copy(&self, (layer, types): (usize, KvTypes), n: usize, to: &mut KvRows) {
+        let first = if is_local(layer) { self.oldest } else { 0 };
+        let (all, some) = (self.tokens.len() - first, n.saturating_sub(first));
+        let from = &self.rows[layer];
+        let planes = [(types.k, &from.k, &mut to.k), (types.v, &from.v, &mut to.v)];
+        for (kind, from, to) in planes {
+            let row = kind.row_bytes(HEAD_DIM);
+            for head in 0..KV_HEADS {
+                to[head * some * row..][..some * row]
+                    .copy_from_slice(&from[head * all * row..][..some * row]);
+            }
+        }
+    }
+}
+
+/// The sequences that are kept, the one used last at the end.
+pub(super) struct Prefixes {
+    most: u64,
+    all: Vec<Kept>,
+}
+
+impl Prefixes {
+    /// At most so many bytes of rows.
+    pub fn new(most: u64) -> Self {
+        Self { most, all: Vec::new() }
+    }
+
+    /// Bytes that are kept.
+    pub fn bytes(&self) -> u64 {
+        self.all.iter().map(|kept| kept.bytes).sum()
+    }
+
+    /// Makes an empty session begin with what is kept of the prompt: with how many tokens.
+    ///
+    /// # Errors
+    ///
+    /// What writing a device's rows returns; then the session is empty.
+    pub fn begin(&mut self, session: &mut Session, prompt: &[u32]) -> Result<usize> {
+        let best = self.all.iter().enumerate().map(|(i, kept)| (kept.common(prompt), i)).max();
+        let Some((n, i)) = best.filter(|&(n, _)| n > 0) else { return Ok(0) };
+        let kept = self.all.remove(i);
+        let types = session.extent().types;
+        let restored = session.restore(kept.first(n), |layer, rows, _| {
+            kept.copy((layer, types), n, rows);
+            Ok(())
+        });
+        self.all.push(kept);
+        restored.map(|()| n)
+    }
+
+    /// Keeps the rows of a session that has ended, of a prompt of so many tokens; those used least lately make room.
+    ///
+    /// # Errors
+    ///
+    /// What reading a device's rows returns.
+    pub fn keep(&mut self, session: &mut Session, prompt: usize) -> Result<()> {
+        session.settle();
+        let tokens = session.tokens();
+        let long = is_long(prompt);
+        if self.most == 0 || tokens.len() < WORTH || session.has_evicted() {
+            return Ok(());
+        }
+        // What begins another one needs no place of its own.
+        if self.all.iter().any(|kept| kept.long == long && kept.tokens.starts_with(tokens)) {
+            return Ok(());
+        }
+        let types = session.extent().types;
+        let bytes = (types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) * tokens.len()) as u64;
+        if bytes > self.most {
+            return Ok(());
+        }
+        self.all.retain(|kept| kept.long != long || !tokens.starts_with(&kept.tokens));
+        while self.bytes() + bytes > self.most {
+            self.all.remove(0);
+        }
+        let Sequence { tokens, oldest, .. } = session.sequence();
+        let mut rows = Vec::with_capacity(LAYERS);
+        for layer in 0..LAYERS {
+            let mut of_layer = KvRows::default();
+            session.read_rows(layer, &mut of_layer)?;
+            rows.push(of_layer);
+        }
+        self.all.push(Kept { tokens, long, oldest, rows, bytes });
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! What a scheduler has done and does, as numbers.
+
+use super::Ending;
+use std::time::Duration;
+
+/// Upper ends of a histogram's buckets, in seconds.
+pub const BOUNDS: [f64; 15] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+
+/// How often something took how long.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Histogram {
+    /// In each bucket of [`BOUNDS`], not cumulative.
+    pub counts: [u64; BOUNDS.len()],
+    /// In all.
+    pub count: u64,
+    /// Seconds in all.
+    pub sum: f64,
+}
+
+impl Histogram {
+    fn add(&mut self, took: Duration) {
+        let seconds = took.as_secs_f64();
+        if let Some(i) = BOUNDS.iter().position(|&bound| seconds <= bound) {
+            self.counts[i] += 1;
+        }
+        self.count += 1;
+        self.sum += seconds;
+    }
+}
+
+/// What a slot does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SlotNumbers {
+    /// Rows of a head that there is room for,
+    pub slots: usize,
+    /// and those that are filled.
+    pub filled: usize,
+    /// Tokens of its prompt; 0 where nothing runs.
+    pub prompt: usize,
+    /// Tokens generated.
+    pub generated: usize,
+}
+
+/// What was done since the start, and what is being done.
+#[derive(Debug, Clone, Default)]
+pub struct Numbers {
+    pub slots: Vec<SlotNumbers>,
+    /// Requests that wait for a slot.
+    pub waiting: usize,
+    /// Bytes of rows that are kept of texts that have ended.
+    pub kept: u64,
+    /// Tokens of prompts,
+    pub prompt_tokens: u64,
+    /// those of them whose rows were copied,
+    pub cached_tokens: u64,
+    /// and tokens generated.
+    pub generated_tokens: u64,
+    /// Texts that have ended.
+    pub ended: u64,
+    /// From arrival to the first token,
+    pub first: Histogram,
+    /// between two tokens of a text,
+    pub between: Histogram,
+    /// and from arrival to the end.
+    pub whole: Histogram,
+}
+
+impl Numbers {
+    /// Texts that run.
+    pub fn running(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.prompt > 0).count()
+    }
+
+    /// The part of all rows that is filled.
+    pub fn filled(&self) -> f64 {
+        let all: usize = self.slots.iter().map(|slot| slot.slots).sum();
+        self.slots.iter().map(|slot| slot.filled).sum::<usize>() as f64 / all.max(1) as f64
+    }
+
+    pub(super) fn begun(&mut self, ending: &Ending, slot: usize) {
+        self.prompt_tokens += ending.prompt as u64;
+        self.cached_tokens += ending.cached as u64;
+        (self.slots[slot].prompt, self.slots[slot].filled) = (ending.prompt, ending.cached);
+    }
+
+    /// A token came so long after the arrival of its text, of which it is the first, or after the one before.
+    pub(super) fn token(&mut self, arrived: Duration, before: Option<Duration>) {
+        self.generated_tokens += 1;
+        match before {
+            None => self.first.add(arrived),
+            Some(before) => self.between.add(before),
+        }
+    }
+
+    pub(super) fn ended(&mut self, slot: usize, took: Duration) {
+        let slots = self.slots[slot].slots;
+        self.slots[slot] = SlotNumbers { slots, ..SlotNumbers::default() };
+        self.ended += 1;
+        self.whole.add(took);
+    }
+}

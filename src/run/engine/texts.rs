@@ -1,0 +1,217 @@
+//! Texts that are generated together: one pass computes a token of each, and parts of prompts.
+
+use super::Engine;
+use super::stream::{End, Writer};
+use crate::run::options::GenerateOptions;
+use crate::run::session::{CancelToken, Session, Stage, StopReason, compute};
+use files::{Error, Result};
+use text::sampler::TokenLogprobs;
+
+/// What a token adds to a text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Piece {
+    /// The token; `None` for text that was held back until the end.
+    pub token: Option<u32>,
+    /// What may be shown: whole characters, perhaps none yet.
+    pub text: String,
+    /// Of the token, where [`GenerateOptions::logprobs`] asks for it.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// A text under way, with what its owner keeps beside it.
+pub(super) struct Text<'a, T> {
+    pub session: Session,
+    /// Pieces that nobody has taken yet.
+    pub pieces: Vec<Piece>,
+    pub owner: T,
+    writer: Writer<'a>,
+    /// Of the prompt, then those sampled. What of them is computed is the session's.
+    tokens: Vec<u32>,
+    prompt: usize,
+}
+
+impl<'a, T> Text<'a, T> {
+    /// The text of a prompt, of which the session holds the first tokens, but never the last.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Session::begin_prompt`], and `Usage` for options that cannot be followed; with what was given.
+    pub fn begin(
+        engine: &'a Engine,
+        mut session: Session,
+        tokens: Vec<u32>,
+        options: &GenerateOptions,
+        owner: T,
+    ) -> std::result::Result<Self, Box<(Error, Session, T)>> {
+        let rest = tokens.get(session.tokens().len()..).unwrap_or_default();
+        match session.begin_prompt(rest).and_then(|()| Writer::new(engine, options)) {
+            Ok(writer) => {
+                session.chosen_by(writer.sampler().options());
+                let (prompt, pieces) = (tokens.len(), Vec::new());
+                Ok(Self { session, pieces, owner, writer, tokens, prompt })
+            }
+            Err(e) => Err(Box::new((e, session, owner))),
+        }
+    }
+
+    /// Tokens that are computed.
+    pub fn done(&self) -> usize {
+        self.session.tokens().len()
+    }
+
+    /// Whether some of the prompt is not computed yet.
+    pub fn is_prompt(&self) -> bool {
+        self.done() < self.prompt
+    }
+
+    /// Stages the next tokens, at most `room` of a prompt, after those that a draft has computed already: how the text
+    /// ends, if it does.
+    fn stage(&mut self, room: usize) -> Result<Option<End>> {
+        let (done, all) = (self.done(), self.tokens.len());
+        if self.is_prompt() {
+            self.writer.progress(done, self.prompt);
+            let some = &self.tokens[done..all.min(done + room)];
+            if !some.is_empty() {
+                self.session.stage_prompt(some, all - done)?;
+            }
+            return Ok(None);
+        }
+        while let Some(&last) = self.tokens.last() {
+            if self.session.stage(last)? == Stage::Staged {
+                break;
+            }
+            if let Some(end) = self.advance()? {
+                return Ok(Some(end));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes the logits of the last token, where they are there: how the text ends, if it does.
+    fn advance(&mut self) -> Result<Option<End>> {
+        let done = self.done();
+        if done < self.tokens.len() {
+            let cancelled = self.writer.cancel().is_cancelled();
+            return Ok(cancelled.then_some(End::Flush(StopReason::Interrupt)));
+        }
+        if done == self.prompt {
+            self.writer.progress(done, done);
+            self.session.end_prompt()?;
+        }
+        self.session.check_logits()?;
+        if self.writer.is_spent() {
+            return Ok(Some(End::Flush(StopReason::Length)));
+        }
+        let token = self.writer.sample(self.session.logits(), &self.tokens)?;
+        self.tokens.push(token);
+        self.session.drawn_from(self.writer.sampler().rng());
+        let session = &self.session;
+        let (text, end) = self.writer.push(token, || session.is_full());
+        let logprobs = self.writer.logprobs().cloned();
+        self.pieces.push(Piece { token: Some(token), text, logprobs });
+        Ok(end)
+    }
+
+    /// Why it ended, once the text that was held back is handed out.
+    fn end(&mut self, end: End) -> StopReason {
+        self.session.settle();
+        match end {
+            End::Done(reason) => reason,
+            End::Flush(reason) => {
+                let text = self.writer.finish();
+                if !text.is_empty() {
+                    self.pieces.push(Piece { token: None, text, logprobs: None });
+                }
+                reason
+            }
+        }
+    }
+}
+
+/// Whether an error is that of one prompt, not of the device.
+pub(super) fn is_own(e: &Error) -> bool {
+    matches!(e, Error::Usage(_) | Error::Model(_) | Error::Other(_))
+}
+
+/// The texts under way.
+pub(super) struct Texts<'a, T> {
+    pub all: Vec<Text<'a, T>>,
+    /// Those that have ended, and why, or what went wrong with them alone. Somebody takes them.
+    pub ended: Vec<(Text<'a, T>, Result<StopReason>)>,
+}
+
+impl<T> Default for Texts<'_, T> {
+    fn default() -> Self {
+        Self { all: Vec::new(), ended: Vec::new() }
+    }
+}
+
+impl<T> Texts<'_, T> {
+    /// Texts whose prompts are computed.
+    pub fn decoding(&self) -> usize {
+        self.all.iter().filter(|text| !text.is_prompt()).count()
+    }
+
+    /// One pass: a token of every text, and with the room that is left the next parts of prompts, at most `most` tokens
+    /// of them; how many these were.
+    ///
+    /// # Errors
+    ///
+    /// What goes wrong with the device, which ends all.
+    pub fn step(&mut self, most: usize, cancel: Option<&CancelToken>) -> Result<usize> {
+        let pass = self.all.first().map_or(0, |text| text.session.max_tokens());
+        let mut room = pass.saturating_sub(self.decoding()).clamp(1, most.max(1));
+        let mut prompts = 0;
+        let mut i = 0;
+        while i < self.all.len() {
+            // The next token of a text is counted already.
+            let is_prompt = self.all[i].is_prompt();
+            match self.all[i].stage(room) {
+                Ok(None) => {
+                    let staged = self.all[i].session.staged();
+                    room = room.saturating_sub(staged.saturating_sub(usize::from(!is_prompt)));
+                    prompts += if is_prompt { staged } else { 0 };
+                    i += 1;
+                }
+                Ok(Some(end)) => self.end(i, end),
+                Err(e) => self.fail(i, e)?,
+            }
+        }
+        let mut sessions: Vec<&mut Session> = self.all.iter_mut().map(|text| &mut text.session).collect();
+        match compute(&mut sessions, cancel) {
+            Ok(()) | Err(Error::Interrupted) => {}
+            Err(e) => return Err(e),
+        }
+        let mut i = 0;
+        while i < self.all.len() {
+            match self.all[i].advance() {
+                Ok(None) => i += 1,
+                Ok(Some(end)) => self.end(i, end),
+                Err(e) => self.fail(i, e)?,
+            }
+        }
+        Ok(prompts)
+    }
+
+    /// A text has ended.
+    fn end(&mut self, text: usize, end: End) {
+        let mut text = self.all.remove(text);
+        let reason = text.end(end);
+        self.ended.push((text, Ok(reason)));
+    }
+
+    /// What goes wrong with one text ends that one; what goes wrong with the device ends all.
+    fn fail(&mut self, text: usize, e: Error) -> Result<()> {
+        if !is_own(&e) {
+            return Err(e);
+        }
+        let text = self.all.remove(text);
+        self.ended.push((text, Err(e)));
+        Ok(())
+    }
+
+    /// What asks the first of them to stop.
+    pub fn first_cancel(&self) -> Option<CancelToken> {
+        self.all.first().map(|text| text.writer.cancel().clone())
+    }
+}

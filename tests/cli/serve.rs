@@ -1,0 +1,203 @@
+//! `serve`: the server as clients see it.
+
+mod client;
+mod hostile;
+mod identity;
+mod messages;
+mod refused;
+
+use crate::bed::program::*;
+use client::{Server, Wait};
+use serde_json::{Value, json};
+
+/// A completion of a few words that are always the same.
+fn short() -> Value {
+    json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0})
+}
+
+/// The events of a stream, without what is new in each answer.
+fn events(stream: &str) -> Vec<Value> {
+    let plain = |data: &str| {
+        let Ok(Value::Object(mut object)) = serde_json::from_str(data) else { return json!(data) };
+        for (field, value) in [("id", ""), ("created", "1"), ("system_fingerprint", "fp_")] {
+            let found = object.remove(field).expect("every part has it").to_string();
+            assert!(found.contains(value), "{field}: {found}");
+        }
+        assert_eq!(object.remove("model"), Some(json!("story")));
+        Value::Object(object)
+    };
+    assert!(stream.ends_with("\n\n"), "{stream:?}");
+    stream.trim_end().split("\n\n").map(|e| plain(e.strip_prefix("data: ").expect("an event"))).collect()
+}
+
+#[test]
+fn a_stream_has_these_events_and_no_others() {
+    let server = Server::start(&[]);
+    let body = json!({
+        "messages": [{"role": "user", "content": "Tell me of a dog."}], "max_tokens": 2, "temperature": 0,
+        "stream": true, "stream_options": {"include_usage": true},
+    });
+    let reply = server.post("/v1/chat/completions", &body);
+    assert_eq!(reply.header("content-type"), "text/event-stream; charset=utf-8");
+    let part = |delta: Value, reason: Value| {
+        let choice = json!({"delta": delta, "finish_reason": reason, "index": 0});
+        json!({"choices": [choice], "object": "chat.completion.chunk", "usage": null})
+    };
+    let usage = json!({
+        "completion_tokens": 2, "prompt_tokens": 18, "prompt_tokens_details": {"cached_tokens": 0}, "total_tokens": 20,
+    });
+    let said = text(&["chat", "-st", "-p", "Tell me of a dog.", "-n", "2", "--temp", "0", "-q"]);
+    let found = events(&reply.body);
+    let pieces: Vec<Value> = found[1..3].iter().map(|e| e["choices"][0]["delta"].clone()).collect();
+    let whole: String = pieces.iter().map(|p| p["content"].as_str().expect("a text")).collect();
+    assert_eq!(whole, said.trim_end_matches('\n'));
+    let expected = [
+        part(json!({"role": "assistant", "content": null}), Value::Null),
+        part(pieces[0].clone(), Value::Null),
+        part(pieces[1].clone(), Value::Null),
+        part(json!({}), json!("length")),
+        json!({"choices": [], "object": "chat.completion.chunk", "usage": usage}),
+        json!("[DONE]"),
+    ];
+    assert_eq!(found, expected);
+
+    // Without usage nobody speaks of it; the path needs no `/v1`.
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 1, "temperature": 0, "stream": true});
+    let found = events(&server.post("/completions", &body).body);
+    let part = |text: &str, reason: Value| {
+        let choice = json!({"finish_reason": reason, "index": 0, "logprobs": null, "text": text});
+        json!({"choices": [choice], "object": "text_completion"})
+    };
+    assert_eq!(found, [part(",", Value::Null), part("", json!("length")), json!("[DONE]")]);
+}
+
+#[test]
+fn several_texts_of_a_request_are_those_of_seeds_that_follow_each_other() {
+    let server = Server::start(&["--slots", "3"]);
+    let body = json!({"prompt": ["Tom", "Lily"], "n": 2, "seed": 5, "max_tokens": 9});
+    let reply = server.post("/v1/completions", &body).json();
+    let found: Vec<_> = reply["choices"].as_array().unwrap().iter().map(|c| c["text"].clone()).collect();
+    let alone = |p, seed| json!(text(&["generate", "-p", p, "-n", "9", "--seed", seed]));
+    assert_eq!(found, [alone("Tom", "5"), alone("Tom", "6"), alone("Lily", "5"), alone("Lily", "6")]);
+    assert_eq!(reply["usage"]["completion_tokens"], 36);
+    // Ids in place of a text.
+    let ids =
+        server.post("/tokenize", &json!({"content": "Tom", "add_special": true})).json()["tokens"].clone();
+    let body = json!({"prompt": ids, "seed": 5, "max_tokens": 9});
+    assert_eq!(server.post("/v1/completions", &body).json()["choices"][0]["text"], found[0]);
+}
+
+#[test]
+fn texts_and_ids_go_there_and_back_as_in_llama_cpp() {
+    let server = Server::start(&[]);
+    let tell = |path: &str, body: Value| server.post(path, &body).json();
+    let ids = tell("/tokenize", json!({"content": "Hello you"}))["tokens"].clone();
+    assert_eq!(tell("/detokenize", json!({"tokens": ids})), json!({"content": "Hello you"}));
+    let pieces = tell("/tokenize", json!({"content": "Hello you", "with_pieces": true}));
+    assert_eq!(pieces["tokens"][1]["piece"], " you");
+    let special = |parse: bool| tell("/tokenize", json!({"content": "<|im_end|>", "parse_special": parse}));
+    assert_eq!(special(true)["tokens"].as_array().map(Vec::len), Some(1));
+    assert_ne!(special(false), special(true));
+    let messages = json!({"messages": [{"role": "developer", "content": [{"type": "text", "text": "Hi"}]}]});
+    let prompt = tell("/apply-template", messages)["prompt"].clone();
+    assert_eq!(prompt, "<|begin_of_text|><|im_start|>system\nHi<|im_end|>\n<|im_start|>assistant\n");
+}
+
+#[test]
+fn a_prompt_that_begins_like_another_is_not_computed_again_and_has_the_same_answer() {
+    let server = Server::start(&["--slots", "1"]);
+    let ask = |more: &str, cache: bool| {
+        let prompt = format!("Once upon a time there was a little girl who had a small red ball.{more}");
+        let body =
+            json!({"prompt": prompt, "max_tokens": 12, "seed": 3, "logprobs": 2, "cache_prompt": cache});
+        let reply = server.post("/v1/completions", &body).json();
+        let cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
+        (cached, reply["choices"].clone())
+    };
+    let (cached, alone) = ask(" She", false);
+    assert_eq!(cached, 0);
+    assert_eq!(ask(" The dog", true).0, 0);
+    let (cached, found) = ask(" She", true);
+    assert!(cached >= 10, "{cached}");
+    assert_eq!(found, alone);
+    let metrics = server.get("/metrics").body;
+    mentions(&metrics, &[&format!("vllm:gpu_prefix_cache_hits_total{{model_name=\"story\"}} {cached}\n")]);
+}
+
+#[test]
+fn the_server_tells_what_it_is_and_does() {
+    let server = Server::start(&["--slots", "2", "-c", "128"]);
+    assert_eq!(server.get("/health").json(), json!({"status": "ok"}));
+    assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "story");
+    assert_eq!(server.get("/v1/models/story").json()["meta"]["n_ctx"], 128);
+    assert_eq!(server.get("/v1/models/other").status, 404);
+    let props = server.get("/props").json();
+    assert_eq!(
+        (&props["total_slots"], &props["default_generation_settings"]["n_ctx"]),
+        (&json!(2), &json!(128))
+    );
+    assert_eq!(props["default_generation_settings"]["params"]["temperature"], 0.8);
+    assert_eq!(server.get("/slots").status, 404);
+    assert_eq!(Server::start(&["--slots-endpoint"]).get("/slots").json()[3]["is_processing"], false);
+    let page = server.get("/");
+    assert!(page.header("content-security-policy").contains("default-src 'none'"), "{}", page.head);
+    assert!(page.body.len() < 60_000 && page.body.contains("v1/chat/completions"));
+    assert!(
+        !page.body.contains("http://") && !page.body.contains("https://"),
+        "it loads nothing from a network"
+    );
+    assert!(!page.body.contains("innerHTML"), "what a model writes is no HTML");
+    server.post("/v1/completions", &short());
+    let metrics = server.get("/metrics").body;
+    let lines = [
+        "vllm:num_requests_running{model_name=\"story\"} 0\n",
+        "vllm:generation_tokens_total{model_name=\"story\"} 8\n",
+        "vllm:time_to_first_token_seconds_count{model_name=\"story\"} 1\n",
+        "vllm:cache_config_info{model_name=\"story\",",
+        "llamacpp:tokens_predicted_total{model_name=\"story\"} 8\n",
+    ];
+    mentions(&metrics, &lines);
+}
+
+#[test]
+fn a_client_that_goes_away_frees_its_slot() {
+    let server = Server::start(&["--slots", "1"]);
+    let endless = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true, "stream": true});
+    let stream = server.open("/v1/completions", &endless);
+    server.wait_for(Wait::Running(1));
+    drop(stream);
+    server.wait_for(Wait::Running(0));
+    let whole = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true});
+    let silent = server.open("/v1/completions", &whole);
+    server.wait_for(Wait::Running(1));
+    drop(silent);
+    server.wait_for(Wait::Running(0));
+}
+
+#[test]
+fn a_signal_ends_it_when_what_runs_has_ended_and_nothing_new_is_taken() {
+    let mut server = Server::start(&["--slots", "1"]);
+    let long = json!({"prompt": "Tom", "max_tokens": 400, "ignore_eos": true, "seed": 2});
+    let running = server.open("/v1/completions", &long);
+    let waiting = server.open("/v1/completions", &short());
+    server.wait_for(Wait::Running(1));
+    server.signal("TERM");
+    server.wait_for(Wait::Draining);
+    assert_eq!(server.post("/v1/completions", &short()).status, 503);
+    let [running, waiting] = [running, waiting].map(|stream| stream.finish().json());
+    assert_eq!(running["usage"]["completion_tokens"], 400);
+    assert_eq!(
+        waiting["choices"][0]["text"],
+        text(&["generate", "-p", "Once upon a time", "-n", "8", "--temp", "0"])
+    );
+    assert_eq!(server.end(), Some(0));
+    // Who cannot wait asks twice.
+    let mut server = Server::start(&["--slots", "1"]);
+    let endless = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true, "stream": true});
+    let _stream = server.open("/v1/completions", &endless);
+    server.wait_for(Wait::Running(1));
+    server.signal("INT");
+    server.wait_for(Wait::Draining);
+    server.signal("INT");
+    assert_eq!(server.end(), Some(130));
+}

@@ -1,0 +1,182 @@
+//! A server of the tests' own, and a plain client.
+
+use crate::bed::program::command;
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A running server.
+pub struct Server {
+    child: Child,
+    address: String,
+}
+
+/// What a test waits for.
+#[derive(Clone, Copy)]
+pub enum Wait {
+    Running(usize),
+    Draining,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
+}
+
+impl Reply {
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    #[track_caller]
+    pub fn header(&self, name: &str) -> &str {
+        let value = |line: &'_ str| line.to_ascii_lowercase().starts_with(&format!("{name}: "));
+        let line = self.head.lines().find(|line| value(line)).unwrap_or_else(|| panic!("{name}: {self:?}"));
+        &line[name.len() + 2..]
+    }
+}
+
+/// A request whose answer is not read yet.
+pub struct Open(TcpStream);
+
+impl Open {
+    /// Reads all of it, to the end of the connection.
+    pub fn finish(mut self) -> Reply {
+        let mut bytes = Vec::new();
+        // The other side may end without having read everything.
+        let _ = self.0.read_to_end(&mut bytes);
+        reply(&String::from_utf8_lossy(&bytes))
+    }
+
+    /// Sends no more.
+    pub fn shut(&self) {
+        let _ = self.0.shutdown(std::net::Shutdown::Write);
+    }
+
+    /// Reads so many bytes.
+    pub fn read(&mut self, bytes: usize) {
+        self.0.read_exact(&mut vec![0; bytes]).expect("so much comes");
+    }
+}
+
+fn reply(text: &str) -> Reply {
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((text, ""));
+    let status = head.split(' ').nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
+    let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+    let body = if chunked { unchunked(body) } else { body.to_owned() };
+    Reply { status, head: head.to_owned(), body }
+}
+
+fn unchunked(mut rest: &str) -> String {
+    let mut body = String::new();
+    while let Some((size, after)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).expect("a size");
+        if size == 0 {
+            break;
+        }
+        body += &after[..size];
+        rest = &after[size + 2..];
+    }
+    body
+}
+
+impl Server {
+    #[track_caller]
+    pub fn start(args: &[&str]) -> Self {
+        let mut command = command(&[&["serve", "--port", "0", "-q"], args].concat());
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("the server starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
+        let address = loop {
+            let line = lines.next().expect("it says where it is").expect("a line");
+            match line.strip_prefix("http://") {
+                Some(address) => break address.to_owned(),
+                None => assert!(!line.starts_with("error"), "{line}"),
+            }
+        };
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("server: {line}")));
+        Self { child, address }
+    }
+
+    /// Sends bytes as they are.
+    pub fn send(&self, bytes: &[u8]) -> Open {
+        let mut stream = TcpStream::connect(&self.address).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a limit");
+        // It may have answered already, and read no more.
+        let _ = stream.write_all(bytes);
+        Open(stream)
+    }
+
+    pub fn open(&self, path: &str, body: &Value) -> Open {
+        self.send(&request("POST", path, (&body.to_string(), "")))
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Reply {
+        self.open(path, body).finish()
+    }
+
+    pub fn get(&self, path: &str) -> Reply {
+        self.send(&request("GET", path, ("", ""))).finish()
+    }
+
+    /// A request with headers of its own: lines with their ends.
+    pub fn ask(&self, method: &str, path: &str, with: (&str, &str)) -> Reply {
+        self.send(&request(method, path, with)).finish()
+    }
+
+    /// Waits until it is so, for a minute.
+    #[track_caller]
+    pub fn wait_for(&self, what: Wait) {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let so = match what {
+                Wait::Running(n) => {
+                    let line = format!("vllm:num_requests_running{{model_name=\"story\"}} {n}\n");
+                    self.get("/metrics").body.contains(&line)
+                }
+                Wait::Draining => self.get("/health").status == 503,
+            };
+            if so {
+                return;
+            }
+            assert!(Instant::now() < end, "it never comes to that");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn signal(&self, name: &str) {
+        let kill = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(kill.expect("kill runs").success());
+    }
+
+    /// Its exit code, within a minute.
+    #[track_caller]
+    pub fn end(&mut self) -> Option<i32> {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                return status.code();
+            }
+            assert!(Instant::now() < end, "it does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn request(method: &str, path: &str, (body, headers): (&str, &str)) -> Vec<u8> {
+    let length = body.len();
+    let head = "Host: here\r\nConnection: close\r\nContent-Type: application/json\r\n";
+    format!("{method} {path} HTTP/1.1\r\n{head}{headers}Content-Length: {length}\r\n\r\n{body}").into_bytes()
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,195 @@
+//! What a request may not say, and who may not ask.
+
+use super::client::{Server, Wait};
+use super::short;
+use crate::bed::program::*;
+use serde_json::{Value, json};
+
+/// Fields of a request, with values that they may not have.
+const WRONG: &[(&str, &str)] = &[
+    ("temperature", "\"hot\" -1 [] 1e999"),
+    ("top_p", "2 \"x\" {}"),
+    ("top_k", "-2 1.5 \"x\""),
+    ("min_p", "-0.1 7 true"),
+    ("typical_p", "2 []"),
+    ("presence_penalty", "\"x\" {}"),
+    ("frequency_penalty", "\"x\" false"),
+    ("repeat_penalty", "0 \"x\""),
+    ("repeat_last_n", "-1 0.5"),
+    ("seed", "-2 1.5 \"x\""),
+    ("max_tokens", "-2 \"x\" 0.5 99999999999"),
+    ("max_completion_tokens", "-2 []"),
+    ("stop", "1 [1] {} true"),
+    ("ignore_eos", "1 \"yes\""),
+    ("cache_prompt", "1 \"yes\""),
+    ("stream", "1 \"yes\""),
+    ("stream_options", "1 [] {\"include_usage\":3}"),
+    ("n", "0 1000 \"x\""),
+    ("logit_bias", "1 \"x\" {\"x\":1} {\"1\":\"x\"} {\"99999999\":1} [[1]] [1]"),
+    ("response_format", "1 \"json\" {} {\"type\":\"xml\"} {\"type\":\"json_schema\"}"),
+];
+
+/// Posts a body with a field more, and expects that it is refused by this name.
+#[track_caller]
+fn refused(server: &Server, path: &str, (body, field, value): (&Value, &str, &str)) {
+    let text = format!("{},\"{field}\":{value}}}", body.to_string().trim_end_matches('}'));
+    let reply = server.ask("POST", path, (&text, ""));
+    assert_eq!(reply.status, 400, "{path} {field} {value}: {reply:?}");
+    if value == "1e999" {
+        return;
+    }
+    let error = &reply.json()["error"];
+    let param = error["param"].as_str().unwrap_or_default();
+    assert!(param.starts_with(field), "{path} {field} {value}: {error}");
+    assert!(error["message"].as_str().is_some_and(|text| !text.contains("::")), "{error}");
+    assert_eq!(error["type"], "invalid_request_error");
+}
+
+#[test]
+fn each_field_of_a_wrong_type_is_refused_by_its_name() {
+    let server = Server::start(&[]);
+    let chat = json!({"messages": [{"role": "user", "content": "Hi"}]});
+    let completion = json!({"prompt": "Hi"});
+    for (field, values) in WRONG {
+        for value in values.split(' ') {
+            // A longer one has a blank of its own in no place.
+            refused(&server, "/v1/chat/completions", (&chat, field, value));
+            refused(&server, "/v1/completions", (&completion, field, value));
+        }
+    }
+    for (field, value) in [
+        ("logprobs", "1"),
+        ("top_logprobs", "3"),
+        ("top_logprobs", "-1"),
+        ("tools", "1"),
+        ("tools", "[1]"),
+        ("tools", "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"),
+        ("tool_choice", "\"required\""),
+        ("tool_choice", "{\"type\":\"function\"}"),
+        ("chat_template_kwargs", "1"),
+        ("chat_template_kwargs", "{\"messages\":1}"),
+    ] {
+        refused(&server, "/v1/chat/completions", (&chat, field, value));
+    }
+    for messages in [
+        "1",
+        "[]",
+        "[1]",
+        "[{}]",
+        "[{\"role\":1}]",
+        "[{\"role\":\"king\",\"content\":\"x\"}]",
+        "[{\"role\":\"user\"}]",
+        "[{\"role\":\"user\",\"content\":1}]",
+        "[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]",
+        "[{\"role\":\"user\",\"content\":[1]}]",
+        "[{\"role\":\"assistant\",\"tool_calls\":[{}]}]",
+        "[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"x\"}}]}]",
+    ] {
+        refused(&server, "/v1/chat/completions", (&json!({"a": 1}), "messages", messages));
+    }
+    for prompt in ["1", "[]", "{}", "[1,\"a\"]", "[-1]", "[99999999]", "[[]]", "[[1],2]"] {
+        refused(&server, "/v1/completions", (&json!({"a": 1}), "prompt", prompt));
+    }
+    assert_eq!(server.post("/v1/completions", &json!({})).json()["error"]["param"], "prompt");
+    // What is not known is ignored, and null is nothing.
+    let body = json!({"prompt": "Hi", "max_tokens": 1, "unheard": [1], "temperature": null, "model": "any", "user": "me"});
+    assert_eq!(server.post("/v1/completions", &body).status, 200);
+}
+
+#[test]
+fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
+    let server = Server::start(&["-c", "64"]);
+    let long = "Once upon a time ".repeat(40);
+    let error = server.post("/v1/completions", &json!({"prompt": long})).json()["error"].clone();
+    mentions(error["message"].as_str().unwrap(), &["201 ", "64", "--max-seq-len"]);
+    assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!("prompt")));
+    let chat = json!({"messages": [{"role": "user", "content": "x ".repeat(100_000)}]});
+    let error = server.post("/v1/chat/completions", &chat).json()["error"].clone();
+    mentions(error["message"].as_str().unwrap(), &["64"]);
+    // What fits goes on to the end of the slot.
+    let body = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true});
+    let reply = server.post("/v1/completions", &body).json();
+    assert_eq!(
+        (&reply["choices"][0]["finish_reason"], &reply["usage"]["total_tokens"]),
+        (&json!("length"), &json!(65))
+    );
+}
+
+#[test]
+fn only_those_with_a_key_may_ask_but_anybody_may_look_after_it() {
+    let temp = Temp::new();
+    let file = temp.write("keys", "first\n\n second \n");
+    let server = Server::start(&["--api-key-file", &file, "--api-key", "third"]);
+    for path in ["/v1/models", "/props", "/v1/models/story"] {
+        let reply = server.get(path);
+        assert_eq!(
+            (reply.status, &reply.json()["error"]["code"]),
+            (401, &json!("invalid_api_key")),
+            "{path}"
+        );
+    }
+    for (header, status) in [
+        ("Authorization: Bearer first\r\n", 200),
+        ("authorization: bearer second\r\n", 200),
+        ("X-Api-Key: third\r\n", 200),
+        ("Authorization: Bearer firs\r\n", 401),
+        ("Authorization: Basic first\r\n", 401),
+        ("Authorization: Bearer \r\n", 401),
+        ("X-Api-Key: fourth\r\n", 401),
+    ] {
+        let reply = server.ask("POST", "/v1/completions", (&short().to_string(), header));
+        assert_eq!(reply.status, status, "{header}");
+    }
+    assert_eq!((server.get("/health").status, server.get("/metrics").status), (200, 200));
+    assert_eq!(server.post("/v1/messages", &json!({})).json()["error"]["type"], "authentication_error");
+    for (args, words) in [
+        (&["serve", "--api-key", ""][..], "--api-key"),
+        (&["serve", "--api-key-file", "/dev/null"], "holds no key"),
+        (&["serve", "--slots", "0"], "--slots 0"),
+        (&["serve", "--queue", "0"], "--queue 0"),
+        (&["serve", "--host", "256.1.1.1"], "--host 256.1.1.1"),
+    ] {
+        mentions(&fails(args, 2), &[words]);
+    }
+}
+
+#[test]
+fn pages_of_other_origins_may_ask_and_every_answer_has_a_name() {
+    let server = Server::start(&[]);
+    let asks = "Origin: http://a.example\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: x-one\r\n";
+    let reply = server.ask("OPTIONS", "/v1/chat/completions", ("", asks));
+    assert_eq!((reply.status, reply.body.as_str()), (204, ""));
+    assert_eq!(reply.header("access-control-allow-origin"), "*");
+    assert_eq!(reply.header("access-control-allow-headers"), "x-one");
+    let reply = server.ask("GET", "/health", ("", "X-Request-Id: mine\r\n"));
+    assert_eq!((reply.header("x-request-id"), reply.header("access-control-allow-origin")), ("mine", "*"));
+    let [one, other] = [server.get("/health"), server.get("/nothing")];
+    assert_ne!(one.header("x-request-id"), other.header("x-request-id"));
+    assert_eq!((other.status, &other.json()["error"]["type"]), (404, &json!("not_found_error")));
+    for (method, path, takes) in
+        [("GET", "/v1/completions", "POST"), ("DELETE", "/health", "GET"), ("POST", "/v1/models", "GET")]
+    {
+        let reply = server.ask(method, path, ("", ""));
+        assert_eq!((reply.status, reply.header("allow")), (405, takes));
+        assert!(reply.json()["error"]["message"].is_string());
+    }
+    let reply = server.ask("HEAD", "/health", ("", ""));
+    assert_eq!((reply.status, reply.body.as_str()), (200, ""));
+}
+
+#[test]
+fn more_requests_than_may_wait_are_asked_to_come_again() {
+    let server = Server::start(&["--slots", "1", "--queue", "1"]);
+    let endless = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true, "stream": true});
+    let running = server.open("/v1/completions", &endless);
+    server.wait_for(Wait::Running(1));
+    let waiting = server.open("/v1/completions", &short());
+    while !server.get("/metrics").body.contains("vllm:num_requests_waiting{model_name=\"story\"} 1\n") {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let reply = server.post("/v1/completions", &short());
+    assert_eq!((reply.status, reply.header("retry-after")), (429, "1"));
+    assert_eq!(reply.json()["error"]["type"], "rate_limit_error");
+    drop(running);
+    assert_eq!(waiting.finish().status, 200);
+}
