@@ -77,6 +77,7 @@ pub fn run(args: &Args) -> Result<()> {
             let counts =
                 Counts { short, long, decoded: count(0, PROMPT, 1 + DECODED)?, deeper: [short_3, long_3] };
             rows.push(counts.row(format, set));
+            eprint!("{}", table(&rows[rows.len() - 1..]));
         }
     }
     print!("{}", table(&rows));
