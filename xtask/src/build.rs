@@ -3,7 +3,7 @@
 use crate::args::{Args, Flag, Flags};
 use crate::elf::{Elf, check};
 use crate::error::{Error, Result};
-use crate::targets::{ANDROID, TARGETS};
+use crate::targets::{ANDROID, TARGETS, is_static};
 use crate::{android, cargo, sh, size, toolchain};
 use files::hub;
 use files::source::gguf::only_gguf;
@@ -101,7 +101,7 @@ pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
 /// [`for_target`], saying whether an NDK may be used.
 fn release_for(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<PathBuf> {
     let release = release_command(Features::Default, model);
-    linked_for(shipped(release, &sh::root(), &target_dir())?, target, ndk)?;
+    release_linked_for(shipped(release, &sh::root(), &target_dir())?, target, ndk)?;
     fit_for(target, target_dir().join(target).join("release/antigravity"))
 }
 
@@ -110,7 +110,7 @@ pub fn release_aside(features: Features, target: &str, model: &Path) -> Result<P
     let aside = target_dir().join("aside");
     let mut cargo = release_command(features, Some(model));
     cargo.env("CARGO_TARGET_DIR", &aside);
-    linked_for(shipped(cargo, &sh::root(), &aside)?, target, android::Ndk::Never)?;
+    release_linked_for(shipped(cargo, &sh::root(), &aside)?, target, android::Ndk::Never)?;
     fit_for(target, aside.join(target).join("release/antigravity"))
 }
 
@@ -120,11 +120,17 @@ fn linked_for(mut cargo: Command, target: &str, ndk: android::Ndk) -> Result<()>
     if let Some(note) = cargo::prepare(&mut cargo, target, ndk)? {
         eprintln!("{target}: {note}");
     }
-    if target == ANDROID {
-        // A release that panics ends at once, so nothing reads the tables of how to go on.
-        toolchain::add_flags(&mut cargo, &["-Cforce-unwind-tables=no".into()]);
-    }
     sh::run(&mut cargo)
+}
+
+/// [`linked_for`] of a release: one that panics ends at once, so nothing reads the tables of how to go on.
+fn release_linked_for(mut cargo: Command, target: &str, ndk: android::Ndk) -> Result<()> {
+    if target == ANDROID || is_static(target) {
+        let script = sh::root().join("xtask/src/no_unwind.ld");
+        let flags = ["-Clink-arg=-T".into(), format!("-Clink-arg={}", script.display())];
+        toolchain::add_flags(&mut cargo, &flags);
+    }
+    linked_for(cargo, target, ndk)
 }
 
 /// The binary, if it is what a loader of the target expects.
