@@ -78,9 +78,11 @@ struct Run {
     resident: [usize; 2],
 }
 
+/// Bytes of memory of its own: pages of mapped files, which come as they are first read, can go at any time.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    statm.split_whitespace().nth(1).and_then(|n| n.parse::<usize>().ok()).unwrap_or(0) * page_size()
+    let pages: Vec<usize> = statm.split_whitespace().filter_map(|n| n.parse().ok()).collect();
+    pages.get(1..3).map_or(0, |pages| (pages[0] - pages[1]) * page_size())
 }
 
 fn generate(engine: &Engine, n: usize) -> Run {
