@@ -20,7 +20,7 @@ pub struct Budget {
 #[rustfmt::skip]
 pub const BUDGETS: &[Budget] = &[
     Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 6_300_000 },
-    Budget { target: "aarch64-linux-android", features: Features::None, bytes: 4_700_000 },
+    Budget { target: "aarch64-linux-android", features: Features::None, bytes: 4_400_000 },
     Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 8_900_000 },
     Budget { target: "x86_64-unknown-linux-gnu", features: Features::None, bytes: 6_400_000 },
 ];
