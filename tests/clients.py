@@ -1,19 +1,27 @@
-"""The server as real clients see it: the `openai` and `anthropic` packages against a server of its own.
+"""The server as real clients see it: the packages `openai`, `anthropic` and `litellm`, and `curl`, against servers of
+its own.
 
 Usage: clients.py PROGRAM. Prints a line for each promise, `ok NAME` or `not ok NAME: why`. `cargo xtask test clients`
 runs it.
 """
 
+import asyncio
 import json
+import os
+import pathlib
 import subprocess
 import sys
+import tempfile
 import time
+import typing
 
 import anthropic
 import openai
+import pydantic
 
 PROGRAM = sys.argv[1]
 ASK = [{"role": "user", "content": "Tell me of a dog."}]
+ROOT = pathlib.Path(__file__).parent.parent
 
 
 def said(*args):
@@ -23,12 +31,16 @@ def said(*args):
 
 
 class Server:
+    """The program; its key is `secret`."""
+
     def __init__(self, *args):
         words = [PROGRAM, "serve", "--port", "0", "-q", *args]
         self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         self.address = ""
         while not self.address.startswith("http://"):
-            self.address = self.process.stderr.readline().strip()
+            line = self.process.stderr.readline()
+            assert line, f"the server does not start: {self.address}"
+            self.address = line.strip()
 
     def openai(self, **more):
         return openai.OpenAI(base_url=self.address + "/v1", **{"api_key": "secret", "max_retries": 0, **more})
@@ -137,6 +149,135 @@ def a_client_that_gives_up_frees_its_slot(server):
     raise AssertionError("a slot is still taken")
 
 
+class Animal(pydantic.BaseModel):
+    kind: typing.Literal["cat", "fox"]
+    age: typing.Annotated[int, pydantic.Field(ge=0, le=99)]
+
+
+def texts_follow_a_schema(server):
+    client = server.openai()
+    parsed = client.chat.completions.parse(model="story", messages=ASK, response_format=Animal, max_tokens=200, seed=1)
+    assert parsed.choices[0].finish_reason == "stop", parsed
+    assert parsed.choices[0].message.parsed.kind in ("cat", "fox"), parsed
+    settings = dict(model="story", messages=ASK, max_tokens=200, seed=1)
+    schema = {"type": "json_schema", "json_schema": {"name": "animal", "schema": Animal.model_json_schema()}}
+    stream = client.chat.completions.create(stream=True, response_format=schema, **settings)
+    Animal.model_validate_json("".join(c.choices[0].delta.content or "" for c in stream))
+    some = client.chat.completions.create(response_format={"type": "json_object"}, **settings).choices[0]
+    assert some.finish_reason == "length" or isinstance(json.loads(some.message.content), dict), some
+
+
+def tools_are_called(server):
+    """By a model that can say nothing but a call, in Llama 3's form."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file in (ROOT / "models/story").iterdir():
+            if file.suffix in (".json", ".safetensors") and "packed" not in file.name:
+                os.symlink(file, os.path.join(folder, file.name))
+        config = os.path.join(folder, "tokenizer_config.json")
+        os.remove(config)
+        template = (ROOT / "tests/fixtures/chat/llama3.2-instruct.jinja").read_text()
+        known = json.loads((ROOT / "models/story/tokenizer_config.json").read_text())
+        with open(config, "w") as file:
+            json.dump(known | {"chat_template": template}, file)
+        place = {"type": "object", "properties": {"at": {"enum": ["fox", "cat"]}}, "required": ["at"], "additionalProperties": False}
+        call = {"type": "object", "properties": {"name": {"const": "look"}, "parameters": place},
+                "required": ["name", "parameters"], "additionalProperties": False}
+        calling = Server("-m", folder, "--json-schema", json.dumps(call))
+        try:
+            calls(calling, place)
+        finally:
+            calling.process.terminate()
+            calling.process.wait(60)
+
+
+def calls(server, place):
+    client = server.openai()
+    tool = {"type": "function", "function": {"name": "look", "description": "Look at it", "parameters": place}}
+    settings = dict(model="story", tools=[tool], temperature=0, max_tokens=200)
+    whole = client.chat.completions.create(messages=ASK, **settings).choices[0]
+    assert whole.finish_reason == "tool_calls" and whole.message.content is None, whole
+    made = whole.message.tool_calls[0]
+    assert made.function.name == "look" and json.loads(made.function.arguments)["at"] in ("fox", "cat"), made
+    chunks = list(client.chat.completions.create(messages=ASK, stream=True, **settings))
+    streamed = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or []]
+    assert [c.function.arguments for c in streamed] == [made.function.arguments], chunks
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    # What the tool said goes back.
+    more = [*ASK, whole.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": made.id, "content": "red"}]
+    again = client.chat.completions.create(model="story", messages=more, tools=[tool], max_tokens=3)
+    assert again.usage.prompt_tokens > client.chat.completions.create(
+        model="story", messages=ASK, tools=[tool], max_tokens=1).usage.prompt_tokens
+    # Anthropic's form of the same.
+    mine = {"name": "look", "description": "Look at it", "input_schema": tool["function"]["parameters"]}
+    said = server.anthropic().messages.create(model="story", max_tokens=200, messages=ASK, tools=[mine],
+                                              extra_body={"temperature": 0})
+    used = [part for part in said.content if part.type == "tool_use"]
+    assert said.stop_reason == "tool_use" and used[0].name == "look" and used[0].input["at"] in ("fox", "cat"), said
+
+
+def clients_beside_each_other_have_the_same_answers(server):
+    prompts = [f"Once there was a {what}" for what in ("fox", "cat", "dog", "girl", "boy", "bird")]
+    settings = dict(model="story", max_tokens=20, seed=3, temperature=0.9)
+    alone = [server.openai().completions.create(prompt=p, **settings).choices[0].text for p in prompts]
+
+    async def together():
+        async with openai.AsyncOpenAI(base_url=server.address + "/v1", api_key="secret", max_retries=0) as client:
+            asked = [client.completions.create(prompt=p, **settings) for p in prompts]
+            cancelled = asyncio.create_task(client.completions.create(
+                model="story", prompt="Tom", max_tokens=-1, extra_body={"ignore_eos": True}))
+            answers = await asyncio.gather(*asked)
+            cancelled.cancel()
+            return [a.choices[0].text for a in answers]
+
+    assert asyncio.run(together()) == alone
+
+
+def litellm_understands_it(server):
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Nothing of a network.
+    import litellm  # Late: it takes seconds.
+
+    litellm.suppress_debug_info = True
+
+    expected = said("chat", "-st", "-p", ASK[0]["content"], "-n", "6", "--temp", "0")
+    settings = dict(model="openai/story", api_base=server.address + "/v1", api_key="secret", messages=ASK, max_tokens=6,
+                    temperature=0, num_retries=0)
+    whole = litellm.completion(**settings)
+    assert whole.choices[0].message.content == expected and whole.usage.completion_tokens == 6, whole
+    chunks = litellm.completion(stream=True, **settings)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == expected
+    try:
+        litellm.completion(**settings | {"api_key": "wrong"})
+        raise AssertionError("any key will do")
+    except litellm.AuthenticationError:
+        pass
+    try:
+        litellm.completion(**settings | {"temperature": -1})
+        raise AssertionError("any temperature will do")
+    except litellm.BadRequestError as e:
+        assert "temperature" in str(e), e
+
+
+def curl_understands_it(server):
+    def curl(path, *args):
+        words = ["curl", "-sS", "-w", "\n%{http_code}", *args, server.address + path]
+        body, _, status = subprocess.run(words, capture_output=True, text=True, check=True).stdout.rpartition("\n")
+        return int(status), body
+
+    key = ["-H", "Authorization: Bearer secret"]
+    body = json.dumps({"prompt": "Tom", "max_tokens": 4, "temperature": 0, "stream": True})
+    status, events = curl("/v1/completions", "-N", *key, "-d", body)
+    texts = [json.loads(e[6:])["choices"][0]["text"] for e in events.split("\n\n") if e.startswith("data: {")]
+    expected = said("generate", "-p", "Tom", "-n", "4", "--temp", "0", "--format", "jsonl")
+    expected = "".join(line["text"] for line in map(json.loads, expected.splitlines()) if line["t"] == "token")
+    assert (status, "".join(texts)) == (200, expected) and events.strip().endswith("data: [DONE]"), events
+    # With HTTP/2 asked for, in chunks, and with a body that waits to be asked for.
+    for more in (["--http2"], ["-H", "Transfer-Encoding: chunked"], ["-H", "Expect: 100-continue"]):
+        assert curl("/v1/completions", *more, *key, "-d", body)[0] == 200, more
+    assert curl("/health") == (200, '{"status":"ok"}') and curl("/v1/models")[0] == 401
+    assert curl("/v1/completions", *key, "-d", "{")[0] == 400 and curl("/v1/completions", *key)[0] == 405
+    assert curl("/", "-I")[0] == 200 and curl("/nothing", *key)[0] == 404
+
+
 def main():
     server = Server("--api-key", "secret", "--slots", "3")
     checks = [
@@ -145,6 +286,11 @@ def main():
         logprobs_are_those_of_generate,
         responses_and_messages_are_what_a_chat_says,
         errors_are_those_that_clients_know,
+        texts_follow_a_schema,
+        tools_are_called,
+        clients_beside_each_other_have_the_same_answers,
+        litellm_understands_it,
+        curl_understands_it,
         a_client_that_gives_up_frees_its_slot,
     ]
     for check in checks:

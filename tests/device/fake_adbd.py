@@ -3,7 +3,8 @@
 
 It passes for a Linux board with a 64-bit Arm CPU: `uname -m` says so, programs are started by an emulator
 that the shell's environment names, and everything is kept under --root, which is the shell's TMPDIR.
-Services: shell, shell,v2 (with a terminal where `pty` is asked for), exec, sync (STAT LIST SEND RECV).
+Services: shell, shell,v2 (with a terminal where `pty` is asked for), exec, sync (STAT LIST SEND RECV),
+tcp (a port of the device is the same port of this machine).
 
 Faults to order: storage that is full after some bytes (--capacity), a `df` that says so (--df-free-kb), a
 device that vanishes in the middle of a push (--vanish-after), storage that damages what it is given
@@ -130,7 +131,7 @@ class Connection:
 
     def serve(self, stream, name):
         kind, _, argument = name.partition(":")
-        service = {"shell": shell, "exec": shell, "sync": sync}.get(kind.split(",")[0])
+        service = {"shell": shell, "exec": shell, "sync": sync, "tcp": tcp}.get(kind.split(",")[0])
         if not service:
             self.send(CLSE, 0, stream.remote)
             self.streams.pop(stream.local, None)
@@ -138,7 +139,7 @@ class Connection:
         self.send(OKAY, stream.local, stream.remote)
         try:
             service(self.device, stream, argument, kind.split(",")[1:])
-        except (EOFError, BrokenPipeError):
+        except (EOFError, ConnectionError):
             pass
         finally:
             stream.close()
@@ -217,6 +218,24 @@ def shell(device, stream, command, asked):
         pass
     if v2:
         packet(EXIT, bytes([128 - code if code < 0 else code & 255]))
+
+
+def tcp(_device, stream, port, _asked):
+    """A connection to a port of the device."""
+    sock = socket.create_connection(("127.0.0.1", int(port)))
+
+    def feed():
+        try:
+            while data := stream.recv():
+                sock.sendall(data)
+            sock.shutdown(socket.SHUT_RDWR)  # a stream has no half that is closed
+        except OSError:
+            pass
+
+    threading.Thread(target=feed, daemon=True).start()
+    with sock:
+        while data := sock.recv(65536):
+            stream.write(data)
 
 
 def sync(device, stream, _argument, _asked):

@@ -3,6 +3,7 @@
 mod count;
 mod peer;
 mod report;
+mod serve;
 mod start;
 
 use crate::args::{Args, Flag, Flags};
@@ -22,16 +23,16 @@ use start::Start;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-pub const FLAGS: Flags = &[
-    device::FLAGS,
-    build::MODEL,
-    &[
-        Flag::valued("--runs", "N", "how many times all is measured [3]"),
-        Flag::valued("--cool-down", "S", "longest time to cool down between runs, in seconds"),
-        Flag::valued("--json", "FILE", "write all results there"),
-    ],
-    count::FLAGS,
+/// All flags, those of `serve` among them.
+pub const FLAGS: Flags = &[device::FLAGS, build::MODEL, RUNS_AND_FILE, COOLING, count::FLAGS, serve::FLAGS];
+/// Without `serve`.
+const OWN: Flags = &[device::FLAGS, build::MODEL, RUNS_AND_FILE, COOLING, count::FLAGS];
+const RUNS_AND_FILE: &[Flag] = &[
+    Flag::valued("--runs", "N", "how many times all is measured [3, of serve 1]"),
+    Flag::valued("--json", "FILE", "write all results there"),
 ];
+const COOLING: &[Flag] =
+    &[Flag::valued("--cool-down", "S", "longest time to cool down between runs, in seconds")];
 /// Runs, without `--runs`.
 const RUNS: u64 = 3;
 /// Seconds that cooling may take, without `--cool-down`.
@@ -84,7 +85,10 @@ struct Options {
 
 pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = run::split(words);
-    let args = Args::parse(ours, FLAGS)?;
+    if let Some(at) = ours.iter().position(|word| word == "serve") {
+        return serve::run(&[&ours[..at], &ours[at + 1..]].concat(), theirs);
+    }
+    let args = Args::parse(ours, OWN)?;
     args.no_rest_but("flags of `bench` come after --")?;
     if count::asked(&args, theirs)? {
         return count::run(&args);
@@ -256,7 +260,7 @@ mod tests {
     fn parsed(words: &str, theirs: &[&str]) -> Result<Options> {
         let words: Vec<String> = words.split_whitespace().map(String::from).collect();
         let theirs: Vec<String> = theirs.iter().map(|w| w.to_string()).collect();
-        options(&Args::parse(&words, FLAGS)?, &theirs)
+        options(&Args::parse(&words, OWN)?, &theirs)
     }
 
     #[test]
@@ -279,7 +283,7 @@ mod tests {
     fn a_program_of_this_machine_is_measured_here() {
         let device = |words: &str| {
             let words: Vec<String> = words.split_whitespace().map(String::from).collect();
-            device_beside(Some("PEER"), &Args::parse(&words, FLAGS)?)
+            device_beside(Some("PEER"), &Args::parse(&words, OWN)?)
         };
         assert_eq!(device("").unwrap().name(), "this machine");
         assert_eq!(device("--device local").unwrap().name(), "this machine");

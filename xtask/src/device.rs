@@ -10,6 +10,7 @@ pub mod shell;
 
 use crate::args::{Args, Flag};
 use crate::error::{Error, Result};
+use crate::sh;
 use std::path::Path;
 use std::process::Command;
 
@@ -29,6 +30,17 @@ pub trait Device: Sync {
     fn terminal(&self, script: &str) -> Command;
     /// Copies a file to an absolute path there.
     fn push(&self, from: &Path, to: &str) -> Result<()>;
+    /// Lets a port of this machine lead to one there, for as long as what is returned lives.
+    fn forward(&self, here: u16, there: u16) -> Result<Forward>;
+}
+
+/// A port of this machine that leads to a device; what ends that is done when this is dropped.
+pub struct Forward(Option<Command>);
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        let _ = self.0.as_mut().map(sh::output);
+    }
 }
 
 /// The flags that [`select`] reads.

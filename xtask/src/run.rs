@@ -1,5 +1,7 @@
 //! `cargo xtask run`: the deployed program on a device, its arguments passed through.
 
+mod serve;
+
 use crate::args::{Args, Flags};
 use crate::build;
 use crate::deploy::{PROGRAM, directory};
@@ -11,7 +13,7 @@ use std::io::IsTerminal;
 /// Without arguments: a story.
 const STORY: &[&str] = &["generate", "--prompt", "Once upon a time", "--num-tokens", "200"];
 
-pub const FLAGS: Flags = &[device::FLAGS, build::MODEL];
+pub const FLAGS: Flags = &[device::FLAGS, build::MODEL, serve::FLAGS];
 
 pub fn run(words: &[String]) -> Result<()> {
     let (ours, theirs) = split(words);
@@ -19,9 +21,13 @@ pub fn run(words: &[String]) -> Result<()> {
     args.no_rest_but("the program's own come after --")?;
     let theirs: Vec<String> =
         if theirs.is_empty() { STORY.iter().map(|w| w.to_string()).collect() } else { theirs.to_vec() };
+    let serves = serve::asked(&args, &theirs)?;
     let device = device::select(&args)?;
     let dir = directory(&*device, &build::chosen_model(&args)?);
     check_deployed(&*device, &dir)?;
+    if serves {
+        return serve::run(&*device, &dir, &args, theirs);
+    }
     let talks = theirs.first().is_some_and(|command| ["chat", "-cnv", "-i"].contains(&command.as_str()));
     let program = program(&*device, &dir, theirs);
     let at_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();

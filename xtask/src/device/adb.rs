@@ -1,6 +1,6 @@
 //! Phones, and anything else that runs an adb daemon, through the `adb` program.
 
-use super::{Device, shell};
+use super::{Device, Forward, shell};
 use crate::error::{Error, Result};
 use crate::sh;
 use std::io::IsTerminal;
@@ -99,6 +99,20 @@ impl Device for Adb {
                 last_line(why.as_bytes())
             ))),
         }
+    }
+
+    fn forward(&self, here: u16, there: u16) -> Result<Forward> {
+        let local = format!("tcp:{here}");
+        let mut adb = self.command();
+        let out = sh::output(adb.args(["forward", &local, &format!("tcp:{there}")]))?;
+        if !out.status.success() {
+            let why = last_line(&[out.stdout, out.stderr].concat());
+            let remedy = "give --port another one, before --";
+            return Err(Error::Device(format!("{}: port {here} here: {why}; {remedy}", self.serial)));
+        }
+        let mut end = self.command();
+        end.args(["forward", "--remove", &local]);
+        Ok(Forward(Some(end)))
     }
 }
 

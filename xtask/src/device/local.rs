@@ -1,6 +1,6 @@
 //! This machine as a device; also the base of the emulated one.
 
-use super::Device;
+use super::{Device, Forward};
 use crate::error::{Error, Result};
 use crate::targets;
 use std::path::Path;
@@ -57,5 +57,15 @@ impl Device for Local {
 
     fn push(&self, from: &Path, to: &str) -> Result<()> {
         std::fs::copy(from, to).map(|_| ()).map_err(|e| Error::Device(format!("{}: {to}: {e}", self.name)))
+    }
+
+    fn forward(&self, here: u16, there: u16) -> Result<Forward> {
+        match here == there {
+            true => Ok(Forward(None)),
+            false => Err(Error::Usage(format!(
+                "--port {here}: is for --device adb; {}'s server takes its own --port after --",
+                self.name
+            ))),
+        }
     }
 }

@@ -1,36 +1,43 @@
-//! The server beside real clients: the Python packages `openai` and `anthropic`, in an environment of their own.
+//! The server beside real clients: Python packages in an environment of their own, and its page in Chromium.
 
-use super::report::Tally;
-use super::{Outcome, cargo};
+use super::Outcome;
+use super::report::{Tally, skip};
 use crate::error::{Error, Result};
-use crate::sh;
+use crate::{build, sh};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PACKAGES: [&str; 2] = ["openai>=2,<4", "anthropic>=0.40,<3"];
+const PACKAGES: [&str; 3] = ["openai>=2,<4", "anthropic>=0.40,<3", "litellm>=1.60,<2"];
 
 pub fn run() -> Outcome {
-    let mut tally = Tally::default();
-    let python = match python() {
-        Ok(python) => python,
-        Err(e) => {
-            eprintln!("******** SKIPPED: clients of the server: {e}");
-            eprintln!("sudo apt-get install python3 python3-venv, and a network for the first time");
-            tally.skipped += 1;
-            return Ok(tally);
-        }
+    let program = build::tested(&build::model_dir("story")?)?;
+    let mut tally = match python() {
+        Ok(python) => said_by(Command::new(python).arg(sh::root().join("tests/clients.py")).arg(&program))?,
+        Err(e) => skip(
+            &format!("clients of the server: {e}"),
+            "sudo apt-get install python3 python3-venv, and a network for the first time",
+        ),
     };
-    sh::run(&mut cargo(&["build", "--package", "antigravity"]))?;
-    let program = sh::root().join("target/debug/antigravity");
-    let mut clients = Command::new(python);
-    clients.arg(sh::root().join("tests/clients.py")).arg(program);
-    sh::stream(&mut clients, |line| match (line.strip_prefix("ok "), line.strip_prefix("not ok ")) {
+    tally += match ["chromedriver", "python3"].into_iter().find(|program| !sh::on_path(program)) {
+        None => said_by(Command::new("python3").arg(sh::root().join("tests/page.py")).arg(&program))?,
+        Some(missing) => skip(
+            &format!("the page of the server: {missing} is missing"),
+            "sudo apt-get install chromium chromium-driver python3",
+        ),
+    };
+    Ok(tally)
+}
+
+/// The promises that a script prints, `ok NAME` or `not ok NAME: why`.
+fn said_by(script: &mut Command) -> Outcome {
+    let mut tally = Tally::default();
+    sh::stream(script, |line| match (line.strip_prefix("ok "), line.strip_prefix("not ok ")) {
         (Some(promise), _) => tally.count(promise, Ok(())),
         (_, Some(broken)) => tally.count("a client", Err(Error::Failed(broken.into()))),
         _ => {}
     })?;
     match tally.passed + tally.failed {
-        0 => Err(Error::Failed("no client has said anything".into())),
+        0 => Err(Error::Failed(format!("`{}` has said nothing", sh::show(script)))),
         _ => Ok(tally),
     }
 }
@@ -48,6 +55,11 @@ fn python() -> Result<PathBuf> {
 }
 
 fn has_packages(python: &Path) -> bool {
-    let import = Command::new(python).args(["-c", "import openai, anthropic"]).output();
+    let import = Command::new(python)
+        .args([
+            "-c",
+            "import importlib.util as i; assert all(map(i.find_spec, ['openai', 'anthropic', 'litellm']))",
+        ])
+        .output();
     import.is_ok_and(|out| out.status.success())
 }

@@ -3,6 +3,7 @@
 
 mod checks;
 mod measures;
+mod server;
 mod stand;
 
 use super::report::{Tally, skip};
@@ -34,7 +35,7 @@ pub fn run() -> Outcome {
     build::tested(&model)?;
     let bench = Bench::new().map_err(Error::Failed)?;
     let mut tally = Tally::default();
-    for check in checks::ALL.iter().chain(measures::ALL) {
+    for check in checks::ALL.iter().chain(server::ALL).chain(measures::ALL) {
         let began = std::time::Instant::now();
         match (check.run)(&bench) {
             Ok(Verdict::Passed) => {
