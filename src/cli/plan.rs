@@ -4,6 +4,8 @@ use super::args::{Format, GenerateArgs, told};
 use super::flags::in_error;
 use super::prompts;
 use super::report::{Side, columns};
+#[cfg(feature = "serve")]
+use super::serve;
 use super::terminal::put;
 use crate::dims;
 use crate::model::weights::ModelPath;
@@ -17,22 +19,57 @@ use serde_json::{Value, json};
 /// The memory plan of a run with these flags.
 #[derive(Args, Clone)]
 #[command(mut_arg("format", |arg| arg.help("Text, or one JSON object").hide_possible_values(true)))]
+#[cfg_attr(feature = "serve", command(mut_arg("max_seq_len", |arg| {
+    arg.default_value_if("slots", clap::builder::ArgPredicate::IsPresent, serve::CONTEXT)
+})))]
 pub(super) struct PlanArgs {
     #[command(flatten)]
     run: GenerateArgs,
+    /// Plan for `serve` with so many slots: what it takes with none filled, and with all
+    #[cfg(feature = "serve")]
+    #[arg(long, conflicts_with_all = ["batch", "prompts"], value_name = "N", help_heading = "Server")]
+    slots: Option<usize>,
+    /// Its memory for rows of texts that have ended
+    #[cfg(feature = "serve")]
+    #[arg(long, requires = "slots", default_value_t = serve::CACHE_MIB, value_name = "MIB", help_heading = "Server")]
+    cache_mib: u64,
+}
+
+impl PlanArgs {
+    fn settings(&self) -> Result<EngineOptions> {
+        let model = &self.run.model;
+        #[cfg(feature = "serve")]
+        if let Some(slots) = self.slots {
+            return serve::settings(model, slots, self.cache_mib);
+        }
+        Ok(EngineOptions { batch: prompts::together(&self.run)?, ..model.resolve()? })
+    }
+
+    /// What a server takes while no slot is filled; where not all slots can be full, they share what there is.
+    #[cfg(feature = "serve")]
+    fn empty(&self, plan: &mut Plan) -> Option<u64> {
+        self.slots.map(|_| {
+            plan.share_rows();
+            plan.empty()
+        })
+    }
+
+    #[cfg(not(feature = "serve"))]
+    fn empty(&self, _: &mut Plan) -> Option<u64> {
+        None
+    }
 }
 
 /// Prints the plan. If it does not fit, that is an error afterwards, as in a run.
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
-    let model = &args.run.model;
-    let options = EngineOptions { batch: prompts::together(&args.run)?, ..model.resolve()? };
-    let plan = match ModelPath::new(&options.model).and_then(|path| path.open(options.weight_type)) {
+    let options = args.settings()?;
+    let mut plan = match ModelPath::new(&options.model).and_then(|path| path.open(options.weight_type)) {
         Ok(model) => {
             model.check_config()?;
             Plan::of(&model, &options)?
         }
         Err(e @ Error::Model(_))
-            if model.given_path().is_none() && bundle::start(&options.model).is_none() =>
+            if args.run.model.given_path().is_none() && bundle::start(&options.model).is_none() =>
         {
             say!("{}", in_error(e));
             say!("planning for a packed file of {}", dims::MODEL);
@@ -41,9 +78,10 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
         Err(other) => return Err(other),
     };
     told::tell();
+    let empty = args.empty(&mut plan);
     match args.run.completion.output.format {
-        Format::Text => put(&text(&plan))?,
-        Format::Jsonl => put(&format!("{:#}\n", json(&plan)))?,
+        Format::Text => put(&text(&plan, empty))?,
+        Format::Jsonl => put(&format!("{:#}\n", json(&plan, empty)))?,
     }
     plan.check()
 }
@@ -56,7 +94,7 @@ fn form(plan: &Plan) -> &'static str {
     }
 }
 
-fn text(plan: &Plan) -> String {
+fn text(plan: &Plan, empty: Option<u64>) -> String {
     let mut lines: Vec<Vec<String>> = plan
         .items()
         .into_iter()
@@ -68,7 +106,11 @@ fn text(plan: &Plan) -> String {
         lines.push(vec![what.into(), bytes, mib, note]);
     };
     let memory = plan.memory;
-    total("need", Some(plan.need()), "own + mapped".into());
+    if let Some(bytes) = empty {
+        total("need, no slot filled", Some(bytes), "own + mapped".into());
+    }
+    let full = if empty.is_some() { "need, all filled" } else { "need" };
+    total(full, Some(plan.need()), "own + mapped".into());
     total("peak resident", Some(plan.peak()), "upper bound".into());
     total("available", memory.usable(), source_of(plan));
     let sides = [Side::Left, Side::Right, Side::Right, Side::Left];
@@ -78,13 +120,20 @@ fn text(plan: &Plan) -> String {
         Some(Some(n)) => n.to_string(),
     };
     format!(
-        "{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n{}",
+        "{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n{}{}",
         one_line(&plan.options.model.to_string_lossy(), LINE - 40),
         dims::MODEL,
         form(plan),
         columns(&sides, &lines),
+        sharing(plan),
         draft(plan)
     )
+}
+
+/// The line about slots that cannot all be full.
+fn sharing(plan: &Plan) -> String {
+    let shared = |bytes| format!("slots share {} for their rows: requests wait, in order\n", mib(bytes));
+    plan.shared_rows().map(shared).unwrap_or_default()
 }
 
 /// The line about a draft model, which is another process.
@@ -109,7 +158,7 @@ fn source_of(plan: &Plan) -> String {
     }
 }
 
-fn json(plan: &Plan) -> Value {
+fn json(plan: &Plan, empty: Option<u64>) -> Value {
     let o = &plan.options;
     let items: Vec<Value> = plan
         .items()
@@ -131,6 +180,8 @@ fn json(plan: &Plan) -> Value {
         "batch": o.sequences(),
         "draft_model": o.draft_model.as_ref().map(|draft| draft.program.to_string_lossy()),
         "items": items,
+        "empty_bytes": empty,
+        "shared_rows_bytes": plan.shared_rows(),
         "need_bytes": plan.need(),
         "peak_bytes": plan.peak(),
         "memory": {

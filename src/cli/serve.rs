@@ -35,10 +35,14 @@ use std::time::Duration;
 
 /// Most texts at once.
 const MOST_SLOTS: usize = 256;
+/// Slots of the cache of each, where nobody says how many.
+pub(super) const CONTEXT: &str = "4096";
+/// What `--cache-mib` is where nobody says.
+pub(super) const CACHE_MIB: u64 = 256;
 
 /// A server.
 #[derive(Args, Clone)]
-#[command(mut_arg("max_seq_len", |arg| arg.default_value("4096").help(
+#[command(mut_arg("max_seq_len", |arg| arg.default_value(CONTEXT).help(
     "Slots of each text's KV cache: the longest text, prompt included"
 )))]
 pub(super) struct ServeArgs {
@@ -55,7 +59,7 @@ pub(super) struct ServeArgs {
     #[arg(long, default_value_t = 64, value_name = "N", help_heading = "Server")]
     queue: usize,
     /// Memory for rows of texts that have ended, so that a prompt that begins like one is not computed again; 0 is none
-    #[arg(long, default_value_t = 256, value_name = "MIB", help_heading = "Server")]
+    #[arg(long, default_value_t = CACHE_MIB, value_name = "MIB", help_heading = "Server")]
     cache_mib: u64,
     /// Seconds that running texts may take to end after SIGTERM or Ctrl-C
     #[arg(long, default_value_t = 30, value_name = "SECONDS", help_heading = "Server")]
@@ -96,14 +100,6 @@ impl ServeArgs {
         }
     }
 
-    fn settings(&self) -> Result<EngineOptions> {
-        Ok(EngineOptions {
-            batch: within("--slots", self.slots, MOST_SLOTS)?,
-            prefix_cache: self.cache_mib.saturating_mul(1 << 20),
-            ..self.model.resolve()?
-        })
-    }
-
     /// Takes the port before anything is loaded.
     fn listen(&self) -> Result<TcpListener> {
         let wrong = |e: std::io::Error| {
@@ -115,8 +111,17 @@ impl ServeArgs {
     }
 }
 
+/// What an engine with so many slots is set to.
+pub(super) fn settings(model: &ModelArgs, slots: usize, cache_mib: u64) -> Result<EngineOptions> {
+    Ok(EngineOptions {
+        batch: within("--slots", slots, MOST_SLOTS)?,
+        prefix_cache: cache_mib.saturating_mul(1 << 20),
+        ..model.resolve()?
+    })
+}
+
 pub(super) fn run(args: &ServeArgs) -> Result<()> {
-    let (keys, settings) = (args.keys()?, args.settings()?);
+    let (keys, settings) = (args.keys()?, settings(&args.model, args.slots, args.cache_mib)?);
     let queue = within("--queue", args.queue, 1 << 16)?;
     let defaults = GenerateOptions { sampler: args.sampler.resolve()?, ..GenerateOptions::default() };
     let listener = args.listen()?;

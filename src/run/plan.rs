@@ -223,6 +223,11 @@ impl Plan {
         self.shared_rows
     }
 
+    /// What [`Plan::share_rows`] has come to.
+    pub fn shared_rows(&self) -> Option<u64> {
+        self.shared_rows
+    }
+
     /// Bytes that are needed before any row is filled.
     #[cfg(feature = "serve")]
     pub fn empty(&self) -> u64 {
@@ -236,7 +241,8 @@ impl Plan {
         let [all, local] =
             ring(o, chunk).bytes(o.kv_types, slots).map(|bytes| mul(bytes, o.sequences() as u64));
         match self.shared_rows {
-            Some(most) => [all.min(most.saturating_sub(local)), local],
+            // Never less than those of one sequence.
+            Some(most) => [all.min(most.saturating_sub(local).max(all / o.sequences() as u64)), local],
             None => [all, local],
         }
     }

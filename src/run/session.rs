@@ -15,6 +15,7 @@ pub use devices::{Seat, Standby};
 pub use draft::Drafts;
 pub use event::{Event, EvictionResult, Observer, Switch, Why};
 pub use evict::MemoryProbe;
+pub(crate) use pass::Few;
 pub use pass::{Stage, compute};
 pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
 pub use sequence::{Cut, Sequence};

@@ -137,7 +137,7 @@ fn the_server_tells_what_it_is_and_does() {
         (&json!(2), &json!(128))
     );
     assert_eq!(props["default_generation_settings"]["params"]["temperature"], 0.8);
-    assert_eq!(server.get("/slots").status, 404);
+    assert_eq!(server.get("/slots").status, 501);
     assert_eq!(Server::start(&["--slots-endpoint"]).get("/slots").json()[3]["is_processing"], false);
     let page = server.get("/");
     assert!(page.header("content-security-policy").contains("default-src 'none'"), "{}", page.head);
@@ -154,9 +154,52 @@ fn the_server_tells_what_it_is_and_does() {
         "vllm:generation_tokens_total{model_name=\"story\"} 8\n",
         "vllm:time_to_first_token_seconds_count{model_name=\"story\"} 1\n",
         "vllm:cache_config_info{model_name=\"story\",",
-        "llamacpp:tokens_predicted_total{model_name=\"story\"} 8\n",
+        "llamacpp:tokens_predicted_total 8\n",
     ];
     mentions(&metrics, &lines);
+}
+
+#[test]
+fn a_plan_says_what_a_server_takes_with_no_slot_filled_and_with_all() {
+    let plan = |memory: &str, more: &[&str]| {
+        let args = [&["plan", "--format", "json", "--cache-mib", "8"], more].concat();
+        let said =
+            said(command(&args).env("ANTIGRAVITY_MEMORY_MIB", memory).output().expect("the binary starts"));
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        serde_json::from_str::<Value>(&said.out).expect("JSON")
+    };
+    let bytes = |plan: &Value, field: &str| plan[field].as_u64().unwrap_or_else(|| panic!("{field}: {plan}"));
+    let whole = plan("4096", &["--slots", "3"]);
+    assert_eq!((&whole["batch"], &whole["max_seq_len"]), (&json!(3), &json!(4096)));
+    let items = whole["items"].as_array().expect("a list");
+    let rows = items.iter().filter(|i| {
+        i["what"].as_str().is_some_and(|what| what.contains("KV cache") || what.contains("ended"))
+    });
+    let rows: u64 = rows.map(|i| bytes(i, "bytes")).sum();
+    assert_eq!(bytes(&whole, "need_bytes") - bytes(&whole, "empty_bytes"), rows);
+    assert!(rows > 8 << 20 && whole["shared_rows_bytes"].is_null(), "{whole}");
+    // The server says the same two sums.
+    let mut server = command(&["serve", "--port", "0", "--slots", "3", "--cache-mib", "8"]);
+    let mut server = server.stderr(std::process::Stdio::piped()).spawn().expect("the binary starts");
+    let mut line = String::new();
+    let mut said = std::io::BufReader::new(server.stderr.take().expect("piped"));
+    while !line.contains("http://") {
+        line.clear();
+        assert_ne!(
+            std::io::BufRead::read_line(&mut said, &mut line).expect("text"),
+            0,
+            "it says where it is"
+        );
+    }
+    server.kill().and_then(|()| server.wait()).expect("it ends");
+    let mib = |field: &str| format!("{:.1} MiB", bytes(&whole, field) as f64 / (1 << 20) as f64);
+    mentions(&line, &[&mib("empty_bytes"), &mib("need_bytes")]);
+    // Where not all can be full they share what there is; one can always be.
+    let tight = plan("300", &["--slots", "64", "-c", "8192"]);
+    assert!(bytes(&tight, "shared_rows_bytes") > 0 && bytes(&tight, "need_bytes") <= 300 << 20, "{tight}");
+    assert!(bytes(&tight, "empty_bytes") < 100 << 20, "{tight}");
+    mentions(&text(&["plan", "--slots", "2"]), &["need, no slot filled", "need, all filled"]);
+    mentions(&fails(&["plan", "--slots", "0"], 2), &["--slots 0"]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::bed::place;
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Device, Logits, Run};
 use antigravity::run::eviction::{Budget, Chooser, Policy};
-use antigravity::run::session::CancelToken;
+use antigravity::run::session::{CancelToken, compute};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
@@ -66,6 +66,7 @@ fn decode_counting() {
         }
         assert_eq!(allocating, 0, "tokens that allocated with {} and {threads} threads", kv.name());
         assert_eq!(passes_together(&engine), 0, "together, with {} and {threads} threads", kv.name());
+        assert_eq!(sequences_together(&engine), 0, "sequences, with {} and {threads} threads", kv.name());
         assert_eq!(observed_passes(&engine), 0, "observed, with {} and {threads} threads", kv.name());
     }
 }
@@ -100,6 +101,26 @@ fn passes_together(engine: &Engine) -> usize {
         allocating += usize::from(token > 10 && COUNT.load(Ordering::Relaxed) != before);
     }
     allocating
+}
+
+/// The same for sequences as the server runs them, in passes of all of them.
+fn sequences_together(engine: &Engine) -> usize {
+    let mut sessions = engine.sessions_of(engine.options(), 3).unwrap();
+    for (i, session) in sessions.iter_mut().enumerate() {
+        session.prefill(&vec![7; 10 + 60 * i], &CancelToken::default()).unwrap();
+    }
+    let mut allocating = 0;
+    for token in 5..30 {
+        let before = COUNT.load(Ordering::Relaxed);
+        for session in &mut sessions {
+            session.stage(token).unwrap();
+        }
+        let [a, b, c] = &mut sessions[..] else { panic!("three") };
+        compute(&mut [a, b, c], None).unwrap();
+        allocating += usize::from(COUNT.load(Ordering::Relaxed) != before);
+    }
+    // Each thread allocates when it starts, which it may do late.
+    allocating.saturating_sub(engine.options().threads)
 }
 
 fn options(engine: &Engine) -> CpuOptions {

@@ -107,18 +107,31 @@ pub(super) fn metrics(served: &Served) -> String {
     page.0
 }
 
-/// llama.cpp's names for the common ones.
+/// llama.cpp's names for the common ones, as it writes them: without labels.
 fn twins(page: &mut Page, numbers: &Numbers) {
     let rate = |count: u64, of: &Histogram| if of.sum > 0.0 { count as f64 / of.sum } else { 0.0 };
-    page.counter("llamacpp:prompt_tokens_total", "Tokens of prompts", numbers.prompt_tokens);
-    page.counter("llamacpp:tokens_predicted_total", "Tokens generated", numbers.generated_tokens);
-    let speed = rate(numbers.between.count, &numbers.between);
-    page.gauge("llamacpp:predicted_tokens_seconds", "Tokens of one text in a second", speed);
-    let speed = rate(numbers.prompt_tokens, &numbers.first);
-    page.gauge("llamacpp:prompt_tokens_seconds", "Tokens of one prompt in a second, waiting included", speed);
-    page.gauge("llamacpp:requests_processing", "Requests that run", numbers.running() as f64);
-    page.gauge("llamacpp:requests_deferred", "Requests that wait for a slot", numbers.waiting as f64);
-    page.gauge("llamacpp:kv_cache_usage_ratio", "Part of all rows that is filled", numbers.filled());
+    let computed = numbers.prompt_tokens - numbers.cached_tokens;
+    let (first, between) = (&numbers.first, &numbers.between);
+    for (name, what, kind, value) in [
+        ("prompt_tokens_total", "Tokens of prompts that were computed", "counter", computed as f64),
+        ("prompt_tokens_cached_total", "Those that were copied", "counter", numbers.cached_tokens as f64),
+        ("prompt_seconds_total", "From arrivals to first tokens", "counter", first.sum),
+        ("tokens_predicted_total", "Tokens generated", "counter", numbers.generated_tokens as f64),
+        ("tokens_predicted_seconds_total", "Between tokens", "counter", between.sum),
+        ("predicted_tokens_seconds", "Tokens of one text in a second", "gauge", rate(between.count, between)),
+        (
+            "prompt_tokens_seconds",
+            "Tokens of one prompt in a second, waiting included",
+            "gauge",
+            rate(numbers.prompt_tokens, first),
+        ),
+        ("requests_processing", "Requests that run", "gauge", numbers.running() as f64),
+        ("requests_deferred", "Requests that wait for a slot", "gauge", numbers.waiting as f64),
+        ("kv_cache_usage_ratio", "Part of all rows that is filled", "gauge", numbers.filled()),
+    ] {
+        page.head(&format!("llamacpp:{name}"), what, kind);
+        let _ = writeln!(page.0, "llamacpp:{name} {value}");
+    }
     page.gauge("antigravity:prefix_cache_bytes", "Rows kept of texts that have ended", numbers.kept as f64);
 }
 

@@ -13,19 +13,19 @@ pub(super) struct Refusal {
     pub message: String,
     /// The field that it is about.
     pub param: Option<String>,
-    /// A word for programs, where the status says too little.
-    pub code: Option<&'static str>,
+    /// Tokens of a prompt that is too long, and how many a slot has.
+    pub sizes: Option<(usize, usize)>,
 }
 
 impl Refusal {
     pub fn new(status: u16, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None }
+        Self { status, message: message.into(), param: None, sizes: None }
     }
 
     /// A field that cannot be followed.
     pub fn field(name: impl Into<String>, why: impl std::fmt::Display) -> Self {
         let name = name.into();
-        Self { status: 400, message: format!("{name}: {why}"), param: Some(name), code: None }
+        Self { status: 400, message: format!("{name}: {why}"), param: Some(name), sizes: None }
     }
 
     /// What went wrong with a prompt or with options, which the client has given.
@@ -33,7 +33,7 @@ impl Refusal {
         match e {
             Error::Usage(text) | Error::Model(text) | Error::Other(text) => {
                 let (message, param) = plain(text);
-                Self { status: 400, message: named(&message), param, code: None }
+                Self { status: 400, message: named(&message), param, sizes: None }
             }
             other => Self::of_run(other),
         }
@@ -52,6 +52,7 @@ impl Refusal {
         match self.status {
             401 => "authentication_error",
             404 => "not_found_error",
+            501 => "not_supported_error",
             429 => "rate_limit_error",
             503 => "unavailable_error",
             500.. => "server_error",
@@ -64,14 +65,19 @@ impl Refusal {
             401 => Some("invalid_api_key"),
             404 => Some("not_found"),
             429 => Some("rate_limit_exceeded"),
-            _ => self.code,
+            _ => self.sizes.map(|_| "context_length_exceeded"),
         }
     }
 
-    /// As OpenAI's API has it.
+    /// As OpenAI's API has it; a prompt that is too long as llama.cpp's server says it.
     pub fn json(&self) -> Value {
-        let Self { message, param, .. } = self;
-        json!({"error": {"message": message, "type": self.kind(), "param": param, "code": self.code()}})
+        let Self { message, param, sizes, .. } = self;
+        let mut error = json!({"message": message, "type": self.kind(), "param": param, "code": self.code()});
+        if let Some((prompt, slots)) = sizes {
+            error["type"] = "exceed_context_size_error".into();
+            (error["n_prompt_tokens"], error["n_ctx"]) = ((*prompt).into(), (*slots).into());
+        }
+        json!({"error": error})
     }
 
     /// As Anthropic's API has it.

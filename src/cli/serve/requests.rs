@@ -18,9 +18,6 @@ type Result<T> = std::result::Result<T, Refusal>;
 /// Texts where a completion does not say how long they are: as `generate`'s.
 const LIMIT: usize = 20;
 
-/// OpenAI's word for a prompt that does not fit.
-const TOO_LONG: &str = "context_length_exceeded";
-
 /// A request that waits for its texts.
 pub(super) struct Begun {
     pub answer: Answer,
@@ -70,8 +67,8 @@ fn check(served: &Served, ids: &[u32], asked: &Asked) -> Result<()> {
     checked.map_err(|e| {
         let refusal = Refusal::of_input(&e);
         let param = refusal.param.clone().or_else(|| Some("prompt".into()));
-        let long = ids.len() > served.engine.options().max_seq_len;
-        Refusal { param, code: long.then_some(TOO_LONG), ..refusal }
+        let (need, have) = (ids.len(), served.engine.options().max_seq_len);
+        Refusal { param, sizes: (need > have).then_some((need, have)), ..refusal }
     })
 }
 

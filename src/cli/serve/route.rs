@@ -104,8 +104,7 @@ async fn of(hub: &Arc<Hub>, request: Request<Incoming>) -> Result<Response<Reply
         return Err(Refusal::new(400, "two lengths: Transfer-Encoding and Content-Length; send one"));
     }
     let path = head.uri.path();
-    let route = Route::of(path).filter(|r| !matches!(r, Route::Slots) || hub.slots == Slots::Shown);
-    let Some(route) = route else {
+    let Some(route) = Route::of(path) else {
         return Err(Refusal::new(404, format!("there is nothing at {}", quoted(path))));
     };
     if !route.is_open() && !hub.knows(key(&head.headers)) {
@@ -142,12 +141,20 @@ fn fact(hub: &Hub, route: &Route, path: &str) -> Result<Response<Reply>> {
             hub.served()?;
             reply::json(200, &json!({"status": "ok"}))
         }
-        Route::Metrics => reply::text("text/plain; version=0.0.4; charset=utf-8", facts::metrics(loaded()?)),
+        Route::Metrics => {
+            let metrics = facts::metrics(loaded()?);
+            let mut response = reply::text("text/plain; version=0.0.4; charset=utf-8", metrics);
+            response.headers_mut().insert("process-start-time-unix", hub.created.into());
+            response
+        }
         Route::Models => reply::json(200, &facts::models(hub)),
         Route::Model if path.ends_with(&format!("/models/{}", crate::dims::MODEL)) => {
             reply::json(200, &facts::model(hub))
         }
         Route::Props => reply::json(200, &facts::props(loaded()?)),
+        Route::Slots if hub.slots == Slots::Hidden => {
+            return Err(Refusal::new(501, "start the server with --slots-endpoint for this"));
+        }
         Route::Slots => reply::json(200, &facts::slots(loaded()?)),
         _ => return Err(Refusal::new(404, format!("the one model is {:?}", crate::dims::MODEL))),
     })

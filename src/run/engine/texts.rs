@@ -3,7 +3,7 @@
 use super::Engine;
 use super::stream::{End, Writer};
 use crate::run::options::GenerateOptions;
-use crate::run::session::{CancelToken, Session, Stage, StopReason, compute};
+use crate::run::session::{CancelToken, Few, Session, Stage, StopReason, compute};
 use files::{Error, Result};
 use text::sampler::TokenLogprobs;
 
@@ -153,14 +153,14 @@ impl<T> Texts<'_, T> {
     }
 
     /// One pass: a token of every text, and with the room that is left the next parts of prompts, at most `most` tokens
-    /// of them; how many these were.
+    /// of them; how many these were. With 0 some text must be no prompt.
     ///
     /// # Errors
     ///
     /// What goes wrong with the device, which ends all.
     pub fn step(&mut self, most: usize, cancel: Option<&CancelToken>) -> Result<usize> {
         let pass = self.all.first().map_or(0, |text| text.session.max_tokens());
-        let mut room = pass.saturating_sub(self.decoding()).clamp(1, most.max(1));
+        let mut room = pass.saturating_sub(self.decoding()).max(1).min(most);
         let mut prompts = 0;
         let mut i = 0;
         while i < self.all.len() {
@@ -177,8 +177,10 @@ impl<T> Texts<'_, T> {
                 Err(e) => self.fail(i, e)?,
             }
         }
-        let mut sessions: Vec<&mut Session> = self.all.iter_mut().map(|text| &mut text.session).collect();
-        match compute(&mut sessions, cancel) {
+        let mut sessions: Few<&mut Session> = self.all.iter_mut().map(|text| &mut text.session).collect();
+        let computed = compute(&mut sessions, cancel);
+        drop(sessions);
+        match computed {
             Ok(()) | Err(Error::Interrupted) => {}
             Err(e) => return Err(e),
         }

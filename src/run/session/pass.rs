@@ -8,7 +8,11 @@ use super::draft::Drafter;
 use super::evict::Input;
 use crate::model::device::{CancelToken, Logits, Run, SharedDevice, locked};
 use files::{Error, Result};
+use smallvec::SmallVec;
 use std::time::{Duration, Instant};
+
+/// One thing for each sequence of a pass: as many as mostly run together need no allocation.
+pub(crate) type Few<T> = SmallVec<[T; 16]>;
 
 /// Tokens that the next pass computes.
 #[derive(Default)]
@@ -205,13 +209,12 @@ fn compute_staged(sessions: &mut [&mut Session], cancel: Option<&CancelToken>) -
     if let [session] = sessions {
         return session.compute_alone(cancel);
     }
-    let mut left: Vec<&mut Session> =
-        sessions.iter_mut().map(|s| &mut **s).filter(|s| s.is_staged()).collect();
+    let mut left: Sessions<'_> = sessions.iter_mut().map(|s| &mut **s).filter(|s| s.is_staged()).collect();
     while !left.is_empty() {
         let device = left[0].devices.device();
         let (mut together, others) = one_pass(left, &device);
         left = others;
-        let mut runs: Vec<Run<'_>> = together.iter_mut().map(|s| s.run()).collect();
+        let mut runs: Few<Run<'_>> = together.iter_mut().map(|s| s.run()).collect();
         let computed = locked(&device).forward(&mut runs, cancel);
         drop(runs);
         match computed {
@@ -229,7 +232,7 @@ fn compute_staged(sessions: &mut [&mut Session], cancel: Option<&CancelToken>) -
     Ok(())
 }
 
-type Sessions<'a> = Vec<&'a mut Session>;
+type Sessions<'a> = Few<&'a mut Session>;
 
 /// Those on `device` that fit into one of its passes, and the others.
 fn one_pass<'a>(sessions: Sessions<'a>, device: &SharedDevice) -> (Sessions<'a>, Sessions<'a>) {

@@ -2,7 +2,7 @@
 
 use crate::bed::program::command;
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -54,9 +54,15 @@ impl Open {
         reply(&String::from_utf8_lossy(&bytes))
     }
 
-    /// Sends no more.
-    pub fn shut(&self) {
-        let _ = self.0.shutdown(std::net::Shutdown::Write);
+    /// The same for a request that may be cut off: nothing comes after it, once no answer has come for a while.
+    pub fn finish_soon(self) -> Reply {
+        let _ = self.0.set_read_timeout(Some(Duration::from_millis(200)));
+        if matches!(self.0.peek(&mut [0]), Err(e) if [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&e.kind()))
+        {
+            let _ = self.0.shutdown(std::net::Shutdown::Write);
+        }
+        let _ = self.0.set_read_timeout(Some(Duration::from_secs(60)));
+        self.finish()
     }
 
     /// Reads so many bytes.
@@ -80,8 +86,10 @@ fn unchunked(mut rest: &str) -> String {
         if size == 0 {
             break;
         }
-        body += &after[..size];
-        rest = &after[size + 2..];
+        // It may have been cut off.
+        let Some(part) = after.get(..size) else { break };
+        body += part;
+        rest = after.get(size + 2..).unwrap_or_default();
     }
     body
 }

@@ -97,12 +97,45 @@ fn each_field_of_a_wrong_type_is_refused_by_its_name() {
 }
 
 #[test]
+fn a_format_is_followed_or_refused_by_a_program_without_grammars() {
+    let server = Server::start(&["--slots", "2"]);
+    let schema = json!({"type": "object", "properties": {"kind": {"enum": ["fox", "dog"]}}, "required": ["kind"], "additionalProperties": false});
+    let formats = [
+        json!({"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}}),
+        json!({"type": "json_object", "schema": schema}),
+        json!({"type": "json_object"}),
+    ];
+    for (i, format) in formats.iter().enumerate() {
+        let body = json!({
+            "messages": [{"role": "user", "content": "Which animal?"}], "response_format": format, "max_tokens": 60, "seed": i,
+        });
+        let reply = server.post("/v1/chat/completions", &body);
+        if cfg!(feature = "grammar") {
+            let message = reply.json()["choices"][0]["message"]["content"].clone();
+            let said = message.as_str().unwrap_or_else(|| panic!("{reply:?}"));
+            match i {
+                2 => assert!(said.starts_with('{'), "{said}"),
+                _ => assert!(
+                    ["fox", "dog"]
+                        .map(|kind| json!({"kind": kind}))
+                        .contains(&serde_json::from_str(said).expect(said))
+                ),
+            }
+        } else {
+            assert_eq!(reply.status, 400, "{reply:?}");
+            mentions(reply.json()["error"]["message"].as_str().unwrap_or(""), &["--features grammar"]);
+        }
+    }
+}
+
+#[test]
 fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     let server = Server::start(&["-c", "64"]);
     let long = "Once upon a time ".repeat(40);
     let error = server.post("/v1/completions", &json!({"prompt": long})).json()["error"].clone();
     mentions(error["message"].as_str().unwrap(), &["201 ", "64", "--max-seq-len"]);
     assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!("prompt")));
+    assert_eq!((&error["n_prompt_tokens"], &error["n_ctx"]), (&json!(201), &json!(64)));
     let chat = json!({"messages": [{"role": "user", "content": "x ".repeat(100_000)}]});
     let error = server.post("/v1/chat/completions", &chat).json()["error"].clone();
     mentions(error["message"].as_str().unwrap(), &["64"]);

@@ -1,59 +1,137 @@
 //! How much of a prompt is computed beside the tokens of others: so much that a pass takes less than twice as long as
-//! one without.
+//! one without. What a part of a prompt adds to a pass is measured, for parts of several sizes: the first tokens are
+//! dearer than those after them, and all are dearer at the end of a long prompt than at its start.
+//!
+//! Tried before: one number, what a token adds on average. It never found out that larger parts are cheaper, a single
+//! slow pass without prompts made the next part many times too large, and where even one token is too much, as late in
+//! a long prompt of a small model, every pass took three to seven times as long.
 
 use std::time::Duration;
+
+/// Sizes of parts whose times are told apart. Kernels take four tokens at a time.
+const SIZES: [usize; 18] = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096];
+/// The size of the first part of all, of which nothing is known.
+const FIRST: usize = 2;
+/// A pass may take this much longer than a quiet one. Times vary, and twice is too much.
+const MORE: f64 = 0.7;
+/// One token may make it this much longer, as there is no smaller part, and a size that is tried for the first time.
+const MOST: f64 = 0.9;
+/// Weight of the latest time.
+const WEIGHT: f64 = 0.25;
+/// How much longer or shorter than before a time counts: somebody else had the machine.
+const STRAY: f64 = 2.0;
+/// Passes with prompts, after which one without shows what such a pass takes by now.
+const FRESH: usize = 32;
+/// Part of a quiet pass that prompts may have taken too much before a pass goes without them.
+const CREDIT: f64 = 0.3;
 
 /// Times of passes, in seconds.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// Most tokens of prompts in a pass.
     chunk: usize,
-    /// A pass of tokens alone.
-    quiet: Option<f64>,
-    /// What each token of a prompt adds to it.
-    token: Option<f64>,
+    /// A pass of tokens alone, and how many these were.
+    quiet: Option<(f64, usize)>,
+    /// What a part of each size adds to it, where that was seen.
+    adds: [Option<f64>; SIZES.len()],
+    /// What prompts have taken of others' time, less what they may.
+    debt: f64,
+    /// Passes since the last one without prompts.
+    since: usize,
 }
 
-/// Tokens of a prompt while nothing is known.
-const FIRST: usize = 16;
-/// A pass may take this much longer than a quiet one. Times vary, and twice is too much.
-const MORE: f64 = 0.7;
-/// Weight of the latest time.
-const WEIGHT: f64 = 0.25;
-
-fn mix(before: Option<f64>, now: f64) -> Option<f64> {
-    Some(before.map_or(now, |before| before + WEIGHT * (now - before)))
+/// The time so far and the latest one.
+fn mix(before: f64, now: f64) -> f64 {
+    before + WEIGHT * (now.clamp(before / STRAY, before * STRAY) - before)
 }
 
 impl Pace {
     pub fn new(chunk: usize) -> Self {
-        Self { chunk: chunk.max(1), quiet: None, token: None }
+        Self { chunk: chunk.max(1), quiet: None, adds: [None; SIZES.len()], debt: 0.0, since: 0 }
     }
 
-    /// Most tokens of prompts beside so many others.
+    /// Most tokens of prompts beside so many others; 0 for a pass without.
     pub fn most(&self, decoding: usize) -> usize {
-        let most = match (decoding, self.quiet, self.token) {
-            (0, ..) => self.chunk,
-            (_, Some(quiet), Some(token)) if token > 0.0 => (MORE * quiet / token) as usize,
-            (_, Some(_), Some(_)) => self.chunk,
-            _ => FIRST,
+        let (quiet, measured) = match self.quiet {
+            _ if decoding == 0 => return self.chunk,
+            None => return 0,
+            Some(quiet) => quiet,
         };
-        // Kernels take four tokens at a time.
-        let whole = if most > 4 { most / 4 * 4 } else { most };
-        whole.clamp(1, self.chunk)
+        let stale = 4 * measured.abs_diff(decoding) > measured || self.since >= FRESH;
+        if self.debt > CREDIT * quiet || (stale && self.since > 0) {
+            return 0;
+        }
+        let sizes = SIZES.iter().enumerate().take_while(|&(_, &n)| n <= self.chunk);
+        // What was not seen is held to be dearer than it is.
+        let may = |i: usize| quiet * if self.adds[i].is_none() { MOST } else { MORE };
+        let fits = |&(i, _): &(usize, &usize)| self.adding(i).is_some_and(|adds| adds <= may(i));
+        let largest = sizes.filter(fits).map(|(_, &n)| n).last();
+        largest.unwrap_or_else(|| self.least())
+    }
+
+    /// Where nothing fits into a pass: the part that is paid off in the passes after it.
+    fn least(&self) -> usize {
+        let [one, .., four] = [0, 1, 2].map(|i| self.adding(i));
+        match (one, four) {
+            (None, _) => FIRST.min(self.chunk),
+            (Some(one), Some(four)) if four < 2.0 * one => 4.min(self.chunk),
+            _ => 1,
+        }
+    }
+
+    /// What a part of a size adds, as far as that is known.
+    fn adding(&self, size: usize) -> Option<f64> {
+        let larger = || (size..SIZES.len()).find_map(|i| self.scaled(i, size));
+        self.at_most(size).or_else(larger)
+    }
+
+    /// The least that it adds by what was seen of it and of smaller ones: tokens together are no dearer than in smaller
+    /// parts.
+    fn at_most(&self, size: usize) -> Option<f64> {
+        (0..=size).filter_map(|i| self.scaled(i, size)).reduce(f64::min)
+    }
+
+    /// What a size adds if each token is as dear as in another that was seen.
+    fn scaled(&self, seen: usize, size: usize) -> Option<f64> {
+        self.adds[seen].map(|adds| adds * SIZES[size] as f64 / SIZES[seen] as f64)
     }
 
     /// A pass with so many tokens of texts and of prompts took so long.
     pub fn took(&mut self, decoding: usize, prompts: usize, time: Duration) {
         let time = time.as_secs_f64();
         match (decoding, prompts, self.quiet) {
-            (0, 0, _) => {}
-            (_, 0, _) => self.quiet = mix(self.quiet, time),
-            // Weights are read for these alone, so this is more than a token adds elsewhere.
-            (0, n, _) => self.token = self.token.map_or(Some(time / n as f64), Some),
-            (_, n, Some(quiet)) => self.token = mix(self.token, (time - quiet).max(0.0) / n as f64),
+            (0, ..) => self.debt = 0.0,
+            (n, 0, quiet) => {
+                self.since = 0;
+                self.quiet = Some((quiet.map_or(time, |(before, _)| mix(before, time)), n));
+                self.debt = (self.debt - MORE * time).max(0.0);
+            }
+            (_, n, Some((quiet, _))) => {
+                self.since += 1;
+                let adds = self.learn(n, (time - quiet).max(0.01 * quiet));
+                let paid = if n == 1 { MOST } else { MORE };
+                self.debt = (self.debt + adds - paid * quiet).max(0.0);
+            }
             (_, _, None) => {}
         }
+    }
+
+    /// A part of so many tokens has added so much; what such a part is held to add from now on. What has become dearer
+    /// for it has for others. A size that was never seen, or once when somebody else had the machine, begins anew.
+    fn learn(&mut self, prompts: usize, adds: f64) -> f64 {
+        let i = SIZES.iter().rposition(|&n| n <= prompts).unwrap_or(0);
+        let whole = prompts as f64 / SIZES[i] as f64;
+        let latest = adds / whole;
+        let now = match self.at_most(i) {
+            Some(before) if self.adds[i] == Some(before) || latest > before => {
+                let now = mix(before, latest);
+                self.adds.iter_mut().flatten().for_each(|of| *of *= now / before);
+                now
+            }
+            _ => latest,
+        };
+        self.adds[i] = Some(now);
+        now * whole
     }
 }
 
@@ -61,33 +139,67 @@ impl Pace {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_long_prompt_leaves_passes_below_twice_the_quiet_time() {
-        let mut pace = Pace::new(256);
-        assert_eq!((pace.most(0), pace.most(1)), (256, FIRST));
-        // A quiet pass takes 10 ms, a token of a prompt adds 0.4.
-        let time = |prompts: usize| Duration::from_secs_f64(10e-3 + 0.4e-3 * prompts as f64);
-        for _ in 0..8 {
-            pace.took(3, 0, time(0));
+    /// Passes beside three texts, where parts of prompts add what `adds` says to a quiet one, for so many tokens of
+    /// prompts: how long each took, and how many of them had a part.
+    fn passes(pace: &mut Pace, mut tokens: usize, adds: impl Fn(usize) -> f64) -> (Vec<f64>, usize) {
+        let (mut times, mut parts) = (Vec::new(), 0);
+        while tokens > 0 {
+            let n = pace.most(3).min(tokens);
+            let time = 10e-3 + if n > 0 { adds(n) } else { 0.0 };
+            pace.took(3, n, Duration::from_secs_f64(time));
+            times.push(time);
+            tokens -= n;
+            parts += usize::from(n > 0);
+            assert!(times.len() < 100_000, "it gets nowhere");
         }
-        for _ in 0..40 {
-            let n = pace.most(3);
-            pace.took(3, n, time(n));
-        }
-        let n = pace.most(3);
-        assert!((8..25).contains(&n) && time(n) < 2 * time(0), "{n}");
-        assert_eq!(pace.most(0), 256, "nobody waits");
+        (times, parts)
+    }
+
+    fn mean(times: &[f64]) -> f64 {
+        times.iter().sum::<f64>() / times.len() as f64
     }
 
     #[test]
-    fn tokens_that_cost_nothing_fill_the_chunk_and_dear_ones_come_one_by_one() {
+    fn a_long_prompt_leaves_passes_below_twice_the_quiet_time() {
+        let mut pace = Pace::new(256);
+        assert_eq!((pace.most(0), pace.most(1)), (256, 0), "nobody waits; nothing is known");
+        // The first token of a part adds 2 ms, each further one 0.4.
+        let (times, parts) = passes(&mut pace, 4000, |n| 2e-3 + 0.4e-3 * (n - 1) as f64);
+        assert!(times.iter().all(|&time| time < 20e-3), "{times:?}");
+        assert!(4000 / parts >= 10, "{parts}");
+        assert_eq!(pace.most(0), 256);
+    }
+
+    #[test]
+    fn tokens_that_become_dearer_come_in_smaller_parts_and_then_not_in_every_pass() {
+        let mut pace = Pace::new(256);
+        let cheap = passes(&mut pace, 2000, |n| 0.2e-3 * n as f64);
+        let dear = passes(&mut pace, 500, |n| 3e-3 * n as f64);
+        assert!(cheap.1 < 100, "{}", cheap.1);
+        assert!(mean(&dear.0[20..]) < 20e-3 && dear.0[20..].iter().all(|&time| time < 30e-3), "{dear:?}");
+        // Even one is too much: its time is paid off in passes without.
+        let (times, _) = passes(&mut pace, 200, |n| 25e-3 * n as f64);
+        assert!(mean(&times[20..]) < 20e-3, "{}", mean(&times[20..]));
+        assert!(times.iter().filter(|&&time| time > 10e-3).count() * 2 < times.len());
+        // And back.
+        assert!(passes(&mut pace, 4000, |n| 0.2e-3 * n as f64).1 < 250);
+    }
+
+    #[test]
+    fn tokens_that_cost_nothing_fill_the_chunk_and_one_stray_time_changes_little() {
         let mut pace = Pace::new(64);
-        pace.took(1, 0, Duration::from_millis(10));
-        pace.took(1, 16, Duration::from_millis(9));
-        assert_eq!(pace.most(1), 64);
-        for _ in 0..40 {
-            pace.took(1, 1, Duration::from_millis(90));
-        }
-        assert_eq!(pace.most(1), 1);
+        passes(&mut pace, 2000, |_| 0.0);
+        assert_eq!(pace.most(3), 64);
+        let mut pace = Pace::new(64);
+        passes(&mut pace, 2000, |n| 1e-3 * n as f64);
+        let before = pace.most(3);
+        pace.took(3, 0, Duration::from_secs(1));
+        assert!(pace.most(3) <= 2 * before, "{before}");
+        // Nor does a first part that took long, as the weights had to be read first.
+        let mut pace = Pace::new(64);
+        pace.took(3, 0, Duration::from_millis(10));
+        pace.took(3, FIRST, Duration::from_secs(1));
+        let (_, parts) = passes(&mut pace, 2000, |n| 0.5e-3 * n as f64);
+        assert!(parts < 300, "{parts}");
     }
 }
