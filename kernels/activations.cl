@@ -4,7 +4,8 @@
 // INPUT_ATT    attention's output
 // INPUT_FFN    silu(gate) * up, or what the model has instead
 //
-// out: acts [token][COLS / 32][8 words] and scales [token][COLS / 32], or floats [token][COLS]
+// out: acts [token][COLS / 32][8 words], scales [token][COLS / 32] and sums of the halves of blocks [token][COLS / 32],
+//      or floats [token][COLS]
 // at: the first token that is read, where the first one is written
 
 #if !defined(COLS) || !defined(QUANTISED)
@@ -27,7 +28,8 @@ float element(const __global float *src, const __global float *in, float scale, 
 #endif
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
-    const __global float *src, const __global float *in, __global float *out, __global float *scales, int2 at) {
+    const __global float *src, const __global float *in, __global float *out, __global float *scales,
+    __global int2 *sums, int2 at) {
     __local float red[WG];
     int lid = get_local_id(0), from = at.x + get_group_id(0), to = at.y + get_group_id(0);
 #if defined(INPUT_NORM)
@@ -49,7 +51,14 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
 #endif
 #if QUANTISED
     // Four neighbours share a block; each holds eight of its columns.
-    __global uint *words = (__global uint *)out + (size_t)to * (COLS / 4);
+#if QUANTISED == 2
+    // As floats, for products that take them so.
+    __global float *to_row = out + (size_t)to * COLS;
+#define PUT_OCTET(q, o) vstore8(convert_float8(as_char8(q)), o, to_row)
+#else
+    __global uint *to_row = (__global uint *)out + (size_t)to * (COLS / 4);
+#define PUT_OCTET(q, o) vstore2(q, o, to_row)
+#endif
     for (int first_octet = 0; first_octet < COLS / 8; first_octet += WG) {
         int o = first_octet + lid;
         float8 v = 0.0f;
@@ -62,10 +71,20 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
         const __local float *of_block = red + lid / 4 * 4;
         float2 d = act_scale(fmax(fmax(of_block[0], of_block[1]), fmax(of_block[2], of_block[3])));
         if (o < COLS / 8) {
-            vstore2(quantise8(v, d.y), o, words);
+            PUT_OCTET(quantise8(v, d.y), o);
             if (o % 4 == 0) scales[(size_t)to * (COLS / 32) + o / 4] = d.x;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    barrier(CLK_GLOBAL_MEM_FENCE);
+    for (int b = lid; b < COLS / 32; b += WG) {
+#if QUANTISED == 2
+        float16 low = vload16(2 * b, to_row), high = vload16(2 * b + 1, to_row);
+        int2 of_halves = (int2)((int)sum16(low), (int)sum16(high));
+#else
+        int2 of_halves = (int2)(sum_of(vload4(2 * b, to_row)), sum_of(vload4(2 * b + 1, to_row)));
+#endif
+        sums[(size_t)to * (COLS / 32) + b] = of_halves;
     }
 #else
     for (int i = lid; i < COLS; i += WG) out[(size_t)to * COLS + i] = element(ELEMENTS, in, scale, i);

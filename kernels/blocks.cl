@@ -22,7 +22,7 @@
 #define W_ZERO 16
 #elif W_TYPE == W_Q6_K
 #define W_ZERO 32
-#elif W_TYPE == W_Q8_0
+#elif W_TYPE == W_Q8_0 && !defined(DOT_ARM)
 #define W_ZERO 128
 #else
 #define W_ZERO 0
@@ -48,53 +48,100 @@
 #define W_RUN 32
 #endif
 
-// Columns 4v to 4v + 3 of four rows, and those sixteen later. `w` points to these rows' words of the first vector.
-#if W_BITS == 8
-// Signed bytes: with the sign flipped they are 128 more.
-#define LOW_BYTES(w, v) ((w)[(v) * 4] ^ 0x80808080u)
-#define HIGH_BYTES(w, v) ((w)[(v) * 4 + 16] ^ 0x80808080u)
+// Rows of an item: four of a vector's sixteen words in a row, or one word.
+#ifndef EACH
+#define EACH 4
+#endif
+#if EACH == 4
+typedef uint4 Words;
+typedef int4 Ints;
+typedef float4 Floats;
+#define TO_FLOATS convert_float4
 #else
-#define LOW_NIBBLES(w, v) ((w)[(v) * 4] & 0x0f0f0f0fu)
-#define HIGH_NIBBLES(w, v) ((w)[(v) * 4] >> 4 & 0x0f0f0f0fu)
+typedef uint Words;
+typedef int Ints;
+typedef float Floats;
+#define TO_FLOATS convert_float
+#endif
+// Vector v of a block, as far as it is of the item's rows. `w` points to the words of the first one, or, where the
+// matrix is read as an image, it is their index.
+#ifdef W_IMAGE
+#define PLANE_OF(words) __read_only image1d_buffer_t
+#if EACH == 4
+#define W_AT(w, v) read_imageui(quants, (w) + (v) * 4)
+#else
+#define W_AT(w, v) read_imageui(quants, (w) + (v) * 16).x
+#endif
+#else
+#define PLANE_OF(words) const __global words *
+#define W_AT(w, v) (w)[(v) * (16 / EACH)]
+#endif
+
+// Columns 4v to 4v + 3 of the item's rows, and those sixteen later.
+#if W_BITS == 8 && !W_ZERO
+#define LOW_BYTES(w, v) W_AT(w, v)
+#define HIGH_BYTES(w, v) W_AT(w, (v) + 4)
+#elif W_BITS == 8
+// Signed bytes: with the sign flipped they are 128 more.
+#define LOW_BYTES(w, v) (W_AT(w, v) ^ 0x80808080u)
+#define HIGH_BYTES(w, v) (W_AT(w, (v) + 4) ^ 0x80808080u)
+#else
+#define LOW_NIBBLES(w, v) (W_AT(w, v) & 0x0f0f0f0fu)
+#define HIGH_NIBBLES(w, v) (W_AT(w, v) >> 4 & 0x0f0f0f0fu)
 #if W_BITS == 4
 #define LOW_BYTES(w, v) LOW_NIBBLES(w, v)
 #define HIGH_BYTES(w, v) HIGH_NIBBLES(w, v)
 #elif W_BITS == 5
-#define LOW_BYTES(w, v) (LOW_NIBBLES(w, v) | ((w)[16] >> (uint)(v) & 0x01010101u) << 4)
-#define HIGH_BYTES(w, v) (HIGH_NIBBLES(w, v) | ((w)[16] >> (uint)((v) + 4) & 0x01010101u) << 4)
+#define LOW_BYTES(w, v) (LOW_NIBBLES(w, v) | (W_AT(w, 4) >> (uint)(v) & 0x01010101u) << 4)
+#define HIGH_BYTES(w, v) (HIGH_NIBBLES(w, v) | (W_AT(w, 4) >> (uint)((v) + 4) & 0x01010101u) << 4)
 #else
-#define LOW_BYTES(w, v) (LOW_NIBBLES(w, v) | ((w)[16] >> (uint)(2 * (v)) & 0x03030303u) << 4)
-#define HIGH_BYTES(w, v) (HIGH_NIBBLES(w, v) | ((w)[20] >> (uint)(2 * (v)) & 0x03030303u) << 4)
+#define LOW_BYTES(w, v) (LOW_NIBBLES(w, v) | (W_AT(w, 4) >> (uint)(2 * (v)) & 0x03030303u) << 4)
+#define HIGH_BYTES(w, v) (HIGH_NIBBLES(w, v) | (W_AT(w, 5) >> (uint)(2 * (v)) & 0x03030303u) << 4)
 #endif
 #endif
 
-// The same word of activations times the bytes of four rows.
+// The same word of activations times the bytes of the rows.
+#if EACH == 1
+#define dots dot4
+#else
 int4 dots(uint4 rows, uint acts, int4 acc) {
     return (int4)(dot4(rows.x, acts, acc.x), dot4(rows.y, acts, acc.y), dot4(rows.z, acts, acc.z),
                   dot4(rows.w, acts, acc.w));
 }
+#endif
 
 // The run of scales of block `b`; `group` are those of a group of rows.
 #define RUN_OF(group, b) ((group) + (b) * 32 / W_SPAN * W_RUN)
 #define PART_OF(b) ((b) % (W_SPAN / 32) * 32)
 
-// What the sums of block `b` of rows `4 * quad..` of a group are multiplied with, and then with the activations' scale.
-float4 level_of(const __global uchar *group, int b, int quad) {
+#if EACH == 4
+#define HALVES_AT(run, i) vload_half4(i, (const __global half *)(run))
+#define LEVELS_AT(p, i) convert_float4(vload4(i, p))
+#define INTS_AT(p, i) convert_int4(vload4(i, p))
+#else
+#define HALVES_AT(run, i) vload_half(i, (const __global half *)(run))
+#define LEVELS_AT(p, i) convert_float((p)[i])
+#define INTS_AT(p, i) convert_int((p)[i])
+#endif
+
+// What the sums of block `b` of an item's rows are multiplied with, and then with the activations' scale. `at` counts
+// the items of a group.
+Floats level_of(const __global uchar *group, int b, int at) {
     const __global uchar *run = RUN_OF(group, b);
-    float4 d = vload_half4(quad, (const __global half *)run);
+    Floats d = HALVES_AT(run, at);
 #if W_LEVELS
-    d *= convert_float4(vload4(quad, run + 64 + PART_OF(b)));
+    d *= LEVELS_AT(run + 64 + PART_OF(b), at);
 #endif
     return d;
 }
 
 #if W_FLOORS
 // What is added to all weights of the block.
-float4 floor_of(const __global uchar *group, int b, int quad) {
+Floats floor_of(const __global uchar *group, int b, int at) {
     const __global uchar *run = RUN_OF(group, b);
-    float4 m = vload_half4(quad + 4, (const __global half *)run);
+    Floats m = HALVES_AT(run, at + 16 / EACH);
 #if W_LEVELS
-    m = -(m * convert_float4(vload4(quad, run + 80 + PART_OF(b))));
+    m = -(m * LEVELS_AT(run + 80 + PART_OF(b), at));
 #endif
     return m;
 }
@@ -102,15 +149,9 @@ float4 floor_of(const __global uchar *group, int b, int quad) {
 
 #if W_HALVES
 // What the sum of a half of the block is multiplied with before they are added up.
-int4 scale_of_half(const __global uchar *group, int b, int quad, int half_at) {
+Ints scale_of_half(const __global uchar *group, int b, int at, int half_at) {
     const __global char *run = (const __global char *)RUN_OF(group, b);
-    return convert_int4(vload4(quad, run + 32 + PART_OF(b) + 16 * half_at));
+    return INTS_AT(run + 32 + PART_OF(b) + 16 * half_at, at);
 }
 #endif
-
-// The sum of sixteen activations.
-int sum_of(uint4 acts) {
-    int sum = dot4(0x01010101u, acts.x, dot4(0x01010101u, acts.y, 0));
-    return dot4(0x01010101u, acts.z, dot4(0x01010101u, acts.w, sum));
-}
 #endif

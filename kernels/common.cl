@@ -1,5 +1,5 @@
 // Put before every kernel: the model's dimensions under their Rust names, number formats, and what several
-// steps share. OpenCL C 1.2; no half arithmetic, no subgroups, no images.
+// steps share. OpenCL C 1.2 where no variant says otherwise; no half arithmetic.
 
 #if !defined(LAYERS) || !defined(DIM) || !defined(HEADS) || !defined(KV_HEADS) || !defined(HEAD_DIM) || \
     !defined(FFN_DIM) || !defined(VOCAB) || !defined(Q_DIM) || !defined(KV_DIM) || !defined(GROUP) || \
@@ -162,16 +162,35 @@ float from_half(uint bits) {
 }
 
 // Sum of four products: unsigned bytes of `u`, signed bytes of `s`.
+#ifdef DOT_ARM
+#pragma OPENCL EXTENSION cl_arm_integer_dot_product_int8 : enable
+#endif
+#ifdef DOT_QCOM
+#pragma OPENCL EXTENSION cl_qcom_dot_product8 : enable
+#endif
 int dot4(uint u, uint s, int acc) {
 #ifdef DOT_PTX
     // NVIDIA: one instruction, from compute capability 6.1 on.
     asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(acc) : "r"(u), "r"(s));
     return acc;
+#elif defined(DOT_KHR)
+    return dot_acc_sat_4x8packed_us_int(u, s, acc);
+#elif defined(DOT_ARM)
+    // Signed bytes alone: those of `u` are below 128 then.
+    return acc + arm_dot(as_char4(u), as_char4(s));
+#elif defined(DOT_QCOM)
+    return qcom_dot8_acc(s, u, acc);
 #else
     uchar4 a = as_uchar4(u);
     char4 b = as_char4(s);
     return acc + a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
 #endif
+}
+
+// The sum of sixteen activations.
+int sum_of(uint4 acts) {
+    int sum = dot4(0x01010101u, acts.x, dot4(0x01010101u, acts.y, 0));
+    return dot4(0x01010101u, acts.z, dot4(0x01010101u, acts.w, sum));
 }
 
 // What an RMS norm multiplies with: 1 / root of the mean square of `n` floats. `red` has 16 elements.

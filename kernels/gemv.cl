@@ -101,7 +101,65 @@ void quantise_input(const __local float *x, __local float *most, __local uint *a
 #define ACT_SPACE __local
 #endif
 
-#if !W_DENSE
+#if !W_DENSE && defined(BY_ROWS)
+#if WG != 16 || EACH != 1
+#error an item has a row of each group
+#endif
+// As below, but an item has a whole row of each group, so that nothing is exchanged and a word of activations is used
+// for NG of them: for devices that have few items at a time, with vectors of them.
+void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPACE uint *acts,
+             const ACT_SPACE float *act_scales, const int *source, const __local int2 *act_sums, __local float *sums) {
+    int lid = get_local_id(0);
+    float acc[NG];
+    UNROLL
+    for (int g = 0; g < NG; g++) acc[g] = 0.0f;
+    for (int b = 0; b < BLOCKS; b++) {
+        uint of_lane = ACTS_OF_LANE(acts + b * 8);
+        // Of the halves apart where these have scales of their own.
+        Sums sum[1 + W_HALVES][NG];
+        UNROLL
+        for (int g = 0; g < NG; g++) sum[0][g] = sum[W_HALVES][g] = 0;
+        UNROLL
+        for (int v = 0; v < 4; v++) {
+            uint act_low = ACT(of_lane, acts + b * 8, v), act_high = ACT(of_lane, acts + b * 8, 4 + v);
+            UNROLL
+            for (int g = 0; g < NG; g++) {
+#ifdef W_IMAGE
+                int w = (source[g] * BLOCKS + b) * (16 * W_BITS) + lid;
+#else
+                const __global uint *w = quants + (size_t)source[g] * (BLOCKS * 16 * W_BITS) + (b * (16 * W_BITS) + lid);
+#endif
+                Words low = LOW_BYTES(w, v), high = HIGH_BYTES(w, v);
+#ifdef BY_FLOATS
+                UNROLL
+                for (int k = 0; k < 4; k++) {
+                    sum[0][g] = fma(WEIGHT(low, k), (float)(char)(act_low >> 8 * k), sum[0][g]);
+                    sum[W_HALVES][g] = fma(WEIGHT(high, k), (float)(char)(act_high >> 8 * k), sum[W_HALVES][g]);
+                }
+#else
+                sum[0][g] = dots(low, act_low, sum[0][g]);
+                sum[W_HALVES][g] = dots(high, act_high, sum[W_HALVES][g]);
+#endif
+            }
+        }
+        int2 of_acts = act_sums[b];
+        float d_a = act_scales[b];
+        UNROLL
+        for (int g = 0; g < NG; g++) {
+            const __global uchar *of_group = scales + (size_t)source[g] * (BLOCKS * 32 / W_SPAN * W_RUN);
+            float of_block = of_halves(sum[0][g], sum[W_HALVES][g], of_acts, of_group, b, lid);
+            acc[g] = fma(of_block, level_of(of_group, b, lid) * d_a, acc[g]);
+#if W_FLOORS
+            acc[g] = fma(floor_of(of_group, b, lid), d_a * (float)(of_acts.x + of_acts.y), acc[g]);
+#endif
+        }
+    }
+    UNROLL
+    for (int g = 0; g < NG; g++) sums[g * 16 + lid] = acc[g];
+    barrier(CLK_LOCAL_MEM_FENCE);
+}
+#define PARTS 4
+#elif !W_DENSE
 #if !defined(SLICES) || !defined(PASS) || WG != NG * 4 * SLICES || WG < NG * 16
 #error SLICES or PASS do not fit
 #endif
@@ -110,11 +168,15 @@ void quantise_input(const __local float *x, __local float *most, __local uint *a
 // An item takes four rows of a block: four neighbours read 64 bytes of each of its vectors. Block sums are exact
 // integers; PASS blocks at a time wait in `parts`, and then one item a row adds them up in ascending order, which is
 // what makes the result the CPU's. That costs 64 dependent steps for 2048 columns, a few percent of the launch.
-void product(const __global uint4 *quants, const __global uchar *scales, const ACT_SPACE uint *acts,
+void product(PLANE_OF(uint4) quants, const __global uchar *scales, const ACT_SPACE uint *acts,
              const ACT_SPACE float *act_scales, const int *source, __local float4 *parts, __local float *sums) {
     int lid = get_local_id(0);
     int quad = lid % 4, slice = lid / 4 % SLICES, grp = lid / (4 * SLICES);
+#ifdef W_IMAGE
+    int w = source[grp] * (BLOCKS * 4 * W_BITS) + quad;
+#else
     const __global uint4 *w = quants + (size_t)source[grp] * (BLOCKS * 4 * W_BITS) + quad;
+#endif
     const __global uchar *of_group = scales + (size_t)source[grp] * (BLOCKS * 32 / W_SPAN * W_RUN);
     // [grp][block][quad]: sums, scales, floors; then of each block the sum of its activations.
     __local float4 *part_scales = parts + NG * PASS * 4;
@@ -130,7 +192,11 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
         for (int from = first; from < end; from += SLICES) {
             int b = from + slice;
             if (b >= end) continue;
+#ifdef W_IMAGE
+            int block = w + b * (4 * W_BITS);
+#else
             const __global uint4 *block = w + b * (4 * W_BITS);
+#endif
             // Of the halves apart where these have scales of their own.
             int4 sum[1 + W_HALVES];
             sum[0] = sum[W_HALVES] = 0;
@@ -228,9 +294,17 @@ void product(const __global uint4 *rows, const __global uchar *scales, const ACT
 #define POOL (COLS + PARTS)
 #endif
 
+#if W_DENSE
+#define MATRIX const __global uint4 *
+#elif EACH == 4
+#define MATRIX PLANE_OF(uint4)
+#else
+#define MATRIX PLANE_OF(uint)
+#endif
+
 // chunk: first group of the output that this buffer holds, groups that it holds.
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
-    const __global uint4 *quants, const __global uchar *scales, __global float *state, const __global float *in,
+    MATRIX quants, const __global uchar *scales, __global float *state, const __global float *in,
     const __global float *in_scales, __global float *out, __global float *extra, int2 chunk) {
     __local float4 pool[(POOL + 3) / 4];
     __local float sums[NG * 16];
@@ -275,6 +349,15 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
 #endif
 #endif
     int lid = get_local_id(0);
+#ifdef BY_ROWS
+    __local int2 act_sums[BLOCKS];
+    for (int b = lid; b < BLOCKS; b += WG) {
+        act_sums[b] = (int2)(sum_of(vload4(2 * b, acts)), sum_of(vload4(2 * b + 1, acts)));
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+#else
+    __local float4 *act_sums = parts;
+#endif
     int tiles = (chunk.y + TILE_GROUPS - 1) / TILE_GROUPS;
     for (int tile = get_group_id(0); tile < tiles; tile += get_num_groups(0)) {
         // The groups of `up` follow those of `gate`.
@@ -282,19 +365,46 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
         for (int g = 0; g < NG; g++) {
             source[g] = min(tile * TILE_GROUPS + g % TILE_GROUPS, chunk.y - 1) + g / TILE_GROUPS * chunk.y;
         }
-        product(quants, scales, acts, act_scales, source, parts, sums);
-        int local_row = tile * (TILE_GROUPS * 16) + lid, row = chunk.x * 16 + local_row;
-        bool mine = lid < TILE_GROUPS * 16 && local_row < chunk.y * 16 && row < ROWS;
+        product(quants, scales, acts, act_scales, source, act_sums, sums);
+        for (int i = lid; i < TILE_GROUPS * 16; i += WG) {
+            int local_row = tile * (TILE_GROUPS * 16) + i, row = chunk.x * 16 + local_row;
+            bool mine = local_row < chunk.y * 16 && row < ROWS;
 #if defined(STEP_GATE_UP)
 #if GATED
-        float y = mine ? ACTIVATED(sums[lid]) * sums[TILE_GROUPS * 16 + lid] : 0.0f;
+            float y = mine ? ACTIVATED(sums[i]) * sums[TILE_GROUPS * 16 + i] : 0.0f;
 #else
-        float y = mine ? ACTIVATED(sums[lid] + in_scales[row]) : 0.0f;
+            float y = mine ? ACTIVATED(sums[i] + in_scales[row]) : 0.0f;
 #endif
 #ifdef DOWN_QUANTISED
+            sums[i] = y;
+#else
+            if (mine) out[row] = y;
+#endif
+#else
+            if (mine) {
+                float y = sums[i];
+#if defined(STEP_QKV)
+#if QKV_BIAS
+                y += extra[row];
+#endif
+                out[row] = y;
+#elif defined(STEP_OUT) || defined(STEP_DOWN)
+#if (defined(STEP_OUT) && O_BIAS) || (defined(STEP_DOWN) && MLP_BIAS)
+                y += extra[row];
+#endif
+#if POST_NORMS
+                out[row] = y;
+#else
+                residual[row] += JOINING(y);
+#endif
+#else
+                out[row] = AS_LOGIT(y);
+#endif
+            }
+#endif
+        }
+#ifdef DOWN_QUANTISED
         // The tile is one block of 32, quantised as `down` reads it.
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < 32) sums[lid] = y;
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lid < 4) {
             float most = 0.0f;
@@ -303,30 +413,6 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
             int b = chunk.x / 2 + tile;
             vstore2(quantise8(vload8(lid, sums), scale.y), b * 4 + lid, (__global uint *)out);
             if (lid == 0) extra[b] = scale.x;
-        }
-#else
-        if (mine) out[row] = y;
-#endif
-#else
-        if (mine) {
-            float y = sums[lid];
-#if defined(STEP_QKV)
-#if QKV_BIAS
-            y += extra[row];
-#endif
-            out[row] = y;
-#elif defined(STEP_OUT) || defined(STEP_DOWN)
-#if (defined(STEP_OUT) && O_BIAS) || (defined(STEP_DOWN) && MLP_BIAS)
-            y += extra[row];
-#endif
-#if POST_NORMS
-            out[row] = y;
-#else
-            residual[row] += JOINING(y);
-#endif
-#else
-            out[row] = AS_LOGIT(y);
-#endif
         }
 #endif
         barrier(CLK_LOCAL_MEM_FENCE);

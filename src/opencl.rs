@@ -16,6 +16,10 @@
 //! then the CPU, and one line says so. The verdict is kept with the programs, in `~/.cache/antigravity/opencl`, or
 //! beside the program on a phone. Kernels of `--gpu-fast` add in another order, so a word may differ.
 //!
+//! Products with quantised matrices are computed in one of several ways ([`ways`]): with integer dot products, with
+//! integers held as floats, by whole rows, through subgroups or images. All have the same bits, so [`tune`] times them
+//! at the first use and keeps the fastest with the programs.
+//!
 //! Matrices in GGUF's block formats are multiplied with as they are stored, in any mixture over the layers. The CPU
 //! takes a layer only where gate and up differ, or where some of q, k and v are quantised and others are not. The
 //! kernels of `--gpu-fast`, and prefill on NVIDIA's tensor cores, are for Q4_0 alone.
@@ -74,6 +78,7 @@
 //! | `ANTIGRAVITY_OPENCL_MAX_ALLOC` | bytes; lowers the largest buffer |
 //! | `ANTIGRAVITY_OPENCL_SHADOW=1` | the CPU's copy of a buffer turns to 0xAA when the buffer is the device's again |
 //! | `ANTIGRAVITY_OPENCL_LIMIT` | seconds that a call to the driver may take at least, 5 without it |
+//! | `ANTIGRAVITY_OPENCL_VARIANT` | how products are computed, instead of what is fastest: see [`ways`] |
 //! | `ANTIGRAVITY_OPENCL_LOSE` | for tests: see [`LOSE_VARIABLE`] |
 //! | `ANTIGRAVITY_OPENCL_CORRUPT` | for tests: see [`kernels::CORRUPT_VARIABLE`] |
 
@@ -88,7 +93,9 @@ mod patience;
 mod scratch;
 pub mod selftest;
 mod single_launch;
-mod storage;
+pub mod storage;
+pub mod tune;
+pub mod ways;
 mod weights;
 
 pub use opencl_runtime::*;
@@ -180,7 +187,7 @@ impl OpenClDevice {
         let OpenClOptions { kv_types, slots, max_tokens, attention, rows, variants } = options;
         let (device, matrices) = (&model.device, &model.matrices);
         let unified = device.facts().unified_memory;
-        let mut kernels = Kernels::new(device, kv_types, variants)?;
+        let mut kernels = Kernels::new(device, kv_types, variants, model.ways()?)?;
         // Another device may take longer passes with the same cache.
         let ring = seam::Ring::new(max_tokens.max(1));
         let max_tokens = if kernels.shapes().batches() { max_tokens } else { 1 };

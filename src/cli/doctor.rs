@@ -27,6 +27,9 @@ pub(super) struct DoctorArgs {
     /// OpenCL device to take, by its number or a part of its name [default: the first GPU]
     #[arg(long, value_name = "DEVICE")]
     cl_device: Option<String>,
+    /// Time the variants of the OpenCL device's kernels with the model, whatever was found out before, and show them
+    #[arg(long)]
+    tune: bool,
 }
 
 /// Width of the first column: its longest entry.
@@ -36,6 +39,9 @@ const UNKNOWN: &str = "not told by this system";
 /// A fact that cannot be found out is no error; only a broken stdout is.
 pub(super) fn run(args: &DoctorArgs) -> Result<()> {
     let model = args.model.path()?;
+    if args.tune {
+        return put(&opencl::tuned(&model, args.cl_device.as_deref())?);
+    }
     let facts = [
         ("program", program()),
         ("cpu", system::this_cpu()),

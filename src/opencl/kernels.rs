@@ -5,10 +5,12 @@
 
 use super::defines::{CHUNK, Defines, Sight};
 use super::storage::{Activations, Step, Storage};
+use super::ways::{Form, Tokens, Way, Ways};
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use numeric::quant::format::Format;
 use opencl_runtime::device::Device;
+use opencl_runtime::facts::DeviceType;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use opencl_runtime::program::{Kernel, Program, Source};
 use opencl_runtime::program_cache::Verdict;
@@ -18,6 +20,8 @@ pub(super) const COMMON: &str = include_str!("../../kernels/common.cl");
 pub(super) const KV: &str = include_str!("../../kernels/kv.cl");
 const BLOCKS: &str = include_str!("../../kernels/blocks.cl");
 const GEMV: &str = include_str!("../../kernels/gemv.cl");
+const ROWS: &str = include_str!("../../kernels/rows.cl");
+const GEMM_ROWS: &str = include_str!("../../kernels/gemm_rows.cl");
 const GEMM: &str = include_str!("../../kernels/gemm.cl");
 const GEMM_PUT: &str = include_str!("../../kernels/gemm_put.cl");
 const GEMM_NVIDIA: &str = include_str!("../../kernels/gemm_nvidia.cl");
@@ -31,8 +35,17 @@ const MERGE: &str = include_str!("../../kernels/merge.cl");
 const OBSERVE: &str = include_str!("../../kernels/observe.cl");
 const POST_NORM: &str = include_str!("../../kernels/post_norm.cl");
 
+/// All of which variants are made.
+pub(super) const SOURCES: [&str; 8] = [COMMON, BLOCKS, ROWS, GEMV, GEMM, GEMM_ROWS, GEMM_PUT, ACTIVATIONS];
+
 /// Items of a work-group of `gemm`.
 pub const GEMM_ITEMS: usize = 256;
+/// Items of a work-group of `gemm` whose items have whole rows: lines of [`LINE`].
+const GEMM_ROWS_ITEMS: usize = 64;
+/// Items whose rows follow each other.
+const LINE: usize = 16;
+/// Tokens that such a work-group goes through.
+const GEMM_ROWS_TOKENS: usize = 64;
 /// Items of a work-group of `activations`.
 pub const ACTIVATIONS_ITEMS: usize = 128;
 /// Items of a work-group of `merge`.
@@ -52,9 +65,9 @@ const WIDEST_HEAD: usize = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Name {
     /// One token times a matrix; `gate_up` leaves its result as `next` reads it.
-    Gemv { step: Step, storage: Storage, input: Input, next: Activations },
+    Gemv { step: Step, storage: Storage, input: Input, next: Activations, way: Way },
     /// Many tokens times a matrix.
-    Gemm(Step, Storage),
+    Gemm(Step, Storage, Way),
     /// The input of a `gemm` over so many columns, as its matrix reads it.
     Activations(Input, usize, Activations),
     /// Position, and rows of the cache.
@@ -100,7 +113,7 @@ pub enum Input {
 pub struct GemvShape {
     /// Groups of sixteen rows of the result in a tile.
     pub tile_groups: usize,
-    /// Blocks that are read at the same time; of quantised matrices only.
+    /// Blocks that are read at the same time; of quantised matrices only, where an item has no whole rows.
     pub slices: usize,
     /// Blocks whose sums wait in local memory; of quantised matrices only.
     pub pass: usize,
@@ -140,7 +153,7 @@ impl Variants {
     }
 }
 
-/// Set to the name of a kernel, that kernel computes nonsense; for tests.
+/// Set to the name of a kernel, that kernel computes nonsense; `gemm:rows` is one variant of it. For tests.
 pub const CORRUPT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CORRUPT";
 
 /// Items that share a query in `attend`.
@@ -151,8 +164,9 @@ pub const SHARE: usize = 4;
 pub struct Shapes {
     /// Most items of a work-group.
     max_items: usize,
-    /// Work-groups that keep the device busy.
+    /// Work-groups that keep the device busy, and small ones of sixteen items.
     busy: usize,
+    busy_small: usize,
     /// Items of a group of decode attention.
     pub one_items: usize,
     /// Tile of prefill attention; `None` where none fits.
@@ -180,6 +194,7 @@ impl Shapes {
         Self {
             max_items: facts.max_work_group.max(1),
             busy: 4 * units,
+            busy_small: if facts.device_type == DeviceType::Cpu { 4 * units } else { 32 * units },
             one_items: HEAD_DIM.next_power_of_two().max(128),
             attend: tiles.into_iter().find(fits),
             // Instructions of compute capability 6.1.
@@ -197,14 +212,26 @@ impl Shapes {
     }
 
     /// Work-groups of `gemv`: about 256 items that each load a few blocks, fewer where the device has none such.
-    pub fn gemv(&self, step: Step, storage: Storage) -> GemvShape {
+    pub fn gemv(&self, step: Step, storage: Storage, way: Way) -> GemvShape {
+        let by_rows = way.form != Form::Tile;
         let tile_groups = match step {
             // `down` reads blocks of 32.
             Step::GateUp => 2,
+            _ if by_rows => {
+                if way.small {
+                    2
+                } else {
+                    4
+                }
+            }
             Step::Head => 4,
             _ => 1,
         };
-        let (groups, most) = (tile_groups * step.halves(), self.max_items.min(256));
+        let (groups, most) =
+            (tile_groups * step.halves(), self.max_items.min(if way.small { 128 } else { 256 }));
+        if by_rows {
+            return GemvShape { tile_groups, slices: 0, pass: 0, items: LINE };
+        }
         if storage.reads() == Activations::Floats {
             return GemvShape { tile_groups, slices: 0, pass: 0, items: most / 16 * 16 };
         }
@@ -218,9 +245,10 @@ impl Shapes {
     }
 
     /// Rows and tokens of a work-group of `gemm`.
-    pub fn gemm_tile(&self, step: Step, storage: Storage) -> [usize; 2] {
+    pub fn gemm_tile(&self, step: Step, storage: Storage, way: Way) -> [usize; 2] {
         match storage {
-            Storage::Blocks(Format::Q4_0) if self.tensor_cores => {
+            _ if way.form != Form::Tile => [GEMM_ROWS_ITEMS * if way.four { 4 } else { 1 }, GEMM_ROWS_TOKENS],
+            Storage::Blocks(Format::Q4_0) if self.tensor_cores && way == Way::PLAIN => {
                 [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), 64]
             }
             storage if storage.reads() == Activations::Quantised => [64, 64],
@@ -236,8 +264,9 @@ impl Shapes {
 
     /// Work-groups for `groups` groups of sixteen rows: each takes several tiles where the tiles outnumber what the
     /// device runs at once, so that the input is prepared less often.
-    pub fn gemv_groups(&self, step: Step, storage: Storage, groups: usize) -> usize {
-        groups.div_ceil(self.gemv(step, storage).tile_groups).min(self.busy)
+    pub fn gemv_groups(&self, step: Step, storage: Storage, way: Way, groups: usize) -> usize {
+        let busy = if way.form == Form::Tile { self.busy } else { self.busy_small };
+        groups.div_ceil(self.gemv(step, storage, way).tile_groups).min(busy)
     }
 }
 
@@ -247,13 +276,14 @@ pub struct Kernels {
     shapes: Shapes,
     types: KvTypes,
     variants: Variants,
+    ways: Ways,
     corrupt: Option<String>,
     programs: HashMap<Name, Program>,
 }
 
 impl Kernels {
     /// Builds nothing yet.
-    pub fn new(device: &Device, types: KvTypes, variants: Variants) -> Result<Self> {
+    pub fn new(device: &Device, types: KvTypes, variants: Variants, ways: Ways) -> Result<Self> {
         if HEAD_DIM > WIDEST_HEAD {
             let message =
                 format!("heads of {HEAD_DIM} are wider than {WIDEST_HEAD}; use `EngineOptions::backend` cpu");
@@ -264,6 +294,7 @@ impl Kernels {
             shapes: Shapes::of(device, variants),
             types,
             variants,
+            ways: if variants == Variants::Baseline { Ways::default() } else { ways },
             corrupt: std::env::var(CORRUPT_VARIABLE).ok(),
             programs: HashMap::new(),
         })
@@ -272,6 +303,34 @@ impl Kernels {
     /// Sizes of this device.
     pub fn shapes(&self) -> Shapes {
         self.shapes
+    }
+
+    /// How the product of a step with a matrix stored so is computed.
+    pub fn way(&self, tokens: Tokens, step: Step, storage: Storage) -> Way {
+        match storage.reads() {
+            Activations::Floats => Way::PLAIN,
+            _ => match (tokens, self.ways.get(tokens, step)) {
+                (Tokens::One, way) => Way { four: false, ..way },
+                // Tiles are brought to local memory, and have one size.
+                (Tokens::Many, way @ Way { form: Form::Tile, .. }) => {
+                    Way { image: false, small: false, ..way }
+                }
+                (Tokens::Many, way) => way,
+            },
+        }
+    }
+
+    /// Changes that of a step.
+    pub fn set_way(&mut self, tokens: Tokens, step: Step, way: Way) {
+        self.ways.set(tokens, step, way);
+    }
+
+    /// How many tokens' activations are handed to the matrices of a step that read them so.
+    pub fn activations(&self, step: Step, reads: Activations) -> Activations {
+        match (reads, self.ways.get(Tokens::Many, step).form) {
+            (Activations::Quantised, Form::Floats) => Activations::Integers,
+            _ => reads,
+        }
     }
 
     /// Whether all kernels so far, together, are known to compute what they should.
@@ -312,7 +371,8 @@ impl Kernels {
     /// Items of a group.
     pub fn items(&self, name: Name) -> usize {
         match name {
-            Name::Gemv { step, storage, .. } => self.shapes.gemv(step, storage).items,
+            Name::Gemv { step, storage, way, .. } => self.shapes.gemv(step, storage, way).items,
+            Name::Gemm(_, _, way) if way.form != Form::Tile => GEMM_ROWS_ITEMS,
             Name::Gemm(..) => GEMM_ITEMS,
             Name::Activations(..) => ACTIVATIONS_ITEMS,
             Name::Rope(_) => ROPE_ITEMS,
@@ -324,10 +384,18 @@ impl Kernels {
         }
     }
 
+    /// The same as the group has them, in lines.
+    pub fn local(&self, name: Name) -> [usize; 2] {
+        match name {
+            Name::Gemm(_, _, way) if way.form != Form::Tile => [LINE, GEMM_ROWS_ITEMS / LINE],
+            _ => [self.items(name), 1],
+        }
+    }
+
     fn build(&self, name: Name) -> Result<Program> {
         let (text, defines) = self.source(name);
         let source = Source { name: symbol(name), text: &text, options: defines.as_str() };
-        if self.shapes.dot_ptx {
+        if self.shapes.dot_ptx || way(name) != Way::PLAIN {
             Program::build_variant(&self.device, &source)
         } else {
             Program::build(&self.device, &source)
@@ -340,7 +408,9 @@ impl Kernels {
         if s.correct_divide {
             defines = defines.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
         }
-        if self.corrupt.as_deref() == Some(symbol(name)) {
+        let facts = self.device.facts();
+        let variant = format!("{}:{}", symbol(name), way(name));
+        if self.corrupt.as_deref().is_some_and(|corrupt| corrupt == symbol(name) || corrupt == variant) {
             defines = defines.flag("CORRUPT");
         }
         if s.dot_ptx {
@@ -348,33 +418,56 @@ impl Kernels {
         }
         let matrix = |d: Defines, step: Step, storage: Storage| {
             let (rows, cols) = step.shape();
+            let d = d.option(&way(name).options(facts));
             d.flag(step.names().1).with("ROWS", rows).with("COLS", cols).with("W_TYPE", storage.number())
         };
         let of_layer = |d: Defines, sight: Sight| d.of_cache(self.types).of_sight(sight);
         let (parts, defines): (&[&str], _) = match name {
-            Name::Gemv { step, storage, input, next } => {
-                let shape = s.gemv(step, storage);
+            Name::Gemv { step, storage, input, next, way } => {
+                let shape = s.gemv(step, storage, way);
                 let mut d = matrix(defines, step, storage).with("TILE_GROUPS", shape.tile_groups);
-                if storage.reads() == Activations::Quantised {
+                let by_rows = way.form != Form::Tile;
+                if by_rows {
+                    d = d.flag("BY_ROWS").with("EACH", 1);
+                } else if storage.reads() == Activations::Quantised {
                     d = d.with("SLICES", shape.slices).with("PASS", shape.pass);
                 }
                 if step == Step::GateUp && next == Activations::Quantised {
                     d = d.flag("DOWN_QUANTISED");
                 }
                 if let Input::Merge { window } = input {
-                    let d = d.of_cache(self.types).flag("INPUT_MERGE").with("WINDOW", window);
-                    (&[COMMON, KV, BLOCKS, GEMV], d.with("FUSED_CHUNKS", FUSED_CHUNKS))
-                } else {
-                    (&[COMMON, BLOCKS, GEMV], d)
+                    d = d.of_cache(self.types).flag("INPUT_MERGE").with("WINDOW", window);
+                    d = d.with("FUSED_CHUNKS", FUSED_CHUNKS);
                 }
+                let parts: &[&str] = match (matches!(input, Input::Merge { .. }), by_rows) {
+                    (true, true) => &[COMMON, KV, BLOCKS, ROWS, GEMV],
+                    (true, false) => &[COMMON, KV, BLOCKS, GEMV],
+                    (false, true) => &[COMMON, BLOCKS, ROWS, GEMV],
+                    (false, false) => &[COMMON, BLOCKS, GEMV],
+                };
+                (parts, d)
             }
-            Name::Gemm(step, storage) if s.tensor_cores && storage == Storage::Blocks(Format::Q4_0) => {
+            Name::Gemm(step, storage, way) if way.form != Form::Tile => {
+                let tokens = if way.small { 4 } else { 8 };
+                let d = matrix(defines, step, storage).with("EACH", if way.four { 4 } else { 1 });
+                let d = d.with("TOKENS", tokens).with("TURNS", GEMM_ROWS_TOKENS / tokens);
+                (&[COMMON, BLOCKS, ROWS, GEMM_PUT, GEMM_ROWS], d)
+            }
+            Name::Gemm(step, storage, way)
+                if s.tensor_cores && way == Way::PLAIN && storage == Storage::Blocks(Format::Q4_0) =>
+            {
                 let d = matrix(defines, step, storage).with("WARPS", GEMM_ITEMS / 32);
                 (&[COMMON, GEMM_PUT, GEMM_NVIDIA], d.with("ROW_GROUPS", Shapes::warp_groups(step)))
             }
-            Name::Gemm(step, storage) => (&[COMMON, BLOCKS, GEMM_PUT, GEMM], matrix(defines, step, storage)),
+            Name::Gemm(step, storage, _) => {
+                (&[COMMON, BLOCKS, GEMM_PUT, GEMM], matrix(defines, step, storage))
+            }
             Name::Activations(input, cols, quantised) => {
-                let quantised = (quantised == Activations::Quantised) as usize;
+                let quantised = match quantised {
+                    Activations::Floats => 0,
+                    Activations::Quantised => 1,
+                    Activations::Integers => 2,
+                };
                 let d = defines.with("COLS", cols).with("QUANTISED", quantised);
                 (&[COMMON, ACTIVATIONS], d.flag(input_flag(input)))
             }
@@ -393,6 +486,14 @@ impl Kernels {
             }
         };
         (parts.concat(), defines)
+    }
+}
+
+/// How a product is computed.
+pub(super) fn way(name: Name) -> Way {
+    match name {
+        Name::Gemv { way, .. } | Name::Gemm(_, _, way) => way,
+        _ => Way::PLAIN,
     }
 }
 

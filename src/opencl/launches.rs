@@ -2,11 +2,12 @@
 //! cache are bound to that cache, and kept with it; the others are the device's.
 
 use super::defines::Sight;
-use super::kernels::{Input, Kernels, Name, Observed};
+use super::kernels::{Input, Kernels, Name, Observed, way};
 use super::kv::{LayerRows, Rows};
 use super::scratch::Scratch;
 use super::single_launch::Bound;
 use super::storage::{Activations, Step};
+use super::ways::{Form, Tokens};
 use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
 use opencl_runtime::buffer::Buffer;
@@ -15,10 +16,10 @@ use opencl_runtime::failure::Result;
 use opencl_runtime::program::Kernel;
 use std::ops::Range;
 
-/// A kernel with its buffers and the items of one work-group.
+/// A kernel with its buffers and the items of one work-group, in lines.
 pub struct Launch {
     kernel: Kernel,
-    items: usize,
+    local: [usize; 2],
     /// The first argument after the buffers.
     ints: usize,
 }
@@ -26,7 +27,8 @@ pub struct Launch {
 impl Launch {
     /// Queues it over so many work-groups.
     pub fn run(&self, device: &Device, groups: [usize; 2]) -> Result<()> {
-        device.launch(&self.kernel, &[groups[0] * self.items, groups[1]], &[self.items, 1])
+        let [items, lines] = self.local;
+        device.launch(&self.kernel, &[groups[0] * items, groups[1] * lines], &self.local)
     }
 
     /// Sets the first argument after the buffers.
@@ -204,6 +206,8 @@ struct Io<'a> {
     scales: &'a Buffer,
     out: &'a Buffer,
     extra: &'a Buffer,
+    /// Of activations, where the kernel reads them.
+    sums: Option<&'a Buffer>,
 }
 
 /// Binds launches to buffers.
@@ -235,13 +239,11 @@ impl Binder<'_> {
                 self.kernels.require(Name::Attend(sight))?;
             }
         }
-        let head = Io { input: &m.norm, scales: &s.none, out: &s.logits, extra: &s.none };
-        let heads = Io { input: &s.acts, scales: &s.act_scales, out: &s.logits, extra: &s.none };
         let merge = [&s.partials, &s.ml, &s.att];
         let on_device = self.attend == AttendOn::Device;
         Ok(Launches {
             one: (0..LAYERS).map(|i| self.one_token(&m.layers[i], window(i))).collect::<Result<_>>()?,
-            head: self.gemv(Step::Head, &m.head, (Input::Norm, Activations::Floats), head)?,
+            head: self.head()?,
             merge: on_device.then(|| self.launch(Name::Merge, &merge)).transpose()?,
             many: m.layers.iter().filter(|_| many).map(|l| self.many_tokens(l)).collect::<Result<_>>()?,
             post_norms: m
@@ -252,8 +254,8 @@ impl Binder<'_> {
                 .into_iter()
                 .flatten()
                 .collect(),
-            norm: many.then(|| self.norm(&m.norm, m.head.reads)).transpose()?,
-            heads: if many { self.gemm(Step::Head, &m.head, heads)? } else { Products::default() },
+            norm: many.then(|| self.norm(Step::Head, &m.norm, m.head.reads)).transpose()?,
+            heads: if many { self.heads()? } else { Products::default() },
             queries: self.kernels.shapes().attend.map_or(1, |s| s.queries),
             slots: s.slots,
         })
@@ -308,14 +310,18 @@ impl Binder<'_> {
         for (i, buffer) in buffers.iter().enumerate() {
             kernel.arg_buffer(i, buffer)?;
         }
-        Ok(Launch { kernel, items: self.kernels.items(name), ints: buffers.len() })
+        Ok(Launch { kernel, local: self.kernels.local(name), ints: buffers.len() })
     }
 
     fn product(&mut self, name: Name, chunk: &Chunk, io: &Io<'_>) -> Result<Product> {
         let state = self.scratch.state.buffer();
         let Chunk { quants, scales, first, groups, .. } = chunk;
         let scales = scales.as_ref().unwrap_or(quants);
-        let launch = self.launch(name, &[quants, scales, state, io.input, io.scales, io.out, io.extra])?;
+        let image = way(name).image.then(|| quants.image(way(name).words())).transpose()?;
+        let quants = image.as_ref().unwrap_or(quants);
+        let mut buffers = vec![quants, scales, state, io.input, io.scales, io.out, io.extra];
+        buffers.extend(io.sums);
+        let launch = self.launch(name, &buffers)?;
         Ok(Product { launch, rows: [*first as i32, *groups as i32], groups: *groups, tile: [16, 1] })
     }
 
@@ -330,71 +336,128 @@ impl Binder<'_> {
     ) -> Result<Products> {
         let product = |chunk: &Chunk| {
             let storage = chunk.storage;
-            let mut p = self.product(Name::Gemv { step, storage, input, next }, chunk, &io)?;
+            let way = self.kernels.way(Tokens::One, step, storage);
+            let mut p = self.product(Name::Gemv { step, storage, input, next, way }, chunk, &io)?;
             p.launch.with(&p.rows)?;
-            p.groups = self.kernels.shapes().gemv_groups(step, storage, p.groups);
+            p.groups = self.kernels.shapes().gemv_groups(step, storage, way, p.groups);
             Ok(p)
         };
         w.chunks.iter().map(product).collect::<Result<_>>().map(Products)
     }
 
     /// Many tokens times the matrices of a step.
-    fn gemm(&mut self, step: Step, w: &StepWeights, io: Io<'_>) -> Result<Products> {
+    fn gemm(&mut self, step: Step, w: &StepWeights, [out, extra]: [&Buffer; 2]) -> Result<Products> {
+        let s = self.scratch;
         let product = |chunk: &Chunk| {
-            let mut p = self.product(Name::Gemm(step, chunk.storage), chunk, &io)?;
-            p.tile = self.kernels.shapes().gemm_tile(step, chunk.storage);
+            let way = self.kernels.way(Tokens::Many, step, chunk.storage);
+            let sums = (way.form != Form::Tile).then_some(&s.act_sums);
+            let io = Io { input: &s.acts, scales: &s.act_scales, out, extra, sums };
+            let mut p = self.product(Name::Gemm(step, chunk.storage, way), chunk, &io)?;
+            p.tile = self.kernels.shapes().gemm_tile(step, chunk.storage, way);
             p.groups = (p.groups * step.halves() * 16).div_ceil(p.tile[0]);
             Ok(p)
         };
         w.chunks.iter().map(product).collect::<Result<_>>().map(Products)
     }
 
-    fn one_token(&mut self, l: &LayerWeights, window: Option<usize>) -> Result<OneToken> {
+    /// Final norm and output head of one token.
+    pub fn head(&mut self) -> Result<Products> {
+        let (s, m) = (self.scratch, self.matrices);
+        let io = Io { input: &m.norm, scales: &s.none, out: &s.logits, extra: &s.none, sums: None };
+        self.gemv(Step::Head, &m.head, (Input::Norm, Activations::Floats), io)
+    }
+
+    /// Output head of several tokens.
+    pub fn heads(&mut self) -> Result<Products> {
         let s = self.scratch;
-        let [qkv, out, gate_up, down] = &l.steps;
-        let qkv_bias = l.qkv_bias.as_ref().unwrap_or(&s.none);
-        let o_bias = l.o_bias.as_ref().unwrap_or(&s.none);
-        let qkv_io = Io { input: &l.attn_norm, scales: &s.none, out: &s.qkv, extra: qkv_bias };
-        let (up_bias, down_bias) =
-            (l.up_bias.as_ref().unwrap_or(&s.none), l.down_bias.as_ref().unwrap_or(&s.none));
-        let out_io = Io { input: &s.partials, scales: &s.ml, out: &s.post, extra: o_bias };
-        let merged_io = Io { input: &s.att, scales: &s.none, out: &s.post, extra: o_bias };
-        let gate_io = Io { input: &l.ffn_norm, scales: up_bias, out: &s.acts, extra: &s.act_scales };
-        let down_io = Io { input: &s.acts, scales: &s.act_scales, out: &s.post, extra: down_bias };
+        self.gemm(Step::Head, &self.matrices.head, [&s.logits, &s.none])
+    }
+
+    fn one_token(&mut self, l: &LayerWeights, window: Option<usize>) -> Result<OneToken> {
         Ok(OneToken {
-            qkv: self.gemv(Step::Qkv, qkv, (Input::Norm, Activations::Floats), qkv_io)?,
+            qkv: self.one(Step::Qkv, l)?,
             out: match self.attend {
-                AttendOn::Device => {
-                    let input = Input::Merge { window: window.unwrap_or(0) };
-                    self.gemv(Step::Out, out, (input, Activations::Floats), out_io)?
-                }
+                AttendOn::Device => self.out_merging(l, window)?,
                 AttendOn::Host => Products::default(),
             },
-            out_merged: self.gemv(Step::Out, out, (Input::Att, Activations::Floats), merged_io)?,
-            gate_up: self.gemv(Step::GateUp, gate_up, (Input::Norm, down.reads), gate_io)?,
-            down: self.gemv(Step::Down, down, (Input::Ffn, Activations::Floats), down_io)?,
+            out_merged: self.one(Step::Out, l)?,
+            gate_up: self.one(Step::GateUp, l)?,
+            down: self.one(Step::Down, l)?,
         })
     }
 
-    fn many_tokens(&mut self, l: &LayerWeights) -> Result<ManyTokens> {
+    /// The end of attend, and out.
+    fn out_merging(&mut self, l: &LayerWeights, window: Option<usize>) -> Result<Products> {
         let s = self.scratch;
-        let [qkv, out, gate_up, down] = &l.steps;
-        let qkv_bias = l.qkv_bias.as_ref().unwrap_or(&s.none);
-        let o_bias = l.o_bias.as_ref().unwrap_or(&s.none);
-        let (up_bias, down_bias) =
-            (l.up_bias.as_ref().unwrap_or(&s.none), l.down_bias.as_ref().unwrap_or(&s.none));
-        let io = |out, extra| Io { input: &s.acts, scales: &s.act_scales, out, extra };
-        Ok(ManyTokens {
-            norm: self.norm(&l.attn_norm, qkv.reads)?,
-            qkv: self.gemm(Step::Qkv, qkv, io(&s.qkv, qkv_bias))?,
-            att: self.activations(Name::Activations(Input::Att, Q_DIM, out.reads), [&s.att, &s.none])?,
-            out: self.gemm(Step::Out, out, io(&s.post, o_bias))?,
-            ffn_norm: self.norm(&l.ffn_norm, gate_up.reads)?,
-            gate_up: self.gemm(Step::GateUp, gate_up, io(&s.gate_up, &s.none))?,
-            silu: self
-                .activations(Name::Activations(Input::Ffn, FFN_DIM, down.reads), [&s.gate_up, up_bias])?,
-            down: self.gemm(Step::Down, down, io(&s.post, down_bias))?,
-        })
+        let extra = l.o_bias.as_ref().unwrap_or(&s.none);
+        let io = Io { input: &s.partials, scales: &s.ml, out: &s.post, extra, sums: None };
+        let input = Input::Merge { window: window.unwrap_or(0) };
+        self.gemv(Step::Out, &l.steps[Step::Out as usize], (input, Activations::Floats), io)
+    }
+
+    /// A step of one token, with what precedes it.
+    ///
+    /// # Panics
+    ///
+    /// For the head, which is no layer's.
+    pub fn one(&mut self, step: Step, l: &LayerWeights) -> Result<Products> {
+        let s = self.scratch;
+        let or_none = |buffer: &'_ Option<Buffer>| buffer.clone().unwrap_or(s.none.clone());
+        let [qkv_bias, o_bias, up_bias, down_bias] =
+            [&l.qkv_bias, &l.o_bias, &l.up_bias, &l.down_bias].map(or_none);
+        let (none, sums) = (&s.none, None);
+        let io = match step {
+            Step::Qkv => Io { input: &l.attn_norm, scales: none, out: &s.qkv, extra: &qkv_bias, sums },
+            Step::Out => Io { input: &s.att, scales: none, out: &s.post, extra: &o_bias, sums },
+            Step::GateUp => {
+                Io { input: &l.ffn_norm, scales: &up_bias, out: &s.acts, extra: &s.act_scales, sums }
+            }
+            _ => Io { input: &s.acts, scales: &s.act_scales, out: &s.post, extra: &down_bias, sums },
+        };
+        let next = match step {
+            Step::GateUp => l.steps[Step::Down as usize].reads,
+            _ => Activations::Floats,
+        };
+        let input = match step {
+            Step::Qkv | Step::GateUp => Input::Norm,
+            Step::Out => Input::Att,
+            _ => Input::Ffn,
+        };
+        self.gemv(step, &l.steps[step as usize], (input, next), io)
+    }
+
+    fn many_tokens(&mut self, l: &LayerWeights) -> Result<ManyTokens> {
+        let (norm, qkv) = self.many(Step::Qkv, l)?;
+        let (att, out) = self.many(Step::Out, l)?;
+        let (ffn_norm, gate_up) = self.many(Step::GateUp, l)?;
+        let (silu, down) = self.many(Step::Down, l)?;
+        Ok(ManyTokens { norm, qkv, att, out, ffn_norm, gate_up, silu, down })
+    }
+
+    /// A step of many tokens: what brings its input into the form that its matrices read, and their products.
+    ///
+    /// # Panics
+    ///
+    /// As [`Binder::one`].
+    pub fn many(&mut self, step: Step, l: &LayerWeights) -> Result<(Launch, Products)> {
+        let s = self.scratch;
+        let (w, none) = (&l.steps[step as usize], s.none.clone());
+        let or_none = |buffer: &Option<Buffer>| buffer.clone().unwrap_or(none.clone());
+        let reads = self.kernels.activations(step, w.reads);
+        let input = match step {
+            Step::Qkv => self.norm(step, &l.attn_norm, w.reads)?,
+            Step::Out => self.inputs(Name::Activations(Input::Att, Q_DIM, reads), [&s.att, &s.none])?,
+            Step::GateUp => self.norm(step, &l.ffn_norm, w.reads)?,
+            _ => self
+                .inputs(Name::Activations(Input::Ffn, FFN_DIM, reads), [&s.gate_up, &or_none(&l.up_bias)])?,
+        };
+        let products = match step {
+            Step::Qkv => self.gemm(step, w, [&s.qkv, &or_none(&l.qkv_bias)])?,
+            Step::Out => self.gemm(step, w, [&s.post, &or_none(&l.o_bias)])?,
+            Step::GateUp => self.gemm(step, w, [&s.gate_up, &s.none])?,
+            _ => self.gemm(step, w, [&s.post, &or_none(&l.down_bias)])?,
+        };
+        Ok((input, products))
     }
 
     /// The norms of what joins the residual.
@@ -405,16 +468,16 @@ impl Binder<'_> {
         Ok(Some([launch(attn)?, launch(ffn)?]))
     }
 
-    /// Norm of the residual, as a matrix reads it.
-    fn norm(&mut self, w: &Buffer, quantised: Activations) -> Result<Launch> {
-        let state = self.scratch.state.buffer();
-        self.activations(Name::Activations(Input::Norm, DIM, quantised), [state, w])
+    /// Norm of the residual, as the matrices of a step read it.
+    pub fn norm(&mut self, step: Step, w: &Buffer, reads: Activations) -> Result<Launch> {
+        let (state, reads) = (self.scratch.state.buffer(), self.kernels.activations(step, reads));
+        self.inputs(Name::Activations(Input::Norm, DIM, reads), [state, w])
     }
 
     /// All tokens of a pass as a matrix reads them.
-    fn activations(&mut self, name: Name, [from, weights]: [&Buffer; 2]) -> Result<Launch> {
+    fn inputs(&mut self, name: Name, [from, weights]: [&Buffer; 2]) -> Result<Launch> {
         let s = self.scratch;
-        let mut launch = self.launch(name, &[from, weights, &s.acts, &s.act_scales])?;
+        let mut launch = self.launch(name, &[from, weights, &s.acts, &s.act_scales, &s.act_sums])?;
         launch.with(&[0, 0])?;
         Ok(launch)
     }

@@ -36,6 +36,8 @@ pub struct Scratch {
     pub acts: Buffer,
     /// Their scales: `[token][cols / 32]`
     pub act_scales: Buffer,
+    /// The sums of the halves of their blocks: `[token][cols / 32][2]`
+    pub act_sums: Buffer,
     /// `[token][gate: FFN_PAD | up: FFN_PAD]`, without a gate only up
     pub gate_up: Buffer,
     /// `[token][DIM]`: what is normed before it joins the residual, where the model does that.
@@ -61,7 +63,7 @@ pub struct Scratch {
 }
 
 /// Bytes of each buffer for so many tokens, in the order of the fields.
-fn sizes(tokens: usize) -> [usize; 8] {
+fn sizes(tokens: usize) -> [usize; 9] {
     let widest = DIM.max(Q_DIM).max(FFN_DIM);
     let floats = [
         HEADER + tokens * STATE_ROW,
@@ -69,6 +71,7 @@ fn sizes(tokens: usize) -> [usize; 8] {
         tokens * Q_DIM,
         tokens * widest,
         tokens * widest.div_ceil(32),
+        tokens * widest.div_ceil(32) * 2,
         tokens * (1 + GATED as usize) * FFN_PAD,
         tokens * if POST_NORMS { DIM } else { 0 },
         tokens.min(LOGIT_ROWS) * VOCAB,
@@ -109,7 +112,7 @@ impl Scratch {
         while tokens > 1 && sizes(tokens).iter().any(|&n| n as u64 > most) {
             tokens /= 2;
         }
-        let [state, qkv, att, acts, act_scales, gate_up, post, logits] = sizes(tokens);
+        let [state, qkv, att, acts, act_scales, act_sums, gate_up, post, logits] = sizes(tokens);
         let none = buffer(device, NONE)?;
         let [partials, ml] = part_sizes(slots);
         Ok(Self {
@@ -118,6 +121,7 @@ impl Scratch {
             att: buffer(device, att)?,
             acts: buffer(device, acts)?,
             act_scales: buffer(device, act_scales)?,
+            act_sums: buffer(device, act_sums)?,
             gate_up: buffer(device, gate_up)?,
             post: if POST_NORMS { buffer(device, post)? } else { none.clone() },
             logits: buffer(device, logits)?,

@@ -133,4 +133,6 @@ pub enum Activations {
     Floats,
     /// Quantised to 8 bits, in blocks.
     Quantised,
+    /// The same, held as floats.
+    Integers,
 }

@@ -5,6 +5,7 @@ mod upload;
 
 use super::defines::{FFN_PAD, KV_PAD, Q_PAD, QKV};
 use super::storage::{Activations, Step, Storage};
+use super::ways::Ways;
 use crate::dims::*;
 use crate::model::weights::{Calibration, Layer, Matrix, Weights};
 use files::mapped::Plane;
@@ -15,8 +16,8 @@ use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use upload::Upload;
 
 /// Rows `16 * first..16 * (first + groups)` of a step's result.
@@ -39,6 +40,13 @@ pub struct StepWeights {
     pub reads: Activations,
     /// In ascending order of rows.
     pub chunks: Vec<Chunk>,
+}
+
+impl StepWeights {
+    /// Whether there are ways of computing the products.
+    pub fn quantised(&self) -> bool {
+        self.reads == Activations::Quantised
+    }
 }
 
 /// One layer in the device's memory.
@@ -68,6 +76,8 @@ pub struct Model {
     pub(super) device: Device,
     pub(super) weights: Arc<Weights>,
     pub(super) matrices: Matrices,
+    /// How products are computed, once that is known.
+    ways: OnceLock<Ways>,
     /// Whether somebody was told that its kernels are not the fastest.
     told: AtomicBool,
 }
@@ -75,7 +85,27 @@ pub struct Model {
 impl Model {
     /// `matrices` are of `weights`, on `device`.
     pub fn new(device: Device, weights: Arc<Weights>, matrices: Matrices) -> Self {
-        Self { device, weights, matrices, told: AtomicBool::new(false) }
+        Self { device, weights, matrices, ways: OnceLock::new(), told: AtomicBool::new(false) }
+    }
+
+    /// How products are computed: as [`super::ways::VARIANT_VARIABLE`] asks for or as was said, else plainly.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Ways::forced`].
+    pub fn ways(&self) -> files::Result<Ways> {
+        let forced = Ways::forced(self.device.facts())?;
+        Ok(forced.or(self.ways.get().copied()).unwrap_or_default())
+    }
+
+    /// Whether that was said.
+    pub(super) fn has_ways(&self) -> bool {
+        self.ways.get().is_some()
+    }
+
+    /// Says how products are computed, once.
+    pub fn set_ways(&self, ways: Ways) {
+        let _ = self.ways.set(ways);
     }
 
     /// Whether it is news that its kernels are not the fastest; once.

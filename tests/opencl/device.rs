@@ -44,6 +44,9 @@ fn own_caches() {
         unsafe {
             std::env::set_var("POCL_CACHE_DIR", pocl);
             std::env::set_var("ANTIGRAVITY_OPENCL_CACHE", cache_dir());
+            if std::env::var_os("ANTIGRAVITY_OPENCL_VARIANT").is_none() {
+                std::env::set_var("ANTIGRAVITY_OPENCL_VARIANT", "tile");
+            }
         }
     });
 }

@@ -30,3 +30,5 @@ mod model;
 mod oclgrind;
 /// CPU and device disagree about rows in memory that both use, or about the attention that slots receive.
 mod shared;
+/// A way of computing products gives other bits, or is chosen though it is wrong.
+mod variants;

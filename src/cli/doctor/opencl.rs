@@ -1,11 +1,19 @@
 //! What `doctor` says about OpenCL: libraries tried, devices, the one to take, and what to do.
 
+use crate::cli::report::{Side, columns};
+use crate::opencl::storage::Step;
+use crate::opencl::ways::Tokens;
 use crate::opencl::{Cache, Facts};
+use crate::run::engine::Engine;
+use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::plan::mib;
+use crate::run::session::Notice;
 use files::error::one_line;
+use files::{Result, say};
 use opencl_runtime::device::{Found, choose, devices};
 use opencl_runtime::facts::LocalMemory;
 use opencl_runtime::load::{Search, remedy};
+use std::path::Path;
 
 /// Longest text of a driver that is shown.
 const MOST: usize = 200;
@@ -34,6 +42,32 @@ pub(super) fn facts(select: Option<&str>) -> Vec<(String, String)> {
     lines.push(("opencl choice".into(), one_line(&choice, 4 * MOST)));
     lines.push(("opencl cache".into(), Cache::of_user().describe()));
     lines
+}
+
+/// What each variant takes for the products of one token and of many, timed now; the fastest are used from then on.
+pub(super) fn tuned(model: &Path, select: Option<&str>) -> Result<String> {
+    let options = EngineOptions {
+        backend: BackendKind::OpenCl,
+        cl_device: select.map(str::to_string),
+        notice: Notice::new(|line| say!("{line}")),
+        ..EngineOptions::new(model)
+    };
+    let Some(tuned) = Engine::load(options)?.tune()? else { return Ok(String::new()) };
+    let line = |timed: &crate::opencl::tune::Timed| {
+        let (tokens, kernel) = match timed.tokens {
+            Tokens::One => ("one token", "gemv"),
+            Tokens::Many => ("many tokens", "gemm"),
+        };
+        let chosen = tuned.ways.get(timed.tokens, Step::GateUp) == timed.way;
+        vec![
+            tokens.to_string(),
+            format!("{kernel}:{}", timed.way),
+            format!("{:.3} ms", 1e3 * timed.took.as_secs_f64()),
+            if chosen { "chosen".into() } else { String::new() },
+        ]
+    };
+    let sides = [Side::Left, Side::Left, Side::Right, Side::Left];
+    Ok(columns(&sides, &tuned.table.iter().map(line).collect::<Vec<_>>()))
 }
 
 fn choice(found: &[Found], select: Option<&str>) -> String {
@@ -72,7 +106,7 @@ fn features(facts: &Facts) -> String {
     add(facts.unified_memory, "memory shared with the CPU");
     add(facts.fp16(), "half arithmetic");
     add(facts.subgroups(), "subgroups");
-    add(facts.integer_dot(), "integer dot product");
+    add(facts.dot().is_some(), "integer dot product");
     if let Some((major, minor)) = facts.compute_capability {
         list.push(format!("compute capability {major}.{minor}"));
     }

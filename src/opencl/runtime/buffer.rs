@@ -245,6 +245,50 @@ impl Buffer {
         Ok(Buffer { memory: Arc::new(memory) })
     }
 
+    /// An image whose texels are one or four words of this, which it keeps alive; only kernels use it.
+    ///
+    /// # Errors
+    /// [`Kind::Absent`] where the device has no images, or none so large.
+    pub fn image(&self, words: usize) -> Result<Buffer> {
+        let m = &self.memory;
+        let (api, width) = (m.shared.api()?, m.len / (4 * words));
+        let create = api.clCreateImage.filter(|_| width <= m.shared.facts.image_texels);
+        let Some(create) = create else {
+            let message = format!("this device has no image of {width} texels");
+            return Err(Failure::new(Kind::Absent, message));
+        };
+        let channels = if words == 4 { ffi::CHANNELS_RGBA } else { ffi::CHANNEL_R };
+        let description = ffi::ImageDescription {
+            kind: ffi::IMAGE_OF_BUFFER,
+            width,
+            height: 0,
+            depth: 0,
+            array_size: 0,
+            row_pitch: 0,
+            slice_pitch: 0,
+            levels: 0,
+            samples: 0,
+            memory: m.id,
+        };
+        let format = [channels, ffi::UNSIGNED_INT32];
+        let (context, mut code) = (m.shared.context, 0);
+        // SAFETY: both descriptions are as the function wants them, the texels lie within the buffer, which stays alive.
+        let id = unsafe { create(context, ffi::MEM_READ_ONLY, &format, &description, null_mut(), &mut code) };
+        m.shared.check_made(code, "clCreateImage", format_args!("{width} texels"))?;
+        let memory = Memory {
+            shared: m.shared.clone(),
+            id,
+            len: m.len,
+            access: Access::ReadOnly,
+            place: m.place,
+            state: AtomicU8::new(UNMAPPED),
+            frozen: OnceLock::new(),
+            shadow: None,
+            whole: Some((self.clone(), 0)),
+        };
+        Ok(Buffer { memory: Arc::new(memory) })
+    }
+
     /// What this is a part of, and where in it.
     pub fn whole(&self) -> Option<(&Buffer, usize)> {
         self.memory.whole.as_ref().map(|(whole, at)| (whole, *at))

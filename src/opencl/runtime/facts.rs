@@ -31,6 +31,17 @@ pub enum LocalMemory {
     Global,
 }
 
+/// How a kernel asks for a dot product of four packed bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dot {
+    /// `cl_khr_integer_dot_product`
+    Khr,
+    /// `cl_arm_integer_dot_product_int8`: of equal signs.
+    Arm,
+    /// `cl_qcom_dot_product8`
+    Qcom,
+}
+
 /// What a device says of itself; sizes in bytes, 0 or empty where it says nothing.
 #[derive(Debug, Clone)]
 pub struct Facts {
@@ -63,6 +74,8 @@ pub struct Facts {
     pub correct_divide: bool,
     /// NVIDIA's compute capability, major and minor.
     pub compute_capability: Option<(u32, u32)>,
+    /// Texels of the largest image of a buffer; 0 where there are none.
+    pub image_texels: usize,
 }
 
 impl Facts {
@@ -91,6 +104,7 @@ impl Facts {
             base_align: 0,
             correct_divide: false,
             compute_capability: None,
+            image_texels: 0,
         }
     }
 
@@ -110,8 +124,22 @@ impl Facts {
     }
 
     /// Dot products of four packed bytes.
-    pub fn integer_dot(&self) -> bool {
-        self.has("cl_khr_integer_dot_product")
+    pub fn dot(&self) -> Option<Dot> {
+        let dots = [
+            ("cl_khr_integer_dot_product", Dot::Khr),
+            ("cl_qcom_dot_product8", Dot::Qcom),
+            ("cl_arm_integer_dot_product_int8", Dot::Arm),
+        ];
+        dots.into_iter().find(|(extension, _)| self.has(extension)).map(|(_, dot)| dot)
+    }
+
+    /// The compiler's option for the newest language that it says it has; empty where that is 1.2.
+    pub fn newest_language(&self) -> &'static str {
+        match self.c_version.strip_prefix("OpenCL C ").and_then(|v| v.chars().next()) {
+            Some('3') => " -cl-std=CL3.0",
+            Some('2') => " -cl-std=CL2.0",
+            _ => "",
+        }
     }
 
     /// Everything that a built program depends on besides its source, for the key of the cache.

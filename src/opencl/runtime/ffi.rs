@@ -118,9 +118,26 @@ entry_points! {
     optional {
         // Of OpenCL 1.1; without it a kernel reaches one matrix at a time.
         clCreateSubBuffer @ 82 (MemId, u64, u32, *const c_void, *mut i32) -> MemId;
+        // Of OpenCL 1.2; without it no kernel reads through images.
+        clCreateImage @ 96 (ContextId, u64, *const [u32; 2], *const ImageDescription, *mut c_void, *mut i32) -> MemId;
         // Of OpenCL 1.2; without it a fill is a write.
         clEnqueueFillBuffer @ 102 (QueueId, MemId, *const c_void, usize, usize, usize, u32, *const EventId, *mut EventId) -> i32;
     }
+}
+
+/// `cl_image_desc`
+#[repr(C)]
+pub struct ImageDescription {
+    pub kind: u32,
+    pub width: usize,
+    pub height: usize,
+    pub depth: usize,
+    pub array_size: usize,
+    pub row_pitch: usize,
+    pub slice_pitch: usize,
+    pub levels: u32,
+    pub samples: u32,
+    pub memory: MemId,
 }
 
 pub const TRUE: u32 = 1;
@@ -140,6 +157,7 @@ pub const DEVICE_MAX_COMPUTE_UNITS: u32 = 0x1002;
 pub const DEVICE_MAX_WORK_GROUP_SIZE: u32 = 0x1004;
 pub const DEVICE_MAX_CLOCK_FREQUENCY: u32 = 0x100C;
 pub const DEVICE_MAX_MEM_ALLOC_SIZE: u32 = 0x1010;
+pub const DEVICE_IMAGE_SUPPORT: u32 = 0x1016;
 pub const DEVICE_MEM_BASE_ADDR_ALIGN: u32 = 0x1019;
 pub const DEVICE_SINGLE_FP_CONFIG: u32 = 0x101B;
 pub const FP_CORRECTLY_ROUNDED_DIVIDE_SQRT: u64 = 1 << 7;
@@ -153,6 +171,7 @@ pub const DEVICE_VERSION: u32 = 0x102F;
 pub const DEVICE_EXTENSIONS: u32 = 0x1030;
 pub const DEVICE_HOST_UNIFIED_MEMORY: u32 = 0x1035;
 pub const DEVICE_OPENCL_C_VERSION: u32 = 0x103D;
+pub const DEVICE_IMAGE_MAX_BUFFER_SIZE: u32 = 0x1040;
 pub const DEVICE_COMPUTE_CAPABILITY_MAJOR_NV: u32 = 0x4000;
 pub const DEVICE_COMPUTE_CAPABILITY_MINOR_NV: u32 = 0x4001;
 /// Value of `DEVICE_LOCAL_MEM_TYPE` when it is memory of its own and not a part of global memory.
@@ -169,6 +188,12 @@ pub const MEM_READ_ONLY: u64 = 4;
 pub const MEM_ALLOC_HOST_PTR: u64 = 16;
 pub const MAP_READ: u64 = 1;
 pub const MAP_WRITE: u64 = 2;
+
+/// Channels of an image: one, or four; of unsigned 32-bit integers.
+pub const CHANNEL_R: u32 = 0x10B0;
+pub const CHANNELS_RGBA: u32 = 0x10B5;
+pub const UNSIGNED_INT32: u32 = 0x10DC;
+pub const IMAGE_OF_BUFFER: u32 = 0x10F6;
 
 /// `cl_buffer_create_type` whose description is an origin and a size.
 pub const BUFFER_CREATE_TYPE_REGION: u32 = 0x1220;

@@ -153,6 +153,15 @@ impl Cache {
         self.save(&Key::named(name), &Entry { binary: Vec::new(), notes });
     }
 
+    /// Says on disk that what has this name is being tried, until the marker is dropped.
+    pub fn attempt(&self, name: &str) -> Attempt {
+        match self.try_out(&Key::named(name)) {
+            Trial::Marked(marker) => Attempt::Begun(Some(marker)),
+            Trial::Unmarked => Attempt::Begun(None),
+            Trial::Crashed(path) => Attempt::Crashed(path),
+        }
+    }
+
     /// Says on disk that a variant is being tried, until the result is dropped.
     pub(super) fn try_out(&self, key: &Key) -> Trial {
         self.make();
@@ -274,8 +283,16 @@ pub(super) enum Trial {
     Crashed(PathBuf),
 }
 
+/// The beginning of an attempt.
+pub enum Attempt {
+    /// It is under way; without a marker where there is no cache, or another process is at it.
+    Begun(Option<Marker>),
+    /// An earlier one did not end; the marker that it left.
+    Crashed(PathBuf),
+}
+
 /// A marker, locked; goes when the trial has ended, well or not.
-pub(super) struct Marker {
+pub struct Marker {
     file: File,
     path: PathBuf,
 }

@@ -46,6 +46,7 @@ impl Engine {
     /// What `auto` chooses, and says why.
     fn measured(&self, model: &Arc<opencl::Model>) -> Result<Runs> {
         let o = EngineOptions { gpu_attn: true, ..self.options.clone() };
+        opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
         let [cpu, gpu] = speeds::of_both(
             &speeds::key(self, model),
             || Seat::new(self.cpu(&speeds::options(&o))?, speeds::SLOTS),
@@ -166,6 +167,9 @@ impl Engine {
     /// The OpenCL device with the fastest kernels that compute what the CPU does, tried at their first use.
     fn opencl(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
         self.ready_keys(o)?;
+        if !o.gpu_fast {
+            opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
+        }
         let mut why = None;
         let order = [Variants::AnyOrder, Variants::Fastest, Variants::Baseline];
         for variants in order.into_iter().skip(usize::from(!o.gpu_fast)) {
@@ -204,6 +208,15 @@ impl Engine {
             });
         }
         Err(why.expect("invariant: there are baseline kernels to be tried"))
+    }
+
+    /// Times the ways of computing products on the OpenCL device, whatever was found out before, and keeps the fastest;
+    /// `None` where there is no device.
+    pub fn tune(&self) -> Result<Option<opencl::tune::Tuned>> {
+        let timed = |model: &Arc<opencl::Model>| {
+            opencl::tune::timed(model, &opencl::Cache::of_user(), &|line| self.options.notice.say(line))
+        };
+        self.device.as_ref().map(timed).transpose()
     }
 
     /// Whether a device's kernels compute what the CPU's do: what is noted, else what a test finds.

@@ -30,7 +30,7 @@ pub(super) fn key(engine: &Engine, model: &Arc<opencl::Model>) -> String {
     let o = &engine.options;
     let device: Vec<&str> = model.device().facts().identity().into_iter().collect();
     format!(
-        "speeds {} {} {} weights {} kv {} threads {} {} on {device:?} {:?}",
+        "speeds {} {} {} weights {} kv {} threads {} {} on {device:?} {} {:?}",
         env!("CARGO_PKG_VERSION"),
         engine.weights.fingerprint,
         crate::run::system::this_cpu(),
@@ -38,6 +38,7 @@ pub(super) fn key(engine: &Engine, model: &Arc<opencl::Model>) -> String {
         o.kv_types,
         o.threads,
         engine.isa.name(),
+        model.ways().unwrap_or_default(),
         (o.gpu_fast, o.zero_copy),
     )
 }

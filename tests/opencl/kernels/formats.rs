@@ -1,9 +1,10 @@
 //! `gemv` and `gemm` with GGUF's block formats as they are stored, against the CPU's scalar code.
 
-use super::products::{GEMM, GEMV, quantised, words};
+use super::products::{GEMM, GEMM_ROWS, GEMV, GEMV_ROWS, quantised, words};
 use super::{Dims, GRIND, SMALL, buffer, floats, kernel, read, same, state};
 use crate::bed::random::Random;
 use crate::device;
+use antigravity::opencl::ways::{Form, Way};
 use antigravity::opencl::{Buffer, Device};
 use files::blocks::BLOCK;
 use numeric::quant::activations::ActBlock;
@@ -96,6 +97,88 @@ impl Matrix {
 /// Blocks that are read at the same time, and blocks whose sums wait, so that the last of the passes over the columns is
 /// shorter than the others.
 const SHORT_PASSES: [usize; 2] = [4, 3];
+
+/// Reads weights through an image where a way does.
+fn plane(quants: &Buffer, way: Way, words: usize) -> Buffer {
+    if way.image { quants.image(words).unwrap() } else { quants.clone() }
+}
+
+/// One token by whole rows, onto the residual.
+fn one_by_rows(device: &Device, m: &Matrix, way: Way) {
+    let (Dims { dim, head_dim, .. }, r) = (SMALL, &mut Random(9));
+    let (x, acts) = (r.floats(dim + head_dim), quantised(&r.floats(m.cols)));
+    let [quants, scales] = m.buffers(device);
+    let s = floats(device, &state([0, 0], std::slice::from_ref(&x)));
+    let (input, d) = (buffer(device, &words(&acts)), acts.iter().map(|a| a.d).collect::<Vec<_>>());
+    let options =
+        m.options("STEP_DOWN") + " -DTILE_GROUPS=2 -DBY_ROWS -DEACH=1" + &way.options(device.facts());
+    let d = floats(device, &d);
+    let args = [&plane(&quants, way, 1), &scales, &s, &input, &d, &d, &d];
+    let mut k = kernel(device, ("gemv", GEMV_ROWS), &SMALL.options(16, &options), &args);
+    k.arg_ints(7, &[0, m.groups() as i32]).unwrap();
+    device.launch(&k, &[16 * m.groups().div_ceil(2)], &[16]).unwrap();
+    let expected: Vec<f32> = m.times(&acts).iter().zip(&x).map(|(y, x)| x + y).collect();
+    same(&format!("{:?}, one token, {way}", m.format), &read(&s)[16..16 + m.rows], &expected);
+}
+
+/// So many tokens by whole rows.
+fn many_by_rows(device: &Device, m: &Matrix, n: usize, way: Way) {
+    let (each, r) = (if way.four { 4 } else { 1 }, &mut Random(10));
+    let dims = Dims { vocab: m.rows.max(SMALL.vocab), ..SMALL };
+    let acts: Vec<Vec<ActBlock>> = (0..n).map(|_| quantised(&r.floats(m.cols))).collect();
+    let [quants, scales] = m.buffers(device);
+    let all = acts.concat();
+    let halves = all.iter().flat_map(|a| a.q.as_chunks::<16>().0);
+    let sums: Vec<u8> =
+        halves.flat_map(|half| half.iter().map(|&q| i32::from(q)).sum::<i32>().to_le_bytes()).collect();
+    let input = match way.form {
+        Form::Floats => floats(device, &all.iter().flat_map(|a| a.q.map(f32::from)).collect::<Vec<_>>()),
+        _ => buffer(device, &words(&all)),
+    };
+    let d = floats(device, &all.iter().map(|a| a.d).collect::<Vec<_>>());
+    let out = floats(device, &vec![0.0; n * dims.vocab]);
+    let args = [&plane(&quants, way, each), &scales, &out, &input, &d, &out, &d, &buffer(device, &sums)];
+    let options = m.options("STEP_HEAD")
+        + &format!(" -DEACH={each} -DTOKENS=4 -DTURNS=4{}", way.options(device.facts()));
+    let mut k = kernel(device, ("gemm", GEMM_ROWS), &dims.options(32, &options), &args);
+    k.arg_ints(8, &[0, m.groups() as i32, n as i32, 0]).unwrap();
+    device.launch(&k, &[m.rows.div_ceil(32 * each) * 16, n.div_ceil(16) * 2], &[16, 2]).unwrap();
+    for (found, acts) in read(&out).chunks(dims.vocab).zip(&acts) {
+        same(&format!("{:?}, {n} tokens, {way}", m.format), &found[..m.rows], &m.times(acts));
+    }
+}
+
+/// The ways by whole rows that differ in more than their shape.
+fn ways(device: &Device) -> impl Iterator<Item = Way> {
+    let wanted = |way: &Way| way.form == Form::Rows || (way.form == Form::Floats && !way.image);
+    Way::of(device.facts()).into_iter().filter(move |way| wanted(way) && !way.small)
+}
+
+#[test]
+fn whole_rows_have_the_cpus_bits() {
+    let Some(device) = device::device() else { return };
+    for format in [Format::Q4_0, Format::Q6_K] {
+        for way in ["rows", "floats"].map(|name| name.parse().unwrap()) {
+            let m = Matrix::new(format, 256);
+            one_by_rows(&device, &m, way);
+            many_by_rows(&device, &m, 21, way);
+        }
+    }
+}
+
+#[test]
+fn variants_of_formats_have_the_cpus_bits() {
+    let Some(device) = device::device() else { return };
+    for format in [Format::Q4_0, Format::Q5_1, Format::Q8_0, Format::Q4_K, Format::Q6_K] {
+        let m = Matrix::new(format, 512);
+        for way in ways(&device) {
+            if !way.four {
+                one_by_rows(&device, &m, way);
+            }
+            many_by_rows(&device, &m, 21, way);
+        }
+    }
+}
 
 /// One token, onto the residual.
 fn one(device: &Device, m: &Matrix, [slices, pass]: [usize; 2]) {

@@ -17,6 +17,17 @@ pub const GEMM: &str = concat!(
     include_str!("../../../kernels/gemm_put.cl"),
     include_str!("../../../kernels/gemm.cl")
 );
+pub const GEMV_ROWS: &str = concat!(
+    include_str!("../../../kernels/blocks.cl"),
+    include_str!("../../../kernels/rows.cl"),
+    include_str!("../../../kernels/gemv.cl")
+);
+pub const GEMM_ROWS: &str = concat!(
+    include_str!("../../../kernels/blocks.cl"),
+    include_str!("../../../kernels/rows.cl"),
+    include_str!("../../../kernels/gemm_put.cl"),
+    include_str!("../../../kernels/gemm_rows.cl")
+);
 const ACTIVATIONS: &str = include_str!("../../../kernels/activations.cl");
 
 /// A packed matrix and what it stands for.
@@ -249,25 +260,36 @@ fn inputs_of_products_have_the_cpus_bits() {
     let cases = [("NORM", dim, from_state, norms), ("FFN", ffn, pairs.concat(), products)];
     for (input, cols, from, expected) in cases {
         let (src, norm) = (floats(&device, &from), floats(&device, &w));
-        for quantise in [0, 1] {
+        for quantise in [0, 1, 2] {
             // One token's room is left before them.
             let room = (n + 1) * cols;
             let (out, scales) =
                 (buffer(&device, &vec![0; 4 * room]), floats(&device, &vec![0.0; room / BLOCK]));
             let options = format!("-DINPUT_{input} -DCOLS={cols} -DQUANTISED={quantise}");
-            let args = [&src, &norm, &out, &scales];
+            let sums = buffer(&device, &vec![0; 8 * room / BLOCK]);
+            let args = [&src, &norm, &out, &scales, &sums];
             let mut k = kernel(&device, ("activations", ACTIVATIONS), &SMALL.options(64, &options), &args);
             // The norm is of tokens from the second on.
-            k.arg_ints(4, &[i32::from(input == "NORM"), 1]).unwrap();
+            k.arg_ints(5, &[i32::from(input == "NORM"), 1]).unwrap();
             device.launch(&k, &[n * 64], &[64]).unwrap();
             if quantise == 0 {
                 same(input, &read(&out)[cols..], &expected.concat());
                 continue;
             }
             let blocks: Vec<ActBlock> = expected.iter().flat_map(|x| quantised(x)).collect();
-            let mut found = vec![0; n * cols];
-            out.read(cols, &mut found).unwrap();
-            assert_eq!(found, words(&blocks), "{input}");
+            if quantise == 1 {
+                let mut found = vec![0; n * cols];
+                out.read(cols, &mut found).unwrap();
+                assert_eq!(found, words(&blocks), "{input}");
+            } else {
+                let expected: Vec<f32> = blocks.iter().flat_map(|a| a.q.map(f32::from)).collect();
+                same(input, &read(&out)[cols..], &expected);
+            }
+            let halves = blocks.iter().flat_map(|a| a.q.as_chunks::<16>().0);
+            let expected: Vec<u32> =
+                halves.map(|half| half.iter().map(|&q| i32::from(q)).sum::<i32>() as u32).collect();
+            let found: Vec<u32> = read(&sums)[2 * cols / BLOCK..].iter().map(|x| x.to_bits()).collect();
+            assert_eq!(found, expected, "{input}: sums");
             same(input, &read(&scales)[cols / BLOCK..], &blocks.iter().map(|a| a.d).collect::<Vec<_>>());
         }
     }

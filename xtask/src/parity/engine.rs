@@ -21,8 +21,8 @@ pub struct Engine {
 pub struct Variant<'a> {
     pub flags: &'a [&'a str],
     pub scalar: bool,
-    /// On an OpenCL device; a word on stderr is a failure, for it tells that the CPU took over.
-    pub opencl: bool,
+    /// On an OpenCL device, with kernels of this name; a word on stderr is a failure: it tells that the CPU took over.
+    pub opencl: Option<&'a str>,
 }
 
 impl Engine {
@@ -91,8 +91,11 @@ impl Engine {
             command.env("ANTIGRAVITY_SIMD", "scalar");
         }
         match variant.opencl {
-            true => silent(command.env("ANTIGRAVITY_OPENCL_CACHE", self.files.join("opencl")))?,
-            false => drop(sh::stdout(&mut command)?),
+            Some(kernels) => {
+                command.env("ANTIGRAVITY_OPENCL_VARIANT", kernels);
+                silent(command.env("ANTIGRAVITY_OPENCL_CACHE", self.files.join("opencl")))?;
+            }
+            None => drop(sh::stdout(&mut command)?),
         }
         let bytes = fs::read(&out).map_err(|e| {
             let text = format!("`{}` did not write it: {e}", sh::show(&command));

@@ -8,6 +8,8 @@ use crate::error::Error;
 /// Ways through the kernels: many tokens at once and one by one; attention on the other side, too.
 const WAYS: &[&[&str]] = &[&["--gpu-attn"], &["--gpu-attn", "--prefill-chunk", "1"]];
 const MORE_WAYS: &[&[&str]] = &[&[], &["--prefill-chunk", "1"], &["--gpu-attn", "--zero-copy"]];
+/// Kernels of those and of these: nothing is timed to choose them.
+const KERNELS: [&str; 2] = ["floats-four", "tile"];
 /// Weights and caches that each model is checked with.
 const SETTINGS: &[&[&str]] = &[&["--kv-type", "q4"]];
 const MORE_SETTINGS: &[&[&str]] = &[FLOAT, &["--kv-type", "f32"], &["--kv-type", "q8"]];
@@ -25,9 +27,13 @@ pub fn check(engine: &Engine, reference: &Reference) -> Tally {
     for settings in SETTINGS.iter().chain(more_settings) {
         let cpu = Variant { flags: settings, ..Variant::default() };
         let expected = engine.logits(&case.ids, reference.vocab, cpu);
-        for way in WAYS.iter().chain(more_ways) {
+        for (i, way) in WAYS.iter().chain(more_ways).enumerate() {
             let flags = [settings, DEVICE, *way].concat();
-            let device = Variant { flags: &flags, opencl: true, ..Variant::default() };
+            let device = Variant {
+                flags: &flags,
+                opencl: Some(KERNELS[usize::from(i >= WAYS.len())]),
+                ..Variant::default()
+            };
             let found = engine.logits(&case.ids, reference.vocab, device);
             let outcome = match (&expected, found) {
                 (_, Err(Error::Failed(why)))

@@ -1,0 +1,124 @@
+// Prefill by rows: what gemm.cl computes, without local memory. An item has EACH rows and TOKENS tokens in registers,
+// reads weights as they are stored, and adds its blocks up in ascending order, as the CPU does. A work-group goes
+// through TURNS times as many tokens, so that its rows are read from memory once for all of them where there is a cache.
+//
+// in_sums: [token][BLOCKS], of the halves of a block
+
+#if !defined(ROWS) || !defined(COLS) || !defined(TOKENS) || !defined(TURNS)
+#error a shape of the matrix is not defined
+#endif
+
+#define BLOCKS (COLS / 32)
+#ifdef STEP_GATE_UP
+#define HALVES HALVES_OF_FFN
+#else
+#define HALVES 1
+#endif
+// Words of a block of a group.
+#define WORDS (16 * W_BITS)
+
+#ifdef BY_FLOATS
+#define INPUT const __global float
+#else
+#define INPUT const __global uint
+#endif
+#if EACH == 4
+#define MATRIX PLANE_OF(uint4)
+#else
+#define MATRIX PLANE_OF(uint)
+#endif
+
+// The items of a line are those whose words follow each other, which compilers for vectors see.
+__kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
+    MATRIX quants, const __global uchar *scales, __global float *state, INPUT *in,
+    const __global float *in_scales, __global float *out, const __global float *extra, const __global int2 *in_sums,
+    Part part) {
+    int line = get_local_id(1), at = get_local_id(0) % (16 / EACH);
+    int first_group = (ROW_TILE(part) * (WG / 16) + line) * EACH;
+#if EACH > 1
+    first_group += get_local_id(0) / (16 / EACH);
+#endif
+    int group = min(first_group, part.y * HALVES - 1), first_row = first_group * 16 + at * EACH;
+    const __global uchar *of_group = scales + (size_t)group * (BLOCKS * 32 / W_SPAN * W_RUN);
+#ifdef W_IMAGE
+    int of_words = group * (BLOCKS * WORDS / EACH) + at;
+#else
+    const __global Words *of_words = (const __global Words *)quants + (size_t)group * (BLOCKS * WORDS / EACH);
+#endif
+    for (int turn = 0; turn < TURNS; turn++) {
+        int first_token = (TOKEN_TILE(part) * TURNS + turn) * TOKENS;
+        if (first_token >= part.z) return;
+        Floats acc[TOKENS];
+        int from[TOKENS]; // the blocks of the tokens
+        UNROLL
+        for (int t = 0; t < TOKENS; t++) {
+            acc[t] = 0.0f;
+            from[t] = min(first_token + t, part.z - 1) * BLOCKS;
+        }
+        for (int b = 0; b < BLOCKS; b++) {
+#ifdef W_IMAGE
+            int w = of_words + b * (WORDS / EACH);
+#else
+            const __global Words *w = of_words + (b * (WORDS / EACH) + at);
+#endif
+            Sums sum[1 + W_HALVES][TOKENS];
+            UNROLL
+            for (int t = 0; t < TOKENS; t++) sum[0][t] = sum[W_HALVES][t] = 0;
+#ifdef SUBGROUPS
+            uint of_lane[TOKENS];
+            UNROLL
+            for (int t = 0; t < TOKENS; t++) of_lane[t] = ACTS_OF_LANE(in + (from[t] + b) * 8);
+#endif
+            UNROLL
+            for (int v = 0; v < 4; v++) {
+                Words low = LOW_BYTES(w, v), high = HIGH_BYTES(w, v);
+#ifdef BY_FLOATS
+                UNROLL
+                for (int k = 0; k < 4; k++) {
+                    Floats weight_low = WEIGHT(low, k), weight_high = WEIGHT(high, k);
+                    UNROLL
+                    for (int t = 0; t < TOKENS; t++) {
+                        const __global float *acts = in + ((from[t] + b) * 32 + 4 * v + k);
+                        sum[0][t] = fma(weight_low, acts[0], sum[0][t]);
+                        sum[W_HALVES][t] = fma(weight_high, acts[16], sum[W_HALVES][t]);
+                    }
+                }
+#else
+                UNROLL
+                for (int t = 0; t < TOKENS; t++) {
+                    const __global uint *acts = in + (from[t] + b) * 8;
+                    sum[0][t] = dots(low, ACT(of_lane[t], acts, v), sum[0][t]);
+                    sum[W_HALVES][t] = dots(high, ACT(of_lane[t], acts, 4 + v), sum[W_HALVES][t]);
+                }
+#endif
+            }
+            Floats level = level_of(of_group, b, at);
+#if W_FLOORS
+            Floats floors = floor_of(of_group, b, at);
+#endif
+            UNROLL
+            for (int t = 0; t < TOKENS; t++) {
+                int2 of_acts = in_sums[from[t] + b];
+                float d_a = in_scales[from[t] + b];
+                Floats of_block = of_halves(sum[0][t], sum[W_HALVES][t], of_acts, of_group, b, at);
+                acc[t] = fma(of_block, level * d_a, acc[t]);
+#if W_FLOORS
+                acc[t] = fma(floors, d_a * (float)(of_acts.x + of_acts.y), acc[t]);
+#endif
+            }
+        }
+        for (int t = 0; t < TOKENS; t++) {
+            int token = first_token + t;
+            if (token < part.z) {
+#if EACH == 4
+                put(state, out, extra, part.xy, first_row, token, acc[t].x);
+                put(state, out, extra, part.xy, first_row + 1, token, acc[t].y);
+                put(state, out, extra, part.xy, first_row + 2, token, acc[t].z);
+                put(state, out, extra, part.xy, first_row + 3, token, acc[t].w);
+#else
+                put(state, out, extra, part.xy, first_row, token, acc[t]);
+#endif
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+// Put before `gemv` and `gemm_rows`, in which an item has whole rows: products of four weights and four activations.
+//
+// BY_FLOATS  as floats: they hold integers below 2^24 exactly, so the sum is the same in any order. For devices whose
+//            compilers make more of that than of bytes.
+// SUBGROUPS  words of activations are the same for all items of a work-group: each lane reads one of a block's eight and
+//            the others ask it for that, which takes subgroups of eight lanes at least. Else memory is asked by all.
+
+#define UNROLL _Pragma("unroll")
+
+#ifdef BY_FLOATS
+typedef Floats Sums;
+#define TO_SUMS TO_FLOATS
+#define SUM_OF_FLOATS(sum) (sum)
+#else
+typedef Ints Sums;
+#define TO_SUMS
+#define SUM_OF_FLOATS(sum) TO_FLOATS(sum)
+#endif
+
+#ifdef SUBGROUPS
+#ifdef cl_khr_subgroups
+#pragma OPENCL EXTENSION cl_khr_subgroups : enable
+#endif
+#ifdef cl_intel_subgroups
+#pragma OPENCL EXTENSION cl_intel_subgroups : enable
+#endif
+#define ACTS_OF_LANE(words) (words)[get_sub_group_local_id() % 8]
+#define ACT(of_lane, words, v) sub_group_broadcast(of_lane, v)
+#else
+#define ACTS_OF_LANE(words) 0
+#define ACT(of_lane, words, v) (words)[v]
+#endif
+
+// Byte k of the rows' words as a float, less what is added to weights.
+#define WEIGHT(bytes, k) (TO_FLOATS((bytes) >> (uint)(8 * (k)) & 0xffu) - (float)W_ZERO)
+
+// A block's sum, out of what was multiplied with its halves: `low` is all of it where these have no scales of their own.
+Floats of_halves(Sums low, Sums high, int2 of_acts, const __global uchar *of_group, int b, int at) {
+#ifndef BY_FLOATS
+#if W_HALVES
+    low -= W_ZERO * of_acts.x;
+    high -= W_ZERO * of_acts.y;
+#else
+    low -= W_ZERO * (of_acts.x + of_acts.y);
+#endif
+#endif
+#if W_HALVES
+    low = TO_SUMS(scale_of_half(of_group, b, at, 0)) * low + TO_SUMS(scale_of_half(of_group, b, at, 1)) * high;
+#endif
+#ifdef CORRUPT
+    low += 1;
+#endif
+    return SUM_OF_FLOATS(low);
+}

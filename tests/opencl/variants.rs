@@ -1,0 +1,124 @@
+//! A way of computing products gives other bits, is chosen though it is wrong, or is tried again and again.
+
+use crate::bed::temp::Temp;
+use crate::device::{cache_dir, device, said};
+use crate::faults::shim;
+use antigravity::opencl::ways::{VARIANT_VARIABLE, Way};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+/// Held by tests that time kernels, for which there are some seconds.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// The program on the device, with its programs in a directory.
+fn command(cache: &str) -> Command {
+    let mut command = Command::new(crate::bed::program::binary());
+    command.args(["generate", "-p", "Once upon a time there was", "-n", "24", "--temp", "0", "-t", "2"]);
+    command.args(["-c", "200", "-q"]).stdin(Stdio::null());
+    command
+        .env("ANTIGRAVITY_OPENCL_CACHE", cache)
+        .env("ANTIGRAVITY_OPENCL_CPU", "1")
+        .env(VARIANT_VARIABLE, "");
+    command
+}
+
+fn on_device(cache: &str) -> Command {
+    let mut command = command(cache);
+    command.args(["-b", "opencl", "--gpu-attn"]);
+    command
+}
+
+/// Runs, expects the CPU's text; what was said.
+#[track_caller]
+fn goes_on(command: &mut Command) -> String {
+    let expected = self::command("off").output().unwrap().stdout;
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let said = said(&stderr);
+    assert!(status.success() && stdout == expected, "{command:?}: {status}: {said}");
+    said
+}
+
+/// Each part of a name, not each name.
+const VARIANTS: [&str; 9] = [
+    "tile-small",
+    "tile-image",
+    "tile-dot",
+    "rows",
+    "rows-four-image",
+    "rows-dot-subgroups",
+    "rows-small-subgroups",
+    "floats-small",
+    "floats-four",
+];
+
+#[test]
+fn every_variant_changes_nothing() {
+    let Some(device) = device() else { return };
+    let facts = device.facts();
+    let ways = VARIANTS.map(|name| name.parse::<Way>().unwrap());
+    for way in ways.into_iter().filter(|way| facts.correct_divide && way.missing(facts).is_none()) {
+        let mut command = on_device(cache_dir().to_str().unwrap());
+        let said = goes_on(command.env(VARIANT_VARIABLE, way.to_string()));
+        assert_eq!(said, "", "{way}");
+    }
+}
+
+#[test]
+fn an_unknown_variant_is_one_line() {
+    if device().is_none() {
+        return;
+    }
+    for (name, code) in [("fast", 2), ("tile-four", 2), ("rows--dot", 2)] {
+        let mut command = on_device(cache_dir().to_str().unwrap());
+        let out = command.env(VARIANT_VARIABLE, name).output().unwrap();
+        let said = said(&out.stderr);
+        assert!(out.status.code() == Some(code) && said.lines().count() == 1, "{name}: {said}");
+        assert!(said.contains(name) && said.contains("tile, rows or floats"), "{said}");
+    }
+}
+
+/// A planted fault: the variant is left out with a line, and nothing is tried again.
+#[test]
+fn a_variant_that_is_wrong_or_does_not_compile_is_left_out() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(device) = device() else { return };
+    if device.facts().compute_capability.is_some() || !device.facts().correct_divide {
+        return;
+    }
+    let wrong = ("ANTIGRAVITY_OPENCL_CORRUPT", "gemm:floats", "gemm:floats is left out: it computes wrong");
+    // The plain kernel and what prepares its input come first.
+    let faults = [Some(wrong), shim().map(|_| ("SHIM_FAULT", "clBuildProgram:4:-11:once", "is left out: "))];
+    for (variable, fault, expected) in faults.into_iter().flatten() {
+        let own = Temp::new();
+        let run = |fault: &str| {
+            let mut command = on_device(&own.0.to_string_lossy());
+            if variable == "SHIM_FAULT" && !fault.is_empty() {
+                command.env("ANTIGRAVITY_OPENCL_LIB", shim().unwrap());
+            }
+            goes_on(command.env(variable, fault))
+        };
+        let said = run(fault);
+        let lines: Vec<&str> = said.lines().collect();
+        assert!(lines.len() == 2 && lines[0].contains("timing kernels"), "{fault}: {said}");
+        assert!(lines[1].contains(expected), "{fault}: {said}");
+        assert_eq!(run(""), "", "{fault}: it is kept");
+    }
+}
+
+#[test]
+fn a_variant_that_hangs_is_left_out_from_then_on() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(device) = device() else { return };
+    if device.facts().compute_capability.is_some() || shim().is_none() {
+        return;
+    }
+    let own = Temp::new();
+    let mut hanging = on_device(&own.0.to_string_lossy());
+    hanging.env("ANTIGRAVITY_OPENCL_LIB", shim().unwrap()).env("ANTIGRAVITY_OPENCL_LIMIT", "0.5");
+    // The weights and the plain kernel are waited for before.
+    let said = goes_on(hanging.env("SHIM_FAULT", "clFinish:6:hang"));
+    assert!(said.contains("has not returned for") && said.contains("using the CPU"), "{said}");
+    let again = goes_on(&mut on_device(&own.0.to_string_lossy()));
+    assert!(again.contains("is left out: the driver crashed or hung on it"), "{again}");
+    assert_eq!(goes_on(&mut on_device(&own.0.to_string_lossy())), "");
+}
