@@ -2,7 +2,7 @@
 
 use crate::bed::program::command;
 use serde_json::Value;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -54,15 +54,16 @@ impl Open {
         reply(&String::from_utf8_lossy(&bytes))
     }
 
-    /// The same for a request that may be cut off: nothing comes after it, once no answer has come for a while.
-    pub fn finish_soon(self) -> Reply {
+    /// The same for a request that may be cut off: nothing comes after it, once nothing has come back for a while.
+    pub fn finish_soon(mut self) -> Reply {
+        let mut bytes = Vec::new();
         let _ = self.0.set_read_timeout(Some(Duration::from_millis(200)));
-        if matches!(self.0.peek(&mut [0]), Err(e) if [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&e.kind()))
-        {
+        if self.0.read_to_end(&mut bytes).is_err() {
             let _ = self.0.shutdown(std::net::Shutdown::Write);
+            let _ = self.0.set_read_timeout(Some(Duration::from_secs(60)));
+            let _ = self.0.read_to_end(&mut bytes);
         }
-        let _ = self.0.set_read_timeout(Some(Duration::from_secs(60)));
-        self.finish()
+        reply(&String::from_utf8_lossy(&bytes))
     }
 
     /// Reads so many bytes.
