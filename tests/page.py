@@ -266,6 +266,8 @@ def what_a_model_writes_is_text(b, _server, stand):
     b.picture("hostile")
     b.run("document.querySelector('details').open = true")
     assert "Hm <b>.</b>" in b.text("details")[0]
+    b.run("show()")
+    assert b.run("return document.querySelector('details').open"), "what was unfolded stays so"
 
 
 def a_lost_connection_is_survived(b, _server, stand):

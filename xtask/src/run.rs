@@ -1,6 +1,6 @@
 //! `cargo xtask run`: the deployed program on a device, its arguments passed through.
 
-mod serve;
+pub mod serve;
 
 use crate::args::{Args, Flags};
 use crate::build;

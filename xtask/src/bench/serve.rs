@@ -8,6 +8,7 @@ use crate::args::{Args, Flag, Flags};
 use crate::device::local::Local;
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
+use crate::run::serve;
 use crate::{build, deploy, sh};
 use files::atomic_file;
 use load::Plan;
@@ -174,12 +175,14 @@ impl Ours {
             std::env::current_exe().map_err(|e| Error::Failed(format!("cannot start myself: {e}")))?;
         let mut run = Command::new(itself);
         run.arg("run").arg("--model").arg(&model);
-        let local = args.value("--peer").map(|_| "local");
-        for (flag, value) in [
-            ("--device", args.value("--device").or(local)),
-            ("--serial", args.value("--serial")),
-            ("--target", args.value("--target")),
-        ] {
+        let kind = args.value("--device").or(args.value("--peer").map(|_| "local"));
+        if kind.unwrap_or("adb") == "adb" {
+            // Not the port there, which is one of this machine too where a stand-in plays the phone.
+            run.arg("--port").arg(serve::free_port()?.to_string());
+        }
+        for (flag, value) in
+            [("--device", kind), ("--serial", args.value("--serial")), ("--target", args.value("--target"))]
+        {
             run.args(value.into_iter().flat_map(|value| [flag, value]));
         }
         run.arg("--").args(words).stdin(Stdio::null()).stdout(Stdio::piped());

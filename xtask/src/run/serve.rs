@@ -64,14 +64,19 @@ fn port(theirs: &mut [String]) -> Result<u16> {
     let number = theirs.get(word).and_then(|text| text.strip_prefix(prefix)?.parse().ok());
     match number {
         Some(0) => {
-            let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|l| l.local_addr());
-            let free = free.map_err(|e| Error::Failed(format!("no free port: {e}")))?.port();
+            let free = free_port()?;
             theirs[word] = format!("{prefix}{free}");
             Ok(free)
         }
         Some(port) => Ok(port),
         None => Err(Error::Usage("--port: use a number from 0 to 65535".into())),
     }
+}
+
+/// A port that nobody has here now.
+pub fn free_port() -> Result<u16> {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+    free.map(|address| address.port()).map_err(|e| Error::Failed(format!("no free port: {e}")))
 }
 
 /// Waits until the server answers, then says where, and opens its page. A server that ended is not waited for.
