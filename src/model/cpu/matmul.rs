@@ -71,7 +71,7 @@ pub struct GateUp<'a, const ROWS: usize, const COLS: usize> {
 }
 
 /// Few tokens at once: the most that a kernel without tiles takes.
-const FEW: usize = if cfg!(target_arch = "aarch64") { 16 } else { 12 };
+const FEW: usize = 16;
 
 /// Groups `groups` of `w` times the tokens of `x` from `from` on: `out[group][token][row]`.
 fn products<const ROWS: usize, const COLS: usize>(

@@ -188,9 +188,7 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, o
     for b in 0..w.blocks {
         let quants = w.quants.as_ptr().add(b * QUANT_BYTES);
         let scales = w.scales.as_ptr().add(b * SCALE_BYTES);
-        if T == 1 {
-            ahead(quants, scales);
-        }
+        ahead(quants, scales);
         let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
         let (mut low, mut high) = ([mask; 4], [mask; 4]);
         for v in 0..4 {
@@ -198,7 +196,7 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, o
             low[v] = _mm512_and_si512(x, mask);
             high[v] = _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask);
         }
-        // Written out so that the accumulators stay in registers: LLVM does not unroll a loop of twelve.
+        // Written out so that the accumulators stay in registers: LLVM does not unroll a loop of sixteen.
         macro_rules! tokens {
                 ($($t:literal)*) => {$(
                     if $t < T {
@@ -216,7 +214,7 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, o
                     }
                 )*};
             }
-        tokens!(0 1 2 3 4 5 6 7 8 9 10 11);
+        tokens!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
     }
     for (t, acc) in acc.iter().enumerate() {
         _mm512_storeu_ps(out.add(t).cast(), *acc);

@@ -117,7 +117,8 @@ fn q4_of_any(isa: Isa, w: Q4Group<'_>, activations: &[ActBlock], out: &mut [[f32
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => {
-            kernel!(avx512::q4, (w, activations, out), {1} {2} {4} {5} {6} {7} {8} {9} {10} {11} {12})
+            kernel!(avx512::q4, (w, activations, out),
+                {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15} {16})
         }
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => kernel!(neon::q4, (w, activations, out), {1} {2} {4}),
@@ -215,13 +216,10 @@ impl Isa {
     /// The size of tile, among those compiled, to take next when `left` tokens are left.
     fn tokens_at_once(self, left: usize) -> usize {
         match self {
-            // All sizes but 3 are there, so tiles can be nearly equal: a small last tile would waste most of a pass
-            // over the weights.
+            // All sizes are there, so tiles can be nearly equal: a small last tile would waste most of a pass over the
+            // weights.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => match left.div_ceil(left.div_ceil(12).max(1)) {
-                3 => 2,
-                n => n,
-            },
+            Isa::Avx512 | Isa::Amx => left.div_ceil(left.div_ceil(16).max(1)),
             #[cfg(target_arch = "aarch64")]
             Isa::NeonI8mm if left >= 8 => {
                 if left >= 16 {
