@@ -56,6 +56,12 @@
 //!   MiB of scratch and staging, and 8 MiB of PoCL itself.
 //! - An eviction of 37 of 337 slots (f16 cache) takes 13 ms there, and 1.7 ms on the CPU beside it. `h2o` makes decode
 //!   over 600 slots 9 % slower; `snapkv` costs nothing that could be measured.
+//! - Variants ([`ways`]) on Intel's runtime for CPUs, with two cores of an EPYC: the story model's prefill is 2.7 to 5.3
+//!   times as fast as with tiles, its decode 3.0 to 5.0 times (f16 cache, the program before and this one in turn). Of the
+//!   1B shape's matrices of a layer alone it is 7.5 times (64 tokens) and 7.9 times (one). Chosen were `floats-small` for
+//!   many tokens and `rows` for one; integer dot products are emulated there, 7 to 12 times slower than plain products.
+//!   On PoCL `floats-four` multiplies 6 to 18 times as fast as tiles with 16 tokens, and one token gains nothing. The first
+//!   run, with timing and all programs compiled, took 1.7 s on Intel's runtime.
 //! - No phone's GPU was measured.
 //!
 //! ```text

@@ -408,7 +408,6 @@ impl Kernels {
         if s.correct_divide {
             defines = defines.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
         }
-        let facts = self.device.facts();
         let variant = format!("{}:{}", symbol(name), way(name));
         if self.corrupt.as_deref().is_some_and(|corrupt| corrupt == symbol(name) || corrupt == variant) {
             defines = defines.flag("CORRUPT");
@@ -416,52 +415,10 @@ impl Kernels {
         if s.dot_ptx {
             defines = defines.flag("DOT_PTX");
         }
-        let matrix = |d: Defines, step: Step, storage: Storage| {
-            let (rows, cols) = step.shape();
-            let d = d.option(&way(name).options(facts));
-            d.flag(step.names().1).with("ROWS", rows).with("COLS", cols).with("W_TYPE", storage.number())
-        };
         let of_layer = |d: Defines, sight: Sight| d.of_cache(self.types).of_sight(sight);
-        let (parts, defines): (&[&str], _) = match name {
-            Name::Gemv { step, storage, input, next, way } => {
-                let shape = s.gemv(step, storage, way);
-                let mut d = matrix(defines, step, storage).with("TILE_GROUPS", shape.tile_groups);
-                let by_rows = way.form != Form::Tile;
-                if by_rows {
-                    d = d.flag("BY_ROWS").with("EACH", 1);
-                } else if storage.reads() == Activations::Quantised {
-                    d = d.with("SLICES", shape.slices).with("PASS", shape.pass);
-                }
-                if step == Step::GateUp && next == Activations::Quantised {
-                    d = d.flag("DOWN_QUANTISED");
-                }
-                if let Input::Merge { window } = input {
-                    d = d.of_cache(self.types).flag("INPUT_MERGE").with("WINDOW", window);
-                    d = d.with("FUSED_CHUNKS", FUSED_CHUNKS);
-                }
-                let parts: &[&str] = match (matches!(input, Input::Merge { .. }), by_rows) {
-                    (true, true) => &[COMMON, KV, BLOCKS, ROWS, GEMV],
-                    (true, false) => &[COMMON, KV, BLOCKS, GEMV],
-                    (false, true) => &[COMMON, BLOCKS, ROWS, GEMV],
-                    (false, false) => &[COMMON, BLOCKS, GEMV],
-                };
-                (parts, d)
-            }
-            Name::Gemm(step, storage, way) if way.form != Form::Tile => {
-                let tokens = if way.small { 4 } else { 8 };
-                let d = matrix(defines, step, storage).with("EACH", if way.four { 4 } else { 1 });
-                let d = d.with("TOKENS", tokens).with("TURNS", GEMM_ROWS_TOKENS / tokens);
-                (&[COMMON, BLOCKS, ROWS, GEMM_PUT, GEMM_ROWS], d)
-            }
-            Name::Gemm(step, storage, way)
-                if s.tensor_cores && way == Way::PLAIN && storage == Storage::Blocks(Format::Q4_0) =>
-            {
-                let d = matrix(defines, step, storage).with("WARPS", GEMM_ITEMS / 32);
-                (&[COMMON, GEMM_PUT, GEMM_NVIDIA], d.with("ROW_GROUPS", Shapes::warp_groups(step)))
-            }
-            Name::Gemm(step, storage, _) => {
-                (&[COMMON, BLOCKS, GEMM_PUT, GEMM], matrix(defines, step, storage))
-            }
+        let (parts, defines): (&'static [&'static str], _) = match name {
+            Name::Gemv { .. } => self.of_gemv(name, defines),
+            Name::Gemm(step, storage, way) => self.of_gemm((step, storage, way), defines),
             Name::Activations(input, cols, quantised) => {
                 let quantised = match quantised {
                     Activations::Floats => 0,
@@ -486,6 +443,56 @@ impl Kernels {
             }
         };
         (parts.concat(), defines)
+    }
+
+    /// What every product is compiled with.
+    fn of_matrix(&self, defines: Defines, step: Step, storage: Storage, way: Way) -> Defines {
+        let (rows, cols) = step.shape();
+        let d = defines.option(&way.options(self.device.facts())).flag(step.names().1);
+        d.with("ROWS", rows).with("COLS", cols).with("W_TYPE", storage.number())
+    }
+
+    fn of_gemv(&self, name: Name, defines: Defines) -> (&'static [&'static str], Defines) {
+        let Name::Gemv { step, storage, input, next, way } = name else {
+            unreachable!("invariant: the caller has looked")
+        };
+        let (shape, by_rows) = (self.shapes.gemv(step, storage, way), way.form != Form::Tile);
+        let mut d = self.of_matrix(defines, step, storage, way).with("TILE_GROUPS", shape.tile_groups);
+        if by_rows {
+            d = d.flag("BY_ROWS").with("EACH", 1);
+        } else if storage.reads() == Activations::Quantised {
+            d = d.with("SLICES", shape.slices).with("PASS", shape.pass);
+        }
+        if step == Step::GateUp && next == Activations::Quantised {
+            d = d.flag("DOWN_QUANTISED");
+        }
+        let Input::Merge { window } = input else {
+            let parts: &[&str] =
+                if by_rows { &[COMMON, BLOCKS, ROWS, GEMV] } else { &[COMMON, BLOCKS, GEMV] };
+            return (parts, d);
+        };
+        d = d.of_cache(self.types).flag("INPUT_MERGE").with("WINDOW", window);
+        let parts: &[&str] =
+            if by_rows { &[COMMON, KV, BLOCKS, ROWS, GEMV] } else { &[COMMON, KV, BLOCKS, GEMV] };
+        (parts, d.with("FUSED_CHUNKS", FUSED_CHUNKS))
+    }
+
+    fn of_gemm(
+        &self,
+        (step, storage, way): (Step, Storage, Way),
+        defines: Defines,
+    ) -> (&'static [&'static str], Defines) {
+        let d = self.of_matrix(defines, step, storage, way);
+        if way.form != Form::Tile {
+            let tokens = if way.small { 4 } else { 8 };
+            let d = d.with("EACH", if way.four { 4 } else { 1 }).with("TOKENS", tokens);
+            (&[COMMON, BLOCKS, ROWS, GEMM_PUT, GEMM_ROWS], d.with("TURNS", GEMM_ROWS_TOKENS / tokens))
+        } else if self.shapes.tensor_cores && way == Way::PLAIN && storage == Storage::Blocks(Format::Q4_0) {
+            let d = d.with("WARPS", GEMM_ITEMS / 32);
+            (&[COMMON, GEMM_PUT, GEMM_NVIDIA], d.with("ROW_GROUPS", Shapes::warp_groups(step)))
+        } else {
+            (&[COMMON, BLOCKS, GEMM_PUT, GEMM], d)
+        }
     }
 }
 
