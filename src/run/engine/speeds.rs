@@ -38,7 +38,7 @@ pub(super) fn key(engine: &Engine, model: &Arc<opencl::Model>) -> String {
         o.kv_types,
         o.threads,
         engine.isa.name(),
-        (o.gpu_fast, o.zero_copy),
+        o.zero_copy,
     )
 }
 
