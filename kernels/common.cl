@@ -34,7 +34,7 @@
 // The rest, but for H_POS, is for decode_nvidia.cl alone.
 #define H_CAPACITY 2 // slots of the cache
 #define H_CHUNKS 3   // parts of a head's attention that there is room for
-#define H_ARRIVALS 4 // at the barrier so far
+#define H_STEPS 4    // whose results groups have exchanged so far
 #define H_K_STRIDE 5 // from one layer's keys to the next, in 64 bytes
 #define H_V_STRIDE 6 // the same of values
 #define H_POS 7      // position of the only token of a pass

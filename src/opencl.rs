@@ -1,7 +1,8 @@
 //! The OpenCL device: the whole forward pass, the same steps in the same order as the CPU's.
 //!
 //! A launch costs the host several microseconds, so for one token five launches cover a layer's nine steps: what is
-//! cheap enough is computed again by every work-group instead of being a step of its own (`kernels/gemv.cl`). Nothing
+//! cheap enough is computed again by every work-group instead of being a step of its own (`kernels/gemv.cl`). On NVIDIA
+//! one launch covers the whole token (`kernels/decode_nvidia.cl`), with the same bits. Nothing
 //! waits for the device inside a token: the embedding row and the angles go in, the logits come out.
 //!
 //! OpenCL is opened at run time: nothing of it is needed to build or to start this program. [`load`] finds a library
@@ -14,7 +15,8 @@
 //! NVIDIA H200 for 300 tokens with every type of cache. [`selftest`] compares whole forward passes with the CPU's the
 //! first time a driver compiles the kernels. Where they differ, plainer kernels take their place ([`Variants`]), and
 //! then the CPU, and one line says so. The verdict is kept with the programs, in `~/.cache/antigravity/opencl`, or
-//! beside the program on a phone. Kernels of `--gpu-fast` add in another order, so a word may differ.
+//! beside the program on a phone. A token in one launch has to be the CPU's to the bit there, since nothing but its speed
+//! speaks for it.
 //!
 //! Products with quantised matrices are computed in one of several ways ([`ways`]): with integer dot products, with
 //! integers held as floats, by whole rows, through subgroups or images. All have the same bits, so [`tune`] times them
@@ -22,7 +24,7 @@
 //!
 //! Matrices in GGUF's block formats are multiplied with as they are stored, in any mixture over the layers. The CPU
 //! takes a layer only where gate and up differ, or where some of q, k and v are quantised and others are not. The
-//! kernels of `--gpu-fast`, and prefill on NVIDIA's tensor cores, are for Q4_0 alone.
+//! token in one launch, and prefill on NVIDIA's tensor cores, are for Q4_0 alone.
 //!
 //! # A device that fails or hangs
 //!
@@ -38,16 +40,19 @@
 //! GPU, tokens/s, medians of five repetitions, in several runs. llama.cpp's CUDA backend was measured earlier, on such
 //! a chip.
 //!
-//! | | decode | prefill 128 | prefill 512 |
-//! |---|---:|---:|---:|
-//! | the CPU's bits, f16 cache | 1,000 to 1,028 | 17,500 to 17,900 | 24,600 to 25,400 |
-//! | `--gpu-fast`, f16 cache | 2,177 to 2,219 | the same | the same |
-//! | the CPU's bits, q4 cache | 813 to 829 | 16,100 to 16,500 | 22,200 to 22,600 |
-//! | `--gpu-fast`, q4 cache | 1,594 to 1,623 | the same | the same |
-//! | llama.cpp, CUDA | 1,048 | 25,500 | 51,900 |
+//! | | decode | at a depth of 4,096 | prefill 128 | prefill 512 |
+//! |---|---:|---:|---:|---:|
+//! | f16 cache | 1,736 to 2,030 | 1,408 to 1,595 | 17,500 to 17,900 | 24,600 to 25,400 |
+//! | the same, a launch or more a step | 987 | 810 | | |
+//! | q4 cache | 1,236 | 1,033 | 16,100 to 16,500 | 22,200 to 22,600 |
+//! | the same, a launch or more a step | 759 | | | |
+//! | llama.cpp, CUDA | 1,048 | | 25,500 | 51,900 |
 //!
-//! - Decode of `--gpu-fast` is one launch a token. It reads 1,530 GB/s, where the device's memory gives 4,350 to 4,440.
-//!   It does 1,600 tokens/s at a depth of 1,024 slots, and 1,080 at 4,096.
+//! - Decode is one launch a token. Of 640 tokens all logits are the CPU's bits, with every type of cache. The kernel takes
+//!   about 400 us, the device's memory could be read in 160. Two starts of the same program differ by up to 17 %. With
+//!   `--gpu-fast`, which is no more, sums were added in another order: 2,177 to 2,219 tokens/s, 1,080 at 4,096. With a
+//!   q4 cache a new row's rotation and encoding take 30,000 of a layer's 81,000 cycles; a warp a block to search its
+//!   scales was as slow.
 //! - Programs take 5.0 to 6.0 s to compile the first time and 0.02 s from the program cache. On PoCL with two cores of
 //!   an EPYC they take 11 to 21 s, and 0.05 to 0.21 s from the program cache, which is under 2 %.
 //! - In a hybrid session with an f16 cache, moving 100 slots (3.3 MB) takes 6 to 8 ms. A text of 600 tokens is the
@@ -66,8 +71,7 @@
 //!
 //! ```text
 //! cargo xtask synth llama3.2-1b && export ANTIGRAVITY_MODEL=$PWD/target/synth/llama3.2-1b
-//! cargo run --release -- bench -b opencl --gpu-attn -p 128,512 -n 128 --kv-type f16,q4
-//! cargo run --release -- bench -b opencl --gpu-attn --gpu-fast -p 128,512 -n 128 --kv-type f16,q4
+//! cargo run --release -- bench -b opencl --gpu-attn -p 128,512 -n 128 -d 0,4096 --kv-type f16,q4
 //! ```
 //!
 //! `bench` checks the kernels as every first use does. It prints launches and host time a token, build times, and the
@@ -149,9 +153,14 @@ pub struct OpenClOptions {
     pub variants: Variants,
 }
 
-/// Where in its own memory a device should have weights and caches for these kernels.
-pub fn own_place(device: &Device, variants: Variants) -> Place {
-    if variants == Variants::AnyOrder { single_launch::place(device.facts()) } else { Place::Device }
+/// Where in its own memory a device should have weights and caches.
+pub fn own_place(device: &Device) -> Place {
+    if in_one_launch(device) { Place::InOne } else { Place::Device }
+}
+
+/// Whether a device may compute a token in one launch, for which it wants what is in its memory in one buffer.
+pub fn in_one_launch(device: &Device) -> bool {
+    single_launch::fits(device.facts())
 }
 
 /// A model on an OpenCL device: everything a pass needs except the caches.
@@ -204,7 +213,7 @@ impl OpenClDevice {
             HostAttention { attend, qkv: floats(QKV), att: floats(Q_DIM) }
         });
         let calibration = if kv_types.k.rotated() {
-            weights::calibration(device, &model.weights, own_place(device, variants))?
+            weights::calibration(device, &model.weights, own_place(device))?
         } else {
             Vec::new()
         };
@@ -212,7 +221,7 @@ impl OpenClDevice {
             Binder { kernels: &mut kernels, matrices, calibration: &calibration, scratch: &scratch, attend };
         let launches = binder.launches()?;
         let single = match (attend, variants) {
-            (AttendOn::Device, Variants::AnyOrder) => {
+            (AttendOn::Device, Variants::OneLaunch) => {
                 SingleLaunch::new(device, matrices, &calibration, kv_types, slots)?
             }
             _ => None,
@@ -251,12 +260,12 @@ impl OpenClDevice {
 
     /// Whether these kernels are known to compute what they should; `None` where nobody has tried.
     pub fn verdict(&self) -> Option<Verdict> {
-        self.kernels.verdict()
+        self.kernels.verdict(self.single.as_ref().map(SingleLaunch::program))
     }
 
     /// Notes that, for good.
     pub fn set_verdict(&self, verdict: Verdict) {
-        self.kernels.set_verdict(verdict);
+        self.kernels.set_verdict(verdict, self.single.as_ref().map(SingleLaunch::program));
     }
 
     fn attend_on(&self) -> AttendOn {

@@ -443,14 +443,14 @@ impl Pass<'_> {
     fn single_launch(&mut self, single: &mut SingleLaunch, runs: &mut [Run<'_>]) -> Result<()> {
         let bound = OpenClCache::of(runs[0].cache).launches.as_ref().and_then(|l| l.single.as_ref());
         single.run(self.device(), bound.expect("the caller has looked"))?;
-        let (Logits::Last(_) | Logits::All(_)) = &runs[0].logits else { return self.device().flush() };
-        self.read_logits(0..1, runs)?;
-        match &runs[0].logits {
-            // The kernel writes this where not all of its groups reached the barrier.
-            Logits::Last(logits) | Logits::All(logits) if logits[0].is_nan() => {
-                Err(Failure::new(Kind::Lost, "groups of kernel decode were not all running at once"))
-            }
-            _ => Ok(()),
+        let (Logits::Last(logits) | Logits::All(logits)) = &mut runs[0].logits else {
+            return self.device().flush();
+        };
+        single.read(logits)?;
+        if logits[0].is_nan() {
+            // The kernel writes this where one of its groups waited in vain for another.
+            return Err(Failure::new(Kind::Lost, "groups of kernel decode were not all running at once"));
         }
+        Ok(())
     }
 }

@@ -26,6 +26,7 @@ const GEMM: &str = include_str!("../../kernels/gemm.cl");
 const GEMM_PUT: &str = include_str!("../../kernels/gemm_put.cl");
 const GEMM_NVIDIA: &str = include_str!("../../kernels/gemm_nvidia.cl");
 pub(super) const NVIDIA: &str = include_str!("../../kernels/nvidia.cl");
+pub(super) const ATTEND_NVIDIA: &str = include_str!("../../kernels/attend_nvidia.cl");
 pub(super) const DECODE_NVIDIA: &str = include_str!("../../kernels/decode_nvidia.cl");
 const ACTIVATIONS: &str = include_str!("../../kernels/activations.cl");
 const ROPE: &str = include_str!("../../kernels/rope.cl");
@@ -133,10 +134,9 @@ pub struct AttendShape {
 /// Which kernels are used where there is a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variants {
-    /// The fastest that the device's facts allow, sums of floats in any order among them: a flip in the rounding of one
-    /// activation may change a word, as it does not with the others.
-    AnyOrder,
-    /// The fastest with the CPU's bits.
+    /// The fastest, and a token in one launch where the device has that.
+    OneLaunch,
+    /// The fastest, a launch or more a step.
     Fastest,
     /// Those that every device runs.
     Baseline,
@@ -146,7 +146,7 @@ impl Variants {
     /// What a verdict on all kernels together is noted under.
     fn note(self) -> &'static str {
         match self {
-            Variants::AnyOrder => "forward, any order",
+            Variants::OneLaunch => "forward, one launch",
             Variants::Fastest => "forward",
             Variants::Baseline => "forward, baseline",
         }
@@ -333,18 +333,18 @@ impl Kernels {
         }
     }
 
-    /// Whether all kernels so far, together, are known to compute what they should.
-    pub fn verdict(&self) -> Option<Verdict> {
+    /// Whether all kernels so far and `one`, together, are known to compute what they should.
+    pub fn verdict(&self, one: Option<&Program>) -> Option<Verdict> {
         let note = self.variants.note();
-        let mut all = self.programs.values().map(|p| p.verdict(note));
+        let mut all = self.programs.values().chain(one).map(|p| p.verdict(note));
         all.try_fold(Verdict::Passed, |all, one| {
             Some(if one? == Verdict::Failed { Verdict::Failed } else { all })
         })
     }
 
     /// Records that, in the cache of programs too.
-    pub fn set_verdict(&self, verdict: Verdict) {
-        self.programs.values().for_each(|p| p.set_verdict(self.variants.note(), verdict));
+    pub fn set_verdict(&self, verdict: Verdict, one: Option<&Program>) {
+        self.programs.values().chain(one).for_each(|p| p.set_verdict(self.variants.note(), verdict));
     }
 
     /// Builds what will be needed later, so that it counts for the verdict and fails now.

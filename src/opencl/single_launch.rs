@@ -1,91 +1,63 @@
 //! One token through the whole model in one launch, on NVIDIA: see `kernels/decode_nvidia.cl`.
 
-use super::defines::{Defines, KV_PAD, Q_PAD, QKV};
-use super::kernels::{COMMON, DECODE_NVIDIA, KV, NVIDIA};
+use super::defines::{CHUNK, Defines, KV_PAD, Q_PAD, QKV};
+use super::kernels::{ATTEND_NVIDIA, COMMON, DECODE_NVIDIA, KV, NVIDIA};
 use super::kv::Rows;
 use super::scratch::Scratch;
-use super::storage::{Step, Storage};
+use super::storage::Storage;
 use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use numeric::quant::format::{Format, GROUP_ROWS};
-use opencl_runtime::buffer::{Access, Buffer, Place};
+use opencl_runtime::buffer::{Access, Buffer, MapFor, Place, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program::{Kernel, Program, Source};
 
-/// Items and warps of a group.
+/// Items of a group.
 const ITEMS: usize = 512;
-const WARPS: usize = 16;
-/// Columns that a warp takes at a time.
-const SWEEP: usize = 128;
-/// Rows of a unit: what a warp takes.
-const UNIT: usize = 8;
-/// Weight vectors that a lane may prefetch into registers.
-const MOST_BITES: usize = 12;
-/// Arrivals at the barrier in a layer.
-const BARRIERS: usize = 5;
-/// Integers of the header, as `kernels/common.cl` has them: capacity, chunks, arrivals, strides of keys and values.
+/// Warps of a group.
+const WARPS: usize = ITEMS / 32;
+/// Rows of a unit, as the packed layout groups them.
+const UNIT: usize = GROUP_ROWS;
+/// Slots in which groups exchange a unit's rows and a block of activations, and 32-bit words of one.
+const SLOTS: [usize; 2] = [6, 3];
+const SLOT: usize = 4;
+/// Words of local memory in which sums of blocks wait, or rows of the cache.
+const PARTS: usize = 8704;
+/// Steps of a layer whose results are exchanged.
+const STEPS: usize = 5;
+/// Integers of the header, as `kernels/common.cl` has them: capacity, chunks, steps so far, strides of keys and values.
 const H_CAPACITY: usize = 2;
-
-/// Where this kernel wants weights and caches: in one buffer each, since it reaches all of it, where the device has the
-/// kernel.
-pub fn place(facts: &Facts) -> Place {
-    if fits(facts) { Place::InOne } else { Place::Device }
-}
 
 /// Whether the kernel is for this device and this model's shape.
 pub fn fits(facts: &Facts) -> bool {
     let widths = [DIM, Q_DIM, FFN_DIM];
-    let local =
-        4 * (widths.iter().max().expect("three") * 9 / 32 + part_floats(facts) + 2 * SWEEP + 4 * HEAD_DIM);
+    let widest = DIM.max(Q_DIM).max(FFN_DIM);
+    let attention = (GROUP + 2) * HEAD_DIM + GROUP * CHUNK;
+    let local = PARTS + (widest / 4).max(attention) + widest / 32 + 1024;
     PLAIN
         && facts.compute_capability.is_some_and(|cc| cc >= (8, 0))
-        && widths.iter().all(|w| w % SWEEP == 0)
+        && widths.iter().all(|w| w % 64 == 0 && units(*w) > 0)
+        && head_units().is_some()
+        && units(DIM) >= 4
+        && DIM + 256 <= PARTS
         && HEAD_DIM.is_power_of_two()
         && (32..=256).contains(&HEAD_DIM)
         && (Q_PAD, KV_PAD) == (Q_DIM, KV_DIM)
         && facts.max_work_group >= ITEMS
-        && local as u64 + 1024 <= facts.local_memory
-        && [Step::Qkv, Step::Out].iter().all(|&s| Share::of(s, facts).bites <= MOST_BITES)
+        && 4 * local as u64 <= facts.local_memory
 }
 
-/// How the rows of a step are shared by the warps of a group.
-#[derive(Clone, Copy)]
-struct Share {
-    /// Warps that share a unit, a part of the columns each.
-    split: usize,
-    /// Times that a warp takes a unit.
-    rounds: usize,
-    /// Pieces of work of a warp, one after another.
-    bites: usize,
+/// Units of so many columns whose sums have room in local memory, in sixteen bits each.
+fn units(cols: usize) -> usize {
+    PARTS / (UNIT * (cols / 32 + 2))
 }
 
-impl Share {
-    /// The split with the fewest pieces one after another and, of those, the fewest parts to sum.
-    fn of(step: Step, facts: &Facts) -> Self {
-        let (rows, cols) = step.shape();
-        let groups = facts.compute_units.max(1) as usize;
-        let each = match step {
-            Step::GateUp => (rows / 32).div_ceil(groups) * 4,
-            _ => (rows / UNIT).div_ceil(groups),
-        };
-        let sweeps = cols / SWEEP;
-        let shares =
-            [1, 2, 4, 8, 16].into_iter().filter(|split| sweeps.is_multiple_of(*split)).map(|split| {
-                let rounds = each.div_ceil(WARPS / split);
-                Self { split, rounds, bites: rounds * (sweeps / split) }
-            });
-        shares.min_by_key(|s| s.bites).expect("one warp can always take a unit")
-    }
-}
-
-/// Floats that the steps sum in local memory.
-fn part_floats(facts: &Facts) -> usize {
-    let of = |step: Step| Share::of(step, facts).rounds * WARPS * UNIT * step.halves();
-    let steps = [Step::Qkv, Step::Out, Step::GateUp, Step::Down].map(of);
-    steps.into_iter().chain([WARPS * HEAD_DIM]).max().expect("five")
+/// Units of the head in a round, which all warps share evenly.
+fn head_units() -> Option<usize> {
+    (1..=units(DIM).min(ITEMS / UNIT)).rev().find(|n| (n * (DIM / 64)).is_multiple_of(WARPS))
 }
 
 /// The kernel and what only it needs.
@@ -99,8 +71,11 @@ pub struct SingleLaunch {
     /// Chunks of a head's attention that `work` has room for.
     chunks: usize,
     groups: usize,
-    /// Arrivals at the barrier so far, modulo 2^32.
-    arrivals: u32,
+    /// In the host's memory, where they arrive while the last ones are computed (measured: 8 % faster than to copy
+    /// them after that).
+    logits: Buffer,
+    /// Steps so far, modulo 2^32.
+    steps: u32,
 }
 
 /// The kernel, bound to one cache.
@@ -134,33 +109,34 @@ impl SingleLaunch {
             .flag("DOT_PTX")
             .with("WG", ITEMS)
             .with("GRID", facts.compute_units as usize)
-            .with("ROW_SWEEPS", chunk().1)
-            .with("PARTS", part_floats(facts))
+            .with("PARTS", PARTS)
+            .with("HEAD_AT_ONCE", head_units().unwrap_or(1))
             .with("HEAD_ROWS", VOCAB.next_multiple_of(GROUP_ROWS))
             .with("LAYER_CALIBRATION", stride)
             .of_cache(types);
-        for (name, step) in [
-            ("QKV_SPLIT", Step::Qkv),
-            ("OUT_SPLIT", Step::Out),
-            ("FFN_SPLIT", Step::GateUp),
-            ("DOWN_SPLIT", Step::Down),
-        ] {
-            defines = defines.with(name, Share::of(step, facts).split);
+        if facts.correct_divide {
+            defines = defines.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
         }
         let defines = places.defines.iter().fold(defines, |d, (name, value)| d.with(name, *value));
-        let text = [COMMON, KV, NVIDIA, DECODE_NVIDIA].concat();
+        let text = [COMMON, KV, NVIDIA, ATTEND_NVIDIA, DECODE_NVIDIA].concat();
         let source = Source { name: "decode", text: &text, options: defines.as_str() };
         let program = Program::build_variant(device, &source)?;
-        let (chunks, sync) = (chunks(slots), zeroed(device, 1 + HEADS)?);
-        let (work, groups) = (zeroed(device, work_floats(chunks))?, facts.compute_units as usize);
-        Ok(Some(Self { program, places, calibration, work, sync, chunks, groups, arrivals: 0 }))
+        let logits = device.buffer(4 * VOCAB, Access::ReadWrite, Place::HostVisible)?;
+        let (chunks, sync) = (chunks(slots), zeroed(device, 1)?);
+        let (work, groups) = (zeroed(device, work_words(chunks))?, facts.compute_units as usize);
+        Ok(Some(Self { program, places, calibration, work, sync, chunks, groups, logits, steps: 0 }))
+    }
+
+    /// What the kernel is of.
+    pub fn program(&self) -> &Program {
+        &self.program
     }
 
     /// Makes room for attention over `slots` slots. What is bound for fewer is to be bound anew.
     pub fn reserve(&mut self, device: &Device, slots: usize) -> Result<()> {
         let chunks = chunks(slots);
         if chunks > self.chunks {
-            self.work = zeroed(device, work_floats(chunks))?;
+            self.work = zeroed(device, work_words(chunks))?;
             self.chunks = chunks;
         }
         Ok(())
@@ -173,37 +149,36 @@ impl SingleLaunch {
         let Places { matrices, floats, .. } = &self.places;
         let state = scratch.state.buffer();
         let calibration = self.calibration.as_ref().unwrap_or(&scratch.none);
-        let buffers = [matrices, floats, calibration, &k, &v, state, &self.work, &self.sync, &scratch.logits];
+        let buffers = [matrices, floats, calibration, &k, &v, state, &self.work, &self.sync, &self.logits];
         for (i, buffer) in buffers.into_iter().enumerate() {
             kernel.arg_buffer(i, buffer)?;
         }
         Ok(Some(Bound { kernel, capacity: rows.slots() as u32, strides }))
     }
 
-    /// Tells the kernel of the cache, and how many have arrived at its barrier so far.
+    /// Tells the kernel of the cache, and how many steps there were so far.
     pub fn prepare(&self, scratch: &mut Scratch, bound: &Bound) {
         let [k_stride, v_stride] = bound.strides;
-        scratch
-            .set_header(H_CAPACITY, [bound.capacity, self.chunks as u32, self.arrivals, k_stride, v_stride]);
+        scratch.set_header(H_CAPACITY, [bound.capacity, self.chunks as u32, self.steps, k_stride, v_stride]);
     }
 
     /// Queues one token, whose embedding, angles and header [`Scratch::embed`] sends after [`SingleLaunch::prepare`].
     pub fn run(&mut self, device: &Device, bound: &Bound) -> Result<()> {
-        self.arrivals = self.arrivals.wrapping_add((self.groups * LAYERS * BARRIERS) as u32);
+        self.steps = self.steps.wrapping_add((LAYERS * STEPS) as u32);
         device.launch(&bound.kernel, &[self.groups * ITEMS], &[ITEMS])
     }
-}
 
-/// Rows of the cache that a group reads at once, and how often it does for one chunk of attention.
-fn chunk() -> (usize, usize) {
-    let rows = (WARPS * 32 / (HEAD_DIM / 8).max(1)).max(1);
-    (rows, (SWEEP / rows).clamp(1, 4))
+    /// Waits for what is queued and reads the logits of the last token.
+    pub fn read(&mut self, logits: &mut [f32]) -> Result<()> {
+        let mapped = self.logits.map(0..4 * VOCAB, MapFor::Reading)?;
+        bytes_of_mut(logits).copy_from_slice(&mapped);
+        mapped.unmap()
+    }
 }
 
 /// Chunks of attention over `slots` slots.
 fn chunks(slots: usize) -> usize {
-    let (rows, sweeps) = chunk();
-    slots.div_ceil(rows * sweeps)
+    slots.div_ceil(CHUNK)
 }
 
 fn zeroed(device: &Device, floats: usize) -> Result<Buffer> {
@@ -212,10 +187,12 @@ fn zeroed(device: &Device, floats: usize) -> Result<Buffer> {
     Ok(buffer)
 }
 
-/// Floats of the kernel's `work`, as its `W_` constants have them.
-fn work_floats(chunks: usize) -> usize {
-    let scales = (Q_DIM / 32).next_multiple_of(4) + (FFN_DIM / 32).next_multiple_of(4);
-    QKV + scales + Q_DIM / 4 + FFN_DIM / 4 + HEADS * 2 * HEAD_DIM + HEADS * chunks * (HEAD_DIM + 2)
+/// Words of the kernel's `work`, as its `W_` constants have them.
+fn work_words(chunks: usize) -> usize {
+    let [of_rows, of_block] = SLOTS;
+    let rows = (QKV + 2 * DIM) / UNIT * of_rows;
+    let blocks = (Q_DIM + FFN_DIM) / 32 * of_block;
+    (rows + blocks + HEADS * chunks * (HEAD_DIM + 2).div_ceil(3)) * SLOT
 }
 
 /// Where the weights lie in their two buffers.

@@ -102,8 +102,6 @@ pub struct EngineOptions {
     pub cl_device: Option<String>,
     /// OpenCL: attention on the device too, not on the CPU.
     pub gpu_attn: bool,
-    /// OpenCL: use kernels that are faster but round otherwise than the CPU, where there are any for the device.
-    pub gpu_fast: bool,
     /// OpenCL: keep the weights once, in memory that CPU and device share.
     pub zero_copy: bool,
     /// Hybrid: which device runs what.
@@ -132,7 +130,6 @@ impl EngineOptions {
             backend: BackendKind::Cpu,
             cl_device: None,
             gpu_attn: false,
-            gpu_fast: false,
             zero_copy: false,
             hybrid: Fixed::specified(),
             eviction: Eviction::NEVER,

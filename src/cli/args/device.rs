@@ -45,9 +45,6 @@ pub(in crate::cli) struct DeviceArgs {
     /// OpenCL: compute attention on the GPU too
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = ArgAction::Set)]
     pub gpu_attn: bool,
-    /// OpenCL: use faster kernels if the device has them; the text may then differ from the CPU's (needs --gpu-attn)
-    #[arg(long, requires = "gpu_attn")]
-    pub gpu_fast: bool,
     /// OpenCL: share memory between CPU and GPU if the device can
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = ArgAction::Set)]
     pub zero_copy: bool,
@@ -88,7 +85,6 @@ impl DeviceArgs {
         };
         options.cl_device.clone_from(&self.cl_device);
         options.gpu_attn = self.gpu_attn;
-        options.gpu_fast = self.gpu_fast;
         options.zero_copy = self.zero_copy;
         Ok(())
     }

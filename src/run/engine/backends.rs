@@ -100,9 +100,6 @@ impl Engine {
         let room = chunk(o) / o.sequences() - 1;
         let why = match (o.draft, &self.runs, o.eviction.policy) {
             (0, ..) => return 0,
-            (_, Runs::Device | Runs::Both(_), _) if o.gpu_fast => {
-                "fast kernels compute several tokens otherwise than one"
-            }
             (_, _, Policy::SnapKv | Policy::H2o) => {
                 "the eviction policy looks at attention, which drafts would change"
             }
@@ -167,12 +164,11 @@ impl Engine {
     /// The OpenCL device with the fastest kernels that compute what the CPU does, tried at their first use.
     fn opencl(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
         self.ready_keys(o)?;
-        if !o.gpu_fast {
-            opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
-        }
+        opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
         let mut why = None;
-        let order = [Variants::AnyOrder, Variants::Fastest, Variants::Baseline];
-        for variants in order.into_iter().skip(usize::from(!o.gpu_fast)) {
+        let order = [Variants::OneLaunch, Variants::Fastest, Variants::Baseline];
+        let in_one = o.gpu_attn && opencl::in_one_launch(model.device());
+        for variants in order.into_iter().skip(usize::from(!in_one)) {
             let attention = match o.gpu_attn {
                 true => None,
                 false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
@@ -184,12 +180,12 @@ impl Engine {
                 attention,
                 rows: match o.zero_copy && model.device().facts().unified_memory {
                     true => Place::HostVisible,
-                    false => own_place(o, model.device()),
+                    false => opencl::own_place(model.device()),
                 },
                 variants,
             };
             let tried = OpenClDevice::new(Arc::clone(model), options).and_then(|mut device| {
-                let passed = self.verdict(&mut device, o)? == Verdict::Passed;
+                let passed = self.verdict(&mut device, variants, o)? == Verdict::Passed;
                 Ok((passed && self.observes_right(&mut device, o)?).then_some(device))
             });
             why = Some(match tried {
@@ -220,12 +216,14 @@ impl Engine {
     }
 
     /// Whether a device's kernels compute what the CPU's do: what is noted, else what a test finds.
-    fn verdict(&self, device: &mut OpenClDevice, o: &EngineOptions) -> Result<Verdict> {
+    fn verdict(&self, device: &mut OpenClDevice, variants: Variants, o: &EngineOptions) -> Result<Verdict> {
         if let Some(verdict) = device.verdict() {
             return Ok(verdict);
         }
+        // What only its speed speaks for has no other bits.
+        let most = if variants == Variants::OneLaunch { 0.0 } else { selftest::TOLERANCE };
         let verdict = match selftest::distance(device, &mut self.reference(o)?)? {
-            d if d <= selftest::TOLERANCE => Verdict::Passed,
+            d if d <= most => Verdict::Passed,
             _ => Verdict::Failed,
         };
         device.set_verdict(verdict);
@@ -356,12 +354,6 @@ fn shared<D: crate::model::device::Device + 'static>(device: D) -> SharedDevice 
     Arc::new(Mutex::new(device))
 }
 
-/// Where in its own memory a device has weights and caches.
-fn own_place(options: &EngineOptions, device: &opencl::Device) -> Place {
-    let variants = if options.gpu_fast { Variants::AnyOrder } else { Variants::Fastest };
-    opencl::own_place(device, variants)
-}
-
 /// Opens the OpenCL device and brings the weights there.
 pub(super) fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(opencl::Device, Matrices)> {
     let cache = opencl::Cache::of_user();
@@ -380,7 +372,7 @@ pub(super) fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(
     }
     let matrices = match shared {
         true => Matrices::share(&device, weights)?,
-        false => Matrices::copy(&device, weights, own_place(options, &device))?,
+        false => Matrices::copy(&device, weights, opencl::own_place(&device))?,
     };
     Ok((device, matrices))
 }

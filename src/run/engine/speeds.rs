@@ -39,7 +39,7 @@ pub(super) fn key(engine: &Engine, model: &Arc<opencl::Model>) -> String {
         o.threads,
         engine.isa.name(),
         model.ways().unwrap_or_default(),
-        (o.gpu_fast, o.zero_copy),
+        o.zero_copy,
     )
 }
 
