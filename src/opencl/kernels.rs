@@ -217,14 +217,9 @@ impl Shapes {
         let tile_groups = match step {
             // `down` reads blocks of 32.
             Step::GateUp => 2,
-            _ if by_rows => {
-                if way.small {
-                    2
-                } else {
-                    4
-                }
-            }
+            _ if by_rows && way.small => 2,
             Step::Head => 4,
+            _ if by_rows => 4,
             _ => 1,
         };
         let (groups, most) =
