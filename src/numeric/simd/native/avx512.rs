@@ -1,7 +1,15 @@
 //! All sixteen rows in a register of 512 bits: `vpdpbusd`.
 
+use super::super::unrolled;
+use super::kernel::{RUN, Tokens, ahead, scale, unpacked};
 use super::rows::Rows;
+use crate::quant::activations::ActBlock;
+use crate::quant::format::Format;
+use crate::simd::groups::Groups;
+use files::blocks::BLOCK;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// Sixteen rows.
 pub struct Sixteen;
@@ -95,4 +103,152 @@ unsafe impl Rows for Sixteen {
     unsafe fn total(q: *const i8) -> i32 {
         super::avx2::total(q)
     }
+}
+
+/// Blocks whose activations stay in the first-level cache while all groups are multiplied with them.
+const SWEEP: usize = 32;
+
+/// What the sums of a block need beside its [`ActBlock`], for a sweep of `T` tokens: what the minimums are multiplied
+/// with, as bits, or what the sums of the two halves start from.
+struct Beside<const T: usize>([[[MaybeUninit<[i32; 4]>; SWEEP / 4]; T]; 2]);
+
+impl<const T: usize> Beside<T> {
+    /// For block `b` of token `t`.
+    #[inline(always)]
+    unsafe fn at(&self, half: usize, t: usize, b: usize) -> *const i32 {
+        self.0[half].as_ptr().add(t).cast::<i32>().add(b)
+    }
+}
+
+/// As [`super::kernel::tile`], for all sixteen rows at once: activations are read where they are. Of `T` tokens, those
+/// that are missing are computed as the last, and not stored.
+///
+/// # Safety
+///
+/// The CPU has AVX-512 as `Isa::Avx512` stands for; the rest as for [`super::kernel::tile`].
+#[inline(always)]
+pub unsafe fn tile<const F: usize, const T: usize>(w: Groups<'_>, x: Tokens<'_>, out: *mut [f32; 16]) {
+    const { assert!(T <= 8 && SWEEP.is_multiple_of(RUN)) };
+    let (quants, scales) = Format::ALL[F].group_bytes(w.blocks * BLOCK);
+    let mut beside = Beside::<T>([[[MaybeUninit::uninit(); SWEEP / 4]; T]; 2]);
+    let acts: [*const ActBlock; T] =
+        std::array::from_fn(|t| x.activations.as_ptr().wrapping_add(t.min(x.count - 1) * w.blocks));
+    for first in (0..w.blocks).step_by(SWEEP) {
+        let blocks = first..w.blocks.min(first + SWEEP);
+        for t in 0..T {
+            lay_out::<F, T>(&mut beside, t, acts[t].add(first), blocks.len());
+        }
+        for g in 0..w.groups {
+            let at = Format::ALL[F].group_bytes(first * BLOCK);
+            let (quants, scales) =
+                (w.quants.as_ptr().add(g * quants + at.0), w.scales.as_ptr().add(g * scales + at.1));
+            let out = out.add(g * x.of + x.first).cast::<f32>();
+            sweep::<F, T>((quants, scales), (acts, &beside), blocks.clone(), (out, x.count));
+        }
+    }
+}
+
+/// Fills in what token `t` needs beside `n` blocks at `acts`.
+#[inline(always)]
+unsafe fn lay_out<const F: usize, const T: usize>(
+    beside: &mut Beside<T>,
+    t: usize,
+    acts: *const ActBlock,
+    n: usize,
+) {
+    let format = const { Format::ALL[F] };
+    for b in (0..n).step_by(4) {
+        let act = |i: usize| acts.add((b + i).min(n - 1));
+        let pair = |i: usize| _mm_castsi128_ps(_mm_loadl_epi64((&raw const (*act(i)).d).cast()));
+        let (low, high) = (_mm_movelh_ps(pair(0), pair(1)), _mm_movelh_ps(pair(2), pair(3)));
+        let d = _mm_shuffle_ps::<0b10_00_10_00>(low, high);
+        let offset = _mm_castps_si128(_mm_shuffle_ps::<0b11_01_11_01>(low, high));
+        let (first, second) = match format {
+            Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => {
+                let sum = _mm_mul_ps(_mm_cvtepi32_ps(offset), _mm_set1_ps(-0.125));
+                (_mm_castps_si128(_mm_mul_ps(d, sum)), offset)
+            }
+            Format::Q6_K => {
+                let sums = |i: usize| {
+                    let q = _mm_loadu_si128((&raw const (*act(i)).q).cast());
+                    _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(32), q)
+                };
+                let sums = _mm_hadd_epi32(_mm_hadd_epi32(sums(0), sums(1)), _mm_hadd_epi32(sums(2), sums(3)));
+                let first = _mm_sub_epi32(_mm_setzero_si128(), sums);
+                (first, _mm_sub_epi32(_mm_slli_epi32::<2>(offset), first))
+            }
+            Format::Q8_0 => (_mm_slli_epi32::<4>(offset), offset),
+            Format::Q5_0 => (_mm_slli_epi32::<1>(offset), offset),
+            Format::Q4_0 => (offset, offset),
+        };
+        _mm_storeu_si128(beside.0[0][t][b / 4].as_mut_ptr().cast(), first);
+        if format == Format::Q6_K {
+            _mm_storeu_si128(beside.0[1][t][b / 4].as_mut_ptr().cast(), second);
+        }
+    }
+}
+
+/// Adds some blocks of one group to the sums of `count` tokens at `out`, `[token][row]`.
+///
+/// `planes` and `beside` are those of the first block, `acts` of the matrix's.
+#[inline(always)]
+unsafe fn sweep<const F: usize, const T: usize>(
+    (mut quants, mut scales): (*const u8, *const u8),
+    (acts, beside): ([*const ActBlock; T], &Beside<T>),
+    blocks: Range<usize>,
+    (out, count): (*mut f32, usize),
+) {
+    let format = const { Format::ALL[F] };
+    let mut acc = [_mm512_setzero_ps(); T];
+    if blocks.start > 0 {
+        unrolled!(T, |t| {
+            if t < count {
+                acc[t] = _mm512_loadu_ps(out.add(16 * t));
+            }
+        });
+    }
+    for run in blocks.clone().step_by(RUN) {
+        for b in 0..RUN.min(blocks.end - run) {
+            if T == 1 {
+                ahead::<F>(quants, scales, b);
+            }
+            let w = unpacked::<Sixteen, F>(quants.add(b * format.quant_bytes()));
+            let (levels, floor) = scale::<Sixteen, F>(scales, 0, b);
+            let at = run - blocks.start + b;
+            unrolled!(T, |t| {
+                let act = &*acts[t].add(run + b);
+                let q = act.q.as_ptr();
+                let d = _mm512_set1_ps(act.d);
+                let beside = |half: usize| beside.at(half, t, at);
+                let start = |half: usize| _mm512_set1_epi32(*beside(half));
+                if F == const { Format::Q6_K as usize } {
+                    let x = Sixteen::half::<6>(start(0), [w[0], w[1], w[2], w[3]], q);
+                    let y = Sixteen::half::<6>(start(1), [w[4], w[5], w[6], w[7]], q.add(16));
+                    // Integers below 2^24: exact.
+                    let x = _mm512_mul_ps(_mm512_cvtepi32_ps(x), levels[0]);
+                    let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(y), levels[1], x);
+                    acc[t] = _mm512_fmadd_ps(sum, _mm512_mul_ps(floor, d), acc[t]);
+                } else if format.has_floor() {
+                    let sum = Sixteen::block::<8>(_mm512_setzero_si512(), w, q);
+                    acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(levels[0], d), acc[t]);
+                    let s = _mm512_set1_ps(f32::from_bits(*beside(0) as u32));
+                    acc[t] = if format.span() == BLOCK {
+                        _mm512_fmadd_ps(floor, s, acc[t])
+                    } else {
+                        _mm512_fnmadd_ps(floor, s, acc[t])
+                    };
+                } else {
+                    let sum = Sixteen::block::<8>(start(0), w, q);
+                    acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(levels[0], d), acc[t]);
+                }
+            });
+        }
+        quants = quants.add(RUN * format.quant_bytes());
+        scales = scales.add(RUN * BLOCK / format.span() * format.scale_bytes());
+    }
+    unrolled!(T, |t| {
+        if t < count {
+            _mm512_storeu_ps(out.add(16 * t), acc[t]);
+        }
+    });
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// Blocks that one register of rows goes through before the next register: their weights and activations stay in the
 /// first-level cache. In formats with superblocks they share a run of scales.
-const RUN: usize = 8;
+pub const RUN: usize = 8;
 /// Blocks of activations that are laid out at once: 64 of one token, or eight of each of eight tokens.
 const ACTS: usize = 64;
 
@@ -181,10 +181,10 @@ impl Part {
             let acts = self.acts.add(b * T);
             let format = const { Format::ALL[F] };
             if cfg!(target_arch = "x86_64") && T == 1 && self.row == 0 {
-                self.ahead::<F>(b);
+                ahead::<F>(self.quants, self.scales, b);
             }
             let w = unpacked::<R, F>(self.quants.add(b * format.quant_bytes() + 4 * self.row));
-            let (levels, floor) = self.scale::<R, F>(b);
+            let (levels, floor) = scale::<R, F>(self.scales, self.row, b);
             unrolled!(T, |t| {
                 let act = acts.add(t);
                 let q = (&raw const (*act).q).cast::<i8>();
@@ -210,54 +210,65 @@ impl Part {
             });
         }
     }
+}
 
-    /// What the integer sums of block `b` are multiplied with, and its minimum. For Q6_K: the factors of the two
-    /// halves, and the factor of both.
-    #[inline(always)]
-    unsafe fn scale<R: Rows, const F: usize>(&self, b: usize) -> ([R::Floats; 2], R::Floats) {
-        let (scales, row) = (self.scales, self.row);
-        match const { Format::ALL[F] } {
-            Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => {
-                ([R::f16(scales.add(32 * b + 2 * row)); 2], R::splat(0.0))
-            }
-            Format::Q4_1 | Format::Q5_1 => {
-                let at = scales.add(64 * b + 2 * row);
-                ([R::f16(at); 2], R::f16(at.add(32)))
-            }
-            Format::Q4_K | Format::Q5_K => {
-                let (halves, at) = (scales.add(2 * row), scales.add(64 + 32 * b + row));
-                let level = R::mul(R::f16(halves), R::u8(at));
-                ([level; 2], R::mul(R::f16(halves.add(32)), R::u8(at.add(16))))
-            }
-            Format::Q6_K => {
-                let at = scales.add(32 + 32 * b + row);
-                ([R::i8(at), R::i8(at.add(16))], R::f16(scales.add(2 * row)))
-            }
+/// What the integer sums of block `b` of a run are multiplied with, and its minimum. For Q6_K: the factors of the two
+/// halves, and the factor of both. `scales` are those of the run's first block, `row` is the first of the register.
+///
+/// # Safety
+///
+/// The CPU has the set of `R`; `scales` holds those of block `b`.
+#[inline(always)]
+pub unsafe fn scale<R: Rows, const F: usize>(
+    scales: *const u8,
+    row: usize,
+    b: usize,
+) -> ([R::Floats; 2], R::Floats) {
+    match const { Format::ALL[F] } {
+        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => {
+            ([R::f16(scales.add(32 * b + 2 * row)); 2], R::splat(0.0))
         }
-    }
-
-    /// Prefetches what the kernel for one token reads soon, as `groups::ahead` does for Q4_0.
-    #[inline(always)]
-    fn ahead<const F: usize>(&self, b: usize) {
-        const FAR: usize = 4096;
-        const NEAR: usize = 1024;
-        let format = const { Format::ALL[F] };
-        let bytes = format.quant_bytes();
-        let quants = self.quants.wrapping_add(b * bytes);
-        for line in 0..bytes / 64 {
-            prefetch::<2>(quants.wrapping_add(FAR + 64 * line));
-            prefetch::<1>(quants.wrapping_add(NEAR + 64 * line));
+        Format::Q4_1 | Format::Q5_1 => {
+            let at = scales.add(64 * b + 2 * row);
+            ([R::f16(at); 2], R::f16(at.add(32)))
         }
-        let each = format.scale_bytes() * BLOCK / format.span();
-        let scales = self.scales.wrapping_add(b * each);
-        prefetch::<2>(scales.wrapping_add(FAR / bytes * each));
-        prefetch::<1>(scales.wrapping_add(NEAR / bytes * each));
+        Format::Q4_K | Format::Q5_K => {
+            let (halves, at) = (scales.add(2 * row), scales.add(64 + 32 * b + row));
+            let level = R::mul(R::f16(halves), R::u8(at));
+            ([level; 2], R::mul(R::f16(halves.add(32)), R::u8(at.add(16))))
+        }
+        Format::Q6_K => {
+            let at = scales.add(32 + 32 * b + row);
+            ([R::i8(at), R::i8(at.add(16))], R::f16(scales.add(2 * row)))
+        }
     }
 }
 
-/// The integers of one block: element `v` has columns `4v..4v + 4` of each row.
+/// Prefetches what the kernel for one token reads soon after block `b` of a run, as `groups::ahead` does for Q4_0.
 #[inline(always)]
-unsafe fn unpacked<R: Rows, const F: usize>(p: *const u8) -> [R::Bytes; 8] {
+pub fn ahead<const F: usize>(quants: *const u8, scales: *const u8, b: usize) {
+    const FAR: usize = 4096;
+    const NEAR: usize = 1024;
+    let format = const { Format::ALL[F] };
+    let bytes = format.quant_bytes();
+    let quants = quants.wrapping_add(b * bytes);
+    for line in 0..bytes / 64 {
+        prefetch::<2>(quants.wrapping_add(FAR + 64 * line));
+        prefetch::<1>(quants.wrapping_add(NEAR + 64 * line));
+    }
+    let each = format.scale_bytes() * BLOCK / format.span();
+    let scales = scales.wrapping_add(b * each);
+    prefetch::<2>(scales.wrapping_add(FAR / bytes * each));
+    prefetch::<1>(scales.wrapping_add(NEAR / bytes * each));
+}
+
+/// The integers of one block: element `v` has columns `4v..4v + 4` of each row.
+///
+/// # Safety
+///
+/// The CPU has the set of `R`; `p` holds the block's quants, from the register's first row on.
+#[inline(always)]
+pub unsafe fn unpacked<R: Rows, const F: usize>(p: *const u8) -> [R::Bytes; 8] {
     let bits = const { Format::ALL[F].bits() };
     let nibble = R::byte(15);
     let mut w = [nibble; 8];
