@@ -18,7 +18,8 @@
 //! So one token reads 9 to 31 bytes of weights a cycle, where memory gives five or six to one thread. One group at a
 //! time takes 1 to 3 cycles more with AVX2, because activations are then laid out for sixteen rows only. The rows of
 //! AVX-512 are of the kernel that all shared: its own takes 0.92 to 0.95 of that for eight tokens and four groups, 0.88
-//! to 0.93 for two groups, 0.79 to 0.89 for one, and as long for one token. Twelve tokens at once are no faster. Q4_0 by this kernel on AVX2, against its own: one token 9.3 and 7.8 ns, four tokens 7.3 and 6.6 ns.
+//! to 0.93 for two groups, 0.79 to 0.89 for one, and as long for one token. Twelve tokens at once are no faster. Q4_0
+//! by the shared kernel on AVX2, against its own: one token 9.3 and 7.8 ns, four tokens 7.3 and 6.6 ns.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
