@@ -53,7 +53,7 @@
 //!   `--gpu-fast`, which is no more, sums were added in another order: 2,177 to 2,219 tokens/s, 1,080 at 4,096. With a
 //!   q4 cache a new row's rotation and encoding take 30,000 of a layer's 81,000 cycles; a warp a block to search its
 //!   scales was as slow.
-//! - Programs take 5.0 to 6.0 s to compile the first time and 0.02 s from the program cache. On PoCL with two cores of
+//! - Programs take 4.6 to 9.4 s to compile the first time and 0.02 s from the program cache. On PoCL with two cores of
 //!   an EPYC they take 11 to 21 s, and 0.05 to 0.21 s from the program cache, which is under 2 %.
 //! - In a hybrid session with an f16 cache, moving 100 slots (3.3 MB) takes 6 to 8 ms. A text of 600 tokens is the
 //!   CPU's with three moves, with `opencl` alone, and with `sliding` and `h2o`. On PoCL with `--zero-copy`, where
