@@ -180,7 +180,7 @@ impl Conversation {
         let least: usize = self.messages.iter().map(|m| engine.tokenizer().least_tokens(&m.content)).sum();
         if least > o.max_seq_len && o.eviction.policy == Policy::None {
             let why = format!("have at least {least} tokens, and a slot has {}; shorten them", o.max_seq_len);
-            return Err(Refusal::field("messages", why));
+            return Err(Refusal { sizes: Some((least, o.max_seq_len)), ..Refusal::field("messages", why) });
         }
         Ok(())
     }

@@ -182,7 +182,13 @@ fn prompts(fields: &Fields<'_>, served: &Served, asked: &Asked) -> Result<Vec<Ve
 
 fn encode(served: &Served, text: &str, asked: &Asked) -> Result<Vec<u32>> {
     let encoded = served.engine.encode_until(text, asked.options.specials, &asked.options.cancel);
-    encoded.map_err(|e| Refusal { param: Some("prompt".into()), ..Refusal::of_input(&e) })
+    encoded.map_err(|e| {
+        // A text that is far too long is refused before it becomes tokens.
+        let need = served.engine.tokenizer().least_tokens(text);
+        let have = served.engine.options().max_seq_len;
+        let sizes = (need > have).then_some((need, have));
+        Refusal { param: Some("prompt".into()), sizes, ..Refusal::of_input(&e) }
+    })
 }
 
 /// Ids of the vocabulary.

@@ -136,9 +136,14 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     mentions(error["message"].as_str().unwrap(), &["201 ", "64", "--max-seq-len"]);
     assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!("prompt")));
     assert_eq!((&error["n_prompt_tokens"], &error["n_ctx"]), (&json!(201), &json!(64)));
-    let chat = json!({"messages": [{"role": "user", "content": "x ".repeat(100_000)}]});
-    let error = server.post("/v1/chat/completions", &chat).json()["error"].clone();
-    mentions(error["message"].as_str().unwrap(), &["64"]);
+    // Too long to become tokens at all.
+    let far = "x ".repeat(100_000);
+    let chat = json!({"messages": [{"role": "user", "content": far}]});
+    for (path, body) in [("/v1/completions", json!({"prompt": far})), ("/v1/chat/completions", chat)] {
+        let error = server.post(path, &body).json()["error"].clone();
+        mentions(error["message"].as_str().unwrap(), &["64"]);
+        assert_eq!((&error["code"], &error["n_ctx"]), (&json!("context_length_exceeded"), &json!(64)), "{path}");
+    }
     // What fits goes on to the end of the slot.
     let body = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true});
     let reply = server.post("/v1/completions", &body).json();

@@ -135,8 +135,8 @@ pub unsafe fn tile<const F: usize, const T: usize>(w: Groups<'_>, x: Tokens<'_>,
         std::array::from_fn(|t| x.activations.as_ptr().wrapping_add(t.min(x.count - 1) * w.blocks));
     for first in (0..w.blocks).step_by(SWEEP) {
         let blocks = first..w.blocks.min(first + SWEEP);
-        for t in 0..T {
-            lay_out::<F, T>(&mut beside, t, acts[t].add(first), blocks.len());
+        for (t, start) in acts.iter().enumerate() {
+            lay_out::<F, T>(&mut beside, t, start.add(first), blocks.len());
         }
         for g in 0..w.groups {
             let at = Format::ALL[F].group_bytes(first * BLOCK);
