@@ -142,7 +142,11 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     for (path, body) in [("/v1/completions", json!({"prompt": far})), ("/v1/chat/completions", chat)] {
         let error = server.post(path, &body).json()["error"].clone();
         mentions(error["message"].as_str().unwrap(), &["64"]);
-        assert_eq!((&error["code"], &error["n_ctx"]), (&json!("context_length_exceeded"), &json!(64)), "{path}");
+        assert_eq!(
+            (&error["code"], &error["n_ctx"]),
+            (&json!("context_length_exceeded"), &json!(64)),
+            "{path}"
+        );
     }
     // What fits goes on to the end of the slot.
     let body = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true});
