@@ -70,21 +70,19 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
         barrier(CLK_LOCAL_MEM_FENCE);
         const __local float *of_block = red + lid / 4 * 4;
         float2 d = act_scale(fmax(fmax(of_block[0], of_block[1]), fmax(of_block[2], of_block[3])));
+        uint2 q = quantise8(v, d.y);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        red[lid] = (float)sum_of_eight(q);
+        barrier(CLK_LOCAL_MEM_FENCE);
         if (o < COLS / 8) {
-            PUT_OCTET(quantise8(v, d.y), o);
-            if (o % 4 == 0) scales[(size_t)to * (COLS / 32) + o / 4] = d.x;
+            size_t block = (size_t)to * (COLS / 32) + o / 4;
+            PUT_OCTET(q, o);
+            if (o % 4 == 0) {
+                scales[block] = d.x;
+                sums[block] = (int2)((int)(of_block[0] + of_block[1]), (int)(of_block[2] + of_block[3]));
+            }
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-    }
-    barrier(CLK_GLOBAL_MEM_FENCE);
-    for (int b = lid; b < COLS / 32; b += WG) {
-#if QUANTISED == 2
-        float16 low = vload16(2 * b, to_row), high = vload16(2 * b + 1, to_row);
-        int2 of_halves = (int2)((int)sum16(low), (int)sum16(high));
-#else
-        int2 of_halves = (int2)(sum_of(vload4(2 * b, to_row)), sum_of(vload4(2 * b + 1, to_row)));
-#endif
-        sums[(size_t)to * (COLS / 32) + b] = of_halves;
     }
 #else
     for (int i = lid; i < COLS; i += WG) out[(size_t)to * COLS + i] = element(ELEMENTS, in, scale, i);

@@ -187,11 +187,11 @@ int dot4(uint u, uint s, int acc) {
 #endif
 }
 
-// The sum of sixteen activations.
-int sum_of(uint4 acts) {
-    int sum = dot4(0x01010101u, acts.x, dot4(0x01010101u, acts.y, 0));
-    return dot4(0x01010101u, acts.z, dot4(0x01010101u, acts.w, sum));
-}
+// The sum of eight activations.
+int sum_of_eight(uint2 acts) { return dot4(0x01010101u, acts.x, dot4(0x01010101u, acts.y, 0)); }
+
+// The sum of sixteen.
+int sum_of(uint4 acts) { return sum_of_eight(acts.lo) + sum_of_eight(acts.hi); }
 
 // What an RMS norm multiplies with: 1 / root of the mean square of `n` floats. `red` has 16 elements.
 float norm_scale(const __local float *x, int n, __local float *red) {

@@ -78,7 +78,6 @@ pub fn timed(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<
     say(&format!("OpenCL: timing kernels on {}, once", model.device.facts().name));
     let mut tuner = Tuner::new(model, cache, &key, say)?;
     for tokens in [Tokens::Many, Tokens::One] {
-        tuner.began = Instant::now();
         tuner.choose(tokens)?;
     }
     let tuned = tuner.tuned;
@@ -137,6 +136,7 @@ impl<'a> Tuner<'a> {
             return Ok(());
         }
         let (plain, expected) = self.plain(tokens)?;
+        self.began = Instant::now();
         let mut best = (plain, Way::PLAIN);
         for form in [Form::Floats, Form::Rows, Form::Tile] {
             for dot in [false, true] {
