@@ -30,7 +30,7 @@ pub use weight_type::WeightType;
 use crate::dims::*;
 use files::blocks::gguf::decode;
 use files::blocks::{BlockType, Dtype};
-use files::mapped::Plane;
+use files::mapped::{AlignedBytes, Plane};
 use files::{Error, Result};
 use numeric::quant::format::Format;
 use numeric::quant::matrix::Quantised;
@@ -240,13 +240,27 @@ fn from_checkpoint(
     options: &LoadOptions<'_>,
 ) -> Result<LoadedModel> {
     let specs = checkpoint.table();
-    let mut tensors = HashMap::with_capacity(specs.len());
-    for (i, spec) in specs.iter().enumerate() {
+    let rooms = specs.iter().map(|spec| convert::room_of(checkpoint, spec, weight_type));
+    let rooms = rooms.collect::<Result<Vec<usize>>>()?;
+    // One memory for all, so that small matrices lie in huge pages too: decode of a 1B model with 4 KiB pages for
+    // them took a tenth longer.
+    let mut memory = AlignedBytes::zeroed(rooms.iter().fold(0, |sum, n| sum.saturating_add(*n)))?;
+    let mut rest = memory.as_mut_slice();
+    let mut loaded = Vec::with_capacity(specs.len());
+    for (i, (spec, room)) in specs.iter().zip(&rooms).enumerate() {
         (options.progress)(i, specs.len());
-        let loaded = convert::load_one(checkpoint, spec, weight_type, options.threads)?;
-        tensors.insert(spec.name.clone(), loaded);
+        let room = rest.split_off_mut(..*room).expect("invariant: the sum of all");
+        loaded.push(convert::load_one(checkpoint, spec, weight_type, options.threads, room)?);
     }
     (options.progress)(specs.len(), specs.len());
+    let (memory, mut at, mut tensors) = (memory.into_plane(), 0, HashMap::with_capacity(specs.len()));
+    for ((spec, room), mut loaded) in specs.iter().zip(rooms).zip(loaded) {
+        if room > 0 {
+            loaded.planes = loaded.storage.planes(spec, &memory, at);
+            at += room;
+        }
+        tensors.insert(spec.name.clone(), loaded);
+    }
     let fingerprint = checkpoint.fingerprint();
     Ok(LoadedModel { tensors, calibration: None, weight_type, fingerprint, file: checkpoint.path().into() })
 }

@@ -175,24 +175,33 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
     Columns { first, width }: Columns,
     mut put: impl FnMut(usize, usize, &[[f32; RUN]]),
 ) {
-    // `[group][token][row]`
+    // `[run][group][token][row]`
     let mut gates = [[0.0f32; GROUP_ROWS]; OUT];
     let mut ups = [[0.0f32; GROUP_ROWS]; OUT];
-    let mut runs = [[0.0f32; RUN]; PASS];
+    let mut rows = [[0.0f32; RUN]; PASS];
+    let end = first + width;
     let mut from = 0;
     while from < x.tokens {
         let n = isa.tile(x.tokens - from).0.min(x.tokens - from);
-        for run in (first..first + width).step_by(RUN) {
-            let group = run / GROUP_ROWS;
-            let groups = group..group + RUN.min(first + width - run).div_ceil(GROUP_ROWS);
-            let (gates, ups) = (&mut gates[..groups.len() * n], &mut ups[..groups.len() * n]);
-            products(isa, gate.unwrap_or(up), groups.clone(), (x, from), gates);
+        // Several runs of one matrix before the other, where there is room: weights in memory are read in longer
+        // pieces. (Two groups at a time: 10 % less bandwidth on a Zen 4 EPYC.)
+        for piece in (first..end).step_by(PASS / n * RUN) {
+            let piece = piece..end.min(piece + PASS / n * RUN);
+            let products = |w, out: &mut [[f32; GROUP_ROWS]]| {
+                for (run, out) in piece.clone().step_by(RUN).zip(out.chunks_mut(RUN / GROUP_ROWS * n)) {
+                    let group = run / GROUP_ROWS;
+                    products(isa, w, group..group + out.len() / n, (x, from), out);
+                }
+            };
+            let groups = piece.len().div_ceil(GROUP_ROWS);
+            let (gates, ups) = (&mut gates[..groups * n], &mut ups[..groups * n]);
+            products(gate.unwrap_or(up), gates);
             if GATED {
-                products(isa, up, groups.clone(), (x, from), ups);
+                products(up, ups);
             }
             if MLP_BIAS {
-                for (group, gates) in groups.clone().zip(gates.chunks_exact_mut(n)) {
-                    let bias = &up_bias[group * GROUP_ROWS..];
+                for (group, gates) in gates.chunks_exact_mut(n).enumerate() {
+                    let bias = &up_bias[piece.start + group * GROUP_ROWS..];
                     gates.iter_mut().for_each(|row| row.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
                 }
             }
@@ -202,12 +211,14 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
                 Mlp::GeGlu => ops::gelu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),
                 Mlp::Gelu => ops::gelu(isa, gates.as_flattened_mut()),
             }
-            for (half, gates) in gates.chunks_exact(n).enumerate() {
-                for (run, gates) in runs.iter_mut().zip(gates) {
-                    run[half * GROUP_ROWS..][..GROUP_ROWS].copy_from_slice(gates);
+            for (run, gates) in piece.step_by(RUN).zip(gates.chunks(RUN / GROUP_ROWS * n)) {
+                for (half, gates) in gates.chunks_exact(n).enumerate() {
+                    for (row, gates) in rows.iter_mut().zip(gates) {
+                        row[half * GROUP_ROWS..][..GROUP_ROWS].copy_from_slice(gates);
+                    }
                 }
+                put(from, run - first, &rows[..n]);
             }
-            put(from, run - first, &runs[..n]);
         }
         from += n;
     }

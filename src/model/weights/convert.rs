@@ -5,12 +5,12 @@
 
 use super::checkpoint::{Checkpoint, Stored};
 use super::spec::{Role, Spec};
-use super::storage::{Loaded, Storage};
+use super::storage::{Loaded, Storage, padded};
 use super::weight_type::WeightType;
 use super::zeros::{self, Values};
 use files::blocks::Dtype;
 use files::blocks::gguf::decode;
-use files::mapped::{AlignedBytes, Plane};
+use files::mapped::Plane;
 use files::source::gguf::names::Rows;
 use files::{Error, Result};
 use numeric::pool;
@@ -38,7 +38,8 @@ pub fn is_converted(stored: &Stored, storage: Storage) -> bool {
     storage != Storage::Head && !asis
 }
 
-/// Loads one tensor; `weight_type` is not `Auto`.
+/// Loads one tensor. What is converted goes into `room`, of [`room_of`] bytes, and has no planes yet: see
+/// [`Storage::planes`]. `weight_type` is not `Auto`.
 ///
 /// # Errors
 ///
@@ -48,6 +49,7 @@ pub(super) fn load_one(
     spec: &Spec,
     weight_type: WeightType,
     threads: usize,
+    room: &mut [u8],
 ) -> Result<Loaded> {
     let stored = checkpoint.find(spec)?.straight(spec)?;
     let Stored { name, data, file, .. } = &stored;
@@ -58,13 +60,26 @@ pub(super) fn load_one(
     } else if storage == Storage::Head {
         Vec::new()
     } else if is_converted(&stored, storage) {
-        let planes = convert(&stored, spec, storage, threads)?;
+        convert(&stored, spec, storage, threads, room)?;
         stored.data.release();
-        planes
+        Vec::new()
     } else {
         vec![stored.data]
     };
     Ok(Loaded { storage, planes })
+}
+
+/// The bytes that [`load_one`] converts a tensor into.
+///
+/// # Errors
+///
+/// [`Error::Model`]: the tensor is missing or wrong.
+pub(super) fn room_of(checkpoint: &Checkpoint, spec: &Spec, weight_type: WeightType) -> Result<usize> {
+    let mut stored = checkpoint.find(spec)?;
+    stored.transposed = false; // It is made straight before.
+    let storage = Storage::of(spec, stored.block, weight_type);
+    let is_converted = spec.role != Role::Vector && is_converted(&stored, storage);
+    Ok(if is_converted { storage.room(spec) } else { 0 })
 }
 
 /// A vector's values as little-endian f32; all are finite.
@@ -100,18 +115,17 @@ struct Task<'a, 'b> {
     groups: &'a [Mutex<Group<'b>>],
 }
 
-/// The converted planes of a tensor.
-fn convert(stored: &Stored, spec: &Spec, storage: Storage, threads: usize) -> Result<Vec<Plane>> {
+/// Converts a tensor: `room` is [`Storage::room`] zeros.
+fn convert(stored: &Stored, spec: &Spec, storage: Storage, threads: usize, room: &mut [u8]) -> Result<()> {
     let parts = storage.parts(spec);
     let len = |i: usize| parts.get(i).map_or(0, |part| part.len);
-    let (mut quants, mut scales) = (AlignedBytes::zeroed(len(0))?, AlignedBytes::zeroed(len(1))?);
+    let (quants, mut rest) = room.split_at_mut(padded(len(0)));
     let (group_quants, group_scales) = storage.group_bytes(spec.cols);
-    let mut rest = scales.as_mut_slice();
     let split = |quants| {
         let scales = rest.split_off_mut(..group_scales).expect("invariant: scales for every group");
         Mutex::new(Group { quants, scales })
     };
-    let groups: Vec<_> = quants.as_mut_slice().chunks_mut(group_quants).map(split).collect();
+    let groups: Vec<_> = quants[..len(0)].chunks_mut(group_quants).map(split).collect();
     let bad_row = AtomicUsize::new(usize::MAX);
     let width = (WINDOW / (GROUP_ROWS * stored.row_bytes().max(1))).max(1);
     for (i, window) in groups.chunks(width).enumerate() {
@@ -123,12 +137,8 @@ fn convert(stored: &Stored, spec: &Spec, storage: Storage, threads: usize) -> Re
             done.release();
         }
     }
-    drop(groups);
     match bad_row.into_inner() {
-        usize::MAX => {
-            let planes = [quants, scales].map(AlignedBytes::into_plane);
-            Ok(planes.into_iter().take(parts.len()).collect())
-        }
+        usize::MAX => Ok(()),
         row => Err(Error::model(
             &stored.file,
             format!(

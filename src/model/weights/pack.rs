@@ -11,14 +11,14 @@ use super::Weights;
 use super::calibration::Calibration;
 use super::checkpoint::Checkpoint;
 use super::config::check_config;
-use super::convert::{LoadOptions, load_one};
+use super::convert::{LoadOptions, load_one, room_of};
 use super::spec::{Role, Spec, table};
-use super::storage::{Loaded, LoadedModel, Part, Storage};
+use super::storage::{Loaded, LoadedModel, Part, Storage, padded};
 use super::weight_type::WeightType;
 use super::zeros::{self, Values};
 use files::atomic_file::Unfinished;
 use files::blocks::{BlockType, Dtype};
-use files::mapped::{Plane, map_file};
+use files::mapped::{AlignedBytes, Plane, map_file};
 use files::packed_file::{GGUF, LAYOUT, key, layout_version};
 use files::source::Source;
 use files::source::gguf::Gguf;
@@ -30,12 +30,6 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-
-const ALIGN: usize = 64;
-
-fn padded(len: usize) -> usize {
-    len.next_multiple_of(ALIGN)
-}
 
 /// The header being made.
 #[derive(Default)]
@@ -149,13 +143,17 @@ pub fn write_to(
     let fail = |e: io::Error| unwritable(place.name, e);
     let mut w = Blocks { file: place.file, buf: Vec::with_capacity(Blocks::SIZE) };
     let mut put = |bytes: &[u8]| {
-        let padding = &[0; ALIGN][..padded(bytes.len()) - bytes.len()];
-        w.write_all(bytes).and_then(|()| w.write_all(padding)).map_err(fail)
+        w.write_all(bytes)
+            .and_then(|()| w.write_all(&vec![0; padded(bytes.len()) - bytes.len()]))
+            .map_err(fail)
     };
     put(&header)?;
     for (i, spec) in specs.iter().enumerate() {
         (options.progress)(i, specs.len());
-        for plane in load_one(source, spec, weight_type, options.threads)?.planes {
+        let mut room = AlignedBytes::zeroed(room_of(source, spec, weight_type)?)?;
+        let loaded = load_one(source, spec, weight_type, options.threads, room.as_mut_slice())?;
+        put(room.as_slice())?;
+        for plane in loaded.planes {
             put(plane.bytes())?;
             plane.release();
         }

@@ -49,6 +49,14 @@ pub struct Part {
     pub len: usize,
 }
 
+/// Bytes that a plane begins at a multiple of.
+const ALIGN: usize = 64;
+
+/// The bytes that a plane takes in a packed file, or among others in memory.
+pub fn padded(len: usize) -> usize {
+    len.next_multiple_of(ALIGN)
+}
+
 /// The name of [`Storage::Head`] in a packed file's metadata.
 const HEAD_NAME: &str = "head";
 
@@ -132,5 +140,20 @@ impl Storage {
             ],
             Storage::Head => Vec::new(),
         }
+    }
+
+    /// Bytes of all planes, each padded.
+    pub fn room(self, spec: &Spec) -> usize {
+        self.parts(spec).iter().map(|part| padded(part.len)).fold(0, usize::saturating_add)
+    }
+
+    /// The planes in the [`Storage::room`] bytes of `memory` from `at` on.
+    pub fn planes(self, spec: &Spec, memory: &Plane, mut at: usize) -> Vec<Plane> {
+        let plane = |part: Part| {
+            let plane = memory.slice(at..at + part.len);
+            at += padded(part.len);
+            plane.expect("invariant: there is room for all planes")
+        };
+        self.parts(spec).into_iter().map(plane).collect()
     }
 }

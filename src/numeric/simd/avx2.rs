@@ -1,6 +1,6 @@
 //! AVX2 with FMA and F16C: sixteen lanes in two registers, and the Q4_0 kernel with `vpmaddubsw`.
 
-use super::groups::{Q4Group, QUANT_BYTES, SCALE_BYTES, ahead};
+use super::groups::{Q4, Q4Group, QUANT_BYTES, SCALE_BYTES, ahead, near};
 use super::lanes::Lanes;
 use crate::quant::activations::ActBlock;
 use files::blocks::BLOCK;
@@ -244,10 +244,11 @@ macro_rules! q4_by_eight {
                 }
             };
         }
+        let near = near($T);
         if $T == 1 {
             let mut acc = [_mm256_setzero_ps(); 2];
             for b in 0..$blocks {
-                ahead($w.quants.as_ptr().add(b * QUANT_BYTES), $w.scales.as_ptr().add(b * SCALE_BYTES));
+                ahead::<Q4>($w.quants.as_ptr(), $w.scales.as_ptr(), b, near);
                 block!(b, 0, |t| acc[0]);
                 block!(b, 1, |t| acc[1]);
             }
@@ -258,6 +259,9 @@ macro_rules! q4_by_eight {
         for half in 0..2 {
             let mut acc = [_mm256_setzero_ps(); $T];
             for b in 0..$blocks {
+                if half == 0 {
+                    ahead::<Q4>($w.quants.as_ptr(), $w.scales.as_ptr(), b, near);
+                }
                 block!(b, half, |t| acc[t]);
             }
             for (t, acc) in acc.iter().enumerate() {

@@ -3,11 +3,18 @@
 #[cfg(target_arch = "x86_64")]
 use super::prefetch;
 use crate::quant::format::Format;
+#[cfg(target_arch = "x86_64")]
+use files::blocks::BLOCK;
+#[cfg(target_arch = "x86_64")]
+use std::sync::LazyLock;
 
 /// Most groups of rows that [`Isa::tile`](super::Isa::tile) names. Activations that are laid out for a kernel serve all
 /// of them.
 pub const MOST_GROUPS: usize = 4;
 
+/// Q4_0 in [`Format::ALL`].
+#[cfg(target_arch = "x86_64")]
+pub(super) const Q4: usize = Format::Q4_0 as usize;
 /// Bytes of quants of one group and one block of Q4_0.
 pub(super) const QUANT_BYTES: usize = Format::Q4_0.quant_bytes();
 /// Bytes of scales of one group and one block of Q4_0.
@@ -61,29 +68,55 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// Prefetches what a kernel reads soon: four lines of quants and half a line of scales. What is 4 KiB ahead goes into
-/// the second-level cache, what is 1 KiB ahead into the first. Past the end of a group lies the group that this thread
-/// takes next.
+/// How many bytes of quants ahead a kernel prefetches into the second-level cache.
+#[cfg(target_arch = "x86_64")]
+const FAR: usize = 4096;
+
+/// How many bytes of quants ahead a kernel for `tokens` prefetches into the first-level cache, on this CPU.
 ///
 /// The arithmetic fills the reorder buffer, so loads alone do not reach far enough ahead to keep memory busy. Share of
 /// the bandwidth of plain reading on an Emerald Rapids Xeon, with 1 and 2 threads: no prefetch 72 and 75 %; 4 KiB ahead
-/// into the first level 91 and 92 %; these two 95 and 97 %. Not better: 8 KiB, or two to eight groups side by side.
-/// Much worse, 36 %: non-temporal prefetches. On a Zen 4 EPYC, 4 KiB ahead straight into the first level is a fifth
-/// faster in a loop over this kernel, but a tenth slower in decode.
+/// into the first level 91 and 92 %; 4 KiB ahead into the second level and 1 KiB ahead into the first 95 and 97 %. Not
+/// better: 8 KiB, or two to eight groups side by side. Much worse, 36 %: non-temporal prefetches.
 ///
-/// For several tokens, whose arithmetic fills the buffer all the more, a loop over weights in memory on one thread of
-/// that EPYC took, without and with them: 4 tokens 22.0 and 16.0 ns a block, 8 tokens 37.0 and 26.2, 16 tokens 56.8 and
-/// 50.2. A prompt's tiles, which find most weights in the second-level cache, lost nothing beyond the noise. AVX2 has
-/// them for one token only.
+/// Zen 4 fetches little at a time for prefetches into the second level. GB/s of Q4_0 in memory, 2,048 and 8,192
+/// columns, with one thread of an EPYC 9004, which reads 34:
+///
+/// | tokens | none | 1 KiB | 2 KiB | 4 KiB | 6 KiB |
+/// |---|---|---|---|---|---|
+/// | 1 | 29 and 27 | 28 and 23 | 30 and 29 | 33 and 32 | 31 and 28 |
+/// | 2 | | 28 and 21 | 29 and 25 | 31 and 26 | |
+/// | 4 | | 22 and 22 | 21 and 17 | 22 and 17 | |
+///
+/// More activations and what is prefetched do not fit the first level together.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn near(tokens: usize) -> usize {
+    static AMD: LazyLock<bool> = LazyLock::new(is_amd);
+    if tokens <= 2 && *AMD { FAR } else { 1024 }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_amd() -> bool {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
+}
+
+/// Prefetches what a kernel reads soon after block `b`, counted from where `quants` and `scales` begin, of the format
+/// whose index in [`Format::ALL`] is `F`. `near` is [`near`]. Past the end of a group lies the group that this thread
+/// takes next.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) fn ahead(quants: *const u8, scales: *const u8) {
-    const FAR: usize = 4096;
-    const NEAR: usize = 1024;
-    for line in 0..4 {
+pub(super) fn ahead<const F: usize>(quants: *const u8, scales: *const u8, b: usize, near: usize) {
+    let format = const { Format::ALL[F] };
+    let bytes = format.quant_bytes();
+    let quants = quants.wrapping_add(b * bytes);
+    for line in 0..bytes / 64 {
         prefetch::<2>(quants.wrapping_add(FAR + 64 * line));
-        prefetch::<1>(quants.wrapping_add(NEAR + 64 * line));
+        prefetch::<1>(quants.wrapping_add(near + 64 * line));
     }
-    prefetch::<2>(scales.wrapping_add(FAR / 8));
-    prefetch::<1>(scales.wrapping_add(NEAR / 8));
+    // Of scales that several blocks share, a block's part.
+    let each = format.scale_bytes() * BLOCK / format.span();
+    let scales = scales.wrapping_add(b * each);
+    prefetch::<2>(scales.wrapping_add(FAR / bytes * each));
+    prefetch::<1>(scales.wrapping_add(near / bytes * each));
 }

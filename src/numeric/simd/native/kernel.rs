@@ -1,10 +1,12 @@
 //! The kernel for all formats and instruction sets. It takes sixteen rows, some tokens and [`RUN`] blocks at a time.
 
-use super::super::{prefetch, unrolled};
+use super::super::unrolled;
 use super::rows::Rows;
 use crate::quant::activations::ActBlock;
 use crate::quant::format::Format;
 use crate::simd::groups::Groups;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::groups::{ahead, near};
 use files::blocks::BLOCK;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -12,8 +14,9 @@ use std::ops::Range;
 /// Blocks that one register of rows goes through before the next register: their weights and activations stay in the
 /// first-level cache. In formats with superblocks they share a run of scales.
 pub const RUN: usize = 8;
-/// Blocks of activations that are laid out at once: 64 of one token, or eight of each of eight tokens.
-const ACTS: usize = 64;
+/// Blocks of activations that are laid out at once: 256 of one token, or 32 of each of eight tokens. (With 64, four
+/// groups of 8,192 columns in memory change too often to be prefetched: Q4_K on AVX2 at 16 GB/s.)
+const ACTS: usize = 256;
 
 /// Some tokens of a product.
 #[derive(Clone, Copy)]
@@ -177,11 +180,14 @@ impl Part {
     /// As for [`Part::onto`].
     #[inline(always)]
     unsafe fn run<R: Rows, const F: usize, const T: usize>(&self, acc: &mut [R::Floats; T]) {
+        #[cfg(target_arch = "x86_64")]
+        let near = near(T);
         for b in 0..self.blocks.len() {
             let acts = self.acts.add(b * T);
             let format = const { Format::ALL[F] };
-            if cfg!(target_arch = "x86_64") && T == 1 && self.row == 0 {
-                ahead::<F>(self.quants, self.scales, b);
+            #[cfg(target_arch = "x86_64")]
+            if self.row == 0 {
+                ahead::<F>(self.quants, self.scales, b, near);
             }
             let w = unpacked::<R, F>(self.quants.add(b * format.quant_bytes() + 4 * self.row));
             let (levels, floor) = scale::<R, F>(self.scales, self.row, b);
@@ -242,24 +248,6 @@ pub unsafe fn scale<R: Rows, const F: usize>(
             ([R::i8(at), R::i8(at.add(16))], R::f16(scales.add(2 * row)))
         }
     }
-}
-
-/// Prefetches what the kernel for one token reads soon after block `b` of a run, as `groups::ahead` does for Q4_0.
-#[inline(always)]
-pub fn ahead<const F: usize>(quants: *const u8, scales: *const u8, b: usize) {
-    const FAR: usize = 4096;
-    const NEAR: usize = 1024;
-    let format = const { Format::ALL[F] };
-    let bytes = format.quant_bytes();
-    let quants = quants.wrapping_add(b * bytes);
-    for line in 0..bytes / 64 {
-        prefetch::<2>(quants.wrapping_add(FAR + 64 * line));
-        prefetch::<1>(quants.wrapping_add(NEAR + 64 * line));
-    }
-    let each = format.scale_bytes() * BLOCK / format.span();
-    let scales = scales.wrapping_add(b * each);
-    prefetch::<2>(scales.wrapping_add(FAR / bytes * each));
-    prefetch::<1>(scales.wrapping_add(NEAR / bytes * each));
 }
 
 /// The integers of one block: element `v` has columns `4v..4v + 4` of each row.
