@@ -8,7 +8,7 @@
 //! | presence and frequency penalties over the window | | OpenAI's interface |
 //! | DRY | | [`DryOptions`] |
 //! | temperature 0: take the largest logit and stop | | [`argmax`] |
-//! | temperature | yes | [`scale`] |
+//! | temperature | yes | [`softmax`] |
 //! | softmax over the vocabulary | always | [`softmax`] |
 //! | top-k | yes | |
 //! | locally typical | | arXiv 2202.00666 |
@@ -45,7 +45,7 @@ pub use logprobs::{Logprob, Logprobs, MAX_LOGPROBS, TokenLogprobs};
 pub use options::{DryOptions, SamplerOptions, XtcOptions};
 pub use penalties::penalise;
 pub use rng::Rng;
-pub use softmax::{argmax, scale, softmax};
+pub use softmax::{argmax, softmax};
 
 use crate::Result;
 use crate::tokenizer::Pieces;
@@ -168,10 +168,7 @@ impl Sampler {
         if temperature == 0.0 {
             return argmax(logits);
         }
-        if temperature != 1.0 {
-            scale(logits, temperature);
-        }
-        softmax(logits);
+        softmax(logits, temperature);
         self.draw(logits)
     }
 

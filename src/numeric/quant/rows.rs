@@ -1,31 +1,19 @@
 //! Quantises rows of a checkpoint to Q4_0: one loop, compiled for the vectors that CPUs have.
 
 use super::format::put_block;
+use crate::simd::widely;
 use files::blocks::{BLOCK, BlockQ4, Dtype};
 
 /// Quantises a stored row into row `lane` of one group's planes. False when a value is not finite or too large for an
 /// f16 scale.
 pub fn quantise(dtype: Dtype, row: &[u8], lane: usize, quants: &mut [u8], scales: &mut [u8]) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2,f16c")]
-        fn avx2(dtype: Dtype, row: &[u8], lane: usize, quants: &mut [u8], scales: &mut [u8]) -> bool {
-            body(dtype, row, lane, quants, scales)
-        }
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("f16c") {
-            // SAFETY: the CPU has both features.
-            return unsafe { avx2(dtype, row, lane, quants, scales) };
-        }
-    }
-    body(dtype, row, lane, quants, scales)
-}
-
-#[inline(always)]
-fn body(dtype: Dtype, row: &[u8], lane: usize, quants: &mut [u8], scales: &mut [u8]) -> bool {
-    match dtype {
-        Dtype::BF16 => blocks(Dtype::BF16, row, lane, quants, scales),
-        other => blocks(other, row, lane, quants, scales),
-    }
+    widely(
+        #[inline(always)]
+        || match dtype {
+            Dtype::BF16 => blocks(Dtype::BF16, row, lane, quants, scales),
+            other => blocks(other, row, lane, quants, scales),
+        },
+    )
 }
 
 /// Inlined for each type, so that the choice is out of the loop.

@@ -1,5 +1,7 @@
 //! The most probable tokens in order, without sorting the whole vocabulary.
 
+use numeric::simd::widely;
+
 /// A token and its probability, or another measure.
 pub(super) type Ranked = (u32, f32);
 
@@ -29,13 +31,21 @@ impl Ranking {
     /// Ranks the `count` largest of `values` in one pass: candidates above a rising threshold go into a buffer, which is
     /// thinned out whenever it is full. NaN and negative infinity never qualify.
     pub fn select(&mut self, values: &[f32], count: usize) {
+        /// Values that are compared at once: hardly any run of them has one above the threshold.
+        const RUN: usize = 64;
         let room = room(count, values.len());
         let best = &mut self.best;
         best.clear();
         // A later token has a higher id, so with equal probability it ranks behind.
         let mut threshold = f32::NEG_INFINITY;
-        for (id, &p) in values.iter().enumerate() {
-            if p > threshold {
+        for (run, values) in values.chunks(RUN).enumerate() {
+            if !any_above(values, threshold) {
+                continue;
+            }
+            for (i, &p) in values.iter().enumerate() {
+                if p <= threshold || p.is_nan() {
+                    continue;
+                }
                 if best.len() == room && count < room {
                     best.select_nth_unstable_by(count - 1, by_rank);
                     best.truncate(count);
@@ -44,7 +54,7 @@ impl Ranking {
                         continue;
                     }
                 }
-                best.push((id as u32, p));
+                best.push(((run * RUN + i) as u32, p));
             }
         }
         if best.len() > count {
@@ -53,4 +63,12 @@ impl Ranking {
         }
         best.sort_unstable_by(by_rank);
     }
+}
+
+/// Whether any value is above the threshold; NaN is not.
+fn any_above(values: &[f32], threshold: f32) -> bool {
+    widely(
+        #[inline(always)]
+        || values.iter().fold(false, |any, p| any | (*p > threshold)),
+    )
 }

@@ -1,44 +1,39 @@
 //! Logits to probabilities: argmax, temperature and softmax, with the same bits on every machine.
 
+use numeric::simd::widely;
+
 /// At temperature 0: the first of the largest logits. NaN counts as the smallest.
 pub fn argmax(logits: &[f32]) -> u32 {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > best.1 {
-            best = (id, logit);
-        }
-    }
-    best.0 as u32
-}
-
-/// Divides by a positive temperature.
-pub fn scale(logits: &mut [f32], temperature: f32) {
-    // Softmax is invariant under a shift. At temperatures near 0 the shift keeps the quotients from overflowing.
-    let shift = if temperature < 1e-3 { largest(logits) } else { 0.0 };
-    for logit in logits {
-        *logit = (*logit - shift) / temperature;
-    }
+    let most = largest(logits);
+    let found = (most > f32::NEG_INFINITY).then(|| logits.iter().position(|&logit| logit == most));
+    found.flatten().unwrap_or(0) as u32
 }
 
 /// Reductions run over this many lanes, so that the compiler can vectorise them and the order of the
 /// additions is the same everywhere: element `i` belongs to lane `i % LANES`.
 const LANES: usize = 16;
 
+/// The largest; NaN is none.
 fn largest(logits: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (rows, tail) = logits.as_chunks::<LANES>();
-    let mut take = |lane: usize, x: f32| lanes[lane] = if x > lanes[lane] { x } else { lanes[lane] };
-    for row in rows {
-        (0..LANES).for_each(|i| take(i, row[i]));
-    }
-    tail.iter().enumerate().for_each(|(i, &x)| take(i, x));
-    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max).min(f32::MAX)
+    widely(
+        #[inline(always)]
+        || {
+            let mut lanes = [f32::NEG_INFINITY; LANES];
+            let (rows, tail) = logits.as_chunks::<LANES>();
+            let mut take = |lane: usize, x: f32| lanes[lane] = if x > lanes[lane] { x } else { lanes[lane] };
+            for row in rows {
+                (0..LANES).for_each(|i| take(i, row[i]));
+            }
+            tail.iter().enumerate().for_each(|(i, &x)| take(i, x));
+            lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+        },
+    )
 }
 
 /// `e^x` for `x <= 0`, within 2 ulp where the result is a normal number, 0 below and for NaN. Only
 /// additions, multiplications and bit patterns, so it has the same bits everywhere and vectorises
 /// (`libm::expf` is as portable and eight times slower, which shows with 128k logits).
-#[inline]
+#[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     // The smallest normal f32 is e^-87.3.
     let inside = x > -87.3;
@@ -60,44 +55,59 @@ pub(super) fn exp(x: f32) -> f32 {
     if inside { e * scale } else { 0.0 }
 }
 
-/// Logits to probabilities, over the whole vocabulary. NaN gets 0; infinity counts as the
-/// largest finite number; if every token is ruled out, all are 0.
-pub fn softmax(logits: &mut [f32]) {
-    let max = largest(logits);
-    let mut lanes = [0.0f64; LANES];
-    let mut take = |lane: usize, x: &mut f32| {
-        // `f32::min` would turn NaN into a number.
-        let capped = if *x > f32::MAX { f32::MAX } else { *x };
-        *x = exp(capped - max);
-        lanes[lane] += f64::from(*x);
-    };
-    let (rows, tail) = logits.as_chunks_mut::<LANES>();
-    for row in rows {
-        row.iter_mut().enumerate().for_each(|(i, x)| take(i, x));
-    }
-    tail.iter_mut().enumerate().for_each(|(i, x)| take(i, x));
-    let sum = lanes.iter().sum::<f64>() as f32;
+/// Logits to probabilities, over the whole vocabulary, at a positive temperature, by which they are divided first. NaN
+/// gets 0; infinity counts as the largest finite number; if every token is ruled out, all are 0.
+pub fn softmax(logits: &mut [f32], temperature: f32) {
+    let most = largest(logits);
+    // Softmax is invariant under a shift. At temperatures near 0 the shift keeps the quotients from overflowing.
+    let shift = if temperature < 1e-3 { most.min(f32::MAX) } else { 0.0 };
+    let max = ((most - shift) / temperature).min(f32::MAX);
+    let sum = widely(
+        #[inline(always)]
+        || {
+            let mut lanes = [0.0f64; LANES];
+            let mut take = |lane: usize, x: &mut f32| {
+                let logit = (*x - shift) / temperature;
+                // `f32::min` would turn NaN into a number.
+                let capped = if logit > f32::MAX { f32::MAX } else { logit };
+                *x = exp(capped - max);
+                lanes[lane] += f64::from(*x);
+            };
+            let (rows, tail) = logits.as_chunks_mut::<LANES>();
+            for row in rows {
+                row.iter_mut().enumerate().for_each(|(i, x)| take(i, x));
+            }
+            tail.iter_mut().enumerate().for_each(|(i, x)| take(i, x));
+            lanes.iter().sum::<f64>() as f32
+        },
+    );
     if sum > 0.0 {
-        for p in logits {
-            *p /= sum;
-        }
+        widely(
+            #[inline(always)]
+            || logits.iter_mut().for_each(|p| *p /= sum),
+        );
     }
 }
 
 /// `ln Σ e^logit`: a logit minus this is its log probability; 0 if every token is ruled out. NaN and infinity are as in
 /// [`softmax`].
 pub(super) fn log_total(logits: &[f32]) -> f64 {
-    let max = largest(logits);
-    let mut lanes = [0.0f64; LANES];
-    let mut take = |lane: usize, x: f32| {
-        let capped = if x > f32::MAX { f32::MAX } else { x };
-        lanes[lane] += f64::from(exp(capped - max));
-    };
-    let (rows, tail) = logits.as_chunks::<LANES>();
-    for row in rows {
-        (0..LANES).for_each(|i| take(i, row[i]));
-    }
-    tail.iter().enumerate().for_each(|(i, &x)| take(i, x));
-    let sum = lanes.iter().sum::<f64>();
+    let max = largest(logits).min(f32::MAX);
+    let sum = widely(
+        #[inline(always)]
+        || {
+            let mut lanes = [0.0f64; LANES];
+            let mut take = |lane: usize, x: f32| {
+                let capped = if x > f32::MAX { f32::MAX } else { x };
+                lanes[lane] += f64::from(exp(capped - max));
+            };
+            let (rows, tail) = logits.as_chunks::<LANES>();
+            for row in rows {
+                (0..LANES).for_each(|i| take(i, row[i]));
+            }
+            tail.iter().enumerate().for_each(|(i, &x)| take(i, x));
+            lanes.iter().sum::<f64>()
+        },
+    );
     if sum > 0.0 { f64::from(max) + libm::log(sum) } else { 0.0 }
 }

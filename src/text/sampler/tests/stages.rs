@@ -83,7 +83,7 @@ fn plain_sample(logits: &[f32], recent: &[u32], o: &SamplerOptions, rng: &mut Rn
         return argmax(&x);
     }
     x.iter_mut().for_each(|x| *x /= o.temperature);
-    softmax(&mut x);
+    softmax(&mut x, 1.0);
     let uniform = f64::from(rng.uniform());
     let kept = plain_keep(&x, o, || {
         o.xtc.probability > 0.0 && o.xtc.threshold <= 0.5 && rng.uniform() < o.xtc.probability
