@@ -2,6 +2,7 @@
 //!
 //! [`quant`] lays out quantised weights and activations, [`simd`] computes with them on every instruction set, with the
 //! same bits on each. [`kv`] names the element types of the cache. [`pool`] is the team of threads that runs steps.
+//! [`widely`] compiles loops of plain Rust for wide vectors.
 #![deny(unsafe_code)]
 
 pub mod cancel;
@@ -12,3 +13,7 @@ pub mod quant;
 #[allow(unsafe_code)]
 pub mod simd;
 pub mod topology;
+#[allow(unsafe_code)]
+mod widely;
+
+pub use widely::widely;

@@ -4,5 +4,4 @@
 pub mod activations;
 pub mod format;
 pub mod matrix;
-#[allow(unsafe_code)]
 pub mod rows;

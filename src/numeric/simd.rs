@@ -200,24 +200,6 @@ macro_rules! unrolled {
 }
 pub(crate) use unrolled;
 
-/// Runs plain Rust, compiled for wider vectors where the CPU has them: for loops that need no kernels of their own.
-/// `f` is an `#[inline(always)]` closure. Rust joins no operations of its own accord, so results are the same.
-#[inline(always)]
-pub fn widely<T>(f: impl FnOnce() -> T) -> T {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2,f16c")]
-        fn avx2<T>(f: impl FnOnce() -> T) -> T {
-            f()
-        }
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("f16c") {
-            // SAFETY: the CPU has both features.
-            return unsafe { avx2(f) };
-        }
-    }
-    f()
-}
-
 /// Prefetches the cache line at `p`, which may be any address, into the cache of `LEVEL` 1 or 2.
 #[inline(always)]
 fn prefetch<const LEVEL: u8>(p: *const u8) {

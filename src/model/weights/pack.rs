@@ -150,13 +150,7 @@ pub fn write_to(
     put(&header)?;
     for (i, spec) in specs.iter().enumerate() {
         (options.progress)(i, specs.len());
-        let mut room = AlignedBytes::zeroed(room_of(source, spec, weight_type)?)?;
-        let loaded = load_one(source, spec, weight_type, options.threads, room.as_mut_slice())?;
-        put(room.as_slice())?;
-        for plane in loaded.planes {
-            put(plane.bytes())?;
-            plane.release();
-        }
+        put_planes(source, spec, (weight_type, options.threads), &mut put)?;
     }
     put(&gguf)?;
     (options.progress)(specs.len(), specs.len());
@@ -171,6 +165,23 @@ pub fn write_to(
         place.file.write_all_at(&calibration, at).map_err(fail)?;
     }
     Ok(bytes)
+}
+
+/// Hands the planes of a tensor to `put`, which pads what it is given.
+fn put_planes(
+    source: &Checkpoint,
+    spec: &Spec,
+    (weight_type, threads): (WeightType, usize),
+    put: &mut impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut room = AlignedBytes::zeroed(room_of(source, spec, weight_type)?)?;
+    let loaded = load_one(source, spec, weight_type, threads, room.as_mut_slice())?;
+    put(room.as_slice())?;
+    for plane in loaded.planes {
+        put(plane.bytes())?;
+        plane.release();
+    }
+    Ok(())
 }
 
 /// A file that cannot be written.

@@ -1,7 +1,7 @@
 //! Quantises rows of a checkpoint to Q4_0: one loop, compiled for the vectors that CPUs have.
 
 use super::format::put_block;
-use crate::simd::widely;
+use crate::widely;
 use files::blocks::{BLOCK, BlockQ4, Dtype};
 
 /// Quantises a stored row into row `lane` of one group's planes. False when a value is not finite or too large for an

@@ -1,6 +1,6 @@
 //! The most probable tokens in order, without sorting the whole vocabulary.
 
-use numeric::simd::widely;
+use numeric::widely;
 
 /// A token and its probability, or another measure.
 pub(super) type Ranked = (u32, f32);

@@ -1,6 +1,6 @@
 //! Logits to probabilities: argmax, temperature and softmax, with the same bits on every machine.
 
-use numeric::simd::widely;
+use numeric::widely;
 
 /// At temperature 0: the first of the largest logits. NaN counts as the smallest.
 pub fn argmax(logits: &[f32]) -> u32 {

@@ -32,7 +32,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "src/files/blocks",
     ]),
     ("src/model", &["src/numeric", "src/numeric/quant", "src/dims", "src/files", "src/files/blocks"]),
-    ("src/text", &["src/files"]),
+    ("src/text", &["src/numeric", "src/files"]),
     ("src/numeric", &["src/numeric/quant", "src/numeric/simd/attend", "src/files", "src/files/blocks"]),
     ("src/numeric/quant", &["src/numeric", "src/files", "src/files/blocks"]),
     ("src/numeric/simd/attend", &["src/numeric", "src/files"]),
