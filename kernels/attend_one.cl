@@ -4,6 +4,8 @@
 //
 // partials: [chunk][HEADS][HEAD_DIM], sums of e^(score - m) * v; ml: [chunk][HEADS][m, l]; chunks are those that the
 // token sees anything of
+//
+// SEVERAL  the same of up to so many runs, whose chunks follow each other, with the rows of each
 
 // Items that share the elements of a value row, and the queries that one of them takes.
 #define LANES (HEAD_DIM <= 16 ? 16 : HEAD_DIM <= 32 ? 32 : HEAD_DIM <= 64 ? 64 : HEAD_DIM <= 128 ? 128 : 256)
@@ -12,16 +14,41 @@
 // Queries whose lanes are in registers at once.
 #define AT_ONCE (GROUP < 4 ? GROUP : 4)
 
+#ifdef SEVERAL
+#if SEVERAL != 16
+#error there are rows of sixteen runs
+#endif
+#define ROWS_OF(i) __global uchar *k_##i, __global uchar *v_##i
+#define TAKE(i) \
+    if (of == i) k_cache = k_##i, v_cache = v_##i;
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
+    const __global float *state, const __global float *qkv, const __global float *qk_norm,
+    const __global float *calibration, __global float *partials, __global float *ml, ROWS_OF(0), ROWS_OF(1),
+    ROWS_OF(2), ROWS_OF(3), ROWS_OF(4), ROWS_OF(5), ROWS_OF(6), ROWS_OF(7), ROWS_OF(8), ROWS_OF(9), ROWS_OF(10),
+    ROWS_OF(11), ROWS_OF(12), ROWS_OF(13), ROWS_OF(14), ROWS_OF(15), Runs runs) {
+#else
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     const __global float *state, const __global float *qkv, const __global float *qk_norm,
     const __global float *calibration, __global uchar *k_cache, __global uchar *v_cache, __global float *partials,
     __global float *ml, Run run) {
+#endif
     __local float x[(GROUP + 2) * HEAD_DIM]; // the group's queries, then the new key and value
     __local float p[GROUP * CHUNK];          // scores, then e^(score - m)
     __local float red[(GROUP + 2) * 16];
     __local float m[GROUP];
     __local float2 scales[HEAD_DIM / KV_BLOCK];
     int lid = get_local_id(0), kv_head = get_group_id(0) % KV_HEADS, chunk = get_group_id(0) / KV_HEADS;
+#ifdef SEVERAL
+    int of = 0;
+    while (of + 1 < SEVERAL && chunk >= runs.first_chunk[of + 1]) of++;
+    Run run = runs.of[of];
+    __global uchar *k_cache = k_0, *v_cache = v_0;
+    TAKE(1) TAKE(2) TAKE(3) TAKE(4) TAKE(5) TAKE(6) TAKE(7) TAKE(8)
+    TAKE(9) TAKE(10) TAKE(11) TAKE(12) TAKE(13) TAKE(14) TAKE(15)
+    partials += (size_t)runs.first_chunk[of] * (HEADS * HEAD_DIM);
+    ml += (size_t)runs.first_chunk[of] * (HEADS * 2);
+    chunk -= runs.first_chunk[of];
+#endif
     int slots = FIRST_SLOT(run) + 1, capacity = CAPACITY(run);
     int first = (SKIPPED(slots) + chunk) * CHUNK, count = min(CHUNK, slots - first);
     bool last = first + count == slots;

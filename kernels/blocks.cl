@@ -5,6 +5,7 @@
 // weight's integer. Blocks of W_SPAN columns share a run of W_RUN bytes of scales.
 
 #if !W_DENSE
+#define UNROLL _Pragma("unroll")
 
 #if W_TYPE == W_Q4 || W_TYPE == W_Q4_1 || W_TYPE == W_Q4_K
 #define W_BITS 4
@@ -74,7 +75,12 @@ typedef float Floats;
 #endif
 #else
 #define PLANE_OF(words) const __global words *
+#ifdef W_HELD
+// `w` are the vectors of the item's rows, in registers.
+#define W_AT(w, v) (w)[v]
+#else
 #define W_AT(w, v) (w)[(v) * (16 / EACH)]
+#endif
 #endif
 
 // Columns 4v to 4v + 3 of the item's rows, and those sixteen later.

@@ -42,10 +42,15 @@
 #define ROW(state, t) ((state) + HEADER + (size_t)(t) * X_ROW)
 
 // What a launch of gemm works on: first group of the output that its buffer holds, groups that it holds, tokens, and
-// where it starts: its first tile of tokens (upper half) and of rows.
+// where it starts: its first tile of tokens (upper half) and of rows. Of few tokens those that share rows are neighbours.
 typedef int4 Part;
+#ifdef FEW
+#define ROW_TILE(part) (((part).w & 0xffff) + (int)get_group_id(1))
+#define TOKEN_TILE(part) (((part).w >> 16) + (int)get_group_id(0))
+#else
 #define ROW_TILE(part) (((part).w & 0xffff) + (int)get_group_id(0))
 #define TOKEN_TILE(part) (((part).w >> 16) + (int)get_group_id(1))
+#endif
 
 // A pass has the tokens of several sequences. What works on one sequence's run of them is told which: its first token
 // in the pass, its tokens, the cache slot of the first, the slots of the cache. In a local layer (WINDOW) slots are
@@ -56,6 +61,13 @@ typedef int4 Run;
 #define TOKENS_OF(run) (run).y
 #define FIRST_SLOT(run) (run).z
 #define CAPACITY(run) (run).w
+#ifdef SEVERAL
+// Several runs of a token each, the first of each one's chunks of attention, and the end of them.
+typedef struct {
+    Run of[SEVERAL];
+    int first_chunk[SEVERAL + 4];
+} Runs;
+#endif
 #if defined(WINDOW) && WINDOW
 #define AT_ROW(slot, run) ((slot) % CAPACITY(run))
 // Chunks before the first of which a token that sees so many slots, its own included, sees anything.

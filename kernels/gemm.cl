@@ -13,14 +13,6 @@
 #error the tile is shared by 256 items
 #endif
 
-#define BLOCKS (COLS / 32)
-
-#ifdef STEP_GATE_UP
-#define HALVES HALVES_OF_FFN
-#else
-#define HALVES 1
-#endif
-
 #if !W_DENSE
 // A work-group of 16 x 16 items computes a tile of 64 rows and 64 tokens, four by four an item, from blocks of 32
 // columns in local memory. An item adds its blocks up in ascending order, as the CPU does.

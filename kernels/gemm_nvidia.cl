@@ -16,7 +16,6 @@
 #error WG is not 32 * WARPS
 #endif
 
-#define BLOCKS (COLS / 32)
 #define TOKENS 64
 #define TOKEN_TILES (TOKENS / 8)
 // Blocks that are in local memory at once.
@@ -28,13 +27,6 @@
 #define DEPTH 1
 #endif
 #define ONE_AND_A_HALF 0x4b400000
-
-#ifdef STEP_GATE_UP
-#define HALVES 2
-#else
-#define HALVES 1
-#endif
-
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global uint *quants, const __global uchar *scales, __global float *state, const __global float *in,

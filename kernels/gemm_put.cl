@@ -1,5 +1,12 @@
 // Where the results of `gemm` go, for every way of computing them. Compiled once per step; see gemm.cl.
 
+#define BLOCKS (COLS / 32)
+#ifdef STEP_GATE_UP
+#define HALVES HALVES_OF_FFN
+#else
+#define HALVES 1
+#endif
+
 // Puts one result where the step wants it. `local_row` counts rows of this chunk.
 void put(__global float *state, __global float *out, const __global float *bias, int2 chunk, int local_row, int t,
          float y) {

@@ -8,12 +8,6 @@
 #error a shape of the matrix is not defined
 #endif
 
-#define BLOCKS (COLS / 32)
-#ifdef STEP_GATE_UP
-#define HALVES HALVES_OF_FFN
-#else
-#define HALVES 1
-#endif
 // Words of a block of a group.
 #define WORDS (16 * W_BITS)
 

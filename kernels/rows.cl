@@ -5,8 +5,6 @@
 // SUBGROUPS  words of activations are the same for all items of a work-group: each lane reads one of a block's eight and
 //            the others ask it for that, which takes subgroups of eight lanes at least. Else memory is asked by all.
 
-#define UNROLL _Pragma("unroll")
-
 #ifdef BY_FLOATS
 typedef Floats Sums;
 #define TO_SUMS TO_FLOATS

@@ -20,7 +20,8 @@
 //!
 //! Products with quantised matrices are computed in one of several ways ([`ways`]): with integer dot products, with
 //! integers held as floats, by whole rows, through subgroups or images. All have the same bits, so [`tune`] times them
-//! at the first use and keeps the fastest with the programs.
+//! at the first use, each step by itself, and keeps the fastest with the programs. One that computes something else is
+//! left out where it does, and kernels for few tokens (`kernels/gemm_few.cl`, `several`) are done without before others are.
 //!
 //! Matrices in GGUF's block formats are multiplied with as they are stored, in any mixture over the layers. The CPU
 //! takes a layer only where gate and up differ, or where some of q, k and v are quantised and others are not. The
@@ -95,13 +96,18 @@
 mod cache;
 mod defines;
 mod forward;
+mod keep;
 pub mod kernels;
 mod kv;
 mod launches;
+mod logits;
 mod mass;
 mod patience;
+mod products;
 mod scratch;
 pub mod selftest;
+mod several;
+mod shapes;
 mod single_launch;
 pub mod storage;
 pub mod tune;
@@ -118,18 +124,21 @@ use buffer::Landing;
 use cache::OpenClCache;
 pub use defines::QKV;
 use files::Result;
-use forward::{HostAttention, Pass, wanted};
+use forward::{HostAttention, Pass};
+use keep::Keeper;
+pub use keep::list_bytes;
 use kernels::Kernels;
-pub use kernels::Variants;
-use kv::Rows;
+use kv::{Home, Rows};
 use launches::{AttendOn, Binder, Launches};
+use logits::wanted;
 use numeric::kv::KvTypes;
 use patience::Patience;
 use scratch::Scratch;
 pub use scratch::{bytes as scratch_bytes, logits_bytes, parts_bytes};
 use seam::{Attention, CancelToken, Logits, Run};
+pub use shapes::Variants;
 use single_launch::SingleLaunch;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 pub use weights::{Matrices, Model};
 
@@ -144,11 +153,17 @@ pub struct OpenClOptions {
     pub slots: usize,
     /// Most tokens of one pass; fewer where the device's buffers are too small.
     pub max_tokens: usize,
-    /// Computes attention on the host, over mapped rows; without it the device does.
+    /// Sequences that decode together.
+    pub sequences: usize,
+    /// Tokens of each that a pass then computes: one and those of a draft.
+    pub drafted: usize,
+    /// Computes attention on the host, which then has the rows; without it the device does.
     pub attention: Option<Attention>,
-    /// Where caches lie: host-visible to share them with the CPU, which takes unified memory; else the device's, but
-    /// host-visible all the same with attention on the host.
+    /// Where caches lie: host-visible to share them with the CPU, which takes unified memory; else the device's. With
+    /// attention on the host they are the host's alone.
     pub rows: Place,
+    /// Whether slots are to be evicted.
+    pub evicts: bool,
     /// Which kernels.
     pub variants: Variants,
 }
@@ -180,7 +195,9 @@ pub struct OpenClDevice {
     landing: Option<Landing>,
     host: Option<HostAttention>,
     /// Where caches lie.
-    place: Place,
+    home: Home,
+    /// What evicts there.
+    keeper: Option<Arc<Mutex<Keeper>>>,
     shares_rows: bool,
     /// Radians per position of each rotated pair.
     frequencies: Frequencies,
@@ -199,18 +216,23 @@ impl OpenClDevice {
     ///
     /// `Memory` where there is no room for them, `Device` where the device cannot build them.
     pub fn new(model: Arc<Model>, options: OpenClOptions) -> Result<Self> {
-        let OpenClOptions { kv_types, slots, max_tokens, attention, rows, variants } = options;
+        let OpenClOptions { kv_types, slots, max_tokens, sequences, drafted, attention, rows, .. } = options;
+        let OpenClOptions { evicts, variants, .. } = options;
         let (device, matrices) = (&model.device, &model.matrices);
         let unified = device.facts().unified_memory;
-        let mut kernels = Kernels::new(device, kv_types, variants, model.ways()?)?;
+        let kernels = Kernels::new(device, kv_types, variants, model.ways()?)?;
+        let mut kernels = kernels.with_few(sequences.saturating_mul(drafted));
         // Another device may take longer passes with the same cache.
         let ring = seam::Ring::new(max_tokens.max(1));
         let max_tokens = if kernels.shapes().batches() { max_tokens } else { 1 };
-        let scratch = Scratch::new(device, max_tokens, slots)?;
+        let at_once = if attention.is_some() { 1 } else { sequences };
+        let scratch = Scratch::new(device, max_tokens, (slots, at_once))?;
         let attend = if attention.is_some() { AttendOn::Host } else { AttendOn::Device };
         let host = attention.map(|attend| {
             let floats = |n: usize| vec![0.0; scratch.max_tokens * n];
-            HostAttention { attend, qkv: floats(QKV), att: floats(Q_DIM) }
+            let row = kv_types.k.row_bytes(HEAD_DIM).max(kv_types.v.row_bytes(HEAD_DIM));
+            let rows = vec![0; scratch.max_tokens * KV_HEADS * row];
+            HostAttention { attend, qkv: floats(QKV), att: floats(Q_DIM), rows }
         });
         let calibration = if kv_types.k.rotated() {
             weights::calibration(device, &model.weights, own_place(device))?
@@ -220,6 +242,10 @@ impl OpenClDevice {
         let mut binder =
             Binder { kernels: &mut kernels, matrices, calibration: &calibration, scratch: &scratch, attend };
         let launches = binder.launches()?;
+        let keeper = match attend {
+            AttendOn::Device if evicts => Some(Keeper::new(device, binder.keep()?)),
+            _ => None,
+        };
         let single = match (attend, variants) {
             (AttendOn::Device, Variants::OneLaunch) => {
                 SingleLaunch::new(device, matrices, &calibration, kv_types, slots)?
@@ -236,8 +262,9 @@ impl OpenClDevice {
             launches,
             single,
             landing,
-            place: if host.is_some() { Place::HostVisible } else { rows },
-            shares_rows: rows == Place::HostVisible && unified,
+            home: if host.is_some() { Home::Host } else { Home::Device(rows) },
+            keeper: keeper.map(|keeper| Arc::new(Mutex::new(keeper))),
+            shares_rows: host.is_none() && rows == Place::HostVisible && unified,
             host,
             frequencies: Frequencies::new(),
             recorder: None,
@@ -266,6 +293,11 @@ impl OpenClDevice {
     /// Notes that, for good.
     pub fn set_verdict(&self, verdict: Verdict) {
         self.kernels.set_verdict(verdict, self.single.as_ref().map(SingleLaunch::program));
+    }
+
+    /// Caches made from now on have what stays at evictions brought to the host and back.
+    pub fn evict_through_host(&mut self) {
+        self.keeper = None;
     }
 
     fn attend_on(&self) -> AttendOn {
@@ -364,8 +396,8 @@ impl seam::Device for OpenClDevice {
 
     fn new_cache(&mut self, slots: usize) -> Result<Box<dyn seam::Cache>> {
         self.reserve(slots)?;
-        let rows = Rows::new(&self.model.device, self.kv_types, (slots, self.ring), self.place)?;
-        Ok(Box::new(OpenClCache::new(&self.model.device, rows, self.attend_on())))
+        let rows = Rows::new(&self.model.device, self.kv_types, (slots, self.ring), self.home)?;
+        Ok(Box::new(OpenClCache::new(&self.model.device, rows, self.attend_on(), self.keeper.clone())))
     }
 
     fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()> {

@@ -64,6 +64,9 @@ pub(super) struct ServeArgs {
     /// Seconds that running texts may take to end after SIGTERM or Ctrl-C
     #[arg(long, default_value_t = 30, value_name = "SECONDS", help_heading = "Server")]
     drain: u64,
+    /// Seconds that a client may take to send a request, or to read on
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", help_heading = "Server")]
+    patience: u64,
     /// Key that requests must bring; may be repeated. Other users of this machine can see it: prefer --api-key-file
     #[arg(long, value_name = "KEY", help_heading = "Server")]
     api_key: Vec<String>,
@@ -127,7 +130,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let listener = args.listen()?;
     let address = listener.local_addr().map_err(|e| Error::Other(format!("cannot listen: {e}")))?;
     let slots = if args.slots_endpoint { Slots::Shown } else { Slots::Hidden };
-    let hub = Arc::new(Hub::new(keys, slots)?);
+    let patience = Duration::from_secs(args.patience.clamp(1, 1 << 20));
+    let hub = Arc::new(Hub::new(keys, slots, patience)?);
     if !address.ip().is_loopback() && !hub.has_keys() {
         say!("warning: --host {}: anybody who reaches this machine may ask; give --api-key-file", args.host);
     }

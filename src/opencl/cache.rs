@@ -1,7 +1,8 @@
 //! The key/value cache of one sequence: its rows, the attention mass of its slots, and the launches that are bound to
 //! both. Where memory is unified, the CPU may have rows and mass until the device needs them again.
 
-use super::kv::{MappedLayer, Rows};
+use super::keep::{Keep, Keeper};
+use super::kv::{MappedLayer, Rows, gather};
 use super::launches::{AttendOn, CacheLaunches, CacheLayer};
 use super::mass::Mass;
 use crate::dims::{BEFORE, is_local};
@@ -9,9 +10,10 @@ use crate::model::device::{Cache, Extent, HostLayer, HostRows, KvRows};
 use files::{Error, Result};
 use numeric::kv::{check_capacity, check_kept};
 use opencl_runtime::device::Device;
-use opencl_runtime::failure::Failure;
+use opencl_runtime::failure::{Failure, Result as Outcome};
 use std::any::Any;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A cache in the memory of an OpenCL device.
 pub struct OpenClCache {
@@ -27,6 +29,10 @@ pub struct OpenClCache {
     pub launches: Option<CacheLaunches>,
     /// What the CPU has borrowed, while it has.
     on_host: Option<OnHost>,
+    /// What moves rows in the device's memory; without it they come to the host and go back.
+    keeper: Option<Arc<Mutex<Keeper>>>,
+    /// What is still to move.
+    keep: Option<Keep>,
 }
 
 /// Rows and mass in the CPU's hands.
@@ -57,9 +63,10 @@ fn lost(failure: Failure) -> Error {
 
 impl OpenClCache {
     /// An empty cache.
-    pub fn new(device: &Device, rows: Rows, attend: AttendOn) -> Self {
+    pub fn new(device: &Device, rows: Rows, attend: AttendOn, keeper: Option<Arc<Mutex<Keeper>>>) -> Self {
         let device = device.clone();
-        Self { device, attend, rows, len: 0, mass: None, launches: None, on_host: None }
+        let (len, mass, launches, on_host, keep) = Default::default();
+        Self { device, attend, rows, len, mass, launches, on_host, keeper, keep }
     }
 
     /// The device's own cache in a run.
@@ -94,13 +101,44 @@ impl OpenClCache {
         }
     }
 
-    /// Takes rows and mass back from the CPU.
+    /// Takes rows and mass back from the CPU, and moves what was to move.
     pub fn take_back(&mut self) -> Result<()> {
+        self.compact().map_err(lost)?;
         let Some(OnHost { rows, mass }) = self.on_host.take() else { return Ok(()) };
         let mut views = rows.into_iter().flat_map(|(k, v)| [k, v]);
         views.try_for_each(|view| view.unmap()).map_err(lost)?;
         match &mut self.mass {
             Some(sums) => sums.take_back(&mass, self.len).map_err(lost),
+            None => Ok(()),
+        }
+    }
+}
+
+impl OpenClCache {
+    /// Queues the moves of a layer that its heads have asked for.
+    fn compact(&mut self) -> Outcome<()> {
+        let (Some(keep), Some(keeper)) = (self.keep.take(), &self.keeper) else { return Ok(()) };
+        let layer = keep.layer();
+        let rows = self.rows.layer(layer).expect("invariant: the device has what it moves");
+        let mut planes = vec![(&rows.k, self.rows.row(0)), (&rows.v, self.rows.row(1))];
+        let mass = self.mass.as_ref().and_then(|mass| mass.on_device());
+        planes.extend(mass.map(|layers| (&layers[BEFORE[layer][0]], 4)));
+        let mut keeper = keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        keeper.run(&keep, &planes, self.rows.slots())
+    }
+
+    /// The same, where the device has no kernel for it: through the host.
+    fn keep_through_host(&mut self, (layer, kv_head): (usize, usize), slots: &[u32]) -> Outcome<()> {
+        let (all, len) = (self.rows.slots(), self.len);
+        let Some(rows) = self.rows.layer(layer) else { return Ok(()) };
+        for (plane, row) in [(&rows.k, self.rows.row(0)), (&rows.v, self.rows.row(1))] {
+            let mut bytes = vec![0; len * row];
+            plane.read(kv_head * all * row, &mut bytes)?;
+            gather(&mut bytes, slots, row);
+            plane.write(kv_head * all * row, &bytes[..slots.len() * row])?;
+        }
+        match &mut self.mass {
+            Some(mass) => mass.keep((layer, kv_head), slots, len),
             None => Ok(()),
         }
     }
@@ -148,11 +186,33 @@ impl Cache for OpenClCache {
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
         check_kept(slots, self.len)?;
         assert!(!is_local(layer), "nothing is evicted from local layers");
-        self.take_back()?;
-        self.rows.keep(layer, kv_head, slots, self.len)?;
-        let len = self.len;
-        self.mass.iter_mut().try_for_each(|m| m.keep((layer, kv_head), slots, len))?;
-        Ok(())
+        let (len, all, rows) = (self.len, self.rows.slots(), [self.rows.row(0), self.rows.row(1)]);
+        if let Some(OnHost { rows: views, mass }) = &mut self.on_host {
+            let (k, v) = &mut views[layer];
+            for (view, row) in [k, v].into_iter().zip(rows) {
+                gather(&mut view.bytes_mut()[kv_head * all * row..], slots, row);
+            }
+            if let Some(mass) = mass.get_mut(BEFORE[layer][0]) {
+                let mass = &mut mass[kv_head * all..];
+                slots.iter().enumerate().for_each(|(to, &from)| mass[to] = mass[from as usize]);
+            }
+            return Ok(());
+        }
+        if self.rows.keep(layer, kv_head, slots) {
+            let mass = self.mass.as_mut();
+            return Ok(mass.map_or(Ok(()), |mass| mass.keep((layer, kv_head), slots, len))?);
+        }
+        if self.keeper.is_none() {
+            return Ok(self.keep_through_host((layer, kv_head), slots)?);
+        }
+        if self.keep.as_ref().is_some_and(|keep| !keep.takes((layer, kv_head), slots.len())) {
+            self.compact()?;
+        }
+        // Those without a mass have none after it has moved.
+        self.mass.iter_mut().try_for_each(|mass| mass.fill_up(len))?;
+        let keep = self.keep.get_or_insert_with(|| Keep::new(layer, slots.len()));
+        keep.tell(kv_head, slots);
+        if keep.is_complete() { Ok(self.compact()?) } else { Ok(()) }
     }
 
     fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
@@ -186,6 +246,7 @@ impl Cache for OpenClCache {
 
     fn host(&mut self) -> Result<&mut dyn HostRows> {
         if self.on_host.is_none() {
+            self.compact().map_err(lost)?;
             let (rows, len) = (self.rows.map().map_err(lost)?, self.len);
             let mass = self.mass.as_mut().map(|mass| mass.lend(len)).transpose().map_err(lost)?;
             self.on_host = Some(OnHost { rows, mass: mass.unwrap_or_default() });

@@ -1,13 +1,15 @@
 //! One forward pass: the same steps in the same order as the CPU's, each a launch, or a part of one, or the host's.
 //!
 //! A pass of one token has launches that cover several steps (`kernels/gemv.cl`); a pass of more has a launch or two a
-//! step. Only rope, attend and observe know that tokens are of different sequences: they are launched for each run.
+//! step. Only rope, attend and observe know that tokens are of different sequences: they are launched for each run, but
+//! for runs of a token each, which attend in one launch (`several`).
 
 use super::cache::OpenClCache;
 use super::defines::{CHUNK, QKV};
-use super::kernels::{FUSED_CHUNKS, OBSERVE_ITEMS};
 use super::launches::Launches;
+use super::logits::{each_of, rows_of, spread, wanted};
 use super::scratch::Scratch;
+use super::shapes::{FUSED_CHUNKS, OBSERVE_ITEMS};
 use super::single_launch::SingleLaunch;
 use super::weights::Model;
 use crate::dims::*;
@@ -15,7 +17,7 @@ use crate::model::device::{Attention, AttentionJob, CancelToken, Logits, Run};
 use crate::model::rope::Frequencies;
 use crate::model::trace::Steps;
 use files::Error;
-use opencl_runtime::buffer::{Buffer, Landing, MapFor, bytes_of, bytes_of_mut};
+use opencl_runtime::buffer::{Buffer, Landing, bytes_of, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::ops::Range;
@@ -28,6 +30,8 @@ pub struct HostAttention {
     pub qkv: Vec<f32>,
     /// `[token][Q_DIM]`
     pub att: Vec<f32>,
+    /// New rows of keys or of values: `[kv_head][token][row bytes]`
+    pub rows: Vec<u8>,
 }
 
 /// One forward pass under way.
@@ -111,24 +115,6 @@ fn read(landing: &mut Option<&mut Landing>, from: &Buffer, offset: usize, bytes:
     }
 }
 
-/// How many of a run's tokens, the last ones, have logits that are wanted.
-fn rows_of(run: &Run<'_>) -> usize {
-    match run.logits {
-        Logits::None => 0,
-        Logits::Last(_) => 1,
-        Logits::All(_) => run.tokens.len(),
-    }
-}
-
-/// The tokens of a pass whose logits are wanted, in ascending order.
-pub fn wanted<'a>(runs: &'a [Run<'_>]) -> impl Iterator<Item = usize> + 'a {
-    let mut end = 0;
-    runs.iter().flat_map(move |run| {
-        end += run.tokens.len();
-        end - rows_of(run)..end
-    })
-}
-
 impl Pass<'_> {
     /// All steps of all layers on the tokens of `runs`, and the logits that are wanted.
     pub fn run(&mut self, runs: &mut [Run<'_>]) -> std::result::Result<(), Error> {
@@ -151,12 +137,17 @@ impl Pass<'_> {
                 if kept.is_some() {
                     place.kept = rows_of(run);
                 }
+                first += place.tokens;
                 let cache = OpenClCache::of(run.cache);
+                if self.joins(place, run.observe) {
+                    self.join(layer, place, cache)?; // rope and attend of a token each, together
+                    continue;
+                }
                 self.rope(layer, place, cache)?; // keys get their position and join the cache
                 self.attend(layer, place, cache)?; // each query over all slots up to its own
                 self.observe(layer, place, cache)?; // what each slot received of it
-                first += place.tokens;
             }
+            self.attend_joined(layer)?;
             if let Some(kept) = kept {
                 wanted(runs).enumerate().try_for_each(|(to, from)| self.scratch.move_token(from, to))?;
                 self.n = kept;
@@ -242,9 +233,18 @@ impl Pass<'_> {
         }
         let rope =
             cache.layer(layer).rope.as_mut().expect("invariant: bound for many tokens and for the host");
-        rope.with(&place.as_run())?.run(self.device(), [HEADS + 2 * KV_HEADS, place.tokens])?;
+        let run = match self.host {
+            // Rows of these tokens alone.
+            Some(_) => Place { before: 0, rows: place.tokens, ..place }.as_run(),
+            None => place.as_run(),
+        };
+        rope.with(&run)?.run(self.device(), [HEADS + 2 * KV_HEADS, place.tokens])?;
+        if self.host.is_none() {
+            return Ok(());
+        }
+        self.land(layer, place, cache)?;
         // Timed by itself where the host computes attention, otherwise as part of it.
-        if self.host.is_some() { self.done("rope", layer) } else { Ok(()) }
+        self.done("rope", layer)
     }
 
     fn attend(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
@@ -274,33 +274,56 @@ impl Pass<'_> {
         self.done("attend", layer)
     }
 
-    /// The host's attention, over the mapped rows.
+    /// Whether attention of a run is computed with that of others.
+    fn joins(&self, place: Place, observe: usize) -> bool {
+        self.launches.several.is_some() && self.n > 1 && place.tokens == 1 && observe == 0
+    }
+
+    fn join(&mut self, layer: usize, place: Place, cache: &OpenClCache) -> Result<()> {
+        let Some(several) = &mut self.launches.several else { return Ok(()) };
+        let rows = cache.rows.layer(layer).expect("invariant: attention is the device's");
+        several.add(layer, place.as_run(), place.chunks(), rows)?;
+        if several.is_full() { several.run(self.model.device(), layer) } else { Ok(()) }
+    }
+
+    fn attend_joined(&mut self, layer: usize) -> Result<()> {
+        let Some(several) = &mut self.launches.several else { return Ok(()) };
+        several.run(self.model.device(), layer)?;
+        self.done("attend", layer)
+    }
+
+    /// The new rows join those that the host has.
+    fn land(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
+        let host = self.host.as_mut().expect("the caller has looked");
+        for (plane, from) in [&self.scratch.acts, &self.scratch.gate_up].into_iter().enumerate() {
+            let rows = &mut host.rows[..KV_HEADS * place.tokens * cache.rows.row(plane)];
+            read(&mut self.landing, from, 0, rows)?;
+            cache.rows.write_plane((layer, plane), place.before..place.filled(), rows)?;
+        }
+        Ok(())
+    }
+
+    /// The host's attention.
     fn attend_on_host(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
         let Place { first, tokens, before, rows: capacity, observed, .. } = place;
         let host = self.host.as_mut().expect("the caller has looked");
         let (qkv, att) = (&mut host.qkv[..tokens * QKV], &mut host.att[..tokens * Q_DIM]);
         read(&mut self.landing, &self.scratch.qkv, 4 * first * QKV, bytes_of_mut(qkv))?;
-        // Up to the last head's last slot.
-        let (types, filled) = (cache.rows.types(), place.filled().min(capacity));
-        let used = (KV_HEADS - 1) * capacity + filled;
-        let rows = cache.rows.layer_mut(layer);
-        let k = rows.k.map(0..used * types.k.row_bytes(HEAD_DIM), MapFor::Reading)?;
-        let v = rows.v.map(0..used * types.v.row_bytes(HEAD_DIM), MapFor::Reading)?;
+        let types = cache.rows.types();
+        let [k, v] = cache.rows.of_host(layer).expect("invariant: the host has what it attends to");
         (host.attend)(AttentionJob {
             tokens,
             before,
             window: window(layer),
             queries: qkv,
             stride: QKV,
-            k: &k,
-            v: &v,
+            k,
+            v,
             capacity,
             types,
             att,
             mass: cache.mass.as_mut().and_then(|m| m.for_host(layer, place.filled(), observed)),
         });
-        k.unmap()?;
-        v.unmap()?;
         self.scratch.att.write(4 * first * Q_DIM, bytes_of(att))
     }
 
@@ -424,19 +447,17 @@ impl Pass<'_> {
     /// Waits for the logits that the last launch computes, these of all that are wanted, and brings them where they
     /// belong.
     fn read_logits(&mut self, rows: Range<usize>, runs: &mut [Run<'_>]) -> Result<()> {
-        let mut end = 0;
-        for run in runs {
-            let (Logits::Last(logits) | Logits::All(logits)) = &mut run.logits else { continue };
-            let first = end;
-            end += logits.len() / VOCAB;
-            let (from, to) = (rows.start.max(first), rows.end.min(end));
-            if from < to {
-                let bytes = bytes_of_mut(&mut logits[(from - first) * VOCAB..(to - first) * VOCAB]);
-                let (logits, offset) = (&self.scratch.logits, 4 * (from - rows.start) * VOCAB);
-                read(&mut self.landing, logits, offset, bytes)?;
+        let logits = &self.scratch.logits;
+        match &mut self.landing {
+            Some(landing) => {
+                // A read costs as much as half a megabyte.
+                spread(landing.fetch(logits, 0..4 * rows.len() * VOCAB)?, (rows, 0), runs);
+                Ok(())
             }
+            None => each_of(&rows, 0, runs).try_for_each(|(first, out)| {
+                logits.read(4 * (first - rows.start) * VOCAB, bytes_of_mut(out))
+            }),
         }
-        Ok(())
     }
 
     /// One token, and its logits if they are wanted.

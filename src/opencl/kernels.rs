@@ -3,14 +3,14 @@
 //! A program is compiled for one step and one way of storing its matrix, so that every size is a constant and one
 //! kernel's registers do not depend on another's.
 
-use super::defines::{CHUNK, Defines, Sight};
+use super::defines::{Defines, Sight};
+use super::shapes::*;
 use super::storage::{Activations, Step, Storage};
 use super::ways::{Form, Tokens, Way, Ways};
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use numeric::quant::format::Format;
 use opencl_runtime::device::Device;
-use opencl_runtime::facts::DeviceType;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use opencl_runtime::program::{Kernel, Program, Source};
 use opencl_runtime::program_cache::Verdict;
@@ -23,6 +23,7 @@ const GEMV: &str = include_str!("../../kernels/gemv.cl");
 const ROWS: &str = include_str!("../../kernels/rows.cl");
 const GEMM_ROWS: &str = include_str!("../../kernels/gemm_rows.cl");
 const GEMM: &str = include_str!("../../kernels/gemm.cl");
+const GEMM_FEW: &str = include_str!("../../kernels/gemm_few.cl");
 const GEMM_PUT: &str = include_str!("../../kernels/gemm_put.cl");
 const GEMM_NVIDIA: &str = include_str!("../../kernels/gemm_nvidia.cl");
 pub(super) const NVIDIA: &str = include_str!("../../kernels/nvidia.cl");
@@ -34,33 +35,11 @@ const ATTEND: &str = include_str!("../../kernels/attend.cl");
 const ATTEND_ONE: &str = include_str!("../../kernels/attend_one.cl");
 const MERGE: &str = include_str!("../../kernels/merge.cl");
 const OBSERVE: &str = include_str!("../../kernels/observe.cl");
+const KEEP: &str = include_str!("../../kernels/keep.cl");
 const POST_NORM: &str = include_str!("../../kernels/post_norm.cl");
 
 /// All of which variants are made.
 pub(super) const SOURCES: [&str; 8] = [COMMON, BLOCKS, ROWS, GEMV, GEMM, GEMM_ROWS, GEMM_PUT, ACTIVATIONS];
-
-/// Items of a work-group of `gemm`.
-pub const GEMM_ITEMS: usize = 256;
-/// Items of a work-group of `gemm` whose items have whole rows: lines of [`LINE`].
-const GEMM_ROWS_ITEMS: usize = 64;
-/// Items whose rows follow each other.
-const LINE: usize = 16;
-/// Tokens that such a work-group goes through.
-const GEMM_ROWS_TOKENS: usize = 64;
-/// Items of a work-group of `activations`.
-pub const ACTIVATIONS_ITEMS: usize = 128;
-/// Items of a work-group of `merge`.
-pub const MERGE_ITEMS: usize = 64;
-/// Items of a work-group of `rope`.
-pub const ROPE_ITEMS: usize = 32;
-/// Items of a work-group of `observe`, a slot each.
-pub const OBSERVE_ITEMS: usize = 64;
-/// Chunks that the output projection merges itself: more would be read once too often.
-pub const FUSED_CHUNKS: usize = 8;
-/// Floats of local memory for the parts of a `gemv`.
-const PART_FLOATS: usize = 4096;
-/// Widest head that decode attention takes.
-const WIDEST_HEAD: usize = 256;
 
 /// What a kernel is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -69,6 +48,8 @@ pub enum Name {
     Gemv { step: Step, storage: Storage, input: Input, next: Activations, way: Way },
     /// Many tokens times a matrix.
     Gemm(Step, Storage, Way),
+    /// At most [`FEW`] tokens times a matrix of blocks.
+    GemmFew(Step, Storage),
     /// The input of a `gemm` over so many columns, as its matrix reads it.
     Activations(Input, usize, Activations),
     /// Position, and rows of the cache.
@@ -77,12 +58,18 @@ pub enum Name {
     Attend(Sight),
     /// The same of one, with its position and rows, in chunks.
     AttendOne(Sight),
+    /// The same of a token each of several runs.
+    AttendSeveral(Sight),
     /// Puts chunks together.
     Merge,
+    /// The same of several runs.
+    MergeSeveral,
     /// Adds attention to the mass of slots.
     Observe(Observed, Sight),
     /// The norm of what joins the residual.
     PostNorm,
+    /// Eviction.
+    Keep,
 }
 
 /// Of what `observe` follows the attention.
@@ -109,161 +96,9 @@ pub enum Input {
     Ffn,
 }
 
-/// Work-group shape of a `gemv`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GemvShape {
-    /// Groups of sixteen rows of the result in a tile.
-    pub tile_groups: usize,
-    /// Blocks that are read at the same time; of quantised matrices only, where an item has no whole rows.
-    pub slices: usize,
-    /// Blocks whose sums wait in local memory; of quantised matrices only.
-    pub pass: usize,
-    /// Items of a group.
-    pub items: usize,
-}
-
-/// Tile of prefill attention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AttendShape {
-    /// Queries of a work-group, four items each.
-    pub queries: usize,
-    /// Slots at a time.
-    pub slots: usize,
-}
-
-/// Which kernels are used where there is a choice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Variants {
-    /// The fastest, and a token in one launch where the device has that.
-    OneLaunch,
-    /// The fastest, a launch or more a step.
-    Fastest,
-    /// Those that every device runs.
-    Baseline,
-}
-
-impl Variants {
-    /// What a verdict on all kernels together is noted under.
-    fn note(self) -> &'static str {
-        match self {
-            Variants::OneLaunch => "forward, one launch",
-            Variants::Fastest => "forward",
-            Variants::Baseline => "forward, baseline",
-        }
-    }
-}
-
-/// Set to the name of a kernel, that kernel computes nonsense; `gemm:rows` is one variant of it. For tests.
+/// Set to the name of a kernel, that kernel computes nonsense; `gemm:rows` is one variant of it, `gemm:rows:down` that of
+/// one step, and `*` any variant but the plain one. For tests.
 pub const CORRUPT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CORRUPT";
-
-/// Items that share a query in `attend`.
-pub const SHARE: usize = 4;
-
-/// Sizes that depend on the device and not on the model alone.
-#[derive(Debug, Clone, Copy)]
-pub struct Shapes {
-    /// Most items of a work-group.
-    max_items: usize,
-    /// Work-groups that keep the device busy, and small ones of sixteen items.
-    busy: usize,
-    busy_small: usize,
-    /// Items of a group of decode attention.
-    pub one_items: usize,
-    /// Tile of prefill attention; `None` where none fits.
-    pub attend: Option<AttendShape>,
-    /// One instruction for four products.
-    dot_ptx: bool,
-    /// Whether packed matrices are multiplied on NVIDIA's integer tensor cores.
-    tensor_cores: bool,
-    /// The compiler has an option for correctly rounded quotients.
-    correct_divide: bool,
-}
-
-impl Shapes {
-    /// Those of a device.
-    pub fn of(device: &Device, variants: Variants) -> Self {
-        let facts = device.facts();
-        let units = facts.compute_units.max(1) as usize;
-        // Local memory of queries, of a tile of rows, and of their scores.
-        let fits = |s: &AttendShape| {
-            let floats = (s.queries + s.slots) * (HEAD_DIM + 1) + s.queries * (CHUNK + 16);
-            4 * floats as u64 <= facts.local_memory && s.queries * SHARE <= facts.max_work_group
-        };
-        let tiles = [(32, 32), (32, 16), (16, 32), (16, 16), (8, 16), (8, 8)];
-        let tiles = tiles.map(|(queries, slots)| AttendShape { queries, slots });
-        Self {
-            max_items: facts.max_work_group.max(1),
-            busy: 4 * units,
-            busy_small: if facts.device_type == DeviceType::Cpu { 4 * units } else { 32 * units },
-            one_items: HEAD_DIM.next_power_of_two().max(128),
-            attend: tiles.into_iter().find(fits),
-            // Instructions of compute capability 6.1.
-            correct_divide: facts.correct_divide,
-            dot_ptx: variants != Variants::Baseline
-                && facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),
-            tensor_cores: variants != Variants::Baseline
-                && facts.compute_capability.is_some_and(|cc| cc >= (8, 0)),
-        }
-    }
-
-    /// Whether prefill has kernels for many tokens at once.
-    pub fn batches(&self) -> bool {
-        self.attend.is_some() && self.max_items >= GEMM_ITEMS
-    }
-
-    /// Work-groups of `gemv`: about 256 items that each load a few blocks, fewer where the device has none such.
-    pub fn gemv(&self, step: Step, storage: Storage, way: Way) -> GemvShape {
-        let by_rows = way.form != Form::Tile;
-        let tile_groups = match step {
-            // `down` reads blocks of 32.
-            Step::GateUp => 2,
-            _ if by_rows && way.small => 2,
-            Step::Head => 4,
-            _ if by_rows => 4,
-            _ => 1,
-        };
-        let (groups, most) =
-            (tile_groups * step.halves(), self.max_items.min(if way.small { 128 } else { 256 }));
-        if by_rows {
-            return GemvShape { tile_groups, slices: 0, pass: 0, items: LINE };
-        }
-        if storage.reads() == Activations::Floats {
-            return GemvShape { tile_groups, slices: 0, pass: 0, items: most / 16 * 16 };
-        }
-        let blocks = step.shape().1 / 32;
-        // Four items a block and group; at least one a row, to add up.
-        let slices = blocks.next_power_of_two().min(most / (4 * groups)).max(4);
-        // Of each row a sum and a scale, and where there are floors that and, of a block, the sum of activations.
-        let floats = if storage.floors() { 3 * 16 * groups + 1 } else { 2 * 16 * groups };
-        let pass = blocks.min(PART_FLOATS / floats);
-        GemvShape { tile_groups, slices, pass, items: 4 * groups * slices }
-    }
-
-    /// Rows and tokens of a work-group of `gemm`.
-    pub fn gemm_tile(&self, step: Step, storage: Storage, way: Way) -> [usize; 2] {
-        match storage {
-            _ if way.form != Form::Tile => [GEMM_ROWS_ITEMS * if way.four { 4 } else { 1 }, GEMM_ROWS_TOKENS],
-            Storage::Blocks(Format::Q4_0) if self.tensor_cores && way == Way::PLAIN => {
-                [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), 64]
-            }
-            storage if storage.reads() == Activations::Quantised => [64, 64],
-            _ => [16, 8],
-        }
-    }
-
-    /// Groups of sixteen rows that a warp of `gemm_nvidia.cl` takes: two where there are enough for all
-    /// multiprocessors even so.
-    fn warp_groups(step: Step) -> usize {
-        if step.groups() * step.halves() >= 512 { 2 } else { 1 }
-    }
-
-    /// Work-groups for `groups` groups of sixteen rows: each takes several tiles where the tiles outnumber what the
-    /// device runs at once, so that the input is prepared less often.
-    pub fn gemv_groups(&self, step: Step, storage: Storage, way: Way, groups: usize) -> usize {
-        let busy = if way.form == Form::Tile { self.busy } else { self.busy_small };
-        groups.div_ceil(self.gemv(step, storage, way).tile_groups).min(busy)
-    }
-}
 
 /// Builds programs and hands out kernels; each program is built once.
 pub struct Kernels {
@@ -272,6 +107,8 @@ pub struct Kernels {
     types: KvTypes,
     variants: Variants,
     ways: Ways,
+    /// Whether there are kernels for few tokens.
+    few: bool,
     corrupt: Option<String>,
     programs: HashMap<Name, Program>,
 }
@@ -290,9 +127,20 @@ impl Kernels {
             types,
             variants,
             ways: if variants == Variants::Baseline { Ways::default() } else { ways },
+            few: false,
             corrupt: std::env::var(CORRUPT_VARIABLE).ok(),
             programs: HashMap::new(),
         })
+    }
+
+    /// The same with kernels for few tokens, where passes are to have `tokens` often.
+    pub fn with_few(self, tokens: usize) -> Self {
+        Self { few: tokens > 1, ..self }
+    }
+
+    /// Whether few tokens have a kernel of their own, where many are multiplied so.
+    pub fn has_few(&self, storage: Storage, way: Way) -> bool {
+        self.few && storage.reads() == Activations::Quantised && way.form == Form::Tile
     }
 
     /// Sizes of this device.
@@ -330,8 +178,8 @@ impl Kernels {
 
     /// Whether all kernels so far and `one`, together, are known to compute what they should.
     pub fn verdict(&self, one: Option<&Program>) -> Option<Verdict> {
-        let note = self.variants.note();
-        let mut all = self.programs.values().chain(one).map(|p| p.verdict(note));
+        let note = self.note();
+        let mut all = self.programs.values().chain(one).map(|p| p.verdict(&note));
         all.try_fold(Verdict::Passed, |all, one| {
             Some(if one? == Verdict::Failed { Verdict::Failed } else { all })
         })
@@ -339,7 +187,13 @@ impl Kernels {
 
     /// Records that, in the cache of programs too.
     pub fn set_verdict(&self, verdict: Verdict, one: Option<&Program>) {
-        self.programs.values().chain(one).for_each(|p| p.set_verdict(self.variants.note(), verdict));
+        let note = self.note();
+        self.programs.values().chain(one).for_each(|p| p.set_verdict(&note, verdict));
+    }
+
+    /// What a verdict is noted under: on these kernels and no others together.
+    fn note(&self) -> String {
+        self.variants.note().to_owned() + if self.few { ", few tokens" } else { "" }
     }
 
     /// Builds what will be needed later, so that it counts for the verdict and fails now.
@@ -369,13 +223,14 @@ impl Kernels {
             Name::Gemv { step, storage, way, .. } => self.shapes.gemv(step, storage, way).items,
             Name::Gemm(_, _, way) if way.form != Form::Tile => GEMM_ROWS_ITEMS,
             Name::Gemm(..) => GEMM_ITEMS,
+            Name::GemmFew(step, _) => 4 * self.shapes.few(step).slices,
             Name::Activations(..) => ACTIVATIONS_ITEMS,
             Name::Rope(_) => ROPE_ITEMS,
             Name::Attend(_) => self.shapes.attend.map_or(0, |s| s.queries * SHARE),
-            Name::AttendOne(_) => self.shapes.one_items,
-            Name::Merge => MERGE_ITEMS,
+            Name::AttendOne(_) | Name::AttendSeveral(_) => self.shapes.one_items,
+            Name::Merge | Name::MergeSeveral => MERGE_ITEMS,
             Name::Observe(..) => OBSERVE_ITEMS,
-            Name::PostNorm => ACTIVATIONS_ITEMS,
+            Name::PostNorm | Name::Keep => ACTIVATIONS_ITEMS,
         }
     }
 
@@ -403,8 +258,7 @@ impl Kernels {
         if s.correct_divide {
             defines = defines.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
         }
-        let variant = format!("{}:{}", symbol(name), way(name));
-        if self.corrupt.as_deref().is_some_and(|corrupt| corrupt == symbol(name) || corrupt == variant) {
+        if self.corrupt.as_deref().is_some_and(|corrupt| is_corrupt(corrupt, name)) {
             defines = defines.flag("CORRUPT");
         }
         if s.dot_ptx {
@@ -414,6 +268,12 @@ impl Kernels {
         let (parts, defines): (&'static [&'static str], _) = match name {
             Name::Gemv { .. } => self.of_gemv(name, defines),
             Name::Gemm(step, storage, way) => self.of_gemm((step, storage, way), defines),
+            Name::GemmFew(step, storage) => {
+                let (shape, d) = (s.few(step), self.of_matrix(defines, step, storage, Way::PLAIN));
+                let d =
+                    d.flag("FEW").flag("W_HELD").with("TOKENS", shape.tokens).with("SLICES", shape.slices);
+                (&[COMMON, BLOCKS, GEMM_PUT, GEMM_FEW], if s.tensor_cores { d.flag("TENSOR") } else { d })
+            }
             Name::Activations(input, cols, quantised) => {
                 let quantised = match quantised {
                     Activations::Floats => 0,
@@ -430,8 +290,15 @@ impl Kernels {
                 (&[COMMON, KV, ATTEND], d.with("QUERIES", tile.queries).with("SLOTS", tile.slots))
             }
             Name::AttendOne(sight) => (&[COMMON, KV, ATTEND_ONE], of_layer(defines, sight)),
+            Name::AttendSeveral(sight) => {
+                (&[COMMON, KV, ATTEND_ONE], of_layer(defines, sight).with("SEVERAL", SEVERAL))
+            }
+            Name::MergeSeveral => {
+                (&[COMMON, KV, MERGE], defines.of_cache(self.types).with("SEVERAL", SEVERAL))
+            }
             Name::Merge => (&[COMMON, KV, MERGE], defines.of_cache(self.types)),
             Name::PostNorm => (&[COMMON, POST_NORM], defines),
+            Name::Keep => (&[KEEP], defines),
             Name::Observe(observed, sight) => {
                 let d = of_layer(defines, sight);
                 (&[COMMON, KV, OBSERVE], if observed == Observed::OneToken { d.flag("ONE") } else { d })
@@ -491,6 +358,21 @@ impl Kernels {
     }
 }
 
+/// Whether [`CORRUPT_VARIABLE`] means a kernel.
+fn is_corrupt(corrupt: &str, name: Name) -> bool {
+    let mut parts = corrupt.split(':');
+    let (step, variant) = match name {
+        Name::Gemv { step, way, .. } | Name::Gemm(step, _, way) => (step.names().0, way.to_string()),
+        Name::GemmFew(step, _) => (step.names().0, "few".into()),
+        Name::AttendSeveral(_) => ("", "several".into()),
+        _ => ("", String::new()),
+    };
+    let any = !["", "tile", "few", "several"].contains(&&*variant);
+    parts.next() == Some(symbol(name))
+        && parts.next().is_none_or(|part| part == variant || (part == "*" && any))
+        && parts.next().is_none_or(|part| part == step)
+}
+
 /// How a product is computed.
 pub(super) fn way(name: Name) -> Way {
     match name {
@@ -502,14 +384,15 @@ pub(super) fn way(name: Name) -> Way {
 fn symbol(name: Name) -> &'static str {
     match name {
         Name::Gemv { .. } => "gemv",
-        Name::Gemm(..) => "gemm",
+        Name::Gemm(..) | Name::GemmFew(..) => "gemm",
         Name::Activations(..) => "activations",
         Name::Rope(_) => "rope",
         Name::Attend(_) => "attend",
-        Name::AttendOne(_) => "attend_one",
-        Name::Merge => "merge",
+        Name::AttendOne(_) | Name::AttendSeveral(_) => "attend_one",
+        Name::Merge | Name::MergeSeveral => "merge",
         Name::Observe(..) => "observe",
         Name::PostNorm => "post_norm",
+        Name::Keep => "keep",
     }
 }
 

@@ -1,16 +1,16 @@
-//! Rows of one sequence in the device's memory: one buffer of keys and one of values a layer, in the order and bytes of
-//! the CPU's (`[kv_head][slot][row bytes]`).
+//! Rows of one sequence: of each layer one plane of keys and one of values, in the order and bytes of the CPU's
+//! (`[kv_head][slot][row bytes]`); buffers of the device, or memory of the host where that computes attention.
 
 use crate::dims::*;
 use crate::model::device::{KvRows, Ring, pieces};
 use numeric::kv::KvTypes;
 use opencl_runtime::arena::Arena;
-use opencl_runtime::buffer::{Access, Buffer, MapFor, Mapped, Place};
+use opencl_runtime::buffer::{Access, Buffer, MapFor, Mapped, Pieces, Place};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::ops::Range;
 
-/// Keys and values of one layer.
+/// Keys and values of one layer in the device's memory.
 pub struct LayerRows {
     /// `[kv_head][slot][row bytes]`
     pub k: Buffer,
@@ -18,46 +18,56 @@ pub struct LayerRows {
     pub v: Buffer,
 }
 
+impl LayerRows {
+    fn plane(&self, plane: usize) -> &Buffer {
+        [&self.k, &self.v][plane]
+    }
+}
+
 /// Keys and values of one layer in the CPU's hands.
 pub type MappedLayer = (Mapped<'static>, Mapped<'static>);
+
+/// Where rows lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Home {
+    /// In the device's memory.
+    Device(Place),
+    /// In the host's, which computes attention: new rows come there, and nothing else moves.
+    Host,
+}
+
+/// Rows by layer.
+enum Layers {
+    Device(Vec<LayerRows>),
+    /// Keys and values.
+    Host(Vec<[Vec<u8>; 2]>),
+}
 
 /// Rows of all layers.
 pub struct Rows {
     types: KvTypes,
     slots: usize,
     ring: Ring,
-    place: Place,
-    layers: Vec<LayerRows>,
+    home: Home,
+    layers: Layers,
 }
 
 impl Rows {
     /// Rows of `slots` slots, uninitialised; those of local layers are zeros, as chunks are read of which a part was
     /// never written.
-    pub fn new(device: &Device, types: KvTypes, (slots, ring): (usize, Ring), place: Place) -> Result<Self> {
-        let (k, v) = row_bytes(types);
-        let plane = |layer: usize, row: usize| (KV_HEADS * row).saturating_mul(rows_of(layer, slots, ring));
-        let arena = |row: usize| {
-            let planes: [usize; LAYERS] = std::array::from_fn(|layer| plane(layer, row));
-            Arena::new(device, &planes, Access::ReadWrite, place)
+    pub fn new(device: &Device, types: KvTypes, (slots, ring): (usize, Ring), home: Home) -> Result<Self> {
+        let layers = match home {
+            Home::Device(place) => on_device(device, types, (slots, ring), place).map(Layers::Device),
+            Home::Host => on_host(types, (slots, ring)).map(Layers::Host),
         };
-        let (mut keys, mut values) = (arena(k), arena(v));
-        let no_room = |f: Failure| match f.kind {
+        let layers = layers.map_err(|f: Failure| match f.kind {
             Kind::Memory => {
                 let message = format!("KV cache for `EngineOptions::max_seq_len` {slots}: {}", f.message);
                 Failure::new(Kind::Memory, message + "; use a smaller context or KV type")
             }
             _ => f,
-        };
-        let mut layer = |layer: usize| {
-            let rows = LayerRows { k: keys.buffer(plane(layer, k))?, v: values.buffer(plane(layer, v))? };
-            if is_local(layer) {
-                rows.k.fill(0..rows.k.len(), 0)?;
-                rows.v.fill(0..rows.v.len(), 0)?;
-            }
-            Ok(rows)
-        };
-        let layers = (0..LAYERS).map(&mut layer).collect::<Result<_>>().map_err(no_room)?;
-        Ok(Self { types, slots, ring, place, layers })
+        })?;
+        Ok(Self { types, slots, ring, home, layers })
     }
 
     /// Element types.
@@ -80,67 +90,85 @@ impl Rows {
         self.ring
     }
 
-    /// Buffers of one layer.
-    pub fn layer(&self, layer: usize) -> &LayerRows {
-        &self.layers[layer]
+    /// Bytes of a row of keys (0) or of values (1).
+    pub fn row(&self, plane: usize) -> usize {
+        row_bytes(self.types)[plane]
     }
 
-    /// The same, to map them.
-    pub fn layer_mut(&mut self, layer: usize) -> &mut LayerRows {
-        &mut self.layers[layer]
+    /// Buffers of one layer; `None` where the host has the rows.
+    pub fn layer(&self, layer: usize) -> Option<&LayerRows> {
+        match &self.layers {
+            Layers::Device(layers) => Some(&layers[layer]),
+            Layers::Host(_) => None,
+        }
+    }
+
+    /// Keys and values of one layer, where the host has them.
+    pub fn of_host(&self, layer: usize) -> Option<&[Vec<u8>; 2]> {
+        match &self.layers {
+            Layers::Device(_) => None,
+            Layers::Host(layers) => Some(&layers[layer]),
+        }
     }
 
     /// A copy with another number of slots, or other rings, and the first `len` slots' rows. The rows of a ring of
     /// another size have not come round yet.
     pub fn resized(&self, device: &Device, (slots, ring): (usize, Ring), len: usize) -> Result<Self> {
-        let grown = Self::new(device, self.types, (slots, ring), self.place)?;
-        for (layer, to) in grown.layers.iter().enumerate() {
+        let mut grown = Self::new(device, self.types, (slots, ring), self.home)?;
+        for layer in 0..LAYERS {
             let (here, there) = (self.rows(layer), grown.rows(layer));
             let len = if is_local(layer) { here.min(there) } else { len };
-            for ((old, row), (new, _)) in self.planes(layer).into_iter().zip(planes(to, self.types)) {
+            for (plane, row) in row_bytes(self.types).into_iter().enumerate() {
                 for head in 0..KV_HEADS {
-                    let from = head * here * row;
-                    old.copy(from..from + len * row, new, head * there * row)?;
+                    let (from, to) = (head * here * row, head * there * row);
+                    let range = from..from + len * row;
+                    match (&self.layers, &mut grown.layers) {
+                        (Layers::Device(old), Layers::Device(new)) => {
+                            old[layer].plane(plane).copy(range, new[layer].plane(plane), to)?;
+                        }
+                        (Layers::Host(old), Layers::Host(new)) => {
+                            new[layer][plane][to..to + len * row].copy_from_slice(&old[layer][plane][range]);
+                        }
+                        _ => unreachable!("invariant: both have one home"),
+                    }
                 }
             }
         }
         Ok(grown)
     }
 
-    /// Keys and values of a layer with the bytes of their rows.
-    fn planes(&self, layer: usize) -> [(&Buffer, usize); 2] {
-        planes(&self.layers[layer], self.types)
-    }
-
-    /// Moves the rows of `slots` (ascending, the last one before `len`) to slots `0..`.
-    pub fn keep(&self, layer: usize, kv_head: usize, slots: &[u32], len: usize) -> Result<()> {
-        for (plane, row) in self.planes(layer) {
-            let start = kv_head * self.slots * row;
-            let filled = start..start + len * row;
-            if self.place == Place::HostVisible && !slots.is_empty() {
-                let mut view = plane.clone().into_map(filled, MapFor::ReadingAndWriting)?;
-                gather(view.bytes_mut(), slots, row);
-                view.unmap()?;
-            } else {
-                let mut bytes = vec![0; filled.len()];
-                plane.read(start, &mut bytes)?;
-                gather(&mut bytes, slots, row);
-                plane.write(start, &bytes[..slots.len() * row])?;
-            }
+    /// Moves the rows of `slots`, which ascend, to slots `0..`, where the host has them; else false.
+    pub fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> bool {
+        let (all, rows) = (self.slots, row_bytes(self.types));
+        let Layers::Host(layers) = &mut self.layers else { return false };
+        for (plane, row) in layers[layer].iter_mut().zip(rows) {
+            gather(&mut plane[kv_head * all * row..], slots, row);
         }
-        Ok(())
+        true
     }
 
     /// Copies rows out: `[kv_head][slot][row bytes]`.
     pub fn read(&self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
-        let all = self.rows(layer);
-        for ((plane, row), out) in self.planes(layer).into_iter().zip([&mut rows.k, &mut rows.v]) {
-            let len = slots.len() * row;
-            out.resize(KV_HEADS * len, 0);
-            for (head, mut out) in out.chunks_exact_mut(len.max(1)).enumerate() {
+        let (all, n) = (self.rows(layer), slots.len());
+        for (plane, out) in [&mut rows.k, &mut rows.v].into_iter().enumerate() {
+            let row = self.row(plane);
+            out.resize(KV_HEADS * n * row, 0);
+            if let Layers::Device(layers) = &self.layers
+                && let Some(pieces) = of_heads(&slots, all, row)
+            {
+                layers[layer].plane(plane).read_pieces(pieces, out)?;
+                continue;
+            }
+            for (head, mut out) in out.chunks_exact_mut((n * row).max(1)).enumerate() {
                 for (at, n) in pieces(slots.clone(), all) {
                     let (piece, rest) = out.split_at_mut(n * row);
-                    plane.read((head * all + at) * row, piece)?;
+                    let from = (head * all + at) * row;
+                    match &self.layers {
+                        Layers::Device(layers) => layers[layer].plane(plane).read(from, piece)?,
+                        Layers::Host(layers) => {
+                            piece.copy_from_slice(&layers[layer][plane][from..from + n * row]);
+                        }
+                    }
                     out = rest;
                 }
             }
@@ -149,18 +177,38 @@ impl Rows {
     }
 
     /// Copies rows in.
-    pub fn write(&self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
-        let all = self.rows(layer);
-        assert!(is_local(layer) || slots.end <= all);
-        for ((plane, row), from) in self.planes(layer).into_iter().zip([&rows.k, &rows.v]) {
-            let len = slots.len() * row;
-            assert_eq!(from.len(), KV_HEADS * len);
-            for (head, mut from) in from.chunks_exact(len.max(1)).enumerate() {
-                for (at, n) in pieces(slots.clone(), all) {
-                    let (piece, rest) = from.split_at(n * row);
-                    plane.write((head * all + at) * row, piece)?;
-                    from = rest;
+    pub fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
+        assert!(is_local(layer) || slots.end <= self.rows(layer));
+        [&rows.k, &rows.v].into_iter().enumerate().try_for_each(|(plane, from)| {
+            assert_eq!(from.len(), KV_HEADS * slots.len() * self.row(plane));
+            self.write_plane((layer, plane), slots.clone(), from)
+        })
+    }
+
+    /// The same of keys alone, or of values.
+    pub fn write_plane(
+        &mut self,
+        (layer, plane): (usize, usize),
+        slots: Range<usize>,
+        from: &[u8],
+    ) -> Result<()> {
+        let (all, row) = (self.rows(layer), self.row(plane));
+        if let Layers::Device(layers) = &self.layers
+            && let Some(pieces) = of_heads(&slots, all, row)
+        {
+            return layers[layer].plane(plane).write_pieces(pieces, from);
+        }
+        for (head, mut from) in from.chunks_exact((slots.len() * row).max(1)).enumerate() {
+            for (at, n) in pieces(slots.clone(), all) {
+                let (piece, rest) = from.split_at(n * row);
+                let to = (head * all + at) * row;
+                match &mut self.layers {
+                    Layers::Device(layers) => layers[layer].plane(plane).write(to, piece)?,
+                    Layers::Host(layers) => {
+                        layers[layer][plane][to..to + n * row].copy_from_slice(piece);
+                    }
                 }
+                from = rest;
             }
         }
         Ok(())
@@ -170,20 +218,62 @@ impl Rows {
     ///
     /// # Panics
     ///
-    /// They are not in host-visible memory.
+    /// They are not in host-visible memory of the device.
     pub fn map(&self) -> Result<Vec<MappedLayer>> {
         let map = |b: &Buffer| b.clone().into_map(0..b.len(), MapFor::ReadingAndWriting);
-        self.layers.iter().map(|l| Ok((map(&l.k)?, map(&l.v)?))).collect()
+        let layer = |layer| {
+            let rows = self.layer(layer).expect("the device has the rows that it shares");
+            Ok((map(&rows.k)?, map(&rows.v)?))
+        };
+        (0..LAYERS).map(layer).collect()
     }
 }
 
-fn planes(layer: &LayerRows, types: KvTypes) -> [(&Buffer, usize); 2] {
-    let (k, v) = row_bytes(types);
-    [(&layer.k, k), (&layer.v, v)]
+fn on_device(
+    device: &Device,
+    types: KvTypes,
+    (slots, ring): (usize, Ring),
+    place: Place,
+) -> Result<Vec<LayerRows>> {
+    let [k, v] = row_bytes(types);
+    let plane = |layer: usize, row: usize| (KV_HEADS * row).saturating_mul(rows_of(layer, slots, ring));
+    let arena = |row: usize| {
+        let planes: [usize; LAYERS] = std::array::from_fn(|layer| plane(layer, row));
+        Arena::new(device, &planes, Access::ReadWrite, place)
+    };
+    let (mut keys, mut values) = (arena(k), arena(v));
+    let layer = |layer: usize| {
+        let rows = LayerRows { k: keys.buffer(plane(layer, k))?, v: values.buffer(plane(layer, v))? };
+        if is_local(layer) {
+            rows.k.fill(0..rows.k.len(), 0)?;
+            rows.v.fill(0..rows.v.len(), 0)?;
+        }
+        Ok(rows)
+    };
+    (0..LAYERS).map(layer).collect()
+}
+
+fn on_host(types: KvTypes, (slots, ring): (usize, Ring)) -> Result<Vec<[Vec<u8>; 2]>> {
+    let plane = |layer: usize, row: usize| {
+        let len = (KV_HEADS * row).saturating_mul(rows_of(layer, slots, ring));
+        let room = Vec::<u8>::new().try_reserve_exact(len);
+        room.map_err(|_| Failure::new(Kind::Memory, format!("no room for {len} bytes")))?;
+        // Pages come as they are written.
+        Ok(vec![0; len])
+    };
+    let [k, v] = row_bytes(types);
+    (0..LAYERS).map(|layer| Ok([plane(layer, k)?, plane(layer, v)?])).collect()
+}
+
+/// The rows of `slots` of all heads, where they are one piece of each.
+fn of_heads(slots: &Range<usize>, rows: usize, row: usize) -> Option<Pieces> {
+    let (at, n) = pieces(slots.clone(), rows).next()?;
+    let pieces = Pieces { start: at * row, len: n * row, count: KV_HEADS, pitch: rows * row };
+    (n == slots.len()).then_some(pieces)
 }
 
 /// Moves the rows of `slots`, which ascend, to the front.
-fn gather(rows: &mut [u8], slots: &[u32], row: usize) {
+pub fn gather(rows: &mut [u8], slots: &[u32], row: usize) {
     for (to, &from) in slots.iter().enumerate() {
         let from = from as usize;
         rows.copy_within(from * row..(from + 1) * row, to * row);
@@ -196,6 +286,6 @@ fn rows_of(layer: usize, slots: usize, ring: Ring) -> usize {
 }
 
 /// Bytes of a key row and of a value row.
-fn row_bytes(types: KvTypes) -> (usize, usize) {
-    (types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM))
+fn row_bytes(types: KvTypes) -> [usize; 2] {
+    [types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM)]
 }

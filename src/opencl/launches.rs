@@ -4,118 +4,16 @@
 use super::defines::Sight;
 use super::kernels::{Input, Kernels, Name, Observed, way};
 use super::kv::{LayerRows, Rows};
+use super::products::{Launch, Product, Products, Tiles};
 use super::scratch::Scratch;
+use super::several::{self, Several};
 use super::single_launch::Bound;
 use super::storage::{Activations, Step};
 use super::ways::{Form, Tokens};
 use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
 use opencl_runtime::buffer::Buffer;
-use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
-use opencl_runtime::program::Kernel;
-use std::ops::Range;
-
-/// A kernel with its buffers and the items of one work-group, in lines.
-pub struct Launch {
-    kernel: Kernel,
-    local: [usize; 2],
-    /// The first argument after the buffers.
-    ints: usize,
-}
-
-impl Launch {
-    /// Queues it over so many work-groups.
-    pub fn run(&self, device: &Device, groups: [usize; 2]) -> Result<()> {
-        let [items, lines] = self.local;
-        device.launch(&self.kernel, &[groups[0] * items, groups[1] * lines], &self.local)
-    }
-
-    /// Sets the first argument after the buffers.
-    pub fn with(&mut self, ints: &[i32]) -> Result<&mut Self> {
-        self.kernel.arg_ints(self.ints, ints)?;
-        Ok(self)
-    }
-
-    /// Sets the second argument after the buffers.
-    pub fn and(&mut self, ints: &[i32]) -> Result<&mut Self> {
-        self.kernel.arg_ints(self.ints + 1, ints)?;
-        Ok(self)
-    }
-}
-
-/// A matrix (or the part of it that one buffer holds) times its input.
-struct Product {
-    launch: Launch,
-    /// First group of sixteen rows of the result, groups.
-    rows: [i32; 2],
-    /// Work-groups: all of `gemv`, or the tiles of rows of `gemm`.
-    groups: usize,
-    /// Rows and tokens of a tile of `gemm`.
-    tile: [usize; 2],
-}
-
-impl Product {
-    /// Queues these tiles of rows and of tokens of `gemm`.
-    fn tiles(&mut self, device: &Device, all: usize, rows: Range<usize>, tokens: Range<usize>) -> Result<()> {
-        if rows.is_empty() || tokens.is_empty() {
-            return Ok(());
-        }
-        // `Part` of `kernels/common.cl`.
-        let start = tokens.start << 16 | rows.start;
-        let launch = self.launch.with(&[self.rows[0], self.rows[1], all as i32, start as i32])?;
-        launch.run(device, [rows.len(), tokens.len()])
-    }
-}
-
-/// The matrices of a step.
-#[derive(Default)]
-pub struct Products(Vec<Product>);
-
-impl Products {
-    /// Queues the product of one token.
-    pub fn one(&self, device: &Device) -> Result<()> {
-        self.0.iter().try_for_each(|p| p.launch.run(device, [p.groups, 1]))
-    }
-
-    /// Queues the product of many tokens.
-    pub fn many(&mut self, device: &Device, tokens: usize) -> Result<()> {
-        self.0
-            .iter_mut()
-            .try_for_each(|p| p.tiles(device, tokens, 0..p.groups, 0..tokens.div_ceil(p.tile[1])))
-    }
-
-    /// Queues the groups of rows from `first` on of the product of many tokens.
-    pub fn groups_from(&mut self, device: &Device, tokens: usize, first: usize) -> Result<()> {
-        self.0.iter_mut().try_for_each(|p| {
-            let rows = first.saturating_sub(p.rows[0] as usize) * 16 / p.tile[0];
-            p.tiles(device, tokens, rows..p.groups, 0..tokens.div_ceil(p.tile[1]))
-        })
-    }
-
-    /// Queues the groups of rows before `end` of the product of `some` of the many tokens, and what shares tiles with
-    /// them.
-    pub fn groups_before(
-        &mut self,
-        device: &Device,
-        tokens: usize,
-        end: usize,
-        some: Range<usize>,
-    ) -> Result<()> {
-        if some.is_empty() {
-            return Ok(());
-        }
-        self.0.iter_mut().try_for_each(|p| {
-            let rows = (end.saturating_sub(p.rows[0] as usize) * 16).div_ceil(p.tile[0]);
-            p.tiles(
-                device,
-                tokens,
-                0..rows.min(p.groups),
-                some.start / p.tile[1]..some.end.div_ceil(p.tile[1]),
-            )
-        })
-    }
-}
 
 /// The steps of one layer on a pass of one token. Each is a launch, which covers the steps that it is described by.
 pub struct OneToken {
@@ -170,6 +68,8 @@ pub struct Launches {
     pub heads: Products,
     /// The end of attend for one token, where `out` does not do it; none where the host computes attention.
     pub merge: Option<Launch>,
+    /// Attention of a token each of several runs, where passes are to have those.
+    pub several: Option<Several>,
     /// Queries of a work-group of attention of many tokens.
     pub queries: usize,
     /// For which [`Scratch::slots`] they are bound.
@@ -244,6 +144,7 @@ impl Binder<'_> {
         Ok(Launches {
             one: (0..LAYERS).map(|i| self.one_token(&m.layers[i], window(i))).collect::<Result<_>>()?,
             head: self.head()?,
+            several: (many && on_device && s.at_once > 1).then(|| self.several()).transpose()?,
             merge: on_device.then(|| self.launch(Name::Merge, &merge)).transpose()?,
             many: m.layers.iter().filter(|_| many).map(|l| self.many_tokens(l)).collect::<Result<_>>()?,
             post_norms: m
@@ -261,6 +162,21 @@ impl Binder<'_> {
         })
     }
 
+    /// Attention of a token each of several runs, whose rows are bound when they are known.
+    fn several(&mut self) -> Result<Several> {
+        let (s, m) = (self.scratch, self.matrices);
+        let mut layer = |(i, l): (usize, &LayerWeights)| {
+            let norm = l.qk_norm.as_ref().unwrap_or(&s.none);
+            let calibration = self.calibration.get(i).unwrap_or(&s.none);
+            let buffers = [s.state.buffer(), &s.qkv, norm, calibration, &s.partials, &s.ml];
+            let launch = self.launch(Name::AttendSeveral(Sight::of(i)), &buffers)?;
+            Ok(Launch { ints: several::BEFORE_ROWS + several::ROWS, ..launch })
+        };
+        let attend = m.layers.iter().enumerate().map(&mut layer).collect::<Result<_>>()?;
+        let merge = self.launch(Name::MergeSeveral, &[&s.partials, &s.ml, &s.att])?;
+        Ok(Several::new(attend, merge, s.none.clone(), s.at_once))
+    }
+
     /// Binds what touches a cache, which observes attention where there is mass by layer that sees all.
     pub fn cache(&mut self, rows: &Rows, mass: Option<&[Buffer]>) -> Result<CacheLaunches> {
         let weights = self.matrices.layers.iter().enumerate();
@@ -275,7 +191,7 @@ impl Binder<'_> {
     fn cache_layer(
         &mut self,
         (l, calibration, sight): (&LayerWeights, &Buffer, Sight),
-        rows: &LayerRows,
+        rows: Option<&LayerRows>,
         mass: Option<&Buffer>,
     ) -> Result<CacheLayer> {
         let (s, many) = (self.scratch, self.scratch.max_tokens > 1);
@@ -285,23 +201,26 @@ impl Binder<'_> {
         let mut bind = |wanted: bool, name: Name, buffers: &[&Buffer]| {
             wanted.then(|| self.launch(name, buffers)).transpose()
         };
-        let rope = [state, &s.qkv, norm, calibration, &rows.k, &rows.v];
+        // What the host attends to lands in what is idle meanwhile.
+        let [k, v] = rows.map_or([&s.acts, &s.gate_up], |rows| [&rows.k, &rows.v]);
+        let rope = [state, &s.qkv, norm, calibration, k, v];
         let attend_one = [&rope[..], &[&s.partials, &s.ml]].concat();
-        let observe = |softmax, mass| [state, &s.qkv, norm, calibration, &rows.k, softmax, mass];
+        let observe = |softmax, mass| [state, &s.qkv, norm, calibration, k, softmax, mass];
         let (observed, mass) = (on_device && mass.is_some(), mass.unwrap_or(&s.none));
         let [one, several] =
             [Observed::OneToken, Observed::ManyTokens].map(|observed| Name::Observe(observed, sight));
         Ok(CacheLayer {
             rope: bind(many || !on_device, Name::Rope(sight), &rope)?,
-            attend: bind(
-                many && on_device,
-                Name::Attend(sight),
-                &[&s.qkv, &rows.k, &rows.v, &s.att, softmax],
-            )?,
+            attend: bind(many && on_device, Name::Attend(sight), &[&s.qkv, k, v, &s.att, softmax])?,
             attend_one: bind(on_device, Name::AttendOne(sight), &attend_one)?,
             observe: bind(observed && many, several, &observe(softmax, mass))?,
             observe_one: bind(observed, one, &observe(&s.ml, mass))?,
         })
+    }
+
+    /// What moves rows that stay, whose buffers are bound when they are known.
+    pub fn keep(&mut self) -> Result<Launch> {
+        Ok(Launch { ints: 2, ..self.launch(Name::Keep, &[])? })
     }
 
     /// A kernel with its buffers, from argument 0 on.
@@ -321,8 +240,8 @@ impl Binder<'_> {
         let quants = image.as_ref().unwrap_or(quants);
         let mut buffers = vec![quants, scales, state, io.input, io.scales, io.out, io.extra];
         buffers.extend(io.sums);
-        let launch = self.launch(name, &buffers)?;
-        Ok(Product { launch, rows: [*first as i32, *groups as i32], groups: *groups, tile: [16, 1] })
+        let tiles = Tiles { launch: self.launch(name, &buffers)?, groups: *groups, tile: [16, 1] };
+        Ok(Product { rows: [*first as i32, *groups as i32], tiles, few: None })
     }
 
     /// One token times the matrices of a step, its input from where the first of the pair says, its result as
@@ -338,8 +257,8 @@ impl Binder<'_> {
             let storage = chunk.storage;
             let way = self.kernels.way(Tokens::One, step, storage);
             let mut p = self.product(Name::Gemv { step, storage, input, next, way }, chunk, &io)?;
-            p.launch.with(&p.rows)?;
-            p.groups = self.kernels.shapes().gemv_groups(step, storage, way, p.groups);
+            p.tiles.launch.with(&p.rows)?;
+            p.tiles.groups = self.kernels.shapes().gemv_groups(step, storage, way, p.tiles.groups);
             Ok(p)
         };
         w.chunks.iter().map(product).collect::<Result<_>>().map(Products)
@@ -353,8 +272,14 @@ impl Binder<'_> {
             let sums = (way.form != Form::Tile).then_some(&s.act_sums);
             let io = Io { input: &s.acts, scales: &s.act_scales, out, extra, sums };
             let mut p = self.product(Name::Gemm(step, chunk.storage, way), chunk, &io)?;
-            p.tile = self.kernels.shapes().gemm_tile(step, chunk.storage, way);
-            p.groups = (p.groups * step.halves() * 16).div_ceil(p.tile[0]);
+            let groups = chunk.groups * step.halves();
+            p.tiles.tile = self.kernels.shapes().gemm_tile(step, chunk.storage, way);
+            p.tiles.groups = (groups * 16).div_ceil(p.tiles.tile[0]);
+            if self.kernels.has_few(chunk.storage, way) {
+                let io = Io { sums: Some(&s.act_sums), ..io };
+                let few = self.product(Name::GemmFew(step, chunk.storage), chunk, &io)?.tiles;
+                p.few = Some(Tiles { groups, tile: [16, self.kernels.shapes().few(step).tokens], ..few });
+            }
             Ok(p)
         };
         w.chunks.iter().map(product).collect::<Result<_>>().map(Products)

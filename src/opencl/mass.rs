@@ -3,7 +3,7 @@
 use super::launches::AttendOn;
 use crate::dims::*;
 use crate::model::device;
-use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of, bytes_of_mut};
+use opencl_runtime::buffer::{Access, Buffer, Pieces, Place, bytes_of, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
@@ -95,14 +95,25 @@ impl Mass {
     pub fn read(&mut self, layer: usize, len: usize, mass: &mut [f32]) -> Result<()> {
         assert_eq!(mass.len(), KV_HEADS * len);
         self.fill_up(len)?;
+        if let Sums::Device(layers) = &self.sums {
+            return layers[BEFORE[layer][0]].read_pieces(self.of_heads(len), bytes_of_mut(mass));
+        }
         let mut heads = mass.chunks_exact_mut(len.max(1)).enumerate();
         heads.try_for_each(|(head, mass)| self.get(BEFORE[layer][0], head * self.slots, mass))
+    }
+
+    /// The first `len` slots of all heads of a layer.
+    fn of_heads(&self, len: usize) -> Pieces {
+        Pieces { start: 0, len: 4 * len, count: KV_HEADS, pitch: 4 * self.slots }
     }
 
     /// Replaces the mass of filled slots.
     pub fn write(&mut self, layer: usize, len: usize, mass: &[f32]) -> Result<()> {
         assert_eq!(mass.len(), KV_HEADS * len);
         self.fill_up(len)?;
+        if let Sums::Device(layers) = &self.sums {
+            return layers[BEFORE[layer][0]].write_pieces(self.of_heads(len), bytes_of(mass));
+        }
         let slots = self.slots;
         let mut heads = mass.chunks_exact(len.max(1)).enumerate();
         heads.try_for_each(|(head, mass)| self.put(BEFORE[layer][0], head * slots, mass))
@@ -123,11 +134,14 @@ impl Mass {
     }
 
     /// Makes the first `len` slots have a mass.
-    fn fill_up(&mut self, len: usize) -> Result<()> {
+    pub fn fill_up(&mut self, len: usize) -> Result<()> {
         if self.filled < len {
-            let zeros = vec![0.0; len - self.filled];
             for (layer, head) in (0..GLOBAL_LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
-                self.put(layer, head * self.slots + self.filled, &zeros)?;
+                let (first, end) = (head * self.slots + self.filled, head * self.slots + len);
+                match &mut self.sums {
+                    Sums::Device(layers) => layers[layer].fill(4 * first..4 * end, 0)?,
+                    Sums::Host(layers) => layers[layer][first..end].fill(0.0),
+                }
             }
             self.filled = len;
         }

@@ -2,6 +2,7 @@
 //! when the first such cache comes.
 
 use super::defines::{CHUNK, FFN_PAD, QKV};
+use super::shapes::SEVERAL;
 use crate::dims::*;
 use crate::model::device::Run;
 use crate::model::rope::{Frequencies, angles};
@@ -44,7 +45,7 @@ pub struct Scratch {
     pub post: Buffer,
     /// `[logit_rows][VOCAB]`
     pub logits: Buffer,
-    /// Chunks of one token's attention: `[chunk][HEADS][HEAD_DIM]`
+    /// Chunks of attention of one token, or of a token each of several runs: `[chunk][HEADS][HEAD_DIM]`
     pub partials: Buffer,
     /// Largest score and softmax sum of each: `[chunk][HEADS][2]`
     pub ml: Buffer,
@@ -60,7 +61,12 @@ pub struct Scratch {
     pub logit_rows: usize,
     /// Slots of a cache that `partials` and `ml` have room for: whole chunks.
     pub slots: usize,
+    /// For how many runs they have that.
+    pub at_once: usize,
 }
+
+// Rows of keys land in `acts`, those of values in `gate_up`, where the host attends to them; no type has more than 32 bits.
+const _: () = assert!(FFN_PAD >= KV_DIM);
 
 /// Bytes of each buffer for so many tokens, in the order of the fields.
 fn sizes(tokens: usize) -> [usize; 9] {
@@ -79,9 +85,9 @@ fn sizes(tokens: usize) -> [usize; 9] {
     floats.map(|n| 4 * n)
 }
 
-/// Bytes of `partials` and of `ml` for caches of `slots` slots.
-fn part_sizes(slots: usize) -> [usize; 2] {
-    let heads = HEADS * slots.div_ceil(CHUNK).max(1);
+/// Bytes of `partials` and of `ml` for so many caches of `slots` slots.
+fn part_sizes(slots: usize, caches: usize) -> [usize; 2] {
+    let heads = HEADS * slots.div_ceil(CHUNK).max(1) * caches;
     [4 * heads * HEAD_DIM, 4 * heads * 2]
 }
 
@@ -95,9 +101,14 @@ pub fn bytes(tokens: usize) -> usize {
     sizes(tokens).iter().sum::<usize>() + NONE
 }
 
-/// Bytes of the chunks of one token's attention over `slots` slots.
-pub fn parts_bytes(slots: usize) -> usize {
-    part_sizes(slots).iter().sum()
+/// Bytes of the chunks of attention over `slots` slots of a token of each of so many sequences.
+pub fn parts_bytes(slots: usize, sequences: usize) -> usize {
+    part_sizes(slots, at_once(sequences)).iter().sum()
+}
+
+/// Of how many sequences a token each is attended at once.
+fn at_once(sequences: usize) -> usize {
+    sequences.clamp(1, SEVERAL)
 }
 
 fn buffer(device: &Device, len: usize) -> Result<Buffer> {
@@ -105,8 +116,9 @@ fn buffer(device: &Device, len: usize) -> Result<Buffer> {
 }
 
 impl Scratch {
-    /// Buffers for `tokens` tokens, or for fewer where the device has no buffer so large, and caches of `slots` slots.
-    pub fn new(device: &Device, tokens: usize, slots: usize) -> Result<Self> {
+    /// Buffers for `tokens` tokens, or for fewer where the device has no buffer so large, and for so many caches of `slots`
+    /// slots.
+    pub fn new(device: &Device, tokens: usize, (slots, sequences): (usize, usize)) -> Result<Self> {
         let most = device.facts().max_alloc;
         let mut tokens = tokens.max(1);
         while tokens > 1 && sizes(tokens).iter().any(|&n| n as u64 > most) {
@@ -114,7 +126,8 @@ impl Scratch {
         }
         let [state, qkv, att, acts, act_scales, act_sums, gate_up, post, logits] = sizes(tokens);
         let none = buffer(device, NONE)?;
-        let [partials, ml] = part_sizes(slots);
+        let at_once = at_once(sequences);
+        let [partials, ml] = part_sizes(slots, at_once);
         Ok(Self {
             state: Staged::new(device, state, Access::ReadWrite)?,
             qkv: buffer(device, qkv)?,
@@ -133,13 +146,14 @@ impl Scratch {
             max_tokens: tokens,
             logit_rows: tokens.min(LOGIT_ROWS),
             slots: slots.max(1).next_multiple_of(CHUNK),
+            at_once,
         })
     }
 
     /// Makes room for attention over `slots` slots. What is bound to the buffers for fewer is to be bound anew.
     pub fn reserve(&mut self, device: &Device, slots: usize) -> Result<()> {
         if slots > self.slots {
-            let [partials, ml] = part_sizes(slots);
+            let [partials, ml] = part_sizes(slots, self.at_once);
             (self.partials, self.ml) = (buffer(device, partials)?, buffer(device, ml)?);
             self.slots = slots.next_multiple_of(CHUNK);
         }

@@ -1,22 +1,26 @@
-//! Whether a device's kernels compute what they should: the whole forward pass on seeded tokens, many at once and one
-//! by one, compared with another device.
+//! Whether a device's kernels compute what they should: the whole forward pass on seeded tokens, many at once, one by
+//! one, few at once and one of each of two sequences, compared with another device.
 //!
 //! Both compute the same sums in the same order, so on a device that rounds as IEEE 754 says the results are the same
 //! bits. On others a rounding flip of one activation moves the logits of a small model by up to 3 % (measured on the
 //! bundled one), while a wrong kernel moves them by their own size.
 
 use crate::dims::{KV_HEADS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, global_layers};
-use crate::model::device::{Cache, Device, Logits, Run};
+use crate::model::device::{Cache, Device, KvRows, Logits, Run};
 use files::Result;
 
 /// Largest relative distance of logits that rounding explains.
 pub const TOLERANCE: f64 = 0.05;
 /// Tokens computed at once: more than a tile of any kernel, if the model has as many positions.
-const MANY: usize = if LEARNED_POSITIONS && MAX_POSITION < 70 + ONE { MAX_POSITION - ONE } else { 70 };
+const MANY: usize = if LEARNED_POSITIONS && MAX_POSITION < 70 + AFTER { MAX_POSITION - AFTER } else { 70 };
 /// Tokens computed one by one after that.
 const ONE: usize = 2;
+/// Tokens computed at once after those.
+const FEW: usize = 5;
+/// All of these, and one beside another sequence's.
+const AFTER: usize = ONE + FEW + 1;
 /// Slots of the caches.
-pub const SLOTS: usize = MANY + ONE;
+pub const SLOTS: usize = MANY + AFTER;
 /// Tokens at once where mass is compared.
 const OBSERVED: usize = 8;
 
@@ -29,22 +33,29 @@ pub fn distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64
     Ok(rows.map(|(a, b)| relative(a, b)).fold(0.0, f64::max))
 }
 
-/// Logits of the last of the first [`MANY`] ids, then of each that follows.
+/// Logits of the last of the first [`MANY`] ids, of each that follows by itself, of the last of the few, and of the last
+/// beside the first of another sequence.
 fn logits(device: &mut dyn Device, ids: &[u32]) -> Result<Vec<f32>> {
-    let mut cache = device.new_cache(SLOTS)?;
-    let mut out = vec![0.0; (1 + ONE) * VOCAB];
-    let (first, others) = out.split_at_mut(VOCAB);
+    let (mut cache, mut other) = (device.new_cache(SLOTS)?, device.new_cache(SLOTS)?);
+    let mut out = vec![0.0; (1 + ONE + 3) * VOCAB];
+    let mut rows = out.chunks_exact_mut(VOCAB);
+    let mut row = || rows.next().expect("there is a row for each");
     let step = device.max_tokens();
-    let mut run = |tokens: &[u32], pos, logits: &mut [f32]| {
-        let logits = Logits::Last(logits);
-        device.forward(&mut [Run::new(&mut *cache, tokens, pos, logits)], None)
-    };
-    for (i, chunk) in ids[..MANY].chunks(step).enumerate() {
-        run(chunk, i * step, &mut *first)?;
+    let each =
+        [(0, MANY)].into_iter().chain((MANY..MANY + ONE).map(|pos| (pos, 1))).chain([(MANY + ONE, FEW)]);
+    for (first, n) in each {
+        let logits = row();
+        for (i, chunk) in ids[first..first + n].chunks(step).enumerate() {
+            let run = Run::new(&mut *cache, chunk, first + i * step, Logits::Last(&mut *logits));
+            device.forward(&mut [run], None)?;
+        }
     }
-    for (pos, row) in (MANY..).zip(others.chunks_mut(VOCAB)) {
-        run(&ids[pos..=pos], pos, row)?;
-    }
+    let last = SLOTS - 1;
+    let mut runs = [
+        Run::new(&mut *cache, &ids[last..], last, Logits::Last(row())),
+        Run::new(&mut *other, &ids[..1], 0, Logits::Last(row())),
+    ];
+    runs.chunks_mut(step.min(2)).try_for_each(|runs| device.forward(runs, None))?;
     Ok(out)
 }
 
@@ -73,6 +84,30 @@ fn masses(device: &mut dyn Device) -> Result<Vec<Vec<f32>>> {
         cache.read_mass(layer, &mut mass).map(|()| mass)
     };
     global_layers().map(mass).collect()
+}
+
+/// Whether the rows that an eviction leaves are those that were there.
+pub fn keeps_right(device: &mut dyn Device) -> Result<bool> {
+    const KEPT: [u32; 3] = [0, 3, 6];
+    let mut cache = device.new_cache(SLOTS)?;
+    let Some(layer) = global_layers().next() else { return Ok(true) };
+    let ids: Vec<u32> = (0..OBSERVED as u32).map(|i| i % VOCAB as u32).collect();
+    for (i, tokens) in ids.chunks(device.max_tokens()).enumerate() {
+        let pos = i * device.max_tokens();
+        device.forward(&mut [Run::new(&mut *cache, tokens, pos, Logits::None)], None)?;
+    }
+    let (mut before, mut after) = (KvRows::default(), KvRows::default());
+    cache.read(layer, 0..OBSERVED, &mut before)?;
+    (0..KV_HEADS).try_for_each(|head| cache.keep(layer, head, &KEPT.map(|slot| slot + (head % 2) as u32)))?;
+    cache.read(layer, 0..KEPT.len(), &mut after)?;
+    let stayed = |before: &[u8], after: &[u8]| {
+        let row = before.len() / (KV_HEADS * OBSERVED);
+        let slots =
+            (0..KV_HEADS).flat_map(|head| KEPT.map(|slot| head * OBSERVED + slot as usize + head % 2));
+        let mut rows = slots.zip(after.chunks(row));
+        rows.all(|(from, after)| before[from * row..(from + 1) * row] == *after)
+    };
+    Ok(stayed(&before.k, &after.k) && stayed(&before.v, &after.v))
 }
 
 fn relative(a: &[f32], b: &[f32]) -> f64 {

@@ -262,7 +262,7 @@ fn floats(l: &LayerWeights) -> Option<(Buffer, [(&'static str, usize); 5])> {
 
 /// Keys, values, and from one layer's to the next's in 64 bytes.
 fn cache(rows: &Rows) -> Option<(Buffer, Buffer, [u32; 2])> {
-    let (first, next) = (rows.layer(0), rows.layer(1.min(LAYERS - 1)));
+    let (first, next) = (rows.layer(0)?, rows.layer(1.min(LAYERS - 1))?);
     let stride = |b: &Buffer| b.whole().and_then(|(_, at)| u32::try_from(at / 64).ok());
     let buffers = (first.k.whole()?.0.clone(), first.v.whole()?.0.clone());
     Some((buffers.0, buffers.1, [stride(&next.k)?, stride(&next.v)?]))

@@ -1,19 +1,24 @@
 //! Which way of computing products is fastest on a device: timed at the first use, then kept with the programs.
 //!
-//! The step with the largest matrices stands for all of a layer. Its forms are timed first, then what can be added to the
-//! fastest, so that few programs are compiled. Each must give the bits of the plain kernel before it is timed. NVIDIA's
-//! devices have kernels of their own, and nothing is timed there.
+//! All ways are timed with the step that has the largest matrices: the forms first, then what can be added to the
+//! fastest, so that few programs are compiled. The best two are then timed with each other step, whose shape may want
+//! another. Each must give the bits of the plain kernel before it is timed. Compilers may be slow: after some seconds
+//! nothing more is compiled to be tried, and what was best so far is taken for what is left. Where a self-test finds
+//! that it computes something else after all, [`recheck`] finds out what is wrong. NVIDIA's devices have kernels of their
+//! own, and nothing is timed there.
 
-use super::defines::{Defines, FFN_PAD};
-use super::kernels::{Kernels, SOURCES, Variants};
-use super::launches::{AttendOn, Binder, Launch, Products};
+use super::defines::Defines;
+use super::kernels::{Kernels, SOURCES};
+use super::launches::{AttendOn, Binder};
+use super::products::{Launch, Products};
 use super::scratch::Scratch;
-use super::storage::Step;
+use super::shapes::Variants;
+use super::storage::{Step, Storage};
 use super::ways::{Form, Tokens, Way, Ways};
 use super::weights::Model;
 use crate::dims::*;
 use numeric::kv::{KvType, KvTypes};
-use opencl_runtime::buffer::bytes_of;
+use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program_cache::{Attempt, Cache};
@@ -24,8 +29,12 @@ use std::time::{Duration, Instant};
 const MANY: usize = 64;
 /// Layers whose matrices are read in turn, so that they do not stay in a cache.
 const LAYERS_IN_TURN: usize = if LAYERS < 8 { LAYERS } else { 8 };
-/// After that nothing more is compiled to be tried, for one token or for many.
-const ENOUGH: Duration = Duration::from_secs(8);
+/// After that nothing more is compiled to be tried: with the step that stands for all and with the others, for many
+/// tokens and then for one. What is compiled for the chosen way would be compiled anyway.
+const ENOUGH: [[Duration; 2]; 2] = [
+    [Duration::from_millis(5500), Duration::from_millis(7000)],
+    [Duration::from_millis(2500), Duration::from_millis(4000)],
+];
 /// How long one way is timed, if it takes less.
 const EACH: Duration = Duration::from_millis(20);
 /// The step that stands for all.
@@ -35,6 +44,8 @@ const STEP: Step = Step::GateUp;
 pub struct Timed {
     /// Of one token or of many.
     pub tokens: Tokens,
+    /// With which step.
+    pub step: Step,
     /// Which.
     pub way: Way,
     /// Of one product.
@@ -85,6 +96,28 @@ pub fn timed(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<
     Ok(tuned)
 }
 
+/// Compares what the chosen ways compute with what the plain kernels do, and takes these instead where it is not the same.
+/// Whether any was.
+///
+/// # Errors
+///
+/// Where the device is lost.
+pub fn recheck(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<bool> {
+    let key = key(model);
+    if !model.has_ways() || Ways::forced(model.device.facts())?.is_some() {
+        return Ok(false);
+    }
+    let mut tuner = Tuner::new(model, cache, &key, say)?;
+    tuner.tuned.ways = model.ways()?;
+    for (tokens, step) in [Tokens::Many, Tokens::One].into_iter().flat_map(|t| Step::ALL.map(|s| (t, s))) {
+        tuner.check(tokens, step)?;
+    }
+    let Tuner { tuned, left_out, .. } = tuner;
+    model.set_ways(tuned.ways);
+    cache.remember(&key, &tuned.ways.to_string());
+    Ok(!left_out.is_empty())
+}
+
 /// Names everything that speeds depend on.
 fn key(model: &Model) -> String {
     let mut sources = DefaultHasher::new();
@@ -104,14 +137,28 @@ struct Tuner<'a> {
     kernels: Kernels,
     scratch: Scratch,
     began: Instant,
-    left_out: Vec<(Tokens, Way)>,
+    left_out: Vec<(Tokens, Step, Way)>,
     tuned: Tuned,
 }
 
 /// One way, ready to run.
 struct Trial {
+    tokens: usize,
     /// Of some layers.
     products: Vec<(Option<Launch>, Products)>,
+}
+
+impl Trial {
+    fn run(&mut self, i: usize, device: &Device) -> Result<()> {
+        let (n, layers) = (self.tokens, self.products.len());
+        match &mut self.products[i % layers] {
+            (Some(input), products) => {
+                input.run(device, [n, 1])?;
+                products.many(device, n)
+            }
+            (None, products) => products.one(device),
+        }
+    }
 }
 
 impl<'a> Tuner<'a> {
@@ -119,7 +166,7 @@ impl<'a> Tuner<'a> {
         let device = &model.device;
         let kernels = Kernels::new(device, KvTypes::both(KvType::F16), Variants::Fastest, Ways::default())?;
         let many = if kernels.shapes().batches() { MANY } else { 1 };
-        let scratch = Scratch::new(device, many, 1)?;
+        let scratch = Scratch::new(device, many, (1, 1))?;
         let tuned = Tuned { ways: Ways::default(), table: Vec::new() };
         let (began, left_out) = (Instant::now(), Vec::new());
         Ok(Self { model, cache, key, say, kernels, scratch, began, left_out, tuned })
@@ -129,18 +176,37 @@ impl<'a> Tuner<'a> {
         &self.model.device
     }
 
-    /// Finds the fastest way for all steps with so many tokens.
+    /// Finds the fastest way for each step with so many tokens.
     fn choose(&mut self, tokens: Tokens) -> Result<()> {
-        let quantised = self.model.matrices.layers[0].steps[STEP as usize].quantised();
-        if !quantised || (tokens == Tokens::Many && self.scratch.max_tokens == 1) {
+        if self.stored(STEP).is_none() || (tokens == Tokens::Many && self.scratch.max_tokens == 1) {
             return Ok(());
         }
-        let (plain, expected) = self.plain(tokens)?;
-        self.began = Instant::now();
+        self.search(tokens)?;
+        let mut found: Vec<_> =
+            self.tuned.table.iter().filter(|t| t.tokens == tokens).map(|t| (t.took, t.way)).collect();
+        found.sort_by_key(|(took, _)| *took);
+        Step::ALL.into_iter().for_each(|step| self.tuned.ways.set(tokens, step, found[0].1));
+        for step in [Step::Down, Step::Head, Step::Qkv, Step::Out] {
+            if self.stored(step).is_none() || self.is_late(tokens, step) {
+                continue;
+            }
+            let (plain, expected) = self.plain(tokens, step)?;
+            let mut best = (plain, Way::PLAIN);
+            for (_, way) in found.iter().take(2) {
+                self.better((tokens, step), &mut best, *way, &expected)?;
+            }
+            self.tuned.ways.set(tokens, step, best.1);
+        }
+        Ok(())
+    }
+
+    /// Tries ways with the step that stands for all.
+    fn search(&mut self, tokens: Tokens) -> Result<()> {
+        let (plain, expected) = self.plain(tokens, STEP)?;
         let mut best = (plain, Way::PLAIN);
         for form in [Form::Floats, Form::Rows, Form::Tile] {
             for dot in [false, true] {
-                self.better(tokens, &mut best, Way { form, dot, ..Way::PLAIN }, &expected)?;
+                self.better((tokens, STEP), &mut best, Way { form, dot, ..Way::PLAIN }, &expected)?;
             }
         }
         let changes: [fn(Way) -> Way; 5] = [
@@ -153,86 +219,109 @@ impl<'a> Tuner<'a> {
         ];
         for change in changes {
             let way = change(best.1);
-            self.better(tokens, &mut best, way, &expected)?;
-        }
-        for step in Step::ALL {
-            self.tuned.ways.set(tokens, step, best.1);
+            self.better((tokens, STEP), &mut best, way, &expected)?;
         }
         Ok(())
     }
 
+    /// Whether nothing more is to be compiled for a step.
+    fn is_late(&self, tokens: Tokens, step: Step) -> bool {
+        self.began.elapsed() > ENOUGH[tokens as usize][usize::from(step != STEP)]
+    }
+
+    /// How the matrices of a step are stored, where they are quantised.
+    fn stored(&self, step: Step) -> Option<Storage> {
+        let matrices = &self.model.matrices;
+        let weights =
+            if step == Step::Head { &matrices.head } else { &matrices.layers[0].steps[step as usize] };
+        weights.quantised().then(|| weights.chunks[0].storage)
+    }
+
     /// The plain kernel: what it takes, and its bits.
-    fn plain(&mut self, tokens: Tokens) -> Result<(Duration, Vec<u8>)> {
-        let mut trial = self.trial(tokens, Way::PLAIN)?;
-        let (first, expected) = self.first(&mut trial, tokens)?;
+    fn plain(&mut self, tokens: Tokens, step: Step) -> Result<(Duration, Vec<u8>)> {
+        let mut trial = self.trial(tokens, step, Way::PLAIN)?;
+        let (first, expected) = self.first(&mut trial, tokens, step)?;
         let took = self.time(&mut trial, first)?;
-        self.tuned.table.push(Timed { tokens, way: Way::PLAIN, took });
+        self.tuned.table.push(Timed { tokens, step, way: Way::PLAIN, took });
         Ok((took, expected))
+    }
+
+    /// Takes the plain kernel for a step where the chosen one does not give its bits.
+    fn check(&mut self, tokens: Tokens, step: Step) -> Result<()> {
+        let way = self.tuned.ways.get(tokens, step);
+        let absent = tokens == Tokens::Many && self.scratch.max_tokens == 1;
+        if absent || way == Way::PLAIN || self.stored(step).is_none() {
+            return Ok(());
+        }
+        let mut plain = self.trial(tokens, step, Way::PLAIN)?;
+        let (took, expected) = self.first(&mut plain, tokens, step)?;
+        let found = self.tried((tokens, step, way), &expected, took);
+        if !matches!(found, Ok(Some(_))) {
+            let why = found.err().map_or("it computes wrong results".into(), |e| e.message);
+            self.leave_out((tokens, step, way), &why);
+            self.tuned.ways.set(tokens, step, Way::PLAIN);
+        }
+        self.model.device.finish()
     }
 
     /// Takes `way` instead of the best so far where it is faster.
     fn better(
         &mut self,
-        tokens: Tokens,
+        (tokens, step): (Tokens, Step),
         best: &mut (Duration, Way),
         way: Way,
         expected: &[u8],
     ) -> Result<()> {
-        let stored = self.model.matrices.layers[0].steps[STEP as usize].chunks[0].storage;
-        self.kernels.set_way(tokens, STEP, way);
-        let computed = self.kernels.way(tokens, STEP, stored);
-        let mut tried =
-            self.tuned.table.iter().map(|t| (t.tokens, t.way)).chain(self.left_out.iter().copied());
-        let tried = tried.any(|t| t == (tokens, computed));
+        let Some(stored) = self.stored(step) else { return Ok(()) };
+        self.kernels.set_way(tokens, step, way);
+        let computed = self.kernels.way(tokens, step, stored);
+        let table = self.tuned.table.iter().map(|t| (t.tokens, t.step, t.way));
+        let tried = table.chain(self.left_out.iter().copied()).any(|t| t == (tokens, step, computed));
         let there = way.makes_sense() && way.missing(self.device().facts()).is_none();
-        if tried || computed != way || !there || self.began.elapsed() > ENOUGH {
+        if tried || computed != way || !there || self.is_late(tokens, step) {
             return Ok(());
         }
-        let name = match tokens {
-            Tokens::One => format!("gemv:{way}"),
-            Tokens::Many => format!("gemm:{way}"),
-        };
+        let name = name(tokens, step, way);
         let marker = match self.cache.attempt(&format!("{name} {}", self.key)) {
             Attempt::Begun(marker) => marker,
             Attempt::Crashed(path) => {
                 let why = format!("the driver crashed or hung on it; remove {} to try again", path.display());
-                self.leave_out((tokens, way), &name, &why);
+                self.leave_out((tokens, step, way), &why);
                 return Ok(());
             }
         };
-        match self.tried(tokens, way, expected, best.0) {
+        match self.tried((tokens, step, way), expected, best.0) {
             Ok(Some(took)) => {
-                self.tuned.table.push(Timed { tokens, way, took });
+                self.tuned.table.push(Timed { tokens, step, way, took });
                 if took < best.0 {
                     *best = (took, way);
                 }
             }
-            Ok(None) => self.leave_out((tokens, way), &name, "it computes wrong results"),
+            Ok(None) => self.leave_out((tokens, step, way), "it computes wrong results"),
             Err(e) if self.device().is_lost() => {
                 // For good: the marker stays.
                 std::mem::forget(marker);
                 return Err(e);
             }
-            Err(e) => self.leave_out((tokens, way), &name, &e.message),
+            Err(e) => self.leave_out((tokens, step, way), &e.message),
         }
         Ok(())
     }
 
-    fn leave_out(&mut self, way: (Tokens, Way), name: &str, why: &str) {
-        self.left_out.push(way);
-        (self.say)(&format!("OpenCL: variant {name} is left out: {why}"));
+    fn leave_out(&mut self, (tokens, step, way): (Tokens, Step, Way), why: &str) {
+        self.left_out.push((tokens, step, way));
+        (self.say)(&format!("OpenCL: variant {} is left out: {why}", name(tokens, step, way)));
     }
 
     /// What a way takes; `None` where it does not give the expected bits.
     fn tried(
         &mut self,
-        tokens: Tokens,
-        way: Way,
+        (tokens, step, way): (Tokens, Step, Way),
         expected: &[u8],
         best: Duration,
     ) -> Result<Option<Duration>> {
-        let mut trial = self.trial(tokens, way)?;
-        let (first, found) = self.first(&mut trial, tokens)?;
+        let mut trial = self.trial(tokens, step, way)?;
+        let (first, found) = self.first(&mut trial, tokens, step)?;
         if found != expected {
             return Ok(None);
         }
@@ -240,68 +329,81 @@ impl<'a> Tuner<'a> {
         if first > 10 * best { Ok(Some(first)) } else { self.time(&mut trial, first).map(Some) }
     }
 
-    fn trial(&mut self, tokens: Tokens, way: Way) -> Result<Trial> {
-        self.kernels.set_way(tokens, STEP, way);
+    fn trial(&mut self, tokens: Tokens, step: Step, way: Way) -> Result<Trial> {
+        self.kernels.set_way(tokens, step, way);
         let matrices = &self.model.matrices;
         let (kernels, scratch) = (&mut self.kernels, &self.scratch);
         let mut binder = Binder { kernels, matrices, calibration: &[], scratch, attend: AttendOn::Device };
+        if step == Step::Head {
+            let product = match tokens {
+                Tokens::One => (None, binder.head()?),
+                Tokens::Many => {
+                    (Some(binder.norm(step, &matrices.norm, matrices.head.reads)?), binder.heads()?)
+                }
+            };
+            return Ok(Trial { tokens: self.tokens(tokens, step), products: vec![product] });
+        }
         let of_layer = |l| match tokens {
-            Tokens::One => binder.one(STEP, l).map(|products| (None, products)),
-            Tokens::Many => binder.many(STEP, l).map(|(input, products)| (Some(input), products)),
+            Tokens::One => binder.one(step, l).map(|products| (None, products)),
+            Tokens::Many => binder.many(step, l).map(|(input, products)| (Some(input), products)),
         };
         let products = matrices.layers[..LAYERS_IN_TURN].iter().map(of_layer).collect::<Result<_>>()?;
-        Ok(Trial { products })
+        Ok(Trial { tokens: self.tokens(tokens, step), products })
+    }
+
+    /// How many tokens a step is tried with.
+    fn tokens(&self, tokens: Tokens, step: Step) -> usize {
+        match (tokens, step) {
+            (Tokens::One, _) => 1,
+            (Tokens::Many, Step::Head) => self.scratch.logit_rows,
+            (Tokens::Many, _) => self.scratch.max_tokens,
+        }
     }
 
     /// Runs a way once on what it is always tried on: what it took, and what it left.
-    fn first(&mut self, trial: &mut Trial, tokens: Tokens) -> Result<(Duration, Vec<u8>)> {
+    fn first(&mut self, trial: &mut Trial, tokens: Tokens, step: Step) -> Result<(Duration, Vec<u8>)> {
         let s = &self.scratch;
-        let n = if tokens == Tokens::One { 1 } else { s.max_tokens };
-        let state: Vec<f32> =
-            (0..s.state.buffer().len() as u32 / 4).map(|i| (i % 251) as f32 / 251.0 - 0.5).collect();
-        // Without a header, which no kernel of this step reads.
-        s.state.buffer().write(64, &bytes_of(&state)[64..])?;
-        let (acts, scales, gate_up) = (4 * FFN_DIM, FFN_DIM / 8, 4 * n * HALVES * FFN_PAD);
-        s.acts.write(0, &vec![0; acts])?;
-        s.act_scales.write(0, &vec![0; scales])?;
-        s.gate_up.write(0, &vec![0; gate_up])?;
+        // Without a header, which says that the residual is the first token's.
+        let floats = |buffer: &Buffer, first: usize| {
+            let n = buffer.len() / 4 - first;
+            let floats: Vec<f32> = (0..n as u32).map(|i| (i % 251) as f32 / 251.0 - 0.5).collect();
+            buffer.write(4 * first, bytes_of(&floats))
+        };
+        s.state.buffer().write(0, &[0; 64])?;
+        floats(s.state.buffer(), 16)?;
+        [&s.att, &s.gate_up, &s.act_scales].into_iter().try_for_each(|buffer| floats(buffer, 0))?;
+        let acts: Vec<u8> = (0..s.acts.len()).map(|i| (i % 251) as u8).collect();
+        s.acts.write(0, &acts)?;
         let began = Instant::now();
-        Self::run(&mut trial.products[0], self.model.device(), n)?;
+        trial.run(0, self.model.device())?;
         self.device().finish()?;
         let took = began.elapsed();
-        let s = &self.scratch;
-        let mut found = vec![0; if tokens == Tokens::One { acts + scales } else { gate_up }];
-        match tokens {
-            Tokens::One => {
-                s.acts.read(0, &mut found[..acts])?;
-                s.act_scales.read(0, &mut found[acts..])?;
-            }
-            Tokens::Many => s.gate_up.read(0, &mut found)?,
+        let out: &[&Buffer] = match (step, tokens) {
+            (Step::Qkv, _) => &[&s.qkv],
+            (Step::Out | Step::Down, _) if POST_NORMS => &[&s.post],
+            (Step::Out | Step::Down, _) => &[s.state.buffer()],
+            (Step::GateUp, Tokens::One) => &[&s.acts, &s.act_scales],
+            (Step::GateUp, Tokens::Many) => &[&s.gate_up],
+            (Step::Head, _) => &[&s.logits],
+        };
+        let mut found = Vec::new();
+        for buffer in out {
+            let at = found.len();
+            found.resize(at + buffer.len(), 0);
+            buffer.read(0, &mut found[at..])?;
         }
         Ok((took, found))
     }
 
-    fn run((input, products): &mut (Option<Launch>, Products), device: &Device, n: usize) -> Result<()> {
-        match input {
-            Some(input) => {
-                input.run(device, [n, 1])?;
-                products.many(device, n)
-            }
-            None => products.one(device),
-        }
-    }
-
     /// What a product takes, when `first` is what the first one took: the fastest of some rounds.
     fn time(&mut self, trial: &mut Trial, first: Duration) -> Result<Duration> {
-        let n = if trial.products[0].0.is_some() { self.scratch.max_tokens } else { 1 };
         let times = (EACH.as_secs_f64() / 3.0 / first.as_secs_f64().max(1e-6)).clamp(1.0, 64.0) as usize;
         let mut best = first;
         let rounds = if first > EACH { 1 } else { 3 };
         for _ in 0..rounds {
             let began = Instant::now();
             for i in 0..times {
-                let layers = trial.products.len();
-                Self::run(&mut trial.products[i % layers], self.model.device(), n)?;
+                trial.run(i, self.model.device())?;
             }
             self.device().finish()?;
             best = best.min(began.elapsed() / times as u32);
@@ -310,5 +412,14 @@ impl<'a> Tuner<'a> {
     }
 }
 
-/// Matrices side by side.
-const HALVES: usize = STEP.halves();
+/// What a way is called where it is left out, and tried.
+fn name(tokens: Tokens, step: Step, way: Way) -> String {
+    let kernel = match tokens {
+        Tokens::One => "gemv",
+        Tokens::Many => "gemm",
+    };
+    match step {
+        STEP => format!("{kernel}:{way}"),
+        _ => format!("{kernel}:{way}:{}", step.names().0),
+    }
+}

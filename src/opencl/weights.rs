@@ -17,7 +17,7 @@ use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use upload::Upload;
 
 /// Rows `16 * first..16 * (first + groups)` of a step's result.
@@ -77,7 +77,7 @@ pub struct Model {
     pub(super) weights: Arc<Weights>,
     pub(super) matrices: Matrices,
     /// How products are computed, once that is known.
-    ways: OnceLock<Ways>,
+    ways: Mutex<Option<Ways>>,
     /// Whether somebody was told that its kernels are not the fastest.
     told: AtomicBool,
 }
@@ -85,7 +85,7 @@ pub struct Model {
 impl Model {
     /// `matrices` are of `weights`, on `device`.
     pub fn new(device: Device, weights: Arc<Weights>, matrices: Matrices) -> Self {
-        Self { device, weights, matrices, ways: OnceLock::new(), told: AtomicBool::new(false) }
+        Self { device, weights, matrices, ways: Mutex::new(None), told: AtomicBool::new(false) }
     }
 
     /// How products are computed: as [`super::ways::VARIANT_VARIABLE`] asks for or as was said, else plainly.
@@ -95,17 +95,21 @@ impl Model {
     /// Those of [`Ways::forced`].
     pub fn ways(&self) -> files::Result<Ways> {
         let forced = Ways::forced(self.device.facts())?;
-        Ok(forced.or(self.ways.get().copied()).unwrap_or_default())
+        Ok(forced.or(*self.of_ways()).unwrap_or_default())
     }
 
     /// Whether that was said.
     pub(super) fn has_ways(&self) -> bool {
-        self.ways.get().is_some()
+        self.of_ways().is_some()
     }
 
-    /// Says how products are computed, once.
+    /// Says how products are computed from now on.
     pub fn set_ways(&self, ways: Ways) {
-        let _ = self.ways.set(ways);
+        *self.of_ways() = Some(ways);
+    }
+
+    fn of_ways(&self) -> MutexGuard<'_, Option<Ways>> {
+        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether it is news that its kernels are not the fastest; once.

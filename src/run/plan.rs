@@ -257,6 +257,11 @@ impl Plan {
         self.items_for(self.options.max_seq_len)
     }
 
+    /// Whether CPU and device have the same memory and use it so.
+    fn is_shared(&self) -> bool {
+        self.options.zero_copy && self.device == Some(DeviceMemory::Unified)
+    }
+
     fn items_for(&self, slots: usize) -> Vec<Item> {
         let o = &self.options;
         let put = |what: &str, bytes: u64, kind: Kind| Item { what: what.into(), bytes, kind };
@@ -271,17 +276,16 @@ impl Plan {
         let drafted = if o.draft > 0 { mul(o.draft.min(chunk / batch) as u64 + 1, batch as u64) } else { 0 };
         let rows = add(mul(self.row_blocks as u64, ROWS.min(chunk) as u64), drafted);
         let cpu_scratch = scratch(slots, chunk);
-        let (there, scratch) = match self.device {
-            None => (Kind::Own, cpu_scratch),
-            Some(_) => (Kind::Device, device_scratch(slots.max(ring.rows(slots)), chunk)),
-        };
         let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
+        let (there, scratch) = match (self.device, if o.gpu_attn || both { batch } else { 1 }) {
+            (None, _) => (Kind::Own, cpu_scratch),
+            (_, attended) => (Kind::Device, device_scratch(slots.max(ring.rows(slots)), chunk, attended)),
+        };
         let apart = self.is_apart();
         // The CPU attends over mapped memory; a device's own memory cannot be mapped.
         let of_attention = if o.gpu_attn || both { there } else { Kind::Own };
         // Shared weights are counted once, as the device's.
-        let shared = o.zero_copy && self.device == Some(DeviceMemory::Unified);
-        let copied = |bytes: u64| if shared { 0 } else { bytes };
+        let copied = |bytes: u64| if self.is_shared() { 0 } else { bytes };
         let on_device = if self.device.is_some() { self.weights.device } else { 0 };
         let caches = match batch {
             1 => format!("KV cache, {} x {slots} slots", o.kv_types),
@@ -295,8 +299,8 @@ impl Plan {
             put("weights", on_device, Kind::Device),
             put("embedding", self.weights.dropped, Kind::Dropped),
             put("calibration", calibration, Kind::Own),
-            put(&caches, of_all, if apart { of_attention } else { there }),
-            put(&of_rings(o, ring.rows(slots)), of_local, if apart { of_attention } else { there }),
+            put(&caches, of_all, of_attention),
+            put(&of_rings(o, ring.rows(slots)), of_local, of_attention),
             put("rows of sequences that have ended", o.prefix_cache, Kind::Own),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
             put("attention mass", mass(o, slots, chunk), of_attention),
@@ -314,6 +318,7 @@ impl Plan {
         }
         if self.device.is_some() {
             items.push(put("calibration", calibration, Kind::Device));
+            items.push(put("slots that an eviction leaves", evicted(o, slots), of_attention));
             let attention = if o.gpu_attn || both { 0 } else { host_attention(slots, chunk) };
             let landing = if apart { opencl::logits_bytes(chunk) as u64 } else { 0 };
             let host = add(attention, add(host_state(chunk), add(landing, DRIVER)));
@@ -505,11 +510,11 @@ fn scratch(slots: usize, chunk: usize) -> u64 {
     cpu::scratch_bytes(slots.min(MOST), chunk.min(MOST >> 8)) as u64
 }
 
-/// The same on an OpenCL device, with the parts of one token's attention.
-fn device_scratch(slots: usize, chunk: usize) -> u64 {
-    const MOST: usize = usize::MAX >> 28;
+/// The same on an OpenCL device, with the parts of attention of a token each of some sequences.
+fn device_scratch(slots: usize, chunk: usize, sequences: usize) -> u64 {
+    const MOST: usize = usize::MAX >> 32;
     let slots = slots.min(MOST);
-    add(opencl::scratch_bytes(chunk.min(MOST >> 8)) as u64, opencl::parts_bytes(slots) as u64)
+    add(opencl::scratch_bytes(chunk.min(MOST >> 8)) as u64, opencl::parts_bytes(slots, sequences) as u64)
 }
 
 /// What observing attention takes, for the policies that look at it.
@@ -524,14 +529,22 @@ fn mass(o: &EngineOptions, slots: usize, chunk: usize) -> u64 {
     }
 }
 
+/// What a device is told at evictions.
+fn evicted(o: &EngineOptions, slots: usize) -> u64 {
+    match o.eviction.policy {
+        Policy::None => 0,
+        _ => opencl::list_bytes(slots.min(usize::MAX >> 32)) as u64,
+    }
+}
+
 /// What is sent to a device for some tokens: the host's copy, and the one that the driver stages.
 fn host_state(chunk: usize) -> u64 {
     mul(chunk as u64, 8 * (DIM + HEAD_DIM) as u64)
 }
 
-/// Attention on the host: its input, its output and its parts.
+/// Attention on the host: its input, its output, new rows and its parts.
 fn host_attention(slots: usize, chunk: usize) -> u64 {
-    let token = 4 * (Q_DIM + opencl::QKV) as u64;
+    let token = 4 * (Q_DIM + KV_DIM + opencl::QKV) as u64;
     add(mul(chunk as u64, token), scratch(slots, 0))
 }
 

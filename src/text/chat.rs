@@ -8,6 +8,8 @@ mod builtin;
 mod calls;
 mod clock;
 mod conversation;
+#[cfg(feature = "grammar")]
+mod forced;
 mod form;
 mod gguf;
 mod jinja;

@@ -1,10 +1,12 @@
 //! `serve`: the server as clients see it.
 
+mod calls;
 mod client;
 mod hostile;
 mod identity;
 mod messages;
 mod refused;
+mod slow;
 
 use crate::bed::program::*;
 use client::{Server, Wait};

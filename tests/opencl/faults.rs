@@ -174,7 +174,7 @@ fn a_device_that_hangs_is_left() {
     goes_on(&OPENCL, "");
     for (flags, fault) in [
         (&OPENCL[..], "clEnqueueReadBuffer:17:hang"),
-        (&OPENCL[..2], "clEnqueueMapBuffer:50:hang"),
+        (&OPENCL[..2], "clEnqueueReadBuffer:9:hang"),
         (&OPENCL, "clWaitForEvents:3:hang"),
         (&["-b", "auto"], "clFinish:1:hang"),
     ] {

@@ -88,7 +88,17 @@ fn gpu(device: Device, weights: &Arc<Weights>, matrices: Matrices) -> OpenClDevi
     let model = Arc::new(Model::new(device, Arc::clone(weights), matrices));
     let (rows, variants) = (Place::Device, Variants::Fastest);
     let (kv_types, slots, max_tokens) = (types(), 100, PROMPT);
-    let options = OpenClOptions { kv_types, slots, max_tokens, attention: None, rows, variants };
+    let options = OpenClOptions {
+        kv_types,
+        slots,
+        max_tokens,
+        sequences: 2,
+        drafted: 1,
+        attention: None,
+        rows,
+        evicts: true,
+        variants,
+    };
     OpenClDevice::new(model, options).unwrap()
 }
 

@@ -30,5 +30,7 @@ mod model;
 mod oclgrind;
 /// CPU and device disagree about rows in memory that both use, or about the attention that slots receive.
 mod shared;
+/// A token, an eviction or a move brings more bytes across than it must, or the wrong ones.
+mod transfers;
 /// A way of computing products gives other bits, or is chosen though it is wrong.
 mod variants;

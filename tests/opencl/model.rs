@@ -118,6 +118,15 @@ fn the_plan_is_what_is_allocated() {
                 assert_eq!(plan.on_device(), allocated, "{what}: {:#?}", plan.items());
             }
         }
+        // Several sequences, whose tokens are attended at once on the device.
+        for gpu_attn in [true, false] {
+            let engine =
+                on_device(&EngineOptions { batch: 3, ..options(KvTypes::both(KvType::Q4)) }, gpu_attn);
+            let plan = Plan::new(engine.options()).unwrap();
+            let _sessions = engine.sessions_of(engine.options(), 3).unwrap();
+            let allocated = engine.device().unwrap().allocated();
+            assert_eq!(plan.on_device(), allocated, "three, gpu_attn {gpu_attn}: {:#?}", plan.items());
+        }
     }
 }
 
@@ -133,6 +142,7 @@ fn the_plan_counts_what_observes() {
             seat.cache.write_mass(0, &[]).unwrap();
             let run = Run { observe: 1, ..Run::new(&mut *seat.cache, &[1], 0, Logits::None) };
             locked(&seat.device).forward(&mut [run], None).unwrap();
+            (0..dims::KV_HEADS).for_each(|head| seat.cache.keep(0, head, &[0]).unwrap());
             let plan = Plan::new(engine.options()).unwrap();
             let allocated = engine.device().unwrap().allocated();
             assert_eq!(plan.on_device(), allocated, "gpu_attn {gpu_attn}: {:#?}", plan.items());
@@ -251,6 +261,34 @@ fn drafts_change_no_text() {
     }
 }
 
+#[test]
+fn prompts_together_have_the_texts_of_the_cpu() {
+    if exact().is_none() {
+        return;
+    }
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("prompts_together.jsonl");
+    let line = |i: usize| {
+        let prompt = "Once upon a time there was a red ball. ".repeat(i % 3 + 1);
+        format!("{{\"prompt\": \"{prompt}\", \"max_tokens\": {}, \"temperature\": 0}}\n", 8 + 3 * i)
+    };
+    std::fs::write(&file, (0..7).map(line).collect::<String>()).unwrap();
+    let generate = ["generate", "--prompts", file.to_str().unwrap(), "-q"];
+    let lines = |flags: &[&str]| {
+        let out = program(&[&generate[..], flags].concat(), &[]);
+        assert_eq!(said(&out.stderr), "", "{flags:?}");
+        let mut lines: Vec<_> = String::from_utf8(out.stdout).unwrap().lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let expected = lines(&["--batch", "1"]);
+    for flags in [&["--batch", "5"][..], &["--batch", "3", "--draft", "4", "--repeat-penalty", "1"]] {
+        let expected = if flags.len() == 2 { expected.clone() } else { lines(&flags[2..]) };
+        for attention in [&["--gpu-attn"][..], &[]] {
+            assert_eq!(lines(&[flags, attention, &DEVICE].concat()), expected, "{flags:?} {attention:?}");
+        }
+    }
+}
+
 /// Matrices in chunks of rows, and fewer tokens at once: a buffer holds 256 KiB and then 64 KiB.
 #[test]
 fn small_buffers_change_nothing() {
@@ -282,5 +320,16 @@ fn a_corrupted_kernel_changes_nothing() {
             assert_eq!(said.lines().count(), 1, "{said}");
             assert!(said.contains("wrong results") && said.contains("using the CPU"), "{said}");
         }
+    }
+}
+
+/// What moves rows at evictions is done without.
+#[test]
+fn a_corrupted_eviction_changes_nothing() {
+    if exact().is_some() {
+        let evicting = ["--eviction-policy", "h2o", "--eviction-window", "24", "--memory-threshold-mb", "0"];
+        assert_eq!(text_of(&evicting, &["--gpu-attn"], &[]), "");
+        let said = text_of(&evicting, &["--gpu-attn"], &[("ANTIGRAVITY_OPENCL_CORRUPT", "keep")]);
+        assert_eq!(said, "OpenCL: kernel keep is left out: it computes wrong results\n");
     }
 }

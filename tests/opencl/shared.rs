@@ -16,18 +16,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-const CAPACITY: usize = 300;
+pub const CAPACITY: usize = 300;
 const PROMPT: usize = 40;
 
 /// Held by each test: what one allocates on the device is not to be counted by another.
 static ALONE: Mutex<()> = Mutex::new(());
 
-fn alone() -> MutexGuard<'static, ()> {
+pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The model on the device; `None`, said aloud, without one.
-fn model() -> Option<&'static Arc<Model>> {
+pub fn model() -> Option<&'static Arc<Model>> {
     static MODEL: OnceLock<Option<Arc<Model>>> = OnceLock::new();
     let load = || {
         let device = device::device()?;
@@ -48,28 +48,30 @@ fn weights() -> &'static Arc<Weights> {
 
 fn gpu_options(kv_types: KvTypes, rows: Place) -> OpenClOptions {
     let (max_tokens, variants) = (128, Variants::Fastest);
-    OpenClOptions { kv_types, slots: CAPACITY, max_tokens, attention: None, rows, variants }
+    let (sequences, drafted, attention) = (32, 1, None);
+    let (slots, evicts) = (CAPACITY, true);
+    OpenClOptions { kv_types, slots, max_tokens, sequences, drafted, attention, rows, evicts, variants }
 }
 
-fn gpu(model: &Arc<Model>, kv_types: KvTypes, rows: Place) -> OpenClDevice {
+pub fn gpu(model: &Arc<Model>, kv_types: KvTypes, rows: Place) -> OpenClDevice {
     OpenClDevice::new(Arc::clone(model), gpu_options(kv_types, rows)).unwrap()
 }
 
 /// The same with attention on the host.
-fn gpu_with_host(model: &Arc<Model>, kv_types: KvTypes) -> OpenClDevice {
+pub fn gpu_with_host(model: &Arc<Model>, kv_types: KvTypes) -> OpenClDevice {
     let attention = Some(for_others(2, Isa::detect().unwrap(), CAPACITY).unwrap());
     let options = OpenClOptions { attention, ..gpu_options(kv_types, Place::Device) };
     OpenClDevice::new(Arc::clone(model), options).unwrap()
 }
 
-fn cpu(kv_types: KvTypes) -> CpuDevice {
+pub fn cpu(kv_types: KvTypes) -> CpuDevice {
     let isa = Isa::detect().unwrap();
     let options = CpuOptions { threads: 2, isa, kv_types, slots: CAPACITY, max_tokens: 128 };
     CpuDevice::new(Arc::clone(weights()), options).unwrap()
 }
 
 /// Goes on with `tokens`, the last `observe` of which are observed; the logits of the last.
-fn observed(on: &mut dyn Device, cache: &mut dyn Cache, tokens: &[u32], mut observe: usize) -> Vec<f32> {
+pub fn observed(on: &mut dyn Device, cache: &mut dyn Cache, tokens: &[u32], mut observe: usize) -> Vec<f32> {
     let mut logits = vec![0.0; VOCAB];
     let step = on.max_tokens();
     for tokens in tokens.chunks(step) {
@@ -81,7 +83,7 @@ fn observed(on: &mut dyn Device, cache: &mut dyn Cache, tokens: &[u32], mut obse
 }
 
 /// Goes on with `tokens`; the logits of the last.
-fn forward(on: &mut dyn Device, cache: &mut dyn Cache, tokens: &[u32]) -> Vec<f32> {
+pub fn forward(on: &mut dyn Device, cache: &mut dyn Cache, tokens: &[u32]) -> Vec<f32> {
     observed(on, cache, tokens, 0)
 }
 
@@ -107,7 +109,7 @@ impl Text {
     }
 }
 
-fn rows_of(cache: &mut dyn Cache) -> Vec<KvRows> {
+pub fn rows_of(cache: &mut dyn Cache) -> Vec<KvRows> {
     let len = cache.extent().len;
     let read = |layer| {
         let mut rows = KvRows::default();
@@ -303,7 +305,57 @@ fn several_sequences_in_one_pass_are_each_as_alone() {
     }
 }
 
-fn mass_of(cache: &mut dyn Cache) -> Vec<u32> {
+/// More than one launch of attention takes, of a token each over up to three chunks, and others between them.
+#[test]
+fn a_token_of_each_of_many_sequences_is_computed_as_alone() {
+    let _alone = alone();
+    let Some(model) = model() else { return };
+    if !model.device().facts().correct_divide {
+        return device::skip("this device does not have the CPU's bits");
+    }
+    let sequence = |before: usize, n: usize, rows: usize| {
+        let all = ids(before + n);
+        Sequence { before: all[..before].to_vec(), tokens: all[before..].to_vec(), observe: 0, rows }
+    };
+    let mut sequences: Vec<_> = (0..20).map(|i| sequence(i * i % 271, 1, 1)).collect();
+    sequences.insert(3, sequence(4, 3, 3));
+    sequences.insert(9, sequence(130, 1, 0));
+    for types in KvType::ALL.map(KvTypes::both) {
+        let expected = passes(&mut cpu(types), &sequences, false);
+        let mut on = gpu(model, types, Place::Device);
+        // Of two passes the second finds launches bound to caches that are gone.
+        for together in [&sequences[..], &sequences[..5]] {
+            let found = passes(&mut on, together, true);
+            for (i, (f, e)) in found.iter().zip(&expected).enumerate() {
+                assert!(f.0 == e.0, "{types}: sequence {i}: other logits");
+                assert!(f.1 == e.1, "{types}: sequence {i}: other rows");
+            }
+        }
+    }
+}
+
+/// Weights are read once for all sequences, and none has launches of its own.
+#[test]
+fn a_pass_has_as_many_launches_for_many_sequences_as_for_two() {
+    let _alone = alone();
+    let Some(model) = model() else { return };
+    let mut on = gpu(model, KvTypes::both(KvType::F16), Place::Device);
+    let mut launches = |n: usize| {
+        let mut caches: Vec<_> = (0..n).map(|_| on.new_cache(CAPACITY).unwrap()).collect();
+        let mut out = vec![0.0; n * VOCAB];
+        let runs = caches.iter_mut().zip(out.chunks_mut(VOCAB));
+        let mut runs: Vec<_> =
+            runs.map(|(cache, out)| Run::new(&mut **cache, &[1], 0, Logits::Last(out))).collect();
+        let before = model.device().launches();
+        on.forward(&mut runs, None).unwrap();
+        model.device().launches() - before
+    };
+    let (two, sixteen) = (launches(2), launches(16));
+    assert_eq!(two, sixteen);
+    assert!(sixteen <= 10 * LAYERS as u64 + 2, "{sixteen} launches, {LAYERS} layers");
+}
+
+pub fn mass_of(cache: &mut dyn Cache) -> Vec<u32> {
     let mut mass = vec![0.0; KV_HEADS * cache.extent().len];
     let mut all = Vec::new();
     for layer in 0..LAYERS {
@@ -314,7 +366,7 @@ fn mass_of(cache: &mut dyn Cache) -> Vec<u32> {
 }
 
 /// Keeps every third slot and the last, and other ones of the second head.
-fn evict(cache: &mut dyn Cache) {
+pub fn evict(cache: &mut dyn Cache) {
     let last = cache.extent().len as u32 - 1;
     for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
         let slots: Vec<u32> = (0..last / 3).map(|i| 3 * i + u32::from(kv_head == 1)).chain([last]).collect();

@@ -105,6 +105,77 @@ fn a_variant_that_is_wrong_or_does_not_compile_is_left_out() {
     }
 }
 
+/// Where it is wrong with one step alone, that one has another, whether that shows while it is timed or later.
+#[test]
+fn a_variant_that_is_wrong_with_one_step_is_left_out_there() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(device) = device() else { return };
+    if device.facts().compute_capability.is_some() || !device.facts().correct_divide {
+        return;
+    }
+    let own = Temp::new();
+    let run = |fault: &str| {
+        let mut command = on_device(&own.0.to_string_lossy());
+        goes_on(command.env("ANTIGRAVITY_OPENCL_CORRUPT", fault))
+    };
+    assert_eq!(run("").lines().count(), 1, "it is timed");
+    let said = run("gemm:*:down");
+    // Ways that are the plain one's there have no fault.
+    for line in said.lines() {
+        assert!(line.contains(":down is left out: it computes wrong results"), "{said}");
+    }
+    assert_eq!(run(""), "", "what was left out stays so, or nothing was");
+    let said = {
+        let other = Temp::new();
+        let mut command = on_device(&other.0.to_string_lossy());
+        goes_on(command.env("ANTIGRAVITY_OPENCL_CORRUPT", "gemm:*:down"))
+    };
+    let mut lines = said.lines();
+    assert!(lines.next().is_some_and(|line| line.contains("timing kernels")), "{said}");
+    assert!(lines.all(|line| line.contains(":down is left out: it computes wrong results")), "{said}");
+}
+
+/// Kernels for few tokens at once are left out alone.
+#[test]
+fn kernels_for_few_tokens_that_are_wrong_are_done_without() {
+    let Some(device) = device() else { return };
+    if !device.facts().correct_divide {
+        return;
+    }
+    for fault in ["gemm:few", "attend_one:several"] {
+        let prompts = Temp::new();
+        let file = prompts.0.join("prompts.jsonl");
+        let line = "{\"prompt\": \"Once upon a time\", \"max_tokens\": 12, \"temperature\": 0}\n";
+        std::fs::write(&file, line.repeat(3)).unwrap();
+        let run = |flags: &[&str], fault: &str| {
+            let mut command = Command::new(crate::bed::program::binary());
+            command.args([
+                "generate",
+                "--prompts",
+                file.to_str().unwrap(),
+                "--batch",
+                "3",
+                "-c",
+                "100",
+                "-q",
+            ]);
+            command.args(flags).env("ANTIGRAVITY_OPENCL_CACHE", &prompts.0).env(VARIANT_VARIABLE, "tile");
+            let out = command.env("ANTIGRAVITY_OPENCL_CORRUPT", fault).output().unwrap();
+            assert!(out.status.success());
+            let mut lines: Vec<String> =
+                String::from_utf8(out.stdout).unwrap().lines().map(str::to_owned).collect();
+            lines.sort();
+            (lines, said(&out.stderr))
+        };
+        let device = ["-b", "opencl", "--cl-device", "0", "--gpu-attn"];
+        let (expected, _) = run(&[], "");
+        let (found, said) = run(&device, fault);
+        assert_eq!(found, expected, "{fault}");
+        assert!(said.lines().count() == 1 && said.contains("using plainer kernels"), "{fault}: {said}");
+        assert_eq!(run(&device, "").1, "");
+    }
+}
+
 #[test]
 fn a_variant_that_hangs_is_left_out_from_then_on() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

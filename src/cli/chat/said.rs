@@ -70,6 +70,7 @@ impl Voice {
     /// What stdout gets for a part.
     fn part(&mut self, part: &Part) -> String {
         match part {
+            Part::Begun { .. } | Part::Arguments(_) => String::new(),
             Part::Thinking(_) if self.thoughts == Thoughts::Hidden => String::new(),
             Part::Thinking(thought) => self.thought(thought),
             Part::Text(text) => {
@@ -139,12 +140,13 @@ impl Voice {
         let hidden = self.thoughts == Thoughts::Hidden;
         let mut token = stream.last_token().map(|_| stream);
         let mut out = String::new();
-        let is_call = |part: &Part| matches!(part, Part::Call(_));
-        if parts.iter().all(is_call) && token.is_some() && !(thinks && hidden) {
+        let says = |part: &Part| matches!(part, Part::Text(_) | Part::Thinking(_));
+        if !parts.iter().any(says) && token.is_some() && !(thinks && hidden) {
             out += &token_line(token.take(), if thinks { "thinking" } else { "token" }, "");
         }
         for part in parts {
             match part {
+                Part::Begun { .. } | Part::Arguments(_) => {}
                 Part::Thinking(_) if hidden => {}
                 Part::Thinking(thought) => out += &token_line(token.take(), "thinking", thought),
                 Part::Text(text) => out += &token_line(token.take(), "token", text),

@@ -1,7 +1,6 @@
 //! What `doctor` says about OpenCL: libraries tried, devices, the one to take, and what to do.
 
 use crate::cli::report::{Side, columns};
-use crate::opencl::storage::Step;
 use crate::opencl::ways::Tokens;
 use crate::opencl::{Cache, Facts};
 use crate::run::engine::Engine;
@@ -58,15 +57,16 @@ pub(super) fn tuned(model: &Path, select: Option<&str>) -> Result<String> {
             Tokens::One => ("one token", "gemv"),
             Tokens::Many => ("many tokens", "gemm"),
         };
-        let chosen = tuned.ways.get(timed.tokens, Step::GateUp) == timed.way;
+        let chosen = tuned.ways.get(timed.tokens, timed.step) == timed.way;
         vec![
             tokens.to_string(),
+            timed.step.names().0.to_string(),
             format!("{kernel}:{}", timed.way),
             format!("{:.3} ms", 1e3 * timed.took.as_secs_f64()),
             if chosen { "chosen".into() } else { String::new() },
         ]
     };
-    let sides = [Side::Left, Side::Left, Side::Right, Side::Left];
+    let sides = [Side::Left, Side::Left, Side::Left, Side::Right, Side::Left];
     Ok(columns(&sides, &tuned.table.iter().map(line).collect::<Vec<_>>()))
 }
 

@@ -36,6 +36,7 @@ impl Choice {
                 Part::Text(text) => self.text += text,
                 Part::Thinking(thought) => self.thoughts += thought,
                 Part::Call(call) => self.calls.push(call.clone()),
+                Part::Begun { .. } | Part::Arguments(_) => {}
             }
         }
         self.logprobs.extend(step.logprobs.clone());
@@ -201,10 +202,12 @@ impl Answer {
     }
 
     fn say(&mut self, index: usize, event: Event, out: &mut String) {
-        let (step, ended) = match self.take(index, event) {
+        let (mut step, ended) = match self.take(index, event) {
             Ok(taken) => taken,
             Err(refusal) => return self.fail(&refusal, out),
         };
+        // Its parts were said.
+        step.parts.retain(|part| !matches!(part, Part::Call(_)));
         if !step.parts.is_empty() || step.logprobs.is_some() {
             self.shape.step(index, &step, out);
         }

@@ -4,6 +4,7 @@ use super::fields::{Fields, kind};
 use super::refusal::Refusal;
 use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
+use files::error::quoted;
 use serde_json::Value;
 use text::chat::{
     Context, Ending, Form, Message, Moment, Reader, Role, Template, ToolCall, Tools, Variables,
@@ -15,11 +16,22 @@ type Result<T> = std::result::Result<T, Refusal>;
 pub(super) struct Conversation {
     pub messages: Vec<Message>,
     pub variables: Variables,
+    pub wanted: Wanted,
+}
+
+/// Whether functions may be called, or must be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Wanted {
+    Auto,
+    Never,
+    Any,
+    One(String),
 }
 
 /// Its prompt, and how the answer is read.
 pub(super) struct Prompt {
     pub ids: Vec<u32>,
+    pub form: Form,
     pub reader: Reader,
     pub stop_tokens: Vec<u32>,
     pub shown_tokens: Vec<u32>,
@@ -110,8 +122,8 @@ pub(super) fn arguments(function: &Fields<'_>) -> Result<String> {
     }
 }
 
-/// `tools`, `tool_choice` and `chat_template_kwargs`, where `tool` brings a tool to the form of chat completions.
-pub(super) fn variables(fields: &Fields<'_>, tool: fn(&Value) -> Value) -> Result<Variables> {
+/// `tools` and `chat_template_kwargs`, where `tool` brings a tool to the form of chat completions.
+fn variables(fields: &Fields<'_>, tool: fn(&Value) -> Value) -> Result<Variables> {
     let mut variables = Variables::default();
     if let Some(own) = fields.object("chat_template_kwargs")? {
         for (name, value) in own.entries() {
@@ -119,37 +131,53 @@ pub(super) fn variables(fields: &Fields<'_>, tool: fn(&Value) -> Value) -> Resul
             set.map_err(|why| fields.refuse("chat_template_kwargs", why))?;
         }
     }
-    let wanted = chosen(fields)?;
     let tools = match fields.list("tools")? {
         Some(all) if !all.is_empty() => Value::Array(all.iter().map(tool).collect()),
         _ => return Ok(variables),
     };
     let parsed = Tools::parse(&tools.to_string()).map_err(|why| fields.refuse("tools", why))?;
-    variables.tools = (wanted == Wanted::Auto).then_some(parsed);
+    variables.tools = Some(parsed);
     Ok(variables)
 }
 
-/// Whether functions may be called.
-#[derive(PartialEq, Eq)]
-enum Wanted {
-    Auto,
-    Never,
-}
-
-/// A word, or Anthropic's object with one.
-fn chosen(fields: &Fields<'_>) -> Result<Wanted> {
+/// A word, Anthropic's object with one, or what names a function in either API.
+fn wanted(fields: &Fields<'_>, tools: Option<&Tools>) -> Result<Wanted> {
     let Some(choice) = fields.get("tool_choice") else { return Ok(Wanted::Auto) };
-    match choice.as_str().or_else(|| choice.get("type")?.as_str()) {
-        Some("auto") => Ok(Wanted::Auto),
-        Some("none") => Ok(Wanted::Never),
+    let name = || choice.get("name").or_else(|| choice.get("function")?.get("name"))?.as_str();
+    let wanted = match (choice.as_str().or_else(|| choice.get("type")?.as_str()), name()) {
+        (Some("auto"), _) => return Ok(Wanted::Auto),
+        (Some("none"), _) => return Ok(Wanted::Never),
+        (Some("required" | "any"), _) => Wanted::Any,
+        (Some("function" | "tool"), Some(name)) => Wanted::One(name.into()),
         _ => {
-            Err(fields
-                .refuse("tool_choice", "the model itself decides what it calls; use \"auto\" or \"none\""))
+            let why = "is none that is known; use \"auto\", \"none\", \"required\" or the name of a function";
+            return Err(fields.refuse("tool_choice", why));
         }
-    }
+    };
+    let why = match (tools, &wanted) {
+        _ if cfg!(not(feature = "grammar")) => {
+            "this program was built without grammars, so the model itself decides what it calls; build it with \
+             --features grammar, or use \"auto\" or \"none\""
+                .into()
+        }
+        (None, _) => "asks for a call, and there are no `tools`; give them".into(),
+        (Some(tools), Wanted::One(name)) if !tools.names().contains(name) => {
+            format!("asks for {}, which is not one of `tools`; add it", quoted(name))
+        }
+        _ => return Ok(wanted),
+    };
+    Err(fields.refuse("tool_choice", why))
 }
 
 impl Conversation {
+    /// With what the fields of a request say beside its messages; `tool` brings a tool to the form of chat completions.
+    pub fn new(messages: Vec<Message>, fields: &Fields<'_>, tool: fn(&Value) -> Value) -> Result<Self> {
+        let mut variables = variables(fields, tool)?;
+        let wanted = wanted(fields, variables.tools.as_ref())?;
+        variables.tools = variables.tools.filter(|_| wanted != Wanted::Never);
+        Ok(Self { messages, variables, wanted })
+    }
+
     /// The prompt for the answer.
     pub fn prompt(&self, engine: &Engine) -> Result<Prompt> {
         let template = engine.template().map_err(|e| Refusal::of_run(&e))?;
@@ -168,6 +196,7 @@ impl Conversation {
         let calls = self.messages.iter().map(|m| m.tool_calls.len()).sum();
         Ok(Prompt {
             ids,
+            form,
             reader: Reader::new(form, &end).with_calls_from(calls),
             stop_tokens: template.stop_tokens(tokenizer),
             shown_tokens: form.shown(tokenizer),

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, oneshot};
 
 /// A loaded model.
@@ -38,6 +38,8 @@ pub(super) struct Hub {
     served: OnceLock<Arc<Served>>,
     keys: Vec<String>,
     pub slots: Slots,
+    /// How long a client may take: to send the head of a request or its body, between requests, and to read on.
+    pub patience: Duration,
     /// When it started, in seconds since 1970.
     pub created: u64,
     draining: AtomicBool,
@@ -49,7 +51,7 @@ pub(super) struct Hub {
 
 impl Hub {
     /// Without a model yet. Starts the thread that prepares prompts, so that a long one does not hold up the connections.
-    pub fn new(keys: Vec<String>, slots: Slots) -> Result<Self> {
+    pub fn new(keys: Vec<String>, slots: Slots, patience: Duration) -> Result<Self> {
         let (tasks, given) = mpsc::channel::<Task>();
         let work = move || given.into_iter().for_each(|task| task());
         let cannot = |e| Error::Other(format!("cannot start a thread that prepares prompts: {e}"));
@@ -58,6 +60,7 @@ impl Hub {
             served: OnceLock::new(),
             keys,
             slots,
+            patience,
             created: now(),
             draining: AtomicBool::new(false),
             over: AtomicBool::new(false),
@@ -154,7 +157,7 @@ mod tests {
 
     #[test]
     fn only_a_whole_key_opens() {
-        let hub = Hub::new(vec!["secret".into(), "other key".into()], Slots::Hidden).unwrap();
+        let hub = Hub::new(vec!["secret".into(), "other key".into()], Slots::Hidden, Duration::ZERO).unwrap();
         for (key, opens) in [
             ("secret", true),
             ("other key", true),
@@ -166,6 +169,6 @@ mod tests {
             assert_eq!(hub.knows(Some(key.as_bytes())), opens, "{key:?}");
         }
         assert!(!hub.knows(None) && !hub.knows(Some(b"secret\0")));
-        assert!(Hub::new(Vec::new(), Slots::Hidden).unwrap().knows(None));
+        assert!(Hub::new(Vec::new(), Slots::Hidden, Duration::ZERO).unwrap().knows(None));
     }
 }

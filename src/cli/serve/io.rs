@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// How long a client may leave what it is sent unread.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes that are read at once.
 const AT_ONCE: usize = 4096;
 
 /// One connection.
 pub(super) struct Io {
     stream: TcpStream,
+    /// How long its client may leave what it is sent unread.
+    patience: Duration,
     /// When its client is given up, while it does not read.
     late: Option<Pin<Box<tokio::time::Sleep>>>,
 }
 
 impl Io {
-    pub fn new(stream: TcpStream) -> Self {
-        Self { stream, late: None }
+    pub fn new(stream: TcpStream, patience: Duration) -> Self {
+        Self { stream, patience, late: None }
     }
 }
 
@@ -48,7 +48,8 @@ impl Write for Io {
             self.late = None;
             return Poll::Ready(written);
         }
-        let late = self.late.get_or_insert_with(|| Box::pin(tokio::time::sleep(PATIENCE)));
+        let patience = self.patience;
+        let late = self.late.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
         ready!(late.as_mut().poll(context));
         Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the client does not read")))
     }

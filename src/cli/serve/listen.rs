@@ -16,8 +16,6 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 
-/// How long a client may take to send the head of a request, or leave a connection idle.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// How often the thread looks whether all is over.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long the last answers may take to be read.
@@ -71,8 +69,8 @@ async fn connection(stream: TcpStream, hub: Arc<Hub>) {
         async move { Ok::<_, Infallible>(route::answer(hub, request).await) }
     });
     let mut builder = Builder::new();
-    builder.timer(Clock).header_read_timeout(PATIENCE).max_buf_size(64 << 10);
-    let mut connection = pin!(builder.serve_connection(Io::new(stream), service));
+    builder.timer(Clock).header_read_timeout(hub.patience).max_buf_size(64 << 10);
+    let mut connection = pin!(builder.serve_connection(Io::new(stream, hub.patience), service));
     let mut ending = pin!(hub.ending.notified());
     let mut asked = false;
     poll_fn(|context| {

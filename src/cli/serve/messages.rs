@@ -1,7 +1,7 @@
 //! Anthropic's shape: `/v1/messages`.
 
 use super::answer::{Choice, Shape, Step, Usage, named_event};
-use super::conversation::{Conversation, content, variables};
+use super::conversation::{Conversation, content};
 use super::fields::Fields;
 use super::hub::name;
 use super::refusal::Refusal;
@@ -45,7 +45,7 @@ pub(super) fn conversation(fields: &Fields<'_>) -> Result<Conversation> {
             other => messages.push(Message::new(role, content(other, &of.name("content"), &[])?)),
         }
     }
-    Ok(Conversation { messages, variables: variables(fields, tool)? })
+    Conversation::new(messages, fields, tool)
 }
 
 /// The messages that the blocks of one are: results of tools stand before what else is said.
@@ -168,11 +168,14 @@ impl Shape for Messages {
                     self.enter("thinking", block, out);
                     self.delta(json!({"type": "thinking_delta", "thinking": thought}), out);
                 }
-                Part::Call(call) => {
-                    let block = json!({"type": "tool_use", "id": call.id, "name": call.name, "input": {}});
+                Part::Begun { id, name } => {
+                    let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
                     self.enter("tool_use", block, out);
-                    self.delta(json!({"type": "input_json_delta", "partial_json": call.arguments}), out);
                 }
+                Part::Arguments(more) => {
+                    self.delta(json!({"type": "input_json_delta", "partial_json": more}), out);
+                }
+                Part::Call(_) => {}
             }
         }
     }

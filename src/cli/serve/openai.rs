@@ -117,12 +117,17 @@ impl Shape for Chat {
             deltas.push(match part {
                 Part::Text(text) => json!({"content": text}),
                 Part::Thinking(thought) => json!({"reasoning_content": thought}),
-                Part::Call(call) => {
-                    let mut of = call_json(call);
-                    of["index"] = self.calls[choice].into();
+                Part::Begun { id, name } => {
                     self.calls[choice] += 1;
-                    json!({"tool_calls": [of]})
+                    let of = json!({"name": name, "arguments": ""});
+                    let index = self.calls[choice] - 1;
+                    json!({"tool_calls": [{"index": index, "id": id, "type": "function", "function": of}]})
                 }
+                Part::Arguments(more) => {
+                    let index = self.calls[choice].saturating_sub(1);
+                    json!({"tool_calls": [{"index": index, "function": {"arguments": more}}]})
+                }
+                Part::Call(_) => continue,
             });
         }
         if deltas.is_empty() {
@@ -211,7 +216,7 @@ impl Completion {
 fn text(parts: &[Part]) -> String {
     let of = |part: &Part| match part {
         Part::Text(text) | Part::Thinking(text) => text.clone(),
-        Part::Call(_) => String::new(),
+        Part::Begun { .. } | Part::Arguments(_) | Part::Call(_) => String::new(),
     };
     parts.iter().map(of).collect()
 }

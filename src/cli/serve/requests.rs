@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, Shape};
 use super::asked::{Asked, How, MOST, MOST_LOGPROBS};
-use super::conversation::{self, Conversation, Prompt, response_format};
+use super::conversation::{self, Conversation, Prompt, Wanted, response_format};
 use super::fields::{self, Fields, kind};
 use super::hub::Served;
 use super::messages::{self, Messages};
@@ -30,17 +30,22 @@ pub(super) fn chat_prompt(
     of: &Conversation,
     (asked, schema): (&mut Asked, Option<String>),
 ) -> Result<(Vec<u32>, Reader)> {
-    let Prompt { ids, reader, stop_tokens, shown_tokens } = of.prompt(&served.engine)?;
+    let Prompt { ids, form, reader, stop_tokens, shown_tokens } = of.prompt(&served.engine)?;
     if !asked.options.ignore_eos {
         asked.options.stop_tokens = stop_tokens;
     }
     let reader = match schema {
+        Some(_) if matches!(of.wanted, Wanted::Any | Wanted::One(_)) => {
+            let why = "asks for a call, and `response_format` for another form; leave one out";
+            return Err(Refusal::field("tool_choice", why));
+        }
         Some(schema) => {
             follow(&schema, asked)?;
             Reader::new(Form::default(), "")
         }
         None => {
             asked.options.shown_tokens = shown_tokens;
+            must_call(served, of, (form, &reader), asked)?;
             reader
         }
     };
@@ -54,6 +59,33 @@ fn follow(schema: &str, asked: &mut Asked) -> Result<()> {
     asked.options.sampler.grammar = Some(
         grammar.map_err(|e| Refusal { param: Some("response_format".into()), ..Refusal::of_input(&e) })?,
     );
+    Ok(())
+}
+
+/// Where a request asks for a call, the answer is one.
+#[cfg(feature = "grammar")]
+fn must_call(
+    served: &Served,
+    of: &Conversation,
+    (form, reader): (Form, &Reader),
+    asked: &mut Asked,
+) -> Result<()> {
+    let only = match &of.wanted {
+        Wanted::Auto | Wanted::Never => return Ok(()),
+        Wanted::Any => None,
+        Wanted::One(name) => Some(name.as_str()),
+    };
+    if let Some(tools) = &of.variables.tools {
+        let grammar = form.forced(tools, only, (reader, served.engine.tokenizer()));
+        let refused = |e| Refusal { param: Some("tool_choice".into()), ..Refusal::of_input(&e) };
+        asked.options.sampler.grammar = Some(grammar.map_err(refused)?);
+    }
+    Ok(())
+}
+
+/// Such a request was refused.
+#[cfg(not(feature = "grammar"))]
+fn must_call(_: &Served, _: &Conversation, _: (Form, &Reader), _: &mut Asked) -> Result<()> {
     Ok(())
 }
 
@@ -85,8 +117,8 @@ pub(super) fn chat(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
     }
     let schema = response_format(&fields)?;
     let messages = conversation::messages(&fields)?;
-    let variables = conversation::variables(&fields, Clone::clone)?;
-    let prompt = chat_prompt(served, &Conversation { messages, variables }, (&mut asked, schema))?;
+    let of = Conversation::new(messages, &fields, Clone::clone)?;
+    let prompt = chat_prompt(served, &of, (&mut asked, schema))?;
     let shape = Box::new(Chat::new(served, asked.how, asked.n));
     let answer = Answer::begin(served, vec![prompt], &asked, shape)?;
     Ok(Begun { answer, how: asked.how })

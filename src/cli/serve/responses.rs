@@ -2,7 +2,7 @@
 
 use super::answer::{Choice, Shape, Step, Usage, named_event};
 use super::asked::Asked;
-use super::conversation::{Conversation, arguments, content, schema, variables};
+use super::conversation::{Conversation, arguments, content, schema};
 use super::facts::short;
 use super::fields::{Fields, kind};
 use super::hub::{Served, name, now};
@@ -53,7 +53,7 @@ pub(super) fn conversation(fields: &Fields<'_>) -> Result<(Conversation, Option<
         None => None,
     };
     let schema = format.map(|format| schema(&format)).transpose()?.flatten();
-    Ok((Conversation { messages, variables: variables(fields, tool)? }, schema))
+    Ok((Conversation::new(messages, fields, tool)?, schema))
 }
 
 /// An item of the input.
@@ -273,10 +273,17 @@ impl Responses {
                 }
                 self.of_item(name, delta, out);
             }
-            Part::Call(call) => {
-                self.enter(Item { call: Some(call.clone()), ..Item::new(Kind::Call) }, out);
-                self.of_item("response.function_call_arguments.delta", json!({"delta": call.arguments}), out);
+            Part::Begun { id, name } => {
+                let call = ToolCall { id: id.clone(), name: name.clone(), arguments: String::new() };
+                self.enter(Item { call: Some(call), ..Item::new(Kind::Call) }, out);
             }
+            Part::Arguments(more) => {
+                if let Some(call) = self.items.last_mut().and_then(|item| item.call.as_mut()) {
+                    call.arguments += more;
+                }
+                self.of_item("response.function_call_arguments.delta", json!({"delta": more}), out);
+            }
+            Part::Call(_) => {}
         }
     }
 }
@@ -317,7 +324,9 @@ impl Shape for Responses {
             Some(Part::Text(choice.text.clone()))
                 .filter(|_| !choice.text.is_empty() || choice.calls.is_empty()),
         ];
-        let calls = choice.calls.iter().cloned().map(Part::Call);
+        let calls = choice.calls.iter().cloned().flat_map(|ToolCall { id, name, arguments }| {
+            [Part::Begun { id, name }, Part::Arguments(arguments)]
+        });
         parts.into_iter().flatten().chain(calls).for_each(|part| self.take(&part, &mut events));
         self.reason = choice.reason();
         self.response(self.status(), Some(usage))

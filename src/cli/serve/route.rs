@@ -15,14 +15,11 @@ use serde_json::{Value, json};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The chat page, which loads nothing else.
 const PAGE: &str = include_str!("page.html");
 /// The longest body, in bytes.
 const BODY: usize = 8 << 20;
-/// How long a client may take to send it.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 type Result<T> = std::result::Result<T, Refusal>;
 type Generates = fn(&Arc<Served>, &[u8]) -> Result<Begun>;
@@ -122,9 +119,9 @@ async fn of(hub: &Arc<Hub>, request: Request<Incoming>) -> Result<Response<Reply
         return Ok(response);
     }
     match route {
-        Route::Generates(prepare) => generate(hub, prepare, read(&head.headers, body).await?).await,
+        Route::Generates(prepare) => generate(hub, prepare, read(hub, &head.headers, body).await?).await,
         Route::Tells(tell) => {
-            let (served, body) = (hub.served()?, read(&head.headers, body).await?);
+            let (served, body) = (hub.served()?, read(hub, &head.headers, body).await?);
             let told = hub.work(move || tell(&served, &body)).await?;
             Ok(reply::json(200, &told))
         }
@@ -193,7 +190,7 @@ fn preflight(headers: &HeaderMap) -> Response<Reply> {
 }
 
 /// The whole body.
-async fn read(headers: &HeaderMap, mut body: Incoming) -> Result<Bytes> {
+async fn read(hub: &Hub, headers: &HeaderMap, mut body: Incoming) -> Result<Bytes> {
     let too_long = || Refusal::new(413, format!("the body is longer than {} MiB", BODY >> 20));
     let said = headers.get("content-length").and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
     if said.is_some_and(|n| n > BODY as u64) {
@@ -212,5 +209,5 @@ async fn read(headers: &HeaderMap, mut body: Incoming) -> Result<Bytes> {
         Ok(Bytes::from(bytes))
     };
     let late = |_| Err(Refusal::new(408, "the body did not come in time"));
-    tokio::time::timeout(PATIENCE, all).await.unwrap_or_else(late)
+    tokio::time::timeout(hub.patience, all).await.unwrap_or_else(late)
 }

@@ -51,7 +51,7 @@ pub(super) fn apply_template(served: &Served, body: &[u8]) -> Result<Value> {
     let body = fields::object(body)?;
     let fields = Fields::new(&body);
     let messages = conversation::messages(&fields)?;
-    let of = Conversation { messages, variables: conversation::variables(&fields, Clone::clone)? };
+    let of = Conversation::new(messages, &fields, Clone::clone)?;
     let template = served.engine.template().map_err(|e| Refusal::of_run(&e))?;
     let (bos, variables) = (served.engine.tokenizer().bos_token(), Some(&of.variables));
     let context = Context { bos, now: Moment::now(), ending: Ending::Prompt, variables };

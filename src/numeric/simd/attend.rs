@@ -204,7 +204,7 @@ unsafe fn score<L: Lanes, const HD: usize>(
     for first in (0..slots).step_by(ROWS) {
         ahead.fetch(first);
         let rows = widened::<L, HD>(kind, k, first..slots.min(first + ROWS), rows);
-        if HD.is_multiple_of(16) && queries.len() >= blocks::TRANSPOSED_FROM {
+        if HD.is_multiple_of(16) && queries.len() >= const { blocks::transposed_from(HD) } {
             blocks::scores::<L, HD>(rows, first, queries, scores);
         } else {
             // In blocks of four queries, each row loaded once, this was a tenth slower.

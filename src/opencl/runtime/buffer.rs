@@ -18,6 +18,7 @@ use super::device::{Device, Shared};
 use super::facts::Facts;
 use super::failure::{Failure, Kind, Result};
 use super::ffi::{self, MemId};
+pub use super::waiter::Pieces;
 use super::waiter::{Address, Call};
 use shadow::Shadow;
 use std::ffi::c_void;
@@ -152,6 +153,14 @@ impl Memory {
             "{range:?} of a buffer of {} bytes",
             self.len
         );
+    }
+
+    /// Whether pieces within the buffer have any byte; as many as this.
+    fn pieces(&self, pieces: Pieces, bytes: usize) -> bool {
+        let Pieces { start, len, count, pitch } = pieces;
+        assert!(pieces.bytes() == bytes && start % pitch + len <= pitch, "{pieces:?} for {bytes} bytes");
+        self.assert_holds(&(start..start + count.saturating_sub(1) * pitch + len));
+        bytes > 0
     }
 
     /// Waits for what is queued and maps `range`.
@@ -313,6 +322,26 @@ impl Buffer {
         m.assert_holds(&(offset..offset + bytes.len()));
         m.assert_readable();
         m.shared.read(m.id, offset, bytes)
+    }
+
+    /// Waits for what is queued and reads pieces, one after the other into `bytes`.
+    pub fn read_pieces(&self, pieces: Pieces, bytes: &mut [u8]) -> Result<()> {
+        let m = &self.memory;
+        m.assert_readable();
+        match m.pieces(pieces, bytes.len()) {
+            true => m.shared.read_pieces(m.id, pieces, bytes),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes pieces after what is queued, and waits until `bytes` are taken.
+    pub fn write_pieces(&self, pieces: Pieces, bytes: &[u8]) -> Result<()> {
+        let m = &self.memory;
+        m.assert_writable();
+        match m.pieces(pieces, bytes.len()) {
+            true => m.shared.write_pieces(m.id, pieces, bytes),
+            false => Ok(()),
+        }
     }
 
     pub fn copy(&self, range: Range<usize>, to: &Buffer, offset: usize) -> Result<()> {

@@ -8,7 +8,7 @@ use super::calling::{Calling, under_way};
 use super::device::Shared;
 use super::failure::{Failure, Kind, Result, check};
 use super::ffi::MemId;
-use super::waiter::{self, Address, Call, Unanswered};
+use super::waiter::{self, Address, Call, Pieces, Unanswered};
 use std::fmt::Display;
 use std::io::Write;
 use std::ptr::NonNull;
@@ -94,6 +94,8 @@ impl Shared {
     /// Makes a call that waits for the device.
     pub fn wait(&self, call: Call, what: impl Display) -> Result<Option<Address>> {
         self.api()?;
+        self.transfers.fetch_add(u64::from(call.bytes() > 0), Ordering::Relaxed);
+        self.moved.fetch_add(call.bytes() as u64, Ordering::Relaxed);
         match self.waiter.ask(call) {
             Ok(answer) => self.check(answer.code, call.name(), what).map(|()| answer.start),
             Err(why) => Err(self.unanswered(call.name(), &what, why)),
@@ -134,5 +136,33 @@ impl Shared {
             self.wait(Call::Write { from, len, to, offset: at }, format_args!("{len} bytes at {at}"))?;
         }
         Ok(())
+    }
+
+    /// The same as [`Shared::read`] for pieces, which follow each other in `bytes`: in one transfer, if the driver has that
+    /// and they are small.
+    pub fn read_pieces(&self, from: MemId, pieces: Pieces, bytes: &mut [u8]) -> Result<()> {
+        if self.api()?.clEnqueueReadBufferRect.is_none() || bytes.len() > PIECE {
+            let mut each = bytes.chunks_exact_mut(pieces.len).enumerate();
+            return each.try_for_each(|(i, out)| self.read(from, pieces.start + i * pieces.pitch, out));
+        }
+        let mut passage = self.passage(bytes.len())?;
+        let landed = &mut passage[..bytes.len()];
+        let to = Address(NonNull::from(&mut *landed).cast());
+        self.wait(Call::ReadPieces { from, pieces, to }, format_args!("{pieces:?}"))?;
+        bytes.copy_from_slice(landed);
+        Ok(())
+    }
+
+    /// The same as [`Shared::write`].
+    pub fn write_pieces(&self, to: MemId, pieces: Pieces, bytes: &[u8]) -> Result<()> {
+        if self.api()?.clEnqueueWriteBufferRect.is_none() || bytes.len() > PIECE {
+            let mut each = bytes.chunks_exact(pieces.len).enumerate();
+            return each.try_for_each(|(i, bytes)| self.write(to, pieces.start + i * pieces.pitch, bytes));
+        }
+        let mut passage = self.passage(bytes.len())?;
+        let sent = &mut passage[..bytes.len()];
+        sent.copy_from_slice(bytes);
+        let from = Address(NonNull::from(sent).cast());
+        self.wait(Call::WritePieces { from, to, pieces }, format_args!("{pieces:?}")).map(drop)
     }
 }

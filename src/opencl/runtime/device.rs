@@ -106,6 +106,9 @@ pub(super) struct Shared {
     pub cache: Cache,
     pub launches: AtomicU64,
     pub allocated: AtomicU64,
+    /// Transfers that were waited for, and their bytes.
+    pub transfers: AtomicU64,
+    pub moved: AtomicU64,
     pub builds: Mutex<Builds>,
     pub waiter: Waiter,
     /// The first failure, from which on no call is made.
@@ -143,9 +146,23 @@ impl Device {
         let waiter = Waiter::new(&library.api, queue, &facts).map_err(|e| {
             Failure::new(Kind::Lost, format!("no thread can be made to wait for the device: {e}"))
         })?;
-        let (launches, allocated, builds, lost) = Default::default();
-        let shared =
-            Shared { library, id, context, queue, facts, cache, launches, allocated, builds, waiter, lost };
+        let (launches, allocated, transfers, moved) = Default::default();
+        let (builds, lost) = Default::default();
+        let shared = Shared {
+            library,
+            id,
+            context,
+            queue,
+            facts,
+            cache,
+            launches,
+            allocated,
+            transfers,
+            moved,
+            builds,
+            waiter,
+            lost,
+        };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -178,6 +195,12 @@ impl Device {
     /// Kernels launched so far.
     pub fn launches(&self) -> u64 {
         self.shared.launches.load(Ordering::Relaxed)
+    }
+
+    /// Reads, writes and mappings that were waited for so far, and their bytes.
+    pub fn transfers(&self) -> (u64, u64) {
+        let Shared { transfers, moved, .. } = &*self.shared;
+        (transfers.load(Ordering::Relaxed), moved.load(Ordering::Relaxed))
     }
 
     /// Bytes of all buffers there are in its memory.

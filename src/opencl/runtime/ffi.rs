@@ -118,6 +118,9 @@ entry_points! {
     optional {
         // Of OpenCL 1.1; without it a kernel reaches one matrix at a time.
         clCreateSubBuffer @ 82 (MemId, u64, u32, *const c_void, *mut i32) -> MemId;
+        // Of OpenCL 1.1; without them each of the pieces that lie apart is a transfer.
+        clEnqueueReadBufferRect @ 86 (QueueId, MemId, u32, *const [usize; 3], *const [usize; 3], *const [usize; 3], usize, usize, usize, usize, *mut c_void, u32, *const EventId, *mut EventId) -> i32;
+        clEnqueueWriteBufferRect @ 87 (QueueId, MemId, u32, *const [usize; 3], *const [usize; 3], *const [usize; 3], usize, usize, usize, usize, *const c_void, u32, *const EventId, *mut EventId) -> i32;
         // Of OpenCL 1.2; without it no kernel reads through images.
         clCreateImage @ 96 (ContextId, u64, *const [u32; 2], *const ImageDescription, *mut c_void, *mut i32) -> MemId;
         // Of OpenCL 1.2; without it a fill is a write.
@@ -209,6 +212,7 @@ pub const MEM_OBJECT_ALLOCATION_FAILURE: i32 = -4;
 pub const OUT_OF_RESOURCES: i32 = -5;
 pub const OUT_OF_HOST_MEMORY: i32 = -6;
 pub const BUILD_PROGRAM_FAILURE: i32 = -11;
+pub const INVALID_OPERATION: i32 = -59;
 /// What an ICD loader without drivers answers.
 pub const PLATFORM_NOT_FOUND_KHR: i32 = -1001;
 

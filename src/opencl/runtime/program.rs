@@ -10,8 +10,9 @@ use super::ffi::{self, KernelId, ProgramId};
 use super::program_cache::{Entry, Key, Marker, Notes, Trial, Verdict};
 use super::waiter::Call;
 use std::ffi::CString;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 /// Times a build is tried where the driver says it lacks resources: some need a moment after others.
@@ -245,7 +246,7 @@ impl Program {
             }
         });
         let max_work_group = max_work_group.unwrap_or(0);
-        Ok(Kernel { shared: shared.clone(), name: name.into(), id, buffers: Vec::new(), max_work_group })
+        Ok(Kernel { shared: shared.clone(), name: name.into(), id, args: Vec::new(), max_work_group })
     }
 }
 
@@ -271,14 +272,23 @@ fn marker(shared: &Shared, key: &Key, name: &str) -> Result<Option<Marker>> {
     }
 }
 
-/// A kernel with its arguments, which stay until they are set anew. It keeps their buffers alive.
+/// A kernel with its arguments, which stay until they are set anew. It keeps their buffers alive, but for those that it
+/// was told to let go.
 pub struct Kernel {
     shared: Arc<Shared>,
     name: String,
     id: KernelId,
-    /// By argument; `None` for those that are no buffer.
-    buffers: Vec<Option<Arc<Memory>>>,
+    args: Vec<Arg>,
     max_work_group: usize,
+}
+
+/// What an argument is.
+#[derive(Clone)]
+enum Arg {
+    Value,
+    Buffer(Arc<Memory>),
+    /// One that may be gone by now.
+    LetGo(Weak<Memory>),
 }
 
 impl Kernel {
@@ -294,10 +304,34 @@ impl Kernel {
             "kernel {}: argument {index} is a buffer of another device",
             self.name
         );
-        // SAFETY: the value is a handle, which is as large as this says, and `buffers` keeps it alive.
+        // SAFETY: the value is a handle, which is as large as this says, and `args` keeps it alive, or no launch uses it.
         unsafe { self.set(index, size_of::<ffi::MemId>(), (&raw const buffer.memory.id).cast())? };
-        self.buffers[index] = Some(buffer.memory.clone());
+        self.args[index] = Arg::Buffer(buffer.memory.clone());
         Ok(self)
+    }
+
+    /// The same, at no cost where it is that buffer already, kept or let go.
+    pub fn arg_again(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
+        let set = match self.args.get(index) {
+            Some(Arg::Buffer(memory)) => Arc::ptr_eq(memory, &buffer.memory),
+            // As long as there is a weak one, no other memory lies at this address.
+            Some(Arg::LetGo(memory)) => std::ptr::eq(memory.as_ptr(), Arc::as_ptr(&buffer.memory)),
+            _ => false,
+        };
+        if !set {
+            return self.arg_buffer(index, buffer);
+        }
+        self.args[index] = Arg::Buffer(buffer.memory.clone());
+        Ok(self)
+    }
+
+    /// These buffers are not kept alive any longer; they are set again before the next launch.
+    pub fn let_go(&mut self, range: Range<usize>) {
+        for arg in &mut self.args[range] {
+            if let Arg::Buffer(memory) = arg {
+                *arg = Arg::LetGo(Arc::downgrade(memory));
+            }
+        }
     }
 
     /// Sets argument `index` to an `int`.
@@ -306,7 +340,7 @@ impl Kernel {
         unsafe { self.set(index, 4, (&raw const value).cast()) }
     }
 
-    /// Sets argument `index` to an `int` or a vector of them: one, two or four.
+    /// Sets argument `index` to an `int`, a vector of them or a structure of nothing else.
     pub fn arg_ints(&mut self, index: usize, values: &[i32]) -> Result<&mut Self> {
         // SAFETY: readable memory of this size, copied by the call.
         unsafe { self.set(index, size_of_val(values), values.as_ptr().cast()) }
@@ -320,10 +354,10 @@ impl Kernel {
         let code = unsafe { (self.shared.api()?.clSetKernelArg)(self.id, number, size, value) };
         let what = format_args!("kernel {}, argument {index}, {size} bytes", self.name);
         self.shared.check(code, "clSetKernelArg", what)?;
-        if self.buffers.len() <= index {
-            self.buffers.resize(index + 1, None);
+        if self.args.len() <= index {
+            self.args.resize(index + 1, Arg::Value);
         }
-        self.buffers[index] = None;
+        self.args[index] = Arg::Value;
         Ok(self)
     }
 }
@@ -341,8 +375,8 @@ impl Device {
     /// Queues `kernel` over `global` items, in groups of `local` (empty: as the driver likes).
     ///
     /// # Panics
-    /// When the sizes have not one to three dimensions or are not whole groups, or when the CPU has a view
-    /// on a buffer that the kernel may write.
+    /// When the sizes have not one to three dimensions or are not whole groups, when the CPU has a view on a
+    /// buffer that the kernel may write, or when one was let go.
     pub fn launch(&self, kernel: &Kernel, global: &[usize], local: &[usize]) -> Result<()> {
         let name = &kernel.name;
         assert!(
@@ -351,8 +385,12 @@ impl Device {
         );
         let whole = global.iter().zip(local).all(|(g, l)| *l > 0 && g % l == 0);
         assert!(whole, "kernel {name}: {global:?} items are no whole groups of {local:?}");
-        for (index, memory) in kernel.buffers.iter().enumerate() {
-            let free = memory.as_ref().is_none_or(|m| m.device_may_use());
+        for (index, arg) in kernel.args.iter().enumerate() {
+            let free = match arg {
+                Arg::Value => true,
+                Arg::Buffer(memory) => memory.device_may_use(),
+                Arg::LetGo(_) => panic!("kernel {name}: argument {index} was let go and is not set again"),
+            };
             assert!(free, "kernel {name}: argument {index} is mapped for the CPU");
         }
         let sizes = if local.is_empty() { std::ptr::null() } else { local.as_ptr() };

@@ -59,9 +59,88 @@ unsafe impl Sync for Address {}
 pub(super) enum Call {
     Finish,
     Event(EventId),
-    Read { from: MemId, offset: usize, to: Address, len: usize },
-    Write { from: Address, len: usize, to: MemId, offset: usize },
-    Map { buffer: MemId, flags: u64, offset: usize, len: usize },
+    Read {
+        from: MemId,
+        offset: usize,
+        to: Address,
+        len: usize,
+    },
+    Write {
+        from: Address,
+        len: usize,
+        to: MemId,
+        offset: usize,
+    },
+    Map {
+        buffer: MemId,
+        flags: u64,
+        offset: usize,
+        len: usize,
+    },
+    /// The same as reading and writing, of pieces.
+    ReadPieces {
+        from: MemId,
+        pieces: Pieces,
+        to: Address,
+    },
+    WritePieces {
+        from: Address,
+        to: MemId,
+        pieces: Pieces,
+    },
+}
+
+/// Pieces of a buffer, as long each and as far apart.
+#[derive(Debug, Clone, Copy)]
+pub struct Pieces {
+    /// Where the first begins.
+    pub start: usize,
+    /// Bytes of each.
+    pub len: usize,
+    /// How many.
+    pub count: usize,
+    /// From one's begin to the next one's; at least `len`.
+    pub pitch: usize,
+}
+
+impl Pieces {
+    /// Bytes of all.
+    pub fn bytes(self) -> usize {
+        self.len * self.count
+    }
+
+    /// Origin in the buffer, and region, of a rectangle whose lines are the pieces.
+    fn rectangle(self) -> [[usize; 3]; 2] {
+        [[self.start % self.pitch, self.start / self.pitch, 0], [self.len, self.count, 1]]
+    }
+
+    /// # Safety
+    ///
+    /// They are within the buffer, and there is memory for all of them, which stays by the contract of [`Call`].
+    unsafe fn read(self, api: &Api, queue: QueueId, (from, to): (MemId, Address)) -> i32 {
+        let Some(read) = api.clEnqueueReadBufferRect else { return ffi::INVALID_OPERATION };
+        let ([origin, region], here, Self { len, pitch, .. }) = (self.rectangle(), [0; 3], self);
+        let to = to.0.as_ptr().cast();
+        // SAFETY: by this function's contract; queue and buffer live as `Call::make` says.
+        unsafe {
+            let (none, event) = (null(), null_mut());
+            read(queue, from, ffi::TRUE, &origin, &here, &region, pitch, 0, len, 0, to, 0, none, event)
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As above.
+    unsafe fn write(self, api: &Api, queue: QueueId, (from, to): (Address, MemId)) -> i32 {
+        let Some(write) = api.clEnqueueWriteBufferRect else { return ffi::INVALID_OPERATION };
+        let ([origin, region], here, Self { len, pitch, .. }) = (self.rectangle(), [0; 3], self);
+        let from = from.0.as_ptr().cast_const().cast();
+        // SAFETY: as above.
+        unsafe {
+            let (none, event) = (null(), null_mut());
+            write(queue, to, ffi::TRUE, &origin, &here, &region, pitch, 0, len, 0, from, 0, none, event)
+        }
+    }
 }
 
 impl Call {
@@ -73,6 +152,17 @@ impl Call {
             Call::Read { .. } => "clEnqueueReadBuffer",
             Call::Write { .. } => "clEnqueueWriteBuffer",
             Call::Map { .. } => "clEnqueueMapBuffer",
+            Call::ReadPieces { .. } => "clEnqueueReadBufferRect",
+            Call::WritePieces { .. } => "clEnqueueWriteBufferRect",
+        }
+    }
+
+    /// Bytes that it brings from or to the device.
+    pub fn bytes(self) -> usize {
+        match self {
+            Call::Finish | Call::Event(_) => 0,
+            Call::Read { len, .. } | Call::Write { len, .. } | Call::Map { len, .. } => len,
+            Call::ReadPieces { pieces, .. } | Call::WritePieces { pieces, .. } => pieces.bytes(),
         }
     }
 
@@ -112,6 +202,8 @@ impl Call {
                         null_mut(),
                     );
                 }
+                Call::ReadPieces { from, pieces, to } => code = pieces.read(api, queue, (from, to)),
+                Call::WritePieces { from, to, pieces } => code = pieces.write(api, queue, (from, to)),
                 Call::Map { buffer, flags, offset, len } => {
                     let map = api.clEnqueueMapBuffer;
                     start =

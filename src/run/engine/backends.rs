@@ -165,29 +165,18 @@ impl Engine {
     fn opencl(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
         self.ready_keys(o)?;
         opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
-        let mut why = None;
         let order = [Variants::OneLaunch, Variants::Fastest, Variants::Baseline];
         let in_one = o.gpu_attn && opencl::in_one_launch(model.device());
-        for variants in order.into_iter().skip(usize::from(!in_one)) {
-            let attention = match o.gpu_attn {
-                true => None,
-                false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
-            };
-            let options = OpenClOptions {
-                kv_types: o.kv_types,
-                slots: o.max_seq_len,
-                max_tokens: chunk(o),
-                attention,
-                rows: match o.zero_copy && model.device().facts().unified_memory {
-                    true => Place::HostVisible,
-                    false => opencl::own_place(model.device()),
-                },
-                variants,
-            };
-            let tried = OpenClDevice::new(Arc::clone(model), options).and_then(|mut device| {
-                let passed = self.verdict(&mut device, variants, o)? == Verdict::Passed;
-                Ok((passed && self.observes_right(&mut device, o)?).then_some(device))
-            });
+        // Kernels for few tokens at once are done without before all others are.
+        let few = [Some((o.sequences(), 1 + o.draft)).filter(|&few| few != (1, 1)), Some((1, 1))];
+        let order = order.into_iter().skip(usize::from(!in_one));
+        let mut why = None;
+        for (variants, few) in order.flat_map(|v| few.into_iter().flatten().map(move |few| (v, few))) {
+            let mut tried = self.fitting(model, o, (variants, few));
+            let say = |line: &str| o.notice.say(line);
+            if matches!(tried, Ok(None)) && opencl::tune::recheck(model, &opencl::Cache::of_user(), &say)? {
+                tried = self.fitting(model, o, (variants, few));
+            }
             why = Some(match tried {
                 Ok(Some(device)) => {
                     if let Some(why) = why.filter(|_| model.is_news()) {
@@ -204,6 +193,44 @@ impl Engine {
             });
         }
         Err(why.expect("invariant: there are baseline kernels to be tried"))
+    }
+
+    /// The device with these kernels, for so many sequences that decode so many tokens each at once; `None` where they do
+    /// not compute what the CPU does.
+    fn fitting(
+        &self,
+        model: &Arc<opencl::Model>,
+        o: &EngineOptions,
+        (variants, (sequences, drafted)): (Variants, (usize, usize)),
+    ) -> Result<Option<OpenClDevice>> {
+        let attention = match o.gpu_attn {
+            true => None,
+            false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
+        };
+        let options = OpenClOptions {
+            kv_types: o.kv_types,
+            slots: o.max_seq_len,
+            max_tokens: chunk(o),
+            sequences,
+            drafted,
+            attention,
+            rows: match o.zero_copy && model.device().facts().unified_memory {
+                true => Place::HostVisible,
+                false => opencl::own_place(model.device()),
+            },
+            evicts: o.eviction.policy != Policy::None,
+            variants,
+        };
+        let mut device = OpenClDevice::new(Arc::clone(model), options)?;
+        let passed = self.verdict(&mut device, variants, o)? == Verdict::Passed;
+        if !(passed && self.observes_right(&mut device, o)?) {
+            return Ok(None);
+        }
+        if o.eviction.policy != Policy::None && !selftest::keeps_right(&mut device)? {
+            device.evict_through_host();
+            o.notice.say("OpenCL: kernel keep is left out: it computes wrong results");
+        }
+        Ok(Some(device))
     }
 
     /// Times the ways of computing products on the OpenCL device, whatever was found out before, and keeps the fastest;

@@ -52,6 +52,52 @@ pub(super) fn one(object: &str) -> Option<Call> {
     serde_json::from_str::<Written>(object).ok()?.call()
 }
 
+/// The name of the call that `text` begins with, and where its arguments begin, as soon as both are there: an object,
+/// alone or first in a list, whose arguments are an object, too.
+pub(super) fn begun(text: &str) -> Option<(String, usize)> {
+    let after = |rest: &'_ str, c: char| rest.trim_start().strip_prefix(c).map(str::len);
+    let tail = |n: usize| &text[text.len() - n..];
+    let list = after(text, '[').unwrap_or(text.len());
+    let mut rest = tail(after(tail(list), '{')?);
+    let mut name = None;
+    loop {
+        let (field, n) = string(rest)?;
+        rest = tail(after(&rest[n..], ':')?).trim_start();
+        if matches!(field.as_str(), "arguments" | "parameters") {
+            let name = name.filter(|name: &String| is_name(name))?;
+            return rest.starts_with('{').then_some((name, text.len() - rest.len()));
+        }
+        let (value, n) = string(rest)?;
+        rest = tail(after(&rest[n..], ',')?).trim_start();
+        match field.as_str() {
+            "name" | "function" if name.is_none() => name = Some(value),
+            "type" => {}
+            _ => return None,
+        }
+    }
+}
+
+/// The JSON string that `text` begins with, and where it ends.
+fn string(text: &str) -> Option<(String, usize)> {
+    let mut strings = serde_json::Deserializer::from_str(text).into_iter::<String>();
+    let string = strings.next()?.ok()?;
+    Some((string, strings.byte_offset()))
+}
+
+/// Whether a JSON string is open at the end of `text`.
+pub(super) fn in_string(text: &str) -> bool {
+    let (mut inside, mut escaped) = (false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if inside => escaped = true,
+            b'"' => inside = !inside,
+            _ => {}
+        }
+    }
+    inside
+}
+
 /// What may stand between two calls.
 pub(super) fn is_between(c: char) -> bool {
     c.is_whitespace() || c == ';' || c == ','

@@ -314,6 +314,7 @@ impl Conversation {
                 Part::Text(text) => message.content += &text,
                 Part::Thinking(text) => reasoning += &text,
                 Part::Call(call) => message.tool_calls.push(call),
+                Part::Begun { .. } | Part::Arguments(_) => {}
             }
         }
         if !message.tool_calls.is_empty() && self.form.reads_calls {

@@ -11,8 +11,23 @@ pub enum Part {
     Text(String),
     /// What the model thinks before.
     Thinking(String),
-    /// A function that it calls; the name may be unknown, and the arguments need not follow the tool's schema.
+    /// A function that it begins to call.
+    Begun { id: String, name: String },
+    /// What comes next of the arguments of the call that has begun.
+    Arguments(String),
+    /// All of a call whose parts were handed out; the name may be unknown, and the arguments need not follow the tool's
+    /// schema. What begins like a call and breaks off has none, and is handed out as text.
     Call(ToolCall),
+}
+
+/// A call of which all has not come yet.
+#[derive(Debug, Clone)]
+struct Open {
+    id: String,
+    /// Where its arguments begin in what is held.
+    from: usize,
+    /// How many bytes of them were handed out.
+    sent: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +60,7 @@ pub struct Reader {
     /// The number of the next call, and of the first one.
     calls: usize,
     first: usize,
+    open: Option<Open>,
 }
 
 impl Reader {
@@ -52,7 +68,7 @@ impl Reader {
     pub fn new(form: Form, prompt: &str) -> Self {
         let thinks = form.thinking.is_some_and(|t| prompt.trim_end().ends_with(t.open));
         let state = if thinks { State::Thinking } else { State::Begin };
-        Self { form, state, held: String::new(), skips: thinks, calls: 0, first: 0 }
+        Self { form, state, held: String::new(), skips: thinks, calls: 0, first: 0, open: None }
     }
 
     /// Numbers the calls from `first` on, where the conversation has had others.
@@ -111,7 +127,8 @@ impl Reader {
                 self.up_to_marker(&[markers.open], parts).is_some_and(|_| self.go(State::Call(markers)))
             }
             State::Call(markers) => {
-                let Some((at, close)) = markers.close.and_then(|c| Some((self.held.find(c)?, c))) else {
+                let Some((at, close)) = markers.close.and_then(|c| Some((self.end_of_call(c)?, c))) else {
+                    self.go_on_calling(0, parts);
                     return false;
                 };
                 let body: String = self.held.drain(..at + close.len()).collect();
@@ -121,7 +138,7 @@ impl Reader {
                         self.go(State::Begin)
                     }
                     None => {
-                        self.state = State::Text;
+                        self.break_off();
                         self.say(&[markers.open, &body].concat(), parts);
                         true
                     }
@@ -149,15 +166,52 @@ impl Reader {
             }
         }
         if self.form.calls.is_some_and(|m| m == super::form::LLAMA) && calls::may_be_call(text) {
-            let Some(end) = calls::object_end(text) else { return false };
+            let Some(end) = calls::object_end(text) else {
+                self.go_on_calling(start, parts);
+                return false;
+            };
             if let Some(call) = calls::one(&text[..end]) {
                 self.held.drain(..start + end);
                 self.call(vec![call], parts);
                 return true;
             }
         }
-        self.state = State::Text;
+        self.break_off();
         true
+    }
+
+    /// What began may have been no call: its number is that of the next one.
+    fn break_off(&mut self) {
+        self.calls -= usize::from(self.open.take().is_some());
+        self.state = State::Text;
+    }
+
+    /// Where the marker stands that ends a call: not in one of its strings.
+    fn end_of_call(&self, close: &str) -> Option<usize> {
+        self.held.match_indices(close).map(|(at, _)| at).find(|&at| !calls::in_string(&self.held[..at]))
+    }
+
+    /// Hands out what has come of a call that begins at `start` of what is held.
+    fn go_on_calling(&mut self, start: usize, parts: &mut Vec<Part>) {
+        if self.open.is_none()
+            && let Some((name, at)) = calls::begun(&self.held[start..])
+        {
+            let id = self.next_id();
+            parts.push(Part::Begun { id: id.clone(), name });
+            self.open = Some(Open { id, from: start + at, sent: 0 });
+        }
+        let Some(open) = &mut self.open else { return };
+        let arguments = &self.held[open.from..];
+        let end = calls::object_end(arguments).unwrap_or(arguments.len());
+        if end > open.sent {
+            parts.push(Part::Arguments(arguments[open.sent..end].into()));
+            open.sent = end;
+        }
+    }
+
+    fn next_id(&mut self) -> String {
+        self.calls += 1;
+        format!("call_{}", self.calls - 1)
     }
 
     fn has_called(&self) -> bool {
@@ -205,9 +259,15 @@ impl Reader {
 
     fn call(&mut self, found: Vec<calls::Call>, parts: &mut Vec<Part>) {
         for (name, arguments) in found {
-            let id = format!("call_{}", self.calls);
-            self.calls += 1;
-            parts.push(Part::Call(ToolCall { id, name, arguments }));
+            let open = self.open.take().unwrap_or_else(|| {
+                let id = self.next_id();
+                parts.push(Part::Begun { id: id.clone(), name: name.clone() });
+                Open { id, from: 0, sent: 0 }
+            });
+            if open.sent < arguments.len() {
+                parts.push(Part::Arguments(arguments[open.sent..].into()));
+            }
+            parts.push(Part::Call(ToolCall { id: open.id, name, arguments }));
         }
     }
 }

@@ -20,6 +20,8 @@ pub struct Grammar {
     /// Where it came from, for messages.
     place: Arc<str>,
     form: Form,
+    /// Control tokens that have a text for it.
+    shown: Arc<[u32]>,
     /// Compiled for these tokens, at its start.
     ready: Arc<Mutex<Option<Ready>>>,
 }
@@ -61,12 +63,27 @@ impl Grammar {
     pub fn json_schema(place: &str, text: &str) -> Result<Self> {
         let mut schema: serde_json::Value =
             serde_json::from_str(text).map_err(|e| Error::Usage(format!("{place}: is not JSON: {e}")))?;
+        Self::without_blanks(&mut schema);
+        Self::checked(place, Form::Schema(Arc::new(schema)))
+    }
+
+    /// Leaves JSON of a schema no blanks but single ones after colons and commas, unless it has its own `x-guidance`.
+    pub(crate) fn without_blanks(schema: &mut serde_json::Value) {
         if let Some(schema) = schema.as_object_mut() {
             schema.entry("x-guidance").or_insert_with(
                 || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
             );
         }
-        Self::checked(place, Form::Schema(Arc::new(schema)))
+    }
+
+    /// Texts of a grammar in `llguidance`'s own syntax.
+    pub(crate) fn lark(place: &str, text: &str) -> Result<Self> {
+        Self::checked(place, Form::Lark(text.into()))
+    }
+
+    /// The same where these control tokens stand for their text.
+    pub(crate) fn showing(self, shown: Vec<u32>) -> Self {
+        Self { shown: shown.into(), ..self }
     }
 
     /// Texts of the rule `root` of a grammar in GBNF, llama.cpp's form of BNF.
@@ -81,7 +98,7 @@ impl Grammar {
 
     /// Compiles it once for a vocabulary of bytes, so that errors show before a model is loaded.
     fn checked(place: &str, form: Form) -> Result<Self> {
-        let grammar = Self { place: place.into(), form, ready: Arc::default() };
+        let grammar = Self { place: place.into(), form, shown: Arc::default(), ready: Arc::default() };
         grammar.matcher(&ApproximateTokEnv::single_byte_env()).map(|_| grammar)
     }
 
@@ -115,7 +132,7 @@ impl Grammar {
         let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         let start = match ready.take() {
             Some(ready) if Arc::ptr_eq(&ready.pieces, pieces) && ready.end == end => ready.start,
-            _ => self.matcher(&tokens(pieces, end, vocab))?,
+            _ => self.matcher(&tokens(pieces, &self.shown, (end, vocab)))?,
         };
         let matcher = start.deep_clone();
         *ready = Some(Ready { pieces: Arc::clone(pieces), end, start });
@@ -123,9 +140,10 @@ impl Grammar {
     }
 }
 
-/// The vocabulary for `llguidance`. Control tokens have no text in it, so no grammar can ask for them.
-fn tokens(pieces: &Pieces, end: u32, vocab: usize) -> TokEnv {
-    let text = |id: u32| if pieces.is_special(id) { Vec::new() } else { pieces.bytes(id).to_vec() };
+/// The vocabulary for `llguidance`. Control tokens that are not shown have no text in it, so no grammar can ask for them.
+fn tokens(pieces: &Pieces, shown: &[u32], (end, vocab): (u32, usize)) -> TokEnv {
+    let hidden = |id: u32| pieces.is_special(id) && !shown.contains(&id);
+    let text = |id: u32| if hidden(id) { Vec::new() } else { pieces.bytes(id).to_vec() };
     let words: Vec<_> = (0..vocab as u32).map(text).collect();
     Arc::new(ApproximateTokEnv::new(TokTrie::from(&TokRxInfo::new(vocab as u32, end), &words)))
 }

@@ -66,6 +66,11 @@ impl Open {
         reply(&String::from_utf8_lossy(&bytes))
     }
 
+    /// The connection.
+    pub fn into_stream(self) -> TcpStream {
+        self.0
+    }
+
     /// Reads so many bytes.
     pub fn read(&mut self, bytes: usize) {
         self.0.read_exact(&mut vec![0; bytes]).expect("so much comes");
@@ -98,9 +103,16 @@ fn unchunked(mut rest: &str) -> String {
 impl Server {
     #[track_caller]
     pub fn start(args: &[&str]) -> Self {
-        let mut command = command(&[&["serve", "--port", "0", "-q"], args].concat());
+        Self::begin("0", args, || ())
+    }
+
+    /// Does something before the server says that it is ready.
+    #[track_caller]
+    pub fn begin(port: &str, args: &[&str], meanwhile: impl FnOnce()) -> Self {
+        let mut command = command(&[&["serve", "--port", port, "-q"], args].concat());
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the server starts");
         let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
+        meanwhile();
         let address = loop {
             let line = lines.next().expect("it says where it is").expect("a line");
             match line.strip_prefix("http://") {

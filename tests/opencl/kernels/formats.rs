@@ -1,6 +1,6 @@
 //! `gemv` and `gemm` with GGUF's block formats as they are stored, against the CPU's scalar code.
 
-use super::products::{GEMM, GEMM_ROWS, GEMV, GEMV_ROWS, quantised, words};
+use super::products::{GEMM, GEMM_FEW, GEMM_ROWS, GEMV, GEMV_ROWS, quantised, words};
 use super::{Dims, GRIND, SMALL, buffer, floats, kernel, read, same, state};
 use crate::bed::random::Random;
 use crate::device;
@@ -128,16 +128,13 @@ fn many_by_rows(device: &Device, m: &Matrix, n: usize, way: Way) {
     let acts: Vec<Vec<ActBlock>> = (0..n).map(|_| quantised(&r.floats(m.cols))).collect();
     let [quants, scales] = m.buffers(device);
     let all = acts.concat();
-    let halves = all.iter().flat_map(|a| a.q.as_chunks::<16>().0);
-    let sums: Vec<u8> =
-        halves.flat_map(|half| half.iter().map(|&q| i32::from(q)).sum::<i32>().to_le_bytes()).collect();
     let input = match way.form {
         Form::Floats => floats(device, &all.iter().flat_map(|a| a.q.map(f32::from)).collect::<Vec<_>>()),
         _ => buffer(device, &words(&all)),
     };
     let d = floats(device, &all.iter().map(|a| a.d).collect::<Vec<_>>());
     let out = floats(device, &vec![0.0; n * dims.vocab]);
-    let args = [&plane(&quants, way, each), &scales, &out, &input, &d, &out, &d, &buffer(device, &sums)];
+    let args = [&plane(&quants, way, each), &scales, &out, &input, &d, &out, &d, &sums(device, &all)];
     let options = m.options("STEP_HEAD")
         + &format!(" -DEACH={each} -DTOKENS=4 -DTURNS=4{}", way.options(device.facts()));
     let mut k = kernel(device, ("gemm", GEMM_ROWS), &dims.options(32, &options), &args);
@@ -145,6 +142,31 @@ fn many_by_rows(device: &Device, m: &Matrix, n: usize, way: Way) {
     device.launch(&k, &[m.rows.div_ceil(32 * each) * 16, n.div_ceil(16) * 2], &[16, 2]).unwrap();
     for (found, acts) in read(&out).chunks(dims.vocab).zip(&acts) {
         same(&format!("{:?}, {n} tokens, {way}", m.format), &found[..m.rows], &m.times(acts));
+    }
+}
+
+/// The sums of the halves of blocks.
+fn sums(device: &Device, acts: &[ActBlock]) -> Buffer {
+    let halves = acts.iter().flat_map(|a| a.q.as_chunks::<16>().0);
+    let sums = halves.flat_map(|half| half.iter().map(|&q| i32::from(q)).sum::<i32>().to_le_bytes());
+    buffer(device, &sums.collect::<Vec<u8>>())
+}
+
+/// So many tokens, as few at once, so many blocks and tokens of a work-group.
+fn few(device: &Device, m: &Matrix, n: usize, [slices, tokens]: [usize; 2]) {
+    let r = &mut Random(10);
+    let dims = Dims { vocab: m.rows.max(SMALL.vocab), ..SMALL };
+    let acts: Vec<Vec<ActBlock>> = (0..n).map(|_| quantised(&r.floats(m.cols))).collect();
+    let ([quants, scales], all) = (m.buffers(device), acts.concat());
+    let (input, d) = (buffer(device, &words(&all)), all.iter().map(|a| a.d).collect::<Vec<_>>());
+    let (d, out) = (floats(device, &d), floats(device, &vec![0.0; n * dims.vocab]));
+    let args = [&quants, &scales, &out, &input, &d, &out, &d, &sums(device, &all)];
+    let options = m.options("STEP_HEAD") + &format!(" -DFEW -DW_HELD -DSLICES={slices} -DTOKENS={tokens}");
+    let mut k = kernel(device, ("gemm", GEMM_FEW), &dims.options(4 * slices, &options), &args);
+    k.arg_ints(8, &[0, m.groups() as i32, n as i32, 0]).unwrap();
+    device.launch(&k, &[n.div_ceil(tokens) * 4 * slices, m.groups()], &[4 * slices, 1]).unwrap();
+    for (found, acts) in read(&out).chunks(dims.vocab).zip(&acts) {
+        same(&format!("{:?}, {n} of few tokens", m.format), &found[..m.rows], &m.times(acts));
     }
 }
 
@@ -243,6 +265,9 @@ fn every_format_has_the_cpus_bits() {
         let m = Matrix::new(format, 512);
         one(&device, &m, SHORT_PASSES);
         many(&device, &m, 67);
+        // All blocks at once; one pass over blocks and a part of another; a tile of tokens and a part of another.
+        few(&device, &m, 16, [32, 8]);
+        few(&device, &Matrix::new(format, if format.span() == 32 { 576 } else { 512 }), 11, [16, 4]);
     }
 }
 
@@ -256,6 +281,7 @@ fn some_formats_have_the_cpus_bits_on_few_columns() {
         }
         for format in [Format::Q5_1, Format::Q6_K] {
             many(&device, &Matrix::new(format, format.span()), 3);
+            few(&device, &Matrix::new(format, format.span()), 5, [16, 4]);
         }
     }
 }

@@ -28,6 +28,11 @@ pub const GEMM_ROWS: &str = concat!(
     include_str!("../../../kernels/gemm_put.cl"),
     include_str!("../../../kernels/gemm_rows.cl")
 );
+pub const GEMM_FEW: &str = concat!(
+    include_str!("../../../kernels/blocks.cl"),
+    include_str!("../../../kernels/gemm_put.cl"),
+    include_str!("../../../kernels/gemm_few.cl")
+);
 const ACTIVATIONS: &str = include_str!("../../../kernels/activations.cl");
 
 /// A packed matrix and what it stands for.

@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::failure::Result;
 use crate::ffi::{self, EventId};
 use crate::waiter::{Address, Call};
+use std::ops::Range;
 use std::ptr::null;
 use std::sync::atomic::Ordering;
 
@@ -98,18 +99,24 @@ impl Landing {
 
     /// Waits for what is queued and reads `bytes.len()` bytes of `from` that begin at `offset`.
     pub fn read(&mut self, from: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        from.memory.assert_holds(&(offset..offset + bytes.len()));
-        from.memory.assert_readable();
         let most = self.buffer.len();
         for (i, piece) in bytes.chunks_mut(most).enumerate() {
-            let (offset, len) = (offset + i * most, piece.len());
-            let call = Call::Read { from: from.memory.id, offset, to: self.start, len };
-            from.memory.shared.wait(call, format_args!("{len} bytes at {offset}"))?;
-            // SAFETY: `len` bytes are mapped for reading and writing for as long as `self`; no kernel has this buffer,
-            // and the call, which comes after those that nobody waited for, has returned.
-            piece.copy_from_slice(unsafe { std::slice::from_raw_parts(self.start.0.as_ptr(), len) });
+            piece.copy_from_slice(self.fetch(from, offset + i * most..offset + i * most + piece.len())?);
         }
         Ok(())
+    }
+
+    /// Waits for what is queued and brings a range of `from`, no longer than this.
+    pub fn fetch(&mut self, from: &Buffer, range: Range<usize>) -> Result<&[u8]> {
+        from.memory.assert_holds(&range);
+        from.memory.assert_readable();
+        let (offset, len) = (range.start, range.len());
+        assert!(len <= self.buffer.len(), "{len} bytes for {}", self.buffer.len());
+        let call = Call::Read { from: from.memory.id, offset, to: self.start, len };
+        from.memory.shared.wait(call, format_args!("{len} bytes at {offset}"))?;
+        // SAFETY: `len` bytes are mapped for reading and writing for as long as `self`; no kernel has this buffer, and
+        // the call, which comes after those that nobody waited for, has returned. The next one needs `self` again.
+        Ok(unsafe { std::slice::from_raw_parts(self.start.0.as_ptr(), len) })
     }
 }
 

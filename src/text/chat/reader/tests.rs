@@ -54,7 +54,28 @@ fn read(form: Form, prompt: &str, pieces: &[&str]) -> Vec<Part> {
         parts.iter().all(|p| !matches!(p, Part::Text(t) | Part::Thinking(t) if t.is_empty())),
         "{parts:?}"
     );
-    joined(parts)
+    joined(whole(parts))
+}
+
+/// Without the parts of calls, which are those of the calls that follow them; what breaks off has some, too.
+fn whole(parts: Vec<Part>) -> Vec<Part> {
+    let (mut all, mut begun) = (Vec::new(), None);
+    for part in parts {
+        match (part, &mut begun) {
+            (Part::Begun { id, name }, _) => begun = Some(ToolCall { id, name, arguments: String::new() }),
+            (Part::Arguments(more), Some(call)) => {
+                assert!(!more.is_empty());
+                call.arguments += &more;
+            }
+            (Part::Arguments(more), None) => panic!("{more:?} are of no call"),
+            (Part::Call(call), _) => {
+                assert_eq!(begun.take().as_ref(), Some(&call));
+                all.push(Part::Call(call));
+            }
+            (part, _) => all.push(part),
+        }
+    }
+    all
 }
 
 /// Reads `answer` as a whole, in two pieces wherever it is cut, and character by character.
@@ -112,6 +133,14 @@ fn calls_in_tags() {
             call(0, "get_weather", arguments),
             call(1, "get_weather", arguments),
         ],
+    );
+    // A string may hold what ends a call.
+    let marked = r#"{"a": "</tool_call>\""}"#;
+    is(
+        form,
+        "",
+        &format!(r#"<tool_call>{{"name": "f", "arguments": {marked}}}</tool_call> x"#),
+        &[call(0, "f", marked), text(" x")],
     );
     // The end of the answer ends a call too.
     is(form, "", &tagged.replace("\n</tool_call>", ""), &[call(0, "get_weather", arguments)]);
@@ -186,7 +215,38 @@ fn only_what_may_become_a_marker_is_held_back() {
     assert_eq!(reader.push("box>"), [text("<toolbox>")]);
     assert_eq!(reader.finish(), []);
     let mut reader = Reader::new(qwen(), "").with_calls_from(3);
-    assert_eq!(reader.push("<tool_call>{\"name\": \"f\"}</tool_call>"), [call(3, "f", "{}")]);
+    let parts = reader.push("<tool_call>{\"name\": \"f\"}</tool_call>");
+    assert_eq!(whole(parts), [call(3, "f", "{}")]);
+}
+
+#[test]
+fn arguments_come_as_they_are_written() {
+    let more = |text: &str| Part::Arguments(text.into());
+    let begun = || Part::Begun { id: "call_0".into(), name: "f".into() };
+    let args = r#"{"a": "{", "b": [1]}"#;
+    for (form, open, close) in [
+        (qwen(), "<tool_call>\n", "\n</tool_call>"),
+        (form("<|tool_call|>"), "<|tool_call|>[", ", {\"name\": \"g\"}]"),
+        (llama(), "", ""),
+        (llama(), "<|python_tag|>", ""),
+    ] {
+        let mut reader = Reader::new(form, "");
+        let name = if form == llama() { "parameters" } else { "arguments" };
+        let head = format!("{open}{{\"type\": \"function\", \"name\": \"f\", \"{name}\": ");
+        assert_eq!(reader.push(&head), [], "{head}");
+        assert_eq!(reader.push("{\"a\": \""), [begun(), more("{\"a\": \"")]);
+        assert_eq!(reader.push("{\", \"b\": "), [more("{\", \"b\": ")]);
+        let mut parts = reader.push(&format!("[1]}}}}{close}"));
+        parts.extend(reader.finish());
+        assert_eq!(parts[..2], [more("[1]}"), call(0, "f", args)], "{open}");
+    }
+    // A name after the arguments, arguments in a text: all at once. What breaks off is text as well.
+    let mut reader = Reader::new(qwen(), "");
+    assert_eq!(reader.push("<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}"), []);
+    let mut reader = Reader::new(qwen(), "");
+    let open = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": ";
+    assert_eq!(reader.push(open), [begun(), more("{\"a\": ")]);
+    assert_eq!(reader.push("}</tool_call>"), [text(&format!("{open}}}</tool_call>"))]);
 }
 
 #[test]

@@ -1,0 +1,163 @@
+// Few tokens times a matrix of blocks: the steps and results of gemm.cl, for passes that read all weights for a token of
+// each sequence or for a draft. What counts there is that many items read weights at the same time, and once: a
+// work-group has sixteen rows and up to TOKENS tokens, of each of SLICES blocks of which the sums are computed at once.
+// They are exact integers, and wait in local memory until one item for each row and token adds them up in ascending
+// order, which makes the result the CPU's.
+//
+// in_sums: [token][BLOCKS], of the halves of a block
+// TENSOR  block sums by NVIDIA's integer tensor cores, of formats of four bits: see gemm_nvidia.cl
+
+#if !defined(ROWS) || !defined(COLS) || !defined(TOKENS) || !defined(SLICES)
+#error a shape of the matrix is not defined
+#endif
+#if WG != 4 * SLICES || WG < 16 * TOKENS || TOKENS % 4 != 0
+#error the items do not fit the rows and tokens
+#endif
+
+// Words of a block of a group.
+#define WORDS (16 * W_BITS)
+// From one token's sums to the next one's: neither those who write nor those who read meet in a bank.
+#define PITCH (SLICES * 16 + 4)
+#define ACTS_PITCH (SLICES + 1)
+
+#if defined(TENSOR) && W_BITS == 4 && TOKENS == 8
+#define BY_TENSOR 1
+#define HELD 8
+#else
+#define BY_TENSOR 0
+#endif
+
+#if BY_TENSOR
+// The words of eight blocks that an item brings to its warp, from block `first` on.
+void hold(const __global uint *of_group, int first, uint2 *held) {
+    const int lane = get_local_id(0) % 32;
+    UNROLL
+    for (int k = 0; k < HELD; k++) {
+        const __global uint *words = of_group + min(first + k, BLOCKS - 1) * WORDS + lane % 4 * 16 + lane / 4;
+        held[k] = (uint2)(words[0], words[8]);
+    }
+}
+#else
+void hold(const __global uint4 *of_group, int block, uint4 *held) {
+    const __global uint4 *words = of_group + min(block, BLOCKS - 1) * (WORDS / 4) + get_local_id(0) % 4;
+    UNROLL
+    for (int v = 0; v < W_BITS; v++) held[v] = words[v * 4];
+}
+#endif
+
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
+    const __global uint *quants, const __global uchar *scales, __global float *state, const __global uint *in,
+    const __global float *in_scales, __global float *out, const __global float *extra, const __global int2 *in_sums,
+    Part part) {
+    __local float4 pool[TOKENS * PITCH / 4]; // [token][block][row], sums
+    __local float4 levels[SLICES * 4];       // [block][row]
+#if W_FLOORS
+    __local float4 floors[SLICES * 4];
+#endif
+    __local float2 acts[TOKENS * ACTS_PITCH]; // [token][block], scale and sum
+    __local float *sums = (__local float *)pool;
+    const int lid = get_local_id(0), quad = lid % 4, slice = lid / 4;
+    const int group = ROW_TILE(part), first_token = TOKEN_TILE(part) * TOKENS;
+    const int count = min(TOKENS, part.z - first_token);
+    const __global uchar *of_group = scales + (size_t)group * (BLOCKS * 32 / W_SPAN * W_RUN);
+#if BY_TENSOR
+    const __global uint *words = quants + (size_t)group * (BLOCKS * WORDS);
+    uint2 held[HELD];
+    const int lane = lid % 32, first_slice = lid / 32 * HELD;
+    hold(words, first_slice, held);
+#else
+    const __global uint4 *words = (const __global uint4 *)(quants + (size_t)group * (BLOCKS * WORDS));
+    uint4 held[W_BITS];
+    hold(words, slice, held);
+#endif
+    // What this item adds up: of neighbours that read at once, half have a token whose sums are four further.
+    const int row = lid % 16, token = lid / 16 % 2 * (TOKENS / 2) + lid / 32 % (TOKENS / 2);
+    float acc = 0.0f;
+    for (int first = 0; first < BLOCKS; first += SLICES) {
+        // Past the last block it comes again, and is not added up.
+        const int b = min(first + slice, BLOCKS - 1);
+        levels[lid] = level_of(of_group, b, quad);
+#if W_FLOORS
+        floors[lid] = floor_of(of_group, b, quad);
+#endif
+        for (int i = lid; i < TOKENS * SLICES; i += WG) {
+            int at = min(first_token + i / SLICES, part.z - 1) * BLOCKS + min(first + i % SLICES, BLOCKS - 1);
+            int2 sum = in_sums[at];
+            acts[i / SLICES * ACTS_PITCH + i % SLICES] = (float2)(in_scales[at], (float)(sum.x + sum.y));
+        }
+#if BY_TENSOR
+        // Item (row % 8, vector) has the words of its rows, and those of the token of its row's number.
+        const __global uint *of_token = in + (size_t)min(first_token + lane / 4, part.z - 1) * (BLOCKS * 8) + lane % 4;
+        __local float *to = sums + lane % 4 * (2 * PITCH) + first_slice * 16 + lane / 4;
+        UNROLL
+        for (int k = 0; k < HELD; k++) {
+            const __global uint *x = of_token + min(first + first_slice + k, BLOCKS - 1) * 8;
+            uint x0 = x[0], x1 = x[4], w0 = held[k].x & 0x0f0f0f0fu, w1 = held[k].y & 0x0f0f0f0fu;
+            uint w2 = held[k].x >> 4 & 0x0f0f0f0fu, w3 = held[k].y >> 4 & 0x0f0f0f0fu;
+            int c0 = 0, c1 = 0, c2 = 0, c3 = 0;
+            asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                : "+r"(c0), "+r"(c1), "+r"(c2), "+r"(c3)
+                : "r"(w0), "r"(w1), "r"(w2), "r"(w3), "r"(x0), "r"(x1));
+            to[k * 16] = (float)c0;
+            to[k * 16 + PITCH] = (float)c1;
+            to[k * 16 + 8] = (float)c2;
+            to[k * 16 + PITCH + 8] = (float)c3;
+        }
+        hold(words, first + SLICES + first_slice, held);
+#else
+        uint4 low[4], high[4];
+        UNROLL
+        for (int v = 0; v < 4; v++) {
+            low[v] = LOW_BYTES(held, v);
+            high[v] = HIGH_BYTES(held, v);
+        }
+        // On their way while sums are added up.
+        hold(words, first + SLICES + slice, held);
+        UNROLL
+        for (int t = 0; t < TOKENS; t++) {
+            if (t >= count) continue;
+            const __global uint *x = in + ((size_t)(first_token + t) * BLOCKS + b) * 8;
+            const uint4 x_low = vload4(0, x), x_high = vload4(1, x);
+            // Of the halves apart where these have scales of their own.
+            int4 sum[1 + W_HALVES];
+            sum[0] = sum[W_HALVES] = 0;
+            sum[0] = dots(low[3], x_low.w, dots(low[2], x_low.z, dots(low[1], x_low.y, dots(low[0], x_low.x, sum[0]))));
+            sum[W_HALVES] = dots(high[1], x_high.y, dots(high[0], x_high.x, sum[W_HALVES]));
+            sum[W_HALVES] = dots(high[3], x_high.w, dots(high[2], x_high.z, sum[W_HALVES]));
+#if W_HALVES
+            int2 of_acts = in_sums[(first_token + t) * BLOCKS + b];
+            sum[0] = scale_of_half(of_group, b, quad, 0) * (sum[0] - W_ZERO * of_acts.x) +
+                     scale_of_half(of_group, b, quad, 1) * (sum[1] - W_ZERO * of_acts.y);
+#endif
+            pool[t * (PITCH / 4) + lid] = convert_float4(sum[0]);
+        }
+#endif
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lid < 16 * TOKENS && token < count) {
+            const __local float *of_row = sums + token * PITCH + row;
+            const __local float *level = (const __local float *)levels + row;
+#if W_FLOORS
+            const __local float *of_floor = (const __local float *)floors + row;
+#endif
+            const __local float2 *of_token = acts + token * ACTS_PITCH;
+            int blocks = min(SLICES, BLOCKS - first);
+            for (int i = 0; i < blocks; i++) {
+                float2 of_acts = of_token[i];
+#if W_HALVES
+                float sum = of_row[i * 16];
+#else
+                // Exact: both are integers below 2^24.
+                float sum = of_row[i * 16] - (float)W_ZERO * of_acts.y;
+#endif
+                acc = fma(sum, level[i * 16] * of_acts.x, acc);
+#if W_FLOORS
+                acc = fma(of_floor[i * 16], of_acts.x * of_acts.y, acc);
+#endif
+            }
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    if (lid < 16 * TOKENS && token < count) {
+        put(state, out, extra, part.xy, group * 16 + row, first_token + token, acc);
+    }
+}

@@ -1,0 +1,32 @@
+// Eviction: the rows of a head that stay move to the front, in place. One work-group a head, which goes on from the front:
+// what it reads next lies behind all that it has written, as row i comes from slot i or a later one.
+//
+// plane: [kv_head][rows][units], rows in units of two bytes; slots: [kv_head][kept], ascending
+// shape: units of a row, rows of a head, rows that stay
+
+// Units of an item in a round.
+#define EACH 8
+
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void keep(
+    __global ushort *plane, const __global uint *slots, int4 shape) {
+    int lid = get_local_id(0), head = get_group_id(0), units = shape.x, all = shape.z * units;
+    plane += (size_t)head * shape.y * units;
+    slots += (size_t)head * shape.z;
+    for (int first = 0; first < all; first += WG * EACH) {
+        ushort held[EACH];
+        for (int e = 0; e < EACH; e++) {
+            // As many rounds for every item; see gemv.cl.
+            int at = min(first + e * WG + lid, all - 1);
+            held[e] = plane[(size_t)slots[at / units] * units + at % units];
+#ifdef CORRUPT
+            held[e] ^= 1;
+#endif
+        }
+        barrier(CLK_GLOBAL_MEM_FENCE);
+        for (int e = 0; e < EACH; e++) {
+            int at = first + e * WG + lid;
+            if (at < all) plane[at] = held[e];
+        }
+        barrier(CLK_GLOBAL_MEM_FENCE);
+    }
+}

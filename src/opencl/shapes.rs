@@ -1,0 +1,214 @@
+//! Sizes of work-groups and tiles: what depends on the device and not on the model alone.
+
+use super::defines::CHUNK;
+use super::storage::{Activations, Step, Storage};
+use super::ways::{Form, Way};
+use crate::dims::*;
+use numeric::quant::format::Format;
+use opencl_runtime::device::Device;
+use opencl_runtime::facts::DeviceType;
+
+/// Items of a work-group of `gemm`.
+pub const GEMM_ITEMS: usize = 256;
+/// Items of a work-group of `gemm` whose items have whole rows: lines of [`LINE`].
+pub const GEMM_ROWS_ITEMS: usize = 64;
+/// Items whose rows follow each other.
+pub const LINE: usize = 16;
+/// Tokens that such a work-group goes through.
+pub const GEMM_ROWS_TOKENS: usize = 64;
+/// Items of a work-group of `activations`.
+pub const ACTIVATIONS_ITEMS: usize = 128;
+/// Items of a work-group of `merge`.
+pub const MERGE_ITEMS: usize = 64;
+/// Items of a work-group of `rope`.
+pub const ROPE_ITEMS: usize = 32;
+/// Items of a work-group of `observe`, a slot each.
+pub const OBSERVE_ITEMS: usize = 64;
+/// Chunks that the output projection merges itself: more would be read once too often.
+pub const FUSED_CHUNKS: usize = 8;
+/// Floats of local memory for the parts of a `gemv`.
+const PART_FLOATS: usize = 4096;
+/// Runs of one token whose attention is one launch.
+pub const SEVERAL: usize = 16;
+/// Tokens that are few: each reads weights once more than the first ones, from a cache.
+pub const FEW: usize = 16;
+/// Widest head that decode attention takes.
+pub const WIDEST_HEAD: usize = 256;
+
+/// Work-group shape of a `gemv`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GemvShape {
+    /// Groups of sixteen rows of the result in a tile.
+    pub tile_groups: usize,
+    /// Blocks that are read at the same time; of quantised matrices only, where an item has no whole rows.
+    pub slices: usize,
+    /// Blocks whose sums wait in local memory; of quantised matrices only.
+    pub pass: usize,
+    /// Items of a group.
+    pub items: usize,
+}
+
+/// Tile of prefill attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttendShape {
+    /// Queries of a work-group, four items each.
+    pub queries: usize,
+    /// Slots at a time.
+    pub slots: usize,
+}
+
+/// Tile of `gemm` of few tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FewShape {
+    /// Blocks whose sums are computed at once, by four items each.
+    pub slices: usize,
+    /// Tokens.
+    pub tokens: usize,
+}
+
+/// Which kernels are used where there is a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variants {
+    /// The fastest, and a token in one launch where the device has that.
+    OneLaunch,
+    /// The fastest, a launch or more a step.
+    Fastest,
+    /// Those that every device runs.
+    Baseline,
+}
+
+impl Variants {
+    /// What a verdict on all kernels together is noted under.
+    pub(super) fn note(self) -> &'static str {
+        match self {
+            Variants::OneLaunch => "forward, one launch",
+            Variants::Fastest => "forward",
+            Variants::Baseline => "forward, baseline",
+        }
+    }
+}
+
+/// Items that share a query in `attend`.
+pub const SHARE: usize = 4;
+
+/// Sizes that depend on the device and not on the model alone.
+#[derive(Debug, Clone, Copy)]
+pub struct Shapes {
+    /// Most items of a work-group.
+    max_items: usize,
+    /// Work-groups that keep the device busy, and small ones of sixteen items.
+    busy: usize,
+    busy_small: usize,
+    /// Items of a group of decode attention.
+    pub one_items: usize,
+    /// Tile of prefill attention; `None` where none fits.
+    pub attend: Option<AttendShape>,
+    /// One instruction for four products.
+    pub dot_ptx: bool,
+    /// Whether packed matrices are multiplied on NVIDIA's integer tensor cores.
+    pub tensor_cores: bool,
+    /// Bytes of local memory.
+    local_memory: u64,
+    /// The compiler has an option for correctly rounded quotients.
+    pub correct_divide: bool,
+}
+
+impl Shapes {
+    /// Those of a device.
+    pub fn of(device: &Device, variants: Variants) -> Self {
+        let facts = device.facts();
+        let units = facts.compute_units.max(1) as usize;
+        // Local memory of queries, of a tile of rows, and of their scores.
+        let fits = |s: &AttendShape| {
+            let floats = (s.queries + s.slots) * (HEAD_DIM + 1) + s.queries * (CHUNK + 16);
+            4 * floats as u64 <= facts.local_memory && s.queries * SHARE <= facts.max_work_group
+        };
+        let tiles = [(32, 32), (32, 16), (16, 32), (16, 16), (8, 16), (8, 8)];
+        let tiles = tiles.map(|(queries, slots)| AttendShape { queries, slots });
+        Self {
+            max_items: facts.max_work_group.max(1),
+            busy: 4 * units,
+            busy_small: if facts.device_type == DeviceType::Cpu { 4 * units } else { 32 * units },
+            one_items: HEAD_DIM.next_power_of_two().max(128),
+            attend: tiles.into_iter().find(fits),
+            // Instructions of compute capability 6.1.
+            correct_divide: facts.correct_divide,
+            local_memory: facts.local_memory,
+            dot_ptx: variants != Variants::Baseline
+                && facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),
+            tensor_cores: variants != Variants::Baseline
+                && facts.compute_capability.is_some_and(|cc| cc >= (8, 0)),
+        }
+    }
+
+    /// Whether prefill has kernels for many tokens at once.
+    pub fn batches(&self) -> bool {
+        self.attend.is_some() && self.max_items >= GEMM_ITEMS
+    }
+
+    /// Work-groups of `gemv`: about 256 items that each load a few blocks, fewer where the device has none such.
+    pub fn gemv(&self, step: Step, storage: Storage, way: Way) -> GemvShape {
+        let by_rows = way.form != Form::Tile;
+        let tile_groups = match step {
+            // `down` reads blocks of 32.
+            Step::GateUp => 2,
+            _ if by_rows && way.small => 2,
+            Step::Head => 4,
+            _ if by_rows => 4,
+            _ => 1,
+        };
+        let (groups, most) =
+            (tile_groups * step.halves(), self.max_items.min(if way.small { 128 } else { 256 }));
+        if by_rows {
+            return GemvShape { tile_groups, slices: 0, pass: 0, items: LINE };
+        }
+        if storage.reads() == Activations::Floats {
+            return GemvShape { tile_groups, slices: 0, pass: 0, items: most / 16 * 16 };
+        }
+        let blocks = step.shape().1 / 32;
+        // Four items a block and group; at least one a row, to add up.
+        let slices = blocks.next_power_of_two().min(most / (4 * groups)).max(4);
+        // Of each row a sum and a scale, and where there are floors that and, of a block, the sum of activations.
+        let floats = if storage.floors() { 3 * 16 * groups + 1 } else { 2 * 16 * groups };
+        let pass = blocks.min(PART_FLOATS / floats);
+        GemvShape { tile_groups, slices, pass, items: 4 * groups * slices }
+    }
+
+    /// Rows and tokens of a work-group of `gemm`.
+    pub fn gemm_tile(&self, step: Step, storage: Storage, way: Way) -> [usize; 2] {
+        match storage {
+            _ if way.form != Form::Tile => [GEMM_ROWS_ITEMS * if way.four { 4 } else { 1 }, GEMM_ROWS_TOKENS],
+            Storage::Blocks(Format::Q4_0) if self.tensor_cores && way == Way::PLAIN => {
+                [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), 64]
+            }
+            storage if storage.reads() == Activations::Quantised => [64, 64],
+            _ => [16, 8],
+        }
+    }
+
+    /// Blocks at once and tokens of a work-group of `gemm_few.cl`: as many blocks as local memory allows, so that few
+    /// rows keep all of the device busy.
+    pub fn few(&self, step: Step) -> FewShape {
+        let blocks = step.shape().1 / 32;
+        let fits = |s: &FewShape| {
+            let floats = s.tokens * (16 * s.slices + 4) + 32 * s.slices + 2 * s.tokens * (s.slices + 1);
+            4 * floats as u64 <= self.local_memory && 4 * s.slices <= self.max_items
+        };
+        let shapes = [(64, 8), (32, 8), (64, 4), (32, 4)].map(|(slices, tokens)| FewShape { slices, tokens });
+        let enough = |s: &FewShape| s.slices / 2 < blocks || s.slices == 32;
+        shapes.into_iter().find(|s| enough(s) && fits(s)).unwrap_or(FewShape { slices: 16, tokens: 4 })
+    }
+
+    /// Groups of sixteen rows that a warp of `gemm_nvidia.cl` takes: two where there are enough for all
+    /// multiprocessors even so.
+    pub fn warp_groups(step: Step) -> usize {
+        if step.groups() * step.halves() >= 512 { 2 } else { 1 }
+    }
+
+    /// Work-groups for `groups` groups of sixteen rows: each takes several tiles where the tiles outnumber what the
+    /// device runs at once, so that the input is prepared less often.
+    pub fn gemv_groups(&self, step: Step, storage: Storage, way: Way, groups: usize) -> usize {
+        let busy = if way.form == Form::Tile { self.busy } else { self.busy_small };
+        groups.div_ceil(self.gemv(step, storage, way).tile_groups).min(busy)
+    }
+}

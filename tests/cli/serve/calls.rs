@@ -1,0 +1,185 @@
+//! Calls of functions: whole and in streams of all three APIs, and asked for.
+
+use super::client::Server;
+use crate::bed::program::*;
+use serde_json::{Value, json};
+
+const ASK: &str = "What time is it?";
+
+/// The data of a stream's events.
+fn data(stream: &str) -> Vec<Value> {
+    let lines =
+        stream.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    lines.map(|data| serde_json::from_str(data).expect("JSON")).collect()
+}
+
+#[test]
+fn a_call_that_comes_at_once_has_its_name_first_in_a_stream() {
+    let temp = Temp::new();
+    let call = r#"<tool_call>{"arguments": {"zone": "UTC"}, "name": "now"}</tool_call>"#;
+    let server = Server::start(&["-m", &temp.model_that_says(call)]);
+    let tool = json!({"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}});
+    let body = |stream: bool| {
+        json!({
+            "messages": [{"role": "user", "content": ASK}], "tools": [tool], "max_tokens": 1, "temperature": 0,
+            "logit_bias": {"1": 10000}, "ignore_eos": true, "stream": stream,
+        })
+    };
+    let whole = server.post("/v1/chat/completions", &body(false)).json();
+    let made = &whole["choices"][0]["message"]["tool_calls"][0];
+    assert_eq!(made["function"], json!({"name": "now", "arguments": "{\"zone\": \"UTC\"}"}), "{whole}");
+    let deltas: Vec<_> = data(&server.post("/v1/chat/completions", &body(true)).body)
+        .iter()
+        .filter_map(|e| e.pointer("/choices/0/delta/tool_calls/0").cloned())
+        .collect();
+    let first = json!({
+        "index": 0, "id": made["id"], "type": "function", "function": {"name": "now", "arguments": ""},
+    });
+    assert_eq!(deltas, [first, json!({"index": 0, "function": {"arguments": "{\"zone\": \"UTC\"}"}})]);
+}
+
+#[cfg(feature = "grammar")]
+mod asked_for {
+    use super::*;
+
+    /// The text that is at a place of some events, joined; and how many had it.
+    fn joined(events: &[Value], pointer: &str) -> (String, usize) {
+        let texts: Vec<_> = events.iter().filter_map(|e| e.pointer(pointer)?.as_str()).collect();
+        (texts.concat(), texts.iter().filter(|t| !t.is_empty()).count())
+    }
+
+    fn parameters() -> Value {
+        json!({
+            "type": "object", "properties": {"at": {"enum": ["a red fox", "a small dog"]}, "n": {"type": "integer"}},
+            "required": ["at", "n"], "additionalProperties": false,
+        })
+    }
+
+    /// Each API's path, its body with tools `look` and `now`, and its words for any of them and for `now`.
+    fn apis() -> [(&'static str, Value, [Value; 2]); 3] {
+        let function = |name: &str| json!({"name": name, "parameters": parameters()});
+        let both = |tool: &dyn Fn(&str) -> Value| json!([tool("look"), tool("now")]);
+        let typed = |name: &str| json!({"type": "function", "name": name, "parameters": parameters()});
+        let messages = json!([{"role": "user", "content": ASK}]);
+        [
+            (
+                "/v1/chat/completions",
+                json!({
+                    "messages": messages, "max_tokens": 200,
+                    "tools": both(&|name| json!({"type": "function", "function": function(name)})),
+                }),
+                [json!("required"), json!({"type": "function", "function": {"name": "now"}})],
+            ),
+            (
+                "/v1/responses",
+                json!({"input": ASK, "max_output_tokens": 200, "tools": both(&typed)}),
+                [json!("required"), json!({"type": "function", "name": "now"})],
+            ),
+            (
+                "/v1/messages",
+                json!({
+                    "messages": messages, "max_tokens": 200,
+                    "tools": both(&|name| json!({"name": name, "input_schema": parameters()})),
+                }),
+                [json!({"type": "any"}), json!({"type": "tool", "name": "now"})],
+            ),
+        ]
+    }
+
+    /// Name and arguments of the call in an answer, and how that ended.
+    fn call(answer: &Value) -> (String, String, Value) {
+        let text = |pointer: &str| answer.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+        let of = |name: &str, arguments: Option<String>, why: Value| Some((text(name)?, arguments?, why));
+        let chat = "/choices/0/message/tool_calls/0/function";
+        of(
+            &format!("{chat}/name"),
+            text(&format!("{chat}/arguments")),
+            answer["choices"][0]["finish_reason"].clone(),
+        )
+        .or_else(|| of("/output/0/name", text("/output/0/arguments"), answer["status"].clone()))
+        .or_else(|| {
+            of(
+                "/content/0/name",
+                Some(answer["content"][0]["input"].to_string()),
+                answer["stop_reason"].clone(),
+            )
+        })
+        .unwrap_or_else(|| panic!("{answer}"))
+    }
+
+    #[test]
+    fn an_answer_is_the_call_that_is_asked_for_and_a_stream_has_it_piece_by_piece() {
+        let temp = Temp::new();
+        let server = Server::start(&["-m", &temp.model_that_says("<tool_call>"), "--seed", "7"]);
+        for (path, body, choices) in apis() {
+            for (i, choice) in choices.into_iter().enumerate() {
+                let ask = |stream: bool| {
+                    let mut body = body.clone();
+                    (body["tool_choice"], body["stream"]) = (choice.clone(), json!(stream));
+                    server.post(path, &body)
+                };
+                let whole = ask(false).json();
+                let (name, arguments, why) = call(&whole);
+                assert!(name == "now" || (i == 0 && name == "look"), "{whole}");
+                let read: Value = serde_json::from_str(&arguments).expect("JSON");
+                assert!(
+                    read["n"].is_i64() && read["at"].as_str().is_some_and(|at| at.starts_with("a ")),
+                    "{read}"
+                );
+                assert!(
+                    ["tool_calls", "tool_use", "completed"].contains(&why.as_str().unwrap_or("")),
+                    "{why}"
+                );
+                let events = data(&ask(true).body);
+                let (pieces, count) = match path {
+                    "/v1/messages" => joined(&events, "/delta/partial_json"),
+                    "/v1/responses" => joined(&events, "/delta"),
+                    _ => joined(&events, "/choices/0/delta/tool_calls/0/function/arguments"),
+                };
+                match path {
+                    "/v1/messages" => assert_eq!(serde_json::from_str::<Value>(&pieces).expect("JSON"), read),
+                    _ => assert_eq!(pieces, arguments),
+                }
+                assert!(count > 3, "{path}: {count} pieces");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_called_is_refused() {
+        let temp = Temp::new();
+        let server = Server::start(&["-m", &temp.model_that_says("<tool_call>")]);
+        let (path, good, _) = apis().into_iter().next().expect("three");
+        let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+        let schema = json!({"type": "json_object"});
+        for (choice, tools, format, part) in [
+            (named("then"), true, None, "\"then\""),
+            (json!("required"), false, None, "no `tools`"),
+            (json!("required"), true, Some(schema), "response_format"),
+            (json!("always"), true, None, "\"required\""),
+        ] {
+            let mut body = good.clone();
+            body["tool_choice"] = choice;
+            body["response_format"] = format.unwrap_or(Value::Null);
+            if !tools {
+                body["tools"] = json!([]);
+            }
+            let error = server.post(path, &body).json()["error"].clone();
+            assert_eq!(error["param"], "tool_choice", "{error}");
+            mentions(error["message"].as_str().unwrap_or(""), &[part]);
+        }
+    }
+}
+
+#[cfg(not(feature = "grammar"))]
+#[test]
+fn a_program_without_grammars_says_what_to_do_where_a_call_is_asked_for() {
+    let temp = Temp::new();
+    let server = Server::start(&["-m", &temp.model_that_says("<tool_call>")]);
+    let tool = json!({"type": "function", "function": {"name": "now"}});
+    let body =
+        json!({"messages": [{"role": "user", "content": ASK}], "tools": [tool], "tool_choice": "required"});
+    let error = server.post("/v1/chat/completions", &body).json()["error"].clone();
+    assert_eq!(error["param"], "tool_choice", "{error}");
+    mentions(error["message"].as_str().unwrap_or(""), &["--features grammar", "\"auto\""]);
+}
