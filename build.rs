@@ -1,5 +1,6 @@
 //! Bakes the dimensions of one model into the program: `ANTIGRAVITY_MODEL` (a name under `models/`, a directory, a
-//! GGUF file, or a model of the Hugging Face cache) -> `config.json` or the file's header -> `OUT_DIR/dims.rs`.
+//! GGUF file, or a model of the Hugging Face cache) -> `config.json` or the file's header -> `OUT_DIR/dims.rs`. Kernels
+//! for OpenCL lose their comments: `kernels/NAME.cl` -> `OUT_DIR/kernels/NAME.cl`.
 #![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 
 use std::path::{Path, PathBuf};
@@ -29,20 +30,36 @@ fn main() {
         let model = ModelConfig::parse(&text).map_err(|e| files::Error::model(&file, e));
         model.unwrap_or_else(|e| unusable(&e))
     };
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("dims.rs");
-    fs::write(&out, dims_source(&name, &place, &model))
-        .unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", out.display())));
-    link_without_libdl();
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    write(&out.join("dims.rs"), &dims_source(&name, &place, &model));
+    kernels(&root.join("kernels"), &out.join("kernels"))
+        .unwrap_or_else(|e| fail(&format!("kernels/ cannot be copied: {e}")));
+    link_without_libdl(&out);
+}
+
+fn write(file: &Path, text: &str) {
+    fs::write(file, text).unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", file.display())));
+}
+
+/// Writes the kernels without comments and indentation, a third of their bytes, each line where it was: a driver's
+/// messages have numbers of lines.
+fn kernels(from: &Path, to: &Path) -> io::Result<()> {
+    println!("cargo:rerun-if-changed={}", from.display());
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let file = entry?.path();
+        let text = fs::read_to_string(&file)?;
+        let code = |line: &str| line.split("//").next().unwrap_or_default().trim().to_string() + "\n";
+        write(&to.join(file.file_name().expect("of a folder")), &text.lines().map(code).collect::<String>());
+    }
+    Ok(())
 }
 
 /// `libloading` links `-ldl`. musl has those functions in libc and comes with an empty libdl.a, which Rust's own musl
 /// targets lack, so one is made.
-fn link_without_libdl() {
+fn link_without_libdl(dir: &Path) {
     if env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|e| e == "musl") {
-        let dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-        let empty = dir.join("libdl.a");
-        fs::write(&empty, "!<arch>\n")
-            .unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", empty.display())));
+        write(&dir.join("libdl.a"), "!<arch>\n");
         println!("cargo:rustc-link-search=native={}", dir.display());
     }
 }

@@ -16,27 +16,34 @@ use opencl_runtime::program::{Kernel, Program, Source};
 use opencl_runtime::program_cache::Verdict;
 use std::collections::HashMap;
 
-pub(super) const COMMON: &str = include_str!("../../kernels/common.cl");
-pub(super) const KV: &str = include_str!("../../kernels/kv.cl");
-const BLOCKS: &str = include_str!("../../kernels/blocks.cl");
-const GEMV: &str = include_str!("../../kernels/gemv.cl");
-const ROWS: &str = include_str!("../../kernels/rows.cl");
-const GEMM_ROWS: &str = include_str!("../../kernels/gemm_rows.cl");
-const GEMM: &str = include_str!("../../kernels/gemm.cl");
-const GEMM_FEW: &str = include_str!("../../kernels/gemm_few.cl");
-const GEMM_PUT: &str = include_str!("../../kernels/gemm_put.cl");
-const GEMM_NVIDIA: &str = include_str!("../../kernels/gemm_nvidia.cl");
-pub(super) const NVIDIA: &str = include_str!("../../kernels/nvidia.cl");
-pub(super) const ATTEND_NVIDIA: &str = include_str!("../../kernels/attend_nvidia.cl");
-pub(super) const DECODE_NVIDIA: &str = include_str!("../../kernels/decode_nvidia.cl");
-const ACTIVATIONS: &str = include_str!("../../kernels/activations.cl");
-const ROPE: &str = include_str!("../../kernels/rope.cl");
-const ATTEND: &str = include_str!("../../kernels/attend.cl");
-const ATTEND_ONE: &str = include_str!("../../kernels/attend_one.cl");
-const MERGE: &str = include_str!("../../kernels/merge.cl");
-const OBSERVE: &str = include_str!("../../kernels/observe.cl");
-const KEEP: &str = include_str!("../../kernels/keep.cl");
-const POST_NORM: &str = include_str!("../../kernels/post_norm.cl");
+/// The text of a file of `kernels/`, as `build.rs` leaves it.
+macro_rules! kernel {
+    ($name:literal) => {
+        include_str!(concat!(env!("OUT_DIR"), "/kernels/", $name, ".cl"))
+    };
+}
+
+pub(super) const COMMON: &str = kernel!("common");
+pub(super) const KV: &str = kernel!("kv");
+const BLOCKS: &str = kernel!("blocks");
+const GEMV: &str = kernel!("gemv");
+const ROWS: &str = kernel!("rows");
+const GEMM_ROWS: &str = kernel!("gemm_rows");
+const GEMM: &str = kernel!("gemm");
+const GEMM_FEW: &str = kernel!("gemm_few");
+const GEMM_PUT: &str = kernel!("gemm_put");
+const GEMM_NVIDIA: &str = kernel!("gemm_nvidia");
+pub(super) const NVIDIA: &str = kernel!("nvidia");
+pub(super) const ATTEND_NVIDIA: &str = kernel!("attend_nvidia");
+pub(super) const DECODE_NVIDIA: &str = kernel!("decode_nvidia");
+const ACTIVATIONS: &str = kernel!("activations");
+const ROPE: &str = kernel!("rope");
+const ATTEND: &str = kernel!("attend");
+const ATTEND_ONE: &str = kernel!("attend_one");
+const MERGE: &str = kernel!("merge");
+const OBSERVE: &str = kernel!("observe");
+const KEEP: &str = kernel!("keep");
+const POST_NORM: &str = kernel!("post_norm");
 
 /// All of which variants are made.
 pub(super) const SOURCES: [&str; 8] = [COMMON, BLOCKS, ROWS, GEMV, GEMM, GEMM_ROWS, GEMM_PUT, ACTIVATIONS];
