@@ -13,12 +13,10 @@ pub struct Mark {
 
 /// The brackets, commas and colons outside of strings, in order. The JSON need not be valid.
 pub fn marks(json: &[u8]) -> impl Iterator<Item = Mark> {
-    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    let (mut depth, mut strings) = (0usize, Strings::default());
     json.iter().enumerate().filter_map(move |(at, &byte)| {
+        let in_string = strings.pass(byte);
         match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
             _ if in_string => {}
             b'{' | b'[' => depth += 1,
             b'}' | b']' => depth = depth.saturating_sub(1),
@@ -27,6 +25,32 @@ pub fn marks(json: &[u8]) -> impl Iterator<Item = Mark> {
         let is_mark = !in_string && b"{}[],:".contains(&byte);
         is_mark.then_some(Mark { at, byte, depth })
     })
+}
+
+/// Whether a string is open at the end of JSON that need not be valid.
+pub fn ends_in_string(json: &[u8]) -> bool {
+    let mut strings = Strings::default();
+    json.iter().fold(false, |_, &byte| strings.pass(byte))
+}
+
+/// Where strings begin and end.
+#[derive(Default)]
+struct Strings {
+    inside: bool,
+    escaped: bool,
+}
+
+impl Strings {
+    /// Whether a string is open behind the next byte.
+    fn pass(&mut self, byte: u8) -> bool {
+        match byte {
+            _ if self.escaped => self.escaped = false,
+            b'\\' if self.inside => self.escaped = true,
+            b'"' => self.inside = !self.inside,
+            _ => {}
+        }
+        self.inside
+    }
 }
 
 #[cfg(test)]

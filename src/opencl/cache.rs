@@ -9,6 +9,7 @@ use crate::dims::{BEFORE, is_local};
 use crate::model::device::{Cache, Extent, HostLayer, HostRows, KvRows};
 use files::{Error, Result};
 use numeric::kv::{check_capacity, check_kept};
+use opencl_runtime::buffer::bytes_of_mut;
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Result as Outcome};
 use std::any::Any;
@@ -193,8 +194,7 @@ impl Cache for OpenClCache {
                 gather(&mut view.bytes_mut()[kv_head * all * row..], slots, row);
             }
             if let Some(mass) = mass.get_mut(BEFORE[layer][0]) {
-                let mass = &mut mass[kv_head * all..];
-                slots.iter().enumerate().for_each(|(to, &from)| mass[to] = mass[from as usize]);
+                gather(bytes_of_mut(&mut mass[kv_head * all..]), slots, 4);
             }
             return Ok(());
         }

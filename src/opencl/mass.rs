@@ -1,5 +1,6 @@
 //! The attention that slots receive, summed where attention is computed: on the device, or on the host.
 
+use super::kv::gather;
 use super::launches::AttendOn;
 use crate::dims::*;
 use crate::model::device;
@@ -85,9 +86,7 @@ impl Mass {
         let (mut mass, layer) = (vec![0.0; len], BEFORE[layer][0]);
         let start = kv_head * self.slots;
         self.get(layer, start, &mut mass)?;
-        for (to, &from) in slots.iter().enumerate() {
-            mass[to] = mass[from as usize];
-        }
+        gather(bytes_of_mut(&mut mass), slots, 4);
         self.put(layer, start, &mass[..slots.len()])
     }
 

@@ -131,9 +131,9 @@ impl Shapes {
             busy_small: if facts.device_type == DeviceType::Cpu { 4 * units } else { 32 * units },
             one_items: HEAD_DIM.next_power_of_two().max(128),
             attend: tiles.into_iter().find(fits),
-            // Instructions of compute capability 6.1.
             correct_divide: facts.correct_divide,
             local_memory: facts.local_memory,
+            // Instructions of compute capability 6.1.
             dot_ptx: variants != Variants::Baseline
                 && facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),
             tensor_cores: variants != Variants::Baseline

@@ -225,12 +225,20 @@ fn logits_of<'a>(sequence: &Sequence, out: &'a mut [f32]) -> Logits<'a> {
     }
 }
 
-/// Logits, rows and mass of the sequences after a pass with all of them, or after a pass each.
-fn passes(
-    on: &mut dyn Device,
-    sequences: &[Sequence],
-    together: bool,
-) -> Vec<(Vec<u32>, Vec<KvRows>, Vec<u32>)> {
+/// Bits of the logits of a sequence, its rows, and bits of their mass.
+type Left = (Vec<u32>, Vec<KvRows>, Vec<u32>);
+
+#[track_caller]
+fn agree(found: &[Left], expected: &[Left], what: &str) {
+    for (i, (f, e)) in found.iter().zip(expected).enumerate() {
+        assert!(f.0 == e.0, "{what}: sequence {i}: other logits");
+        assert!(f.1 == e.1, "{what}: sequence {i}: other rows");
+        assert!(f.2 == e.2, "{what}: sequence {i}: other mass");
+    }
+}
+
+/// What is left of the sequences after a pass with all of them, or after a pass each.
+fn passes(on: &mut dyn Device, sequences: &[Sequence], together: bool) -> Vec<Left> {
     let mut caches: Vec<_> = sequences.iter().map(|_| on.new_cache(CAPACITY).unwrap()).collect();
     for (cache, sequence) in caches.iter_mut().zip(sequences) {
         if sequence.observe > 0 {
@@ -294,12 +302,7 @@ fn several_sequences_in_one_pass_are_each_as_alone() {
         for mut on in [gpu(model, types, Place::Device), gpu_with_host(model, types)] {
             for together in [false, true] {
                 let found = passes(&mut on, sequences, together);
-                for (i, (f, e)) in found.iter().zip(&expected).enumerate() {
-                    let what = format!("{}, {types}, together: {together}: sequence {i}", on.name());
-                    assert!(f.0 == e.0, "{what}: other logits");
-                    assert!(f.1 == e.1, "{what}: other rows");
-                    assert!(f.2 == e.2, "{what}: other mass");
-                }
+                agree(&found, &expected, &format!("{}, {types}, together: {together}", on.name()));
             }
         }
     }
@@ -325,11 +328,7 @@ fn a_token_of_each_of_many_sequences_is_computed_as_alone() {
         let mut on = gpu(model, types, Place::Device);
         // Of two passes the second finds launches bound to caches that are gone.
         for together in [&sequences[..], &sequences[..5]] {
-            let found = passes(&mut on, together, true);
-            for (i, (f, e)) in found.iter().zip(&expected).enumerate() {
-                assert!(f.0 == e.0, "{types}: sequence {i}: other logits");
-                assert!(f.1 == e.1, "{types}: sequence {i}: other rows");
-            }
+            agree(&passes(&mut on, together, true), &expected, &types.to_string());
         }
     }
 }

@@ -84,20 +84,6 @@ fn string(text: &str) -> Option<(String, usize)> {
     Some((string, strings.byte_offset()))
 }
 
-/// Whether a JSON string is open at the end of `text`.
-pub(super) fn in_string(text: &str) -> bool {
-    let (mut inside, mut escaped) = (false, false);
-    for byte in text.bytes() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if inside => escaped = true,
-            b'"' => inside = !inside,
-            _ => {}
-        }
-    }
-    inside
-}
-
 /// What may stand between two calls.
 pub(super) fn is_between(c: char) -> bool {
     c.is_whitespace() || c == ';' || c == ','

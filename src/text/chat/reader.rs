@@ -3,6 +3,7 @@
 use super::ToolCall;
 use super::calls;
 use super::form::{Form, Markers};
+use files::nesting::ends_in_string;
 
 /// A piece of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -188,7 +189,10 @@ impl Reader {
 
     /// Where the marker stands that ends a call: not in one of its strings.
     fn end_of_call(&self, close: &str) -> Option<usize> {
-        self.held.match_indices(close).map(|(at, _)| at).find(|&at| !calls::in_string(&self.held[..at]))
+        self.held
+            .match_indices(close)
+            .map(|(at, _)| at)
+            .find(|&at| !ends_in_string(&self.held.as_bytes()[..at]))
     }
 
     /// Hands out what has come of a call that begins at `start` of what is held.
