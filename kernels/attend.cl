@@ -1,26 +1,97 @@
-// attend of a run of many tokens, whose rows are in the cache and whose queries are ready. One work-group per KV head and tile
-// of QUERIES queries (token-major, the heads of the group together), over chunks of the context; SHARE items share a
-// query. A chunk is a softmax of its own, merged into what is there, in ascending order.
+// attend of a run of many tokens, whose rows are in the cache and whose queries are ready. One work-group per KV head and
+// tile of QUERIES queries (token-major, the heads of the group together), over chunks of the context. A chunk is a softmax
+// of its own, merged into what is there, in ascending order.
+//
+// Products are those of blocks: an item has the scores of EACH queries with four slots, or the sums of EACH queries of
+// runs of four elements, so that what it reads from local memory serves several of them.
 //
 // softmax: [token of the run][HEADS][m, l], the largest score and the sum of e^(score - m) of the tokens that are
 // observed, the last ones
 
-#if !defined(QUERIES) || !defined(SLOTS)
+#if !defined(QUERIES) || !defined(SLOTS) || !defined(EACH)
 #error the tile of attention is not defined
 #endif
-#define SHARE 4
-// Rows in local memory begin in different banks.
-#define WIDE (HEAD_DIM + 1)
-#define DIMS ((HEAD_DIM + SHARE - 1) / SHARE)
-#if SHARE * QUERIES != WG || SLOTS % SHARE != 0 || 128 % SLOTS != 0
+// Items of one block of queries: each has four slots of a tile, then every so manieth run of four elements.
+#define LINE (SLOTS / 4)
+// Items that share a query's softmax.
+#define SHARE (WG / QUERIES)
+// Elements of a head, and zeros.
+#define WIDTH (RUNS * 16)
+#define FOURS ((WIDTH / 4 + LINE - 1) / LINE)
+// Rows of values, and scores of a query, in local memory: neighbours begin in different banks.
+#define VALUE_PITCH (WIDTH + 4)
+#define P_PITCH (CHUNK + 4)
+#if QUERIES / EACH * LINE != WG || SHARE < 1 || 16 % SHARE != 0 || CHUNK % SLOTS != 0 || SLOTS % 4 != 0
 #error the tile does not divide among the items
 #endif
+#if EACH == 4
+#define of_each(p) (*(const __local float4 *)(p))
+typedef float4 Each;
+#elif EACH == 2
+#define of_each(p) (*(const __local float2 *)(p))
+typedef float2 Each;
+#else
+#error an item has two or four queries
+#endif
 
-// Brings rows first.. into local memory as floats.
-void widen_rows(int type, const __global uchar *rows, int row_bytes, int first, int count, __local float *to) {
-    for (int i = get_local_id(0); i < count * HEAD_DIM; i += WG) {
-        int j = i / HEAD_DIM, d = i % HEAD_DIM;
-        to[j * WIDE + d] = element(type, rows + (size_t)(first + j) * row_bytes, d);
+// Products of lane `i` of EACH queries at q and of four keys at k, [element][QUERIES] and [element][SLOTS].
+void lane_of(const __local float *q, const __local float *k, int i, float4 *sums) {
+    for (int j = 0; j < EACH; j++) sums[j] = 0.0f;
+    UNROLL
+    for (int e = i; e < WIDTH; e += 16) {
+        union {
+            Each all;
+            float one[EACH];
+        } of;
+        of.all = of_each(q + e * QUERIES);
+        const float4 key = *(const __local float4 *)(k + e * SLOTS);
+        for (int j = 0; j < EACH; j++) sums[j] = fma(key, (float4)(of.one[j]), sums[j]);
+    }
+}
+
+void join(float4 *a, const float4 *b) {
+    for (int j = 0; j < EACH; j++) a[j] = a[j] + b[j];
+}
+
+// Lanes i, i + 4, i + 8 and i + 12, in the order of sum16.
+void four_lanes(const __local float *q, const __local float *k, int i, float4 *sums) {
+    float4 b[EACH], c[EACH];
+    lane_of(q, k, i, sums);
+    lane_of(q, k, i + 8, b);
+    join(sums, b);
+    lane_of(q, k, i + 4, b);
+    lane_of(q, k, i + 12, c);
+    join(b, c);
+    join(sums, b);
+}
+
+void all_lanes(const __local float *q, const __local float *k, float4 *sums) {
+    float4 b[EACH], c[EACH];
+    four_lanes(q, k, 0, sums);
+    four_lanes(q, k, 2, b);
+    join(sums, b);
+    four_lanes(q, k, 1, b);
+    four_lanes(q, k, 3, c);
+    join(b, c);
+    join(sums, b);
+}
+
+// Rows first.. as floats, of those past `count` the last one: [element][SLOTS], or [slot][VALUE_PITCH].
+void widen_rows(int type, const __global uchar *rows, int row_bytes, int count, bool by_element, __local float *to) {
+    for (int i = get_local_id(0); i < SLOTS * RUNS; i += WG) {
+        int slot = i % SLOTS, run = i / SLOTS;
+        union {
+            float16 all;
+            float one[16];
+            float4 four[4];
+        } e;
+        e.all = row16(type, rows + (size_t)min(slot, count - 1) * row_bytes, run);
+        if (by_element) {
+            for (int k = 0; k < 16; k++) to[(run * 16 + k) * SLOTS + slot] = e.one[k];
+        } else {
+            __local float4 *row = (__local float4 *)(to + slot * VALUE_PITCH + run * 16);
+            for (int k = 0; k < 4; k++) row[k] = e.four[k];
+        }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
@@ -28,55 +99,54 @@ void widen_rows(int type, const __global uchar *rows, int row_bytes, int first, 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     const __global float *qkv, const __global uchar *k_cache, const __global uchar *v_cache, __global float *att,
     __global float *softmax, Run run, int observed) {
-    __local float q[QUERIES * WIDE];
-    __local float kv[SLOTS * WIDE];
-    __local float p[QUERIES * CHUNK];
+    __local float4 q4[QUERIES * WIDTH / 4], kv4[SLOTS * VALUE_PITCH / 4], p4[QUERIES * P_PITCH / 4];
     __local float red[QUERIES * 16];
+    __local float2 of_query[QUERIES]; // what earlier sums weigh, and a chunk's
+    __local float *q = (__local float *)q4, *kv = (__local float *)kv4, *p = (__local float *)p4;
     int lid = get_local_id(0), kv_head = get_group_id(1);
     int rows = TOKENS_OF(run) * GROUP, before = FIRST_SLOT(run), capacity = CAPACITY(run);
     qkv += (size_t)FIRST_TOKEN(run) * QKV;
     att += (size_t)FIRST_TOKEN(run) * Q_DIM;
     int first_row = get_group_id(0) * QUERIES;
-    for (int i = lid; i < QUERIES * HEAD_DIM; i += WG) {
-        int r = min(first_row + i / HEAD_DIM, rows - 1);
-        int head = kv_head * GROUP + r % GROUP;
-        q[i / HEAD_DIM * WIDE + i % HEAD_DIM] = qkv[(size_t)(r / GROUP) * QKV + head * HEAD_DIM + i % HEAD_DIM];
+    for (int i = lid; i < QUERIES * WIDTH; i += WG) {
+        int r = min(first_row + i / WIDTH, rows - 1), d = i % WIDTH;
+        const __global float *query = qkv + (size_t)(r / GROUP) * QKV + (kv_head * GROUP + r % GROUP) * HEAD_DIM;
+        q[d * QUERIES + i / WIDTH] = d < HEAD_DIM ? query[d] : 0.0f;
     }
     const __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
     const __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;
-    int mine = lid / SHARE, share = lid % SHARE;
-    // Slots that this item's query sees, and the most that one of the tile does.
-    int seen = before + min(first_row + mine, rows - 1) / GROUP + 1;
+    // The most slots that a query of the tile sees, and those that the query sees whose softmax this item shares.
     int all = before + min(first_row + QUERIES - 1, rows - 1) / GROUP + 1;
-#if WINDOW
-    // Slots before those that this item's query sees.
-    int hidden = max(seen - WINDOW, 0);
-#endif
-    const __local float *my_q = q + mine * WIDE;
-    __local float *my_p = p + mine * CHUNK, *my_red = red + mine * 16;
-    float o[DIMS];
-    for (int k = 0; k < DIMS; k++) o[k] = 0.0f;
+    int mine = lid / SHARE, share = lid % SHARE;
+    int seen = before + min(first_row + mine, rows - 1) / GROUP + 1;
+    __local float *my_p = p + mine * P_PITCH, *my_red = red + mine * 16;
     float m = LEAST, l = 0.0f;
+    // The block of queries, and which of its items.
+    int block = lid / LINE * EACH, at = lid % LINE;
+    int sees[EACH];
+    for (int j = 0; j < EACH; j++) sees[j] = before + min(first_row + block + j, rows - 1) / GROUP + 1;
+    float4 o[EACH][FOURS];
+    for (int j = 0; j < EACH; j++)
+        for (int k = 0; k < FOURS; k++) o[j][k] = 0.0f;
     for (int chunk = SKIPPED(before + first_row / GROUP + 1) * CHUNK; chunk < all; chunk += CHUNK) {
         int row = AT_ROW(chunk, run), count = min(CHUNK, all - chunk), n = clamp(seen - chunk, 0, CHUNK);
-#if WINDOW
-        if (hidden >= chunk + n) n = 0;
-#endif
         for (int tile = 0; tile < count; tile += SLOTS) {
-            int slots = min(SLOTS, count - tile);
-            widen_rows(K_TYPE, keys, K_ROW, row + tile, slots, kv);
-            for (int j = share; j < slots; j += SHARE) {
-                float16 acc = 0.0f;
-                for (int i = 0; i < RUNS; i++) acc = fma(head16(kv + j * WIDE, i), head16(my_q, i), acc);
+            widen_rows(K_TYPE, keys + (size_t)(row + tile) * K_ROW, K_ROW, count - tile, true, kv);
+            float4 sums[EACH];
+            all_lanes(q + block, kv + 4 * at, sums);
+            for (int j = 0; j < EACH; j++) {
 #if WINDOW
-                my_p[tile + j] = chunk + tile + j < hidden ? LEAST : sum16(acc);
-#else
-                my_p[tile + j] = sum16(acc);
+                int4 slot = (int4)(0, 1, 2, 3) + (chunk + tile + 4 * at);
+                sums[j] = select(sums[j], (float4)(LEAST), slot < (int4)(sees[j] - WINDOW));
 #endif
+                *(__local float4 *)(p + (block + j) * P_PITCH + tile + 4 * at) = sums[j];
             }
             barrier(CLK_LOCAL_MEM_FENCE);
         }
-        // The largest score, then numerators and their sums by lane: an item has four of a query's sixteen lanes.
+#if WINDOW
+        if (seen - WINDOW >= chunk + n) n = 0;
+#endif
+        // The largest score, then numerators and their sums by lane, of sixteen lanes in all.
         for (int lane = share; lane < 16; lane += SHARE) {
             float most = LEAST;
             for (int t = lane; t < n; t += 16) most = fmax(most, my_p[t]);
@@ -96,34 +166,73 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
             my_red[lane] = sum;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        float part_l = sum_lanes(my_red);
-        float part[DIMS];
-        for (int k = 0; k < DIMS; k++) part[k] = 0.0f;
-        for (int tile = 0; tile < count; tile += SLOTS) {
-            int slots = min(SLOTS, count - tile), mine_of = min(slots, n - tile);
-            widen_rows(V_TYPE, values, V_ROW, row + tile, slots, kv);
-            for (int j = 0; j < mine_of; j++) {
-                float e = my_p[tile + j];
-                for (int k = 0; k < DIMS; k++) {
-                    int d = share + k * SHARE;
-                    if (d < HEAD_DIM) part[k] = fma(e, kv[j * WIDE + d], part[k]);
-                }
-            }
-            barrier(CLK_LOCAL_MEM_FENCE);
-        }
         // A chunk of which nothing is seen has a largest score of LEAST and changes nothing: its sums are 0.
         float2 w = weigh_chunk(&m, most);
-        l = fma(part_l, w.y, l * w.x);
-        for (int k = 0; k < DIMS; k++) o[k] = fma(part[k], w.y, o[k] * w.x);
+        l = fma(sum_lanes(my_red), w.y, l * w.x);
+        if (share == 0) of_query[mine] = w;
+        // Slots that all queries of the block see something of, and those that one of them does.
+        int least_n = CHUNK, most_n = 0, visible[EACH];
+        for (int j = 0; j < EACH; j++) {
+            visible[j] = clamp(sees[j] - chunk, 0, CHUNK);
+#if WINDOW
+            if (sees[j] - WINDOW >= chunk + visible[j]) visible[j] = 0;
+#endif
+            least_n = min(least_n, visible[j]);
+            most_n = max(most_n, visible[j]);
+        }
+        float4 part[EACH][FOURS];
+        for (int j = 0; j < EACH; j++)
+            for (int k = 0; k < FOURS; k++) part[j][k] = 0.0f;
+        for (int tile = 0; tile < count; tile += SLOTS) {
+            widen_rows(V_TYPE, values + (size_t)(row + tile) * V_ROW, V_ROW, count - tile, false, kv);
+            const int whole = clamp(least_n - tile, 0, SLOTS) & ~3, some = clamp(most_n - tile, 0, SLOTS);
+            const __local float *weights = p + block * P_PITCH + tile;
+            // Past the end of a row of values there is nothing to add up.
+#define VALUE(t, k) (*(const __local float4 *)(kv + (t) * VALUE_PITCH + 4 * min(at + (k) * LINE, WIDTH / 4 - 1)))
+            for (int t = 0; t < whole; t += 4) {
+                union {
+                    float4 all;
+                    float one[4];
+                } weight[EACH];
+                for (int j = 0; j < EACH; j++) weight[j].all = *(const __local float4 *)(weights + j * P_PITCH + t);
+                UNROLL
+                for (int s = 0; s < 4; s++)
+                    for (int k = 0; k < FOURS; k++) {
+                        const float4 value = VALUE(t + s, k);
+                        for (int j = 0; j < EACH; j++) part[j][k] = fma((float4)(weight[j].one[s]), value, part[j][k]);
+                    }
+            }
+            for (int t = whole; t < some; t++)
+                for (int j = 0; j < EACH; j++)
+                    if (tile + t < visible[j])
+                        for (int k = 0; k < FOURS; k++)
+                            part[j][k] = fma((float4)(weights[j * P_PITCH + t]), VALUE(t, k), part[j][k]);
+            barrier(CLK_LOCAL_MEM_FENCE);
+        }
+        for (int j = 0; j < EACH; j++) {
+            const float2 weigh = of_query[block + j];
+            for (int k = 0; k < FOURS; k++) o[j][k] = fma(part[j][k], (float4)(weigh.y), o[j][k] * weigh.x);
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
     }
     int query = first_row + mine;
     if (share == 0 && query < rows && query / GROUP >= TOKENS_OF(run) - observed) {
         vstore2((float2)(m, l), (size_t)(query / GROUP) * HEADS + kv_head * GROUP + query % GROUP, softmax);
     }
+    if (share == 0) of_query[mine].x = l;
+    barrier(CLK_LOCAL_MEM_FENCE);
     // q is free: every item has read its last score. Rows lie close now, as rotate_heads expects them.
-    for (int k = 0; k < DIMS; k++) {
-        int d = share + k * SHARE;
-        if (d < HEAD_DIM) q[mine * HEAD_DIM + d] = divide(o[k], l);
+    for (int j = 0; j < EACH; j++) {
+        for (int k = 0; k < FOURS; k++) {
+            union {
+                float4 all;
+                float one[4];
+            } e;
+            e.all = o[j][k];
+            int first = 4 * (at + k * LINE);
+            for (int d = 0; d < 4; d++)
+                if (first + d < HEAD_DIM) q[(block + j) * HEAD_DIM + first + d] = divide(e.one[d], of_query[block + j].x);
+        }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 #if V_ROTATED

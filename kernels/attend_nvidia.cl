@@ -119,7 +119,7 @@ float weigh(const __local float *weights, const __local float *values, uint coun
 // What a row decodes to after it was encoded with these scales; they are not needed for floats.
 void settle(int type, __local float *x, const __local float2 *scales) {
     for (uint i = get_local_id(0); i < HEAD_DIM; i += WG) {
-        float2 scale = scales[i / KV_BLOCK];
+        float2 scale = scales[i / KV_BLOCK * CANDIDATES];
         if (type == T_F16) {
             ushort bits;
             vstore_half_rte(x[i], 0, (__private half *)&bits);

@@ -36,7 +36,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     __local float p[GROUP * CHUNK];          // scores, then e^(score - m)
     __local float red[(GROUP + 2) * 16];
     __local float m[GROUP];
-    __local float2 scales[HEAD_DIM / KV_BLOCK];
+    __local float2 scales[2 * ROW_BLOCKS * CANDIDATES];
     int lid = get_local_id(0), kv_head = get_group_id(0) % KV_HEADS, chunk = get_group_id(0) / KV_HEADS;
 #ifdef SEVERAL
     int of = 0;
@@ -71,8 +71,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     ready_value(v);
     __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
     __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;
+    scale_rows(k, scales, last);
     store_row(K_TYPE, k, keys + (size_t)AT_ROW(slots - 1, run) * K_ROW, scales, last);
-    store_row(V_TYPE, v, values + (size_t)AT_ROW(slots - 1, run) * V_ROW, scales, last);
+    store_row(V_TYPE, v, values + (size_t)AT_ROW(slots - 1, run) * V_ROW, scales + ROW_BLOCKS * CANDIDATES, last);
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 
     // Scores: an item a slot.

@@ -5,8 +5,6 @@
 // weight's integer. Blocks of W_SPAN columns share a run of W_RUN bytes of scales.
 
 #if !W_DENSE
-#define UNROLL _Pragma("unroll")
-
 #if W_TYPE == W_Q4 || W_TYPE == W_Q4_1 || W_TYPE == W_Q4_K
 #define W_BITS 4
 #elif W_TYPE == W_Q5_0 || W_TYPE == W_Q5_1 || W_TYPE == W_Q5_K

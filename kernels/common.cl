@@ -85,6 +85,7 @@ typedef struct {
 // The CPU's bits: every step rounds as src/numeric/simd does. Products and sums are fused where `fma` says so and nowhere
 // else, and sums of floats have its order: element i goes to lane i % 16, and lanes are added by the tree of `sum16`.
 #pragma OPENCL FP_CONTRACT OFF
+#define UNROLL _Pragma("unroll")
 
 float sum16(float16 lanes) {
     float8 a = lanes.lo + lanes.hi;

@@ -89,7 +89,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
     __local float act_scales[WIDEST / 32 + MARGIN];
     __local float residual[OUT_EACH * 16];
     __local float red[WIDER(FFN_AT_ONCE * 64, (GROUP + 2) * 16)];
-    __local float2 row_scales[2 * HEAD_DIM / KV_BLOCK], weights[64];
+    __local float2 row_scales[2 * ROW_BLOCKS * CANDIDATES], weights[64];
     __local uint *parts = (__local uint *)parts4, *acts = (__local uint *)acts4;
     __local float *rows = (__local float *)parts4;
     const uint lid = get_local_id(0), warp = lid / 32, group = get_group_id(0);
@@ -187,10 +187,13 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                     bool write = first_head % GROUP == 0;
                     ready_key(k, f + F_QK_NORM + HEAD_DIM, calibrated, angles, red);
                     ready_value(v);
+                    const __local float2 *value_scales = row_scales + ROW_BLOCKS * CANDIDATES;
+                    scale_rows(k, row_scales, true);
                     store_row(K_TYPE, k, keys + row * K_ROW, row_scales, write);
-                    store_row(V_TYPE, v, values + row * V_ROW, row_scales + HEAD_DIM / KV_BLOCK, write);
+                    store_row(V_TYPE, v, values + row * V_ROW, value_scales, write);
+                    barrier(CLK_LOCAL_MEM_FENCE);
                     settle(K_TYPE, k, row_scales);
-                    settle(V_TYPE, v, row_scales + HEAD_DIM / KV_BLOCK);
+                    settle(V_TYPE, v, value_scales);
                 }
                 if (item == group) BEGIN_GATE_UP(0)
                 for (uint from = 0; from < CHUNK; from += STAGED) {

@@ -9,14 +9,13 @@
 // Measured on an H200, 512 tokens of the Llama-3.2-1B shape, all matrices of 16 layers: 7.5 to 8.4 ms, where the
 // scaling, twelve f32 operations a block, was predicted to take 2.4 ms and the tensor cores less.
 
-#if !defined(ROWS) || !defined(COLS) || !defined(ROW_GROUPS) || !defined(WARPS)
+#if !defined(ROWS) || !defined(COLS) || !defined(ROW_GROUPS) || !defined(WARPS) || !defined(TOKENS)
 #error a shape of the matrix is not defined
 #endif
 #if WG != 32 * WARPS
 #error WG is not 32 * WARPS
 #endif
 
-#define TOKENS 64
 #define TOKEN_TILES (TOKENS / 8)
 // Blocks that are in local memory at once.
 #if BLOCKS % 8 == 0

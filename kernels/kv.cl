@@ -135,47 +135,73 @@ float rounded_half(float x) {
 
 float get_half(const __global uchar *from) { return from_half(from[0] | (uint)from[1] << 8); }
 
-// The scale of a four-bit block, and what its values are multiplied with before they are rounded: of nine candidates the
-// inverse of the one with the smallest squared error. The scale is fitted to what the values round to. As
+// Elements 16 * i.. of a head in local memory; zeros past its end.
+float16 head16(const __local float *head, int i) {
+    const __local float *e = head + 16 * i;
+#if HEAD_DIM % 16 == 0
+#define E(k) e[k]
+#else
+#define E(k) (16 * i + k < HEAD_DIM ? e[k] : 0.0f)
+#endif
+    return (float16)(E(0), E(1), E(2), E(3), E(4), E(5), E(6), E(7), E(8), E(9), E(10), E(11), E(12), E(13), E(14),
+                     E(15));
+#undef E
+}
+
+float largest16(float16 x) {
+    float8 a = fmax(x.lo, x.hi);
+    float4 b = fmax(a.lo, a.hi);
+    float2 c = fmax(b.lo, b.hi);
+    return fmax(c.x, c.y);
+}
+
+// What the largest value of a four-bit block is divided by to have a scale. Of these candidates the one with the
+// smallest squared error is taken, the first of several, and then fitted to what the values round to. As
 // src/numeric/simd/kv_row.rs explains.
-float2 scale_q4(const __local float *x) {
-    const float divisors[9] = {8.0f, -8.0f, 7.5f, -8.5f, 8.5f, -9.0f, 9.0f, -9.5f, 9.5f};
-    float most = 0.0f, value = -0.0f;
-    for (int i = 0; i < KV_BLOCK; i++) {
-        float m = fabs(x[i]);
-        // The negative one of two as large: -8 reaches further than 7.
-        if (m > most || (m == most && x[i] < 0.0f)) {
-            most = m;
-            value = x[i];
+#define CANDIDATES 9
+__constant float divisors[CANDIDATES] = {8.0f, -8.0f, 7.5f, -8.5f, 8.5f, -9.0f, 9.0f, -9.5f, 9.5f};
+// Runs of sixteen elements of a block. Zeros past its end change no sum.
+#define BLOCK_RUNS ((KV_BLOCK + 15) / 16)
+#define ROW_BLOCKS (HEAD_DIM / KV_BLOCK)
+
+float inverse_q4(float scale) { return fabs(scale) >= 1.17549435e-38f ? divide(1.0f, scale) : 0.0f; }
+
+// A candidate and its error.
+float2 try_q4(const __local float *x, int candidate) {
+    float16 up = 0.0f, down = 0.0f, errors = 0.0f;
+    for (int i = 0; i < BLOCK_RUNS; i++) {
+        up = fmax(up, head16(x, i));
+        down = fmax(down, -head16(x, i));
+    }
+    // The negative one of two as large: -8 reaches further than 7.
+    float most = largest16(up), least = largest16(down), value = least >= most ? -least : most;
+    float d = rounded_half(divide(-value, divisors[candidate])), id = inverse_q4(d);
+    for (int i = 0; i < BLOCK_RUNS; i++) {
+        float16 e = head16(x, i), miss = clamp(rint(e * id), -8.0f, 7.0f) * d - e;
+        errors = fma(miss, miss, errors);
+    }
+    return (float2)(d, sum16(errors));
+}
+
+// The scale of a block of which all candidates were tried, and what its values are multiplied with before they are
+// rounded: the inverse of the best candidate.
+float2 scale_q4(const __local float *x, const __local float2 *tried) {
+    float best = 0.0f, least = MAXFLOAT;
+    for (int c = 0; c < CANDIDATES; c++) {
+        if (tried[c].y < least) {
+            best = tried[c].x;
+            least = tried[c].y;
         }
     }
-    float2 best = (float2)(0.0f, 0.0f);
-    float least = MAXFLOAT;
-    for (int c = 0; c < 9; c++) {
-        float d = rounded_half(divide(-value, divisors[c]));
-        float id = fabs(d) >= 1.17549435e-38f ? divide(1.0f, d) : 0.0f;
-        float lanes[16];
-        for (int i = 0; i < 16; i++) lanes[i] = 0.0f;
-        for (int i = 0; i < KV_BLOCK; i++) {
-            float miss = clamp(rint(x[i] * id), -8.0f, 7.0f) * d - x[i];
-            lanes[i % 16] = fma(miss, miss, lanes[i % 16]);
-        }
-        float error = sum16(vload16(0, lanes));
-        if (error < least) {
-            least = error;
-            best = (float2)(d, id);
-        }
+    float id = inverse_q4(best);
+    float16 products = 0.0f, squares = 0.0f;
+    for (int i = 0; i < BLOCK_RUNS; i++) {
+        float16 e = head16(x, i), q = clamp(rint(e * id), -8.0f, 7.0f);
+        products = fma(e, q, products);
+        squares = fma(q, q, squares);
     }
-    float products[16], squares[16];
-    for (int i = 0; i < 16; i++) products[i] = squares[i] = 0.0f;
-    for (int i = 0; i < KV_BLOCK; i++) {
-        float q = clamp(rint(x[i] * best.y), -8.0f, 7.0f);
-        products[i % 16] = fma(x[i], q, products[i % 16]);
-        squares[i % 16] = fma(q, q, squares[i % 16]);
-    }
-    float all = sum16(vload16(0, squares));
-    if (all > 0.0f) best.x = rounded_half(divide(sum16(vload16(0, products)), all));
-    return best;
+    float all = sum16(squares);
+    return (float2)(all > 0.0f ? rounded_half(divide(sum16(products), all)) : best, id);
 }
 
 // The scale of an eight-bit block and its inverse.
@@ -195,28 +221,53 @@ float2 weigh_chunk(float *m, float most) {
     return weights;
 }
 
-// Encodes one row of HEAD_DIM floats, and stores it where `write` says so: its barriers are for all items.
-// `scales` has HEAD_DIM / KV_BLOCK elements.
-void store_row(int type, const __local float *x, __global uchar *row, __local float2 *scales, bool write) {
+// Scales of `blocks` blocks and their inverses, where they are `needed`: of block b at scales[b * CANDIDATES].
+void scale_blocks(int type, const __local float *x, int blocks, __local float2 *scales, bool needed) {
     int lid = get_local_id(0);
-    if (type == T_Q8 || type == T_Q4) {
-        for (int b = lid; b < HEAD_DIM / KV_BLOCK; b += WG) {
-            scales[b] = type == T_Q4 ? scale_q4(x + b * KV_BLOCK) : scale_q8(x + b * KV_BLOCK);
-            if (write) put_half(scales[b].x, row + b * BLOCK_BYTES(type));
+    if (type == T_Q4) {
+        for (int i = lid; i < blocks * CANDIDATES; i += WG) {
+            if (needed) scales[i] = try_q4(x + i / CANDIDATES * KV_BLOCK, i % CANDIDATES);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-    if (write && type == T_Q4) {
+    if (type == T_Q8 || type == T_Q4) {
+        for (int b = lid; b < blocks; b += WG) {
+            const __local float *block = x + b * KV_BLOCK;
+            __local float2 *of_block = scales + b * CANDIDATES;
+            if (needed) *of_block = type == T_Q4 ? scale_q4(block, of_block) : scale_q8(block);
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+}
+
+// The same of a key and of the value after it, together where they are of one type.
+void scale_rows(const __local float *key, __local float2 *scales, bool needed) {
+    if (K_TYPE == V_TYPE) {
+        scale_blocks(K_TYPE, key, 2 * ROW_BLOCKS, scales, needed);
+    } else {
+        scale_blocks(K_TYPE, key, ROW_BLOCKS, scales, needed);
+        scale_blocks(V_TYPE, key + HEAD_DIM, ROW_BLOCKS, scales + ROW_BLOCKS * CANDIDATES, needed);
+    }
+}
+
+// Stores one row of HEAD_DIM floats, whose scales are there, where `write` says so.
+void store_row(int type, const __local float *x, __global uchar *row, const __local float2 *scales, bool write) {
+    int lid = get_local_id(0);
+    if (!write) return;
+    if (type == T_Q8 || type == T_Q4) {
+        for (int b = lid; b < ROW_BLOCKS; b += WG) put_half(scales[b * CANDIDATES].x, row + b * BLOCK_BYTES(type));
+    }
+    if (type == T_Q4) {
         const int half_block = KV_BLOCK / 2;
         for (int i = lid; i < HEAD_DIM / 2; i += WG) {
             int b = i / half_block, z = i % half_block;
             const __local float *block = x + b * KV_BLOCK;
-            float id = scales[b].y;
+            float id = scales[b * CANDIDATES].y;
             int low = (int)clamp(rint(block[z] * id), -8.0f, 7.0f) + 8;
             int high = (int)clamp(rint(block[z + half_block] * id), -8.0f, 7.0f) + 8;
             row[b * BLOCK_BYTES(T_Q4) + 2 + z] = (uchar)(low | high << 4);
         }
-    } else if (write) {
+    } else {
         for (int i = lid; i < HEAD_DIM; i += WG) {
             if (type == T_F32) {
                 ((__global float *)row)[i] = x[i];
@@ -224,12 +275,11 @@ void store_row(int type, const __local float *x, __global uchar *row, __local fl
                 vstore_half_rte(x[i], i, (__global half *)row);
             } else {
                 int b = i / KV_BLOCK;
-                float q = clamp(rint(x[i] * scales[b].y), -127.0f, 127.0f);
+                float q = clamp(rint(x[i] * scales[b * CANDIDATES].y), -127.0f, 127.0f);
                 row[b * BLOCK_BYTES(T_Q8) + 2 + i % KV_BLOCK] = as_uchar((char)q);
             }
         }
     }
-    barrier(CLK_LOCAL_MEM_FENCE);
 }
 
 // Element d of a stored row.
@@ -248,31 +298,26 @@ float element(int type, const __global uchar *row, int d) {
 // Elements 16 * i.. of a stored row; zeros past its end.
 float16 row16(int type, const __global uchar *row, int i) {
 #if KV_BLOCK == 32
-    if (type == T_F32) return vload16(i, (const __global float *)row);
-    if (type == T_F16) return vload_half16(i, (const __global half *)row);
-    const __global uchar *block = row + i / 2 * BLOCK_BYTES(type);
-    float scale = get_half(block);
-    if (type == T_Q8) return convert_float16(as_char16(vload16(i % 2, block + 2))) * scale;
-    uchar16 pairs = vload16(0, block + 2);
+    // Loads as wide as rows are aligned: to sixteen bytes, those in blocks to two.
+    if (type == T_F32) {
+        const __global float4 *from = (const __global float4 *)row + 4 * i;
+        return (float16)(from[0], from[1], from[2], from[3]);
+    }
+    if (type == T_F16) {
+        const __global uint4 *from = (const __global uint4 *)row + 2 * i;
+        uint8 halves = (uint8)(from[0], from[1]);
+        return vload_half16(0, (const __private half *)&halves);
+    }
+    const __global ushort *block = (const __global ushort *)(row + i / 2 * BLOCK_BYTES(type));
+    float scale = from_half(block[0]);
+    if (type == T_Q8) return convert_float16(as_char16(vload8(i % 2, block + 1))) * scale;
+    uchar16 pairs = as_uchar16(vload8(0, block + 1));
     return (convert_float16(i % 2 ? pairs >> (uchar)4 : pairs & (uchar)15) - 8.0f) * scale;
 #else
     float lanes[16];
     for (int k = 0; k < 16; k++) lanes[k] = 16 * i + k < HEAD_DIM ? element(type, row, 16 * i + k) : 0.0f;
     return vload16(0, lanes);
 #endif
-}
-
-// Elements 16 * i.. of a head in local memory; zeros past its end.
-float16 head16(const __local float *head, int i) {
-    const __local float *e = head + 16 * i;
-#if HEAD_DIM % 16 == 0
-#define E(k) e[k]
-#else
-#define E(k) (16 * i + k < HEAD_DIM ? e[k] : 0.0f)
-#endif
-    return (float16)(E(0), E(1), E(2), E(3), E(4), E(5), E(6), E(7), E(8), E(9), E(10), E(11), E(12), E(13), E(14),
-                     E(15));
-#undef E
 }
 
 #define RUNS ((HEAD_DIM + 15) / 16)

@@ -6,7 +6,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     __global uchar *k_cache, __global uchar *v_cache, Run run) {
     __local float x[HEAD_DIM];
     __local float red[16];
-    __local float2 scales[HEAD_DIM / KV_BLOCK];
+    __local float2 scales[ROW_BLOCKS * CANDIDATES];
     int t = FIRST_TOKEN(run) + get_group_id(1), h = get_group_id(0), lid = get_local_id(0);
     const __global float *angles = ROW(state, t) + DIM + ANGLES_AT;
     // All three kinds go the same way, which each changes what it must.
@@ -35,6 +35,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     rotate_heads(x, 1, is_v ? V_ROTATED : K_ROTATED);
 #endif
     size_t at = (size_t)kv_head * CAPACITY(run) + AT_ROW(FIRST_SLOT(run) + (int)get_group_id(1), run);
+    scale_blocks(K_TYPE, x, ROW_BLOCKS, scales, !is_q && (K_TYPE == V_TYPE || !is_v));
+#if K_TYPE != V_TYPE
+    scale_blocks(V_TYPE, x, ROW_BLOCKS, scales, is_v);
+#endif
     store_row(K_TYPE, x, k_cache + at * K_ROW, scales, !is_q && !is_v);
     store_row(V_TYPE, x, v_cache + at * V_ROW, scales, is_v);
     for (int i = lid; i < HEAD_DIM; i += WG) {

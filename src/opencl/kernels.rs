@@ -233,7 +233,7 @@ impl Kernels {
             Name::GemmFew(step, _) => 4 * self.shapes.few(step).slices,
             Name::Activations(..) => ACTIVATIONS_ITEMS,
             Name::Rope(_) => ROPE_ITEMS,
-            Name::Attend(_) => self.shapes.attend.map_or(0, |s| s.queries * SHARE),
+            Name::Attend(_) => self.shapes.attend.map_or(0, AttendShape::items),
             Name::AttendOne(_) | Name::AttendSeveral(_) => self.shapes.one_items,
             Name::Merge | Name::MergeSeveral => MERGE_ITEMS,
             Name::Observe(..) => OBSERVE_ITEMS,
@@ -292,9 +292,9 @@ impl Kernels {
             }
             Name::Rope(sight) => (&[COMMON, KV, ROPE], of_layer(defines, sight)),
             Name::Attend(sight) => {
-                let tile = s.attend.unwrap_or(AttendShape { queries: 8, slots: 8 });
-                let d = of_layer(defines, sight);
-                (&[COMMON, KV, ATTEND], d.with("QUERIES", tile.queries).with("SLOTS", tile.slots))
+                let tile = s.attend.unwrap_or(AttendShape { queries: 4, slots: 16, each: 2 });
+                let d = of_layer(defines, sight).with("QUERIES", tile.queries).with("SLOTS", tile.slots);
+                (&[COMMON, KV, ATTEND], d.with("EACH", tile.each))
             }
             Name::AttendOne(sight) => (&[COMMON, KV, ATTEND_ONE], of_layer(defines, sight)),
             Name::AttendSeveral(sight) => {
@@ -357,7 +357,7 @@ impl Kernels {
             let d = d.with("EACH", if way.four { 4 } else { 1 }).with("TOKENS", tokens);
             (&[COMMON, BLOCKS, ROWS, GEMM_PUT, GEMM_ROWS], d.with("TURNS", GEMM_ROWS_TOKENS / tokens))
         } else if self.shapes.tensor_cores && way == Way::PLAIN && storage == Storage::Blocks(Format::Q4_0) {
-            let d = d.with("WARPS", GEMM_ITEMS / 32);
+            let d = d.with("WARPS", GEMM_ITEMS / 32).with("TOKENS", Shapes::warp_tokens(step));
             (&[COMMON, GEMM_PUT, GEMM_NVIDIA], d.with("ROW_GROUPS", Shapes::warp_groups(step)))
         } else {
             (&[COMMON, BLOCKS, GEMM_PUT, GEMM], d)

@@ -51,10 +51,26 @@ pub struct GemvShape {
 /// Tile of prefill attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttendShape {
-    /// Queries of a work-group, four items each.
+    /// Queries of a work-group.
     pub queries: usize,
     /// Slots at a time.
     pub slots: usize,
+    /// Queries of an item, each with four slots.
+    pub each: usize,
+}
+
+impl AttendShape {
+    /// Items of a work-group.
+    pub fn items(self) -> usize {
+        self.queries / self.each * (self.slots / 4)
+    }
+
+    /// Bytes of local memory: queries, rows, scores, and a few numbers of each query.
+    fn local_memory(self) -> u64 {
+        let width = HEAD_DIM.next_multiple_of(16);
+        let of_query = width + CHUNK + 4 + 16 + 2;
+        4 * (self.queries * of_query + self.slots * (width + 4)) as u64
+    }
 }
 
 /// Tile of `gemm` of few tokens.
@@ -88,9 +104,6 @@ impl Variants {
     }
 }
 
-/// Items that share a query in `attend`.
-pub const SHARE: usize = 4;
-
 /// Sizes that depend on the device and not on the model alone.
 #[derive(Debug, Clone, Copy)]
 pub struct Shapes {
@@ -118,13 +131,13 @@ impl Shapes {
     pub fn of(device: &Device, variants: Variants) -> Self {
         let facts = device.facts();
         let units = facts.compute_units.max(1) as usize;
-        // Local memory of queries, of a tile of rows, and of their scores.
         let fits = |s: &AttendShape| {
-            let floats = (s.queries + s.slots) * (HEAD_DIM + 1) + s.queries * (CHUNK + 16);
-            4 * floats as u64 <= facts.local_memory && s.queries * SHARE <= facts.max_work_group
+            // Four queries take a hundred registers.
+            let registers = s.each == 2 || facts.compute_capability.is_some();
+            registers && s.local_memory() <= facts.local_memory && s.items() <= facts.max_work_group
         };
-        let tiles = [(32, 32), (32, 16), (16, 32), (16, 16), (8, 16), (8, 8)];
-        let tiles = tiles.map(|(queries, slots)| AttendShape { queries, slots });
+        let tiles = [(32, 64, 4), (32, 32, 2), (16, 64, 2), (16, 32, 2), (8, 32, 2), (8, 16, 2), (4, 16, 2)];
+        let tiles = tiles.map(|(queries, slots, each)| AttendShape { queries, slots, each });
         Self {
             max_items: facts.max_work_group.max(1),
             busy: 4 * units,
@@ -179,7 +192,7 @@ impl Shapes {
         match storage {
             _ if way.form != Form::Tile => [GEMM_ROWS_ITEMS * if way.four { 4 } else { 1 }, GEMM_ROWS_TOKENS],
             Storage::Blocks(Format::Q4_0) if self.tensor_cores && way == Way::PLAIN => {
-                [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), 64]
+                [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), Self::warp_tokens(step)]
             }
             storage if storage.reads() == Activations::Quantised => [64, 64],
             _ => [16, 8],
@@ -203,6 +216,11 @@ impl Shapes {
     /// multiprocessors even so.
     pub fn warp_groups(step: Step) -> usize {
         if step.groups() * step.halves() >= 512 { 2 } else { 1 }
+    }
+
+    /// Tokens of such a warp: fewer where rows are few, for the same reason.
+    pub fn warp_tokens(step: Step) -> usize {
+        32 * Self::warp_groups(step)
     }
 
     /// Work-groups for `groups` groups of sixteen rows: each takes several tiles where the tiles outnumber what the

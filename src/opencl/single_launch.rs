@@ -113,9 +113,7 @@ impl SingleLaunch {
             .with("HEAD_AT_ONCE", head_units().unwrap_or(1))
             .with("HEAD_ROWS", VOCAB.next_multiple_of(GROUP_ROWS))
             .with("LAYER_CALIBRATION", stride)
-            .of_cache(types)
-            // The driver counts warnings on stderr.
-            .option("-w");
+            .of_cache(types);
         if facts.correct_divide {
             defines = defines.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
         }

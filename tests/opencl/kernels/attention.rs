@@ -246,7 +246,8 @@ impl<const HD: usize> Case<HD> {
         same(&what, &read(&mass), &self.expected_mass((&k, &v)));
     }
 
-    fn many(&self, device: &Device) {
+    /// With tiles of so many queries, slots, and queries of an item.
+    fn many(&self, device: &Device, [queries, slots, each]: [usize; 3]) {
         let all @ [s, qkv, norms, k, v, att] = &self.buffers(device);
         let (n, d) = (self.qkv.len(), self.dims);
         let calibration = &floats(device, &self.calibration);
@@ -254,12 +255,14 @@ impl<const HD: usize> Case<HD> {
             kernel(device, ("rope", ROPE), &self.options(32, ""), &[s, qkv, norms, calibration, k, v]);
         rope.arg_ints(6, &self.run()).unwrap();
         device.launch(&rope, &[(d.heads + 2 * d.kv_heads) * 32, n], &[32, 1]).unwrap();
-        let options = self.options(32, "-DQUERIES=8 -DSLOTS=16");
+        let items = queries / each * (slots / 4);
+        let options = format!("-DQUERIES={queries} -DSLOTS={slots} -DEACH={each}");
+        let options = self.options(items, &options);
         let softmax = floats(device, &vec![f32::NAN; n * d.heads * 2]);
         let mut attend = kernel(device, ("attend", ATTEND), &options, &[qkv, k, v, att, &softmax]);
         attend.arg_ints(5, &self.run()).unwrap().arg_i32(6, self.observed as i32).unwrap();
-        let tiles = (n * d.heads / d.kv_heads).div_ceil(8);
-        device.launch(&attend, &[tiles * 32, d.kv_heads], &[32, 1]).unwrap();
+        let tiles = (n * d.heads / d.kv_heads).div_ceil(queries);
+        device.launch(&attend, &[tiles * items, d.kv_heads], &[items, 1]).unwrap();
         self.check("many tokens", all);
         self.observe(device, all, &softmax);
     }
@@ -284,7 +287,11 @@ impl<const HD: usize> Case<HD> {
 fn every_type<const HD: usize>(device: &Device, before: usize, n: usize) {
     let mixed = KvTypes { k: KvType::F16, v: KvType::Q4 };
     for types in KvType::ALL.map(KvTypes::both).into_iter().chain([mixed]) {
-        Case::<HD>::new(types, before, n).many(device);
+        let tiles = [[8, 16, 2], [32, 64, 4], [16, 64, 2]];
+        // One of a device's tiles with every type, all with one.
+        for tile in tiles.into_iter().take(if types == mixed { 3 } else { 1 }) {
+            Case::<HD>::new(types, before, n).many(device, tile);
+        }
         Case::<HD>::new(types, before, 1).one(device);
     }
 }
@@ -303,7 +310,7 @@ fn attention_has_the_cpus_bits_with_every_cache() {
 fn attention_has_the_cpus_bits_on_small_shapes() {
     let Some(device) = device::device() else { return };
     for kind in [KvType::F32, KvType::Q8, KvType::Q4] {
-        Case::<32>::new(KvTypes::both(kind), 4, 2).many(&device);
+        Case::<32>::new(KvTypes::both(kind), 4, 2).many(&device, [8, 16, 2]);
         Case::<32>::new(KvTypes::both(kind), 129, 1).one(&device);
     }
 }
