@@ -40,7 +40,7 @@ pub(super) use prompt::text_of;
 pub(super) use sampling::SamplerArgs;
 pub(super) use spelling::ours;
 #[cfg(feature = "chat")]
-pub(super) use template::{TemplateArgs, Think};
+pub(super) use template::{ChosenTemplate, TemplateArgs, Think};
 pub(super) use wrong::one_line;
 #[cfg(any(feature = "serve", feature = "tools"))]
 pub(super) use {output::QuietArgs, prompt::read_text};

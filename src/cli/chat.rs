@@ -68,7 +68,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let variables = args.template.variables()?;
     let opened = Opened::new(&args.model.resolve()?)?;
     opened.plan.check()?;
-    let template = args.template.template(&template_source(&opened.model))?;
+    let template = args.template.chosen.template(&template_source(&opened.model))?;
     let Loaded { engine, took, .. } = &start::load(opened, &args.model.cores.mask, output.verbosity())?;
     let template = template.for_tokenizer(engine.tokenizer())?;
     if !options.ignore_eos {

@@ -9,6 +9,7 @@ mod hub;
 mod io;
 mod listen;
 mod messages;
+mod native;
 mod openai;
 mod refusal;
 mod reply;
@@ -17,11 +18,12 @@ mod responses;
 mod route;
 mod tokens;
 
-use super::args::{ModelArgs, QuietArgs, SamplerArgs, read_text, within};
+use super::args::{ChosenTemplate, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
 use super::signal;
 use super::start;
 use super::terminal::Verbosity;
 use crate::run::engine::scheduler::{Limits, Moment, Scheduler};
+use crate::run::engine::template_source;
 use crate::run::options::{EngineOptions, GenerateOptions};
 use crate::run::plan::{Opened, mib};
 use crate::run::session::CancelToken;
@@ -73,11 +75,16 @@ pub(super) struct ServeArgs {
     /// File with such keys, one a line
     #[arg(long, value_name = "FILE", help_heading = "Server")]
     api_key_file: Option<PathBuf>,
+    /// The model's name in answers, in place of the one that it was built with
+    #[arg(long, value_name = "NAME", help_heading = "Server")]
+    alias: Option<String>,
     /// Answer /slots, which tells how long the texts of others are
     #[arg(long, help_heading = "Server")]
     slots_endpoint: bool,
     #[command(flatten, next_help_heading = "Sampling")]
     sampler: SamplerArgs,
+    #[command(flatten, next_help_heading = "Chat")]
+    template: ChosenTemplate,
     #[command(flatten, next_help_heading = "Output")]
     quiet: QuietArgs,
     #[command(flatten)]
@@ -85,6 +92,11 @@ pub(super) struct ServeArgs {
 }
 
 impl ServeArgs {
+    /// The model's name in answers.
+    fn name(&self) -> &str {
+        self.alias.as_deref().unwrap_or(crate::dims::MODEL)
+    }
+
     /// The keys that requests may bring.
     fn keys(&self) -> Result<Vec<String>> {
         let mut keys = self.api_key.clone();
@@ -131,7 +143,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let address = listener.local_addr().map_err(|e| Error::Other(format!("cannot listen: {e}")))?;
     let slots = if args.slots_endpoint { Slots::Shown } else { Slots::Hidden };
     let patience = Duration::from_secs(args.patience.clamp(1, 1 << 20));
-    let hub = Arc::new(Hub::new(keys, slots, patience)?);
+    let hub = Arc::new(Hub::new(args.name(), keys, slots, patience)?);
     if !address.ip().is_loopback() && !hub.has_keys() {
         say!("warning: --host {}: anybody who reaches this machine may ask; give --api-key-file", args.host);
     }
@@ -141,13 +153,20 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let rows = opened.plan.share_rows();
     let memory = [opened.plan.empty(), opened.plan.need()].map(mib);
     let model_id = opened.plan.model_id.clone();
+    let chosen = args.template.is_given().then(|| args.template.template(&template_source(&opened.model)));
+    let (template, variables) = (chosen.transpose()?, args.template.variables()?);
     let loaded = start::load(opened, &args.model.cores.mask, args.quiet.verbosity())?;
     let limits = Limits { queue, rows, drain: Duration::from_secs(args.drain) };
     let served = Arc::new(Served {
+        name: args.name().to_owned(),
+        variables,
         fingerprint: fingerprint(&model_id, loaded.engine.options()),
         scheduler: Scheduler::new(limits),
         seeded: args.sampler.seed().is_some(),
-        engine: loaded.engine,
+        engine: match template {
+            Some(template) => loaded.engine.with_template(template)?,
+            None => loaded.engine,
+        },
         defaults,
     });
     let stop = CancelToken::default();

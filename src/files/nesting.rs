@@ -13,28 +13,42 @@ pub struct Mark {
 
 /// The brackets, commas and colons outside of strings, in order. The JSON need not be valid.
 pub fn marks(json: &[u8]) -> impl Iterator<Item = Mark> {
-    let (mut depth, mut strings) = (0usize, Strings::default());
+    let mut nesting = Nesting::default();
     json.iter().enumerate().filter_map(move |(at, &byte)| {
-        let in_string = strings.pass(byte);
-        match byte {
-            _ if in_string => {}
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        let is_mark = !in_string && b"{}[],:".contains(&byte);
-        is_mark.then_some(Mark { at, byte, depth })
+        let depth = nesting.pass(byte)?;
+        Some(Mark { at, byte, depth })
     })
 }
 
-/// Whether a string is open at the end of JSON that need not be valid.
-pub fn ends_in_string(json: &[u8]) -> bool {
-    let mut strings = Strings::default();
-    json.iter().fold(false, |_, &byte| strings.pass(byte))
+/// How deep JSON is nested that comes byte by byte. It need not be valid.
+#[derive(Debug, Clone, Default)]
+pub struct Nesting {
+    depth: usize,
+    strings: Strings,
+}
+
+impl Nesting {
+    /// Takes the next byte; brackets that are open behind it, where it is a mark.
+    pub fn pass(&mut self, byte: u8) -> Option<usize> {
+        if self.strings.pass(byte) {
+            return None;
+        }
+        match byte {
+            b'{' | b'[' => self.depth += 1,
+            b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+            _ => {}
+        }
+        b"{}[],:".contains(&byte).then_some(self.depth)
+    }
+
+    /// Whether a string is open.
+    pub fn is_in_string(&self) -> bool {
+        self.strings.inside
+    }
 }
 
 /// Where strings begin and end.
-#[derive(Default)]
+#[derive(Debug, Clone, Default)]
 struct Strings {
     inside: bool,
     escaped: bool,

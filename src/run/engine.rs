@@ -206,6 +206,16 @@ impl Engine {
         self.template.get_or_init(load).as_ref().map_err(Error::clone)
     }
 
+    /// Takes a template in place of the model's own.
+    ///
+    /// # Errors
+    ///
+    /// `Model` for one that cannot be used with this tokenizer.
+    pub fn with_template(mut self, template: Template) -> Result<Self> {
+        self.template = OnceLock::from(Ok(template.for_tokenizer(&self.tokenizer)?));
+        Ok(self)
+    }
+
     /// A conversation as the prompt for its next answer, as [`Template::format`] writes it. Answers end with
     /// [`Template::stop_tokens`]. [`Engine::encode_chat`] is for messages that nobody has looked at: in one text, control
     /// tokens that they spell are control tokens.

@@ -5,6 +5,7 @@ mod client;
 mod hostile;
 mod identity;
 mod messages;
+mod native;
 mod refused;
 mod slow;
 

@@ -15,9 +15,9 @@ pub(in crate::cli) enum Think {
     Off,
 }
 
-/// The form of a conversation.
+/// The template of conversations.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct TemplateArgs {
+pub(in crate::cli) struct ChosenTemplate {
     /// Chat template in place of the model's own: a file or a text in Jinja, or one of chatml, llama3, gemma, phi3, phi4
     /// and granite
     #[arg(long, alias = "chat-template-file", value_name = "FILE|TEXT", allow_hyphen_values = true)]
@@ -25,6 +25,13 @@ pub(in crate::cli) struct TemplateArgs {
     /// Set a variable of the chat template, for example enable_thinking=false; JSON or a text; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     pub template_arg: Vec<String>,
+}
+
+/// The form of a conversation.
+#[derive(Args, Clone)]
+pub(in crate::cli) struct TemplateArgs {
+    #[command(flatten)]
+    pub chosen: ChosenTemplate,
     /// Functions that the model may call: a file with a JSON array of tools, as in OpenAI's API. Each call is printed as a
     /// line of JSON; /tool NAME TEXT answers it
     #[arg(long, value_name = "FILE")]
@@ -39,7 +46,7 @@ pub(in crate::cli) struct TemplateArgs {
     pub think_budget: Option<usize>,
 }
 
-impl TemplateArgs {
+impl ChosenTemplate {
     /// The template that is given, else the model's.
     pub fn template(&self, source: &TemplateSource) -> Result<Template> {
         const FLAG: &str = "--chat-template";
@@ -58,7 +65,12 @@ impl TemplateArgs {
         source.instead(&format!("{FLAG} {}", file.display()), &read_text(FLAG, file)?)
     }
 
-    /// What the template gets besides the messages.
+    /// Whether one is given.
+    pub fn is_given(&self) -> bool {
+        self.chat_template.is_some()
+    }
+
+    /// Variables that it gets.
     pub fn variables(&self) -> Result<Variables> {
         let mut variables = Variables::default();
         for given in &self.template_arg {
@@ -66,6 +78,14 @@ impl TemplateArgs {
             let (name, value) = given.split_once('=').ok_or_else(|| wrong("use NAME=VALUE".into()))?;
             variables.set(name, value).map_err(wrong)?;
         }
+        Ok(variables)
+    }
+}
+
+impl TemplateArgs {
+    /// What the template gets besides the messages.
+    pub fn variables(&self) -> Result<Variables> {
+        let mut variables = self.chosen.variables()?;
         const THINKING: &str = "enable_thinking";
         if self.think == Some(Think::Off) && !variables.has(THINKING) {
             variables.set(THINKING, "false").map_err(Error::Usage)?;
@@ -83,7 +103,7 @@ impl TemplateArgs {
             Template::Jinja(jinja) => jinja.source(),
             _ => "",
         };
-        let names = self.template_arg.iter().filter_map(|given| Some(given.split_once('=')?.0));
+        let names = self.chosen.template_arg.iter().filter_map(|given| Some(given.split_once('=')?.0));
         let unread = names.filter(|name| !source.contains(name));
         let mut lines: Vec<String> = unread
             .map(|name| {

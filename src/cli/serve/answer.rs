@@ -5,16 +5,18 @@ use super::hub::Served;
 use super::refusal::Refusal;
 use crate::run::engine::scheduler::{Ending, Event, Job};
 use crate::run::options::GenerateOptions;
-use crate::run::session::{CancelToken, StopReason};
+use crate::run::session::{CancelToken, Drafts, StopReason};
 use serde_json::{Value, json};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use text::chat::{Part, Reader, ToolCall};
 use text::sampler::TokenLogprobs;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// What a token has brought.
+/// What a token has brought, with those before it that brought nothing.
 pub(super) struct Step {
     pub parts: Vec<Part>,
+    pub tokens: Vec<u32>,
     pub logprobs: Option<TokenLogprobs>,
 }
 
@@ -24,6 +26,7 @@ pub(super) struct Choice {
     pub text: String,
     pub thoughts: String,
     pub calls: Vec<ToolCall>,
+    pub tokens: Vec<u32>,
     pub logprobs: Vec<TokenLogprobs>,
     /// How it has ended, once it has.
     pub ending: Option<Ending>,
@@ -39,6 +42,7 @@ impl Choice {
                 Part::Begun { .. } | Part::Arguments(_) => {}
             }
         }
+        self.tokens.extend(&step.tokens);
         self.logprobs.extend(step.logprobs.clone());
     }
 
@@ -52,20 +56,31 @@ impl Choice {
     }
 }
 
-/// Tokens of a request.
+/// Tokens of a request, and how long they took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     pub prompt: usize,
     pub cached: usize,
     pub tokens: usize,
+    /// Texts that have tokens,
+    pub texts: usize,
+    /// the time to their first tokens,
+    pub first: Duration,
+    /// and from there to the last ones.
+    pub between: Duration,
+    pub drafts: Drafts,
 }
 
 impl Usage {
     /// Of texts, `n` for each prompt.
-    fn of(choices: &[Choice], n: usize) -> Self {
+    pub fn of(choices: &[Choice], n: usize) -> Self {
         let mut usage = Self::default();
         for (i, ending) in choices.iter().enumerate().filter_map(|(i, c)| Some((i, c.ending?))) {
             usage.tokens += ending.tokens;
+            usage.texts += usize::from(ending.tokens > 0);
+            usage.first += ending.first;
+            usage.between += ending.between;
+            usage.drafts = usage.drafts + ending.drafts;
             if i % n.max(1) == 0 {
                 usage.prompt += ending.prompt;
                 usage.cached += ending.cached;
@@ -76,11 +91,30 @@ impl Usage {
 
     /// As OpenAI's API has it.
     pub fn json(self) -> Value {
-        let Self { prompt, cached, tokens } = self;
+        let Self { prompt, cached, tokens, .. } = self;
         json!({
             "prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         })
+    }
+
+    /// As llama.cpp's server has it. First tokens come with their prompts, so they take no time of their own.
+    pub fn timings(self) -> Value {
+        let each = |ms: f64, n: usize| if n > 0 { ms / n as f64 } else { 0.0 };
+        let pace = |n: usize, ms: f64| if ms > 0.0 { 1e3 / ms * n as f64 } else { 0.0 };
+        let [first, between] = [self.first, self.between].map(|took| took.as_secs_f64() * 1e3);
+        let (computed, later) = (self.prompt - self.cached, self.tokens - self.texts);
+        let mut timings = json!({
+            "cache_n": self.cached, "prompt_n": computed, "prompt_ms": first,
+            "prompt_per_token_ms": each(first, computed), "prompt_per_second": pace(computed, first),
+            "predicted_n": self.tokens, "predicted_ms": between,
+            "predicted_per_token_ms": each(between, later), "predicted_per_second": pace(later, between),
+        });
+        if self.drafts.drafted > 0 {
+            timings["draft_n"] = self.drafts.drafted.into();
+            timings["draft_n_accepted"] = self.drafts.accepted.into();
+        }
+        timings
     }
 }
 
@@ -125,6 +159,8 @@ pub(super) struct Answer {
     events: UnboundedReceiver<(usize, Event)>,
     readers: Vec<Reader>,
     choices: Vec<Choice>,
+    /// Tokens of each text that were not said yet.
+    unsaid: Vec<Vec<u32>>,
     /// Texts for each prompt.
     n: usize,
     shape: Box<dyn Shape>,
@@ -151,19 +187,21 @@ impl Answer {
             }
         }
         let choices = readers.iter().map(|_| Choice::default()).collect();
+        let unsaid = vec![Vec::new(); readers.len()];
         let gone = Gone(asked.options.cancel.clone());
         served.scheduler.submit(jobs)?;
-        Ok(Self { events, readers, choices, n: asked.n, shape, begun: false, over: false, _gone: gone })
+        let (n, begun, over) = (asked.n, false, false);
+        Ok(Self { events, readers, choices, unsaid, n, shape, begun, over, _gone: gone })
     }
 
     /// Takes an event: the text it belongs to, if that has ended now, and what the event has brought.
     fn take(&mut self, index: usize, event: Event) -> Result<(Step, bool), Refusal> {
-        let (parts, logprobs, ended) = match event {
-            Event::Piece(piece) => (self.readers[index].push(&piece.text), piece.logprobs, None),
-            Event::Ended(ending) => (self.readers[index].finish(), None, Some(ending)),
+        let (parts, token, logprobs, ended) = match event {
+            Event::Piece(piece) => (self.readers[index].push(&piece.text), piece.token, piece.logprobs, None),
+            Event::Ended(ending) => (self.readers[index].finish(), None, None, Some(ending)),
             Event::Failed(e) => return Err(Refusal::of_run(&e)),
         };
-        let step = Step { parts, logprobs };
+        let step = Step { parts, tokens: Vec::from_iter(token), logprobs };
         self.choices[index].add(&step);
         self.choices[index].ending = ended;
         Ok((step, ended.is_some()))
@@ -208,7 +246,9 @@ impl Answer {
         };
         // Its parts were said.
         step.parts.retain(|part| !matches!(part, Part::Call(_)));
+        self.unsaid[index].append(&mut step.tokens);
         if !step.parts.is_empty() || step.logprobs.is_some() {
+            step.tokens = std::mem::take(&mut self.unsaid[index]);
             self.shape.step(index, &step, out);
         }
         if ended {

@@ -7,14 +7,32 @@ use crate::run::engine::scheduler::Reuse;
 use crate::run::options::GenerateOptions;
 use crate::run::session::CancelToken;
 use serde_json::Value;
+use text::sampler::SamplerOptions;
+use text::tokenizer::{AddSpecial, Tokenizer};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
 /// Texts of one request, at most.
 pub(super) const MOST: usize = 128;
 
+/// A number of tokens, at most.
+const MOST_BACK: i64 = i32::MAX as i64;
+
 /// Log-probabilities at each place of a text, at most: a whole answer is held in memory.
 pub(super) const MOST_LOGPROBS: i64 = 100;
+
+/// Tokens of a completion that does not say how many: as `generate`'s.
+const LIMIT: usize = 20;
+
+/// The kinds of requests, as far as they are read differently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Goes on until the model ends it.
+    Chat,
+    Completion,
+    /// llama.cpp's completion: goes on too, and biases may name texts.
+    Native,
+}
 
 /// What all texts of a request have in common.
 #[derive(Clone)]
@@ -24,6 +42,8 @@ pub(super) struct Asked {
     /// Texts for each prompt.
     pub n: usize,
     pub how: How,
+    /// Whether the answer says how long it took, where its shape leaves the choice.
+    pub timed: bool,
 }
 
 /// How the answer is sent.
@@ -37,16 +57,21 @@ pub(super) enum How {
 }
 
 impl Asked {
-    /// Reads what every kind of request may hold. `limit` is the most tokens where nobody says.
-    pub fn read(fields: &Fields<'_>, served: &Served, limit: Option<usize>) -> Result<Self> {
+    /// Reads what every kind of request may hold.
+    pub fn read(fields: &Fields<'_>, served: &Served, kind: Kind) -> Result<Self> {
         let mut options = GenerateOptions { cancel: CancelToken::default(), ..served.defaults.clone() };
         sampler(fields, &mut options)?;
+        repetition(fields, &mut options.sampler)?;
+        if let Some(bias) = fields.get("logit_bias") {
+            let names = (kind == Kind::Native).then(|| served.engine.tokenizer());
+            options.sampler.logit_bias = biases(bias, &fields.name("logit_bias"), names)?;
+        }
         let seed = fields.whole("seed", -1..=i64::MAX)?;
         let drawn = (seed == Some(-1) || (seed.is_none() && !served.seeded)).then(|| random() >> 32);
         let given = seed.and_then(|n| u64::try_from(n).ok()).unwrap_or(options.sampler.seed);
         options.sampler.seed = drawn.unwrap_or(given);
-        options.max_tokens = limit;
-        for field in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
+        options.max_tokens = (kind == Kind::Completion).then_some(LIMIT);
+        for field in ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"] {
             options.max_tokens = tokens(fields, field)?.unwrap_or(options.max_tokens);
         }
         for field in ["stop", "stop_sequences"] {
@@ -65,9 +90,13 @@ impl Asked {
             (true, true) => How::StreamWithUsage,
         };
         let reuse = if fields.flag("cache_prompt")?.unwrap_or(true) { Reuse::Yes } else { Reuse::No };
-        let n = fields.whole("n", 1..=MOST as i64)?.unwrap_or(1) as usize;
+        let mut n = 1;
+        for field in ["n", "n_cmpl"] {
+            n = fields.whole(field, 1..=MOST as i64)?.map_or(n, |n| n as usize);
+        }
+        let timed = fields.flag("timings_per_token")?.unwrap_or(false);
         options.sampler.validate_for(crate::dims::VOCAB).map_err(|e| Refusal::of_input(&e))?;
-        Ok(Self { options, reuse, n, how })
+        Ok(Self { options, reuse, n, how, timed })
     }
 
     /// Asks for the log-probabilities of some tokens at each place, as many as a field says.
@@ -89,28 +118,40 @@ fn sampler(fields: &Fields<'_>, options: &mut GenerateOptions) -> Result<()> {
         ("top_p", &mut s.top_p),
         ("min_p", &mut s.min_p),
         ("typical_p", &mut s.typical_p),
+        ("xtc_probability", &mut s.xtc.probability),
+        ("xtc_threshold", &mut s.xtc.threshold),
         ("presence_penalty", &mut s.presence_penalty),
         ("frequency_penalty", &mut s.frequency_penalty),
         ("repeat_penalty", &mut s.repetition_penalty),
+        ("dry_multiplier", &mut s.dry.multiplier),
+        ("dry_base", &mut s.dry.base),
     ];
     for (field, to) in numbers {
         *to = fields.number(field)?.unwrap_or(*to);
     }
-    let most = i64::from(i32::MAX);
-    if let Some(k) = fields.whole("top_k", -1..=most)? {
+    if let Some(k) = fields.whole("top_k", -1..=MOST_BACK)? {
         s.top_k = usize::try_from(k).unwrap_or(0);
-    }
-    if let Some(n) = fields.whole("repeat_last_n", 0..=most)? {
-        s.repetition_window = n as usize;
-    }
-    if let Some(bias) = fields.get("logit_bias") {
-        s.logit_bias = biases(bias, &fields.name("logit_bias"))?;
     }
     Ok(())
 }
 
-/// `{"29": 1.5}`, or llama.cpp's `[[29, 1.5], [30, false]]`.
-fn biases(value: &Value, name: &str) -> Result<Vec<(u32, f32)>> {
+/// How far back penalties look, and at what.
+fn repetition(fields: &Fields<'_>, s: &mut SamplerOptions) -> Result<()> {
+    if let Some(n) = fields.whole("repeat_last_n", 0..=MOST_BACK)? {
+        s.repetition_window = n as usize;
+    }
+    if let Some(n) = fields.whole("dry_allowed_length", 1..=MOST_BACK)? {
+        s.dry.allowed_length = n as usize;
+    }
+    if let Some(n) = fields.whole("dry_penalty_last_n", -1..=MOST_BACK)? {
+        s.dry.window = usize::try_from(n).ok();
+    }
+    s.dry.breakers = fields.texts("dry_sequence_breakers")?.unwrap_or(std::mem::take(&mut s.dry.breakers));
+    Ok(())
+}
+
+/// `{"29": 1.5}`, or llama.cpp's `[[29, 1.5], [30, false]]`. With a tokenizer texts stand for all of their tokens.
+fn biases(value: &Value, name: &str, texts: Option<&Tokenizer>) -> Result<Vec<(u32, f32)>> {
     let wrong =
         |what: String| Refusal::field(name, format!("{what}; use an object of token ids and numbers"));
     let bias = |value: &Value| match value {
@@ -118,21 +159,29 @@ fn biases(value: &Value, name: &str) -> Result<Vec<(u32, f32)>> {
         // OpenAI's range ends at 100, which rules a token in or out.
         other => Some(other.as_f64()? as f32).filter(|x| x.is_finite()),
     };
-    let entry = |id: Option<u64>, value: &Value| match (id.and_then(|id| u32::try_from(id).ok()), bias(value))
-    {
-        (Some(id), Some(bias)) => Ok((id, bias)),
-        (None, _) => Err(wrong("has a name that is no token id".into())),
-        (_, None) => Err(wrong(format!("has {} as a bias", kind(value)))),
+    let ids = |name: std::result::Result<u64, &str>| match (name, texts) {
+        (Ok(id), _) => Ok(u32::try_from(id).ok().into_iter().collect()),
+        (Err(text), Some(texts)) => texts.encode(text, AddSpecial::No).map_err(|e| Refusal::of_input(&e)),
+        (Err(_), None) => Ok(Vec::new()),
+    };
+    let mut found = Vec::new();
+    let mut add = |ids: Vec<u32>, value: &Value| match bias(value) {
+        _ if ids.is_empty() => Err(wrong("has a name that is no token id".into())),
+        Some(bias) => {
+            found.extend(ids.into_iter().map(|id| (id, bias)));
+            Ok(())
+        }
+        None => Err(wrong(format!("has {} as a bias", kind(value)))),
     };
     match value {
-        Value::Object(all) => all.iter().map(|(id, value)| entry(id.parse().ok(), value)).collect(),
-        Value::Array(all) => all
-            .iter()
-            .map(|pair| match pair.as_array().map(Vec::as_slice) {
-                Some([id, value]) => entry(id.as_u64(), value),
-                _ => Err(wrong("has something else than pairs".into())),
-            })
-            .collect(),
+        Value::Object(all) => {
+            all.iter().try_for_each(|(id, value)| add(ids(id.parse().map_err(|_| id.as_str()))?, value))
+        }
+        Value::Array(all) => all.iter().try_for_each(|pair| match pair.as_array().map(Vec::as_slice) {
+            Some([id, value]) => add(ids(id.as_u64().ok_or(id.as_str().unwrap_or("")))?, value),
+            _ => Err(wrong("has something else than pairs".into())),
+        }),
         other => Err(wrong(format!("is {}", kind(other)))),
-    }
+    }?;
+    Ok(found)
 }

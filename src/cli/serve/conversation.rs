@@ -1,6 +1,7 @@
 //! Messages and tools of a request, as the prompt of a chat model.
 
 use super::fields::{Fields, kind};
+use super::hub::Served;
 use super::refusal::Refusal;
 use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
@@ -179,11 +180,13 @@ impl Conversation {
     }
 
     /// The prompt for the answer.
-    pub fn prompt(&self, engine: &Engine) -> Result<Prompt> {
+    pub fn prompt(&self, served: &Served) -> Result<Prompt> {
+        let engine = &served.engine;
         let template = engine.template().map_err(|e| Refusal::of_run(&e))?;
         let tokenizer = engine.tokenizer();
         self.check_length(engine)?;
-        let variables = Some(&self.variables);
+        let variables = self.variables.clone().or(&served.variables);
+        let variables = Some(&variables);
         let context =
             Context { bos: tokenizer.bos_token(), now: Moment::now(), ending: Ending::Prompt, variables };
         self.check_tools(template, &context)?;
@@ -208,8 +211,7 @@ impl Conversation {
         let o = engine.options();
         let least: usize = self.messages.iter().map(|m| engine.tokenizer().least_tokens(&m.content)).sum();
         if least > o.max_seq_len && o.eviction.policy == Policy::None {
-            let why = format!("have at least {least} tokens, and a slot has {}; shorten them", o.max_seq_len);
-            return Err(Refusal { sizes: Some((least, o.max_seq_len)), ..Refusal::field("messages", why) });
+            return Err(Refusal::too_long("messages", least, o.max_seq_len));
         }
         Ok(())
     }

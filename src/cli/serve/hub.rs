@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use text::chat::Variables;
 use tokio::sync::{Notify, oneshot};
 
 /// A loaded model.
@@ -20,6 +21,10 @@ pub(super) struct Served {
     pub defaults: GenerateOptions,
     /// Whether `--seed` was given; else each request draws its own.
     pub seeded: bool,
+    /// The model's name in answers.
+    pub name: String,
+    /// What a chat's template gets where a request does not say otherwise.
+    pub variables: Variables,
     /// Names the weights, the program and what else decides about an answer.
     pub fingerprint: String,
 }
@@ -37,6 +42,8 @@ type Task = Box<dyn FnOnce() + Send>;
 pub(super) struct Hub {
     served: OnceLock<Arc<Served>>,
     keys: Vec<String>,
+    /// The model's name in answers.
+    pub model: String,
     pub slots: Slots,
     /// How long a client may take: to send the head of a request or its body, between requests, and to read on.
     pub patience: Duration,
@@ -51,7 +58,7 @@ pub(super) struct Hub {
 
 impl Hub {
     /// Without a model yet. Starts the thread that prepares prompts, so that a long one does not hold up the connections.
-    pub fn new(keys: Vec<String>, slots: Slots, patience: Duration) -> Result<Self> {
+    pub fn new(model: &str, keys: Vec<String>, slots: Slots, patience: Duration) -> Result<Self> {
         let (tasks, given) = mpsc::channel::<Task>();
         let work = move || given.into_iter().for_each(|task| task());
         let cannot = |e| Error::Other(format!("cannot start a thread that prepares prompts: {e}"));
@@ -59,6 +66,7 @@ impl Hub {
         Ok(Self {
             served: OnceLock::new(),
             keys,
+            model: model.to_owned(),
             slots,
             patience,
             created: now(),
@@ -157,7 +165,8 @@ mod tests {
 
     #[test]
     fn only_a_whole_key_opens() {
-        let hub = Hub::new(vec!["secret".into(), "other key".into()], Slots::Hidden, Duration::ZERO).unwrap();
+        let hub =
+            Hub::new("m", vec!["secret".into(), "other key".into()], Slots::Hidden, Duration::ZERO).unwrap();
         for (key, opens) in [
             ("secret", true),
             ("other key", true),
@@ -169,6 +178,6 @@ mod tests {
             assert_eq!(hub.knows(Some(key.as_bytes())), opens, "{key:?}");
         }
         assert!(!hub.knows(None) && !hub.knows(Some(b"secret\0")));
-        assert!(Hub::new(Vec::new(), Slots::Hidden, Duration::ZERO).unwrap().knows(None));
+        assert!(Hub::new("m", Vec::new(), Slots::Hidden, Duration::ZERO).unwrap().knows(None));
     }
 }

@@ -69,7 +69,8 @@ async fn connection(stream: TcpStream, hub: Arc<Hub>) {
         async move { Ok::<_, Infallible>(route::answer(hub, request).await) }
     });
     let mut builder = Builder::new();
-    builder.timer(Clock).header_read_timeout(hub.patience).max_buf_size(64 << 10);
+    // Some clients know the names of headers in this form alone.
+    builder.timer(Clock).header_read_timeout(hub.patience).max_buf_size(64 << 10).title_case_headers(true);
     let mut connection = pin!(builder.serve_connection(Io::new(stream, hub.patience), service));
     let mut ending = pin!(hub.ending.notified());
     let mut asked = false;

@@ -3,7 +3,7 @@
 use super::answer::{Choice, Shape, Step, Usage, named_event};
 use super::conversation::{Conversation, content};
 use super::fields::Fields;
-use super::hub::name;
+use super::hub::{Served, name};
 use super::refusal::Refusal;
 use crate::run::session::StopReason;
 use serde_json::{Value, json};
@@ -85,7 +85,9 @@ fn turn(role: Role, of: &Fields<'_>, blocks: &[Value], messages: &mut Vec<Messag
 /// The answer to a request.
 pub(super) struct Messages {
     id: String,
-    /// The stop string, if there is one alone: which of several it was is not known.
+    model: String,
+    stops: Vec<String>,
+    /// The stop string that has ended it.
     stop: Option<String>,
     prompt: usize,
     /// The block that is open, and how many there were before it.
@@ -95,14 +97,14 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    pub fn new(stops: &[String], prompt: usize) -> Self {
-        let stop = if let [one] = stops { Some(one.clone()) } else { None };
-        Self { id: name("msg_"), stop, prompt, open: None, blocks: 0, reason: "end_turn" }
+    pub fn new(served: &Served, stops: &[String], prompt: usize) -> Self {
+        let (id, model, stops) = (name("msg_"), served.name.clone(), stops.to_vec());
+        Self { id, model, stops, stop: None, prompt, open: None, blocks: 0, reason: "end_turn" }
     }
 
     fn message(&self, content: Value, usage: Value) -> Value {
         json!({
-            "id": self.id, "type": "message", "role": "assistant", "model": crate::dims::MODEL, "content": content,
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
             "stop_reason": null, "stop_sequence": null, "usage": usage,
         })
     }
@@ -129,10 +131,12 @@ impl Messages {
 
     /// Why it has ended, and the stop string that ended it.
     fn end(&self, choice: &Choice) -> (&'static str, Option<&str>) {
-        match choice.ending.map(|ending| ending.reason) {
+        match choice.ending.map(|ending| (ending.reason, ending.stop)) {
             _ if choice.reason() == "tool_calls" => ("tool_use", None),
-            Some(StopReason::Stop) => ("stop_sequence", self.stop.as_deref()),
-            Some(StopReason::Eos) => ("end_turn", None),
+            Some((StopReason::Stop, stop)) => {
+                ("stop_sequence", stop.and_then(|n| self.stops.get(n)).map(String::as_str))
+            }
+            Some((StopReason::Eos, _)) => ("end_turn", None),
             _ => ("max_tokens", None),
         }
     }

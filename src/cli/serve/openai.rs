@@ -1,7 +1,7 @@
 //! OpenAI's shapes: chat completions and completions.
 
 use super::answer::{Choice, Shape, Step, Usage, event};
-use super::asked::How;
+use super::asked::{Asked, How};
 use super::hub::{Served, name, now};
 use super::refusal::Refusal;
 use serde_json::{Value, json};
@@ -14,34 +14,56 @@ struct Head {
     id: String,
     created: u64,
     how: How,
+    /// Whether it says how long things took.
+    timed: bool,
     served: Arc<Served>,
 }
 
 impl Head {
-    fn new(kind: &str, served: &Arc<Served>, how: How) -> Self {
-        Self { id: name(kind), created: now(), how, served: Arc::clone(served) }
+    fn new(kind: &str, served: &Arc<Served>, asked: &Asked) -> Self {
+        let (how, timed) = (asked.how, asked.timed);
+        Self { id: name(kind), created: now(), how, timed, served: Arc::clone(served) }
     }
 
     fn object(&self, kind: &str, choices: Value) -> Value {
         json!({
-            "id": self.id, "object": kind, "created": self.created, "model": crate::dims::MODEL,
+            "id": self.id, "object": kind, "created": self.created, "model": self.served.name,
             "system_fingerprint": self.served.fingerprint, "choices": choices,
         })
     }
 
+    fn part(&self, kind: &str, choice: Value) -> Value {
+        let mut part = self.object(kind, json!([choice]));
+        if self.how == How::StreamWithUsage {
+            part["usage"] = Value::Null;
+        }
+        part
+    }
+
     /// A part of a stream.
     fn chunk(&self, kind: &str, choice: Value, out: &mut String) {
-        let mut chunk = self.object(kind, json!([choice]));
-        if self.how == How::StreamWithUsage {
-            chunk["usage"] = Value::Null;
-        }
+        event(&self.part(kind, choice), out);
+    }
+
+    /// The last part of a text.
+    fn last(&self, kind: &str, (choice, of): (Value, &Choice), out: &mut String) {
+        let mut chunk = self.part(kind, choice);
+        self.time(&mut chunk, Usage::of(std::slice::from_ref(of), 1));
         event(&chunk, out);
+    }
+
+    /// Says how long it took, where that is asked for.
+    fn time(&self, of: &mut Value, usage: Usage) {
+        if self.timed {
+            of["timings"] = usage.timings();
+        }
     }
 
     fn over(&self, kind: &str, usage: Usage, out: &mut String) {
         if self.how == How::StreamWithUsage {
             let mut chunk = self.object(kind, json!([]));
             chunk["usage"] = usage.json();
+            self.time(&mut chunk, usage);
             event(&chunk, out);
         }
         *out += "data: [DONE]\n\n";
@@ -50,6 +72,7 @@ impl Head {
     fn whole(&self, kind: &str, choices: Vec<Value>, usage: Usage) -> Value {
         let mut whole = self.object(kind, choices.into());
         whole["usage"] = usage.json();
+        self.time(&mut whole, usage);
         whole
     }
 
@@ -57,21 +80,21 @@ impl Head {
     fn text(&self, id: u32) -> String {
         self.served.engine.tokenizer().pieces().text(id).into_owned()
     }
+}
 
-    fn entry(&self, of: &Logprob) -> Value {
-        let bytes = self.served.engine.tokenizer().pieces().bytes(of.id);
-        json!({"id": of.id, "token": self.text(of.id), "logprob": finite(of.logprob), "bytes": bytes})
-    }
-
-    /// `logprobs.content` of some tokens.
-    fn content<'a>(&self, all: impl IntoIterator<Item = &'a TokenLogprobs>) -> Value {
-        let of = |token: &TokenLogprobs| {
-            let mut entry = self.entry(&token.chosen);
-            entry["top_logprobs"] = token.top.iter().map(|top| self.entry(top)).collect();
-            entry
-        };
-        all.into_iter().map(of).collect()
-    }
+/// The log-probabilities of some tokens: `logprobs.content` of a chat.
+pub(super) fn logprobs<'a>(served: &Served, all: impl IntoIterator<Item = &'a TokenLogprobs>) -> Value {
+    let pieces = served.engine.tokenizer().pieces();
+    let entry = |of: &Logprob| {
+        let (text, bytes) = (pieces.text(of.id), pieces.bytes(of.id));
+        json!({"id": of.id, "token": text, "logprob": finite(of.logprob), "bytes": bytes})
+    };
+    let of = |token: &TokenLogprobs| {
+        let mut all = entry(&token.chosen);
+        all["top_logprobs"] = token.top.iter().map(entry).collect();
+        all
+    };
+    all.into_iter().map(of).collect()
 }
 
 /// JSON has no infinity.
@@ -89,8 +112,8 @@ pub(super) struct Chat {
 const CHUNK: &str = "chat.completion.chunk";
 
 impl Chat {
-    pub fn new(served: &Arc<Served>, how: How, choices: usize) -> Self {
-        Self { head: Head::new("chatcmpl-", served, how), calls: vec![0; choices] }
+    pub fn new(served: &Arc<Served>, asked: &Asked) -> Self {
+        Self { head: Head::new("chatcmpl-", served, asked), calls: vec![0; asked.n] }
     }
 
     fn delta(&self, index: usize, delta: Value, out: &mut String) {
@@ -133,18 +156,19 @@ impl Shape for Chat {
         if deltas.is_empty() {
             deltas.push(json!({"content": ""}));
         }
-        let mut logprobs = step.logprobs.as_ref();
+        let mut unsaid = step.logprobs.as_ref();
         for delta in deltas {
             let mut of = json!({"index": choice, "delta": delta, "finish_reason": null});
-            if let Some(token) = logprobs.take() {
-                of["logprobs"] = json!({"content": self.head.content([token])});
+            if let Some(token) = unsaid.take() {
+                of["logprobs"] = json!({"content": logprobs(&self.head.served, [token])});
             }
             self.head.chunk(CHUNK, of, out);
         }
     }
 
     fn ended(&mut self, index: usize, choice: &Choice, out: &mut String) {
-        self.head.chunk(CHUNK, json!({"index": index, "delta": {}, "finish_reason": choice.reason()}), out);
+        let of = json!({"index": index, "delta": {}, "finish_reason": choice.reason()});
+        self.head.last(CHUNK, (of, choice), out);
     }
 
     fn over(&mut self, usage: Usage, out: &mut String) {
@@ -166,11 +190,12 @@ impl Shape for Chat {
             if !choice.calls.is_empty() {
                 message["tool_calls"] = choice.calls.iter().map(call_json).collect();
             }
-            let logprobs = match choice.logprobs.as_slice() {
+            let probabilities = match choice.logprobs.as_slice() {
                 [] => Value::Null,
-                all => json!({"content": self.head.content(all)}),
+                all => json!({"content": logprobs(&self.head.served, all)}),
             };
-            json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.reason()})
+            let reason = choice.reason();
+            json!({"index": index, "message": message, "logprobs": probabilities, "finish_reason": reason})
         };
         let choices = choices.iter().enumerate().map(one).collect();
         self.head.whole("chat.completion", choices, usage)
@@ -187,8 +212,8 @@ pub(super) struct Completion {
 const TEXT: &str = "text_completion";
 
 impl Completion {
-    pub fn new(served: &Arc<Served>, how: How, choices: usize) -> Self {
-        Self { head: Head::new("cmpl-", served, how), offsets: vec![0; choices] }
+    pub fn new(served: &Arc<Served>, asked: &Asked, choices: usize) -> Self {
+        Self { head: Head::new("cmpl-", served, asked), offsets: vec![0; choices] }
     }
 
     /// The log-probabilities of some tokens, the first of which begins after so many characters.
@@ -213,7 +238,7 @@ impl Completion {
 }
 
 /// What of some parts is text; all of it, as completions are read in no form.
-fn text(parts: &[Part]) -> String {
+pub(super) fn text(parts: &[Part]) -> String {
     let of = |part: &Part| match part {
         Part::Text(text) | Part::Thinking(text) => text.clone(),
         Part::Begun { .. } | Part::Arguments(_) | Part::Call(_) => String::new(),
@@ -236,7 +261,7 @@ impl Shape for Completion {
 
     fn ended(&mut self, index: usize, choice: &Choice, out: &mut String) {
         let of = json!({"index": index, "text": "", "logprobs": null, "finish_reason": choice.reason()});
-        self.head.chunk(TEXT, of, out);
+        self.head.last(TEXT, (of, choice), out);
     }
 
     fn over(&mut self, usage: Usage, out: &mut String) {

@@ -28,6 +28,15 @@ impl Refusal {
         Self { status: 400, message: format!("{name}: {why}"), param: Some(name), sizes: None }
     }
 
+    /// A prompt of so many tokens, or more, for a slot of so many. Clients know it by these words of llama.cpp's.
+    pub fn too_long(field: &str, need: usize, have: usize) -> Self {
+        let why = format!(
+            "{need} tokens or more: this exceeds the available context size of {have} tokens; shorten it, or start \
+             the server with a larger --max-seq-len"
+        );
+        Self { sizes: Some((need, have)), ..Self::field(field, why) }
+    }
+
     /// What went wrong with a prompt or with options, which the client has given.
     pub fn of_input(e: &Error) -> Self {
         match e {
@@ -102,16 +111,19 @@ impl From<Refused> for Refusal {
 
 /// A message of the library with fields of the request in place of its own, and the first of them.
 fn plain(text: &str) -> (String, Option<String>) {
-    const OWN: [(&str, &str); 3] = [
+    const OWN: [(&str, &str); 4] = [
         ("repetition_penalty", "repeat_penalty"),
         ("repetition_window", "repeat_last_n"),
         ("logprobs", "top_logprobs"),
+        ("dry_breakers", "dry_sequence_breakers"),
     ];
+    const KINDS: [(&str, &str); 4] = [("Sampler", ""), ("Generate", ""), ("Dry", "dry_"), ("Xtc", "xtc_")];
     let (mut message, mut param) = (text.to_owned(), None);
-    for of in ["`SamplerOptions::", "`GenerateOptions::"] {
-        while let Some(at) = message.find(of) {
+    for (kind, prefix) in KINDS {
+        let of = format!("`{kind}Options::");
+        while let Some(at) = message.find(&of) {
             let Some(len) = message[at + of.len()..].find('`') else { break };
-            let field = message[at + of.len()..][..len].to_owned();
+            let field = format!("{prefix}{}", &message[at + of.len()..][..len]);
             let name = OWN.iter().find(|(own, _)| *own == field).map_or(field.as_str(), |(_, name)| name);
             param.get_or_insert(name.to_owned());
             message.replace_range(at..at + of.len() + len + 1, name);

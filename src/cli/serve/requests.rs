@@ -1,22 +1,21 @@
 //! What bodies ask for: prompts as ids, and settings. Runs on the thread that prepares prompts.
 
 use super::answer::{Answer, Shape};
-use super::asked::{Asked, How, MOST, MOST_LOGPROBS};
+use super::asked::{Asked, How, Kind, MOST, MOST_LOGPROBS};
 use super::conversation::{self, Conversation, Prompt, Wanted, response_format};
 use super::fields::{self, Fields, kind};
 use super::hub::Served;
 use super::messages::{self, Messages};
+use super::native::Native;
 use super::openai::{Chat, Completion};
 use super::refusal::Refusal;
 use super::responses::{self, Responses};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use text::chat::{Form, Reader};
+use text::tokenizer::AddSpecial;
 
 type Result<T> = std::result::Result<T, Refusal>;
-
-/// Texts where a completion does not say how long they are: as `generate`'s.
-const LIMIT: usize = 20;
 
 /// A request that waits for its texts.
 pub(super) struct Begun {
@@ -30,7 +29,7 @@ pub(super) fn chat_prompt(
     of: &Conversation,
     (asked, schema): (&mut Asked, Option<String>),
 ) -> Result<(Vec<u32>, Reader)> {
-    let Prompt { ids, form, reader, stop_tokens, shown_tokens } = of.prompt(&served.engine)?;
+    let Prompt { ids, form, reader, stop_tokens, shown_tokens } = of.prompt(served)?;
     if !asked.options.ignore_eos {
         asked.options.stop_tokens = stop_tokens;
     }
@@ -99,16 +98,21 @@ fn check(served: &Served, ids: &[u32], asked: &Asked) -> Result<()> {
     checked.map_err(|e| {
         let refusal = Refusal::of_input(&e);
         let param = refusal.param.clone().or_else(|| Some("prompt".into()));
-        let (need, have) = (ids.len(), served.engine.options().max_seq_len);
-        Refusal { param, sizes: (need > have).then_some((need, have)), ..refusal }
+        Refusal { param, ..too_long(ids.len(), served).unwrap_or(refusal) }
     })
+}
+
+/// Where a prompt has more tokens than a slot.
+fn too_long(need: usize, served: &Served) -> Option<Refusal> {
+    let have = served.engine.options().max_seq_len;
+    (need > have).then(|| Refusal::too_long("prompt", need, have))
 }
 
 /// `POST /v1/chat/completions`.
 pub(super) fn chat(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
     let body = fields::object(body)?;
     let fields = Fields::new(&body);
-    let mut asked = Asked::read(&fields, served, None)?;
+    let mut asked = Asked::read(&fields, served, Kind::Chat)?;
     let top = fields.whole("top_logprobs", 0..=MOST_LOGPROBS)?;
     match (fields.flag("logprobs")?.unwrap_or(false), top) {
         (true, n) => asked.want_logprobs(n.unwrap_or(0)),
@@ -119,7 +123,7 @@ pub(super) fn chat(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
     let messages = conversation::messages(&fields)?;
     let of = Conversation::new(messages, &fields, Clone::clone)?;
     let prompt = chat_prompt(served, &of, (&mut asked, schema))?;
-    let shape = Box::new(Chat::new(served, asked.how, asked.n));
+    let shape = Box::new(Chat::new(served, &asked));
     let answer = Answer::begin(served, vec![prompt], &asked, shape)?;
     Ok(Begun { answer, how: asked.how })
 }
@@ -142,7 +146,7 @@ fn one(
 pub(super) fn responses(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
     let body = fields::object(body)?;
     let fields = Fields::new(&body);
-    let asked = Asked::read(&fields, served, None)?;
+    let asked = Asked::read(&fields, served, Kind::Chat)?;
     let (of, schema) = responses::conversation(&fields)?;
     one(served, &of, (asked, schema), |asked, _| Box::new(Responses::new(served, asked)))
 }
@@ -151,60 +155,84 @@ pub(super) fn responses(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
 pub(super) fn messages(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
     let body = fields::object(body)?;
     let fields = Fields::new(&body);
-    let asked = Asked::read(&fields, served, None)?;
+    let asked = Asked::read(&fields, served, Kind::Chat)?;
     let of = messages::conversation(&fields)?;
-    one(served, &of, (asked, None), |asked, prompt| Box::new(Messages::new(&asked.options.stop, prompt)))
+    let shape = |asked: &Asked, prompt| Box::new(Messages::new(served, &asked.options.stop, prompt)) as _;
+    one(served, &of, (asked, None), shape)
 }
 
 /// `POST /v1/messages/count_tokens`.
 pub(super) fn count_tokens(served: &Served, body: &[u8]) -> Result<Value> {
     let body = fields::object(body)?;
     let of = messages::conversation(&Fields::new(&body))?;
-    Ok(json!({"input_tokens": of.prompt(&served.engine)?.ids.len()}))
+    Ok(json!({"input_tokens": of.prompt(served)?.ids.len()}))
 }
 
 /// `POST /v1/completions`.
 pub(super) fn completions(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
     let body = fields::object(body)?;
     let fields = Fields::new(&body);
-    let mut asked = Asked::read(&fields, served, Some(LIMIT))?;
+    let mut asked = Asked::read(&fields, served, Kind::Completion)?;
     if let Some(n) = fields.whole("logprobs", 0..=MOST_LOGPROBS)? {
         asked.want_logprobs(n);
     }
     if let Some(schema) = response_format(&fields)? {
         follow(&schema, &mut asked)?;
     }
-    let prompts = prompts(&fields, served, &asked)?;
-    let texts = prompts.len() * asked.n;
-    if texts > MOST {
-        return Err(fields.refuse("n", format!("{texts} texts in all; ask for {MOST} at most")));
+    let prompts = prompts(&fields, served, &asked, plain)?;
+    let shape = Box::new(Completion::new(served, &asked, prompts.len() * asked.n));
+    complete(served, &asked, (prompts, shape))
+}
+
+/// `POST /completion`: llama.cpp's own.
+pub(super) fn native(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
+    let body = fields::object(body)?;
+    let fields = Fields::new(&body);
+    let mut asked = Asked::read(&fields, served, Kind::Native)?;
+    if let Some(n @ 1..) = fields.whole("n_probs", 0..=MOST_LOGPROBS)? {
+        asked.want_logprobs(n);
     }
-    let shape = Box::new(Completion::new(served, asked.how, texts));
+    if let Some(schema) = response_format(&fields)? {
+        follow(&schema, &mut asked)?;
+    }
+    let prompts = prompts(&fields, served, &asked, mixed)?;
+    let shape = Box::new(Native::new(served, &fields, (&asked, &prompts))?);
+    complete(served, &asked, (prompts, shape))
+}
+
+/// Texts that go on after prompts.
+fn complete(
+    served: &Served,
+    asked: &Asked,
+    (prompts, shape): (Vec<Vec<u32>>, Box<dyn Shape>),
+) -> Result<Begun> {
     let prompts = prompts.into_iter().map(|ids| (ids, Reader::new(Form::default(), ""))).collect();
-    let answer = Answer::begin(served, prompts, &asked, shape)?;
+    let answer = Answer::begin(served, prompts, asked, shape)?;
     Ok(Begun { answer, how: asked.how })
 }
 
-/// A text, ids, or a list of either.
-fn prompts(fields: &Fields<'_>, served: &Served, asked: &Asked) -> Result<Vec<Vec<u32>>> {
-    let wrong = |what: String| {
-        fields.refuse("prompt", format!("{what}; use a string, token ids, or an array of either"))
-    };
+/// Reads one prompt.
+type ReadsPrompt = fn(&Served, &Asked, &Value) -> Result<Vec<u32>>;
+
+/// Why a prompt is none.
+fn wrong(what: impl std::fmt::Display) -> Refusal {
+    Refusal::field("prompt", format!("{what}; use a string, token ids, or an array of either"))
+}
+
+/// One prompt, or a list.
+fn prompts(fields: &Fields<'_>, served: &Served, asked: &Asked, read: ReadsPrompt) -> Result<Vec<Vec<u32>>> {
     let one = |value: &Value| {
-        let ids = match value {
-            Value::String(text) => encode(served, text, asked)?,
-            Value::Array(all) => ids(all).ok_or_else(|| wrong("holds what is no token id".into()))?,
-            other => return Err(wrong(format!("is {}", kind(other)))),
-        };
+        let ids = read(served, asked, value)?;
         check(served, &ids, asked)?;
         Ok(ids)
     };
     match fields.get("prompt") {
         None => Err(fields.refuse("prompt", "is missing; give a string")),
-        Some(Value::Array(all)) if all.is_empty() => Err(wrong("is empty".into())),
-        Some(Value::Array(all)) if all.iter().all(|each| each.is_string() || each.is_array()) => {
-            if all.len() > MOST {
-                return Err(wrong(format!("has {} prompts, and {MOST} are the most", all.len())));
+        Some(Value::Array(all)) if all.is_empty() => Err(wrong("is empty")),
+        Some(Value::Array(all)) if !all.iter().any(Value::is_number) => {
+            let texts = all.len() * asked.n;
+            if texts > MOST {
+                return Err(wrong(format!("asks for {texts} texts in all, and {MOST} are the most")));
             }
             all.iter().map(one).collect()
         }
@@ -212,14 +240,55 @@ fn prompts(fields: &Fields<'_>, served: &Served, asked: &Asked) -> Result<Vec<Ve
     }
 }
 
+/// A text, or ids.
+fn plain(served: &Served, asked: &Asked, value: &Value) -> Result<Vec<u32>> {
+    match value {
+        Value::String(text) => encode(served, text, asked),
+        Value::Array(all) => ids(all).ok_or_else(|| wrong("holds what is no token id")),
+        other => Err(wrong(format!("is {}", kind(other)))),
+    }
+}
+
+/// The same, or both in turn, or an object with a text, as llama.cpp has them.
+fn mixed(served: &Served, asked: &Asked, value: &Value) -> Result<Vec<u32>> {
+    match value {
+        Value::Array(all) if all.iter().any(Value::is_string) => {
+            let mut prompt = Vec::new();
+            for (i, part) in all.iter().enumerate() {
+                prompt.extend(match part {
+                    Value::String(text) if i > 0 => more(served, text, asked)?,
+                    Value::String(_) => plain(served, asked, part)?,
+                    id => plain(served, asked, &Value::Array(vec![id.clone()]))?,
+                });
+            }
+            Ok(prompt)
+        }
+        Value::Object(_) => {
+            let of = Fields::of(value, "prompt")?;
+            match of.list("multimodal_data")? {
+                Some([_, ..]) => Err(of.refuse("multimodal_data", "is no text; this model reads text alone")),
+                _ => encode(served, of.needed_text("prompt_string")?, asked),
+            }
+        }
+        other => plain(served, asked, other),
+    }
+}
+
+/// A text that is not the first part of its prompt.
+fn more(served: &Served, text: &str, asked: &Asked) -> Result<Vec<u32>> {
+    let (tokenizer, options) = (served.engine.tokenizer(), &asked.options);
+    let stop = || options.cancel.is_cancelled();
+    let ids = tokenizer.encode_until(text, options.specials, AddSpecial::No, &stop);
+    ids.map_err(|e| Refusal { param: Some("prompt".into()), ..Refusal::of_input(&e) })
+}
+
 fn encode(served: &Served, text: &str, asked: &Asked) -> Result<Vec<u32>> {
     let encoded = served.engine.encode_until(text, asked.options.specials, &asked.options.cancel);
     encoded.map_err(|e| {
         // A text that is far too long is refused before it becomes tokens.
-        let need = served.engine.tokenizer().least_tokens(text);
-        let have = served.engine.options().max_seq_len;
-        let sizes = (need > have).then_some((need, have));
-        Refusal { param: Some("prompt".into()), sizes, ..Refusal::of_input(&e) }
+        let least = served.engine.tokenizer().least_tokens(text);
+        let refusal = too_long(least, served).unwrap_or_else(|| Refusal::of_input(&e));
+        Refusal { param: Some("prompt".into()), ..refusal }
     })
 }
 

@@ -165,7 +165,7 @@ impl Responses {
     pub fn new(served: &Served, asked: &Asked) -> Self {
         let o = &asked.options;
         let base = json!({
-            "id": name("resp_"), "object": "response", "created_at": now(), "model": crate::dims::MODEL, "error": null,
+            "id": name("resp_"), "object": "response", "created_at": now(), "model": served.name, "error": null,
             "incomplete_details": null, "instructions": null, "metadata": {}, "parallel_tool_calls": true,
             "previous_response_id": null, "temperature": short(o.sampler.temperature), "top_p": short(o.sampler.top_p),
             "max_output_tokens": o.max_tokens, "tool_choice": "auto", "tools": [], "store": false, "usage": null,
@@ -196,7 +196,7 @@ impl Responses {
         if status == "incomplete" {
             response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
-        if let Some(Usage { prompt, cached, tokens }) = usage {
+        if let Some(Usage { prompt, cached, tokens, .. }) = usage {
             response["usage"] = json!({
                 "input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached}, "output_tokens": tokens,
                 "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": prompt + tokens,

@@ -50,6 +50,7 @@ impl Route {
             "/props" => Route::Props,
             "/slots" => Route::Slots,
             "/chat/completions" => Route::Generates(requests::chat),
+            "/completion" if path == plain => Route::Generates(requests::native),
             "/completions" => Route::Generates(requests::completions),
             "/responses" => Route::Generates(requests::responses),
             "/messages" => Route::Generates(requests::messages),
@@ -79,6 +80,7 @@ pub(super) async fn answer(hub: Arc<Hub>, request: Request<Incoming>) -> Respons
     let id = id.filter(|id| id.len() <= 256);
     let path = request.uri().path();
     let anthropic = path.starts_with("/v1/messages") || path.starts_with("/messages");
+    let origin = request.headers().get("origin").cloned();
     let mut response = match of(&hub, request).await {
         Ok(response) => response,
         Err(refusal) if anthropic => reply::refusal(&refusal, &refusal.anthropic()),
@@ -87,7 +89,9 @@ pub(super) async fn answer(hub: Arc<Hub>, request: Request<Incoming>) -> Respons
     let headers = response.headers_mut();
     let made = || HeaderValue::from_str(&name("req-")).unwrap_or(HeaderValue::from_static("req"));
     headers.insert("x-request-id", id.unwrap_or_else(made));
-    headers.insert("access-control-allow-origin", HeaderValue::from_static("*"));
+    // Pages of any origin may ask: each is named, so that the answer to one is not kept for another.
+    headers.insert("access-control-allow-origin", origin.unwrap_or(HeaderValue::from_static("*")));
+    headers.insert("vary", HeaderValue::from_static("origin"));
     headers.insert("access-control-expose-headers", HeaderValue::from_static("x-request-id, retry-after"));
     response
 }
@@ -145,7 +149,7 @@ fn fact(hub: &Hub, route: &Route, path: &str) -> Result<Response<Reply>> {
             response
         }
         Route::Models => reply::json(200, &facts::models(hub)),
-        Route::Model if path.ends_with(&format!("/models/{}", crate::dims::MODEL)) => {
+        Route::Model if path.ends_with(&format!("/models/{}", hub.model)) => {
             reply::json(200, &facts::model(hub))
         }
         Route::Props => reply::json(200, &facts::props(loaded()?)),
@@ -153,7 +157,7 @@ fn fact(hub: &Hub, route: &Route, path: &str) -> Result<Response<Reply>> {
             return Err(Refusal::new(501, "start the server with --slots-endpoint for this"));
         }
         Route::Slots => reply::json(200, &facts::slots(loaded()?)),
-        _ => return Err(Refusal::new(404, format!("the one model is {:?}", crate::dims::MODEL))),
+        _ => return Err(Refusal::new(404, format!("the one model is {:?}", hub.model))),
     })
 }
 
@@ -186,7 +190,7 @@ fn preflight(headers: &HeaderMap) -> Response<Reply> {
         ),
         ("access-control-max-age", "86400"),
     ];
-    reply::response(204, &headers, Reply::Whole(None))
+    reply::response(200, &headers, Reply::Whole(None))
 }
 
 /// The whole body.

@@ -53,8 +53,11 @@ pub(super) fn apply_template(served: &Served, body: &[u8]) -> Result<Value> {
     let messages = conversation::messages(&fields)?;
     let of = Conversation::new(messages, &fields, Clone::clone)?;
     let template = served.engine.template().map_err(|e| Refusal::of_run(&e))?;
-    let (bos, variables) = (served.engine.tokenizer().bos_token(), Some(&of.variables));
-    let context = Context { bos, now: Moment::now(), ending: Ending::Prompt, variables };
+    let prompts = fields.flag("add_generation_prompt")?.unwrap_or(true);
+    let ending = if prompts { Ending::Prompt } else { Ending::Message };
+    let variables = of.variables.clone().or(&served.variables);
+    let (bos, variables) = (served.engine.tokenizer().bos_token(), Some(&variables));
+    let context = Context { bos, now: Moment::now(), ending, variables };
     let rendered = template.render(&of.messages, &context);
     Ok(json!({"prompt": join(&rendered.map_err(|e| Refusal::of_input(&e))?)}))
 }

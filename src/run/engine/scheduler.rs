@@ -13,7 +13,7 @@ use super::{Engine, EngineOptions};
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
-use crate::run::session::{CancelToken, Session, StopReason};
+use crate::run::session::{CancelToken, Drafts, Session, StopReason};
 use files::{Error, Result};
 use pace::Pace;
 use std::collections::VecDeque;
@@ -75,6 +75,33 @@ pub struct Ending {
     pub cached: usize,
     /// and tokens that were generated, a final end-of-sequence token included.
     pub tokens: usize,
+    /// The number of the stop string that has ended it, where one has.
+    pub stop: Option<usize>,
+    /// The slot that it ran in.
+    pub slot: usize,
+    /// From the beginning, waiting not included, to the first token,
+    pub first: Duration,
+    /// and from there to the last one.
+    pub between: Duration,
+    /// What was drafted for it.
+    pub drafts: Drafts,
+}
+
+impl Ending {
+    /// Of a text that begins.
+    fn none_yet(prompt: usize, slot: usize) -> Self {
+        Self {
+            reason: StopReason::Length,
+            prompt,
+            cached: 0,
+            tokens: 0,
+            stop: None,
+            slot,
+            first: Duration::ZERO,
+            between: Duration::ZERO,
+            drafts: Drafts::default(),
+        }
+    }
 }
 
 /// What a scheduler has come to.
@@ -217,8 +244,12 @@ impl Scheduler {
 struct Owner {
     slot: usize,
     since: Instant,
+    /// When it left the queue.
+    begun: Instant,
     tell: Box<dyn FnMut(Event) + Send>,
     reuse: Reuse,
+    /// What was drafted in its slot before.
+    drafts: Drafts,
     /// Bytes of rows that it may fill.
     rows: u64,
     ending: Ending,
@@ -261,9 +292,10 @@ impl<'a> Running<'a> {
                 Reuse::Yes => self.prefixes.begin(&mut session, &prompt),
                 Reuse::No => Ok(0),
             };
-            let ending = Ending { reason: StopReason::Length, prompt: prompt.len(), cached: 0, tokens: 0 };
+            let (ending, begun) = (Ending::none_yet(prompt.len(), slot), Instant::now());
             let rows = rows(&self.engine.options, prompt.len(), options.max_tokens);
-            let mut owner = Owner { slot, since, tell, reuse, rows, ending, last: None };
+            let drafts = session.drafts().unwrap_or_default();
+            let mut owner = Owner { slot, since, begun, tell, reuse, drafts, rows, ending, last: None };
             let begun = match cached {
                 Ok(n) => {
                     owner.ending.cached = n;
@@ -315,11 +347,16 @@ impl<'a> Running<'a> {
         self.pace.took(decoding, prompts, began.elapsed());
         let now = Instant::now();
         let mut numbers = locked(&self.of.numbers);
+        numbers.passed();
         for text in self.texts.all.iter_mut().chain(self.texts.ended.iter_mut().map(|(text, _)| text)) {
             let owner = &mut text.owner;
             for piece in text.pieces.drain(..) {
                 if piece.token.is_some() {
                     owner.ending.tokens += 1;
+                    match owner.last {
+                        None => owner.ending.first = now - owner.begun,
+                        Some(last) => owner.ending.between += now - last,
+                    }
                     numbers.token(now - owner.since, owner.last.map(|last| now - last));
                     owner.last = Some(now);
                 }
@@ -337,13 +374,16 @@ impl<'a> Running<'a> {
 
     /// A text has ended: its client hears so, and its slot is free.
     fn end(&mut self, text: Text<'_, Owner>, how: Result<StopReason>) -> Result<()> {
+        let stop = text.stopped_by();
         let Text { mut session, mut owner, .. } = text;
+        owner.ending.stop = stop;
+        owner.ending.drafts = session.drafts().unwrap_or_default().since(owner.drafts);
         let kept = match (&how, owner.reuse) {
             (Ok(_), Reuse::Yes) => self.prefixes.keep(&mut session, owner.ending.prompt),
             _ => Ok(()),
         };
         let mut numbers = locked(&self.of.numbers);
-        numbers.ended(owner.slot, owner.since.elapsed());
+        numbers.ended(&owner.ending, owner.since.elapsed());
         numbers.kept = self.prefixes.bytes();
         drop(numbers);
         (owner.tell)(match how {

@@ -195,6 +195,11 @@ impl<'a> Writer<'a> {
         (scan.text, end)
     }
 
+    /// Which of [`GenerateOptions::stop`] has ended the text.
+    pub(super) fn stopped_by(&self) -> Option<usize> {
+        self.stops.found()
+    }
+
     /// The text that was held back, once it is over.
     pub(super) fn finish(&mut self) -> String {
         let text = self.text.finish();

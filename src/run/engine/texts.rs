@@ -59,6 +59,11 @@ impl<'a, T> Text<'a, T> {
         self.session.tokens().len()
     }
 
+    /// Which of its stop strings has ended it.
+    pub fn stopped_by(&self) -> Option<usize> {
+        self.writer.stopped_by()
+    }
+
     /// Whether some of the prompt is not computed yet.
     pub fn is_prompt(&self) -> bool {
         self.done() < self.prompt

@@ -37,6 +37,19 @@ pub struct Drafts {
     pub model_accepted: usize,
 }
 
+impl Drafts {
+    /// Those that came after `before`.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            passes: self.passes - before.passes,
+            drafted: self.drafted - before.drafted,
+            accepted: self.accepted - before.accepted,
+            model_drafted: self.model_drafted - before.model_drafted,
+            model_accepted: self.model_accepted - before.model_accepted,
+        }
+    }
+}
+
 impl Add for Drafts {
     type Output = Self;
 

@@ -3,7 +3,7 @@
 use super::ToolCall;
 use super::calls;
 use super::form::{Form, Markers};
-use files::nesting::ends_in_string;
+use files::nesting::Nesting;
 
 /// A piece of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +19,24 @@ pub enum Part {
     /// All of a call whose parts were handed out; the name may be unknown, and the arguments need not follow the tool's
     /// schema. What begins like a call and breaks off has none, and is handed out as text.
     Call(ToolCall),
+}
+
+/// How far a call that has not ended was looked through: each byte is looked at once, however many pieces it comes in.
+#[derive(Debug, Clone, Default)]
+struct Seen {
+    /// Bytes of what is held.
+    at: usize,
+    nesting: Nesting,
+    /// Objects that have begun: the call itself, then its arguments.
+    objects: usize,
+    /// The call's name, and where its arguments begin.
+    begun: Option<(String, usize)>,
+    /// Brackets that are open around its arguments.
+    around: usize,
+    /// Where its arguments end,
+    arguments: Option<usize>,
+    /// and where the first object ends.
+    object: Option<usize>,
 }
 
 /// A call of which all has not come yet.
@@ -62,6 +80,10 @@ pub struct Reader {
     calls: usize,
     first: usize,
     open: Option<Open>,
+    seen: Seen,
+    /// Bytes that were looked at for calls.
+    #[cfg(test)]
+    looked: usize,
 }
 
 impl Reader {
@@ -69,7 +91,18 @@ impl Reader {
     pub fn new(form: Form, prompt: &str) -> Self {
         let thinks = form.thinking.is_some_and(|t| prompt.trim_end().ends_with(t.open));
         let state = if thinks { State::Thinking } else { State::Begin };
-        Self { form, state, held: String::new(), skips: thinks, calls: 0, first: 0, open: None }
+        Self {
+            form,
+            state,
+            held: String::new(),
+            skips: thinks,
+            calls: 0,
+            first: 0,
+            open: None,
+            seen: Seen::default(),
+            #[cfg(test)]
+            looked: 0,
+        }
     }
 
     /// Numbers the calls from `first` on, where the conversation has had others.
@@ -128,8 +161,9 @@ impl Reader {
                 self.up_to_marker(&[markers.open], parts).is_some_and(|_| self.go(State::Call(markers)))
             }
             State::Call(markers) => {
-                let Some((at, close)) = markers.close.and_then(|c| Some((self.end_of_call(c)?, c))) else {
-                    self.go_on_calling(0, parts);
+                let close = markers.close.unwrap_or_default();
+                let Some(at) = self.look(0, markers.close) else {
+                    self.go_on_calling(parts);
                     return false;
                 };
                 let body: String = self.held.drain(..at + close.len()).collect();
@@ -167,12 +201,13 @@ impl Reader {
             }
         }
         if self.form.calls.is_some_and(|m| m == super::form::LLAMA) && calls::may_be_call(text) {
-            let Some(end) = calls::object_end(text) else {
-                self.go_on_calling(start, parts);
+            self.look(start, None);
+            let Some(end) = self.seen.object else {
+                self.go_on_calling(parts);
                 return false;
             };
-            if let Some(call) = calls::one(&text[..end]) {
-                self.held.drain(..start + end);
+            if let Some(call) = calls::one(&self.held[start..end]) {
+                self.held.drain(..end);
                 self.call(vec![call], parts);
                 return true;
             }
@@ -184,32 +219,64 @@ impl Reader {
     /// What began may have been no call: its number is that of the next one.
     fn break_off(&mut self) {
         self.calls -= usize::from(self.open.take().is_some());
+        self.seen = Seen::default();
         self.state = State::Text;
     }
 
-    /// Where the marker stands that ends a call: not in one of its strings.
-    fn end_of_call(&self, close: &str) -> Option<usize> {
-        self.held
-            .match_indices(close)
-            .map(|(at, _)| at)
-            .find(|&at| !ends_in_string(&self.held.as_bytes()[..at]))
+    /// Looks through what is new of a call that begins at `start` of what is held. Returns where the marker stands that
+    /// ends it: not in one of its strings.
+    fn look(&mut self, start: usize, close: Option<&str>) -> Option<usize> {
+        let (bytes, seen) = (self.held.as_bytes(), &mut self.seen);
+        seen.at = seen.at.max(start);
+        while let Some(&byte) = bytes.get(seen.at) {
+            if let Some(close) = close.filter(|_| !seen.nesting.is_in_string()) {
+                let rest = &bytes[seen.at..];
+                if rest.starts_with(close.as_bytes()) {
+                    return Some(seen.at);
+                }
+                if close.as_bytes().starts_with(rest) {
+                    return None;
+                }
+            }
+            seen.at += 1;
+            #[cfg(test)]
+            (self.looked += 1);
+            match seen.nesting.pass(byte) {
+                Some(depth) if byte == b'{' => {
+                    seen.objects += 1;
+                    // The second object is that of the arguments, or nothing is known before the end.
+                    if seen.objects == 2 {
+                        let begun = calls::begun(&self.held[start..seen.at]);
+                        seen.begun = begun.map(|(name, at)| (name, start + at));
+                        seen.around = depth - 1;
+                    }
+                }
+                Some(depth) => {
+                    if depth == seen.around && seen.objects > 1 {
+                        seen.arguments.get_or_insert(seen.at);
+                    }
+                    if depth == 0 {
+                        seen.object.get_or_insert(seen.at);
+                    }
+                }
+                None => {}
+            }
+        }
+        None
     }
 
-    /// Hands out what has come of a call that begins at `start` of what is held.
-    fn go_on_calling(&mut self, start: usize, parts: &mut Vec<Part>) {
-        if self.open.is_none()
-            && let Some((name, at)) = calls::begun(&self.held[start..])
-        {
+    /// Hands out what has come of a call.
+    fn go_on_calling(&mut self, parts: &mut Vec<Part>) {
+        if let Some((name, from)) = self.seen.begun.take() {
             let id = self.next_id();
             parts.push(Part::Begun { id: id.clone(), name });
-            self.open = Some(Open { id, from: start + at, sent: 0 });
+            self.open = Some(Open { id, from, sent: 0 });
         }
         let Some(open) = &mut self.open else { return };
-        let arguments = &self.held[open.from..];
-        let end = calls::object_end(arguments).unwrap_or(arguments.len());
-        if end > open.sent {
-            parts.push(Part::Arguments(arguments[open.sent..end].into()));
-            open.sent = end;
+        let arguments = &self.held[open.from..self.seen.arguments.unwrap_or(self.held.len())];
+        if arguments.len() > open.sent {
+            parts.push(Part::Arguments(arguments[open.sent..].into()));
+            open.sent = arguments.len();
         }
     }
 
@@ -223,7 +290,7 @@ impl Reader {
     }
 
     fn go(&mut self, state: State) -> bool {
-        (self.state, self.skips) = (state, true);
+        (self.state, self.skips, self.seen) = (state, true, Seen::default());
         true
     }
 
@@ -262,6 +329,7 @@ impl Reader {
     }
 
     fn call(&mut self, found: Vec<calls::Call>, parts: &mut Vec<Part>) {
+        self.seen = Seen::default();
         for (name, arguments) in found {
             let open = self.open.take().unwrap_or_else(|| {
                 let id = self.next_id();

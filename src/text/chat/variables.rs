@@ -64,6 +64,13 @@ impl Variables {
         Ok(())
     }
 
+    /// With what `others` set and these do not; their tools are left out.
+    pub fn or(mut self, others: &Self) -> Self {
+        let more: Vec<_> = others.own.iter().filter(|(name, _)| !self.has(name)).cloned().collect();
+        self.own.extend(more);
+        self
+    }
+
     /// Whether [`Variables::set`] has set it.
     pub fn has(&self, name: &str) -> bool {
         self.own.iter().any(|(own, _)| own == name)

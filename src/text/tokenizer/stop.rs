@@ -20,7 +20,8 @@ pub struct StopStrings {
     finders: Vec<Finder<'static>>,
     /// Shorter than the longest stop string.
     held: String,
-    stopped: bool,
+    /// The stop string that was found.
+    found: Option<usize>,
 }
 
 impl StopStrings {
@@ -33,12 +34,12 @@ impl StopStrings {
             stop => Ok(Finder::new(stop).into_owned()),
         };
         let finders = stops.iter().map(finder).collect::<Result<_>>()?;
-        Ok(Self { finders, held: String::new(), stopped: false })
+        Ok(Self { finders, held: String::new(), found: None })
     }
 
     /// Takes the next piece of text.
     pub fn push(&mut self, piece: &str) -> Scan {
-        if self.stopped {
+        if self.found.is_some() {
             return Scan { text: String::new(), stopped: true };
         }
         if self.finders.is_empty() && self.held.is_empty() {
@@ -47,7 +48,7 @@ impl StopStrings {
         self.held.push_str(piece);
         let open = self.first_open();
         match self.first_match() {
-            Some(start) if start <= open => self.stop(start),
+            Some(first) if first.0 <= open => self.stop(first),
             _ => {
                 let rest = self.held.split_off(open);
                 Scan { text: std::mem::replace(&mut self.held, rest), stopped: false }
@@ -58,9 +59,14 @@ impl StopStrings {
     /// The text has ended: lets the held text go.
     pub fn finish(&mut self) -> Scan {
         match self.first_match() {
-            Some(start) => self.stop(start),
-            None => Scan { text: std::mem::take(&mut self.held), stopped: self.stopped },
+            Some(first) => self.stop(first),
+            None => Scan { text: std::mem::take(&mut self.held), stopped: self.found.is_some() },
         }
+    }
+
+    /// Which of the stop strings ended the text: its number, once it has.
+    pub fn found(&self) -> Option<usize> {
+        self.found
     }
 
     /// Text that is held back.
@@ -73,15 +79,18 @@ impl StopStrings {
         self.held = text.into();
     }
 
-    fn stop(&mut self, start: usize) -> Scan {
+    fn stop(&mut self, (start, found): (usize, usize)) -> Scan {
         let mut text = std::mem::take(&mut self.held);
         text.truncate(start);
-        self.stopped = true;
+        self.found = Some(found);
         Scan { text, stopped: true }
     }
 
-    fn first_match(&self) -> Option<usize> {
-        self.finders.iter().filter_map(|f| f.find(self.held.as_bytes())).min()
+    /// Where the first match begins, and of which stop string it is: the shortest, as it was complete first.
+    fn first_match(&self) -> Option<(usize, usize)> {
+        let find = |(i, f): (usize, &Finder<'_>)| Some((f.find(self.held.as_bytes())?, f.needle().len(), i));
+        let (start, _, found) = self.finders.iter().enumerate().filter_map(find).min()?;
+        Some((start, found))
     }
 
     /// Where the first unfinished stop string starts, or the end of the held text. A character
@@ -121,6 +130,20 @@ mod tests {
         match stops.iter().filter_map(|s| text.find(s)).min() {
             Some(start) => (text[..start].into(), true),
             None => (text.into(), false),
+        }
+    }
+
+    #[test]
+    fn the_stop_string_that_was_found_has_its_number() {
+        for (stops, found) in
+            [(&["x", "cd"][..], 1), (&["cd", "bc"], 1), (&["bc", "b"], 1), (&["b", "bc"], 0)]
+        {
+            for pieces in [&["ab", "c", "d"][..], &["abcd"]] {
+                let mut scanner = StopStrings::new(stops).expect("no empty stop string");
+                assert!(scanner.found().is_none());
+                pieces.iter().for_each(|piece| drop(scanner.push(piece)));
+                assert_eq!(scanner.found(), Some(found), "{stops:?}");
+            }
         }
     }
 

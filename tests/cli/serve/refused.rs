@@ -90,6 +90,31 @@ fn each_field_of_a_wrong_type_is_refused_by_its_name() {
     for prompt in ["1", "[]", "{}", "[1,\"a\"]", "[-1]", "[99999999]", "[[]]", "[[1],2]"] {
         refused(&server, "/v1/completions", (&json!({"a": 1}), "prompt", prompt));
     }
+    // llama.cpp's own completion reads texts and ids in turn, and texts in biases.
+    for (field, value) in [
+        ("prompt", "{}"),
+        ("prompt", "[1,\"a\",[2]]"),
+        ("prompt", "[1,null]"),
+        ("prompt", "{\"prompt_string\":1}"),
+        ("prompt", "{\"prompt_string\":\"a\",\"multimodal_data\":[\"AA==\"]}"),
+        ("n_predict", "-2"),
+        ("n_predict", "\"x\""),
+        ("n_probs", "-1"),
+        ("n_cmpl", "0"),
+        ("logit_bias", "[[[1],1]]"),
+        ("logit_bias", "{\"\":1}"),
+        ("return_tokens", "1"),
+        ("response_fields", "1"),
+        ("dry_multiplier", "-1"),
+        ("dry_base", "0"),
+        ("dry_sequence_breakers", "[\"\"]"),
+        ("dry_allowed_length", "0"),
+        ("xtc_probability", "2"),
+        ("timings_per_token", "1"),
+    ] {
+        let body = if field == "prompt" { json!({"a": 1}) } else { json!({"prompt": "Hi"}) };
+        refused(&server, "/completion", (&body, field, value));
+    }
     assert_eq!(server.post("/v1/completions", &json!({})).json()["error"]["param"], "prompt");
     // What is not known is ignored, and null is nothing.
     let body = json!({"prompt": "Hi", "max_tokens": 1, "unheard": [1], "temperature": null, "model": "any", "user": "me"});
@@ -133,7 +158,7 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     let server = Server::start(&["-c", "64"]);
     let long = "Once upon a time ".repeat(40);
     let error = server.post("/v1/completions", &json!({"prompt": long})).json()["error"].clone();
-    mentions(error["message"].as_str().unwrap(), &["201 ", "64", "--max-seq-len"]);
+    mentions(error["message"].as_str().unwrap(), &["201 ", "context size of 64 ", "--max-seq-len"]);
     assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!("prompt")));
     assert_eq!((&error["n_prompt_tokens"], &error["n_ctx"]), (&json!(201), &json!(64)));
     // Too long to become tokens at all.
@@ -200,9 +225,9 @@ fn pages_of_other_origins_may_ask_and_every_answer_has_a_name() {
     let server = Server::start(&[]);
     let asks = "Origin: http://a.example\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: x-one\r\n";
     let reply = server.ask("OPTIONS", "/v1/chat/completions", ("", asks));
-    assert_eq!((reply.status, reply.body.as_str()), (204, ""));
-    assert_eq!(reply.header("access-control-allow-origin"), "*");
-    assert_eq!(reply.header("access-control-allow-headers"), "x-one");
+    assert_eq!((reply.status, reply.body.as_str()), (200, ""));
+    assert_eq!(reply.header("access-control-allow-origin"), "http://a.example");
+    assert_eq!((reply.header("access-control-allow-headers"), reply.header("vary")), ("x-one", "origin"));
     let reply = server.ask("GET", "/health", ("", "X-Request-Id: mine\r\n"));
     assert_eq!((reply.header("x-request-id"), reply.header("access-control-allow-origin")), ("mine", "*"));
     let [one, other] = [server.get("/health"), server.get("/nothing")];

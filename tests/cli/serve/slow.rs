@@ -111,7 +111,7 @@ fn while_the_model_is_loaded_requests_are_told_to_come_again() {
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        mentions(&said, &["HTTP/1.1 503", "retry-after: ", "is being loaded"]);
+        mentions(&said, &["HTTP/1.1 503", "Retry-After: ", "is being loaded"]);
         mentions(&get("/metrics").unwrap_or_default(), &["HTTP/1.1 503"]);
         mentions(&get("/").unwrap_or_default(), &["HTTP/1.1 200"]);
         let text = std::fs::read(model().join("generation_config.json")).expect("a file");

@@ -1,6 +1,7 @@
 //! What a scheduler has done and does, as numbers.
 
 use super::Ending;
+use crate::run::session::Drafts;
 use std::time::Duration;
 
 /// Upper ends of a histogram's buckets, in seconds.
@@ -56,8 +57,16 @@ pub struct Numbers {
     pub cached_tokens: u64,
     /// and tokens generated.
     pub generated_tokens: u64,
-    /// Texts that have ended.
+    /// Texts that have ended,
     pub ended: u64,
+    /// and what was drafted for them.
+    pub drafts: Drafts,
+    /// Passes,
+    pub passes: u64,
+    /// and texts that each of them had, in all.
+    pub busy: u64,
+    /// Tokens of the longest text, its prompt included.
+    pub longest: usize,
     /// From arrival to the first token,
     pub first: Histogram,
     /// between two tokens of a text,
@@ -84,6 +93,12 @@ impl Numbers {
         (self.slots[slot].prompt, self.slots[slot].filled) = (ending.prompt, ending.cached);
     }
 
+    /// A pass was made.
+    pub(super) fn passed(&mut self) {
+        self.passes += 1;
+        self.busy += self.running() as u64;
+    }
+
     /// A token came so long after the arrival of its text, of which it is the first, or after the one before.
     pub(super) fn token(&mut self, arrived: Duration, before: Option<Duration>) {
         self.generated_tokens += 1;
@@ -93,10 +108,12 @@ impl Numbers {
         }
     }
 
-    pub(super) fn ended(&mut self, slot: usize, took: Duration) {
-        let slots = self.slots[slot].slots;
-        self.slots[slot] = SlotNumbers { slots, ..SlotNumbers::default() };
+    pub(super) fn ended(&mut self, ending: &Ending, took: Duration) {
+        let slot = &mut self.slots[ending.slot];
+        *slot = SlotNumbers { slots: slot.slots, ..SlotNumbers::default() };
         self.ended += 1;
+        self.drafts = self.drafts + ending.drafts;
+        self.longest = self.longest.max(ending.prompt + ending.tokens);
         self.whole.add(took);
     }
 }

@@ -250,6 +250,25 @@ fn arguments_come_as_they_are_written() {
 }
 
 #[test]
+fn each_byte_of_a_call_is_looked_at_once_however_many_pieces_it_comes_in() {
+    let list = "{\"x\": [1, \"</tool_cal\"]}, ".repeat(200);
+    let args = format!("{{\"a\": \"{}\", \"b\": [{list}0]}}", "</tool_call> ".repeat(100));
+    for (form, open, close) in [
+        (qwen(), "<tool_call>", "</tool_call>"),
+        (form("<|tool_call|>"), "<|tool_call|>[", "]"),
+        (llama(), "<|python_tag|>", ""),
+        (llama(), "", ""),
+    ] {
+        let answer = format!("{open}{{\"name\": \"f\", \"arguments\": {args}}}{close}");
+        let mut reader = Reader::new(form, "");
+        let mut parts: Vec<Part> = answer.split_inclusive(' ').flat_map(|piece| reader.push(piece)).collect();
+        parts.extend(reader.finish());
+        assert_eq!(joined(whole(parts)), [call(0, "f", &args)]);
+        assert!((args.len()..=answer.len()).contains(&reader.looked), "{} {open}", reader.looked);
+    }
+}
+
+#[test]
 fn lists_of_calls_and_models_that_know_no_calls() {
     // Granite's and Phi's markers are control tokens, which the story model lacks.
     let granite = form("<|tool_call|>");
