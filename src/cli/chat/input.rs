@@ -11,6 +11,7 @@ pub(super) enum Typed {
     /// The input ended, or Ctrl-D.
     End,
     /// Ctrl-C, which is no signal while the editor has the terminal.
+    #[cfg_attr(not(feature = "line-editor"), expect(dead_code, reason = "only the editor tells of it"))]
     Interrupt,
 }
 

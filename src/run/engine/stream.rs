@@ -196,6 +196,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Which of [`GenerateOptions::stop`] has ended the text.
+    #[cfg(feature = "serve")]
     pub(super) fn stopped_by(&self) -> Option<usize> {
         self.stops.found()
     }

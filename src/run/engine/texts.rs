@@ -60,6 +60,7 @@ impl<'a, T> Text<'a, T> {
     }
 
     /// Which of its stop strings has ended it.
+    #[cfg(feature = "serve")]
     pub fn stopped_by(&self) -> Option<usize> {
         self.writer.stopped_by()
     }
