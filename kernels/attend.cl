@@ -96,6 +96,15 @@ void widen_rows(int type, const __global uchar *rows, int row_bytes, int count, 
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
+// Slots of a chunk up to the last one that a query sees, which sees so many in all; none where it sees none of them.
+int shown(int seen, int chunk) {
+    int n = clamp(seen - chunk, 0, CHUNK);
+#if WINDOW
+    if (seen - WINDOW >= chunk + n) n = 0;
+#endif
+    return n;
+}
+
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     const __global float *qkv, const __global uchar *k_cache, const __global uchar *v_cache, __global float *att,
     __global float *softmax, Run run, int observed) {
@@ -115,21 +124,21 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     }
     const __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
     const __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;
-    // The most slots that a query of the tile sees, and those that the query sees whose softmax this item shares.
-    int all = before + min(first_row + QUERIES - 1, rows - 1) / GROUP + 1;
+    // Slots that a query of the tile sees: the most, and those of the query whose softmax this item shares.
+#define SEES(query) (before + min(first_row + (query), rows - 1) / GROUP + 1)
     int mine = lid / SHARE, share = lid % SHARE;
-    int seen = before + min(first_row + mine, rows - 1) / GROUP + 1;
+    int all = SEES(QUERIES - 1), seen = SEES(mine);
     __local float *my_p = p + mine * P_PITCH, *my_red = red + mine * 16;
     float m = LEAST, l = 0.0f;
     // The block of queries, and which of its items.
     int block = lid / LINE * EACH, at = lid % LINE;
     int sees[EACH];
-    for (int j = 0; j < EACH; j++) sees[j] = before + min(first_row + block + j, rows - 1) / GROUP + 1;
+    for (int j = 0; j < EACH; j++) sees[j] = SEES(block + j);
     float4 o[EACH][FOURS];
     for (int j = 0; j < EACH; j++)
         for (int k = 0; k < FOURS; k++) o[j][k] = 0.0f;
     for (int chunk = SKIPPED(before + first_row / GROUP + 1) * CHUNK; chunk < all; chunk += CHUNK) {
-        int row = AT_ROW(chunk, run), count = min(CHUNK, all - chunk), n = clamp(seen - chunk, 0, CHUNK);
+        int row = AT_ROW(chunk, run), count = min(CHUNK, all - chunk), n = shown(seen, chunk);
         for (int tile = 0; tile < count; tile += SLOTS) {
             widen_rows(K_TYPE, keys + (size_t)(row + tile) * K_ROW, K_ROW, count - tile, true, kv);
             float4 sums[EACH];
@@ -143,9 +152,6 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
             }
             barrier(CLK_LOCAL_MEM_FENCE);
         }
-#if WINDOW
-        if (seen - WINDOW >= chunk + n) n = 0;
-#endif
         // The largest score, then numerators and their sums by lane, of sixteen lanes in all.
         for (int lane = share; lane < 16; lane += SHARE) {
             float most = LEAST;
@@ -173,10 +179,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
         // Slots that all queries of the block see something of, and those that one of them does.
         int least_n = CHUNK, most_n = 0, visible[EACH];
         for (int j = 0; j < EACH; j++) {
-            visible[j] = clamp(sees[j] - chunk, 0, CHUNK);
-#if WINDOW
-            if (sees[j] - WINDOW >= chunk + visible[j]) visible[j] = 0;
-#endif
+            visible[j] = shown(sees[j], chunk);
             least_n = min(least_n, visible[j]);
             most_n = max(most_n, visible[j]);
         }
@@ -187,7 +190,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
             widen_rows(V_TYPE, values + (size_t)(row + tile) * V_ROW, V_ROW, count - tile, false, kv);
             const int whole = clamp(least_n - tile, 0, SLOTS) & ~3, some = clamp(most_n - tile, 0, SLOTS);
             const __local float *weights = p + block * P_PITCH + tile;
-            // Past the end of a row of values there is nothing to add up.
+            // Past the end of a row its last run comes again, whose sums nobody reads.
 #define VALUE(t, k) (*(const __local float4 *)(kv + (t) * VALUE_PITCH + 4 * min(at + (k) * LINE, WIDTH / 4 - 1)))
             for (int t = 0; t < whole; t += 4) {
                 union {
