@@ -9,6 +9,7 @@ pub mod scheduler;
 mod speeds;
 mod stream;
 mod texts;
+mod writer;
 
 use crate::dims::VOCAB;
 use crate::model::weights::{LoadOptions, OpenModel, Weights};
@@ -30,9 +31,11 @@ use text::tokenizer::{AddSpecial, Specials, Tokenizer};
 
 use backends::{Runs, instead_of, upload};
 pub use batch::{Batch, BatchAnswer, BatchItem};
-use stream::{Held, Writer};
-pub use stream::{Pause, Timing, TokenStream, Unshown};
+use stream::Held;
+pub use stream::{Pause, Timing, TokenStream};
 pub use texts::Piece;
+pub use writer::Unshown;
+use writer::Writer;
 
 /// A loaded model. Dropping it closes it; sequences that it made hold what they need of it.
 ///

@@ -1,8 +1,8 @@
 //! Several prompts at once: their tokens are computed together, so that weights are read once a step.
 
 use super::Engine;
-use super::stream::Writer;
 use super::texts::{Piece, Text, Texts, is_own};
+use super::writer::Writer;
 use crate::run::eviction::Policy;
 use crate::run::options::{EngineOptions, GenerateOptions};
 use crate::run::session::{Drafts, Session, StopReason};

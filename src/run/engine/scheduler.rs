@@ -7,8 +7,8 @@ mod pace;
 pub use numbers::{BOUNDS, Histogram, Numbers, SlotNumbers};
 
 use super::prefixes::Prefixes;
-use super::stream::Writer;
 use super::texts::{Piece, Text, Texts, is_own};
+use super::writer::Writer;
 use super::{Engine, EngineOptions};
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use crate::run::eviction::Policy;

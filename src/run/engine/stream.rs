@@ -1,15 +1,13 @@
-//! One generation: logits to tokens, tokens to text that may be shown, and when each came.
+//! One generation: its pieces of text, and when each token came.
 
-use super::Engine;
-use crate::dims::VOCAB;
-use crate::run::options::{GenerateOptions, Progress};
-use crate::run::session::{CancelToken, Session, StopReason};
+use super::writer::{End, Unshown, Writer};
+use crate::run::session::{Session, StopReason};
 use files::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use text::sampler::{Logprobs, Sampler, TokenLogprobs};
-use text::tokenizer::{StopStrings, TextState, TextStream, Tokenizer};
+use text::sampler::{Sampler, TokenLogprobs};
+use text::tokenizer::Tokenizer;
 
 /// A session of the stream's own, or a caller's.
 pub(super) enum Held<'a> {
@@ -67,176 +65,6 @@ pub struct Pause {
     pub unshown: Option<Unshown>,
 }
 
-/// Text that was held back at a cut.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Unshown {
-    /// Part of a character.
-    bytes: TextState,
-    /// What could become a stop string.
-    stop: String,
-}
-
-/// What becomes of held-back text where a text is cut, not ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum AtCut {
-    Show,
-    Keep,
-}
-
-/// Turns logits into tokens and tokens into text that may be shown.
-pub(super) struct Writer<'a> {
-    tokenizer: &'a Tokenizer,
-    sampler: Sampler,
-    logprobs: Option<Logprobs>,
-    text: TextStream<'a>,
-    stops: StopStrings,
-    at_cut: AtCut,
-    ends: Vec<u32>,
-    left: Option<usize>,
-    cancel: CancelToken,
-    progress: Progress,
-    logits: Vec<f32>,
-}
-
-impl<'a> Writer<'a> {
-    /// Whether there can be one with these options.
-    #[cfg_attr(
-        not(feature = "grammar"),
-        expect(unused_variables, reason = "a grammar asks what ends a text")
-    )]
-    pub(super) fn check(engine: &Engine, options: &GenerateOptions) -> Result<()> {
-        options.sampler.validate_for(VOCAB)?;
-        #[cfg(feature = "grammar")]
-        if options.sampler.grammar.is_some() {
-            sampler(engine, options, &ends(engine, options))?;
-        }
-        StopStrings::new(&options.stop).map(|_| ())
-    }
-
-    pub(super) fn new(engine: &'a Engine, options: &GenerateOptions) -> Result<Self> {
-        let ends = ends(engine, options);
-        let sampler = sampler(engine, options, &ends)?;
-        Ok(Self {
-            tokenizer: &engine.tokenizer,
-            sampler,
-            logprobs: options.logprobs.map(|count| Logprobs::new(count, VOCAB)).transpose()?,
-            text: engine.tokenizer.stream().showing(options.shown_tokens.clone()),
-            stops: StopStrings::new(&options.stop)?,
-            at_cut: AtCut::Show,
-            ends,
-            left: options.max_tokens,
-            cancel: options.cancel.clone(),
-            progress: options.progress.clone(),
-            logits: vec![0.0; VOCAB],
-        })
-    }
-
-    /// Whether no token is left to be generated.
-    pub(super) fn is_spent(&self) -> bool {
-        self.left == Some(0)
-    }
-
-    /// What asks it to stop.
-    pub(super) fn cancel(&self) -> &CancelToken {
-        &self.cancel
-    }
-
-    /// What chooses the tokens.
-    pub(super) fn sampler(&self) -> &Sampler {
-        &self.sampler
-    }
-
-    /// Tells how much of the prompt is done.
-    pub(super) fn progress(&self, done: usize, all: usize) {
-        self.progress.tell(done, all);
-    }
-
-    /// Samples a token from the `logits` that follow the tokens of `history`. [`Writer::push`] adds it to the text.
-    pub(super) fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
-        self.logits.copy_from_slice(logits);
-        let token = self.sampler.sample(&mut self.logits, history);
-        #[cfg(feature = "grammar")]
-        self.sampler.check_grammar()?;
-        self.take(logits, token);
-        Ok(token)
-    }
-
-    /// Takes the log-probabilities of a token.
-    fn take(&mut self, logits: &[f32], token: u32) {
-        if let Some(logprobs) = &mut self.logprobs {
-            logprobs.take(logits, token);
-        }
-    }
-
-    /// The log-probabilities at the token that was sampled last, where the options ask for them.
-    pub(super) fn logprobs(&self) -> Option<&TokenLogprobs> {
-        self.logprobs.as_ref().map(Logprobs::last)
-    }
-
-    /// Adds a sampled token to the text: what may be shown, and how the text ends if it does. `is_full` says that no
-    /// slot is left to compute the token in.
-    pub(super) fn push(&mut self, token: u32, is_full: impl FnOnce() -> bool) -> (String, Option<End>) {
-        if self.ends.contains(&token) {
-            return (String::new(), Some(End::Flush(StopReason::Eos)));
-        }
-        let text = self.text.push(token);
-        let scan = self.stops.push(&text);
-        if let Some(left) = &mut self.left {
-            *left -= 1;
-        }
-        let end = match () {
-            () if scan.stopped => Some(End::Done(StopReason::Stop)),
-            () if self.is_spent() => Some(End::Flush(StopReason::Length)),
-            () if self.cancel.is_cancelled() => Some(End::Flush(StopReason::Interrupt)),
-            () if is_full() => Some(End::Flush(StopReason::Context)),
-            () => None,
-        };
-        (scan.text, end)
-    }
-
-    /// Which of [`GenerateOptions::stop`] has ended the text.
-    #[cfg(feature = "serve")]
-    pub(super) fn stopped_by(&self) -> Option<usize> {
-        self.stops.found()
-    }
-
-    /// The text that was held back, once it is over.
-    pub(super) fn finish(&mut self) -> String {
-        let text = self.text.finish();
-        let text = self.stops.push(&text).text;
-        text + &self.stops.finish().text
-    }
-}
-
-/// The tokens that end a text.
-fn ends(engine: &Engine, options: &GenerateOptions) -> Vec<u32> {
-    let mut ends = options.stop_tokens.clone();
-    if !options.ignore_eos {
-        ends.extend_from_slice(engine.tokenizer.eos_ids());
-    }
-    ends
-}
-
-/// What chooses the tokens of a text that `ends` end.
-#[cfg_attr(not(feature = "grammar"), expect(unused_variables, reason = "only a grammar looks at the ends"))]
-fn sampler(engine: &Engine, options: &GenerateOptions, ends: &[u32]) -> Result<Sampler> {
-    let pieces = engine.tokenizer.pieces();
-    let sampler = Sampler::new(options.sampler.clone(), VOCAB)?.with_pieces(pieces);
-    #[cfg(feature = "grammar")]
-    let sampler = sampler.with_grammar(pieces, ends)?;
-    Ok(sampler)
-}
-
-/// How a text ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    /// Held-back text is still to come.
-    Flush(StopReason),
-    /// Nothing is.
-    Done(StopReason),
-}
-
 /// Text pieces of one generation. Pieces may be empty while a character or a stop
 /// string is incomplete.
 pub struct TokenStream<'a> {
@@ -268,14 +96,14 @@ impl<'a> TokenStream<'a> {
         prompt: &[u32],
         start: Instant,
     ) -> Result<Self> {
-        session.chosen_by(writer.sampler.options());
+        session.chosen_by(writer.sampler().options());
         let rest = session.reuse(prompt)?;
         let timing = Timing { prompt_tokens: rest.len(), ..Timing::default() };
         let (mut state, mut uncomputed) = (State::Sample, Vec::new());
         let computed = match *rest {
             // The token is always computed by `decode`, so a text that was cut continues as if it had not been.
-            [token] => session.decode_unless(token, Some(&writer.cancel)),
-            _ => session.prefill_with(rest, &writer.cancel, |done, all| writer.progress(done, all)),
+            [token] => session.decode_unless(token, Some(writer.cancel())),
+            _ => session.prefill_with(rest, writer.cancel(), |done, all| writer.progress(done, all)),
         };
         match computed {
             Ok(()) => {}
@@ -301,11 +129,7 @@ impl<'a> TokenStream<'a> {
     /// Goes on with a text that was cut. Where it is cut again, held-back text is kept for [`TokenStream::pause`]
     /// instead of being shown as it is.
     pub fn resume(mut self, unshown: Option<&Unshown>) -> Self {
-        self.writer.at_cut = AtCut::Keep;
-        if let Some(unshown) = unshown {
-            self.writer.text.resume(&unshown.bytes);
-            self.writer.stops.hold(&unshown.stop);
-        }
+        self.writer.resume(unshown);
         self
     }
 
@@ -313,10 +137,7 @@ impl<'a> TokenStream<'a> {
     pub fn pause(&self) -> Pause {
         match self.state {
             State::Done(StopReason::Eos | StopReason::Stop) => Pause::default(),
-            _ => {
-                let (bytes, stop) = (self.writer.text.state(), self.writer.stops.held().into());
-                Pause { tokens: self.uncomputed.clone(), unshown: Some(Unshown { bytes, stop }) }
-            }
+            _ => Pause { tokens: self.uncomputed.clone(), unshown: Some(self.writer.unshown()) },
         }
     }
 
@@ -328,12 +149,12 @@ impl<'a> TokenStream<'a> {
 
     /// Restores a saved random state.
     pub fn sampler_mut(&mut self) -> &mut Sampler {
-        &mut self.writer.sampler
+        self.writer.sampler_mut()
     }
 
     /// Asks it to end as soon as it can, as its options' [`CancelToken`] does.
     pub fn cancel(&self) {
-        self.writer.cancel.cancel();
+        self.writer.cancel().cancel();
     }
 
     /// Goes on with these tokens, which are then not sampled but part of the text like any other. They cost no random
@@ -384,7 +205,7 @@ impl<'a> TokenStream<'a> {
 
     /// The tokenizer that makes the text.
     pub fn tokenizer(&self) -> &Tokenizer {
-        self.writer.tokenizer
+        self.writer.tokenizer()
     }
 
     fn step(&mut self) -> Result<Option<String>> {
@@ -393,7 +214,7 @@ impl<'a> TokenStream<'a> {
             State::Flush(reason) => {
                 self.state = State::Done(reason);
                 self.last_token = None;
-                if self.writer.at_cut == AtCut::Keep && reason != StopReason::Eos {
+                if self.writer.keeps_at_cut() && reason != StopReason::Eos {
                     return Ok(None);
                 }
                 let text = self.writer.finish();
@@ -427,9 +248,9 @@ impl<'a> TokenStream<'a> {
         if end.is_some() {
             self.session.settle();
         }
-        self.session.drawn_from(self.writer.sampler.rng());
+        self.session.drawn_from(self.writer.sampler().rng());
         match end {
-            None => match self.session.decode_unless(token, Some(&self.writer.cancel)) {
+            None => match self.session.decode_unless(token, Some(self.writer.cancel())) {
                 Err(Error::Interrupted) => {
                     self.state = State::Flush(StopReason::Interrupt);
                     self.uncomputed = [self.session.take_forgone(), vec![token]].concat();

@@ -1,7 +1,7 @@
 //! Texts that are generated together: one pass computes a token of each, and parts of prompts.
 
 use super::Engine;
-use super::stream::{End, Writer};
+use super::writer::{End, Writer};
 use crate::run::options::GenerateOptions;
 use crate::run::session::{CancelToken, Few, Session, Stage, StopReason, compute};
 use files::{Error, Result};

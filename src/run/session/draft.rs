@@ -4,11 +4,14 @@
 //! sees nothing of it: each is chosen from the same logits as without, and as long as the draft has it, its logits are
 //! there already.
 
+mod pace;
+
 use super::Session;
 use super::evict::{Evictor, Input};
 use crate::dims::VOCAB;
 use crate::run::draft_model::{DraftModel, Question};
 use files::{Error, Result};
+use pace::Pace;
 use std::ops::{Add, RangeInclusive};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,9 +21,6 @@ use text::sampler::{Rng, SamplerOptions};
 const GRAM: RangeInclusive<usize> = 2..=3;
 /// The same where a model can be asked, which knows more than a few tokens do.
 const LONG_GRAM: RangeInclusive<usize> = 8..=8;
-/// After this many tokens, drafting is tried again on a text where drafts failed. A draft of one token costs a quarter of
-/// a pass where arithmetic is slow, so one failed draft in this many tokens costs less than half a percent.
-const LONGEST_PAUSE: usize = 63;
 
 /// How many drafted tokens were chosen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -216,49 +216,6 @@ fn look_up(tokens: &[u32], n: usize, length: usize, draft: &mut Vec<u32>) -> boo
     true
 }
 
-/// How long drafts are, and when there are none: twice as long after one that was chosen as a whole, as long as what was
-/// chosen after others, and pauses of growing length while nothing is.
-#[derive(Debug)]
-struct Pace {
-    most: usize,
-    length: usize,
-    /// The last pause.
-    pause: usize,
-    /// Tokens that are left of it.
-    left: usize,
-}
-
-impl Pace {
-    fn new(most: usize) -> Self {
-        Self { most, length: most.min(2), pause: 0, left: 0 }
-    }
-
-    /// Tokens of the next draft.
-    fn length(&mut self) -> usize {
-        if self.left > 0 {
-            self.left -= 1;
-            return 0;
-        }
-        self.length
-    }
-
-    /// So many tokens of a draft were chosen.
-    fn drafted(&mut self, accepted: usize, drafted: usize) {
-        match accepted {
-            0 => {
-                self.pause = (2 * self.pause + 1).min(LONGEST_PAUSE);
-                self.left = self.pause;
-                self.length = 1;
-            }
-            n => {
-                // One token alone may have been luck.
-                self.pause = if n > 1 { 0 } else { self.pause / 2 };
-                self.length = if n == drafted { 2 * n } else { n }.min(self.most);
-            }
-        }
-    }
-}
-
 impl Session {
     /// Drafts up to `most` tokens at a time from now on, which changes no token and no logits on a backend that computes
     /// the same bits for one token and for several, as the CPU's does.
@@ -433,32 +390,5 @@ mod tests {
         assert!(!d.begin(&tokens, 0) && d.pass.is_empty());
         assert!(!d.begin(&[1, 2, 3, 4], 9) && d.pass.is_empty());
         assert!(!d.begin(&[1], 9) && !d.begin(&[], 9));
-    }
-
-    #[test]
-    fn drafts_grow_shrink_and_pause() {
-        let mut pace = Pace::new(10);
-        let lengths: Vec<usize> = (0..5)
-            .map(|_| {
-                let n = pace.length();
-                pace.drafted(n, n);
-                n
-            })
-            .collect();
-        assert_eq!(lengths, [2, 4, 8, 10, 10]);
-        pace.drafted(3, 10);
-        assert_eq!(pace.length(), 3);
-        // In vain from now on: one token, after pauses that double.
-        let mut tries = vec![];
-        for token in 0..400 {
-            if let n @ 1.. = pace.length() {
-                pace.drafted(0, n);
-                tries.push((token, n));
-            }
-        }
-        let at: Vec<usize> = tries.iter().map(|t| t.0).collect();
-        assert_eq!(at[..7], [0, 2, 6, 14, 30, 62, 126]);
-        assert!(at.windows(2).skip(6).all(|w| w[1] - w[0] == LONGEST_PAUSE + 1), "{at:?}");
-        assert!(tries[1..].iter().all(|t| t.1 == 1));
     }
 }

@@ -1,0 +1,209 @@
+//! Of one text: logits to tokens, and tokens to text that may be shown.
+
+use super::Engine;
+use crate::dims::VOCAB;
+use crate::run::options::{GenerateOptions, Progress};
+use crate::run::session::{CancelToken, StopReason};
+use files::Result;
+use serde::{Deserialize, Serialize};
+use text::sampler::{Logprobs, Sampler, TokenLogprobs};
+use text::tokenizer::{StopStrings, TextState, TextStream, Tokenizer};
+
+/// Text that was held back at a cut.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unshown {
+    /// Part of a character.
+    bytes: TextState,
+    /// What could become a stop string.
+    stop: String,
+}
+
+/// What becomes of held-back text where a text is cut, not ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AtCut {
+    Show,
+    Keep,
+}
+
+/// Turns logits into tokens and tokens into text that may be shown.
+pub(super) struct Writer<'a> {
+    tokenizer: &'a Tokenizer,
+    sampler: Sampler,
+    logprobs: Option<Logprobs>,
+    text: TextStream<'a>,
+    stops: StopStrings,
+    at_cut: AtCut,
+    ends: Vec<u32>,
+    left: Option<usize>,
+    cancel: CancelToken,
+    progress: Progress,
+    logits: Vec<f32>,
+}
+
+impl<'a> Writer<'a> {
+    /// Whether there can be one with these options.
+    #[cfg_attr(
+        not(feature = "grammar"),
+        expect(unused_variables, reason = "a grammar asks what ends a text")
+    )]
+    pub(super) fn check(engine: &Engine, options: &GenerateOptions) -> Result<()> {
+        options.sampler.validate_for(VOCAB)?;
+        #[cfg(feature = "grammar")]
+        if options.sampler.grammar.is_some() {
+            sampler(engine, options, &ends(engine, options))?;
+        }
+        StopStrings::new(&options.stop).map(|_| ())
+    }
+
+    pub(super) fn new(engine: &'a Engine, options: &GenerateOptions) -> Result<Self> {
+        let ends = ends(engine, options);
+        let sampler = sampler(engine, options, &ends)?;
+        Ok(Self {
+            tokenizer: &engine.tokenizer,
+            sampler,
+            logprobs: options.logprobs.map(|count| Logprobs::new(count, VOCAB)).transpose()?,
+            text: engine.tokenizer.stream().showing(options.shown_tokens.clone()),
+            stops: StopStrings::new(&options.stop)?,
+            at_cut: AtCut::Show,
+            ends,
+            left: options.max_tokens,
+            cancel: options.cancel.clone(),
+            progress: options.progress.clone(),
+            logits: vec![0.0; VOCAB],
+        })
+    }
+
+    /// Whether no token is left to be generated.
+    pub(super) fn is_spent(&self) -> bool {
+        self.left == Some(0)
+    }
+
+    /// What asks it to stop.
+    pub(super) fn cancel(&self) -> &CancelToken {
+        &self.cancel
+    }
+
+    /// What chooses the tokens.
+    pub(super) fn sampler(&self) -> &Sampler {
+        &self.sampler
+    }
+
+    /// The same, to restore a saved random state.
+    pub(super) fn sampler_mut(&mut self) -> &mut Sampler {
+        &mut self.sampler
+    }
+
+    /// What makes the text.
+    pub(super) fn tokenizer(&self) -> &'a Tokenizer {
+        self.tokenizer
+    }
+
+    /// Goes on with a text that was cut. Where it is cut again, held-back text is kept for [`Writer::unshown`].
+    pub(super) fn resume(&mut self, unshown: Option<&Unshown>) {
+        self.at_cut = AtCut::Keep;
+        if let Some(unshown) = unshown {
+            self.text.resume(&unshown.bytes);
+            self.stops.hold(&unshown.stop);
+        }
+    }
+
+    /// Whether held-back text is kept at a cut.
+    pub(super) fn keeps_at_cut(&self) -> bool {
+        self.at_cut == AtCut::Keep
+    }
+
+    /// The text that is held back.
+    pub(super) fn unshown(&self) -> Unshown {
+        Unshown { bytes: self.text.state(), stop: self.stops.held().into() }
+    }
+
+    /// Tells how much of the prompt is done.
+    pub(super) fn progress(&self, done: usize, all: usize) {
+        self.progress.tell(done, all);
+    }
+
+    /// Samples a token from the `logits` that follow the tokens of `history`. [`Writer::push`] adds it to the text.
+    pub(super) fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
+        self.logits.copy_from_slice(logits);
+        let token = self.sampler.sample(&mut self.logits, history);
+        #[cfg(feature = "grammar")]
+        self.sampler.check_grammar()?;
+        self.take(logits, token);
+        Ok(token)
+    }
+
+    /// Takes the log-probabilities of a token.
+    pub(super) fn take(&mut self, logits: &[f32], token: u32) {
+        if let Some(logprobs) = &mut self.logprobs {
+            logprobs.take(logits, token);
+        }
+    }
+
+    /// The log-probabilities at the token that was sampled last, where the options ask for them.
+    pub(super) fn logprobs(&self) -> Option<&TokenLogprobs> {
+        self.logprobs.as_ref().map(Logprobs::last)
+    }
+
+    /// Adds a sampled token to the text: what may be shown, and how the text ends if it does. `is_full` says that no
+    /// slot is left to compute the token in.
+    pub(super) fn push(&mut self, token: u32, is_full: impl FnOnce() -> bool) -> (String, Option<End>) {
+        if self.ends.contains(&token) {
+            return (String::new(), Some(End::Flush(StopReason::Eos)));
+        }
+        let text = self.text.push(token);
+        let scan = self.stops.push(&text);
+        if let Some(left) = &mut self.left {
+            *left -= 1;
+        }
+        let end = match () {
+            () if scan.stopped => Some(End::Done(StopReason::Stop)),
+            () if self.is_spent() => Some(End::Flush(StopReason::Length)),
+            () if self.cancel.is_cancelled() => Some(End::Flush(StopReason::Interrupt)),
+            () if is_full() => Some(End::Flush(StopReason::Context)),
+            () => None,
+        };
+        (scan.text, end)
+    }
+
+    /// Which of [`GenerateOptions::stop`] has ended the text.
+    #[cfg(feature = "serve")]
+    pub(super) fn stopped_by(&self) -> Option<usize> {
+        self.stops.found()
+    }
+
+    /// The text that was held back, once it is over.
+    pub(super) fn finish(&mut self) -> String {
+        let text = self.text.finish();
+        let text = self.stops.push(&text).text;
+        text + &self.stops.finish().text
+    }
+}
+
+/// The tokens that end a text.
+fn ends(engine: &Engine, options: &GenerateOptions) -> Vec<u32> {
+    let mut ends = options.stop_tokens.clone();
+    if !options.ignore_eos {
+        ends.extend_from_slice(engine.tokenizer.eos_ids());
+    }
+    ends
+}
+
+/// What chooses the tokens of a text that `ends` end.
+#[cfg_attr(not(feature = "grammar"), expect(unused_variables, reason = "only a grammar looks at the ends"))]
+fn sampler(engine: &Engine, options: &GenerateOptions, ends: &[u32]) -> Result<Sampler> {
+    let pieces = engine.tokenizer.pieces();
+    let sampler = Sampler::new(options.sampler.clone(), VOCAB)?.with_pieces(pieces);
+    #[cfg(feature = "grammar")]
+    let sampler = sampler.with_grammar(pieces, ends)?;
+    Ok(sampler)
+}
+
+/// How a text ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// Held-back text is still to come.
+    Flush(StopReason),
+    /// Nothing is.
+    Done(StopReason),
+}
