@@ -54,6 +54,11 @@ impl Choice {
             _ => "length",
         }
     }
+
+    /// Its tokens and times alone.
+    pub fn usage(&self) -> Usage {
+        Usage::of(std::slice::from_ref(self), 1)
+    }
 }
 
 /// Tokens of a request, and how long they took.
@@ -73,7 +78,7 @@ pub(super) struct Usage {
 
 impl Usage {
     /// Of texts, `n` for each prompt.
-    pub fn of(choices: &[Choice], n: usize) -> Self {
+    fn of(choices: &[Choice], n: usize) -> Self {
         let mut usage = Self::default();
         for (i, ending) in choices.iter().enumerate().filter_map(|(i, c)| Some((i, c.ending?))) {
             usage.tokens += ending.tokens;

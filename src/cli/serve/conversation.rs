@@ -170,6 +170,12 @@ fn wanted(fields: &Fields<'_>, tools: Option<&Tools>) -> Result<Wanted> {
     Err(fields.refuse("tool_choice", why))
 }
 
+/// What a template gets besides messages.
+pub(super) fn context<'a>(served: &'a Served, variables: &'a Variables, ending: Ending) -> Context<'a> {
+    let bos = served.engine.tokenizer().bos_token();
+    Context { bos, now: Moment::now(), ending, variables: Some(variables) }
+}
+
 impl Conversation {
     /// With what the fields of a request say beside its messages; `tool` brings a tool to the form of chat completions.
     pub fn new(messages: Vec<Message>, fields: &Fields<'_>, tool: fn(&Value) -> Value) -> Result<Self> {
@@ -179,16 +185,19 @@ impl Conversation {
         Ok(Self { messages, variables, wanted })
     }
 
+    /// What its template gets: what the request says, and else the server's flags.
+    pub fn variables(&self, served: &Served) -> Variables {
+        self.variables.clone().or(&served.variables)
+    }
+
     /// The prompt for the answer.
     pub fn prompt(&self, served: &Served) -> Result<Prompt> {
         let engine = &served.engine;
         let template = engine.template().map_err(|e| Refusal::of_run(&e))?;
         let tokenizer = engine.tokenizer();
         self.check_length(engine)?;
-        let variables = self.variables.clone().or(&served.variables);
-        let variables = Some(&variables);
-        let context =
-            Context { bos: tokenizer.bos_token(), now: Moment::now(), ending: Ending::Prompt, variables };
+        let variables = self.variables(served);
+        let context = context(served, &variables, Ending::Prompt);
         self.check_tools(template, &context)?;
         let ids = template.encode_in(tokenizer, &self.messages, &context);
         let ids = ids.map_err(|e| Refusal { param: Some("messages".into()), ..Refusal::of_input(&e) })?;

@@ -75,7 +75,7 @@ impl Native {
             "has_new_line": choice.text.contains('\n'),
             "truncated": ending.reason == StopReason::Context || ending.prompt + ending.tokens > n_ctx,
             "stop_type": stop_type, "stopping_word": word,
-            "timings": Usage::of(std::slice::from_ref(choice), 1).timings(),
+            "timings": choice.usage().timings(),
         });
         if whole && !choice.logprobs.is_empty() {
             json["completion_probabilities"] = logprobs(&self.served, &choice.logprobs);

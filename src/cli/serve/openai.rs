@@ -48,7 +48,7 @@ impl Head {
     /// The last part of a text.
     fn last(&self, kind: &str, (choice, of): (Value, &Choice), out: &mut String) {
         let mut chunk = self.part(kind, choice);
-        self.time(&mut chunk, Usage::of(std::slice::from_ref(of), 1));
+        self.time(&mut chunk, of.usage());
         event(&chunk, out);
     }
 

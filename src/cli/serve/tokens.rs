@@ -6,7 +6,7 @@ use super::hub::Served;
 use super::refusal::Refusal;
 use super::requests::ids;
 use serde_json::{Value, json};
-use text::chat::{Context, Ending, Moment, join};
+use text::chat::{Ending, join};
 use text::tokenizer::{AddSpecial, Specials};
 
 type Result<T> = std::result::Result<T, Refusal>;
@@ -55,9 +55,7 @@ pub(super) fn apply_template(served: &Served, body: &[u8]) -> Result<Value> {
     let template = served.engine.template().map_err(|e| Refusal::of_run(&e))?;
     let prompts = fields.flag("add_generation_prompt")?.unwrap_or(true);
     let ending = if prompts { Ending::Prompt } else { Ending::Message };
-    let variables = of.variables.clone().or(&served.variables);
-    let (bos, variables) = (served.engine.tokenizer().bos_token(), Some(&variables));
-    let context = Context { bos, now: Moment::now(), ending, variables };
-    let rendered = template.render(&of.messages, &context);
+    let variables = of.variables(served);
+    let rendered = template.render(&of.messages, &conversation::context(served, &variables, ending));
     Ok(json!({"prompt": join(&rendered.map_err(|e| Refusal::of_input(&e))?)}))
 }
