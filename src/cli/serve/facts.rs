@@ -79,7 +79,7 @@ pub(super) fn slots(served: &Served) -> Value {
 pub(super) fn metrics(served: &Served) -> String {
     let numbers = served.scheduler.numbers();
     let o = served.engine.options();
-    let mut page = Page { model: &served.name, text: String::new() };
+    let mut page = Page { model: label(&served.name), text: String::new() };
     let filled = numbers.filled();
     page.gauge("vllm:num_requests_running", "Requests that run", numbers.running() as f64);
     page.gauge("vllm:num_requests_waiting", "Requests that wait for a slot", numbers.waiting as f64);
@@ -122,7 +122,7 @@ pub(super) fn metrics(served: &Served) -> String {
 }
 
 /// llama.cpp's names for the common ones, as it writes them: without labels.
-fn twins(page: &mut Page<'_>, numbers: &Numbers) {
+fn twins(page: &mut Page, numbers: &Numbers) {
     let rate = |count: u64, of: &Histogram| if of.sum > 0.0 { count as f64 / of.sum } else { 0.0 };
     let computed = numbers.prompt_tokens - numbers.cached_tokens;
     let (first, between, drafts) = (&numbers.first, &numbers.between, numbers.drafts);
@@ -166,12 +166,18 @@ fn twins(page: &mut Page<'_>, numbers: &Numbers) {
 }
 
 /// Prometheus's text, whose labels name the model.
-struct Page<'a> {
-    model: &'a str,
+struct Page {
+    /// As a label holds it.
+    model: String,
     text: String,
 }
 
-impl Page<'_> {
+/// A text inside of a label's quotes.
+fn label(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+impl Page {
     fn head(&mut self, name: &str, what: &str, kind: &str) {
         let _ = writeln!(self.text, "# HELP {name} {what}.\n# TYPE {name} {kind}");
     }
@@ -188,7 +194,7 @@ impl Page<'_> {
 
     fn histogram(&mut self, name: &str, what: &str, of: &Histogram) {
         self.head(name, what, "histogram");
-        let model = self.model;
+        let model = &self.model;
         let mut below = 0;
         for (bound, count) in BOUNDS.iter().zip(of.counts) {
             below += count;

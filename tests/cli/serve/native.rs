@@ -101,6 +101,9 @@ fn prompts_of_llama_cpps_completion_are_texts_ids_both_or_several() {
 
 #[test]
 fn times_are_told_where_they_are_asked_for_and_the_model_has_the_name_that_it_is_given() {
+    let named = Server::start(&["--alias", "a \"b\" \\c"]);
+    mentions(&named.get("/metrics").body, &[r#"{model_name="a \"b\" \\c"}"#]);
+    drop(named);
     let server = Server::start(&["--alias", "small"]);
     let chat = |more: Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "seed": 1});
