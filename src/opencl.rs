@@ -52,10 +52,11 @@
 //! - Decode is one launch a token. Of 640 tokens all logits are the CPU's bits, with every type of cache. The kernel takes
 //!   about 400 us, the device's memory could be read in 160. Two starts of the same program differ by up to 17 %. With
 //!   `--gpu-fast`, which is no more, sums were added in another order: 2,177 to 2,219 tokens/s, 1,080 at 4,096.
-//! - An NVIDIA H100, version 2841f24 and this one in turn, two turns, passes of 256 tokens: with a q4 cache prefill 512
-//!   21,400 and 31,000, after 4,096 tokens 6,600 and 16,800, prefill 2,048 27,300 (16,700 before attention by tiles);
-//!   decode 1,190 to 1,220 and 1,360 to 1,600, at 4,096 1,020 to 1,040 and 1,120 to 1,290. With an f16 cache prefill 512
-//!   23,600 and 33,500, after 4,096 tokens 5,600 and 16,700, prefill 2,048 15,000 and 29,500. With `--prefill-chunk 512`
+//! - An NVIDIA H100, version 2841f24 and what followed it, passes of 256 tokens; each step was measured in turn with the
+//!   one before, one or two turns. With a q4 cache prefill 512 went from 21,400 to 31,000, after 4,096 tokens from 6,600 to
+//!   16,800, prefill 2,048 from 16,700 to 27,300; decode from 1,190-1,220 to 1,360-1,600, at 4,096 from 1,020-1,040 to
+//!   1,120-1,290. With an f16 cache prefill 512 went from 23,600 to 33,500, after 4,096 tokens from 5,600 to 16,700,
+//!   prefill 2,048 from 15,000 to 29,500; decode is as it was. With `--prefill-chunk 512`
 //!   prefill 512 is 36,600 (q4) and 37,500 (f16). Attention after 4,096 tokens went from 61 to 18 ms a prompt of 512.
 //! - Programs take 4.6 to 9.4 s to compile the first time and 0.02 s from the program cache. On PoCL with two cores of
 //!   an EPYC they take 11 to 21 s, and 0.05 to 0.21 s from the program cache, which is under 2 %.
