@@ -180,15 +180,11 @@ impl Ahead {
         Self { rows: self.rows.wrapping_add(rows * self.row_bytes), ..self }
     }
 
-    /// While `now` rows from row `at` on are computed. Rows of whole cache lines are prefetched as many at a time, so that
-    /// products do not wait behind a burst: with 1B at 8,192 slots on a Zen 5 EPYC f32's part of decode takes 0.8 of its
-    /// time, f16's 0.65. Others are small, and a burst for sixteen costs less than a prefetch for each: of q4 0.85.
-    #[inline(always)]
-    fn fetch_with<const HD: usize, const KIND: u8>(self, at: usize, now: usize) {
-        let whole = const { KvType::ALL[KIND as usize].row_bytes(HD).is_multiple_of(64) };
-        if whole || at.is_multiple_of(ROWS) {
-            self.fetch(at, if whole { now } else { ROWS });
-        }
+    /// Whether rows are prefetched as they are computed, not in a burst for sixteen. So products do not wait behind it:
+    /// with 1B at 8,192 slots on a Zen 5 EPYC f32's part of decode takes 0.8 of its time, f16's 0.6 to 0.85. Rows that are no
+    /// whole cache lines are small, and a prefetch for each costs more than the burst: that of q4 takes 0.85.
+    const fn by_row<const HD: usize, const KIND: u8>() -> bool {
+        KvType::ALL[KIND as usize].row_bytes(HD).is_multiple_of(64)
     }
 
     /// Prefetches `rows` rows from row `first` on, which may lie past the end.

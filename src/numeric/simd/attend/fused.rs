@@ -195,10 +195,15 @@ unsafe fn scored<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
     let mut products = MaybeUninit::<[[[L; ROWS]; Q]; 2]>::uninit();
     let products: *mut [[L; ROWS]; Q] = products.as_mut_ptr().cast();
     for first in (0..rows.slots).step_by(ROWS) {
+        if !Ahead::by_row::<HD, KIND>() {
+            ahead.fetch(first, ROWS);
+        }
         let (now, before) = (products.add(first / ROWS % 2), products.add((first / ROWS + 1) % 2));
         for quarter in 0..4 {
             for r in (4 * quarter..4 * quarter + 4).step_by(2) {
-                ahead.fetch_with::<HD, KIND>(first + r, 2);
+                if Ahead::by_row::<HD, KIND>() {
+                    ahead.fetch(first + r, 2);
+                }
                 let rows_at = |r: usize| [rows.at::<HD, KIND>(r), rows.at::<HD, KIND>(r + 1)];
                 let next = rows_at(first + ROWS + r);
                 scales.note::<KIND>(r, next[0], blocks);
@@ -236,9 +241,12 @@ unsafe fn weighted<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
         let mut scales = Scales::<HD>::of::<L, KIND>(panel, 2);
         let mut acc = [[L::splat(0.0); 4]; Q];
         for first in (0..rows.slots).step_by(ROWS) {
+            if at == 0 && !Ahead::by_row::<HD, KIND>() {
+                ahead.fetch(first, ROWS);
+            }
             for slot in first..rows.slots.min(first + ROWS) {
-                if at == 0 {
-                    ahead.fetch_with::<HD, KIND>(slot, 1);
+                if at == 0 && Ahead::by_row::<HD, KIND>() {
+                    ahead.fetch(slot, 1);
                 }
                 let r = slot - first;
                 scales.note::<KIND>(r, panel.at::<HD, KIND>(slot + ROWS), 2);
