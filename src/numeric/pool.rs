@@ -11,25 +11,15 @@
 use super::topology;
 use crate::cancel::CancelToken;
 use files::{Error, Result};
-use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a worker spins for the next step before it sleeps. The steps of a token follow each other within
 /// microseconds. Tokens too follow within this time, unless the caller does something else.
 const SPIN: Duration = Duration::from_micros(200);
-
-/// Bits of [`Shared::state`]: the number of workers inside the step, whether it is open, and its number.
-const ACTIVE: u64 = 0xffff;
-const OPEN: u64 = 1 << 16;
-const STEP: u64 = 1 << 32;
-
-/// Alone in its cache lines, which hardware likes to fetch in pairs.
-#[repr(align(128))]
-struct Next(AtomicUsize);
 
 /// The caller calls other threads late when it has waited this much longer than its own part of the step took.
 const PATIENCE: Duration = Duration::from_micros(300);
@@ -42,41 +32,113 @@ pub const STACK: usize = 4 << 20;
 
 type Job = *const (dyn Fn(usize) + Sync);
 
-struct Shared {
-    state: AtomicU64,
-    /// The first task of each thread's share that nobody has claimed.
-    next: Vec<Next>,
+/// The number of a step, and a number of its tasks. Steps count up and never begin again: a thread that was left behind
+/// can claim nothing of a later one.
+#[derive(Clone, Copy, PartialEq)]
+struct Mark(u64);
+
+impl Mark {
+    const MOST_TASKS: usize = 0xffff;
+    /// Centuries of the shortest steps.
+    const LAST_STEP: u64 = u64::MAX >> 16;
+
+    fn new(step: u64, tasks: usize) -> Self {
+        Self(step << 16 | tasks as u64)
+    }
+
+    fn step(self) -> u64 {
+        self.0 >> 16
+    }
+
+    fn tasks(self) -> usize {
+        (self.0 & 0xffff) as usize
+    }
+}
+
+/// Alone in its cache lines, which hardware likes to fetch in pairs. A line that another core wrote is up to a quarter
+/// of a microsecond away, and small steps compute no longer than a microsecond. So each line has one writer, if nobody
+/// has to be helped.
+#[derive(Default)]
+#[repr(align(128))]
+struct Alone<T>(T);
+
+/// Written by the caller.
+#[derive(Default)]
+struct Now {
+    /// [`Mark`]: the step, and how many tasks it has.
+    step: AtomicU64,
+    /// Its job. Read only by those who have claimed a task, for which the caller waits.
+    job: AtomicPtr<Job>,
+}
+
+/// One thread's part of the steps.
+#[derive(Default)]
+struct Part {
+    /// [`Mark`]: a step, and the first task of this thread's share that nobody has claimed. Nothing is claimed of a later
+    /// step.
+    next: AtomicU64,
+    /// [`Mark`]: a step, and how many tasks this thread has done of it.
+    done: AtomicU64,
+}
+
+/// Seldom written.
+#[derive(Default)]
+struct Rest {
     sleeping: AtomicUsize,
     stop: AtomicBool,
     /// Workers that are still inside the step have kept the caller waiting.
     late: AtomicBool,
-    /// Written by the caller while the step is closed and no worker is inside.
-    job: UnsafeCell<Option<(Job, usize)>>,
 }
 
-// SAFETY: `job` is only written while `state` has neither OPEN nor active workers, and only read by
-// workers that counted themselves in while OPEN was set; the atomics order the two.
-unsafe impl Sync for Shared {}
-// SAFETY: the pointer in `job` is only followed while `Pool::run`, which borrows the closure, waits.
-unsafe impl Send for Shared {}
+struct Shared {
+    now: Alone<Now>,
+    parts: Vec<Alone<Part>>,
+    rest: Alone<Rest>,
+}
 
 impl Shared {
     /// The first task of a thread's share. For the thread past the last, the number of tasks.
     fn share(&self, thread: usize, tasks: usize) -> usize {
-        tasks * thread / self.next.len()
+        tasks * thread / self.parts.len()
     }
 
-    /// Runs tasks of `thread`'s share, then what is left of the others'.
-    fn work(&self, thread: usize, job: &(dyn Fn(usize) + Sync), tasks: usize) {
-        for owner in (thread..self.next.len()).chain(0..thread) {
-            let (next, end) = (&self.next[owner].0, self.share(owner + 1, tasks));
-            while next.load(Ordering::Relaxed) < end {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task < end {
-                    job(task);
+    /// Claims tasks of `thread`'s share, then what is left of the others', and gives each to `task`. When it ends, none
+    /// is left to claim, but for the first of the caller, which nobody takes from it.
+    fn claim(&self, thread: usize, step: Mark, mut task: impl FnMut(usize)) {
+        let tasks = step.tasks();
+        for owner in (thread..self.parts.len()).chain(0..thread) {
+            let (mut first, end) = (self.share(owner, tasks), self.share(owner + 1, tasks));
+            if owner == 0 && thread != 0 && end == 1 {
+                continue;
+            }
+            let next = &self.parts[owner].0.next;
+            let mut seen = Mark(next.load(Ordering::Relaxed));
+            loop {
+                if seen.step() == step.step() {
+                    first = seen.tasks();
+                }
+                if first >= end || seen.step() > step.step() {
+                    break;
+                }
+                let claim = Mark::new(step.step(), first + 1);
+                match next.compare_exchange_weak(seen.0, claim.0, Ordering::Relaxed, Ordering::Relaxed) {
+                    Ok(_) => {
+                        task(first);
+                        seen = claim;
+                    }
+                    Err(by_others) => seen = Mark(by_others),
                 }
             }
         }
+    }
+
+    /// How many tasks of a step the workers have done.
+    fn done(&self, step: Mark) -> usize {
+        let of = |part: &Alone<Part>| {
+            let done = Mark(part.0.done.load(Ordering::Acquire));
+            if done.step() == step.step() { done.tasks() } else { 0 }
+        };
+        self.parts[1..].iter().map(of).sum()
     }
 }
 
@@ -93,14 +155,8 @@ pub struct Pool {
 impl Pool {
     /// A team of `threads` (at least one), caller included; of fewer, where the system allows no more.
     pub fn new(threads: usize) -> Self {
-        let shared = Arc::new(Shared {
-            state: AtomicU64::new(0),
-            next: (0..threads.max(1)).map(|_| Next(AtomicUsize::new(0))).collect(),
-            sleeping: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            late: AtomicBool::new(false),
-            job: UnsafeCell::new(None),
-        });
+        let parts = (0..threads.max(1)).map(|_| Alone::default()).collect();
+        let shared = Arc::new(Shared { now: Alone::default(), parts, rest: Alone::default() });
         let mut pool = Self { shared, workers: Vec::new(), cancel: None, left_out: AtomicBool::new(false) };
         // A team of one has no worker to place; the caller's thread is the caller's to place.
         let cores = Arc::new((threads > 1).then(|| topology::placement(threads)).flatten());
@@ -149,29 +205,36 @@ impl Pool {
     }
 
     fn run_all(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
-        let shared = &*self.shared;
-        if self.workers.is_empty() || tasks < 2 {
+        if tasks > Mark::MOST_TASKS {
+            for first in (0..tasks).step_by(Mark::MOST_TASKS) {
+                self.run_all(Mark::MOST_TASKS.min(tasks - first), &|task| job(first + task));
+            }
+            return;
+        }
+        let Shared { now: Alone(now), rest: Alone(rest), .. } = &*self.shared;
+        let last = Mark(now.step.load(Ordering::Relaxed)).step();
+        if self.workers.is_empty() || tasks < 2 || last == Mark::LAST_STEP {
             (0..tasks).for_each(job);
             return;
         }
         // SAFETY: only the lifetime is changed. No worker follows the pointer after this function
-        // returns: below it closes the step and waits until none is inside.
+        // returns: below it waits for all tasks, and whoever has claimed none does not read it.
         let job_ptr: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        // SAFETY: the last step was closed and left by all before its `run` returned, and `&mut` is not
-        // needed because `run` is not re-entered: jobs do not hold the pool.
-        unsafe { *shared.job.get() = Some((job_ptr, tasks)) };
-        shared.late.store(false, Ordering::Relaxed);
-        for (thread, next) in shared.next.iter().enumerate() {
-            next.0.store(shared.share(thread, tasks), Ordering::Relaxed);
+        let step = Mark::new(last + 1, tasks);
+        now.job.store((&raw const job_ptr).cast_mut(), Ordering::Relaxed);
+        if rest.late.load(Ordering::Relaxed) {
+            rest.late.store(false, Ordering::Relaxed);
         }
-        let step = (shared.state.load(Ordering::Relaxed) & !(STEP - 1)).wrapping_add(STEP);
-        shared.state.store(step | OPEN, Ordering::Release);
-        fence(Ordering::SeqCst);
-        if shared.sleeping.load(Ordering::Relaxed) > 0 {
+        now.step.store(step.0, Ordering::Release);
+        // One that falls asleep at this moment may be missed: it misses a step, and is woken for the next.
+        if rest.sleeping.load(Ordering::Relaxed) > 0 {
             self.workers.iter().for_each(|w| w.thread().unpark());
         }
-        let _close = Close { shared, began: Instant::now() };
-        shared.work(0, job, tasks);
+        let mut step = Step { shared: &self.shared, step, own: 0, began: Instant::now() };
+        self.shared.claim(0, step.step, |task| {
+            step.own += 1;
+            job(task);
+        });
     }
 
     /// Cuts `buf`, a matrix of rows `row_len` long, into column tiles `tile` wide and gives each to `job`.
@@ -246,26 +309,34 @@ impl Pool {
     }
 }
 
-/// Closes a step and waits for those inside, also when a job panics.
-struct Close<'a> {
+/// A step of the caller's. At its end it waits for those who have claimed tasks, also when a job panics.
+struct Step<'a> {
     shared: &'a Shared,
+    step: Mark,
+    /// Tasks that the caller has claimed.
+    own: usize,
     began: Instant,
 }
 
-impl Drop for Close<'_> {
+impl Drop for Step<'_> {
     fn drop(&mut self) {
-        let shared = self.shared;
-        shared.state.fetch_and(!OPEN, Ordering::AcqRel);
-        let closed = Instant::now();
-        let patience = closed - self.began + PATIENCE;
+        // There are some where a job of the caller has panicked.
+        self.shared.claim(0, self.step, |_| self.own += 1);
+        let others = self.step.tasks() - self.own;
+        // When the wait began to be long, and how long it may be.
+        let mut patience = None;
         let mut spins = 0u32;
-        while shared.state.load(Ordering::Acquire) & ACTIVE != 0 {
+        while self.shared.done(self.step) < others {
             spins += 1;
             std::hint::spin_loop();
-            if spins.is_multiple_of(256) && closed.elapsed() > patience {
-                shared.late.store(true, Ordering::Relaxed);
-                // A worker that lost its core may need ours.
-                std::thread::yield_now();
+            if spins.is_multiple_of(256) {
+                let (since, most) =
+                    *patience.get_or_insert_with(|| (Instant::now(), self.began.elapsed() + PATIENCE));
+                if since.elapsed() > most {
+                    self.shared.rest.0.late.store(true, Ordering::Relaxed);
+                    // A worker that lost its core may need ours.
+                    std::thread::yield_now();
+                }
             }
         }
     }
@@ -273,7 +344,7 @@ impl Drop for Close<'_> {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.rest.0.stop.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
             // A worker that panicked has already said so.
@@ -315,55 +386,55 @@ pub fn keep_to(cores: &[usize]) -> std::io::Result<()> {
 }
 
 fn worker(thread: usize, shared: &Shared) {
-    let mut seen = 0;
-    let mut idle_since = Instant::now();
+    let Shared { now: Alone(now), parts, rest: Alone(rest) } = shared;
+    let mut last = Mark(0);
+    // Noted once there has been nothing to do for some spins: the clock takes longer than a glance at the step.
+    let mut idle_since = None;
     let mut spins = 0u32;
-    while !shared.stop.load(Ordering::Relaxed) {
-        let state = shared.state.load(Ordering::Acquire);
-        let step = state / STEP;
-        if step == seen || state & OPEN == 0 {
+    while !rest.stop.load(Ordering::Relaxed) {
+        let step = Mark(now.step.load(Ordering::Acquire));
+        if step == last {
             spins += 1;
             std::hint::spin_loop();
-            if spins.is_multiple_of(256) && idle_since.elapsed() > SPIN {
-                shared.sleeping.fetch_add(1, Ordering::SeqCst);
+            if spins.is_multiple_of(256) && idle_since.get_or_insert_with(Instant::now).elapsed() > SPIN {
+                rest.sleeping.fetch_add(1, Ordering::SeqCst);
                 fence(Ordering::SeqCst);
-                let state = shared.state.load(Ordering::Relaxed);
-                let nothing = state / STEP == seen || state & OPEN == 0;
-                if nothing && !shared.stop.load(Ordering::SeqCst) {
+                let nothing = now.step.load(Ordering::Relaxed) == last.0;
+                if nothing && !rest.stop.load(Ordering::SeqCst) {
                     std::thread::park();
                 }
-                shared.sleeping.fetch_sub(1, Ordering::SeqCst);
-                idle_since = Instant::now();
+                rest.sleeping.fetch_sub(1, Ordering::SeqCst);
+                idle_since = None;
             }
             continue;
         }
-        if shared.state.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            continue;
-        }
-        seen = step;
+        last = step;
+        idle_since = None;
         // A job that panics must not leave the others waiting, nor its result missing.
-        struct Leave<'a>(&'a AtomicU64);
-        impl Drop for Leave<'_> {
+        struct Abort;
+        impl Drop for Abort {
             fn drop(&mut self) {
                 if std::thread::panicking() {
                     std::process::abort();
                 }
-                self.0.fetch_sub(1, Ordering::Release);
             }
         }
-        let leave = Leave(&shared.state);
-        // SAFETY: counted in while the step was open, so `run` waits for us before `job` changes or the
-        // closure it points to ends.
-        if let Some((job, tasks)) = unsafe { *shared.job.get() } {
-            // SAFETY: as above.
-            shared.work(thread, unsafe { &*job }, tasks);
+        let _abort = Abort;
+        let mut done = 0;
+        let mut job: Option<&(dyn Fn(usize) + Sync)> = None;
+        shared.claim(thread, step, |task| {
+            // SAFETY: this thread has claimed a task of `step`, so `run_all` is in that step and waits until the task is
+            // counted in `done`. Until then both pointers are those of this step, and what they point to lives.
+            job.get_or_insert_with(|| unsafe { &**now.job.load(Ordering::Relaxed) })(task);
+            done += 1;
+        });
+        if done > 0 {
+            let late = rest.late.load(Ordering::Relaxed);
+            parts[thread].0.done.store(Mark::new(step.step(), done).0, Ordering::Release);
+            if late {
+                std::thread::sleep(ASIDE);
+            }
         }
-        let late = shared.late.load(Ordering::Relaxed);
-        drop(leave);
-        if late {
-            std::thread::sleep(ASIDE);
-        }
-        idle_since = Instant::now();
     }
 }
 

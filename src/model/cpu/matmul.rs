@@ -116,7 +116,9 @@ pub fn project<const ROWS: usize, const COLS: usize>(
     }
 }
 
-/// `PASS` is the most products at once, in runs of sixteen rows of one token.
+/// `PASS` is the most products at once, in runs of sixteen rows of one token. Not inlined, as [`gate_up_by`] is not: what
+/// computes one token would have the stack of many, which is touched page by page.
+#[inline(never)]
 fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: &Matrix<ROWS, COLS>,
@@ -168,6 +170,7 @@ pub fn gate_up<const ROWS: usize, const COLS: usize>(
 }
 
 /// `PASS` is the most tokens at once, `OUT` two groups of them.
+#[inline(never)]
 fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS: usize>(
     isa: Isa,
     GateUp { gate, up, up_bias }: GateUp<'_, ROWS, COLS>,
