@@ -12,7 +12,7 @@ fn by_rank(a: &Ranked, b: &Ranked) -> std::cmp::Ordering {
 
 /// How many candidates to collect when looking for `count` of `vocab` tokens.
 fn room(count: usize, vocab: usize) -> usize {
-    count.saturating_mul(4).max(128).min(vocab)
+    count.saturating_mul(2).max(1024).min(vocab)
 }
 
 /// The first tokens of a ranking. All memory is allocated at construction.
