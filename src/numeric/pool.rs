@@ -8,10 +8,13 @@
 //! begun. A worker that lost its core in the middle of a task stands aside for a while. So a core that another process
 //! takes costs that core's share and little more.
 
+mod tile;
+
+pub use tile::{RowTable, Tile};
+
 use super::topology;
 use crate::cancel::CancelToken;
 use files::{Error, Result};
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 use std::thread::JoinHandle;
@@ -39,7 +42,7 @@ struct Mark(u64);
 
 impl Mark {
     const MOST_TASKS: usize = 0xffff;
-    /// Centuries of the shortest steps.
+    /// Years of the shortest steps. From then on the caller does everything.
     const LAST_STEP: u64 = u64::MAX >> 16;
 
     fn new(step: u64, tasks: usize) -> Self {
@@ -218,10 +221,12 @@ impl Pool {
             return;
         }
         // SAFETY: only the lifetime is changed. No worker follows the pointer after this function
-        // returns: below it waits for all tasks, and whoever has claimed none does not read it.
+        // returns: below it waits for all tasks, and whoever has claimed none does not read it. `run` is not
+        // re-entered: jobs do not hold the pool.
         let job_ptr: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
         let step = Mark::new(last + 1, tasks);
         now.job.store((&raw const job_ptr).cast_mut(), Ordering::Relaxed);
+        // Written only if it must be: a write takes the line from all others.
         if rest.late.load(Ordering::Relaxed) {
             rest.late.store(false, Ordering::Relaxed);
         }
@@ -230,97 +235,26 @@ impl Pool {
         if rest.sleeping.load(Ordering::Relaxed) > 0 {
             self.workers.iter().for_each(|w| w.thread().unpark());
         }
-        let mut step = Step { shared: &self.shared, step, own: 0, began: Instant::now() };
-        self.shared.claim(0, step.step, |task| {
-            step.own += 1;
+        let mut begun = Begun { shared: &self.shared, step, own: 0, at: Instant::now() };
+        self.shared.claim(0, step, |task| {
+            begun.own += 1;
             job(task);
-        });
-    }
-
-    /// Cuts `buf`, a matrix of rows `row_len` long, into column tiles `tile` wide and gives each to `job`.
-    pub fn columns<T: Send>(
-        &self,
-        buf: &mut [T],
-        row_len: usize,
-        tile: usize,
-        job: impl Fn(Tile<'_, T>) + Sync,
-    ) {
-        self.tiles(buf, row_len, (usize::MAX, tile), job);
-    }
-
-    /// Cuts `buf`, a matrix of rows `row_len` long, into tiles of `rows` x `cols` and gives each to `job`.
-    pub fn tiles<T: Send>(
-        &self,
-        buf: &mut [T],
-        row_len: usize,
-        (rows, cols): (usize, usize),
-        job: impl Fn(Tile<'_, T>) + Sync,
-    ) {
-        assert!(row_len > 0 && buf.len().is_multiple_of(row_len) && rows > 0 && cols > 0);
-        let all_rows = buf.len() / row_len;
-        let (down, across) = (all_rows.div_ceil(rows), row_len.div_ceil(cols));
-        let base = SendPtr(buf.as_mut_ptr());
-        self.run(down * across, &|task| {
-            let base = &base;
-            let (row, col) = (task / across * rows, task % across * cols);
-            job(Tile {
-                base: base.0,
-                table: &[],
-                row_len,
-                row,
-                rows: rows.min(all_rows - row),
-                col,
-                cols: cols.min(row_len - col),
-                buf: PhantomData,
-            });
-        });
-    }
-}
-
-/// Where the rows of a matrix lie that is not one buffer; kept by whoever uses it often, so that no step allocates.
-#[derive(Default)]
-pub struct RowTable<T>(Vec<SendPtr<T>>);
-
-impl Pool {
-    /// [`Pool::columns`] of a matrix whose `rows`, each `row_len` long, lie anywhere.
-    ///
-    /// # Panics
-    ///
-    /// A row of another length.
-    pub fn scattered<'a, T: Send + 'a>(
-        &self,
-        table: &mut RowTable<T>,
-        rows: impl Iterator<Item = &'a mut [T]>,
-        (row_len, tile): (usize, usize),
-        job: impl Fn(Tile<'_, T>) + Sync,
-    ) {
-        table.0.clear();
-        table.0.extend(rows.map(|row| {
-            assert_eq!(row.len(), row_len);
-            SendPtr(row.as_mut_ptr())
-        }));
-        let table = &table.0[..];
-        self.run(row_len.div_ceil(tile), &|task| {
-            let col = task * tile;
-            let (rows, cols) = (table.len(), tile.min(row_len - col));
-            let base = std::ptr::null_mut();
-            job(Tile { base, table, row_len, row: 0, rows, col, cols, buf: PhantomData });
         });
     }
 }
 
 /// A step of the caller's. At its end it waits for those who have claimed tasks, also when a job panics.
-struct Step<'a> {
+struct Begun<'a> {
     shared: &'a Shared,
     step: Mark,
     /// Tasks that the caller has claimed.
     own: usize,
-    began: Instant,
+    at: Instant,
 }
 
-impl Drop for Step<'_> {
+impl Drop for Begun<'_> {
     fn drop(&mut self) {
-        // There are some where a job of the caller has panicked.
+        // Some are left where a job of the caller has panicked.
         self.shared.claim(0, self.step, |_| self.own += 1);
         let others = self.step.tasks() - self.own;
         // When the wait began to be long, and how long it may be.
@@ -331,7 +265,7 @@ impl Drop for Step<'_> {
             std::hint::spin_loop();
             if spins.is_multiple_of(256) {
                 let (since, most) =
-                    *patience.get_or_insert_with(|| (Instant::now(), self.began.elapsed() + PATIENCE));
+                    *patience.get_or_insert_with(|| (Instant::now(), self.at.elapsed() + PATIENCE));
                 if since.elapsed() > most {
                     self.shared.rest.0.late.store(true, Ordering::Relaxed);
                     // A worker that lost its core may need ours.
@@ -438,90 +372,9 @@ fn worker(thread: usize, shared: &Shared) {
     }
 }
 
-/// Lets tasks share the base of a buffer that they write to in disjoint tiles.
-struct SendPtr<T>(*mut T);
-// SAFETY: each task touches its own tile only, and elements may be sent between threads (`T: Send`).
-unsafe impl<T: Send> Sync for SendPtr<T> {}
-// SAFETY: as above; a table is only followed while the rows it was made of are borrowed.
-unsafe impl<T: Send> Send for SendPtr<T> {}
-
-/// A rectangle of a row-major buffer that one task owns.
-pub struct Tile<'a, T> {
-    base: *mut T,
-    /// Where each row begins; empty where they follow each other from `base` on.
-    table: &'a [SendPtr<T>],
-    row_len: usize,
-    /// First row.
-    pub row: usize,
-    /// Rows.
-    pub rows: usize,
-    /// First column.
-    pub col: usize,
-    /// Columns.
-    pub cols: usize,
-    buf: PhantomData<&'a mut [T]>,
-}
-
-impl<T> Tile<'_, T> {
-    /// The part of row `row + r` that lies in this tile.
-    pub fn row_mut(&mut self, r: usize) -> &mut [T] {
-        assert!(r < self.rows);
-        let row = self.row + r;
-        // SAFETY: rows and columns were cut inside the buffer (or the rows of the table), tiles do not overlap, and
-        // `&mut self` keeps two rows of one tile from being lent at once.
-        unsafe {
-            let row = match self.table.get(row) {
-                Some(row) => row.0,
-                None => self.base.add(row * self.row_len),
-            };
-            std::slice::from_raw_parts_mut(row.add(self.col), self.cols)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_task_runs_once_and_every_tile_is_disjoint() {
-        for threads in [1, 2, 3, 7] {
-            let pool = Pool::new(threads);
-            for (rows, row_len, tile) in
-                [(1, 1, (1, 1)), (5, 7, (2, 3)), (1, 1000, (1, 16)), (33, 64, (100, 32))]
-            {
-                for _ in 0..200 {
-                    let mut buf = vec![0u32; rows * row_len];
-                    pool.tiles(&mut buf, row_len, tile, |mut t| {
-                        for r in 0..t.rows {
-                            let row = t.row + r;
-                            let col = t.col;
-                            for (c, x) in t.row_mut(r).iter_mut().enumerate() {
-                                *x += (row * row_len + col + c) as u32 + 1;
-                            }
-                        }
-                    });
-                    assert!(buf.iter().enumerate().all(|(i, &x)| x == i as u32 + 1));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn scattered_rows_are_each_written_once() {
-        let pool = Pool::new(3);
-        let mut table = RowTable::default();
-        let (mut first, mut second, mut third) = ([0u32; 50], [0u32; 50], [0u32; 50]);
-        let rows = [&mut third[..], &mut first, &mut second].into_iter();
-        pool.scattered(&mut table, rows, (50, 16), |mut t| {
-            for r in 0..t.rows {
-                let col = t.col;
-                t.row_mut(r).iter_mut().enumerate().for_each(|(c, x)| *x += (100 * r + col + c) as u32);
-            }
-        });
-        let expected = |r: usize| std::array::from_fn(|c| (100 * r + c) as u32);
-        assert_eq!([third, first, second], [expected(0), expected(1), expected(2)]);
-    }
 
     #[test]
     fn sleeping_workers_wake_up() {
@@ -533,6 +386,34 @@ mod tests {
                 count.fetch_add(1, Ordering::Relaxed);
             });
             assert_eq!(count.into_inner(), 100);
+        }
+    }
+
+    #[test]
+    fn more_tasks_than_a_step_counts_run_once_each() {
+        let pool = Pool::new(2);
+        let runs: Vec<AtomicUsize> = (0..Mark::MOST_TASKS + 100).map(|_| AtomicUsize::new(0)).collect();
+        pool.run(runs.len(), &|task| {
+            runs[task].fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(runs.into_iter().all(|runs| runs.into_inner() == 1));
+    }
+
+    #[test]
+    fn a_panic_of_the_callers_leaves_the_pool_usable() {
+        let pool = Pool::new(3);
+        let caller = std::thread::current().id();
+        for _ in 0..100 {
+            let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                // A caller's only task is taken by nobody else.
+                pool.run(3, &|_| assert!(std::thread::current().id() != caller, "the caller's"));
+            }));
+            assert!(panicked.is_err());
+            let count = AtomicUsize::new(0);
+            pool.run(50, &|_| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 50);
         }
     }
 }
