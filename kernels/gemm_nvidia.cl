@@ -1,5 +1,6 @@
-// Prefill on NVIDIA's integer tensor cores (compute capability 8.0 and later): the steps and results of gemm.cl for
-// packed Q4_0, the block sums by `mma.m16n8k32`. Compiled once per step, as gemm.cl is.
+// Prefill, and few tokens times matrices of many rows, on NVIDIA's integer tensor cores (compute capability 8.0 and
+// later): the steps and results of gemm.cl for packed Q4_0, the block sums by `mma.m16n8k32`. Compiled once per step,
+// as gemm.cl is.
 //
 // Sixteen rows of a packed block are one operand as they are stored: item (row % 8, vector) of a warp takes the word
 // of its vector and row, whose low nibbles are its columns 4v.. and whose high nibbles its columns 16 + 4v.. . The

@@ -294,9 +294,8 @@ uint sixteen_sums(uint4 w, uint2 a, uint mask, uint lane) {
 // Bites whose sums are computed at a time, before any of them is stored.
 #define MOUTHFUL 4
 
-// As many of a warp's `count` bites are under way as divide them evenly, so that a round goes on where one ends.
-#define DEPTH_OF(n) \
-    ((n) <= DEPTH ? (n) : (n) % DEPTH == 0 ? DEPTH : (n) % 7 == 0 ? 7 : (n) % 6 == 0 ? 6 : (n) % 5 == 0 ? 5 : (n) % 4 == 0 ? 4 : 1)
+// How many of a warp's `n` bites are under way.
+#define DEPTH_OF(n) LESSER(n, DEPTH)
 
 // The first of `all` bites that the warps share, each `count` a round.
 void begin(Bite *b, Units u, uint count, uint all) {
@@ -312,6 +311,8 @@ void begin(Bite *b, Units u, uint count, uint all) {
 void chew(Bite *b, Units u, uint pairs, uint room, uint from, uint all, bool floats, const __local uint *acts,
           const __local float *act_scales, __local uint *parts, uint mask) {
     const uint count = UP(room, WARPS), lid = this_item(), warp = lid / 32, lane = lid % 32;
+    // Where bites are no multiple of those under way, the last turn is not full: the next round's follow all the same.
+    const uint missing = UP(count, DEPTH_OF(count)) * DEPTH_OF(count) - count;
     u = of_lane(u, lane);
 #pragma unroll 1
     for (uint first = 0; first < count; first += DEPTH_OF(count)) {
@@ -328,6 +329,7 @@ void chew(Bite *b, Units u, uint pairs, uint room, uint from, uint all, bool flo
                 scale[k] = floats ? two_halves(b[m + k].scale).x * act_scales[block + lane / 16] : 0.0f;
                 if (!floats) sum[k] = sum[k] << 12 | b[m + k].scale;
                 i += from + DEPTH_OF(count) * WARPS;
+                if (missing > 0 && first + DEPTH_OF(count) >= count) i -= missing * WARPS;
                 if (i < all) b[m + k] = bite(u, i);
             }
 #pragma unroll
@@ -335,7 +337,7 @@ void chew(Bite *b, Units u, uint pairs, uint room, uint from, uint all, bool flo
                 uint j = first + m + k, i = j * WARPS + warp, row = UNIT_OF(j, pairs, warp) * 16 + lane % 16;
                 uint block = PAIR_OF(j, pairs, warp) * 2 + lane / 16;
                 // Past the last bite it is nonsense, which nobody reads.
-                if (m + k >= DEPTH_OF(count) || (room % WARPS != 0 && i >= room)) continue;
+                if (m + k >= DEPTH_OF(count) || ((room % WARPS != 0 || missing > 0) && i >= room)) continue;
                 if (floats) {
                     // The integer added to the bits of 2^23 is a float; its sixteenth and all else are exact.
                     float whole = fma(as_float(0x4b000000u | sum[k]), 0.0625f, -(8388608.0f + START) / 16.0f);

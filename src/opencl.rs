@@ -58,7 +58,7 @@
 //!   1,120-1,290. With an f16 cache prefill 512 went from 23,600 to 33,500, after 4,096 tokens from 5,600 to 16,700,
 //!   prefill 2,048 from 15,000 to 29,500; decode is as it was. With `--prefill-chunk 512`
 //!   prefill 512 is 36,600 (q4) and 37,500 (f16). Attention after 4,096 tokens went from 61 to 18 ms a prompt of 512.
-//! - Programs take 4.6 to 9.4 s to compile the first time and 0.02 s from the program cache. On PoCL with two cores of
+//! - Programs take 6.9 to 9.0 s to compile the first time and 0.02 s from the program cache. On PoCL with two cores of
 //!   an EPYC they take 11 to 21 s, and 0.05 to 0.21 s from the program cache, which is under 2 %.
 //! - In a hybrid session with an f16 cache, moving 100 slots (3.3 MB) takes 6 to 8 ms. A text of 600 tokens is the
 //!   CPU's with three moves, with `opencl` alone, and with `sliding` and `h2o`. On PoCL with `--zero-copy`, where
@@ -120,7 +120,6 @@ mod weights;
 
 pub use opencl_runtime::*;
 
-use crate::dims::*;
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Recorder, Steps};
@@ -140,8 +139,10 @@ use patience::Patience;
 use scratch::Scratch;
 pub use scratch::{bytes as scratch_bytes, logits_bytes, parts_bytes};
 use seam::{Attention, CancelToken, Logits, Run};
+use shapes::ONE_BY_ONE;
 pub use shapes::Variants;
 use single_launch::SingleLaunch;
+use std::slice;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 pub use weights::{Matrices, Model};
@@ -232,28 +233,31 @@ impl OpenClDevice {
         let at_once = if attention.is_some() { 1 } else { sequences };
         let scratch = Scratch::new(device, max_tokens, (slots, at_once))?;
         let attend = if attention.is_some() { AttendOn::Host } else { AttendOn::Device };
-        let host = attention.map(|attend| {
-            let floats = |n: usize| vec![0.0; scratch.max_tokens * n];
-            let row = kv_types.k.row_bytes(HEAD_DIM).max(kv_types.v.row_bytes(HEAD_DIM));
-            let rows = vec![0; scratch.max_tokens * KV_HEADS * row];
-            HostAttention { attend, qkv: floats(QKV), att: floats(Q_DIM), rows }
-        });
+        let host = attention.map(|attend| HostAttention::new(attend, kv_types, scratch.max_tokens));
         let calibration = if kv_types.k.rotated() {
             weights::calibration(device, &model.weights, own_place(device))?
         } else {
             Vec::new()
         };
-        let mut binder =
-            Binder { kernels: &mut kernels, matrices, calibration: &calibration, scratch: &scratch, attend };
-        let launches = binder.launches()?;
-        let keeper = match attend {
-            AttendOn::Device if evicts => Some(Keeper::new(device, binder.keep()?)),
-            _ => None,
-        };
         let single = match (attend, variants) {
             (AttendOn::Device, Variants::OneLaunch) => {
                 SingleLaunch::new(device, matrices, &calibration, kv_types, slots)?
             }
+            _ => None,
+        };
+        // Compiling takes seconds: what one launch makes needless is left out, but where single tokens are observed.
+        let one = single.is_none() || evicts || scratch.max_tokens == 1;
+        let mut binder = Binder {
+            kernels: &mut kernels,
+            matrices,
+            calibration: &calibration,
+            scratch: &scratch,
+            attend,
+            one,
+        };
+        let launches = binder.launches()?;
+        let keeper = match attend {
+            AttendOn::Device if evicts => Some(Keeper::new(device, binder.keep()?)),
             _ => None,
         };
         let landing = (!unified).then(|| Landing::new(device, scratch.logits.len())).transpose()?;
@@ -304,21 +308,34 @@ impl OpenClDevice {
         self.keeper = None;
     }
 
+    /// Single tokens are computed by the kernels of many from now on, as where a token is one launch and that is not to
+    /// be had; for tests.
+    pub fn without_one_token(&mut self) -> Result<()> {
+        self.bind_launches(false)
+    }
+
+    /// Binds all but what touches a cache anew, with kernels for one token or without.
+    fn bind_launches(&mut self, one: bool) -> Result<()> {
+        let attend = self.attend_on();
+        let Self { model, kernels, calibration, scratch, launches, .. } = self;
+        let matrices = &model.matrices;
+        *launches = Binder { kernels, matrices, calibration, scratch, attend, one }.launches()?;
+        Ok(())
+    }
+
     fn attend_on(&self) -> AttendOn {
         if self.host.is_some() { AttendOn::Host } else { AttendOn::Device }
     }
 
     /// Makes room for attention over `slots` slots.
     fn reserve(&mut self, slots: usize) -> Result<()> {
-        let attend = self.attend_on();
-        let Self { model, kernels, calibration, scratch, launches, single, .. } = self;
+        let Self { model, scratch, single, .. } = self;
         scratch.reserve(&model.device, slots)?;
         if let Some(single) = single {
             single.reserve(&model.device, scratch.slots)?;
         }
-        if launches.slots != scratch.slots {
-            let matrices = &model.matrices;
-            *launches = Binder { kernels, matrices, calibration, scratch, attend }.launches()?;
+        if self.launches.slots != self.scratch.slots {
+            self.bind_launches(self.launches.has_one())?;
         }
         Ok(())
     }
@@ -329,7 +346,7 @@ impl OpenClDevice {
         assert!(!run.tokens.is_empty() && extent.has_room(run.pos, run.tokens.len()));
         self.reserve(extent.slots.max(extent.ring))?;
         let attend = self.attend_on();
-        let Self { model, kernels, calibration, scratch, single, .. } = self;
+        let Self { model, kernels, calibration, scratch, single, launches, .. } = self;
         let cache = OpenClCache::of(run.cache);
         cache.take_back()?;
         assert!(run.observe == 0 || cache.mass.is_some(), "a cache that is observed has mass");
@@ -340,13 +357,21 @@ impl OpenClDevice {
         if mass.is_some() {
             scratch.reserve_softmax(&model.device)?;
         }
-        let mut binder = Binder { kernels, matrices: &model.matrices, calibration, scratch, attend };
+        let (matrices, one) = (&model.matrices, launches.has_one());
+        let mut binder = Binder { kernels, matrices, calibration, scratch, attend, one };
         let mut bound = binder.cache(&cache.rows, mass)?;
         if let Some(single) = single {
             bound.single = single.bind(scratch, &cache.rows)?;
         }
         cache.launches = Some(bound);
         Ok(())
+    }
+
+    /// Whether a launch for each run is quicker than the many of a pass of all.
+    fn one_by_one(&self, runs: &[Run<'_>]) -> bool {
+        let single = |run: &Run<'_>| run.tokens.len() == 1 && run.observe == 0;
+        let few = (2..=ONE_BY_ONE).contains(&runs.len()) && runs.iter().all(single);
+        few && self.single.is_some() && self.recorder.is_none()
     }
 
     /// Tells the device of the runs what is not a token's, and chooses how they are computed.
@@ -417,7 +442,11 @@ impl seam::Device for OpenClDevice {
         // What slots received of half a pass could not be taken back.
         let stop = cancel.filter(|_| runs.iter().all(|run| run.observe == 0));
         self.device().set_patience(limit, stop.map(CancelToken::flag));
-        let computed = self.prepare(runs, cancel).run(runs);
+        let computed = if self.one_by_one(runs) {
+            runs.iter_mut().map(slice::from_mut).try_for_each(|run| self.prepare(run, cancel).run(run))
+        } else {
+            self.prepare(runs, cancel).run(runs)
+        };
         self.device().set_patience(limit, None);
         computed?;
         if runs.iter().any(|run| !matches!(run.logits, Logits::None)) {

@@ -4,8 +4,12 @@
 //! step. Only rope, attend and observe know that tokens are of different sequences: they are launched for each run, but
 //! for runs of a token each, which attend in one launch (`several`).
 
+mod host;
+
+pub use host::HostAttention;
+
 use super::cache::OpenClCache;
-use super::defines::{CHUNK, QKV};
+use super::defines::CHUNK;
 use super::launches::Launches;
 use super::logits::{each_of, rows_of, spread, wanted};
 use super::scratch::Scratch;
@@ -13,26 +17,14 @@ use super::shapes::{FUSED_CHUNKS, OBSERVE_ITEMS};
 use super::single_launch::SingleLaunch;
 use super::weights::Model;
 use crate::dims::*;
-use crate::model::device::{Attention, AttentionJob, CancelToken, Logits, Run};
+use crate::model::device::{CancelToken, Logits, Run};
 use crate::model::rope::Frequencies;
 use crate::model::trace::Steps;
 use files::Error;
-use opencl_runtime::buffer::{Buffer, Landing, bytes_of, bytes_of_mut};
+use opencl_runtime::buffer::{Landing, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::ops::Range;
-
-/// Attention on the host, and what it reads and writes.
-pub struct HostAttention {
-    /// What computes it.
-    pub attend: Attention,
-    /// `[token][QKV]`
-    pub qkv: Vec<f32>,
-    /// `[token][Q_DIM]`
-    pub att: Vec<f32>,
-    /// New rows of keys or of values: `[kv_head][token][row bytes]`
-    pub rows: Vec<u8>,
-}
 
 /// One forward pass under way.
 pub struct Pass<'a> {
@@ -107,14 +99,6 @@ impl Place {
     }
 }
 
-/// Waits for what is queued and reads, through page-locked memory where the device has its own.
-fn read(landing: &mut Option<&mut Landing>, from: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
-    match landing {
-        Some(landing) => landing.read(from, offset, bytes),
-        None => from.read(offset, bytes),
-    }
-}
-
 impl Pass<'_> {
     /// All steps of all layers on the tokens of `runs`, and the logits that are wanted.
     pub fn run(&mut self, runs: &mut [Run<'_>]) -> std::result::Result<(), Error> {
@@ -168,9 +152,14 @@ impl Pass<'_> {
         self.model.device()
     }
 
+    /// Whether the kernels for one token compute a layer's steps.
+    fn by_one(&self) -> bool {
+        self.n == 1 && self.launches.has_one()
+    }
+
     /// Whether `out` merges the chunks of attention.
     fn out_merges(&self, place: Place) -> bool {
-        self.n == 1 && self.kept.is_none() && self.host.is_none() && place.chunks() <= FUSED_CHUNKS
+        self.by_one() && self.kept.is_none() && self.host.is_none() && place.chunks() <= FUSED_CHUNKS
     }
 
     fn done(&mut self, step: &'static str, layer: usize) -> Result<()> {
@@ -195,7 +184,7 @@ impl Pass<'_> {
 
     /// Of one token a part of `qkv`.
     fn norm(&mut self, layer: usize) -> Result<()> {
-        if self.n == 1 {
+        if self.by_one() {
             return Ok(());
         }
         self.launches.many[layer].norm.run(self.device(), [self.n, 1])?;
@@ -204,9 +193,9 @@ impl Pass<'_> {
 
     fn qkv(&mut self, layer: usize) -> Result<()> {
         let device = self.model.device();
-        match self.n {
-            1 => self.launches.one[layer].qkv.one(device)?, // fused: norm, qkv
-            n => self.launches.many[layer].qkv.many(device, n)?,
+        match self.by_one() {
+            true => self.launches.one[layer].qkv.one(device)?, // fused: norm, qkv
+            false => self.launches.many[layer].qkv.many(device, self.n)?,
         }
         self.done("qkv", layer)
     }
@@ -228,11 +217,11 @@ impl Pass<'_> {
 
     /// Of one token a part of `attend`, where that is the device's.
     fn rope(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
-        if place.tokens == 1 && self.host.is_none() {
+        let bound = cache.layer(layer);
+        if bound.by_one(place.tokens) {
             return Ok(());
         }
-        let rope =
-            cache.layer(layer).rope.as_mut().expect("invariant: bound for many tokens and for the host");
+        let rope = bound.rope.as_mut().expect("invariant: bound for many tokens and for the host");
         let run = match self.host {
             // Rows of these tokens alone.
             Some(_) => Place { before: 0, rows: place.tokens, ..place }.as_run(),
@@ -257,12 +246,11 @@ impl Pass<'_> {
         }
         let merges = self.out_merges(place);
         let (device, bound) = (self.model.device(), cache.layer(layer));
-        if place.tokens == 1 {
-            let one = bound.attend_one.as_mut().expect("invariant: bound where attention is the device's");
+        if let Some(one) = bound.attend_one.as_mut().filter(|_| place.tokens == 1) {
             let chunks = place.chunks();
             one.with(&place.as_run())?.run(device, [chunks * KV_HEADS, 1])?; // fused: rope, attend
             if !merges {
-                let merge = self.launches.merge.as_mut().expect("invariant: as above");
+                let merge = self.launches.merge.as_mut().expect("invariant: there is one with `attend_one`");
                 merge.with(&[place.first as i32, chunks as i32])?.run(device, [HEADS, 1])?;
             }
         } else if attending.tokens > 0 {
@@ -292,41 +280,6 @@ impl Pass<'_> {
         self.done("attend", layer)
     }
 
-    /// The new rows join those that the host has.
-    fn land(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
-        let host = self.host.as_mut().expect("the caller has looked");
-        for (plane, from) in [&self.scratch.acts, &self.scratch.gate_up].into_iter().enumerate() {
-            let rows = &mut host.rows[..KV_HEADS * place.tokens * cache.rows.row(plane)];
-            read(&mut self.landing, from, 0, rows)?;
-            cache.rows.write_plane((layer, plane), place.before..place.filled(), rows)?;
-        }
-        Ok(())
-    }
-
-    /// The host's attention.
-    fn attend_on_host(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
-        let Place { first, tokens, before, rows: capacity, observed, .. } = place;
-        let host = self.host.as_mut().expect("the caller has looked");
-        let (qkv, att) = (&mut host.qkv[..tokens * QKV], &mut host.att[..tokens * Q_DIM]);
-        read(&mut self.landing, &self.scratch.qkv, 4 * first * QKV, bytes_of_mut(qkv))?;
-        let types = cache.rows.types();
-        let [k, v] = cache.rows.of_host(layer).expect("invariant: the host has what it attends to");
-        (host.attend)(AttentionJob {
-            tokens,
-            before,
-            window: window(layer),
-            queries: qkv,
-            stride: QKV,
-            k,
-            v,
-            capacity,
-            types,
-            att,
-            mass: cache.mass.as_mut().and_then(|m| m.for_host(layer, place.filled(), observed)),
-        });
-        self.scratch.att.write(4 * first * Q_DIM, bytes_of(att))
-    }
-
     /// Adds the attention that was just computed to the mass of the slots; the host's attention has done so itself.
     fn observe(&mut self, layer: usize, place: Place, cache: &mut OpenClCache) -> Result<()> {
         if place.observed == 0 || self.host.is_some() {
@@ -334,7 +287,7 @@ impl Pass<'_> {
         }
         let massed = cache.mass.as_ref().map_or(0, |mass| mass.filled());
         let bound = cache.layer(layer);
-        let launch = if place.tokens == 1 { &mut bound.observe_one } else { &mut bound.observe };
+        let launch = if bound.by_one(place.tokens) { &mut bound.observe_one } else { &mut bound.observe };
         let launch = launch.as_mut().expect("invariant: bound with the mass");
         let launch = launch.with(&place.as_run())?.and(&[place.observed as i32, massed as i32])?;
         launch.run(self.model.device(), [place.filled().div_ceil(OBSERVE_ITEMS), KV_HEADS])?;
@@ -344,7 +297,7 @@ impl Pass<'_> {
     fn out(&mut self, layer: usize, place: Place) -> Result<()> {
         let merges = self.out_merges(place);
         let (device, n) = (self.model.device(), self.n);
-        if n > 1 {
+        if !self.by_one() {
             let l = &mut self.launches.many[layer];
             l.att.run(device, [n, 1])?;
             l.out.many(device, n)?;
@@ -359,7 +312,7 @@ impl Pass<'_> {
 
     /// Of one token a part of `gate_up`.
     fn ffn_norm(&mut self, layer: usize) -> Result<()> {
-        if self.n == 1 {
+        if self.by_one() {
             return Ok(());
         }
         self.launches.many[layer].ffn_norm.run(self.device(), [self.n, 1])?;
@@ -368,7 +321,7 @@ impl Pass<'_> {
 
     fn gate_up(&mut self, layer: usize) -> Result<()> {
         let (device, n) = (self.model.device(), self.n);
-        if n == 1 {
+        if self.by_one() {
             self.launches.one[layer].gate_up.one(device)?; // fused: norm, gate_up
         } else {
             let l = &mut self.launches.many[layer];
@@ -380,9 +333,9 @@ impl Pass<'_> {
 
     fn down(&mut self, layer: usize) -> Result<()> {
         let device = self.model.device();
-        match self.n {
-            1 => self.launches.one[layer].down.one(device)?,
-            n => self.launches.many[layer].down.many(device, n)?,
+        match self.by_one() {
+            true => self.launches.one[layer].down.one(device)?,
+            false => self.launches.many[layer].down.many(device, self.n)?,
         }
         self.post_norm(layer, 1)?;
         self.done("down", layer)

@@ -9,7 +9,6 @@ use super::storage::{Activations, Step, Storage};
 use super::ways::{Form, Tokens, Way, Ways};
 use crate::dims::*;
 use numeric::kv::KvTypes;
-use numeric::quant::format::Format;
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use opencl_runtime::program::{Kernel, Program, Source};
@@ -230,6 +229,7 @@ impl Kernels {
             Name::Gemv { step, storage, way, .. } => self.shapes.gemv(step, storage, way).items,
             Name::Gemm(_, _, way) if way.form != Form::Tile => GEMM_ROWS_ITEMS,
             Name::Gemm(..) => GEMM_ITEMS,
+            Name::GemmFew(step, storage) if self.shapes.few_by_warps(step, storage) => GEMM_ITEMS,
             Name::GemmFew(step, _) => 4 * self.shapes.few(step).slices,
             Name::Activations(..) => ACTIVATIONS_ITEMS,
             Name::Rope(_) => ROPE_ITEMS,
@@ -275,6 +275,10 @@ impl Kernels {
         let (parts, defines): (&'static [&'static str], _) = match name {
             Name::Gemv { .. } => self.of_gemv(name, defines),
             Name::Gemm(step, storage, way) => self.of_gemm((step, storage, way), defines),
+            Name::GemmFew(step, storage) if s.few_by_warps(step, storage) => {
+                let d = self.of_matrix(defines, step, storage, Way::PLAIN).flag("FEW");
+                by_warps(d, s.few_tile(step, storage))
+            }
             Name::GemmFew(step, storage) => {
                 let (shape, d) = (s.few(step), self.of_matrix(defines, step, storage, Way::PLAIN));
                 let d =
@@ -356,13 +360,19 @@ impl Kernels {
             let tokens = if way.small { 4 } else { 8 };
             let d = d.with("EACH", if way.four { 4 } else { 1 }).with("TOKENS", tokens);
             (&[COMMON, BLOCKS, ROWS, GEMM_PUT, GEMM_ROWS], d.with("TURNS", GEMM_ROWS_TOKENS / tokens))
-        } else if self.shapes.tensor_cores && way == Way::PLAIN && storage == Storage::Blocks(Format::Q4_0) {
-            let d = d.with("WARPS", GEMM_ITEMS / 32).with("TOKENS", Shapes::warp_tokens(step));
-            (&[COMMON, GEMM_PUT, GEMM_NVIDIA], d.with("ROW_GROUPS", Shapes::warp_groups(step)))
+        } else if self.shapes.by_warps(storage, way) {
+            by_warps(d, self.shapes.gemm_tile(step, storage, way))
         } else {
             (&[COMMON, BLOCKS, GEMM_PUT, GEMM], d)
         }
     }
+}
+
+/// `gemm_nvidia.cl` with tiles of so many rows and tokens.
+fn by_warps(defines: Defines, [rows, tokens]: [usize; 2]) -> (&'static [&'static str], Defines) {
+    let warps = GEMM_ITEMS / 32;
+    let d = defines.with("WARPS", warps).with("TOKENS", tokens).with("ROW_GROUPS", rows / (16 * warps));
+    (&[COMMON, GEMM_PUT, GEMM_NVIDIA], d)
 }
 
 /// Whether [`CORRUPT_VARIABLE`] means a kernel.

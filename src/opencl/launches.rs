@@ -54,7 +54,7 @@ pub enum AttendOn {
 
 /// All launches but those that touch a cache.
 pub struct Launches {
-    /// By layer.
+    /// By layer; empty where a token is one launch. What that does not compute is then left to the kernels of many.
     pub one: Vec<OneToken>,
     /// By layer; empty where the device takes one token at a time.
     pub many: Vec<ManyTokens>,
@@ -66,7 +66,8 @@ pub struct Launches {
     pub norm: Option<Launch>,
     /// Output head of several tokens.
     pub heads: Products,
-    /// The end of attend for one token, where `out` does not do it; none where the host computes attention.
+    /// The end of attend for one token, where `out` does not do it; none where the host computes attention, or where
+    /// `one` is empty.
     pub merge: Option<Launch>,
     /// Attention of a token each of several runs, where passes are to have those.
     pub several: Option<Several>,
@@ -74,6 +75,13 @@ pub struct Launches {
     pub queries: usize,
     /// For which [`Scratch::slots`] they are bound.
     pub slots: usize,
+}
+
+impl Launches {
+    /// Whether the layers have kernels for one token.
+    pub fn has_one(&self) -> bool {
+        !self.one.is_empty()
+    }
 }
 
 /// The launches that touch one cache, bound to its buffers.
@@ -100,6 +108,13 @@ pub struct CacheLayer {
     pub observe_one: Option<Launch>,
 }
 
+impl CacheLayer {
+    /// Whether the kernels for one token compute attention of a run of so many.
+    pub fn by_one(&self, tokens: usize) -> bool {
+        tokens == 1 && self.attend_one.is_some()
+    }
+}
+
 /// What a product reads and writes besides its matrix and the state; see `kernels/gemv.cl`.
 struct Io<'a> {
     input: &'a Buffer,
@@ -122,14 +137,17 @@ pub struct Binder<'a> {
     pub scratch: &'a Scratch,
     /// Where attention is computed.
     pub attend: AttendOn,
+    /// Whether the layers have kernels for one token, a launch or more a step.
+    pub one: bool,
 }
 
 impl Binder<'_> {
     /// Builds all kernels that are needed, and binds those that touch no cache.
     pub fn launches(&mut self) -> Result<Launches> {
         let (s, m, many) = (self.scratch, self.matrices, self.scratch.max_tokens > 1);
+        let one = self.one;
         for sight in (0..LAYERS).map(Sight::of) {
-            if self.attend == AttendOn::Device {
+            if one && self.attend == AttendOn::Device {
                 self.kernels.require(Name::AttendOne(sight))?;
             }
             if many || self.attend == AttendOn::Host {
@@ -142,10 +160,13 @@ impl Binder<'_> {
         let merge = [&s.partials, &s.ml, &s.att];
         let on_device = self.attend == AttendOn::Device;
         Ok(Launches {
-            one: (0..LAYERS).map(|i| self.one_token(&m.layers[i], window(i))).collect::<Result<_>>()?,
+            one: (0..LAYERS)
+                .filter(|_| one)
+                .map(|i| self.one_token(&m.layers[i], window(i)))
+                .collect::<Result<_>>()?,
             head: self.head()?,
             several: (many && on_device && s.at_once > 1).then(|| self.several()).transpose()?,
-            merge: on_device.then(|| self.launch(Name::Merge, &merge)).transpose()?,
+            merge: (one && on_device).then(|| self.launch(Name::Merge, &merge)).transpose()?,
             many: m.layers.iter().filter(|_| many).map(|l| self.many_tokens(l)).collect::<Result<_>>()?,
             post_norms: m
                 .layers
@@ -197,7 +218,7 @@ impl Binder<'_> {
         let (s, many) = (self.scratch, self.scratch.max_tokens > 1);
         let (state, norm) = (s.state.buffer(), l.qk_norm.as_ref().unwrap_or(&s.none));
         let softmax = s.softmax.as_ref().unwrap_or(&s.none);
-        let on_device = self.attend == AttendOn::Device;
+        let (on_device, one_token) = (self.attend == AttendOn::Device, self.one);
         let mut bind = |wanted: bool, name: Name, buffers: &[&Buffer]| {
             wanted.then(|| self.launch(name, buffers)).transpose()
         };
@@ -212,9 +233,9 @@ impl Binder<'_> {
         Ok(CacheLayer {
             rope: bind(many || !on_device, Name::Rope(sight), &rope)?,
             attend: bind(many && on_device, Name::Attend(sight), &[&s.qkv, k, v, &s.att, softmax])?,
-            attend_one: bind(on_device, Name::AttendOne(sight), &attend_one)?,
+            attend_one: bind(on_device && one_token, Name::AttendOne(sight), &attend_one)?,
             observe: bind(observed && many, several, &observe(softmax, mass))?,
-            observe_one: bind(observed, one, &observe(&s.ml, mass))?,
+            observe_one: bind(observed && one_token, one, &observe(&s.ml, mass))?,
         })
     }
 
@@ -276,9 +297,12 @@ impl Binder<'_> {
             p.tiles.tile = self.kernels.shapes().gemm_tile(step, chunk.storage, way);
             p.tiles.groups = (groups * 16).div_ceil(p.tiles.tile[0]);
             if self.kernels.has_few(chunk.storage, way) {
-                let io = Io { sums: Some(&s.act_sums), ..io };
+                let shapes = self.kernels.shapes();
+                let by_warps = shapes.few_by_warps(step, chunk.storage);
+                let io = Io { sums: (!by_warps).then_some(&s.act_sums), ..io };
                 let few = self.product(Name::GemmFew(step, chunk.storage), chunk, &io)?.tiles;
-                p.few = Some(Tiles { groups, tile: [16, self.kernels.shapes().few(step).tokens], ..few });
+                let tile = shapes.few_tile(step, chunk.storage);
+                p.few = Some(Tiles { groups: (groups * 16).div_ceil(tile[0]), tile, ..few });
             }
             Ok(p)
         };

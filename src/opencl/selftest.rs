@@ -1,10 +1,11 @@
 //! Whether a device's kernels compute what they should: the whole forward pass on seeded tokens, many at once, one by
-//! one, few at once and one of each of two sequences, compared with another device.
+//! one, few at once and one of each of several sequences, compared with another device.
 //!
 //! Both compute the same sums in the same order, so on a device that rounds as IEEE 754 says the results are the same
 //! bits. On others a rounding flip of one activation moves the logits of a small model by up to 3 % (measured on the
 //! bundled one), while a wrong kernel moves them by their own size.
 
+use super::shapes::ONE_BY_ONE;
 use crate::dims::{KV_HEADS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, global_layers};
 use crate::model::device::{Cache, Device, KvRows, Logits, Run};
 use files::Result;
@@ -17,7 +18,9 @@ const MANY: usize = if LEARNED_POSITIONS && MAX_POSITION < 70 + AFTER { MAX_POSI
 const ONE: usize = 2;
 /// Tokens computed at once after those.
 const FEW: usize = 5;
-/// All of these, and one beside another sequence's.
+/// Other sequences, as many as are never computed one by one with another.
+const OTHERS: usize = ONE_BY_ONE;
+/// All of these, and one beside other sequences'.
 const AFTER: usize = ONE + FEW + 1;
 /// Slots of the caches.
 pub const SLOTS: usize = MANY + AFTER;
@@ -34,10 +37,11 @@ pub fn distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64
 }
 
 /// Logits of the last of the first [`MANY`] ids, of each that follows by itself, of the last of the few, and of the last
-/// beside the first of another sequence.
+/// beside the first of others.
 fn logits(device: &mut dyn Device, ids: &[u32]) -> Result<Vec<f32>> {
-    let (mut cache, mut other) = (device.new_cache(SLOTS)?, device.new_cache(SLOTS)?);
-    let mut out = vec![0.0; (1 + ONE + 3) * VOCAB];
+    let mut cache = device.new_cache(SLOTS)?;
+    let mut others = (0..OTHERS).map(|_| device.new_cache(SLOTS)).collect::<Result<Vec<_>>>()?;
+    let mut out = vec![0.0; (1 + ONE + 2 + OTHERS) * VOCAB];
     let mut rows = out.chunks_exact_mut(VOCAB);
     let mut row = || rows.next().expect("there is a row for each");
     let step = device.max_tokens();
@@ -51,11 +55,11 @@ fn logits(device: &mut dyn Device, ids: &[u32]) -> Result<Vec<f32>> {
         }
     }
     let last = SLOTS - 1;
-    let mut runs = [
-        Run::new(&mut *cache, &ids[last..], last, Logits::Last(row())),
-        Run::new(&mut *other, &ids[..1], 0, Logits::Last(row())),
-    ];
-    runs.chunks_mut(step.min(2)).try_for_each(|runs| device.forward(runs, None))?;
+    let mut runs = vec![Run::new(&mut *cache, &ids[last..], last, Logits::Last(row()))];
+    for (other, id) in others.iter_mut().zip(ids.chunks(1)) {
+        runs.push(Run::new(&mut **other, id, 0, Logits::Last(row())));
+    }
+    runs.chunks_mut(step.min(1 + OTHERS)).try_for_each(|runs| device.forward(runs, None))?;
     Ok(out)
 }
 

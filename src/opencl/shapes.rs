@@ -32,6 +32,9 @@ const PART_FLOATS: usize = 4096;
 pub const SEVERAL: usize = 16;
 /// Tokens that are few: each reads weights once more than the first ones, from a cache.
 pub const FEW: usize = 16;
+/// Runs of a token each that are computed one by one, where a token is one launch, and no more of them: so many launches
+/// take less time than those of all steps.
+pub const ONE_BY_ONE: usize = 3;
 /// Widest head that decode attention takes.
 pub const WIDEST_HEAD: usize = 256;
 
@@ -191,7 +194,7 @@ impl Shapes {
     pub fn gemm_tile(&self, step: Step, storage: Storage, way: Way) -> [usize; 2] {
         match storage {
             _ if way.form != Form::Tile => [GEMM_ROWS_ITEMS * if way.four { 4 } else { 1 }, GEMM_ROWS_TOKENS],
-            Storage::Blocks(Format::Q4_0) if self.tensor_cores && way == Way::PLAIN => {
+            storage if self.by_warps(storage, way) => {
                 [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), Self::warp_tokens(step)]
             }
             storage if storage.reads() == Activations::Quantised => [64, 64],
@@ -212,14 +215,37 @@ impl Shapes {
         shapes.into_iter().find(|s| enough(s) && fits(s)).unwrap_or(FewShape { slices: 16, tokens: 4 })
     }
 
-    /// Groups of sixteen rows that a warp of `gemm_nvidia.cl` takes: two where there are enough for all
-    /// multiprocessors even so.
-    pub fn warp_groups(step: Step) -> usize {
-        if step.groups() * step.halves() >= 512 { 2 } else { 1 }
+    /// Whether the warps of `gemm_nvidia.cl` multiply a matrix that is stored so.
+    pub fn by_warps(&self, storage: Storage, way: Way) -> bool {
+        self.tensor_cores && way == Way::PLAIN && storage == Storage::Blocks(Format::Q4_0)
+    }
+
+    /// Whether they do so with few tokens too: where a warp for each group of rows keeps the device busy.
+    pub fn few_by_warps(&self, step: Step, storage: Storage) -> bool {
+        self.by_warps(storage, Way::PLAIN) && Self::has_many_rows(step)
+    }
+
+    /// Whether a step has groups of sixteen rows enough for all multiprocessors, even two for each warp.
+    fn has_many_rows(step: Step) -> bool {
+        step.groups() * step.halves() >= 512
+    }
+
+    /// Rows and tokens of a work-group of few tokens.
+    pub fn few_tile(&self, step: Step, storage: Storage) -> [usize; 2] {
+        match self.few_by_warps(step, storage) {
+            true => [16 * GEMM_ITEMS / 32, 8],
+            false => [16, self.few(step).tokens],
+        }
+    }
+
+    /// Groups of sixteen rows that a warp of `gemm_nvidia.cl` takes. Two take four times as long to compile, and of the
+    /// head few tokens are wanted.
+    fn warp_groups(step: Step) -> usize {
+        if Self::has_many_rows(step) && step != Step::Head { 2 } else { 1 }
     }
 
     /// Tokens of such a warp: fewer where rows are few, for the same reason.
-    pub fn warp_tokens(step: Step) -> usize {
+    fn warp_tokens(step: Step) -> usize {
         32 * Self::warp_groups(step)
     }
 

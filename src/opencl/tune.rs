@@ -20,6 +20,7 @@ use crate::dims::*;
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
+use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program_cache::{Attempt, Cache};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -60,6 +61,19 @@ pub struct Tuned {
     pub table: Vec<Timed>,
 }
 
+/// How products of the model with this fingerprint are computed on a device, if that is known without either at hand.
+///
+/// # Errors
+///
+/// Those of [`Ways::forced`].
+pub fn known(facts: &Facts, fingerprint: &str, cache: &Cache) -> files::Result<Option<Ways>> {
+    Ok(match Ways::forced(facts)? {
+        None if facts.compute_capability.is_some() => Some(Ways::default()),
+        None => cache.recall(&name_of(facts, fingerprint)).and_then(|names| names.parse().ok()),
+        forced => forced,
+    })
+}
+
 /// Decides how a model's products are computed, unless that is decided: as was found out before, else by timing.
 /// `say` is told what takes time, and what is left out and why.
 ///
@@ -72,11 +86,23 @@ pub fn decide(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result
         return Ok(());
     }
     let ways = match cache.recall(&key(model)).and_then(|names| names.parse().ok()) {
-        Some(ways) => ways,
+        Some(ways) => {
+            if known(facts, &model.weights.fingerprint, cache)? != Some(ways) {
+                keep(model, cache, ways);
+            }
+            ways
+        }
         None => timed(model, cache, say)?.ways,
     };
     model.set_ways(ways);
     Ok(())
+}
+
+/// Remembers how products are computed, for all models of this shape, and for this one where it is not at hand.
+fn keep(model: &Model, cache: &Cache, ways: Ways) {
+    for name in [key(model), name_of(model.device.facts(), &model.weights.fingerprint)] {
+        cache.remember(&name, &ways.to_string());
+    }
 }
 
 /// Times all, whatever was found out before, and keeps what is fastest.
@@ -92,7 +118,7 @@ pub fn timed(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<
         tuner.choose(tokens)?;
     }
     let tuned = tuner.tuned;
-    cache.remember(&key, &tuned.ways.to_string());
+    keep(model, cache, tuned.ways);
     Ok(tuned)
 }
 
@@ -114,7 +140,7 @@ pub fn recheck(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Resul
     }
     let Tuner { tuned, left_out, .. } = tuner;
     model.set_ways(tuned.ways);
-    cache.remember(&key, &tuned.ways.to_string());
+    keep(model, cache, tuned.ways);
     Ok(!left_out.is_empty())
 }
 
@@ -127,6 +153,11 @@ fn key(model: &Model) -> String {
     stored.collect::<Vec<_>>().hash(&mut sources);
     let device = model.device.facts().identity();
     format!("ways {:016x} on {device:?} {}", sources.finish(), Defines::of_model().as_str())
+}
+
+/// What they are remembered under for one model.
+fn name_of(facts: &Facts, fingerprint: &str) -> String {
+    format!("ways of {fingerprint} on {:?} {}", facts.identity(), env!("CARGO_PKG_VERSION"))
 }
 
 struct Tuner<'a> {
@@ -333,7 +364,8 @@ impl<'a> Tuner<'a> {
         self.kernels.set_way(tokens, step, way);
         let matrices = &self.model.matrices;
         let (kernels, scratch) = (&mut self.kernels, &self.scratch);
-        let mut binder = Binder { kernels, matrices, calibration: &[], scratch, attend: AttendOn::Device };
+        let mut binder =
+            Binder { kernels, matrices, calibration: &[], scratch, attend: AttendOn::Device, one: true };
         if step == Step::Head {
             let product = match tokens {
                 Tokens::One => (None, binder.head()?),

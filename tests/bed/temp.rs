@@ -1,6 +1,7 @@
 //! Directories that go when a test ends.
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A directory of its own, removed with everything in it.
@@ -28,6 +29,16 @@ impl Temp {
     pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
         std::fs::write(self.file(name), bytes).expect("a temporary file");
         self.path(name)
+    }
+
+    /// Writes a program that only the system's shell understands. Another process does it: a program that this one has
+    /// open for writing could not be started as long as a child that another test has just forked has it open, too.
+    pub fn script(&self, name: &str, body: &str) -> PathBuf {
+        let (path, write) =
+            (self.file(name), "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod +x \"$0\"");
+        let written = Command::new("sh").args(["-c", write]).arg(&path).arg(body).status();
+        assert!(written.expect("a shell").success());
+        path
     }
 
     /// This directory with another file.

@@ -4,7 +4,6 @@ use crate::bed::place;
 use crate::bed::program::*;
 use crate::bed::temp::Temp;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -211,9 +210,8 @@ fn an_interrupt_keeps_the_text() {
 fn an_interrupt_keeps_the_text_of_drafts_and_ends_the_program_that_drafts() {
     let Some(program) = place::draft_program() else { return };
     let temp = Temp::new();
-    let own = temp
-        .write("draft", format!("#!/bin/sh\necho $$ > \"$0.pid\"\nexec \"{}\" \"$@\"\n", program.display()));
-    std::fs::set_permissions(&own, PermissionsExt::from_mode(0o755)).expect("a program");
+    let script = format!("echo $$ > \"$0.pid\"\nexec \"{}\" \"$@\"", program.display());
+    let own = temp.script("draft", &script).display().to_string();
     let args = ["--draft-model", &own, "--draft-when", "always"];
     let err = interrupted(&[&["generate", "-n", "-1", "--ignore-eos", "-p", "Once"], &args[..]].concat());
     assert!(!err.contains("going on without it"), "{err}");

@@ -9,7 +9,6 @@ use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::session::{Drafts, Notice};
 use antigravity::{BatchItem, Engine, EngineOptions, Error, GenerateOptions};
 use serde_json::json;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -240,13 +239,6 @@ fn a_draft_that_is_killed_in_a_text_costs_no_token() {
     assert!(engine.draft_model().unwrap().process().is_none());
 }
 
-/// A program that only the system's shell understands.
-fn script(temp: &Temp, name: &str, body: &str) -> PathBuf {
-    let path = PathBuf::from(temp.write(name, format!("#!/bin/sh\n{body}\n")));
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-    path
-}
-
 #[test]
 fn a_program_that_lies_is_left_out_after_one_line() {
     let temp = Temp::new();
@@ -279,7 +271,7 @@ fn a_program_that_lies_is_left_out_after_one_line() {
     .iter()
     .enumerate()
     {
-        let (o, said) = with(script(&temp, &format!("liar{i}"), body), 8, base());
+        let (o, said) = with(temp.script(&format!("liar{i}"), body), 8, base());
         let engine = loaded(o);
         let (found, drafts) = tell(&engine, PROMPTS[1], &options);
         assert_eq!(found, expected, "{words}");
@@ -304,7 +296,7 @@ fn a_program_that_hangs_costs_a_moment() {
     let digest = plain.tokenizer().pieces().digest();
     let hello = json!({"antigravity_draft": 1, "tokenizer": digest, "sequences": 1});
     for body in ["exec sleep 60".to_string(), format!("echo '{hello}'\nexec sleep 60")] {
-        let (o, said) = with(script(&temp, "sleeper", &body), 8, base());
+        let (o, said) = with(temp.script("sleeper", &body), 8, base());
         let engine = Engine::load(o).unwrap();
         let began = Instant::now();
         let (found, _) = tell(&engine, PROMPTS[2], &options);
@@ -331,7 +323,7 @@ fn a_program_that_guesses_wrong_changes_no_token() {
         "echo '{hello}'\nn=0\nwhile read line; do n=$((n+1)); [ $n = 3 ] && sleep 1; \
          echo \"{{\\\"id\\\":$n,\\\"tokens\\\":[5,6,7]}}\"; done"
     );
-    let (o, said) = with(script(&temp, "guesser", &body), 8, base());
+    let (o, said) = with(temp.script("guesser", &body), 8, base());
     let engine = loaded(o);
     let mut drafted = 0;
     for sampler in samplers() {

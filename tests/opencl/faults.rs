@@ -125,8 +125,37 @@ fn auto_always_ends_on_the_cpu() {
     }
     goes_on(&OPENCL, "");
     for fault in FAULTS {
-        goes_on(&["-b", "auto"], fault);
+        auto(&Temp::new(), fault);
     }
+}
+
+/// The program with a cache of its own: there it finds no verdict of a self-test, and no speeds that would keep `auto`
+/// from the device.
+fn with_cache(own: &Temp, flags: &[&str], fault: &str) -> Command {
+    let mut command = command(flags, fault);
+    command.env("ANTIGRAVITY_OPENCL_CACHE", &own.0);
+    command
+}
+
+/// Runs `auto` so, expects the CPU's text; what was said.
+#[track_caller]
+fn auto(own: &Temp, fault: &str) -> String {
+    let out = with_cache(own, &["-b", "auto"], fault).output().unwrap();
+    let said = said(&out.stderr);
+    assert!(out.status.success() && out.stdout == expected(), "{fault}: {said}");
+    said
+}
+
+#[test]
+fn auto_opens_no_device_that_was_slower_before() {
+    if shim().is_none() {
+        return;
+    }
+    let (own, fault) = (Temp::new(), "clCreateContext:1:-6");
+    assert!(auto(&own, fault).contains("using the CPU"));
+    assert!(auto(&own, "").contains("auto: the CPU for all"));
+    let said = auto(&own, fault);
+    assert!(said.lines().count() == 1 && said.starts_with("auto: the CPU for all"), "{said}");
 }
 
 #[test]
@@ -156,7 +185,7 @@ fn a_program_that_does_not_compile_is_one_line() {
     }
     let own = Temp::new();
     let build = |fault: &str| {
-        let out = command(&OPENCL, fault).env("ANTIGRAVITY_OPENCL_CACHE", &own.0).output().unwrap();
+        let out = with_cache(&own, &OPENCL, fault).output().unwrap();
         assert!(out.status.success() && out.stdout == expected(), "{fault}");
         said(&out.stderr)
     };
@@ -172,18 +201,37 @@ fn a_device_that_hangs_is_left() {
         return;
     }
     goes_on(&OPENCL, "");
-    for (flags, fault) in [
-        (&OPENCL[..], "clEnqueueReadBuffer:17:hang"),
-        (&OPENCL[..2], "clEnqueueReadBuffer:9:hang"),
-        (&OPENCL, "clWaitForEvents:3:hang"),
-        (&["-b", "auto"], "clFinish:1:hang"),
-    ] {
-        let mut command = command(flags, fault);
+    let is_left = |mut command: Command, fault: &str| {
         let out = command.env("ANTIGRAVITY_OPENCL_LIMIT", "0.5").output().unwrap();
         let said = said(&out.stderr);
         assert!(out.status.success() && out.stdout == expected(), "{fault}: {said}");
         assert!(said.contains("has not returned for") && said.lines().count() == 1, "{fault}: {said}");
+    };
+    for (flags, fault) in [
+        (&OPENCL[..], "clEnqueueReadBuffer:17:hang"),
+        (&OPENCL[..2], "clEnqueueReadBuffer:9:hang"),
+        (&OPENCL, "clWaitForEvents:3:hang"),
+    ] {
+        is_left(command(flags, fault), fault);
     }
+    let (own, fault) = (Temp::new(), "clFinish:1:hang");
+    is_left(with_cache(&own, &["-b", "auto"], fault), fault);
+}
+
+#[test]
+fn the_first_launch_of_a_kernel_may_take_longer() {
+    if shim().is_none() {
+        return;
+    }
+    // PoCL has compiled all from here on.
+    goes_on(&OPENCL, "");
+    // The self-test is made, as nothing is known of this device. Several sequences have kernels of their own; they come
+    // after many tokens, two single ones and a few.
+    let own = Temp::new();
+    let mut command = with_cache(&own, &OPENCL, "clEnqueueReadBuffer:5:slow:once");
+    let out = command.env("ANTIGRAVITY_OPENCL_LIMIT", "1").output().unwrap();
+    assert!(out.status.success() && out.stdout == expected());
+    assert_eq!(said(&out.stderr), "");
 }
 
 /// Waits for the end of a child, for so long at most.

@@ -57,6 +57,13 @@ pub fn gpu(model: &Arc<Model>, kv_types: KvTypes, rows: Place) -> OpenClDevice {
     OpenClDevice::new(Arc::clone(model), gpu_options(kv_types, rows)).unwrap()
 }
 
+/// The same with single tokens computed by the kernels of many.
+fn gpu_of_many(model: &Arc<Model>, kv_types: KvTypes) -> OpenClDevice {
+    let mut gpu = gpu(model, kv_types, Place::Device);
+    gpu.without_one_token().unwrap();
+    gpu
+}
+
 /// The same with attention on the host.
 pub fn gpu_with_host(model: &Arc<Model>, kv_types: KvTypes) -> OpenClDevice {
     let attention = Some(for_others(2, Isa::detect().unwrap(), CAPACITY).unwrap());
@@ -299,7 +306,8 @@ fn several_sequences_in_one_pass_are_each_as_alone() {
     let (f16, mixed) = (KvTypes::both(KvType::F16), KvTypes { k: KvType::Q8, v: KvType::Q4 });
     for (types, sequences) in [(f16, &sequences[..]), (mixed, &sequences), (mixed, &unobserved)] {
         let expected = passes(&mut cpu(types), sequences, false);
-        for mut on in [gpu(model, types, Place::Device), gpu_with_host(model, types)] {
+        let near = gpu(model, types, Place::Device);
+        for mut on in [near, gpu_of_many(model, types), gpu_with_host(model, types)] {
             for together in [false, true] {
                 let found = passes(&mut on, sequences, together);
                 agree(&found, &expected, &format!("{}, {types}, together: {together}", on.name()));

@@ -50,6 +50,12 @@ fn devices_of(libraries: &'static [Library]) -> Vec<Found> {
     found
 }
 
+/// Of the device that `select` means (see [`choose`]), which is not opened; `None` where there is none.
+pub fn facts_of(select: Option<&str>) -> Option<&'static Facts> {
+    let found = devices().ok()?;
+    choose(found, select).ok().map(|index| &found[index].facts)
+}
+
 /// Position of the device that `select`, an index or a part of a name, means; without it, of the first
 /// that is not a CPU.
 pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {

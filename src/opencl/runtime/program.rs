@@ -11,7 +11,7 @@ use super::program_cache::{Entry, Key, Marker, Notes, Trial, Verdict};
 use super::waiter::Call;
 use std::ffi::CString;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
@@ -246,7 +246,8 @@ impl Program {
             }
         });
         let max_work_group = max_work_group.unwrap_or(0);
-        Ok(Kernel { shared: shared.clone(), name: name.into(), id, args: Vec::new(), max_work_group })
+        let (args, launched) = (Vec::new(), AtomicBool::new(false));
+        Ok(Kernel { shared: shared.clone(), name: name.into(), id, args, max_work_group, launched })
     }
 }
 
@@ -280,6 +281,8 @@ pub struct Kernel {
     id: KernelId,
     args: Vec<Arg>,
     max_work_group: usize,
+    /// Whether it was ever queued.
+    launched: AtomicBool,
 }
 
 /// What an argument is.
@@ -404,6 +407,9 @@ impl Device {
             launch(shared.queue, kernel.id, dims, none, global.as_ptr(), sizes, 0, none.cast(), event)
         };
         shared.launches.fetch_add(1, Ordering::Relaxed);
+        if !kernel.launched.swap(true, Ordering::Relaxed) {
+            shared.waiter.first_launch();
+        }
         shared.check(
             code,
             "clEnqueueNDRangeKernel",

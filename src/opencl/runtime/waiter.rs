@@ -281,6 +281,8 @@ struct Desk {
     watching: Duration,
     /// Whether a call is under way whose answer nobody waits for.
     left: AtomicBool,
+    /// Whether a kernel is queued for the first time.
+    first: AtomicBool,
     patience: Mutex<Patience>,
     /// Bytes on their way to or from the device.
     bytes: Mutex<Vec<u8>>,
@@ -302,6 +304,7 @@ impl Waiter {
             changes: AtomicUsize::new(0),
             watching: watching(facts),
             left: AtomicBool::new(false),
+            first: AtomicBool::new(false),
             patience: Mutex::new(Patience { limit: unmeasured(), stop: None }),
             bytes: Mutex::new(Vec::new()),
         });
@@ -319,6 +322,11 @@ impl Waiter {
     /// From now on calls may take this long; a `stop` that is set ends the waiting before.
     pub fn set_patience(&self, limit: Duration, stop: Option<Arc<AtomicBool>>) {
         *locked(&self.desk.patience) = Patience { limit, stop };
+    }
+
+    /// A kernel was queued for the first time, and the driver may compile it now: whoever waits next waits for that too.
+    pub fn first_launch(&self) {
+        self.desk.first.store(true, Ordering::Relaxed);
     }
 
     /// Makes a call and waits for its answer.
@@ -339,6 +347,7 @@ impl Waiter {
                     unreachable!("invariant: just looked")
                 };
                 drop(state);
+                desk.first.store(false, Ordering::Relaxed);
                 // Another thread may be waiting for its turn.
                 desk.answered.notify_all();
                 Ok(answer)
@@ -423,6 +432,12 @@ impl Desk {
         locked(&self.state)
     }
 
+    fn patience(&self) -> Patience {
+        let Patience { limit, stop } = locked(&self.patience).clone();
+        let least = if self.first.load(Ordering::Relaxed) { unmeasured() } else { Duration::ZERO };
+        Patience { limit: limit.max(least), stop }
+    }
+
     /// Waits for the thread, within limits.
     fn wait_until(&self, done: impl Fn(&State) -> bool) -> Result<MutexGuard<'_, State>, Unanswered> {
         let mut state = locked(&self.state);
@@ -439,7 +454,7 @@ impl Desk {
             }
             // While the process was stopped (Ctrl-Z), the device's driver was too.
             waited += began.elapsed().min(2 * SLICE);
-            let Patience { limit, stop } = patience.get_or_insert_with(|| locked(&self.patience).clone());
+            let Patience { limit, stop } = patience.get_or_insert_with(|| self.patience());
             if waited >= *limit {
                 return Err(Unanswered::TooLong(waited));
             }

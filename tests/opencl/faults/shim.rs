@@ -1,6 +1,6 @@
 //! An OpenCL library that forwards every call to the real one, but for those that `SHIM_FAULT` names: `CALL:FROM:CODE`
-//! makes the calls of one function fail with a code, or hang, from the one of this number on; `once` after it, only that
-//! one. `*` is any function. `faults.rs` compiles this, with nothing but rustc.
+//! makes the calls of one function fail with a code, `hang`, or take four seconds (`slow`), from the one of this number on;
+//! `once` after it, only that one. `*` is any function. `faults.rs` compiles this, with nothing but rustc.
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
@@ -67,6 +67,9 @@ fn fails(name: &str, count: &AtomicU32) -> Option<i32> {
     FAILED.store(true, Ordering::Relaxed);
     while fault.code == "hang" {
         std::thread::sleep(std::time::Duration::from_secs(1));
+    }
+    if fault.code == "slow" {
+        std::thread::sleep(std::time::Duration::from_secs(4));
     }
     fault.code.parse().ok()
 }

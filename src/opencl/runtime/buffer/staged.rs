@@ -1,4 +1,4 @@
-//! Small transfers that happen at every token: in without waiting, out through page-locked memory.
+//! Transfers that happen in every pass: in without waiting, out through page-locked memory.
 
 use super::{Access, Buffer, MAPPED, Place};
 use crate::device::Device;
@@ -9,18 +9,37 @@ use std::ops::Range;
 use std::ptr::null;
 use std::sync::atomic::Ordering;
 
-/// A small buffer that is often written without waiting for the device: it is sent from a copy that it keeps.
+/// A buffer that is often written without waiting for the device: it is sent from a copy that it keeps.
 pub struct Staged {
     buffer: Buffer,
-    host: Box<[u8]>,
+    host: Outgoing,
     sent: Option<EventId>,
+}
+
+/// What is sent. Where the device has memory of its own, it is page-locked, so that the driver need not copy it again.
+enum Outgoing {
+    Pageable(Box<[u8]>),
+    Locked(Landing),
+}
+
+impl Outgoing {
+    fn bytes(&mut self) -> &mut [u8] {
+        match self {
+            Outgoing::Pageable(bytes) => bytes,
+            Outgoing::Locked(landing) => landing.bytes(),
+        }
+    }
 }
 
 impl Staged {
     /// A buffer of `len` bytes.
     pub fn new(device: &Device, len: usize, access: Access) -> Result<Self> {
         let buffer = device.buffer(len, access, Place::Device)?;
-        Ok(Self { buffer, host: vec![0; len].into(), sent: None })
+        let host = match device.facts().unified_memory {
+            true => Outgoing::Pageable(vec![0; len].into()),
+            false => Outgoing::Locked(Landing::new(device, len)?),
+        };
+        Ok(Self { buffer, host, sent: None })
     }
 
     /// For the arguments of kernels.
@@ -31,7 +50,7 @@ impl Staged {
     /// Queues writing `bytes` to the start of the buffer. Waits only for the last such write to be done.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.wait()?;
-        let sent = &mut self.host[..bytes.len()];
+        let sent = &mut self.host.bytes()[..bytes.len()];
         sent.copy_from_slice(bytes);
         let m = &self.buffer.memory;
         m.assert_writable();
@@ -75,13 +94,13 @@ impl Drop for Staged {
         }
         if self.sent.is_some() {
             // The device may read it still.
-            std::mem::forget(std::mem::take(&mut self.host));
+            std::mem::forget(std::mem::replace(&mut self.host, Outgoing::Pageable(Box::default())));
         }
     }
 }
 
-/// Page-locked memory of the host, through which a device of its own memory is read without another copy by the
-/// driver.
+/// Page-locked memory of the host, through which a device of its own memory is read and written without another
+/// copy by the driver.
 pub struct Landing {
     /// Keeps `start` mapped until it goes.
     buffer: Buffer,
@@ -89,12 +108,19 @@ pub struct Landing {
 }
 
 impl Landing {
-    /// For reads of up to `len` bytes.
+    /// For up to `len` bytes.
     pub fn new(device: &Device, len: usize) -> Result<Self> {
         let buffer = device.buffer(len, Access::ReadWrite, Place::HostVisible)?;
         buffer.memory.state.store(MAPPED, Ordering::Relaxed);
         let start = buffer.memory.map(&(0..len), ffi::MAP_READ | ffi::MAP_WRITE)?;
         Ok(Self { buffer, start: Address(start) })
+    }
+
+    /// All of it. No call may be under way that it is given to.
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: so many bytes are mapped for reading and writing for as long as `self`, which is borrowed; no kernel has
+        // this buffer, and `Staged` waits for its write before it asks again.
+        unsafe { std::slice::from_raw_parts_mut(self.start.0.as_ptr(), self.buffer.len()) }
     }
 
     /// Waits for what is queued and reads `bytes.len()` bytes of `from` that begin at `offset`.
