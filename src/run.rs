@@ -9,4 +9,5 @@ pub mod past;
 pub mod plan;
 pub mod saved;
 pub mod session;
+pub mod speeds;
 pub mod system;

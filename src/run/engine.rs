@@ -6,7 +6,6 @@ mod batch;
 mod prefixes;
 #[cfg(feature = "serve")]
 pub mod scheduler;
-mod speeds;
 mod stream;
 mod texts;
 mod writer;

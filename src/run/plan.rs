@@ -6,8 +6,10 @@
 //! also counts mapped pages that can be dropped at any time.
 
 mod advice;
+mod opened;
 
 pub use advice::{Context, check_apart, check_sharing};
+pub use opened::Opened;
 
 use crate::dims::*;
 use crate::model::cpu;
@@ -21,10 +23,9 @@ use crate::run::session::ROWS;
 use crate::run::system::marker::Planned;
 use crate::run::system::{self, Memory};
 use files::folder::Folder;
-use files::{Error, Result, containment};
+use files::{Result, containment};
 use numeric::pool;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 /// What kind of memory holds something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,11 +137,7 @@ impl DeviceMemory {
         if options.backend == BackendKind::Cpu {
             return None;
         }
-        let facts = opencl::device::devices().ok().and_then(|found| {
-            let index = opencl::device::choose(found, options.cl_device.as_deref()).ok()?;
-            Some(&found[index].facts)
-        });
-        match facts {
+        match opencl::device::facts_of(options.cl_device.as_deref()) {
             None if options.backend == BackendKind::Auto => None,
             Some(facts) if !facts.unified_memory => Some(DeviceMemory::Own(facts.global_memory)),
             _ => Some(DeviceMemory::Unified),
@@ -402,64 +399,6 @@ impl Plan {
     pub fn longest(&self, memory: u64) -> Option<usize> {
         longest_where(|slots| self.need_for(slots) <= memory)
     }
-}
-
-/// A model that was opened and planned, and is not loaded yet: nothing of it is opened or planned again.
-pub struct Opened {
-    pub plan: Plan,
-    pub model: OpenModel,
-    /// How long that took.
-    pub took: Duration,
-}
-
-impl Opened {
-    /// Opens the model, and settles what `auto` comes to.
-    ///
-    /// # Errors
-    ///
-    /// `Model`: a file is missing or damaged. Those of [`Plan::of`].
-    pub fn new(options: &EngineOptions) -> Result<Self> {
-        let began = Instant::now();
-        let model = ModelPath::new(&options.model)?.open(options.weight_type)?;
-        if TIED && model.checkpoint.packed().is_none() && model.checkpoint.has_own_head() {
-            options.notice.say(&format!(
-                "{}: lm_head.weight is not the embedding that the config ties it to; using lm_head.weight",
-                model.checkpoint.path().display()
-            ));
-        }
-        let plan = Plan::of(&model, &within_positions(options)?)?;
-        Ok(Self { plan, model, took: began.elapsed() }.settled())
-    }
-
-    /// Settles `auto`: where there is no device, or no memory for both, it becomes the CPU, with one line to the user.
-    pub fn settled(mut self) -> Self {
-        let plan = &mut self.plan;
-        if plan.options.backend == BackendKind::Auto {
-            let why = match (plan.device, plan.check()) {
-                (None, _) => "no OpenCL device (doctor says why)".into(),
-                (_, Err(Error::Memory(why))) => why,
-                _ => return self,
-            };
-            plan.options.notice.say(&format!("auto: {why}; using the CPU"));
-            plan.options.backend = BackendKind::Cpu;
-            plan.device = None;
-        }
-        self
-    }
-}
-
-/// The options with no more slots than there are positions, where these are learned.
-fn within_positions(options: &EngineOptions) -> Result<EngineOptions> {
-    let mut options = options.clone();
-    if LEARNED_POSITIONS {
-        if options.eviction.policy != Policy::None {
-            return Err(Error::Usage(format!(
-                "`Eviction::policy`: the model has {MAX_POSITION} positions and none beyond, whatever is evicted; use none"
-            )));
-        }
-        options.max_seq_len = options.max_seq_len.min(MAX_POSITION);
-    }
-    Ok(options)
 }
 
 /// The largest number of slots that `fits`; at most 2^24. Every smaller number must fit too.

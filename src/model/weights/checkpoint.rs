@@ -7,7 +7,7 @@ use files::blocks::{BlockType, Dtype};
 use files::bundle::Bundle;
 use files::config::Arch;
 use files::mapped::{AlignedBytes, Plane};
-use files::packed_file;
+use files::packed_file::{self, key};
 use files::source::gguf::names::{Rows, stored};
 use files::source::gguf::{self, Gguf, is_gguf};
 use files::source::{Source, Tensor};
@@ -119,6 +119,12 @@ impl Checkpoint {
             Checkpoint::Safetensors(source) => source.fingerprint(),
             Checkpoint::Gguf(gguf) => gguf.fingerprint(),
         }
+    }
+
+    /// Identifies what the weights were made from: a packed file's checkpoint has the same.
+    pub fn origin(&self) -> String {
+        let source = self.packed().and_then(|packed| packed.metadata().get(key::SOURCE));
+        source.cloned().unwrap_or_else(|| self.fingerprint())
     }
 
     /// The GGUF file, if it is one.

@@ -1,7 +1,6 @@
 //! Which devices run the sequences of an engine: one, or two, by choice or by measurement.
 
 use super::Engine;
-use super::speeds;
 use crate::model::cpu::{self, CpuDevice, CpuOptions};
 use crate::model::device::{SharedDevice, locked};
 use crate::model::weights::Weights;
@@ -9,6 +8,7 @@ use crate::opencl::{self, Matrices, OpenClDevice, OpenClOptions, Place, Variants
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::{Measured, Schedule, Seat, Session, Side, Spare, Standby};
+use crate::run::speeds;
 use files::{Error, Result};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -47,29 +47,20 @@ impl Engine {
     fn measured(&self, model: &Arc<opencl::Model>) -> Result<Runs> {
         let o = EngineOptions { gpu_attn: true, ..self.options.clone() };
         opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
-        let [cpu, gpu] = speeds::of_both(
-            &speeds::key(self, model),
+        let on = (model.device().facts(), model.ways()?);
+        let speeds = speeds::of_both(
+            &speeds::key(&self.options, &self.weights.fingerprint, self.isa, on),
             || Seat::new(self.cpu(&speeds::options(&o))?, speeds::SLOTS),
             || Seat::new(shared(self.opencl(model, &speeds::options(&o))?), speeds::SLOTS),
         )?;
-        let measured = Measured::new([cpu, gpu]);
-        let (runs, choice) = match measured.only(self.options.max_seq_len) {
-            Some(Side::Cpu) => (Runs::Cpu, "the CPU for all"),
-            Some(Side::Gpu) => (Runs::Device, "the GPU for all"),
-            None => (Runs::Both(Schedule::Measured(measured)), "each for what it does faster"),
-        };
-        self.options.notice.say(&format!(
-            "auto: {choice}: prompt {:.0} tokens/s on the CPU, {:.0} on the GPU; decode {:.1} and {:.1}, over {} slots \
-             {:.1} and {:.1}",
-            1.0 / cpu.prefill,
-            1.0 / gpu.prefill,
-            1.0 / cpu.token(0),
-            1.0 / gpu.token(0),
-            self.options.max_seq_len,
-            1.0 / cpu.token(self.options.max_seq_len),
-            1.0 / gpu.token(self.options.max_seq_len),
-        ));
-        Ok(runs)
+        let measured = Measured::new(speeds);
+        let only = measured.only(self.options.max_seq_len);
+        speeds::say_why(&self.options, only, speeds);
+        Ok(match only {
+            Some(Side::Cpu) => Runs::Cpu,
+            Some(Side::Gpu) => Runs::Device,
+            None => Runs::Both(Schedule::Measured(measured)),
+        })
     }
 
     /// An empty sequence with a cache and a device of its own.

@@ -1,13 +1,12 @@
 //! How fast each device computes prompts and decodes: measured once, then remembered.
 
-use super::Engine;
 use crate::dims::{LEARNED_POSITIONS, VOCAB};
 use crate::model::device::{Cache, Logits, Run, locked};
-use crate::opencl;
+use crate::opencl::{self, facts::Facts, ways::Ways};
 use crate::run::options::EngineOptions;
-use crate::run::session::{Seat, Speed};
+use crate::run::session::{Measured, Seat, Side, Speed};
 use files::Result;
-use std::sync::Arc;
+use numeric::simd::Isa;
 use std::time::Instant;
 
 /// Tokens of the prompt that is timed.
@@ -18,45 +17,48 @@ const DEEP: usize = 1024;
 const TOKENS: usize = 3;
 
 /// Slots of caches that are only timed.
-pub(super) const SLOTS: usize = DEEP + 2 * PROMPT;
+pub const SLOTS: usize = DEEP + 2 * PROMPT;
 
 /// The options for devices that are only timed.
-pub(super) fn options(o: &EngineOptions) -> EngineOptions {
+pub fn options(o: &EngineOptions) -> EngineOptions {
     EngineOptions { max_seq_len: SLOTS, prefill_chunk: o.prefill_chunk.max(PROMPT), ..o.clone() }
 }
 
 /// Names everything that speeds depend on.
-pub(super) fn key(engine: &Engine, model: &Arc<opencl::Model>) -> String {
-    let o = &engine.options;
-    let device: Vec<&str> = model.device().facts().identity().into_iter().collect();
+pub fn key(o: &EngineOptions, fingerprint: &str, isa: Isa, (facts, ways): (&Facts, Ways)) -> String {
+    let device = facts.identity();
     format!(
         "speeds {} {} {} weights {} kv {} threads {} {} on {device:?} {} {:?}",
         env!("CARGO_PKG_VERSION"),
-        engine.weights.fingerprint,
+        fingerprint,
         crate::run::system::this_cpu(),
         o.weight_type,
         o.kv_types,
         o.threads,
-        engine.isa.name(),
-        model.ways().unwrap_or_default(),
+        isa.name(),
+        ways,
         o.zero_copy,
     )
 }
 
-/// The speeds of the CPU and of the device: those remembered under `key`, else measured.
-pub(super) fn of_both(
+/// The speeds of the CPU and of the device that are remembered under `key`.
+fn remembered(key: &str) -> Option<[Speed; 2]> {
+    opencl::Cache::of_user().recall(key).and_then(|text| serde_json::from_str(&text).ok())
+}
+
+/// Those remembered, else measured.
+pub fn of_both(
     key: &str,
     cpu: impl FnOnce() -> Result<Seat>,
     gpu: impl FnOnce() -> Result<Seat>,
 ) -> Result<[Speed; 2]> {
-    let cache = opencl::Cache::of_user();
-    if let Some(speeds) = cache.recall(key).and_then(|text| serde_json::from_str(&text).ok()) {
+    if let Some(speeds) = remembered(key) {
         return Ok(speeds);
     }
     let speeds = [measure(gpu()?)?, measure(cpu()?)?];
     let [gpu, cpu] = speeds;
     if let Ok(text) = serde_json::to_string(&[cpu, gpu]) {
-        cache.remember(key, &text);
+        opencl::Cache::of_user().remember(key, &text);
     }
     Ok([cpu, gpu])
 }
@@ -92,4 +94,39 @@ fn measure(seat: Seat) -> Result<Speed> {
     let (near, far) = (token(n)?, token(DEEP)?);
     let slot = ((far - near) / (DEEP - n) as f64).max(0.0);
     Ok(Speed { prefill, decode: (near - slot * n as f64).max(1e-9), slot })
+}
+
+/// Whether an earlier start found that `auto` is the CPU for the weights with this fingerprint, which is said. Then the
+/// device need not be opened: drivers take memory, and some make the CPU slower.
+pub fn is_known_to_be_the_cpu(o: &EngineOptions, fingerprint: &str) -> bool {
+    let is_cpu = || {
+        let isa = o.isa.map_or_else(Isa::detect, Ok).ok()?;
+        let facts = opencl::device::facts_of(o.cl_device.as_deref())?;
+        let ways = opencl::tune::known(facts, fingerprint, &opencl::Cache::of_user()).ok()??;
+        let speeds = remembered(&key(o, fingerprint, isa, (facts, ways)))?;
+        let only = Measured::new(speeds).only(o.max_seq_len).filter(|&side| side == Side::Cpu)?;
+        say_why(o, Some(only), speeds);
+        Some(())
+    };
+    is_cpu().is_some()
+}
+
+/// Says that `auto` chooses `only` one device, or both, and why.
+pub fn say_why(o: &EngineOptions, only: Option<Side>, [cpu, gpu]: [Speed; 2]) {
+    let choice = match only {
+        Some(Side::Cpu) => "the CPU for all",
+        Some(Side::Gpu) => "the GPU for all",
+        None => "each for what it does faster",
+    };
+    let most = o.max_seq_len;
+    o.notice.say(&format!(
+        "auto: {choice}: prompt {:.0} tokens/s on the CPU, {:.0} on the GPU; decode {:.1} and {:.1}, over {most} slots \
+         {:.1} and {:.1}",
+        1.0 / cpu.prefill,
+        1.0 / gpu.prefill,
+        1.0 / cpu.token(0),
+        1.0 / gpu.token(0),
+        1.0 / cpu.token(most),
+        1.0 / gpu.token(most),
+    ));
 }

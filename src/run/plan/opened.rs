@@ -1,0 +1,73 @@
+//! What is opened and planned before a model is loaded.
+
+use super::Plan;
+use crate::dims::{LEARNED_POSITIONS, MAX_POSITION, TIED};
+use crate::model::weights::{ModelPath, OpenModel};
+use crate::run::eviction::Policy;
+use crate::run::options::{BackendKind, EngineOptions};
+use crate::run::speeds::is_known_to_be_the_cpu;
+use files::{Error, Result};
+use std::time::{Duration, Instant};
+
+/// A model that was opened and planned, and is not loaded yet: nothing of it is opened or planned again.
+pub struct Opened {
+    pub plan: Plan,
+    pub model: OpenModel,
+    /// How long that took.
+    pub took: Duration,
+}
+
+impl Opened {
+    /// Opens the model, and settles what `auto` comes to.
+    ///
+    /// # Errors
+    ///
+    /// `Model`: a file is missing or damaged. Those of [`Plan::of`].
+    pub fn new(options: &EngineOptions) -> Result<Self> {
+        let began = Instant::now();
+        let model = ModelPath::new(&options.model)?.open(options.weight_type)?;
+        if TIED && model.checkpoint.packed().is_none() && model.checkpoint.has_own_head() {
+            options.notice.say(&format!(
+                "{}: lm_head.weight is not the embedding that the config ties it to; using lm_head.weight",
+                model.checkpoint.path().display()
+            ));
+        }
+        let plan = Plan::of(&model, &within_positions(options)?)?;
+        Ok(Self { plan, model, took: began.elapsed() }.settled())
+    }
+
+    /// Settles `auto`: where there is no device, no memory for both, or the CPU is known to do all faster, it becomes the
+    /// CPU, with one line to the user.
+    pub fn settled(mut self) -> Self {
+        let plan = &mut self.plan;
+        if plan.options.backend == BackendKind::Auto {
+            let is_known = || is_known_to_be_the_cpu(&plan.options, &self.model.checkpoint.origin());
+            let why = match (plan.device, plan.check()) {
+                (None, _) => Some("no OpenCL device (doctor says why)".into()),
+                _ if is_known() => None,
+                (_, Err(Error::Memory(why))) => Some(why),
+                _ => return self,
+            };
+            if let Some(why) = why {
+                plan.options.notice.say(&format!("auto: {why}; using the CPU"));
+            }
+            plan.options.backend = BackendKind::Cpu;
+            plan.device = None;
+        }
+        self
+    }
+}
+
+/// The options with no more slots than there are positions, where these are learned.
+fn within_positions(options: &EngineOptions) -> Result<EngineOptions> {
+    let mut options = options.clone();
+    if LEARNED_POSITIONS {
+        if options.eviction.policy != Policy::None {
+            return Err(Error::Usage(format!(
+                "`Eviction::policy`: the model has {MAX_POSITION} positions and none beyond, whatever is evicted; use none"
+            )));
+        }
+        options.max_seq_len = options.max_seq_len.min(MAX_POSITION);
+    }
+    Ok(options)
+}
