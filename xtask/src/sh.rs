@@ -105,6 +105,14 @@ pub fn last_lines(text: &str, count: usize) -> String {
     lines[from..].iter().map(|l| format!("    {l}")).collect::<Vec<_>>().join("\n")
 }
 
+/// Writes a program that only the system's shell understands. Another process does it: a program that this one has open
+/// for writing could not be started as long as a child that another test has just forked has it open, too.
+#[cfg(test)]
+pub fn write_script(path: &std::path::Path, body: &str) {
+    let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod +x \"$0\"";
+    run(Command::new("sh").args(["-c", write]).arg(path).arg(body)).unwrap();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -206,7 +206,6 @@ pub fn table(record: &Value) -> String {
 mod tests {
     use super::*;
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
 
     fn words(line: &str) -> Vec<String> {
         line.split_whitespace().map(String::from).collect()
@@ -218,9 +217,7 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         let program = dir.join("llama-bench");
         fs::write(dir.join("m.gguf"), "").unwrap();
-        fs::write(&program, format!("#!/bin/sh\necho \"theirs $*\" >> {}/log\n{script}\n", dir.display()))
-            .unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        sh::write_script(&program, &format!("echo \"theirs $*\" >> {}/log\n{script}", dir.display()));
         let peer = Peer::new(program, &dir).unwrap();
         (dir, peer)
     }

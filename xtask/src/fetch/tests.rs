@@ -7,7 +7,7 @@ use super::process::Stop;
 use crate::error::{Error, Result};
 use crate::sh;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -63,9 +63,7 @@ impl Bed {
 
     /// A shell script among the programs.
     fn program(&self, name: &str, script: &str) {
-        let file = self.dir.join("bin").join(name);
-        fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+        sh::write_script(&self.dir.join("bin").join(name), script);
     }
 
     fn get(&self, model: &Known) -> Result<PathBuf> {

@@ -8,6 +8,7 @@ use crate::sh;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// qemu for programs of 64-bit Arm, and its plugin `insn`.
 pub struct Emulator {
@@ -29,7 +30,8 @@ cc -O1 -shared -fPIC -o libinsn.so $(ls ../tests/plugin/insn.c ../tests/tcg/plug
     $(pkg-config --cflags glib-2.0) -I../include/qemu -I../include/plugins
 mv qemu-aarch64 libinsn.so ../..
 ";
-const REMEDY: &str = "sudo apt-get install dpkg-dev && sudo apt-get build-dep qemu";
+const REMEDY: &str =
+    "with deb-src lines in apt's sources, sudo apt-get install dpkg-dev && sudo apt-get build-dep qemu";
 
 impl Emulator {
     /// What `QEMU` and `QEMU_PLUGIN` name; else what was built before.
@@ -95,7 +97,10 @@ impl Emulator {
 
     /// Instructions that a run of the program executes, in all threads.
     pub fn count(&self, cpu: &str, program: &Path, words: &[String]) -> Result<u64> {
-        let log = std::env::temp_dir().join(format!("antigravity-count-{}", std::process::id()));
+        static RUNS: AtomicU64 = AtomicU64::new(0);
+        let name =
+            format!("antigravity-count-{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
+        let log = std::env::temp_dir().join(name);
         let mut run = Command::new(&self.qemu);
         run.args(["-cpu", cpu, "-plugin"]).arg(&self.plugin).args(["-d", "plugin", "-D"]).arg(&log);
         let out = sh::output(run.arg(program).args(words))?;
@@ -140,7 +145,6 @@ fn counted(log: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn counts_of_all_threads_are_read() {
@@ -157,8 +161,7 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         let (qemu, plugin) = (dir.join("qemu-aarch64"), dir.join("libinsn.so"));
         fs::write(&plugin, "").unwrap();
-        fs::write(&qemu, format!("#!/bin/sh\necho \"$*\" >> {}/calls\n{script}\n", dir.display())).unwrap();
-        fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+        sh::write_script(&qemu, &format!("echo \"$*\" >> {}/calls\n{script}", dir.display()));
         let emulator = Emulator::kept(&dir).unwrap();
         (dir, emulator)
     }
