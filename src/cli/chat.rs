@@ -87,7 +87,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         random: Rng::new(options.sampler.seed),
         options,
         set: args.completion.clone(),
-        session: answer::session(engine, output)?,
+        session: answer::session(engine, &args.model.load.device, output)?,
         conversation,
         input: Input::new(),
         loading: *took,

@@ -53,7 +53,7 @@ fn complete(
     if args.session.is_some() {
         signal::will_save();
     }
-    let mut session = answer::session(engine, output)?;
+    let mut session = answer::session(engine, &args.model.load.device, output)?;
     let state = match &args.session {
         Some(file) => saved::load(file, &mut session, engine)?,
         None => None,

@@ -21,7 +21,7 @@ use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
-use opencl_runtime::failure::Result;
+use opencl_runtime::failure::{Kind, Result};
 use opencl_runtime::program_cache::{Attempt, Cache};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
@@ -144,8 +144,8 @@ pub fn recheck(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Resul
     Ok(!left_out.is_empty())
 }
 
-/// Names everything that speeds depend on.
-fn key(model: &Model) -> String {
+/// Names everything that speeds depend on: device, kernels and model.
+pub fn key(model: &Model) -> String {
     let mut sources = DefaultHasher::new();
     SOURCES.hash(&mut sources);
     let of_layers = model.matrices.layers.iter().flat_map(|l| &l.steps).chain([&model.matrices.head]);
@@ -329,6 +329,7 @@ impl<'a> Tuner<'a> {
                 }
             }
             Ok(None) => self.leave_out((tokens, step, way), "it computes wrong results"),
+            Err(e) if e.kind == Kind::Stopped => return Err(e),
             Err(e) if self.device().is_lost() => {
                 // For good: the marker stays.
                 std::mem::forget(marker);

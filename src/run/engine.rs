@@ -2,6 +2,8 @@
 
 mod backends;
 mod batch;
+mod maker;
+mod meanwhile;
 #[cfg(feature = "serve")]
 mod prefixes;
 #[cfg(feature = "serve")]
@@ -17,7 +19,7 @@ use crate::run::calibration;
 use crate::run::draft_model::{DraftModel, Setting};
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
-use crate::run::plan::Opened;
+use crate::run::plan::{Opened, Plan};
 use crate::run::session::{CancelToken, Session};
 use files::source::gguf::Gguf;
 use files::{Error, Result};
@@ -30,6 +32,8 @@ use text::tokenizer::{AddSpecial, Specials, Tokenizer};
 
 use backends::{Runs, instead_of, upload};
 pub use batch::{Batch, BatchAnswer, BatchItem};
+use maker::Maker;
+use meanwhile::Workers;
 use stream::Held;
 pub use stream::{Pause, Timing, TokenStream};
 pub use texts::Piece;
@@ -60,15 +64,16 @@ use writer::Writer;
 /// ```
 pub struct Engine {
     options: EngineOptions,
-    weights: Arc<Weights>,
+    maker: Maker,
     tokenizer: Tokenizer,
     template_source: TemplateSource,
     /// How the model wants conversations, once somebody has asked.
     template: OnceLock<Result<Template>>,
-    isa: Isa,
     /// The weights on an OpenCL device, when one runs the model.
     device: Option<Arc<opencl::Model>>,
     runs: Runs,
+    /// Where memory is enough for the CPU's cache too: what makes the device ready meanwhile the CPU computes.
+    workers: Option<Arc<Workers>>,
     /// The program that drafts.
     draft: Option<DraftModel>,
 }
@@ -96,6 +101,7 @@ impl Engine {
         let mut weights = Weights::load(&model, &load)?;
         let tokenizer = early.map_or_else(|| tokenizer_of(&model), Ok)?;
         let template_source = template_source(&model);
+        let both_fit = options.backend == BackendKind::OpenCl && fits(&model, &options, BackendKind::Hybrid);
         // What was converted is mapped no longer.
         drop(model);
         let device = match options.backend {
@@ -112,9 +118,10 @@ impl Engine {
         let weights = Arc::new(weights);
         let device = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
-        let (template, runs) = (OnceLock::new(), Runs::Cpu);
+        let (template, runs, maker) = (OnceLock::new(), Runs::Cpu, Maker { weights, isa });
+        let workers = device.as_ref().filter(|_| both_fit).map(|model| Workers::new(model.device().clone()));
         let mut engine =
-            Self { options, weights, tokenizer, template_source, template, isa, device, runs, draft };
+            Self { options, maker, tokenizer, template_source, template, device, runs, workers, draft };
         engine.ready_keys(&engine.options)?;
         engine.decide()?;
         Ok(engine)
@@ -122,8 +129,9 @@ impl Engine {
 
     /// Sees to the calibration, where a cache with these options needs it.
     fn ready_keys(&self, o: &EngineOptions) -> Result<()> {
-        if o.kv_types.k.rotated() && self.weights.calibration().is_none() {
-            self.weights.set_calibration(calibration::of(&self.weights, &self.tokenizer, &self.options)?);
+        let weights = &self.maker.weights;
+        if o.kv_types.k.rotated() && weights.calibration().is_none() {
+            weights.set_calibration(calibration::of(weights, &self.tokenizer, &self.options)?);
         }
         Ok(())
     }
@@ -135,12 +143,12 @@ impl Engine {
 
     /// The weights.
     pub fn weights(&self) -> &Arc<Weights> {
-        &self.weights
+        &self.maker.weights
     }
 
     /// The CPU's instruction set.
     pub(crate) fn isa(&self) -> Isa {
-        self.isa
+        self.maker.isa
     }
 
     /// The options in force, defaults resolved.
@@ -332,6 +340,12 @@ impl Engine {
     ) -> Result<TokenStream<'a>> {
         TokenStream::begin(Held::Lent(session), Writer::new(self, options)?, prompt, Instant::now())
     }
+}
+
+/// Whether there is memory for an opened model with these options, on another backend.
+fn fits(model: &OpenModel, o: &EngineOptions, backend: BackendKind) -> bool {
+    let plan = Plan::of(model, &EngineOptions { backend, ..o.clone() });
+    plan.is_ok_and(|plan| plan.check().is_ok())
 }
 
 /// Starts the program that drafts, if there is one.

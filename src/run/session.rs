@@ -21,7 +21,7 @@ pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
 pub use sequence::{Cut, Sequence};
 
 use crate::dims::VOCAB;
-use crate::model::device::{Extent, Logits, locked};
+use crate::model::device::{Extent, Logits, SharedDevice, locked};
 use crate::model::trace::Recorder;
 use crate::run::eviction::{Eviction, Policy};
 use devices::{At, Devices};
@@ -64,6 +64,9 @@ impl std::fmt::Debug for Notice {
 
 /// Makes another device and cache for a sequence whose device is lost.
 pub type Spare = Box<dyn FnOnce() -> Result<Seat> + Send>;
+
+/// Gives the device that is awaited once it is ready, or says why it never will be; `None` until then.
+pub type Coming = Box<dyn FnMut() -> Option<Result<SharedDevice>> + Send>;
 
 /// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.
 pub const ROWS: usize = 64;
@@ -150,6 +153,12 @@ impl Session {
     /// element types and number of slots.
     pub fn with_standby(mut self, standby: Standby) -> Self {
         self.devices.set_standby(standby);
+        self
+    }
+
+    /// Goes on on the device that `coming` gives, once it does; then that is the only one. Nothing is evicted.
+    pub fn with_coming(mut self, coming: Coming) -> Self {
+        self.devices.set_coming(coming);
         self
     }
 
@@ -318,6 +327,22 @@ impl Session {
             }
             Err(e @ (Error::Device(_) | Error::Memory(_))) => self.flee(e),
             Err(e) => Err(e),
+        }
+    }
+
+    /// Goes to the device that is awaited, if it is ready.
+    fn look_for_device(&mut self) -> Result<()> {
+        match self.devices.arrived() {
+            None => Ok(()),
+            Some(Ok(())) => {
+                self.switch("its kernels are compiled")?;
+                self.devices.stay();
+                Ok(())
+            }
+            Some(Err(why)) => {
+                self.devices.say_lost(&why);
+                Ok(())
+            }
         }
     }
 

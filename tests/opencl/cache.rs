@@ -171,7 +171,8 @@ fn one_line_says_that_programs_cannot_be_kept() {
     let temp = Temp::new();
     let says = |dir: &str| {
         let mut run = Command::new(binary());
-        run.args(["generate", "-b", "opencl", "--gpu-attn", "-p", "x", "-n", "1", "-c", "64", "-q"]);
+        run.args(["generate", "-b", "opencl", "--gpu-attn", "--wait-for-gpu"]);
+        run.args(["-p", "x", "-n", "1", "-c", "64", "-q"]);
         run.env("ANTIGRAVITY_OPENCL_CPU", "1").env("ANTIGRAVITY_OPENCL_CACHE", dir);
         let out = run.output().unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));

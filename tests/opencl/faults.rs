@@ -58,7 +58,7 @@ fn expected() -> &'static [u8] {
     TEXT.get_or_init(|| run(&[], "").stdout)
 }
 
-const OPENCL: [&str; 3] = ["-b", "opencl", "--gpu-attn"];
+const OPENCL: [&str; 4] = ["-b", "opencl", "--wait-for-gpu", "--gpu-attn"];
 
 /// Runs, expects the CPU's text; what was said.
 #[track_caller]
@@ -209,7 +209,7 @@ fn a_device_that_hangs_is_left() {
     };
     for (flags, fault) in [
         (&OPENCL[..], "clEnqueueReadBuffer:17:hang"),
-        (&OPENCL[..2], "clEnqueueReadBuffer:9:hang"),
+        (&OPENCL[..3], "clEnqueueReadBuffer:9:hang"),
         (&OPENCL, "clWaitForEvents:3:hang"),
     ] {
         is_left(command(flags, fault), fault);

@@ -287,7 +287,7 @@ fn a_device_lost_changes_nothing() {
     if !there_is_a_device() {
         return;
     }
-    const OPENCL: [&str; 5] = ["--backend", "opencl", "--cl-device", "0", "--gpu-attn"];
+    const OPENCL: [&str; 6] = ["--backend", "opencl", "--cl-device", "0", "--gpu-attn", "--wait-for-gpu"];
     let evicting =
         |policy| ["--eviction-policy", policy, "--eviction-window", "24", "--memory-threshold-mb", "0"];
     let (h2o, snapkv) = (evicting("h2o"), evicting("snapkv"));

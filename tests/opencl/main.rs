@@ -13,6 +13,8 @@ mod device;
 mod cache;
 /// A driver fails or hangs, and the program dies, hangs or writes another text.
 mod faults;
+/// A first start waits for kernels, tells another text than the CPU, or does not end.
+mod first_start;
 /// A GGUF file gives other bits on the device than on the CPU.
 mod gguf;
 /// A buffer, view, program or launch misbehaves, or its failure does not say what failed.

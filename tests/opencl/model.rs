@@ -215,7 +215,7 @@ fn program(command: &[&str], environment: &[(&str, &str)]) -> Output {
 }
 
 const GENERATE: [&str; 8] = ["generate", "-p", "Once upon a time there was", "-n", "40", "--temp", "0", "-q"];
-const DEVICE: [&str; 4] = ["--backend", "opencl", "--cl-device", "0"];
+const DEVICE: [&str; 5] = ["--backend", "opencl", "--cl-device", "0", "--wait-for-gpu"];
 
 /// Greedy text of a device, with some trouble, against the CPU's; what was said on stderr.
 fn text_with(flags: &[&str], environment: &[(&str, &str)]) -> String {

@@ -24,7 +24,7 @@ fn command(cache: &str) -> Command {
 
 fn on_device(cache: &str) -> Command {
     let mut command = command(cache);
-    command.args(["-b", "opencl", "--gpu-attn"]);
+    command.args(["-b", "opencl", "--gpu-attn", "--wait-for-gpu"]);
     command
 }
 

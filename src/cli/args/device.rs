@@ -48,6 +48,9 @@ pub(in crate::cli) struct DeviceArgs {
     /// OpenCL: share memory between CPU and GPU if the device can
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = ArgAction::Set)]
     pub zero_copy: bool,
+    /// OpenCL: while the kernels are compiled, once, generate and chat wait too, instead of beginning on the CPU
+    #[arg(long)]
+    pub wait_for_gpu: bool,
     /// Hybrid: position at which decoding moves to the GPU; or several (512,2048), never, or auto (by measured speed)
     #[arg(long, default_value = "512", value_name = "N")]
     pub switch_threshold: String,

@@ -117,6 +117,8 @@ pub(super) struct Shared {
     pub moved: AtomicU64,
     pub builds: Mutex<Builds>,
     pub waiter: Waiter,
+    /// Whether no other program is built.
+    pub builds_no_more: AtomicBool,
     /// The first failure, from which on no call is made.
     pub lost: OnceLock<Failure>,
 }
@@ -153,7 +155,7 @@ impl Device {
             Failure::new(Kind::Lost, format!("no thread can be made to wait for the device: {e}"))
         })?;
         let (launches, allocated, transfers, moved) = Default::default();
-        let (builds, lost) = Default::default();
+        let (builds, builds_no_more, lost) = Default::default();
         let shared = Shared {
             library,
             id,
@@ -167,6 +169,7 @@ impl Device {
             moved,
             builds,
             waiter,
+            builds_no_more,
             lost,
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -176,6 +179,12 @@ impl Device {
     /// waiting before, with [`Kind::Stopped`]; the device stays.
     pub fn set_patience(&self, limit: Duration, stop: Option<Arc<AtomicBool>>) {
         self.shared.waiter.set_patience(limit, stop);
+    }
+
+    /// From now on, building a program is [`Kind::Stopped`]: so a thread that makes the device ready ends soon when nobody
+    /// needs it any more. What is being built is built and kept.
+    pub fn build_no_more(&self) {
+        self.shared.builds_no_more.store(true, Ordering::Relaxed);
     }
 
     /// Whether a call has failed: no other is made any more.

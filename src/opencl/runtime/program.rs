@@ -69,6 +69,9 @@ impl Program {
 
     fn build_with(device: &Device, source: &Source<'_>, risk: Risk) -> Result<Self> {
         let shared = &device.shared;
+        if shared.builds_no_more.load(Ordering::Relaxed) {
+            return Err(Failure::new(Kind::Stopped, format!("{} is not needed any more", source.name)));
+        }
         let begin = Instant::now();
         let key = Key::of(source.text, source.options, &shared.facts);
         let _marker = match risk {

@@ -1,16 +1,16 @@
 //! Which devices run the sequences of an engine: one, or two, by choice or by measurement.
 
 use super::Engine;
-use crate::model::cpu::{self, CpuDevice, CpuOptions};
+use super::maker::{self, chunk, shared};
 use crate::model::device::{SharedDevice, locked};
 use crate::model::weights::Weights;
-use crate::opencl::{self, Matrices, OpenClDevice, OpenClOptions, Place, Variants, Verdict, selftest};
+use crate::opencl::{self, Matrices};
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::{Measured, Schedule, Seat, Session, Side, Spare, Standby};
 use crate::run::speeds;
 use files::{Error, Result};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// What runs the sequences of an engine.
 pub(super) enum Runs {
@@ -49,9 +49,9 @@ impl Engine {
         opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
         let on = (model.device().facts(), model.ways()?);
         let speeds = speeds::of_both(
-            &speeds::key(&self.options, &self.weights.fingerprint, self.isa, on),
-            || Seat::new(self.cpu(&speeds::options(&o))?, speeds::SLOTS),
-            || Seat::new(shared(self.opencl(model, &speeds::options(&o))?), speeds::SLOTS),
+            &speeds::key(&self.options, &self.maker.weights.fingerprint, self.maker.isa, on),
+            || Seat::new(shared(self.maker.cpu(&speeds::options(&o))?), speeds::SLOTS),
+            || Seat::new(shared(self.maker.opencl(model, &speeds::options(&o))?), speeds::SLOTS),
         )?;
         let measured = Measured::new(speeds);
         let only = measured.only(self.options.max_seq_len);
@@ -68,7 +68,31 @@ impl Engine {
         self.session_of(&self.options)
     }
 
-    /// The same with other options for cache, eviction, drafts, threads and attention.
+    /// [`Engine::session`] that begins at once: on the CPU, where [`Engine::must_compile`], until that is done.
+    pub fn session_at_once(&self) -> Result<Session> {
+        let (true, Some(model), Some(workers)) = (self.must_compile(), &self.device, &self.workers) else {
+            return self.session();
+        };
+        let o = EngineOptions { batch: 1, ..self.options.clone() };
+        let crew = Crew { engine: self, options: o, device: Team::Cpu, cpu: Arc::default() };
+        let o = &crew.options;
+        let coming = workers.make(self.maker.clone(), Arc::clone(model), o.clone())?;
+        let name = &model.device().facts().name;
+        o.notice.say(&format!("OpenCL: compiling kernels for {name}, once; the CPU begins meanwhile"));
+        let session = crew.session()?.with_spare(crew.spare(), o.notice.clone()).with_coming(coming);
+        self.drafting(session, o, self.drafted(o))
+    }
+
+    /// Whether the device's kernels are still to be compiled, and the CPU can compute meanwhile: it has room for its own
+    /// cache, from which nothing is evicted.
+    pub fn must_compile(&self) -> bool {
+        let o = EngineOptions { batch: 1, ..self.options.clone() };
+        let model =
+            self.device.as_ref().filter(|_| matches!(self.runs, Runs::Device) && self.workers.is_some());
+        model.is_some_and(|model| o.eviction.policy == Policy::None && !maker::was_made(model, &o))
+    }
+
+    /// [`Engine::session`] with other options for cache, eviction, drafts, threads and attention.
     pub fn session_of(&self, o: &EngineOptions) -> Result<Session> {
         let o = EngineOptions { batch: 1, ..o.clone() };
         self.drafting(self.crew(&o)?.session()?, &o, self.drafted(&o))
@@ -118,14 +142,15 @@ impl Engine {
         // As it was measured.
         let gpu_attn = o.gpu_attn || self.options.backend == BackendKind::Auto;
         let o = EngineOptions { gpu_attn, ..o.clone() };
+        self.ready_keys(&o)?;
         let mut crew = Crew { engine: self, options: o, device: Team::Cpu, cpu: Arc::default() };
         let made = match (&self.runs, &self.device) {
             (Runs::Device, Some(model)) => {
-                self.opencl(model, &crew.options).map(|device| Team::Device(shared(device)))
+                self.maker.opencl(model, &crew.options).map(|device| Team::Device(shared(device)))
             }
             (Runs::Both(schedule), Some(model)) => {
                 crew.options.gpu_attn = true;
-                self.opencl(model, &crew.options).map(|device| Team::Both {
+                self.maker.opencl(model, &crew.options).map(|device| Team::Both {
                     one_cache: device.shares_rows(),
                     device: shared(device),
                     schedule: schedule.clone(),
@@ -140,88 +165,11 @@ impl Engine {
         Ok(crew)
     }
 
-    /// The CPU as a device.
-    fn cpu(&self, o: &EngineOptions) -> Result<SharedDevice> {
-        self.ready_keys(o)?;
-        Ok(shared(CpuDevice::new(Arc::clone(&self.weights), self.cpu_options(o))?))
-    }
-
     /// A place on the OpenCL device, with an empty cache; `None` where there is no device.
     pub fn device_seat(&self, o: &EngineOptions) -> Result<Option<Seat>> {
         let Some(model) = &self.device else { return Ok(None) };
-        Seat::new(shared(self.opencl(model, o)?), o.max_seq_len).map(Some)
-    }
-
-    /// The OpenCL device with the fastest kernels that compute what the CPU does, tried at their first use.
-    fn opencl(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
         self.ready_keys(o)?;
-        opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
-        let order = [Variants::OneLaunch, Variants::Fastest, Variants::Baseline];
-        let in_one = o.gpu_attn && opencl::in_one_launch(model.device());
-        // Kernels for few tokens at once are done without before all others are.
-        let few = [Some((o.sequences(), 1 + o.draft)).filter(|&few| few != (1, 1)), Some((1, 1))];
-        let order = order.into_iter().skip(usize::from(!in_one));
-        let mut why = None;
-        for (variants, few) in order.flat_map(|v| few.into_iter().flatten().map(move |few| (v, few))) {
-            let mut tried = self.fitting(model, o, (variants, few));
-            let say = |line: &str| o.notice.say(line);
-            if matches!(tried, Ok(None)) && opencl::tune::recheck(model, &opencl::Cache::of_user(), &say)? {
-                tried = self.fitting(model, o, (variants, few));
-            }
-            why = Some(match tried {
-                Ok(Some(device)) => {
-                    if let Some(why) = why.filter(|_| model.is_news()) {
-                        o.notice.say(&format!("{why}; using plainer kernels"));
-                    }
-                    return Ok(device);
-                }
-                Ok(None) => {
-                    let name = &model.device().facts().name;
-                    Error::Device(format!("OpenCL: {name} computes wrong results with these kernels"))
-                }
-                Err(e @ Error::Device(_)) if !model.device().is_lost() => e,
-                Err(e) => return Err(e),
-            });
-        }
-        Err(why.expect("invariant: there are baseline kernels to be tried"))
-    }
-
-    /// The device with these kernels, for so many sequences that decode so many tokens each at once; `None` where they do
-    /// not compute what the CPU does.
-    fn fitting(
-        &self,
-        model: &Arc<opencl::Model>,
-        o: &EngineOptions,
-        (variants, (sequences, drafted)): (Variants, (usize, usize)),
-    ) -> Result<Option<OpenClDevice>> {
-        let attention = match o.gpu_attn {
-            true => None,
-            false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
-        };
-        let options = OpenClOptions {
-            kv_types: o.kv_types,
-            slots: o.max_seq_len,
-            max_tokens: chunk(o),
-            sequences,
-            drafted,
-            attention,
-            rows: match o.zero_copy && model.device().facts().unified_memory {
-                true => Place::HostVisible,
-                false => opencl::own_place(model.device()),
-            },
-            evicts: o.eviction.policy != Policy::None,
-            variants,
-        };
-        let mut device = OpenClDevice::new(Arc::clone(model), options)?;
-        let passed = self.verdict(&mut device, variants, o)? == Verdict::Passed;
-        if !(passed && self.observes_right(&mut device, o)?) {
-            return Ok(None);
-        }
-        if o.eviction.policy != Policy::None && !selftest::keeps_right(&mut device)? {
-            device.evict_through_host();
-            o.notice.say("OpenCL: kernel keep is left out: it computes wrong results");
-        }
-        Ok(Some(device))
+        Seat::new(shared(self.maker.opencl(model, o)?), o.max_seq_len).map(Some)
     }
 
     /// Times the ways of computing products on the OpenCL device, whatever was found out before, and keeps the fastest;
@@ -231,46 +179,6 @@ impl Engine {
             opencl::tune::timed(model, &opencl::Cache::of_user(), &|line| self.options.notice.say(line))
         };
         self.device.as_ref().map(timed).transpose()
-    }
-
-    /// Whether a device's kernels compute what the CPU's do: what is noted, else what a test finds.
-    fn verdict(&self, device: &mut OpenClDevice, variants: Variants, o: &EngineOptions) -> Result<Verdict> {
-        if let Some(verdict) = device.verdict() {
-            return Ok(verdict);
-        }
-        // What only its speed speaks for has no other bits.
-        let most = if variants == Variants::OneLaunch { 0.0 } else { selftest::TOLERANCE };
-        let verdict = match selftest::distance(device, &mut self.reference(o)?)? {
-            d if d <= most => Verdict::Passed,
-            _ => Verdict::Failed,
-        };
-        device.set_verdict(verdict);
-        Ok(verdict)
-    }
-
-    /// Whether a device measures the same attention mass as the CPU, where evictions depend on it.
-    fn observes_right(&self, device: &mut OpenClDevice, o: &EngineOptions) -> Result<bool> {
-        if !matches!(o.eviction.policy, Policy::SnapKv | Policy::H2o) {
-            return Ok(true);
-        }
-        Ok(selftest::mass_distance(device, &mut self.reference(o)?)? <= selftest::TOLERANCE)
-    }
-
-    /// The CPU, to compare another device with.
-    fn reference(&self, o: &EngineOptions) -> Result<CpuDevice> {
-        let slots = o.max_seq_len.min(selftest::SLOTS);
-        let options = CpuOptions { slots, max_tokens: slots, ..self.cpu_options(o) };
-        CpuDevice::new(Arc::clone(&self.weights), options)
-    }
-
-    fn cpu_options(&self, o: &EngineOptions) -> CpuOptions {
-        CpuOptions {
-            threads: o.threads,
-            isa: self.isa,
-            kv_types: o.kv_types,
-            slots: o.max_seq_len,
-            max_tokens: chunk(o),
-        }
     }
 }
 
@@ -301,18 +209,18 @@ impl Crew<'_> {
         if let Some(cpu) = self.cpu.get() {
             return Ok(Arc::clone(cpu));
         }
-        let cpu = self.engine.cpu(&self.options)?;
+        let cpu = shared(self.engine.maker.cpu(&self.options)?);
         Ok(Arc::clone(self.cpu.get_or_init(|| cpu)))
     }
 
     /// The place on the CPU for a sequence whose device is lost.
     fn spare(&self) -> Spare {
-        let (weights, options) = (Arc::clone(&self.engine.weights), self.engine.cpu_options(&self.options));
-        let (cpu, slots) = (Arc::clone(&self.cpu), self.options.max_seq_len);
+        let (maker, options) = (self.engine.maker.clone(), self.options.clone());
+        let (cpu, slots) = (Arc::clone(&self.cpu), options.max_seq_len);
         Box::new(move || {
             if cpu.get().is_none() {
                 // If two threads come here, the second takes what the first made.
-                let _ = cpu.set(shared(CpuDevice::new(weights, options)?));
+                let _ = cpu.set(shared(maker.cpu(&options)?));
             }
             Seat::new(Arc::clone(cpu.get().expect("invariant: just set")), slots)
         })
@@ -361,15 +269,6 @@ pub(super) fn instead_of(o: &EngineOptions, failure: Error) -> Result<()> {
     }
     o.notice.say(&format!("{failure}; using the CPU"));
     Ok(())
-}
-
-/// Most tokens of a pass: a chunk of a prompt, or a token of every sequence.
-fn chunk(o: &EngineOptions) -> usize {
-    o.prefill_chunk.clamp(1, o.max_seq_len.max(1)).max(o.sequences())
-}
-
-fn shared<D: crate::model::device::Device + 'static>(device: D) -> SharedDevice {
-    Arc::new(Mutex::new(device))
 }
 
 /// Opens the OpenCL device and brings the weights there.

@@ -5,8 +5,8 @@
 
 use super::event::Switch;
 use super::recent::Recent;
-use super::schedule::{Move, Schedule, Side};
-use super::{Notice, Spare};
+use super::schedule::{Fixed, Move, Schedule, Side};
+use super::{Coming, Notice, Spare};
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, global_layers, is_local};
 use crate::model::device::{Cache, Extent, KvRows, Logits, Run, SharedDevice, locked};
 use crate::model::trace::Recorder;
@@ -67,6 +67,8 @@ pub(super) struct Devices {
     side: Side,
     max_tokens: usize,
     standby: Option<Standby>,
+    /// Gives the device that is awaited.
+    coming: Option<Coming>,
     /// Where to go on when the device is lost.
     spare: Option<Spare>,
     /// Called with one line when it is lost.
@@ -99,6 +101,7 @@ impl Devices {
             recent_there: Recent::default(),
             side: Side::Cpu,
             standby: None,
+            coming: None,
             spare: None,
             notice: Notice::default(),
             observed: 0,
@@ -112,6 +115,28 @@ impl Devices {
 
     pub fn set_standby(&mut self, standby: Standby) {
         self.standby = Some(standby);
+    }
+
+    pub fn set_coming(&mut self, coming: Coming) {
+        self.coming = Some(coming);
+    }
+
+    /// Lets the device that was awaited stand by, with a cache as large as this; `None` where it is not ready.
+    pub fn arrived(&mut self) -> Option<Result<()>> {
+        let made = self.coming.as_mut()?()?;
+        self.coming = None;
+        let stand_by = |device: SharedDevice| {
+            let cache = locked(&device).new_cache(self.extent().slots)?;
+            let schedule = Schedule::Fixed(Fixed { prefill: Side::Gpu, to_gpu: vec![0], to_cpu: Vec::new() });
+            self.standby = Some(Standby { device, cache: Some(cache), schedule });
+            Ok(())
+        };
+        Some(made.and_then(stand_by))
+    }
+
+    /// From now on no other device stands by.
+    pub fn stay(&mut self) {
+        (self.standby, self.recent_there) = (None, Recent::default());
     }
 
     /// The device that runs now.
@@ -343,11 +368,16 @@ impl Devices {
                 Refuge::Empty
             }
         };
-        self.notice.say(&format!("{why}; going on on the CPU"));
+        self.say_lost(why);
         self.mass_is_valid &= matches!(refuge, Refuge::Here);
         (self.side, self.observed) = (Side::Cpu, 0);
         locked(&self.device).record(recorder);
         Ok(Some(refuge))
+    }
+
+    /// Says that the CPU goes on, and why.
+    pub fn say_lost(&self, why: &Error) {
+        self.notice.say(&format!("{why}; going on on the CPU"));
     }
 
     fn sit(&mut self, seat: Seat) {

@@ -50,6 +50,7 @@ impl Session {
     pub fn begin_prompt(&mut self, tokens: &[u32]) -> Result<()> {
         self.check(tokens)?;
         self.settle();
+        self.look_for_device()?;
         match self.devices.for_prefill(tokens.len()) {
             Some(to) => self.go(to),
             None => Ok(()),
@@ -59,6 +60,7 @@ impl Session {
     /// Stages as many of `tokens`, the next of a prompt of which `left` tokens are left, as there is room for: how many.
     /// The logits of the prompt's last token are wanted.
     pub fn stage_prompt(&mut self, tokens: &[u32], left: usize) -> Result<usize> {
+        self.look_for_device()?;
         let n = self.make_room(tokens.len(), Input::Prompt(left))?;
         self.staged.tokens.clear();
         self.staged.tokens.extend_from_slice(&tokens[..n]);
@@ -79,6 +81,7 @@ impl Session {
         if self.take_drafted(token) {
             return Ok(Stage::Computed);
         }
+        self.look_for_device()?;
         if let Some(to) = self.devices.for_decode(self.tokens.len()) {
             self.go(to)?;
         }

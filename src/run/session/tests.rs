@@ -506,6 +506,70 @@ fn computing_again_what_a_lost_device_had_stops_when_asked_and_loses_no_token() 
     }
 }
 
+/// A device that is ready when it has been asked for `after` times, or `why` there is none.
+fn ready(after: usize, made: Result<SharedDevice>) -> Coming {
+    let (mut made, mut asked) = (Some(made), 0);
+    Box::new(move || {
+        asked += 1;
+        (asked > after).then(|| made.take().expect("asked once it was given"))
+    })
+}
+
+#[test]
+fn a_device_that_gets_ready_computes_what_is_left() {
+    // Before the prompt, within it, before a token.
+    for (after, position) in [(0, 0), (2, 16), (4, 40), (9, 45)] {
+        let mut plain = alone(100, Eviction::NEVER);
+        feed(&mut plain, 40, 60);
+        let lives = immortal();
+        let gpu = Fake::new("gpu", 16).mortal(&lives).seat(100).device;
+        let mut session = Session::new(Fake::new("cpu", 16).seat(100))
+            .with_spare(Box::new(|| Ok(Fake::new("cpu", 16).seat(100))), Notice::default())
+            .with_coming(ready(after, Ok(gpu)));
+        let seen = events(&mut session);
+        feed(&mut session, 40, 60);
+        let moved: Vec<_> = seen
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|e| match e {
+                Event::Switched(s) => (s.position, s.slots, s.to.clone()),
+                Event::Evicted(_) => panic!("nothing is evicted"),
+            })
+            .collect();
+        assert_eq!(moved, [(position, position, "gpu".into())], "asked {after} times");
+        assert!(session.logits() == plain.logits() && !session.is_hybrid());
+        assert_eq!(rows(&mut session), rows(&mut plain));
+        // Then it is as any other that may be lost.
+        lives.store(0, Ordering::Relaxed);
+        session.decode(token(60)).unwrap();
+        assert_eq!(session.device_name(), "cpu");
+        plain.decode(token(60)).unwrap();
+        assert_eq!(rows(&mut session), rows(&mut plain));
+    }
+}
+
+#[test]
+fn a_device_that_never_gets_ready_leaves_a_sequence_where_it_is() {
+    let mut plain = alone(100, Eviction::NEVER);
+    feed(&mut plain, 40, 60);
+    let mortal = || Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(0))).seat(100).device;
+    for made in [Err(Error::Device("no compiler".into())), Err(Error::Memory("full".into())), Ok(mortal())] {
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let lines = Arc::clone(&said);
+        let notice = Notice::new(move |line| lines.lock().unwrap().push(line.to_string()));
+        let mut session = Session::new(Fake::new("cpu", 16).seat(100))
+            .with_spare(Box::new(|| panic!("nothing is lost")), notice)
+            .with_coming(ready(5, made));
+        feed(&mut session, 40, 60);
+        assert_eq!(session.device_name(), "cpu");
+        assert!(session.logits() == plain.logits());
+        assert_eq!(rows(&mut session), rows(&mut plain));
+        let said = said.lock().unwrap();
+        assert!(said.len() == 1 && said[0].ends_with("; going on on the CPU"), "{said:?}");
+    }
+}
+
 #[test]
 fn sequences_of_one_device_are_computed_together_as_each_alone() {
     let device = Fake::new("one", 16).seat(200).device;

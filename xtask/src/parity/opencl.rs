@@ -16,7 +16,7 @@ const MORE_SETTINGS: &[&[&str]] = &[FLOAT, &["--kv-type", "f32"], &["--kv-type",
 /// Models that are checked in all ways, with all settings; a device's compiler works for a minute for each. They have
 /// biases, other norms and no gate, and two kinds of layers.
 const THOROUGH: [&str; 3] = ["m4-qwen2-bf16", "m8-gpt2-bare-f32", "m9-gemma3-270m-bf16"];
-const DEVICE: &[&str] = &["--backend", "opencl", "--cl-device", "0"];
+const DEVICE: &[&str] = &["--backend", "opencl", "--cl-device", "0", "--wait-for-gpu"];
 
 /// Logits with both kinds of weights and several types of cache, against the CPU's. Without OpenCL nothing is checked,
 /// which is said, and is a failure where `CI` is set.

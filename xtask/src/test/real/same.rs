@@ -116,7 +116,7 @@ fn on_device(engine: &Engine, case: &Case, tally: &mut Tally) {
     for way in [&["opencl", "--gpu-attn"][..], &["opencl"], &["hybrid", "--switch-threshold", "12"]] {
         let mut run = engine.command("generate");
         run.args(&case.settings).args(case.generate.iter().filter(|flag| *flag != "--quiet"));
-        run.args(["--cl-device", "0", "--backend"]).args(way);
+        run.args(["--cl-device", "0", "--wait-for-gpu", "--backend"]).args(way);
         run.env("ANTIGRAVITY_OPENCL_LIB", dir.join("lib/libintelocl.so"));
         run.env("LD_LIBRARY_PATH", dir.join("lib")).env("ANTIGRAVITY_OPENCL_CACHE", engine.file("opencl"));
         tally.count(&format!("the same with {}", way.join(" ")), by_device(case, &mut run));

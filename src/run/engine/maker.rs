@@ -1,0 +1,170 @@
+//! Makes the devices that compute a model: the CPU, and an OpenCL device that is tried beside it before it is used.
+
+use crate::model::cpu::{self, CpuDevice, CpuOptions};
+use crate::model::device::{Device, SharedDevice};
+use crate::model::weights::Weights;
+use crate::opencl::{self, OpenClDevice, OpenClOptions, Place, Variants, Verdict, selftest};
+use crate::run::eviction::Policy;
+use crate::run::options::EngineOptions;
+use files::{Error, Result};
+use numeric::simd::Isa;
+use std::sync::{Arc, Mutex};
+
+/// What devices are made of. Where rows of the cache are rotated, the weights have their calibration.
+#[derive(Clone)]
+pub(super) struct Maker {
+    pub weights: Arc<Weights>,
+    pub isa: Isa,
+}
+
+impl Maker {
+    /// The CPU as a device.
+    pub fn cpu(&self, o: &EngineOptions) -> Result<CpuDevice> {
+        CpuDevice::new(Arc::clone(&self.weights), self.cpu_options(o))
+    }
+
+    /// The OpenCL device with the fastest kernels that compute what the CPU does, tried at their first use.
+    pub fn opencl(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
+        let device = self.tried(model, o)?;
+        if !was_made(model, o) {
+            opencl::Cache::of_user().remember(&made(model, o), "");
+        }
+        Ok(device)
+    }
+
+    fn tried(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
+        opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
+        let order = [Variants::OneLaunch, Variants::Fastest, Variants::Baseline];
+        let in_one = o.gpu_attn && opencl::in_one_launch(model.device());
+        // Kernels for few tokens at once are done without before all others are.
+        let few = [Some((o.sequences(), 1 + o.draft)).filter(|&few| few != (1, 1)), Some((1, 1))];
+        let order = order.into_iter().skip(usize::from(!in_one));
+        let mut why = None;
+        for (variants, few) in order.flat_map(|v| few.into_iter().flatten().map(move |few| (v, few))) {
+            let mut tried = self.fitting(model, o, (variants, few));
+            let say = |line: &str| o.notice.say(line);
+            if matches!(tried, Ok(None)) && opencl::tune::recheck(model, &opencl::Cache::of_user(), &say)? {
+                tried = self.fitting(model, o, (variants, few));
+            }
+            why = Some(match tried {
+                Ok(Some(device)) => {
+                    if let Some(why) = why.filter(|_| model.is_news()) {
+                        o.notice.say(&format!("{why}; using plainer kernels"));
+                    }
+                    return Ok(device);
+                }
+                Ok(None) => {
+                    let name = &model.device().facts().name;
+                    Error::Device(format!("OpenCL: {name} computes wrong results with these kernels"))
+                }
+                Err(e @ Error::Device(_)) if !model.device().is_lost() => e,
+                Err(e) => return Err(e),
+            });
+        }
+        Err(why.expect("invariant: there are baseline kernels to be tried"))
+    }
+
+    /// The device with these kernels, for so many sequences that decode so many tokens each at once; `None` where they do
+    /// not compute what the CPU does.
+    fn fitting(
+        &self,
+        model: &Arc<opencl::Model>,
+        o: &EngineOptions,
+        (variants, (sequences, drafted)): (Variants, (usize, usize)),
+    ) -> Result<Option<OpenClDevice>> {
+        let attention = match o.gpu_attn {
+            true => None,
+            false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
+        };
+        let options = OpenClOptions {
+            kv_types: o.kv_types,
+            slots: o.max_seq_len,
+            max_tokens: chunk(o),
+            sequences,
+            drafted,
+            attention,
+            rows: match o.zero_copy && model.device().facts().unified_memory {
+                true => Place::HostVisible,
+                false => opencl::own_place(model.device()),
+            },
+            evicts: o.eviction.policy != Policy::None,
+            variants,
+        };
+        let mut device = OpenClDevice::new(Arc::clone(model), options)?;
+        let passed = self.verdict(&mut device, variants, o)? == Verdict::Passed;
+        if !(passed && self.observes_right(&mut device, o)?) {
+            return Ok(None);
+        }
+        if o.eviction.policy != Policy::None && !selftest::keeps_right(&mut device)? {
+            device.evict_through_host();
+            o.notice.say("OpenCL: kernel keep is left out: it computes wrong results");
+        }
+        Ok(Some(device))
+    }
+
+    /// Whether a device's kernels compute what the CPU's do: what is noted, else what a test finds.
+    fn verdict(&self, device: &mut OpenClDevice, variants: Variants, o: &EngineOptions) -> Result<Verdict> {
+        if let Some(verdict) = device.verdict() {
+            return Ok(verdict);
+        }
+        // What only its speed speaks for has no other bits.
+        let most = if variants == Variants::OneLaunch { 0.0 } else { selftest::TOLERANCE };
+        let verdict = match selftest::distance(device, &mut self.reference(o)?)? {
+            d if d <= most => Verdict::Passed,
+            _ => Verdict::Failed,
+        };
+        device.set_verdict(verdict);
+        Ok(verdict)
+    }
+
+    /// Whether a device measures the same attention mass as the CPU, where evictions depend on it.
+    fn observes_right(&self, device: &mut OpenClDevice, o: &EngineOptions) -> Result<bool> {
+        if !matches!(o.eviction.policy, Policy::SnapKv | Policy::H2o) {
+            return Ok(true);
+        }
+        Ok(selftest::mass_distance(device, &mut self.reference(o)?)? <= selftest::TOLERANCE)
+    }
+
+    /// The CPU, to compare another device with.
+    fn reference(&self, o: &EngineOptions) -> Result<CpuDevice> {
+        let slots = o.max_seq_len.min(selftest::SLOTS);
+        let options = CpuOptions { slots, max_tokens: slots, ..self.cpu_options(o) };
+        CpuDevice::new(Arc::clone(&self.weights), options)
+    }
+
+    fn cpu_options(&self, o: &EngineOptions) -> CpuOptions {
+        CpuOptions {
+            threads: o.threads,
+            isa: self.isa,
+            kv_types: o.kv_types,
+            slots: o.max_seq_len,
+            max_tokens: chunk(o),
+        }
+    }
+}
+
+/// Whether the device was made before as it would be now, so that its programs are in the cache.
+pub(super) fn was_made(model: &opencl::Model, o: &EngineOptions) -> bool {
+    opencl::Cache::of_user().recall(&made(model, o)).is_some()
+}
+
+/// What that is remembered under: all that programs depend on.
+fn made(model: &opencl::Model, o: &EngineOptions) -> String {
+    let (sequences, evicts) = (o.sequences(), o.eviction.policy != Policy::None);
+    let key = opencl::tune::key(model);
+    format!(
+        "made {key} kv {} on the device {} evicts {evicts} {sequences} x {}",
+        o.kv_types,
+        o.gpu_attn,
+        1 + o.draft
+    )
+}
+
+/// Most tokens of a pass: a chunk of a prompt, or a token of every sequence.
+pub(super) fn chunk(o: &EngineOptions) -> usize {
+    o.prefill_chunk.clamp(1, o.max_seq_len.max(1)).max(o.sequences())
+}
+
+pub(super) fn shared<D: Device + 'static>(device: D) -> SharedDevice {
+    Arc::new(Mutex::new(device))
+}

@@ -1,0 +1,71 @@
+//! An OpenCL device that is made ready by a thread of its own, meanwhile the CPU computes.
+
+use super::maker::{Maker, shared};
+use crate::opencl;
+use crate::run::options::EngineOptions;
+use crate::run::session::Coming;
+use files::{Error, Result};
+use std::mem::take;
+use std::sync::mpsc::{TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+/// The threads. When nobody needs their devices any more, each ends with the program that it compiles, which is kept.
+pub(super) struct Workers {
+    device: opencl::Device,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// One device is made at a time: the next finds the programs of the first.
+    turn: Arc<Mutex<()>>,
+}
+
+impl Workers {
+    pub fn new(device: opencl::Device) -> Arc<Self> {
+        Arc::new(Self { device, threads: Mutex::default(), turn: Arc::default() })
+    }
+
+    /// Begins to make a device.
+    ///
+    /// # Errors
+    ///
+    /// `Device`: there can be no more threads.
+    pub fn make(
+        self: &Arc<Self>,
+        maker: Maker,
+        model: Arc<opencl::Model>,
+        o: EngineOptions,
+    ) -> Result<Coming> {
+        let (send, receive) = channel();
+        let turn = Arc::clone(&self.turn);
+        let work = move || {
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            // The sequence may have ended.
+            let _ = send.send(maker.opencl(&model, &o).map(shared));
+        };
+        let thread = thread::Builder::new().name("opencl".into()).spawn(work);
+        let thread = thread.map_err(|e| Error::Device(format!("OpenCL: no thread to compile in: {e}")))?;
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        let workers = Arc::clone(self);
+        Ok(Box::new(move || match receive.try_recv() {
+            Ok(made) => Some(made),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => {
+                // It has said why.
+                let ended = workers.device.facts();
+                Some(Err(Error::Device(format!("OpenCL: the thread for {} has ended", ended.name))))
+            }
+        }))
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        let threads = take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
+        if threads.iter().any(|thread| !thread.is_finished()) {
+            self.device.build_no_more();
+        }
+        for thread in threads {
+            // A panic has been said.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! A start at which kernels are still to be compiled: the CPU begins, and its text goes on on the device.
+
+use crate::bed::program::binary;
+use crate::bed::temp::Temp;
+use crate::device::{device, exact, rows, said, skip};
+use antigravity::run::options::BackendKind;
+use antigravity::run::session::{CancelToken, Event, Notice, Session};
+use antigravity::{Engine, EngineOptions, dims};
+use numeric::kv::{KvType, KvTypes};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use text::sampler::argmax;
+
+/// The model on a backend with options that no other test has, so that nothing is known of the device.
+fn engine(backend: BackendKind) -> (Engine, Arc<Mutex<Vec<String>>>) {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let said = Arc::clone(&lines);
+    let options = EngineOptions {
+        kv_types: KvTypes { k: KvType::Q8, v: KvType::F16 },
+        threads: 2,
+        max_seq_len: 400,
+        draft: 3,
+        backend,
+        gpu_attn: true,
+        cl_device: Some("0".into()),
+        notice: Notice::new(move |line| said.lock().unwrap().push(line.to_string())),
+        ..EngineOptions::new(dims::MODEL_DIR)
+    };
+    (Engine::load(options).unwrap(), lines)
+}
+
+/// Greedy ids after a prompt; before the tenth, `pause`.
+fn greedy(session: &mut Session, prompt: &[u32], pause: impl Fn(&mut Session)) -> Vec<u32> {
+    session.prefill(prompt, &CancelToken::default()).unwrap();
+    let mut ids = Vec::new();
+    for i in 0..40 {
+        if i == 10 {
+            pause(session);
+        }
+        ids.push(argmax(session.logits()) as u32);
+        session.decode(ids[i]).unwrap();
+    }
+    ids
+}
+
+#[test]
+fn a_sequence_begins_at_once_and_goes_on_on_the_device() {
+    match exact() {
+        None => return,
+        Some(false) => return skip("this device does not divide exactly"),
+        Some(true) => {}
+    }
+    let (cpu, _) = engine(BackendKind::Cpu);
+    let prompt = cpu.encode("Once upon a time there was").unwrap();
+    let mut alone = cpu.session().unwrap();
+    let expected = greedy(&mut alone, &prompt, |_| {});
+
+    let (engine, lines) = engine(BackendKind::OpenCl);
+    let mut session = engine.session_at_once().unwrap();
+    assert!(!session.device_name().contains("opencl"), "{}", session.device_name());
+    let moves = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&moves);
+    session.watch(Box::new(move |event| {
+        if let Event::Switched(s) = event {
+            seen.lock().unwrap().push(s.why.clone());
+        }
+    }));
+    let began = Instant::now();
+    let found = greedy(&mut session, &prompt, |session| {
+        // What the device got ready for is remembered when it is.
+        while engine.must_compile() {
+            assert!(began.elapsed() < Duration::from_secs(300), "{:?}", lines.lock());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // It is handed over right after.
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!session.device_name().contains("opencl"), "nothing moves between two tokens");
+    });
+    assert_eq!(found, expected);
+    assert!(session.device_name().contains("opencl"), "{}", session.device_name());
+    assert!(rows(&mut session) == rows(&mut alone));
+    assert_eq!(*moves.lock().unwrap(), ["its kernels are compiled"]);
+    {
+        let lines = lines.lock().unwrap();
+        assert!(lines.len() == 1 && lines[0].ends_with("once; the CPU begins meanwhile"), "{lines:?}");
+    }
+    // Nothing is left to be waited for.
+    assert!(engine.session_at_once().unwrap().device_name().contains("opencl"));
+}
+
+#[test]
+fn a_text_that_ends_before_the_device_is_ready_ends_the_program() {
+    if device().is_none() {
+        return;
+    }
+    let cache = Temp::new();
+    let run = |n: &str, flags: &[&str]| {
+        let mut command = Command::new(binary());
+        command.args([
+            "generate",
+            "-p",
+            "Once upon a time there was",
+            "-n",
+            n,
+            "--temp",
+            "0",
+            "-t",
+            "2",
+            "-q",
+        ]);
+        command.args(["-c", "200", "--cl-device", "0"]).args(flags).stdin(Stdio::null());
+        command.env("ANTIGRAVITY_OPENCL_CACHE", &cache.0).env("ANTIGRAVITY_OPENCL_VARIANT", "");
+        let Output { status, stdout, stderr } = command.output().unwrap();
+        let said = said(&stderr);
+        assert!(status.success(), "{status}: {said}");
+        (stdout, said)
+    };
+    let expected = run("2", &[]).0;
+    let gpu = ["-b", "opencl", "--gpu-attn"];
+    for _ in 0..3 {
+        let (text, said) = run("2", &gpu);
+        assert_eq!(text, expected);
+        // Nothing is suspected of a crash, and nothing has failed.
+        let progress = |line: &str| line.contains(", once");
+        assert!(said.lines().all(progress), "{said}");
+    }
+    let expected = run("24", &[]).0;
+    let (text, said) = run("24", &[&gpu[..], &["--wait-for-gpu"]].concat());
+    assert_eq!(text, expected);
+    assert!(!said.contains("meanwhile") && !said.contains("left out"), "{said}");
+    assert_eq!(run("24", &gpu), (expected, String::new()));
+}
