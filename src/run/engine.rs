@@ -101,7 +101,12 @@ impl Engine {
         let mut weights = Weights::load(&model, &load)?;
         let tokenizer = early.map_or_else(|| tokenizer_of(&model), Ok)?;
         let template_source = template_source(&model);
-        let both_fit = options.backend == BackendKind::OpenCl && fits(&model, &options, BackendKind::Hybrid);
+        let both_fit = match options.backend {
+            BackendKind::OpenCl => fits(&model, &options, BackendKind::Hybrid),
+            // The CPU computes in the device's cache where they share memory.
+            BackendKind::Hybrid => !options.zero_copy,
+            BackendKind::Cpu | BackendKind::Auto => false,
+        };
         // What was converted is mapped no longer.
         drop(model);
         let device = match options.backend {

@@ -65,8 +65,13 @@ impl std::fmt::Debug for Notice {
 /// Makes another device and cache for a sequence whose device is lost.
 pub type Spare = Box<dyn FnOnce() -> Result<Seat> + Send>;
 
-/// Gives the device that is awaited once it is ready, or says why it never will be; `None` until then.
-pub type Coming = Box<dyn FnMut() -> Option<Result<SharedDevice>> + Send>;
+/// A device that is getting ready.
+pub struct Awaited {
+    /// Gives the device once it is ready, or says why it never will be; `None` until then.
+    pub device: Box<dyn FnMut() -> Option<Result<SharedDevice>> + Send>,
+    /// Which device runs what then; `None` where that one runs all.
+    pub schedule: Option<Schedule>,
+}
 
 /// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.
 pub const ROWS: usize = 64;
@@ -156,9 +161,9 @@ impl Session {
         self
     }
 
-    /// Goes on on the device that `coming` gives, once it does; then that is the only one. Nothing is evicted.
-    pub fn with_coming(mut self, coming: Coming) -> Self {
-        self.devices.set_coming(coming);
+    /// Begins on the device it has, and goes on on the awaited one, or on both, once that is ready.
+    pub fn with_awaited(mut self, awaited: Awaited) -> Self {
+        self.devices.set_awaited(awaited);
         self
     }
 
@@ -330,20 +335,27 @@ impl Session {
         }
     }
 
-    /// Goes to the device that is awaited, if it is ready.
+    /// Takes the device that is awaited, if it is ready.
     fn look_for_device(&mut self) -> Result<()> {
-        match self.devices.arrived() {
-            None => Ok(()),
-            Some(Ok(())) => {
+        let Some(arrived) = self.devices.arrived() else { return Ok(()) };
+        let made_room = arrived.and_then(|runs_all| {
+            if self.evictor.is_some() {
+                self.devices.outlast()?;
+            }
+            if self.observes() {
+                self.devices.make_mass()?;
+            }
+            Ok(runs_all)
+        });
+        match made_room {
+            Ok(false) => {}
+            Ok(true) => {
                 self.switch("its kernels are compiled")?;
                 self.devices.stay();
-                Ok(())
             }
-            Some(Err(why)) => {
-                self.devices.say_lost(&why);
-                Ok(())
-            }
+            Err(why) => self.devices.do_without(&why),
         }
+        Ok(())
     }
 
     fn go(&mut self, to: Move) -> Result<()> {

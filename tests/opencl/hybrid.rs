@@ -234,7 +234,8 @@ fn program(flags: &[&str], environment: &[(&str, &str)]) -> Output {
     out
 }
 
-const HYBRID: [&str; 6] = ["--backend", "hybrid", "--cl-device", "0", "--switch-threshold", "20,50"];
+const HYBRID: [&str; 7] =
+    ["--backend", "hybrid", "--cl-device", "0", "--wait-for-gpu", "--switch-threshold", "20,50"];
 
 #[test]
 fn the_program_moves_where_it_is_told() {

@@ -48,7 +48,7 @@ pub(in crate::cli) struct DeviceArgs {
     /// OpenCL: share memory between CPU and GPU if the device can
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = ArgAction::Set)]
     pub zero_copy: bool,
-    /// OpenCL: while the kernels are compiled, once, generate and chat wait too, instead of beginning on the CPU
+    /// OpenCL: wait until the kernels are compiled, once, instead of beginning on the CPU meanwhile
     #[arg(long)]
     pub wait_for_gpu: bool,
     /// Hybrid: position at which decoding moves to the GPU; or several (512,2048), never, or auto (by measured speed)

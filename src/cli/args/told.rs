@@ -19,7 +19,7 @@ struct Idle {
 
 const IDLE: &[Idle] = &[
     Idle {
-        flags: &["cl-device", "gpu-attn", "zero-copy"],
+        flags: &["cl-device", "gpu-attn", "wait-for-gpu", "zero-copy"],
         holds: |m| backend(m) == Some(BackendName::Cpu),
         why: "no effect on the CPU; add --backend opencl",
     },

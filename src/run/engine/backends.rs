@@ -7,7 +7,7 @@ use crate::model::weights::Weights;
 use crate::opencl::{self, Matrices};
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
-use crate::run::session::{Measured, Schedule, Seat, Session, Side, Spare, Standby};
+use crate::run::session::{Awaited, Measured, Schedule, Seat, Session, Side, Spare, Standby};
 use crate::run::speeds;
 use files::{Error, Result};
 use std::sync::{Arc, OnceLock};
@@ -73,23 +73,33 @@ impl Engine {
         let (true, Some(model), Some(workers)) = (self.must_compile(), &self.device, &self.workers) else {
             return self.session();
         };
-        let o = EngineOptions { batch: 1, ..self.options.clone() };
-        let crew = Crew { engine: self, options: o, device: Team::Cpu, cpu: Arc::default() };
+        let crew = Crew { engine: self, options: self.alone(), device: Team::Cpu, cpu: Arc::default() };
         let o = &crew.options;
-        let coming = workers.make(self.maker.clone(), Arc::clone(model), o.clone())?;
+        let schedule = match &self.runs {
+            Runs::Both(schedule) => Some(schedule.clone()),
+            _ => None,
+        };
+        let device = workers.make(self.maker.clone(), Arc::clone(model), o.clone())?;
         let name = &model.device().facts().name;
         o.notice.say(&format!("OpenCL: compiling kernels for {name}, once; the CPU begins meanwhile"));
-        let session = crew.session()?.with_spare(crew.spare(), o.notice.clone()).with_coming(coming);
-        self.drafting(session, o, self.drafted(o))
+        let session = crew.session()?.with_spare(crew.spare(), o.notice.clone());
+        self.drafting(
+            session.with_awaited(Awaited { device: Box::new(device), schedule }),
+            o,
+            self.drafted(o),
+        )
     }
 
-    /// Whether the device's kernels are still to be compiled, and the CPU can compute meanwhile: it has room for its own
-    /// cache, from which nothing is evicted.
+    /// Whether the device's kernels are still to be compiled, and the CPU can compute meanwhile.
     pub fn must_compile(&self) -> bool {
-        let o = EngineOptions { batch: 1, ..self.options.clone() };
-        let model =
-            self.device.as_ref().filter(|_| matches!(self.runs, Runs::Device) && self.workers.is_some());
-        model.is_some_and(|model| o.eviction.policy == Policy::None && !maker::was_made(model, &o))
+        let model = self.device.as_ref().filter(|_| self.workers.is_some());
+        model.is_some_and(|model| !maker::was_made(model, &self.alone()))
+    }
+
+    /// The options for one sequence.
+    fn alone(&self) -> EngineOptions {
+        let gpu_attn = self.options.gpu_attn || matches!(self.runs, Runs::Both(_));
+        EngineOptions { batch: 1, gpu_attn, ..self.options.clone() }
     }
 
     /// [`Engine::session`] with other options for cache, eviction, drafts, threads and attention.

@@ -1,9 +1,9 @@
 //! An OpenCL device that is made ready by a thread of its own, meanwhile the CPU computes.
 
 use super::maker::{Maker, shared};
+use crate::model::device::SharedDevice;
 use crate::opencl;
 use crate::run::options::EngineOptions;
-use crate::run::session::Coming;
 use files::{Error, Result};
 use std::mem::take;
 use std::sync::mpsc::{TryRecvError, channel};
@@ -33,7 +33,7 @@ impl Workers {
         maker: Maker,
         model: Arc<opencl::Model>,
         o: EngineOptions,
-    ) -> Result<Coming> {
+    ) -> Result<impl FnMut() -> Option<Result<SharedDevice>> + Send + use<>> {
         let (send, receive) = channel();
         let turn = Arc::clone(&self.turn);
         let work = move || {
@@ -45,7 +45,7 @@ impl Workers {
         let thread = thread.map_err(|e| Error::Device(format!("OpenCL: no thread to compile in: {e}")))?;
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         let workers = Arc::clone(self);
-        Ok(Box::new(move || match receive.try_recv() {
+        Ok(move || match receive.try_recv() {
             Ok(made) => Some(made),
             Err(TryRecvError::Empty) => None,
             Err(TryRecvError::Disconnected) => {
@@ -53,7 +53,7 @@ impl Workers {
                 let ended = workers.device.facts();
                 Some(Err(Error::Device(format!("OpenCL: the thread for {} has ended", ended.name))))
             }
-        }))
+        })
     }
 }
 

@@ -6,7 +6,7 @@
 use super::event::Switch;
 use super::recent::Recent;
 use super::schedule::{Fixed, Move, Schedule, Side};
-use super::{Coming, Notice, Spare};
+use super::{Awaited, Notice, Spare};
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, global_layers, is_local};
 use crate::model::device::{Cache, Extent, KvRows, Logits, Run, SharedDevice, locked};
 use crate::model::trace::Recorder;
@@ -67,8 +67,8 @@ pub(super) struct Devices {
     side: Side,
     max_tokens: usize,
     standby: Option<Standby>,
-    /// Gives the device that is awaited.
-    coming: Option<Coming>,
+    /// A device that is getting ready.
+    awaited: Option<Awaited>,
     /// Where to go on when the device is lost.
     spare: Option<Spare>,
     /// Called with one line when it is lost.
@@ -101,7 +101,7 @@ impl Devices {
             recent_there: Recent::default(),
             side: Side::Cpu,
             standby: None,
-            coming: None,
+            awaited: None,
             spare: None,
             notice: Notice::default(),
             observed: 0,
@@ -117,19 +117,21 @@ impl Devices {
         self.standby = Some(standby);
     }
 
-    pub fn set_coming(&mut self, coming: Coming) {
-        self.coming = Some(coming);
+    pub fn set_awaited(&mut self, awaited: Awaited) {
+        self.awaited = Some(awaited);
     }
 
-    /// Lets the device that was awaited stand by, with a cache as large as this; `None` where it is not ready.
-    pub fn arrived(&mut self) -> Option<Result<()>> {
-        let made = self.coming.as_mut()?()?;
-        self.coming = None;
+    /// Lets the device that is awaited stand by, with a cache as large as this, and says whether it runs all from now on;
+    /// `None` where it is not ready.
+    pub fn arrived(&mut self) -> Option<Result<bool>> {
+        let made = (self.awaited.as_mut()?.device)()?;
+        let schedule = self.awaited.take()?.schedule;
         let stand_by = |device: SharedDevice| {
             let cache = locked(&device).new_cache(self.extent().slots)?;
-            let schedule = Schedule::Fixed(Fixed { prefill: Side::Gpu, to_gpu: vec![0], to_cpu: Vec::new() });
+            let runs_all = schedule.is_none();
+            let schedule = schedule.unwrap_or(Schedule::Fixed(Fixed::gpu()));
             self.standby = Some(Standby { device, cache: Some(cache), schedule });
-            Ok(())
+            Ok(runs_all)
         };
         Some(made.and_then(stand_by))
     }
@@ -137,6 +139,12 @@ impl Devices {
     /// From now on no other device stands by.
     pub fn stay(&mut self) {
         (self.standby, self.recent_there) = (None, Recent::default());
+    }
+
+    /// The same, as the one that was awaited cannot be used.
+    pub fn do_without(&mut self, why: &Error) {
+        self.stay();
+        self.say_lost(why);
     }
 
     /// The device that runs now.
@@ -376,7 +384,7 @@ impl Devices {
     }
 
     /// Says that the CPU goes on, and why.
-    pub fn say_lost(&self, why: &Error) {
+    fn say_lost(&self, why: &Error) {
         self.notice.say(&format!("{why}; going on on the CPU"));
     }
 

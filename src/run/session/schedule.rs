@@ -61,6 +61,11 @@ impl Fixed {
         Self { prefill: Side::Cpu, to_gpu: vec![512], to_cpu: Vec::new() }
     }
 
+    /// All on the GPU.
+    pub fn gpu() -> Self {
+        Self { prefill: Side::Gpu, to_gpu: vec![0], to_cpu: Vec::new() }
+    }
+
     /// Where the token at a position is decoded: as the last border at or before it says.
     fn decode(&self, position: usize) -> Side {
         let last = |borders: &[usize]| borders.iter().copied().filter(|&b| b <= position).max();

@@ -507,12 +507,13 @@ fn computing_again_what_a_lost_device_had_stops_when_asked_and_loses_no_token() 
 }
 
 /// A device that is ready when it has been asked for `after` times, or `why` there is none.
-fn ready(after: usize, made: Result<SharedDevice>) -> Coming {
+fn ready(after: usize, made: Result<SharedDevice>, schedule: Option<Schedule>) -> Awaited {
     let (mut made, mut asked) = (Some(made), 0);
-    Box::new(move || {
+    let device = Box::new(move || {
         asked += 1;
         (asked > after).then(|| made.take().expect("asked once it was given"))
-    })
+    });
+    Awaited { device, schedule }
 }
 
 #[test]
@@ -525,7 +526,7 @@ fn a_device_that_gets_ready_computes_what_is_left() {
         let gpu = Fake::new("gpu", 16).mortal(&lives).seat(100).device;
         let mut session = Session::new(Fake::new("cpu", 16).seat(100))
             .with_spare(Box::new(|| Ok(Fake::new("cpu", 16).seat(100))), Notice::default())
-            .with_coming(ready(after, Ok(gpu)));
+            .with_awaited(ready(after, Ok(gpu), None));
         let seen = events(&mut session);
         feed(&mut session, 40, 60);
         let moved: Vec<_> = seen
@@ -550,6 +551,37 @@ fn a_device_that_gets_ready_computes_what_is_left() {
 }
 
 #[test]
+fn a_device_that_gets_ready_takes_its_turns_in_a_hybrid_session() {
+    let moves = |session: &mut Session| {
+        let seen = events(session);
+        feed(session, 40, 200);
+        let seen = seen.lock().unwrap();
+        let moved =
+            |e: &Event| if let Event::Switched(s) = e { Some((s.position, s.to.clone())) } else { None };
+        seen.iter().filter_map(moved).collect::<Vec<_>>()
+    };
+    for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
+        let eviction = if policy == Policy::None { Eviction::NEVER } else { eviction(policy, 40, 4) };
+        let mut plain = alone(256, eviction);
+        feed(&mut plain, 40, 200);
+        let schedule =
+            Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![50, 150], to_cpu: vec![100] });
+        let mut session = Session::new(Fake::new("cpu", 16).seat(256))
+            .with_awaited(ready(30, Ok(Fake::new("gpu", 16).seat(256).device), Some(schedule)))
+            .with_eviction(eviction)
+            .unwrap();
+        // Ready after the first turn has begun.
+        assert_eq!(
+            moves(&mut session),
+            [(66, "gpu".into()), (100, "cpu".into()), (150, "gpu".into())],
+            "{policy:?}"
+        );
+        assert!(session.logits() == plain.logits() && session.is_hybrid(), "{policy:?}");
+        assert_eq!(rows(&mut session), rows(&mut plain), "{policy:?}");
+    }
+}
+
+#[test]
 fn a_device_that_never_gets_ready_leaves_a_sequence_where_it_is() {
     let mut plain = alone(100, Eviction::NEVER);
     feed(&mut plain, 40, 60);
@@ -560,7 +592,7 @@ fn a_device_that_never_gets_ready_leaves_a_sequence_where_it_is() {
         let notice = Notice::new(move |line| lines.lock().unwrap().push(line.to_string()));
         let mut session = Session::new(Fake::new("cpu", 16).seat(100))
             .with_spare(Box::new(|| panic!("nothing is lost")), notice)
-            .with_coming(ready(5, made));
+            .with_awaited(ready(5, made, None));
         feed(&mut session, 40, 60);
         assert_eq!(session.device_name(), "cpu");
         assert!(session.logits() == plain.logits());
