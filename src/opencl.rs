@@ -23,6 +23,9 @@
 //! at the first use, each step by itself, and keeps the fastest with the programs. One that computes something else is
 //! left out where it does, and kernels for few tokens (`kernels/gemm_few.cl`, `several`) are done without before others are.
 //!
+//! All that takes seconds, once. Where kernels are still to be compiled, `generate` and `chat` begin on the CPU, a thread
+//! makes the device ready, and the text goes on there with the same bits (`Engine::session_at_once`).
+//!
 //! Matrices in GGUF's block formats are multiplied with as they are stored, in any mixture over the layers. The CPU
 //! takes a layer only where gate and up differ, or where some of q, k and v are quantised and others are not. The
 //! token in one launch, and prefill on NVIDIA's tensor cores, are for Q4_0 alone.

@@ -72,7 +72,7 @@ pub struct Engine {
     /// The weights on an OpenCL device, when one runs the model.
     device: Option<Arc<opencl::Model>>,
     runs: Runs,
-    /// Where memory is enough for the CPU's cache too: what makes the device ready meanwhile the CPU computes.
+    /// What makes the device ready while the CPU computes, where memory is enough for a cache of both.
     workers: Option<Arc<Workers>>,
     /// The program that drafts.
     draft: Option<DraftModel>,

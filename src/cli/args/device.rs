@@ -48,7 +48,7 @@ pub(in crate::cli) struct DeviceArgs {
     /// OpenCL: share memory between CPU and GPU if the device can
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = ArgAction::Set)]
     pub zero_copy: bool,
-    /// OpenCL: wait until the kernels are compiled, once, instead of beginning on the CPU meanwhile
+    /// OpenCL: at a first start, wait for the kernels to be compiled; else generate and chat begin on the CPU
     #[arg(long)]
     pub wait_for_gpu: bool,
     /// Hybrid: position at which decoding moves to the GPU; or several (512,2048), never, or auto (by measured speed)

@@ -79,7 +79,9 @@ impl Engine {
             Runs::Both(schedule) => Some(schedule.clone()),
             _ => None,
         };
-        let device = workers.make(self.maker.clone(), Arc::clone(model), o.clone())?;
+        let Ok(device) = workers.make(self.maker.clone(), Arc::clone(model), o.clone()) else {
+            return self.session();
+        };
         let name = &model.device().facts().name;
         o.notice.say(&format!("OpenCL: compiling kernels for {name}, once; the CPU begins meanwhile"));
         let session = crew.session()?.with_spare(crew.spare(), o.notice.clone());

@@ -1,4 +1,4 @@
-//! An OpenCL device that is made ready by a thread of its own, meanwhile the CPU computes.
+//! An OpenCL device that a thread of its own makes ready while the CPU computes.
 
 use super::maker::{Maker, shared};
 use crate::model::device::SharedDevice;
