@@ -5,6 +5,7 @@ use crate::run::session::CancelToken;
 use crate::run::system::marker;
 use files::{Error, Result, atomic_file, say};
 use opencl_runtime::calling::under_way;
+use opencl_runtime::program_cache::withdraw_trials;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
@@ -115,6 +116,7 @@ fn end_if_stuck() {
 fn end(signal: i32) -> ! {
     marker::remove();
     atomic_file::remove_unfinished();
+    withdraw_trials();
     #[cfg(feature = "line-editor")]
     super::mode::restore();
     if signal != SIGINT {

@@ -22,7 +22,7 @@ use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::{Kind, Result};
-use opencl_runtime::program_cache::{Attempt, Cache};
+use opencl_runtime::program_cache::{Attempt, Cache, Marker};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
@@ -331,8 +331,8 @@ impl<'a> Tuner<'a> {
             Ok(None) => self.leave_out((tokens, step, way), "it computes wrong results"),
             Err(e) if e.kind == Kind::Stopped => return Err(e),
             Err(e) if self.device().is_lost() => {
-                // For good: the marker stays.
-                std::mem::forget(marker);
+                // For good.
+                marker.into_iter().for_each(Marker::stay);
                 return Err(e);
             }
             Err(e) => self.leave_out((tokens, step, way), &e.message),

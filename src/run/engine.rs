@@ -124,7 +124,10 @@ impl Engine {
         let device = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
         let (template, runs, maker) = (OnceLock::new(), Runs::Cpu, Maker { weights, isa });
-        let workers = device.as_ref().filter(|_| both_fit).map(|model| Workers::new(model.device().clone()));
+        let workers = device
+            .as_ref()
+            .filter(|_| both_fit)
+            .map(|model| Workers::new(model.device().clone(), options.notice.clone()));
         let mut engine =
             Self { options, maker, tokenizer, template_source, template, device, runs, workers, draft };
         engine.ready_keys(&engine.options)?;

@@ -89,6 +89,23 @@ fn a_sequence_begins_at_once_and_goes_on_on_the_device() {
     assert!(engine.session_at_once().unwrap().device_name().contains("opencl"));
 }
 
+const GPU: [&str; 3] = ["-b", "opencl", "--gpu-attn"];
+
+/// Writes `n` tokens, with kernels compiled and timed in a cache of its own.
+fn generate(cache: &Temp, n: &str, flags: &[&str]) -> Command {
+    let mut command = Command::new(binary());
+    command.args(["generate", "-p", "Once upon a time there was", "-n", n, "--temp", "0", "-t", "2", "-q"]);
+    command.args(["-c", "200", "--cl-device", "0"]).args(flags).stdin(Stdio::null());
+    command.env("ANTIGRAVITY_OPENCL_CACHE", &cache.0).env("ANTIGRAVITY_OPENCL_VARIANT", "");
+    command
+}
+
+/// What a driver is suspected of.
+fn markers(cache: &Temp) -> usize {
+    let names = std::fs::read_dir(&cache.0).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter(|name| name.to_string_lossy().ends_with(".trying")).count()
+}
+
 #[test]
 fn a_text_that_ends_before_the_device_is_ready_ends_the_program() {
     if device().is_none() {
@@ -96,38 +113,46 @@ fn a_text_that_ends_before_the_device_is_ready_ends_the_program() {
     }
     let cache = Temp::new();
     let run = |n: &str, flags: &[&str]| {
-        let mut command = Command::new(binary());
-        command.args([
-            "generate",
-            "-p",
-            "Once upon a time there was",
-            "-n",
-            n,
-            "--temp",
-            "0",
-            "-t",
-            "2",
-            "-q",
-        ]);
-        command.args(["-c", "200", "--cl-device", "0"]).args(flags).stdin(Stdio::null());
-        command.env("ANTIGRAVITY_OPENCL_CACHE", &cache.0).env("ANTIGRAVITY_OPENCL_VARIANT", "");
-        let Output { status, stdout, stderr } = command.output().unwrap();
+        let Output { status, stdout, stderr } = generate(&cache, n, flags).output().unwrap();
         let said = said(&stderr);
         assert!(status.success(), "{status}: {said}");
         (stdout, said)
     };
-    let expected = run("2", &[]).0;
-    let gpu = ["-b", "opencl", "--gpu-attn"];
+    let expected = run("2", &["-b", "cpu"]).0;
     for _ in 0..3 {
-        let (text, said) = run("2", &gpu);
+        let (text, said) = run("2", &GPU);
         assert_eq!(text, expected);
         // Nothing is suspected of a crash, and nothing has failed.
-        let progress = |line: &str| line.contains(", once");
+        let progress = |line: &str| line.contains(", once") || line.contains("still being compiled");
         assert!(said.lines().all(progress), "{said}");
+        assert_eq!(markers(&cache), 0);
     }
-    let expected = run("24", &[]).0;
-    let (text, said) = run("24", &[&gpu[..], &["--wait-for-gpu"]].concat());
+    let expected = run("24", &["-b", "cpu"]).0;
+    let (text, said) = run("24", &[&GPU[..], &["--wait-for-gpu"]].concat());
     assert_eq!(text, expected);
     assert!(!said.contains("meanwhile") && !said.contains("left out"), "{said}");
-    assert_eq!(run("24", &gpu), (expected, String::new()));
+    assert_eq!(run("24", &GPU), (expected, String::new()));
+}
+
+#[test]
+fn a_signal_while_kernels_are_tried_is_no_crash() {
+    if device().is_none() {
+        return;
+    }
+    // While they are waited for, and while the CPU writes.
+    for flags in [&["--wait-for-gpu"][..], &["--eviction-policy", "sliding"]] {
+        let cache = Temp::new();
+        let flags = [&GPU[..], &["--eviction-window", "100", "--ignore-eos"], flags].concat();
+        let mut run = generate(&cache, "-1", &flags);
+        let mut child = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let began = Instant::now();
+        while markers(&cache) == 0 {
+            assert!(began.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // SAFETY: sends a signal to a child that is not waited for yet.
+        unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+        assert!(!child.wait().unwrap().success());
+        assert_eq!(markers(&cache), 0, "{flags:?}");
+    }
 }

@@ -8,6 +8,8 @@
 //! A marker beside the file is held while a variant that has not proven itself is compiled or tried. A
 //! driver that crashes leaves it behind, and that variant is not tried again.
 
+mod trial;
+
 use super::facts::Facts;
 use files::atomic_file::Unfinished;
 use rustix::fs::{Access, access};
@@ -19,6 +21,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+
+pub(super) use trial::Trial;
+pub use trial::{Attempt, Marker, withdraw_trials};
 
 /// The directory to use, or `off`.
 pub const CACHE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CACHE";
@@ -165,22 +170,7 @@ impl Cache {
     /// Says on disk that a variant is being tried, until the result is dropped.
     pub(super) fn try_out(&self, key: &Key) -> Trial {
         self.make();
-        let Some(path) = self.path(key, "trying") else { return Trial::Unmarked };
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let Some(mut file) = open_own(&path, &mut options) else { return Trial::Unmarked };
-        // Another process that has it locked is trying the same now. A process that finds it unlocked and not empty
-        // comes after one that did not live to empty it.
-        if file.try_lock().is_err() {
-            return Trial::Unmarked;
-        }
-        match file.metadata() {
-            Ok(meta) if meta.len() > 0 => Trial::Crashed(path),
-            Ok(_) if file.write_all(b"trying\n").and_then(|()| file.sync_all()).is_ok() => {
-                Trial::Marked(Marker { file, path })
-            }
-            _ => Trial::Unmarked,
-        }
+        self.path(key, "trying").map_or(Trial::Unmarked, Trial::begin)
     }
 
     /// Makes the directory, private, if it is missing; if that fails there is no path either.
@@ -271,37 +261,6 @@ fn prune(dir: &Path) {
         // If it cannot be removed, the next save tries again.
         let _ = fs::remove_file(&file.path);
         bytes -= file.bytes;
-    }
-}
-
-/// What a variant's trial found.
-pub(super) enum Trial {
-    Marked(Marker),
-    /// There is no cache, or another process is trying the same.
-    Unmarked,
-    /// An earlier trial ended with its process; the marker that it left.
-    Crashed(PathBuf),
-}
-
-/// The beginning of an attempt.
-pub enum Attempt {
-    /// It is under way; without a marker where there is no cache, or another process is at it.
-    Begun(Option<Marker>),
-    /// An earlier one did not end; the marker that it left.
-    Crashed(PathBuf),
-}
-
-/// A marker, locked; goes when the trial has ended, well or not.
-pub struct Marker {
-    file: File,
-    path: PathBuf,
-}
-
-impl Drop for Marker {
-    fn drop(&mut self) {
-        // Emptied first: who has opened it before it is removed must not take it for a crash's.
-        let _ = self.file.set_len(0);
-        let _ = fs::remove_file(&self.path);
     }
 }
 

@@ -4,23 +4,29 @@ use super::maker::{Maker, shared};
 use crate::model::device::SharedDevice;
 use crate::opencl;
 use crate::run::options::EngineOptions;
+use crate::run::session::Notice;
 use files::{Error, Result};
 use std::mem::take;
 use std::sync::mpsc::{TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// A longer wait at the end is said.
+const SOON: Duration = Duration::from_millis(300);
 
 /// The threads. When nobody needs their devices any more, each ends with the program that it compiles, which is kept.
 pub(super) struct Workers {
     device: opencl::Device,
+    notice: Notice,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// One device is made at a time: the next finds the programs of the first.
     turn: Arc<Mutex<()>>,
 }
 
 impl Workers {
-    pub fn new(device: opencl::Device) -> Arc<Self> {
-        Arc::new(Self { device, threads: Mutex::default(), turn: Arc::default() })
+    pub fn new(device: opencl::Device, notice: Notice) -> Arc<Self> {
+        Arc::new(Self { device, notice, threads: Mutex::default(), turn: Arc::default() })
     }
 
     /// Begins to make a device.
@@ -60,8 +66,16 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         let threads = take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
-        if threads.iter().any(|thread| !thread.is_finished()) {
+        let unfinished = || threads.iter().any(|thread| !thread.is_finished());
+        if unfinished() {
             self.device.build_no_more();
+        }
+        let began = Instant::now();
+        while unfinished() && began.elapsed() < SOON {
+            thread::sleep(Duration::from_millis(5));
+        }
+        if unfinished() {
+            self.notice.say("OpenCL: one program is still being compiled; it is kept for the next start");
         }
         for thread in threads {
             // A panic has been said.

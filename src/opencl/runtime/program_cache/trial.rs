@@ -1,0 +1,104 @@
+//! Trials of what a driver may crash on: each is marked on disk while it is under way.
+
+use super::open_own;
+use std::fs::{self, File};
+use std::io::Write;
+use std::mem::forget;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A trial that takes longer may be what a user ends the program for.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Markers of this process, and since when; `None` when it ends.
+static UNDER_WAY: Mutex<Option<Vec<(PathBuf, Instant)>>> = Mutex::new(Some(Vec::new()));
+
+fn under_way() -> MutexGuard<'static, Option<Vec<(PathBuf, Instant)>>> {
+    UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes the markers of trials under way, before a user's signal ends the program: nothing has crashed. One that has
+/// taken a minute stays, as nobody knows whether the driver would ever have returned.
+pub fn withdraw_trials() {
+    for (path, begun) in under_way().take().into_iter().flatten() {
+        if begun.elapsed() < LONG {
+            remove(&path);
+        }
+    }
+}
+
+/// Empties the marker first: who has opened it before it is removed must not take it for a crash's.
+fn remove(path: &Path) {
+    let _ = File::options().write(true).truncate(true).open(path);
+    let _ = fs::remove_file(path);
+}
+
+/// What a variant's trial found.
+pub enum Trial {
+    Marked(Marker),
+    /// There is no cache, or another process is trying the same.
+    Unmarked,
+    /// An earlier trial ended with its process; the marker that it left.
+    Crashed(PathBuf),
+}
+
+/// The beginning of an attempt.
+pub enum Attempt {
+    /// It is under way; without a marker where there is no cache, or another process is at it.
+    Begun(Option<Marker>),
+    /// An earlier one did not end; the marker that it left.
+    Crashed(PathBuf),
+}
+
+impl Trial {
+    /// Begins a trial, whose marker is the file `path`.
+    pub fn begin(path: PathBuf) -> Self {
+        let mut under_way = under_way();
+        let Some(under_way) = &mut *under_way else { return Trial::Unmarked };
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let Some(mut file) = open_own(&path, &mut options) else { return Trial::Unmarked };
+        // Another process that has it locked is trying the same now. A process that finds it unlocked and not empty
+        // comes after one that did not live to empty it.
+        if file.try_lock().is_err() {
+            return Trial::Unmarked;
+        }
+        match file.metadata() {
+            Ok(meta) if meta.len() > 0 => Trial::Crashed(path),
+            Ok(_) if file.write_all(b"trying\n").and_then(|()| file.sync_all()).is_ok() => {
+                under_way.push((path.clone(), Instant::now()));
+                Trial::Marked(Marker { _locked: file, path })
+            }
+            _ => Trial::Unmarked,
+        }
+    }
+}
+
+/// A marker, locked; goes when the trial has ended, well or not.
+pub struct Marker {
+    _locked: File,
+    path: PathBuf,
+}
+
+impl Marker {
+    /// Leaves it there for good, as if the driver had crashed.
+    pub fn stay(self) {
+        self.ended();
+        forget(self);
+    }
+
+    fn ended(&self) {
+        if let Some(under_way) = &mut *under_way() {
+            under_way.retain(|(path, _)| *path != self.path);
+        }
+    }
+}
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        self.ended();
+        remove(&self.path);
+    }
+}
