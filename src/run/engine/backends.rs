@@ -68,7 +68,8 @@ impl Engine {
         self.session_of(&self.options)
     }
 
-    /// [`Engine::session`] that begins at once: on the CPU, where [`Engine::must_compile`], until that is done.
+    /// [`Engine::session`] that begins at once: on the CPU, where [`Engine::must_compile`], until that is done. Whoever
+    /// drops the engine and its last such session before waits for the program that is being compiled.
     pub fn session_at_once(&self) -> Result<Session> {
         let (true, Some(model), Some(workers)) = (self.must_compile(), &self.device, &self.workers) else {
             return self.session();
@@ -79,11 +80,11 @@ impl Engine {
             Runs::Both(schedule) => Some(schedule.clone()),
             _ => None,
         };
+        let name = &model.device().facts().name;
+        o.notice.say(&format!("OpenCL: compiling kernels for {name}, once; the CPU begins meanwhile"));
         let Ok(device) = workers.make(self.maker.clone(), Arc::clone(model), o.clone()) else {
             return self.session();
         };
-        let name = &model.device().facts().name;
-        o.notice.say(&format!("OpenCL: compiling kernels for {name}, once; the CPU begins meanwhile"));
         let session = crew.session()?.with_spare(crew.spare(), o.notice.clone());
         self.drafting(
             session.with_awaited(Awaited { device: Box::new(device), schedule }),
