@@ -5,6 +5,7 @@ mod draft;
 mod event;
 mod evict;
 mod history;
+mod moves;
 mod pass;
 mod recent;
 mod room;
@@ -30,7 +31,6 @@ use evict::{Evictor, Input};
 use files::{Error, Result};
 pub use numeric::cancel::CancelToken;
 use pass::Staged;
-use schedule::Move;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -174,12 +174,8 @@ impl Session {
     /// `Usage` where the cache is too small for it, `Memory` where there is no room for the attention mass.
     pub fn with_eviction(mut self, eviction: Eviction) -> Result<Self> {
         if eviction.policy != Policy::None {
-            let evictor = Evictor::new(eviction, self.extent().slots)?;
-            self.devices.outlast()?;
-            if evictor.observes() {
-                self.devices.make_mass()?;
-            }
-            self.evictor = Some(evictor);
+            self.evictor = Some(Evictor::new(eviction, self.extent().slots)?);
+            self.make_evictable()?;
         }
         Ok(self)
     }
@@ -315,54 +311,6 @@ impl Session {
             done += n;
         }
         Ok(())
-    }
-
-    /// Moves the sequence to the other device of a hybrid session.
-    ///
-    /// # Errors
-    ///
-    /// None from the devices: where the move fails, the sequence goes on on the CPU.
-    pub fn switch(&mut self, why: &str) -> Result<()> {
-        self.settle();
-        match self.devices.switch(self.tokens.len(), why.into()) {
-            Ok(None) => Ok(()),
-            Ok(Some(switch)) => {
-                self.tell(&format!("switch to {}: {why}", switch.to), Event::Switched(switch));
-                Ok(())
-            }
-            Err(e @ (Error::Device(_) | Error::Memory(_))) => self.flee(e),
-            Err(e) => Err(e),
-        }
-    }
-
-    /// Takes the device that is awaited, if it is ready.
-    fn look_for_device(&mut self) -> Result<()> {
-        let Some(arrived) = self.devices.arrived() else { return Ok(()) };
-        let made_room = arrived.and_then(|runs_all| {
-            if self.evictor.is_some() {
-                self.devices.outlast()?;
-            }
-            if self.observes() {
-                self.devices.make_mass()?;
-            }
-            Ok(runs_all)
-        });
-        match made_room {
-            Ok(false) => {}
-            Ok(true) => {
-                self.switch("its kernels are compiled")?;
-                self.devices.stay();
-            }
-            Err(why) => self.devices.do_without(&why),
-        }
-        Ok(())
-    }
-
-    fn go(&mut self, to: Move) -> Result<()> {
-        match to.to == self.devices.side() {
-            true => Ok(()),
-            false => self.switch(&to.why),
-        }
     }
 
     /// Tokens must be in the vocabulary and their slots free.

@@ -17,12 +17,7 @@ impl Session {
         let (slots, all) = (self.devices.len(), self.tokens.len());
         let (observed, since) = (self.devices.observed(), self.evictor.as_ref().and_then(Evictor::since));
         let Some(refuge) = self.devices.flee(&lost)? else { return Err(lost) };
-        if self.evictor.is_some() {
-            self.devices.outlast()?;
-        }
-        if self.observes() {
-            self.devices.make_mass()?;
-        }
+        self.make_evictable()?;
         let cut = self.cuts.last().copied().unwrap_or(Cut { tokens: 0, kept: 0 });
         let tokens = self.tokens.clone();
         let computed = match refuge {

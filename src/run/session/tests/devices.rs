@@ -1,0 +1,260 @@
+//! Sequences on two devices: what moves, and what happens when one is lost or gets ready late.
+
+use super::*;
+
+/// Two, the second of which is lost after `lives` calls. Nothing moves by itself.
+fn both(capacity: usize, eviction: Eviction, lives: &Arc<AtomicUsize>) -> Session {
+    let schedule = Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![usize::MAX], to_cpu: vec![] });
+    let Seat { device, cache } = Fake::new("gpu", 16).mortal(lives).seat(capacity);
+    let standby = Standby { device, cache: Some(cache), schedule };
+    Session::new(Fake::new("cpu", 16).seat(capacity)).with_standby(standby).with_eviction(eviction).unwrap()
+}
+
+fn immortal() -> Arc<AtomicUsize> {
+    Arc::new(AtomicUsize::new(usize::MAX))
+}
+
+#[test]
+fn moves_copy_what_the_other_lacks_and_change_nothing() {
+    for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
+        let wanted = eviction(policy, 60, 3);
+        let mut one = alone(400, wanted);
+        feed(&mut one, 50, 300);
+        for every in [1, 7, 64] {
+            let mut two = both(400, wanted, &immortal());
+            let seen = events(&mut two);
+            two.prefill(&tokens(50), &CancelToken::default()).unwrap();
+            for i in 50..300 {
+                if i % every == 0 {
+                    two.switch("test").unwrap();
+                }
+                two.decode(token(i)).unwrap();
+            }
+            assert!(two.logits() == one.logits(), "{policy:?}, every {every}");
+            assert_eq!(rows(&mut two), rows(&mut one));
+            let copied = seen
+                .lock()
+                .unwrap()
+                .iter()
+                .fold(0, |n, e| n + if let Event::Switched(s) = e { s.slots } else { 0 });
+            if policy == Policy::None {
+                // Each slot goes over once, except those since the last move.
+                assert!(copied <= 300 && copied + 2 * every >= 300, "{copied} slots in moves every {every}");
+            }
+        }
+    }
+}
+
+#[test]
+fn positions_move_decoding_there_and_back() {
+    let schedule = Schedule::Fixed(Fixed { prefill: Side::Gpu, to_gpu: vec![60], to_cpu: vec![80] });
+    let Seat { device, cache } = Fake::new("gpu", 16).seat(200);
+    let standby = Standby { device, cache: Some(cache), schedule };
+    let mut session = Session::new(Fake::new("cpu", 16).seat(200)).with_standby(standby);
+    let seen = events(&mut session);
+    feed(&mut session, 40, 100);
+    let moves: Vec<(usize, String)> = seen
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|e| match e {
+            Event::Switched(s) => (s.position, s.to.clone()),
+            Event::Evicted(_) => panic!("nothing is evicted"),
+        })
+        .collect();
+    let expected = [(0, "gpu"), (40, "cpu"), (60, "gpu"), (80, "cpu")];
+    assert_eq!(moves, expected.map(|(p, to)| (p, to.to_string())));
+}
+
+#[test]
+fn a_device_lost_anywhere_leaves_the_sequence_on_the_cpu() {
+    for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
+        let wanted = eviction(policy, 60, 3);
+        let mut one = alone(400, wanted);
+        feed(&mut one, 50, 200);
+        let mut lost = 0;
+        // Making the mass takes two calls, and nobody has left yet.
+        for lives in 2..300 {
+            let mut two = both(400, wanted, &Arc::new(AtomicUsize::new(lives)));
+            two.prefill(&tokens(50), &CancelToken::default()).unwrap();
+            for i in 50..200 {
+                if i % 20 == 0 {
+                    two.switch("test").unwrap();
+                }
+                two.decode(token(i)).unwrap();
+            }
+            assert!(two.logits() == one.logits(), "{policy:?}, lost after {lives} calls");
+            assert_eq!(rows(&mut two), rows(&mut one));
+            if !two.is_hybrid() {
+                assert_eq!(two.device_name(), "cpu");
+                lost += 1;
+            }
+        }
+        assert!(lost > 30, "{policy:?}: lost {lost} times");
+    }
+}
+
+#[test]
+fn a_prompt_whose_device_is_lost_still_stops_when_asked() {
+    let cancel = CancelToken::default();
+    let asked = cancel.clone();
+    let lost = Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(1)));
+    let spare = move || {
+        asked.cancel();
+        Ok(Fake::new("cpu", 16).seat(100))
+    };
+    let mut session = Session::new(lost.seat(100)).with_spare(Box::new(spare), Notice::default());
+    assert!(matches!(session.prefill(&tokens(40), &cancel), Err(Error::Interrupted)));
+    assert_eq!((session.position(), session.slots(), session.device_name().as_str()), (0, 0, "cpu"));
+}
+
+#[test]
+fn computing_again_what_a_lost_device_had_stops_when_asked_and_loses_no_token() {
+    let mut plain = alone(100, Eviction::NEVER);
+    feed(&mut plain, 40, 61);
+    // Both caches of a hybrid session have the first 20 tokens; without one that stands by, all is computed again.
+    for hybrid in [false, true] {
+        let cancel = CancelToken::default();
+        let (lives, asked) = (Arc::new(AtomicUsize::new(usize::MAX)), cancel.clone());
+        let gpu = Fake::new("gpu", 16).mortal(&lives);
+        let mut session = if hybrid {
+            let Seat { device, cache } = gpu.seat(100);
+            let schedule = Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![20], to_cpu: vec![] });
+            let cpu = Fake::new("cpu", 16).asking(&asked, 4).seat(100);
+            Session::new(cpu).with_standby(Standby { device, cache: Some(cache), schedule })
+        } else {
+            let spare = move || Ok(Fake::new("cpu", 16).asking(&asked, 2).seat(100));
+            Session::new(gpu.seat(100)).with_spare(Box::new(spare), Notice::default())
+        };
+        session.prefill(&tokens(20), &CancelToken::default()).unwrap();
+        (20..60).for_each(|i| session.decode(token(i)).unwrap());
+        lives.store(0, Ordering::Relaxed);
+        assert_eq!(session.decode_unless(token(60), Some(&cancel)), Err(Error::Interrupted));
+        // Asked for in the second pass that computes them again, which the third one heeds.
+        let forgone = session.take_forgone();
+        assert!(!forgone.is_empty() && session.position() < 60, "{}", session.position());
+        assert_eq!([session.tokens(), &forgone].concat(), tokens(60));
+        let rest = [&forgone[..], &[token(60)]].concat();
+        session.prefill(&rest, &CancelToken::default()).unwrap();
+        assert!(session.logits() == plain.logits());
+        assert_eq!(rows(&mut session), rows(&mut plain));
+    }
+}
+
+/// A device that is ready when it has been asked for `after` times, or `why` there is none.
+fn ready(after: usize, made: Result<SharedDevice>, schedule: Option<Schedule>) -> Awaited {
+    let (mut made, mut asked) = (Some(made), 0);
+    let device = Box::new(move || {
+        asked += 1;
+        (asked > after).then(|| made.take().expect("asked once it was given"))
+    });
+    Awaited { device, schedule }
+}
+
+#[test]
+fn a_device_that_gets_ready_computes_what_is_left() {
+    // Before the prompt, within it, before a token.
+    for (after, position) in [(0, 0), (2, 16), (4, 40), (9, 45)] {
+        let mut plain = alone(100, Eviction::NEVER);
+        feed(&mut plain, 40, 60);
+        let lives = immortal();
+        let gpu = Fake::new("gpu", 16).mortal(&lives).seat(100).device;
+        let mut session = Session::new(Fake::new("cpu", 16).seat(100))
+            .with_spare(Box::new(|| Ok(Fake::new("cpu", 16).seat(100))), Notice::default())
+            .with_awaited(ready(after, Ok(gpu), None));
+        let seen = events(&mut session);
+        feed(&mut session, 40, 60);
+        let moved: Vec<_> = seen
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|e| match e {
+                Event::Switched(s) => (s.position, s.slots, s.to.clone()),
+                Event::Evicted(_) => panic!("nothing is evicted"),
+            })
+            .collect();
+        assert_eq!(moved, [(position, position, "gpu".into())], "asked {after} times");
+        assert!(session.logits() == plain.logits() && !session.is_hybrid());
+        assert_eq!(rows(&mut session), rows(&mut plain));
+        // Then it is as any other that may be lost.
+        lives.store(0, Ordering::Relaxed);
+        session.decode(token(60)).unwrap();
+        assert_eq!(session.device_name(), "cpu");
+        plain.decode(token(60)).unwrap();
+        assert_eq!(rows(&mut session), rows(&mut plain));
+    }
+}
+
+#[test]
+fn a_device_that_gets_ready_takes_its_turns_in_a_hybrid_session() {
+    let moves = |session: &mut Session| {
+        let seen = events(session);
+        feed(session, 40, 200);
+        let seen = seen.lock().unwrap();
+        let moved =
+            |e: &Event| if let Event::Switched(s) = e { Some((s.position, s.to.clone())) } else { None };
+        seen.iter().filter_map(moved).collect::<Vec<_>>()
+    };
+    for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
+        let eviction = if policy == Policy::None { Eviction::NEVER } else { eviction(policy, 40, 4) };
+        let mut plain = alone(256, eviction);
+        feed(&mut plain, 40, 200);
+        let schedule =
+            Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![50, 150], to_cpu: vec![100] });
+        let mut session = Session::new(Fake::new("cpu", 16).seat(256))
+            .with_awaited(ready(30, Ok(Fake::new("gpu", 16).seat(256).device), Some(schedule)))
+            .with_eviction(eviction)
+            .unwrap();
+        // Ready after the first turn has begun.
+        assert_eq!(
+            moves(&mut session),
+            [(66, "gpu".into()), (100, "cpu".into()), (150, "gpu".into())],
+            "{policy:?}"
+        );
+        assert!(session.logits() == plain.logits() && session.is_hybrid(), "{policy:?}");
+        assert_eq!(rows(&mut session), rows(&mut plain), "{policy:?}");
+    }
+}
+
+#[test]
+fn a_device_that_never_gets_ready_leaves_a_sequence_where_it_is() {
+    let mut plain = alone(100, Eviction::NEVER);
+    feed(&mut plain, 40, 60);
+    let mortal = || Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(0))).seat(100).device;
+    for made in [Err(Error::Device("no compiler".into())), Err(Error::Memory("full".into())), Ok(mortal())] {
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let lines = Arc::clone(&said);
+        let notice = Notice::new(move |line| lines.lock().unwrap().push(line.to_string()));
+        let mut session = Session::new(Fake::new("cpu", 16).seat(100))
+            .with_spare(Box::new(|| panic!("nothing is lost")), notice)
+            .with_awaited(ready(5, made, None));
+        feed(&mut session, 40, 60);
+        assert_eq!(session.device_name(), "cpu");
+        assert!(session.logits() == plain.logits());
+        assert_eq!(rows(&mut session), rows(&mut plain));
+        let said = said.lock().unwrap();
+        assert!(said.len() == 1 && said[0].ends_with("; going on on the CPU"), "{said:?}");
+    }
+}
+
+#[test]
+fn a_device_lost_by_several_sequences_leaves_all_on_one_cpu() {
+    let lost = Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(3))).seat(100).device;
+    let cpu = Fake::new("cpu", 16).seat(100).device;
+    let mut sessions = [0; 2].map(|_| {
+        let cpu = Arc::clone(&cpu);
+        let session = Session::new(Seat::new(Arc::clone(&lost), 100).unwrap());
+        session.with_spare(Box::new(move || Seat::new(cpu, 100)), Notice::default())
+    });
+    let mut plain = alone(100, Eviction::NEVER);
+    feed(&mut plain, 5, 8);
+    sessions.iter_mut().for_each(|s| feed(s, 5, 5));
+    for i in 5..8 {
+        sessions.iter_mut().for_each(|s| assert_eq!(s.stage(token(i)).unwrap(), Stage::Staged));
+        compute(&mut sessions.iter_mut().collect::<Vec<_>>(), None).unwrap();
+    }
+    for session in &mut sessions {
+        assert!(session.logits() == plain.logits() && session.device_name() == "cpu");
+        assert_eq!(rows(session), rows(&mut plain));
+    }
+}
