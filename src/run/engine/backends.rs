@@ -101,8 +101,13 @@ impl Engine {
 
     /// The options for one sequence.
     fn alone(&self) -> EngineOptions {
-        let gpu_attn = self.options.gpu_attn || matches!(self.runs, Runs::Both(_));
-        EngineOptions { batch: 1, gpu_attn, ..self.options.clone() }
+        EngineOptions { batch: 1, ..self.attending(&self.options) }
+    }
+
+    /// The options with attention where it is computed: on the device as `auto` measures it, and where there are two.
+    fn attending(&self, o: &EngineOptions) -> EngineOptions {
+        let always = self.options.backend == BackendKind::Auto || matches!(self.runs, Runs::Both(_));
+        EngineOptions { gpu_attn: o.gpu_attn || always, ..o.clone() }
     }
 
     /// [`Engine::session`] with other options for cache, eviction, drafts, threads and attention.
@@ -152,17 +157,14 @@ impl Engine {
 
     /// The devices for sequences with these options: the CPU where no other can be used.
     fn crew(&self, o: &EngineOptions) -> Result<Crew<'_>> {
-        // As it was measured.
-        let gpu_attn = o.gpu_attn || self.options.backend == BackendKind::Auto;
-        let o = EngineOptions { gpu_attn, ..o.clone() };
-        self.ready_keys(&o)?;
-        let mut crew = Crew { engine: self, options: o, device: Team::Cpu, cpu: Arc::default() };
+        let options = self.attending(o);
+        self.ready_keys(&options)?;
+        let mut crew = Crew { engine: self, options, device: Team::Cpu, cpu: Arc::default() };
         let made = match (&self.runs, &self.device) {
             (Runs::Device, Some(model)) => {
                 self.maker.opencl(model, &crew.options).map(|device| Team::Device(shared(device)))
             }
             (Runs::Both(schedule), Some(model)) => {
-                crew.options.gpu_attn = true;
                 self.maker.opencl(model, &crew.options).map(|device| Team::Both {
                     one_cache: device.shares_rows(),
                     device: shared(device),
