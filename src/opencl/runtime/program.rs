@@ -7,7 +7,7 @@ use super::buffer::{Buffer, Memory};
 use super::device::{Builds, Device, Shared, number, text};
 use super::failure::{Failure, Kind, Result, check};
 use super::ffi::{self, KernelId, ProgramId};
-use super::program_cache::{Entry, Key, Marker, Notes, Trial, Verdict};
+use super::program_cache::{Attempt, Entry, Key, Marker, Notes, Verdict};
 use super::waiter::Call;
 use std::ffi::CString;
 use std::ops::Range;
@@ -266,9 +266,8 @@ impl Drop for Program {
 /// Marks the trial of a variant, unless an earlier one ended in a crash.
 fn marker(shared: &Shared, key: &Key, name: &str) -> Result<Option<Marker>> {
     match shared.cache.try_out(key) {
-        Trial::Marked(marker) => Ok(Some(marker)),
-        Trial::Unmarked => Ok(None),
-        Trial::Crashed(path) => {
+        Attempt::Begun(marker) => Ok(marker),
+        Attempt::Crashed(path) => {
             let path = path.display();
             let message = format!("{name} is left out: the driver crashed on it; remove {path} to try again");
             Err(Failure::new(Kind::Build, message))

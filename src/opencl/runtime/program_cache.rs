@@ -22,7 +22,6 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-pub(super) use trial::Trial;
 pub use trial::{Attempt, Marker, withdraw_trials};
 
 /// The directory to use, or `off`.
@@ -160,17 +159,13 @@ impl Cache {
 
     /// Says on disk that what has this name is being tried, until the marker is dropped.
     pub fn attempt(&self, name: &str) -> Attempt {
-        match self.try_out(&Key::named(name)) {
-            Trial::Marked(marker) => Attempt::Begun(Some(marker)),
-            Trial::Unmarked => Attempt::Begun(None),
-            Trial::Crashed(path) => Attempt::Crashed(path),
-        }
+        self.try_out(&Key::named(name))
     }
 
-    /// Says on disk that a variant is being tried, until the result is dropped.
-    pub(super) fn try_out(&self, key: &Key) -> Trial {
+    /// The same of a variant.
+    pub(super) fn try_out(&self, key: &Key) -> Attempt {
         self.make();
-        self.path(key, "trying").map_or(Trial::Unmarked, Trial::begin)
+        self.path(key, "trying").map_or(Attempt::Begun(None), Attempt::begin)
     }
 
     /// Makes the directory, private, if it is missing; if that fails there is no path either.

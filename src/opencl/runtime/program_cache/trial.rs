@@ -35,43 +35,34 @@ fn remove(path: &Path) {
     let _ = fs::remove_file(path);
 }
 
-/// What a variant's trial found.
-pub enum Trial {
-    Marked(Marker),
-    /// There is no cache, or another process is trying the same.
-    Unmarked,
-    /// An earlier trial ended with its process; the marker that it left.
-    Crashed(PathBuf),
-}
-
-/// The beginning of an attempt.
+/// The beginning of a trial.
 pub enum Attempt {
     /// It is under way; without a marker where there is no cache, or another process is at it.
     Begun(Option<Marker>),
-    /// An earlier one did not end; the marker that it left.
+    /// An earlier one ended with its process; the marker that it left.
     Crashed(PathBuf),
 }
 
-impl Trial {
+impl Attempt {
     /// Begins a trial, whose marker is the file `path`.
-    pub fn begin(path: PathBuf) -> Self {
+    pub(super) fn begin(path: PathBuf) -> Self {
         let mut under_way = under_way();
-        let Some(under_way) = &mut *under_way else { return Trial::Unmarked };
+        let Some(under_way) = &mut *under_way else { return Attempt::Begun(None) };
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let Some(mut file) = open_own(&path, &mut options) else { return Trial::Unmarked };
+        let Some(mut file) = open_own(&path, &mut options) else { return Attempt::Begun(None) };
         // Another process that has it locked is trying the same now. A process that finds it unlocked and not empty
         // comes after one that did not live to empty it.
         if file.try_lock().is_err() {
-            return Trial::Unmarked;
+            return Attempt::Begun(None);
         }
         match file.metadata() {
-            Ok(meta) if meta.len() > 0 => Trial::Crashed(path),
+            Ok(meta) if meta.len() > 0 => Attempt::Crashed(path),
             Ok(_) if file.write_all(b"trying\n").and_then(|()| file.sync_all()).is_ok() => {
                 under_way.push((path.clone(), Instant::now()));
-                Trial::Marked(Marker { _locked: file, path })
+                Attempt::Begun(Some(Marker { _locked: file, path }))
             }
-            _ => Trial::Unmarked,
+            _ => Attempt::Begun(None),
         }
     }
 }
