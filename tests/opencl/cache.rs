@@ -38,7 +38,7 @@ fn from_cache(dir: &Path, value: i32) -> Option<bool> {
     Some(builds.loaded == 1)
 }
 
-fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
+pub fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
     let paths = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
     paths.filter(|p| p.extension().is_some_and(|e| e == extension)).collect()
 }

@@ -1,11 +1,16 @@
-//! The device that tests run on, or a loud skip; whether it is exact; the rows of a session.
+//! The device that tests run on, or a loud skip; whether it is exact; the program that writes there; the rows of a
+//! session.
 
+use crate::bed::program::binary;
 use antigravity::dims::LAYERS;
 use antigravity::model::device::KvRows;
-use antigravity::run::session::Session;
+use antigravity::run::session::{CancelToken, Session};
 use opencl_runtime::{Cache, Device};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Once;
+use text::sampler::argmax;
 
 /// The first device, a CPU if need be. Without OpenCL the test says so and passes, or fails where `CI` is set.
 #[track_caller]
@@ -63,6 +68,44 @@ pub fn exact() -> Option<bool> {
 pub fn said(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     text.lines().filter(|l| !l.ends_with(" generated.")).map(|l| format!("{l}\n")).collect()
+}
+
+/// Whether there is a device, and it is exact; the other is said.
+#[track_caller]
+pub fn is_exact() -> bool {
+    let found = exact();
+    if found == Some(false) {
+        skip("this device does not divide exactly");
+    }
+    found == Some(true)
+}
+
+/// What every test here has written.
+pub const PROMPT: &str = "Once upon a time there was";
+
+/// The program that writes `n` tokens, with what it keeps of a device in `cache`.
+pub fn generate(cache: impl AsRef<OsStr>, n: &str) -> Command {
+    let mut command = Command::new(binary());
+    command.args(["generate", "-p", PROMPT, "-n", n, "--temp", "0", "-t", "2", "-c", "200", "-q"]);
+    command.stdin(Stdio::null()).env("ANTIGRAVITY_OPENCL_CACHE", cache).env("ANTIGRAVITY_OPENCL_CPU", "1");
+    command
+}
+
+/// Greedy ids after a prompt; `before` each token with its number.
+pub fn greedy(
+    session: &mut Session,
+    prompt: &[u32],
+    n: usize,
+    before: impl Fn(&mut Session, usize),
+) -> Vec<u32> {
+    session.prefill(prompt, &CancelToken::default()).unwrap();
+    let mut ids = Vec::new();
+    for i in 0..n {
+        ids.push(argmax(session.logits()) as u32);
+        before(session, i);
+        session.decode(ids[i]).unwrap();
+    }
+    ids
 }
 
 /// Verdicts, binaries and speeds of this run alone.

@@ -3,15 +3,12 @@
 //! The driver is the real one behind a library that fails where it is told to (`faults/shim.rs`).
 
 use crate::bed::place::root;
-use crate::bed::program::binary;
 use crate::bed::temp::Temp;
-use crate::device::{cache_dir, device, said, skip};
+use crate::device::{cache_dir, device, generate, said, skip};
 use std::io::Read;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-
-const PROMPT: &str = "Once upon a time there was";
 
 /// The library that fails; `None`, loudly, where there is no device or no compiler.
 pub fn shim() -> Option<&'static str> {
@@ -36,10 +33,8 @@ pub fn shim() -> Option<&'static str> {
 
 /// The program with a backend and a fault: `CALL:FROM:CODE`, see the shim.
 fn command(flags: &[&str], fault: &str) -> Command {
-    let mut command = Command::new(binary());
-    let common = ["generate", "-p", PROMPT, "-n", "24", "--temp", "0", "-t", "2", "-c", "200", "-q"];
-    command.args(common).args(flags).stdin(Stdio::null());
-    command.env("ANTIGRAVITY_OPENCL_CACHE", cache_dir()).env("ANTIGRAVITY_OPENCL_CPU", "1");
+    let mut command = generate(cache_dir(), "24");
+    command.args(flags);
     // Calls are counted: none are for timing kernels.
     command.env("ANTIGRAVITY_OPENCL_VARIANT", "tile");
     if !fault.is_empty() {

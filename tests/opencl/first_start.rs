@@ -1,16 +1,16 @@
 //! A start at which kernels are still to be compiled: the CPU begins, and its text goes on on the device.
 
-use crate::bed::program::binary;
 use crate::bed::temp::Temp;
-use crate::device::{device, exact, rows, said, skip};
+use crate::cache::files;
+use crate::device::{PROMPT, device, generate, greedy, is_exact, rows, said};
+use antigravity::opencl::ways::VARIANT_VARIABLE;
 use antigravity::run::options::BackendKind;
-use antigravity::run::session::{CancelToken, Event, Notice, Session};
+use antigravity::run::session::{Event, Notice};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use text::sampler::argmax;
 
 /// The model on a backend with options that no other test has, so that nothing is known of the device.
 fn engine(backend: BackendKind) -> (Engine, Arc<Mutex<Vec<String>>>) {
@@ -30,31 +30,15 @@ fn engine(backend: BackendKind) -> (Engine, Arc<Mutex<Vec<String>>>) {
     (Engine::load(options).unwrap(), lines)
 }
 
-/// Greedy ids after a prompt; before the tenth, `pause`.
-fn greedy(session: &mut Session, prompt: &[u32], pause: impl Fn(&mut Session)) -> Vec<u32> {
-    session.prefill(prompt, &CancelToken::default()).unwrap();
-    let mut ids = Vec::new();
-    for i in 0..40 {
-        if i == 10 {
-            pause(session);
-        }
-        ids.push(argmax(session.logits()) as u32);
-        session.decode(ids[i]).unwrap();
-    }
-    ids
-}
-
 #[test]
 fn a_sequence_begins_at_once_and_goes_on_on_the_device() {
-    match exact() {
-        None => return,
-        Some(false) => return skip("this device does not divide exactly"),
-        Some(true) => {}
+    if !is_exact() {
+        return;
     }
     let (cpu, _) = engine(BackendKind::Cpu);
-    let prompt = cpu.encode("Once upon a time there was").unwrap();
+    let prompt = cpu.encode(PROMPT).unwrap();
     let mut alone = cpu.session().unwrap();
-    let expected = greedy(&mut alone, &prompt, |_| {});
+    let expected = greedy(&mut alone, &prompt, 40, |_, _| {});
 
     let (engine, lines) = engine(BackendKind::OpenCl);
     let mut session = engine.session_at_once().unwrap();
@@ -67,7 +51,10 @@ fn a_sequence_begins_at_once_and_goes_on_on_the_device() {
         }
     }));
     let began = Instant::now();
-    let found = greedy(&mut session, &prompt, |session| {
+    let found = greedy(&mut session, &prompt, 40, |session, i| {
+        if i != 10 {
+            return;
+        }
         // What the device got ready for is remembered when it is.
         while engine.must_compile() {
             assert!(began.elapsed() < Duration::from_secs(300), "{:?}", lines.lock());
@@ -92,18 +79,15 @@ fn a_sequence_begins_at_once_and_goes_on_on_the_device() {
 const GPU: [&str; 3] = ["-b", "opencl", "--gpu-attn"];
 
 /// Writes `n` tokens, with kernels compiled and timed in a cache of its own.
-fn generate(cache: &Temp, n: &str, flags: &[&str]) -> Command {
-    let mut command = Command::new(binary());
-    command.args(["generate", "-p", "Once upon a time there was", "-n", n, "--temp", "0", "-t", "2", "-q"]);
-    command.args(["-c", "200", "--cl-device", "0"]).args(flags).stdin(Stdio::null());
-    command.env("ANTIGRAVITY_OPENCL_CACHE", &cache.0).env("ANTIGRAVITY_OPENCL_VARIANT", "");
+fn timed(cache: &Temp, n: &str, flags: &[&str]) -> Command {
+    let mut command = generate(&cache.0, n);
+    command.args(flags).env(VARIANT_VARIABLE, "");
     command
 }
 
 /// What a driver is suspected of.
 fn markers(cache: &Temp) -> usize {
-    let names = std::fs::read_dir(&cache.0).unwrap().map(|entry| entry.unwrap().file_name());
-    names.filter(|name| name.to_string_lossy().ends_with(".trying")).count()
+    files(&cache.0, "trying").len()
 }
 
 #[test]
@@ -113,7 +97,7 @@ fn a_text_that_ends_before_the_device_is_ready_ends_the_program() {
     }
     let cache = Temp::new();
     let run = |n: &str, flags: &[&str]| {
-        let Output { status, stdout, stderr } = generate(&cache, n, flags).output().unwrap();
+        let Output { status, stdout, stderr } = timed(&cache, n, flags).output().unwrap();
         let said = said(&stderr);
         assert!(status.success(), "{status}: {said}");
         (stdout, said)
@@ -143,7 +127,7 @@ fn a_signal_while_kernels_are_tried_is_no_crash() {
     for flags in [&["--wait-for-gpu"][..], &["--eviction-policy", "sliding"]] {
         let cache = Temp::new();
         let flags = [&GPU[..], &["--eviction-window", "100", "--ignore-eos"], flags].concat();
-        let mut run = generate(&cache, "-1", &flags);
+        let mut run = timed(&cache, "-1", &flags);
         let mut child = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let began = Instant::now();
         while markers(&cache) == 0 {

@@ -3,7 +3,7 @@
 use crate::bed::place;
 use crate::bed::program::binary;
 use crate::device;
-use crate::device::{cache_dir, exact, rows, said};
+use crate::device::{cache_dir, is_exact, rows, said};
 use antigravity::model::weights::WeightType;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::options::BackendKind;
@@ -14,18 +14,6 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
-use text::sampler::argmax;
-
-/// Whether there is a device, which computes exactly.
-fn there_is_a_device() -> bool {
-    match exact() {
-        Some(false) => {
-            device::skip("this device does not divide exactly");
-            false
-        }
-        found => found.is_some(),
-    }
-}
 
 fn options(kv: KvType) -> EngineOptions {
     EngineOptions {
@@ -48,21 +36,16 @@ fn hybrid(o: &EngineOptions) -> Engine {
 
 /// Greedy ids after a prompt, with a move before every `every`-th token.
 fn greedy(session: &mut Session, prompt: &[u32], n: usize, every: usize) -> Vec<u32> {
-    session.prefill(prompt, &CancelToken::default()).unwrap();
-    let mut ids = Vec::new();
-    for i in 0..n {
-        ids.push(argmax(session.logits()) as u32);
+    device::greedy(session, prompt, n, |session, i| {
         if i % every == every - 1 {
             session.switch("test").unwrap();
         }
-        session.decode(ids[i]).unwrap();
-    }
-    ids
+    })
 }
 
 #[test]
 fn moves_every_few_tokens_give_the_golden_ids() {
-    if !there_is_a_device() {
+    if !is_exact() {
         return;
     }
     let file = Path::new("tests/golden/story/once_f32.json");
@@ -79,7 +62,7 @@ fn moves_every_few_tokens_give_the_golden_ids() {
 
 #[test]
 fn moves_change_nothing_with_any_cache_and_any_policy() {
-    if !there_is_a_device() {
+    if !is_exact() {
         return;
     }
     for kv in KvType::ALL {
@@ -105,7 +88,7 @@ fn moves_change_nothing_with_any_cache_and_any_policy() {
 
 #[test]
 fn a_cache_goes_out_and_in_wherever_it_lies() {
-    if !there_is_a_device() {
+    if !is_exact() {
         return;
     }
     let o = options(KvType::Q8);
@@ -131,7 +114,7 @@ fn a_cache_goes_out_and_in_wherever_it_lies() {
 
 #[test]
 fn only_rows_that_the_other_lacks_are_copied() {
-    if !there_is_a_device() {
+    if !is_exact() {
         return;
     }
     let fixed = Fixed { prefill: Side::Cpu, to_gpu: vec![50, 90], to_cpu: vec![70] };
@@ -152,7 +135,7 @@ fn only_rows_that_the_other_lacks_are_copied() {
 
 #[test]
 fn auto_measures_chooses_and_says_why() {
-    if !there_is_a_device() {
+    if !is_exact() {
         return;
     }
     static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -192,7 +175,7 @@ fn resident_of(file: &Path) -> usize {
 #[test]
 #[cfg(target_os = "linux")]
 fn shared_weights_are_in_memory_once() {
-    if !there_is_a_device() {
+    if !is_exact() {
         return;
     }
     if !device::device().is_some_and(|d| d.facts().unified_memory) {
@@ -239,7 +222,7 @@ const HYBRID: [&str; 7] =
 
 #[test]
 fn the_program_moves_where_it_is_told() {
-    if !there_is_a_device() {
+    if !is_exact() {
         return;
     }
     let expected = program(&["-q"], &[]).stdout;
@@ -264,7 +247,7 @@ fn the_program_moves_where_it_is_told() {
 
 #[test]
 fn drafts_go_on_where_the_text_moves() {
-    if !there_is_a_device() {
+    if !is_exact() {
         return;
     }
     let mut all = vec![vec!["--draft".to_string(), "6".into()]];
@@ -285,7 +268,7 @@ fn drafts_go_on_where_the_text_moves() {
 
 #[test]
 fn a_device_lost_changes_nothing() {
-    if !there_is_a_device() {
+    if !is_exact() {
         return;
     }
     const OPENCL: [&str; 6] = ["--backend", "opencl", "--cl-device", "0", "--gpu-attn", "--wait-for-gpu"];

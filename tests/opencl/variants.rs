@@ -1,24 +1,19 @@
 //! A way of computing products gives other bits, is chosen though it is wrong, or is tried again and again.
 
 use crate::bed::temp::Temp;
-use crate::device::{cache_dir, device, said};
+use crate::device::{cache_dir, device, generate, said};
 use crate::faults::shim;
 use antigravity::opencl::ways::{VARIANT_VARIABLE, Way};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
 /// Held by tests that time kernels, for which there are some seconds.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The program on the device, with its programs in a directory.
+/// The program, whose kernels are timed.
 fn command(cache: &str) -> Command {
-    let mut command = Command::new(crate::bed::program::binary());
-    command.args(["generate", "-p", "Once upon a time there was", "-n", "24", "--temp", "0", "-t", "2"]);
-    command.args(["-c", "200", "-q"]).stdin(Stdio::null());
-    command
-        .env("ANTIGRAVITY_OPENCL_CACHE", cache)
-        .env("ANTIGRAVITY_OPENCL_CPU", "1")
-        .env(VARIANT_VARIABLE, "");
+    let mut command = generate(cache, "24");
+    command.env(VARIANT_VARIABLE, "");
     command
 }
 
