@@ -97,6 +97,7 @@
 //! | `ANTIGRAVITY_OPENCL_SHADOW=1` | the CPU's copy of a buffer turns to 0xAA when the buffer is the device's again |
 //! | `ANTIGRAVITY_OPENCL_LIMIT` | seconds that a call to the driver may take at least, 5 without it |
 //! | `ANTIGRAVITY_OPENCL_VARIANT` | how products are computed, instead of what is fastest: see [`ways`] |
+//! | `ANTIGRAVITY_OPENCL_BINARIES=0` | for tests: what is known of programs is kept, not their binaries |
 //! | `ANTIGRAVITY_OPENCL_LOSE` | for tests: see [`LOSE_VARIABLE`] |
 //! | `ANTIGRAVITY_OPENCL_CORRUPT` | for tests: see [`kernels::CORRUPT_VARIABLE`] |
 

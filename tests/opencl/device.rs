@@ -50,7 +50,11 @@ fn own_caches() {
             std::env::set_var("POCL_CACHE_DIR", pocl);
             std::env::set_var("ANTIGRAVITY_OPENCL_CACHE", cache_dir());
             // A test's device waits while PoCL's threads compile for other tests' devices.
-            let others = [("ANTIGRAVITY_OPENCL_VARIANT", "tile"), ("ANTIGRAVITY_OPENCL_LIMIT", "60")];
+            let others = [
+                ("ANTIGRAVITY_OPENCL_VARIANT", "tile"),
+                ("ANTIGRAVITY_OPENCL_LIMIT", "60"),
+                ("ANTIGRAVITY_OPENCL_BINARIES", "0"),
+            ];
             for (name, value) in others.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
                 std::env::set_var(name, value);
             }

@@ -216,8 +216,9 @@ impl Program {
 
     /// Puts binary and notes into the cache.
     fn save(&self) {
-        let notes = self.notes().clone();
-        self.shared.cache.save(&self.kept().key, &Entry { binary: self.binary(), notes });
+        let cache = &self.shared.cache;
+        let binary = if cache.keeps_binaries() { self.binary() } else { Vec::new() };
+        cache.save(&self.kept().key, &Entry { binary, notes: self.notes().clone() });
     }
 
     /// Whether `kernel` has computed what it should; `None` where nobody has tried.

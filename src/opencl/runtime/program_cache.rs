@@ -26,6 +26,9 @@ pub use trial::{Attempt, Marker, withdraw_trials};
 
 /// The directory to use, or `off`.
 pub const CACHE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CACHE";
+/// Set to 0, what was found out about programs is kept, not their binaries; for tests. Asked for one, PoCL, which keeps
+/// what it compiles, compiles all kernels once more, for groups of any size.
+pub const BINARIES_VARIABLE: &str = "ANTIGRAVITY_OPENCL_BINARIES";
 /// First bytes of a file; the digit is the version of the format and of what the notes mean.
 const MAGIC: &[u8; 8] = b"agclprg1";
 /// All files together; the oldest go first.
@@ -35,6 +38,7 @@ const MOST_BYTES: u64 = 128 << 20;
 #[derive(Debug, Clone)]
 pub struct Cache {
     dir: Result<PathBuf, Nowhere>,
+    binaries: bool,
 }
 
 /// Why there is no directory.
@@ -48,21 +52,21 @@ enum Nowhere {
 impl Cache {
     /// Keeps nothing.
     pub fn off() -> Self {
-        Self { dir: Err(Nowhere::Off("off".into())) }
+        Self::nowhere(Nowhere::Off("off".into()))
     }
 
     /// The user's: what `ANTIGRAVITY_OPENCL_CACHE` says, else `antigravity/opencl` in the cache directory
     /// of XDG; on Android `opencl-cache` next to the program.
     pub fn of_user() -> Self {
         match std::env::var_os(CACHE_VARIABLE).filter(|v| !v.is_empty()) {
-            Some(off) if off == "off" => Self { dir: Err(Nowhere::Off(format!("off by {CACHE_VARIABLE}"))) },
-            Some(dir) => Self::at(PathBuf::from(dir)),
+            Some(off) if off == "off" => Self::nowhere(Nowhere::Off(format!("off by {CACHE_VARIABLE}"))),
+            Some(dir) => Self::of_user_at(PathBuf::from(dir)),
             None => match default_dir() {
-                Some(dir) => Self::at(dir),
+                Some(dir) => Self::of_user_at(dir),
                 None => {
                     let why =
                         format!("no home directory for compiled programs; {CACHE_VARIABLE} names another");
-                    Self { dir: Err(Nowhere::Unknown(why)) }
+                    Self::nowhere(Nowhere::Unknown(why))
                 }
             },
         }
@@ -70,7 +74,16 @@ impl Cache {
 
     /// In `dir`, which is made when something is kept, and used only if nobody else may write there.
     pub fn at(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: Ok(dir.into()) }
+        Self { dir: Ok(dir.into()), binaries: true }
+    }
+
+    fn of_user_at(dir: PathBuf) -> Self {
+        let notes_only = std::env::var_os(BINARIES_VARIABLE).is_some_and(|v| v == "0");
+        Self { binaries: !notes_only, ..Self::at(dir) }
+    }
+
+    fn nowhere(why: Nowhere) -> Self {
+        Self { dir: Err(why), binaries: false }
     }
 
     /// For reports: where it is and what it holds, or why it is not used.
@@ -124,6 +137,11 @@ impl Cache {
         let mut bytes = Vec::new();
         file.take(MOST_BYTES + 1).read_to_end(&mut bytes).ok()?;
         Entry::parse(&bytes, key)
+    }
+
+    /// Whether binaries are kept, which a driver may take its time to give.
+    pub(super) fn keeps_binaries(&self) -> bool {
+        self.binaries
     }
 
     /// Stores an entry; failure is silent.
