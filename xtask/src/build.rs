@@ -148,10 +148,11 @@ pub fn fit_for(target: &str, binary: PathBuf) -> Result<PathBuf> {
 
 /// The release program for this machine.
 pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
-    match (std::env::var_os(TESTED), model) {
-        (Some(_), Some(model)) => tested(model),
-        _ => for_host_with(Features::Default, model),
+    if let (Some(_), Some(model)) = (std::env::var_os(TESTED), model) {
+        return tested(model);
     }
+    sh::run(&mut release_command(Features::Default, model))?;
+    Ok(target_dir().join("release/antigravity"))
 }
 
 /// [`for_host`], for other machines like this.
@@ -195,12 +196,6 @@ fn commit() -> String {
     let Ok(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
     let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_ok_and(|out| !out.is_empty());
     format!("{}{}", String::from_utf8_lossy(&commit).trim(), if changed { "+" } else { "" })
-}
-
-/// [`for_host`] with these features. The next build with others replaces the binary.
-pub fn for_host_with(features: Features, model: Option<&Path>) -> Result<PathBuf> {
-    sh::run(&mut release_command(features, model))?;
-    Ok(target_dir().join("release/antigravity"))
 }
 
 fn release_command(features: Features, model: Option<&Path>) -> Command {
@@ -285,7 +280,7 @@ pub fn draft() -> PathBuf {
 
 /// Builds it: a copy, as the next build replaces what this one makes.
 pub fn build_draft() -> Result<()> {
-    let (built, draft) = (tested(&model_dir("story-draft")?)?, draft());
+    let (built, draft) = (checked(&model_dir("story-draft")?)?, draft());
     fs::create_dir_all(draft.parent().expect("a file in a folder")).map_err(|e| Error::at(&draft, e))?;
     // Not over one that may be running.
     let new = draft.with_extension("new");
@@ -325,21 +320,36 @@ pub fn checked_for(target: &str, model: &Path) -> Result<PathBuf> {
 /// A build that is not optimised and has no features but the default ones.
 pub fn unoptimised(model: &Path) -> Command {
     let mut cargo = debug_build(model);
+    not_optimised(&mut cargo);
+    cargo
+}
+
+/// The package's tests for a model, built in a fifth of the time of optimised ones.
+pub fn unoptimised_tests(mut tests: Command, model: &Path) -> Command {
+    of_model(&mut tests, model);
+    not_optimised(&mut tests);
+    tests
+}
+
+fn not_optimised(cargo: &mut Command) {
     cargo.args(["--config", "profile.dev.package.antigravity.opt-level=0"]);
+}
+
+fn debug_build(model: &Path) -> Command {
+    let mut cargo = sh::cargo(&["build", "--package", "antigravity"]);
+    of_model(&mut cargo, model);
     cargo
 }
 
 /// Cargo keeps one build of a package for each profile, so one model's would replace another's. A number of codegen
 /// units of its own makes each a different one: all stay, and share what they depend on. The story model's is that of
 /// the tests.
-fn debug_build(model: &Path) -> Command {
-    let mut cargo = sh::cargo(&["build", "--package", "antigravity"]);
+fn of_model(cargo: &mut Command, model: &Path) {
     if !is_story(model) {
         let units = 16 + number(model);
         cargo.args(["--config", &format!("profile.dev.package.antigravity.codegen-units={units}")]);
     }
     cargo.env("ANTIGRAVITY_MODEL", bundled_name(model));
-    cargo
 }
 
 fn is_story(model: &Path) -> bool {

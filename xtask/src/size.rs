@@ -22,7 +22,6 @@ pub const BUDGETS: &[Budget] = &[
     Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 6_450_000 },
     Budget { target: "aarch64-linux-android", features: Features::None, bytes: 4_400_000 },
     Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 9_100_000 },
-    Budget { target: "x86_64-unknown-linux-gnu", features: Features::None, bytes: 6_400_000 },
 ];
 
 /// Whether there is a budget for a target.

@@ -206,10 +206,9 @@ fn parity_with_reference() -> Outcome {
 /// The tests of local layers, built for models that have them.
 fn local() -> Outcome {
     let mut tally = Tally::default();
-    for model in ["tests/fixtures/models/m9-gemma3-270m-bf16", "models/gemma3-1b"] {
-        let filter = if model.starts_with("models") { "local::a_long_context" } else { "local::" };
-        let mut run = cargo(&["test", "--test", "engine", filter]);
-        tally += counted(run.env("ANTIGRAVITY_MODEL", sh::root().join(model)))?;
+    for (model, filter) in [("m9-gemma3-270m-bf16", "local::"), ("gemma3-1b", "local::a_long_context")] {
+        let mut run = build::unoptimised_tests(all_tests(), &build::model_dir(model)?);
+        tally += counted(run.args(["--test", "engine", filter]))?;
     }
     Ok(tally)
 }
@@ -223,12 +222,18 @@ fn quality_of_the_cache() -> Outcome {
     Ok(tally)
 }
 
+/// Tests that compute for long with kernels that others run too.
+const WITHOUT_KERNELS_OF_THEIR_OWN: [&str; 3] = ["allocations::", "draft", "eviction::six_thousand_tokens"];
+
 /// Kernels move pointers. That each stays within what it points into is checked here, and under emulation of Arm.
 fn with_assertions() -> Outcome {
-    build::build_draft()?;
     let mut tally = counted(asserting(&mut cargo(&["test", "--package", "antigravity-numeric", "--lib"])))?;
-    let engine = ["test", "--package", "antigravity", "--features", "grammar", "--test", "engine"];
-    tally += counted(asserting(&mut cargo(&engine)))?;
+    let mut engine = all_tests();
+    engine.args(["--test", "engine"]);
+    asserting(&mut engine)
+        .arg("--")
+        .args(WITHOUT_KERNELS_OF_THEIR_OWN.iter().flat_map(|name| ["--skip", name]));
+    tally += counted(&mut engine)?;
     Ok(tally)
 }
 

@@ -1,7 +1,7 @@
 //! The part of the tests that runs on 64-bit Arm, under emulation.
 
 use super::report::{Tally, skip};
-use super::{Outcome, asserting, cargo, counted};
+use super::{Outcome, asserting, cargo, counted, counted_output};
 use crate::android::Ndk;
 use crate::device::qemu::EMULATOR;
 use crate::error::Result;
@@ -17,9 +17,15 @@ pub const CPUS: &[(&str, &str)] = &[
     ("max,sve=off", "scalar neon neon-dotprod neon-i8mm"),
 ];
 
-/// Tests of time and memory, which those of an emulator say nothing about.
-const TIMED: [&str; 2] =
-    ["the_time_of_a_megabyte_is_not_quadratic", "hostile_templates_end_soon_and_in_little_memory"];
+/// Tests of time and memory, which those of an emulator say nothing about; and of long texts, where the kind of processor
+/// makes no difference.
+const ELSEWHERE: [&str; 5] = [
+    "the_time_of_a_megabyte_is_not_quadratic",
+    "hostile_templates_end_soon_and_in_little_memory",
+    "changed_files_are_refused_or_work",
+    "a_long_text_has_the_ids_that_it_has_at_once",
+    "streams_add_up_to_the_whole_text",
+];
 
 pub fn run() -> Outcome {
     if std::env::consts::ARCH == "aarch64" {
@@ -29,18 +35,25 @@ pub fn run() -> Outcome {
     if let Some((what, remedy)) = missing() {
         return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
     }
-    // Emulated floating point is slow: the other integration tests only run on this machine's CPU.
-    let timed = TIMED.iter().flat_map(|name| ["--skip", name]);
-    let mut tally = counted(tests()?.args(["--lib", "--"]).args(timed))?;
-    tally += counted(tests()?.args(["--test", "engine", "golden::"]))?;
-    for (cpu, sets) in CPUS {
-        let mut kernels = tests()?;
-        kernels.args(["--test", "engine", "kernels::"]).env("QEMU_CPU", cpu).env("EXPECTED_SETS", sets);
-        tally += counted(&mut kernels)?;
-    }
-    let parity::Tally { passed, failed } = parity::of_families(TARGET, EMULATOR)?;
-    tally += Tally { passed, failed, ..Tally::default() };
-    Ok(tally)
+    sh::run(tests()?.args(["--lib", "--test", "engine", "--no-run"]))?;
+    // Emulated floating point is slow: the other integration tests only run on this machine's CPU. One of these takes
+    // long, on one core.
+    let mut golden = tests()?;
+    golden.args(["--test", "engine", "golden::"]);
+    std::thread::scope(|scope| {
+        let golden = scope.spawn(|| sh::output(&mut golden));
+        let elsewhere = ELSEWHERE.iter().flat_map(|name| ["--skip", name]);
+        let mut tally = counted(tests()?.args(["--lib", "--"]).args(elsewhere))?;
+        for (cpu, sets) in CPUS {
+            let mut kernels = tests()?;
+            kernels.args(["--test", "engine", "kernels::"]).env("QEMU_CPU", cpu).env("EXPECTED_SETS", sets);
+            tally += counted(&mut kernels)?;
+        }
+        let parity::Tally { passed, failed } = parity::of_families(TARGET, EMULATOR)?;
+        tally += Tally { passed, failed, ..Tally::default() };
+        tally += counted_output(&golden.join().expect("invariant: nothing in it panics")?);
+        Ok(tally)
+    })
 }
 
 /// `cargo test` for 64-bit Arm, with Rust's checks of pointers.

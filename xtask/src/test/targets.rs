@@ -13,8 +13,8 @@ use std::process::Command;
 /// The case under `tests/golden` that is told again.
 const STORY: &str = "tests/golden/story/once.json";
 
-/// The release binaries for Android and for this machine, with all commands and with the one they have at least. Most
-/// of such a build is the linker, which works on one core, so both are built side by side.
+/// The release binaries for Android, with all commands and with the one they have at least, and for this machine. Most of
+/// such a build is the linker, which works on one core, so both are built side by side.
 pub fn sizes() -> Outcome {
     std::thread::scope(|scope| {
         let android = scope.spawn(android);
@@ -53,15 +53,11 @@ fn here() -> Outcome {
         return Ok(skip(&format!("there is no budget for {host}"), remedy));
     }
     let story = build::model_dir("story")?;
-    let mut tally = Tally::default();
-    for features in [Features::None, Features::Default] {
-        let binary = build::for_host_with(features, Some(&story))?;
-        let bytes = size::check(&binary, &host, features)?;
-        eprintln!("{}: {}", features.words(), size::megabytes(bytes));
-        told_by(command(&binary, ARCH), &story)?;
-        tally += Tally::ONE;
-    }
-    Ok(tally)
+    let binary = build::for_host(Some(&story))?;
+    let bytes = size::check(&binary, &host, Features::Default)?;
+    eprintln!("{}: {}", binary.display(), size::megabytes(bytes));
+    told_by(command(&binary, ARCH), &story)?;
+    Ok(Tally::ONE)
 }
 
 /// The static binary of 64-bit Arm, emulated where this machine is none.
