@@ -24,7 +24,8 @@
 //! left out where it does, and kernels for few tokens (`kernels/gemm_few.cl`, `several`) are done without before others are.
 //!
 //! All that takes seconds, once. Where kernels are still to be compiled, `generate` and `chat` begin on the CPU, a thread
-//! makes the device ready, and the text goes on there with the same bits (`Engine::session_at_once`).
+//! makes the device ready, and the text goes on there with the same bits (`EngineOptions::wait_for_gpu`); for `auto` both
+//! are timed before, which the text waits for.
 //!
 //! Matrices in GGUF's block formats are multiplied with as they are stored, in any mixture over the layers. The CPU
 //! takes a layer only where gate and up differ, or where some of q, k and v are quantised and others are not. The

@@ -1,6 +1,6 @@
 //! One generation: its session, the text as it comes, and afterwards its times.
 
-use super::args::{DeviceArgs, Format, OutputArgs};
+use super::args::{Format, OutputArgs};
 use super::events;
 use super::terminal::put;
 use crate::model::trace::{Recorder, digest};
@@ -13,8 +13,8 @@ use text::sampler::{Logprob, TokenLogprobs};
 use text::tokenizer::Tokenizer;
 
 /// An empty sequence whose events are shown, and whose run is recorded, as the flags say.
-pub(super) fn session(engine: &Engine, device: &DeviceArgs, output: &OutputArgs) -> Result<Session> {
-    let mut session = if device.wait_for_gpu { engine.session()? } else { engine.session_at_once()? };
+pub(super) fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
+    let mut session = engine.session()?;
     events::watch(&mut session, output);
     if output.trace.is_some() {
         session.record(Some(Recorder::default()));

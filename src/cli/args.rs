@@ -26,7 +26,6 @@ pub(super) use cores::MOST_THREADS;
 pub(super) use cores::MaskArgs;
 #[cfg(feature = "tools")]
 pub(super) use device::BackendName;
-pub(super) use device::DeviceArgs;
 pub(super) use generate::GenerateArgs;
 #[cfg(any(feature = "chat", feature = "serve", feature = "tools"))]
 pub(super) use model::ModelArgs;

@@ -66,7 +66,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let mut options = args.completion.resolve(output.format)?;
     text::tokenizer::StopStrings::new(&options.stop)?;
     let variables = args.template.variables()?;
-    let opened = Opened::new(&args.model.resolve()?)?;
+    let opened = Opened::new(&args.model.resolve_for_one()?)?;
     opened.plan.check()?;
     let template = args.template.chosen.template(&template_source(&opened.model))?;
     let Loaded { engine, took, .. } = &start::load(opened, &args.model.cores.mask, output.verbosity())?;
@@ -87,7 +87,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         random: Rng::new(options.sampler.seed),
         options,
         set: args.completion.clone(),
-        session: answer::session(engine, &args.model.load.device, output)?,
+        session: answer::session(engine, output)?,
         conversation,
         input: Input::new(),
         loading: *took,

@@ -29,7 +29,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     let output = &args.completion.output;
     output.check_trace()?;
     let options = args.options(output.format)?;
-    let settings = args.model.resolve()?;
+    let settings = args.model.resolve_for_one()?;
     let prompt = args.prompt.read()?;
     let opened = Opened::new(&settings)?;
     let Loaded { engine, took, .. } = &start::load(opened, &args.model.cores.mask, output.verbosity())?;
@@ -53,7 +53,7 @@ fn complete(
     if args.session.is_some() {
         signal::will_save();
     }
-    let mut session = answer::session(engine, &args.model.load.device, output)?;
+    let mut session = answer::session(engine, output)?;
     let state = match &args.session {
         Some(file) => saved::load(file, &mut session, engine)?,
         None => None,

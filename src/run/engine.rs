@@ -21,6 +21,7 @@ use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
 use crate::run::plan::{Opened, Plan};
 use crate::run::session::{CancelToken, Session};
+use crate::run::speeds;
 use files::source::gguf::Gguf;
 use files::{Error, Result};
 use numeric::simd::Isa;
@@ -71,7 +72,8 @@ pub struct Engine {
     template: OnceLock<Result<Template>>,
     /// The weights on an OpenCL device, when one runs the model.
     device: Option<Arc<opencl::Model>>,
-    runs: Runs,
+    /// Settled at the first sequence, where that may begin before.
+    runs: OnceLock<Runs>,
     /// What makes the device ready while the CPU computes, where memory is enough for a cache of both.
     workers: Option<Arc<Workers>>,
     /// The program that drafts.
@@ -105,7 +107,10 @@ impl Engine {
             BackendKind::OpenCl => fits(&model, &options, BackendKind::Hybrid),
             // The CPU computes in the device's cache where they share memory.
             BackendKind::Hybrid => !options.zero_copy,
-            BackendKind::Cpu | BackendKind::Auto => false,
+            BackendKind::Auto => {
+                !options.zero_copy && fits(&model, &speeds::beside(&options), BackendKind::Hybrid)
+            }
+            BackendKind::Cpu => false,
         };
         // What was converted is mapped no longer.
         drop(model);
@@ -123,7 +128,7 @@ impl Engine {
         let weights = Arc::new(weights);
         let device = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
-        let (template, runs, maker) = (OnceLock::new(), Runs::Cpu, Maker { weights, isa });
+        let (template, runs, maker) = (OnceLock::new(), OnceLock::new(), Maker { weights, isa });
         let workers = device
             .as_ref()
             .filter(|_| both_fit)
@@ -131,7 +136,10 @@ impl Engine {
         let mut engine =
             Self { options, maker, tokenizer, template_source, template, device, runs, workers, draft };
         engine.ready_keys(&engine.options)?;
-        engine.decide()?;
+        let auto = engine.options.backend == BackendKind::Auto;
+        if !(auto && engine.begins_early()) {
+            engine.decide()?;
+        }
         Ok(engine)
     }
 

@@ -104,6 +104,9 @@ pub struct EngineOptions {
     pub gpu_attn: bool,
     /// OpenCL: keep the weights once, in memory that CPU and device share.
     pub zero_copy: bool,
+    /// OpenCL: whether [`Engine::session`](crate::Engine::session) waits for a device that is new here, whose kernels are
+    /// still to be compiled; else its sequence begins on the CPU.
+    pub wait_for_gpu: bool,
     /// Hybrid: which device runs what.
     pub hybrid: Fixed,
     /// When slots of the cache are evicted, and which.
@@ -131,6 +134,7 @@ impl EngineOptions {
             cl_device: None,
             gpu_attn: false,
             zero_copy: false,
+            wait_for_gpu: true,
             hybrid: Fixed::specified(),
             eviction: Eviction::NEVER,
             notice: Notice::default(),

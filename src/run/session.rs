@@ -65,12 +65,17 @@ impl std::fmt::Debug for Notice {
 /// Makes another device and cache for a sequence whose device is lost.
 pub type Spare = Box<dyn FnOnce() -> Result<Seat> + Send>;
 
-/// A device that is getting ready.
-pub struct Awaited {
-    /// Gives the device once it is ready, or says why it never will be; `None` until then.
-    pub device: Box<dyn FnMut() -> Option<Result<SharedDevice>> + Send>,
-    /// Which device runs what then; `None` where that one runs all.
-    pub schedule: Option<Schedule>,
+/// Gives a device that is getting ready once it is, or says why it never will be; `None` until then.
+pub type Awaited = Box<dyn FnMut() -> Option<Result<Arrived>> + Send>;
+
+/// What a device that was awaited is for.
+pub enum Arrived {
+    /// Nothing: the CPU goes on.
+    Unneeded,
+    /// All from now on.
+    ForAll(SharedDevice),
+    /// What this says.
+    Beside(SharedDevice, Schedule),
 }
 
 /// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.

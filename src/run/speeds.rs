@@ -24,6 +24,11 @@ pub fn options(o: &EngineOptions) -> EngineOptions {
     EngineOptions { max_seq_len: SLOTS, prefill_chunk: o.prefill_chunk.max(PROMPT), ..o.clone() }
 }
 
+/// Options whose plan has room for a sequence on both devices while they are timed beside it.
+pub fn beside(o: &EngineOptions) -> EngineOptions {
+    EngineOptions { max_seq_len: o.max_seq_len.saturating_add(SLOTS), ..o.clone() }
+}
+
 /// Names everything that speeds depend on.
 pub fn key(o: &EngineOptions, fingerprint: &str, isa: Isa, (facts, ways): (&Facts, Ways)) -> String {
     let device = facts.identity();
@@ -41,7 +46,13 @@ pub fn key(o: &EngineOptions, fingerprint: &str, isa: Isa, (facts, ways): (&Fact
     )
 }
 
-/// The speeds of the CPU and of the device that are remembered under `key`.
+/// The speeds of the CPU and of the device that an earlier start measured for the weights with this fingerprint.
+pub fn known(o: &EngineOptions, fingerprint: &str, isa: Isa, facts: &Facts) -> Option<[Speed; 2]> {
+    let ways = opencl::tune::known(facts, fingerprint, &opencl::Cache::of_user()).ok()??;
+    remembered(&key(o, fingerprint, isa, (facts, ways)))
+}
+
+/// Those that are remembered under `key`.
 fn remembered(key: &str) -> Option<[Speed; 2]> {
     opencl::Cache::of_user().recall(key).and_then(|text| serde_json::from_str(&text).ok())
 }
@@ -102,8 +113,7 @@ pub fn is_known_to_be_the_cpu(o: &EngineOptions, fingerprint: &str) -> bool {
     let is_cpu = || {
         let isa = o.isa.map_or_else(Isa::detect, Ok).ok()?;
         let facts = opencl::device::facts_of(o.cl_device.as_deref())?;
-        let ways = opencl::tune::known(facts, fingerprint, &opencl::Cache::of_user()).ok()??;
-        let speeds = remembered(&key(o, fingerprint, isa, (facts, ways)))?;
+        let speeds = known(o, fingerprint, isa, facts)?;
         let only = Measured::new(speeds).only(o.max_seq_len).filter(|&side| side == Side::Cpu)?;
         say_why(o, Some(only), speeds);
         Some(())

@@ -135,7 +135,7 @@ fn with_cache(own: &Temp, flags: &[&str], fault: &str) -> Command {
 /// Runs `auto` so, expects the CPU's text; what was said.
 #[track_caller]
 fn auto(own: &Temp, fault: &str) -> String {
-    let out = with_cache(own, &["-b", "auto"], fault).output().unwrap();
+    let out = with_cache(own, &["-b", "auto", "--wait-for-gpu"], fault).output().unwrap();
     let said = said(&out.stderr);
     assert!(out.status.success() && out.stdout == expected(), "{fault}: {said}");
     said
@@ -210,7 +210,7 @@ fn a_device_that_hangs_is_left() {
         is_left(command(flags, fault), fault);
     }
     let (own, fault) = (Temp::new(), "clFinish:1:hang");
-    is_left(with_cache(&own, &["-b", "auto"], fault), fault);
+    is_left(with_cache(&own, &["-b", "auto", "--wait-for-gpu"], fault), fault);
 }
 
 #[test]

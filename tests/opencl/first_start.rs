@@ -12,17 +12,19 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The model on a backend with options that no other test has, so that nothing is known of the device.
-fn engine(backend: BackendKind) -> (Engine, Arc<Mutex<Vec<String>>>) {
+/// The model on a backend with values of a type that no other test has beside these keys, so that nothing is known of the
+/// device.
+fn engine(backend: BackendKind, v: KvType) -> (Engine, Arc<Mutex<Vec<String>>>) {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let said = Arc::clone(&lines);
     let options = EngineOptions {
-        kv_types: KvTypes { k: KvType::Q8, v: KvType::F16 },
+        kv_types: KvTypes { k: KvType::Q8, v },
         threads: 2,
         max_seq_len: 400,
         draft: 3,
         backend,
         gpu_attn: true,
+        wait_for_gpu: false,
         cl_device: Some("0".into()),
         notice: Notice::new(move |line| said.lock().unwrap().push(line.to_string())),
         ..EngineOptions::new(dims::MODEL_DIR)
@@ -35,13 +37,13 @@ fn a_sequence_begins_at_once_and_goes_on_on_the_device() {
     if !is_exact() {
         return;
     }
-    let (cpu, _) = engine(BackendKind::Cpu);
+    let (cpu, _) = engine(BackendKind::Cpu, KvType::F16);
     let prompt = cpu.encode(PROMPT).unwrap();
     let mut alone = cpu.session().unwrap();
     let expected = greedy(&mut alone, &prompt, 40, |_, _| {});
 
-    let (engine, lines) = engine(BackendKind::OpenCl);
-    let mut session = engine.session_at_once().unwrap();
+    let (engine, lines) = engine(BackendKind::OpenCl, KvType::F16);
+    let mut session = engine.session().unwrap();
     assert!(!session.device_name().contains("opencl"), "{}", session.device_name());
     let moves = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&moves);
@@ -73,7 +75,39 @@ fn a_sequence_begins_at_once_and_goes_on_on_the_device() {
         assert!(lines.len() == 1 && lines[0].ends_with("once; the CPU begins meanwhile"), "{lines:?}");
     }
     // Nothing is left to be waited for.
-    assert!(engine.session_at_once().unwrap().device_name().contains("opencl"));
+    assert!(engine.session().unwrap().device_name().contains("opencl"));
+}
+
+/// The device is compared with the CPU once it is ready, and never again.
+#[test]
+fn auto_begins_at_once_too() {
+    if !is_exact() {
+        return;
+    }
+    let (cpu, _) = engine(BackendKind::Cpu, KvType::F32);
+    let prompt = cpu.encode(PROMPT).unwrap();
+    let mut alone = cpu.session().unwrap();
+    let expected = greedy(&mut alone, &prompt, 300, |_, _| {});
+
+    let (engine, lines) = engine(BackendKind::Auto, KvType::F32);
+    let mut session = engine.session().unwrap();
+    assert!(engine.must_compile() && !session.device_name().contains("opencl"));
+    let began = Instant::now();
+    let found = greedy(&mut session, &prompt, 300, |_, i| {
+        if i < 250 && engine.must_compile() {
+            assert!(began.elapsed() < Duration::from_secs(300), "{:?}", lines.lock());
+            std::thread::sleep(Duration::from_millis(if i < 200 { 10 } else { 2000 }));
+        }
+    });
+    assert_eq!(found, expected);
+    assert!(rows(&mut session) == rows(&mut alone));
+    assert!(!engine.must_compile(), "{:?}", lines.lock());
+    let said = |lines: &Mutex<Vec<String>>| lines.lock().unwrap().join("\n");
+    let said_first = said(&lines);
+    assert!(said_first.contains("the CPU begins meanwhile\nauto: "), "{said_first}");
+    let (engine, lines) = self::engine(BackendKind::Auto, KvType::F32);
+    engine.session().unwrap();
+    assert_eq!(said(&lines), said_first.lines().last().unwrap());
 }
 
 const GPU: [&str; 3] = ["-b", "opencl", "--gpu-attn"];

@@ -156,6 +156,11 @@ impl ModelArgs {
         })
     }
 
+    /// The same for a text that somebody waits for.
+    pub fn resolve_for_one(&self) -> Result<EngineOptions> {
+        Ok(EngineOptions { wait_for_gpu: self.load.device.wait_for_gpu, ..self.resolve()? })
+    }
+
     /// The path that was given.
     #[cfg(feature = "tools")]
     pub fn given_path(&self) -> Option<&Path> {

@@ -1,18 +1,20 @@
 //! Which devices run the sequences of an engine: one, or two, by choice or by measurement.
 
 use super::Engine;
-use super::maker::{self, chunk, shared};
+use super::maker::{self, Maker, chunk, shared};
+use super::meanwhile::Workers;
 use crate::model::device::{SharedDevice, locked};
 use crate::model::weights::Weights;
 use crate::opencl::{self, Matrices};
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
-use crate::run::session::{Awaited, Measured, Schedule, Seat, Session, Side, Spare, Standby};
+use crate::run::session::{Arrived, Measured, Schedule, Seat, Session, Side, Spare, Standby};
 use crate::run::speeds;
 use files::{Error, Result};
 use std::sync::{Arc, OnceLock};
 
 /// What runs the sequences of an engine.
+#[derive(Clone)]
 pub(super) enum Runs {
     /// The CPU.
     Cpu,
@@ -23,13 +25,24 @@ pub(super) enum Runs {
 }
 
 impl Engine {
-    /// Decides what runs, once the weights are where they belong: for `auto` by measuring both.
+    /// Settles what runs, once the weights are where they belong.
     pub(super) fn decide(&mut self) -> Result<()> {
-        self.runs = match (self.options.backend, &self.device) {
+        if matches!(self.runs()?, Runs::Cpu) {
+            self.device = None;
+        }
+        Ok(())
+    }
+
+    /// What runs: for `auto` what is found by measuring both.
+    fn runs(&self) -> Result<&Runs> {
+        if let Some(runs) = self.runs.get() {
+            return Ok(runs);
+        }
+        let runs = match (self.options.backend, &self.device) {
             (BackendKind::Cpu, _) | (_, None) => Runs::Cpu,
             (BackendKind::OpenCl, _) => Runs::Device,
             (BackendKind::Hybrid, _) => Runs::Both(Schedule::Fixed(self.options.hybrid.clone())),
-            (BackendKind::Auto, Some(model)) => match self.measured(model) {
+            (BackendKind::Auto, Some(model)) => match fastest(&self.maker, model, &self.options) {
                 Ok(runs) => runs,
                 Err(e) => {
                     instead_of(&self.options, e)?;
@@ -37,66 +50,61 @@ impl Engine {
                 }
             },
         };
-        if matches!(self.runs, Runs::Cpu) {
-            self.device = None;
-        }
-        Ok(())
+        Ok(self.runs.get_or_init(|| runs))
     }
 
-    /// What `auto` chooses, and says why.
-    fn measured(&self, model: &Arc<opencl::Model>) -> Result<Runs> {
-        let o = EngineOptions { gpu_attn: true, ..self.options.clone() };
-        opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
-        let on = (model.device().facts(), model.ways()?);
-        let speeds = speeds::of_both(
-            &speeds::key(&self.options, &self.maker.weights.fingerprint, self.maker.isa, on),
-            || Seat::new(shared(self.maker.cpu(&speeds::options(&o))?), speeds::SLOTS),
-            || Seat::new(shared(self.maker.opencl(model, &speeds::options(&o))?), speeds::SLOTS),
-        )?;
-        let measured = Measured::new(speeds);
-        let only = measured.only(self.options.max_seq_len);
-        speeds::say_why(&self.options, only, speeds);
-        Ok(match only {
-            Some(Side::Cpu) => Runs::Cpu,
-            Some(Side::Gpu) => Runs::Device,
-            None => Runs::Both(Schedule::Measured(measured)),
-        })
-    }
-
-    /// An empty sequence with a cache and a device of its own.
+    /// An empty sequence with a cache and a device of its own. Where [`EngineOptions::wait_for_gpu`] is false it may begin
+    /// on the CPU, and goes on on the device when that is ready. Whoever drops the engine and its last such session before
+    /// waits for the program that is being compiled.
     pub fn session(&self) -> Result<Session> {
-        self.session_of(&self.options)
+        match (&self.device, &self.workers) {
+            (Some(model), Some(workers)) if self.begins_early() => self.early_session(model, workers),
+            _ => self.session_of(&self.options),
+        }
     }
 
-    /// [`Engine::session`] that begins at once: on the CPU, where [`Engine::must_compile`], until that is done. Whoever
-    /// drops the engine and its last such session before waits for the program that is being compiled.
-    pub fn session_at_once(&self) -> Result<Session> {
-        let (true, Some(model), Some(workers)) = (self.must_compile(), &self.device, &self.workers) else {
-            return self.session();
-        };
+    /// Whether a sequence would begin on the CPU.
+    pub(super) fn begins_early(&self) -> bool {
+        !self.options.wait_for_gpu && self.must_compile()
+    }
+
+    fn early_session(&self, model: &Arc<opencl::Model>, workers: &Arc<Workers>) -> Result<Session> {
         let crew = Crew { engine: self, options: self.alone(), device: Team::Cpu, cpu: Arc::default() };
         let o = &crew.options;
-        let schedule = match &self.runs {
-            Runs::Both(schedule) => Some(schedule.clone()),
-            _ => None,
-        };
         let name = &model.device().facts().name;
         o.notice.say(&format!("OpenCL: compiling kernels for {name}, once; the CPU begins meanwhile"));
-        let Ok(device) = workers.make(self.maker.clone(), Arc::clone(model), o.clone()) else {
-            return self.session();
+        let Ok(mut made) = workers.make(self.maker.clone(), Arc::clone(model), o.clone()) else {
+            return self.session_of(&self.options);
+        };
+        let (mut settled, maker) = (self.runs.get().cloned(), self.maker.clone());
+        let (model, options) = (Arc::clone(model), self.options.clone());
+        let arrives = move || {
+            let mut runs = || settled.take().map_or_else(|| fastest(&maker, &model, &options), Ok);
+            let device = made()?;
+            Some(device.and_then(|device| {
+                Ok(match runs()? {
+                    Runs::Cpu => Arrived::Unneeded,
+                    Runs::Device => Arrived::ForAll(device),
+                    Runs::Both(schedule) => Arrived::Beside(device, schedule),
+                })
+            }))
         };
         let session = crew.session()?.with_spare(crew.spare(), o.notice.clone());
-        self.drafting(
-            session.with_awaited(Awaited { device: Box::new(device), schedule }),
-            o,
-            self.drafted(o),
-        )
+        self.drafting(session.with_awaited(Box::new(arrives)), o, self.drafted(o))
     }
 
-    /// Whether the device's kernels are still to be compiled, and the CPU can compute meanwhile.
+    /// Whether the device's kernels are still to be compiled or, for `auto`, to be timed, and the CPU can compute
+    /// meanwhile.
     pub fn must_compile(&self) -> bool {
         let model = self.device.as_ref().filter(|_| self.workers.is_some());
-        model.is_some_and(|model| !maker::was_made(model, &self.alone()))
+        model.is_some_and(|model| !(maker::was_made(model, &self.alone()) && self.has_speeds(model)))
+    }
+
+    /// Whether nothing is to be timed to settle what runs.
+    fn has_speeds(&self, model: &opencl::Model) -> bool {
+        let (o, facts) = (&self.options, model.device().facts());
+        o.backend != BackendKind::Auto
+            || speeds::known(o, &self.maker.weights.fingerprint, self.maker.isa, facts).is_some()
     }
 
     /// The options for one sequence.
@@ -106,7 +114,8 @@ impl Engine {
 
     /// The options with attention where it is computed: on the device as `auto` measures it, and where there are two.
     fn attending(&self, o: &EngineOptions) -> EngineOptions {
-        let always = self.options.backend == BackendKind::Auto || matches!(self.runs, Runs::Both(_));
+        let two = matches!(self.runs.get(), Some(Runs::Both(_)));
+        let always = self.options.backend == BackendKind::Auto || two;
         EngineOptions { gpu_attn: o.gpu_attn || always, ..o.clone() }
     }
 
@@ -131,9 +140,9 @@ impl Engine {
     fn drafted(&self, o: &EngineOptions) -> usize {
         // Drafts of all sequences fit into one pass.
         let room = chunk(o) / o.sequences() - 1;
-        let why = match (o.draft, &self.runs, o.eviction.policy) {
-            (0, ..) => return 0,
-            (_, _, Policy::SnapKv | Policy::H2o) => {
+        let why = match (o.draft, o.eviction.policy) {
+            (0, _) => return 0,
+            (_, Policy::SnapKv | Policy::H2o) => {
                 "the eviction policy looks at attention, which drafts would change"
             }
             _ if room == 0 => "a pass has no room for more than a token of each text",
@@ -160,7 +169,7 @@ impl Engine {
         let options = self.attending(o);
         self.ready_keys(&options)?;
         let mut crew = Crew { engine: self, options, device: Team::Cpu, cpu: Arc::default() };
-        let made = match (&self.runs, &self.device) {
+        let made = match (self.runs()?, &self.device) {
             (Runs::Device, Some(model)) => {
                 self.maker.opencl(model, &crew.options).map(|device| Team::Device(shared(device)))
             }
@@ -195,6 +204,26 @@ impl Engine {
         };
         self.device.as_ref().map(timed).transpose()
     }
+}
+
+/// What `auto` chooses, and says why.
+fn fastest(maker: &Maker, model: &Arc<opencl::Model>, options: &EngineOptions) -> Result<Runs> {
+    let o = EngineOptions { gpu_attn: true, ..options.clone() };
+    opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
+    let on = (model.device().facts(), model.ways()?);
+    let speeds = speeds::of_both(
+        &speeds::key(options, &maker.weights.fingerprint, maker.isa, on),
+        || Seat::new(shared(maker.cpu(&speeds::options(&o))?), speeds::SLOTS),
+        || Seat::new(shared(maker.opencl(model, &speeds::options(&o))?), speeds::SLOTS),
+    )?;
+    let measured = Measured::new(speeds);
+    let only = measured.only(options.max_seq_len);
+    speeds::say_why(options, only, speeds);
+    Ok(match only {
+        Some(Side::Cpu) => Runs::Cpu,
+        Some(Side::Gpu) => Runs::Device,
+        None => Runs::Both(Schedule::Measured(measured)),
+    })
 }
 
 /// The devices that some sequences share.

@@ -6,7 +6,7 @@
 use super::event::Switch;
 use super::recent::Recent;
 use super::schedule::{Fixed, Move, Schedule, Side};
-use super::{Awaited, Notice, Spare};
+use super::{Arrived, Awaited, Notice, Spare};
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, global_layers, is_local};
 use crate::model::device::{Cache, Extent, KvRows, Logits, Run, SharedDevice, locked};
 use crate::model::trace::Recorder;
@@ -124,16 +124,18 @@ impl Devices {
     /// Lets the device that is awaited stand by, with a cache as large as this, and says whether it runs all from now on;
     /// `None` where it is not ready.
     pub fn arrived(&mut self) -> Option<Result<bool>> {
-        let made = (self.awaited.as_mut()?.device)()?;
-        let schedule = self.awaited.take()?.schedule;
-        let stand_by = |device: SharedDevice| {
+        let arrived = self.awaited.as_mut()?()?;
+        self.awaited = None;
+        let mut stand_by = |device: SharedDevice, schedule: Schedule| {
             let cache = locked(&device).new_cache(self.extent().slots)?;
-            let runs_all = schedule.is_none();
-            let schedule = schedule.unwrap_or(Schedule::Fixed(Fixed::gpu()));
             self.standby = Some(Standby { device, cache: Some(cache), schedule });
-            Ok(runs_all)
+            Ok(())
         };
-        Some(made.and_then(stand_by))
+        Some(arrived.and_then(|arrived| match arrived {
+            Arrived::Unneeded => Ok(false),
+            Arrived::ForAll(device) => stand_by(device, Schedule::Fixed(Fixed::gpu())).map(|()| true),
+            Arrived::Beside(device, schedule) => stand_by(device, schedule).map(|()| false),
+        }))
     }
 
     /// From now on no other device stands by.

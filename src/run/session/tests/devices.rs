@@ -141,14 +141,13 @@ fn computing_again_what_a_lost_device_had_stops_when_asked_and_loses_no_token() 
     }
 }
 
-/// A device that is ready when it has been asked for `after` times, or `why` there is none.
-fn ready(after: usize, made: Result<SharedDevice>, schedule: Option<Schedule>) -> Awaited {
-    let (mut made, mut asked) = (Some(made), 0);
-    let device = Box::new(move || {
+/// What arrives when it has been asked for `after` times.
+fn ready(after: usize, arrived: Result<Arrived>) -> Awaited {
+    let (mut arrived, mut asked) = (Some(arrived), 0);
+    Box::new(move || {
         asked += 1;
-        (asked > after).then(|| made.take().expect("asked once it was given"))
-    });
-    Awaited { device, schedule }
+        (asked > after).then(|| arrived.take().expect("asked once it was given"))
+    })
 }
 
 #[test]
@@ -161,7 +160,7 @@ fn a_device_that_gets_ready_computes_what_is_left() {
         let gpu = Fake::new("gpu", 16).mortal(&lives).seat(100).device;
         let mut session = Session::new(Fake::new("cpu", 16).seat(100))
             .with_spare(Box::new(|| Ok(Fake::new("cpu", 16).seat(100))), Notice::default())
-            .with_awaited(ready(after, Ok(gpu), None));
+            .with_awaited(ready(after, Ok(Arrived::ForAll(gpu))));
         let seen = events(&mut session);
         feed(&mut session, 40, 60);
         let moved: Vec<_> = seen
@@ -202,7 +201,7 @@ fn a_device_that_gets_ready_takes_its_turns_in_a_hybrid_session() {
         let schedule =
             Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![50, 150], to_cpu: vec![100] });
         let mut session = Session::new(Fake::new("cpu", 16).seat(256))
-            .with_awaited(ready(30, Ok(Fake::new("gpu", 16).seat(256).device), Some(schedule)))
+            .with_awaited(ready(30, Ok(Arrived::Beside(Fake::new("gpu", 16).seat(256).device, schedule))))
             .with_eviction(eviction)
             .unwrap();
         // Ready after the first turn has begun.
@@ -220,20 +219,26 @@ fn a_device_that_gets_ready_takes_its_turns_in_a_hybrid_session() {
 fn a_device_that_never_gets_ready_leaves_a_sequence_where_it_is() {
     let mut plain = alone(100, Eviction::NEVER);
     feed(&mut plain, 40, 60);
-    let mortal = || Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(0))).seat(100).device;
-    for made in [Err(Error::Device("no compiler".into())), Err(Error::Memory("full".into())), Ok(mortal())] {
+    let mortal = Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(0))).seat(100).device;
+    for (made, expected) in [
+        (Err(Error::Device("no compiler".into())), 1),
+        (Err(Error::Memory("full".into())), 1),
+        (Ok(Arrived::ForAll(mortal)), 1),
+        (Ok(Arrived::Unneeded), 0),
+    ] {
         let said = Arc::new(Mutex::new(Vec::new()));
         let lines = Arc::clone(&said);
         let notice = Notice::new(move |line| lines.lock().unwrap().push(line.to_string()));
         let mut session = Session::new(Fake::new("cpu", 16).seat(100))
             .with_spare(Box::new(|| panic!("nothing is lost")), notice)
-            .with_awaited(ready(5, made, None));
+            .with_awaited(ready(5, made));
         feed(&mut session, 40, 60);
         assert_eq!(session.device_name(), "cpu");
         assert!(session.logits() == plain.logits());
         assert_eq!(rows(&mut session), rows(&mut plain));
         let said = said.lock().unwrap();
-        assert!(said.len() == 1 && said[0].ends_with("; going on on the CPU"), "{said:?}");
+        assert_eq!(said.len(), expected, "{said:?}");
+        assert!(said.iter().all(|line| line.ends_with("; going on on the CPU")), "{said:?}");
     }
 }
 
