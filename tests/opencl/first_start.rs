@@ -5,7 +5,7 @@ use crate::cache::files;
 use crate::device::{PROMPT, device, generate, greedy, is_exact, rows, said};
 use antigravity::opencl::ways::VARIANT_VARIABLE;
 use antigravity::run::options::BackendKind;
-use antigravity::run::session::{Event, Notice};
+use antigravity::run::session::{Event, Notice, Session};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
 use std::process::{Command, Output, Stdio};
@@ -32,16 +32,20 @@ fn engine(backend: BackendKind, v: KvType) -> (Engine, Arc<Mutex<Vec<String>>>) 
     (Engine::load(options).unwrap(), lines)
 }
 
+/// The ids of the prompt, a sequence that has gone on from it on the CPU, and the `n` ids that came.
+fn on_cpu(v: KvType, n: usize) -> (Vec<u32>, Session, Vec<u32>) {
+    let (cpu, _) = engine(BackendKind::Cpu, v);
+    let (prompt, mut session) = (cpu.encode(PROMPT).unwrap(), cpu.session().unwrap());
+    let ids = greedy(&mut session, &prompt, n, |_, _| {});
+    (prompt, session, ids)
+}
+
 #[test]
 fn a_sequence_begins_at_once_and_goes_on_on_the_device() {
     if !is_exact() {
         return;
     }
-    let (cpu, _) = engine(BackendKind::Cpu, KvType::F16);
-    let prompt = cpu.encode(PROMPT).unwrap();
-    let mut alone = cpu.session().unwrap();
-    let expected = greedy(&mut alone, &prompt, 40, |_, _| {});
-
+    let (prompt, mut alone, expected) = on_cpu(KvType::F16, 40);
     let (engine, lines) = engine(BackendKind::OpenCl, KvType::F16);
     let mut session = engine.session().unwrap();
     assert!(!session.device_name().contains("opencl"), "{}", session.device_name());
@@ -84,11 +88,7 @@ fn auto_begins_at_once_too() {
     if !is_exact() {
         return;
     }
-    let (cpu, _) = engine(BackendKind::Cpu, KvType::F32);
-    let prompt = cpu.encode(PROMPT).unwrap();
-    let mut alone = cpu.session().unwrap();
-    let expected = greedy(&mut alone, &prompt, 300, |_, _| {});
-
+    let (prompt, mut alone, expected) = on_cpu(KvType::F32, 300);
     let (engine, lines) = engine(BackendKind::Auto, KvType::F32);
     let mut session = engine.session().unwrap();
     assert!(engine.must_compile() && !session.device_name().contains("opencl"));

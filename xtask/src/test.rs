@@ -117,6 +117,16 @@ fn counted_output(out: &std::process::Output) -> Tally {
     reader.ended(if out.status.success() { Ok(()) } else { Err(ended) })
 }
 
+/// Runs `cargo test …`, which works on one core, beside others; its output comes after theirs.
+fn beside(tests: &mut std::process::Command, others: impl FnOnce() -> Outcome) -> Outcome {
+    std::thread::scope(|scope| {
+        let tests = scope.spawn(|| sh::output(tests));
+        let mut tally = others()?;
+        tally += counted_output(&tests.join().expect("invariant: nothing in it panics")?);
+        Ok(tally)
+    })
+}
+
 fn fmt() -> Outcome {
     sh::run(&mut cargo(&["fmt", "--all", "--check"])).map(|()| Tally::ONE)
 }
@@ -152,13 +162,11 @@ fn cargo_test() -> Outcome {
     let skipped = EVERY_KERNEL.iter().flat_map(|name| ["--skip", name]);
     let mut device = all_tests();
     device.args(["--test", "opencl", "--", "--skip", "oclgrind::"]).args(skipped);
-    std::thread::scope(|scope| {
-        let device = scope.spawn(|| sh::output(&mut device));
+    beside(&mut device, || {
         let others = ["--lib", "--bins", "--test", "cli", "--test", "engine", "--test", "files"];
         let elsewhere = [LONG_CHAT].iter().chain(&real::STRINGS).flat_map(|name| ["--skip", name]);
         let mut tally = counted(all_tests().args(others).arg("--").args(elsewhere))?;
         tally += counted(all_tests().arg("--doc"))?;
-        tally += counted_output(&device.join().expect("invariant: nothing in it panics")?);
         Ok(tally)
     })
 }
@@ -171,19 +179,14 @@ fn long() -> Outcome {
     sh::run(all_tests().arg("--no-run"))?;
     let mut chat = all_tests();
     chat.args(["--test", "cli", "--", "--ignored", "--nocapture", LONG_CHAT]);
-    std::thread::scope(|scope| {
-        let chat = scope.spawn(|| sh::output(&mut chat));
-        let mut tally = counted(all_tests().args(["--test", "opencl", "--", "--exact"]).args(EVERY_KERNEL))?;
-        tally += counted_output(&chat.join().expect("invariant: nothing in it panics")?);
-        // A name that no test has any more must not go unnoticed.
-        let (ran, named) = (tally.passed + tally.failed + tally.skipped, EVERY_KERNEL.len() as u64 + 1);
-        if ran != named {
-            return Err(Error::Failed(format!(
-                "{ran} tests ran, not {named}: see EVERY_KERNEL and LONG_CHAT"
-            )));
-        }
-        Ok(tally)
-    })
+    let kernels = || counted(all_tests().args(["--test", "opencl", "--", "--exact"]).args(EVERY_KERNEL));
+    let tally = beside(&mut chat, kernels)?;
+    // A name that no test has any more must not go unnoticed.
+    let (ran, named) = (tally.passed + tally.failed + tally.skipped, EVERY_KERNEL.len() as u64 + 1);
+    if ran != named {
+        return Err(Error::Failed(format!("{ran} tests ran, not {named}: see EVERY_KERNEL and LONG_CHAT")));
+    }
+    Ok(tally)
 }
 
 /// What only `xtask fetch org/name` builds.

@@ -1,7 +1,7 @@
 //! The part of the tests that runs on 64-bit Arm, under emulation.
 
 use super::report::{Tally, skip};
-use super::{Outcome, asserting, cargo, counted, counted_output};
+use super::{Outcome, asserting, beside, cargo, counted};
 use crate::android::Ndk;
 use crate::device::qemu::EMULATOR;
 use crate::error::Result;
@@ -40,8 +40,7 @@ pub fn run() -> Outcome {
     // long, on one core.
     let mut golden = tests()?;
     golden.args(["--test", "engine", "golden::"]);
-    std::thread::scope(|scope| {
-        let golden = scope.spawn(|| sh::output(&mut golden));
+    beside(&mut golden, || {
         let elsewhere = ELSEWHERE.iter().flat_map(|name| ["--skip", name]);
         let mut tally = counted(tests()?.args(["--lib", "--"]).args(elsewhere))?;
         for (cpu, sets) in CPUS {
@@ -51,7 +50,6 @@ pub fn run() -> Outcome {
         }
         let parity::Tally { passed, failed } = parity::of_families(TARGET, EMULATOR)?;
         tally += Tally { passed, failed, ..Tally::default() };
-        tally += counted_output(&golden.join().expect("invariant: nothing in it panics")?);
         Ok(tally)
     })
 }
