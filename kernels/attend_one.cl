@@ -13,6 +13,8 @@
 #define EACH ((GROUP + TEAMS - 1) / TEAMS)
 // Queries whose lanes are in registers at once.
 #define AT_ONCE (GROUP < 4 ? GROUP : 4)
+// Rows of values that an item has under way.
+#define ON_THEIR_WAY 16
 
 #ifdef SEVERAL
 #if SEVERAL != 16
@@ -37,6 +39,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     __local float red[(GROUP + 2) * 16];
     __local float m[GROUP];
     __local float2 scales[2 * ROW_BLOCKS * CANDIDATES];
+#if IN_BLOCKS(V_TYPE)
+    __local float value_scales[CHUNK * ROW_BLOCKS];
+#endif
     int lid = get_local_id(0), kv_head = get_group_id(0) % KV_HEADS, chunk = get_group_id(0) / KV_HEADS;
 #ifdef SEVERAL
     int of = 0;
@@ -76,6 +81,15 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     store_row(V_TYPE, v, values + (size_t)AT_ROW(slots - 1, run) * V_ROW, scales + ROW_BLOCKS * CANDIDATES, last);
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 
+    const __global uchar *rows = values + (size_t)AT_ROW(first, run) * V_ROW;
+#if IN_BLOCKS(V_TYPE)
+    // Once for all that read a row.
+    for (int i = lid; i < count * ROW_BLOCKS; i += WG)
+        value_scales[i] = scale_of_block(V_TYPE, rows + i / ROW_BLOCKS * V_ROW, i % ROW_BLOCKS);
+#define VALUE(t, d) (unscaled(V_TYPE, rows + (t) * V_ROW, d) * value_scales[(t) * ROW_BLOCKS + (d) / KV_BLOCK])
+#else
+#define VALUE(t, d) unscaled(V_TYPE, rows + (t) * V_ROW, d)
+#endif
     // Scores: an item a slot.
     for (int t = lid; t < count; t += WG) {
         const __global uchar *row = keys + (size_t)(AT_ROW(first, run) + t) * K_ROW;
@@ -123,15 +137,31 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     // Values: an item an element of some queries.
-    int d = lid % LANES, team = lid / LANES;
-    if (d < HEAD_DIM) {
+#if TEAMS == 1
+    // So the compiler sees that all items read the same weights.
+    const int d = lid, team = 0;
+#else
+    const int d = lid % LANES, team = lid / LANES;
+#endif
+    if (HEAD_DIM == LANES || d < HEAD_DIM) {
         float acc[EACH];
         for (int g = 0; g < EACH; g++) acc[g] = 0.0f;
-        for (int t = 0; t < shown; t++) {
-            float e = element(V_TYPE, values + (size_t)(AT_ROW(first, run) + t) * V_ROW, d);
-            for (int g = 0; g < EACH; g++) {
-                acc[g] = fma(p[min(team + g * TEAMS, GROUP - 1) * CHUNK + t], e, acc[g]);
+        const __local float *weights[EACH];
+        for (int g = 0; g < EACH; g++) weights[g] = p + min(team + g * TEAMS, GROUP - 1) * CHUNK;
+        int t = 0;
+        // Some are on their way at the same time.
+        for (; t + ON_THEIR_WAY <= shown; t += ON_THEIR_WAY) {
+            float e[ON_THEIR_WAY];
+            UNROLL
+            for (int k = 0; k < ON_THEIR_WAY; k++) e[k] = VALUE(t + k, d);
+            UNROLL
+            for (int k = 0; k < ON_THEIR_WAY; k++) {
+                for (int g = 0; g < EACH; g++) acc[g] = fma(weights[g][t + k], e[k], acc[g]);
             }
+        }
+        for (; t < shown; t++) {
+            float e = VALUE(t, d);
+            for (int g = 0; g < EACH; g++) acc[g] = fma(weights[g][t], e, acc[g]);
         }
         for (int g = 0; g < EACH; g++) {
             int head = team + g * TEAMS;

@@ -9,6 +9,8 @@
 #define T_F16 1
 #define T_Q8 2
 #define T_Q4 3
+// Whether rows are stored in blocks, each with a scale.
+#define IN_BLOCKS(type) ((type) == T_Q8 || (type) == T_Q4)
 #define K_ROTATED (K_TYPE == T_Q4)
 #define V_ROTATED (V_TYPE == T_Q4)
 // The largest power of two that divides HEAD_DIM: what a rotation mixes.
@@ -133,7 +135,14 @@ float rounded_half(float x) {
     return from_half(bits);
 }
 
-float get_half(const __global uchar *from) { return from_half(from[0] | (uint)from[1] << 8); }
+float get_half(const __global uchar *from) {
+#if KV_BLOCK == 32
+    // Rows in such blocks are aligned to two bytes.
+    return from_half(*(const __global ushort *)from);
+#else
+    return from_half(from[0] | (uint)from[1] << 8);
+#endif
+}
 
 // Elements 16 * i.. of a head in local memory; zeros past its end.
 float16 head16(const __local float *head, int i) {
@@ -230,7 +239,7 @@ void scale_blocks(int type, const __local float *x, int blocks, __local float2 *
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-    if (type == T_Q8 || type == T_Q4) {
+    if (IN_BLOCKS(type)) {
         for (int b = lid; b < blocks; b += WG) {
             const __local float *block = x + b * KV_BLOCK;
             __local float2 *of_block = scales + b * CANDIDATES;
@@ -254,7 +263,7 @@ void scale_rows(const __local float *key, __local float2 *scales, bool needed) {
 void store_row(int type, const __local float *x, __global uchar *row, const __local float2 *scales, bool write) {
     int lid = get_local_id(0);
     if (!write) return;
-    if (type == T_Q8 || type == T_Q4) {
+    if (IN_BLOCKS(type)) {
         for (int b = lid; b < ROW_BLOCKS; b += WG) put_half(scales[b * CANDIDATES].x, row + b * BLOCK_BYTES(type));
     }
     if (type == T_Q4) {
@@ -282,23 +291,45 @@ void store_row(int type, const __local float *x, __global uchar *row, const __lo
     }
 }
 
-// Element d of a stored row.
-float element(int type, const __global uchar *row, int d) {
+// The scale of block b of a stored row.
+float scale_of_block(int type, const __global uchar *row, int b) { return get_half(row + b * BLOCK_BYTES(type)); }
+
+// Element d of a stored row, before it is scaled where it is in a block.
+float unscaled(int type, const __global uchar *row, int d) {
     if (type == T_F32) return ((const __global float *)row)[d];
     if (type == T_F16) return vload_half(d, (const __global half *)row);
-    const __global uchar *block = row + d / KV_BLOCK * BLOCK_BYTES(type);
+    const __global uchar *block = row + d / KV_BLOCK * BLOCK_BYTES(type) + 2;
     int i = d % KV_BLOCK;
-    float scale = get_half(block);
-    if (type == T_Q8) return as_char(block[2 + i]) * scale;
+    if (type == T_Q8) return as_char(block[i]);
     const int half_block = KV_BLOCK / 2;
-    uint pair = block[2 + (i < half_block ? i : i - half_block)];
-    return ((int)(i < half_block ? pair & 15 : pair >> 4) - 8) * scale;
+    uint pair = block[i < half_block ? i : i - half_block];
+    return (int)(i < half_block ? pair & 15 : pair >> 4) - 8;
 }
+
+// Element d of a stored row.
+float element(int type, const __global uchar *row, int d) {
+    float e = unscaled(type, row, d);
+    return IN_BLOCKS(type) ? e * scale_of_block(type, row, d / KV_BLOCK) : e;
+}
+
+#if KV_BLOCK == 32
+// Sixteen bytes of a stored row, by loads as wide as it is aligned.
+uint4 bytes16(const __global uchar *row, int at) {
+#if HEAD_DIM % 64 == 0
+    // So many blocks make whole words, so that behind what begins in the middle of one there is another.
+    const __global uint *words = (const __global uint *)row + at / 4;
+    uint4 first = vload4(0, words);
+    return at % 4 == 0 ? first : first >> 16 | (uint4)(first.yzw, words[4]) << 16;
+#else
+    return as_uint4(vload8(0, (const __global ushort *)(row + at)));
+#endif
+}
+#endif
 
 // Elements 16 * i.. of a stored row; zeros past its end.
 float16 row16(int type, const __global uchar *row, int i) {
 #if KV_BLOCK == 32
-    // Loads as wide as rows are aligned: to sixteen bytes, those in blocks to two.
+    // Those that are not in blocks are aligned to sixteen bytes.
     if (type == T_F32) {
         const __global float4 *from = (const __global float4 *)row + 4 * i;
         return (float16)(from[0], from[1], from[2], from[3]);
@@ -308,10 +339,10 @@ float16 row16(int type, const __global uchar *row, int i) {
         uint8 halves = (uint8)(from[0], from[1]);
         return vload_half16(0, (const __private half *)&halves);
     }
-    const __global ushort *block = (const __global ushort *)(row + i / 2 * BLOCK_BYTES(type));
-    float scale = from_half(block[0]);
-    if (type == T_Q8) return convert_float16(as_char16(vload8(i % 2, block + 1))) * scale;
-    uchar16 pairs = as_uchar16(vload8(0, block + 1));
+    int block = i / 2 * BLOCK_BYTES(type);
+    float scale = scale_of_block(type, row, i / 2);
+    if (type == T_Q8) return convert_float16(as_char16(bytes16(row, block + 2 + i % 2 * 16))) * scale;
+    uchar16 pairs = as_uchar16(bytes16(row, block + 2));
     return (convert_float16(i % 2 ? pairs >> (uchar)4 : pairs & (uchar)15) - 8.0f) * scale;
 #else
     float lanes[16];

@@ -115,7 +115,7 @@ pub struct Shapes {
     /// Work-groups that keep the device busy, and small ones of sixteen items.
     busy: usize,
     busy_small: usize,
-    /// Items of a group of decode attention.
+    /// Items of a group of decode attention: one for each element of a head, and 64 at least.
     pub one_items: usize,
     /// Tile of prefill attention; `None` where none fits.
     pub attend: Option<AttendShape>,
@@ -145,7 +145,7 @@ impl Shapes {
             max_items: facts.max_work_group.max(1),
             busy: 4 * units,
             busy_small: if facts.device_type == DeviceType::Cpu { 4 * units } else { 32 * units },
-            one_items: HEAD_DIM.next_power_of_two().max(128),
+            one_items: HEAD_DIM.next_power_of_two().max(64),
             attend: tiles.into_iter().find(fits),
             correct_divide: facts.correct_divide,
             local_memory: facts.local_memory,

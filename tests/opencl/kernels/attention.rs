@@ -312,5 +312,7 @@ fn attention_has_the_cpus_bits_on_small_shapes() {
     for kind in [KvType::F32, KvType::Q8, KvType::Q4] {
         Case::<32>::new(KvTypes::both(kind), 4, 2).many(&device, [8, 16, 2]);
         Case::<32>::new(KvTypes::both(kind), 129, 1).one(&device);
+        // Rows of whole words, of which sixteen bytes may begin in the middle of one.
+        Case::<64>::new(KvTypes::both(kind), 6, 1).one(&device);
     }
 }
