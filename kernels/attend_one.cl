@@ -137,7 +137,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     // Values: an item an element of some queries.
-#if TEAMS == 1
+#if WG == LANES
     // So the compiler sees that all items read the same weights.
     const int d = lid, team = 0;
 #else

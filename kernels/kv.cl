@@ -135,15 +135,6 @@ float rounded_half(float x) {
     return from_half(bits);
 }
 
-float get_half(const __global uchar *from) {
-#if KV_BLOCK == 32
-    // Rows in such blocks are aligned to two bytes.
-    return from_half(*(const __global ushort *)from);
-#else
-    return from_half(from[0] | (uint)from[1] << 8);
-#endif
-}
-
 // Elements 16 * i.. of a head in local memory; zeros past its end.
 float16 head16(const __local float *head, int i) {
     const __local float *e = head + 16 * i;
@@ -292,7 +283,15 @@ void store_row(int type, const __local float *x, __global uchar *row, const __lo
 }
 
 // The scale of block b of a stored row.
-float scale_of_block(int type, const __global uchar *row, int b) { return get_half(row + b * BLOCK_BYTES(type)); }
+float scale_of_block(int type, const __global uchar *row, int b) {
+    const __global uchar *from = row + b * BLOCK_BYTES(type);
+#if KV_BLOCK == 32
+    // Rows in such blocks are aligned to two bytes.
+    return from_half(*(const __global ushort *)from);
+#else
+    return from_half(from[0] | (uint)from[1] << 8);
+#endif
+}
 
 // Element d of a stored row, before it is scaled where it is in a block.
 float unscaled(int type, const __global uchar *row, int d) {
