@@ -3,7 +3,8 @@
 // of its own, merged into what is there, in ascending order.
 //
 // Products are those of blocks: an item has the scores of EACH queries with four slots, or the sums of EACH queries of
-// runs of four elements, so that what it reads from local memory serves several of them.
+// runs of four elements, so that what it reads from local memory serves several of them. Rows of the next tile are on
+// their way meanwhile.
 //
 // softmax: [token of the run][HEADS][m, l], the largest score and the sum of e^(score - m) of the tokens that are
 // observed, the last ones
@@ -13,15 +14,22 @@
 #endif
 // Items of one block of queries: each has four slots of a tile, then every so manieth run of four elements.
 #define LINE (SLOTS / 4)
-// Items that share a query's softmax.
+// Items that share a query's softmax: each has OWN neighbours of the sixteen lanes, VECTOR at a time.
 #define SHARE (WG / QUERIES)
+#define OWN (16 / SHARE)
 // Elements of a head, and zeros.
 #define WIDTH (RUNS * 16)
 #define FOURS ((WIDTH / 4 + LINE - 1) / LINE)
 // Rows of values, and scores of a query, in local memory: neighbours begin in different banks.
 #define VALUE_PITCH (WIDTH + 4)
 #define P_PITCH (CHUNK + 4)
-#if QUERIES / EACH * LINE != WG || SHARE < 1 || 16 % SHARE != 0 || CHUNK % SLOTS != 0 || SLOTS % 4 != 0
+// Where four slots' keys of an element lie in its row of SLOTS. The items that bring four runs of elements of a key are
+// neighbours; so that they write to different banks, the fours of each run change places.
+#define PLACE(four, run) (4 * ((four) ^ (2 * (run) & 6 & (LINE - 1))))
+// Runs of sixteen elements of a tile's rows that an item brings to local memory, at most.
+#define UNITS ((SLOTS * RUNS + WG - 1) / WG)
+#if QUERIES / EACH * LINE != WG || SHARE < 1 || 8 % SHARE != 0 || CHUNK % SLOTS != 0 || SLOTS % 4 != 0 || \
+    (LINE & (LINE - 1)) != 0
 #error the tile does not divide among the items
 #endif
 #if EACH == 4
@@ -33,18 +41,33 @@ typedef float2 Each;
 #else
 #error an item has two or four queries
 #endif
+#if OWN == 2
+#define VECTOR 2
+typedef float2 Vector;
+#else
+#define VECTOR 4
+typedef float4 Vector;
+#endif
+typedef union {
+    Vector all;
+    float one[VECTOR];
+} Lanes;
+typedef union {
+    float4 all;
+    float one[4];
+} Four;
 
-// Products of lane `i` of EACH queries at q and of four keys at k, [element][QUERIES] and [element][SLOTS].
-void lane_of(const __local float *q, const __local float *k, int i, float4 *sums) {
+// Products of lane `i` of EACH queries at q and of keys `four`: [element][QUERIES] and [element][SLOTS].
+void lane_of(const __local float *q, const __local float *k, int four, int i, float4 *sums) {
     for (int j = 0; j < EACH; j++) sums[j] = 0.0f;
     UNROLL
-    for (int e = i; e < WIDTH; e += 16) {
+    for (int r = 0; r < RUNS; r++) {
         union {
             Each all;
             float one[EACH];
         } of;
-        of.all = of_each(q + e * QUERIES);
-        const float4 key = *(const __local float4 *)(k + e * SLOTS);
+        of.all = of_each(q + (16 * r + i) * QUERIES);
+        const float4 key = *(const __local float4 *)(k + (16 * r + i) * SLOTS + PLACE(four, r));
         for (int j = 0; j < EACH; j++) sums[j] = fma(key, (float4)(of.one[j]), sums[j]);
     }
 }
@@ -54,40 +77,52 @@ void join(float4 *a, const float4 *b) {
 }
 
 // Lanes i, i + 4, i + 8 and i + 12, in the order of sum16.
-void four_lanes(const __local float *q, const __local float *k, int i, float4 *sums) {
+void four_lanes(const __local float *q, const __local float *k, int four, int i, float4 *sums) {
     float4 b[EACH], c[EACH];
-    lane_of(q, k, i, sums);
-    lane_of(q, k, i + 8, b);
+    lane_of(q, k, four, i, sums);
+    lane_of(q, k, four, i + 8, b);
     join(sums, b);
-    lane_of(q, k, i + 4, b);
-    lane_of(q, k, i + 12, c);
+    lane_of(q, k, four, i + 4, b);
+    lane_of(q, k, four, i + 12, c);
     join(b, c);
     join(sums, b);
 }
 
-void all_lanes(const __local float *q, const __local float *k, float4 *sums) {
+void all_lanes(const __local float *q, const __local float *k, int four, float4 *sums) {
     float4 b[EACH], c[EACH];
-    four_lanes(q, k, 0, sums);
-    four_lanes(q, k, 2, b);
+    four_lanes(q, k, four, 0, sums);
+    four_lanes(q, k, four, 2, b);
     join(sums, b);
-    four_lanes(q, k, 1, b);
-    four_lanes(q, k, 3, c);
+    four_lanes(q, k, four, 1, b);
+    four_lanes(q, k, four, 3, c);
     join(b, c);
     join(sums, b);
 }
 
-// Rows first.. as floats, of those past `count` the last one: [element][SLOTS], or [slot][VALUE_PITCH].
-void widen_rows(int type, const __global uchar *rows, int row_bytes, int count, bool by_element, __local float *to) {
-    for (int i = get_local_id(0); i < SLOTS * RUNS; i += WG) {
-        int slot = i % SLOTS, run = i / SLOTS;
+// Begins to read an item's units of a tile of rows, of which there are `count`; of those past them the last one.
+void begin_rows(int type, const __global uchar *rows, int row_bytes, int count, Stored16 *units) {
+    UNROLL
+    for (int u = 0; u < UNITS; u++) {
+        int i = get_local_id(0) + u * WG, row = min(i / RUNS, count - 1);
+        if (i < SLOTS * RUNS) units[u] = stored16(type, rows + (size_t)row * row_bytes, i % RUNS);
+    }
+}
+
+// Brings them to local memory as floats: keys as [element][SLOTS], values as [slot][VALUE_PITCH].
+void put_rows(int type, const Stored16 *units, bool keys, __local float *to) {
+    UNROLL
+    for (int u = 0; u < UNITS; u++) {
+        int i = get_local_id(0) + u * WG, slot = i / RUNS, run = i % RUNS;
         union {
             float16 all;
             float one[16];
             float4 four[4];
         } e;
-        e.all = row16(type, rows + (size_t)min(slot, count - 1) * row_bytes, run);
-        if (by_element) {
-            for (int k = 0; k < 16; k++) to[(run * 16 + k) * SLOTS + slot] = e.one[k];
+        if (i >= SLOTS * RUNS) break;
+        e.all = widened16(type, units[u], run);
+        if (keys) {
+            __local float *at = to + run * 16 * SLOTS + PLACE(slot / 4, run) + slot % 4;
+            for (int k = 0; k < 16; k++) at[k * SLOTS] = e.one[k];
         } else {
             __local float4 *row = (__local float4 *)(to + slot * VALUE_PITCH + run * 16);
             for (int k = 0; k < 4; k++) row[k] = e.four[k];
@@ -109,14 +144,17 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     const __global float *qkv, const __global uchar *k_cache, const __global uchar *v_cache, __global float *att,
     __global float *softmax, Run run, int observed) {
     __local float4 q4[QUERIES * WIDTH / 4], kv4[SLOTS * VALUE_PITCH / 4], p4[QUERIES * P_PITCH / 4];
-    __local float red[QUERIES * 16];
+    __local float4 red4[QUERIES * 4];
+    __local float tops[QUERIES * SHARE];
     __local float2 of_query[QUERIES]; // what earlier sums weigh, and a chunk's
     __local float *q = (__local float *)q4, *kv = (__local float *)kv4, *p = (__local float *)p4;
+    __local float *red = (__local float *)red4;
     int lid = get_local_id(0), kv_head = get_group_id(1);
     int rows = TOKENS_OF(run) * GROUP, before = FIRST_SLOT(run), capacity = CAPACITY(run);
     qkv += (size_t)FIRST_TOKEN(run) * QKV;
     att += (size_t)FIRST_TOKEN(run) * Q_DIM;
-    int first_row = get_group_id(0) * QUERIES;
+    // Those that see most begin first.
+    int first_row = ((int)get_num_groups(0) - 1 - (int)get_group_id(0)) * QUERIES;
     for (int i = lid; i < QUERIES * WIDTH; i += WG) {
         int r = min(first_row + i / WIDTH, rows - 1), d = i % WIDTH;
         const __global float *query = qkv + (size_t)(r / GROUP) * QKV + (kv_head * GROUP + r % GROUP) * HEAD_DIM;
@@ -128,7 +166,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
 #define SEES(query) (before + min(first_row + (query), rows - 1) / GROUP + 1)
     int mine = lid / SHARE, share = lid % SHARE;
     int all = SEES(QUERIES - 1), seen = SEES(mine);
-    __local float *my_p = p + mine * P_PITCH, *my_red = red + mine * 16;
+    __local float *my_p = p + mine * P_PITCH + share * OWN, *my_red = red + mine * 16;
     float m = LEAST, l = 0.0f;
     // The block of queries, and which of its items.
     int block = lid / LINE * EACH, at = lid % LINE;
@@ -137,12 +175,21 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     float4 o[EACH][FOURS];
     for (int j = 0; j < EACH; j++)
         for (int k = 0; k < FOURS; k++) o[j][k] = 0.0f;
-    for (int chunk = SKIPPED(before + first_row / GROUP + 1) * CHUNK; chunk < all; chunk += CHUNK) {
-        int row = AT_ROW(chunk, run), count = min(CHUNK, all - chunk), n = shown(seen, chunk);
+    const int first_chunk = SKIPPED(before + first_row / GROUP + 1) * CHUNK;
+    Stored16 units[UNITS];
+#define BEGIN_KEYS(slot) begin_rows(K_TYPE, keys + (size_t)AT_ROW(slot, run) * K_ROW, K_ROW, all - (slot), units)
+#define BEGIN_VALUES(slot) begin_rows(V_TYPE, values + (size_t)AT_ROW(slot, run) * V_ROW, V_ROW, all - (slot), units)
+    BEGIN_KEYS(first_chunk);
+    for (int chunk = first_chunk; chunk < all; chunk += CHUNK) {
+        int count = min(CHUNK, all - chunk), n = shown(seen, chunk);
         for (int tile = 0; tile < count; tile += SLOTS) {
-            widen_rows(K_TYPE, keys + (size_t)(row + tile) * K_ROW, K_ROW, count - tile, true, kv);
+            put_rows(K_TYPE, units, true, kv);
+            if (tile + SLOTS < count)
+                BEGIN_KEYS(chunk + tile + SLOTS);
+            else
+                BEGIN_VALUES(chunk);
             float4 sums[EACH];
-            all_lanes(q + block, kv + 4 * at, sums);
+            all_lanes(q + block, kv, at, sums);
             for (int j = 0; j < EACH; j++) {
 #if WINDOW
                 int4 slot = (int4)(0, 1, 2, 3) + (chunk + tile + 4 * at);
@@ -152,24 +199,34 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
             }
             barrier(CLK_LOCAL_MEM_FENCE);
         }
-        // The largest score, then numerators and their sums by lane, of sixteen lanes in all.
-        for (int lane = share; lane < 16; lane += SHARE) {
-            float most = LEAST;
-            for (int t = lane; t < n; t += 16) most = fmax(most, my_p[t]);
-            my_red[lane] = most;
-        }
-        barrier(CLK_LOCAL_MEM_FENCE);
+        // The largest score, then numerators and their sums by lane; those of what is not seen are 0.
+        const int mine_seen = n - share * OWN;
         float most = LEAST;
-        for (int i = 0; i < 16; i++) most = fmax(most, my_red[i]);
-        barrier(CLK_LOCAL_MEM_FENCE);
-        for (int lane = share; lane < 16; lane += SHARE) {
-            float sum = 0.0f;
-            for (int t = lane; t < n; t += 16) {
-                float e = e_to(my_p[t] - most);
-                my_p[t] = e;
-                sum += e;
+        for (int v = 0; v < OWN; v += VECTOR) {
+            for (int t = v; t < mine_seen; t += 16) {
+                Lanes s;
+                s.all = *(__local Vector *)(my_p + t);
+                for (int i = 0; i < VECTOR; i++) most = fmax(most, t + i < mine_seen ? s.one[i] : LEAST);
             }
-            my_red[lane] = sum;
+        }
+        tops[lid] = most;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int i = 0; i < SHARE; i++) most = fmax(most, tops[mine * SHARE + i]);
+        for (int v = 0; v < OWN; v += VECTOR) {
+            Lanes sum;
+            sum.all = 0.0f;
+            for (int t = v; t < mine_seen; t += 16) {
+                Lanes s;
+                s.all = *(__local Vector *)(my_p + t);
+                UNROLL
+                for (int i = 0; i < VECTOR; i++) {
+                    const float e = e_to(s.one[i] - most);
+                    s.one[i] = t + i < mine_seen ? e : 0.0f;
+                }
+                *(__local Vector *)(my_p + t) = s.all;
+                sum.all += s.all;
+            }
+            *(__local Vector *)(my_red + share * OWN + v) = sum.all;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         // A chunk of which nothing is seen has a largest score of LEAST and changes nothing: its sums are 0.
@@ -187,16 +244,17 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
         for (int j = 0; j < EACH; j++)
             for (int k = 0; k < FOURS; k++) part[j][k] = 0.0f;
         for (int tile = 0; tile < count; tile += SLOTS) {
-            widen_rows(V_TYPE, values + (size_t)(row + tile) * V_ROW, V_ROW, count - tile, false, kv);
+            put_rows(V_TYPE, units, false, kv);
+            if (tile + SLOTS < count)
+                BEGIN_VALUES(chunk + tile + SLOTS);
+            else if (chunk + CHUNK < all)
+                BEGIN_KEYS(chunk + CHUNK);
             const int whole = clamp(least_n - tile, 0, SLOTS) & ~3, some = clamp(most_n - tile, 0, SLOTS);
             const __local float *weights = p + block * P_PITCH + tile;
             // Past the end of a row its last run comes again, whose sums nobody reads.
 #define VALUE(t, k) (*(const __local float4 *)(kv + (t) * VALUE_PITCH + 4 * min(at + (k) * LINE, WIDTH / 4 - 1)))
             for (int t = 0; t < whole; t += 4) {
-                union {
-                    float4 all;
-                    float one[4];
-                } weight[EACH];
+                Four weight[EACH];
                 for (int j = 0; j < EACH; j++) weight[j].all = *(const __local float4 *)(weights + j * P_PITCH + t);
                 UNROLL
                 for (int s = 0; s < 4; s++)
@@ -205,11 +263,19 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
                         for (int j = 0; j < EACH; j++) part[j][k] = fma((float4)(weight[j].one[s]), value, part[j][k]);
                     }
             }
-            for (int t = whole; t < some; t++)
-                for (int j = 0; j < EACH; j++)
-                    if (tile + t < visible[j])
-                        for (int k = 0; k < FOURS; k++)
-                            part[j][k] = fma((float4)(weights[j * P_PITCH + t]), VALUE(t, k), part[j][k]);
+            for (int t = whole; t < some; t += 4) {
+                Four weight[EACH];
+                for (int j = 0; j < EACH; j++) weight[j].all = *(const __local float4 *)(weights + j * P_PITCH + t);
+                UNROLL
+                for (int s = 0; s < 4; s++)
+                    for (int k = 0; k < FOURS; k++) {
+                        const float4 value = VALUE(t + s, k);
+                        for (int j = 0; j < EACH; j++) {
+                            const float4 sum = fma((float4)(weight[j].one[s]), value, part[j][k]);
+                            part[j][k] = tile + t + s < visible[j] ? sum : part[j][k];
+                        }
+                    }
+            }
             barrier(CLK_LOCAL_MEM_FENCE);
         }
         for (int j = 0; j < EACH; j++) {
@@ -227,10 +293,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     // q is free: every item has read its last score. Rows lie close now, as rotate_heads expects them.
     for (int j = 0; j < EACH; j++) {
         for (int k = 0; k < FOURS; k++) {
-            union {
-                float4 all;
-                float one[4];
-            } e;
+            Four e;
             e.all = o[j][k];
             int first = 4 * (at + k * LINE);
             for (int d = 0; d < 4; d++)

@@ -325,29 +325,54 @@ uint4 bytes16(const __global uchar *row, int at) {
 }
 #endif
 
-// Elements 16 * i.. of a stored row; zeros past its end.
-float16 row16(int type, const __global uchar *row, int i) {
+// Elements 16 * i.. of a row as they are stored, so that they can be on their way before they are needed.
+typedef struct {
+#if KV_BLOCK == 32
+    uint4 words[4];
+    float scale;
+#else
+    float16 all;
+#endif
+} Stored16;
+
+Stored16 stored16(int type, const __global uchar *row, int i) {
+    Stored16 s;
 #if KV_BLOCK == 32
     // Those that are not in blocks are aligned to sixteen bytes.
+    const __global uint4 *from = (const __global uint4 *)row;
     if (type == T_F32) {
-        const __global float4 *from = (const __global float4 *)row + 4 * i;
-        return (float16)(from[0], from[1], from[2], from[3]);
+        for (int k = 0; k < 4; k++) s.words[k] = from[4 * i + k];
+    } else if (type == T_F16) {
+        for (int k = 0; k < 2; k++) s.words[k] = from[2 * i + k];
+    } else {
+        s.scale = scale_of_block(type, row, i / 2);
+        s.words[0] = bytes16(row, i / 2 * BLOCK_BYTES(type) + 2 + (type == T_Q8 ? i % 2 * 16 : 0));
     }
-    if (type == T_F16) {
-        const __global uint4 *from = (const __global uint4 *)row + 2 * i;
-        uint8 halves = (uint8)(from[0], from[1]);
-        return vload_half16(0, (const __private half *)&halves);
-    }
-    int block = i / 2 * BLOCK_BYTES(type);
-    float scale = scale_of_block(type, row, i / 2);
-    if (type == T_Q8) return convert_float16(as_char16(bytes16(row, block + 2 + i % 2 * 16))) * scale;
-    uchar16 pairs = as_uchar16(bytes16(row, block + 2));
-    return (convert_float16(i % 2 ? pairs >> (uchar)4 : pairs & (uchar)15) - 8.0f) * scale;
 #else
     float lanes[16];
     for (int k = 0; k < 16; k++) lanes[k] = 16 * i + k < HEAD_DIM ? element(type, row, 16 * i + k) : 0.0f;
-    return vload16(0, lanes);
+    s.all = vload16(0, lanes);
+#endif
+    return s;
+}
+
+// The same as floats; zeros past the end of the row.
+float16 widened16(int type, Stored16 s, int i) {
+#if KV_BLOCK == 32
+    const uint4 *w = s.words;
+    if (type == T_F32) return (float16)(as_float4(w[0]), as_float4(w[1]), as_float4(w[2]), as_float4(w[3]));
+    if (type == T_F16) {
+        uint8 halves = (uint8)(w[0], w[1]);
+        return vload_half16(0, (const __private half *)&halves);
+    }
+    if (type == T_Q8) return convert_float16(as_char16(w[0])) * s.scale;
+    uchar16 pairs = as_uchar16(w[0]);
+    return (convert_float16(i % 2 ? pairs >> (uchar)4 : pairs & (uchar)15) - 8.0f) * s.scale;
+#else
+    return s.all;
 #endif
 }
+
+float16 row16(int type, const __global uchar *row, int i) { return widened16(type, stored16(type, row, i), i); }
 
 #define RUNS ((HEAD_DIM + 15) / 16)

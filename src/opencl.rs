@@ -119,6 +119,7 @@ mod several;
 mod shapes;
 mod single_launch;
 pub mod storage;
+mod threads;
 pub mod tune;
 pub mod ways;
 mod weights;

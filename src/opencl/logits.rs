@@ -1,10 +1,10 @@
 //! The logits of a pass: which are wanted, and where they go.
 
+use super::threads::both;
 use crate::dims::VOCAB;
 use crate::model::device::{Logits, Run};
 use opencl_runtime::buffer::bytes_of_mut;
 use std::ops::Range;
-use std::thread;
 
 /// How many of a run's tokens, the last ones, have logits that are wanted.
 pub fn rows_of(run: &Run<'_>) -> usize {
@@ -53,16 +53,8 @@ pub fn spread(found: &[u8], (rows, end): (Range<usize>, usize), runs: &mut [Run<
     if runs.len() > 1 && bytes(runs) >= 2 * SPREAD {
         let (some, others) = runs.split_at_mut(runs.len() / 2);
         let middle = end + some.iter().map(rows_of).sum::<usize>();
-        let mut copy_others = || spread(found, (rows.clone(), middle), others);
-        let there = thread::scope(|scope| {
-            let thread = thread::Builder::new().spawn_scoped(scope, &mut copy_others);
-            spread(found, (rows.clone(), end), some);
-            thread.is_ok()
-        });
-        if !there {
-            copy_others();
-        }
-        return;
+        let rows = || rows.clone();
+        return both(|| spread(found, (rows(), middle), others), || spread(found, (rows(), end), some));
     }
     for (first, out) in each_of(&rows, end, runs) {
         let (at, out) = (4 * (first - rows.start) * VOCAB, bytes_of_mut(out));

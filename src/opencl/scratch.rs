@@ -3,6 +3,7 @@
 
 use super::defines::{CHUNK, FFN_PAD, QKV};
 use super::shapes::SEVERAL;
+use super::threads::both;
 use crate::dims::*;
 use crate::model::device::Run;
 use crate::model::rope::{Frequencies, angles};
@@ -53,8 +54,10 @@ pub struct Scratch {
     pub softmax: Option<Buffer>,
     /// Stands for arguments that a kernel does not read.
     pub none: Buffer,
-    /// What `state` is sent from.
-    host: Vec<f32>,
+    /// What it is sent with before the rows.
+    header: [u32; HEADER],
+    /// The tokens of the rows.
+    tokens: Vec<Token>,
     /// Tokens that all this is for.
     pub max_tokens: usize,
     /// Tokens whose logits fit.
@@ -142,7 +145,8 @@ impl Scratch {
             ml: buffer(device, ml)?,
             softmax: None,
             none,
-            host: vec![0.0; state / 4],
+            header: [0; HEADER],
+            tokens: Vec::with_capacity(tokens),
             max_tokens: tokens,
             logit_rows: tokens.min(LOGIT_ROWS),
             slots: slots.max(1).next_multiple_of(CHUNK),
@@ -170,17 +174,17 @@ impl Scratch {
 
     /// Looks the tokens' embedding rows up, prepares their RoPE angles and sends both to the device.
     pub fn embed(&mut self, weights: &Weights, runs: &[Run<'_>], frequencies: &Frequencies) -> Result<()> {
-        let mut rows = self.host[HEADER..].chunks_exact_mut(STATE_ROW);
+        self.tokens.clear();
         for run in runs {
-            for (t, (&token, row)) in run.tokens.iter().zip(&mut rows).enumerate() {
-                let ((x, of_pos), pos) = (row.split_at_mut(DIM), run.pos + t);
-                weights.embed(token as usize, pos, x);
-                let (cos, sin) = of_pos.split_at_mut(ANGLES);
-                angles(pos, frequencies.at(pos, run.known), cos, sin);
-            }
+            let at = run.tokens.iter().zip(run.pos..);
+            self.tokens.extend(at.map(|(&id, pos)| Token { id, pos, known: run.known }));
         }
-        let n: usize = runs.iter().map(|run| run.tokens.len()).sum();
-        self.state.write(bytes_of(&self.host[..HEADER + n * STATE_ROW]))
+        let (header, tokens) = (self.header, &self.tokens[..]);
+        self.state.write(4 * (HEADER + tokens.len() * STATE_ROW), |bytes| {
+            let (first, rows) = bytes.split_at_mut(4 * HEADER);
+            first.copy_from_slice(header.map(u32::to_ne_bytes).as_flattened());
+            embed_all(weights, frequencies, tokens, rows);
+        })
     }
 
     /// Says for the next [`Scratch::embed`] in which slot and at which position a single token comes, and which token's
@@ -192,7 +196,7 @@ impl Scratch {
 
     /// Sets integers of the header, from `first` on; they go out with the next [`Scratch::embed`].
     pub fn set_header<const N: usize>(&mut self, first: usize, values: [u32; N]) {
-        self.host[first..first + N].copy_from_slice(&values.map(f32::from_bits));
+        self.header[first..first + N].copy_from_slice(&values);
     }
 
     /// Queues that the residual and attention's output of token `from` become those of token `to`.
@@ -209,5 +213,36 @@ impl Scratch {
     /// Reads the residual of token `t`.
     pub fn residual(&self, t: usize, x: &mut [f32]) -> Result<()> {
         self.state.buffer().read(4 * (HEADER + t * STATE_ROW), bytes_of_mut(x))
+    }
+}
+
+/// A token of a pass.
+#[derive(Clone, Copy)]
+struct Token {
+    id: u32,
+    pos: usize,
+    /// Tokens of its sequence that are known.
+    known: usize,
+}
+
+/// Rows that a thread more writes in less time than it takes to begin.
+const EACH: usize = 64;
+
+/// Writes the tokens' rows of [`Scratch::state`]. Of a long prompt several threads do it: one takes a sixth of the time in
+/// which a fast GPU does all the rest.
+fn embed_all(weights: &Weights, frequencies: &Frequencies, tokens: &[Token], rows: &mut [u8]) {
+    if tokens.len() >= 2 * EACH {
+        let (some, others) = tokens.split_at(tokens.len() / 2);
+        let (of_some, of_others) = rows.split_at_mut(4 * STATE_ROW * some.len());
+        let embed_others = || embed_all(weights, frequencies, others, of_others);
+        return both(embed_others, || embed_all(weights, frequencies, some, of_some));
+    }
+    for (&Token { id, pos, known }, row) in tokens.iter().zip(rows.chunks_exact_mut(4 * STATE_ROW)) {
+        let mut floats = [0.0; STATE_ROW];
+        let (x, of_pos) = floats.split_at_mut(DIM);
+        weights.embed(id as usize, pos, x);
+        let (cos, sin) = of_pos.split_at_mut(ANGLES);
+        angles(pos, frequencies.at(pos, known), cos, sin);
+        row.copy_from_slice(bytes_of(&floats));
     }
 }

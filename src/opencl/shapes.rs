@@ -71,7 +71,7 @@ impl AttendShape {
     /// Bytes of local memory: queries, rows, scores, and a few numbers of each query.
     fn local_memory(self) -> u64 {
         let width = HEAD_DIM.next_multiple_of(16);
-        let of_query = width + CHUNK + 4 + 16 + 2;
+        let of_query = width + CHUNK + 4 + 16 + self.items() / self.queries + 2;
         4 * (self.queries * of_query + self.slots * (width + 4)) as u64
     }
 }

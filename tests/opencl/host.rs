@@ -201,7 +201,7 @@ fn staged_writes_arrive_in_order() {
     let mut staged = Staged::new(&device, 64, Access::ReadOnly).unwrap();
     let log = device.buffer(64 * 50, Access::ReadWrite, Place::Device).unwrap();
     for i in 0..50u8 {
-        staged.write(&[i; 64]).unwrap();
+        staged.write(64, |bytes| bytes.fill(i)).unwrap();
         staged.buffer().copy(0..64, &log, 64 * usize::from(i)).unwrap();
     }
     drop(staged);

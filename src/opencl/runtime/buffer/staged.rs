@@ -47,11 +47,12 @@ impl Staged {
         &self.buffer
     }
 
-    /// Queues writing `bytes` to the start of the buffer. Waits only for the last such write to be done.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    /// Queues writing what `fill` leaves in `len` bytes to the start of the buffer. Waits only for the last such write to
+    /// be done.
+    pub fn write(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         self.wait()?;
-        let sent = &mut self.host.bytes()[..bytes.len()];
-        sent.copy_from_slice(bytes);
+        let sent = &mut self.host.bytes()[..len];
+        fill(sent);
         let m = &self.buffer.memory;
         m.assert_writable();
         let mut event = EventId::NULL;
