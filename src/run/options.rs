@@ -1,6 +1,7 @@
 //! What can be chosen about loading a model and generating text, with the defaults of the command line.
 
 use crate::model::weights::WeightType;
+use crate::opencl::device::facts_of;
 use crate::run::draft_model::DraftProgram;
 use crate::run::eviction::Eviction;
 use crate::run::session::{CancelToken, Fixed, Notice};
@@ -14,6 +15,11 @@ use text::tokenizer::Specials;
 /// Default of the most tokens in one forward pass: whole tiles for every kernel, and short enough that Ctrl-C
 /// does not have to wait long.
 pub const PREFILL_CHUNK: usize = 256;
+/// The same on the largest GPUs.
+const LARGEST_CHUNK: usize = 1024;
+/// Tokens that keep one of a GPU's compute units busy: with the 1B shape and fewer, matrices of 2,048 rows have no tile
+/// for some of an H200's.
+const FOR_A_UNIT: usize = 8;
 
 /// A function that is called with what is done, and with all that is to be done. By default it does nothing.
 #[derive(Clone)]
@@ -140,6 +146,14 @@ impl EngineOptions {
             notice: Notice::default(),
         }
     }
+
+    /// The most tokens of one forward pass where nobody says: [`PREFILL_CHUNK`], and on a large GPU that has memory of its
+    /// own and computes all of the model as many as keep it busy.
+    pub fn usual_chunk(&self) -> usize {
+        let alone = matches!(self.backend, BackendKind::OpenCl | BackendKind::Auto) && self.gpu_attn;
+        let facts = alone.then(|| facts_of(self.cl_device.as_deref())).flatten();
+        facts.map_or(PREFILL_CHUNK, |facts| chunk_on(facts.compute_units, facts.unified_memory))
+    }
 }
 
 /// What to generate and when to stop.
@@ -204,5 +218,23 @@ impl Default for GenerateOptions {
             cancel: CancelToken::default(),
             progress: Progress::default(),
         }
+    }
+}
+
+/// The usual chunk on a device of so many compute units: a power of two.
+fn chunk_on(units: u32, unified_memory: bool) -> usize {
+    let most = if unified_memory { PREFILL_CHUNK } else { LARGEST_CHUNK };
+    let busy = FOR_A_UNIT * units.max(1) as usize;
+    (1 << busy.ilog2()).clamp(PREFILL_CHUNK, most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_gpus_with_memory_of_their_own_take_larger_chunks() {
+        let chunks = [0, 28, 80, 132, 4000].map(|units| [chunk_on(units, false), chunk_on(units, true)]);
+        assert_eq!(chunks, [[256, 256], [256, 256], [512, 256], [1024, 256], [1024, 256]]);
     }
 }

@@ -8,7 +8,7 @@ use super::number::within;
 use crate::cli::flags::named;
 use crate::dims;
 use crate::model::weights::WeightType;
-use crate::run::options::{EngineOptions, PREFILL_CHUNK};
+use crate::run::options::EngineOptions;
 use crate::run::session::Notice;
 use clap::Args;
 use files::error::{LINE, one_line};
@@ -84,9 +84,10 @@ pub(in crate::cli) struct WeightArgs {
 pub(in crate::cli) struct LoadArgs {
     #[command(flatten)]
     pub weights: WeightArgs,
-    /// Most tokens of one prefill pass
-    #[arg(long, alias = "ubatch-size", default_value_t = PREFILL_CHUNK, value_name = "N")]
-    pub prefill_chunk: usize,
+    /// Most tokens of one prefill pass [default: 256, or up to 1024 on a large GPU with memory of its own that computes
+    /// attention too]
+    #[arg(long, alias = "ubatch-size", value_name = "N")]
+    pub prefill_chunk: Option<usize>,
     #[command(flatten, next_help_heading = "Device")]
     pub device: DeviceArgs,
 }
@@ -96,12 +97,15 @@ impl LoadArgs {
     pub fn resolve(&self) -> Result<EngineOptions> {
         let mut options = EngineOptions {
             weight_type: self.weights.weight_type,
-            prefill_chunk: within("--prefill-chunk", self.prefill_chunk, 4096)?,
             // Under --quiet too: a lost device or a flag without effect explains what follows.
             notice: Notice::new(|line| say!("{}", one_line(&named(line), LINE))),
             ..EngineOptions::new(self.weights.model.path()?)
         };
         self.device.apply(&mut options)?;
+        options.prefill_chunk = match self.prefill_chunk {
+            Some(n) => within("--prefill-chunk", n, 4096)?,
+            None => options.usual_chunk(),
+        };
         Ok(options)
     }
 }
