@@ -60,8 +60,8 @@
 //!   one before, one or two turns. With a q4 cache prefill 512 went from 21,400 to 31,000, after 4,096 tokens from 6,600 to
 //!   16,800, prefill 2,048 from 16,700 to 27,300; decode from 1,190-1,220 to 1,360-1,600, at 4,096 from 1,020-1,040 to
 //!   1,120-1,290. With an f16 cache prefill 512 went from 23,600 to 33,500, after 4,096 tokens from 5,600 to 16,700,
-//!   prefill 2,048 from 15,000 to 29,500; decode is as it was. With `--prefill-chunk 512`
-//!   prefill 512 is 36,600 (q4) and 37,500 (f16). Attention after 4,096 tokens went from 61 to 18 ms a prompt of 512.
+//!   prefill 2,048 from 15,000 to 29,500; decode is as it was. Attention after 4,096 tokens went from 61 to 18 ms a prompt
+//!   of 512. What it takes now is in `xtask/README.md`.
 //! - Programs take 6.9 to 9.0 s to compile the first time and 0.02 s from the program cache. On PoCL with two cores of
 //!   an EPYC they take 11 to 21 s, and 0.05 to 0.21 s from the program cache, which is under 2 %.
 //! - In a hybrid session with an f16 cache, moving 100 slots (3.3 MB) takes 6 to 8 ms. A text of 600 tokens is the

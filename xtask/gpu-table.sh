@@ -56,5 +56,4 @@ for turn in 1 2; do
         rows --kv-type "$kv" -p 512,2048 -n 128 -d 0,4096
         rows --kv-type "$kv" -p 0 -n 64 --batch 1,2,4,8,16
     done
-    rows --kv-type f16 -p 2048 -n 0 --prefill-chunk 1024
 done
