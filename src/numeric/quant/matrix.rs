@@ -40,7 +40,7 @@ impl<const ROWS: usize, const COLS: usize> Quantised<ROWS, COLS> {
         for (b, (quants, x)) in blocks.zip(x.as_chunks_mut::<BLOCK>().0).enumerate() {
             let (levels, floor) = self.format.scale(scales, lane, b);
             if self.format == Format::Q4_0 {
-                // The most common one by words: the general way takes ten times as long.
+                // By words, as a long prompt takes many rows of this most common format.
                 for (v, word) in quants.chunks_exact(4 * GROUP_ROWS).enumerate() {
                     for (k, byte) in word[4 * lane..][..4].iter().enumerate() {
                         x[4 * v + k] = levels[0] * f32::from((byte & 15) as i8 - 8);
