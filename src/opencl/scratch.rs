@@ -54,9 +54,9 @@ pub struct Scratch {
     pub softmax: Option<Buffer>,
     /// Stands for arguments that a kernel does not read.
     pub none: Buffer,
-    /// What it is sent with before the rows.
+    /// The integers that `state` begins with.
     header: [u32; HEADER],
-    /// The tokens of the rows.
+    /// The tokens whose rows it has.
     tokens: Vec<Token>,
     /// Tokens that all this is for.
     pub max_tokens: usize,
