@@ -140,6 +140,25 @@ int shown(int seen, int chunk) {
     return n;
 }
 
+// Values of slots t to t + 3 times their weights, of an item's runs of four elements, added to the sums of EACH queries;
+// where not all of these see all four, each those of the first so many slots that it sees.
+void weigh_four(const __local float *weights, const __local float *values, int at, int t, bool some, const int *seen,
+                float4 (*sums)[FOURS]) {
+    Four weight[EACH];
+    for (int j = 0; j < EACH; j++) weight[j].all = *(const __local float4 *)(weights + j * P_PITCH + t);
+    UNROLL
+    for (int s = 0; s < 4; s++)
+        for (int k = 0; k < FOURS; k++) {
+            // Past the end of a row its last run comes again, whose sums nobody reads.
+            const int four = min(at + k * LINE, WIDTH / 4 - 1);
+            const float4 value = *(const __local float4 *)(values + (t + s) * VALUE_PITCH + 4 * four);
+            for (int j = 0; j < EACH; j++) {
+                const float4 sum = fma((float4)(weight[j].one[s]), value, sums[j][k]);
+                sums[j][k] = !some || t + s < seen[j] ? sum : sums[j][k];
+            }
+        }
+}
+
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     const __global float *qkv, const __global uchar *k_cache, const __global uchar *v_cache, __global float *att,
     __global float *softmax, Run run, int observed) {
@@ -251,31 +270,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
                 BEGIN_KEYS(chunk + CHUNK);
             const int whole = clamp(least_n - tile, 0, SLOTS) & ~3, some = clamp(most_n - tile, 0, SLOTS);
             const __local float *weights = p + block * P_PITCH + tile;
-            // Past the end of a row its last run comes again, whose sums nobody reads.
-#define VALUE(t, k) (*(const __local float4 *)(kv + (t) * VALUE_PITCH + 4 * min(at + (k) * LINE, WIDTH / 4 - 1)))
-            for (int t = 0; t < whole; t += 4) {
-                Four weight[EACH];
-                for (int j = 0; j < EACH; j++) weight[j].all = *(const __local float4 *)(weights + j * P_PITCH + t);
-                UNROLL
-                for (int s = 0; s < 4; s++)
-                    for (int k = 0; k < FOURS; k++) {
-                        const float4 value = VALUE(t + s, k);
-                        for (int j = 0; j < EACH; j++) part[j][k] = fma((float4)(weight[j].one[s]), value, part[j][k]);
-                    }
-            }
-            for (int t = whole; t < some; t += 4) {
-                Four weight[EACH];
-                for (int j = 0; j < EACH; j++) weight[j].all = *(const __local float4 *)(weights + j * P_PITCH + t);
-                UNROLL
-                for (int s = 0; s < 4; s++)
-                    for (int k = 0; k < FOURS; k++) {
-                        const float4 value = VALUE(t + s, k);
-                        for (int j = 0; j < EACH; j++) {
-                            const float4 sum = fma((float4)(weight[j].one[s]), value, part[j][k]);
-                            part[j][k] = tile + t + s < visible[j] ? sum : part[j][k];
-                        }
-                    }
-            }
+            int left[EACH];
+            for (int j = 0; j < EACH; j++) left[j] = visible[j] - tile;
+            for (int t = 0; t < whole; t += 4) weigh_four(weights, kv, at, t, false, left, part);
+            for (int t = whole; t < some; t += 4) weigh_four(weights, kv, at, t, true, left, part);
             barrier(CLK_LOCAL_MEM_FENCE);
         }
         for (int j = 0; j < EACH; j++) {

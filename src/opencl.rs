@@ -41,27 +41,8 @@
 //!
 //! # Measurements
 //!
-//! An NVIDIA H200 through its OpenCL driver: the shape of Llama-3.2-1B with random weights in Q4_0, attention on the
-//! GPU, tokens/s, medians of five repetitions, in several runs. llama.cpp's CUDA backend was measured earlier, on such
-//! a chip.
+//! What an NVIDIA H200 does with the shape of Llama-3.2-1B is in `xtask/README.md`. Measured once:
 //!
-//! | | decode | at a depth of 4,096 | prefill 128 | prefill 512 |
-//! |---|---:|---:|---:|---:|
-//! | f16 cache | 1,736 to 2,030 | 1,408 to 1,595 | 17,500 to 17,900 | 24,600 to 25,400 |
-//! | the same, a launch or more a step | 987 | 810 | | |
-//! | q4 cache | 1,236 | 1,033 | 16,100 to 16,500 | 22,200 to 22,600 |
-//! | the same, a launch or more a step | 759 | | | |
-//! | llama.cpp, CUDA | 1,048 | | 25,500 | 51,900 |
-//!
-//! - Decode is one launch a token. Of 640 tokens all logits are the CPU's bits, with every type of cache. The kernel takes
-//!   about 400 us, the device's memory could be read in 160. Two starts of the same program differ by up to 17 %. With
-//!   `--gpu-fast`, which is no more, sums were added in another order: 2,177 to 2,219 tokens/s, 1,080 at 4,096.
-//! - An NVIDIA H100, version 2841f24 and what followed it, passes of 256 tokens; each step was measured in turn with the
-//!   one before, one or two turns. With a q4 cache prefill 512 went from 21,400 to 31,000, after 4,096 tokens from 6,600 to
-//!   16,800, prefill 2,048 from 16,700 to 27,300; decode from 1,190-1,220 to 1,360-1,600, at 4,096 from 1,020-1,040 to
-//!   1,120-1,290. With an f16 cache prefill 512 went from 23,600 to 33,500, after 4,096 tokens from 5,600 to 16,700,
-//!   prefill 2,048 from 15,000 to 29,500; decode is as it was. Attention after 4,096 tokens went from 61 to 18 ms a prompt
-//!   of 512. What it takes now is in `xtask/README.md`.
 //! - Programs take 6.9 to 9.0 s to compile the first time and 0.02 s from the program cache. On PoCL with two cores of
 //!   an EPYC they take 11 to 21 s, and 0.05 to 0.21 s from the program cache, which is under 2 %.
 //! - In a hybrid session with an f16 cache, moving 100 slots (3.3 MB) takes 6 to 8 ms. A text of 600 tokens is the

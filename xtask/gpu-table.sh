@@ -43,7 +43,7 @@ done
 printf '[%s]' "$(seq -s, 1 7 2100)" >"$dir/ids.json"
 for kv in f16 q4; do
     "$program" logits -m "$model" --tokens "$dir/ids.json" --out "$dir/cpu" --kv-type "$kv" -b cpu 2>"$dir/said"
-    for chunk in 1 16 256; do
+    for chunk in 1 16 256 300; do
         on_gpu now "$program" logits --tokens "$dir/ids.json" --out "$dir/gpu" --kv-type "$kv" \
             --prefill-chunk "$chunk" 2>"$dir/said"
         cmp -s "$dir/cpu" "$dir/gpu" && same="the CPU's bits" || same="NOT the CPU's bits"

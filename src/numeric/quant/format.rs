@@ -202,20 +202,29 @@ impl Format {
         }
     }
 
-    /// The integer at `column` of row `lane`, with [`Format::zero`] taken away, from one block's quants.
-    pub(crate) fn quant(self, quants: &[u8], lane: usize, column: usize) -> i32 {
-        let (half, v, k) = (column / 16, column % 16 / 4, column % 4);
-        if self == Format::Q8_0 {
-            return i32::from(quants[column / 4 * 64 + lane * 4 + k] as i8);
+    /// The integers of row `lane`, with [`Format::zero`] taken away, from one block's quants.
+    pub(crate) fn integers(self, quants: &[u8], lane: usize) -> [i8; BLOCK] {
+        let (mut row, words) = ([0; BLOCK], quants.chunks_exact(4 * GROUP_ROWS));
+        let bits = self.bits();
+        for (v, word) in words.take(if bits == 8 { 8 } else { 4 }).enumerate() {
+            for k in 0..4 {
+                let at = lane * 4 + k;
+                if bits == 8 {
+                    row[4 * v + k] = word[at] as i8;
+                    continue;
+                }
+                for half in 0..2 {
+                    let high = match bits {
+                        5 => quants[256 + at] >> (4 * half + v) & 1,
+                        6 => quants[256 + 64 * half + at] >> (2 * v) & 3,
+                        _ => 0,
+                    };
+                    let integer = word[at] >> (4 * half) & 15 | high << 4;
+                    row[16 * half + 4 * v + k] = integer as i8 - self.zero() as i8;
+                }
+            }
         }
-        let at = lane * 4 + k;
-        let low = nibble(quants, lane, column);
-        let high = match self.bits() {
-            5 => quants[256 + at] >> (4 * half + v) & 1,
-            6 => quants[256 + 64 * half + at] >> (2 * v) & 3,
-            _ => 0,
-        };
-        i32::from(low | high << 4) - self.zero()
+        row
     }
 
     /// The levels of the two halves of block `b` of row `lane`, and its floor: value = level * integer + floor.
@@ -255,13 +264,6 @@ fn put_nibbles(quants: &mut [u8], lane: usize, qs: &[u8]) {
     for v in 0..4 {
         quants[v * 64 + lane * 4..][..4].copy_from_slice(&qs[v * 4..][..4]);
     }
-}
-
-/// The nibble of `column` of row `lane`, from one block's quants.
-#[inline(always)]
-fn nibble(quants: &[u8], lane: usize, column: usize) -> u8 {
-    let (half, v, k) = (column / 16, column % 16 / 4, column % 4);
-    quants[v * 64 + lane * 4 + k] >> (4 * half) & 15
 }
 
 /// `put(index, block)` for each block of a row; true when every call was.

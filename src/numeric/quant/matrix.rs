@@ -39,18 +39,8 @@ impl<const ROWS: usize, const COLS: usize> Quantised<ROWS, COLS> {
         let blocks = quants.chunks_exact(self.format.quant_bytes());
         for (b, (quants, x)) in blocks.zip(x.as_chunks_mut::<BLOCK>().0).enumerate() {
             let (levels, floor) = self.format.scale(scales, lane, b);
-            if self.format == Format::Q4_0 {
-                // By words, as a long prompt takes many rows of this most common format.
-                for (v, word) in quants.chunks_exact(4 * GROUP_ROWS).enumerate() {
-                    for (k, byte) in word[4 * lane..][..4].iter().enumerate() {
-                        x[4 * v + k] = levels[0] * f32::from((byte & 15) as i8 - 8);
-                        x[16 + 4 * v + k] = levels[1] * f32::from((byte >> 4) as i8 - 8);
-                    }
-                }
-                continue;
-            }
-            for (column, x) in x.iter_mut().enumerate() {
-                let product = levels[column / 16] * self.format.quant(quants, lane, column) as f32;
+            for (column, (x, q)) in x.iter_mut().zip(self.format.integers(quants, lane)).enumerate() {
+                let product = levels[column / 16] * f32::from(q);
                 // Adding a zero would lose the sign of a negative zero.
                 *x = if self.format.has_floor() { product + floor } else { product };
             }

@@ -8,9 +8,9 @@ use half::f16;
 fn dot(format: Format, (quants, scales): (&[u8], &[u8]), row: usize, acts: &[ActBlock]) -> f32 {
     let mut acc = 0.0f32;
     for (b, act) in acts.iter().enumerate() {
-        let quants = &quants[b * format.quant_bytes()..];
+        let integers = format.integers(&quants[b * format.quant_bytes()..], row);
         let of_half = |half: usize| -> i32 {
-            (16 * half..16 * half + 16).map(|c| format.quant(quants, row, c) * i32::from(act.q[c])).sum()
+            (16 * half..16 * half + 16).map(|c| i32::from(integers[c]) * i32::from(act.q[c])).sum()
         };
         if format == Format::Q6_K {
             let run = &scales[b / 8 * format.scale_bytes()..];
