@@ -9,6 +9,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 const TEXT: &str = "kernel void f(global int *p) { p[get_global_id(0)] = VALUE; }";
 
@@ -221,6 +222,33 @@ fn processes_at_once_share_the_cache() {
     assert!(loaded);
     assert_eq!(files(&dir, "program").len(), 4);
     assert!(files(&dir, "tmp").is_empty());
+}
+
+/// The file that is there while a binary is loaded.
+fn marker_of_loading(device: &Device, dir: &Path) -> PathBuf {
+    thread::scope(|scope| {
+        let marker = scope.spawn(|| (0..1_000_000).find_map(|_| files(dir, "trying").pop()));
+        while !marker.is_finished() {
+            Program::build(device, &source("-DVALUE=1")).unwrap();
+        }
+        marker.join().unwrap().expect("a marker")
+    })
+}
+
+#[test]
+fn binaries_that_a_driver_crashes_on_are_compiled_anew() {
+    let temp = Temp::new();
+    let dir = temp.0.join("cache");
+    let Some(device) = device_with(Cache::at(&dir)) else { return };
+    Program::build(&device, &source("-DVALUE=1")).unwrap();
+    let marker = marker_of_loading(&device, &dir);
+    assert!(!marker.exists(), "what was loaded leaves nothing");
+    assert_eq!(from_cache(&dir, 1), Some(true));
+    // What a process leaves that does not live to end it.
+    fs::write(&marker, "trying\n").unwrap();
+    assert_eq!(from_cache(&dir, 1), Some(false));
+    assert!(!marker.exists());
+    assert_eq!(from_cache(&dir, 1), Some(true));
 }
 
 #[test]

@@ -146,6 +146,7 @@ impl Device {
                 "the device does not say how large its buffers and groups may be",
             ));
         }
+        cache.begin_anew_after_crash();
         let context = create_context(&library.api, platform, id, &facts)?;
         let mut code = 0;
         // SAFETY: device and context belong together; no properties is an in-order queue.

@@ -74,10 +74,13 @@ impl Program {
         }
         let begin = Instant::now();
         let key = Key::of(source.text, source.options, &shared.facts);
-        let _marker = match risk {
-            Risk::Baseline => None,
-            Risk::Variant => marker(shared, &key, source.name)?,
+        let trial = || match risk {
+            Risk::Baseline => Ok(None),
+            Risk::Variant => marker(shared, &key, source.name),
         };
+        if shared.cache.is_marked(&key) {
+            trial()?; // what a driver crashed on is not loaded either
+        }
         let entry = shared.cache.load(&key);
         let loaded = match &entry {
             Some(entry) => Self::from_binary(shared, source, &entry.binary)?,
@@ -87,6 +90,7 @@ impl Program {
         let mut program = match loaded {
             Some(program) => program,
             None => {
+                let _marker = trial()?;
                 let program = Self::from_source(shared, source)?;
                 program.compile(source.options)?;
                 program
@@ -111,6 +115,7 @@ impl Program {
         if binary.is_empty() {
             return Ok(None);
         }
+        let _marker = shared.cache.loading();
         let (start, len) = (binary.as_ptr(), binary.len());
         let (mut status, mut code) = (0, 0);
         // SAFETY: one device and one binary of this length, which is copied.

@@ -5,8 +5,9 @@
 //! way to, counts as none. What cannot be written is not: the cache saves time and never fails. Files appear
 //! whole, by renaming.
 //!
-//! A marker beside the file is held while a variant that has not proven itself is compiled or tried. A
-//! driver that crashes leaves it behind, and that variant is not tried again.
+//! A marker beside the file is held while a variant is compiled or tried. A driver that crashes leaves it behind, and
+//! that variant is not tried again. Another is held while a binary is loaded: where a driver crashed on what it had
+//! given, all is compiled anew.
 
 mod trial;
 
@@ -23,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 pub use trial::{Attempt, Marker, withdraw_trials};
+use trial::{Ends, remove};
 
 /// The directory to use, or `off`.
 pub const CACHE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CACHE";
@@ -31,6 +33,8 @@ pub const CACHE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CACHE";
 pub const BINARIES_VARIABLE: &str = "ANTIGRAVITY_OPENCL_BINARIES";
 /// First bytes of a file; the digit is the version of the format and of what the notes mean.
 const MAGIC: &[u8; 8] = b"agclprg1";
+/// Names the marker of binaries that are being loaded.
+const LOADING: &str = "loading";
 /// All files together; the oldest go first.
 const MOST_BYTES: u64 = 128 << 20;
 
@@ -183,7 +187,35 @@ impl Cache {
     /// The same of a variant.
     pub(super) fn try_out(&self, key: &Key) -> Attempt {
         self.make();
-        self.path(key, "trying").map_or(Attempt::Begun(None), Attempt::begin)
+        let begin = |marker| Attempt::begin(marker, Ends::Machine);
+        self.path(key, "trying").map_or(Attempt::Begun(None), begin)
+    }
+
+    /// Whether a variant is being tried, or a driver crashed on it.
+    pub(super) fn is_marked(&self, key: &Key) -> bool {
+        self.path(key, "trying").is_some_and(|marker| marker.exists())
+    }
+
+    /// Says on disk that a binary is being loaded, until the marker is dropped: at every start and for each program, so it
+    /// has to cost little.
+    pub(super) fn loading(&self) -> Option<Marker> {
+        match Attempt::begin(self.path(&Key::named(LOADING), "trying")?, Ends::Process) {
+            Attempt::Begun(marker) => marker,
+            // Of another process, since this one has looked.
+            Attempt::Crashed(_) => None,
+        }
+    }
+
+    /// Removes all that is kept where a process ended while a binary was loaded: what follows is a first start.
+    pub(super) fn begin_anew_after_crash(&self) {
+        let Some(marker) = self.path(&Key::named(LOADING), "trying").filter(|m| m.exists()) else { return };
+        let (Attempt::Crashed(marker), Ok(dir)) = (Attempt::begin(marker, Ends::Process), &self.dir) else {
+            return;
+        };
+        for file in files_of(dir).iter().filter(|f| f.path.extension().is_some_and(|e| e == "program")) {
+            let _ = fs::remove_file(&file.path);
+        }
+        remove(&marker);
     }
 
     /// Makes the directory, private, if it is missing; if that fails there is no path either.

@@ -2,7 +2,7 @@
 
 use super::open_own;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::mem::forget;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -30,9 +30,17 @@ pub fn withdraw_trials() {
 }
 
 /// Empties the marker first: who has opened it before it is removed must not take it for a crash's.
-fn remove(path: &Path) {
+pub(super) fn remove(path: &Path) {
     let _ = File::options().write(true).truncate(true).open(path);
     let _ = fs::remove_file(path);
+}
+
+/// What is to end before a marker can be found.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Ends {
+    Process,
+    /// Some drivers take the whole machine with them; that the marker is on its disk costs milliseconds.
+    Machine,
 }
 
 /// The beginning of a trial.
@@ -45,7 +53,7 @@ pub enum Attempt {
 
 impl Attempt {
     /// Begins a trial, whose marker is the file `path`.
-    pub(super) fn begin(path: PathBuf) -> Self {
+    pub(super) fn begin(path: PathBuf, ends: Ends) -> Self {
         let mut under_way = under_way();
         let Some(under_way) = &mut *under_way else { return Attempt::Begun(None) };
         let mut options = File::options();
@@ -58,13 +66,18 @@ impl Attempt {
         }
         match file.metadata() {
             Ok(meta) if meta.len() > 0 => Attempt::Crashed(path),
-            Ok(_) if file.write_all(b"trying\n").and_then(|()| file.sync_all()).is_ok() => {
+            Ok(_) if written(&mut file, ends).is_ok() => {
                 under_way.push((path.clone(), Instant::now()));
                 Attempt::Begun(Some(Marker { _locked: file, path }))
             }
             _ => Attempt::Begun(None),
         }
     }
+}
+
+fn written(marker: &mut File, ends: Ends) -> io::Result<()> {
+    marker.write_all(b"trying\n")?;
+    if ends == Ends::Machine { marker.sync_all() } else { Ok(()) }
 }
 
 /// A marker, locked; goes when the trial has ended, well or not.
