@@ -44,6 +44,7 @@ macro_rules! transposed8 {
 // SAFETY: every intrinsic below is AVX2, FMA or F16C, which `Isa::Avx2` stands for; memory accesses
 // are unaligned and stay within what the trait's contract grants.
 unsafe impl Lanes for Avx2 {
+    type Folded = __m256;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Avx2(_mm256_set1_ps(x), _mm256_set1_ps(x))
@@ -170,7 +171,11 @@ unsafe impl Lanes for Avx2 {
         _mm_cvtss_f32(_mm_max_ss(v2, _mm_shuffle_ps::<1>(v2, v2)))
     }
     #[inline(always)]
-    unsafe fn sums(rows: &[Self; 16]) -> Self {
+    unsafe fn fold(self) -> __m256 {
+        _mm256_add_ps(self.0, self.1)
+    }
+    #[inline(always)]
+    unsafe fn folded_sums(rows: &[__m256; 16]) -> Self {
         Avx2(sums8(&rows[..8]), sums8(&rows[8..]))
     }
     #[inline(always)]
@@ -193,14 +198,13 @@ unsafe fn widen_u8(x: __m128i) -> Avx2 {
     )
 }
 
-/// The tree sums of eight rows, one a lane: the same additions as [`Lanes::sum`], side by side.
+/// The tree sums of eight folded rows, one a lane: the same additions as [`Lanes::sum`], side by side.
 #[inline(always)]
-unsafe fn sums8(rows: &[Avx2]) -> __m256 {
+unsafe fn sums8(rows: &[__m256]) -> __m256 {
     // 8 -> 4: the low half of the result holds row a's four sums, the high half row b's.
     macro_rules! pair {
         ($a:literal, $b:literal) => {{
-            let a = _mm256_add_ps(rows[$a].0, rows[$a].1);
-            let b = _mm256_add_ps(rows[$b].0, rows[$b].1);
+            let (a, b) = (rows[$a], rows[$b]);
             _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
         }};
     }

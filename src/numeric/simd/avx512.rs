@@ -13,6 +13,7 @@ pub struct Avx512(__m512);
 // are unaligned and stay within what the trait's contract grants.
 unsafe impl Lanes for Avx512 {
     const WIDE: bool = true;
+    type Folded = Self;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Avx512(_mm512_set1_ps(x))
@@ -124,7 +125,11 @@ unsafe impl Lanes for Avx512 {
         _mm512_reduce_max_ps(self.0)
     }
     #[inline(always)]
-    unsafe fn sums(rows: &[Self; 16]) -> Self {
+    unsafe fn fold(self) -> Self {
+        self
+    }
+    #[inline(always)]
+    unsafe fn folded_sums(rows: &[Self; 16]) -> Self {
         // 16 -> 8: halves of rows a and b side by side; 8 -> 4: quarters of rows i, i + 4, i + 8, i + 12.
         macro_rules! eight {
             ($a:expr, $b:expr) => {{

@@ -13,6 +13,10 @@
 pub unsafe trait Lanes: Copy {
     /// Whether the set has registers for twenty or more of these.
     const WIDE: bool = false;
+    /// Whether it multiplies with one element of a register, so that [`Lanes::fma_one`] costs no more than [`Lanes::fma`].
+    const BY_ELEMENT: bool = false;
+    /// What is left of the sixteen when lanes are added, in the order of [`Lanes::sum`], until they fill one register.
+    type Folded: Copy;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
     /// Sixteen f16, widened exactly.
@@ -45,6 +49,11 @@ pub unsafe trait Lanes: Copy {
     unsafe fn store_i8(self, p: *mut i8);
     /// `self * b + c`, rounded once.
     unsafe fn fma(self, b: Self, c: Self) -> Self;
+    /// `self * b[I] + c` with one of the four floats at `b`, rounded once.
+    #[inline(always)]
+    unsafe fn fma_one<const I: i32>(self, b: *const f32, c: Self) -> Self {
+        self.fma(Self::splat(*b.add(I as usize)), c)
+    }
     unsafe fn add(self, b: Self) -> Self;
     unsafe fn sub(self, b: Self) -> Self;
     unsafe fn mul(self, b: Self) -> Self;
@@ -63,14 +72,17 @@ pub unsafe trait Lanes: Copy {
     /// The fixed tree 16 -> 8 -> 4 -> 2 -> 1.
     unsafe fn sum(self) -> f32;
 
+    unsafe fn fold(self) -> Self::Folded;
+    /// Lane `r` of the result is the sum of row `r`.
+    unsafe fn folded_sums(rows: &[Self::Folded; 16]) -> Self;
+
     /// Lane `r` of the result is `rows[r].sum()`.
     #[inline(always)]
     unsafe fn sums(rows: &[Self; 16]) -> Self {
-        let mut out = [0.0f32; 16];
-        for (o, r) in out.iter_mut().zip(rows) {
-            *o = r.sum();
-        }
-        Self::load(out.as_ptr())
+        Self::folded_sums(&rows.map(
+            #[inline(always)]
+            |row| row.fold(),
+        ))
     }
 
     /// Lane `r` of the result is the largest lane of `rows[r]`.
@@ -141,6 +153,15 @@ impl Scalar {
 
 // SAFETY: needs no instruction set beyond the target's baseline.
 unsafe impl Lanes for Scalar {
+    type Folded = f32;
+    #[inline(always)]
+    unsafe fn fold(self) -> f32 {
+        self.sum()
+    }
+    #[inline(always)]
+    unsafe fn folded_sums(rows: &[f32; 16]) -> Self {
+        Self(*rows)
+    }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Self([x; 16])

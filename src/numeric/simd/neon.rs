@@ -36,6 +36,15 @@ pub(super) unsafe fn widen_f16(x: uint16x4_t) -> float32x4_t {
     wide
 }
 
+/// The four in the high half.
+#[inline(always)]
+unsafe fn widen_high_f16(x: uint16x8_t) -> float32x4_t {
+    let wide: float32x4_t;
+    std::arch::asm!("fcvtl2 {d:v}.4s, {s:v}.8h", d = lateout(vreg) wide, s = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags));
+    wide
+}
+
 /// Four floats rounded to f16, nearest even.
 #[inline(always)]
 unsafe fn narrow_f16(x: float32x4_t) -> uint16x4_t {
@@ -45,16 +54,11 @@ unsafe fn narrow_f16(x: float32x4_t) -> uint16x4_t {
     narrow
 }
 
-/// The sum of a row's registers: lanes 16 -> 8 -> 4.
-#[inline(always)]
-unsafe fn sum4(row: &Neon) -> float32x4_t {
-    let [a, b, c, d] = row.0;
-    vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d))
-}
-
 // SAFETY: NEON is part of every aarch64 target; memory accesses are unaligned and stay within what
 // the trait's contract grants.
 unsafe impl Lanes for Neon {
+    const BY_ELEMENT: bool = true;
+    type Folded = float32x4_t;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Neon([vdupq_n_f32(x); 4])
@@ -65,7 +69,9 @@ unsafe impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self {
-        Neon(from_fn(|i| widen_f16(vreinterpret_u16_u8(vld1_u8(p.add(8 * i))))))
+        let [a, b] = [p, p.add(16)].map(|p| vreinterpretq_u16_u8(vld1q_u8(p)));
+        let low = |x| widen_f16(vget_low_u16(x));
+        Neon([low(a), widen_high_f16(a), low(b), widen_high_f16(b)])
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> Self {
@@ -84,6 +90,12 @@ unsafe impl Lanes for Neon {
         let x = vld1q_u8(p);
         let low = vandq_u8(x, vdupq_n_u8(15));
         (widen_u8(low, 8_388_608.0), widen_u8(vshrq_n_u8::<4>(x), 8_388_608.0))
+    }
+    #[inline(always)]
+    unsafe fn load_q4(p: *const u8, scale: Self) -> (Self, Self) {
+        // The 8 goes with the 2^23.
+        let (x, wide) = (vld1q_u8(p), |x| widen_u8(x, 8_388_616.0).mul(scale));
+        (wide(vandq_u8(x, vdupq_n_u8(15))), wide(vshrq_n_u8::<4>(x)))
     }
     #[inline(always)]
     unsafe fn splat_f16(p: *const u8) -> Self {
@@ -107,6 +119,12 @@ unsafe impl Lanes for Neon {
     #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {
         Neon(from_fn(|i| vfmaq_f32(c.0[i], self.0[i], b.0[i])))
+    }
+    #[inline(always)]
+    unsafe fn fma_one<const I: i32>(self, b: *const f32, c: Self) -> Self {
+        // The four are loaded once for all that use them.
+        let b = vld1q_f32(b);
+        Neon(from_fn(|i| vfmaq_laneq_f32::<I>(c.0[i], self.0[i], b)))
     }
     #[inline(always)]
     unsafe fn add(self, b: Self) -> Self {
@@ -156,16 +174,20 @@ unsafe impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        let v4 = sum4(&self);
+        let v4 = self.fold();
         let v2 = vadd_f32(vget_low_f32(v4), vget_high_f32(v4));
         vget_lane_f32::<0>(v2) + vget_lane_f32::<1>(v2)
     }
     #[inline(always)]
-    unsafe fn sums(rows: &[Self; 16]) -> Self {
+    unsafe fn fold(self) -> float32x4_t {
+        let [a, b, c, d] = self.0;
+        vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d))
+    }
+    #[inline(always)]
+    unsafe fn folded_sums(rows: &[float32x4_t; 16]) -> Self {
         // 4 -> 2: lanes (0+2, 1+3) of two rows beside each other.
         let two = |r: usize| {
-            let a = vreinterpretq_f64_f32(sum4(&rows[r]));
-            let b = vreinterpretq_f64_f32(sum4(&rows[r + 1]));
+            let [a, b] = [rows[r], rows[r + 1]].map(|row| vreinterpretq_f64_f32(row));
             let (low, high) = (vzip1q_f64(a, b), vzip2q_f64(a, b));
             vaddq_f32(vreinterpretq_f32_f64(low), vreinterpretq_f32_f64(high))
         };

@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 pub const FLAGS: &[Flag] = &[
     Flag::switch("--count", "instead: instructions for a token on emulated Arm cores (QEMU, QEMU_PLUGIN)"),
     Flag::valued("--formats", "LIST", "of --count: q4_0, q8_0, q4_k, q5_k, q6_k [q4_0]"),
+    Flag::valued("--depth", "N", "of --count: tokens before those that are counted, a multiple of 128 [128]"),
+    Flag::valued("--kv-type", "TYPE", "of --count: f32, f16, q8, q4 [f16]"),
     Flag::valued("--programs", "A,B", "of --count: Arm programs for its models of 2 and 3 layers [built]"),
     Flag::switch("--build-qemu", "of --count: make QEMU and QEMU_PLUGIN from the distribution's source"),
 ];
@@ -29,16 +31,19 @@ const CPUS: [(&str, &str); 3] =
 /// Layers of the models. The last layer of a prompt is computed only where it is read, so a full layer is the
 /// difference between the two.
 const LAYERS: [usize; 2] = [2, 3];
-/// Tokens of the shorter prompt, with the one that begins every text.
-const PROMPT: usize = 128;
-/// More tokens in the longer prompt.
+/// More tokens in the longer prompt; and tokens of the shorter one, with the one that begins every text, where nobody says
+/// how many.
 const MORE: usize = 128;
 /// More decoded tokens.
 const DECODED: usize = 8;
+/// Positions that the models have.
+const POSITIONS: usize = 4096;
 
 /// Whether `--count` was given; its flags mean nothing without it.
 pub fn asked(args: &Args, theirs: &[String]) -> Result<bool> {
-    let ours = ["--formats", "--programs"].into_iter().find(|flag| args.value(flag).is_some());
+    let ours = ["--formats", "--depth", "--kv-type", "--programs"]
+        .into_iter()
+        .find(|flag| args.value(flag).is_some());
     let ours = ours.or_else(|| args.has("--build-qemu").then_some("--build-qemu"));
     let others = ["--device", "--serial", "--model", "--runs", "--cool-down"];
     let other = others.into_iter().find(|flag| args.value(flag).is_some());
@@ -56,6 +61,8 @@ pub fn asked(args: &Args, theirs: &[String]) -> Result<bool> {
 
 pub fn run(args: &Args) -> Result<()> {
     let formats = formats(args.value("--formats").unwrap_or("q4_0"))?;
+    let depth = depth(args.value("--depth"))?;
+    let kv_type = kv_type(args.value("--kv-type").unwrap_or("f16"))?;
     let emulator = if args.has("--build-qemu") { Emulator::built()? } else { Emulator::of_environment()? };
     let programs = match args.value("--programs") {
         Some(list) => given(list)?,
@@ -70,19 +77,21 @@ pub fn run(args: &Args) -> Result<()> {
         for (set, cpu) in CPUS {
             eprintln!("{format} with {set}: qemu's {cpu}");
             let count = |i: usize, prompt, decoded| {
-                emulator.count(cpu, &programs[i], &generate(&models[i], prompt, decoded))
+                emulator.count(cpu, &programs[i], &generate(&models[i], prompt, decoded, kv_type))
             };
-            let (short, long) = (count(0, PROMPT, 1)?, count(0, PROMPT + MORE, 1)?);
-            let (short_3, long_3) = (count(1, PROMPT, 1)?, count(1, PROMPT + MORE, 1)?);
+            let (short, long) = (count(0, depth, 1)?, count(0, depth + MORE, 1)?);
+            let (short_3, long_3) = (count(1, depth, 1)?, count(1, depth + MORE, 1)?);
             let counts =
-                Counts { short, long, decoded: count(0, PROMPT, 1 + DECODED)?, deeper: [short_3, long_3] };
+                Counts { short, long, decoded: count(0, depth, 1 + DECODED)?, deeper: [short_3, long_3] };
             rows.push(counts.row(format, set));
             eprint!("{}", table(&rows[rows.len() - 1..]));
         }
     }
     print!("{}", table(&rows));
     if let Some(file) = args.value("--json") {
-        let text = format!("{:#}\n", json!({"schema": 1, "cpus": CPUS.map(|(_, cpu)| cpu), "rows": rows}));
+        let cpus = CPUS.map(|(_, cpu)| cpu);
+        let result = json!({"schema": 1, "cpus": cpus, "depth": depth, "kv_type": kv_type, "rows": rows});
+        let text = format!("{result:#}\n");
         atomic_file::write(Path::new(file), text.as_bytes()).map_err(|e| Error::at(Path::new(file), e))?;
         eprintln!("results: {file}");
     }
@@ -132,6 +141,23 @@ fn formats(list: &str) -> Result<Vec<String>> {
     list.split(',').map(|name| named(name.trim())).collect()
 }
 
+/// How many tokens come before those that are counted.
+fn depth(given: Option<&str>) -> Result<usize> {
+    let Some(given) = given else { return Ok(MORE) };
+    let fits = |&depth: &usize| depth > 0 && depth.is_multiple_of(MORE) && depth + MORE + DECODED < POSITIONS;
+    given.parse().ok().filter(fits).ok_or_else(|| {
+        let most = POSITIONS - 2 * MORE;
+        Error::Usage(format!("--depth {given}: use a multiple of {MORE} from {MORE} to {most}"))
+    })
+}
+
+/// A type of the cache.
+fn kv_type(name: &str) -> Result<&str> {
+    let known = ["f32", "f16", "q8", "q4"];
+    let wrong = || Error::Usage(format!("--kv-type {name}: use one of {}", known.join(", ")));
+    if known.contains(&name) { Ok(name) } else { Err(wrong()) }
+}
+
 /// What `--programs` names.
 fn given(list: &str) -> Result<[PathBuf; 2]> {
     let programs: Vec<PathBuf> = list.split(',').map(PathBuf::from).collect();
@@ -164,7 +190,7 @@ fn shape(layers: usize) -> Result<PathBuf> {
     config["vocab_size"] = 4096.into();
     config["bos_token_id"] = 4093.into();
     config["eos_token_id"] = 4094.into();
-    config["max_position_embeddings"] = 4096.into();
+    config["max_position_embeddings"] = POSITIONS.into();
     // Frequencies that are not scaled: the program is the same for a GGUF file and for a checkpoint.
     config.as_object_mut().and_then(|fields| fields.remove("rope_scaling"));
     fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
@@ -184,11 +210,11 @@ fn model(layers: usize, format: &str) -> Result<PathBuf> {
 }
 
 /// The arguments of a run. The tokenizer makes a token of each byte, and one more in front.
-fn generate(model: &Path, prompt: usize, decoded: usize) -> Vec<String> {
+fn generate(model: &Path, prompt: usize, decoded: usize, kv_type: &str) -> Vec<String> {
     let (model, prompt) = (model.display().to_string(), "a".repeat(prompt - 1));
     let decoded = decoded.to_string();
     let words = ["generate", "--model-path", &model, "--prompt", &prompt, "-n", &decoded, "-t", "1"];
-    let more = ["--temp", "0", "--kv-type", "f16", "--ignore-eos", "--quiet"];
+    let more = ["--temp", "0", "--kv-type", kv_type, "--ignore-eos", "--quiet"];
     words.into_iter().chain(more).map(String::from).collect()
 }
 
@@ -235,6 +261,15 @@ mod tests {
         assert_eq!(formats("q4_0, q6_k").unwrap(), ["q4_0", "q6_k"]);
         let said = formats("q4_0,q3_k").unwrap_err().to_string();
         assert!(said.contains("--formats q3_k") && said.contains("q8_0"), "{said}");
+        assert_eq!((depth(None).unwrap(), depth(Some("1024")).unwrap()), (128, 1024));
+        for wrong in ["0", "1000", "3968", "x"] {
+            let said = depth(Some(wrong)).unwrap_err().to_string();
+            assert!(
+                said.contains(&format!("--depth {wrong}: use a multiple of 128 from 128 to 3840")),
+                "{said}"
+            );
+        }
+        assert!(kv_type("q4").is_ok() && kv_type("q4_0").unwrap_err().to_string().contains("f16"));
         let here = std::env::current_exe().unwrap().display().to_string();
         assert!(given(&format!("{here},{here}")).is_ok());
         assert!(given(&here).unwrap_err().to_string().contains("give two"));
@@ -244,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_prompt_has_as_many_tokens_as_are_counted() {
-        let words = generate(Path::new("m.gguf"), 128, 9);
+        let words = generate(Path::new("m.gguf"), 128, 9, "f16");
         assert_eq!((words[4].len(), words[6].as_str()), (127, "9"));
     }
 }

@@ -9,6 +9,9 @@
 
 use super::{Aligned, CHUNK, Partial, ROWS};
 use crate::simd::lanes::Lanes;
+use std::array::from_fn;
+use std::hint::black_box;
+use std::mem::MaybeUninit;
 
 /// From this many queries on, keys of a head size are transposed. For fewer, adding up the lanes of each product is
 /// cheaper: of 32 elements it is most of the work. With 4 instead of 10 there, `antigravity bench -d 3000 -p 2,3,4` of
@@ -26,15 +29,121 @@ pub(super) const fn transposed_from(head: usize) -> usize {
 pub(super) unsafe fn scores<L: Lanes, const HD: usize>(
     rows: &[[f32; HD]; ROWS],
     first: usize,
-    queries: &[[f32; HD]],
+    (queries, fours): (&[[f32; HD]], &[Four<HD>]),
     scores: &mut [[f32; CHUNK]],
 ) {
     let Aligned(columns) = &mut Aligned([[0.0f32; ROWS]; HD]);
     transpose::<L, HD>(rows.as_ptr().cast(), columns);
-    match L::WIDE {
-        true => many::<L, HD, 4>(columns, first, queries, scores),
-        false => many::<L, HD, 2>(columns, first, queries, scores),
+    if !L::BY_ELEMENT {
+        return match L::WIDE {
+            true => many::<L, HD, 4>(columns, first, queries, scores),
+            false => many::<L, HD, 2>(columns, first, queries, scores),
+        };
     }
+    for (four, scores) in fours.iter().zip(scores.chunks_mut(4)) {
+        // Opaque, or else the columns are loaded before the loop, into registers that there are not.
+        let sums = lane_by_lane::<L, HD>(black_box(columns), &four.0);
+        // The last query may have come again.
+        for (sums, scores) in sums.iter().zip(scores) {
+            sums.store(scores[first..].as_mut_ptr());
+        }
+    }
+}
+
+/// The same of few queries, for which it does not pay to transpose rows: a row at a time.
+#[inline(always)]
+pub(super) unsafe fn few<L: Lanes, const HD: usize>(
+    rows: &[[f32; HD]; ROWS],
+    first: usize,
+    queries: &[[f32; HD]],
+    scores: &mut [[f32; CHUNK]],
+) {
+    let (fours, rest) = queries.as_chunks();
+    let (of_fours, of_rest) = scores.as_chunks_mut();
+    for (queries, scores) in fours.iter().zip(of_fours) {
+        row_by_row::<L, HD, 4>(rows, first, queries, scores);
+    }
+    match rest.len() {
+        3 => row_by_row::<L, HD, 3>(rows, first, &rest.as_chunks().0[0], &mut of_rest.as_chunks_mut().0[0]),
+        2 => row_by_row::<L, HD, 2>(rows, first, &rest.as_chunks().0[0], &mut of_rest.as_chunks_mut().0[0]),
+        1 => row_by_row::<L, HD, 1>(rows, first, &rest.as_chunks().0[0], &mut of_rest.as_chunks_mut().0[0]),
+        _ => {}
+    }
+}
+
+#[inline(always)]
+unsafe fn row_by_row<L: Lanes, const HD: usize, const Q: usize>(
+    rows: &[[f32; HD]; ROWS],
+    first: usize,
+    queries: &[[f32; HD]; Q],
+    scores: &mut [[f32; CHUNK]; Q],
+) {
+    let mut products = MaybeUninit::<[[L::Folded; ROWS]; Q]>::uninit();
+    let products: *mut [L::Folded; ROWS] = products.as_mut_ptr().cast();
+    for r in 0..ROWS {
+        // Opaque, or else they are loaded before the loop, into registers that there are not.
+        let queries = black_box(queries);
+        let mut acc = [L::splat(0.0); Q];
+        for at in (0..HD).step_by(16) {
+            let x = L::load(rows[r][at..].as_ptr());
+            for q in 0..Q {
+                acc[q] = x.fma(L::load(queries[q][at..].as_ptr()), acc[q]);
+            }
+        }
+        for q in 0..Q {
+            (*products.add(q))[r] = acc[q].fold();
+        }
+    }
+    for q in 0..Q {
+        L::folded_sums(&*products.add(q)).store(scores[q][first..].as_mut_ptr());
+    }
+}
+
+/// Four queries, element by element.
+pub(super) type Four<const HD: usize> = Aligned<[[f32; 4]; HD]>;
+
+/// The queries in fours, the last again where there are fewer.
+#[inline(always)]
+pub(super) fn in_fours<'a, const HD: usize>(
+    queries: &[[f32; HD]],
+    room: &'a mut [MaybeUninit<Four<HD>>],
+) -> &'a [Four<HD>] {
+    let fours = &mut room[..queries.len().div_ceil(4)];
+    for (n, four) in fours.iter_mut().enumerate() {
+        let of: [_; 4] = from_fn(|i| &queries[(4 * n + i).min(queries.len() - 1)]);
+        four.write(Aligned(from_fn(|e| of.map(|q| q[e]))));
+    }
+    // SAFETY: these were just initialised.
+    unsafe { std::slice::from_raw_parts(fours.as_ptr().cast(), fours.len()) }
+}
+
+/// As [`tree`], for sets that have registers for the sums of one lane alone: those of the others wait in memory.
+#[inline(always)]
+unsafe fn lane_by_lane<L: Lanes, const HD: usize>(
+    columns: &[[f32; ROWS]; HD],
+    queries: &[[f32; 4]; HD],
+) -> [L; 4] {
+    // Of so many lanes each: 1, 2, 4, 8.
+    let mut waiting = [[L::splat(0.0); 4]; 5];
+    // In an order in which neighbours are added, then pairs that are neighbours, and so on.
+    for (n, lane) in [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15].into_iter().enumerate() {
+        let mut acc = [L::splat(0.0); 4];
+        for e in (0..HD).step_by(16) {
+            let (column, q) = (L::load(columns[e + lane].as_ptr()), queries[e + lane].as_ptr());
+            acc = [
+                column.fma_one::<0>(q, acc[0]),
+                column.fma_one::<1>(q, acc[1]),
+                column.fma_one::<2>(q, acc[2]),
+                column.fma_one::<3>(q, acc[3]),
+            ];
+        }
+        let level = n.trailing_ones() as usize;
+        for before in &waiting[..level] {
+            acc = from_fn(|q| before[q].add(acc[q]));
+        }
+        waiting[level] = acc;
+    }
+    waiting[4]
 }
 
 /// `columns[element][row]` of sixteen rows.
@@ -52,6 +161,7 @@ unsafe fn transpose<L: Lanes, const HD: usize>(rows: *const f32, columns: &mut [
     }
 }
 
+/// [`scores`] with registers for the sums of several lanes.
 #[inline(always)]
 unsafe fn many<L: Lanes, const HD: usize, const Q: usize>(
     columns: &[[f32; ROWS]; HD],
@@ -62,7 +172,7 @@ unsafe fn many<L: Lanes, const HD: usize, const Q: usize>(
     let (blocks, rest) = queries.as_chunks::<Q>();
     for (q, scores) in blocks.iter().zip(scores.as_chunks_mut::<Q>().0) {
         // Opaque, or else the columns are loaded before the loop, into registers that there are not.
-        let sums = tree::<L, HD, Q>(std::hint::black_box(columns), q);
+        let sums = tree::<L, HD, Q>(black_box(columns), q);
         for n in 0..Q {
             sums[n].store(scores[n][first..].as_mut_ptr());
         }
@@ -182,7 +292,28 @@ unsafe fn panel<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>(
             acc[q][i] = L::load(out[q].add(16 * i));
         }
     }
-    for r in from..to {
+    let mut first = from;
+    if L::BY_ELEMENT {
+        // Four weights of each query in a register.
+        macro_rules! add {
+            ($i:literal) => {
+                for i in 0..RUNS {
+                    let row = L::load(rows.add((first + $i) * HD + 16 * i));
+                    for q in 0..Q {
+                        acc[q][i] = row.fma_one::<$i>(weights[q].add(first), acc[q][i]);
+                    }
+                }
+            };
+        }
+        while first + 4 <= to {
+            add!(0);
+            add!(1);
+            add!(2);
+            add!(3);
+            first += 4;
+        }
+    }
+    for r in first..to {
         let mut row = [L::splat(0.0); RUNS];
         for i in 0..RUNS {
             row[i] = L::load(rows.add(r * HD + 16 * i));
