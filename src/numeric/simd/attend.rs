@@ -217,9 +217,10 @@ unsafe fn score<L: Lanes, const HD: usize, const N: usize>(
         let rows = widened::<L, HD>(kind, k, first..slots.min(first + ROWS), rows);
         if by_blocks {
             blocks::scores::<L, HD>(rows, first, (queries, fours), scores);
-        } else if HD.is_multiple_of(16) {
+        } else if HD.is_multiple_of(16) && L::BY_ELEMENT {
             blocks::few::<L, HD>(rows, first, queries, scores);
         } else {
+            // In AVX2's registers four queries at once are faster, one alone is slower, and the code takes 30 KB.
             for (q, scores) in queries.iter().zip(scores.iter_mut()) {
                 dots::<L, HD>(q, rows).store(scores[first..].as_mut_ptr());
             }
