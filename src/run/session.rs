@@ -30,7 +30,6 @@ use draft::Drafter;
 use evict::{Evictor, Input};
 use files::{Error, Result};
 pub use numeric::cancel::CancelToken;
-use numeric::widely;
 use pass::Staged;
 use std::sync::Arc;
 use std::time::Instant;
@@ -345,11 +344,7 @@ impl Session {
     /// `Model` for logits of broken weights.
     pub(crate) fn check_logits(&self) -> Result<()> {
         // Without an early exit, which would cost more than it saves: this way it vectorises.
-        let finite = widely(
-            #[inline(always)]
-            || self.logits.iter().fold(true, |finite, x| finite & x.is_finite()),
-        );
-        match finite {
+        match self.logits.iter().fold(true, |finite, x| finite & x.is_finite()) {
             true => Ok(()),
             false => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
         }
