@@ -24,7 +24,6 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 pub use trial::{Attempt, Marker, withdraw_trials};
-use trial::{Ends, remove};
 
 /// The directory to use, or `off`.
 pub const CACHE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CACHE";
@@ -33,8 +32,6 @@ pub const CACHE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CACHE";
 pub const BINARIES_VARIABLE: &str = "ANTIGRAVITY_OPENCL_BINARIES";
 /// First bytes of a file; the digit is the version of the format and of what the notes mean.
 const MAGIC: &[u8; 8] = b"agclprg1";
-/// Names the marker of binaries that are being loaded.
-const LOADING: &str = "loading";
 /// All files together; the oldest go first.
 const MOST_BYTES: u64 = 128 << 20;
 
@@ -106,9 +103,9 @@ impl Cache {
             }
         }
         let files = files_of(dir);
-        let crashed = files.iter().filter(|f| f.path.extension().is_some_and(|e| e == "trying")).count();
+        let crashed = files.iter().filter(|f| f.is("trying")).count();
         let bytes: u64 = files.iter().map(|f| f.bytes).sum();
-        let programs = files.iter().filter(|f| f.path.extension().is_some_and(|e| e == "program")).count();
+        let programs = files.iter().filter(|f| f.is("program")).count();
         let crashed = match crashed {
             0 => String::new(),
             n => format!("; {n} crashed the driver, or are being tried now (*.trying)"),
@@ -179,45 +176,6 @@ impl Cache {
         self.save(&Key::named(name), &Entry { binary: Vec::new(), notes });
     }
 
-    /// Says on disk that what has this name is being tried, until the marker is dropped.
-    pub fn attempt(&self, name: &str) -> Attempt {
-        self.try_out(&Key::named(name))
-    }
-
-    /// The same of a variant.
-    pub(super) fn try_out(&self, key: &Key) -> Attempt {
-        self.make();
-        let begin = |marker| Attempt::begin(marker, Ends::Machine);
-        self.path(key, "trying").map_or(Attempt::Begun(None), begin)
-    }
-
-    /// Whether a variant is being tried, or a driver crashed on it.
-    pub(super) fn is_marked(&self, key: &Key) -> bool {
-        self.path(key, "trying").is_some_and(|marker| marker.exists())
-    }
-
-    /// Says on disk that a binary is being loaded, until the marker is dropped: at every start and for each program, so it
-    /// has to cost little.
-    pub(super) fn loading(&self) -> Option<Marker> {
-        match Attempt::begin(self.path(&Key::named(LOADING), "trying")?, Ends::Process) {
-            Attempt::Begun(marker) => marker,
-            // Of another process, since this one has looked.
-            Attempt::Crashed(_) => None,
-        }
-    }
-
-    /// Removes all that is kept where a process ended while a binary was loaded: what follows is a first start.
-    pub(super) fn begin_anew_after_crash(&self) {
-        let Some(marker) = self.path(&Key::named(LOADING), "trying").filter(|m| m.exists()) else { return };
-        let (Attempt::Crashed(marker), Ok(dir)) = (Attempt::begin(marker, Ends::Process), &self.dir) else {
-            return;
-        };
-        for file in files_of(dir).iter().filter(|f| f.path.extension().is_some_and(|e| e == "program")) {
-            let _ = fs::remove_file(&file.path);
-        }
-        remove(&marker);
-    }
-
     /// Makes the directory, private, if it is missing; if that fails there is no path either.
     fn make(&self) {
         if let Ok(dir) = &self.dir {
@@ -280,6 +238,12 @@ struct Kept {
     path: PathBuf,
     bytes: u64,
     changed: SystemTime,
+}
+
+impl Kept {
+    fn is(&self, extension: &str) -> bool {
+        self.path.extension().is_some_and(|e| e == extension)
+    }
 }
 
 fn files_of(dir: &Path) -> Vec<Kept> {

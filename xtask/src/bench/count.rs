@@ -144,11 +144,11 @@ fn formats(list: &str) -> Result<Vec<String>> {
 /// How many tokens come before those that are counted.
 fn depth(given: Option<&str>) -> Result<usize> {
     let Some(given) = given else { return Ok(MORE) };
-    let fits = |&depth: &usize| depth > 0 && depth.is_multiple_of(MORE) && depth + MORE + DECODED < POSITIONS;
-    given.parse().ok().filter(fits).ok_or_else(|| {
-        let most = POSITIONS - 2 * MORE;
-        Error::Usage(format!("--depth {given}: use a multiple of {MORE} from {MORE} to {most}"))
-    })
+    // With room for the longer prompt and what is decoded.
+    let most = POSITIONS - 2 * MORE;
+    let fits = |depth: &usize| (MORE..=most).contains(depth) && depth.is_multiple_of(MORE);
+    let wrong = || Error::Usage(format!("--depth {given}: use a multiple of {MORE} from {MORE} to {most}"));
+    given.parse().ok().filter(fits).ok_or_else(wrong)
 }
 
 /// A type of the cache.
@@ -262,7 +262,7 @@ mod tests {
         let said = formats("q4_0,q3_k").unwrap_err().to_string();
         assert!(said.contains("--formats q3_k") && said.contains("q8_0"), "{said}");
         assert_eq!((depth(None).unwrap(), depth(Some("1024")).unwrap()), (128, 1024));
-        for wrong in ["0", "1000", "3968", "x"] {
+        for wrong in ["0", "1000", "3968", "x", "18446744073709551488"] {
             let said = depth(Some(wrong)).unwrap_err().to_string();
             assert!(
                 said.contains(&format!("--depth {wrong}: use a multiple of 128 from 128 to 3840")),

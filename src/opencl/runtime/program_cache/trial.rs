@@ -1,6 +1,6 @@
 //! Trials of what a driver may crash on: each is marked on disk while it is under way.
 
-use super::open_own;
+use super::{Cache, Key, files_of, open_own};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::mem::forget;
@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 /// A trial that takes longer may be what a user ends the program for.
 const LONG: Duration = Duration::from_secs(60);
+
+/// Names the marker of binaries that are being loaded.
+const LOADING: &str = "loading";
 
 /// Markers of this process, and since when; `None` when it ends.
 static UNDER_WAY: Mutex<Option<Vec<(PathBuf, Instant)>>> = Mutex::new(Some(Vec::new()));
@@ -30,14 +33,14 @@ pub fn withdraw_trials() {
 }
 
 /// Empties the marker first: who has opened it before it is removed must not take it for a crash's.
-pub(super) fn remove(path: &Path) {
+fn remove(path: &Path) {
     let _ = File::options().write(true).truncate(true).open(path);
     let _ = fs::remove_file(path);
 }
 
 /// What is to end before a marker can be found.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Ends {
+enum Ends {
     Process,
     /// Some drivers take the whole machine with them; that the marker is on its disk costs milliseconds.
     Machine,
@@ -53,7 +56,7 @@ pub enum Attempt {
 
 impl Attempt {
     /// Begins a trial, whose marker is the file `path`.
-    pub(super) fn begin(path: PathBuf, ends: Ends) -> Self {
+    fn begin(path: PathBuf, ends: Ends) -> Self {
         let mut under_way = under_way();
         let Some(under_way) = &mut *under_way else { return Attempt::Begun(None) };
         let mut options = File::options();
@@ -104,5 +107,50 @@ impl Drop for Marker {
     fn drop(&mut self) {
         self.ended();
         remove(&self.path);
+    }
+}
+
+impl Cache {
+    /// Says on disk that what has this name is being tried, until the marker is dropped.
+    pub fn attempt(&self, name: &str) -> Attempt {
+        self.try_out(&Key::named(name))
+    }
+
+    /// The same of a variant.
+    pub(crate) fn try_out(&self, key: &Key) -> Attempt {
+        self.make();
+        let begin = |marker| Attempt::begin(marker, Ends::Machine);
+        self.marker(key).map_or(Attempt::Begun(None), begin)
+    }
+
+    /// Whether a variant is being tried, or a driver crashed on it.
+    pub(crate) fn is_marked(&self, key: &Key) -> bool {
+        self.marker(key).is_some_and(|marker| marker.exists())
+    }
+
+    /// Says on disk that a binary is being loaded, until the marker is dropped: at every start and for each program, so it
+    /// has to cost little.
+    pub(crate) fn loading(&self) -> Option<Marker> {
+        match Attempt::begin(self.marker(&Key::named(LOADING))?, Ends::Process) {
+            Attempt::Begun(marker) => marker,
+            // Of another process, since this one has looked.
+            Attempt::Crashed(_) => None,
+        }
+    }
+
+    /// Removes all that is kept where a process ended while a binary was loaded: what follows is a first start.
+    pub(crate) fn begin_anew_after_crash(&self) {
+        let Some(marker) = self.marker(&Key::named(LOADING)).filter(|m| m.exists()) else { return };
+        let (Attempt::Crashed(marker), Ok(dir)) = (Attempt::begin(marker, Ends::Process), &self.dir) else {
+            return;
+        };
+        for file in files_of(dir).iter().filter(|f| f.is("program")) {
+            let _ = fs::remove_file(&file.path);
+        }
+        remove(&marker);
+    }
+
+    fn marker(&self, key: &Key) -> Option<PathBuf> {
+        self.path(key, "trying")
     }
 }
