@@ -77,6 +77,9 @@ pub fn run(words: &[String]) -> Result<()> {
     let wanted = |part: &&Part| {
         all || (args.rest.is_empty() && part.when == Always) || args.rest.iter().any(|w| w == part.name)
     };
+    if all {
+        targets::build_early();
+    }
     let mut times = Vec::new();
     for part in PARTS.iter().filter(wanted) {
         eprintln!("\n== {}: {}", part.name, part.about);

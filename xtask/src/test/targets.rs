@@ -7,11 +7,30 @@ use crate::targets::{ANDROID, Features};
 use crate::{android, build, sh, size};
 use serde_json::Value;
 use std::env::consts::ARCH;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The case under `tests/golden` that is told again.
 const STORY: &str = "tests/golden/story/once.json";
+
+/// Begins to build what [`sizes`] looks at, on cores that other parts leave idle, since it takes both for eight minutes.
+/// Cargo's lock keeps `sizes` from building beside it. What fails here fails there again, and is told there.
+pub fn build_early() {
+    let builds: [fn() -> Result<()>; 2] = [
+        || match android::missing() {
+            Some(_) => Ok(()),
+            None => ANDROID_BUILDS.into_iter().try_for_each(|features| for_android(features).map(drop)),
+        },
+        || if size::limits(&build::host()) { for_here().map(drop) } else { Ok(()) },
+    ];
+    for build in builds {
+        std::thread::spawn(move || {
+            // On Linux that of this thread and its children alone.
+            let _ = rustix::process::nice(19);
+            build()
+        });
+    }
+}
 
 /// The release binaries for Android, with all commands and with the one they have at least, and for this machine. Most of
 /// such a build is the linker, which works on one core, so both are built side by side.
@@ -32,8 +51,8 @@ fn android() -> Outcome {
     let story = build::model_dir("story")?;
     let maker = build::tested(&story)?;
     let mut tally = Tally::default();
-    for features in [Features::None, Features::Default] {
-        let binary = build::release_aside(features, ANDROID, &story)?;
+    for features in ANDROID_BUILDS {
+        let binary = for_android(features)?;
         let bytes = size::check(&binary, ANDROID, features)?;
         eprintln!("{} {}: {}", binary.display(), features.words(), size::megabytes(bytes));
         // With a model inside it is still what Android loads.
@@ -45,6 +64,16 @@ fn android() -> Outcome {
     Ok(tally)
 }
 
+const ANDROID_BUILDS: [Features; 2] = [Features::None, Features::Default];
+
+fn for_android(features: Features) -> Result<PathBuf> {
+    build::release_aside(features, ANDROID, &build::model_dir("story")?)
+}
+
+fn for_here() -> Result<PathBuf> {
+    build::for_host(Some(&build::model_dir("story")?))
+}
+
 /// This machine's own program tells the story.
 fn here() -> Outcome {
     let host = build::host();
@@ -52,11 +81,10 @@ fn here() -> Outcome {
         let remedy = "nothing to install; see xtask/src/size.rs";
         return Ok(skip(&format!("there is no budget for {host}"), remedy));
     }
-    let story = build::model_dir("story")?;
-    let binary = build::for_host(Some(&story))?;
+    let binary = for_here()?;
     let bytes = size::check(&binary, &host, Features::Default)?;
     eprintln!("{}: {}", binary.display(), size::megabytes(bytes));
-    told_by(command(&binary, ARCH), &story)?;
+    told_by(command(&binary, ARCH), &build::model_dir("story")?)?;
     Ok(Tally::ONE)
 }
 
