@@ -54,6 +54,17 @@ pub unsafe trait Lanes: Copy {
     unsafe fn fma_one<const I: i32>(self, b: *const f32, c: Self) -> Self {
         self.fma(Self::splat(*b.add(I as usize)), c)
     }
+    /// Dot products of four queries with sixteen rows, added as [`Lanes::sum`] adds, though a zero may have either sign;
+    /// `to` gets sixteen for each query. Elements of rows and of queries follow each other lane by lane: 0, 16, 32 and so
+    /// on, then 1, 17, 33. For [`Lanes::BY_ELEMENT`] alone.
+    #[inline(always)]
+    unsafe fn dots_of_four<const HD: usize>(
+        _rows: &[[f32; 16]; HD],
+        _queries: &[[f32; 4]; HD],
+        _to: [*mut f32; 4],
+    ) {
+        unreachable!("invariant: the caller has looked at BY_ELEMENT")
+    }
     unsafe fn add(self, b: Self) -> Self;
     unsafe fn sub(self, b: Self) -> Self;
     unsafe fn mul(self, b: Self) -> Self;

@@ -11,6 +11,7 @@ pub(super) use q4::{sdot, smlal, smull};
 use super::lanes::Lanes;
 use std::arch::aarch64::*;
 use std::array::from_fn;
+use std::mem::MaybeUninit;
 
 /// Lanes 0-3, 4-7, 8-11 and 12-15.
 #[derive(Clone, Copy)]
@@ -52,6 +53,54 @@ unsafe fn narrow_f16(x: float32x4_t) -> uint16x4_t {
     std::arch::asm!("fcvtn {d:v}.4h, {s:v}.4s", d = lateout(vreg) narrow, s = in(vreg) x,
             options(pure, nomem, nostack, preserves_flags));
     narrow
+}
+
+/// Sums of eight rows and four queries: `[query][row / 4]`.
+type Eight = [[float32x4_t; 2]; 4];
+
+#[inline(always)]
+unsafe fn add_eight(a: Eight, b: Eight) -> Eight {
+    from_fn(|q| from_fn(|i| vaddq_f32(a[q][i], b[q][i])))
+}
+
+/// The same value, of which the compiler knows nothing.
+macro_rules! hidden {
+    ($x:expr) => {{
+        let mut x = $x;
+        std::arch::asm!("/* {} */", inout(reg) x, options(pure, nomem, nostack, preserves_flags));
+        x
+    }};
+}
+
+/// Of [`Lanes::dots_of_four`] for eight rows a lane, and those 4, 8 and 12 after it: so many sums stay in registers.
+#[inline(always)]
+unsafe fn four_lanes<const HD: usize>(rows: *const f32, queries: *const [f32; 4]) -> Eight {
+    let lane = |lane: usize| {
+        // Or else it is addressed from the first lane, beyond the reach of loads of two registers.
+        let (rows, queries) = (hidden!(rows.add(HD * lane)), queries.add(HD / 16 * lane));
+        let mut sums = [[vdupq_n_f32(0.0); 2]; 4];
+        for e in 0..HD / 16 {
+            let of_queries = vld1q_f32(queries.add(e).cast());
+            for i in 0..2 {
+                let of_rows = vld1q_f32(rows.add(16 * e + 4 * i));
+                macro_rules! add {
+                    ($q:literal) => {
+                        // Nothing is added to the first product, which is what may make a zero negative.
+                        sums[$q][i] = match e {
+                            0 => vmulq_laneq_f32::<$q>(of_rows, of_queries),
+                            _ => vfmaq_laneq_f32::<$q>(sums[$q][i], of_rows, of_queries),
+                        }
+                    };
+                }
+                add!(0);
+                add!(1);
+                add!(2);
+                add!(3);
+            }
+        }
+        sums
+    };
+    add_eight(add_eight(lane(0), lane(8)), add_eight(lane(4), lane(12)))
 }
 
 // SAFETY: NEON is part of every aarch64 target; memory accesses are unaligned and stay within what
@@ -125,6 +174,38 @@ unsafe impl Lanes for Neon {
         // The four are loaded once for all that use them.
         let b = vld1q_f32(b);
         Neon(from_fn(|i| vfmaq_laneq_f32::<I>(c.0[i], self.0[i], b)))
+    }
+    #[inline(always)]
+    unsafe fn dots_of_four<const HD: usize>(
+        rows: &[[f32; 16]; HD],
+        queries: &[[f32; 4]; HD],
+        to: [*mut f32; 4],
+    ) {
+        for half in 0..2 {
+            let rows = rows.as_ptr().cast::<f32>().add(8 * half);
+            // Of four lanes, and of all even ones.
+            let (mut four, mut even) = (MaybeUninit::<Eight>::uninit(), MaybeUninit::<Eight>::uninit());
+            for lane in [0, 2, 1, 3] {
+                // Or else each turn has its own code.
+                let lane = hidden!(lane);
+                let at = HD / 16 * lane;
+                let mut sums = four_lanes::<HD>(rows.add(16 * at), queries.as_ptr().add(at));
+                if lane < 2 {
+                    four.write(sums);
+                    continue;
+                }
+                sums = add_eight(four.assume_init(), sums);
+                if lane == 2 {
+                    even.write(sums);
+                    continue;
+                }
+                sums = add_eight(even.assume_init(), sums);
+                for (sums, to) in sums.into_iter().zip(to) {
+                    vst1q_f32(to.add(8 * half), sums[0]);
+                    vst1q_f32(to.add(8 * half + 4), sums[1]);
+                }
+            }
+        }
     }
     #[inline(always)]
     unsafe fn add(self, b: Self) -> Self {

@@ -41,12 +41,10 @@ pub(super) unsafe fn scores<L: Lanes, const HD: usize>(
         };
     }
     for (four, scores) in fours.iter().zip(scores.chunks_mut(4)) {
+        // Of a last query that comes again, the scores do too.
+        let to = from_fn(|q| scores[q.min(scores.len() - 1)][first..].as_mut_ptr());
         // Opaque, or else the columns are loaded before the loop, into registers that there are not.
-        let sums = lane_by_lane::<L, HD>(black_box(columns), &four.0);
-        // The last query may have come again.
-        for (sums, scores) in sums.iter().zip(scores) {
-            sums.store(scores[first..].as_mut_ptr());
-        }
+        L::dots_of_four(black_box(columns), &four.0, to);
     }
 }
 
@@ -99,7 +97,7 @@ unsafe fn row_by_row<L: Lanes, const HD: usize, const Q: usize>(
     }
 }
 
-/// Four queries, element by element.
+/// Four queries, element by element, each at its [`place`].
 pub(super) type Four<const HD: usize> = Aligned<[[f32; 4]; HD]>;
 
 /// The queries in fours, the last again where there are fewer.
@@ -111,42 +109,23 @@ pub(super) fn in_fours<'a, const HD: usize>(
     let fours = &mut room[..queries.len().div_ceil(4)];
     for (n, four) in fours.iter_mut().enumerate() {
         let of: [_; 4] = from_fn(|i| &queries[(4 * n + i).min(queries.len() - 1)]);
-        four.write(Aligned(from_fn(|e| of.map(|q| q[e]))));
+        let Aligned(elements) = four.write(Aligned([[0.0; 4]; HD]));
+        // Four elements at a time, which are registers.
+        for e in (0..HD).step_by(4) {
+            let some: [[f32; 4]; 4] = of.map(|q| q.as_chunks().0[e / 4]);
+            (0..4).for_each(|i| elements[place::<HD>(e + i)] = some.map(|q| q[i]));
+        }
     }
     // SAFETY: these were just initialised.
     unsafe { std::slice::from_raw_parts(fours.as_ptr().cast(), fours.len()) }
 }
 
-/// As [`tree`], for sets that have registers for the sums of one lane alone: those of the others wait in memory.
-#[inline(always)]
-unsafe fn lane_by_lane<L: Lanes, const HD: usize>(
-    columns: &[[f32; ROWS]; HD],
-    queries: &[[f32; 4]; HD],
-) -> [L; 4] {
-    // Of so many lanes each: 1, 2, 4, 8.
-    let mut waiting = [[L::splat(0.0); 4]; 5];
-    // In an order in which neighbours are added, then pairs that are neighbours, and so on.
-    for (n, lane) in [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15].into_iter().enumerate() {
-        let mut acc = [L::splat(0.0); 4];
-        for e in (0..HD).step_by(16) {
-            let (column, q) = (L::load(columns[e + lane].as_ptr()), queries[e + lane].as_ptr());
-            acc = [
-                column.fma_one::<0>(q, acc[0]),
-                column.fma_one::<1>(q, acc[1]),
-                column.fma_one::<2>(q, acc[2]),
-                column.fma_one::<3>(q, acc[3]),
-            ];
-        }
-        let level = n.trailing_ones() as usize;
-        for before in &waiting[..level] {
-            acc = from_fn(|q| before[q].add(acc[q]));
-        }
-        waiting[level] = acc;
-    }
-    waiting[4]
+/// Where element `e` lies among `columns` and [`Four`]: each lane's elements are neighbours.
+const fn place<const HD: usize>(e: usize) -> usize {
+    e % 16 * (HD / 16) + e / 16
 }
 
-/// `columns[element][row]` of sixteen rows.
+/// `columns[place of the element][row]` of sixteen rows.
 #[inline(always)]
 unsafe fn transpose<L: Lanes, const HD: usize>(rows: *const f32, columns: &mut [[f32; ROWS]; HD]) {
     for i in (0..HD).step_by(16) {
@@ -155,8 +134,8 @@ unsafe fn transpose<L: Lanes, const HD: usize>(rows: *const f32, columns: &mut [
             *x = L::load(rows.add(r * HD + i));
         }
         L::transpose(&mut square);
-        for (x, column) in square.iter().zip(&mut columns[i..]) {
-            x.store(column.as_mut_ptr());
+        for (r, x) in square.iter().enumerate() {
+            x.store(columns[place::<HD>(i + r)].as_mut_ptr());
         }
     }
 }
@@ -194,7 +173,7 @@ unsafe fn tree<L: Lanes, const HD: usize, const Q: usize>(
         ($i:literal) => {{
             let mut acc = [L::splat(0.0); Q];
             for e in ($i..HD).step_by(16) {
-                let column = L::load(columns[e].as_ptr());
+                let column = L::load(columns[place::<HD>(e)].as_ptr());
                 for q in 0..Q {
                     acc[q] = column.fma(L::splat(queries[q][e]), acc[q]);
                 }
