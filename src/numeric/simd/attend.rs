@@ -211,7 +211,7 @@ unsafe fn score<L: Lanes, const HD: usize, const N: usize>(
     let from = const { blocks::transposed_from(HD) };
     let by_blocks = HD.is_multiple_of(16) && N >= from && queries.len() >= from;
     let mut room = [const { MaybeUninit::uninit() }; QUERIES / 4];
-    let fours = if by_blocks && L::BY_ELEMENT { blocks::in_fours(queries, &mut room) } else { &[] };
+    let fours = if by_blocks && L::BY_ELEMENT { blocks::in_fours::<L, HD>(queries, &mut room) } else { &[] };
     for first in (0..slots).step_by(ROWS) {
         ahead.fetch(first, ROWS);
         let rows = widened::<L, HD>(kind, k, first..slots.min(first + ROWS), rows);

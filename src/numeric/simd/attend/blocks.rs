@@ -102,7 +102,7 @@ pub(super) type Four<const HD: usize> = Aligned<[[f32; 4]; HD]>;
 
 /// The queries in fours, the last again where there are fewer.
 #[inline(always)]
-pub(super) fn in_fours<'a, const HD: usize>(
+pub(super) fn in_fours<'a, L: Lanes, const HD: usize>(
     queries: &[[f32; HD]],
     room: &'a mut [MaybeUninit<Four<HD>>],
 ) -> &'a [Four<HD>] {
@@ -113,16 +113,16 @@ pub(super) fn in_fours<'a, const HD: usize>(
         // Four elements at a time, which are registers.
         for e in (0..HD).step_by(4) {
             let some: [[f32; 4]; 4] = of.map(|q| q.as_chunks().0[e / 4]);
-            (0..4).for_each(|i| elements[place::<HD>(e + i)] = some.map(|q| q[i]));
+            (0..4).for_each(|i| elements[place::<L, HD>(e + i)] = some.map(|q| q[i]));
         }
     }
     // SAFETY: these were just initialised.
     unsafe { std::slice::from_raw_parts(fours.as_ptr().cast(), fours.len()) }
 }
 
-/// Where element `e` lies among `columns` and [`Four`]: each lane's elements are neighbours.
-const fn place<const HD: usize>(e: usize) -> usize {
-    e % 16 * (HD / 16) + e / 16
+/// Where element `e` lies among `columns` and [`Four`]: as [`Lanes::dots_of_four`] has it, where that is called.
+const fn place<L: Lanes, const HD: usize>(e: usize) -> usize {
+    if L::BY_ELEMENT { e % 16 * (HD / 16) + e / 16 } else { e }
 }
 
 /// `columns[place of the element][row]` of sixteen rows.
@@ -135,7 +135,7 @@ unsafe fn transpose<L: Lanes, const HD: usize>(rows: *const f32, columns: &mut [
         }
         L::transpose(&mut square);
         for (r, x) in square.iter().enumerate() {
-            x.store(columns[place::<HD>(i + r)].as_mut_ptr());
+            x.store(columns[place::<L, HD>(i + r)].as_mut_ptr());
         }
     }
 }
@@ -173,7 +173,7 @@ unsafe fn tree<L: Lanes, const HD: usize, const Q: usize>(
         ($i:literal) => {{
             let mut acc = [L::splat(0.0); Q];
             for e in ($i..HD).step_by(16) {
-                let column = L::load(columns[place::<HD>(e)].as_ptr());
+                let column = L::load(columns[e].as_ptr());
                 for q in 0..Q {
                     acc[q] = column.fma(L::splat(queries[q][e]), acc[q]);
                 }
