@@ -367,8 +367,10 @@ fn blocks_of_queries<const HD: usize>(kind: KvType) {
         .collect();
     for count in [1, 2, 3, 4, 7, 8, 9, 11, 16, 23] {
         let mut queries: Vec<[f32; HD]> = (0..count).map(|_| std::array::from_fn(|_| r.uneven())).collect();
-        // Whose scores are zeros of both signs.
-        queries[count / 2] = std::array::from_fn(|_| if count > 9 { -0.0 } else { r.uneven() });
+        if count > 9 {
+            // Its scores are zeros of both signs.
+            queries[count / 2] = [-0.0; HD];
+        }
         for alike in [true, false] {
             let seen = |i: usize| if alike { 77 } else { (40 + 13 * i) % (CHUNK + 1) };
             let visible: Vec<usize> = (0..count).map(seen).collect();
