@@ -41,8 +41,9 @@ pub(super) unsafe fn scores<L: Lanes, const HD: usize>(
         };
     }
     for (four, scores) in fours.iter().zip(scores.chunks_mut(4)) {
-        // Of a last query that comes again, the scores do too.
-        let to = from_fn(|q| scores[q.min(scores.len() - 1)][first..].as_mut_ptr());
+        // Of a last query that comes again, the scores do too; so all pointers come from one borrow.
+        let (to, last) = (scores.as_mut_ptr().cast::<f32>(), scores.len() - 1);
+        let to = from_fn(|q| to.add(q.min(last) * CHUNK + first));
         // Opaque, or else the columns are loaded before the loop, into registers that there are not.
         L::dots_of_four(black_box(columns), &four.0, to);
     }
