@@ -175,6 +175,29 @@ fn kernels_for_few_tokens_that_are_wrong_are_done_without() {
     }
 }
 
+/// A slow compiler uses up the time that many tokens have for it before anything but the plain kernel is there.
+#[test]
+fn a_form_is_tried_however_slow_the_compiler_is() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_timed() || shim().is_none() {
+        return;
+    }
+    let own = Temp::new();
+    let mut doctor = Command::new(crate::bed::program::binary());
+    doctor
+        .args(["doctor", "--tune", "--cl-device", "0"])
+        .env("ANTIGRAVITY_OPENCL_CACHE", &own.0)
+        .env(VARIANT_VARIABLE, "");
+    doctor.env("ANTIGRAVITY_OPENCL_LIB", shim().unwrap()).env("SHIM_FAULT", "clBuildProgram:1:slow:once");
+    let out = doctor.output().unwrap();
+    let table = String::from_utf8(out.stdout).unwrap();
+    assert!(out.status.success(), "{}", said(&out.stderr));
+    for (tokens, way) in [("many tokens", "gemm:floats "), ("one token", "gemv:rows ")] {
+        let found = table.lines().any(|line| line.contains(tokens) && line.contains(way));
+        assert!(found, "{tokens}: {table}");
+    }
+}
+
 #[test]
 fn a_variant_that_hangs_is_left_out_from_then_on() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
