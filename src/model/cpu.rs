@@ -3,6 +3,7 @@
 //! The result is the same bits for every instruction set, thread count and mixture of runs; `simd` and `simd::attend`
 //! say how.
 
+mod acts;
 pub mod attention;
 mod kv;
 mod matmul;

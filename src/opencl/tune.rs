@@ -4,22 +4,19 @@
 //! fastest, so that few programs are compiled. The best two are then timed with each other step, whose shape may want
 //! another. Each must give the bits of the plain kernel before it is timed. Compilers may be slow: after some seconds
 //! nothing more is compiled to be tried, but for one form each for one token and for many, and what was best so far is
-//! taken for what is left. Where a self-test finds
-//! that it computes something else after all, [`recheck`] finds out what is wrong. NVIDIA's devices have kernels of their
-//! own, and nothing is timed there.
+//! taken for what is left. Where a self-test finds that it computes something else after all, [`recheck`] finds out what
+//! is wrong. NVIDIA's devices have kernels of their own, and nothing is timed there.
+
+mod trial;
 
 use super::defines::Defines;
 use super::kernels::{Kernels, SOURCES};
-use super::launches::{AttendOn, Binder};
-use super::products::{Launch, Products};
 use super::scratch::Scratch;
 use super::shapes::Variants;
 use super::storage::{Step, Storage};
 use super::ways::{Form, Tokens, Way, Ways};
 use super::weights::Model;
-use crate::dims::*;
 use numeric::kv::{KvType, KvTypes};
-use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::{Kind, Result};
@@ -29,13 +26,9 @@ use std::time::{Duration, Instant};
 
 /// Tokens of the products of many.
 const MANY: usize = 64;
-/// Layers whose matrices are read in turn, so that they do not stay in a cache.
-const LAYERS_IN_TURN: usize = if LAYERS < 8 { LAYERS } else { 8 };
 /// After that nothing more is compiled to be tried: with the step that stands for all and with the others, for many
 /// tokens and again for one. What is compiled for the chosen way would be compiled anyway.
 const ENOUGH: [Duration; 2] = [Duration::from_millis(2500), Duration::from_millis(4000)];
-/// How long one way is timed, if it takes less.
-const EACH: Duration = Duration::from_millis(20);
 /// The step that stands for all.
 const STEP: Step = Step::GateUp;
 
@@ -169,26 +162,6 @@ struct Tuner<'a> {
     began: Instant,
     left_out: Vec<(Tokens, Step, Way)>,
     tuned: Tuned,
-}
-
-/// One way, ready to run.
-struct Trial {
-    tokens: usize,
-    /// Of some layers.
-    products: Vec<(Option<Launch>, Products)>,
-}
-
-impl Trial {
-    fn run(&mut self, i: usize, device: &Device) -> Result<()> {
-        let (n, layers) = (self.tokens, self.products.len());
-        match &mut self.products[i % layers] {
-            (Some(input), products) => {
-                input.run(device, [n, 1])?;
-                products.many(device, n)
-            }
-            (None, products) => products.one(device),
-        }
-    }
 }
 
 impl<'a> Tuner<'a> {
@@ -373,89 +346,6 @@ impl<'a> Tuner<'a> {
         }
         // The first time may be slow, but not so much.
         if first > 10 * best { Ok(Some(first)) } else { self.time(&mut trial, first).map(Some) }
-    }
-
-    fn trial(&mut self, tokens: Tokens, step: Step, way: Way) -> Result<Trial> {
-        self.kernels.set_way(tokens, step, way);
-        let matrices = &self.model.matrices;
-        let (kernels, scratch) = (&mut self.kernels, &self.scratch);
-        let mut binder =
-            Binder { kernels, matrices, calibration: &[], scratch, attend: AttendOn::Device, one: true };
-        if step == Step::Head {
-            let product = match tokens {
-                Tokens::One => (None, binder.head()?),
-                Tokens::Many => {
-                    (Some(binder.norm(step, &matrices.norm, matrices.head.reads)?), binder.heads()?)
-                }
-            };
-            return Ok(Trial { tokens: self.tokens(tokens, step), products: vec![product] });
-        }
-        let of_layer = |l| match tokens {
-            Tokens::One => binder.one(step, l).map(|products| (None, products)),
-            Tokens::Many => binder.many(step, l).map(|(input, products)| (Some(input), products)),
-        };
-        let products = matrices.layers[..LAYERS_IN_TURN].iter().map(of_layer).collect::<Result<_>>()?;
-        Ok(Trial { tokens: self.tokens(tokens, step), products })
-    }
-
-    /// How many tokens a step is tried with.
-    fn tokens(&self, tokens: Tokens, step: Step) -> usize {
-        match (tokens, step) {
-            (Tokens::One, _) => 1,
-            (Tokens::Many, Step::Head) => self.scratch.logit_rows,
-            (Tokens::Many, _) => self.scratch.max_tokens,
-        }
-    }
-
-    /// Runs a way once on what it is always tried on: what it took, and what it left.
-    fn first(&mut self, trial: &mut Trial, tokens: Tokens, step: Step) -> Result<(Duration, Vec<u8>)> {
-        let s = &self.scratch;
-        // Without a header, which says that the residual is the first token's.
-        let floats = |buffer: &Buffer, first: usize| {
-            let n = buffer.len() / 4 - first;
-            let floats: Vec<f32> = (0..n as u32).map(|i| (i % 251) as f32 / 251.0 - 0.5).collect();
-            buffer.write(4 * first, bytes_of(&floats))
-        };
-        s.state.buffer().write(0, &[0; 64])?;
-        floats(s.state.buffer(), 16)?;
-        [&s.att, &s.gate_up, &s.act_scales].into_iter().try_for_each(|buffer| floats(buffer, 0))?;
-        let acts: Vec<u8> = (0..s.acts.len()).map(|i| (i % 251) as u8).collect();
-        s.acts.write(0, &acts)?;
-        let began = Instant::now();
-        trial.run(0, self.model.device())?;
-        self.device().finish()?;
-        let took = began.elapsed();
-        let out: &[&Buffer] = match (step, tokens) {
-            (Step::Qkv, _) => &[&s.qkv],
-            (Step::Out | Step::Down, _) if POST_NORMS => &[&s.post],
-            (Step::Out | Step::Down, _) => &[s.state.buffer()],
-            (Step::GateUp, Tokens::One) => &[&s.acts, &s.act_scales],
-            (Step::GateUp, Tokens::Many) => &[&s.gate_up],
-            (Step::Head, _) => &[&s.logits],
-        };
-        let mut found = Vec::new();
-        for buffer in out {
-            let at = found.len();
-            found.resize(at + buffer.len(), 0);
-            buffer.read(0, &mut found[at..])?;
-        }
-        Ok((took, found))
-    }
-
-    /// What a product takes, when `first` is what the first one took: the fastest of some rounds.
-    fn time(&mut self, trial: &mut Trial, first: Duration) -> Result<Duration> {
-        let times = (EACH.as_secs_f64() / 3.0 / first.as_secs_f64().max(1e-6)).clamp(1.0, 64.0) as usize;
-        let mut best = first;
-        let rounds = if first > EACH { 1 } else { 3 };
-        for _ in 0..rounds {
-            let began = Instant::now();
-            for i in 0..times {
-                trial.run(i, self.model.device())?;
-            }
-            self.device().finish()?;
-            best = best.min(began.elapsed() / times as u32);
-        }
-        Ok(best)
     }
 }
 

@@ -187,8 +187,9 @@ fn a_form_is_tried_however_slow_the_compiler_is() {
     doctor
         .args(["doctor", "--tune", "--cl-device", "0"])
         .env("ANTIGRAVITY_OPENCL_CACHE", &own.0)
-        .env(VARIANT_VARIABLE, "");
-    doctor.env("ANTIGRAVITY_OPENCL_LIB", shim().unwrap()).env("SHIM_FAULT", "clBuildProgram:1:slow:once");
+        .env(VARIANT_VARIABLE, "")
+        .env("ANTIGRAVITY_OPENCL_LIB", shim().unwrap())
+        .env("SHIM_FAULT", "clBuildProgram:1:slow:once");
     let out = doctor.output().unwrap();
     let table = String::from_utf8(out.stdout).unwrap();
     assert!(out.status.success(), "{}", said(&out.stderr));

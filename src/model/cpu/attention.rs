@@ -4,7 +4,7 @@
 use super::kv;
 use super::noted::Noted;
 use super::runs::{Sequences, Span};
-use super::steps::{KV_PAD, Q_PAD, QKV, Scratch, partials_for, try_vec};
+use super::steps::{KV_PAD, Q_PAD, QKV, Scratch, partials, partials_for};
 use crate::dims::*;
 use crate::model::device::{Attention, AttentionJob};
 use crate::model::weights::{Channels, Weights};
@@ -206,7 +206,7 @@ impl Scratch {
 /// `capacity` slots.
 pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention> {
     let pool = Pool::new(threads);
-    let mut partials = try_vec(partials_for(capacity), Partial::EMPTY)?;
+    let mut partials = partials(capacity)?;
     let mut notes: Vec<Noted> = Vec::new();
     Ok(Box::new(move |job: AttentionJob<'_>| {
         let AttentionJob { tokens, before, window, queries, stride, k, v, capacity, types, att, mass } = job;

@@ -1,5 +1,6 @@
 //! The buffers of a forward pass, and all its steps except attention. Each step computes all tokens on all threads.
 
+use super::acts::{Acts, try_vec};
 use super::matmul::{self, Columns, GateUp, Input, Output};
 use super::noted::Noted;
 use super::runs::Sequences;
@@ -7,14 +8,13 @@ use crate::dims::*;
 use crate::model::device::Run;
 use crate::model::rope::{Frequencies, angles};
 use crate::model::weights::{Layer, Matrix, Reads, Weights};
+use files::Result;
 use files::blocks::BLOCK;
 use files::config::Norm;
-use files::{Error, Result};
 use numeric::pool::{Pool, RowTable};
 use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::quant::format::GROUP_ROWS;
 use numeric::simd::attend::{CHUNK, Partial, QUERIES};
-use numeric::simd::products::lay_out;
 use numeric::simd::{Isa, ops};
 use std::ops::Range;
 
@@ -37,84 +37,6 @@ const DECODE_TASKS: usize = 32;
 /// Columns of one task in prefill: enough to use the activations in the first-level cache well, few enough
 /// that threads end together.
 const PREFILL_TASK_COLS: usize = 128;
-
-/// Activations in the form or forms that the weights reading them need; the other is empty.
-pub(super) struct Acts<const W: usize> {
-    /// `[token][W]`
-    floats: Vec<f32>,
-    /// `[token][W / 32]`
-    blocks: Vec<ActBlock>,
-    /// `[tile][W / 32]`, where the instruction set reads them.
-    tiles: Vec<ActTile>,
-}
-
-impl<const W: usize> Acts<W> {
-    fn new(isa: Isa, tokens: usize, reads: Reads) -> Result<Self> {
-        let tiles = isa.act_tiles(tokens);
-        Ok(Self {
-            floats: try_vec(if reads.floats { tokens * W } else { 0 }, 0.0)?,
-            blocks: try_vec(if reads.blocks { tokens * (W / BLOCK) } else { 0 }, ActBlock::ZERO)?,
-            tiles: try_vec(if reads.tiles { tiles * (W / BLOCK) } else { 0 }, ActTile::ZERO)?,
-        })
-    }
-
-    fn input(&self, isa: Isa, tokens: usize) -> Input<'_> {
-        let tiles = &self.tiles[..self.tiles_of(isa, tokens)];
-        Input { floats: &self.floats, blocks: &self.blocks, tiles, tokens }
-    }
-
-    /// Number of tiles for rows `0..tokens`: 0 where no matrix reads tiles.
-    fn tiles_of(&self, isa: Isa, tokens: usize) -> usize {
-        (isa.act_tiles(tokens) * (W / BLOCK)).min(self.tiles.len())
-    }
-
-    /// Computes rows `0..tokens` with `row(token, destination)` and quantises them where needed.
-    fn fill(&mut self, pool: &Pool, isa: Isa, tokens: usize, row: impl Fn(usize, &mut [f32]) + Sync) {
-        let rows = tokens.div_ceil(4 * pool.threads());
-        if !self.floats.is_empty() {
-            pool.tiles(&mut self.floats[..tokens * W], W, (rows, W), |mut tile| {
-                (0..tile.rows).for_each(|r| row(tile.row + r, tile.row_mut(r)));
-            });
-            return self.quantise(pool, isa, tokens);
-        }
-        let blocks = W / BLOCK;
-        pool.tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
-            let mut h = [0.0; W];
-            for r in 0..tile.rows {
-                row(tile.row + r, &mut h);
-                ops::quantise(isa, &h, tile.row_mut(r));
-            }
-        });
-        self.lay_out(pool, isa, tokens);
-    }
-
-    /// Makes the blocks of rows `0..tokens` from the floats, where both are needed.
-    fn quantise(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
-        let (floats, blocks) = (&self.floats, W / BLOCK);
-        if !self.blocks.is_empty() {
-            let rows = tokens.div_ceil(4 * pool.threads());
-            pool.tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
-                for r in 0..tile.rows {
-                    ops::quantise(isa, &floats[(tile.row + r) * W..][..W], tile.row_mut(r));
-                }
-            });
-        }
-        self.lay_out(pool, isa, tokens);
-    }
-
-    /// Makes the tiles of rows `0..tokens` from the blocks.
-    fn lay_out(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
-        let tiles = self.tiles_of(isa, tokens);
-        let (blocks, wide) = (&self.blocks, W / BLOCK);
-        if tiles == 0 {
-            return;
-        }
-        pool.tiles(&mut self.tiles[..tiles], wide, (1, wide), |mut tile| {
-            let first = tile.row * ActTile::TOKENS;
-            lay_out(isa, &blocks[first * wide..][..ActTile::TOKENS * wide], tile.row_mut(0));
-        });
-    }
-}
 
 /// Buffers of one forward pass, sized once.
 pub(super) struct Scratch {
@@ -148,21 +70,14 @@ pub(super) struct Scratch {
     pub(super) sin: Vec<f32>,
 }
 
-pub(super) fn try_vec<T: Clone>(len: usize, zero: T) -> Result<Vec<T>> {
-    let mut v = Vec::new();
-    v.try_reserve_exact(len).map_err(|_| {
-        let mib = (len * size_of::<T>()) >> 20;
-        Error::Memory(format!(
-            "cannot allocate {mib} MiB of scratch; use a smaller `EngineOptions::prefill_chunk`"
-        ))
-    })?;
-    v.resize(len, zero);
-    Ok(v)
-}
-
 /// Partials for a cache of `capacity` slots.
 pub(super) fn partials_for(capacity: usize) -> usize {
     HEADS * capacity.div_ceil(CHUNK)
+}
+
+/// Memory for them.
+pub(super) fn partials(capacity: usize) -> Result<Vec<Partial<HEAD_DIM>>> {
+    try_vec(partials_for(capacity), Partial::EMPTY)
 }
 
 /// Bytes of scratch for passes of `max_tokens` tokens over caches of `capacity` slots.
@@ -217,7 +132,7 @@ impl Scratch {
             att: try_vec(max_tokens * Q_DIM, 0.0)?,
             att_in: Acts::new(isa, max_tokens, reads(weights, |layer| layer.wo.reads()))?,
             ffn: Acts::new(isa, max_tokens, reads(weights, |layer| layer.down.reads()))?,
-            partials: try_vec(partials_for(capacity), Partial::EMPTY)?,
+            partials: partials(capacity)?,
             notes: Vec::new(),
             run_of: Vec::with_capacity(max_tokens),
             wanted: Vec::with_capacity(max_tokens),
@@ -235,7 +150,7 @@ impl Scratch {
     /// `Memory`.
     pub(super) fn grow(&mut self, slots: usize, observed: usize) -> Result<()> {
         if self.partials.len() < partials_for(slots) {
-            self.partials = try_vec(partials_for(slots), Partial::EMPTY)?;
+            self.partials = partials(slots)?;
         }
         if self.notes.len() < observed * HEADS {
             self.notes = Noted::room(observed * HEADS)?;

@@ -1,0 +1,107 @@
+//! The activations of a pass, as the matrices read them.
+
+use super::matmul::Input;
+use crate::model::weights::Reads;
+use files::blocks::BLOCK;
+use files::{Error, Result};
+use numeric::pool::Pool;
+use numeric::quant::activations::{ActBlock, ActTile};
+use numeric::simd::products::lay_out;
+use numeric::simd::{Isa, ops};
+
+/// Activations in the form or forms that the weights reading them need; the other is empty.
+pub(super) struct Acts<const W: usize> {
+    /// `[token][W]`
+    pub(super) floats: Vec<f32>,
+    /// `[token][W / 32]`
+    pub(super) blocks: Vec<ActBlock>,
+    /// `[tile][W / 32]`, where the instruction set reads them.
+    tiles: Vec<ActTile>,
+}
+
+impl<const W: usize> Acts<W> {
+    pub(super) fn new(isa: Isa, tokens: usize, reads: Reads) -> Result<Self> {
+        let tiles = isa.act_tiles(tokens);
+        Ok(Self {
+            floats: try_vec(if reads.floats { tokens * W } else { 0 }, 0.0)?,
+            blocks: try_vec(if reads.blocks { tokens * (W / BLOCK) } else { 0 }, ActBlock::ZERO)?,
+            tiles: try_vec(if reads.tiles { tiles * (W / BLOCK) } else { 0 }, ActTile::ZERO)?,
+        })
+    }
+
+    pub(super) fn input(&self, isa: Isa, tokens: usize) -> Input<'_> {
+        let tiles = &self.tiles[..self.tiles_of(isa, tokens)];
+        Input { floats: &self.floats, blocks: &self.blocks, tiles, tokens }
+    }
+
+    /// Number of tiles for rows `0..tokens`: 0 where no matrix reads tiles.
+    fn tiles_of(&self, isa: Isa, tokens: usize) -> usize {
+        (isa.act_tiles(tokens) * (W / BLOCK)).min(self.tiles.len())
+    }
+
+    /// Computes rows `0..tokens` with `row(token, destination)` and quantises them where needed.
+    pub(super) fn fill(
+        &mut self,
+        pool: &Pool,
+        isa: Isa,
+        tokens: usize,
+        row: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        let rows = tokens.div_ceil(4 * pool.threads());
+        if !self.floats.is_empty() {
+            pool.tiles(&mut self.floats[..tokens * W], W, (rows, W), |mut tile| {
+                (0..tile.rows).for_each(|r| row(tile.row + r, tile.row_mut(r)));
+            });
+            return self.quantise(pool, isa, tokens);
+        }
+        let blocks = W / BLOCK;
+        pool.tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
+            let mut h = [0.0; W];
+            for r in 0..tile.rows {
+                row(tile.row + r, &mut h);
+                ops::quantise(isa, &h, tile.row_mut(r));
+            }
+        });
+        self.lay_out(pool, isa, tokens);
+    }
+
+    /// Makes the blocks of rows `0..tokens` from the floats, where both are needed.
+    pub(super) fn quantise(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
+        let (floats, blocks) = (&self.floats, W / BLOCK);
+        if !self.blocks.is_empty() {
+            let rows = tokens.div_ceil(4 * pool.threads());
+            pool.tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
+                for r in 0..tile.rows {
+                    ops::quantise(isa, &floats[(tile.row + r) * W..][..W], tile.row_mut(r));
+                }
+            });
+        }
+        self.lay_out(pool, isa, tokens);
+    }
+
+    /// Makes the tiles of rows `0..tokens` from the blocks.
+    pub(super) fn lay_out(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
+        let tiles = self.tiles_of(isa, tokens);
+        let (blocks, wide) = (&self.blocks, W / BLOCK);
+        if tiles == 0 {
+            return;
+        }
+        pool.tiles(&mut self.tiles[..tiles], wide, (1, wide), |mut tile| {
+            let first = tile.row * ActTile::TOKENS;
+            lay_out(isa, &blocks[first * wide..][..ActTile::TOKENS * wide], tile.row_mut(0));
+        });
+    }
+}
+
+/// Memory of a pass, or what to do where there is not enough.
+pub(super) fn try_vec<T: Clone>(len: usize, zero: T) -> Result<Vec<T>> {
+    let mut v = Vec::new();
+    v.try_reserve_exact(len).map_err(|_| {
+        let mib = (len * size_of::<T>()) >> 20;
+        Error::Memory(format!(
+            "cannot allocate {mib} MiB of scratch; use a smaller `EngineOptions::prefill_chunk`"
+        ))
+    })?;
+    v.resize(len, zero);
+    Ok(v)
+}
