@@ -6,13 +6,18 @@
 // token sees anything of
 //
 // SEVERAL  the same of up to so many runs, whose chunks follow each other, with the rows of each
+// TEAM     a function for one chunk, by a team of the work-group: see teams.cl
 
 // Items that share the elements of a value row, and the queries that one of them takes.
 #define LANES (HEAD_DIM <= 16 ? 16 : HEAD_DIM <= 32 ? 32 : HEAD_DIM <= 64 ? 64 : HEAD_DIM <= 128 ? 128 : 256)
 #define TEAMS (WG / LANES)
 #define EACH ((GROUP + TEAMS - 1) / TEAMS)
-// Queries whose lanes are in registers at once.
+// Queries whose lanes are in registers at once. A large group has fewer registers.
+#ifdef TEAM
+#define AT_ONCE (GROUP < 2 ? GROUP : 2)
+#else
 #define AT_ONCE (GROUP < 4 ? GROUP : 4)
+#endif
 // Rows of values that an item has under way.
 #define ON_THEIR_WAY 16
 
@@ -21,19 +26,41 @@
 #error there are rows of sixteen runs
 #endif
 #define ROWS_OF(i) __global uchar *k_##i, __global uchar *v_##i
+#define ALL_ROWS                                                                                               \
+    ROWS_OF(0), ROWS_OF(1), ROWS_OF(2), ROWS_OF(3), ROWS_OF(4), ROWS_OF(5), ROWS_OF(6), ROWS_OF(7), ROWS_OF(8), \
+        ROWS_OF(9), ROWS_OF(10), ROWS_OF(11), ROWS_OF(12), ROWS_OF(13), ROWS_OF(14), ROWS_OF(15)
 #define TAKE(i) \
     if (of == i) k_cache = k_##i, v_cache = v_##i;
+#define TAKE_ROWS                                                                                   \
+    TAKE(1) TAKE(2) TAKE(3) TAKE(4) TAKE(5) TAKE(6) TAKE(7) TAKE(8) TAKE(9) TAKE(10) TAKE(11) TAKE(12) \
+    TAKE(13) TAKE(14) TAKE(15)
+#endif
+
+#ifdef TEAM
+// Floats of local memory that a team needs.
+#define TEAM_FLOATS                                                                                      \
+    ((GROUP + 2) * HEAD_DIM + GROUP * CHUNK + (GROUP + 2) * 16 + GROUP + GROUP % 2 + 4 * ROW_BLOCKS * CANDIDATES + \
+     IN_BLOCKS(V_TYPE) * CHUNK * ROW_BLOCKS)
+void attend_one(
+    const __global float *state, const __global float *qkv, const __global float *qk_norm,
+    const __global float *calibration, __global uchar *k_cache, __global uchar *v_cache, __global float *partials,
+    __global float *ml, Run run, int kv_head, int chunk, __local float *local_floats) {
+#elif defined(SEVERAL)
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     const __global float *state, const __global float *qkv, const __global float *qk_norm,
-    const __global float *calibration, __global float *partials, __global float *ml, ROWS_OF(0), ROWS_OF(1),
-    ROWS_OF(2), ROWS_OF(3), ROWS_OF(4), ROWS_OF(5), ROWS_OF(6), ROWS_OF(7), ROWS_OF(8), ROWS_OF(9), ROWS_OF(10),
-    ROWS_OF(11), ROWS_OF(12), ROWS_OF(13), ROWS_OF(14), ROWS_OF(15), Runs runs) {
+    const __global float *calibration, __global float *partials, __global float *ml, ALL_ROWS, Runs runs) {
 #else
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     const __global float *state, const __global float *qkv, const __global float *qk_norm,
     const __global float *calibration, __global uchar *k_cache, __global uchar *v_cache, __global float *partials,
     __global float *ml, Run run) {
 #endif
+#ifdef TEAM
+    __local float2 *scales = (__local float2 *)local_floats;
+    __local float *x = local_floats + 4 * ROW_BLOCKS * CANDIDATES, *p = x + (GROUP + 2) * HEAD_DIM;
+    __local float *red = p + GROUP * CHUNK, *m = red + (GROUP + 2) * 16, *value_scales = m + GROUP + GROUP % 2;
+    const int lid = get_local_id(0);
+#else
     __local float x[(GROUP + 2) * HEAD_DIM]; // the group's queries, then the new key and value
     __local float p[GROUP * CHUNK];          // scores, then e^(score - m)
     __local float red[(GROUP + 2) * 16];
@@ -43,13 +70,13 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     __local float value_scales[CHUNK * ROW_BLOCKS];
 #endif
     int lid = get_local_id(0), kv_head = get_group_id(0) % KV_HEADS, chunk = get_group_id(0) / KV_HEADS;
-#ifdef SEVERAL
+#endif
+#if defined(SEVERAL) && !defined(TEAM)
     int of = 0;
     while (of + 1 < SEVERAL && chunk >= runs.first_chunk[of + 1]) of++;
     Run run = runs.of[of];
     __global uchar *k_cache = k_0, *v_cache = v_0;
-    TAKE(1) TAKE(2) TAKE(3) TAKE(4) TAKE(5) TAKE(6) TAKE(7) TAKE(8)
-    TAKE(9) TAKE(10) TAKE(11) TAKE(12) TAKE(13) TAKE(14) TAKE(15)
+    TAKE_ROWS
     partials += (size_t)runs.first_chunk[of] * (HEADS * HEAD_DIM);
     ml += (size_t)runs.first_chunk[of] * (HEADS * 2);
     chunk -= runs.first_chunk[of];

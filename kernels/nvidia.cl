@@ -1,5 +1,5 @@
-// What decode_nvidia.cl is made of: NVIDIA's instructions, words that groups exchange, activations, products of packed
-// rows.
+// What decode_nvidia.cl is made of, and batch_nvidia.cl in part: NVIDIA's instructions, words that groups exchange,
+// activations, products of packed rows.
 
 #define WARPS 16
 #define UP(a, b) (((a) + (b) - 1) / (b))

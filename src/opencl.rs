@@ -2,8 +2,9 @@
 //!
 //! A launch costs the host several microseconds, so for one token five launches cover a layer's nine steps: what is
 //! cheap enough is computed again by every work-group instead of being a step of its own (`kernels/gemv.cl`). On NVIDIA
-//! one launch covers the whole token (`kernels/decode_nvidia.cl`), with the same bits. Nothing
-//! waits for the device inside a token: the embedding row and the angles go in, the logits come out.
+//! one launch covers the whole token (`kernels/decode_nvidia.cl`), or one of each of several sequences
+//! (`kernels/batch_nvidia.cl`), with the same bits. Nothing waits for the device inside a token: the embedding row and
+//! the angles go in, the logits come out.
 //!
 //! OpenCL is opened at run time: nothing of it is needed to build or to start this program. [`load`] finds a library
 //! and a platform, [`device`] chooses a device and holds its queue, [`buffer`] is memory there, [`program`] what runs
@@ -29,7 +30,7 @@
 //!
 //! Matrices in GGUF's block formats are multiplied with as they are stored, in any mixture over the layers. The CPU
 //! takes a layer only where gate and up differ, or where some of q, k and v are quantised and others are not. The
-//! token in one launch, and prefill on NVIDIA's tensor cores, are for Q4_0 alone.
+//! tokens in one launch, and prefill on NVIDIA's tensor cores, are for Q4_0 alone.
 //!
 //! # A device that fails or hangs
 //!
@@ -83,6 +84,7 @@
 //! | `ANTIGRAVITY_OPENCL_LOSE` | for tests: see [`LOSE_VARIABLE`] |
 //! | `ANTIGRAVITY_OPENCL_CORRUPT` | for tests: see [`kernels::CORRUPT_VARIABLE`] |
 
+mod batch_launch;
 mod cache;
 mod defines;
 mod forward;
@@ -93,6 +95,7 @@ mod launches;
 mod logits;
 mod mass;
 mod patience;
+mod places;
 mod products;
 mod scratch;
 pub mod selftest;
@@ -110,6 +113,7 @@ pub use opencl_runtime::*;
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Recorder, Steps};
+use batch_launch::BatchLaunch;
 use buffer::Landing;
 use cache::OpenClCache;
 pub use defines::QKV;
@@ -120,16 +124,15 @@ pub use keep::list_bytes;
 use kernels::Kernels;
 use kv::{Home, Rows};
 use launches::{AttendOn, Binder, Launches};
-use logits::wanted;
+use logits::{rows_of, wanted};
 use numeric::kv::KvTypes;
 use patience::Patience;
 use scratch::Scratch;
 pub use scratch::{bytes as scratch_bytes, logits_bytes, parts_bytes};
 use seam::{Attention, CancelToken, Logits, Run};
-use shapes::ONE_BY_ONE;
 pub use shapes::Variants;
+use shapes::{ONE_BY_ONE, ONE_BY_ONE_OF_BATCH};
 use single_launch::SingleLaunch;
-use std::slice;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 pub use weights::{Matrices, Model};
@@ -170,6 +173,11 @@ pub fn in_one_launch(device: &Device) -> bool {
     single_launch::fits(device.facts())
 }
 
+/// Whether it may compute a token of each of several sequences in one launch, with such caches.
+pub fn batch_in_one_launch(device: &Device, types: KvTypes) -> bool {
+    batch_launch::fits(device.facts(), types)
+}
+
 /// A model on an OpenCL device: everything a pass needs except the caches.
 pub struct OpenClDevice {
     model: Arc<Model>,
@@ -183,6 +191,8 @@ pub struct OpenClDevice {
     launches: Launches,
     /// One token in one launch, where the device has it.
     single: Option<SingleLaunch>,
+    /// The same of a token of each of several sequences, where there are to be several.
+    batch: Option<BatchLaunch>,
     /// Logits on their way from a device of its own memory.
     landing: Option<Landing>,
     host: Option<HostAttention>,
@@ -199,6 +209,28 @@ pub struct OpenClDevice {
     passes: u64,
     /// The pass in which the device is lost.
     lose: Option<u64>,
+}
+
+/// What computes a whole pass of one token, and of a token of each of several sequences, where the variants say so.
+fn whole_passes(
+    model: &Model,
+    calibration: &[buffer::Buffer],
+    (types, slots): (KvTypes, usize),
+    scratch: &Scratch,
+    variants: Variants,
+) -> failure::Result<(Option<SingleLaunch>, Option<BatchLaunch>)> {
+    let (device, matrices) = (&model.device, &model.matrices);
+    if !variants.one_launch() {
+        return Ok((None, None));
+    }
+    let single = SingleLaunch::new(device, matrices, calibration, types, slots)?;
+    let batch = match variants {
+        Variants::OneBatch if single.is_some() => {
+            BatchLaunch::new(device, matrices, calibration, types, scratch)?
+        }
+        _ => None,
+    };
+    Ok((single, batch))
 }
 
 impl OpenClDevice {
@@ -226,12 +258,8 @@ impl OpenClDevice {
         } else {
             Vec::new()
         };
-        let single = match (attend, variants) {
-            (AttendOn::Device, Variants::OneLaunch) => {
-                SingleLaunch::new(device, matrices, &calibration, kv_types, slots)?
-            }
-            _ => None,
-        };
+        let whole = if attend == AttendOn::Device { variants } else { Variants::Fastest };
+        let (single, batch) = whole_passes(&model, &calibration, (kv_types, slots), &scratch, whole)?;
         // Compiling takes seconds: what one launch makes needless is left out, but where single tokens are observed.
         let one = single.is_none() || evicts || scratch.max_tokens == 1;
         let mut binder = Binder {
@@ -256,6 +284,7 @@ impl OpenClDevice {
             scratch,
             launches,
             single,
+            batch,
             landing,
             home: if host.is_some() { Home::Host } else { Home::Device(rows) },
             keeper: keeper.map(|keeper| Arc::new(Mutex::new(keeper))),
@@ -282,12 +311,18 @@ impl OpenClDevice {
 
     /// Whether these kernels are known to compute what they should; `None` where nobody has tried.
     pub fn verdict(&self) -> Option<Verdict> {
-        self.kernels.verdict(self.single.as_ref().map(SingleLaunch::program))
+        self.kernels.verdict(self.programs())
     }
 
     /// Notes that, for good.
     pub fn set_verdict(&self, verdict: Verdict) {
-        self.kernels.set_verdict(verdict, self.single.as_ref().map(SingleLaunch::program));
+        self.kernels.set_verdict(verdict, self.programs());
+    }
+
+    /// The programs that compute whole passes.
+    fn programs(&self) -> impl Iterator<Item = &program::Program> {
+        let batch = self.batch.as_ref().map(BatchLaunch::program);
+        self.single.as_ref().map(SingleLaunch::program).into_iter().chain(batch)
     }
 
     /// Caches made from now on have what stays at evictions brought to the host and back.
@@ -323,6 +358,9 @@ impl OpenClDevice {
         }
         if self.launches.slots != self.scratch.slots {
             self.bind_launches(self.launches.has_one())?;
+            if let Some(batch) = &mut self.batch {
+                batch.bind(&self.scratch)?;
+            }
         }
         Ok(())
     }
@@ -354,11 +392,20 @@ impl OpenClDevice {
         Ok(())
     }
 
-    /// Whether a launch for each run is quicker than the many of a pass of all.
-    fn one_by_one(&self, runs: &[Run<'_>]) -> bool {
-        let single = |run: &Run<'_>| run.tokens.len() == 1 && run.observe == 0;
-        let few = (2..=ONE_BY_ONE).contains(&runs.len()) && runs.iter().all(single);
-        few && self.single.is_some() && self.recorder.is_none()
+    /// Whether runs are a token each, with logits and nothing else that is wanted.
+    fn decodes(&self, runs: &[Run<'_>]) -> bool {
+        let one = |run: &Run<'_>| run.tokens.len() == 1 && run.observe == 0 && rows_of(run) == 1;
+        runs.len() > 1 && self.recorder.is_none() && runs.iter().all(one)
+    }
+
+    /// How many of such runs are computed at once; `None` where that is all of them, by launches of all steps.
+    fn at_once(&self, runs: &[Run<'_>]) -> Option<usize> {
+        match &self.batch {
+            _ if !self.decodes(runs) => None,
+            Some(_) if runs.len() > ONE_BY_ONE_OF_BATCH => Some(self.scratch.at_once),
+            Some(_) => Some(1),
+            None => (self.single.is_some() && runs.len() <= ONE_BY_ONE).then_some(1),
+        }
     }
 
     /// Tells the device of the runs what is not a token's, and chooses how they are computed.
@@ -366,7 +413,7 @@ impl OpenClDevice {
         let n: usize = runs.iter().map(|run| run.tokens.len()).sum();
         let observed = runs.iter().any(|run| run.observe > 0);
         let (several, timed) = (runs.iter().any(|run| run.tokens.len() > 1), self.recorder.is_some());
-        let read = wanted(runs).count();
+        let (read, decodes) = (wanted(runs).count(), self.decodes(runs));
         // Few are brought to the front; what is recorded or observed is of all.
         let kept = Some(read)
             .filter(|_| read < n && n > 1 && read <= self.scratch.logit_rows && !timed && !observed);
@@ -382,10 +429,12 @@ impl OpenClDevice {
             }
             _ => None,
         };
+        let batch = self.batch.as_mut().filter(|_| decodes);
         Pass {
             model: &self.model,
             launches: &mut self.launches,
             single,
+            batch,
             scratch: &mut self.scratch,
             landing: self.landing.as_mut(),
             host: self.host.as_mut(),
@@ -429,11 +478,8 @@ impl seam::Device for OpenClDevice {
         // What slots received of half a pass could not be taken back.
         let stop = cancel.filter(|_| runs.iter().all(|run| run.observe == 0));
         self.device().set_patience(limit, stop.map(CancelToken::flag));
-        let computed = if self.one_by_one(runs) {
-            runs.iter_mut().map(slice::from_mut).try_for_each(|run| self.prepare(run, cancel).run(run))
-        } else {
-            self.prepare(runs, cancel).run(runs)
-        };
+        let at_once = self.at_once(runs).unwrap_or(runs.len());
+        let computed = runs.chunks_mut(at_once).try_for_each(|runs| self.prepare(runs, cancel).run(runs));
         self.device().set_patience(limit, None);
         computed?;
         if runs.iter().any(|run| !matches!(run.logits, Logits::None)) {

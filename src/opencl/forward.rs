@@ -2,12 +2,14 @@
 //!
 //! A pass of one token has launches that cover several steps (`kernels/gemv.cl`); a pass of more has a launch or two a
 //! step. Only rope, attend and observe know that tokens are of different sequences: they are launched for each run, but
-//! for runs of a token each, which attend in one launch (`several`).
+//! for runs of a token each, which attend in one launch (`several`). On NVIDIA a pass of one token, or of a token of each
+//! of several sequences, is one launch (`single_launch`, `batch_launch`).
 
 mod host;
 
 pub use host::HostAttention;
 
+use super::batch_launch::BatchLaunch;
 use super::cache::OpenClCache;
 use super::defines::CHUNK;
 use super::launches::Launches;
@@ -32,6 +34,8 @@ pub struct Pass<'a> {
     pub launches: &'a mut Launches,
     /// Of a pass that is one launch.
     pub single: Option<&'a mut SingleLaunch>,
+    /// The same of a token of each of several sequences.
+    pub batch: Option<&'a mut BatchLaunch>,
     pub scratch: &'a mut Scratch,
     pub landing: Option<&'a mut Landing>,
     pub host: Option<&'a mut HostAttention>,
@@ -107,6 +111,11 @@ impl Pass<'_> {
         self.done("embed", 0)?;
         if let Some(single) = self.single.take() {
             return Ok(self.single_launch(single, runs)?); // fused: all steps of all layers
+        }
+        if let Some(batch) = self.batch.take()
+            && self.batch_launch(batch, runs)?
+        {
+            return Ok(()); // fused, the same
         }
         for layer in 0..LAYERS {
             self.go_on()?;
@@ -421,10 +430,31 @@ impl Pass<'_> {
             return self.device().flush();
         };
         single.read(logits)?;
-        if logits[0].is_nan() {
-            // The kernel writes this where one of its groups waited in vain for another.
-            return Err(Failure::new(Kind::Lost, "groups of kernel decode were not all running at once"));
-        }
-        Ok(())
+        all_ran(logits)
     }
+
+    /// A token of each of several sequences, and its logits; `false` where their caches are not of that kind.
+    fn batch_launch(&mut self, batch: &mut BatchLaunch, runs: &mut [Run<'_>]) -> Result<bool> {
+        let caches = runs.iter_mut().map(|run| {
+            let cache = OpenClCache::of(run.cache);
+            (&cache.rows, cache.len())
+        });
+        if !batch.run(self.model.device(), self.scratch, caches)? {
+            return Ok(false);
+        }
+        self.read_logits(0..self.n, runs)?;
+        for run in runs {
+            let (Logits::Last(logits) | Logits::All(logits)) = &mut run.logits else { continue };
+            all_ran(logits)?;
+        }
+        Ok(true)
+    }
+}
+
+/// Fails where a launch of a whole pass says that one of its groups waited in vain for another.
+fn all_ran(logits: &[f32]) -> Result<()> {
+    if logits[0].is_nan() {
+        return Err(Failure::new(Kind::Lost, "groups of a kernel were not all running at once"));
+    }
+    Ok(())
 }

@@ -35,10 +35,12 @@ const GEMM_NVIDIA: &str = kernel!("gemm_nvidia");
 pub(super) const NVIDIA: &str = kernel!("nvidia");
 pub(super) const ATTEND_NVIDIA: &str = kernel!("attend_nvidia");
 pub(super) const DECODE_NVIDIA: &str = kernel!("decode_nvidia");
+pub(super) const BATCH_NVIDIA: &str = kernel!("batch_nvidia");
+pub(super) const TEAMS: &str = kernel!("teams");
 const ACTIVATIONS: &str = kernel!("activations");
 const ROPE: &str = kernel!("rope");
 const ATTEND: &str = kernel!("attend");
-const ATTEND_ONE: &str = kernel!("attend_one");
+pub(super) const ATTEND_ONE: &str = kernel!("attend_one");
 const MERGE: &str = kernel!("merge");
 const OBSERVE: &str = kernel!("observe");
 const KEEP: &str = kernel!("keep");
@@ -182,19 +184,19 @@ impl Kernels {
         }
     }
 
-    /// Whether all kernels so far and `one`, together, are known to compute what they should.
-    pub fn verdict(&self, one: Option<&Program>) -> Option<Verdict> {
+    /// Whether all kernels so far and `others`, together, are known to compute what they should.
+    pub fn verdict<'a>(&'a self, others: impl Iterator<Item = &'a Program>) -> Option<Verdict> {
         let note = self.note();
-        let mut all = self.programs.values().chain(one).map(|p| p.verdict(&note));
+        let mut all = self.programs.values().chain(others).map(|p| p.verdict(&note));
         all.try_fold(Verdict::Passed, |all, one| {
             Some(if one? == Verdict::Failed { Verdict::Failed } else { all })
         })
     }
 
     /// Records that, in the cache of programs too.
-    pub fn set_verdict(&self, verdict: Verdict, one: Option<&Program>) {
+    pub fn set_verdict<'a>(&'a self, verdict: Verdict, others: impl Iterator<Item = &'a Program>) {
         let note = self.note();
-        self.programs.values().chain(one).for_each(|p| p.set_verdict(&note, verdict));
+        self.programs.values().chain(others).for_each(|p| p.set_verdict(&note, verdict));
     }
 
     /// What a verdict is noted under: on these kernels and no others together.

@@ -35,6 +35,8 @@ pub const FEW: usize = 16;
 /// Runs of a token each that are computed one by one, where a token is one launch, and no more of them: so many launches
 /// take less time than those of all steps.
 pub const ONE_BY_ONE: usize = 3;
+/// The same where one launch computes all.
+pub const ONE_BY_ONE_OF_BATCH: usize = 2;
 /// Widest head that decode attention takes.
 pub const WIDEST_HEAD: usize = 256;
 
@@ -88,6 +90,8 @@ pub struct FewShape {
 /// Which kernels are used where there is a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variants {
+    /// As `OneLaunch`, and a token of each of several sequences in one launch.
+    OneBatch,
     /// The fastest, and a token in one launch where the device has that.
     OneLaunch,
     /// The fastest, a launch or more a step.
@@ -97,9 +101,15 @@ pub enum Variants {
 }
 
 impl Variants {
+    /// Whether a token is one launch.
+    pub fn one_launch(self) -> bool {
+        matches!(self, Variants::OneBatch | Variants::OneLaunch)
+    }
+
     /// What a verdict on all kernels together is noted under.
     pub(super) fn note(self) -> &'static str {
         match self {
+            Variants::OneBatch => "forward, one batch",
             Variants::OneLaunch => "forward, one launch",
             Variants::Fastest => "forward",
             Variants::Baseline => "forward, baseline",

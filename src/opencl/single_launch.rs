@@ -1,14 +1,14 @@
 //! One token through the whole model in one launch, on NVIDIA: see `kernels/decode_nvidia.cl`.
 
-use super::defines::{CHUNK, Defines, KV_PAD, Q_PAD, QKV};
+use super::defines::{CHUNK, KV_PAD, Q_PAD, QKV};
 use super::kernels::{ATTEND_NVIDIA, COMMON, DECODE_NVIDIA, KV, NVIDIA};
 use super::kv::Rows;
+use super::places::{Places, cache};
 use super::scratch::Scratch;
-use super::storage::Storage;
-use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
+use super::weights::Matrices;
 use crate::dims::*;
 use numeric::kv::KvTypes;
-use numeric::quant::format::{Format, GROUP_ROWS};
+use numeric::quant::format::GROUP_ROWS;
 use opencl_runtime::buffer::{Access, Buffer, MapFor, Place, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
@@ -64,8 +64,6 @@ fn head_units() -> Option<usize> {
 pub struct SingleLaunch {
     program: Program,
     places: Places,
-    /// The calibration of all layers; `None` where there is none.
-    calibration: Option<Buffer>,
     work: Buffer,
     sync: Buffer,
     /// Chunks of a head's attention that `work` has room for.
@@ -97,34 +95,19 @@ impl SingleLaunch {
         slots: usize,
     ) -> Result<Option<Self>> {
         let facts = device.facts();
-        let Some(places) = Places::find(matrices) else { return Ok(None) };
+        let Some(places) = Places::find(matrices, calibration) else { return Ok(None) };
         if !fits(facts) {
             return Ok(None);
         }
-        let wholes: Option<Vec<_>> = calibration.iter().map(Buffer::whole).collect();
-        let Some(wholes) = wholes else { return Ok(None) };
-        let stride = wholes.get(1).map_or(0, |(_, at)| at / 4);
-        let calibration = wholes.first().map(|(whole, _)| (*whole).clone());
-        let mut defines = Defines::of_model()
-            .flag("DOT_PTX")
-            .with("WG", ITEMS)
-            .with("GRID", facts.compute_units as usize)
-            .with("PARTS", PARTS)
-            .with("HEAD_AT_ONCE", head_units().unwrap_or(1))
-            .with("HEAD_ROWS", VOCAB.next_multiple_of(GROUP_ROWS))
-            .with("LAYER_CALIBRATION", stride)
-            .of_cache(types);
-        if facts.correct_divide {
-            defines = defines.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
-        }
-        let defines = places.defines.iter().fold(defines, |d, (name, value)| d.with(name, *value));
+        let defines = places.defines(facts, types).with("WG", ITEMS).with("PARTS", PARTS);
+        let defines = defines.with("HEAD_AT_ONCE", head_units().unwrap_or(1));
         let text = [COMMON, KV, NVIDIA, ATTEND_NVIDIA, DECODE_NVIDIA].concat();
         let source = Source { name: "decode", text: &text, options: defines.as_str() };
         let program = Program::build_variant(device, &source)?;
         let logits = device.buffer(4 * VOCAB, Access::ReadWrite, Place::HostVisible)?;
         let (chunks, sync) = (chunks(slots), zeroed(device, 1)?);
         let (work, groups) = (zeroed(device, work_words(chunks))?, facts.compute_units as usize);
-        Ok(Some(Self { program, places, calibration, work, sync, chunks, groups, logits, steps: 0 }))
+        Ok(Some(Self { program, places, work, sync, chunks, groups, logits, steps: 0 }))
     }
 
     /// What the kernel is of.
@@ -146,9 +129,9 @@ impl SingleLaunch {
     pub fn bind(&self, scratch: &Scratch, rows: &Rows) -> Result<Option<Bound>> {
         let Some((k, v, strides)) = cache(rows) else { return Ok(None) };
         let mut kernel = self.program.kernel("decode")?;
-        let Places { matrices, floats, .. } = &self.places;
+        let Places { matrices, floats, calibration, .. } = &self.places;
         let state = scratch.state.buffer();
-        let calibration = self.calibration.as_ref().unwrap_or(&scratch.none);
+        let calibration = calibration.as_ref().unwrap_or(&scratch.none);
         let buffers = [matrices, floats, calibration, &k, &v, state, &self.work, &self.sync, &self.logits];
         for (i, buffer) in buffers.into_iter().enumerate() {
             kernel.arg_buffer(i, buffer)?;
@@ -181,7 +164,8 @@ fn chunks(slots: usize) -> usize {
     slots.div_ceil(CHUNK)
 }
 
-fn zeroed(device: &Device, floats: usize) -> Result<Buffer> {
+/// A buffer of zeros.
+pub fn zeroed(device: &Device, floats: usize) -> Result<Buffer> {
     let buffer = device.buffer(4 * floats, Access::ReadWrite, Place::Device)?;
     buffer.fill(0..buffer.len(), 0)?;
     Ok(buffer)
@@ -193,75 +177,4 @@ fn work_words(chunks: usize) -> usize {
     let rows = (QKV + 2 * DIM) / UNIT * of_rows;
     let blocks = (Q_DIM + FFN_DIM) / 32 * of_block;
     (rows + blocks + HEADS * chunks * (HEAD_DIM + 2).div_ceil(3)) * SLOT
-}
-
-/// Where the weights lie in their two buffers.
-struct Places {
-    matrices: Buffer,
-    floats: Buffer,
-    defines: Vec<(&'static str, usize)>,
-}
-
-impl Places {
-    fn find(weights: &Matrices) -> Option<Self> {
-        let first: Vec<usize> =
-            weights.layers[0].steps.iter().map(matrix).collect::<Option<Vec<_>>>()?.concat();
-        let head = matrix(&weights.head)?;
-        let matrices = weights.head.chunks[0].quants.whole()?.0.clone();
-        let bytes = match weights.layers.get(1) {
-            Some(next) => matrix(&next.steps[0])?[0],
-            None => head[0],
-        };
-        let names = [
-            ["AT_QKV", "AT_QKV_SCALES"],
-            ["AT_OUT", "AT_OUT_SCALES"],
-            ["AT_GATE_UP", "AT_GATE_UP_SCALES"],
-            ["AT_DOWN", "AT_DOWN_SCALES"],
-        ];
-        let mut defines: Vec<_> = names.into_iter().flatten().zip(first).collect();
-        defines.extend(["AT_HEAD", "AT_HEAD_SCALES"].into_iter().zip(head));
-        defines.push(("LAYER_BYTES", bytes));
-        let steps = weights.layers.iter().flat_map(|l| &l.steps).chain([&weights.head]);
-        let all_q4 = steps.flat_map(|s| &s.chunks).all(|c| c.storage == Storage::Blocks(Format::Q4_0));
-        let (floats, at) = floats(&weights.layers[0])?;
-        let next = weights.layers.get(1).map_or(&weights.norm, |l| &l.attn_norm);
-        let stride = next.whole()?.1;
-        defines.push(("LAYER_FLOATS", stride / 4));
-        defines.extend(at);
-        // The kernel counts on equal layers one after the other, then the rest.
-        let even = weights.layers.iter().enumerate().all(|(i, l)| {
-            let begins = |b: &Buffer, at: usize| b.whole().is_some_and(|(_, start)| start == at);
-            begins(&l.steps[0].chunks[0].quants, i * bytes) && begins(&l.attn_norm, i * stride)
-        });
-        let ends = weights.norm.whole()?.1 == LAYERS * stride;
-        (all_q4 && even && ends).then_some(Self { matrices, floats, defines })
-    }
-}
-
-/// Where quants and scales of an uncut step lie.
-fn matrix(step: &StepWeights) -> Option<[usize; 2]> {
-    let [Chunk { quants, scales: Some(scales), .. }] = &step.chunks[..] else { return None };
-    Some([quants.whole()?.1, scales.whole()?.1])
-}
-
-/// The buffer and where each vector lies, in floats; 0 for those that the model does not have.
-fn floats(l: &LayerWeights) -> Option<(Buffer, [(&'static str, usize); 5])> {
-    let at = |b: &Buffer| b.whole().map(|(_, at)| at / 4);
-    let or_0 = |b: &Option<Buffer>| b.as_ref().map_or(Some(0), at);
-    let places = [
-        ("F_ATTN_NORM", at(&l.attn_norm)?),
-        ("F_FFN_NORM", at(&l.ffn_norm)?),
-        ("F_QKV_BIAS", or_0(&l.qkv_bias)?),
-        ("F_O_BIAS", or_0(&l.o_bias)?),
-        ("F_QK_NORM", or_0(&l.qk_norm)?),
-    ];
-    Some((l.attn_norm.whole()?.0.clone(), places))
-}
-
-/// Keys, values, and from one layer's to the next's in 64 bytes.
-fn cache(rows: &Rows) -> Option<(Buffer, Buffer, [u32; 2])> {
-    let (first, next) = (rows.layer(0)?, rows.layer(1.min(LAYERS - 1))?);
-    let stride = |b: &Buffer| b.whole().and_then(|(_, at)| u32::try_from(at / 64).ok());
-    let buffers = (first.k.whole()?.0.clone(), first.v.whole()?.0.clone());
-    Some((buffers.0, buffers.1, [stride(&next.k)?, stride(&next.v)?]))
 }

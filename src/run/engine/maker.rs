@@ -37,10 +37,13 @@ impl Maker {
         let order = [Variants::OneLaunch, Variants::Fastest, Variants::Baseline];
         let in_one = o.gpu_attn && opencl::in_one_launch(model.device());
         // Kernels for few tokens at once are done without before all others are.
-        let few = [Some((o.sequences(), 1 + o.draft)).filter(|&few| few != (1, 1)), Some((1, 1))];
+        let all = (o.sequences(), 1 + o.draft);
+        let few = [Some(all).filter(|&few| few != (1, 1)), Some((1, 1))];
         let order = order.into_iter().skip(usize::from(!in_one));
+        let order = order.flat_map(|v| few.into_iter().flatten().map(move |few| (v, few)));
+        let batch = in_one && all.0 > 1 && opencl::batch_in_one_launch(model.device(), o.kv_types);
         let mut why = None;
-        for (variants, few) in order.flat_map(|v| few.into_iter().flatten().map(move |few| (v, few))) {
+        for (variants, few) in batch.then_some((Variants::OneBatch, all)).into_iter().chain(order) {
             let mut tried = self.fitting(model, o, (variants, few));
             let say = |line: &str| o.notice.say(line);
             if matches!(tried, Ok(None)) && opencl::tune::recheck(model, &opencl::Cache::of_user(), &say)? {
@@ -108,7 +111,7 @@ impl Maker {
             return Ok(verdict);
         }
         // What only its speed speaks for has no other bits.
-        let most = if variants == Variants::OneLaunch { 0.0 } else { selftest::TOLERANCE };
+        let most = if variants.one_launch() { 0.0 } else { selftest::TOLERANCE };
         let verdict = match selftest::distance(device, &mut self.reference(o)?)? {
             d if d <= most => Verdict::Passed,
             _ => Verdict::Failed,
