@@ -41,7 +41,7 @@ fn write(file: &Path, text: &str) {
     fs::write(file, text).unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", file.display())));
 }
 
-/// Writes the kernels without comments and indentation, a third of their bytes, each line where it was: a driver's
+/// Writes the kernels without comments, indentation and other rows of spaces, a third of their bytes, each line where it was: a driver's
 /// messages have numbers of lines.
 fn kernels(from: &Path, to: &Path) -> io::Result<()> {
     println!("cargo:rerun-if-changed={}", from.display());
@@ -49,7 +49,8 @@ fn kernels(from: &Path, to: &Path) -> io::Result<()> {
     for entry in fs::read_dir(from)? {
         let file = entry?.path();
         let text = fs::read_to_string(&file)?;
-        let code = |line: &str| line.split("//").next().unwrap_or_default().trim().to_string() + "\n";
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n";
+        let code = |line: &str| words(line.split("//").next().unwrap_or_default());
         write(&to.join(file.file_name().expect("of a folder")), &text.lines().map(code).collect::<String>());
     }
     Ok(())

@@ -22,6 +22,13 @@ macro_rules! kernel {
     };
 }
 
+/// The same of a file that only NVIDIA runs, which no phone needs.
+macro_rules! nvidia_kernel {
+    ($name:literal) => {
+        if cfg!(target_os = "android") { "" } else { kernel!($name) }
+    };
+}
+
 pub(super) const COMMON: &str = kernel!("common");
 pub(super) const KV: &str = kernel!("kv");
 const BLOCKS: &str = kernel!("blocks");
@@ -31,12 +38,12 @@ const GEMM_ROWS: &str = kernel!("gemm_rows");
 const GEMM: &str = kernel!("gemm");
 const GEMM_FEW: &str = kernel!("gemm_few");
 const GEMM_PUT: &str = kernel!("gemm_put");
-const GEMM_NVIDIA: &str = kernel!("gemm_nvidia");
-pub(super) const NVIDIA: &str = kernel!("nvidia");
-pub(super) const ATTEND_NVIDIA: &str = kernel!("attend_nvidia");
-pub(super) const DECODE_NVIDIA: &str = kernel!("decode_nvidia");
-pub(super) const BATCH_NVIDIA: &str = kernel!("batch_nvidia");
-pub(super) const TEAMS: &str = kernel!("teams");
+const GEMM_NVIDIA: &str = nvidia_kernel!("gemm_nvidia");
+pub(super) const NVIDIA: &str = nvidia_kernel!("nvidia");
+pub(super) const ATTEND_NVIDIA: &str = nvidia_kernel!("attend_nvidia");
+pub(super) const DECODE_NVIDIA: &str = nvidia_kernel!("decode_nvidia");
+pub(super) const BATCH_NVIDIA: &str = nvidia_kernel!("batch_nvidia");
+pub(super) const TEAMS: &str = nvidia_kernel!("teams");
 const ACTIVATIONS: &str = kernel!("activations");
 const ROPE: &str = kernel!("rope");
 const ATTEND: &str = kernel!("attend");

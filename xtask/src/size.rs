@@ -3,7 +3,7 @@
 //! The least build was meant to be 2.5 MB, which the packages do not allow. Of its size OpenCL is 0.3 MB and regular
 //! expressions are 0.8, 0.47 of code and 0.35 of Unicode tables: `tokenizers` asks for `regex` with all its default
 //! features, so neither slower engines nor fewer tables can be chosen. Rust's standard library is 0.5 MB and as it was
-//! built; 0.16 of that print backtraces.
+//! built; 0.16 of that print backtraces. Of kernels' texts, 0.12, the 0.05 that only NVIDIA runs are left out of Android's.
 
 use crate::error::{Error, Result};
 use crate::targets::Features;
@@ -19,9 +19,9 @@ pub struct Budget {
 /// One line a binary that tests build and weigh.
 #[rustfmt::skip]
 pub const BUDGETS: &[Budget] = &[
-    Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 6_450_000 },
+    Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 6_400_000 },
     Budget { target: "aarch64-linux-android", features: Features::None, bytes: 4_400_000 },
-    Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 9_100_000 },
+    Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 9_120_000 },
 ];
 
 /// Whether there is a budget for a target.

@@ -385,7 +385,8 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         unified_memory: word(ffi::DEVICE_HOST_UNIFIED_MEMORY) != 0,
         base_align: (word(ffi::DEVICE_MEM_BASE_ADDR_ALIGN) / 8) as usize,
         correct_divide: long(ffi::DEVICE_SINGLE_FP_CONFIG) & ffi::FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0,
-        compute_capability: if nvidia { capability() } else { None },
+        // Kernels for it are left out of binaries for phones.
+        compute_capability: if nvidia && !cfg!(target_os = "android") { capability() } else { None },
         image_texels: match api.clCreateImage {
             Some(_) if word(ffi::DEVICE_IMAGE_SUPPORT) != 0 => size(ffi::DEVICE_IMAGE_MAX_BUFFER_SIZE),
             _ => 0,
