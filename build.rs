@@ -41,7 +41,7 @@ fn write(file: &Path, text: &str) {
     fs::write(file, text).unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", file.display())));
 }
 
-/// Writes the kernels without comments, indentation and other rows of spaces, a third of their bytes, each line where it was: a driver's
+/// Writes the kernels without comments and with single spaces, a third of their bytes, each line where it was: a driver's
 /// messages have numbers of lines.
 fn kernels(from: &Path, to: &Path) -> io::Result<()> {
     println!("cargo:rerun-if-changed={}", from.display());

@@ -80,10 +80,11 @@ void put_acts(float y, uint token, uint block, Acts to) {
     if (lane == 0) to.scales[block * SEVERAL + token % 8 * 2 + token / 8] = scale.x;
 }
 
-// RMS norm of the residual: a group a token.
-void norm_tokens(const __global float *state, const __global float *w, uint tokens, Acts to, __local float *x,
-                 __local float *red) {
+// RMS norm of the residual: a group a token. `x` has NORM_FLOATS.
+#define NORM_FLOATS (DIM + 16 * MARGIN + 16)
+void norm_tokens(const __global float *state, const __global float *w, uint tokens, Acts to, __local float *x) {
     const uint lid = get_local_id(0);
+    __local float *red = x + DIM + 16 * MARGIN;
     for (uint token = get_group_id(0); token < tokens; token += GRID) {
         const __global float *from = ROW(state, token);
         float weights[UP(DIM, ITEMS)];
@@ -241,17 +242,7 @@ void merge_head(const __global float *partials, const __global float *ml, uint c
                 __local float *out, Acts to) {
     const uint lid = item_of_team();
     team_barrier();
-    for (uint d = lid; d < HEAD_DIM; d += TEAM) {
-        float m = LEAST, l = 0.0f, o = 0.0f;
-#pragma unroll 4
-        for (uint c = 0; c < chunks; c++) {
-            const __global float *part = ml + (c * HEADS + head) * 2;
-            float2 w = weigh_chunk(&m, part[0]);
-            l = fma(part[1], w.y, l * w.x);
-            o = fma(partials[(size_t)(c * HEADS + head) * HEAD_DIM + d], w.y, o * w.x);
-        }
-        out[d] = divide(o, l);
-    }
+    for (uint d = lid; d < HEAD_DIM; d += TEAM) out[d] = merged(partials, ml, chunks, head, d);
     team_barrier();
 #if V_ROTATED
     rotate_heads(out, 1, true);
@@ -268,7 +259,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
     const __global uchar *arena, const __global float *floats, const __global float *calibration,
     __global float *state, __global float *qkv, __global float *partials, __global float *ml, __global uint *acts,
     __global uint *sync, __global float *logits, ALL_ROWS, Batch batch) {
-    __local uint4 pool[WIDER(POOL / 16, UP(WIDER(OF_TEAMS * TEAM_FLOATS, DIM + 16 * MARGIN + 16), 4))];
+    __local uint4 pool[WIDER(POOL / 16, UP(WIDER(OF_TEAMS * TEAM_FLOATS, NORM_FLOATS), 4))];
     __local float *local_floats = (__local float *)pool;
     const uint lid = get_local_id(0), group = get_group_id(0), warp = lid / 32, lane = lid % 32, team = lid / TEAM;
     const uint tokens = batch.tokens;
@@ -289,7 +280,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
         const __global uchar *w = arena + (size_t)layer * LAYER_BYTES;
         const __global float *f = floats + layer * LAYER_FLOATS;
         // norm, qkv
-        norm_tokens(state, f + F_ATTN_NORM, tokens, in, local_floats, local_floats + DIM + 16 * MARGIN);
+        norm_tokens(state, f + F_ATTN_NORM, tokens, in, local_floats);
         MEET;
         FOR_BATCHES(QKV / 16, UNITS_OF(QKV / 16)) {
             enum { each = UNITS_OF(QKV / 16), halves = 1 };
@@ -348,7 +339,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
 #endif
 
         // norm, gate_up
-        norm_tokens(state, f + F_FFN_NORM, tokens, in, local_floats, local_floats + DIM + 16 * MARGIN);
+        norm_tokens(state, f + F_FFN_NORM, tokens, in, local_floats);
         MEET;
         FOR_BATCHES(FFN_DIM / 32, UP(FFN_UNITS, 4)) {
             enum { each = FFN_UNITS, halves = 2 };
@@ -373,7 +364,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
     }
 
     // norm, head
-    norm_tokens(state, floats + LAYERS * LAYER_FLOATS, tokens, in, local_floats, local_floats + DIM + 16 * MARGIN);
+    norm_tokens(state, floats + LAYERS * LAYER_FLOATS, tokens, in, local_floats);
     MEET;
     const bool lost = relaxed(sync + 1) != 0;
     const __global uchar *w = arena;

@@ -221,6 +221,18 @@ float2 weigh_chunk(float *m, float most) {
     return weights;
 }
 
+// Element d of a head's attention, whose `chunks` parts are put together in ascending order.
+float merged(const __global float *partials, const __global float *ml, int chunks, int head, int d) {
+    float m = LEAST, l = 0.0f, o = 0.0f;
+    for (int c = 0; c < chunks; c++) {
+        const __global float *part = ml + (c * HEADS + head) * 2;
+        float2 w = weigh_chunk(&m, part[0]);
+        l = fma(part[1], w.y, l * w.x);
+        o = fma(partials[(size_t)(c * HEADS + head) * HEAD_DIM + d], w.y, o * w.x);
+    }
+    return divide(o, l);
+}
+
 // Scales of `blocks` blocks and their inverses, where they are `needed`: of block b at scales[b * CANDIDATES].
 void scale_blocks(int type, const __local float *x, int blocks, __local float2 *scales, bool needed) {
     int lid = get_local_id(0);

@@ -16,16 +16,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void merge(
 #endif
     __local float out[HEAD_DIM];
     int head = get_group_id(0), lid = get_local_id(0);
-    for (int d = lid; d < HEAD_DIM; d += WG) {
-        float m = LEAST, l = 0.0f, o = 0.0f;
-        for (int c = 0; c < at.y; c++) {
-            const __global float *part = ml + (c * HEADS + head) * 2;
-            float2 w = weigh_chunk(&m, part[0]);
-            l = fma(part[1], w.y, l * w.x);
-            o = fma(partials[(size_t)(c * HEADS + head) * HEAD_DIM + d], w.y, o * w.x);
-        }
-        out[d] = divide(o, l);
-    }
+    for (int d = lid; d < HEAD_DIM; d += WG) out[d] = merged(partials, ml, at.y, head, d);
     barrier(CLK_LOCAL_MEM_FENCE);
 #if V_ROTATED
     rotate_heads(out, 1, true);
