@@ -107,13 +107,13 @@ mod threads;
 pub mod tune;
 pub mod ways;
 mod weights;
+mod whole;
 
 pub use opencl_runtime::*;
 
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Recorder, Steps};
-use batch_launch::BatchLaunch;
 use buffer::Landing;
 use cache::OpenClCache;
 pub use defines::QKV;
@@ -124,18 +124,17 @@ pub use keep::list_bytes;
 use kernels::Kernels;
 use kv::{Home, Rows};
 use launches::{AttendOn, Binder, Launches};
-use logits::{rows_of, wanted};
+use logits::wanted;
 use numeric::kv::KvTypes;
 use patience::Patience;
 use scratch::Scratch;
 pub use scratch::{bytes as scratch_bytes, logits_bytes, parts_bytes};
 use seam::{Attention, CancelToken, Logits, Run};
 pub use shapes::Variants;
-use shapes::{ONE_BY_ONE, ONE_BY_ONE_OF_BATCH};
-use single_launch::SingleLaunch;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 pub use weights::{Matrices, Model};
+use whole::Whole;
 
 /// Set to a number, the device is lost in that forward pass, counted from 1; for tests.
 pub const LOSE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_LOSE";
@@ -189,10 +188,8 @@ pub struct OpenClDevice {
     calibration: Vec<buffer::Buffer>,
     scratch: Scratch,
     launches: Launches,
-    /// One token in one launch, where the device has it.
-    single: Option<SingleLaunch>,
-    /// The same of a token of each of several sequences, where there are to be several.
-    batch: Option<BatchLaunch>,
+    /// Passes in one launch, where the device has them.
+    whole: Option<Whole>,
     /// Logits on their way from a device of its own memory.
     landing: Option<Landing>,
     host: Option<HostAttention>,
@@ -209,28 +206,6 @@ pub struct OpenClDevice {
     passes: u64,
     /// The pass in which the device is lost.
     lose: Option<u64>,
-}
-
-/// What computes a whole pass of one token, and of a token of each of several sequences, where the variants say so.
-fn whole_passes(
-    model: &Model,
-    calibration: &[buffer::Buffer],
-    (types, slots): (KvTypes, usize),
-    scratch: &Scratch,
-    variants: Variants,
-) -> failure::Result<(Option<SingleLaunch>, Option<BatchLaunch>)> {
-    let (device, matrices) = (&model.device, &model.matrices);
-    if !variants.one_launch() {
-        return Ok((None, None));
-    }
-    let single = SingleLaunch::new(device, matrices, calibration, types, slots)?;
-    let batch = match variants {
-        Variants::OneBatch if single.is_some() => {
-            BatchLaunch::new(device, matrices, calibration, types, scratch)?
-        }
-        _ => None,
-    };
-    Ok((single, batch))
 }
 
 impl OpenClDevice {
@@ -258,10 +233,12 @@ impl OpenClDevice {
         } else {
             Vec::new()
         };
-        let whole = if attend == AttendOn::Device { variants } else { Variants::Fastest };
-        let (single, batch) = whole_passes(&model, &calibration, (kv_types, slots), &scratch, whole)?;
+        let whole = match attend {
+            AttendOn::Device => Whole::new(&model, &calibration, (kv_types, slots), &scratch, variants)?,
+            AttendOn::Host => None,
+        };
         // Compiling takes seconds: what one launch makes needless is left out, but where single tokens are observed.
-        let one = single.is_none() || evicts || scratch.max_tokens == 1;
+        let one = whole.is_none() || evicts || scratch.max_tokens == 1;
         let mut binder = Binder {
             kernels: &mut kernels,
             matrices,
@@ -283,8 +260,7 @@ impl OpenClDevice {
             calibration,
             scratch,
             launches,
-            single,
-            batch,
+            whole,
             landing,
             home: if host.is_some() { Home::Host } else { Home::Device(rows) },
             keeper: keeper.map(|keeper| Arc::new(Mutex::new(keeper))),
@@ -311,18 +287,12 @@ impl OpenClDevice {
 
     /// Whether these kernels are known to compute what they should; `None` where nobody has tried.
     pub fn verdict(&self) -> Option<Verdict> {
-        self.kernels.verdict(self.programs())
+        self.kernels.verdict(self.whole.iter().flat_map(Whole::programs))
     }
 
     /// Notes that, for good.
     pub fn set_verdict(&self, verdict: Verdict) {
-        self.kernels.set_verdict(verdict, self.programs());
-    }
-
-    /// The programs that compute whole passes.
-    fn programs(&self) -> impl Iterator<Item = &program::Program> {
-        let batch = self.batch.as_ref().map(BatchLaunch::program);
-        self.single.as_ref().map(SingleLaunch::program).into_iter().chain(batch)
+        self.kernels.set_verdict(verdict, self.whole.iter().flat_map(Whole::programs));
     }
 
     /// Caches made from now on have what stays at evictions brought to the host and back.
@@ -351,16 +321,13 @@ impl OpenClDevice {
 
     /// Makes room for attention over `slots` slots.
     fn reserve(&mut self, slots: usize) -> Result<()> {
-        let Self { model, scratch, single, .. } = self;
+        let Self { model, scratch, whole, .. } = self;
         scratch.reserve(&model.device, slots)?;
-        if let Some(single) = single {
-            single.reserve(&model.device, scratch.slots)?;
+        if let Some(whole) = whole {
+            whole.reserve(&model.device, scratch)?;
         }
         if self.launches.slots != self.scratch.slots {
             self.bind_launches(self.launches.has_one())?;
-            if let Some(batch) = &mut self.batch {
-                batch.bind(&self.scratch)?;
-            }
         }
         Ok(())
     }
@@ -371,7 +338,7 @@ impl OpenClDevice {
         assert!(!run.tokens.is_empty() && extent.has_room(run.pos, run.tokens.len()));
         self.reserve(extent.slots.max(extent.ring))?;
         let attend = self.attend_on();
-        let Self { model, kernels, calibration, scratch, single, launches, .. } = self;
+        let Self { model, kernels, calibration, scratch, whole, launches, .. } = self;
         let cache = OpenClCache::of(run.cache);
         cache.take_back()?;
         assert!(run.observe == 0 || cache.mass.is_some(), "a cache that is observed has mass");
@@ -385,26 +352,24 @@ impl OpenClDevice {
         let (matrices, one) = (&model.matrices, launches.has_one());
         let mut binder = Binder { kernels, matrices, calibration, scratch, attend, one };
         let mut bound = binder.cache(&cache.rows, mass)?;
-        if let Some(single) = single {
-            bound.single = single.bind(scratch, &cache.rows)?;
+        if let Some(whole) = whole {
+            bound.single = whole.single.bind(scratch, &cache.rows)?;
         }
         cache.launches = Some(bound);
         Ok(())
     }
 
-    /// Whether runs are a token each, with logits and nothing else that is wanted.
+    /// Whether there are several runs, of a token each, of which nothing is recorded or observed.
     fn decodes(&self, runs: &[Run<'_>]) -> bool {
-        let one = |run: &Run<'_>| run.tokens.len() == 1 && run.observe == 0 && rows_of(run) == 1;
-        runs.len() > 1 && self.recorder.is_none() && runs.iter().all(one)
+        let single = |run: &Run<'_>| run.tokens.len() == 1 && run.observe == 0;
+        runs.len() > 1 && self.recorder.is_none() && runs.iter().all(single)
     }
 
-    /// How many of such runs are computed at once; `None` where that is all of them, by launches of all steps.
-    fn at_once(&self, runs: &[Run<'_>]) -> Option<usize> {
-        match &self.batch {
-            _ if !self.decodes(runs) => None,
-            Some(_) if runs.len() > ONE_BY_ONE_OF_BATCH => Some(self.scratch.at_once),
-            Some(_) => Some(1),
-            None => (self.single.is_some() && runs.len() <= ONE_BY_ONE).then_some(1),
+    /// How many of the runs are computed at once.
+    fn at_once(&self, runs: &[Run<'_>]) -> usize {
+        match &self.whole {
+            Some(whole) if self.decodes(runs) => whole.at_once(runs.len(), self.scratch.at_once),
+            _ => runs.len(),
         }
     }
 
@@ -422,14 +387,18 @@ impl OpenClDevice {
         let cache = OpenClCache::of(runs[0].cache);
         self.scratch.set_token((cache.len(), pos), row);
         let bound = cache.launches.as_ref().and_then(|bound| bound.single.as_ref());
-        let single = match (self.single.as_mut(), bound) {
+        let (single, batch) = match self.whole.as_mut() {
+            Some(Whole { single, batch }) => (Some(single), batch.as_mut()),
+            None => (None, None),
+        };
+        let single = match (single, bound) {
             (Some(single), Some(bound)) if n == 1 && !timed && !observed => {
                 single.prepare(&mut self.scratch, bound);
                 Some(single)
             }
             _ => None,
         };
-        let batch = self.batch.as_mut().filter(|_| decodes);
+        let batch = batch.filter(|_| decodes && read == n);
         Pass {
             model: &self.model,
             launches: &mut self.launches,
@@ -478,7 +447,7 @@ impl seam::Device for OpenClDevice {
         // What slots received of half a pass could not be taken back.
         let stop = cancel.filter(|_| runs.iter().all(|run| run.observe == 0));
         self.device().set_patience(limit, stop.map(CancelToken::flag));
-        let at_once = self.at_once(runs).unwrap_or(runs.len());
+        let at_once = self.at_once(runs);
         let computed = runs.chunks_mut(at_once).try_for_each(|runs| self.prepare(runs, cancel).run(runs));
         self.device().set_patience(limit, None);
         computed?;

@@ -5,12 +5,11 @@ use super::kernels::{ATTEND_ONE, BATCH_NVIDIA, COMMON, KV, NVIDIA, TEAMS};
 use super::kv::Rows;
 use super::places::{Places, cache};
 use super::scratch::Scratch;
+use super::several::{ROWS, Runs};
 use super::shapes::SEVERAL;
 use super::single_launch::{self, zeroed};
-use super::weights::Matrices;
 use crate::dims::*;
 use numeric::kv::{KvType, KvTypes};
-use opencl_runtime::buffer::Buffer;
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::Result;
@@ -21,11 +20,13 @@ const ITEMS: usize = 512;
 const TEAM: usize = 128;
 /// How often groups meet.
 const MEETINGS: usize = 8 * LAYERS + 1;
+/// Arguments of what attention leaves: its parts, their largest scores and sums.
+const PARTS: [usize; 2] = [5, 6];
 /// Buffers before those of the sequences' rows.
 const BEFORE_ROWS: usize = 10;
-/// Integers of `Batch`: of each sequence those of `Run`, its first chunk, the end of all, its strides, then tokens and
-/// meetings so far.
-const TABLE: usize = 7 * SEVERAL + 4 + 4;
+/// Where `Batch` has the strides of each sequence's rows, after the runs, and then tokens and meetings so far.
+const STRIDES: usize = Runs::INTS;
+const TOKENS: usize = STRIDES + 2 * SEVERAL;
 
 /// Bytes of local memory in which weights and activations arrive.
 const POOL: usize = 46_080;
@@ -43,45 +44,39 @@ pub fn fits(facts: &Facts, types: KvTypes) -> bool {
 /// The kernel and what only it needs.
 pub struct BatchLaunch {
     program: Program,
+    /// Bound to all but the rows of caches.
     kernel: Kernel,
-    places: Places,
-    calibration: Buffer,
-    /// Activations of the widest step but `down`, then those of `down`, each with scales.
-    acts: Buffer,
-    /// How often groups have met, and whether one was given up.
-    sync: Buffer,
+    /// How often groups have met, modulo 2^32.
     met: u32,
     groups: usize,
 }
 
 impl BatchLaunch {
-    /// `None` where the device does not have the kernel, or the weights are no parts of one buffer.
-    pub fn new(
-        device: &Device,
-        matrices: &Matrices,
-        calibration: &[Buffer],
-        types: KvTypes,
-        scratch: &Scratch,
-    ) -> Result<Option<Self>> {
+    /// `None` where the device does not have the kernel.
+    pub fn new(device: &Device, places: &Places, types: KvTypes, scratch: &Scratch) -> Result<Option<Self>> {
         let facts = device.facts();
         if !fits(facts, types) {
             return Ok(None);
         }
-        let Some(places) = Places::find(matrices, calibration) else { return Ok(None) };
         let groups = facts.compute_units as usize;
         let defines = places.defines(facts, types).with("ITEMS", ITEMS).with("TEAM", TEAM);
         let defines = defines.with("POOL", POOL).with("SEVERAL", SEVERAL).of_sight(Sight::of(0));
         let text = [TEAMS, COMMON, KV, ATTEND_ONE, TEAMS, NVIDIA, BATCH_NVIDIA].concat();
         let source = Source { name: "decode_batch", text: &text, options: defines.as_str() };
         let program = Program::build_variant(device, &source)?;
-        // Of a block eight words and a scale.
+        // Activations of the widest step but `down`, then those of `down`: of a block eight words and a scale.
         let acts = zeroed(device, (DIM.max(Q_DIM) + FFN_DIM) / 32 * SEVERAL * 9)?;
+        // How often groups have met, and whether one was given up.
         let sync = zeroed(device, 2)?;
-        let kernel = program.kernel("decode_batch")?;
-        let calibration = places.calibration.clone().unwrap_or(scratch.none.clone());
-        let mut new = Self { program, kernel, places, calibration, acts, sync, met: 0, groups };
-        new.bind(scratch)?;
-        Ok(Some(new))
+        let mut kernel = program.kernel("decode_batch")?;
+        let Places { matrices, floats, calibration, .. } = places;
+        let Scratch { state, qkv, partials, ml, logits, none, .. } = scratch;
+        let (calibration, state) = (calibration.as_ref().unwrap_or(none), state.buffer());
+        let buffers = [matrices, floats, calibration, state, qkv, partials, ml, &acts, &sync, logits];
+        for (i, buffer) in buffers.into_iter().enumerate() {
+            kernel.arg_buffer(i, buffer)?;
+        }
+        Ok(Some(Self { program, kernel, met: 0, groups }))
     }
 
     /// What the kernel is of.
@@ -89,16 +84,10 @@ impl BatchLaunch {
         &self.program
     }
 
-    /// Binds all but the rows of caches.
-    pub fn bind(&mut self, scratch: &Scratch) -> Result<()> {
-        let Places { matrices, floats, .. } = &self.places;
-        let state = scratch.state.buffer();
-        let Scratch { qkv, partials, ml, logits, .. } = scratch;
-        let buffers =
-            [matrices, floats, &self.calibration, state, qkv, partials, ml, &self.acts, &self.sync, logits];
-        for (i, buffer) in buffers.into_iter().enumerate() {
-            self.kernel.arg_buffer(i, buffer)?;
-        }
+    /// Binds what attention leaves anew, after [`Scratch::reserve`] has made room for longer caches.
+    pub fn reserve(&mut self, scratch: &Scratch) -> Result<()> {
+        let [partials, ml] = PARTS;
+        self.kernel.arg_again(partials, &scratch.partials)?.arg_again(ml, &scratch.ml)?;
         Ok(())
     }
 
@@ -110,24 +99,18 @@ impl BatchLaunch {
         scratch: &Scratch,
         caches: impl Iterator<Item = (&'a Rows, usize)>,
     ) -> Result<bool> {
-        let mut table = [0; TABLE];
-        let (mut tokens, mut chunks) = (0, 0);
+        let (mut runs, mut table) = (Runs::new(), [0; TOKENS + 4]);
         for (rows, filled) in caches {
             let Some((k, v, strides)) = cache(rows) else { return Ok(false) };
-            let run = [tokens as i32, 1, filled as i32, rows.slots() as i32];
-            table[4 * tokens..4 * tokens + 4].copy_from_slice(&run);
-            table[4 * SEVERAL + tokens] = chunks;
-            table[5 * SEVERAL + 4 + 2 * tokens..][..2].copy_from_slice(&strides.map(|s| s as i32));
-            let first = BEFORE_ROWS + 2 * tokens;
-            self.kernel.arg_again(first, &k)?.arg_again(first + 1, &v)?;
-            tokens += 1;
-            chunks += (filled / CHUNK + 1) as i32;
+            let at = runs.len;
+            runs.add([at as i32, 1, filled as i32, rows.slots() as i32], filled / CHUNK + 1);
+            table[STRIDES + 2 * at..][..2].copy_from_slice(&strides.map(|s| s as i32));
+            self.kernel.arg_again(BEFORE_ROWS + 2 * at, &k)?.arg_again(BEFORE_ROWS + 2 * at + 1, &v)?;
         }
-        table[4 * SEVERAL + tokens..5 * SEVERAL + 4].fill(chunks);
-        table[7 * SEVERAL + 4] = tokens as i32;
-        table[7 * SEVERAL + 5] = self.met as i32;
-        let rows = BEFORE_ROWS..BEFORE_ROWS + 2 * SEVERAL;
-        for argument in rows.clone().skip(2 * tokens) {
+        table[..STRIDES].copy_from_slice(runs.table());
+        table[TOKENS..][..2].copy_from_slice(&[runs.len as i32, self.met as i32]);
+        let rows = BEFORE_ROWS..BEFORE_ROWS + ROWS;
+        for argument in rows.clone().skip(2 * runs.len) {
             self.kernel.arg_again(argument, &scratch.none)?;
         }
         self.kernel.arg_ints(rows.end, &table)?;

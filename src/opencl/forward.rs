@@ -6,6 +6,7 @@
 //! of several sequences, is one launch (`single_launch`, `batch_launch`).
 
 mod host;
+mod whole;
 
 pub use host::HostAttention;
 
@@ -19,13 +20,13 @@ use super::shapes::{FUSED_CHUNKS, OBSERVE_ITEMS};
 use super::single_launch::SingleLaunch;
 use super::weights::Model;
 use crate::dims::*;
-use crate::model::device::{CancelToken, Logits, Run};
+use crate::model::device::{CancelToken, Run};
 use crate::model::rope::Frequencies;
 use crate::model::trace::Steps;
 use files::Error;
 use opencl_runtime::buffer::{Landing, bytes_of_mut};
 use opencl_runtime::device::Device;
-use opencl_runtime::failure::{Failure, Kind, Result};
+use opencl_runtime::failure::Result;
 use std::ops::Range;
 
 /// One forward pass under way.
@@ -421,40 +422,4 @@ impl Pass<'_> {
             }),
         }
     }
-
-    /// One token, and its logits if they are wanted.
-    fn single_launch(&mut self, single: &mut SingleLaunch, runs: &mut [Run<'_>]) -> Result<()> {
-        let bound = OpenClCache::of(runs[0].cache).launches.as_ref().and_then(|l| l.single.as_ref());
-        single.run(self.device(), bound.expect("the caller has looked"))?;
-        let (Logits::Last(logits) | Logits::All(logits)) = &mut runs[0].logits else {
-            return self.device().flush();
-        };
-        single.read(logits)?;
-        all_ran(logits)
-    }
-
-    /// A token of each of several sequences, and its logits; `false` where their caches are not of that kind.
-    fn batch_launch(&mut self, batch: &mut BatchLaunch, runs: &mut [Run<'_>]) -> Result<bool> {
-        let caches = runs.iter_mut().map(|run| {
-            let cache = OpenClCache::of(run.cache);
-            (&cache.rows, cache.len())
-        });
-        if !batch.run(self.model.device(), self.scratch, caches)? {
-            return Ok(false);
-        }
-        self.read_logits(0..self.n, runs)?;
-        for run in runs {
-            let (Logits::Last(logits) | Logits::All(logits)) = &mut run.logits else { continue };
-            all_ran(logits)?;
-        }
-        Ok(true)
-    }
-}
-
-/// Fails where a launch of a whole pass says that one of its groups waited in vain for another.
-fn all_ran(logits: &[f32]) -> Result<()> {
-    if logits[0].is_nan() {
-        return Err(Failure::new(Kind::Lost, "groups of a kernel were not all running at once"));
-    }
-    Ok(())
 }

@@ -12,8 +12,39 @@ use opencl_runtime::failure::Result;
 pub const BEFORE_ROWS: usize = 6;
 /// Buffers of all runs' rows.
 pub const ROWS: usize = 2 * SEVERAL;
-/// Integers of `Runs` in `kernels/common.cl`: of each run those of `Run`, then its first chunk, then the end of all.
-const TABLE: usize = 4 * SEVERAL + SEVERAL + 4;
+
+/// `Runs` of `kernels/common.cl`: of each run the integers of `Run`, then its first chunk, then the end of all.
+pub struct Runs {
+    table: [i32; Self::INTS],
+    /// How many there are.
+    pub len: usize,
+    /// Chunks of all of them.
+    pub chunks: usize,
+}
+
+impl Runs {
+    /// Integers of the table.
+    pub const INTS: usize = 4 * SEVERAL + SEVERAL + 4;
+
+    /// None yet.
+    pub fn new() -> Self {
+        Self { table: [0; Self::INTS], len: 0, chunks: 0 }
+    }
+
+    /// Adds a run of one token that sees so many chunks.
+    pub fn add(&mut self, run: [i32; 4], chunks: usize) {
+        self.table[4 * self.len..4 * self.len + 4].copy_from_slice(&run);
+        self.table[4 * SEVERAL + self.len] = self.chunks as i32;
+        self.len += 1;
+        self.chunks += chunks;
+    }
+
+    /// The table of those that were added.
+    pub fn table(&mut self) -> &[i32; Self::INTS] {
+        self.table[4 * SEVERAL + self.len..].fill(self.chunks as i32);
+        &self.table
+    }
+}
 
 /// The launches, and the runs that the next one is of.
 pub struct Several {
@@ -23,48 +54,41 @@ pub struct Several {
     none: Buffer,
     /// Most runs of a launch.
     most: usize,
-    table: [i32; TABLE],
-    runs: usize,
-    chunks: usize,
+    runs: Runs,
 }
 
 impl Several {
     /// With the kernels of all layers, bound to all but rows.
     pub fn new(attend: Vec<Launch>, merge: Launch, none: Buffer, most: usize) -> Self {
-        Self { attend, merge, none, most, table: [0; TABLE], runs: 0, chunks: 0 }
+        Self { attend, merge, none, most, runs: Runs::new() }
     }
 
     /// Adds a run of one token that sees so many chunks. Its buffers are kept until [`Several::run`] has queued it.
     pub fn add(&mut self, layer: usize, run: [i32; 4], chunks: usize, rows: &LayerRows) -> Result<()> {
-        let at = self.runs;
-        self.table[4 * at..4 * at + 4].copy_from_slice(&run);
-        self.table[4 * SEVERAL + at] = self.chunks as i32;
-        let first = BEFORE_ROWS + 2 * at;
+        let first = BEFORE_ROWS + 2 * self.runs.len;
+        self.runs.add(run, chunks);
         self.attend[layer].again(first, &rows.k)?.again(first + 1, &rows.v)?;
-        self.runs += 1;
-        self.chunks += chunks;
         Ok(())
     }
 
     /// Whether no other fits into the launch.
     pub fn is_full(&self) -> bool {
-        self.runs == self.most
+        self.runs.len == self.most
     }
 
     /// Queues the attention of the runs that were added, if any were.
     pub fn run(&mut self, device: &Device, layer: usize) -> Result<()> {
-        let (runs, chunks) = (std::mem::take(&mut self.runs), std::mem::take(&mut self.chunks));
-        if runs == 0 {
+        let mut runs = std::mem::replace(&mut self.runs, Runs::new());
+        if runs.len == 0 {
             return Ok(());
         }
-        self.table[4 * SEVERAL + runs..].fill(chunks as i32);
         let (attend, rows) = (&mut self.attend[layer], BEFORE_ROWS..BEFORE_ROWS + ROWS);
-        for argument in rows.clone().skip(2 * runs) {
+        for argument in rows.clone().skip(2 * runs.len) {
             attend.again(argument, &self.none)?;
         }
-        attend.with(&self.table)?.run(device, [chunks * KV_HEADS, 1])?;
+        attend.with(runs.table())?.run(device, [runs.chunks * KV_HEADS, 1])?;
         // A cache goes when its sequence does.
         attend.let_go(rows);
-        self.merge.with(&self.table)?.run(device, [HEADS, runs])
+        self.merge.with(runs.table())?.run(device, [HEADS, runs.len])
     }
 }

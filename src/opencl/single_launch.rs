@@ -5,7 +5,6 @@ use super::kernels::{ATTEND_NVIDIA, COMMON, DECODE_NVIDIA, KV, NVIDIA};
 use super::kv::Rows;
 use super::places::{Places, cache};
 use super::scratch::Scratch;
-use super::weights::Matrices;
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use numeric::quant::format::GROUP_ROWS;
@@ -85,20 +84,9 @@ pub struct Bound {
 }
 
 impl SingleLaunch {
-    /// `None` where the device does not have the kernel, or the weights, or the calibrations of all layers, are no parts of
-    /// one buffer.
-    pub fn new(
-        device: &Device,
-        matrices: &Matrices,
-        calibration: &[Buffer],
-        types: KvTypes,
-        slots: usize,
-    ) -> Result<Option<Self>> {
+    /// The kernel, for caches of such rows and attention over `slots` slots.
+    pub fn new(device: &Device, places: Places, types: KvTypes, slots: usize) -> Result<Self> {
         let facts = device.facts();
-        let Some(places) = Places::find(matrices, calibration) else { return Ok(None) };
-        if !fits(facts) {
-            return Ok(None);
-        }
         let defines = places.defines(facts, types).with("WG", ITEMS).with("PARTS", PARTS);
         let defines = defines.with("HEAD_AT_ONCE", head_units().unwrap_or(1));
         let text = [COMMON, KV, NVIDIA, ATTEND_NVIDIA, DECODE_NVIDIA].concat();
@@ -107,7 +95,7 @@ impl SingleLaunch {
         let logits = device.buffer(4 * VOCAB, Access::ReadWrite, Place::HostVisible)?;
         let (chunks, sync) = (chunks(slots), zeroed(device, 1)?);
         let (work, groups) = (zeroed(device, work_words(chunks))?, facts.compute_units as usize);
-        Ok(Some(Self { program, places, work, sync, chunks, groups, logits, steps: 0 }))
+        Ok(Self { program, places, work, sync, chunks, groups, logits, steps: 0 })
     }
 
     /// What the kernel is of.
