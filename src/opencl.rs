@@ -172,9 +172,9 @@ pub fn in_one_launch(device: &Device) -> bool {
     single_launch::fits(device.facts())
 }
 
-/// Whether it may compute a token of each of several sequences in one launch, with such caches.
-pub fn batch_in_one_launch(device: &Device, types: KvTypes) -> bool {
-    batch_launch::fits(device.facts(), types)
+/// Whether it may compute a token of each of several sequences in one launch.
+pub fn batch_in_one_launch(device: &Device) -> bool {
+    batch_launch::fits(device.facts())
 }
 
 /// A model on an OpenCL device: everything a pass needs except the caches.
@@ -387,23 +387,17 @@ impl OpenClDevice {
         let cache = OpenClCache::of(runs[0].cache);
         self.scratch.set_token((cache.len(), pos), row);
         let bound = cache.launches.as_ref().and_then(|bound| bound.single.as_ref());
-        let (single, batch) = match self.whole.as_mut() {
-            Some(Whole { single, batch }) => (Some(single), batch.as_mut()),
-            None => (None, None),
-        };
-        let single = match (single, bound) {
-            (Some(single), Some(bound)) if n == 1 && !timed && !observed => {
-                single.prepare(&mut self.scratch, bound);
-                Some(single)
-            }
-            _ => None,
-        };
-        let batch = batch.filter(|_| decodes && read == n);
+        let whole = self.whole.as_mut().filter(|whole| match n {
+            1 => bound.is_some() && !timed && !observed,
+            _ => whole.batch.is_some() && decodes && read == n,
+        });
+        if let (Some(whole), Some(bound), 1) = (&whole, bound, n) {
+            whole.single.prepare(&mut self.scratch, bound);
+        }
         Pass {
             model: &self.model,
             launches: &mut self.launches,
-            single,
-            batch,
+            whole,
             scratch: &mut self.scratch,
             landing: self.landing.as_mut(),
             host: self.host.as_mut(),
@@ -428,6 +422,10 @@ impl seam::Device for OpenClDevice {
         self.scratch.max_tokens
     }
 
+    fn row(&mut self, now: &[f32]) -> Option<seam::Row> {
+        self.whole.as_mut()?.arriving.lend(&self.model.device, now)
+    }
+
     fn new_cache(&mut self, slots: usize) -> Result<Box<dyn seam::Cache>> {
         self.reserve(slots)?;
         let rows = Rows::new(&self.model.device, self.kv_types, (slots, self.ring), self.home)?;
@@ -444,8 +442,9 @@ impl seam::Device for OpenClDevice {
         let (began, limit) = (Instant::now(), self.patience.limit(n));
         self.device().set_patience(limit, None);
         runs.iter_mut().try_for_each(|run| self.bind(run))?;
-        // What slots received of half a pass could not be taken back.
-        let stop = cancel.filter(|_| runs.iter().all(|run| run.observe == 0));
+        // What slots received of half a pass could not be taken back, and one launch writes where its caller may look then.
+        let one_launch = self.whole.is_some() && runs.iter().all(|run| run.tokens.len() == 1);
+        let stop = cancel.filter(|_| !one_launch && runs.iter().all(|run| run.observe == 0));
         self.device().set_patience(limit, stop.map(CancelToken::flag));
         let at_once = self.at_once(runs);
         let computed = runs.chunks_mut(at_once).try_for_each(|runs| self.prepare(runs, cancel).run(runs));

@@ -10,7 +10,7 @@ use files::Result;
 pub use numeric::cancel::CancelToken;
 use numeric::kv::KvTypes;
 use std::any::Any;
-use std::ops::Range;
+use std::ops::{DerefMut, Range};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where a pass writes the logits of a run.
@@ -22,6 +22,9 @@ pub enum Logits<'a> {
     /// Of every token: `[tokens][VOCAB]`.
     All(&'a mut [f32]),
 }
+
+/// Memory for the logits of one token: `[VOCAB]`.
+pub type Row = Box<dyn DerefMut<Target = [f32]> + Send>;
 
 /// Some tokens of one sequence in a pass.
 pub struct Run<'a> {
@@ -71,6 +74,11 @@ pub trait Device: Send {
     ///
     /// `Memory` where there is no room for it.
     fn new_cache(&mut self, slots: usize) -> Result<Box<dyn Cache>>;
+
+    /// Memory to which passes write the logits of a token without a copy; `None` where `now` is as good.
+    fn row(&mut self, _now: &[f32]) -> Option<Row> {
+        None
+    }
 
     /// Computes one pass: the tokens of every run join its cache, and the logits asked for are written.
     ///

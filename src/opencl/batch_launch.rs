@@ -9,7 +9,8 @@ use super::several::{ROWS, Runs};
 use super::shapes::SEVERAL;
 use super::single_launch::{self, zeroed};
 use crate::dims::*;
-use numeric::kv::{KvType, KvTypes};
+use numeric::kv::KvTypes;
+use opencl_runtime::buffer::Buffer;
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::Result;
@@ -22,8 +23,9 @@ const TEAM: usize = 128;
 const MEETINGS: usize = 8 * LAYERS + 1;
 /// Arguments of what attention leaves: its parts, their largest scores and sums.
 const PARTS: [usize; 2] = [5, 6];
-/// Buffers before those of the sequences' rows.
-const BEFORE_ROWS: usize = 10;
+/// Buffers before those of the sequences' rows, and before those of their logits.
+const BEFORE_ROWS: usize = 9;
+const BEFORE_LOGITS: usize = BEFORE_ROWS + ROWS;
 /// Where `Batch` has the strides of each sequence's rows, after the runs, and then tokens and meetings so far.
 const STRIDES: usize = Runs::INTS;
 const TOKENS: usize = STRIDES + 2 * SEVERAL;
@@ -31,20 +33,17 @@ const TOKENS: usize = STRIDES + 2 * SEVERAL;
 /// Bytes of local memory in which weights and activations arrive.
 const POOL: usize = 46_080;
 
-/// Whether the kernel is for this device and such caches: those in f16, as it was run with no others.
-pub fn fits(facts: &Facts, types: KvTypes) -> bool {
+/// Whether the kernel is for this device and this model's shape.
+pub fn fits(facts: &Facts) -> bool {
     let team = (GROUP + 2) * (HEAD_DIM + 16) + GROUP * CHUNK + GROUP + 1 + 36 * HEAD_DIM / 32;
     let local = POOL.max(4 * (ITEMS / TEAM * team).max(DIM + 528));
-    single_launch::fits(facts)
-        && types == KvTypes::both(KvType::F16)
-        && HEAD_DIM <= TEAM
-        && local as u64 <= facts.local_memory
+    single_launch::fits(facts) && HEAD_DIM <= TEAM && local as u64 <= facts.local_memory
 }
 
 /// The kernel and what only it needs.
 pub struct BatchLaunch {
     program: Program,
-    /// Bound to all but the rows of caches.
+    /// Bound to all but the rows of caches and the logits.
     kernel: Kernel,
     /// How often groups have met, modulo 2^32.
     met: u32,
@@ -55,7 +54,7 @@ impl BatchLaunch {
     /// `None` where the device does not have the kernel.
     pub fn new(device: &Device, places: &Places, types: KvTypes, scratch: &Scratch) -> Result<Option<Self>> {
         let facts = device.facts();
-        if !fits(facts, types) {
+        if !fits(facts) {
             return Ok(None);
         }
         let groups = facts.compute_units as usize;
@@ -70,9 +69,9 @@ impl BatchLaunch {
         let sync = zeroed(device, 2)?;
         let mut kernel = program.kernel("decode_batch")?;
         let Places { matrices, floats, calibration, .. } = places;
-        let Scratch { state, qkv, partials, ml, logits, none, .. } = scratch;
+        let Scratch { state, qkv, partials, ml, none, .. } = scratch;
         let (calibration, state) = (calibration.as_ref().unwrap_or(none), state.buffer());
-        let buffers = [matrices, floats, calibration, state, qkv, partials, ml, &acts, &sync, logits];
+        let buffers = [matrices, floats, calibration, state, qkv, partials, ml, &acts, &sync];
         for (i, buffer) in buffers.into_iter().enumerate() {
             kernel.arg_buffer(i, buffer)?;
         }
@@ -92,32 +91,33 @@ impl BatchLaunch {
     }
 
     /// Queues a token of each of some sequences, at most [`SEVERAL`], whose embeddings and angles are there: with the rows
-    /// of their caches and the filled slots of each. `false` where rows are no parts of one buffer.
+    /// of their caches, the filled slots of each and where its logits go. `false` where rows are no parts of one buffer.
     pub fn run<'a>(
         &mut self,
         device: &Device,
         scratch: &Scratch,
-        caches: impl Iterator<Item = (&'a Rows, usize)>,
+        sequences: impl Iterator<Item = (&'a Rows, usize, Result<Buffer>)>,
     ) -> Result<bool> {
         let (mut runs, mut table) = (Runs::new(), [0; TOKENS + 4]);
-        for (rows, filled) in caches {
+        for (rows, filled, logits) in sequences {
             let Some((k, v, strides)) = cache(rows) else { return Ok(false) };
             let at = runs.len;
             runs.add([at as i32, 1, filled as i32, rows.slots() as i32], filled / CHUNK + 1);
             table[STRIDES + 2 * at..][..2].copy_from_slice(&strides.map(|s| s as i32));
             self.kernel.arg_again(BEFORE_ROWS + 2 * at, &k)?.arg_again(BEFORE_ROWS + 2 * at + 1, &v)?;
+            self.kernel.arg_again(BEFORE_LOGITS + at, &logits?)?;
         }
         table[..STRIDES].copy_from_slice(runs.table());
         table[TOKENS..][..2].copy_from_slice(&[runs.len as i32, self.met as i32]);
-        let rows = BEFORE_ROWS..BEFORE_ROWS + ROWS;
-        for argument in rows.clone().skip(2 * runs.len) {
+        let all = BEFORE_ROWS..BEFORE_LOGITS + SEVERAL;
+        for argument in (BEFORE_ROWS + 2 * runs.len..BEFORE_LOGITS).chain(BEFORE_LOGITS + runs.len..all.end) {
             self.kernel.arg_again(argument, &scratch.none)?;
         }
-        self.kernel.arg_ints(rows.end, &table)?;
+        self.kernel.arg_ints(all.end, &table)?;
         self.met = self.met.wrapping_add((MEETINGS * self.groups) as u32);
         device.launch(&self.kernel, &[self.groups * ITEMS], &[ITEMS])?;
-        // A cache goes when its sequence does.
-        self.kernel.let_go(rows);
+        // What is a sequence's goes when it does.
+        self.kernel.let_go(all);
         Ok(true)
     }
 }

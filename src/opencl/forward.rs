@@ -10,15 +10,14 @@ mod whole;
 
 pub use host::HostAttention;
 
-use super::batch_launch::BatchLaunch;
 use super::cache::OpenClCache;
 use super::defines::CHUNK;
 use super::launches::Launches;
 use super::logits::{each_of, rows_of, spread, wanted};
 use super::scratch::Scratch;
 use super::shapes::{FUSED_CHUNKS, OBSERVE_ITEMS};
-use super::single_launch::SingleLaunch;
 use super::weights::Model;
+use super::whole::Whole;
 use crate::dims::*;
 use crate::model::device::{CancelToken, Run};
 use crate::model::rope::Frequencies;
@@ -34,9 +33,7 @@ pub struct Pass<'a> {
     pub model: &'a Model,
     pub launches: &'a mut Launches,
     /// Of a pass that is one launch.
-    pub single: Option<&'a mut SingleLaunch>,
-    /// The same of a token of each of several sequences.
-    pub batch: Option<&'a mut BatchLaunch>,
+    pub whole: Option<&'a mut Whole>,
     pub scratch: &'a mut Scratch,
     pub landing: Option<&'a mut Landing>,
     pub host: Option<&'a mut HostAttention>,
@@ -110,13 +107,10 @@ impl Pass<'_> {
         let last = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
         self.scratch.embed(&self.model.weights, runs, self.frequencies)?; // rows of the embedding, angles of RoPE
         self.done("embed", 0)?;
-        if let Some(single) = self.single.take() {
-            return Ok(self.single_launch(single, runs)?); // fused: all steps of all layers
-        }
-        if let Some(batch) = self.batch.take()
-            && self.batch_launch(batch, runs)?
+        if let Some(whole) = self.whole.take()
+            && self.one_launch(whole, runs)?
         {
-            return Ok(()); // fused, the same
+            return Ok(()); // fused: all steps of all layers
         }
         for layer in 0..LAYERS {
             self.go_on()?;

@@ -2,8 +2,10 @@
 
 use super::threads::both;
 use crate::dims::VOCAB;
-use crate::model::device::{Logits, Run};
-use opencl_runtime::buffer::bytes_of_mut;
+use crate::model::device::{Logits, Row, Run};
+use opencl_runtime::buffer::{Buffer, Lender, Lent, bytes_of_mut};
+use opencl_runtime::device::Device;
+use opencl_runtime::failure::{Failure, Kind, Result};
 use std::ops::Range;
 
 /// How many of a run's tokens, the last ones, have logits that are wanted.
@@ -59,6 +61,54 @@ pub fn spread(found: &[u8], (rows, end): (Range<usize>, usize), runs: &mut [Run<
     for (first, out) in each_of(&rows, end, runs) {
         let (at, out) = (4 * (first - rows.start) * VOCAB, bytes_of_mut(out));
         out.copy_from_slice(&found[at..at + out.len()]);
+    }
+}
+
+/// Where kernels of a device of its own write logits: in the host's memory. They arrive while the last ones are computed,
+/// where to copy them after that would take as long as all of a small model's pass.
+#[derive(Default)]
+pub struct Arriving {
+    lender: Lender,
+    /// For those that are wanted in other memory than this has lent.
+    spare: Vec<Lent>,
+}
+
+impl Arriving {
+    /// Memory for the logits of a token, unless `now` is that; see [`row`](crate::model::device::Device::row).
+    pub fn lend(&mut self, device: &Device, now: &[f32]) -> Option<Row> {
+        if self.lender.buffer_of(now).is_some() {
+            return None;
+        }
+        Some(Box::new(self.lender.lend(device, VOCAB).ok()?))
+    }
+
+    /// Where the kernel writes those of run `i`, of one token.
+    pub fn buffer(&mut self, device: &Device, i: usize, logits: &Logits<'_>) -> Result<Buffer> {
+        if let Logits::Last(logits) | Logits::All(logits) = logits
+            && let Some(buffer) = self.lender.buffer_of(logits)
+        {
+            return Ok(buffer);
+        }
+        while self.spare.len() <= i {
+            self.spare.push(self.lender.lend(device, VOCAB)?);
+        }
+        Ok(self.lender.buffer_of(&self.spare[i]).expect("invariant: just lent, or before"))
+    }
+
+    /// Brings them where they are wanted, unless they are there, after the device has finished.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` where they say that a group of the kernel waited in vain for another.
+    pub fn bring(&self, i: usize, logits: &mut Logits<'_>) -> Result<()> {
+        let (Logits::Last(logits) | Logits::All(logits)) = logits else { return Ok(()) };
+        if self.lender.buffer_of(logits).is_none() {
+            logits.copy_from_slice(&self.spare[i]);
+        }
+        match logits[0].is_nan() {
+            true => Err(Failure::new(Kind::Lost, "groups of a kernel were not all running at once")),
+            false => Ok(()),
+        }
     }
 }
 

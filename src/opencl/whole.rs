@@ -1,6 +1,7 @@
 //! What computes whole passes, each in one launch, where the device has that.
 
 use super::batch_launch::BatchLaunch;
+use super::logits::Arriving;
 use super::places::Places;
 use super::scratch::Scratch;
 use super::shapes::{ONE_BY_ONE, ONE_BY_ONE_OF_BATCH, Variants};
@@ -18,6 +19,8 @@ pub struct Whole {
     pub single: SingleLaunch,
     /// Of a token of each of several sequences, where there are to be several.
     pub batch: Option<BatchLaunch>,
+    /// Where their logits go.
+    pub arriving: Arriving,
 }
 
 impl Whole {
@@ -39,7 +42,8 @@ impl Whole {
             Variants::OneBatch => BatchLaunch::new(device, &places, types, scratch)?,
             _ => None,
         };
-        Ok(Some(Self { single: SingleLaunch::new(device, places, types, slots)?, batch }))
+        let single = SingleLaunch::new(device, places, types, slots)?;
+        Ok(Some(Self { single, batch, arriving: Arriving::default() }))
     }
 
     /// What the kernels are of.

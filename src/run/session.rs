@@ -22,7 +22,7 @@ pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
 pub use sequence::{Cut, Sequence};
 
 use crate::dims::VOCAB;
-use crate::model::device::{Extent, Logits, SharedDevice, locked};
+use crate::model::device::{Extent, Logits, Row, SharedDevice, locked};
 use crate::model::trace::Recorder;
 use crate::run::eviction::{Eviction, Policy};
 use devices::{At, Devices};
@@ -33,6 +33,7 @@ pub use numeric::cancel::CancelToken;
 use pass::Staged;
 use std::sync::Arc;
 use std::time::Instant;
+use text::sampler::all_finite;
 
 /// A function that is called with one line that the user should see. By default the line is lost.
 #[derive(Clone)]
@@ -111,8 +112,8 @@ pub struct Session {
     devices: Devices,
     /// All of them, evicted ones included: their number is the RoPE position of the next one.
     tokens: Vec<u32>,
-    /// `[VOCAB]`, of the last token computed with logits.
-    logits: Vec<f32>,
+    /// Of the last token computed with logits.
+    logits: Row,
     /// Chooses slots to evict when they run out; without it a full cache ends the text.
     evictor: Option<Evictor>,
     /// Evictions so far.
@@ -137,10 +138,12 @@ impl Session {
     pub fn new(seat: Seat) -> Self {
         // Room for all ids at once, so that no token grows the list.
         let tokens = Vec::with_capacity(seat.cache.extent().slots);
+        let logits: Row = Box::new(vec![0.0; VOCAB]);
+        let logits = locked(&seat.device).row(&logits).unwrap_or(logits);
         Self {
             devices: Devices::new(seat),
             tokens,
-            logits: vec![0.0; VOCAB],
+            logits,
             evictor: None,
             cuts: Vec::new(),
             prefix: 0,
@@ -343,8 +346,7 @@ impl Session {
 
     /// `Model` for logits of broken weights.
     pub(crate) fn check_logits(&self) -> Result<()> {
-        // Without an early exit, which would cost more than it saves: this way it vectorises.
-        match self.logits.iter().fold(true, |finite, x| finite & x.is_finite()) {
+        match all_finite(&self.logits) {
             true => Ok(()),
             false => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
         }

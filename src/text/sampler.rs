@@ -45,7 +45,7 @@ pub use logprobs::{Logprob, Logprobs, MAX_LOGPROBS, TokenLogprobs};
 pub use options::{DryOptions, SamplerOptions, XtcOptions};
 pub use penalties::penalise;
 pub use rng::Rng;
-pub use softmax::{argmax, softmax};
+pub use softmax::{all_finite, argmax, softmax};
 
 use crate::Result;
 use crate::tokenizer::Pieces;
@@ -144,6 +144,19 @@ impl Sampler {
     /// Continues from a saved random state.
     pub fn set_rng(&mut self, rng: Rng) {
         self.rng = rng;
+    }
+
+    /// The next token where that is the largest of the logits as they are; `None` where they are changed or drawn from.
+    pub fn greedy(&self, logits: &[f32]) -> Option<u32> {
+        let o = &self.options;
+        let changed = !o.logit_bias.is_empty()
+            || o.repetition_penalty != 1.0
+            || o.presence_penalty != 0.0
+            || o.frequency_penalty != 0.0
+            || self.dry.is_some();
+        #[cfg(feature = "grammar")]
+        let changed = changed || self.guide.is_some();
+        (o.temperature == 0.0 && !changed).then(|| argmax(logits))
     }
 
     /// The next token. Overwrites `logits`; `recent` is the history, oldest first.

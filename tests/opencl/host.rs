@@ -2,7 +2,7 @@
 
 use crate::device::device;
 use antigravity::opencl::{Access, Kind, Place, Program, Source, Staged};
-use opencl_runtime::buffer::{MapFor, POISON};
+use opencl_runtime::buffer::{Lender, MapFor, POISON};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const ADD: &str = "
@@ -167,6 +167,31 @@ fn a_mapped_buffer_is_the_cpus() {
     let device_only = device.buffer(1, Access::ReadOnly, Place::Device).unwrap();
     assert!(panics(|| drop(device_only.clone().map(0..1, MapFor::Reading))).contains("host-visible"));
     assert!(panics(|| drop(device_only.clone().freeze())).contains("host-visible"));
+}
+
+#[test]
+fn what_is_lent_is_where_a_kernel_writes() {
+    let Some(device) = device() else { return };
+    let program = Program::build(&device, &SOURCE).unwrap();
+    let mut places = program.kernel("places").unwrap();
+    let mut lender = Lender::default();
+    let (mut one, mut other) = (lender.lend(&device, 24).unwrap(), lender.lend(&device, 24).unwrap());
+    other.fill(7.0);
+    let buffer = lender.buffer_of(&one).unwrap();
+    for n in [1, 2] {
+        places.arg_buffer(0, &buffer).unwrap();
+        device.launch(&places, &[n, 3, 4], &[]).unwrap();
+        device.finish().unwrap();
+        let last = 320 + n as u32 - 1;
+        assert_eq!((one[0].to_bits(), one[12 * n - 1].to_bits()), (0, last));
+        one.fill(1.0);
+    }
+    assert_eq!(*other, [7.0; 24]);
+    assert!(lender.buffer_of(&one[1..]).is_none() && lender.buffer_of(&one[..23]).is_none());
+    assert!(lender.buffer_of(&[0.0; 24]).is_none() && lender.buffer_of(&other).is_some());
+    // No other way to it.
+    assert!(panics(|| buffer.write(0, &[1]).unwrap()).contains("mapped"));
+    assert!(panics(|| buffer.read(0, &mut [1]).unwrap()).contains("mapped"));
 }
 
 #[test]

@@ -1,46 +1,39 @@
 //! Passes that are one launch.
 
-use super::super::batch_launch::BatchLaunch;
 use super::super::cache::OpenClCache;
-use super::super::single_launch::SingleLaunch;
+use super::super::whole::Whole;
 use super::Pass;
 use crate::model::device::{Logits, Run};
-use opencl_runtime::failure::{Failure, Kind, Result};
+use opencl_runtime::failure::Result;
 
 impl Pass<'_> {
-    /// One token, and its logits if they are wanted.
-    pub(super) fn single_launch(&mut self, single: &mut SingleLaunch, runs: &mut [Run<'_>]) -> Result<()> {
-        let bound = OpenClCache::of(runs[0].cache).launches.as_ref().and_then(|l| l.single.as_ref());
-        single.run(self.device(), bound.expect("the caller has looked"))?;
-        let (Logits::Last(logits) | Logits::All(logits)) = &mut runs[0].logits else {
-            return self.device().flush();
-        };
-        single.read(logits)?;
-        all_ran(logits)
-    }
-
-    /// A token of each of several sequences, and its logits; `false` where their caches are not of that kind.
-    pub(super) fn batch_launch(&mut self, batch: &mut BatchLaunch, runs: &mut [Run<'_>]) -> Result<bool> {
-        let caches = runs.iter_mut().map(|run| {
-            let cache = OpenClCache::of(run.cache);
-            (&cache.rows, cache.len())
-        });
-        if !batch.run(self.model.device(), self.scratch, caches)? {
-            return Ok(false);
+    /// All steps of all layers on a token, or on a token of each of several sequences, and the logits that are wanted;
+    /// `false` where their caches are not of that kind.
+    pub(super) fn one_launch(&mut self, whole: &mut Whole, runs: &mut [Run<'_>]) -> Result<bool> {
+        let (device, Whole { single, batch, arriving }) = (self.device(), whole);
+        match batch.as_mut().filter(|_| self.n > 1) {
+            None => {
+                let logits = arriving.buffer(device, 0, &runs[0].logits)?;
+                let bound = OpenClCache::of(runs[0].cache).launches.as_mut().and_then(|l| l.single.as_mut());
+                single.run(device, bound.expect("the caller has looked"), &logits)?;
+            }
+            Some(batch) => {
+                let sequences = runs.iter_mut().enumerate().map(|(i, run)| {
+                    let (cache, logits) =
+                        (OpenClCache::of(run.cache), arriving.buffer(device, i, &run.logits));
+                    (&cache.rows, cache.len(), logits)
+                });
+                if !batch.run(device, self.scratch, sequences)? {
+                    return Ok(false);
+                }
+            }
         }
-        self.read_logits(0..self.n, runs)?;
-        for run in runs {
-            let (Logits::Last(logits) | Logits::All(logits)) = &mut run.logits else { continue };
-            all_ran(logits)?;
+        match runs {
+            [Run { logits: Logits::None, .. }] => device.flush()?,
+            _ => device.finish()?,
         }
+        let mut logits = runs.iter_mut().map(|run| &mut run.logits).enumerate();
+        logits.try_for_each(|(i, logits)| arriving.bring(i, logits))?;
         Ok(true)
     }
-}
-
-/// Fails where a launch of a whole pass says that one of its groups waited in vain for another.
-fn all_ran(logits: &[f32]) -> Result<()> {
-    if logits[0].is_nan() {
-        return Err(Failure::new(Kind::Lost, "groups of a kernel were not all running at once"));
-    }
-    Ok(())
 }

@@ -6,10 +6,12 @@
 //! where debug assertions are on, or `ANTIGRAVITY_OPENCL_SHADOW=1`, the CPU sees a private copy that turns
 //! to 0xAA when it is unmapped.
 
+mod lent;
 mod shadow;
 mod staged;
 mod view;
 
+pub use lent::{Lender, Lent};
 pub use shadow::{POISON, SHADOW_VARIABLE};
 pub use staged::{Landing, Staged};
 pub use view::{MapFor, Mapped, SharedView};
@@ -43,12 +45,15 @@ pub enum Place {
     InOne,
     /// Where the CPU can map it, without a copy if memory is unified.
     HostVisible,
+    /// In the host's memory, to which kernels of a device of its own write without a copy, as cl_nv_create_buffer has it
+    /// ([`Facts::writes_to_host`]).
+    OnHost,
 }
 
 impl Place {
     /// Whether it is in the device's memory: what the CPU can map is not where a device has memory of its own.
     fn is_on(self, facts: &Facts) -> bool {
-        self != Place::HostVisible || facts.unified_memory
+        !matches!(self, Place::HostVisible | Place::OnHost) || facts.unified_memory
     }
 }
 
@@ -64,6 +69,8 @@ const UNMAPPED: u8 = 0;
 const MAPPED: u8 = 1;
 /// Mapped for reading for good.
 const FROZEN: u8 = 2;
+/// Mapped for good, while kernels write to it.
+const LENT: u8 = 3;
 
 pub(super) struct Memory {
     pub shared: Arc<Shared>,
@@ -100,7 +107,16 @@ impl Device {
         let flags = kind | if host_visible { ffi::MEM_ALLOC_HOST_PTR } else { 0 };
         let mut code = 0;
         // SAFETY: no memory of ours is passed.
-        let id = unsafe { (shared.api()?.clCreateBuffer)(shared.context, flags, len, null_mut(), &mut code) };
+        let id = unsafe {
+            let (api, none) = (shared.api()?, null_mut());
+            match (place, shared.create_on_host) {
+                (Place::OnHost, Some(create)) => {
+                    let on_host = ffi::MEM_LOCATION_HOST_NV | ffi::MEM_PINNED_NV;
+                    create(shared.context, flags, on_host, len, none, &mut code)
+                }
+                _ => (api.clCreateBuffer)(shared.context, flags, len, none, &mut code),
+            }
+        };
         shared.check_made(code, "clCreateBuffer", format_args!("{len} bytes"))?;
         if place.is_on(&shared.facts) {
             shared.allocated.fetch_add(len as u64, Ordering::Relaxed);
@@ -125,7 +141,7 @@ impl Memory {
     /// Whether a kernel may use it now: not while the CPU has a view on what a kernel may write.
     pub fn device_may_use(&self) -> bool {
         match self.state.load(Ordering::Relaxed) {
-            UNMAPPED => true,
+            UNMAPPED | LENT => true,
             FROZEN => self.access == Access::ReadOnly,
             _ => false,
         }
@@ -144,7 +160,8 @@ impl Memory {
     }
 
     fn assert_readable(&self) {
-        assert!(self.state.load(Ordering::Relaxed) != MAPPED, "a buffer is read while the CPU has it mapped");
+        let mapped = matches!(self.state.load(Ordering::Relaxed), MAPPED | LENT);
+        assert!(!mapped, "a buffer is read while the CPU has it mapped");
     }
 
     fn assert_holds(&self, range: &Range<usize>) {

@@ -2,7 +2,7 @@
 
 use super::facts::{DeviceType, Facts, LocalMemory};
 use super::failure::{Failure, Kind, Result, check};
-use super::ffi::{self, Api, ContextId, DeviceId, PlatformId, QueueId};
+use super::ffi::{self, Api, ContextId, CreateBufferNv, DeviceId, PlatformId, QueueId};
 use super::load::{self, Library};
 use super::program_cache::Cache;
 use super::waiter::{Call, Waiter};
@@ -121,6 +121,8 @@ pub(super) struct Shared {
     pub builds_no_more: AtomicBool,
     /// The first failure, from which on no call is made.
     pub lost: OnceLock<Failure>,
+    /// For [`Place::OnHost`](super::Place::OnHost).
+    pub create_on_host: Option<CreateBufferNv>,
 }
 
 /// Programs built and the time that took.
@@ -157,6 +159,7 @@ impl Device {
         })?;
         let (launches, allocated, transfers, moved) = Default::default();
         let (builds, builds_no_more, lost) = Default::default();
+        let create_on_host = create_on_host(&library.api, platform, &facts);
         let shared = Shared {
             library,
             id,
@@ -172,6 +175,7 @@ impl Device {
             waiter,
             builds_no_more,
             lost,
+            create_on_host,
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -278,6 +282,14 @@ fn create_context(api: &Api, platform: PlatformId, id: DeviceId, facts: &Facts) 
         }
     }
     last
+}
+
+fn create_on_host(api: &Api, platform: PlatformId, facts: &Facts) -> Option<CreateBufferNv> {
+    let get = api.clGetExtensionFunctionAddressForPlatform.filter(|_| facts.writes_to_host())?;
+    // SAFETY: takes a platform and a zero-terminated name, and gives an address or null.
+    let address = unsafe { get(platform, c"clCreateBufferNV".as_ptr()) };
+    // SAFETY: by cl_nv_create_buffer of this type; null becomes `None`.
+    unsafe { std::mem::transmute::<*mut c_void, Option<CreateBufferNv>>(address) }
 }
 
 fn device_ids(api: &Api, platform: PlatformId) -> Vec<DeviceId> {

@@ -118,6 +118,11 @@ impl Facts {
         self.has("cl_khr_fp16")
     }
 
+    /// Whether kernels write to the host's memory where they are asked to: see [`Place::OnHost`](super::Place::OnHost).
+    pub fn writes_to_host(&self) -> bool {
+        self.has("cl_nv_create_buffer")
+    }
+
     /// Subgroups of any kind.
     pub fn subgroups(&self) -> bool {
         ["cl_khr_subgroups", "cl_intel_subgroups"].iter().any(|e| self.has(e))

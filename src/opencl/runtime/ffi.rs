@@ -125,8 +125,17 @@ entry_points! {
         clCreateImage @ 96 (ContextId, u64, *const [u32; 2], *const ImageDescription, *mut c_void, *mut i32) -> MemId;
         // Of OpenCL 1.2; without it a fill is a write.
         clEnqueueFillBuffer @ 102 (QueueId, MemId, *const c_void, usize, usize, usize, u32, *const EventId, *mut EventId) -> i32;
+        // Of OpenCL 1.2; without it there are no functions of extensions.
+        clGetExtensionFunctionAddressForPlatform @ 107 (PlatformId, *const c_char) -> *mut c_void;
     }
 }
+
+/// `clCreateBufferNV` of cl_nv_create_buffer: `clCreateBuffer` with flags of its own.
+pub type CreateBufferNv =
+    unsafe extern "system" fn(ContextId, u64, u64, usize, *mut c_void, *mut i32) -> MemId;
+/// Its flags: where the CPU's memory is, and page-locked.
+pub const MEM_LOCATION_HOST_NV: u64 = 1;
+pub const MEM_PINNED_NV: u64 = 2;
 
 /// `cl_image_desc`
 #[repr(C)]

@@ -41,7 +41,7 @@ impl Maker {
         let few = [Some(all).filter(|&few| few != (1, 1)), Some((1, 1))];
         let order = order.into_iter().skip(usize::from(!in_one));
         let order = order.flat_map(|v| few.into_iter().flatten().map(move |few| (v, few)));
-        let batch = in_one && all.0 > 1 && opencl::batch_in_one_launch(model.device(), o.kv_types);
+        let batch = in_one && all.0 > 1 && opencl::batch_in_one_launch(model.device());
         let mut why = None;
         for (variants, few) in batch.then_some((Variants::OneBatch, all)).into_iter().chain(order) {
             let mut tried = self.fitting(model, o, (variants, few));

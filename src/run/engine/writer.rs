@@ -125,8 +125,10 @@ impl<'a> Writer<'a> {
 
     /// Samples a token from the `logits` that follow the tokens of `history`. [`Writer::push`] adds it to the text.
     pub(super) fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
-        self.logits.copy_from_slice(logits);
-        let token = self.sampler.sample(&mut self.logits, history);
+        let token = self.sampler.greedy(logits).unwrap_or_else(|| {
+            self.logits.copy_from_slice(logits);
+            self.sampler.sample(&mut self.logits, history)
+        });
         #[cfg(feature = "grammar")]
         self.sampler.check_grammar()?;
         self.take(logits, token);

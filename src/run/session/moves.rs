@@ -2,6 +2,7 @@
 
 use super::schedule::Move;
 use super::{Event, Session};
+use crate::model::device::locked;
 use files::{Error, Result};
 
 impl Session {
@@ -15,6 +16,11 @@ impl Session {
         match self.devices.switch(self.tokens.len(), why.into()) {
             Ok(None) => Ok(()),
             Ok(Some(switch)) => {
+                let row = locked(&self.devices.device()).row(&self.logits);
+                if let Some(mut row) = row {
+                    row.copy_from_slice(&self.logits);
+                    self.logits = row;
+                }
                 self.tell(&format!("switch to {}: {why}", switch.to), Event::Switched(switch));
                 Ok(())
             }

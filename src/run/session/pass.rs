@@ -6,6 +6,7 @@ use super::Session;
 use super::devices::At;
 use super::draft::Drafter;
 use super::evict::Input;
+use crate::dims::VOCAB;
 use crate::model::device::{CancelToken, Logits, Run, SharedDevice, locked};
 use files::{Error, Result};
 use smallvec::SmallVec;
@@ -135,6 +136,8 @@ impl Session {
         }
         let mut computed = self.try_alone(cancel);
         if let Err(e @ (Error::Device(_) | Error::Memory(_))) = computed {
+            // A device that is lost may write to them still.
+            self.logits = Box::new(vec![0.0; VOCAB]);
             self.until(cancel, |session| session.flee(e))?;
             computed = self.try_alone(cancel);
         }

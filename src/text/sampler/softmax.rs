@@ -9,6 +9,15 @@ pub fn argmax(logits: &[f32]) -> u32 {
     found.flatten().unwrap_or(0) as u32
 }
 
+/// Whether no logit is NaN or infinite.
+pub fn all_finite(logits: &[f32]) -> bool {
+    // Without an early exit, which would cost more than it saves: this way it vectorises.
+    widely(
+        #[inline(always)]
+        || logits.iter().fold(true, |finite, x| finite & x.is_finite()),
+    )
+}
+
 /// Reductions run over this many lanes, so that the compiler can vectorise them and the order of the
 /// additions is the same everywhere: element `i` belongs to lane `i % LANES`.
 const LANES: usize = 16;

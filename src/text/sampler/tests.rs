@@ -96,6 +96,27 @@ fn stages_follow_the_reference_vectors() {
 }
 
 #[test]
+fn only_greedy_choice_leaves_logits_as_they_are() {
+    let logits = [1.0, 3.0, f32::NAN, 3.0, 2.0];
+    let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
+    let choice = |o: SamplerOptions| Sampler::new(o, logits.len()).expect("valid").greedy(&logits);
+    assert_eq!(choice(greedy.clone()), Some(1));
+    let dry = DryOptions { multiplier: 1.0, ..Default::default() };
+    for other in [
+        SamplerOptions { temperature: 0.1, ..greedy.clone() },
+        SamplerOptions { repetition_penalty: 1.1, ..greedy.clone() },
+        SamplerOptions { presence_penalty: 0.5, ..greedy.clone() },
+        SamplerOptions { frequency_penalty: -0.5, ..greedy.clone() },
+        SamplerOptions { logit_bias: vec![(1, -1.0)], ..greedy.clone() },
+        SamplerOptions { dry, ..greedy },
+    ] {
+        assert_eq!(choice(other.clone()), None, "{other:?}");
+    }
+    assert!(all_finite(&[0.0, -1.0, f32::MAX]) && !all_finite(&logits));
+    assert!(!all_finite(&[[0.0; 33].as_slice(), &[f32::NEG_INFINITY]].concat()));
+}
+
+#[test]
 fn exp_is_within_two_ulp() {
     for i in 0..=873_000 {
         let x = i as f32 * -1e-4;

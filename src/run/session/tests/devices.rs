@@ -46,6 +46,38 @@ fn moves_copy_what_the_other_lacks_and_change_nothing() {
 }
 
 #[test]
+fn logits_arrive_in_memory_of_the_device_that_computes_them() {
+    let (lent, lives) = (fake::Addresses::default(), immortal());
+    let is_lent = |session: &Session| lent.lock().unwrap().contains(&session.logits().as_ptr().addr());
+    let gpu = || Fake::new("gpu", 16).lending(&lent).mortal(&lives).seat(100);
+    let mut plain = alone(100, Eviction::NEVER);
+    feed(&mut plain, 40, 50);
+
+    let mut session =
+        Session::new(gpu()).with_spare(Box::new(|| Ok(Fake::new("cpu", 16).seat(100))), Notice::default());
+    feed(&mut session, 40, 50);
+    assert!(is_lent(&session) && session.logits() == plain.logits());
+
+    let Seat { device, cache } = gpu();
+    let schedule = Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![usize::MAX], to_cpu: vec![] });
+    let standby = Standby { device, cache: Some(cache), schedule };
+    let mut two = Session::new(Fake::new("cpu", 16).seat(100)).with_standby(standby);
+    feed(&mut two, 40, 50);
+    assert!(!is_lent(&two));
+    for _ in 0..3 {
+        two.switch("test").unwrap();
+        assert!(is_lent(&two) && two.logits() == plain.logits());
+    }
+    assert_eq!(lent.lock().unwrap().len(), 2, "one for each sequence");
+
+    // What a lost device may still write to is not read.
+    plain.decode(token(50)).unwrap();
+    lives.store(0, Ordering::Relaxed);
+    session.decode(token(50)).unwrap();
+    assert!(!is_lent(&session) && session.logits() == plain.logits());
+}
+
+#[test]
 fn positions_move_decoding_there_and_back() {
     let schedule = Schedule::Fixed(Fixed { prefill: Side::Gpu, to_gpu: vec![60], to_cpu: vec![80] });
     let Seat { device, cache } = Fake::new("gpu", 16).seat(200);

@@ -1,7 +1,7 @@
 //! A device that computes nothing, but whose logits depend on every row of the cache.
 
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
-use crate::model::device::{Cache, CancelToken, Device, Extent, HostRows, KvRows, Logits, Run};
+use crate::model::device::{Cache, CancelToken, Device, Extent, HostRows, KvRows, Logits, Row, Run};
 use crate::model::trace::Recorder;
 use crate::run::session::Seat;
 use files::{Error, Result};
@@ -41,7 +41,12 @@ pub struct Fake {
     /// Asks to stop in the pass of this number.
     asks: Option<(CancelToken, usize)>,
     passes: usize,
+    /// Where memory for logits is that it has lent; `None` where it lends none.
+    lent: Option<Addresses>,
 }
+
+/// Addresses of memory.
+pub type Addresses = Arc<Mutex<Vec<usize>>>;
 
 struct FakeCache {
     layout: Layout,
@@ -55,7 +60,7 @@ pub const ROW: usize = KvType::F32.row_bytes(HEAD_DIM);
 impl Fake {
     pub fn new(name: &'static str, max_tokens: usize) -> Self {
         let lives = Lives(name, Arc::new(AtomicUsize::new(usize::MAX)));
-        Self { max_tokens, lives, asks: None, passes: 0 }
+        Self { max_tokens, lives, asks: None, passes: 0, lent: None }
     }
 
     /// A counter of calls after which the device is lost.
@@ -67,6 +72,12 @@ impl Fake {
     /// Somebody cancels in its pass of this number, counted from 1.
     pub fn asking(mut self, cancel: &CancelToken, pass: usize) -> Self {
         self.asks = Some((cancel.clone(), pass));
+        self
+    }
+
+    /// It lends memory for logits, and notes where.
+    pub fn lending(mut self, lent: &Addresses) -> Self {
+        self.lent = Some(Arc::clone(lent));
         self
     }
 
@@ -103,6 +114,16 @@ impl Device for Fake {
     fn new_cache(&mut self, slots: usize) -> Result<Box<dyn Cache>> {
         let layout = vec![vec![Vec::new(); KV_HEADS]; LAYERS];
         Ok(Box::new(FakeCache { layout, len: 0, slots, lives: self.lives.clone() }))
+    }
+
+    fn row(&mut self, now: &[f32]) -> Option<Row> {
+        let mut lent = self.lent.as_ref()?.lock().expect("nobody panics");
+        if lent.contains(&now.as_ptr().addr()) {
+            return None;
+        }
+        let row = vec![0.0; VOCAB];
+        lent.push(row.as_ptr().addr());
+        Some(Box::new(row))
     }
 
     fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()> {
