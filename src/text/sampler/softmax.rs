@@ -5,8 +5,18 @@ use numeric::widely;
 /// At temperature 0: the first of the largest logits. NaN counts as the smallest.
 pub fn argmax(logits: &[f32]) -> u32 {
     let most = largest(logits);
-    let found = (most > f32::NEG_INFINITY).then(|| logits.iter().position(|&logit| logit == most));
-    found.flatten().unwrap_or(0) as u32
+    if most == f32::NEG_INFINITY {
+        return 0;
+    }
+    // Rows first, without an early exit within one, so that it vectorises.
+    const ROW: usize = 64;
+    let row = widely(
+        #[inline(always)]
+        || logits.chunks(ROW).position(|row| row.iter().fold(false, |found, &x| found | (x == most))),
+    );
+    let first = row.unwrap_or(0) * ROW;
+    let within = logits[first..].iter().position(|&logit| logit == most);
+    (first + within.unwrap_or(0)) as u32
 }
 
 /// Whether no logit is NaN or infinite.
@@ -21,6 +31,17 @@ pub fn all_finite(logits: &[f32]) -> bool {
 /// Reductions run over this many lanes, so that the compiler can vectorise them and the order of the
 /// additions is the same everywhere: element `i` belongs to lane `i % LANES`.
 const LANES: usize = 16;
+
+/// Rows of that length at a time: what is done to each element of many vectorises best by itself.
+const ROWS: usize = 16;
+
+/// Adds elements, whose first is of the first lane, to their lanes.
+#[inline(always)]
+fn add(lanes: &mut [f64; LANES], some: &[f32]) {
+    for row in some.chunks(LANES) {
+        lanes.iter_mut().zip(row).for_each(|(lane, &x)| *lane += f64::from(x));
+    }
+}
 
 /// The largest; NaN is none.
 fn largest(logits: &[f32]) -> f32 {
@@ -71,22 +92,20 @@ pub fn softmax(logits: &mut [f32], temperature: f32) {
     // Softmax is invariant under a shift. At temperatures near 0 the shift keeps the quotients from overflowing.
     let shift = if temperature < 1e-3 { most.min(f32::MAX) } else { 0.0 };
     let max = ((most - shift) / temperature).min(f32::MAX);
+    let exps = |x: f32| {
+        let logit = (x - shift) / temperature;
+        // `f32::min` would turn NaN into a number.
+        let capped = if logit > f32::MAX { f32::MAX } else { logit };
+        exp(capped - max)
+    };
     let sum = widely(
         #[inline(always)]
         || {
             let mut lanes = [0.0f64; LANES];
-            let mut take = |lane: usize, x: &mut f32| {
-                let logit = (*x - shift) / temperature;
-                // `f32::min` would turn NaN into a number.
-                let capped = if logit > f32::MAX { f32::MAX } else { logit };
-                *x = exp(capped - max);
-                lanes[lane] += f64::from(*x);
-            };
-            let (rows, tail) = logits.as_chunks_mut::<LANES>();
-            for row in rows {
-                row.iter_mut().enumerate().for_each(|(i, x)| take(i, x));
+            for some in logits.chunks_mut(ROWS * LANES) {
+                some.iter_mut().for_each(|x| *x = exps(*x));
+                add(&mut lanes, some);
             }
-            tail.iter_mut().enumerate().for_each(|(i, x)| take(i, x));
             lanes.iter().sum::<f64>() as f32
         },
     );
@@ -106,15 +125,12 @@ pub(super) fn log_total(logits: &[f32]) -> f64 {
         #[inline(always)]
         || {
             let mut lanes = [0.0f64; LANES];
-            let mut take = |lane: usize, x: f32| {
-                let capped = if x > f32::MAX { f32::MAX } else { x };
-                lanes[lane] += f64::from(exp(capped - max));
-            };
-            let (rows, tail) = logits.as_chunks::<LANES>();
-            for row in rows {
-                (0..LANES).for_each(|i| take(i, row[i]));
+            for some in logits.chunks(ROWS * LANES) {
+                let mut exps = [0.0; ROWS * LANES];
+                let capped = some.iter().map(|&x| if x > f32::MAX { f32::MAX } else { x });
+                exps.iter_mut().zip(capped).for_each(|(e, x)| *e = exp(x - max));
+                add(&mut lanes, &exps[..some.len()]);
             }
-            tail.iter().enumerate().for_each(|(i, &x)| take(i, x));
             lanes.iter().sum::<f64>()
         },
     );
