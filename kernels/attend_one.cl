@@ -25,15 +25,16 @@
 #if SEVERAL != 16
 #error there are rows of sixteen runs
 #endif
+// One of each run as arguments of a kernel, and what follows the first one's.
+#define OF_ALL(of) \
+    of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7), of(8), of(9), of(10), of(11), of(12), of(13), of(14), of(15)
+#define OF_OTHERS(of) \
+    of(1) of(2) of(3) of(4) of(5) of(6) of(7) of(8) of(9) of(10) of(11) of(12) of(13) of(14) of(15)
 #define ROWS_OF(i) __global uchar *k_##i, __global uchar *v_##i
-#define ALL_ROWS                                                                                               \
-    ROWS_OF(0), ROWS_OF(1), ROWS_OF(2), ROWS_OF(3), ROWS_OF(4), ROWS_OF(5), ROWS_OF(6), ROWS_OF(7), ROWS_OF(8), \
-        ROWS_OF(9), ROWS_OF(10), ROWS_OF(11), ROWS_OF(12), ROWS_OF(13), ROWS_OF(14), ROWS_OF(15)
+#define ALL_ROWS OF_ALL(ROWS_OF)
 #define TAKE(i) \
     if (of == i) k_cache = k_##i, v_cache = v_##i;
-#define TAKE_ROWS                                                                                   \
-    TAKE(1) TAKE(2) TAKE(3) TAKE(4) TAKE(5) TAKE(6) TAKE(7) TAKE(8) TAKE(9) TAKE(10) TAKE(11) TAKE(12) \
-    TAKE(13) TAKE(14) TAKE(15)
+#define TAKE_ROWS OF_OTHERS(TAKE)
 #endif
 
 #ifdef TEAM

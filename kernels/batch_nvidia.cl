@@ -256,20 +256,15 @@ void merge_head(const __global float *partials, const __global float *ml, uint c
 
 // Where each token's logits go, in the host's memory.
 #define LOGITS(i) __global float *logits_##i
-#define ALL_LOGITS                                                                                       \
-    LOGITS(0), LOGITS(1), LOGITS(2), LOGITS(3), LOGITS(4), LOGITS(5), LOGITS(6), LOGITS(7), LOGITS(8),   \
-        LOGITS(9), LOGITS(10), LOGITS(11), LOGITS(12), LOGITS(13), LOGITS(14), LOGITS(15)
 #define TO(i) \
     if (warp == i) to = logits_##i;
-#define TAKE_LOGITS                                                                                 \
-    TO(1) TO(2) TO(3) TO(4) TO(5) TO(6) TO(7) TO(8) TO(9) TO(10) TO(11) TO(12) TO(13) TO(14) TO(15)
 
 // arena, floats: see decode_nvidia.cl. state: kernels/common.cl. acts: of the widest step, then of `down`. sync: how often
 // groups have met, and whether one was given up.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
     const __global uchar *arena, const __global float *floats, const __global float *calibration,
     __global float *state, __global float *qkv, __global float *partials, __global float *ml, __global uint *acts,
-    __global uint *sync, ALL_ROWS, ALL_LOGITS, Batch batch) {
+    __global uint *sync, ALL_ROWS, OF_ALL(LOGITS), Batch batch) {
     __local uint4 pool[WIDER(POOL / 16, UP(WIDER(OF_TEAMS * TEAM_FLOATS, NORM_FLOATS), 4))];
     __local float *local_floats = (__local float *)pool;
     const uint lid = get_local_id(0), group = get_group_id(0), warp = lid / 32, lane = lid % 32, team = lid / TEAM;
@@ -387,7 +382,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
         FOR_SUMS(row, token) local_floats[token * stride + row - first * 16] = acc[i];
         barrier(CLK_LOCAL_MEM_FENCE);
         __global float *to = logits_0;
-        TAKE_LOGITS
+        OF_OTHERS(TO)
         const uint rows = min(min(first + each, end) * 16, (uint)VOCAB) - first * 16;
         for (uint row = lane; row < rows && warp < tokens; row += 32)
             to[first * 16 + row] = lost && first + row == 0 ? NAN : local_floats[warp * stride + row];

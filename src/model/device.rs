@@ -75,7 +75,8 @@ pub trait Device: Send {
     /// `Memory` where there is no room for it.
     fn new_cache(&mut self, slots: usize) -> Result<Box<dyn Cache>>;
 
-    /// Memory to which passes write the logits of a token without a copy; `None` where `now` is as good.
+    /// Memory to which passes write the logits of a token without a copy; `None` where `now` is as good. A device that is
+    /// lost may write to it still.
     fn row(&mut self, _now: &[f32]) -> Option<Row> {
         None
     }

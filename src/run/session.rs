@@ -14,7 +14,7 @@ mod sequence;
 
 pub use devices::{Seat, Standby};
 pub use draft::Drafts;
-pub use event::{Event, EvictionResult, Observer, Switch, Why};
+pub use event::{Event, EvictionResult, Observer, StopReason, Switch, Why};
 pub use evict::MemoryProbe;
 pub(crate) use pass::Few;
 pub use pass::{Stage, compute};
@@ -426,34 +426,6 @@ impl Session {
     /// Starts or ends recording; see [`crate::model::device::Device::record`].
     pub fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
         self.devices.record(recorder)
-    }
-}
-
-/// Why a generation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopReason {
-    /// An end-of-sequence token.
-    Eos,
-    /// A stop string.
-    Stop,
-    /// As many tokens as asked for.
-    Length,
-    /// No slot left.
-    Context,
-    /// Cancelled.
-    Interrupt,
-}
-
-impl StopReason {
-    /// The word printed after `stop:`.
-    pub fn name(self) -> &'static str {
-        match self {
-            StopReason::Eos => "eos",
-            StopReason::Stop => "stop",
-            StopReason::Length => "length",
-            StopReason::Context => "context",
-            StopReason::Interrupt => "interrupt",
-        }
     }
 }
 

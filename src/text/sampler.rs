@@ -148,15 +148,10 @@ impl Sampler {
 
     /// The next token where that is the largest of the logits as they are; `None` where they are changed or drawn from.
     pub fn greedy(&self, logits: &[f32]) -> Option<u32> {
-        let o = &self.options;
-        let changed = !o.logit_bias.is_empty()
-            || o.repetition_penalty != 1.0
-            || o.presence_penalty != 0.0
-            || o.frequency_penalty != 0.0
-            || self.dry.is_some();
+        let changed = self.adjusts();
         #[cfg(feature = "grammar")]
         let changed = changed || self.guide.is_some();
-        (o.temperature == 0.0 && !changed).then(|| argmax(logits))
+        (self.options.temperature == 0.0 && !changed).then(|| argmax(logits))
     }
 
     /// The next token. Overwrites `logits`; `recent` is the history, oldest first.
@@ -183,6 +178,13 @@ impl Sampler {
         }
         softmax(logits, temperature);
         self.draw(logits)
+    }
+
+    /// Whether any of the stages of [`Sampler::adjust`] is on.
+    fn adjusts(&self) -> bool {
+        let o = &self.options;
+        let penalties = o.presence_penalty != 0.0 || o.frequency_penalty != 0.0;
+        !o.logit_bias.is_empty() || o.repetition_penalty != 1.0 || penalties || self.dry.is_some()
     }
 
     /// The stages that work on logits: bias and penalties.

@@ -6,6 +6,7 @@
 //! where debug assertions are on, or `ANTIGRAVITY_OPENCL_SHADOW=1`, the CPU sees a private copy that turns
 //! to 0xAA when it is unmapped.
 
+mod held;
 mod lent;
 mod shadow;
 mod staged;
@@ -45,8 +46,8 @@ pub enum Place {
     InOne,
     /// Where the CPU can map it, without a copy if memory is unified.
     HostVisible,
-    /// In the host's memory, to which kernels of a device of its own write without a copy, as cl_nv_create_buffer has it
-    /// ([`Facts::writes_to_host`]).
+    /// In the host's memory, to which kernels of a device with memory of its own write without a copy, as
+    /// cl_nv_create_buffer has it ([`Facts::writes_to_host`]).
     OnHost,
 }
 

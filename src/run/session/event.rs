@@ -1,4 +1,4 @@
-//! What happens to a sequence besides tokens: evictions and moves from device to device.
+//! What happens to a sequence besides tokens: evictions, moves from device to device, the end.
 
 use std::time::Duration;
 
@@ -68,4 +68,32 @@ pub struct Switch {
     pub took: Duration,
     /// Why now.
     pub why: String,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// An end-of-sequence token.
+    Eos,
+    /// A stop string.
+    Stop,
+    /// As many tokens as asked for.
+    Length,
+    /// No slot left.
+    Context,
+    /// Cancelled.
+    Interrupt,
+}
+
+impl StopReason {
+    /// The word printed after `stop:`.
+    pub fn name(self) -> &'static str {
+        match self {
+            StopReason::Eos => "eos",
+            StopReason::Stop => "stop",
+            StopReason::Length => "length",
+            StopReason::Context => "context",
+            StopReason::Interrupt => "interrupt",
+        }
+    }
 }

@@ -1,13 +1,13 @@
 //! Transfers that happen in every pass: in without waiting, out through page-locked memory.
 
+use super::held::Held;
 use super::{Access, Buffer, MAPPED, Place};
 use crate::device::Device;
 use crate::failure::Result;
 use crate::ffi::{self, EventId};
-use crate::waiter::{Address, Call};
+use crate::waiter::Call;
 use std::ops::Range;
 use std::ptr::null;
-use std::sync::atomic::Ordering;
 
 /// A buffer that is often written without waiting for the device: it is sent from a copy that it keeps.
 pub struct Staged {
@@ -102,31 +102,24 @@ impl Drop for Staged {
 
 /// Page-locked memory of the host, through which a device of its own memory is read and written without another
 /// copy by the driver.
-pub struct Landing {
-    /// Keeps `start` mapped until it goes.
-    buffer: Buffer,
-    start: Address,
-}
+pub struct Landing(Held);
 
 impl Landing {
     /// For up to `len` bytes.
     pub fn new(device: &Device, len: usize) -> Result<Self> {
-        let buffer = device.buffer(len, Access::ReadWrite, Place::HostVisible)?;
-        buffer.memory.state.store(MAPPED, Ordering::Relaxed);
-        let start = buffer.memory.map(&(0..len), ffi::MAP_READ | ffi::MAP_WRITE)?;
-        Ok(Self { buffer, start: Address(start) })
+        Held::new(device, len, (Place::HostVisible, MAPPED)).map(Self)
     }
 
     /// All of it. No call may be under way that it is given to.
     fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: so many bytes are mapped for reading and writing for as long as `self`, which is borrowed; no kernel has
         // this buffer, and `Staged` waits for its write before it asks again.
-        unsafe { std::slice::from_raw_parts_mut(self.start.0.as_ptr(), self.buffer.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.start.0.as_ptr(), self.0.buffer.len()) }
     }
 
     /// Waits for what is queued and reads `bytes.len()` bytes of `from` that begin at `offset`.
     pub fn read(&mut self, from: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        let most = self.buffer.len();
+        let most = self.0.buffer.len();
         for (i, piece) in bytes.chunks_mut(most).enumerate() {
             piece.copy_from_slice(self.fetch(from, offset + i * most..offset + i * most + piece.len())?);
         }
@@ -138,20 +131,11 @@ impl Landing {
         from.memory.assert_holds(&range);
         from.memory.assert_readable();
         let (offset, len) = (range.start, range.len());
-        assert!(len <= self.buffer.len(), "{len} bytes for {}", self.buffer.len());
-        let call = Call::Read { from: from.memory.id, offset, to: self.start, len };
+        assert!(len <= self.0.buffer.len(), "{len} bytes for {}", self.0.buffer.len());
+        let call = Call::Read { from: from.memory.id, offset, to: self.0.start, len };
         from.memory.shared.wait(call, format_args!("{len} bytes at {offset}"))?;
         // SAFETY: `len` bytes are mapped for reading and writing for as long as `self`; no kernel has this buffer, and
         // the call, which comes after those that nobody waited for, has returned. The next one needs `self` again.
-        Ok(unsafe { std::slice::from_raw_parts(self.start.0.as_ptr(), len) })
-    }
-}
-
-impl Drop for Landing {
-    fn drop(&mut self) {
-        if self.buffer.memory.shared.to_release().is_some() {
-            // Nobody is left to be told.
-            let _ = self.buffer.memory.unmap(self.start.0);
-        }
+        Ok(unsafe { std::slice::from_raw_parts(self.0.start.0.as_ptr(), len) })
     }
 }
