@@ -5,17 +5,25 @@ use crate::bed::program::binary;
 use antigravity::dims::LAYERS;
 use antigravity::model::device::KvRows;
 use antigravity::run::session::{CancelToken, Session};
-use opencl_runtime::{Cache, Device};
+use opencl_runtime::{Cache, Device, DeviceType, Facts};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Once;
 use text::sampler::argmax;
 
+/// Set to 1, compiled programs are kept for the tests of this run, as drivers need that do not keep them.
+const BINARIES: &str = "ANTIGRAVITY_OPENCL_BINARIES";
+
 /// The first device, a CPU if need be. Without OpenCL the test says so and passes, or fails where `CI` is set.
 #[track_caller]
 pub fn device() -> Option<Device> {
-    device_with(Cache::off())
+    own_caches();
+    device_with(if std::env::var_os(BINARIES).is_some_and(|v| v == "1") {
+        Cache::of_user()
+    } else {
+        Cache::off()
+    })
 }
 
 #[track_caller]
@@ -50,11 +58,8 @@ fn own_caches() {
             std::env::set_var("POCL_CACHE_DIR", pocl);
             std::env::set_var("ANTIGRAVITY_OPENCL_CACHE", cache_dir());
             // A test's device waits while PoCL's threads compile for other tests' devices.
-            let others = [
-                ("ANTIGRAVITY_OPENCL_VARIANT", "tile"),
-                ("ANTIGRAVITY_OPENCL_LIMIT", "60"),
-                ("ANTIGRAVITY_OPENCL_BINARIES", "0"),
-            ];
+            let others =
+                [("ANTIGRAVITY_OPENCL_VARIANT", "tile"), ("ANTIGRAVITY_OPENCL_LIMIT", "60"), (BINARIES, "0")];
             for (name, value) in others.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
                 std::env::set_var(name, value);
             }
@@ -62,10 +67,15 @@ fn own_caches() {
     });
 }
 
-/// Whether the device rounds quotients correctly, which makes everything exact; `None` without a device.
+/// Whether a device rounds quotients correctly, which makes everything exact: CPUs do, whatever their drivers promise.
+pub fn is_exact_with(facts: &Facts) -> bool {
+    facts.correct_divide || facts.device_type == DeviceType::Cpu
+}
+
+/// The same of the device of the tests; `None` without one.
 #[track_caller]
 pub fn exact() -> Option<bool> {
-    device().map(|d| d.facts().correct_divide)
+    device().map(|d| is_exact_with(d.facts()))
 }
 
 /// What the program said on stderr, without PoCL's compiler, which counts its warnings there.

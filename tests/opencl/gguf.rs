@@ -4,7 +4,7 @@
 use crate::bed::gguf::file::File;
 use crate::bed::random::ids;
 use crate::bed::temp::Temp;
-use crate::device;
+use crate::device::{self, is_exact_with};
 use antigravity::dims::{self, FFN_DIM, LAYERS, Q_DIM, VOCAB};
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{self as seam, KvRows, Logits, Run};
@@ -145,7 +145,7 @@ fn agree(exact: bool, found: &(Vec<f32>, Vec<KvRows>), expected: &(Vec<f32>, Vec
 fn all_formats_have_the_cpus_bits() {
     for mixture in [like_q4_k_m, all_sorts] {
         let (Some(device), Some((_dir, path))) = (device::device(), written(mixture)) else { return };
-        let (exact, weights) = (device.facts().correct_divide, Arc::new(load(&path)));
+        let (exact, weights) = (is_exact_with(device.facts()), Arc::new(load(&path)));
         let matrices = Matrices::copy(&device, &weights, Place::Device).unwrap();
         let (backend, cl_device) = (BackendKind::OpenCl, Some("0".into()));
         let options =
@@ -166,7 +166,7 @@ fn weights_in_one_memory_serve_both_devices() {
     }
     let (apart, mut weights) = (Arc::new(load(&path)), load(&path));
     let matrices = Matrices::share(&device, &mut weights).unwrap();
-    let (exact, weights) = (device.facts().correct_divide, Arc::new(weights));
+    let (exact, weights) = (is_exact_with(device.facts()), Arc::new(weights));
     let expected = run(&mut cpu(&apart));
     agree(true, &run(&mut cpu(&weights)), &expected);
     agree(exact, &run(&mut gpu(device, &weights, matrices)), &expected);

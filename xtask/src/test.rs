@@ -7,6 +7,7 @@ mod deps;
 mod device;
 mod real;
 mod report;
+pub mod runtimes;
 mod same;
 mod targets;
 
@@ -53,6 +54,7 @@ const PARTS: &[Part] = &[
     Part { name: "hub", when: All, about: "models of the Hugging Face hub, from a stand-in on this machine", run: hub },
     Part { name: "real", when: All, about: "a real model: logits, text and perplexity of transformers, and one text on every path", run: real::run },
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
+    Part { name: "runtimes", when: All, about: "OpenCL devices of other runtimes: Intel's for CPUs, and rusticl where the distribution has it", run: runtimes::run },
     Part { name: "aarch64", when: All, about: "unit, golden and kernel tests on 64-bit Arm", run: arm::run },
     Part { name: "device", when: All, about: "deploy, run, golden, bench and profile through adb, and what may go wrong", run: device::run },
     Part { name: "static", when: All, about: "Arm's static binary tells the story, whatever size pages have", run: targets::on_arm },

@@ -6,12 +6,11 @@ use crate::device::qemu::EMULATOR;
 use crate::error::{Error, Result};
 use crate::golden::case::{Case, cases, outcome};
 use crate::parity::engine::Engine;
-use crate::test::arm;
 use crate::test::report::{Tally, skip};
-use crate::{build, fetch, sh};
+use crate::test::{arm, runtimes};
+use crate::{build, sh};
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// The case of the default settings, and one that emulated Arm computes in time.
@@ -101,24 +100,17 @@ fn on_arm(engine: &Engine, case: &Case, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Where `.ci/run` puts Intel's OpenCL runtime for CPUs.
-fn runtime() -> Option<PathBuf> {
-    let dir = fetch::folder()?.join("intel-opencl");
-    dir.join("lib/libintelocl.so").exists().then_some(dir)
-}
-
 fn on_device(engine: &Engine, case: &Case, tally: &mut Tally) {
-    let Some(dir) = runtime() else {
-        let remedy = "pip install --prefix ~/.cache/antigravity/intel-opencl intel-opencl-rt";
-        *tally += skip("Intel's OpenCL runtime is missing", remedy);
+    let Some(dir) = runtimes::intel() else {
+        *tally += runtimes::without_intel();
         return;
     };
     for way in [&["opencl", "--gpu-attn"][..], &["opencl"], &["hybrid", "--switch-threshold", "12"]] {
         let mut run = engine.command("generate");
         run.args(&case.settings).args(case.generate.iter().filter(|flag| *flag != "--quiet"));
         run.args(["--cl-device", "0", "--wait-for-gpu", "--backend"]).args(way);
-        run.env("ANTIGRAVITY_OPENCL_LIB", dir.join("lib/libintelocl.so"));
-        run.env("LD_LIBRARY_PATH", dir.join("lib")).env("ANTIGRAVITY_OPENCL_CACHE", engine.file("opencl"));
+        run.env("ANTIGRAVITY_OPENCL_LIB", dir.join("libintelocl.so"));
+        run.env("LD_LIBRARY_PATH", &dir).env("ANTIGRAVITY_OPENCL_CACHE", engine.file("opencl"));
         tally.count(&format!("the same with {}", way.join(" ")), by_device(case, &mut run));
     }
 }
