@@ -82,6 +82,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     ml += (size_t)runs.first_chunk[of] * (HEADS * 2);
     chunk -= runs.first_chunk[of];
 #endif
+#if !defined(SEVERAL) && !defined(TEAM)
+    if (FIRST_SLOT(run) < 0) FIRST_SLOT(run) = ONLY_SLOT(state);
+#endif
     int slots = FIRST_SLOT(run) + 1, capacity = CAPACITY(run);
     int first = (SKIPPED(slots) + chunk) * CHUNK, count = min(CHUNK, slots - first);
     bool last = first + count == slots;

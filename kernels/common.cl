@@ -53,7 +53,8 @@ typedef int4 Part;
 #endif
 
 // A pass has the tokens of several sequences. What works on one sequence's run of them is told which: its first token
-// in the pass, its tokens, the cache slot of the first, the slots of the cache. In a local layer (WINDOW) slots are
+// in the pass, its tokens, the cache slot of the first (-1 of the only token of a pass: ONLY_SLOT, so that a launch can be
+// recorded), the slots of the cache. In a local layer (WINDOW) slots are
 // positions, and the rows of a head are a ring: that of position p is row p % CAPACITY, and the rows of a chunk of
 // positions lie next to each other.
 typedef int4 Run;
@@ -72,9 +73,11 @@ typedef struct {
 #define AT_ROW(slot, run) ((slot) % CAPACITY(run))
 // Chunks before the first of which a token that sees so many slots, its own included, sees anything.
 #define SKIPPED(slots) (max((slots) - WINDOW, 0) / CHUNK)
+#define ONLY_SLOT(state) (((const __global int *)(state))[H_POS])
 #else
 #define AT_ROW(slot, run) (slot)
 #define SKIPPED(slots) 0
+#define ONLY_SLOT(state) (((const __global int *)(state))[H_SLOT])
 #endif
 // Slots that are summed up together; such sums are merged in ascending order. As on the CPU.
 #define CHUNK 128

@@ -326,11 +326,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
 #ifdef INPUT_MERGE
     __local float2 weights[FUSED_CHUNKS * HEADS];
     __local float l[HEADS];
-#if WINDOW
-    int slot = ((const __global int *)state)[H_POS];
-#else
-    int slot = ((const __global int *)state)[H_SLOT];
-#endif
+    int slot = ONLY_SLOT(state);
     merge_chunks(in, in_scales, slot / CHUNK + 1 - SKIPPED(slot + 1), weights, l, x);
 #elif defined(INPUT_NORM)
     load_input(residual, in, sums, x);

@@ -12,8 +12,8 @@
 //!
 //! # The CPU's bits
 //!
-//! Kernels round as the CPU does and add in its order, so logits are the same bits: on PoCL in every test, and on an
-//! NVIDIA H200 for 300 tokens with every type of cache. [`selftest`] compares whole forward passes with the CPU's the
+//! Kernels round as the CPU does and add in its order, so logits are the same bits: on PoCL in every test, on Intel's runtime
+//! for CPUs and Mesa's rusticl in some, and on an NVIDIA H200 for 300 tokens with every type of cache. [`selftest`] compares whole forward passes with the CPU's the
 //! first time a driver compiles the kernels. Where they differ, plainer kernels take their place ([`Variants`]), and
 //! then the CPU, and one line says so. The verdict is kept with the programs, in `~/.cache/antigravity/opencl`, or
 //! beside the program on a phone. A token in one launch has to be the CPU's to the bit there, since nothing but its speed
@@ -23,6 +23,10 @@
 //! integers held as floats, by whole rows, through subgroups or images. All have the same bits, so [`tune`] times them
 //! at the first use, each step by itself, and keeps the fastest with the programs. One that computes something else is
 //! left out where it does, and kernels for few tokens (`kernels/gemm_few.cl`, `several`) are done without before others are.
+//!
+//! Where the driver has `cl_khr_command_buffer`, the launches of a token can be recorded and queued in one call for the
+//! tokens that follow, until one of them has another chunk of attention ([`Recording`]). That is timed too: Intel's runtime
+//! takes longer for a recording than for its launches.
 //!
 //! All that takes seconds, once. Where kernels are still to be compiled, `generate` and `chat` begin on the CPU, a thread
 //! makes the device ready, and the text goes on there with the same bits (`EngineOptions::wait_for_gpu`); for `auto` both
@@ -133,6 +137,7 @@ use seam::{Attention, CancelToken, Logits, Run};
 pub use shapes::Variants;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+pub use threads::{facts_of, open};
 pub use weights::{Matrices, Model};
 use whole::Whole;
 
@@ -201,6 +206,8 @@ pub struct OpenClDevice {
     /// Radians per position of each rotated pair.
     frequencies: Frequencies,
     recorder: Option<Recorder>,
+    /// Whether the launches of a token are recorded.
+    records: bool,
     patience: Patience,
     /// Passes so far.
     passes: u64,
@@ -268,6 +275,7 @@ impl OpenClDevice {
             host,
             frequencies: Frequencies::new(),
             recorder: None,
+            records: model.ways()?.recorded && model.device.records(),
             patience: Patience::default(),
             passes: 0,
             lose: std::env::var(LOSE_VARIABLE).ok().and_then(|n| n.parse().ok()),
@@ -304,6 +312,12 @@ impl OpenClDevice {
     /// be had; for tests.
     pub fn without_one_token(&mut self) -> Result<()> {
         self.bind_launches(false)
+    }
+
+    /// The launches of a token are recorded from now on, or not; whether they are. For tests.
+    pub fn set_recorded(&mut self, recorded: bool) -> bool {
+        self.records = recorded && self.device().records();
+        self.records
     }
 
     /// Binds all but what touches a cache anew, with kernels for one token or without.
@@ -394,8 +408,14 @@ impl OpenClDevice {
         if let (Some(whole), Some(bound), 1) = (&whole, bound, n) {
             whole.single.prepare(&mut self.scratch, bound);
         }
+        let recorded = self.records
+            && n == 1
+            && (read, timed, observed) == (1, false, false)
+            && self.host.is_none()
+            && self.launches.has_one();
         Pass {
             model: &self.model,
+            device: self.model.device.clone(),
             launches: &mut self.launches,
             whole,
             scratch: &mut self.scratch,
@@ -408,6 +428,7 @@ impl OpenClDevice {
             kept,
             steps: Steps::begin(self.recorder.as_mut(), n),
             timed,
+            recorded,
         }
     }
 }

@@ -319,6 +319,36 @@ pub fn keep_to(cores: &[usize]) -> std::io::Result<()> {
     if refused == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
+/// Runs `body`, and the threads that it starts, on the big cores, where the calling thread may use those and others.
+pub fn on_big_cores<T>(body: impl FnOnce() -> T) -> T {
+    on_cores(&topology::big_cores(), body)
+}
+
+fn on_cores<T>(cores: &[usize], body: impl FnOnce() -> T) -> T {
+    let before = own_cores();
+    let some: Vec<usize> = before.iter().copied().filter(|core| cores.contains(core)).collect();
+    let moved = !some.is_empty() && some.len() < before.len() && keep_to(&some).is_ok();
+    let done = body();
+    if moved {
+        // What was in force before; no result depends on it.
+        let _ = keep_to(&before);
+    }
+    done
+}
+
+/// The cores that the calling thread keeps to; none where the system does not say.
+fn own_cores() -> Vec<usize> {
+    // SAFETY: a `cpu_set_t` is a plain bit set, zeroed is empty; the call writes the set and nothing else, and numbers
+    // below its size are looked up.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        match libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) {
+            0 => (0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set)).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
 fn worker(thread: usize, shared: &Shared) {
     let Shared { now: Alone(now), parts, rest: Alone(rest) } = shared;
     let mut last = Mark(0);
@@ -375,6 +405,20 @@ fn worker(thread: usize, shared: &Shared) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_driver_started_meanwhile_inherits_the_cores() {
+        let all = own_cores();
+        let Some((&last, [_, ..])) = all.split_last() else {
+            return; // there is nothing to choose
+        };
+        let there =
+            on_cores(&[last], || std::thread::Builder::new().spawn(own_cores).unwrap().join().unwrap());
+        assert_eq!(there, [last]);
+        assert_eq!(own_cores(), all, "as before");
+        // None of them may be used.
+        assert_eq!(on_cores(&[all[all.len() - 1] + 1], own_cores), all);
+    }
 
     #[test]
     fn sleeping_workers_wake_up() {

@@ -3,7 +3,7 @@
 
 use super::keep::{Keep, Keeper};
 use super::kv::{MappedLayer, Rows, gather};
-use super::launches::{AttendOn, CacheLaunches, CacheLayer};
+use super::launches::{AttendOn, CacheLaunches, CacheLayer, Recorded};
 use super::mass::Mass;
 use crate::dims::{BEFORE, is_local};
 use crate::model::device::{Cache, Extent, HostLayer, HostRows, KvRows};
@@ -92,6 +92,15 @@ impl OpenClCache {
     /// They are not bound yet.
     pub fn layer(&mut self, layer: usize) -> &mut CacheLayer {
         &mut self.launches.as_mut().expect("bound before the pass").layers[layer]
+    }
+
+    /// A pass of one token as it was last recorded.
+    ///
+    /// # Panics
+    ///
+    /// As [`OpenClCache::layer`].
+    pub fn recorded(&mut self) -> &mut Option<Recorded> {
+        &mut self.launches.as_mut().expect("bound before the pass").recorded
     }
 
     /// Ends a pass that has filled `new` slots, and has given a mass to all where it was observed.

@@ -6,6 +6,7 @@
 //! of several sequences, is one launch (`single_launch`, `batch_launch`).
 
 mod host;
+mod recorded;
 mod whole;
 
 pub use host::HostAttention;
@@ -31,6 +32,8 @@ use std::ops::Range;
 /// One forward pass under way.
 pub struct Pass<'a> {
     pub model: &'a Model,
+    /// The device that launches are queued on, or recorded.
+    pub device: Device,
     pub launches: &'a mut Launches,
     /// Of a pass that is one launch.
     pub whole: Option<&'a mut Whole>,
@@ -47,6 +50,8 @@ pub struct Pass<'a> {
     pub steps: Steps<'a>,
     /// Whether steps are timed, for which the host must wait for each.
     pub timed: bool,
+    /// Whether it is a token whose launches are recorded for those that follow.
+    pub recorded: bool,
 }
 
 /// Where the tokens of a run lie, in the pass and in one layer of their cache.
@@ -90,6 +95,12 @@ impl Place {
         [self.first, self.tokens, self.before, self.rows].map(|n| n as i32)
     }
 
+    /// The same of the only token of a pass, whose slot the kernel finds in the header.
+    fn as_only_run(self) -> [i32; 4] {
+        let [first, tokens, _, rows] = self.as_run();
+        [first, tokens, -1, rows]
+    }
+
     /// Slots that are filled after the pass.
     fn filled(self) -> usize {
         self.before + self.tokens
@@ -104,7 +115,6 @@ impl Place {
 impl Pass<'_> {
     /// All steps of all layers on the tokens of `runs`, and the logits that are wanted.
     pub fn run(&mut self, runs: &mut [Run<'_>]) -> std::result::Result<(), Error> {
-        let last = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
         self.scratch.embed(&self.model.weights, runs, self.frequencies)?; // rows of the embedding, angles of RoPE
         self.done("embed", 0)?;
         if let Some(whole) = self.whole.take()
@@ -112,6 +122,15 @@ impl Pass<'_> {
         {
             return Ok(()); // fused: all steps of all layers
         }
+        if self.recorded {
+            return self.once_recorded(runs);
+        }
+        self.layers(runs)?;
+        Ok(self.head(runs)?) // final RMS norm, one logit per vocabulary entry
+    }
+
+    fn layers(&mut self, runs: &mut [Run<'_>]) -> std::result::Result<(), Error> {
+        let last = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
         for layer in 0..LAYERS {
             self.go_on()?;
             self.norm(layer)?; // RMS norm before attention
@@ -148,12 +167,15 @@ impl Pass<'_> {
             self.gate_up(layer)?; // silu(gate) * up
             self.down(layer)?; // back to the residual's width, and joins it
             self.residual(last, layer)?;
+            if layer == 0 && !self.recorded {
+                self.device.begin()?; // the rest is queued meanwhile
+            }
         }
-        Ok(self.head(runs)?) // final RMS norm, one logit per vocabulary entry
+        Ok(())
     }
 
     fn device(&self) -> &Device {
-        self.model.device()
+        &self.device
     }
 
     /// Whether the kernels for one token compute a layer's steps.
@@ -196,7 +218,7 @@ impl Pass<'_> {
     }
 
     fn qkv(&mut self, layer: usize) -> Result<()> {
-        let device = self.model.device();
+        let device = &self.device;
         match self.by_one() {
             true => self.launches.one[layer].qkv.one(device)?, // fused: norm, qkv
             false => self.launches.many[layer].qkv.many(device, self.n)?,
@@ -206,7 +228,7 @@ impl Pass<'_> {
 
     /// Keys and values of all tokens, queries of those whose logits are wanted.
     fn qkv_wanted(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
-        let (device, qkv) = (self.model.device(), &mut self.launches.many[layer].qkv);
+        let (device, qkv) = (&self.device, &mut self.launches.many[layer].qkv);
         qkv.groups_from(device, self.n, Q_DIM / 16)?;
         let mut some = 0..0; // neighbours together
         for token in wanted(runs) {
@@ -249,10 +271,11 @@ impl Pass<'_> {
             return self.done("attend", layer);
         }
         let merges = self.out_merges(place);
-        let (device, bound) = (self.model.device(), cache.layer(layer));
+        let (device, bound) = (&self.device, cache.layer(layer));
         if let Some(one) = bound.attend_one.as_mut().filter(|_| place.tokens == 1) {
             let chunks = place.chunks();
-            one.with(&place.as_run())?.run(device, [chunks * KV_HEADS, 1])?; // fused: rope, attend
+            let run = if self.n == 1 { place.as_only_run() } else { place.as_run() };
+            one.with(&run)?.run(device, [chunks * KV_HEADS, 1])?; // fused: rope, attend
             if !merges {
                 let merge = self.launches.merge.as_mut().expect("invariant: there is one with `attend_one`");
                 merge.with(&[place.first as i32, chunks as i32])?.run(device, [HEADS, 1])?;
@@ -275,12 +298,12 @@ impl Pass<'_> {
         let Some(several) = &mut self.launches.several else { return Ok(()) };
         let rows = cache.rows.layer(layer).expect("invariant: attention is the device's");
         several.add(layer, place.as_run(), place.chunks(), rows)?;
-        if several.is_full() { several.run(self.model.device(), layer) } else { Ok(()) }
+        if several.is_full() { several.run(&self.device, layer) } else { Ok(()) }
     }
 
     fn attend_joined(&mut self, layer: usize) -> Result<()> {
         let Some(several) = &mut self.launches.several else { return Ok(()) };
-        several.run(self.model.device(), layer)?;
+        several.run(&self.device, layer)?;
         self.done("attend", layer)
     }
 
@@ -294,13 +317,13 @@ impl Pass<'_> {
         let launch = if bound.by_one(place.tokens) { &mut bound.observe_one } else { &mut bound.observe };
         let launch = launch.as_mut().expect("invariant: bound with the mass");
         let launch = launch.with(&place.as_run())?.and(&[place.observed as i32, massed as i32])?;
-        launch.run(self.model.device(), [place.filled().div_ceil(OBSERVE_ITEMS), KV_HEADS])?;
+        launch.run(&self.device, [place.filled().div_ceil(OBSERVE_ITEMS), KV_HEADS])?;
         self.done("observe", layer)
     }
 
     fn out(&mut self, layer: usize, place: Place) -> Result<()> {
         let merges = self.out_merges(place);
-        let (device, n) = (self.model.device(), self.n);
+        let (device, n) = (&self.device, self.n);
         if !self.by_one() {
             let l = &mut self.launches.many[layer];
             l.att.run(device, [n, 1])?;
@@ -324,7 +347,7 @@ impl Pass<'_> {
     }
 
     fn gate_up(&mut self, layer: usize) -> Result<()> {
-        let (device, n) = (self.model.device(), self.n);
+        let (device, n) = (&self.device, self.n);
         if self.by_one() {
             self.launches.one[layer].gate_up.one(device)?; // fused: norm, gate_up
         } else {
@@ -336,7 +359,7 @@ impl Pass<'_> {
     }
 
     fn down(&mut self, layer: usize) -> Result<()> {
-        let device = self.model.device();
+        let device = &self.device;
         match self.by_one() {
             true => self.launches.one[layer].down.one(device)?,
             false => self.launches.many[layer].down.many(device, self.n)?,
@@ -363,22 +386,21 @@ impl Pass<'_> {
 
     /// Logits of the tokens for which they are wanted.
     fn head(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
-        let (device, count) = (self.model.device(), wanted(runs).count());
-        match count {
+        match wanted(runs).count() {
             // The host does not wait here, so the device has to be told to begin.
-            0 => return device.flush(),
+            0 => return self.device.flush(),
             1 => {
-                self.launches.head.one(device)?; // fused: norm, head
+                self.launches.head.one(&self.device)?; // fused: norm, head
                 self.read_logits(0..1, runs)?;
             }
-            _ => {
+            count => {
                 for first in (0..count).step_by(self.scratch.logit_rows) {
                     let rows = first..count.min(first + self.scratch.logit_rows);
                     match self.kept {
                         Some(_) => self.norm_wanted(rows.clone())?,
                         None => self.norm_wanted(wanted(runs).skip(first).take(rows.len()))?,
                     }
-                    self.launches.heads.many(device, rows.len())?;
+                    self.launches.heads.many(&self.device, rows.len())?;
                     self.read_logits(rows, runs)?;
                 }
             }
@@ -395,7 +417,7 @@ impl Pass<'_> {
             while tokens.next_if_eq(&(first + n)).is_some() {
                 n += 1;
             }
-            norm.with(&[first as i32, to as i32])?.run(self.model.device(), [n, 1])?;
+            norm.with(&[first as i32, to as i32])?.run(&self.device, [n, 1])?;
             to += n;
         }
         Ok(())

@@ -14,6 +14,8 @@ use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::failure::Result;
+use opencl_runtime::program::Recording;
+use std::sync::Arc;
 
 /// The steps of one layer on a pass of one token. Each is a launch, which covers the steps that it is described by.
 pub struct OneToken {
@@ -84,12 +86,22 @@ impl Launches {
     }
 }
 
+/// The launches of a token with one cache.
+pub struct Recorded {
+    /// Chunks of attention by layer, the one thing that they depend on.
+    pub chunks: [usize; LAYERS],
+    /// What is queued again.
+    pub recording: Arc<Recording>,
+}
+
 /// The launches that touch one cache, bound to its buffers.
 pub struct CacheLaunches {
     /// By layer.
     pub layers: Vec<CacheLayer>,
     /// The whole pass of one token, where the device has that.
     pub single: Option<Bound>,
+    /// A pass of one token as it was last recorded.
+    pub recorded: Option<Recorded>,
     /// For which [`Scratch::slots`] they are bound.
     pub slots: usize,
 }
@@ -206,7 +218,12 @@ impl Binder<'_> {
             let mass = mass.filter(|_| !is_local(i)).map(|mass| &mass[BEFORE[i][0]]);
             self.cache_layer((l, calibration, Sight::of(i)), rows.layer(i), mass)
         });
-        Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, single: None, slots: self.scratch.slots })
+        Ok(CacheLaunches {
+            layers: layers.collect::<Result<_>>()?,
+            single: None,
+            recorded: None,
+            slots: self.scratch.slots,
+        })
     }
 
     fn cache_layer(

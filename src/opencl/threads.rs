@@ -1,6 +1,22 @@
-//! Threads of the host, for what takes one as long as a fast GPU takes for a pass.
+//! Threads of the host: for what takes one as long as a fast GPU takes for a pass, and those of the driver.
 
+use numeric::pool::on_big_cores;
+use opencl_runtime::device::{self, Device};
+use opencl_runtime::facts::Facts;
+use opencl_runtime::failure::Result;
+use opencl_runtime::program_cache::Cache;
 use std::thread;
+
+/// As [`device::facts_of`]. A driver starts threads when it is first asked and when a device is opened, and they inherit
+/// cores: on a phone's little ones each launch would take longer.
+pub fn facts_of(select: Option<&str>) -> Option<&'static Facts> {
+    on_big_cores(|| device::facts_of(select))
+}
+
+/// As [`Device::open`], for the same reason.
+pub fn open(select: Option<&str>, cache: Cache) -> Result<Device> {
+    on_big_cores(|| Device::open(select, cache))
+}
 
 /// Runs both, `one` in a thread of its own if there is one to be had.
 pub fn both(mut one: impl FnMut() + Send, other: impl FnOnce()) {

@@ -4,9 +4,10 @@
 //! fastest, so that few programs are compiled. The best two are then timed with each other step, whose shape may want
 //! another. Each must give the bits of the plain kernel before it is timed. Compilers may be slow: after some seconds
 //! nothing more is compiled to be tried, but for one form each for one token and for many, and what was best so far is
-//! taken for what is left. Where a self-test finds that it computes something else after all, [`recheck`] finds out what
+//! taken for what is left. At last the launches of a token are timed as a recording. Where a self-test finds that it computes something else after all, [`recheck`] finds out what
 //! is wrong. NVIDIA's devices have kernels of their own, and nothing is timed there.
 
+mod recording;
 mod trial;
 
 use super::defines::Defines;
@@ -19,7 +20,7 @@ use super::weights::Model;
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
-use opencl_runtime::failure::{Kind, Result};
+use opencl_runtime::failure::{Failure, Kind, Result};
 use opencl_runtime::program_cache::{Attempt, Cache, Marker};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
@@ -50,6 +51,9 @@ pub struct Tuned {
     pub ways: Ways,
     /// All that computed what they should, in the order tried.
     pub table: Vec<Timed>,
+    /// What the launches of a token took, queued one by one and recorded; `None` where they cannot be recorded, or were
+    /// wrong.
+    pub recording: Option<[Duration; 2]>,
 }
 
 /// How products of the model with this fingerprint are computed on a device, if that is known without either at hand.
@@ -108,6 +112,7 @@ pub fn timed(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<
     for tokens in [Tokens::Many, Tokens::One] {
         tuner.choose(tokens)?;
     }
+    tuner.choose_recording()?;
     let tuned = tuner.tuned;
     keep(model, cache, tuned.ways);
     Ok(tuned)
@@ -129,10 +134,11 @@ pub fn recheck(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Resul
     for (tokens, step) in [Tokens::Many, Tokens::One].into_iter().flat_map(|t| Step::ALL.map(|s| (t, s))) {
         tuner.check(tokens, step)?;
     }
-    let Tuner { tuned, left_out, .. } = tuner;
-    model.set_ways(tuned.ways);
-    keep(model, cache, tuned.ways);
-    Ok(!left_out.is_empty())
+    let found = !tuner.left_out.is_empty() || tuner.without_recording();
+    let ways = tuner.tuned.ways;
+    model.set_ways(ways);
+    keep(model, cache, ways);
+    Ok(found)
 }
 
 /// Names everything that speeds depend on: device, kernels and model.
@@ -170,7 +176,7 @@ impl<'a> Tuner<'a> {
         let kernels = Kernels::new(device, KvTypes::both(KvType::F16), Variants::Fastest, Ways::default())?;
         let many = if kernels.shapes().batches() { MANY } else { 1 };
         let scratch = Scratch::new(device, many, (1, 1))?;
-        let tuned = Tuned { ways: Ways::default(), table: Vec::new() };
+        let tuned = Tuned { ways: Ways::default(), table: Vec::new(), recording: None };
         let (began, left_out) = (Instant::now(), Vec::new());
         Ok(Self { model, cache, key, say, kernels, scratch, began, left_out, tuned })
     }
@@ -259,7 +265,7 @@ impl<'a> Tuner<'a> {
     /// The plain kernel: what it takes, and its bits.
     fn plain(&mut self, tokens: Tokens, step: Step) -> Result<(Duration, Vec<u8>)> {
         let mut trial = self.trial(tokens, step, Way::PLAIN)?;
-        let (first, expected) = self.first(&mut trial, tokens, step)?;
+        let (first, expected) = self.first(|device| trial.run(0, device), (tokens, step))?;
         let took = self.time(&mut trial, first)?;
         self.tuned.table.push(Timed { tokens, step, way: Way::PLAIN, took });
         Ok((took, expected))
@@ -273,7 +279,7 @@ impl<'a> Tuner<'a> {
             return Ok(());
         }
         let mut plain = self.trial(tokens, step, Way::PLAIN)?;
-        let (took, expected) = self.first(&mut plain, tokens, step)?;
+        let (took, expected) = self.first(|device| plain.run(0, device), (tokens, step))?;
         let found = self.try_out((tokens, step, way), &expected, took);
         if !matches!(found, Ok(Some(_))) {
             let why = found.err().map_or("it computes wrong results".into(), |e| e.message);
@@ -300,13 +306,9 @@ impl<'a> Tuner<'a> {
             return Ok(());
         }
         let name = name(tokens, step, way);
-        let marker = match self.cache.attempt(&format!("{name} {}", self.key)) {
-            Attempt::Begun(marker) => marker,
-            Attempt::Crashed(path) => {
-                let why = format!("the driver crashed or hung on it; remove {} to try again", path.display());
-                self.leave_out((tokens, step, way), &why);
-                return Ok(());
-            }
+        let Some(marker) = self.attempt(&name) else {
+            self.left_out.push((tokens, step, way));
+            return Ok(());
         };
         match self.try_out((tokens, step, way), expected, best.0) {
             Ok(Some(took)) => {
@@ -316,20 +318,47 @@ impl<'a> Tuner<'a> {
                 }
             }
             Ok(None) => self.leave_out((tokens, step, way), "it computes wrong results"),
-            Err(e) if e.kind == Kind::Stopped => return Err(e),
-            Err(e) if self.device().is_lost() => {
-                // For good.
-                marker.into_iter().for_each(Marker::stay);
-                return Err(e);
+            Err(e) => {
+                self.failed(e, marker).map(|why| self.leave_out((tokens, step, way), &why))?;
             }
-            Err(e) => self.leave_out((tokens, step, way), &e.message),
         }
         Ok(())
     }
 
+    /// Begins to try something, unless a driver crashed or hung on it, which is said.
+    fn attempt(&self, name: &str) -> Option<Option<Marker>> {
+        match self.cache.attempt(&format!("{name} {}", self.key)) {
+            Attempt::Begun(marker) => Some(marker),
+            Attempt::Crashed(path) => {
+                let path = path.display();
+                self.say_left_out(
+                    name,
+                    &format!("the driver crashed or hung on it; remove {path} to try again"),
+                );
+                None
+            }
+        }
+    }
+
+    /// Why what failed is left out; where the device is lost, that stays so for good.
+    fn failed(&self, e: Failure, marker: Option<Marker>) -> Result<String> {
+        if e.kind == Kind::Stopped {
+            return Err(e);
+        }
+        if self.device().is_lost() {
+            marker.into_iter().for_each(Marker::stay);
+            return Err(e);
+        }
+        Ok(e.message)
+    }
+
     fn leave_out(&mut self, (tokens, step, way): (Tokens, Step, Way), why: &str) {
         self.left_out.push((tokens, step, way));
-        (self.say)(&format!("OpenCL: variant {} is left out: {why}", name(tokens, step, way)));
+        self.say_left_out(&name(tokens, step, way), why);
+    }
+
+    fn say_left_out(&self, name: &str, why: &str) {
+        (self.say)(&format!("OpenCL: variant {name} is left out: {why}"));
     }
 
     /// What a way takes; `None` where it does not give the expected bits.
@@ -340,7 +369,7 @@ impl<'a> Tuner<'a> {
         best: Duration,
     ) -> Result<Option<Duration>> {
         let mut trial = self.trial(tokens, step, way)?;
-        let (first, found) = self.first(&mut trial, tokens, step)?;
+        let (first, found) = self.first(|device| trial.run(0, device), (tokens, step))?;
         if found != expected {
             return Ok(None);
         }

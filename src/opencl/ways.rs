@@ -155,7 +155,7 @@ impl FromStr for Way {
         });
         way.filter(|way| way.makes_sense()).ok_or_else(|| {
             Error::Usage(format!(
-                "no variant of kernels is named {}; tile, rows or floats, and then -four, -small, -dot, -subgroups, -image",
+                "no variant of kernels is named {}; tile, rows or floats, and then -four, -small, -dot, -subgroups, -image, -recorded",
                 files::error::quoted(name)
             ))
         })
@@ -172,12 +172,19 @@ pub enum Tokens {
 
 /// The way of each step, for one token and for many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Ways([[Way; Step::ALL.len()]; 2]);
+pub struct Ways {
+    of: [[Way; Step::ALL.len()]; 2],
+    /// The launches of a token are recorded for those that follow.
+    pub recorded: bool,
+}
+
+/// Ends the name of a way where that is so.
+const RECORDED: &str = "-recorded";
 
 impl Ways {
     /// One for all.
     pub fn all(way: Way) -> Self {
-        Self([[way; Step::ALL.len()]; 2])
+        Self { of: [[way; Step::ALL.len()]; 2], recorded: false }
     }
 
     /// What [`VARIANT_VARIABLE`] asks for.
@@ -189,30 +196,32 @@ impl Ways {
         let Some(name) = std::env::var(VARIANT_VARIABLE).ok().filter(|name| !name.is_empty()) else {
             return Ok(None);
         };
-        let way: Way = name.parse()?;
-        match way.missing(facts) {
+        let plain = name.strip_suffix(RECORDED);
+        let (way, recorded) = (plain.unwrap_or(&name).parse::<Way>()?, plain.is_some());
+        match way.missing(facts).or((recorded && !facts.records).then_some("recordings of launches")) {
             Some(what) => {
                 Err(Error::Device(format!("OpenCL: {} has no {what}; {VARIANT_VARIABLE}={name}", facts.name)))
             }
-            None => Ok(Some(Self::all(way))),
+            None => Ok(Some(Self { recorded, ..Self::all(way) })),
         }
     }
 
     /// That of a step.
     pub fn get(&self, tokens: Tokens, step: Step) -> Way {
-        self.0[tokens as usize][step as usize]
+        self.of[tokens as usize][step as usize]
     }
 
     /// Changes that of a step.
     pub fn set(&mut self, tokens: Tokens, step: Step, way: Way) {
-        self.0[tokens as usize][step as usize] = way;
+        self.of[tokens as usize][step as usize] = way;
     }
 }
 
 impl fmt::Display for Ways {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> = self.0.iter().flatten().map(Way::to_string).collect();
-        f.write_str(&names.join(" "))
+        let names: Vec<String> = self.of.iter().flatten().map(Way::to_string).collect();
+        f.write_str(&names.join(" "))?;
+        f.write_str(if self.recorded { RECORDED } else { "" })
     }
 }
 
@@ -220,9 +229,10 @@ impl FromStr for Ways {
     type Err = Error;
 
     fn from_str(names: &str) -> Result<Self> {
-        let mut ways = Self::default();
-        let mut names = names.split(' ');
-        for way in ways.0.iter_mut().flatten() {
+        let plain = names.strip_suffix(RECORDED);
+        let mut ways = Self { recorded: plain.is_some(), ..Self::default() };
+        let mut names = plain.unwrap_or(names).split(' ');
+        for way in ways.of.iter_mut().flatten() {
             *way = names.next().unwrap_or_default().parse()?;
         }
         Ok(ways)
@@ -244,7 +254,10 @@ mod tests {
         }
         let mut ways = Ways::all("rows".parse().unwrap());
         ways.set(Tokens::One, Step::Down, "floats-small".parse().unwrap());
-        assert_eq!(ways.to_string().parse::<Ways>().unwrap(), ways);
+        for recorded in [false, true] {
+            ways.recorded = recorded;
+            assert_eq!(ways.to_string().parse::<Ways>().unwrap(), ways);
+        }
         assert!("rows tile".parse::<Ways>().is_err());
     }
 }

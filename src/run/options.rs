@@ -1,7 +1,7 @@
 //! What can be chosen about loading a model and generating text, with the defaults of the command line.
 
 use crate::model::weights::WeightType;
-use crate::opencl::device::facts_of;
+use crate::opencl::facts_of;
 use crate::run::draft_model::DraftProgram;
 use crate::run::eviction::Eviction;
 use crate::run::session::{CancelToken, Fixed, Notice};

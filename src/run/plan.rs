@@ -137,7 +137,7 @@ impl DeviceMemory {
         if options.backend == BackendKind::Cpu {
             return None;
         }
-        match opencl::device::facts_of(options.cl_device.as_deref()) {
+        match opencl::facts_of(options.cl_device.as_deref()) {
             None if options.backend == BackendKind::Auto => None,
             Some(facts) if !facts.unified_memory => Some(DeviceMemory::Own(facts.global_memory)),
             _ => Some(DeviceMemory::Unified),

@@ -112,7 +112,7 @@ fn measure(seat: Seat) -> Result<Speed> {
 pub fn is_known_to_be_the_cpu(o: &EngineOptions, fingerprint: &str) -> bool {
     let is_cpu = || {
         let isa = o.isa.map_or_else(Isa::detect, Ok).ok()?;
-        let facts = opencl::device::facts_of(o.cl_device.as_deref())?;
+        let facts = opencl::facts_of(o.cl_device.as_deref())?;
         let speeds = known(o, fingerprint, isa, facts)?;
         let only = Measured::new(speeds).only(o.max_seq_len).filter(|&side| side == Side::Cpu)?;
         say_why(o, Some(only), speeds);

@@ -2,7 +2,7 @@
 //! and the attention that slots receive.
 
 use crate::bed::random::ids;
-use crate::device;
+use crate::device::{self, is_exact_with};
 use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB};
 use antigravity::model::cpu::attention::for_others;
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
@@ -153,7 +153,7 @@ fn rows_are_used_in_turn() {
         found.decode(&mut cpu, &mut *cache, 20);
         assert_eq!(model.device().allocated(), allocated);
         assert_eq!(found.tokens, text.tokens, "{types}");
-        if model.device().facts().correct_divide {
+        if is_exact_with(model.device().facts()) {
             assert_eq!(bits(&found.logits), bits(&text.logits), "{types}");
             assert!(rows_of(&mut *cache) == rows_of(&mut *alone), "{types}: other rows");
         }
@@ -210,7 +210,7 @@ fn the_cpu_has_rows_until_the_device_needs_them() {
     forward(&mut cpu, &mut *cache, &ids(PROMPT + 5));
     cache.set_len(PROMPT);
     forward(&mut gpu, &mut *cache, &[1]);
-    if model.device().facts().correct_divide {
+    if is_exact_with(model.device().facts()) {
         assert!(rows_of(&mut *cache) == expected);
     }
 }
@@ -277,7 +277,7 @@ fn passes(on: &mut dyn Device, sequences: &[Sequence], together: bool) -> Vec<Le
 fn several_sequences_in_one_pass_are_each_as_alone() {
     let _alone = alone();
     let Some(model) = model() else { return };
-    if !model.device().facts().correct_divide {
+    if !is_exact_with(model.device().facts()) {
         return device::skip("this device does not have the CPU's bits");
     }
     let sequence = |before: usize, n: usize, observe: usize, rows: usize| {
@@ -321,7 +321,7 @@ fn several_sequences_in_one_pass_are_each_as_alone() {
 fn a_token_of_each_of_many_sequences_is_computed_as_alone() {
     let _alone = alone();
     let Some(model) = model() else { return };
-    if !model.device().facts().correct_divide {
+    if !is_exact_with(model.device().facts()) {
         return device::skip("this device does not have the CPU's bits");
     }
     let sequence = |before: usize, n: usize, rows: usize| {
@@ -360,6 +360,53 @@ fn a_pass_has_as_many_launches_for_many_sequences_as_for_two() {
     let (two, sixteen) = (launches(2), launches(16));
     assert_eq!(two, sixteen);
     assert!(sixteen <= 10 * LAYERS as u64 + 2, "{sixteen} launches, {LAYERS} layers");
+}
+
+/// A token is one call of the driver then, whatever comes between it and the token that was recorded: another sequence, more
+/// chunks, slots that go, a longer cache.
+#[test]
+fn a_recorded_token_has_the_bits_of_one_that_is_not() {
+    let _alone = alone();
+    let Some(model) = model() else { return };
+    let mut launches = Vec::new();
+    for types in KvType::ALL.map(KvTypes::both) {
+        let mut on = gpu(model, types, Place::Device);
+        if !on.set_recorded(true) {
+            return device::skip("this device records no launches");
+        }
+        let mut text = |on: &mut dyn Device, count: bool| {
+            let mut caches = [on.new_cache(CAPACITY - 50).unwrap(), on.new_cache(CAPACITY).unwrap()];
+            let mut all = Vec::new();
+            for (cache, n) in caches.iter_mut().zip([120, 20]) {
+                all.extend(bits(&forward(on, &mut **cache, &ids(n))));
+            }
+            for i in 0..24u32 {
+                for cache in &mut caches {
+                    let before = model.device().launches();
+                    all.extend(bits(&forward(on, &mut **cache, &[i + 1])));
+                    if count {
+                        launches.push(model.device().launches() - before);
+                    }
+                }
+                if i == 15 {
+                    let keeps = (0..KV_HEADS as u32).map(|head| [1 + head, 9, 40, 130]);
+                    (0..LAYERS).for_each(|layer| {
+                        keeps.clone().enumerate().for_each(|(head, slots)| {
+                            caches[0].keep(layer, head, &slots).unwrap();
+                        });
+                    });
+                    caches[0].set_len(4);
+                    caches[1].resize(CAPACITY + 40).unwrap();
+                }
+            }
+            all
+        };
+        let expected = text(&mut cpu(types), false);
+        assert!(text(&mut on, true) == expected, "{types}");
+    }
+    let recorded = launches.iter().filter(|&&n| n == 1).count();
+    // The first of each cache, with one more chunk, after slots went and the cache grew.
+    assert_eq!(launches.len() - recorded, KvType::ALL.len() * 5, "{launches:?}");
 }
 
 pub fn mass_of(cache: &mut dyn Cache) -> Vec<u32> {
@@ -416,7 +463,7 @@ const STEPS: [Step; 8] = [
 fn slots_receive_the_same_attention() {
     let _alone = alone();
     let Some(model) = model() else { return };
-    if !model.device().facts().correct_divide {
+    if !is_exact_with(model.device().facts()) {
         return device::skip("this device does not have the CPU's bits");
     }
     for types in KvType::ALL.map(KvTypes::both) {

@@ -1,7 +1,7 @@
 //! A way of computing products gives other bits, is chosen though it is wrong, or is tried again and again.
 
 use crate::bed::temp::Temp;
-use crate::device::{cache_dir, device, generate, said};
+use crate::device::{cache_dir, device, generate, is_exact_with, said};
 use crate::faults::shim;
 use antigravity::opencl::ways::{VARIANT_VARIABLE, Way};
 use std::process::{Command, Output};
@@ -51,10 +51,14 @@ fn every_variant_changes_nothing() {
     let Some(device) = device() else { return };
     let facts = device.facts();
     let ways = VARIANTS.map(|name| name.parse::<Way>().unwrap());
-    for way in ways.into_iter().filter(|way| facts.correct_divide && way.missing(facts).is_none()) {
+    for way in ways.into_iter().filter(|way| is_exact_with(facts) && way.missing(facts).is_none()) {
         let mut command = on_device(cache_dir().to_str().unwrap());
         let said = goes_on(command.env(VARIANT_VARIABLE, way.to_string()));
         assert_eq!(said, "", "{way}");
+    }
+    for name in ["tile-recorded", "rows-recorded"].into_iter().filter(|_| facts.records) {
+        let mut command = on_device(cache_dir().to_str().unwrap());
+        assert_eq!(goes_on(command.env(VARIANT_VARIABLE, name)), "", "{name}");
     }
 }
 
@@ -75,7 +79,7 @@ fn an_unknown_variant_is_one_line() {
 /// Whether there is a device whose kernels are timed, and have the CPU's bits.
 fn is_timed() -> bool {
     device()
-        .is_some_and(|device| device.facts().compute_capability.is_none() && device.facts().correct_divide)
+        .is_some_and(|device| device.facts().compute_capability.is_none() && is_exact_with(device.facts()))
 }
 
 /// A planted fault: the variant is left out with a line, and nothing is tried again.
@@ -85,10 +89,19 @@ fn a_variant_that_is_wrong_or_does_not_compile_is_left_out() {
     if !is_timed() {
         return;
     }
+    let records = device().is_some_and(|device| device.facts().records);
     let wrong = ("ANTIGRAVITY_OPENCL_CORRUPT", "gemm:floats", "gemm:floats is left out: it computes wrong");
-    // The plain kernel and what prepares its input come first.
-    let faults = [Some(wrong), shim().map(|_| ("SHIM_FAULT", "clBuildProgram:4:-11:once", "is left out: "))];
-    for (variable, fault, expected) in faults.into_iter().flatten() {
+    let in_shim = [
+        // The plain kernel and what prepares its input come first.
+        ("clBuildProgram:4:-11:once", "is left out: "),
+        ("clFinalizeCommandBufferKHR:1:-6", "recorded is left out: clFinalizeCommandBufferKHR"),
+        // As if it had been done.
+        ("clEnqueueCommandBufferKHR:1:0", "recorded is left out: it computes wrong results"),
+    ];
+    let there = |fault: &str| shim().is_some() && (records || !fault.contains("CommandBuffer"));
+    let in_shim = in_shim.into_iter().filter(|(fault, _)| there(fault));
+    let faults = in_shim.map(|(fault, expected)| ("SHIM_FAULT", fault, expected));
+    for (variable, fault, expected) in [wrong].into_iter().chain(faults) {
         let own = Temp::new();
         let run = |fault: &str| {
             let mut command = on_device(&own.0.to_string_lossy());
@@ -138,7 +151,7 @@ fn a_variant_that_is_wrong_with_one_step_is_left_out_there() {
 #[test]
 fn kernels_for_few_tokens_that_are_wrong_are_done_without() {
     let Some(device) = device() else { return };
-    if !device.facts().correct_divide {
+    if !is_exact_with(device.facts()) {
         return;
     }
     for fault in ["gemm:few", "attend_one:several"] {

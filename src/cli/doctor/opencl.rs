@@ -13,6 +13,7 @@ use opencl_runtime::device::{Found, choose, devices};
 use opencl_runtime::facts::LocalMemory;
 use opencl_runtime::load::{Search, remedy};
 use std::path::Path;
+use std::time::Duration;
 
 /// Longest text of a driver that is shown.
 const MOST: usize = 200;
@@ -58,16 +59,27 @@ pub(super) fn tuned(model: &Path, select: Option<&str>) -> Result<String> {
             Tokens::Many => ("many tokens", "gemm"),
         };
         let chosen = tuned.ways.get(timed.tokens, timed.step) == timed.way;
-        vec![
-            tokens.to_string(),
-            timed.step.names().0.to_string(),
-            format!("{kernel}:{}", timed.way),
-            format!("{:.3} ms", 1e3 * timed.took.as_secs_f64()),
-            if chosen { "chosen".into() } else { String::new() },
-        ]
+        row([tokens, timed.step.names().0, &format!("{kernel}:{}", timed.way)], timed.took, chosen)
+    };
+    let of_recording = |(took, recorded): (&Duration, bool)| {
+        let chosen = tuned.ways.recorded == recorded;
+        row(
+            ["one token", "qkv, down, gate_up", if recorded { "recorded" } else { "launched" }],
+            *took,
+            chosen,
+        )
     };
     let sides = [Side::Left, Side::Left, Side::Left, Side::Right, Side::Left];
-    Ok(columns(&sides, &tuned.table.iter().map(line).collect::<Vec<_>>()))
+    let recording = tuned.recording.iter().flat_map(|both| both.iter().zip([false, true]));
+    let rows = tuned.table.iter().map(line).chain(recording.map(of_recording));
+    Ok(columns(&sides, &rows.collect::<Vec<_>>()))
+}
+
+/// Of the table of [`tuned`].
+fn row(what: [&str; 3], took: Duration, chosen: bool) -> Vec<String> {
+    let [took, chosen] =
+        [format!("{:.3} ms", 1e3 * took.as_secs_f64()), if chosen { "chosen".into() } else { String::new() }];
+    what.map(String::from).into_iter().chain([took, chosen]).collect()
 }
 
 fn choice(found: &[Found], select: Option<&str>) -> String {

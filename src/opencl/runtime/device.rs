@@ -2,12 +2,13 @@
 
 use super::facts::{DeviceType, Facts, LocalMemory};
 use super::failure::{Failure, Kind, Result, check};
-use super::ffi::{self, Api, ContextId, CreateBufferNv, DeviceId, PlatformId, QueueId};
+use super::ffi::{self, Api, CommandBuffers, ContextId, CreateBufferNv, DeviceId, PlatformId, QueueId};
 use super::load::{self, Library};
 use super::program_cache::Cache;
 use super::waiter::{Call, Waiter};
-use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::any::Any;
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -101,6 +102,8 @@ pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
 #[derive(Clone)]
 pub struct Device {
     pub(super) shared: Arc<Shared>,
+    /// What launches are added to, where they are not queued: a [`Recording`](crate::program::Recording).
+    pub(super) recording: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 pub(super) struct Shared {
@@ -111,6 +114,8 @@ pub(super) struct Shared {
     pub facts: Facts,
     pub cache: Cache,
     pub launches: AtomicU64,
+    /// Launches since the device was last told to begin.
+    pub waiting: AtomicU32,
     pub allocated: AtomicU64,
     /// Transfers that were waited for, and their bytes.
     pub transfers: AtomicU64,
@@ -123,6 +128,8 @@ pub(super) struct Shared {
     pub lost: OnceLock<Failure>,
     /// For [`Place::OnHost`](super::Place::OnHost).
     pub create_on_host: Option<CreateBufferNv>,
+    /// For recordings.
+    pub command_buffers: Option<CommandBuffers>,
 }
 
 /// Programs built and the time that took.
@@ -157,9 +164,18 @@ impl Device {
         let waiter = Waiter::new(&library.api, queue, &facts).map_err(|e| {
             Failure::new(Kind::Lost, format!("no thread can be made to wait for the device: {e}"))
         })?;
-        let (launches, allocated, transfers, moved) = Default::default();
+        let (launches, waiting, allocated, transfers, moved) = Default::default();
         let (builds, builds_no_more, lost) = Default::default();
-        let create_on_host = create_on_host(&library.api, platform, &facts);
+        let extension = |name| extension(&library.api, platform, name);
+        let create_on_host = match facts.writes_to_host() {
+            // SAFETY: by cl_nv_create_buffer of this type; null becomes `None`.
+            true => unsafe {
+                std::mem::transmute::<*mut c_void, Option<CreateBufferNv>>(extension(c"clCreateBufferNV"))
+            },
+            false => None,
+        };
+        // SAFETY: the addresses are those of the functions of these names.
+        let command_buffers = facts.records.then(|| unsafe { CommandBuffers::bind(extension) }).flatten();
         let shared = Shared {
             library,
             id,
@@ -168,6 +184,7 @@ impl Device {
             facts,
             cache,
             launches,
+            waiting,
             allocated,
             transfers,
             moved,
@@ -176,8 +193,9 @@ impl Device {
             builds_no_more,
             lost,
             create_on_host,
+            command_buffers,
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { shared: Arc::new(shared), recording: None })
     }
 
     /// From now on a call may take this long, after which the device counts as lost. A `stop` that is set ends long
@@ -212,7 +230,7 @@ impl Device {
         &self.shared.library.name
     }
 
-    /// Kernels launched so far.
+    /// Kernels launched or recorded so far, and recordings launched.
     pub fn launches(&self) -> u64 {
         self.shared.launches.load(Ordering::Relaxed)
     }
@@ -233,11 +251,28 @@ impl Device {
         *self.shared.builds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Counts a launch, and tells the device to begin where so many are not to wait.
+    pub(super) fn launched(&self) -> Result<()> {
+        self.shared.launches.fetch_add(1, Ordering::Relaxed);
+        let waiting = self.shared.waiting.fetch_add(1, Ordering::Relaxed) + 1;
+        match self.shared.facts.launches_at_once() {
+            Some(most) if waiting >= most => self.flush(),
+            _ => Ok(()),
+        }
+    }
+
     /// Tells the device to start on what is queued.
     pub fn flush(&self) -> Result<()> {
+        self.shared.waiting.store(0, Ordering::Relaxed);
         // SAFETY: the queue lives as long as `self`.
         let code = unsafe { (self.shared.api()?.clFlush)(self.shared.queue) };
         self.shared.check(code, "clFlush", &self.shared.facts.name)
+    }
+
+    /// The same where more is to come: a GPU then begins while that is queued. A CPU has begun
+    /// already.
+    pub fn begin(&self) -> Result<()> {
+        if self.shared.facts.device_type == DeviceType::Cpu { Ok(()) } else { self.flush() }
     }
 
     /// Waits until everything queued is done.
@@ -284,12 +319,11 @@ fn create_context(api: &Api, platform: PlatformId, id: DeviceId, facts: &Facts) 
     last
 }
 
-fn create_on_host(api: &Api, platform: PlatformId, facts: &Facts) -> Option<CreateBufferNv> {
-    let get = api.clGetExtensionFunctionAddressForPlatform.filter(|_| facts.writes_to_host())?;
+/// A function of an extension; null where it is not there.
+fn extension(api: &Api, platform: PlatformId, name: &CStr) -> *mut c_void {
+    let get = api.clGetExtensionFunctionAddressForPlatform;
     // SAFETY: takes a platform and a zero-terminated name, and gives an address or null.
-    let address = unsafe { get(platform, c"clCreateBufferNV".as_ptr()) };
-    // SAFETY: by cl_nv_create_buffer of this type; null becomes `None`.
-    unsafe { std::mem::transmute::<*mut c_void, Option<CreateBufferNv>>(address) }
+    get.map_or(std::ptr::null_mut(), |get| unsafe { get(platform, name.as_ptr()) })
 }
 
 fn device_ids(api: &Api, platform: PlatformId) -> Vec<DeviceId> {
@@ -386,7 +420,6 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         driver: text(of_device(ffi::DRIVER_VERSION)),
         platform: text(of_platform(ffi::PLATFORM_NAME)),
         platform_version: text(of_platform(ffi::PLATFORM_VERSION)),
-        extensions,
         max_alloc: lowered(long(ffi::DEVICE_MAX_MEM_ALLOC_SIZE)),
         global_memory: long(ffi::DEVICE_GLOBAL_MEM_SIZE),
         local_memory: long(ffi::DEVICE_LOCAL_MEM_SIZE),
@@ -399,9 +432,12 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         correct_divide: long(ffi::DEVICE_SINGLE_FP_CONFIG) & ffi::FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0,
         // Kernels for it are left out of binaries for phones.
         compute_capability: if nvidia && !cfg!(target_os = "android") { capability() } else { None },
+        records: extensions.split_ascii_whitespace().any(|e| e == "cl_khr_command_buffer")
+            && long(ffi::DEVICE_COMMAND_BUFFER_REQUIRED_QUEUE_PROPERTIES_KHR) == 0,
         image_texels: match api.clCreateImage {
             Some(_) if word(ffi::DEVICE_IMAGE_SUPPORT) != 0 => size(ffi::DEVICE_IMAGE_MAX_BUFFER_SIZE),
             _ => 0,
         },
+        extensions,
     }
 }

@@ -76,6 +76,8 @@ pub struct Facts {
     pub compute_capability: Option<(u32, u32)>,
     /// Texels of the largest image of a buffer; 0 where there are none.
     pub image_texels: usize,
+    /// Launches on a queue like ours can be recorded.
+    pub records: bool,
 }
 
 impl Facts {
@@ -105,6 +107,7 @@ impl Facts {
             correct_divide: false,
             compute_capability: None,
             image_texels: 0,
+            records: false,
         }
     }
 
@@ -121,6 +124,13 @@ impl Facts {
     /// Whether kernels write to the host's memory where they are asked to: see [`Place::OnHost`](super::Place::OnHost).
     pub fn writes_to_host(&self) -> bool {
         self.has("cl_nv_create_buffer")
+    }
+
+    /// After how many launches it is told to begin: without that some drivers of phones do nothing until somebody waits,
+    /// and the GPU is idle meanwhile and lowers its clock. The numbers are those that ML Drift uses.
+    pub fn launches_at_once(&self) -> Option<u32> {
+        let vendors = [("ARM", 24), ("Imagination", 16)];
+        vendors.into_iter().find(|(vendor, _)| self.vendor.starts_with(vendor)).map(|(_, launches)| launches)
     }
 
     /// Subgroups of any kind.
@@ -150,5 +160,16 @@ impl Facts {
     /// Everything that a built program depends on besides its source, for the key of the cache.
     pub fn identity(&self) -> [&str; 5] {
         [&self.name, &self.driver, &self.version, &self.platform, &self.platform_version]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Facts;
+
+    #[test]
+    fn drivers_that_wait_are_told_to_begin() {
+        let of = |vendor: &str| Facts { vendor: vendor.into(), ..Facts::nothing() }.launches_at_once();
+        assert_eq!(["ARM", "Imagination Technologies", "QUALCOMM"].map(of), [Some(24), Some(16), None]);
     }
 }

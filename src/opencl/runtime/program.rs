@@ -3,6 +3,10 @@
 //! A kernel's source is part of this program, as trusted as its Rust: nothing here can tell that a kernel
 //! stays within its buffers. oclgrind can, and the tests ask it.
 
+mod recording;
+
+pub use recording::Recording;
+
 use super::buffer::{Buffer, Memory};
 use super::device::{Builds, Device, Shared, number, text};
 use super::failure::{Failure, Kind, Result, check};
@@ -286,7 +290,7 @@ fn marker(shared: &Shared, key: &Key, name: &str) -> Result<Option<Marker>> {
 pub struct Kernel {
     shared: Arc<Shared>,
     name: String,
-    id: KernelId,
+    pub(super) id: KernelId,
     args: Vec<Arg>,
     max_work_group: usize,
     /// Whether it was ever queued.
@@ -306,6 +310,14 @@ impl Kernel {
     /// Most items of a group of this kernel, which its registers may make fewer than the device's.
     pub fn max_work_group(&self) -> usize {
         self.max_work_group
+    }
+
+    /// The buffers among the arguments.
+    pub(super) fn buffers(&self) -> impl Iterator<Item = &Arc<Memory>> {
+        self.args.iter().filter_map(|arg| match arg {
+            Arg::Buffer(memory) => Some(memory),
+            _ => None,
+        })
     }
 
     /// Sets argument `index` to a buffer.
@@ -383,7 +395,7 @@ impl Drop for Kernel {
 }
 
 impl Device {
-    /// Queues `kernel` over `global` items, in groups of `local` (empty: as the driver likes).
+    /// Queues `kernel` over `global` items, in groups of `local` (empty: as the driver likes), or adds that to a recording.
     ///
     /// # Panics
     /// When the sizes have not one to three dimensions or are not whole groups, when the CPU has a view on a
@@ -406,6 +418,10 @@ impl Device {
         }
         let sizes = if local.is_empty() { std::ptr::null() } else { local.as_ptr() };
         let shared = &self.shared;
+        if let Some(recording) = Recording::of(self) {
+            // SAFETY: both arrays have `global.len()` entries.
+            return unsafe { recording.add(kernel, global.len(), global.as_ptr(), sizes) };
+        }
         // SAFETY: both arrays have `global.len()` entries; the kernel and its buffers are alive.
         let code = unsafe {
             let api = shared.api()?;
@@ -414,7 +430,6 @@ impl Device {
             let (none, event) = (std::ptr::null(), std::ptr::null_mut());
             launch(shared.queue, kernel.id, dims, none, global.as_ptr(), sizes, 0, none.cast(), event)
         };
-        shared.launches.fetch_add(1, Ordering::Relaxed);
         if !kernel.launched.swap(true, Ordering::Relaxed) {
             shared.waiter.first_launch();
         }
@@ -422,6 +437,7 @@ impl Device {
             code,
             "clEnqueueNDRangeKernel",
             format_args!("kernel {name}, {global:?} items in groups of {local:?}"),
-        )
+        )?;
+        self.launched()
     }
 }

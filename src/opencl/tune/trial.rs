@@ -24,7 +24,12 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    fn run(&mut self, i: usize, device: &Device) -> Result<()> {
+    /// Of how many layers it has the products.
+    pub(super) fn layers(&self) -> usize {
+        self.products.len()
+    }
+
+    pub(super) fn run(&mut self, i: usize, device: &Device) -> Result<()> {
         let (n, layers) = (self.tokens, self.products.len());
         match &mut self.products[i % layers] {
             (Some(input), products) => {
@@ -69,12 +74,11 @@ impl Tuner<'_> {
         }
     }
 
-    /// Runs a way once on what it is always tried on: what it took, and what it left.
+    /// Runs once what computes a step, on what it is always tried on: what it took, and what it left.
     pub(super) fn first(
         &mut self,
-        trial: &mut Trial,
-        tokens: Tokens,
-        step: Step,
+        run: impl FnOnce(&Device) -> Result<()>,
+        (tokens, step): (Tokens, Step),
     ) -> Result<(Duration, Vec<u8>)> {
         let s = &self.scratch;
         // Without a header, which says that the residual is the first token's.
@@ -89,7 +93,7 @@ impl Tuner<'_> {
         let acts: Vec<u8> = (0..s.acts.len()).map(|i| (i % 251) as u8).collect();
         s.acts.write(0, &acts)?;
         let began = Instant::now();
-        trial.run(0, self.model.device())?;
+        run(self.device())?;
         self.device().finish()?;
         let took = began.elapsed();
         let out: &[&Buffer] = match (step, tokens) {

@@ -319,7 +319,7 @@ pub(super) fn instead_of(o: &EngineOptions, failure: Error) -> Result<()> {
 pub(super) fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(opencl::Device, Matrices)> {
     let cache = opencl::Cache::of_user();
     let unusable = cache.unusable();
-    let device = opencl::Device::open(options.cl_device.as_deref(), cache)?;
+    let device = opencl::open(options.cl_device.as_deref(), cache)?;
     // Nothing is computed or compiled yet.
     device.set_patience(2 * opencl::waiter::least(), None);
     if let Some(why) = unusable {
