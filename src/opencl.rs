@@ -261,6 +261,7 @@ impl OpenClDevice {
         };
         let landing = (!unified).then(|| Landing::new(device, scratch.logits.len())).transpose()?;
         Ok(Self {
+            records: kernels.recorded(),
             kernels,
             kv_types,
             ring,
@@ -275,7 +276,6 @@ impl OpenClDevice {
             host,
             frequencies: Frequencies::new(),
             recorder: None,
-            records: model.ways()?.recorded && model.device.records(),
             patience: Patience::default(),
             passes: 0,
             lose: std::env::var(LOSE_VARIABLE).ok().and_then(|n| n.parse().ok()),

@@ -208,7 +208,13 @@ impl Kernels {
 
     /// What a verdict is noted under: on these kernels and no others together.
     fn note(&self) -> String {
-        self.variants.note().to_owned() + if self.few { ", few tokens" } else { "" }
+        let few = if self.few { ", few tokens" } else { "" };
+        self.variants.note().to_owned() + few + if self.recorded() { ", recorded" } else { "" }
+    }
+
+    /// Whether the launches of a token are recorded.
+    pub fn recorded(&self) -> bool {
+        self.ways.recorded && self.device.records()
     }
 
     /// Builds what will be needed later, so that it counts for the verdict and fails now.

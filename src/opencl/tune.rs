@@ -4,8 +4,9 @@
 //! fastest, so that few programs are compiled. The best two are then timed with each other step, whose shape may want
 //! another. Each must give the bits of the plain kernel before it is timed. Compilers may be slow: after some seconds
 //! nothing more is compiled to be tried, but for one form each for one token and for many, and what was best so far is
-//! taken for what is left. At last the launches of a token are timed as a recording. Where a self-test finds that it computes something else after all, [`recheck`] finds out what
-//! is wrong. NVIDIA's devices have kernels of their own, and nothing is timed there.
+//! taken for what is left. At last the launches of a token are timed as a recording. Where a self-test finds that the
+//! chosen ways compute something else after all, [`recheck`] finds out what is wrong. NVIDIA's devices have kernels of
+//! their own, and nothing is timed there.
 
 mod recording;
 mod trial;

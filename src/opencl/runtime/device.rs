@@ -269,8 +269,8 @@ impl Device {
         self.shared.check(code, "clFlush", &self.shared.facts.name)
     }
 
-    /// The same where more is to come: a GPU then begins while that is queued. A CPU has begun
-    /// already.
+    /// The same where more is to come: a GPU then begins while that is queued. A CPU has
+    /// begun already.
     pub fn begin(&self) -> Result<()> {
         if self.shared.facts.device_type == DeviceType::Cpu { Ok(()) } else { self.flush() }
     }
