@@ -53,9 +53,9 @@ typedef int4 Part;
 #endif
 
 // A pass has the tokens of several sequences. What works on one sequence's run of them is told which: its first token
-// in the pass, its tokens, the cache slot of the first (-1 of the only token of a pass: ONLY_SLOT, so that a launch can be
-// recorded), the slots of the cache. In a local layer (WINDOW) slots are
-// positions, and the rows of a head are a ring: that of position p is row p % CAPACITY, and the rows of a chunk of
+// in the pass, its tokens, the cache slot of the first, the slots of the cache. The only token of a pass has slot -1 there
+// and its own in the header (ONLY_SLOT), so that a recorded launch serves those that follow. In a local layer (WINDOW) slots
+// are positions, and the rows of a head are a ring: that of position p is row p % CAPACITY, and the rows of a chunk of
 // positions lie next to each other.
 typedef int4 Run;
 #define FIRST_TOKEN(run) (run).x

@@ -7,7 +7,8 @@ use opencl_runtime::facts::{Dot, Facts};
 use std::fmt;
 use std::str::FromStr;
 
-/// Set to the name of a way, all products are computed so where they can be, and nothing is timed.
+/// Set to the name of a way, all products are computed so where they can be, and nothing is timed. With `-recorded` behind
+/// the name the launches of a token are recorded too.
 pub const VARIANT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_VARIANT";
 
 /// What an item computes.
