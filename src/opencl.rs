@@ -12,10 +12,10 @@
 //!
 //! # The CPU's bits
 //!
-//! Kernels round as the CPU does and add in its order, so logits are the same bits: on PoCL in every test, on Intel's runtime
-//! for CPUs and Mesa's rusticl in some, and on an NVIDIA H200 for 300 tokens with every type of cache. [`selftest`] compares whole forward passes with the CPU's the
-//! first time a driver compiles the kernels. Where they differ, plainer kernels take their place ([`Variants`]), and
-//! then the CPU, and one line says so. The verdict is kept with the programs, in `~/.cache/antigravity/opencl`, or
+//! Kernels round as the CPU does and add in its order, so logits are the same bits: on PoCL in every test, on Intel's
+//! runtime for CPUs and Mesa's rusticl in some, and on an NVIDIA H200 for 300 tokens with every type of cache. [`selftest`]
+//! compares whole forward passes with the CPU's the first time a driver compiles the kernels. Where they differ, plainer
+//! kernels take their place ([`Variants`]), and then the CPU, and one line says so. The verdict is kept with the programs, in `~/.cache/antigravity/opencl`, or
 //! beside the program on a phone. A token in one launch has to be the CPU's to the bit there, since nothing but its speed
 //! speaks for it.
 //!

@@ -5,12 +5,15 @@ use opencl_runtime::device::{self, Device};
 use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program_cache::Cache;
+use std::sync::Once;
 use std::thread;
 
 /// As [`device::facts_of`]. A driver starts threads when it is first asked and when a device is opened, and they inherit
 /// cores: on a phone's little ones each launch would take longer.
 pub fn facts_of(select: Option<&str>) -> Option<&'static Facts> {
-    on_big_cores(|| device::facts_of(select))
+    static FIRST: Once = Once::new();
+    FIRST.call_once(|| drop(on_big_cores(device::devices)));
+    device::facts_of(select)
 }
 
 /// As [`Device::open`], for the same reason.

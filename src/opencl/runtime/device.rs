@@ -2,7 +2,9 @@
 
 use super::facts::{DeviceType, Facts, LocalMemory};
 use super::failure::{Failure, Kind, Result, check};
-use super::ffi::{self, Api, CommandBuffers, ContextId, CreateBufferNv, DeviceId, PlatformId, QueueId};
+use super::ffi::{
+    self, Api, CommandBuffers, ContextId, CreateBufferNv, DeviceId, PlatformId, QueueId, function,
+};
 use super::load::{self, Library};
 use super::program_cache::Cache;
 use super::waiter::{Call, Waiter};
@@ -167,13 +169,9 @@ impl Device {
         let (launches, waiting, allocated, transfers, moved) = Default::default();
         let (builds, builds_no_more, lost) = Default::default();
         let extension = |name| extension(&library.api, platform, name);
-        let create_on_host = match facts.writes_to_host() {
-            // SAFETY: by cl_nv_create_buffer of this type; null becomes `None`.
-            true => unsafe {
-                std::mem::transmute::<*mut c_void, Option<CreateBufferNv>>(extension(c"clCreateBufferNV"))
-            },
-            false => None,
-        };
+        let on_host = facts.writes_to_host();
+        // SAFETY: by cl_nv_create_buffer of this type.
+        let create_on_host = on_host.then(|| unsafe { function(extension(c"clCreateBufferNV")) }).flatten();
         // SAFETY: the addresses are those of the functions of these names.
         let command_buffers = facts.records.then(|| unsafe { CommandBuffers::bind(extension) }).flatten();
         let shared = Shared {

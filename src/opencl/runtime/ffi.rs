@@ -174,28 +174,27 @@ impl CommandBuffers {
     /// # Safety
     /// What `address` gives must be the function of that name or null, valid for the rest of the process.
     pub unsafe fn bind(address: impl Fn(&'static CStr) -> *mut c_void) -> Option<Self> {
-        // SAFETY: by this function's contract of these types; null becomes `None`.
+        // SAFETY: by this function's contract of these types.
         unsafe {
-            use std::mem::transmute;
             Some(Self {
-                create: transmute::<*mut c_void, Option<CreateCommandBuffer>>(address(
-                    c"clCreateCommandBufferKHR",
-                ))?,
-                launch: transmute::<*mut c_void, Option<CommandNDRangeKernel>>(address(
-                    c"clCommandNDRangeKernelKHR",
-                ))?,
-                finalize: transmute::<*mut c_void, Option<OfCommandBuffer>>(address(
-                    c"clFinalizeCommandBufferKHR",
-                ))?,
-                enqueue: transmute::<*mut c_void, Option<EnqueueCommandBuffer>>(address(
-                    c"clEnqueueCommandBufferKHR",
-                ))?,
-                release: transmute::<*mut c_void, Option<OfCommandBuffer>>(address(
-                    c"clReleaseCommandBufferKHR",
-                ))?,
+                create: function(address(c"clCreateCommandBufferKHR"))?,
+                launch: function(address(c"clCommandNDRangeKernelKHR"))?,
+                finalize: function(address(c"clFinalizeCommandBufferKHR"))?,
+                enqueue: function(address(c"clEnqueueCommandBufferKHR"))?,
+                release: function(address(c"clReleaseCommandBufferKHR"))?,
             })
         }
     }
+}
+
+/// The function at an address; null becomes `None`.
+///
+/// # Safety
+/// `F` must be a type of functions, and what is at the address one of that type, or the address null.
+pub unsafe fn function<F>(address: *mut c_void) -> Option<F> {
+    const { assert!(size_of::<Option<F>>() == size_of::<*mut c_void>()) };
+    // SAFETY: by this function's contract; of functions, `None` is null.
+    unsafe { std::mem::transmute_copy::<*mut c_void, Option<F>>(&address) }
 }
 
 /// `cl_image_desc`

@@ -290,7 +290,7 @@ fn marker(shared: &Shared, key: &Key, name: &str) -> Result<Option<Marker>> {
 pub struct Kernel {
     shared: Arc<Shared>,
     name: String,
-    pub(super) id: KernelId,
+    id: KernelId,
     args: Vec<Arg>,
     max_work_group: usize,
     /// Whether it was ever queued.
@@ -313,7 +313,7 @@ impl Kernel {
     }
 
     /// The buffers among the arguments.
-    pub(super) fn buffers(&self) -> impl Iterator<Item = &Arc<Memory>> {
+    fn buffers(&self) -> impl Iterator<Item = &Arc<Memory>> {
         self.args.iter().filter_map(|arg| match arg {
             Arg::Buffer(memory) => Some(memory),
             _ => None,

@@ -138,10 +138,9 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        if let Some(api) = self.shared.to_release() {
+        if let Some(_api) = self.shared.to_release() {
             // SAFETY: made by `Device::record`; what is queued keeps it alive by itself.
             unsafe { (self.calls.release)(self.id) };
-            drop(api);
         }
     }
 }
