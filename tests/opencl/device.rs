@@ -30,7 +30,16 @@ pub fn device() -> Option<Device> {
 pub fn device_with(cache: Cache) -> Option<Device> {
     own_caches();
     match Device::open(Some("0"), cache) {
-        Ok(device) => Some(device),
+        Ok(device) => {
+            // `cargo xtask test runtimes` says which: where that fails to load, another would be found.
+            let expected = std::env::var("EXPECTED_PLATFORM").unwrap_or_default();
+            assert!(
+                device.facts().platform.contains(&expected),
+                "{} is no {expected}",
+                device.facts().platform
+            );
+            Some(device)
+        }
         Err(e) => {
             skip(&e.to_string());
             None

@@ -3,7 +3,7 @@
 
 use super::report::{Tally, skip};
 use super::{Outcome, all_tests, counted};
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::{build, fetch, sh};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,11 +25,11 @@ pub fn run() -> Outcome {
     build::build_draft()?;
     sh::run(all_tests().args(["--test", "opencl", "--no-run"]))?;
     let mut tally = match intel() {
-        Some(libraries) => on(&entry_of(&libraries)?, &libraries, &ON_INTEL)?,
+        Some(libraries) => on("Intel", &libraries.join("libintelocl.so"), &ON_INTEL)?,
         None => without_intel(),
     };
     match has_rusticl() {
-        true => tally += on(Path::new(RUSTICL), Path::new(""), &ON_RUSTICL)?,
+        true => tally += on("rusticl", Path::new("libRusticlOpenCL.so.1"), &ON_RUSTICL)?,
         // Nobody can install what a distribution does not have.
         false => eprintln!(
             "NOT TRIED: rusticl; Debian's mesa-opencl-icd has it, one that runs these kernels from 13 on"
@@ -56,19 +56,20 @@ pub fn without_intel() -> Tally {
     skip("Intel's OpenCL runtime is missing", remedy)
 }
 
-/// What the loader reads to find it.
-fn entry_of(libraries: &Path) -> Result<PathBuf> {
-    let entry = build::target_dir().join("intel.icd");
-    let library = libraries.join("libintelocl.so");
-    fs::write(&entry, format!("{}\n", library.display())).map_err(|e| Error::at(&entry, e))?;
-    Ok(entry)
-}
-
-/// Runs tests with the runtime of this entry alone, which finds its libraries in a folder.
-fn on(entry: &Path, libraries: &Path, tests: &[&str]) -> Outcome {
+/// Runs tests on the device of the platform with this name, which is in a library of its own.
+fn on(platform: &str, library: &Path, tests: &[&str]) -> Outcome {
+    // What the loader reads to find it, and nothing else.
+    let entries = build::target_dir().join("runtimes").join(platform);
+    let entry = entries.join("own.icd");
+    let written =
+        fs::create_dir_all(&entries).and_then(|()| fs::write(&entry, format!("{}\n", library.display())));
+    written.map_err(|e| Error::at(&entry, e))?;
     let mut run = all_tests();
     run.args(["--test", "opencl", "--"]).args(tests);
-    run.env("OCL_ICD_VENDORS", entry).env("LD_LIBRARY_PATH", libraries).env("RUSTICL_ENABLE", "llvmpipe");
+    run.env("OCL_ICD_VENDORS", entries).env("RUSTICL_ENABLE", "llvmpipe").env("EXPECTED_PLATFORM", platform);
+    if let Some(libraries) = library.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        run.env("LD_LIBRARY_PATH", libraries);
+    }
     // They do not keep what they compile, as PoCL does.
     let tally = counted(run.env("ANTIGRAVITY_OPENCL_BINARIES", "1"))?;
     match (tally.passed + tally.failed + tally.skipped) < tests.len() as u64 {
