@@ -4,28 +4,26 @@
 //! call was: so nothing that the driver knows of is freed, and nothing more is asked of it. Objects that can be done
 //! without are the exception: a buffer for which there is no room, a program that does not compile.
 
-use super::calling::{Calling, under_way};
+use super::calling::Calling;
 use super::device::Shared;
 use super::failure::{Failure, Kind, Result, check};
 use super::ffi::MemId;
-use super::waiter::{self, Address, Call, Pieces, Unanswered};
+use super::load;
+use super::waiter::{Address, Call, Pieces, Unanswered};
 use std::fmt::Display;
 use std::io::Write;
 use std::ptr::NonNull;
 use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Most bytes that are read or written at once.
 const PIECE: usize = 1 << 20;
 
-/// Whether any device was lost in this process.
-static ANY_LOST: AtomicBool = AtomicBool::new(false);
-
-/// Ends the process. Where a device was lost, is being waited for or called, the exit handlers of its driver are left out: they
-/// may wait for it too, or free what its threads use.
+/// Ends the process. Once a driver is loaded, exit handlers are left out: a driver may wait in its own for a device that is
+/// lost, or free what its threads still use, and then crash after all is done.
 #[allow(unsafe_code)]
 pub fn end(code: i32) -> ! {
-    if ANY_LOST.load(Ordering::Relaxed) || waiter::somebody_waits() || !under_way().is_empty() {
+    if load::is_any_loaded() {
         // Whoever reads it may have gone.
         let _ = std::io::stdout().flush();
         // SAFETY: ends the process at once.
@@ -61,7 +59,6 @@ impl Shared {
     /// From now on the device is lost; `why`, for the caller.
     pub fn lose(&self, why: Failure) -> Failure {
         if self.lost.set(why.clone()).is_ok() {
-            ANY_LOST.store(true, Ordering::Relaxed);
             self.waiter.leak();
         }
         why

@@ -281,6 +281,11 @@ impl Device {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        // A process may end next: its driver shall not be at work then, such as at giving mapped memory back. A failure
+        // loses the device.
+        if self.to_release().is_some() {
+            let _ = self.wait(Call::Finish, &self.facts.name);
+        }
         let Some(api) = self.to_release() else { return };
         // SAFETY: made in `Device::open`; every buffer, program and kernel holds `self`, so this is the last.
         unsafe {

@@ -11,9 +11,18 @@ use libloading::os::unix as dl;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Names the library to use, and no other is tried.
 pub const LIB_VARIABLE: &str = "ANTIGRAVITY_OPENCL_LIB";
+
+/// Whether any library was loaded, one that does not count too.
+static ANY_LOADED: AtomicBool = AtomicBool::new(false);
+
+/// Whether some driver may have threads and exit handlers in this process.
+pub(super) fn is_any_loaded() -> bool {
+    ANY_LOADED.load(Ordering::Relaxed)
+}
 
 /// A library in use, and its platforms: at least one.
 pub struct Library {
@@ -193,6 +202,7 @@ type Opened = std::result::Result<(Library, &'static str), String>;
 
 /// Opens a library and looks for its platforms; the other half says how it is used.
 fn open(name: &str) -> Opened {
+    ANY_LOADED.store(true, Ordering::Relaxed);
     // SAFETY: this runs the library's initialisers. The names are those of OpenCL libraries, or what the
     // user or the system's administrator gave as one.
     let handle = unsafe { dl::Library::open(Some(name), dl::RTLD_NOW | dl::RTLD_LOCAL) }

@@ -254,14 +254,6 @@ struct State {
     left: bool,
 }
 
-/// Calls under way, of all devices.
-static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
-
-/// Whether some thread waits for a device.
-pub(super) fn somebody_waits() -> bool {
-    UNDER_WAY.load(Ordering::Relaxed) > 0
-}
-
 /// The thread that waits for one device, as others see it.
 pub(super) struct Waiter {
     desk: Arc<Desk>,
@@ -401,9 +393,7 @@ impl Desk {
                 Step::Asked(call) => {
                     state.step = Step::Calling;
                     drop(state);
-                    UNDER_WAY.fetch_add(1, Ordering::Relaxed);
                     let answer = call.make(self.api, self.queue);
-                    UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
                     state = locked(&self.state);
                     let left = std::mem::take(&mut state.left);
                     state.step = if left { Step::Idle } else { Step::Answered(answer) };

@@ -1,6 +1,7 @@
 //! An OpenCL library that forwards every call to the real one, but for those that `SHIM_FAULT` names: `CALL:FROM:CODE`
 //! makes the calls of one function fail with a code, `hang`, or take four seconds (`slow`), from the one of this number on;
-//! `once` after it, only that one. `*` is any function. `faults.rs` compiles this, with nothing but rustc.
+//! `once` after it, only that one. `*` is any function. With `exit` as the code it does not fail, but the process aborts
+//! where it runs exit handlers. `faults.rs` compiles this, with nothing but rustc.
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
@@ -15,6 +16,7 @@ type Any = unsafe extern "C" fn(Word, Word, Word, Word, Word, Word, Word, Word, 
 #[cfg_attr(target_os = "linux", link(name = "dl"))]
 unsafe extern "C" {
     fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    fn atexit(handler: extern "C" fn()) -> c_int;
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
@@ -74,6 +76,13 @@ fn fails(name: &str, count: &AtomicU32) -> Option<i32> {
     }
     if fault.code == "slow" {
         std::thread::sleep(std::time::Duration::from_secs(4));
+    }
+    if fault.code == "exit" {
+        extern "C" fn crash() {
+            std::process::abort();
+        }
+        // SAFETY: a library that is never unloaded.
+        unsafe { atexit(crash) };
     }
     fault.code.parse().ok()
 }
