@@ -169,6 +169,10 @@ impl Device for CpuDevice {
         result
     }
 
+    fn pool(&self) -> Option<&Pool> {
+        Some(&self.pool)
+    }
+
     fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
         std::mem::replace(&mut self.recorder, recorder)
     }

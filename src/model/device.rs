@@ -9,6 +9,7 @@ use crate::model::trace::Recorder;
 use files::Result;
 pub use numeric::cancel::CancelToken;
 use numeric::kv::KvTypes;
+use numeric::pool::Pool;
 use std::any::Any;
 use std::ops::{DerefMut, Range};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -78,6 +79,11 @@ pub trait Device: Send {
     /// Memory to which passes write the logits of a token without a copy; `None` where `now` is as good. A device that is
     /// lost may write to it still.
     fn row(&mut self, _now: &[f32]) -> Option<Row> {
+        None
+    }
+
+    /// Threads that have nothing to do between passes.
+    fn pool(&self) -> Option<&Pool> {
         None
     }
 

@@ -15,6 +15,8 @@ pub use tile::{RowTable, Tile};
 use super::topology;
 use crate::cancel::CancelToken;
 use files::{Error, Result};
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 use std::thread::JoinHandle;
@@ -153,6 +155,8 @@ pub struct Pool {
     cancel: Option<CancelToken>,
     /// Whether any task was.
     left_out: AtomicBool,
+    /// Only one thread at a time hands out steps, and none of their tasks does.
+    one: PhantomData<Cell<()>>,
 }
 
 impl Pool {
@@ -160,7 +164,8 @@ impl Pool {
     pub fn new(threads: usize) -> Self {
         let parts = (0..threads.max(1)).map(|_| Alone::default()).collect();
         let shared = Arc::new(Shared { now: Alone::default(), parts, rest: Alone::default() });
-        let mut pool = Self { shared, workers: Vec::new(), cancel: None, left_out: AtomicBool::new(false) };
+        let (workers, left_out) = (Vec::new(), AtomicBool::new(false));
+        let mut pool = Self { shared, workers, cancel: None, left_out, one: PhantomData };
         // A team of one has no worker to place; the caller's thread is the caller's to place.
         let cores = Arc::new((threads > 1).then(|| topology::placement(threads)).flatten());
         for i in 1..threads.max(1) {
@@ -222,7 +227,7 @@ impl Pool {
         }
         // SAFETY: only the lifetime is changed. No worker follows the pointer after this function
         // returns: below it waits for all tasks, and whoever has claimed none does not read it. `run` is not
-        // re-entered: jobs do not hold the pool.
+        // re-entered: a pool is not `Sync`, so no job holds one, and no other thread.
         let job_ptr: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
         let step = Mark::new(last + 1, tasks);
         now.job.store((&raw const job_ptr).cast_mut(), Ordering::Relaxed);

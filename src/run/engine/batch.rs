@@ -93,7 +93,7 @@ impl Engine {
             1 => vec![self.session()?],
             n => self.sessions_of(&self.options, n)?,
         };
-        Ok(Batch { engine: self, items, waiting, complete: VecDeque::new(), free, texts: Texts::default() })
+        Ok(Batch { engine: self, items, waiting, complete: VecDeque::new(), free, texts: Texts::new(self) })
     }
 
     /// The ids of a prompt that can be completed.

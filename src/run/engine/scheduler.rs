@@ -278,7 +278,7 @@ impl<'a> Running<'a> {
         let kept = if o.eviction.policy == Policy::None { o.prefix_cache } else { 0 };
         locked(&of.numbers).slots =
             vec![SlotNumbers { slots: o.max_seq_len, ..SlotNumbers::default() }; slots];
-        let (texts, prefixes, pace) = (Texts::default(), Prefixes::new(kept), Pace::new(o.prefill_chunk));
+        let (texts, prefixes, pace) = (Texts::new(engine), Prefixes::new(kept), Pace::new(o.prefill_chunk));
         Ok(Self { of, engine, free, texts, prefixes, pace })
     }
 

@@ -2,10 +2,13 @@
 
 use super::Engine;
 use super::writer::{End, Writer};
+use crate::model::device::locked;
 use crate::run::options::GenerateOptions;
 use crate::run::session::{CancelToken, Few, Session, Stage, StopReason, compute};
 use files::{Error, Result};
-use text::sampler::TokenLogprobs;
+use numeric::pool::Pool;
+use std::sync::{Mutex, PoisonError};
+use text::sampler::{TokenLogprobs, all_finite};
 
 /// What a token adds to a text.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +31,8 @@ pub(super) struct Text<'a, T> {
     /// Of the prompt, then those sampled. What of them is computed is the session's.
     tokens: Vec<u32>,
     prompt: usize,
+    /// The next token, or why there is none, where it was drawn beside those of other texts.
+    drawn: Option<Result<u32>>,
 }
 
 impl<'a, T> Text<'a, T> {
@@ -48,7 +53,7 @@ impl<'a, T> Text<'a, T> {
             Ok(writer) => {
                 session.chosen_by(writer.sampler().options());
                 let (prompt, pieces) = (tokens.len(), Vec::new());
-                Ok(Self { session, pieces, owner, writer, tokens, prompt })
+                Ok(Self { session, pieces, owner, writer, tokens, prompt, drawn: None })
             }
             Err(e) => Err(Box::new((e, session, owner))),
         }
@@ -93,6 +98,15 @@ impl<'a, T> Text<'a, T> {
         Ok(None)
     }
 
+    /// What draws the next token from its logits, where they are there and it is wanted. From broken ones it draws none.
+    fn draw(&mut self) -> Option<impl FnOnce() + Send> {
+        let is_wanted = self.done() == self.tokens.len() && !self.writer.is_spent();
+        let Self { session, writer, tokens, drawn, .. } = self;
+        let logits = session.logits();
+        let draw = || *drawn = all_finite(logits).then(|| writer.sample(logits, tokens));
+        is_wanted.then_some(draw)
+    }
+
     /// Takes the logits of the last token, where they are there: how the text ends, if it does.
     fn advance(&mut self) -> Result<Option<End>> {
         let done = self.done();
@@ -104,11 +118,16 @@ impl<'a, T> Text<'a, T> {
             self.writer.progress(done, done);
             self.session.end_prompt()?;
         }
-        self.session.check_logits()?;
-        if self.writer.is_spent() {
-            return Ok(Some(End::Flush(StopReason::Length)));
-        }
-        let token = self.writer.sample(self.session.logits(), &self.tokens)?;
+        let token = match self.drawn.take() {
+            Some(drawn) => drawn?,
+            None => {
+                self.session.check_logits()?;
+                if self.writer.is_spent() {
+                    return Ok(Some(End::Flush(StopReason::Length)));
+                }
+                self.writer.sample(self.session.logits(), &self.tokens)?
+            }
+        };
         self.tokens.push(token);
         self.session.drawn_from(self.writer.sampler().rng());
         let session = &self.session;
@@ -144,15 +163,18 @@ pub(super) struct Texts<'a, T> {
     pub all: Vec<Text<'a, T>>,
     /// Those that have ended, and why, or what went wrong with them alone. Somebody takes them.
     pub ended: Vec<(Text<'a, T>, Result<StopReason>)>,
-}
-
-impl<T> Default for Texts<'_, T> {
-    fn default() -> Self {
-        Self { all: Vec::new(), ended: Vec::new() }
-    }
+    /// Draws tokens beside a device that has no threads.
+    pool: Pool,
 }
 
 impl<T> Texts<'_, T> {
+    /// None yet.
+    pub fn new(engine: &Engine) -> Self {
+        let o = &engine.options;
+        let threads = if engine.device.is_some() { o.threads.min(o.sequences()) } else { 1 };
+        Self { all: Vec::new(), ended: Vec::new(), pool: Pool::new(threads) }
+    }
+
     /// Texts whose prompts are computed.
     pub fn decoding(&self) -> usize {
         self.all.iter().filter(|text| !text.is_prompt()).count()
@@ -190,6 +212,7 @@ impl<T> Texts<'_, T> {
             Ok(()) | Err(Error::Interrupted) => {}
             Err(e) => return Err(e),
         }
+        self.draw();
         let mut i = 0;
         while i < self.all.len() {
             match self.all[i].advance() {
@@ -199,6 +222,22 @@ impl<T> Texts<'_, T> {
             }
         }
         Ok(prompts)
+    }
+
+    /// Draws the next tokens of several texts at the same time: from a large vocabulary, that takes as long as a pass of a
+    /// fast device. What is not drawn here, as after Ctrl-C, is drawn later.
+    fn draw(&mut self) {
+        let Some(device) = self.all.first().map(|text| text.session.device()) else { return };
+        let draws = self.all.iter_mut().filter_map(Text::draw);
+        let draws: Few<_> = draws.map(|draw| Mutex::new(Some(draw))).collect();
+        let draw = |i: usize| {
+            if let Some(draw) = draws[i].lock().unwrap_or_else(PoisonError::into_inner).take() {
+                draw();
+            }
+        };
+        if draws.len() > 1 {
+            locked(&device).pool().unwrap_or(&self.pool).run(draws.len(), &draw);
+        }
     }
 
     /// A text has ended.

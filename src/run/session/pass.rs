@@ -103,6 +103,11 @@ impl Session {
         self.staged.tokens.len()
     }
 
+    /// The device that computes the next pass.
+    pub fn device(&self) -> SharedDevice {
+        self.devices.device()
+    }
+
     /// Whether anything is.
     pub fn is_staged(&self) -> bool {
         self.staged() > 0
