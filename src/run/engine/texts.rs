@@ -98,13 +98,11 @@ impl<'a, T> Text<'a, T> {
         Ok(None)
     }
 
-    /// What draws the next token from its logits, where they are there and it is wanted. From broken ones it draws none.
-    fn draw(&mut self) -> Option<impl FnOnce() + Send> {
+    /// The next token, where its logits are there and it is wanted.
+    fn draw(&mut self) -> Option<Draw<'_, 'a>> {
         let is_wanted = self.done() == self.tokens.len() && !self.writer.is_spent();
         let Self { session, writer, tokens, drawn, .. } = self;
-        let logits = session.logits();
-        let draw = || *drawn = all_finite(logits).then(|| writer.sample(logits, tokens));
-        is_wanted.then_some(draw)
+        is_wanted.then_some(Draw { writer, logits: session.logits(), history: tokens, drawn })
     }
 
     /// Takes the logits of the last token, where they are there: how the text ends, if it does.
@@ -150,6 +148,26 @@ impl<'a, T> Text<'a, T> {
                 reason
             }
         }
+    }
+}
+
+/// A token that is to be drawn.
+struct Draw<'t, 'a> {
+    writer: &'t mut Writer<'a>,
+    logits: &'t [f32],
+    history: &'t [u32],
+    drawn: &'t mut Option<Result<u32>>,
+}
+
+/// Draws several tokens, but none from broken logits.
+fn draw_all(draws: &[Mutex<Draw<'_, '_>>], pool: &Pool) {
+    if draws.len() > 1 {
+        pool.run(draws.len(), &|i| {
+            let draw = &mut *draws[i].lock().unwrap_or_else(PoisonError::into_inner);
+            if all_finite(draw.logits) {
+                *draw.drawn = Some(draw.writer.sample(draw.logits, draw.history));
+            }
+        });
     }
 }
 
@@ -228,16 +246,8 @@ impl<T> Texts<'_, T> {
     /// fast device. What is not drawn here, as after Ctrl-C, is drawn later.
     fn draw(&mut self) {
         let Some(device) = self.all.first().map(|text| text.session.device()) else { return };
-        let draws = self.all.iter_mut().filter_map(Text::draw);
-        let draws: Few<_> = draws.map(|draw| Mutex::new(Some(draw))).collect();
-        let draw = |i: usize| {
-            if let Some(draw) = draws[i].lock().unwrap_or_else(PoisonError::into_inner).take() {
-                draw();
-            }
-        };
-        if draws.len() > 1 {
-            locked(&device).pool().unwrap_or(&self.pool).run(draws.len(), &draw);
-        }
+        let draws: Few<_> = self.all.iter_mut().filter_map(Text::draw).map(Mutex::new).collect();
+        draw_all(&draws, locked(&device).pool().unwrap_or(&self.pool));
     }
 
     /// A text has ended.
