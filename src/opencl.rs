@@ -117,7 +117,7 @@ pub use opencl_runtime::*;
 
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
-use crate::model::trace::{Recorder, Steps};
+use crate::model::trace::{Steps, Trace};
 use buffer::Landing;
 use cache::OpenClCache;
 pub use defines::QKV;
@@ -205,7 +205,7 @@ pub struct OpenClDevice {
     shares_rows: bool,
     /// Radians per position of each rotated pair.
     frequencies: Frequencies,
-    recorder: Option<Recorder>,
+    trace: Option<Trace>,
     /// Whether the launches of a token are recorded.
     records: bool,
     patience: Patience,
@@ -275,7 +275,7 @@ impl OpenClDevice {
             shares_rows: host.is_none() && rows == Place::HostVisible && unified,
             host,
             frequencies: Frequencies::new(),
-            recorder: None,
+            trace: None,
             patience: Patience::default(),
             passes: 0,
             lose: std::env::var(LOSE_VARIABLE).ok().and_then(|n| n.parse().ok()),
@@ -376,7 +376,7 @@ impl OpenClDevice {
     /// Whether there are several runs, of a token each, of which nothing is recorded or observed.
     fn decodes(&self, runs: &[Run<'_>]) -> bool {
         let single = |run: &Run<'_>| run.tokens.len() == 1 && run.observe == 0;
-        runs.len() > 1 && self.recorder.is_none() && runs.iter().all(single)
+        runs.len() > 1 && self.trace.is_none() && runs.iter().all(single)
     }
 
     /// How many of the runs are computed at once.
@@ -391,7 +391,7 @@ impl OpenClDevice {
     fn prepare<'a>(&'a mut self, runs: &mut [Run<'_>], cancel: Option<&'a CancelToken>) -> Pass<'a> {
         let n: usize = runs.iter().map(|run| run.tokens.len()).sum();
         let observed = runs.iter().any(|run| run.observe > 0);
-        let (several, timed) = (runs.iter().any(|run| run.tokens.len() > 1), self.recorder.is_some());
+        let (several, timed) = (runs.iter().any(|run| run.tokens.len() > 1), self.trace.is_some());
         let (read, decodes) = (wanted(runs).count(), self.decodes(runs));
         // Few are brought to the front; what is recorded or observed is of all.
         let kept = Some(read)
@@ -426,7 +426,7 @@ impl OpenClDevice {
             frequencies: &self.frequencies,
             n,
             kept,
-            steps: Steps::begin(self.recorder.as_mut(), n),
+            steps: Steps::begin(self.trace.as_mut(), n),
             timed,
             recorded,
         }
@@ -480,7 +480,7 @@ impl seam::Device for OpenClDevice {
         Ok(())
     }
 
-    fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
-        std::mem::replace(&mut self.recorder, recorder)
+    fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace> {
+        std::mem::replace(&mut self.trace, trace)
     }
 }

@@ -3,7 +3,7 @@
 use super::args::{Format, OutputArgs};
 use super::events;
 use super::terminal::put;
-use crate::model::trace::{Recorder, digest};
+use crate::model::trace::{Trace, digest};
 use crate::run::engine::{Engine, Timing, TokenStream};
 use crate::run::session::{Drafts, Session, StopReason};
 use files::{Error, Result, say};
@@ -17,7 +17,7 @@ pub(super) fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
     let mut session = engine.session()?;
     events::watch(&mut session, output);
     if output.trace.is_some() {
-        session.record(Some(Recorder::default()));
+        session.set_trace(Some(Trace::default()));
     }
     Ok(session)
 }
@@ -28,11 +28,11 @@ pub(super) fn write_trace(
     output: &OutputArgs,
     reason: Option<StopReason>,
 ) -> Result<()> {
-    let (Some(file), Some(mut recorder)) = (&output.trace, session.record(None)) else { return Ok(()) };
+    let (Some(file), Some(mut trace)) = (&output.trace, session.set_trace(None)) else { return Ok(()) };
     if let Some(reason) = reason {
-        recorder.mark(&format!("stop: {}", reason.name()));
+        trace.mark(&format!("stop: {}", reason.name()));
     }
-    recorder.write_chrome(file)
+    trace.write_chrome(file)
 }
 
 /// Prints the pieces as they come; `each` is called with every piece. Returns why stdout could not be written: the text

@@ -22,8 +22,7 @@ mod wrong;
 pub(super) use completion::CompletionArgs;
 pub(super) use completion::token_limit;
 #[cfg(feature = "tools")]
-pub(super) use cores::MOST_THREADS;
-pub(super) use cores::MaskArgs;
+pub(super) use cores::{MOST_THREADS, MaskArgs};
 #[cfg(feature = "tools")]
 pub(super) use device::BackendName;
 pub(super) use generate::GenerateArgs;

@@ -22,7 +22,7 @@ use super::report::{Side, columns};
 use super::signal;
 use super::start::{self, Process};
 use super::terminal::{Verbosity, put};
-use crate::model::trace::Recorder;
+use crate::model::trace::Trace;
 use crate::model::weights::ModelPath;
 use crate::run::engine::Engine;
 use crate::run::options::EngineOptions;
@@ -126,7 +126,7 @@ impl BenchArgs {
 
     /// Checks the lists and makes the rows.
     fn rows(&self) -> Result<Vec<Row>> {
-        let of_mask = self.mask.threads()?;
+        let of_mask = self.mask.keep()?;
         let threads = match self.threads[..] {
             [] => vec![of_mask.unwrap_or_else(numeric::topology::default_threads)],
             _ => self.threads.clone(),
@@ -148,8 +148,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         let model = args.load.weights.model.path()?;
         return put(&format!("{}\n", cold::drop_cache(&model)?));
     }
-    let base = args.resolve()?;
     let rows = args.rows()?;
+    let base = args.resolve()?;
     let earlier = args.compare.as_deref().map(compare::read).transpose()?;
     let groups = rows::groups(&rows);
     let options: Vec<EngineOptions> = groups.iter().map(|g| g.options(&base)).collect();
@@ -157,7 +157,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let model = ModelPath::new(&base.model)?.open(base.weight_type)?;
     let plans = options.iter().map(|o| Plan::of(&model, o)).collect::<Result<Vec<_>>>()?;
     let took = began.elapsed();
-    let _marker = prepare(&args.mask, &plans)?;
+    let _marker = prepare(&plans)?;
     // The longest context, because loading checks the memory for it.
     let plan = plans.into_iter().max_by_key(|p| p.options.max_seq_len).expect("invariant: there are rows");
     let began = Instant::now();
@@ -180,9 +180,9 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let mut reader = reader.flatten();
     let timed = bench.run(&rows, args.repetitions, reader.as_mut())?;
     if let Some(file) = &args.trace {
-        let (what, recorder) = bench.trace(&rows)?;
-        recorder.write_chrome(file)?;
-        stderr::write(format_args!("{what}\n{}", steps(&recorder)));
+        let (what, trace) = bench.trace(&rows)?;
+        trace.write_chrome(file)?;
+        stderr::write(format_args!("{what}\n{}", steps(&trace)));
     }
     let peak_rss_bytes = peak_rss.max(without(system::peak_rss(), reader.as_ref()));
     drop(bench);
@@ -217,17 +217,17 @@ fn without(peak: Option<u64>, reader: Option<&Reader>) -> Option<u64> {
 }
 
 /// Refuses what does not fit in memory, because all groups keep their caches at once, and prepares the process.
-fn prepare(mask: &MaskArgs, plans: &[Plan]) -> Result<Marker> {
+fn prepare(plans: &[Plan]) -> Result<Marker> {
     let need =
         plan::check_sharing(plans, Context::Row, "measure fewer --depth, --kv-type or --threads at a time")?;
     let threads = plans.iter().map(|p| p.options.threads).max().unwrap_or(1);
-    let process = Process { mask, threads, context: Context::Row, verbosity: Verbosity::Normal };
+    let process = Process { threads, context: Context::Row, verbosity: Verbosity::Normal };
     start::prepare(&plans[0], Planned { need, peak: need.max(plans[0].peak()) }, &process)
 }
 
 /// A table of the time that each step took.
-fn steps(recorder: &Recorder) -> String {
-    let totals = recorder.totals();
+fn steps(trace: &Trace) -> String {
+    let totals = trace.totals();
     let all: u64 = totals.iter().map(|t| t.1).sum();
     let mut lines = vec![vec!["step".to_string(), "calls".into(), "ms".into(), "%".into()]];
     let mut line = |step: &str, calls: u64, ns: u64| {

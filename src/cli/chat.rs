@@ -69,7 +69,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let opened = Opened::new(&args.model.resolve_for_one()?)?;
     opened.plan.check()?;
     let template = args.template.chosen.template(&template_source(&opened.model))?;
-    let Loaded { engine, took, .. } = &start::load(opened, &args.model.cores.mask, output.verbosity())?;
+    let Loaded { engine, took, .. } = &start::load(opened, output.verbosity())?;
     let template = template.for_tokenizer(engine.tokenizer())?;
     if !options.ignore_eos {
         options.stop_tokens = template.stop_tokens(engine.tokenizer());

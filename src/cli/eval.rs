@@ -194,7 +194,6 @@ fn prepare(args: &EvalArgs, work: &Work, models: &Models) -> Result<Marker> {
     }
     let Some(first) = first else { return Ok(Marker::none()) };
     let process = Process {
-        mask: &args.model.cores.mask,
         threads: first.options.threads,
         context: Context::Chunk,
         verbosity: args.quiet.verbosity(),

@@ -32,7 +32,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<()> {
     let settings = args.model.resolve_for_one()?;
     let prompt = args.prompt.read()?;
     let opened = Opened::new(&settings)?;
-    let Loaded { engine, took, .. } = &start::load(opened, &args.model.cores.mask, output.verbosity())?;
+    let Loaded { engine, took, .. } = &start::load(opened, output.verbosity())?;
     if output.verbosity() == Verbosity::Verbose {
         say_engine(engine);
     }

@@ -3,7 +3,7 @@
 use super::args::ModelArgs;
 use super::start::{self, Loaded};
 use super::terminal::Verbosity;
-use crate::model::trace::Recorder;
+use crate::model::trace::Trace;
 use crate::run::plan::Opened;
 use clap::Args;
 use files::atomic_file::Unfinished;
@@ -38,10 +38,10 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let file = Unfinished::create(&args.out).map_err(fail)?;
     let mut opened = Opened::new(&options)?;
     opened.plan = opened.plan.with_rows(1);
-    let Loaded { engine, .. } = &start::load(opened, &args.model.cores.mask, Verbosity::Normal)?;
+    let Loaded { engine, .. } = &start::load(opened, Verbosity::Normal)?;
     let mut session = engine.session()?;
     if args.trace_hash {
-        session.record(Some(Recorder::default()));
+        session.set_trace(Some(Trace::default()));
     }
     let mut out = std::io::BufWriter::new(&file.file);
     let mut written = Ok(());
@@ -55,7 +55,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     written.and_then(|()| out.flush()).map_err(fail)?;
     drop(out);
     file.finish().map_err(fail)?;
-    for h in session.record(None).into_iter().flat_map(|r| r.hashes) {
+    for h in session.set_trace(None).into_iter().flat_map(|r| r.hashes) {
         say!("position {} layer {} residual {:016x}", h.pos, h.layer, h.digest);
     }
     Ok(())

@@ -145,7 +145,7 @@ pub(super) fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
     settings.batch = most.min(items.len().max(1));
     let opened = Opened::new(&settings)?;
     let verbosity = output.verbosity();
-    let Loaded { engine, .. } = &start::load(opened, &args.model.cores.mask, verbosity)?;
+    let Loaded { engine, .. } = &start::load(opened, verbosity)?;
     signal::connect(&defaults.cancel);
     let start = Instant::now();
     let mut done = Done::default();

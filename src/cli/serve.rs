@@ -155,7 +155,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let model_id = opened.plan.model_id.clone();
     let chosen = args.template.is_given().then(|| args.template.template(&template_source(&opened.model)));
     let (template, variables) = (chosen.transpose()?, args.template.variables()?);
-    let loaded = start::load(opened, &args.model.cores.mask, args.quiet.verbosity())?;
+    let loaded = start::load(opened, args.quiet.verbosity())?;
     let limits = Limits { queue, rows, drain: Duration::from_secs(args.drain) };
     let served = Arc::new(Served {
         name: args.name().to_owned(),

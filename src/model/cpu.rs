@@ -15,7 +15,7 @@ mod steps;
 use crate::dims::*;
 use crate::model::device::{Cache, CancelToken, Device, Ring, Run};
 use crate::model::rope::Frequencies;
-use crate::model::trace::{Recorder, Steps};
+use crate::model::trace::{Steps, Trace};
 use crate::model::weights::Weights;
 use files::Result;
 use kv::CpuCache;
@@ -54,7 +54,7 @@ pub struct CpuDevice {
     sequences: Sequences<'static>,
     max_tokens: usize,
     frequencies: Frequencies,
-    recorder: Option<Recorder>,
+    trace: Option<Trace>,
     /// See [`CpuDevice::sum_squares`].
     squares: Option<Vec<f64>>,
 }
@@ -72,7 +72,7 @@ impl CpuDevice {
             sequences: Sequences::default(),
             max_tokens,
             frequencies: Frequencies::new(),
-            recorder: None,
+            trace: None,
             squares: None,
             weights,
         })
@@ -80,17 +80,17 @@ impl CpuDevice {
 
     /// The pass itself. Where it fails, the slots of the tokens are still taken.
     fn pass(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
-        let Self { weights, pool, isa, scratch: s, sequences, recorder, squares, .. } = self;
+        let Self { weights, pool, isa, scratch: s, sequences, trace, squares, .. } = self;
         let (mut n, isa) = (runs.iter().map(|run| run.tokens.len()).sum(), *isa);
         let observed = runs.iter().any(|run| run.observe > 0);
         let last = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
-        let mut steps = Steps::begin(recorder.as_mut(), n);
+        let mut steps = Steps::begin(trace.as_mut(), n);
 
         s.embed(weights, runs, &self.frequencies); // rows of the embedding, angles of RoPE
         steps.done("embed", 0);
         let mut seqs = std::mem::take(sequences).emptied();
         seqs.fill(runs)?;
-        if steps.recorded() {
+        if steps.is_traced() {
             seqs.keep_last(); // its residual is digested after every layer
         }
         let narrows = squares.is_none() && seqs.kept() < n;
@@ -173,7 +173,7 @@ impl Device for CpuDevice {
         Some(&self.pool)
     }
 
-    fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
-        std::mem::replace(&mut self.recorder, recorder)
+    fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace> {
+        std::mem::replace(&mut self.trace, trace)
     }
 }

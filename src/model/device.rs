@@ -5,7 +5,7 @@
 //! one pass, which reads the weights once, and each gets the bits that it would get alone.
 
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LOCAL_LAYERS, WINDOW, is_local};
-use crate::model::trace::Recorder;
+use crate::model::trace::Trace;
 use files::Result;
 pub use numeric::cancel::CancelToken;
 use numeric::kv::KvTypes;
@@ -97,8 +97,8 @@ pub trait Device: Send {
     /// counts. A pass with an observed run is completed: what slots received of half of it could not be taken back.
     fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()>;
 
-    /// Turns step timing and layer digests on, or off, which also hands back what was recorded.
-    fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder>;
+    /// Turns step timing and layer digests on, or off, which also hands back the trace.
+    fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace>;
 }
 
 /// Shape of a cache, and how much of it is filled.

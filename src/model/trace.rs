@@ -33,11 +33,11 @@ pub struct LayerHash {
     pub digest: u64,
 }
 
-/// Collects spans and digests while a backend runs.
+/// Spans and digests, collected while a device computes.
 #[derive(Debug)]
-pub struct Recorder {
+pub struct Trace {
     origin: Instant,
-    /// [`Recorder::origin`] as `/proc/uptime` has it, seconds since boot to two digits: the clock that other
+    /// [`Trace::origin`] as `/proc/uptime` has it, seconds since boot to two digits: the clock that other
     /// processes on this machine can read too.
     uptime: Option<f64>,
     spans: Vec<Span>,
@@ -47,7 +47,7 @@ pub struct Recorder {
     pub hashes: Vec<LayerHash>,
 }
 
-impl Default for Recorder {
+impl Default for Trace {
     fn default() -> Self {
         let text = std::fs::read_to_string("/proc/uptime").ok();
         let uptime = text.and_then(|t| t.split_whitespace().next()?.parse().ok());
@@ -55,8 +55,8 @@ impl Default for Recorder {
     }
 }
 
-impl Recorder {
-    /// Nanoseconds since the recorder was made.
+impl Trace {
+    /// Nanoseconds since it was made.
     fn now(&self) -> u64 {
         self.origin.elapsed().as_nanos() as u64
     }
@@ -146,35 +146,35 @@ impl Recorder {
     }
 }
 
-/// Times the steps of one forward pass, where recording is on.
+/// Times the steps of one forward pass, where there is a trace.
 pub struct Steps<'a> {
-    recorder: Option<&'a mut Recorder>,
+    trace: Option<&'a mut Trace>,
     tokens: usize,
     start: u64,
 }
 
 impl<'a> Steps<'a> {
     /// The pass of `tokens` tokens begins.
-    pub fn begin(recorder: Option<&'a mut Recorder>, tokens: usize) -> Self {
-        let start = recorder.as_ref().map_or(0, |r| r.now());
-        Self { recorder, tokens, start }
+    pub fn begin(trace: Option<&'a mut Trace>, tokens: usize) -> Self {
+        let start = trace.as_ref().map_or(0, |r| r.now());
+        Self { trace, tokens, start }
     }
 
-    /// Whether anything is recorded.
-    pub fn recorded(&self) -> bool {
-        self.recorder.is_some()
+    /// Whether there is a trace.
+    pub fn is_traced(&self) -> bool {
+        self.trace.is_some()
     }
 
     /// A step has ended; the next begins.
     pub fn done(&mut self, step: &'static str, layer: usize) {
-        if let Some(r) = &mut self.recorder {
+        if let Some(r) = &mut self.trace {
             self.start = r.step(step, layer, self.tokens, self.start);
         }
     }
 
     /// Takes the digest of the last token's residual after a layer.
     pub fn residual(&mut self, pos: usize, layer: usize, row: &[f32]) {
-        if let Some(r) = &mut self.recorder {
+        if let Some(r) = &mut self.trace {
             r.hashes.push(LayerHash { pos, layer, digest: digest(row) });
             self.start = r.now();
         }
@@ -194,23 +194,23 @@ mod tests {
 
     #[test]
     fn a_long_run_is_written_in_less_detail() {
-        let mut recorder = Recorder::default();
+        let mut trace = Trace::default();
         let mut at = 0;
         let mut pass = |tokens: usize| {
             for step in [FIRST_STEP, "qkv", "attend", LAST_STEP] {
-                recorder.spans.push(Span { step, layer: 0, tokens, start_ns: at, end_ns: at + 10 });
+                trace.spans.push(Span { step, layer: 0, tokens, start_ns: at, end_ns: at + 10 });
                 at += 10;
             }
         };
         pass(40);
         (0..SPANS).for_each(|_| pass(1));
-        let written = recorder.written();
+        let written = trace.written();
         assert!(written.len() < 2 * SPANS, "{}", written.len());
         assert_eq!(written[..4].iter().filter(|s| s.tokens == 40).count(), 4, "a prompt is written whole");
         let tokens = |s: &&Span| s.step == "pass" || s.step == LAST_STEP;
         assert_eq!(written.iter().filter(tokens).count(), 1 + SPANS, "no pass is lost");
         assert!(written.windows(2).all(|w| w[0].end_ns == w[1].start_ns), "nor any time");
-        recorder.spans.truncate(400);
-        assert_eq!(recorder.written().len(), 400, "a short run is written whole");
+        trace.spans.truncate(400);
+        assert_eq!(trace.written().len(), 400, "a short run is written whole");
     }
 }

@@ -23,7 +23,7 @@ pub use sequence::{Cut, Sequence};
 
 use crate::dims::VOCAB;
 use crate::model::device::{Extent, Logits, Row, SharedDevice, locked};
-use crate::model::trace::Recorder;
+use crate::model::trace::Trace;
 use crate::run::eviction::{Eviction, Policy};
 use devices::{At, Devices};
 use draft::Drafter;
@@ -423,9 +423,9 @@ impl Session {
         self.devices.are_two()
     }
 
-    /// Starts or ends recording; see [`crate::model::device::Device::record`].
-    pub fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
-        self.devices.record(recorder)
+    /// Starts or ends a trace; see [`crate::model::device::Device::set_trace`].
+    pub fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace> {
+        self.devices.set_trace(trace)
     }
 }
 

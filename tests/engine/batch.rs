@@ -4,7 +4,7 @@ use crate::bed::alone::Alone;
 use crate::bed::place;
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Device, KvRows, Logits, Run};
-use antigravity::model::trace::Recorder;
+use antigravity::model::trace::Trace;
 use antigravity::run::engine::BatchAnswer;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::session::{CancelToken, StopReason};
@@ -310,7 +310,7 @@ fn a_recorder_sees_the_same_residuals_whatever_is_read() {
     let tokens: Vec<u32> = (0..23).map(|i| (i * 89 % dims::VOCAB) as u32).collect();
     let record = |read: usize| {
         let mut alone = Alone::new(Arc::clone(engine.weights()), options);
-        alone.device.record(Some(Recorder::default()));
+        alone.device.set_trace(Some(Trace::default()));
         let mut rows = vec![0.0; [0, 1, tokens.len()][read] * dims::VOCAB];
         let logits = match read {
             0 => Logits::None,
@@ -318,9 +318,9 @@ fn a_recorder_sees_the_same_residuals_whatever_is_read() {
             _ => Logits::All(&mut rows),
         };
         alone.forward(&tokens, logits);
-        let recorder = alone.device.record(None).unwrap();
-        let projections = recorder.totals().into_iter().find(|step| step.0 == "qkv").unwrap().2;
-        (recorder.hashes, projections - dims::LAYERS as u64)
+        let trace = alone.device.set_trace(None).unwrap();
+        let projections = trace.totals().into_iter().find(|step| step.0 == "qkv").unwrap().2;
+        (trace.hashes, projections - dims::LAYERS as u64)
     };
     let (all, narrowed) = record(2);
     assert_eq!((all.len(), narrowed), (dims::LAYERS, 0));

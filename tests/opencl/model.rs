@@ -2,7 +2,7 @@
 
 use crate::bed::program::binary;
 use crate::bed::random::ids;
-use crate::device::{exact, rows, said};
+use crate::device::{cache_dir, device, exact, generate, rows, said};
 use antigravity::dims::VOCAB;
 use antigravity::model::device::{KvRows, Logits, Run, locked};
 use antigravity::model::weights::WeightType;
@@ -13,7 +13,9 @@ use antigravity::run::plan::Plan;
 use antigravity::run::session::{CancelToken, Notice, Session};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
-use std::process::{Command, Output};
+use std::fs;
+use std::io::Read;
+use std::process::{Command, Output, Stdio};
 
 fn options(kv_types: KvTypes) -> EngineOptions {
     EngineOptions {
@@ -332,4 +334,26 @@ fn a_corrupted_eviction_changes_nothing() {
         let said = text_of(&evicting, &["--gpu-attn"], &[("ANTIGRAVITY_OPENCL_CORRUPT", "keep")]);
         assert_eq!(said, "OpenCL: kernel keep is left out: it computes wrong results\n");
     }
+}
+
+/// Those of the driver stay on the cores that they start on.
+#[test]
+fn every_thread_keeps_to_the_mask() {
+    if device().is_none() {
+        return;
+    }
+    let core = numeric::topology::allowed_cores().pop().expect("this test runs on one");
+    let mut command = generate(cache_dir(), "190");
+    command.args(["--ignore-eos", "-b", "opencl", "--gpu-attn", "--cpu-mask", &format!("{core}-{core}")]);
+    let mut running = command.stdout(Stdio::piped()).spawn().unwrap();
+    // A piece of the text: all threads are there.
+    running.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let tasks = fs::read_dir(format!("/proc/{}/task", running.id())).unwrap();
+    let status =
+        |task: std::io::Result<fs::DirEntry>| fs::read_to_string(task.ok()?.path().join("status")).ok();
+    let statuses: Vec<String> = tasks.filter_map(status).collect();
+    running.kill().unwrap();
+    running.wait().unwrap();
+    let keeps = format!("Cpus_allowed_list:\t{core}\n");
+    assert!(statuses.len() > 2 && statuses.iter().all(|status| status.contains(&keeps)), "{statuses:#?}");
 }

@@ -2,7 +2,8 @@
 
 use super::number::within;
 use clap::Args;
-use files::Result;
+use files::{Error, Result};
+use numeric::pool;
 use numeric::topology::{self, CpuMask};
 
 /// Most threads that can be asked for.
@@ -17,14 +18,17 @@ pub(in crate::cli) struct MaskArgs {
 }
 
 impl MaskArgs {
-    /// The default number of threads under a mask: one for each of its cores. `None` without a mask.
+    /// Keeps this thread, and all that it starts, on the cores of the mask: how many these are, which is the default number
+    /// of threads. `None` without a mask. It comes before a driver of OpenCL is asked, whose threads stay where they start.
     ///
     /// # Errors
     ///
     /// `Usage` for cores that this process may not use.
-    pub fn threads(&self) -> Result<Option<usize>> {
+    pub fn keep(&self) -> Result<Option<usize>> {
         let Some(mask) = &self.cpu_mask else { return Ok(None) };
         mask.check(&topology::allowed_cores())?;
+        pool::keep_to(mask.cores())
+            .map_err(|e| Error::Usage(format!("--cpu-mask {mask}: the system refuses it: {e}")))?;
         Ok(Some(mask.cores().len()))
     }
 }
@@ -42,7 +46,7 @@ pub(in crate::cli) struct ThreadArgs {
 impl ThreadArgs {
     /// The number of threads; 0 leaves it to the engine.
     pub fn resolve(&self) -> Result<usize> {
-        let of_mask = self.mask.threads()?;
+        let of_mask = self.mask.keep()?;
         match self.threads {
             Some(n) => within("--threads", n, MOST_THREADS),
             None => Ok(of_mask.unwrap_or(0)),

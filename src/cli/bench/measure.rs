@@ -6,7 +6,7 @@ use super::rows::{Group, Row, Test};
 use super::spread::Timed;
 use crate::cli::terminal::{Progress, Verbosity};
 use crate::dims::VOCAB;
-use crate::model::trace::Recorder;
+use crate::model::trace::Trace;
 use crate::run::engine::Engine;
 use crate::run::options::EngineOptions;
 use crate::run::session::{CancelToken, Session, compute};
@@ -128,22 +128,22 @@ impl<'a> Bench<'a> {
     }
 
     /// Starts or ends recording.
-    fn record(&mut self, row: &Row, recorder: Option<Recorder>) -> Result<Option<Recorder>> {
-        Ok(self.sessions(row)?[0].record(recorder))
+    fn set_trace(&mut self, row: &Row, trace: Option<Trace>) -> Result<Option<Trace>> {
+        Ok(self.sessions(row)?[0].set_trace(trace))
     }
 
     /// Records one step of the first row that decodes, else the whole prompt of the first row; says which.
-    pub fn trace(&mut self, rows: &[Row]) -> Result<(String, Recorder)> {
+    pub fn trace(&mut self, rows: &[Row]) -> Result<(String, Trace)> {
         let row = rows.iter().find(|r| !matches!(r.test, Test::Prefill(_))).unwrap_or(&rows[0]);
         let (what, test) = match row.test {
             Test::Decode(_) => ("one token of ", Test::Decode(1)),
             Test::Together(_, batch) => ("one token of each sequence of ", Test::Together(1, batch)),
             prefill => ("", prefill),
         };
-        self.record(row, Some(Recorder::default()))?;
+        self.set_trace(row, Some(Trace::default()))?;
         self.once(row, test)?;
-        let recorder = self.record(row, None)?.expect("invariant: just begun");
-        Ok((format!("trace: {what}{}, threads {}, KV {}", row.name(), row.threads, row.kv_types), recorder))
+        let trace = self.set_trace(row, None)?.expect("invariant: just begun");
+        Ok((format!("trace: {what}{}, threads {}, KV {}", row.name(), row.threads, row.kv_types), trace))
     }
 }
 

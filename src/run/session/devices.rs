@@ -9,7 +9,7 @@ use super::schedule::{Fixed, Move, Schedule, Side};
 use super::{Arrived, Awaited, Notice, Spare};
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, global_layers, is_local};
 use crate::model::device::{Cache, Extent, KvRows, Logits, Run, SharedDevice, locked};
-use crate::model::trace::Recorder;
+use crate::model::trace::Trace;
 use files::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -349,11 +349,11 @@ impl Devices {
             }
             std::mem::swap(&mut self.cache, to);
         }
-        let recorder = locked(&self.device).record(None);
+        let trace = locked(&self.device).set_trace(None);
         std::mem::swap(&mut self.device, &mut standby.device);
         let from = locked(&standby.device).name();
         let mut device = locked(&self.device);
-        device.record(recorder);
+        device.set_trace(trace);
         self.max_tokens = device.max_tokens();
         self.side = self.side.other();
         let to = device.name();
@@ -362,7 +362,7 @@ impl Devices {
 
     /// Leaves a lost device for the CPU, which then is the only one, and says so; `None` where there is none.
     pub fn flee(&mut self, why: &Error) -> Result<Option<Refuge>> {
-        let recorder = locked(&self.device).record(None);
+        let trace = locked(&self.device).set_trace(None);
         let standby = self.standby.take().and_then(|s| s.cache.map(|cache| Seat { device: s.device, cache }));
         let refuge = match (standby, self.side) {
             (Some(_), Side::Cpu) => Refuge::Here,
@@ -381,7 +381,7 @@ impl Devices {
         self.say_lost(why);
         self.mass_is_valid &= matches!(refuge, Refuge::Here);
         (self.side, self.observed) = (Side::Cpu, 0);
-        locked(&self.device).record(recorder);
+        locked(&self.device).set_trace(trace);
         Ok(Some(refuge))
     }
 
@@ -395,16 +395,16 @@ impl Devices {
         (self.device, self.cache) = (seat.device, seat.cache);
     }
 
-    pub fn record(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
-        locked(&self.device).record(recorder)
+    pub fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace> {
+        locked(&self.device).set_trace(trace)
     }
 
-    /// Puts a mark into what is being recorded.
+    /// Puts a mark into the trace, where there is one.
     pub fn mark(&mut self, name: &str) {
         let mut device = locked(&self.device);
-        if let Some(mut recorder) = device.record(None) {
-            recorder.mark(name);
-            device.record(Some(recorder));
+        if let Some(mut trace) = device.set_trace(None) {
+            trace.mark(name);
+            device.set_trace(Some(trace));
         }
     }
 }

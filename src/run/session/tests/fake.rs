@@ -2,7 +2,7 @@
 
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
 use crate::model::device::{Cache, CancelToken, Device, Extent, HostRows, KvRows, Logits, Row, Run};
-use crate::model::trace::Recorder;
+use crate::model::trace::Trace;
 use crate::run::session::Seat;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
@@ -144,7 +144,7 @@ impl Device for Fake {
         Ok(())
     }
 
-    fn record(&mut self, _: Option<Recorder>) -> Option<Recorder> {
+    fn set_trace(&mut self, _: Option<Trace>) -> Option<Trace> {
         None
     }
 }
