@@ -12,7 +12,7 @@ use std::time::Duration;
 use text::sampler::{Logprob, TokenLogprobs};
 use text::tokenizer::Tokenizer;
 
-/// An empty sequence whose events are shown, and whose run is recorded, as the flags say.
+/// An empty sequence whose events are shown, and whose run is traced, as the flags say.
 pub(super) fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
     let mut session = engine.session()?;
     events::watch(&mut session, output);
@@ -22,7 +22,7 @@ pub(super) fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
     Ok(session)
 }
 
-/// Writes what was recorded, and why the last text ended if one did, where `--trace` says.
+/// Writes the trace, and why the last text ended if one did, where `--trace` says.
 pub(super) fn write_trace(
     session: &mut Session,
     output: &OutputArgs,

@@ -8,8 +8,10 @@
 //! begun. A worker that lost its core in the middle of a task stands aside for a while. So a core that another process
 //! takes costs that core's share and little more.
 
+mod cores;
 mod tile;
 
+pub use cores::{keep_to, on_big_cores};
 pub use tile::{RowTable, Tile};
 
 use super::topology;
@@ -306,54 +308,6 @@ pub fn at_once(threads: usize, work: impl Fn() + Sync) {
     });
 }
 
-/// Keeps the calling thread, and those that it starts from now on, on some of the cores that it may use.
-///
-/// # Errors
-///
-/// The system's: none of the cores is there, or it allows none of this.
-pub fn keep_to(cores: &[usize]) -> std::io::Result<()> {
-    // SAFETY: a `cpu_set_t` is a plain bit set, zeroed is empty; numbers past its end are left out; the call
-    // reads the set and nothing else.
-    let refused = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        for &core in cores.iter().filter(|&&core| core < libc::CPU_SETSIZE as usize) {
-            libc::CPU_SET(core, &mut set);
-        }
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
-    };
-    if refused == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-}
-
-/// Runs `body`, and the threads that it starts, on the big cores, where the calling thread may use those and others.
-pub fn on_big_cores<T>(body: impl FnOnce() -> T) -> T {
-    on_cores(&topology::big_cores(), body)
-}
-
-fn on_cores<T>(cores: &[usize], body: impl FnOnce() -> T) -> T {
-    let before = own_cores();
-    let some: Vec<usize> = before.iter().copied().filter(|core| cores.contains(core)).collect();
-    let moved = !some.is_empty() && some.len() < before.len() && keep_to(&some).is_ok();
-    let done = body();
-    if moved {
-        // What was in force before; no result depends on it.
-        let _ = keep_to(&before);
-    }
-    done
-}
-
-/// The cores that the calling thread keeps to; none where the system does not say.
-fn own_cores() -> Vec<usize> {
-    // SAFETY: a `cpu_set_t` is a plain bit set, zeroed is empty; the call writes the set and nothing else, and numbers
-    // below its size are looked up.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        match libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) {
-            0 => (0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set)).collect(),
-            _ => Vec::new(),
-        }
-    }
-}
-
 fn worker(thread: usize, shared: &Shared) {
     let Shared { now: Alone(now), parts, rest: Alone(rest) } = shared;
     let mut last = Mark(0);
@@ -410,20 +364,6 @@ fn worker(thread: usize, shared: &Shared) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_driver_started_meanwhile_inherits_the_cores() {
-        let all = own_cores();
-        let Some((&last, [_, ..])) = all.split_last() else {
-            return; // there is nothing to choose
-        };
-        let there =
-            on_cores(&[last], || std::thread::Builder::new().spawn(own_cores).unwrap().join().unwrap());
-        assert_eq!(there, [last]);
-        assert_eq!(own_cores(), all, "as before");
-        // None of them may be used.
-        assert_eq!(on_cores(&[all[all.len() - 1] + 1], own_cores), all);
-    }
 
     #[test]
     fn sleeping_workers_wake_up() {

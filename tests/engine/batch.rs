@@ -298,7 +298,7 @@ fn logits_are_the_same_whichever_others_are_read() {
 
 /// The digest after the last layer is that of the last token, even where nobody reads its logits.
 #[test]
-fn a_recorder_sees_the_same_residuals_whatever_is_read() {
+fn a_trace_has_the_same_residuals_whatever_is_read() {
     let engine = Engine::load(options(1, 1)).unwrap();
     let options = CpuOptions {
         threads: 2,
@@ -308,7 +308,7 @@ fn a_recorder_sees_the_same_residuals_whatever_is_read() {
         max_tokens: 40,
     };
     let tokens: Vec<u32> = (0..23).map(|i| (i * 89 % dims::VOCAB) as u32).collect();
-    let record = |read: usize| {
+    let trace_of = |read: usize| {
         let mut alone = Alone::new(Arc::clone(engine.weights()), options);
         alone.device.set_trace(Some(Trace::default()));
         let mut rows = vec![0.0; [0, 1, tokens.len()][read] * dims::VOCAB];
@@ -322,8 +322,8 @@ fn a_recorder_sees_the_same_residuals_whatever_is_read() {
         let projections = trace.totals().into_iter().find(|step| step.0 == "qkv").unwrap().2;
         (trace.hashes, projections - dims::LAYERS as u64)
     };
-    let (all, narrowed) = record(2);
+    let (all, narrowed) = trace_of(2);
     assert_eq!((all.len(), narrowed), (dims::LAYERS, 0));
     // Where not all is read, the queries of the last layer are a step of their own, of the tokens left.
-    assert_eq!([record(0), record(1)], [(all.clone(), 1), (all, 1)]);
+    assert_eq!([trace_of(0), trace_of(1)], [(all.clone(), 1), (all, 1)]);
 }

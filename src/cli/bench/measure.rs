@@ -127,12 +127,12 @@ impl<'a> Bench<'a> {
         Ok(sessions)
     }
 
-    /// Starts or ends recording.
+    /// Starts or ends a trace.
     fn set_trace(&mut self, row: &Row, trace: Option<Trace>) -> Result<Option<Trace>> {
         Ok(self.sessions(row)?[0].set_trace(trace))
     }
 
-    /// Records one step of the first row that decodes, else the whole prompt of the first row; says which.
+    /// Traces one step of the first row that decodes, else the whole prompt of the first row; says which.
     pub fn trace(&mut self, rows: &[Row]) -> Result<(String, Trace)> {
         let row = rows.iter().find(|r| !matches!(r.test, Test::Prefill(_))).unwrap_or(&rows[0]);
         let (what, test) = match row.test {
