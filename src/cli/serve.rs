@@ -23,7 +23,7 @@ use super::signal;
 use super::start;
 use super::terminal::Verbosity;
 use crate::run::engine::scheduler::{Limits, Moment, Scheduler};
-use crate::run::engine::template_source;
+use crate::run::engine::{recommended_sampling, template_source};
 use crate::run::options::{EngineOptions, GenerateOptions};
 use crate::run::plan::{Opened, mib};
 use crate::run::session::CancelToken;
@@ -138,7 +138,8 @@ pub(super) fn settings(model: &ModelArgs, slots: usize, cache_mib: u64) -> Resul
 pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let (keys, settings) = (args.keys()?, settings(&args.model, args.slots, args.cache_mib)?);
     let queue = within("--queue", args.queue, 1 << 16)?;
-    let defaults = GenerateOptions { sampler: args.sampler.resolve()?, ..GenerateOptions::default() };
+    let mut defaults =
+        GenerateOptions { sampler: args.sampler.resolve()?, max_tokens: None, ..GenerateOptions::default() };
     let listener = args.listen()?;
     let address = listener.local_addr().map_err(|e| Error::Other(format!("cannot listen: {e}")))?;
     let slots = if args.slots_endpoint { Slots::Shown } else { Slots::Hidden };
@@ -153,6 +154,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let rows = opened.plan.share_rows();
     let memory = [opened.plan.empty(), opened.plan.need()].map(mib);
     let model_id = opened.plan.model_id.clone();
+    defaults.sampler = args.sampler.recommend(defaults.sampler, &recommended_sampling(&opened.model)?)?;
     let chosen = args.template.is_given().then(|| args.template.template(&template_source(&opened.model)));
     let (template, variables) = (chosen.transpose()?, args.template.variables()?);
     let loaded = start::load(opened, args.quiet.verbosity())?;

@@ -49,7 +49,19 @@ fn a_stream_has_these_events_and_no_others() {
     let usage = json!({
         "completion_tokens": 2, "prompt_tokens": 18, "prompt_tokens_details": {"cached_tokens": 0}, "total_tokens": 20,
     });
-    let said = text(&["chat", "-st", "-p", "Tell me of a dog.", "-n", "2", "--temp", "0", "-q"]);
+    let said = text(&[
+        "chat",
+        "-st",
+        "-p",
+        "Tell me of a dog.",
+        "-n",
+        "2",
+        "--temp",
+        "0",
+        "--repeat-penalty",
+        "1.1",
+        "-q",
+    ]);
     let found = events(&reply.body);
     let pieces: Vec<Value> = found[1..3].iter().map(|e| e["choices"][0]["delta"].clone()).collect();
     let whole: String = pieces.iter().map(|p| p["content"].as_str().expect("a text")).collect();
@@ -139,7 +151,11 @@ fn the_server_tells_what_it_is_and_does() {
         (&props["total_slots"], &props["default_generation_settings"]["n_ctx"]),
         (&json!(2), &json!(128))
     );
-    assert_eq!(props["default_generation_settings"]["params"]["temperature"], 0.8);
+    let params = &props["default_generation_settings"]["params"];
+    assert_eq!((&params["temperature"], &params["max_tokens"]), (&json!(0.8), &json!(-1)));
+    let own = Server::begin("0", &[], || ()).get("/props").json();
+    let own = &own["default_generation_settings"]["params"];
+    assert_eq!((&own["temperature"], &own["repeat_penalty"]), (&json!(0.7), &json!(1.0)));
     assert_eq!(server.get("/slots").status, 501);
     assert_eq!(Server::start(&["--slots-endpoint"]).get("/slots").json()[3]["is_processing"], false);
     let page = server.get("/");

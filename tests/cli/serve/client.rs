@@ -7,6 +7,9 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// The sampling defaults of `generate`, whose texts answers are compared with.
+const AS_GENERATE: [&str; 4] = ["--temp", "0.8", "--repeat-penalty", "1.1"];
+
 /// A running server.
 pub struct Server {
     child: Child,
@@ -101,9 +104,10 @@ fn unchunked(mut rest: &str) -> String {
 }
 
 impl Server {
+    /// Samples as `generate` does.
     #[track_caller]
     pub fn start(args: &[&str]) -> Self {
-        Self::begin("0", args, || ())
+        Self::begin("0", &[&AS_GENERATE, args].concat(), || ())
     }
 
     /// Does something before the server says that it is ready.
