@@ -1,5 +1,6 @@
 //! `serve`: the server as clients see it.
 
+mod access;
 mod calls;
 mod client;
 mod hostile;
@@ -7,6 +8,7 @@ mod identity;
 mod messages;
 mod native;
 mod refused;
+mod silence;
 mod slow;
 
 use crate::bed::program::*;
@@ -146,6 +148,14 @@ fn the_server_tells_what_it_is_and_does() {
     assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "story");
     assert_eq!(server.get("/v1/models/story").json()["meta"]["n_ctx"], 128);
     assert_eq!(server.get("/v1/models/other").status, 404);
+    for path in ["//v1/models/", "/v1//models", "/models///", "//v1/models/story/"] {
+        let found = server.get(path).json();
+        let model = found["data"].get(0).unwrap_or(&found);
+        assert_eq!((&model["max_model_len"], &model["context_length"]), (&json!(128), &json!(128)), "{path}");
+    }
+    let half = json!({"prompt": "Tom", "max_tokens": 1});
+    assert_eq!(server.post("//v1/completions/", &half).json()["object"], "text_completion");
+    assert_eq!(server.post("/completion/", &half).json()["stop"], true);
     let props = server.get("/props").json();
     assert_eq!(
         (&props["total_slots"], &props["default_generation_settings"]["n_ctx"]),
@@ -156,6 +166,8 @@ fn the_server_tells_what_it_is_and_does() {
     let own = Server::begin("0", &[], || ()).get("/props").json();
     let own = &own["default_generation_settings"]["params"];
     assert_eq!((&own["temperature"], &own["repeat_penalty"]), (&json!(0.7), &json!(1.0)));
+    assert!(props["model_path"].as_str().is_some_and(|name| !name.is_empty() && !name.contains('/')), "{props}");
+    assert!(!props.to_string().contains(&*model().to_string_lossy()), "{props}");
     assert_eq!(server.get("/slots").status, 501);
     assert_eq!(Server::start(&["--slots-endpoint"]).get("/slots").json()[3]["is_processing"], false);
     let page = server.get("/");

@@ -1,14 +1,14 @@
 //! The texts of one request as they come: read into thoughts, text and calls, and put into the shape of an API.
 
-use super::asked::Asked;
+use super::asked::{Asked, How};
 use super::hub::Served;
 use super::refusal::Refusal;
 use crate::run::engine::scheduler::{Ending, Event, Job};
-use crate::run::options::GenerateOptions;
+use crate::run::options::{GenerateOptions, Progress};
 use crate::run::session::{CancelToken, Drafts, StopReason};
 use serde_json::{Value, json};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use text::chat::{Part, Reader, ToolCall};
 use text::sampler::TokenLogprobs;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -123,12 +123,39 @@ impl Usage {
     }
 }
 
+/// How far a prompt is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reading {
+    /// Tokens that were copied,
+    cached: usize,
+    /// those that are read, which these are of,
+    done: usize,
+    /// and all.
+    all: usize,
+    began: Instant,
+    /// When that was said last.
+    said: Instant,
+}
+
+impl Reading {
+    /// Between two times that it is said.
+    const PAUSE: Duration = Duration::from_millis(100);
+
+    /// As llama.cpp's server has it.
+    pub fn json(&self) -> Value {
+        let Self { cached, done, all, began, .. } = self;
+        json!({"total": all, "cache": cached, "processed": done, "time_ms": began.elapsed().as_millis() as u64})
+    }
+}
+
 /// How an API says it.
 pub(super) trait Shape: Send {
     /// The first events of a stream.
     fn begin(&mut self, out: &mut String);
     /// What a token of a text has brought.
     fn step(&mut self, choice: usize, step: &Step, out: &mut String);
+    /// How far the prompt of a text is read.
+    fn reading(&mut self, _choice: usize, _reading: &Reading, _out: &mut String) {}
     /// A text has ended.
     fn ended(&mut self, index: usize, choice: &Choice, out: &mut String);
     /// All have.
@@ -164,6 +191,8 @@ pub(super) struct Answer {
     events: UnboundedReceiver<(usize, Event)>,
     readers: Vec<Reader>,
     choices: Vec<Choice>,
+    /// How far the prompt of each text is read, where that is told.
+    readings: Vec<Option<Reading>>,
     /// Tokens of each text that were not said yet.
     unsaid: Vec<Vec<u32>>,
     /// Texts for each prompt.
@@ -192,11 +221,11 @@ impl Answer {
             }
         }
         let choices = readers.iter().map(|_| Choice::default()).collect();
-        let unsaid = vec![Vec::new(); readers.len()];
+        let (unsaid, readings) = (vec![Vec::new(); readers.len()], vec![None; readers.len()]);
         let gone = Gone(asked.options.cancel.clone());
         served.scheduler.submit(jobs)?;
         let (n, begun, over) = (asked.n, false, false);
-        Ok(Self { events, readers, choices, unsaid, n, shape, begun, over, _gone: gone })
+        Ok(Self { events, readers, choices, readings, unsaid, n, shape, begun, over, _gone: gone })
     }
 
     /// Takes an event: the text it belongs to, if that has ended now, and what the event has brought.
@@ -204,6 +233,7 @@ impl Answer {
         let (parts, token, logprobs, ended) = match event {
             Event::Piece(piece) => (self.readers[index].push(&piece.text), piece.token, piece.logprobs, None),
             Event::Ended(ending) => (self.readers[index].finish(), None, None, Some(ending)),
+            Event::Read { .. } => (Vec::new(), None, None, None),
             Event::Failed(e) => return Err(Refusal::of_run(&e)),
         };
         let step = Step { parts, tokens: Vec::from_iter(token), logprobs };
@@ -245,6 +275,9 @@ impl Answer {
     }
 
     fn say(&mut self, index: usize, event: Event, out: &mut String) {
+        if let Event::Read { done, all } = event {
+            return self.say_reading(index, (done, all), out);
+        }
         let (mut step, ended) = match self.take(index, event) {
             Ok(taken) => taken,
             Err(refusal) => return self.fail(&refusal, out),
@@ -265,6 +298,18 @@ impl Answer {
         }
     }
 
+    fn say_reading(&mut self, index: usize, (done, all): (usize, usize), out: &mut String) {
+        let now = Instant::now();
+        let fresh = Reading { cached: done, done, all, began: now, said: now };
+        let known = self.readings[index].replace(fresh);
+        let reading = known.map_or(fresh, |before| Reading { done, ..before });
+        let is_due = known.is_none() || done == all || now - reading.said >= Reading::PAUSE;
+        if is_due {
+            self.shape.reading(index, &reading, out);
+        }
+        self.readings[index] = Some(if is_due { Reading { said: now, ..reading } } else { reading });
+    }
+
     fn fail(&mut self, refusal: &Refusal, out: &mut String) {
         self.over = true;
         self.shape.failed(refusal, out);
@@ -279,7 +324,11 @@ fn job(
 ) -> Job {
     let mut options: GenerateOptions = asked.options.clone();
     options.sampler.seed = options.sampler.seed.wrapping_add(i as u64);
+    if asked.progress && asked.how != How::Whole {
+        let to = to.clone();
+        options.progress = Progress::new(move |done, all| drop(to.send((index, Event::Read { done, all }))));
+    }
     // A client that has gone hears nothing; its texts end by themselves.
     let tell = Box::new(move |event| drop(to.send((index, event))));
-    Job { prompt, options, reuse: asked.reuse, tell }
+    Job { prompt, options, reuse: asked.reuse.clone(), tell }
 }

@@ -134,6 +134,17 @@ impl<'a> Fields<'a> {
         self.as_type(field, &what, read)
     }
 
+    /// A seed, any whole number of 64 bits; -1 is `None`, which draws one.
+    pub fn seed(&self, field: &str) -> Result<Option<Option<u64>>> {
+        self.as_type(field, "a whole number from -2^63 to 2^64-1", |value| {
+            let float = || value.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 9e15).map(|x| x as i64);
+            match value.as_u64() {
+                Some(n) => Some(Some(n)),
+                None => value.as_i64().or_else(float).map(|n| (n != -1).then_some(n as u64)),
+            }
+        })
+    }
+
     /// One text, or several.
     pub fn texts(&self, field: &str) -> Result<Option<Vec<String>>> {
         self.as_type(field, "a string or an array of strings", |value| match value {
@@ -157,6 +168,12 @@ mod tests {
         assert_eq!(fields.whole("f", 0..=9), Ok(Some(2)));
         let e = fields.text("a").unwrap_err();
         assert_eq!((e.message.as_str(), e.param.as_deref()), ("a: is 1; use a string", Some("a")));
+        let seeds = object(br#"{"a":18446744073709551615,"b":-2,"c":-1,"d":3.0,"e":0.5,"f":1e30,"g":"x"}"#).unwrap();
+        let seeds = Fields::new(&seeds);
+        let found = ["a", "b", "c", "d", "none"].map(|field| seeds.seed(field));
+        let expected = [Some(Some(u64::MAX)), Some(Some(u64::MAX - 1)), Some(None), Some(Some(3)), None];
+        assert_eq!(found, expected.map(Ok));
+        assert!(["e", "f", "g"].iter().all(|field| seeds.seed(field).is_err()));
         let inner = fields.object("d").unwrap().unwrap();
         assert_eq!(inner.flag("e").unwrap_err().param.as_deref(), Some("d.e"));
         assert!(inner.texts("e").is_err() && fields.list("d").is_err() && fields.object("a").is_err());

@@ -1,10 +1,12 @@
 //! What all connections share: the model once it is loaded, who may ask, and who prepares prompts.
 
+use super::access::{Access, Client};
 use super::refusal::Refusal;
 use crate::run::engine::Engine;
 use crate::run::engine::scheduler::Scheduler;
 use crate::run::options::GenerateOptions;
 use files::{Error, Result};
+use hyper::body::Bytes;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
@@ -29,6 +31,12 @@ pub(super) struct Served {
     pub fingerprint: String,
 }
 
+/// The body of a request, and who sent it.
+pub(super) struct Sent {
+    pub body: Bytes,
+    pub client: Client,
+}
+
 /// Whether `/slots` is answered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Slots {
@@ -41,7 +49,8 @@ type Task = Box<dyn FnOnce() + Send>;
 /// What all connections share.
 pub(super) struct Hub {
     served: OnceLock<Arc<Served>>,
-    keys: Vec<String>,
+    /// Who may ask.
+    pub access: Access,
     /// The model's name in answers.
     pub model: String,
     pub slots: Slots,
@@ -58,14 +67,14 @@ pub(super) struct Hub {
 
 impl Hub {
     /// Without a model yet. Starts the thread that prepares prompts, so that a long one does not hold up the connections.
-    pub fn new(model: &str, keys: Vec<String>, slots: Slots, patience: Duration) -> Result<Self> {
+    pub fn new(model: &str, access: Access, slots: Slots, patience: Duration) -> Result<Self> {
         let (tasks, given) = mpsc::channel::<Task>();
         let work = move || given.into_iter().for_each(|task| task());
         let cannot = |e| Error::Other(format!("cannot start a thread that prepares prompts: {e}"));
         thread::Builder::new().name("prompts".into()).spawn(work).map_err(cannot)?;
         Ok(Self {
             served: OnceLock::new(),
-            keys,
+            access,
             model: model.to_owned(),
             slots,
             patience,
@@ -126,22 +135,6 @@ impl Hub {
         sent.map_err(|_| lost())?;
         waits.await.unwrap_or_else(|_| Err(lost()))
     }
-
-    /// Whether keys are asked for at all.
-    pub fn has_keys(&self) -> bool {
-        !self.keys.is_empty()
-    }
-
-    /// Whether this key opens it; takes as long for any key of its length.
-    pub fn knows(&self, key: Option<&[u8]>) -> bool {
-        let given = key.unwrap_or_default();
-        let fits = |key: &String| {
-            let differs = key.bytes().zip(given.iter().chain(std::iter::repeat(&0)));
-            let sum = differs.fold(key.len() ^ given.len(), |sum, (a, b)| sum | usize::from(a ^ b));
-            std::hint::black_box(sum) == 0
-        };
-        self.keys.is_empty() || self.keys.iter().fold(false, |known, key| known | fits(key))
-    }
 }
 
 /// Seconds since 1970.
@@ -157,27 +150,4 @@ pub(super) fn random() -> u64 {
 /// A name for something, such as `chatcmpl-1f…`.
 pub(super) fn name(kind: &str) -> String {
     format!("{kind}{:016x}{:016x}", random(), random())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_whole_key_opens() {
-        let hub =
-            Hub::new("m", vec!["secret".into(), "other key".into()], Slots::Hidden, Duration::ZERO).unwrap();
-        for (key, opens) in [
-            ("secret", true),
-            ("other key", true),
-            ("secre", false),
-            ("secret ", false),
-            ("", false),
-            ("Secret", false),
-        ] {
-            assert_eq!(hub.knows(Some(key.as_bytes())), opens, "{key:?}");
-        }
-        assert!(!hub.knows(None) && !hub.knows(Some(b"secret\0")));
-        assert!(Hub::new("m", Vec::new(), Slots::Hidden, Duration::ZERO).unwrap().knows(None));
-    }
 }

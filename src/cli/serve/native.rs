@@ -1,6 +1,6 @@
 //! llama.cpp's own shape: `/completion`.
 
-use super::answer::{Choice, Shape, Step, Usage, event};
+use super::answer::{Choice, Reading, Shape, Step, Usage, event};
 use super::asked::{Asked, How};
 use super::facts;
 use super::fields::Fields;
@@ -105,6 +105,14 @@ impl Shape for Native {
         if let Some(token) = &step.logprobs {
             json["completion_probabilities"] = logprobs(&self.served, [token]);
         }
+        event(&json, out);
+    }
+
+    fn reading(&mut self, index: usize, reading: &Reading, out: &mut String) {
+        let json = json!({
+            "index": index, "content": "", "tokens": [], "stop": false, "tokens_predicted": 0,
+            "tokens_evaluated": self.prompt(index).len(), "prompt_progress": reading.json(),
+        });
         event(&json, out);
     }
 

@@ -1,6 +1,6 @@
 //! OpenAI's shapes: chat completions and completions.
 
-use super::answer::{Choice, Shape, Step, Usage, event};
+use super::answer::{Choice, Reading, Shape, Step, Usage, event};
 use super::asked::{Asked, How};
 use super::hub::{Served, name, now};
 use super::refusal::Refusal;
@@ -43,6 +43,13 @@ impl Head {
     /// A part of a stream.
     fn chunk(&self, kind: &str, choice: Value, out: &mut String) {
         event(&self.part(kind, choice), out);
+    }
+
+    /// How far a prompt is read.
+    fn reading(&self, kind: &str, (choice, reading): (Value, &Reading), out: &mut String) {
+        let mut chunk = self.part(kind, choice);
+        chunk["prompt_progress"] = reading.json();
+        event(&chunk, out);
     }
 
     /// The last part of a text.
@@ -166,6 +173,11 @@ impl Shape for Chat {
         }
     }
 
+    fn reading(&mut self, index: usize, reading: &Reading, out: &mut String) {
+        let of = json!({"index": index, "delta": {}, "finish_reason": null});
+        self.head.reading(CHUNK, (of, reading), out);
+    }
+
     fn ended(&mut self, index: usize, choice: &Choice, out: &mut String) {
         let of = json!({"index": index, "delta": {}, "finish_reason": choice.reason()});
         self.head.last(CHUNK, (of, choice), out);
@@ -257,6 +269,11 @@ impl Shape for Completion {
             self.offsets[choice] += self.head.text(token.chosen.id).chars().count();
         }
         self.head.chunk(TEXT, of, out);
+    }
+
+    fn reading(&mut self, index: usize, reading: &Reading, out: &mut String) {
+        let of = json!({"index": index, "text": "", "logprobs": null, "finish_reason": null});
+        self.head.reading(TEXT, (of, reading), out);
     }
 
     fn ended(&mut self, index: usize, choice: &Choice, out: &mut String) {

@@ -4,7 +4,7 @@ use super::answer::{Answer, Shape};
 use super::asked::{Asked, How, Kind, MOST, MOST_LOGPROBS};
 use super::conversation::{self, Conversation, Prompt, Wanted, response_format};
 use super::fields::{self, Fields, kind};
-use super::hub::Served;
+use super::hub::{Sent, Served};
 use super::messages::{self, Messages};
 use super::native::Native;
 use super::openai::{Chat, Completion};
@@ -109,10 +109,10 @@ fn too_long(need: usize, served: &Served) -> Option<Refusal> {
 }
 
 /// `POST /v1/chat/completions`.
-pub(super) fn chat(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
-    let body = fields::object(body)?;
+pub(super) fn chat(served: &Arc<Served>, sent: &Sent) -> Result<Begun> {
+    let body = fields::object(&sent.body)?;
     let fields = Fields::new(&body);
-    let mut asked = Asked::read(&fields, served, Kind::Chat)?;
+    let mut asked = Asked::read(&fields, (served, sent.client), Kind::Chat)?;
     let top = fields.whole("top_logprobs", 0..=MOST_LOGPROBS)?;
     match (fields.flag("logprobs")?.unwrap_or(false), top) {
         (true, n) => asked.want_logprobs(n.unwrap_or(0)),
@@ -143,19 +143,19 @@ fn one(
 }
 
 /// `POST /v1/responses`.
-pub(super) fn responses(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
-    let body = fields::object(body)?;
+pub(super) fn responses(served: &Arc<Served>, sent: &Sent) -> Result<Begun> {
+    let body = fields::object(&sent.body)?;
     let fields = Fields::new(&body);
-    let asked = Asked::read(&fields, served, Kind::Chat)?;
+    let asked = Asked::read(&fields, (served, sent.client), Kind::Chat)?;
     let (of, schema) = responses::conversation(&fields)?;
     one(served, &of, (asked, schema), |asked, _| Box::new(Responses::new(served, asked)))
 }
 
 /// `POST /v1/messages`.
-pub(super) fn messages(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
-    let body = fields::object(body)?;
+pub(super) fn messages(served: &Arc<Served>, sent: &Sent) -> Result<Begun> {
+    let body = fields::object(&sent.body)?;
     let fields = Fields::new(&body);
-    let asked = Asked::read(&fields, served, Kind::Chat)?;
+    let asked = Asked::read(&fields, (served, sent.client), Kind::Chat)?;
     let of = messages::conversation(&fields)?;
     let shape = |asked: &Asked, prompt| Box::new(Messages::new(served, &asked.options.stop, prompt)) as _;
     one(served, &of, (asked, None), shape)
@@ -169,10 +169,10 @@ pub(super) fn count_tokens(served: &Served, body: &[u8]) -> Result<Value> {
 }
 
 /// `POST /v1/completions`.
-pub(super) fn completions(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
-    let body = fields::object(body)?;
+pub(super) fn completions(served: &Arc<Served>, sent: &Sent) -> Result<Begun> {
+    let body = fields::object(&sent.body)?;
     let fields = Fields::new(&body);
-    let mut asked = Asked::read(&fields, served, Kind::Completion)?;
+    let mut asked = Asked::read(&fields, (served, sent.client), Kind::Completion)?;
     if let Some(n) = fields.whole("logprobs", 0..=MOST_LOGPROBS)? {
         asked.want_logprobs(n);
     }
@@ -185,10 +185,10 @@ pub(super) fn completions(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
 }
 
 /// `POST /completion`: llama.cpp's own.
-pub(super) fn native(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
-    let body = fields::object(body)?;
+pub(super) fn native(served: &Arc<Served>, sent: &Sent) -> Result<Begun> {
+    let body = fields::object(&sent.body)?;
     let fields = Fields::new(&body);
-    let mut asked = Asked::read(&fields, served, Kind::Native)?;
+    let mut asked = Asked::read(&fields, (served, sent.client), Kind::Native)?;
     if let Some(n @ 1..) = fields.whole("n_probs", 0..=MOST_LOGPROBS)? {
         asked.want_logprobs(n);
     }

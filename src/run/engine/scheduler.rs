@@ -17,11 +17,13 @@ use crate::run::session::{CancelToken, Drafts, Session, StopReason};
 use files::{Error, Result};
 use pace::Pace;
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often somebody who waits for requests looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
+/// The longest time that a clock is sure to count.
+const LONGEST: Duration = Duration::from_secs(1 << 30);
 /// Memory of a sequence that has ended goes back to the system from this many bytes on.
 const WORTH_RELEASING: u64 = 1 << 20;
 
@@ -36,10 +38,20 @@ pub struct Limits {
     pub drain: Duration,
 }
 
+/// Texts that share rows: how fast one comes, and how many tokens it copies, tells nothing of those of another realm.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Realm {
+    /// The number of the client's key.
+    pub key: Option<usize>,
+    /// A secret of the client's own.
+    pub salt: Option<Arc<str>>,
+}
+
 /// Whether rows of earlier sequences may be copied, and those of this one kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reuse {
-    Yes,
+    /// With texts of this realm.
+    In(Realm),
     No,
 }
 
@@ -57,6 +69,8 @@ pub struct Job {
 /// What comes of a [`Job`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
+    /// So many tokens of the prompt are read, where somebody wants to know.
+    Read { done: usize, all: usize },
     /// A token of the text.
     Piece(Piece),
     /// The last event.
@@ -213,7 +227,7 @@ impl Scheduler {
             if stop.is_cancelled() && deadline.is_none() {
                 locked(&self.queue).closed = true;
                 heard(Moment::Draining);
-                deadline = Some(Instant::now() + self.limits.drain);
+                deadline = Some(Instant::now() + self.limits.drain.min(LONGEST));
             }
             let late = deadline.is_some_and(|end| Instant::now() >= end);
             let passed = running.admit().and_then(|()| if late { Ok(()) } else { running.pass() });
@@ -288,8 +302,8 @@ impl<'a> Running<'a> {
             let (slot, mut session) = self.free.pop().expect("invariant: `next` found one");
             session.clear();
             let Job { prompt, options, reuse, tell } = job;
-            let cached = match reuse {
-                Reuse::Yes => self.prefixes.begin(&mut session, &prompt),
+            let cached = match &reuse {
+                Reuse::In(realm) => self.prefixes.begin(&mut session, &prompt, realm),
                 Reuse::No => Ok(0),
             };
             let (ending, begun) = (Ending::none_yet(prompt.len(), slot), Instant::now());
@@ -378,8 +392,8 @@ impl<'a> Running<'a> {
         let Text { mut session, mut owner, .. } = text;
         owner.ending.stop = stop;
         owner.ending.drafts = session.drafts().unwrap_or_default().since(owner.drafts);
-        let kept = match (&how, owner.reuse) {
-            (Ok(_), Reuse::Yes) => self.prefixes.keep(&mut session, owner.ending.prompt),
+        let kept = match (&how, &owner.reuse) {
+            (Ok(_), Reuse::In(realm)) => self.prefixes.keep(&mut session, owner.ending.prompt, realm),
             _ => Ok(()),
         };
         let mut numbers = locked(&self.of.numbers);

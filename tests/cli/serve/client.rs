@@ -32,6 +32,11 @@ pub struct Reply {
 }
 
 impl Reply {
+    /// Of all that came over a connection.
+    pub fn of(text: &str) -> Self {
+        reply(text)
+    }
+
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
@@ -154,6 +159,17 @@ impl Server {
         self.send(&request(method, path, with)).finish()
     }
 
+    /// The same with no other `Host`.
+    pub fn alone(&self, method: &str, path: &str, with: (&str, &str)) -> Reply {
+        let request = String::from_utf8(request(method, path, with)).expect("a text");
+        self.send(request.replacen("Host: localhost\r\n", "", 1).as_bytes()).finish()
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
     /// Waits until it is so, for a minute.
     #[track_caller]
     pub fn wait_for(&self, what: Wait) {
@@ -195,7 +211,7 @@ impl Server {
 
 fn request(method: &str, path: &str, (body, headers): (&str, &str)) -> Vec<u8> {
     let length = body.len();
-    let head = "Host: here\r\nConnection: close\r\nContent-Type: application/json\r\n";
+    let head = "Host: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n";
     format!("{method} {path} HTTP/1.1\r\n{head}{headers}Content-Length: {length}\r\n\r\n{body}").into_bytes()
 }
 
