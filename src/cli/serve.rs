@@ -3,6 +3,7 @@
 mod access;
 mod answer;
 mod asked;
+mod content;
 mod conversation;
 mod facts;
 mod fields;
@@ -18,6 +19,7 @@ mod requests;
 mod responses;
 mod route;
 mod tokens;
+mod tools;
 
 use super::args::{ChosenTemplate, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
 use super::signal;

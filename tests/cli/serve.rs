@@ -1,6 +1,7 @@
 //! `serve`: the server as clients see it.
 
 mod access;
+mod agents;
 mod calls;
 mod client;
 mod hostile;

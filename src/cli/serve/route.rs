@@ -202,7 +202,7 @@ fn fact(hub: &Hub, route: &Route, path: &str) -> Result<Response<Reply>> {
         }
         Route::Props => reply::json(200, &facts::props(loaded()?)),
         Route::Slots if hub.slots == Slots::Hidden => {
-            return Err(Refusal::new(501, "start the server with --slots-endpoint for this"));
+            return Err(Refusal::new(501, "this server does not tell what its slots do"));
         }
         Route::Slots => reply::json(200, &facts::slots(loaded()?)),
         _ => return Err(Refusal::new(404, format!("the one model is {:?}", hub.model))),
@@ -247,6 +247,21 @@ fn preflight(headers: &HeaderMap) -> Response<Reply> {
     response
 }
 
+/// Refuses a body that is compressed.
+fn check_encoding(headers: &HeaderMap) -> Result<()> {
+    let all = headers.get_all("content-encoding").iter();
+    match all.map(HeaderValue::as_bytes).find(|name| !name.eq_ignore_ascii_case(b"identity")) {
+        Some(name) => {
+            let name = quoted(&String::from_utf8_lossy(name));
+            Err(Refusal::new(
+                415,
+                format!("Content-Encoding: is {name}; send the body as it is, without one"),
+            ))
+        }
+        None => Ok(()),
+    }
+}
+
 /// The next part of a body.
 async fn next(body: &mut Incoming) -> Option<hyper::Result<Frame<Bytes>>> {
     poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await
@@ -271,6 +286,7 @@ fn forget(headers: &HeaderMap, mut body: Incoming) {
 
 /// The whole body. One that is too long stays, to be [forgotten](forget).
 async fn read(hub: &Hub, headers: &HeaderMap, left: &mut Option<Incoming>) -> Result<Bytes> {
+    check_encoding(headers)?;
     let too_long = || Refusal::new(413, format!("the body is longer than {} MiB", BODY >> 20));
     let said = headers.get("content-length").and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
     if said.is_some_and(|n| n > BODY as u64) {
