@@ -2,6 +2,7 @@
 
 mod answer;
 mod asked;
+mod budget;
 mod conversation;
 mod facts;
 mod fields;
@@ -17,6 +18,8 @@ mod requests;
 mod responses;
 mod route;
 mod tokens;
+mod whole;
+mod workers;
 
 use super::args::{ChosenTemplate, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
 use super::signal;
@@ -29,6 +32,7 @@ use crate::run::plan::{Opened, mib};
 use crate::run::session::CancelToken;
 use clap::Args;
 use files::{Error, Result, say};
+use budget::Budget;
 use hub::{Hub, Served, Slots};
 use std::net::{TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
@@ -150,6 +154,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let connections = listen::start(listener, Arc::clone(&hub))?;
 
     let mut opened = Opened::new(&settings)?;
+    let budget = Budget::new(opened.plan.add_requests());
     let rows = opened.plan.share_rows();
     let memory = [opened.plan.empty(), opened.plan.need()].map(mib);
     let model_id = opened.plan.model_id.clone();
@@ -162,6 +167,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
         variables,
         fingerprint: fingerprint(&model_id, loaded.engine.options()),
         scheduler: Scheduler::new(limits),
+        budget,
         seeded: args.sampler.seed().is_some(),
         engine: match template {
             Some(template) => loaded.engine.with_template(template)?,

@@ -1,5 +1,6 @@
 //! Messages and tools of a request, as the prompt of a chat model.
 
+use super::budget::check_part;
 use super::fields::{Fields, kind};
 use super::hub::Served;
 use super::refusal::Refusal;
@@ -222,7 +223,7 @@ impl Conversation {
         if least > o.max_seq_len && o.eviction.policy == Policy::None {
             return Err(Refusal::too_long("messages", least, o.max_seq_len));
         }
-        Ok(())
+        self.messages.iter().try_for_each(|m| check_part(engine.tokenizer(), &m.content, "messages"))
     }
 
     fn check_tools(&self, template: &Template, context: &Context<'_>) -> Result<()> {

@@ -1,14 +1,16 @@
 //! What all connections share: the model once it is loaded, who may ask, and who prepares prompts.
 
+use super::budget::Budget;
 use super::refusal::Refusal;
+use super::workers::{Length, Workers};
 use crate::run::engine::Engine;
 use crate::run::engine::scheduler::Scheduler;
 use crate::run::options::GenerateOptions;
+use crate::run::plan::request_threads;
 use files::{Error, Result};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
-use std::thread;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use text::chat::Variables;
 use tokio::sync::{Notify, oneshot};
@@ -17,6 +19,8 @@ use tokio::sync::{Notify, oneshot};
 pub(super) struct Served {
     pub engine: Engine,
     pub scheduler: Scheduler,
+    /// Bytes for requests and answers under way.
+    pub budget: Arc<Budget>,
     /// What a request that says nothing gets.
     pub defaults: GenerateOptions,
     /// Whether `--seed` was given; else each request draws its own.
@@ -36,8 +40,6 @@ pub(super) enum Slots {
     Shown,
 }
 
-type Task = Box<dyn FnOnce() + Send>;
-
 /// What all connections share.
 pub(super) struct Hub {
     served: OnceLock<Arc<Served>>,
@@ -53,16 +55,12 @@ pub(super) struct Hub {
     over: AtomicBool,
     /// Wakes connections when all is over.
     pub ending: Notify,
-    tasks: Mutex<mpsc::Sender<Task>>,
+    workers: Workers,
 }
 
 impl Hub {
-    /// Without a model yet. Starts the thread that prepares prompts, so that a long one does not hold up the connections.
+    /// Without a model yet. Starts the threads that prepare prompts.
     pub fn new(model: &str, keys: Vec<String>, slots: Slots, patience: Duration) -> Result<Self> {
-        let (tasks, given) = mpsc::channel::<Task>();
-        let work = move || given.into_iter().for_each(|task| task());
-        let cannot = |e| Error::Other(format!("cannot start a thread that prepares prompts: {e}"));
-        thread::Builder::new().name("prompts".into()).spawn(work).map_err(cannot)?;
         Ok(Self {
             served: OnceLock::new(),
             keys,
@@ -73,7 +71,7 @@ impl Hub {
             draining: AtomicBool::new(false),
             over: AtomicBool::new(false),
             ending: Notify::new(),
-            tasks: Mutex::new(tasks),
+            workers: Workers::start(request_threads())?,
         })
     }
 
@@ -113,6 +111,7 @@ impl Hub {
     /// Does something that takes a while on another thread.
     pub async fn work<T: Send + 'static>(
         &self,
+        length: Length,
         task: impl FnOnce() -> std::result::Result<T, Refusal> + Send + 'static,
     ) -> std::result::Result<T, Refusal> {
         let (done, waits) = oneshot::channel();
@@ -121,9 +120,8 @@ impl Hub {
                 let _ = done.send(task());
             }
         });
-        let sent = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).send(task);
+        self.workers.put(length, task);
         let lost = || Refusal::new(500, "the thread that prepares prompts has ended");
-        sent.map_err(|_| lost())?;
         waits.await.unwrap_or_else(|_| Err(lost()))
     }
 

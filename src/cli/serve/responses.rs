@@ -7,6 +7,7 @@ use super::facts::short;
 use super::fields::{Fields, kind};
 use super::hub::{Served, name, now};
 use super::refusal::Refusal;
+use super::whole::Whole;
 use serde_json::{Value, json};
 use text::chat::{Message, Part, Role, ToolCall};
 
@@ -317,18 +318,21 @@ impl Shape for Responses {
         self.event("error", error, out);
     }
 
-    fn whole(&mut self, choices: &[Choice], usage: Usage) -> Value {
-        let (mut events, Some(choice)) = (String::new(), choices.first()) else { return Value::Null };
-        let parts = [
-            Some(Part::Thinking(choice.thoughts.clone())).filter(|_| !choice.thoughts.is_empty()),
-            Some(Part::Text(choice.text.clone()))
-                .filter(|_| !choice.text.is_empty() || choice.calls.is_empty()),
-        ];
-        let calls = choice.calls.iter().cloned().flat_map(|ToolCall { id, name, arguments }| {
-            [Part::Begun { id, name }, Part::Arguments(arguments)]
-        });
-        parts.into_iter().flatten().chain(calls).for_each(|part| self.take(&part, &mut events));
+    fn whole(&mut self, choices: &mut [Choice], usage: Usage, out: &mut Whole) {
+        let Some(choice) = choices.first_mut() else { return out.value(&Value::Null) };
         self.reason = choice.reason();
-        self.response(self.status(), Some(usage))
+        let response = self.response(self.status(), Some(usage));
+        let text = |kind: Kind, text: &mut String| Item { text: std::mem::take(text), ..Item::new(kind) };
+        let (thinks, says) =
+            (!choice.thoughts.is_empty(), !choice.text.is_empty() || choice.calls.is_empty());
+        let call = |call| Item { call: Some(call), ..Item::new(Kind::Call) };
+        out.object_with(&response, "output", |out| {
+            out.begin(b'[');
+            let thought = thinks.then(|| text(Kind::Thinking, &mut choice.thoughts));
+            let said = says.then(|| text(Kind::Text, &mut choice.text));
+            let calls = choice.calls.drain(..).map(call);
+            thought.into_iter().chain(said).chain(calls).for_each(|item| out.value(&item.json("completed")));
+            out.end(b']');
+        });
     }
 }

@@ -1,17 +1,21 @@
 //! Which path is answered by what, who may ask, and what every answer carries.
 
 use super::asked::How;
+use super::budget::Budget;
 use super::facts;
+use super::fields::Body as Sent;
 use super::hub::{Hub, Served, Slots, name};
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
 use super::requests::{self, Begun};
 use super::tokens;
+use super::whole::Whole;
+use super::workers::Length;
 use files::error::quoted;
-use hyper::body::{Body, Bytes, Incoming};
+use hyper::body::{Body, Incoming};
 use hyper::header::HeaderValue;
 use hyper::{HeaderMap, Method, Request, Response};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,10 +24,12 @@ use std::sync::Arc;
 const PAGE: &str = include_str!("page.html");
 /// The longest body, in bytes.
 const BODY: usize = 8 << 20;
+/// Room for a body at first, in bytes.
+const LEAST: usize = 4 << 10;
 
 type Result<T> = std::result::Result<T, Refusal>;
-type Generates = fn(&Arc<Served>, &[u8]) -> Result<Begun>;
-type Tells = fn(&Served, &[u8]) -> Result<Value>;
+type Generates = fn(&Arc<Served>, Sent) -> Result<Begun>;
+type Tells = fn(&Arc<Served>, &mut Sent) -> Result<Whole>;
 
 /// What answers a path.
 enum Route {
@@ -123,11 +129,18 @@ async fn of(hub: &Arc<Hub>, request: Request<Incoming>) -> Result<Response<Reply
         return Ok(response);
     }
     match route {
-        Route::Generates(prepare) => generate(hub, prepare, read(hub, &head.headers, body).await?).await,
+        Route::Generates(prepare) => {
+            let served = hub.served()?;
+            let body = read(hub, (&head.headers, body), &served.budget).await?;
+            generate(hub, prepare, (served, body)).await
+        }
         Route::Tells(tell) => {
-            let (served, body) = (hub.served()?, read(hub, &head.headers, body).await?);
-            let told = hub.work(move || tell(&served, &body)).await?;
-            Ok(reply::json(200, &told))
+            let served = hub.served()?;
+            let mut body = read(hub, (&head.headers, body), &served.budget).await?;
+            let length = Length::of(body.bytes.len());
+            let tell = move || Ok((tell(&served, &mut body)?, body.share));
+            let (told, share) = hub.work(length, tell).await?;
+            Ok(reply::long(told, share))
         }
         route => fact(hub, &route, path),
     }
@@ -161,13 +174,24 @@ fn fact(hub: &Hub, route: &Route, path: &str) -> Result<Response<Reply>> {
     })
 }
 
-async fn generate(hub: &Arc<Hub>, prepare: Generates, body: Bytes) -> Result<Response<Reply>> {
-    let served = hub.served()?;
-    let Begun { answer, how } = hub.work(move || prepare(&served, &body)).await?;
-    Ok(match how {
-        How::Whole => reply::json(200, &answer.whole().await?),
-        How::Stream | How::StreamWithUsage => reply::stream(answer),
-    })
+async fn generate(
+    hub: &Arc<Hub>,
+    prepare: Generates,
+    (served, body): (Arc<Served>, Sent),
+) -> Result<Response<Reply>> {
+    let length = Length::of(body.bytes.len());
+    // The model may have begun to shut down while the body came.
+    hub.served()?;
+    let Begun { answer, how } = hub.work(length, move || prepare(&served, body)).await?;
+    if how != How::Whole {
+        return Ok(reply::stream(answer));
+    }
+    let complete = answer.complete().await?;
+    let (whole, share) = match complete.length() {
+        Length::Short => complete.write(),
+        Length::Long => hub.work(Length::Long, move || Ok(complete.write())).await?,
+    };
+    Ok(reply::long(whole, share))
 }
 
 /// The key of a request.
@@ -193,24 +217,35 @@ fn preflight(headers: &HeaderMap) -> Response<Reply> {
     reply::response(200, &headers, Reply::Whole(None))
 }
 
-/// The whole body.
-async fn read(hub: &Hub, headers: &HeaderMap, mut body: Incoming) -> Result<Bytes> {
+/// The whole body, which takes memory as it comes.
+async fn read(
+    hub: &Hub,
+    (headers, mut body): (&HeaderMap, Incoming),
+    budget: &Arc<Budget>,
+) -> Result<Sent> {
     let too_long = || Refusal::new(413, format!("the body is longer than {} MiB", BODY >> 20));
     let said = headers.get("content-length").and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
     if said.is_some_and(|n| n > BODY as u64) {
         return Err(too_long());
     }
+    let most = said.map_or(BODY, |n| n as usize);
     let all = async {
-        let mut bytes = Vec::new();
+        let mut sent = Sent { bytes: Vec::new(), share: budget.share() };
         while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
             let frame = frame.map_err(|e| Refusal::new(400, format!("the body ends early: {e}")))?;
             let data = frame.into_data().unwrap_or_default();
-            if bytes.len() + data.len() > BODY {
+            let (need, room) = (sent.bytes.len() + data.len(), sent.bytes.capacity());
+            if need > BODY {
                 return Err(too_long());
             }
-            bytes.extend_from_slice(&data);
+            if need > room {
+                let more = (2 * room).max(LEAST).min(most).max(need);
+                sent.share.grow((more - room) as u64)?;
+                sent.bytes.reserve_exact(more - sent.bytes.len());
+            }
+            sent.bytes.extend_from_slice(&data);
         }
-        Ok(Bytes::from(bytes))
+        Ok(sent)
     };
     let late = |_| Err(Refusal::new(408, "the body did not come in time"));
     tokio::time::timeout(hub.patience, all).await.unwrap_or_else(late)
