@@ -3,6 +3,7 @@
 mod access;
 mod answer;
 mod asked;
+mod budget;
 mod content;
 mod conversation;
 mod facts;
@@ -20,6 +21,8 @@ mod responses;
 mod route;
 mod tokens;
 mod tools;
+mod whole;
+mod workers;
 
 use super::args::{ChosenTemplate, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
 use super::signal;
@@ -33,6 +36,7 @@ use crate::run::session::CancelToken;
 use access::{Access, check_key};
 use clap::Args;
 use files::{Error, Result, say};
+use budget::Budget;
 use hub::{Hub, Served, Slots};
 use std::net::{TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
@@ -164,6 +168,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let connections = listen::start(listener, Arc::clone(&hub))?;
 
     let mut opened = Opened::new(&settings)?;
+    let budget = Budget::new(opened.plan.add_requests());
     let rows = opened.plan.share_rows();
     let memory = [opened.plan.empty(), opened.plan.need()].map(mib);
     let model_id = opened.plan.model_id.clone();
@@ -177,6 +182,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
         variables,
         fingerprint: fingerprint(&model_id, loaded.engine.options()),
         scheduler: Scheduler::new(limits),
+        budget,
         seeded: args.sampler.seed().is_some(),
         engine: match template {
             Some(template) => loaded.engine.with_template(template)?,

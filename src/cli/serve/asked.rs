@@ -7,21 +7,31 @@ use super::refusal::Refusal;
 use crate::run::engine::scheduler::{Realm, Reuse};
 use crate::run::options::GenerateOptions;
 use crate::run::session::CancelToken;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use text::sampler::SamplerOptions;
 use text::tokenizer::{AddSpecial, Tokenizer};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Texts of one request, at most.
+/// Texts of one request, at most, or as many as run at once.
 pub(super) const MOST: usize = 128;
 
 /// A number of tokens, at most.
 const MOST_BACK: i64 = i32::MAX as i64;
 
 /// Log-probabilities at each place of a text, at most: a whole answer is held in memory.
-pub(super) const MOST_LOGPROBS: i64 = 100;
+pub(super) const MOST_LOGPROBS: i64 = 20;
+
+/// Stop strings, and bytes of each.
+const STOPS: (usize, usize) = (16, 256);
+
+/// Sequence breakers of DRY.
+const BREAKERS: (usize, usize) = (64, 64);
+
+/// Biases, and bytes of a text that has one.
+const BIASES: usize = 1024;
+const BIASED: usize = 256;
 
 /// Bytes of a `cache_salt`, at most.
 const MOST_SALT: usize = 1024;
@@ -83,7 +93,7 @@ impl Asked {
             options.max_tokens = tokens(fields, field)?.unwrap_or(options.max_tokens);
         }
         for field in ["stop", "stop_sequences"] {
-            if let Some(stop) = fields.texts(field)? {
+            if let Some(stop) = fields.texts(field, STOPS)? {
                 options.stop = stop.into_iter().filter(|text| !text.is_empty()).collect();
             }
         }
@@ -99,9 +109,9 @@ impl Asked {
         };
         let realm = Realm { key: client.key, salt: salt(fields)? };
         let reuse = if fields.flag("cache_prompt")?.unwrap_or(true) { Reuse::In(realm) } else { Reuse::No };
-        let mut n = 1;
+        let (mut n, slots) = (1, served.engine.options().sequences() as i64);
         for field in ["n", "n_cmpl"] {
-            n = fields.whole(field, 1..=MOST as i64)?.map_or(n, |n| n as usize);
+            n = fields.whole(field, 1..=slots)?.map_or(n, |n| n as usize);
         }
         let timed = fields.flag("timings_per_token")?.unwrap_or(false);
         options.sampler.validate_for(crate::dims::VOCAB).map_err(|e| Refusal::of_input(&e))?;
@@ -168,7 +178,7 @@ fn repetition(fields: &Fields<'_>, s: &mut SamplerOptions, context: usize) -> Re
     if let Some(n) = fields.whole("dry_penalty_last_n", -1..=MOST_BACK)? {
         s.dry.window = usize::try_from(n).ok();
     }
-    s.dry.breakers = fields.texts("dry_sequence_breakers")?.unwrap_or(std::mem::take(&mut s.dry.breakers));
+    s.dry.breakers = fields.texts("dry_sequence_breakers", BREAKERS)?.unwrap_or(std::mem::take(&mut s.dry.breakers));
     Ok(())
 }
 
@@ -183,11 +193,19 @@ fn biases(value: &Value, name: &str, texts: Option<&Tokenizer>) -> Result<Vec<(u
     };
     let ids = |name: std::result::Result<u64, &str>| match (name, texts) {
         (Ok(id), _) => Ok(u32::try_from(id).ok().into_iter().collect()),
+        (Err(text), Some(_)) if text.len() > BIASED => {
+            Err(wrong(format!("has a text of {} bytes, and {BIASED} are the most", text.len())))
+        }
         (Err(text), Some(texts)) => texts.encode(text, AddSpecial::No).map_err(|e| Refusal::of_input(&e)),
         (Err(_), None) => Ok(Vec::new()),
     };
+    let many = || Refusal::field(name, format!("has more than {BIASES} biases; use at most {BIASES}"));
+    if value.as_object().map_or(0, Map::len).max(value.as_array().map_or(0, Vec::len)) > BIASES {
+        return Err(many());
+    }
     let mut found = Vec::new();
     let mut add = |ids: Vec<u32>, value: &Value| match bias(value) {
+        _ if found.len() + ids.len() > BIASES => Err(many()),
         _ if ids.is_empty() => Err(wrong("has a name that is no token id".into())),
         Some(bias) => {
             found.extend(ids.into_iter().map(|id| (id, bias)));

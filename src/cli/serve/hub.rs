@@ -1,16 +1,17 @@
 //! What all connections share: the model once it is loaded, who may ask, and who prepares prompts.
 
-use super::access::{Access, Client};
+use super::access::Access;
+use super::budget::Budget;
 use super::refusal::Refusal;
+use super::workers::{Length, Workers};
 use crate::run::engine::Engine;
 use crate::run::engine::scheduler::Scheduler;
 use crate::run::options::GenerateOptions;
+use crate::run::plan::request_threads;
 use files::{Error, Result};
-use hyper::body::Bytes;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
-use std::thread;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use text::chat::Variables;
 use tokio::sync::{Notify, oneshot};
@@ -19,6 +20,8 @@ use tokio::sync::{Notify, oneshot};
 pub(super) struct Served {
     pub engine: Engine,
     pub scheduler: Scheduler,
+    /// Bytes for requests and answers under way.
+    pub budget: Arc<Budget>,
     /// What a request that says nothing gets.
     pub defaults: GenerateOptions,
     /// Whether `--seed` was given; else each request draws its own.
@@ -31,20 +34,12 @@ pub(super) struct Served {
     pub fingerprint: String,
 }
 
-/// The body of a request, and who sent it.
-pub(super) struct Sent {
-    pub body: Bytes,
-    pub client: Client,
-}
-
 /// Whether `/slots` is answered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Slots {
     Hidden,
     Shown,
 }
-
-type Task = Box<dyn FnOnce() + Send>;
 
 /// What all connections share.
 pub(super) struct Hub {
@@ -62,16 +57,12 @@ pub(super) struct Hub {
     over: AtomicBool,
     /// Wakes connections when all is over.
     pub ending: Notify,
-    tasks: Mutex<mpsc::Sender<Task>>,
+    workers: Workers,
 }
 
 impl Hub {
-    /// Without a model yet. Starts the thread that prepares prompts, so that a long one does not hold up the connections.
+    /// Without a model yet. Starts the threads that prepare prompts.
     pub fn new(model: &str, access: Access, slots: Slots, patience: Duration) -> Result<Self> {
-        let (tasks, given) = mpsc::channel::<Task>();
-        let work = move || given.into_iter().for_each(|task| task());
-        let cannot = |e| Error::Other(format!("cannot start a thread that prepares prompts: {e}"));
-        thread::Builder::new().name("prompts".into()).spawn(work).map_err(cannot)?;
         Ok(Self {
             served: OnceLock::new(),
             access,
@@ -82,7 +73,7 @@ impl Hub {
             draining: AtomicBool::new(false),
             over: AtomicBool::new(false),
             ending: Notify::new(),
-            tasks: Mutex::new(tasks),
+            workers: Workers::start(request_threads())?,
         })
     }
 
@@ -122,6 +113,7 @@ impl Hub {
     /// Does something that takes a while on another thread.
     pub async fn work<T: Send + 'static>(
         &self,
+        length: Length,
         task: impl FnOnce() -> std::result::Result<T, Refusal> + Send + 'static,
     ) -> std::result::Result<T, Refusal> {
         let (done, waits) = oneshot::channel();
@@ -130,9 +122,8 @@ impl Hub {
                 let _ = done.send(task());
             }
         });
-        let sent = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).send(task);
+        self.workers.put(length, task);
         let lost = || Refusal::new(500, "the thread that prepares prompts has ended");
-        sent.map_err(|_| lost())?;
         waits.await.unwrap_or_else(|_| Err(lost()))
     }
 }

@@ -3,6 +3,7 @@
 use super::hub::Hub;
 use super::io::{Clock, Io, Peer};
 use super::route;
+use crate::run::plan::{CONNECTION_BUFFER, CONNECTIONS};
 use files::{Error, Result};
 use hyper::body::Incoming;
 use hyper::server::conn::http1::Builder;
@@ -23,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long the last answers may take to be read.
 const LAST: Duration = Duration::from_secs(5);
 /// Connections at once, at most.
-const MOST: usize = 4096;
+const MOST: usize = CONNECTIONS;
 
 /// Answers connections until [`Hub::end`] is called, and the last answers are read.
 pub(super) fn start(listener: TcpListener, hub: Arc<Hub>) -> Result<JoinHandle<()>> {
@@ -78,7 +79,7 @@ async fn connection(stream: TcpStream, hub: Arc<Hub>) {
     });
     let mut builder = Builder::new();
     // Some clients know the names of headers in this form alone.
-    builder.timer(Clock).header_read_timeout(hub.patience).max_buf_size(64 << 10).title_case_headers(true);
+    builder.timer(Clock).header_read_timeout(hub.patience).max_buf_size(CONNECTION_BUFFER).title_case_headers(true);
     // A client may have closed its side once it has asked.
     builder.half_close(true);
     let io = Io::new(stream, hub.patience, Arc::clone(&peer));

@@ -1,8 +1,10 @@
 //! Answers as HTTP has them: whole, or as a stream of events.
 
 use super::answer::Answer;
+use super::budget::Share;
 use super::io::Peer;
 use super::refusal::Refusal;
+use super::whole::Whole;
 use hyper::Response;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use hyper::header::{HeaderName, HeaderValue};
@@ -21,6 +23,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// A body.
 pub(super) enum Reply {
     Whole(Option<Bytes>),
+    /// What may be long, with the memory that it takes.
+    Long(Box<Long>),
     Stream(Box<Answer>, Option<Silence>),
 }
 
@@ -60,6 +64,32 @@ impl Silence {
     }
 }
 
+/// A long answer.
+pub(super) struct Long {
+    whole: Whole,
+    _share: Share,
+    turn: Turn,
+}
+
+/// Whose turn it is between two parts of an answer: that of other connections, or of this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Turn {
+    #[default]
+    Own,
+    Others,
+}
+
+impl Turn {
+    /// Whether it is another's turn now; then it is the own one next.
+    pub fn is_others(&mut self, context: &Context<'_>) -> bool {
+        let others = std::mem::take(self) == Turn::Others;
+        if others {
+            context.waker().wake_by_ref();
+        }
+        others
+    }
+}
+
 impl Body for Reply {
     type Data = Bytes;
     type Error = Infallible;
@@ -70,6 +100,13 @@ impl Body for Reply {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
             Reply::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Reply::Long(long) => {
+                if long.turn.is_others(context) {
+                    return Poll::Pending;
+                }
+                long.turn = Turn::Others;
+                Poll::Ready(long.whole.next().map(|bytes| Ok(Frame::data(bytes))))
+            }
             Reply::Stream(answer, silence) => {
                 let next = answer.poll_next(context);
                 let next = match silence {
@@ -88,6 +125,9 @@ impl Body for Reply {
     fn size_hint(&self) -> SizeHint {
         match self {
             Reply::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Reply::Long(long) => {
+                long.whole.len().map_or_else(SizeHint::default, |bytes| SizeHint::with_exact(bytes as u64))
+            }
             Reply::Stream(..) => SizeHint::default(),
         }
     }
@@ -130,6 +170,13 @@ pub(super) fn page(html: &'static str) -> Response<Reply> {
 pub(super) fn json(status: u16, value: &Value) -> Response<Reply> {
     let bytes = Bytes::from(value.to_string());
     response(status, &[("content-type", "application/json; charset=utf-8")], Reply::Whole(Some(bytes)))
+}
+
+/// JSON that may be long, with the memory that it takes.
+pub(super) fn long(whole: Whole, share: Share) -> Response<Reply> {
+    let long = Long { whole, _share: share, turn: Turn::Own };
+    let headers = [("content-type", "application/json; charset=utf-8")];
+    response(200, &headers, Reply::Long(Box::new(long)))
 }
 
 /// A stream of events.

@@ -3,18 +3,21 @@
 use super::access::Client;
 use super::asked::How;
 use super::facts;
-use super::hub::{Hub, Sent, Served, Slots, name};
+use super::fields::Body as Sent;
+use super::hub::{Hub, Served, Slots, name};
 use super::io::Peer;
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
 use super::requests::{self, Begun};
 use super::tokens;
+use super::whole::Whole;
+use super::workers::Length;
 use files::error::quoted;
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Request, Response};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -34,10 +37,12 @@ const UNWANTED_PAUSE: Duration = Duration::from_secs(1);
 const COMMENT: &str = ": waiting\n\n";
 /// and one of Anthropic's.
 const PING: &str = "event: ping\ndata: {\"type\": \"ping\"}\n\n";
+/// Room for a body at first, in bytes.
+const LEAST: usize = 4 << 10;
 
 type Result<T> = std::result::Result<T, Refusal>;
-type Generates = fn(&Arc<Served>, &Sent) -> Result<Begun>;
-type Tells = fn(&Served, &[u8]) -> Result<Value>;
+type Generates = fn(&Arc<Served>, Sent) -> Result<Begun>;
+type Tells = fn(&Arc<Served>, &mut Sent) -> Result<Whole>;
 
 /// What answers a path.
 enum Route {
@@ -169,13 +174,17 @@ async fn of(
     }
     match route {
         Route::Generates(prepare) => {
-            let sent = Sent { body: read(hub, &head.headers, body).await?, client };
-            generate(hub, prepare, sent).await
+            let served = hub.served()?;
+            let sent = read(hub, (&head.headers, body), Sent::new(&served.budget, client)).await?;
+            generate(hub, prepare, (served, sent)).await
         }
         Route::Tells(tell) => {
-            let (served, body) = (hub.served()?, read(hub, &head.headers, body).await?);
-            let told = hub.work(move || tell(&served, &body)).await?;
-            Ok(reply::json(200, &told))
+            let served = hub.served()?;
+            let mut sent = read(hub, (&head.headers, body), Sent::new(&served.budget, client)).await?;
+            let length = Length::of(sent.bytes.len());
+            let tell = move || Ok((tell(&served, &mut sent)?, sent.share));
+            let (told, share) = hub.work(length, tell).await?;
+            Ok(reply::long(told, share))
         }
         route => fact(hub, &route, path),
     }
@@ -209,13 +218,24 @@ fn fact(hub: &Hub, route: &Route, path: &str) -> Result<Response<Reply>> {
     })
 }
 
-async fn generate(hub: &Arc<Hub>, prepare: Generates, sent: Sent) -> Result<Response<Reply>> {
-    let served = hub.served()?;
-    let Begun { answer, how } = hub.work(move || prepare(&served, &sent)).await?;
-    Ok(match how {
-        How::Whole => reply::json(200, &answer.whole().await?),
-        How::Stream | How::StreamWithUsage => reply::stream(answer),
-    })
+async fn generate(
+    hub: &Arc<Hub>,
+    prepare: Generates,
+    (served, body): (Arc<Served>, Sent),
+) -> Result<Response<Reply>> {
+    let length = Length::of(body.bytes.len());
+    // The model may have begun to shut down while the body came.
+    hub.served()?;
+    let Begun { answer, how } = hub.work(length, move || prepare(&served, body)).await?;
+    if how != How::Whole {
+        return Ok(reply::stream(answer));
+    }
+    let complete = answer.complete().await?;
+    let (whole, share) = match complete.length() {
+        Length::Short => complete.write(),
+        Length::Long => hub.work(Length::Long, move || Ok(complete.write())).await?,
+    };
+    Ok(reply::long(whole, share))
 }
 
 /// The key of a request.
@@ -284,27 +304,41 @@ fn forget(headers: &HeaderMap, mut body: Incoming) {
     tokio::spawn(timeout(UNWANTED_TIME, read));
 }
 
-/// The whole body. One that is too long stays, to be [forgotten](forget).
-async fn read(hub: &Hub, headers: &HeaderMap, left: &mut Option<Incoming>) -> Result<Bytes> {
+/// The whole body, which takes memory as it comes. One that is refused stays, to be [forgotten](forget).
+async fn read(
+    hub: &Hub,
+    (headers, left): (&HeaderMap, &mut Option<Incoming>),
+    mut sent: Sent,
+) -> Result<Sent> {
     check_encoding(headers)?;
     let too_long = || Refusal::new(413, format!("the body is longer than {} MiB", BODY >> 20));
     let said = headers.get("content-length").and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
     if said.is_some_and(|n| n > BODY as u64) {
         return Err(too_long());
     }
-    let Some(mut body) = left.take() else { return Ok(Bytes::new()) };
+    let Some(mut body) = left.take() else { return Ok(sent) };
+    let most = said.map_or(BODY, |n| n as usize);
     let all = async {
-        let mut bytes = Vec::new();
         while let Some(frame) = next(&mut body).await {
             let frame = frame.map_err(|e| Refusal::new(400, format!("the body ends early: {e}")))?;
             let data = frame.into_data().unwrap_or_default();
-            if bytes.len() + data.len() > BODY {
+            let (need, room) = (sent.bytes.len() + data.len(), sent.bytes.capacity());
+            let more = (2 * room).max(LEAST).min(most).max(need);
+            let taken = match need {
+                _ if need > BODY => Err(too_long()),
+                _ if need > room => sent.share.grow((more - room) as u64),
+                _ => Ok(()),
+            };
+            if let Err(refusal) = taken {
                 *left = Some(body);
-                return Err(too_long());
+                return Err(refusal);
             }
-            bytes.extend_from_slice(&data);
+            if need > room {
+                sent.bytes.reserve_exact(more - sent.bytes.len());
+            }
+            sent.bytes.extend_from_slice(&data);
         }
-        Ok(Bytes::from(bytes))
+        Ok(sent)
     };
     let late = |_| Err(Refusal::new(408, "the body did not come in time"));
     timeout(hub.patience, all).await.unwrap_or_else(late)

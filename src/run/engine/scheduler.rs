@@ -8,7 +8,7 @@ pub use numbers::{BOUNDS, Histogram, Numbers, SlotNumbers};
 
 use super::prefixes::Prefixes;
 use super::texts::{Piece, Text, Texts, is_own};
-use super::writer::Writer;
+use super::writer::{TextParams, Writer};
 use super::{Engine, EngineOptions};
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use crate::run::eviction::Policy;
@@ -19,11 +19,14 @@ use pace::Pace;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use text::tokenizer::StopStrings;
 
 /// How often somebody who waits for requests looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
 /// The longest time that a clock is sure to count.
 const LONGEST: Duration = Duration::from_secs(1 << 30);
+/// Texts that begin between two passes, at most: copying the rows of one takes a while.
+const BEGUN_AT_ONCE: usize = 8;
 /// Memory of a sequence that has ended goes back to the system from this many bytes on.
 const WORTH_RELEASING: u64 = 1 << 20;
 
@@ -55,12 +58,16 @@ pub enum Reuse {
     No,
 }
 
-/// One text to generate.
+/// One text to generate. Those of one request share their prompt and their options.
 pub struct Job {
     /// Ids of the prompt, for which [`Engine::check_job`] has spoken.
-    pub prompt: Vec<u32>,
+    pub prompt: Arc<[u32]>,
     /// What to generate; its [`CancelToken`] frees the slot within a pass.
-    pub options: GenerateOptions,
+    pub options: Arc<GenerateOptions>,
+    /// Takes the place of the seed in the options.
+    pub seed: u64,
+    /// The options' stop strings, ready for use.
+    pub stops: StopStrings,
     pub reuse: Reuse,
     /// Hears what comes of it, on the thread of the passes: it must not wait.
     pub tell: Box<dyn FnMut(Event) + Send>,
@@ -296,12 +303,13 @@ impl<'a> Running<'a> {
         Ok(Self { of, engine, free, texts, prefixes, pace })
     }
 
-    /// Begins what waits, in order, as far as slots and memory allow.
+    /// Begins what waits, in order, as far as slots and memory allow; a few at a time, as texts that run wait meanwhile.
     fn admit(&mut self) -> Result<()> {
-        while let Some(Waiting { job, since }) = self.next() {
+        for _ in 0..BEGUN_AT_ONCE {
+            let Some(Waiting { job, since }) = self.next() else { break };
             let (slot, mut session) = self.free.pop().expect("invariant: `next` found one");
             session.clear();
-            let Job { prompt, options, reuse, tell } = job;
+            let Job { prompt, options, seed, stops, reuse, tell } = job;
             let cached = match &reuse {
                 Reuse::In(realm) => self.prefixes.begin(&mut session, &prompt, realm),
                 Reuse::No => Ok(0),
@@ -313,7 +321,8 @@ impl<'a> Running<'a> {
             let begun = match cached {
                 Ok(n) => {
                     owner.ending.cached = n;
-                    Text::begin(self.engine, session, prompt, &options, owner)
+                    let params = TextParams { options: &options, seed, stops };
+                    Text::begin(self.engine, session, prompt.to_vec(), params, owner)
                 }
                 Err(e) => Err(Box::new((e, session, owner))),
             };

@@ -57,7 +57,7 @@ fn a_stream_that_nobody_reads_is_given_up_and_one_that_is_read_slowly_goes_on() 
     let stream = |tokens: i32| {
         let mut body = short();
         (body["max_tokens"], body["ignore_eos"]) = (json!(tokens), json!(true));
-        (body["stream"], body["logprobs"]) = (json!(true), json!(100));
+        (body["stream"], body["logprobs"]) = (json!(true), json!(20));
         server.open("/v1/completions", &body)
     };
     let unread = stream(-1);
