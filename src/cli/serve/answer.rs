@@ -253,7 +253,8 @@ impl Answer {
         (shape, mut share): (Box<dyn Shape>, Share),
     ) -> Result<Self, Refusal> {
         share.become_of(memory(served, &prompts, asked))?;
-        let unread = if asked.how == How::Whole { Semaphore::MAX_PERMITS } else { BACKLOG * prompts.len() * asked.n };
+        let unread =
+            if asked.how == How::Whole { Semaphore::MAX_PERMITS } else { BACKLOG * prompts.len() * asked.n };
         let (sender, events) = channel(unread);
         let (mut jobs, mut readers) = (Vec::new(), Vec::new());
         let options = Arc::new(asked.options.clone());
@@ -354,7 +355,8 @@ impl Answer {
             }
             match self.events.poll_recv(context) {
                 Poll::Ready(Some((index, event))) => self.say(index, event, &mut out),
-                Poll::Ready(None) => self.fail(&Refusal::new(500, "the text was given up, as it was read too slowly"), &mut out),
+                Poll::Ready(None) => self
+                    .fail(&Refusal::new(500, "the text was given up, as it was read too slowly"), &mut out),
                 Poll::Pending if out.is_empty() => return Poll::Pending,
                 Poll::Pending => break,
             }

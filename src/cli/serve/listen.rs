@@ -71,7 +71,11 @@ async fn connection(stream: TcpStream, hub: Arc<Hub>) {
     });
     let mut builder = Builder::new();
     // Some clients know the names of headers in this form alone.
-    builder.timer(Clock).header_read_timeout(hub.patience).max_buf_size(CONNECTION_BUFFER).title_case_headers(true);
+    builder
+        .timer(Clock)
+        .header_read_timeout(hub.patience)
+        .max_buf_size(CONNECTION_BUFFER)
+        .title_case_headers(true);
     let mut connection = pin!(builder.serve_connection(Io::new(stream, hub.patience), service));
     let mut ending = pin!(hub.ending.notified());
     let mut asked = false;

@@ -218,11 +218,7 @@ fn preflight(headers: &HeaderMap) -> Response<Reply> {
 }
 
 /// The whole body, which takes memory as it comes.
-async fn read(
-    hub: &Hub,
-    (headers, mut body): (&HeaderMap, Incoming),
-    budget: &Arc<Budget>,
-) -> Result<Sent> {
+async fn read(hub: &Hub, (headers, mut body): (&HeaderMap, Incoming), budget: &Arc<Budget>) -> Result<Sent> {
     let too_long = || Refusal::new(413, format!("the body is longer than {} MiB", BODY >> 20));
     let said = headers.get("content-length").and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
     if said.is_some_and(|n| n > BODY as u64) {
