@@ -12,7 +12,7 @@ mod server;
 pub use advice::{Context, check_apart, check_sharing};
 pub use opened::Opened;
 #[cfg(feature = "serve")]
-pub use server::{CONNECTION_BUFFER, CONNECTIONS, request_threads};
+pub use server::{BACKLOG, CONNECTION_BUFFER, CONNECTIONS, request_threads};
 
 use crate::dims::*;
 use crate::model::cpu;

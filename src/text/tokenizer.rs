@@ -219,7 +219,8 @@ impl Tokenizer {
                 return Err(Error::Interrupted);
             }
         }
-        let _alone = (rest.len() > LONG_PART).then(|| self.alone.lock().unwrap_or_else(PoisonError::into_inner));
+        let _alone =
+            (rest.len() > LONG_PART).then(|| self.alone.lock().unwrap_or_else(PoisonError::into_inner));
         ids.extend(self.run_part(specials, rest)?);
         Ok(ids)
     }

@@ -6,6 +6,7 @@ mod calls;
 mod client;
 mod hostile;
 mod identity;
+mod limits;
 mod messages;
 mod native;
 mod refused;
@@ -205,7 +206,8 @@ fn a_plan_says_what_a_server_takes_with_no_slot_filled_and_with_all() {
     assert_eq!((&whole["batch"], &whole["max_seq_len"]), (&json!(3), &json!(4096)));
     let items = whole["items"].as_array().expect("a list");
     let rows = items.iter().filter(|i| {
-        i["what"].as_str().is_some_and(|what| what.contains("KV cache") || what.contains("ended"))
+        let beside = ["KV cache", "ended", "requests and answers"];
+        i["what"].as_str().is_some_and(|what| beside.iter().any(|of| what.contains(of)))
     });
     let rows: u64 = rows.map(|i| bytes(i, "bytes")).sum();
     assert_eq!(bytes(&whole, "need_bytes") - bytes(&whole, "empty_bytes"), rows);

@@ -9,6 +9,7 @@ use super::whole::{FRAME, Whole};
 use super::workers::Length;
 use crate::run::engine::scheduler::{Ending, Event, Job};
 use crate::run::options::{GenerateOptions, Progress};
+use crate::run::plan::BACKLOG;
 use crate::run::session::{CancelToken, Drafts, StopReason};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -20,8 +21,8 @@ use text::tokenizer::StopStrings;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// Events of a text that its client may leave unread in a stream, at most: then it is given up.
-const BACKLOG: usize = 2048;
+/// Events of a stream that are usually unread, at most. The plan knows of as many as may be.
+const UNREAD: usize = 256;
 /// Memory of a text, whatever it says.
 const OF_TEXT: usize = 2 << 10;
 /// Bytes of a token's text, more or less.
@@ -264,11 +265,11 @@ fn memory(served: &Served, prompts: &[(Arc<[u32]>, Reader)], asked: &Asked) -> u
     let of_text = |prompt: &[u32]| {
         let room = served.engine.options().max_seq_len.saturating_sub(prompt.len()) + 1;
         let tokens = options.max_tokens.map_or(room, |most| most.min(room));
-        let (unread, each) = match asked.how {
-            How::Whole => (tokens, of_logprobs + size_of::<u32>()),
-            _ => (tokens.min(BACKLOG), of_logprobs + size_of::<(usize, Event)>() + 4 * OF_TOKEN),
+        let kept = match asked.how {
+            How::Whole => tokens * (of_logprobs + size_of::<u32>()),
+            _ => tokens.min(UNREAD) * size_of::<(usize, Event)>() + tokens.min(BACKLOG) * of_logprobs,
         };
-        OF_TEXT + tokens * OF_TOKEN + unread * each
+        OF_TEXT + tokens * OF_TOKEN + kept
     };
     let of_prompt = |(prompt, _): &(Arc<[u32]>, Reader)| size_of_val(&prompt[..]) + asked.n * of_text(prompt);
     prompts.iter().map(of_prompt).fold(0, usize::saturating_add) as u64
@@ -283,7 +284,8 @@ impl Answer {
         (shape, mut share): (Box<dyn Shape>, Share),
     ) -> Result<Self, Refusal> {
         share.become_of(memory(served, &prompts, asked))?;
-        let unread = if asked.how == How::Whole { Semaphore::MAX_PERMITS } else { BACKLOG * prompts.len() * asked.n };
+        let unread =
+            if asked.how == How::Whole { Semaphore::MAX_PERMITS } else { BACKLOG * prompts.len() * asked.n };
         let (sender, events) = channel(unread);
         let (mut jobs, mut readers) = (Vec::new(), Vec::new());
         let options = Arc::new(asked.options.clone());
@@ -386,7 +388,8 @@ impl Answer {
             }
             match self.events.poll_recv(context) {
                 Poll::Ready(Some((index, event))) => self.say(index, event, &mut out),
-                Poll::Ready(None) => self.fail(&Refusal::new(500, "the text was given up, as it was read too slowly"), &mut out),
+                Poll::Ready(None) => self
+                    .fail(&Refusal::new(500, "the text was given up, as it was read too slowly"), &mut out),
                 Poll::Pending if out.is_empty() => return Poll::Pending,
                 Poll::Pending => break,
             }

@@ -178,7 +178,8 @@ fn repetition(fields: &Fields<'_>, s: &mut SamplerOptions, context: usize) -> Re
     if let Some(n) = fields.whole("dry_penalty_last_n", -1..=MOST_BACK)? {
         s.dry.window = usize::try_from(n).ok();
     }
-    s.dry.breakers = fields.texts("dry_sequence_breakers", BREAKERS)?.unwrap_or(std::mem::take(&mut s.dry.breakers));
+    s.dry.breakers =
+        fields.texts("dry_sequence_breakers", BREAKERS)?.unwrap_or(std::mem::take(&mut s.dry.breakers));
     Ok(())
 }
 

@@ -56,7 +56,9 @@ impl Share {
                 self.bytes = all;
                 Ok(())
             }
-            Err(_) => Err(Refusal::new(429, "other requests take all the memory that there is; try again later")),
+            Err(_) => {
+                Err(Refusal::new(429, "other requests take all the memory that there is; try again later"))
+            }
         }
     }
 
@@ -86,7 +88,8 @@ pub(super) fn check_part(tokenizer: &Tokenizer, text: &str, field: &str) -> Resu
     match tokenizer.longest_part(text) {
         0..=LONGEST_PART => Ok(()),
         bytes => {
-            let why = format!("has {bytes} bytes without two words or lines; use at most {LONGEST_PART} at a time");
+            let why =
+                format!("has {bytes} bytes without two words or lines; use at most {LONGEST_PART} at a time");
             Err(Refusal::field(field, why))
         }
     }

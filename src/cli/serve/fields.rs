@@ -217,7 +217,9 @@ impl<'a> Fields<'a> {
         let mut texts: Vec<String> = Vec::new();
         for text in all.into_iter().flatten().filter_map(Value::as_str) {
             if text.len() > bytes {
-                return Err(self.refuse(field, format!("has a text of {} bytes; use at most {bytes}", text.len())));
+                return Err(
+                    self.refuse(field, format!("has a text of {} bytes; use at most {bytes}", text.len()))
+                );
             }
             if !texts.iter().any(|other| other == text) {
                 if texts.len() == most {
@@ -256,7 +258,9 @@ mod tests {
         assert!(["e", "f", "g"].iter().all(|field| seeds.seed(field).is_err()));
         let inner = fields.object("d").unwrap().unwrap();
         assert_eq!(inner.flag("e").unwrap_err().param.as_deref(), Some("d.e"));
-        assert!(inner.texts("e", (9, 9)).is_err() && fields.list("d").is_err() && fields.object("a").is_err());
+        assert!(
+            inner.texts("e", (9, 9)).is_err() && fields.list("d").is_err() && fields.object("a").is_err()
+        );
         for range in [0..=0, 2..=9] {
             assert!(fields.whole("a", range).is_err());
         }
@@ -299,7 +303,8 @@ mod tests {
     #[test]
     fn texts_are_few_short_and_each_there_once() {
         let body = object(br#"{"a":["x","yy","x"],"b":"x","c":[1],"d":{}}"#).unwrap();
-        let texts = |field: &str, most| Fields::new(&body).texts(field, most).map_err(|refusal| refusal.param);
+        let texts =
+            |field: &str, most| Fields::new(&body).texts(field, most).map_err(|refusal| refusal.param);
         let some = |texts: &[&str]| Ok(Some(texts.iter().map(|text| text.to_string()).collect()));
         assert_eq!((texts("a", (2, 2)), texts("b", (1, 1))), (some(&["x", "yy"]), some(&["x"])));
         assert_eq!(texts("none", (1, 1)), Ok(None));

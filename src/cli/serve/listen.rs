@@ -79,7 +79,11 @@ async fn connection(stream: TcpStream, hub: Arc<Hub>) {
     });
     let mut builder = Builder::new();
     // Some clients know the names of headers in this form alone.
-    builder.timer(Clock).header_read_timeout(hub.patience).max_buf_size(CONNECTION_BUFFER).title_case_headers(true);
+    builder
+        .timer(Clock)
+        .header_read_timeout(hub.patience)
+        .max_buf_size(CONNECTION_BUFFER)
+        .title_case_headers(true);
     // A client may have closed its side once it has asked.
     builder.half_close(true);
     let io = Io::new(stream, hub.patience, Arc::clone(&peer));

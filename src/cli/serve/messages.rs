@@ -279,7 +279,9 @@ impl Shape for Messages {
                 out.value(&Block::Text { text: &choice.text });
             }
             for call in &choice.calls {
-                out.value(&json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input(call)}));
+                out.value(
+                    &json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input(call)}),
+                );
             }
             out.end(b']');
         });

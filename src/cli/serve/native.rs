@@ -112,7 +112,10 @@ impl Native {
                         let path = if rest.is_empty() { "/0".into() } else { format!("/0/{rest}") };
                         all.and_then(|all| Some(out.field(name, all.pointer(&path)?))).unwrap_or(());
                     }
-                    _ => facts.pointer(&format!("/{name}")).into_iter().for_each(|value| out.field(name, value)),
+                    _ => facts
+                        .pointer(&format!("/{name}"))
+                        .into_iter()
+                        .for_each(|value| out.field(name, value)),
                 }
             }
             return out.end(b'}');

@@ -223,7 +223,12 @@ fn wrong(what: impl std::fmt::Display) -> Refusal {
 }
 
 /// One prompt, or a list.
-fn prompts(fields: &Fields<'_>, served: &Served, asked: &Asked, read: ReadsPrompt) -> Result<Vec<Arc<[u32]>>> {
+fn prompts(
+    fields: &Fields<'_>,
+    served: &Served,
+    asked: &Asked,
+    read: ReadsPrompt,
+) -> Result<Vec<Arc<[u32]>>> {
     let one = |value: &Value| {
         let ids = read(served, asked, value)?;
         check(served, &ids, asked)?;

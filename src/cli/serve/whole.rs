@@ -172,7 +172,8 @@ mod tests {
                 whole.end(b']');
             });
             assert_eq!(whole.len(), None);
-            let expected = json!({"a": 1, "b": [(0..n).collect::<Vec<_>>(), "y", {}, {"d": [1.5]}], "c": "x"});
+            let expected =
+                json!({"a": 1, "b": [(0..n).collect::<Vec<_>>(), "y", {}, {"d": [1.5]}], "c": "x"});
             let text = whole.into_text();
             assert_eq!(serde_json::from_str::<Value>(&text).expect(&text), expected);
         }

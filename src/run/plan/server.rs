@@ -1,7 +1,7 @@
 //! What a server takes beside its sequences: requests and answers under way, connections, threads; and how sequences share
 //! what is left.
 
-use super::{Plan, add};
+use super::{Plan, add, mul};
 
 /// Bytes that requests and answers may take: a part of the memory, within these bounds.
 #[cfg(feature = "serve")]
@@ -12,6 +12,10 @@ const PART: u64 = 8;
 pub const CONNECTIONS: usize = 1024;
 /// Bytes that are read of one, or written to it, before they are taken.
 pub const CONNECTION_BUFFER: usize = 16 << 10;
+/// Events of a text that its client may leave unread in a stream, at most: then it is given up.
+pub const BACKLOG: usize = 2048;
+/// Memory of each.
+const EVENT: u64 = 256;
 /// Encoding a text that cannot be cut, one at a time.
 const ENCODING: u64 = 36 << 20;
 /// The stack of a thread of the server.
@@ -31,10 +35,16 @@ impl Plan {
         self.requests
     }
 
-    /// The line of the plan: requests and answers, buffers of connections, and the encoding of a long text.
+    /// The line of the plan: requests and answers, buffers of connections, what streams leave unread, and the encoding of a
+    /// long text.
     pub(super) fn of_requests(&self) -> u64 {
         let buffers = (CONNECTIONS * CONNECTION_BUFFER) as u64;
-        if self.requests > 0 { self.requests + buffers + ENCODING } else { 0 }
+        let unread = mul(self.options.sequences() as u64, BACKLOG as u64 * EVENT);
+        if self.requests > 0 {
+            [self.requests, buffers, unread, ENCODING].into_iter().fold(0, add)
+        } else {
+            0
+        }
     }
 
     /// Threads of a server: of connections, and those that prepare requests.

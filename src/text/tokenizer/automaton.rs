@@ -37,7 +37,9 @@ impl Automaton {
     pub fn new<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut all = Self { nodes: vec![Node::default()] };
         for (number, text) in texts.into_iter().enumerate() {
-            let end = text.iter().fold(ROOT, |node, &byte| all.child(node, byte).unwrap_or_else(|| all.add(node, byte)));
+            let end = text
+                .iter()
+                .fold(ROOT, |node, &byte| all.child(node, byte).unwrap_or_else(|| all.add(node, byte)));
             all.nodes[end as usize].found.get_or_insert((text.len() as u32, number as u32));
         }
         all.connect();

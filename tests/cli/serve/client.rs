@@ -121,7 +121,21 @@ impl Server {
     /// Does something before the server says that it is ready.
     #[track_caller]
     pub fn begin(port: &str, args: &[&str], meanwhile: impl FnOnce()) -> Self {
-        let mut command = command(&[&["serve", "--port", port, "-q"], args].concat());
+        Self::run(command(&[&["serve", "--port", port, "-q"], args].concat()), meanwhile)
+    }
+
+    /// Under a limit of `ulimit`, such as `-v 2000000`.
+    #[track_caller]
+    pub fn limited(limit: &str, args: &[&str]) -> Self {
+        let plain = command(&[&["serve", "--port", "0", "-q"], args].concat());
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]);
+        shell.arg(plain.get_program()).args(plain.get_args()).env_remove("HOME").stdin(Stdio::null());
+        Self::run(shell, || ())
+    }
+
+    #[track_caller]
+    fn run(mut command: Command, meanwhile: impl FnOnce()) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the server starts");
         let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
         meanwhile();
@@ -212,6 +226,13 @@ impl Server {
             assert!(Instant::now() < end, "it never comes to that");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Most bytes that it had in memory so far.
+    pub fn peak(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
     }
 
     pub fn signal(&self, name: &str) {
