@@ -2,6 +2,7 @@
 
 mod answer;
 mod asked;
+mod constraint;
 mod conversation;
 mod facts;
 mod fields;
@@ -10,6 +11,7 @@ mod io;
 mod listen;
 mod messages;
 mod native;
+mod neutral;
 mod openai;
 mod refusal;
 mod reply;

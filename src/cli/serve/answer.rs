@@ -3,6 +3,7 @@
 use super::asked::Asked;
 use super::hub::Served;
 use super::refusal::Refusal;
+use crate::dims::VOCAB;
 use crate::run::engine::scheduler::{Ending, Event, Job};
 use crate::run::options::GenerateOptions;
 use crate::run::session::{CancelToken, Drafts, StopReason};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use text::chat::{Part, Reader, ToolCall};
-use text::sampler::TokenLogprobs;
+use text::sampler::{Logprobs, TokenLogprobs};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// What a token has brought, with those before it that brought nothing.
@@ -125,6 +126,8 @@ impl Usage {
 
 /// How an API says it.
 pub(super) trait Shape: Send {
+    /// Log-probabilities of the next tokens of a text's prompt, which come before its first token.
+    fn measured(&mut self, _choice: usize, _tokens: Vec<TokenLogprobs>) {}
     /// The first events of a stream.
     fn begin(&mut self, out: &mut String);
     /// What a token of a text has brought.
@@ -168,6 +171,8 @@ pub(super) struct Answer {
     unsaid: Vec<Vec<u32>>,
     /// Texts for each prompt.
     n: usize,
+    /// Each has one call at most.
+    one_call: bool,
     shape: Box<dyn Shape>,
     begun: bool,
     over: bool,
@@ -195,17 +200,29 @@ impl Answer {
         let unsaid = vec![Vec::new(); readers.len()];
         let gone = Gone(asked.options.cancel.clone());
         served.scheduler.submit(jobs)?;
-        let (n, begun, over) = (asked.n, false, false);
-        Ok(Self { events, readers, choices, unsaid, n, shape, begun, over, _gone: gone })
+        let (n, one_call, begun, over) = (asked.n, asked.one_call, false, false);
+        Ok(Self { events, readers, choices, unsaid, n, one_call, shape, begun, over, _gone: gone })
     }
 
     /// Takes an event: the text it belongs to, if that has ended now, and what the event has brought.
     fn take(&mut self, index: usize, event: Event) -> Result<(Step, bool), Refusal> {
-        let (parts, token, logprobs, ended) = match event {
+        let (mut parts, token, logprobs, ended) = match event {
+            Event::Prompt(tokens) => {
+                self.shape.measured(index, tokens);
+                (Vec::new(), None, None, None)
+            }
             Event::Piece(piece) => (self.readers[index].push(&piece.text), piece.token, piece.logprobs, None),
             Event::Ended(ending) => (self.readers[index].finish(), None, None, Some(ending)),
             Event::Failed(e) => return Err(Refusal::of_run(&e)),
         };
+        if self.one_call {
+            let mut called = !self.choices[index].calls.is_empty();
+            parts.retain(|part| {
+                let is_first = !called;
+                called |= matches!(part, Part::Call(_));
+                is_first
+            });
+        }
         let step = Step { parts, tokens: Vec::from_iter(token), logprobs };
         self.choices[index].add(&step);
         self.choices[index].ending = ended;
@@ -281,5 +298,6 @@ fn job(
     options.sampler.seed = options.sampler.seed.wrapping_add(i as u64);
     // A client that has gone hears nothing; its texts end by themselves.
     let tell = Box::new(move |event| drop(to.send((index, event))));
-    Job { prompt, options, reuse: asked.reuse, tell }
+    let measures = asked.measures.and_then(|count| Logprobs::new(count, VOCAB).ok());
+    Job { prompt, options, reuse: asked.reuse, measures, tell }
 }

@@ -202,38 +202,115 @@ impl Shape for Chat {
     }
 }
 
+/// A prompt that an answer repeats.
+pub(super) struct Echo {
+    pub text: String,
+    /// Its first token, which nothing says how probable it is.
+    pub first: Option<u32>,
+}
+
 /// `POST /v1/completions`.
 pub(super) struct Completion {
     head: Head,
-    /// Characters of each text so far.
-    offsets: Vec<usize>,
+    /// Of each text.
+    texts: Vec<Progress>,
+    /// Of each prompt, where they are repeated.
+    echoes: Vec<Echo>,
+    /// Texts for each prompt.
+    n: usize,
+    measures: bool,
+}
+
+/// How far a text is.
+#[derive(Default)]
+struct Progress {
+    /// Of the prompt's tokens, from the second on.
+    measured: Vec<TokenLogprobs>,
+    /// Characters so far.
+    characters: usize,
+    /// The prompt was repeated.
+    echoed: bool,
 }
 
 const TEXT: &str = "text_completion";
 
-impl Completion {
-    pub fn new(served: &Arc<Served>, asked: &Asked, choices: usize) -> Self {
-        Self { head: Head::new("cmpl-", served, asked), offsets: vec![0; choices] }
+/// `logprobs` of a completion.
+struct Columns(Value);
+
+impl Columns {
+    fn new() -> Self {
+        Self(json!({"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}))
     }
 
-    /// The log-probabilities of some tokens, the first of which begins after so many characters.
-    fn logprobs<'a>(&self, all: impl IntoIterator<Item = &'a TokenLogprobs>, mut offset: usize) -> Value {
-        let mut json = json!({"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []});
-        let mut push = |field: &str, value: Value| {
-            if let Some(list) = json[field].as_array_mut() {
+    fn push(&mut self, row: [(&str, Value); 4]) {
+        for (column, value) in row {
+            if let Some(list) = self.0[column].as_array_mut() {
                 list.push(value);
             }
-        };
+        }
+    }
+}
+
+impl Completion {
+    pub fn new(served: &Arc<Served>, asked: &Asked, (prompts, echoes): (usize, Vec<Echo>)) -> Self {
+        let texts = (0..prompts * asked.n).map(|_| Progress::default()).collect();
+        let (head, measures) = (Head::new("cmpl-", served, asked), asked.measures.is_some());
+        Self { head, texts, echoes, n: asked.n, measures }
+    }
+
+    /// Adds some tokens, the first of which begins after so many characters; where the next one begins.
+    fn add<'a>(
+        &self,
+        all: impl IntoIterator<Item = &'a TokenLogprobs>,
+        mut offset: usize,
+        to: &mut Columns,
+    ) -> usize {
         for token in all {
             let text = self.head.text(token.chosen.id);
             let top = token.top.iter().map(|t| (self.head.text(t.id), finite(t.logprob).into()));
-            push("top_logprobs", Value::Object(top.collect()));
-            push("token_logprobs", finite(token.chosen.logprob).into());
-            push("text_offset", offset.into());
-            offset += text.chars().count();
-            push("tokens", text.into());
+            let (top, characters) = (Value::Object(top.collect()), text.chars().count());
+            let logprob = finite(token.chosen.logprob).into();
+            to.push([
+                ("top_logprobs", top),
+                ("token_logprobs", logprob),
+                ("text_offset", offset.into()),
+                ("tokens", text.into()),
+            ]);
+            offset += characters;
         }
-        json
+        offset
+    }
+
+    /// The prompt of a text, where it is repeated and was not yet.
+    fn echo(&mut self, choice: usize) -> Option<(String, Columns)> {
+        let echo = self.echoes.get(choice / self.n)?;
+        if std::mem::replace(&mut self.texts[choice].echoed, true) {
+            return None;
+        }
+        let (mut columns, mut offset) = (Columns::new(), 0);
+        if let Some(first) = echo.first {
+            let text = self.head.text(first);
+            // A token that begins each text is no part of the prompt that was given.
+            offset = if echo.text.starts_with(&text) { text.chars().count() } else { 0 };
+            let nothing = Value::Null;
+            columns.push([
+                ("top_logprobs", nothing.clone()),
+                ("token_logprobs", nothing),
+                ("text_offset", 0.into()),
+                ("tokens", text.into()),
+            ]);
+        }
+        self.texts[choice].characters = self.add(&self.texts[choice].measured, offset, &mut columns);
+        Some((echo.text.clone(), columns))
+    }
+
+    /// Repeats the prompt in a stream, where that is still to be done.
+    fn say_echo(&mut self, choice: usize, out: &mut String) {
+        if let Some((text, columns)) = self.echo(choice) {
+            let logprobs = if self.measures { columns.0 } else { Value::Null };
+            let of = json!({"index": choice, "text": text, "logprobs": logprobs, "finish_reason": null});
+            self.head.chunk(TEXT, of, out);
+        }
     }
 }
 
@@ -247,19 +324,27 @@ pub(super) fn text(parts: &[Part]) -> String {
 }
 
 impl Shape for Completion {
+    fn measured(&mut self, choice: usize, tokens: Vec<TokenLogprobs>) {
+        self.texts[choice].measured.extend(tokens);
+    }
+
     fn begin(&mut self, _: &mut String) {}
 
     fn step(&mut self, choice: usize, step: &Step, out: &mut String) {
+        self.say_echo(choice, out);
         let mut of =
             json!({"index": choice, "text": text(&step.parts), "logprobs": null, "finish_reason": null});
         if let Some(token) = &step.logprobs {
-            of["logprobs"] = self.logprobs([token], self.offsets[choice]);
-            self.offsets[choice] += self.head.text(token.chosen.id).chars().count();
+            let mut columns = Columns::new();
+            let characters = self.add([token], self.texts[choice].characters, &mut columns);
+            self.texts[choice].characters = characters;
+            of["logprobs"] = columns.0;
         }
         self.head.chunk(TEXT, of, out);
     }
 
     fn ended(&mut self, index: usize, choice: &Choice, out: &mut String) {
+        self.say_echo(index, out);
         let of = json!({"index": index, "text": "", "logprobs": null, "finish_reason": choice.reason()});
         self.head.last(TEXT, (of, choice), out);
     }
@@ -273,14 +358,15 @@ impl Shape for Completion {
     }
 
     fn whole(&mut self, choices: &[Choice], usage: Usage) -> Value {
-        let one = |(index, choice): (usize, &Choice)| {
-            let logprobs = match choice.logprobs.as_slice() {
-                [] => Value::Null,
-                all => self.logprobs(all, 0),
-            };
-            json!({"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.reason()})
-        };
-        let choices = choices.iter().enumerate().map(one).collect();
-        self.head.whole(TEXT, choices, usage)
+        let mut all = Vec::new();
+        for (index, choice) in choices.iter().enumerate() {
+            let (prompt, mut columns) = self.echo(index).unwrap_or((String::new(), Columns::new()));
+            self.add(&choice.logprobs, self.texts[index].characters, &mut columns);
+            let is_empty = choice.logprobs.is_empty() && !self.measures;
+            let logprobs = if is_empty { Value::Null } else { columns.0 };
+            let (text, reason) = (prompt + &choice.text, choice.reason());
+            all.push(json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}));
+        }
+        self.head.whole(TEXT, all, usage)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::answer::{Choice, Shape, Step, Usage, named_event};
 use super::asked::Asked;
-use super::conversation::{Conversation, arguments, content, schema};
+use super::conversation::{Conversation, arguments, content};
 use super::facts::short;
 use super::fields::{Fields, kind};
 use super::hub::{Served, name, now};
@@ -22,8 +22,8 @@ fn tool(of: &Value) -> Value {
     json!({"type": kind, "function": function})
 }
 
-/// Instructions, input and tools of a request, and the schema that the answer must follow.
-pub(super) fn conversation(fields: &Fields<'_>) -> Result<(Conversation, Option<String>)> {
+/// Instructions, input and tools of a request.
+pub(super) fn conversation(fields: &Fields<'_>) -> Result<Conversation> {
     if fields.get("previous_response_id").is_some() {
         return Err(
             fields.refuse("previous_response_id", "earlier answers are not kept; send them in `input`")
@@ -48,12 +48,14 @@ pub(super) fn conversation(fields: &Fields<'_>) -> Result<(Conversation, Option<
     if messages.is_empty() {
         return Err(fields.refuse("input", "is empty; give a message"));
     }
-    let format = match fields.object("text")? {
-        Some(text) => text.object("format")?,
-        None => None,
-    };
-    let schema = format.map(|format| schema(&format)).transpose()?.flatten();
-    Ok((Conversation::new(messages, fields, tool)?, schema))
+    if fields.object("prompt")?.is_some() {
+        return Err(fields.refuse("prompt", "stored prompts are not kept; send them in `input`"));
+    }
+    fields.object("text")?;
+    if fields.whole("top_logprobs", 0..=20)?.is_some_and(|n| n > 0) {
+        return Err(fields.refuse("top_logprobs", "is not followed here; use /v1/chat/completions"));
+    }
+    Conversation::new(messages, fields, tool)
 }
 
 /// An item of the input.

@@ -5,7 +5,7 @@ use super::facts;
 use super::hub::{Hub, Served, Slots, name};
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
-use super::requests::{self, Begun};
+use super::requests::{self, Begun, Prepared};
 use super::tokens;
 use files::error::quoted;
 use hyper::body::{Body, Bytes, Incoming};
@@ -22,7 +22,7 @@ const PAGE: &str = include_str!("page.html");
 const BODY: usize = 8 << 20;
 
 type Result<T> = std::result::Result<T, Refusal>;
-type Generates = fn(&Arc<Served>, &[u8]) -> Result<Begun>;
+type Generates = fn(&Arc<Served>, &[u8]) -> Result<Prepared>;
 type Tells = fn(&Served, &[u8]) -> Result<Value>;
 
 /// What answers a path.
@@ -163,7 +163,10 @@ fn fact(hub: &Hub, route: &Route, path: &str) -> Result<Response<Reply>> {
 
 async fn generate(hub: &Arc<Hub>, prepare: Generates, body: Bytes) -> Result<Response<Reply>> {
     let served = hub.served()?;
-    let Begun { answer, how } = hub.work(move || prepare(&served, &body)).await?;
+    let Begun { answer, how } = match hub.work(move || prepare(&served, &body)).await? {
+        Prepared::Begun(begun) => begun,
+        Prepared::Compiles(begin) => hub.work_apart(begin).await?,
+    };
     Ok(match how {
         How::Whole => reply::json(200, &answer.whole().await?),
         How::Stream | How::StreamWithUsage => reply::stream(answer),

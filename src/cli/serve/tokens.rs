@@ -4,7 +4,7 @@ use super::conversation::{self, Conversation};
 use super::fields::{self, Fields};
 use super::hub::Served;
 use super::refusal::Refusal;
-use super::requests::ids;
+use super::asked::ids;
 use serde_json::{Value, json};
 use text::chat::{Ending, join};
 use text::tokenizer::{AddSpecial, Specials};

@@ -19,6 +19,7 @@ use pace::Pace;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use text::sampler::{Logprobs, TokenLogprobs};
 
 /// How often somebody who waits for requests looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -50,6 +51,8 @@ pub struct Job {
     /// What to generate; its [`CancelToken`] frees the slot within a pass.
     pub options: GenerateOptions,
     pub reuse: Reuse,
+    /// Measures the tokens of the prompt: see [`Event::Prompt`]. Then nothing is copied.
+    pub measures: Option<Logprobs>,
     /// Hears what comes of it, on the thread of the passes: it must not wait.
     pub tell: Box<dyn FnMut(Event) + Send>,
 }
@@ -57,6 +60,8 @@ pub struct Job {
 /// What comes of a [`Job`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
+    /// Log-probabilities of the next tokens of the prompt; the first one has none.
+    Prompt(Vec<TokenLogprobs>),
     /// A token of the text.
     Piece(Piece),
     /// The last event.
@@ -287,10 +292,10 @@ impl<'a> Running<'a> {
         while let Some(Waiting { job, since }) = self.next() {
             let (slot, mut session) = self.free.pop().expect("invariant: `next` found one");
             session.clear();
-            let Job { prompt, options, reuse, tell } = job;
+            let Job { prompt, options, reuse, measures, tell } = job;
             let cached = match reuse {
-                Reuse::Yes => self.prefixes.begin(&mut session, &prompt),
-                Reuse::No => Ok(0),
+                Reuse::Yes if measures.is_none() => self.prefixes.begin(&mut session, &prompt),
+                _ => Ok(0),
             };
             let (ending, begun) = (Ending::none_yet(prompt.len(), slot), Instant::now());
             let rows = rows(&self.engine.options, prompt.len(), options.max_tokens);
@@ -299,7 +304,8 @@ impl<'a> Running<'a> {
             let begun = match cached {
                 Ok(n) => {
                     owner.ending.cached = n;
-                    Text::begin(self.engine, session, prompt, &options, owner)
+                    let begun = Text::begin(self.engine, session, prompt, &options, owner);
+                    begun.map(|text| text.measuring(measures))
                 }
                 Err(e) => Err(Box::new((e, session, owner))),
             };
@@ -350,6 +356,9 @@ impl<'a> Running<'a> {
         numbers.passed();
         for text in self.texts.all.iter_mut().chain(self.texts.ended.iter_mut().map(|(text, _)| text)) {
             let owner = &mut text.owner;
+            if !text.measured.is_empty() {
+                (owner.tell)(Event::Prompt(std::mem::take(&mut text.measured)));
+            }
             for piece in text.pieces.drain(..) {
                 if piece.token.is_some() {
                     owner.ending.tokens += 1;
