@@ -49,10 +49,25 @@ where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
-    within(TIME_LIMIT, subject, call)
+    within(TIME_LIMIT, subject, call).unwrap_or_else(|call| guarded(subject, call)?)
 }
 
-fn within<T, F>(limit: Duration, subject: &Subject, call: F) -> Result<T>
+/// [`guarded`] on a thread of its own, with a large stack and another time limit.
+///
+/// # Errors
+///
+/// `Memory` where the system allows no thread, besides what [`guarded`] gives.
+pub fn guarded_within<T, F>(limit: Duration, subject: &Subject, call: F) -> Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Result<T> + Send + 'static,
+{
+    let none = |_| Err(Error::Memory(format!("{}: there is no memory for a thread; try again", subject.place)));
+    within(limit, subject, call).unwrap_or_else(none)
+}
+
+/// What comes of a call on a thread of its own, or the call where the system allows no thread.
+fn within<T, F>(limit: Duration, subject: &Subject, call: F) -> std::result::Result<Result<T>, F>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
@@ -70,19 +85,19 @@ where
     };
     let Ok(thread) = std::thread::Builder::new().name("guarded".into()).stack_size(STACK).spawn(thread)
     else {
-        return guarded(subject, call)?;
+        return Err(call);
     };
     let _ = hand.send(call);
-    match receiver.recv_timeout(limit) {
+    Ok(match receiver.recv_timeout(limit) {
         Ok(result) => {
             // It is about to end, and frees what the library keeps for each thread.
             let _ = thread.join();
-            result?
+            result.unwrap_or_else(Err)
         }
         Err(_) => {
             Err(Error::Model(format!("{place}: {hung} after {} seconds; {remedy}", limit.as_secs_f32())))
         }
-    }
+    })
 }
 
 /// Sends panics inside [`guarded`] to [`contain`], and all others to the former hook. Installed once.
@@ -151,11 +166,11 @@ mod tests {
             std::thread::sleep(Duration::from_secs(2));
             Ok(())
         };
-        let Err(Error::Model(message)) = within(Duration::from_millis(20), &subject(), slow) else {
+        let Err(Error::Model(message)) = guarded_within(Duration::from_millis(20), &subject(), slow) else {
             panic!("not contained")
         };
         assert_eq!(message, "dir/file.json: not loaded after 0.02 seconds; use another");
-        let e = within(TIME_LIMIT, &subject(), || -> Result<()> { panic!("inside") });
+        let e = guarded_with_limit(&subject(), || -> Result<()> { panic!("inside") });
         assert!(matches!(e, Err(Error::Model(m)) if m.contains("inside")));
     }
 }

@@ -190,6 +190,10 @@ pub struct GenerateOptions {
     pub sampler: SamplerOptions,
     /// Strings that end the text; they are not part of it.
     pub stop: Vec<String>,
+    /// Fewest tokens: before them nothing ends the text, unless a grammar must end.
+    pub min_tokens: usize,
+    /// Ids in a row that the text never has.
+    pub bad_words: Vec<Vec<u32>>,
     /// Goes on past end-of-sequence tokens.
     pub ignore_eos: bool,
     /// Token ids that end the text besides the model's own, e.g. those of a chat template.
@@ -211,6 +215,8 @@ impl Default for GenerateOptions {
             specials: Specials::default(),
             sampler: SamplerOptions::default(),
             stop: Vec::new(),
+            min_tokens: 0,
+            bad_words: Vec::new(),
             ignore_eos: false,
             stop_tokens: Vec::new(),
             shown_tokens: Vec::new(),

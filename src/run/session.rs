@@ -83,6 +83,9 @@ pub enum Arrived {
 /// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.
 pub const ROWS: usize = 64;
 
+/// Tokens of a prompt whose logits a server computes at a time.
+pub(crate) const MEASURED: usize = 16;
+
 /// A sequence: its tokens, its cache on a device or two, the logits of its last token.
 ///
 /// ```
@@ -306,7 +309,17 @@ impl Session {
     }
 
     /// Appends tokens and hands the logits of every one to `each(index, logits)`.
-    pub fn logits_of_all(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
+    pub fn logits_of_all(&mut self, tokens: &[u32], each: impl FnMut(usize, &[f32])) -> Result<()> {
+        self.logits_of_part(tokens, tokens.len(), each)
+    }
+
+    /// [`Session::logits_of_all`] for the next tokens of a prompt of which `left` are left.
+    pub(crate) fn logits_of_part(
+        &mut self,
+        tokens: &[u32],
+        left: usize,
+        mut each: impl FnMut(usize, &[f32]),
+    ) -> Result<()> {
         self.check(tokens)?;
         self.settle();
         let mut rows = vec![0.0f32; self.devices.max_tokens().min(ROWS).min(tokens.len()) * VOCAB];
@@ -314,7 +327,7 @@ impl Session {
         while done < tokens.len() {
             let n = self.make_room((tokens.len() - done).min(ROWS), Input::Open)?;
             let rows = &mut rows[..n * VOCAB];
-            let known = self.tokens.len() + tokens.len() - done;
+            let known = self.tokens.len() + left - done;
             self.append(&tokens[done..done + n], known, Logits::All(rows))?;
             rows.chunks_exact(VOCAB).enumerate().for_each(|(j, row)| each(done + j, row));
             done += n;

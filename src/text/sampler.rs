@@ -3,6 +3,7 @@
 //! | stage | on by default | |
 //! |---|---|---|
 //! | grammar: rule out tokens it does not allow | | `Grammar`, with the feature `grammar` |
+//! | rule out other tokens | | [`Sampler::sample_except`] |
 //! | logit bias | | [`SamplerOptions::logit_bias`] |
 //! | repetition penalty over the window | yes | [`penalise`] |
 //! | presence and frequency penalties over the window | | OpenAI's interface |
@@ -157,10 +158,18 @@ impl Sampler {
 
     /// The next token. Overwrites `logits`; `recent` is the history, oldest first.
     pub fn sample(&mut self, logits: &mut [f32], recent: &[u32]) -> u32 {
+        self.sample_except(logits, recent, &[])
+    }
+
+    /// [`Sampler::sample`] of all tokens except these, unless a grammar allows nothing but the end.
+    pub fn sample_except(&mut self, logits: &mut [f32], recent: &[u32], except: &[u32]) -> u32 {
         assert_eq!(logits.len(), self.vocab, "one logit a token");
         #[cfg(feature = "grammar")]
-        if let Some(guide) = &mut self.guide {
-            guide.mask(logits);
+        let must_end = self.guide.as_mut().is_some_and(|guide| guide.mask(logits));
+        #[cfg(not(feature = "grammar"))]
+        let must_end = false;
+        if !must_end {
+            except.iter().for_each(|&id| logits[id as usize] = f32::NEG_INFINITY);
         }
         let token = self.choose(logits, recent);
         #[cfg(feature = "grammar")]

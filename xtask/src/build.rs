@@ -268,8 +268,7 @@ fn bundled(models: &Path) -> Vec<String> {
 
 /// The program of a model as tests have it: optimised but not whole, so that it is built soon.
 pub fn tested(model: &Path) -> Result<PathBuf> {
-    let mut cargo = debug_build(model);
-    sh::run(cargo.args(["--features", "grammar"]))?;
+    sh::run(&mut debug_build(model))?;
     Ok(debug_binary(&[]))
 }
 
@@ -287,7 +286,7 @@ pub fn build_draft() -> Result<()> {
     fs::copy(&built, &new).and_then(|_| fs::rename(&new, &draft)).map_err(|e| Error::at(&draft, e))
 }
 
-/// [`tested`] for another machine than this, whose tests go without grammars.
+/// [`tested`] for another machine than this.
 pub fn tested_for(target: &str, model: &Path) -> Result<PathBuf> {
     linked_for(debug_build(model), target, android::Ndk::IfFound)?;
     fit_for(target, debug_binary(&[target]))
@@ -299,14 +298,14 @@ pub fn checked(model: &Path) -> Result<PathBuf> {
     if is_story(model) {
         return tested(model);
     }
-    sh::run(unoptimised(model).args(["--features", "grammar"]))?;
+    sh::run(&mut unoptimised(model))?;
     Ok(debug_binary(&[]))
 }
 
 /// Runs the example of the package that compares a model's cache with that of transformers.
 pub fn compare_past(model: &Path) -> Result<()> {
     let mut build = unoptimised(model);
-    sh::run(build.args(["--features", "grammar", "--example", "past_key_values"]))?;
+    sh::run(build.args(["--example", "past_key_values"]))?;
     let example = target_dir().join("debug/examples/past_key_values");
     sh::run(Command::new(example).arg(model))
 }
@@ -317,7 +316,7 @@ pub fn checked_for(target: &str, model: &Path) -> Result<PathBuf> {
     Ok(debug_binary(&[target]))
 }
 
-/// A build that is not optimised and has no features but the default ones.
+/// A build that is not optimised.
 pub fn unoptimised(model: &Path) -> Command {
     let mut cargo = debug_build(model);
     not_optimised(&mut cargo);

@@ -34,13 +34,13 @@ impl GrammarArgs {
         if let Some(schema) = &self.json_schema {
             let flag = "--json-schema";
             if schema.trim_start().starts_with('{') {
-                return Grammar::json_schema(flag, schema).map(Some);
+                return Grammar::json_schema(flag, schema)?.checked().map(Some);
             }
             let file = Path::new(schema);
-            return Grammar::json_schema(&place(flag, file), &read(flag, file)?).map(Some);
+            return Grammar::json_schema(&place(flag, file), &read(flag, file)?)?.checked().map(Some);
         }
         let flag = "--grammar";
-        let gbnf = |file: &PathBuf| Grammar::gbnf(&place(flag, file), &read(flag, file)?);
+        let gbnf = |file: &PathBuf| Grammar::gbnf(&place(flag, file), &read(flag, file)?)?.checked();
         self.grammar.as_ref().map(gbnf).transpose()
     }
 }

@@ -7,6 +7,7 @@ use super::refusal::Refusal;
 use super::reply::Turn;
 use super::whole::{FRAME, Whole};
 use super::workers::Length;
+use crate::dims::VOCAB;
 use crate::run::engine::scheduler::{Ending, Event, Job};
 use crate::run::options::{GenerateOptions, Progress};
 use crate::run::plan::BACKLOG;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use text::chat::{Part, Reader, ToolCall};
-use text::sampler::{Logprob, TokenLogprobs};
+use text::sampler::{Logprob, Logprobs, TokenLogprobs};
 use text::tokenizer::StopStrings;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -170,6 +171,8 @@ impl Reading {
 
 /// How an API says it.
 pub(super) trait Shape: Send {
+    /// Log-probabilities of the next tokens of a text's prompt, which come before its first token.
+    fn measured(&mut self, _choice: usize, _tokens: Vec<TokenLogprobs>) {}
     /// The first events of a stream.
     fn begin(&mut self, out: &mut String);
     /// What a token of a text has brought.
@@ -217,6 +220,8 @@ pub(super) struct Answer {
     unsaid: Vec<Vec<u32>>,
     /// Texts for each prompt.
     n: usize,
+    /// Each has one call at most.
+    one_call: bool,
     shape: Box<dyn Shape>,
     how: How,
     begun: bool,
@@ -261,7 +266,7 @@ fn of_logprobs(top: usize) -> usize {
 /// has not read. An answer that turns out longer takes more then.
 fn memory(served: &Served, prompts: &[(Arc<[u32]>, Reader)], asked: &Asked) -> u64 {
     let options = &asked.options;
-    let of_logprobs = options.logprobs.map_or(0, of_logprobs);
+    let (of_logprobs, measured) = (options.logprobs.map_or(0, of_logprobs), asked.measures.map_or(0, of_logprobs));
     let of_text = |prompt: &[u32]| {
         let room = served.engine.options().max_seq_len.saturating_sub(prompt.len()) + 1;
         let tokens = options.max_tokens.map_or(room, |most| most.min(room));
@@ -271,7 +276,9 @@ fn memory(served: &Served, prompts: &[(Arc<[u32]>, Reader)], asked: &Asked) -> u
         };
         OF_TEXT + tokens * OF_TOKEN + kept
     };
-    let of_prompt = |(prompt, _): &(Arc<[u32]>, Reader)| size_of_val(&prompt[..]) + asked.n * of_text(prompt);
+    let of_prompt = |(prompt, _): &(Arc<[u32]>, Reader)| {
+        size_of_val(&prompt[..]) + asked.n * (of_text(prompt) + prompt.len() * measured)
+    };
     prompts.iter().map(of_prompt).fold(0, usize::saturating_add) as u64
 }
 
@@ -298,6 +305,7 @@ impl Answer {
                     seed: options.sampler.seed.wrapping_add(i as u64),
                     stops: stops.clone(),
                     reuse: asked.reuse.clone(),
+                    measures: asked.measures.and_then(|count| Logprobs::new(count, VOCAB).ok()),
                     tell: teller(jobs.len(), sender.clone(), asked.options.cancel.clone()),
                 });
                 readers.push(reader.clone());
@@ -314,6 +322,7 @@ impl Answer {
             readings,
             unsaid,
             n: asked.n,
+            one_call: asked.one_call,
             shape,
             how: asked.how,
             begun: false,
@@ -332,15 +341,28 @@ impl Answer {
                 let logprobs = piece.logprobs.as_ref().filter(|_| self.how == How::Whole);
                 piece.text.len() + size_of::<u32>() + logprobs.map_or(0, |of| of_logprobs(of.top.len()))
             }
+            Event::Prompt(tokens) => tokens.iter().map(|of| of_logprobs(of.top.len())).sum(),
             _ => 0,
         };
-        let (parts, token, logprobs, ended) = match event {
+        let (mut parts, token, logprobs, ended) = match event {
+            Event::Prompt(tokens) => {
+                self.shape.measured(index, tokens);
+                (Vec::new(), None, None, None)
+            }
             Event::Piece(piece) => (self.readers[index].push(&piece.text), piece.token, piece.logprobs, None),
             Event::Ended(ending) => (self.readers[index].finish(), None, None, Some(ending)),
             Event::Read { .. } => (Vec::new(), None, None, None),
             Event::Failed(e) => return Err(Refusal::of_run(&e)),
         };
         self.hold(bytes)?;
+        if self.one_call {
+            let mut called = !self.choices[index].calls.is_empty();
+            parts.retain(|part| {
+                let is_first = !called;
+                called |= matches!(part, Part::Call(_));
+                is_first
+            });
+        }
         let step = Step { parts, tokens: Vec::from_iter(token), logprobs };
         self.choices[index].add(&step, self.how);
         self.choices[index].ending = ended;

@@ -3,6 +3,7 @@
 use super::access::Client;
 use super::fields::{Fields, kind};
 use super::hub::{Served, random};
+use super::neutral;
 use super::refusal::Refusal;
 use crate::run::engine::scheduler::{Realm, Reuse};
 use crate::run::options::GenerateOptions;
@@ -36,6 +37,11 @@ const BIASED: usize = 256;
 /// Bytes of a `cache_salt`, at most.
 const MOST_SALT: usize = 1024;
 
+/// Words that may not come, and tokens that end a text, at most.
+const MOST_TOKENS: usize = 1024;
+/// Bytes of such a word, at most.
+const MOST_BYTES: usize = 256;
+
 /// Tokens of a completion that does not say how many: as `generate`'s.
 const LIMIT: usize = 20;
 
@@ -59,6 +65,10 @@ pub(super) struct Asked {
     /// Texts for each prompt.
     pub n: usize,
     pub how: How,
+    /// An answer has one call at most; what comes after it is left out.
+    pub one_call: bool,
+    /// Measures the tokens of the prompt, each with so many of the most probable ones.
+    pub measures: Option<usize>,
     /// Whether the answer says how long it took, where its shape leaves the choice.
     pub timed: bool,
 }
@@ -76,6 +86,7 @@ pub(super) enum How {
 impl Asked {
     /// Reads what every kind of request may hold.
     pub fn read(fields: &Fields<'_>, (served, client): (&Served, Client), kind: Kind) -> Result<Self> {
+        neutral::check(fields, kind)?;
         let mut options = GenerateOptions { cancel: CancelToken::default(), ..served.defaults.clone() };
         sampler(fields, &mut options)?;
         repetition(fields, &mut options.sampler, served.engine.options().max_seq_len)?;
@@ -98,6 +109,8 @@ impl Asked {
             }
         }
         options.ignore_eos = fields.flag("ignore_eos")?.unwrap_or(options.ignore_eos);
+        ends(fields, &mut options)?;
+        options.bad_words = bad_words(fields, served.engine.tokenizer())?;
         let usage = match fields.object("stream_options")? {
             Some(of) => of.flag("include_usage")?.unwrap_or(false),
             None => false,
@@ -113,10 +126,15 @@ impl Asked {
         for field in ["n", "n_cmpl"] {
             n = fields.whole(field, 1..=slots)?.map_or(n, |n| n as usize);
         }
+        if fields.whole("best_of", 1..=MOST as i64)?.is_some_and(|of| of != 1 && of != n as i64) {
+            let why = "choosing from more texts than `n` is not followed by this server; leave it out, or ask for all";
+            return Err(fields.refuse("best_of", why));
+        }
+        let one_call = fields.flag("parallel_tool_calls")? == Some(false) || calls_once(fields);
         let timed = fields.flag("timings_per_token")?.unwrap_or(false);
         options.sampler.validate_for(crate::dims::VOCAB).map_err(|e| Refusal::of_input(&e))?;
         let progress = fields.flag("return_progress")?.unwrap_or(false);
-        Ok(Self { options, reuse, progress, n, how, timed })
+        Ok(Self { options, reuse, progress, n, how, one_call, measures: None, timed })
     }
 
     /// Asks for the log-probabilities of some tokens at each place, as many as a field says.
@@ -137,6 +155,50 @@ fn salt(fields: &Fields<'_>) -> Result<Option<Arc<str>>> {
     }
 }
 
+/// Anthropic's way to ask for one call at most.
+fn calls_once(fields: &Fields<'_>) -> bool {
+    let flag = fields.get("tool_choice").and_then(|choice| choice.get("disable_parallel_tool_use"));
+    flag.and_then(Value::as_bool).unwrap_or(false)
+}
+
+/// What else ends a text, and how soon.
+fn ends(fields: &Fields<'_>, options: &mut GenerateOptions) -> Result<()> {
+    if let Some(n) = fields.whole("min_tokens", 0..=MOST_BACK)? {
+        options.min_tokens = n as usize;
+    }
+    if options.max_tokens.is_some_and(|most| most < options.min_tokens) {
+        return Err(fields.refuse("min_tokens", "is more than `max_tokens`; use fewer"));
+    }
+    let Some(all) = fields.list("stop_token_ids")? else { return Ok(()) };
+    if all.len() > MOST_TOKENS {
+        return Err(fields.refuse("stop_token_ids", format!("has more than {MOST_TOKENS} ids; use fewer")));
+    }
+    let wrong = || fields.refuse("stop_token_ids", "holds what is no token id; use ids of the vocabulary");
+    options.stop_tokens = ids(all).ok_or_else(wrong)?;
+    Ok(())
+}
+
+/// Ids of the vocabulary.
+pub(super) fn ids(all: &[Value]) -> Option<Vec<u32>> {
+    let id = |value: &Value| value.as_u64().filter(|&id| id < crate::dims::VOCAB as u64);
+    all.iter().map(|value| id(value).map(|id| id as u32)).collect()
+}
+
+/// Tokens in a row that may not come: those of each word, as it stands at the beginning of a text and behind a blank.
+fn bad_words(fields: &Fields<'_>, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
+    let words = fields.texts("bad_words", (MOST_TOKENS, MOST_BYTES))?.unwrap_or_default();
+    if words.iter().any(String::is_empty) {
+        return Err(fields.refuse("bad_words", "holds an empty word; leave it out"));
+    }
+    let mut found = Vec::new();
+    for word in words.iter().flat_map(|word| [word.clone(), format!(" {}", word.trim_start())]) {
+        found.push(tokenizer.encode(&word, AddSpecial::No).map_err(|e| Refusal::of_input(&e))?);
+    }
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}
+
 /// A limit of tokens; -1 is none.
 fn tokens(fields: &Fields<'_>, field: &str) -> Result<Option<Option<usize>>> {
     let n = fields.whole(field, -1..=i64::from(u32::MAX))?;
@@ -154,12 +216,15 @@ fn sampler(fields: &Fields<'_>, options: &mut GenerateOptions) -> Result<()> {
         ("xtc_threshold", &mut s.xtc.threshold),
         ("presence_penalty", &mut s.presence_penalty),
         ("frequency_penalty", &mut s.frequency_penalty),
-        ("repeat_penalty", &mut s.repetition_penalty),
         ("dry_multiplier", &mut s.dry.multiplier),
         ("dry_base", &mut s.dry.base),
     ];
     for (field, to) in numbers {
         *to = fields.number(field)?.unwrap_or(*to);
+    }
+    // vLLM's name, and llama.cpp's.
+    for field in ["repetition_penalty", "repeat_penalty"] {
+        s.repetition_penalty = fields.number(field)?.unwrap_or(s.repetition_penalty);
     }
     if let Some(k) = fields.whole("top_k", -1..=MOST_BACK)? {
         s.top_k = usize::try_from(k).unwrap_or(0);

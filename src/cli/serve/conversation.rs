@@ -243,12 +243,6 @@ impl Conversation {
     }
 }
 
-/// What the JSON of an answer must be like, where a request says so; then all of it is text.
-pub(super) fn response_format(fields: &Fields<'_>) -> Result<Option<String>> {
-    let Some(format) = fields.object("response_format")? else { return Ok(None) };
-    schema(&format)
-}
-
 /// The JSON schema that a format stands for, if it is one.
 pub(super) fn schema(format: &Fields<'_>) -> Result<Option<String>> {
     let schema = match format.needed_text("type")? {

@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     fn object(body: &[u8]) -> Result<Map<String, Value>> {
-        super::object(&mut Body { bytes: body.to_vec(), share: Budget::new(256 << 20).share() })
+        super::object(&mut Body { bytes: body.to_vec(), ..Body::new(&Budget::new(256 << 20), Client::default()) })
     }
 
     #[test]
@@ -296,7 +296,7 @@ mod tests {
         assert!(object(many.as_bytes()).unwrap_err().message.contains("values"));
         // Each value takes memory beside its text.
         let some = format!("{{\"a\":[{}0]}}", "0,".repeat(MAX_VALUES / 2));
-        let mut body = Body { bytes: some.into(), share: Budget::new(4 << 20).share() };
+        let mut body = Body { bytes: some.into(), ..Body::new(&Budget::new(4 << 20), Client::default()) };
         assert_eq!(super::object(&mut body).unwrap_err().status, 413);
     }
 

@@ -12,9 +12,15 @@ use files::{Error, Result};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use text::chat::Variables;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot};
+
+/// Grammars that are compiled at the same time; others wait.
+const GRAMMARS: usize = 4;
+/// How long a request waits for them.
+const GRAMMAR_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A loaded model.
 pub(super) struct Served {
@@ -58,6 +64,8 @@ pub(super) struct Hub {
     /// Wakes connections when all is over.
     pub ending: Notify,
     workers: Workers,
+    /// Places on threads of their own.
+    grammars: Arc<Semaphore>,
 }
 
 impl Hub {
@@ -74,6 +82,7 @@ impl Hub {
             over: AtomicBool::new(false),
             ending: Notify::new(),
             workers: Workers::start(request_threads())?,
+            grammars: Arc::new(Semaphore::new(GRAMMARS)),
         })
     }
 
@@ -124,6 +133,26 @@ impl Hub {
         });
         self.workers.put(length, task);
         let lost = || Refusal::new(500, "the thread that prepares prompts has ended");
+        waits.await.unwrap_or_else(|_| Err(lost()))
+    }
+
+    /// Does something that may take seconds on a thread of its own, so that it holds up nobody else.
+    pub async fn work_apart<T: Send + 'static>(
+        &self,
+        task: impl FnOnce() -> std::result::Result<T, Refusal> + Send + 'static,
+    ) -> std::result::Result<T, Refusal> {
+        let busy = || Refusal::new(429, "as many grammars wait to be compiled as may; try again later");
+        let place = tokio::time::timeout(GRAMMAR_PATIENCE, Arc::clone(&self.grammars).acquire_owned());
+        let place = place.await.ok().and_then(std::result::Result::ok).ok_or_else(busy)?;
+        let (done, waits) = oneshot::channel();
+        let task = move || {
+            let _place = place;
+            if !done.is_closed() {
+                let _ = done.send(task());
+            }
+        };
+        let lost = || Refusal::new(503, "there is no memory for a thread; try again later");
+        thread::Builder::new().name("grammar".into()).spawn(task).map_err(|_| lost())?;
         waits.await.unwrap_or_else(|_| Err(lost()))
     }
 }

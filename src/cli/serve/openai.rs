@@ -254,18 +254,53 @@ impl Shape for Chat {
     }
 }
 
+/// A prompt that an answer repeats.
+pub(super) struct Echo {
+    pub text: String,
+    /// Its first token, which nothing says how probable it is.
+    pub first: Option<u32>,
+}
+
 /// `POST /v1/completions`.
 pub(super) struct Completion {
     head: Head,
-    /// Characters of each text so far.
-    offsets: Vec<usize>,
+    /// Of each text.
+    texts: Vec<Progress>,
+    /// Of each prompt, where they are repeated.
+    echoes: Vec<Echo>,
+    /// Texts for each prompt.
+    n: usize,
+    measures: bool,
+}
+
+/// How far a text is.
+#[derive(Default)]
+struct Progress {
+    /// Of the prompt's tokens, from the second on.
+    measured: Vec<TokenLogprobs>,
+    /// Characters so far.
+    characters: usize,
+    /// The prompt was repeated.
+    echoed: bool,
 }
 
 const TEXT: &str = "text_completion";
 
+/// Tokens of a completion.
+#[derive(Default)]
+struct Rows {
+    /// One without a log-probability, where it comes first.
+    first: Option<u32>,
+    /// Characters before the others.
+    offset: usize,
+    all: Vec<TokenLogprobs>,
+}
+
 impl Completion {
-    pub fn new(served: &Arc<Served>, asked: &Asked, choices: usize) -> Self {
-        Self { head: Head::new("cmpl-", served, asked), offsets: vec![0; choices] }
+    pub fn new(served: &Arc<Served>, asked: &Asked, (prompts, echoes): (usize, Vec<Echo>)) -> Self {
+        let texts = (0..prompts * asked.n).map(|_| Progress::default()).collect();
+        let (head, measures) = (Head::new("cmpl-", served, asked), asked.measures.is_some());
+        Self { head, texts, echoes, n: asked.n, measures }
     }
 
     /// The log-probabilities of a token, which begins after so many characters.
@@ -277,27 +312,66 @@ impl Completion {
         })
     }
 
-    /// The same of all tokens of a text.
-    fn write_logprobs(&self, all: Vec<TokenLogprobs>, out: &mut Whole) {
-        let (len, all) = (all.len(), Arc::new(all));
+    /// The log-probabilities of several tokens.
+    fn write_logprobs(&self, rows: Rows, out: &mut Whole) {
+        let Rows { first, mut offset, all } = rows;
+        let (before, all) = (usize::from(first.is_some()), Arc::new(all));
+        let len = before + all.len();
         let with = || (Arc::clone(&all), Arc::clone(self.head.served.engine.tokenizer().pieces()));
+        let id = move |all: &[TokenLogprobs], i: usize| match first {
+            Some(first) if i == 0 => first,
+            _ => all[i - before].chosen.id,
+        };
         out.begin(b'{');
         out.key("tokens");
         let (all, pieces) = with();
-        out.list(len, move |i, to| write(&pieces.text(all[i].chosen.id), to));
+        out.list(len, move |i, to| write(&pieces.text(id(&all, i)), to));
         out.key("token_logprobs");
         let (all, _) = with();
-        out.list(len, move |i, to| write(&finite(all[i].chosen.logprob), to));
+        out.list(len, move |i, to| write(&i.checked_sub(before).map(|i| finite(all[i].chosen.logprob)), to));
         out.key("top_logprobs");
         let (all, pieces) = with();
-        out.list(len, move |i, to| write(&Top { pieces: &pieces, all: &all[i].top }, to));
+        let top = move |i: usize, to: &mut Vec<u8>| {
+            write(&i.checked_sub(before).map(|i| Top { pieces: &pieces, all: &all[i].top }), to);
+        };
+        out.list(len, top);
         out.key("text_offset");
-        let ((all, pieces), mut offset) = (with(), 0);
-        out.list(len, move |i, to| {
-            write(&offset, to);
-            offset += pieces.text(all[i].chosen.id).chars().count();
+        let (all, pieces) = with();
+        out.list(len, move |i, to| match i.checked_sub(before) {
+            None => write(&0, to),
+            Some(i) => {
+                write(&offset, to);
+                offset += pieces.text(all[i].chosen.id).chars().count();
+            }
         });
         out.end(b'}');
+    }
+
+    /// The prompt of a text, where it is repeated and was not yet.
+    fn echo(&mut self, choice: usize) -> Option<(String, Rows)> {
+        let (echo, progress) = (self.echoes.get(choice / self.n)?, &mut self.texts[choice]);
+        if std::mem::replace(&mut progress.echoed, true) {
+            return None;
+        }
+        // A token that begins each text is no part of the prompt that was given.
+        let first = echo.first.map(|id| self.head.text(id)).filter(|text| echo.text.starts_with(text));
+        let (offset, all) = (first.map_or(0, |text| text.chars().count()), std::mem::take(&mut progress.measured));
+        let characters = |of: &TokenLogprobs| self.head.text(of.chosen.id).chars().count();
+        progress.characters = offset + all.iter().map(characters).sum::<usize>();
+        Some((echo.text.clone(), Rows { first: echo.first, offset, all }))
+    }
+
+    /// Repeats the prompt in a stream, where that is still to be done.
+    fn say_echo(&mut self, choice: usize, out: &mut String) {
+        let Some((text, rows)) = self.echo(choice) else { return };
+        let mut logprobs = Value::Null;
+        if self.measures {
+            let mut whole = Whole::default();
+            self.write_logprobs(rows, &mut whole);
+            logprobs = serde_json::from_str(&whole.into_text()).unwrap_or_default();
+        }
+        let of = json!({"index": choice, "text": text, "logprobs": logprobs, "finish_reason": null});
+        self.head.chunk(TEXT, of, out);
     }
 }
 
@@ -326,14 +400,19 @@ pub(super) fn text(parts: &[Part]) -> String {
 }
 
 impl Shape for Completion {
+    fn measured(&mut self, choice: usize, tokens: Vec<TokenLogprobs>) {
+        self.texts[choice].measured.extend(tokens);
+    }
+
     fn begin(&mut self, _: &mut String) {}
 
     fn step(&mut self, choice: usize, step: &Step, out: &mut String) {
+        self.say_echo(choice, out);
         let mut of =
             json!({"index": choice, "text": text(&step.parts), "logprobs": null, "finish_reason": null});
         if let Some(token) = &step.logprobs {
-            of["logprobs"] = self.logprobs(token, self.offsets[choice]);
-            self.offsets[choice] += self.head.text(token.chosen.id).chars().count();
+            of["logprobs"] = self.logprobs(token, self.texts[choice].characters);
+            self.texts[choice].characters += self.head.text(token.chosen.id).chars().count();
         }
         self.head.chunk(TEXT, of, out);
     }
@@ -344,6 +423,7 @@ impl Shape for Completion {
     }
 
     fn ended(&mut self, index: usize, choice: &Choice, out: &mut String) {
+        self.say_echo(index, out);
         let of = json!({"index": index, "text": "", "logprobs": null, "finish_reason": choice.reason()});
         self.head.last(TEXT, (of, choice), out);
     }
@@ -357,19 +437,22 @@ impl Shape for Completion {
     }
 
     fn whole(&mut self, choices: &mut [Choice], usage: Usage, out: &mut Whole) {
-        let one = |(index, choice): (usize, &mut Choice), out: &mut Whole| {
-            out.begin(b'{');
-            out.field("index", &index);
-            out.field("text", &choice.text);
-            out.key("logprobs");
-            match std::mem::take(&mut choice.logprobs) {
-                none if none.is_empty() => out.value(&Value::Null),
-                all => self.write_logprobs(all, out),
+        let echoes: Vec<_> = (0..choices.len()).map(|i| self.echo(i).unwrap_or_default()).collect();
+        let all = |out: &mut Whole| {
+            for (index, (choice, (prompt, mut rows))) in choices.iter_mut().zip(echoes).enumerate() {
+                rows.all.append(&mut choice.logprobs);
+                out.begin(b'{');
+                out.field("index", &index);
+                out.field("text", &(prompt + &choice.text));
+                out.key("logprobs");
+                match rows.all.is_empty() && !self.measures {
+                    true => out.value(&Value::Null),
+                    false => self.write_logprobs(rows, out),
+                }
+                out.field("finish_reason", choice.reason());
+                out.end(b'}');
             }
-            out.field("finish_reason", choice.reason());
-            out.end(b'}');
         };
-        let all = |out: &mut Whole| choices.iter_mut().enumerate().for_each(|choice| one(choice, out));
         self.head.whole(TEXT, usage, (out, all));
     }
 }

@@ -1,22 +1,24 @@
 //! What bodies ask for: prompts as ids, and settings. Runs on the threads that prepare prompts.
 
 use super::answer::{Answer, Shape};
-use super::asked::{Asked, How, Kind, MOST, MOST_LOGPROBS};
+use super::asked::{Asked, How, Kind, MOST, MOST_LOGPROBS, ids};
 use super::budget::{Share, check_part};
-use super::conversation::{Conversation, Prompt, response_format};
+use super::constraint::{Constraint, constraint};
+use super::conversation::{Conversation, Prompt};
 use super::fields::{self, Body, Fields, kind};
 use super::hub::Served;
 use super::messages::{self, Messages};
 use super::native::Native;
-use super::openai::{Chat, Completion};
+use super::openai::{Chat, Completion, Echo};
 use super::refusal::Refusal;
 use super::responses::{self, Responses};
 use super::tools::Wanted;
 use super::whole::Whole;
+use crate::run::eviction::Policy;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use text::chat::{Form, Reader};
-use text::tokenizer::AddSpecial;
+use text::tokenizer::{AddSpecial, Tokenizer};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
@@ -26,23 +28,56 @@ pub(super) struct Begun {
     pub how: How,
 }
 
-/// A conversation's prompt with the settings that go with it; `schema` is what the text must be like.
+/// A request whose prompts are there.
+pub(super) enum Prepared {
+    Begun(Begun),
+    /// Compiles a grammar for it first, which may take a while.
+    Compiles(Box<dyn FnOnce() -> Result<Begun> + Send>),
+}
+
+/// Hands prompts to the scheduler, once there is nothing against them.
+fn begin(
+    served: &Arc<Served>,
+    prompts: Vec<(Arc<[u32]>, Reader)>,
+    asked: Asked,
+    into: (Box<dyn Shape>, Share),
+) -> Result<Prepared> {
+    let (served, compiles) = (Arc::clone(served), place(&asked).is_some());
+    let begin = move || {
+        prompts.iter().try_for_each(|(ids, _)| check(&served, ids, &asked))?;
+        Ok(Begun { answer: Answer::begin(&served, prompts, &asked, into)?, how: asked.how })
+    };
+    if compiles { Ok(Prepared::Compiles(Box::new(begin))) } else { begin().map(Prepared::Begun) }
+}
+
+/// The field of the grammar that its texts follow.
+#[cfg(feature = "grammar")]
+fn place(asked: &Asked) -> Option<&str> {
+    asked.options.sampler.grammar.as_ref().map(text::sampler::Grammar::place)
+}
+
+#[cfg(not(feature = "grammar"))]
+fn place(_: &Asked) -> Option<&str> {
+    None
+}
+
+/// A conversation's prompt with the settings that go with it.
 pub(super) fn chat_prompt(
     served: &Served,
     of: &Conversation,
-    (asked, schema): (&mut Asked, Option<String>),
+    (asked, constraint): (&mut Asked, Option<Constraint>),
 ) -> Result<(Arc<[u32]>, Reader)> {
     let Prompt { ids, form, reader, stop_tokens, shown_tokens } = of.prompt(served)?;
     if !asked.options.ignore_eos {
-        asked.options.stop_tokens = stop_tokens;
+        asked.options.stop_tokens.extend(stop_tokens);
     }
-    let reader = match schema {
-        Some(_) if matches!(of.wanted, Wanted::Any | Wanted::One(_)) => {
-            let why = "asks for a call, and `response_format` for another form; leave one out";
+    let reader = match constraint {
+        Some(Constraint { field, .. }) if matches!(of.wanted, Wanted::Any | Wanted::One(_)) => {
+            let why = format!("asks for a call, and `{field}` for another form; leave one out");
             return Err(Refusal::field("tool_choice", why));
         }
-        Some(schema) => {
-            follow(&schema, asked)?;
+        Some(constraint) => {
+            constraint.hold(asked)?;
             Reader::new(Form::default(), "")
         }
         None => {
@@ -51,17 +86,7 @@ pub(super) fn chat_prompt(
             reader
         }
     };
-    check(served, &ids, asked)?;
     Ok((Arc::from(ids), reader))
-}
-
-#[cfg(feature = "grammar")]
-fn follow(schema: &str, asked: &mut Asked) -> Result<()> {
-    let grammar = text::sampler::Grammar::json_schema("response_format", schema);
-    asked.options.sampler.grammar = Some(
-        grammar.map_err(|e| Refusal { param: Some("response_format".into()), ..Refusal::of_input(&e) })?,
-    );
-    Ok(())
 }
 
 /// Where a request asks for a call, the answer is one.
@@ -91,16 +116,12 @@ fn must_call(_: &Served, _: &Conversation, _: (Form, &Reader), _: &mut Asked) ->
     Ok(())
 }
 
-#[cfg(not(feature = "grammar"))]
-fn follow(_: &str, _: &mut Asked) -> Result<()> {
-    Ok(())
-}
-
 fn check(served: &Served, ids: &[u32], asked: &Asked) -> Result<()> {
     let checked = served.engine.check_job(ids, &asked.options);
     checked.map_err(|e| {
         let refusal = Refusal::of_input(&e);
-        let param = refusal.param.clone().or_else(|| Some("prompt".into()));
+        let field = place(asked).filter(|field| refusal.message.starts_with(field)).unwrap_or("prompt");
+        let param = refusal.param.clone().or_else(|| Some(field.to_owned()));
         Refusal { param, ..too_long(ids.len(), served).unwrap_or(refusal) }
     })
 }
@@ -112,7 +133,7 @@ fn too_long(need: usize, served: &Served) -> Option<Refusal> {
 }
 
 /// `POST /v1/chat/completions`.
-pub(super) fn chat(served: &Arc<Served>, mut body: Body) -> Result<Begun> {
+pub(super) fn chat(served: &Arc<Served>, mut body: Body) -> Result<Prepared> {
     let object = fields::object(&mut body)?;
     let fields = Fields::new(&object);
     let mut asked = Asked::read(&fields, (served, body.client), Kind::Chat)?;
@@ -122,45 +143,44 @@ pub(super) fn chat(served: &Arc<Served>, mut body: Body) -> Result<Begun> {
         (false, Some(1..)) => return Err(fields.refuse("top_logprobs", "needs `logprobs` to be true")),
         (false, _) => {}
     }
-    let schema = response_format(&fields)?;
+    let constraint = constraint(&fields)?;
     let of = Conversation::of_chat(&fields)?;
-    let prompt = chat_prompt(served, &of, (&mut asked, schema))?;
+    let prompt = chat_prompt(served, &of, (&mut asked, constraint))?;
     let shape = Box::new(Chat::new(served, &asked));
-    let answer = Answer::begin(served, vec![prompt], &asked, (shape, body.share))?;
-    Ok(Begun { answer, how: asked.how })
+    begin(served, vec![prompt], asked, (shape, body.share))
 }
 
 /// One text in answer to a conversation, in some shape.
 fn one(
     served: &Arc<Served>,
     of: &Conversation,
-    (mut asked, schema, share): (Asked, Option<String>, Share),
+    (mut asked, constraint, share): (Asked, Option<Constraint>, Share),
     shape: impl FnOnce(&Asked, usize) -> Box<dyn Shape>,
-) -> Result<Begun> {
+) -> Result<Prepared> {
     asked.n = 1;
-    let prompt = chat_prompt(served, of, (&mut asked, schema))?;
+    let prompt = chat_prompt(served, of, (&mut asked, constraint))?;
     let shape = shape(&asked, prompt.0.len());
-    let answer = Answer::begin(served, vec![prompt], &asked, (shape, share))?;
-    Ok(Begun { answer, how: asked.how })
+    begin(served, vec![prompt], asked, (shape, share))
 }
 
 /// `POST /v1/responses`.
-pub(super) fn responses(served: &Arc<Served>, mut body: Body) -> Result<Begun> {
+pub(super) fn responses(served: &Arc<Served>, mut body: Body) -> Result<Prepared> {
     let object = fields::object(&mut body)?;
     let fields = Fields::new(&object);
     let asked = Asked::read(&fields, (served, body.client), Kind::Chat)?;
-    let (of, schema) = responses::conversation(&fields)?;
-    one(served, &of, (asked, schema, body.share), |asked, _| Box::new(Responses::new(served, asked, &fields)))
+    let of = responses::conversation(&fields)?;
+    let shape = |asked: &Asked, _| Box::new(Responses::new(served, asked, &fields)) as _;
+    one(served, &of, (asked, constraint(&fields)?, body.share), shape)
 }
 
 /// `POST /v1/messages`.
-pub(super) fn messages(served: &Arc<Served>, mut body: Body) -> Result<Begun> {
+pub(super) fn messages(served: &Arc<Served>, mut body: Body) -> Result<Prepared> {
     let object = fields::object(&mut body)?;
     let fields = Fields::new(&object);
     let asked = Asked::read(&fields, (served, body.client), Kind::Chat)?;
     let of = messages::conversation(&fields)?;
     let shape = |asked: &Asked, prompt| Box::new(Messages::new(served, &asked.options.stop, prompt)) as _;
-    one(served, &of, (asked, None, body.share), shape)
+    one(served, &of, (asked, constraint(&fields)?, body.share), shape)
 }
 
 /// `POST /v1/messages/count_tokens`.
@@ -171,47 +191,65 @@ pub(super) fn count_tokens(served: &Arc<Served>, body: &mut Body) -> Result<Whol
 }
 
 /// `POST /v1/completions`.
-pub(super) fn completions(served: &Arc<Served>, mut body: Body) -> Result<Begun> {
+pub(super) fn completions(served: &Arc<Served>, mut body: Body) -> Result<Prepared> {
     let object = fields::object(&mut body)?;
     let fields = Fields::new(&object);
     let mut asked = Asked::read(&fields, (served, body.client), Kind::Completion)?;
     if let Some(n) = fields.whole("logprobs", 0..=MOST_LOGPROBS)? {
         asked.want_logprobs(n);
     }
-    if let Some(schema) = response_format(&fields)? {
-        follow(&schema, &mut asked)?;
+    if let Some(constraint) = constraint(&fields)? {
+        constraint.hold(&mut asked)?;
     }
     let prompts = prompts(&fields, served, &asked, plain)?;
-    let shape = Box::new(Completion::new(served, &asked, prompts.len() * asked.n));
-    complete(served, &asked, prompts, (shape, body.share))
+    let mut echoes = Vec::new();
+    if fields.flag("echo")?.unwrap_or(false) {
+        asked.measures = asked.options.logprobs;
+        if asked.measures.is_some() && served.engine.options().eviction.policy != Policy::None {
+            return Err(fields.refuse("echo", "needs a server without --evict to say how probable the prompt is"));
+        }
+        echoes = echoed(&fields, &prompts, served.engine.tokenizer());
+    }
+    let shape = Box::new(Completion::new(served, &asked, (prompts.len(), echoes)));
+    complete(served, asked, prompts, (shape, body.share))
+}
+
+/// Prompts as an answer repeats them.
+fn echoed(fields: &Fields<'_>, prompts: &[Arc<[u32]>], tokenizer: &Tokenizer) -> Vec<Echo> {
+    let given = fields.get("prompt");
+    let each = |(i, ids): (usize, &Arc<[u32]>)| {
+        let own = given.and_then(|given| given.as_str().or_else(|| given.get(i)?.as_str()));
+        let text = own.map_or_else(|| tokenizer.decode_with_special(ids), str::to_owned);
+        Echo { text, first: ids.first().copied() }
+    };
+    prompts.iter().enumerate().map(each).collect()
 }
 
 /// `POST /completion`: llama.cpp's own.
-pub(super) fn native(served: &Arc<Served>, mut body: Body) -> Result<Begun> {
+pub(super) fn native(served: &Arc<Served>, mut body: Body) -> Result<Prepared> {
     let object = fields::object(&mut body)?;
     let fields = Fields::new(&object);
     let mut asked = Asked::read(&fields, (served, body.client), Kind::Native)?;
     if let Some(n @ 1..) = fields.whole("n_probs", 0..=MOST_LOGPROBS)? {
         asked.want_logprobs(n);
     }
-    if let Some(schema) = response_format(&fields)? {
-        follow(&schema, &mut asked)?;
+    if let Some(constraint) = constraint(&fields)? {
+        constraint.hold(&mut asked)?;
     }
     let prompts = prompts(&fields, served, &asked, mixed)?;
     let shape = Box::new(Native::new(served, &fields, (&asked, &prompts))?);
-    complete(served, &asked, prompts, (shape, body.share))
+    complete(served, asked, prompts, (shape, body.share))
 }
 
 /// Texts that go on after prompts.
 fn complete(
-    served: &Served,
-    asked: &Asked,
+    served: &Arc<Served>,
+    asked: Asked,
     prompts: Vec<Arc<[u32]>>,
     into: (Box<dyn Shape>, Share),
-) -> Result<Begun> {
+) -> Result<Prepared> {
     let prompts = prompts.into_iter().map(|ids| (ids, Reader::new(Form::default(), ""))).collect();
-    let answer = Answer::begin(served, prompts, asked, into)?;
-    Ok(Begun { answer, how: asked.how })
+    begin(served, prompts, asked, into)
 }
 
 /// Reads one prompt.
@@ -229,11 +267,7 @@ fn prompts(
     asked: &Asked,
     read: ReadsPrompt,
 ) -> Result<Vec<Arc<[u32]>>> {
-    let one = |value: &Value| {
-        let ids = read(served, asked, value)?;
-        check(served, &ids, asked)?;
-        Ok(Arc::from(ids))
-    };
+    let one = |value: &Value| read(served, asked, value).map(Arc::from);
     match fields.get("prompt") {
         None => Err(fields.refuse("prompt", "is missing; give a string")),
         Some(Value::Array(all)) if all.is_empty() => Err(wrong("is empty")),
@@ -302,10 +336,4 @@ fn encode(served: &Served, text: &str, asked: &Asked) -> Result<Vec<u32>> {
         let refusal = too_long(least, served).unwrap_or_else(|| Refusal::of_input(&e));
         Refusal { param: Some("prompt".into()), ..refusal }
     })
-}
-
-/// Ids of the vocabulary.
-pub(super) fn ids(all: &[Value]) -> Option<Vec<u32>> {
-    let id = |value: &Value| value.as_u64().filter(|&id| id < crate::dims::VOCAB as u64);
-    all.iter().map(|value| id(value).map(|id| id as u32)).collect()
 }

@@ -3,7 +3,7 @@
 use super::answer::{Choice, Shape, Step, Usage, named_event};
 use super::asked::Asked;
 use super::content::{Turn, content, left_out, newest};
-use super::conversation::{Conversation, arguments, role, schema};
+use super::conversation::{Conversation, arguments, role};
 use super::facts::short;
 use super::fields::{Fields, kind};
 use super::hub::{Served, name, now};
@@ -23,8 +23,8 @@ fn refuse_stored(fields: &Fields<'_>, field: &str) -> Refusal {
     )
 }
 
-/// Instructions, input and tools of a request, and the schema that the answer must follow.
-pub(super) fn conversation(fields: &Fields<'_>) -> Result<(Conversation, Option<String>)> {
+/// Instructions, input and tools of a request.
+pub(super) fn conversation(fields: &Fields<'_>) -> Result<Conversation> {
     let stored = ["previous_response_id", "conversation", "prompt"];
     if let Some(field) = stored.into_iter().find(|field| fields.get(field).is_some()) {
         return Err(refuse_stored(fields, field));
@@ -54,12 +54,11 @@ pub(super) fn conversation(fields: &Fields<'_>) -> Result<(Conversation, Option<
     if messages.is_empty() {
         return Err(fields.refuse("input", "is empty; give a message"));
     }
-    let format = match fields.object("text")? {
-        Some(text) => text.object("format")?,
-        None => None,
-    };
-    let schema = format.map(|format| schema(&format)).transpose()?.flatten();
-    Ok((Conversation::new(messages, fields, tools::flat)?, schema))
+    fields.object("text")?;
+    if fields.whole("top_logprobs", 0..=20)?.is_some_and(|n| n > 0) {
+        return Err(fields.refuse("top_logprobs", "is not followed here; use /v1/chat/completions"));
+    }
+    Conversation::new(messages, fields, tools::flat)
 }
 
 /// An item of the input.

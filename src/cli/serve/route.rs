@@ -8,7 +8,7 @@ use super::hub::{Hub, Served, Slots, name};
 use super::io::Peer;
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
-use super::requests::{self, Begun};
+use super::requests::{self, Begun, Prepared};
 use super::tokens;
 use super::whole::Whole;
 use super::workers::Length;
@@ -41,7 +41,7 @@ const PING: &str = "event: ping\ndata: {\"type\": \"ping\"}\n\n";
 const LEAST: usize = 4 << 10;
 
 type Result<T> = std::result::Result<T, Refusal>;
-type Generates = fn(&Arc<Served>, Sent) -> Result<Begun>;
+type Generates = fn(&Arc<Served>, Sent) -> Result<Prepared>;
 type Tells = fn(&Arc<Served>, &mut Sent) -> Result<Whole>;
 
 /// What answers a path.
@@ -226,7 +226,10 @@ async fn generate(
     let length = Length::of(body.bytes.len());
     // The model may have begun to shut down while the body came.
     hub.served()?;
-    let Begun { answer, how } = hub.work(length, move || prepare(&served, body)).await?;
+    let Begun { answer, how } = match hub.work(length, move || prepare(&served, body)).await? {
+        Prepared::Begun(begun) => begun,
+        Prepared::Compiles(begin) => hub.work_apart(begin).await?,
+    };
     if how != How::Whole {
         return Ok(reply::stream(answer));
     }

@@ -5,7 +5,7 @@ use super::conversation::Conversation;
 use super::fields::{self, Body, Fields};
 use super::hub::Served;
 use super::refusal::Refusal;
-use super::requests::ids;
+use super::asked::ids;
 use super::whole::{Whole, write};
 use serde::Serialize;
 use serde_json::json;

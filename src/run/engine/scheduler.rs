@@ -19,6 +19,7 @@ use pace::Pace;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use text::sampler::{Logprobs, TokenLogprobs};
 use text::tokenizer::StopStrings;
 
 /// How often somebody who waits for requests looks whether it is to end.
@@ -69,6 +70,8 @@ pub struct Job {
     /// The options' stop strings, ready for use.
     pub stops: StopStrings,
     pub reuse: Reuse,
+    /// Measures the tokens of the prompt: see [`Event::Prompt`]. Then nothing is copied.
+    pub measures: Option<Logprobs>,
     /// Hears what comes of it, on the thread of the passes: it must not wait.
     pub tell: Box<dyn FnMut(Event) + Send>,
 }
@@ -78,6 +81,8 @@ pub struct Job {
 pub enum Event {
     /// So many tokens of the prompt are read, where somebody wants to know.
     Read { done: usize, all: usize },
+    /// Log-probabilities of the next tokens of the prompt; the first one has none.
+    Prompt(Vec<TokenLogprobs>),
     /// A token of the text.
     Piece(Piece),
     /// The last event.
@@ -309,10 +314,10 @@ impl<'a> Running<'a> {
             let Some(Waiting { job, since }) = self.next() else { break };
             let (slot, mut session) = self.free.pop().expect("invariant: `next` found one");
             session.clear();
-            let Job { prompt, options, seed, stops, reuse, tell } = job;
+            let Job { prompt, options, seed, stops, reuse, measures, tell } = job;
             let cached = match &reuse {
-                Reuse::In(realm) => self.prefixes.begin(&mut session, &prompt, realm),
-                Reuse::No => Ok(0),
+                Reuse::In(realm) if measures.is_none() => self.prefixes.begin(&mut session, &prompt, realm),
+                _ => Ok(0),
             };
             let (ending, begun) = (Ending::none_yet(prompt.len(), slot), Instant::now());
             let rows = rows(&self.engine.options, prompt.len(), options.max_tokens);
@@ -322,7 +327,8 @@ impl<'a> Running<'a> {
                 Ok(n) => {
                     owner.ending.cached = n;
                     let params = TextParams { options: &options, seed, stops };
-                    Text::begin(self.engine, session, prompt.to_vec(), params, owner)
+                    let begun = Text::begin(self.engine, session, prompt.to_vec(), params, owner);
+                    begun.map(|text| text.measuring(measures))
                 }
                 Err(e) => Err(Box::new((e, session, owner))),
             };
@@ -373,6 +379,9 @@ impl<'a> Running<'a> {
         numbers.passed();
         for text in self.texts.all.iter_mut().chain(self.texts.ended.iter_mut().map(|(text, _)| text)) {
             let owner = &mut text.owner;
+            if !text.measured.is_empty() {
+                (owner.tell)(Event::Prompt(std::mem::take(&mut text.measured)));
+            }
             for piece in text.pieces.drain(..) {
                 if piece.token.is_some() {
                     owner.ending.tokens += 1;

@@ -3,11 +3,11 @@
 use super::Engine;
 use super::writer::{End, TextParams, Writer};
 use crate::model::device::locked;
-use crate::run::session::{CancelToken, Few, Session, Stage, StopReason, compute};
+use crate::run::session::{CancelToken, Few, MEASURED, Session, Stage, StopReason, compute};
 use files::{Error, Result};
 use numeric::pool::Pool;
 use std::sync::{Mutex, PoisonError};
-use text::sampler::{TokenLogprobs, all_finite};
+use text::sampler::{Logprobs, TokenLogprobs, all_finite};
 
 /// What a token adds to a text.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,6 +32,10 @@ pub(super) struct Text<'a, T> {
     prompt: usize,
     /// The next token, or why there is none, where it was drawn beside those of other texts.
     drawn: Option<Result<u32>>,
+    /// Measures the tokens of the prompt, where that is wanted.
+    measures: Option<Logprobs>,
+    /// Log-probabilities of the prompt's tokens from the second on, which nobody has taken yet.
+    pub measured: Vec<TokenLogprobs>,
 }
 
 impl<'a, T> Text<'a, T> {
@@ -52,10 +56,32 @@ impl<'a, T> Text<'a, T> {
             Ok(writer) => {
                 session.chosen_by(writer.sampler().options());
                 let (prompt, pieces) = (tokens.len(), Vec::new());
-                Ok(Self { session, pieces, owner, writer, tokens, prompt, drawn: None })
+                let (drawn, measures, measured) = (None, None, Vec::new());
+                Ok(Self { session, pieces, owner, writer, tokens, prompt, drawn, measures, measured })
             }
             Err(e) => Err(Box::new((e, session, owner))),
         }
+    }
+
+    /// The same, which measures the tokens of its prompt.
+    #[cfg(feature = "serve")]
+    pub fn measuring(self, measures: Option<Logprobs>) -> Self {
+        Self { measures, ..self }
+    }
+
+    /// Computes the next tokens of a prompt that is to be measured, at most `room`, but never its last: how many.
+    fn measure_some(&mut self, room: usize) -> Result<usize> {
+        let Self { session, tokens, prompt, measures: Some(measures), measured, .. } = self else { return Ok(0) };
+        let done = session.tokens().len();
+        let end = (*prompt - 1).min(done + room.min(MEASURED));
+        if done >= end {
+            return Ok(0);
+        }
+        session.logits_of_part(&tokens[done..end], *prompt - done, |i, row| {
+            measures.take(row, tokens[done + i + 1]);
+            measured.push(measures.last().clone());
+        })?;
+        Ok(end - done)
     }
 
     /// Tokens that are computed.
@@ -80,6 +106,9 @@ impl<'a, T> Text<'a, T> {
         let (done, all) = (self.done(), self.tokens.len());
         if self.is_prompt() {
             self.writer.progress(done, self.prompt);
+            if self.measure_some(room)? > 0 {
+                return Ok(None);
+            }
             let some = &self.tokens[done..all.min(done + room)];
             if !some.is_empty() {
                 self.session.stage_prompt(some, all - done)?;
@@ -210,10 +239,11 @@ impl<T> Texts<'_, T> {
         let mut i = 0;
         while i < self.all.len() {
             // The next token of a text is counted already.
-            let is_prompt = self.all[i].is_prompt();
+            let (is_prompt, before) = (self.all[i].is_prompt(), self.all[i].done());
             match self.all[i].stage(room) {
                 Ok(None) => {
-                    let staged = self.all[i].session.staged();
+                    let measured = if is_prompt { self.all[i].done() - before } else { 0 };
+                    let staged = self.all[i].session.staged() + measured;
                     room = room.saturating_sub(staged.saturating_sub(usize::from(!is_prompt)));
                     prompts += if is_prompt { staged } else { 0 };
                     i += 1;

@@ -4,10 +4,10 @@ use super::Engine;
 use crate::dims::VOCAB;
 use crate::run::options::{GenerateOptions, Progress};
 use crate::run::session::{CancelToken, StopReason};
-use files::Result;
+use files::{Error, Result};
 use serde::{Deserialize, Serialize};
 use text::sampler::{Logprobs, Sampler, SamplerOptions, TokenLogprobs};
-use text::tokenizer::{StopStrings, TextState, TextStream, Tokenizer};
+use text::tokenizer::{Scan, StopStrings, TextState, TextStream, Tokenizer};
 
 /// Text that was held back at a cut.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +56,12 @@ pub(super) struct Writer<'a> {
     at_cut: AtCut,
     ends: Vec<u32>,
     left: Option<usize>,
+    /// Tokens so far, of which the least are [`GenerateOptions::min_tokens`].
+    made: usize,
+    least: usize,
+    bad_words: Vec<Vec<u32>>,
+    /// Tokens that may not come next.
+    banned: Vec<u32>,
     cancel: CancelToken,
     progress: Progress,
     logits: Vec<f32>,
@@ -69,6 +75,11 @@ impl<'a> Writer<'a> {
     )]
     pub(super) fn check(engine: &Engine, options: &GenerateOptions) -> Result<()> {
         options.sampler.validate_for(VOCAB)?;
+        let ids = || options.bad_words.iter().flatten().chain(&options.stop_tokens);
+        if let Some(id) = ids().find(|&&id| id as usize >= VOCAB) {
+            let last = VOCAB - 1;
+            return Err(Error::Usage(format!("token id {id}: the vocabulary ends at {last}; use a smaller one")));
+        }
         #[cfg(feature = "grammar")]
         if options.sampler.grammar.is_some() {
             sampler(engine, options.sampler.clone(), &ends(engine, options))?;
@@ -91,8 +102,12 @@ impl<'a> Writer<'a> {
             text: engine.tokenizer.stream().showing(options.shown_tokens.clone()),
             stops,
             at_cut: AtCut::Show,
-            ends,
             left: options.max_tokens,
+            made: 0,
+            least: options.min_tokens,
+            banned: Vec::with_capacity(ends.len() + options.bad_words.len()),
+            bad_words: options.bad_words.clone(),
+            ends,
             cancel: options.cancel.clone(),
             progress: options.progress.clone(),
             logits: vec![0.0; VOCAB],
@@ -150,14 +165,30 @@ impl<'a> Writer<'a> {
 
     /// Samples a token from the `logits` that follow the tokens of `history`. [`Writer::push`] adds it to the text.
     pub(super) fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
-        let token = self.sampler.greedy(logits).unwrap_or_else(|| {
+        self.ban(history);
+        let greedy = if self.banned.is_empty() { self.sampler.greedy(logits) } else { None };
+        let token = greedy.unwrap_or_else(|| {
             self.logits.copy_from_slice(logits);
-            self.sampler.sample(&mut self.logits, history)
+            self.sampler.sample_except(&mut self.logits, history, &self.banned)
         });
         #[cfg(feature = "grammar")]
         self.sampler.check_grammar()?;
         self.take(logits, token);
         Ok(token)
+    }
+
+    /// Finds the tokens that may not come next.
+    fn ban(&mut self, history: &[u32]) {
+        self.banned.clear();
+        if self.made < self.least {
+            self.banned.extend_from_slice(&self.ends);
+        }
+        let own = &history[history.len().saturating_sub(self.made)..];
+        let last = |word: &Vec<u32>| {
+            let (&last, before) = word.split_last()?;
+            own.ends_with(before).then_some(last)
+        };
+        self.banned.extend(self.bad_words.iter().filter_map(last));
     }
 
     /// Takes the log-probabilities of a token.
@@ -179,7 +210,11 @@ impl<'a> Writer<'a> {
             return (String::new(), Some(End::Flush(StopReason::Eos)));
         }
         let text = self.text.push(token);
-        let scan = self.stops.push(&text);
+        self.made += 1;
+        let scan = match self.made > self.least {
+            true => self.stops.push(&text),
+            false => Scan { text, stopped: false },
+        };
         if let Some(left) = &mut self.left {
             *left -= 1;
         }

@@ -30,6 +30,7 @@ impl Plan {
     /// Adds what a server takes for requests and answers; how many bytes these may have.
     #[cfg(feature = "serve")]
     pub fn add_requests(&mut self) -> u64 {
+        self.measured = crate::run::session::MEASURED as u64;
         let [least, most] = REQUESTS;
         self.requests = self.memory.usable().map_or(most, |bytes| (bytes / PART).clamp(least, most));
         self.requests

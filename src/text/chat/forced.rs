@@ -18,7 +18,7 @@ impl Form {
     ///
     /// # Errors
     ///
-    /// `Usage` where the model calls nothing, and for a schema that no grammar can follow.
+    /// `Usage` where the model calls nothing.
     pub fn forced(
         &self,
         tools: &Tools,
@@ -34,14 +34,15 @@ impl Form {
             None => "",
         };
         let functions = functions(tools).filter(|(name, _)| only.is_none_or(|only| only == name));
-        let (mut names, mut rules) = (Vec::new(), String::new());
+        let (mut names, mut rules, mut schemas) = (Vec::new(), String::new(), Vec::new());
         for (i, (name, schema)) in functions.enumerate() {
             let (before, after) = around(markers, &name);
             names.push(format!("call_{i}"));
             let _ = write!(rules, "call_{i}: {before} args_{i} {after}\nargs_{i}: %json {schema}\n");
+            schemas.push(schema);
         }
         let lark = format!("start: {thoughts} ({})\nTHOUGHTS: {THOUGHTS}\n{rules}", names.join(" | "));
-        Ok(Grammar::lark("tools", &lark)?.showing(self.shown(tokenizer)))
+        Ok(Grammar::lark("tools", &lark, schemas).showing(self.shown(tokenizer)))
     }
 }
 

@@ -4,17 +4,23 @@
 //! that end a text are allowed only where the grammar may end; where it must end, they alone are.
 
 mod gbnf;
+mod limits;
+mod schema;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
 
 use crate::tokenizer::Pieces;
 use crate::{Error, Result};
+use limits::{MAX_BYTES, contained, one_line};
 use llguidance::api::TopLevelGrammar;
-use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{Matcher, ParserFactory, regex_to_lark};
 use serde_json::json;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use vocabulary::Vocabulary;
 
-/// A grammar that has been checked.
+/// A grammar. It is compiled for the tokens of a model where a text of it begins, or by [`Grammar::checked`] for bytes.
 #[derive(Clone)]
 pub struct Grammar {
     /// Where it came from, for messages.
@@ -36,8 +42,9 @@ struct Ready {
 
 #[derive(Debug, Clone, PartialEq)]
 enum Form {
-    Schema(Arc<serde_json::Value>),
-    /// In `llguidance`'s own syntax.
+    /// A schema, or several that a grammar in `llguidance`'s own syntax holds.
+    Schema(Arc<[serde_json::Value]>, Option<Arc<str>>),
+    /// In that syntax, of rules that were looked at.
     Lark(Arc<str>),
 }
 
@@ -59,12 +66,17 @@ impl Grammar {
     ///
     /// # Errors
     ///
-    /// `Usage`: with line and column if it is not JSON, with the keyword if it is not a schema or not supported.
+    /// `Usage` with line and column if it is not JSON.
     pub fn json_schema(place: &str, text: &str) -> Result<Self> {
+        let wrong = |why: String| Error::Usage(format!("{place}: {why}"));
+        too_long(text).map_err(wrong)?;
         let mut schema: serde_json::Value =
-            serde_json::from_str(text).map_err(|e| Error::Usage(format!("{place}: is not JSON: {e}")))?;
+            serde_json::from_str(text).map_err(|e| wrong(format!("is not JSON: {e}")))?;
+        if !schema.is_object() && !schema.is_boolean() {
+            return Err(wrong("is no JSON schema; use an object".into()));
+        }
         Self::without_blanks(&mut schema);
-        Self::checked(place, Form::Schema(Arc::new(schema)))
+        Ok(Self::of(place, Form::Schema(vec![schema].into(), None)))
     }
 
     /// Leaves JSON of a schema no blanks but single ones after colons and commas, unless it has its own `x-guidance`.
@@ -76,9 +88,9 @@ impl Grammar {
         }
     }
 
-    /// Texts of a grammar in `llguidance`'s own syntax.
-    pub(crate) fn lark(place: &str, text: &str) -> Result<Self> {
-        Self::checked(place, Form::Lark(text.into()))
+    /// Texts of a grammar in `llguidance`'s own syntax, which holds these schemas.
+    pub(crate) fn lark(place: &str, text: &str, schemas: Vec<serde_json::Value>) -> Self {
+        Self::of(place, Form::Schema(schemas.into(), Some(text.into())))
     }
 
     /// The same where these control tokens stand for their text.
@@ -92,36 +104,69 @@ impl Grammar {
     ///
     /// `Usage` with line and column.
     pub fn gbnf(place: &str, text: &str) -> Result<Self> {
-        let lark = gbnf::to_lark(text).map_err(|e| Error::Usage(format!("{place}: {e}")))?;
-        Self::checked(place, Form::Lark(lark.into()))
+        let lark = too_long(text).and_then(|()| gbnf::to_lark(text));
+        let lark = lark.map_err(|e| Error::Usage(format!("{place}: {e}")))?;
+        Ok(Self::of(place, Form::Lark(lark.into())))
+    }
+
+    /// Texts that a regular expression matches as a whole.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` if it is none.
+    pub fn regex(place: &str, text: &str) -> Result<Self> {
+        let wrong = |why: String| Error::Usage(format!("{place}: {why}"));
+        too_long(text).map_err(wrong)?;
+        let mut parser = regex_syntax::ast::parse::ParserBuilder::new().nest_limit(MAX_GROUPS).build();
+        parser.parse(text).map_err(|e| wrong(format!("is no regular expression: {}", e.kind())))?;
+        // All of a text is matched anyway.
+        let text = text.strip_prefix('^').unwrap_or(text);
+        let end = text.strip_suffix('$').filter(|rest| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0);
+        let lark = format!("start: /{}/\n", regex_to_lark(end.unwrap_or(text), ""));
+        Ok(Self::of(place, Form::Lark(lark.into())))
+    }
+
+    /// One of some texts.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` if there are none.
+    pub fn choice(place: &str, texts: &[String]) -> Result<Self> {
+        if texts.is_empty() {
+            return Err(Error::Usage(format!("{place}: is empty; give one text at least")));
+        }
+        let all: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
+        let lark = format!("start: {}\n", all.join(" | "));
+        too_long(&lark).map_err(|why| Error::Usage(format!("{place}: {why}")))?;
+        Ok(Self::of(place, Form::Lark(lark.into())))
+    }
+
+    fn of(place: &str, form: Form) -> Self {
+        Self { place: place.into(), form, shown: Arc::default(), ready: Arc::default() }
+    }
+
+    /// Where it came from, as messages say.
+    pub fn place(&self) -> &str {
+        &self.place
     }
 
     /// Compiles it once for a vocabulary of bytes, so that errors show before a model is loaded.
-    fn checked(place: &str, form: Form) -> Result<Self> {
-        let grammar = Self { place: place.into(), form, shown: Arc::default(), ready: Arc::default() };
-        grammar.matcher(&ApproximateTokEnv::single_byte_env()).map(|_| grammar)
-    }
-
-    fn matcher(&self, tokens: &TokEnv) -> Result<Matcher> {
-        let grammar = match &self.form {
-            Form::Schema(schema) => TopLevelGrammar::from_json_schema(serde_json::Value::clone(schema)),
-            Form::Lark(text) => TopLevelGrammar::from_lark(text.to_string()),
-        };
-        let parser = ParserFactory::new_simple(tokens)
-            .and_then(|mut factory| factory.quiet().create_parser(grammar))
-            .map_err(|e| Error::Usage(format!("{}: {}", self.place, one_line(&e.to_string()))))?;
-        let matcher = Matcher::new(Ok(parser));
-        match matcher.get_error() {
-            None => Ok(matcher),
-            Some(e) => Err(Error::Usage(format!("{}: {}", self.place, one_line(&e)))),
-        }
+    ///
+    /// # Errors
+    ///
+    /// `Usage`: with the keyword if it is not a schema or not supported, and where it takes too long.
+    pub fn checked(self) -> Result<Self> {
+        let form = self.form.clone();
+        contained(&self.place, move || form.matcher(&vocabulary::of_bytes()?))?;
+        Ok(self)
     }
 
     /// Starts a text of these tokens; `ends` are those that end it.
     ///
     /// # Errors
     ///
-    /// `Usage` if there are none: a finished grammar needs one.
+    /// `Usage` if there are none: a finished grammar needs one. That of [`Grammar::checked`] where it is not compiled
+    /// for these tokens already.
     pub(super) fn begin(&self, pieces: &Arc<Pieces>, ends: &[u32], vocab: usize) -> Result<Guide> {
         let Some(&end) = ends.first() else {
             return Err(Error::Usage(format!(
@@ -132,7 +177,11 @@ impl Grammar {
         let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         let start = match ready.take() {
             Some(ready) if Arc::ptr_eq(&ready.pieces, pieces) && ready.end == end => ready.start,
-            _ => self.matcher(&tokens(pieces, &self.shown, (end, vocab)))?,
+            _ => {
+                let of = Vocabulary { pieces: Arc::clone(pieces), shown: Arc::clone(&self.shown), end, vocab };
+                let form = self.form.clone();
+                contained(&self.place, move || form.matcher(&*of.factory()?))?
+            }
         };
         let matcher = start.deep_clone();
         *ready = Some(Ready { pieces: Arc::clone(pieces), end, start });
@@ -140,16 +189,35 @@ impl Grammar {
     }
 }
 
-/// The vocabulary for `llguidance`. Control tokens that are not shown have no text in it, so no grammar can ask for them.
-fn tokens(pieces: &Pieces, shown: &[u32], (end, vocab): (u32, usize)) -> TokEnv {
-    let hidden = |id: u32| pieces.is_special(id) && !shown.contains(&id);
-    let text = |id: u32| if hidden(id) { Vec::new() } else { pieces.bytes(id).to_vec() };
-    let words: Vec<_> = (0..vocab as u32).map(text).collect();
-    Arc::new(ApproximateTokEnv::new(TokTrie::from(&TokRxInfo::new(vocab as u32, end), &words)))
+/// Groups in each other in a regular expression.
+const MAX_GROUPS: u32 = 128;
+
+fn too_long(text: &str) -> std::result::Result<(), String> {
+    match text.len() > MAX_BYTES {
+        true => Err(format!("is longer than {} MiB; use a smaller grammar", MAX_BYTES >> 20)),
+        false => Ok(()),
+    }
 }
 
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+impl Form {
+    /// Compiles it; runs on a thread of its own.
+    fn matcher(&self, factory: &ParserFactory) -> std::result::Result<Matcher, String> {
+        let grammar = match self {
+            Form::Schema(schemas, text) => {
+                schemas.iter().try_for_each(schema::check)?;
+                match (text, &schemas[..]) {
+                    (None, [schema]) => TopLevelGrammar::from_json_schema(schema.clone()),
+                    (text, _) => TopLevelGrammar::from_lark(text.as_deref().unwrap_or_default().to_owned()),
+                }
+            }
+            Form::Lark(text) => TopLevelGrammar::from_lark(text.to_string()),
+        };
+        let matcher = Matcher::new(factory.create_parser(grammar));
+        match matcher.get_error() {
+            None => Ok(matcher),
+            Some(why) => Err(why),
+        }
+    }
 }
 
 /// A grammar in the middle of a text.
@@ -169,19 +237,24 @@ impl fmt::Debug for Guide {
 }
 
 impl Guide {
-    /// Rules out the tokens that cannot come next.
-    pub fn mask(&mut self, logits: &mut [f32]) {
+    /// Rules out the tokens that cannot come next; whether the text must end here.
+    pub fn mask(&mut self, logits: &mut [f32]) -> bool {
         let mut allowed = match self.matcher.compute_mask_or_eos() {
             Ok(allowed) => allowed,
-            Err(e) => return self.fail(&e.to_string()),
+            Err(e) => {
+                self.fail(&e.to_string());
+                return false;
+            }
         };
         let end = allowed.is_allowed(self.end);
+        let must_end = end && allowed.num_set() == 1;
         self.ends.iter().for_each(|&id| allowed.set(id as usize, end));
         for (id, logit) in (0u32..).zip(logits) {
             if !allowed.is_allowed(id) {
                 *logit = f32::NEG_INFINITY;
             }
         }
+        must_end
     }
 
     /// Advances by a token.

@@ -46,7 +46,7 @@ pub fn run() -> Outcome {
     Ok(Tally::ONE)
 }
 
-/// It has none, as what users get by default.
+/// The least program has none, and says what brings them.
 fn says_what_brings_grammars(program: &Path, model: &Path) -> Result<()> {
     for flag in ["--grammar", "--json-schema"] {
         let mut run = Command::new(program);

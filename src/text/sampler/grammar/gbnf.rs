@@ -6,6 +6,7 @@
 
 mod parser;
 
+use super::limits::MAX_LEVELS;
 use parser::{Expr, Parser, Rule};
 use std::fmt::Write;
 
@@ -23,10 +24,7 @@ pub(super) fn to_lark(text: &str) -> Result<String, String> {
         format!("line {line} column {column}: {what}")
     })?;
     let rules = parser.rules;
-    let recursive: Vec<bool> = (0..rules.len()).map(|rule| leads_back(&rules, rule)).collect();
-    // A rule that reaches a recursive rule cannot be a terminal either.
-    let terminal: Vec<bool> =
-        (0..rules.len()).map(|rule| !reached(&rules, rule).iter().any(|&r| recursive[r])).collect();
+    let terminal = terminals(&rules, root)?;
     let name = |rule: usize| format!("{}{rule}", if terminal[rule] { "T" } else { "r" });
     let mut lark = format!("start: {}\n", name(root));
     for (i, rule) in rules.iter().enumerate() {
@@ -39,35 +37,78 @@ pub(super) fn to_lark(text: &str) -> Result<String, String> {
     Ok(lark)
 }
 
-/// The rules that a rule leads to, itself included.
-fn reached(rules: &[Rule], from: usize) -> Vec<usize> {
-    let mut found = vec![from];
-    let mut next = 0;
-    while let Some(&rule) = found.get(next) {
-        next += 1;
-        for named in named(&rules[rule]) {
-            if !found.contains(&named) {
-                found.push(named);
+/// A rule on the way from another one.
+struct Step {
+    rule: usize,
+    /// Rules that it names, each with the groups that it stands in, and how many of them were looked at.
+    names: Vec<(usize, usize)>,
+    next: usize,
+    /// Rules and groups above it.
+    levels: usize,
+}
+
+/// Which rules lead to no rule that leads back to itself: such a rule is a terminal. Goes from rule to rule as the
+/// compiler does, so it says how deep that will be.
+fn terminals(rules: &[Rule], root: usize) -> Result<Vec<bool>, String> {
+    /// No number yet.
+    const NEW: usize = usize::MAX;
+    // Tarjan's strongly connected components, without recursion.
+    let (mut number, mut low, mut count) = (vec![NEW; rules.len()], vec![NEW; rules.len()], 0);
+    let (mut terminal, mut open) = (vec![true; rules.len()], Vec::new());
+    let mut is_open = vec![false; rules.len()];
+    for first in std::iter::once(root).chain(0..rules.len()) {
+        let begin = |rule: usize, levels: usize| Step { rule, names: named(&rules[rule]), next: 0, levels };
+        let mut way = if number[first] == NEW { vec![begin(first, 0)] } else { Vec::new() };
+        while let Some(step) = way.last_mut() {
+            let rule = step.rule;
+            if step.next == 0 && number[rule] == NEW {
+                (number[rule], low[rule], count) = (count, count, count + 1);
+                open.push(rule);
+                is_open[rule] = true;
             }
+            if let Some(&(groups, to)) = step.names.get(step.next) {
+                if number[to] == NEW {
+                    let levels = step.levels + groups + 1;
+                    if levels > MAX_LEVELS {
+                        return Err(format!("rules and groups lead more than {MAX_LEVELS} levels deep; use fewer"));
+                    }
+                    way.push(begin(to, levels));
+                    continue;
+                }
+                step.next += 1;
+                if is_open[to] {
+                    // It leads back: all rules between are of one circle.
+                    low[rule] = low[rule].min(low[to]);
+                    terminal[rule] = false;
+                }
+                terminal[rule] &= terminal[to];
+                continue;
+            }
+            if low[rule] == number[rule] {
+                let from = open.iter().rposition(|&r| r == rule).unwrap_or(0);
+                for of in open.split_off(from) {
+                    is_open[of] = false;
+                    terminal[of] &= terminal[rule];
+                }
+            }
+            way.pop();
         }
     }
-    found
+    Ok(terminal)
 }
 
-fn leads_back(rules: &[Rule], rule: usize) -> bool {
-    named(&rules[rule]).iter().any(|&next| reached(rules, next).contains(&rule))
-}
-
-/// The rules that a rule names.
-fn named(rule: &Rule) -> Vec<usize> {
+/// The rules that a rule names, each with the groups that it stands in.
+fn named(rule: &Rule) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
-    let mut left: Vec<&Expr> = rule.body.iter().collect();
-    while let Some(expr) = left.pop() {
+    let mut left: Vec<(usize, &Expr)> = rule.body.iter().map(|body| (0, body)).collect();
+    while let Some((groups, expr)) = left.pop() {
         match expr {
             Expr::Regex(_) => {}
-            Expr::Rule(rule) => found.push(*rule),
-            Expr::Sequence(parts) | Expr::Choice(parts) => left.extend(parts),
-            Expr::Repeat(part, ..) => left.push(part),
+            Expr::Rule(rule) => found.push((groups, *rule)),
+            Expr::Sequence(parts) | Expr::Choice(parts) => {
+                left.extend(parts.iter().rev().map(|part| (groups + 1, part)));
+            }
+            Expr::Repeat(part, ..) => left.push((groups + 1, part)),
         }
     }
     found
@@ -127,6 +168,34 @@ mod tests {
         for start in ["start: r0", "r0: r1", "r1: ", "r2: (T3 | r1)", "T3: "] {
             assert!(lines.lines().any(|l| l.starts_with(start)), "{start}: {lines}");
         }
+    }
+
+    #[test]
+    fn many_rules_take_as_long_as_they_are_and_a_long_chain_is_refused() {
+        let chain = |n: usize| {
+            let links = (0..n).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect::<String>();
+            format!("root ::= r0\n{links}r{n} ::= \"b\"\n")
+        };
+        let lark = to_lark(&chain(300)).expect("converts");
+        assert_eq!(lark.lines().filter(|line| line.starts_with('T')).count(), 302, "all are regular");
+        let began = std::time::Instant::now();
+        let said = to_lark(&chain(20_000)).expect_err("deep");
+        assert!(said.contains("levels deep"), "{said}");
+        // As many that are no chain.
+        let names = (0..20_000).map(|i| format!("r{i} ")).collect::<String>();
+        let flat = (0..20_000).map(|i| format!("r{i} ::= \"a\" | root\n")).collect::<String>();
+        let lark = to_lark(&format!("root ::= {names}\n{flat}")).expect("converts");
+        assert!(lark.starts_with("start: r0\n") && !lark.contains('T'), "each leads back");
+        assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn a_circle_is_found_from_wherever_it_is_entered() {
+        // c and d are a circle, a and b lead to it, e does not.
+        let lark = to_lark("root ::= a e\na ::= b\nb ::= d e\nc ::= d | e\nd ::= \"(\" c \")\"\ne ::= \"x\"\n");
+        let lark = lark.expect("converts");
+        let kinds: Vec<_> = lark.lines().skip(1).map(|line| &line[..1]).collect();
+        assert_eq!(kinds, ["r", "r", "T", "r", "r", "r"], "{lark}");
     }
 
     #[test]

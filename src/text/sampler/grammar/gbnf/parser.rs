@@ -1,5 +1,6 @@
 //! The rules of a GBNF text.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -42,6 +43,8 @@ pub(super) struct Parser<'a> {
     text: &'a str,
     at: usize,
     pub rules: Vec<Rule>,
+    /// Their numbers by their names.
+    numbers: HashMap<&'a str, usize>,
 }
 
 /// Whether the end of a line ends the rule.
@@ -53,7 +56,7 @@ enum Lines {
 
 impl<'a> Parser<'a> {
     pub fn new(text: &'a str) -> Self {
-        Self { text, at: 0, rules: Vec::new() }
+        Self { text, at: 0, rules: Vec::new(), numbers: HashMap::new() }
     }
 
     fn wrong<T>(&self, what: impl Into<String>) -> Result<T, Wrong> {
@@ -112,8 +115,8 @@ impl<'a> Parser<'a> {
         if let Some(rule) = self.rules.iter().find(|r| r.body.is_none()) {
             return Err((rule.at, format!("there is no rule {}", rule.name)));
         }
-        match self.rules.iter().position(|r| r.name == "root") {
-            Some(root) => Ok(root),
+        match self.numbers.get("root") {
+            Some(&root) => Ok(root),
             None => self.wrong("there is no rule root"),
         }
     }
@@ -127,11 +130,12 @@ impl<'a> Parser<'a> {
         }
         let (name, at) = (&rest[..length], self.at);
         self.at += length;
-        let known = self.rules.iter().position(|r| r.name == name);
-        Ok(known.unwrap_or_else(|| {
+        let next = self.rules.len();
+        let rule = *self.numbers.entry(name).or_insert(next);
+        if rule == next {
             self.rules.push(Rule { name: name.into(), at, body: None });
-            self.rules.len() - 1
-        }))
+        }
+        Ok(rule)
     }
 
     fn choice(&mut self, depth: usize) -> Result<Expr, Wrong> {

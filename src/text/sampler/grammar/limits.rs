@@ -1,0 +1,96 @@
+//! Compiling with bounds: on a thread of its own, within a time, and with as much work, memory and depth as real
+//! grammars need.
+
+use crate::{Error, Result};
+use files::containment::{Subject, guarded_within};
+use llguidance::api::ParserLimits;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Bytes of a grammar, at most.
+pub(super) const MAX_BYTES: usize = 1 << 20;
+/// Schemas or rules in each other, at most.
+pub(super) const MAX_LEVELS: usize = 1024;
+
+/// Real grammars take milliseconds, with a large vocabulary a second on a phone.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Grammars that are compiled at the same time: one that is given up goes on until it has used up its fuel.
+const MOST_AT_ONCE: usize = 8;
+
+/// Places for what is compiled at the same time.
+pub(super) struct Places {
+    free: Mutex<usize>,
+    left: Condvar,
+}
+
+static PLACES: Places = Places::new(MOST_AT_ONCE);
+
+/// One of them, until it is dropped.
+pub(super) struct Place(&'static Places);
+
+impl Places {
+    pub const fn new(free: usize) -> Self {
+        Self { free: Mutex::new(free), left: Condvar::new() }
+    }
+
+    /// Waits for a place, for so long.
+    pub fn take(&'static self, patience: Duration) -> Result<Place> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.left.wait_timeout_while(free, patience, |free| *free == 0);
+        let (mut free, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        *free = free.checked_sub(1).ok_or_else(|| {
+            Error::Memory("as many grammars are being compiled as may be; try again later".into())
+        })?;
+        Ok(Place(self))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.left.notify_one();
+    }
+}
+
+/// What `llguidance` may spend, where that is less than it would: lexer states take up to two kilobytes each.
+pub(super) fn parser_limits() -> ParserLimits {
+    ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
+}
+
+/// Compiles on a thread of its own; `place` names the grammar in messages.
+///
+/// # Errors
+///
+/// `Usage` where that fails or takes too long, `Memory` where too many are compiled already.
+pub(super) fn contained<T: Send + 'static>(
+    place: &str,
+    compile: impl FnOnce() -> std::result::Result<T, String> + Send + 'static,
+) -> Result<T> {
+    let place_taken = PLACES.take(TIME_LIMIT)?;
+    let subject = Subject {
+        place: place.to_owned(),
+        panicked: "this grammar cannot be compiled",
+        hung: "the grammar is not compiled",
+        remedy: "use a simpler one",
+    };
+    let compiled = guarded_within(TIME_LIMIT, &subject, move || {
+        let _place = place_taken;
+        Ok(compile())
+    });
+    match compiled {
+        Ok(Ok(compiled)) => Ok(compiled),
+        Ok(Err(why)) => Err(Error::Usage(format!("{place}: {}", one_line(&why)))),
+        Err(Error::Model(why)) => Err(Error::Usage(why)),
+        Err(other) => Err(other),
+    }
+}
+
+/// The beginning of a message, in one line.
+pub(super) fn one_line(text: &str) -> String {
+    const MOST: usize = 400;
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
+}

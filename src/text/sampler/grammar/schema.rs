@@ -1,0 +1,287 @@
+//! Bounds of a JSON schema, checked before it is compiled: the compiler follows references by recursion, and copies
+//! alternatives that it combines.
+
+use super::limits::{MAX_BYTES, MAX_LEVELS};
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+
+/// References that lead from one to the next, at most.
+const MAX_REFERENCES: usize = 64;
+/// Values of a schema, at most.
+const MAX_VALUES: usize = 1 << 16;
+/// Properties of an object: the compiler goes from each to the next by recursion, and takes four times as long for
+/// twice as many.
+const MAX_PROPERTIES: usize = 2048;
+/// Patterns of an object's properties: the compiler intersects all pairs.
+const MAX_PATTERNS: usize = 64;
+/// Parts of the combined schema that the compiler makes of it, at most.
+const MAX_PARTS: usize = 200_000;
+
+/// Keywords whose schemas apply to the same value, so that a circle of them never ends.
+const IN_PLACE: [&str; 3] = ["allOf", "anyOf", "oneOf"];
+/// Keywords with one schema.
+const ONE: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
+/// Keywords with a schema for each name.
+const NAMED: [&str; 2] = ["properties", "patternProperties"];
+/// Keywords with a list of schemas.
+const LISTS: [&str; 2] = ["items", "prefixItems"];
+/// Keywords with a number.
+const NUMBERS: [&str; 3] = ["minimum", "maximum", "multipleOf"];
+/// Digits of `multipleOf`, on either side of the point: more overflow in the compiler.
+const MAX_DIGITS: i32 = 8;
+/// Keywords with a count.
+const COUNTS: [&str; 6] =
+    ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
+
+type Result<T> = std::result::Result<T, String>;
+
+/// Refuses a schema that would take the compiler too deep or too long; says why.
+pub(super) fn check(schema: &Value) -> Result<()> {
+    let mut left = MAX_VALUES;
+    count(schema, &mut left)?;
+    let mut walk = Walk { root: schema, known: HashMap::new() };
+    let size = walk.schema(schema, At::default())?;
+    let all = walk.known.values().flatten().fold(size.parts, |sum, of| sum.saturating_add(of.parts));
+    match all > MAX_PARTS {
+        true => Err(format!("combines to more than {MAX_PARTS} parts; use fewer alternatives")),
+        false => walk.ends(),
+    }
+}
+
+fn count(value: &Value, left: &mut usize) -> Result<()> {
+    *left = left.checked_sub(1).ok_or(format!("has more than {MAX_VALUES} values; use a smaller one"))?;
+    match value {
+        Value::Array(all) => all.iter().try_for_each(|value| count(value, left)),
+        Value::Object(all) => all.values().try_for_each(|value| count(value, left)),
+        _ => Ok(()),
+    }
+}
+
+/// Where the walk is: levels and references above.
+#[derive(Clone, Copy, Default)]
+struct At {
+    levels: usize,
+    references: usize,
+}
+
+/// About how large a compiled schema is.
+#[derive(Clone, Copy)]
+struct Size {
+    parts: usize,
+    /// Alternatives.
+    options: usize,
+    /// A reference that is not followed yet: it is copied only where it is combined.
+    reference: Option<usize>,
+    /// Anything fits.
+    any: bool,
+}
+
+impl Size {
+    const ANY: Self = Self { parts: 1, options: 1, reference: None, any: true };
+
+    fn of(parts: usize, options: usize) -> Self {
+        Self { parts, options, reference: None, any: false }
+    }
+
+    /// What fits both: each alternative of one with each of the other.
+    fn and(self, other: Self) -> Self {
+        if self.any {
+            return other;
+        }
+        let [a, b] = [self, other].map(|of| (of.parts.max(of.reference.unwrap_or(0)), of.options));
+        let parts = a.0.saturating_mul(b.1).saturating_add(b.0.saturating_mul(a.1));
+        Self::of(parts, a.1.saturating_mul(b.1))
+    }
+}
+
+/// A walk as the compiler's: each reference is followed where it is first met.
+struct Walk<'a> {
+    root: &'a Value,
+    /// Sizes by reference; none while it is followed.
+    known: HashMap<&'a str, Option<Size>>,
+}
+
+impl<'a> Walk<'a> {
+    fn schema(&mut self, of: &'a Value, at: At) -> Result<Size> {
+        let Value::Object(fields) = of else { return Ok(Size::ANY) };
+        if at.levels == MAX_LEVELS {
+            return Err(format!("leads more than {MAX_LEVELS} levels deep; use a flatter one"));
+        }
+        types(fields)?;
+        let at = At { levels: at.levels + 1, ..at };
+        let mut size = Size::ANY;
+        for (keyword, value) in fields {
+            size = match (keyword.as_str(), value) {
+                ("$ref", Value::String(to)) => {
+                    let to = self.reference(to, at)?;
+                    size.and(to)
+                }
+                ("allOf", Value::Array(all)) => {
+                    let add = |size: Size, of| Ok::<_, String>(size.and(self.schema(of, at)?));
+                    all.iter().try_fold(size, add)?
+                }
+                ("anyOf" | "oneOf", Value::Array(all)) => {
+                    let sizes = all.iter().map(|of| self.schema(of, at)).collect::<Result<Vec<_>>>()?;
+                    let sum = |of: fn(&Size) -> usize| sizes.iter().map(of).fold(0, usize::saturating_add);
+                    // All pairs are looked at.
+                    let pairs = if keyword == "oneOf" { all.len() * all.len() / 64 } else { 0 };
+                    size.and(Size::of(sum(|s| s.parts).saturating_add(pairs), sum(|s| s.options)))
+                }
+                ("enum", Value::Array(all)) => size.and(Size::of(all.len(), all.len())),
+                _ => size,
+            };
+        }
+        let inner = self.inner(fields, at)?;
+        Ok(if inner > 0 { size.and(Size::of(inner, 1)) } else { size })
+    }
+
+    /// Parts for what is inside of an object or an array.
+    fn inner(&mut self, fields: &'a Map<String, Value>, at: At) -> Result<usize> {
+        let mut parts = 0usize;
+        let mut add = |size: Size| parts = parts.saturating_add(size.parts);
+        for keyword in ONE {
+            if let Some(of @ Value::Object(_)) = fields.get(keyword) {
+                add(self.schema(of, at)?);
+            }
+        }
+        for keyword in LISTS {
+            for of in fields.get(keyword).and_then(Value::as_array).into_iter().flatten() {
+                add(self.schema(of, at)?);
+            }
+        }
+        for keyword in NAMED {
+            for of in fields.get(keyword).and_then(Value::as_object).into_iter().flat_map(Map::values) {
+                add(self.schema(of, at)?);
+            }
+        }
+        Ok(parts)
+    }
+
+    fn reference(&mut self, to: &'a str, at: At) -> Result<Size> {
+        if !self.known.contains_key(to) {
+            if at.references == MAX_REFERENCES {
+                return Err(format!("`$ref` leads through more than {MAX_REFERENCES} references; use fewer"));
+            }
+            self.known.insert(to, None);
+            let target = self.target(to)?;
+            let size = self.schema(target, At { references: at.references + 1, ..at })?;
+            self.known.insert(to, Some(size));
+        }
+        let parts = self.known.get(to).copied().flatten().map_or(1, |size| size.parts);
+        Ok(Size { reference: Some(parts), ..Size::of(1, 1) })
+    }
+
+    /// What a reference leads to, found as the compiler finds it.
+    fn target(&self, to: &str) -> Result<&'a Value> {
+        let path = match to {
+            "#" | "#/" => return Ok(self.root),
+            _ => to.strip_prefix("#/").ok_or(format!("`$ref` {to:.64?}: use a path in the schema, such as #/$defs/x"))?,
+        };
+        let step = |value: &'a Value, name: &str| match value {
+            Value::Array(all) => all.get(name.parse::<usize>().ok()?),
+            other => other.get(name),
+        };
+        let found = path.split('/').try_fold(self.root, step);
+        found.ok_or(format!("`$ref` {to:.64?}: nothing is there"))
+    }
+
+    /// Refuses references that lead back to themselves without a step into an object or an array.
+    fn ends(&self) -> Result<()> {
+        let names: Vec<&str> = std::iter::once("#").chain(self.known.keys().copied()).collect();
+        let mut leads: HashMap<&str, Vec<&str>> = HashMap::new();
+        for &name in &names {
+            let mut found = Vec::new();
+            in_place(self.target(name)?, &mut found);
+            leads.insert(name, found);
+        }
+        // What leads nowhere ends; so does what leads only to what ends.
+        let mut waits: HashMap<&str, usize> = leads.iter().map(|(&name, to)| (name, to.len())).collect();
+        let mut back: HashMap<&str, Vec<&str>> = HashMap::new();
+        for (&name, to) in &leads {
+            to.iter().for_each(|&to| back.entry(to).or_default().push(name));
+        }
+        let mut ended: Vec<&str> = names.iter().copied().filter(|name| waits[name] == 0).collect();
+        while let Some(name) = ended.pop() {
+            for &from in back.get(name).into_iter().flatten() {
+                if let Some(left) = waits.get_mut(from) {
+                    *left -= 1;
+                    if *left == 0 {
+                        ended.push(from);
+                    }
+                }
+            }
+        }
+        match names.iter().find(|name| waits[*name] > 0) {
+            Some(name) => Err(format!(
+                "`$ref` {name:.64?} leads back to itself without a step into an object or an array; give it a form of its own"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// References of a schema that apply to the same value as the schema itself.
+fn in_place<'a>(of: &'a Value, found: &mut Vec<&'a str>) {
+    if let Some(Value::String(to)) = of.get("$ref") {
+        found.push(if to == "#/" { "#" } else { to });
+    }
+    for keyword in IN_PLACE {
+        let all = of.get(keyword).and_then(Value::as_array);
+        all.into_iter().flatten().for_each(|of| in_place(of, found));
+    }
+}
+
+fn has_few_digits(number: f64) -> bool {
+    let most = 10f64.powi(MAX_DIGITS);
+    let whole = (0..=MAX_DIGITS).find(|&digits| (number * 10f64.powi(digits)).fract() == 0.0);
+    whole.is_some_and(|digits| number.abs() * 10f64.powi(digits) <= most)
+}
+
+/// Refuses keywords of a wrong type, and long lists: the compiler cuts a wrong value's text anywhere to show it.
+fn types(fields: &Map<String, Value>) -> Result<()> {
+    let wrong = |keyword: &str, want: &str| Err(format!("`{keyword}` is no {want}"));
+    for (keyword, value) in fields {
+        let name = keyword.as_str();
+        match value {
+            Value::String(text) if name == "pattern" && text.len() > MAX_BYTES => {
+                return Err(format!("`pattern` has more than {MAX_BYTES} bytes; use a shorter one"));
+            }
+            Value::Object(all) if name == "properties" && all.len() > MAX_PROPERTIES => {
+                return Err(format!("`properties` has more than {MAX_PROPERTIES}; use fewer"));
+            }
+            Value::Object(all) if name == "patternProperties" && all.len() > MAX_PATTERNS => {
+                return Err(format!("`patternProperties` has more than {MAX_PATTERNS}; use fewer"));
+            }
+            Value::Array(all) if name == "required" && all.len() > MAX_PROPERTIES => {
+                return Err(format!("`required` has more than {MAX_PROPERTIES}; use fewer"));
+            }
+            _ => {}
+        }
+        if COUNTS.contains(&name) && !value.is_u64() {
+            return wrong(name, "whole number from 0");
+        }
+        if NUMBERS.contains(&name) && !value.is_number() {
+            return wrong(name, "number");
+        }
+        if name == "multipleOf" && !value.as_f64().is_some_and(has_few_digits) {
+            return Err(format!("`multipleOf` has more than {MAX_DIGITS} digits; use fewer"));
+        }
+        if name.starts_with("exclusiveM") && !value.is_number() && !value.is_boolean() {
+            return wrong(name, "number");
+        }
+        if ["$ref", "pattern", "format"].contains(&name) && !value.is_string() {
+            return wrong(name, "string");
+        }
+        if NAMED.contains(&name) && !value.is_object() {
+            return wrong(name, "object");
+        }
+        let names = || value.as_array().is_some_and(|all| all.iter().all(Value::is_string));
+        if name == "required" && !names() {
+            return wrong(name, "array of strings");
+        }
+        if (name == "prefixItems" || name == "enum" || IN_PLACE.contains(&name)) && !value.is_array() {
+            return wrong(name, "array");
+        }
+    }
+    Ok(())
+}
