@@ -2,6 +2,7 @@
 
 mod calls;
 mod client;
+mod followed;
 mod hostile;
 mod identity;
 mod messages;

@@ -156,7 +156,9 @@ pub(super) fn ids(all: &[Value]) -> Option<Vec<u32>> {
 fn bad_words(fields: &Fields<'_>, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
     let words = fields.texts("bad_words")?.unwrap_or_default();
     if words.len() > MOST_TOKENS || words.iter().any(|word| word.len() > MOST_BYTES || word.is_empty()) {
-        let why = format!("holds an empty or a long word, or many; use {MOST_TOKENS} of {MOST_BYTES} bytes at most");
+        let why = format!(
+            "holds an empty or a long word, or many; use {MOST_TOKENS} of {MOST_BYTES} bytes at most"
+        );
         return Err(fields.refuse("bad_words", why));
     }
     let mut found = Vec::new();

@@ -1,10 +1,10 @@
 //! Texts and ids, without generating: `/tokenize`, `/detokenize`, `/apply-template`, as llama.cpp's server has them.
 
+use super::asked::ids;
 use super::conversation::{self, Conversation};
 use super::fields::{self, Fields};
 use super::hub::Served;
 use super::refusal::Refusal;
-use super::asked::ids;
 use serde_json::{Value, json};
 use text::chat::{Ending, join};
 use text::tokenizer::{AddSpecial, Specials};
