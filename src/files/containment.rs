@@ -62,7 +62,8 @@ where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
-    let none = |_| Err(Error::Memory(format!("{}: there is no memory for a thread; try again", subject.place)));
+    let none =
+        |_| Err(Error::Memory(format!("{}: there is no memory for a thread; try again", subject.place)));
     within(limit, subject, call).unwrap_or_else(none)
 }
 

@@ -115,6 +115,14 @@ fn errors_in_a_grammar_have_a_place() {
     mentions(&more(&["--ignore-eos"]), &["--grammar", "--ignore-eos"]);
     mentions(&more(&["--session", &temp.path("state")]), &["--grammar", "--session"]);
     mentions(&more(&["--json-schema", "{}"]), &["--grammar", "--json-schema"]);
+    // What would take the compiler too deep.
+    let rules: String = (0..20_000).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect();
+    let file = temp.write("deep.gbnf", &format!("root ::= r0\n{rules}r20000 ::= \"b\"\n"));
+    mentions(&with("--grammar", &file), &["--grammar", "deep.gbnf", "levels deep"]);
+    let links: String = (0..800).map(|i| format!("\"d{i}\":{{\"$ref\":\"#/$defs/d{}\"}},", i + 1)).collect();
+    let schema = format!("{{\"$ref\":\"#/$defs/d0\",\"$defs\":{{{links}\"d800\":{{}}}}}}");
+    mentions(&with("--json-schema", &schema), &["--json-schema", "more than 64 references"]);
+    mentions(&with("--json-schema", "{\"$ref\":\"#\"}"), &["--json-schema", "leads back to itself"]);
     // Nothing is left where the only token that the grammar wants next is ruled out.
     let said = run(&["generate", "-p", "x", "--json-schema", "{\"const\": 7}", "--logit-bias", "0+1"]);
     assert_eq!((said.code, said.text()), (Some(0), "7"), "{}", said.err);

@@ -4,6 +4,7 @@ mod access;
 mod agents;
 mod calls;
 mod client;
+mod followed;
 mod hostile;
 mod identity;
 mod limits;

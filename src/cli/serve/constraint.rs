@@ -165,14 +165,23 @@ mod tests {
     fn each_field_is_found_and_two_are_one_too_many() {
         let schema = json!({"type": "integer"});
         for (field, body) in [
-            ("", json!({"response_format": {"type": "text"}, "grammar": "", "guided_json_object": false, "text": "x"})),
+            (
+                "",
+                json!({"response_format": {"type": "text"}, "grammar": "", "guided_json_object": false, "text": "x"}),
+            ),
             ("response_format", json!({"response_format": {"type": "json_object"}})),
             ("json_schema", json!({"json_schema": schema})),
             ("guided_json", json!({"guided_json": schema.to_string()})),
             ("structured_outputs.choice", json!({"structured_outputs": {"choice": ["a", "b"]}})),
             ("structured_outputs.json", json!({"structured_outputs": {"json": schema}})),
-            ("output_config.format", json!({"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": schema}}})),
-            ("text.format", json!({"text": {"verbosity": "low", "format": {"type": "json_schema", "name": "x", "schema": schema}}})),
+            (
+                "output_config.format",
+                json!({"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": schema}}}),
+            ),
+            (
+                "text.format",
+                json!({"text": {"verbosity": "low", "format": {"type": "json_schema", "name": "x", "schema": schema}}}),
+            ),
         ] {
             let Value::Object(object) = &body else { unreachable!() };
             let found = constraint(&Fields::new(object)).expect("is read");

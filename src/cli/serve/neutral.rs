@@ -120,7 +120,10 @@ mod tests {
     fn what_changes_nothing_is_taken_and_the_rest_is_refused_by_its_name() {
         for (body, refused) in [
             (json!({"mirostat": 0.0, "suffix": "", "lora": [], "echo": false, "audio": null}), None),
-            (json!({"reasoning_effort": "low", "service_tier": "auto", "thinking": {"type": "enabled"}}), None),
+            (
+                json!({"reasoning_effort": "low", "service_tier": "auto", "thinking": {"type": "enabled"}}),
+                None,
+            ),
             (json!({"samplers": SAMPLERS}), None),
             (json!({"samplers": ["top_k", "temperature"]}), None),
             (json!({"samplers": ["temperature", "top_k"]}), Some("samplers")),
@@ -138,7 +141,10 @@ mod tests {
             assert_eq!(said.as_ref().and_then(|r| r.param.as_deref()), refused, "{body}: {said:?}");
         }
         for (field, neutral) in FIELDS {
-            assert!(neutral.split(' ').all(|text| text.is_empty() || serde_json::from_str::<Value>(text).is_ok()), "{field}");
+            assert!(
+                neutral.split(' ').all(|text| text.is_empty() || serde_json::from_str::<Value>(text).is_ok()),
+                "{field}"
+            );
         }
     }
 }

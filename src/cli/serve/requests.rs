@@ -206,7 +206,9 @@ pub(super) fn completions(served: &Arc<Served>, mut body: Body) -> Result<Prepar
     if fields.flag("echo")?.unwrap_or(false) {
         asked.measures = asked.options.logprobs;
         if asked.measures.is_some() && served.engine.options().eviction.policy != Policy::None {
-            return Err(fields.refuse("echo", "needs a server without --evict to say how probable the prompt is"));
+            return Err(
+                fields.refuse("echo", "needs a server without --evict to say how probable the prompt is")
+            );
         }
         echoes = echoed(&fields, &prompts, served.engine.tokenizer());
     }

@@ -71,7 +71,9 @@ impl<'a, T> Text<'a, T> {
 
     /// Computes the next tokens of a prompt that is to be measured, at most `room`, but never its last: how many.
     fn measure_some(&mut self, room: usize) -> Result<usize> {
-        let Self { session, tokens, prompt, measures: Some(measures), measured, .. } = self else { return Ok(0) };
+        let Self { session, tokens, prompt, measures: Some(measures), measured, .. } = self else {
+            return Ok(0);
+        };
         let done = session.tokens().len();
         let end = (*prompt - 1).min(done + room.min(MEASURED));
         if done >= end {

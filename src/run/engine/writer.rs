@@ -78,7 +78,9 @@ impl<'a> Writer<'a> {
         let ids = || options.bad_words.iter().flatten().chain(&options.stop_tokens);
         if let Some(id) = ids().find(|&&id| id as usize >= VOCAB) {
             let last = VOCAB - 1;
-            return Err(Error::Usage(format!("token id {id}: the vocabulary ends at {last}; use a smaller one")));
+            return Err(Error::Usage(format!(
+                "token id {id}: the vocabulary ends at {last}; use a smaller one"
+            )));
         }
         #[cfg(feature = "grammar")]
         if options.sampler.grammar.is_some() {

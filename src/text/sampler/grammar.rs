@@ -79,8 +79,10 @@ impl Grammar {
         Ok(Self::of(place, Form::Schema(vec![schema].into(), None)))
     }
 
-    /// Leaves JSON of a schema no blanks but single ones after colons and commas, unless it has its own `x-guidance`.
+    /// Leaves JSON of a schema no blanks but single ones after colons and commas, unless it has its own `x-guidance`; and
+    /// brings its bounds to ones that can be compiled.
     pub(crate) fn without_blanks(schema: &mut serde_json::Value) {
+        schema::bound_numbers(schema);
         if let Some(schema) = schema.as_object_mut() {
             schema.entry("x-guidance").or_insert_with(
                 || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
@@ -121,7 +123,8 @@ impl Grammar {
         parser.parse(text).map_err(|e| wrong(format!("is no regular expression: {}", e.kind())))?;
         // All of a text is matched anyway.
         let text = text.strip_prefix('^').unwrap_or(text);
-        let end = text.strip_suffix('$').filter(|rest| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0);
+        let end =
+            text.strip_suffix('$').filter(|rest| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0);
         let lark = format!("start: /{}/\n", regex_to_lark(end.unwrap_or(text), ""));
         Ok(Self::of(place, Form::Lark(lark.into())))
     }
@@ -178,7 +181,8 @@ impl Grammar {
         let start = match ready.take() {
             Some(ready) if Arc::ptr_eq(&ready.pieces, pieces) && ready.end == end => ready.start,
             _ => {
-                let of = Vocabulary { pieces: Arc::clone(pieces), shown: Arc::clone(&self.shown), end, vocab };
+                let of =
+                    Vocabulary { pieces: Arc::clone(pieces), shown: Arc::clone(&self.shown), end, vocab };
                 let form = self.form.clone();
                 contained(&self.place, move || form.matcher(&*of.factory()?))?
             }
@@ -267,7 +271,7 @@ impl Guide {
     }
 
     fn fail(&mut self, why: &str) {
-        let why = one_line(why.lines().next().unwrap_or(""));
+        let why = one_line(why);
         self.failure.get_or_insert(format!("the grammar cannot go on: {why}"));
     }
 

@@ -99,6 +99,35 @@ fn a_call_that_is_cut_is_said_once_and_the_same_whole_and_streamed() {
     }
 }
 
+#[test]
+fn an_answer_has_one_call_where_a_request_wants_no_more() {
+    let temp = Temp::new();
+    let call = r#"<tool_call>{"arguments": {}, "name": "now"}</tool_call>"#;
+    let server = Server::start(&["-m", &temp.model_that_says(call)]);
+    let body = |field: &str, value: Value| {
+        let tool = json!({"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}});
+        let mut body = json!({
+            "messages": [{"role": "user", "content": ASK}], "tools": [tool], "max_tokens": 3, "temperature": 0,
+            "repeat_penalty": 1, "logit_bias": {"1": 10000}, "ignore_eos": true,
+        });
+        body[field] = value;
+        body
+    };
+    let calls = |body: &Value| {
+        let whole = server.post("/v1/chat/completions", body).json();
+        whole["choices"][0]["message"]["tool_calls"].as_array().map_or(0, Vec::len)
+    };
+    assert_eq!(calls(&body("n", json!(1))), 3);
+    assert_eq!(calls(&body("parallel_tool_calls", json!(false))), 1);
+    let once = json!({"type": "auto", "disable_parallel_tool_use": true});
+    assert_eq!(calls(&body("tool_choice", once)), 1);
+    let mut streamed = body("parallel_tool_calls", json!(false));
+    streamed["stream"] = json!(true);
+    let begun = |e: &Value| e.pointer("/choices/0/delta/tool_calls/0/id").is_some();
+    let events = data(&server.post("/v1/chat/completions", &streamed).body);
+    assert_eq!(events.iter().filter(|e| begun(e)).count(), 1);
+}
+
 #[cfg(feature = "grammar")]
 mod asked_for {
     use super::*;

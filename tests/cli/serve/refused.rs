@@ -29,6 +29,31 @@ const WRONG: &[(&str, &str)] = &[
     ("n", "0 1000 \"x\""),
     ("logit_bias", "1 \"x\" {\"x\":1} {\"1\":\"x\"} {\"99999999\":1} [[1]] [1]"),
     ("response_format", "1 \"json\" {} {\"type\":\"xml\"} {\"type\":\"json_schema\"}"),
+    ("json_schema", "7 {\"$ref\":\"#\"} {\"type\":\"thing\"} \"{\""),
+    ("grammar", "1 \"root::=[\""),
+    ("guided_json", "7 {\"minLength\":-1}"),
+    ("guided_regex", "1 \"(\""),
+    ("guided_choice", "1 [] [1]"),
+    ("guided_grammar", "{} \"root::=x\""),
+    ("structured_outputs", "1 {\"json\":7} {\"structural_tag\":\"x\"} {\"choice\":[]}"),
+    ("output_config", "{\"format\":{\"type\":\"xml\"}}"),
+    ("min_tokens", "-1 \"x\" 0.5"),
+    ("stop_token_ids", "1 [-1] [99999999] [\"x\"]"),
+    ("bad_words", "1 [1] [\"\"]"),
+    ("best_of", "0 3 \"x\""),
+    ("parallel_tool_calls", "1 \"no\""),
+    ("repetition_penalty", "\"x\" []"),
+    // What would change a text and is not followed.
+    ("suffix", "\"x\" 1"),
+    ("use_beam_search", "true"),
+    ("length_penalty", "0.5"),
+    ("mirostat", "2"),
+    ("dynatemp_range", "0.5"),
+    ("samplers", "[\"temperature\",\"top_k\"] 1"),
+    ("modalities", "[\"text\",\"audio\"]"),
+    ("truncate_prompt_tokens", "5"),
+    ("logits_processors", "[\"x\"]"),
+    ("add_generation_prompt", "false"),
 ];
 
 /// Posts a body with a field more, and expects that it is refused by this name.
@@ -61,6 +86,7 @@ fn each_field_of_a_wrong_type_is_refused_by_its_name() {
     }
     for (field, value) in [
         ("logprobs", "1"),
+        ("echo", "true"),
         ("top_logprobs", "3"),
         ("top_logprobs", "-1"),
         ("tools", "1"),
@@ -121,7 +147,10 @@ fn each_field_of_a_wrong_type_is_refused_by_its_name() {
     }
     assert_eq!(server.post("/v1/completions", &json!({})).json()["error"]["param"], "prompt");
     // What is not known is ignored, and null is nothing.
-    let body = json!({"prompt": "Hi", "max_tokens": 1, "unheard": [1], "temperature": null, "model": "any", "user": "me"});
+    let body = json!({
+        "prompt": "Hi", "max_tokens": 1, "unheard": [1], "temperature": null, "model": "any", "user": "me", "best_of": 1,
+        "suffix": "", "mirostat": 0, "samplers": ["top_k", "temperature"], "reasoning_effort": "low", "store": true,
+    });
     assert_eq!(server.post("/v1/completions", &body).status, 200);
 }
 

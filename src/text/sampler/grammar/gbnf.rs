@@ -70,7 +70,9 @@ fn terminals(rules: &[Rule], root: usize) -> Result<Vec<bool>, String> {
                 if number[to] == NEW {
                     let levels = step.levels + groups + 1;
                     if levels > MAX_LEVELS {
-                        return Err(format!("rules and groups lead more than {MAX_LEVELS} levels deep; use fewer"));
+                        return Err(format!(
+                            "rules and groups lead more than {MAX_LEVELS} levels deep; use fewer"
+                        ));
                     }
                     way.push(begin(to, levels));
                     continue;
@@ -133,9 +135,12 @@ fn emit(expr: &Expr, name: &impl Fn(usize) -> String, out: &mut String) {
         Expr::Sequence(parts) => joined(parts, " ", out),
         Expr::Choice(parts) => joined(parts, " | ", out),
         Expr::Repeat(part, least, most) => {
-            out.push('(');
+            // The compiler takes only some thirty groups in each other.
+            let is_group = matches!(&**part, Expr::Choice(_))
+                || matches!(&**part, Expr::Sequence(all) if !all.is_empty());
+            out.push_str(if is_group { "" } else { "(" });
             emit(part, name, out);
-            out.push(')');
+            out.push_str(if is_group { "" } else { ")" });
             let _ = match (least, most) {
                 (0, None) => write!(out, "*"),
                 (1, None) => write!(out, "+"),
@@ -155,7 +160,7 @@ mod tests {
     fn regular_rules_are_terminals() {
         let lark = to_lark("root ::= \"a-\" x{2,3}\n# comment\nx ::= [^b-d\\n]+ |\n  ( \"\" | .)? # end\n");
         let expected = "start: T0\nT0: (/a\\x{2d}/ (T1){2,3})\n\
-                        T1: ((/[^b-d\\x{a}]/)+ | ((\"\" | /(?s:.)/))?)\n";
+                        T1: ((/[^b-d\\x{a}]/)+ | (\"\" | /(?s:.)/)?)\n";
         assert_eq!(lark.as_deref(), Ok(expected));
     }
 
@@ -192,7 +197,8 @@ mod tests {
     #[test]
     fn a_circle_is_found_from_wherever_it_is_entered() {
         // c and d are a circle, a and b lead to it, e does not.
-        let lark = to_lark("root ::= a e\na ::= b\nb ::= d e\nc ::= d | e\nd ::= \"(\" c \")\"\ne ::= \"x\"\n");
+        let lark =
+            to_lark("root ::= a e\na ::= b\nb ::= d e\nc ::= d | e\nd ::= \"(\" c \")\"\ne ::= \"x\"\n");
         let lark = lark.expect("converts");
         let kinds: Vec<_> = lark.lines().skip(1).map(|line| &line[..1]).collect();
         assert_eq!(kinds, ["r", "r", "T", "r", "r", "r"], "{lark}");

@@ -54,7 +54,7 @@ impl Drop for Place {
 
 /// What `llguidance` may spend, where that is less than it would: lexer states take up to two kilobytes each.
 pub(super) fn parser_limits() -> ParserLimits {
-    ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
+    ParserLimits { max_lexer_states: 20_000, verbose_errors: false, ..ParserLimits::default() }
 }
 
 /// Compiles on a thread of its own; `place` names the grammar in messages.
@@ -85,10 +85,13 @@ pub(super) fn contained<T: Send + 'static>(
     }
 }
 
-/// The beginning of a message, in one line.
+/// What a message of the compiler says, in one line: its first one, and where that only begins it, its last one.
 pub(super) fn one_line(text: &str) -> String {
     const MOST: usize = 400;
-    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines.next().unwrap_or("no reason given");
+    let last = lines.next_back().filter(|_| first.ends_with(':')).unwrap_or_default();
+    let line = format!("{first} {last}").split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(MOST) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line,

@@ -2,7 +2,7 @@
 //! alternatives that it combines.
 
 use super::limits::{MAX_BYTES, MAX_LEVELS};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
 /// References that lead from one to the next, at most.
@@ -33,7 +33,33 @@ const MAX_DIGITS: i32 = 8;
 const COUNTS: [&str; 6] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
 
+/// The largest bound of a number, as every number up to here has bits of its own: the compiler overflows soon after.
+const MAX_BOUND: f64 = 9_007_199_254_740_992.0;
+
 type Result<T> = std::result::Result<T, String>;
+
+/// Bounds that exclude next to nothing become ones that the compiler can handle.
+pub(super) fn bound_numbers(of: &mut Value) {
+    match of {
+        Value::Array(all) => all.iter_mut().for_each(bound_numbers),
+        Value::Object(fields) => {
+            for (keyword, value) in fields {
+                let number = value.as_f64();
+                match keyword.as_str() {
+                    "const" | "enum" | "default" | "examples" => {}
+                    "minimum" | "exclusiveMinimum" if number.is_some_and(|n| n < -MAX_BOUND) => {
+                        *value = json!(-MAX_BOUND as i64);
+                    }
+                    "maximum" | "exclusiveMaximum" if number.is_some_and(|n| n > MAX_BOUND) => {
+                        *value = json!(MAX_BOUND as i64);
+                    }
+                    _ => bound_numbers(value),
+                }
+            }
+        }
+        _ => {}
+    }
+}
 
 /// Refuses a schema that would take the compiler too deep or too long; says why.
 pub(super) fn check(schema: &Value) -> Result<()> {
@@ -175,7 +201,9 @@ impl<'a> Walk<'a> {
     fn target(&self, to: &str) -> Result<&'a Value> {
         let path = match to {
             "#" | "#/" => return Ok(self.root),
-            _ => to.strip_prefix("#/").ok_or(format!("`$ref` {to:.64?}: use a path in the schema, such as #/$defs/x"))?,
+            _ => to
+                .strip_prefix("#/")
+                .ok_or(format!("`$ref` {to:.64?}: use a path in the schema, such as #/$defs/x"))?,
         };
         let step = |value: &'a Value, name: &str| match value {
             Value::Array(all) => all.get(name.parse::<usize>().ok()?),
@@ -262,6 +290,11 @@ fn types(fields: &Map<String, Value>) -> Result<()> {
         }
         if NUMBERS.contains(&name) && !value.is_number() {
             return wrong(name, "number");
+        }
+        if (name.ends_with("inimum") || name.ends_with("aximum"))
+            && value.as_f64().is_some_and(|n| n.abs() > MAX_BOUND)
+        {
+            return Err(format!("`{name}` {value} is out of range; use a number up to {MAX_BOUND}"));
         }
         if name == "multipleOf" && !value.as_f64().is_some_and(has_few_digits) {
             return Err(format!("`multipleOf` has more than {MAX_DIGITS} digits; use fewer"));

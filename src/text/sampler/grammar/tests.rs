@@ -44,8 +44,10 @@ fn any_of(of: Value) -> Value {
 }
 
 fn schemas() -> Vec<(&'static str, Want, Value)> {
-    let tree = json!({"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}});
-    let pair = json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}});
+    let tree =
+        json!({"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}});
+    let pair =
+        json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}});
     let list = json!({
         "$ref": "#/$defs/list",
         "$defs": {"list": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#/$defs/list"}}}]}},
@@ -68,12 +70,28 @@ fn schemas() -> Vec<(&'static str, Want, Value)> {
         ("400 through properties", Refused("references"), chain(400, property)),
         ("400 through anyOf", Refused("references"), chain(400, any_of)),
         ("400 through allOf", Refused("references"), chain(400, |of| json!({"allOf": [of]}))),
-        ("400 with a neighbour", Refused("references"), chain(400, |of| json!({"type": "integer", "$ref": of["$ref"]}))),
-        ("400 through additionalProperties", Refused("references"), chain(400, |of| json!({"additionalProperties": of}))),
-        ("400 through patternProperties", Refused("references"), chain(400, |of| json!({"patternProperties": {"^a": of}}))),
+        (
+            "400 with a neighbour",
+            Refused("references"),
+            chain(400, |of| json!({"type": "integer", "$ref": of["$ref"]})),
+        ),
+        (
+            "400 through additionalProperties",
+            Refused("references"),
+            chain(400, |of| json!({"additionalProperties": of})),
+        ),
+        (
+            "400 through patternProperties",
+            Refused("references"),
+            chain(400, |of| json!({"patternProperties": {"^a": of}})),
+        ),
         ("400 through prefixItems", Refused("references"), chain(400, |of| json!({"prefixItems": [of]}))),
         ("itself", Refused("leads back to itself"), json!({"$ref": "#"})),
-        ("itself in anyOf", Refused("leads back to itself"), json!({"anyOf": [{"$ref": "#"}, {"type": "null"}]})),
+        (
+            "itself in anyOf",
+            Refused("leads back to itself"),
+            json!({"anyOf": [{"$ref": "#"}, {"type": "null"}]}),
+        ),
         ("two that are each other", Refused("leads back to itself"), pair),
         ("nowhere", Refused("nothing is there"), json!({"$ref": "#/$defs/x"})),
         ("elsewhere", Refused("use a path"), json!({"$ref": "http://example.com/x"})),
@@ -92,23 +110,48 @@ fn schemas() -> Vec<(&'static str, Want, Value)> {
         ("a pattern of 60 KB", Ends, pattern("(a|b)".repeat(12_000))),
         ("a pattern of 60 KB of letters", Ends, pattern("x".repeat(60_000))),
         ("a pattern of 60 KB of classes", Ends, pattern("\\w".repeat(30_000))),
-        ("a pattern of 60 KB of brackets", Ends, pattern(format!("{}a{}", "(".repeat(30_000), ")".repeat(30_000)))),
+        (
+            "a pattern of 60 KB of brackets",
+            Ends,
+            pattern(format!("{}a{}", "(".repeat(30_000), ")".repeat(30_000))),
+        ),
         ("repeats in repeats", Ends, pattern("((((a{1,99}){1,99}){1,99}){1,99}){1,99}".into())),
         ("a nested quantifier", Ends, pattern("^(([a-z]+)+)+$".into())),
         ("a state for each", Ends, pattern("(a|b)*a(a|b){40}".into())),
         ("very many items", Ends, json!({"type": "array", "items": {}, "minItems": 1_000_000_000})),
         ("very many items at most", Ends, json!({"type": "array", "items": {}, "maxItems": u64::MAX})),
         ("a very long string", Ends, json!({"type": "string", "minLength": 1_000_000_000})),
-        ("at most a very long string", Ends, json!({"type": "string", "maxLength": u64::MAX})),
+        (
+            "at most a very long string",
+            Refused("decimal literal"),
+            json!({"type": "string", "maxLength": u64::MAX}),
+        ),
         ("very many properties", Ends, json!({"type": "object", "minProperties": 1_000_000_000})),
-        ("the smallest integer", Ends, json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX})),
-        ("below the smallest integer", Ends, json!({"type": "integer", "minimum": -1e300, "maximum": 1e300})),
-        ("between large numbers", Ends, json!({"type": "number", "minimum": -1e300, "exclusiveMaximum": 1e-300})),
+        ("the smallest integer", Works, json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX})),
+        (
+            "below the smallest integer",
+            Works,
+            json!({"type": "integer", "minimum": -1e300, "maximum": 1e300}),
+        ),
+        (
+            "between large numbers",
+            Ends,
+            json!({"type": "number", "minimum": -1e300, "exclusiveMaximum": 1e-300}),
+        ),
+        ("above large numbers", Refused("`minimum`"), json!({"type": "integer", "minimum": 1e300})),
         ("a multiple of little", Refused("multipleOf"), json!({"type": "number", "multipleOf": 1e-300})),
-        ("multiples of both", Ends, json!({"allOf": [{"type": "integer", "multipleOf": 99_999_989}, {"multipleOf": 99_999_971}]})),
+        (
+            "multiples of both",
+            Ends,
+            json!({"allOf": [{"type": "integer", "multipleOf": 99_999_989}, {"multipleOf": 99_999_971}]}),
+        ),
         ("a count that is a text", Refused("`minLength`"), json!({"minLength": "é".repeat(99)})),
         ("a count that is none", Refused("`maxItems`"), json!({"maxItems": -1})),
-        ("a bound that is a text", Refused("`minimum`"), json!({"type": "number", "minimum": "é".repeat(99)})),
+        (
+            "a bound that is a text",
+            Refused("`minimum`"),
+            json!({"type": "number", "minimum": "é".repeat(99)}),
+        ),
         ("an exclusive one", Refused("`exclusiveMinimum`"), json!({"exclusiveMinimum": ["é".repeat(99)]})),
         ("a reference that is none", Refused("`$ref`"), json!({"$ref": ["é".repeat(99)]})),
         ("a pattern that is none", Refused("`pattern`"), json!({"pattern": ["é".repeat(99)]})),
@@ -126,11 +169,16 @@ fn compiled(name: &str, want: Want, grammar: Result<Grammar>) {
     let began = Instant::now();
     let said = grammar.and_then(Grammar::checked);
     let took = began.elapsed();
-    eprintln!("{name}: {took:?}: {:.150}", said.as_ref().map_or_else(ToString::to_string, |_| "compiled".into()));
+    eprintln!(
+        "{name}: {took:?}: {:.150}",
+        said.as_ref().map_or_else(ToString::to_string, |_| "compiled".into())
+    );
     assert!(took < Duration::from_secs(15), "{name}: {took:?}");
     match (&said, want) {
         (Ok(_), Works | Ends) => {}
-        (Err(Error::Usage(why)), Ends) => assert!(why.starts_with("it: ") && !why.contains('\n'), "{name}: {why}"),
+        (Err(Error::Usage(why)), Ends) => {
+            assert!(why.starts_with("it: ") && !why.contains('\n'), "{name}: {why}")
+        }
         (Err(Error::Usage(why)), Refused(words)) => {
             assert!(why.starts_with("it: ") && why.contains(words) && !why.contains('\n'), "{name}: {why}");
         }
@@ -183,7 +231,11 @@ fn grammars_that_do_harm_end_in_bounded_time() {
         compiled(name, want, Grammar::regex("it", &text));
     }
     compiled("no choice", Refused("is empty"), Grammar::choice("it", &[]));
-    compiled("choices", Works, Grammar::choice("it", &["a\"\\/\n".to_owned(), String::new(), "é".to_owned()]));
+    compiled(
+        "choices",
+        Works,
+        Grammar::choice("it", &["a\"\\/\n".to_owned(), String::new(), "é".to_owned()]),
+    );
 }
 
 #[test]
