@@ -41,12 +41,12 @@ pub fn run(words: &[String]) -> Result<()> {
     let file = cache::place(&weights(name)?, model, &sh::root().join("models"))?;
     println!("{}", file.display());
     if supported {
-        say_what_is_next(name, model.base());
+        say_what_is_next(name, model.describe_base());
     }
     Ok(())
 }
 
-/// How to use a model; `base` is the line about one that is not for chats.
+/// Says how to use a model; `base` is the line about one that is not for chats.
 fn say_what_is_next(model: &str, base: Option<String>) {
     let (what, words, there) = match base {
         None => ("chat", "chat", " -- chat"),

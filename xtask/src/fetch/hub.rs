@@ -90,7 +90,7 @@ impl Hub {
         let repo = &wanted.repo;
         let refused = |failure| self.refused(repo, failure);
         let folder = format!("models--{}", repo.replace('/', "--"));
-        let (commit, names) = self.list(repo).map_err(refused)?;
+        let (commit, names) = self.list_files(repo).map_err(refused)?;
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let weights = wanted.weights(&names)?;
         let lock = self.cache.join(".locks").join(&folder);
@@ -109,8 +109,8 @@ impl Hub {
             for file in TEXT_FILES.iter().filter(|file| names.contains(file)) {
                 get(file, MOST_TEXT)?;
             }
-            supported(&version.snapshot.join("config.json"))?;
-            base = self.base(repo, has_template(&version.snapshot));
+            check_supported(&version.snapshot.join("config.json"))?;
+            base = self.describe_base(repo, has_template(&version.snapshot));
         }
         if let Some(base) = &base {
             // Before gigabytes come that another model is meant by.
@@ -129,7 +129,7 @@ impl Hub {
         if path.is_file() {
             let gguf = Gguf::open(&path).and_then(|gguf| gguf.config().map(|_| gguf));
             let gguf = gguf.map_err(|e| Error::Failed(e.to_string()))?;
-            base = self.base(repo, gguf.metadata().get("tokenizer.chat_template").is_some());
+            base = self.describe_base(repo, gguf.metadata().get("tokenizer.chat_template").is_some());
         }
         let main = folder.join("refs/main");
         fs::create_dir_all(folder.join("refs"))
@@ -139,19 +139,19 @@ impl Hub {
     }
 
     /// The commit that is the newest, and the names of its files.
-    fn list(&self, repo: &str) -> Outcome<(String, Vec<String>)> {
-        let answer = self.about(repo)?;
+    fn list_files(&self, repo: &str) -> Outcome<(String, Vec<String>)> {
+        let answer = self.ask_about(repo)?;
         let mut text = Vec::new();
         answer.body(MOST_LIST, |piece| text.write_all(piece))?;
         let value: Value = serde_json::from_slice(&text)
             .map_err(|e| Failure::Lie(format!("its list of files is no JSON: {e}")))?;
-        let commit = hash("its commit", value["sha"].as_str().unwrap_or_default())?;
+        let commit = parse_hash("its commit", value["sha"].as_str().unwrap_or_default())?;
         let files = value["siblings"].as_array().ok_or(Failure::Lie("it lists no files".into()))?;
         let names = files.iter().filter_map(|file| file["rfilename"].as_str());
         Ok((commit, names.filter(|name| is_plain(name)).map(String::from).collect()))
     }
 
-    fn about(&self, repo: &str) -> Outcome<Answer> {
+    fn ask_about(&self, repo: &str) -> Outcome<Answer> {
         let url = format!("{}/api/models/{repo}/revision/main", self.endpoint);
         let answer = self.client.ask(&url, Ask::From(0))?;
         if answer.status == 200 { Ok(answer) } else { Err(Failure::Status(answer.status)) }
@@ -164,14 +164,14 @@ impl Hub {
             return Ok(path);
         }
         eprintln!("{file}");
-        let url = format!("{}/{}", version.url, encoded(file));
+        let url = format!("{}/{}", version.url, encode_path(file));
         let answer = self.client.ask(&url, Ask::Head)?;
         let linked = answer.header(LINKED_ETAG);
         if linked.is_none() && answer.status != 200 {
             return Err(Failure::Status(answer.status));
         }
         let etag = linked.or(answer.header("etag")).unwrap_or_default();
-        let etag = hash(&format!("{file}: its ETag"), etag.trim_start_matches("W/").trim_matches('"'))?;
+        let etag = parse_hash(&format!("{file}: its ETag"), etag.trim_start_matches("W/").trim_matches('"'))?;
         // That of a redirect is not the file's.
         let own = || answer.header("content-length").filter(|_| answer.status == 200);
         let size: Option<u64> =
@@ -184,7 +184,7 @@ impl Hub {
         if !blob.exists() {
             fs::create_dir_all(&version.blobs).map_err(Failure::Disk)?;
             let part = version.blobs.join(format!("{etag}.part"));
-            let came = self.download(&url, &part, size).and_then(|()| check(file, &part, &etag));
+            let came = self.download(&url, &part, size).and_then(|()| check_hash(file, &part, &etag));
             if matches!(came, Err(Failure::Lie(_) | Failure::Disk(_))) {
                 // It is of no use, and takes room that may be lacking.
                 let _ = fs::remove_file(&part);
@@ -192,7 +192,7 @@ impl Hub {
             came?;
             fs::rename(&part, &blob).map_err(Failure::Disk)?;
         }
-        link(&path, &format!("{}blobs/{etag}", "../".repeat(file.split('/').count() + 1)))
+        link_blob(&path, &format!("{}blobs/{etag}", "../".repeat(file.split('/').count() + 1)))
             .map_err(Failure::Disk)?;
         Ok(path)
     }
@@ -201,7 +201,7 @@ impl Hub {
     fn download(&self, url: &str, part: &Path, size: Option<u64>) -> Outcome<()> {
         let mut retries = RETRIES;
         loop {
-            match self.go_on(url, part, size) {
+            match self.resume_download(url, part, size) {
                 Err(Failure::Connection(_)) if retries > 0 => retries -= 1,
                 ended => return ended,
             }
@@ -209,21 +209,21 @@ impl Hub {
         }
     }
 
-    fn go_on(&self, url: &str, part: &Path, size: Option<u64>) -> Outcome<()> {
+    fn resume_download(&self, url: &str, part: &Path, size: Option<u64>) -> Outcome<()> {
         let most = size.unwrap_or(MOST_TEXT);
-        let mut out = OpenOptions::new().append(true).create(true).open(part).map_err(Failure::Disk)?;
-        let there = out.metadata().map_err(Failure::Disk)?.len();
+        let there = fs::metadata(part).map_or(0, |meta| meta.len());
         let mut at = if there < most && size.is_some() { there } else { 0 };
-        if size == Some(there) {
+        if size == Some(there) && part.exists() {
             return Ok(());
         }
         let answer = self.client.ask(url, Ask::From(at))?;
         match answer.status {
-            206 if first(&answer) == Some(at) => {}
+            206 if parse_first_byte(&answer) == Some(at) => {}
             200 => at = 0,
             206 => return Err(Failure::Lie("another part of the file comes than was asked for".into())),
             status => return Err(Failure::Status(status)),
         }
+        let mut out = OpenOptions::new().append(true).create(true).open(part).map_err(Failure::Disk)?;
         if at != there {
             out.set_len(at).map_err(Failure::Disk)?;
         }
@@ -251,9 +251,9 @@ impl Hub {
     }
 
     /// For a model without a template: the line about it, with a sibling of it that the hub has.
-    fn base(&self, repo: &str, has_template: bool) -> Option<String> {
-        let siblings = if has_template { return None } else { choice::siblings(repo)? };
-        let mut asked = siblings.iter().map(|name| (name, self.about(name)));
+    fn describe_base(&self, repo: &str, has_template: bool) -> Option<String> {
+        let siblings = if has_template { return None } else { choice::guess_siblings(repo)? };
+        let mut asked = siblings.iter().map(|name| (name, self.ask_about(name)));
         // Who does not answer is not asked again.
         let there = asked.find(|(_, answer)| !matches!(answer, Err(Failure::Status(_))));
         let there = there.and_then(|(name, answer)| answer.is_ok().then_some(name));
@@ -293,7 +293,7 @@ impl Hub {
 }
 
 /// Before gigabytes come that no program can be built for.
-fn supported(config: &Path) -> Result<()> {
+fn check_supported(config: &Path) -> Result<()> {
     let text = fs::read_to_string(config).map_err(|e| Error::at(config, e))?;
     ModelConfig::parse(&text).map(|_| ()).map_err(|e| Error::at(config, e))
 }
@@ -305,7 +305,7 @@ fn has_template(snapshot: &Path) -> bool {
 }
 
 /// A name of blobs and commits, which becomes part of a path.
-fn hash(of: &str, text: &str) -> Outcome<String> {
+fn parse_hash(of: &str, text: &str) -> Outcome<String> {
     if (32..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Ok(text.to_ascii_lowercase());
     }
@@ -313,13 +313,13 @@ fn hash(of: &str, text: &str) -> Outcome<String> {
 }
 
 /// The first byte of the part that an answer brings.
-fn first(answer: &Answer) -> Option<u64> {
+fn parse_first_byte(answer: &Answer) -> Option<u64> {
     let range = answer.header("content-range")?.strip_prefix("bytes ")?;
     range.split('-').next()?.trim().parse().ok()
 }
 
 /// A file's name as part of an address.
-fn encoded(name: &str) -> String {
+fn encode_path(name: &str) -> String {
     let byte = |b: u8| match b {
         b if b.is_ascii_alphanumeric() || b"-._~/".contains(&b) => char::from(b).to_string(),
         b => format!("%{b:02X}"),
@@ -327,7 +327,7 @@ fn encoded(name: &str) -> String {
     name.bytes().map(byte).collect()
 }
 
-fn link(path: &Path, target: &str) -> std::io::Result<()> {
+fn link_blob(path: &Path, target: &str) -> std::io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
     if path.symlink_metadata().is_ok() {
         // It leads nowhere.
@@ -337,7 +337,7 @@ fn link(path: &Path, target: &str) -> std::io::Result<()> {
 }
 
 /// Large files are named by their SHA-256.
-fn check(file: &str, part: &Path, etag: &str) -> Outcome<()> {
+fn check_hash(file: &str, part: &Path, etag: &str) -> Outcome<()> {
     if etag.len() != 64 {
         return Ok(());
     }

@@ -70,8 +70,8 @@ pub fn names() -> String {
 }
 
 impl Known {
-    /// The line about a base model.
-    pub fn base(&self) -> Option<String> {
+    /// The line that says of a base model that it is one.
+    pub fn describe_base(&self) -> Option<String> {
         let (name, chats) = (self.name, KNOWN.iter().find(|known| known.instruct.is_none())?.name);
         Some(format!(
             "{name} is a base model: it has no chat template and goes on with texts; for a chat: cargo xtask fetch {chats}, or {}",
@@ -89,6 +89,15 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn models_for_chats_are_offered_first() {
+        assert_eq!(names(), "smollm2-135m, gemma3-270m (a base model, not for chats)");
+        let lines: Vec<String> = KNOWN.iter().filter_map(Known::describe_base).collect();
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].starts_with("gemma3-270m is a base model: "), "{}", lines[0]);
+        assert!(lines[0].ends_with("xtask fetch smollm2-135m, or google/gemma-3-270m-it"), "{}", lines[0]);
+    }
 
     #[test]
     fn an_architecture_that_the_program_lacks_is_known_before_anything_is_fetched() {

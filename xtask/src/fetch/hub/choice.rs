@@ -84,9 +84,9 @@ pub fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.contains(|c: char| c.is_control() || c == '\\') && below(name)
 }
 
-/// Models that may be what a base model of this name has become for chats, by the habits of those who publish them. `None`
-/// where the name says that it is one itself.
-pub fn siblings(repo: &str) -> Option<Vec<String>> {
+/// Guesses the names of models for chats that were made from a base model, by the habits of publishers; `None` where the
+/// name is of one for chats.
+pub fn guess_siblings(repo: &str) -> Option<Vec<String>> {
     const CHATS: [&str; 5] = ["-Instruct", "-instruct", "-it", "-Chat", "-chat"];
     if CHATS.iter().any(|end| repo.ends_with(end)) {
         return None;
@@ -125,11 +125,11 @@ mod tests {
 
     #[test]
     fn siblings_are_guessed_by_name() {
-        let first = |repo| siblings(repo).map(|names| names[0].clone());
+        let first = |repo| guess_siblings(repo).map(|names| names[0].clone());
         assert_eq!(first("a/b").as_deref(), Some("a/b-Instruct"));
         assert_eq!(first("a/b-Base").as_deref(), Some("a/b"));
-        assert_eq!(siblings("a/b-pt").unwrap()[3], "a/b-it");
-        assert_eq!(siblings("a/b-it"), None);
+        assert_eq!(guess_siblings("a/b-pt").unwrap()[3], "a/b-it");
+        assert_eq!(guess_siblings("a/b-it"), None);
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub enum Failure {
     Disk(io::Error),
 }
 
-/// What came, or why it did not.
+/// An answer, or why there is none.
 pub type Outcome<T> = Result<T, Failure>;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -67,8 +67,8 @@ impl Client {
             if described || !matches!(answer.status, 301 | 302 | 303 | 307 | 308) {
                 return Ok(answer);
             }
-            let next = redirected(&url, answer.header("location").unwrap_or_default())?;
-            token = token.filter(|_| origin(&next) == origin(&url));
+            let next = resolve_redirect(&url, answer.header("location").unwrap_or_default())?;
+            token = token.filter(|_| parse_origin(&next) == parse_origin(&url));
             url = next;
         }
         Err(Failure::Lie(format!("it redirects more than {HOPS} times")))
@@ -83,9 +83,9 @@ impl Client {
         curl.args(["--connect-timeout", &seconds]);
         curl.args(["--speed-limit", LEAST, "--speed-time", &seconds]);
         // Words of a command are seen by everyone on the machine, so what is secret comes on stdin.
-        let mut config = format!("url = {}\n", quoted(url)?);
+        let mut config = format!("url = {}\n", quote(url)?);
         if let Some(token) = token {
-            config += &format!("header = {}\n", quoted(&format!("Authorization: Bearer {token}"))?);
+            config += &format!("header = {}\n", quote(&format!("Authorization: Bearer {token}"))?);
         }
         match ask {
             Ask::Head => curl.arg("--head"),
@@ -101,7 +101,7 @@ impl Client {
         }
         let out = BufReader::new(child.stdout.take().expect("stdout is piped"));
         let mut curl = Curl { child, out };
-        match head(&mut curl.out) {
+        match read_head(&mut curl.out) {
             Some((status, headers)) => Ok(Answer { status, headers, curl }),
             None if curl.out.fill_buf().is_ok_and(<[u8]>::is_empty) => {
                 curl.ended()?;
@@ -158,7 +158,7 @@ impl Drop for Curl {
 }
 
 /// Status and headers; answers that announce another one are passed over.
-fn head(out: &mut impl BufRead) -> Option<(u16, Vec<(String, String)>)> {
+fn read_head(out: &mut impl BufRead) -> Option<(u16, Vec<(String, String)>)> {
     let mut out = out.take(MOST_HEAD);
     let mut line = || {
         let mut line = Vec::new();
@@ -183,7 +183,7 @@ fn head(out: &mut impl BufRead) -> Option<(u16, Vec<(String, String)>)> {
 }
 
 /// A text of curl's configuration, in which a line more would be an option more.
-fn quoted(text: &str) -> Outcome<String> {
+fn quote(text: &str) -> Outcome<String> {
     if text.bytes().all(|b| b.is_ascii_graphic() || b == b' ') {
         return Ok(format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")));
     }
@@ -191,8 +191,8 @@ fn quoted(text: &str) -> Outcome<String> {
     Err(Failure::Lie("its address has characters that none has".into()))
 }
 
-/// Where a redirect leads: to no other protocol, and never from a connection that nobody reads to one that everyone does.
-fn redirected(from: &str, location: &str) -> Outcome<String> {
+/// Resolves where a redirect leads: to no other protocol, and never from a connection that nobody reads to one that everyone does.
+fn resolve_redirect(from: &str, location: &str) -> Outcome<String> {
     let (scheme, rest) = from.split_once("://").unwrap_or(("https", from));
     let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let to = match location {
@@ -202,14 +202,14 @@ fn redirected(from: &str, location: &str) -> Outcome<String> {
     };
     let plain = to.bytes().all(|b| b.is_ascii_graphic());
     let down = scheme.eq_ignore_ascii_case("https") && !to.to_ascii_lowercase().starts_with("https://");
-    if plain && !down && origin(&to).is_some() {
+    if plain && !down && parse_origin(&to).is_some() {
         return Ok(to);
     }
     Err(Failure::Lie(format!("it redirects to `{}`", sh::one_line(location))))
 }
 
 /// Protocol, host and port of an address; `None` where programs might read them in different ways.
-fn origin(url: &str) -> Option<(String, String)> {
+fn parse_origin(url: &str) -> Option<(String, String)> {
     let (scheme, rest) = url.split_once("://")?;
     let host = rest.split(['/', '?', '#']).next()?.to_ascii_lowercase();
     let scheme = scheme.to_ascii_lowercase();
@@ -231,8 +231,8 @@ mod tests {
             ("https://hub.example:444/c", "https://hub.example:444/c", false),
             ("https://hub.example.evil.example/c", "https://hub.example.evil.example/c", false),
         ] {
-            assert_eq!(redirected(from, location).unwrap(), to);
-            assert_eq!(origin(from) == origin(to), same, "{to}");
+            assert_eq!(resolve_redirect(from, location).unwrap(), to);
+            assert_eq!(parse_origin(from) == parse_origin(to), same, "{to}");
         }
         for location in [
             "",
@@ -248,8 +248,8 @@ mod tests {
             "/\u{e9}",
             "mailto:a",
         ] {
-            assert!(redirected(from, location).is_err(), "{location}");
+            assert!(resolve_redirect(from, location).is_err(), "{location}");
         }
-        assert_eq!(redirected("http://hub.example", "/c").unwrap(), "http://hub.example/c");
+        assert_eq!(resolve_redirect("http://hub.example", "/c").unwrap(), "http://hub.example/c");
     }
 }
