@@ -411,20 +411,33 @@ fn the_token_goes_to_the_hub_and_to_nobody_else() {
     assert!(said.contains("HF_TOKEN") && said.contains("accept its terms at http://127.0.0.1:"), "{said}");
     bed.hub.client.token = Some("hf_secret".into());
     assert!(bed.hub.fetch("org/name").is_ok());
-    let other = Bed::new("other", Shelf::of(&files));
-    let to = format!(
-        "HTTP/1.1 302 Found\r\nlocation: {}/org/name/resolve/{COMMIT}/model.safetensors\r\n\r\n",
-        other.hub.endpoint
-    );
-    let mut bed = lying(
-        "leads-away",
-        Lie { of: "model.safetensors", from: "", to: to.into_bytes(), then: Then::Close },
-    );
+    // As the hub does: a small file is elsewhere on it, a large one on another server that the redirect describes.
+    let moved = |of, location: String, more: &str| {
+        let to =
+            format!("HTTP/1.1 302 Found\r\nlocation: {location}/org/name/resolve/{COMMIT}/{more}\r\n\r\n");
+        let lie = Lie { of, from: "", to: to.into_bytes(), then: Then::Close };
+        let files: [(&str, &[u8]); 3] =
+            [("config.json", b"elsewhere"), files[1], ("settings", CONFIG.as_bytes())];
+        Shelf { token: Some("hf_secret"), lie: Some(lie), ..Shelf::of(&files) }
+    };
+    let mut bed = Bed::new("moved", moved("config.json", String::new(), "settings"));
     bed.hub.client.token = Some("hf_secret".into());
-    let snapshot = files::hub::snapshot(&bed.fetch("org/name"));
-    assert_eq!(fs::read(snapshot.join("model.safetensors")).unwrap(), b"w");
-    assert_eq!((other.asked("model.safetensors"), other.asked("hf_secret")), (2, 0));
-    assert!(bed.asked("hf_secret") >= 5);
+    bed.fetch("org/name");
+    assert_eq!(bed.asked("/settings HTTP/1.1  hf_secret"), 2);
+    let described =
+        format!("x-linked-size: 1\r\nx-linked-etag: \"{}\"", cache::hex(Sha256::new_with_prefix(b"w")));
+    for (name, more, asked) in [("described", described.as_str(), 1), ("undescribed", "x: y", 2)] {
+        let other = Bed::new(&format!("{name}-other"), Shelf::of(&files));
+        let more = format!("model.safetensors\r\n{more}");
+        let mut shelf = moved("model.safetensors", other.hub.endpoint.clone(), &more);
+        shelf.files[0].1 = CONFIG.into();
+        let mut bed = Bed::new(name, shelf);
+        bed.hub.client.token = Some("hf_secret".into());
+        let snapshot = files::hub::snapshot(&bed.fetch("org/name"));
+        assert_eq!(fs::read(snapshot.join("model.safetensors")).unwrap(), b"w");
+        assert_eq!((other.asked("model.safetensors"), other.asked("hf_secret")), (asked, 0), "{name}");
+        assert_eq!(bed.asked("model.safetensors HTTP/1.1  hf_secret"), 2, "{name}");
+    }
 }
 
 #[test]
