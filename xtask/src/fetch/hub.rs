@@ -285,7 +285,9 @@ impl Hub {
             }
             Failure::Lie(why) => (why, "try again, or name another mirror in HF_ENDPOINT".into()),
             Failure::Disk(e) => {
-                (e.to_string(), format!("make room in {}, or set HF_HOME", self.cache.display()))
+                let full = e.kind() == std::io::ErrorKind::StorageFull;
+                let what = if full { "make room in" } else { "make sure that files can be written in" };
+                (e.to_string(), format!("{what} {}, or set HF_HOME", self.cache.display()))
             }
         };
         Error::Failed(format!("{repo} cannot be fetched from {endpoint}: {}; {remedy}", sh::one_line(&why)))
