@@ -3,7 +3,6 @@
 //! Hugging Face hub into the user's cache of it.
 
 mod cache;
-#[cfg(feature = "hub")]
 mod hub;
 mod known;
 mod pip;
@@ -42,36 +41,29 @@ pub fn run(words: &[String]) -> Result<()> {
     let file = cache::place(&weights(name)?, model, &sh::root().join("models"))?;
     println!("{}", file.display());
     if supported {
-        say_what_is_next(name);
+        say_what_is_next(name, model.describe_base());
     }
     Ok(())
 }
 
-fn say_what_is_next(model: &str) {
-    eprintln!("now a chat:    ANTIGRAVITY_MODEL={model} cargo run --release -- chat");
-    eprintln!("on a phone:    cargo xtask deploy --model {model} && cargo xtask run --model {model} -- chat");
-}
-
-#[cfg(feature = "hub")]
-fn from_hub(name: &str) -> Result<()> {
-    let model = hub::Hub::of_user()?.fetch(name)?.display().to_string();
-    println!("{model}");
-    say_what_is_next(&crate::device::shell::quote(&model));
-    Ok(())
-}
-
-/// Starts this tool again, built with the feature that this build lacks.
-#[cfg(not(feature = "hub"))]
-fn from_hub(name: &str) -> Result<()> {
-    let mut again = sh::cargo(&["run", "--package", "xtask", "--features", "hub", "--", "fetch", name]);
-    eprintln!("$ {}", sh::show(&again));
-    let status = again.status().map_err(|e| sh::cannot_start(&again, e))?;
-    match status.code().map(u8::try_from) {
-        Some(Ok(0)) => Ok(()),
-        // It has said why itself.
-        Some(Ok(code)) => Err(Error::Program(code)),
-        _ => Err(Error::Failed(format!("`{}` ended with {status}", sh::show(&again)))),
+/// Says how to use a model; `base` is the line about one that is not for chats.
+fn say_what_is_next(model: &str, base: Option<String>) {
+    let (what, words, there) = match base {
+        None => ("chat", "chat", " -- chat"),
+        Some(_) => ("text", "--prompt 'Once upon a time'", ""),
+    };
+    eprintln!("now a {what}:    ANTIGRAVITY_MODEL={model} cargo run --release -- {words}");
+    eprintln!("on a phone:    cargo xtask deploy --model {model} && cargo xtask run --model {model}{there}");
+    if let Some(base) = base {
+        eprintln!("{base}");
     }
+}
+
+fn from_hub(name: &str) -> Result<()> {
+    let hub::Fetched { path, base } = hub::Hub::of_user()?.fetch(name)?;
+    println!("{}", path.display());
+    say_what_is_next(&crate::device::shell::quote(&path.display().to_string()), base);
+    Ok(())
 }
 
 /// The file with the weights of a model that `fetch` knows by name, checked, in a cache folder outside the checkout; it

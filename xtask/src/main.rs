@@ -52,7 +52,7 @@ const TASKS: &[Task] = &[
     Task { name: "test", arguments: "[PART…]", flags: NONE, run: test::run,
            about: "what every change must keep; `test all` does everything, `test list` names the parts" },
     Task { name: "fetch", arguments: "MODEL", flags: fetch::FLAGS, run: fetch::run,
-           about: "bring a real model here: smollm2-135m, gemma3-270m, or org/name[:file] of the Hugging Face hub" },
+           about: "bring a real model here: smollm2-135m (chats), gemma3-270m (base), or org/name[:file] of the Hugging Face hub" },
     Task { name: "parity", arguments: "[MODEL…]", flags: NONE, run: parity::run,
            about: "compare logits and text with the reference results of transformers, model by model" },
     Task { name: "golden", arguments: "[--bless] [--device D]", flags: golden::FLAGS, run: golden::run,

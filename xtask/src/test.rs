@@ -51,7 +51,6 @@ const PARTS: &[Part] = &[
     Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
     Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the story model's README says so", run: quality_of_the_cache },
     Part { name: "clients", when: All, about: "the server beside real clients: openai, anthropic, litellm, curl, and its page in Chromium", run: clients::run },
-    Part { name: "hub", when: All, about: "models of the Hugging Face hub, from a stand-in on this machine", run: hub },
     Part { name: "real", when: All, about: "a real model: logits, text and perplexity of transformers, and one text on every path", run: real::run },
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
     Part { name: "runtimes", when: All, about: "OpenCL devices of other runtimes: Intel's for CPUs, and rusticl where the distribution has it", run: runtimes::run },
@@ -192,14 +191,6 @@ fn long() -> Outcome {
         return Err(Error::Failed(format!("{ran} tests ran, not {named}: see EVERY_KERNEL and LONG_CHAT")));
     }
     Ok(tally)
-}
-
-/// What only `xtask fetch org/name` builds.
-fn hub() -> Outcome {
-    let with_hub = ["--package", "xtask", "--features", "hub"];
-    sh::run(cargo(&["clippy", "--all-targets"]).args(with_hub).args(["--", "--deny", "warnings"]))?;
-    // One of them is started by another, as a process of its own.
-    counted(cargo(&["test"]).args(with_hub).args(["hub::", "--", "--skip", "a_child_fetches"]))
 }
 
 fn oclgrind() -> Outcome {

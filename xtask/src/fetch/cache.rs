@@ -57,7 +57,7 @@ impl Cache {
 }
 
 /// Waits until no other process fetches this model.
-fn lock_file(path: &Path) -> std::io::Result<File> {
+pub fn lock_file(path: &Path) -> std::io::Result<File> {
     let file = File::create(path)?;
     if file.try_lock().is_err() {
         eprintln!("waiting for another process that fetches the same model");

@@ -19,6 +19,7 @@ const TINY: Known = Known {
     name: "tiny",
     about: "a tiny model",
     licence: "none",
+    instruct: None,
     arch: "llama",
     packages: &["tiny-part1==1.0", "tiny-part2==1.0"],
     parts: &["tiny_part1/data/tiny.part00", "tiny_part2/data/tiny.part01"],

@@ -78,9 +78,22 @@ fn some_of(names: &[&str]) -> String {
     crate::sh::one_line(&format!("{}{more}", names[..names.len().min(SHOWN)].join(", ")))
 }
 
-/// A name below the model's folder: others write where they should not.
-fn is_plain(name: &str) -> bool {
-    !name.is_empty() && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
+/// A name below the model's folder: others write where they should not, or steer a terminal.
+pub fn is_plain(name: &str) -> bool {
+    let below = |name: &str| Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+    !name.is_empty() && !name.contains(|c: char| c.is_control() || c == '\\') && below(name)
+}
+
+/// Guesses the names of models for chats that were made from a base model, by the habits of publishers; `None` where the
+/// name is of one for chats.
+pub fn guess_siblings(repo: &str) -> Option<Vec<String>> {
+    const CHATS: [&str; 5] = ["-Instruct", "-instruct", "-it", "-Chat", "-chat"];
+    if CHATS.iter().any(|end| repo.ends_with(end)) {
+        return None;
+    }
+    let stem = ["-Base", "-base", "-pt"].iter().find_map(|end| repo.strip_suffix(end));
+    let of_stem = CHATS.iter().map(|end| format!("{}{end}", stem.unwrap_or(repo)));
+    Some(stem.map(String::from).into_iter().chain(of_stem).collect())
 }
 
 /// The shards that an index names.
@@ -108,6 +121,15 @@ mod tests {
         for name in ["a", "a/b/c", "/a", "a/", "a/b:", "../..", "a/..", "a/b?c", "a/%2e"] {
             assert_eq!(Wanted::parse(name).err().map(|e| e.exit_code()), Some(2), "{name}");
         }
+    }
+
+    #[test]
+    fn siblings_are_guessed_by_name() {
+        let first = |repo| guess_siblings(repo).map(|names| names[0].clone());
+        assert_eq!(first("a/b").as_deref(), Some("a/b-Instruct"));
+        assert_eq!(first("a/b-Base").as_deref(), Some("a/b"));
+        assert_eq!(guess_siblings("a/b-pt").unwrap()[3], "a/b-it");
+        assert_eq!(guess_siblings("a/b-it"), None);
     }
 
     #[test]
