@@ -6,15 +6,19 @@
 //! that forms where a message and the template's text meet. A template that builds control tokens from parts is refused
 //! when it is loaded.
 
+mod arguments;
 mod environment;
+mod filters;
 mod json;
 mod limits;
+mod objects;
 mod program;
 mod python;
 mod source;
 #[cfg(test)]
 mod tests;
 mod value;
+mod written;
 
 use super::{Context, Ending, Message, Role, Segment, Segments};
 use crate::tokenizer::Tokenizer;
@@ -24,6 +28,7 @@ use files::error::unquoted;
 use minijinja::{ErrorKind, Value};
 use source::Marks;
 use std::error::Error as _;
+use value::Reads;
 
 /// Longest source; most have up to 30 KB, some with many tools and languages several hundred.
 pub(super) const MAX_SOURCE: u64 = 1 << 20;
@@ -50,6 +55,7 @@ pub struct Jinja {
     controls: Vec<String>,
     /// The control token that it writes after an answer.
     end: Option<String>,
+    reads: Reads,
 }
 
 /// The message given to `raise_exception`.
@@ -68,13 +74,18 @@ impl Jinja {
         source: impl Into<String>,
         variables: Vec<(String, String)>,
     ) -> Result<Self> {
-        let (place, source) = (place.into(), source.into());
-        let template = Self { place, source, variables, controls: Vec::new(), end: None };
+        // As Jinja reads its sources.
+        let source: String = source.into();
+        let source =
+            if source.contains('\r') { source.replace("\r\n", "\n").replace('\r', "\n") } else { source };
+        let place = place.into();
+        let (controls, end, reads) = (Vec::new(), None, Reads::Messages);
+        let mut template = Self { place, source, variables, controls, end, reads };
         if template.source.len() as u64 > MAX_SOURCE {
             return Err(template.fault(None, &format!("has more than {MAX_SOURCE} bytes")));
         }
         let text = template.prepare(&[])?;
-        template.contained(move || program::check(&text))?;
+        template.reads = template.contained(move || program::check(&text))?;
         Ok(template)
     }
 
@@ -154,7 +165,7 @@ impl Jinja {
     /// # Errors
     /// [`Error::Usage`] if the template refuses the messages; [`Error::Model`] if it fails or exceeds its limits.
     pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
-        let given = value::all(messages, context.variables);
+        let given = value::all(messages, context.variables, self.reads);
         let base = self.free_block(&given)?;
         let marks: Vec<(&str, char)> = (base..)
             .zip(&self.controls)
