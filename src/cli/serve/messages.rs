@@ -13,10 +13,11 @@ type Result<T> = std::result::Result<T, Refusal>;
 
 /// A tool in the form of chat completions.
 fn tool(of: &Value) -> Value {
-    let mut function = json!({"name": of["name"], "parameters": of["input_schema"]});
+    let mut function = json!({"name": of["name"]});
     if let Some(description) = of.get("description") {
         function["description"] = description.clone();
     }
+    function["parameters"] = of["input_schema"].clone();
     json!({"type": "function", "function": function})
 }
 

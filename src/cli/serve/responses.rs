@@ -18,7 +18,7 @@ fn tool(of: &Value) -> Value {
         return of.clone();
     }
     let mut function = of.clone();
-    let kind = function.as_object_mut().and_then(|fields| fields.remove("type"));
+    let kind = function.as_object_mut().and_then(|fields| fields.shift_remove("type"));
     json!({"type": kind, "function": function})
 }
 
