@@ -18,7 +18,8 @@ pub(in crate::cli) enum Think {
 /// The template of conversations.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct ChosenTemplate {
-    /// Chat template in place of the model's own: a file or a text in Jinja, or one of chatml, llama3, gemma, phi3, phi4
+    /// Chat template in place of the model's own: a file or a text in Jinja, the name of one of the model's where it has
+    /// several (tool_use, which conversations with tools get anyway, or rag), or one of chatml, llama3, gemma, phi3, phi4
     /// and granite
     #[arg(long, alias = "chat-template-file", value_name = "FILE|TEXT", allow_hyphen_values = true)]
     chat_template: Option<String>,
@@ -54,7 +55,8 @@ impl ChosenTemplate {
         if ["{{", "{%"].iter().any(|sign| given.contains(sign)) {
             return source.instead(FLAG, given);
         }
-        if let Some(template) = Template::named(given) {
+        // A model whose own template is broken may have another one in its place.
+        if let Some(template) = source.named(given).ok().flatten().or_else(|| Template::named(given)) {
             return Ok(template);
         }
         let file = Path::new(given);
@@ -99,12 +101,9 @@ impl TemplateArgs {
 
     /// Flags without effect on answers that have no thoughts, or with a template that does not ask for a variable.
     pub fn idle(&self, template: &Template, thinks: bool) -> Vec<String> {
-        let source = match template {
-            Template::Jinja(jinja) => jinja.source(),
-            _ => "",
-        };
+        let reads = |name: &str| matches!(template, Template::Jinja(jinja) if jinja.mentions(name));
         let names = self.chosen.template_arg.iter().filter_map(|given| Some(given.split_once('=')?.0));
-        let unread = names.filter(|name| !source.contains(name));
+        let unread = names.filter(|name| !reads(name));
         let mut lines: Vec<String> = unread
             .map(|name| {
                 format!("warning: --template-arg {name}: no effect; the chat template does not ask for it")

@@ -187,7 +187,7 @@ impl BenchResult {
             format!("{value}\n")
         };
         let mut head = self.json();
-        head.as_object_mut().map(|head| head.remove("rows"));
+        head.as_object_mut().map(|head| head.shift_remove("rows"));
         let rows = self.rows.iter().map(|l| tagged("row", json!(l)));
         std::iter::once(tagged("environment", head)).chain(rows).collect()
     }

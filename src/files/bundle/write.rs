@@ -75,7 +75,9 @@ impl<'a> Begun<'a> {
         let from = self.model - self.start - HEAD as u64;
         self.tensors.insert(PACKED_NAME.into(), tensor(from, plane.bytes().len() as u64));
         self.tensors.insert("__metadata__".into(), self.metadata.into());
-        let head = head(Value::Object(self.tensors).to_string().into_bytes());
+        let mut table = Value::Object(self.tensors);
+        table.sort_all_objects();
+        let head = head(table.to_string().into_bytes());
         head.and_then(|head| self.file.write_all_at(&head, self.start)).map_err(fail)?;
         Ok(len as u64)
     }

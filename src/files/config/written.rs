@@ -59,6 +59,7 @@ impl ModelConfig {
         if self.arch == Arch::Phi3 {
             config["partial_rotary_factor"] = json!(self.rope.dim as f64 / self.head_dim as f64);
         }
+        config.sort_all_objects();
         config.to_string()
     }
 

@@ -50,6 +50,7 @@ impl Header {
 
     /// The header's bytes: their number, and the JSON.
     fn finish(mut self, source: &Checkpoint, weight_type: WeightType, config: &str) -> Vec<u8> {
+        self.dtypes.sort_keys();
         let metadata = json!({
             key::LAYOUT: LAYOUT.to_string(),
             "model": crate::dims::MODEL,
@@ -59,7 +60,9 @@ impl Header {
             key::DTYPES: Value::Object(self.dtypes).to_string(),
         });
         self.tensors.insert("__metadata__".into(), metadata);
-        let mut json = Value::Object(self.tensors).to_string().into_bytes();
+        let mut table = Value::Object(self.tensors);
+        table.sort_all_objects();
+        let mut json = table.to_string().into_bytes();
         json.resize(padded(json.len() + 8) - 8, b' ');
         [&(json.len() as u64).to_le_bytes()[..], &json].concat()
     }

@@ -41,7 +41,7 @@ impl Moment {
         self.seconds
     }
 
-    /// Formats the moment like C's `strftime`; the error is the first directive that is not supported.
+    /// Formats the moment as Python's `strftime` does; the error is the first directive that it does not have.
     ///
     /// ```
     /// use text::chat::Moment;
@@ -57,68 +57,97 @@ impl Moment {
                 out.push(c);
                 continue;
             }
-            let (padded, letter) = match chars.next() {
-                Some('-') => (Padded::No, chars.next()),
-                letter => (Padded::Yes, letter),
+            let (padding, letter) = match chars.next() {
+                Some(sign @ ('-' | '_' | '0')) => (Some(sign), chars.next()),
+                letter => (None, letter),
             };
             let letter = letter.ok_or("%")?;
-            out += &self.field(letter, padded).ok_or_else(|| format!("%{letter}"))?;
+            let field = self.number(letter).map(|(number, width, blank)| match padding.unwrap_or(blank) {
+                '-' => number.to_string(),
+                '_' => format!("{number:width$}"),
+                _ => format!("{number:0width$}"),
+            });
+            out += &field.or_else(|| self.word(letter)).ok_or_else(|| format!("%{letter}"))?;
         }
         Ok(out)
     }
 
-    fn field(self, letter: char, padded: Padded) -> Option<String> {
-        let (year, month, day) = self.civil();
-        let (hour, minute, second) = (self.seconds / 3600 % 24, self.seconds / 60 % 60, self.seconds % 60);
-        let two = |n: u64| match padded {
-            Padded::Yes => format!("{n:02}"),
-            Padded::No => n.to_string(),
-        };
-        let weekday = WEEKDAYS[(self.seconds / 86_400 % 7) as usize];
-        Some(match letter {
-            'Y' => year.to_string(),
-            'y' => two(year % 100),
-            'm' => two(month as u64),
-            'd' => two(day),
-            'e' => format!("{day:2}"),
-            'B' => MONTHS[month - 1].into(),
-            'b' | 'h' => MONTHS[month - 1][..3].into(),
-            'A' => weekday.into(),
-            'a' => weekday[..3].into(),
-            'H' => two(hour),
-            'I' => two((hour + 11) % 12 + 1),
-            'M' => two(minute),
-            'S' => two(second),
-            'p' => if hour < 12 { "AM" } else { "PM" }.into(),
-            'F' => format!("{year}-{month:02}-{day:02}"),
-            'T' => format!("{hour:02}:{minute:02}:{second:02}"),
-            'D' => format!("{month:02}/{day:02}/{:02}", year % 100),
-            'R' => format!("{hour:02}:{minute:02}"),
-            'Z' => "UTC".into(),
-            'z' => "+0000".into(),
-            '%' => "%".into(),
+    /// The number that a directive stands for, its digits, and `_` where blanks fill them up.
+    fn number(self, letter: char) -> Option<(u64, usize, char)> {
+        let days = self.seconds / 86_400;
+        let (year, month, day) = civil(days);
+        let (hour, weekday, yearday) = (self.seconds / 3600 % 24, (days + 4) % 7, day_of_year(days));
+        // ISO's week belongs to the year of its Thursday. The first of all days is one.
+        let thursday = days + 3 - (days + 3) % 7;
+        let (number, width) = match letter {
+            'Y' => (year, 1),
+            'C' => (year / 100, 2),
+            'y' => (year % 100, 2),
+            'm' => (month as u64, 2),
+            'd' | 'e' => (day, 2),
+            'j' => (yearday + 1, 3),
+            'H' | 'k' => (hour, 2),
+            'I' | 'l' => ((hour + 11) % 12 + 1, 2),
+            'M' => (self.seconds / 60 % 60, 2),
+            'S' => (self.seconds % 60, 2),
+            'f' => (0, 6),
+            's' => (self.seconds, 1),
+            'u' => ((weekday + 6) % 7 + 1, 1),
+            'w' => (weekday, 1),
+            'U' => ((yearday + 7 - weekday) / 7, 2),
+            'W' => ((yearday + 7 - (weekday + 6) % 7) / 7, 2),
+            'V' => (day_of_year(thursday) / 7 + 1, 2),
+            'G' => (civil(thursday).0, 1),
+            'g' => (civil(thursday).0 % 100, 2),
             _ => return None,
-        })
+        };
+        Some((number, width, if "ekl".contains(letter) { '_' } else { '0' }))
     }
 
-    /// Year, month and day, the latter two from 1. Howard Hinnant's civil_from_days: years begin in March.
-    fn civil(self) -> (u64, usize, u64) {
-        let z = self.seconds / 86_400 + 719_468;
-        let (era, day_of_era) = (z / 146_097, z % 146_097);
-        let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-        let from_march = (5 * day_of_year + 2) / 153;
-        let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-        let month = (from_march + 2) % 12 + 1;
-        (era * 400 + year_of_era + u64::from(month <= 2), month as usize, day)
+    /// The words and the forms that directives stand for.
+    fn word(self, letter: char) -> Option<String> {
+        let days = self.seconds / 86_400;
+        let (weekday, month) = (WEEKDAYS[(days % 7) as usize], MONTHS[civil(days).1 - 1]);
+        let half = if self.seconds / 3600 % 24 < 12 { "AM" } else { "PM" };
+        let form = match letter {
+            'B' => return Some(month.into()),
+            'b' | 'h' => return Some(month[..3].into()),
+            'A' => return Some(weekday.into()),
+            'a' => return Some(weekday[..3].into()),
+            'p' => return Some(half.into()),
+            'P' => return Some(half.to_lowercase()),
+            'Z' => return Some("UTC".into()),
+            'z' => return Some("+0000".into()),
+            '%' | 'n' | 't' => return Some(["%", "\n", "\t"]["%nt".find(letter)?].into()),
+            'c' => "%a %b %e %H:%M:%S %Y",
+            'D' | 'x' => "%m/%d/%y",
+            'F' => "%Y-%m-%d",
+            'R' => "%H:%M",
+            'T' | 'X' => "%H:%M:%S",
+            'r' => "%I:%M:%S %p",
+            _ => return None,
+        };
+        self.format(form).ok()
     }
 }
 
-/// Whether numbers below ten get a leading zero.
-#[derive(Clone, Copy)]
-enum Padded {
-    Yes,
-    No,
+/// Year, month and day of a day since 1970-01-01, the latter two from 1. Howard Hinnant's civil_from_days: years begin
+/// in March.
+fn civil(days: u64) -> (u64, usize, u64) {
+    let z = days + 719_468;
+    let (era, day_of_era) = (z / 146_097, z % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = (from_march + 2) % 12 + 1;
+    (era * 400 + year_of_era + u64::from(month <= 2), month as usize, day)
+}
+
+/// The day in its year, from 0.
+fn day_of_year(days: u64) -> u64 {
+    let before = civil(days).0 - 1;
+    days - (before * 365 + before / 4 - before / 100 + before / 400 - 719_162)
 }
 
 #[cfg(test)]
@@ -149,6 +178,14 @@ mod tests {
             ("%A %-d. %B %Y, %I:%M %p", "Thursday 29. February 2024, 03:05 PM"),
             ("%a %F %T %Z%%", "Thu 2024-02-29 15:05:05 UTC%"),
             ("%-H %-M %D %R %y", "15 5 02/29/24 15:05 24"),
+            (
+                "%j %U %W %w %u %C %e %k %l %_m %G-%V %g %s",
+                "060 08 09 4 4 20 29 15  3  2 2024-09 24 1709219105",
+            ),
+            (
+                "%r|%c|%x|%X|%f|%n%t|%P",
+                "03:05:05 PM|Thu Feb 29 15:05:05 2024|02/29/24|15:05:05|000000|\n\t|pm",
+            ),
             ("", ""),
         ] {
             assert_eq!(moment.format(form), Ok(text.into()), "{form}");

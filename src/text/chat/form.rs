@@ -37,12 +37,12 @@ impl Form {
     /// conversation without tools.
     pub fn of(template: &Template, tokenizer: &Tokenizer) -> Self {
         let known = |text: &str| tokenizer.token_to_id(text).is_some();
-        let source = match template {
+        let jinja = match template {
             Template::Plain => return Self::default(),
-            Template::Jinja(jinja) => jinja.source(),
-            _ => "",
+            Template::Jinja(jinja) => Some(jinja),
+            _ => None,
         };
-        let has = |text: &str| source.contains(text);
+        let has = |text: &str| jinja.is_some_and(|jinja| jinja.mentions(text));
         let calls = match () {
             () if has(QWEN.open) => Some(QWEN),
             () if has(PHI.open) || known(PHI.open) => {
@@ -53,7 +53,7 @@ impl Form {
         };
         Self {
             thinking: Some(THOUGHTS).filter(|t| has(t.open) || has("</think>") || known("</think>")),
-            calls: calls.filter(|_| !source.is_empty() || *template == Template::Phi4),
+            calls: calls.filter(|_| jinja.is_some() || *template == Template::Phi4),
             reads_reasoning: has("reasoning_content"),
             reads_calls: has("tool_calls"),
         }

@@ -1,6 +1,6 @@
-//! The chat template in the metadata of a GGUF file.
+//! The chat templates in the metadata of a GGUF file.
 
-use super::loading::{Origin, Parts, TemplateSource};
+use super::loading::{NAMES, Origin, Parts, TemplateSource};
 use crate::{Error, Result};
 use files::source::gguf::Gguf;
 
@@ -20,7 +20,7 @@ impl TemplateSource {
     }
 }
 
-/// The template's text, if there is one, and its variables.
+/// The texts of the templates, and their variables.
 fn read(gguf: &Gguf) -> Result<Parts> {
     let refused = |why: String| Error::model(gguf.path(), why);
     let metadata = gguf.metadata();
@@ -33,6 +33,12 @@ fn read(gguf: &Gguf) -> Result<Parts> {
             variables.push((name.to_owned(), text.to_owned()));
         }
     }
-    let place = format!("{}: {TEMPLATE}", gguf.path().display());
-    Ok(Parts { text: source.map(|source| (place, source.to_owned())), variables })
+    let placed = |key: &str, source: &str| (format!("{}: {key}", gguf.path().display()), source.to_owned());
+    let mut named = vec![];
+    for name in NAMES {
+        let key = format!("{TEMPLATE}.{name}");
+        let source = metadata.text(&key).map_err(refused)?;
+        named.extend(source.map(|source| (name.to_owned(), placed(&key, source))));
+    }
+    Ok(Parts { default: source.map(|source| placed(TEMPLATE, source)), named, variables })
 }

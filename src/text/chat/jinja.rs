@@ -6,17 +6,21 @@
 //! that forms where a message and the template's text meet. A template that builds control tokens from parts is refused
 //! when it is loaded.
 
+mod arguments;
 mod environment;
+mod filters;
 mod json;
 mod limits;
+mod objects;
 mod program;
 mod python;
 mod source;
 #[cfg(test)]
 mod tests;
 mod value;
+mod written;
 
-use super::{Context, Ending, Message, Role, Segment, Segments};
+use super::{Context, Ending, Message, Role, Segment, Segments, Tools, Variables};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use files::containment::{self, Subject};
@@ -24,6 +28,7 @@ use files::error::unquoted;
 use minijinja::{ErrorKind, Value};
 use source::Marks;
 use std::error::Error as _;
+use value::Reads;
 
 /// Longest source; most have up to 30 KB, some with many tools and languages several hundred.
 pub(super) const MAX_SOURCE: u64 = 1 << 20;
@@ -50,6 +55,9 @@ pub struct Jinja {
     controls: Vec<String>,
     /// The control token that it writes after an answer.
     end: Option<String>,
+    reads: Reads,
+    /// Another one for conversations with tools.
+    with_tools: Option<Box<Jinja>>,
 }
 
 /// The message given to `raise_exception`.
@@ -68,14 +76,29 @@ impl Jinja {
         source: impl Into<String>,
         variables: Vec<(String, String)>,
     ) -> Result<Self> {
-        let (place, source) = (place.into(), source.into());
-        let template = Self { place, source, variables, controls: Vec::new(), end: None };
+        // As Jinja reads its sources.
+        let source: String = source.into();
+        let source =
+            if source.contains('\r') { source.replace("\r\n", "\n").replace('\r', "\n") } else { source };
+        let place = place.into();
+        let (controls, end, reads) = (Vec::new(), None, Reads::Messages);
+        let mut template = Self { place, source, variables, controls, end, reads, with_tools: None };
         if template.source.len() as u64 > MAX_SOURCE {
             return Err(template.fault(None, &format!("has more than {MAX_SOURCE} bytes")));
         }
         let text = template.prepare(&[])?;
-        template.contained(move || program::check(&text))?;
+        template.reads = template.contained(move || program::check(&text))?;
         Ok(template)
+    }
+
+    /// This template, and another one for conversations with tools.
+    pub(super) fn and_with_tools(self, with_tools: Option<Self>) -> Self {
+        Self { with_tools: with_tools.map(Box::new), ..self }
+    }
+
+    /// Whether the template's text has this part, or that for conversations with tools.
+    pub fn mentions(&self, part: &str) -> bool {
+        self.source.contains(part) || self.with_tools.as_ref().is_some_and(|other| other.mentions(part))
     }
 
     /// The template's text.
@@ -98,6 +121,15 @@ impl Jinja {
     /// # Errors
     /// [`Error::Model`] for a template that builds control tokens from parts or fails.
     pub fn for_tokenizer(mut self, tokenizer: &Tokenizer) -> Result<Self> {
+        const TOOLS: &str =
+            r#"[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]"#;
+        let tools = Tools::parse(TOOLS).map(Variables::of_tools).map_err(Error::Model)?;
+        let other = self.with_tools.take().map(|other| other.fitted(tokenizer, Some(&tools)));
+        Ok(self.fitted(tokenizer, None)?.and_with_tools(other.transpose()?))
+    }
+
+    /// This one alone, which is tried with `variables`.
+    fn fitted(mut self, tokenizer: &Tokenizer, variables: Option<&Variables>) -> Result<Self> {
         let special = tokenizer.special_tokens();
         let bos = tokenizer.bos_token();
         let wanted = |token: &String| {
@@ -111,12 +143,12 @@ impl Jinja {
         if self.controls.len() > BLOCK as usize {
             return Err(self.fault(None, &format!("has more than {BLOCK} control tokens")));
         }
-        self.probe(&special, bos)?;
+        self.probe(&special, bos, variables)?;
         Ok(self)
     }
 
     /// Renders small conversations, to find the token that ends an answer and control tokens built from parts.
-    fn probe(&mut self, special: &[String], bos: Option<&str>) -> Result<()> {
+    fn probe(&mut self, special: &[String], bos: Option<&str>, variables: Option<&Variables>) -> Result<()> {
         const ANSWER: &str = "kestrel";
         let all = [
             Message::new(Role::System, "s"),
@@ -127,7 +159,7 @@ impl Jinja {
         // Not every template takes a system message, or any history.
         for messages in [&all[..], &all[1..], &all[1..3], &all[1..2]] {
             let now = super::Moment::from_unix(0);
-            let context = Context { bos, now, ending: Ending::Prompt, variables: None };
+            let context = Context { bos, now, ending: Ending::Prompt, variables };
             let segments = match self.render(messages, &context) {
                 Err(Error::Usage(_)) => continue,
                 other => other?,
@@ -159,7 +191,11 @@ impl Jinja {
     /// # Errors
     /// [`Error::Usage`] if the template refuses the messages; [`Error::Model`] if it fails or exceeds its limits.
     pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
-        let given = value::all(messages, context.variables);
+        let has_tools = context.variables.is_some_and(|variables| variables.tools.is_some());
+        if let Some(other) = self.with_tools.as_ref().filter(|_| has_tools) {
+            return other.render(messages, context);
+        }
+        let given = value::all(messages, context.variables, self.reads);
         let base = self.free_block(&given)?;
         let marks: Vec<(&str, char)> = (base..)
             .zip(&self.controls)
@@ -268,7 +304,8 @@ impl Jinja {
 
     /// A checksum of its text, to tell templates apart.
     pub(super) fn digest(&self) -> u32 {
-        crc32fast::hash(self.source.as_bytes())
+        let other = self.with_tools.as_ref().map_or("", |other| &other.source);
+        crc32fast::hash([self.source.as_str(), other].concat().as_bytes())
     }
 }
 

@@ -19,18 +19,28 @@ pub(super) enum Origin {
     Refused(Error),
 }
 
+/// The template of conversations with tools, where a model has it.
+const WITH_TOOLS: &str = "tool_use";
+/// Templates that models may have besides the default one.
+pub(super) const NAMES: [&str; 2] = [WITH_TOOLS, "rag"];
+
+/// A template's place, for messages, and its text.
+pub(super) type Source = (String, String);
+
 /// What a [`Jinja`] is made of.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Parts {
-    /// The place for messages, and the text; `None` where there is no template.
-    pub text: Option<(String, String)>,
+    /// The default one; `None` where there is none.
+    pub default: Option<Source>,
+    /// The others, by name.
+    pub named: Vec<(String, Source)>,
     pub variables: Vec<(String, String)>,
 }
 
 impl TemplateSource {
     /// That of the model at `path`: `tokenizer.chat_template` in the metadata of a GGUF file; in a directory, that of
-    /// another file, or a bundle, `chat_template.jinja`, or `chat_template` in `tokenizer_config.json` as one text or
-    /// as a list of named ones.
+    /// another file, or a bundle, `chat_template.jinja` with those of `additional_chat_templates`, or `chat_template` in
+    /// `tokenizer_config.json` as one text or as a list of named ones.
     pub fn of_path(path: &Path) -> Self {
         Self(Origin::Path(path.into()))
     }
@@ -41,10 +51,24 @@ impl TemplateSource {
     /// [`Error::Model`] for a file or key that cannot be used and for a template with a syntax error.
     pub fn load(&self) -> Result<Template> {
         let parts = self.parts()?;
-        match &parts.text {
-            Some((place, source)) => Jinja::new(place, source, parts.variables.clone()).map(Template::Jinja),
-            None => Ok(Template::Plain),
-        }
+        let Some(default) = &parts.default else { return Ok(Template::Plain) };
+        let made = |(place, source): &Source| Jinja::new(place, source, parts.variables.clone());
+        let with_tools = parts.named.iter().find(|(name, _)| name == WITH_TOOLS);
+        let with_tools = with_tools.map(|(_, source)| made(source)).transpose()?;
+        Ok(Template::Jinja(made(default)?.and_with_tools(with_tools)))
+    }
+
+    /// The model's template of this name, for all conversations; `None` if it has none, or [`TemplateSource::load`]
+    /// finds no more than one.
+    ///
+    /// # Errors
+    /// As of [`TemplateSource::load`].
+    pub fn named(&self, name: &str) -> Result<Option<Template>> {
+        let parts = self.parts()?;
+        let default = parts.default.as_ref().filter(|_| name == "default" && !parts.named.is_empty());
+        let named = parts.named.iter().find(|(other, _)| other == name).map(|(_, source)| source);
+        let made = |(place, source): &Source| Jinja::new(place, source, parts.variables.clone());
+        named.or(default).map(|source| made(source).map(Template::Jinja)).transpose()
     }
 
     /// Another template in place of the model's: `source`, from `place`. It gets the model's special tokens.
@@ -75,37 +99,44 @@ fn read(folder: &Folder) -> Result<Parts> {
     const OWN: &str = "chat_template.jinja";
     let mut settings = read_settings(folder, CONFIG)?.unwrap_or_default();
     let variables = special_tokens(&settings);
-    let (config, path) = (folder.path(CONFIG), folder.path(OWN));
-    if let Some(bytes) = folder.read(OWN, jinja::MAX_SOURCE)? {
-        let source = String::from_utf8(bytes)
-            .map_err(|_| Error::model(&path, "is not UTF-8; use the file published with the model"))?;
-        return Ok(Parts { text: Some((path.display().to_string(), source)), variables });
+    let config = folder.path(CONFIG);
+    if let Some(default) = read_source(folder, OWN)? {
+        let mut named = Vec::new();
+        for name in NAMES {
+            let source = read_source(folder, &format!("additional_chat_templates/{name}.jinja"))?;
+            named.extend(source.map(|source| (name.to_owned(), source)));
+        }
+        return Ok(Parts { default: Some(default), named, variables });
     }
-    let source = match settings.remove("chat_template") {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(Value::Array(list)) => default_of(&list),
+    let templates = match settings.remove("chat_template") {
+        None | Some(Value::Null) => Ok(vec![]),
+        Some(Value::String(text)) => Ok(vec![("default".to_owned(), text)]),
+        Some(Value::Array(list)) => list.iter().map(name_and_text).collect::<Option<_>>().ok_or(()),
         Some(_) => Err(()),
     };
-    let source = source.map_err(|()| {
+    let templates: Vec<(String, String)> = templates.map_err(|()| {
         let what = "field `chat_template` is neither a text nor a list of {name, template}";
         Error::model(&config, format!("{what}; use the file published with the model"))
     })?;
     let place = format!("{}: field `chat_template`", config.display());
-    Ok(Parts { text: source.map(|source| (place, source)), variables })
+    let placed = |(name, source): (String, String)| (name, (place.clone(), source));
+    let (default, named): (Vec<_>, Vec<_>) =
+        templates.into_iter().map(placed).partition(|(name, _)| name == "default");
+    Ok(Parts { default: default.into_iter().next().map(|(_, source)| source), named, variables })
 }
 
-/// The template named `default` in a list of `{name, template}`, all of them texts; an error if they are not.
-fn default_of(list: &[Value]) -> std::result::Result<Option<String>, ()> {
-    let mut found = None;
-    for entry in list {
-        let text = |field: &str| entry.get(field).and_then(Value::as_str).ok_or(());
-        let (name, template) = (text("name")?, text("template")?);
-        if name == "default" {
-            found.get_or_insert_with(|| template.to_owned());
-        }
-    }
-    Ok(found)
+fn read_source(folder: &Folder, name: &str) -> Result<Option<Source>> {
+    let Some(bytes) = folder.read(name, jinja::MAX_SOURCE)? else { return Ok(None) };
+    let path = folder.path(name);
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Error::model(&path, "is not UTF-8; use the file published with the model"))?;
+    Ok(Some((path.display().to_string(), text)))
+}
+
+/// Of a template in a list of `{name, template}`.
+fn name_and_text(entry: &Value) -> Option<(String, String)> {
+    let text = |field: &str| entry.get(field)?.as_str().map(str::to_owned);
+    Some((text("name")?, text("template")?))
 }
 
 /// The special tokens that templates ask for by name, `bos_token` excepted: a text, or an object with `content`.

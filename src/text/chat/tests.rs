@@ -260,6 +260,50 @@ fn templates_come_from_either_file() {
 }
 
 #[test]
+fn a_model_may_have_templates_for_tools_and_by_name() {
+    let dir = std::env::temp_dir().join(format!("antigravity-named-{}", std::process::id()));
+    std::fs::create_dir_all(dir.join("additional_chat_templates")).expect("a temporary directory");
+    let write = |file: &str, text: &[u8]| std::fs::write(dir.join(file), text).expect("writable");
+    let tools = Tools::parse(r#"[{"function": {"name": "f"}}]"#).map(Variables::of_tools).expect("tools");
+    let check = |path: &Path, default: Option<&str>| {
+        let source = TemplateSource::of_path(path);
+        let text = |template: &Template, variables| {
+            let context = Context { bos: None, now: Moment::now(), ending: Ending::Prompt, variables };
+            template.render(&[], &context).map(|parts| join(&parts))
+        };
+        let template = source.load().and_then(|t| t.for_tokenizer(&story())).expect("loads");
+        assert_eq!(text(&template, Some(&tools)), Ok("tools: 1".into()), "{path:?}");
+        if let Some(default) = default {
+            assert_eq!(text(&template, None), Ok(default.into()), "{path:?}");
+            let rag = source.named("rag").expect("reads").expect("is there");
+            assert_eq!(text(&rag, Some(&tools)), Ok("r".into()), "{path:?}");
+            assert_eq!(source.named("other"), Ok(None), "{path:?}");
+        }
+    };
+    let list = r#"{"chat_template": [{"name": "tool_use", "template": "tools: {{ tools|length }}"},
+                   {"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]}"#;
+    write("tokenizer_config.json", list.as_bytes());
+    check(&dir, Some("d"));
+    write("chat_template.jinja", b"own");
+    write("additional_chat_templates/tool_use.jinja", b"tools: {{ tools|length }}");
+    write("additional_chat_templates/rag.jinja", b"r");
+    check(&dir, Some("own"));
+    // Another key after the header of a GGUF file; what follows keeps its alignment.
+    let file = crate::project().join("tests/fixtures/gguf/m1-llama32-bf16.Q4_0.gguf");
+    let mut bytes = std::fs::read(file).expect("a file");
+    let (key, mut source) =
+        (&b"tokenizer.chat_template.tool_use"[..], b"tools: {{ tools|length }}{##}".to_vec());
+    source.splice(27..27, [b' '; 32].into_iter().take((140 - source.len()) % 32));
+    let pair =
+        [&32u64.to_le_bytes()[..], key, &8u32.to_le_bytes(), &(source.len() as u64).to_le_bytes(), &source];
+    bytes[16] += 1;
+    bytes.splice(24..24, pair.concat());
+    write("x.gguf", &bytes);
+    check(&dir.join("x.gguf"), None);
+    std::fs::remove_dir_all(&dir).expect("removable");
+}
+
+#[test]
 fn a_gguf_file_has_the_template_of_its_directory() {
     let fixtures = crate::project().join("tests/fixtures");
     for (file, model, vocab) in

@@ -1,15 +1,16 @@
 //! The filters and functions that chat templates get: Jinja's, and those of transformers.
 
-use super::limits::{checked, checked_inside, failed, pay_for};
-use super::{Refusal, program, python};
+use super::limits::{checked, checked_inside, failed, is_namespace, pay_for};
+use super::value::LongInteger;
+use super::{Refusal, filters, objects, program, python, written};
 use crate::chat::Moment;
-use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
+use minijinja::value::{Kwargs, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, escape_formatter};
 
 /// Macros in macros and blocks in blocks; real templates have a handful.
 const MAX_RECURSION: usize = 100;
-/// Widest indentation.
-const MAX_INDENT: usize = 64;
+/// Bytes of fuel for a directive of a date.
+const DIRECTIVE: usize = 64;
 
 /// An interpreter with so much `fuel`, at `now`.
 pub(super) fn environment<'a>(fuel: u64, now: Moment) -> Environment<'a> {
@@ -17,46 +18,44 @@ pub(super) fn environment<'a>(fuel: u64, now: Moment) -> Environment<'a> {
     environment.set_fuel(Some(fuel));
     environment.set_recursion_limit(MAX_RECURSION);
     environment.set_unknown_method_callback(python::method);
-    environment.set_formatter(|out, state, value| escape_formatter(out, state, &checked(value.clone())?));
-    // Not in chat templates, and some make large lists of small ones.
-    for name in ["batch", "chain", "format", "groupby", "lines", "pprint", "slice", "sum", "zip"] {
+    environment.set_formatter(|out, state, value| {
+        if value.as_str().is_some() || value.is_undefined() {
+            return escape_formatter(out, state, value);
+        }
+        let value = checked(value.clone())?;
+        out.write_str(&written::text(&value)).map_err(|_| failed("is not written"))
+    });
+    // Not in Jinja, or without use in a prompt.
+    for name in ["chain", "lines", "pprint", "zip"] {
         environment.remove_filter(name);
     }
     environment.remove_global("debug");
-    // The interpreter has views where Python has lists.
-    environment
-        .add_test("sequence", |value: Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable));
     program::add_operators(&mut environment);
-    filters(&mut environment);
+    filters::add(&mut environment);
+    tests(&mut environment);
     functions(&mut environment, now);
     environment
 }
 
-fn filters(environment: &mut Environment<'_>) {
-    environment.add_filter("trim", |state: &State<'_, '_>, value: Value, chars: Option<&str>| {
-        let text = value.to_string();
-        python::strip(state, &text, "strip", chars).map(Value::from)
+/// Tests that Python answers otherwise.
+fn tests(environment: &mut Environment<'_>) {
+    let is_map = |value: &Value| value.kind() == ValueKind::Map && !is_namespace(value);
+    environment.add_test("mapping", move |value: Value| is_map(&value));
+    environment.add_test("iterable", move |value: Value| match value.kind() {
+        ValueKind::Map => is_map(&value),
+        kind => {
+            matches!(kind, ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Iterable)
+        }
     });
-    environment.add_filter("split", |state: &State<'_, '_>, value: &str, args: Rest<Value>| {
-        python::split(state, value, "split", &args)
+    // The interpreter has views where Python has lists.
+    environment.add_test("sequence", move |value: Value| match value.kind() {
+        ValueKind::Map => is_map(&value),
+        ValueKind::Iterable => value.len().is_some(),
+        kind => matches!(kind, ValueKind::Undefined | ValueKind::String | ValueKind::Seq),
     });
-    environment.add_filter(
-        "tojson",
-        |state: &State<'_, '_>, value: Value, named: Rest<ValueOrKwargs>| -> Result<Value, Error> {
-            let mut indent = None;
-            for argument in named.0.into_iter().map(ValueOrKwargs::into_value) {
-                let width = if argument.is_kwargs() { argument.get_attr("indent")? } else { argument };
-                indent = width.as_usize().or(indent);
-            }
-            if indent.is_some_and(|w| w > MAX_INDENT) {
-                return Err(failed(format!("indents by more than {MAX_INDENT}")));
-            }
-            let mut out = String::new();
-            super::json::write(&checked(value)?, indent, 0, &mut out)?;
-            pay_for(state, out.len())?;
-            Ok(Value::from(out))
-        },
-    );
+    environment.add_test("callable", |value: Value| {
+        value.kind() == ValueKind::Plain && value.downcast_object_ref::<LongInteger>().is_none()
+    });
 }
 
 fn functions(environment: &mut Environment<'_>, now: Moment) {
@@ -69,9 +68,20 @@ fn functions(environment: &mut Environment<'_>, now: Moment) {
         minijinja::functions::namespace(values)
     });
     environment.add_function("dict", |values: Option<Value>, more: Kwargs| {
+        let pair = |pair: Value| Ok((pair.get_item_by_index(0)?, pair.get_item_by_index(1)?));
+        let values = match values {
+            Some(pairs) if pairs.kind() == ValueKind::Seq => {
+                let pairs: Result<Vec<_>, Error> = pairs.try_iter()?.map(pair).collect();
+                Some(Value::from_pairs(pairs?))
+            }
+            other => other,
+        };
         checked(minijinja::functions::dict(values, more)?)
     });
-    environment.add_function("strftime_now", move |form: &str| {
+    environment.add_function("joiner", objects::joiner);
+    environment.add_function("cycler", objects::cycler);
+    environment.add_function("strftime_now", move |state: &State<'_, '_>, form: &str| {
+        pay_for(state, form.len().saturating_mul(DIRECTIVE))?;
         now.format(form).map_err(|directive| failed(format!("strftime_now does not know {directive}")))
     });
 }

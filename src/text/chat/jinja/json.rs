@@ -1,61 +1,156 @@
-//! JSON as Python's `json.dumps(…, ensure_ascii=False)` writes it, which is what transformers' `tojson` is.
+//! JSON as Python's `json.dumps` writes it, with the options of transformers' `tojson`.
 
-use minijinja::value::ValueKind;
-use minijinja::{Error, ErrorKind, Value};
+use super::arguments::{flag, named};
+use super::limits::{failed, pay_for};
+use super::value::LongInteger;
+use super::written;
+use minijinja::value::{Kwargs, ValueKind, from_args};
+use minijinja::{Error, State, Value};
 
-/// Appends `value`; with `indent`, one item a line and that many blanks a level. The caller has checked how deep it is
-/// nested.
-pub(super) fn write(
-    value: &Value,
-    indent: Option<usize>,
-    depth: usize,
-    out: &mut String,
-) -> Result<(), Error> {
-    let line = |out: &mut String, depth: usize| {
-        if let Some(width) = indent {
+/// Longest indentation and separator.
+const MAX_BETWEEN: usize = 64;
+
+/// How JSON is written.
+struct Style {
+    /// Blanks of a level; `None` for one line.
+    indent: Option<String>,
+    /// Stands between items, and between a key and its value.
+    separators: [String; 2],
+    ascii: bool,
+    sorted: bool,
+}
+
+/// The JSON of `value`, whose size the caller has checked; `args` are `ensure_ascii`, `indent`, `separators` and
+/// `sort_keys`.
+pub(super) fn dump(state: &State<'_, '_>, value: &Value, args: &[Value]) -> Result<Value, Error> {
+    let style = Style::of(args)?;
+    let mut out = String::new();
+    style.write(state, value, 0, &mut out)?;
+    pay_for(state, out.len())?;
+    Ok(Value::from(out))
+}
+
+impl Style {
+    fn of(args: &[Value]) -> Result<Self, Error> {
+        type Options = (Option<Value>, Option<Value>, Option<Value>, Option<Value>, Kwargs);
+        let (ascii, indent, separators, sorted, kwargs): Options = from_args(args)?;
+        let (ascii, sorted) = (flag(ascii, &kwargs, "ensure_ascii")?, flag(sorted, &kwargs, "sort_keys")?);
+        let indent = named(indent, &kwargs, "indent")?;
+        let separators = named(separators, &kwargs, "separators")?;
+        kwargs.assert_all_used()?;
+        let indent = match indent {
+            Some(text) if text.as_str().is_some() => Some(text.to_string()),
+            Some(number) => {
+                Some(" ".repeat(usize::try_from(i64::try_from(number)?).unwrap_or(0).min(MAX_BETWEEN + 1)))
+            }
+            None => None,
+        };
+        let separators = match separators {
+            Some(pair) => {
+                let pair: Vec<String> = pair.try_iter()?.map(|part| part.to_string()).collect();
+                pair.try_into().map_err(|_| failed("tojson: separators are not two texts"))?
+            }
+            None => [if indent.is_some() { "," } else { ", " }.into(), ": ".into()],
+        };
+        if indent.iter().chain(&separators).any(|text| text.len() > MAX_BETWEEN) {
+            return Err(failed(format!("indents or separates by more than {MAX_BETWEEN}")));
+        }
+        Ok(Self { indent, separators, ascii, sorted })
+    }
+
+    fn write(
+        &self,
+        state: &State<'_, '_>,
+        value: &Value,
+        depth: usize,
+        out: &mut String,
+    ) -> Result<(), Error> {
+        let (open, close) = match value.kind() {
+            ValueKind::Map => ('{', '}'),
+            ValueKind::Seq | ValueKind::Iterable => ('[', ']'),
+            _ => return self.write_scalar(value, out),
+        };
+        let mut items: Vec<Value> = value.try_iter()?.collect();
+        if self.sorted && open == '{' {
+            items.sort();
+        }
+        out.push(open);
+        for (at, item) in items.iter().enumerate() {
+            if at > 0 {
+                out.push_str(&self.separators[0]);
+            }
+            self.write_line(state, depth + 1, out)?;
+            if open == '{' {
+                self.write_key(item, out)?;
+                out.push_str(&self.separators[1]);
+                self.write(state, &value.get_item(item)?, depth + 1, out)?;
+            } else {
+                self.write(state, item, depth + 1, out)?;
+            }
+        }
+        if !items.is_empty() {
+            self.write_line(state, depth, out)?;
+        }
+        out.push(close);
+        Ok(())
+    }
+
+    fn write_line(&self, state: &State<'_, '_>, depth: usize, out: &mut String) -> Result<(), Error> {
+        if let Some(indent) = &self.indent {
+            pay_for(state, indent.len() * depth)?;
             out.push('\n');
-            out.extend(std::iter::repeat_n(' ', width * depth));
+            out.extend(std::iter::repeat_n(indent.as_str(), depth));
         }
-    };
-    let (open, close) = match value.kind() {
-        ValueKind::None => return text(out, "null"),
-        ValueKind::Bool => return text(out, if value.is_true() { "true" } else { "false" }),
-        ValueKind::Number => return text(out, &value.to_string()),
-        ValueKind::String => return text(out, &quoted(value.as_str().unwrap_or(""))),
-        ValueKind::Map => ('{', '}'),
-        ValueKind::Seq | ValueKind::Iterable => ('[', ']'),
-        kind => {
-            return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson of a value that is {kind}")));
+        Ok(())
+    }
+
+    fn write_scalar(&self, value: &Value, out: &mut String) -> Result<(), Error> {
+        match value.kind() {
+            ValueKind::None => out.push_str("null"),
+            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => out.push_str(&number(value)),
+            ValueKind::String => self.write_text(value.as_str().unwrap_or(""), out),
+            _ if value.downcast_object_ref::<LongInteger>().is_some() => out.push_str(&value.to_string()),
+            kind => return Err(failed(format!("tojson of a value that is {kind}"))),
         }
-    };
-    out.push(open);
-    let mut empty = true;
-    for item in value.try_iter()? {
-        if !empty {
-            out.push_str(if indent.is_some() { "," } else { ", " });
-        }
-        empty = false;
-        line(out, depth + 1);
-        if open == '{' {
-            out.push_str(&quoted(&item.to_string()));
-            out.push_str(": ");
-            write(&value.get_item(&item)?, indent, depth + 1, out)?;
-        } else {
-            write(&item, indent, depth + 1, out)?;
+        Ok(())
+    }
+
+    fn write_key(&self, key: &Value, out: &mut String) -> Result<(), Error> {
+        match key.kind() {
+            ValueKind::String => self.write_scalar(key, out),
+            ValueKind::None | ValueKind::Bool | ValueKind::Number => {
+                out.push('"');
+                self.write_scalar(key, out)?;
+                out.push('"');
+                Ok(())
+            }
+            kind => Err(failed(format!("tojson of a key that is {kind}"))),
         }
     }
-    if !empty {
-        line(out, depth);
+
+    fn write_text(&self, text: &str, out: &mut String) {
+        let quoted = serde_json::Value::from(text).to_string();
+        if !self.ascii {
+            return out.push_str(&quoted);
+        }
+        for c in quoted.chars() {
+            match c {
+                ' '..='~' => out.push(c),
+                _ => c
+                    .encode_utf16(&mut [0; 2])
+                    .iter()
+                    .for_each(|unit| out.push_str(&format!("\\u{unit:04x}"))),
+            }
+        }
     }
-    out.push(close);
-    Ok(())
 }
 
-fn text(out: &mut String, text: &str) -> Result<(), Error> {
-    out.push_str(text);
-    Ok(())
-}
-
-fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+fn number(value: &Value) -> String {
+    match written::number(value).as_str() {
+        "inf" => "Infinity".into(),
+        "-inf" => "-Infinity".into(),
+        "nan" => "NaN".into(),
+        digits => digits.into(),
+    }
 }

@@ -61,7 +61,7 @@ struct Seen {
 }
 
 /// The interpreter has no other way to tell.
-fn is_namespace(value: &Value) -> bool {
+pub(super) fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().contains("Namespace"))
 }
 

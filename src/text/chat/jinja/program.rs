@@ -5,27 +5,34 @@
 //! out, compare or copy. So the operators that make or write such lists are replaced by filters that refuse lists
 //! above a size, and no larger list comes about.
 
-use super::limits::{checked, checked_inside, pay_for, size};
-use super::source::{self, ONE, STORED, STORED_IN_NAMESPACE};
+use super::limits::{checked, checked_inside, failed, pay_for, size};
+use super::source::{self, EXTRA, ONE, STORED, STORED_IN_NAMESPACE};
+use super::value::Reads;
+use super::{python, written};
 use minijinja::machinery::{
     CompiledTemplate, Instruction, Instructions, TemplateConfig, eval, make_string_output,
 };
 use minijinja::value::{Rest, Tuple, ValueKind};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value, filters};
+use minijinja::{AutoEscape, Environment, Error, State, Value, filters};
 use std::sync::Arc;
 
 /// Filters in place of operators; `in` is also the name of a test.
 const ADD: &str = "+";
 const MULTIPLY: &str = "*";
+const REMAINDER: &str = "%";
 const JOIN: &str = "~";
 const IN: &str = "in";
 const LIST: &str = "[]";
 const TUPLE: &str = "()";
 const MAP: &str = "{}";
 
-/// Checks the syntax of `source`.
-pub(super) fn check(source: &str) -> Result<(), Error> {
-    compile(source).map(drop)
+/// Checks the syntax of `source`, and finds out whether it reads `tools`.
+pub(super) fn check(source: &str) -> Result<Reads, Error> {
+    let program = compile(source)?;
+    let mut all = program.blocks.values().chain([&program.instructions]);
+    let reads_tools =
+        all.any(|code| (0..).map_while(|at| code.get(at)).any(|i| matches!(i, Instruction::Lookup("tools"))));
+    Ok(if reads_tools { Reads::Tools } else { Reads::Messages })
 }
 
 /// Renders `source` with `values`.
@@ -56,6 +63,7 @@ fn replace_operators(code: &mut Instructions<'_>) {
         let (filter, arguments) = match instruction {
             Instruction::Add => (ADD, Some(2)),
             Instruction::Mul => (MULTIPLY, Some(2)),
+            Instruction::Rem => (REMAINDER, Some(2)),
             Instruction::StringConcat => (JOIN, Some(2)),
             Instruction::In => (IN, Some(2)),
             Instruction::BuildList(Some(n)) => (LIST, count(*n)),
@@ -72,13 +80,17 @@ fn replace_operators(code: &mut Instructions<'_>) {
 /// Adds what [`run`] and [`source`] put into a template.
 pub(super) fn add_operators(environment: &mut Environment<'_>) {
     environment.add_global(ONE, 1);
+    environment.add_function(EXTRA, |given: Rest<Value>| {
+        list(given.0.into_iter().take_while(|value| !value.is_undefined()).collect(), true)
+    });
     environment.add_filter(STORED, checked);
     environment.add_filter(STORED_IN_NAMESPACE, checked_inside);
     environment.add_filter(ADD, add);
     environment.add_filter(MULTIPLY, multiply);
+    environment.add_filter(REMAINDER, remainder);
     environment.add_filter(JOIN, |state: &State<'_, '_>, a: Value, b: Value| {
         pay_for(state, size(&a)? + size(&b)?)?;
-        Ok::<_, Error>(Value::from(format!("{a}{b}")))
+        Ok::<_, Error>(Value::from([written::text(&a), written::text(&b)].concat()))
     });
     environment.add_filter(IN, is_in);
     environment.add_test(IN, is_in);
@@ -92,21 +104,54 @@ pub(super) fn add_operators(environment: &mut Environment<'_>) {
     });
 }
 
-fn add(state: &mut State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
+/// The sum of two numbers, texts or lists.
+pub(super) fn add(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
     let is_list = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
-    if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
-        pay_for(state, a.len() + b.len())?;
-        return Ok(Value::from([a, b].concat()));
+    if let (Some(left), Some(right)) = (a.as_str(), b.as_str()) {
+        pay_for(state, left.len() + right.len())?;
+        return Ok(match a.is_safe() || b.is_safe() {
+            true => Value::from_safe_string([written::escaped(&a), written::escaped(&b)].concat()),
+            false => Value::from([left, right].concat()),
+        });
+    }
+    if a.is_undefined() || b.is_undefined() {
+        return Err(failed("adds a value that is undefined"));
     }
     if is_list(&a) && is_list(&b) && a.is_tuple() == b.is_tuple() {
-        let is_tuple = a.is_tuple();
-        let (a, b) = (checked(a)?, checked(b)?);
-        let all: Vec<Value> = a.try_iter()?.chain(b.try_iter()?).collect();
-        return checked(if is_tuple { Value::from(Tuple::from(all)) } else { Value::from(all) });
+        let (is_tuple, a, b) = (a.is_tuple(), checked(a)?, checked(b)?);
+        return list(a.try_iter()?.chain(b.try_iter()?).collect(), is_tuple);
     }
     // What is left are numbers, and errors.
     let no_names = std::iter::empty::<(String, Value)>().collect();
     filters::sum(state, Value::from(vec![b]), None, Some(a), no_names)
+}
+
+fn list(items: Vec<Value>, is_tuple: bool) -> Result<Value, Error> {
+    checked(if is_tuple { Value::from(Tuple::from(items)) } else { Value::from(items) })
+}
+
+/// A text with values in its fields, or what is left of a division; it has the divisor's sign.
+fn remainder(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
+    if let Some(text) = a.as_str() {
+        return python::percent(state, text, b);
+    }
+    let are_floats = |value: &Value| value.is_number() && !value.is_integer();
+    if !b.is_true() {
+        return Err(failed("divides by zero"));
+    }
+    if are_floats(&a) || are_floats(&b) {
+        let (a, b) = (f64::try_from(a)?, f64::try_from(b)?);
+        let left = a % b;
+        return Ok(Value::from(if left != 0.0 && (left < 0.0) != (b < 0.0) { left + b } else { left }));
+    }
+    let (a, b) = (i128::try_from(a)?, i128::try_from(b)?);
+    let left = a.checked_rem(b).unwrap_or(0);
+    Ok(integer(if left != 0 && (left < 0) != (b < 0) { left + b } else { left }))
+}
+
+/// The smallest kind of integer that holds it.
+pub(super) fn integer(number: i128) -> Value {
+    i64::try_from(number).map_or_else(|_| Value::from(number), Value::from)
 }
 
 /// Whether `value` is in `container`; both may be written out or compared as a whole.
@@ -116,24 +161,34 @@ fn is_in(state: &State<'_, '_>, value: Value, container: Value) -> Result<bool, 
 }
 
 fn multiply(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
-    if let (Some(text), Some(n)) = (a.as_str(), b.as_usize()) {
-        pay_for(state, text.len().saturating_mul(n))?;
-        return Ok(Value::from(text.repeat(n)));
+    // Either may be the number.
+    for (many, times) in [(&a, &b), (&b, &a)] {
+        let Some(times) = i64::try_from(times.clone()).ok().map(|n| usize::try_from(n).unwrap_or(0)) else {
+            continue;
+        };
+        if let Some(text) = many.as_str() {
+            pay_for(state, text.len().saturating_mul(times))?;
+            return Ok(Value::from(text.repeat(times)));
+        }
+        if many.kind() == ValueKind::Seq {
+            pay_for(state, size(many)?.saturating_mul(times))?;
+            let items: Vec<Value> = many.try_iter()?.collect();
+            return list(items.iter().cycle().take(items.len() * times).cloned().collect(), many.is_tuple());
+        }
     }
-    let refused = |why: String| Err(Error::new(ErrorKind::InvalidOperation, why));
     for value in [&a, &b] {
         if !matches!(value.kind(), ValueKind::Number | ValueKind::Bool) {
-            return refused(format!(
-                "multiplies a {}; supported: numbers, and a string by a number",
+            return Err(failed(format!(
+                "multiplies a {}; supported: numbers, and a text or a list by a number",
                 value.kind()
-            ));
+            )));
         }
     }
     if a.is_number() && b.is_number() && !(a.is_integer() && b.is_integer()) {
         return Ok(Value::from(f64::try_from(a)? * f64::try_from(b)?));
     }
     match i128::try_from(a)?.checked_mul(i128::try_from(b)?) {
-        Some(product) => Ok(i64::try_from(product).map_or_else(|_| Value::from(product), Value::from)),
-        None => refused("multiplies numbers that are too large".into()),
+        Some(product) => Ok(integer(product)),
+        None => Err(failed("multiplies numbers that are too large")),
     }
 }

@@ -6,7 +6,7 @@
 //! as it is, whatever the template does to it. Nothing here adds or removes a line.
 
 use minijinja::Error;
-use minijinja::machinery::{Token, tokenize};
+use minijinja::machinery::{Span, Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use std::ops::Range;
 
@@ -14,6 +14,11 @@ use std::ops::Range;
 pub(super) const STORED: &str = "check_stored";
 /// The filter that checks what a namespace stores.
 pub(super) const STORED_IN_NAMESPACE: &str = "check_stored_in_namespace";
+
+/// The function that makes `varargs` of a macro's arguments.
+pub(super) const EXTRA: &str = "extra_arguments_";
+/// Arguments beyond those that a macro names, at most.
+const MAX_EXTRA: usize = 16;
 
 /// A variable that is 1.
 pub(super) const ONE: &str = "one_";
@@ -62,8 +67,8 @@ pub(super) fn prepare(source: &str, marks: &Marks<'_>) -> Result<String, Error> 
         copied = range.end;
     };
     let mut tag = Tag::default();
-    for token in tokenize(source, false, syntax()?) {
-        let Ok((token, span)) = token else { break };
+    let tokens: Vec<_> = tokenize(source, false, syntax()?).map_while(Result::ok).collect();
+    for (at, (token, span)) in tokens.iter().enumerate() {
         let range = span.start_offset as usize..span.end_offset as usize;
         match token {
             Token::TemplateData(_) | Token::Str(_) | Token::String(_) => {
@@ -77,6 +82,14 @@ pub(super) fn prepare(source: &str, marks: &Marks<'_>) -> Result<String, Error> 
                 replace(range, "set generation_ = 0");
             }
             Token::Ident("set") if tag.statement == Some(0) => tag.set = true,
+            Token::Ident("macro") if tag.statement == Some(0) => {
+                tag.extra_at = end_of_arguments(&tokens[at..]).map(|n| at + n);
+            }
+            Token::ParenClose if tag.extra_at == Some(at) => {
+                let comma = if matches!(tokens[at - 1].0, Token::ParenOpen) { "" } else { ", " };
+                let names = extra_names().map(|name| format!("{name}=none_")).collect::<Vec<_>>().join(", ");
+                replace(range.start..range.start, &format!("{comma}{names}"));
+            }
             Token::Dot if tag.set && tag.stored.is_none() => tag.namespace = true,
             Token::Assign if tag.set && tag.stored.is_none() => {
                 let check = if tag.namespace { STORED_IN_NAMESPACE } else { STORED };
@@ -84,8 +97,13 @@ pub(super) fn prepare(source: &str, marks: &Marks<'_>) -> Result<String, Error> 
                 replace(range, "=(");
             }
             Token::BlockEnd => {
-                if let Some(check) = std::mem::take(&mut tag).stored {
+                let ended = std::mem::take(&mut tag);
+                if let Some(check) = ended.stored {
                     replace(range.start..range.start, &format!(")|{check} "));
+                }
+                if ended.extra_at.is_some() {
+                    let names = extra_names().collect::<Vec<_>>().join(", ");
+                    replace(range.start..range.start, &format!("%}}{{% set varargs = {EXTRA}({names}) "));
                 }
             }
             _ => {}
@@ -96,11 +114,27 @@ pub(super) fn prepare(source: &str, marks: &Marks<'_>) -> Result<String, Error> 
     Ok(out)
 }
 
+/// Where the arguments of a macro end, if it asks for `varargs`; `tokens` begin with its name.
+///
+/// The interpreter has no `varargs`: such a macro gets some arguments more, and makes them of those that are given.
+fn end_of_arguments(tokens: &[(Token<'_>, Span)]) -> Option<usize> {
+    let end = tokens.iter().position(|(token, _)| matches!(token, Token::BlockEnd))?;
+    let mut body = tokens[end..].iter().take_while(|(token, _)| !matches!(token, Token::Ident("endmacro")));
+    let asks = body.any(|(token, _)| matches!(token, Token::Ident("varargs")));
+    tokens[..end].iter().rposition(|(token, _)| asks && matches!(token, Token::ParenClose))
+}
+
+fn extra_names() -> impl Iterator<Item = String> {
+    (0..MAX_EXTRA).map(|n| format!("extra_{n}_"))
+}
+
 /// What has been seen of a `{% … %}`.
 #[derive(Default)]
 struct Tag {
     /// How many words and signs there were; `None` outside of a tag.
     statement: Option<usize>,
+    /// The token that ends the arguments of a macro with `varargs`.
+    extra_at: Option<usize>,
     /// It begins with `set`.
     set: bool,
     /// What it sets has a dot, so it is in a namespace.

@@ -1,7 +1,7 @@
 //! What templates may do, and what happens when they do more.
 
 use super::*;
-use crate::chat::{Moment, join};
+use crate::chat::{Moment, ToolCall, Tools, Variables, join};
 use files::say;
 
 fn context() -> Context<'static> {
@@ -102,6 +102,49 @@ fn expressions_are_those_of_transformers() {
     }
 }
 
+/// As of jinja2, with which `cargo xtask test templates` compares them.
+#[test]
+fn expressions_are_those_of_jinja2() {
+    let file = crate::project().join("tests/fixtures/chat/expressions.json");
+    let all: Vec<(String, String)> =
+        serde_json::from_str(&std::fs::read_to_string(file).expect("read")).expect("JSON");
+    let tokens = ["eos", "pad", "unk"].map(|name| (format!("{name}_token"), format!("<{name}>"))).into();
+    let context = Context { now: Moment::from_unix(1_709_219_105), ..context() };
+    let template = |source: &str| Jinja::new("t", source, Vec::clone(&tokens));
+    let messages = [Message::new(Role::User, "hi")];
+    let wrong: Vec<_> = all
+        .iter()
+        .filter_map(|(source, text)| {
+            let made = template(source).and_then(|t| t.render(&messages, &context)).map(|parts| join(&parts));
+            (made.as_deref() != Ok(text)).then(|| format!("{source}\n is {made:?}\nnot {text:?}"))
+        })
+        .collect();
+    assert!(all.len() > 50 && wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn sources_have_any_line_ends() {
+    assert_eq!(render("{% if true %}\r\na\r\n{% endif %}\rb\r\n", "hi").as_deref(), Ok("a\nb"));
+}
+
+/// In tools, arguments and variables.
+#[test]
+fn json_keeps_its_order_and_its_numbers() {
+    let json = r#"{"b": 1e-5, "a": [1E16, 12345678901234567890123, 123456789012345678901234567890123456789012345, -0], "c": {"z": 1.0, "y": null}}"#;
+    let same = r#"{"b": 1e-05, "a": [1e+16, 12345678901234567890123, 123456789012345678901234567890123456789012345, 0], "c": {"z": 1.0, "y": null}}"#;
+    let tool = format!(r#"[{{"type": "function", "function": {{"name": "f", "parameters": {json}}}}}]"#);
+    let mut variables = Variables::of_tools(Tools::parse(&tool).expect("tools"));
+    variables.set("own", json).expect("set");
+    let mut answer = Message::new(Role::Assistant, "");
+    answer.tool_calls = vec![ToolCall { id: "1".into(), name: "f".into(), arguments: json.into() }];
+    let source = "{{ own|tojson }}\n{{ tools[0].function.parameters|tojson }}\n\
+                  {{ messages[0].tool_calls[0].function.arguments|tojson }}";
+    let template = Jinja::new("t", source, vec![]).expect("sound");
+    let context = Context { variables: Some(&variables), ..context() };
+    let text = join(&template.render(&[answer], &context).expect("renders"));
+    assert_eq!(text, [same; 3].join("\n"));
+}
+
 #[test]
 fn mistakes_name_the_file_and_the_line() {
     for (source, parts) in [
@@ -109,7 +152,12 @@ fn mistakes_name_the_file_and_the_line() {
         ("a\n\n{{ 'x'|what }}", ["line 3", "what"]),
         ("{{ 'x'.what() }}", ["line 1", "unknown method"]),
         ("{% if %}", ["line 1", "syntax error"]),
-        ("{{ messages * 3 }}", ["line 1", "multiplies a sequence"]),
+        ("{{ messages * messages }}", ["line 1", "multiplies a sequence"]),
+        ("{{ 'a' + nothing }}", ["line 1", "undefined"]),
+        ("{{ 'x'|urlize }}", ["line 1", "urlize"]),
+        ("{{ [].append(1) }}", ["line 1", "append"]),
+        ("{{ '%5s' % 'é' }}", ["line 1", "not ASCII"]),
+        ("{% macro m() %}{% endmacro %}{{ m(1) }}", ["line 1", "too many arguments"]),
         ("{% include 'x' %}", ["line 1", "x"]),
         ("{{ strftime_now('%Q') }}", ["line 1", "%Q"]),
         ("{{ range(1000000) }}", ["line 1", "range"]),
@@ -338,6 +386,11 @@ fn hostile() -> Vec<String> {
         [
             "x.split('0')",
             "x|split('0')",
+            "x.split(none, 99999999)",
+            "x.rsplit(none, 99999999)",
+            "('{0}' * 9999).format(x)",
+            "('%s' * 9999) % ((x,) * 9999)",
+            "[x, x]|join(x)",
             "x.splitlines()",
             "x|list",
             "x|replace('0', x)",
@@ -362,6 +415,15 @@ fn hostile() -> Vec<String> {
             "{{ 'x'.center(10**9) }}",
             "{{ '{:>999999999}'.format(1) }}",
             "{{ '%999999999d'|format(1) }}",
+            "{{ '%*d' % (999999999, 1) }}",
+            "{{ '{:{}}'.format(1, 999999999) }}",
+            "{{ 'x'.zfill(10**9) }}",
+            "{{ ('\t' * 999).expandtabs(10**9) }}",
+            "{{ 'x'|center(10**9) }}",
+            "{{ 'a\nb'|indent('x' * 99999999) }}",
+            "{{ [1]|slice(999999999) }}",
+            "{{ ['a']|tojson(separators=('x' * 999, 'x')) }}",
+            "{{ strftime_now('%j' * 99999999) }}",
             "{{ 'a\nb'|indent(999999999) }}",
             "{{ [1]|tojson(indent=999999999) }}",
             "{{ [1]|batch(999999999, 1) }}",

@@ -2,76 +2,104 @@
 
 use crate::chat::{Message, Role, Variables};
 use minijinja::Value;
-use minijinja::value::ValueKind;
+use minijinja::value::{Object, ObjectRepr, ValueKind};
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
 use std::fmt;
+use std::sync::Arc;
 
-/// Any JSON.
-struct Json(Value);
+/// The variables that a template reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reads {
+    Messages,
+    /// `tools` too.
+    Tools,
+}
 
-impl<'de> Deserialize<'de> for Json {
+/// An integer of more than 128 bits: its digits.
+#[derive(Debug)]
+pub(super) struct LongInteger(String);
+
+impl Object for LongInteger {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The fields of an object, in its order.
+struct Fields<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'a, 'de: 'a> Deserialize<'de> for Fields<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(AnyJson).map(Json)
+        struct AnyFields;
+
+        impl<'de> Visitor<'de> for AnyFields {
+            type Value = Fields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+                let mut fields = Vec::new();
+                while let Some(field) = map.next_entry()? {
+                    fields.push(field);
+                }
+                Ok(Fields(fields))
+            }
+        }
+
+        deserializer.deserialize_map(AnyFields)
     }
 }
 
-struct AnyJson;
-
-impl<'de> Visitor<'de> for AnyJson {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Value, E> {
-        Ok(Value::from(()))
-    }
-
-    fn visit_bool<E: Error>(self, v: bool) -> Result<Value, E> {
-        Ok(Value::from(v))
-    }
-
-    fn visit_i64<E: Error>(self, v: i64) -> Result<Value, E> {
-        Ok(Value::from(v))
-    }
-
-    fn visit_u64<E: Error>(self, v: u64) -> Result<Value, E> {
-        Ok(Value::from(v))
-    }
-
-    fn visit_f64<E: Error>(self, v: f64) -> Result<Value, E> {
-        Ok(Value::from(v))
-    }
-
-    fn visit_str<E: Error>(self, v: &str) -> Result<Value, E> {
-        Ok(Value::from(v))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
-        let mut items = Vec::new();
-        while let Some(Json(item)) = list.next_element()? {
-            items.push(item);
-        }
-        Ok(Value::from(items))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        let mut fields: Vec<(String, Value)> = Vec::new();
-        while let Some((name, Json(value))) = map.next_entry::<String, Json>()? {
-            fields.push((name, value));
-        }
-        Ok(Value::from_pairs(fields))
-    }
-}
-
-/// What `json` says, or the text that it is.
+/// The value that `json` is, or the text that it is.
 fn json(json: &str) -> Value {
-    serde_json::from_str(json).map_or_else(|_| Value::from(json), |Json(value)| value)
+    serde_json::from_str(json).and_then(of_raw).unwrap_or_else(|_| Value::from(json))
 }
 
-/// A message, with the fields that transformers gives it. A template may ask which there are.
+/// The value as Python's `json.loads` reads it; its nesting has a limit.
+fn of_raw(raw: &RawValue) -> serde_json::Result<Value> {
+    let json = raw.get();
+    Ok(match json.as_bytes()[0] {
+        b'{' => {
+            let Fields(fields) = serde_json::from_str(json)?;
+            let fields: serde_json::Result<Vec<_>> =
+                fields.into_iter().map(|(name, value)| Ok((name, of_raw(value)?))).collect();
+            Value::from_pairs(fields?)
+        }
+        b'[' => {
+            let items: Vec<&RawValue> = serde_json::from_str(json)?;
+            Value::from(items.into_iter().map(of_raw).collect::<serde_json::Result<Vec<_>>>()?)
+        }
+        b'"' => Value::from(serde_json::from_str::<String>(json)?),
+        b't' | b'f' => Value::from(json == "true"),
+        b'n' => Value::from(()),
+        _ => number(json),
+    })
+}
+
+/// The number that JSON writes so.
+fn number(json: &str) -> Value {
+    if let Ok(number) = json.parse::<i64>() {
+        return Value::from(number);
+    }
+    match json.parse::<i128>() {
+        Ok(number) => Value::from(number),
+        Err(_) if json.contains(['.', 'e', 'E']) => {
+            json.parse::<f64>().map_or_else(|_| Value::from(json), Value::from)
+        }
+        Err(_) => Value::from_object(LongInteger(json.into())),
+    }
+}
+
+/// A message, with the fields that transformers gives it. A template may ask which there are. A system message may
+/// have `tools`.
 fn message(m: &Message, tools: Option<&str>) -> Value {
     let mut fields = vec![("role", Value::from(m.role.name())), ("content", Value::from(m.content.as_str()))];
     if let Some(reasoning) = &m.reasoning {
@@ -91,15 +119,16 @@ fn message(m: &Message, tools: Option<&str>) -> Value {
     for (name, value) in [("tool_call_id", &m.tool_call_id), ("name", &m.name)] {
         fields.extend(value.as_deref().map(|value| (name, Value::from(value))));
     }
-    // Phi 4 mini looks for them there, as a text.
     fields.extend(tools.filter(|_| m.role == Role::System).map(|tools| ("tools", Value::from(tools))));
     Value::from_pairs(fields)
 }
 
-/// `messages`, `tools` and a caller's own variables.
-pub(super) fn all(messages: &[Message], variables: Option<&Variables>) -> Vec<(String, Value)> {
+/// `messages`, `tools` and a caller's own variables. A template that `reads` no `tools` finds them in system messages,
+/// as a text: Phi 4 mini's does.
+pub(super) fn all(messages: &[Message], variables: Option<&Variables>, reads: Reads) -> Vec<(String, Value)> {
     let tools = variables.and_then(|v| v.tools.as_ref()).map(|tools| tools.json());
-    let list: Vec<Value> = messages.iter().map(|m| message(m, tools)).collect();
+    let of_system = tools.filter(|_| reads == Reads::Messages);
+    let list: Vec<Value> = messages.iter().map(|m| message(m, of_system)).collect();
     let mut values =
         vec![("messages".into(), Value::from(list)), ("tools".into(), tools.map_or(Value::from(()), json))];
     let own = variables.map_or(&[][..], |v| v.own());

@@ -1,0 +1,48 @@
+//! Renders chat templates for `tests/templates.py`, which `cargo xtask test templates` runs: each line of stdin is an
+//! object with a template and a conversation, each line of stdout what became of it, `text` or `refused`.
+#![allow(clippy::disallowed_macros, reason = "not the program that users run")]
+
+use serde::Deserialize;
+use serde_json::json;
+use std::error::Error;
+use std::io::BufRead;
+use text::chat::{Context, Ending, Jinja, Message, Moment, Tools, Variables, join};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    name: String,
+    source: String,
+    /// Special tokens by name, `bos_token` excepted.
+    tokens: Vec<(String, String)>,
+    bos: String,
+    unix: u64,
+    add_generation_prompt: bool,
+    messages: Vec<Message>,
+    tools: Option<Tools>,
+    /// Names, and values as JSON.
+    kwargs: Vec<(String, String)>,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    for line in std::io::stdin().lock().lines() {
+        let case: Case = serde_json::from_str(&line?)?;
+        println!("{}", render(case).map_or_else(|why| json!({"refused": why}), |text| json!({"text": text})));
+    }
+    Ok(())
+}
+
+fn render(case: Case) -> Result<String, String> {
+    let mut variables = case.tools.map_or_else(Variables::default, Variables::of_tools);
+    for (name, value) in &case.kwargs {
+        variables.set(name, value)?;
+    }
+    let context = Context {
+        bos: Some(&case.bos),
+        now: Moment::from_unix(case.unix),
+        ending: if case.add_generation_prompt { Ending::Prompt } else { Ending::Message },
+        variables: Some(&variables),
+    };
+    let template = Jinja::new(case.name, case.source, case.tokens).map_err(|e| e.to_string())?;
+    Ok(join(&template.render(&case.messages, &context).map_err(|e| e.to_string())?))
+}
