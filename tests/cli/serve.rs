@@ -7,6 +7,7 @@ mod identity;
 mod messages;
 mod native;
 mod refused;
+mod shapes;
 mod slow;
 
 use crate::bed::program::*;
