@@ -17,7 +17,8 @@ fn answers(client: &str) {
     temp.write("strict.jinja", STRICT);
     let own = crate::bed::place::root().join("tests/fixtures/chat/qwen2.5-instruct.jinja");
     let file = crate::bed::place::root().join(format!("tests/fixtures/requests/{client}.json"));
-    let cases: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(file).expect("a file")).expect("JSON");
+    let cases: Vec<Value> =
+        serde_json::from_str(&std::fs::read_to_string(file).expect("a file")).expect("JSON");
     for template in [own.to_str().expect("a path"), &temp.path("strict.jinja")] {
         let server = Server::start(&["--chat-template", template, "--api-key", "secret"]);
         for (i, case) in cases.iter().enumerate() {
