@@ -2,6 +2,7 @@
 
 mod answer;
 mod asked;
+mod content;
 mod conversation;
 mod facts;
 mod fields;
@@ -17,6 +18,7 @@ mod requests;
 mod responses;
 mod route;
 mod tokens;
+mod tools;
 
 use super::args::{ChosenTemplate, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
 use super::signal;

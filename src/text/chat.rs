@@ -27,8 +27,8 @@ pub use message::{Message, Role, ToolCall};
 pub use reader::{Part, Reader};
 pub use variables::{Tools, Variables};
 
-use crate::Result;
 use crate::tokenizer::{AddSpecial, Tokenizer};
+use crate::{Error, Result};
 use std::path::Path;
 
 /// A part of a rendered conversation.
@@ -48,6 +48,8 @@ pub enum Ending {
     Prompt,
     /// With the last message.
     Message,
+    /// In the last message, for the model to go on with its content.
+    Continue,
 }
 
 /// What a template needs besides the messages.
@@ -174,8 +176,23 @@ impl Template {
     /// The conversation in parts.
     ///
     /// # Errors
-    /// See [`Jinja::render`]; the other formats never fail.
+    /// See [`Jinja::render`]; the other formats never fail. [`Error::Usage`] where the last message is to be continued and
+    /// is not shown.
     pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
+        match messages.split_last() {
+            Some((last, others)) if context.ending == Ending::Continue => {
+                let content = [last.content.as_str(), OPEN_END].concat();
+                let marked = [others, &[Message { content, ..last.clone() }]].concat();
+                let segments = self.render_whole(&marked, context)?;
+                up_to_open_end(segments).ok_or_else(|| {
+                    Error::Usage("the chat template leaves out the last message, so it cannot go on".into())
+                })
+            }
+            _ => self.render_whole(messages, context),
+        }
+    }
+
+    fn render_whole(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
         match self {
             Template::Jinja(template) => template.render(messages, context),
             other => Ok(builtin::render(other, messages, context)),
@@ -303,6 +320,30 @@ fn encode_segments(
         });
     }
     Ok(ids)
+}
+
+/// What stands at the end of a message that is to be continued until it is cut there, as transformers does it; without
+/// the blank where a template trims.
+const OPEN_END: &str = "\u{fdd0}end of the last message\u{fdd0} ";
+
+/// What stands before [`OPEN_END`].
+fn up_to_open_end(mut segments: Vec<Segment>) -> Option<Vec<Segment>> {
+    let mark = OPEN_END.trim_end();
+    let found = segments.iter().enumerate().rev().find_map(|(i, segment)| match segment {
+        Segment::Text(text) => Some((i, text.rfind(mark)?)),
+        Segment::Control(_) => None,
+    });
+    let (i, at) = found?;
+    segments.truncate(i + 1);
+    if let Some(Segment::Text(text)) = segments.last_mut() {
+        let trimmed = !text[at..].starts_with(OPEN_END);
+        text.truncate(at);
+        if trimmed {
+            text.truncate(text.trim_end_matches(is_blank).len());
+        }
+    }
+    segments.retain(|segment| !matches!(segment, Segment::Text(text) if text.is_empty()));
+    Some(segments)
 }
 
 /// The parts as one text.

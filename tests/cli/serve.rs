@@ -1,5 +1,6 @@
 //! `serve`: the server as clients see it.
 
+mod agents;
 mod calls;
 mod client;
 mod hostile;

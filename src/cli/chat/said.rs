@@ -73,7 +73,8 @@ impl Voice {
             Part::Begun { .. } | Part::Arguments(_) => String::new(),
             Part::Thinking(_) if self.thoughts == Thoughts::Hidden => String::new(),
             Part::Thinking(thought) => self.thought(thought),
-            Part::Text(text) => {
+            // A call that breaks off cannot be answered: it is shown as it was written.
+            Part::Text(text) | Part::Cut { written: text, .. } => {
                 let mut out = self.end_thought();
                 if self.last == Last::Call {
                     out += &self.wrap.piece("\n");
@@ -140,7 +141,7 @@ impl Voice {
         let hidden = self.thoughts == Thoughts::Hidden;
         let mut token = stream.last_token().map(|_| stream);
         let mut out = String::new();
-        let says = |part: &Part| matches!(part, Part::Text(_) | Part::Thinking(_));
+        let says = |part: &Part| matches!(part, Part::Text(_) | Part::Thinking(_) | Part::Cut { .. });
         if !parts.iter().any(says) && token.is_some() && !(thinks && hidden) {
             out += &token_line(token.take(), if thinks { "thinking" } else { "token" }, "");
         }
@@ -149,7 +150,9 @@ impl Voice {
                 Part::Begun { .. } | Part::Arguments(_) => {}
                 Part::Thinking(_) if hidden => {}
                 Part::Thinking(thought) => out += &token_line(token.take(), "thinking", thought),
-                Part::Text(text) => out += &token_line(token.take(), "token", text),
+                Part::Text(text) | Part::Cut { written: text, .. } => {
+                    out += &token_line(token.take(), "token", text);
+                }
                 Part::Call(ToolCall { id, name, arguments }) => {
                     let line = json!({"t": "tool_call", "id": id, "name": name, "arguments": arguments});
                     out += &format!("{line}\n");

@@ -38,7 +38,7 @@ impl Choice {
             match part {
                 Part::Text(text) => self.text += text,
                 Part::Thinking(thought) => self.thoughts += thought,
-                Part::Call(call) => self.calls.push(call.clone()),
+                Part::Call(call) | Part::Cut { call, .. } => self.calls.push(call.clone()),
                 Part::Begun { .. } | Part::Arguments(_) => {}
             }
         }
@@ -250,7 +250,7 @@ impl Answer {
             Err(refusal) => return self.fail(&refusal, out),
         };
         // Its parts were said.
-        step.parts.retain(|part| !matches!(part, Part::Call(_)));
+        step.parts.retain(|part| !matches!(part, Part::Call(_) | Part::Cut { .. }));
         self.unsaid[index].append(&mut step.tokens);
         if !step.parts.is_empty() || step.logprobs.is_some() {
             step.tokens = std::mem::take(&mut self.unsaid[index]);

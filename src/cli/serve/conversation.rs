@@ -1,15 +1,15 @@
 //! Messages and tools of a request, as the prompt of a chat model.
 
-use super::fields::{Fields, kind};
+use super::content::{Turn, content, left_out, newest};
+use super::fields::Fields;
 use super::hub::Served;
 use super::refusal::Refusal;
+use super::tools::{self, ReadsTool, Wanted};
 use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
 use files::error::quoted;
 use serde_json::Value;
-use text::chat::{
-    Context, Ending, Form, Message, Moment, Reader, Role, Template, ToolCall, Tools, Variables,
-};
+use text::chat::{Context, Ending, Form, Message, Moment, Reader, Role, Template, ToolCall, Variables, join};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
@@ -18,15 +18,7 @@ pub(super) struct Conversation {
     pub messages: Vec<Message>,
     pub variables: Variables,
     pub wanted: Wanted,
-}
-
-/// Whether functions may be called, or must be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Wanted {
-    Auto,
-    Never,
-    Any,
-    One(String),
+    pub ending: Ending,
 }
 
 /// Its prompt, and how the answer is read.
@@ -38,93 +30,100 @@ pub(super) struct Prompt {
     pub shown_tokens: Vec<u32>,
 }
 
-/// The text of a content: a string, or parts of text. `kinds` are the types that parts may have.
-pub(super) fn content(value: Option<&Value>, place: &str, kinds: &[&str]) -> Result<String> {
-    match value {
-        None => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) => {
-            let mut text = String::new();
-            for (i, part) in parts.iter().enumerate() {
-                let part = Fields::of(part, &format!("{place}[{i}]"))?;
-                match part.needed_text("type")? {
-                    of if kinds.contains(&of) => text += part.needed_text("text")?,
-                    other => {
-                        let why = format!("is {other:?}; this model reads text alone");
-                        return Err(part.refuse("type", why));
-                    }
-                }
-            }
-            Ok(text)
-        }
-        Some(other) => {
-            Err(Refusal::field(place, format!("is {}; use a string or an array of parts", kind(other))))
+/// The list of messages of a request.
+pub(super) fn list<'a>(fields: &Fields<'a>) -> Result<&'a [Value]> {
+    let all =
+        fields.list("messages")?.ok_or_else(|| fields.refuse("messages", "is missing; give an array"))?;
+    match all {
+        [] => Err(fields.refuse("messages", "is empty; give one message at least")),
+        all => Ok(all),
+    }
+}
+
+/// Who speaks, by the word of either of OpenAI's APIs.
+pub(super) fn role(of: &Fields<'_>) -> Result<Role> {
+    match of.needed_text("role")? {
+        "system" | "developer" => Ok(Role::System),
+        "user" => Ok(Role::User),
+        "assistant" => Ok(Role::Assistant),
+        "tool" | "function" => Ok(Role::Tool),
+        other => {
+            let why = format!("is {}; use system, developer, user, assistant or tool", quoted(other));
+            Err(of.refuse("role", why))
         }
     }
 }
 
 /// The `messages` of a chat.
-pub(super) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>> {
-    let all =
-        fields.list("messages")?.ok_or_else(|| fields.refuse("messages", "is missing; give an array"))?;
-    if all.is_empty() {
-        return Err(fields.refuse("messages", "is empty; give one message at least"));
-    }
+fn messages(fields: &Fields<'_>) -> Result<Vec<Message>> {
     let place = fields.name("messages");
-    all.iter().enumerate().map(|(i, of)| message(&Fields::of(of, &format!("{place}[{i}]"))?)).collect()
+    let all = list(fields)?.iter().enumerate().map(|(i, of)| Fields::of(of, &format!("{place}[{i}]")));
+    let all = all.collect::<Result<Vec<_>>>()?;
+    let roles = all.iter().map(role).collect::<Result<Vec<_>>>()?;
+    let newest = newest(&roles);
+    let one = |(i, of)| message(of, (roles[i], Turn::of(&newest, i, roles[i])));
+    all.iter().enumerate().map(one).collect()
 }
 
-fn message(of: &Fields<'_>) -> Result<Message> {
-    let role = match of.needed_text("role")? {
-        "system" | "developer" => Role::System,
-        "user" => Role::User,
-        "assistant" => Role::Assistant,
-        "tool" | "function" => Role::Tool,
-        other => {
-            let why = format!("is {other:?}; use system, developer, user, assistant or tool");
-            return Err(of.refuse("role", why));
-        }
-    };
-    let text = content(of.get("content"), &of.name("content"), &["text", "input_text", "output_text"])?;
-    let mut message = Message::new(role, text);
-    message.reasoning = of.text("reasoning_content")?.map(str::to_owned);
+fn message(of: &Fields<'_>, (role, turn): (Role, Turn)) -> Result<Message> {
+    if of.get("content").is_none() && turn == Turn::Newest {
+        return Err(of.refuse("content", "is missing; give a string"));
+    }
+    let text = |field: &str| of.get(field).and_then(Value::as_str).map(str::to_owned);
+    let mut message = Message::new(role, content(of.get("content"), &of.name("content"), turn)?);
+    message.reasoning = text("reasoning_content").or_else(|| text("reasoning"));
     message.tool_call_id = of.text("tool_call_id")?.map(str::to_owned);
     message.name = of.text("name")?.map(str::to_owned);
     for (i, call) in of.list("tool_calls")?.unwrap_or_default().iter().enumerate() {
         let call = Fields::of(call, &of.name(&format!("tool_calls[{i}]")))?;
-        let Some(function) = call.object("function")? else {
-            return Err(call.refuse("function", "is missing; give an object"));
-        };
-        let name = function.needed_text("name")?.to_owned();
-        let arguments = arguments(&function)?;
         let id = call.text("id")?.map_or_else(|| format!("call_{i}"), str::to_owned);
+        let (name, arguments) = match (call.object("function")?, call.object("custom")?) {
+            (Some(function), _) => {
+                (function.needed_text("name")?.to_owned(), arguments(&function, "arguments"))
+            }
+            (None, Some(custom)) => (custom.needed_text("name")?.to_owned(), arguments(&custom, "input")),
+            (None, None) => return Err(call.refuse("function", "is missing; give an object")),
+        };
         message.tool_calls.push(ToolCall { id, name, arguments });
     }
-    if of.get("content").is_none() && role != Role::Assistant {
-        return Err(of.refuse("content", "is missing; give a string"));
+    // As calls were once written.
+    if let (true, Some(function)) = (message.tool_calls.is_empty(), of.object("function_call")?) {
+        let (name, arguments) = (function.needed_text("name")?.to_owned(), arguments(&function, "arguments"));
+        message.tool_calls.push(ToolCall { id: "call_0".into(), name, arguments });
+    }
+    if message.content.is_empty() && role == Role::Assistant {
+        let audio = of.get("audio").map(|_| left_out("audio"));
+        message.content = text("refusal").or(audio).unwrap_or_default();
     }
     Ok(message)
 }
 
-/// The arguments of a call: JSON in a text, or as it is.
-pub(super) fn arguments(function: &Fields<'_>) -> Result<String> {
-    let text = match function.get("arguments") {
+/// The arguments of an earlier call, as they are: JSON in a text or as it is, or any other text.
+pub(super) fn arguments(call: &Fields<'_>, field: &str) -> String {
+    match call.get(field) {
         None => "{}".to_owned(),
-        Some(Value::String(text)) if text.trim().is_empty() => "{}".to_owned(),
+        Some(Value::String(text)) if ["", "null"].contains(&text.trim()) => "{}".to_owned(),
         Some(Value::String(text)) => text.clone(),
-        Some(object @ Value::Object(_)) => object.to_string(),
-        Some(other) => {
-            return Err(function.refuse("arguments", format!("is {}; use JSON in a string", kind(other))));
-        }
-    };
-    match serde_json::from_str::<serde_json::Map<String, Value>>(&text) {
-        Ok(_) => Ok(text),
-        Err(_) => Err(function.refuse("arguments", "is no JSON object")),
+        Some(other) => other.to_string(),
     }
 }
 
-/// `tools` and `chat_template_kwargs`, where `tool` brings a tool to the form of chat completions.
-fn variables(fields: &Fields<'_>, tool: fn(&Value) -> Value) -> Result<Variables> {
+/// How the prompt of a chat ends.
+fn ending(fields: &Fields<'_>) -> Result<Ending> {
+    let continues = fields.flag("continue_final_message")?.unwrap_or(false);
+    match (continues, fields.flag("add_generation_prompt")?) {
+        (true, Some(true)) => {
+            let why = "goes on with the last message, and `add_generation_prompt` begins another; set that to false";
+            Err(fields.refuse("continue_final_message", why))
+        }
+        (true, _) => Ok(Ending::Continue),
+        (false, Some(false)) => Ok(Ending::Message),
+        (false, _) => Ok(Ending::Prompt),
+    }
+}
+
+/// `chat_template_kwargs`.
+fn variables(fields: &Fields<'_>) -> Result<Variables> {
     let mut variables = Variables::default();
     if let Some(own) = fields.object("chat_template_kwargs")? {
         for (name, value) in own.entries() {
@@ -132,57 +131,51 @@ fn variables(fields: &Fields<'_>, tool: fn(&Value) -> Value) -> Result<Variables
             set.map_err(|why| fields.refuse("chat_template_kwargs", why))?;
         }
     }
-    let tools = match fields.list("tools")? {
-        Some(all) if !all.is_empty() => Value::Array(all.iter().map(tool).collect()),
-        _ => return Ok(variables),
-    };
-    let parsed = Tools::parse(&tools.to_string()).map_err(|why| fields.refuse("tools", why))?;
-    variables.tools = Some(parsed);
     Ok(variables)
 }
 
-/// A word, Anthropic's object with one, or what names a function in either API.
-fn wanted(fields: &Fields<'_>, tools: Option<&Tools>) -> Result<Wanted> {
-    let Some(choice) = fields.get("tool_choice") else { return Ok(Wanted::Auto) };
-    let name = || choice.get("name").or_else(|| choice.get("function")?.get("name"))?.as_str();
-    let wanted = match (choice.as_str().or_else(|| choice.get("type")?.as_str()), name()) {
-        (Some("auto"), _) => return Ok(Wanted::Auto),
-        (Some("none"), _) => return Ok(Wanted::Never),
-        (Some("required" | "any"), _) => Wanted::Any,
-        (Some("function" | "tool"), Some(name)) => Wanted::One(name.into()),
-        _ => {
-            let why = "is none that is known; use \"auto\", \"none\", \"required\" or the name of a function";
-            return Err(fields.refuse("tool_choice", why));
-        }
-    };
-    let why = match (tools, &wanted) {
-        _ if cfg!(not(feature = "grammar")) => {
-            "this program was built without grammars, so the model itself decides what it calls; build it with \
-             --features grammar, or use \"auto\" or \"none\""
-                .into()
-        }
-        (None, _) => "asks for a call, and there are no `tools`; give them".into(),
-        (Some(tools), Wanted::One(name)) if !tools.names().contains(name) => {
-            format!("asks for {}, which is not one of `tools`; add it", quoted(name))
-        }
-        _ => return Ok(wanted),
-    };
-    Err(fields.refuse("tool_choice", why))
-}
-
 /// What a template gets besides messages.
-pub(super) fn context<'a>(served: &'a Served, variables: &'a Variables, ending: Ending) -> Context<'a> {
+fn context<'a>(served: &'a Served, variables: &'a Variables, ending: Ending) -> Context<'a> {
     let bos = served.engine.tokenizer().bos_token();
     Context { bos, now: Moment::now(), ending, variables: Some(variables) }
 }
 
 impl Conversation {
     /// With what the fields of a request say beside its messages; `tool` brings a tool to the form of chat completions.
-    pub fn new(messages: Vec<Message>, fields: &Fields<'_>, tool: fn(&Value) -> Value) -> Result<Self> {
-        let mut variables = variables(fields, tool)?;
-        let wanted = wanted(fields, variables.tools.as_ref())?;
-        variables.tools = variables.tools.filter(|_| wanted != Wanted::Never);
-        Ok(Self { messages, variables, wanted })
+    pub fn new(messages: Vec<Message>, fields: &Fields<'_>, tool: ReadsTool) -> Result<Self> {
+        let (tools, wanted) = tools::read(fields, tool)?;
+        let variables = Variables { tools, ..variables(fields)? };
+        Ok(Self { messages, variables, wanted, ending: Ending::Prompt })
+    }
+
+    /// Of chat completions.
+    pub fn of_chat(fields: &Fields<'_>) -> Result<Self> {
+        let of = Self::new(messages(fields)?, fields, tools::nested)?;
+        let ending = ending(fields)?;
+        if ending == Ending::Continue && of.messages.last().is_some_and(|last| !last.tool_calls.is_empty()) {
+            let why = "the last message calls functions, so it cannot go on; send their results";
+            return Err(fields.refuse("continue_final_message", why));
+        }
+        Ok(Self { ending, ..of })
+    }
+
+    /// Renders the messages, or where the template refuses them some that say the same.
+    fn render<T>(&self, template: &Template, render: impl Fn(&[Message]) -> files::Result<T>) -> Result<T> {
+        let why = match render(&self.messages) {
+            Ok(rendered) => return Ok(rendered),
+            Err(why) => why,
+        };
+        let milder = Message::milder(&self.messages);
+        let rendered = milder.iter().find_map(|messages| render(messages).ok());
+        rendered.ok_or_else(|| Refusal::of_template("messages", template, &why))
+    }
+
+    /// The prompt as a text.
+    pub fn text(&self, served: &Served) -> Result<String> {
+        let template = served.engine.template().map_err(|e| Refusal::of_run(&e))?;
+        let variables = self.variables(served);
+        let context = context(served, &variables, self.ending);
+        self.render(template, |messages| Ok(join(&template.render(messages, &context)?)))
     }
 
     /// What its template gets: what the request says, and else the server's flags.
@@ -197,19 +190,23 @@ impl Conversation {
         let tokenizer = engine.tokenizer();
         self.check_length(engine)?;
         let variables = self.variables(served);
-        let context = context(served, &variables, Ending::Prompt);
+        let context = context(served, &variables, self.ending);
         self.check_tools(template, &context)?;
-        let ids = template.encode_in(tokenizer, &self.messages, &context);
-        let ids = ids.map_err(|e| Refusal { param: Some("messages".into()), ..Refusal::of_input(&e) })?;
+        let ids = self.render(template, |messages| template.encode_in(tokenizer, messages, &context))?;
         let form = Form::of(template, tokenizer);
         let form = if self.variables.tools.is_some() { form } else { form.without_tools() };
         const END: usize = 16;
         let end = tokenizer.decode_with_special(&ids[ids.len().saturating_sub(END)..]);
         let calls = self.messages.iter().map(|m| m.tool_calls.len()).sum();
+        let mut reader = Reader::new(form, &end).with_calls_from(calls);
+        if let (Ending::Continue, Some(last)) = (self.ending, self.messages.last()) {
+            // It reads on where the message ends.
+            reader.push(&last.content);
+        }
         Ok(Prompt {
             ids,
             form,
-            reader: Reader::new(form, &end).with_calls_from(calls),
+            reader,
             stop_tokens: template.stop_tokens(tokenizer),
             shown_tokens: form.shown(tokenizer),
         })
@@ -226,14 +223,20 @@ impl Conversation {
     }
 
     fn check_tools(&self, template: &Template, context: &Context<'_>) -> Result<()> {
+        if self.variables.tools.is_none() {
+            return Ok(());
+        }
+        let context = Context { ending: Ending::Prompt, ..context.clone() };
         let system = self.messages.iter().find(|m| m.role == Role::System).map(|m| m.content.as_str());
-        let takes = || template.takes_tools(context, system).map_err(|e| Refusal::of_input(&e));
-        match self.variables.tools.is_some() && !takes()? {
-            true => Err(Refusal::field(
+        // Some refuse system messages.
+        let takes = template.takes_tools(&context, system).or_else(|_| template.takes_tools(&context, None));
+        match takes.map_err(|e| Refusal::of_template("tools", template, &e))? {
+            true => Ok(()),
+            false => Err(Refusal::field(
                 "tools",
-                "this model's chat template has no place for tools; leave it out",
+                "this model's chat template has no place for tools; leave it out, or start the server with a \
+                 --chat-template that has one",
             )),
-            false => Ok(()),
         }
     }
 }
@@ -265,9 +268,6 @@ pub(super) fn schema(format: &Fields<'_>) -> Result<Option<String>> {
     };
     match cfg!(feature = "grammar") {
         true => Ok(Some(schema)),
-        false => Err(format.refuse(
-            "type",
-            "this program was built without grammars; build it with --features grammar, or use text",
-        )),
+        false => Err(format.refuse("type", "this server follows no grammars; use text")),
     }
 }

@@ -3,6 +3,7 @@
 use super::refusal::Refusal;
 use files::nesting::marks;
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 
 /// Values in a body, at most: each takes many times the memory of its text.
 const MAX_VALUES: usize = 1 << 20;
@@ -20,6 +21,7 @@ pub(super) struct Fields<'a> {
 
 /// The JSON of a body, which must be an object.
 pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>> {
+    let body = &*repaired(body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body));
     let mut values = 0;
     for mark in marks(body) {
         values += 1;
@@ -35,6 +37,29 @@ pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>> {
         Ok(_) => Err(Refusal::new(400, "the body is no JSON object")),
         Err(e) => Err(Refusal::new(400, format!("the body is not valid JSON: {e}"))),
     }
+}
+
+/// JSON in which halves of surrogate pairs that stand alone are U+FFFD: they are no text, but some clients send them.
+fn repaired(body: &[u8]) -> Cow<'_, [u8]> {
+    let mut body = Cow::Borrowed(body);
+    let code = |body: &[u8], at: usize| {
+        let digits = body.get(at..at + 6)?.strip_prefix(b"\\u")?;
+        u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    };
+    let mut at = 0;
+    while let Some(found) = body[at..].iter().position(|&byte| byte == b'\\') {
+        at += found;
+        at += match (code(&body, at), code(&body, at + 6)) {
+            (Some(0xD800..0xDC00), Some(0xDC00..0xE000)) => 12,
+            (Some(0xD800..0xE000), _) => {
+                body.to_mut()[at + 2..at + 6].copy_from_slice(b"fffd");
+                6
+            }
+            _ => 2,
+        };
+        at = at.min(body.len());
+    }
+    body
 }
 
 /// What a value is, for messages.
@@ -113,6 +138,11 @@ impl<'a> Fields<'a> {
         self.get(field).map(|value| Fields::of(value, &self.name(field))).transpose()
     }
 
+    /// All of it, as text.
+    pub fn json(&self) -> String {
+        Value::Object(self.object.clone()).to_string()
+    }
+
     /// Names and values of an object.
     pub fn entries(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
         self.object.iter()
@@ -166,6 +196,22 @@ mod tests {
         assert!(
             fields.whole("g", -9..=9).is_err() && fields.flag("a").is_err() && fields.number("b").is_err()
         );
+    }
+
+    #[test]
+    fn a_lone_surrogate_is_a_replacement_character_and_a_mark_before_the_body_is_skipped() {
+        for (body, text) in [
+            (r#"{"a":"\ud800"}"#, "\u{fffd}"),
+            (r#"{"a":"x\uDFFFy"}"#, "x\u{fffd}y"),
+            (r#"{"a":"\ud83d\ude00\ud83d\ud83d\ude00"}"#, "😀\u{fffd}😀"),
+            (r#"{"a":"\\ud800\\\ud800"}"#, "\\ud800\\\u{fffd}"),
+            ("\u{feff}{\"a\":\"b\"}", "b"),
+        ] {
+            assert_eq!(object(body.as_bytes()).expect(body)["a"], text, "{body}");
+        }
+        for bad in [r#"{"a":"\ud80"}"#, r#"{"a":"\"#, r#"{"a":"\ud800"#, r#"{"a":"\u+800"}"#] {
+            assert!(object(bad.as_bytes()).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -1,79 +1,118 @@
 //! Anthropic's shape: `/v1/messages`.
 
 use super::answer::{Choice, Shape, Step, Usage, named_event};
-use super::conversation::{Conversation, content};
+use super::content::{Turn, content, newest, text_of};
+use super::conversation::{Conversation, arguments, list};
 use super::fields::Fields;
 use super::hub::{Served, name};
 use super::refusal::Refusal;
+use super::tools;
 use crate::run::session::StopReason;
+use files::error::quoted;
+use files::nesting::marks;
 use serde_json::{Value, json};
-use text::chat::{Message, Part, Role, ToolCall};
+use text::chat::{Ending, Message, Part, Role, ToolCall};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// A tool in the form of chat completions.
-fn tool(of: &Value) -> Value {
-    let mut function = json!({"name": of["name"], "parameters": of["input_schema"]});
-    if let Some(description) = of.get("description") {
-        function["description"] = description.clone();
+/// The line that Claude Code puts first, which differs from one conversation to the next: with it no two prompts would
+/// begin alike.
+const BILLING: &str = "x-anthropic-billing-header:";
+
+/// A text without the line of that name that it begins with.
+fn without_billing(text: &str) -> &str {
+    match text.starts_with(BILLING) {
+        true => text.split_once('\n').map_or("", |(_, rest)| rest.trim_start_matches('\n')),
+        false => text,
     }
-    json!({"type": "function", "function": function})
 }
 
-/// System message, messages and tools of a request.
+/// The system message.
+fn system(of: &Value) -> Result<String> {
+    let mut parts = of.clone();
+    let first = match &mut parts {
+        Value::Array(all) => all.first_mut().and_then(|first| first.get_mut("text")),
+        one => Some(one),
+    };
+    if let Some(Value::String(text)) = first {
+        *text = without_billing(text).to_owned();
+    }
+    content(Some(&parts), "system", Turn::Earlier)
+}
+
+/// System message, messages and tools of a request. A last message of the assistant is continued.
 pub(super) fn conversation(fields: &Fields<'_>) -> Result<Conversation> {
     let mut messages = Vec::new();
-    if let Some(system) = fields.get("system") {
-        messages.push(Message::new(Role::System, content(Some(system), "system", &["text"])?));
+    if let Some(of) = fields.get("system") {
+        let text = system(of)?;
+        messages.extend(Some(text).filter(|text| !text.is_empty()).map(|t| Message::new(Role::System, t)));
     }
-    let all =
-        fields.list("messages")?.ok_or_else(|| fields.refuse("messages", "is missing; give an array"))?;
-    if all.is_empty() {
-        return Err(fields.refuse("messages", "is empty; give one message at least"));
-    }
-    for (i, of) in all.iter().enumerate() {
-        let of = Fields::of(of, &format!("messages[{i}]"))?;
-        let role = match of.needed_text("role")? {
-            "user" => Role::User,
-            "assistant" => Role::Assistant,
-            "system" => Role::System,
-            other => return Err(of.refuse("role", format!("is {other:?}; use user or assistant"))),
-        };
+    let all = list(fields)?.iter().enumerate().map(|(i, of)| Fields::of(of, &format!("messages[{i}]")));
+    let all = all.collect::<Result<Vec<_>>>()?;
+    let speakers = all.iter().map(role).collect::<Result<Vec<_>>>()?;
+    // Results of tools are no question.
+    let is_result = |block: &Value| block["type"] == "tool_result";
+    let has_results = |of: &Fields<'_>| {
+        let blocks = of.get("content").and_then(Value::as_array);
+        blocks.is_some_and(|blocks| !blocks.is_empty() && blocks.iter().all(is_result))
+    };
+    let roles: Vec<_> = all
+        .iter()
+        .zip(&speakers)
+        .map(|(of, role)| if has_results(of) { Role::Tool } else { *role })
+        .collect();
+    let newest = newest(&roles);
+    for (i, (of, role)) in all.iter().zip(speakers).enumerate() {
+        let turn = Turn::of(&newest, i, role);
         match of.get("content") {
-            Some(Value::Array(blocks)) => turn(role, &of, blocks, &mut messages)?,
-            None => return Err(of.refuse("content", "is missing; give a string")),
-            other => messages.push(Message::new(role, content(other, &of.name("content"), &[])?)),
+            Some(Value::Array(blocks)) => read((role, turn), of, blocks, &mut messages)?,
+            None if turn == Turn::Newest => return Err(of.refuse("content", "is missing; give a string")),
+            other => messages.push(Message::new(role, content(other, &of.name("content"), turn)?)),
         }
     }
-    Conversation::new(messages, fields, tool)
+    let of = Conversation::new(messages, fields, tools::with_input_schema)?;
+    let open = |last: &Message| last.role == Role::Assistant && last.tool_calls.is_empty();
+    let ending = if of.messages.last().is_some_and(open) { Ending::Continue } else { Ending::Prompt };
+    Ok(Conversation { ending, ..of })
+}
+
+/// Who speaks.
+fn role(of: &Fields<'_>) -> Result<Role> {
+    match of.needed_text("role")? {
+        "user" => Ok(Role::User),
+        "assistant" => Ok(Role::Assistant),
+        "system" => Ok(Role::System),
+        other => Err(of.refuse("role", format!("is {}; use user or assistant", quoted(other)))),
+    }
 }
 
 /// The messages that the blocks of one are: results of tools stand before what else is said.
-fn turn(role: Role, of: &Fields<'_>, blocks: &[Value], messages: &mut Vec<Message>) -> Result<()> {
+fn read(
+    (role, turn): (Role, Turn),
+    of: &Fields<'_>,
+    blocks: &[Value],
+    messages: &mut Vec<Message>,
+) -> Result<()> {
     let mut message = Message::new(role, "");
     for (i, block) in blocks.iter().enumerate() {
         let block = Fields::of(block, &of.name(&format!("content[{i}]")))?;
         match block.needed_text("type")? {
-            "text" => message.content += block.needed_text("text")?,
-            "thinking" => message.reasoning = block.text("thinking")?.map(str::to_owned),
-            "redacted_thinking" => {}
+            "thinking" => {
+                let thought = block.text("thinking")?.unwrap_or_default();
+                message.reasoning.get_or_insert_default().push_str(thought);
+            }
             "tool_use" => {
-                let input = block.object("input")?.map(|_| block.get("input").map(Value::to_string));
-                let arguments = input.flatten().unwrap_or_else(|| "{}".into());
                 let (id, name) = (block.needed_text("id")?.to_owned(), block.needed_text("name")?.to_owned());
-                message.tool_calls.push(ToolCall { id, name, arguments });
+                message.tool_calls.push(ToolCall { id, name, arguments: arguments(&block, "input") });
             }
             "tool_result" => {
-                let text = content(block.get("content"), &block.name("content"), &["text"])?;
+                let text = content(block.get("content"), &block.name("content"), Turn::Earlier)?;
                 let id = block.needed_text("tool_use_id")?.to_owned();
                 let calls = messages.iter().flat_map(|m| &m.tool_calls);
                 let name = calls.into_iter().find(|call| call.id == id).map(|call| call.name.clone());
                 messages.push(Message { tool_call_id: Some(id), name, ..Message::new(Role::Tool, text) });
             }
-            other => {
-                let why = format!("is {other:?}; this model reads text, thinking, tool_use and tool_result");
-                return Err(block.refuse("type", why));
-            }
+            _ => message.content += &text_of(&block, turn)?,
         }
     }
     if !message.content.is_empty() || !message.tool_calls.is_empty() || blocks.is_empty() {
@@ -149,9 +188,25 @@ fn usage(of: Usage) -> Value {
     })
 }
 
-/// What a tool is called with. What the model wrote was looked at: it is JSON.
+/// What a tool is called with. Of arguments that break off it is what is whole of them, as clients read a stream.
 fn input(call: &ToolCall) -> Value {
-    serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}))
+    let read = |text: &str| serde_json::from_str(text).ok().filter(Value::is_object);
+    read(&call.arguments).or_else(|| read(&closed(&call.arguments))).unwrap_or_else(|| json!({}))
+}
+
+/// JSON that breaks off, up to the last value that is whole, and ended there.
+fn closed(json: &str) -> String {
+    let (mut open, mut end) = (Vec::new(), 0);
+    for mark in marks(json.as_bytes()).filter(|mark| mark.byte != b':') {
+        match mark.byte {
+            b'{' => open.push('}'),
+            b'[' => open.push(']'),
+            b'}' | b']' => drop(open.pop()),
+            _ => {}
+        }
+        end = mark.at + usize::from(mark.byte != b',');
+    }
+    json[..end].chars().chain(open.into_iter().rev()).collect()
 }
 
 impl Shape for Messages {
@@ -179,7 +234,7 @@ impl Shape for Messages {
                 Part::Arguments(more) => {
                     self.delta(json!({"type": "input_json_delta", "partial_json": more}), out);
                 }
-                Part::Call(_) => {}
+                Part::Call(_) | Part::Cut { .. } => {}
             }
         }
     }

@@ -150,7 +150,7 @@ impl Shape for Chat {
                     let index = self.calls[choice].saturating_sub(1);
                     json!({"tool_calls": [{"index": index, "function": {"arguments": more}}]})
                 }
-                Part::Call(_) => continue,
+                Part::Call(_) | Part::Cut { .. } => continue,
             });
         }
         if deltas.is_empty() {
@@ -241,7 +241,7 @@ impl Completion {
 pub(super) fn text(parts: &[Part]) -> String {
     let of = |part: &Part| match part {
         Part::Text(text) | Part::Thinking(text) => text.clone(),
-        Part::Begun { .. } | Part::Arguments(_) | Part::Call(_) => String::new(),
+        Part::Begun { .. } | Part::Arguments(_) | Part::Call(_) | Part::Cut { .. } => String::new(),
     };
     parts.iter().map(of).collect()
 }

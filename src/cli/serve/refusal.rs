@@ -2,8 +2,9 @@
 
 use crate::cli::flags::named;
 use crate::run::engine::scheduler::Refused;
-use files::Error;
+use files::{Error, say};
 use serde_json::{Value, json};
+use text::chat::Template;
 
 /// An error of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,8 +32,7 @@ impl Refusal {
     /// A prompt of so many tokens, or more, for a slot of so many. Clients know it by these words of llama.cpp's.
     pub fn too_long(field: &str, need: usize, have: usize) -> Self {
         let why = format!(
-            "{need} tokens or more: this exceeds the available context size of {have} tokens; shorten it, or start \
-             the server with a larger --max-seq-len"
+            "{need} tokens or more: this exceeds the available context size of {have} tokens; shorten it"
         );
         Self { sizes: Some((need, have)), ..Self::field(field, why) }
     }
@@ -40,21 +40,34 @@ impl Refusal {
     /// What went wrong with a prompt or with options, which the client has given.
     pub fn of_input(e: &Error) -> Self {
         match e {
-            Error::Usage(text) | Error::Model(text) | Error::Other(text) => {
+            Error::Usage(text) | Error::Other(text) => {
                 let (message, param) = plain(text);
-                Self { status: 400, message: named(&message), param, sizes: None }
+                Self { status: 400, message: for_clients(&message), param, sizes: None }
             }
             other => Self::of_run(other),
         }
     }
 
-    /// What went wrong while a text was generated.
+    /// Why a template does not take what a field holds.
+    pub fn of_template(field: &str, template: &Template, e: &Error) -> Self {
+        let (Error::Usage(why) | Error::Model(why), Template::Jinja(jinja)) = (e, template) else {
+            return Self { param: Some(field.into()), ..Self::of_input(e) };
+        };
+        let why = for_clients(&why.replacen(jinja.place(), "the chat template", 1));
+        Self { message: why, ..Self::field(field, "") }
+    }
+
+    /// What went wrong while a text was generated. Who runs the server reads more of it than who asks.
     pub fn of_run(e: &Error) -> Self {
-        match e {
-            Error::Interrupted => Self::new(503, "the server is shutting down; try again elsewhere"),
-            Error::Memory(_) => Self::new(503, named(&e.to_string())),
-            other => Self::new(500, named(&other.to_string())),
-        }
+        let refusal = match e {
+            Error::Interrupted => {
+                return Self::new(503, "the server is shutting down; try again elsewhere");
+            }
+            Error::Memory(_) => Self::new(503, "the server has too little memory now; try again later"),
+            _ => Self::new(500, "the server failed at this; its own messages say why"),
+        };
+        say!("error: {}", named(&e.to_string()));
+        refusal
     }
 
     fn kind(&self) -> &'static str {
@@ -96,7 +109,10 @@ impl Refusal {
             503 => "overloaded_error",
             _ => self.kind(),
         };
-        json!({"type": "error", "error": {"type": kind, "message": self.message}})
+        // Claude Code makes its conversation shorter when it reads this.
+        let too_long = |(need, have)| format!("prompt is too long: {need} tokens > {have} maximum");
+        let message = self.sizes.map_or_else(|| self.message.clone(), too_long);
+        json!({"type": "error", "error": {"type": kind, "message": message}})
     }
 }
 
@@ -106,6 +122,16 @@ impl From<Refused> for Refusal {
             Refused::Full => Self::new(429, "as many requests wait as may; try again later"),
             Refused::Closed => Self::of_run(&Error::Interrupted),
         }
+    }
+}
+
+/// A message without the clauses that are for who runs the server: what would be flags there.
+fn for_clients(message: &str) -> String {
+    let is_for_server = |clause: &&str| named(clause) != **clause || clause.contains("with the model");
+    let clauses: Vec<_> = message.split("; ").filter(|clause| !is_for_server(clause)).collect();
+    match clauses[..] {
+        [] => "this cannot be done here".into(),
+        _ => clauses.join("; "),
     }
 }
 
@@ -135,6 +161,7 @@ fn plain(text: &str) -> (String, Option<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use text::chat::Jinja;
 
     #[test]
     fn fields_of_the_library_become_those_of_the_request() {
@@ -143,7 +170,20 @@ mod tests {
         assert_eq!(refusal.message, "repeat_penalty 0: use a number above 0");
         assert_eq!((refusal.status, refusal.param.as_deref()), (400, Some("repeat_penalty")));
         let e = Error::Usage("too long; raise `EngineOptions::max_seq_len`".into());
-        assert_eq!(Refusal::of_input(&e).message, "too long; raise --max-seq-len");
+        assert_eq!(Refusal::of_input(&e).message, "too long");
+        let e = Error::Model("/a/b.gguf, `KvTypes::k`: wrong".into());
+        assert!(!Refusal::of_input(&e).message.contains("b.gguf"));
+        let jinja = Jinja::new("/a/chat_template.jinja", "{{ x }}", vec![]).expect("compiles");
+        let e = Error::Model(
+            "/a/chat_template.jinja, line 3: no x; use the template published with the model".into(),
+        );
+        let refusal = Refusal::of_template("messages", &Template::Jinja(jinja), &e);
+        assert_eq!((refusal.status, refusal.message.as_str()), (400, "the chat template, line 3: no x"));
+        let long = Refusal::too_long("prompt", 70, 64);
+        let said = long.anthropic();
+        assert_eq!(said["error"]["message"], "prompt is too long: 70 tokens > 64 maximum");
+        assert_eq!(said["error"]["type"], "invalid_request_error");
+        assert!(!long.message.contains("--"), "{}", long.message);
         assert_eq!(Refusal::from(Refused::Full).json()["error"]["type"], "rate_limit_error");
         assert_eq!(Refusal::new(500, "x").anthropic()["error"]["type"], "api_error");
     }

@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, Shape};
 use super::asked::{Asked, How, Kind, MOST, MOST_LOGPROBS};
-use super::conversation::{self, Conversation, Prompt, Wanted, response_format};
+use super::conversation::{Conversation, Prompt, response_format};
 use super::fields::{self, Fields, kind};
 use super::hub::Served;
 use super::messages::{self, Messages};
@@ -10,6 +10,7 @@ use super::native::Native;
 use super::openai::{Chat, Completion};
 use super::refusal::Refusal;
 use super::responses::{self, Responses};
+use super::tools::Wanted;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use text::chat::{Form, Reader};
@@ -120,8 +121,7 @@ pub(super) fn chat(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
         (false, _) => {}
     }
     let schema = response_format(&fields)?;
-    let messages = conversation::messages(&fields)?;
-    let of = Conversation::new(messages, &fields, Clone::clone)?;
+    let of = Conversation::of_chat(&fields)?;
     let prompt = chat_prompt(served, &of, (&mut asked, schema))?;
     let shape = Box::new(Chat::new(served, &asked));
     let answer = Answer::begin(served, vec![prompt], &asked, shape)?;
@@ -148,7 +148,7 @@ pub(super) fn responses(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
     let fields = Fields::new(&body);
     let asked = Asked::read(&fields, served, Kind::Chat)?;
     let (of, schema) = responses::conversation(&fields)?;
-    one(served, &of, (asked, schema), |asked, _| Box::new(Responses::new(served, asked)))
+    one(served, &of, (asked, schema), |asked, _| Box::new(Responses::new(served, asked, &fields)))
 }
 
 /// `POST /v1/messages`.

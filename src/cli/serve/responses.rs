@@ -2,32 +2,31 @@
 
 use super::answer::{Choice, Shape, Step, Usage, named_event};
 use super::asked::Asked;
-use super::conversation::{Conversation, arguments, content, schema};
+use super::content::{Turn, content, left_out, newest};
+use super::conversation::{Conversation, arguments, role, schema};
 use super::facts::short;
 use super::fields::{Fields, kind};
 use super::hub::{Served, name, now};
 use super::refusal::Refusal;
+use super::tools;
 use serde_json::{Value, json};
 use text::chat::{Message, Part, Role, ToolCall};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// A tool in the form of chat completions.
-fn tool(of: &Value) -> Value {
-    if of.get("function").is_some() {
-        return of.clone();
-    }
-    let mut function = of.clone();
-    let kind = function.as_object_mut().and_then(|fields| fields.remove("type"));
-    json!({"type": kind, "function": function})
+/// Refuses what was stored, as nothing is.
+fn refuse_stored(fields: &Fields<'_>, field: &str) -> Refusal {
+    fields.refuse(
+        field,
+        "names what was stored, and nothing is kept here; use `store: false` and send all items in `input`",
+    )
 }
 
 /// Instructions, input and tools of a request, and the schema that the answer must follow.
 pub(super) fn conversation(fields: &Fields<'_>) -> Result<(Conversation, Option<String>)> {
-    if fields.get("previous_response_id").is_some() {
-        return Err(
-            fields.refuse("previous_response_id", "earlier answers are not kept; send them in `input`")
-        );
+    let stored = ["previous_response_id", "conversation", "prompt"];
+    if let Some(field) = stored.into_iter().find(|field| fields.get(field).is_some()) {
+        return Err(refuse_stored(fields, field));
     }
     let mut messages = Vec::new();
     if let Some(text) = fields.text("instructions")? {
@@ -37,14 +36,20 @@ pub(super) fn conversation(fields: &Fields<'_>) -> Result<(Conversation, Option<
         None => return Err(fields.refuse("input", "is missing; give a string")),
         Some(Value::String(text)) => messages.push(Message::new(Role::User, text.as_str())),
         Some(Value::Array(items)) => {
+            let items = items.iter().enumerate().map(|(i, of)| Fields::of(of, &format!("input[{i}]")));
+            let items = items.collect::<Result<Vec<_>>>()?;
+            // What is no message is a call, its result, or a thought.
+            let role = |item: &Fields<'_>| role(item).unwrap_or(Role::Assistant);
+            let newest = newest(&items.iter().map(role).collect::<Vec<_>>());
             for (i, item) in items.iter().enumerate() {
-                read(&Fields::of(item, &format!("input[{i}]"))?, &mut messages)?;
+                read(item, Turn::of(&newest, i, role(item)), &mut messages)?;
             }
         }
         Some(other) => {
             return Err(fields.refuse("input", format!("is {}; use a string or an array", kind(other))));
         }
     }
+    messages.retain(|m| m.role != Role::Assistant || !m.content.is_empty() || !m.tool_calls.is_empty());
     if messages.is_empty() {
         return Err(fields.refuse("input", "is empty; give a message"));
     }
@@ -53,49 +58,76 @@ pub(super) fn conversation(fields: &Fields<'_>) -> Result<(Conversation, Option<
         None => None,
     };
     let schema = format.map(|format| schema(&format)).transpose()?.flatten();
-    Ok((Conversation::new(messages, fields, tool)?, schema))
+    Ok((Conversation::new(messages, fields, tools::flat)?, schema))
 }
 
 /// An item of the input.
-fn read(item: &Fields<'_>, messages: &mut Vec<Message>) -> Result<()> {
-    let call_id = || item.needed_text("call_id").map(str::to_owned);
+fn read(item: &Fields<'_>, turn: Turn, messages: &mut Vec<Message>) -> Result<()> {
+    let stored = item.get("type").is_none() && item.get("role").is_none() && item.get("id").is_some();
+    let call_id = || Ok(item.text("call_id")?.or(item.text("id")?).unwrap_or_default().to_owned());
     match item.text("type")?.unwrap_or("message") {
+        "item_reference" => return Err(refuse_stored(item, "type")),
+        _ if stored => return Err(refuse_stored(item, "id")),
         "message" => {
-            let role = match item.needed_text("role")? {
-                "system" | "developer" => Role::System,
-                "user" => Role::User,
-                "assistant" => Role::Assistant,
-                other => {
-                    let why = format!("is {other:?}; use system, developer, user or assistant");
-                    return Err(item.refuse("role", why));
-                }
-            };
-            let kinds = ["input_text", "output_text", "text"];
-            messages.push(Message::new(role, content(item.get("content"), &item.name("content"), &kinds)?));
-        }
-        "function_call" => {
-            let name = item.needed_text("name")?.to_owned();
-            let call = ToolCall { id: call_id()?, name, arguments: arguments(item)? };
-            match messages.last_mut().filter(|last| last.role == Role::Assistant) {
-                Some(last) => last.tool_calls.push(call),
-                None => {
-                    messages.push(Message { tool_calls: vec![call], ..Message::new(Role::Assistant, "") })
-                }
+            let role = role(item)?;
+            if item.get("content").is_none() && turn == Turn::Newest {
+                return Err(item.refuse("content", "is missing; give a string"));
+            }
+            let text = content(item.get("content"), &item.name("content"), turn)?;
+            match messages.last_mut().filter(|last| role == Role::Assistant && is_thought(last)) {
+                Some(thought) => thought.content = text,
+                None => messages.push(Message::new(role, text)),
             }
         }
-        "function_call_output" => {
-            let text = content(item.get("output"), &item.name("output"), &["input_text", "output_text"])?;
+        "reasoning" => {
+            let list =
+                |field: &str| item.get(field).filter(|of| of.as_array().is_some_and(|of| !of.is_empty()));
+            let thought = content(list("content").or(list("summary")), &item.name("content"), Turn::Earlier)?;
+            if !thought.is_empty() {
+                answer(messages).reasoning.get_or_insert_default().push_str(&thought);
+            }
+        }
+        kind if kind.ends_with("_output") && item.get("output").is_some() => {
+            let text = content(item.get("output"), &item.name("output"), Turn::Earlier)?;
             let id = call_id()?;
             let name = messages.iter().flat_map(|m| &m.tool_calls).find(|call| call.id == id);
             let name = name.map(|call| call.name.clone());
             messages.push(Message { tool_call_id: Some(id), name, ..Message::new(Role::Tool, text) });
         }
-        "reasoning" => {}
-        other => {
-            return Err(item.refuse("type", format!("is {other:?}; use message or function_call_output")));
+        "function_call" | "custom_tool_call" | "mcp_call" => {
+            let field = if item.get("input").is_some() { "input" } else { "arguments" };
+            let (id, name) = (call_id()?, item.needed_text("name")?.to_owned());
+            let call = ToolCall { id, name, arguments: arguments(item, field) };
+            answer(messages).tool_calls.push(call.clone());
+            // A call that a server has answered.
+            messages.extend(item.text("output")?.map(|output| Message::result(&call, output)));
+        }
+        kind @ ("local_shell_call" | "shell_call" | "computer_call" | "apply_patch_call") => {
+            let field = if item.get("operation").is_some() { "operation" } else { "action" };
+            let (id, name) = (call_id()?, kind.trim_end_matches("_call").to_owned());
+            answer(messages).tool_calls.push(ToolCall { id, name, arguments: arguments(item, field) });
+        }
+        kind => {
+            let note = left_out(kind.strip_suffix("_generation_call").unwrap_or(kind));
+            let content = &mut answer(messages).content;
+            *content = [content.as_str(), if content.is_empty() { "" } else { "\n" }, &note].concat();
         }
     }
     Ok(())
+}
+
+/// Whether an answer was only thought about so far.
+fn is_thought(message: &Message) -> bool {
+    message.reasoning.is_some() && message.content.is_empty() && message.tool_calls.is_empty()
+}
+
+/// The answer that the next item belongs to.
+fn answer(messages: &mut Vec<Message>) -> &mut Message {
+    if messages.last().is_none_or(|last| last.role != Role::Assistant) {
+        messages.push(Message::new(Role::Assistant, ""));
+    }
+    let last = messages.len() - 1;
+    &mut messages[last]
 }
 
 /// What an item of the output is.
@@ -112,6 +144,8 @@ struct Item {
     id: String,
     text: String,
     call: Option<ToolCall>,
+    /// Of what has come so far.
+    status: &'static str,
 }
 
 impl Item {
@@ -121,7 +155,7 @@ impl Item {
             Kind::Thinking => name("rs_"),
             Kind::Call => name("fc_"),
         };
-        Self { kind, id, text: String::new(), call: None }
+        Self { kind, id, text: String::new(), call: None, status: "in_progress" }
     }
 
     fn part(&self, text: &str) -> Value {
@@ -131,14 +165,15 @@ impl Item {
         }
     }
 
-    /// As it is when it begins, or when it is whole.
-    fn json(&self, status: &str) -> Value {
-        let whole = status == "completed";
-        let parts = if whole { json!([self.part(&self.text)]) } else { json!([]) };
+    /// As it is when it begins, or when it has ended.
+    fn json(&self) -> Value {
+        let status = self.status;
+        let ended = status != "in_progress";
+        let parts = if ended { json!([self.part(&self.text)]) } else { json!([]) };
         match (self.kind, &self.call) {
             (Kind::Call, Some(call)) => json!({
                 "type": "function_call", "id": self.id, "call_id": call.id, "name": call.name, "status": status,
-                "arguments": if whole { call.arguments.as_str() } else { "" },
+                "arguments": if ended { call.arguments.as_str() } else { "" },
             }),
             (Kind::Thinking, _) => {
                 json!({"type": "reasoning", "id": self.id, "summary": [], "content": parts, "status": status})
@@ -149,6 +184,25 @@ impl Item {
         }
     }
 }
+
+/// Fields of a request that its answer has as they were asked.
+const ECHOED: [&str; 15] = [
+    "instructions",
+    "max_tool_calls",
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "reasoning",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "truncation",
+    "user",
+];
 
 /// The answer to a request.
 pub(super) struct Responses {
@@ -162,15 +216,22 @@ pub(super) struct Responses {
 }
 
 impl Responses {
-    pub fn new(served: &Served, asked: &Asked) -> Self {
+    /// For a request with these fields, which it says again.
+    pub fn new(served: &Served, asked: &Asked, fields: &Fields<'_>) -> Self {
         let o = &asked.options;
-        let base = json!({
+        let mut base = json!({
             "id": name("resp_"), "object": "response", "created_at": now(), "model": served.name, "error": null,
             "incomplete_details": null, "instructions": null, "metadata": {}, "parallel_tool_calls": true,
             "previous_response_id": null, "temperature": short(o.sampler.temperature), "top_p": short(o.sampler.top_p),
             "max_output_tokens": o.max_tokens, "tool_choice": "auto", "tools": [], "store": false, "usage": null,
-            "system_fingerprint": served.fingerprint,
+            "background": false, "reasoning": {"effort": null, "summary": null}, "text": {"format": {"type": "text"}},
+            "truncation": "disabled", "system_fingerprint": served.fingerprint,
         });
+        for field in ECHOED {
+            if let Some(value) = fields.get(field) {
+                base[field] = value.clone();
+            }
+        }
         Self { base, items: Vec::new(), open: false, events: 0, reason: "stop" }
     }
 
@@ -192,7 +253,7 @@ impl Responses {
     fn response(&self, status: &str, usage: Option<Usage>) -> Value {
         let mut response = self.base.clone();
         response["status"] = status.into();
-        response["output"] = self.items.iter().map(|item| item.json("completed")).collect();
+        response["output"] = self.items.iter().map(Item::json).collect();
         if status == "incomplete" {
             response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
@@ -217,8 +278,8 @@ impl Responses {
         {
             return;
         }
-        self.close(out);
-        let (kind, added, part) = (item.kind, item.json("in_progress"), item.part(""));
+        self.close("completed", out);
+        let (kind, added, part) = (item.kind, item.json(), item.part(""));
         self.items.push(item);
         self.open = true;
         self.of_item("response.output_item.added", json!({"item": added}), out);
@@ -228,13 +289,13 @@ impl Responses {
     }
 
     /// Ends the item that is open.
-    fn close(&mut self, out: &mut String) {
+    fn close(&mut self, status: &'static str, out: &mut String) {
         if !std::mem::replace(&mut self.open, false) {
             return;
         }
-        let Some(item) = self.items.last() else { return };
-        let (kind, whole, text, part) =
-            (item.kind, item.json("completed"), item.text.clone(), item.part(&item.text));
+        let Some(item) = self.items.last_mut() else { return };
+        item.status = status;
+        let (kind, whole, text, part) = (item.kind, item.json(), item.text.clone(), item.part(&item.text));
         let call = item.call.clone();
         match (kind, call) {
             (Kind::Call, Some(call)) => {
@@ -283,7 +344,7 @@ impl Responses {
                 }
                 self.of_item("response.function_call_arguments.delta", json!({"delta": more}), out);
             }
-            Part::Call(_) => {}
+            Part::Call(_) | Part::Cut { .. } => {}
         }
     }
 }
@@ -303,8 +364,8 @@ impl Shape for Responses {
         if self.items.is_empty() {
             self.enter(Item::new(Kind::Text), out);
         }
-        self.close(out);
         self.reason = choice.reason();
+        self.close(self.status(), out);
     }
 
     fn over(&mut self, usage: Usage, out: &mut String) {
@@ -329,6 +390,7 @@ impl Shape for Responses {
         });
         parts.into_iter().flatten().chain(calls).for_each(|part| self.take(&part, &mut events));
         self.reason = choice.reason();
+        self.close(self.status(), &mut events);
         self.response(self.status(), Some(usage))
     }
 }

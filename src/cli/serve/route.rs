@@ -154,7 +154,7 @@ fn fact(hub: &Hub, route: &Route, path: &str) -> Result<Response<Reply>> {
         }
         Route::Props => reply::json(200, &facts::props(loaded()?)),
         Route::Slots if hub.slots == Slots::Hidden => {
-            return Err(Refusal::new(501, "start the server with --slots-endpoint for this"));
+            return Err(Refusal::new(501, "this server does not tell what its slots do"));
         }
         Route::Slots => reply::json(200, &facts::slots(loaded()?)),
         _ => return Err(Refusal::new(404, format!("the one model is {:?}", hub.model))),
@@ -193,8 +193,24 @@ fn preflight(headers: &HeaderMap) -> Response<Reply> {
     reply::response(200, &headers, Reply::Whole(None))
 }
 
+/// Refuses a body that is compressed.
+fn check_encoding(headers: &HeaderMap) -> Result<()> {
+    let all = headers.get_all("content-encoding").iter();
+    match all.map(HeaderValue::as_bytes).find(|name| !name.eq_ignore_ascii_case(b"identity")) {
+        Some(name) => {
+            let name = quoted(&String::from_utf8_lossy(name));
+            Err(Refusal::new(
+                415,
+                format!("Content-Encoding: is {name}; send the body as it is, without one"),
+            ))
+        }
+        None => Ok(()),
+    }
+}
+
 /// The whole body.
 async fn read(hub: &Hub, headers: &HeaderMap, mut body: Incoming) -> Result<Bytes> {
+    check_encoding(headers)?;
     let too_long = || Refusal::new(413, format!("the body is longer than {} MiB", BODY >> 20));
     let said = headers.get("content-length").and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
     if said.is_some_and(|n| n > BODY as u64) {

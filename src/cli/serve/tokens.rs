@@ -1,12 +1,11 @@
 //! Texts and ids, without generating: `/tokenize`, `/detokenize`, `/apply-template`, as llama.cpp's server has them.
 
-use super::conversation::{self, Conversation};
+use super::conversation::Conversation;
 use super::fields::{self, Fields};
 use super::hub::Served;
 use super::refusal::Refusal;
 use super::requests::ids;
 use serde_json::{Value, json};
-use text::chat::{Ending, join};
 use text::tokenizer::{AddSpecial, Specials};
 
 type Result<T> = std::result::Result<T, Refusal>;
@@ -50,12 +49,6 @@ pub(super) fn detokenize(served: &Served, body: &[u8]) -> Result<Value> {
 pub(super) fn apply_template(served: &Served, body: &[u8]) -> Result<Value> {
     let body = fields::object(body)?;
     let fields = Fields::new(&body);
-    let messages = conversation::messages(&fields)?;
-    let of = Conversation::new(messages, &fields, Clone::clone)?;
-    let template = served.engine.template().map_err(|e| Refusal::of_run(&e))?;
-    let prompts = fields.flag("add_generation_prompt")?.unwrap_or(true);
-    let ending = if prompts { Ending::Prompt } else { Ending::Message };
-    let variables = of.variables(served);
-    let rendered = template.render(&of.messages, &conversation::context(served, &variables, ending));
-    Ok(json!({"prompt": join(&rendered.map_err(|e| Refusal::of_input(&e))?)}))
+    let of = Conversation::of_chat(&fields)?;
+    Ok(json!({"prompt": of.text(served)?}))
 }

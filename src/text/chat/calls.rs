@@ -47,6 +47,17 @@ pub(super) fn all(text: &str) -> Option<Vec<Call>> {
     Some(calls).filter(|calls| !calls.is_empty())
 }
 
+/// The whole calls that `text` begins with, and where what follows them begins.
+pub(super) fn leading(text: &str) -> (Vec<Call>, usize) {
+    let start = text.trim_start();
+    let (mut calls, mut rest) = (Vec::new(), start.strip_prefix('[').unwrap_or(start).trim_start());
+    while let Some((call, end)) = object_end(rest).and_then(|end| Some((one(&rest[..end])?, end))) {
+        calls.push(call);
+        rest = rest[end..].trim_start_matches(is_between);
+    }
+    (calls, text.len() - rest.len())
+}
+
 /// The call that `object` is.
 pub(super) fn one(object: &str) -> Option<Call> {
     serde_json::from_str::<Written>(object).ok()?.call()
@@ -55,25 +66,37 @@ pub(super) fn one(object: &str) -> Option<Call> {
 /// The name of the call that `text` begins with, and where its arguments begin, as soon as both are there: an object,
 /// alone or first in a list, whose arguments are an object, too.
 pub(super) fn begun(text: &str) -> Option<(String, usize)> {
+    let mut name = None;
+    let at = read_head(text, &mut name)?;
+    Some((name.filter(|name| is_name(name))?, at))
+}
+
+/// The name of the call that `text` begins with, as soon as that is there.
+pub(super) fn name(text: &str) -> Option<String> {
+    let mut name = None;
+    read_head(text, &mut name);
+    name.filter(|name| is_name(name))
+}
+
+/// Reads a call up to its arguments; returns where they begin.
+fn read_head(text: &str, name: &mut Option<String>) -> Option<usize> {
     let after = |rest: &'_ str, c: char| rest.trim_start().strip_prefix(c).map(str::len);
     let tail = |n: usize| &text[text.len() - n..];
     let list = after(text, '[').unwrap_or(text.len());
     let mut rest = tail(after(tail(list), '{')?);
-    let mut name = None;
     loop {
         let (field, n) = string(rest)?;
         rest = tail(after(&rest[n..], ':')?).trim_start();
         if matches!(field.as_str(), "arguments" | "parameters") {
-            let name = name.filter(|name: &String| is_name(name))?;
-            return rest.starts_with('{').then_some((name, text.len() - rest.len()));
+            return rest.starts_with('{').then_some(text.len() - rest.len());
         }
         let (value, n) = string(rest)?;
-        rest = tail(after(&rest[n..], ',')?).trim_start();
         match field.as_str() {
-            "name" | "function" if name.is_none() => name = Some(value),
+            "name" | "function" if name.is_none() => *name = Some(value),
             "type" => {}
             _ => return None,
         }
+        rest = tail(after(&rest[n..], ',')?).trim_start();
     }
 }
 

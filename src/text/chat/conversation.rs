@@ -311,7 +311,7 @@ impl Conversation {
         let mut reasoning = String::new();
         for part in parts {
             match part {
-                Part::Text(text) => message.content += &text,
+                Part::Text(text) | Part::Cut { written: text, .. } => message.content += &text,
                 Part::Thinking(text) => reasoning += &text,
                 Part::Call(call) => message.tool_calls.push(call),
                 Part::Begun { .. } | Part::Arguments(_) => {}

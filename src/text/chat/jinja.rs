@@ -83,6 +83,11 @@ impl Jinja {
         &self.source
     }
 
+    /// Its file and field, as its errors begin with them.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
     /// The token that ends an answer, once the tokenizer is known.
     pub fn end(&self) -> Option<&str> {
         self.end.as_deref()

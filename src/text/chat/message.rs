@@ -56,8 +56,17 @@ pub struct ToolCall {
     pub id: String,
     /// The function.
     pub name: String,
-    /// A JSON object as text, as the model wrote it.
+    /// A JSON object as text, as the model wrote it; in what others send, any text.
     pub arguments: String,
+}
+
+impl ToolCall {
+    /// Puts arguments that are no JSON object into one.
+    fn hold_object(&mut self) {
+        if serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&self.arguments).is_err() {
+            self.arguments = serde_json::json!({"arguments": self.arguments}).to_string();
+        }
+    }
 }
 
 impl Message {
@@ -80,8 +89,94 @@ impl Message {
         Self { tool_call_id, name, ..Self::new(Role::Tool, content) }
     }
 
+    /// Conversations that say the same as `messages`, for templates that refuse them, from the most alike to the least:
+    /// arguments of calls that are no objects are put into ones, system messages become the first one and neighbouring
+    /// turns of a role one, the system message begins the first question.
+    pub fn milder(messages: &[Self]) -> Vec<Vec<Self>> {
+        let mut objects = messages.to_vec();
+        objects.iter_mut().flat_map(|m| &mut m.tool_calls).for_each(ToolCall::hold_object);
+        let joined = Self::joined(&objects);
+        let mut all = vec![messages.to_vec(), objects, joined];
+        if let [system, question, others @ ..] = &all[2][..]
+            && (system.role, question.role) == (Role::System, Role::User)
+        {
+            let mut first = Self { role: Role::User, ..system.clone() };
+            first.append(question);
+            all.push([&[first], others].concat());
+        }
+        all.dedup();
+        all.split_off(1)
+    }
+
+    /// With one system message, which comes first, and no two neighbouring questions or answers.
+    fn joined(messages: &[Self]) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        let (system, others): (Vec<_>, Vec<_>) = messages.iter().partition(|m| m.role == Role::System);
+        for message in system.into_iter().chain(others) {
+            match all.last_mut().filter(|last| last.role == message.role && message.role != Role::Tool) {
+                Some(last) => last.append(message),
+                None => all.push(message.clone()),
+            }
+        }
+        all
+    }
+
+    /// Says what `other` says, too.
+    fn append(&mut self, other: &Self) {
+        let join = |text: &mut String, more: &str| {
+            let between = if text.is_empty() || more.is_empty() { "" } else { "\n\n" };
+            *text = [text, between, more].concat();
+        };
+        join(&mut self.content, &other.content);
+        if let Some(more) = &other.reasoning {
+            join(self.reasoning.get_or_insert_default(), more);
+        }
+        self.tool_calls.extend_from_slice(&other.tool_calls);
+    }
+
     /// An answer as it was generated.
     pub(super) fn written(&self) -> &str {
         self.written.as_deref().unwrap_or(&self.content)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_conversation_is_told_in_other_turns_from_the_most_alike_to_the_least() {
+        let call =
+            |arguments: &str| ToolCall { id: "1".into(), name: "f".into(), arguments: arguments.into() };
+        let says = |role, text: &str| Message::new(role, text);
+        let calls = |text: &str, arguments: &str| Message {
+            tool_calls: vec![call(arguments)],
+            ..Message::new(Role::Assistant, text)
+        };
+        let messages = [
+            says(Role::User, "a"),
+            says(Role::System, "s"),
+            says(Role::User, ""),
+            says(Role::User, "b"),
+            says(Role::Assistant, "c"),
+            calls("", "[1"),
+            Message::result(&call(""), "d"),
+            Message::result(&call(""), "e"),
+            says(Role::System, "t"),
+        ];
+        let milder = Message::milder(&messages);
+        let rest = [
+            calls("c", r#"{"arguments":"[1"}"#),
+            Message::result(&call(""), "d"),
+            Message::result(&call(""), "e"),
+        ];
+        let begins = |first: &[Message]| [first, &rest].concat();
+        assert_eq!(milder.len(), 3);
+        assert_eq!(milder[0].len(), messages.len());
+        assert_eq!(milder[0][5], calls("", r#"{"arguments":"[1"}"#));
+        assert_eq!(milder[1], begins(&[says(Role::System, "s\n\nt"), says(Role::User, "a\n\nb")]));
+        assert_eq!(milder[2], begins(&[says(Role::User, "s\n\nt\n\na\n\nb")]));
+        let plain = [says(Role::User, "a"), calls("b", "{}")];
+        assert_eq!(Message::milder(&plain), Vec::<Vec<Message>>::new());
     }
 }

@@ -17,8 +17,11 @@ pub enum Part {
     /// What comes next of the arguments of the call that has begun.
     Arguments(String),
     /// All of a call whose parts were handed out; the name may be unknown, and the arguments need not follow the tool's
-    /// schema. What begins like a call and breaks off has none, and is handed out as text.
+    /// schema.
     Call(ToolCall),
+    /// A call that breaks off behind its name: its arguments as far as they were handed out, and all of it as the model
+    /// wrote it. What breaks off before is handed out as text.
+    Cut { call: ToolCall, written: String },
 }
 
 /// How far a call that has not ended was looked through: each byte is looked at once, however many pieces it comes in.
@@ -43,6 +46,7 @@ struct Seen {
 #[derive(Debug, Clone)]
 struct Open {
     id: String,
+    name: String,
     /// Where its arguments begin in what is held.
     from: usize,
     /// How many bytes of them were handed out.
@@ -59,8 +63,8 @@ enum State {
     Call(Markers),
 }
 
-/// Reads the text of one answer piece by piece. It holds back only what may still become a marker or a call; a call
-/// that is not what it should be is text.
+/// Reads the text of one answer piece by piece. It holds back only what may still become a marker or a call; what only
+/// begins like a call is text, up to the name and the object of arguments.
 ///
 /// ```
 /// use text::chat::{Form, Part, Reader};
@@ -128,16 +132,46 @@ impl Reader {
 
     /// The rest, once the answer has ended.
     pub fn finish(&mut self) -> Vec<Part> {
-        let (mut parts, held) = (Vec::new(), std::mem::take(&mut self.held));
+        let mut parts = Vec::new();
         match self.state {
-            State::Call(markers) => match calls::all(&held) {
+            State::Call(markers) => match calls::all(&self.held) {
                 Some(found) => self.call(found, &mut parts),
-                None => self.say(&[markers.open, &held].concat(), &mut parts),
+                None => self.break_up(markers.open, &mut parts),
             },
-            State::Begin if self.has_called() && held.chars().all(calls::is_between) => {}
-            _ => self.say(&held, &mut parts),
+            State::Begin if self.open.is_some() => self.cut("", &mut parts),
+            State::Begin if self.has_called() && self.held.chars().all(calls::is_between) => {}
+            _ => self.say(&self.held, &mut parts),
         }
+        self.held.clear();
         parts
+    }
+
+    /// Ends what is held behind a marker where not all of it are calls: those that are whole, and one that breaks off.
+    fn break_up(&mut self, mut marker: &str, parts: &mut Vec<Part>) {
+        let (found, at) = calls::leading(&self.held);
+        if !found.is_empty() {
+            self.call(found, parts);
+            self.held.drain(..at);
+            self.look(0, None);
+            marker = "";
+        }
+        if self.open.is_none() && self.seen.begun.is_none() && self.seen.object.is_none() {
+            self.seen.begun = calls::name(&self.held).map(|name| (name, self.held.len()));
+        }
+        self.cut(marker, parts);
+    }
+
+    /// Ends what is held of a call that breaks off; without a name it is text.
+    fn cut(&mut self, marker: &str, parts: &mut Vec<Part>) {
+        self.go_on_calling(parts);
+        let written = [marker, &self.held].concat();
+        match self.open.take() {
+            Some(Open { id, name, from, sent }) => {
+                let arguments = self.held[from..from + sent].to_owned();
+                parts.push(Part::Cut { call: ToolCall { id, name, arguments }, written });
+            }
+            None => self.say(&written, parts),
+        }
     }
 
     /// Goes on by one part; whether there may be another.
@@ -166,18 +200,26 @@ impl Reader {
                     self.go_on_calling(parts);
                     return false;
                 };
-                let body: String = self.held.drain(..at + close.len()).collect();
-                match calls::all(&body[..at]) {
+                let rest = self.held.split_off(at + close.len());
+                self.held.truncate(at);
+                let next = match calls::all(&self.held) {
                     Some(found) => {
                         self.call(found, parts);
-                        self.go(State::Begin)
+                        State::Begin
+                    }
+                    None if self.has_begun() => {
+                        self.break_up(markers.open, parts);
+                        State::Begin
                     }
                     None => {
-                        self.break_off();
-                        self.say(&[markers.open, &body].concat(), parts);
-                        true
+                        self.say(&[markers.open, &self.held, close].concat(), parts);
+                        State::Text
                     }
-                }
+                };
+                self.held = rest;
+                self.skips = next == State::Begin;
+                (self.state, self.seen) = (next, Seen::default());
+                true
             }
         }
     }
@@ -211,16 +253,20 @@ impl Reader {
                 self.call(vec![call], parts);
                 return true;
             }
+            if self.has_begun() {
+                let rest = self.held.split_off(end);
+                self.cut("", parts);
+                (self.held, self.seen) = (rest, Seen::default());
+                return true;
+            }
         }
-        self.break_off();
+        (self.state, self.seen) = (State::Text, Seen::default());
         true
     }
 
-    /// What began may have been no call: its number is that of the next one.
-    fn break_off(&mut self) {
-        self.calls -= usize::from(self.open.take().is_some());
-        self.seen = Seen::default();
-        self.state = State::Text;
+    /// Whether the name of what is held is known, and an object of arguments begins behind it.
+    fn has_begun(&self) -> bool {
+        self.open.is_some() || self.seen.begun.is_some()
     }
 
     /// Looks through what is new of a call that begins at `start` of what is held. Returns where the marker stands that
@@ -265,15 +311,16 @@ impl Reader {
         None
     }
 
-    /// Hands out what has come of a call.
+    /// Hands out what has come of a call, as far as it was looked through.
     fn go_on_calling(&mut self, parts: &mut Vec<Part>) {
         if let Some((name, from)) = self.seen.begun.take() {
             let id = self.next_id();
-            parts.push(Part::Begun { id: id.clone(), name });
-            self.open = Some(Open { id, from, sent: 0 });
+            parts.push(Part::Begun { id: id.clone(), name: name.clone() });
+            self.open = Some(Open { id, name, from, sent: 0 });
         }
         let Some(open) = &mut self.open else { return };
-        let arguments = &self.held[open.from..self.seen.arguments.unwrap_or(self.held.len())];
+        let end = self.seen.arguments.unwrap_or(self.seen.at).max(open.from);
+        let arguments = &self.held[open.from..end];
         if arguments.len() > open.sent {
             parts.push(Part::Arguments(arguments[open.sent..].into()));
             open.sent = arguments.len();
@@ -334,7 +381,7 @@ impl Reader {
             let open = self.open.take().unwrap_or_else(|| {
                 let id = self.next_id();
                 parts.push(Part::Begun { id: id.clone(), name: name.clone() });
-                Open { id, from: 0, sent: 0 }
+                Open { id, name: name.clone(), from: 0, sent: 0 }
             });
             if open.sent < arguments.len() {
                 parts.push(Part::Arguments(arguments[open.sent..].into()));

@@ -433,3 +433,31 @@ fn a_template_that_takes_back_what_it_said_renders_anew() {
         assert_eq!(chat.forget_question(), None);
     }
 }
+
+#[test]
+fn a_last_message_that_is_continued_ends_the_prompt() {
+    let said = |content: &str| [Message::new(Role::User, "of a?"), Message::new(Role::Assistant, content)];
+    let context = Context { bos: None, now: Moment::from_unix(0), ending: Ending::Continue, variables: None };
+    let jinja = |source: &str| Template::Jinja(Jinja::new("t", source, vec![]).expect("compiles"));
+    let trims =
+        jinja("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</a>{% endfor %} All of a.<end>");
+    let keeps = Template::ChatMl { bos: false };
+    for (template, content, prompt) in [
+        (&keeps, " A a \n", "<|im_start|>user\nof a?<|im_end|>\n<|im_start|>assistant\n A a \n"),
+        (&keeps, "a <|im_end|>", "<|im_start|>user\nof a?<|im_end|>\n<|im_start|>assistant\na <|im_end|>"),
+        (
+            &Template::Llama3,
+            "a ",
+            "<|start_header_id|>user<|end_header_id|>\n\nof a?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\na ",
+        ),
+        (&trims, " A a \n", "<user>of a?</a><assistant>A a"),
+    ] {
+        let rendered = template.render(&said(content), &context).map(|s| join(&s));
+        assert_eq!(
+            rendered.map(|s| s.trim_end_matches(' ').to_owned()),
+            Ok(prompt.trim_end_matches(' ').to_owned())
+        );
+    }
+    let silent = jinja("{{ messages[0].content }}").render(&said("a"), &context).expect_err("not shown");
+    assert!(silent.to_string().contains("leaves out the last message"), "{silent}");
+}

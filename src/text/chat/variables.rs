@@ -156,7 +156,7 @@ fn name_of(tool: &Value) -> Result<&str, String> {
     let name = function.get("name").ok_or("field `function.name` is missing")?;
     let text = name.as_str().filter(|text| is_name(text));
     let text = text.ok_or_else(|| {
-        format!("field `function.name` {}", is(name, "1 to 64 letters, digits, dots, _ and -"))
+        format!("field `function.name` {}", is(name, "1 to 128 letters, digits, dots, _ and -"))
     })?;
     if let Some(other) = function.get("description").filter(|d| !d.is_string()) {
         return Err(format!("field `function.description` {}", is(other, "a text")));
@@ -181,7 +181,7 @@ fn name_of(tool: &Value) -> Result<&str, String> {
 /// Whether a function may be called so.
 pub(super) fn is_name(text: &str) -> bool {
     let may = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    (1..=64).contains(&text.len()) && text.chars().all(may)
+    (1..=128).contains(&text.len()) && text.chars().all(may)
 }
 
 /// Whether a template can handle this JSON, which need not be valid; or what is wrong.
@@ -229,7 +229,7 @@ mod tests {
             (r#"[{"type": "function"}]"#, "field `function` is missing"),
             (r#"[{"function": "x"}]"#, "field `function` is \"x\"; use an object"),
             (r#"[{"function": {}}]"#, "field `function.name` is missing"),
-            (r#"[{"function": {"name": "a b"}}]"#, "use 1 to 64 letters"),
+            (r#"[{"function": {"name": "a b"}}]"#, "use 1 to 128 letters"),
             (r#"[{"function": {"name": "a"}}, {"function": {"name": "a"}}]"#, "tool 2: a second \"a\""),
             (r#"[{"function": {"name": "a", "description": 1}}]"#, "`function.description` is 1; use a text"),
             (r#"[{"function": {"name": "a", "parameters": []}}]"#, "`function.parameters` is []"),

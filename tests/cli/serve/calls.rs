@@ -38,6 +38,67 @@ fn a_call_that_comes_at_once_has_its_name_first_in_a_stream() {
     assert_eq!(deltas, [first, json!({"index": 0, "function": {"arguments": "{\"zone\": \"UTC\"}"}})]);
 }
 
+#[test]
+fn a_call_that_is_cut_is_said_once_and_the_same_whole_and_streamed() {
+    let temp = Temp::new();
+    let open = r#"<tool_call>{"name": "now", "arguments": {"n": 1, "zone": "U"#;
+    let server = Server::start(&["-m", &temp.model_that_says(open)]);
+    let parameters = json!({"type": "object"});
+    let function = json!({"name": "now", "parameters": parameters});
+    // The second token is in a string, and ends it.
+    let arguments = r#"{"n": 1, "zone": "U"#.to_owned() + open;
+    let messages = json!([{"role": "user", "content": ASK}]);
+    for (path, tool, [whole_at, streamed_at], [ended_at, ended]) in [
+        (
+            "/v1/chat/completions",
+            json!({"type": "function", "function": function}),
+            [
+                "/choices/0/message/tool_calls/0/function/arguments",
+                "/choices/0/delta/tool_calls/0/function/arguments",
+            ],
+            ["/choices/0/finish_reason", "length"],
+        ),
+        (
+            "/v1/responses",
+            json!({"type": "function", "name": "now", "parameters": parameters}),
+            ["/output/0/arguments", "/delta"],
+            ["/output/0/status", "incomplete"],
+        ),
+        (
+            "/v1/messages",
+            json!({"name": "now", "input_schema": parameters}),
+            ["/content/0/input", "/delta/partial_json"],
+            ["/stop_reason", "max_tokens"],
+        ),
+    ] {
+        let ask = |stream: bool| {
+            let body = json!({
+                "messages": messages, "input": ASK, "tools": [tool], "max_tokens": 2, "temperature": 0,
+                "logit_bias": {"1": 10000}, "ignore_eos": true, "stream": stream,
+            });
+            server.post(path, &body)
+        };
+        let reply = ask(false);
+        let whole = reply.json();
+        match path {
+            // What is whole of them.
+            "/v1/messages" => assert_eq!(whole.pointer(whole_at), Some(&json!({"n": 1})), "{whole}"),
+            _ => assert_eq!(whole.pointer(whole_at), Some(&json!(arguments)), "{whole}"),
+        }
+        assert_eq!(whole.pointer(ended_at), Some(&json!(ended)), "{whole}");
+        let streamed = ask(true).body;
+        let pieces: Vec<_> = data(&streamed)
+            .iter()
+            .filter_map(|event| Some(event.pointer(streamed_at)?.as_str()?.to_owned()))
+            .collect();
+        assert_eq!(pieces.concat(), arguments, "{streamed}");
+        for text in [&reply.body, &streamed] {
+            let says = |field: &str| text.contains(&format!("\"{field}\":\"<"));
+            assert!(!says("content") && !says("text") && text.contains(ended), "{path}: {text}");
+        }
+    }
+}
+
 #[cfg(feature = "grammar")]
 mod asked_for {
     use super::*;
@@ -181,5 +242,5 @@ fn a_program_without_grammars_says_what_to_do_where_a_call_is_asked_for() {
         json!({"messages": [{"role": "user", "content": ASK}], "tools": [tool], "tool_choice": "required"});
     let error = server.post("/v1/chat/completions", &body).json()["error"].clone();
     assert_eq!(error["param"], "tool_choice", "{error}");
-    mentions(error["message"].as_str().unwrap_or(""), &["--features grammar", "\"auto\""]);
+    mentions(error["message"].as_str().unwrap_or(""), &["no grammars", "\"auto\""]);
 }

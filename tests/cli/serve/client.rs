@@ -5,12 +5,15 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A running server.
 pub struct Server {
     child: Child,
     address: String,
+    /// Lines of its stderr behind the address.
+    said: Arc<Mutex<Vec<String>>>,
 }
 
 /// What a test waits for.
@@ -120,8 +123,29 @@ impl Server {
                 None => assert!(!line.starts_with("error"), "{line}"),
             }
         };
-        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("server: {line}")));
-        Self { child, address }
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&said);
+        let tell = move |line: String| {
+            eprintln!("server: {line}");
+            told.lock().expect("lines").push(line);
+        };
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(tell));
+        Self { child, address, said }
+    }
+
+    /// Lines of its stderr that have this text, as soon as there is one.
+    #[track_caller]
+    pub fn said(&self, text: &str) -> Vec<String> {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let lines = self.said.lock().expect("lines").clone();
+            let found: Vec<_> = lines.into_iter().filter(|line| line.contains(text)).collect();
+            if !found.is_empty() {
+                return found;
+            }
+            assert!(Instant::now() < end, "nothing is said of {text:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Sends bytes as they are.

@@ -66,6 +66,8 @@ fn each_field_of_a_wrong_type_is_refused_by_its_name() {
         ("tools", "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"),
         ("tool_choice", "\"required\""),
         ("tool_choice", "{\"type\":\"function\"}"),
+        ("continue_final_message", "1"),
+        ("continue_final_message", "true,\"add_generation_prompt\":true"),
         ("chat_template_kwargs", "1"),
         ("chat_template_kwargs", "{\"messages\":1}"),
     ] {
@@ -83,7 +85,7 @@ fn each_field_of_a_wrong_type_is_refused_by_its_name() {
         "[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]",
         "[{\"role\":\"user\",\"content\":[1]}]",
         "[{\"role\":\"assistant\",\"tool_calls\":[{}]}]",
-        "[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"x\"}}]}]",
+        "[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":1}}]}]",
     ] {
         refused(&server, "/v1/chat/completions", (&json!({"a": 1}), "messages", messages));
     }
@@ -148,7 +150,7 @@ fn a_format_is_followed_or_refused_by_a_program_without_grammars() {
             }
         } else {
             assert_eq!(reply.status, 400, "{reply:?}");
-            mentions(reply.json()["error"]["message"].as_str().unwrap_or(""), &["--features grammar"]);
+            mentions(reply.json()["error"]["message"].as_str().unwrap_or(""), &["no grammars"]);
         }
     }
 }
@@ -158,7 +160,7 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     let server = Server::start(&["-c", "64"]);
     let long = "Once upon a time ".repeat(40);
     let error = server.post("/v1/completions", &json!({"prompt": long})).json()["error"].clone();
-    mentions(error["message"].as_str().unwrap(), &["201 ", "context size of 64 ", "--max-seq-len"]);
+    mentions(error["message"].as_str().unwrap(), &["201 ", "context size of 64 ", "shorten it"]);
     assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!("prompt")));
     assert_eq!((&error["n_prompt_tokens"], &error["n_ctx"]), (&json!(201), &json!(64)));
     // Too long to become tokens at all.

@@ -57,7 +57,7 @@ fn read(form: Form, prompt: &str, pieces: &[&str]) -> Vec<Part> {
     joined(whole(parts))
 }
 
-/// Without the parts of calls, which are those of the calls that follow them; what breaks off has some, too.
+/// Without the parts of calls, which are those of the calls that follow them.
 fn whole(parts: Vec<Part>) -> Vec<Part> {
     let (mut all, mut begun) = (Vec::new(), None);
     for part in parts {
@@ -68,14 +68,21 @@ fn whole(parts: Vec<Part>) -> Vec<Part> {
                 call.arguments += &more;
             }
             (Part::Arguments(more), None) => panic!("{more:?} are of no call"),
-            (Part::Call(call), _) => {
-                assert_eq!(begun.take().as_ref(), Some(&call));
-                all.push(Part::Call(call));
+            (part @ (Part::Call(_) | Part::Cut { .. }), _) => {
+                let (Part::Call(call) | Part::Cut { call, .. }) = &part else { continue };
+                assert_eq!(begun.take().as_ref(), Some(call));
+                all.push(part);
             }
             (part, _) => all.push(part),
         }
     }
+    assert_eq!(begun, None);
     all
+}
+
+fn cut(n: usize, name: &str, (arguments, written): (&str, &str)) -> Part {
+    let Part::Call(call) = call(n, name, arguments) else { unreachable!("a call") };
+    Part::Cut { call, written: written.into() }
 }
 
 /// Reads `answer` as a whole, in two pieces wherever it is cut, and character by character.
@@ -158,20 +165,19 @@ fn calls_in_tags() {
         "{",
         "",
         "no JSON",
-        r#"{"name": "f", "arguments": {"a": }}"#,
         r#"{"name": "f", "arguments": [1]}"#,
         r#"{"name": "a b", "arguments": {}}"#,
         r#"{"name": 5}"#,
-        r#"{"name": "f", "arguments": {}} and more"#,
         r#"[{"name": "f"}"#,
         "[]",
-        r#"{"name": "f", "arguments": {}, "parameters": {}}"#,
     ] {
         let answer = format!("a <tool_call>{broken}</tool_call> b");
         is(form, "", &answer, &[text(&answer)]);
     }
     let answer = format!("<tool_call>{deep}</tool_call>");
-    assert_eq!(read(form, "", &[&answer]), [text(&answer)]);
+    assert!(
+        matches!(&read(form, "", &[&answer])[..], [Part::Cut { written, .. }] if answer.starts_with(written))
+    );
     is(form, "", "a <tool_call> b", &[text("a <tool_call> b")]);
     // Without tools, calls are text.
     is(form.without_tools(), "", &tagged, &[text(&tagged)]);
@@ -194,8 +200,8 @@ fn calls_as_llama_writes_them() {
     for answer in [
         r#"{"name": "Ann", "age": 5}"#.replace("\"name\": \"Ann\"", "\"name\": \"An n\""),
         r#"{"name": "f", "parameters": 5} x"#.into(),
+        r#"{"name": "f", "param"#.into(),
         r#"{"city": "Paris"}"#.into(),
-        r#"{"name": "f", "parameters": {"#.into(),
         "{ a set }".into(),
         "{".into(),
         format!("It is {one}"),
@@ -240,13 +246,50 @@ fn arguments_come_as_they_are_written() {
         parts.extend(reader.finish());
         assert_eq!(parts[..2], [more("[1]}"), call(0, "f", args)], "{open}");
     }
-    // A name after the arguments, arguments in a text: all at once. What breaks off is text as well.
+    // A name after the arguments, arguments in a text: all at once.
     let mut reader = Reader::new(qwen(), "");
     assert_eq!(reader.push("<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}"), []);
-    let mut reader = Reader::new(qwen(), "");
-    let open = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": ";
-    assert_eq!(reader.push(open), [begun(), more("{\"a\": ")]);
-    assert_eq!(reader.push("}</tool_call>"), [text(&format!("{open}}}</tool_call>"))]);
+}
+
+#[test]
+fn a_call_that_breaks_off_behind_its_name_is_a_call_with_what_came_of_its_arguments() {
+    let granite = form("<|tool_call|>");
+    for (form, open, inner, arguments) in [
+        (qwen(), "<tool_call>", r#"{"name": "f", "arguments": {"a": "x </tool"#, r#"{"a": "x </tool"#),
+        (qwen(), "<tool_call>", r#"{"name": "f", "arguments": {"a": 1"#, r#"{"a": 1"#),
+        (qwen(), "<tool_call>", r#"{"name": "f", "arguments": {"a": 1}"#, r#"{"a": 1}"#),
+        (qwen(), "<tool_call>", r#"{"name": "f", "argu"#, ""),
+        (qwen(), "<tool_call>", r#"{"name": "f", "arguments": {}, "parameters": {}}"#, "{}"),
+        (granite, "<|tool_call|>", r#"[{"name": "f", "arguments": {"a": [1, 2"#, r#"{"a": [1, 2"#),
+        (llama(), "<|python_tag|>", r#"{"name": "f", "parameters": {"#, "{"),
+        (llama(), "", r#"{"name": "f", "parameters": {"a": "#, r#"{"a": "#),
+    ] {
+        let answer = [open, inner].concat();
+        is(form, "", &answer, &[cut(0, "f", (arguments, &answer))]);
+    }
+    // Where the model itself ends it, and goes on; what is cut is the last of several.
+    let broken = r#"{"name": "f", "arguments": {"a": }}"#;
+    is(
+        qwen(),
+        "",
+        &format!("I <tool_call>{broken}</tool_call> b"),
+        &[text("I "), cut(0, "f", ("{\"a\": }", &format!("<tool_call>{broken}"))), text(" b")],
+    );
+    is(
+        llama(),
+        "",
+        r#"{"name": "f", "parameters": {"a": }} b"#,
+        &[cut(0, "f", ("{\"a\": }", r#"{"name": "f", "parameters": {"a": }}"#)), text(" b")],
+    );
+    let one = r#"{"name": "f", "arguments": {}}"#;
+    is(qwen(), "", &format!("<tool_call>{one} and more"), &[call(0, "f", "{}"), text("and more")]);
+    let second = r#"{"name": "g", "arguments": {"x": 1"#;
+    is(
+        granite,
+        "",
+        &format!("<|tool_call|>[{one}, {second}"),
+        &[call(0, "f", "{}"), cut(1, "g", ("{\"x\": 1", second))],
+    );
 }
 
 #[test]
