@@ -11,6 +11,7 @@ mod limits;
 mod messages;
 mod native;
 mod refused;
+mod shapes;
 mod silence;
 mod slow;
 

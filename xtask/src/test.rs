@@ -50,7 +50,7 @@ const PARTS: &[Part] = &[
     Part { name: "assertions", when: All, about: "the tests of the CPU with Rust's checks of pointers", run: with_assertions },
     Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
     Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the story model's README says so", run: quality_of_the_cache },
-    Part { name: "clients", when: All, about: "the server beside real clients: openai, anthropic, litellm, curl, and its page in Chromium", run: clients::run },
+    Part { name: "clients", when: All, about: "the server beside real clients: openai, anthropic, litellm, curl, its page in Chromium, and coding agents: Codex, qwen-code, opencode", run: clients::run },
     Part { name: "real", when: All, about: "a real model: logits, text and perplexity of transformers, and one text on every path", run: real::run },
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
     Part { name: "runtimes", when: All, about: "OpenCL devices of other runtimes: Intel's for CPUs, and rusticl where the distribution has it", run: runtimes::run },

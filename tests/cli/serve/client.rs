@@ -254,7 +254,7 @@ impl Server {
     }
 }
 
-fn request(method: &str, path: &str, (body, headers): (&str, &str)) -> Vec<u8> {
+pub fn request(method: &str, path: &str, (body, headers): (&str, &str)) -> Vec<u8> {
     let length = body.len();
     let head = "Host: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n";
     format!("{method} {path} HTTP/1.1\r\n{head}{headers}Content-Length: {length}\r\n\r\n{body}").into_bytes()

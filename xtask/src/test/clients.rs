@@ -1,13 +1,22 @@
-//! The server beside real clients: Python packages in an environment of their own, and its page in Chromium.
+//! The server beside real clients: Python packages in an environment of their own, its page in Chromium, and coding
+//! agents from npm.
 
 use super::Outcome;
 use super::report::{Tally, skip};
 use crate::error::{Error, Result};
-use crate::{build, sh};
+use crate::{build, fetch, sh};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const PACKAGES: [&str; 3] = ["openai>=2,<4", "anthropic>=0.40,<3", "litellm>=1.60,<2"];
+
+/// Of each the line of versions that was tried; agents change fast.
+const AGENTS: [&str; 3] = ["@openai/codex@~0.171", "@qwen-code/qwen-code@~0.24", "opencode-ai@~1.18"];
+/// Their programs.
+const AGENT_PROGRAMS: [&str; 3] = ["codex", "qwen", "opencode"];
+/// The oldest Node.js that all of them run on, and the model that they talk to.
+const NODE: u32 = 22;
+const AGENTS_MODEL: &str = "smollm2-135m";
 
 pub fn run() -> Outcome {
     let program = build::tested(&build::model_dir("story")?)?;
@@ -25,7 +34,58 @@ pub fn run() -> Outcome {
             "sudo apt-get install chromium chromium-driver python3",
         ),
     };
+    // Last: it builds the program for another model.
+    tally += agents()?;
     Ok(tally)
+}
+
+/// Coding agents, each with a task to do.
+fn agents() -> Outcome {
+    let fetched = fetch::weights(AGENTS_MODEL).and_then(|model| Ok((model, node_modules()?)));
+    let (model, modules) = match fetched {
+        Ok(both) => both,
+        Err(e) => {
+            let remedy = "sudo apt-get install nodejs npm python3, and a network for the first time";
+            return Ok(skip(&format!("coding agents as clients of the server: {e}"), remedy));
+        }
+    };
+    let program = build::tested(&build::model_dir(AGENTS_MODEL)?)?;
+    let script = sh::root().join("tests/agents.py");
+    said_by(Command::new("python3").arg(script).arg(program).arg(model).arg(modules))
+}
+
+/// The folder of the agents' packages, and of Node.js where this machine's is too old for them; the first time they are
+/// fetched.
+fn node_modules() -> Result<PathBuf> {
+    if let Some(missing) = ["npm", "node"].into_iter().find(|program| !sh::on_path(program)) {
+        return Err(Error::Failed(format!("{missing} is missing")));
+    }
+    let dir = sh::root().join("target/agents");
+    // What is installed is of these versions.
+    let (versions, wanted) = (dir.join("versions"), AGENTS.join(" "));
+    let modules = dir.join("node_modules");
+    let is_there = |program: &&str| modules.join(".bin").join(program).exists();
+    if std::fs::read_to_string(&versions).is_ok_and(|found| found == wanted)
+        && AGENT_PROGRAMS.iter().all(is_there)
+    {
+        return Ok(modules);
+    }
+    std::fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error", "--prefix"])
+        .arg(&dir);
+    sh::run(npm.args(AGENTS).args(newer_node()?))?;
+    std::fs::write(&versions, wanted).map_err(|e| Error::at(&versions, e))?;
+    Ok(modules)
+}
+
+/// The package of a newer Node.js, where this machine's is too old.
+fn newer_node() -> Result<Option<String>> {
+    let version = sh::stdout(Command::new("node").arg("--version"))?;
+    let version = String::from_utf8_lossy(&version).trim().to_owned();
+    let major = version.strip_prefix('v').and_then(|v| v.split('.').next()?.parse().ok());
+    let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "x64" };
+    Ok(major.is_none_or(|major: u32| major < NODE).then(|| format!("node-linux-{arch}@{NODE}")))
 }
 
 /// The promises that a script prints, `ok NAME` or `not ok NAME: why`.
