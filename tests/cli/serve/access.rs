@@ -2,7 +2,6 @@
 
 use super::client::{Reply, Server};
 use super::short;
-use crate::bed::program::*;
 use serde_json::json;
 use std::io::{Read, Write};
 
