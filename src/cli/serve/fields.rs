@@ -2,6 +2,7 @@
 
 use super::budget::Share;
 use super::refusal::Refusal;
+use crate::run::session::CancelToken;
 use files::nesting::marks;
 use serde_json::{Map, Value};
 
@@ -27,6 +28,8 @@ pub(super) struct Fields<'a> {
 pub(super) struct Body {
     pub bytes: Vec<u8>,
     pub share: Share,
+    /// Ends what is done for it, once its client has gone.
+    pub cancel: CancelToken,
 }
 
 /// The JSON of a body, which must be an object.
@@ -186,8 +189,13 @@ mod tests {
     use super::super::budget::Budget;
     use super::*;
 
+    /// A body, with a budget of so many MiB.
+    fn of(bytes: Vec<u8>, mib: u64) -> Body {
+        Body { bytes, share: Budget::new(mib << 20).share(), cancel: CancelToken::default() }
+    }
+
     fn object(body: &[u8]) -> Result<Map<String, Value>> {
-        super::object(&mut Body { bytes: body.to_vec(), share: Budget::new(256 << 20).share() })
+        super::object(&mut of(body.to_vec(), 256))
     }
 
     #[test]
@@ -223,7 +231,7 @@ mod tests {
         assert!(object(many.as_bytes()).unwrap_err().message.contains("values"));
         // Each value takes memory beside its text.
         let some = format!("{{\"a\":[{}0]}}", "0,".repeat(MAX_VALUES / 2));
-        let mut body = Body { bytes: some.into(), share: Budget::new(4 << 20).share() };
+        let mut body = of(some.into(), 4);
         assert_eq!(super::object(&mut body).unwrap_err().status, 413);
     }
 

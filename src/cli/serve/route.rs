@@ -1,5 +1,6 @@
 //! Which path is answered by what, who may ask, and what every answer carries.
 
+use super::answer::Gone;
 use super::asked::How;
 use super::budget::Budget;
 use super::facts;
@@ -11,6 +12,7 @@ use super::requests::{self, Begun};
 use super::tokens;
 use super::whole::Whole;
 use super::workers::Length;
+use crate::run::session::CancelToken;
 use files::error::quoted;
 use hyper::body::{Body, Incoming};
 use hyper::header::HeaderValue;
@@ -138,6 +140,7 @@ async fn of(hub: &Arc<Hub>, request: Request<Incoming>) -> Result<Response<Reply
             let served = hub.served()?;
             let mut body = read(hub, (&head.headers, body), &served.budget).await?;
             let length = Length::of(body.bytes.len());
+            let _gone = Gone(body.cancel.clone());
             let tell = move || Ok((tell(&served, &mut body)?, body.share));
             let (told, share) = hub.work(length, tell).await?;
             Ok(reply::long(told, share))
@@ -226,7 +229,7 @@ async fn read(hub: &Hub, (headers, mut body): (&HeaderMap, Incoming), budget: &A
     }
     let most = said.map_or(BODY, |n| n as usize);
     let all = async {
-        let mut sent = Sent { bytes: Vec::new(), share: budget.share() };
+        let mut sent = Sent { bytes: Vec::new(), share: budget.share(), cancel: CancelToken::default() };
         while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
             let frame = frame.map_err(|e| Refusal::new(400, format!("the body ends early: {e}")))?;
             let data = frame.into_data().unwrap_or_default();
