@@ -200,8 +200,8 @@ pub(super) fn named_event(name: &str, mut data: Value, out: &mut String) {
     *out += &format!("event: {name}\ndata: {data}\n\n");
 }
 
-/// Stops the texts of a client that has gone.
-struct Gone(CancelToken);
+/// Stops what is done for a client that has gone.
+pub(super) struct Gone(pub CancelToken);
 
 impl Drop for Gone {
     fn drop(&mut self) {

@@ -3,6 +3,7 @@
 use super::access::Client;
 use super::budget::{Budget, Share};
 use super::refusal::Refusal;
+use crate::run::session::CancelToken;
 use files::nesting::marks;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -31,12 +32,14 @@ pub(super) struct Body {
     pub bytes: Vec<u8>,
     pub share: Share,
     pub client: Client,
+    /// Ends what is done for it, once its client has gone.
+    pub cancel: CancelToken,
 }
 
 impl Body {
     /// None yet.
     pub fn new(budget: &Arc<Budget>, client: Client) -> Self {
-        Self { bytes: Vec::new(), share: budget.share(), client }
+        Self { bytes: Vec::new(), share: budget.share(), client, cancel: CancelToken::default() }
     }
 }
 
@@ -234,11 +237,15 @@ impl<'a> Fields<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::budget::Budget;
     use super::*;
 
+    /// A body, with a budget of so many MiB.
+    fn of(bytes: Vec<u8>, mib: u64) -> Body {
+        Body { bytes, ..Body::new(&Budget::new(mib << 20), Client::default()) }
+    }
+
     fn object(body: &[u8]) -> Result<Map<String, Value>> {
-        super::object(&mut Body { bytes: body.to_vec(), ..Body::new(&Budget::new(256 << 20), Client::default()) })
+        super::object(&mut of(body.to_vec(), 256))
     }
 
     #[test]
@@ -296,7 +303,7 @@ mod tests {
         assert!(object(many.as_bytes()).unwrap_err().message.contains("values"));
         // Each value takes memory beside its text.
         let some = format!("{{\"a\":[{}0]}}", "0,".repeat(MAX_VALUES / 2));
-        let mut body = Body { bytes: some.into(), ..Body::new(&Budget::new(4 << 20), Client::default()) };
+        let mut body = of(some.into(), 4);
         assert_eq!(super::object(&mut body).unwrap_err().status, 413);
     }
 

@@ -11,7 +11,6 @@ const FIELDS: &[(&str, &str)] = &[
     // OpenAI's.
     ("audio", ""),
     ("background", "false"),
-    ("conversation", ""),
     ("function_call", "\"none\" \"auto\""),
     ("functions", "[]"),
     ("modalities", "[\"text\"]"),
@@ -79,11 +78,6 @@ pub(super) fn check(fields: &Fields<'_>, kind: Kind) -> Result<(), Refusal> {
         if !neutral.split(' ').any(|text| is(value, text)) {
             return Err(fields.refuse(field, remedy(neutral)));
         }
-    }
-    if fields.flag("add_generation_prompt")? == Some(false)
-        && fields.flag("continue_final_message")? != Some(true)
-    {
-        return Err(fields.refuse("add_generation_prompt", remedy("true")));
     }
     if let Some(samplers) = fields.texts("samplers", (64, 64))? {
         let own = SAMPLERS.iter().filter(|name| samplers.iter().any(|of| of == *name));

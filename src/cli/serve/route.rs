@@ -1,6 +1,7 @@
 //! Which path is answered by what, who may ask, and what every answer carries.
 
 use super::access::Client;
+use super::answer::Gone;
 use super::asked::How;
 use super::facts;
 use super::fields::Body as Sent;
@@ -182,6 +183,7 @@ async fn of(
             let served = hub.served()?;
             let mut sent = read(hub, (&head.headers, body), Sent::new(&served.budget, client)).await?;
             let length = Length::of(sent.bytes.len());
+            let _gone = Gone(sent.cancel.clone());
             let tell = move || Ok((tell(&served, &mut sent)?, sent.share));
             let (told, share) = hub.work(length, tell).await?;
             Ok(reply::long(told, share))

@@ -24,7 +24,7 @@ pub(super) fn tokenize(served: &Arc<Served>, body: &mut Body) -> Result<Whole> {
         if fields.flag("parse_special")?.unwrap_or(true) { Specials::Tokens } else { Specials::Text };
     let tokenizer = served.engine.tokenizer();
     check_part(tokenizer, text, "content")?;
-    let encoded = tokenizer.encode_until(text, specials, special, &|| false);
+    let encoded = tokenizer.encode_until(text, specials, special, &|| body.cancel.is_cancelled());
     let ids = encoded.map_err(|e| Refusal::of_input(&e))?;
     body.share.become_of(size_of_val(ids.as_slice()) as u64)?;
     let pieces = fields.flag("with_pieces")?.unwrap_or(false).then(|| Arc::clone(tokenizer.pieces()));
