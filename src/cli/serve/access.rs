@@ -138,16 +138,11 @@ impl Access {
     }
 
     /// Who may read the answer beside the server's own pages: the value of `Access-Control-Allow-Origin`, if there is one.
-    pub fn reader(&self, headers: &HeaderMap) -> Option<HeaderValue> {
-        let origin = headers.get("origin");
-        match origin {
-            _ if self.has_keys() || self.origins.all => {
-                // Each is named, so that the answer to one is not kept for another.
-                Some(origin.cloned().unwrap_or(HeaderValue::from_static("*")))
-            }
-            Some(origin) => origin.to_str().is_ok_and(|o| self.is_known(o, headers)).then(|| origin.clone()),
-            None => None,
-        }
+    pub fn reader(&self, head: &Parts) -> Option<HeaderValue> {
+        self.check(head).ok()?;
+        let any = (self.has_keys() || self.origins.all).then_some(HeaderValue::from_static("*"));
+        // A page's origin is named, so that the answer to one is not kept for another.
+        head.headers.get("origin").cloned().or(any)
     }
 
     /// Whether a host's name is one of this server's.
@@ -219,7 +214,7 @@ mod tests {
             request = request.header(name, value);
         }
         let head = request.body(()).unwrap().into_parts().0;
-        (access.check(&head).is_ok(), access.reader(&head.headers).is_some())
+        (access.check(&head).is_ok(), access.reader(&head).is_some())
     }
 
     #[test]

@@ -108,8 +108,8 @@ pub(super) async fn answer(hub: Arc<Hub>, request: Request<Incoming>, peer: Arc<
     let id = id.filter(|id| id.len() <= 256);
     let path = plain_path(request.uri().path());
     let anthropic = path.starts_with("/v1/messages") || path.starts_with("/messages");
-    let reader = hub.access.reader(request.headers());
     let (head, body) = request.into_parts();
+    let reader = hub.access.reader(&head);
     let mut body = Some(body);
     let answered = of(&hub, (&head, &path), &mut body).await;
     if let Some(unread) = body {
