@@ -157,9 +157,6 @@ fn the_server_tells_what_it_is_and_does() {
         let model = found["data"].get(0).unwrap_or(&found);
         assert_eq!((&model["max_model_len"], &model["context_length"]), (&json!(128), &json!(128)), "{path}");
     }
-    let half = json!({"prompt": "Tom", "max_tokens": 1});
-    assert_eq!(server.post("//v1/completions/", &half).json()["object"], "text_completion");
-    assert_eq!(server.post("/completion/", &half).json()["stop"], true);
     let props = server.get("/props").json();
     assert_eq!(
         (&props["total_slots"], &props["default_generation_settings"]["n_ctx"]),
@@ -192,6 +189,36 @@ fn the_server_tells_what_it_is_and_does() {
         "llamacpp:tokens_predicted_total 8\n",
     ];
     mentions(&metrics, &lines);
+}
+
+#[test]
+fn paths_with_more_slashes_any_seed_and_the_whole_context_as_a_window_are_taken() {
+    let server = Server::start(&["-c", "128"]);
+    let one = json!({"prompt": "Tom", "max_tokens": 1});
+    assert_eq!(server.post("//v1/completions/", &one).json()["object"], "text_completion");
+    assert_eq!(server.post("/completion/", &one).json()["stop"], true);
+    let said = |more: Value| {
+        let mut body = json!({"prompt": "Once upon a time", "max_tokens": 24, "temperature": 1.5});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        server.post("/v1/completions", &body).json()["choices"][0]["text"].clone()
+    };
+    let generated = text(&[
+        "generate",
+        "-p",
+        "Once upon a time",
+        "-n",
+        "24",
+        "--temp",
+        "1.5",
+        "--seed",
+        "18446744073709551614",
+    ]);
+    assert_eq!(said(json!({"seed": u64::MAX - 1})), generated.trim_end_matches('\n'));
+    assert_eq!(said(json!({"seed": -2})), said(json!({"seed": u64::MAX - 1})));
+    assert_ne!(said(json!({"seed": u64::MAX})), said(json!({"seed": i64::MAX})));
+    let back = |n: i64| said(json!({"seed": 3, "repeat_last_n": n, "repeat_penalty": 1.5}));
+    assert_eq!(back(-1), back(128));
+    assert_ne!(back(-1), back(0));
 }
 
 #[test]
@@ -255,7 +282,7 @@ fn a_client_that_goes_away_frees_its_slot() {
 
 #[test]
 fn a_signal_ends_it_when_what_runs_has_ended_and_nothing_new_is_taken() {
-    let mut server = Server::start(&["--slots", "1"]);
+    let mut server = Server::start(&["--slots", "1", "--drain", "18446744073709551615"]);
     let long = json!({"prompt": "Tom", "max_tokens": 400, "ignore_eos": true, "seed": 2});
     let running = server.open("/v1/completions", &long);
     let waiting = server.open("/v1/completions", &short());

@@ -138,23 +138,19 @@ impl Access {
     }
 
     /// Who may read the answer beside the server's own pages: the value of `Access-Control-Allow-Origin`, if there is one.
-    pub fn reader(&self, headers: &HeaderMap) -> Option<HeaderValue> {
-        let origin = headers.get("origin");
-        match origin {
-            _ if self.has_keys() || self.origins.all => {
-                // Each is named, so that the answer to one is not kept for another.
-                Some(origin.cloned().unwrap_or(HeaderValue::from_static("*")))
-            }
-            Some(origin) => origin.to_str().is_ok_and(|o| self.is_known(o, headers)).then(|| origin.clone()),
-            None => None,
-        }
+    pub fn reader(&self, head: &Parts) -> Option<HeaderValue> {
+        self.check(head).ok()?;
+        let any = (self.has_keys() || self.origins.all).then_some(HeaderValue::from_static("*"));
+        // A page's origin is named, so that the answer to one is not kept for another.
+        head.headers.get("origin").cloned().or(any)
     }
 
     /// Whether a host's name is one of this server's.
     fn is_own(&self, name: &str) -> bool {
         let address = name.trim_matches(['[', ']']).parse::<IpAddr>().map(|ip| ip.to_canonical());
         let is_here = |ip: IpAddr| {
-            ip.is_loopback() || self.address.is_some_and(|own| own.is_unspecified() || own.to_canonical() == ip)
+            ip.is_loopback()
+                || self.address.is_some_and(|own| own.is_unspecified() || own.to_canonical() == ip)
         };
         self.hosts.have(name) || address.is_ok_and(is_here)
     }
@@ -206,7 +202,8 @@ mod tests {
     use hyper::Request;
 
     fn access(keys: &[&str], origins: &[&str], hosts: &[&str]) -> Access {
-        let [keys, origins, hosts] = [keys, origins, hosts].map(|all| all.iter().map(|s| s.to_string()).collect());
+        let [keys, origins, hosts] =
+            [keys, origins, hosts].map(|all| all.iter().map(|s| s.to_string()).collect());
         Access::new(keys, "127.0.0.1", &origins, &hosts).unwrap().at([127, 0, 0, 1].into())
     }
 
@@ -217,7 +214,7 @@ mod tests {
             request = request.header(name, value);
         }
         let head = request.body(()).unwrap().into_parts().0;
-        (access.check(&head).is_ok(), access.reader(&head.headers).is_some())
+        (access.check(&head).is_ok(), access.reader(&head).is_some())
     }
 
     #[test]
@@ -293,7 +290,9 @@ mod tests {
 
     #[test]
     fn flags_that_name_no_origin_and_no_host_are_refused() {
-        for (origin, host) in [("page.example", "a"), ("http://", "a"), ("http://a/b", "a"), ("*", ""), ("*", "a/b")] {
+        for (origin, host) in
+            [("page.example", "a"), ("http://", "a"), ("http://a/b", "a"), ("*", ""), ("*", "a/b")]
+        {
             let found = Access::new(Vec::new(), "localhost", &[origin.into()], &[host.into()]);
             assert!(found.is_err(), "{origin} {host}");
         }

@@ -114,8 +114,8 @@ pub(super) async fn answer(hub: Arc<Hub>, request: Request<Incoming>, peer: Arc<
     let id = id.filter(|id| id.len() <= 256);
     let path = plain_path(request.uri().path());
     let anthropic = path.starts_with("/v1/messages") || path.starts_with("/messages");
-    let reader = hub.access.reader(request.headers());
     let (head, body) = request.into_parts();
+    let reader = hub.access.reader(&head);
     let mut body = Some(body);
     let answered = of(&hub, (&head, &path), &mut body).await;
     if let Some(unread) = body {
@@ -133,7 +133,8 @@ pub(super) async fn answer(hub: Arc<Hub>, request: Request<Incoming>, peer: Arc<
     headers.insert("vary", HeaderValue::from_static("origin"));
     if let Some(reader) = reader {
         headers.insert("access-control-allow-origin", reader);
-        headers.insert("access-control-expose-headers", HeaderValue::from_static("x-request-id, retry-after"));
+        headers
+            .insert("access-control-expose-headers", HeaderValue::from_static("x-request-id, retry-after"));
     }
     response
 }
@@ -267,7 +268,9 @@ fn preflight(headers: &HeaderMap) -> Response<Reply> {
     let mut response = reply::response(200, &headers, Reply::Whole(None));
     // A page of the web asks a machine of somebody's own network.
     if asks_for("access-control-request-private-network") {
-        response.headers_mut().insert("access-control-allow-private-network", HeaderValue::from_static("true"));
+        response
+            .headers_mut()
+            .insert("access-control-allow-private-network", HeaderValue::from_static("true"));
     }
     response
 }
