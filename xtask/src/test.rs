@@ -5,11 +5,13 @@ pub mod arm;
 mod clients;
 mod deps;
 mod device;
+mod python;
 mod real;
 mod report;
 pub mod runtimes;
 mod same;
 mod targets;
+mod templates;
 
 use crate::args::Args;
 use crate::error::{Error, Result};
@@ -51,6 +53,7 @@ const PARTS: &[Part] = &[
     Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
     Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the story model's README says so", run: quality_of_the_cache },
     Part { name: "clients", when: All, about: "the server beside real clients: openai, anthropic, litellm, curl, its page in Chromium, and coding agents: Codex, qwen-code, opencode", run: clients::run },
+    Part { name: "templates", when: All, about: "chat templates of a registry render as in jinja2, set up as transformers does", run: templates::run },
     Part { name: "real", when: All, about: "a real model: logits, text and perplexity of transformers, and one text on every path", run: real::run },
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
     Part { name: "runtimes", when: All, about: "OpenCL devices of other runtimes: Intel's for CPUs, and rusticl where the distribution has it", run: runtimes::run },

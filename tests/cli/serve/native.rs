@@ -139,3 +139,33 @@ fn a_template_and_its_variables_are_those_that_the_server_was_started_with() {
     assert_eq!(render(json!({"add_generation_prompt": false})), "Hi|dry");
     mentions(&fails(&["serve", "--template-arg", "tone"], 2), &["--template-arg tone", "NAME=VALUE"]);
 }
+
+#[test]
+fn a_template_gets_json_in_the_requests_order() {
+    let template = "{{ tools|tojson }}|{{ own|tojson }}|{% for m in messages %}{% for call in m.tool_calls %}\
+                    {{ call.function.arguments|tojson }}{% endfor %}{% endfor %}";
+    let server = Server::start(&["--chat-template", template]);
+    // The keys are out of order, and Python writes the numbers otherwise.
+    let (given, shown) = (
+        r#"{"src": 1e-5, "dst": [1e16, {"b": 1, "a": 1.0}]}"#,
+        r#"{"src": 1e-05, "dst": [1e+16, {"b": 1, "a": 1.0}]}"#,
+    );
+    let tools = |of: &str| {
+        format!(
+            r#"[{{"type": "function", "function": {{"name": "move", "description": "d", "parameters": {of}}}}}]"#
+        )
+    };
+    let call =
+        |arguments: &Value| json!({"type": "function", "function": {"name": "move", "arguments": arguments}});
+    let parsed: Value = serde_json::from_str(given).expect("JSON");
+    let body = json!({
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "tool_calls": [call(&given.into()), call(&parsed)]},
+        ],
+        "tools": serde_json::from_str::<Value>(&tools(given)).expect("JSON"),
+        "chat_template_kwargs": {"own": parsed},
+    });
+    let prompt = server.post("/apply-template", &body).json()["prompt"].clone();
+    assert_eq!(prompt, format!("{}|{shown}|{shown}{shown}", tools(shown)));
+}

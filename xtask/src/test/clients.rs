@@ -1,11 +1,12 @@
 //! The server beside real clients: Python packages in an environment of their own, its page in Chromium, and coding
 //! agents from npm.
 
-use super::Outcome;
-use super::report::{Tally, skip};
+use super::python::said_by;
+use super::report::skip;
+use super::{Outcome, python};
 use crate::error::{Error, Result};
 use crate::{build, fetch, sh};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 const PACKAGES: [&str; 3] = ["openai>=2,<4", "anthropic>=0.40,<3", "litellm>=1.60,<2"];
@@ -20,15 +21,17 @@ const AGENTS_MODEL: &str = "smollm2-135m";
 
 pub fn run() -> Outcome {
     let program = build::tested(&build::model_dir("story")?)?;
-    let mut tally = match python() {
-        Ok(python) => said_by(Command::new(python).arg(sh::root().join("tests/clients.py")).arg(&program))?,
-        Err(e) => skip(
-            &format!("clients of the server: {e}"),
-            "sudo apt-get install python3 python3-venv, and a network for the first time",
-        ),
+    let python = python::with_packages("clients", &PACKAGES, &["openai", "anthropic", "litellm"]);
+    let mut tally = match python {
+        Ok(python) => {
+            said_by("a client", Command::new(python).arg(sh::root().join("tests/clients.py")).arg(&program))?
+        }
+        Err(e) => skip(&format!("clients of the server: {e}"), python::REMEDY),
     };
     tally += match ["chromedriver", "python3"].into_iter().find(|program| !sh::on_path(program)) {
-        None => said_by(Command::new("python3").arg(sh::root().join("tests/page.py")).arg(&program))?,
+        None => {
+            said_by("a client", Command::new("python3").arg(sh::root().join("tests/page.py")).arg(&program))?
+        }
         Some(missing) => skip(
             &format!("the page of the server: {missing} is missing"),
             "sudo apt-get install chromium chromium-driver python3",
@@ -51,7 +54,7 @@ fn agents() -> Outcome {
     };
     let program = build::tested(&build::model_dir(AGENTS_MODEL)?)?;
     let script = sh::root().join("tests/agents.py");
-    said_by(Command::new("python3").arg(script).arg(program).arg(model).arg(modules))
+    said_by("an agent", Command::new("python3").arg(script).arg(program).arg(model).arg(modules))
 }
 
 /// The folder of the agents' packages, and of Node.js where this machine's is too old for them; the first time they are
@@ -86,40 +89,4 @@ fn newer_node() -> Result<Option<String>> {
     let major = version.strip_prefix('v').and_then(|v| v.split('.').next()?.parse().ok());
     let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "x64" };
     Ok(major.is_none_or(|major: u32| major < NODE).then(|| format!("node-linux-{arch}@{NODE}")))
-}
-
-/// The promises that a script prints, `ok NAME` or `not ok NAME: why`.
-fn said_by(script: &mut Command) -> Outcome {
-    let mut tally = Tally::default();
-    sh::stream(script, |line| match (line.strip_prefix("ok "), line.strip_prefix("not ok ")) {
-        (Some(promise), _) => tally.count(promise, Ok(())),
-        (_, Some(broken)) => tally.count("a client", Err(Error::Failed(broken.into()))),
-        _ => {}
-    })?;
-    match tally.passed + tally.failed {
-        0 => Err(Error::Failed(format!("`{}` has said nothing", sh::show(script)))),
-        _ => Ok(tally),
-    }
-}
-
-/// Python with the packages; the first time they are fetched.
-fn python() -> Result<PathBuf> {
-    let dir = sh::root().join("target/clients");
-    let python = dir.join("bin/python3");
-    if has_packages(&python) {
-        return Ok(python);
-    }
-    sh::run(Command::new("python3").args(["-m", "venv"]).arg(&dir))?;
-    sh::run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES))?;
-    Ok(python)
-}
-
-fn has_packages(python: &Path) -> bool {
-    let import = Command::new(python)
-        .args([
-            "-c",
-            "import importlib.util as i; assert all(map(i.find_spec, ['openai', 'anthropic', 'litellm']))",
-        ])
-        .output();
-    import.is_ok_and(|out| out.status.success())
 }

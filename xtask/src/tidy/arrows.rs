@@ -46,6 +46,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("build", &["src/files"]),
     ("xtask/completions", &["src/cli"]),
     ("xtask/past_key_values", &["src", "src/run", "src/model", "src/numeric", "src/dims"]),
+    ("xtask/render_templates", &["src/text"]),
     ("xtask/src", &["src/files", "src/files/blocks"]),
 ];
 

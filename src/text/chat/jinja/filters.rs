@@ -5,7 +5,7 @@ use super::limits::{checked, failed, pay_for, size};
 use super::{json, program, python, written};
 use minijinja::formatting::FormatStyle;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
-use minijinja::{Environment, Error, State, Value};
+use minijinja::{Environment, Error, State, Value, filters};
 
 /// Fuel for one item, in bytes.
 const ITEM: usize = 64;
@@ -37,6 +37,20 @@ pub(super) fn add(environment: &mut Environment<'_>) {
         let is_word = |c: char| c == '_' || c.is_alphanumeric();
         Ok(text(state, &value)?.split(|c| !is_word(c)).filter(|word| !word.is_empty()).count())
     });
+    environment.add_filter("batch", |state: &State<'_, '_>, value: Value, n: usize, fill: Option<Value>| {
+        checked(filters::batch(state, value, n, fill)?)
+    });
+    environment.add_filter("slice", |state: &State<'_, '_>, value: Value, n: usize, fill: Option<Value>| {
+        checked(filters::slice(state, value, n, fill)?)
+    });
+    environment.add_filter(
+        "groupby",
+        |state: &State<'_, '_>, value: Value, attribute: Option<&str>, kwargs: Kwargs| {
+            // It sorts them.
+            pay_for(state, size(&value)?.saturating_mul(16))?;
+            checked(filters::groupby(value, attribute, kwargs)?)
+        },
+    );
     for name in ["e", "escape"] {
         environment.add_filter(name, |state: &State<'_, '_>, value: Value| -> Result<Value, Error> {
             // A sign becomes six.

@@ -136,7 +136,8 @@ impl Style {
         }
         for c in quoted.chars() {
             match c {
-                ' '..='~' => out.push(c),
+                // The latter stand for control tokens.
+                ' '..='~' | '\u{F0000}'.. => out.push(c),
                 _ => c
                     .encode_utf16(&mut [0; 2])
                     .iter()

@@ -1,5 +1,6 @@
 //! Jinja's functions that make objects with a state.
 
+use super::limits::checked_inside;
 use minijinja::value::{Object, Rest};
 use minijinja::{Error, ErrorKind, State, Value};
 use std::sync::Arc;
@@ -18,9 +19,9 @@ impl Object for Joiner {
     }
 }
 
-pub(super) fn joiner(between: Option<Value>) -> Value {
-    let between = between.unwrap_or_else(|| Value::from(", "));
-    Value::from_object(Joiner { between, calls: AtomicUsize::new(0) })
+pub(super) fn joiner(between: Option<Value>) -> Result<Value, Error> {
+    let between = checked_inside(between.unwrap_or_else(|| Value::from(", ")))?;
+    Ok(Value::from_object(Joiner { between, calls: AtomicUsize::new(0) }))
 }
 
 /// Values in turn.
@@ -57,6 +58,7 @@ impl Object for Cycler {
     }
 }
 
-pub(super) fn cycler(values: Rest<Value>) -> Value {
-    Value::from_object(Cycler { values: values.0, at: AtomicUsize::new(0) })
+pub(super) fn cycler(values: Rest<Value>) -> Result<Value, Error> {
+    let values: Result<_, Error> = values.0.into_iter().map(checked_inside).collect();
+    Ok(Value::from_object(Cycler { values: values?, at: AtomicUsize::new(0) }))
 }

@@ -285,6 +285,8 @@ fn lists_that_take_long_to_compare_are_refused() {
         (nest("{% set x = namespace(a=x) %}", 2), "a namespace into a namespace"),
         ("{% set n = namespace() %}{% set n.n = n %}{{ n }}".into(), "a namespace into a namespace"),
         ("{% set n = namespace() %}{% set l = [n] %}".into(), "or a list"),
+        ("{% set n = namespace() %}{% set n.c = cycler(n) %}".into(), "or a list"),
+        (format!("{{{{ [1]{} }}}}", "|batch(1)".repeat(40)), "nested more than 32"),
     ] {
         let message = fault(&source);
         assert!(message.contains(part), "{message}");

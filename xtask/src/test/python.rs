@@ -1,0 +1,43 @@
+//! Scripts in Python: their packages, in environments of their own, and the promises that they print.
+
+use super::Outcome;
+use super::report::Tally;
+use crate::error::{Error, Result};
+use crate::sh;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The advice where a script cannot run.
+pub const REMEDY: &str = "sudo apt-get install python3 python3-venv, and a network for the first time";
+
+/// Python with some packages, whose modules are named; the first time they are fetched to `target/NAME`.
+pub fn with_packages(name: &str, packages: &[&str], modules: &[&str]) -> Result<PathBuf> {
+    let dir = sh::root().join("target").join(name);
+    let python = dir.join("bin/python3");
+    if has_modules(&python, modules) {
+        return Ok(python);
+    }
+    sh::run(Command::new("python3").args(["-m", "venv"]).arg(&dir))?;
+    sh::run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
+    Ok(python)
+}
+
+fn has_modules(python: &Path, modules: &[&str]) -> bool {
+    let import = "import importlib.util as i, sys; assert all(map(i.find_spec, sys.argv[1:]))";
+    let found = Command::new(python).args(["-c", import]).args(modules).output();
+    found.is_ok_and(|out| out.status.success())
+}
+
+/// The promises that a script prints, `ok NAME` or `not ok NAME: why`; `of` is what makes them.
+pub fn said_by(of: &str, script: &mut Command) -> Outcome {
+    let mut tally = Tally::default();
+    sh::stream(script, |line| match (line.strip_prefix("ok "), line.strip_prefix("not ok ")) {
+        (Some(promise), _) => tally.count(promise, Ok(())),
+        (_, Some(broken)) => tally.count(of, Err(Error::Failed(broken.into()))),
+        _ => {}
+    })?;
+    match tally.passed + tally.failed {
+        0 => Err(Error::Failed(format!("`{}` has said nothing", sh::show(script)))),
+        _ => Ok(tally),
+    }
+}

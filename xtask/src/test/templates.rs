@@ -1,0 +1,42 @@
+//! Chat templates as transformers renders them: those that a registry has, in jinja2 and in `text::chat`.
+
+use super::report::skip;
+use super::{Outcome, cargo, python};
+use crate::error::{Error, Result};
+use crate::sh;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Its source distribution has the templates that llama.cpp is tested with.
+const SOURCES: &str = "llama-cpp-python";
+
+pub fn run() -> Outcome {
+    let fetched = python::with_packages("templates", &["jinja2>=3.1,<4"], &["jinja2"])
+        .and_then(|python| Ok((sources(&python)?, python)));
+    let (archive, python) = match fetched {
+        Ok(fetched) => fetched,
+        Err(e) => return Ok(skip(&format!("chat templates beside jinja2: {e}"), python::REMEDY)),
+    };
+    sh::run(&mut cargo(&["build", "--package", "antigravity-text", "--example", "render_templates"]))?;
+    let renderer = sh::root().join("target/debug/examples/render_templates");
+    let mut script = Command::new(python);
+    script.arg(sh::root().join("tests/templates.py")).arg(renderer).arg(archive);
+    python::said_by("a template", &mut script)
+}
+
+/// The archive; the first time it is fetched.
+fn sources(python: &Path) -> Result<PathBuf> {
+    let dir = sh::root().join("target/templates/sources");
+    if let Some(archive) = archive_in(&dir) {
+        return Ok(archive);
+    }
+    let mut pip = Command::new(python);
+    pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", SOURCES, SOURCES, "--dest"]);
+    sh::run(pip.arg(&dir))?;
+    archive_in(&dir).ok_or_else(|| Error::Failed(format!("pip has fetched no archive of {SOURCES}")))
+}
+
+fn archive_in(dir: &Path) -> Option<PathBuf> {
+    let files = std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path());
+    files.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "gz"))
+}
