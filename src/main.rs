@@ -2,9 +2,25 @@
 
 use antigravity::{Error, cli};
 use files::{say, stderr};
+use rustix::process::{Resource, getrlimit};
+use std::thread;
+
+/// Bytes of stack that the program counts on, as `ulimit -s` usually gives.
+const STACK: usize = 8 << 20;
 
 fn main() {
     stderr::say_panics();
+    if getrlimit(Resource::Stack).current.is_some_and(|bytes| bytes < STACK as u64)
+        && let Ok(thread) = thread::Builder::new().stack_size(STACK).spawn(|| run())
+    {
+        // It ends the process, unless it panics.
+        let _ = thread.join();
+        cli::leave(101);
+    }
+    run()
+}
+
+fn run() -> ! {
     let Err(error) = cli::run() else { cli::leave(0) };
     if error != Error::ClosedPipe && error != Error::Interrupted {
         say!("error: {error}");

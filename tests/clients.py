@@ -34,7 +34,7 @@ class Server:
     """The program; its key is `secret`."""
 
     def __init__(self, *args):
-        words = [PROGRAM, "serve", "--port", "0", "-q", *args]
+        words = [PROGRAM, "serve", "--port", "0", "-q", "--temp", "0.8", "--repeat-penalty", "1.1", *args]
         self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         self.address = ""
         while not self.address.startswith("http://"):
@@ -51,7 +51,7 @@ class Server:
 
 def chat_is_what_the_program_says(server):
     client = server.openai()
-    expected = said("chat", "-st", "-p", ASK[0]["content"], "-n", "6", "--temp", "0")
+    expected = said("chat", "-st", "-p", ASK[0]["content"], "-n", "6", "--temp", "0", "--repeat-penalty", "1.1")
     settings = dict(model="story", messages=ASK, max_tokens=6, temperature=0)
     whole = client.chat.completions.create(**settings)
     assert whole.choices[0].message.content == expected, whole
@@ -85,7 +85,7 @@ def logprobs_are_those_of_generate(server):
 
 
 def responses_and_messages_are_what_a_chat_says(server):
-    expected = said("chat", "-st", "-p", ASK[0]["content"], "-n", "6", "--temp", "0")
+    expected = said("chat", "-st", "-p", ASK[0]["content"], "-n", "6", "--temp", "0", "--repeat-penalty", "1.1")
     client = server.openai()
     settings = dict(model="story", input=ASK[0]["content"], max_output_tokens=6, temperature=0)
     response = client.responses.create(**settings)
@@ -239,7 +239,7 @@ def litellm_understands_it(server):
 
     litellm.suppress_debug_info = True
 
-    expected = said("chat", "-st", "-p", ASK[0]["content"], "-n", "6", "--temp", "0")
+    expected = said("chat", "-st", "-p", ASK[0]["content"], "-n", "6", "--temp", "0", "--repeat-penalty", "1.1")
     settings = dict(model="openai/story", api_base=server.address + "/v1", api_key="secret", messages=ASK, max_tokens=6,
                     temperature=0, num_retries=0)
     whole = litellm.completion(**settings)

@@ -34,7 +34,7 @@ class Server:
     """The program."""
 
     def __init__(self, *args):
-        words = [PROGRAM, "serve", "--port", "0", "-q", *args]
+        words = [PROGRAM, "serve", "--port", "0", "-q", "--temp", "0.8", "--repeat-penalty", "1.1", *args]
         self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         atexit.register(self.process.terminate)
         self.address = ""
@@ -201,7 +201,7 @@ def a_conversation_is_what_the_server_says(b, server, _stand):
     b.picture("settings")
     b.press("Done")
     b.ask("Tell me of a dog.")
-    said = subprocess.run([PROGRAM, "chat", "-st", "-p", "Tell me of a dog.", "-n", "6", "--temp", "0", "-q"],
+    said = subprocess.run([PROGRAM, "chat", "-st", "-p", "Tell me of a dog.", "-n", "6", "--temp", "0", "--repeat-penalty", "1.1", "-q"],
                           capture_output=True, text=True, check=True).stdout.strip()
     assert " ".join(b.answered().split()) == " ".join(said.split()), (b.answered(), said)
     foot = b.text("article.assistant .foot")[0]

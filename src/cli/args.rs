@@ -18,9 +18,9 @@ mod template;
 pub(super) mod told;
 mod wrong;
 
-#[cfg(feature = "chat")]
-pub(super) use completion::CompletionArgs;
 pub(super) use completion::token_limit;
+#[cfg(feature = "chat")]
+pub(super) use completion::{CompletionArgs, show_settings};
 #[cfg(feature = "tools")]
 pub(super) use cores::{MOST_THREADS, MaskArgs};
 #[cfg(feature = "tools")]

@@ -7,12 +7,12 @@ mod obey;
 mod said;
 
 use super::answer::{self, Report};
-use super::args::{CompletionArgs, EscapeArgs, Format, ModelArgs, TemplateArgs};
+use super::args::{CompletionArgs, EscapeArgs, Format, ModelArgs, TemplateArgs, show_settings};
 use super::flags::named;
 use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
-use crate::run::engine::{Engine, template_source};
+use crate::run::engine::{Engine, recommended_sampling, template_source};
 use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
@@ -26,7 +26,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use text::chat::{Conversation, ConversationState, Form, Message, Role, Template};
-use text::sampler::Rng;
+use text::sampler::{Rng, SamplerOptions};
 
 /// A conversation.
 #[derive(Args, Clone)]
@@ -69,13 +69,22 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let opened = Opened::new(&args.model.resolve_for_one()?)?;
     opened.plan.check()?;
     let template = args.template.chosen.template(&template_source(&opened.model))?;
+    let recommended = recommended_sampling(&opened.model)?;
+    options.sampler = args.completion.sampler.recommend(options.sampler, &recommended)?;
     let Loaded { engine, took, .. } = &start::load(opened, output.verbosity())?;
     let template = template.for_tokenizer(engine.tokenizer())?;
     if !options.ignore_eos {
         options.stop_tokens = template.stop_tokens(engine.tokenizer());
     }
     if template == Template::Plain && output.verbosity() != Verbosity::Quiet {
-        say!("this model has no chat template: messages are plain text, and -n or --stop ends an answer");
+        say!(
+            "{} has no chat template, so it is most likely a base model, which goes on with a text and answers nothing: \
+             use generate, or an instruct model, or give --chat-template",
+            crate::dims::MODEL
+        );
+    }
+    if output.verbosity() == Verbosity::Verbose {
+        say!("sampling: {}", show_settings(&options));
     }
     let system = args.system.as_deref().map(|text| args.escape.text(text));
     let conversation = Conversation::new(template, system).with(variables, Form::default());
@@ -86,6 +95,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         engine,
         random: Rng::new(options.sampler.seed),
         options,
+        recommended,
         set: args.completion.clone(),
         session: answer::session(engine, output)?,
         conversation,
@@ -147,6 +157,8 @@ struct Chat<'a> {
     args: &'a ChatArgs,
     engine: &'a Engine,
     options: GenerateOptions,
+    /// Sampling options of the model, where no flag says otherwise.
+    recommended: SamplerOptions,
     /// The flags that the options came from, as `/set` has changed them.
     set: CompletionArgs,
     session: Session,

@@ -49,6 +49,7 @@ impl PlanArgs {
     #[cfg(feature = "serve")]
     fn empty(&self, plan: &mut Plan) -> Option<u64> {
         self.slots.map(|_| {
+            plan.add_requests();
             plan.share_rows();
             plan.empty()
         })

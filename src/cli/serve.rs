@@ -1,7 +1,9 @@
 //! `serve`: the model behind an HTTP server, in the shapes of OpenAI's API.
 
+mod access;
 mod answer;
 mod asked;
+mod budget;
 mod content;
 mod conversation;
 mod facts;
@@ -19,16 +21,20 @@ mod responses;
 mod route;
 mod tokens;
 mod tools;
+mod whole;
+mod workers;
 
 use super::args::{ChosenTemplate, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
 use super::signal;
 use super::start;
 use super::terminal::Verbosity;
 use crate::run::engine::scheduler::{Limits, Moment, Scheduler};
-use crate::run::engine::template_source;
+use crate::run::engine::{recommended_sampling, template_source};
 use crate::run::options::{EngineOptions, GenerateOptions};
 use crate::run::plan::{Opened, mib};
 use crate::run::session::CancelToken;
+use access::{Access, check_key};
+use budget::Budget;
 use clap::Args;
 use files::{Error, Result, say};
 use hub::{Hub, Served, Slots};
@@ -77,6 +83,12 @@ pub(super) struct ServeArgs {
     /// File with such keys, one a line
     #[arg(long, value_name = "FILE", help_heading = "Server")]
     api_key_file: Option<PathBuf>,
+    /// Without keys: lets pages of this origin ask, such as http://localhost:3000; may be repeated, * is any
+    #[arg(long, value_name = "ORIGIN", help_heading = "Server")]
+    cors_origin: Vec<String>,
+    /// Without keys: answers where requests name this host, as behind a proxy; may be repeated, * is any
+    #[arg(long, value_name = "NAME", help_heading = "Server")]
+    allowed_host: Vec<String>,
     /// The model's name in answers, in place of the one that it was built with
     #[arg(long, value_name = "NAME", help_heading = "Server")]
     alias: Option<String>,
@@ -102,19 +114,21 @@ impl ServeArgs {
     /// The keys that requests may bring.
     fn keys(&self) -> Result<Vec<String>> {
         let mut keys = self.api_key.clone();
+        keys.iter().try_for_each(|key| check_key("--api-key", key))?;
         if let Some(file) = &self.api_key_file {
             let text = read_text("--api-key-file", file)?;
-            let found: Vec<_> =
-                text.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
+            let lines = text.lines().map(str::trim).enumerate().filter(|(_, key)| !key.is_empty());
+            let found = lines.map(|(i, key)| {
+                check_key(&format!("--api-key-file {}: line {}", file.display(), i + 1), key)?;
+                Ok(key.to_owned())
+            });
+            let found = found.collect::<Result<Vec<_>>>()?;
             if found.is_empty() {
                 return Err(Error::Usage(format!("--api-key-file {}: holds no key", file.display())));
             }
             keys.extend(found);
         }
-        match keys.iter().any(|key| key.trim().is_empty()) {
-            true => Err(Error::Usage("--api-key: is empty; give a key, or leave it out".into())),
-            false => Ok(keys),
-        }
+        Ok(keys)
     }
 
     /// Takes the port before anything is loaded.
@@ -138,23 +152,27 @@ pub(super) fn settings(model: &ModelArgs, slots: usize, cache_mib: u64) -> Resul
 }
 
 pub(super) fn run(args: &ServeArgs) -> Result<()> {
-    let (keys, settings) = (args.keys()?, settings(&args.model, args.slots, args.cache_mib)?);
+    let access = Access::new(args.keys()?, &args.host, &args.cors_origin, &args.allowed_host)?;
+    let settings = settings(&args.model, args.slots, args.cache_mib)?;
     let queue = within("--queue", args.queue, 1 << 16)?;
-    let defaults = GenerateOptions { sampler: args.sampler.resolve()?, ..GenerateOptions::default() };
+    let mut defaults =
+        GenerateOptions { sampler: args.sampler.resolve()?, max_tokens: None, ..GenerateOptions::default() };
     let listener = args.listen()?;
     let address = listener.local_addr().map_err(|e| Error::Other(format!("cannot listen: {e}")))?;
     let slots = if args.slots_endpoint { Slots::Shown } else { Slots::Hidden };
     let patience = Duration::from_secs(args.patience.clamp(1, 1 << 20));
-    let hub = Arc::new(Hub::new(args.name(), keys, slots, patience)?);
-    if !address.ip().is_loopback() && !hub.has_keys() {
+    let hub = Arc::new(Hub::new(args.name(), access.at(address.ip()), slots, patience)?);
+    if !address.ip().is_loopback() && !hub.access.has_keys() {
         say!("warning: --host {}: anybody who reaches this machine may ask; give --api-key-file", args.host);
     }
     let connections = listen::start(listener, Arc::clone(&hub))?;
 
     let mut opened = Opened::new(&settings)?;
+    let budget = Budget::new(opened.plan.add_requests());
     let rows = opened.plan.share_rows();
     let memory = [opened.plan.empty(), opened.plan.need()].map(mib);
     let model_id = opened.plan.model_id.clone();
+    defaults.sampler = args.sampler.recommend(defaults.sampler, &recommended_sampling(&opened.model)?)?;
     let chosen = args.template.is_given().then(|| args.template.template(&template_source(&opened.model)));
     let (template, variables) = (chosen.transpose()?, args.template.variables()?);
     let loaded = start::load(opened, args.quiet.verbosity())?;
@@ -164,6 +182,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
         variables,
         fingerprint: fingerprint(&model_id, loaded.engine.options()),
         scheduler: Scheduler::new(limits),
+        budget,
         seeded: args.sampler.seed().is_some(),
         engine: match template {
             Some(template) => loaded.engine.with_template(template)?,

@@ -279,6 +279,11 @@ impl KvRows {
         rows
     }
 
+    /// The numbers of these rows that can be NaN or infinite.
+    pub fn floats(&self, types: KvTypes) -> impl Iterator<Item = f32> {
+        types.k.floats(&self.k, HEAD_DIM).chain(types.v.floats(&self.v, HEAD_DIM))
+    }
+
     /// Makes it rows of `slots` slots; what they are is not said.
     pub fn resize(&mut self, types: KvTypes, slots: usize, head_dim: usize) {
         self.k.resize(KV_HEADS * slots * types.k.row_bytes(head_dim), 0);

@@ -4,6 +4,7 @@
 //! evicted, so nothing here assumes that they are equal. No device is touched here.
 
 use files::{Error, Result};
+use half::f16;
 use std::str::FromStr;
 
 /// How one element of a key or value row is stored.
@@ -52,6 +53,18 @@ impl KvType {
     pub const fn row_bytes(self, head_dim: usize) -> usize {
         let block = Self::block(head_dim);
         head_dim / block * self.block_bytes(block)
+    }
+
+    /// The numbers of rows of heads of `head_dim` elements that can be NaN or infinite: elements, or scales of blocks.
+    pub fn floats(self, rows: &[u8], head_dim: usize) -> impl Iterator<Item = f32> {
+        let step = match self {
+            KvType::F32 | KvType::F16 => self.block_bytes(1),
+            KvType::Q8 | KvType::Q4 => self.block_bytes(Self::block(head_dim)),
+        };
+        rows.chunks_exact(step).map(move |bytes| match (self, bytes) {
+            (KvType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+            _ => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+        })
     }
 
     /// Whether rows of this type are rotated by a Walsh-Hadamard transform before they are stored.

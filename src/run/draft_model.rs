@@ -13,6 +13,7 @@ pub use child::Setting;
 use crate::dims::VOCAB;
 use child::Child;
 use economy::Economy;
+pub use economy::PassTime;
 use files::error::unquoted;
 use files::{Error, Result};
 use protocol::{Answer, Hello, Request, VERSION};
@@ -23,7 +24,7 @@ use text::sampler::{Rng, SamplerOptions};
 
 /// How long is waited for a program that loads its model, in all: usually it was ready first.
 const START: Duration = Duration::from_secs(2);
-/// How long is waited for one answer. One that comes later is no draft any more.
+/// How long is waited for one answer at most. One that comes later is no draft any more.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// A program that is silent for so long is ended.
 const HUNG: Duration = Duration::from_secs(20);
@@ -180,14 +181,15 @@ impl DraftModel {
         into.extend(client.unless_failed(answered).unwrap_or_default());
     }
 
-    /// A pass for which nobody was asked took so long for each of its texts.
-    pub fn plain(&self, time: Duration) {
-        self.lock().economy.plain(time.as_secs_f64());
+    /// A pass without drafts took so long.
+    pub fn plain(&self, time: PassTime) {
+        self.lock().economy.plain(time);
     }
 
-    /// Of so many tokens that the program gave, so many were chosen; that took so long in all, where that is known.
-    pub fn drafted(&self, accepted: usize, drafted: usize, time: Option<Duration>) {
-        self.lock().economy.drafted(accepted, drafted, time.map(|t| t.as_secs_f64()));
+    /// Of so many tokens that the program gave, so many were chosen; that took so long, asking included, where that is
+    /// known.
+    pub fn drafted(&self, accepted: usize, drafted: usize, time: Option<PassTime>) {
+        self.lock().economy.drafted(accepted, drafted, time);
     }
 }
 
@@ -209,7 +211,11 @@ impl Client {
         let request = request(&mut self.held, self.requests, question);
         child.send(protocol::line(&request));
         self.state = State::Asked(Instant::now());
-        match self.answer(PATIENCE)? {
+        let patience = match self.when {
+            DraftWhen::Always => PATIENCE,
+            DraftWhen::Pays => self.economy.patience(question.length).min(PATIENCE),
+        };
+        match self.answer(patience)? {
             // Of a text that has gone on without it.
             None => Ok(Vec::new()),
             Some(answer) if answer.tokens.len() > question.length => Err(Error::Other(format!(

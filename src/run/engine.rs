@@ -29,6 +29,8 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use text::chat::{Context, Ending, Message, Moment, Template, TemplateSource, Variables};
+#[cfg(feature = "chat")]
+use text::sampler::SamplerOptions;
 use text::tokenizer::{AddSpecial, Specials, Tokenizer};
 
 use backends::{Runs, instead_of, upload};
@@ -399,5 +401,18 @@ pub fn template_source(model: &OpenModel) -> TemplateSource {
     match model.gguf() {
         Some(gguf) => TemplateSource::of_gguf(gguf),
         None => TemplateSource::of_path(&model.path.weights),
+    }
+}
+
+/// Sampling options that an opened model recommends for conversations.
+///
+/// # Errors
+///
+/// `Model` for a recommended value that cannot be used.
+#[cfg(feature = "chat")]
+pub fn recommended_sampling(model: &OpenModel) -> Result<SamplerOptions> {
+    match model.gguf() {
+        Some(gguf) => SamplerOptions::recommended_by(gguf),
+        None => SamplerOptions::recommended_at(&model.path.weights),
     }
 }

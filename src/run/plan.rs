@@ -7,9 +7,12 @@
 
 mod advice;
 mod opened;
+mod server;
 
 pub use advice::{Context, check_apart, check_sharing};
 pub use opened::Opened;
+#[cfg(feature = "serve")]
+pub use server::{BACKLOG, CONNECTION_BUFFER, CONNECTIONS, request_threads};
 
 use crate::dims::*;
 use crate::model::cpu;
@@ -119,6 +122,8 @@ pub struct Plan {
     row_blocks: usize,
     /// Bytes that the rows of all sequences may fill together, where not all of them can be full.
     shared_rows: Option<u64>,
+    /// Bytes for requests and answers under way, where a server runs.
+    requests: u64,
     /// The device's memory, when one runs the model.
     device: Option<DeviceMemory>,
 }
@@ -196,6 +201,7 @@ impl Plan {
             tokenizer_file,
             row_blocks: 0,
             shared_rows: None,
+            requests: 0,
             device,
         })
     }
@@ -204,32 +210,6 @@ impl Plan {
     pub fn with_rows(mut self, blocks: usize) -> Self {
         self.row_blocks = blocks;
         self
-    }
-
-    /// Where memory does not suffice for the rows of all sequences: lets them share what there is, at least as much as one
-    /// needs, and returns how many bytes that is.
-    #[cfg(feature = "serve")]
-    pub fn share_rows(&mut self) -> Option<u64> {
-        let (need, have) = (self.need(), self.memory.usable()?);
-        let rows = self.rows(self.options.max_seq_len).into_iter().fold(0, add);
-        if need <= have || self.options.sequences() < 2 {
-            return None;
-        }
-        let left = have.saturating_sub(need - rows);
-        self.shared_rows = Some(left.max(rows / self.options.sequences() as u64));
-        self.shared_rows
-    }
-
-    /// What [`Plan::share_rows`] has come to.
-    pub fn shared_rows(&self) -> Option<u64> {
-        self.shared_rows
-    }
-
-    /// Bytes that are needed before any row is filled.
-    #[cfg(feature = "serve")]
-    pub fn empty(&self) -> u64 {
-        let rows = self.rows(self.options.max_seq_len).into_iter().fold(self.options.prefix_cache, add);
-        self.need().saturating_sub(rows)
     }
 
     /// Bytes of the rows of all sequences: in layers that see all, and in local ones.
@@ -304,6 +284,7 @@ impl Plan {
             put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
             put("tokens and text", add(mul(all_slots, TEXT_PER_SLOT), encoding), Kind::Own),
             put("tokenizer", self.tokenizer(), Kind::Own),
+            put("requests and answers", self.of_requests(), Kind::Own),
             put(&format!("{} threads", o.threads), mul(o.threads as u64, cpu::thread_bytes()), Kind::Own),
             put("program", self.program, Kind::Own),
             put("stacks", self.stacks(), Kind::Reserved),
@@ -379,7 +360,7 @@ impl Plan {
     /// Stacks of all threads: of the passes, of loading the tokenizer, of signals.
     fn stacks(&self) -> u64 {
         let team = mul(self.options.threads as u64, pool::STACK as u64);
-        add(team, containment::STACK as u64 + SMALL)
+        add(team, containment::STACK as u64 + SMALL + self.server_threads() * server::STACK)
     }
 
     /// What is still to be mapped, for `slots` slots: memory to be written, and in all. The model's files are mapped
@@ -387,7 +368,7 @@ impl Plan {
     fn to_map(&self, slots: usize) -> (u64, u64) {
         let own = self.need_for(slots).saturating_sub(add(self.weights.mapped, self.program));
         let data = add(own, add(self.stacks(), SMALL));
-        (data, add(data, mul(self.options.threads as u64 + 2, HEAP)))
+        (data, add(data, mul(self.options.threads as u64 + 2 + self.server_threads(), HEAP)))
     }
 
     /// What the marker of the run says.

@@ -200,6 +200,10 @@ pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
         let mut bytes = vec![0; size_of_val(&mass[..])];
         let mut read = |bytes: &mut [u8]| input.take(bytes).map_err(|_| damaged(file));
         [&mut rows.k, &mut rows.v, &mut bytes].into_iter().try_for_each(|part| read(part))?;
+        if !rows.floats(types).all(f32::is_finite) {
+            let why = "holds NaN or infinity, so its cache overflowed or the file was altered";
+            return Err(unusable(file, &format!("layer {layer} {why}")));
+        }
         if let Some(less) = less {
             renew(engine, layer, (types.k, less), &mut rows.k);
         }

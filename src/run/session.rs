@@ -21,8 +21,8 @@ pub use pass::{Stage, compute};
 pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
 pub use sequence::{Cut, Sequence};
 
-use crate::dims::VOCAB;
-use crate::model::device::{Extent, Logits, Row, SharedDevice, locked};
+use crate::dims::{LAYERS, VOCAB};
+use crate::model::device::{Extent, KvRows, Logits, Row, SharedDevice, locked};
 use crate::model::trace::Trace;
 use crate::run::eviction::{Eviction, Policy};
 use devices::{At, Devices};
@@ -30,6 +30,7 @@ use draft::Drafter;
 use evict::{Evictor, Input};
 use files::{Error, Result};
 pub use numeric::cancel::CancelToken;
+use numeric::kv::{KvType, KvTypes};
 use pass::Staged;
 use std::sync::Arc;
 use std::time::Instant;
@@ -344,12 +345,33 @@ impl Session {
         }
     }
 
-    /// `Model` for logits of broken weights.
-    pub(crate) fn check_logits(&self) -> Result<()> {
-        match all_finite(&self.logits) {
-            true => Ok(()),
-            false => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
+    /// Refuses logits that are NaN or infinite: `Usage` where a key or value is too large for the cache's type, `Model`
+    /// where the weights are broken.
+    pub(crate) fn check_logits(&mut self) -> Result<()> {
+        if all_finite(&self.logits) {
+            return Ok(());
         }
+        match self.overflow()? {
+            Some(layer) => Err(Error::Usage(format!(
+                "a key or value of layer {layer} is too large for a cache of type {}; use `EngineOptions::kv_types` f32",
+                self.extent().types
+            ))),
+            None => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
+        }
+    }
+
+    /// The layer whose keys or values overflowed in the cache: the first one whose rows are not finite holds infinities
+    /// alone there, since it was computed from finite numbers.
+    fn overflow(&mut self) -> Result<Option<usize>> {
+        let types = self.extent().types;
+        let mut rows = KvRows::default();
+        for layer in (0..LAYERS).filter(|_| types != KvTypes::both(KvType::F32)) {
+            self.read_rows(layer, &mut rows)?;
+            if let Some(first) = rows.floats(types).find(|x| !x.is_finite()) {
+                return Ok(first.is_infinite().then_some(layer));
+            }
+        }
+        Ok(None)
     }
 
     /// Most tokens of a pass.

@@ -32,6 +32,7 @@ mod logprobs;
 mod options;
 mod penalties;
 mod rank;
+mod recommended;
 mod rng;
 mod softmax;
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! The file may come from anywhere, so it is checked ([`check`], [`gguf`]) before the `tokenizers` library
 //! gets its parts, and every call into the library is contained ([`files::containment`]).
 
+pub(crate) mod automaton;
 mod check;
 mod cut;
 pub mod files;
@@ -27,13 +28,15 @@ use ::files::folder::Folder;
 use ::files::source::gguf::Gguf;
 use check::Checked;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use stream::Special;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer as Library};
 
 /// More than any context holds.
 const MAX_TEXT: usize = 64 << 20;
+/// Parts of more bytes are encoded one at a time.
+const LONG_PART: usize = 4 * cut::PART;
 /// With a million blanks in a row the library's regular expressions exhaust their stack, and it silently leaves the
 /// rest of the text in one piece. (Line ends match differently.)
 const MAX_BLANKS: usize = 900_000;
@@ -63,6 +66,8 @@ pub struct Tokenizer {
     file: PathBuf,
     /// Locked for writing only while special tokens are switched off.
     library: RwLock<Library>,
+    /// Held while a long part of a text is encoded, which takes many times its memory.
+    alone: Mutex<()>,
     pieces: Arc<Pieces>,
     size: usize,
     /// The most bytes of text that become one token, if there is a most.
@@ -121,7 +126,8 @@ impl Tokenizer {
         let (prefix, suffix) = (checked.prefix.clone(), checked.suffix.clone());
         let longest = cut::longest(&checked, &pieces);
         let library = RwLock::new(build(checked)?);
-        Ok(Self { file, library, pieces, size, longest, unk, prefix, suffix, bos: None, eos: vec![] })
+        let alone = Mutex::default();
+        Ok(Self { file, library, alone, pieces, size, longest, unk, prefix, suffix, bos: None, eos: vec![] })
     }
 
     fn set_bos(&mut self, id: Option<u32>) {
@@ -158,10 +164,7 @@ impl Tokenizer {
             Specials::Text => self.encode_plain_until(text, stop)?,
             Specials::Tokens => {
                 self.check_text(text)?;
-                let library = self.library.read().unwrap_or_else(PoisonError::into_inner);
-                let mut ids = Vec::new();
-                self.run(&library, text, &mut ids, stop)?;
-                ids
+                self.run(specials, text, stop)?
             }
         };
         Ok(match special {
@@ -184,24 +187,19 @@ impl Tokenizer {
 
     pub(crate) fn encode_plain_until(&self, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
         self.check_text(text)?;
-        let mut library = self.library.write().unwrap_or_else(PoisonError::into_inner);
-        library.set_encode_special_tokens(true);
-        let ids = self.plain(&library, text, stop);
-        library.set_encode_special_tokens(false);
-        ids
+        self.plain(text, stop)
     }
 
-    fn plain(&self, library: &Library, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
-        let mut ids = Vec::new();
-        self.run(library, text, &mut ids, stop)?;
+    fn plain(&self, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
+        let ids = self.run(Specials::Text, text, stop)?;
         if !ids.iter().any(|&id| self.is_special(id) && Some(id) != self.unk) {
             return Ok(ids);
         }
         // The vocabulary also has the special token as a word. Cut in half, it is not one.
         match text.char_indices().nth(text.chars().count() / 2) {
             Some((middle, _)) if middle > 0 => {
-                let mut ids = self.plain(library, &text[..middle], stop)?;
-                ids.extend(self.plain(library, &text[middle..], stop)?);
+                let mut ids = self.plain(&text[..middle], stop)?;
+                ids.extend(self.plain(&text[middle..], stop)?);
                 Ok(ids)
             }
             _ => Err(Error::model(
@@ -211,21 +209,39 @@ impl Tokenizer {
         }
     }
 
-    /// Appends the ids of `text`, part by part.
-    fn run(&self, library: &Library, text: &str, ids: &mut Vec<u32>, stop: &dyn Fn() -> bool) -> Result<()> {
-        let mut rest = text;
-        while let Some(at) = cut::place(rest, |part| self.run_part(library, part))? {
-            ids.extend(self.run_part(library, &rest[..at])?);
+    /// The ids of `text`, part by part: another text has its turn in between.
+    fn run(&self, specials: Specials, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
+        let (mut rest, mut ids) = (text, Vec::new());
+        while let Some(at) = cut::place(rest, |part| self.run_part(specials, part))? {
+            ids.extend(self.run_part(specials, &rest[..at])?);
             rest = &rest[at..];
             if stop() {
                 return Err(Error::Interrupted);
             }
         }
-        ids.extend(self.run_part(library, rest)?);
-        Ok(())
+        let _alone =
+            (rest.len() > LONG_PART).then(|| self.alone.lock().unwrap_or_else(PoisonError::into_inner));
+        ids.extend(self.run_part(specials, rest)?);
+        Ok(ids)
     }
 
-    fn run_part(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
+    /// Bytes of `text` that are encoded at once, as far as that is known without encoding it.
+    pub fn longest_part(&self, text: &str) -> usize {
+        cut::longest_part(text)
+    }
+
+    fn run_part(&self, specials: Specials, text: &str) -> Result<Vec<u32>> {
+        if specials == Specials::Tokens {
+            return self.run_in(&self.library.read().unwrap_or_else(PoisonError::into_inner), text);
+        }
+        let mut library = self.library.write().unwrap_or_else(PoisonError::into_inner);
+        library.set_encode_special_tokens(true);
+        let ids = self.run_in(&library, text);
+        library.set_encode_special_tokens(false);
+        ids
+    }
+
+    fn run_in(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
         // Without offsets, which would take most of the time.
         // After a panic the library's caches are sound: they are locked per call and hold whole entries only.
         let encoding = containment::guarded(&subject(&self.file), || library.encode_fast(text, false))?;

@@ -189,5 +189,34 @@ fn a_model_without_a_template_chats_and_says_so() {
     temp.write("generation_config.json", "{\"eos_token_id\": 1}");
     let said = talk();
     assert_eq!((said.code, said.out.lines().count() >= 2), (Some(0), true), "{}", said.err);
-    mentions(&said.err, &["no chat template"]);
+    mentions(&said.err, &["no chat template", "base model", "use generate", "--chat-template"]);
+}
+
+#[test]
+fn a_chat_and_a_server_sample_as_the_model_recommends_and_generate_as_the_specification_says() {
+    let temp = Temp::new();
+    let dir = temp.model_without("generation_config.json");
+    let settings = |config: &str, flags: &[&str]| {
+        temp.write("generation_config.json", config);
+        let args = [&["chat", "-m", &dir, "-v", "-st", "-p", "Hi", "-n", "1"], flags].concat();
+        let said = run(&args).err;
+        said.lines().find(|line| line.starts_with("sampling: ")).expect("a line").to_owned()
+    };
+    let own = r#"{"eos_token_id": 1, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}"#;
+    mentions(&settings("{}", &[]), &["temperature 0.8", "top-k 40", "top-p 0.9", "repetition-penalty 1,"]);
+    mentions(&settings(own, &[]), &["temperature 0.6", "top-k 20", "top-p 0.9", "repetition-penalty 1.05"]);
+    let given = ["--temp", "1", "--repeat-penalty", "1.2"];
+    mentions(&settings(own, &given), &["temperature 1,", "top-k 20", "repetition-penalty 1.2"]);
+    let set = run_with(&["chat", "-m", &dir], "/set top-p 0.5\n/set\n").err;
+    mentions(&set, &["temperature 0.6, top-k 20, top-p 0.5, min-p 0, repetition-penalty 1.05"]);
+    let generate = |config: &str| {
+        temp.write("generation_config.json", config);
+        text(&["generate", "-m", &dir, "-p", "The cat", "-n", "20", "--seed", "3"])
+    };
+    assert_eq!(generate(own), generate(r#"{"eos_token_id": 1}"#));
+    temp.write("generation_config.json", r#"{"temperature": "warm"}"#);
+    mentions(
+        &fails(&["chat", "-m", &dir, "-st", "-p", "Hi"], 3),
+        &["generation_config.json", "`temperature`", "warm"],
+    );
 }

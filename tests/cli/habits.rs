@@ -218,3 +218,10 @@ fn completions_and_the_manual_know_every_command_and_flag() {
     mentions(&read("man1/antigravity.1"), &["antigravity\\-generate", "antigravity\\-chat"]);
     mentions(&read("man1/antigravity-generate.1"), &["\\-\\-temperature", "\\-\\-no\\-specials"]);
 }
+
+#[test]
+fn a_small_stack_is_enough() {
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "ulimit -s 128; exec \"$@\"", "sh"]).arg(binary()).arg("generate").args(ONCE);
+    assert_eq!(said(shell.output().expect("a shell")).text(), greedy(&[]));
+}

@@ -1,14 +1,17 @@
 //! `serve`: the server as clients see it.
 
+mod access;
 mod agents;
 mod calls;
 mod client;
 mod hostile;
 mod identity;
+mod limits;
 mod messages;
 mod native;
 mod refused;
 mod shapes;
+mod silence;
 mod slow;
 
 use crate::bed::program::*;
@@ -51,7 +54,19 @@ fn a_stream_has_these_events_and_no_others() {
     let usage = json!({
         "completion_tokens": 2, "prompt_tokens": 18, "prompt_tokens_details": {"cached_tokens": 0}, "total_tokens": 20,
     });
-    let said = text(&["chat", "-st", "-p", "Tell me of a dog.", "-n", "2", "--temp", "0", "-q"]);
+    let said = text(&[
+        "chat",
+        "-st",
+        "-p",
+        "Tell me of a dog.",
+        "-n",
+        "2",
+        "--temp",
+        "0",
+        "--repeat-penalty",
+        "1.1",
+        "-q",
+    ]);
     let found = events(&reply.body);
     let pieces: Vec<Value> = found[1..3].iter().map(|e| e["choices"][0]["delta"].clone()).collect();
     let whole: String = pieces.iter().map(|p| p["content"].as_str().expect("a text")).collect();
@@ -136,12 +151,26 @@ fn the_server_tells_what_it_is_and_does() {
     assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "story");
     assert_eq!(server.get("/v1/models/story").json()["meta"]["n_ctx"], 128);
     assert_eq!(server.get("/v1/models/other").status, 404);
+    for path in ["//v1/models/", "/v1//models", "/models///", "//v1/models/story/"] {
+        let found = server.get(path).json();
+        let model = found["data"].get(0).unwrap_or(&found);
+        assert_eq!((&model["max_model_len"], &model["context_length"]), (&json!(128), &json!(128)), "{path}");
+    }
+    let half = json!({"prompt": "Tom", "max_tokens": 1});
+    assert_eq!(server.post("//v1/completions/", &half).json()["object"], "text_completion");
+    assert_eq!(server.post("/completion/", &half).json()["stop"], true);
     let props = server.get("/props").json();
     assert_eq!(
         (&props["total_slots"], &props["default_generation_settings"]["n_ctx"]),
         (&json!(2), &json!(128))
     );
-    assert_eq!(props["default_generation_settings"]["params"]["temperature"], 0.8);
+    let params = &props["default_generation_settings"]["params"];
+    assert_eq!((&params["temperature"], &params["max_tokens"]), (&json!(0.8), &json!(-1)));
+    let own = Server::begin("0", &[], || ()).get("/props").json();
+    let own = &own["default_generation_settings"]["params"];
+    assert_eq!((&own["temperature"], &own["repeat_penalty"]), (&json!(0.7), &json!(1.0)));
+    assert!(props["model_path"].as_str().is_some_and(|name| !name.is_empty() && !name.contains('/')), "{props}");
+    assert!(!props.to_string().contains(&*model().to_string_lossy()), "{props}");
     assert_eq!(server.get("/slots").status, 501);
     assert_eq!(Server::start(&["--slots-endpoint"]).get("/slots").json()[3]["is_processing"], false);
     let page = server.get("/");
@@ -178,7 +207,8 @@ fn a_plan_says_what_a_server_takes_with_no_slot_filled_and_with_all() {
     assert_eq!((&whole["batch"], &whole["max_seq_len"]), (&json!(3), &json!(4096)));
     let items = whole["items"].as_array().expect("a list");
     let rows = items.iter().filter(|i| {
-        i["what"].as_str().is_some_and(|what| what.contains("KV cache") || what.contains("ended"))
+        let beside = ["KV cache", "ended", "requests and answers"];
+        i["what"].as_str().is_some_and(|what| beside.iter().any(|of| what.contains(of)))
     });
     let rows: u64 = rows.map(|i| bytes(i, "bytes")).sum();
     assert_eq!(bytes(&whole, "need_bytes") - bytes(&whole, "empty_bytes"), rows);

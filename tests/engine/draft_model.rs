@@ -337,6 +337,38 @@ fn a_program_that_guesses_wrong_changes_no_token() {
     assert_eq!(*said.lock().unwrap(), Vec::<String>::new());
 }
 
+/// What takes far longer than the tokens that it might save is hardly waited for, also by several texts.
+#[test]
+fn a_slow_program_holds_three_texts_up_only_a_little() {
+    let temp = Temp::new();
+    let items: Vec<BatchItem> = PROMPTS[..3]
+        .iter()
+        .map(|prompt| BatchItem { prompt: prompt.to_string(), options: options(greedy(), 80) })
+        .collect();
+    let base = EngineOptions { batch: 3, ..base() };
+    let texts = |engine: &Engine| {
+        let began = Instant::now();
+        let mut all: Vec<_> = engine.generate_batch(&items).unwrap().map(Result::unwrap).collect();
+        all.sort_by_key(|a| a.index);
+        (all, began.elapsed())
+    };
+    let plain = Engine::load(base.clone()).unwrap();
+    let (expected, quiet) = texts(&plain);
+    let hello =
+        json!({"antigravity_draft": 1, "tokenizer": plain.tokenizer().pieces().digest(), "sequences": 3});
+    let body = format!(
+        "echo '{hello}'\nn=0\nwhile read line; do n=$((n+1)); sleep 0.45; \
+         echo \"{{\\\"id\\\":$n,\\\"tokens\\\":[5,6,7]}}\"; done"
+    );
+    let (mut o, said) = with(temp.script("slow", &body), 8, base);
+    o.draft_model.as_mut().unwrap().when = DraftWhen::Pays;
+    let engine = Engine::load(o).unwrap();
+    let (found, took) = texts(&engine);
+    assert_eq!(found, expected);
+    assert!(took < 4 * quiet + Duration::from_secs(6), "{took:?}, and {quiet:?} without");
+    assert_eq!(*said.lock().unwrap(), Vec::<String>::new());
+}
+
 /// More sequences than the program has caches for, in turn.
 #[test]
 fn sequences_take_turns_in_the_caches_of_the_program() {

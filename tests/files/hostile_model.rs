@@ -3,8 +3,9 @@
 use crate::bed::place;
 use crate::bed::temp::Temp;
 use antigravity::model::weights::{Checkpoint, LoadOptions, WeightType, pack};
-use antigravity::{Engine, EngineOptions, Error, dims};
+use antigravity::{Engine, EngineOptions, Error, GenerateOptions, dims};
 use files::packed_file::PACKED_NAME;
+use numeric::kv::{KvType, KvTypes};
 use serde_json::{Map, Value, json};
 use std::fs;
 
@@ -132,6 +133,30 @@ fn values_that_are_not_numbers_are_refused() {
         });
         model.refused(word, &[WEIGHTS, name, word]);
     }
+}
+
+#[test]
+fn a_value_that_overflows_the_cache_is_told_from_broken_weights() {
+    let model = Model::copy();
+    model.edit(WEIGHTS, |header, data| {
+        let name = "model.layers.3.self_attn.v_proj.weight";
+        let range = start(header, name)..header[name]["data_offsets"][1].as_u64().unwrap() as usize;
+        // 2^24 times as large.
+        for half in data[range].as_chunks_mut::<2>().0.iter_mut().filter(|half| **half != [0; 2]) {
+            *half = (u16::from_le_bytes(*half) + (24 << 7)).to_le_bytes();
+        }
+    });
+    let generate = |kv: KvType| {
+        let (weight_type, kv_types) = (WeightType::F32, KvTypes::both(kv));
+        let options = EngineOptions { weight_type, kv_types, threads: 1, ..EngineOptions::new(&model.0.0) };
+        let options =
+            Engine::load(options).and_then(|engine| engine.generate("The cat", &GenerateOptions::default()));
+        options.map_err(|e| (e.exit_code(), e.to_string()))
+    };
+    assert_eq!(generate(KvType::F32).map(drop), Ok(()));
+    let (code, line) = generate(KvType::F16).expect_err("it overflows");
+    assert!(code == 2 && line.contains("layer 3") && line.contains("type f16"), "{code} {line}");
+    assert!(line.contains("`EngineOptions::kv_types` f32") && !line.contains("broken"), "{line}");
 }
 
 /// Zeros from `at` on, in bytes of the data; negative counts from the end.

@@ -81,15 +81,17 @@ impl CompletionArgs {
         let num_tokens = set.num_tokens.unwrap_or(self.num_tokens);
         Ok(Self { num_tokens, sampler: set.sampler, ..self.clone() })
     }
+}
 
-    /// The flags that are changed most.
-    pub fn settings(&self) -> String {
-        let s = &self.sampler;
-        format!(
-            "temperature {}, top-k {}, top-p {}, min-p {}, repetition-penalty {}, num-tokens {}",
-            s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty, self.num_tokens
-        )
-    }
+/// The options that are changed most, as flags.
+#[cfg(feature = "chat")]
+pub(in crate::cli) fn show_settings(options: &GenerateOptions) -> String {
+    let s = &options.sampler;
+    let tokens = options.max_tokens.map_or("-1".into(), |n| n.to_string());
+    format!(
+        "temperature {}, top-k {}, top-p {}, min-p {}, repetition-penalty {}, num-tokens {tokens}",
+        s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty
+    )
 }
 
 /// `--num-tokens`: -1 is no limit.

@@ -9,27 +9,31 @@ use text::sampler::{DryOptions, SamplerOptions, XtcOptions};
 /// How tokens are chosen.
 #[derive(Args, Clone)]
 pub(in crate::cli) struct SamplerArgs {
-    /// Randomness: higher is more varied; 0 always takes the most probable token
-    #[arg(long, visible_alias = "temp", default_value_t = 0.8, value_name = "T")]
-    pub temperature: f32,
-    /// Nucleus sampling: keep the most probable tokens that together reach this probability
-    #[arg(long, default_value_t = 0.9, value_name = "P")]
-    pub top_p: f32,
-    /// Keep the K most probable tokens; 0 and -1 are off
-    #[arg(long, default_value_t = 40, value_name = "K")]
-    pub top_k: i64,
-    /// Keep tokens at least this probable, relative to the most probable one; 0 is off
-    #[arg(long, default_value_t = 0.0, value_name = "P")]
-    pub min_p: f32,
+    /// Randomness: higher is more varied; 0 always takes the most probable token [default: 0.8; the
+    /// model's own in chat and serve]
+    #[arg(long, visible_alias = "temp", value_name = "T")]
+    pub temperature: Option<f32>,
+    /// Nucleus sampling: keep the most probable tokens that together reach this probability [default: 0.9;
+    /// the model's own in chat and serve]
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
+    /// Keep the K most probable tokens; 0 and -1 are off [default: 40; the model's own in chat and serve]
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<i64>,
+    /// Keep tokens at least this probable, relative to the most probable one; 0 is off [default: 0; the
+    /// model's own in chat and serve]
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f32>,
     /// Locally typical sampling: keep the most typical tokens that together reach this probability; 1 is off
-    #[arg(long, visible_alias = "typical-p", default_value_t = 1.0, value_name = "P")]
-    pub typical: f32,
-    /// Divide the logits of recent tokens by this; 1 is off
-    #[arg(long, visible_alias = "repeat-penalty", default_value_t = 1.1, value_name = "X")]
-    pub repetition_penalty: f32,
-    /// How many tokens count as recent
-    #[arg(long, visible_alias = "repeat-last-n", default_value_t = 64, value_name = "N")]
-    pub repetition_window: usize,
+    /// [default: 1]
+    #[arg(long, visible_alias = "typical-p", value_name = "P")]
+    pub typical: Option<f32>,
+    /// Divide the logits of recent tokens by this; 1 is off [default: 1.1; in chat and serve the model's own, else 1]
+    #[arg(long, visible_alias = "repeat-penalty", value_name = "X")]
+    pub repetition_penalty: Option<f32>,
+    /// How many tokens count as recent [default: 64]
+    #[arg(long, visible_alias = "repeat-last-n", value_name = "N")]
+    pub repetition_window: Option<usize>,
     /// Subtract this from the logits of recent tokens; 0 is off
     #[arg(long, default_value_t = 0.0, value_name = "X")]
     pub presence_penalty: f32,
@@ -41,12 +45,13 @@ pub(in crate::cli) struct SamplerArgs {
     pub logit_bias: Vec<(u32, f32)>,
     #[command(flatten)]
     pub dry: DryArgs,
-    /// XTC: how often to leave out the most probable tokens; 0 is off
-    #[arg(long, default_value_t = 0.0, value_name = "P")]
-    pub xtc_probability: f32,
+    /// XTC: how often to leave out the most probable tokens; 0 is off [default: 0]
+    #[arg(long, value_name = "P")]
+    pub xtc_probability: Option<f32>,
     /// XTC: of the tokens at least this probable, keep only the least probable one; above 0.5 is off
-    #[arg(long, default_value_t = 0.1, value_name = "P")]
-    pub xtc_threshold: f32,
+    /// [default: 0.1]
+    #[arg(long, value_name = "P")]
+    pub xtc_threshold: Option<f32>,
     #[command(flatten)]
     pub grammar: GrammarArgs,
     /// Same seed, same text, on any machine; -1 is random [default: random, printed on stderr]
@@ -112,26 +117,39 @@ impl SamplerArgs {
         #[cfg(not(feature = "grammar"))]
         self.grammar.refuse("this program was built without grammars; build it with --features grammar")?;
         let options = SamplerOptions {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: match self.top_k {
-                -1 => 0,
-                k => usize::try_from(k).map_err(|_| {
-                    Error::Usage(format!("--top-k {k}: use a number from 1; 0 and -1 are off"))
-                })?,
-            },
-            min_p: self.min_p,
-            typical_p: self.typical,
-            repetition_penalty: self.repetition_penalty,
-            repetition_window: self.repetition_window,
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             logit_bias: self.logit_bias.clone(),
             dry: self.dry.resolve()?,
-            xtc: XtcOptions { probability: self.xtc_probability, threshold: self.xtc_threshold },
             seed: self.seed().unwrap_or_else(random_seed),
             #[cfg(feature = "grammar")]
             grammar: self.grammar.resolve()?,
+            ..SamplerOptions::default()
+        };
+        self.recommend(options, &SamplerOptions::default())
+    }
+
+    /// Resolved options with a model's recommended values wherever no flag was given.
+    pub fn recommend(&self, options: SamplerOptions, recommended: &SamplerOptions) -> Result<SamplerOptions> {
+        let top_k = match self.top_k {
+            None => recommended.top_k,
+            Some(-1) => 0,
+            Some(k) => usize::try_from(k)
+                .map_err(|_| Error::Usage(format!("--top-k {k}: use a number from 1; 0 and -1 are off")))?,
+        };
+        let options = SamplerOptions {
+            temperature: self.temperature.unwrap_or(recommended.temperature),
+            top_p: self.top_p.unwrap_or(recommended.top_p),
+            top_k,
+            min_p: self.min_p.unwrap_or(recommended.min_p),
+            typical_p: self.typical.unwrap_or(recommended.typical_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(recommended.repetition_penalty),
+            repetition_window: self.repetition_window.unwrap_or(recommended.repetition_window),
+            xtc: XtcOptions {
+                probability: self.xtc_probability.unwrap_or(recommended.xtc.probability),
+                threshold: self.xtc_threshold.unwrap_or(recommended.xtc.threshold),
+            },
+            ..options
         };
         options.validate_for(VOCAB)?;
         Ok(options)

@@ -45,7 +45,7 @@ const IDLE: &[Idle] = &[
     },
     Idle {
         flags: &["xtc-threshold"],
-        holds: |m| value(m, "xtc_probability") == Some(0f32),
+        holds: |m| value(m, "xtc_probability").unwrap_or(0f32) == 0.0,
         why: "no effect without --xtc-probability",
     },
     Idle {

@@ -2,6 +2,7 @@
 
 use super::command::{Command, HELP};
 use super::{Chat, Next, Question};
+use crate::cli::args::show_settings;
 use crate::cli::flags::in_error;
 use files::error::unquoted;
 use files::{Result, say};
@@ -43,9 +44,9 @@ impl Chat<'_> {
                 self.forget()?;
                 self.note("a new conversation with this system message");
             }
-            Ok(Command::Settings) => say!("{}", self.set.settings()),
+            Ok(Command::Settings) => say!("{}", show_settings(&self.options)),
             Ok(Command::Set(name, value)) => match self.change(name, value) {
-                Ok(()) => self.note(&self.set.settings()),
+                Ok(()) => self.note(&show_settings(&self.options)),
                 Err(e) => say!("/set: {}", in_error(e)),
             },
             Ok(Command::Save(file)) => match self.save_to(Path::new(file)) {
@@ -101,7 +102,8 @@ impl Chat<'_> {
         let set = self.set.with(name, value)?;
         let options = set.resolve(self.args.completion.output.format)?;
         let seed = set.sampler.seed().filter(|_| name.trim_start_matches('-') == "seed");
-        self.options.sampler = SamplerOptions { seed: self.options.sampler.seed, ..options.sampler };
+        let sampler = set.sampler.recommend(options.sampler, &self.recommended)?;
+        self.options.sampler = SamplerOptions { seed: self.options.sampler.seed, ..sampler };
         self.options.max_tokens = options.max_tokens;
         if let Some(seed) = seed {
             self.options.sampler.seed = seed;

@@ -1,25 +1,40 @@
 //! What a request asks for: settings of the sampler, limits, how many texts.
 
+use super::access::Client;
 use super::fields::{Fields, kind};
 use super::hub::{Served, random};
 use super::refusal::Refusal;
-use crate::run::engine::scheduler::Reuse;
+use crate::run::engine::scheduler::{Realm, Reuse};
 use crate::run::options::GenerateOptions;
 use crate::run::session::CancelToken;
-use serde_json::Value;
+use serde_json::{Map, Value};
+use std::sync::Arc;
 use text::sampler::SamplerOptions;
 use text::tokenizer::{AddSpecial, Tokenizer};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Texts of one request, at most.
+/// Texts of one request, at most, or as many as run at once.
 pub(super) const MOST: usize = 128;
 
 /// A number of tokens, at most.
 const MOST_BACK: i64 = i32::MAX as i64;
 
 /// Log-probabilities at each place of a text, at most: a whole answer is held in memory.
-pub(super) const MOST_LOGPROBS: i64 = 100;
+pub(super) const MOST_LOGPROBS: i64 = 20;
+
+/// Stop strings, and bytes of each.
+const STOPS: (usize, usize) = (16, 256);
+
+/// Sequence breakers of DRY.
+const BREAKERS: (usize, usize) = (64, 64);
+
+/// Biases, and bytes of a text that has one.
+const BIASES: usize = 1024;
+const BIASED: usize = 256;
+
+/// Bytes of a `cache_salt`, at most.
+const MOST_SALT: usize = 1024;
 
 /// Tokens of a completion that does not say how many: as `generate`'s.
 const LIMIT: usize = 20;
@@ -39,6 +54,8 @@ pub(super) enum Kind {
 pub(super) struct Asked {
     pub options: GenerateOptions,
     pub reuse: Reuse,
+    /// Whether a stream tells how far the prompt is read.
+    pub progress: bool,
     /// Texts for each prompt.
     pub n: usize,
     pub how: How,
@@ -58,24 +75,25 @@ pub(super) enum How {
 
 impl Asked {
     /// Reads what every kind of request may hold.
-    pub fn read(fields: &Fields<'_>, served: &Served, kind: Kind) -> Result<Self> {
+    pub fn read(fields: &Fields<'_>, (served, client): (&Served, Client), kind: Kind) -> Result<Self> {
         let mut options = GenerateOptions { cancel: CancelToken::default(), ..served.defaults.clone() };
         sampler(fields, &mut options)?;
-        repetition(fields, &mut options.sampler)?;
+        repetition(fields, &mut options.sampler, served.engine.options().max_seq_len)?;
         if let Some(bias) = fields.get("logit_bias") {
             let names = (kind == Kind::Native).then(|| served.engine.tokenizer());
             options.sampler.logit_bias = biases(bias, &fields.name("logit_bias"), names)?;
         }
-        let seed = fields.whole("seed", -1..=i64::MAX)?;
-        let drawn = (seed == Some(-1) || (seed.is_none() && !served.seeded)).then(|| random() >> 32);
-        let given = seed.and_then(|n| u64::try_from(n).ok()).unwrap_or(options.sampler.seed);
-        options.sampler.seed = drawn.unwrap_or(given);
+        options.sampler.seed = match fields.seed("seed")? {
+            Some(Some(given)) => given,
+            None if served.seeded => options.sampler.seed,
+            _ => random() >> 32,
+        };
         options.max_tokens = (kind == Kind::Completion).then_some(LIMIT);
         for field in ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"] {
             options.max_tokens = tokens(fields, field)?.unwrap_or(options.max_tokens);
         }
         for field in ["stop", "stop_sequences"] {
-            if let Some(stop) = fields.texts(field)? {
+            if let Some(stop) = fields.texts(field, STOPS)? {
                 options.stop = stop.into_iter().filter(|text| !text.is_empty()).collect();
             }
         }
@@ -89,19 +107,33 @@ impl Asked {
             (true, false) => How::Stream,
             (true, true) => How::StreamWithUsage,
         };
-        let reuse = if fields.flag("cache_prompt")?.unwrap_or(true) { Reuse::Yes } else { Reuse::No };
-        let mut n = 1;
+        let realm = Realm { key: client.key, salt: salt(fields)? };
+        let reuse = if fields.flag("cache_prompt")?.unwrap_or(true) { Reuse::In(realm) } else { Reuse::No };
+        let (mut n, slots) = (1, served.engine.options().sequences() as i64);
         for field in ["n", "n_cmpl"] {
-            n = fields.whole(field, 1..=MOST as i64)?.map_or(n, |n| n as usize);
+            n = fields.whole(field, 1..=slots)?.map_or(n, |n| n as usize);
         }
         let timed = fields.flag("timings_per_token")?.unwrap_or(false);
         options.sampler.validate_for(crate::dims::VOCAB).map_err(|e| Refusal::of_input(&e))?;
-        Ok(Self { options, reuse, n, how, timed })
+        let progress = fields.flag("return_progress")?.unwrap_or(false);
+        Ok(Self { options, reuse, progress, n, how, timed })
     }
 
     /// Asks for the log-probabilities of some tokens at each place, as many as a field says.
     pub fn want_logprobs(&mut self, count: i64) {
         self.options.logprobs = usize::try_from(count).ok();
+    }
+}
+
+/// What parts the rows that are kept of a client's texts, so that the times of one do not tell of another.
+fn salt(fields: &Fields<'_>) -> Result<Option<Arc<str>>> {
+    match fields.text("cache_salt")? {
+        Some("") => Err(fields.refuse("cache_salt", "is empty; give a text, or leave it out")),
+        Some(salt) if salt.len() > MOST_SALT => {
+            let why = format!("has {} bytes; {MOST_SALT} are the most", salt.len());
+            Err(fields.refuse("cache_salt", why))
+        }
+        salt => Ok(salt.map(Arc::from)),
     }
 }
 
@@ -136,9 +168,9 @@ fn sampler(fields: &Fields<'_>, options: &mut GenerateOptions) -> Result<()> {
 }
 
 /// How far back penalties look, and at what.
-fn repetition(fields: &Fields<'_>, s: &mut SamplerOptions) -> Result<()> {
-    if let Some(n) = fields.whole("repeat_last_n", 0..=MOST_BACK)? {
-        s.repetition_window = n as usize;
+fn repetition(fields: &Fields<'_>, s: &mut SamplerOptions, context: usize) -> Result<()> {
+    if let Some(n) = fields.whole("repeat_last_n", -1..=MOST_BACK)? {
+        s.repetition_window = usize::try_from(n).unwrap_or(context);
     }
     if let Some(n) = fields.whole("dry_allowed_length", 1..=MOST_BACK)? {
         s.dry.allowed_length = n as usize;
@@ -146,7 +178,8 @@ fn repetition(fields: &Fields<'_>, s: &mut SamplerOptions) -> Result<()> {
     if let Some(n) = fields.whole("dry_penalty_last_n", -1..=MOST_BACK)? {
         s.dry.window = usize::try_from(n).ok();
     }
-    s.dry.breakers = fields.texts("dry_sequence_breakers")?.unwrap_or(std::mem::take(&mut s.dry.breakers));
+    s.dry.breakers =
+        fields.texts("dry_sequence_breakers", BREAKERS)?.unwrap_or(std::mem::take(&mut s.dry.breakers));
     Ok(())
 }
 
@@ -161,11 +194,19 @@ fn biases(value: &Value, name: &str, texts: Option<&Tokenizer>) -> Result<Vec<(u
     };
     let ids = |name: std::result::Result<u64, &str>| match (name, texts) {
         (Ok(id), _) => Ok(u32::try_from(id).ok().into_iter().collect()),
+        (Err(text), Some(_)) if text.len() > BIASED => {
+            Err(wrong(format!("has a text of {} bytes, and {BIASED} are the most", text.len())))
+        }
         (Err(text), Some(texts)) => texts.encode(text, AddSpecial::No).map_err(|e| Refusal::of_input(&e)),
         (Err(_), None) => Ok(Vec::new()),
     };
+    let many = || Refusal::field(name, format!("has more than {BIASES} biases; use at most {BIASES}"));
+    if value.as_object().map_or(0, Map::len).max(value.as_array().map_or(0, Vec::len)) > BIASES {
+        return Err(many());
+    }
     let mut found = Vec::new();
     let mut add = |ids: Vec<u32>, value: &Value| match bias(value) {
+        _ if found.len() + ids.len() > BIASES => Err(many()),
         _ if ids.is_empty() => Err(wrong("has a name that is no token id".into())),
         Some(bias) => {
             found.extend(ids.into_iter().map(|id| (id, bias)));

@@ -1,5 +1,6 @@
 //! Messages and tools of a request, as the prompt of a chat model.
 
+use super::budget::check_part;
 use super::content::{Turn, content, left_out, newest};
 use super::fields::Fields;
 use super::hub::Served;
@@ -144,7 +145,8 @@ impl Conversation {
     /// With what the fields of a request say beside its messages; `tool` brings a tool to the form of chat completions.
     pub fn new(messages: Vec<Message>, fields: &Fields<'_>, tool: ReadsTool) -> Result<Self> {
         let (tools, wanted) = tools::read(fields, tool)?;
-        let variables = Variables { tools, ..variables(fields)? };
+        let mut variables = variables(fields)?;
+        variables.tools = tools;
         Ok(Self { messages, variables, wanted, ending: Ending::Prompt })
     }
 
@@ -219,7 +221,7 @@ impl Conversation {
         if least > o.max_seq_len && o.eviction.policy == Policy::None {
             return Err(Refusal::too_long("messages", least, o.max_seq_len));
         }
-        Ok(())
+        self.messages.iter().try_for_each(|m| check_part(engine.tokenizer(), &m.content, "messages"))
     }
 
     fn check_tools(&self, template: &Template, context: &Context<'_>) -> Result<()> {

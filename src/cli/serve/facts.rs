@@ -11,10 +11,15 @@ use text::chat::Template;
 /// The one model.
 pub(super) fn model(hub: &Hub) -> Value {
     let served = hub.loaded();
-    let meta = served.map(|served| {
-        json!({"n_vocab": VOCAB, "n_ctx": served.engine.options().max_seq_len, "n_ctx_train": MAX_POSITION, "n_layer": LAYERS})
+    let context = served.map(|served| served.engine.options().max_seq_len);
+    let meta = context.map(|context| {
+        json!({"n_vocab": VOCAB, "n_ctx": context, "n_ctx_train": MAX_POSITION, "n_layer": LAYERS})
     });
-    json!({"id": hub.model, "object": "model", "created": hub.created, "owned_by": "antigravity", "meta": meta})
+    // vLLM's and OpenRouter's names, by which clients know how long a text may be.
+    json!({
+        "id": hub.model, "object": "model", "created": hub.created, "owned_by": "antigravity", "meta": meta,
+        "max_model_len": context, "context_length": context,
+    })
 }
 
 /// All models: that one.
@@ -53,12 +58,14 @@ pub(super) fn props(served: &Served) -> Value {
         Ok(other) => other.name(),
         Err(_) => String::new(),
     };
+    // Where it lies concerns nobody.
+    let file = o.model.file_name().map_or(served.name.clone().into(), |file| file.to_string_lossy());
     let mut params = settings(options);
     params["seed"] = served.seeded.then_some(options.sampler.seed).into();
     json!({
         "default_generation_settings": {"n_ctx": o.max_seq_len, "params": params},
         "total_slots": o.batch, "model": served.name, "model_alias": served.name,
-        "model_path": o.model.display().to_string(), "chat_template": template,
+        "model_path": file, "chat_template": template,
         "bos_token": served.engine.tokenizer().bos_token(), "kv_type": o.kv_types.to_string(),
         "build_info": concat!("antigravity ", env!("CARGO_PKG_VERSION")), "system_fingerprint": served.fingerprint,
     })

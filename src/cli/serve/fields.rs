@@ -1,12 +1,19 @@
 //! The fields of a request. A wrong type is an error with the field's name; null counts as left out.
 
+use super::access::Client;
+use super::budget::{Budget, Share};
 use super::refusal::Refusal;
 use files::nesting::marks;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Values in a body, at most: each takes many times the memory of its text.
-const MAX_VALUES: usize = 1 << 20;
+const MAX_VALUES: usize = 1 << 18;
+/// Memory of each, with what a list or an object has room for beside it.
+const OF_VALUE: u64 = 2 * size_of::<Value>() as u64 + 96;
+/// Texts are held several times while a prompt is made of them: as a value, as a message, in a template, as a prompt.
+const COPIES: u64 = 5;
 /// Brackets in brackets.
 const MAX_NESTING: usize = 64;
 
@@ -19,9 +26,30 @@ pub(super) struct Fields<'a> {
     place: String,
 }
 
+/// The bytes of a request, with the memory that they may take, and who sends them.
+pub(super) struct Body {
+    pub bytes: Vec<u8>,
+    pub share: Share,
+    pub client: Client,
+}
+
+impl Body {
+    /// None yet.
+    pub fn new(budget: &Arc<Budget>, client: Client) -> Self {
+        Self { bytes: Vec::new(), share: budget.share(), client }
+    }
+}
+
 /// The JSON of a body, which must be an object.
-pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>> {
-    let body = &*repaired(body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body));
+pub(super) fn object(body: &mut Body) -> Result<Map<String, Value>> {
+    let bytes = &*repaired(body.bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&body.bytes));
+    let values = count(bytes)?;
+    body.share.grow(values * OF_VALUE + body.bytes.len() as u64 * COPIES)?;
+    parse(bytes)
+}
+
+/// How many values there are, where they can be handled.
+fn count(body: &[u8]) -> Result<u64> {
     let mut values = 0;
     for mark in marks(body) {
         values += 1;
@@ -32,6 +60,10 @@ pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>> {
     if values > MAX_VALUES {
         return Err(Refusal::new(400, format!("the body holds more than {MAX_VALUES} values")));
     }
+    Ok(values as u64)
+}
+
+fn parse(body: &[u8]) -> Result<Map<String, Value>> {
     match serde_json::from_slice(body) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(Refusal::new(400, "the body is no JSON object")),
@@ -164,19 +196,50 @@ impl<'a> Fields<'a> {
         self.as_type(field, &what, read)
     }
 
-    /// One text, or several.
-    pub fn texts(&self, field: &str) -> Result<Option<Vec<String>>> {
-        self.as_type(field, "a string or an array of strings", |value| match value {
-            Value::String(text) => Some(vec![text.clone()]),
-            Value::Array(all) => all.iter().map(|text| text.as_str().map(str::to_owned)).collect(),
-            _ => None,
+    /// A seed, any whole number of 64 bits; -1 is `None`, which draws one.
+    pub fn seed(&self, field: &str) -> Result<Option<Option<u64>>> {
+        self.as_type(field, "a whole number from -2^63 to 2^64-1", |value| {
+            let float = || value.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 9e15).map(|x| x as i64);
+            match value.as_u64() {
+                Some(n) => Some(Some(n)),
+                None => value.as_i64().or_else(float).map(|n| (n != -1).then_some(n as u64)),
+            }
         })
+    }
+
+    /// One text, or several: each once, at most so many, of at most so many bytes.
+    pub fn texts(&self, field: &str, (most, bytes): (usize, usize)) -> Result<Option<Vec<String>>> {
+        let one = self.get(field).filter(|value| value.is_string()).map(std::slice::from_ref);
+        let all = one.or(self.get(field).and_then(|value| value.as_array().map(Vec::as_slice)));
+        if !all.is_some_and(|all| all.iter().all(Value::is_string)) {
+            return self.as_type(field, "a string or an array of strings", |_| None);
+        }
+        let mut texts: Vec<String> = Vec::new();
+        for text in all.into_iter().flatten().filter_map(Value::as_str) {
+            if text.len() > bytes {
+                return Err(
+                    self.refuse(field, format!("has a text of {} bytes; use at most {bytes}", text.len()))
+                );
+            }
+            if !texts.iter().any(|other| other == text) {
+                if texts.len() == most {
+                    return Err(self.refuse(field, format!("has more than {most} texts; use at most {most}")));
+                }
+                texts.push(text.to_owned());
+            }
+        }
+        Ok(Some(texts))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::budget::Budget;
     use super::*;
+
+    fn object(body: &[u8]) -> Result<Map<String, Value>> {
+        super::object(&mut Body { bytes: body.to_vec(), share: Budget::new(256 << 20).share() })
+    }
 
     #[test]
     fn a_wrong_type_is_refused_by_its_name_and_null_is_nothing() {
@@ -187,9 +250,17 @@ mod tests {
         assert_eq!(fields.whole("f", 0..=9), Ok(Some(2)));
         let e = fields.text("a").unwrap_err();
         assert_eq!((e.message.as_str(), e.param.as_deref()), ("a: is 1; use a string", Some("a")));
+        let seeds = object(br#"{"a":18446744073709551615,"b":-2,"c":-1,"d":3.0,"e":0.5,"f":1e30,"g":"x"}"#).unwrap();
+        let seeds = Fields::new(&seeds);
+        let found = ["a", "b", "c", "d", "none"].map(|field| seeds.seed(field));
+        let expected = [Some(Some(u64::MAX)), Some(Some(u64::MAX - 1)), Some(None), Some(Some(3)), None];
+        assert_eq!(found, expected.map(Ok));
+        assert!(["e", "f", "g"].iter().all(|field| seeds.seed(field).is_err()));
         let inner = fields.object("d").unwrap().unwrap();
         assert_eq!(inner.flag("e").unwrap_err().param.as_deref(), Some("d.e"));
-        assert!(inner.texts("e").is_err() && fields.list("d").is_err() && fields.object("a").is_err());
+        assert!(
+            inner.texts("e", (9, 9)).is_err() && fields.list("d").is_err() && fields.object("a").is_err()
+        );
         for range in [0..=0, 2..=9] {
             assert!(fields.whole("a", range).is_err());
         }
@@ -223,5 +294,22 @@ mod tests {
         assert!(object(deep.as_bytes()).unwrap_err().message.contains("levels"));
         let many = format!("{{\"a\":[{}0]}}", "0,".repeat(MAX_VALUES));
         assert!(object(many.as_bytes()).unwrap_err().message.contains("values"));
+        // Each value takes memory beside its text.
+        let some = format!("{{\"a\":[{}0]}}", "0,".repeat(MAX_VALUES / 2));
+        let mut body = Body { bytes: some.into(), share: Budget::new(4 << 20).share() };
+        assert_eq!(super::object(&mut body).unwrap_err().status, 413);
+    }
+
+    #[test]
+    fn texts_are_few_short_and_each_there_once() {
+        let body = object(br#"{"a":["x","yy","x"],"b":"x","c":[1],"d":{}}"#).unwrap();
+        let texts =
+            |field: &str, most| Fields::new(&body).texts(field, most).map_err(|refusal| refusal.param);
+        let some = |texts: &[&str]| Ok(Some(texts.iter().map(|text| text.to_string()).collect()));
+        assert_eq!((texts("a", (2, 2)), texts("b", (1, 1))), (some(&["x", "yy"]), some(&["x"])));
+        assert_eq!(texts("none", (1, 1)), Ok(None));
+        for (field, most) in [("a", (1, 2)), ("a", (2, 1)), ("c", (9, 9)), ("d", (9, 9))] {
+            assert_eq!(texts(field, most), Err(Some(field.into())));
+        }
     }
 }

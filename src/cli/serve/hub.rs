@@ -1,14 +1,17 @@
 //! What all connections share: the model once it is loaded, who may ask, and who prepares prompts.
 
+use super::access::Access;
+use super::budget::Budget;
 use super::refusal::Refusal;
+use super::workers::{Length, Workers};
 use crate::run::engine::Engine;
 use crate::run::engine::scheduler::Scheduler;
 use crate::run::options::GenerateOptions;
+use crate::run::plan::request_threads;
 use files::{Error, Result};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
-use std::thread;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use text::chat::Variables;
 use tokio::sync::{Notify, oneshot};
@@ -17,6 +20,8 @@ use tokio::sync::{Notify, oneshot};
 pub(super) struct Served {
     pub engine: Engine,
     pub scheduler: Scheduler,
+    /// Bytes for requests and answers under way.
+    pub budget: Arc<Budget>,
     /// What a request that says nothing gets.
     pub defaults: GenerateOptions,
     /// Whether `--seed` was given; else each request draws its own.
@@ -36,12 +41,11 @@ pub(super) enum Slots {
     Shown,
 }
 
-type Task = Box<dyn FnOnce() + Send>;
-
 /// What all connections share.
 pub(super) struct Hub {
     served: OnceLock<Arc<Served>>,
-    keys: Vec<String>,
+    /// Who may ask.
+    pub access: Access,
     /// The model's name in answers.
     pub model: String,
     pub slots: Slots,
@@ -53,19 +57,15 @@ pub(super) struct Hub {
     over: AtomicBool,
     /// Wakes connections when all is over.
     pub ending: Notify,
-    tasks: Mutex<mpsc::Sender<Task>>,
+    workers: Workers,
 }
 
 impl Hub {
-    /// Without a model yet. Starts the thread that prepares prompts, so that a long one does not hold up the connections.
-    pub fn new(model: &str, keys: Vec<String>, slots: Slots, patience: Duration) -> Result<Self> {
-        let (tasks, given) = mpsc::channel::<Task>();
-        let work = move || given.into_iter().for_each(|task| task());
-        let cannot = |e| Error::Other(format!("cannot start a thread that prepares prompts: {e}"));
-        thread::Builder::new().name("prompts".into()).spawn(work).map_err(cannot)?;
+    /// Without a model yet. Starts the threads that prepare prompts.
+    pub fn new(model: &str, access: Access, slots: Slots, patience: Duration) -> Result<Self> {
         Ok(Self {
             served: OnceLock::new(),
-            keys,
+            access,
             model: model.to_owned(),
             slots,
             patience,
@@ -73,7 +73,7 @@ impl Hub {
             draining: AtomicBool::new(false),
             over: AtomicBool::new(false),
             ending: Notify::new(),
-            tasks: Mutex::new(tasks),
+            workers: Workers::start(request_threads())?,
         })
     }
 
@@ -113,6 +113,7 @@ impl Hub {
     /// Does something that takes a while on another thread.
     pub async fn work<T: Send + 'static>(
         &self,
+        length: Length,
         task: impl FnOnce() -> std::result::Result<T, Refusal> + Send + 'static,
     ) -> std::result::Result<T, Refusal> {
         let (done, waits) = oneshot::channel();
@@ -121,26 +122,9 @@ impl Hub {
                 let _ = done.send(task());
             }
         });
-        let sent = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).send(task);
+        self.workers.put(length, task);
         let lost = || Refusal::new(500, "the thread that prepares prompts has ended");
-        sent.map_err(|_| lost())?;
         waits.await.unwrap_or_else(|_| Err(lost()))
-    }
-
-    /// Whether keys are asked for at all.
-    pub fn has_keys(&self) -> bool {
-        !self.keys.is_empty()
-    }
-
-    /// Whether this key opens it; takes as long for any key of its length.
-    pub fn knows(&self, key: Option<&[u8]>) -> bool {
-        let given = key.unwrap_or_default();
-        let fits = |key: &String| {
-            let differs = key.bytes().zip(given.iter().chain(std::iter::repeat(&0)));
-            let sum = differs.fold(key.len() ^ given.len(), |sum, (a, b)| sum | usize::from(a ^ b));
-            std::hint::black_box(sum) == 0
-        };
-        self.keys.is_empty() || self.keys.iter().fold(false, |known, key| known | fits(key))
     }
 }
 
@@ -157,27 +141,4 @@ pub(super) fn random() -> u64 {
 /// A name for something, such as `chatcmpl-1f…`.
 pub(super) fn name(kind: &str) -> String {
     format!("{kind}{:016x}{:016x}", random(), random())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_whole_key_opens() {
-        let hub =
-            Hub::new("m", vec!["secret".into(), "other key".into()], Slots::Hidden, Duration::ZERO).unwrap();
-        for (key, opens) in [
-            ("secret", true),
-            ("other key", true),
-            ("secre", false),
-            ("secret ", false),
-            ("", false),
-            ("Secret", false),
-        ] {
-            assert_eq!(hub.knows(Some(key.as_bytes())), opens, "{key:?}");
-        }
-        assert!(!hub.knows(None) && !hub.knows(Some(b"secret\0")));
-        assert!(Hub::new("m", Vec::new(), Slots::Hidden, Duration::ZERO).unwrap().knows(None));
-    }
 }

@@ -1,11 +1,14 @@
 //! Connections, on a thread of their own.
 
 use super::hub::Hub;
-use super::io::{Clock, Io};
+use super::io::{Clock, Io, Peer};
 use super::route;
+use crate::run::plan::{CONNECTION_BUFFER, CONNECTIONS};
 use files::{Error, Result};
+use hyper::body::Incoming;
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
+use hyper::{Request, Version};
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::net::TcpListener;
@@ -21,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long the last answers may take to be read.
 const LAST: Duration = Duration::from_secs(5);
 /// Connections at once, at most.
-const MOST: usize = 4096;
+const MOST: usize = CONNECTIONS;
 
 /// Answers connections until [`Hub::end`] is called, and the last answers are read.
 pub(super) fn start(listener: TcpListener, hub: Arc<Hub>) -> Result<JoinHandle<()>> {
@@ -64,14 +67,27 @@ async fn accept(listener: tokio::net::TcpListener, hub: Arc<Hub>) {
 /// One connection. What goes wrong with it concerns nobody else.
 async fn connection(stream: TcpStream, hub: Arc<Hub>) {
     let _ = stream.set_nodelay(true);
-    let service = service_fn(|request| {
-        let hub = Arc::clone(&hub);
-        async move { Ok::<_, Infallible>(route::answer(hub, request).await) }
+    let peer = Arc::new(Peer::default());
+    let service = service_fn(|request: Request<Incoming>| {
+        let (hub, peer) = (Arc::clone(&hub), Arc::clone(&peer));
+        async move {
+            peer.waits(request.version() >= Version::HTTP_11);
+            let response = route::answer(hub, request, Arc::clone(&peer)).await;
+            peer.waits(false);
+            Ok::<_, Infallible>(response)
+        }
     });
     let mut builder = Builder::new();
     // Some clients know the names of headers in this form alone.
-    builder.timer(Clock).header_read_timeout(hub.patience).max_buf_size(64 << 10).title_case_headers(true);
-    let mut connection = pin!(builder.serve_connection(Io::new(stream, hub.patience), service));
+    builder
+        .timer(Clock)
+        .header_read_timeout(hub.patience)
+        .max_buf_size(CONNECTION_BUFFER)
+        .title_case_headers(true);
+    // A client may have closed its side once it has asked.
+    builder.half_close(true);
+    let io = Io::new(stream, hub.patience, Arc::clone(&peer));
+    let mut connection = pin!(builder.serve_connection(io, service));
     let mut ending = pin!(hub.ending.notified());
     let mut asked = false;
     poll_fn(|context| {

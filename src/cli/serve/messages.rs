@@ -7,9 +7,11 @@ use super::fields::Fields;
 use super::hub::{Served, name};
 use super::refusal::Refusal;
 use super::tools;
+use super::whole::Whole;
 use crate::run::session::StopReason;
 use files::error::quoted;
 use files::nesting::marks;
+use serde::Serialize;
 use serde_json::{Value, json};
 use text::chat::{Ending, Message, Part, Role, ToolCall};
 
@@ -209,6 +211,14 @@ fn closed(json: &str) -> String {
     json[..end].chars().chain(open.into_iter().rev()).collect()
 }
 
+/// A block of the content that is text or thought.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum Block<'a> {
+    Thinking { thinking: &'a str, signature: &'a str },
+    Text { text: &'a str },
+}
+
 impl Shape for Messages {
     fn begin(&mut self, out: &mut String) {
         let usage = usage(Usage { prompt: self.prompt, ..Usage::default() });
@@ -255,20 +265,25 @@ impl Shape for Messages {
         named_event("error", refusal.anthropic(), out);
     }
 
-    fn whole(&mut self, choices: &[Choice], of: Usage) -> Value {
-        let Some(choice) = choices.first() else { return Value::Null };
-        let mut content = Vec::new();
-        if !choice.thoughts.is_empty() {
-            content.push(json!({"type": "thinking", "thinking": choice.thoughts, "signature": ""}));
-        }
-        if !choice.text.is_empty() || choice.calls.is_empty() {
-            content.push(json!({"type": "text", "text": choice.text}));
-        }
-        let call = |c: &ToolCall| json!({"type": "tool_use", "id": c.id, "name": c.name, "input": input(c)});
-        content.extend(choice.calls.iter().map(call));
+    fn whole(&mut self, choices: &mut [Choice], of: Usage, out: &mut Whole) {
+        let Some(choice) = choices.first() else { return out.value(&Value::Null) };
         let (reason, stop) = self.end(choice);
-        let mut message = self.message(content.into(), usage(of));
+        let mut message = self.message(json!([]), usage(of));
         (message["stop_reason"], message["stop_sequence"]) = (reason.into(), stop.into());
-        message
+        out.object_with(&message, "content", |out| {
+            out.begin(b'[');
+            if !choice.thoughts.is_empty() {
+                out.value(&Block::Thinking { thinking: &choice.thoughts, signature: "" });
+            }
+            if !choice.text.is_empty() || choice.calls.is_empty() {
+                out.value(&Block::Text { text: &choice.text });
+            }
+            for call in &choice.calls {
+                out.value(
+                    &json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input(call)}),
+                );
+            }
+            out.end(b']');
+        });
     }
 }

@@ -1,13 +1,17 @@
 //! OpenAI's shapes: chat completions and completions.
 
-use super::answer::{Choice, Shape, Step, Usage, event};
+use super::answer::{Choice, Reading, Shape, Step, Usage, event};
 use super::asked::{Asked, How};
 use super::hub::{Served, name, now};
 use super::refusal::Refusal;
+use super::whole::{Whole, write};
+use serde::Serialize;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::sync::Arc;
 use text::chat::{Part, ToolCall};
 use text::sampler::{Logprob, TokenLogprobs};
+use text::tokenizer::Pieces;
 
 /// What all parts of an answer say.
 struct Head {
@@ -45,6 +49,13 @@ impl Head {
         event(&self.part(kind, choice), out);
     }
 
+    /// How far a prompt is read.
+    fn reading(&self, kind: &str, (choice, reading): (Value, &Reading), out: &mut String) {
+        let mut chunk = self.part(kind, choice);
+        chunk["prompt_progress"] = reading.json();
+        event(&chunk, out);
+    }
+
     /// The last part of a text.
     fn last(&self, kind: &str, (choice, of): (Value, &Choice), out: &mut String) {
         let mut chunk = self.part(kind, choice);
@@ -69,11 +80,16 @@ impl Head {
         *out += "data: [DONE]\n\n";
     }
 
-    fn whole(&self, kind: &str, choices: Vec<Value>, usage: Usage) -> Value {
-        let mut whole = self.object(kind, choices.into());
+    /// A whole answer, whose choices are written by a function.
+    fn whole(&self, kind: &str, usage: Usage, (out, write): (&mut Whole, impl FnOnce(&mut Whole))) {
+        let mut whole = self.object(kind, Value::Null);
         whole["usage"] = usage.json();
         self.time(&mut whole, usage);
-        whole
+        out.object_with(&whole, "choices", |out| {
+            out.begin(b'[');
+            write(out);
+            out.end(b']');
+        });
     }
 
     /// A token's text, which has U+FFFD where it is a part of a character.
@@ -82,19 +98,39 @@ impl Head {
     }
 }
 
-/// The log-probabilities of some tokens: `logprobs.content` of a chat.
-pub(super) fn logprobs<'a>(served: &Served, all: impl IntoIterator<Item = &'a TokenLogprobs>) -> Value {
-    let pieces = served.engine.tokenizer().pieces();
-    let entry = |of: &Logprob| {
-        let (text, bytes) = (pieces.text(of.id), pieces.bytes(of.id));
-        json!({"id": of.id, "token": text, "logprob": finite(of.logprob), "bytes": bytes})
-    };
-    let of = |token: &TokenLogprobs| {
-        let mut all = entry(&token.chosen);
-        all["top_logprobs"] = token.top.iter().map(entry).collect();
-        all
-    };
-    all.into_iter().map(of).collect()
+/// A token and its log-probability, in a chat.
+#[derive(Serialize)]
+struct Entry<'a> {
+    id: u32,
+    token: Cow<'a, str>,
+    logprob: f64,
+    bytes: &'a [u8],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<Entry<'a>>>,
+}
+
+impl<'a> Entry<'a> {
+    fn new(pieces: &'a Pieces, of: &Logprob) -> Self {
+        let (token, bytes) = (pieces.text(of.id), pieces.bytes(of.id));
+        Self { id: of.id, token, logprob: finite(of.logprob), bytes, top_logprobs: None }
+    }
+
+    /// With the most probable ones in its place.
+    fn with_top(pieces: &'a Pieces, token: &TokenLogprobs) -> Self {
+        let top = token.top.iter().map(|of| Self::new(pieces, of)).collect();
+        Self { top_logprobs: Some(top), ..Self::new(pieces, &token.chosen) }
+    }
+}
+
+/// The log-probabilities of a token: `logprobs.content` of a part of a chat.
+pub(super) fn logprobs(served: &Served, token: &TokenLogprobs) -> Value {
+    json!([Entry::with_top(served.engine.tokenizer().pieces(), token)])
+}
+
+/// The same of all tokens of a text.
+pub(super) fn write_logprobs(served: &Served, all: Vec<TokenLogprobs>, out: &mut Whole) {
+    let pieces = Arc::clone(served.engine.tokenizer().pieces());
+    out.list(all.len(), move |i, to| write(&Entry::with_top(&pieces, &all[i]), to));
 }
 
 /// JSON has no infinity.
@@ -160,10 +196,15 @@ impl Shape for Chat {
         for delta in deltas {
             let mut of = json!({"index": choice, "delta": delta, "finish_reason": null});
             if let Some(token) = unsaid.take() {
-                of["logprobs"] = json!({"content": logprobs(&self.head.served, [token])});
+                of["logprobs"] = json!({"content": logprobs(&self.head.served, token)});
             }
             self.head.chunk(CHUNK, of, out);
         }
+    }
+
+    fn reading(&mut self, index: usize, reading: &Reading, out: &mut String) {
+        let of = json!({"index": index, "delta": {}, "finish_reason": null});
+        self.head.reading(CHUNK, (of, reading), out);
     }
 
     fn ended(&mut self, index: usize, choice: &Choice, out: &mut String) {
@@ -179,26 +220,37 @@ impl Shape for Chat {
         event(&refusal.json(), out);
     }
 
-    fn whole(&mut self, choices: &[Choice], usage: Usage) -> Value {
-        let one = |(index, choice): (usize, &Choice)| {
+    fn whole(&mut self, choices: &mut [Choice], usage: Usage, out: &mut Whole) {
+        let one = |(index, choice): (usize, &mut Choice), out: &mut Whole| {
             let no_text = choice.text.is_empty() && !choice.calls.is_empty();
-            let content = if no_text { Value::Null } else { choice.text.as_str().into() };
-            let mut message = json!({"role": "assistant", "content": content});
+            out.begin(b'{');
+            out.field("index", &index);
+            out.key("message");
+            out.begin(b'{');
+            out.field("role", "assistant");
+            out.field("content", &(!no_text).then_some(&choice.text));
             if !choice.thoughts.is_empty() {
-                message["reasoning_content"] = choice.thoughts.as_str().into();
+                out.field("reasoning_content", &choice.thoughts);
             }
             if !choice.calls.is_empty() {
-                message["tool_calls"] = choice.calls.iter().map(call_json).collect();
+                out.field("tool_calls", &choice.calls.iter().map(call_json).collect::<Vec<_>>());
             }
-            let probabilities = match choice.logprobs.as_slice() {
-                [] => Value::Null,
-                all => json!({"content": logprobs(&self.head.served, all)}),
-            };
-            let reason = choice.reason();
-            json!({"index": index, "message": message, "logprobs": probabilities, "finish_reason": reason})
+            out.end(b'}');
+            out.key("logprobs");
+            match std::mem::take(&mut choice.logprobs) {
+                none if none.is_empty() => out.value(&Value::Null),
+                all => {
+                    out.begin(b'{');
+                    out.key("content");
+                    write_logprobs(&self.head.served, all, out);
+                    out.end(b'}');
+                }
+            }
+            out.field("finish_reason", choice.reason());
+            out.end(b'}');
         };
-        let choices = choices.iter().enumerate().map(one).collect();
-        self.head.whole("chat.completion", choices, usage)
+        let all = |out: &mut Whole| choices.iter_mut().enumerate().for_each(|choice| one(choice, out));
+        self.head.whole("chat.completion", usage, (out, all));
     }
 }
 
@@ -216,24 +268,51 @@ impl Completion {
         Self { head: Head::new("cmpl-", served, asked), offsets: vec![0; choices] }
     }
 
-    /// The log-probabilities of some tokens, the first of which begins after so many characters.
-    fn logprobs<'a>(&self, all: impl IntoIterator<Item = &'a TokenLogprobs>, mut offset: usize) -> Value {
-        let mut json = json!({"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []});
-        let mut push = |field: &str, value: Value| {
-            if let Some(list) = json[field].as_array_mut() {
-                list.push(value);
-            }
-        };
-        for token in all {
-            let text = self.head.text(token.chosen.id);
-            let top = token.top.iter().map(|t| (self.head.text(t.id), finite(t.logprob).into()));
-            push("top_logprobs", Value::Object(top.collect()));
-            push("token_logprobs", finite(token.chosen.logprob).into());
-            push("text_offset", offset.into());
-            offset += text.chars().count();
-            push("tokens", text.into());
-        }
-        json
+    /// The log-probabilities of a token, which begins after so many characters.
+    fn logprobs(&self, token: &TokenLogprobs, offset: usize) -> Value {
+        let pieces = self.head.served.engine.tokenizer().pieces();
+        json!({
+            "tokens": [pieces.text(token.chosen.id)], "token_logprobs": [finite(token.chosen.logprob)],
+            "top_logprobs": [Top { pieces, all: &token.top }], "text_offset": [offset],
+        })
+    }
+
+    /// The same of all tokens of a text.
+    fn write_logprobs(&self, all: Vec<TokenLogprobs>, out: &mut Whole) {
+        let (len, all) = (all.len(), Arc::new(all));
+        let with = || (Arc::clone(&all), Arc::clone(self.head.served.engine.tokenizer().pieces()));
+        out.begin(b'{');
+        out.key("tokens");
+        let (all, pieces) = with();
+        out.list(len, move |i, to| write(&pieces.text(all[i].chosen.id), to));
+        out.key("token_logprobs");
+        let (all, _) = with();
+        out.list(len, move |i, to| write(&finite(all[i].chosen.logprob), to));
+        out.key("top_logprobs");
+        let (all, pieces) = with();
+        out.list(len, move |i, to| write(&Top { pieces: &pieces, all: &all[i].top }, to));
+        out.key("text_offset");
+        let ((all, pieces), mut offset) = (with(), 0);
+        out.list(len, move |i, to| {
+            write(&offset, to);
+            offset += pieces.text(all[i].chosen.id).chars().count();
+        });
+        out.end(b'}');
+    }
+}
+
+/// The most probable tokens at a place of a completion, by their texts.
+struct Top<'a> {
+    pieces: &'a Pieces,
+    all: &'a [Logprob],
+}
+
+impl Serialize for Top<'_> {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        // Several may have one text, of which the last counts.
+        let last = |i: usize, text: &str| !self.all[i + 1..].iter().any(|of| self.pieces.text(of.id) == text);
+        let of = self.all.iter().enumerate().map(|(i, of)| (i, self.pieces.text(of.id), finite(of.logprob)));
+        to.collect_map(of.filter(|(i, text, _)| last(*i, text)).map(|(_, text, logprob)| (text, logprob)))
     }
 }
 
@@ -253,10 +332,15 @@ impl Shape for Completion {
         let mut of =
             json!({"index": choice, "text": text(&step.parts), "logprobs": null, "finish_reason": null});
         if let Some(token) = &step.logprobs {
-            of["logprobs"] = self.logprobs([token], self.offsets[choice]);
+            of["logprobs"] = self.logprobs(token, self.offsets[choice]);
             self.offsets[choice] += self.head.text(token.chosen.id).chars().count();
         }
         self.head.chunk(TEXT, of, out);
+    }
+
+    fn reading(&mut self, index: usize, reading: &Reading, out: &mut String) {
+        let of = json!({"index": index, "text": "", "logprobs": null, "finish_reason": null});
+        self.head.reading(TEXT, (of, reading), out);
     }
 
     fn ended(&mut self, index: usize, choice: &Choice, out: &mut String) {
@@ -272,15 +356,20 @@ impl Shape for Completion {
         event(&refusal.json(), out);
     }
 
-    fn whole(&mut self, choices: &[Choice], usage: Usage) -> Value {
-        let one = |(index, choice): (usize, &Choice)| {
-            let logprobs = match choice.logprobs.as_slice() {
-                [] => Value::Null,
-                all => self.logprobs(all, 0),
-            };
-            json!({"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.reason()})
+    fn whole(&mut self, choices: &mut [Choice], usage: Usage, out: &mut Whole) {
+        let one = |(index, choice): (usize, &mut Choice), out: &mut Whole| {
+            out.begin(b'{');
+            out.field("index", &index);
+            out.field("text", &choice.text);
+            out.key("logprobs");
+            match std::mem::take(&mut choice.logprobs) {
+                none if none.is_empty() => out.value(&Value::Null),
+                all => self.write_logprobs(all, out),
+            }
+            out.field("finish_reason", choice.reason());
+            out.end(b'}');
         };
-        let choices = choices.iter().enumerate().map(one).collect();
-        self.head.whole(TEXT, choices, usage)
+        let all = |out: &mut Whole| choices.iter_mut().enumerate().for_each(|choice| one(choice, out));
+        self.head.whole(TEXT, usage, (out, all));
     }
 }

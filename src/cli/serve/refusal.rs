@@ -73,6 +73,7 @@ impl Refusal {
     fn kind(&self) -> &'static str {
         match self.status {
             401 => "authentication_error",
+            403 => "permission_error",
             404 => "not_found_error",
             501 => "not_supported_error",
             429 => "rate_limit_error",

@@ -1,19 +1,93 @@
 //! Answers as HTTP has them: whole, or as a stream of events.
 
 use super::answer::Answer;
+use super::budget::Share;
+use super::io::Peer;
 use super::refusal::Refusal;
+use super::whole::Whole;
 use hyper::Response;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use hyper::header::{HeaderName, HeaderValue};
 use serde_json::Value;
 use std::convert::Infallible;
+use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::{Instant, Sleep, sleep};
+
+/// How long a stream may be silent: programs between take one that is for dead.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// A body.
 pub(super) enum Reply {
     Whole(Option<Bytes>),
-    Stream(Box<Answer>),
+    /// What may be long, with the memory that it takes.
+    Long(Box<Long>),
+    Stream(Box<Answer>, Option<Silence>),
+}
+
+impl Reply {
+    /// Has a stream say `text` where it has nothing else to say for a while.
+    pub fn keep_alive(&mut self, text: &'static str, peer: Arc<Peer>) {
+        if let Reply::Stream(_, silence) = self {
+            *silence = Some(Silence::new(text, SILENCE, peer));
+        }
+    }
+}
+
+/// The silence of a stream, which is broken now and then.
+pub(super) struct Silence {
+    text: &'static str,
+    most: Duration,
+    end: Pin<Box<Sleep>>,
+    peer: Arc<Peer>,
+    /// Whether a client that sends no more was sent something, by which its system tells whether it still reads.
+    tried: bool,
+}
+
+impl Silence {
+    fn new(text: &'static str, most: Duration, peer: Arc<Peer>) -> Self {
+        Self { text, most, end: Box::pin(sleep(most)), peer, tried: false }
+    }
+
+    /// What comes next, where the stream itself has this.
+    fn poll(&mut self, next: Poll<Option<String>>, context: &mut Context<'_>) -> Poll<Option<String>> {
+        let doubt = self.peer.has_ended() && !std::mem::replace(&mut self.tried, self.peer.has_ended());
+        if next.is_pending() && !doubt && self.end.as_mut().poll(context).is_pending() {
+            return Poll::Pending;
+        }
+        let most = if self.tried { self.most / 2 } else { self.most };
+        self.end.as_mut().reset(Instant::now() + most);
+        if next.is_pending() { Poll::Ready(Some(self.text.into())) } else { next }
+    }
+}
+
+/// A long answer.
+pub(super) struct Long {
+    whole: Whole,
+    _share: Share,
+    turn: Turn,
+}
+
+/// Whose turn it is between two parts of an answer: that of other connections, or of this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Turn {
+    #[default]
+    Own,
+    Others,
+}
+
+impl Turn {
+    /// Whether it is another's turn now; then it is the own one next.
+    pub fn is_others(&mut self, context: &Context<'_>) -> bool {
+        let others = std::mem::take(self) == Turn::Others;
+        if others {
+            context.waker().wake_by_ref();
+        }
+        others
+    }
 }
 
 impl Body for Reply {
@@ -26,8 +100,20 @@ impl Body for Reply {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
             Reply::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Reply::Stream(answer) => {
-                answer.poll_next(context).map(|next| next.map(|text| Ok(Frame::data(text.into()))))
+            Reply::Long(long) => {
+                if long.turn.is_others(context) {
+                    return Poll::Pending;
+                }
+                long.turn = Turn::Others;
+                Poll::Ready(long.whole.next().map(|bytes| Ok(Frame::data(bytes))))
+            }
+            Reply::Stream(answer, silence) => {
+                let next = answer.poll_next(context);
+                let next = match silence {
+                    Some(silence) => silence.poll(next, context),
+                    None => next,
+                };
+                next.map(|next| next.map(|text| Ok(Frame::data(text.into()))))
             }
         }
     }
@@ -39,7 +125,10 @@ impl Body for Reply {
     fn size_hint(&self) -> SizeHint {
         match self {
             Reply::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            Reply::Stream(_) => SizeHint::default(),
+            Reply::Long(long) => {
+                long.whole.len().map_or_else(SizeHint::default, |bytes| SizeHint::with_exact(bytes as u64))
+            }
+            Reply::Stream(..) => SizeHint::default(),
         }
     }
 }
@@ -83,6 +172,13 @@ pub(super) fn json(status: u16, value: &Value) -> Response<Reply> {
     response(status, &[("content-type", "application/json; charset=utf-8")], Reply::Whole(Some(bytes)))
 }
 
+/// JSON that may be long, with the memory that it takes.
+pub(super) fn long(whole: Whole, share: Share) -> Response<Reply> {
+    let long = Long { whole, _share: share, turn: Turn::Own };
+    let headers = [("content-type", "application/json; charset=utf-8")];
+    response(200, &headers, Reply::Long(Box::new(long)))
+}
+
 /// A stream of events.
 pub(super) fn stream(answer: Answer) -> Response<Reply> {
     let headers = [
@@ -91,7 +187,7 @@ pub(super) fn stream(answer: Answer) -> Response<Reply> {
         // For proxies that would wait for more.
         ("x-accel-buffering", "no"),
     ];
-    response(200, &headers, Reply::Stream(Box::new(answer)))
+    response(200, &headers, Reply::Stream(Box::new(answer), None))
 }
 
 /// Why there is no answer.
@@ -101,4 +197,35 @@ pub(super) fn refusal(refusal: &Refusal, body: &Value) -> Response<Reply> {
         response.headers_mut().insert("retry-after", HeaderValue::from_static("1"));
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_stream_says_that_it_is_there_and_nothing_between_what_comes_in_time() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (text, peer) = (": waiting\n\n", Arc::new(Peer::default()));
+        runtime.block_on(async {
+            let most = Duration::from_millis(60);
+            let mut silence = Silence::new(text, most, Arc::clone(&peer));
+            for _ in 0..8 {
+                sleep(most / 6).await;
+                let next = std::future::poll_fn(|c| Poll::Ready(silence.poll(Poll::Ready(Some("a".into())), c)));
+                assert_eq!(next.await, Poll::Ready(Some("a".to_owned())));
+            }
+            for _ in 0..2 {
+                let began = Instant::now();
+                let next = std::future::poll_fn(|context| silence.poll(Poll::Pending, context)).await;
+                assert_eq!(next.as_deref(), Some(text));
+                assert!(began.elapsed() >= most / 2, "{:?}", began.elapsed());
+            }
+            // A client that may have gone is tried at once, and once.
+            peer.end();
+            let mut now = async || std::future::poll_fn(|c| Poll::Ready(silence.poll(Poll::Pending, c))).await;
+            assert_eq!(now().await, Poll::Ready(Some(text.to_owned())));
+            assert_eq!(now().await, Poll::Pending);
+        });
+    }
 }

@@ -1,9 +1,10 @@
-//! What bodies ask for: prompts as ids, and settings. Runs on the thread that prepares prompts.
+//! What bodies ask for: prompts as ids, and settings. Runs on the threads that prepare prompts.
 
 use super::answer::{Answer, Shape};
 use super::asked::{Asked, How, Kind, MOST, MOST_LOGPROBS};
+use super::budget::{Share, check_part};
 use super::conversation::{Conversation, Prompt, response_format};
-use super::fields::{self, Fields, kind};
+use super::fields::{self, Body, Fields, kind};
 use super::hub::Served;
 use super::messages::{self, Messages};
 use super::native::Native;
@@ -11,6 +12,7 @@ use super::openai::{Chat, Completion};
 use super::refusal::Refusal;
 use super::responses::{self, Responses};
 use super::tools::Wanted;
+use super::whole::Whole;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use text::chat::{Form, Reader};
@@ -29,7 +31,7 @@ pub(super) fn chat_prompt(
     served: &Served,
     of: &Conversation,
     (asked, schema): (&mut Asked, Option<String>),
-) -> Result<(Vec<u32>, Reader)> {
+) -> Result<(Arc<[u32]>, Reader)> {
     let Prompt { ids, form, reader, stop_tokens, shown_tokens } = of.prompt(served)?;
     if !asked.options.ignore_eos {
         asked.options.stop_tokens = stop_tokens;
@@ -50,7 +52,7 @@ pub(super) fn chat_prompt(
         }
     };
     check(served, &ids, asked)?;
-    Ok((ids, reader))
+    Ok((Arc::from(ids), reader))
 }
 
 #[cfg(feature = "grammar")]
@@ -110,10 +112,10 @@ fn too_long(need: usize, served: &Served) -> Option<Refusal> {
 }
 
 /// `POST /v1/chat/completions`.
-pub(super) fn chat(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
-    let body = fields::object(body)?;
-    let fields = Fields::new(&body);
-    let mut asked = Asked::read(&fields, served, Kind::Chat)?;
+pub(super) fn chat(served: &Arc<Served>, mut body: Body) -> Result<Begun> {
+    let object = fields::object(&mut body)?;
+    let fields = Fields::new(&object);
+    let mut asked = Asked::read(&fields, (served, body.client), Kind::Chat)?;
     let top = fields.whole("top_logprobs", 0..=MOST_LOGPROBS)?;
     match (fields.flag("logprobs")?.unwrap_or(false), top) {
         (true, n) => asked.want_logprobs(n.unwrap_or(0)),
@@ -124,7 +126,7 @@ pub(super) fn chat(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
     let of = Conversation::of_chat(&fields)?;
     let prompt = chat_prompt(served, &of, (&mut asked, schema))?;
     let shape = Box::new(Chat::new(served, &asked));
-    let answer = Answer::begin(served, vec![prompt], &asked, shape)?;
+    let answer = Answer::begin(served, vec![prompt], &asked, (shape, body.share))?;
     Ok(Begun { answer, how: asked.how })
 }
 
@@ -132,47 +134,47 @@ pub(super) fn chat(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
 fn one(
     served: &Arc<Served>,
     of: &Conversation,
-    (mut asked, schema): (Asked, Option<String>),
+    (mut asked, schema, share): (Asked, Option<String>, Share),
     shape: impl FnOnce(&Asked, usize) -> Box<dyn Shape>,
 ) -> Result<Begun> {
     asked.n = 1;
     let prompt = chat_prompt(served, of, (&mut asked, schema))?;
     let shape = shape(&asked, prompt.0.len());
-    let answer = Answer::begin(served, vec![prompt], &asked, shape)?;
+    let answer = Answer::begin(served, vec![prompt], &asked, (shape, share))?;
     Ok(Begun { answer, how: asked.how })
 }
 
 /// `POST /v1/responses`.
-pub(super) fn responses(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
-    let body = fields::object(body)?;
-    let fields = Fields::new(&body);
-    let asked = Asked::read(&fields, served, Kind::Chat)?;
+pub(super) fn responses(served: &Arc<Served>, mut body: Body) -> Result<Begun> {
+    let object = fields::object(&mut body)?;
+    let fields = Fields::new(&object);
+    let asked = Asked::read(&fields, (served, body.client), Kind::Chat)?;
     let (of, schema) = responses::conversation(&fields)?;
-    one(served, &of, (asked, schema), |asked, _| Box::new(Responses::new(served, asked, &fields)))
+    one(served, &of, (asked, schema, body.share), |asked, _| Box::new(Responses::new(served, asked, &fields)))
 }
 
 /// `POST /v1/messages`.
-pub(super) fn messages(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
-    let body = fields::object(body)?;
-    let fields = Fields::new(&body);
-    let asked = Asked::read(&fields, served, Kind::Chat)?;
+pub(super) fn messages(served: &Arc<Served>, mut body: Body) -> Result<Begun> {
+    let object = fields::object(&mut body)?;
+    let fields = Fields::new(&object);
+    let asked = Asked::read(&fields, (served, body.client), Kind::Chat)?;
     let of = messages::conversation(&fields)?;
     let shape = |asked: &Asked, prompt| Box::new(Messages::new(served, &asked.options.stop, prompt)) as _;
-    one(served, &of, (asked, None), shape)
+    one(served, &of, (asked, None, body.share), shape)
 }
 
 /// `POST /v1/messages/count_tokens`.
-pub(super) fn count_tokens(served: &Served, body: &[u8]) -> Result<Value> {
-    let body = fields::object(body)?;
-    let of = messages::conversation(&Fields::new(&body))?;
-    Ok(json!({"input_tokens": of.prompt(served)?.ids.len()}))
+pub(super) fn count_tokens(served: &Arc<Served>, body: &mut Body) -> Result<Whole> {
+    let object = fields::object(body)?;
+    let of = messages::conversation(&Fields::new(&object))?;
+    Ok(Whole::of(&json!({"input_tokens": of.prompt(served)?.ids.len()})))
 }
 
 /// `POST /v1/completions`.
-pub(super) fn completions(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
-    let body = fields::object(body)?;
-    let fields = Fields::new(&body);
-    let mut asked = Asked::read(&fields, served, Kind::Completion)?;
+pub(super) fn completions(served: &Arc<Served>, mut body: Body) -> Result<Begun> {
+    let object = fields::object(&mut body)?;
+    let fields = Fields::new(&object);
+    let mut asked = Asked::read(&fields, (served, body.client), Kind::Completion)?;
     if let Some(n) = fields.whole("logprobs", 0..=MOST_LOGPROBS)? {
         asked.want_logprobs(n);
     }
@@ -181,14 +183,14 @@ pub(super) fn completions(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
     }
     let prompts = prompts(&fields, served, &asked, plain)?;
     let shape = Box::new(Completion::new(served, &asked, prompts.len() * asked.n));
-    complete(served, &asked, (prompts, shape))
+    complete(served, &asked, prompts, (shape, body.share))
 }
 
 /// `POST /completion`: llama.cpp's own.
-pub(super) fn native(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
-    let body = fields::object(body)?;
-    let fields = Fields::new(&body);
-    let mut asked = Asked::read(&fields, served, Kind::Native)?;
+pub(super) fn native(served: &Arc<Served>, mut body: Body) -> Result<Begun> {
+    let object = fields::object(&mut body)?;
+    let fields = Fields::new(&object);
+    let mut asked = Asked::read(&fields, (served, body.client), Kind::Native)?;
     if let Some(n @ 1..) = fields.whole("n_probs", 0..=MOST_LOGPROBS)? {
         asked.want_logprobs(n);
     }
@@ -197,17 +199,18 @@ pub(super) fn native(served: &Arc<Served>, body: &[u8]) -> Result<Begun> {
     }
     let prompts = prompts(&fields, served, &asked, mixed)?;
     let shape = Box::new(Native::new(served, &fields, (&asked, &prompts))?);
-    complete(served, &asked, (prompts, shape))
+    complete(served, &asked, prompts, (shape, body.share))
 }
 
 /// Texts that go on after prompts.
 fn complete(
     served: &Served,
     asked: &Asked,
-    (prompts, shape): (Vec<Vec<u32>>, Box<dyn Shape>),
+    prompts: Vec<Arc<[u32]>>,
+    into: (Box<dyn Shape>, Share),
 ) -> Result<Begun> {
     let prompts = prompts.into_iter().map(|ids| (ids, Reader::new(Form::default(), ""))).collect();
-    let answer = Answer::begin(served, prompts, asked, shape)?;
+    let answer = Answer::begin(served, prompts, asked, into)?;
     Ok(Begun { answer, how: asked.how })
 }
 
@@ -220,11 +223,16 @@ fn wrong(what: impl std::fmt::Display) -> Refusal {
 }
 
 /// One prompt, or a list.
-fn prompts(fields: &Fields<'_>, served: &Served, asked: &Asked, read: ReadsPrompt) -> Result<Vec<Vec<u32>>> {
+fn prompts(
+    fields: &Fields<'_>,
+    served: &Served,
+    asked: &Asked,
+    read: ReadsPrompt,
+) -> Result<Vec<Arc<[u32]>>> {
     let one = |value: &Value| {
         let ids = read(served, asked, value)?;
         check(served, &ids, asked)?;
-        Ok(ids)
+        Ok(Arc::from(ids))
     };
     match fields.get("prompt") {
         None => Err(fields.refuse("prompt", "is missing; give a string")),
@@ -277,12 +285,16 @@ fn mixed(served: &Served, asked: &Asked, value: &Value) -> Result<Vec<u32>> {
 /// A text that is not the first part of its prompt.
 fn more(served: &Served, text: &str, asked: &Asked) -> Result<Vec<u32>> {
     let (tokenizer, options) = (served.engine.tokenizer(), &asked.options);
+    check_part(tokenizer, text, "prompt")?;
     let stop = || options.cancel.is_cancelled();
     let ids = tokenizer.encode_until(text, options.specials, AddSpecial::No, &stop);
     ids.map_err(|e| Refusal { param: Some("prompt".into()), ..Refusal::of_input(&e) })
 }
 
 fn encode(served: &Served, text: &str, asked: &Asked) -> Result<Vec<u32>> {
+    if served.engine.tokenizer().least_tokens(text) <= served.engine.options().max_seq_len {
+        check_part(served.engine.tokenizer(), text, "prompt")?;
+    }
     let encoded = served.engine.encode_until(text, asked.options.specials, &asked.options.cancel);
     encoded.map_err(|e| {
         // A text that is far too long is refused before it becomes tokens.

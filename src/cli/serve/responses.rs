@@ -9,6 +9,7 @@ use super::fields::{Fields, kind};
 use super::hub::{Served, name, now};
 use super::refusal::Refusal;
 use super::tools;
+use super::whole::Whole;
 use serde_json::{Value, json};
 use text::chat::{Message, Part, Role, ToolCall};
 
@@ -64,7 +65,9 @@ pub(super) fn conversation(fields: &Fields<'_>) -> Result<(Conversation, Option<
 /// An item of the input.
 fn read(item: &Fields<'_>, turn: Turn, messages: &mut Vec<Message>) -> Result<()> {
     let stored = item.get("type").is_none() && item.get("role").is_none() && item.get("id").is_some();
-    let call_id = || Ok(item.text("call_id")?.or(item.text("id")?).unwrap_or_default().to_owned());
+    let call_id = || -> Result<String> {
+        Ok(item.text("call_id")?.or(item.text("id")?).unwrap_or_default().to_owned())
+    };
     match item.text("type")?.unwrap_or("message") {
         "item_reference" => return Err(refuse_stored(item, "type")),
         _ if stored => return Err(refuse_stored(item, "id")),
@@ -378,19 +381,28 @@ impl Shape for Responses {
         self.event("error", error, out);
     }
 
-    fn whole(&mut self, choices: &[Choice], usage: Usage) -> Value {
-        let (mut events, Some(choice)) = (String::new(), choices.first()) else { return Value::Null };
-        let parts = [
-            Some(Part::Thinking(choice.thoughts.clone())).filter(|_| !choice.thoughts.is_empty()),
-            Some(Part::Text(choice.text.clone()))
-                .filter(|_| !choice.text.is_empty() || choice.calls.is_empty()),
-        ];
-        let calls = choice.calls.iter().cloned().flat_map(|ToolCall { id, name, arguments }| {
-            [Part::Begun { id, name }, Part::Arguments(arguments)]
-        });
-        parts.into_iter().flatten().chain(calls).for_each(|part| self.take(&part, &mut events));
+    fn whole(&mut self, choices: &mut [Choice], usage: Usage, out: &mut Whole) {
+        let Some(choice) = choices.first_mut() else { return out.value(&Value::Null) };
         self.reason = choice.reason();
-        self.close(self.status(), &mut events);
-        self.response(self.status(), Some(usage))
+        let status = self.status();
+        let response = self.response(status, Some(usage));
+        let text = |kind: Kind, text: &mut String| Item { text: std::mem::take(text), ..Item::new(kind) };
+        let (thinks, says) =
+            (!choice.thoughts.is_empty(), !choice.text.is_empty() || choice.calls.is_empty());
+        let call = |call| Item { call: Some(call), ..Item::new(Kind::Call) };
+        out.object_with(&response, "output", |out| {
+            out.begin(b'[');
+            let thought = thinks.then(|| text(Kind::Thinking, &mut choice.thoughts));
+            let said = says.then(|| text(Kind::Text, &mut choice.text));
+            let items = thought.into_iter().chain(said).chain(choice.calls.drain(..).map(call));
+            let mut items = items.map(|item| Item { status: "completed", ..item }).peekable();
+            while let Some(mut item) = items.next() {
+                if items.peek().is_none() {
+                    item.status = status;
+                }
+                out.value(&item.json());
+            }
+            out.end(b']');
+        });
     }
 }

@@ -1,29 +1,48 @@
 //! Which path is answered by what, who may ask, and what every answer carries.
 
+use super::access::Client;
 use super::asked::How;
 use super::facts;
+use super::fields::Body as Sent;
 use super::hub::{Hub, Served, Slots, name};
+use super::io::Peer;
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
 use super::requests::{self, Begun};
 use super::tokens;
+use super::whole::Whole;
+use super::workers::Length;
 use files::error::quoted;
-use hyper::body::{Body, Bytes, Incoming};
+use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::HeaderValue;
+use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Request, Response};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
 
 /// The chat page, which loads nothing else.
 const PAGE: &str = include_str!("page.html");
 /// The longest body, in bytes.
 const BODY: usize = 8 << 20;
+/// How much of a body that is not wanted is read, for a client that reads its answer only when it has sent all,
+const UNWANTED: usize = 64 << 20;
+/// for how long at most, and how long its next part may take.
+const UNWANTED_TIME: Duration = Duration::from_secs(20);
+const UNWANTED_PAUSE: Duration = Duration::from_secs(1);
+/// What a stream of OpenAI's or llama.cpp's shape has where it has nothing to say,
+const COMMENT: &str = ": waiting\n\n";
+/// and one of Anthropic's.
+const PING: &str = "event: ping\ndata: {\"type\": \"ping\"}\n\n";
+/// Room for a body at first, in bytes.
+const LEAST: usize = 4 << 10;
 
 type Result<T> = std::result::Result<T, Refusal>;
-type Generates = fn(&Arc<Served>, &[u8]) -> Result<Begun>;
-type Tells = fn(&Served, &[u8]) -> Result<Value>;
+type Generates = fn(&Arc<Served>, Sent) -> Result<Begun>;
+type Tells = fn(&Arc<Served>, &mut Sent) -> Result<Whole>;
 
 /// What answers a path.
 enum Route {
@@ -38,7 +57,15 @@ enum Route {
     Tells(Tells),
 }
 
+/// A path without empty parts, as clients join addresses that end with `/`.
+fn plain_path(path: &str) -> String {
+    let parts = path.split('/').filter(|part| !part.is_empty());
+    let plain: String = parts.flat_map(|part| ["/", part]).collect();
+    if plain.is_empty() { "/".into() } else { plain }
+}
+
 impl Route {
+    /// Of a [plain path](plain_path).
     fn of(path: &str) -> Option<Self> {
         let plain = path.strip_prefix("/v1").filter(|rest| rest.starts_with('/')).unwrap_or(path);
         Some(match plain {
@@ -62,8 +89,14 @@ impl Route {
         })
     }
 
+    /// Whether it needs no key.
     fn is_open(&self) -> bool {
-        matches!(self, Route::Page | Route::Health | Route::Metrics)
+        matches!(self, Route::Page) || self.is_told_to_all()
+    }
+
+    /// Whether it tells routers and probes, which know this machine by any name, and nothing that is secret.
+    fn is_told_to_all(&self) -> bool {
+        matches!(self, Route::Health | Route::Metrics)
     }
 
     fn takes(&self) -> &'static str {
@@ -75,45 +108,62 @@ impl Route {
 }
 
 /// Answers a request.
-pub(super) async fn answer(hub: Arc<Hub>, request: Request<Incoming>) -> Response<Reply> {
+pub(super) async fn answer(hub: Arc<Hub>, request: Request<Incoming>, peer: Arc<Peer>) -> Response<Reply> {
     let id = request.headers().get("x-request-id").cloned();
     let id = id.filter(|id| id.len() <= 256);
-    let path = request.uri().path();
+    let path = plain_path(request.uri().path());
     let anthropic = path.starts_with("/v1/messages") || path.starts_with("/messages");
-    let origin = request.headers().get("origin").cloned();
-    let mut response = match of(&hub, request).await {
+    let reader = hub.access.reader(request.headers());
+    let (head, body) = request.into_parts();
+    let mut body = Some(body);
+    let answered = of(&hub, (&head, &path), &mut body).await;
+    if let Some(unread) = body {
+        forget(&head.headers, unread);
+    }
+    let mut response = match answered {
         Ok(response) => response,
         Err(refusal) if anthropic => reply::refusal(&refusal, &refusal.anthropic()),
         Err(refusal) => reply::refusal(&refusal, &refusal.json()),
     };
+    response.body_mut().keep_alive(if anthropic { PING } else { COMMENT }, peer);
     let headers = response.headers_mut();
     let made = || HeaderValue::from_str(&name("req-")).unwrap_or(HeaderValue::from_static("req"));
     headers.insert("x-request-id", id.unwrap_or_else(made));
-    // Pages of any origin may ask: each is named, so that the answer to one is not kept for another.
-    headers.insert("access-control-allow-origin", origin.unwrap_or(HeaderValue::from_static("*")));
     headers.insert("vary", HeaderValue::from_static("origin"));
-    headers.insert("access-control-expose-headers", HeaderValue::from_static("x-request-id, retry-after"));
+    if let Some(reader) = reader {
+        headers.insert("access-control-allow-origin", reader);
+        headers.insert("access-control-expose-headers", HeaderValue::from_static("x-request-id, retry-after"));
+    }
     response
 }
 
-async fn of(hub: &Arc<Hub>, request: Request<Incoming>) -> Result<Response<Reply>> {
-    let (head, body) = request.into_parts();
+/// The answer to a request for a [plain path](plain_path); a body that is not read stays.
+async fn of(
+    hub: &Arc<Hub>,
+    (head, path): (&Parts, &str),
+    body: &mut Option<Incoming>,
+) -> Result<Response<Reply>> {
     if head.method == Method::OPTIONS {
+        hub.access.check(head)?;
         return Ok(preflight(&head.headers));
     }
     if head.headers.contains_key("transfer-encoding") && head.headers.contains_key("content-length") {
+        *body = None;
         return Err(Refusal::new(400, "two lengths: Transfer-Encoding and Content-Length; send one"));
     }
-    let path = head.uri.path();
     let Some(route) = Route::of(path) else {
         return Err(Refusal::new(404, format!("there is nothing at {}", quoted(path))));
     };
-    if !route.is_open() && !hub.knows(key(&head.headers)) {
+    if !route.is_told_to_all() {
+        hub.access.check(head)?;
+    }
+    let client = hub.access.identify(key(&head.headers)).or(route.is_open().then(Client::default));
+    let Some(client) = client else {
         return Err(Refusal::new(
             401,
             "the API key is missing or wrong; send it as `Authorization: Bearer KEY`",
         ));
-    }
+    };
     let method = if head.method == Method::HEAD { "GET" } else { head.method.as_str() };
     if method != route.takes() {
         let message = format!("{} takes {}, not {}", quoted(path), route.takes(), quoted(method));
@@ -123,11 +173,18 @@ async fn of(hub: &Arc<Hub>, request: Request<Incoming>) -> Result<Response<Reply
         return Ok(response);
     }
     match route {
-        Route::Generates(prepare) => generate(hub, prepare, read(hub, &head.headers, body).await?).await,
+        Route::Generates(prepare) => {
+            let served = hub.served()?;
+            let sent = read(hub, (&head.headers, body), Sent::new(&served.budget, client)).await?;
+            generate(hub, prepare, (served, sent)).await
+        }
         Route::Tells(tell) => {
-            let (served, body) = (hub.served()?, read(hub, &head.headers, body).await?);
-            let told = hub.work(move || tell(&served, &body)).await?;
-            Ok(reply::json(200, &told))
+            let served = hub.served()?;
+            let mut sent = read(hub, (&head.headers, body), Sent::new(&served.budget, client)).await?;
+            let length = Length::of(sent.bytes.len());
+            let tell = move || Ok((tell(&served, &mut sent)?, sent.share));
+            let (told, share) = hub.work(length, tell).await?;
+            Ok(reply::long(told, share))
         }
         route => fact(hub, &route, path),
     }
@@ -161,13 +218,24 @@ fn fact(hub: &Hub, route: &Route, path: &str) -> Result<Response<Reply>> {
     })
 }
 
-async fn generate(hub: &Arc<Hub>, prepare: Generates, body: Bytes) -> Result<Response<Reply>> {
-    let served = hub.served()?;
-    let Begun { answer, how } = hub.work(move || prepare(&served, &body)).await?;
-    Ok(match how {
-        How::Whole => reply::json(200, &answer.whole().await?),
-        How::Stream | How::StreamWithUsage => reply::stream(answer),
-    })
+async fn generate(
+    hub: &Arc<Hub>,
+    prepare: Generates,
+    (served, body): (Arc<Served>, Sent),
+) -> Result<Response<Reply>> {
+    let length = Length::of(body.bytes.len());
+    // The model may have begun to shut down while the body came.
+    hub.served()?;
+    let Begun { answer, how } = hub.work(length, move || prepare(&served, body)).await?;
+    if how != How::Whole {
+        return Ok(reply::stream(answer));
+    }
+    let complete = answer.complete().await?;
+    let (whole, share) = match complete.length() {
+        Length::Short => complete.write(),
+        Length::Long => hub.work(Length::Long, move || Ok(complete.write())).await?,
+    };
+    Ok(reply::long(whole, share))
 }
 
 /// The key of a request.
@@ -182,6 +250,7 @@ fn key(headers: &HeaderMap) -> Option<&[u8]> {
 /// What a page of another origin may send.
 fn preflight(headers: &HeaderMap) -> Response<Reply> {
     let asked = headers.get("access-control-request-headers").and_then(|value| value.to_str().ok());
+    let asks_for = |name| headers.get(name).is_some_and(|value: &HeaderValue| value == "true");
     let headers = [
         ("access-control-allow-methods", "GET, POST, OPTIONS"),
         (
@@ -190,7 +259,12 @@ fn preflight(headers: &HeaderMap) -> Response<Reply> {
         ),
         ("access-control-max-age", "86400"),
     ];
-    reply::response(200, &headers, Reply::Whole(None))
+    let mut response = reply::response(200, &headers, Reply::Whole(None));
+    // A page of the web asks a machine of somebody's own network.
+    if asks_for("access-control-request-private-network") {
+        response.headers_mut().insert("access-control-allow-private-network", HeaderValue::from_static("true"));
+    }
+    response
 }
 
 /// Refuses a body that is compressed.
@@ -208,26 +282,64 @@ fn check_encoding(headers: &HeaderMap) -> Result<()> {
     }
 }
 
-/// The whole body.
-async fn read(hub: &Hub, headers: &HeaderMap, mut body: Incoming) -> Result<Bytes> {
+/// The next part of a body.
+async fn next(body: &mut Incoming) -> Option<hyper::Result<Frame<Bytes>>> {
+    poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await
+}
+
+/// Reads a body that nobody wants, beside the answer: a client that sends all of it first would hear of a broken
+/// connection only.
+fn forget(headers: &HeaderMap, mut body: Incoming) {
+    // Who waits to be told to go on sends none.
+    if body.is_end_stream() || headers.contains_key("expect") {
+        return;
+    }
+    let read = async move {
+        let mut left = UNWANTED;
+        while let Ok(Some(Ok(frame))) = timeout(UNWANTED_PAUSE, next(&mut body)).await {
+            let Some(less) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) else { break };
+            left = less;
+        }
+    };
+    tokio::spawn(timeout(UNWANTED_TIME, read));
+}
+
+/// The whole body, which takes memory as it comes. One that is refused stays, to be [forgotten](forget).
+async fn read(
+    hub: &Hub,
+    (headers, left): (&HeaderMap, &mut Option<Incoming>),
+    mut sent: Sent,
+) -> Result<Sent> {
     check_encoding(headers)?;
     let too_long = || Refusal::new(413, format!("the body is longer than {} MiB", BODY >> 20));
     let said = headers.get("content-length").and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
     if said.is_some_and(|n| n > BODY as u64) {
         return Err(too_long());
     }
+    let Some(mut body) = left.take() else { return Ok(sent) };
+    let most = said.map_or(BODY, |n| n as usize);
     let all = async {
-        let mut bytes = Vec::new();
-        while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        while let Some(frame) = next(&mut body).await {
             let frame = frame.map_err(|e| Refusal::new(400, format!("the body ends early: {e}")))?;
             let data = frame.into_data().unwrap_or_default();
-            if bytes.len() + data.len() > BODY {
-                return Err(too_long());
+            let (need, room) = (sent.bytes.len() + data.len(), sent.bytes.capacity());
+            let more = (2 * room).max(LEAST).min(most).max(need);
+            let taken = match need {
+                _ if need > BODY => Err(too_long()),
+                _ if need > room => sent.share.grow((more - room) as u64),
+                _ => Ok(()),
+            };
+            if let Err(refusal) = taken {
+                *left = Some(body);
+                return Err(refusal);
             }
-            bytes.extend_from_slice(&data);
+            if need > room {
+                sent.bytes.reserve_exact(more - sent.bytes.len());
+            }
+            sent.bytes.extend_from_slice(&data);
         }
-        Ok(Bytes::from(bytes))
+        Ok(sent)
     };
     let late = |_| Err(Refusal::new(408, "the body did not come in time"));
-    tokio::time::timeout(hub.patience, all).await.unwrap_or_else(late)
+    timeout(hub.patience, all).await.unwrap_or_else(late)
 }

@@ -78,16 +78,24 @@ fn name_of(tool: &Value) -> Option<&str> {
 
 /// The tools of a request that may be called, and how freely.
 pub(super) fn read(fields: &Fields<'_>, tool: ReadsTool) -> Result<(Option<Tools>, Wanted)> {
-    let mut all = Vec::new();
+    let (mut all, mut left_out) = (Vec::new(), Vec::new());
     for of in fields.list("tools")?.unwrap_or_default() {
         match tool(of) {
             Some(tool) => all.push(tool),
-            None => note_left_out(of),
+            None => left_out.push(of),
         }
     }
+    left_out.iter().for_each(|of| note_left_out(of));
     let wanted = match choice_type(fields) {
         Some("allowed_tools") => allowed(fields, &mut all)?,
+        Some(kind) if left_out.iter().any(|of| of["type"] == kind) => Wanted::Auto,
         _ => wanted(fields)?,
+    };
+    // What asks for a tool that is left out is so too.
+    let wanted = match wanted {
+        Wanted::Any if all.is_empty() && !left_out.is_empty() => Wanted::Auto,
+        Wanted::One(name) if left_out.iter().any(|of| name_of(of) == Some(name.as_str())) => Wanted::Auto,
+        wanted => wanted,
     };
     let parsed = match all.is_empty() {
         true => None,
@@ -207,6 +215,16 @@ mod tests {
             assert_eq!(names(&json!({"tools": all}), tool), Ok((vec!["f".into()], Wanted::Auto)), "{tools}");
         }
         assert_eq!(names(&json!({"tools": others}), flat), Ok((vec![], Wanted::Auto)));
+        for choice in [
+            json!("required"),
+            json!({"type": "mcp"}),
+            json!({"type": "tool", "name": "other"}),
+            json!("auto"),
+        ] {
+            let body = json!({"tools": others, "tool_choice": choice});
+            assert_eq!(names(&body, flat), Ok((vec![], Wanted::Auto)), "{choice}");
+        }
+        assert!(names(&json!({"tools": others, "tool_choice": {"type": "file_search"}}), flat).is_err());
         assert!(names(&json!({"tools": [{"type": "function", "function": 1}]}), nested).is_err());
     }
 

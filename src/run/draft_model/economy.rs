@@ -1,6 +1,8 @@
 //! When a draft model pays, and for how many tokens: from how often its tokens were chosen, and from the times of passes
 //! with and without them.
 
+use std::time::Duration;
+
 /// What a time or a share was before counts so much beside what it is now.
 const MEMORY: f64 = 0.9;
 /// Passes without a draft that are measured first.
@@ -9,18 +11,36 @@ const PLAIN: usize = 2;
 const AGAIN: usize = 64;
 /// Passes with drafts after which it is decided whether they pay.
 const TRIAL: usize = 8;
+/// A trial is over once it has cost as much as so many passes without.
+const LOSS: f64 = 16.0;
 /// The first and the longest pause of a draft that does not pay, in tokens.
 const PAUSE: (usize, usize) = (32, 4096);
+
+/// Passes without a draft.
+#[derive(Debug, Clone, Copy, Default)]
+struct Plain {
+    /// How long one takes for each of its texts.
+    seconds: Option<f64>,
+    passes: usize,
+}
+
+/// How long a pass took for each of its texts, and how many these were.
+#[derive(Debug, Clone, Copy)]
+pub struct PassTime {
+    pub each: Duration,
+    pub texts: usize,
+}
 
 /// Whether and how much a draft model drafts.
 #[derive(Debug)]
 pub struct Economy {
     /// Drafted tokens that were chosen, and all on which that depended.
     chosen: [f64; 2],
-    /// Seconds of a pass without a draft.
-    plain: Option<f64>,
-    plain_passes: usize,
-    /// Seconds and tokens of passes for which the model was asked.
+    /// Of passes without a draft, by how many texts they had: several together take less time for each.
+    plain: Vec<Plain>,
+    /// Texts of the last pass.
+    texts: usize,
+    /// Seconds of passes for which the model was asked, and what their tokens take without.
     with: [f64; 2],
     /// Seconds that each drafted token adds, drafting included.
     each: Option<f64>,
@@ -37,8 +57,8 @@ impl Economy {
         Self {
             // As if it had been seen to be right now and then.
             chosen: [3.0, 4.0],
-            plain: None,
-            plain_passes: 0,
+            plain: Vec::new(),
+            texts: 1,
             with: [0.0; 2],
             each: None,
             trial: 0,
@@ -54,11 +74,15 @@ impl Economy {
             self.left -= 1;
             return 0;
         }
-        if self.plain_passes < PLAIN || self.since >= AGAIN {
-            self.since = 0;
+        if self.now().passes < PLAIN {
             return 0;
         }
-        if self.trial >= TRIAL && self.gain() < 1.0 {
+        if self.since >= AGAIN {
+            // So long that one pass has none for any of its texts.
+            (self.since, self.left) = (0, 2 * self.texts.saturating_sub(1));
+            return 0;
+        }
+        if self.trial >= TRIAL && self.gain() < 1.0 || self.is_lost() {
             self.left = self.pause;
             self.pause = (2 * self.pause).min(PAUSE.1);
             (self.trial, self.with) = (0, [0.0; 2]);
@@ -70,15 +94,32 @@ impl Economy {
         self.best(most)
     }
 
+    /// Of passes with as many texts as the last one.
+    fn now(&self) -> Plain {
+        self.plain.get(self.texts).copied().unwrap_or_default()
+    }
+
     /// How many times as many tokens a second there are with the model.
     fn gain(&self) -> f64 {
-        self.plain.map_or(1.0, |plain| plain * self.with[1] / self.with[0].max(1e-12))
+        self.with[1] / self.with[0].max(1e-12)
+    }
+
+    /// Whether a trial has cost too much already.
+    fn is_lost(&self) -> bool {
+        let [with, without] = self.with;
+        self.trial > 0 && self.now().seconds.is_some_and(|plain| with - without > LOSS * plain)
+    }
+
+    /// How long a draft of so many tokens is worth waiting for: as long as they take without.
+    pub fn patience(&self, length: usize) -> Duration {
+        let seconds = self.now().seconds.map(|plain| plain * length as f64);
+        seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(Duration::MAX)
     }
 
     /// The length, from one, that should give the most tokens a second.
     fn best(&self, most: usize) -> usize {
         let right = self.chosen[0] / self.chosen[1];
-        let cost = match (self.plain, self.each) {
+        let cost = match (self.now().seconds, self.each) {
             (Some(plain), Some(each)) if plain > 0.0 => (each / plain).max(0.0),
             _ => 0.1,
         };
@@ -95,21 +136,28 @@ impl Economy {
         best.0
     }
 
-    /// A pass for which nobody was asked took so many seconds.
-    pub fn plain(&mut self, seconds: f64) {
-        self.plain = Some(learnt(self.plain, seconds));
-        self.plain_passes += 1;
+    /// A pass without drafts took so long.
+    pub fn plain(&mut self, time: PassTime) {
+        self.texts = time.texts;
+        if self.plain.len() <= time.texts {
+            self.plain.resize(time.texts + 1, Plain::default());
+        }
+        let of = &mut self.plain[time.texts];
+        of.seconds = Some(learnt(of.seconds, time.each.as_secs_f64()));
+        of.passes += 1;
     }
 
-    /// The model was asked for a pass and gave so many tokens, of which so many were chosen; it took so many seconds in
-    /// all, where that is known.
-    pub fn drafted(&mut self, accepted: usize, drafted: usize, seconds: Option<f64>) {
+    /// The model was asked for a pass and gave so many tokens, of which so many were chosen; it took so long in all, where
+    /// that is known.
+    pub fn drafted(&mut self, accepted: usize, drafted: usize, time: Option<PassTime>) {
         let looked_at = (accepted + 1).min(drafted);
         let kept = MEMORY.powf(looked_at as f64 / 4.0);
         self.chosen = [self.chosen[0] * kept + accepted as f64, self.chosen[1] * kept + looked_at as f64];
-        if let (Some(seconds), Some(plain)) = (seconds, self.plain) {
-            let [time, tokens] = self.with;
-            self.with = [MEMORY * time + seconds, MEMORY * tokens + 1.0 + accepted as f64];
+        self.texts = time.map_or(self.texts, |time| time.texts);
+        if let (Some(time), Some(plain)) = (time, self.now().seconds) {
+            let seconds = time.each.as_secs_f64();
+            let [with, without] = self.with;
+            self.with = [MEMORY * with + seconds, MEMORY * without + plain * (1.0 + accepted as f64)];
             self.trial += 1;
             self.since += 1;
             if drafted > 0 {
@@ -128,20 +176,24 @@ fn learnt(old: Option<f64>, new: f64) -> f64 {
 mod tests {
     use super::*;
 
+    fn seconds(seconds: f64, texts: usize) -> PassTime {
+        PassTime { each: Duration::from_secs_f64(seconds), texts }
+    }
+
     /// Runs `passes`, where each drafted token costs `each` of a pass and one in `wrong` is wrong: the lengths.
     fn lengths(economy: &mut Economy, passes: usize, each: f64, wrong: usize) -> Vec<usize> {
         let mut count = 0;
         let pass = |_| {
             let n = economy.length(8);
             if n == 0 {
-                economy.plain(1.0);
+                economy.plain(seconds(1.0, 1));
             } else {
                 let accepted = (0..n).take_while(|_| {
                     count += 1;
                     count % wrong != 0
                 });
                 let accepted = accepted.count();
-                economy.drafted(accepted, n, Some(1.0 + each * n as f64));
+                economy.drafted(accepted, n, Some(seconds(1.0 + each * n as f64, 1)));
             }
             n
         };
@@ -170,5 +222,44 @@ mod tests {
         // Once it pays, it is used again.
         let better = lengths(&mut economy, 9000, 0.05, 20);
         assert!(better[8_000..].iter().filter(|&&n| n > 0).count() > 900);
+    }
+
+    /// Texts that run together, beside a program that never answers in time: how many of their tokens' time is lost.
+    #[test]
+    fn a_program_that_is_too_slow_for_several_texts_is_hardly_waited_for() {
+        const TEXTS: usize = 3;
+        let (mut economy, mut lost, mut passes) = (Economy::new(), 0.0, 0.0);
+        for _ in 0..80 {
+            let lengths: Vec<_> = (0..TEXTS).map(|_| economy.length(8)).collect();
+            let waits: Vec<_> = lengths.iter().map(|&n| economy.patience(n).as_secs_f64().min(0.5)).collect();
+            for (&n, wait) in lengths.iter().zip(waits) {
+                if n > 0 {
+                    economy.drafted(0, 0, Some(seconds(0.01 + wait, TEXTS)));
+                    lost += wait;
+                } else {
+                    economy.plain(seconds(0.01, TEXTS));
+                }
+                passes += 0.01;
+            }
+        }
+        assert!(lost > 0.0 && lost < 0.6 * passes, "{lost} of {passes}");
+    }
+
+    /// What pays for one text may not for three, whose passes take less for each.
+    #[test]
+    fn each_number_of_texts_has_its_own_pass_to_compare_with() {
+        let mut economy = Economy::new();
+        lengths(&mut economy, 100, 0.5, 9);
+        let mut drafted = 0;
+        for _ in 0..400 {
+            match economy.length(8) {
+                0 => economy.plain(seconds(0.4, 3)),
+                n => {
+                    economy.drafted(0, n, Some(seconds(1.0, 3)));
+                    drafted += 1;
+                }
+            }
+        }
+        assert!(drafted < 40, "{drafted}");
     }
 }

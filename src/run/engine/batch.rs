@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::texts::{Piece, Text, Texts, is_own};
-use super::writer::Writer;
+use super::writer::{TextParams, Writer};
 use crate::run::eviction::Policy;
 use crate::run::options::{EngineOptions, GenerateOptions};
 use crate::run::session::{Drafts, Session, StopReason};
@@ -162,7 +162,8 @@ impl<'a> Batch<'a> {
     fn begin(&mut self, mut session: Session, index: usize, tokens: Vec<u32>) -> Result<()> {
         session.clear();
         let answer = BatchAnswer::new(index);
-        match Text::begin(self.engine, session, tokens, &self.items[index].options, answer) {
+        let params = TextParams::new(&self.items[index].options)?;
+        match Text::begin(self.engine, session, tokens, params, answer) {
             Ok(text) => self.texts.all.push(text),
             Err(failed) => {
                 let (e, session, _) = *failed;

@@ -2,6 +2,7 @@
 
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, ROPE, WINDOW, is_local};
 use crate::model::device::KvRows;
+use super::scheduler::Realm;
 use crate::run::session::{Sequence, Session};
 use files::Result;
 use numeric::kv::KvTypes;
@@ -11,6 +12,8 @@ const WORTH: usize = 8;
 
 /// The rows of one sequence.
 struct Kept {
+    /// Whose they are.
+    realm: Realm,
     tokens: Vec<u32>,
     /// Which of two frequencies its keys have: see [`is_long`].
     long: bool,
@@ -86,13 +89,14 @@ impl Prefixes {
         self.all.iter().map(|kept| kept.bytes).sum()
     }
 
-    /// Makes an empty session begin with what is kept of the prompt: with how many tokens.
+    /// Makes an empty session begin with what is kept of the prompt in its realm: with how many tokens.
     ///
     /// # Errors
     ///
     /// What writing a device's rows returns; then the session is empty.
-    pub fn begin(&mut self, session: &mut Session, prompt: &[u32]) -> Result<usize> {
-        let best = self.all.iter().enumerate().map(|(i, kept)| (kept.common(prompt), i)).max();
+    pub fn begin(&mut self, session: &mut Session, prompt: &[u32], realm: &Realm) -> Result<usize> {
+        let own = self.all.iter().enumerate().filter(|(_, kept)| kept.realm == *realm);
+        let best = own.map(|(i, kept)| (kept.common(prompt), i)).max();
         let Some((n, i)) = best.filter(|&(n, _)| n > 0) else { return Ok(0) };
         let kept = self.all.remove(i);
         let types = session.extent().types;
@@ -109,15 +113,16 @@ impl Prefixes {
     /// # Errors
     ///
     /// What reading a device's rows returns.
-    pub fn keep(&mut self, session: &mut Session, prompt: usize) -> Result<()> {
+    pub fn keep(&mut self, session: &mut Session, prompt: usize, realm: &Realm) -> Result<()> {
         session.settle();
         let tokens = session.tokens();
         let long = is_long(prompt);
         if self.most == 0 || tokens.len() < WORTH || session.has_evicted() {
             return Ok(());
         }
+        let is_alike = |kept: &Kept| kept.long == long && kept.realm == *realm;
         // What begins another one needs no place of its own.
-        if self.all.iter().any(|kept| kept.long == long && kept.tokens.starts_with(tokens)) {
+        if self.all.iter().any(|kept| is_alike(kept) && kept.tokens.starts_with(tokens)) {
             return Ok(());
         }
         let types = session.extent().types;
@@ -125,7 +130,7 @@ impl Prefixes {
         if bytes > self.most {
             return Ok(());
         }
-        self.all.retain(|kept| kept.long != long || !tokens.starts_with(&kept.tokens));
+        self.all.retain(|kept| !is_alike(kept) || !tokens.starts_with(&kept.tokens));
         while self.bytes() + bytes > self.most {
             self.all.remove(0);
         }
@@ -136,7 +141,7 @@ impl Prefixes {
             session.read_rows(layer, &mut of_layer)?;
             rows.push(of_layer);
         }
-        self.all.push(Kept { tokens, long, oldest, rows, bytes });
+        self.all.push(Kept { realm: realm.clone(), tokens, long, oldest, rows, bytes });
         Ok(())
     }
 }

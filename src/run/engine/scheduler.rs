@@ -8,7 +8,7 @@ pub use numbers::{BOUNDS, Histogram, Numbers, SlotNumbers};
 
 use super::prefixes::Prefixes;
 use super::texts::{Piece, Text, Texts, is_own};
-use super::writer::Writer;
+use super::writer::{TextParams, Writer};
 use super::{Engine, EngineOptions};
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use crate::run::eviction::Policy;
@@ -17,11 +17,16 @@ use crate::run::session::{CancelToken, Drafts, Session, StopReason};
 use files::{Error, Result};
 use pace::Pace;
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use text::tokenizer::StopStrings;
 
 /// How often somebody who waits for requests looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
+/// The longest time that a clock is sure to count.
+const LONGEST: Duration = Duration::from_secs(1 << 30);
+/// Texts that begin between two passes, at most: copying the rows of one takes a while.
+const BEGUN_AT_ONCE: usize = 8;
 /// Memory of a sequence that has ended goes back to the system from this many bytes on.
 const WORTH_RELEASING: u64 = 1 << 20;
 
@@ -36,19 +41,33 @@ pub struct Limits {
     pub drain: Duration,
 }
 
+/// Texts that share rows: how fast one comes, and how many tokens it copies, tells nothing of those of another realm.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Realm {
+    /// The number of the client's key.
+    pub key: Option<usize>,
+    /// A secret of the client's own.
+    pub salt: Option<Arc<str>>,
+}
+
 /// Whether rows of earlier sequences may be copied, and those of this one kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reuse {
-    Yes,
+    /// With texts of this realm.
+    In(Realm),
     No,
 }
 
-/// One text to generate.
+/// One text to generate. Those of one request share their prompt and their options.
 pub struct Job {
     /// Ids of the prompt, for which [`Engine::check_job`] has spoken.
-    pub prompt: Vec<u32>,
+    pub prompt: Arc<[u32]>,
     /// What to generate; its [`CancelToken`] frees the slot within a pass.
-    pub options: GenerateOptions,
+    pub options: Arc<GenerateOptions>,
+    /// Takes the place of the seed in the options.
+    pub seed: u64,
+    /// The options' stop strings, ready for use.
+    pub stops: StopStrings,
     pub reuse: Reuse,
     /// Hears what comes of it, on the thread of the passes: it must not wait.
     pub tell: Box<dyn FnMut(Event) + Send>,
@@ -57,6 +76,8 @@ pub struct Job {
 /// What comes of a [`Job`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
+    /// So many tokens of the prompt are read, where somebody wants to know.
+    Read { done: usize, all: usize },
     /// A token of the text.
     Piece(Piece),
     /// The last event.
@@ -213,7 +234,7 @@ impl Scheduler {
             if stop.is_cancelled() && deadline.is_none() {
                 locked(&self.queue).closed = true;
                 heard(Moment::Draining);
-                deadline = Some(Instant::now() + self.limits.drain);
+                deadline = Some(Instant::now() + self.limits.drain.min(LONGEST));
             }
             let late = deadline.is_some_and(|end| Instant::now() >= end);
             let passed = running.admit().and_then(|()| if late { Ok(()) } else { running.pass() });
@@ -282,14 +303,15 @@ impl<'a> Running<'a> {
         Ok(Self { of, engine, free, texts, prefixes, pace })
     }
 
-    /// Begins what waits, in order, as far as slots and memory allow.
+    /// Begins what waits, in order, as far as slots and memory allow; a few at a time, as texts that run wait meanwhile.
     fn admit(&mut self) -> Result<()> {
-        while let Some(Waiting { job, since }) = self.next() {
+        for _ in 0..BEGUN_AT_ONCE {
+            let Some(Waiting { job, since }) = self.next() else { break };
             let (slot, mut session) = self.free.pop().expect("invariant: `next` found one");
             session.clear();
-            let Job { prompt, options, reuse, tell } = job;
-            let cached = match reuse {
-                Reuse::Yes => self.prefixes.begin(&mut session, &prompt),
+            let Job { prompt, options, seed, stops, reuse, tell } = job;
+            let cached = match &reuse {
+                Reuse::In(realm) => self.prefixes.begin(&mut session, &prompt, realm),
                 Reuse::No => Ok(0),
             };
             let (ending, begun) = (Ending::none_yet(prompt.len(), slot), Instant::now());
@@ -299,7 +321,8 @@ impl<'a> Running<'a> {
             let begun = match cached {
                 Ok(n) => {
                     owner.ending.cached = n;
-                    Text::begin(self.engine, session, prompt, &options, owner)
+                    let params = TextParams { options: &options, seed, stops };
+                    Text::begin(self.engine, session, prompt.to_vec(), params, owner)
                 }
                 Err(e) => Err(Box::new((e, session, owner))),
             };
@@ -378,8 +401,8 @@ impl<'a> Running<'a> {
         let Text { mut session, mut owner, .. } = text;
         owner.ending.stop = stop;
         owner.ending.drafts = session.drafts().unwrap_or_default().since(owner.drafts);
-        let kept = match (&how, owner.reuse) {
-            (Ok(_), Reuse::Yes) => self.prefixes.keep(&mut session, owner.ending.prompt),
+        let kept = match (&how, &owner.reuse) {
+            (Ok(_), Reuse::In(realm)) => self.prefixes.keep(&mut session, owner.ending.prompt, realm),
             _ => Ok(()),
         };
         let mut numbers = locked(&self.of.numbers);

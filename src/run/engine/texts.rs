@@ -1,9 +1,8 @@
 //! Texts that are generated together: one pass computes a token of each, and parts of prompts.
 
 use super::Engine;
-use super::writer::{End, Writer};
+use super::writer::{End, TextParams, Writer};
 use crate::model::device::locked;
-use crate::run::options::GenerateOptions;
 use crate::run::session::{CancelToken, Few, Session, Stage, StopReason, compute};
 use files::{Error, Result};
 use numeric::pool::Pool;
@@ -45,11 +44,11 @@ impl<'a, T> Text<'a, T> {
         engine: &'a Engine,
         mut session: Session,
         tokens: Vec<u32>,
-        options: &GenerateOptions,
+        params: TextParams<'_>,
         owner: T,
     ) -> std::result::Result<Self, Box<(Error, Session, T)>> {
         let rest = tokens.get(session.tokens().len()..).unwrap_or_default();
-        match session.begin_prompt(rest).and_then(|()| Writer::new(engine, options)) {
+        match session.begin_prompt(rest).and_then(|()| Writer::with(engine, params)) {
             Ok(writer) => {
                 session.chosen_by(writer.sampler().options());
                 let (prompt, pieces) = (tokens.len(), Vec::new());

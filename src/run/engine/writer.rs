@@ -6,7 +6,7 @@ use crate::run::options::{GenerateOptions, Progress};
 use crate::run::session::{CancelToken, StopReason};
 use files::Result;
 use serde::{Deserialize, Serialize};
-use text::sampler::{Logprobs, Sampler, TokenLogprobs};
+use text::sampler::{Logprobs, Sampler, SamplerOptions, TokenLogprobs};
 use text::tokenizer::{StopStrings, TextState, TextStream, Tokenizer};
 
 /// Text that was held back at a cut.
@@ -24,6 +24,26 @@ pub struct Unshown {
 enum AtCut {
     Show,
     Keep,
+}
+
+/// Options of one text of perhaps several that share them.
+pub(super) struct TextParams<'o> {
+    pub options: &'o GenerateOptions,
+    /// Takes the place of the seed in the options.
+    pub seed: u64,
+    /// The options' stop strings.
+    pub stops: StopStrings,
+}
+
+impl<'o> TextParams<'o> {
+    /// As the options say.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` for a stop string that is empty.
+    pub fn new(options: &'o GenerateOptions) -> Result<Self> {
+        Ok(Self { options, seed: options.sampler.seed, stops: StopStrings::new(&options.stop)? })
+    }
 }
 
 /// Turns logits into tokens and tokens into text that may be shown.
@@ -51,20 +71,25 @@ impl<'a> Writer<'a> {
         options.sampler.validate_for(VOCAB)?;
         #[cfg(feature = "grammar")]
         if options.sampler.grammar.is_some() {
-            sampler(engine, options, &ends(engine, options))?;
+            sampler(engine, options.sampler.clone(), &ends(engine, options))?;
         }
         StopStrings::new(&options.stop).map(|_| ())
     }
 
     pub(super) fn new(engine: &'a Engine, options: &GenerateOptions) -> Result<Self> {
+        Self::with(engine, TextParams::new(options)?)
+    }
+
+    pub(super) fn with(engine: &'a Engine, params: TextParams<'_>) -> Result<Self> {
+        let TextParams { options, seed, stops } = params;
         let ends = ends(engine, options);
-        let sampler = sampler(engine, options, &ends)?;
+        let sampler = sampler(engine, SamplerOptions { seed, ..options.sampler.clone() }, &ends)?;
         Ok(Self {
             tokenizer: &engine.tokenizer,
             sampler,
             logprobs: options.logprobs.map(|count| Logprobs::new(count, VOCAB)).transpose()?,
             text: engine.tokenizer.stream().showing(options.shown_tokens.clone()),
-            stops: StopStrings::new(&options.stop)?,
+            stops,
             at_cut: AtCut::Show,
             ends,
             left: options.max_tokens,
@@ -193,9 +218,9 @@ fn ends(engine: &Engine, options: &GenerateOptions) -> Vec<u32> {
 
 /// What chooses the tokens of a text that `ends` end.
 #[cfg_attr(not(feature = "grammar"), expect(unused_variables, reason = "only a grammar looks at the ends"))]
-fn sampler(engine: &Engine, options: &GenerateOptions, ends: &[u32]) -> Result<Sampler> {
+fn sampler(engine: &Engine, options: SamplerOptions, ends: &[u32]) -> Result<Sampler> {
     let pieces = engine.tokenizer.pieces();
-    let sampler = Sampler::new(options.sampler.clone(), VOCAB)?.with_pieces(pieces);
+    let sampler = Sampler::new(options, VOCAB)?.with_pieces(pieces);
     #[cfg(feature = "grammar")]
     let sampler = sampler.with_grammar(pieces, ends)?;
     Ok(sampler)

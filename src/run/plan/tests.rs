@@ -52,6 +52,20 @@ fn attention_mass_is_exact_and_only_where_a_policy_looks_at_it() {
     }
 }
 
+#[cfg(feature = "serve")]
+#[test]
+fn a_server_plans_for_requests_by_the_memory_that_there_is() {
+    for (mib, budget) in [(1, 16), (400, 50), (1 << 20, 128)] {
+        let mut p = with_memory(100, mib << 20);
+        let (need, empty) = (p.need(), p.empty());
+        assert_eq!(p.add_requests(), budget << 20);
+        assert!(p.need() - need > (budget << 20) + ((CONNECTIONS * CONNECTION_BUFFER) as u64));
+        assert_eq!(p.empty(), empty, "nobody asks");
+        let line = p.items().into_iter().find(|i| i.what == "requests and answers").expect("a line");
+        assert_eq!(line.bytes, p.need() - need);
+    }
+}
+
 #[test]
 fn sums_do_not_overflow() {
     for slots in [0, 1, usize::MAX / 2, usize::MAX] {

@@ -9,7 +9,7 @@ mod pace;
 use super::Session;
 use super::evict::{Evictor, Input};
 use crate::dims::VOCAB;
-use crate::run::draft_model::{DraftModel, Question};
+use crate::run::draft_model::{DraftModel, PassTime, Question};
 use files::{Error, Result};
 use pace::Pace;
 use std::ops::{Add, RangeInclusive};
@@ -78,7 +78,7 @@ pub(super) struct Drafter {
     /// Who was asked for it.
     source: Source,
     /// How long it took, where that says anything.
-    time: Option<Duration>,
+    time: Option<PassTime>,
     /// Logits of each: `[token][VOCAB]`.
     rows: Vec<f32>,
     drafts: Drafts,
@@ -192,9 +192,8 @@ impl Drafter {
         self.model.is_some()
     }
 
-    /// The pass took so long for each of its texts, drafting included. Where `others` had drafted tokens, it says nothing
-    /// of one without.
-    pub fn took(&mut self, others: usize, time: Duration) {
+    /// The pass took so long, and asking for this text. Where `others` had drafted tokens, it says nothing of one without.
+    pub fn took(&mut self, others: usize, time: PassTime) {
         self.time = (others == 0 || self.source == Source::Model).then_some(time);
     }
 

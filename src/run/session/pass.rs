@@ -4,10 +4,10 @@
 
 use super::Session;
 use super::devices::At;
-use super::draft::Drafter;
 use super::evict::Input;
 use crate::dims::VOCAB;
 use crate::model::device::{CancelToken, Logits, Run, SharedDevice, locked};
+use crate::run::draft_model::PassTime;
 use files::{Error, Result};
 use smallvec::SmallVec;
 use std::time::{Duration, Instant};
@@ -201,16 +201,15 @@ impl Counted {
     fn took(self, sessions: &mut [&mut Session], time: Duration) {
         let next = self.drafted.iter().flatten().count();
         let all: usize = self.drafted.iter().flatten().sum();
-        let asked: Duration =
-            sessions.iter_mut().filter_map(|s| s.drafter.as_mut()).map(Drafter::take_asked).sum();
         // A prompt beside them takes longer than they do.
-        if next == 0 || self.prompts > 0 {
-            return;
-        }
-        let share = (time + asked) / next as u32;
+        let counts = next > 0 && self.prompts == 0;
+        let share = time / next.max(1) as u32;
         for (session, drafted) in sessions.iter_mut().zip(&self.drafted) {
-            if let (Some(drafter), Some(n)) = (&mut session.drafter, *drafted) {
-                drafter.took(all - n, share);
+            let Some(drafter) = &mut session.drafter else { continue };
+            // All wait while one is drafted for. That is its cost alone: else none would seem to be faster without.
+            let each = share + drafter.take_asked();
+            if let Some(n) = drafted.filter(|_| counts) {
+                drafter.took(all - n, PassTime { each, texts: next });
             }
         }
     }

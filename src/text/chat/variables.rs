@@ -5,12 +5,15 @@ use files::error::{quoted, unquoted};
 use files::nesting::marks;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::HashSet;
 
 /// Longest JSON of tools, of a call or of a value, in bytes.
 pub(super) const MAX_JSON: usize = 1 << 20;
 /// Brackets in brackets, and values in all. A template may not handle more.
 const MAX_NESTING: usize = 24;
 const MAX_VALUES: usize = 10_000;
+/// Variables of a conversation: each is compared with the others.
+const MAX_VARIABLES: usize = 256;
 /// What [`Variables::set`] may not replace.
 const RESERVED: [&str; 4] = ["messages", "tools", "add_generation_prompt", "bos_token"];
 
@@ -60,6 +63,9 @@ impl Variables {
         };
         fits(&json).map_err(|why| format!("`{name}` {why}"))?;
         self.own.retain(|(other, _)| other != name);
+        if self.own.len() >= MAX_VARIABLES {
+            return Err(format!("`{name}` is one of more than {MAX_VARIABLES} variables; use fewer"));
+        }
         self.own.push((name.into(), json));
         Ok(())
     }
@@ -115,10 +121,10 @@ impl Tools {
         let Value::Array(list) = &all else {
             return Err(format!("is {}; use a JSON array of tools", shown(&all)));
         };
-        let mut names: Vec<String> = Vec::new();
+        let (mut names, mut seen): (Vec<String>, _) = (Vec::new(), HashSet::new());
         for (i, tool) in list.iter().enumerate() {
             let name = name_of(tool).map_err(|why| format!("tool {}: {why}", i + 1))?;
-            if names.iter().any(|other| other == name) {
+            if !seen.insert(name) {
                 return Err(format!("tool {}: a second {}; give each its own name", i + 1, quoted(name)));
             }
             names.push(name.into());
@@ -263,6 +269,10 @@ mod tests {
             // Open brackets are a text, and texts are not nested.
             assert_eq!(said, if name == "a" { Ok(()) } else { Err(true) }, "{name}");
         }
+        let mut many = Variables::default();
+        let set = (0..=MAX_VARIABLES).map(|i| many.set(&format!("v{i}"), "1")).collect::<Vec<_>>();
+        assert!(set[..MAX_VARIABLES].iter().all(Result::is_ok) && set[MAX_VARIABLES].is_err());
+        assert_eq!(many.set("v0", "2"), Ok(()), "replaced");
         let deep = format!("{}{}", "[".repeat(30), "]".repeat(30));
         assert!(variables.set("a", &deep).is_err_and(|e| e.contains("24 levels")));
     }

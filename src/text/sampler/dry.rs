@@ -4,7 +4,7 @@
 use super::options::DryOptions;
 use super::penalties::last;
 use crate::tokenizer::Pieces;
-use memchr::memmem::Finder;
+use crate::tokenizer::automaton::{Automaton, State};
 use std::sync::Arc;
 
 /// The penalty, ready for use.
@@ -14,12 +14,13 @@ pub(super) struct Dry {
     /// Repetitions of this length or more all get the same penalty.
     longest: usize,
     breakers: Breakers,
+    repeats: Repeats,
 }
 
 impl Dry {
     pub fn new(options: &DryOptions) -> Self {
         let breakers = Breakers::new(&options.breakers);
-        Self { options: options.clone(), longest: longest(options), breakers }
+        Self { options: options.clone(), longest: longest(options), breakers, repeats: Repeats::default() }
     }
 
     /// Finds sequence breakers in the texts of tokens.
@@ -30,18 +31,20 @@ impl Dry {
     /// Where the last `n` tokens of `recent` also occur earlier, with `n` at least the allowed length, subtracts
     /// `multiplier * base^(n - allowed)` from the logit of the token that came next. If several `n` lead to one token,
     /// the largest counts. A repetition may overlap what it repeats. `lengths` is scratch, `[vocab]`, all zero before
-    /// and after.
+    /// and after. Takes time in proportion to the history.
     pub fn penalise(&mut self, logits: &mut [f32], recent: &[u32], lengths: &mut [u32]) {
         let recent = last(recent, self.options.window.unwrap_or(usize::MAX));
-        let Some((newest, before)) = recent.split_last() else { return };
-        let most = self.breakers.unbroken(recent, self.longest);
+        let found = self.repeats.measure(recent, self.longest);
+        if found < self.options.allowed_length {
+            return;
+        }
+        let most = self.breakers.unbroken(recent, found);
         if most < self.options.allowed_length {
             return;
         }
-        for (at, _) in before.iter().enumerate().filter(|(_, id)| *id == newest) {
-            let pairs = before[..at].iter().rev().zip(before.iter().rev());
-            let length = 1 + pairs.take(most - 1).take_while(|(then, now)| then == now).count();
-            let next = recent[at + 1];
+        for (back, &length) in self.repeats.lengths.iter().enumerate().skip(1) {
+            let length = (length as usize).min(most);
+            let next = recent[recent.len() - back];
             if length >= self.options.allowed_length
                 && !self.breakers.are_in(next)
                 && let Some(longest) = lengths.get_mut(next as usize)
@@ -75,56 +78,86 @@ fn longest(o: &DryOptions) -> usize {
     o.allowed_length.saturating_add(steps as usize)
 }
 
+/// How long the end of a history repeats what stands earlier in it.
+#[derive(Debug, Clone, Default)]
+struct Repeats {
+    /// Scratch: how many of the last tokens also end so many tokens before the end, as far as was asked for.
+    lengths: Vec<u32>,
+}
+
+impl Repeats {
+    /// Measures all of them, up to `most` tokens; the longest. The lengths are those of the prefixes that a text repeats
+    /// (the Z algorithm), of the history read backwards.
+    fn measure(&mut self, recent: &[u32], most: usize) -> usize {
+        let at = |i: usize| recent[recent.len() - 1 - i];
+        self.lengths.clear();
+        self.lengths.resize(recent.len(), 0);
+        let (mut from, mut to, mut longest) = (0, 0, 0);
+        for i in 1..recent.len() {
+            let known = if i < to { (self.lengths[i - from] as usize).min(to - i) } else { 0 };
+            let mut length = known;
+            while length < most && i + length < recent.len() && at(length) == at(i + length) {
+                length += 1;
+            }
+            if i + length > to {
+                (from, to) = (i, i + length);
+            }
+            self.lengths[i] = length as u32;
+            longest = longest.max(length);
+        }
+        longest
+    }
+}
+
 /// Texts that a repetition never reaches across, wherever in the tokens they are. A token that contains a whole one is
 /// never penalised. Control tokens are breakers too: a chat template repeats them, and an answer has to end.
 #[derive(Debug, Clone)]
 struct Breakers {
-    finders: Vec<Finder<'static>>,
+    automaton: Automaton,
     /// How many bytes before a token may belong to a breaker that ends in it.
     reach: usize,
     /// The texts of the tokens; without them there are no breakers.
     pieces: Option<Arc<Pieces>>,
-    /// Scratch: the end of the text up to a token.
-    text: Vec<u8>,
 }
 
 impl Breakers {
     fn new(texts: &[String]) -> Self {
-        let finders = texts.iter().map(|t| Finder::new(t).into_owned()).collect();
+        let automaton = Automaton::new(texts.iter().map(|text| text.as_bytes()));
         let reach = texts.iter().map(|t| t.len().saturating_sub(1)).max().unwrap_or(0);
-        Self { finders, reach, pieces: None, text: Vec::with_capacity(1024 + reach) }
+        Self { automaton, reach, pieces: None }
     }
 
     /// Whether the token is a control token or its text contains a breaker.
     fn are_in(&self, id: u32) -> bool {
         let Some(pieces) = &self.pieces else { return false };
-        pieces.is_special(id) || self.finders.iter().any(|f| f.find(pieces.bytes(id)).is_some())
+        pieces.is_special(id) || self.automaton.is_in(pieces.bytes(id))
     }
 
-    /// How many tokens follow the last one in which a breaker ends, at most `most`.
-    fn unbroken(&mut self, recent: &[u32], most: usize) -> usize {
+    /// How many tokens follow the last one that is a control token or in which a breaker ends, at most `most`.
+    fn unbroken(&self, recent: &[u32], most: usize) -> usize {
+        let Some(pieces) = &self.pieces else { return most.min(recent.len()) };
         let from = recent.len().saturating_sub(most);
-        let broken = (from..recent.len()).rev().position(|at| self.end_in(recent, at));
-        broken.unwrap_or(recent.len() - from)
-    }
-
-    /// Whether the token at `at` is a control token or a breaker ends in it.
-    fn end_in(&mut self, recent: &[u32], at: usize) -> bool {
-        let Some(pieces) = &self.pieces else { return false };
-        if pieces.is_special(recent[at]) {
-            return true;
-        }
-        let (mut first, mut before) = (at, 0);
+        // A breaker may begin before.
+        let (mut first, mut before) = (from, 0);
         while first > 0 && before < self.reach && !pieces.is_special(recent[first - 1]) {
             first -= 1;
             before += pieces.bytes(recent[first]).len();
         }
-        self.text.clear();
-        for &id in &recent[first..=at] {
-            self.text.extend_from_slice(pieces.bytes(id));
+        let (mut state, mut whole) = (State::default(), from);
+        for (at, &id) in recent.iter().enumerate().skip(first) {
+            let mut broken = pieces.is_special(id);
+            if broken {
+                state = State::default();
+            } else {
+                for &byte in pieces.bytes(id) {
+                    state = self.automaton.next(state, byte);
+                    broken |= self.automaton.found(state).is_some();
+                }
+            }
+            if broken && at >= from {
+                whole = at + 1;
+            }
         }
-        // Only breakers that end in the token count.
-        let tail = |f: &Finder<'_>| before.saturating_sub(f.needle().len() - 1);
-        self.finders.iter().any(|f| f.find(&self.text[tail(f)..]).is_some())
+        recent.len() - whole
     }
 }

@@ -29,6 +29,17 @@ pub(super) fn place<E>(text: &str, encode: impl Fn(&str) -> Result<Vec<u32>, E>)
     Ok(None)
 }
 
+/// Bytes of a text that are surely encoded at once, as there is no place to cut it.
+pub(super) fn longest_part(text: &str) -> usize {
+    let (mut rest, mut longest) = (text.as_bytes(), 0);
+    while rest.len() > 2 * PART {
+        let Some(at) = (PART..2 * PART).find(|&at| is_candidate(rest, at)) else { break };
+        longest = longest.max(at);
+        rest = &rest[at..];
+    }
+    longest.max(rest.len())
+}
+
 /// Between two words, before the blank, or where a line begins.
 fn is_candidate(text: &[u8], at: usize) -> bool {
     let word = |b: u8| b.is_ascii_alphanumeric();

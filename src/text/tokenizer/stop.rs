@@ -1,7 +1,8 @@
 //! Stop strings in streamed text: what could still become one is held back.
 
+use super::automaton::{Automaton, State};
 use crate::{Error, Result};
-use memchr::memmem::Finder;
+use std::sync::Arc;
 
 /// What a piece of text let through.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -14,12 +15,18 @@ pub struct Scan {
 
 /// Finds the earliest stop string of a stream. The result depends on the text only, not on the
 /// pieces in which it comes: where an earlier, longer stop string could still be completed, a match
-/// is held back as well, until that is settled.
+/// is held back as well, until that is settled. Each byte takes the same time, however many there are; a clone shares
+/// what was built.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
-    finders: Vec<Finder<'static>>,
+    automaton: Arc<Automaton>,
+    /// Behind the first `scanned` bytes of `held`.
+    state: State,
+    scanned: usize,
     /// Shorter than the longest stop string.
     held: String,
+    /// The first match in `held`: where it begins, and of which stop string it is.
+    first: Option<(usize, usize)>,
     /// The stop string that was found.
     found: Option<usize>,
 }
@@ -27,14 +34,14 @@ pub struct StopStrings {
 impl StopStrings {
     /// Looks for `stops`; none is allowed, an empty one is not.
     pub fn new<S: AsRef<str>>(stops: &[S]) -> Result<Self> {
-        let finder = |stop: &S| match stop.as_ref() {
-            "" => {
-                Err(Error::Usage("`GenerateOptions::stop` \"\": use a text of at least one character".into()))
-            }
-            stop => Ok(Finder::new(stop).into_owned()),
-        };
-        let finders = stops.iter().map(finder).collect::<Result<_>>()?;
-        Ok(Self { finders, held: String::new(), found: None })
+        if stops.iter().any(|stop| stop.as_ref().is_empty()) {
+            return Err(Error::Usage(
+                "`GenerateOptions::stop` \"\": use a text of at least one character".into(),
+            ));
+        }
+        let automaton = Arc::new(Automaton::new(stops.iter().map(|stop| stop.as_ref().as_bytes())));
+        let (state, held) = (State::default(), String::new());
+        Ok(Self { automaton, state, scanned: 0, held, first: None, found: None })
     }
 
     /// Takes the next piece of text.
@@ -42,26 +49,33 @@ impl StopStrings {
         if self.found.is_some() {
             return Scan { text: String::new(), stopped: true };
         }
-        if self.finders.is_empty() && self.held.is_empty() {
+        if self.automaton.is_empty() && self.held.is_empty() {
             return Scan { text: piece.into(), stopped: false };
         }
         self.held.push_str(piece);
-        let open = self.first_open();
-        match self.first_match() {
-            Some(first) if first.0 <= open => self.stop(first),
-            _ => {
-                let rest = self.held.split_off(open);
-                Scan { text: std::mem::replace(&mut self.held, rest), stopped: false }
-            }
+        if let Some(first) = self.scan() {
+            return self.stop(first);
         }
+        let open = self.scanned - self.automaton.open(self.state);
+        let kept = self.first.map_or(open, |(start, _)| start.min(open));
+        self.first = self.first.map(|(start, number)| (start - kept, number));
+        self.scanned -= kept;
+        let rest = self.held.split_off(kept);
+        Scan { text: std::mem::replace(&mut self.held, rest), stopped: false }
     }
 
     /// The text has ended: lets the held text go.
     pub fn finish(&mut self) -> Scan {
-        match self.first_match() {
+        match self.scan().or(self.first) {
             Some(first) => self.stop(first),
-            None => Scan { text: std::mem::take(&mut self.held), stopped: self.found.is_some() },
+            None => Scan { text: self.let_go(), stopped: self.found.is_some() },
         }
+    }
+
+    /// The held text, which is held no longer.
+    fn let_go(&mut self) -> String {
+        (self.state, self.scanned, self.first) = (State::default(), 0, None);
+        std::mem::take(&mut self.held)
     }
 
     /// Which of the stop strings ended the text: its number, once it has.
@@ -76,34 +90,35 @@ impl StopStrings {
 
     /// Begins with text that another scan, perhaps for other stop strings, held back.
     pub fn hold(&mut self, text: &str) {
+        self.let_go();
         self.held = text.into();
     }
 
     fn stop(&mut self, (start, found): (usize, usize)) -> Scan {
-        let mut text = std::mem::take(&mut self.held);
+        let mut text = self.let_go();
         text.truncate(start);
         self.found = Some(found);
         Scan { text, stopped: true }
     }
 
-    /// Where the first match begins, and of which stop string it is: the shortest, as it was complete first.
-    fn first_match(&self) -> Option<(usize, usize)> {
-        let find = |(i, f): (usize, &Finder<'_>)| Some((f.find(self.held.as_bytes())?, f.needle().len(), i));
-        let (start, _, found) = self.finders.iter().enumerate().filter_map(find).min()?;
-        Some((start, found))
-    }
-
-    /// Where the first unfinished stop string starts, or the end of the held text. A character
-    /// boundary: stop strings start at one.
-    fn first_open(&self) -> usize {
-        let held = self.held.as_bytes();
-        let longest = self.finders.iter().map(|f| f.needle().len()).max().unwrap_or(0);
-        let from = held.len().saturating_sub(longest.saturating_sub(1));
-        let open = |start: &usize| {
-            let tail = &held[*start..];
-            self.finders.iter().any(|f| f.needle().len() > tail.len() && f.needle().starts_with(tail))
-        };
-        (from..held.len()).find(open).unwrap_or(held.len())
+    /// Looks through what is new of the held text: the first match, once no earlier one can come. Of those that begin at
+    /// one place the shortest counts, as it was complete first.
+    fn scan(&mut self) -> Option<(usize, usize)> {
+        for &byte in &self.held.as_bytes()[self.scanned..] {
+            self.state = self.automaton.next(self.state, byte);
+            self.scanned += 1;
+            if let Some((length, number)) = self.automaton.found(self.state) {
+                let start = self.scanned - length;
+                if self.first.is_none_or(|(first, _)| start < first) {
+                    self.first = Some((start, number));
+                }
+            }
+            let open = self.scanned - self.automaton.open(self.state);
+            if let Some(first) = self.first.filter(|&(start, _)| start <= open) {
+                return Some(first);
+            }
+        }
+        None
     }
 }
 
@@ -188,6 +203,19 @@ mod tests {
         assert_eq!(push("more"), Scan { text: String::new(), stopped: true });
         assert_eq!(scanner.finish(), Scan { text: String::new(), stopped: true });
         assert!(matches!(StopStrings::new(&["x", ""]), Err(Error::Usage(_))));
+    }
+
+    /// Of which each byte took as many comparisons as all stop strings have bytes.
+    #[test]
+    fn many_long_stop_strings_take_no_longer_than_one() {
+        let stops: Vec<String> = (0..16).map(|i| format!("{}{i}", "a".repeat(40_000))).collect();
+        let mut scanner = StopStrings::new(&stops).expect("no empty stop string");
+        let began = std::time::Instant::now();
+        let shown: usize = (0..100_000).map(|_| scanner.push("aa").text.len()).sum();
+        assert_eq!((shown, scanner.held().len()), (160_000, 40_000));
+        assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+        assert_eq!(scanner.clone().push("15").text, "");
+        assert_eq!(scanner.push("x").text.len(), 40_001);
     }
 
     #[test]

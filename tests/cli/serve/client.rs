@@ -8,6 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// The sampling defaults of `generate`, whose texts answers are compared with.
+const AS_GENERATE: [&str; 4] = ["--temp", "0.8", "--repeat-penalty", "1.1"];
+
 /// A running server.
 pub struct Server {
     child: Child,
@@ -32,6 +35,11 @@ pub struct Reply {
 }
 
 impl Reply {
+    /// Of all that came over a connection.
+    pub fn of(text: &str) -> Self {
+        reply(text)
+    }
+
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
@@ -104,15 +112,30 @@ fn unchunked(mut rest: &str) -> String {
 }
 
 impl Server {
+    /// Samples as `generate` does.
     #[track_caller]
     pub fn start(args: &[&str]) -> Self {
-        Self::begin("0", args, || ())
+        Self::begin("0", &[&AS_GENERATE, args].concat(), || ())
     }
 
     /// Does something before the server says that it is ready.
     #[track_caller]
     pub fn begin(port: &str, args: &[&str], meanwhile: impl FnOnce()) -> Self {
-        let mut command = command(&[&["serve", "--port", port, "-q"], args].concat());
+        Self::run(command(&[&["serve", "--port", port, "-q"], args].concat()), meanwhile)
+    }
+
+    /// Under a limit of `ulimit`, such as `-v 2000000`.
+    #[track_caller]
+    pub fn limited(limit: &str, args: &[&str]) -> Self {
+        let plain = command(&[&["serve", "--port", "0", "-q"], args].concat());
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]);
+        shell.arg(plain.get_program()).args(plain.get_args()).env_remove("HOME").stdin(Stdio::null());
+        Self::run(shell, || ())
+    }
+
+    #[track_caller]
+    fn run(mut command: Command, meanwhile: impl FnOnce()) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the server starts");
         let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
         meanwhile();
@@ -174,6 +197,17 @@ impl Server {
         self.send(&request(method, path, with)).finish()
     }
 
+    /// The same with no other `Host`.
+    pub fn alone(&self, method: &str, path: &str, with: (&str, &str)) -> Reply {
+        let request = String::from_utf8(request(method, path, with)).expect("a text");
+        self.send(request.replacen("Host: localhost\r\n", "", 1).as_bytes()).finish()
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
     /// Waits until it is so, for a minute.
     #[track_caller]
     pub fn wait_for(&self, what: Wait) {
@@ -192,6 +226,13 @@ impl Server {
             assert!(Instant::now() < end, "it never comes to that");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Most bytes that it had in memory so far.
+    pub fn peak(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
     }
 
     pub fn signal(&self, name: &str) {
@@ -215,7 +256,7 @@ impl Server {
 
 pub fn request(method: &str, path: &str, (body, headers): (&str, &str)) -> Vec<u8> {
     let length = body.len();
-    let head = "Host: here\r\nConnection: close\r\nContent-Type: application/json\r\n";
+    let head = "Host: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n";
     format!("{method} {path} HTTP/1.1\r\n{head}{headers}Content-Length: {length}\r\n\r\n{body}").into_bytes()
 }
 

@@ -16,7 +16,7 @@ fn bodies_that_are_huge_broken_or_deep_are_refused() {
     let server = Server::start(&[]);
     let post = |body: &[u8]| {
         let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
             body.len()
         );
         sends(&server, &[head.as_bytes(), body].concat())
@@ -29,10 +29,10 @@ fn bodies_that_are_huge_broken_or_deep_are_refused() {
         assert_eq!(post(body).status, 400, "{} bytes", body.len());
     }
     // Longer than it may be, as it says or as it is.
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 9000000\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n";
     assert_eq!(sends(&server, head.as_bytes()).status, 413);
     let chunk = format!("100000\r\n{}\r\n", "x".repeat(1 << 20));
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n";
     assert_eq!(sends(&server, &[head, &chunk.repeat(9)].concat().into_bytes()).status, 413);
     // Two lengths, of which another server might take the other.
     for heads in [
@@ -42,7 +42,7 @@ fn bodies_that_are_huge_broken_or_deep_are_refused() {
         "Transfer-Encoding: gzip, identity\r\n",
     ] {
         let request = format!(
-            "POST /v1/completions HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{heads}\r\n0\r\n\r\nGET /x"
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{heads}\r\n0\r\n\r\nGET /x"
         );
         let status = sends(&server, request.as_bytes()).status;
         assert!(status == 0 || (400..500).contains(&status), "{heads:?}: {status}");
@@ -167,11 +167,11 @@ fn mutated(sound: &[(&str, Value)], random: &mut Random) -> Vec<u8> {
         6 => "X-Request-Id: \u{e9}\r\n".into(),
         _ => String::new(),
     };
-    let head = format!("{method} {path} {version}\r\nHost: h\r\nConnection: close\r\n{lengths}{more}\r\n");
+    let head = format!("{method} {path} {version}\r\nHost: localhost\r\nConnection: close\r\n{lengths}{more}\r\n");
     let mut bytes = [head.as_bytes(), &body].concat();
     match random.below(20) {
         // Several at once, of which the last may be cut off.
-        0 => bytes = [&b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"[..], &bytes, &bytes].concat(),
+        0 => bytes = [&b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"[..], &bytes, &bytes].concat(),
         1 => bytes.truncate(random.below(bytes.len())),
         2 => {
             let at = random.below(bytes.len());
@@ -226,8 +226,8 @@ fn many_idle_connections_and_half_requests_hold_nobody_up() {
         (0..250).map(|_| server.send(b"POST /v1/completions HTTP/1.1\r\nContent-Le")).collect();
     assert_eq!(server.post("/v1/completions", &short()).status, 200);
     // Requests that do not wait for each other's answers are answered in order.
-    let one = "GET /health HTTP/1.1\r\nHost: h\r\n\r\n";
-    let last = "GET /nothing HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
+    let one = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let last = "GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     let reply = sends(&server, [one, one, last].concat().as_bytes());
     let all = format!("{}{}", reply.head, reply.body);
     assert_eq!((all.matches("HTTP/1.1 200").count(), all.matches("HTTP/1.1 404").count()), (2, 1), "{all}");

@@ -35,6 +35,8 @@ fn said() -> String {
         "12",
         "--temp",
         "0",
+        "--repeat-penalty",
+        "1.1",
         "-q",
     ]);
     said.trim_end_matches('\n').to_owned()

@@ -15,8 +15,10 @@ const WRONG: &[(&str, &str)] = &[
     ("presence_penalty", "\"x\" {}"),
     ("frequency_penalty", "\"x\" false"),
     ("repeat_penalty", "0 \"x\""),
-    ("repeat_last_n", "-1 0.5"),
-    ("seed", "-2 1.5 \"x\""),
+    ("repeat_last_n", "-2 0.5"),
+    ("seed", "1.5 \"x\" 1e30"),
+    ("cache_salt", "\"\" 1 []"),
+    ("return_progress", "1 \"yes\""),
     ("max_tokens", "-2 \"x\" 0.5 99999999999"),
     ("max_completion_tokens", "-2 []"),
     ("stop", "1 [1] {} true"),
@@ -211,9 +213,15 @@ fn only_those_with_a_key_may_ask_but_anybody_may_look_after_it() {
     }
     assert_eq!((server.get("/health").status, server.get("/metrics").status), (200, 200));
     assert_eq!(server.post("/v1/messages", &json!({})).json()["error"]["type"], "authentication_error");
+    let broken = temp.write("broken", "first\n\nsec\tond\n");
     for (args, words) in [
         (&["serve", "--api-key", ""][..], "--api-key"),
         (&["serve", "--api-key-file", "/dev/null"], "holds no key"),
+        (&["serve", "--api-key", "a\nb"], "--api-key: holds what no header can"),
+        (&["serve", "--api-key", "k\u{e4}se"], "--api-key: holds what no header can"),
+        (&["serve", "--api-key-file", &broken], "line 3: holds what no header can"),
+        (&["serve", "--cors-origin", "page.example"], "--cors-origin \"page.example\""),
+        (&["serve", "--allowed-host", "http://a"], "--allowed-host \"http://a\""),
         (&["serve", "--slots", "0"], "--slots 0"),
         (&["serve", "--queue", "0"], "--queue 0"),
         (&["serve", "--host", "256.1.1.1"], "--host 256.1.1.1"),
@@ -223,8 +231,8 @@ fn only_those_with_a_key_may_ask_but_anybody_may_look_after_it() {
 }
 
 #[test]
-fn pages_of_other_origins_may_ask_and_every_answer_has_a_name() {
-    let server = Server::start(&[]);
+fn pages_of_other_origins_may_ask_with_a_key_and_every_answer_has_a_name() {
+    let server = Server::start(&["--api-key", "k"]);
     let asks = "Origin: http://a.example\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: x-one\r\n";
     let reply = server.ask("OPTIONS", "/v1/chat/completions", ("", asks));
     assert_eq!((reply.status, reply.body.as_str()), (200, ""));
@@ -238,7 +246,7 @@ fn pages_of_other_origins_may_ask_and_every_answer_has_a_name() {
     for (method, path, takes) in
         [("GET", "/v1/completions", "POST"), ("DELETE", "/health", "GET"), ("POST", "/v1/models", "GET")]
     {
-        let reply = server.ask(method, path, ("", ""));
+        let reply = server.ask(method, path, ("", "X-Api-Key: k\r\n"));
         assert_eq!((reply.status, reply.header("allow")), (405, takes));
         assert!(reply.json()["error"]["message"].is_string());
     }

@@ -35,7 +35,7 @@ fn drips(server: &Server, first: &str) -> (String, Duration) {
 fn heads_and_bodies_that_trickle_in_are_given_up_and_hold_nobody_up() {
     let server = Server::start(&["--patience", "1", "--slots", "1"]);
     let expected = server.post("/v1/completions", &short()).json()["choices"].clone();
-    let body = "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 5000\r\n\r\n";
+    let body = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n";
     std::thread::scope(|scope| {
         let slow = ["POST /v1/completions HTTP/1.1\r\nX: ", body, "POST /v1/comp"]
             .map(|first| scope.spawn(|| drips(&server, first)));
@@ -57,7 +57,7 @@ fn a_stream_that_nobody_reads_is_given_up_and_one_that_is_read_slowly_goes_on() 
     let stream = |tokens: i32| {
         let mut body = short();
         (body["max_tokens"], body["ignore_eos"]) = (json!(tokens), json!(true));
-        (body["stream"], body["logprobs"]) = (json!(true), json!(100));
+        (body["stream"], body["logprobs"]) = (json!(true), json!(20));
         server.open("/v1/completions", &body)
     };
     let unread = stream(-1);
@@ -97,7 +97,7 @@ fn while_the_model_is_loaded_requests_are_told_to_come_again() {
     let address = format!("127.0.0.1:{port}");
     let get = |path: &str| -> Option<String> {
         let mut stream = TcpStream::connect(&address).ok()?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
         let mut said = String::new();
         stream.read_to_string(&mut said).ok()?;
         Some(said)

@@ -103,6 +103,19 @@ fn no_text_of_a_session_gets_into_an_error_as_it_is() {
 }
 
 #[test]
+fn rows_that_are_no_numbers_are_named_and_weights_are_not_blamed() {
+    let bed = Bed::new();
+    // The scale of the first block of layer 2, whose row is NaN then.
+    let rows = PREFIX + bed.header + 4;
+    let layer = (bed.good.len() - 4 - rows) / dims::LAYERS;
+    let mut bytes = bed.good[..bed.good.len() - 4].to_vec();
+    bytes[rows + 2 * layer..][..2].copy_from_slice(&0x7e00u16.to_le_bytes());
+    bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+    let line = bed.refused(&bytes, 3);
+    mentions(&line, &["layer 2 holds NaN or infinity", "delete it", "`Session`"]);
+}
+
+#[test]
 fn flipped_bits_are_refused() {
     let bed = Bed::new();
     let mut rng = Rng::new(2);

@@ -106,6 +106,18 @@ fn control_tokens_are_breakers() {
     assert_eq!(taken(dry(2, &["user:"]), &recent), only(D, 0.5));
 }
 
+/// Comparing each place with the end took as long as the history is, and so did each breaker at each place.
+#[test]
+fn a_long_history_that_repeats_itself_takes_time_in_proportion() {
+    let breakers: Vec<String> = (0..64).map(|i| format!("{}{i}", "a".repeat(60))).collect();
+    let breakers: Vec<&str> = breakers.iter().map(String::as_str).collect();
+    let endless = DryOptions { base: 1.0 + f32::EPSILON, ..dry(1, &breakers) };
+    let began = std::time::Instant::now();
+    let x = taken(endless, &[A; 300_000])[A as usize];
+    assert!((0.5..0.6).contains(&x), "{x}");
+    assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
 #[test]
 fn largest_penalty_is_a_number() {
     for base in [1e30, 3.0, 1.0, 1.0 + f32::EPSILON] {

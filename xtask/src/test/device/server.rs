@@ -81,7 +81,7 @@ fn browser(bench: &Bench) -> Checked<(PathBuf, PathBuf)> {
 /// What the server at a port here completes.
 fn completion(port: u16) -> Checked<String> {
     let body = r#"{"prompt": "Once", "max_tokens": 6, "temperature": 0}"#;
-    let head = format!("Host: here\r\nConnection: close\r\nContent-Length: {}", body.len());
+    let head = format!("Host: localhost\r\nConnection: close\r\nContent-Length: {}", body.len());
     let mut reply = String::new();
     let mut ask = || {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;

@@ -1,0 +1,406 @@
+//! Requests that ask for much, or say much: each has an answer or is refused, the server lives within its plan, and nobody
+//! waits for another's.
+
+use super::client::{Reply, Server};
+use super::short;
+use crate::bed::program::*;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+/// A request: what it is, its path, its body, the statuses that it may have, and how many send it at once.
+type Row = (&'static str, &'static str, String, &'static [u16], usize);
+
+/// What the server may take of address space, in KiB.
+const LIMIT: &str = "-v 2000000";
+/// Longest that `/health` may take.
+const HEALTH: Duration = Duration::from_millis(100);
+/// Longest that a neighbour's stream may stand still: passes of this model take a few milliseconds, and tests that run
+/// beside this one some more.
+const STILL: Duration = Duration::from_millis(400);
+/// What takes too long because others have the machine does not do so each time.
+const TRIES: usize = 4;
+
+/// As many items, told apart by their numbers.
+fn many(n: usize, item: impl Fn(usize) -> Value) -> Value {
+    (0..n).map(item).collect()
+}
+
+/// A completion with these fields.
+fn completion(fields: Value) -> String {
+    let mut body = json!({"prompt": "Once upon a time", "max_tokens": 4});
+    body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+    body.to_string()
+}
+
+/// Requests of much memory or time.
+fn heavy() -> Vec<Row> {
+    let text = |bytes: usize| "once upon a time ".repeat(bytes / 17);
+    let most = || json!({"max_tokens": 1500, "ignore_eos": true, "n": 4, "logprobs": 20, "seed": 1});
+    let (endless, repeated) = ("a".repeat(200_000), "the ".repeat(900));
+    let chat = |fields: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4});
+        body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+        body.to_string()
+    };
+    let kwargs = |n: usize| (0..n).map(|i| (format!("name{i}"), json!(i))).collect::<serde_json::Map<_, _>>();
+    let dry = json!({
+        "prompt": repeated, "max_tokens": 60, "dry_multiplier": 1, "dry_base": 1, "dry_allowed_length": 1,
+        "dry_penalty_last_n": -1, "repeat_last_n": 1_000_000, "presence_penalty": 1, "logprobs": 20,
+        "dry_sequence_breakers": many(64, |i| json!(format!("{}{i}", "e t".repeat(20)))),
+    });
+    let stops = many(16, |i| json!(format!("{}{i}", "the ".repeat(60))));
+    vec![
+        ("log-probabilities of 100", "/v1/completions", completion(json!({"logprobs": 100})), &[400], 1),
+        (
+            "log-probabilities of a chat",
+            "/v1/chat/completions",
+            chat(json!({"logprobs": true, "top_logprobs": 100})),
+            &[400],
+            1,
+        ),
+        ("long answers with log-probabilities", "/v1/completions", completion(most()), &[200], 2),
+        (
+            "the same in llama.cpp's shape",
+            "/completion",
+            completion(json!({"n_predict": 1500, "n": 4, "n_probs": 20, "ignore_eos": true})),
+            &[200],
+            1,
+        ),
+        ("more texts than slots", "/v1/completions", completion(json!({"n": 6})), &[400], 1),
+        (
+            "many prompts",
+            "/v1/completions",
+            completion(json!({"prompt": many(129, |_| json!("a"))})),
+            &[400],
+            1,
+        ),
+        (
+            "a field many times",
+            "/completion",
+            completion(json!({"response_fields": many(200_000, |_| json!("prompt"))})),
+            &[200],
+            2,
+        ),
+        (
+            "many fields",
+            "/completion",
+            completion(json!({"response_fields": many(200_000, |i| json!(i.to_string()))})),
+            &[400],
+            2,
+        ),
+        ("a long biased text", "/completion", completion(json!({"logit_bias": [[endless, 1]]})), &[400], 1),
+        (
+            "many biases",
+            "/completion",
+            completion(json!({"logit_bias": many(22_000, |i| json!([format!("text {i}"), 1]))})),
+            &[400],
+            2,
+        ),
+        (
+            "many stop strings",
+            "/v1/completions",
+            completion(json!({"stop": many(100_000, |i| json!(i.to_string()))})),
+            &[400],
+            2,
+        ),
+        ("a long stop string", "/v1/completions", completion(json!({"stop": endless})), &[400], 2),
+        (
+            "long stop strings",
+            "/v1/completions",
+            completion(json!({"stop": stops, "prompt": "the the", "max_tokens": 200})),
+            &[200],
+            2,
+        ),
+        ("far-reaching penalties", "/v1/completions", dry.to_string(), &[200], 2),
+        (
+            "many breakers",
+            "/v1/completions",
+            completion(
+                json!({"dry_multiplier": 1, "dry_sequence_breakers": many(65, |i| json!(i.to_string()))}),
+            ),
+            &[400],
+            1,
+        ),
+        (
+            "many arguments of a template",
+            "/v1/chat/completions",
+            chat(json!({"chat_template_kwargs": kwargs(100_000)})),
+            &[400],
+            2,
+        ),
+        (
+            "some arguments of a template",
+            "/apply-template",
+            chat(json!({"chat_template_kwargs": kwargs(250)})),
+            &[200],
+            8,
+        ),
+        (
+            "a long template",
+            "/apply-template",
+            json!({"messages": [{"role": "user", "content": text(7 << 20)}]}).to_string(),
+            &[200, 413, 429],
+            4,
+        ),
+        (
+            "a long prompt",
+            "/v1/completions",
+            completion(json!({"prompt": text(7 << 20)})),
+            &[400, 413, 429],
+            4,
+        ),
+        (
+            "a long message",
+            "/v1/messages",
+            json!({"messages": [{"role": "user", "content": text(7 << 20)}], "max_tokens": 1}).to_string(),
+            &[400, 413, 429],
+            4,
+        ),
+        (
+            "pieces of a long text",
+            "/tokenize",
+            json!({"content": text(8_300_000), "with_pieces": true}).to_string(),
+            &[200, 413, 429],
+            4,
+        ),
+        (
+            "a text that cannot be cut",
+            "/tokenize",
+            json!({"content": "a".repeat(8_300_000)}).to_string(),
+            &[400, 413, 429],
+            4,
+        ),
+        ("a long text that cannot be cut", "/tokenize", json!({"content": endless}).to_string(), &[200], 4),
+        (
+            "many tokens",
+            "/detokenize",
+            json!({"tokens": many(250_000, |i| json!(i % 100))}).to_string(),
+            &[200, 413, 429],
+            4,
+        ),
+        (
+            "many values",
+            "/v1/completions",
+            completion(json!({"prompt": many(2_000_000, |_| json!(1))})),
+            &[400, 413, 429],
+            4,
+        ),
+    ]
+}
+
+/// Schemas and grammars that take long to compile, or deep.
+#[cfg(feature = "grammar")]
+fn schemas() -> Vec<Row> {
+    let chain = |depth: usize, wrap: fn(Value) -> Value| {
+        let mut defs: serde_json::Map<_, _> = (0..depth)
+            .map(|i| (format!("d{i}"), wrap(json!({"$ref": format!("#/$defs/d{}", i + 1)}))))
+            .collect();
+        defs.insert(format!("d{depth}"), json!({"type": "string"}));
+        json!({"$ref": "#/$defs/d0", "$defs": defs})
+    };
+    let ask = |schema: Value| {
+        json!({
+            "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}},
+        })
+        .to_string()
+    };
+    let of_tool = |schema: Value| {
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
+        json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "tools": [tool], "tool_choice": "required"})
+            .to_string()
+    };
+    let properties: serde_json::Map<_, _> =
+        (0..1000).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();
+    let path = "/v1/chat/completions";
+    vec![
+        ("a chain of references", path, ask(chain(800, |of| of)), &[200, 400], 1),
+        (
+            "one through items",
+            path,
+            ask(chain(400, |of| json!({"type": "array", "items": of}))),
+            &[200, 400],
+            1,
+        ),
+        (
+            "one through properties",
+            path,
+            ask(chain(400, |of| json!({"type": "object", "properties": {"a": of}}))),
+            &[200, 400],
+            1,
+        ),
+        (
+            "one through anyOf",
+            path,
+            ask(chain(400, |of| json!({"anyOf": [of, {"type": "null"}]}))),
+            &[200, 400],
+            1,
+        ),
+        ("one through allOf", path, ask(chain(400, |of| json!({"allOf": [of]}))), &[200, 400], 1),
+        (
+            "one in a tool",
+            path,
+            of_tool(chain(400, |of| json!({"type": "array", "items": of}))),
+            &[200, 400],
+            1,
+        ),
+        ("a schema that is itself", path, ask(json!({"$ref": "#"})), &[400], 1),
+        (
+            "a long pattern",
+            path,
+            ask(json!({"type": "string", "pattern": "(a|b)?".repeat(10_000)})),
+            &[200, 400],
+            2,
+        ),
+        (
+            "a thousand properties",
+            path,
+            ask(json!({"type": "object", "properties": properties})),
+            &[200, 400],
+            2,
+        ),
+    ]
+}
+
+/// All requests. Those of `schemas` join where their compiler is contained.
+const ALL: &[fn() -> Vec<Row>] = &[heavy];
+
+/// How long the others waited.
+#[derive(Default)]
+struct Waits {
+    over: AtomicBool,
+    /// Longest of `/health`, and between two parts of a neighbour's stream, in microseconds.
+    health: AtomicU64,
+    stream: AtomicU64,
+}
+
+impl Waits {
+    fn note(of: &AtomicU64, took: Duration) {
+        of.fetch_max(took.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// The two waits since the last time.
+    fn take(&self) -> [Duration; 2] {
+        [&self.health, &self.stream].map(|of| Duration::from_micros(of.swap(0, Ordering::Relaxed)))
+    }
+
+    fn watch_health(&self, server: &Server) {
+        while !self.over.load(Ordering::Relaxed) {
+            let began = Instant::now();
+            assert_eq!(server.get("/health").status, 200);
+            Self::note(&self.health, began.elapsed());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn watch_stream(&self, server: &Server) {
+        let body = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true, "stream": true});
+        while !self.over.load(Ordering::Relaxed) {
+            let (mut stream, mut part) = (server.open("/v1/completions", &body).into_stream(), [0; 1 << 14]);
+            let mut last = None;
+            while !self.over.load(Ordering::Relaxed) && stream.read(&mut part).is_ok_and(|n| n > 0) {
+                let now = Instant::now();
+                last.replace(now).into_iter().for_each(|last| Self::note(&self.stream, now - last));
+            }
+        }
+    }
+}
+
+/// Starts a thread, as tests may.
+fn begin<'s, T: Send + 's>(
+    scope: &'s Scope<'s, '_>,
+    run: impl FnOnce() -> T + Send + 's,
+) -> ScopedJoinHandle<'s, T> {
+    std::thread::Builder::new().spawn_scoped(scope, run).expect("a thread")
+}
+
+/// Sends a request several times at once.
+fn send(server: &Server, (name, path, body, statuses, times): &Row) {
+    let ask = || server.ask("POST", path, (body, ""));
+    let check = |reply: Reply| {
+        let said: String = reply.body.chars().take(300).collect();
+        assert!(statuses.contains(&reply.status), "{name}: {} {said}", reply.status);
+        assert_eq!(reply.status == 429, reply.head.to_ascii_lowercase().contains("retry-after: "), "{name}");
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..*times).map(|_| begin(scope, ask)).collect();
+        asked.into_iter().for_each(|reply| check(reply.join().expect("no panic")));
+    });
+}
+
+/// Does something until nobody waits for it too long.
+fn hold_up_nobody(waits: &Waits, name: &str, act: impl Fn()) {
+    let mut found = [Duration::ZERO; 2];
+    for _ in 0..TRIES {
+        waits.take();
+        let began = Instant::now();
+        act();
+        // So that both were looked at meanwhile.
+        std::thread::sleep(Duration::from_millis(60));
+        found = waits.take();
+        eprintln!("{name}: {:?}, /health {:?}, a stream {:?}", began.elapsed(), found[0], found[1]);
+        if found[0] < HEALTH && found[1] < STILL {
+            return;
+        }
+    }
+    panic!("{name}: /health waits {:?}, and a stream stands still for {:?}", found[0], found[1]);
+}
+
+/// A hundred bodies that are nearly there.
+fn unfinished(server: &Server) {
+    let text = "x".repeat(8_000_000);
+    let head =
+        format!("POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", text.len() + 9);
+    let half = [head.as_bytes(), b"{\"prompt\":\"", text.as_bytes()].concat();
+    let open = |_| {
+        let mut stream = server.send(b"").into_stream();
+        stream.set_write_timeout(Some(Duration::from_millis(500))).expect("a limit");
+        // What it does not want it does not read.
+        let _ = stream.write_all(&half);
+        stream
+    };
+    let held: Vec<_> = (0..100).map(open).collect();
+    let reply = server.post("/v1/completions", &short());
+    assert_eq!(reply.status, 200, "others are answered: {reply:?}");
+    let told = |mut stream: std::net::TcpStream| {
+        let mut said = [0; 12];
+        let _ = stream.set_read_timeout(Some(Duration::from_millis(10)));
+        stream.read_exact(&mut said).is_ok() && said.ends_with(b" 429")
+    };
+    assert!(held.into_iter().filter(|stream| told(stream.try_clone().expect("a stream"))).count() > 10);
+}
+
+#[test]
+fn no_request_ends_the_server_leaves_its_plan_or_holds_up_others() {
+    let flags = ["--slots", "5", "-c", "4096"];
+    let plan: Value =
+        serde_json::from_str(&text(&[&["plan", "--format", "json"][..], &flags].concat())).expect("JSON");
+    let flags = [&flags[..], &["--patience", "20"]].concat();
+    let server = Server::limited(LIMIT, &flags);
+    let waits = Waits::default();
+    std::thread::scope(|scope| {
+        begin(scope, || waits.watch_health(&server));
+        begin(scope, || waits.watch_stream(&server));
+        let over = Over(&waits);
+        for row in ALL.iter().flat_map(|rows| rows()) {
+            hold_up_nobody(over.0, row.0, || send(&server, &row));
+        }
+        hold_up_nobody(over.0, "unfinished bodies", || unfinished(&server));
+    });
+    let (peak, planned) = (server.peak(), plan["peak_bytes"].as_u64().expect("a number"));
+    eprintln!("{} MiB in memory, {} MiB planned", peak >> 20, planned >> 20);
+    assert!(peak <= planned, "{peak} bytes in memory, {planned} planned");
+    assert_eq!(server.post("/v1/completions", &short()).status, 200);
+}
+
+/// Ends what watches, also after a panic.
+struct Over<'a>(&'a Waits);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.over.store(true, Ordering::Relaxed);
+    }
+}
