@@ -154,7 +154,8 @@ impl Access {
     fn is_own(&self, name: &str) -> bool {
         let address = name.trim_matches(['[', ']']).parse::<IpAddr>().map(|ip| ip.to_canonical());
         let is_here = |ip: IpAddr| {
-            ip.is_loopback() || self.address.is_some_and(|own| own.is_unspecified() || own.to_canonical() == ip)
+            ip.is_loopback()
+                || self.address.is_some_and(|own| own.is_unspecified() || own.to_canonical() == ip)
         };
         self.hosts.have(name) || address.is_ok_and(is_here)
     }
@@ -206,7 +207,8 @@ mod tests {
     use hyper::Request;
 
     fn access(keys: &[&str], origins: &[&str], hosts: &[&str]) -> Access {
-        let [keys, origins, hosts] = [keys, origins, hosts].map(|all| all.iter().map(|s| s.to_string()).collect());
+        let [keys, origins, hosts] =
+            [keys, origins, hosts].map(|all| all.iter().map(|s| s.to_string()).collect());
         Access::new(keys, "127.0.0.1", &origins, &hosts).unwrap().at([127, 0, 0, 1].into())
     }
 
@@ -293,7 +295,9 @@ mod tests {
 
     #[test]
     fn flags_that_name_no_origin_and_no_host_are_refused() {
-        for (origin, host) in [("page.example", "a"), ("http://", "a"), ("http://a/b", "a"), ("*", ""), ("*", "a/b")] {
+        for (origin, host) in
+            [("page.example", "a"), ("http://", "a"), ("http://a/b", "a"), ("*", ""), ("*", "a/b")]
+        {
             let found = Access::new(Vec::new(), "localhost", &[origin.into()], &[host.into()]);
             assert!(found.is_err(), "{origin} {host}");
         }

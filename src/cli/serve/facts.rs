@@ -12,9 +12,9 @@ use text::chat::Template;
 pub(super) fn model(hub: &Hub) -> Value {
     let served = hub.loaded();
     let context = served.map(|served| served.engine.options().max_seq_len);
-    let meta = context.map(|context| {
-        json!({"n_vocab": VOCAB, "n_ctx": context, "n_ctx_train": MAX_POSITION, "n_layer": LAYERS})
-    });
+    let meta = context.map(
+        |context| json!({"n_vocab": VOCAB, "n_ctx": context, "n_ctx_train": MAX_POSITION, "n_layer": LAYERS}),
+    );
     // vLLM's and OpenRouter's names, by which clients know how long a text may be.
     json!({
         "id": hub.model, "object": "model", "created": hub.created, "owned_by": "antigravity", "meta": meta,

@@ -250,7 +250,8 @@ mod tests {
         assert_eq!(fields.whole("f", 0..=9), Ok(Some(2)));
         let e = fields.text("a").unwrap_err();
         assert_eq!((e.message.as_str(), e.param.as_deref()), ("a: is 1; use a string", Some("a")));
-        let seeds = object(br#"{"a":18446744073709551615,"b":-2,"c":-1,"d":3.0,"e":0.5,"f":1e30,"g":"x"}"#).unwrap();
+        let seeds =
+            object(br#"{"a":18446744073709551615,"b":-2,"c":-1,"d":3.0,"e":0.5,"f":1e30,"g":"x"}"#).unwrap();
         let seeds = Fields::new(&seeds);
         let found = ["a", "b", "c", "d", "none"].map(|field| seeds.seed(field));
         let expected = [Some(Some(u64::MAX)), Some(Some(u64::MAX - 1)), Some(None), Some(Some(3)), None];

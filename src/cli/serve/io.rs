@@ -82,7 +82,8 @@ impl Io {
             };
             if ended {
                 self.peer.end();
-                self.doubt = Some(Doubt { pause: LOOKS[0], end: Box::pin(tokio::time::sleep(Duration::ZERO)) });
+                self.doubt =
+                    Some(Doubt { pause: LOOKS[0], end: Box::pin(tokio::time::sleep(Duration::ZERO)) });
                 // An answer under way has something to say to it, and this is called again.
                 context.waker().wake_by_ref();
             }

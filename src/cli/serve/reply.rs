@@ -212,7 +212,8 @@ mod tests {
             let mut silence = Silence::new(text, most, Arc::clone(&peer));
             for _ in 0..8 {
                 sleep(most / 6).await;
-                let next = std::future::poll_fn(|c| Poll::Ready(silence.poll(Poll::Ready(Some("a".into())), c)));
+                let next =
+                    std::future::poll_fn(|c| Poll::Ready(silence.poll(Poll::Ready(Some("a".into())), c)));
                 assert_eq!(next.await, Poll::Ready(Some("a".to_owned())));
             }
             for _ in 0..2 {
@@ -223,7 +224,8 @@ mod tests {
             }
             // A client that may have gone is tried at once, and once.
             peer.end();
-            let mut now = async || std::future::poll_fn(|c| Poll::Ready(silence.poll(Poll::Pending, c))).await;
+            let mut now =
+                async || std::future::poll_fn(|c| Poll::Ready(silence.poll(Poll::Pending, c))).await;
             assert_eq!(now().await, Poll::Ready(Some(text.to_owned())));
             assert_eq!(now().await, Poll::Pending);
         });

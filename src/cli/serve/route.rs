@@ -132,7 +132,8 @@ pub(super) async fn answer(hub: Arc<Hub>, request: Request<Incoming>, peer: Arc<
     headers.insert("vary", HeaderValue::from_static("origin"));
     if let Some(reader) = reader {
         headers.insert("access-control-allow-origin", reader);
-        headers.insert("access-control-expose-headers", HeaderValue::from_static("x-request-id, retry-after"));
+        headers
+            .insert("access-control-expose-headers", HeaderValue::from_static("x-request-id, retry-after"));
     }
     response
 }
@@ -262,7 +263,9 @@ fn preflight(headers: &HeaderMap) -> Response<Reply> {
     let mut response = reply::response(200, &headers, Reply::Whole(None));
     // A page of the web asks a machine of somebody's own network.
     if asks_for("access-control-request-private-network") {
-        response.headers_mut().insert("access-control-allow-private-network", HeaderValue::from_static("true"));
+        response
+            .headers_mut()
+            .insert("access-control-allow-private-network", HeaderValue::from_static("true"));
     }
     response
 }

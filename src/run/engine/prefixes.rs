@@ -1,8 +1,8 @@
 //! Rows of sequences that have ended: what a new prompt begins with is copied from them, not computed.
 
+use super::scheduler::Realm;
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, ROPE, WINDOW, is_local};
 use crate::model::device::KvRows;
-use super::scheduler::Realm;
 use crate::run::session::{Sequence, Session};
 use files::Result;
 use numeric::kv::KvTypes;

@@ -26,7 +26,12 @@ fn pages_of_the_web_are_refused_without_a_key_and_told_by_which_flag_they_are_no
         ("GET", "/", "Host: evil.example:80\r\nOrigin: http://evil.example:80\r\n", 0),
         ("GET", "http://evil.example/props", "", 0),
         ("GET", "/props", "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n", 1),
-        ("OPTIONS", "/v1/completions", "Origin: http://evil.example\r\nAccess-Control-Request-Method: POST\r\n", 1),
+        (
+            "OPTIONS",
+            "/v1/completions",
+            "Origin: http://evil.example\r\nAccess-Control-Request-Method: POST\r\n",
+            1,
+        ),
     ] {
         let reply = ask(method, path, headers);
         assert_eq!(reply.status, 403, "{method} {path} {headers}: {reply:?}");
@@ -43,7 +48,10 @@ fn pages_of_the_web_are_refused_without_a_key_and_told_by_which_flag_they_are_no
         assert!(!reply.head.to_ascii_lowercase().contains("access-control-"), "{}", reply.head);
     }
     let own = server.address().to_owned();
-    for headers in [format!("Host: {own}\r\nOrigin: http://{own}\r\n"), "Host: localhost:1\r\nOrigin: http://localhost:1\r\n".into()] {
+    for headers in [
+        format!("Host: {own}\r\nOrigin: http://{own}\r\n"),
+        "Host: localhost:1\r\nOrigin: http://localhost:1\r\n".into(),
+    ] {
         let reply = server.alone("POST", "/v1/completions", (&body, &headers));
         assert_eq!(reply.status, 200, "{headers}: {reply:?}");
         assert!(headers.contains(reply.header("access-control-allow-origin")));
@@ -53,7 +61,9 @@ fn pages_of_the_web_are_refused_without_a_key_and_told_by_which_flag_they_are_no
 #[test]
 fn flags_and_keys_let_other_pages_ask() {
     let asks = "Host: box.example:8080\r\nOrigin: http://page.example\r\n";
-    let pre = format!("{asks}Access-Control-Request-Private-Network: true\r\nAccess-Control-Request-Method: POST\r\n");
+    let pre = format!(
+        "{asks}Access-Control-Request-Private-Network: true\r\nAccess-Control-Request-Method: POST\r\n"
+    );
     for (args, key) in [
         (&["--cors-origin", "http://page.example", "--allowed-host", "box.example"][..], ""),
         (&["--cors-origin", "*", "--allowed-host", "*"], ""),
@@ -63,7 +73,8 @@ fn flags_and_keys_let_other_pages_ask() {
         let reply = server.alone("POST", "/v1/completions", (&short().to_string(), &format!("{asks}{key}")));
         assert_eq!(reply.status, 200, "{args:?}: {reply:?}");
         let reply = server.alone("OPTIONS", "/v1/completions", ("", &pre));
-        let named = ["access-control-allow-origin", "access-control-allow-private-network"].map(|name| reply.header(name));
+        let named = ["access-control-allow-origin", "access-control-allow-private-network"]
+            .map(|name| reply.header(name));
         assert_eq!((reply.status, named), (200, ["http://page.example", "true"]), "{args:?}");
     }
     let server = Server::start(&["--cors-origin", "http://page.example"]);
@@ -86,7 +97,9 @@ fn rows_are_found_with_the_same_key_and_salt_alone() {
         reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number")
     };
     for path in ["/v1/completions", "/v1/chat/completions"] {
-        for (key, salt) in [("one", None), ("two", None), ("one", Some("a")), ("one", Some("b")), ("two", Some("a"))] {
+        for (key, salt) in
+            [("one", None), ("two", None), ("one", Some("a")), ("one", Some("b")), ("two", Some("a"))]
+        {
             assert_eq!(ask(key, salt, path), 0, "{path} {key} {salt:?}");
         }
         for (key, salt) in [("one", None), ("two", None), ("one", Some("a")), ("one", Some("b"))] {

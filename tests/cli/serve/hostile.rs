@@ -167,7 +167,8 @@ fn mutated(sound: &[(&str, Value)], random: &mut Random) -> Vec<u8> {
         6 => "X-Request-Id: \u{e9}\r\n".into(),
         _ => String::new(),
     };
-    let head = format!("{method} {path} {version}\r\nHost: localhost\r\nConnection: close\r\n{lengths}{more}\r\n");
+    let head =
+        format!("{method} {path} {version}\r\nHost: localhost\r\nConnection: close\r\n{lengths}{more}\r\n");
     let mut bytes = [head.as_bytes(), &body].concat();
     match random.below(20) {
         // Several at once, of which the last may be cut off.

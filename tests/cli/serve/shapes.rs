@@ -19,7 +19,9 @@ fn answers(agent: &str) {
     let requests: Vec<Value> = serde_json::from_str(&file).expect("JSON");
     let qwen = root.join("tests/fixtures/chat/qwen2.5-instruct.jinja");
     for template in [qwen.to_str().expect("a path"), STRICT] {
-        let server = Server::start(&["--chat-template", template]);
+        // Answers end at once: their token 1 is the end.
+        let args = ["-c", "1024", "--seed", "7", "--logit-bias", "1+10000", "--chat-template", template];
+        let server = Server::start(&args);
         for (i, asked) in requests.iter().enumerate() {
             let line =
                 |(name, value): (&String, &Value)| format!("{name}: {}\r\n", value.as_str().expect("a text"));

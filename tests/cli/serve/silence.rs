@@ -33,7 +33,10 @@ fn a_stream_that_waits_says_so_every_ten_seconds_in_the_form_of_its_api() {
             let n = stream.read(&mut room).expect("something comes");
             assert!(n > 0, "{path}: {said}");
             if said.is_empty() {
-                assert!(began.elapsed() < Duration::from_secs(9) || *path != asks[0].0, "headers come at once");
+                assert!(
+                    began.elapsed() < Duration::from_secs(9) || *path != asks[0].0,
+                    "headers come at once"
+                );
             }
             said += std::str::from_utf8(&room[..n]).expect("a text");
             assert!(began.elapsed() < Duration::from_secs(30), "{path}: {said}");
@@ -49,9 +52,11 @@ fn a_stream_that_waits_says_so_every_ten_seconds_in_the_form_of_its_api() {
 fn a_stream_tells_how_far_a_prompt_is_read_where_that_is_asked_for() {
     let server = Server::start(&["--slots", "1", "--prefill-chunk", "16"]);
     let prompt = "Once upon a time there was a little girl who had a small red ball. ".repeat(8);
-    let body = json!({"prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": true, "return_progress": true});
+    let body =
+        json!({"prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": true, "return_progress": true});
     let said = events(&server.post("/v1/completions", &body).body);
-    let progress: Vec<&Value> = said.iter().map(|e| &e["prompt_progress"]).filter(|p| p.is_object()).collect();
+    let progress: Vec<&Value> =
+        said.iter().map(|e| &e["prompt_progress"]).filter(|p| p.is_object()).collect();
     let [first, .., last] = progress.as_slice() else { panic!("{said:?}") };
     assert_eq!((&first["processed"], &first["cache"]), (&json!(0), &json!(0)));
     assert_eq!(last["processed"], last["total"]);
