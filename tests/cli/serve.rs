@@ -167,7 +167,10 @@ fn the_server_tells_what_it_is_and_does() {
     let own = Server::begin("0", &[], || ()).get("/props").json();
     let own = &own["default_generation_settings"]["params"];
     assert_eq!((&own["temperature"], &own["repeat_penalty"]), (&json!(0.7), &json!(1.0)));
-    assert!(props["model_path"].as_str().is_some_and(|name| !name.is_empty() && !name.contains('/')), "{props}");
+    assert!(
+        props["model_path"].as_str().is_some_and(|name| !name.is_empty() && !name.contains('/')),
+        "{props}"
+    );
     assert!(!props.to_string().contains(&*model().to_string_lossy()), "{props}");
     assert_eq!(server.get("/slots").status, 501);
     assert_eq!(Server::start(&["--slots-endpoint"]).get("/slots").json()[3]["is_processing"], false);
