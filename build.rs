@@ -167,7 +167,7 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
 
 /// The part of `dims.rs` by which families differ.
 fn switches(m: &ModelConfig) -> String {
-    let scaling = match m.rope.scaling {
+    let scaled = |scaling| match scaling {
         RopeScaling::Plain => "RopeScaling::Plain".to_string(),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
             format!(
@@ -180,7 +180,8 @@ fn switches(m: &ModelConfig) -> String {
     let long = m.rope.long.map_or("None".into(), |LongRope { divisors, beyond }| {
         format!("Some(LongRope {{ divisors: &{divisors:?}, beyond: {beyond} }})")
     });
-    let Rope { dim, theta, attention_factor, local_theta, .. } = m.rope;
+    let Rope { dim, theta, attention_factor, local_theta, local_attention_factor, .. } = m.rope;
+    let (scaling, local_scaling) = (scaled(m.rope.scaling), scaled(m.rope.local_scaling));
     let Scales { embedding, attention, residual, logits } = m.scales;
     let kinds: Vec<String> = m.layer_kinds.iter().map(|kind| format!("LayerKind::{kind:?}")).collect();
     let mut s = String::new();
@@ -201,7 +202,8 @@ fn switches(m: &ModelConfig) -> String {
         "RoPE as the config says it.",
         format!(
             "ROPE: Rope = Rope {{ dim: {dim}, theta: {theta:?}, scaling: {scaling}, long: {long}, \
-             attention_factor: {attention_factor:?}, local_theta: {local_theta:?} }}"
+             attention_factor: {attention_factor:?}, local_theta: {local_theta:?}, \
+             local_scaling: {local_scaling}, local_attention_factor: {local_attention_factor:?} }}"
         ),
     );
     put("What rows of the embedding are multiplied with.", format!("EMBEDDING_SCALE: f64 = {embedding:?}"));

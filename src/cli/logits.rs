@@ -1,6 +1,6 @@
 //! `logits`: raw logits of given token ids, for comparison with other engines.
 
-use super::args::ModelArgs;
+use super::args::{ModelArgs, read_text};
 use super::start::{self, Loaded};
 use super::terminal::Verbosity;
 use crate::model::trace::Trace;
@@ -65,7 +65,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
 fn read_tokens(file: &Path) -> Result<Vec<u32>> {
     let bad =
         |e: String| Error::Usage(format!("--tokens {}: {e}; give a JSON array of token ids", file.display()));
-    let text = std::fs::read_to_string(file).map_err(|e| bad(e.to_string()))?;
+    let text = read_text("--tokens", file)?;
     let tokens: Vec<u32> = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
     if tokens.is_empty() { Err(bad("the array is empty".into())) } else { Ok(tokens) }
 }

@@ -11,8 +11,9 @@ mod written;
 
 pub use families::{Arch, LayerKind, Mlp, Norm};
 pub use fields::ConfigError;
-pub use rope::{LongRope, Rope, RopeScaling, yarn_attention, yarn_divisors};
+pub use rope::{LongRope, Rope, RopeScaling, yarn_attention};
 
+use crate::text_file::without_mark;
 use fields::Fields;
 use serde_json::{Map, Value};
 
@@ -73,7 +74,7 @@ impl ModelConfig {
     /// The field that is missing, wrong or not supported.
     pub fn parse(json: &str) -> Result<Self, ConfigError> {
         let not = |value: String| ConfigError::new("(whole file)", value, "a Hugging Face config.json");
-        match serde_json::from_str(json) {
+        match serde_json::from_str(without_mark(json)) {
             Ok(Value::Object(map)) => Self::from_map(&map),
             Ok(_) => Err(not("not a JSON object".into())),
             Err(e) => Err(not(format!("not JSON ({e})"))),
@@ -129,6 +130,9 @@ impl ModelConfig {
         let bias = arch == Arch::Gpt2 || f.flag("attention_bias", false)?;
         let layer_kinds = families::layer_kinds(f, arch, layers)?;
         let local = layer_kinds.contains(&LayerKind::Local);
+        if local && f.0.get("sliding_window").is_some_and(Value::is_null) {
+            return f.err("sliding_window", "the length of the window, or no such field");
+        }
         let ffn_default = if arch == Arch::Gpt2 { Some(4 * dim) } else { gemma(9216) };
         let positions = if arch == Arch::Gemma3 { 131_072 } else { 2048 };
         Ok(Self {
@@ -199,13 +203,19 @@ impl ModelConfig {
         if let Some(((name, here), (_, there))) = pairs.find(|(here, there)| here != there) {
             return Some((name, here, there));
         }
-        let shown = |m: &Self| match m.rope {
+        let shown = |rope: &Rope| match *rope {
             Rope { scaling, long: None, attention_factor: 1.0, .. } => format!("{scaling:?}"),
             Rope { scaling, long, attention_factor, .. } => {
                 format!("{scaling:?}, {long:?}, {attention_factor:?}")
             }
         };
-        (!self.rope.scales_like(&found.rope)).then(|| ("rope_scaling", shown(self), shown(found)))
+        let differ = |name, here: &Rope, there: &Rope| {
+            (!here.scales_like(there)).then(|| (name, shown(here), shown(there)))
+        };
+        differ("rope_scaling", &self.rope, &found.rope).or_else(|| {
+            let local = differ("rope_parameters.sliding_attention", &self.rope.local(), &found.rope.local());
+            local.filter(|_| self.window > 0)
+        })
     }
 }
 

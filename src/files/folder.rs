@@ -1,6 +1,7 @@
 //! Where the text files of a model are: its tokenizer, settings and chat template.
 
 use crate::bundle::Bundle;
+use crate::text_file::bytes_without_mark;
 use crate::{Error, Result};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -50,7 +51,8 @@ impl Folder {
         }
     }
 
-    /// The bytes of a regular file of at most `limit` bytes; `None` where there is no such file.
+    /// The bytes of a regular file of at most `limit` bytes, without a byte order mark; `None` where there is no such
+    /// file.
     ///
     /// # Errors
     ///
@@ -66,7 +68,7 @@ impl Folder {
             );
             return Err(Error::model(&self.path(name), why));
         }
-        Ok(bytes)
+        Ok(bytes.map(bytes_without_mark))
     }
 }
 
@@ -96,6 +98,8 @@ mod tests {
         fs::write(dir.join("x.json"), "[1]").expect("a file");
         let folder = Folder::of(&dir).expect("a directory");
         assert_eq!(folder.read("x.json", 3), Ok(Some(b"[1]".to_vec())));
+        fs::write(dir.join("marked.json"), "\u{feff}[1]").expect("a file");
+        assert_eq!(folder.read("marked.json", 6), Ok(Some(b"[1]".to_vec())));
         assert!(matches!(folder.read("x.json", 2), Err(Error::Model(_))));
         assert_eq!(folder.read("none", 9), Ok(None));
         assert!(matches!(folder.read(".", 9), Err(Error::Model(m)) if m.contains("not a regular file")));

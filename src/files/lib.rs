@@ -4,7 +4,7 @@
 //! GGUF files, [`packed_file`] knows the program's own; a [`bundle`] is a program with such a file inside, and [`folder`]
 //! finds the text files of either. [`blocks`] decodes block formats. Files are [`mapped`] into memory, written whole or
 //! not at all ([`atomic_file`]), and libraries that panic run in [`containment`]. All text for stderr goes through
-//! [`stderr`].
+//! [`stderr`], and every [`text_file`] is read in one way.
 #![deny(unsafe_code)]
 
 pub mod atomic_file;
@@ -21,6 +21,7 @@ pub mod nesting;
 pub mod packed_file;
 pub mod source;
 pub mod stderr;
+pub mod text_file;
 
 pub use error::{Error, Result};
 

@@ -47,7 +47,8 @@ fn frequencies(scaling: RopeScaling) -> Vec<f64> {
             let frequency = plain(ROPE.theta, i);
             frequency * scaling.multiplier(i, frequency)
         } else if local {
-            plain(ROPE.local_theta, i)
+            let frequency = plain(ROPE.local_theta, i);
+            frequency * ROPE.local_scaling.multiplier(i, frequency)
         } else {
             0.0 // not rotated
         }
@@ -59,7 +60,7 @@ fn frequencies(scaling: RopeScaling) -> Vec<f64> {
 pub fn angles(pos: usize, frequencies: &[f64], cos: &mut [f32], sin: &mut [f32]) {
     for (i, ((f, cos), sin)) in frequencies.iter().zip(cos).zip(sin).enumerate() {
         let (s, c) = libm::sincos(pos as f64 * f);
-        let factor = if i < ROPE_DIM / 2 { ROPE.attention_factor } else { 1.0 };
+        let factor = if i < ROPE_DIM / 2 { ROPE.attention_factor } else { ROPE.local_attention_factor };
         (*cos, *sin) = ((c * factor) as f32, (s * factor) as f32);
     }
 }

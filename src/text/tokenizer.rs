@@ -354,7 +354,7 @@ fn load(folder: &Folder, limit: usize) -> Result<Tokenizer> {
     let checked = check::check(&json, limit).map_err(refused)?;
     drop(json);
     let mut tokenizer = Tokenizer::new(file.clone(), checked).map_err(refused)?;
-    let settings = settings::load(folder, limit, &|token| tokenizer.token_to_id(token))?;
+    let settings = settings::load(folder, limit, &tokenizer)?;
     let bos = settings.bos.unwrap_or_else(|| tokenizer.prefix.first().copied());
     if let Some(id) = bos.filter(|id| settings.add_bos && !tokenizer.prefix.contains(id)) {
         tokenizer.prefix.insert(0, id);

@@ -53,12 +53,8 @@ fn place(flag: &str, file: &Path) -> String {
 /// The text of a file of at most 1 MiB.
 #[cfg(feature = "grammar")]
 fn read(flag: &str, file: &Path) -> Result<String> {
-    use std::io::Read;
     const LIMIT: u64 = 1 << 20;
-    let bad = |why: String| Error::Usage(format!("{}: {why}", place(flag, file)));
-    let mut text = String::new();
-    std::fs::File::open(file)
-        .and_then(|f| f.take(LIMIT + 1).read_to_string(&mut text))
-        .map_err(|e| bad(e.to_string()))?;
-    if text.len() as u64 > LIMIT { Err(bad("is longer than 1 MiB".into())) } else { Ok(text) }
+    let opened = std::fs::File::open(file).map_err(|e| e.to_string());
+    let read = opened.and_then(|f| files::text_file::read(f, LIMIT));
+    read.map_err(|why| Error::Usage(format!("{}: {why}", place(flag, file))))
 }

@@ -1,8 +1,8 @@
 //! Prompts: the flags that give them, and texts from files and stdin.
 
 use clap::Args;
-use files::{Error, Result};
-use std::io::{IsTerminal, Read};
+use files::{Error, Result, text_file};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use text::tokenizer::Specials;
 
@@ -106,17 +106,11 @@ pub(in crate::cli) fn text_of(flag: &str, file: &Path) -> Result<String> {
 pub(in crate::cli) fn read_text(flag: &str, file: &Path) -> Result<String> {
     let stdin = file.as_os_str() == "-";
     let name = if stdin { "stdin".into() } else { file.display().to_string() };
-    let bad = |why: String| Error::Usage(format!("{flag} {name}: {why}"));
-    let mut bytes = Vec::new();
     let read = if stdin {
-        std::io::stdin().lock().take(TEXT_LIMIT + 1).read_to_end(&mut bytes)
+        text_file::read(std::io::stdin().lock(), TEXT_LIMIT)
     } else {
-        std::fs::File::open(file).and_then(|f| f.take(TEXT_LIMIT + 1).read_to_end(&mut bytes))
+        let opened = std::fs::File::open(file).map_err(|e| e.to_string());
+        opened.and_then(|f| text_file::read(f, TEXT_LIMIT))
     };
-    read.map_err(|e| bad(e.to_string()))?;
-    if bytes.len() as u64 > TEXT_LIMIT {
-        return Err(bad("is longer than 64 MiB; give a shorter text".into()));
-    }
-    String::from_utf8(bytes)
-        .map_err(|e| bad(format!("byte {} is not UTF-8; convert the file", e.utf8_error().valid_up_to())))
+    read.map_err(|why| Error::Usage(format!("{flag} {name}: {why}")))
 }

@@ -1,6 +1,7 @@
 //! `--compare`: ratios to the results of an earlier run.
 
 use super::result::BenchResult;
+use crate::cli::args::read_text;
 use files::error::one_line;
 use files::{Error, Result, say};
 use serde_json::{Value, json};
@@ -18,7 +19,7 @@ pub(super) fn read(file: &Path) -> Result<Earlier> {
     let bad = |e: String| {
         Error::Usage(format!("--compare {}: {e}; give a file written by bench -o json", file.display()))
     };
-    let text = std::fs::read_to_string(file).map_err(|e| bad(e.to_string()))?;
+    let text = read_text("--compare", file)?;
     parse(&text).ok_or_else(|| bad("holds no results".into()))
 }
 

@@ -1,5 +1,6 @@
 //! Lines of stdin: with a line editor on a terminal, as they are from a file or pipe.
 
+use files::text_file::without_mark;
 use files::{Error, Result, say, stderr};
 use std::io::{BufRead, IsTerminal, Read};
 
@@ -147,5 +148,5 @@ fn line() -> Result<Option<String>> {
         let at = e.utf8_error().valid_up_to();
         Error::Usage(format!("message from stdin: byte {at} of the line is not UTF-8; convert the text"))
     })?;
-    Ok(Some(text.trim_end_matches(['\n', '\r']).into()))
+    Ok(Some(without_mark(&text).trim_end_matches(['\n', '\r']).into()))
 }

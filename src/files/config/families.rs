@@ -117,7 +117,7 @@ pub enum Mlp {
 pub enum LayerKind {
     /// Every slot up to its own.
     Global,
-    /// The slots of a window that ends with its own; RoPE has another base, and no scaling.
+    /// The slots of a window that ends with its own; RoPE has another base and scaling.
     Local,
     /// Every slot; queries and keys are not rotated.
     NoRope,

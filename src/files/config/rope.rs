@@ -2,6 +2,7 @@
 
 use super::families::Arch;
 use super::fields::{ConfigError, Fields};
+use crate::error::unquoted;
 use serde_json::{Map, Value};
 use std::f64::consts::TAU;
 
@@ -66,9 +67,24 @@ pub struct Rope {
     pub attention_factor: f64,
     /// The base in local layers.
     pub local_theta: f64,
+    /// How their frequencies are scaled.
+    pub local_scaling: RopeScaling,
+    /// What their cosines and sines are multiplied by.
+    pub local_attention_factor: f64,
 }
 
 impl Rope {
+    /// RoPE of local layers.
+    pub fn local(&self) -> Self {
+        Self {
+            theta: self.local_theta,
+            scaling: self.local_scaling,
+            long: None,
+            attention_factor: self.local_attention_factor,
+            ..*self
+        }
+    }
+
     /// The unscaled frequency of pair `i`, in radians per position.
     pub fn frequency(&self, i: usize) -> f64 {
         self.theta.powf(-2.0 * i as f64 / self.dim as f64)
@@ -96,46 +112,103 @@ impl Rope {
     }
 }
 
+/// One object that describes RoPE, and its name for messages.
+struct Part {
+    name: String,
+    fields: Map<String, Value>,
+}
+
 /// RoPE from `rope_parameters` (newer files) or from `rope_theta` and `rope_scaling`.
 pub(super) fn parse(f: &Fields<'_>, arch: Arch, head_dim: usize) -> Result<Rope, ConfigError> {
-    let field = if f.present("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
-    let named = |e: ConfigError| ConfigError { field: format!("{field}.{}", e.field), ..e };
-    let empty = Map::new();
-    let mut inner = match f.present(field) {
-        None => &empty,
-        Some(Value::Object(map)) => map,
-        Some(_) => return f.err(field, "an object or null"),
+    let (full, local) = parts(f, arch)?;
+    let theta = |part: &Part, field: &str, default: f64| {
+        let inner = Fields(&part.fields);
+        let own = inner.present("rope_theta").is_some();
+        if own { inner.float("rope_theta", None) } else { f.float(field, Some(default)) }
     };
-    // Newer files of Gemma 3 have one object for each kind of layer.
-    let mut local_theta = f.float("rope_local_base_freq", Some(10_000.0))?;
-    if let (Some(Value::Object(global)), Some(Value::Object(local))) =
-        (inner.get("full_attention"), inner.get("sliding_attention"))
-    {
-        local_theta = Fields(local).float("rope_theta", Some(local_theta))?;
-        inner = global;
+    let default = match arch {
+        Arch::Gemma3 => 1e6,
+        Arch::SmolLm3 => 2e6,
+        _ => 10_000.0,
+    };
+    let mut rope = Rope {
+        dim: rotated(f, &Fields(&full.fields), arch, head_dim)?,
+        theta: theta(&full, "rope_theta", default)?,
+        scaling: RopeScaling::Plain,
+        long: None,
+        attention_factor: 1.0,
+        local_theta: theta(&local, "rope_local_base_freq", 10_000.0)?,
+        local_scaling: RopeScaling::Plain,
+        local_attention_factor: 1.0,
+    };
+    let mut of_local = rope.local();
+    scale(f, &full, &mut rope)?;
+    scale(f, &local, &mut of_local)?;
+    if of_local.long.is_some() {
+        return Err(ConfigError::new(local.name, "of type \"longrope\"", "one scaling for all lengths"));
     }
-    let inner = Fields(inner);
-    let theta = if inner.present("rope_theta").is_some() { &inner } else { f };
-    let default = if arch == Arch::Gemma3 { 1e6 } else { 10_000.0 };
-    let theta = theta.float("rope_theta", Some(default))?;
-    let dim = rotated(f, &inner, arch, head_dim)?;
-    let mut rope =
-        Rope { dim, theta, scaling: RopeScaling::Plain, long: None, attention_factor: 1.0, local_theta };
+    rope.local_scaling = of_local.scaling;
+    rope.local_attention_factor = of_local.attention_factor;
+    Ok(rope)
+}
+
+/// What describes full layers, and what describes local ones. As in transformers, `rope_scaling` takes the place of
+/// `rope_parameters`; in Gemma 3, whose newer files have an object for each kind of layer, it adds to that of full layers.
+fn parts(f: &Fields<'_>, arch: Arch) -> Result<(Part, Part), ConfigError> {
+    const NEW: &str = "rope_parameters";
+    const OLD: &str = "rope_scaling";
+    let object = |f: &Fields<'_>, field: &str| match f.present(field) {
+        None => Ok(Map::new()),
+        Some(Value::Object(map)) => Ok(map.clone()),
+        Some(_) => f.err(field, "an object or null"),
+    };
+    let (old, new) = (object(f, OLD)?, object(f, NEW)?);
+    let part = |name: &str, fields| Part { name: name.into(), fields };
+    let kinds = ["full_attention", "sliding_attention"];
+    let nested = kinds.iter().any(|kind| new.contains_key(*kind));
+    if arch != Arch::Gemma3 && (!nested || !old.is_empty()) {
+        let only = if old.is_empty() { part(NEW, new) } else { part(OLD, old) };
+        return Ok((only, part(NEW, Map::new())));
+    }
+    if !nested && !new.is_empty() {
+        return f.err(NEW, "an object with full_attention and sliding_attention");
+    }
+    let [mut full, local] = kinds.map(|kind| {
+        let named = |e: ConfigError| ConfigError { field: format!("{NEW}.{kind}"), ..e };
+        object(&Fields(&new), kind).map(|fields| part(&format!("{NEW}.{kind}"), fields)).map_err(named)
+    });
+    if let Ok(full) = &mut full
+        && !old.is_empty()
+    {
+        // Its own spelling of the type counts.
+        full.fields.remove("rope_type");
+        full.fields.extend(old);
+        full.name = OLD.into();
+    }
+    Ok((full?, local?))
+}
+
+/// Scales frequencies as an object says.
+fn scale(f: &Fields<'_>, part: &Part, rope: &mut Rope) -> Result<(), ConfigError> {
+    let named = |e: ConfigError| ConfigError { field: format!("{}.{}", part.name, e.field), ..e };
+    let inner = Fields(&part.fields);
     let kind = inner.present("rope_type").or_else(|| inner.present("type"));
     match kind.map(Value::as_str) {
         None | Some(Some("default")) => {}
         Some(Some("llama3")) => rope.scaling = llama3(&inner).map_err(named)?,
         Some(Some("linear")) => {
             let factor = inner.float("factor", None).map_err(named)?;
-            rope.scaling = RopeScaling::divisors(vec![factor as f32; dim / 2]);
+            rope.scaling = RopeScaling::divisors(vec![factor as f32; rope.dim / 2]);
         }
-        Some(Some("yarn")) => yarn(f, &inner, &mut rope).map_err(named)?,
-        Some(Some("longrope" | "su")) => longrope(f, &inner, &mut rope).map_err(named)?,
+        Some(Some("yarn")) => yarn(f, &inner, rope).map_err(named)?,
+        Some(Some("longrope" | "su")) => longrope(f, &inner, rope).map_err(named)?,
         Some(_) => {
-            return f.err(field, "rope_type \"default\", \"llama3\", \"linear\", \"yarn\" or \"longrope\"");
+            let value = Value::Object(part.fields.clone()).to_string();
+            let supported = "rope_type \"default\", \"llama3\", \"linear\", \"yarn\" or \"longrope\"";
+            return Err(ConfigError::new(&part.name, unquoted(&value), supported));
         }
     }
-    Ok(rope)
+    Ok(())
 }
 
 /// Elements of a head that are rotated.
@@ -171,36 +244,59 @@ fn llama3(f: &Fields<'_>) -> Result<RopeScaling, ConfigError> {
 /// stay, those that turn less than `beta_slow` times are slowed down by `factor`, those between are blended.
 fn yarn(f: &Fields<'_>, inner: &Fields<'_>, rope: &mut Rope) -> Result<(), ConfigError> {
     let factor = inner.float("factor", None)?;
-    let original = original_context(f, inner)?;
-    let (fast, slow) = (inner.float("beta_fast", Some(32.0))?, inner.float("beta_slow", Some(1.0))?);
-    for field in ["mscale", "mscale_all_dim"] {
-        if inner.present(field).is_some() {
-            return inner.err(field, "none; give attention_factor");
-        }
-    }
-    rope.scaling = yarn_divisors(rope, factor, original, [fast, slow]);
-    rope.attention_factor = inner.float("attention_factor", Some(yarn_attention(factor)))?;
+    let ramp = YarnRamp {
+        factor,
+        original: original_context(f, inner)?,
+        beta_fast: inner.float("beta_fast", Some(32.0))?,
+        beta_slow: inner.float("beta_slow", Some(1.0))?,
+        truncate: inner.flag("truncate", true)?,
+    };
+    rope.scaling = ramp.divisors(rope);
+    let mscale = |field: &str| {
+        let given = inner.present(field).is_some_and(|value| value.as_f64() != Some(0.0));
+        if given { inner.float(field, None).map(Some) } else { Ok(None) }
+    };
+    // As in transformers, one of the two alone says nothing.
+    let attention = match (mscale("mscale")?, mscale("mscale_all_dim")?) {
+        (Some(mscale), Some(all)) => yarn_attention(factor, mscale) / yarn_attention(factor, all),
+        _ => yarn_attention(factor, 1.0),
+    };
+    rope.attention_factor = inner.float("attention_factor", Some(attention))?;
     Ok(())
 }
 
-/// The divisors of YaRN; `betas` are those of fast and of slow pairs.
-pub fn yarn_divisors(rope: &Rope, factor: f64, original: usize, betas: [f64; 2]) -> RopeScaling {
-    let d = rope.dim as f64;
-    // The pair that turns so many times within the original context.
-    let pair = |turns: f64| d * (original as f64 / (TAU * turns)).ln() / (2.0 * rope.theta.ln());
-    let low = pair(betas[0]).floor().max(0.0);
-    let high = pair(betas[1]).ceil().min(d - 1.0);
-    let high = if high == low { low + 0.001 } else { high };
-    let divisor = |i: usize| {
-        let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
-        (1.0 / (ramp / factor + 1.0 - ramp)) as f32
-    };
-    RopeScaling::divisors((0..rope.dim / 2).map(divisor).collect())
+/// The pairs between those that YaRN leaves and those that it slows down by `factor`.
+struct YarnRamp {
+    factor: f64,
+    /// The context that the model was trained for.
+    original: usize,
+    /// Turns within it, of the first pair that is slowed down and of the first that is in full.
+    beta_fast: f64,
+    beta_slow: f64,
+    /// The ramp begins and ends at whole pairs.
+    truncate: bool,
+}
+
+impl YarnRamp {
+    fn divisors(&self, rope: &Rope) -> RopeScaling {
+        let d = rope.dim as f64;
+        // The pair that turns so many times within the original context.
+        let pair = |turns: f64| d * (self.original as f64 / (TAU * turns)).ln() / (2.0 * rope.theta.ln());
+        let (low, high) = (pair(self.beta_fast), pair(self.beta_slow));
+        let (low, high) = if self.truncate { (low.floor(), high.ceil()) } else { (low, high) };
+        let (low, high) = (low.max(0.0), high.min(d - 1.0));
+        let high = if high == low { low + 0.001 } else { high };
+        let divisor = |i: usize| {
+            let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            (1.0 / (ramp / self.factor + 1.0 - ramp)) as f32
+        };
+        RopeScaling::divisors((0..rope.dim / 2).map(divisor).collect())
+    }
 }
 
 /// What YaRN multiplies cosines and sines by.
-pub fn yarn_attention(factor: f64) -> f64 {
-    if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+pub fn yarn_attention(factor: f64, mscale: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
 }
 
 /// LongRoPE (<https://arxiv.org/abs/2402.13753>): divisors for short sequences, others for long ones.

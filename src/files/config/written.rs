@@ -26,6 +26,14 @@ impl ModelConfig {
         if self.rope.attention_factor != 1.0 {
             more["rope_attention_factor"] = json!(self.rope.attention_factor);
         }
+        if self.rope.local_scaling != RopeScaling::Plain {
+            let local = self.rope.local();
+            let divisor = |i: usize| (1.0 / local.scaling.multiplier(i, local.frequency(i))) as f32;
+            more["rope_local_divisors"] = json!((0..local.dim / 2).map(divisor).collect::<Vec<_>>());
+        }
+        if self.rope.local_attention_factor != 1.0 {
+            more["rope_local_attention_factor"] = json!(self.rope.local_attention_factor);
+        }
         let mut scaling = Value::Null;
         match self.rope.scaling {
             RopeScaling::Plain => {}
@@ -77,6 +85,11 @@ impl ModelConfig {
             self.rope.long = Some(LongRope { divisors: divisors(more, "rope_long", pairs)?.leak(), beyond });
         }
         self.rope.attention_factor = more.float("rope_attention_factor", Some(self.rope.attention_factor))?;
+        if more.present("rope_local_divisors").is_some() {
+            self.rope.local_scaling = RopeScaling::divisors(divisors(more, "rope_local_divisors", pairs)?);
+        }
+        let local = Some(self.rope.local_attention_factor);
+        self.rope.local_attention_factor = more.float("rope_local_attention_factor", local)?;
         if let Some(kinds) = more.present("layer_kinds") {
             let kind = |kind: &Value| kind.as_str().and_then(LayerKind::of);
             let found: Option<Vec<_>> = kinds.as_array().and_then(|kinds| kinds.iter().map(kind).collect());

@@ -10,6 +10,7 @@ pub mod header;
 pub mod metadata;
 pub mod model;
 pub mod names;
+mod unread;
 pub mod value;
 
 use std::collections::BTreeMap;

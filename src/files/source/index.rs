@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::json::{Object, UniqueMap, parse as parse_json};
 use crate::error::quoted;
+use crate::text_file::bytes_without_mark;
 
 /// In bytes; the index of a model with a hundred thousand tensors has a tenth of this.
 const MAX_SIZE: usize = 64 << 20;
@@ -24,7 +25,7 @@ pub fn parse(file: &[u8]) -> Result<BTreeMap<String, Vec<String>>, String> {
     if file.len() > MAX_SIZE {
         return Err(format!("the file is {} bytes long; an index has at most {MAX_SIZE}", file.len()));
     }
-    let Object(RawIndex { weight_map: UniqueMap(map) }) = parse_json(file)?;
+    let Object(RawIndex { weight_map: UniqueMap(map) }) = parse_json(&bytes_without_mark(file.to_vec()))?;
     let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, shard) in map {
         if !is_plain(&shard) {

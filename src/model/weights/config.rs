@@ -4,7 +4,7 @@ use super::checkpoint::Checkpoint;
 use crate::dims::{MODEL, baked};
 use files::config::ModelConfig;
 use files::source::is_there;
-use files::{Error, Result};
+use files::{Error, Result, text_file};
 use std::fs;
 use std::path::Path;
 
@@ -67,5 +67,6 @@ pub fn read_text(path: &Path) -> Result<String> {
     if meta.len() > LIMIT {
         return Err(Error::model(path, format!("is {} bytes long; at most {LIMIT} are read", meta.len())));
     }
-    fs::read_to_string(path).map_err(unreadable)
+    let file = fs::File::open(path).map_err(unreadable)?;
+    text_file::read(file, LIMIT).map_err(|why| Error::model(path, why))
 }

@@ -1,10 +1,11 @@
 //! The tokenizer that the metadata of a GGUF file describe (`tokenizer.ggml.*`), as the same checked parts that a
 //! `tokenizer.json` gives: what encodes is the same.
 //!
-//! There are two kinds, `gpt2` (byte-level BPE with merges) and `llama` (SentencePiece with scores). The file only names
+//! There are two kinds, `gpt2` (BPE with merges, byte-level but for a few) and `llama` (SentencePiece with scores). The file only names
 //! how text is cut into words, and does not mention normalisation: both are taken from the published models ([`split`]). Keys, their meanings and defaults are llama.cpp's (`src/llama-vocab.cpp`). Everything is untrusted;
 //! messages name the key, the caller adds the file.
 
+mod control;
 mod merges;
 mod split;
 mod vocabulary;
@@ -26,8 +27,6 @@ const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
 
 /// What SentencePiece writes for a blank.
 const BLANK: &str = "▁";
-/// Tokens that end a document or a turn whatever the file says: many name only one of the two.
-const ENDS: [&str; 4] = ["<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>"];
 
 type Check<T> = Result<T, String>;
 
@@ -52,19 +51,20 @@ struct Steps {
 /// Reads and checks the metadata for a model with ids below `limit`.
 pub(super) fn read(metadata: &Metadata, limit: usize) -> Check<Described> {
     let model = metadata.text(MODEL)?;
-    let vocabulary = match model {
-        Some("gpt2" | "llama") => Vocabulary::read(metadata)?,
-        other => return Err(unsupported(MODEL, other, "\"gpt2\", \"llama\"")),
+    let mut vocabulary = match model {
+        Some("gpt2" | "llama" | "gemma4" | "whitespace") => Vocabulary::read(metadata)?,
+        other => return Err(unsupported(MODEL, other, "\"gpt2\", \"llama\", \"gemma4\", \"whitespace\"")),
     };
+    control::mend_kinds(metadata, &mut vocabulary)?;
     if let Some((id, token)) = vocabulary.last().filter(|(id, _)| *id as usize >= limit) {
         return Err(check::beyond(token, id, limit));
     }
     let steps = match model {
-        Some("gpt2") => byte_level(metadata, &vocabulary)?,
-        _ => sentence_piece(metadata, &vocabulary)?,
+        Some("llama") => sentence_piece(metadata, &vocabulary)?,
+        Some("gemma4") => with_merges(metadata, &vocabulary, Some("gemma4"))?,
+        _ => with_merges(metadata, &vocabulary, metadata.text(PRE)?)?,
     };
     parts::normalizer(steps.normalizer.as_ref())?;
-    parts::pre_tokenizer(steps.pre_tokenizer.as_ref())?;
     let ids = Ids::read(metadata, &vocabulary)?;
     describe(metadata, &vocabulary, steps, &ids)
 }
@@ -74,13 +74,22 @@ fn unsupported(key: &str, value: Option<&str>, supported: &str) -> String {
     format!("metadata \"{key}\" is {value}; supported: {supported}")
 }
 
-fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Steps> {
-    let name = metadata.text(PRE)?;
-    let split = name.and_then(split::named).ok_or_else(|| unsupported(PRE, name, split::NAMES))?;
+/// Byte-level BPE, or BPE of text, by the name of how it is cut into words.
+fn with_merges(metadata: &Metadata, vocabulary: &Vocabulary<'_>, name: Option<&str>) -> Check<Steps> {
+    let split = name.and_then(|name| split::named(name, BLANK));
+    let split = split.ok_or_else(|| unsupported(PRE, name, split::NAMES))?;
+    if split.text {
+        merges::check_covering(vocabulary)?;
+    }
+    let pieces = || DecoderKind::SentencePiece {
+        replace: vec![(BLANK.into(), " ".into())],
+        byte_fallback: true,
+        strip: None,
+    };
     Ok(Steps {
+        decoder: if split.text { pieces() } else { DecoderKind::ByteLevel },
         normalizer: split.normalizer,
         pre_tokenizer: Some(split.pre_tokenizer),
-        decoder: DecoderKind::ByteLevel,
         merges: merges::given(metadata, vocabulary)?,
         ignore_merges: split.ignore_merges,
         add_bos: split.add_bos,
@@ -120,10 +129,10 @@ impl Ids {
         let id = |name: &str| {
             let key = format!("tokenizer.ggml.{name}_token_id");
             let Some(n) = metadata.integer(&key)? else { return Ok(None) };
-            match u32::try_from(n).ok().filter(|&id| (id as usize) < vocabulary.len()) {
-                // Padding with an unused token is harmless.
-                Some(id) if vocabulary.text(id).is_none() && name == "padding" => Ok(None),
-                Some(id) if vocabulary.text(id).is_some() => Ok(Some(id)),
+            match u32::try_from(n).ok().filter(|&id| vocabulary.text(id).is_some()) {
+                Some(id) => Ok(Some(id)),
+                // llama.cpp writes this for none. A text is never padded.
+                None if n == u64::from(u32::MAX) || name == "padding" => Ok(None),
                 _ => Err(format!(
                     "metadata \"{key}\" is {n}; supported: the id of one of the {} tokens in \"{TOKENS}\", \
                      unused ones excepted",
@@ -144,8 +153,7 @@ impl Ids {
 
     /// Every id that ends a text, each once.
     fn eos(&self, vocabulary: &Vocabulary<'_>) -> Vec<u32> {
-        let known = ENDS.iter().filter_map(|text| vocabulary.id(text));
-        let known = known.filter(|&id| vocabulary.kind(id) == Kind::Control);
+        let known = control::ends(vocabulary);
         // Padding only ever comes after the end.
         let pad = self.pad.filter(|&id| self.pad != self.unk && vocabulary.kind(id) == Kind::Control);
         let mut eos = Vec::new();
@@ -179,7 +187,7 @@ fn describe(metadata: &Metadata, vocabulary: &Vocabulary<'_>, steps: Steps, ids:
         fuse_unk: sentence_piece,
         byte_fallback: sentence_piece,
         ignore_merges: steps.ignore_merges,
-        added: added(vocabulary, ids)?,
+        added: added(metadata, vocabulary, ids)?,
         normalizer: steps.normalizer,
         pre_tokenizer: steps.pre_tokenizer,
         decoder: steps.decoder,
@@ -191,7 +199,8 @@ fn describe(metadata: &Metadata, vocabulary: &Vocabulary<'_>, steps: Steps, ids:
 
 /// The tokens that are matched in a text before anything else. Those that begin or end a text are special whatever
 /// their type.
-fn added(vocabulary: &Vocabulary<'_>, ids: &Ids) -> Check<Vec<Added>> {
+fn added(metadata: &Metadata, vocabulary: &Vocabulary<'_>, ids: &Ids) -> Check<Vec<Added>> {
+    let strips = control::strips_blanks(metadata);
     let mut added = vec![];
     let mut bytes = 0;
     for (id, text) in vocabulary.iter() {
@@ -205,7 +214,7 @@ fn added(vocabulary: &Vocabulary<'_>, ids: &Ids) -> Check<Vec<Added>> {
                 content: text.to_owned(),
                 single_word: false,
                 lstrip: false,
-                rstrip: false,
+                rstrip: special && strips && !control::KEEP_BLANKS.contains(&text),
                 normalized: false,
                 special,
             });

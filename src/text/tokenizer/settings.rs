@@ -1,5 +1,6 @@
 //! Which tokens begin and end a text, from the settings files beside `tokenizer.json`.
 
+use super::Tokenizer;
 use super::files::{read_settings, shown};
 use crate::{Error, Result};
 use files::folder::Folder;
@@ -16,11 +17,8 @@ pub(super) struct Settings {
     pub eos: Vec<u32>,
 }
 
-/// Looks up a token's text.
-type Lookup<'a> = &'a dyn Fn(&str) -> Option<u32>;
-
 /// Reads the settings files in `folder`, all of them optional, for a tokenizer with ids below `limit`.
-pub(super) fn load(folder: &Folder, limit: usize, lookup: Lookup<'_>) -> Result<Settings> {
+pub(super) fn load(folder: &Folder, limit: usize, tokenizer: &Tokenizer) -> Result<Settings> {
     let mut settings = Settings::default();
     for name in ["generation_config.json", "config.json"] {
         if let Some(map) = read_settings(folder, name)? {
@@ -29,7 +27,8 @@ pub(super) fn load(folder: &Folder, limit: usize, lookup: Lookup<'_>) -> Result<
     }
     let name = "tokenizer_config.json";
     if let Some(map) = read_settings(folder, name)? {
-        tokenizer_config(&map, lookup, &mut settings).map_err(|why| Error::model(&folder.path(name), why))?;
+        tokenizer_config(&map, tokenizer, &mut settings)
+            .map_err(|why| Error::model(&folder.path(name), why))?;
     }
     let mut seen = std::collections::HashSet::new();
     settings.eos.retain(|id| seen.insert(*id));
@@ -59,9 +58,10 @@ fn eos_ids(map: &Map<String, Value>, limit: usize, eos: &mut Vec<u32>) -> std::r
 
 fn tokenizer_config(
     map: &Map<String, Value>,
-    lookup: Lookup<'_>,
+    tokenizer: &Tokenizer,
     settings: &mut Settings,
 ) -> std::result::Result<(), String> {
+    let lookup = |token: &str| tokenizer.token_to_id(token);
     if let Some(field) = map.get("bos_token") {
         settings.bos = Some(token("bos_token", field)?.and_then(lookup));
     }
@@ -82,12 +82,12 @@ fn tokenizer_config(
         let missing = || format!("field `eos_token` is {}, no token of tokenizer.json", shown(&text.into()));
         settings.eos.push(lookup(text).ok_or_else(missing)?);
     }
-    // Padding only ever comes after the end. Qwen's chat models pad with the token that ends a document, and name
+    // Padding with a control token only ever comes after the end; another is text as well. Qwen's chat models pad with the token that ends a document, and name
     // only the one that ends a turn as `eos_token`.
     let text = |name: &str| token(name, map.get(name).unwrap_or(&Value::Null)).map(|t| t.map(str::to_owned));
     if let Some(pad) = text("pad_token")?.filter(|pad| text("unk_token").ok().flatten().as_ref() != Some(pad))
     {
-        settings.eos.extend(lookup(&pad));
+        settings.eos.extend(lookup(&pad).filter(|&id| tokenizer.is_special(id)));
     }
     Ok(())
 }

@@ -4,9 +4,12 @@
 //! name the keys. Keys and defaults are those of llama.cpp (`gguf-py/gguf/constants.py`, `src/llama-model.cpp`).
 
 use serde_json::{Map, Number, Value as Json, json};
+use std::cell::RefCell;
+use std::collections::HashSet;
 
 use super::header::Header;
 use super::names::{ROPE_FREQS, ROPE_LONG, ROPE_SHORT, part, plain};
+use super::unread;
 use super::value::Value;
 use crate::blocks::{BlockType, Dtype};
 use crate::config::{Arch, ConfigError, LongRope, ModelConfig, Norm, RopeScaling, yarn_attention};
@@ -19,6 +22,7 @@ enum Form {
     /// An integer, or an array of one for each layer.
     PerLayer,
     Float,
+    Text,
 }
 
 use Form::*;
@@ -29,25 +33,27 @@ impl Form {
             Integer => "an integer",
             PerLayer => "an integer, or an array of one integer of 32 bits for every layer, all the same",
             Float => "a floating-point number",
+            Text => "a string",
         }
     }
 
-    /// The number, if the value has this form.
-    fn read(self, value: &Value) -> Option<Number> {
+    /// The value as JSON, if it has this form.
+    fn read(self, value: &Value) -> Option<Json> {
         match (self, value) {
-            (Float, _) => Number::from_f64(value.as_f64()?),
+            (Text, _) => value.as_str().map(Json::from),
+            (Float, _) => Number::from_f64(value.as_f64()?).map(Json::from),
             (PerLayer, Value::Array(array)) => {
                 let mut values = array.integers32()?;
                 let first = values.next()?;
                 if values.all(|value| value == first) { Integer.read(&first) } else { None }
             }
-            _ => value.as_u64().map(Number::from),
+            _ => value.as_u64().map(Json::from),
         }
     }
 }
 
 /// Keys, without `ARCH.`, what they may be, and the fields of `config.json` that they stand for.
-const FIELDS: [(&str, Form, &str); 16] = [
+const FIELDS: [(&str, Form, &str); 17] = [
     ("block_count", Integer, "num_hidden_layers"),
     ("embedding_length", Integer, "hidden_size"),
     ("feed_forward_length", PerLayer, "intermediate_size"),
@@ -64,13 +70,31 @@ const FIELDS: [(&str, Form, &str); 16] = [
     ("embedding_scale", Float, "embedding_multiplier"),
     ("residual_scale", Float, "residual_multiplier"),
     ("logit_scale", Float, "logits_scaling"),
+    ("hidden_activation", Text, "hidden_act"),
 ];
+
+/// Whether a family's field of `config.json` that only some have stands for anything.
+fn means(arch: Arch, field: &str) -> bool {
+    match field {
+        "attention_multiplier" | "embedding_multiplier" | "residual_multiplier" | "logits_scaling" => {
+            arch == Arch::Granite
+        }
+        "rope_local_base_freq" => arch == Arch::Gemma3,
+        "sliding_window" => matches!(arch, Arch::Gemma3 | Arch::Phi3),
+        _ => true,
+    }
+}
 
 const ARCHITECTURE: &str = "general.architecture";
 const SCALING: &str = "rope.scaling.type";
 const FACTOR: &str = "rope.scaling.factor";
 const ORIGINAL: &str = "rope.scaling.original_context_length";
 const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
+const YARN_FACTOR: &str = "rope.scaling.yarn_attn_factor";
+const YARN_PART: &str = "rope.scaling.yarn_ext_factor";
+const YARN_MSCALE: &str = "rope.scaling.yarn_log_multiplier";
+const WINDOW: &str = "attention.sliding_window";
+const PATTERN: &str = "attention.sliding_window_pattern";
 const SPLIT: &str = "split.count";
 const EMBEDDING: &str = "token_embd.weight";
 const HEAD: &str = "output.weight";
@@ -103,14 +127,20 @@ pub fn config(header: &Header, file: &[u8]) -> Result<ModelConfig, ConfigError> 
     if let Some(divisors) = tables.get(ROPE_FREQS)? {
         model.rope.scaling = scaling(&model, divisors);
     }
-    if let (Some(short), Some(long)) = (tables.get(ROPE_SHORT)?, tables.get(ROPE_LONG)?) {
+    let (short, long) = (tables.get(ROPE_SHORT)?, tables.get(ROPE_LONG)?);
+    let stretched = keys.get(SCALING).and_then(Value::as_str) == Some("longrope");
+    if let (Some(short), Some(long)) = (short, long) {
         let Some(beyond) = keys.get(ORIGINAL).and_then(Value::as_u64).filter(|n| *n > 1) else {
             return keys.err(ORIGINAL, "an integer");
         };
         model.rope.scaling = RopeScaling::divisors(short);
         model.rope.long = Some(LongRope { divisors: long.leak(), beyond: beyond as usize });
         model.rope.attention_factor = keys.float(ATTENTION_FACTOR)?.unwrap_or(1.0);
+    } else if stretched || has(ROPE_SHORT) || has(ROPE_LONG) {
+        let supported = format!("\"longrope\" with both tensors {ROPE_SHORT} and {ROPE_LONG}, or neither");
+        return keys.err(SCALING, &supported);
     }
+    keys.check_unread(&model)?;
     Ok(model)
 }
 
@@ -118,6 +148,8 @@ pub fn config(header: &Header, file: &[u8]) -> Result<ModelConfig, ConfigError> 
 struct Keys<'a> {
     header: &'a Header,
     arch: Arch,
+    /// Those that were looked at, in full.
+    read: RefCell<HashSet<String>>,
 }
 
 impl<'a> Keys<'a> {
@@ -125,7 +157,7 @@ impl<'a> Keys<'a> {
         let found = header.metadata.get(ARCHITECTURE);
         let named = found.and_then(Value::as_str);
         match Arch::ALL.into_iter().find(|arch| named == Some(arch.gguf_name())) {
-            Some(arch) => Ok(Self { header, arch }),
+            Some(arch) => Ok(Self { header, arch, read: RefCell::default() }),
             None => {
                 let value = found.map_or("missing".into(), Value::to_string);
                 Err(ConfigError::new(ARCHITECTURE, value, Arch::names(Arch::gguf_name)))
@@ -138,7 +170,10 @@ impl<'a> Keys<'a> {
     }
 
     fn get(&self, key: &str) -> Option<&'a Value> {
-        self.header.metadata.get(&self.full(key))
+        let full = self.full(key);
+        let value = self.header.metadata.get(&full);
+        self.read.borrow_mut().insert(full);
+        value
     }
 
     fn err<T>(&self, key: &str, supported: &str) -> Result<T, ConfigError> {
@@ -182,18 +217,6 @@ impl<'a> Keys<'a> {
             let supported = "a whole model; join its parts with llama-gguf-split --merge";
             return Err(ConfigError::new(SPLIT, parts.to_string(), supported));
         }
-        if self.get("expert_count").is_some_and(|v| v.as_u64() != Some(0)) {
-            return self.err("expert_count", "0");
-        }
-        let windows = matches!(self.arch, Arch::Gemma3 | Arch::Phi3);
-        if !windows && self.get("attention.sliding_window").is_some_and(|v| v.as_u64() != Some(0)) {
-            return self.err("attention.sliding_window", "0");
-        }
-        for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
-            if self.get(key).is_some_and(|v| v.as_f64() != Some(0.0)) {
-                return self.err(key, "0");
-            }
-        }
         if !self.get("rope.scale_linear").is_none_or(|v| v.as_f64() == Some(1.0)) {
             return self.err("rope.scale_linear", "1; give rope.scaling.type and rope.scaling.factor");
         }
@@ -208,6 +231,19 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Refuses a key that nothing has read, unless it changes nothing.
+    fn check_unread(&self, model: &ModelConfig) -> Result<(), ConfigError> {
+        let prefix = self.full("");
+        let read = self.read.borrow();
+        for (full, value) in self.header.metadata.iter().filter(|(key, _)| !read.contains(*key)) {
+            let Some(key) = full.strip_prefix(&prefix) else { continue };
+            if let Some(supported) = unread::refusal(key, value, model) {
+                return Err(ConfigError::new(full, value.to_string(), supported));
+            }
+        }
+        Ok(())
+    }
+
     /// RoPE scaling as `config.json` has it.
     fn scaling(&self) -> Result<Json, ConfigError> {
         let Some(kind) = self.get(SCALING) else { return Ok(Json::Null) };
@@ -215,27 +251,70 @@ impl<'a> Keys<'a> {
         match (kind.as_str(), factor) {
             (Some("none" | "longrope"), _) => Ok(Json::Null),
             (Some("linear"), Some(factor)) => Ok(json!({"rope_type": "linear", "factor": factor})),
-            (Some("yarn"), Some(factor)) => {
-                let mut scaling = json!({"rope_type": "yarn", "factor": factor});
-                for (key, field) in [
-                    ("rope.scaling.yarn_beta_fast", "beta_fast"),
-                    ("rope.scaling.yarn_beta_slow", "beta_slow"),
-                ] {
-                    if let Some(beta) = self.float(key)? {
-                        scaling[field] = json!(beta);
-                    }
-                }
-                if let Some(own) = self.float(ATTENTION_FACTOR)? {
-                    scaling["attention_factor"] = json!(own * yarn_attention(factor));
-                }
-                if let Some(original) = self.get(ORIGINAL).and_then(Value::as_u64) {
-                    scaling["original_max_position_embeddings"] = json!(original);
-                }
-                Ok(scaling)
-            }
+            (Some("yarn"), Some(factor)) => self.yarn(factor),
             (Some("linear" | "yarn"), None) => self.err(FACTOR, "a positive number"),
             _ => self.err(SCALING, "\"none\", \"linear\", \"yarn\", or rope_freqs.weight"),
         }
+    }
+
+    /// YaRN as `config.json` has it.
+    fn yarn(&self, factor: f64) -> Result<Json, ConfigError> {
+        let mut scaling = json!({"rope_type": "yarn", "factor": factor});
+        for (key, field) in
+            [("rope.scaling.yarn_beta_fast", "beta_fast"), ("rope.scaling.yarn_beta_slow", "beta_slow")]
+        {
+            if let Some(beta) = self.float(key)? {
+                scaling[field] = json!(beta);
+            }
+        }
+        // Below 0: not set. Such a file comes from llama.cpp, which then writes 1 for the factor as well.
+        let part = self.get(YARN_PART).map(|value| value.as_f64());
+        let unset = part.is_some_and(|part| part.is_some_and(|part| part < 0.0));
+        if !unset && !matches!(part, None | Some(Some(1.0))) {
+            return self.err(YARN_PART, "1");
+        }
+        let scaled = self.get(YARN_MSCALE).filter(|value| value.as_f64() != Some(0.0));
+        let scaled = scaled.and_then(|_| self.float(YARN_MSCALE).transpose()).transpose()?;
+        let own = self.float(YARN_FACTOR)?.filter(|_| !unset);
+        let attention = own.unwrap_or_else(|| {
+            yarn_attention(factor, 1.0) / scaled.map_or(1.0, |m| yarn_attention(factor, m))
+        });
+        let times = self.float(ATTENTION_FACTOR)?.unwrap_or(1.0);
+        scaling["attention_factor"] = json!(attention * times);
+        if let Some(original) = self.get(ORIGINAL).and_then(Value::as_u64) {
+            scaling["original_max_position_embeddings"] = json!(original);
+        }
+        Ok(scaling)
+    }
+
+    /// The kind of each layer of Gemma 3 as `config.json` has it: full ones only without a window.
+    fn layer_types(&self, layers: usize) -> Result<Vec<&'static str>, ConfigError> {
+        let name = |local: bool| if local { "sliding_attention" } else { "full_attention" };
+        let pattern = self.get(PATTERN);
+        if self.get(WINDOW).is_none_or(|window| window.as_u64() == Some(0)) {
+            return Ok(vec![name(false); layers]);
+        }
+        let every = match pattern {
+            None => 6,
+            Some(Value::Array(array)) => {
+                let local = |value: Value| match (&value, value.as_u64()) {
+                    (Value::Bool(local), _) => Some(name(*local)),
+                    (_, Some(number @ 0..=1)) => Some(name(number == 1)),
+                    _ => None,
+                };
+                let kinds: Option<Vec<_>> = array.iter().map(local).collect();
+                return match kinds.filter(|kinds| kinds.len() == layers) {
+                    Some(kinds) => Ok(kinds),
+                    None => self.err(PATTERN, &format!("a truth value for each of {layers} layers")),
+                };
+            }
+            Some(number) => match number.as_u64().and_then(|n| usize::try_from(n).ok()) {
+                Some(every) => every,
+                None => return self.err(PATTERN, "an integer, or a truth value for each layer"),
+            },
+        };
+        // Each so many layers a full one; never with 0.
+        Ok((1..=layers).map(|layer| name(every == 0 || !layer.is_multiple_of(every))).collect())
     }
 
     /// The equivalent `config.json`.
@@ -243,9 +322,15 @@ impl<'a> Keys<'a> {
         let mut map = Map::new();
         map.insert("model_type".into(), self.arch.name().into());
         for (key, form, field) in FIELDS {
-            if let Some(value) = self.get(key) {
-                let Some(number) = form.read(value) else { return self.err(key, form.name()) };
-                map.insert(self.arch.field(field).into(), number.into());
+            let own = field != "rms_norm_eps" || key == self.epsilon();
+            if let Some(value) =
+                Some(key).filter(|_| own && means(self.arch, field)).and_then(|key| self.get(key))
+            {
+                let Some(value) = form.read(value) else { return self.err(key, form.name()) };
+                // As in llama.cpp, a scale of 0 is not set.
+                if !(field.ends_with("_multiplier") && value.as_f64() == Some(0.0)) {
+                    map.insert(self.arch.field(field).into(), value);
+                }
             }
         }
         // The defaults of Hugging Face are others.
@@ -272,6 +357,20 @@ impl<'a> Keys<'a> {
             map.get("head_dim").and_then(Json::as_u64),
         ) {
             map.insert("partial_rotary_factor".into(), (rotated as f64 / head_dim as f64).into());
+        }
+        if let (Arch::Gemma3, Some(layers)) = (self.arch, map.get("num_hidden_layers").and_then(Json::as_u64))
+        {
+            // Of more the config refuses the number.
+            let layers = usize::try_from(layers).unwrap_or(0).min(1 << 16);
+            map.insert("layer_types".into(), json!(self.layer_types(layers)?));
+        }
+        match (self.arch, map.get("head_dim").and_then(Json::as_u64)) {
+            (Arch::Granite, Some(head_dim @ 1..)) => {
+                let scale = f64::from(1.0 / (head_dim as f32).sqrt());
+                map.entry("attention_multiplier").or_insert(scale.into());
+            }
+            (Arch::SmolLm3, _) => drop(map.entry("rope_theta").or_insert(10_000.0.into())),
+            _ => {}
         }
         map.insert("rope_scaling".into(), self.scaling()?);
         map.insert("vocab_size".into(), self.vocab()?.into());

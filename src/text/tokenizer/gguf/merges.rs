@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use tokenizers::models::bpe::Merges;
 
-const MERGES: &str = "tokenizer.ggml.merges";
+pub(super) const MERGES: &str = "tokenizer.ggml.merges";
 const SCORES: &str = "tokenizer.ggml.scores";
 /// Bytes of a piece that merges lead to, each of whose halves is looked up; real ones have up to 48.
 const MAX_PIECE: usize = 256;
@@ -86,7 +86,7 @@ fn is_period(text: &str, at: usize) -> bool {
 }
 
 /// Checks that every character can be encoded.
-fn check_covering(vocabulary: &Vocabulary<'_>) -> Check<()> {
+pub(super) fn check_covering(vocabulary: &Vocabulary<'_>) -> Check<()> {
     let byte = |b: u8| {
         let id = vocabulary.id(&format!("<0x{b:02X}>"));
         id.is_some_and(|id| vocabulary.kind(id) == Kind::Byte)

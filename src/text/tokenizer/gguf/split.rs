@@ -1,68 +1,206 @@
 //! How text is cut into words before merging, by the names in GGUF files (`tokenizer.ggml.pre`).
 //!
-//! The steps are those of the `tokenizer.json` published with these models, so that both give the same ids. That
-//! includes Qwen's normalisation to NFC, of which no GGUF file says anything and which llama.cpp leaves out: the
-//! model was trained with it.
+//! The steps are those of the `tokenizer.json` published with these models, so that both give the same ids; of models whose
+//! file was not at hand, those of llama.cpp (`src/llama-vocab.cpp`), whose names these are. That includes Qwen's
+//! normalisation to NFC, of which no GGUF file says anything and which llama.cpp leaves out: the model was trained with it.
+//!
+//! Patterns apply one after another, each to what those before have left whole: their matches and what is between these
+//! are words. (They are not checked as those of a file are; each was tried with long texts of one kind of character.)
 
 use serde_json::{Value, json};
 
 /// The names that [`named`] knows, for messages.
-pub(super) const NAMES: &str = "\"llama-bpe\", \"llama3\", \"llama-v3\", \"smaug-bpe\", \"qwen2\", \"deepseek-r1-qwen\", \"smollm\", \"refact\", \
-     \"gpt-4o\", \"gpt-2\"";
+pub(super) const NAMES: &str =
+    "\"llama-bpe\", \"qwen2\", \"gpt-2\", \"gpt-4o\", \"tekken\" and the other names that llama.cpp has";
 
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Llama 3's but for blanks, of which words are powers of two.
+const JAIS2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s";
+const MINICPM5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Qwen's without English contractions.
+const UFAKZEKA: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BAILING: &str =
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+const SEED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
 /// OpenAI's o200k.
 const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const YOUTU: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const KIMI: &str = r"\p{Han}+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+const SPARK: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##;
+/// Letters that have a case.
+const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+const DEEPSEEK_SIGNS: &str = r"\s?[!-/:-~！-／：-～‘-‟\x{3000}-。]+";
+/// Chinese, Korean and what is between.
+const DEEPSEEK_EAST: &str = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+";
+/// Chinese and Japanese.
+const CJK: &str = r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+";
+const YOUTU_EAST: &str = r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，\x{3001}-\x{303f}\x{fe30}-\x{fe4f}]+|[ㄅ-ㄯ]+|[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+";
+const AFMOE_EAST: &str = r"[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+";
+const NUMBER: &str = r"\p{N}";
+const NUMBERS: &str = r"\p{N}+";
+const UP_TO_THREE: &str = r"\p{N}{1,3}";
+/// Before the next: it looks ahead, for each digit to the end of the number. In a longer number threes are counted from
+/// these cuts, not from its end.
+const BOUNDED: &str = r"\d{1,510}";
+/// Digits in threes from the right.
+const THREES: &str = r"\d{1,3}(?=(?:\d{3})*(?!\d))";
+const THREE_DIGITS: &str = r"[0-9][0-9][0-9]";
+const LINES: &str = r"[^\n]+|\n+";
+
+/// What else than patterns a name stands for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Trait {
+    /// Text is normalised to NFC.
+    Nfc,
+    /// A word that is a token becomes that token, whatever the merges make of it.
+    WholeWords,
+    /// A text begins with the begin-of-text token if the file does not say.
+    Begins,
+    /// Tokens are text, in which U+2581 stands for a blank, and bytes where there is none.
+    Escaped,
+    /// Tokens are text, and bytes where there is none.
+    Plain,
+}
+
+use Trait::{Begins, Escaped, Nfc, Plain, WholeWords};
+
+type Rule = (&'static [&'static str], &'static [&'static str], &'static [Trait]);
+
+/// Names, patterns, and what else they stand for.
+const RULES: &[Rule] = &[
+    (
+        &[
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+            "jina-v5-nano",
+        ],
+        &[LLAMA3],
+        &[WholeWords, Begins],
+    ),
+    // "smaug-bpe" is SmolLM3's.
+    (&["smaug-bpe", "glm4", "glm5"], &[LLAMA3], &[WholeWords]),
+    (&["dbrx", "chatglm-bpe"], &[LLAMA3], &[]),
+    (&["jais-2"], &[JAIS2], &[]),
+    (&["minicpm5"], &[UP_TO_THREE, MINICPM5], &[WholeWords]),
+    (&["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"], &[QWEN2], &[Nfc]),
+    (&["qwen35"], &[QWEN35], &[Nfc]),
+    (&["stablelm2", "hunyuan", "solar-open", "grok-2"], &[QWEN2], &[]),
+    (&["laguna"], &[LINES, QWEN2], &[]),
+    (&["ufakzeka"], &[UFAKZEKA], &[]),
+    (&["bailingmoe", "bailingmoe2", "llada-moe"], &[BAILING], &[]),
+    (&["seed-coder"], &[SEED], &[]),
+    (&["exaone-moe"], &[EXAONE_MOE], &[]),
+    (&["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], &[GPT_4O], &[]),
+    (&["granite-embed-multi-97m"], &[GPT_4O], &[WholeWords]),
+    (&["tiny_aya", "cohere2moe"], &[BOUNDED, THREES, GPT_4O], &[]),
+    (&["youtu"], &[YOUTU_EAST, YOUTU], &[WholeWords]),
+    (&["tekken"], &[TEKKEN], &[WholeWords, Begins]),
+    (&["kimi-k2"], &[KIMI], &[]),
+    (&["poro-chat", "bloom", "gpt3-finnish"], &[BLOOM], &[]),
+    (&["viking"], &[BLOOM, NUMBER], &[]),
+    (&["deepseek-llm"], &[r"[\r\n]", DEEPSEEK_LETTERS, DEEPSEEK_SIGNS, r"\s+$", DEEPSEEK_EAST, NUMBERS], &[]),
+    (&["deepseek-coder"], &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_EAST, NUMBER], &[]),
+    (&["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"], &[UP_TO_THREE, CJK, DEEPSEEK3], &[]),
+    (&["spark2_5"], &[UP_TO_THREE, CJK, SPARK, NUMBER], &[]),
+    (&["afmoe"], &[BOUNDED, THREES, AFMOE_EAST, DEEPSEEK3], &[]),
+    (&["superbpe"], &[NUMBERS, BOUNDED, THREES], &[]),
+    (&["falcon"], &[r"[\p{P}$+<=>^~|`]+", GPT2, THREE_DIGITS], &[]),
+    (&["default"], &[r"[\p{P}$+<=>^~|]+", GPT2, NUMBERS, THREE_DIGITS], &[]),
+    (
+        &["chameleon"],
+        &[
+            r"<sentinel:[0-9]+>",
+            r"IMGIMG[A-I]{1,4}Z",
+            r"[\t\n]|    |  ",
+            NUMBER,
+            r"[\p{P}!-/:-@\[-`{-~]",
+            GPT2,
+        ],
+        &[Begins],
+    ),
+    // SmolLM, Granite, Command R: digits one by one.
+    (
+        &["smollm", "refact", "starcoder", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
+        &[NUMBER, GPT2],
+        &[],
+    ),
+    (
+        &[
+            "gpt-2",
+            "phi-2",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+            "exaone4",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "modern-bert",
+            "roberta-bpe",
+            "jina-es",
+            "jina-de",
+            "jina-v1-en",
+            "jina-v2-es",
+            "jina-v2-de",
+            "jina-v2-code",
+        ],
+        &[GPT2],
+        &[],
+    ),
+    (&["gemma4", "granite-embed-multi-311m", "sarvam-moe"], &[LINES], &[Escaped]),
+    (&["whitespace"], &[r"\S+"], &[Plain]),
+];
 
 /// What a name stands for.
 pub(super) struct Split {
     pub normalizer: Option<Value>,
     pub pre_tokenizer: Value,
-    /// A word that is a token becomes that token, whatever the merges make of it.
     pub ignore_merges: bool,
-    /// Whether a text begins with the begin-of-text token if the file does not say.
     pub add_bos: bool,
+    /// Tokens are text, not bytes in GPT-2's alphabet.
+    pub text: bool,
 }
 
-/// What `name` stands for, if that is known.
-pub(super) fn named(name: &str) -> Option<Split> {
-    let plain =
-        |pre_tokenizer| Split { normalizer: None, pre_tokenizer, ignore_merges: false, add_bos: false };
-    Some(match name {
-        "llama-bpe" | "llama3" | "llama-v3" => {
-            Split { ignore_merges: true, add_bos: true, ..plain(pattern(LLAMA3)) }
-        }
-        "qwen2" | "deepseek-r1-qwen" => {
-            Split { normalizer: Some(json!({"type": "NFC"})), ..plain(pattern(QWEN2)) }
-        }
-        // SmolLM3: Llama 3's words.
-        "smaug-bpe" => Split { ignore_merges: true, ..plain(pattern(LLAMA3)) },
-        "gpt-4o" => plain(pattern(GPT_4O)),
-        // SmolLM and Granite: digits one by one.
-        "smollm" | "refact" => {
-            plain(sequence(json!([{"type": "Digits", "individual_digits": true}, gpt2()])))
-        }
-        "gpt-2" => plain(gpt2()),
-        _ => return None,
+/// What `name` stands for, if that is known. In the texts of tokens `blank` stands for a blank where they are escaped.
+pub(super) fn named(name: &str, blank: &str) -> Option<Split> {
+    let &(_, patterns, traits) = RULES.iter().find(|(names, ..)| names.contains(&name))?;
+    let has = |one| traits.contains(&one);
+    let text = has(Escaped) || has(Plain);
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": blank});
+    let normalizer =
+        [(Nfc, json!({"type": "NFC"})), (Escaped, replace)].into_iter().find(|(one, _)| has(*one));
+    // GPT-2's pattern is built into the step that knows its alphabet.
+    let (patterns, built_in) = match patterns {
+        [before @ .., last] if *last == GPT2 => (before, true),
+        _ => (patterns, false),
+    };
+    let split = |regex: &&str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+    let mut steps: Vec<Value> = patterns.iter().map(split).collect();
+    if !text {
+        let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+            "use_regex": built_in});
+        steps.push(bytes);
+    }
+    Some(Split {
+        normalizer: normalizer.map(|(_, step)| step),
+        pre_tokenizer: json!({"type": "Sequence", "pretokenizers": steps}),
+        ignore_merges: has(WholeWords),
+        add_bos: has(Begins),
+        text,
     })
-}
-
-/// Words by a pattern, in GPT-2's alphabet for bytes.
-fn pattern(regex: &str) -> Value {
-    let split =
-        json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
-    let mut bytes = gpt2();
-    bytes["use_regex"] = false.into();
-    sequence(json!([split, bytes]))
-}
-
-/// The step that knows GPT-2's pattern itself.
-fn gpt2() -> Value {
-    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})
-}
-
-fn sequence(steps: Value) -> Value {
-    json!({"type": "Sequence", "pretokenizers": steps})
 }

@@ -92,6 +92,10 @@ impl<'a> Vocabulary<'a> {
         self.kinds.get(id as usize).copied().unwrap_or(Kind::Unused)
     }
 
+    pub fn make_control(&mut self, id: u32) {
+        self.kinds[id as usize] = Kind::Control;
+    }
+
     /// The token, unless it is unused.
     pub fn text(&self, id: u32) -> Option<&'a str> {
         self.tokens.get(id as usize).filter(|_| self.kind(id) != Kind::Unused)

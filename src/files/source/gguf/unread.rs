@@ -1,0 +1,140 @@
+//! Keys of a model's own prefix from which no field of its config is read.
+//!
+//! One rule: such a key is an error, because it may change what the model computes, unless the table here says that its
+//! value changes nothing. Keys and what they stand for are llama.cpp's.
+
+use super::value::Value;
+use crate::config::{Arch, ModelConfig};
+
+/// Values with which a key changes nothing.
+#[derive(Clone, Copy)]
+enum Neutral {
+    Any,
+    /// 0, less, false, empty: a mechanism that is not there.
+    Off,
+    /// This number, or 0 for a key that is not set.
+    Number(f64),
+    True,
+}
+
+use Neutral::{Any, Number, Off, True};
+
+/// Beginnings of keys about mechanisms that have tensors of their own: without these they are nothing, and with them the
+/// model is refused.
+const WITH_TENSORS: [&str; 22] = [
+    "adapters.",
+    "attention.indexer.",
+    "classifier.",
+    "convnext.",
+    "decoder_",
+    "dense_",
+    "expert",
+    "hyper_connection.",
+    "interleave_moe_layer_step",
+    "kda.",
+    "leading_dense_block_count",
+    "mm.",
+    "moe_",
+    "ple.",
+    "posnet.",
+    "router_logit_softcapping",
+    "shortconv.",
+    "ssm.",
+    "time_",
+    "token_shift_count",
+    "vision.",
+    "wkv.",
+];
+
+/// The table: a key without its prefix, and with which values it changes nothing in this model.
+fn neutral(key: &str, model: &ModelConfig) -> Option<Neutral> {
+    let (scales, head, rotated) = (&model.scales, model.head_dim as f64, model.rope.dim as f64);
+    Some(match key {
+        "vocab_size" | "tensor_data_layout" | "pooling_type" => Any,
+        "expert_count" | "nextn_predict_layers" | "n_deepstack_layers" | "deepstack_mapping" => Off,
+        "embedding_length_out" => Number(model.dim as f64),
+        "embedding_length_per_layer_input" | "features_length" => Off,
+        "use_parallel_residual" | "swin_norm" | "rescale_every_n_layers" => Off,
+        "swiglu_clamp_exp" | "swiglu_clamp_shexp" => Off,
+        "num_loops" => Number(1.0),
+        "attn_logit_softcapping" | "final_logit_softcapping" => Off,
+        "embedding_scale" => Number(scales.embedding),
+        "residual_scale" => Number(scales.residual),
+        "logit_scale" => Number(scales.logits),
+        "attention.scale" => Number(scales.attention),
+        "attention.output_scale" | "attention.value_scale" => Number(1.0),
+        "attention.temperature_scale" | "attention.clamp_kqv" | "attention.max_alibi_bias" => Off,
+        "attention.causal" | "attention.rope_pattern" => True,
+        // The other kind of norm has another key.
+        "attention.layer_norm_epsilon" | "attention.layer_norm_rms_epsilon" => Any,
+        "attention.group_norm_epsilon" | "attention.group_norm_groups" => Any,
+        "attention.sliding_window" => Off,
+        // Without a window they say nothing.
+        "attention.sliding_window_pattern" | "rope.freq_base_swa" => Any,
+        "attention.key_length_swa" | "attention.value_length_swa" => Number(head),
+        "rope.dimension_count_swa" => Number(rotated),
+        "rope.dimension_sections" | "attention.recurrent_layers" | "attention.shared_kv_layers" => Off,
+        "attention.key_length_mla" | "attention.value_length_mla" | "attention.compress_ratios" => Off,
+        "rope.scaling.original_context_length" => Any,
+        "rope.scaling.yarn_beta_fast" | "rope.scaling.yarn_beta_slow" => Any,
+        "rope.scaling.yarn_ext_factor" | "rope.scaling.yarn_log_multiplier" => Off,
+        "rope.scaling.attn_factor" | "rope.scaling.yarn_attn_factor" | "rope.scaling.alpha" => Number(1.0),
+        // Granite's says whether there is RoPE at all.
+        "rope.scaling.finetuned" => {
+            if model.arch == Arch::Granite {
+                True
+            } else {
+                Any
+            }
+        }
+        key if key.ends_with("_lora_rank") => Off,
+        key if WITH_TENSORS.iter().any(|begin| key.starts_with(begin)) => Any,
+        _ => return None,
+    })
+}
+
+/// The number that a value is.
+fn number(value: &Value) -> Option<f64> {
+    match *value {
+        Value::Unsigned(n) => Some(n as f64),
+        Value::Signed(n) => Some(n as f64),
+        Value::Bool(truth) => Some(f64::from(u8::from(truth))),
+        _ => value.as_f64(),
+    }
+}
+
+impl Neutral {
+    fn allows(self, value: &Value) -> bool {
+        if let Value::Array(array) = value {
+            return array.iter().all(|value| self.allows(&value));
+        }
+        match (self, number(value)) {
+            (Any, _) => true,
+            (Off, Some(x)) => x <= 0.0,
+            (Off, None) => value.as_str() == Some(""),
+            (Number(neutral), Some(x)) => x == 0.0 || (x / neutral - 1.0).abs() < 1e-5,
+            (True, Some(x)) => x == 1.0,
+            (Number(_) | True, None) => false,
+        }
+    }
+
+    fn supported(self) -> String {
+        let only = match self {
+            Any | Off => "0".into(),
+            Number(x) => format!("{x}"),
+            True => "true".into(),
+        };
+        format!("{only}, or no such key: a model with another value computes something else")
+    }
+}
+
+/// What is supported instead of a value that changes the model, or of a key that may.
+pub(super) fn refusal(key: &str, value: &Value, model: &ModelConfig) -> Option<String> {
+    match neutral(key, model) {
+        Some(neutral) => (!neutral.allows(value)).then(|| neutral.supported()),
+        None => Some(
+            "no such key: it is unknown here and may change what the model computes; use a file without it"
+                .into(),
+        ),
+    }
+}

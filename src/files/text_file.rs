@@ -1,0 +1,56 @@
+//! Text files: read whole, as UTF-8, without the byte order mark that some editors put first.
+
+use std::io::Read;
+
+const MARK: char = '\u{feff}';
+
+/// A text without a byte order mark.
+pub fn without_mark(text: &str) -> &str {
+    text.strip_prefix(MARK).unwrap_or(text)
+}
+
+/// The bytes of a text without a byte order mark.
+pub fn bytes_without_mark(mut bytes: Vec<u8>) -> Vec<u8> {
+    let mut mark = [0; 4];
+    let mark = MARK.encode_utf8(&mut mark).as_bytes();
+    if bytes.starts_with(mark) {
+        bytes.drain(..mark.len());
+    }
+    bytes
+}
+
+/// A text of at most `limit` bytes, without a byte order mark.
+///
+/// # Errors
+///
+/// Why it is none, for a message that names the file.
+pub fn read(input: impl Read, limit: u64) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    input.take(limit + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    if bytes.len() as u64 > limit {
+        return Err(format!("is longer than {} MiB; give a shorter text", limit >> 20));
+    }
+    String::from_utf8(bytes)
+        .map(|text| without_mark(&text).into())
+        .map_err(|e| format!("byte {} is not UTF-8; convert the file", e.utf8_error().valid_up_to()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_mark_at_the_start_is_left_out() {
+        let cases =
+            [("\u{feff}a", "a"), ("a\u{feff}", "a\u{feff}"), ("\u{feff}\u{feff}", "\u{feff}"), ("", "")];
+        for (text, want) in cases {
+            assert_eq!(without_mark(text), want);
+            assert_eq!(read(text.as_bytes(), 1 << 20).as_deref(), Ok(want));
+            assert_eq!(bytes_without_mark(text.into()), want.as_bytes());
+        }
+        assert_eq!(read(&b"a\xff"[..], 1 << 20).unwrap_err(), "byte 1 is not UTF-8; convert the file");
+        let long = vec![b'a'; (1 << 20) + 1];
+        assert!(read(&long[..], 1 << 20).unwrap_err().contains("longer than 1 MiB"));
+        assert!(read(&long[..], 2 << 20).is_ok());
+    }
+}

@@ -1,0 +1,109 @@
+//! Control tokens that are known by name: those that end a text, those that files give a wrong type, and those after
+//! which blanks are left out. Names are llama.cpp's (`src/llama-vocab.cpp`).
+
+use super::merges::MERGES;
+use super::vocabulary::{Kind, Vocabulary};
+use super::{Check, MODEL};
+use files::say;
+use files::source::gguf::metadata::Metadata;
+use std::sync::Once;
+
+/// Tokens that end a document or a turn whatever the file says: many name only one of the two.
+const ENDS: [&str; 22] = [
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "</s>",
+    "<eos>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<turn|>",
+    "<|tool_response>",
+    "[e~[",
+];
+
+/// Further ones: beginnings of turns, and the parts of a text that is to be filled in.
+const OTHERS: [&str; 25] = [
+    "<|im_start|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|begin_of_text|>",
+    "<start_of_turn>",
+    "<|fim_prefix|>",
+    "<|fim_suffix|>",
+    "<|fim_middle|>",
+    "<|fim_pad|>",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<fim-prefix>",
+    "<fim-suffix>",
+    "<fim-middle>",
+    "<fim-pad>",
+    "<fim_prefix>",
+    "<fim_suffix>",
+    "<fim_middle>",
+    "<fim_pad>",
+    "<|code_prefix|>",
+    "<|code_suffix|>",
+    "<|code_middle|>",
+    "<reponame>",
+    "<PAD>",
+];
+
+/// Of Phi-3's control tokens those after which blanks stay.
+pub(super) const KEEP_BLANKS: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+
+/// Makes control tokens of known ones that the file calls ordinary text, and says so. One that merges lead to is text:
+/// Qwen's vocabularies have the word `</s>`.
+pub(super) fn mend_kinds(metadata: &Metadata, vocabulary: &mut Vocabulary<'_>) -> Check<()> {
+    let merges = metadata.strings(MERGES)?;
+    let merged = |name: &str| {
+        let is = |line: &str| line.split_once(' ').is_some_and(|(a, b)| name.strip_prefix(a) == Some(b));
+        metadata.get(MODEL).and_then(|v| v.as_str()) != Some("llama")
+            && merges.is_some_and(|merges| merges.iter().any(is))
+    };
+    let mut wrong = Vec::new();
+    for name in ENDS.into_iter().chain(OTHERS) {
+        let Some(id) = vocabulary.id(name) else { continue };
+        let shown = vocabulary.kind(id) == Kind::UserDefined && ENDS.contains(&name);
+        if shown || vocabulary.kind(id) == Kind::Text && !merged(name) {
+            vocabulary.make_control(id);
+            wrong.push(name);
+        }
+    }
+    if !wrong.is_empty() {
+        static SAID: Once = Once::new();
+        let names = wrong.join(", ");
+        SAID.call_once(|| {
+            say!("warning: tokenizer.ggml.token_type calls {names} text; taken as control tokens, which they are in all models");
+        });
+    }
+    Ok(())
+}
+
+/// The ids of those that end a text. Where others end a message, `<|end|>` only ends a part of it.
+pub(super) fn ends(vocabulary: &Vocabulary<'_>) -> impl Iterator<Item = u32> {
+    let control = |name: &str| vocabulary.id(name).filter(|&id| vocabulary.kind(id) == Kind::Control);
+    let both = |one: &str, other: &str| control(one).is_some() && control(other).is_some();
+    let part = both("<|return|>", "<|call|>") || both("<|flush|>", "<|calls|>");
+    ENDS.into_iter().filter(move |name| !(part && *name == "<|end|>")).filter_map(control)
+}
+
+/// Whether blanks after control tokens are left out, which no key says: in Phi-3 with its SentencePiece vocabulary.
+pub(super) fn strips_blanks(metadata: &Metadata) -> bool {
+    let is = |key: &str, value: &str| metadata.get(key).and_then(|v| v.as_str()) == Some(value);
+    is("general.architecture", "phi3") && is(MODEL, "llama")
+}
