@@ -266,7 +266,8 @@ fn of_logprobs(top: usize) -> usize {
 /// has not read. An answer that turns out longer takes more then.
 fn memory(served: &Served, prompts: &[(Arc<[u32]>, Reader)], asked: &Asked) -> u64 {
     let options = &asked.options;
-    let (of_logprobs, measured) = (options.logprobs.map_or(0, of_logprobs), asked.measures.map_or(0, of_logprobs));
+    let (of_logprobs, measured) =
+        (options.logprobs.map_or(0, of_logprobs), asked.measures.map_or(0, of_logprobs));
     let of_text = |prompt: &[u32]| {
         let room = served.engine.options().max_seq_len.saturating_sub(prompt.len()) + 1;
         let tokens = options.max_tokens.map_or(room, |most| most.min(room));

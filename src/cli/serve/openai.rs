@@ -355,7 +355,8 @@ impl Completion {
         }
         // A token that begins each text is no part of the prompt that was given.
         let first = echo.first.map(|id| self.head.text(id)).filter(|text| echo.text.starts_with(text));
-        let (offset, all) = (first.map_or(0, |text| text.chars().count()), std::mem::take(&mut progress.measured));
+        let (offset, all) =
+            (first.map_or(0, |text| text.chars().count()), std::mem::take(&mut progress.measured));
         let characters = |of: &TokenLogprobs| self.head.text(of.chosen.id).chars().count();
         progress.characters = offset + all.iter().map(characters).sum::<usize>();
         Some((echo.text.clone(), Rows { first: echo.first, offset, all }))

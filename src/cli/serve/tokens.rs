@@ -1,11 +1,11 @@
 //! Texts and ids, without generating: `/tokenize`, `/detokenize`, `/apply-template`, as llama.cpp's server has them.
 
+use super::asked::ids;
 use super::budget::check_part;
 use super::conversation::Conversation;
 use super::fields::{self, Body, Fields};
 use super::hub::Served;
 use super::refusal::Refusal;
-use super::asked::ids;
 use super::whole::{Whole, write};
 use serde::Serialize;
 use serde_json::json;
