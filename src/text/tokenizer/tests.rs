@@ -161,6 +161,18 @@ fn begin_of_text_is_added_once() {
     assert_eq!(ids.iter().filter(|&&id| id == 0).count(), 1);
 }
 
+#[test]
+fn padding_ends_a_text_only_where_it_is_a_control_token() {
+    let file = fs::read(story_dir().join("tokenizer.json")).expect("bundled");
+    for (pad, ends) in [("<|im_end|>", &[1, 3][..]), (" the", &[1]), ("the", &[1]), ("nowhere", &[1])] {
+        let settings = json!({"eos_token": "<|end_of_text|>", "pad_token": pad}).to_string();
+        let dir = Dir::new("pad").with("tokenizer.json", &file).with("tokenizer_config.json", &settings);
+        // A byte order mark is no part of a file.
+        let dir = dir.with("generation_config.json", "\u{feff}{}");
+        assert_eq!(Tokenizer::open(&dir.0, 4096).expect("loads").eos_ids(), ends, "{pad}");
+    }
+}
+
 /// What the library makes of the ids: the measure for our decoders.
 fn library_decode(dir: &Path, ids: &[u32]) -> String {
     let library = Library::from_file(dir.join("tokenizer.json")).expect("loads");

@@ -218,7 +218,7 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
 #[test]
 fn only_those_with_a_key_may_ask_but_anybody_may_look_after_it() {
     let temp = Temp::new();
-    let file = temp.write("keys", "first\n\n second \n");
+    let file = temp.write("keys", "\u{feff}first\n\n second \n");
     let server = Server::start(&["--api-key-file", &file, "--api-key", "third"]);
     for path in ["/v1/models", "/props", "/v1/models/story"] {
         let reply = server.get(path);
