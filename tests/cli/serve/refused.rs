@@ -53,7 +53,6 @@ const WRONG: &[(&str, &str)] = &[
     ("modalities", "[\"text\",\"audio\"]"),
     ("truncate_prompt_tokens", "5"),
     ("logits_processors", "[\"x\"]"),
-    ("add_generation_prompt", "false"),
 ];
 
 /// Posts a body with a field more, and expects that it is refused by this name.
