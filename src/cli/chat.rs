@@ -12,7 +12,7 @@ use super::flags::named;
 use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
-use crate::run::engine::{Engine, recommended_sampling, template_source};
+use crate::run::engine::{Engine, template_source};
 use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
@@ -69,10 +69,10 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let opened = Opened::new(&args.model.resolve_for_one()?)?;
     opened.plan.check()?;
     let template = args.template.chosen.template(&template_source(&opened.model))?;
-    let recommended = recommended_sampling(&opened.model)?;
-    options.sampler = args.completion.sampler.recommend(options.sampler, &recommended)?;
     let Loaded { engine, took, .. } = &start::load(opened, output.verbosity())?;
     let template = template.for_tokenizer(engine.tokenizer())?;
+    let recommended = engine.recommended_sampling()?;
+    options.sampler = args.completion.sampler.recommend(options.sampler, &recommended)?;
     if !options.ignore_eos {
         options.stop_tokens = template.stop_tokens(engine.tokenizer());
     }

@@ -31,7 +31,7 @@ use super::signal;
 use super::start;
 use super::terminal::Verbosity;
 use crate::run::engine::scheduler::{Limits, Moment, Scheduler};
-use crate::run::engine::{recommended_sampling, template_source};
+use crate::run::engine::template_source;
 use crate::run::options::{EngineOptions, GenerateOptions};
 use crate::run::plan::{Opened, mib};
 use crate::run::session::CancelToken;
@@ -174,10 +174,10 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let rows = opened.plan.share_rows();
     let memory = [opened.plan.empty(), opened.plan.need()].map(mib);
     let model_id = opened.plan.model_id.clone();
-    defaults.sampler = args.sampler.recommend(defaults.sampler, &recommended_sampling(&opened.model)?)?;
     let chosen = args.template.is_given().then(|| args.template.template(&template_source(&opened.model)));
     let (template, variables) = (chosen.transpose()?, args.template.variables()?);
     let loaded = start::load(opened, args.quiet.verbosity())?;
+    defaults.sampler = args.sampler.recommend(defaults.sampler, &loaded.engine.recommended_sampling()?)?;
     let limits = Limits { queue, rows, drain: Duration::from_secs(args.drain) };
     let served = Arc::new(Served {
         name: args.name().to_owned(),

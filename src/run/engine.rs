@@ -70,6 +70,9 @@ pub struct Engine {
     maker: Maker,
     tokenizer: Tokenizer,
     template_source: TemplateSource,
+    /// Sampling options that the model recommends for conversations.
+    #[cfg(feature = "chat")]
+    recommended_sampling: Result<SamplerOptions>,
     /// How the model wants conversations, once somebody has asked.
     template: OnceLock<Result<Template>>,
     /// The weights on an OpenCL device, when one runs the model.
@@ -105,6 +108,11 @@ impl Engine {
         let mut weights = Weights::load(&model, &load)?;
         let tokenizer = early.map_or_else(|| tokenizer_of(&model), Ok)?;
         let template_source = template_source(&model);
+        #[cfg(feature = "chat")]
+        let recommended_sampling = match model.gguf() {
+            Some(gguf) => SamplerOptions::recommended_by(gguf),
+            None => SamplerOptions::recommended_at(&model.path.weights),
+        };
         let both_fit = match options.backend {
             BackendKind::OpenCl => fits(&model, &options, BackendKind::Hybrid),
             // The CPU computes in the device's cache where they share memory.
@@ -135,8 +143,19 @@ impl Engine {
             .as_ref()
             .filter(|_| both_fit)
             .map(|model| Workers::new(model.device().clone(), options.notice.clone()));
-        let mut engine =
-            Self { options, maker, tokenizer, template_source, template, device, runs, workers, draft };
+        let mut engine = Self {
+            options,
+            maker,
+            tokenizer,
+            template_source,
+            #[cfg(feature = "chat")]
+            recommended_sampling,
+            template,
+            device,
+            runs,
+            workers,
+            draft,
+        };
         engine.ready_keys(&engine.options)?;
         let auto = engine.options.backend == BackendKind::Auto;
         if !(auto && engine.begins_early()) {
@@ -157,6 +176,16 @@ impl Engine {
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// Sampling options that the model recommends for conversations.
+    ///
+    /// # Errors
+    ///
+    /// `Model` for a recommended value that cannot be used.
+    #[cfg(feature = "chat")]
+    pub fn recommended_sampling(&self) -> Result<SamplerOptions> {
+        self.recommended_sampling.clone()
     }
 
     /// The weights.
@@ -401,18 +430,5 @@ pub fn template_source(model: &OpenModel) -> TemplateSource {
     match model.gguf() {
         Some(gguf) => TemplateSource::of_gguf(gguf),
         None => TemplateSource::of_path(&model.path.weights),
-    }
-}
-
-/// Sampling options that an opened model recommends for conversations.
-///
-/// # Errors
-///
-/// `Model` for a recommended value that cannot be used.
-#[cfg(feature = "chat")]
-pub fn recommended_sampling(model: &OpenModel) -> Result<SamplerOptions> {
-    match model.gguf() {
-        Some(gguf) => SamplerOptions::recommended_by(gguf),
-        None => SamplerOptions::recommended_at(&model.path.weights),
     }
 }

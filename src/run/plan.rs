@@ -120,8 +120,6 @@ pub struct Plan {
     tokenizer_file: u64,
     /// Buffers that hold the logits of [`ROWS`] tokens.
     row_blocks: usize,
-    /// Rows of logits for the tokens of a prompt, which a server may be asked for.
-    measured: u64,
     /// Bytes that the rows of all sequences may fill together, where not all of them can be full.
     shared_rows: Option<u64>,
     /// Bytes for requests and answers under way, where a server runs.
@@ -202,7 +200,6 @@ impl Plan {
             program,
             tokenizer_file,
             row_blocks: 0,
-            measured: 0,
             shared_rows: None,
             requests: 0,
             device,
@@ -254,7 +251,7 @@ impl Plan {
         let logits = mul(mul(vocab, 4 + 4 + 16), batch as u64);
         // Drafts of all sequences fit into one pass.
         let drafted = if o.draft > 0 { mul(o.draft.min(chunk / batch) as u64 + 1, batch as u64) } else { 0 };
-        let rows = add(mul(self.row_blocks as u64, ROWS.min(chunk) as u64), drafted) + self.measured;
+        let rows = add(mul(self.row_blocks as u64, ROWS.min(chunk) as u64), drafted);
         let cpu_scratch = scratch(slots, chunk);
         let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
         let (there, scratch) = match (self.device, if o.gpu_attn || both { batch } else { 1 }) {

@@ -40,7 +40,8 @@ fn computed(said: &Said) -> Vec<u64> {
 
 #[test]
 fn turns_reuse_the_cache() {
-    let args = ["chat", "--seed", "4", "--format", "jsonl", "-n", "60"];
+    let args =
+        ["chat", "--seed", "4", "--temp", "0.8", "--repeat-penalty", "1.1", "--format", "jsonl", "-n", "60"];
     let said = run_with(&args, "Tell me a story about a fox.\nGo on.\nGo on.\n");
     assert_eq!(said.code, Some(0), "{}", said.err);
     let computed = computed(&said);

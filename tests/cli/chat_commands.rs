@@ -164,7 +164,7 @@ fn settings_and_the_system_message_change_on_the_way() {
     mentions(lines[0], &["/set: ", "did you mean --temperature?"]);
     mentions(lines[1], &["/set: ", "--top-k -3"]);
     mentions(lines[2], &["/set: ", "--trace"]);
-    mentions(lines[3], &["temperature 0.8", "top-k 40", "num-tokens -1"]);
+    mentions(lines[3], &["temperature 0.7", "top-k 40", "num-tokens -1"]);
 }
 
 #[test]

@@ -225,3 +225,45 @@ fn a_small_stack_is_enough() {
     shell.args(["-c", "ulimit -s 128; exec \"$@\"", "sh"]).arg(binary()).arg("generate").args(ONCE);
     assert_eq!(said(shell.output().expect("a shell")).text(), greedy(&[]));
 }
+
+/// Windows' editors begin a text file with a byte order mark.
+#[test]
+fn a_byte_order_mark_is_no_part_of_a_text() {
+    const MARK: &str = "\u{feff}";
+    let temp = Temp::new();
+    let template =
+        temp.write("plain.jinja", "{% if tools %}{{ tools[0].name }}{% endif %}{{ messages[0].content }}");
+    let few = ["-n", "3", "--temp", "0"];
+    let chat = ["chat", "--single-turn", "-p", "Once"];
+    let mut cases: Vec<(&str, Vec<&str>)> = vec![
+        ("the cat", vec!["tokenize", "-f"]),
+        ("Once upon", [&["generate"][..], &few, &["--prompt-file"]].concat()),
+        ("\"Once upon\"\n", [&["generate"][..], &few, &["--prompts"]].concat()),
+        ("Hi {{ messages[0].content }}", [&chat[..], &few, &["--chat-template"]].concat()),
+        (r#"[{"name": "f"}]"#, [&chat[..], &few, &["--chat-template", &template, "--tools"]].concat()),
+        ("[1, 2, 3, 4, 5, 6]", vec!["eval", "--format", "json", "--tokens"]),
+    ];
+    if cfg!(feature = "grammar") {
+        cases.push((
+            r#"{"enum": ["a", "b"]}"#,
+            [&["generate", "-p", "x"][..], &few, &["--json-schema"]].concat(),
+        ));
+        cases.push((r#"root ::= "ab""#, [&["generate", "-p", "x"][..], &few, &["--grammar"]].concat()));
+    }
+    for (content, args) in cases {
+        let [plain, marked] = ["", MARK].map(|mark| {
+            let file = temp.write("text", format!("{mark}{content}"));
+            let said = run(&[&args[..], &[&file]].concat());
+            assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
+            said.out
+        });
+        assert_eq!(plain, marked, "{args:?}");
+    }
+    let cat = text(&["tokenize", "-p", "the cat"]);
+    assert_eq!(run_with(&["tokenize"], &format!("{MARK}the cat")).out, cat);
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        let content = std::fs::read_to_string(model().join(name)).expect("bundled");
+        temp.write(name, format!("{MARK}{content}"));
+    }
+    assert_eq!(text(&["tokenize", "-m", &temp.0.display().to_string(), "-p", "the cat"]), cat);
+}

@@ -1,5 +1,6 @@
 //! `tokenize`: ids on stdout and text back again, for any model's vocabulary.
 
+use crate::bed::gguf::writer;
 use crate::bed::program::*;
 use serde_json::{Value, json};
 
@@ -115,4 +116,27 @@ fn what_cannot_be_tokenized_is_told() {
         &fails(&["tokenize", "-p", "x", "--vocab", &other], 3),
         &["other.gguf", "\"tokenizer.ggml.pre\" is \"qwen9\"", "\"qwen2\""],
     );
+}
+
+#[test]
+fn a_wrong_type_of_a_control_token_is_said_in_one_line() {
+    let tokens = ["<|endoftext|>", "<|im_end|>", "a"];
+    let list: Vec<u8> = tokens.iter().flat_map(writer::text).collect();
+    let types = [3i32, 1, 1].map(i32::to_le_bytes).concat();
+    let mut parts = writer::Parts::default();
+    for (key, kind, value) in [
+        ("general.architecture", writer::STRING, writer::text("llama")),
+        ("tokenizer.ggml.model", writer::STRING, writer::text("gpt2")),
+        ("tokenizer.ggml.pre", writer::STRING, writer::text("smollm")),
+        ("tokenizer.ggml.tokens", writer::ARRAY, writer::array(writer::STRING, 3, list)),
+        ("tokenizer.ggml.token_type", writer::ARRAY, writer::array(writer::I32, 3, types)),
+        ("tokenizer.ggml.merges", writer::ARRAY, writer::array(writer::STRING, 0, "")),
+    ] {
+        parts = parts.pair(writer::pair(key, kind, value));
+    }
+    let temp = Temp::new();
+    let said = run(&["tokenize", "-m", &temp.write("wrong.gguf", parts.bytes()), "-p", "a<|im_end|>a"]);
+    assert_eq!((said.code, said.out.as_str()), (Some(0), "2 1 2\n"));
+    assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+    mentions(&said.err, &["warning:", "token_type", "<|im_end|>"]);
 }

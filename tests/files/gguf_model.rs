@@ -2,9 +2,9 @@
 //! checkpoint's, under other names and, in Llama, with the rows of q and k in another order; what would be computed
 //! wrongly is refused.
 
-use crate::bed::gguf::writer::{ARRAY, F32, Parts, STRING, U8, U32, array, info, pair, text};
+use crate::bed::gguf::writer::{ARRAY, BOOL, F32, Parts, STRING, U8, U32, array, info, pair, text};
 use crate::bed::place;
-use files::config::{Arch, ConfigError, ModelConfig, RopeScaling};
+use files::config::{Arch, ConfigError, LayerKind, ModelConfig, RopeScaling};
 use files::source::Source;
 use files::source::gguf::header::Header;
 use files::source::gguf::names::{ROPE_FREQS, Rows, plain, stored};
@@ -303,5 +303,118 @@ fn what_would_be_computed_wrongly_is_refused() {
         "blk.2.attn_q.weight",
     ] {
         refused(llama().tensor(name, &[64]), "tensors", name);
+    }
+}
+
+/// The one rule for keys: read, without effect, or refused by name.
+#[test]
+fn a_key_that_nothing_reads_must_change_nothing() {
+    let float = |x: f32| (F32, x.to_le_bytes().to_vec());
+    let integer = |n: u32| (U32, n.to_le_bytes().to_vec());
+    let truth = |b: u8| (BOOL, vec![b]);
+    let quarter = 0.25; // 1 / sqrt(16)
+    for (arch, key, (kind, value), change) in [
+        ("llama", "vocab_size", integer(7), false),
+        ("llama", "expert_used_count", integer(2), false),
+        ("llama", "attention.layer_norm_epsilon", float(0.0), false),
+        ("llama", "attention.scale", float(0.0), false),
+        ("llama", "attention.scale", float(quarter), false),
+        ("qwen2", "attention.scale", float(0.5), true),
+        ("qwen3", "logit_scale", float(1.0), false),
+        ("qwen3", "logit_scale", float(0.5), true),
+        ("llama", "residual_scale", float(0.22), true),
+        ("gemma3", "embedding_scale", float(8.0), false),
+        ("gemma3", "embedding_scale", float(1.0), true),
+        ("llama", "embedding_scale", float(12.0), true),
+        ("llama", "attn_logit_softcapping", float(50.0), true),
+        ("llama", "attention.temperature_scale", float(0.1), true),
+        ("llama", "attention.causal", truth(1), false),
+        ("llama", "attention.causal", truth(0), true),
+        ("llama", "rope.scaling.finetuned", truth(0), false),
+        ("granite", "rope.scaling.finetuned", truth(0), true),
+        ("llama", "rope.scaling.attn_factor", float(1.0), false),
+        ("llama", "rope.scaling.attn_factor", float(1.2), true),
+        ("llama", "rope.scaling.yarn_beta_fast", float(32.0), false),
+        ("llama", "rope.scaling.yarn_ext_factor", float(-1.0), false),
+        ("llama", "rope.scaling.yarn_ext_factor", float(1.0), true),
+        ("llama", "rope.dimension_sections", (ARRAY, array(U32, 2, [0; 8])), false),
+        ("qwen2", "rope.dimension_sections", (ARRAY, array(U32, 1, [16, 0, 0, 0])), true),
+        ("llama", "hidden_activation", (STRING, text("silu")), false),
+        ("llama", "a_key_of_tomorrow", integer(0), true),
+    ] {
+        let found = Made::new(arch).with(key, kind, &value).read(&[]);
+        let field = found.map(drop).map_err(|e| e.field);
+        assert_eq!(field, if change { Err(format!("{arch}.{key}")) } else { Ok(()) }, "{value:?}");
+    }
+    let gelu = Made::new("llama").with("hidden_activation", STRING, text("gelu")).read(&[]).unwrap_err();
+    assert_eq!(gelu.field, "llama.hidden_activation");
+    // Keys of another prefix are nobody's business.
+    let mut other = Made::new("llama");
+    other.keys.push(("split.note".into(), U32, vec![1, 0, 0, 0]));
+    assert!(other.read(&[]).is_ok());
+}
+
+#[test]
+fn scales_of_granite_and_layers_of_gemma_are_those_of_llama_cpp() {
+    let scale = |value: Option<f32>| {
+        let made = Made::new("granite").with("logit_scale", F32, 4f32.to_le_bytes());
+        let made = value.into_iter().fold(made, |m, x| m.with("attention.scale", F32, x.to_le_bytes()));
+        made.read(&[]).unwrap().scales
+    };
+    assert_eq!([None, Some(0.0), Some(0.5)].map(|x| scale(x).attention), [0.25, 0.25, 0.5]);
+    assert_eq!(scale(None).logits, 0.25);
+
+    let gemma = || Made::new("gemma3").number("block_count", 7).number("attention.sliding_window", 512);
+    let pattern = "attention.sliding_window_pattern";
+    let flags = |kind, bytes: &[u8]| array(kind, 7, bytes);
+    let words = [1u32, 1, 0, 1, 1, 1, 1].map(u32::to_le_bytes).concat();
+    for (made, full) in [
+        (gemma(), vec![5]),
+        (gemma().number(pattern, 3), vec![2, 5]),
+        (gemma().number(pattern, 0), vec![]),
+        (gemma().with(pattern, ARRAY, flags(BOOL, &[1, 1, 0, 1, 1, 1, 0])), vec![2, 6]),
+        (gemma().with(pattern, ARRAY, flags(U32, &words)), vec![2]),
+        (gemma().number("attention.sliding_window", 0), (0..7).collect()),
+        (gemma().without("attention.sliding_window").number(pattern, 3), (0..7).collect()),
+    ] {
+        let kinds = made.read(&[]).unwrap().layer_kinds;
+        let found: Vec<usize> = (0..7).filter(|&layer| kinds[layer] == LayerKind::Global).collect();
+        assert_eq!(found, full);
+    }
+    let short = gemma().with(pattern, ARRAY, array(BOOL, 2, [1, 0])).read(&[]).unwrap_err();
+    assert!(short.field.ends_with(pattern) && short.supported.contains("each of 7"), "{short}");
+}
+
+#[test]
+fn scaled_rope_is_followed_or_refused() {
+    let float = |made: Made, key: &str, x: f32| made.with(key, F32, x.to_le_bytes());
+    let scaled = |kind: &str| {
+        let made = Made::new("qwen3").number("rope.scaling.original_context_length", 32768);
+        float(made.with("rope.scaling.type", STRING, text(kind)), "rope.scaling.factor", 4.0)
+    };
+    let log = 0.1 * 4f64.ln();
+    for (keys, want) in [
+        (&[][..], 1.0 + log),
+        (&[("yarn_attn_factor", 0.5)], 0.5),
+        (&[("attn_factor", 0.5)], 0.5 * (1.0 + log)),
+        (&[("yarn_log_multiplier", 0.5)], (1.0 + log) / (1.0 + 0.5 * log)),
+        (&[("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)], 1.0 + log),
+        // As llama.cpp writes what is not set.
+        (&[("yarn_ext_factor", -1.0), ("yarn_attn_factor", 1.0)], 1.0 + log),
+    ] {
+        let made =
+            keys.iter().fold(scaled("yarn"), |m, (key, x)| float(m, &format!("rope.scaling.{key}"), *x));
+        let found = made.read(&[]).unwrap().rope.attention_factor;
+        assert!((found - want).abs() < 1e-7, "{keys:?}: {found}");
+    }
+    let part = float(scaled("yarn"), "rope.scaling.yarn_ext_factor", 0.5).read(&[]).unwrap_err();
+    assert_eq!((part.field.as_str(), part.value.as_str()), ("qwen3.rope.scaling.yarn_ext_factor", "0.5"));
+    let phi3 = || {
+        let made = Made::new("phi3").number("rope.scaling.original_context_length", 4096);
+        made.with("rope.scaling.type", STRING, text("longrope"))
+    };
+    for made in [scaled("longrope"), phi3(), phi3().tensor("rope_factors_long.weight", &[8])] {
+        let e = made.read(&[]).unwrap_err();
+        assert!(e.field.ends_with("rope.scaling.type") && e.supported.contains("rope_factors_short"), "{e}");
     }
 }

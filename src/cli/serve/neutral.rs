@@ -127,8 +127,6 @@ mod tests {
             (json!({"echo": true}), Some("echo")),
             (json!({"top_n_sigma": 1.5}), Some("top_n_sigma")),
             (json!({"suffix": "x"}), Some("suffix")),
-            (json!({"add_generation_prompt": false}), Some("add_generation_prompt")),
-            (json!({"add_generation_prompt": false, "continue_final_message": true}), None),
         ] {
             let Value::Object(object) = &body else { unreachable!() };
             let said = check(&Fields::new(object), Kind::Chat).err();

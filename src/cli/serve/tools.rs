@@ -33,9 +33,8 @@ pub(super) fn nested(of: &Value) -> Option<Value> {
     }
     let mut tool = of.clone();
     if let Some(fields) = tool.as_object_mut() {
-        fields.retain(|name, value| name != "cache_control" && !value.is_null());
+        fields.retain(|_, value| !value.is_null());
         if let Some(function) = fields.get_mut("function").and_then(Value::as_object_mut) {
-            // Others, such as `defer_loading`, are for the API.
             let known = ["name", "description", "parameters", "strict"];
             function.retain(|name, value| known.contains(&name.as_str()) && !value.is_null());
         }

@@ -12,6 +12,7 @@ fn parse(more: &str) -> Result<ModelConfig, ConfigError> {
 #[test]
 fn defaults_are_those_of_transformers() {
     let m = parse("").unwrap();
+    assert_eq!(ModelConfig::parse(&format!("\u{feff}{LLAMA}}}")), Ok(m.clone()));
     assert_eq!((m.kv_heads, m.head_dim, m.tied), (4, 16, false));
     assert_eq!((m.norm_eps, m.rope.theta, m.rope.scaling), (1e-6, 10_000.0, RopeScaling::Plain));
     assert!(!m.qkv_bias && !m.o_bias && !m.qk_norm);
@@ -115,6 +116,7 @@ fn families_differ_by_switches() {
         "intermediate_size": 96, "vocab_size": 100}"#,
     );
     assert_eq!(smollm3.layer_kinds, [Global, Global, Global, NoRope, Global]);
+    assert_eq!(smollm3.rope.theta, 2e6);
     let gpt2 = published(
         r#"{"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
         "vocab_size": 50257, "layer_norm_epsilon": 1e-05, "activation_function": "gelu_new"}"#,
@@ -135,4 +137,101 @@ fn yarn_blends_slow_pairs_and_sharpens_attention() {
     assert_eq!((divisors.len(), divisors[0], divisors[63]), (64, 1.0, 4.0));
     assert!(divisors.windows(2).all(|pair| pair[0] <= pair[1]));
     assert!((m.rope.attention_factor - 1.138_629_4).abs() < 1e-6);
+}
+
+/// The numbers of transformers; with `truncate` the ramp begins and ends at whole pairs.
+#[test]
+fn yarn_is_rounded_unless_the_config_says_otherwise() {
+    let scaling =
+        r#""rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32768"#;
+    for (more, want) in [
+        ("", [1.0, 1.176_471, 1.428_571, 2.5, 3.571_429, 4.0]),
+        (r#", "truncate": true"#, [1.0, 1.176_471, 1.428_571, 2.5, 3.571_429, 4.0]),
+        (r#", "truncate": false"#, [1.0, 1.167_471, 1.426_865, 2.568_011, 3.775_949, 4.0]),
+    ] {
+        let m = parse(&format!(r#", "head_dim": 128, "rope_parameters": {{{scaling}{more}}}"#)).unwrap();
+        let RopeScaling::Divisors(divisors) = m.rope.scaling else { panic!("{:?}", m.rope) };
+        for (pair, want) in [35, 40, 45, 55, 59, 60].into_iter().zip(want) {
+            assert!((divisors[pair] - want).abs() < 2e-6, "{more}: {pair} is {}", divisors[pair]);
+        }
+    }
+    let factor = |more: &str| {
+        parse(&format!(r#", "head_dim": 128, "rope_scaling": {{{scaling}{more}}}"#))
+            .unwrap()
+            .rope
+            .attention_factor
+    };
+    let log = 0.1 * 4f64.ln();
+    for (more, want) in [
+        (r#", "mscale": 1.0, "mscale_all_dim": 0.5"#, (1.0 + log) / (1.0 + 0.5 * log)),
+        (r#", "mscale": 1.0, "mscale_all_dim": 0"#, 1.0 + log),
+        (r#", "mscale": 0.7"#, 1.0 + log),
+        (r#", "mscale": 0.7, "mscale_all_dim": 0.7, "attention_factor": 3.0"#, 3.0),
+    ] {
+        assert!((factor(more) - want).abs() < 1e-9, "{more}: {}", factor(more));
+    }
+}
+
+/// A missing half and both spellings at once, as transformers completes them.
+#[test]
+fn each_kind_of_layer_has_its_own_rope() {
+    const GEMMA: &str = r#"{"model_type": "gemma3_text", "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "num_hidden_layers": 7, "intermediate_size": 96, "vocab_size": 100, "head_dim": 16"#;
+    let gemma = |more: &str| ModelConfig::parse(&format!("{GEMMA}, {more}}}"));
+    let linear = |factor: f32| RopeScaling::divisors(vec![factor; 8]);
+    let plain = RopeScaling::Plain;
+    for (more, full, local) in [
+        (r#""rope_parameters": null"#, (1e6, plain), (1e4, plain)),
+        (r#""rope_theta": 2e6, "rope_local_base_freq": 2e4"#, (2e6, plain), (2e4, plain)),
+        (
+            r#""rope_parameters": {"full_attention": {"rope_theta": 5e5, "rope_type": "linear", "factor": 8.0}}"#,
+            (5e5, linear(8.0)),
+            (1e4, plain),
+        ),
+        (
+            r#""rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 4.0}, "full_attention": null}"#,
+            (1e6, plain),
+            (1e4, linear(4.0)),
+        ),
+        (
+            r#""rope_theta": 3e6, "rope_local_base_freq": 3e4, "rope_scaling": {"factor": 2.0, "rope_type": "linear"},
+            "rope_parameters": {"full_attention": {"rope_theta": 5e5, "rope_type": "default"}, "sliding_attention": {}}"#,
+            (5e5, linear(2.0)),
+            (3e4, plain),
+        ),
+    ] {
+        let m = gemma(more).unwrap();
+        assert_eq!(
+            ((m.rope.theta, m.rope.scaling), (m.rope.local_theta, m.rope.local_scaling)),
+            (full, local),
+            "{more}"
+        );
+        assert_eq!(m.difference(&ModelConfig::parse(&m.to_json()).unwrap()), None, "{more}");
+    }
+    let scaled =
+        gemma(r#""rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 4.0}}"#).unwrap();
+    let plain = gemma(r#""rope_parameters": null"#).unwrap();
+    assert_eq!(plain.difference(&scaled).unwrap().0, "rope_parameters.sliding_attention");
+    for (more, field) in [
+        (r#""rope_parameters": {"rope_theta": 5e5}"#, "rope_parameters"),
+        (r#""rope_parameters": {"full_attention": 1}"#, "rope_parameters.full_attention"),
+        (
+            r#""rope_parameters": {"sliding_attention": {"rope_type": "x"}}"#,
+            "rope_parameters.sliding_attention",
+        ),
+        (
+            r#""rope_parameters": {"full_attention": {"rope_type": "linear"}}"#,
+            "rope_parameters.full_attention.factor",
+        ),
+        (r#""sliding_window": null"#, "sliding_window"),
+    ] {
+        assert_eq!(gemma(more).unwrap_err().field, field, "{more}");
+    }
+    // Elsewhere the old field takes the place of the new one.
+    let both = parse(
+        r#", "rope_theta": 7e3, "rope_scaling": {"type": "linear", "factor": 2.0},
+        "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}"#,
+    );
+    let rope = both.unwrap().rope;
+    assert_eq!((rope.theta, rope.scaling), (7e3, linear(2.0)));
 }

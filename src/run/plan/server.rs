@@ -2,6 +2,8 @@
 //! what is left.
 
 use super::{Plan, add, mul};
+use crate::dims::VOCAB;
+use crate::run::session::MEASURED;
 
 /// Bytes that requests and answers may take: a part of the memory, within these bounds.
 #[cfg(feature = "serve")]
@@ -30,7 +32,6 @@ impl Plan {
     /// Adds what a server takes for requests and answers; how many bytes these may have.
     #[cfg(feature = "serve")]
     pub fn add_requests(&mut self) -> u64 {
-        self.measured = crate::run::session::MEASURED as u64;
         let [least, most] = REQUESTS;
         self.requests = self.memory.usable().map_or(most, |bytes| (bytes / PART).clamp(least, most));
         self.requests
@@ -41,8 +42,10 @@ impl Plan {
     pub(super) fn of_requests(&self) -> u64 {
         let buffers = (CONNECTIONS * CONNECTION_BUFFER) as u64;
         let unread = mul(self.options.sequences() as u64, BACKLOG as u64 * EVENT);
+        // Logits of a prompt's tokens, which a request may ask for.
+        let measured = (MEASURED * VOCAB * size_of::<f32>()) as u64;
         if self.requests > 0 {
-            [self.requests, buffers, unread, ENCODING].into_iter().fold(0, add)
+            [self.requests, buffers, unread, measured, ENCODING].into_iter().fold(0, add)
         } else {
             0
         }

@@ -44,6 +44,7 @@ impl SamplerOptions {
                 let fields = read_settings(&folder, CONFIG)?.unwrap_or_default();
                 let value = |(name, _, _): &Field| match fields.get(*name) {
                     None | Some(serde_json::Value::Null) => Ok(None),
+                    Some(_) if name.is_empty() => Ok(None),
                     Some(value) => value.as_f64().map(Some).ok_or_else(|| shown(value)),
                 };
                 read(value, |(name, _, _)| (*name).to_owned(), &folder.path(CONFIG))

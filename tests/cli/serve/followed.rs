@@ -41,7 +41,7 @@ fn every_way_to_say_what_a_text_must_be_like_is_followed() {
         (json!({"guided_json": schema.to_string()}), &fits),
         (json!({"structured_outputs": {"json": schema}}), &fits),
         (json!({"structured_outputs": {"choice": choice}}), &animal),
-        (json!({"structured_outputs": {"regex": "^\\d{3}$"}}), &digits),
+        (json!({"structured_outputs": {"regex": "^[0-9]{3}$"}}), &digits),
         (json!({"structured_outputs": {"grammar": grammar}}), &digits),
         (json!({"guided_choice": choice}), &animal),
         (json!({"guided_regex": "[0-9]{3}"}), &digits),

@@ -22,6 +22,12 @@ fn ids(value: &Value) -> Vec<u32> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
+fn unpacked(file: &Path) -> Vec<u8> {
+    let mut bytes = vec![];
+    flate2::read::GzDecoder::new(fs::File::open(file).unwrap()).read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
 /// A family's vocabulary, unpacked, and its tokenizer.json beside it.
 struct Family {
     temp: Temp,
@@ -31,9 +37,7 @@ struct Family {
 impl Family {
     fn unpack(name: &str) -> Self {
         let dir = place::root().join("tests/fixtures/tokenizers").join(name);
-        let mut bytes = vec![];
-        let packed = fs::File::open(dir.join("vocabulary.gguf.gz")).unwrap();
-        flate2::read::GzDecoder::new(packed).read_to_end(&mut bytes).unwrap();
+        let bytes = unpacked(&dir.join("vocabulary.gguf.gz"));
         let temp = Temp::new();
         let gguf = Gguf::open(temp.write("vocabulary.gguf", bytes).as_ref()).unwrap();
         let json = fill(read(&dir.join("tokenizer.json")), &gguf);
@@ -99,9 +103,9 @@ fn ids_are_those_of_the_test_vectors() {
         assert_eq!(seen, 66);
         agree(&from_gguf, &from_json);
         if name == "llama3" {
-            assert_eq!((from_gguf.bos_id(), from_gguf.eos_ids()), (Some(128_000), &[128_001][..]));
+            assert_eq!((from_gguf.bos_id(), from_gguf.eos_ids()), (Some(128_000), &[128_001, 128_009][..]));
         } else {
-            assert_eq!(from_gguf.eos_ids(), [151_643]);
+            assert_eq!(from_gguf.eos_ids(), [151_643, 151_645]);
         }
     }
 }
@@ -174,10 +178,9 @@ fn small_models_have_the_tokenizers_of_their_directories() {
             assert_eq!(one.decode(&ids(&prompt["greedy_ids"])), prompt["greedy_text"].as_str().unwrap());
         }
         let sorted = |ids: &[u32]| std::collections::BTreeSet::from_iter(ids.iter().copied());
-        // The end of a document is one in a GGUF file whether or not the directory's files name it. The header of m16's
-        // names no end of a turn.
+        // The end of a document is one in a GGUF file whether or not the directory's files name it.
         let (ends, named) = (sorted(one.eos_ids()), sorted(other.eos_ids()));
-        assert!(ends.is_superset(&named) || (model.starts_with("m16") && ends.len() == 1), "{model}");
+        assert!(ends.is_superset(&named), "{model}");
     }
 }
 
@@ -225,4 +228,147 @@ fn words_are_cut_as_the_name_says() {
     }
     let made = made.truth("add_bos_token", 0).text("pre", "llama-bpe").open(9).unwrap();
     assert_eq!(made.encode("12", AddSpecial::Yes).unwrap(), [2]);
+}
+
+/// Small vocabularies, each under its family's name, with the ids of Hugging Face's library.
+#[test]
+fn names_cut_words_as_the_published_files_do() {
+    let dir = place::root().join("tests/fixtures/tokenizers/splits");
+    for name in ["exaone4", "granite", "hunyuan-dense", "lfm2", "minicpm5", "tekken", "qwen35-small"] {
+        let temp = Temp::new();
+        let file = temp.write("vocabulary.gguf", unpacked(&dir.join(format!("{name}.gguf.gz"))));
+        let family: Value = serde_json::from_slice(&unpacked(&dir.join(format!("{name}.json.gz")))).unwrap();
+        let size = family["vocab_size"].as_u64().unwrap() as usize;
+        let tokenizer = Tokenizer::open(file.as_ref(), size).unwrap();
+        let cases = family["cases"].as_array().unwrap();
+        assert!(cases.len() >= 69, "{name}");
+        for case in cases {
+            let text = case["text"].as_str().unwrap();
+            for (special, want) in [(AddSpecial::No, "ids"), (AddSpecial::Yes, "ids_with_special")] {
+                assert_eq!(tokenizer.encode(text, special).unwrap(), ids(&case[want]), "{name} {text:?}");
+            }
+        }
+    }
+}
+
+/// All that llama.cpp knows.
+const NAMES: &str = "a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r \
+    dbrx deepseek-coder deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone exaone-moe exaone4 f2llmv2 falcon \
+    falcon-h1 falcon3 gigachat glm4 glm5 gpt-2 gpt-4o gpt3-finnish granite-docling granite-embed-multi-97m grok-2 \
+    hunyuan hunyuan-dense hy_v4 jais jais-2 jina-de jina-es jina-v1-en jina-v2-code jina-v2-de jina-v2-es jina-v5-nano \
+    joyai-llm kanana2 kimi-k2 kormo laguna lfm2 llada-moe llama-bpe llama-v3 llama3 llama4 megrez mellum mellum2 \
+    midm-2.0 minerva-7b minicpm5 minimax-m2 modern-bert mpt olmo phi-2 pixtral poro-chat qwen2 qwen35 refact \
+    roberta-bpe seed-coder smaug-bpe smollm solar-open spark2_5 stablelm2 starcoder superbpe talkie tekken tiny_aya \
+    trillion ufakzeka viking youtu";
+
+/// None loses a character, or takes long for many of one kind.
+#[test]
+fn every_name_that_llama_cpp_knows_is_known() {
+    let kinds =
+        ["1", "a", "A", " ", "\t", "\n", "!", "é", "한", "中", "\u{301}", "½", " a", "a1", "'s", "\r\n "];
+    let texts: Vec<String> = kinds.map(|kind| kind.repeat(3000)).to_vec();
+    for name in NAMES.split_whitespace() {
+        let tokenizer = Made::byte_level().text("pre", name).open(260).unwrap();
+        let begun = std::time::Instant::now();
+        for text in texts.iter().map(String::as_str).chain(["Hello, it's ½ of 1234567 中文\n\n  x\u{301}"])
+        {
+            let ids = tokenizer.encode(text, AddSpecial::No).unwrap();
+            assert_eq!(tokenizer.decode(&ids), text, "{name}");
+        }
+        assert!(begun.elapsed().as_secs() < 20, "{name}: {:?}", begun.elapsed());
+    }
+    // Digits by threes from the right, from the left, one by one.
+    let tokens = ["1", "2", "12"];
+    let made = Made::byte_level().strings("tokens", &tokens).strings("merges", &["1 2"]);
+    let made = made.without("token_type").without("eos_token_id");
+    for (name, want) in [
+        ("afmoe", vec![0, 1, 2]),
+        ("tiny_aya", vec![0, 1, 2]),
+        ("superbpe", vec![0, 1, 2]),
+        ("minicpm5", vec![2, 0, 1]),
+        ("exaone", vec![0, 1, 0, 1]),
+        ("exaone4", vec![2, 2]),
+    ] {
+        assert_eq!(
+            made.clone().text("pre", name).open(3).unwrap().encode("1212", AddSpecial::No).unwrap(),
+            want,
+            "{name}"
+        );
+    }
+}
+
+/// Of Gemma 4: merges of text in which U+2581 is a blank, and bytes where there is no token.
+#[test]
+fn tokens_that_are_text_are_merged_as_text() {
+    let mut tokens: Vec<String> = (0..256).map(|b| format!("<0x{b:02X}>")).collect();
+    tokens.extend(["▁", "h", "i", "hi", "▁hi", "\n", "\n\n"].map(String::from));
+    let mut types = vec![6; 256];
+    types.resize(tokens.len(), 1);
+    let made =
+        Made::byte_level().without("eos_token_id").strings("tokens", &tokens).integers("token_type", &types);
+    let made = made.strings("merges", &["h i", "▁ hi", "\n \n"]);
+    for made in [made.clone().text("model", "gemma4").without("pre"), made.clone().text("pre", "sarvam-moe")]
+    {
+        let tokenizer = made.open(263).unwrap();
+        let text = "hi hi\n\né";
+        let ids = tokenizer.encode(text, AddSpecial::No).unwrap();
+        assert_eq!(ids, [259, 260, 262, 0xc3, 0xa9]);
+        assert_eq!(tokenizer.decode(&ids), text);
+    }
+    let whitespace = made.text("model", "whitespace").text("pre", "whitespace").open(263).unwrap();
+    assert_eq!(whitespace.encode("hi hi", AddSpecial::No).unwrap(), [259, 0x20, 259]);
+}
+
+#[test]
+fn control_tokens_of_a_wrong_type_are_control_tokens() {
+    let tokens =
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool>", "<", "/s>", "</s>", "<|eot_id|>", "a"];
+    let made = |types: &[i32], merges: &[&str]| {
+        let made = Made::byte_level().strings("tokens", &tokens).integers("token_type", types);
+        made.strings("merges", merges).number("eos_token_id", 0).open(9).unwrap()
+    };
+    let right = made(&[3, 3, 3, 1, 1, 1, 1, 3, 1], &["< /s>"]);
+    let wrong = made(&[3, 1, 1, 1, 1, 1, 1, USER, 1], &["< /s>"]);
+    for tokenizer in [&right, &wrong] {
+        assert_eq!(tokenizer.eos_ids(), [0, 2, 7]);
+        assert_eq!(tokenizer.special_tokens(), ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"]);
+        assert_eq!(tokenizer.encode("<|im_start|>a<|im_end|>", AddSpecial::No).unwrap(), [1, 8, 2]);
+    }
+    // No merge leads to it: no word of the vocabulary.
+    assert_eq!(made(&[3, 3, 3, 1, 1, 1, 1, 3, 1], &[""; 0]).eos_ids(), [0, 2, 7, 6]);
+    // Where others end a message, `<|end|>` ends only a part of it.
+    let harmony = |last: &str| {
+        let tokens = ["<|return|>", "<|end|>", last, "a"];
+        let made = Made::byte_level().strings("tokens", &tokens).integers("token_type", &[3, 3, 3, 1]);
+        made.strings("merges", &[""; 0]).number("eos_token_id", 0).open(4).unwrap().eos_ids().to_vec()
+    };
+    assert_eq!((harmony("<|call|>"), harmony("<|x|>")), (vec![0, 2], vec![0, 1]));
+}
+
+#[test]
+fn ids_of_tokens_that_are_not_there_are_none() {
+    for (key, n) in [
+        ("padding_token_id", u32::MAX),
+        ("padding_token_id", 260),
+        ("bos_token_id", u32::MAX),
+        ("eom_token_id", u32::MAX),
+    ] {
+        let tokenizer = Made::byte_level().number(key, n).open(260).unwrap();
+        assert_eq!((tokenizer.bos_id(), tokenizer.eos_ids()), (None, &[259][..]), "{key}");
+    }
+    // Padding ends a text only where it is a control token.
+    for (padding, ends) in [(258, vec![259]), (259, vec![259])] {
+        let tokenizer = Made::byte_level().number("padding_token_id", padding).open(260).unwrap();
+        assert_eq!(tokenizer.eos_ids(), ends);
+    }
+}
+
+#[test]
+fn blanks_after_control_tokens_of_phi3_are_left_out() {
+    let dir = place::root().join("tests/fixtures/tokenizers/phi3-rstrip");
+    for file in ["tokenizer.json", "phi3-rstrip.gguf"] {
+        let tokenizer = Tokenizer::open(&dir.join(file), 266).unwrap();
+        let ids = tokenizer.encode("<|user|>\nHi<|end|>\n<|user|>", AddSpecial::No).unwrap();
+        assert_eq!(ids, [264, 263, 265, 264], "{file}");
+    }
 }

@@ -127,18 +127,18 @@ pub fn config(header: &Header, file: &[u8]) -> Result<ModelConfig, ConfigError> 
     if let Some(divisors) = tables.get(ROPE_FREQS)? {
         model.rope.scaling = scaling(&model, divisors);
     }
-    let (short, long) = (tables.get(ROPE_SHORT)?, tables.get(ROPE_LONG)?);
     let stretched = keys.get(SCALING).and_then(Value::as_str) == Some("longrope");
-    if let (Some(short), Some(long)) = (short, long) {
+    if (stretched || has(ROPE_SHORT) || has(ROPE_LONG)) && !(has(ROPE_SHORT) && has(ROPE_LONG)) {
+        let supported = format!("\"longrope\" with both tensors {ROPE_SHORT} and {ROPE_LONG}, or neither");
+        return keys.err(SCALING, &supported);
+    }
+    if let (Some(short), Some(long)) = (tables.get(ROPE_SHORT)?, tables.get(ROPE_LONG)?) {
         let Some(beyond) = keys.get(ORIGINAL).and_then(Value::as_u64).filter(|n| *n > 1) else {
             return keys.err(ORIGINAL, "an integer");
         };
         model.rope.scaling = RopeScaling::divisors(short);
         model.rope.long = Some(LongRope { divisors: long.leak(), beyond: beyond as usize });
         model.rope.attention_factor = keys.float(ATTENTION_FACTOR)?.unwrap_or(1.0);
-    } else if stretched || has(ROPE_SHORT) || has(ROPE_LONG) {
-        let supported = format!("\"longrope\" with both tensors {ROPE_SHORT} and {ROPE_LONG}, or neither");
-        return keys.err(SCALING, &supported);
     }
     keys.check_unread(&model)?;
     Ok(model)

@@ -1,5 +1,6 @@
 //! JSON as Python's `json.dumps` writes it, with the options of transformers' `tojson`.
 
+use super::Refusal;
 use super::arguments::{flag, named};
 use super::limits::{failed, pay_for};
 use super::value::LongInteger;
@@ -111,6 +112,11 @@ impl Style {
             ValueKind::Number => out.push_str(&number(value)),
             ValueKind::String => self.write_text(value.as_str().unwrap_or(""), out),
             _ if value.downcast_object_ref::<LongInteger>().is_some() => out.push_str(&value.to_string()),
+            // What a request leaves out.
+            ValueKind::Undefined => {
+                let why = "tojson of a value that is undefined";
+                return Err(failed(why).with_source(Refusal(why.to_owned())));
+            }
             kind => return Err(failed(format!("tojson of a value that is {kind}"))),
         }
         Ok(())
