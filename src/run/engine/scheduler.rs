@@ -179,7 +179,6 @@ impl Engine {
     ///
     /// `Usage` for a prompt that is empty or longer than a slot, and for options that cannot be followed.
     pub fn check_job(&self, prompt: &[u32], options: &GenerateOptions) -> Result<()> {
-        Writer::check(self, options)?;
         let (need, have) = (prompt.len(), self.options.max_seq_len);
         match need {
             0 => Err(Error::Usage("the prompt is empty, and this model adds no first token".into())),
@@ -187,7 +186,8 @@ impl Engine {
                 "the prompt has {n} tokens, and a slot has {have}; shorten it, or start the server with a larger \
                  `EngineOptions::max_seq_len`"
             ))),
-            _ => Ok(()),
+            // What takes long comes last: a grammar is compiled.
+            _ => Writer::check(self, options),
         }
     }
 }

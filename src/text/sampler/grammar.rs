@@ -121,11 +121,11 @@ impl Grammar {
         too_long(text).map_err(wrong)?;
         let mut parser = regex_syntax::ast::parse::ParserBuilder::new().nest_limit(MAX_GROUPS).build();
         parser.parse(text).map_err(|e| wrong(format!("is no regular expression: {}", e.kind())))?;
-        // All of a text is matched anyway.
+        // All of a text is matched anyway. Digits and letters are those of ASCII, as in a schema.
         let text = text.strip_prefix('^').unwrap_or(text);
         let end =
             text.strip_suffix('$').filter(|rest| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0);
-        let lark = format!("start: /{}/\n", regex_to_lark(end.unwrap_or(text), ""));
+        let lark = format!("start: /{}/\n", regex_to_lark(end.unwrap_or(text), "dw"));
         Ok(Self::of(place, Form::Lark(lark.into())))
     }
 
@@ -216,9 +216,12 @@ impl Form {
             }
             Form::Lark(text) => TopLevelGrammar::from_lark(text.to_string()),
         };
-        let matcher = Matcher::new(factory.create_parser(grammar));
-        match matcher.get_error() {
+        let mut matcher = Matcher::new(factory.create_parser(grammar));
+        // What is too much for the first token is said now; and it takes longer than for others.
+        let first = matcher.compute_mask_or_eos();
+        match matcher.get_error().or(first.err().map(|e| e.to_string())) {
             None => Ok(matcher),
+            Some(why) if why.starts_with("NoExtension") => Err("no text fits it; let it allow one".into()),
             Some(why) => Err(why),
         }
     }
