@@ -1,14 +1,23 @@
 //! Rows of sequences that have ended: what a new prompt begins with is copied from them, not computed.
 
-use super::scheduler::Realm;
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, ROPE, WINDOW, is_local};
 use crate::model::device::KvRows;
 use crate::run::session::{Sequence, Session};
 use files::Result;
 use numeric::kv::KvTypes;
+use std::sync::Arc;
 
 /// Fewer tokens are computed faster than they are kept.
 const WORTH: usize = 8;
+
+/// Texts that share rows: how fast one comes, and how many tokens it copies, tells nothing of those of another realm.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Realm {
+    /// The number of the client's key.
+    pub key: Option<usize>,
+    /// A secret of the client's own.
+    pub salt: Option<Arc<str>>,
+}
 
 /// The rows of one sequence.
 struct Kept {

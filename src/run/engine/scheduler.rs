@@ -4,6 +4,7 @@
 mod numbers;
 mod pace;
 
+pub use super::prefixes::Realm;
 pub use numbers::{BOUNDS, Histogram, Numbers, SlotNumbers};
 
 use super::prefixes::Prefixes;
@@ -17,7 +18,7 @@ use crate::run::session::{CancelToken, Drafts, Session, StopReason};
 use files::{Error, Result};
 use pace::Pace;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use text::sampler::{Logprobs, TokenLogprobs};
 use text::tokenizer::StopStrings;
@@ -40,15 +41,6 @@ pub struct Limits {
     pub rows: Option<u64>,
     /// How long requests may go on after the end was asked for.
     pub drain: Duration,
-}
-
-/// Texts that share rows: how fast one comes, and how many tokens it copies, tells nothing of those of another realm.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Realm {
-    /// The number of the client's key.
-    pub key: Option<usize>,
-    /// A secret of the client's own.
-    pub salt: Option<Arc<str>>,
 }
 
 /// Whether rows of earlier sequences may be copied, and those of this one kept.
