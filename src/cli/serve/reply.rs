@@ -4,7 +4,7 @@ use super::answer::Answer;
 use super::budget::Share;
 use super::io::Peer;
 use super::refusal::Refusal;
-use super::whole::Whole;
+use super::whole::{Turn, Whole};
 use hyper::Response;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use hyper::header::{HeaderName, HeaderValue};
@@ -69,25 +69,6 @@ pub(super) struct Long {
     whole: Whole,
     _share: Share,
     turn: Turn,
-}
-
-/// Whose turn it is between two parts of an answer: that of other connections, or of this one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Turn {
-    #[default]
-    Own,
-    Others,
-}
-
-impl Turn {
-    /// Whether it is another's turn now; then it is the own one next.
-    pub fn is_others(&mut self, context: &Context<'_>) -> bool {
-        let others = std::mem::take(self) == Turn::Others;
-        if others {
-            context.waker().wake_by_ref();
-        }
-        others
-    }
 }
 
 impl Body for Reply {

@@ -4,9 +4,29 @@ use hyper::body::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::VecDeque;
+use std::task::Context;
 
 /// Bytes that are sent at once, more or less.
 pub(super) const FRAME: usize = 16 << 10;
+
+/// Whose turn it is between two parts of an answer: that of other connections, or of this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Turn {
+    #[default]
+    Own,
+    Others,
+}
+
+impl Turn {
+    /// Whether it is another's turn now; then it is the own one next.
+    pub fn is_others(&mut self, context: &Context<'_>) -> bool {
+        let others = std::mem::take(self) == Turn::Others;
+        if others {
+            context.waker().wake_by_ref();
+        }
+        others
+    }
+}
 
 /// Writes one item of a list.
 type WriteItem = Box<dyn FnMut(usize, &mut Vec<u8>) + Send>;
