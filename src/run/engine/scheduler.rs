@@ -18,7 +18,7 @@ use crate::run::session::{CancelToken, Drafts, Session, StopReason};
 use files::{Error, Result};
 use pace::Pace;
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use text::sampler::{Logprobs, TokenLogprobs};
 use text::tokenizer::StopStrings;
