@@ -358,14 +358,14 @@ impl Session {
         }
     }
 
-    /// Refuses logits that are NaN or infinite: `Usage` where a key or value is too large for the cache's type, `Model`
-    /// where the weights are broken.
+    /// Refuses logits that are NaN or infinite, with `Model` and the cause: a key or value that is too large for the
+    /// cache's type, or broken weights.
     pub(crate) fn check_logits(&mut self) -> Result<()> {
         if all_finite(&self.logits) {
             return Ok(());
         }
         match self.overflow()? {
-            Some(layer) => Err(Error::Usage(format!(
+            Some(layer) => Err(Error::Model(format!(
                 "a key or value of layer {layer} is too large for a cache of type {}; use `EngineOptions::kv_types` f32",
                 self.extent().types
             ))),

@@ -155,7 +155,7 @@ fn a_value_that_overflows_the_cache_is_told_from_broken_weights() {
     };
     assert_eq!(generate(KvType::F32).map(drop), Ok(()));
     let (code, line) = generate(KvType::F16).expect_err("it overflows");
-    assert!(code == 2 && line.contains("layer 3") && line.contains("type f16"), "{code} {line}");
+    assert!(code == 3 && line.contains("layer 3") && line.contains("type f16"), "{code} {line}");
     assert!(line.contains("`EngineOptions::kv_types` f32") && !line.contains("broken"), "{line}");
 }
 

@@ -64,6 +64,7 @@ impl Refusal {
                 return Self::new(503, "the server is shutting down; try again elsewhere");
             }
             Error::Memory(_) => Self::new(503, "the server has too little memory now; try again later"),
+            Error::Usage(_) => return Self::of_input(e),
             _ => Self::new(500, "the server failed at this; its own messages say why"),
         };
         say!("error: {}", named(&e.to_string()));

@@ -280,6 +280,6 @@ impl Guide {
 
     /// See [`Sampler::check_grammar`](super::Sampler::check_grammar).
     pub fn check(&self) -> Result<()> {
-        self.failure.clone().map_or(Ok(()), |why| Err(Error::Other(why)))
+        self.failure.clone().map_or(Ok(()), |why| Err(Error::Usage(why)))
     }
 }

@@ -372,7 +372,7 @@ fn hold_up_nobody(waits: &Waits, name: &str, act: impl Fn() -> Vec<String>) -> V
 fn unfinished(server: &Server) -> Vec<String> {
     let text = "x".repeat(8_000_000);
     let head =
-        format!("POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", text.len() + 9);
+        format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", text.len() + 9);
     let half = [head.as_bytes(), b"{\"prompt\":\"", text.as_bytes()].concat();
     let open = |_| {
         let mut stream = server.send(b"").into_stream();

@@ -52,9 +52,15 @@ impl Drop for Place {
     }
 }
 
-/// What `llguidance` may spend, where that is less than it would: lexer states take up to two kilobytes each.
+/// Limits of `llguidance`: fewer lexer states than by default, which take up to two kilobytes each, and longer rows, of
+/// which an object of a thousand properties has 4,007 items.
 pub(super) fn parser_limits() -> ParserLimits {
-    ParserLimits { max_lexer_states: 20_000, verbose_errors: false, ..ParserLimits::default() }
+    ParserLimits {
+        max_lexer_states: 20_000,
+        max_items_in_row: 8192,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
 }
 
 /// Compiles on a thread of its own; `place` names the grammar in messages.
