@@ -53,6 +53,10 @@ impl Refusal {
         match e {
             Error::Interrupted => Self::new(503, "the server is shutting down; try again elsewhere"),
             Error::Memory(_) => Self::new(503, named(&e.to_string())),
+            // Too complex, or at odds with other fields: asking again would not help.
+            Error::Other(why) if why.starts_with("the grammar ") => {
+                Self::new(400, format!("{why}; use a simpler one"))
+            }
             other => Self::new(500, named(&other.to_string())),
         }
     }
@@ -144,6 +148,11 @@ mod tests {
         assert_eq!((refusal.status, refusal.param.as_deref()), (400, Some("repeat_penalty")));
         let e = Error::Usage("too long; raise `EngineOptions::max_seq_len`".into());
         assert_eq!(Refusal::of_input(&e).message, "too long; raise --max-seq-len");
+        let e = Error::Other("the grammar cannot go on: too complex".into());
+        assert_eq!(
+            (Refusal::of_run(&e).status, Refusal::of_run(&Error::Other("x".into())).status),
+            (400, 500)
+        );
         assert_eq!(Refusal::from(Refused::Full).json()["error"]["type"], "rate_limit_error");
         assert_eq!(Refusal::new(500, "x").anthropic()["error"]["type"], "api_error");
     }
