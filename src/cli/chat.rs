@@ -77,11 +77,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
         options.stop_tokens = template.stop_tokens(engine.tokenizer());
     }
     if template == Template::Plain && output.verbosity() != Verbosity::Quiet {
-        say!(
-            "{} has no chat template, so it is most likely a base model, which goes on with a text and answers nothing: \
-             use generate, or an instruct model, or give --chat-template",
-            crate::dims::MODEL
-        );
+        say_no_template();
     }
     if output.verbosity() == Verbosity::Verbose {
         say!("sampling: {}", show_settings(&options));
@@ -121,6 +117,15 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let result = chat.talk();
     answer::write_trace(&mut chat.session, output, None)?;
     result
+}
+
+/// Says that answers are unlikely, and what to use.
+fn say_no_template() {
+    say!(
+        "{} has no chat template, so it is most likely a base model, which goes on with a text and answers nothing: use \
+         generate, or an instruct model, or give --chat-template",
+        crate::dims::MODEL
+    );
 }
 
 /// Refuses tools that the model would not see.

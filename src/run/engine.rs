@@ -109,19 +109,8 @@ impl Engine {
         let tokenizer = early.map_or_else(|| tokenizer_of(&model), Ok)?;
         let template_source = template_source(&model);
         #[cfg(feature = "chat")]
-        let recommended_sampling = match model.gguf() {
-            Some(gguf) => SamplerOptions::recommended_by(gguf),
-            None => SamplerOptions::recommended_at(&model.path.weights),
-        };
-        let both_fit = match options.backend {
-            BackendKind::OpenCl => fits(&model, &options, BackendKind::Hybrid),
-            // The CPU computes in the device's cache where they share memory.
-            BackendKind::Hybrid => !options.zero_copy,
-            BackendKind::Auto => {
-                !options.zero_copy && fits(&model, &speeds::beside(&options), BackendKind::Hybrid)
-            }
-            BackendKind::Cpu => false,
-        };
+        let recommended_sampling = recommended_sampling(&model);
+        let both_fit = fits_beside(&model, &options);
         // What was converted is mapped no longer.
         drop(model);
         let device = match options.backend {
@@ -389,6 +378,17 @@ impl Engine {
     }
 }
 
+/// Whether a device is made ready while the CPU computes: memory suffices for both.
+fn fits_beside(model: &OpenModel, o: &EngineOptions) -> bool {
+    match o.backend {
+        BackendKind::OpenCl => fits(model, o, BackendKind::Hybrid),
+        // The CPU computes in the device's cache where they share memory.
+        BackendKind::Hybrid => !o.zero_copy,
+        BackendKind::Auto => !o.zero_copy && fits(model, &speeds::beside(o), BackendKind::Hybrid),
+        BackendKind::Cpu => false,
+    }
+}
+
 /// Whether there is memory for an opened model with these options, on another backend.
 fn fits(model: &OpenModel, o: &EngineOptions, backend: BackendKind) -> bool {
     let plan = Plan::of(model, &EngineOptions { backend, ..o.clone() });
@@ -430,5 +430,14 @@ pub fn template_source(model: &OpenModel) -> TemplateSource {
     match model.gguf() {
         Some(gguf) => TemplateSource::of_gguf(gguf),
         None => TemplateSource::of_path(&model.path.weights),
+    }
+}
+
+/// Sampling options that an opened model recommends for conversations.
+#[cfg(feature = "chat")]
+fn recommended_sampling(model: &OpenModel) -> Result<SamplerOptions> {
+    match model.gguf() {
+        Some(gguf) => SamplerOptions::recommended_by(gguf),
+        None => SamplerOptions::recommended_at(&model.path.weights),
     }
 }

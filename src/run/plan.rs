@@ -258,7 +258,6 @@ impl Plan {
             (None, _) => (Kind::Own, cpu_scratch),
             (_, attended) => (Kind::Device, device_scratch(slots.max(ring.rows(slots)), chunk, attended)),
         };
-        let apart = self.is_apart();
         // The CPU attends over mapped memory; a device's own memory cannot be mapped.
         let of_attention = if o.gpu_attn || both { there } else { Kind::Own };
         // Shared weights are counted once, as the device's.
@@ -298,7 +297,7 @@ impl Plan {
             items.push(put("calibration", calibration, Kind::Device));
             items.push(put("slots that an eviction leaves", evicted(o, slots), of_attention));
             let attention = if o.gpu_attn || both { 0 } else { host_attention(slots, chunk) };
-            let landing = if apart { opencl::logits_bytes(chunk) as u64 } else { 0 };
+            let landing = if self.is_apart() { opencl::logits_bytes(chunk) as u64 } else { 0 };
             let host = add(attention, add(host_state(chunk), add(landing, DRIVER)));
             items.push(put("host's part of the device's work", host, Kind::Own));
         }

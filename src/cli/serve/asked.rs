@@ -3,7 +3,7 @@
 use super::access::Client;
 use super::fields::{Fields, kind};
 use super::hub::{Served, random};
-use super::neutral;
+use super::neutral::{self, Kind};
 use super::refusal::Refusal;
 use crate::run::engine::scheduler::{Realm, Reuse};
 use crate::run::options::GenerateOptions;
@@ -44,16 +44,6 @@ const MOST_BYTES: usize = 256;
 
 /// Tokens of a completion that does not say how many: as `generate`'s.
 const LIMIT: usize = 20;
-
-/// The kinds of requests, as far as they are read differently.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Goes on until the model ends it.
-    Chat,
-    Completion,
-    /// llama.cpp's completion: goes on too, and biases may name texts.
-    Native,
-}
 
 /// What all texts of a request have in common.
 #[derive(Clone)]

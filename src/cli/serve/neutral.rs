@@ -1,10 +1,19 @@
 //! Fields of other servers that change a text or what is said of it, and that this one does not follow: each is refused,
 //! unless its value is one that changes nothing. What only hints, such as `service_tier` or `thinking`, is not here.
 
-use super::asked::Kind;
 use super::fields::Fields;
 use super::refusal::Refusal;
 use serde_json::Value;
+
+/// The kinds of requests, as far as they are read differently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Goes on until the model ends it.
+    Chat,
+    Completion,
+    /// llama.cpp's completion: goes on too, and biases may name texts.
+    Native,
+}
 
 /// Fields of every kind of request, with the values that change nothing, as JSON.
 const FIELDS: &[(&str, &str)] = &[

@@ -187,7 +187,10 @@ mod tests {
         assert_eq!(said["error"]["type"], "invalid_request_error");
         assert!(!long.message.contains("--"), "{}", long.message);
         let e = Error::Usage("the grammar cannot go on: too complex".into());
-        assert_eq!((Refusal::of_run(&e).status, Refusal::of_run(&Error::Other("x".into())).status), (400, 500));
+        assert_eq!(
+            (Refusal::of_run(&e).status, Refusal::of_run(&Error::Other("x".into())).status),
+            (400, 500)
+        );
         assert_eq!(Refusal::from(Refused::Full).json()["error"]["type"], "rate_limit_error");
         assert_eq!(Refusal::new(500, "x").anthropic()["error"]["type"], "api_error");
     }

@@ -1,7 +1,7 @@
 //! What bodies ask for: prompts as ids, and settings. Runs on the threads that prepare prompts.
 
 use super::answer::{Answer, Shape};
-use super::asked::{Asked, How, Kind, MOST, MOST_LOGPROBS, ids};
+use super::asked::{Asked, How, MOST, MOST_LOGPROBS, ids};
 use super::budget::{Share, check_part};
 use super::constraint::{Constraint, constraint};
 use super::conversation::{Conversation, Prompt};
@@ -9,6 +9,7 @@ use super::fields::{self, Body, Fields, kind};
 use super::hub::Served;
 use super::messages::{self, Messages};
 use super::native::Native;
+use super::neutral::Kind;
 use super::openai::{Chat, Completion, Echo};
 use super::refusal::Refusal;
 use super::responses::{self, Responses};

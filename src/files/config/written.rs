@@ -10,14 +10,13 @@ impl ModelConfig {
     /// The text of an equivalent `config.json`. Fields that such a file does not have, because they follow from the
     /// family, are in the object `antigravity`, which [`ModelConfig::parse`] reads.
     pub fn to_json(&self) -> String {
-        let kinds: Vec<&str> = self.layer_kinds.iter().map(|kind| kind.name()).collect();
         let Scales { embedding, attention, residual, logits } = self.scales;
         let mut more = json!({
             "qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "qk_norm": self.qk_norm,
             "scales": [embedding, attention, residual, logits],
         });
         if self.layer_kinds.iter().any(|kind| *kind != LayerKind::Global) {
-            more["layer_kinds"] = json!(kinds);
+            more["layer_kinds"] = self.layer_kinds.iter().map(|kind| kind.name()).collect();
         }
         if let Some(LongRope { divisors, beyond }) = self.rope.long {
             more["rope_long"] = json!(divisors);

@@ -20,6 +20,8 @@ pub const BACKLOG: usize = 2048;
 const EVENT: u64 = 256;
 /// Encoding a text that cannot be cut, one at a time.
 const ENCODING: u64 = 36 << 20;
+/// Grammars that are compiled or followed.
+const GRAMMARS: u64 = if cfg!(feature = "grammar") { 64 << 20 } else { 0 };
 /// The stack of a thread of the server.
 pub(super) const STACK: u64 = 2 << 20;
 
@@ -45,7 +47,7 @@ impl Plan {
         // Logits of a prompt's tokens, which a request may ask for.
         let measured = (MEASURED * VOCAB * size_of::<f32>()) as u64;
         if self.requests > 0 {
-            [self.requests, buffers, unread, measured, ENCODING].into_iter().fold(0, add)
+            [self.requests, buffers, unread, measured, ENCODING, GRAMMARS].into_iter().fold(0, add)
         } else {
             0
         }

@@ -55,15 +55,16 @@ fn a_stream_that_nobody_reads_is_given_up_and_one_that_is_read_slowly_goes_on() 
     let server = Server::start(&["--patience", "1", "--slots", "2", "-c", "32768", "--cache-mib", "0"]);
     let expected = server.post("/v1/completions", &short()).json()["choices"].clone();
     let stream = |tokens: i32| {
-        let mut body = short();
-        (body["max_tokens"], body["ignore_eos"]) = (json!(tokens), json!(true));
-        (body["stream"], body["logprobs"]) = (json!(true), json!(20));
-        server.open("/v1/completions", &body)
+        let body = json!({
+            "messages": [{"role": "user", "content": "Hi"}], "max_tokens": tokens, "ignore_eos": true, "stream": true,
+            "logprobs": true, "top_logprobs": 20, "temperature": 0,
+        });
+        server.open("/v1/chat/completions", &body)
     };
     let unread = stream(-1);
     server.wait_for(Wait::Running(1));
     // A part at a time, and for longer than a client may read nothing.
-    let (mut slow, mut said, mut part) = (stream(400).into_stream(), Vec::new(), vec![0; 1 << 16]);
+    let (mut slow, mut said, mut part) = (stream(800).into_stream(), Vec::new(), vec![0; 1 << 16]);
     let began = Instant::now();
     loop {
         let n = slow.read(&mut part).expect("it goes on");
