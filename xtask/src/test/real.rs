@@ -1,6 +1,7 @@
 //! The part of the tests that runs real models: their logits, texts and perplexity are those of transformers, and one has
 //! one text on every instruction set, on Arm, on an OpenCL device, in batches, sessions and conversations.
 
+mod questions;
 mod reference;
 mod same;
 
@@ -52,6 +53,7 @@ impl Real {
         reference::check(self, &engine, &mut tally)?;
         if self.name == SMOLLM.name {
             same::check(&engine, &mut tally)?;
+            questions::check(&engine, &mut tally)?;
         }
         Ok(tally)
     }
