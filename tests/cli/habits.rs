@@ -224,8 +224,10 @@ fn completions_and_the_manual_know_every_command_and_flag() {
 fn a_byte_order_mark_is_no_part_of_a_text() {
     const MARK: &str = "\u{feff}";
     let temp = Temp::new();
-    let template =
-        temp.write("plain.jinja", "{% if tools %}{{ tools[0].name }}{% endif %}{{ messages[0].content }}");
+    let template = temp.write(
+        "plain.jinja",
+        "{% if tools %}{{ tools[0].function.name }}{% endif %}{{ messages[0].content }}",
+    );
     let few = ["-n", "3", "--temp", "0"];
     let chat = ["chat", "--single-turn", "-p", "Once"];
     let mut cases: Vec<(&str, Vec<&str>)> = vec![
@@ -233,7 +235,10 @@ fn a_byte_order_mark_is_no_part_of_a_text() {
         ("Once upon", [&["generate"][..], &few, &["--prompt-file"]].concat()),
         ("\"Once upon\"\n", [&["generate"][..], &few, &["--prompts"]].concat()),
         ("Hi {{ messages[0].content }}", [&chat[..], &few, &["--chat-template"]].concat()),
-        (r#"[{"name": "f"}]"#, [&chat[..], &few, &["--chat-template", &template, "--tools"]].concat()),
+        (
+            r#"[{"type": "function", "function": {"name": "f"}}]"#,
+            [&chat[..], &few, &["--chat-template", &template, "--tools"]].concat(),
+        ),
         ("[1, 2, 3, 4, 5, 6]", vec!["eval", "--format", "json", "--tokens"]),
     ];
     if cfg!(feature = "grammar") {
