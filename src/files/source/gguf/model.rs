@@ -73,18 +73,6 @@ const FIELDS: [(&str, Form, &str); 17] = [
     ("hidden_activation", Text, "hidden_act"),
 ];
 
-/// Whether a family's field of `config.json` that only some have stands for anything.
-fn means(arch: Arch, field: &str) -> bool {
-    match field {
-        "attention_multiplier" | "embedding_multiplier" | "residual_multiplier" | "logits_scaling" => {
-            arch == Arch::Granite
-        }
-        "rope_local_base_freq" => arch == Arch::Gemma3,
-        "sliding_window" => matches!(arch, Arch::Gemma3 | Arch::Phi3),
-        _ => true,
-    }
-}
-
 const ARCHITECTURE: &str = "general.architecture";
 const SCALING: &str = "rope.scaling.type";
 const FACTOR: &str = "rope.scaling.factor";
@@ -196,6 +184,19 @@ impl<'a> Keys<'a> {
             "attention.layer_norm_epsilon"
         } else {
             "attention.layer_norm_rms_epsilon"
+        }
+    }
+
+    /// Whether the family has this field of `config.json`, and from this key.
+    fn has_field(&self, key: &str, field: &str) -> bool {
+        match field {
+            "rms_norm_eps" => key == self.epsilon(),
+            "attention_multiplier" | "embedding_multiplier" | "residual_multiplier" | "logits_scaling" => {
+                self.arch == Arch::Granite
+            }
+            "rope_local_base_freq" => self.arch == Arch::Gemma3,
+            "sliding_window" => matches!(self.arch, Arch::Gemma3 | Arch::Phi3),
+            _ => true,
         }
     }
 
@@ -322,10 +323,8 @@ impl<'a> Keys<'a> {
         let mut map = Map::new();
         map.insert("model_type".into(), self.arch.name().into());
         for (key, form, field) in FIELDS {
-            let own = field != "rms_norm_eps" || key == self.epsilon();
-            if let Some(value) =
-                Some(key).filter(|_| own && means(self.arch, field)).and_then(|key| self.get(key))
-            {
+            let value = Some(key).filter(|key| self.has_field(key, field)).and_then(|key| self.get(key));
+            if let Some(value) = value {
                 let Some(value) = form.read(value) else { return self.err(key, form.name()) };
                 // As in llama.cpp, a scale of 0 is not set.
                 if !(field.ends_with("_multiplier") && value.as_f64() == Some(0.0)) {
