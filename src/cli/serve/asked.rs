@@ -69,7 +69,12 @@ pub(super) enum How {
 impl Asked {
     /// Reads what every kind of request may hold.
     pub fn read(fields: &Fields<'_>, served: &Served, kind: Kind) -> Result<Self> {
-        neutral::check(fields, kind)?;
+        let of_kind = match kind {
+            Kind::Chat => neutral::OF_CHAT,
+            Kind::Completion => neutral::OF_COMPLETION,
+            Kind::Native => neutral::OF_NATIVE,
+        };
+        neutral::check(fields, of_kind)?;
         let mut options = GenerateOptions { cancel: CancelToken::default(), ..served.defaults.clone() };
         sampler(fields, &mut options)?;
         repetition(fields, &mut options.sampler)?;

@@ -1,13 +1,15 @@
 //! Fields of other servers that change a text or what is said of it, and that this one does not follow: each is refused,
 //! unless its value is one that changes nothing. What only hints, such as `service_tier` or `thinking`, is not here.
 
-use super::asked::Kind;
 use super::fields::Fields;
 use super::refusal::Refusal;
 use serde_json::Value;
 
+/// Names, and the values that change nothing.
+type Fieldset = &'static [(&'static str, &'static str)];
+
 /// Fields of every kind of request, with the values that change nothing, as JSON.
-const FIELDS: &[(&str, &str)] = &[
+const FIELDS: Fieldset = &[
     // OpenAI's.
     ("audio", ""),
     ("background", "false"),
@@ -63,18 +65,16 @@ const FIELDS: &[(&str, &str)] = &[
 const SAMPLERS: [&str; 9] =
     ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
 
-/// Fields that some kinds of requests follow, with the values that change nothing for the others.
-fn of_kind(kind: Kind) -> &'static [(&'static str, &'static str)] {
-    match kind {
-        Kind::Chat => &[("add_special_tokens", "false"), ("echo", "false")],
-        Kind::Completion => &[("add_special_tokens", "true")],
-        Kind::Native => &[("add_special_tokens", "true"), ("echo", "false")],
-    }
-}
+/// Fields that some kinds of requests follow, with the values that change nothing: for chats,
+pub(super) const OF_CHAT: Fieldset = &[("add_special_tokens", "false"), ("echo", "false")];
+/// for completions,
+pub(super) const OF_COMPLETION: Fieldset = &[("add_special_tokens", "true")];
+/// and for llama.cpp's own.
+pub(super) const OF_NATIVE: Fieldset = &[("add_special_tokens", "true"), ("echo", "false")];
 
 /// Refuses what would not be followed.
-pub(super) fn check(fields: &Fields<'_>, kind: Kind) -> Result<(), Refusal> {
-    for (field, neutral) in FIELDS.iter().chain(of_kind(kind)) {
+pub(super) fn check(fields: &Fields<'_>, of_kind: Fieldset) -> Result<(), Refusal> {
+    for (field, neutral) in FIELDS.iter().chain(of_kind) {
         let Some(value) = fields.get(field) else { continue };
         if !neutral.split(' ').any(|text| is(value, text)) {
             return Err(fields.refuse(field, remedy(neutral)));
@@ -137,7 +137,7 @@ mod tests {
             (json!({"add_generation_prompt": false, "continue_final_message": true}), None),
         ] {
             let Value::Object(object) = &body else { unreachable!() };
-            let said = check(&Fields::new(object), Kind::Chat).err();
+            let said = check(&Fields::new(object), OF_CHAT).err();
             assert_eq!(said.as_ref().and_then(|r| r.param.as_deref()), refused, "{body}: {said:?}");
         }
         for (field, neutral) in FIELDS {
