@@ -117,7 +117,7 @@ fn errors_in_a_grammar_have_a_place() {
     mentions(&more(&["--json-schema", "{}"]), &["--grammar", "--json-schema"]);
     // What would take the compiler too deep.
     let rules: String = (0..20_000).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect();
-    let file = temp.write("deep.gbnf", &format!("root ::= r0\n{rules}r20000 ::= \"b\"\n"));
+    let file = temp.write("deep.gbnf", format!("root ::= r0\n{rules}r20000 ::= \"b\"\n"));
     mentions(&with("--grammar", &file), &["--grammar", "deep.gbnf", "levels deep"]);
     let links: String = (0..800).map(|i| format!("\"d{i}\":{{\"$ref\":\"#/$defs/d{}\"}},", i + 1)).collect();
     let schema = format!("{{\"$ref\":\"#/$defs/d0\",\"$defs\":{{{links}\"d800\":{{}}}}}}");

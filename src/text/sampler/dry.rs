@@ -7,6 +7,9 @@ use crate::tokenizer::Pieces;
 use crate::tokenizer::automaton::{Automaton, State};
 use std::sync::Arc;
 
+/// Tokens of a history that there is room for at once.
+const ROOM: usize = 8192;
+
 /// The penalty, ready for use.
 #[derive(Debug, Clone)]
 pub(super) struct Dry {
@@ -20,7 +23,9 @@ pub(super) struct Dry {
 impl Dry {
     pub fn new(options: &DryOptions) -> Self {
         let breakers = Breakers::new(&options.breakers);
-        Self { options: options.clone(), longest: longest(options), breakers, repeats: Repeats::default() }
+        // Room for a long history, so that a token allocates nothing.
+        let lengths = Vec::with_capacity(options.window.map_or(ROOM, |window| window.min(ROOM)));
+        Self { options: options.clone(), longest: longest(options), breakers, repeats: Repeats { lengths } }
     }
 
     /// Finds sequence breakers in the texts of tokens.
@@ -79,7 +84,7 @@ fn longest(o: &DryOptions) -> usize {
 }
 
 /// How long the end of a history repeats what stands earlier in it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Repeats {
     /// Scratch: how many of the last tokens also end so many tokens before the end, as far as was asked for.
     lengths: Vec<u32>,

@@ -169,10 +169,6 @@ fn compiled(name: &str, want: Want, grammar: Result<Grammar>) {
     let began = Instant::now();
     let said = grammar.and_then(Grammar::checked);
     let took = began.elapsed();
-    eprintln!(
-        "{name}: {took:?}: {:.150}",
-        said.as_ref().map_or_else(ToString::to_string, |_| "compiled".into())
-    );
     assert!(took < Duration::from_secs(15), "{name}: {took:?}");
     match (&said, want) {
         (Ok(_), Works | Ends) => {}
@@ -244,9 +240,11 @@ fn no_more_than_some_are_compiled_at_once_and_a_panic_is_an_error() {
     static PLACES: Places = Places::new(2);
     let taken = [(); 2].map(|()| PLACES.take(Duration::ZERO).expect("a place"));
     assert!(matches!(PLACES.take(Duration::from_millis(5)), Err(Error::Memory(_))));
-    let waits = std::thread::spawn(|| PLACES.take(Duration::from_secs(60)).map(drop));
-    drop(taken);
-    assert_eq!(waits.join().expect("no panic"), Ok(()));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| PLACES.take(Duration::from_secs(60)).map(drop));
+        drop(taken);
+        assert_eq!(waits.join().expect("no panic"), Ok(()));
+    });
     let panicked = contained("it", || -> std::result::Result<(), String> { panic!("é") });
     assert!(matches!(panicked, Err(Error::Usage(why)) if why.contains("cannot be compiled: é")));
 }
