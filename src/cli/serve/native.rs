@@ -110,7 +110,9 @@ impl Native {
                         let token = place.parse().ok().and_then(|at: usize| logprobs.get(at));
                         let all = token.map(|token| openai::logprobs(&self.served, token));
                         let path = if rest.is_empty() { "/0".into() } else { format!("/0/{rest}") };
-                        all.and_then(|all| Some(out.field(name, all.pointer(&path)?))).unwrap_or(());
+                        if let Some(value) = all.as_ref().and_then(|all| all.pointer(&path)) {
+                            out.field(name, value);
+                        }
                     }
                     _ => facts
                         .pointer(&format!("/{name}"))

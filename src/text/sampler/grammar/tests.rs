@@ -241,7 +241,8 @@ fn no_more_than_some_are_compiled_at_once_and_a_panic_is_an_error() {
     let taken = [(); 2].map(|()| PLACES.take(Duration::ZERO).expect("a place"));
     assert!(matches!(PLACES.take(Duration::from_millis(5)), Err(Error::Memory(_))));
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| PLACES.take(Duration::from_secs(60)).map(drop));
+        let take = || PLACES.take(Duration::from_secs(60)).map(drop);
+        let waits = std::thread::Builder::new().spawn_scoped(scope, take).expect("a thread");
         drop(taken);
         assert_eq!(waits.join().expect("no panic"), Ok(()));
     });
