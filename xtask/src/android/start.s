@@ -8,8 +8,8 @@ _start:
     mov x30, #0
     mov x0, sp
     mov x1, #0
-    adrp x2, main
-    add x2, x2, :lo12:main
+    adrp x2, :got:main
+    ldr x2, [x2, :got_lo12:main]
     adrp x3, .Larrays
     add x3, x3, :lo12:.Larrays
     b __libc_init
