@@ -1,7 +1,7 @@
 //! Bounds of a JSON schema, checked before it is compiled: the compiler follows references by recursion, and copies
 //! alternatives that it combines.
 
-use super::limits::{MAX_BYTES, MAX_LEVELS};
+use super::limits::MAX_LEVELS;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
@@ -14,6 +14,8 @@ const MAX_VALUES: usize = 1 << 16;
 const MAX_PROPERTIES: usize = 2048;
 /// Patterns of an object's properties: the compiler intersects all pairs.
 const MAX_PATTERNS: usize = 64;
+/// Bytes of a pattern: compiling one takes memory with the square of its length, 20 MB here.
+const MAX_PATTERN: usize = 16 << 10;
 /// Parts of the combined schema that the compiler makes of it, at most.
 const MAX_PARTS: usize = 200_000;
 
@@ -271,8 +273,8 @@ fn types(fields: &Map<String, Value>) -> Result<()> {
     for (keyword, value) in fields {
         let name = keyword.as_str();
         match value {
-            Value::String(text) if name == "pattern" && text.len() > MAX_BYTES => {
-                return Err(format!("`pattern` has more than {MAX_BYTES} bytes; use a shorter one"));
+            Value::String(text) if name == "pattern" && text.len() > MAX_PATTERN => {
+                return Err(format!("`pattern` has more than {MAX_PATTERN} bytes; use a shorter one"));
             }
             Value::Object(all) if name == "properties" && all.len() > MAX_PROPERTIES => {
                 return Err(format!("`properties` has more than {MAX_PROPERTIES}; use fewer"));
