@@ -18,7 +18,7 @@ use text::chat::Variables;
 use tokio::sync::{Notify, Semaphore, oneshot};
 
 /// Grammars that are compiled at the same time; others wait.
-const GRAMMARS: usize = 4;
+const GRAMMARS: usize = 2;
 /// How long a request waits for them.
 const GRAMMAR_PATIENCE: Duration = Duration::from_secs(30);
 

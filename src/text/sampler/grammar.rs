@@ -12,7 +12,7 @@ mod vocabulary;
 
 use crate::tokenizer::Pieces;
 use crate::{Error, Result};
-use limits::{MAX_BYTES, contained, one_line};
+use limits::{MAX_BYTES, MAX_PATTERN, contained, one_line};
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory, regex_to_lark};
 use serde_json::json;
@@ -118,7 +118,11 @@ impl Grammar {
     /// `Usage` if it is none.
     pub fn regex(place: &str, text: &str) -> Result<Self> {
         let wrong = |why: String| Error::Usage(format!("{place}: {why}"));
-        too_long(text).map_err(wrong)?;
+        if text.len() > MAX_PATTERN {
+            return Err(wrong(format!(
+                "has more than {MAX_PATTERN} bytes; use a shorter regular expression"
+            )));
+        }
         let mut parser = regex_syntax::ast::parse::ParserBuilder::new().nest_limit(MAX_GROUPS).build();
         parser.parse(text).map_err(|e| wrong(format!("is no regular expression: {}", e.kind())))?;
         // All of a text is matched anyway. Digits and letters are those of ASCII, as in a schema.

@@ -258,6 +258,20 @@ fn schemas() -> Vec<Row> {
             2,
         ),
         (
+            "a long regular expression",
+            "/v1/completions",
+            completion(json!({"guided_regex": "(a|b)?".repeat(20_000)})),
+            &[400],
+            2,
+        ),
+        (
+            "a rule that is long",
+            "/v1/completions",
+            completion(json!({"grammar": format!("root ::= {}\n", "(\"a\" | \"b\")? ".repeat(20_000))})),
+            &[400],
+            2,
+        ),
+        (
             "a thousand properties",
             path,
             ask(json!({"type": "object", "properties": properties})),

@@ -6,7 +6,7 @@
 
 mod parser;
 
-use super::limits::MAX_LEVELS;
+use super::limits::{MAX_LEVELS, MAX_PATTERN};
 use parser::{Expr, Parser, Rule};
 use std::fmt::Write;
 
@@ -30,7 +30,13 @@ pub(super) fn to_lark(text: &str) -> Result<String, String> {
     for (i, rule) in rules.iter().enumerate() {
         if let Some(body) = &rule.body {
             let _ = write!(lark, "{}: ", name(i));
+            let from = lark.len();
             emit(body, &name, &mut lark);
+            if terminal[i] && lark.len() - from > MAX_PATTERN {
+                return Err(format!(
+                    "a rule becomes a pattern of more than {MAX_PATTERN} bytes; use a shorter one"
+                ));
+            }
             lark.push('\n');
         }
     }

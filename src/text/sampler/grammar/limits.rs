@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Bytes of a grammar, at most.
 pub(super) const MAX_BYTES: usize = 1 << 20;
+/// Bytes of a regular expression: compiling one takes memory with the square of its length, 20 MB here.
+pub(super) const MAX_PATTERN: usize = 16 << 10;
 /// Schemas or rules in each other, at most.
 pub(super) const MAX_LEVELS: usize = 1024;
 
@@ -52,12 +54,14 @@ impl Drop for Place {
     }
 }
 
-/// Limits of `llguidance`: fewer lexer states than by default, which take up to two kilobytes each, and longer rows, of
+/// Limits of `llguidance`: fewer lexer states than by default, which take up to two kilobytes each, less fuel, which
+/// bounds the memory of compiling, and longer rows, of
 /// which an object of a thousand properties has 4,007 items.
 pub(super) fn parser_limits() -> ParserLimits {
     ParserLimits {
         max_lexer_states: 20_000,
         max_items_in_row: 8192,
+        initial_lexer_fuel: 250_000,
         verbose_errors: false,
         ..ParserLimits::default()
     }

@@ -1,7 +1,7 @@
 //! Bounds of a JSON schema, checked before it is compiled: the compiler follows references by recursion, and copies
 //! alternatives that it combines.
 
-use super::limits::MAX_LEVELS;
+use super::limits::{MAX_LEVELS, MAX_PATTERN};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
@@ -14,8 +14,6 @@ const MAX_VALUES: usize = 1 << 16;
 const MAX_PROPERTIES: usize = 2048;
 /// Patterns of an object's properties: the compiler intersects all pairs.
 const MAX_PATTERNS: usize = 64;
-/// Bytes of a pattern: compiling one takes memory with the square of its length, 20 MB here.
-const MAX_PATTERN: usize = 16 << 10;
 /// Parts of the combined schema that the compiler makes of it, at most.
 const MAX_PARTS: usize = 200_000;
 
