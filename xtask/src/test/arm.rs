@@ -19,12 +19,13 @@ pub const CPUS: &[(&str, &str)] = &[
 
 /// Tests of time and memory, which those of an emulator say nothing about; and of long texts, where the kind of processor
 /// makes no difference.
-const ELSEWHERE: [&str; 5] = [
+const ELSEWHERE: [&str; 6] = [
     "the_time_of_a_megabyte_is_not_quadratic",
     "hostile_templates_end_soon_and_in_little_memory",
     "changed_files_are_refused_or_work",
     "a_long_text_has_the_ids_that_it_has_at_once",
     "streams_add_up_to_the_whole_text",
+    "many_long_stop_strings_take_no_longer_than_one",
 ];
 
 pub fn run() -> Outcome {
