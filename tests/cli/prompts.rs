@@ -139,5 +139,8 @@ fn a_prompt_that_fails_ends_alone() {
     // After its only letter it must end, and nothing can end it.
     let said = run(&args.iter().copied().chain(bias.iter().map(String::as_str)).collect::<Vec<_>>());
     assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{}", said.err);
-    mentions(&said.err, &["error: prompt 0 (from 0): the grammar", "error: prompt 1 (from 0): the grammar"]);
+    mentions(
+        &said.err,
+        &["prompts.jsonl: prompt 0 (from 0): the grammar", "prompts.jsonl: prompt 1 (from 0): the grammar"],
+    );
 }
