@@ -11,14 +11,19 @@
 //! whether it all fits. [`model::trace`] can watch every step; [`saved`] puts a sequence to disk,
 //! [`run::past`] hands its keys and values out as plain numbers.
 //!
-//! [`Engine`] is the front door; [`cli`] is what the binary does with it.
+//! [`Engine`] is the front door; [`commands`] is what the binary does with it.
 #![deny(unsafe_code)]
 
-pub mod cli;
+mod cli;
+pub mod commands;
 pub mod dims;
 pub mod model;
 pub mod opencl;
 pub mod run;
+#[cfg(feature = "serve")]
+mod serve;
+#[cfg(feature = "tools")]
+mod tools;
 
 pub use files::{Error, Result};
 pub use run::engine::{BatchItem, Engine};

@@ -1,6 +1,6 @@
 //! Parses the command line, runs the command, prints the error.
 
-use antigravity::{Error, cli};
+use antigravity::{Error, commands};
 use files::{say, stderr};
 use rustix::process::{Resource, getrlimit};
 use std::thread;
@@ -15,15 +15,15 @@ fn main() {
     {
         // It ends the process, unless it panics.
         let _ = thread.join();
-        cli::leave(101);
+        commands::leave(101);
     }
     run()
 }
 
 fn run() -> ! {
-    let Err(error) = cli::run() else { cli::leave(0) };
+    let Err(error) = commands::run() else { commands::leave(0) };
     if error != Error::ClosedPipe && error != Error::Interrupted {
         say!("error: {error}");
     }
-    cli::leave(error.exit_code())
+    commands::leave(error.exit_code())
 }

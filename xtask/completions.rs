@@ -14,7 +14,7 @@ fn main() -> Result<()> {
 pub fn write(dir: &Path) -> Result<()> {
     let man = dir.join("man1");
     std::fs::create_dir_all(&man)?;
-    let command = antigravity::cli::command();
+    let command = antigravity::commands::command();
     for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
         generate_to(shell, &mut command.clone(), "antigravity", dir)?;
     }

@@ -13,7 +13,7 @@ use text::sampler::{Logprob, TokenLogprobs};
 use text::tokenizer::Tokenizer;
 
 /// An empty sequence whose events are shown, and whose run is traced, as the flags say.
-pub(super) fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
+pub fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
     let mut session = engine.session()?;
     events::watch(&mut session, output);
     if output.trace.is_some() {
@@ -23,11 +23,7 @@ pub(super) fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
 }
 
 /// Writes the trace, and why the last text ended if one did, where `--trace` says.
-pub(super) fn write_trace(
-    session: &mut Session,
-    output: &OutputArgs,
-    reason: Option<StopReason>,
-) -> Result<()> {
+pub fn write_trace(session: &mut Session, output: &OutputArgs, reason: Option<StopReason>) -> Result<()> {
     let (Some(file), Some(mut trace)) = (&output.trace, session.set_trace(None)) else { return Ok(()) };
     if let Some(reason) = reason {
         trace.mark(&format!("stop: {}", reason.name()));
@@ -37,7 +33,7 @@ pub(super) fn write_trace(
 
 /// Prints the pieces as they come; `each` is called with every piece. Returns why stdout could not be written: the text
 /// then ends as by an interrupt, and can be saved.
-pub(super) fn show(
+pub fn show(
     stream: &mut TokenStream<'_>,
     format: Format,
     mut each: impl FnMut(&str),
@@ -60,7 +56,7 @@ pub(super) fn show(
 }
 
 /// The line of `--format jsonl` for one piece: of the stream's last token, or of none.
-pub(super) fn token_line(stream: Option<&TokenStream<'_>>, kind: &str, piece: &str) -> String {
+pub fn token_line(stream: Option<&TokenStream<'_>>, kind: &str, piece: &str) -> String {
     let mut line = json!({"t": kind, "id": stream.and_then(TokenStream::last_token), "text": piece});
     if let Some((logprobs, stream)) = stream.and_then(|stream| Some((stream.logprobs()?, stream))) {
         line["logprobs"] = logprobs_json(stream.tokenizer(), logprobs);
@@ -70,7 +66,7 @@ pub(super) fn token_line(stream: Option<&TokenStream<'_>>, kind: &str, piece: &s
 
 /// The log probabilities of one token and of the most probable ones. The text of a token that is part of a character
 /// has U+FFFD; the logarithm of zero is null.
-pub(super) fn logprobs_json(tokenizer: &Tokenizer, of: &TokenLogprobs) -> Value {
+pub fn logprobs_json(tokenizer: &Tokenizer, of: &TokenLogprobs) -> Value {
     let entry =
         |p: &Logprob| json!({"id": p.id, "text": tokenizer.pieces().text(p.id), "logprob": p.logprob});
     json!({"chosen": entry(&of.chosen), "top": of.top.iter().map(entry).collect::<Vec<_>>()})
@@ -78,7 +74,7 @@ pub(super) fn logprobs_json(tokenizer: &Tokenizer, of: &TokenLogprobs) -> Value 
 
 /// What one generation took, and why it stopped.
 #[derive(Clone, Copy)]
-pub(super) struct Report {
+pub struct Report {
     pub timing: Timing,
     pub reason: StopReason,
     pub loading: Duration,
@@ -148,7 +144,7 @@ fn drafts_json(drafts: Drafts) -> Value {
 }
 
 /// The line on stderr of how drafts went.
-pub(super) fn say_drafts(drafts: Drafts) {
+pub fn say_drafts(drafts: Drafts) {
     let Drafts { passes, drafted, accepted, model_drafted, model_accepted } = drafts;
     let percent = |some: usize, all: usize| 100.0 * some as f64 / all.max(1) as f64;
     let each = (passes + accepted) as f64 / passes.max(1) as f64;

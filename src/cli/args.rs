@@ -15,31 +15,31 @@ mod sampling;
 mod spelling;
 #[cfg(feature = "chat")]
 mod template;
-pub(super) mod told;
+pub mod told;
 mod wrong;
 
-pub(super) use completion::token_limit;
+pub use completion::token_limit;
 #[cfg(feature = "chat")]
-pub(super) use completion::{CompletionArgs, show_settings};
+pub use completion::{CompletionArgs, show_settings};
 #[cfg(feature = "tools")]
-pub(super) use cores::{MOST_THREADS, MaskArgs};
+pub use cores::{MOST_THREADS, MaskArgs};
 #[cfg(feature = "tools")]
-pub(super) use device::BackendName;
-pub(super) use generate::GenerateArgs;
+pub use device::BackendName;
+pub use generate::GenerateArgs;
 #[cfg(any(feature = "chat", feature = "serve", feature = "tools"))]
-pub(super) use model::ModelArgs;
+pub use model::ModelArgs;
 #[cfg(feature = "tools")]
-pub(super) use model::{LoadArgs, PathArgs, WeightArgs};
-pub(super) use number::within;
-pub(super) use output::{Format, OutputArgs};
+pub use model::{LoadArgs, PathArgs, WeightArgs};
+pub use number::within;
+pub use output::{Format, OutputArgs};
 #[cfg(feature = "chat")]
-pub(super) use prompt::EscapeArgs;
-pub(super) use prompt::text_of;
+pub use prompt::EscapeArgs;
+pub use prompt::text_of;
 #[cfg(feature = "serve")]
-pub(super) use sampling::SamplerArgs;
-pub(super) use spelling::ours;
+pub use sampling::SamplerArgs;
+pub use spelling::ours;
 #[cfg(feature = "chat")]
-pub(super) use template::{ChosenTemplate, TemplateArgs, Think};
-pub(super) use wrong::one_line;
+pub use template::{ChosenTemplate, TemplateArgs, Think};
+pub use wrong::one_line;
 #[cfg(any(feature = "serve", feature = "tools"))]
-pub(super) use {output::QuietArgs, prompt::read_text};
+pub use {output::QuietArgs, prompt::read_text};

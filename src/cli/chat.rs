@@ -31,7 +31,7 @@ use text::sampler::{Rng, SamplerOptions};
 /// A conversation.
 #[derive(Args, Clone)]
 #[command(mut_arg("num_tokens", |arg| arg.default_value("-1")))]
-pub(super) struct ChatArgs {
+pub struct ChatArgs {
     /// System message, which holds for the whole conversation
     #[arg(
         long,
@@ -60,7 +60,7 @@ pub(super) struct ChatArgs {
     model: ModelArgs,
 }
 
-pub(super) fn run(args: &ChatArgs) -> Result<()> {
+pub fn run(args: &ChatArgs) -> Result<()> {
     let output = &args.completion.output;
     output.check_trace()?;
     let mut options = args.completion.resolve(output.format)?;

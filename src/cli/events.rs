@@ -7,7 +7,7 @@ use files::say;
 use serde_json::{Value, json};
 
 /// Shows the events of a session as the flags say.
-pub(super) fn watch(session: &mut Session, output: &OutputArgs) {
+pub fn watch(session: &mut Session, output: &OutputArgs) {
     let (format, verbosity) = (output.format, output.verbosity());
     session.watch(Box::new(move |event| {
         if verbosity == Verbosity::Verbose {

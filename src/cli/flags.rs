@@ -45,13 +45,13 @@ const FLAGS: &[(&str, &str)] = &[
 ];
 
 /// A message of the library with flags in place of fields.
-pub(super) fn named(message: &str) -> String {
+pub fn named(message: &str) -> String {
     let name = |text: String, (field, flag): &(&str, &str)| text.replace(&format!("`{field}`"), flag);
     FLAGS.iter().fold(message.into(), name)
 }
 
 /// An error with flags in place of fields.
-pub(super) fn in_error(mut error: Error) -> Error {
+pub fn in_error(mut error: Error) -> Error {
     match &mut error {
         Error::Other(text)
         | Error::Usage(text)
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn every_field_is_given_by_a_flag_that_there_is() {
-        let command = crate::cli::command();
+        let command = crate::commands::command();
         let all: Vec<&clap::Arg> = command.get_subcommands().flat_map(|c| c.get_arguments()).collect();
         for (field, flags) in FLAGS {
             for flag in flags.split(' ').filter(|word| word.starts_with('-')) {

@@ -18,7 +18,7 @@ use text::tokenizer::{AddSpecial, Specials};
 
 const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 
-pub(super) fn run(args: &GenerateArgs) -> Result<()> {
+pub fn run(args: &GenerateArgs) -> Result<()> {
     if let Some(file) = &args.prompts.prompts {
         return prompts::run(file, args);
     }

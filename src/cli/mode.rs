@@ -11,14 +11,14 @@ static BEFORE: OnceLock<Termios> = OnceLock::new();
 const NO_BRACKETED_PASTE: &[u8] = b"\x1b[?2004l";
 
 /// Remembers the mode of stdin, before there is an editor.
-pub(super) fn remember() {
+pub fn remember() {
     if let Ok(mode) = tcgetattr(stdin()) {
         BEFORE.get_or_init(|| mode);
     }
 }
 
 /// While it lives, stdin shows nothing of what is typed, which waits for the next prompt. Ctrl-C works.
-pub(super) struct Hushed(Option<Termios>);
+pub struct Hushed(Option<Termios>);
 
 impl Hushed {
     pub fn new() -> Self {
@@ -40,7 +40,7 @@ impl Drop for Hushed {
 }
 
 /// Restores the mode, unless another process has the terminal now: setting it would then stop this one.
-pub(super) fn restore() {
+pub fn restore() {
     let Some(mode) = BEFORE.get() else { return };
     if tcgetpgrp(stdin()).is_ok_and(|foreground| foreground != getpgrp()) {
         return;

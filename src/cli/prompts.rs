@@ -120,7 +120,7 @@ fn wrong(file: &Path, e: Error) -> Error {
 
 /// How many prompts run together: as `--batch` says, but not more than there are.
 #[cfg(feature = "tools")]
-pub(super) fn together(args: &GenerateArgs) -> Result<usize> {
+pub fn together(args: &GenerateArgs) -> Result<usize> {
     match (&args.prompts.prompts, args.prompts.batch) {
         (Some(file), _) => Ok(most(args)?.min(read(file, &args.options(Format::Jsonl)?)?.len().max(1))),
         (None, Some(_)) => most(args),
@@ -137,7 +137,7 @@ fn read(file: &Path, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
 }
 
 /// Completes the prompts in `file`, `--batch` at once.
-pub(super) fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
+pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
     let (defaults, output) = (args.options(Format::Jsonl)?, &args.completion.output);
     let mut settings = args.model.resolve()?;
     let most = most(args)?;

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const STUCK: Duration = Duration::from_secs(5);
 
 /// Bytes of the stack of a thread that waits for signals.
-pub(super) const STACK: usize = 256 << 10;
+pub const STACK: usize = 256 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Duty {
@@ -45,14 +45,14 @@ fn duty() -> MutexGuard<'static, Duty> {
 }
 
 /// Makes a file that grows beyond `ulimit -f` an error like any other.
-pub(super) fn outlive_file_limit() {
+pub fn outlive_file_limit() {
     // Without it, the signal ends the program, as it does by default.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
 /// Waits for signals on a thread of its own, which may do more than a signal handler may. Where the system allows no
 /// thread, a signal ends the program at once.
-pub(super) fn watch() -> Result<()> {
+pub fn watch() -> Result<()> {
     let (hand, handed) = mpsc::sync_channel::<Signals>(1);
     let wait = move || handed.into_iter().for_each(|mut signals| signals.forever().for_each(arrived));
     if thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(wait).is_ok() {
@@ -126,19 +126,19 @@ fn end(signal: i32) -> ! {
 }
 
 /// Connects Ctrl-C to `cancel`. If it is already set, or nothing is connected, Ctrl-C ends the process with 130.
-pub(super) fn connect(cancel: &CancelToken) {
+pub fn connect(cancel: &CancelToken) {
     RUNNING.get_or_init(|| cancel.clone());
 }
 
 /// From now on SIGTERM and SIGHUP stop what runs, as Ctrl-C does, and wait for [`saved`].
-pub(super) fn will_save() {
+pub fn will_save() {
     *duty() = Duty::Save;
 }
 
 /// From now on the first signal, whichever it is, cancels what runs, which then ends by itself; the second ends the
 /// program.
 #[cfg(feature = "serve")]
-pub(super) fn will_drain() {
+pub fn will_drain() {
     *duty() = Duty::Drain;
 }
 
@@ -147,7 +147,7 @@ pub(super) fn will_drain() {
 /// # Errors
 ///
 /// `Interrupted` if a signal waits for that: nothing new may begin.
-pub(super) fn saved() -> Result<()> {
+pub fn saved() -> Result<()> {
     let mut duty = duty();
     match *duty {
         Duty::SaveAndEnd(_) => Err(Error::Interrupted),
@@ -159,7 +159,7 @@ pub(super) fn saved() -> Result<()> {
 }
 
 /// Whether a signal waits for the program to save and end.
-pub(super) fn is_ending() -> bool {
+pub fn is_ending() -> bool {
     matches!(*duty(), Duty::SaveAndEnd(_))
 }
 

@@ -14,7 +14,7 @@ use numeric::topology;
 use std::time::{Duration, Instant};
 
 /// A loaded model. It is held until the run is over.
-pub(super) struct Loaded {
+pub struct Loaded {
     pub engine: Engine,
     /// How long loading took.
     pub took: Duration,
@@ -22,7 +22,7 @@ pub(super) struct Loaded {
 }
 
 /// How the process runs.
-pub(super) struct Process {
+pub struct Process {
     /// Most threads.
     pub threads: usize,
     /// What advice on memory is about.
@@ -35,7 +35,7 @@ pub(super) struct Process {
 /// # Errors
 ///
 /// `Memory` if it does not fit, and those of [`Engine::load`].
-pub(super) fn load(opened: Opened, verbosity: Verbosity) -> Result<Loaded> {
+pub fn load(opened: Opened, verbosity: Verbosity) -> Result<Loaded> {
     let (began, opening) = (Instant::now(), opened.took);
     let plan = &opened.plan;
     plan.check()?;
@@ -48,7 +48,7 @@ pub(super) fn load(opened: Opened, verbosity: Verbosity) -> Result<Loaded> {
 
 /// Prepares the process for plans that were checked and need this much in all. `plan`, the first of them, gives the
 /// advice after a kill. The marker is held until the run is over.
-pub(super) fn prepare(plan: &Plan, planned: Planned, process: &Process) -> Result<Marker> {
+pub fn prepare(plan: &Plan, planned: Planned, process: &Process) -> Result<Marker> {
     // First, because threads inherit the cores of the thread that starts them: the big ones of those that it may use, if
     // they are enough. The user did not ask for these, so a refusal is no error.
     if let Some(cores) = topology::placement(process.threads) {

@@ -9,7 +9,7 @@ use std::io::{IsTerminal, stdout};
 
 /// How much is said on stderr.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verbosity {
+pub enum Verbosity {
     /// Errors only.
     Quiet,
     /// What a user should know.
@@ -19,7 +19,7 @@ pub(super) enum Verbosity {
 }
 
 /// A line on stderr that is rewritten during long work; shown only on a terminal.
-pub(super) struct Progress {
+pub struct Progress {
     what: &'static str,
     shown: bool,
 }
@@ -40,7 +40,7 @@ impl Progress {
 
 /// Shows a prompt before its text, dimmed, where both come to a terminal. The end of a long one is enough, on lines of
 /// its own, as progress is shown after it.
-pub(super) fn show_prompt(prompt: &str, verbosity: Verbosity) {
+pub fn show_prompt(prompt: &str, verbosity: Verbosity) {
     const MOST: usize = 600;
     let terminals = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
     if verbosity == Verbosity::Quiet || !terminals {
@@ -60,17 +60,17 @@ pub(super) fn show_prompt(prompt: &str, verbosity: Verbosity) {
 }
 
 /// Whether a terminal may show text in another brightness.
-pub(super) fn has_color() -> bool {
+pub fn has_color() -> bool {
     !is_dumb() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
 }
 
 /// Whether the terminal cannot move its cursor.
-pub(super) fn is_dumb() -> bool {
+pub fn is_dumb() -> bool {
     std::env::var_os("TERM").is_none_or(|t| t == "dumb")
 }
 
 /// Shows how much of a long prompt is done, unless nothing is to be said.
-pub(super) fn prompt_progress(verbosity: Verbosity) -> fn(usize, usize) {
+pub fn prompt_progress(verbosity: Verbosity) -> fn(usize, usize) {
     match verbosity {
         Verbosity::Quiet => |_, _| {},
         _ => |done, all| {
@@ -92,7 +92,7 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 ///
 /// [`Error::ClosedPipe`], which ends the program quietly: the reader has gone. [`Error::Interrupted`]: a signal came
 /// that ends the program.
-pub(super) fn put(text: &str) -> Result<()> {
+pub fn put(text: &str) -> Result<()> {
     let failed = |e: Errno| match e {
         Errno::PIPE => Error::ClosedPipe,
         e => Error::Other(format!("cannot write to stdout: {}", std::io::Error::from(e))),
@@ -116,7 +116,7 @@ pub(super) fn put(text: &str) -> Result<()> {
 }
 
 /// Ends the line on a terminal, where nothing or something without an end was written.
-pub(super) fn end_line() {
+pub fn end_line() {
     if stdout().is_terminal() {
         let _ = put("\n");
     }

@@ -7,7 +7,7 @@ use unicode_width::UnicodeWidthChar;
 
 /// What is known of the line that is being written.
 #[derive(Default)]
-pub(super) struct Wrap {
+pub struct Wrap {
     /// Cells that may be written; 0 leaves all to the terminal.
     width: usize,
     /// Cells written.

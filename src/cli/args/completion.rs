@@ -9,7 +9,7 @@ use files::{Error, Result};
 
 /// What to generate: shared by `generate` and `chat`.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct CompletionArgs {
+pub struct CompletionArgs {
     /// Most tokens to generate; -1 goes on until the text ends or the cache is full
     #[arg(short, long, visible_aliases = ["predict", "n-predict"], default_value = "20", value_name = "N")]
     pub num_tokens: i64,
@@ -85,7 +85,7 @@ impl CompletionArgs {
 
 /// The options that are changed most, as flags.
 #[cfg(feature = "chat")]
-pub(in crate::cli) fn show_settings(options: &GenerateOptions) -> String {
+pub fn show_settings(options: &GenerateOptions) -> String {
     let s = &options.sampler;
     let tokens = options.max_tokens.map_or("-1".into(), |n| n.to_string());
     format!(
@@ -95,7 +95,7 @@ pub(in crate::cli) fn show_settings(options: &GenerateOptions) -> String {
 }
 
 /// `--num-tokens`: -1 is no limit.
-pub(in crate::cli) fn token_limit(num_tokens: i64) -> Result<Option<usize>> {
+pub fn token_limit(num_tokens: i64) -> Result<Option<usize>> {
     match num_tokens {
         -1 => Ok(None),
         n => usize::try_from(n)

@@ -7,11 +7,11 @@ use numeric::pool;
 use numeric::topology::{self, CpuMask};
 
 /// Most threads that can be asked for.
-pub(in crate::cli) const MOST_THREADS: usize = 1024;
+pub const MOST_THREADS: usize = 1024;
 
 /// Where threads run.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct MaskArgs {
+pub struct MaskArgs {
     /// Cores to run on: a hexadecimal mask (f0) or a list (4-7 or 4,5,7) [default: the big cores]
     #[arg(short = 'C', long, value_name = "MASK")]
     pub cpu_mask: Option<CpuMask>,
@@ -35,7 +35,7 @@ impl MaskArgs {
 
 /// How many threads, and where.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct ThreadArgs {
+pub struct ThreadArgs {
     /// CPU threads [default: one for each core to run on]
     #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,

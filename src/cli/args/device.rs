@@ -7,7 +7,7 @@ use files::{Error, Result};
 
 /// Which device runs the model.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(in crate::cli) enum BackendName {
+pub enum BackendName {
     Cpu,
     Opencl,
     Hybrid,
@@ -28,14 +28,14 @@ impl BackendName {
 
 /// Where prompts run in a hybrid session.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(in crate::cli) enum SideName {
+pub enum SideName {
     Cpu,
     Gpu,
 }
 
 /// Where the model runs, and when it moves.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct DeviceArgs {
+pub struct DeviceArgs {
     /// Where the model runs: on the CPU, on an OpenCL device, on both in turn, or where it was measured to be faster
     #[arg(short, long, value_enum, default_value = "cpu")]
     pub backend: BackendName,

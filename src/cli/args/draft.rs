@@ -12,14 +12,14 @@ const WITH_MODEL: usize = 8;
 
 /// When the model of `--draft-model` guesses.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(in crate::cli) enum WhenName {
+pub enum WhenName {
     Pays,
     Always,
 }
 
 /// Tokens that are guessed ahead.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct DraftFlags {
+pub struct DraftFlags {
     /// Guess up to N tokens ahead, from the text so far or by --draft-model, and check them in one pass: the same text,
     /// faster where guesses are right; 0 is off [default: 0, or 8 with --draft-model]
     #[arg(long, value_name = "N")]

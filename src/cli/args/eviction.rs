@@ -6,7 +6,7 @@ use files::Result;
 
 /// When and what to evict.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct EvictionArgs {
+pub struct EvictionArgs {
     /// What to do when the cache is full: none ends the text, sliding keeps the latest tokens, snapkv and h2o keep the
     /// tokens that attention looks at
     #[arg(long, default_value = "none", value_name = "POLICY")]

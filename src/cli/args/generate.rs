@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 /// A completion.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct GenerateArgs {
+pub struct GenerateArgs {
     #[command(flatten, next_help_heading = "Prompt")]
     pub prompt: PromptArgs,
     #[command(flatten, next_help_heading = "Prompt")]

@@ -8,7 +8,7 @@ use {std::path::Path, text::sampler::Grammar};
 
 /// The form that the text must have.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct GrammarArgs {
+pub struct GrammarArgs {
     /// Generate only JSON that fits this schema, given as a file or as text
     #[arg(long, value_name = "FILE|JSON", conflicts_with = "grammar", hide = !cfg!(feature = "grammar"))]
     pub json_schema: Option<String>,

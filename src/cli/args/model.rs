@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 /// Where the model is.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct PathArgs {
+pub struct PathArgs {
     /// Model directory, .safetensors file, .gguf file, packed file or bundle; or ORG/NAME, as `hf download` has put it
     /// into its cache [default: the model in this program's own file, else the baked model's directory]
     #[arg(short = 'm', long, visible_alias = "model", alias = "hf-repo", value_name = "PATH")]
@@ -70,7 +70,7 @@ fn baked_or_beside(baked: PathBuf, beside: &Path) -> PathBuf {
 
 /// Where the model is, and what its weights become.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct WeightArgs {
+pub struct WeightArgs {
     #[command(flatten)]
     pub model: PathArgs,
     /// What weight matrices become: auto (native for GGUF, q4_0 for safetensors), native (as stored), q4_0, or f32
@@ -81,7 +81,7 @@ pub(in crate::cli) struct WeightArgs {
 
 /// How the model is loaded and where it runs: shared by all commands that run it.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct LoadArgs {
+pub struct LoadArgs {
     #[command(flatten)]
     pub weights: WeightArgs,
     /// Most tokens of one prefill pass [default: 256, or up to 1024 on a large GPU with memory of its own that computes
@@ -112,7 +112,7 @@ impl LoadArgs {
 
 /// Which model, on what, with which cache: shared by all commands that run one sequence at a time.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct ModelArgs {
+pub struct ModelArgs {
     #[command(flatten, next_help_heading = "Model")]
     pub load: LoadArgs,
     #[command(flatten, next_help_heading = "Device")]
@@ -123,7 +123,7 @@ pub(in crate::cli) struct ModelArgs {
 
 /// The cache, and what is computed ahead into it.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct CacheArgs {
+pub struct CacheArgs {
     /// Slots of the KV cache: the longest text, prompt included
     #[arg(short = 'c', long, visible_alias = "ctx-size", default_value_t = 2048, value_name = "N")]
     pub max_seq_len: usize,

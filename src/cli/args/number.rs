@@ -3,7 +3,7 @@
 use files::{Error, Result};
 
 /// `n`, or an error that names the flag if `n` is not in `1..=most`.
-pub(in crate::cli) fn within(flag: &str, n: usize, most: usize) -> Result<usize> {
+pub fn within(flag: &str, n: usize, most: usize) -> Result<usize> {
     if (1..=most).contains(&n) {
         Ok(n)
     } else {

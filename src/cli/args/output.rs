@@ -9,7 +9,7 @@ use text::sampler::Logprobs;
 
 /// How results are printed.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(in crate::cli) enum Format {
+pub enum Format {
     Text,
     #[value(alias = "json")]
     Jsonl,
@@ -17,7 +17,7 @@ pub(in crate::cli) enum Format {
 
 /// Whether anything is said on stderr.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct QuietArgs {
+pub struct QuietArgs {
     /// Print nothing on stderr but errors
     #[arg(short, long)]
     pub quiet: bool,
@@ -31,7 +31,7 @@ impl QuietArgs {
 
 /// What a generation prints.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct OutputArgs {
+pub struct OutputArgs {
     /// Plain text, or one JSON object a line
     #[arg(long, value_enum, default_value = "text")]
     pub format: Format,

@@ -11,7 +11,7 @@ const TEXT_LIMIT: u64 = 64 << 20;
 
 /// One prompt.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct PromptArgs {
+pub struct PromptArgs {
     /// Prompt, in which control tokens such as <|im_end|> count as such, unless --no-specials is given [default: stdin
     /// if it is piped, else "Hello, world! I am a"]
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -29,7 +29,7 @@ pub(in crate::cli) struct PromptArgs {
 
 /// How prompts are typed.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct EscapeArgs {
+pub struct EscapeArgs {
     /// Read \n, \t, \r, \" and \\ in --prompt as line feed, tabulator and so on
     #[arg(short = 'e', long)]
     escape: bool,
@@ -62,7 +62,7 @@ impl EscapeArgs {
 
 /// Many prompts.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct PromptsArgs {
+pub struct PromptsArgs {
     /// Complete many prompts together; - is stdin. Each line is a JSON string, or an object with "prompt" and settings
     /// of its own: {"prompt":"Hi","max_tokens":9,"temperature":0,"stop":"."}. Each answer is printed as soon as it is
     /// complete: {"index":0,"text":"…","tokens":9,"stop":"length"}
@@ -91,7 +91,7 @@ impl PromptArgs {
 }
 
 /// [`read_text`] without the line feed that ends a text file.
-pub(in crate::cli) fn text_of(flag: &str, file: &Path) -> Result<String> {
+pub fn text_of(flag: &str, file: &Path) -> Result<String> {
     let mut text = read_text(flag, file)?;
     if text.ends_with('\n') {
         text.pop();
@@ -103,7 +103,7 @@ pub(in crate::cli) fn text_of(flag: &str, file: &Path) -> Result<String> {
 }
 
 /// The text of the file that a flag names; `-` is stdin.
-pub(in crate::cli) fn read_text(flag: &str, file: &Path) -> Result<String> {
+pub fn read_text(flag: &str, file: &Path) -> Result<String> {
     let stdin = file.as_os_str() == "-";
     let name = if stdin { "stdin".into() } else { file.display().to_string() };
     let read = if stdin {

@@ -8,7 +8,7 @@ use text::sampler::{DryOptions, SamplerOptions, XtcOptions};
 
 /// How tokens are chosen.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct SamplerArgs {
+pub struct SamplerArgs {
     /// Randomness: higher is more varied; 0 always takes the most probable token [default: 0.8; the
     /// model's own in chat and serve]
     #[arg(long, visible_alias = "temp", value_name = "T")]
@@ -61,7 +61,7 @@ pub(in crate::cli) struct SamplerArgs {
 
 /// A penalty on repeating what the text already contains.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct DryArgs {
+pub struct DryArgs {
     /// DRY: penalty on a token that would continue a repetition; 0 is off
     #[arg(long, default_value_t = 0.0, value_name = "X")]
     pub dry_multiplier: f32,

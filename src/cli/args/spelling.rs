@@ -69,7 +69,7 @@ struct Asked {
 /// # Errors
 ///
 /// `Usage` for a flag of llama.cpp that cannot be followed.
-pub(in crate::cli) fn ours(cli: &Command, mut words: Vec<OsString>) -> Result<Vec<OsString>> {
+pub fn ours(cli: &Command, mut words: Vec<OsString>) -> Result<Vec<OsString>> {
     let known = |w: &OsString| ["-h", "--help", "-V", "--version"].iter().any(|flag| w == flag);
     if words.get(1).is_some_and(|w| w == "help") && words.get(2).is_some_and(known) {
         words.remove(1);

@@ -9,7 +9,7 @@ use text::chat::{Template, TemplateSource, Tools, Variables};
 
 /// What becomes of thoughts.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(in crate::cli) enum Think {
+pub enum Think {
     Show,
     Hide,
     Off,
@@ -17,7 +17,7 @@ pub(in crate::cli) enum Think {
 
 /// The template of conversations.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct ChosenTemplate {
+pub struct ChosenTemplate {
     /// Chat template in place of the model's own: a file or a text in Jinja, the name of one of the model's where it has
     /// several (tool_use, which conversations with tools get anyway, or rag), or one of chatml, llama3, gemma, phi3, phi4
     /// and granite
@@ -30,7 +30,7 @@ pub(in crate::cli) struct ChosenTemplate {
 
 /// The form of a conversation.
 #[derive(Args, Clone)]
-pub(in crate::cli) struct TemplateArgs {
+pub struct TemplateArgs {
     #[command(flatten)]
     pub chosen: ChosenTemplate,
     /// Functions that the model may call: a file with a JSON array of tools, as in OpenAI's API. Each call is printed as a

@@ -82,12 +82,12 @@ static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Keeps what is to be told of a command's flags until it is certain that there is no error in them: an error is one
 /// line.
-pub(in crate::cli) fn keep(command: &str, m: &ArgMatches) {
+pub fn keep(command: &str, m: &ArgMatches) {
     *TOLD.lock().unwrap_or_else(PoisonError::into_inner) = told(command, m);
 }
 
 /// Tells it.
-pub(in crate::cli) fn tell() {
+pub fn tell() {
     let lines = std::mem::take(&mut *TOLD.lock().unwrap_or_else(PoisonError::into_inner));
     lines.iter().for_each(|line| say!("{line}"));
 }

@@ -4,7 +4,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// The error without the usage and the advice that clap prints in further paragraphs; `command` is the one that was
 /// named.
-pub(in crate::cli) fn one_line(e: &clap::Error, command: Option<&str>) -> String {
+pub fn one_line(e: &clap::Error, command: Option<&str>) -> String {
     let tools = cfg!(feature = "tools");
     let help = match command {
         Some(command) if tools => format!("antigravity {command} --help"),

@@ -3,7 +3,7 @@
 use files::error::unquoted;
 
 /// What `/help` prints.
-pub(super) const HELP: &str = "\
+pub const HELP: &str = "\
 /retry           answer the last message again; or ask it, if it got no answer
 /undo            take back the last message and its answer
 /clear           forget the conversation, except the system message
@@ -21,7 +21,7 @@ Ctrl-C stops an answer and keeps what was said. A line that begins with a blank 
 
 /// A line that is no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Command<'a> {
+pub enum Command<'a> {
     Exit,
     Help,
     Load(&'a str),

@@ -9,7 +9,7 @@ use text::chat::ConversationState;
 
 impl Chat<'_> {
     /// Continues the conversation in `file`, if it exists.
-    pub(super) fn resume(&mut self, file: &Path) -> Result<()> {
+    pub fn resume(&mut self, file: &Path) -> Result<()> {
         let Some(state) = saved::load(file, &mut self.session, self.engine)? else { return Ok(()) };
         let saved = self.fitting(file, &state)?;
         let system = self.conversation.system();
@@ -38,7 +38,7 @@ impl Chat<'_> {
     /// # Errors
     ///
     /// Those of [`saved::read`]. The conversation is then unchanged, but may have to be computed again.
-    pub(super) fn load(&mut self, file: &Path) -> Result<()> {
+    pub fn load(&mut self, file: &Path) -> Result<()> {
         let Some(state) = saved::read(file, &mut self.session, self.engine)? else {
             return Err(Error::io(file, "no such file"));
         };
@@ -84,14 +84,14 @@ impl Chat<'_> {
     }
 
     /// Saves the conversation in the file of `--session`.
-    pub(super) fn save(&mut self) -> Result<()> {
+    pub fn save(&mut self) -> Result<()> {
         match self.args.session.as_deref() {
             Some(file) => self.save_to(file),
             None => Ok(()),
         }
     }
 
-    pub(super) fn save_to(&mut self, file: &Path) -> Result<()> {
+    pub fn save_to(&mut self, file: &Path) -> Result<()> {
         let state = State {
             seed: self.options.sampler.seed,
             rng: self.random.clone(),

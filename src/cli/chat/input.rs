@@ -5,7 +5,7 @@ use files::{Error, Result, say, stderr};
 use std::io::{BufRead, IsTerminal, Read};
 
 /// What was typed at the prompt.
-pub(super) enum Typed {
+pub enum Typed {
     Line(String),
     /// A text in triple quotes, which is never a command.
     Quoted(String),
@@ -17,7 +17,7 @@ pub(super) enum Typed {
 }
 
 /// Where lines come from.
-pub(super) enum Input {
+pub enum Input {
     /// A file or a pipe.
     Piped,
     /// A terminal without the line editor.

@@ -16,7 +16,7 @@ impl Chat<'_> {
     /// # Errors
     ///
     /// If `--session` cannot be saved.
-    pub(super) fn obey(&mut self, line: &str) -> Result<Next> {
+    pub fn obey(&mut self, line: &str) -> Result<Next> {
         match Command::parse(line) {
             Err(wrong) => say!("{wrong}"),
             Ok(Command::Exit) => return Ok(Next::Leave),
@@ -174,7 +174,7 @@ impl Chat<'_> {
     }
 
     /// Tells somebody who types that a command worked.
-    pub(super) fn note(&self, text: &str) {
+    pub fn note(&self, text: &str) {
         if self.input.is_interactive() && !self.is_quiet() {
             say!("{text}");
         }

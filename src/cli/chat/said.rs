@@ -199,7 +199,7 @@ impl Budget {
 }
 
 /// A generated answer.
-pub(super) struct Answer {
+pub struct Answer {
     pub report: Report,
     /// The ids that belong to it.
     pub ids: Vec<u32>,
@@ -209,7 +209,7 @@ pub(super) struct Answer {
 
 impl Chat<'_> {
     /// Generates an answer and shows it.
-    pub(super) fn answer(&mut self, start: Instant) -> Result<Answer> {
+    pub fn answer(&mut self, start: Instant) -> Result<Answer> {
         let (engine, form) = (self.engine, self.conversation.form());
         let (format, flags) = (self.args.completion.output.format, &self.args.template);
         let end = form.end_of_thinking().unwrap_or_default();

@@ -13,9 +13,20 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What each part may name. Layouts of memory are parts of their own, so that `run` and `cli` cannot name them.
 #[rustfmt::skip]
 const ARROWS: &[(&str, &[&str])] = &[
-    ("src/main", &["src/cli", "src/files"]),
+    ("src/main", &["src/commands", "src/cli", "src/files"]),
+    ("src/commands", &["src/serve", "src/tools", "src/cli", "src/dims", "src/files"]),
     ("src", &["src/run", "src/text", "src/files"]),
     ("src/cli", &[
+        "src/run", "src/model", "src/opencl", "src/text", "src/numeric", "src/opencl/runtime", "src/dims",
+        "src/files",
+    ]),
+    ("src/serve", &[
+        "src/cli",
+        "src/run", "src/model", "src/opencl", "src/text", "src/numeric", "src/opencl/runtime", "src/dims",
+        "src/files",
+    ]),
+    ("src/tools", &[
+        "src/serve", "src/cli",
         "src/run", "src/model", "src/opencl", "src/text", "src/numeric", "src/opencl/runtime", "src/dims",
         "src/files",
     ]),
@@ -44,7 +55,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("src/files", &["src/files/blocks"]),
     ("src/files/blocks", &["src/files"]),
     ("build", &["src/files"]),
-    ("xtask/completions", &["src/cli"]),
+    ("xtask/completions", &["src/commands"]),
     ("xtask/past_key_values", &["src", "src/run", "src/model", "src/numeric", "src/dims"]),
     ("xtask/render_templates", &["src/text"]),
     ("xtask/src", &["src/files", "src/files/blocks"]),
@@ -138,7 +149,7 @@ mod tests {
     #[test]
     fn arrows_go_down() {
         let down = [
-            ("src/main", "src/cli"),
+            ("src/main", "src/commands"),
             ("src/cli/generate", "src/run/engine"),
             ("src/run/session", "src/model/device"),
             ("src/model/cpu/steps", "src/numeric/quant/format"),
@@ -162,7 +173,7 @@ mod tests {
             ("src/model/cpu", "src/opencl/kv"),
             ("src/model/device", "src/model/cpu"),
             ("src/run/plan", "src/numeric/quant/format"),
-            ("src/cli/doctor", "src/files/blocks"),
+            ("src/tools/doctor", "src/files/blocks"),
             ("src/text/chat", "src/numeric/pool"),
             ("src/server", "src/run/engine"),
         ] {

@@ -1,0 +1,216 @@
+//! The commands with their help, and the function of each.
+
+use crate::cli;
+#[cfg(feature = "serve")]
+use crate::serve;
+#[cfg(feature = "tools")]
+use crate::tools;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use files::{Error, Result};
+
+pub use cli::signal::leave;
+
+/// Runs one language model, which was chosen when this program was built.
+#[derive(Parser)]
+#[command(name = "antigravity", version = version(), about, max_term_width = 100)]
+#[command(before_help = "\
+Examples:
+  antigravity -p 'Once upon a time' -n -1
+  antigravity chat")]
+#[command(
+    after_help = "Flags without a command mean generate. `antigravity COMMAND --help` lists a command's flags."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[allow(clippy::large_enum_variant, reason = "there is one value")]
+#[derive(Subcommand)]
+enum Command {
+    /// Complete a prompt
+    #[command(before_help = "\
+Examples:
+  antigravity generate -p 'Once upon a time' -n 100
+  antigravity generate --prompt-file question.txt --temperature 0 --format jsonl")]
+    Generate(cli::args::GenerateArgs),
+    /// Talk with the model
+    #[cfg(feature = "chat")]
+    #[command(before_help = "\
+Examples:
+  antigravity chat --system 'Answer in one sentence.'
+  antigravity chat --single-turn --prompt 'Why is the sky blue?'")]
+    Chat(cli::chat::ChatArgs),
+    /// Answer over HTTP, in the shapes of OpenAI's and Anthropic's APIs
+    #[cfg(feature = "serve")]
+    #[command(before_help = "\
+Examples:
+  antigravity serve
+  antigravity serve --host 0.0.0.0 --api-key-file keys.txt --slots 8")]
+    Serve(serve::ServeArgs),
+    /// Measure perplexity, recall, or how far apart two settings are
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity eval --file story.txt
+  antigravity eval --file story.txt --kv-type q4 --against kv=f32,weights=f32")]
+    Eval(tools::eval::EvalArgs),
+    /// Write the raw logits of given token ids
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity logits --tokens ids.json --out logits.f32
+  antigravity logits --tokens ids.json --out logits.f32 --trace-hash")]
+    Logits(tools::logits::LogitsArgs),
+    /// Write the packed model file, which loads at once
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity pack
+  antigravity pack --model-path model.gguf --out model.packed.safetensors")]
+    Pack(tools::pack::PackArgs),
+    /// Write one executable file: this program with its model, tokenizer and chat template
+    #[cfg(feature = "tools")]
+    #[command(
+        before_help = "\
+Examples:
+  antigravity bundle --out story
+  antigravity bundle --out story-arm --program target/aarch64-unknown-linux-musl/release/antigravity",
+        after_help = "\
+The file runs from any directory and reads no other; every command takes its model unless --model-path names another. \
+At each start its table and text files are checked by CRC-32, the model by a hash of its header and of samples of its \
+weights, and by what is checked of any packed file; `doctor` checks every byte. `strip` would remove the model. \
+`bundle` from a bundle replaces the model; `pack` from one writes the packed file."
+    )]
+    Bundle(tools::bundle::BundleArgs),
+    /// Measure the speed of prefill and decode, loading time and memory
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity bench
+  antigravity bench -p 512 -n 128 --depth 0,1024 --threads 2,4 -o json")]
+    Bench(tools::bench::BenchArgs),
+    /// Show how much memory a run would need, without loading the model
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity plan
+  antigravity plan --max-seq-len 8192 --kv-type f16")]
+    Plan(tools::plan::PlanArgs),
+    /// Show what a model file holds and what this program was built for
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity inspect
+  antigravity inspect model.gguf --format json")]
+    Inspect(tools::inspect::InspectArgs),
+    /// Turn text into token ids, or ids into text
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity tokenize --prompt 'Once upon a time'
+  antigravity tokenize --decode '1, 2, 3'")]
+    Tokenize(tools::tokenize::TokenizeArgs),
+    /// Guess tokens for another antigravity program, whose --draft-model this one is
+    #[cfg(feature = "tools")]
+    #[command(
+        before_help = "\
+Examples:
+  antigravity generate -p 'Once upon a time' --draft-model ./story-draft
+  antigravity draft < /dev/null",
+        after_help = "\
+It reads requests from stdin and writes answers to stdout, one JSON object a line, and ends when stdin does. The first \
+line says that the model is loaded, and which tokenizer it has."
+    )]
+    Draft(tools::draft::DraftArgs),
+    /// Show what this machine offers: CPU, memory, OpenCL, and whether the model is ready
+    #[cfg(feature = "tools")]
+    #[command(before_help = "\
+Examples:
+  antigravity doctor
+  antigravity doctor --cl-device 1")]
+    Doctor(tools::doctor::DoctorArgs),
+    /// Print the version, the model that was built in, and its dimensions
+    Version,
+}
+
+/// Parses the process's arguments and runs the command.
+pub fn run() -> Result<()> {
+    cli::signal::outlive_file_limit();
+    parse_args().and_then(|args| run_command(args.command)).map_err(cli::flags::in_error)
+}
+
+fn run_command(command: Command) -> Result<()> {
+    match command {
+        Command::Generate(a) => cli::generate::run(&a),
+        #[cfg(feature = "chat")]
+        Command::Chat(a) => cli::chat::run(&a),
+        #[cfg(feature = "serve")]
+        Command::Serve(a) => serve::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Eval(a) => tools::eval::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Logits(a) => tools::logits::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Pack(a) => tools::pack::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Bundle(a) => tools::bundle::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Bench(a) => tools::bench::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Plan(a) => tools::plan::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Inspect(a) => tools::inspect::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Tokenize(a) => tools::tokenize::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Draft(a) => tools::draft::run(&a),
+        #[cfg(feature = "tools")]
+        Command::Doctor(a) => tools::doctor::run(&a),
+        Command::Version => cli::terminal::put(&format!("antigravity {}\n", version())),
+    }
+}
+
+/// Version, baked model and its dimensions, compiler and, of a shipped program, the commit.
+fn version() -> String {
+    use crate::dims::*;
+    let commit = if COMMIT.is_empty() { String::new() } else { format!(", commit {COMMIT}") };
+    format!(
+        "{} (model {MODEL}: {} {LAYERS} layers, dim {DIM}, {HEADS}/{KV_HEADS} heads of {HEAD_DIM}, ffn {FFN_DIM}, vocab {VOCAB}; {COMPILER}{commit})",
+        env!("CARGO_PKG_VERSION"),
+        ARCH.name()
+    )
+}
+
+/// The command line: what [`run`] reads, and what completions and the manual are written from.
+pub fn command() -> clap::Command {
+    let spellings = |arg: clap::Arg| {
+        let takes_values = arg.get_action().takes_values();
+        let long = arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten());
+        let underscores: Vec<String> =
+            long.filter(|l| l.contains('-')).map(|l| l.replace('-', "_")).collect();
+        arg.allow_negative_numbers(takes_values).aliases(underscores)
+    };
+    Cli::command().mut_subcommands(|c| c.mut_args(spellings))
+}
+
+/// Reads the process's arguments. Help and version go to stdout and end the process.
+fn parse_args() -> Result<Cli> {
+    let command = command();
+    let words = cli::args::ours(&command, std::env::args_os().collect())?;
+    let named = words.get(1).and_then(|w| w.to_str()).filter(|name| command.find_subcommand(name).is_some());
+    let named = named.map(str::to_owned);
+    let matches = command.try_get_matches_from(words);
+    if let Some((name, matches)) = matches.as_ref().ok().and_then(|m| m.subcommand()) {
+        cli::args::told::keep(name, matches);
+    }
+    matches.and_then(|m| Cli::from_arg_matches(&m)).map_err(|e| {
+        if e.use_stderr() {
+            return Error::Usage(cli::args::one_line(&e, named.as_deref()));
+        }
+        match cli::terminal::put(&e.render().to_string()) {
+            Ok(()) => std::process::exit(0),
+            Err(e) => e,
+        }
+    })
+}

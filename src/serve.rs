@@ -1,0 +1,226 @@
+//! `serve`: the model behind an HTTP server, in the shapes of OpenAI's API.
+
+mod access;
+mod answer;
+mod asked;
+mod budget;
+mod constraint;
+mod content;
+mod conversation;
+mod facts;
+mod fields;
+mod hub;
+mod io;
+mod listen;
+mod messages;
+mod native;
+mod neutral;
+mod openai;
+mod refusal;
+mod reply;
+mod requests;
+mod responses;
+mod route;
+mod tokens;
+mod tools;
+mod whole;
+mod workers;
+
+use crate::cli::args::{ChosenTemplate, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
+use crate::cli::signal;
+use crate::cli::start;
+use crate::cli::terminal::Verbosity;
+use crate::run::engine::scheduler::{Limits, Moment, Scheduler};
+use crate::run::engine::template_source;
+use crate::run::options::{EngineOptions, GenerateOptions};
+use crate::run::plan::{Opened, mib};
+use crate::run::session::CancelToken;
+use access::{Access, check_key};
+use budget::Budget;
+use clap::Args;
+use files::{Error, Result, say};
+use hub::{Hub, Served, Slots};
+use std::net::{TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most texts at once.
+const MOST_SLOTS: usize = 256;
+/// Slots of the cache of each, where nobody says how many.
+pub const CONTEXT: &str = "4096";
+/// What `--cache-mib` is where nobody says.
+pub const CACHE_MIB: u64 = 256;
+
+/// A server.
+#[derive(Args, Clone)]
+#[command(mut_arg("max_seq_len", |arg| arg.default_value(CONTEXT).help(
+    "Slots of each text's KV cache: the longest text, prompt included"
+)))]
+pub struct ServeArgs {
+    /// Address to listen at; 0.0.0.0 is all of this machine's
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS", help_heading = "Server")]
+    host: String,
+    /// Port to listen at; 0 takes a free one
+    #[arg(long, default_value_t = 8080, value_name = "N", help_heading = "Server")]
+    port: u16,
+    /// Texts that are generated together; memory is taken as they grow
+    #[arg(long, visible_aliases = ["parallel", "np"], default_value_t = 4, value_name = "N", help_heading = "Server")]
+    slots: usize,
+    /// Requests that may wait for a slot; more are refused with 429
+    #[arg(long, default_value_t = 64, value_name = "N", help_heading = "Server")]
+    queue: usize,
+    /// Memory for rows of texts that have ended, so that a prompt that begins like one is not computed again; 0 is none
+    #[arg(long, default_value_t = CACHE_MIB, value_name = "MIB", help_heading = "Server")]
+    cache_mib: u64,
+    /// Seconds that running texts may take to end after SIGTERM or Ctrl-C
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", help_heading = "Server")]
+    drain: u64,
+    /// Seconds that a client may take to send a request, or to read on
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", help_heading = "Server")]
+    patience: u64,
+    /// Key that requests must bring; may be repeated. Other users of this machine can see it: prefer --api-key-file
+    #[arg(long, value_name = "KEY", help_heading = "Server")]
+    api_key: Vec<String>,
+    /// File with such keys, one a line
+    #[arg(long, value_name = "FILE", help_heading = "Server")]
+    api_key_file: Option<PathBuf>,
+    /// Without keys: lets pages of this origin ask, such as http://localhost:3000; may be repeated, * is any
+    #[arg(long, value_name = "ORIGIN", help_heading = "Server")]
+    cors_origin: Vec<String>,
+    /// Without keys: answers where requests name this host, as behind a proxy; may be repeated, * is any
+    #[arg(long, value_name = "NAME", help_heading = "Server")]
+    allowed_host: Vec<String>,
+    /// The model's name in answers, in place of the one that it was built with
+    #[arg(long, value_name = "NAME", help_heading = "Server")]
+    alias: Option<String>,
+    /// Answer /slots, which tells how long the texts of others are
+    #[arg(long, help_heading = "Server")]
+    slots_endpoint: bool,
+    #[command(flatten, next_help_heading = "Sampling")]
+    sampler: SamplerArgs,
+    #[command(flatten, next_help_heading = "Chat")]
+    template: ChosenTemplate,
+    #[command(flatten, next_help_heading = "Output")]
+    quiet: QuietArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+impl ServeArgs {
+    /// The model's name in answers.
+    fn name(&self) -> &str {
+        self.alias.as_deref().unwrap_or(crate::dims::MODEL)
+    }
+
+    /// The keys that requests may bring.
+    fn keys(&self) -> Result<Vec<String>> {
+        let mut keys = self.api_key.clone();
+        keys.iter().try_for_each(|key| check_key("--api-key", key))?;
+        if let Some(file) = &self.api_key_file {
+            let text = read_text("--api-key-file", file)?;
+            let lines = text.lines().map(str::trim).enumerate().filter(|(_, key)| !key.is_empty());
+            let found = lines.map(|(i, key)| {
+                check_key(&format!("--api-key-file {}: line {}", file.display(), i + 1), key)?;
+                Ok(key.to_owned())
+            });
+            let found = found.collect::<Result<Vec<_>>>()?;
+            if found.is_empty() {
+                return Err(Error::Usage(format!("--api-key-file {}: holds no key", file.display())));
+            }
+            keys.extend(found);
+        }
+        Ok(keys)
+    }
+
+    /// Takes the port before anything is loaded.
+    fn listen(&self) -> Result<TcpListener> {
+        let wrong = |e: std::io::Error| {
+            let place = format!("--host {} --port {}", self.host, self.port);
+            Error::Usage(format!("{place}: cannot listen there: {e}; use another --port or --host"))
+        };
+        let addresses: Vec<_> = (self.host.as_str(), self.port).to_socket_addrs().map_err(wrong)?.collect();
+        TcpListener::bind(&addresses[..]).map_err(wrong)
+    }
+}
+
+/// What an engine with so many slots is set to.
+pub fn settings(model: &ModelArgs, slots: usize, cache_mib: u64) -> Result<EngineOptions> {
+    Ok(EngineOptions {
+        batch: within("--slots", slots, MOST_SLOTS)?,
+        prefix_cache: cache_mib.saturating_mul(1 << 20),
+        ..model.resolve()?
+    })
+}
+
+pub fn run(args: &ServeArgs) -> Result<()> {
+    let access = Access::new(args.keys()?, &args.host, &args.cors_origin, &args.allowed_host)?;
+    let settings = settings(&args.model, args.slots, args.cache_mib)?;
+    let queue = within("--queue", args.queue, 1 << 16)?;
+    let mut defaults =
+        GenerateOptions { sampler: args.sampler.resolve()?, max_tokens: None, ..GenerateOptions::default() };
+    let listener = args.listen()?;
+    let address = listener.local_addr().map_err(|e| Error::Other(format!("cannot listen: {e}")))?;
+    let slots = if args.slots_endpoint { Slots::Shown } else { Slots::Hidden };
+    let patience = Duration::from_secs(args.patience.clamp(1, 1 << 20));
+    let hub = Arc::new(Hub::new(args.name(), access.at(address.ip()), slots, patience)?);
+    if !address.ip().is_loopback() && !hub.access.has_keys() {
+        say!("warning: --host {}: anybody who reaches this machine may ask; give --api-key-file", args.host);
+    }
+    let connections = listen::start(listener, Arc::clone(&hub))?;
+
+    let mut opened = Opened::new(&settings)?;
+    let budget = Budget::new(opened.plan.add_requests());
+    let rows = opened.plan.share_rows();
+    let memory = [opened.plan.empty(), opened.plan.need()].map(mib);
+    let model_id = opened.plan.model_id.clone();
+    let chosen = args.template.is_given().then(|| args.template.template(&template_source(&opened.model)));
+    let (template, variables) = (chosen.transpose()?, args.template.variables()?);
+    let loaded = start::load(opened, args.quiet.verbosity())?;
+    defaults.sampler = args.sampler.recommend(defaults.sampler, &loaded.engine.recommended_sampling()?)?;
+    let limits = Limits { queue, rows, drain: Duration::from_secs(args.drain) };
+    let served = Arc::new(Served {
+        name: args.name().to_owned(),
+        variables,
+        fingerprint: fingerprint(&model_id, loaded.engine.options()),
+        scheduler: Scheduler::new(limits),
+        budget,
+        seeded: args.sampler.seed().is_some(),
+        engine: match template {
+            Some(template) => loaded.engine.with_template(template)?,
+            None => loaded.engine,
+        },
+        defaults,
+    });
+    let stop = CancelToken::default();
+    signal::connect(&stop);
+    signal::will_drain();
+    let ran = served.scheduler.run(&served.engine, &stop, &|moment| match moment {
+        Moment::Ready => {
+            hub.open(Arc::clone(&served));
+            say_ready(args, &format!("http://{address}"), &memory);
+        }
+        Moment::Draining => hub.drain(),
+    });
+    hub.end();
+    let _ = connections.join();
+    ran
+}
+
+/// Says where the server is: the one line that others wait for, so also where little is to be said.
+fn say_ready(args: &ServeArgs, address: &str, [empty, full]: &[String; 2]) {
+    let (slots, tokens) = (args.slots, args.model.cache.max_seq_len);
+    match args.quiet.verbosity() {
+        Verbosity::Quiet => say!("{address}"),
+        _ => say!(
+            "{} at {address}: {slots} slots of {tokens} tokens, {empty} of memory with none filled, {full} with all",
+            crate::dims::MODEL
+        ),
+    }
+}
+
+/// Names what decides about an answer: the weights, the program, the cache.
+fn fingerprint(model_id: &str, o: &EngineOptions) -> String {
+    let what = format!("{model_id} {} {} {:?}", env!("CARGO_PKG_VERSION"), o.kv_types, o.eviction.policy);
+    format!("fp_{:08x}", crc32fast::hash(what.as_bytes()))
+}

@@ -1,0 +1,13 @@
+//! Commands that measure, look into models and write them; none of them is needed to run one.
+
+pub mod bench;
+pub mod bundle;
+pub mod doctor;
+pub mod draft;
+pub mod eval;
+pub mod inspect;
+pub mod logits;
+pub mod pack;
+pub mod plan;
+pub mod report;
+pub mod tokenize;

@@ -1,0 +1,76 @@
+//! What only an OpenCL device has: launches, the host's time for a token, the time to build programs.
+
+use crate::model::device::{Cache, Logits, Run, locked};
+use crate::opencl::Device;
+use crate::run::engine::Engine;
+use crate::run::options::EngineOptions;
+use crate::run::session::Seat;
+use files::Result;
+use opencl_runtime::device::Builds;
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// Tokens that are measured, after one that is not.
+const TOKENS: usize = 16;
+
+/// What the device does for a token, and what its programs took to build.
+#[derive(Serialize)]
+pub struct OnDevice {
+    name: String,
+    driver: String,
+    launches_per_token: f64,
+    /// Until everything of a token is queued.
+    host_us_per_token: f64,
+    compiled: usize,
+    compiling_ms: f64,
+    from_cache: usize,
+    from_cache_ms: f64,
+}
+
+impl OnDevice {
+    /// Makes a place on the device with these options, which builds the programs, and decodes some tokens without their
+    /// logits. `None` if the engine has no device.
+    pub fn measure(engine: &Engine, device: &Device, options: &EngineOptions) -> Result<Option<Self>> {
+        let tokens = TOKENS.min(options.max_seq_len - 1);
+        let Some(seat) = engine.device_seat(options)? else { return Ok(None) };
+        let Seat { device: runs, mut cache } = seat;
+        let mut runs = locked(&runs);
+        let mut one =
+            |cache: &mut dyn Cache, pos| runs.forward(&mut [Run::new(cache, &[0], pos, Logits::None)], None);
+        let Builds { compiled, compiling, loaded, loading } = device.builds();
+        one(&mut *cache, 0)?;
+        device.finish()?;
+        let before = device.launches();
+        let start = Instant::now();
+        (1..=tokens).try_for_each(|pos| one(&mut *cache, pos))?;
+        let host = start.elapsed();
+        device.finish()?;
+        let (each, ms) = (tokens.max(1) as f64, |d: Duration| d.as_secs_f64() * 1e3);
+        Ok(Some(Self {
+            name: device.facts().name.clone(),
+            driver: device.facts().driver.clone(),
+            launches_per_token: (device.launches() - before) as f64 / each,
+            host_us_per_token: host.as_secs_f64() * 1e6 / each,
+            compiled,
+            compiling_ms: ms(compiling),
+            from_cache: loaded,
+            from_cache_ms: ms(loading),
+        }))
+    }
+
+    /// For people.
+    pub fn line(&self) -> String {
+        format!(
+            "{}, driver {}: {} launches and {:.0} us of the host a token; programs: {} compiled in {:.0} ms, {} from the \
+             cache in {:.0} ms",
+            self.name,
+            self.driver,
+            self.launches_per_token,
+            self.host_us_per_token,
+            self.compiled,
+            self.compiling_ms,
+            self.from_cache,
+            self.from_cache_ms,
+        )
+    }
+}

@@ -1,0 +1,185 @@
+//! `doctor`: what this machine offers and how the program will use it.
+
+mod opencl;
+
+use super::report::{Side, columns};
+use crate::cli::args::PathArgs;
+use crate::cli::flags::named;
+use crate::cli::terminal::put;
+use crate::dims;
+use crate::model::weights::{Checkpoint, ModelPath, WeightType};
+use crate::run::plan::mib;
+use crate::run::system::{self, Memory, cgroup, read};
+use clap::Args;
+use files::Result;
+use files::bundle::Bundle;
+use files::error::{LINE, one_line};
+use numeric::simd::Isa;
+use numeric::topology;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The state of the machine.
+#[derive(Args, Clone)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    model: PathArgs,
+    /// OpenCL device to take, by its number or a part of its name [default: the first GPU]
+    #[arg(long, value_name = "DEVICE")]
+    cl_device: Option<String>,
+    /// Time the variants of the OpenCL device's kernels with the model, whatever was found out before, and show them
+    #[arg(long)]
+    tune: bool,
+}
+
+/// Width of the first column: its longest entry.
+const WIDTH: usize = "instruction sets".len();
+const UNKNOWN: &str = "not told by this system";
+
+/// A fact that cannot be found out is no error; only a broken stdout is.
+pub fn run(args: &DoctorArgs) -> Result<()> {
+    let model = args.model.path()?;
+    if args.tune {
+        return put(&opencl::tuned(&model, args.cl_device.as_deref())?);
+    }
+    let facts = [
+        ("program", program()),
+        ("cpu", system::this_cpu()),
+        ("kernel", system::kernel()),
+        ("instruction sets", instruction_sets()),
+        ("cores", cores()),
+        ("core speeds", speeds()),
+        ("threads", threads()),
+        ("cpu quota", cgroup::cpu_quota().map_or("none".into(), |q| format!("{q:.2} cores' worth of time"))),
+        ("memory", memory()),
+        ("page size", page_size()),
+        ("huge pages", huge_pages()),
+        ("model path", model.display().to_string()),
+        ("model", model_state(&model)),
+    ];
+    show(facts.map(|(what, is)| (what.into(), is)).into())?;
+    // Apart and last: a driver that crashes loses only this part.
+    show(opencl::facts(args.cl_device.as_deref()))
+}
+
+fn show(facts: Vec<(String, String)>) -> Result<()> {
+    let line = |(what, is): (String, String)| {
+        vec![format!("{what:<WIDTH$}"), one_line(&named(&is), LINE - WIDTH - 2)]
+    };
+    put(&columns(&[Side::Left, Side::Left], &facts.into_iter().map(line).collect::<Vec<_>>()))
+}
+
+fn program() -> String {
+    use dims::*;
+    format!(
+        "{} for {MODEL}: {} {LAYERS} layers, dim {DIM}, vocab {VOCAB}",
+        env!("CARGO_PKG_VERSION"),
+        ARCH.name()
+    )
+}
+
+fn instruction_sets() -> String {
+    let found: Vec<&str> = Isa::available().iter().map(|i| i.name()).collect();
+    let chosen = match Isa::detect() {
+        Ok(isa) => format!("{} is used", isa.name()),
+        Err(e) => e.to_string(),
+    };
+    format!("{}; {chosen}", found.join(", "))
+}
+
+/// `0, 1, 4`, or that the system does not tell.
+fn listed(items: &[impl ToString]) -> String {
+    match items {
+        [] => UNKNOWN.into(),
+        _ => items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn cores() -> String {
+    let online = read("/sys/devices/system/cpu/online").map_or("?".into(), |t| t.trim().to_string());
+    format!("{online} online; this process may use {}", listed(&topology::allowed_cores()))
+}
+
+/// Number of cores by capacity (1024 is the fastest) or by highest clock.
+fn speeds() -> String {
+    let mut kinds: BTreeMap<(u64, &str), Vec<usize>> = BTreeMap::new();
+    for core in topology::allowed_cores() {
+        let number = |file: &str| -> Option<u64> {
+            read(&format!("/sys/devices/system/cpu/cpu{core}/{file}"))?.trim().parse().ok()
+        };
+        let speed = number("cpu_capacity").map(|c| (c, "capacity"));
+        let speed = speed.or_else(|| number("cpufreq/cpuinfo_max_freq").map(|khz| (khz / 1000, "MHz")));
+        if let Some(speed) = speed {
+            kinds.entry(speed).or_default().push(core);
+        }
+    }
+    let kinds: Vec<String> = kinds
+        .iter()
+        .rev()
+        .map(|((n, unit), cores)| format!("{n} {unit} on core {}", listed(cores)))
+        .collect();
+    if kinds.is_empty() { UNKNOWN.into() } else { kinds.join("; ") }
+}
+
+fn threads() -> String {
+    let (chosen, allowed, big) =
+        (topology::default_threads(), topology::allowed_cores().len(), topology::big_cores());
+    let why = match std::thread::available_parallelism().map(|n| n.get()) {
+        Ok(n) if n < allowed => format!("the cpu quota allows {n} of {allowed} cores"),
+        Ok(_) if big.len() < allowed => format!("the big cores are {}", topology::ranges(&big)),
+        Ok(n) if chosen < n => "one for each two hyper-threads".into(),
+        _ => "one for each core this process may use".into(),
+    };
+    format!("{chosen} by default: {why}")
+}
+
+fn memory() -> String {
+    let m = Memory::now();
+    let size = |bytes: Option<u64>| bytes.map_or("?".into(), mib);
+    let limit = match (m.limit, m.limit_left) {
+        (Some(limit), Some(left)) => format!("{} of which {} are left", mib(limit), mib(left)),
+        _ => "none".into(),
+    };
+    format!("{} in all, {} available; container limit: {limit}", size(m.total), size(m.available))
+}
+
+fn page_size() -> String {
+    format!("{} KiB", files::mapped::page_size() >> 10)
+}
+
+fn huge_pages() -> String {
+    let setting = read("/sys/kernel/mm/transparent_hugepage/enabled");
+    let meaning = match setting.as_deref().and_then(|s| s.split_once('[')?.1.split(']').next()) {
+        Some("always" | "madvise") => "used for weights and cache",
+        Some("never") => "off; \"madvise\" would make decoding faster",
+        _ => return "none in this kernel".into(),
+    };
+    format!("{}: {meaning}", setting.unwrap_or_default().trim())
+}
+
+/// Whether the model exists, fits this program, and is packed.
+fn model_state(path: &Path) -> String {
+    let found = || -> Result<String> {
+        let path = ModelPath::new(path)?;
+        let model = path.open(WeightType::Auto)?;
+        model.check_config()?;
+        let opened = model.checkpoint;
+        if let Some(bundle) = Bundle::open(&path.weights)? {
+            bundle.verify()?;
+            return Ok(format!(
+                "a bundle, every byte as it was put in: {}",
+                bundle.names().collect::<Vec<_>>().join(", ")
+            ));
+        }
+        if opened.packed().is_some() {
+            return Ok(format!("packed: {}", opened.path().display()));
+        }
+        let Some(beside) = path.packed() else { return Ok("a checkpoint".into()) };
+        let state = match Checkpoint::open(&beside) {
+            Ok(_) => "of another checkpoint or version",
+            Err(_) => "missing",
+        };
+        Ok(format!("a checkpoint; {} is {state}: antigravity pack makes loading instant", beside.display()))
+    };
+    found().unwrap_or_else(|e| e.to_string())
+}

@@ -1,0 +1,147 @@
+//! `draft`: guesses tokens for another antigravity program, which has started this one.
+
+use crate::cli::args::{LoadArgs, within};
+use crate::cli::terminal::put;
+use crate::dims::VOCAB;
+use crate::run::draft_model::protocol::{self, Answer, Hello, MOST, REQUEST, Request, VERSION};
+use crate::run::engine::Engine;
+use crate::run::options::EngineOptions;
+use crate::run::session::{CancelToken, Session};
+use clap::Args;
+use files::{Error, Result};
+use numeric::kv::{KvType, KvTypes};
+use text::sampler::{Sampler, SamplerOptions};
+
+/// Most texts at once, as many as prompts.
+const MOST_TEXTS: usize = 256;
+
+/// Guesses for another program.
+#[derive(Args, Clone)]
+pub struct DraftArgs {
+    #[command(flatten, next_help_heading = "Model")]
+    load: LoadArgs,
+    /// CPU threads
+    #[arg(short, long, default_value_t = 2, value_name = "N")]
+    threads: usize,
+    /// Slots of the KV cache of each text; of a longer one, the end is read again now and then
+    #[arg(short = 'c', long, default_value_t = 2048, value_name = "N")]
+    max_seq_len: usize,
+    /// Texts at once
+    #[arg(short = 'n', long, default_value_t = 1, value_name = "N")]
+    sequences: usize,
+}
+
+/// Loads the model, says hello, and answers until its input ends. It leaves no marker and writes no file: whoever has
+/// started it may kill it.
+pub fn run(args: &DraftArgs) -> Result<()> {
+    let options = EngineOptions {
+        // A cache of 16-bit floats is small enough, and nearest to what the model was trained with.
+        kv_types: KvTypes::both(KvType::F16),
+        threads: within("--threads", args.threads, crate::cli::args::MOST_THREADS)?,
+        max_seq_len: within("--max-seq-len", args.max_seq_len, 1 << 24)?,
+        batch: within("--sequences", args.sequences, MOST_TEXTS)?,
+        ..args.load.resolve()?
+    };
+    let engine = Engine::load(options)?;
+    let mut texts = Vec::with_capacity(args.sequences);
+    for session in engine.sessions_of(engine.options(), args.sequences)? {
+        texts.push(Text::new(session)?);
+    }
+    let tokenizer = engine.tokenizer().pieces().digest();
+    put(&protocol::line(&Hello { antigravity_draft: VERSION, tokenizer, sequences: args.sequences }))?;
+    let mut input = std::io::stdin().lock();
+    while let Some(line) = protocol::read_line(&mut input, REQUEST)? {
+        let request = protocol::parse(&line).map_err(|e| Error::Usage(format!("stdin: {e}")))?;
+        put(&protocol::line(&answer(&mut texts, request, &engine)?))?;
+    }
+    Ok(())
+}
+
+/// The answer to a request.
+///
+/// # Errors
+///
+/// `Usage` for a request that cannot be; what computing returns.
+fn answer(texts: &mut [Text], request: Request, engine: &Engine) -> Result<Answer> {
+    let wrong = |what: String| Err(Error::Usage(format!("stdin: {what}")));
+    let Request { id, sequence, keep, tokens, draft, least, sampler, random } = request;
+    let most = texts.len();
+    let Some(text) = texts.get_mut(sequence) else {
+        return wrong(format!("sequence {sequence}; there are {most}"));
+    };
+    if keep > text.tokens.len() || draft > MOST {
+        return wrong(format!("keep {keep} of {} tokens, draft {draft}", text.tokens.len()));
+    }
+    text.tokens.truncate(keep);
+    text.tokens.extend(tokens);
+    if let Some(options) = sampler {
+        text.sampler = Sampler::new(options, VOCAB)?.with_pieces(engine.tokenizer().pieces());
+    }
+    if let Some(random) = random {
+        text.sampler.set_rng(random);
+    }
+    Ok(Answer { id, tokens: text.draft(draft, least)? })
+}
+
+/// A text of the other program.
+struct Text {
+    session: Session,
+    /// All of them; the session may hold the last ones only.
+    tokens: Vec<u32>,
+    /// Where those begin.
+    from: usize,
+    sampler: Sampler,
+    /// `[VOCAB]`, for the sampler.
+    logits: Vec<f32>,
+}
+
+impl Text {
+    fn new(session: Session) -> Result<Self> {
+        let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
+        let sampler = Sampler::new(greedy, VOCAB)?;
+        Ok(Self { session, tokens: Vec::new(), from: 0, sampler, logits: vec![0.0; VOCAB] })
+    }
+
+    /// The next tokens as this model chooses them: at most `most`, while the probability of all together is at
+    /// least `least`.
+    fn draft(&mut self, most: usize, least: f32) -> Result<Vec<u32>> {
+        let (all, slots) = (self.tokens.len(), self.session.extent().slots);
+        // What another vocabulary has more of is at its end, and padding.
+        let is_known = |&id: &u32| (id as usize) < VOCAB;
+        if most == 0 || all == 0 || most >= slots || !self.tokens.iter().all(is_known) {
+            return Ok(Vec::new());
+        }
+        if self.from >= all || all - self.from + most > slots {
+            self.from = all.saturating_sub((slots - most).min(slots / 2).max(1));
+        } else if all + most <= slots {
+            self.from = 0;
+        }
+        let rest = self.session.reuse(&self.tokens[self.from..])?;
+        self.session.prefill(rest, &CancelToken::default())?;
+        // Of the tokens so far, in this model's eyes.
+        let mut whole = 1.0;
+        for n in 1..=most {
+            self.logits.copy_from_slice(self.session.logits());
+            let token = self.sampler.sample(&mut self.logits, &self.tokens);
+            whole *= self.probability(token);
+            if whole < least {
+                break;
+            }
+            self.tokens.push(token);
+            if n < most {
+                self.session.decode(token)?;
+            }
+        }
+        Ok(self.tokens.split_off(all))
+    }
+
+    /// The probability of a token that was chosen, before any were cut off.
+    fn probability(&self, token: u32) -> f32 {
+        let chosen = self.logits[token as usize];
+        match self.sampler.options().temperature {
+            // They are still logits, and it has the largest.
+            0.0 => 1.0 / self.logits.iter().map(|x| (x - chosen).exp()).sum::<f32>(),
+            _ => chosen,
+        }
+    }
+}

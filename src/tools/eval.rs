@@ -1,0 +1,243 @@
+//! `eval`: perplexity of a text, recall of facts, and how far settings of the engine are apart.
+
+mod engines;
+mod input;
+mod perplexity;
+mod recall;
+mod settings;
+
+use crate::cli::args::{Format, ModelArgs, QuietArgs};
+use crate::cli::start::{self, Process};
+use crate::cli::terminal::{Progress, Verbosity, put};
+use crate::model::weights::ModelPath;
+use crate::run::engine::tokenizer_of;
+use crate::run::plan::{self, Context, Plan, mib};
+use crate::run::system::marker::{Marker, Planned};
+use clap::Args;
+use engines::{Engines, Models, key};
+use files::{Error, Result, say};
+use input::{Asked, Input};
+use perplexity::Row;
+use settings::Settings;
+use std::path::PathBuf;
+use std::time::Instant;
+use text::tokenizer::AddSpecial;
+
+/// Perplexity, recall, and comparisons.
+#[derive(Args, Clone)]
+pub struct EvalArgs {
+    /// Text to predict
+    #[arg(short, long, value_name = "FILE", required_unless_present_any = ["tokens", "recall"])]
+    #[arg(conflicts_with = "tokens")]
+    pub file: Option<PathBuf>,
+    /// Token ids to predict: a JSON array, or an object with tokens and chunk
+    #[arg(long, value_name = "FILE")]
+    pub tokens: Option<PathBuf>,
+    /// Questions to answer: a JSON object with items, each with form, distance, prompt, answer_ids and correct_f32
+    #[arg(long, value_name = "FILE")]
+    pub recall: Option<PathBuf>,
+    /// Tokens of one chunk, which begins with an empty cache [default: as in the token file, else 512]
+    #[arg(long, value_name = "N")]
+    pub chunk: Option<usize>,
+    /// Most chunks to predict
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+    /// Add a row with settings that replace those of the flags: kv=q4,policy=snapkv,window=25% (keys: kv, k, v,
+    /// weights, policy, window, prefix, backend); may be repeated
+    #[arg(long, value_name = "SETTINGS")]
+    pub settings: Vec<String>,
+    /// Compare the rows with these settings: kv=f32,weights=f32 (the same keys)
+    #[arg(long, value_name = "SETTINGS")]
+    pub against: Option<String>,
+    /// Text, or one JSON object for each row of each table, one a line
+    #[arg(long, value_enum, default_value = "text")]
+    pub format: Format,
+    #[command(flatten)]
+    pub quiet: QuietArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+const DEFAULT_CHUNK: usize = 512;
+
+/// What is measured, and with what.
+struct Work {
+    rows: Vec<Settings>,
+    /// What the rows are compared with.
+    base: Option<Settings>,
+    input: Option<Input>,
+    chunk: usize,
+    questions: Vec<Asked>,
+}
+
+pub fn run(args: &EvalArgs) -> Result<()> {
+    let (work, models) = Work::resolve(args)?;
+    let began = Instant::now();
+    let _marker = prepare(args, &work, &models)?;
+    let engines = Engines::load(models, work.chunk.max(recall::longest(&work.questions)))?;
+    let chunks = predict(args, &work, &engines)?;
+    ask(args, &work, &engines)?;
+    if args.quiet.verbosity() != Verbosity::Quiet {
+        let mut done = Vec::new();
+        if chunks > 0 {
+            done.push(format!("{chunks} chunks of {} tokens", work.chunk));
+        }
+        if !work.questions.is_empty() {
+            done.push(format!("{} questions", work.questions.len()));
+        }
+        say!("{}, {:.1} s", done.join(", "), began.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+/// Perplexities, if there is a text; how many chunks it had.
+fn predict(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<usize> {
+    let Some(input) = &work.input else { return Ok(0) };
+    let mut chunks = input.chunks(work.chunk, engines.tokenizer())?;
+    chunks.truncate(args.limit.unwrap_or(usize::MAX));
+    let row = |s| Ok(Row::new(s, engines.session(&s.for_text(work.chunk)?)?));
+    let mut rows = work.rows.iter().map(row).collect::<Result<Vec<_>>>()?;
+    let mut base = work.base.as_ref().map(row).transpose()?;
+    perplexity::measure(&mut rows, base.as_mut(), &chunks, &Progress::new("chunk", args.quiet.verbosity()))?;
+    match args.format {
+        Format::Text => put(&perplexity::text(&rows, base.as_ref()))?,
+        Format::Jsonl => {
+            let lines = rows.iter().map(|row| perplexity::json(row, base.as_ref(), work.chunk));
+            put(&lines.map(|line| format!("{line}\n")).collect::<String>())?;
+        }
+    }
+    Ok(chunks.len())
+}
+
+/// Recall, if there are questions.
+fn ask(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<()> {
+    if work.questions.is_empty() {
+        return Ok(());
+    }
+    let mut recalled = Vec::new();
+    for settings in work.base.iter().chain(&work.rows) {
+        let progress = Progress::new("question", args.quiet.verbosity());
+        recalled.push(recall::measure(settings, engines, &work.questions, &progress)?);
+    }
+    match args.format {
+        Format::Text if work.input.is_some() => put(&format!("\n{}", recall::text(&recalled))),
+        Format::Text => put(&recall::text(&recalled)),
+        Format::Jsonl => put(&recalled.iter().map(|r| format!("{}\n", r.json())).collect::<String>()),
+    }
+}
+
+impl Work {
+    /// Also opens the models that the settings need.
+    fn resolve(args: &EvalArgs) -> Result<(Self, Models)> {
+        let mut options = args.model.resolve()?;
+        // The table names the weight type, so `auto` is settled first.
+        let model = ModelPath::new(&options.model)?.open(options.weight_type)?;
+        options.weight_type = model.weight_type;
+        let flags = Settings::of_flags(options);
+        let rows = match args.settings.as_slice() {
+            [] => vec![flags.clone()],
+            some => some.iter().map(|text| flags.with("--settings", text)).collect::<Result<_>>()?,
+        };
+        let base = args.against.as_deref().map(|text| flags.with("--against", text)).transpose()?;
+        for (flag, n, least) in [("--chunk", args.chunk, 2), ("--limit", args.limit, 1)] {
+            if let Some(n) = n.filter(|&n| n < least) {
+                return Err(Error::Usage(format!("{flag} {n}: use a number from {least}")));
+            }
+        }
+        let input = Input::read(args.tokens.as_deref(), args.file.as_deref())?;
+        let chunk = args.chunk.or(input.as_ref().and_then(Input::chunk)).unwrap_or(DEFAULT_CHUNK);
+        let mut questions = Vec::new();
+        if let Some(file) = &args.recall {
+            let asked = input::read_questions(file)?;
+            // Before the model is loaded, because the memory plan depends on their length.
+            let tokenizer = tokenizer_of(&model)?;
+            for question in asked {
+                let prompt = tokenizer.encode(&question.prompt, AddSpecial::Yes)?;
+                questions.push(Asked { question, prompt });
+            }
+        }
+        let work = Self { rows, base, input, chunk, questions };
+        let models = Models::open(model, work.settings())?;
+        Ok((work, models))
+    }
+
+    fn settings(&self) -> impl Iterator<Item = &Settings> {
+        self.rows.iter().chain(&self.base)
+    }
+
+    /// One plan for each of the settings, with this many slots.
+    fn plans(&self, models: &Models, slots: usize) -> Result<Vec<Plan>> {
+        self.settings().map(|s| models.plan(s, slots)).collect()
+    }
+}
+
+/// Refuses what does not fit in memory, and prepares the process.
+fn prepare(args: &EvalArgs, work: &Work, models: &Models) -> Result<Marker> {
+    let mut need = 0;
+    let mut first = None;
+    if work.input.is_some() {
+        // All at once. Each session holds a block of logits; those compared with are held beside it.
+        let rows = |i: usize| if i < work.rows.len() { 1 } else { 2 };
+        let plans = work.plans(models, work.chunk)?.into_iter().enumerate();
+        let plans: Vec<Plan> = plans.map(|(i, p)| p.with_rows(rows(i))).collect();
+        need = needed_at_once(&plans)?;
+        first = plans.into_iter().next();
+    }
+    if !work.questions.is_empty() {
+        // One after another, while all models are loaded.
+        let longest = recall::longest(&work.questions);
+        let plans = work.plans(models, longest)?;
+        let most = |group: &[Plan]| Ok(group.iter().map(Plan::need).max().unwrap_or(0));
+        let what = format!("for prompts of {longest} tokens");
+        need = need.max(check(&plans, by_engine(&plans, most)?, &what)?);
+        first = first.or(plans.into_iter().next());
+    }
+    let Some(first) = first else { return Ok(Marker::none()) };
+    let process = Process {
+        threads: first.options.threads,
+        context: Context::Chunk,
+        verbosity: args.quiet.verbosity(),
+    };
+    start::prepare(&first, Planned { need, peak: need.max(first.peak()) }, &process)
+}
+
+/// What sequences need that all exist at once.
+fn needed_at_once(plans: &[Plan]) -> Result<u64> {
+    if plans.len() <= 2 {
+        plan::check_apart(plans, Context::Chunk)?;
+        return Ok(plans.iter().fold(0u64, |sum, p| sum.saturating_add(p.need())));
+    }
+    let remedy = "use a smaller --chunk or fewer --settings";
+    let need = by_engine(plans, |group| plan::check_sharing(group, Context::Chunk, remedy))?;
+    check(plans, need, &format!("for {} settings at once", plans.len()))
+}
+
+/// The sum of what the plans of each engine need.
+fn by_engine(plans: &[Plan], need: impl Fn(&[Plan]) -> Result<u64>) -> Result<u64> {
+    let mut left = plans.to_vec();
+    let mut sum = 0u64;
+    while let Some(key) = left.first().map(|p| key(&p.options)) {
+        let (group, others): (Vec<Plan>, Vec<Plan>) =
+            left.into_iter().partition(|p| engines::key(&p.options) == key);
+        sum = sum.saturating_add(need(&group)?);
+        left = others;
+    }
+    Ok(sum)
+}
+
+/// `need`, if that much memory is available.
+fn check(plans: &[Plan], need: u64, what: &str) -> Result<u64> {
+    let Some((first, have)) = plans.first().and_then(|p| Some((p, p.memory.usable()?))) else {
+        return Ok(need);
+    };
+    if need > have {
+        return Err(Error::Memory(format!(
+            "{}: needs {} of memory {what}, but {} are available; use less of them, a smaller KV type, or close \
+             other programs",
+            first.options.model.display(),
+            mib(need),
+            mib(have)
+        )));
+    }
+    Ok(need)
+}

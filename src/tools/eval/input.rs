@@ -1,0 +1,121 @@
+//! What `eval` predicts: a text, token ids, questions about facts.
+
+use crate::cli::args::read_text;
+use crate::dims::VOCAB;
+use files::{Error, Result};
+use serde::Deserialize;
+use std::path::Path;
+use text::tokenizer::{AddSpecial, Tokenizer};
+
+/// What to predict.
+pub enum Input {
+    Text(String),
+    Tokens(TokenFile),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub enum TokenFile {
+    Plain(Vec<u32>),
+    Chunked { chunk: usize, tokens: Vec<u32> },
+}
+
+impl Input {
+    pub fn read(tokens: Option<&Path>, text: Option<&Path>) -> Result<Option<Self>> {
+        match (tokens, text) {
+            (Some(file), _) => Ok(Some(Input::Tokens(read_tokens(file)?))),
+            (None, Some(file)) => Ok(Some(Input::Text(read_text("--file", file)?))),
+            (None, None) => Ok(None),
+        }
+    }
+
+    pub fn chunk(&self) -> Option<usize> {
+        match self {
+            Input::Tokens(TokenFile::Chunked { chunk, .. }) => Some(*chunk),
+            _ => None,
+        }
+    }
+
+    /// Chunks without overlap. Each chunk of a text begins with the token that the model expects first.
+    pub fn chunks(&self, size: usize, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
+        if size < 2 {
+            return Err(Error::Usage(format!("--tokens: chunk {size}; use at least 2")));
+        }
+        let (first, tokens) = match self {
+            Input::Tokens(TokenFile::Plain(tokens) | TokenFile::Chunked { tokens, .. }) => {
+                (None, tokens.clone())
+            }
+            Input::Text(text) => {
+                let added = tokenizer.encode("", AddSpecial::Yes)?;
+                let first = tokenizer.bos_id().filter(|id| added.first() == Some(id));
+                (first, tokenizer.encode_plain(text)?)
+            }
+        };
+        let step = size - usize::from(first.is_some());
+        let chunks = tokens.chunks(step).map(|c| first.into_iter().chain(c.iter().copied()).collect());
+        let chunks: Vec<Vec<u32>> = chunks.filter(|c: &Vec<u32>| c.len() > 1).collect();
+        if chunks.is_empty() {
+            return Err(Error::Usage("nothing to predict: give a file of at least two tokens".into()));
+        }
+        Ok(chunks)
+    }
+}
+
+fn read_tokens(file: &Path) -> Result<TokenFile> {
+    serde_json::from_str(&read_text("--tokens", file)?).map_err(|_| {
+        Error::Usage(format!(
+            "--tokens {}: give a JSON array of token ids, or {{\"chunk\": 512, \"tokens\": [...]}}",
+            file.display()
+        ))
+    })
+}
+
+/// A fact stated early in a prompt that ends with the question about it.
+#[derive(Deserialize)]
+pub struct Question {
+    /// `plain` text, or `chat`.
+    pub form: String,
+    /// About how many tokens lie between the fact and the question.
+    pub distance: usize,
+    /// Without the tokens that the tokenizer adds.
+    pub prompt: String,
+    /// The ids that a right answer begins with.
+    pub answer_ids: Vec<u32>,
+    /// Whether the model answers it in single precision with the whole cache.
+    pub correct_f32: bool,
+}
+
+/// A question with the token ids of its prompt.
+pub struct Asked {
+    pub question: Question,
+    pub prompt: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct Questions {
+    items: Vec<Question>,
+}
+
+/// The questions of a file, at least one.
+pub fn read_questions(file: &Path) -> Result<Vec<Question>> {
+    let bad = |e: String| Error::Usage(format!("--recall {}: {e}", file.display()));
+    let questions: Questions = serde_json::from_str(&read_text("--recall", file)?).map_err(|e| {
+        bad(format!(
+            "{e}; give {{\"items\": [{{\"form\": \"plain\", \"distance\": 300, \"prompt\": \"...\", \
+             \"answer_ids\": [...], \"correct_f32\": true}}, ...]}}"
+        ))
+    })?;
+    if questions.items.is_empty() {
+        return Err(bad("`items` is empty; give at least one question".into()));
+    }
+    for (i, q) in questions.items.iter().enumerate() {
+        if q.answer_ids.is_empty() {
+            return Err(bad(format!("item {i}: `answer_ids` is empty; give the ids of the answer")));
+        }
+        if let Some(id) = q.answer_ids.iter().find(|&&id| id as usize >= VOCAB) {
+            let last = VOCAB - 1;
+            return Err(bad(format!("item {i}: `answer_ids` has {id}, but the vocabulary ends at {last}")));
+        }
+    }
+    Ok(questions.items)
+}

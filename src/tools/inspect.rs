@@ -1,0 +1,286 @@
+//! `inspect`: what any model file holds, and what this program was built for.
+
+use super::report::{ReportFormat, Side, columns};
+use crate::cli::args::PathArgs;
+use crate::cli::terminal::put;
+use crate::dims;
+use crate::model::weights::{Checkpoint, ModelPath, read_text};
+use crate::run::plan::mib;
+use clap::Args;
+use files::Result;
+use files::config::ModelConfig;
+use files::error::{LINE, is_harmless, one_line};
+use files::packed_file;
+use files::source::Unreadable;
+use files::source::gguf::metadata::Metadata;
+use files::source::gguf::value::Value as GgufValue;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What a file holds.
+#[derive(Args, Clone)]
+pub struct InspectArgs {
+    /// The same as --model-path
+    #[arg(value_name = "PATH", conflicts_with = "model_path")]
+    path: Option<PathBuf>,
+    #[command(flatten)]
+    model: PathArgs,
+    /// Text, or one JSON object
+    #[arg(long, value_enum, default_value = "text")]
+    format: ReportFormat,
+}
+
+pub fn run(args: &InspectArgs) -> Result<()> {
+    let path = PathArgs { model_path: args.path.clone().or(args.model.model_path.clone()) }.path()?;
+    let path = ModelPath::new(&path)?;
+    let packed = path.packed().filter(|packed| packed.is_file());
+    let opened = match (Checkpoint::open(&path.weights), &packed) {
+        // A directory may hold nothing but the packed file.
+        (Err(_), Some(packed)) if path.weights.is_dir() => Checkpoint::open(packed)?,
+        (other, _) => other?,
+    };
+    let report = Report {
+        config: config(&path, &opened),
+        beside: packed.as_ref().map(|packed| (file_name(packed), beside(&opened, packed))),
+        opened: &opened,
+    };
+    match args.format {
+        ReportFormat::Text => put(&report.text()),
+        ReportFormat::Json => put(&escaped(&format!("{:#}\n", report.json()))),
+    }
+}
+
+/// JSON that a terminal can show: what controls one, beyond what JSON escapes anyway, is in strings only.
+fn escaped(json: &str) -> String {
+    let escape = |c: char| match c {
+        c if c == '\n' || is_harmless(c) => c.to_string(),
+        c => c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect(),
+    };
+    json.chars().map(escape).collect()
+}
+
+/// How a model's config compares with the baked one.
+#[derive(Debug, PartialEq)]
+enum Fit {
+    /// There is no config, neither in a file nor in the metadata.
+    None,
+    /// This program does not understand it; why.
+    Other(String),
+    Same,
+    /// Field, ours, theirs.
+    Differs(&'static str, String, String),
+}
+
+/// The config beside the weights, or inside a packed file, or a GGUF file's header.
+fn config(path: &ModelPath, opened: &Checkpoint) -> Fit {
+    let file = path.dir.join("config.json");
+    let parsed = |text: &str| ModelConfig::parse(text).map_err(|e| e.to_string());
+    let found = match opened {
+        Checkpoint::Gguf(gguf) => gguf.config().map_err(|e| e.to_string()),
+        Checkpoint::Safetensors(_) if file.exists() => {
+            read_text(&file).map_err(|e| e.to_string()).and_then(|text| parsed(&text))
+        }
+        Checkpoint::Safetensors(source) => match source.metadata().get("config") {
+            Some(text) => parsed(text),
+            None => return Fit::None,
+        },
+    };
+    match found {
+        Err(e) => Fit::Other(e),
+        Ok(found) => match dims::baked().difference(&found) {
+            None => Fit::Same,
+            Some((field, ours, theirs)) => Fit::Differs(field, ours, theirs),
+        },
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Whether the packed file beside a checkpoint can be used.
+fn beside(opened: &Checkpoint, packed: &Path) -> &'static str {
+    let found = Checkpoint::open(packed);
+    match found.as_ref().map(Checkpoint::packed) {
+        Err(_) => "unreadable",
+        Ok(_) if opened.packed().is_some() => "shown",
+        Ok(Some(p)) if packed_file::layout_version(p) != Some(packed_file::LAYOUT) => "of another version",
+        Ok(Some(p)) if p.metadata().get("source") == Some(&opened.fingerprint()) => "of this checkpoint",
+        Ok(_) => "of another checkpoint",
+    }
+}
+
+/// One line of the table of tensors.
+#[derive(Serialize)]
+struct Line {
+    name: String,
+    dtype: String,
+    shape: Vec<usize>,
+    bytes: usize,
+}
+
+impl Line {
+    fn new(name: &str, dtype: String, shape: &[usize], bytes: usize) -> Self {
+        Self { name: name.into(), dtype, shape: shape.into(), bytes }
+    }
+}
+
+/// The tensors that this program can read, sorted by name.
+fn tensors(opened: &Checkpoint) -> Vec<Line> {
+    match opened {
+        Checkpoint::Safetensors(source) => (source.tensors())
+            .map(|t| Line::new(&t.name, format!("{:?}", t.dtype), &t.shape, t.data.bytes().len()))
+            .collect(),
+        Checkpoint::Gguf(gguf) => (gguf.tensors())
+            .map(|t| Line::new(&t.name, t.block.name(), &t.shape, t.data.bytes().len()))
+            .collect(),
+    }
+}
+
+/// The tensors of types that this program cannot read; a GGUF file with such tensors does not open.
+fn unreadable(opened: &Checkpoint) -> Vec<Line> {
+    let Checkpoint::Safetensors(source) = opened else { return Vec::new() };
+    let line = |t: &Unreadable| Line::new(&t.name, t.dtype.clone(), &t.shape, t.bytes);
+    source.unreadable().map(line).collect()
+}
+
+/// Keys and values; of a GGUF file's arrays their length.
+fn metadata(opened: &Checkpoint) -> BTreeMap<String, String> {
+    let shown = |all: &Metadata| {
+        let value = |v: &GgufValue| v.as_str().map_or_else(|| v.to_string(), Into::into);
+        all.iter().map(|(key, v)| (key.to_string(), value(v))).collect()
+    };
+    match opened {
+        Checkpoint::Safetensors(source) => source.metadata().clone(),
+        Checkpoint::Gguf(gguf) => shown(gguf.metadata()),
+    }
+}
+
+struct Report<'a> {
+    opened: &'a Checkpoint,
+    config: Fit,
+    /// Name and state of the packed file.
+    beside: Option<(String, &'static str)>,
+}
+
+/// What the tensors of one element type add up to.
+#[derive(Default, Serialize)]
+struct Total {
+    tensors: usize,
+    elements: u64,
+    bytes: u64,
+}
+
+impl Report<'_> {
+    /// By element type.
+    fn totals(&self) -> BTreeMap<String, Total> {
+        let mut totals: BTreeMap<String, Total> = BTreeMap::new();
+        for t in tensors(self.opened) {
+            let total = totals.entry(t.dtype).or_default();
+            total.tensors += 1;
+            total.elements += t.shape.iter().product::<usize>() as u64;
+            total.bytes += t.bytes as u64;
+        }
+        totals
+    }
+
+    fn text(&self) -> String {
+        const SIDES: [Side; 4] = [Side::Left, Side::Left, Side::Left, Side::Right];
+        let mut lines = vec![vec!["tensor".to_string(), "type".into(), "shape".into(), "bytes".into()]];
+        let line = |t: Line, note: &str| {
+            let shape = format!("{:?}", t.shape);
+            vec![one_line(&t.name, 120), format!("{}{note}", t.dtype), shape, t.bytes.to_string()]
+        };
+        lines.extend(tensors(self.opened).into_iter().map(|t| line(t, "")));
+        lines.extend(unreadable(self.opened).into_iter().map(|t| line(t, " (not read)")));
+        let path = one_line(&self.opened.path().to_string_lossy(), LINE);
+        let mut text = format!("{path}\n\n{}", columns(&SIDES, &lines));
+        text += "\ntotals\n";
+        let total = |(dtype, t): (String, Total)| {
+            vec![dtype, format!("{} tensors", t.tensors), format!("{} elements", t.elements), mib(t.bytes)]
+        };
+        let lines: Vec<Vec<String>> = self.totals().into_iter().map(total).collect();
+        text += &columns(&[Side::Left, Side::Right, Side::Right, Side::Right], &lines);
+        text += "\nmetadata\n";
+        let metadata = metadata(self.opened);
+        let lines = metadata.iter().map(|(k, v)| vec![one_line(k, 60), one_line(v, 100)]);
+        let lines: Vec<Vec<String>> = lines.collect();
+        text += &columns(&[Side::Left, Side::Left], &lines);
+        text += &format!("fingerprint  {}\n", self.opened.fingerprint());
+        if let Some((name, state)) = &self.beside {
+            text += &format!("{}  {state}\n", one_line(name, 300));
+        }
+        text + "\n" + &built_for() + "\n" + &self.fit() + "\n"
+    }
+
+    /// The comparison as a sentence.
+    fn fit(&self) -> String {
+        match &self.config {
+            Fit::None => "there is no config.json to compare with".into(),
+            Fit::Other(why) => format!("this program cannot run it: {}", one_line(why, 300)),
+            Fit::Same => "this program runs it".into(),
+            Fit::Differs(field, ours, theirs) => {
+                let theirs = one_line(theirs, 120);
+                format!("this program cannot run it: {field} is {theirs}, but was built in as {ours}")
+            }
+        }
+    }
+
+    fn json(&self) -> Value {
+        let different = match &self.config {
+            Fit::Differs(field, ours, theirs) => json!({"field": field, "built": ours, "file": theirs}),
+            _ => Value::Null,
+        };
+        json!({
+            "path": self.opened.path().to_string_lossy(),
+            "fingerprint": self.opened.fingerprint(),
+            "packed_layout": self.opened.packed().and_then(packed_file::layout_version),
+            "packed_file": self.beside.as_ref().map(|(_, state)| state),
+            "tensors": tensors(self.opened),
+            "not_read": unreadable(self.opened),
+            "totals": self.totals(),
+            "metadata": metadata(self.opened),
+            "built_for": built_for_json(),
+            "runs_here": self.config == Fit::Same,
+            "difference": different,
+            "verdict": self.fit(),
+        })
+    }
+}
+
+fn built_for() -> String {
+    use dims::*;
+    let mut variants = vec![];
+    for (on, name) in [
+        (QKV_BIAS, "q/k/v bias"),
+        (O_BIAS, "o bias"),
+        (QK_NORM, "q/k norm"),
+        (POST_NORMS, "norms behind"),
+        (WINDOW != 0, "windows"),
+        (LEARNED_POSITIONS, "learned positions"),
+        (TIED, "tied head"),
+    ] {
+        variants.extend(on.then_some(name));
+    }
+    format!(
+        "built for {MODEL}: {}, {LAYERS} layers, dim {DIM}, {HEADS} heads of {HEAD_DIM}, {KV_HEADS} KV heads, \
+         ffn {FFN_DIM}, vocab {VOCAB}, context {MAX_POSITION}, rope theta {}, norm eps {NORM_EPS:e}, {}",
+        ARCH.name(),
+        ROPE.theta,
+        if variants.is_empty() { "no biases".into() } else { variants.join(", ") }
+    )
+}
+
+fn built_for_json() -> Value {
+    use dims::*;
+    json!({
+        "model": MODEL, "model_type": ARCH.name(), "num_hidden_layers": LAYERS, "hidden_size": DIM,
+        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+        "intermediate_size": FFN_DIM, "vocab_size": VOCAB, "max_position_embeddings": MAX_POSITION,
+        "tie_word_embeddings": TIED, "rms_norm_eps": NORM_EPS, "rope_theta": ROPE.theta,
+        "rope_scaling": format!("{:?}", ROPE.scaling),
+        "qkv_bias": QKV_BIAS, "o_bias": O_BIAS, "qk_norm": QK_NORM,
+    })
+}

@@ -1,0 +1,102 @@
+//! `pack`: writes the packed model file.
+
+use crate::cli::args::{QuietArgs, WeightArgs};
+use crate::cli::signal;
+use crate::cli::terminal::{Progress, Verbosity};
+use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, config_of, pack};
+use crate::run::calibration;
+use crate::run::engine::tokenizer_in;
+use clap::Args;
+use files::packed_file::PACKED_NAME;
+use files::{Error, Result, atomic_file, say};
+use numeric::topology;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+use text::tokenizer::Tokenizer;
+
+/// Packing.
+#[derive(Args, Clone)]
+pub struct PackArgs {
+    #[command(flatten)]
+    packing: PackingArgs,
+    /// File to write [default: model.packed.safetensors in the model's directory, or X.packed.safetensors beside
+    /// X where that is a .gguf file or a bundle]
+    #[arg(short, long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// What is packed and how.
+#[derive(Args, Clone)]
+pub struct PackingArgs {
+    #[command(flatten)]
+    pub weights: WeightArgs,
+    /// Threads [default: the machine's big cores]
+    #[arg(short, long, value_name = "N")]
+    threads: Option<usize>,
+    #[command(flatten)]
+    quiet: QuietArgs,
+}
+
+pub fn run(args: &PackArgs) -> Result<()> {
+    let weights = &args.packing.weights;
+    let path = ModelPath::new(&weights.model.path()?)?;
+    let source = Checkpoint::open(&path.weights)?;
+    let out = args.out.clone().unwrap_or_else(|| beside(&path));
+    if out.is_dir() {
+        return Err(Error::Usage(format!("--out {}: is a directory; name a file in it", out.display())));
+    }
+    if path.is_bundle() {
+        source.check_packed_as(source.settle(weights.weight_type))?;
+        let content = source.packed().and_then(|packed| packed.only_file()).map_or(&[][..], |f| f.bytes());
+        return args.packing.run(&out, None, |_, _| {
+            atomic_file::write(&out, content).map_err(|e| pack::unwritable(&out, e))?;
+            Ok(content.len() as u64)
+        });
+    }
+    let config = config_of(&path.dir, &source)?;
+    // Where there is no tokenizer, nobody can run the model from here; whoever does will compute the calibration.
+    let tokenizer = tokenizer_in(source.gguf(), &path.weights).ok();
+    args.packing.run(&out, tokenizer.as_ref(), |options, calibration_of| {
+        pack::write(&source, &config, &out, options, calibration_of)
+    })
+}
+
+/// Where the packed file goes that nobody gave a name.
+fn beside(path: &ModelPath) -> PathBuf {
+    if path.is_bundle() {
+        let mut name = path.weights.clone().into_os_string();
+        name.push(".packed.safetensors");
+        return name.into();
+    }
+    path.packed().unwrap_or_else(|| path.dir.join(PACKED_NAME))
+}
+
+impl PackingArgs {
+    /// Calls `write` with what these flags say and with how a calibration is computed, and says what it wrote to `out`.
+    pub fn run(
+        &self,
+        out: &Path,
+        tokenizer: Option<&Tokenizer>,
+        write: impl FnOnce(&LoadOptions<'_>, Option<&pack::CalibrationOf<'_>>) -> Result<u64>,
+    ) -> Result<()> {
+        let began = Instant::now();
+        signal::watch()?;
+        let progress = Progress::new("packing tensor", self.quiet.verbosity());
+        let options = LoadOptions {
+            weight_type: self.weights.weight_type,
+            threads: self.threads.unwrap_or_else(topology::default_threads).clamp(1, 1024),
+            progress: &|done, all| progress.show(done, all),
+        };
+        let calibration_of = tokenizer.and_then(|t| calibration::tokens(t).ok()).map(|tokens| {
+            move |weights: Weights| calibration::compute(&Arc::new(weights), &tokens, options.threads)
+        });
+        let calibration_of = calibration_of.as_ref().map(|of| of as &pack::CalibrationOf<'_>);
+        let bytes = write(&options, calibration_of)?;
+        if self.quiet.verbosity() != Verbosity::Quiet {
+            let seconds = began.elapsed().as_secs_f64();
+            say!("{}: {:.1} MiB in {seconds:.1} s", out.display(), bytes as f64 / 1_048_576.0);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,105 @@
+//! `tokenize`: text to token ids and back, with the tokenizer of any model, whether this program could run it or not.
+
+use super::report::ReportFormat;
+use crate::cli::args::{PathArgs, read_text};
+use crate::cli::terminal::{end_line, put};
+use crate::model::weights::ModelPath;
+use clap::Args;
+use files::{Error, Result};
+use serde_json::json;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use text::tokenizer::{AddSpecial, Tokenizer};
+
+/// The largest published vocabularies have a quarter of that.
+const MAX_VOCABULARY: usize = 1 << 20;
+
+/// Text to ids and back.
+#[derive(Args, Clone)]
+#[command(mut_arg("model_path", |arg| arg.visible_alias("vocab").help(
+    "Model directory, .safetensors or .gguf file; or a vocabulary alone: a GGUF file without tensors, or a directory \
+     with a tokenizer.json [default: the baked model's directory]"
+)))]
+pub struct TokenizeArgs {
+    #[command(flatten)]
+    model: PathArgs,
+    /// Text [default: stdin]
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// Read the text from a file, with the line feed at its end; - is stdin
+    #[arg(short, long, visible_alias = "prompt-file", value_name = "FILE", conflicts_with = "prompt")]
+    file: Option<PathBuf>,
+    /// Turn ids into text; blanks or commas stand between them
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "file"], allow_hyphen_values = true)]
+    decode: Option<String>,
+    /// Add no begin-of-text token; with --decode, leave control tokens out
+    #[arg(long)]
+    no_special: bool,
+    /// Text, or one JSON object with ids and pieces, in one line
+    #[arg(long, value_enum, default_value = "text")]
+    format: ReportFormat,
+}
+
+pub fn run(args: &TokenizeArgs) -> Result<()> {
+    let path = args.model.path()?;
+    // A directory may also hold one GGUF file, as for the other commands.
+    let path = if path.join("tokenizer.json").exists() { path } else { ModelPath::new(&path)?.weights };
+    let tokenizer = Tokenizer::open(&path, MAX_VOCABULARY)?;
+    match &args.decode {
+        Some(ids) => decode(args, &tokenizer, &parse(ids, tokenizer.vocab_size())?),
+        None => encode(args, &tokenizer, &text(args)?),
+    }
+}
+
+fn encode(args: &TokenizeArgs, tokenizer: &Tokenizer, text: &str) -> Result<()> {
+    let special = if args.no_special { AddSpecial::No } else { AddSpecial::Yes };
+    let ids = tokenizer.encode(text, special)?;
+    match args.format {
+        ReportFormat::Text => {
+            let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+            put(&format!("{}\n", ids.join(" ")))
+        }
+        ReportFormat::Json => put(&format!("{}\n", json!({"ids": ids, "pieces": pieces(tokenizer, &ids)}))),
+    }
+}
+
+fn decode(args: &TokenizeArgs, tokenizer: &Tokenizer, ids: &[u32]) -> Result<()> {
+    let text = if args.no_special { tokenizer.decode(ids) } else { tokenizer.decode_with_special(ids) };
+    match args.format {
+        ReportFormat::Text => {
+            put(&text)?;
+            end_line();
+            Ok(())
+        }
+        ReportFormat::Json => {
+            put(&format!("{}\n", json!({"ids": ids, "pieces": pieces(tokenizer, ids), "text": text})))
+        }
+    }
+}
+
+/// The text of each token by itself.
+fn pieces(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
+    ids.iter().map(|&id| tokenizer.pieces().text(id).into_owned()).collect()
+}
+
+/// Ids below `limit`.
+fn parse(ids: &str, limit: usize) -> Result<Vec<u32>> {
+    let blank = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');
+    let id = |word: &str| match word.parse() {
+        Ok(id) if (id as usize) < limit => Ok(id),
+        _ => Err(Error::Usage(format!("--decode {word}: use ids from 0 to {}", limit.saturating_sub(1)))),
+    };
+    ids.split(blank).filter(|word| !word.is_empty()).map(id).collect()
+}
+
+/// The text, exactly: from the flag, a file, or piped stdin.
+fn text(args: &TokenizeArgs) -> Result<String> {
+    match (&args.prompt, &args.file) {
+        (Some(text), _) => Ok(text.clone()),
+        (None, Some(file)) => read_text("--file", file),
+        (None, None) if std::io::stdin().is_terminal() => {
+            Err(Error::Usage("a text is missing; give --prompt, --file or --decode, or pipe one".into()))
+        }
+        (None, None) => read_text("text from", Path::new("-")),
+    }
+}
