@@ -100,18 +100,18 @@ pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
 
 /// [`for_target`], saying whether an NDK may be used.
 fn release_for(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<PathBuf> {
-    let release = release_command(Features::Default, model);
-    release_linked_for(shipped(release, &sh::root(), &target_dir())?, target, ndk)?;
-    fit_for(target, target_dir().join(target).join("release/antigravity"))
+    let build = build_command("dist", Features::Default, model);
+    release_linked_for(shipped(build, &sh::root(), &target_dir())?, target, ndk)?;
+    fit_for(target, target_dir().join(target).join("dist/antigravity"))
 }
 
 /// A release build with these features, without an NDK, in a folder of its own: others may run beside it.
 pub fn release_aside(features: Features, target: &str, model: &Path) -> Result<PathBuf> {
     let aside = target_dir().join("aside");
-    let mut cargo = release_command(features, Some(model));
+    let mut cargo = build_command("dist", features, Some(model));
     cargo.env("CARGO_TARGET_DIR", &aside);
     release_linked_for(shipped(cargo, &sh::root(), &aside)?, target, android::Ndk::Never)?;
-    fit_for(target, aside.join(target).join("release/antigravity"))
+    fit_for(target, aside.join(target).join("dist/antigravity"))
 }
 
 /// Runs a build for a target.
@@ -151,7 +151,7 @@ pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
     if let (Some(_), Some(model)) = (std::env::var_os(TESTED), model) {
         return tested(model);
     }
-    sh::run(&mut release_command(Features::Default, model))?;
+    sh::run(&mut build_command("release", Features::Default, model))?;
     Ok(target_dir().join("release/antigravity"))
 }
 
@@ -160,8 +160,8 @@ fn shipped_for_host(model: Option<&Path>) -> Result<PathBuf> {
     if std::env::var_os(TESTED).is_some() {
         return for_host(model);
     }
-    sh::run(&mut shipped(release_command(Features::Default, model), &sh::root(), &target_dir())?)?;
-    Ok(target_dir().join("release/antigravity"))
+    sh::run(&mut shipped(build_command("dist", Features::Default, model), &sh::root(), &target_dir())?)?;
+    Ok(target_dir().join("dist/antigravity"))
 }
 
 /// Makes a build of the clone in `root`, with its results in `target`, the same bytes in every folder and for every
@@ -198,8 +198,9 @@ fn commit() -> String {
     format!("{}{}", String::from_utf8_lossy(&commit).trim(), if changed { "+" } else { "" })
 }
 
-fn release_command(features: Features, model: Option<&Path>) -> Command {
-    let mut cargo = sh::cargo(&["build", "--release", "--package", "antigravity"]);
+/// With a profile of Cargo.toml: `release`, which is fast to build, or `dist`, which is small.
+fn build_command(profile: &str, features: Features, model: Option<&Path>) -> Command {
+    let mut cargo = sh::cargo(&["build", "--profile", profile, "--package", "antigravity"]);
     if features == Features::None {
         cargo.arg(features.words());
     }
@@ -331,8 +332,13 @@ pub fn unoptimised_tests(mut tests: Command, model: &Path) -> Command {
 }
 
 fn not_optimised(cargo: &mut Command) {
-    cargo.args(["--config", "profile.dev.package.antigravity.opt-level=0"]);
+    for package in MODEL_PACKAGES {
+        cargo.args(["--config", &format!("profile.dev.package.{package}.opt-level=0")]);
+    }
 }
+
+/// What is compiled again for each model.
+const MODEL_PACKAGES: [&str; 2] = ["antigravity", "antigravity-model"];
 
 fn debug_build(model: &Path) -> Command {
     let mut cargo = sh::cargo(&["build", "--package", "antigravity"]);
@@ -346,7 +352,9 @@ fn debug_build(model: &Path) -> Command {
 fn of_model(cargo: &mut Command, model: &Path) {
     if !is_story(model) {
         let units = 16 + number(model);
-        cargo.args(["--config", &format!("profile.dev.package.antigravity.codegen-units={units}")]);
+        for package in MODEL_PACKAGES {
+            cargo.args(["--config", &format!("profile.dev.package.{package}.codegen-units={units}")]);
+        }
     }
     cargo.env("ANTIGRAVITY_MODEL", bundled_name(model));
 }

@@ -241,7 +241,7 @@ fn with_assertions() -> Outcome {
 
 /// Turns on what the `dev` profile leaves out where a pass is computed.
 fn asserting(command: &mut std::process::Command) -> &mut std::process::Command {
-    for package in ["antigravity", "antigravity-numeric"] {
+    for package in ["antigravity", "antigravity-model", "antigravity-numeric"] {
         command.args(["--config", &format!("profile.dev.package.{package}.debug-assertions=true")]);
     }
     command

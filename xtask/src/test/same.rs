@@ -83,7 +83,7 @@ fn program(place: &Path) -> Result<PathBuf> {
     let triple = self::target();
     let mut command = sh::cargo(&["build", "--package", "antigravity", "--no-default-features", "--target"]);
     // Not optimised, which would take four times as long and put no path anywhere.
-    let profile = ["opt-level=0", "package.antigravity.opt-level=0"];
+    let profile = ["opt-level=0", "package.antigravity-model.opt-level=0"];
     command.arg(&triple).args(profile.iter().flat_map(|s| ["--config".into(), format!("profile.dev.{s}")]));
     command.current_dir(&clone).env("CARGO_HOME", &home).env("CARGO_TARGET_DIR", &target);
     command.env("ANTIGRAVITY_MODEL", "story");
