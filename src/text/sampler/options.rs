@@ -3,7 +3,7 @@
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// How to choose tokens. The defaults are the specification's; stages it does not have are off.
+/// Options of the choice of tokens. The defaults are the specification's; stages it does not have are off.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SamplerOptions {
@@ -11,7 +11,7 @@ pub struct SamplerOptions {
     pub temperature: f32,
     /// Top-p: the cumulative probability after which the tail is cut.
     pub top_p: f32,
-    /// How many of the most probable tokens stay; 0 keeps all.
+    /// Number of the most probable tokens that stay; 0 keeps all.
     pub top_k: usize,
     /// Smallest probability that stays, relative to the largest; 0 is off.
     pub min_p: f32,
@@ -47,9 +47,9 @@ pub struct DryOptions {
     pub multiplier: f32,
     /// The factor by which it grows with every further token.
     pub base: f32,
-    /// How many tokens may be repeated before the next one is penalised.
+    /// Number of tokens that may be repeated before the next one is penalised.
     pub allowed_length: usize,
-    /// How many of the last tokens are searched; `None` searches all.
+    /// Number of the last tokens that are searched; `None` searches all.
     pub window: Option<usize>,
     /// Texts that a repetition never reaches across.
     pub breakers: Vec<String>,
@@ -104,14 +104,14 @@ impl Default for XtcOptions {
 }
 
 impl DryOptions {
-    /// Whether it can penalise anything.
+    /// True if it can penalise anything.
     pub(super) fn is_on(&self) -> bool {
         self.multiplier != 0.0 && self.window != Some(0)
     }
 }
 
 impl XtcOptions {
-    /// Whether it can exclude anything.
+    /// True if it can exclude anything.
     pub(super) fn is_on(&self) -> bool {
         self.probability > 0.0 && self.threshold <= 0.5
     }
@@ -119,10 +119,10 @@ impl XtcOptions {
 
 /// Accepts a value that `fits`, else names the field and its range.
 fn check(field: &str, value: f32, fits: impl Fn(f32) -> bool, range: &str) -> Result<()> {
-    match fits(value) {
-        true => Ok(()),
-        false => Err(Error::Usage(format!("{field} {value}: use a number {range}"))),
+    if fits(value) {
+        return Ok(());
     }
+    Err(Error::Usage(format!("{field} {value}: use a number {range}")))
 }
 
 impl SamplerOptions {

@@ -1,17 +1,16 @@
 //! JSON as Python's `json.dumps` writes it, with the options of transformers' `tojson`.
 
 use super::Refusal;
-use super::arguments::{flag, named};
-use super::limits::{failed, pay_for};
-use super::value::LongInteger;
-use super::written;
+use super::environment::{argument, flag};
+use super::interpreter::{consume_fuel, failed};
+use super::repr;
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, State, Value};
 
 /// Longest indentation and separator.
 const MAX_BETWEEN: usize = 64;
 
-/// How JSON is written.
+/// The style of JSON.
 struct Style {
     /// Blanks of a level; `None` for one line.
     indent: Option<String>,
@@ -27,7 +26,7 @@ pub(super) fn dump(state: &State<'_, '_>, value: &Value, args: &[Value]) -> Resu
     let style = Style::of(args)?;
     let mut out = String::new();
     style.write(state, value, 0, &mut out)?;
-    pay_for(state, out.len())?;
+    consume_fuel(state, out.len())?;
     Ok(Value::from(out))
 }
 
@@ -36,8 +35,8 @@ impl Style {
         type Options = (Option<Value>, Option<Value>, Option<Value>, Option<Value>, Kwargs);
         let (ascii, indent, separators, sorted, kwargs): Options = from_args(args)?;
         let (ascii, sorted) = (flag(ascii, &kwargs, "ensure_ascii")?, flag(sorted, &kwargs, "sort_keys")?);
-        let indent = named(indent, &kwargs, "indent")?;
-        let separators = named(separators, &kwargs, "separators")?;
+        let indent = argument(indent, &kwargs, "indent")?;
+        let separators = argument(separators, &kwargs, "separators")?;
         kwargs.assert_all_used()?;
         let indent = match indent {
             Some(text) if text.as_str().is_some() => Some(text.to_string()),
@@ -98,7 +97,7 @@ impl Style {
 
     fn write_line(&self, state: &State<'_, '_>, depth: usize, out: &mut String) -> Result<(), Error> {
         if let Some(indent) = &self.indent {
-            pay_for(state, indent.len() * depth)?;
+            consume_fuel(state, indent.len() * depth)?;
             out.push('\n');
             out.extend(std::iter::repeat_n(indent.as_str(), depth));
         }
@@ -111,7 +110,6 @@ impl Style {
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => out.push_str(&number(value)),
             ValueKind::String => self.write_text(value.as_str().unwrap_or(""), out),
-            _ if value.downcast_object_ref::<LongInteger>().is_some() => out.push_str(&value.to_string()),
             // What a request leaves out.
             ValueKind::Undefined => {
                 let why = "tojson of a value that is undefined";
@@ -154,7 +152,7 @@ impl Style {
 }
 
 fn number(value: &Value) -> String {
-    match written::number(value).as_str() {
+    match repr::number(value).as_str() {
         "inf" => "Infinity".into(),
         "-inf" => "-Infinity".into(),
         "nan" => "NaN".into(),

@@ -10,28 +10,28 @@ use super::limits::{MAX_LEVELS, MAX_PATTERN};
 use parser::{Expr, Parser, Rule};
 use std::fmt::Write;
 
-/// The same grammar for `llguidance`.
+/// Translates a grammar for `llguidance`.
 ///
 /// # Errors
 ///
 /// What is wrong, after its line and column.
 pub(super) fn to_lark(text: &str) -> Result<String, String> {
     let mut parser = Parser::new(text);
-    let root = parser.grammar().map_err(|(at, what)| {
+    let root = parser.parse_grammar().map_err(|(at, what)| {
         let before = &text[..at];
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
         format!("line {line} column {column}: {what}")
     })?;
     let rules = parser.rules;
-    let terminal = terminals(&rules, root)?;
+    let terminal = find_terminals(&rules, root)?;
     let name = |rule: usize| format!("{}{rule}", if terminal[rule] { "T" } else { "r" });
     let mut lark = format!("start: {}\n", name(root));
     for (i, rule) in rules.iter().enumerate() {
         if let Some(body) = &rule.body {
             let _ = write!(lark, "{}: ", name(i));
             let from = lark.len();
-            emit(body, &name, &mut lark);
+            write_expr(body, &name, &mut lark);
             if terminal[i] && lark.len() - from > MAX_PATTERN {
                 return Err(format!(
                     "a rule becomes a pattern of more than {MAX_PATTERN} bytes; use a shorter one"
@@ -55,7 +55,7 @@ struct Step {
 
 /// Which rules lead to no rule that leads back to itself: such a rule is a terminal. Goes from rule to rule as the
 /// compiler does, so it says how deep that will be.
-fn terminals(rules: &[Rule], root: usize) -> Result<Vec<bool>, String> {
+fn find_terminals(rules: &[Rule], root: usize) -> Result<Vec<bool>, String> {
     /// No number yet.
     const NEW: usize = usize::MAX;
     // Tarjan's strongly connected components, without recursion.
@@ -63,7 +63,8 @@ fn terminals(rules: &[Rule], root: usize) -> Result<Vec<bool>, String> {
     let (mut terminal, mut open) = (vec![true; rules.len()], Vec::new());
     let mut is_open = vec![false; rules.len()];
     for first in std::iter::once(root).chain(0..rules.len()) {
-        let begin = |rule: usize, levels: usize| Step { rule, names: named(&rules[rule]), next: 0, levels };
+        let begin =
+            |rule: usize, levels: usize| Step { rule, names: named_rules(&rules[rule]), next: 0, levels };
         let mut way = if number[first] == NEW { vec![begin(first, 0)] } else { Vec::new() };
         while let Some(step) = way.last_mut() {
             let rule = step.rule;
@@ -106,7 +107,7 @@ fn terminals(rules: &[Rule], root: usize) -> Result<Vec<bool>, String> {
 }
 
 /// The rules that a rule names, each with the groups that it stands in.
-fn named(rule: &Rule) -> Vec<(usize, usize)> {
+fn named_rules(rule: &Rule) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut left: Vec<(usize, &Expr)> = rule.body.iter().map(|body| (0, body)).collect();
     while let Some((groups, expr)) = left.pop() {
@@ -122,12 +123,12 @@ fn named(rule: &Rule) -> Vec<(usize, usize)> {
     found
 }
 
-fn emit(expr: &Expr, name: &impl Fn(usize) -> String, out: &mut String) {
+fn write_expr(expr: &Expr, name: &impl Fn(usize) -> String, out: &mut String) {
     let joined = |parts: &[Expr], between: &str, out: &mut String| {
         out.push('(');
         for (i, part) in parts.iter().enumerate() {
             out.push_str(if i == 0 { "" } else { between });
-            emit(part, name, out);
+            write_expr(part, name, out);
         }
         out.push(')');
     };
@@ -145,7 +146,7 @@ fn emit(expr: &Expr, name: &impl Fn(usize) -> String, out: &mut String) {
             let is_group = matches!(&**part, Expr::Choice(_))
                 || matches!(&**part, Expr::Sequence(all) if !all.is_empty());
             out.push_str(if is_group { "" } else { "(" });
-            emit(part, name, out);
+            write_expr(part, name, out);
             out.push_str(if is_group { "" } else { ")" });
             let _ = match (least, most) {
                 (0, None) => write!(out, "*"),

@@ -64,26 +64,26 @@ pub(super) fn bound_numbers(of: &mut Value) {
 /// Refuses a schema that would take the compiler too deep or too long; says why.
 pub(super) fn check(schema: &Value) -> Result<()> {
     let mut left = MAX_VALUES;
-    count(schema, &mut left)?;
+    count_values(schema, &mut left)?;
     let mut walk = Walk { root: schema, known: HashMap::new() };
-    let size = walk.schema(schema, At::default())?;
+    let size = walk.measure(schema, At::default())?;
     let all = walk.known.values().flatten().fold(size.parts, |sum, of| sum.saturating_add(of.parts));
-    match all > MAX_PARTS {
-        true => Err(format!("combines to more than {MAX_PARTS} parts; use fewer alternatives")),
-        false => walk.ends(),
+    if all > MAX_PARTS {
+        return Err(format!("combines to more than {MAX_PARTS} parts; use fewer alternatives"));
     }
+    walk.check_circles()
 }
 
-fn count(value: &Value, left: &mut usize) -> Result<()> {
+fn count_values(value: &Value, left: &mut usize) -> Result<()> {
     *left = left.checked_sub(1).ok_or(format!("has more than {MAX_VALUES} values; use a smaller one"))?;
     match value {
-        Value::Array(all) => all.iter().try_for_each(|value| count(value, left)),
-        Value::Object(all) => all.values().try_for_each(|value| count(value, left)),
+        Value::Array(all) => all.iter().try_for_each(|value| count_values(value, left)),
+        Value::Object(all) => all.values().try_for_each(|value| count_values(value, left)),
         _ => Ok(()),
     }
 }
 
-/// Where the walk is: levels and references above.
+/// The place of the walk: levels and references above.
 #[derive(Clone, Copy, Default)]
 struct At {
     levels: usize,
@@ -109,7 +109,7 @@ impl Size {
         Self { parts, options, reference: None, any: false }
     }
 
-    /// What fits both: each alternative of one with each of the other.
+    /// The size of what fits both: each alternative of one with each of the other.
     fn and(self, other: Self) -> Self {
         if self.any {
             return other;
@@ -128,26 +128,26 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn schema(&mut self, of: &'a Value, at: At) -> Result<Size> {
+    fn measure(&mut self, of: &'a Value, at: At) -> Result<Size> {
         let Value::Object(fields) = of else { return Ok(Size::ANY) };
         if at.levels == MAX_LEVELS {
             return Err(format!("leads more than {MAX_LEVELS} levels deep; use a flatter one"));
         }
-        types(fields)?;
+        check_types(fields)?;
         let at = At { levels: at.levels + 1, ..at };
         let mut size = Size::ANY;
         for (keyword, value) in fields {
             size = match (keyword.as_str(), value) {
                 ("$ref", Value::String(to)) => {
-                    let to = self.reference(to, at)?;
+                    let to = self.measure_reference(to, at)?;
                     size.and(to)
                 }
                 ("allOf", Value::Array(all)) => {
-                    let add = |size: Size, of| Ok::<_, String>(size.and(self.schema(of, at)?));
+                    let add = |size: Size, of| Ok::<_, String>(size.and(self.measure(of, at)?));
                     all.iter().try_fold(size, add)?
                 }
                 ("anyOf" | "oneOf", Value::Array(all)) => {
-                    let sizes = all.iter().map(|of| self.schema(of, at)).collect::<Result<Vec<_>>>()?;
+                    let sizes = all.iter().map(|of| self.measure(of, at)).collect::<Result<Vec<_>>>()?;
                     let sum = |of: fn(&Size) -> usize| sizes.iter().map(of).fold(0, usize::saturating_add);
                     // All pairs are looked at.
                     let pairs = if keyword == "oneOf" { all.len() * all.len() / 64 } else { 0 };
@@ -157,47 +157,47 @@ impl<'a> Walk<'a> {
                 _ => size,
             };
         }
-        let inner = self.inner(fields, at)?;
+        let inner = self.measure_inner(fields, at)?;
         Ok(if inner > 0 { size.and(Size::of(inner, 1)) } else { size })
     }
 
     /// Parts for what is inside of an object or an array.
-    fn inner(&mut self, fields: &'a Map<String, Value>, at: At) -> Result<usize> {
+    fn measure_inner(&mut self, fields: &'a Map<String, Value>, at: At) -> Result<usize> {
         let mut parts = 0usize;
         let mut add = |size: Size| parts = parts.saturating_add(size.parts);
         for keyword in ONE {
             if let Some(of @ Value::Object(_)) = fields.get(keyword) {
-                add(self.schema(of, at)?);
+                add(self.measure(of, at)?);
             }
         }
         for keyword in LISTS {
             for of in fields.get(keyword).and_then(Value::as_array).into_iter().flatten() {
-                add(self.schema(of, at)?);
+                add(self.measure(of, at)?);
             }
         }
         for keyword in NAMED {
             for of in fields.get(keyword).and_then(Value::as_object).into_iter().flat_map(Map::values) {
-                add(self.schema(of, at)?);
+                add(self.measure(of, at)?);
             }
         }
         Ok(parts)
     }
 
-    fn reference(&mut self, to: &'a str, at: At) -> Result<Size> {
+    fn measure_reference(&mut self, to: &'a str, at: At) -> Result<Size> {
         if !self.known.contains_key(to) {
             if at.references == MAX_REFERENCES {
                 return Err(format!("`$ref` leads through more than {MAX_REFERENCES} references; use fewer"));
             }
             self.known.insert(to, None);
             let target = self.target(to)?;
-            let size = self.schema(target, At { references: at.references + 1, ..at })?;
+            let size = self.measure(target, At { references: at.references + 1, ..at })?;
             self.known.insert(to, Some(size));
         }
         let parts = self.known.get(to).copied().flatten().map_or(1, |size| size.parts);
         Ok(Size { reference: Some(parts), ..Size::of(1, 1) })
     }
 
-    /// What a reference leads to, found as the compiler finds it.
+    /// The target of a reference, found as the compiler finds it.
     fn target(&self, to: &str) -> Result<&'a Value> {
         let path = match to {
             "#" | "#/" => return Ok(self.root),
@@ -214,7 +214,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Refuses references that lead back to themselves without a step into an object or an array.
-    fn ends(&self) -> Result<()> {
+    fn check_circles(&self) -> Result<()> {
         let names: Vec<&str> = std::iter::once("#").chain(self.known.keys().copied()).collect();
         let mut leads: HashMap<&str, Vec<&str>> = HashMap::new();
         for &name in &names {
@@ -266,7 +266,7 @@ fn has_few_digits(number: f64) -> bool {
 }
 
 /// Refuses keywords of a wrong type, and long lists: the compiler cuts a wrong value's text anywhere to show it.
-fn types(fields: &Map<String, Value>) -> Result<()> {
+fn check_types(fields: &Map<String, Value>) -> Result<()> {
     let wrong = |keyword: &str, want: &str| Err(format!("`{keyword}` is no {want}"));
     for (keyword, value) in fields {
         let name = keyword.as_str();

@@ -1,6 +1,6 @@
 //! Grammars that somebody wrote to do harm: each is refused in one line, or is compiled in bounded time.
 
-use super::limits::Places;
+use super::limits::CompileSlots;
 use super::*;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -238,15 +238,15 @@ fn grammars_that_do_harm_end_in_bounded_time() {
 
 #[test]
 fn no_more_than_some_are_compiled_at_once_and_a_panic_is_an_error() {
-    static PLACES: Places = Places::new(2);
-    let taken = [(); 2].map(|()| PLACES.take(Duration::ZERO).expect("a place"));
-    assert!(matches!(PLACES.take(Duration::from_millis(5)), Err(Error::Memory(_))));
+    static SLOTS: CompileSlots = CompileSlots::new(2);
+    let taken = [(); 2].map(|()| SLOTS.take(Duration::ZERO).expect("a place"));
+    assert!(matches!(SLOTS.take(Duration::from_millis(5)), Err(Error::Memory(_))));
     std::thread::scope(|scope| {
-        let take = || PLACES.take(Duration::from_secs(60)).map(drop);
+        let take = || SLOTS.take(Duration::from_secs(60)).map(drop);
         let waits = std::thread::Builder::new().spawn_scoped(scope, take).expect("a thread");
         drop(taken);
         assert_eq!(waits.join().expect("no panic"), Ok(()));
     });
-    let panicked = contained("it", || -> std::result::Result<(), String> { panic!("é") });
+    let panicked = compile_contained("it", || -> std::result::Result<(), String> { panic!("é") });
     assert!(matches!(panicked, Err(Error::Usage(why)) if why.contains("cannot be compiled: é")));
 }
