@@ -238,12 +238,6 @@ impl Sampler {
         possible.or(kept.last()).map_or(0, |r| r.0)
     }
 
-    /// The tokens of `probs` that pass top-k, typicality, top-p and min-p: best first, not renormalised.
-    pub fn keep(&mut self, probs: &[f32]) -> &[(u32, f32)] {
-        let kept = self.rank(probs, self.cut_rule(probs));
-        &self.ranking.best[kept]
-    }
-
     /// True if no stage cuts tokens.
     fn is_uncut(&self) -> bool {
         let o = &self.options;

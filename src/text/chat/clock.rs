@@ -2,21 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-const WEEKDAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+const MONTHS: &str = "January February March April May June July August September October November December";
+/// From that of 1970-01-01 on.
+const WEEKDAYS: &str = "Thursday Friday Saturday Sunday Monday Tuesday Wednesday";
 
 /// A second in UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,72 +45,51 @@ impl Moment {
                 out.push(c);
                 continue;
             }
-            let mut directive = chars.next();
-            // Without zeros before a number.
-            let is_short = directive == Some('-');
-            if is_short {
-                directive = chars.next();
-            }
-            let directive = directive.ok_or("%")?;
-            let number = self.number(directive).map(|(number, digits)| {
-                let width = if is_short { 1 } else { digits };
-                format!("{number:0width$}")
-            });
-            out += &number.or_else(|| self.word(directive)).ok_or_else(|| format!("%{directive}"))?;
+            let padding = chars.clone().next().filter(|&c| c == '-').and_then(|_| chars.next());
+            let directive = chars.next().ok_or("%")?;
+            out += &self.format_field(directive, padding).ok_or_else(|| format!("%{directive}"))?;
         }
         Ok(out)
     }
 
-    /// The number that a directive stands for, and its digits.
-    fn number(self, directive: char) -> Option<(u64, usize)> {
+    /// The text of a directive; after a `-` numbers are not filled up with zeros.
+    fn format_field(self, directive: char, padding: Option<char>) -> Option<String> {
         let days = self.seconds / 86_400;
         let (year, month, day) = civil_date(days);
-        let hour = self.seconds / 3600 % 24;
-        Some(match directive {
+        let (hour, minute) = (self.seconds / 3600 % 24, self.seconds / 60 % 60);
+        let name = |names: &str, at: u64| names.split(' ').nth(at as usize).unwrap_or_default().to_owned();
+        let (weekday, month_name) = (name(WEEKDAYS, days % 7), name(MONTHS, month - 1));
+        let (number, width) = match directive {
+            'A' => return Some(weekday),
+            'a' => return Some(weekday[..3].into()),
+            'B' => return Some(month_name),
+            'b' => return Some(month_name[..3].into()),
+            'p' => return Some(name("AM PM", hour / 12)),
+            'Z' => return Some("UTC".into()),
+            'z' => return Some("+0000".into()),
+            '%' => return Some("%".into()),
+            'D' => return self.format("%m/%d/%y").ok(),
+            'F' => return self.format("%Y-%m-%d").ok(),
+            'T' => return self.format("%H:%M:%S").ok(),
             'Y' => (year, 1),
             'y' => (year % 100, 2),
-            'm' => (month as u64, 2),
+            'm' => (month, 2),
             'd' => (day, 2),
             'j' => (day_of_year(days) + 1, 3),
             'H' => (hour, 2),
             'I' => ((hour + 11) % 12 + 1, 2),
-            'M' => (self.seconds / 60 % 60, 2),
+            'M' => (minute, 2),
             'S' => (self.seconds % 60, 2),
             _ => return None,
-        })
-    }
-
-    /// The word or the other format that a directive stands for.
-    fn word(self, directive: char) -> Option<String> {
-        let days = self.seconds / 86_400;
-        let (weekday, month) = (WEEKDAYS[(days % 7) as usize], MONTHS[civil_date(days).1 - 1]);
-        let format = match directive {
-            'B' => return Some(month.into()),
-            'b' => return Some(month[..3].into()),
-            'A' => return Some(weekday.into()),
-            'a' => return Some(weekday[..3].into()),
-            'p' => {
-                if self.seconds / 3600 % 24 < 12 {
-                    "AM"
-                } else {
-                    "PM"
-                }
-            }
-            'Z' => "UTC",
-            'z' => "+0000",
-            '%' => return Some("%".into()),
-            'D' => "%m/%d/%y",
-            'F' => "%Y-%m-%d",
-            'T' => "%H:%M:%S",
-            _ => return None,
         };
-        self.format(format).ok()
+        let width = padding.map_or(width, |_| 1);
+        Some(format!("{number:0width$}"))
     }
 }
 
 /// Year, month and day of a day since 1970-01-01, the latter two from 1. Howard Hinnant's civil_from_days: years begin
 /// in March.
-fn civil_date(days: u64) -> (u64, usize, u64) {
+fn civil_date(days: u64) -> (u64, u64, u64) {
     let z = days + 719_468;
     let (era, day_of_era) = (z / 146_097, z % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -130,7 +97,7 @@ fn civil_date(days: u64) -> (u64, usize, u64) {
     let from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * from_march + 2) / 5 + 1;
     let month = (from_march + 2) % 12 + 1;
-    (era * 400 + year_of_era + u64::from(month <= 2), month as usize, day)
+    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
 /// The day in its year, from 0.

@@ -25,7 +25,6 @@ use files::error::unquoted;
 use minijinja::{ErrorKind, Value};
 use source::Marks;
 use std::error::Error as _;
-use value::Reads;
 
 /// Longest source; most have up to 30 KB, some with many tools and languages several hundred.
 pub(super) const MAX_SOURCE: u64 = 1 << 20;
@@ -52,7 +51,6 @@ pub struct Jinja {
     controls: Vec<String>,
     /// The control token that it writes after an answer.
     end: Option<String>,
-    reads: Reads,
     /// Another one for conversations with tools.
     with_tools: Option<Box<Jinja>>,
 }
@@ -78,13 +76,13 @@ impl Jinja {
         let source =
             if source.contains('\r') { source.replace("\r\n", "\n").replace('\r', "\n") } else { source };
         let place = place.into();
-        let (controls, end, reads) = (Vec::new(), None, Reads::Messages);
-        let mut template = Self { place, source, variables, controls, end, reads, with_tools: None };
+        let (controls, end) = (Vec::new(), None);
+        let template = Self { place, source, variables, controls, end, with_tools: None };
         if template.source.len() as u64 > MAX_SOURCE {
             return Err(template.fault(None, &format!("has more than {MAX_SOURCE} bytes")));
         }
         let text = template.prepare(&[])?;
-        template.reads = template.contained(move || interpreter::check(&text))?;
+        template.contained(move || interpreter::check(&text))?;
         Ok(template)
     }
 
@@ -97,7 +95,6 @@ impl Jinja {
             variables: Vec::new(),
             controls,
             end: template.end.map(str::to_owned),
-            reads: Reads::Messages,
             with_tools: None,
         }
     }
@@ -211,7 +208,7 @@ impl Jinja {
         if let Some(other) = self.with_tools.as_ref().filter(|_| has_tools) {
             return other.render(messages, context);
         }
-        let given = value::all(messages, context.variables, self.reads);
+        let given = value::all(messages, context.variables);
         let base = self.free_block(&given)?;
         let marks: Vec<(&str, char)> = (base..)
             .zip(&self.controls)

@@ -86,9 +86,6 @@ pub struct OutputParser {
     first: usize,
     open: Option<OpenCall>,
     scan: ScanState,
-    /// Bytes that were scanned for calls.
-    #[cfg(test)]
-    scanned: usize,
 }
 
 impl OutputParser {
@@ -105,8 +102,6 @@ impl OutputParser {
             first: 0,
             open: None,
             scan: ScanState::default(),
-            #[cfg(test)]
-            scanned: 0,
         }
     }
 
@@ -287,8 +282,6 @@ impl OutputParser {
                 }
             }
             scan.at += 1;
-            #[cfg(test)]
-            (self.scanned += 1);
             match scan.nesting.pass(byte) {
                 Some(depth) if byte == b'{' => {
                     scan.objects += 1;

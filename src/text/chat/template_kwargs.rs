@@ -146,41 +146,44 @@ impl Tools {
     }
 }
 
-/// The name of a tool whose parts are of the right kinds.
+/// A field of a tool: its place, the test for its value, and the value that it should have.
+type Field = (&'static str, fn(&Value) -> bool, &'static str);
+
+const FIELDS: [Field; 6] = [
+    ("", Value::is_object, "an object"),
+    ("/type", |kind| kind == "function", "\"function\""),
+    ("/function", Value::is_object, "an object"),
+    (
+        "/function/name",
+        |name| name.as_str().is_some_and(is_function_name),
+        "1 to 128 letters, digits, dots, _ and -",
+    ),
+    ("/function/description", Value::is_string, "a text"),
+    ("/function/parameters", Value::is_object, "a JSON schema, which is an object"),
+];
+
+/// Checks the fields of a tool; returns its name.
 fn check_tool(tool: &Value) -> Result<&str, String> {
-    let is = |value: &Value, what: &str| format!("is {}; use {what}", shown(value));
-    if !tool.is_object() {
-        return Err(is(tool, "an object"));
-    }
-    if let Some(kind) = tool.get("type").filter(|kind| *kind != "function") {
-        return Err(format!("field `type` {}", is(kind, "\"function\"")));
-    }
-    let function = tool.get("function").ok_or("field `function` is missing")?;
-    if !function.is_object() {
-        return Err(format!("field `function` {}", is(function, "an object")));
-    }
-    let name = function.get("name").ok_or("field `function.name` is missing")?;
-    let text = name.as_str().filter(|text| is_function_name(text));
-    let text = text.ok_or_else(|| {
-        format!("field `function.name` {}", is(name, "1 to 128 letters, digits, dots, _ and -"))
-    })?;
-    if let Some(other) = function.get("description").filter(|d| !d.is_string()) {
-        return Err(format!("field `function.description` {}", is(other, "a text")));
-    }
-    if let Some(other) = function.get("parameters").filter(|p| !p.is_object()) {
-        return Err(format!(
-            "field `function.parameters` {}",
-            is(other, "a JSON schema, which is an object")
-        ));
+    for (place, fits, wanted) in FIELDS {
+        let name = place.trim_start_matches('/').replace('/', ".");
+        match tool.pointer(place) {
+            Some(value) if !fits(value) => {
+                let name = if name.is_empty() { name } else { format!("field `{name}` ") };
+                return Err(format!("{name}is {}; use {wanted}", shown(value)));
+            }
+            None if ["function", "function.name"].contains(&name.as_str()) => {
+                return Err(format!("field `{name}` is missing"));
+            }
+            _ => {}
+        }
     }
     let known = ["name", "description", "parameters", "strict"];
-    let other =
-        function.as_object().into_iter().flat_map(|f| f.keys()).find(|k| !known.contains(&k.as_str()));
-    match other {
+    let mut fields = tool["function"].as_object().into_iter().flat_map(|fields| fields.keys());
+    match fields.find(|field| !known.contains(&field.as_str())) {
         Some(other) => {
             Err(format!("unknown field `function.{}`; known: {}", unquoted(other), known.join(", ")))
         }
-        None => Ok(text),
+        None => Ok(tool["function"]["name"].as_str().unwrap_or_default()),
     }
 }
 

@@ -92,11 +92,7 @@ fn tools_calls_and_results_are_rendered_as_transformers_does() {
             "granite",
             Template::load(&crate::project().join("tests/fixtures/models/m14-granite-bf16")).expect("loads"),
         ),
-        (
-            "phi4",
-            Template::load(&crate::project().join("tests/fixtures/models/m12-phi4mini-short-bf16"))
-                .expect("loads"),
-        ),
+        ("phi4", Template::BuiltIn(&builtin::PHI4)),
     ] {
         let text = join(&template.render(&messages, &context).expect("renders"));
         let mut expected = all["rendered"][name].as_str().expect("a text").to_owned();

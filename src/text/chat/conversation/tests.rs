@@ -155,7 +155,8 @@ fn a_call_and_its_result_append_to_the_conversation() {
     chat.answer(&tokenizer, &tokenizer.encode_plain("It is noon.").expect("ids"));
     // Saved and restored, it is the same, tools included.
     let json = serde_json::to_string(&chat.state()).expect("JSON");
-    let mut again = Conversation::new(with_tools(), None).with(TemplateKwargs::default(), chat.form());
+    let mut again =
+        Conversation::new(with_tools(), None).with(TemplateKwargs::default(), chat.output_format());
     again.resume(serde_json::from_str(&json).expect("a state"));
     for chat in [&mut chat, &mut again] {
         chat.ask(&tokenizer, "Thanks").expect("renders");
@@ -200,7 +201,7 @@ fn thoughts_that_the_prompt_ends_are_none_of_the_answer() {
     let mut chat = Conversation::new(with_tools(), None).with(variables, form.without_tools());
     chat.ask(&tokenizer, "Hi").expect("renders");
     assert!(tokenizer.decode_with_special(chat.ids()).ends_with("assistant\n<think>\n\n</think>\n\n"));
-    assert!(!chat.reader(&tokenizer).is_thinking());
+    assert!(!chat.output_parser(&tokenizer).is_thinking());
     chat.answer(
         &tokenizer,
         &tokenizer.encode_plain(CALL.split("\n\n").nth(1).expect("a call")).expect("ids"),
@@ -208,7 +209,10 @@ fn thoughts_that_the_prompt_ends_are_none_of_the_answer() {
     // Nobody gave it a tool, so that is text.
     assert!(chat.calls().is_empty() && chat.messages[1].content.starts_with("<tool_call>"));
     let empty = chat.anew(Some("s".into()));
-    assert_eq!((empty.questions(), empty.variables(), empty.form()), (0, chat.variables(), chat.form()));
+    assert_eq!(
+        (empty.questions(), empty.variables(), empty.output_format()),
+        (0, chat.variables(), chat.output_format())
+    );
 }
 
 #[test]

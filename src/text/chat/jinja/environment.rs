@@ -6,8 +6,8 @@ use super::interpreter::{
 use super::{Refusal, json, python, repr};
 use crate::chat::Moment;
 use minijinja::formatting::FormatStyle;
-use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
-use minijinja::{Environment, Error, State, Value, escape_formatter};
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
 
 /// Macros in macros and blocks in blocks; real templates have a handful.
 const MAX_RECURSION: usize = 100;
@@ -129,22 +129,32 @@ fn add_filters(environment: &mut Environment<'_>) {
     environment.add_filter("sum", sum);
 }
 
-/// An argument that is given by position or by name; none where it is `none`.
-pub(super) fn argument(
-    positional: Option<Value>,
-    kwargs: &Kwargs,
-    name: &str,
-) -> Result<Option<Value>, Error> {
-    let value = match positional {
-        Some(value) => Some(value),
-        None => kwargs.get::<Option<Value>>(name)?,
+/// The arguments of a filter or method, each given by position or by name.
+pub(super) fn named_args<const N: usize>(
+    args: &[Value],
+    names: [&str; N],
+) -> Result<[Option<Value>; N], Error> {
+    let (positional, kwargs) = match args.split_last() {
+        Some((last, others)) if last.is_kwargs() => (others, Kwargs::try_from(last.clone())?),
+        _ => (args, std::iter::empty::<(String, Value)>().collect()),
     };
-    Ok(value.filter(|value| !value.is_none() && !value.is_undefined()))
+    if positional.len() > N {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let mut found = [const { None }; N];
+    for (at, name) in names.into_iter().enumerate() {
+        found[at] = match positional.get(at) {
+            Some(value) => Some(value.clone()),
+            None => kwargs.get::<Option<Value>>(name)?,
+        };
+    }
+    kwargs.assert_all_used()?;
+    Ok(found)
 }
 
-/// [`argument`] for what is true or false.
-pub(super) fn flag(positional: Option<Value>, kwargs: &Kwargs, name: &str) -> Result<bool, Error> {
-    Ok(argument(positional, kwargs, name)?.is_some_and(|value| value.is_true()))
+/// True if an argument is neither `none` nor undefined.
+pub(super) fn is_given(value: &Value) -> bool {
+    !value.is_none() && !value.is_undefined()
 }
 
 /// The text of a value, which is paid for.
@@ -155,7 +165,7 @@ fn to_text(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
 
 /// One attribute of all items, if one is named.
 fn map_attribute(state: &mut State<'_, '_>, value: Value, attribute: Option<Value>) -> Result<Value, Error> {
-    match attribute.filter(|attribute| !attribute.is_none()) {
+    match attribute.filter(is_given) {
         Some(attribute) => {
             let attribute: Kwargs = [("attribute", attribute)].into_iter().collect();
             state.apply_filter("map", &[value, attribute.into()])
@@ -166,15 +176,9 @@ fn map_attribute(state: &mut State<'_, '_>, value: Value, attribute: Option<Valu
 }
 
 fn default(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
-    let args = args.into_values();
-    let (other, boolean, kwargs): (Option<Value>, Option<Value>, Kwargs) = from_args(&args)?;
-    let other = match other {
-        Some(other) => other,
-        None => kwargs.get::<Option<Value>>("default_value")?.unwrap_or_else(|| Value::from("")),
-    };
-    let boolean = flag(boolean, &kwargs, "boolean")?;
-    kwargs.assert_all_used()?;
-    Ok(if value.is_undefined() || (boolean && !value.is_true()) { other } else { value })
+    let [other, boolean] = named_args(&args.into_values(), ["default_value", "boolean"])?;
+    let is_missing = value.is_undefined() || boolean.is_some_and(|b| b.is_true() && !value.is_true());
+    Ok(if is_missing { other.unwrap_or_else(|| Value::from("")) } else { value })
 }
 
 fn to_float(value: &Value) -> Option<f64> {
@@ -186,10 +190,8 @@ fn to_float(value: &Value) -> Option<f64> {
 }
 
 fn int(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
-    let args = args.into_values();
-    let (default, kwargs): (Option<Value>, Kwargs) = from_args(&args)?;
-    let default = argument(default, &kwargs, "default")?.unwrap_or(Value::from(0));
-    kwargs.assert_all_used()?;
+    let [default] = named_args(&args.into_values(), ["default"])?;
+    let default = default.filter(is_given).unwrap_or(Value::from(0));
     let whole = |float: f64| Some(float as i128).filter(|_| float.is_finite());
     let number = match value.as_str() {
         Some(text) => text.trim().parse().ok().or_else(|| whole(to_float(&value)?)),
@@ -201,12 +203,9 @@ fn int(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
 
 /// A text whose lines begin with blanks, or with a text; the first line and empty ones do not, unless asked for.
 fn indent(state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
-    let args = args.into_values();
-    let (width, first, blank, kwargs): (Option<Value>, Option<Value>, Option<Value>, Kwargs) =
-        from_args(&args)?;
-    let width = argument(width, &kwargs, "width")?.unwrap_or(Value::from(4));
-    let (first, blank) = (flag(first, &kwargs, "first")?, flag(blank, &kwargs, "blank")?);
-    kwargs.assert_all_used()?;
+    let [width, first, blank] = named_args(&args.into_values(), ["width", "first", "blank"])?;
+    let width = width.filter(is_given).unwrap_or(Value::from(4));
+    let [first, blank] = [first, blank].map(|flag| flag.is_some_and(|flag| flag.is_true()));
     let text = to_text(state, &value)?;
     let width = match width.as_str() {
         Some(width) => width.to_owned(),
@@ -229,11 +228,8 @@ fn indent(state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Res
 }
 
 fn join(state: &mut State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
-    let args = args.into_values();
-    let (between, attribute, kwargs): (Option<Value>, Option<Value>, Kwargs) = from_args(&args)?;
-    let between = argument(between, &kwargs, "d")?;
-    let attribute = argument(attribute, &kwargs, "attribute")?;
-    kwargs.assert_all_used()?;
+    let [between, attribute] = named_args(&args.into_values(), ["d", "attribute"])?;
+    let between = between.filter(is_given);
     let between = between.map_or(Ok(String::new()), |between| to_text(state, &between))?;
     let mut out = String::new();
     for (at, item) in map_attribute(state, value, attribute)?.try_iter()?.enumerate() {
@@ -247,11 +243,8 @@ fn join(state: &mut State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> R
 }
 
 fn sum(state: &mut State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
-    let args = args.into_values();
-    let (attribute, start, kwargs): (Option<Value>, Option<Value>, Kwargs) = from_args(&args)?;
-    let attribute = argument(attribute, &kwargs, "attribute")?;
-    let start = argument(start, &kwargs, "start")?.unwrap_or(Value::from(0));
-    kwargs.assert_all_used()?;
+    let [attribute, start] = named_args(&args.into_values(), ["attribute", "start"])?;
+    let start = start.filter(is_given).unwrap_or(Value::from(0));
     map_attribute(state, value, attribute)?.try_iter()?.try_fold(start, |sum, item| {
         consume_fuel(state, ITEM_BYTES + size(&sum)?)?;
         add(state, sum, item)

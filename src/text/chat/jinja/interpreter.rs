@@ -6,7 +6,6 @@
 //! above a size, and no larger list comes about.
 
 use super::source::{self, CHECK_FILTER, CHECK_IN_NAMESPACE, CONST_ONE};
-use super::value::Reads;
 use super::{python, repr};
 use minijinja::machinery::{
     CompiledTemplate, Instruction, Instructions, TemplateConfig, eval, make_string_output,
@@ -37,13 +36,9 @@ const LIST: &str = "[]";
 const TUPLE: &str = "()";
 const MAP: &str = "{}";
 
-/// Checks the syntax of `source`, and finds out whether it reads `tools`.
-pub(super) fn check(source: &str) -> Result<Reads, Error> {
-    let program = compile(source)?;
-    let mut all = program.blocks.values().chain([&program.instructions]);
-    let reads_tools =
-        all.any(|code| (0..).map_while(|at| code.get(at)).any(|i| matches!(i, Instruction::Lookup("tools"))));
-    Ok(if reads_tools { Reads::Tools } else { Reads::Messages })
+/// Checks the syntax of `source`.
+pub(super) fn check(source: &str) -> Result<(), Error> {
+    compile(source).map(drop)
 }
 
 /// Renders `source` with `values`.

@@ -1,10 +1,10 @@
 //! JSON as Python's `json.dumps` writes it, with the options of transformers' `tojson`.
 
 use super::Refusal;
-use super::environment::{argument, flag};
+use super::environment::{is_given, named_args};
 use super::interpreter::{consume_fuel, failed};
 use super::repr;
-use minijinja::value::{Kwargs, ValueKind, from_args};
+use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};
 
 /// Longest indentation and separator.
@@ -32,12 +32,10 @@ pub(super) fn dump(state: &State<'_, '_>, value: &Value, args: &[Value]) -> Resu
 
 impl Style {
     fn of(args: &[Value]) -> Result<Self, Error> {
-        type Options = (Option<Value>, Option<Value>, Option<Value>, Option<Value>, Kwargs);
-        let (ascii, indent, separators, sorted, kwargs): Options = from_args(args)?;
-        let (ascii, sorted) = (flag(ascii, &kwargs, "ensure_ascii")?, flag(sorted, &kwargs, "sort_keys")?);
-        let indent = argument(indent, &kwargs, "indent")?;
-        let separators = argument(separators, &kwargs, "separators")?;
-        kwargs.assert_all_used()?;
+        let [ascii, indent, separators, sorted] =
+            named_args(args, ["ensure_ascii", "indent", "separators", "sort_keys"])?;
+        let [ascii, sorted] = [ascii, sorted].map(|flag| flag.is_some_and(|flag| flag.is_true()));
+        let (indent, separators) = (indent.filter(is_given), separators.filter(is_given));
         let indent = match indent {
             Some(text) if text.as_str().is_some() => Some(text.to_string()),
             Some(number) => {
@@ -81,7 +79,10 @@ impl Style {
             }
             self.write_line(state, depth + 1, out)?;
             if open == '{' {
-                self.write_key(item, out)?;
+                let quote = if item.as_str().is_some() { "" } else { "\"" };
+                out.push_str(quote);
+                self.write_scalar(item, out)?;
+                out.push_str(quote);
                 out.push_str(&self.separators[1]);
                 self.write(state, &value.get_item(item)?, depth + 1, out)?;
             } else {
@@ -108,7 +109,9 @@ impl Style {
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => out.push_str(&number(value)),
+            ValueKind::Number => {
+                out.push_str(&repr::number(value).replace("inf", "Infinity").replace("nan", "NaN"));
+            }
             ValueKind::String => self.write_text(value.as_str().unwrap_or(""), out),
             // What a request leaves out.
             ValueKind::Undefined => {
@@ -118,19 +121,6 @@ impl Style {
             kind => return Err(failed(format!("tojson of a value that is {kind}"))),
         }
         Ok(())
-    }
-
-    fn write_key(&self, key: &Value, out: &mut String) -> Result<(), Error> {
-        match key.kind() {
-            ValueKind::String => self.write_scalar(key, out),
-            ValueKind::None | ValueKind::Bool | ValueKind::Number => {
-                out.push('"');
-                self.write_scalar(key, out)?;
-                out.push('"');
-                Ok(())
-            }
-            kind => Err(failed(format!("tojson of a key that is {kind}"))),
-        }
     }
 
     fn write_text(&self, text: &str, out: &mut String) {
@@ -148,14 +138,5 @@ impl Style {
                     .for_each(|unit| out.push_str(&format!("\\u{unit:04x}"))),
             }
         }
-    }
-}
-
-fn number(value: &Value) -> String {
-    match repr::number(value).as_str() {
-        "inf" => "Infinity".into(),
-        "-inf" => "-Infinity".into(),
-        "nan" => "NaN".into(),
-        digits => digits.into(),
     }
 }

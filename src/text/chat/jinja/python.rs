@@ -1,11 +1,11 @@
 //! Python's methods of texts, dictionaries and lists. In transformers' sandbox none may change a value.
 
-use super::environment::{argument, flag};
+use super::environment::{is_given, named_args};
 use super::interpreter::{check_value, consume_fuel, failed, size};
 use super::repr;
 use crate::chat::is_blank;
 use minijinja::formatting::{self, FormatStyle};
-use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
+use minijinja::value::{Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
 /// Bytes for one text in a list of texts.
@@ -200,10 +200,9 @@ fn change_case(text: &str, method: &str) -> Option<String> {
 
 /// Splits a text at a separator, or at blanks: at most some times, from the left or from the right.
 pub(super) fn split(state: &State<'_, '_>, text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let (separator, most, kwargs): (Option<Value>, Option<Value>, Kwargs) = from_args(args)?;
-    let separator = argument(separator, &kwargs, "sep")?;
-    let most = argument(most, &kwargs, "maxsplit")?.map(i64::try_from).transpose()?;
-    kwargs.assert_all_used()?;
+    let [separator, most] = named_args(args, ["sep", "maxsplit"])?;
+    let (separator, most) = (separator.filter(is_given), most.filter(is_given));
+    let most = most.map(i64::try_from).transpose()?;
     let most = most.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
     let Some(separator) = separator else {
         consume_fuel(state, text.split(is_blank).count().min(most) * PART_BYTES)?;
@@ -244,9 +243,8 @@ fn split_at_blanks(text: &str, most: usize) -> Vec<&str> {
 
 /// The lines of a text, their ends too where `args` say so.
 fn split_lines(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<Value, Error> {
-    let (keeps_ends, kwargs): (Option<Value>, Kwargs) = from_args(args)?;
-    let keeps_ends = flag(keeps_ends, &kwargs, "keepends")?;
-    kwargs.assert_all_used()?;
+    let [keeps_ends] = named_args(args, ["keepends"])?;
+    let keeps_ends = keeps_ends.is_some_and(|keeps| keeps.is_true());
     let is_end = |c: char| "\n\r\x0b\x0c\x1c\x1d\x1e\u{85}\u{2028}\u{2029}".contains(c);
     consume_fuel(state, text.matches(is_end).count() * PART_BYTES)?;
     let (mut lines, mut rest) = (Vec::new(), text);

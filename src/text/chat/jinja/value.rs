@@ -1,20 +1,12 @@
 //! Messages and JSON as values of the interpreter. The fields of objects keep their order: a model was trained on it.
 
-use crate::chat::{Message, Role, TemplateKwargs};
+use crate::chat::{Message, TemplateKwargs};
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
-
-/// The variables that a template reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reads {
-    Messages,
-    /// `tools` too.
-    Tools,
-}
 
 /// The fields of an object, in its order.
 struct Fields<'a>(Vec<(String, &'a RawValue)>);
@@ -80,9 +72,8 @@ fn number(json: &str) -> Value {
     }
 }
 
-/// A message, with the fields that transformers gives it. A template may ask which there are. A system message may
-/// have `tools`.
-fn message(m: &Message, tools: Option<&str>) -> Value {
+/// A message, with the fields that transformers gives it. A template may ask which there are.
+fn message(m: &Message) -> Value {
     let mut fields = vec![("role", Value::from(m.role.name())), ("content", Value::from(m.content.as_str()))];
     if let Some(reasoning) = &m.reasoning {
         fields.push(("reasoning_content", Value::from(reasoning.as_str())));
@@ -101,20 +92,13 @@ fn message(m: &Message, tools: Option<&str>) -> Value {
     for (name, value) in [("tool_call_id", &m.tool_call_id), ("name", &m.name)] {
         fields.extend(value.as_deref().map(|value| (name, Value::from(value))));
     }
-    fields.extend(tools.filter(|_| m.role == Role::System).map(|tools| ("tools", Value::from(tools))));
     Value::from_pairs(fields)
 }
 
-/// `messages`, `tools` and a caller's own variables. A template that `reads` no `tools` finds them in system messages,
-/// as a text: Phi 4 mini's does.
-pub(super) fn all(
-    messages: &[Message],
-    variables: Option<&TemplateKwargs>,
-    reads: Reads,
-) -> Vec<(String, Value)> {
+/// `messages`, `tools` as a list and as a text, and a caller's own variables.
+pub(super) fn all(messages: &[Message], variables: Option<&TemplateKwargs>) -> Vec<(String, Value)> {
     let tools = variables.and_then(|v| v.tools.as_ref()).map(|tools| tools.json());
-    let of_system = tools.filter(|_| reads == Reads::Messages);
-    let list: Vec<Value> = messages.iter().map(|m| message(m, of_system)).collect();
+    let list: Vec<Value> = messages.iter().map(message).collect();
     let mut values = vec![
         ("messages".into(), Value::from(list)),
         ("tools".into(), tools.map_or(Value::from(()), json)),

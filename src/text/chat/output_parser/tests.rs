@@ -299,10 +299,11 @@ fn a_call_that_breaks_off_behind_its_name_is_a_call_with_what_came_of_its_argume
     );
 }
 
+/// Looking through all of a call for each of its pieces would take minutes.
 #[test]
-fn each_byte_of_a_call_is_looked_at_once_however_many_pieces_it_comes_in() {
+fn the_time_of_a_call_is_in_proportion_to_its_length() {
     let list = "{\"x\": [1, \"</tool_cal\"]}, ".repeat(200);
-    let args = format!("{{\"a\": \"{}\", \"b\": [{list}0]}}", "</tool_call> ".repeat(100));
+    let args = format!("{{\"a\": \"{}\", \"b\": [{list}0]}}", "</tool_call> ".repeat(60_000));
     for (form, open, close) in [
         (qwen(), "<tool_call>", "</tool_call>"),
         (form("<|tool_call|>"), "<|tool_call|>[", "]"),
@@ -310,11 +311,13 @@ fn each_byte_of_a_call_is_looked_at_once_however_many_pieces_it_comes_in() {
         (llama(), "", ""),
     ] {
         let answer = format!("{open}{{\"name\": \"f\", \"arguments\": {args}}}{close}");
-        let mut reader = OutputParser::new(form, "");
-        let mut parts: Vec<Part> = answer.split_inclusive(' ').flat_map(|piece| reader.push(piece)).collect();
-        parts.extend(reader.finish());
-        assert_eq!(joined(whole(parts)), [call(0, "f", &args)]);
-        assert!((args.len()..=answer.len()).contains(&reader.scanned), "{} {open}", reader.scanned);
+        let mut parser = OutputParser::new(form, "");
+        let began = std::time::Instant::now();
+        let pieces = answer.as_bytes().chunks(4).map(|piece| std::str::from_utf8(piece).expect("ASCII"));
+        let mut parts: Vec<Part> = pieces.flat_map(|piece| parser.push(piece)).collect();
+        parts.extend(parser.finish());
+        assert!(began.elapsed().as_secs() < 20, "{open}: {:?}", began.elapsed());
+        assert!(joined(whole(parts)) == [call(0, "f", &args)], "{open}");
     }
 }
 

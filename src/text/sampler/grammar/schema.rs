@@ -265,55 +265,51 @@ fn has_few_digits(number: f64) -> bool {
     whole.is_some_and(|digits| number.abs() * 10f64.powi(digits) <= most)
 }
 
+/// A kind of value: its name, and the test for it.
+type Kind = (&'static str, fn(&Value) -> bool);
+
+/// The kind of a keyword's value.
+fn kind_of(keyword: &str) -> Option<Kind> {
+    fn is_names(value: &Value) -> bool {
+        value.as_array().is_some_and(|all| all.iter().all(Value::is_string))
+    }
+    Some(match keyword {
+        _ if COUNTS.contains(&keyword) => ("whole number from 0", Value::is_u64),
+        _ if NUMBERS.contains(&keyword) => ("number", Value::is_number),
+        _ if keyword.starts_with("exclusiveM") => ("number", |value| value.is_number() || value.is_boolean()),
+        _ if NAMED.contains(&keyword) => ("object", Value::is_object),
+        _ if IN_PLACE.contains(&keyword) => ("array", Value::is_array),
+        "prefixItems" | "enum" => ("array", Value::is_array),
+        "$ref" | "pattern" | "format" => ("string", Value::is_string),
+        "required" => ("array of strings", is_names),
+        _ => return None,
+    })
+}
+
 /// Refuses keywords of a wrong type, and long lists: the compiler cuts a wrong value's text anywhere to show it.
 fn check_types(fields: &Map<String, Value>) -> Result<()> {
-    let wrong = |keyword: &str, want: &str| Err(format!("`{keyword}` is no {want}"));
     for (keyword, value) in fields {
         let name = keyword.as_str();
-        match value {
-            Value::String(text) if name == "pattern" && text.len() > MAX_PATTERN => {
-                return Err(format!("`pattern` has more than {MAX_PATTERN} bytes; use a shorter one"));
-            }
-            Value::Object(all) if name == "properties" && all.len() > MAX_PROPERTIES => {
-                return Err(format!("`properties` has more than {MAX_PROPERTIES}; use fewer"));
-            }
-            Value::Object(all) if name == "patternProperties" && all.len() > MAX_PATTERNS => {
-                return Err(format!("`patternProperties` has more than {MAX_PATTERNS}; use fewer"));
-            }
-            Value::Array(all) if name == "required" && all.len() > MAX_PROPERTIES => {
-                return Err(format!("`required` has more than {MAX_PROPERTIES}; use fewer"));
-            }
-            _ => {}
+        let (length, most) = match (name, value) {
+            ("pattern", Value::String(text)) => (text.len(), MAX_PATTERN),
+            ("properties", Value::Object(all)) => (all.len(), MAX_PROPERTIES),
+            ("patternProperties", Value::Object(all)) => (all.len(), MAX_PATTERNS),
+            ("required", Value::Array(all)) => (all.len(), MAX_PROPERTIES),
+            _ => (0, 0),
+        };
+        if length > most {
+            let unit = if name == "pattern" { " bytes" } else { "" };
+            return Err(format!("`{name}` has more than {most}{unit}; use fewer"));
         }
-        if COUNTS.contains(&name) && !value.is_u64() {
-            return wrong(name, "whole number from 0");
+        if let Some((kind, _)) = kind_of(name).filter(|(_, is)| !is(value)) {
+            return Err(format!("`{name}` is no {kind}"));
         }
-        if NUMBERS.contains(&name) && !value.is_number() {
-            return wrong(name, "number");
-        }
-        if (name.ends_with("inimum") || name.ends_with("aximum"))
-            && value.as_f64().is_some_and(|n| n.abs() > MAX_BOUND)
-        {
+        let is_bound = name.ends_with("inimum") || name.ends_with("aximum");
+        if is_bound && value.as_f64().is_some_and(|n| n.abs() > MAX_BOUND) {
             return Err(format!("`{name}` {value} is out of range; use a number up to {MAX_BOUND}"));
         }
         if name == "multipleOf" && !value.as_f64().is_some_and(has_few_digits) {
             return Err(format!("`multipleOf` has more than {MAX_DIGITS} digits; use fewer"));
-        }
-        if name.starts_with("exclusiveM") && !value.is_number() && !value.is_boolean() {
-            return wrong(name, "number");
-        }
-        if ["$ref", "pattern", "format"].contains(&name) && !value.is_string() {
-            return wrong(name, "string");
-        }
-        if NAMED.contains(&name) && !value.is_object() {
-            return wrong(name, "object");
-        }
-        let names = || value.as_array().is_some_and(|all| all.iter().all(Value::is_string));
-        if name == "required" && !names() {
-            return wrong(name, "array of strings");
-        }
-        if (name == "prefixItems" || name == "enum" || IN_PLACE.contains(&name)) && !value.is_array() {
-            return wrong(name, "array");
         }
     }
     Ok(())

@@ -195,10 +195,13 @@ fn schemas_that_do_harm_end_in_bounded_time() {
 fn grammars_that_do_harm_end_in_bounded_time() {
     let chain: String = (0..400).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect();
     let circle = chain.clone() + "r400 ::= \"b\" | root\nroot ::= r0\n";
+    let links: String = (0..900).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect();
+    let long_circle = links + "r900 ::= \"b\" | root\nroot ::= r0\n";
     let groups = |n: usize| format!("root ::= {}\"a\"{}\n", "(\"b\" ".repeat(n), ")?".repeat(n));
     for (name, want, text) in [
         ("400 rules", Ends, chain + "r400 ::= \"b\"\nroot ::= r0\n"),
         ("400 rules in a circle", Ends, circle),
+        ("900 rules in a circle", Ends, long_circle),
         ("groups", Works, groups(20)),
         ("many groups", Ends, groups(60)),
         ("itself", Refused("no text fits it"), "root ::= root\n".into()),

@@ -3,16 +3,51 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Expr {
-    /// A regular expression for a text or for one character.
-    Regex(String),
-    /// The number of a rule.
-    Rule(usize),
-    Sequence(Vec<Expr>),
-    Choice(Vec<Expr>),
-    /// Least and most repetitions.
-    Repeat(Box<Expr>, u32, Option<u32>),
+/// A part of a rule, in the syntax of `llguidance`.
+pub(super) struct Expr {
+    /// Its text, in which `@7@` stands for the rule number 7: all other signs of a grammar are escaped.
+    pub lark: String,
+    /// The rules that it names, each with the groups around the name.
+    pub names: Vec<(usize, usize)>,
+    /// Set where the text stands in brackets.
+    is_group: bool,
+}
+
+impl Expr {
+    fn of_regex(regex: &str) -> Self {
+        Self { lark: format!("/{regex}/"), names: Vec::new(), is_group: false }
+    }
+
+    fn of_rule(rule: usize) -> Self {
+        Self { lark: format!("@{rule}@"), names: vec![(0, rule)], is_group: false }
+    }
+
+    fn join(mut parts: Vec<Self>, between: &str) -> Self {
+        if parts.len() == 1 {
+            return parts.remove(0);
+        }
+        if parts.is_empty() {
+            return Self { lark: "\"\"".into(), names: Vec::new(), is_group: false };
+        }
+        let texts: Vec<&str> = parts.iter().map(|part| part.lark.as_str()).collect();
+        let lark = format!("({})", texts.join(between));
+        let names = parts.iter().flat_map(|part| &part.names).map(|&(groups, rule)| (groups + 1, rule));
+        Self { lark, names: names.collect(), is_group: true }
+    }
+
+    fn repeat(self, least: u32, most: Option<u32>) -> Self {
+        let times = match (least, most) {
+            (0, None) => "*".into(),
+            (1, None) => "+".into(),
+            (0, Some(1)) => "?".into(),
+            (least, None) => format!("{{{least},}}"),
+            (least, Some(most)) => format!("{{{least},{most}}}"),
+        };
+        // The compiler takes only some thirty groups in each other.
+        let lark = if self.is_group { self.lark + &times } else { format!("({}){times}", self.lark) };
+        let names = self.names.into_iter().map(|(groups, rule)| (groups + 1, rule)).collect();
+        Self { lark, names, is_group: false }
+    }
 }
 
 pub(super) struct Rule {
@@ -148,7 +183,7 @@ impl<'a> Parser<'a> {
             self.skip_blanks(Lines::GoOn);
             parts.push(self.parse_sequence(depth, lines)?);
         }
-        Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Choice(parts) })
+        Ok(Expr::join(parts, " | "))
     }
 
     fn parse_sequence(&mut self, depth: usize, lines: Lines) -> Result<Expr, Wrong> {
@@ -159,7 +194,7 @@ impl<'a> Parser<'a> {
                 '[' => self.parse_class()?,
                 '.' => {
                     self.at += 1;
-                    Expr::Regex("(?s:.)".into())
+                    Expr::of_regex("(?s:.)")
                 }
                 '(' => {
                     self.at += 1;
@@ -170,7 +205,7 @@ impl<'a> Parser<'a> {
                     }
                     group
                 }
-                c if c.is_ascii_alphanumeric() => Expr::Rule(self.parse_name()?),
+                c if c.is_ascii_alphanumeric() => Expr::of_rule(self.parse_name()?),
                 _ => break,
             };
             self.skip_blanks(lines);
@@ -178,7 +213,7 @@ impl<'a> Parser<'a> {
             self.skip_blanks(lines);
             parts.push(part);
         }
-        Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Sequence(parts) })
+        Ok(Expr::join(parts, " "))
     }
 
     /// An item with its repetition signs.
@@ -191,7 +226,7 @@ impl<'a> Parser<'a> {
             _ => return Ok(part),
         };
         self.at += 1;
-        Ok(Expr::Repeat(Box::new(part), least, most))
+        Ok(part.repeat(least, most))
     }
 
     fn parse_count(&mut self, part: Expr) -> Result<Expr, Wrong> {
@@ -206,7 +241,7 @@ impl<'a> Parser<'a> {
         match (inner, range) {
             (Some(inner), Some((least, most))) if most.is_none_or(|most| least <= most) => {
                 self.at += inner.len() + 2;
-                Ok(Expr::Repeat(Box::new(part), least, most))
+                Ok(part.repeat(least, most))
             }
             _ => self.wrong(format!("{{m}}, {{m,}} or {{m,n}} with numbers up to {MAX_REPEAT} is expected")),
         }
@@ -224,7 +259,7 @@ impl<'a> Parser<'a> {
             }
         }
         self.at += 1;
-        Ok(if regex.is_empty() { Expr::Sequence(Vec::new()) } else { Expr::Regex(regex) })
+        Ok(if regex.is_empty() { Expr::join(Vec::new(), "") } else { Expr::of_regex(&regex) })
     }
 
     fn parse_class(&mut self) -> Result<Expr, Wrong> {
@@ -257,7 +292,7 @@ impl<'a> Parser<'a> {
         }
         self.at += 1;
         regex.push(']');
-        Ok(Expr::Regex(regex))
+        Ok(Expr::of_regex(&regex))
     }
 
     /// One character, plain or escaped with a backslash.
