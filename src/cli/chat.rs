@@ -25,7 +25,7 @@ use said::Answer;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use text::chat::{Conversation, ConversationState, Form, Message, Role, Template};
+use text::chat::{Conversation, ConversationState, Message, OutputFormat, Role, Template};
 use text::sampler::{Rng, SamplerOptions};
 
 /// A conversation.
@@ -76,14 +76,14 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     if !options.ignore_eos {
         options.stop_tokens = template.stop_tokens(engine.tokenizer());
     }
-    if template == Template::Plain && output.verbosity() != Verbosity::Quiet {
+    if template == Template::PLAIN && output.verbosity() != Verbosity::Quiet {
         say_no_template();
     }
     if output.verbosity() == Verbosity::Verbose {
         say!("sampling: {}", show_settings(&options));
     }
     let system = args.system.as_deref().map(|text| args.escape.text(text));
-    let conversation = Conversation::new(template, system).with(variables, Form::default());
+    let conversation = Conversation::new(template, system).with(variables, OutputFormat::default());
     check_tools(&conversation, engine)?;
     signal::connect(&options.cancel);
     let mut chat = Chat {
@@ -103,7 +103,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         last: None,
     };
     let (form, shown) = chat.form_of_answers();
-    chat.conversation.set_form(form);
+    chat.conversation.set_output_format(form);
     chat.options.shown_tokens = shown;
     if !chat.is_quiet() {
         args.template
@@ -232,12 +232,12 @@ impl Chat<'_> {
     }
 
     /// How answers are read, and the control tokens that belong to their text. A grammar leaves no other form.
-    fn form_of_answers(&self) -> (Form, Vec<u32>) {
+    fn form_of_answers(&self) -> (OutputFormat, Vec<u32>) {
         let (grammar, tokenizer) = (&self.args.completion.sampler.grammar, self.engine.tokenizer());
         if grammar.json_schema.is_some() || grammar.grammar.is_some() {
-            return (Form::default(), Vec::new());
+            return (OutputFormat::default(), Vec::new());
         }
-        let form = Form::of(self.conversation.template(), tokenizer);
+        let form = OutputFormat::of(self.conversation.template(), tokenizer);
         let tools = self.conversation.variables().tools.is_some();
         let form = if tools { form } else { form.without_tools() };
         (form, form.shown(tokenizer))

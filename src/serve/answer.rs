@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use text::chat::{Part, Reader, ToolCall};
+use text::chat::{OutputParser, Part, ToolCall};
 use text::sampler::{Logprob, Logprobs, TokenLogprobs};
 use text::tokenizer::StopStrings;
 use tokio::sync::Semaphore;
@@ -57,7 +57,7 @@ impl Choice {
                 Part::Text(text) => self.text += text,
                 Part::Thinking(thought) => self.thoughts += thought,
                 Part::Call(call) | Part::Cut { call, .. } => self.calls.push(call.clone()),
-                Part::Begun { .. } | Part::Arguments(_) => {}
+                Part::ToolCallStart { .. } | Part::ToolCallDelta(_) => {}
             }
         }
         if how == How::Whole {
@@ -211,7 +211,7 @@ impl Drop for Gone {
 /// The texts of one request.
 pub struct Answer {
     events: Receiver<(usize, Event)>,
-    readers: Vec<Reader>,
+    readers: Vec<OutputParser>,
     choices: Vec<Choice>,
     /// How far the prompt of each text is read, where that is told.
     readings: Vec<Option<Reading>>,
@@ -263,7 +263,7 @@ fn of_logprobs(top: usize) -> usize {
 
 /// Bytes that the texts of some prompts may take: what they say, as far as a slot goes, and of a stream what its client
 /// has not read. An answer that turns out longer takes more then.
-fn memory(served: &Served, prompts: &[(Arc<[u32]>, Reader)], asked: &Asked) -> u64 {
+fn memory(served: &Served, prompts: &[(Arc<[u32]>, OutputParser)], asked: &Asked) -> u64 {
     let options = &asked.options;
     let (of_logprobs, measured) =
         (options.logprobs.map_or(0, of_logprobs), asked.measures.map_or(0, of_logprobs));
@@ -276,7 +276,7 @@ fn memory(served: &Served, prompts: &[(Arc<[u32]>, Reader)], asked: &Asked) -> u
         };
         OF_TEXT + tokens * OF_TOKEN + kept
     };
-    let of_prompt = |(prompt, _): &(Arc<[u32]>, Reader)| {
+    let of_prompt = |(prompt, _): &(Arc<[u32]>, OutputParser)| {
         size_of_val(&prompt[..]) + asked.n * (of_text(prompt) + prompt.len() * measured)
     };
     prompts.iter().map(of_prompt).fold(0, usize::saturating_add) as u64
@@ -286,7 +286,7 @@ impl Answer {
     /// Hands the texts of some prompts to the scheduler.
     pub fn begin(
         served: &Served,
-        prompts: Vec<(Arc<[u32]>, Reader)>,
+        prompts: Vec<(Arc<[u32]>, OutputParser)>,
         asked: &Asked,
         (shape, mut share): (Box<dyn Shape>, Share),
     ) -> Result<Self, Refusal> {

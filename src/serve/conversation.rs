@@ -10,14 +10,17 @@ use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
 use files::error::quoted;
 use serde_json::Value;
-use text::chat::{Context, Ending, Form, Message, Moment, Reader, Role, Template, ToolCall, Variables, join};
+use text::chat::{
+    Context, Ending, Message, Moment, OutputFormat, OutputParser, Role, Template, TemplateKwargs, ToolCall,
+    join,
+};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
 /// A conversation that wants an answer.
 pub struct Conversation {
     pub messages: Vec<Message>,
-    pub variables: Variables,
+    pub variables: TemplateKwargs,
     pub wanted: Wanted,
     pub ending: Ending,
 }
@@ -25,8 +28,8 @@ pub struct Conversation {
 /// Its prompt, and how the answer is read.
 pub struct Prompt {
     pub ids: Vec<u32>,
-    pub form: Form,
-    pub reader: Reader,
+    pub form: OutputFormat,
+    pub reader: OutputParser,
     pub stop_tokens: Vec<u32>,
     pub shown_tokens: Vec<u32>,
 }
@@ -124,8 +127,8 @@ fn ending(fields: &Fields<'_>) -> Result<Ending> {
 }
 
 /// `chat_template_kwargs`.
-fn variables(fields: &Fields<'_>) -> Result<Variables> {
-    let mut variables = Variables::default();
+fn variables(fields: &Fields<'_>) -> Result<TemplateKwargs> {
+    let mut variables = TemplateKwargs::default();
     if let Some(own) = fields.object("chat_template_kwargs")? {
         for (name, value) in own.entries() {
             let set = variables.set(name, &value.to_string());
@@ -136,7 +139,7 @@ fn variables(fields: &Fields<'_>) -> Result<Variables> {
 }
 
 /// What a template gets besides messages.
-fn context<'a>(served: &'a Served, variables: &'a Variables, ending: Ending) -> Context<'a> {
+fn context<'a>(served: &'a Served, variables: &'a TemplateKwargs, ending: Ending) -> Context<'a> {
     let bos = served.engine.tokenizer().bos_token();
     Context { bos, now: Moment::now(), ending, variables: Some(variables) }
 }
@@ -181,7 +184,7 @@ impl Conversation {
     }
 
     /// What its template gets: what the request says, and else the server's flags.
-    pub fn variables(&self, served: &Served) -> Variables {
+    pub fn variables(&self, served: &Served) -> TemplateKwargs {
         self.variables.clone().or(&served.variables)
     }
 
@@ -195,12 +198,12 @@ impl Conversation {
         let context = context(served, &variables, self.ending);
         self.check_tools(template, &context)?;
         let ids = self.render(template, |messages| template.encode_in(tokenizer, messages, &context))?;
-        let form = Form::of(template, tokenizer);
+        let form = OutputFormat::of(template, tokenizer);
         let form = if self.variables.tools.is_some() { form } else { form.without_tools() };
         const END: usize = 16;
         let end = tokenizer.decode_with_special(&ids[ids.len().saturating_sub(END)..]);
         let calls = self.messages.iter().map(|m| m.tool_calls.len()).sum();
-        let mut reader = Reader::new(form, &end).with_calls_from(calls);
+        let mut reader = OutputParser::new(form, &end).with_calls_from(calls);
         if let (Ending::Continue, Some(last)) = (self.ending, self.messages.last()) {
             // It reads on where the message ends.
             reader.push(&last.content);

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use text::chat::Variables;
+use text::chat::TemplateKwargs;
 use tokio::sync::{Notify, Semaphore, oneshot};
 
 /// Grammars that are compiled at the same time; others wait.
@@ -35,7 +35,7 @@ pub struct Served {
     /// The model's name in answers.
     pub name: String,
     /// What a chat's template gets where a request does not say otherwise.
-    pub variables: Variables,
+    pub variables: TemplateKwargs,
     /// Names the weights, the program and what else decides about an answer.
     pub fingerprint: String,
 }

@@ -237,11 +237,11 @@ impl Shape for Messages {
                     self.enter("thinking", block, out);
                     self.delta(json!({"type": "thinking_delta", "thinking": thought}), out);
                 }
-                Part::Begun { id, name } => {
+                Part::ToolCallStart { id, name } => {
                     let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
                     self.enter("tool_use", block, out);
                 }
-                Part::Arguments(more) => {
+                Part::ToolCallDelta(more) => {
                     self.delta(json!({"type": "input_json_delta", "partial_json": more}), out);
                 }
                 Part::Call(_) | Part::Cut { .. } => {}

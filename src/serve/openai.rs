@@ -176,13 +176,13 @@ impl Shape for Chat {
             deltas.push(match part {
                 Part::Text(text) => json!({"content": text}),
                 Part::Thinking(thought) => json!({"reasoning_content": thought}),
-                Part::Begun { id, name } => {
+                Part::ToolCallStart { id, name } => {
                     self.calls[choice] += 1;
                     let of = json!({"name": name, "arguments": ""});
                     let index = self.calls[choice] - 1;
                     json!({"tool_calls": [{"index": index, "id": id, "type": "function", "function": of}]})
                 }
-                Part::Arguments(more) => {
+                Part::ToolCallDelta(more) => {
                     let index = self.calls[choice].saturating_sub(1);
                     json!({"tool_calls": [{"index": index, "function": {"arguments": more}}]})
                 }
@@ -395,7 +395,9 @@ impl Serialize for Top<'_> {
 pub fn text(parts: &[Part]) -> String {
     let of = |part: &Part| match part {
         Part::Text(text) | Part::Thinking(text) => text.clone(),
-        Part::Begun { .. } | Part::Arguments(_) | Part::Call(_) | Part::Cut { .. } => String::new(),
+        Part::ToolCallStart { .. } | Part::ToolCallDelta(_) | Part::Call(_) | Part::Cut { .. } => {
+            String::new()
+        }
     };
     parts.iter().map(of).collect()
 }

@@ -18,7 +18,7 @@ use super::whole::Whole;
 use crate::run::eviction::Policy;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use text::chat::{Form, Reader};
+use text::chat::{OutputFormat, OutputParser};
 use text::tokenizer::{AddSpecial, Tokenizer};
 
 type Result<T> = std::result::Result<T, Refusal>;
@@ -39,7 +39,7 @@ pub enum Prepared {
 /// Hands prompts to the scheduler, once there is nothing against them.
 fn begin(
     served: &Arc<Served>,
-    prompts: Vec<(Arc<[u32]>, Reader)>,
+    prompts: Vec<(Arc<[u32]>, OutputParser)>,
     asked: Asked,
     into: (Box<dyn Shape>, Share),
 ) -> Result<Prepared> {
@@ -67,7 +67,7 @@ pub fn chat_prompt(
     served: &Served,
     of: &Conversation,
     (asked, constraint): (&mut Asked, Option<Constraint>),
-) -> Result<(Arc<[u32]>, Reader)> {
+) -> Result<(Arc<[u32]>, OutputParser)> {
     let Prompt { ids, form, reader, stop_tokens, shown_tokens } = of.prompt(served)?;
     if !asked.options.ignore_eos {
         asked.options.stop_tokens.extend(stop_tokens);
@@ -79,7 +79,7 @@ pub fn chat_prompt(
         }
         Some(constraint) => {
             constraint.hold(asked)?;
-            Reader::new(Form::default(), "")
+            OutputParser::new(OutputFormat::default(), "")
         }
         None => {
             asked.options.shown_tokens = shown_tokens;
@@ -95,7 +95,7 @@ pub fn chat_prompt(
 fn must_call(
     served: &Served,
     of: &Conversation,
-    (form, reader): (Form, &Reader),
+    (form, reader): (OutputFormat, &OutputParser),
     asked: &mut Asked,
 ) -> Result<()> {
     let only = match &of.wanted {
@@ -104,7 +104,7 @@ fn must_call(
         Wanted::One(name) => Some(name.as_str()),
     };
     if let Some(tools) = &of.variables.tools {
-        let grammar = form.forced(tools, only, (reader, served.engine.tokenizer()));
+        let grammar = form.tool_grammar(tools, only, reader, served.engine.tokenizer());
         let refused = |e| Refusal { param: Some("tool_choice".into()), ..Refusal::of_input(&e) };
         asked.options.sampler.grammar = Some(grammar.map_err(refused)?);
     }
@@ -113,7 +113,7 @@ fn must_call(
 
 /// Such a request was refused.
 #[cfg(not(feature = "grammar"))]
-fn must_call(_: &Served, _: &Conversation, _: (Form, &Reader), _: &mut Asked) -> Result<()> {
+fn must_call(_: &Served, _: &Conversation, _: (OutputFormat, &OutputParser), _: &mut Asked) -> Result<()> {
     Ok(())
 }
 
@@ -251,7 +251,8 @@ fn complete(
     prompts: Vec<Arc<[u32]>>,
     into: (Box<dyn Shape>, Share),
 ) -> Result<Prepared> {
-    let prompts = prompts.into_iter().map(|ids| (ids, Reader::new(Form::default(), ""))).collect();
+    let prompts =
+        prompts.into_iter().map(|ids| (ids, OutputParser::new(OutputFormat::default(), ""))).collect();
     begin(served, prompts, asked, into)
 }
 

@@ -336,11 +336,11 @@ impl Responses {
                 }
                 self.of_item(name, delta, out);
             }
-            Part::Begun { id, name } => {
+            Part::ToolCallStart { id, name } => {
                 let call = ToolCall { id: id.clone(), name: name.clone(), arguments: String::new() };
                 self.enter(Item { call: Some(call), ..Item::new(Kind::Call) }, out);
             }
-            Part::Arguments(more) => {
+            Part::ToolCallDelta(more) => {
                 if let Some(call) = self.items.last_mut().and_then(|item| item.call.as_mut()) {
                     call.arguments += more;
                 }

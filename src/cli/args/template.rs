@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use files::error::unquoted;
 use files::{Error, Result};
 use std::path::{Path, PathBuf};
-use text::chat::{Template, TemplateSource, Tools, Variables};
+use text::chat::{Template, TemplateKwargs, TemplateSource, Tools};
 
 /// What becomes of thoughts.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -72,9 +72,9 @@ impl ChosenTemplate {
         self.chat_template.is_some()
     }
 
-    /// Variables that it gets.
-    pub fn variables(&self) -> Result<Variables> {
-        let mut variables = Variables::default();
+    /// TemplateKwargs that it gets.
+    pub fn variables(&self) -> Result<TemplateKwargs> {
+        let mut variables = TemplateKwargs::default();
         for given in &self.template_arg {
             let wrong = |why: String| Error::Usage(format!("--template-arg {}: {why}", unquoted(given)));
             let (name, value) = given.split_once('=').ok_or_else(|| wrong("use NAME=VALUE".into()))?;
@@ -86,7 +86,7 @@ impl ChosenTemplate {
 
 impl TemplateArgs {
     /// What the template gets besides the messages.
-    pub fn variables(&self) -> Result<Variables> {
+    pub fn variables(&self) -> Result<TemplateKwargs> {
         let mut variables = self.chosen.variables()?;
         const THINKING: &str = "enable_thinking";
         if self.think == Some(Think::Off) && !variables.has(THINKING) {

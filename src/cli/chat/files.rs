@@ -79,7 +79,7 @@ impl Chat<'_> {
         self.results.clear();
         self.conversation.resume(saved);
         let (form, options) = self.form_of_answers();
-        self.conversation.set_form(form);
+        self.conversation.set_output_format(form);
         self.options.shown_tokens = options;
     }
 

@@ -12,7 +12,7 @@ use files::{Error, Result, stderr};
 use serde_json::json;
 use std::io::IsTerminal;
 use std::time::Instant;
-use text::chat::{Part, Reader, ToolCall};
+use text::chat::{OutputParser, Part, ToolCall};
 use text::tokenizer::AddSpecial;
 
 /// Where thoughts go.
@@ -70,7 +70,7 @@ impl Voice {
     /// What stdout gets for a part.
     fn part(&mut self, part: &Part) -> String {
         match part {
-            Part::Begun { .. } | Part::Arguments(_) => String::new(),
+            Part::ToolCallStart { .. } | Part::ToolCallDelta(_) => String::new(),
             Part::Thinking(_) if self.thoughts == Thoughts::Hidden => String::new(),
             Part::Thinking(thought) => self.thought(thought),
             // A call that breaks off cannot be answered: it is shown as it was written.
@@ -147,7 +147,7 @@ impl Voice {
         }
         for part in parts {
             match part {
-                Part::Begun { .. } | Part::Arguments(_) => {}
+                Part::ToolCallStart { .. } | Part::ToolCallDelta(_) => {}
                 Part::Thinking(_) if hidden => {}
                 Part::Thinking(thought) => out += &token_line(token.take(), "thinking", thought),
                 Part::Text(text) | Part::Cut { written: text, .. } => {
@@ -184,7 +184,7 @@ struct Budget {
 
 impl Budget {
     /// Before the next token.
-    fn check(&mut self, reader: &Reader, stream: &mut TokenStream<'_>) {
+    fn check(&mut self, reader: &OutputParser, stream: &mut TokenStream<'_>) {
         self.ending &= reader.is_thinking();
         if reader.is_thinking() && self.left == Some(0) && !self.ending {
             stream.insert(&self.end);
@@ -210,13 +210,13 @@ pub struct Answer {
 impl Chat<'_> {
     /// Generates an answer and shows it.
     pub fn answer(&mut self, start: Instant) -> Result<Answer> {
-        let (engine, form) = (self.engine, self.conversation.form());
+        let (engine, form) = (self.engine, self.conversation.output_format());
         let (format, flags) = (self.args.completion.output.format, &self.args.template);
         let end = form.end_of_thinking().unwrap_or_default();
         let end = engine.tokenizer().encode(&end, AddSpecial::No)?;
         let mut budget = Budget { left: flags.think_budget, end, ending: false };
         let (mut reader, mut voice) =
-            (self.conversation.reader(engine.tokenizer()), Voice::new(flags.think, format));
+            (self.conversation.output_parser(engine.tokenizer()), Voice::new(flags.think, format));
         let mut stream =
             engine.stream(&mut self.session, self.conversation.ids(), &self.options)?.since(start);
         stream.sampler_mut().set_rng(self.random.clone());
@@ -270,7 +270,7 @@ impl Chat<'_> {
 
     /// Drops the ids at the end that are not part of the answer, whose text has so many bytes.
     fn keep_own(&self, ids: &mut Vec<u32>, reason: StopReason, shown: usize) {
-        let (form, tokenizer) = (self.conversation.form(), self.engine.tokenizer());
+        let (form, tokenizer) = (self.conversation.output_format(), self.engine.tokenizer());
         match reason {
             // The next turn adds its own.
             StopReason::Eos => {

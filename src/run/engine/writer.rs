@@ -146,7 +146,7 @@ impl<'a> Writer<'a> {
         self.at_cut = AtCut::Keep;
         if let Some(unshown) = unshown {
             self.text.resume(&unshown.bytes);
-            self.stops.hold(&unshown.stop);
+            self.stops.restore(&unshown.stop);
         }
     }
 
@@ -157,7 +157,7 @@ impl<'a> Writer<'a> {
 
     /// The text that is held back.
     pub(super) fn unshown(&self) -> Unshown {
-        Unshown { bytes: self.text.state(), stop: self.stops.held().into() }
+        Unshown { bytes: self.text.state(), stop: self.stops.pending().into() }
     }
 
     /// Tells how much of the prompt is done.
@@ -233,7 +233,7 @@ impl<'a> Writer<'a> {
     /// Which of [`GenerateOptions::stop`] has ended the text.
     #[cfg(feature = "serve")]
     pub(super) fn stopped_by(&self) -> Option<usize> {
-        self.stops.found()
+        self.stops.matched()
     }
 
     /// The text that was held back, once it is over.

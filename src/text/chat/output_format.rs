@@ -1,9 +1,9 @@
-//! Which markers a model's answers use: around its thoughts, and around the functions that it calls.
+//! The markers of a model's answers: around its thoughts, and around the functions that it calls.
 
-use super::{Segment, Template};
+use super::{Segment, Template, builtin};
 use crate::tokenizer::Tokenizer;
 
-/// What begins and ends a part of an answer.
+/// The texts that begin and end a part of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Markers {
     pub open: &'static str,
@@ -23,58 +23,58 @@ pub(super) const LLAMA: Markers = Markers { open: "<|python_tag|>", close: None 
 
 /// The markers of a model's answers. By default there are none: all of an answer is text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Form {
+pub struct OutputFormat {
     pub(super) thinking: Option<Markers>,
     pub(super) calls: Option<Markers>,
-    /// Whether the template reads `reasoning_content`, and `tool_calls`, of earlier answers. Where it does not, they
-    /// stay in `content`.
+    /// Set if the template reads `reasoning_content`, and `tool_calls`, of earlier answers. Where it does not, they stay
+    /// in `content`.
     pub(super) reads_reasoning: bool,
     pub(super) reads_calls: bool,
 }
 
-impl Form {
-    /// What the answers of a model with this template and vocabulary look like. With [`Form::without_tools`] for a
-    /// conversation without tools.
+impl OutputFormat {
+    /// The format of a model with this template and vocabulary. With [`OutputFormat::without_tools`] for a conversation
+    /// without tools.
     pub fn of(template: &Template, tokenizer: &Tokenizer) -> Self {
         let known = |text: &str| tokenizer.token_to_id(text).is_some();
-        let jinja = match template {
-            Template::Plain => return Self::default(),
-            Template::Jinja(jinja) => Some(jinja),
-            _ => None,
-        };
+        if *template == Template::PLAIN {
+            return Self::default();
+        }
+        let jinja = if let Template::Jinja(jinja) = template { Some(jinja) } else { None };
         let has = |text: &str| jinja.is_some_and(|jinja| jinja.mentions(text));
-        let calls = match () {
-            () if has(QWEN.open) => Some(QWEN),
-            () if has(PHI.open) || known(PHI.open) => {
-                Some(if known("<|/tool_call|>") { PHI } else { GRANITE })
-            }
-            () if has(LLAMA.open) || (has("\"parameters\"") && has("<|eot_id|>")) => Some(LLAMA),
-            () => None,
+        let calls = if has(QWEN.open) {
+            Some(QWEN)
+        } else if has(PHI.open) || known(PHI.open) {
+            Some(if known("<|/tool_call|>") { PHI } else { GRANITE })
+        } else if has(LLAMA.open) || (has("\"parameters\"") && has("<|eot_id|>")) {
+            Some(LLAMA)
+        } else {
+            None
         };
         Self {
             thinking: Some(THOUGHTS).filter(|t| has(t.open) || has("</think>") || known("</think>")),
-            calls: calls.filter(|_| jinja.is_some() || *template == Template::Phi4),
+            calls: calls.filter(|_| jinja.is_some() || *template == Template::BuiltIn(&builtin::PHI4)),
             reads_reasoning: has("reasoning_content"),
             reads_calls: has("tool_calls"),
         }
     }
 
-    /// The same where the model may call nothing: what looks like a call is text.
+    /// The format where the model may call nothing: what looks like a call is text.
     pub fn without_tools(self) -> Self {
         Self { calls: None, ..self }
     }
 
-    /// Whether answers may have thoughts.
+    /// True if answers may have thoughts.
     pub fn thinks(&self) -> bool {
         self.thinking.is_some()
     }
 
-    /// What ends the thoughts of an answer whose model does not.
+    /// The text that ends the thoughts of an answer whose model does not.
     pub fn end_of_thinking(&self) -> Option<String> {
         self.thinking?.close.map(|close| format!("\n{close}\n\n"))
     }
 
-    /// Control tokens whose text belongs to an answer, as [`Reader`](super::Reader) looks for it.
+    /// Control tokens whose text belongs to an answer, as [`OutputParser`](super::OutputParser) looks for it.
     pub fn shown(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let all = self.thinking.into_iter().chain(self.calls).flat_map(|m| [Some(m.open), m.close]);
         let ids = all.flatten().filter_map(|marker| tokenizer.token_to_id(marker));

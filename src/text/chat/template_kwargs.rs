@@ -1,4 +1,4 @@
-//! What a template gets besides messages: tools, and values of a caller's own.
+//! Arguments of a template besides messages: tools, and values of a caller's own.
 
 use crate::tokenizer::files::shown;
 use files::error::{quoted, unquoted};
@@ -12,30 +12,30 @@ pub(super) const MAX_JSON: usize = 1 << 20;
 /// Brackets in brackets, and values in all. A template may not handle more.
 const MAX_NESTING: usize = 24;
 const MAX_VALUES: usize = 10_000;
-/// Variables of a conversation: each is compared with the others.
+/// Values of a caller's own: each is compared with the others.
 const MAX_VARIABLES: usize = 256;
-/// What [`Variables::set`] may not replace.
-const RESERVED: [&str; 4] = ["messages", "tools", "add_generation_prompt", "bos_token"];
+/// Names that [`TemplateKwargs::set`] may not replace.
+const RESERVED: [&str; 5] = ["messages", "tools", "tools_json", "add_generation_prompt", "bos_token"];
 
-/// Variables of a conversation's template.
+/// Arguments of a conversation's template.
 ///
 /// ```
-/// use text::chat::{Tools, Variables};
-/// let mut variables = Variables::default();
-/// variables.set("enable_thinking", "false")?;
-/// variables.tools = Some(Tools::parse(r#"[{"type": "function", "function": {"name": "now"}}]"#)?);
-/// assert_eq!(variables.set("messages", "[]").unwrap_err(), "`messages` is set by the conversation; use another name");
+/// use text::chat::{Tools, TemplateKwargs};
+/// let mut args = TemplateKwargs::default();
+/// args.set("enable_thinking", "false")?;
+/// args.tools = Some(Tools::parse(r#"[{"type": "function", "function": {"name": "now"}}]"#)?);
+/// assert_eq!(args.set("messages", "[]").unwrap_err(), "`messages` is set by the conversation; use another name");
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Variables {
+pub struct TemplateKwargs {
     /// The functions that the model may call.
     pub tools: Option<Tools>,
     /// Names, and values as JSON.
     own: Vec<(String, String)>,
 }
 
-impl Variables {
+impl TemplateKwargs {
     /// Only these tools.
     pub fn of_tools(tools: Tools) -> Self {
         Self { tools: Some(tools), own: Vec::new() }
@@ -61,7 +61,7 @@ impl Variables {
             Ok(_) => value.to_owned(),
             Err(_) => Value::from(value).to_string(),
         };
-        fits(&json).map_err(|why| format!("`{name}` {why}"))?;
+        check_json(&json).map_err(|why| format!("`{name}` {why}"))?;
         self.own.retain(|(other, _)| other != name);
         if self.own.len() >= MAX_VARIABLES {
             return Err(format!("`{name}` is one of more than {MAX_VARIABLES} variables; use fewer"));
@@ -70,14 +70,14 @@ impl Variables {
         Ok(())
     }
 
-    /// With what `others` set and these do not; their tools are left out.
+    /// Adds the values of `others` that these lack; their tools are left out.
     pub fn or(mut self, others: &Self) -> Self {
         let more: Vec<_> = others.own.iter().filter(|(name, _)| !self.has(name)).cloned().collect();
         self.own.extend(more);
         self
     }
 
-    /// Whether [`Variables::set`] has set it.
+    /// True if [`TemplateKwargs::set`] has set it.
     pub fn has(&self, name: &str) -> bool {
         self.own.iter().any(|(own, _)| own == name)
     }
@@ -116,14 +116,14 @@ impl Tools {
     /// # Errors
     /// What is wrong, where, and the remedy.
     pub fn parse(json: &str) -> Result<Self, String> {
-        fits(json)?;
+        check_json(json)?;
         let all: Value = serde_json::from_str(json).map_err(|e| format!("is not valid JSON ({e})"))?;
         let Value::Array(list) = &all else {
             return Err(format!("is {}; use a JSON array of tools", shown(&all)));
         };
         let (mut names, mut seen): (Vec<String>, _) = (Vec::new(), HashSet::new());
         for (i, tool) in list.iter().enumerate() {
-            let name = name_of(tool).map_err(|why| format!("tool {}: {why}", i + 1))?;
+            let name = check_tool(tool).map_err(|why| format!("tool {}: {why}", i + 1))?;
             if !seen.insert(name) {
                 return Err(format!("tool {}: a second {}; give each its own name", i + 1, quoted(name)));
             }
@@ -146,52 +146,55 @@ impl Tools {
     }
 }
 
-/// The name of a tool whose parts are of the right kinds.
-fn name_of(tool: &Value) -> Result<&str, String> {
-    let is = |value: &Value, what: &str| format!("is {}; use {what}", shown(value));
-    if !tool.is_object() {
-        return Err(is(tool, "an object"));
-    }
-    if let Some(kind) = tool.get("type").filter(|kind| *kind != "function") {
-        return Err(format!("field `type` {}", is(kind, "\"function\"")));
-    }
-    let function = tool.get("function").ok_or("field `function` is missing")?;
-    if !function.is_object() {
-        return Err(format!("field `function` {}", is(function, "an object")));
-    }
-    let name = function.get("name").ok_or("field `function.name` is missing")?;
-    let text = name.as_str().filter(|text| is_name(text));
-    let text = text.ok_or_else(|| {
-        format!("field `function.name` {}", is(name, "1 to 128 letters, digits, dots, _ and -"))
-    })?;
-    if let Some(other) = function.get("description").filter(|d| !d.is_string()) {
-        return Err(format!("field `function.description` {}", is(other, "a text")));
-    }
-    if let Some(other) = function.get("parameters").filter(|p| !p.is_object()) {
-        return Err(format!(
-            "field `function.parameters` {}",
-            is(other, "a JSON schema, which is an object")
-        ));
+/// A field of a tool: its place, the test for its value, and the value that it should have.
+type Field = (&'static str, fn(&Value) -> bool, &'static str);
+
+const FIELDS: [Field; 6] = [
+    ("", Value::is_object, "an object"),
+    ("/type", |kind| kind == "function", "\"function\""),
+    ("/function", Value::is_object, "an object"),
+    (
+        "/function/name",
+        |name| name.as_str().is_some_and(is_function_name),
+        "1 to 128 letters, digits, dots, _ and -",
+    ),
+    ("/function/description", Value::is_string, "a text"),
+    ("/function/parameters", Value::is_object, "a JSON schema, which is an object"),
+];
+
+/// Checks the fields of a tool; returns its name.
+fn check_tool(tool: &Value) -> Result<&str, String> {
+    for (place, fits, wanted) in FIELDS {
+        let name = place.trim_start_matches('/').replace('/', ".");
+        match tool.pointer(place) {
+            Some(value) if !fits(value) => {
+                let name = if name.is_empty() { name } else { format!("field `{name}` ") };
+                return Err(format!("{name}is {}; use {wanted}", shown(value)));
+            }
+            None if ["function", "function.name"].contains(&name.as_str()) => {
+                return Err(format!("field `{name}` is missing"));
+            }
+            _ => {}
+        }
     }
     let known = ["name", "description", "parameters", "strict"];
-    let other =
-        function.as_object().into_iter().flat_map(|f| f.keys()).find(|k| !known.contains(&k.as_str()));
-    match other {
+    let mut fields = tool["function"].as_object().into_iter().flat_map(|fields| fields.keys());
+    match fields.find(|field| !known.contains(&field.as_str())) {
         Some(other) => {
             Err(format!("unknown field `function.{}`; known: {}", unquoted(other), known.join(", ")))
         }
-        None => Ok(text),
+        None => Ok(tool["function"]["name"].as_str().unwrap_or_default()),
     }
 }
 
-/// Whether a function may be called so.
-pub(super) fn is_name(text: &str) -> bool {
+/// True if a function may have this name.
+pub(super) fn is_function_name(text: &str) -> bool {
     let may = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     (1..=128).contains(&text.len()) && text.chars().all(may)
 }
 
-/// Whether a template can handle this JSON, which need not be valid; or what is wrong.
-pub(super) fn fits(json: &str) -> Result<(), String> {
+/// Refuses JSON, which need not be valid, that a template may not handle.
+pub(super) fn check_json(json: &str) -> Result<(), String> {
     if json.len() > MAX_JSON {
         return Err(format!("has more than {MAX_JSON} bytes; use less"));
     }
@@ -251,7 +254,7 @@ mod tests {
 
     #[test]
     fn values_are_json_or_texts() {
-        let mut variables = Variables::default();
+        let mut args = TemplateKwargs::default();
         for (name, value, json) in [
             ("enable_thinking", "false", "false"),
             ("n", "[1, {\"b\": 2}]", "[1, {\"b\": 2}]"),
@@ -259,21 +262,21 @@ mod tests {
             ("empty", "", "\"\""),
             ("quoted", "\"a\"", "\"a\""),
         ] {
-            assert_eq!(variables.set(name, value), Ok(()));
-            assert_eq!(variables.own().last(), Some(&(name.to_string(), json.to_string())));
+            assert_eq!(args.set(name, value), Ok(()));
+            assert_eq!(args.own().last(), Some(&(name.to_string(), json.to_string())));
         }
-        variables.set("n", "2").expect("replaced");
-        assert_eq!((variables.own().len(), variables.has("n"), variables.has("m")), (5, true, false));
+        args.set("n", "2").expect("replaced");
+        assert_eq!((args.own().len(), args.has("n"), args.has("m")), (5, true, false));
         for (name, value) in [("", "1"), ("1a", "1"), ("a-b", "1"), ("tools", "[]"), ("a", &"[".repeat(30))] {
-            let said = variables.set(name, value).map_err(|e| e.len() < 200);
+            let said = args.set(name, value).map_err(|e| e.len() < 200);
             // Open brackets are a text, and texts are not nested.
             assert_eq!(said, if name == "a" { Ok(()) } else { Err(true) }, "{name}");
         }
-        let mut many = Variables::default();
+        let mut many = TemplateKwargs::default();
         let set = (0..=MAX_VARIABLES).map(|i| many.set(&format!("v{i}"), "1")).collect::<Vec<_>>();
         assert!(set[..MAX_VARIABLES].iter().all(Result::is_ok) && set[MAX_VARIABLES].is_err());
         assert_eq!(many.set("v0", "2"), Ok(()), "replaced");
         let deep = format!("{}{}", "[".repeat(30), "]".repeat(30));
-        assert!(variables.set("a", &deep).is_err_and(|e| e.contains("24 levels")));
+        assert!(args.set("a", &deep).is_err_and(|e| e.contains("24 levels")));
     }
 }

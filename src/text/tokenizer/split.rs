@@ -1,24 +1,28 @@
 //! Where a long text may be cut: the library takes about 130 bytes of memory for each byte that it encodes at once.
 
-use super::{Checked, Pieces};
+use super::Pieces;
+use super::spec::TokenizerSpec;
 use serde_json::Value;
 use std::collections::HashSet;
 
 /// Bytes that are encoded at once, if the text can be cut.
-pub(super) const PART: usize = 16 << 10;
-/// How far around a cut the ids are compared.
+pub(super) const CHUNK_BYTES: usize = 16 << 10;
+/// Bytes around a cut in which the ids are compared.
 const AROUND: usize = 256;
-/// How many places are tried before the rest of a text is encoded at once.
+/// Places that are tried before the rest of a text is encoded at once.
 const TRIES: usize = 16;
 
-/// Where to cut a text that is longer than two parts. There, `encode` must give the same ids for what is left and right
+/// Finds the place to cut a text that is longer than two chunks. There, `encode` must give the same ids for what is left and right
 /// as for both together: steps of a tokenizer look no further.
-pub(super) fn place<E>(text: &str, encode: impl Fn(&str) -> Result<Vec<u32>, E>) -> Result<Option<usize>, E> {
-    if text.len() <= 2 * PART {
+pub(super) fn find_split<E>(
+    text: &str,
+    encode: impl Fn(&str) -> Result<Vec<u32>, E>,
+) -> Result<Option<usize>, E> {
+    if text.len() <= 2 * CHUNK_BYTES {
         return Ok(None);
     }
     let boundary = |at: usize| (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
-    for at in (PART..2 * PART).filter(|&at| is_candidate(text.as_bytes(), at)).take(TRIES) {
+    for at in (CHUNK_BYTES..2 * CHUNK_BYTES).filter(|&at| is_candidate(text.as_bytes(), at)).take(TRIES) {
         let (from, to) = (boundary(at - AROUND), boundary(at + AROUND));
         let (mut apart, right) = (encode(&text[from..at])?, encode(&text[at..to])?);
         apart.extend(right);
@@ -30,10 +34,10 @@ pub(super) fn place<E>(text: &str, encode: impl Fn(&str) -> Result<Vec<u32>, E>)
 }
 
 /// Bytes of a text that are surely encoded at once, as there is no place to cut it.
-pub(super) fn longest_part(text: &str) -> usize {
+pub(super) fn longest_chunk(text: &str) -> usize {
     let (mut rest, mut longest) = (text.as_bytes(), 0);
-    while rest.len() > 2 * PART {
-        let Some(at) = (PART..2 * PART).find(|&at| is_candidate(rest, at)) else { break };
+    while rest.len() > 2 * CHUNK_BYTES {
+        let Some(at) = (CHUNK_BYTES..2 * CHUNK_BYTES).find(|&at| is_candidate(rest, at)) else { break };
         longest = longest.max(at);
         rest = &rest[at..];
     }
@@ -51,13 +55,13 @@ fn is_candidate(text: &[u8], at: usize) -> bool {
 }
 
 /// The most bytes of text that become one token; `None` if a token may stand for any number.
-pub(super) fn longest(checked: &Checked, pieces: &Pieces) -> Option<usize> {
-    let tokens = || (0..checked.tokens.len()).map(|id| pieces.bytes(id as u32));
+pub(super) fn longest_token(spec: &TokenizerSpec, pieces: &Pieces) -> Option<usize> {
+    let tokens = || (0..spec.tokens.len()).map(|id| pieces.bytes(id as u32));
     let alone: HashSet<u8> =
         tokens().filter_map(|bytes| <[u8; 1]>::try_from(bytes).ok()).map(|[b]| b).collect();
-    let unknown = checked.unk.is_some() && !checked.fuse_unk;
-    let strips = checked.added.iter().any(|a| a.lstrip || a.rstrip);
-    let shrinks = [&checked.normalizer, &checked.pre_tokenizer].into_iter().flatten().any(shrinks);
+    let unknown = spec.unk.is_some() && !spec.fuse_unk;
+    let strips = spec.added.iter().any(|a| a.token.lstrip || a.token.rstrip);
+    let shrinks = [&spec.normalizer, &spec.pre_tokenizer].into_iter().flatten().any(shrinks);
     if strips || shrinks || !(alone.len() == 256 || unknown) {
         return None;
     }
@@ -65,10 +69,11 @@ pub(super) fn longest(checked: &Checked, pieces: &Pieces) -> Option<usize> {
     tokens().map(<[u8]>::len).max().map(|most| most.max(4))
 }
 
-/// Whether a step, or one within it, may leave out text.
+/// True if a step, or one within it, may leave out text.
 fn shrinks(step: &Value) -> bool {
     let within = |list: &str| step[list].as_array().is_some_and(|steps| steps.iter().any(shrinks));
     let length = |text: &Value| text.as_str().map_or(0, str::len);
-    let replaced = step["type"] == "Replace" && length(&step["content"]) < length(&step["pattern"]["String"]);
+    let from = &step["pattern"]["String"];
+    let replaced = step["type"] == "Replace" && (from.is_null() || length(&step["content"]) < length(from));
     replaced || step["behavior"] == "Removed" || within("normalizers") || within("pretokenizers")
 }

@@ -1,5 +1,4 @@
-//! Locally typical sampling: tokens whose surprise is near the expected surprise (Meister, Pimentel, Wiher and
-//! Cotterell, "Locally Typical Sampling", arXiv 2202.00666).
+//! Two ways to cut the ranked tokens: locally typical sampling and XTC.
 
 use super::rank::Ranked;
 use std::ops::Range;
@@ -14,7 +13,8 @@ pub(super) fn entropy(probs: &[f32]) -> f64 {
     -probs.iter().filter(|p| **p > 0.0).map(|&p| f64::from(p) * ln(p)).sum::<f64>()
 }
 
-/// The cut of locally typical sampling.
+/// The cut of locally typical sampling: tokens whose surprise is near the expected surprise (Meister, Pimentel, Wiher
+/// and Cotterell, "Locally Typical Sampling", arXiv 2202.00666).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Typical {
     /// Of the whole distribution.
@@ -48,4 +48,13 @@ impl Typical {
         }
         Some(start..end)
     }
+}
+
+/// XTC, "exclude top choices": sometimes the most obvious tokens are left out (p-e-w, pull request 6335 of
+/// text-generation-webui).
+///
+/// Number of `best` (most probable first) that are excluded: of those at least as probable as `threshold`, all but the
+/// last. Tokens without a probability are no choices.
+pub(super) fn xtc_excluded(best: &[Ranked], threshold: f32) -> usize {
+    best.partition_point(|r| r.1 >= threshold && r.1 > 0.0).saturating_sub(1)
 }

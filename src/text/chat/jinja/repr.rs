@@ -11,22 +11,22 @@ pub(super) fn text(value: &Value) -> Cow<'_, str> {
         None if value.is_undefined() => Cow::Borrowed(""),
         None => {
             let mut out = String::new();
-            write(value, &mut out);
+            write_repr(value, &mut out);
             Cow::Owned(out)
         }
     }
 }
 
 /// Appends `value` as `repr` writes it.
-fn write(value: &Value, out: &mut String) {
+fn write_repr(value: &Value, out: &mut String) {
     let (open, close) = match value.kind() {
         ValueKind::Undefined => return out.push_str("Undefined"),
         ValueKind::Number => return out.push_str(&number(value)),
-        ValueKind::Map if !super::limits::is_namespace(value) => ("{", "}"),
+        ValueKind::Map if !super::interpreter::is_namespace(value) => ("{", "}"),
         ValueKind::Seq if value.is_tuple() && value.len() == Some(1) => ("(", ",)"),
         ValueKind::Seq if value.is_tuple() => ("(", ")"),
         ValueKind::Seq => ("[", "]"),
-        ValueKind::String => return quote(value.as_str().unwrap_or(""), out),
+        ValueKind::String => return write_quoted(value.as_str().unwrap_or(""), out),
         _ => return out.push_str(&value.to_string()),
     };
     out.push_str(open);
@@ -34,17 +34,17 @@ fn write(value: &Value, out: &mut String) {
         if at > 0 {
             out.push_str(", ");
         }
-        write(&item, out);
+        write_repr(&item, out);
         if open == "{" {
             out.push_str(": ");
-            write(&value.get_item(&item).unwrap_or_default(), out);
+            write_repr(&value.get_item(&item).unwrap_or_default(), out);
         }
     }
     out.push_str(close);
 }
 
 /// Appends a text in quotes.
-fn quote(text: &str, out: &mut String) {
+fn write_quoted(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
     for c in text.chars() {
@@ -62,32 +62,22 @@ fn quote(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Whether Python shows a character in quotes as it is.
+/// True if Python shows a character in quotes as it is.
 fn is_printable(c: char) -> bool {
     let is_format = matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
     c == ' ' || !(c.is_control() || c.is_whitespace() || is_format)
 }
 
-/// A text for HTML; one that is marked as safe stays as it is.
-pub(super) fn escaped(value: &Value) -> String {
-    let text = self::text(value);
-    if value.is_safe() {
-        return text.into_owned();
-    }
-    let signs = [("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ("\"", "&#34;")];
-    signs.iter().fold(text.into_owned(), |text, (sign, name)| text.replace(sign, name))
-}
-
 /// A number in digits.
 pub(super) fn number(value: &Value) -> String {
     match f64::try_from(value.clone()) {
-        Ok(float) if !value.is_integer() => self::float(float),
+        Ok(float) if !value.is_integer() => write_float(float),
         _ => value.to_string(),
     }
 }
 
 /// The shortest digits that are this number; an exponent has a sign and two digits.
-fn float(number: f64) -> String {
+fn write_float(number: f64) -> String {
     let digits = format!("{number:?}");
     match digits.split_once('e') {
         Some((digits, exponent)) => {

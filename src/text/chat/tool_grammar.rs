@@ -1,8 +1,8 @@
-//! The grammar of an answer that must call a function, in the form of the model.
+//! The grammar of an answer that must call a function, in the format of the model.
 
-use super::form::{Form, LLAMA, Markers};
-use super::reader::Reader;
-use super::variables::Tools;
+use super::output_format::{LLAMA, Markers, OutputFormat};
+use super::output_parser::OutputParser;
+use super::template_kwargs::Tools;
 use crate::sampler::Grammar;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -12,31 +12,32 @@ use std::fmt::Write;
 /// Thoughts from behind their marker on: up to the next one that ends them.
 const THOUGHTS: &str = r"/([^<]|<+[^<\/])*<+\/think>[\n]*/";
 
-impl Form {
-    /// One call of one of these functions, or of the one that is named, with arguments that follow its schema; before it
-    /// what is thought, which may have begun in the prompt; `reader` is one for its answer.
+impl OutputFormat {
+    /// The grammar of one call of one of these functions, or of the one that is named, with arguments that follow its schema; before it
+    /// what is thought, which may have begun in the prompt; `parser` is one for its answer.
     ///
     /// # Errors
     ///
     /// `Usage` where the model calls nothing.
-    pub fn forced(
+    pub fn tool_grammar(
         &self,
         tools: &Tools,
         only: Option<&str>,
-        (reader, tokenizer): (&Reader, &Tokenizer),
+        parser: &OutputParser,
+        tokenizer: &Tokenizer,
     ) -> Result<Grammar> {
         let Some(markers) = self.calls else {
             return Err(Error::Usage("this model has no form of calls; use \"auto\" or \"none\"".into()));
         };
         let thoughts = match self.thinking {
-            Some(_) if reader.is_thinking() => "THOUGHTS",
+            Some(_) if parser.is_thinking() => "THOUGHTS",
             Some(_) => "(\"<think>\" THOUGHTS)?",
             None => "",
         };
         let functions = functions(tools).filter(|(name, _)| only.is_none_or(|only| only == name));
         let (mut names, mut rules, mut schemas) = (Vec::new(), String::new(), Vec::new());
         for (i, (name, schema)) in functions.enumerate() {
-            let (before, after) = around(markers, &name);
+            let (before, after) = wrap_arguments(markers, &name);
             names.push(format!("call_{i}"));
             let _ = write!(rules, "call_{i}: {before} args_{i} {after}\nargs_{i}: %json {schema}\n");
             schemas.push(schema);
@@ -46,8 +47,8 @@ impl Form {
     }
 }
 
-/// What stands before and after the arguments of a call.
-fn around(markers: Markers, name: &str) -> (Value, Value) {
+/// The texts before and after the arguments of a call.
+fn wrap_arguments(markers: Markers, name: &str) -> (Value, Value) {
     let (open, close, arguments) = match markers {
         LLAMA => (String::new(), String::new(), "parameters"),
         Markers { open, close: Some(close) } if close == "</tool_call>" => {
@@ -124,9 +125,9 @@ mod tests {
         })
     }
 
-    fn form(source: &str, tokenizer: &Tokenizer) -> Form {
+    fn form(source: &str, tokenizer: &Tokenizer) -> OutputFormat {
         let jinja = Jinja::new("t", format!("{{# {source} #}}"), vec![]).expect("compiles");
-        Form::of(&Template::Jinja(jinja), tokenizer)
+        OutputFormat::of(&Template::Jinja(jinja), tokenizer)
     }
 
     #[test]
@@ -142,8 +143,8 @@ mod tests {
             ("<think>\n", "a</think>\n", true),
             ("<think>\n", "", false),
         ] {
-            let reader = Reader::new(form, prompt);
-            let grammar = form.forced(&tools, None, (&reader, &tokenizer)).expect("a grammar");
+            let reader = OutputParser::new(form, prompt);
+            let grammar = form.tool_grammar(&tools, None, &reader, &tokenizer).expect("a grammar");
             assert_eq!(may_be(grammar, &tokenizer, &format!("{answer}{call}")), may, "{prompt:?} {answer:?}");
         }
     }
@@ -157,8 +158,8 @@ mod tests {
             let form = form(source, &tokenizer);
             for seed in 0..6 {
                 let only = (seed % 2 == 0).then_some("look");
-                let mut reader = Reader::new(form, "");
-                let grammar = form.forced(&tools, only, (&reader, &tokenizer)).expect("a grammar");
+                let mut reader = OutputParser::new(form, "");
+                let grammar = form.tool_grammar(&tools, only, &reader, &tokenizer).expect("a grammar");
                 let text = drawn(grammar, &tokenizer, seed);
                 let parts: Vec<_> = reader.push(&text).into_iter().chain(reader.finish()).collect();
                 let calls: Vec<_> =
@@ -175,8 +176,9 @@ mod tests {
             }
         }
         assert!(called.contains(&"a.b-c".to_owned()), "{called:?}");
-        let none = Form::default();
-        let said = none.forced(&tools, None, (&Reader::new(none, ""), &tokenizer)).expect_err("no form");
+        let none = OutputFormat::default();
+        let said =
+            none.tool_grammar(&tools, None, &OutputParser::new(none, ""), &tokenizer).expect_err("no form");
         assert!(said.to_string().contains("no form of calls"), "{said}");
     }
 }

@@ -1,19 +1,20 @@
-//! Where a model's template is, and what it is made of.
+//! The place of a model's template, and its parts.
 
 use super::{Jinja, Template, jinja};
-use crate::tokenizer::files::{Settings, read_settings, settings_of};
+use crate::tokenizer::files::{SettingsSource, read_settings, settings_of};
 use crate::{Error, Result};
 use files::folder::Folder;
+use files::source::gguf::Gguf;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-/// Where a model's template is, not yet read from files nor checked: that is for those who hold conversations.
+/// The place of a model's template, not yet read from files nor checked: that is for those who hold conversations.
 #[derive(Debug)]
-pub struct TemplateSource(pub(super) Origin);
+pub struct TemplateSource(Origin);
 
 #[derive(Debug)]
-pub(super) enum Origin {
+enum Origin {
     Path(PathBuf),
     Known(Parts),
     Refused(Error),
@@ -22,20 +23,30 @@ pub(super) enum Origin {
 /// The template of conversations with tools, where a model has it.
 const WITH_TOOLS: &str = "tool_use";
 /// Templates that models may have besides the default one.
-pub(super) const NAMES: [&str; 2] = [WITH_TOOLS, "rag"];
+const NAMES: [&str; 2] = [WITH_TOOLS, "rag"];
 
 /// A template's place, for messages, and its text.
-pub(super) type Source = (String, String);
+type Source = (String, String);
 
-/// What a [`Jinja`] is made of.
+/// The parts of a [`Jinja`].
 #[derive(Debug, Clone, Default)]
-pub(super) struct Parts {
+struct Parts {
     /// The default one; `None` where there is none.
     pub default: Option<Source>,
     /// The others, by name.
     pub named: Vec<(String, Source)>,
     pub variables: Vec<(String, String)>,
 }
+
+/// The keys of the metadata of a GGUF file.
+const TEMPLATE: &str = "tokenizer.chat_template";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+/// The special tokens that templates ask for by name, `bos_token` excepted, and the keys of their ids.
+const TOKEN_KEYS: [(&str, &str); 3] = [
+    ("eos_token", "tokenizer.ggml.eos_token_id"),
+    ("pad_token", "tokenizer.ggml.padding_token_id"),
+    ("unk_token", "tokenizer.ggml.unknown_token_id"),
+];
 
 impl TemplateSource {
     /// That of the model at `path`: `tokenizer.chat_template` in the metadata of a GGUF file; in a directory, that of
@@ -45,13 +56,18 @@ impl TemplateSource {
         Self(Origin::Path(path.into()))
     }
 
-    /// Reads and checks the template; [`Template::Plain`] where there is none.
+    /// That of a GGUF file, whose header is not needed afterwards.
+    pub fn of_gguf(gguf: &Gguf) -> Self {
+        Self(read_metadata(gguf).map_or_else(Origin::Refused, Origin::Known))
+    }
+
+    /// Reads and checks the template; [`Template::PLAIN`] where there is none.
     ///
     /// # Errors
     /// [`Error::Model`] for a file or key that cannot be used and for a template with a syntax error.
     pub fn load(&self) -> Result<Template> {
         let parts = self.parts()?;
-        let Some(default) = &parts.default else { return Ok(Template::Plain) };
+        let Some(default) = &parts.default else { return Ok(Template::PLAIN) };
         let made = |(place, source): &Source| Jinja::new(place, source, parts.variables.clone());
         let with_tools = parts.named.iter().find(|(name, _)| name == WITH_TOOLS);
         let with_tools = with_tools.map(|(_, source)| made(source)).transpose()?;
@@ -82,10 +98,10 @@ impl TemplateSource {
     fn parts(&self) -> Result<Cow<'_, Parts>> {
         match &self.0 {
             Origin::Path(path) => match settings_of(path)? {
-                Settings::Gguf(gguf) => {
+                SettingsSource::Gguf(gguf) => {
                     Self::of_gguf(&gguf).parts().map(|parts| Cow::Owned(parts.into_owned()))
                 }
-                Settings::Files(folder) => read(&folder).map(Cow::Owned),
+                SettingsSource::Files(folder) => read_files(&folder).map(Cow::Owned),
             },
             Origin::Known(parts) => Ok(Cow::Borrowed(parts)),
             Origin::Refused(why) => Err(why.clone()),
@@ -94,7 +110,7 @@ impl TemplateSource {
 }
 
 /// Reads what a directory or a bundle has.
-fn read(folder: &Folder) -> Result<Parts> {
+fn read_files(folder: &Folder) -> Result<Parts> {
     const CONFIG: &str = "tokenizer_config.json";
     const OWN: &str = "chat_template.jinja";
     let mut settings = read_settings(folder, CONFIG)?.unwrap_or_default();
@@ -149,4 +165,27 @@ fn special_tokens(settings: &Map<String, Value>) -> Vec<(String, String)> {
             .map(|text| (name.to_string(), text.to_owned()))
     };
     ["eos_token", "pad_token", "unk_token"].iter().filter_map(text).collect()
+}
+
+/// The texts of the templates, and their variables.
+fn read_metadata(gguf: &Gguf) -> Result<Parts> {
+    let refused = |why: String| Error::model(gguf.path(), why);
+    let metadata = gguf.metadata();
+    let source = metadata.text(TEMPLATE).map_err(refused)?;
+    let tokens = metadata.strings(TOKENS).map_err(refused)?;
+    let mut variables = vec![];
+    for (name, key) in TOKEN_KEYS {
+        let id = metadata.integer(key).map_err(refused)?.and_then(|id| usize::try_from(id).ok());
+        if let Some(text) = tokens.zip(id).and_then(|(tokens, id)| tokens.get(id)) {
+            variables.push((name.to_owned(), text.to_owned()));
+        }
+    }
+    let placed = |key: &str, source: &str| (format!("{}: {key}", gguf.path().display()), source.to_owned());
+    let mut named = vec![];
+    for name in NAMES {
+        let key = format!("{TEMPLATE}.{name}");
+        let source = metadata.text(&key).map_err(refused)?;
+        named.extend(source.map(|source| (name.to_owned(), placed(&key, source))));
+    }
+    Ok(Parts { default: source.map(|source| placed(TEMPLATE, source)), named, variables })
 }
