@@ -27,8 +27,8 @@ mod whole;
 mod workers;
 
 use crate::cli::args::{ChosenTemplate, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
+use crate::cli::load;
 use crate::cli::signal;
-use crate::cli::start;
 use crate::cli::terminal::Verbosity;
 use crate::run::engine::scheduler::{Limits, Moment, Scheduler};
 use crate::run::engine::template_source;
@@ -176,7 +176,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let model_id = opened.plan.model_id.clone();
     let chosen = args.template.is_given().then(|| args.template.template(&template_source(&opened.model)));
     let (template, variables) = (chosen.transpose()?, args.template.variables()?);
-    let loaded = start::load(opened, args.quiet.verbosity())?;
+    let loaded = load::load(opened, args.quiet.verbosity(), &args.model.load.warnings)?;
     defaults.sampler = args.sampler.recommend(defaults.sampler, &loaded.engine.recommended_sampling()?)?;
     let limits = Limits { queue, rows, drain: Duration::from_secs(args.drain) };
     let served = Arc::new(Served {

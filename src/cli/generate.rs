@@ -1,10 +1,10 @@
 //! `generate`: one completion, streamed.
 
-use super::answer::{self, Report, show};
 use super::args::{Format, GenerateArgs};
+use super::generation_report::{self, Report, show};
+use super::load::{self, Loaded};
 use super::prompts;
 use super::signal;
-use super::start::{self, Loaded};
 use super::terminal::{Verbosity, end_line, put, show_prompt};
 use crate::run::engine::{Engine, Pause, TokenStream};
 use crate::run::options::GenerateOptions;
@@ -30,9 +30,13 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     output.check_trace()?;
     let options = args.options(output.format)?;
     let settings = args.model.resolve_for_one()?;
+    let mut warnings = args.model.load.warnings.clone();
+    if args.prompts.batch.is_some() && output.verbosity() != Verbosity::Quiet {
+        warnings.add("--batch", "no effect without --prompts");
+    }
     let prompt = args.prompt.read()?;
     let opened = Opened::new(&settings)?;
-    let Loaded { engine, took, .. } = &start::load(opened, output.verbosity())?;
+    let Loaded { engine, took, .. } = &load::load(opened, output.verbosity(), &warnings)?;
     if output.verbosity() == Verbosity::Verbose {
         say_engine(engine);
     }
@@ -53,7 +57,7 @@ fn complete(
     if args.session.is_some() {
         signal::will_save();
     }
-    let mut session = answer::session(engine, output)?;
+    let mut session = generation_report::session(engine, output)?;
     let state = match &args.session {
         Some(file) => saved::load(file, &mut session, engine)?,
         None => None,
@@ -91,7 +95,7 @@ fn complete(
     if let Some(lost) = lost {
         return Err(lost);
     }
-    answer::write_trace(&mut session, output, Some(report.reason))?;
+    generation_report::write_trace(&mut session, output, Some(report.reason))?;
     if output.format == Format::Jsonl {
         put(&report.json(&session))?;
     }

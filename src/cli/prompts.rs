@@ -1,10 +1,10 @@
 //! `generate --prompts`: many prompts from a file, completed together, one JSON line each.
 
-use super::answer::{logprobs_json, say_drafts};
 use super::args::{Format, GenerateArgs, text_of, token_limit, within};
-use super::flags::in_error;
+use super::flags::name_flags_in;
+use super::generation_report::{logprobs_json, say_drafts};
+use super::load::{self, Loaded};
 use super::signal;
-use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
 use crate::run::engine::{BatchAnswer, BatchItem, Engine};
 use crate::run::options::GenerateOptions;
@@ -100,7 +100,7 @@ fn items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
                 .and_then(|line| line.item(defaults)),
             _ => Err(Error::Usage("is neither a JSON string nor a JSON object".into())),
         };
-        read.map_err(|e| Error::Usage(format!("line {}: {}", i + 1, one_line(&in_error(e)))))
+        read.map_err(|e| Error::Usage(format!("line {}: {}", i + 1, one_line(&name_flags_in(e)))))
     };
     lines.map(item).collect()
 }
@@ -145,7 +145,7 @@ pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
     settings.batch = most.min(items.len().max(1));
     let opened = Opened::new(&settings)?;
     let verbosity = output.verbosity();
-    let Loaded { engine, .. } = &start::load(opened, verbosity)?;
+    let Loaded { engine, .. } = &load::load(opened, verbosity, &args.model.load.warnings)?;
     signal::connect(&defaults.cancel);
     let start = Instant::now();
     let mut done = Done::default();
@@ -160,7 +160,7 @@ pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
             // The last one is said at the end, with its exit code.
             Err(e) => {
                 if let Some(earlier) = done.failed.replace(wrong(file, e)) {
-                    say!("error: {}", in_error(earlier));
+                    say!("error: {}", name_flags_in(earlier));
                 }
             }
         }

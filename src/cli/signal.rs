@@ -118,7 +118,7 @@ fn end(signal: i32) -> ! {
     atomic_file::remove_unfinished();
     withdraw_trials();
     #[cfg(feature = "line-editor")]
-    super::mode::restore();
+    super::terminal_mode::restore();
     if signal != SIGINT {
         let _ = emulate_default_handler(signal);
     }

@@ -37,7 +37,7 @@ pub fn run(args: &DraftArgs) -> Result<()> {
     let options = EngineOptions {
         // A cache of 16-bit floats is small enough, and nearest to what the model was trained with.
         kv_types: KvTypes::both(KvType::F16),
-        threads: within("--threads", args.threads, crate::cli::args::MOST_THREADS)?,
+        threads: within("--threads", args.threads, crate::cli::args::MAX_THREADS)?,
         max_seq_len: within("--max-seq-len", args.max_seq_len, 1 << 24)?,
         batch: within("--sequences", args.sequences, MOST_TEXTS)?,
         ..args.load.resolve()?

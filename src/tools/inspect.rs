@@ -1,6 +1,6 @@
 //! `inspect`: what any model file holds, and what this program was built for.
 
-use super::report::{ReportFormat, Side, columns};
+use super::columns::{ReportFormat, Side, columns};
 use crate::cli::args::PathArgs;
 use crate::cli::terminal::put;
 use crate::dims;

@@ -1,8 +1,8 @@
 //! `plan`: the memory plan, without loading.
 
-use super::report::{Side, columns};
-use crate::cli::args::{Format, GenerateArgs, told};
-use crate::cli::flags::in_error;
+use super::columns::{Side, columns};
+use crate::cli::args::{Format, GenerateArgs};
+use crate::cli::flags::name_flags_in;
 use crate::cli::prompts;
 use crate::cli::terminal::put;
 use crate::dims;
@@ -72,13 +72,13 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         Err(e @ Error::Model(_))
             if args.run.model.given_path().is_none() && bundle::start(&options.model).is_none() =>
         {
-            say!("{}", in_error(e));
+            say!("{}", name_flags_in(e));
             say!("planning for a packed file of {}", dims::MODEL);
             Plan::assumed(&options)?
         }
         Err(other) => return Err(other),
     };
-    told::tell();
+    args.run.model.load.warnings.print();
     let empty = args.empty(&mut plan);
     match args.run.completion.output.format {
         Format::Text => put(&text(&plan, empty))?,

@@ -28,7 +28,7 @@ fn commands_are_not_messages_and_reset_forgets_all() {
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!(answers.len(), 2);
     assert_eq!(answers[0], answers[1], "after /reset");
-    mentions(&said.err, &["/reset ", "no answer yet", "/dance: no such command", "TTFT: ", "Avg TBT: "]);
+    mentions(&said.err, &["/reset ", "no answer yet", "Unknown command /dance.", "TTFT: ", "Avg TBT: "]);
     mentions(&said.err, &["of 2048 slots", "evictions: 0", "messages: 1, tokens: "]);
 }
 
@@ -67,7 +67,7 @@ fn a_full_context_ends_turns_until_reset() {
     assert_eq!(answers[0], answers[2]);
     let full: Vec<&str> = said.err.lines().collect();
     assert_eq!(full.len(), 3, "{}", said.err);
-    full.iter().for_each(|l| mentions(l, &["stop: context", "/reset"]));
+    full.iter().for_each(|l| mentions(l, &["context is full", "/reset"]));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_limit_that_is_reached_ends_no_chat() {
     assert_eq!((answers.len(), answers[2]), (4, ""), "{answers:?}");
     assert_eq!(answers[0], answers[3]);
     assert_eq!(said.err.lines().count(), 1, "{}", said.err);
-    mentions(&said.err, &["chat_template.jinja", "no more", "taken back", "/save FILE and /reset"]);
+    mentions(&said.err, &["chat_template.jinja", "no more", "withdrawn", "/save FILE and /reset"]);
     let stats = run_with(&[&args[..], &["--session", &saved]].concat(), "/stats\n");
     mentions(&stats.err, &["messages: 2, "]);
     let json = run_with(&[&args[..], &["--format", "jsonl"]].concat(), "One.\nTwo.\nThree.\n");

@@ -121,7 +121,7 @@ fn lines_that_are_no_command() {
     assert_eq!((said.code, lines.len()), (Some(0), 3), "{}", said.err);
     mentions(lines[0], &["/undo: ", "/help"]);
     mentions(lines[1], &["/save FILE"]);
-    mentions(lines[2], &["/usr/bin: no such command", "/help", "blank"]);
+    mentions(lines[2], &["Unknown command /usr/bin.", "/help", "space"]);
     let said = answers(&said);
     assert_eq!((said.len(), essence(&said[1])), (3, essence(&plain[1])));
 }

@@ -174,7 +174,7 @@ fn a_text_has_a_perplexity() {
     assert_eq!(said.code, Some(0), "{}", said.err);
     mentions(&said.out, &["perplexity", "nats/token", "kv q4, weights q4_0"]);
     assert_eq!(said.out.lines().count(), 2);
-    mentions(&said.err, &["chunks of 64 tokens"]);
+    mentions(&said.err, &["chunks of up to 64 tokens"]);
     let said = run(&["eval", "-f", &file, "--against", "kv=f16"]);
     mentions(&said.out, &["kv f16, weights q4_0", "KL divergence", "same top token"]);
 }

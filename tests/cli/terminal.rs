@@ -105,8 +105,8 @@ impl Terminal {
     fn interrupts_the_prompt(&mut self) -> String {
         self.shows("prompt token 0/");
         self.interrupt();
-        self.shows("stop: interrupt; ");
-        let then = self.shows("Ctrl-C again leaves");
+        self.shows("Stopped. ");
+        let then = self.shows("Ctrl-C again to quit");
         self.prompts();
         then
     }
@@ -131,7 +131,7 @@ fn ctrl_c_stops_an_answer_and_then_leaves() {
     chat.shows("\"t\":\"token\"");
     chat.interrupt();
     chat.shows("\"stop\":\"interrupt\"");
-    chat.shows("stop: interrupt");
+    chat.shows("Stopped. ");
     chat.prompts();
     // The next message goes on after it.
     chat.types("/stats\r");
@@ -163,7 +163,7 @@ fn lines_are_edited_and_come_back() {
     chat.prompts();
     // At the prompt the first Ctrl-C drops the line, another one leaves.
     chat.types("/exit\x03");
-    chat.shows("Ctrl-C again leaves");
+    chat.shows("Ctrl-C again to quit");
     chat.prompts();
     chat.types("\x03");
     assert_eq!(chat.child.wait().expect("it ends").code(), Some(130));
@@ -183,7 +183,7 @@ fn a_message_that_is_interrupted_before_its_answer_is_asked_again() {
     let long = STORY.repeat(40);
     let mut chat = Terminal::chat(&[&IN_ONE_PASS[..], &["--temp", "0", "-n", "5", "-p", &long]].concat());
     let then = chat.interrupts_the_prompt();
-    assert!(then.contains("taken back") && then.contains("/retry asks it"), "{then}");
+    assert!(then.contains("withdrawn") && then.contains("/retry sends it again"), "{then}");
     assert_eq!(chat.size().0, "0");
     chat.types("/retry\r");
     chat.prompts();
@@ -229,7 +229,7 @@ fn a_message_that_the_template_refuses_does_not_end_the_chat() {
     for (message, questions) in [("A dog", "1"), ("A cat", "1"), ("/retry", "1"), ("A fox", "2")] {
         chat.types(&format!("{message}\r"));
         if ["A cat", "/retry"].contains(&message) {
-            chat.shows("no cats; the message was taken back");
+            chat.shows("no cats. The message was withdrawn");
         }
         chat.prompts();
         assert_eq!(chat.size().0, questions, "{message}");

@@ -1,10 +1,12 @@
 //! Lines of stdin: with a line editor on a terminal, as they are from a file or pipe.
 
+#[cfg(feature = "line-editor")]
+use crate::cli::terminal_mode::{self, EchoGuard};
 use files::text_file::without_mark;
 use files::{Error, Result, say, stderr};
 use std::io::{BufRead, IsTerminal, Read};
 
-/// What was typed at the prompt.
+/// One message or event of the input.
 pub enum Typed {
     Line(String),
     /// A text in triple quotes, which is never a command.
@@ -16,7 +18,7 @@ pub enum Typed {
     Interrupt,
 }
 
-/// Where lines come from.
+/// Source of the lines.
 pub enum Input {
     /// A file or a pipe.
     Piped,
@@ -27,12 +29,12 @@ pub enum Input {
 }
 
 const PROMPT: &str = "> ";
-/// Where a message goes on.
+/// Prompt of a message's further lines.
 const MORE: &str = ". ";
 /// Before and after a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
-/// Longest message.
+/// Maximum bytes of a message.
 const LINE_LIMIT: u64 = 16 << 20;
 
 impl Input {
@@ -44,7 +46,7 @@ impl Input {
         // The editor writes to stdout; unless that is the terminal, it is for answers only.
         #[cfg(feature = "line-editor")]
         if std::io::stdout().is_terminal() && !crate::cli::terminal::is_dumb() {
-            crate::cli::mode::remember();
+            terminal_mode::save();
             let config = rustyline::Config::builder().auto_add_history(true).build();
             if let Ok(editor) = rustyline::DefaultEditor::with_config(config) {
                 return Input::Editor(Box::new(editor));
@@ -53,14 +55,14 @@ impl Input {
         Input::Terminal
     }
 
-    /// Whether somebody types.
+    /// True if a user types at a terminal.
     pub fn is_interactive(&self) -> bool {
         !matches!(self, Input::Piped)
     }
 
     /// The next message: a line, the lines that a backslash joins, or those in triple quotes.
-    pub fn message(&mut self) -> Result<Typed> {
-        let first = match self.line(PROMPT)? {
+    pub fn read_message(&mut self) -> Result<Typed> {
+        let first = match self.read_line(PROMPT)? {
             Typed::Line(line) => line,
             other => return Ok(other),
         };
@@ -68,13 +70,13 @@ impl Input {
             Some(rest) => (true, rest.to_owned()),
             None => (false, first),
         };
-        while let Some(goes_on) = goes_on(&text, quoted) {
-            text.truncate(goes_on);
+        while let Some(end) = continues_at(&text, quoted) {
+            text.truncate(end);
             // The line with the quotes need not hold anything else.
             if !text.is_empty() || !quoted {
                 text.push('\n');
             }
-            match self.line(MORE)? {
+            match self.read_line(MORE)? {
                 Typed::Line(line) => text += &line,
                 Typed::End => break,
                 other => return Ok(other),
@@ -91,19 +93,19 @@ impl Input {
         Ok(Typed::Quoted(text.strip_suffix('\n').unwrap_or(text).into()))
     }
 
-    /// Keeps what is typed from being shown, until the result is dropped.
+    /// Disables the echo of what is typed while an answer is printed, until the result is dropped.
     #[cfg(feature = "line-editor")]
-    pub fn hush(&self) -> Option<crate::cli::mode::Hushed> {
-        matches!(self, Input::Editor(_)).then(crate::cli::mode::Hushed::new)
+    pub fn disable_echo(&self) -> Option<EchoGuard> {
+        matches!(self, Input::Editor(_)).then(EchoGuard::disable_echo)
     }
 
     /// The next line, without its end.
-    fn line(&mut self, prompt: &str) -> Result<Typed> {
+    fn read_line(&mut self, prompt: &str) -> Result<Typed> {
         match self {
-            Input::Piped => line().map(|line| line.map_or(Typed::End, Typed::Line)),
+            Input::Piped => next_line().map(|line| line.map_or(Typed::End, Typed::Line)),
             Input::Terminal => {
                 stderr::write(format_args!("{prompt}"));
-                let line = line()?;
+                let line = next_line()?;
                 if line.is_none() {
                     say!("");
                 }
@@ -120,8 +122,8 @@ impl Input {
     }
 }
 
-/// Where the message so far goes on in the next line; `None` if it is complete.
-fn goes_on(text: &str, quoted: bool) -> Option<usize> {
+/// Length of the message so far, to which the next line is added; `None` if it is complete.
+fn continues_at(text: &str, quoted: bool) -> Option<usize> {
     if quoted {
         let complete = text.trim_end().ends_with(QUOTES);
         (!complete).then_some(text.len())
@@ -131,7 +133,7 @@ fn goes_on(text: &str, quoted: bool) -> Option<usize> {
 }
 
 /// The next line of stdin, if there is one.
-fn line() -> Result<Option<String>> {
+fn next_line() -> Result<Option<String>> {
     let mut bytes = Vec::new();
     std::io::stdin()
         .lock()

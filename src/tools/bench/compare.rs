@@ -7,52 +7,52 @@ use files::{Error, Result, say};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What an earlier run measured.
-pub struct Earlier {
-    /// Rows with a test, a number of threads, a KV type and tokens per second.
-    rows: Vec<Value>,
-    environment: Value,
-}
+/// The JSON objects of an earlier run: one, or one a line.
+pub struct Earlier(Vec<Value>);
 
 /// Reads the output of `-o json` or `-o jsonl`.
 pub fn read(file: &Path) -> Result<Earlier> {
-    let bad = |e: String| {
-        Error::Usage(format!("--compare {}: {e}; give a file written by bench -o json", file.display()))
-    };
-    let text = read_text("--compare", file)?;
-    parse(&text).ok_or_else(|| bad("holds no results".into()))
+    let earlier = parse(&read_text("--compare", file)?);
+    earlier.filter(|earlier| earlier.rows().next().is_some()).ok_or_else(|| {
+        let file = file.display();
+        Error::Usage(format!("--compare {file}: holds no results; give a file written by bench -o json"))
+    })
 }
 
 fn parse(text: &str) -> Option<Earlier> {
-    let values: Vec<Value> = match serde_json::from_str::<Value>(text) {
-        Ok(one) => vec![one],
-        Err(_) => text.lines().map(serde_json::from_str).collect::<std::result::Result<_, _>>().ok()?,
-    };
-    let environment = values.iter().find_map(|v| v.get("environment")).cloned().unwrap_or_default();
-    let listed = values.iter().filter_map(|v| v.get("rows")?.as_array()).flatten();
-    let is_row =
-        |v: &&Value| v["test"].is_string() && v["tokens_per_second"].as_f64().is_some_and(|s| s > 0.0);
-    let rows: Vec<Value> = listed.chain(&values).filter(is_row).cloned().collect();
-    (!rows.is_empty()).then_some(Earlier { rows, environment })
+    let whole = serde_json::from_str(text).map(|one| vec![one]);
+    let lines = || text.lines().map(serde_json::from_str).collect();
+    whole.or_else(|_| lines()).ok().map(Earlier)
 }
 
-/// Fills in the ratios, and says on stderr what makes them doubtful.
-pub fn apply(result: &mut BenchResult, earlier: &Earlier) {
-    for line in &mut result.rows {
-        let same = |r: &&Value| {
-            r["test"] == line.test && r["threads"] == line.threads && r["kv_type"] == line.kv_type
-        };
-        let then = earlier.rows.iter().find(same).and_then(|r| r["tokens_per_second"].as_f64());
-        line.ratio = then.map(|then| line.tokens_per_second / then);
+impl Earlier {
+    /// Rows with a test and its speed.
+    fn rows(&self) -> impl Iterator<Item = &Value> {
+        let listed = self.0.iter().filter_map(|v| v.get("rows")?.as_array()).flatten();
+        listed.chain(&self.0).filter(|row| {
+            row["test"].is_string() && row["tokens_per_second"].as_f64().is_some_and(|speed| speed > 0.0)
+        })
     }
-    if result.rows.iter().all(|l| l.ratio.is_none()) {
-        say!("--compare: no row has the test, threads and KV type of an earlier one");
-    }
-    let environment = json!(result.environment);
-    for key in ["model", "weight_type", "cpu", "isa"] {
-        let now = environment[key].as_str().unwrap_or_default();
-        if let Some(then) = earlier.environment[key].as_str().filter(|then| *then != now) {
-            say!("--compare: {key} was {}, now {now}", one_line(then, 80));
+
+    /// Fills in the ratios, and says on stderr what makes them doubtful.
+    pub fn fill_ratios(&self, result: &mut BenchResult) {
+        for row in &mut result.rows {
+            let same = |r: &&Value| {
+                r["test"] == row.test && r["threads"] == row.threads && r["kv_type"] == row.kv_type
+            };
+            let then = self.rows().find(same).and_then(|r| r["tokens_per_second"].as_f64());
+            row.ratio = then.map(|then| row.tokens_per_second / then);
+        }
+        if result.rows.iter().all(|row| row.ratio.is_none()) {
+            say!("--compare: no row has the test, threads and KV type of an earlier one");
+        }
+        let now = json!(result.environment);
+        let then = self.0.iter().find_map(|v| v.get("environment")).unwrap_or(&Value::Null);
+        for key in ["model", "weight_type", "cpu", "isa"] {
+            let now = now[key].as_str().unwrap_or_default();
+            if let Some(then) = then[key].as_str().filter(|then| *then != now) {
+                say!("--compare: {key} was {}, now {now}", one_line(then, 80));
+            }
         }
     }
 }
@@ -66,12 +66,11 @@ mod tests {
     fn ratios_to_both_formats() {
         let before = result();
         for text in [format!("{:#}", before.json()), before.json_lines()] {
-            let earlier = parse(&text).expect("results");
             let mut now = result();
             now.rows[0].tokens_per_second *= 2.0;
             now.rows[2].threads = 9;
-            apply(&mut now, &earlier);
-            let ratios: Vec<_> = now.rows.iter().map(|l| l.ratio).collect();
+            parse(&text).expect("results").fill_ratios(&mut now);
+            let ratios: Vec<_> = now.rows.iter().map(|row| row.ratio).collect();
             assert_eq!(ratios, [Some(2.0), Some(1.0), None]);
         }
     }
@@ -79,7 +78,7 @@ mod tests {
     #[test]
     fn other_files_are_refused() {
         for text in ["", "{}", "[1]", "not json", "{\"rows\":[{\"test\":\"pp1\"}]}", "{\"rows\":3}"] {
-            assert!(parse(text).is_none(), "{text}");
+            assert!(parse(text).is_none_or(|earlier| earlier.rows().next().is_none()), "{text}");
         }
         assert!(matches!(read(Path::new("/nowhere/x.json")), Err(Error::Usage(_))));
     }

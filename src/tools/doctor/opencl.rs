@@ -6,7 +6,7 @@ use crate::run::engine::Engine;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::plan::mib;
 use crate::run::session::Notice;
-use crate::tools::report::{Side, columns};
+use crate::tools::columns::{Side, columns};
 use files::error::one_line;
 use files::{Result, say};
 use opencl_runtime::device::{Found, choose, devices};

@@ -38,7 +38,7 @@ impl Models {
         Ok(Self(models))
     }
 
-    /// What these settings take, with this many slots.
+    /// The memory plan of these settings, with this many slots.
     pub fn plan(&self, settings: &Settings, slots: usize) -> Result<Plan> {
         let o = settings.options();
         let found = self.0.iter().find(|(first, _)| key(first) == key(o));

@@ -7,7 +7,7 @@ use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 use std::str::FromStr;
 
-/// How many slots an eviction keeps.
+/// Slots that an eviction keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Window {
     Slots(usize),
@@ -97,7 +97,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The options that say how the model is loaded and what a row of the cache is.
+    /// The options of the model and of a row of the cache.
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }

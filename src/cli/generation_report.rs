@@ -1,7 +1,7 @@
 //! One generation: its session, the text as it comes, and afterwards its times.
 
 use super::args::{Format, OutputArgs};
-use super::events;
+use super::jsonl_events;
 use super::terminal::put;
 use crate::model::trace::{Trace, digest};
 use crate::run::engine::{Engine, Timing, TokenStream};
@@ -15,7 +15,7 @@ use text::tokenizer::Tokenizer;
 /// An empty sequence whose events are shown, and whose run is traced, as the flags say.
 pub fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
     let mut session = engine.session()?;
-    events::watch(&mut session, output);
+    jsonl_events::watch(&mut session, output);
     if output.trace.is_some() {
         session.set_trace(Some(Trace::default()));
     }
