@@ -105,10 +105,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     chat.conversation.set_form(form);
     chat.options.shown_tokens = shown;
     if !chat.is_quiet() {
-        args.template
-            .unused_flags(chat.conversation.template(), form.thinks())
-            .iter()
-            .for_each(|line| say!("{line}"));
+        args.template.unused_flags(chat.conversation.template(), form).iter().for_each(|line| say!("{line}"));
     }
     if let Some(file) = &args.session {
         chat.resume(file)?;

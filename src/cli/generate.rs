@@ -1,4 +1,4 @@
-//! `generate`: one completion, streamed.
+//! `generate`: streams one completion.
 
 use super::args::{Format, GenerateArgs};
 use super::generation_report::{self, Report, show};
@@ -78,7 +78,7 @@ fn complete(
     if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
-    let shown = show_whole(&mut stream, output.format);
+    let shown = stream_text(&mut stream, output.format);
     let report = Report::new(&stream, loading, options.sampler.seed);
     let state = State {
         seed: options.sampler.seed,
@@ -106,9 +106,8 @@ fn complete(
     if report.reason == StopReason::Interrupt { Err(Error::Interrupted) } else { Ok(()) }
 }
 
-/// Shows a text and the line feed that ends it wherever it goes, also where an error follows. Returns why stdout could not
-/// be written.
-fn show_whole(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Error>> {
+/// Streams the text and a final newline to stdout, even on error. Returns the write error, if any.
+fn stream_text(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Error>> {
     let mut empty = true;
     let shown = show(stream, format, |piece| empty &= piece.is_empty());
     match (format, &shown) {
@@ -124,7 +123,7 @@ fn show_whole(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Err
     }
 }
 
-/// Where the text of a session was cut.
+/// The point at which the text of a session ended.
 fn paused(args: &GenerateArgs, state: Option<State>) -> Result<Pause> {
     let file = args.session.as_deref().unwrap_or(Path::new(""));
     match state.map(|state| state.content) {
@@ -191,7 +190,7 @@ fn sequence(
     Ok((tokens, Pause::default()))
 }
 
-/// What runs, on stderr.
+/// Prints model, weights, cache and threads on stderr.
 fn say_engine(engine: &Engine) {
     let o = engine.options();
     say!(

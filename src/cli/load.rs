@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// A loaded model. It is held until the run is over.
 pub struct Loaded {
     pub engine: Engine,
-    /// How long loading took.
+    /// Duration of loading.
     pub took: Duration,
     _marker: Marker,
 }

@@ -6,7 +6,6 @@
 //! before and right after each repetition that decodes one sequence, because a machine that others use too may read
 //! twice as fast a second later.
 
-mod compare;
 mod device;
 mod limits;
 mod measure;
@@ -70,9 +69,6 @@ pub struct BenchArgs {
     /// stderr
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Print ratios to the results in this file, which -o json or -o jsonl wrote
-    #[arg(long, value_name = "FILE")]
-    compare: Option<PathBuf>,
     /// Measure nothing; drop the model's files from the page cache, so that the next start is a cold one
     #[arg(long, hide = true)]
     drop_cache: bool,
@@ -108,7 +104,6 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let cores = args.mask.pin()?;
     let rows = args.lists.rows(cores.unwrap_or_else(topology::default_threads))?;
     let base = args.resolve()?;
-    let earlier = args.compare.as_deref().map(compare::read).transpose()?;
     let groups = rows::longest_of_groups(&rows);
     let options: Vec<EngineOptions> = groups.iter().map(|row| row.options(&base)).collect();
     let began = Instant::now();
@@ -146,10 +141,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     drop(bench);
     let limits = measure_limits(&engine, &environment.threads, reader.as_ref())?;
     let rows = result::results(&rows, samples, &limits, weight_bytes);
-    let mut result = BenchResult { environment, device, load_ms, peak_rss_bytes, limits, rows };
-    if let Some(earlier) = earlier {
-        earlier.fill_ratios(&mut result);
-    }
+    let result = BenchResult { environment, device, load_ms, peak_rss_bytes, limits, rows };
     put(&match args.output {
         Output::Md => table::markdown(&result),
         Output::Csv => table::csv(&result),

@@ -84,18 +84,6 @@ fn no_peak_without_integer_instructions() {
 }
 
 #[test]
-fn results_without_the_newer_fields_can_be_compared_with() {
-    let temp = Temp::new();
-    let row = r#"{"test":"pp8","threads":1,"kv_type":"q4","tokens_per_second":1.0}"#;
-    let old = temp.write("old.json", format!("{{\"environment\":{{\"model\":\"other\"}},\"rows\":[{row}]}}"));
-    let said = bench(&["--compare", &old, "-o", "json"]);
-    mentions(&said.err, &["--compare: model was other"]);
-    let rows = &json(&said.out)["rows"];
-    assert_eq!(rows[0]["ratio"], rows[0]["tokens_per_second"]);
-    assert!(rows[1]["ratio"].is_null());
-}
-
-#[test]
 fn a_token_or_a_prompt_is_traced() {
     let temp = Temp::new();
     let file = temp.path("trace.json");

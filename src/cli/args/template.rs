@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use files::error::unquoted;
 use files::{Error, Result};
 use std::path::{Path, PathBuf};
-use text::chat::{Template, TemplateSource, Tools, Variables};
+use text::chat::{Form, Template, TemplateSource, Tools, Variables};
 
 /// Value of `--think`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -101,7 +101,7 @@ impl TemplateArgs {
 
     /// Warnings about flags without effect: on answers that have no thoughts, or with a template that does not ask for a
     /// variable.
-    pub fn unused_flags(&self, template: &Template, thinks: bool) -> Vec<String> {
+    pub fn unused_flags(&self, template: &Template, form: Form) -> Vec<String> {
         let reads = |name: &str| matches!(template, Template::Jinja(jinja) if jinja.mentions(name));
         let names = self.chosen.template_arg.iter().filter_map(|given| Some(given.split_once('=')?.0));
         let unread = names.filter(|name| !reads(name));
@@ -111,7 +111,7 @@ impl TemplateArgs {
             })
             .collect();
         let given = [("--think", self.think.is_some()), ("--think-budget", self.think_budget.is_some())];
-        let idle = given.iter().filter(|(_, given)| *given && !thinks);
+        let idle = given.iter().filter(|(_, given)| *given && !form.thinks());
         lines.extend(
             idle.map(|(flag, _)| {
                 format!("warning: {flag}: no effect; this model's answers have no thoughts")

@@ -37,7 +37,7 @@ impl Chat<'_> {
     ///
     /// # Errors
     ///
-    /// Those of [`saved::read`]. The conversation is then unchanged, but may have to be computed again.
+    /// Errors of [`saved::read`]. The conversation is then unchanged, but may have to be computed again.
     pub fn load(&mut self, file: &Path) -> Result<()> {
         let Some(state) = saved::read(file, &mut self.session, self.engine)? else {
             return Err(Error::io(file, "no such file"));

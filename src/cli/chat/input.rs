@@ -60,37 +60,51 @@ impl Input {
         !matches!(self, Input::Piped)
     }
 
-    /// The next message: a line, the lines that a backslash joins, or those in triple quotes.
+    /// Reads the next message: a line, the lines that a backslash joins, or those in triple quotes.
     pub fn read_message(&mut self) -> Result<Typed> {
-        let first = match self.read_line(PROMPT)? {
+        let mut text = match self.read_line(PROMPT)? {
             Typed::Line(line) => line,
             other => return Ok(other),
         };
-        let (quoted, mut text) = match first.trim_start().strip_prefix(QUOTES) {
-            Some(rest) => (true, rest.to_owned()),
-            None => (false, first),
+        let Some(quoted) = text.trim_start().strip_prefix(QUOTES) else {
+            while text.ends_with('\\') {
+                text.pop();
+                text.push('\n');
+                match self.append_line(&mut text)? {
+                    None => {}
+                    Some(Typed::End) => break,
+                    Some(other) => return Ok(other),
+                }
+            }
+            return Ok(Typed::Line(text));
         };
-        while let Some(end) = continues_at(&text, quoted) {
-            text.truncate(end);
+        text = quoted.to_owned();
+        while !text.trim_end().ends_with(QUOTES) {
             // The line with the quotes need not hold anything else.
-            if !text.is_empty() || !quoted {
+            if !text.is_empty() {
                 text.push('\n');
             }
-            match self.read_line(MORE)? {
-                Typed::Line(line) => text += &line,
-                Typed::End => break,
-                other => return Ok(other),
+            match self.append_line(&mut text)? {
+                None => {}
+                Some(Typed::End) => break,
+                Some(other) => return Ok(other),
             }
-            if text.len() as u64 > LINE_LIMIT {
-                return Err(Error::Usage("message from stdin: longer than 16 MiB".into()));
-            }
-        }
-        if !quoted {
-            return Ok(Typed::Line(text));
         }
         let text = text.trim_end();
         let text = text.strip_suffix(QUOTES).unwrap_or(text);
         Ok(Typed::Quoted(text.strip_suffix('\n').unwrap_or(text).into()))
+    }
+
+    /// Adds the next line of a message to `text`. Returns anything else that was typed.
+    fn append_line(&mut self, text: &mut String) -> Result<Option<Typed>> {
+        match self.read_line(MORE)? {
+            Typed::Line(line) => *text += &line,
+            other => return Ok(Some(other)),
+        }
+        if text.len() as u64 > LINE_LIMIT {
+            return Err(Error::Usage("message from stdin: longer than 16 MiB".into()));
+        }
+        Ok(None)
     }
 
     /// Disables the echo of what is typed while an answer is printed, until the result is dropped.
@@ -119,16 +133,6 @@ impl Input {
                 Err(e) => Err(Error::Usage(format!("message from the terminal: {e}"))),
             },
         }
-    }
-}
-
-/// Length of the message so far, to which the next line is added; `None` if it is complete.
-fn continues_at(text: &str, quoted: bool) -> Option<usize> {
-    if quoted {
-        let complete = text.trim_end().ends_with(QUOTES);
-        (!complete).then_some(text.len())
-    } else {
-        text.ends_with('\\').then(|| text.len() - 1)
     }
 }
 

@@ -99,8 +99,6 @@ pub struct Measured {
     deviation_percent: Option<f64>,
     /// Prefill: speed relative to decode from the same state.
     times_decode: Option<f64>,
-    /// Speed relative to the one of `--compare`.
-    pub ratio: Option<f64>,
 }
 
 /// The median of at least one value.

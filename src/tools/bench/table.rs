@@ -50,7 +50,6 @@ const SPEED: [Column; 8] = [
     column("% of peak", "peak_percent", tenths),
     column("x decode", "times_decode", short),
 ];
-const RATIO: Column = column("x earlier", "ratio", thousandths);
 /// Growth of the time with depth, which has a table of its own in Markdown.
 const GROWTH: [Column; 3] = [
     column("ms/token", "ms_per_token", thousandths),
@@ -66,11 +65,6 @@ impl Column {
     }
 }
 
-/// The columns of ratios, if there are any.
-fn ratio(result: &BenchResult) -> Option<&'static Column> {
-    result.rows.iter().any(|row| row.ratio.is_some()).then_some(&RATIO)
-}
-
 /// Read bandwidth and integer peak with this many threads.
 fn limits(result: &BenchResult, threads: usize) -> [Option<String>; 2] {
     [result.limits.read_gb_per_s(threads), result.limits.peak_gops(threads)].map(|limit| limit.map(short))
@@ -81,7 +75,7 @@ pub fn markdown(result: &BenchResult) -> String {
     let rows: Vec<Value> = result.rows.iter().map(|row| json!(row)).collect();
     let (deep, all): (Vec<&Value>, Vec<&Value>) =
         (rows.iter().filter(|row| row["ms_per_token"].is_f64()).collect(), rows.iter().collect());
-    let mut text = row_table(ROW.iter().chain(&SPEED).chain(ratio(result)).collect(), &all);
+    let mut text = row_table(ROW.iter().chain(&SPEED).collect(), &all);
     if !deep.is_empty() {
         text += &format!("\n{}", row_table(ROW.iter().chain(&GROWTH).collect(), &deep));
     }
@@ -141,7 +135,7 @@ fn pipes(titles: &[String], rows: &[Vec<Option<String>>]) -> String {
 
 /// One line a row. No cell holds a comma or a quote except the model's name.
 pub fn csv(result: &BenchResult) -> String {
-    let columns: Vec<&Column> = ROW.iter().chain(&SPEED).chain(ratio(result)).chain(&GROWTH).collect();
+    let columns: Vec<&Column> = ROW.iter().chain(&SPEED).chain(&GROWTH).collect();
     let titles: Vec<&str> = columns.iter().map(|c| c.key).collect();
     let titles = titles.join(",");
     let mut text = format!("model,weight_type,{titles},read_gb_per_s,peak_gops,load_ms,peak_rss_bytes\n");
@@ -165,8 +159,7 @@ mod tests {
 
     #[test]
     fn markdown_lines_have_the_same_columns() {
-        let mut result = result();
-        let text = markdown(&result);
+        let text = markdown(&result());
         let tables: Vec<&str> = text.split("\n\n").collect();
         let [rows, growth, whole] = tables[..] else { panic!("three tables: {text}") };
         for table in tables {
@@ -179,9 +172,6 @@ mod tests {
             growth.lines().count() == 3 && growth.lines().nth(2).is_some_and(|l| l.contains("| tg3 @ d8 "))
         );
         assert!(whole.contains("read GB/s, 2 threads") && whole.contains("integer peak GOPS, 2 threads"));
-        assert!(!rows.contains("x earlier"));
-        result.rows[0].ratio = Some(1.25);
-        assert!(markdown(&result).contains("x earlier") && markdown(&result).contains("1.250"));
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub fn key(o: &EngineOptions) -> Key {
 pub struct Models(Vec<(EngineOptions, OpenModel)>);
 
 impl Models {
-    /// Those of all settings. `flags` is the model as opened with the flags.
+    /// Opens the models of all settings. `flags` is the model as opened with the flags.
     pub fn open<'s>(flags: OpenModel, settings: impl Iterator<Item = &'s Settings>) -> Result<Self> {
         let path = flags.path.clone();
         let mut flags = Some(flags);

@@ -54,7 +54,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Those of the ordinary flags. Low memory evicts nothing, or results would not be reproducible.
+    /// Settings of the ordinary flags. Low memory evicts nothing, or results would not be reproducible.
     pub fn of_flags(mut options: EngineOptions) -> Self {
         options.eviction.memory_threshold = 0;
         let window = Window::Slots(options.eviction.window);
