@@ -90,7 +90,7 @@ fn handle_signal(signal: i32) {
             return;
         }
     }
-    end(signal);
+    end_by_signal(signal);
 }
 
 /// Ends the program if a driver of OpenCL does not return from a call that only queues something: whoever made it cannot
