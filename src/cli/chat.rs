@@ -5,7 +5,7 @@ mod files;
 mod input;
 mod output;
 
-use super::args::{CompletionArgs, EscapeArgs, Format, ModelArgs, TemplateArgs, show_settings};
+use super::args::{CompletionArgs, EscapeArgs, FlagWarnings, Format, ModelArgs, TemplateArgs, show_settings};
 use super::flags::name_flags;
 use super::generation_report::{self, Report};
 use super::load::{self, Loaded};
@@ -31,6 +31,8 @@ use text::sampler::{Rng, SamplerOptions};
 #[derive(Args, Clone)]
 #[command(mut_arg("num_tokens", |arg| arg.default_value("-1")))]
 pub struct ChatArgs {
+    #[command(flatten)]
+    warnings: FlagWarnings,
     /// System message, which holds for the whole conversation
     #[arg(
         long,
@@ -68,7 +70,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     let opened = Opened::new(&args.model.resolve_for_one()?)?;
     opened.plan.check()?;
     let template = args.template.chosen.template(&template_source(&opened.model))?;
-    let Loaded { engine, took, .. } = &load::load(opened, output.verbosity(), &args.model.load.warnings)?;
+    let Loaded { engine, took, .. } = &load::load(opened, output.verbosity(), &args.warnings)?;
     let template = template.for_tokenizer(engine.tokenizer())?;
     let recommended = engine.recommended_sampling()?;
     options.sampler = args.completion.sampler.recommend(options.sampler, &recommended)?;

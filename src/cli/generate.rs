@@ -30,7 +30,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     output.check_trace()?;
     let options = args.options(output.format)?;
     let settings = args.model.resolve_for_one()?;
-    let mut warnings = args.model.load.warnings.clone();
+    let mut warnings = args.warnings.clone();
     if args.prompts.batch.is_some() && output.verbosity() != Verbosity::Quiet {
         warnings.add("--batch", "no effect without --prompts");
     }

@@ -147,7 +147,7 @@ pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
     settings.batch = limit.min(items.len().max(1));
     let opened = Opened::new(&settings)?;
     let verbosity = output.verbosity();
-    let Loaded { engine, .. } = &load::load(opened, verbosity, &args.model.load.warnings)?;
+    let Loaded { engine, .. } = &load::load(opened, verbosity, &args.warnings)?;
     signal::connect(&defaults.cancel);
     let start = Instant::now();
     let mut done = Done::default();

@@ -15,7 +15,7 @@ mod rows;
 mod table;
 
 use super::columns::{Side, columns};
-use crate::cli::args::{LoadArgs, MaskArgs, text_of, within};
+use crate::cli::args::{FlagWarnings, LoadArgs, MaskArgs, text_of, within};
 use crate::cli::load::{self, Process};
 use crate::cli::signal;
 use crate::cli::terminal::{Verbosity, put};
@@ -52,6 +52,8 @@ enum Output {
 /// Measurements. Lists are separated by commas; flags with lists may be repeated.
 #[derive(Args, Clone)]
 pub struct BenchArgs {
+    #[command(flatten)]
+    warnings: FlagWarnings,
     #[command(flatten)]
     lists: Lists,
     #[command(flatten)]
@@ -171,12 +173,8 @@ fn prepare(plans: &[Plan], args: &BenchArgs) -> Result<Marker> {
     let need =
         plan::check_sharing(plans, Context::Row, "measure fewer --depth, --kv-type or --threads at a time")?;
     let threads = plans.iter().map(|p| p.options.threads).max().unwrap_or(1);
-    let process = Process {
-        threads,
-        context: Context::Row,
-        verbosity: Verbosity::Normal,
-        warnings: &args.load.warnings,
-    };
+    let process =
+        Process { threads, context: Context::Row, verbosity: Verbosity::Normal, warnings: &args.warnings };
     load::prepare(&plans[0], Planned { need, peak: need.max(plans[0].peak()) }, &process)
 }
 

@@ -6,7 +6,7 @@ mod perplexity;
 mod recall;
 mod settings;
 
-use crate::cli::args::{Format, ModelArgs, QuietArgs};
+use crate::cli::args::{FlagWarnings, Format, ModelArgs, QuietArgs};
 use crate::cli::load::{self, Process};
 use crate::cli::terminal::{Progress, Verbosity, put};
 use crate::model::weights::ModelPath;
@@ -26,6 +26,8 @@ use text::tokenizer::AddSpecial;
 /// Perplexity, recall, and comparisons.
 #[derive(Args, Clone)]
 pub struct EvalArgs {
+    #[command(flatten)]
+    warnings: FlagWarnings,
     /// Text to predict
     #[arg(short, long, value_name = "FILE", required_unless_present_any = ["tokens", "recall"])]
     #[arg(conflicts_with = "tokens")]
@@ -199,7 +201,7 @@ fn prepare(args: &EvalArgs, work: &Evaluation, models: &Models) -> Result<Marker
         threads: first.options.threads,
         context: Context::Chunk,
         verbosity: args.quiet.verbosity(),
-        warnings: &args.model.load.warnings,
+        warnings: &args.warnings,
     };
     load::prepare(&first, Planned { need, peak: need.max(first.peak()) }, &process)
 }

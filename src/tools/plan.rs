@@ -78,7 +78,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         }
         Err(other) => return Err(other),
     };
-    args.run.model.load.warnings.print();
+    args.run.warnings.print();
     let empty = args.empty(&mut plan);
     match args.run.completion.output.format {
         Format::Text => put(&text(&plan, empty))?,

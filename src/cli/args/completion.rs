@@ -2,6 +2,7 @@
 
 #[cfg(feature = "chat")]
 use super::clap_error::one_line;
+use super::flag_warnings::FlagWarnings;
 use super::model::ModelArgs;
 use super::prompt::{PromptArgs, PromptsArgs};
 use super::sampling::SamplerArgs;
@@ -16,6 +17,8 @@ use text::sampler::Logprobs;
 /// All flags of `generate`, which `plan` takes too.
 #[derive(Args, Clone)]
 pub struct GenerateArgs {
+    #[command(flatten)]
+    pub warnings: FlagWarnings,
     #[command(flatten, next_help_heading = "Prompt")]
     pub prompt: PromptArgs,
     #[command(flatten, next_help_heading = "Prompt")]

@@ -98,7 +98,8 @@ impl FlagWarnings {
     }
 }
 
-/// It has no flags of its own: it looks at all that its command has.
+/// It has no flags of its own and looks at all that its command has, so it is the command's first field: clap takes the
+/// values of a field out of the matches.
 impl Args for FlagWarnings {
     fn augment_args(command: Command) -> Command {
         command

@@ -1,7 +1,6 @@
 //! The model, its device and its cache. Resolves to [`EngineOptions`].
 
 use super::device::{DeviceArgs, ThreadArgs};
-use super::flag_warnings::FlagWarnings;
 use super::within;
 use crate::cli::flags::name_flags;
 use crate::dims;
@@ -91,8 +90,6 @@ pub struct LoadArgs {
     pub prefill_chunk: Option<usize>,
     #[command(flatten, next_help_heading = "Device")]
     pub device: DeviceArgs,
-    #[command(flatten)]
-    pub warnings: FlagWarnings,
 }
 
 impl LoadArgs {
