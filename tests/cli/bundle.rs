@@ -177,7 +177,7 @@ fn only_a_program_for_the_same_model_is_taken() {
     let text = temp.write("text", "no program");
     mentions(&bundle(&text), &[&text, "is no whole 64-bit program"]);
     mentions(&bundle("/no/such/program"), &["/no/such/program"]);
-    let whole = std::fs::read(program()).expect("the program");
+    let whole = std::fs::read(binary()).expect("the program");
     mentions(&bundle(&temp.write("cut", &whole[..whole.len() - 1])), &["is no whole 64-bit program"]);
     let built_for = place_of(&whole, b" is built for {");
     let mut other = whole.clone();

@@ -24,7 +24,7 @@ fn limited(limit: &str, args: &[&str]) -> Command {
     let words: Vec<String> =
         antigravity(args).into_std().get_args().map(|a| a.to_string_lossy().into_owned()).collect();
     let mut shell = Command::new("sh");
-    shell.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]).arg(program()).args(words);
+    shell.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]).arg(binary()).args(words);
     shell.env_remove("HOME").stdin(Stdio::null());
     shell
 }

@@ -65,7 +65,7 @@ fn used_and_planned(more: &[&str]) -> [(u64, u64); 2] {
         Some(1024 * kib)
     };
     let used = read("status").lines().find_map(|line| bytes(line, "VmHWM:")).expect("a peak");
-    let (program, smaps) = (program(), read("smaps"));
+    let (program, smaps) = (binary(), read("smaps"));
     let (mut of_program, mut touched) = (false, 0);
     for line in smaps.lines() {
         match bytes(line, "Rss:") {
@@ -107,7 +107,7 @@ fn the_limits_of_the_process_are_known() {
     let mut ends = [0; 2];
     for limit in address.chain(data) {
         let mut run = std::process::Command::new("sh");
-        run.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]).arg(program()).args(args);
+        run.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]).arg(binary()).args(args);
         let said = run_command(run.env_remove("HOME"));
         match said.code {
             Some(0) => assert_eq!(said.text(), reference, "{limit}: {}", said.err),

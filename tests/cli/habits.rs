@@ -231,7 +231,7 @@ fn completions_and_the_manual_know_every_command_and_flag() {
 #[test]
 fn a_small_stack_is_enough() {
     let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", "ulimit -s 128; exec \"$@\"", "sh"]).arg(program()).arg("generate").args(ONCE);
+    shell.args(["-c", "ulimit -s 128; exec \"$@\"", "sh"]).arg(binary()).arg("generate").args(ONCE);
     assert_eq!(run_command(shell).text(), greedy().text());
 }
 

@@ -2,7 +2,6 @@
 
 use crate::support::command::*;
 use std::io::Read;
-use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// Its state goes into `dir`, else nowhere.
@@ -42,7 +41,7 @@ fn begun(mut command: Command) -> (Child, ChildStdout) {
 
 /// Names of the markers in the state directory, where other things lie too.
 fn markers(dir: &TestDir) -> Vec<String> {
-    let beside = Path::new(command::<&str>(&[]).get_program()).parent().expect("a folder").to_path_buf();
+    let beside = binary().parent().expect("a folder").to_path_buf();
     let place = if cfg!(target_os = "android") { beside } else { dir.0.join("antigravity") };
     let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
     let names = entries.map(|e| e.file_name().to_string_lossy().into_owned());

@@ -202,7 +202,7 @@ fn flags_of_drafts_without_effect_are_told() {
     ])
     .run();
     mentions(&logits.err, &["--draft: no effect", "--draft-model: no effect"]);
-    let program = program();
+    let program = binary();
     let plan = antigravity(["plan", "--draft-model", program.to_str().expect("UTF-8")]).run();
     mentions(&plan.out, &["draft model", " plan"]);
     let own = antigravity(["draft"]).stdin("{}\n").run();

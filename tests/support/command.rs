@@ -1,6 +1,6 @@
 //! Runs the program and keeps its output.
 
-pub use super::paths::{model, program};
+pub use super::paths::{binary, model};
 pub use super::test_dir::TestDir;
 use std::borrow::BorrowMut;
 use std::ffi::OsStr;
@@ -20,7 +20,7 @@ pub struct TestCommand {
 
 /// The program with these arguments.
 pub fn antigravity<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> TestCommand {
-    TestCommand::new(program(), args)
+    TestCommand::new(binary(), args)
 }
 
 /// Greedy text of a few words.

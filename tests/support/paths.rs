@@ -9,9 +9,9 @@ pub fn root() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
 }
 
-/// The program.
+/// The program: as the environment says, else where it was built.
 #[cfg(unix)]
-pub fn program() -> PathBuf {
+pub fn binary() -> PathBuf {
     let built = || env!("CARGO_BIN_EXE_antigravity").into();
     std::env::var_os("CARGO_BIN_EXE_antigravity").unwrap_or_else(built).into()
 }

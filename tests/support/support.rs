@@ -1,5 +1,5 @@
 //! Support of all four test binaries: where files are, the program, made-up files, numbers that repeat.
-#![allow(dead_code, reason = "each binary takes what it needs")]
+#![allow(dead_code, unused_imports, reason = "each binary takes what it needs")]
 
 #[cfg(unix)]
 pub mod command;

@@ -1,6 +1,6 @@
 //! A server of the tests' own, and a plain client.
 
-use crate::support::command::command;
+use crate::support::command::antigravity;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -1,7 +1,7 @@
 //! SIGKILL while a session is saved: the file is the old one or the new one, and what is left over goes.
 
 use super::engine;
-use crate::support::command::{TestDir, command};
+use crate::support::command::{TestDir, antigravity};
 use antigravity::run::saved::{self, Content, State};
 use antigravity::run::session::Sequence;
 use antigravity::{Engine, engine::Pause};

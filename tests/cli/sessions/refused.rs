@@ -1,7 +1,7 @@
 //! Files that are no session of this run, by accident or on purpose: one error each, no panic, an empty session.
 
 use super::engine;
-use crate::support::command::{TestDir, fails, greedy, mentions, text};
+use crate::support::command::{TestDir, antigravity, greedy, mentions};
 use crate::support::hostile;
 use crate::support::paths;
 use antigravity::run::eviction::{Eviction, Policy};
