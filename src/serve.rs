@@ -26,9 +26,9 @@ mod tools;
 mod whole;
 mod workers;
 
-use crate::cli::args::{ChosenTemplate, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
+use crate::cli::args::{ChosenTemplate, FlagWarnings, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
+use crate::cli::load;
 use crate::cli::signal;
-use crate::cli::start;
 use crate::cli::terminal::Verbosity;
 use crate::run::engine::scheduler::{Limits, Moment, Scheduler};
 use crate::run::engine::template_source;
@@ -58,6 +58,8 @@ pub const CACHE_MIB: u64 = 256;
     "Slots of each text's KV cache: the longest text, prompt included"
 )))]
 pub struct ServeArgs {
+    #[command(flatten)]
+    warnings: FlagWarnings,
     /// Address to listen at; 0.0.0.0 is all of this machine's
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS", help_heading = "Server")]
     host: String,
@@ -176,7 +178,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let model_id = opened.plan.model_id.clone();
     let chosen = args.template.is_given().then(|| args.template.template(&template_source(&opened.model)));
     let (template, variables) = (chosen.transpose()?, args.template.variables()?);
-    let loaded = start::load(opened, args.quiet.verbosity())?;
+    let loaded = load::load(opened, args.quiet.verbosity(), &args.warnings)?;
     defaults.sampler = args.sampler.recommend(defaults.sampler, &loaded.engine.recommended_sampling()?)?;
     let limits = Limits { queue, rows, drain: Duration::from_secs(args.drain) };
     let served = Arc::new(Served {

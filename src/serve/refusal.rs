@@ -1,6 +1,6 @@
 //! Why a request is not answered, in the words of the API.
 
-use crate::cli::flags::named;
+use crate::cli::flags::name_flags;
 use crate::run::engine::scheduler::Refused;
 use files::{Error, say};
 use serde_json::{Value, json};
@@ -67,7 +67,7 @@ impl Refusal {
             Error::Usage(_) => return Self::of_input(e),
             _ => Self::new(500, "the server failed at this; its own messages say why"),
         };
-        say!("error: {}", named(&e.to_string()));
+        say!("error: {}", name_flags(&e.to_string()));
         refusal
     }
 
@@ -129,7 +129,7 @@ impl From<Refused> for Refusal {
 
 /// A message without the clauses that are for who runs the server: what would be flags there.
 fn for_clients(message: &str) -> String {
-    let is_for_server = |clause: &&str| named(clause) != **clause || clause.contains("with the model");
+    let is_for_server = |clause: &&str| name_flags(clause) != **clause || clause.contains("with the model");
     let clauses: Vec<_> = message.split("; ").filter(|clause| !is_for_server(clause)).collect();
     match clauses[..] {
         [] => "this cannot be done here".into(),

@@ -1,21 +1,20 @@
 //! The marker of a running model: what the start after a kill says, and that nothing else leaves one.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 use std::io::Read;
-use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// Its state goes into `dir`, else nowhere.
-fn with_state(dir: &Temp, args: &[&str]) -> Command {
-    let mut command = command(args);
+fn with_state(dir: &TestDir, args: &[&str]) -> Command {
+    let mut command = antigravity(args).into_std();
     command.env("XDG_STATE_HOME", &dir.0).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
 /// Its state goes into `dir`, and there is a little less memory than the run may touch.
-fn where_memory_is_short(dir: &Temp, args: &[&str]) -> Command {
+fn where_memory_is_short(dir: &TestDir, args: &[&str]) -> Command {
     let slots = args.iter().position(|&a| a == "-c").map_or("2048", |at| args[at + 1]);
-    let plan = text(&["plan", "--format", "json", "-c", slots]);
+    let plan = antigravity(["plan", "--format", "json", "-c", slots]).text();
     let plan: serde_json::Value = serde_json::from_str(&plan).expect("JSON");
     let bytes = |key: &str| plan[key].as_u64().expect("bytes");
     let mib = bytes("need_bytes").div_ceil(1 << 20);
@@ -29,7 +28,7 @@ const ENDLESS: [&str; 6] = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once"
 const SHORT: [&str; 5] = ["generate", "-n", "1", "-p", "Once"];
 
 /// A generation that goes on, its first byte read.
-fn running(dir: &Temp) -> (Child, ChildStdout) {
+fn running(dir: &TestDir) -> (Child, ChildStdout) {
     begun(where_memory_is_short(dir, &ENDLESS))
 }
 
@@ -41,8 +40,8 @@ fn begun(mut command: Command) -> (Child, ChildStdout) {
 }
 
 /// Names of the markers in the state directory, where other things lie too.
-fn markers(dir: &Temp) -> Vec<String> {
-    let beside = Path::new(command::<&str>(&[]).get_program()).parent().expect("a folder").to_path_buf();
+fn markers(dir: &TestDir) -> Vec<String> {
+    let beside = binary().parent().expect("a folder").to_path_buf();
     let place = if cfg!(target_os = "android") { beside } else { dir.0.join("antigravity") };
     let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
     let names = entries.map(|e| e.file_name().to_string_lossy().into_owned());
@@ -55,8 +54,8 @@ fn signal(child: &Child, name: &str) {
 }
 
 /// The warning of a run, if it has one.
-fn warning(dir: &Temp, args: &[&str]) -> Option<String> {
-    let said = said(with_state(dir, args).output().expect("the binary starts"));
+fn warning(dir: &TestDir, args: &[&str]) -> Option<String> {
+    let said = run_command(with_state(dir, args));
     assert_eq!(said.code, Some(0), "{}", said.err);
     let lines: Vec<&str> = said.err.lines().filter(|l| l.contains("killed")).collect();
     assert!(lines.len() < 2, "{}", said.err);
@@ -65,7 +64,7 @@ fn warning(dir: &Temp, args: &[&str]) -> Option<String> {
 
 #[test]
 fn the_start_after_a_kill_suggests_less_once() {
-    let dir = Temp::new();
+    let dir = TestDir::new();
     let (mut child, out) = running(&dir);
     assert_eq!(markers(&dir).len(), 1);
     // Another process is no sign of a kill, and takes its own marker away only.
@@ -85,7 +84,7 @@ fn the_start_after_a_kill_suggests_less_once() {
 
 #[test]
 fn a_kill_where_memory_was_plentiful_is_nobodys_business() {
-    let dir = Temp::new();
+    let dir = TestDir::new();
     let (mut child, _out) = begun(with_state(&dir, &ENDLESS));
     assert_eq!(markers(&dir).len(), 1);
     child.kill().expect("it runs");
@@ -99,7 +98,7 @@ fn who_has_chosen_less_or_asked_for_quiet_is_left_alone() {
     for args in
         [[&SHORT[..], &["-q"]].concat(), [&SHORT[..], &["-c", "1024", "--prefill-chunk", "32"]].concat()]
     {
-        let dir = Temp::new();
+        let dir = TestDir::new();
         let (mut child, _out) = running(&dir);
         child.kill().expect("it runs");
         child.wait().expect("it ends");
@@ -110,7 +109,7 @@ fn who_has_chosen_less_or_asked_for_quiet_is_left_alone() {
 
 #[test]
 fn what_is_suggested_can_be_typed() {
-    let dir = Temp::new();
+    let dir = TestDir::new();
     let (mut child, _out) = running(&dir);
     child.kill().expect("it runs");
     child.wait().expect("it ends");
@@ -119,12 +118,12 @@ fn what_is_suggested_can_be_typed() {
     let (_, advice) = line.split_once("; try ").expect("an advice");
     let flags: Vec<&str> = advice.split(" (planned").next().unwrap_or("").split(' ').collect();
     assert_eq!(flags, ["--kv-type", "q4", "--max-seq-len", "2048", "--prefill-chunk", "32"]);
-    text(&[&SHORT[..], &flags].concat());
+    antigravity([&SHORT[..], &flags].concat()).text();
 }
 
 #[test]
 fn orderly_ends_leave_nothing() {
-    let dir = Temp::new();
+    let dir = TestDir::new();
     assert_eq!(warning(&dir, &SHORT), None);
     for (signals, code) in
         [(&["-INT"][..], Some(130)), (&["-INT", "-INT"], Some(130)), (&["-TERM"], None), (&["-HUP"], None)]
@@ -153,9 +152,8 @@ fn orderly_ends_leave_nothing() {
 
 #[test]
 fn no_place_for_a_marker_is_no_error() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write("file", "");
-    let mut run = command(&SHORT);
-    let said = said(run.env("XDG_STATE_HOME", file).output().expect("the binary starts"));
+    let said = antigravity(&SHORT).env("XDG_STATE_HOME", file).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
 }

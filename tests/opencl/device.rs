@@ -1,7 +1,7 @@
 //! The device that tests run on, or a loud skip; whether it is exact; the program that writes there; the rows of a
 //! session.
 
-use crate::bed::program::binary;
+use crate::support::command::binary;
 use antigravity::dims::LAYERS;
 use antigravity::model::device::KvRows;
 use antigravity::run::session::{CancelToken, Session};

@@ -1,9 +1,9 @@
 //! Sequences on the CPU and an OpenCL device in turn: the CPU's bits, whatever moves and whatever fails.
 
-use crate::bed::place;
-use crate::bed::program::binary;
 use crate::device;
 use crate::device::{cache_dir, is_exact, rows, said};
+use crate::support::command::binary;
+use crate::support::paths;
 use antigravity::model::weights::WeightType;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::options::BackendKind;
@@ -251,7 +251,7 @@ fn drafts_go_on_where_the_text_moves() {
         return;
     }
     let mut all = vec![vec!["--draft".to_string(), "6".into()]];
-    if let Some(program) = place::draft_program() {
+    if let Some(program) = paths::draft_program() {
         let model = ["--draft-when", "always", "--draft-model", program.to_str().unwrap()];
         all.push(model.map(str::to_owned).into());
     }

@@ -1,8 +1,8 @@
 //! The model of this build through OpenCL against the CPU: the same bits of logits, text and rows of the cache.
 
-use crate::bed::program::binary;
-use crate::bed::random::ids;
 use crate::device::{cache_dir, device, exact, generate, rows, said};
+use crate::support::command::binary;
+use crate::support::random::ids;
 use antigravity::dims::VOCAB;
 use antigravity::model::device::{KvRows, Logits, Run, locked};
 use antigravity::model::weights::WeightType;
@@ -249,7 +249,7 @@ fn drafts_change_no_text() {
         return;
     }
     let mut all = vec![vec!["--draft".to_string(), "6".into()]];
-    if let Some(program) = crate::bed::place::draft_program() {
+    if let Some(program) = crate::support::paths::draft_program() {
         let model = ["--draft-when", "always", "--draft-model", program.to_str().unwrap()];
         all.push(model.map(str::to_owned).into());
     }

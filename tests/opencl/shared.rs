@@ -1,8 +1,8 @@
 //! An OpenCL device beside the CPU with the same model: one cache that both use in turn, several sequences in one pass,
 //! and the attention that slots receive.
 
-use crate::bed::random::ids;
 use crate::device::{self, is_exact_with};
+use crate::support::random::ids;
 use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB};
 use antigravity::model::cpu::attention::for_others;
 use antigravity::model::cpu::{CpuDevice, CpuOptions};

@@ -1,8 +1,8 @@
 //! A way of computing products gives other bits, is chosen though it is wrong, or is tried again and again.
 
-use crate::bed::temp::Temp;
 use crate::device::{cache_dir, device, generate, is_exact_with, said};
 use crate::faults::shim;
+use crate::support::test_dir::TestDir;
 use antigravity::opencl::ways::{VARIANT_VARIABLE, Way};
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
@@ -99,7 +99,7 @@ fn a_variant_that_is_wrong_or_does_not_compile_is_left_out() {
     let in_shim = in_shim.into_iter().filter(|(fault, _)| there(fault));
     let faults = in_shim.map(|(fault, expected)| ("SHIM_FAULT", fault, expected));
     for (variable, fault, expected) in [wrong].into_iter().chain(faults) {
-        let own = Temp::new();
+        let own = TestDir::new();
         let run = |fault: &str| {
             let mut command = on_device(&own.0.to_string_lossy());
             if variable == "SHIM_FAULT" && !fault.is_empty() {
@@ -122,7 +122,7 @@ fn a_variant_that_is_wrong_with_one_step_is_left_out_there() {
     if !is_timed() {
         return;
     }
-    let own = Temp::new();
+    let own = TestDir::new();
     let run = |fault: &str| {
         let mut command = on_device(&own.0.to_string_lossy());
         goes_on(command.env("ANTIGRAVITY_OPENCL_CORRUPT", fault))
@@ -135,7 +135,7 @@ fn a_variant_that_is_wrong_with_one_step_is_left_out_there() {
     }
     assert_eq!(run(""), "", "what was left out stays so, or nothing was");
     let said = {
-        let other = Temp::new();
+        let other = TestDir::new();
         let mut command = on_device(&other.0.to_string_lossy());
         goes_on(command.env("ANTIGRAVITY_OPENCL_CORRUPT", "gemm:*:down"))
     };
@@ -152,12 +152,12 @@ fn kernels_for_few_tokens_that_are_wrong_are_done_without() {
         return;
     }
     for fault in ["gemm:few", "attend_one:several"] {
-        let prompts = Temp::new();
+        let prompts = TestDir::new();
         let file = prompts.0.join("prompts.jsonl");
         let line = "{\"prompt\": \"Once upon a time\", \"max_tokens\": 12, \"temperature\": 0}\n";
         std::fs::write(&file, line.repeat(3)).unwrap();
         let run = |flags: &[&str], fault: &str| {
-            let mut command = Command::new(crate::bed::program::binary());
+            let mut command = Command::new(crate::support::command::binary());
             command.args([
                 "generate",
                 "--prompts",
@@ -192,8 +192,8 @@ fn a_form_is_tried_however_slow_the_compiler_is() {
     if !is_timed() || shim().is_none() {
         return;
     }
-    let own = Temp::new();
-    let mut doctor = Command::new(crate::bed::program::binary());
+    let own = TestDir::new();
+    let mut doctor = Command::new(crate::support::command::binary());
     doctor
         .args(["doctor", "--tune", "--cl-device", "0"])
         .env("ANTIGRAVITY_OPENCL_CACHE", &own.0)
@@ -216,7 +216,7 @@ fn a_variant_that_hangs_is_left_out_from_then_on() {
     if device.facts().compute_capability.is_some() || shim().is_none() {
         return;
     }
-    let (own, before) = (Temp::new(), Temp::new());
+    let (own, before) = (TestDir::new(), TestDir::new());
     // A driver that compiles at the first launch takes as long as one that hangs; PoCL keeps what it has compiled.
     goes_on(&mut on_device(&before.0.to_string_lossy()));
     let mut hanging = on_device(&own.0.to_string_lossy());

@@ -1,4 +1,4 @@
-//! What `doctor` says about OpenCL: libraries tried, devices, the one to take, and what to do.
+//! OpenCL in `doctor`: libraries tried, devices, the one to take, and what to do.
 
 use crate::opencl::ways::Tokens;
 use crate::opencl::{Cache, Facts};
@@ -6,7 +6,7 @@ use crate::run::engine::Engine;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::plan::mib;
 use crate::run::session::Notice;
-use crate::tools::report::{Side, columns};
+use crate::tools::columns::{Side, columns};
 use files::error::one_line;
 use files::{Result, say};
 use opencl_runtime::device::{Found, choose, devices};
@@ -44,7 +44,7 @@ pub fn facts(select: Option<&str>) -> Vec<(String, String)> {
     lines
 }
 
-/// What each variant takes for the products of one token and of many, timed now; the fastest are used from then on.
+/// Times each variant for the products of one token and of many; the fastest are used from then on.
 pub fn tuned(model: &Path, select: Option<&str>) -> Result<String> {
     let options = EngineOptions {
         backend: BackendKind::OpenCl,

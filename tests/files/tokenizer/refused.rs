@@ -1,9 +1,9 @@
 //! Damaged and hostile vocabularies: exit code 3, one line that says which key.
 
 use super::made::{BYTE, Made, TEXT, UNUSED};
-use crate::bed::gguf::writer::{ARRAY, F32, I32, STRING, U8, array, claiming};
-use crate::bed::random::Random;
-use crate::bed::temp::Temp;
+use crate::support::gguf::writer::{ARRAY, F32, I32, STRING, U8, array, claiming};
+use crate::support::random::Random;
+use crate::support::test_dir::TestDir;
 
 fn pieces() -> Made {
     Made::sentence_piece(&[("▁a".into(), -1.0), ("▁".into(), -2.0), ("a".into(), -3.0)])
@@ -120,7 +120,7 @@ fn large_vocabularies_take_no_more_than_they_may() {
 /// Any byte of the file changed: no panic, whatever comes of it.
 #[test]
 fn flipped_bytes_are_survived() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let mut random = Random(1);
     for (made, part) in [(Made::byte_level(), 0), (pieces(), 1)] {
         let good = made.with("note", F32, 0f32.to_le_bytes()).bytes();

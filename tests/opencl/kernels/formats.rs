@@ -2,8 +2,8 @@
 
 use super::products::{GEMM, GEMM_FEW, GEMM_ROWS, GEMV, GEMV_ROWS, quantised, words};
 use super::{Dims, GRIND, SMALL, buffer, floats, kernel, read, same, state};
-use crate::bed::random::Random;
 use crate::device;
+use crate::support::random::Random;
 use antigravity::opencl::ways::{Form, Way};
 use antigravity::opencl::{Buffer, Device};
 use files::blocks::BLOCK;

@@ -162,7 +162,7 @@ fn chats(bench: &Bench) -> Checked<Verdict> {
     let phone = phone(bench)?;
     // What to wait for, and what is then typed.
     let steps =
-        ["> ", "Tell me a story\r", " the", "^C", "again leaves", "/stats\r", "messages: 1", "/exit\r"];
+        ["> ", "Tell me a story\r", " the", "^C", "again to quit", "/stats\r", "messages: 1", "/exit\r"];
     let task = phone.task("run", &["--", "chat", "--temp", "0", "--ignore-eos"]);
     let mut terminal = std::process::Command::new("python3");
     terminal.arg(sh::root().join("tests/device/at_terminal.py")).args(steps).arg("--");
@@ -175,7 +175,7 @@ fn chats(bench: &Bench) -> Checked<Verdict> {
     }
     let said = said(&mut terminal)?;
     said.ended(0).map_err(|why| format!("{why}{}", said.out))?;
-    expect(said.out.contains("stop: interrupt; the next message goes on"), || said.out.clone())?;
+    expect(said.out.contains("Your next message continues from here."), || said.out.clone())?;
     // The terminal there is a terminal: the line editor is on, and the right edge is known.
     expect(said.out.contains("\x1b[?2004h"), || said.out.clone())?;
     phone.idle()?;

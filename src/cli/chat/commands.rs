@@ -1,33 +1,62 @@
-//! Carries out the commands of a conversation.
+//! Commands of a conversation: lines that begin with a slash.
 
-use super::command::{Command, HELP};
 use super::{Chat, Next, Question};
 use crate::cli::args::show_settings;
-use crate::cli::flags::in_error;
+use crate::cli::flags::name_flags_in;
 use files::error::unquoted;
-use files::{Result, say};
+use files::{Error, Result, say};
 use std::path::Path;
 use text::chat::{Message, ToolCall};
 use text::sampler::{Rng, SamplerOptions};
 
+/// The text of `/help`.
+const HELP: &str = "\
+/retry           retry the last message
+/undo            take back the last message and its answer
+/clear           forget the conversation, except the system message
+/reset           the same
+/system TEXT     start over with this system prompt
+/tool NAME TEXT  the result of a function that the last answer called; the model goes on when it has all of them
+/set NAME VALUE  change a flag of the sampler, such as temperature, or num-tokens; /set alone shows them
+/save FILE       save the conversation; continue it later with --session FILE or /load FILE
+/load FILE       continue a saved conversation instead of this one
+/stats           times of the last answer, and how full the context is
+/help            this list
+/exit            leave; so do /quit and Ctrl-D
+A message goes on after \\ at the end of a line. It may also stand between \"\"\" and \"\"\", on any number of lines.
+Ctrl-C stops an answer and keeps what was said. A line that begins with a space is never a command.";
+
 impl Chat<'_> {
-    /// Carries out a command. If it fails, it says so and changes nothing.
+    /// Runs the command of a line. If it fails, it says so and changes nothing.
     ///
     /// # Errors
     ///
     /// If `--session` cannot be saved.
-    pub fn obey(&mut self, line: &str) -> Result<Next> {
-        match Command::parse(line) {
-            Err(wrong) => say!("{wrong}"),
-            Ok(Command::Exit) => return Ok(Next::Leave),
-            Ok(Command::Help) => say!("{HELP}"),
-            Ok(Command::Stats) => self.say_stats(),
-            Ok(Command::Retry) => match self.again() {
+    pub fn run_command(&mut self, line: &str) -> Result<Next> {
+        let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        match (word, rest.trim()) {
+            ("/exit" | "/quit", "") => return Ok(Next::Leave),
+            ("/help", "") => say!("{HELP}"),
+            ("/stats", "") => self.say_stats(),
+            ("/retry", "") => match self.retry() {
                 Some(question) => return Ok(Next::Ask(question)),
                 None => say!("/retry: no message yet"),
             },
-            Ok(Command::Undo) => self.undo()?,
-            Ok(Command::Tool(name, text)) => match self.result(name, text) {
+            ("/undo", "") => self.undo()?,
+            ("/reset" | "/clear", "") => {
+                self.conversation.reset();
+                self.forget_answers()?;
+            }
+            ("/exit" | "/quit" | "/help" | "/stats" | "/retry" | "/undo" | "/reset" | "/clear", _) => {
+                say!("{word} takes no argument; see /help")
+            }
+            ("/system", "") => say!("/system: give a text: /system TEXT"),
+            ("/system", text) => {
+                self.conversation = self.conversation.anew(Some(text.into()));
+                self.forget_answers()?;
+                self.note("a new conversation with this system message");
+            }
+            ("/tool", result) => match self.add_tool_result(result) {
                 Ok(Some(question)) => return Ok(Next::Ask(question)),
                 Ok(None) => {
                     let (have, all) = (self.results.len(), self.conversation.calls().len());
@@ -35,51 +64,50 @@ impl Chat<'_> {
                 }
                 Err(why) => say!("/tool: {why}"),
             },
-            Ok(Command::Reset) => {
-                self.conversation.reset();
-                self.forget()?;
-            }
-            Ok(Command::System(text)) => {
-                self.conversation = self.conversation.anew(Some(text.into()));
-                self.forget()?;
-                self.note("a new conversation with this system message");
-            }
-            Ok(Command::Settings) => say!("{}", show_settings(&self.options)),
-            Ok(Command::Set(name, value)) => match self.change(name, value) {
+            ("/set", "") => say!("{}", show_settings(&self.options)),
+            ("/set", setting) => match self.change_setting(setting) {
                 Ok(()) => self.note(&show_settings(&self.options)),
-                Err(e) => say!("/set: {}", in_error(e)),
+                Err(e) => say!("/set: {}", name_flags_in(e)),
             },
-            Ok(Command::Save(file)) => match self.save_to(Path::new(file)) {
+            ("/save" | "/load", "") => say!("{word}: give a file: {word} FILE"),
+            ("/save", file) => match self.save_to(Path::new(file)) {
                 Ok(()) => self.note(&format!("saved: {}", self.size())),
-                Err(e) => say!("/save: {}", in_error(e)),
+                Err(e) => say!("/save: {}", name_flags_in(e)),
             },
-            Ok(Command::Load(file)) => match self.load(Path::new(file)) {
+            ("/load", file) => match self.load(Path::new(file)) {
                 Ok(()) => {
                     self.note(&format!("loaded: {}", self.size()));
                     self.save()?;
                 }
                 // Advice about the flag is advice about the command too.
-                Err(e) => say!("/load: {}", in_error(e).to_string().replace("--session", "/load")),
+                Err(e) => say!("/load: {}", name_flags_in(e).to_string().replace("--session", "/load")),
             },
+            _ => say!(
+                "Unknown command {}. See /help. To send it as text, start the line with a space.",
+                unquoted(word)
+            ),
         }
         Ok(Next::Read)
     }
 
-    /// Takes the result of a call; once all are there, they are what the model answers next.
-    fn result(&mut self, name: &str, text: &str) -> std::result::Result<Option<Question>, String> {
+    /// Takes `NAME TEXT`, the result of a call; once all are there, they are the next question.
+    fn add_tool_result(&mut self, result: &str) -> std::result::Result<Option<Question>, String> {
+        let Some((name, text)) = result.split_once(char::is_whitespace) else {
+            return Err("give a name and a text: /tool NAME TEXT".into());
+        };
         let calls = self.conversation.calls();
         if calls.is_empty() {
             return Err("the last answer called no function".into());
         }
-        let open = |call: &&ToolCall| {
+        let is_open = |call: &&ToolCall| {
             !self.results.iter().any(|result| result.tool_call_id.as_ref() == Some(&call.id))
         };
-        let called = |call: &&ToolCall| call.name == name || call.id == name;
-        let Some(call) = calls.iter().filter(open).find(called) else {
-            let names: Vec<_> = calls.iter().filter(open).map(|call| call.name.as_str()).collect();
+        let open: Vec<&ToolCall> = calls.iter().filter(is_open).collect();
+        let Some(call) = open.iter().find(|call| call.name == name || call.id == name) else {
+            let names: Vec<_> = open.iter().map(|call| call.name.as_str()).collect();
             return Err(format!("{} was not called; called: {}", unquoted(name), names.join(", ")));
         };
-        let (result, all) = (Message::result(call, text), calls.len());
+        let (result, all) = (Message::result(call, text.trim_start()), calls.len());
         self.results.push(result);
         if self.results.len() < all {
             return Ok(None);
@@ -89,7 +117,7 @@ impl Chat<'_> {
     }
 
     /// Forgets what belongs to the conversation before.
-    fn forget(&mut self) -> Result<()> {
+    fn forget_answers(&mut self) -> Result<()> {
         self.results.clear();
         self.asked.clear();
         self.session.clear();
@@ -97,9 +125,12 @@ impl Chat<'_> {
         self.save()
     }
 
-    /// Changes a flag for the answers to come. The random numbers go on, unless the seed changes.
-    fn change(&mut self, name: &str, value: &str) -> Result<()> {
-        let set = self.set.with(name, value)?;
+    /// Changes a flag, `NAME VALUE`, for the answers to come. The random numbers go on, unless the seed changes.
+    fn change_setting(&mut self, setting: &str) -> Result<()> {
+        let Some((name, value)) = setting.split_once(char::is_whitespace) else {
+            return Err(Error::Usage(format!("{}: give a value: /set NAME VALUE", setting.escape_debug())));
+        };
+        let set = self.set.with(name, value.trim())?;
         let options = set.resolve(self.args.completion.output.format)?;
         let seed = set.sampler.seed().filter(|_| name.trim_start_matches('-') == "seed");
         let sampler = set.sampler.recommend(options.sampler, &self.recommended)?;
@@ -114,7 +145,7 @@ impl Chat<'_> {
     }
 
     /// The question to ask again: one without an answer, or the last one, which is taken back.
-    fn again(&mut self) -> Option<Question> {
+    fn retry(&mut self) -> Option<Question> {
         self.unanswered.take().or_else(|| {
             let answered = Some(self.conversation.state());
             let messages = self.conversation.forget_question()?;
@@ -167,13 +198,13 @@ impl Chat<'_> {
         );
     }
 
-    /// How long the conversation is.
+    /// Length of the conversation.
     fn size(&self) -> String {
         let (messages, tokens) = (self.conversation.questions(), self.conversation.ids().len());
         format!("messages: {messages}, tokens: {tokens}")
     }
 
-    /// Tells somebody who types that a command worked.
+    /// Tells a user who types that a command worked.
     pub fn note(&self, text: &str) {
         if self.input.is_interactive() && !self.is_quiet() {
             say!("{text}");

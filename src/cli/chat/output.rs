@@ -1,8 +1,8 @@
-//! An answer as it is generated: thoughts apart from text, calls on lines of their own.
+//! The output of an answer while it is generated: thoughts apart from text, calls on lines of their own.
 
 use super::Chat;
-use crate::cli::answer::{Report, token_line};
 use crate::cli::args::{Format, Think};
+use crate::cli::generation_report::{Report, token_line};
 use crate::cli::terminal::{has_color, put};
 use crate::cli::wrap::Wrap;
 use crate::run::engine::TokenStream;
@@ -15,9 +15,9 @@ use std::time::Instant;
 use text::chat::{OutputParser, Part, ToolCall};
 use text::tokenizer::AddSpecial;
 
-/// Where thoughts go.
+/// Display of thoughts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Thoughts {
+enum ThinkingDisplay {
     Hidden,
     /// To stdout, dimmed.
     Dimmed,
@@ -29,21 +29,21 @@ enum Thoughts {
     Lines,
 }
 
-impl Thoughts {
-    fn of(think: Option<Think>, format: Format) -> Self {
+impl ThinkingDisplay {
+    fn new(think: Option<Think>, format: Format) -> Self {
         let terminal = std::io::stdout().is_terminal();
         match (think, format) {
-            (Some(Think::Hide | Think::Off), _) => Thoughts::Hidden,
-            (_, Format::Jsonl) => Thoughts::Lines,
-            (_, Format::Text) if terminal && has_color() => Thoughts::Dimmed,
-            (_, Format::Text) if terminal => Thoughts::Tagged,
-            (Some(Think::Show), Format::Text) => Thoughts::Stderr,
-            (None, Format::Text) => Thoughts::Hidden,
+            (Some(Think::Hide | Think::Off), _) => ThinkingDisplay::Hidden,
+            (_, Format::Jsonl) => ThinkingDisplay::Lines,
+            (_, Format::Text) if terminal && has_color() => ThinkingDisplay::Dimmed,
+            (_, Format::Text) if terminal => ThinkingDisplay::Tagged,
+            (Some(Think::Show), Format::Text) => ThinkingDisplay::Stderr,
+            (None, Format::Text) => ThinkingDisplay::Hidden,
         }
     }
 }
 
-/// What was shown last.
+/// The part that was printed last.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Last {
     Nothing,
@@ -52,27 +52,27 @@ enum Last {
     Call,
 }
 
-/// Shows the parts of an answer.
-struct Voice {
-    thoughts: Thoughts,
+/// Prints the parts of an answer.
+struct AnswerPrinter {
+    thoughts: ThinkingDisplay,
     last: Last,
-    /// Whether the thoughts so far end with a line feed.
-    fed: bool,
+    /// True if the thoughts so far end with a line feed.
+    ends_line: bool,
     wrap: Wrap,
 }
 
-impl Voice {
+impl AnswerPrinter {
     fn new(think: Option<Think>, format: Format) -> Self {
-        let thoughts = Thoughts::of(think, format);
-        Self { thoughts, last: Last::Nothing, fed: true, wrap: Wrap::stdout() }
+        let thoughts = ThinkingDisplay::new(think, format);
+        Self { thoughts, last: Last::Nothing, ends_line: true, wrap: Wrap::stdout() }
     }
 
-    /// What stdout gets for a part.
-    fn part(&mut self, part: &Part) -> String {
+    /// Text for stdout of a part.
+    fn render_part(&mut self, part: &Part) -> String {
         match part {
             Part::ToolCallStart { .. } | Part::ToolCallDelta(_) => String::new(),
-            Part::Thinking(_) if self.thoughts == Thoughts::Hidden => String::new(),
-            Part::Thinking(thought) => self.thought(thought),
+            Part::Thinking(_) if self.thoughts == ThinkingDisplay::Hidden => String::new(),
+            Part::Thinking(thought) => self.render_thought(thought),
             // A call that breaks off cannot be answered: it is shown as it was written.
             Part::Text(text) | Part::Cut { written: text, .. } => {
                 let mut out = self.end_thought();
@@ -93,14 +93,15 @@ impl Voice {
         }
     }
 
-    fn thought(&mut self, thought: &str) -> String {
+    fn render_thought(&mut self, thought: &str) -> String {
         let begins = self.last != Last::Thought;
         let mut out = String::new();
-        if begins && matches!(self.last, Last::Text | Last::Call) && self.thoughts != Thoughts::Stderr {
+        if begins && matches!(self.last, Last::Text | Last::Call) && self.thoughts != ThinkingDisplay::Stderr
+        {
             out += &self.wrap.piece("\n");
         }
-        (self.last, self.fed) = (Last::Thought, thought.ends_with('\n'));
-        if self.thoughts == Thoughts::Stderr {
+        (self.last, self.ends_line) = (Last::Thought, thought.ends_with('\n'));
+        if self.thoughts == ThinkingDisplay::Stderr {
             let shown =
                 |c: char| if is_harmless(c) || c == '\n' || c == '\t' { c.into() } else { escaped(c) };
             let thought: String = thought.chars().map(shown).collect();
@@ -108,37 +109,38 @@ impl Voice {
             return out;
         }
         if begins {
-            out += if self.thoughts == Thoughts::Dimmed { "\x1b[2m" } else { "<think>\n" };
+            out += if self.thoughts == ThinkingDisplay::Dimmed { "\x1b[2m" } else { "<think>\n" };
         }
         out + &self.wrap.piece(thought)
     }
 
-    /// What stdout gets between thoughts and what follows them.
+    /// Text for stdout between thoughts and what follows them.
     fn end_thought(&mut self) -> String {
         if self.last != Last::Thought {
             return String::new();
         }
         self.last = Last::Nothing;
-        let feed = if self.fed { "" } else { "\n" };
+        let feed = if self.ends_line { "" } else { "\n" };
         match self.thoughts {
-            Thoughts::Stderr => {
+            ThinkingDisplay::Stderr => {
                 stderr::write(format_args!("{feed}"));
                 String::new()
             }
-            Thoughts::Tagged => self.wrap.piece(&format!("{feed}</think>\n\n")),
+            ThinkingDisplay::Tagged => self.wrap.piece(&format!("{feed}</think>\n\n")),
             _ => format!("\x1b[0m{}", self.wrap.piece(&format!("{feed}\n"))),
         }
     }
 
-    /// Shows what a token has brought, in text.
-    fn say(&mut self, parts: &[Part]) -> Result<()> {
-        let out: String = parts.iter().map(|part| self.part(part)).collect();
+    /// Prints the parts of a token as text.
+    fn print_text(&mut self, parts: &[Part]) -> Result<()> {
+        let out: String = parts.iter().map(|part| self.render_part(part)).collect();
         if out.is_empty() { Ok(()) } else { put(&out) }
     }
 
-    /// The JSON lines of what the stream's last token has brought. The first line has the token.
-    fn lines(&self, stream: &TokenStream<'_>, parts: &[Part], thinks: bool) -> String {
-        let hidden = self.thoughts == Thoughts::Hidden;
+    /// JSON lines of the parts of the stream's last token. The first line has the token.
+    fn json_lines(&self, stream: &TokenStream<'_>, parts: &[Part], reader: &OutputParser) -> String {
+        let thinks = reader.is_thinking();
+        let hidden = self.thoughts == ThinkingDisplay::Hidden;
         let mut token = stream.last_token().map(|_| stream);
         let mut out = String::new();
         let says = |part: &Part| matches!(part, Part::Text(_) | Part::Thinking(_) | Part::Cut { .. });
@@ -175,15 +177,15 @@ fn call_json(call: &ToolCall) -> String {
 }
 
 /// Ends thoughts that are too long.
-struct Budget {
+struct ThinkingBudget {
     left: Option<usize>,
     /// The tokens that end thoughts.
     end: Vec<u32>,
     ending: bool,
 }
 
-impl Budget {
-    /// Before the next token.
+impl ThinkingBudget {
+    /// Called before each token.
     fn check(&mut self, reader: &OutputParser, stream: &mut TokenStream<'_>) {
         self.ending &= reader.is_thinking();
         if reader.is_thinking() && self.left == Some(0) && !self.ending {
@@ -192,7 +194,7 @@ impl Budget {
         }
     }
 
-    /// After a token, which was a thought.
+    /// Counts a token of thoughts.
     fn spend(&mut self) {
         self.left = self.left.map(|left| left.saturating_sub(1));
     }
@@ -214,14 +216,14 @@ impl Chat<'_> {
         let (format, flags) = (self.args.completion.output.format, &self.args.template);
         let end = form.end_of_thinking().unwrap_or_default();
         let end = engine.tokenizer().encode(&end, AddSpecial::No)?;
-        let mut budget = Budget { left: flags.think_budget, end, ending: false };
-        let (mut reader, mut voice) =
-            (self.conversation.output_parser(engine.tokenizer()), Voice::new(flags.think, format));
+        let mut budget = ThinkingBudget { left: flags.think_budget, end, ending: false };
+        let (mut reader, mut printer) =
+            (self.conversation.output_parser(engine.tokenizer()), AnswerPrinter::new(flags.think, format));
         let mut stream =
             engine.stream(&mut self.session, self.conversation.ids(), &self.options)?.since(start);
         stream.sampler_mut().set_rng(self.random.clone());
         #[cfg(feature = "line-editor")]
-        let _hushed = self.input.hush();
+        let _echo = self.input.disable_echo();
         let (mut ids, mut shown, mut lost, mut failed) = (Vec::new(), 0, None, None);
         loop {
             budget.check(&reader, &mut stream);
@@ -243,9 +245,9 @@ impl Chat<'_> {
             }
             if lost.is_none() {
                 lost = match format {
-                    Format::Text => voice.say(&parts).err(),
+                    Format::Text => printer.print_text(&parts).err(),
                     Format::Jsonl if over && parts.is_empty() => None,
-                    Format::Jsonl => put(&voice.lines(&stream, &parts, reader.is_thinking())).err(),
+                    Format::Jsonl => put(&printer.json_lines(&stream, &parts, &reader)).err(),
                 };
                 if lost.is_some() {
                     stream.cancel();
@@ -256,7 +258,7 @@ impl Chat<'_> {
             }
         }
         if format == Format::Text && lost.is_none() {
-            lost = put(&voice.end_thought()).err();
+            lost = put(&printer.end_thought()).err();
         }
         if let Some(e) = failed {
             return Err(e);
@@ -264,12 +266,12 @@ impl Chat<'_> {
         self.random = stream.sampler_mut().rng().clone();
         let report = Report::new(&stream, self.loading, self.options.sampler.seed);
         drop(stream);
-        self.keep_own(&mut ids, report.reason, shown);
+        self.trim_answer(&mut ids, report.reason, shown);
         Ok(Answer { report, ids, lost })
     }
 
-    /// Drops the ids at the end that are not part of the answer, whose text has so many bytes.
-    fn keep_own(&self, ids: &mut Vec<u32>, reason: StopReason, shown: usize) {
+    /// Drops the ids at the end that are not part of the answer, whose text has `shown` bytes.
+    fn trim_answer(&self, ids: &mut Vec<u32>, reason: StopReason, shown: usize) {
         let (form, tokenizer) = (self.conversation.output_format(), self.engine.tokenizer());
         match reason {
             // The next turn adds its own.

@@ -1,4 +1,4 @@
-//! The CPU with one cache of its own, driven by hand.
+//! One sequence on the CPU, driven by hand.
 
 use antigravity::dims::{KV_HEADS, LAYERS};
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
@@ -6,14 +6,14 @@ use antigravity::model::device::{Cache, Device, KvRows, Logits, Run};
 use antigravity::model::weights::Weights;
 use std::sync::Arc;
 
-pub struct Alone {
+pub struct CpuSequence {
     pub device: CpuDevice,
     pub cache: Box<dyn Cache>,
-    /// How many tokens of each pass are observed, the last ones.
+    /// Number of observed tokens of each pass, the last ones.
     pub observe: usize,
 }
 
-impl Alone {
+impl CpuSequence {
     /// An empty cache of as many slots as the options say.
     pub fn new(weights: Arc<Weights>, options: CpuOptions) -> Self {
         let mut device = CpuDevice::new(weights, options).unwrap();
@@ -41,7 +41,7 @@ impl Alone {
         self.forward_at(tokens, pos, logits);
     }
 
-    /// The same with another RoPE position of the first.
+    /// [`CpuSequence::forward`] with another RoPE position of the first token.
     pub fn forward_at(&mut self, tokens: &[u32], pos: usize, logits: Logits<'_>) {
         let run = Run { observe: self.observe, ..Run::new(&mut *self.cache, tokens, pos, logits) };
         self.device.forward(&mut [run], None).unwrap();

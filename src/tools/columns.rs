@@ -1,15 +1,15 @@
-//! How tables and facts are laid out on stdout.
+//! Layout of tables and facts on stdout.
 
 use clap::ValueEnum;
 
-/// How a report is printed.
+/// Format of a report.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReportFormat {
     Text,
     Json,
 }
 
-/// Which side of its column a cell is on.
+/// Alignment of a cell in its column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Left,

@@ -4,7 +4,7 @@
 //! The best way to read is found once, after the warm-up. Reading is then measured right before and right after each
 //! repetition that decodes, because a machine's bandwidth may change from second to second. Integers come last.
 
-use super::spread::Spread;
+use super::result::median;
 use crate::opencl::{Device, stream};
 use crate::run::system::Memory;
 use files::Result;
@@ -21,26 +21,26 @@ use std::time::{Duration, Instant};
 
 /// Far more than any cache holds, and enough that reading it takes some milliseconds.
 const BUFFER: usize = 512 << 20;
-/// Below this a large last-level cache would be measured instead.
-const LEAST: usize = 64 << 20;
-/// What a thread takes at a time, so that fast cores read more than slow ones, as in decode. It is no power of two, so
+/// Minimum size: below it a large last-level cache would be measured instead.
+const MIN_BUFFER: usize = 64 << 20;
+/// Bytes that a thread takes at a time, so that fast cores read more than slow ones, as in decode. It is no power of two, so
 /// that the addresses of two streams through it do not collide in a cache.
 const PIECE: usize = 5 << 20;
-/// How long ways of reading are tried, over all numbers of threads.
-const READING: Duration = Duration::from_millis(1000);
-/// How often each way of reading is tried, at least.
+/// Time for trying the ways of reading, over all numbers of threads.
+const READ_TIME: Duration = Duration::from_millis(1000);
+/// Minimum tries of each way of reading.
 const TRIES: usize = 3;
 /// Passes through the buffer that one rate is the median of.
 const PASSES: usize = 3;
-/// How long multiplying is tried, over all numbers of threads.
-const MULTIPLYING: Duration = Duration::from_millis(300);
+/// Time for multiplying, over all numbers of threads.
+const MULTIPLY_TIME: Duration = Duration::from_millis(300);
 /// Rounds of a piece, which take about 20 microseconds, and pieces for each thread.
 const ROUNDS: u64 = 4096;
 const PIECES: usize = 256;
 
 /// The limits, for each number of threads.
 #[derive(Debug, Default, Serialize)]
-pub struct Ceilings {
+pub struct Limits {
     /// Empty if memory is too short for a meaningful measurement.
     pub read_bandwidth: Vec<ReadBandwidth>,
     /// Empty without an instruction that multiplies and adds integers.
@@ -52,7 +52,7 @@ pub struct Ceilings {
 pub struct ReadBandwidth {
     pub threads: usize,
     pub gb_per_s: f64,
-    /// How they are read.
+    /// Instruction set, streams and prefetches.
     pub way: String,
 }
 
@@ -63,24 +63,24 @@ pub struct IntegerPeak {
     pub gops: f64,
 }
 
-impl Ceilings {
-    pub fn read(&self, threads: usize) -> Option<f64> {
+impl Limits {
+    pub fn read_gb_per_s(&self, threads: usize) -> Option<f64> {
         self.read_bandwidth.iter().find(|r| r.threads == threads).map(|r| r.gb_per_s)
     }
 
-    pub fn peak(&self, threads: usize) -> Option<f64> {
+    pub fn peak_gops(&self, threads: usize) -> Option<f64> {
         self.integer_peak.iter().find(|p| p.threads == threads).map(|p| p.gops)
     }
 }
 
-/// Reads memory as fast as this machine can, whenever asked.
+/// Measures the read bandwidth, whenever asked.
 pub struct Reader {
     buffer: AlignedBytes,
-    best: Vec<Best>,
+    best: Vec<BestWay>,
 }
 
 /// The best way to read with some number of threads.
-struct Best {
+struct BestWay {
     threads: usize,
     way: Way,
     /// Bytes per second: when the way was chosen, then whenever asked.
@@ -92,12 +92,12 @@ impl Reader {
     /// in memory beside the buffer, though the system counts them as usable.
     pub fn new(threads: &[usize], mapped: usize) -> Option<Self> {
         let buffer = buffer(threads.iter().copied().max().unwrap_or(1), mapped)?;
-        Some(Self::over(buffer, threads, READING))
+        Some(Self::over(buffer, threads, READ_TIME))
     }
 
     fn over(buffer: AlignedBytes, threads: &[usize], time: Duration) -> Self {
         let part = time / threads.len().max(1) as u32;
-        let best = threads.iter().map(|&threads| fastest(buffer.as_slice(), threads, part)).collect();
+        let best = threads.iter().map(|&threads| find_fastest(buffer.as_slice(), threads, part)).collect();
         Self { buffer, best }
     }
 
@@ -105,16 +105,17 @@ impl Reader {
     pub fn rate(&mut self, threads: usize) -> f64 {
         let best = self.best.iter_mut().find(|b| b.threads == threads);
         let best = best.expect("invariant: made for every number of threads");
-        let rates: [f64; PASSES] = std::array::from_fn(|_| pass(self.buffer.as_slice(), threads, best.way));
-        let rate = Spread::of(&rates).median;
+        let rates: [f64; PASSES] =
+            std::array::from_fn(|_| measure_pass(self.buffer.as_slice(), threads, best.way));
+        let rate = median(&rates);
         best.rates.push(rate);
         rate
     }
 
     /// The median of all rates so far.
-    fn read(&self, threads: usize) -> Option<ReadBandwidth> {
+    fn bandwidth(&self, threads: usize) -> Option<ReadBandwidth> {
         let best = self.best.iter().find(|b| b.threads == threads)?;
-        let gb_per_s = Spread::of(&best.rates).median / 1e9;
+        let gb_per_s = median(&best.rates) / 1e9;
         Some(ReadBandwidth { threads, gb_per_s, way: best.way.to_string() })
     }
 
@@ -124,22 +125,24 @@ impl Reader {
     }
 }
 
-/// The limits of the CPU: what `reader` has read so far, and integer products, measured here, if `isa` has them.
-pub fn measure(threads: &[usize], reader: Option<&Reader>, isa: Option<Isa>) -> Ceilings {
-    let part = MULTIPLYING / threads.len().max(1) as u32;
-    let read = |&threads: &usize| reader.and_then(|r| r.read(threads));
-    let peak = |&threads: &usize| Some(IntegerPeak { threads, gops: ops(isa?, threads, part)? / 1e9 });
-    Ceilings {
+/// The limits of the CPU: the bandwidth that `reader` has measured, and integer products, measured here, if `isa` has
+/// them.
+pub fn measure(threads: &[usize], reader: Option<&Reader>, isa: Option<Isa>) -> Limits {
+    let part = MULTIPLY_TIME / threads.len().max(1) as u32;
+    let read = |&threads: &usize| reader.and_then(|r| r.bandwidth(threads));
+    let peak =
+        |&threads: &usize| Some(IntegerPeak { threads, gops: measure_ops(isa?, threads, part)? / 1e9 });
+    Limits {
         read_bandwidth: threads.iter().filter_map(read).collect(),
         integer_peak: threads.iter().filter_map(peak).collect(),
     }
 }
 
 /// The limits of an OpenCL device, which do not depend on the threads of its host.
-pub fn of_device(device: &Device, threads: &[usize]) -> Result<Ceilings> {
+pub fn of_device(device: &Device, threads: &[usize]) -> Result<Limits> {
     let gb_per_s = stream::bandwidth(device)? / 1e9;
     let read = |&threads: &usize| ReadBandwidth { threads, gb_per_s, way: "on the device".into() };
-    Ok(Ceilings { read_bandwidth: threads.iter().map(read).collect(), integer_peak: Vec::new() })
+    Ok(Limits { read_bandwidth: threads.iter().map(read).collect(), integer_peak: Vec::new() })
 }
 
 /// Memory in huge pages, as weights are, and written: pages that were never written are all the same page of zeros,
@@ -147,9 +150,9 @@ pub fn of_device(device: &Device, threads: &[usize]) -> Result<Ceilings> {
 fn buffer(threads: usize, mapped: usize) -> Option<AlignedBytes> {
     let usable = Memory::now().usable().map_or(usize::MAX, |m| usize::try_from(m).unwrap_or(usize::MAX));
     let len = BUFFER.min(usable.saturating_sub(mapped) / 4);
-    let mut buffer = (len >= LEAST).then(|| AlignedBytes::zeroed(len).ok())??;
+    let mut buffer = (len >= MIN_BUFFER).then(|| AlignedBytes::zeroed(len).ok())??;
     let parts: Vec<_> = buffer.as_mut_slice().chunks_mut(len.div_ceil(threads)).map(Mutex::new).collect();
-    together(threads, parts.len(), |i| {
+    run_pieces(threads, parts.len(), |i| {
         parts[i].lock().expect("invariant: locked once").fill(i as u8 + 1);
     });
     drop(parts);
@@ -157,38 +160,38 @@ fn buffer(threads: usize, mapped: usize) -> Option<AlignedBytes> {
 }
 
 /// The best way, by the median of its passes.
-fn fastest(bytes: &[u8], threads: usize, time: Duration) -> Best {
+fn find_fastest(bytes: &[u8], threads: usize, time: Duration) -> BestWay {
     let mut ways: Vec<(Way, Vec<f64>)> = Way::all().into_iter().map(|way| (way, Vec::new())).collect();
     let start = Instant::now();
     let mut tries = 0;
     while tries < TRIES || start.elapsed() < time {
         for (way, rates) in &mut ways {
-            rates.push(pass(bytes, threads, *way));
+            rates.push(measure_pass(bytes, threads, *way));
         }
         tries += 1;
     }
-    let medians = ways.iter().map(|(way, rates)| (*way, Spread::of(rates).median));
+    let medians = ways.iter().map(|(way, rates)| (*way, median(rates)));
     let best = medians.max_by(|a, b| a.1.total_cmp(&b.1));
     let (way, rate) = best.expect("invariant: every CPU has a way to read");
-    Best { threads, way, rates: vec![rate] }
+    BestWay { threads, way, rates: vec![rate] }
 }
 
 /// Bytes per second of one pass.
-fn pass(bytes: &[u8], threads: usize, way: Way) -> f64 {
+fn measure_pass(bytes: &[u8], threads: usize, way: Way) -> f64 {
     let piece = |i: usize| &bytes[i * PIECE..bytes.len().min((i + 1) * PIECE)];
-    let seconds = together(threads, bytes.len().div_ceil(PIECE), |i| {
+    let seconds = run_pieces(threads, bytes.len().div_ceil(PIECE), |i| {
         black_box(reading::read(way, piece(i)));
     });
     bytes.len() as f64 / seconds
 }
 
 /// Operations per second of the best pass; a multiplication and its addition are two.
-fn ops(isa: Isa, threads: usize, time: Duration) -> Option<f64> {
+fn measure_ops(isa: Isa, threads: usize, time: Duration) -> Option<f64> {
     let ops = 2 * multiply_accumulates(isa, ROUNDS)?.macs * (threads * PIECES) as u64;
     let start = Instant::now();
     let mut best = 0.0f64;
     while best == 0.0 || start.elapsed() < time {
-        let seconds = together(threads, threads * PIECES, |_| {
+        let seconds = run_pieces(threads, threads * PIECES, |_| {
             black_box(multiply_accumulates(isa, ROUNDS));
         });
         best = best.max(ops as f64 / seconds);
@@ -197,7 +200,7 @@ fn ops(isa: Isa, threads: usize, time: Duration) -> Option<f64> {
 }
 
 /// Seconds that the threads take for all pieces; a thread that is done takes the next piece.
-fn together(threads: usize, pieces: usize, work: impl Fn(usize) + Sync) -> f64 {
+fn run_pieces(threads: usize, pieces: usize, work: impl Fn(usize) + Sync) -> f64 {
     let next = AtomicUsize::new(0);
     let run = || {
         loop {
@@ -220,7 +223,7 @@ mod tests {
     fn every_piece_is_done_once_by_any_number_of_threads() {
         for threads in [1, 2, 3, 7, 64] {
             let done: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
-            let seconds = together(threads, done.len(), |i| {
+            let seconds = run_pieces(threads, done.len(), |i| {
                 done[i].fetch_add(1, Ordering::Relaxed);
             });
             assert!(seconds > 0.0 && done.iter().all(|n| n.load(Ordering::Relaxed) == 1), "{threads}");
@@ -228,20 +231,20 @@ mod tests {
     }
 
     #[test]
-    fn a_ceiling_is_measured_and_says_how() {
+    fn a_limit_is_measured_and_says_how() {
         let buffer = AlignedBytes::zeroed(PIECE + 123).expect("memory");
         let mut reader = Reader::over(buffer, &[1, 2], Duration::ZERO);
         assert_eq!(reader.bytes(), PIECE as u64 + 123);
-        let first = reader.read(2).expect("measured");
+        let first = reader.bandwidth(2).expect("measured");
         assert!(first.gb_per_s > 0.0 && Way::all().iter().any(|w| w.to_string() == first.way), "{first:?}");
         let (second, third) = (reader.rate(2) / 1e9, reader.rate(2) / 1e9);
-        let median = Spread::of(&[first.gb_per_s, second, third]).median;
-        let ceilings = measure(&[1, 2, 3], Some(&reader), None);
-        assert_eq!([1, 2, 3].map(|n| ceilings.read(n).is_some()), [true, true, false]);
-        assert!((ceilings.read(2).expect("measured") / median - 1.0).abs() < 1e-9);
-        assert!(ceilings.integer_peak.is_empty());
+        let expected = median(&[first.gb_per_s, second, third]);
+        let limits = measure(&[1, 2, 3], Some(&reader), None);
+        assert_eq!([1, 2, 3].map(|n| limits.read_gb_per_s(n).is_some()), [true, true, false]);
+        assert!((limits.read_gb_per_s(2).expect("measured") / expected - 1.0).abs() < 1e-9);
+        assert!(limits.integer_peak.is_empty());
         for isa in Isa::available() {
-            assert_eq!(ops(isa, 1, Duration::ZERO).is_some_and(|x| x > 0.0), isa != Isa::Scalar);
+            assert_eq!(measure_ops(isa, 1, Duration::ZERO).is_some_and(|x| x > 0.0), isa != Isa::Scalar);
         }
         assert!(measure(&[1], None, None).read_bandwidth.is_empty());
     }

@@ -1,6 +1,5 @@
-//! Where the project's files and program are on the machine that runs the tests, which may be a phone:
-//! the environment says it, as cargo and `cargo xtask runner` set it, else they are where they were built.
-#![allow(dead_code, reason = "each test takes what it needs")]
+//! Paths of the project's files and programs on the machine that runs the tests, which may be a phone. The environment
+//! names them, as cargo and `cargo xtask runner` set it; else they are where they were built.
 
 use antigravity::dims;
 use std::path::{Path, PathBuf};
@@ -8,6 +7,13 @@ use std::path::{Path, PathBuf};
 /// The project's directory.
 pub fn root() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
+}
+
+/// The program: as the environment says, else where it was built.
+#[cfg(unix)]
+pub fn binary() -> PathBuf {
+    let built = || env!("CARGO_BIN_EXE_antigravity").into();
+    std::env::var_os("CARGO_BIN_EXE_antigravity").unwrap_or_else(built).into()
 }
 
 /// The directory of the model that was built in.

@@ -1,7 +1,7 @@
-//! One generation: its session, the text as it comes, and afterwards its times.
+//! One generation: its session, its text as it comes, and its report.
 
 use super::args::{Format, OutputArgs};
-use super::events;
+use super::jsonl_events;
 use super::terminal::put;
 use crate::model::trace::{Trace, digest};
 use crate::run::engine::{Engine, Timing, TokenStream};
@@ -12,10 +12,10 @@ use std::time::Duration;
 use text::sampler::{Logprob, TokenLogprobs};
 use text::tokenizer::Tokenizer;
 
-/// An empty sequence whose events are shown, and whose run is traced, as the flags say.
+/// Opens an empty session whose events are shown and whose run is traced, as the flags say.
 pub fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
     let mut session = engine.session()?;
-    events::watch(&mut session, output);
+    jsonl_events::watch(&mut session, output);
     if output.trace.is_some() {
         session.set_trace(Some(Trace::default()));
     }
@@ -72,7 +72,7 @@ pub fn logprobs_json(tokenizer: &Tokenizer, of: &TokenLogprobs) -> Value {
     json!({"chosen": entry(&of.chosen), "top": of.top.iter().map(entry).collect::<Vec<_>>()})
 }
 
-/// What one generation took, and why it stopped.
+/// Times and stop reason of one generation.
 #[derive(Clone, Copy)]
 pub struct Report {
     pub timing: Timing,
@@ -132,7 +132,7 @@ impl Report {
     }
 }
 
-/// How drafts went. Each chosen token saved a pass: `tokens` and `accepted` tell how many tokens a pass made.
+/// Statistics of drafts. Each accepted token saved a pass: `tokens` and `accepted` give the tokens per pass.
 fn drafts_json(drafts: Drafts) -> Value {
     let Drafts { passes, drafted, accepted, model_drafted, model_accepted } = drafts;
     let mut json = json!({"passes": passes, "drafted": drafted, "accepted": accepted});
@@ -143,7 +143,7 @@ fn drafts_json(drafts: Drafts) -> Value {
     json
 }
 
-/// The line on stderr of how drafts went.
+/// Prints the statistics of drafts on stderr.
 pub fn say_drafts(drafts: Drafts) {
     let Drafts { passes, drafted, accepted, model_drafted, model_accepted } = drafts;
     let percent = |some: usize, all: usize| 100.0 * some as f64 / all.max(1) as f64;

@@ -1,4 +1,4 @@
-//! Restores the terminal's mode when a signal ends the program while the line editor runs.
+//! The terminal's mode: without echo while an answer is printed, and restored when a signal ends the program.
 
 use rustix::process::getpgrp;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
@@ -7,21 +7,22 @@ use std::sync::OnceLock;
 
 static BEFORE: OnceLock<Termios> = OnceLock::new();
 
-/// Switches bracketed paste off, which the editor switches on.
+/// Switches bracketed paste off; the line editor switches it on.
 const NO_BRACKETED_PASTE: &[u8] = b"\x1b[?2004l";
 
-/// Remembers the mode of stdin, before there is an editor.
-pub fn remember() {
+/// Saves the mode of stdin, before there is an editor.
+pub fn save() {
     if let Ok(mode) = tcgetattr(stdin()) {
         BEFORE.get_or_init(|| mode);
     }
 }
 
-/// While it lives, stdin shows nothing of what is typed, which waits for the next prompt. Ctrl-C works.
-pub struct Hushed(Option<Termios>);
+/// Keeps the terminal from echoing what is typed, which waits for the next prompt. Ctrl-C works. Dropping it restores
+/// the mode.
+pub struct EchoGuard(Option<Termios>);
 
-impl Hushed {
-    pub fn new() -> Self {
+impl EchoGuard {
+    pub fn disable_echo() -> Self {
         let before = tcgetattr(stdin()).ok();
         if let Some(mut mode) = before.clone() {
             mode.local_modes.remove(LocalModes::ECHO);
@@ -31,7 +32,7 @@ impl Hushed {
     }
 }
 
-impl Drop for Hushed {
+impl Drop for EchoGuard {
     fn drop(&mut self) {
         if let Some(mode) = &self.0 {
             let _ = tcsetattr(stdin(), OptionalActions::Now, mode);

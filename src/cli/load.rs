@@ -1,8 +1,8 @@
-//! What every command that runs a model does first: signals, cores, memory, the marker that outlives a kill, and
-//! loading.
+//! Loading the model, after what every command that runs one does first: cores, signals, warnings, the marker that
+//! outlives a kill.
 
-use super::args::told;
-use super::flags::named;
+use super::args::FlagWarnings;
+use super::flags::name_flags;
 use super::signal;
 use super::terminal::{Progress, Verbosity};
 use crate::run::engine::Engine;
@@ -16,18 +16,18 @@ use std::time::{Duration, Instant};
 /// A loaded model. It is held until the run is over.
 pub struct Loaded {
     pub engine: Engine,
-    /// How long loading took.
+    /// Duration of loading.
     pub took: Duration,
     _marker: Marker,
 }
 
-/// How the process runs.
-pub struct Process {
-    /// Most threads.
+/// Settings of the process.
+pub struct Process<'a> {
     pub threads: usize,
-    /// What advice on memory is about.
+    /// The context that advice on memory is about.
     pub context: Context,
     pub verbosity: Verbosity,
+    pub warnings: &'a FlagWarnings,
 }
 
 /// Prepares the process for one run of an opened model, and loads it.
@@ -35,11 +35,11 @@ pub struct Process {
 /// # Errors
 ///
 /// `Memory` if it does not fit, and those of [`Engine::load`].
-pub fn load(opened: Opened, verbosity: Verbosity) -> Result<Loaded> {
+pub fn load(opened: Opened, verbosity: Verbosity, warnings: &FlagWarnings) -> Result<Loaded> {
     let (began, opening) = (Instant::now(), opened.took);
     let plan = &opened.plan;
     plan.check()?;
-    let process = Process { threads: plan.options.threads, context: Context::MaxSeqLen, verbosity };
+    let process = Process { threads: plan.options.threads, context: Context::MaxSeqLen, verbosity, warnings };
     let marker = prepare(plan, plan.planned(), &process)?;
     let progress = Progress::new("loading tensor", verbosity);
     let engine = Engine::load_opened(opened, &|done, all| progress.show(done, all))?;
@@ -48,14 +48,14 @@ pub fn load(opened: Opened, verbosity: Verbosity) -> Result<Loaded> {
 
 /// Prepares the process for plans that were checked and need this much in all. `plan`, the first of them, gives the
 /// advice after a kill. The marker is held until the run is over.
-pub fn prepare(plan: &Plan, planned: Planned, process: &Process) -> Result<Marker> {
+pub fn prepare(plan: &Plan, planned: Planned, process: &Process<'_>) -> Result<Marker> {
     // First, because threads inherit the cores of the thread that starts them: the big ones of those that it may use, if
     // they are enough. The user did not ask for these, so a refusal is no error.
     if let Some(cores) = topology::placement(process.threads) {
         let _ = pool::keep_to(&cores);
     }
     signal::watch()?;
-    told::tell();
+    process.warnings.print();
     let Some(dir) = marker::directory() else { return Ok(Marker::none()) };
     let killed = marker::killed(&dir, &plan.model_id);
     // Users who have asked for less since then need no advice.
@@ -64,7 +64,7 @@ pub fn prepare(plan: &Plan, planned: Planned, process: &Process) -> Result<Marke
             "warning: the last run of this model with these settings was killed, most likely because memory ran out \
              (planned: {}); {}",
             mib(then),
-            named(&plan.smaller(process.context))
+            name_flags(&plan.smaller(process.context))
         );
     }
     clean_up_on_panic();

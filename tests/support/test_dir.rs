@@ -5,9 +5,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A directory of its own, removed with everything in it.
-pub struct Temp(pub PathBuf);
+pub struct TestDir(pub PathBuf);
 
-impl Temp {
+impl TestDir {
     pub fn new() -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let unique = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -20,7 +20,7 @@ impl Temp {
         self.0.join(name)
     }
 
-    /// The same as a command takes it.
+    /// The path of a file as a command takes it.
     pub fn path(&self, name: &str) -> String {
         self.file(name).to_str().expect("UTF-8").to_string()
     }
@@ -29,6 +29,22 @@ impl Temp {
     pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
         std::fs::write(self.file(name), bytes).expect("a temporary file");
         self.path(name)
+    }
+
+    /// Puts the bundled model's files here, but for `except`; the directory as a command takes it.
+    #[cfg(unix)]
+    pub fn model_without(&self, except: &str) -> String {
+        let model = super::paths::model();
+        for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
+            if name != except {
+                std::fs::copy(model.join(name), self.file(name)).expect("a copy");
+            }
+        }
+        let weights = "model.safetensors";
+        if except != weights {
+            std::os::unix::fs::symlink(model.join(weights), self.file(weights)).expect("a link");
+        }
+        self.path("").trim_end_matches('/').to_string()
     }
 
     /// Writes a program that only the system's shell understands. Another process does it: a program that this one has
@@ -48,7 +64,7 @@ impl Temp {
     }
 }
 
-impl Drop for Temp {
+impl Drop for TestDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }

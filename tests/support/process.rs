@@ -26,7 +26,7 @@ pub fn ended(command: &mut Command) -> (Option<i32>, String) {
 
 /// Runs `body`, the whole of the test `name`, in a process where nothing else runs.
 #[track_caller]
-pub fn alone(name: &str, body: impl FnOnce()) {
+pub fn run_alone(name: &str, body: impl FnOnce()) {
     if job().is_some() {
         return body();
     }

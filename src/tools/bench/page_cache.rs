@@ -7,22 +7,22 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// How far apart the bytes are that are looked up in the cache.
+/// Distance of the bytes that are looked up in the cache.
 #[cfg(not(target_os = "android"))]
 const STRIDE: u64 = 1 << 20;
 
-/// What is read ahead behind a program ends at a multiple of so many bytes.
-const PROGRAM: u64 = 1 << 20;
+/// Read-ahead behind the program ends at a multiple of so many bytes.
+const READ_AHEAD: u64 = 1 << 20;
 
-/// Drops the files of a model directory, or one file; of a bundle the model. `dropped` in the answer says whether they
-/// are gone: false if some are still cached, null if the system does not say, as with file systems in memory.
+/// Drops the files of a model directory, or one file; of a bundle the model. In the answer, `dropped` is false if some
+/// are still cached, and null if the system does not say, as with file systems in memory.
 pub fn drop_cache(model: &Path) -> Result<Value> {
     let (mut bytes, mut dropped) = (0, Some(true));
     for path in files(model).map_err(|e| Error::io(model, e))? {
         let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
         let len = file.metadata().map_err(|e| Error::io(&path, e))?.len();
         // The program that a bundle begins with is running, so its pages stay.
-        let from = bundle::start(&path).map_or(0, |start| start.next_multiple_of(PROGRAM).min(len));
+        let from = bundle::start(&path).map_or(0, |start| start.next_multiple_of(READ_AHEAD).min(len));
         // Pages that were never written out cannot be dropped.
         let _ = file.sync_data();
         let refused = fadvise(&file, from, None, Advice::DontNeed).is_err();
@@ -43,7 +43,7 @@ fn files(model: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files.filter(|p| ours(p) && p.is_file()).collect())
 }
 
-/// Whether any part is cached: then a read that may not wait for the disk succeeds.
+/// True if any part is cached: then a read that may not wait for the disk succeeds.
 #[cfg(not(target_os = "android"))]
 fn cached(file: &File, bytes: Range<u64>) -> Option<bool> {
     use rustix::io::{Errno, ReadWriteFlags, preadv2};
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn only_the_models_files_are_dropped() {
-        let dir = std::env::temp_dir().join(format!("antigravity-cold-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("antigravity-page-cache-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("model.safetensors"), [7; 1000]).unwrap();
         std::fs::write(dir.join("config.json"), [7; 10]).unwrap();
@@ -80,6 +80,6 @@ mod tests {
         assert!(answer["dropped"].is_boolean() || answer["dropped"].is_null(), "{answer}");
         assert_eq!(drop_cache(&dir.join("config.json")).unwrap()["bytes"], 10);
         std::fs::remove_dir_all(&dir).unwrap();
-        assert!(drop_cache(&dir).unwrap_err().to_string().contains("antigravity-cold"));
+        assert!(drop_cache(&dir).unwrap_err().to_string().contains("antigravity-page-cache"));
     }
 }
