@@ -2,7 +2,7 @@
 //! browser lets any page of the web send requests to this machine, so that a page is known by its `Origin`, and a name
 //! that leads here by the design of somebody else (DNS rebinding) by its `Host`.
 
-use super::refusal::Refusal;
+use super::error::{ApiError, ApiResult};
 use files::error::quoted;
 use files::{Error, Result};
 use hyper::HeaderMap;
@@ -74,8 +74,8 @@ impl Access {
         })
     }
 
-    /// The server listens here.
-    pub fn at(self, address: IpAddr) -> Self {
+    /// Names the address that the server listens at.
+    pub fn listening_at(self, address: IpAddr) -> Self {
         Self { address: Some(address), ..self }
     }
 
@@ -103,11 +103,11 @@ impl Access {
     }
 
     /// Refuses what a foreign page asks, unless there are keys.
-    pub fn check(&self, head: &Parts) -> std::result::Result<(), Refusal> {
+    pub fn check(&self, head: &Parts) -> ApiResult<()> {
         if self.has_keys() {
             return Ok(());
         }
-        let refuse = |what: String| Err(Refusal::new(403, what));
+        let refuse = |what: String| Err(ApiError::new(403, what));
         let hosts = all(&head.headers, "host").chain(head.uri.authority().map(|of| Some(of.as_str())));
         for host in hosts {
             let name = host.map(name_of).unwrap_or_default();
@@ -138,7 +138,7 @@ impl Access {
     }
 
     /// Who may read the answer beside the server's own pages: the value of `Access-Control-Allow-Origin`, if there is one.
-    pub fn reader(&self, head: &Parts) -> Option<HeaderValue> {
+    pub fn allowed_reader(&self, head: &Parts) -> Option<HeaderValue> {
         self.check(head).ok()?;
         let any = (self.has_keys() || self.origins.all).then_some(HeaderValue::from_static("*"));
         // A page's origin is named, so that the answer to one is not kept for another.
@@ -204,7 +204,7 @@ mod tests {
     fn access(keys: &[&str], origins: &[&str], hosts: &[&str]) -> Access {
         let [keys, origins, hosts] =
             [keys, origins, hosts].map(|all| all.iter().map(|s| s.to_string()).collect());
-        Access::new(keys, "127.0.0.1", &origins, &hosts).unwrap().at([127, 0, 0, 1].into())
+        Access::new(keys, "127.0.0.1", &origins, &hosts).unwrap().listening_at([127, 0, 0, 1].into())
     }
 
     /// Whether a request with these headers is answered, and whether a page may read the answer.
@@ -214,7 +214,7 @@ mod tests {
             request = request.header(name, value);
         }
         let head = request.body(()).unwrap().into_parts().0;
-        (access.check(&head).is_ok(), access.reader(&head).is_some())
+        (access.check(&head).is_ok(), access.allowed_reader(&head).is_some())
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
         let foreign = "Host: evil.example | Origin: http://evil.example | Sec-Fetch-Site: cross-site";
         assert_eq!(asks(&access(&[], &["*"], &["*"]), foreign), (true, true));
         assert_eq!(asks(&access(&["key"], &[], &[]), foreign), (true, true));
-        let everywhere = access(&[], &[], &[]).at([0, 0, 0, 0].into());
+        let everywhere = access(&[], &[], &[]).listening_at([0, 0, 0, 0].into());
         assert!(asks(&everywhere, "Host: 192.168.1.2:8080 | Origin: http://192.168.1.2:8080").0);
         assert!(!asks(&everywhere, "Host: evil.example").0);
     }

@@ -1,21 +1,20 @@
-//! What the text of an answer must be like, in whichever field a request says so.
+//! Form that the text of an answer must have, in whichever field a request says so.
 
-use super::asked::Asked;
-use super::conversation::schema;
-use super::fields::{Fields, kind};
-use super::refusal::Refusal;
-use serde_json::Value;
-
-type Result<T> = std::result::Result<T, Refusal>;
+use super::body::{Object, Strings, kind_of, read, read_field, read_object};
+use super::error::{ApiError, ApiResult};
+use super::params::RequestParams;
+use files::error::quoted;
+use serde::Deserialize;
+use serde_json::{Map, Value};
 
 /// A schema or a grammar, and the field that it stands in.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Constraint {
     pub field: String,
     form: Form,
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 enum Form {
     Schema(String),
     Regex(String),
@@ -23,107 +22,135 @@ enum Form {
     Gbnf(String),
 }
 
-/// Texts to choose from, and bytes of each, at most.
-const CHOICES: (usize, usize) = (4096, 4096);
+/// Schema of `json_object`.
+const ANY_OBJECT: &str = "{\"type\":\"object\"}";
 
-/// What brings the value of a field to a form.
-type Reads = fn(&Fields<'_>, &str) -> Result<Option<Form>>;
+/// Reads the form that the value of a field stands for, if it is one.
+type ReadForm = fn(&Value, &str) -> ApiResult<Option<Form>>;
 
 /// Fields of a body: OpenAI's, Anthropic's, llama.cpp's, vLLM's and SGLang's.
-const OF_BODY: [(&str, Reads); 10] = [
-    ("response_format", format),
-    ("output_format", format),
-    ("json_schema", json),
-    ("guided_json", json),
-    ("guided_json_object", json_object),
-    ("grammar", gbnf),
-    ("guided_grammar", gbnf),
-    ("guided_regex", regex),
-    ("regex", regex),
-    ("guided_choice", choice),
+const BODY_FIELDS: [(&str, ReadForm); 10] = [
+    ("response_format", read_format),
+    ("output_format", read_format),
+    ("json_schema", read_schema),
+    ("guided_json", read_schema),
+    ("guided_json_object", read_any_object),
+    ("grammar", read_gbnf),
+    ("guided_grammar", read_gbnf),
+    ("guided_regex", read_regex),
+    ("regex", read_regex),
+    ("guided_choice", read_choice),
 ];
 
 /// Fields of vLLM's `structured_outputs`.
-const OF_OUTPUTS: [(&str, Reads); 8] = [
-    ("json", json),
-    ("json_object", json_object),
-    ("grammar", gbnf),
-    ("regex", regex),
-    ("choice", choice),
-    ("structural_tag", unknown),
-    ("whitespace_pattern", unknown),
-    ("disable_additional_properties", unknown_flag),
+const STRUCTURED_OUTPUTS: [(&str, ReadForm); 8] = [
+    ("json", read_schema),
+    ("json_object", read_any_object),
+    ("grammar", read_gbnf),
+    ("regex", read_regex),
+    ("choice", read_choice),
+    ("structural_tag", refuse),
+    ("whitespace_pattern", refuse),
+    ("disable_additional_properties", refuse_true),
 ];
 
-fn format(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    let Some(format) = of.object(field)? else { return Ok(None) };
-    Ok(schema(&format)?.map(Form::Schema))
+/// OpenAI's `response_format`, in which the schema may stand deeper.
+#[derive(Deserialize)]
+struct Format {
+    #[serde(rename = "type")]
+    kind: String,
+    schema: Option<Value>,
+    json_schema: Option<Object<NamedSchema>>,
 }
 
-/// A schema, or its text.
-fn json(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    match of.get(field) {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(Form::Schema(text.clone()))),
-        Some(schema @ (Value::Object(_) | Value::Bool(_))) => Ok(Some(Form::Schema(schema.to_string()))),
-        Some(other) => Err(of.refuse(field, format!("is {}; use a JSON schema", kind(other)))),
+#[derive(Deserialize)]
+struct NamedSchema {
+    schema: Option<Value>,
+}
+
+fn read_format(value: &Value, place: &str) -> ApiResult<Option<Form>> {
+    let format: Format = read_object(value, place)?;
+    let schema = match format.kind.as_str() {
+        "text" => return Ok(None),
+        "json_object" => format.schema.map_or(ANY_OBJECT.into(), |schema| schema.to_string()),
+        "json_schema" => {
+            let nested = format.json_schema.and_then(|named| named.0.schema);
+            let missing = || {
+                let field = format!("{place}.json_schema.schema");
+                ApiError::for_field(field, "is missing; give a JSON schema")
+            };
+            nested.or(format.schema).ok_or_else(missing)?.to_string()
+        }
+        other => {
+            let why = format!("is {}; use text, json_object or json_schema", quoted(other));
+            return Err(ApiError::for_field(format!("{place}.type"), why));
+        }
+    };
+    if cfg!(not(feature = "grammar")) {
+        let why = "this server follows no grammars; use text";
+        return Err(ApiError::for_field(format!("{place}.type"), why));
+    }
+    Ok(Some(Form::Schema(schema)))
+}
+
+/// Reads a schema, or its text.
+fn read_schema(value: &Value, place: &str) -> ApiResult<Option<Form>> {
+    match value {
+        Value::String(text) => Ok(Some(Form::Schema(text.clone()))),
+        Value::Object(_) | Value::Bool(_) => Ok(Some(Form::Schema(value.to_string()))),
+        other => Err(ApiError::for_field(place, format!("is {}; use a JSON schema", kind_of(other)))),
     }
 }
 
-fn json_object(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    let wanted = of.flag(field)?.unwrap_or(false);
-    Ok(wanted.then(|| Form::Schema("{\"type\":\"object\"}".into())))
+fn read_any_object(value: &Value, place: &str) -> ApiResult<Option<Form>> {
+    Ok(read::<bool>(value, place)?.then(|| Form::Schema(ANY_OBJECT.into())))
 }
 
-fn gbnf(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    Ok(of.text(field)?.filter(|text| !text.is_empty()).map(|text| Form::Gbnf(text.into())))
+fn read_gbnf(value: &Value, place: &str) -> ApiResult<Option<Form>> {
+    Ok(Some(read::<String>(value, place)?).filter(|text| !text.is_empty()).map(Form::Gbnf))
 }
 
-fn regex(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    Ok(of.text(field)?.filter(|text| !text.is_empty()).map(|text| Form::Regex(text.into())))
+fn read_regex(value: &Value, place: &str) -> ApiResult<Option<Form>> {
+    Ok(Some(read::<String>(value, place)?).filter(|text| !text.is_empty()).map(Form::Regex))
 }
 
-fn choice(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    Ok(of.texts(field, CHOICES)?.map(Form::Choice))
+fn read_choice(value: &Value, place: &str) -> ApiResult<Option<Form>> {
+    Ok(Some(Form::Choice(read::<Strings<4096, 4096>>(value, place)?.0)))
 }
 
-fn unknown(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    match of.get(field) {
-        None => Ok(None),
-        Some(_) => Err(of.refuse(field, "is not followed by this server; leave it out")),
-    }
+fn refuse(_: &Value, place: &str) -> ApiResult<Option<Form>> {
+    Err(ApiError::for_field(place, "is not followed by this server; leave it out"))
 }
 
-fn unknown_flag(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    if of.flag(field)?.unwrap_or(false) { unknown(of, field) } else { Ok(None) }
+fn refuse_true(value: &Value, place: &str) -> ApiResult<Option<Form>> {
+    if read::<bool>(value, place)? { refuse(value, place) } else { Ok(None) }
 }
 
 /// Reads it from the fields of a body.
-pub fn constraint(body: &Fields<'_>) -> Result<Option<Constraint>> {
+pub fn read_constraint(body: &Value) -> ApiResult<Option<Constraint>> {
     let mut found = Vec::new();
-    let mut look = |of: &Fields<'_>, all: &[(&str, Reads)]| -> Result<()> {
-        for (field, read) in all {
-            let form = read(of, field)?;
-            found.extend(form.map(|form| Constraint { field: of.name(field), form }));
+    let mut find = |object: &Value, place: &str, fields: &[(&str, ReadForm)]| -> ApiResult<()> {
+        for (name, read_form) in fields {
+            let Some(value) = object.get(name).filter(|value| !value.is_null()) else { continue };
+            let field = [place, name].concat();
+            found.extend(read_form(value, &field)?.map(|form| Constraint { field, form }));
         }
         Ok(())
     };
-    look(body, &OF_BODY)?;
-    if let Some(outputs) = body.object("structured_outputs")? {
-        look(&outputs, &OF_OUTPUTS)?;
+    find(body, "", &BODY_FIELDS)?;
+    if let Some(outputs) = read_field::<Map<String, Value>>(body, "structured_outputs")? {
+        find(&Value::Object(outputs), "structured_outputs.", &STRUCTURED_OUTPUTS)?;
     }
     // Anthropic's, and that of `/v1/responses`.
     for field in ["output_config", "text"] {
-        if let Some(of) = body.get(field).filter(|value| value.is_object()) {
-            look(&Fields::of(of, field)?, &[("format", format)])?;
-        }
+        find(&body[field], &format!("{field}."), &[("format", read_format)])?;
     }
     match (found.pop(), found.pop()) {
         (Some(second), Some(first)) => {
             let why = format!("says how the text must be, and so does {}; leave one out", first.field);
-            Err(Refusal::field(second.field, why))
+            Err(ApiError::for_field(second.field, why))
         }
-        (Some(one), None) if cfg!(not(feature = "grammar")) => Err(Refusal::field(
+        (Some(one), None) if cfg!(not(feature = "grammar")) => Err(ApiError::for_field(
             one.field,
             "this program was built without grammars; build it with --features grammar, or leave it out",
         )),
@@ -134,7 +161,7 @@ pub fn constraint(body: &Fields<'_>) -> Result<Option<Constraint>> {
 impl Constraint {
     /// Makes the texts of a request follow it.
     #[cfg(feature = "grammar")]
-    pub fn hold(self, asked: &mut Asked) -> Result<()> {
+    pub fn apply(self, params: &mut RequestParams) -> ApiResult<()> {
         use text::sampler::Grammar;
         let Self { field, form } = self;
         let grammar = match form {
@@ -143,14 +170,14 @@ impl Constraint {
             Form::Choice(texts) => Grammar::choice(&field, &texts),
             Form::Gbnf(text) => Grammar::gbnf(&field, &text),
         };
-        let wrong = |e| Refusal { param: Some(field.clone()), ..Refusal::of_input(&e) };
-        asked.options.sampler.grammar = Some(grammar.map_err(wrong)?);
+        let wrong = |e| ApiError::from_request(&e).in_field(&field);
+        params.options.sampler.grammar = Some(grammar.map_err(wrong)?);
         Ok(())
     }
 
-    /// Nothing: such a request was refused.
+    /// Does nothing: such a request was refused.
     #[cfg(not(feature = "grammar"))]
-    pub fn hold(self, _: &mut Asked) -> Result<()> {
+    pub fn apply(self, _: &mut RequestParams) -> ApiResult<()> {
         Ok(())
     }
 }
@@ -183,8 +210,7 @@ mod tests {
                 json!({"text": {"verbosity": "low", "format": {"type": "json_schema", "name": "x", "schema": schema}}}),
             ),
         ] {
-            let Value::Object(object) = &body else { unreachable!() };
-            let found = constraint(&Fields::new(object)).expect("is read");
+            let found = read_constraint(&body).expect("is read");
             assert_eq!(found.map_or(String::new(), |c| c.field), field, "{body}");
         }
         for (param, body) in [
@@ -195,8 +221,7 @@ mod tests {
             ("json_schema", json!({"json_schema": 7})),
             ("output_config.format.type", json!({"output_config": {"format": {"type": "xml"}}})),
         ] {
-            let Value::Object(object) = &body else { unreachable!() };
-            let said = constraint(&Fields::new(object)).expect_err("is refused");
+            let said = read_constraint(&body).expect_err("is refused");
             assert_eq!(said.param.as_deref(), Some(param), "{body}: {said:?}");
         }
     }

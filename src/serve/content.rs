@@ -1,15 +1,13 @@
 //! Contents of messages as text. What this model cannot read is refused in the newest question, and else left out.
 
-use super::fields::{Fields, kind};
-use super::refusal::Refusal;
+use super::body::kind_of;
+use super::error::{ApiError, ApiResult};
 use files::error::{quoted, unquoted};
 use serde_json::Value;
 use std::ops::Range;
 use text::chat::Role;
 
-type Result<T> = std::result::Result<T, Refusal>;
-
-/// Where a content stands.
+/// Place of a content in its conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
     /// In what was said before, which is taken as it is.
@@ -18,21 +16,24 @@ pub enum Turn {
     Newest,
 }
 
-impl Turn {
-    /// The turn of the `i`th message.
-    pub fn of(newest: &Range<usize>, i: usize, role: Role) -> Self {
-        if role == Role::User && newest.contains(&i) { Turn::Newest } else { Turn::Earlier }
-    }
+/// The turn of each message, by who speaks. The newest question consists of the last messages of the user, and of system
+/// messages among them.
+pub fn turns_of(roles: &[Role]) -> Vec<Turn> {
+    let newest = newest_question(roles);
+    let turn = |(i, role): (usize, &Role)| match role {
+        Role::User if newest.contains(&i) => Turn::Newest,
+        _ => Turn::Earlier,
+    };
+    roles.iter().enumerate().map(turn).collect()
 }
 
-/// The places of the messages that the newest question consists of.
-pub fn newest(roles: &[Role]) -> Range<usize> {
+fn newest_question(roles: &[Role]) -> Range<usize> {
     let Some(last) = roles.iter().rposition(|role| *role == Role::User) else { return 0..0 };
     let asks = |role: &&Role| matches!(role, Role::User | Role::System);
     last - roles[..last].iter().rev().take_while(asks).count()..last + 1
 }
 
-/// What stands for something that cannot be read.
+/// Text in the place of something that cannot be read.
 pub fn left_out(kind: &str) -> String {
     let name = ["input_", "output_"].iter().find_map(|before| kind.strip_prefix(before)).unwrap_or(kind);
     let name = ["_url", "_file"].iter().find_map(|after| name.strip_suffix(after)).unwrap_or(name);
@@ -40,64 +41,64 @@ pub fn left_out(kind: &str) -> String {
 }
 
 /// The text of a content: a string, or parts of text.
-pub fn content(value: Option<&Value>, place: &str, turn: Turn) -> Result<String> {
+pub fn text_of_content(value: Option<Value>, place: &str, turn: Turn) -> ApiResult<String> {
     match value {
-        None => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
+        None | Some(Value::Null) if turn == Turn::Earlier => Ok(String::new()),
+        None | Some(Value::Null) => Err(ApiError::for_field(place, "is missing; give a string")),
+        Some(Value::String(text)) => Ok(text),
         Some(Value::Array(parts)) => {
             let texts = parts.iter().enumerate().map(|(i, part)| match part {
                 Value::String(text) => Ok(text.clone()),
-                _ => text_of(&Fields::of(part, &format!("{place}[{i}]"))?, turn),
+                _ => text_of_part(part, &format!("{place}[{i}]"), turn),
             });
             texts.collect()
         }
-        Some(part @ Value::Object(_)) if turn == Turn::Earlier => text_of(&Fields::of(part, place)?, turn),
+        Some(part @ Value::Object(_)) if turn == Turn::Earlier => text_of_part(&part, place, turn),
         Some(other) => {
-            Err(Refusal::field(place, format!("is {}; use a string or an array of parts", kind(other))))
+            let why = format!("is {}; use a string or an array of parts", kind_of(&other));
+            Err(ApiError::for_field(place, why))
         }
     }
 }
 
 /// The text of a part of a content.
-pub fn text_of(part: &Fields<'_>, turn: Turn) -> Result<String> {
-    let kind = match turn {
-        Turn::Newest => part.needed_text("type")?,
-        Turn::Earlier => part.text("type")?.unwrap_or_default(),
+pub fn text_of_part(part: &Value, place: &str, turn: Turn) -> ApiResult<String> {
+    let wrong = |field: &str, why: String| ApiError::for_field(format!("{place}{field}"), why);
+    if !part.is_object() {
+        return Err(wrong("", format!("is {}; use an object", kind_of(part))));
+    }
+    let string = |field: &str| match &part[field] {
+        Value::String(text) => Ok(text.as_str()),
+        Value::Null if turn == Turn::Earlier => Ok(""),
+        Value::Null => Err(wrong(&format!(".{field}"), "is missing; give a string".into())),
+        other => Err(wrong(&format!(".{field}"), format!("is {}; use a string", kind_of(other)))),
     };
-    Ok(match kind {
-        "" => text_within(part).unwrap_or_else(|| part.json()),
-        "text" | "input_text" | "output_text" if turn == Turn::Newest => part.needed_text("text")?.into(),
-        "text" | "input_text" | "output_text" => part.text("text")?.unwrap_or_default().into(),
-        "thinking" | "redacted_thinking" | "reasoning" => String::new(),
-        other => match text_within(part) {
-            Some(text) => text,
-            None if turn == Turn::Earlier => left_out(other),
-            None => {
-                let why = format!("is {}; this model reads text alone", quoted(other));
-                return Err(part.refuse("type", why));
-            }
+    match string("type")? {
+        "" => Ok(find_text(part).unwrap_or_else(|| part.to_string())),
+        "text" | "input_text" | "output_text" => Ok(string("text")?.into()),
+        "thinking" | "redacted_thinking" | "reasoning" => Ok(String::new()),
+        other => match find_text(part) {
+            Some(text) => Ok(text),
+            None if turn == Turn::Earlier => Ok(left_out(other)),
+            None => Err(wrong(".type", format!("is {}; this model reads text alone", quoted(other)))),
         },
-    })
+    }
 }
 
 /// The text that a document, a result or a refusal has.
-fn text_within(part: &Fields<'_>) -> Option<String> {
-    let text = |field: &str| part.get(field)?.as_str().map(str::to_owned);
-    let source = part.get("source");
-    let data = || {
-        let source = source.filter(|source| source["type"] == "text")?;
-        source["data"].as_str().map(str::to_owned)
-    };
-    let within = |of: &Value| of.get("content").and_then(texts);
-    text("text")
-        .or_else(|| text("refusal"))
-        .or_else(data)
-        .or_else(|| source.and_then(within))
-        .or_else(|| part.get("content").and_then(texts))
+fn find_text(part: &Value) -> Option<String> {
+    let string = |value: &Value| value.as_str().map(str::to_owned);
+    let source = &part["source"];
+    let data = Some(&source["data"]).filter(|_| source["type"] == "text");
+    string(&part["text"])
+        .or_else(|| string(&part["refusal"]))
+        .or_else(|| data.and_then(string))
+        .or_else(|| join_texts(&source["content"]))
+        .or_else(|| join_texts(&part["content"]))
 }
 
 /// The texts of some parts, if there are any.
-fn texts(parts: &Value) -> Option<String> {
+fn join_texts(parts: &Value) -> Option<String> {
     let text = |part: &Value| part.as_str().or_else(|| part.get("text")?.as_str()).map(str::to_owned);
     match parts {
         Value::Array(all) => Some(all.iter().filter_map(text).collect::<String>()).filter(|t| !t.is_empty()),
@@ -119,7 +120,7 @@ mod tests {
             (&[User, Assistant, User, Assistant, Tool], 2..3),
             (&[Assistant], 0..0),
         ] {
-            assert_eq!(newest(roles), range, "{roles:?}");
+            assert_eq!(newest_question(roles), range, "{roles:?}");
         }
         let document = |source: Value| json!({"type": "document", "source": source});
         let found = json!({"type": "search_result", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
@@ -145,8 +146,8 @@ mod tests {
             (json!({"type": "\u{1b}[2J"}), "[\\u{1b}[2J left out]", None),
         ] {
             let list = json!([part]);
-            assert_eq!(content(Some(&list), "c", Turn::Earlier), Ok(earlier.into()), "{list}");
-            let said = content(Some(&list), "c", Turn::Newest);
+            assert_eq!(text_of_content(Some(list.clone()), "c", Turn::Earlier), Ok(earlier.into()), "{list}");
+            let said = text_of_content(Some(list.clone()), "c", Turn::Newest);
             match newest {
                 Some(text) => assert_eq!(said, Ok(text.into()), "{list}"),
                 None => {

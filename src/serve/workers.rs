@@ -12,74 +12,66 @@ pub const SHORT: usize = 64 << 10;
 /// A piece of work.
 pub type Task = Box<dyn FnOnce() + Send>;
 
-/// How long a piece of work may take.
+/// Time that a task may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Length {
+pub enum TaskLength {
     Short,
     Long,
 }
 
-impl Length {
-    /// Of a request of so many bytes.
-    pub fn of(bytes: usize) -> Self {
-        if bytes <= SHORT { Length::Short } else { Length::Long }
+impl TaskLength {
+    /// Length of the work on so many bytes.
+    pub fn of_bytes(bytes: usize) -> Self {
+        if bytes <= SHORT { TaskLength::Short } else { TaskLength::Long }
     }
 }
 
 #[derive(Default)]
-struct Waiting {
-    short: VecDeque<Task>,
-    long: VecDeque<Task>,
+struct Lanes {
+    /// By [`TaskLength`].
+    tasks: [VecDeque<Task>; 2],
     closed: bool,
 }
 
 #[derive(Default)]
-struct Queue {
-    waiting: Mutex<Waiting>,
+struct TaskQueue {
+    lanes: Mutex<Lanes>,
     arrived: Condvar,
 }
 
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+impl TaskQueue {
+    fn lock_lanes(&self) -> MutexGuard<'_, Lanes> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next task, by preference of a length; `None` at the end.
-    fn next(&self, only_short: Option<Length>, first: Length) -> Option<(Task, Length)> {
-        let mut waiting = self.lock();
+    /// Waits for a task of one of these lengths, the first by preference; `None` at the end.
+    fn next_task(&self, lengths: &[TaskLength]) -> Option<(Task, TaskLength)> {
+        let mut lanes = self.lock_lanes();
         loop {
-            let lengths = match (only_short, first) {
-                (Some(only), _) => [only, only],
-                (None, Length::Short) => [Length::Short, Length::Long],
-                (None, Length::Long) => [Length::Long, Length::Short],
-            };
-            for length in lengths {
-                let lane = match length {
-                    Length::Short => &mut waiting.short,
-                    Length::Long => &mut waiting.long,
-                };
-                if let Some(task) = lane.pop_front() {
+            for &length in lengths {
+                if let Some(task) = lanes.tasks[length as usize].pop_front() {
                     return Some((task, length));
                 }
             }
-            if waiting.closed {
+            if lanes.closed {
                 return None;
             }
-            waiting = self.arrived.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            lanes = self.arrived.wait(lanes).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn work(&self, only: Option<Length>) {
-        let mut first = Length::Short;
-        while let Some((task, length)) = self.next(only, first) {
+    /// Does tasks of these lengths in turn.
+    fn run_tasks(&self, lengths: &[TaskLength]) {
+        let mut lengths = lengths.to_vec();
+        while let Some((task, length)) = self.next_task(&lengths) {
             task();
-            first = if length == Length::Short { Length::Long } else { Length::Short };
+            lengths.sort_by_key(|&of| of == length);
         }
     }
 }
 
 /// The threads.
-pub struct Workers(Arc<Queue>);
+pub struct Workers(Arc<TaskQueue>);
 
 impl Workers {
     /// Starts so many threads, at least two.
@@ -87,20 +79,17 @@ impl Workers {
         let workers = Self(Arc::default());
         for i in 0..threads.max(2) {
             let queue = Arc::clone(&workers.0);
-            let work = move || queue.work((i == 0).then_some(Length::Short));
+            let lengths = [TaskLength::Short, TaskLength::Long];
+            let run = move || queue.run_tasks(if i == 0 { &lengths[..1] } else { &lengths });
             let cannot = |e| Error::Other(format!("cannot start a thread that prepares prompts: {e}"));
-            thread::Builder::new().name(format!("prompts {i}")).spawn(work).map_err(cannot)?;
+            thread::Builder::new().name(format!("prompts {i}")).spawn(run).map_err(cannot)?;
         }
         Ok(workers)
     }
 
     /// Hands in a task. There are no more of them than connections.
-    pub fn put(&self, length: Length, task: Task) {
-        let mut waiting = self.0.lock();
-        match length {
-            Length::Short => waiting.short.push_back(task),
-            Length::Long => waiting.long.push_back(task),
-        }
+    pub fn add_task(&self, length: TaskLength, task: Task) {
+        self.0.lock_lanes().tasks[length as usize].push_back(task);
         // All of them, as the one that wakes may not take this length.
         self.0.arrived.notify_all();
     }
@@ -108,7 +97,7 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.0.lock().closed = true;
+        self.0.lock_lanes().closed = true;
         self.0.arrived.notify_all();
     }
 }
@@ -131,11 +120,12 @@ mod tests {
                 let _ = held.lock().map(|held| held.recv());
                 done.send("long").expect("heard");
             };
-            workers.put(Length::Long, Box::new(wait));
+            workers.add_task(TaskLength::Long, Box::new(wait));
         }
         for _ in 0..9 {
             let done = done.clone();
-            workers.put(Length::of(SHORT), Box::new(move || done.send("short").expect("heard")));
+            let tell = move || done.send("short").expect("heard");
+            workers.add_task(TaskLength::of_bytes(SHORT), Box::new(tell));
             assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok("short"));
         }
         drop(hold);

@@ -1,18 +1,17 @@
 //! Fields of other servers that change a text or what is said of it, and that this one does not follow: each is refused,
 //! unless its value is one that changes nothing. What only hints, such as `service_tier` or `thinking`, is not here.
 
-use super::fields::Fields;
-use super::refusal::Refusal;
+use super::error::{ApiError, ApiResult};
 use serde_json::Value;
 
-/// The kinds of requests, as far as they are read differently.
+/// Kind of a request, as far as its parameters are read differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum RequestKind {
     /// Goes on until the model ends it.
     Chat,
     Completion,
-    /// llama.cpp's completion: goes on too, and biases may name texts.
-    Native,
+    /// Goes on too, and biases may name texts.
+    LlamaCppCompletion,
 }
 
 /// Fields of every kind of request, with the values that change nothing, as JSON.
@@ -72,30 +71,33 @@ const SAMPLERS: [&str; 9] =
     ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
 
 /// Fields that some kinds of requests follow, with the values that change nothing for the others.
-fn of_kind(kind: Kind) -> &'static [(&'static str, &'static str)] {
+fn fields_of_kind(kind: RequestKind) -> &'static [(&'static str, &'static str)] {
     match kind {
-        Kind::Chat => &[("add_special_tokens", "false"), ("echo", "false")],
-        Kind::Completion => &[("add_special_tokens", "true")],
-        Kind::Native => &[("add_special_tokens", "true"), ("echo", "false")],
+        RequestKind::Chat => &[("add_special_tokens", "false"), ("echo", "false")],
+        RequestKind::Completion => &[("add_special_tokens", "true")],
+        RequestKind::LlamaCppCompletion => &[("add_special_tokens", "true"), ("echo", "false")],
     }
 }
 
-/// Refuses what would not be followed.
-pub fn check(fields: &Fields<'_>, kind: Kind) -> Result<(), Refusal> {
-    for (field, neutral) in FIELDS.iter().chain(of_kind(kind)) {
-        let Some(value) = fields.get(field) else { continue };
-        if !neutral.split(' ').any(|text| is(value, text)) {
-            return Err(fields.refuse(field, remedy(neutral)));
-        }
-    }
-    if let Some(samplers) = fields.texts("samplers", (64, 64))? {
-        let own = SAMPLERS.iter().filter(|name| samplers.iter().any(|of| of == *name));
-        if !samplers.iter().eq(own) || !samplers.iter().any(|name| name == "temperature") {
-            let why = "the order of the stages cannot be changed here; leave it out, and turn stages off by their own fields";
-            return Err(fields.refuse("samplers", why));
+/// Refuses fields that would not be followed.
+pub fn check_fields(body: &Value, kind: RequestKind) -> ApiResult<()> {
+    for (field, neutral) in FIELDS.iter().chain(fields_of_kind(kind)) {
+        let Some(value) = body.get(field).filter(|value| !value.is_null()) else { continue };
+        if !neutral.split(' ').any(|text| is_json(value, text)) {
+            return Err(ApiError::for_field(*field, remedy(neutral)));
         }
     }
     Ok(())
+}
+
+/// Refuses another order of the sampler's stages.
+pub fn check_samplers(samplers: &[String]) -> ApiResult<()> {
+    let own = SAMPLERS.iter().filter(|name| samplers.iter().any(|of| of == *name));
+    if samplers.iter().eq(own) && samplers.iter().any(|name| name == "temperature") {
+        return Ok(());
+    }
+    let why = "the order of the stages cannot be changed here; leave it out, and turn stages off by their own fields";
+    Err(ApiError::for_field("samplers", why))
 }
 
 fn remedy(neutral: &str) -> String {
@@ -109,7 +111,7 @@ fn remedy(neutral: &str) -> String {
 }
 
 /// Whether a value is this JSON; 0.0 is 0.
-fn is(value: &Value, json: &str) -> bool {
+fn is_json(value: &Value, json: &str) -> bool {
     let Ok(wanted) = serde_json::from_str::<Value>(json) else { return false };
     *value == wanted || value.as_f64().is_some_and(|number| Some(number) == wanted.as_f64())
 }
@@ -127,19 +129,23 @@ mod tests {
                 json!({"reasoning_effort": "low", "service_tier": "auto", "thinking": {"type": "enabled"}}),
                 None,
             ),
-            (json!({"samplers": SAMPLERS}), None),
-            (json!({"samplers": ["top_k", "temperature"]}), None),
-            (json!({"samplers": ["temperature", "top_k"]}), Some("samplers")),
-            (json!({"samplers": ["top_k"]}), Some("samplers")),
             (json!({"mirostat": 2}), Some("mirostat")),
             (json!({"audio": {"voice": "x"}}), Some("audio")),
             (json!({"echo": true}), Some("echo")),
             (json!({"top_n_sigma": 1.5}), Some("top_n_sigma")),
             (json!({"suffix": "x"}), Some("suffix")),
         ] {
-            let Value::Object(object) = &body else { unreachable!() };
-            let said = check(&Fields::new(object), Kind::Chat).err();
-            assert_eq!(said.as_ref().and_then(|r| r.param.as_deref()), refused, "{body}: {said:?}");
+            let said = check_fields(&body, RequestKind::Chat).err();
+            assert_eq!(said.as_ref().and_then(|e| e.param.as_deref()), refused, "{body}: {said:?}");
+        }
+        for (samplers, taken) in [
+            (&SAMPLERS[..], true),
+            (&["top_k", "temperature"], true),
+            (&["temperature", "top_k"], false),
+            (&["top_k"], false),
+        ] {
+            let samplers: Vec<_> = samplers.iter().map(|name| (*name).to_owned()).collect();
+            assert_eq!(check_samplers(&samplers).is_ok(), taken, "{samplers:?}");
         }
         for (field, neutral) in FIELDS {
             assert!(
