@@ -6,8 +6,8 @@ mod body;
 mod client_stream;
 mod connections;
 mod constraint;
-mod content;
 mod conversation;
+mod dialect;
 mod error;
 mod json_writer;
 mod memory;
@@ -21,7 +21,6 @@ mod routes;
 mod state;
 mod tools;
 mod unsupported;
-mod workers;
 
 use crate::cli::args::{ChosenTemplate, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
 use crate::cli::signal;
@@ -161,7 +160,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let slots_endpoint = if args.slots_endpoint { SlotsEndpoint::Shown } else { SlotsEndpoint::Hidden };
     let patience = Duration::from_secs(args.patience.clamp(1, 1 << 20));
     let access = access.listening_at(address.ip());
-    let state = Arc::new(ServerState::new(args.name(), access, slots_endpoint, patience)?);
+    let state = Arc::new(ServerState::new(args.name(), access, slots_endpoint, patience));
     if !address.ip().is_loopback() && !state.access.has_keys() {
         say!("warning: --host {}: anybody who reaches this machine may ask; give --api-key-file", args.host);
     }

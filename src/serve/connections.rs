@@ -2,8 +2,8 @@
 
 use super::client_stream::{ClientState, ClientStream};
 use super::routes;
-use super::state::ServerState;
-use crate::run::plan::{CONNECTION_BUFFER, CONNECTIONS};
+use super::state::{GRAMMARS, ServerState};
+use crate::run::plan::{CONNECTION_BUFFER, CONNECTIONS, request_threads};
 use files::{Error, Result};
 use hyper::body::Incoming;
 use hyper::server::conn::http1::Builder;
@@ -28,13 +28,25 @@ const LAST_ANSWERS: Duration = Duration::from_secs(5);
 pub fn start(listener: TcpListener, state: Arc<ServerState>) -> Result<JoinHandle<()>> {
     let cannot = |what: &str, e: std::io::Error| Error::Other(format!("cannot {what}: {e}"));
     listener.set_nonblocking(true).map_err(|e| cannot("listen", e))?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+    // Threads that have started stay: where the system lets none start later, there is one for what takes a while.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(request_threads() + GRAMMARS)
+        .thread_keep_alive(Duration::MAX)
+        .thread_name("prompts")
+        .build();
     let runtime = runtime.map_err(|e| cannot("answer connections", e))?;
+    runtime.spawn_blocking(|| ());
     let listener = {
         let _entered = runtime.enter();
         tokio::net::TcpListener::from_std(listener).map_err(|e| cannot("listen", e))?
     };
-    let run = move || runtime.block_on(accept_connections(listener, state));
+    let run = move || {
+        runtime.block_on(accept_connections(listener, state));
+        // Nobody waits for the rest of the work.
+        runtime.shutdown_background();
+    };
     thread::Builder::new().name("http".into()).spawn(run).map_err(|e| cannot("start a thread", e))
 }
 

@@ -1,11 +1,11 @@
 //! Form that the text of an answer must have, in whichever field a request says so.
 
-use super::body::{Object, Strings, kind_of, read, read_field, read_object};
+use super::body::{Object, Strings, kind_of, read, read_object};
 use super::error::{ApiError, ApiResult};
-use super::params::RequestParams;
+use crate::run::options::GenerateOptions;
 use files::error::quoted;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// A schema or a grammar, and the field that it stands in.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,10 +28,12 @@ const ANY_OBJECT: &str = "{\"type\":\"object\"}";
 /// Reads the form that the value of a field stands for, if it is one.
 type ReadForm = fn(&Value, &str) -> ApiResult<Option<Form>>;
 
-/// Fields of a body: OpenAI's, Anthropic's, llama.cpp's, vLLM's and SGLang's.
-const BODY_FIELDS: [(&str, ReadForm); 10] = [
+/// Fields of OpenAI's, Anthropic's, llama.cpp's, vLLM's and SGLang's, by their paths.
+const FIELDS: [(&str, ReadForm); 17] = [
     ("response_format", read_format),
     ("output_format", read_format),
+    ("output_config.format", read_format),
+    ("text.format", read_format),
     ("json_schema", read_schema),
     ("guided_json", read_schema),
     ("guided_json_object", read_any_object),
@@ -40,18 +42,11 @@ const BODY_FIELDS: [(&str, ReadForm); 10] = [
     ("guided_regex", read_regex),
     ("regex", read_regex),
     ("guided_choice", read_choice),
-];
-
-/// Fields of vLLM's `structured_outputs`.
-const STRUCTURED_OUTPUTS: [(&str, ReadForm); 8] = [
-    ("json", read_schema),
-    ("json_object", read_any_object),
-    ("grammar", read_gbnf),
-    ("regex", read_regex),
-    ("choice", read_choice),
-    ("structural_tag", refuse),
-    ("whitespace_pattern", refuse),
-    ("disable_additional_properties", refuse_true),
+    ("structured_outputs.json", read_schema),
+    ("structured_outputs.json_object", read_any_object),
+    ("structured_outputs.grammar", read_gbnf),
+    ("structured_outputs.regex", read_regex),
+    ("structured_outputs.choice", read_choice),
 ];
 
 /// OpenAI's `response_format`, in which the schema may stand deeper.
@@ -118,32 +113,13 @@ fn read_choice(value: &Value, place: &str) -> ApiResult<Option<Form>> {
     Ok(Some(Form::Choice(read::<Strings<4096, 4096>>(value, place)?.0)))
 }
 
-fn refuse(_: &Value, place: &str) -> ApiResult<Option<Form>> {
-    Err(ApiError::for_field(place, "is not followed by this server; leave it out"))
-}
-
-fn refuse_true(value: &Value, place: &str) -> ApiResult<Option<Form>> {
-    if read::<bool>(value, place)? { refuse(value, place) } else { Ok(None) }
-}
-
 /// Reads it from the fields of a body.
 pub fn read_constraint(body: &Value) -> ApiResult<Option<Constraint>> {
     let mut found = Vec::new();
-    let mut find = |object: &Value, place: &str, fields: &[(&str, ReadForm)]| -> ApiResult<()> {
-        for (name, read_form) in fields {
-            let Some(value) = object.get(name).filter(|value| !value.is_null()) else { continue };
-            let field = [place, name].concat();
-            found.extend(read_form(value, &field)?.map(|form| Constraint { field, form }));
-        }
-        Ok(())
-    };
-    find(body, "", &BODY_FIELDS)?;
-    if let Some(outputs) = read_field::<Map<String, Value>>(body, "structured_outputs")? {
-        find(&Value::Object(outputs), "structured_outputs.", &STRUCTURED_OUTPUTS)?;
-    }
-    // Anthropic's, and that of `/v1/responses`.
-    for field in ["output_config", "text"] {
-        find(&body[field], &format!("{field}."), &[("format", read_format)])?;
+    for (field, read_form) in FIELDS {
+        let value = body.pointer(&format!("/{}", field.replace('.', "/"))).filter(|value| !value.is_null());
+        let form = value.map_or(Ok(None), |value| read_form(value, field))?;
+        found.extend(form.map(|form| Constraint { field: field.into(), form }));
     }
     match (found.pop(), found.pop()) {
         (Some(second), Some(first)) => {
@@ -161,7 +137,7 @@ pub fn read_constraint(body: &Value) -> ApiResult<Option<Constraint>> {
 impl Constraint {
     /// Makes the texts of a request follow it.
     #[cfg(feature = "grammar")]
-    pub fn apply(self, params: &mut RequestParams) -> ApiResult<()> {
+    pub fn apply(self, options: &mut GenerateOptions) -> ApiResult<()> {
         use text::sampler::Grammar;
         let Self { field, form } = self;
         let grammar = match form {
@@ -171,13 +147,13 @@ impl Constraint {
             Form::Gbnf(text) => Grammar::gbnf(&field, &text),
         };
         let wrong = |e| ApiError::from_request(&e).in_field(&field);
-        params.options.sampler.grammar = Some(grammar.map_err(wrong)?);
+        options.sampler.grammar = Some(grammar.map_err(wrong)?);
         Ok(())
     }
 
     /// Does nothing: such a request was refused.
     #[cfg(not(feature = "grammar"))]
-    pub fn apply(self, _: &mut RequestParams) -> ApiResult<()> {
+    pub fn apply(self, _: &mut GenerateOptions) -> ApiResult<()> {
         Ok(())
     }
 }
@@ -215,8 +191,6 @@ mod tests {
         }
         for (param, body) in [
             ("guided_regex", json!({"json_schema": schema, "guided_regex": "a"})),
-            ("structured_outputs.structural_tag", json!({"structured_outputs": {"structural_tag": "{}"}})),
-            ("structured_outputs", json!({"structured_outputs": 1})),
             ("guided_choice", json!({"guided_choice": [1]})),
             ("json_schema", json!({"json_schema": 7})),
             ("output_config.format.type", json!({"output_config": {"format": {"type": "xml"}}})),

@@ -1,14 +1,27 @@
 //! Descriptions of the model and its slots: `/v1/models`, `/props`, `/slots`.
 
-use super::state::{LoadedModel, ServerState};
+use super::error::{ApiError, ApiResult};
+use super::state::{LoadedModel, ServerState, SlotsEndpoint};
 use crate::dims::{LAYERS, MAX_POSITION, VOCAB};
 use crate::run::engine::scheduler::SlotNumbers;
 use crate::run::options::GenerateOptions;
 use serde_json::{Value, json};
 use text::chat::Template;
 
-/// The one model.
-pub fn model(state: &ServerState) -> Value {
+/// `GET /v1/models`: the one model.
+pub fn list(state: &ServerState) -> Value {
+    json!({"object": "list", "data": [describe(state)]})
+}
+
+/// `GET /v1/models/NAME`.
+pub fn find(state: &ServerState, path: &str) -> ApiResult<Value> {
+    if path.ends_with(&format!("/models/{}", state.model_name)) {
+        return Ok(describe(state));
+    }
+    Err(ApiError::new(404, format!("the one model is {:?}", state.model_name)))
+}
+
+fn describe(state: &ServerState) -> Value {
     let context = state.loaded_model().ok().map(|model| model.engine.options().max_seq_len);
     let meta = context.map(
         |context| json!({"n_vocab": VOCAB, "n_ctx": context, "n_ctx_train": MAX_POSITION, "n_layer": LAYERS}),
@@ -66,12 +79,15 @@ pub fn props(model: &LoadedModel) -> Value {
 }
 
 /// `GET /slots`.
-pub fn slots(model: &LoadedModel) -> Value {
+pub fn slots(state: &ServerState) -> ApiResult<Value> {
+    if state.slots_endpoint == SlotsEndpoint::Hidden {
+        return Err(ApiError::new(501, "this server does not tell what its slots do"));
+    }
     let one = |(id, slot): (usize, &SlotNumbers)| {
         json!({
             "id": id, "n_ctx": slot.slots, "is_processing": slot.prompt > 0, "n_prompt_tokens": slot.prompt,
             "n_decoded": slot.generated, "n_filled": slot.filled,
         })
     };
-    model.scheduler.numbers().slots.iter().enumerate().map(one).collect()
+    Ok(state.loaded_model()?.scheduler.numbers().slots.iter().enumerate().map(one).collect())
 }

@@ -1,21 +1,20 @@
 //! Output of one request as it comes: read into thoughts, text and calls, and written in the form of an API.
 
-use super::api::Dialect;
+use super::dialect::{Choice, Dialect, PromptProgress, TokenOutput, Usage};
 use super::error::{ApiError, ApiResult};
 use super::json_writer::{FRAME, JsonWriter};
 use super::memory::MemoryShare;
-use super::params::RequestParams;
+use super::params::{RequestParams, ResponseMode};
 use super::state::LoadedModel;
 use crate::dims::VOCAB;
-use crate::run::engine::scheduler::{Ending, Event, Job};
+use crate::run::engine::scheduler::{Event, Job};
 use crate::run::options::{GenerateOptions, Progress};
 use crate::run::plan::BACKLOG;
-use crate::run::session::{CancelToken, Drafts, StopReason};
-use serde_json::{Value, json};
+use crate::run::session::CancelToken;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use text::chat::{Part, Reader, ToolCall};
+use text::chat::{Part, Reader};
 use text::sampler::{Logprob, Logprobs, TokenLogprobs};
 use text::tokenizer::StopStrings;
 use tokio::sync::Semaphore;
@@ -31,157 +30,6 @@ const TOKEN_BYTES: usize = 8;
 const MORE_BYTES: u64 = 64 << 10;
 /// Pause between two reports of how far a prompt is read.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(100);
-
-/// Form in which an answer is sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ResponseMode {
-    Whole,
-    /// Events, as the texts come.
-    Stream,
-    /// Events, with the numbers of tokens at the end.
-    StreamWithUsage,
-}
-
-/// Output of a token, with the tokens before it that brought nothing.
-pub struct TokenOutput {
-    pub parts: Vec<Part>,
-    pub tokens: Vec<u32>,
-    pub logprobs: Option<TokenLogprobs>,
-}
-
-/// One text of a request.
-#[derive(Default)]
-pub struct Choice {
-    pub text: String,
-    pub thoughts: String,
-    pub calls: Vec<ToolCall>,
-    pub tokens: Vec<u32>,
-    pub logprobs: Vec<TokenLogprobs>,
-    /// Its end, once it has come.
-    pub ending: Option<Ending>,
-}
-
-impl Choice {
-    /// Adds the output of a token; only a whole answer tells tokens and log-probabilities at its end.
-    fn add(&mut self, token: &TokenOutput, mode: ResponseMode) {
-        for part in &token.parts {
-            match part {
-                Part::Text(text) => self.text += text,
-                Part::Thinking(thought) => self.thoughts += thought,
-                Part::Call(call) | Part::Cut { call, .. } => self.calls.push(call.clone()),
-                Part::Begun { .. } | Part::Arguments(_) => {}
-            }
-        }
-        if mode == ResponseMode::Whole {
-            self.tokens.extend(&token.tokens);
-            self.logprobs.extend(token.logprobs.clone());
-        }
-    }
-
-    /// OpenAI's word for why it has ended.
-    pub fn finish_reason(&self) -> &'static str {
-        match self.ending.map(|ending| ending.reason) {
-            Some(StopReason::Eos | StopReason::Stop) if !self.calls.is_empty() => "tool_calls",
-            Some(StopReason::Eos | StopReason::Stop) => "stop",
-            _ => "length",
-        }
-    }
-
-    /// The stop string that has ended it, of these.
-    pub fn stop_string<'a>(&self, stops: &'a [String]) -> Option<&'a str> {
-        let ending = self.ending.filter(|ending| ending.reason == StopReason::Stop)?;
-        stops.get(ending.stop?).map(String::as_str)
-    }
-
-    /// Its tokens and times alone.
-    pub fn usage(&self) -> Usage {
-        Usage::sum([(0, self)], 1)
-    }
-}
-
-/// Tokens of a request, and the time that they took.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
-    pub prompt: usize,
-    pub cached: usize,
-    pub tokens: usize,
-    /// Texts that have tokens,
-    pub texts: usize,
-    /// the time to their first tokens,
-    pub first: Duration,
-    /// and from there to the last ones.
-    pub between: Duration,
-    pub drafts: Drafts,
-}
-
-impl Usage {
-    /// Sum over texts with their numbers; each prompt has `n`.
-    fn sum<'a>(choices: impl IntoIterator<Item = (usize, &'a Choice)>, n: usize) -> Self {
-        let mut usage = Self::default();
-        for (i, ending) in choices.into_iter().filter_map(|(i, c)| Some((i, c.ending?))) {
-            usage.tokens += ending.tokens;
-            usage.texts += usize::from(ending.tokens > 0);
-            usage.first += ending.first;
-            usage.between += ending.between;
-            usage.drafts = usage.drafts + ending.drafts;
-            if i % n.max(1) == 0 {
-                usage.prompt += ending.prompt;
-                usage.cached += ending.cached;
-            }
-        }
-        usage
-    }
-
-    /// Usage as OpenAI's API has it.
-    pub fn to_json(self) -> Value {
-        let Self { prompt, cached, tokens, .. } = self;
-        json!({
-            "prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        })
-    }
-
-    /// Times as llama.cpp's server has them. First tokens come with their prompts, so they take no time of their own.
-    pub fn timings(self) -> Value {
-        let each = |ms: f64, n: usize| if n > 0 { ms / n as f64 } else { 0.0 };
-        let pace = |n: usize, ms: f64| if ms > 0.0 { 1e3 / ms * n as f64 } else { 0.0 };
-        let [first, between] = [self.first, self.between].map(|took| took.as_secs_f64() * 1e3);
-        let (computed, later) = (self.prompt - self.cached, self.tokens - self.texts);
-        let mut timings = json!({
-            "cache_n": self.cached, "prompt_n": computed, "prompt_ms": first,
-            "prompt_per_token_ms": each(first, computed), "prompt_per_second": pace(computed, first),
-            "predicted_n": self.tokens, "predicted_ms": between,
-            "predicted_per_token_ms": each(between, later), "predicted_per_second": pace(later, between),
-        });
-        if self.drafts.drafted > 0 {
-            timings["draft_n"] = self.drafts.drafted.into();
-            timings["draft_n_accepted"] = self.drafts.accepted.into();
-        }
-        timings
-    }
-}
-
-/// Tokens of a prompt that are read so far.
-#[derive(Debug, Clone, Copy)]
-pub struct PromptProgress {
-    /// Tokens that were copied,
-    cached: usize,
-    /// all that are read,
-    done: usize,
-    /// and all.
-    total: usize,
-    began: Instant,
-    reported: Instant,
-}
-
-impl PromptProgress {
-    /// Progress as llama.cpp's server has it.
-    pub fn to_json(self) -> Value {
-        let Self { cached, done, total, began, .. } = self;
-        let took = began.elapsed().as_millis() as u64;
-        json!({"total": total, "cache": cached, "processed": done, "time_ms": took})
-    }
-}
 
 /// Cancels what is done for a client that has gone.
 pub struct CancelOnDrop(pub CancelToken);
@@ -425,8 +273,8 @@ impl RequestOutput {
         let now = Instant::now();
         let known = &mut self.texts[index].progress;
         let is_due = known.is_none_or(|of| done == total || now - of.reported >= PROGRESS_PAUSE);
-        let progress =
-            known.get_or_insert(PromptProgress { cached: done, done, total, began: now, reported: now });
+        let first = PromptProgress { cached: done, done, total, began: now, reported: now };
+        let progress = known.get_or_insert(first);
         progress.done = done;
         if is_due {
             progress.reported = now;

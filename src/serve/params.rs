@@ -1,17 +1,16 @@
 //! Parameters that requests of all APIs share: settings of the sampler, limits, the number of texts.
 
 use super::access::Client;
-use super::body::{Number, Object, Seed, Strings, TokenIds, Whole, kind_of, read_object};
+use super::body::{Object, Seed, Strings, TokenIds, Whole, kind_of, read_object};
 use super::constraint::{Constraint, read_constraint};
 use super::error::{ApiError, ApiResult};
-use super::output::ResponseMode;
 use super::state::{LoadedModel, random_number};
 use super::unsupported::{self, RequestKind};
 use crate::run::engine::scheduler::{Realm, Reuse};
 use crate::run::options::GenerateOptions;
 use crate::run::session::CancelToken;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use text::tokenizer::{AddSpecial, Tokenizer};
 
@@ -37,25 +36,27 @@ type TokenWindow = Whole<-1, 0x7FFF_FFFF>;
 /// Fields of a request.
 #[derive(Deserialize)]
 struct RequestFields {
-    temperature: Option<Number>,
-    top_p: Option<Number>,
-    min_p: Option<Number>,
-    typical_p: Option<Number>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    typical_p: Option<f32>,
     top_k: Option<TokenWindow>,
-    xtc_probability: Option<Number>,
-    xtc_threshold: Option<Number>,
-    presence_penalty: Option<Number>,
-    frequency_penalty: Option<Number>,
+    xtc_probability: Option<f32>,
+    xtc_threshold: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
     /// vLLM's name, and llama.cpp's.
-    repetition_penalty: Option<Number>,
-    repeat_penalty: Option<Number>,
+    repetition_penalty: Option<f32>,
+    repeat_penalty: Option<f32>,
     repeat_last_n: Option<TokenWindow>,
-    dry_multiplier: Option<Number>,
-    dry_base: Option<Number>,
+    dry_multiplier: Option<f32>,
+    dry_base: Option<f32>,
     dry_allowed_length: Option<Whole<1, 0x7FFF_FFFF>>,
     dry_penalty_last_n: Option<TokenWindow>,
     dry_sequence_breakers: Option<Strings<64, 64>>,
     samplers: Option<Strings<64, 64>>,
+    #[serde(rename = "structured_outputs")]
+    _structured_outputs: Option<Map<String, Value>>,
     logit_bias: Option<Value>,
     seed: Option<Seed>,
     /// Names of several APIs, of which the last counts.
@@ -84,6 +85,16 @@ struct RequestFields {
 #[derive(Deserialize)]
 struct StreamOptions {
     include_usage: Option<bool>,
+}
+
+/// Form in which an answer is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResponseMode {
+    Whole,
+    /// Events, as the texts come.
+    Stream,
+    /// Events, with the numbers of tokens at the end.
+    StreamWithUsage,
 }
 
 /// Parameters that all texts of a request share.
@@ -145,7 +156,7 @@ impl RequestParams {
 
     /// Makes the texts of a completion follow what the request says of their form.
     pub fn apply_constraint(&mut self) -> ApiResult<()> {
-        self.constraint.take().map_or(Ok(()), |constraint| constraint.apply(self))
+        self.constraint.take().map_or(Ok(()), |constraint| constraint.apply(&mut self.options))
     }
 }
 
@@ -225,7 +236,7 @@ fn read_options(
         (fields.dry_multiplier, &mut s.dry.multiplier),
         (fields.dry_base, &mut s.dry.base),
     ] {
-        *to = given.map_or(*to, |number| number.0);
+        *to = given.unwrap_or(*to);
     }
     s.top_k = fields.top_k.map_or(s.top_k, |k| k.count().unwrap_or(0));
     s.repetition_window = fields.repeat_last_n.map_or(s.repetition_window, |n| n.count().unwrap_or(context));
@@ -260,15 +271,9 @@ fn read_biases(value: &Value, texts: Option<&Tokenizer>) -> ApiResult<Vec<(u32, 
     let wrong = |what: String| {
         ApiError::for_field("logit_bias", format!("{what}; use an object of token ids and numbers"))
     };
-    let too_many = || {
-        let why = format!("has more than {MAX_BIASES} biases; use at most {MAX_BIASES}");
-        ApiError::for_field("logit_bias", why)
-    };
     let pairs: Vec<(Value, &Value)> = match value {
-        Value::Object(all) if all.len() > MAX_BIASES => return Err(too_many()),
-        Value::Array(all) if all.len() > MAX_BIASES => return Err(too_many()),
         Value::Object(all) => {
-            let id = |name: &String| name.parse::<u32>().map_or(name.as_str().into(), Value::from);
+            let id = |name: &str| name.parse::<u32>().map_or(name.into(), Value::from);
             all.iter().map(|(name, bias)| (id(name), bias)).collect()
         }
         Value::Array(all) => {
@@ -276,36 +281,39 @@ fn read_biases(value: &Value, texts: Option<&Tokenizer>) -> ApiResult<Vec<(u32, 
                 Some([id, bias]) => Ok((id.clone(), bias)),
                 _ => Err(wrong("has something else than pairs".into())),
             });
-            pairs.collect::<ApiResult<_>>()?
+            pairs.take(MAX_BIASES + 1).collect::<ApiResult<_>>()?
         }
         other => return Err(wrong(format!("is {}", kind_of(other)))),
     };
     let mut biases = Vec::new();
-    for (name, bias) in pairs {
-        let ids = match (name.as_u64(), name.as_str(), texts) {
-            (Some(id), ..) => u32::try_from(id).ok().into_iter().collect(),
-            (None, Some(text), Some(_)) if text.len() > MAX_BIASED_BYTES => {
+    for (name, bias) in pairs.iter().take(MAX_BIASES + 1) {
+        let text = name.as_str().unwrap_or_default();
+        let id = name.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = match (id, texts) {
+            (Some(id), _) => vec![id],
+            (None, Some(_)) if text.len() > MAX_BIASED_BYTES => {
                 let why = format!("has a text of {} bytes, and {MAX_BIASED_BYTES} are the most", text.len());
                 return Err(wrong(why));
             }
-            (None, Some(text), Some(tokenizer)) => {
+            (None, Some(tokenizer)) => {
                 tokenizer.encode(text, AddSpecial::No).map_err(|e| ApiError::from_request(&e))?
             }
-            _ => Vec::new(),
+            (None, None) => Vec::new(),
         };
+        if ids.is_empty() {
+            return Err(wrong("has a name that is no token id".into()));
+        }
         // OpenAI's range ends at 100, which rules a token in or out.
         let number = match bias {
             Value::Bool(false) => Some(f32::NEG_INFINITY),
             other => other.as_f64().map(|x| x as f32).filter(|x| x.is_finite()),
         };
         let number = number.ok_or_else(|| wrong(format!("has {} as a bias", kind_of(bias))))?;
-        if ids.is_empty() {
-            return Err(wrong("has a name that is no token id".into()));
-        }
-        if biases.len() + ids.len() > MAX_BIASES {
-            return Err(too_many());
-        }
         biases.extend(ids.into_iter().map(|id| (id, number)));
+        if biases.len() > MAX_BIASES {
+            let why = format!("has more than {MAX_BIASES} biases; use at most {MAX_BIASES}");
+            return Err(ApiError::for_field("logit_bias", why));
+        }
     }
     Ok(biases)
 }

@@ -1,17 +1,18 @@
 //! Prompts as ids, and their way to the scheduler. Runs on the threads that prepare prompts.
 
-use super::api::Dialect;
 use super::body::{TokenIds, kind_of, read, read_object};
 use super::constraint::Constraint;
 use super::conversation::{ChatPrompt, ChatRequest};
+use super::dialect::Dialect;
 use super::error::{ApiError, ApiResult};
 use super::memory::{MemoryShare, check_longest_part};
 use super::output::RequestOutput;
 use super::params::{MAX_TEXTS, RequestParams};
 use super::state::LoadedModel;
 use super::tools::ToolChoice;
+use crate::run::eviction::Policy;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use text::chat::{Form, Reader};
 use text::tokenizer::AddSpecial;
@@ -83,7 +84,7 @@ pub fn start_chat(
             return Err(ApiError::for_field("tool_choice", why));
         }
         Some(constraint) => {
-            constraint.apply(&mut params)?;
+            constraint.apply(&mut params.options)?;
             reader = Reader::new(Form::default(), "");
         }
         None => {
@@ -133,8 +134,20 @@ pub fn start_completion(
     start_request(model, prompts, params, answer)
 }
 
-/// Encodes the value of one prompt.
-type EncodePrompt = fn(&LoadedModel, &RequestParams, &Value) -> ApiResult<Vec<u32>>;
+/// Forms that a prompt may have beside a text, or ids.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum PromptForms {
+    None,
+    /// Both in turn, and an object with a text, as llama.cpp has them.
+    LlamaCpp,
+}
+
+/// A prompt of llama.cpp's as an object.
+#[derive(Deserialize)]
+struct PromptObject {
+    prompt_string: String,
+    multimodal_data: Option<Vec<Value>>,
+}
 
 /// An error of a prompt that is none.
 fn wrong_prompt(what: impl std::fmt::Display) -> ApiError {
@@ -146,9 +159,9 @@ pub fn read_prompts(
     body: &Value,
     model: &LoadedModel,
     params: &RequestParams,
-    encode: EncodePrompt,
+    forms: PromptForms,
 ) -> ApiResult<Vec<Arc<[u32]>>> {
-    let one = |value: &Value| encode(model, params, value).map(Arc::from);
+    let one = |value: &Value| encode_prompt(model, params, value, forms).map(Arc::from);
     match &body["prompt"] {
         Value::Null => Err(ApiError::for_field("prompt", "is missing; give a string")),
         Value::Array(all) if all.is_empty() => Err(wrong_prompt("is empty")),
@@ -164,67 +177,57 @@ pub fn read_prompts(
     }
 }
 
-/// Encodes a text, or takes ids.
-pub fn encode_text_or_ids(model: &LoadedModel, params: &RequestParams, value: &Value) -> ApiResult<Vec<u32>> {
+fn encode_prompt(
+    model: &LoadedModel,
+    params: &RequestParams,
+    value: &Value,
+    forms: PromptForms,
+) -> ApiResult<Vec<u32>> {
     match value {
-        Value::String(text) => encode_text(model, text, params),
-        Value::Array(_) => match read::<TokenIds>(value, "prompt") {
-            Ok(TokenIds(ids)) => Ok(ids),
-            Err(_) => Err(wrong_prompt("holds what is no token id")),
-        },
-        other => Err(wrong_prompt(format!("is {}", kind_of(other)))),
-    }
-}
-
-/// A prompt of llama.cpp's as an object.
-#[derive(Deserialize)]
-struct PromptObject {
-    prompt_string: String,
-    multimodal_data: Option<Vec<Value>>,
-}
-
-/// Encodes a text or ids, both in turn, or an object with a text, as llama.cpp has them.
-pub fn encode_mixed(model: &LoadedModel, params: &RequestParams, value: &Value) -> ApiResult<Vec<u32>> {
-    match value {
-        Value::Array(all) if all.iter().any(Value::is_string) => {
+        Value::String(text) => encode_text(model, params, text, AddSpecial::Yes),
+        Value::Array(parts) if forms == PromptForms::LlamaCpp && parts.iter().any(Value::is_string) => {
             let mut prompt = Vec::new();
-            for (i, part) in all.iter().enumerate() {
+            for (i, part) in parts.iter().enumerate() {
                 prompt.extend(match part {
-                    Value::String(text) if i > 0 => encode_more(model, text, params)?,
-                    Value::String(text) => encode_text(model, text, params)?,
-                    id => encode_text_or_ids(model, params, &Value::Array(vec![id.clone()]))?,
+                    Value::String(text) if i > 0 => encode_text(model, params, text, AddSpecial::No)?,
+                    Value::String(_) => encode_prompt(model, params, part, PromptForms::None)?,
+                    id => encode_prompt(model, params, &json!([id]), PromptForms::None)?,
                 });
             }
             Ok(prompt)
         }
-        Value::Object(_) => {
+        Value::Array(_) => {
+            let ids =
+                read::<TokenIds>(value, "prompt").map_err(|_| wrong_prompt("holds what is no token id"));
+            Ok(ids?.0)
+        }
+        Value::Object(_) if forms == PromptForms::LlamaCpp => {
             let object: PromptObject = read_object(value, "prompt")?;
             if object.multimodal_data.is_some_and(|data| !data.is_empty()) {
                 let why = "is no text; this model reads text alone";
                 return Err(ApiError::for_field("prompt.multimodal_data", why));
             }
-            encode_text(model, &object.prompt_string, params)
+            encode_text(model, params, &object.prompt_string, AddSpecial::Yes)
         }
-        other => encode_text_or_ids(model, params, other),
+        other => Err(wrong_prompt(format!("is {}", kind_of(other)))),
     }
 }
 
-/// Encodes a text that is not the first part of its prompt.
-fn encode_more(model: &LoadedModel, text: &str, params: &RequestParams) -> ApiResult<Vec<u32>> {
+/// Encodes a text; only the first part of a prompt has the tokens that begin one.
+fn encode_text(
+    model: &LoadedModel,
+    params: &RequestParams,
+    text: &str,
+    special: AddSpecial,
+) -> ApiResult<Vec<u32>> {
     let (tokenizer, options) = (model.engine.tokenizer(), &params.options);
-    check_longest_part(tokenizer, text, "prompt")?;
-    let stop = || options.cancel.is_cancelled();
-    let ids = tokenizer.encode_until(text, options.specials, AddSpecial::No, &stop);
-    ids.map_err(|e| ApiError::from_request(&e).in_field("prompt"))
-}
-
-fn encode_text(model: &LoadedModel, text: &str, params: &RequestParams) -> ApiResult<Vec<u32>> {
     // A text that is far too long is refused before it becomes tokens.
-    let least = model.engine.tokenizer().least_tokens(text);
-    if least <= model.engine.options().max_seq_len {
-        check_longest_part(model.engine.tokenizer(), text, "prompt")?;
+    let least = tokenizer.least_tokens(text);
+    let evicts = model.engine.options().eviction.policy != Policy::None;
+    if let Some(error) = too_long(least, model).filter(|_| !evicts) {
+        return Err(error);
     }
-    let ids = model.engine.encode_until(text, params.options.specials, &params.options.cancel);
-    let wrong = |e| too_long(least, model).unwrap_or_else(|| ApiError::from_request(&e)).in_field("prompt");
-    ids.map_err(wrong)
+    check_longest_part(tokenizer, text, "prompt")?;
+    let ids = tokenizer.encode_until(text, options.specials, special, &|| options.cancel.is_cancelled());
+    ids.map_err(|e| ApiError::from_request(&e).in_field("prompt"))
 }

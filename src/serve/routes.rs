@@ -1,23 +1,23 @@
 //! Routes: paths, who may ask for them, and headers that every answer carries.
 
 use super::access::Client;
-use super::api::{chat, completions, llama_cpp_completion, messages, responses, tokens};
+use super::api::{chat, completions, llama_cpp, messages, responses};
 use super::body::RequestBody;
 use super::client_stream::ClientState;
 use super::error::{ApiError, ApiResult};
 use super::json_writer::JsonWriter;
-use super::output::{CancelOnDrop, ResponseMode};
+use super::output::CancelOnDrop;
+use super::params::ResponseMode;
 use super::prepare::Prepared;
 use super::response::{self, Response, set_header};
-use super::state::{LoadedModel, ServerState, SlotsEndpoint, random_id};
-use super::workers::TaskLength;
+use super::state::{LoadedModel, ServerState, TaskLength, random_id};
 use super::{metrics, models};
 use files::error::quoted;
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Request};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -61,8 +61,10 @@ type PrepareRequest = fn(&Arc<LoadedModel>, RequestBody) -> ApiResult<Prepared>;
 
 /// Answers a route.
 enum Handler {
-    /// Tells what the server is and does; the path is given.
-    Describe(fn(&ServerState, &str) -> ApiResult<Response>),
+    /// Tells what the server is and does.
+    Describe(fn(&ServerState) -> ApiResult<Response>),
+    /// Tells it as JSON; the path is given.
+    DescribeAsJson(fn(&ServerState, &str) -> ApiResult<Value>),
     /// Generates texts.
     Generate(PrepareRequest),
     /// Computes something else.
@@ -70,27 +72,27 @@ enum Handler {
 }
 
 use Audience::{Clients, Everybody, Visitors};
-use Handler::{Compute, Describe, Generate};
+use Handler::{Compute, Describe, DescribeAsJson, Generate};
 
 type Route = (&'static str, Audience, Handler);
 
 /// Paths without `/v1`, which may stand before each. A `*` stands for any end.
 static ROUTES: [Route; 16] = [
-    ("/", Visitors, Describe(|_, _| Ok(response::bytes(&PAGE_HEADERS, PAGE)))),
-    ("/completion", Clients, Generate(llama_cpp_completion::prepare)),
-    ("/health", Everybody, Describe(describe_health)),
+    ("/", Visitors, Describe(|_| Ok(response::bytes(&PAGE_HEADERS, PAGE)))),
+    ("/health", Everybody, DescribeAsJson(|state, _| state.open_model().map(|_| json!({"status": "ok"})))),
     ("/metrics", Everybody, Describe(describe_metrics)),
-    ("/models", Clients, Describe(describe_models)),
-    ("/models/*", Clients, Describe(describe_model)),
-    ("/props", Clients, Describe(describe_props)),
-    ("/slots", Clients, Describe(describe_slots)),
+    ("/models", Clients, DescribeAsJson(|state, _| Ok(models::list(state)))),
+    ("/models/*", Clients, DescribeAsJson(models::find)),
+    ("/props", Clients, DescribeAsJson(|state, _| state.loaded_model().map(|model| models::props(model)))),
+    ("/slots", Clients, DescribeAsJson(|state, _| models::slots(state))),
+    ("/completion", Clients, Generate(llama_cpp::prepare)),
     ("/chat/completions", Clients, Generate(chat::prepare)),
     ("/completions", Clients, Generate(completions::prepare)),
     ("/responses", Clients, Generate(responses::prepare)),
     ("/messages", Clients, Generate(messages::prepare)),
     ("/messages/count_tokens", Clients, Compute(messages::count_tokens)),
-    ("/tokenize", Clients, Compute(tokens::tokenize)),
-    ("/detokenize", Clients, Compute(tokens::detokenize)),
+    ("/tokenize", Clients, Compute(llama_cpp::tokenize)),
+    ("/detokenize", Clients, Compute(llama_cpp::detokenize)),
     ("/apply-template", Clients, Compute(chat::apply_template)),
 ];
 
@@ -167,13 +169,14 @@ async fn handle(
         || ApiError::new(401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`");
     let client = state.access.identify(find_key(&head.headers)).or(visitor).ok_or_else(no_key)?;
     let method = if head.method == Method::HEAD { "GET" } else { head.method.as_str() };
-    let allow = if matches!(handler, Describe(_)) { "GET" } else { "POST" };
+    let allow = if matches!(handler, Describe(_) | DescribeAsJson(_)) { "GET" } else { "POST" };
     if method != allow {
         let why = format!("{} takes {allow}, not {}", quoted(path), quoted(method));
         return Err(ApiError { allow: Some(allow), ..ApiError::new(405, why) });
     }
     match handler {
-        Describe(describe) => describe(state, path),
+        Describe(describe) => describe(state),
+        DescribeAsJson(describe) => Ok(response::json(200, &describe(state, path)?)),
         Generate(prepare) => {
             let (model, request) = read_request(state, (&head.headers, body), client).await?;
             generate(state, *prepare, (model, request), client_state).await
@@ -199,51 +202,22 @@ async fn generate(
     let length = TaskLength::of_bytes(request.bytes.len());
     let mut output = match state.run_on_worker(length, move || prepare(&model, request)).await? {
         Prepared::Running(output) => output,
-        Prepared::NeedsGrammar(start) => state.run_on_own_thread(start).await?,
+        Prepared::NeedsGrammar(start) => state.run_on_worker(TaskLength::Grammar, start).await?,
     };
     if output.mode != ResponseMode::Whole {
         return Ok(response::events(output, client));
     }
     output.finish().await?;
-    let (writer, share) = match TaskLength::of_bytes(output.bytes()) {
-        TaskLength::Short => output.into_json(),
-        TaskLength::Long => state.run_on_worker(TaskLength::Long, move || Ok(output.into_json())).await?,
-    };
+    let length = TaskLength::of_bytes(output.bytes());
+    let (writer, share) = state.run_on_worker(length, move || Ok(output.into_json())).await?;
     Ok(response::long_json(writer, share))
 }
 
-fn describe_health(state: &ServerState, _: &str) -> ApiResult<Response> {
-    state.open_model()?;
-    Ok(response::json(200, &json!({"status": "ok"})))
-}
-
-fn describe_metrics(state: &ServerState, _: &str) -> ApiResult<Response> {
+fn describe_metrics(state: &ServerState) -> ApiResult<Response> {
     let headers = [("content-type", "text/plain; version=0.0.4; charset=utf-8")];
     let mut response = response::bytes(&headers, metrics::metrics(state.loaded_model()?));
     set_header(&mut response, "process-start-time-unix", &state.created.to_string());
     Ok(response)
-}
-
-fn describe_models(state: &ServerState, _: &str) -> ApiResult<Response> {
-    Ok(response::json(200, &json!({"object": "list", "data": [models::model(state)]})))
-}
-
-fn describe_model(state: &ServerState, path: &str) -> ApiResult<Response> {
-    if path.ends_with(&format!("/models/{}", state.model_name)) {
-        return Ok(response::json(200, &models::model(state)));
-    }
-    Err(ApiError::new(404, format!("the one model is {:?}", state.model_name)))
-}
-
-fn describe_props(state: &ServerState, _: &str) -> ApiResult<Response> {
-    Ok(response::json(200, &models::props(state.loaded_model()?)))
-}
-
-fn describe_slots(state: &ServerState, _: &str) -> ApiResult<Response> {
-    if state.slots_endpoint == SlotsEndpoint::Hidden {
-        return Err(ApiError::new(501, "this server does not tell what its slots do"));
-    }
-    Ok(response::json(200, &models::slots(state.loaded_model()?)))
 }
 
 /// The key of a request.

@@ -1,26 +1,43 @@
-//! State that all connections share: the model once it is loaded, who may ask, and the threads that prepare prompts.
+//! State that all connections share: the model once it is loaded, who may ask, and the work that takes a while.
 
 use super::access::Access;
 use super::error::{ApiError, ApiResult};
 use super::memory::MemoryBudget;
-use super::workers::{Task, TaskLength, Workers};
 use crate::run::engine::Engine;
 use crate::run::engine::scheduler::Scheduler;
 use crate::run::options::GenerateOptions;
 use crate::run::plan::request_threads;
-use files::{Error, Result};
+use files::Error;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use text::chat::Variables;
 use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::time::timeout;
 
 /// Grammars that are compiled at the same time; others wait.
-const GRAMMARS: usize = 2;
+pub const GRAMMARS: usize = 2;
 /// Longest time that a request waits for them.
 const GRAMMAR_PATIENCE: Duration = Duration::from_secs(30);
+/// Work on more bytes may take long.
+const SHORT_BYTES: usize = 64 << 10;
+
+/// Time that a task may take. One thread is always left to short ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaskLength {
+    Short,
+    Long,
+    /// Seconds, for a grammar.
+    Grammar,
+}
+
+impl TaskLength {
+    /// Length of the work on so many bytes.
+    pub fn of_bytes(bytes: usize) -> Self {
+        if bytes <= SHORT_BYTES { TaskLength::Short } else { TaskLength::Long }
+    }
+}
 
 /// A model with what its requests share.
 pub struct LoadedModel {
@@ -62,20 +79,15 @@ pub struct ServerState {
     stopped: AtomicBool,
     /// Wakes connections when all is over.
     pub shutdown: Notify,
-    workers: Workers,
-    /// Places on threads of their own.
+    /// Places for long tasks, and for grammars.
+    long_tasks: Arc<Semaphore>,
     grammars: Arc<Semaphore>,
 }
 
 impl ServerState {
-    /// State without a model yet. Starts the threads that prepare prompts.
-    pub fn new(
-        model_name: &str,
-        access: Access,
-        slots_endpoint: SlotsEndpoint,
-        patience: Duration,
-    ) -> Result<Self> {
-        Ok(Self {
+    /// State without a model yet.
+    pub fn new(model_name: &str, access: Access, slots_endpoint: SlotsEndpoint, patience: Duration) -> Self {
+        Self {
             model: OnceLock::new(),
             access,
             model_name: model_name.to_owned(),
@@ -85,9 +97,9 @@ impl ServerState {
             draining: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             shutdown: Notify::new(),
-            workers: Workers::start(request_threads())?,
+            long_tasks: Arc::new(Semaphore::new(request_threads() - 1)),
             grammars: Arc::new(Semaphore::new(GRAMMARS)),
-        })
+        }
     }
 
     pub fn set_model(&self, model: Arc<LoadedModel>) {
@@ -122,51 +134,32 @@ impl ServerState {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Does something that takes a while on a worker thread.
+    /// Does something that takes a while on another thread, unless nobody waits for it any more.
     pub async fn run_on_worker<T: Send + 'static>(
         &self,
         length: TaskLength,
         task: impl FnOnce() -> ApiResult<T> + Send + 'static,
     ) -> ApiResult<T> {
-        let (task, result) = with_result(task);
-        self.workers.add_task(length, task);
-        result.await.unwrap_or_else(lost_thread)
-    }
-
-    /// Does something that may take seconds on a thread of its own, so that it holds up nobody else.
-    pub async fn run_on_own_thread<T: Send + 'static>(
-        &self,
-        task: impl FnOnce() -> ApiResult<T> + Send + 'static,
-    ) -> ApiResult<T> {
-        let busy = || ApiError::new(429, "as many grammars wait to be compiled as may; try again later");
-        let place = tokio::time::timeout(GRAMMAR_PATIENCE, Arc::clone(&self.grammars).acquire_owned());
-        let place = place.await.ok().and_then(std::result::Result::ok).ok_or_else(busy)?;
-        let (task, result) = with_result(task);
-        let run = move || {
-            task();
-            drop(place);
+        let (places, patience) = match length {
+            TaskLength::Short => (None, Duration::MAX),
+            TaskLength::Long => (Some(&self.long_tasks), Duration::MAX),
+            TaskLength::Grammar => (Some(&self.grammars), GRAMMAR_PATIENCE),
         };
-        let no_memory = |_| ApiError::new(503, "there is no memory for a thread; try again later");
-        thread::Builder::new().name("grammar".into()).spawn(run).map_err(no_memory)?;
-        result.await.unwrap_or_else(lost_thread)
-    }
-}
-
-/// A task that sends its result, unless nobody waits for it any more.
-fn with_result<T: Send + 'static>(
-    task: impl FnOnce() -> ApiResult<T> + Send + 'static,
-) -> (Task, oneshot::Receiver<ApiResult<T>>) {
-    let (done, result) = oneshot::channel();
-    let run = move || {
-        if !done.is_closed() {
-            let _ = done.send(task());
+        let mut place = None;
+        if let Some(places) = places {
+            let busy = |_| ApiError::new(429, "as many grammars wait to be compiled as may; try again later");
+            place = timeout(patience, Arc::clone(places).acquire_owned()).await.map_err(busy)?.ok();
         }
-    };
-    (Box::new(run), result)
-}
-
-fn lost_thread<T>(_: oneshot::error::RecvError) -> ApiResult<T> {
-    Err(ApiError::new(500, "the thread that prepares this request has ended"))
+        let (done, result) = oneshot::channel();
+        tokio::task::spawn_blocking(move || {
+            let _place = place;
+            if !done.is_closed() {
+                let _ = done.send(task());
+            }
+        });
+        let lost = |_| Err(ApiError::new(500, "the thread that prepares this request has ended"));
+        result.await.unwrap_or_else(lost)
+    }
 }
 
 /// Seconds since 1970.
@@ -181,4 +174,38 @@ pub fn random_number() -> u64 {
 /// A random id, such as `chatcmpl-1f…`.
 pub fn random_id(prefix: &str) -> String {
     format!("{prefix}{:016x}{:016x}", random_number(), random_number())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Mutex, mpsc};
+
+    #[test]
+    fn long_tasks_do_not_hold_up_short_ones() {
+        let access = Access::new(Vec::new(), "localhost", &[], &[]).expect("no flags");
+        let state = Arc::new(ServerState::new("x", access, SlotsEndpoint::Hidden, Duration::ZERO));
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime =
+            runtime.enable_time().max_blocking_threads(request_threads()).build().expect("a runtime");
+        let (release, held) = mpsc::channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        runtime.block_on(async {
+            let long = || {
+                let (state, held) = (Arc::clone(&state), Arc::clone(&held));
+                let wait = move || Ok(held.lock().map(|held| drop(held.recv())).is_ok());
+                tokio::spawn(async move { state.run_on_worker(TaskLength::Long, wait).await })
+            };
+            let long: Vec<_> = (0..9).map(|_| long()).collect();
+            for _ in 0..9 {
+                tokio::task::yield_now().await;
+                let short = state.run_on_worker(TaskLength::of_bytes(SHORT_BYTES), || Ok("short"));
+                assert_eq!(timeout(Duration::from_secs(60), short).await, Ok(Ok("short")));
+            }
+            drop(release);
+            for long in long {
+                assert_eq!(long.await.expect("no panic"), Ok(true));
+            }
+        });
+    }
 }

@@ -1,13 +1,11 @@
 //! OpenAI's `/v1/chat/completions`.
 
-use super::Dialect;
 use super::openai::{MessageRole, ResponseHead, token_logprobs, write_logprobs};
 use crate::serve::body::{Object, RequestBody, read_object, read_owned, require};
-use crate::serve::content::{Turn, left_out, text_of_content, turns_of};
-use crate::serve::conversation::{ChatRequest, arguments_of_call};
+use crate::serve::conversation::{ChatRequest, Turn, arguments_of_call, left_out, text_of_content, turns_of};
+use crate::serve::dialect::{Choice, Dialect, PromptProgress, TokenOutput, Usage};
 use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::JsonWriter;
-use crate::serve::output::{Choice, PromptProgress, TokenOutput, Usage};
 use crate::serve::params::{LogprobCount, RequestParams};
 use crate::serve::prepare::{Prepared, start_chat};
 use crate::serve::state::LoadedModel;
@@ -196,7 +194,7 @@ impl Dialect for ChatDialect {
     fn on_start(&mut self, out: &mut String) {
         for index in 0..self.calls.len() {
             let delta = json!({"role": "assistant", "content": null});
-            self.head.write_chunk(choice_json(index, delta, None), out);
+            self.head.write_chunk(choice_json(index, delta, None), None, out);
         }
     }
 
@@ -211,7 +209,7 @@ impl Dialect for ChatDialect {
             if let Some(token) = logprobs.take() {
                 chunk["logprobs"] = json!({"content": token_logprobs(&self.head.model, token)});
             }
-            self.head.write_chunk(chunk, out);
+            self.head.write_chunk(chunk, None, out);
         }
     }
 
@@ -221,7 +219,7 @@ impl Dialect for ChatDialect {
 
     fn on_choice_end(&mut self, index: usize, choice: &Choice, out: &mut String) {
         let last = choice_json(index, json!({}), Some(choice.finish_reason()));
-        self.head.write_choice_end(last, choice.usage(), out);
+        self.head.write_chunk(last, self.head.timings(choice.usage()), out);
     }
 
     fn on_end(&mut self, usage: Usage, out: &mut String) {

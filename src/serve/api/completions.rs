@@ -1,14 +1,13 @@
 //! OpenAI's `/v1/completions`.
 
-use super::Dialect;
 use super::openai::{ResponseHead, finite_logprob};
 use crate::run::eviction::Policy;
 use crate::serve::body::{RequestBody, read_object};
+use crate::serve::dialect::{Choice, Dialect, PromptProgress, TokenOutput, Usage};
 use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::{JsonWriter, write_json};
-use crate::serve::output::{Choice, PromptProgress, TokenOutput, Usage};
 use crate::serve::params::{LogprobCount, RequestParams};
-use crate::serve::prepare::{Prepared, encode_text_or_ids, read_prompts, start_completion};
+use crate::serve::prepare::{Prepared, PromptForms, read_prompts, start_completion};
 use crate::serve::state::LoadedModel;
 use crate::serve::unsupported::RequestKind;
 use serde::Deserialize;
@@ -32,7 +31,7 @@ pub fn prepare(model: &Arc<LoadedModel>, mut request: RequestBody) -> ApiResult<
     let fields: CompletionFields = read_object(&body, "")?;
     params.options.logprobs = fields.logprobs.map_or(params.options.logprobs, LogprobCount::count);
     params.apply_constraint()?;
-    let prompts = read_prompts(&body, model, &params, encode_text_or_ids)?;
+    let prompts = read_prompts(&body, model, &params, PromptForms::None)?;
     let mut echoes = Vec::new();
     if fields.echo == Some(true) {
         params.prompt_logprobs = params.options.logprobs;
@@ -197,7 +196,7 @@ impl CompletionDialect {
         if self.has_prompt_logprobs {
             chunk["logprobs"] = self.logprobs(&rows, (0, hidden));
         }
-        self.head.write_chunk(chunk, out);
+        self.head.write_chunk(chunk, None, out);
     }
 }
 
@@ -213,7 +212,7 @@ impl Dialect for CompletionDialect {
             chunk["logprobs"] = self.logprobs(std::slice::from_ref(row), (self.texts[choice].characters, 0));
             self.texts[choice].characters += characters(row, self.pieces());
         }
-        self.head.write_chunk(chunk, out);
+        self.head.write_chunk(chunk, None, out);
     }
 
     fn on_prompt_progress(&mut self, choice: usize, progress: &PromptProgress, out: &mut String) {
@@ -223,7 +222,7 @@ impl Dialect for CompletionDialect {
     fn on_choice_end(&mut self, index: usize, choice: &Choice, out: &mut String) {
         self.write_echo(index, out);
         let last = choice_json(index, "", Some(choice.finish_reason()));
-        self.head.write_choice_end(last, choice.usage(), out);
+        self.head.write_chunk(last, self.head.timings(choice.usage()), out);
     }
 
     fn on_end(&mut self, usage: Usage, out: &mut String) {

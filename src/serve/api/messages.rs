@@ -1,14 +1,14 @@
 //! Anthropic's `/v1/messages`.
 
 use super::chat::take_messages;
-use super::{Dialect, write_named_event};
 use crate::run::session::StopReason;
 use crate::serve::body::{RequestBody, read_object, require};
-use crate::serve::content::{Turn, text_of_content, text_of_part, turns_of};
-use crate::serve::conversation::{ChatRequest, arguments_of_call, called_function};
+use crate::serve::conversation::{
+    ChatRequest, Turn, arguments_of_call, called_function, text_of_content, text_of_part, turns_of,
+};
+use crate::serve::dialect::{Choice, Dialect, TokenOutput, Usage, write_named_event};
 use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::JsonWriter;
-use crate::serve::output::{Choice, TokenOutput, Usage};
 use crate::serve::params::RequestParams;
 use crate::serve::prepare::{Prepared, start_chat};
 use crate::serve::state::{LoadedModel, random_id};

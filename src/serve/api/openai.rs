@@ -1,9 +1,8 @@
 //! Parts that the APIs of OpenAI's have in common.
 
-use super::write_event;
+use crate::serve::dialect::{PromptProgress, Usage, write_event};
 use crate::serve::json_writer::{JsonWriter, write_json};
-use crate::serve::output::{PromptProgress, ResponseMode, Usage};
-use crate::serve::params::RequestParams;
+use crate::serve::params::{RequestParams, ResponseMode};
 use crate::serve::state::{LoadedModel, random_id, unix_time};
 use files::error::quoted;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -55,6 +54,7 @@ impl ResponseHead {
         Self { id, created, objects, mode: params.mode, timings: params.timings, model }
     }
 
+    /// A part of a stream, or the whole answer.
     fn object(&self, name: &str, choices: Value) -> Value {
         json!({
             "id": self.id, "object": name, "created": self.created, "model": self.model.name,
@@ -62,44 +62,41 @@ impl ResponseHead {
         })
     }
 
-    /// A part of a stream, about one text.
-    fn chunk(&self, choice: Value) -> Value {
+    /// Writes a part of a stream about one text, with fields beside its `choices`.
+    pub fn write_chunk(&self, choice: Value, more: Option<(&str, Value)>, out: &mut String) {
         let mut chunk = self.object(self.objects[0], json!([choice]));
         if self.mode == ResponseMode::StreamWithUsage {
             chunk["usage"] = Value::Null;
         }
-        chunk
-    }
-
-    fn add_timings(&self, to: &mut Value, usage: Usage) {
-        if self.timings {
-            to["timings"] = usage.timings();
+        if let Some((field, value)) = more {
+            chunk[field] = value;
         }
-    }
-
-    pub fn write_chunk(&self, choice: Value, out: &mut String) {
-        write_event(&self.chunk(choice), out);
+        write_event(&chunk, out);
     }
 
     pub fn write_progress(&self, choice: Value, progress: &PromptProgress, out: &mut String) {
-        let mut chunk = self.chunk(choice);
-        chunk["prompt_progress"] = progress.to_json();
-        write_event(&chunk, out);
+        self.write_chunk(choice, Some(("prompt_progress", progress.to_json())), out);
     }
 
-    /// Writes the last part about a text.
-    pub fn write_choice_end(&self, choice: Value, usage: Usage, out: &mut String) {
-        let mut chunk = self.chunk(choice);
-        self.add_timings(&mut chunk, usage);
-        write_event(&chunk, out);
+    /// The field that tells how long it took, where that is asked for.
+    pub fn timings(&self, usage: Usage) -> Option<(&'static str, Value)> {
+        self.timings.then(|| ("timings", usage.timings()))
     }
 
+    /// An answer without texts, or without them yet.
+    fn with_usage(&self, (name, choices): (&str, Value), usage: Usage) -> Value {
+        let mut object = self.object(name, choices);
+        object["usage"] = usage.to_json();
+        if let Some((field, timings)) = self.timings(usage) {
+            object[field] = timings;
+        }
+        object
+    }
+
+    /// Writes the last events of a stream.
     pub fn write_end(&self, usage: Usage, out: &mut String) {
         if self.mode == ResponseMode::StreamWithUsage {
-            let mut chunk = self.object(self.objects[0], json!([]));
-            chunk["usage"] = usage.to_json();
-            self.add_timings(&mut chunk, usage);
-            write_event(&chunk, out);
+            write_event(&self.with_usage((self.objects[0], json!([])), usage), out);
         }
         *out += "data: [DONE]\n\n";
     }
@@ -111,9 +108,7 @@ impl ResponseHead {
         out: &mut JsonWriter,
         write_choices: impl FnOnce(&mut JsonWriter),
     ) {
-        let mut whole = self.object(self.objects[1], Value::Null);
-        whole["usage"] = usage.to_json();
-        self.add_timings(&mut whole, usage);
+        let whole = self.with_usage((self.objects[1], Value::Null), usage);
         out.object_with(&whole, "choices", |out| out.array(write_choices));
     }
 }

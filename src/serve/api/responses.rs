@@ -1,14 +1,14 @@
 //! OpenAI's `/v1/responses`, as far as it needs no memory of earlier requests.
 
 use super::openai::MessageRole;
-use super::{Dialect, write_named_event};
 use crate::serve::body::{Object, RequestBody, kind_of, read_object, read_owned, require};
-use crate::serve::content::{Turn, left_out, text_of_content, turns_of};
-use crate::serve::conversation::{ChatRequest, arguments_of_call, called_function};
+use crate::serve::conversation::{
+    ChatRequest, Turn, arguments_of_call, called_function, left_out, text_of_content, turns_of,
+};
+use crate::serve::dialect::{Choice, Dialect, TokenOutput, Usage, write_named_event};
 use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::JsonWriter;
 use crate::serve::models::short_number;
-use crate::serve::output::{Choice, TokenOutput, Usage};
 use crate::serve::params::{LogprobCount, RequestParams};
 use crate::serve::prepare::{Prepared, start_chat};
 use crate::serve::state::{LoadedModel, random_id, unix_time};
@@ -246,25 +246,6 @@ impl OutputItem {
     }
 }
 
-/// Fields of a request that its answer has as they were asked.
-const ECHOED: [&str; 15] = [
-    "instructions",
-    "max_tool_calls",
-    "metadata",
-    "parallel_tool_calls",
-    "prompt_cache_key",
-    "reasoning",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "truncation",
-    "user",
-];
-
 /// Answers of `/v1/responses`.
 struct ResponsesDialect {
     /// The parts of the answer that stay the same.
@@ -284,16 +265,17 @@ impl ResponsesDialect {
         let [temperature, top_p] = [o.sampler.temperature, o.sampler.top_p].map(short_number);
         let mut base = json!({
             "id": random_id("resp_"), "object": "response", "created_at": unix_time(), "model": model.name, "error": null,
-            "incomplete_details": null, "instructions": null, "metadata": {}, "parallel_tool_calls": true,
-            "previous_response_id": null, "temperature": temperature, "top_p": top_p,
-            "max_output_tokens": o.max_tokens, "tool_choice": "auto", "tools": [], "store": false, "usage": null,
-            "background": false, "reasoning": {"effort": null, "summary": null}, "text": {"format": {"type": "text"}},
-            "truncation": "disabled", "system_fingerprint": model.fingerprint,
+            "incomplete_details": null, "previous_response_id": null, "temperature": temperature, "top_p": top_p,
+            "max_output_tokens": o.max_tokens, "usage": null, "background": false, "system_fingerprint": model.fingerprint,
         });
-        for field in ECHOED {
-            if let Some(value) = body.get(field).filter(|value| !value.is_null()) {
-                base[field] = value.clone();
-            }
+        let asked = json!({
+            "instructions": null, "max_tool_calls": null, "metadata": {}, "parallel_tool_calls": true,
+            "prompt_cache_key": null, "reasoning": {"effort": null, "summary": null}, "safety_identifier": null,
+            "service_tier": "default", "store": false, "text": {"format": {"type": "text"}}, "tool_choice": "auto",
+            "tools": [], "top_logprobs": 0, "truncation": "disabled", "user": null,
+        });
+        for (field, default) in asked.as_object().into_iter().flatten() {
+            base[field] = body.get(field).filter(|value| !value.is_null()).unwrap_or(default).clone();
         }
         Self { base, items: Vec::new(), is_open: false, events: 0, status: "in_progress" }
     }
