@@ -48,6 +48,10 @@ fn kernels(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let file = entry?.path();
+        if file.is_dir() {
+            kernels(&file, &to.join(file.file_name().expect("of a folder")))?;
+            continue;
+        }
         let text = fs::read_to_string(&file)?;
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n";
         let code = |line: &str| words(line.split("//").next().unwrap_or_default());

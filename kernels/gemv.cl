@@ -302,10 +302,16 @@ void product(const __global uint4 *rows, const __global uchar *scales, const ACT
 #define MATRIX PLANE_OF(uint)
 #endif
 
-// chunk: first group of the output that this buffer holds, groups that it holds.
+// chunk: first group of the output that this buffer holds, groups that it holds; where chunks of attention are merged,
+// slots that they are of.
+#ifdef INPUT_MERGE
+#define GEMV_CHUNK int4
+#else
+#define GEMV_CHUNK int2
+#endif
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
     MATRIX quants, const __global uchar *scales, __global float *state, const __global float *in,
-    const __global float *in_scales, __global float *out, __global float *extra, int2 chunk) {
+    const __global float *in_scales, __global float *out, __global float *extra, GEMV_CHUNK chunk) {
     __local float4 pool[(POOL + 3) / 4];
     __local float sums[NG * 16];
     __local float *x = (__local float *)pool;
@@ -326,8 +332,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
 #ifdef INPUT_MERGE
     __local float2 weights[FUSED_CHUNKS * HEADS];
     __local float l[HEADS];
-    int slot = ONLY_SLOT(state);
-    merge_chunks(in, in_scales, slot / CHUNK + 1 - SKIPPED(slot + 1), weights, l, x);
+    merge_chunks(in, in_scales, (chunk.z + CHUNK - 1) / CHUNK - SKIPPED(chunk.z), weights, l, x);
 #elif defined(INPUT_NORM)
     load_input(residual, in, sums, x);
 #else

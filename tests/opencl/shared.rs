@@ -362,53 +362,6 @@ fn a_pass_has_as_many_launches_for_many_sequences_as_for_two() {
     assert!(sixteen <= 10 * LAYERS as u64 + 2, "{sixteen} launches, {LAYERS} layers");
 }
 
-/// A token is one call of the driver then, whatever comes between it and the token that was recorded: another sequence, more
-/// chunks, slots that go, a longer cache.
-#[test]
-fn a_recorded_token_has_the_bits_of_one_that_is_not() {
-    let _alone = alone();
-    let Some(model) = model() else { return };
-    let mut launches = Vec::new();
-    for types in KvType::ALL.map(KvTypes::both) {
-        let mut on = gpu(model, types, Place::Device);
-        if !on.set_recorded(true) {
-            return device::skip("this device records no launches");
-        }
-        let mut text = |on: &mut dyn Device, count: bool| {
-            let mut caches = [on.new_cache(CAPACITY - 50).unwrap(), on.new_cache(CAPACITY).unwrap()];
-            let mut all = Vec::new();
-            for (cache, n) in caches.iter_mut().zip([120, 20]) {
-                all.extend(bits(&forward(on, &mut **cache, &ids(n))));
-            }
-            for i in 0..24u32 {
-                for cache in &mut caches {
-                    let before = model.device().launches();
-                    all.extend(bits(&forward(on, &mut **cache, &[i + 1])));
-                    if count {
-                        launches.push(model.device().launches() - before);
-                    }
-                }
-                if i == 15 {
-                    let keeps = (0..KV_HEADS as u32).map(|head| [1 + head, 9, 40, 130]);
-                    (0..LAYERS).for_each(|layer| {
-                        keeps.clone().enumerate().for_each(|(head, slots)| {
-                            caches[0].keep(layer, head, &slots).unwrap();
-                        });
-                    });
-                    caches[0].set_len(4);
-                    caches[1].resize(CAPACITY + 40).unwrap();
-                }
-            }
-            all
-        };
-        let expected = text(&mut cpu(types), false);
-        assert!(text(&mut on, true) == expected, "{types}");
-    }
-    let recorded = launches.iter().filter(|&&n| n == 1).count();
-    // The first of each cache, with one more chunk, after slots went and the cache grew.
-    assert_eq!(launches.len() - recorded, KvType::ALL.len() * 5, "{launches:?}");
-}
-
 pub fn mass_of(cache: &mut dyn Cache) -> Vec<u32> {
     let mut mass = vec![0.0; KV_HEADS * cache.extent().len];
     let mut all = Vec::new();

@@ -52,8 +52,7 @@ fn every_variant_changes_nothing() {
     let facts = device.facts();
     let ways = VARIANTS.map(|name| name.parse::<Way>().unwrap());
     let ways = ways.into_iter().filter(|way| is_exact_with(facts) && way.missing(facts).is_none());
-    let recorded = ["tile-recorded", "rows-recorded"].into_iter().filter(|_| facts.records);
-    for name in ways.map(|way| way.to_string()).chain(recorded.map(String::from)) {
+    for name in ways.map(|way| way.to_string()) {
         let mut command = on_device(cache_dir().to_str().unwrap());
         assert_eq!(goes_on(command.env(VARIANT_VARIABLE, &name)), "", "{name}");
     }
@@ -86,17 +85,12 @@ fn a_variant_that_is_wrong_or_does_not_compile_is_left_out() {
     if !is_timed() {
         return;
     }
-    let records = device().is_some_and(|device| device.facts().records);
     let wrong = ("ANTIGRAVITY_OPENCL_CORRUPT", "gemm:floats", "gemm:floats is left out: it computes wrong");
     let in_shim = [
         // The plain kernel and what prepares its input come first.
         ("clBuildProgram:4:-11:once", "is left out: "),
-        ("clFinalizeCommandBufferKHR:1:-6", "recorded is left out: clFinalizeCommandBufferKHR"),
-        // As if it had been done.
-        ("clEnqueueCommandBufferKHR:1:0", "recorded is left out: it computes wrong results"),
     ];
-    let there = |fault: &str| shim().is_some() && (records || !fault.contains("CommandBuffer"));
-    let in_shim = in_shim.into_iter().filter(|(fault, _)| there(fault));
+    let in_shim = in_shim.into_iter().filter(|_| shim().is_some());
     let faults = in_shim.map(|(fault, expected)| ("SHIM_FAULT", fault, expected));
     for (variable, fault, expected) in [wrong].into_iter().chain(faults) {
         let own = Temp::new();

@@ -2,13 +2,10 @@
 
 use super::facts::{DeviceType, Facts, LocalMemory};
 use super::failure::{Failure, Kind, Result, check};
-use super::ffi::{
-    self, Api, CommandBuffers, ContextId, CreateBufferNv, DeviceId, PlatformId, QueueId, function,
-};
+use super::ffi::{self, Api, ContextId, CreateBufferNv, DeviceId, PlatformId, QueueId, function};
 use super::load::{self, Library};
 use super::program_cache::Cache;
 use super::waiter::{Call, Waiter};
-use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -104,8 +101,6 @@ pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
 #[derive(Clone)]
 pub struct Device {
     pub(super) shared: Arc<Shared>,
-    /// What launches are added to, where they are not queued: a [`Recording`](crate::program::Recording).
-    pub(super) recording: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 pub(super) struct Shared {
@@ -130,8 +125,6 @@ pub(super) struct Shared {
     pub lost: OnceLock<Failure>,
     /// For [`Place::OnHost`](super::Place::OnHost).
     pub create_on_host: Option<CreateBufferNv>,
-    /// For recordings.
-    pub command_buffers: Option<CommandBuffers>,
 }
 
 /// Programs built and the time that took.
@@ -172,8 +165,6 @@ impl Device {
         let on_host = facts.writes_to_host();
         // SAFETY: by cl_nv_create_buffer of this type.
         let create_on_host = on_host.then(|| unsafe { function(extension(c"clCreateBufferNV")) }).flatten();
-        // SAFETY: the addresses are those of the functions of these names.
-        let command_buffers = facts.records.then(|| unsafe { CommandBuffers::bind(extension) }).flatten();
         let shared = Shared {
             library,
             id,
@@ -191,9 +182,8 @@ impl Device {
             builds_no_more,
             lost,
             create_on_host,
-            command_buffers,
         };
-        Ok(Self { shared: Arc::new(shared), recording: None })
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// From now on a call may take this long, after which the device counts as lost. A `stop` that is set ends long
@@ -228,7 +218,7 @@ impl Device {
         &self.shared.library.name
     }
 
-    /// Kernels launched or recorded so far, and recordings launched.
+    /// Kernels launched so far.
     pub fn launches(&self) -> u64 {
         self.shared.launches.load(Ordering::Relaxed)
     }
@@ -433,10 +423,7 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         unified_memory: word(ffi::DEVICE_HOST_UNIFIED_MEMORY) != 0,
         base_align: (word(ffi::DEVICE_MEM_BASE_ADDR_ALIGN) / 8) as usize,
         correct_divide: long(ffi::DEVICE_SINGLE_FP_CONFIG) & ffi::FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0,
-        // Kernels for it are left out of binaries for phones.
-        compute_capability: if nvidia && !cfg!(target_os = "android") { capability() } else { None },
-        records: extensions.split_ascii_whitespace().any(|e| e == "cl_khr_command_buffer")
-            && long(ffi::DEVICE_COMMAND_BUFFER_REQUIRED_QUEUE_PROPERTIES_KHR) == 0,
+        compute_capability: if nvidia { capability() } else { None },
         image_texels: match api.clCreateImage {
             Some(_) if word(ffi::DEVICE_IMAGE_SUPPORT) != 0 => size(ffi::DEVICE_IMAGE_MAX_BUFFER_SIZE),
             _ => 0,

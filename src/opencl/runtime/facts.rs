@@ -76,8 +76,6 @@ pub struct Facts {
     pub compute_capability: Option<(u32, u32)>,
     /// Texels of the largest image of a buffer; 0 where there are none.
     pub image_texels: usize,
-    /// Launches on a queue like ours can be recorded.
-    pub records: bool,
 }
 
 impl Facts {
@@ -107,7 +105,6 @@ impl Facts {
             correct_divide: false,
             compute_capability: None,
             image_texels: 0,
-            records: false,
         }
     }
 

@@ -5,9 +5,9 @@
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 type Word = usize;
 /// What every function is called with: more arguments than any has do no harm, since the caller removes them.
@@ -28,10 +28,6 @@ fn real(name: &str) -> Any {
     unsafe {
         let library = *LIBRARY.get_or_init(|| dlopen(c"libOpenCL.so.1".as_ptr(), 2) as usize);
         let function = dlsym(library as *mut c_void, name.as_ptr());
-        let function = match function.is_null() {
-            true => of_extension(PLATFORM.load(Ordering::Relaxed), name.as_ptr()),
-            false => function,
-        };
         assert!(!function.is_null());
         std::mem::transmute::<*mut c_void, Any>(function)
     }
@@ -87,30 +83,6 @@ fn fails(name: &str, count: &AtomicU32) -> Option<i32> {
     fault.code.parse().ok()
 }
 
-/// Functions of extensions, which are asked for by their names: those that are here forward too.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn clGetExtensionFunctionAddressForPlatform(platform: Word, name: *const c_char) -> *mut c_void {
-    // SAFETY: the caller's arguments, passed on.
-    let found = unsafe { of_extension(platform, name) };
-    // SAFETY: a zero-terminated name.
-    match unsafe { CStr::from_ptr(name) }.to_bytes() {
-        _ if found.is_null() => found,
-        b"clFinalizeCommandBufferKHR" => clFinalizeCommandBufferKHR as *mut c_void,
-        b"clEnqueueCommandBufferKHR" => clEnqueueCommandBufferKHR as *mut c_void,
-        _ => found,
-    }
-}
-
-unsafe fn of_extension(platform: Word, name: *const c_char) -> *mut c_void {
-    PLATFORM.store(platform, Ordering::Relaxed);
-    let get = real("clGetExtensionFunctionAddressForPlatform");
-    // SAFETY: takes a platform and a name; the caller passes both.
-    unsafe { get(platform, name as Word, 0, 0, 0, 0, 0, 0, 0, 0) as *mut c_void }
-}
-
-/// The one whose functions were asked for.
-static PLATFORM: AtomicUsize = AtomicUsize::new(0);
-
 /// Writes a function. Those that make something return it, or null, and the code through argument `=> NUMBER`.
 macro_rules! forward {
     ($($name:ident $(=> $code:literal)?;)*) => {$(
@@ -149,5 +121,5 @@ forward! {
     clWaitForEvents; clReleaseEvent; clFlush; clFinish;
     clEnqueueReadBuffer; clEnqueueWriteBuffer; clEnqueueCopyBuffer; clEnqueueFillBuffer;
     clEnqueueMapBuffer => 9; clEnqueueUnmapMemObject; clEnqueueNDRangeKernel;
-    clFinalizeCommandBufferKHR; clEnqueueCommandBufferKHR;
+    clGetExtensionFunctionAddressForPlatform;
 }
