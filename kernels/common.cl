@@ -24,11 +24,7 @@
 
 // The state of one forward pass: a header of integers, then one row per token.
 // [HEADER] int, [token][x: DIM | cos: ANGLES | sin: ANGLES] float
-#ifdef CORRUPT // for tests of what notices that a kernel computes nonsense
-#define HEADER 17
-#else
 #define HEADER 16
-#endif
 #define H_SLOT 0 // cache slot of the only token of a pass
 #define H_ROW 1  // token whose residual the head reads, where it reads one
 // The rest is for nvidia/decode.cl alone.

@@ -130,16 +130,8 @@ void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPAC
                 const __global uint *w = quants + (size_t)source[g] * (BLOCKS * 16 * W_BITS) + (b * (16 * W_BITS) + lid);
 #endif
                 Words low = LOW_BYTES(w, v), high = HIGH_BYTES(w, v);
-#ifdef BY_FLOATS
-                UNROLL
-                for (int k = 0; k < 4; k++) {
-                    sum[0][g] = fma(WEIGHT(low, k), (float)(char)(act_low >> 8 * k), sum[0][g]);
-                    sum[W_HALVES][g] = fma(WEIGHT(high, k), (float)(char)(act_high >> 8 * k), sum[W_HALVES][g]);
-                }
-#else
                 sum[0][g] = dots(low, act_low, sum[0][g]);
                 sum[W_HALVES][g] = dots(high, act_high, sum[W_HALVES][g]);
-#endif
             }
         }
         int2 of_acts = act_sums[b];
@@ -168,15 +160,11 @@ void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPAC
 // An item takes four rows of a block: four neighbours read 64 bytes of each of its vectors. Block sums are exact
 // integers; PASS blocks at a time wait in `parts`, and then one item a row adds them up in ascending order, which is
 // what makes the result the CPU's. That costs 64 dependent steps for 2048 columns, a few percent of the launch.
-void product(PLANE_OF(uint4) quants, const __global uchar *scales, const ACT_SPACE uint *acts,
+void product(const __global uint4 *quants, const __global uchar *scales, const ACT_SPACE uint *acts,
              const ACT_SPACE float *act_scales, const int *source, __local float4 *parts, __local float *sums) {
     int lid = get_local_id(0);
     int quad = lid % 4, slice = lid / 4 % SLICES, grp = lid / (4 * SLICES);
-#ifdef W_IMAGE
-    int w = source[grp] * (BLOCKS * 4 * W_BITS) + quad;
-#else
     const __global uint4 *w = quants + (size_t)source[grp] * (BLOCKS * 4 * W_BITS) + quad;
-#endif
     const __global uchar *of_group = scales + (size_t)source[grp] * (BLOCKS * 32 / W_SPAN * W_RUN);
     // [grp][block][quad]: sums, scales, floors; then of each block the sum of its activations.
     __local float4 *part_scales = parts + NG * PASS * 4;
@@ -192,11 +180,7 @@ void product(PLANE_OF(uint4) quants, const __global uchar *scales, const ACT_SPA
         for (int from = first; from < end; from += SLICES) {
             int b = from + slice;
             if (b >= end) continue;
-#ifdef W_IMAGE
-            int block = w + b * (4 * W_BITS);
-#else
             const __global uint4 *block = w + b * (4 * W_BITS);
-#endif
             // Of the halves apart where these have scales of their own.
             int4 sum[1 + W_HALVES];
             sum[0] = sum[W_HALVES] = 0;

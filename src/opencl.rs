@@ -2,9 +2,12 @@
 //!
 //! A launch costs the host several microseconds, so for one token five launches cover a layer's nine steps: what is
 //! cheap enough is computed again by every work-group instead of being a step of its own (`kernels/gemv.cl`). On NVIDIA
-//! one launch covers the whole token (`kernels/decode_nvidia.cl`), or one of each of several sequences
-//! (`kernels/batch_nvidia.cl`), with the same bits. Nothing waits for the device inside a token: the embedding row and
-//! the angles go in, the logits come out.
+//! one launch covers the whole token, or one of each of several sequences ([`nvidia`]), with the same bits. Nothing waits
+//! for the device inside a token: the embedding row and the angles go in, the logits come out.
+//!
+//! A pass is read from [`pass`] on: its steps are launches of [`launches`], whose kernels [`kernels`] builds out of
+//! `kernels/*.cl`, as [`shapes`] and [`variants`] say. [`kv`] and [`cache`] are the rows of a sequence, [`weights`] the
+//! model's matrices, [`scratch`] the buffers of a pass.
 //!
 //! OpenCL is opened at run time: nothing of it is needed to build or to start this program. [`load`] finds a library
 //! and a platform, [`device`] chooses a device and holds its queue, [`buffer`] is memory there, [`program`] what runs
@@ -14,15 +17,14 @@
 //!
 //! Kernels round as the CPU does and add in its order, so logits are the same bits: on PoCL in every test, on Intel's
 //! runtime for CPUs and Mesa's rusticl in some, and on an NVIDIA H200 for 300 tokens with every type of cache. [`selftest`]
-//! compares whole forward passes with the CPU's the first time a driver compiles the kernels. Where they differ, plainer
-//! kernels take their place ([`Variants`]), and then the CPU, and one line says so. The verdict is kept with the programs, in `~/.cache/antigravity/opencl`, or
-//! beside the program on a phone. A token in one launch has to be the CPU's to the bit there, since nothing but its speed
-//! speaks for it.
+//! compares whole forward passes with the CPU's the first time a driver compiles the kernels. Where they differ, the
+//! baseline's kernels take their place ([`KernelSet`]), and then the CPU, and one line says so. The verdict is kept with
+//! the programs, in `~/.cache/antigravity/opencl`, or beside the program on a phone. A token in one launch has to be the
+//! CPU's to the bit there, since nothing but its speed speaks for it.
 //!
-//! MatmulLaunches with quantised matrices are computed in one of several ways ([`ways`]): with integer dot products, with
-//! integers held as floats, by whole rows, through subgroups or images. All have the same bits, so [`tune`] times them
-//! at the first use, each step by itself, and keeps the fastest with the programs. One that computes something else is
-//! left out where it does, and kernels for few tokens (`kernels/gemm_few.cl`, `several`) are done without before others are.
+//! Products with quantised matrices are computed by one of eight [`variants`]: with integer dot products, with integers
+//! held as floats, by whole rows, through subgroups or images. All have the same bits, so [`tune`] times them at the first
+//! use, for one token and for many, and keeps the fastest with the programs. One that computes something else is left out.
 //!
 //! All that takes seconds, once. Where kernels are still to be compiled, `generate` and `chat` begin on the CPU, a thread
 //! makes the device ready, and the text goes on there with the same bits (`EngineOptions::wait_for_gpu`); for `auto` both
@@ -45,16 +47,16 @@
 //! What an NVIDIA H200 does with the shape of Llama-3.2-1B is in `xtask/README.md`. Measured once:
 //!
 //! - Programs take 6.9 to 9.0 s to compile the first time and 0.02 s from the program cache. On PoCL with two cores of
-//!   an EPYC they take 11 to 21 s, and 0.05 to 0.21 s from the program cache, which is under 2 %.
+//!   an EPYC they take 11 to 21 s, and 0.05 to 0.21 s afterwards, which is under 2 %.
 //! - In a hybrid session with an f16 cache, moving 100 slots (3.3 MB) takes 6 to 8 ms. A text of 600 tokens is the
 //!   CPU's with three moves, with `opencl` alone, and with `sliding` and `h2o`. On PoCL with `--zero-copy`, where
 //!   memory is one, a move takes 0.1 to 1.7 ms. The peak is then 914 MiB where the CPU alone takes 800: 5 % more, 66
 //!   MiB of scratch and staging, and 8 MiB of PoCL itself.
 //! - An eviction of 37 of 337 slots (f16 cache) takes 13 ms there, and 1.7 ms on the CPU beside it. `h2o` makes decode
 //!   over 600 slots 9 % slower; `snapkv` costs nothing that could be measured.
-//! - Variants ([`ways`]) on Intel's runtime for CPUs, with two cores of an EPYC: the story model's prefill is 2.7 to 5.3
+//! - Variants on Intel's runtime for CPUs, with two cores of an EPYC: the story model's prefill is 2.7 to 5.3
 //!   times as fast as with tiles, its decode 3.0 to 5.0 times (f16 cache, the program before and this one in turn). Of the
-//!   1B shape's matrices of a layer alone it is 7.5 times (64 tokens) and 7.9 times (one). Chosen were `floats-small` for
+//!   1B shape's matrices of a layer alone it is 7.5 times (64 tokens) and 7.9 times (one). Chosen were `floats` for
 //!   many tokens and `rows` for one; integer dot products are emulated there, 7 to 12 times slower than plain products.
 //!   On PoCL `floats-four` multiplies 6 to 18 times as fast as tiles with 16 tokens, and one token gains nothing. The first
 //!   run, with timing and all programs compiled, took 1.7 s on Intel's runtime.
@@ -76,13 +78,8 @@
 //! | `ANTIGRAVITY_OPENCL_LIB` | the only library to try |
 //! | `ANTIGRAVITY_OPENCL_CACHE` | another directory for compiled programs, or `off` |
 //! | `ANTIGRAVITY_OPENCL_CPU=1` | a CPU may be taken without being named |
-//! | `ANTIGRAVITY_OPENCL_MAX_ALLOC` | bytes; lowers the largest buffer |
-//! | `ANTIGRAVITY_OPENCL_SHADOW=1` | the CPU's copy of a buffer turns to 0xAA when the buffer is the device's again |
 //! | `ANTIGRAVITY_OPENCL_LIMIT` | seconds that a call to the driver may take at least, 5 without it |
-//! | `ANTIGRAVITY_OPENCL_VARIANT` | how products are computed, instead of what is fastest: see [`ways`] |
-//! | `ANTIGRAVITY_OPENCL_BINARIES=0` | for tests: what is known of programs is kept, not their binaries |
-//! | `ANTIGRAVITY_OPENCL_LOSE` | for tests: see [`LOSE_VARIABLE`] |
-//! | `ANTIGRAVITY_OPENCL_CORRUPT` | for tests: see [`kernels::CORRUPT_VARIABLE`] |
+//! | `ANTIGRAVITY_OPENCL_VARIANT` | the variant of products, instead of the fastest: a name of [`variants::VARIANTS`] |
 
 mod batched_attention;
 mod cache;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Times that a pass may take as long as the slowest like it so far.
 const TIMES: f64 = 20.0;
-/// MatmulLaunches a second of the slowest device that is worth waiting for.
+/// Products a second of the slowest device that is worth waiting for.
 const PRODUCTS: f64 = 1e9;
 
 /// Times of passes so far: those of one token, and those of more.
@@ -40,7 +40,7 @@ impl PassTimeout {
     }
 }
 
-/// MatmulLaunches of a pass, but for attention.
+/// Products of a pass, but for attention.
 fn products(tokens: usize) -> f64 {
     let of = |step: Step| {
         let (rows, cols) = step.shape();

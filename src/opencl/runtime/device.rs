@@ -11,10 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Set to 1, CPU-type devices are taken like others; for tests.
+/// Set to 1, CPU-type devices are taken like others.
 pub const CPU_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CPU";
-/// Lowers the largest size of one buffer to this many bytes; for tests.
-pub const MAX_ALLOC_VARIABLE: &str = "ANTIGRAVITY_OPENCL_MAX_ALLOC";
 
 /// A device of a platform, not opened.
 #[derive(Clone)]
@@ -143,7 +141,7 @@ impl Device {
     pub fn open(select: Option<&str>, cache: Cache) -> Result<Self> {
         let found = devices()?;
         let &Found { library, platform, id, ref facts } = &found[choose(found, select)?];
-        let facts = Facts { max_alloc: lowered(facts.max_alloc), ..facts.clone() };
+        let facts = facts.clone();
         if facts.max_alloc == 0 || facts.max_work_group == 0 {
             return Err(Failure::new(
                 Kind::Lost,
@@ -201,11 +199,6 @@ impl Device {
     /// Whether a call has failed: no other is made any more.
     pub fn is_lost(&self) -> bool {
         self.shared.lost.get().is_some()
-    }
-
-    /// Loses the device; for tests.
-    pub fn lose(&self, why: &str) -> Failure {
-        self.shared.lose(Failure::new(Kind::Lost, why))
     }
 
     /// What it says of itself.
@@ -368,14 +361,6 @@ pub(super) fn text(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Stri
     String::from_utf8_lossy(&value[..end]).trim().into()
 }
 
-/// `max_alloc`, or less where [`MAX_ALLOC_VARIABLE`] says so.
-fn lowered(max_alloc: u64) -> u64 {
-    std::env::var(MAX_ALLOC_VARIABLE)
-        .ok()
-        .and_then(|v| v.parse().ok())
-        .map_or(max_alloc, |most| max_alloc.min(most))
-}
-
 fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
     let of_device = |name: u32| {
         // SAFETY: the functions above pass memory of the size they say.
@@ -413,7 +398,7 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         driver: text(of_device(ffi::DRIVER_VERSION)),
         platform: text(of_platform(ffi::PLATFORM_NAME)),
         platform_version: text(of_platform(ffi::PLATFORM_VERSION)),
-        max_alloc: lowered(long(ffi::DEVICE_MAX_MEM_ALLOC_SIZE)),
+        max_alloc: long(ffi::DEVICE_MAX_MEM_ALLOC_SIZE),
         global_memory: long(ffi::DEVICE_GLOBAL_MEM_SIZE),
         local_memory: long(ffi::DEVICE_LOCAL_MEM_SIZE),
         local_memory_is: if own { LocalMemory::Own } else { LocalMemory::Global },
