@@ -23,10 +23,14 @@ fn strip_kernels(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let file = entry?.path();
+        let name = file.file_name().expect("a file of a folder");
+        if file.is_dir() {
+            strip_kernels(&file, &to.join(name))?;
+            continue;
+        }
         let text = fs::read_to_string(&file)?;
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n";
         let code = |line: &str| words(line.split("//").next().unwrap_or_default());
-        let name = file.file_name().expect("a file of a folder");
         fs::write(to.join(name), text.lines().map(code).collect::<String>())?;
     }
     Ok(())

@@ -3,7 +3,7 @@
 use crate::cache::files;
 use crate::device::{PROMPT, device, generate, greedy, is_exact, rows, said};
 use crate::support::test_dir::TestDir;
-use antigravity::opencl::ways::VARIANT_VARIABLE;
+use antigravity::opencl::variants::VARIANT_VARIABLE;
 use antigravity::run::options::BackendKind;
 use antigravity::run::session::{Event, Notice, Session};
 use antigravity::{Engine, EngineOptions, dims};

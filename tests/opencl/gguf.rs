@@ -10,7 +10,7 @@ use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{self as seam, KvRows, Logits, Run};
 use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use antigravity::opencl::selftest::TOLERANCE;
-use antigravity::opencl::{Device, Matrices, Model, OpenClDevice, OpenClOptions, Place, Variants};
+use antigravity::opencl::{Device, KernelSet, Matrices, Model, OpenClDevice, OpenClOptions, Place};
 use antigravity::run::options::BackendKind;
 use antigravity::run::plan::{self, Plan};
 use antigravity::{EngineOptions, Error};
@@ -86,7 +86,7 @@ fn cpu(weights: &Arc<Weights>) -> CpuDevice {
 
 fn gpu(device: Device, weights: &Arc<Weights>, matrices: Matrices) -> OpenClDevice {
     let model = Arc::new(Model::new(device, Arc::clone(weights), matrices));
-    let (rows, variants) = (Place::Device, Variants::Fastest);
+    let (rows, kernels) = (Place::Device, KernelSet::Tuned);
     let (kv_types, slots, max_tokens) = (types(), 100, PROMPT);
     let options = OpenClOptions {
         kv_types,
@@ -97,7 +97,7 @@ fn gpu(device: Device, weights: &Arc<Weights>, matrices: Matrices) -> OpenClDevi
         attention: None,
         rows,
         evicts: true,
-        variants,
+        kernels,
     };
     OpenClDevice::new(model, options).unwrap()
 }

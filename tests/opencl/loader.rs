@@ -183,12 +183,3 @@ fn a_cpu_is_taken_only_when_asked_for() {
     }
     holds(&opened("any", &[("ANTIGRAVITY_OPENCL_CPU", "1")]), &["RAN [5, 6, 7, 8]"]);
 }
-
-#[test]
-fn the_largest_buffer_can_be_lowered() {
-    if device().is_none() {
-        return;
-    }
-    let said = doctor(&[("ANTIGRAVITY_OPENCL_MAX_ALLOC", "1048576")], &[]);
-    holds(&said, &["buffers up to 1.0 MiB"]);
-}

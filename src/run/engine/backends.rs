@@ -196,11 +196,13 @@ impl Engine {
         Seat::new(shared(self.maker.opencl(model, o)?), o.max_seq_len).map(Some)
     }
 
-    /// Times the ways of computing products on the OpenCL device, whatever was found out before, and keeps the fastest;
+    /// Times the variants of kernels on the OpenCL device, whatever was found out before, and keeps the fastest;
     /// `None` where there is no device.
-    pub fn tune(&self) -> Result<Option<opencl::tune::Tuned>> {
+    pub fn tune(&self) -> Result<Option<opencl::tune::Tuning>> {
         let timed = |model: &Arc<opencl::Model>| {
-            opencl::tune::timed(model, &opencl::Cache::of_user(), &|line| self.options.notice.say(line))
+            opencl::tune::time_variants(model, &opencl::Cache::of_user(), &|line| {
+                self.options.notice.say(line)
+            })
         };
         self.device.as_ref().map(timed).transpose()
     }
@@ -210,7 +212,7 @@ impl Engine {
 fn fastest(maker: &Maker, model: &Arc<opencl::Model>, options: &EngineOptions) -> Result<Runs> {
     let o = EngineOptions { gpu_attn: true, ..options.clone() };
     opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
-    let on = (model.device().facts(), model.ways()?);
+    let on = (model.device().facts(), model.variants()?);
     let speeds = speeds::of_both(
         &speeds::key(options, &maker.weights.fingerprint, maker.isa, on),
         || Seat::new(shared(maker.cpu(&speeds::options(&o))?), speeds::SLOTS),

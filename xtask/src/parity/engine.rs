@@ -92,11 +92,9 @@ impl Engine {
         }
         match variant.opencl {
             Some(kernels) => {
-                // PoCL compiles in half the time what it does not optimise, and in half the time what nobody wants the
-                // binaries of; `tests/opencl` has it optimise all.
+                // PoCL compiles in half the time what it does not optimise; `tests/opencl` has it optimise all.
                 command
                     .env("ANTIGRAVITY_OPENCL_VARIANT", kernels)
-                    .env("ANTIGRAVITY_OPENCL_BINARIES", "0")
                     .env("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable");
                 silent(command.env("ANTIGRAVITY_OPENCL_CACHE", self.files.join("opencl")))?;
             }

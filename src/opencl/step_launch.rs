@@ -49,7 +49,7 @@ impl Launch {
 }
 
 /// A matrix (or the part of it that one buffer holds) times its input.
-pub struct Product {
+pub struct MatmulLaunch {
     /// First group of sixteen rows of the result, groups.
     pub rows: [i32; 2],
     /// What is launched for any number.
@@ -68,7 +68,7 @@ pub struct Tiles {
     pub tile: [usize; 2],
 }
 
-impl Product {
+impl MatmulLaunch {
     /// Queues tiles of rows and of tokens of `gemm` on `all` tokens: those that `which` names.
     fn tiles(
         &mut self,
@@ -92,12 +92,20 @@ impl Product {
 
 /// The matrices of a step.
 #[derive(Default)]
-pub struct Products(pub Vec<Product>);
+pub struct MatmulLaunches(pub Vec<MatmulLaunch>);
 
-impl Products {
+impl MatmulLaunches {
     /// Queues the product of one token.
     pub fn one(&self, device: &Device) -> Result<()> {
         self.0.iter().try_for_each(|p| p.tiles.launch.run(device, [p.tiles.groups, 1]))
+    }
+
+    /// Queues the product of one token whose input is chunks of attention over so many slots, its own included.
+    pub fn one_over(&mut self, device: &Device, slots: usize) -> Result<()> {
+        self.0.iter_mut().try_for_each(|p| {
+            let [first, groups] = p.rows;
+            p.tiles.launch.with(&[first, groups, slots as i32, 0])?.run(device, [p.tiles.groups, 1])
+        })
     }
 
     /// Queues the product of many tokens.

@@ -1,7 +1,7 @@
-//! Evictions in the device's memory: what stays of a layer moves to the front by a kernel (`kernels/keep.cl`), once all
-//! heads have said what that is.
+//! Evictions in the device's memory: rows that stay of a layer move to the front by a kernel (`kernels/keep.cl`), once all
+//! heads have said which.
 
-use super::products::Launch;
+use super::step_launch::Launch;
 use crate::dims::KV_HEADS;
 use opencl_runtime::buffer::{Access, Buffer, Place};
 use opencl_runtime::device::Device;
@@ -12,15 +12,15 @@ pub fn list_bytes(slots: usize) -> usize {
     4 * KV_HEADS * slots
 }
 
-/// The kernel, and the slots that it is told.
-pub struct Keeper {
+/// The kernel that moves rows, and the slots that it is told.
+pub struct Compactor {
     device: Device,
     launch: Launch,
     /// `[kv_head][kept]`; `None` until the first eviction.
     slots: Option<Buffer>,
 }
 
-impl Keeper {
+impl Compactor {
     /// With the kernel, to which nothing is bound.
     pub fn new(device: &Device, launch: Launch) -> Self {
         Self { device: device.clone(), launch, slots: None }

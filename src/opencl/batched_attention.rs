@@ -1,8 +1,8 @@
 //! Attention of a token each of several runs, in one launch a layer and one that merges: see `kernels/attend_one.cl`.
 
 use super::kv::LayerRows;
-use super::products::Launch;
 use super::shapes::SEVERAL;
+use super::step_launch::Launch;
 use crate::dims::{HEADS, KV_HEADS};
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::device::Device;
@@ -13,8 +13,8 @@ pub const BEFORE_ROWS: usize = 6;
 /// Buffers of all runs' rows.
 pub const ROWS: usize = 2 * SEVERAL;
 
-/// `Runs` of `kernels/common.cl`: of each run the integers of `Run`, then its first chunk, then the end of all.
-pub struct Runs {
+/// `RunTable` of `kernels/common.cl`: of each run the integers of `Run`, then its first chunk, then the end of all.
+pub struct RunTable {
     table: [i32; Self::INTS],
     /// How many there are.
     pub len: usize,
@@ -22,7 +22,7 @@ pub struct Runs {
     pub chunks: usize,
 }
 
-impl Runs {
+impl RunTable {
     /// Integers of the table.
     pub const INTS: usize = 4 * SEVERAL + SEVERAL + 4;
 
@@ -47,23 +47,23 @@ impl Runs {
 }
 
 /// The launches, and the runs that the next one is of.
-pub struct Several {
+pub struct BatchedAttention {
     attend: Vec<Launch>,
     merge: Launch,
     /// Stands for the rows of runs that there are not.
     none: Buffer,
     /// Most runs of a launch.
     most: usize,
-    runs: Runs,
+    runs: RunTable,
 }
 
-impl Several {
+impl BatchedAttention {
     /// With the kernels of all layers, bound to all but rows.
     pub fn new(attend: Vec<Launch>, merge: Launch, none: Buffer, most: usize) -> Self {
-        Self { attend, merge, none, most, runs: Runs::new() }
+        Self { attend, merge, none, most, runs: RunTable::new() }
     }
 
-    /// Adds a run of one token that sees so many chunks. Its buffers are kept until [`Several::run`] has queued it.
+    /// Adds a run of one token that sees so many chunks. Its buffers are kept until [`BatchedAttention::run`] has queued it.
     pub fn add(&mut self, layer: usize, run: [i32; 4], chunks: usize, rows: &LayerRows) -> Result<()> {
         let first = BEFORE_ROWS + 2 * self.runs.len;
         self.runs.add(run, chunks);
@@ -78,7 +78,7 @@ impl Several {
 
     /// Queues the attention of the runs that were added, if any were.
     pub fn run(&mut self, device: &Device, layer: usize) -> Result<()> {
-        let mut runs = std::mem::replace(&mut self.runs, Runs::new());
+        let mut runs = std::mem::replace(&mut self.runs, RunTable::new());
         if runs.len == 0 {
             return Ok(());
         }

@@ -1,13 +1,14 @@
-//! A token of each of several sequences through the whole model in one launch, on NVIDIA: see `kernels/batch_nvidia.cl`.
+//! A token of each of several sequences through the whole model in one launch: see `kernels/nvidia/decode_batch.cl`.
 
-use super::defines::{CHUNK, Sight};
-use super::kernels::{ATTEND_ONE, BATCH_NVIDIA, COMMON, KV, NVIDIA, TEAMS};
-use super::kv::Rows;
-use super::places::{Places, cache};
-use super::scratch::Scratch;
-use super::several::{ROWS, Runs};
-use super::shapes::SEVERAL;
-use super::single_launch::{self, zeroed};
+use super::super::batched_attention::{ROWS, RunTable};
+use super::super::defines::{CHUNK, LayerView};
+use super::super::kernels::{ATTEND_ONE, COMMON, KV};
+use super::super::kv::DeviceKv;
+use super::super::scratch::Scratch;
+use super::super::shapes::SEVERAL;
+use super::decode::{self, zeroed};
+use super::layout::{WeightLayout, find_cache};
+use super::{DECODE_BATCH, HEADER, SUBGROUP_BARRIER};
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use opencl_runtime::buffer::Buffer;
@@ -27,21 +28,21 @@ const PARTS: [usize; 2] = [5, 6];
 const BEFORE_ROWS: usize = 9;
 const BEFORE_LOGITS: usize = BEFORE_ROWS + ROWS;
 /// Where `Batch` has the strides of each sequence's rows, after the runs, and then tokens and meetings so far.
-const STRIDES: usize = Runs::INTS;
+const STRIDES: usize = RunTable::INTS;
 const TOKENS: usize = STRIDES + 2 * SEVERAL;
 
 /// Bytes of local memory in which weights and activations arrive.
 const POOL: usize = 46_080;
 
-/// Whether the kernel is for this device and this model's shape.
+/// True where the kernel is for this device and this model's shape.
 pub fn fits(facts: &Facts) -> bool {
     let team = (GROUP + 2) * (HEAD_DIM + 16) + GROUP * CHUNK + GROUP + 1 + 36 * HEAD_DIM / 32;
     let local = POOL.max(4 * (ITEMS / TEAM * team).max(DIM + 528));
-    single_launch::fits(facts) && HEAD_DIM <= TEAM && local as u64 <= facts.local_memory
+    decode::fits(facts) && HEAD_DIM <= TEAM && local as u64 <= facts.local_memory
 }
 
 /// The kernel and what only it needs.
-pub struct BatchLaunch {
+pub struct DecodeBatch {
     program: Program,
     /// Bound to all but the rows of caches and the logits.
     kernel: Kernel,
@@ -50,17 +51,15 @@ pub struct BatchLaunch {
     groups: usize,
 }
 
-impl BatchLaunch {
-    /// `None` where the device does not have the kernel.
-    pub fn new(device: &Device, places: &Places, types: KvTypes, scratch: &Scratch) -> Result<Option<Self>> {
+impl DecodeBatch {
+    /// Builds the kernel, for a device that it [`fits`].
+    pub fn new(device: &Device, layout: &WeightLayout, types: KvTypes, scratch: &Scratch) -> Result<Self> {
         let facts = device.facts();
-        if !fits(facts) {
-            return Ok(None);
-        }
         let groups = facts.compute_units as usize;
-        let defines = places.defines(facts, types).with("ITEMS", ITEMS).with("TEAM", TEAM);
-        let defines = defines.with("POOL", POOL).with("SEVERAL", SEVERAL).of_sight(Sight::of(0));
-        let text = [TEAMS, COMMON, KV, ATTEND_ONE, TEAMS, NVIDIA, BATCH_NVIDIA].concat();
+        let defines = layout.defines(facts, types).with("ITEMS", ITEMS).with("TEAM", TEAM);
+        let defines = defines.with("POOL", POOL).with("SEVERAL", SEVERAL).of_view(LayerView::of(0));
+        let text =
+            [SUBGROUP_BARRIER, COMMON, KV, ATTEND_ONE, SUBGROUP_BARRIER, HEADER, DECODE_BATCH].concat();
         let source = Source { name: "decode_batch", text: &text, options: defines.as_str() };
         let program = Program::build_variant(device, &source)?;
         // Activations of the widest step but `down`, then those of `down`: of a block eight words and a scale.
@@ -68,17 +67,17 @@ impl BatchLaunch {
         // How often groups have met, and whether one was given up.
         let sync = zeroed(device, 2)?;
         let mut kernel = program.kernel("decode_batch")?;
-        let Places { matrices, floats, calibration, .. } = places;
+        let WeightLayout { matrices, floats, calibration, .. } = layout;
         let Scratch { state, qkv, partials, ml, none, .. } = scratch;
         let (calibration, state) = (calibration.as_ref().unwrap_or(none), state.buffer());
         let buffers = [matrices, floats, calibration, state, qkv, partials, ml, &acts, &sync];
         for (i, buffer) in buffers.into_iter().enumerate() {
             kernel.arg_buffer(i, buffer)?;
         }
-        Ok(Some(Self { program, kernel, met: 0, groups }))
+        Ok(Self { program, kernel, met: 0, groups })
     }
 
-    /// What the kernel is of.
+    /// The kernel's program.
     pub fn program(&self) -> &Program {
         &self.program
     }
@@ -96,11 +95,11 @@ impl BatchLaunch {
         &mut self,
         device: &Device,
         scratch: &Scratch,
-        sequences: impl Iterator<Item = (&'a Rows, usize, Result<Buffer>)>,
+        sequences: impl Iterator<Item = (&'a DeviceKv, usize, Result<Buffer>)>,
     ) -> Result<bool> {
-        let (mut runs, mut table) = (Runs::new(), [0; TOKENS + 4]);
+        let (mut runs, mut table) = (RunTable::new(), [0; TOKENS + 4]);
         for (rows, filled, logits) in sequences {
-            let Some((k, v, strides)) = cache(rows) else { return Ok(false) };
+            let Some((k, v, strides)) = find_cache(rows) else { return Ok(false) };
             let at = runs.len;
             runs.add([at as i32, 1, filled as i32, rows.slots() as i32], filled / CHUNK + 1);
             table[STRIDES + 2 * at..][..2].copy_from_slice(&strides.map(|s| s as i32));

@@ -1,4 +1,4 @@
-// Attention of decode_nvidia.cl: rows of the cache on their way and in local memory, scores, weights and values, in the
+// Attention of decode.cl: rows of the cache on their way and in local memory, scores, weights and values, in the
 // order that attend_one.cl has too.
 
 #define LANES (HEAD_DIM / 8)               // that share a row, eight elements each

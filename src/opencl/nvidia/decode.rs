@@ -1,10 +1,11 @@
-//! One token through the whole model in one launch, on NVIDIA: see `kernels/decode_nvidia.cl`.
+//! One token through the whole model in one launch: see `kernels/nvidia/decode.cl`.
 
-use super::defines::{CHUNK, KV_PAD, Q_PAD, QKV};
-use super::kernels::{ATTEND_NVIDIA, COMMON, DECODE_NVIDIA, KV, NVIDIA};
-use super::kv::Rows;
-use super::places::{Places, cache};
-use super::scratch::Scratch;
+use super::super::defines::{CHUNK, KV_PAD, Q_PAD, QKV};
+use super::super::kernels::{COMMON, KV};
+use super::super::kv::DeviceKv;
+use super::super::scratch::Scratch;
+use super::layout::{WeightLayout, find_cache};
+use super::{ATTEND, DECODE, HEADER};
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use numeric::quant::format::GROUP_ROWS;
@@ -32,7 +33,7 @@ const H_CAPACITY: usize = 2;
 /// The argument that says where logits go.
 const LOGITS: usize = 8;
 
-/// Whether the kernel is for this device and this model's shape.
+/// True where the kernel is for this device and this model's shape.
 pub fn fits(facts: &Facts) -> bool {
     let widths = [DIM, Q_DIM, FFN_DIM];
     let widest = DIM.max(Q_DIM).max(FFN_DIM);
@@ -63,9 +64,9 @@ fn head_units() -> Option<usize> {
 }
 
 /// The kernel and what only it needs.
-pub struct SingleLaunch {
+pub struct Decode {
     program: Program,
-    places: Places,
+    layout: WeightLayout,
     work: Buffer,
     sync: Buffer,
     /// Chunks of a head's attention that `work` has room for.
@@ -76,28 +77,28 @@ pub struct SingleLaunch {
 }
 
 /// The kernel, bound to one cache, and to all but the logits.
-pub struct Bound {
+pub struct BoundDecode {
     kernel: Kernel,
     /// Capacity, and from one layer's keys (values) to the next's in 64 bytes.
     capacity: u32,
     strides: [u32; 2],
 }
 
-impl SingleLaunch {
+impl Decode {
     /// The kernel, for caches of such rows and attention over `slots` slots.
-    pub fn new(device: &Device, places: Places, types: KvTypes, slots: usize) -> Result<Self> {
+    pub fn new(device: &Device, layout: WeightLayout, types: KvTypes, slots: usize) -> Result<Self> {
         let facts = device.facts();
-        let defines = places.defines(facts, types).with("WG", ITEMS).with("PARTS", PARTS);
+        let defines = layout.defines(facts, types).with("WG", ITEMS).with("PARTS", PARTS);
         let defines = defines.with("HEAD_AT_ONCE", head_units().unwrap_or(1));
-        let text = [COMMON, KV, NVIDIA, ATTEND_NVIDIA, DECODE_NVIDIA].concat();
+        let text = [COMMON, KV, HEADER, ATTEND, DECODE].concat();
         let source = Source { name: "decode", text: &text, options: defines.as_str() };
         let program = Program::build_variant(device, &source)?;
         let (chunks, sync) = (chunks(slots), zeroed(device, 1)?);
         let (work, groups) = (zeroed(device, work_words(chunks))?, facts.compute_units as usize);
-        Ok(Self { program, places, work, sync, chunks, groups, steps: 0 })
+        Ok(Self { program, layout, work, sync, chunks, groups, steps: 0 })
     }
 
-    /// What the kernel is of.
+    /// The kernel's program.
     pub fn program(&self) -> &Program {
         &self.program
     }
@@ -113,28 +114,28 @@ impl SingleLaunch {
     }
 
     /// The kernel for one cache; `None` where its rows are no parts of one buffer.
-    pub fn bind(&self, scratch: &Scratch, rows: &Rows) -> Result<Option<Bound>> {
-        let Some((k, v, strides)) = cache(rows) else { return Ok(None) };
+    pub fn bind(&self, scratch: &Scratch, rows: &DeviceKv) -> Result<Option<BoundDecode>> {
+        let Some((k, v, strides)) = find_cache(rows) else { return Ok(None) };
         let mut kernel = self.program.kernel("decode")?;
-        let Places { matrices, floats, calibration, .. } = &self.places;
+        let WeightLayout { matrices, floats, calibration, .. } = &self.layout;
         let state = scratch.state.buffer();
         let calibration = calibration.as_ref().unwrap_or(&scratch.none);
         let buffers = [matrices, floats, calibration, &k, &v, state, &self.work, &self.sync];
         for (i, buffer) in buffers.into_iter().enumerate() {
             kernel.arg_buffer(i, buffer)?;
         }
-        Ok(Some(Bound { kernel, capacity: rows.slots() as u32, strides }))
+        Ok(Some(BoundDecode { kernel, capacity: rows.slots() as u32, strides }))
     }
 
     /// Tells the kernel of the cache, and how many steps there were so far.
-    pub fn prepare(&self, scratch: &mut Scratch, bound: &Bound) {
+    pub fn set_header(&self, scratch: &mut Scratch, bound: &BoundDecode) {
         let [k_stride, v_stride] = bound.strides;
         scratch.set_header(H_CAPACITY, [bound.capacity, self.chunks as u32, self.steps, k_stride, v_stride]);
     }
 
-    /// Queues one token, whose embedding, angles and header [`Scratch::embed`] sends after [`SingleLaunch::prepare`], and
+    /// Queues one token, whose embedding, angles and header [`Scratch::embed`] sends after [`Decode::set_header`], and
     /// says where its logits go.
-    pub fn run(&mut self, device: &Device, bound: &mut Bound, logits: &Buffer) -> Result<()> {
+    pub fn run(&mut self, device: &Device, bound: &mut BoundDecode, logits: &Buffer) -> Result<()> {
         self.steps = self.steps.wrapping_add((LAYERS * STEPS) as u32);
         bound.kernel.arg_again(LOGITS, logits)?;
         device.launch(&bound.kernel, &[self.groups * ITEMS], &[ITEMS])

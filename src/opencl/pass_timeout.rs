@@ -1,4 +1,4 @@
-//! How long a pass may take before its device counts as lost.
+//! The time that a pass may take before its device counts as lost.
 
 use super::storage::Step;
 use crate::dims::LAYERS;
@@ -10,9 +10,9 @@ const TIMES: f64 = 20.0;
 /// Products a second of the slowest device that is worth waiting for.
 const PRODUCTS: f64 = 1e9;
 
-/// What passes took so far: those of one token, and those of more.
+/// Times of passes so far: those of one token, and those of more.
 #[derive(Default)]
-pub struct Patience([Option<Slowest>; 2]);
+pub struct PassTimeout([Option<Slowest>; 2]);
 
 #[derive(Clone, Copy)]
 struct Slowest {
@@ -20,7 +20,7 @@ struct Slowest {
     took: Duration,
 }
 
-impl Patience {
+impl PassTimeout {
     /// For a pass of so many tokens.
     pub fn limit(&self, tokens: usize) -> Duration {
         match self.0[usize::from(tokens > 1)] {
@@ -33,7 +33,7 @@ impl Patience {
     }
 
     /// A pass of so many tokens, which was waited for, took so long.
-    pub fn took(&mut self, tokens: usize, took: Duration) {
+    pub fn record(&mut self, tokens: usize, took: Duration) {
         let slowest = &mut self.0[usize::from(tokens > 1)];
         let before = slowest.unwrap_or(Slowest { tokens, took });
         *slowest = Some(Slowest { tokens: tokens.max(before.tokens), took: took.max(before.took) });
@@ -56,17 +56,17 @@ mod tests {
 
     #[test]
     fn a_pass_may_take_twenty_times_what_the_slowest_took_and_at_least_five_seconds() {
-        let mut patience = Patience::default();
-        assert!(patience.limit(1) >= Duration::from_secs(30), "it may be compiled first");
-        assert!(patience.limit(64) > patience.limit(2));
+        let mut timeout = PassTimeout::default();
+        assert!(timeout.limit(1) >= Duration::from_secs(30), "it may be compiled first");
+        assert!(timeout.limit(64) > timeout.limit(2));
         let (fast, slow) = (Duration::from_millis(1), Duration::from_secs(1));
-        patience.took(1, fast);
-        assert_eq!(patience.limit(1), Duration::from_secs(5));
-        patience.took(64, slow);
-        patience.took(32, fast);
+        timeout.record(1, fast);
+        assert_eq!(timeout.limit(1), Duration::from_secs(5));
+        timeout.record(64, slow);
+        timeout.record(32, fast);
         for (tokens, seconds) in [(2, 20), (64, 20), (128, 40)] {
-            assert_eq!(patience.limit(tokens), Duration::from_secs(seconds), "{tokens} tokens");
+            assert_eq!(timeout.limit(tokens), Duration::from_secs(seconds), "{tokens} tokens");
         }
-        assert_eq!(patience.limit(1), Duration::from_secs(5));
+        assert_eq!(timeout.limit(1), Duration::from_secs(5));
     }
 }

@@ -1,4 +1,4 @@
-// What decode_nvidia.cl is made of, and batch_nvidia.cl in part: NVIDIA's instructions, words that groups exchange,
+// What decode.cl is made of, and decode_batch.cl in part: NVIDIA's instructions, words that groups exchange,
 // activations, products of packed rows.
 
 #define WARPS 16

@@ -1,7 +1,7 @@
 // Decode of several sequences on NVIDIA (compute capability 8.0 and later): a token of each through the whole model in one
 // launch, with the CPU's bits.
 //
-// As in decode_nvidia.cl a work-group for each multiprocessor stays for all steps, and has whole rows. What a step leaves
+// As in decode.cl a work-group for each multiprocessor stays for all steps, and has whole rows. What a step leaves
 // for others lies in global memory, and all groups meet behind each step: norm | qkv | attend | merge | out | norm |
 // gate_up | down. Weights are read once for all tokens: a group brings them and the tokens' activations to local memory in
 // the background, and each of its warps multiplies half a unit, or a whole one, with sixteen tokens on the integer tensor
@@ -259,7 +259,7 @@ void merge_head(const __global float *partials, const __global float *ml, uint c
 #define TO(i) \
     if (warp == i) to = logits_##i;
 
-// arena, floats: see decode_nvidia.cl. state: kernels/common.cl. acts: of the widest step, then of `down`. sync: how often
+// arena, floats: see decode.cl. state: kernels/common.cl. acts: of the widest step, then of `down`. sync: how often
 // groups have met, and whether one was given up.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
     const __global uchar *arena, const __global float *floats, const __global float *calibration,

@@ -1,17 +1,17 @@
-//! Where weights and rows of caches lie for the kernels that go through all layers: each in one buffer.
+//! Offsets of weights and of caches' rows for the kernels that go through all layers: each in one buffer.
 
-use super::defines::Defines;
-use super::kv::Rows;
-use super::storage::Storage;
-use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
+use super::super::defines::Defines;
+use super::super::kv::DeviceKv;
+use super::super::storage::Storage;
+use super::super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use numeric::quant::format::{Format, GROUP_ROWS};
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::facts::Facts;
 
-/// Where the weights lie in their two buffers, and the calibration of keys and queries in its own.
-pub struct Places {
+/// Offsets of the weights in their two buffers, and of the calibration of keys and queries in its own.
+pub struct WeightLayout {
     pub matrices: Buffer,
     pub floats: Buffer,
     /// `None` where there is none.
@@ -19,7 +19,7 @@ pub struct Places {
     defines: Vec<(&'static str, usize)>,
 }
 
-impl Places {
+impl WeightLayout {
     /// `None` where they are no parts of one buffer each, layer by layer.
     pub fn find(weights: &Matrices, calibration: &[Buffer]) -> Option<Self> {
         let first: Vec<usize> =
@@ -59,7 +59,7 @@ impl Places {
         (all_q4 && even && ends).then_some(Self { matrices, floats, calibration, defines })
     }
 
-    /// What a kernel that reads them is compiled with, for caches of such rows.
+    /// Options of a kernel that reads them, for caches of such rows.
     pub fn defines(&self, facts: &Facts, types: KvTypes) -> Defines {
         let grid = facts.compute_units as usize;
         let mut defines = Defines::of_model().flag("DOT_PTX").with("GRID", grid).of_cache(types);
@@ -70,7 +70,7 @@ impl Places {
     }
 }
 
-/// Where quants and scales of an uncut step lie.
+/// Offsets of quants and scales of an uncut step.
 fn matrix(step: &StepWeights) -> Option<[usize; 2]> {
     let [Chunk { quants, scales: Some(scales), .. }] = &step.chunks[..] else { return None };
     Some([quants.whole()?.1, scales.whole()?.1])
@@ -91,7 +91,7 @@ fn floats(l: &LayerWeights) -> Option<(Buffer, [(&'static str, usize); 5])> {
 }
 
 /// Keys, values, and from one layer's to the next's in 64 bytes.
-pub fn cache(rows: &Rows) -> Option<(Buffer, Buffer, [u32; 2])> {
+pub fn find_cache(rows: &DeviceKv) -> Option<(Buffer, Buffer, [u32; 2])> {
     let (first, next) = (rows.layer(0)?, rows.layer(1.min(LAYERS - 1))?);
     let stride = |b: &Buffer| b.whole().and_then(|(_, at)| u32::try_from(at / 64).ok());
     let buffers = (first.k.whole()?.0.clone(), first.v.whole()?.0.clone());

@@ -3,7 +3,7 @@
 //
 // A launch costs the host about 6 us, 81 of them 0.49 ms, more than reading the weights of a 1B model takes. So one
 // work-group for each multiprocessor stays for the whole token. Steps hand their results on in slots that say by
-// themselves whether they are there (nvidia.cl): qkv | attend | out | gate_up | down. All groups are resident because
+// themselves whether they are there (header.cl): qkv | attend | out | gate_up | down. All groups are resident because
 // there are no more of them than multiprocessors, and one group with its registers and local memory fits each.
 //
 // A group has whole rows, so nothing that is summed crosses groups. Its warps compute the exact integer sums of blocks
