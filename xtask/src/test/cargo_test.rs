@@ -31,8 +31,10 @@ impl CargoTest {
         CargoTest { args, words: Vec::new(), target: None, environment: Vec::new() }
     }
 
+    /// Tests of a package alone. This tool beside it has the features of the whole workspace, so its dependencies are
+    /// not built anew.
     pub fn of_package(package: &str, targets: &[&str]) -> CargoTest {
-        let args = owned(["--package", package].iter().chain(targets).copied());
+        let args = owned(["--package", package, "--package", "xtask"].iter().chain(targets).copied());
         CargoTest { args, ..CargoTest::new(&[]) }
     }
 

@@ -18,7 +18,9 @@ const APART: [(&str, &str); 8] = [
 ];
 
 pub fn problems(files: &[Source]) -> Vec<String> {
-    let rust = files.iter().filter(|(name, _)| name.starts_with("src/") && name.ends_with(".rs"));
+    let is_code =
+        |name: &str| name.ends_with(".rs") && !name.ends_with("tests.rs") && !name.contains("/tests/");
+    let rust = files.iter().filter(|(name, _)| name.starts_with("src/") && is_code(name));
     rust.flat_map(|(name, text)| {
         let lines = code_lines(text);
         lines.into_iter().filter_map(|(number, line)| {
