@@ -3,7 +3,7 @@
 
 pub mod compare;
 pub mod engine;
-mod execution_paths;
+pub mod execution_paths;
 mod gguf;
 mod key_bias;
 mod opencl;

@@ -21,6 +21,17 @@ pub struct Case {
     pub expected: Outcome,
 }
 
+impl Case {
+    /// Checks the JSON lines that `generate` printed for this case.
+    pub fn check_output(&self, printed: &[u8]) -> Result<()> {
+        let found = parse_outcome(&self.name, &String::from_utf8_lossy(printed))?;
+        if found == self.expected {
+            return Ok(());
+        }
+        Err(Error::Failed(format!("{}: {found:?} instead of {:?}", self.name, self.expected)))
+    }
+}
+
 /// The golden files of a model.
 pub fn cases(model: &Path) -> Result<Vec<Case>> {
     let dir = command::root().join("tests/golden").join(model.file_name().unwrap_or_default());

@@ -12,40 +12,45 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::fs;
 
-const TOKENS: &str = "24";
+const TOKENS: [&str; 3] = ["--ignore-eos", "--num-tokens", "24"];
 
 /// Counts a check for each path, where the model has a text.
 pub fn check(engine: &Engine, reference: &Reference) -> Tally {
-    let mut tally = Tally::default();
+    let (mut tally, name) = (Tally::default(), &reference.name);
     let Some(text) = reference.texts.first() else { return tally };
     let prompt = &text.text;
-    let plain = generate(engine, prompt, &["--num-tokens", TOKENS]);
-    let with = |flags: &[&str]| generate(engine, prompt, &[&["--num-tokens", TOKENS], flags].concat());
-    let paths = [
-        ("in small chunks", with(&["--prefill-chunk", "3", "--threads", "2"])),
-        ("with drafts", with(&["--draft", "4"])),
-        ("packed", generate_packed(engine, reference, prompt)),
-        ("in a batch", generate_in_batch(engine, prompt)),
-        ("over a session", generate_over_session(engine, prompt)),
-    ];
-    for (what, found) in paths {
-        tally.count_quietly(&reference.name, check_equal(what, &plain, found));
-    }
+    tally += check_prompt(engine, name, prompt, QUANTISED);
+    let plain = generate(engine, prompt, QUANTISED, &TOKENS);
+    tally.count_quietly(name, check_equal("packed", &plain, generate_packed(engine, reference, prompt)));
     if reference.has_learned_positions() {
         return tally;
     }
     let long = format!("{prompt} ").repeat(12);
     for policy in ["sliding", "snapkv", "h2o"] {
-        let evicting = ["--max-seq-len", "48", "--eviction-policy", policy, "--eviction-window", "32"];
         let chunks = |chunk| {
-            generate(
-                engine,
-                &long,
-                &[&evicting[..], &["--prefill-chunk", chunk, "--num-tokens", "40"]].concat(),
-            )
+            let evicting = ["--max-seq-len", "48", "--eviction-policy", policy, "--eviction-window", "32"];
+            let more = ["--prefill-chunk", chunk, "--ignore-eos", "--num-tokens", "40"];
+            generate(engine, &long, QUANTISED, &[&evicting[..], &more].concat())
         };
         let what = format!("with {policy} in other chunks");
-        tally.count_quietly(&reference.name, check_equal(&what, &chunks("48"), chunks("7")));
+        tally.count_quietly(name, check_equal(&what, &chunks("48"), chunks("7")));
+    }
+    tally
+}
+
+/// Counts a check for each path that any model has, with some settings.
+pub fn check_prompt(engine: &Engine, name: &str, prompt: &str, settings: &[&str]) -> Tally {
+    let mut tally = Tally::default();
+    let with = |flags: &[&str]| generate(engine, prompt, settings, &[&TOKENS, flags].concat());
+    let plain = with(&[]);
+    let paths = [
+        ("in small chunks", with(&["--prefill-chunk", "3", "--threads", "2"])),
+        ("with drafts", with(&["--draft", "4"])),
+        ("in a batch", generate_in_batch(engine, prompt, settings)),
+        ("over a session", generate_over_session(engine, prompt, settings)),
+    ];
+    for (what, found) in paths {
+        tally.count_quietly(name, check_equal(what, &plain, found));
     }
     tally
 }
@@ -59,8 +64,8 @@ fn check_equal(what: &str, plain: &Result<String>, found: Result<String>) -> Res
     Err(Error::Failed(format!("{what}: {found:?} instead of {plain:?}")))
 }
 
-fn generate(engine: &Engine, prompt: &str, more: &[&str]) -> Result<String> {
-    engine.generate_text(prompt, &[&["--ignore-eos"], QUANTISED, more].concat())
+fn generate(engine: &Engine, prompt: &str, settings: &[&str], more: &[&str]) -> Result<String> {
+    engine.generate_text(prompt, &[settings, more].concat())
 }
 
 fn generate_packed(engine: &Engine, reference: &Reference, prompt: &str) -> Result<String> {
@@ -70,27 +75,26 @@ fn generate_packed(engine: &Engine, reference: &Reference, prompt: &str) -> Resu
         fs::copy(reference.dir.join(name), dir.join(name)).map_err(|e| Error::at(&dir.join(name), e))?;
     }
     let mut pack = engine.command("pack");
-    command::stdout(
-        pack.args(["--quiet", "--out"]).arg(dir.join("model.packed.safetensors")).args(QUANTISED),
-    )?;
-    generate(&engine.with_model(&dir), prompt, &["--num-tokens", TOKENS])
+    pack.args(["--quiet", "--out"]).arg(dir.join("model.packed.safetensors")).args(QUANTISED);
+    command::stdout(&mut pack)?;
+    generate(&engine.with_model(&dir), prompt, QUANTISED, &TOKENS)
 }
 
 /// Generates it between two others.
-fn generate_in_batch(engine: &Engine, prompt: &str) -> Result<String> {
+fn generate_in_batch(engine: &Engine, prompt: &str, settings: &[&str]) -> Result<String> {
     let beside = prompt.split_at(prompt.char_indices().nth(3).map_or(prompt.len(), |(at, _)| at)).0;
-    let flags = [&["--ignore-eos", "--num-tokens", TOKENS], QUANTISED].concat();
-    let texts = engine.generate_batch(&[beside, prompt, &prompt.repeat(2)], &flags)?;
+    let prompts = [beside, prompt, &prompt.repeat(2)];
+    let texts = engine.generate_batch(&prompts, &[settings, &TOKENS].concat())?;
     Ok(texts[1].clone())
 }
 
 /// Generates it from a session saved behind the prompt: a text of a toy may end within a character.
-fn generate_over_session(engine: &Engine, prompt: &str) -> Result<String> {
+fn generate_over_session(engine: &Engine, prompt: &str, settings: &[&str]) -> Result<String> {
     let file = engine.file("text.session");
     let _ = fs::remove_file(&file);
-    let file = file.to_string_lossy();
-    generate(engine, prompt, &["--num-tokens", "0", "--session", &file])?;
-    generate(engine, prompt, &["--num-tokens", TOKENS, "--session", &file])
+    let session = ["--session", &file.to_string_lossy()];
+    generate(engine, prompt, settings, &[&session[..], &["--num-tokens", "0"]].concat())?;
+    generate(engine, prompt, settings, &[&session[..], &TOKENS].concat())
 }
 
 /// The digests by model.

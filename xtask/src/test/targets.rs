@@ -3,14 +3,14 @@
 use super::report::{Tally, skip};
 use super::{Outcome, arm};
 use crate::error::{Error, Result};
+use crate::golden::case::read_case;
 use crate::targets::{ANDROID, ARM_LINUX, Features};
 use crate::{android, build, command, size};
-use serde_json::Value;
 use std::env::consts::ARCH;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The case under `tests/golden` that is told again.
+/// The case that is run again.
 const STORY: &str = "tests/golden/story/once.json";
 
 /// Begins the builds that [`sizes`] looks at, on cores that other parts leave idle, since it takes both for eight minutes.
@@ -141,55 +141,8 @@ fn command(binary: &Path, architecture: &str) -> Command {
 
 /// Runs the program on the golden case.
 pub fn check_story(mut run: Command, story: &Path) -> Result<()> {
-    let file = command::root().join(STORY);
-    let text = std::fs::read_to_string(&file).map_err(|e| Error::at(&file, e))?;
-    let case: Value = serde_json::from_str(&text).map_err(|e| Error::at(&file, e))?;
-    let field = |pointer: &str| match case.pointer(pointer) {
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Number(number)) => Ok(number.to_string()),
-        _ => Err(Error::at(&file, format!("has no {pointer}"))),
-    };
-    run.args(["generate", "--quiet", "--temperature", "0", "--repetition-penalty", "1"]);
-    let flags = [
-        ("--prompt", "/prompt"),
-        ("--num-tokens", "/tokens"),
-        ("--weight-type", "/weights"),
-        ("--cache-type-k", "/k"),
-        ("--cache-type-v", "/v"),
-    ];
-    for (flag, pointer) in flags {
-        run.arg(flag).arg(field(pointer)?);
-    }
-    run.arg("--model").arg(story);
+    let case = read_case(&command::root().join(STORY))?;
+    run.arg("generate").args(&case.settings).args(&case.generate).arg("--model").arg(story);
     eprintln!("$ {}", command::show(&run));
-    told(&command::show(&run), &command::stdout(&mut run)?, &field("/expected/text")?)
-}
-
-fn told(by: &str, stdout: &[u8], expected: &str) -> Result<()> {
-    let text = String::from_utf8_lossy(stdout);
-    if text.trim_end_matches('\n') != expected {
-        return Err(Error::Failed(format!(
-            "`{by}` told another story than {STORY}:\n    {text}\n    {expected}"
-        )));
-    }
-    eprintln!("as in {STORY}: {expected}");
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_foreign_programs_are_emulated() {
-        assert_eq!(emulator(ARCH), None);
-        assert_eq!(emulator("aarch65").as_deref(), Some("qemu-aarch65-static"));
-    }
-
-    #[test]
-    fn another_story_is_a_failure() {
-        let check = |text: &str| told("x", text.as_bytes(), "once");
-        assert!(check("once").is_ok() && check("once\n").is_ok());
-        assert!(check("twice").is_err() && check("").is_err());
-    }
+    case.check_output(&command::stdout(&mut run)?)
 }

@@ -4,8 +4,9 @@
 use super::SMOLLM;
 use crate::device::qemu::EMULATOR;
 use crate::error::{Error, Result};
-use crate::golden::case::{Case, cases, parse_outcome};
+use crate::golden::case::{Case, cases};
 use crate::parity::engine::Engine;
+use crate::parity::execution_paths;
 use crate::targets::ARM_LINUX;
 use crate::test::report::{Tally, skip};
 use crate::test::{arm, runtimes};
@@ -19,6 +20,7 @@ const DEFAULT: &str = "default";
 const SHORT: &str = "short";
 /// The case whose prompt is longer than the cache of [`check_eviction`].
 const LONG: &str = "long";
+const PROMPT: &str = "Once upon a time, in a small village";
 /// Three messages of a conversation.
 const MESSAGES: &str = "What is gravity?\nWho described it first?\nSay it in one word.\n";
 
@@ -44,8 +46,7 @@ pub(super) fn check(engine: &Engine, tally: &mut Tally) -> Result<()> {
     for policy in ["sliding", "snapkv", "h2o"] {
         tally.count(&format!("a text with {policy}"), check_eviction(engine, long, policy));
     }
-    tally.count("a batch tells each of its texts", check_batch(engine));
-    tally.count("a saved text goes on as if it had not been interrupted", check_session(engine));
+    *tally += execution_paths::check_prompt(engine, SMOLLM.name, PROMPT, &[]);
     tally.count("a conversation of three turns", check_conversation(engine));
     Ok(())
 }
@@ -56,17 +57,8 @@ fn command(engine: &Engine, case: &Case) -> Command {
     command
 }
 
-/// Runs the command, whose text is this case's.
 fn check_case(case: &Case, command: &mut Command) -> Result<()> {
-    check_equal(case, &command::stdout(command)?)
-}
-
-fn check_equal(case: &Case, printed: &[u8]) -> Result<()> {
-    let found = parse_outcome(&case.name, &String::from_utf8_lossy(printed))?;
-    if found == case.expected {
-        return Ok(());
-    }
-    Err(Error::Failed(format!("{found:?} instead of {:?}", case.expected)))
+    case.check_output(&command::stdout(command)?)
 }
 
 /// The instruction sets that `doctor` lists.
@@ -123,7 +115,7 @@ fn check_on_device(case: &Case, run: &mut Command) -> Result<()> {
     if !out.status.success() || !said.lines().next_back().is_some_and(|line| line.contains(", opencl (")) {
         return Err(Error::Failed(format!("`{}`: {}: {said}", command::show(run), out.status)));
     }
-    check_equal(case, &out.stdout)
+    case.check_output(&out.stdout)
 }
 
 /// A prompt that does not fit, in other chunks than by default.
@@ -131,31 +123,6 @@ fn check_eviction(engine: &Engine, case: &Case, policy: &str) -> Result<()> {
     let flags = ["--num-tokens", "32", "--max-seq-len", "256", "--eviction-window", "128"];
     let more = [&flags[..], &["--eviction-policy", policy, "--prefill-chunk", "100"]].concat();
     check_golden_text(&format!("{policy}.txt"), &engine.generate_text(&case.text, &more)?)
-}
-
-fn expect(found: &str, expected: &str) -> Result<()> {
-    if found == expected { Ok(()) } else { Err(Error::Failed(format!("{found:?} instead of {expected:?}"))) }
-}
-
-const PROMPTS: [&str; 3] = ["Water boils at", "1, 1, 2, 3, 5, 8,", "Once upon a time, in a small village"];
-
-fn check_batch(engine: &Engine) -> Result<()> {
-    let flags = ["--num-tokens", "16"];
-    for (prompt, found) in PROMPTS.iter().zip(engine.generate_batch(&PROMPTS, &flags)?) {
-        expect(&found, &engine.generate_text(prompt, &flags)?)?;
-    }
-    Ok(())
-}
-
-fn check_session(engine: &Engine) -> Result<()> {
-    let file = engine.file("text.session");
-    let _ = fs::remove_file(&file);
-    let file = file.to_string_lossy();
-    let whole = engine.generate_text(PROMPTS[0], &["--num-tokens", "22"])?;
-    let begun = engine.generate_text(PROMPTS[0], &["--num-tokens", "10", "--session", &file])?;
-    let so_far = format!("{}{begun}", PROMPTS[0]);
-    let rest = engine.generate_text(&so_far, &["--num-tokens", "12", "--session", &file])?;
-    expect(&format!("{begun}{rest}"), &whole)
 }
 
 fn check_conversation(engine: &Engine) -> Result<()> {
@@ -180,5 +147,8 @@ fn check_golden_text(file: &str, printed: &str) -> Result<()> {
         fs::write(&file, printed).map_err(|e| Error::at(&file, e))?;
     }
     let expected = fs::read_to_string(&file).map_err(|e| Error::at(&file, e))?;
-    expect(printed, &expected)
+    if printed == expected {
+        return Ok(());
+    }
+    Err(Error::Failed(format!("{printed:?} instead of {expected:?}")))
 }
