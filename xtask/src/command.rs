@@ -1,10 +1,12 @@
-//! Runs other programs: shows each command before it runs, and says which one failed and how.
+//! Other programs: each command is shown before it runs, and an error says which one failed and how.
 
 use crate::error::{Error, Result};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The project's directory.
 pub fn root() -> PathBuf {
@@ -18,7 +20,7 @@ pub fn cargo(words: &[&str]) -> Command {
     command
 }
 
-/// The command as one would type it.
+/// Formats the command as one would type it.
 pub fn show(command: &Command) -> String {
     let word = |w: &OsStr| {
         let w = w.to_string_lossy();
@@ -44,6 +46,22 @@ pub fn run(command: &mut Command) -> Result<()> {
     eprintln!("$ {}", show(command));
     let status = command.stdin(Stdio::null()).status().map_err(|e| cannot_start(command, e))?;
     check(command, status, "")
+}
+
+/// What each command of [`build`] was and took, in the order in which they ended.
+static BUILDS: Mutex<Vec<(String, Duration)>> = Mutex::new(Vec::new());
+
+/// Runs a command that builds, and notes how long it takes.
+pub fn build(command: &mut Command) -> Result<()> {
+    let began = Instant::now();
+    let ended = run(command);
+    BUILDS.lock().unwrap_or_else(PoisonError::into_inner).push((show(command), began.elapsed()));
+    ended
+}
+
+/// Commands that have built so far, with their times.
+pub fn build_times() -> Vec<(String, Duration)> {
+    BUILDS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Runs and returns what it printed, whatever the exit status.
@@ -75,8 +93,7 @@ pub fn stream(command: &mut Command, mut look: impl FnMut(&str)) -> Result<()> {
     check(command, status, "")
 }
 
-/// Whether `PATH` has a program of this name.
-pub fn on_path(program: &str) -> bool {
+pub fn is_on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
@@ -96,6 +113,11 @@ pub fn cannot_start(command: &Command, e: std::io::Error) -> Error {
 /// A line of another program that cannot steer a terminal, its end cut off where it is long.
 pub fn one_line(line: &str) -> String {
     line.trim().chars().take(300).flat_map(char::escape_debug).collect::<String>().replace("\\'", "'")
+}
+
+/// The last line that says something, as [`one_line`].
+pub fn last_line(text: &str) -> Option<String> {
+    text.lines().rfind(|line| !line.trim().is_empty()).map(one_line)
 }
 
 /// The last `count` lines, indented.
@@ -118,25 +140,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_shown_as_typed() {
+    fn commands_are_shown_as_typed_and_failures_name_them() {
         let mut c = Command::new("/opt/x/bin/cargo");
-        c.args(["test", "two words"]).env("A", "max,sve=off");
-        assert_eq!(show(&c), "A=max,sve=off cargo test 'two words'");
-        let mut c = Command::new("cargo");
-        c.env("CARGO_ENCODED_RUSTFLAGS", "-L\x1fa");
-        assert_eq!(show(&c), "RUSTFLAGS='-L a' cargo");
-    }
-
-    #[test]
-    fn a_failure_names_the_command_and_its_stderr() {
+        c.args(["test", "two words"]).env("A", "max,sve=off").env("CARGO_ENCODED_RUSTFLAGS", "-L\x1fa");
+        assert_eq!(show(&c), "A=max,sve=off RUSTFLAGS='-L a' cargo test 'two words'");
         let e = stdout(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).unwrap_err().to_string();
         assert!(e.contains("exit status: 3") && e.contains("    why"), "{e}");
         let e = run(&mut Command::new("/nonexistent/program")).unwrap_err().to_string();
         assert!(e.contains("/nonexistent/program") && e.contains("cannot be run"), "{e}");
-    }
-
-    #[test]
-    fn streamed_lines_are_seen() {
         let mut seen = Vec::new();
         stream(Command::new("sh").args(["-c", "echo a; echo b"]), |l| seen.push(l.to_string())).unwrap();
         assert_eq!(seen, ["a", "b"]);

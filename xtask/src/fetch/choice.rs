@@ -1,4 +1,4 @@
-//! What is fetched of a model: the weights, of all the files that the hub has of it.
+//! The weights to fetch, of all the files that the hub has of a model.
 
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
 /// `org/name`, and a file or a word of its name.
-pub struct Wanted {
+pub struct ModelSpec {
     pub repo: String,
     word: Option<String>,
 }
@@ -23,8 +23,8 @@ pub enum Weights<'a> {
 /// How many files a message names.
 const SHOWN: usize = 8;
 
-impl Wanted {
-    pub fn parse(name: &str) -> Result<Wanted> {
+impl ModelSpec {
+    pub fn parse(name: &str) -> Result<ModelSpec> {
         let (repo, word) = name.split_once(':').map_or((name, None), |(repo, word)| (repo, Some(word)));
         let plain = |part: &str| {
             !part.trim_matches('.').is_empty()
@@ -35,14 +35,14 @@ impl Wanted {
                 "`{name}` is no model of the hub; give org/name or org/name:file"
             )));
         }
-        Ok(Wanted { repo: repo.into(), word: word.map(String::from) })
+        Ok(ModelSpec { repo: repo.into(), word: word.map(String::from) })
     }
 
     /// The weights among the files that there are: the file that was named, the first GGUF file with that word in its
     /// name, or where nothing was named, safetensors or the only GGUF file.
-    pub fn weights<'a>(&self, names: &[&'a str]) -> Result<Weights<'a>> {
+    pub fn choose_weights<'a>(&self, names: &[&'a str]) -> Result<Weights<'a>> {
         let ggufs: Vec<&str> =
-            names.iter().copied().filter(|name| name.ends_with(".gguf") && is_plain(name)).collect();
+            names.iter().copied().filter(|name| name.ends_with(".gguf") && is_below_folder(name)).collect();
         let refused = |why: String| Err(Error::Failed(format!("{}: {why}", self.repo)));
         let Some(word) = &self.word else {
             let there = |name: &str| names.iter().copied().find(|there| *there == name);
@@ -56,7 +56,7 @@ impl Wanted {
                 _ => refused(format!(
                     "has {} GGUF files: {}; name one: {}:FILE",
                     ggufs.len(),
-                    some_of(&ggufs),
+                    list_some(&ggufs),
                     self.repo
                 )),
             };
@@ -66,20 +66,20 @@ impl Wanted {
         match exact.or_else(|| ggufs.iter().find(|name| name.to_lowercase().contains(&lower))) {
             Some(file) => Ok(Weights::Gguf(file)),
             None if ggufs.is_empty() => refused(format!("has no GGUF file; fetch all of it: {}", self.repo)),
-            None => refused(format!("no GGUF file there is {word}; there are {}", some_of(&ggufs))),
+            None => refused(format!("no GGUF file there is {word}; there are {}", list_some(&ggufs))),
         }
     }
 }
 
 const INDEX: &str = "model.safetensors.index.json";
 
-fn some_of(names: &[&str]) -> String {
+fn list_some(names: &[&str]) -> String {
     let more = if names.len() > SHOWN { ", …" } else { "" };
-    crate::sh::one_line(&format!("{}{more}", names[..names.len().min(SHOWN)].join(", ")))
+    crate::command::one_line(&format!("{}{more}", names[..names.len().min(SHOWN)].join(", ")))
 }
 
 /// A name below the model's folder: others write where they should not, or steer a terminal.
-pub fn is_plain(name: &str) -> bool {
+pub fn is_below_folder(name: &str) -> bool {
     let below = |name: &str| Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     !name.is_empty() && !name.contains(|c: char| c.is_control() || c == '\\') && below(name)
 }
@@ -97,14 +97,14 @@ pub fn guess_siblings(repo: &str) -> Option<Vec<String>> {
 }
 
 /// The shards that an index names.
-pub fn shards(index: &Path) -> Result<BTreeSet<String>> {
+pub fn read_shards(index: &Path) -> Result<BTreeSet<String>> {
     let text = std::fs::read_to_string(index).map_err(|e| Error::at(index, e))?;
     let value: Value = serde_json::from_str(&text).map_err(|e| Error::at(index, e))?;
     let map = value["weight_map"].as_object();
     let names: Option<BTreeSet<String>> =
         map.and_then(|map| map.values().map(|name| name.as_str().map(String::from)).collect());
     match names {
-        Some(names) if !names.is_empty() && names.iter().all(|name| is_plain(name)) => Ok(names),
+        Some(names) if !names.is_empty() && names.iter().all(|name| is_below_folder(name)) => Ok(names),
         _ => Err(Error::at(index, "its `weight_map` does not name files; use another model")),
     }
 }
@@ -116,10 +116,10 @@ mod tests {
     #[test]
     fn names_of_the_hub_have_two_parts() {
         for name in ["a/b", "a/b:x.gguf", "a.b/c-d_1:Q4_K_M"] {
-            assert!(Wanted::parse(name).is_ok(), "{name}");
+            assert!(ModelSpec::parse(name).is_ok(), "{name}");
         }
         for name in ["a", "a/b/c", "/a", "a/", "a/b:", "../..", "a/..", "a/b?c", "a/%2e"] {
-            assert_eq!(Wanted::parse(name).err().map(|e| e.exit_code()), Some(2), "{name}");
+            assert_eq!(ModelSpec::parse(name).err().map(|e| e.exit_code()), Some(2), "{name}");
         }
     }
 
@@ -134,7 +134,8 @@ mod tests {
 
     #[test]
     fn weights_are_chosen() {
-        let chosen = |name: &str, files: &[&'static str]| Wanted::parse(name).unwrap().weights(files);
+        let chosen =
+            |name: &str, files: &[&'static str]| ModelSpec::parse(name).unwrap().choose_weights(files);
         let both = ["model.safetensors", "m-q4.gguf", "m-q8.gguf"];
         assert_eq!(chosen("a/b", &both).unwrap(), Weights::Whole("model.safetensors"));
         assert_eq!(chosen("a/b", &[INDEX, "model-1.safetensors"]).unwrap(), Weights::Sharded(INDEX));

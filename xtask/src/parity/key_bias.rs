@@ -1,10 +1,12 @@
 //! Keys far from zero: a model whose key biases are as large as Qwen 2.5's (tens to hundreds, in pairs that RoPE hardly
 //! turns) loses little by the q4 cache, because keys are stored less their mean.
 
+use super::FLOAT;
 use super::engine::{Engine, Variant};
 use super::reference::{Case, Reference, to_floats};
-use super::{FLOAT, Tally};
 use crate::error::{Error, Result};
+use crate::json;
+use crate::tally::Tally;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -17,20 +19,22 @@ const ALLOWED: f64 = 0.45;
 pub fn check(engine: &Engine, reference: &Reference, case: &Case) -> Tally {
     let mut tally = Tally::default();
     let dir = engine.file("biased");
-    match biased(&reference.dir, &dir) {
+    match write_biased(&reference.dir, &dir) {
         Ok(false) => {}
-        Ok(true) => tally.count(&reference.name, change(&engine.of(&dir), reference, case)),
-        Err(e) => tally.count(&reference.name, Err(e)),
+        Ok(true) => {
+            let outcome = check_change(&engine.with_model(&dir), reference, case);
+            tally.count_quietly(&reference.name, outcome);
+        }
+        Err(e) => tally.count_quietly(&reference.name, Err(e)),
     }
     tally
 }
 
-/// How far q4 is from f32.
-fn change(engine: &Engine, reference: &Reference, case: &Case) -> Result<()> {
+/// Checks how far q4 is from f32.
+fn check_change(engine: &Engine, reference: &Reference, case: &Case) -> Result<()> {
     let q4 = &["--weight-type", "f32", "--kv-type", "q4"];
     let logits = |flags| {
-        let variant = Variant { flags, ..Variant::default() };
-        Ok::<_, Error>(to_floats(&engine.logits(&case.ids, reference.vocab, variant)?))
+        Ok::<_, Error>(to_floats(&engine.logits(&case.ids, reference.vocab, Variant::with(flags))?))
     };
     let (found, expected) = (logits(q4)?, logits(FLOAT)?);
     let squares = |of: &mut dyn Iterator<Item = f32>| of.map(|x| f64::from(x).powi(2)).sum::<f64>();
@@ -42,8 +46,8 @@ fn change(engine: &Engine, reference: &Reference, case: &Case) -> Result<()> {
     Err(Error::Failed(format!("large key biases: q4 changes logits by {change:.3}, allowed {ALLOWED}")))
 }
 
-/// Makes a copy of a model with larger key biases; whether it has any.
-fn biased(model: &Path, dir: &Path) -> Result<bool> {
+/// Makes a copy of a model with larger key biases, if it has any.
+fn write_biased(model: &Path, dir: &Path) -> Result<bool> {
     let file = model.join("model.safetensors");
     let Ok(mut bytes) = fs::read(&file) else { return Ok(false) };
     let damaged = || Error::at(&file, "is not a safetensors file");
@@ -85,8 +89,7 @@ fn biased(model: &Path, dir: &Path) -> Result<bool> {
 
 fn head_dim(model: &Path) -> Result<usize> {
     let file = model.join("config.json");
-    let text = fs::read_to_string(&file).map_err(|e| Error::at(&file, e))?;
-    let config: serde_json::Value = serde_json::from_str(&text).map_err(|e| Error::at(&file, e))?;
+    let config: Value = json::read(&file)?;
     let number = |name: &str| config[name].as_u64().map(|n| n as usize);
     let heads = number("hidden_size").zip(number("num_attention_heads"));
     heads.map(|(dim, heads)| dim / heads).ok_or_else(|| Error::at(&file, "has no heads"))
