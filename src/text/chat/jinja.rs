@@ -9,6 +9,7 @@
 mod environment;
 mod interpreter;
 mod json;
+mod limits;
 mod python;
 mod repr;
 mod source;

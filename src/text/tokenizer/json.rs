@@ -84,24 +84,13 @@ pub(super) fn read(json: &[u8], limit: usize) -> Result<TokenizerSpec, String> {
         |e: serde_json::Error| format!("is not a valid tokenizer.json ({})", unquoted(&e.to_string()));
     let file: File<'_> = serde_json::from_slice(json).map_err(|e| {
         let head = serde_json::from_slice::<Head>(json);
-        head.ok().and_then(|head| check_type(head.model.name).err()).unwrap_or_else(|| broken(e))
+        head.ok().and_then(|head| check_type(head.model.name.as_deref()).err()).unwrap_or_else(|| broken(e))
     })?;
     if let Some(version) = file.version.filter(|v| v != "1.0") {
         return Err(format!("field `version` is {}; supported: \"1.0\"", unquoted(&version)));
     }
     let model = file.model;
-    check_type(model.kind)?;
-    if let Some(p) = model.dropout.filter(|&p| p != 0.0) {
-        return Err(format!("field `model.dropout` is {p}; supported: null (encoding must not be random)"));
-    }
-    for (name, value) in [
-        ("continuing_subword_prefix", model.continuing_subword_prefix),
-        ("end_of_word_suffix", model.end_of_word_suffix),
-    ] {
-        if let Some(value) = value.filter(|v| !v.is_empty()) {
-            return Err(format!("field `model.{name}` is {}; supported: null or \"\"", unquoted(&value)));
-        }
-    }
+    check_model(&model)?;
     let added = file.added_tokens.unwrap_or_default();
     let tokens = tokens_by_id(&model.vocab, &added, limit)?;
     let unk = match model.unk_token {
@@ -140,11 +129,28 @@ pub(super) fn read(json: &[u8], limit: usize) -> Result<TokenizerSpec, String> {
     })
 }
 
-fn check_type(name: Option<String>) -> Result<(), String> {
-    match name.filter(|name| name != "BPE") {
-        Some(name) => Err(format!("field `model.type` is {}; supported: \"BPE\"", unquoted(&name))),
+fn check_type(name: Option<&str>) -> Result<(), String> {
+    match name.filter(|name| *name != "BPE") {
+        Some(name) => Err(format!("field `model.type` is {}; supported: \"BPE\"", unquoted(name))),
         None => Ok(()),
     }
+}
+
+/// Refuses what the library is not asked to do.
+fn check_model(model: &Bpe) -> Result<(), String> {
+    check_type(model.kind.as_deref())?;
+    if let Some(p) = model.dropout.filter(|&p| p != 0.0) {
+        return Err(format!("field `model.dropout` is {p}; supported: null (encoding must not be random)"));
+    }
+    for (name, value) in [
+        ("continuing_subword_prefix", &model.continuing_subword_prefix),
+        ("end_of_word_suffix", &model.end_of_word_suffix),
+    ] {
+        if let Some(value) = value.as_ref().filter(|v| !v.is_empty()) {
+            return Err(format!("field `model.{name}` is {}; supported: null or \"\"", unquoted(value)));
+        }
+    }
+    Ok(())
 }
 
 /// A step around the model; null where there is none.

@@ -22,7 +22,7 @@ fn write_repr(value: &Value, out: &mut String) {
     let (open, close) = match value.kind() {
         ValueKind::Undefined => return out.push_str("Undefined"),
         ValueKind::Number => return out.push_str(&number(value)),
-        ValueKind::Map if !super::interpreter::is_namespace(value) => ("{", "}"),
+        ValueKind::Map if !super::limits::is_namespace(value) => ("{", "}"),
         ValueKind::Seq if value.is_tuple() && value.len() == Some(1) => ("(", ",)"),
         ValueKind::Seq if value.is_tuple() => ("(", ")"),
         ValueKind::Seq => ("[", "]"),
