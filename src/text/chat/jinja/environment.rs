@@ -106,15 +106,11 @@ fn add_filters(environment: &mut Environment<'_>) {
     environment.add_filter("format", |state: &State<'_, '_>, value: &str, args: Rest<ValueOrKwargs>| {
         python::format(state, value, &args.into_values(), FormatStyle::Printf)
     });
-    // A prompt is no HTML.
-    environment.add_filter("safe", |value: Value| value);
     for name in ["e", "escape"] {
         environment.add_filter(name, |state: &State<'_, '_>, value: Value| -> Result<Value, Error> {
             // A sign becomes six.
             consume_fuel(state, size(&value)?.saturating_mul(6))?;
-            let signs = [("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ("\"", "&#34;")];
-            let text = repr::text(&value).into_owned();
-            Ok(Value::from(signs.iter().fold(text, |text, (sign, name)| text.replace(sign, name))))
+            Ok(Value::from_safe_string(repr::escape_html(&value)))
         });
     }
     for name in ["d", "default"] {

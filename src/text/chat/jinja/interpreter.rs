@@ -97,6 +97,10 @@ pub(super) fn add(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Er
     let is_list = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
     if let (Some(left), Some(right)) = (a.as_str(), b.as_str()) {
         consume_fuel(state, left.len() + right.len())?;
+        // As in jinja2, what is added to a safe text is escaped.
+        if a.is_safe() || b.is_safe() {
+            return Ok(Value::from_safe_string([repr::escape_html(&a), repr::escape_html(&b)].concat()));
+        }
         return Ok(Value::from([left, right].concat()));
     }
     if a.is_undefined() || b.is_undefined() {

@@ -68,6 +68,16 @@ fn is_printable(c: char) -> bool {
     c == ' ' || !(c.is_control() || c.is_whitespace() || is_format)
 }
 
+/// A text with HTML's names for its signs; one that is marked as safe stays as it is.
+pub(super) fn escape_html(value: &Value) -> String {
+    let text = self::text(value).into_owned();
+    if value.is_safe() {
+        return text;
+    }
+    let signs = [("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ("\"", "&#34;")];
+    signs.iter().fold(text, |text, (sign, name)| text.replace(sign, name))
+}
+
 /// A number in digits.
 pub(super) fn number(value: &Value) -> String {
     match f64::try_from(value.clone()) {
