@@ -17,7 +17,6 @@ import tarfile
 
 import jinja2
 import jinja2.ext
-import jinja2.meta
 import jinja2.sandbox
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -168,10 +167,6 @@ class Jinja2:
     def __init__(self, source):
         # Ours renders two things that Python refuses: no tools are no list, and what makes a list is none for JSON.
         self.strict, self.lenient = (compiled(environment, source) for environment in ENVIRONMENTS)
-        try:
-            self.reads_tools = "tools" in jinja2.meta.find_undeclared_variables(ENVIRONMENTS[0].parse(source))
-        except jinja2.TemplateError:
-            self.reads_tools = True
 
     def render(self, case):
         """The text, or why there is none; and the text where less is refused."""
@@ -182,8 +177,6 @@ class Jinja2:
 
     def values(self, case):
         messages, tools = [normalised(m) for m in case["messages"]], case.get("tools")
-        if tools and not self.reads_tools:
-            messages = [m | {"tools": json.dumps(tools)} if m["role"] == "system" else m for m in messages]
         return {"documents": None, "add_generation_prompt": case.get("add_generation_prompt", True), **TOKENS,
                 "messages": messages, "tools": tools, **case.get("kwargs", {})}
 

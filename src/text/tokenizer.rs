@@ -33,8 +33,8 @@ use tokenizers::Tokenizer as Library;
 
 /// More than any context holds.
 const MAX_TEXT: usize = 64 << 20;
-/// Parts of more bytes are encoded one at a time.
-const LONG_PART: usize = 4 * split::CHUNK_BYTES;
+/// Chunks of more bytes are encoded one at a time.
+const LONG_CHUNK: usize = 4 * split::CHUNK_BYTES;
 /// With a million blanks in a row the library's regular expressions exhaust their stack, and it silently leaves the
 /// rest of the text in one piece. (Line ends match differently.)
 const MAX_BLANKS: usize = 900_000;
@@ -93,8 +93,8 @@ impl Tokenizer {
         match files::settings_of(path)? {
             files::SettingsSource::Gguf(gguf) => Self::from_gguf(&gguf, vocab_limit),
             files::SettingsSource::Files(folder) => {
-                let subject = subject(&folder.path(files::TOKENIZER));
-                containment::guarded_with_limit(&subject, move || load(&folder, vocab_limit))
+                let subject = library_subject(&folder.path(files::TOKENIZER));
+                containment::guarded_with_limit(&subject, move || load_folder(&folder, vocab_limit))
             }
         }
     }
@@ -106,13 +106,13 @@ impl Tokenizer {
     /// [`Error::Model`] with the key that is missing, damaged or not supported.
     pub fn from_gguf(gguf: &Gguf, vocab_limit: usize) -> Result<Self> {
         let (file, metadata) = (gguf.path().to_path_buf(), gguf.metadata().clone());
-        containment::guarded_with_limit(&subject(gguf.path()), move || {
-            let refused = |why: String| refused(&file, &why, "use the GGUF file published with the model");
+        containment::guarded_with_limit(&library_subject(gguf.path()), move || {
+            let refused = |why: String| file_error(&file, &why, "use the GGUF file published with the model");
             let found = gguf::read(&metadata, vocab_limit).map_err(refused)?;
             let mut tokenizer = Self::new(file.clone(), found.spec).map_err(refused)?;
             tokenizer.set_bos(found.bos);
             tokenizer.eos = found.eos;
-            tokenizer.probed()
+            tokenizer.check_probe()
         })
     }
 
@@ -136,7 +136,7 @@ impl Tokenizer {
     }
 
     /// Encodes a probe, so that a file with which that fails is refused now.
-    fn probed(self) -> Result<Self> {
+    fn check_probe(self) -> Result<Self> {
         self.encode(PROBE, AddSpecial::Yes)?;
         self.encode_plain(PROBE)?;
         Ok(self)
@@ -162,7 +162,7 @@ impl Tokenizer {
             Specials::Text => self.encode_plain_until(text, stop)?,
             Specials::Tokens => {
                 self.check_text(text)?;
-                self.run(specials, text, stop)?
+                self.encode_chunks(specials, text, stop)?
             }
         };
         Ok(match special {
@@ -185,19 +185,19 @@ impl Tokenizer {
 
     pub(crate) fn encode_plain_until(&self, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
         self.check_text(text)?;
-        self.plain(text, stop)
+        self.encode_as_text(text, stop)
     }
 
-    fn plain(&self, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
-        let ids = self.run(Specials::Text, text, stop)?;
+    fn encode_as_text(&self, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
+        let ids = self.encode_chunks(Specials::Text, text, stop)?;
         if !ids.iter().any(|&id| self.is_special(id) && Some(id) != self.unk) {
             return Ok(ids);
         }
         // The vocabulary also has the special token as a word. Cut in half, it is not one.
         match text.char_indices().nth(text.chars().count() / 2) {
             Some((middle, _)) if middle > 0 => {
-                let mut ids = self.plain(&text[..middle], stop)?;
-                ids.extend(self.plain(&text[middle..], stop)?);
+                let mut ids = self.encode_as_text(&text[..middle], stop)?;
+                ids.extend(self.encode_as_text(&text[middle..], stop)?);
                 Ok(ids)
             }
             _ => Err(Error::model(
@@ -208,18 +208,18 @@ impl Tokenizer {
     }
 
     /// The ids of `text`, part by part: another text has its turn in between.
-    fn run(&self, specials: Specials, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
+    fn encode_chunks(&self, specials: Specials, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
         let (mut rest, mut ids) = (text, Vec::new());
-        while let Some(at) = split::find_split(rest, |part| self.run_part(specials, part))? {
-            ids.extend(self.run_part(specials, &rest[..at])?);
+        while let Some(at) = split::find_split(rest, |part| self.encode_chunk(specials, part))? {
+            ids.extend(self.encode_chunk(specials, &rest[..at])?);
             rest = &rest[at..];
             if stop() {
                 return Err(Error::Interrupted);
             }
         }
         let _alone =
-            (rest.len() > LONG_PART).then(|| self.alone.lock().unwrap_or_else(PoisonError::into_inner));
-        ids.extend(self.run_part(specials, rest)?);
+            (rest.len() > LONG_CHUNK).then(|| self.alone.lock().unwrap_or_else(PoisonError::into_inner));
+        ids.extend(self.encode_chunk(specials, rest)?);
         Ok(ids)
     }
 
@@ -228,21 +228,22 @@ impl Tokenizer {
         split::longest_chunk(text)
     }
 
-    fn run_part(&self, specials: Specials, text: &str) -> Result<Vec<u32>> {
+    fn encode_chunk(&self, specials: Specials, text: &str) -> Result<Vec<u32>> {
         if specials == Specials::Tokens {
-            return self.run_in(&self.library.read().unwrap_or_else(PoisonError::into_inner), text);
+            return self.encode_with(&self.library.read().unwrap_or_else(PoisonError::into_inner), text);
         }
         let mut library = self.library.write().unwrap_or_else(PoisonError::into_inner);
         library.set_encode_special_tokens(true);
-        let ids = self.run_in(&library, text);
+        let ids = self.encode_with(&library, text);
         library.set_encode_special_tokens(false);
         ids
     }
 
-    fn run_in(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
+    fn encode_with(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
         // Without offsets, which would take most of the time.
         // After a panic the library's caches are sound: they are locked per call and hold whole entries only.
-        let encoding = containment::guarded(&subject(&self.file), || library.encode_fast(text, false))?;
+        let encoding =
+            containment::guarded(&library_subject(&self.file), || library.encode_fast(text, false))?;
         let encoding =
             encoding.map_err(|e| Error::model(&self.file, format!("cannot encode a text: {e}")))?;
         Ok(encoding.get_ids().to_vec())
@@ -334,7 +335,7 @@ fn decode(mut stream: TextStream<'_>, ids: &[u32]) -> String {
 }
 
 /// An error about a tokenizer's file, with its remedy.
-fn refused(file: &Path, why: &str, remedy: &str) -> Error {
+fn file_error(file: &Path, why: &str, remedy: &str) -> Error {
     // The message about a vocabulary that does not fit has its own.
     if why.starts_with("token ") {
         Error::model(file, why)
@@ -343,9 +344,9 @@ fn refused(file: &Path, why: &str, remedy: &str) -> Error {
     }
 }
 
-fn load(folder: &Folder, limit: usize) -> Result<Tokenizer> {
+fn load_folder(folder: &Folder, limit: usize) -> Result<Tokenizer> {
     let file = folder.path(files::TOKENIZER);
-    let refused = |why: String| refused(&file, &why, "use the tokenizer.json published with the model");
+    let refused = |why: String| file_error(&file, &why, "use the tokenizer.json published with the model");
     let bytes = folder.read(files::TOKENIZER, json::MAX_FILE)?.ok_or_else(|| {
         Error::model(&file, "is missing; put the tokenizer.json published with the model there")
     })?;
@@ -359,11 +360,11 @@ fn load(folder: &Folder, limit: usize) -> Result<Tokenizer> {
     }
     tokenizer.set_bos(bos);
     tokenizer.eos = settings.eos;
-    tokenizer.probed()
+    tokenizer.check_probe()
 }
 
 /// The context of failures of the library on `file`.
-fn subject(file: &Path) -> Subject {
+fn library_subject(file: &Path) -> Subject {
     Subject {
         place: file.display().to_string(),
         panicked: "the tokenizer library failed on this file",

@@ -4,8 +4,8 @@ use super::{
     Context, Ending, Message, Moment, OutputFormat, OutputParser, Part, Role, Segment, Template,
     TemplateKwargs, ToolCall, Tools, encode_segments,
 };
-use crate::Result;
 use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// Turns as ids: questions as the template renders them, answers exactly as they were generated.
@@ -14,6 +14,9 @@ use serde::{Deserialize, Serialize};
 /// computed again from there. So a question is rendered with what was said before it; if the result begins with that,
 /// only the rest is encoded. If it does not, because the template changes earlier turns (Qwen 3 drops the thinking of
 /// earlier answers), all ids are new, and a cache keeps the common prefix.
+///
+/// The turn before a question is enough to find what follows it. That this gives the same as the whole conversation is
+/// checked for the first few questions; from then on a turn costs the same however many there were.
 #[derive(Debug, Clone)]
 pub struct Conversation {
     template: Template,
@@ -27,7 +30,12 @@ pub struct Conversation {
     ids: Vec<u32>,
     /// `ids` before each question.
     before: Vec<Before>,
+    /// Questions for which the last turn alone gave the same as all turns; `None` once it gave something else.
+    same_alone: Option<u32>,
 }
+
+/// Questions that tell what a template does: none has patterns of more turns.
+const ENOUGH_QUESTIONS: u32 = 6;
 
 /// The ids before a question, as the change to restore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +87,7 @@ impl Conversation {
             messages: Vec::new(),
             ids: Vec::new(),
             before: Vec::new(),
+            same_alone: Some(0),
         }
     }
 
@@ -215,12 +224,40 @@ impl Conversation {
 
     /// Renders what follows the last answer when a question is asked; `None` where the template changes what was said
     /// before.
-    fn render_question(&self, tokenizer: &Tokenizer, question: &[Message]) -> Result<Option<Vec<Segment>>> {
-        let Some((answer, asked)) = self.messages.split_last() else { return Ok(None) };
+    fn render_question(
+        &mut self,
+        tokenizer: &Tokenizer,
+        question: &[Message],
+    ) -> Result<Option<Vec<Segment>>> {
+        // With all calls since, and their results.
+        let Some(turn) = self.messages.iter().rposition(|m| m.role == Role::User) else { return Ok(None) };
+        let Some(same) = self.same_alone else { return self.render_question_after(0, tokenizer, question) };
+        let last = self.render_question_after(turn, tokenizer, question);
+        if turn == 0 || (same >= ENOUGH_QUESTIONS && last.is_ok()) {
+            return last;
+        }
+        match self.render_question_after(0, tokenizer, question) {
+            // A template has limits; that of a saved conversation may have been reached before.
+            Err(Error::Model(_)) if last.is_ok() => last,
+            all => {
+                self.same_alone = (all == last).then_some(same + 1);
+                all
+            }
+        }
+    }
+
+    /// Renders what follows the last answer, after the messages from `first` on.
+    fn render_question_after(
+        &self,
+        first: usize,
+        tokenizer: &Tokenizer,
+        question: &[Message],
+    ) -> Result<Option<Vec<Segment>>> {
+        let Some((answer, asked)) = self.messages[first..].split_last() else { return Ok(None) };
         if answer.role != Role::Assistant {
             return Ok(None);
         }
-        let whole = self.render(tokenizer, &[&self.messages, question].concat())?;
+        let whole = self.render(tokenizer, &[&self.messages[first..], question].concat())?;
         Ok(text_after(&whole, &self.render(tokenizer, asked)?, answer.written()))
     }
 
@@ -301,7 +338,7 @@ impl Conversation {
         let (before, after) = starts.split_at(fitting.min(starts.len()));
         let first = after.iter().copied().find(alone).or(before.iter().copied().rfind(alone));
         let Some(first) = first.filter(|&first| first > 0) else { return Ok(()) };
-        let mut rest = Self { now: self.now, ..self.anew(self.system.clone()) };
+        let mut rest = Self { now: self.now, same_alone: self.same_alone, ..self.anew(self.system.clone()) };
         for turn in
             self.messages[first..].chunk_by(|a, b| (a.role == Role::Assistant) == (b.role == Role::Assistant))
         {

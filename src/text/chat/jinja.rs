@@ -9,6 +9,7 @@
 mod environment;
 mod interpreter;
 mod json;
+mod limits;
 mod python;
 mod repr;
 mod source;
@@ -79,10 +80,10 @@ impl Jinja {
         let (controls, end) = (Vec::new(), None);
         let template = Self { place, source, variables, controls, end, with_tools: None };
         if template.source.len() as u64 > MAX_SOURCE {
-            return Err(template.fault(None, &format!("has more than {MAX_SOURCE} bytes")));
+            return Err(template.refuse(&format!("has more than {MAX_SOURCE} bytes")));
         }
         let text = template.prepare(&[])?;
-        template.contained(move || interpreter::check(&text))?;
+        template.run_contained(move || interpreter::check(&text))?;
         Ok(template)
     }
 
@@ -132,12 +133,12 @@ impl Jinja {
         const TOOLS: &str =
             r#"[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]"#;
         let tools = Tools::parse(TOOLS).map(TemplateKwargs::of_tools).map_err(Error::Model)?;
-        let other = self.with_tools.take().map(|other| other.fitted(tokenizer, Some(&tools)));
-        Ok(self.fitted(tokenizer, None)?.and_with_tools(other.transpose()?))
+        let other = self.with_tools.take().map(|other| other.fit_alone(tokenizer, Some(&tools)));
+        Ok(self.fit_alone(tokenizer, None)?.and_with_tools(other.transpose()?))
     }
 
     /// This one alone, which is tried with `variables`.
-    fn fitted(mut self, tokenizer: &Tokenizer, variables: Option<&TemplateKwargs>) -> Result<Self> {
+    fn fit_alone(mut self, tokenizer: &Tokenizer, variables: Option<&TemplateKwargs>) -> Result<Self> {
         let special = tokenizer.special_tokens();
         let bos = tokenizer.bos_token();
         let wanted = |token: &String| {
@@ -149,14 +150,14 @@ impl Jinja {
         };
         self.controls = special.iter().filter(|t| wanted(t)).cloned().collect();
         if self.controls.len() > BLOCK as usize {
-            return Err(self.fault(None, &format!("has more than {BLOCK} control tokens")));
+            return Err(self.refuse(&format!("has more than {BLOCK} control tokens")));
         }
-        self.probe(&special, bos, variables)?;
+        self.probe_conversations(&special, bos, variables)?;
         Ok(self)
     }
 
     /// Renders small conversations, to find the token that ends an answer and control tokens built from parts.
-    fn probe(
+    fn probe_conversations(
         &mut self,
         special: &[String],
         bos: Option<&str>,
@@ -188,7 +189,7 @@ impl Jinja {
                         "puts the control token {} together from parts, which is not supported",
                         unquoted(token)
                     );
-                    return Err(self.fault(None, &what));
+                    return Err(self.refuse(&what));
                 }
             }
             let answer = segments.iter().position(|s| matches!(s, Segment::Text(t) if t.contains(ANSWER)));
@@ -215,17 +216,17 @@ impl Jinja {
             .filter_map(|(mark, token)| Some((token.as_str(), char::from_u32(mark)?)))
             .collect();
         let text = self.prepare(&marks)?;
-        let values = self.values(given, context, &Marks::new(marks.iter().copied()));
+        let values = self.add_values(given, context, &Marks::new(marks.iter().copied()));
         let fuel = FUEL + FUEL_PER_MESSAGE * messages.len() as u64;
         let now = context.now;
-        let rendered = self.contained(move || {
+        let rendered = self.run_contained(move || {
             interpreter::run(&environment::environment(fuel, now), &text, Value::from_pairs(values))
         })?;
-        Ok(self.split(&rendered, base))
+        Ok(self.split_at_marks(&rendered, base))
     }
 
     /// Runs `call` so that deep nesting, a panic or a hang of the interpreter does not end the program.
-    fn contained<T: Send + 'static>(
+    fn run_contained<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> std::result::Result<T, minijinja::Error> + Send + 'static,
     ) -> Result<T> {
@@ -235,16 +236,17 @@ impl Jinja {
             hung: "not rendered",
             remedy: REMEDY,
         };
-        containment::guarded_with_limit(&subject, move || Ok(call().map_err(Fault::from)))?
-            .map_err(|fault| self.explain(fault))
+        let place = self.place.clone();
+        containment::guarded_with_limit(&subject, move || call().map_err(|e| to_error(&place, &e)))
     }
 
     fn prepare(&self, marks: &[(&str, char)]) -> Result<String> {
-        source::prepare(&self.source, &Marks::new(marks.iter().copied())).map_err(|e| self.explain(e.into()))
+        source::prepare(&self.source, &Marks::new(marks.iter().copied()))
+            .map_err(|e| to_error(&self.place, &e))
     }
 
     /// The variables that transformers passes to a template, with those that are `given`.
-    fn values(
+    fn add_values(
         &self,
         given: Vec<(String, Value)>,
         context: &Context<'_>,
@@ -282,7 +284,7 @@ impl Jinja {
     }
 
     /// Splits rendered text at its marks, which become control tokens.
-    fn split(&self, text: &str, base: u32) -> Vec<Segment> {
+    fn split_at_marks(&self, text: &str, base: u32) -> Vec<Segment> {
         let mut out = Segments::default();
         let mut from = 0;
         for (at, c) in text.char_indices() {
@@ -301,18 +303,8 @@ impl Jinja {
         out.0
     }
 
-    fn explain(&self, fault: Fault) -> Error {
-        match fault {
-            Fault::Refused(message) => {
-                Error::Usage(format!("{}: refuses these messages: {}", self.place, unquoted(&message)))
-            }
-            Fault::Broken(line, why) => self.fault(line, &why),
-        }
-    }
-
-    fn fault(&self, line: Option<usize>, why: &str) -> Error {
-        let line = line.map_or(String::new(), |line| format!(", line {line}"));
-        Error::Model(format!("{}{line}: {why}; {REMEDY}", self.place))
+    fn refuse(&self, why: &str) -> Error {
+        model_error(&self.place, None, why)
     }
 
     /// A checksum of its text, to tell templates apart.
@@ -322,28 +314,25 @@ impl Jinja {
     }
 }
 
-/// Why a rendering failed.
-enum Fault {
-    Refused(String),
-    /// The line, and what is wrong there.
-    Broken(Option<usize>, String),
+fn model_error(place: &str, line: Option<usize>, why: &str) -> Error {
+    let line = line.map_or(String::new(), |line| format!(", line {line}"));
+    Error::Model(format!("{place}{line}: {why}; {REMEDY}"))
 }
 
-impl From<minijinja::Error> for Fault {
-    fn from(e: minijinja::Error) -> Self {
-        let mut source = e.source();
-        while let Some(cause) = source {
-            if let Some(Refusal(message)) = cause.downcast_ref() {
-                return Fault::Refused(message.clone());
-            }
-            source = cause.source();
+/// The error of the template from `place` that the interpreter's is.
+fn to_error(place: &str, e: &minijinja::Error) -> Error {
+    let mut source = e.source();
+    while let Some(cause) = source {
+        if let Some(Refusal(message)) = cause.downcast_ref() {
+            return Error::Usage(format!("{place}: refuses these messages: {}", unquoted(message)));
         }
-        let why = match (e.kind(), e.detail()) {
-            (ErrorKind::OutOfFuel, _) => "takes too many steps or makes too much text".into(),
-            (ErrorKind::InvalidOperation, Some(detail)) => unquoted(detail),
-            (kind, Some(detail)) => unquoted(&format!("{kind}: {detail}")),
-            (kind, None) => kind.to_string(),
-        };
-        Fault::Broken(e.line(), why)
+        source = cause.source();
     }
+    let why = match (e.kind(), e.detail()) {
+        (ErrorKind::OutOfFuel, _) => "takes too many steps or makes too much text".into(),
+        (ErrorKind::InvalidOperation, Some(detail)) => unquoted(detail),
+        (kind, Some(detail)) => unquoted(&format!("{kind}: {detail}")),
+        (kind, None) => kind.to_string(),
+    };
+    model_error(place, e.line(), &why)
 }

@@ -2,12 +2,11 @@
 
 use super::builtin::{self, BuiltIn};
 use super::{
-    Context, Ending, Jinja, Message, Moment, OPEN_END, Role, Segment, TemplateSource, Tools, encode_segments,
-    join, up_to_open_end,
+    Context, Ending, Jinja, Message, Moment, OPEN_END, Role, Segment, Tools, encode_segments, join,
+    up_to_open_end,
 };
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
-use std::path::Path;
 
 /// The format of a model's conversations.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,14 +19,6 @@ pub enum Template {
 impl Template {
     /// Paragraphs, for a base model.
     pub const PLAIN: Self = Self::BuiltIn(&builtin::PLAIN);
-
-    /// Loads the template of the model at `path`, as [`TemplateSource::of_path`] finds it.
-    ///
-    /// # Errors
-    /// Those of [`TemplateSource::load`].
-    pub fn load(path: &Path) -> Result<Self> {
-        TemplateSource::of_path(path).load()
-    }
 
     /// Fits the template to this tokenizer: the model's own template learns the control tokens. A chat model without
     /// one gets the built-in one that goes with its control tokens, such as `<|im_end|>` at the end of answers.

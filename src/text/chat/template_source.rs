@@ -109,6 +109,16 @@ impl TemplateSource {
     }
 }
 
+impl Template {
+    /// Loads the template of the model at `path`, as [`TemplateSource::of_path`] finds it.
+    ///
+    /// # Errors
+    /// Those of [`TemplateSource::load`].
+    pub fn load(path: &Path) -> Result<Self> {
+        TemplateSource::of_path(path).load()
+    }
+}
+
 /// Reads what a directory or a bundle has.
 fn read_files(folder: &Folder) -> Result<Parts> {
     const CONFIG: &str = "tokenizer_config.json";

@@ -43,7 +43,7 @@ impl Dry {
         if found < self.options.allowed_length {
             return;
         }
-        let most = self.breakers.unbroken(recent, found);
+        let most = self.breakers.count_unbroken(recent, found);
         if most < self.options.allowed_length {
             return;
         }
@@ -137,7 +137,7 @@ impl Breakers {
     }
 
     /// Number of tokens after the last one that is a control token or in which a breaker ends, at most `most`.
-    fn unbroken(&self, recent: &[u32], most: usize) -> usize {
+    fn count_unbroken(&self, recent: &[u32], most: usize) -> usize {
         let Some(pieces) = &self.pieces else { return most.min(recent.len()) };
         let from = recent.len().saturating_sub(most);
         // A breaker may begin before.

@@ -4,13 +4,13 @@ use super::rank::Ranked;
 use std::ops::Range;
 
 /// `ln p` with the same bits on every machine.
-fn ln(p: f32) -> f64 {
+fn log_prob(p: f32) -> f64 {
     f64::from(libm::logf(p))
 }
 
 /// The entropy of a distribution in nats: the expected surprise, `-ln p`, of a token.
 pub(super) fn entropy(probs: &[f32]) -> f64 {
-    -probs.iter().filter(|p| **p > 0.0).map(|&p| f64::from(p) * ln(p)).sum::<f64>()
+    -probs.iter().filter(|p| **p > 0.0).map(|&p| f64::from(p) * log_prob(p)).sum::<f64>()
 }
 
 /// The cut of locally typical sampling: tokens whose surprise is near the expected surprise (Meister, Pimentel, Wiher
@@ -30,8 +30,8 @@ impl Typical {
     /// `behind` says how many there are.
     pub fn range(self, best: &[Ranked], behind: usize) -> Option<Range<usize>> {
         // Deviations fall towards this place and rise behind it.
-        let middle = best.partition_point(|r| ln(r.1) > -self.entropy);
-        let deviation = |r: &Ranked| (self.entropy + ln(r.1)).abs();
+        let middle = best.partition_point(|r| log_prob(r.1) > -self.entropy);
+        let deviation = |r: &Ranked| (self.entropy + log_prob(r.1)).abs();
         let (mut start, mut end) = (middle, middle);
         let mut sum = 0.0f64;
         while sum < self.mass {

@@ -12,7 +12,7 @@ mod vocabulary;
 
 use super::files::shown;
 use super::pipeline::DecoderKind;
-use super::spec::{AddedEntry, TokenizerSpec, beyond};
+use super::spec::{AddedEntry, TokenizerSpec, id_beyond_model};
 use files::source::gguf::metadata::Metadata;
 use serde_json::{Value, json};
 use tokenizers::AddedToken;
@@ -58,7 +58,7 @@ pub(super) fn read(metadata: &Metadata, limit: usize) -> Check<Described> {
     };
     control::mend_kinds(metadata, &mut vocabulary)?;
     if let Some((id, token)) = vocabulary.last().filter(|(id, _)| *id as usize >= limit) {
-        return Err(beyond(token, id, limit));
+        return Err(id_beyond_model(token, id, limit));
     }
     let steps = match model {
         Some("llama") => sentence_piece(metadata, &vocabulary)?,

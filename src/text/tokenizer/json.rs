@@ -3,7 +3,7 @@
 
 use super::files::check_nesting;
 use super::pipeline;
-use super::spec::{AddedEntry, TokenizerSpec, beyond};
+use super::spec::{AddedEntry, TokenizerSpec, id_beyond_model};
 use files::error::unquoted;
 use serde::Deserialize;
 use serde_json::Value;
@@ -29,11 +29,15 @@ struct File<'a> {
     post_processor: Option<&'a RawValue>,
     #[serde(borrow)]
     decoder: Option<&'a RawValue>,
-    #[serde(borrow)]
-    model: &'a RawValue,
+    model: Bpe,
 }
 
-/// `model.type`, read first: models of other types have other fields.
+/// `model.type` alone: models of other types have other fields.
+#[derive(Deserialize)]
+struct Head {
+    model: ModelType,
+}
+
 #[derive(Deserialize)]
 struct ModelType {
     #[serde(rename = "type")]
@@ -42,6 +46,8 @@ struct ModelType {
 
 #[derive(Deserialize)]
 struct Bpe {
+    #[serde(rename = "type")]
+    kind: Option<String>,
     dropout: Option<f64>,
     unk_token: Option<String>,
     continuing_subword_prefix: Option<String>,
@@ -76,26 +82,15 @@ pub(super) fn read(json: &[u8], limit: usize) -> Result<TokenizerSpec, String> {
     check_nesting(json)?;
     let broken =
         |e: serde_json::Error| format!("is not a valid tokenizer.json ({})", unquoted(&e.to_string()));
-    let file: File<'_> = serde_json::from_slice(json).map_err(broken)?;
-    let ModelType { name } = serde_json::from_str(file.model.get()).map_err(broken)?;
-    if let Some(name) = name.filter(|name| name != "BPE") {
-        return Err(format!("field `model.type` is {}; supported: \"BPE\"", unquoted(&name)));
-    }
+    let file: File<'_> = serde_json::from_slice(json).map_err(|e| {
+        let head = serde_json::from_slice::<Head>(json);
+        head.ok().and_then(|head| check_type(head.model.name.as_deref()).err()).unwrap_or_else(|| broken(e))
+    })?;
     if let Some(version) = file.version.filter(|v| v != "1.0") {
         return Err(format!("field `version` is {}; supported: \"1.0\"", unquoted(&version)));
     }
-    let model: Bpe = serde_json::from_str(file.model.get()).map_err(broken)?;
-    if let Some(p) = model.dropout.filter(|&p| p != 0.0) {
-        return Err(format!("field `model.dropout` is {p}; supported: null (encoding must not be random)"));
-    }
-    for (name, value) in [
-        ("continuing_subword_prefix", model.continuing_subword_prefix),
-        ("end_of_word_suffix", model.end_of_word_suffix),
-    ] {
-        if let Some(value) = value.filter(|v| !v.is_empty()) {
-            return Err(format!("field `model.{name}` is {}; supported: null or \"\"", unquoted(&value)));
-        }
-    }
+    let model = file.model;
+    check_model(&model)?;
     let added = file.added_tokens.unwrap_or_default();
     let tokens = tokens_by_id(&model.vocab, &added, limit)?;
     let unk = match model.unk_token {
@@ -134,6 +129,30 @@ pub(super) fn read(json: &[u8], limit: usize) -> Result<TokenizerSpec, String> {
     })
 }
 
+fn check_type(name: Option<&str>) -> Result<(), String> {
+    match name.filter(|name| *name != "BPE") {
+        Some(name) => Err(format!("field `model.type` is {}; supported: \"BPE\"", unquoted(name))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses what the library is not asked to do.
+fn check_model(model: &Bpe) -> Result<(), String> {
+    check_type(model.kind.as_deref())?;
+    if let Some(p) = model.dropout.filter(|&p| p != 0.0) {
+        return Err(format!("field `model.dropout` is {p}; supported: null (encoding must not be random)"));
+    }
+    for (name, value) in [
+        ("continuing_subword_prefix", &model.continuing_subword_prefix),
+        ("end_of_word_suffix", &model.end_of_word_suffix),
+    ] {
+        if let Some(value) = value.as_ref().filter(|v| !v.is_empty()) {
+            return Err(format!("field `model.{name}` is {}; supported: null or \"\"", unquoted(value)));
+        }
+    }
+    Ok(())
+}
+
 /// A step around the model; null where there is none.
 fn step(field: &str, json: Option<&RawValue>) -> Result<Value, String> {
     let json = json.map_or("null", RawValue::get);
@@ -150,7 +169,7 @@ fn tokens_by_id(vocab: &Vocab, added: &[AddedEntry], limit: usize) -> Result<Vec
         return Err("field `model.vocab` is empty; supported: at least one token".into());
     };
     if highest as usize >= limit {
-        return Err(beyond(last, highest, limit));
+        return Err(id_beyond_model(last, highest, limit));
     }
     let mut tokens: Vec<Option<String>> = vec![None; highest as usize + 1];
     for (token, id) in all() {

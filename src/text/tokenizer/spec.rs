@@ -77,7 +77,7 @@ impl TokenizerSpec {
 }
 
 /// The message for a token with an id of `limit` or more.
-pub(super) fn beyond(token: &str, id: u32, limit: usize) -> String {
+pub(super) fn id_beyond_model(token: &str, id: u32, limit: usize) -> String {
     format!(
         "token {} has id {id}, but the model this program was built for has {limit} tokens (ids up to {}); use that \
          model's tokenizer, or rebuild for this model: ANTIGRAVITY_MODEL=<its directory or GGUF file> \

@@ -347,7 +347,7 @@ fn a_long_text_has_the_ids_that_it_has_at_once_and_at_least_as_many_as_is_said()
         let tokenizer = Tokenizer::open(&dir, 1 << 20).expect("a tokenizer");
         for text in long_texts() {
             let library = tokenizer.library.read().expect("not poisoned");
-            let whole = tokenizer.run_in(&library, &text).expect("encodes");
+            let whole = tokenizer.encode_with(&library, &text).expect("encodes");
             drop(library);
             assert!(tokenizer.encode(&text, AddSpecial::No).expect("encodes") == whole, "{}", dir.display());
             assert!((1..=text.len()).contains(&tokenizer.longest_part(&text)), "{}", text.len());

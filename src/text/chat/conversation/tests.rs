@@ -1,6 +1,6 @@
 //! What follows an answer, and long conversations.
 
-use super::super::Jinja;
+use super::super::{Jinja, builtin};
 use super::*;
 
 fn text(t: &str) -> Segment {
@@ -59,6 +59,49 @@ fn talk(conversation: &mut Conversation, tokenizer: &Tokenizer, turns: std::ops:
         let answer = tokenizer.encode_plain(&format!("It is number {turn}.")).expect("ids");
         conversation.answer(tokenizer, &answer);
     }
+}
+
+#[test]
+fn a_question_has_the_same_ids_however_much_is_rendered() {
+    let tokenizer = story();
+    let whole = |name: &str| {
+        let file = crate::project().join("tests/fixtures/chat").join(format!("{name}-instruct.jinja"));
+        let source = std::fs::read_to_string(file).expect("a fixture");
+        Template::Jinja(Jinja::new(name, source, vec![]).expect("compiles"))
+    };
+    for (template, alone) in [
+        (whole("llama3.2"), true),
+        (whole("qwen2.5"), true),
+        (Template::BuiltIn(&builtin::CHATML_AFTER_BOS), true),
+        (Template::PLAIN, true),
+        (template("", ""), true),
+        // What follows an answer depends on what was before.
+        (template("", "{{ loop.index if m.role == 'user' else '' }}"), false),
+        (template("", "{{ messages[1].content if m.role == 'user' else '' }}"), false),
+        // No question begins with what was said before it.
+        (template("", "{{ loop.index }}"), true),
+        (template("{{ messages|length }}", ""), true),
+    ] {
+        let system = Some("Be brief.".to_owned());
+        let mut short = Conversation::new(template.clone(), system.clone());
+        let mut all = Conversation { same_alone: None, ..Conversation::new(template, system) };
+        all.now = short.now;
+        for turn in 0..12 {
+            talk(&mut short, &tokenizer, turn..turn + 1);
+            talk(&mut all, &tokenizer, turn..turn + 1);
+            assert_eq!(short.ids, all.ids, "{} turn {turn}", short.template.name());
+        }
+        assert_eq!(short.same_alone.is_some(), alone, "{}", short.template.name());
+    }
+}
+
+#[test]
+fn a_turn_does_not_render_what_was_long_before() {
+    let refuses = "{% if messages|length > 20 %}{{ raise_exception('too long') }}{% endif %}";
+    let tokenizer = story();
+    let mut conversation = Conversation::new(template(refuses, ""), None);
+    talk(&mut conversation, &tokenizer, 0..60);
+    assert_eq!((conversation.questions(), conversation.same_alone), (60, Some(ENOUGH_QUESTIONS)));
 }
 
 #[test]

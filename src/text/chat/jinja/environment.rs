@@ -1,13 +1,13 @@
 //! The filters, tests and functions that chat templates get: Jinja's, as Python has them, and those of transformers.
 
-use super::interpreter::{
-    add, add_operators, check_nested, check_value, consume_fuel, failed, integer, is_namespace, size,
-};
+use super::interpreter::{add, add_operators, integer};
+use super::limits::{check_nested, check_value, consume_fuel, failed, is_namespace, size};
+use super::python::{is_given, named_args};
 use super::{Refusal, json, python, repr};
 use crate::chat::Moment;
 use minijinja::formatting::FormatStyle;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
+use minijinja::{Environment, Error, State, Value, escape_formatter};
 
 /// Macros in macros and blocks in blocks; real templates have a handful.
 const MAX_RECURSION: usize = 100;
@@ -106,15 +106,11 @@ fn add_filters(environment: &mut Environment<'_>) {
     environment.add_filter("format", |state: &State<'_, '_>, value: &str, args: Rest<ValueOrKwargs>| {
         python::format(state, value, &args.into_values(), FormatStyle::Printf)
     });
-    // A prompt is no HTML.
-    environment.add_filter("safe", |value: Value| value);
     for name in ["e", "escape"] {
         environment.add_filter(name, |state: &State<'_, '_>, value: Value| -> Result<Value, Error> {
             // A sign becomes six.
             consume_fuel(state, size(&value)?.saturating_mul(6))?;
-            let signs = [("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ("\"", "&#34;")];
-            let text = repr::text(&value).into_owned();
-            Ok(Value::from(signs.iter().fold(text, |text, (sign, name)| text.replace(sign, name))))
+            Ok(Value::from_safe_string(repr::escape_html(&value)))
         });
     }
     for name in ["d", "default"] {
@@ -127,34 +123,6 @@ fn add_filters(environment: &mut Environment<'_>) {
     environment.add_filter("int", int);
     environment.add_filter("join", join);
     environment.add_filter("sum", sum);
-}
-
-/// The arguments of a filter or method, each given by position or by name.
-pub(super) fn named_args<const N: usize>(
-    args: &[Value],
-    names: [&str; N],
-) -> Result<[Option<Value>; N], Error> {
-    let (positional, kwargs) = match args.split_last() {
-        Some((last, others)) if last.is_kwargs() => (others, Kwargs::try_from(last.clone())?),
-        _ => (args, std::iter::empty::<(String, Value)>().collect()),
-    };
-    if positional.len() > N {
-        return Err(Error::from(ErrorKind::TooManyArguments));
-    }
-    let mut found = [const { None }; N];
-    for (at, name) in names.into_iter().enumerate() {
-        found[at] = match positional.get(at) {
-            Some(value) => Some(value.clone()),
-            None => kwargs.get::<Option<Value>>(name)?,
-        };
-    }
-    kwargs.assert_all_used()?;
-    Ok(found)
-}
-
-/// True if an argument is neither `none` nor undefined.
-pub(super) fn is_given(value: &Value) -> bool {
-    !value.is_none() && !value.is_undefined()
 }
 
 /// The text of a value, which is paid for.

@@ -5,26 +5,15 @@
 //! out, compare or copy. So the operators that make or write such lists are replaced by filters that refuse lists
 //! above a size, and no larger list comes about.
 
+use super::limits::{check_nested, check_value, consume_fuel, failed, size};
 use super::source::{self, CHECK_FILTER, CHECK_IN_NAMESPACE, CONST_ONE};
 use super::{python, repr};
 use minijinja::machinery::{
     CompiledTemplate, Instruction, Instructions, TemplateConfig, eval, make_string_output,
 };
 use minijinja::value::{Rest, Tuple, ValueKind};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value, filters};
-use std::borrow::Cow;
+use minijinja::{AutoEscape, Environment, Error, State, Value, filters};
 use std::sync::Arc;
-
-/// Lists in lists.
-const MAX_NESTING: usize = 32;
-/// Values in a list, those in its lists included; 6,000 messages.
-const MAX_VALUES: usize = 20_000;
-/// Bytes of text in a list: no context holds that much, and one step may compare or write out all of it.
-const MAX_TEXT: usize = 8 << 20;
-/// Bytes of a value in a list.
-const VALUE_BYTES: usize = 32;
-/// Bytes that one unit of the interpreter's fuel pays for.
-const BYTES_PER_FUEL: usize = 64;
 
 /// Filters in place of operators; `in` is also the name of a test.
 const ADD: &str = "+";
@@ -108,6 +97,10 @@ pub(super) fn add(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Er
     let is_list = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
     if let (Some(left), Some(right)) = (a.as_str(), b.as_str()) {
         consume_fuel(state, left.len() + right.len())?;
+        // As in jinja2, what is added to a safe text is escaped.
+        if a.is_safe() || b.is_safe() {
+            return Ok(Value::from_safe_string([repr::escape_html(&a), repr::escape_html(&b)].concat()));
+        }
         return Ok(Value::from([left, right].concat()));
     }
     if a.is_undefined() || b.is_undefined() {
@@ -183,88 +176,4 @@ fn multiply(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
     }
     let product = i128::try_from(a)?.checked_mul(i128::try_from(b)?);
     product.map(integer).ok_or_else(|| failed("multiplies numbers that are too large"))
-}
-
-/// Takes what `bytes` cost from the fuel.
-pub(super) fn consume_fuel(state: &State<'_, '_>, bytes: usize) -> Result<(), Error> {
-    state.consume_fuel((bytes / BYTES_PER_FUEL) as u64)
-}
-
-/// [`check_value`] for what a namespace or a list holds: a namespace that holds itself has no end.
-pub(super) fn check_nested(value: Value) -> Result<Value, Error> {
-    if is_namespace(&value) {
-        return Err(failed("puts a namespace into a namespace or a list"));
-    }
-    check_value(value)
-}
-
-/// The value, a list in place of a view of one: views of views take long. Refuses a value that takes too long, or too
-/// much stack, to write out or compare.
-pub(super) fn check_value(value: Value) -> Result<Value, Error> {
-    if value.as_object().is_none() || is_namespace(&value) {
-        return Ok(value);
-    }
-    measure(&value, 0, &mut ValueSize::default())?;
-    match value.kind() {
-        ValueKind::Iterable if value.len().is_some() => {
-            Ok(Value::from(value.try_iter()?.collect::<Vec<_>>()))
-        }
-        _ => Ok(value),
-    }
-}
-
-/// About the bytes of a value written out. Refuses as [`check_value`].
-pub(super) fn size(value: &Value) -> Result<usize, Error> {
-    if value.as_object().is_none() {
-        return Ok(value.as_str().map_or(0, str::len));
-    }
-    let mut size = ValueSize::default();
-    measure(value, 0, &mut size)?;
-    Ok(size.text + size.values * VALUE_BYTES)
-}
-
-/// The contents of a list.
-#[derive(Default)]
-struct ValueSize {
-    values: usize,
-    text: usize,
-}
-
-/// The interpreter has no other way to tell.
-pub(super) fn is_namespace(value: &Value) -> bool {
-    value.as_object().is_some_and(|object| object.type_name().contains("Namespace"))
-}
-
-fn measure(value: &Value, depth: usize, size: &mut ValueSize) -> Result<(), Error> {
-    size.values += 1;
-    size.text += value.as_str().map_or(0, str::len);
-    if depth > MAX_NESTING {
-        return Err(failed(format!("makes lists nested more than {MAX_NESTING} levels deep")));
-    }
-    if size.values > MAX_VALUES {
-        return Err(failed(format!("makes a list of more than {MAX_VALUES} values")));
-    }
-    if size.text > MAX_TEXT {
-        return Err(failed(format!("makes a list with more than {} MiB of text", MAX_TEXT >> 20)));
-    }
-    if is_namespace(value) {
-        return Err(failed("puts a namespace into a namespace or a list"));
-    }
-    // What is an iterator without a length would be used up.
-    let is_list = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
-    if !is_list || value.len().is_none() {
-        return Ok(());
-    }
-    for item in value.try_iter()? {
-        if value.kind() == ValueKind::Map {
-            measure(&value.get_item(&item)?, depth + 1, size)?;
-        }
-        measure(&item, depth + 1, size)?;
-    }
-    Ok(())
-}
-
-/// Ends a template that does what it may not.
-pub(super) fn failed(why: impl Into<Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, why)
 }

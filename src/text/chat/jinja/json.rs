@@ -1,8 +1,8 @@
 //! JSON as Python's `json.dumps` writes it, with the options of transformers' `tojson`.
 
 use super::Refusal;
-use super::environment::{is_given, named_args};
-use super::interpreter::{consume_fuel, failed};
+use super::limits::{consume_fuel, failed};
+use super::python::{is_given, named_args};
 use super::repr;
 use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};

@@ -1,17 +1,45 @@
-//! Python's methods of texts, dictionaries and lists. In transformers' sandbox none may change a value.
+//! Python's methods of texts, dictionaries and lists, and its way to pass arguments. In transformers' sandbox no method
+//! may change a value.
 
-use super::environment::{is_given, named_args};
-use super::interpreter::{check_value, consume_fuel, failed, size};
+use super::limits::{check_value, consume_fuel, failed, size};
 use super::repr;
 use crate::chat::is_blank;
 use minijinja::formatting::{self, FormatStyle};
-use minijinja::value::{Tuple, ValueKind, from_args};
+use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
 /// Bytes for one text in a list of texts.
 const PART_BYTES: usize = 32;
 /// Widest field, and most digits.
 const MAX_WIDTH: usize = 4096;
+
+/// The arguments of a filter or method, each given by position or by name.
+pub(super) fn named_args<const N: usize>(
+    args: &[Value],
+    names: [&str; N],
+) -> Result<[Option<Value>; N], Error> {
+    let (positional, kwargs) = match args.split_last() {
+        Some((last, others)) if last.is_kwargs() => (others, Kwargs::try_from(last.clone())?),
+        _ => (args, std::iter::empty::<(String, Value)>().collect()),
+    };
+    if positional.len() > N {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let mut found = [const { None }; N];
+    for (at, name) in names.into_iter().enumerate() {
+        found[at] = match positional.get(at) {
+            Some(value) => Some(value.clone()),
+            None => kwargs.get::<Option<Value>>(name)?,
+        };
+    }
+    kwargs.assert_all_used()?;
+    Ok(found)
+}
+
+/// True if an argument is neither `none` nor undefined.
+pub(super) fn is_given(value: &Value) -> bool {
+    !value.is_none() && !value.is_undefined()
+}
 
 /// Calls `method` of `value`.
 pub(super) fn call_method(

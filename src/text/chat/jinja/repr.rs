@@ -22,7 +22,7 @@ fn write_repr(value: &Value, out: &mut String) {
     let (open, close) = match value.kind() {
         ValueKind::Undefined => return out.push_str("Undefined"),
         ValueKind::Number => return out.push_str(&number(value)),
-        ValueKind::Map if !super::interpreter::is_namespace(value) => ("{", "}"),
+        ValueKind::Map if !super::limits::is_namespace(value) => ("{", "}"),
         ValueKind::Seq if value.is_tuple() && value.len() == Some(1) => ("(", ",)"),
         ValueKind::Seq if value.is_tuple() => ("(", ")"),
         ValueKind::Seq => ("[", "]"),
@@ -66,6 +66,16 @@ fn write_quoted(text: &str, out: &mut String) {
 fn is_printable(c: char) -> bool {
     let is_format = matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
     c == ' ' || !(c.is_control() || c.is_whitespace() || is_format)
+}
+
+/// A text with HTML's names for its signs; one that is marked as safe stays as it is.
+pub(super) fn escape_html(value: &Value) -> String {
+    let text = self::text(value).into_owned();
+    if value.is_safe() {
+        return text;
+    }
+    let signs = [("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ("\"", "&#34;")];
+    signs.iter().fold(text, |text, (sign, name)| text.replace(sign, name))
 }
 
 /// A number in digits.

@@ -139,7 +139,7 @@ fn a_panic_of_the_interpreter_is_a_model_error() {
     let template = Jinja::new("dir/chat_template.jinja", "x", vec![]).expect("sound");
     let message = "dir/chat_template.jinja: makes the interpreter fail: lost; use the template published with the model";
     let panics = || -> std::result::Result<(), minijinja::Error> { panic!("lost\nmore") };
-    assert_eq!(template.contained(panics), Err(Error::Model(message.into())));
+    assert_eq!(template.run_contained(panics), Err(Error::Model(message.into())));
 }
 
 fn with_tokens(source: &str) -> Result<Jinja> {
