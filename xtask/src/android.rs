@@ -51,7 +51,7 @@ pub fn prepare(cargo: &mut Command, ndk: Ndk) -> Result<String> {
     ))
 }
 
-/// What a build without an NDK lacks on this machine, and what brings it.
+/// The first thing that a build without an NDK lacks on this machine, and the command that brings it.
 pub fn missing() -> Option<(String, String)> {
     if let Some(target) = [ANDROID, stubs::UNWINDER_TARGET].into_iter().find(|t| !toolchain::has_std(t)) {
         let library = format!("Rust's standard library for {target}");

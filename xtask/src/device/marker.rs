@@ -6,7 +6,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// What a script said about itself.
+/// A marker line.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Mark {
     /// The program that is about to start has this process id there.
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn marks_are_found_however_the_stream_is_cut() {
-        let stream = format!("{N} pid 77\nOnce\nupon a time{N} exit 3\n");
+        let stream = format!("{N} pid 77\nOnce\nupon a time{N} exit 3\r\n");
         for size in 1..=stream.len() {
             let (text, marks, rest) = split(stream.as_bytes(), size);
             assert_eq!(text, b"Once\nupon a time", "pieces of {size}");
@@ -97,17 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_stream_has_no_exit_and_keeps_its_text() {
+    fn a_broken_stream_and_hostile_output_have_no_exit_and_keep_their_text() {
         let stream = format!("text{N} exit ");
         let (text, marks, rest) = split(stream.as_bytes(), 5);
         assert_eq!((text.as_slice(), marks.len()), (&b"text"[..], 0));
         assert!(rest.starts_with(N.as_bytes()));
         let (text, marks, rest) = split(b"text@012", 3);
         assert_eq!((text.as_slice(), marks.len(), rest.as_slice()), (&b"text"[..], 0, &b"@012"[..]));
-    }
-
-    #[test]
-    fn hostile_output_is_text() {
         let other = "@fedcba9876543210@ exit 0\n";
         let odd = format!("{N} exit zero\n{N}\n{N} exit 99999999999\n{N} pid -1\n");
         let bytes = [other.as_bytes(), odd.as_bytes(), b"@@01\xff\0@0123"].concat();
@@ -117,27 +113,5 @@ mod tests {
             assert_eq!(text, bytes);
             assert!(marks.is_empty());
         }
-    }
-
-    #[test]
-    fn text_is_held_back_only_while_it_may_be_a_mark() {
-        let (mut text, mut found, mut marks) = (Vec::new(), Vec::new(), Marks::new(N));
-        marks.feed(b"a@", &mut text, &mut found);
-        assert_eq!(text, b"a");
-        marks.feed(b"b", &mut text, &mut found);
-        assert_eq!(text, b"a@b");
-    }
-
-    #[test]
-    fn nonces_differ_and_need_no_quotes() {
-        let (a, b) = (nonce(), nonce());
-        assert_ne!(a, b);
-        assert!(a.len() == 34 && a.chars().all(|c| c == '@' || c.is_ascii_hexdigit()), "{a}");
-    }
-
-    #[test]
-    fn carriage_returns_are_tolerated() {
-        let (_, marks, _) = split(format!("{N} exit 5\r\n").as_bytes(), 4);
-        assert_eq!(marks, [Mark::Exit(5)]);
     }
 }

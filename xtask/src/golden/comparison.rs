@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_named() {
+    fn the_first_differences_and_layers_are_named() {
         assert!(row(&[1, 2, 3], "aa").passed());
         assert_eq!(describe_difference(&row(&[1, 7, 9], "bb")), "token 1 is 7 there, expected 2");
         assert_eq!(describe_difference(&row(&[1, 2], "bb")), "2 tokens there, expected 3");
@@ -106,10 +106,6 @@ mod tests {
         assert_eq!(describe_difference(&here), "token 2 is 9 here, expected 3");
         let text = table(&[row(&[1, 2, 3], "aa"), row(&[1], "bb")]);
         assert_eq!((text.lines().count(), text.matches("DIFFERS").count()), (4, 2));
-    }
-
-    #[test]
-    fn the_first_differing_layer_is_named() {
         let here = "position 0 layer 0 residual aa\nposition 0 layer 1 residual bb\nposition 1 layer 0 residual cc\n";
         let there = here.replace("bb", "b0").replace("cc", "c0");
         assert_eq!(find_first_layer(&there, here), "first differing layer: 1, at position 0");
