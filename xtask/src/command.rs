@@ -48,7 +48,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     check(command, status, "")
 }
 
-/// What each command of [`build`] was and took, in the order in which they ended.
+/// Commands of [`build`] with their times, in the order in which they ended.
 static BUILDS: Mutex<Vec<(String, Duration)>> = Mutex::new(Vec::new());
 
 /// Runs a command that builds, and notes how long it takes.

@@ -15,7 +15,7 @@ use crate::{build, command};
 use clap::Args;
 use compare::{TOLERANCE, is_beginning, is_text, largest_difference, max_abs, wrong_steps};
 use engine::{Engine, Variant};
-use reference::{Case, Reference, TextCase};
+use reference::{PromptCase, Reference, TextCase};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -122,7 +122,7 @@ fn all_models() -> Result<Vec<PathBuf>> {
 
 /// Results of one model; each tally is a column of the table.
 #[derive(Default)]
-struct Row {
+struct ModelRow {
     model: String,
     logits: Tally,
     greedy: Tally,
@@ -136,20 +136,31 @@ struct Row {
     quantised_rms: f64,
 }
 
-impl Row {
+impl ModelRow {
     fn total(&self) -> Tally {
         let mut total = Tally::default();
-        let Row { logits, greedy, text, bits, quantised, opencl, paths, gguf, .. } = self;
+        let ModelRow { logits, greedy, text, bits, quantised, opencl, paths, gguf, .. } = self;
         let parts = [logits, greedy, text, bits, quantised, opencl, paths, gguf];
         parts.into_iter().for_each(|t| total += t.clone());
         total
     }
 }
 
-impl std::fmt::Display for Row {
+impl std::fmt::Display for ModelRow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Row { model, logits, greedy, text, bits, quantised, opencl, paths, gguf, largest, quantised_rms } =
-            self;
+        let ModelRow {
+            model,
+            logits,
+            greedy,
+            text,
+            bits,
+            quantised,
+            opencl,
+            paths,
+            gguf,
+            largest,
+            quantised_rms,
+        } = self;
         write!(
             f,
             "| {model} | {logits} | {greedy} | {text} | {bits} | {quantised} | {opencl} | {paths} | {gguf} | {largest:.1e} | {quantised_rms:.1e} |"
@@ -179,13 +190,13 @@ impl ModelCheck {
         Ok(ModelCheck { engine, reference, name, past })
     }
 
-    fn check(self) -> Result<Row> {
+    fn check(self) -> Result<ModelRow> {
         let ModelCheck { engine, reference, name, past } = self;
         let Some(reference) = reference else {
             let gguf = gguf::check(&engine, &name)?;
-            return Ok(Row { model: format!("{name} (GGUF)"), gguf, ..Row::default() });
+            return Ok(ModelRow { model: format!("{name} (GGUF)"), gguf, ..ModelRow::default() });
         };
-        let mut row = Row { model: name, ..Row::default() };
+        let mut row = ModelRow { model: name, ..ModelRow::default() };
         for case in &reference.cases {
             check_case(&engine, &reference, case, &mut row);
         }
@@ -213,7 +224,7 @@ impl ModelCheck {
 
 /// Logits of a prompt; then the prompt with its greedy continuation, whose first rows must be the same
 /// bits as without it.
-fn check_case(engine: &Engine, reference: &Reference, case: &Case, row: &mut Row) {
+fn check_case(engine: &Engine, reference: &Reference, case: &PromptCase, row: &mut ModelRow) {
     let (model, vocab) = (&reference.name, reference.vocab);
     let variant = Variant::with(FLOAT);
     let alone = engine.logits(&case.ids, vocab, variant);
@@ -350,7 +361,7 @@ fn check_eos(engine: &Engine, reference: &Reference) -> Result<()> {
 }
 
 /// One and two threads, and scalar code, give the same bytes: with float and with quantised weights.
-fn check_bits(engine: &Engine, reference: &Reference, row: &mut Row) {
+fn check_bits(engine: &Engine, reference: &Reference, row: &mut ModelRow) {
     let case = reference.longest_case();
     for (weights, flags) in [("f32", FLOAT), ("q4_0", QUANTISED)] {
         let run = |threads, scalar| {
@@ -374,7 +385,7 @@ fn check_bits(engine: &Engine, reference: &Reference, row: &mut Row) {
 
 /// Quantised weights and the default KV type: no reference is near enough to compare with, so the logits must be finite
 /// and those of the day before, and the table shows how far they are from the unquantised model's.
-fn check_quantised(engine: &Engine, reference: &Reference, row: &mut Row) {
+fn check_quantised(engine: &Engine, reference: &Reference, row: &mut ModelRow) {
     let case = reference.longest_case();
     let run = engine.logits(&case.ids, reference.vocab, Variant::with(QUANTISED));
     let outcome = run.and_then(|bytes| {

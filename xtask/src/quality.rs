@@ -83,7 +83,7 @@ fn all() -> Vec<Spec> {
     policies.iter().flat_map(|&policy| TYPES.map(|kv| Spec::new(policy, kv))).collect()
 }
 
-/// Those that promises are about: the type that users get unless they say otherwise.
+/// The rows that promises are about: the type that users get unless they say otherwise.
 fn quick() -> Vec<Spec> {
     all().into_iter().filter(|&row| row == FULL || row.kv == ("q4", "q4")).collect()
 }
@@ -154,7 +154,7 @@ fn measure(program: &Path, rows: &[Spec]) -> Result<Vec<Measurement>> {
     result::parse(&String::from_utf8_lossy(&lines), rows.len())
 }
 
-/// How far a four-bit cache's perplexity may be from that of a single-precision one.
+/// Largest distance of a four-bit cache's perplexity from that of a single-precision one.
 const Q4_CHANGE: f64 = 0.01;
 /// The share of a full cache's recall that SnapKV keeps, and sliding does not.
 const KEPT: f64 = 0.9;

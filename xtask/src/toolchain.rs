@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How to get a linker for every target.
+/// The command that brings a linker for every target.
 pub const LLD_REMEDY: &str = "sudo apt-get install lld, or a Rust of rustup.rs, which brings it";
 /// A file of this text is a library without members.
 pub const EMPTY_ARCHIVE: &str = "!<arch>\n";

@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// A marker line.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Mark {
+pub enum Marker {
     /// The program that is about to start has this process id there.
     Pid(u32),
     /// The script has ended with this exit code; nothing follows.
@@ -22,25 +22,25 @@ pub fn nonce() -> String {
 }
 
 /// Separates marker lines from what a program printed.
-pub struct Marks {
+pub struct MarkerFilter {
     nonce: Vec<u8>,
     /// Not yet known to be text: the beginning of a marker, or empty.
     held: Vec<u8>,
 }
 
-impl Marks {
-    pub fn new(nonce: &str) -> Marks {
-        Marks { nonce: nonce.into(), held: Vec::new() }
+impl MarkerFilter {
+    pub fn new(nonce: &str) -> MarkerFilter {
+        MarkerFilter { nonce: nonce.into(), held: Vec::new() }
     }
 
     /// Takes a piece of the stream; appends the program's bytes to `text` and the marks to `marks`.
-    pub fn feed(&mut self, piece: &[u8], text: &mut Vec<u8>, marks: &mut Vec<Mark>) {
+    pub fn feed(&mut self, piece: &[u8], text: &mut Vec<u8>, marks: &mut Vec<Marker>) {
         self.held.extend_from_slice(piece);
         while let Some(at) = self.held.windows(self.nonce.len()).position(|w| w == self.nonce) {
             text.extend(self.held.drain(..at));
             let Some(end) = self.held.iter().position(|&b| b == b'\n') else { return };
             let line: Vec<u8> = self.held.drain(..=end).collect();
-            match mark(&line[self.nonce.len()..]) {
+            match parse_marker(&line[self.nonce.len()..]) {
                 Some(mark) => marks.push(mark),
                 None => text.extend(line),
             }
@@ -52,20 +52,20 @@ impl Marks {
         text.extend(self.held.drain(..text_len));
     }
 
-    /// What was held back when the stream ended.
+    /// The text that was held back when the stream ended.
     pub fn rest(self) -> Vec<u8> {
         self.held
     }
 }
 
 /// ` exit 3\n`, also with the carriage return that old devices put in.
-fn mark(line: &[u8]) -> Option<Mark> {
+fn parse_marker(line: &[u8]) -> Option<Marker> {
     let line = std::str::from_utf8(line).ok()?;
     let (what, number) = line.trim_end().strip_prefix(' ')?.split_once(' ')?;
     let number = number.parse().ok()?;
     match what {
-        "pid" => Some(Mark::Pid(number)),
-        "exit" => Some(Mark::Exit(number)),
+        "pid" => Some(Marker::Pid(number)),
+        "exit" => Some(Marker::Exit(number)),
         _ => None,
     }
 }
@@ -77,8 +77,8 @@ mod tests {
     const N: &str = "@0123456789abcdef@";
 
     /// Feeds in pieces of `size` bytes.
-    fn split(stream: &[u8], size: usize) -> (Vec<u8>, Vec<Mark>, Vec<u8>) {
-        let (mut text, mut found, mut marks) = (Vec::new(), Vec::new(), Marks::new(N));
+    fn split(stream: &[u8], size: usize) -> (Vec<u8>, Vec<Marker>, Vec<u8>) {
+        let (mut text, mut found, mut marks) = (Vec::new(), Vec::new(), MarkerFilter::new(N));
         for piece in stream.chunks(size) {
             marks.feed(piece, &mut text, &mut found);
         }
@@ -91,7 +91,7 @@ mod tests {
         for size in 1..=stream.len() {
             let (text, marks, rest) = split(stream.as_bytes(), size);
             assert_eq!(text, b"Once\nupon a time", "pieces of {size}");
-            assert_eq!(marks, [Mark::Pid(77), Mark::Exit(3)], "pieces of {size}");
+            assert_eq!(marks, [Marker::Pid(77), Marker::Exit(3)], "pieces of {size}");
             assert!(rest.is_empty());
         }
     }

@@ -20,7 +20,7 @@ pub enum Weights<'a> {
     Sharded(&'a str),
 }
 
-/// How many files a message names.
+/// Files that a message names.
 const SHOWN: usize = 8;
 
 impl ModelSpec {

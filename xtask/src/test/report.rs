@@ -11,7 +11,7 @@ pub fn skip(why: &str, remedy: &str) -> Tally {
     Tally { skipped: 1, ..Tally::default() }
 }
 
-/// How many lines of a part's failures are printed again in the end.
+/// Lines of a part's failures that are printed again in the end.
 const MESSAGES: usize = 60;
 
 /// Results of the parts so far.

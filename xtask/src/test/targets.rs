@@ -21,7 +21,7 @@ pub fn build_early() {
             Some(_) => Ok(()),
             None => ANDROID_BUILDS.into_iter().try_for_each(|features| for_android(features).map(drop)),
         },
-        || if size::limits(&build::host()) { for_here().map(drop) } else { Ok(()) },
+        || if size::has_budget(&build::host()) { for_here().map(drop) } else { Ok(()) },
     ];
     for build in builds {
         std::thread::spawn(move || {
@@ -77,7 +77,7 @@ fn for_here() -> Result<PathBuf> {
 /// This machine's own program tells the story.
 fn here() -> Outcome {
     let host = build::host();
-    if !size::limits(&host) {
+    if !size::has_budget(&host) {
         let remedy = "nothing to install; see xtask/src/size.rs";
         return Ok(skip(&format!("there is no budget for {host}"), remedy));
     }
@@ -110,7 +110,7 @@ fn emulator(architecture: &str) -> Option<String> {
 /// Page sizes of kernels for 64-bit Arm besides the usual 4 KiB, which is this machine's.
 const PAGES: &[u32] = &[16 << 10, 64 << 10];
 
-/// The same on a kernel with pages of this size, as far as the emulator can be one.
+/// Runs the program on a kernel with pages of this size, as far as the emulator can be one.
 fn with_pages(binary: &Path, architecture: &str, page: u32) -> Result<()> {
     let paged = || {
         let mut run = command(binary, architecture);
