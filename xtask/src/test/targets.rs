@@ -1,6 +1,6 @@
 //! The parts of the tests that build what users get, look into it, and run it if they can.
 
-use super::report::{Tally, skip};
+use super::report::{Tally, skip, skip_missing};
 use super::{Outcome, arm};
 use crate::error::{Error, Result};
 use crate::golden::case::read_case;
@@ -46,7 +46,7 @@ pub fn sizes() -> Outcome {
 /// Android loads it. Always without an NDK, so that it is the same on every machine.
 fn android() -> Outcome {
     if let Some((what, remedy)) = android::missing() {
-        return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
+        return Ok(skip_missing((&what, &remedy)));
     }
     let story = build::model_dir("story")?;
     let maker = build::tested(&story)?;
@@ -90,8 +90,8 @@ fn here() -> Outcome {
 
 /// The static binary of 64-bit Arm, emulated where this machine is none.
 pub fn on_arm() -> Outcome {
-    if let Some((what, remedy)) = arm::missing() {
-        return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
+    if let Some(missing) = arm::missing() {
+        return Ok(skip_missing(missing));
     }
     let story = build::model_dir("story")?;
     let binary = build::tested_for(ARM_LINUX, &story)?;
