@@ -91,21 +91,6 @@ impl Report {
     }
 }
 
-/// The counts in a [closing line](Report::closing_line).
-pub fn parse_closing_line(line: &str) -> Option<Tally> {
-    let count = |word: &str| {
-        let part = line.split(", ").find_map(|part| part.strip_suffix(word));
-        part.map_or(Some(0), |number| number.trim().parse().ok())
-    };
-    let (passed, failed) = (count("passed")?, count("failed")?);
-    line.contains("passed").then_some(Tally {
-        passed,
-        failed,
-        skipped: count("skipped")?,
-        messages: Vec::new(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,8 +102,6 @@ mod tests {
         let mut report = Report::new(false);
         report.add("a", skipped(), Duration::from_secs(2));
         assert!(!report.failed() && report.closing_line() == "11 passed, 0 failed, 1 skipped");
-        assert_eq!(parse_closing_line(&report.closing_line()), skipped().ok());
-        assert_eq!(parse_closing_line("error: no"), None);
         report.add("b", Err(Error::Failed("no".into())), Duration::from_secs(3));
         assert_eq!(report.failures(), "failed parts:\n  b: 1 failed\n    no");
         let builds = [("x".to_string(), Duration::from_secs(1)), ("y".into(), Duration::from_secs(9))];
