@@ -77,13 +77,13 @@ fn as_past(tokens: Vec<u32>, numbers: &[f32]) -> Result<PastKeyValues, Box<dyn E
     Ok(PastKeyValues { layers: layers.collect(), tokens })
 }
 
-/// Whether numbers are as near as f32 arithmetic in another order leaves them.
+/// Checks that numbers are as near as f32 arithmetic in another order leaves them.
 fn close(what: &str, found: &[f32], expected: &[f32]) -> Result<(), Box<dyn Error>> {
     let largest = expected.iter().fold(1.0f32, |most, x| most.max(x.abs()));
     let far = found.iter().zip(expected).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
     println!("{what}: {:.1e} of the largest", far / largest);
-    match found.len() == expected.len() && far <= TOLERANCE * largest {
-        true => Ok(()),
-        false => Err(format!("{what}: {far} away from transformers', of {largest} at most").into()),
+    if found.len() == expected.len() && far <= TOLERANCE * largest {
+        return Ok(());
     }
+    Err(format!("{what}: {far} away from transformers', of {largest} at most").into())
 }

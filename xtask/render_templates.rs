@@ -10,7 +10,7 @@ use text::chat::{Context, Ending, Jinja, Message, Moment, TemplateKwargs, Tools,
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Case {
+struct TemplateCase {
     name: String,
     source: String,
     /// Special tokens by name, `bos_token` excepted.
@@ -26,13 +26,13 @@ struct Case {
 
 fn main() -> Result<(), Box<dyn Error>> {
     for line in std::io::stdin().lock().lines() {
-        let case: Case = serde_json::from_str(&line?)?;
+        let case: TemplateCase = serde_json::from_str(&line?)?;
         println!("{}", render(case).map_or_else(|why| json!({"refused": why}), |text| json!({"text": text})));
     }
     Ok(())
 }
 
-fn render(case: Case) -> Result<String, String> {
+fn render(case: TemplateCase) -> Result<String, String> {
     let mut variables = case.tools.map_or_else(TemplateKwargs::default, TemplateKwargs::of_tools);
     for (name, value) in &case.kwargs {
         variables.set(name, value)?;

@@ -12,18 +12,18 @@ use std::process::Command;
 /// Flags of LLVM's linker that take a tenth of the program away: functions of the same code become one, and
 /// relocations are packed in a way that bionic knows from API level 23 on.
 const SMALLER: &[&str] = &["--icf=all", "--pack-dyn-relocs=android"];
-/// Whether a build may use an NDK.
+/// The rule by which a build uses an NDK.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Ndk {
+pub enum NdkUse {
     IfFound,
     Never,
 }
 
 /// Lets a cargo command build for Android, and says in one line how it links.
-pub fn prepare(cargo: &mut Command, ndk: Ndk) -> Result<String> {
+pub fn prepare(cargo: &mut Command, ndk: NdkUse) -> Result<String> {
     let found = match ndk {
-        Ndk::IfFound => ndk::find(|name| std::env::var_os(name))?,
-        Ndk::Never => None,
+        NdkUse::IfFound => ndk::find(|name| std::env::var_os(name))?,
+        NdkUse::Never => None,
     };
     let page = format!("-Clink-arg=max-page-size={ANDROID_PAGE}");
     let mut flags = vec!["-Clink-arg=-z".to_string(), page];
@@ -43,7 +43,7 @@ pub fn prepare(cargo: &mut Command, ndk: Ndk) -> Result<String> {
     flags.push(format!("-Clink-arg=--dynamic-linker={ANDROID_LOADER}"));
     toolchain::link_with(cargo, ANDROID, &lld, &flags);
     let why =
-        if ndk == Ndk::Never { "NDK not used" } else { "no NDK found (ANDROID_NDK_HOME, ANDROID_HOME)" };
+        if ndk == NdkUse::Never { "NDK not used" } else { "no NDK found (ANDROID_NDK_HOME, ANDROID_HOME)" };
     Ok(format!(
         "{why}: linked by {} against stubs of the symbols in xtask/src/android/bionic, API level {ANDROID_API}; it runs on a \
          phone, but a release is better linked by an NDK",
@@ -51,7 +51,7 @@ pub fn prepare(cargo: &mut Command, ndk: Ndk) -> Result<String> {
     ))
 }
 
-/// What a build without an NDK lacks on this machine, and what brings it.
+/// The first thing that a build without an NDK lacks on this machine, and the command that brings it.
 pub fn missing() -> Option<(String, String)> {
     if let Some(target) = [ANDROID, stubs::UNWINDER_TARGET].into_iter().find(|t| !toolchain::has_std(t)) {
         let library = format!("Rust's standard library for {target}");

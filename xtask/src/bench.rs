@@ -37,7 +37,7 @@ pub struct BenchArgs {
     device: DeviceArgs,
     #[command(flatten)]
     model: build::ModelArgs,
-    /// How many times all is measured [default: 3, of serve 1]
+    /// Repetitions of everything [default: 3, of serve 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: Option<u64>,
     /// Write all results there

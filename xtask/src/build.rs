@@ -37,7 +37,7 @@ pub struct BuildArgs {
 
 pub fn run(args: &BuildArgs) -> Result<()> {
     let model = args.model.model.as_deref().map(model_dir).transpose()?;
-    let ndk = if args.no_ndk { android::Ndk::Never } else { android::Ndk::IfFound };
+    let ndk = if args.no_ndk { android::NdkUse::Never } else { android::NdkUse::IfFound };
     let built = match &args.target {
         Some(target) => release_for(target, model.as_deref(), ndk)?,
         None => portable_release(model.as_deref())?,
@@ -59,7 +59,7 @@ pub fn run(args: &BuildArgs) -> Result<()> {
     Ok(())
 }
 
-/// Where `build` leaves the program of a model, so that those of two models lie side by side.
+/// The place of the program of a model that `build` makes: those of two models lie side by side.
 fn output_path(model: &Path, target: Option<&str>) -> PathBuf {
     target_dir().join("models").join(model_name(model)).join(target.unwrap_or_default()).join("antigravity")
 }
@@ -86,7 +86,7 @@ pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
     } else if is_tested() {
         tested_for(target, &model.map_or_else(|| model_dir("story"), |model| Ok(model.into()))?)
     } else {
-        release_for(target, model, android::Ndk::IfFound)
+        release_for(target, model, android::NdkUse::IfFound)
     }
 }
 
@@ -94,7 +94,7 @@ fn is_tested() -> bool {
     std::env::var_os(TESTED).is_some()
 }
 
-fn release_for(target: &str, model: Option<&Path>, ndk: android::Ndk) -> Result<PathBuf> {
+fn release_for(target: &str, model: Option<&Path>, ndk: android::NdkUse) -> Result<PathBuf> {
     link_release((build_command(PROFILE, Features::Default, model), &target_dir()), target, ndk)
 }
 
@@ -103,11 +103,11 @@ pub fn release_aside(features: Features, target: &str, model: &Path) -> Result<P
     let aside = target_dir().join("aside");
     let mut cargo = build_command(PROFILE, features, Some(model));
     cargo.env("CARGO_TARGET_DIR", &aside);
-    link_release((cargo, &aside), target, android::Ndk::Never)
+    link_release((cargo, &aside), target, android::NdkUse::Never)
 }
 
 /// Builds a release for a target; one that panics ends at once, so nothing reads the tables of how to go on.
-fn link_release((cargo, dir): (Command, &Path), target: &str, ndk: android::Ndk) -> Result<PathBuf> {
+fn link_release((cargo, dir): (Command, &Path), target: &str, ndk: android::NdkUse) -> Result<PathBuf> {
     let mut cargo = make_reproducible(cargo, &command::root(), dir)?;
     if target == ANDROID || is_static(target) {
         let script = command::root().join("xtask/src/no_unwind.ld");
@@ -118,7 +118,7 @@ fn link_release((cargo, dir): (Command, &Path), target: &str, ndk: android::Ndk)
     check_fit(target, dir.join(target).join(PROFILE).join("antigravity"))
 }
 
-fn build_for(mut cargo: Command, target: &str, ndk: android::Ndk) -> Result<()> {
+fn build_for(mut cargo: Command, target: &str, ndk: android::NdkUse) -> Result<()> {
     cargo.args(["--target", target]);
     if let Some(note) = cargo::prepare(&mut cargo, target, ndk)? {
         eprintln!("{target}: {note}");
@@ -178,7 +178,7 @@ pub fn make_reproducible(mut cargo: Command, root: &Path, target: &Path) -> Resu
     Ok(cargo)
 }
 
-/// Where cargo keeps what it has downloaded.
+/// Cargo's folder of downloads.
 pub fn cargo_home() -> PathBuf {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     home.unwrap_or_else(|| std::env::home_dir().unwrap_or_default().join(".cargo"))
@@ -211,7 +211,7 @@ pub fn tested(model: &Path) -> Result<PathBuf> {
 
 /// [`tested`] for another machine than this.
 pub fn tested_for(target: &str, model: &Path) -> Result<PathBuf> {
-    build_for(checked_on_arm(debug_build(model), target), target, android::Ndk::IfFound)?;
+    build_for(checked_on_arm(debug_build(model), target), target, android::NdkUse::IfFound)?;
     check_fit(target, debug_binary(&[target]))
 }
 
@@ -227,7 +227,7 @@ pub fn unoptimised(model: &Path) -> Result<PathBuf> {
 
 /// [`unoptimised`] for another machine than this.
 pub fn unoptimised_for(target: &str, model: &Path) -> Result<PathBuf> {
-    build_for(checked_on_arm(unoptimised_command(model), target), target, android::Ndk::IfFound)?;
+    build_for(checked_on_arm(unoptimised_command(model), target), target, android::NdkUse::IfFound)?;
     Ok(debug_binary(&[target]))
 }
 

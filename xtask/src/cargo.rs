@@ -18,7 +18,7 @@ pub struct CargoArgs {
 
 /// Lets a cargo command build for a target, adding Rust's standard library where it is missing. Returns what
 /// is worth saying about the linking.
-pub fn prepare(cargo: &mut Command, target: &str, ndk: android::Ndk) -> Result<Option<String>> {
+pub fn prepare(cargo: &mut Command, target: &str, ndk: android::NdkUse) -> Result<Option<String>> {
     toolchain::ensure_std(target)?;
     if target == ANDROID {
         return android::prepare(cargo, ndk).map(Some);
@@ -47,7 +47,7 @@ pub fn run(args: &CargoArgs) -> Result<()> {
         Error::Usage("give a cargo command and --target, e.g. test --target aarch64-linux-android".into())
     })?;
     let mut cargo = command::cargo(&args.words.iter().map(String::as_str).collect::<Vec<_>>());
-    if let Some(note) = prepare(&mut cargo, target, android::Ndk::IfFound)? {
+    if let Some(note) = prepare(&mut cargo, target, android::NdkUse::IfFound)? {
         eprintln!("{target}: {note}");
     }
     command::run(&mut cargo)

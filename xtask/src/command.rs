@@ -48,15 +48,24 @@ pub fn run(command: &mut Command) -> Result<()> {
     check(command, status, "")
 }
 
-/// What each command of [`build`] was and took, in the order in which they ended.
+/// Commands of [`build`] with their times, in the order in which they ended.
 static BUILDS: Mutex<Vec<(String, Duration)>> = Mutex::new(Vec::new());
 
 /// Runs a command that builds, and notes how long it takes.
 pub fn build(command: &mut Command) -> Result<()> {
     let began = Instant::now();
     let ended = run(command);
-    BUILDS.lock().unwrap_or_else(PoisonError::into_inner).push((show(command), began.elapsed()));
+    BUILDS.lock().unwrap_or_else(PoisonError::into_inner).push((describe_build(command), began.elapsed()));
     ended
+}
+
+/// The words for cargo, and the model that is built.
+fn describe_build(command: &Command) -> String {
+    let model =
+        command.get_envs().find(|(name, _)| *name == "ANTIGRAVITY_MODEL").and_then(|(_, value)| value);
+    let model = model.and_then(|model| Path::new(model).file_name());
+    let words = command.get_args().chain(model).map(|word| word.to_string_lossy().into_owned());
+    words.filter(|word| word != "--config").collect::<Vec<_>>().join(" ").replace("profile.dev.package.", "")
 }
 
 /// Commands that have built so far, with their times.

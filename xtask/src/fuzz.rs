@@ -12,7 +12,7 @@ const LONGEST: usize = 200_000;
 
 #[derive(Args)]
 pub struct FuzzArgs {
-    /// How long each target runs
+    /// Seconds that each target runs
     #[arg(long, value_name = "S", default_value_t = 300)]
     seconds: u32,
     /// The targets to run [default: all]

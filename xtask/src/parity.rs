@@ -10,12 +10,13 @@ mod opencl;
 pub mod reference;
 
 use crate::error::{Error, Result};
+use crate::table::{cells, markdown};
 use crate::tally::Tally;
 use crate::{build, command};
 use clap::Args;
 use compare::{TOLERANCE, is_beginning, is_text, largest_difference, max_abs, wrong_steps};
 use engine::{Engine, Variant};
-use reference::{Case, Reference, TextCase};
+use reference::{PromptCase, Reference, TextCase};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -67,8 +68,8 @@ pub fn check(names: &[String]) -> Result<Tally> {
             let mut tally = Tally::default();
             match built.and_then(ModelCheck::check) {
                 Ok(row) => {
-                    tally = row.total();
-                    rows.push(row);
+                    row.tallies.iter().for_each(|t| tally += t.clone());
+                    rows.push(row.cells());
                 }
                 // A model that cannot be read or built must not hide the others.
                 Err(e) => tally.count_quietly(&dir.display().to_string(), Err(e)),
@@ -76,11 +77,8 @@ pub fn check(names: &[String]) -> Result<Tally> {
             total += tally;
         }
     });
-    println!(
-        "| model | logits | greedy | text | same bits | q4_0 | OpenCL | paths | GGUF | largest relative error | q4_0 rms error |"
-    );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|");
-    rows.iter().for_each(|row| println!("{row}"));
+    let titles = ["model"].into_iter().chain(COLUMNS).chain(["largest relative error", "q4_0 rms error"]);
+    print!("{}", markdown(cells(titles), rows.into_iter()));
     Ok(total)
 }
 
@@ -120,40 +118,44 @@ fn all_models() -> Result<Vec<PathBuf>> {
     Ok(dirs)
 }
 
-/// Results of one model; each tally is a column of the table.
+/// Results of one model.
 #[derive(Default)]
-struct Row {
+struct ModelRow {
     model: String,
-    logits: Tally,
-    greedy: Tally,
-    text: Tally,
-    bits: Tally,
-    quantised: Tally,
-    opencl: Tally,
-    paths: Tally,
-    gguf: Tally,
+    /// By [`Column`].
+    tallies: [Tally; COLUMNS.len()],
     largest: f32,
     quantised_rms: f64,
 }
 
-impl Row {
-    fn total(&self) -> Tally {
-        let mut total = Tally::default();
-        let Row { logits, greedy, text, bits, quantised, opencl, paths, gguf, .. } = self;
-        let parts = [logits, greedy, text, bits, quantised, opencl, paths, gguf];
-        parts.into_iter().for_each(|t| total += t.clone());
-        total
-    }
+/// Columns of the table, each with a tally.
+#[derive(Clone, Copy)]
+enum Column {
+    Logits,
+    Greedy,
+    Text,
+    Bits,
+    Quantised,
+    OpenCl,
+    Paths,
+    Gguf,
 }
 
-impl std::fmt::Display for Row {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Row { model, logits, greedy, text, bits, quantised, opencl, paths, gguf, largest, quantised_rms } =
-            self;
-        write!(
-            f,
-            "| {model} | {logits} | {greedy} | {text} | {bits} | {quantised} | {opencl} | {paths} | {gguf} | {largest:.1e} | {quantised_rms:.1e} |"
-        )
+const COLUMNS: [&str; 8] = ["logits", "greedy", "text", "same bits", "q4_0", "OpenCL", "paths", "GGUF"];
+
+impl ModelRow {
+    fn count(&mut self, column: Column, outcome: Result<()>) {
+        self.tallies[column as usize].count_quietly(&self.model, outcome);
+    }
+
+    fn add(&mut self, column: Column, tally: Tally) {
+        self.tallies[column as usize] += tally;
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let tallies = self.tallies.iter().map(|tally| tally.to_string());
+        let errors = [format!("{:.1e}", self.largest), format!("{:.1e}", self.quantised_rms)];
+        [self.model.clone()].into_iter().chain(tallies).chain(errors).collect()
     }
 }
 
@@ -179,85 +181,76 @@ impl ModelCheck {
         Ok(ModelCheck { engine, reference, name, past })
     }
 
-    fn check(self) -> Result<Row> {
+    fn check(self) -> Result<ModelRow> {
         let ModelCheck { engine, reference, name, past } = self;
         let Some(reference) = reference else {
-            let gguf = gguf::check(&engine, &name)?;
-            return Ok(Row { model: format!("{name} (GGUF)"), gguf, ..Row::default() });
+            let mut row = ModelRow { model: format!("{name} (GGUF)"), ..ModelRow::default() };
+            row.add(Column::Gguf, gguf::check(&engine, &name)?);
+            return Ok(row);
         };
-        let mut row = Row { model: name, ..Row::default() };
+        let mut row = ModelRow { model: name, ..ModelRow::default() };
         for case in &reference.cases {
             check_case(&engine, &reference, case, &mut row);
         }
         for text in &reference.texts {
-            row.text.count_quietly(&reference.name, check_text(&engine, text, reference.scale()));
+            row.count(Column::Text, check_text(&engine, text, reference.scale()));
             if text.stop.is_some_and(|stop| stop > 0) {
-                row.text.count_quietly(&reference.name, check_stop(&engine, text, reference.scale()));
+                row.count(Column::Text, check_stop(&engine, text, reference.scale()));
             }
         }
         if reference.eos.is_some() {
-            row.greedy.count_quietly(&reference.name, check_eos(&engine, &reference));
+            row.count(Column::Greedy, check_eos(&engine, &reference));
         }
         if let Some(past) = past {
-            row.logits.count_quietly(&reference.name, past);
+            row.count(Column::Logits, past);
         }
         check_bits(&engine, &reference, &mut row);
         check_quantised(&engine, &reference, &mut row);
-        row.quantised += key_bias::check(&engine, &reference, reference.longest_case());
-        row.paths = execution_paths::check(&engine, &reference);
-        row.opencl = opencl::check(&engine, &reference);
-        row.gguf = gguf::check(&engine, &reference.name)?;
+        row.add(Column::Quantised, key_bias::check(&engine, &reference, reference.longest_case()));
+        row.add(Column::Paths, execution_paths::check(&engine, &reference));
+        row.add(Column::OpenCl, opencl::check(&engine, &reference));
+        row.add(Column::Gguf, gguf::check(&engine, &reference.name)?);
         Ok(row)
     }
 }
 
 /// Logits of a prompt; then the prompt with its greedy continuation, whose first rows must be the same
 /// bits as without it.
-fn check_case(engine: &Engine, reference: &Reference, case: &Case, row: &mut Row) {
-    let (model, vocab) = (&reference.name, reference.vocab);
-    let variant = Variant::with(FLOAT);
-    let alone = engine.logits(&case.ids, vocab, variant);
+fn check_case(engine: &Engine, reference: &Reference, case: &PromptCase, row: &mut ModelRow) {
+    let vocab = reference.vocab;
+    let alone = engine.logits(&case.ids, vocab, Variant::with(FLOAT));
     // The last greedy id is not fed: nothing was computed from it.
     let fed = case.greedy_ids.len().saturating_sub(1);
     let longer_ids = [&case.ids[..], &case.greedy_ids[..fed]].concat();
-    let longer = engine.logits(&longer_ids, vocab, variant);
-
-    row.bits.count_quietly(
-        model,
-        match (&alone, &longer) {
-            (Ok(alone), Ok(longer)) => {
-                check_same_bits(alone, &longer[..alone.len()], vocab, "in a longer prompt")
-            }
-            // Reported below.
-            _ => Err(Error::Failed(format!("{}: no two runs to compare", case.name))),
-        },
-    );
-    row.logits.count_quietly(
-        model,
-        alone.and_then(|bytes| {
-            let found = reference::to_floats(&bytes);
-            let found = &found[found.len() - case.logits.len()..];
-            let outcome = check_within(&case.name, found, &case.logits, vocab);
-            row.largest = row.largest.max(outcome.0);
-            outcome.1
-        }),
-    );
-    row.greedy.count_quietly(
-        model,
-        longer.and_then(|bytes| {
-            let found = reference::to_floats(&bytes);
-            let found = &found[(case.ids.len() - 1) * vocab..];
-            let scale = max_abs(case.greedy_logits.as_deref().unwrap_or(&case.logits)).max(1.0);
-            check_steps(
-                &case.name,
-                &wrong_steps(found, &case.greedy_ids, &case.margins, DECIDABLE * f64::from(scale)),
-            )?;
-            let Some(expected) = &case.greedy_logits else { return Ok(()) };
-            let outcome = check_within(&format!("{} greedy", case.name), found, expected, vocab);
-            row.largest = row.largest.max(outcome.0);
-            outcome.1
-        }),
-    );
+    let longer = engine.logits(&longer_ids, vocab, Variant::with(FLOAT));
+    let same = match (&alone, &longer) {
+        (Ok(alone), Ok(longer)) => {
+            check_same_bits(alone, &longer[..alone.len()], vocab, "in a longer prompt")
+        }
+        // Reported below.
+        _ => Err(Error::Failed(format!("{}: no two runs to compare", case.name))),
+    };
+    row.count(Column::Bits, same);
+    let outcome = alone.and_then(|bytes| {
+        let found = reference::to_floats(&bytes);
+        let found = &found[found.len() - case.logits.len()..];
+        let outcome = check_within(&case.name, found, &case.logits, vocab);
+        row.largest = row.largest.max(outcome.0);
+        outcome.1
+    });
+    row.count(Column::Logits, outcome);
+    let outcome = longer.and_then(|bytes| {
+        let found = reference::to_floats(&bytes);
+        let found = &found[(case.ids.len() - 1) * vocab..];
+        let scale = max_abs(case.greedy_logits.as_deref().unwrap_or(&case.logits)).max(1.0);
+        let threshold = DECIDABLE * f64::from(scale);
+        check_steps(&case.name, &wrong_steps(found, &case.greedy_ids, &case.margins, threshold))?;
+        let Some(expected) = &case.greedy_logits else { return Ok(()) };
+        let outcome = check_within(&format!("{} greedy", case.name), found, expected, vocab);
+        row.largest = row.largest.max(outcome.0);
+        outcome.1
+    });
+    row.count(Column::Greedy, outcome);
 }
 
 /// Computes the relative error, and whether it is allowed.
@@ -350,7 +343,7 @@ fn check_eos(engine: &Engine, reference: &Reference) -> Result<()> {
 }
 
 /// One and two threads, and scalar code, give the same bytes: with float and with quantised weights.
-fn check_bits(engine: &Engine, reference: &Reference, row: &mut Row) {
+fn check_bits(engine: &Engine, reference: &Reference, row: &mut ModelRow) {
     let case = reference.longest_case();
     for (weights, flags) in [("f32", FLOAT), ("q4_0", QUANTISED)] {
         let run = |threads, scalar| {
@@ -367,14 +360,14 @@ fn check_bits(engine: &Engine, reference: &Reference, row: &mut Row) {
                 }),
                 Err(e) => Err(Error::Failed(e.to_string())),
             };
-            row.bits.count_quietly(&reference.name, outcome);
+            row.count(Column::Bits, outcome);
         }
     }
 }
 
 /// Quantised weights and the default KV type: no reference is near enough to compare with, so the logits must be finite
 /// and those of the day before, and the table shows how far they are from the unquantised model's.
-fn check_quantised(engine: &Engine, reference: &Reference, row: &mut Row) {
+fn check_quantised(engine: &Engine, reference: &Reference, row: &mut ModelRow) {
     let case = reference.longest_case();
     let run = engine.logits(&case.ids, reference.vocab, Variant::with(QUANTISED));
     let outcome = run.and_then(|bytes| {
@@ -391,7 +384,7 @@ fn check_quantised(engine: &Engine, reference: &Reference, row: &mut Row) {
             ))),
         }
     });
-    row.quantised.count_quietly(&reference.name, outcome);
+    row.count(Column::Quantised, outcome);
 }
 
 #[cfg(test)]

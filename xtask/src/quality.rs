@@ -3,90 +3,15 @@
 
 mod real;
 mod result;
-mod table;
 
 use crate::error::{Error, Result};
 use crate::{build, command};
 use clap::Args;
 use files::atomic_file;
-use result::Measurement;
+use result::{Measurement, Score};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// Settings of a row.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Spec {
-    policy: Policy,
-    /// Of keys, and of values.
-    kv: (&'static str, &'static str),
-}
-
-/// A policy with its numbers, at the share of the slots that it keeps.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Policy {
-    None,
-    /// Name, first tokens that always stay.
-    Keeps(&'static str, usize),
-}
-
-/// First tokens that sliding always keeps, attention sinks: perplexity 1.688, without them 1.719 (f32 cache). Policies
-/// that look at attention find them by themselves: H2O 1.556 either way.
-const SINKS: usize = 4;
-const SHARE: &str = "25%";
-const EVICTING: [Policy; 3] =
-    [Policy::Keeps("sliding", SINKS), Policy::Keeps("snapkv", 0), Policy::Keeps("h2o", 0)];
-const TYPES: [(&str, &str); 5] = [("f32", "f32"), ("f16", "f16"), ("q8", "q8"), ("q8", "q4"), ("q4", "q4")];
-
-impl Policy {
-    fn settings(self) -> String {
-        match self {
-            Policy::None => "policy=none".into(),
-            Policy::Keeps(name, prefix) => format!("policy={name},window={SHARE},prefix={prefix}"),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Policy::None => "none",
-            Policy::Keeps(name, _) => name,
-        }
-    }
-}
-
-impl Spec {
-    const fn new(policy: Policy, kv: (&'static str, &'static str)) -> Self {
-        Self { policy, kv }
-    }
-
-    /// As `eval` reads it.
-    fn settings(self) -> String {
-        let (k, v) = self.kv;
-        format!("k={k},v={v},{}", self.policy.settings())
-    }
-
-    /// As the table says it.
-    fn kv_name(self) -> String {
-        match self.kv {
-            (k, v) if k == v => k.into(),
-            (k, v) => format!("{k} keys, {v} values"),
-        }
-    }
-}
-
-/// The row that the others are held against.
-const FULL: Spec = Spec::new(Policy::None, ("f32", "f32"));
-
-/// Every policy with every type.
-fn all() -> Vec<Spec> {
-    let policies = [&[Policy::None][..], &EVICTING].concat();
-    policies.iter().flat_map(|&policy| TYPES.map(|kv| Spec::new(policy, kv))).collect()
-}
-
-/// Those that promises are about: the type that users get unless they say otherwise.
-fn quick() -> Vec<Spec> {
-    all().into_iter().filter(|&row| row == FULL || row.kv == ("q4", "q4")).collect()
-}
 
 #[derive(Args)]
 pub struct QualityArgs {
@@ -104,6 +29,46 @@ pub struct QualityArgs {
     quick: bool,
 }
 
+/// A row of a table: its first cells, and its settings as `eval` reads them.
+#[derive(Debug, Clone, PartialEq)]
+struct Row {
+    labels: Vec<String>,
+    settings: String,
+}
+
+impl Row {
+    fn new(labels: &[&str], settings: impl Into<String>) -> Row {
+        Row { labels: labels.iter().map(|label| label.to_string()).collect(), settings: settings.into() }
+    }
+}
+
+const SHARE: &str = "25%";
+/// Policies with the first tokens that each keeps. Attention sinks help sliding: perplexity 1.688, without them 1.719 (f32
+/// cache). Policies that look at attention find them by themselves: H2O 1.556 either way.
+const EVICTING: [(&str, usize); 3] = [("sliding", 4), ("snapkv", 0), ("h2o", 0)];
+/// Types of keys and values, the first without loss.
+const TYPES: [(&str, &str); 5] = [("f32", "f32"), ("f16", "f16"), ("q8", "q8"), ("q8", "q4"), ("q4", "q4")];
+/// The type that users get unless they say otherwise.
+const DEFAULT: &str = "q4";
+
+/// Every policy with every type; the others are held against the first row.
+fn all_rows() -> Vec<Row> {
+    let evicting =
+        EVICTING.map(|(name, prefix)| (name, format!("policy={name},window={SHARE},prefix={prefix}")));
+    let policies = [("none", "policy=none".to_string())].into_iter().chain(evicting);
+    let row = |(k, v): (&str, &str), name: &str, policy: &str| {
+        let kv = if k == v { k.to_string() } else { format!("{k} keys, {v} values") };
+        Row::new(&[name, &kv], format!("k={k},v={v},{policy}"))
+    };
+    policies.flat_map(|(name, policy)| TYPES.map(|kv| row(kv, name, &policy))).collect()
+}
+
+/// The rows that promises are about.
+fn quick_rows() -> Vec<Row> {
+    let rows = all_rows();
+    rows.iter().filter(|row| **row == rows[0] || row.labels[1] == DEFAULT).cloned().collect()
+}
+
 pub fn run(args: &QualityArgs) -> Result<()> {
     let (model, is_story) = (build::model_dir(&args.model)?, args.model == "story");
     if !is_story {
@@ -119,8 +84,8 @@ pub fn run(args: &QualityArgs) -> Result<()> {
     if !is_story {
         return real::run(&model, &program, args.out.as_deref());
     }
-    let rows = if args.quick { quick() } else { all() };
-    let text = table::markdown(&rows, &measure(&program, &rows)?);
+    let rows = if args.quick { quick_rows() } else { all_rows() };
+    let text = story_tables(&rows, &measure(&program, &rows)?);
     match &args.out {
         Some(file) => atomic_file::write(file, text.as_bytes()).map_err(|e| Error::at(file, e)),
         None => {
@@ -130,48 +95,99 @@ pub fn run(args: &QualityArgs) -> Result<()> {
     }
 }
 
-/// Free of settings from this process's environment.
-fn without_settings(command: &mut Command) {
+/// Runs `eval` on the rows, the first of which the others are held against, free of settings from the environment.
+fn run_eval(program: &Path, model: &Path, inputs: &[&str], rows: &[Row]) -> Result<String> {
+    let mut eval = Command::new(program);
     for (key, _) in std::env::vars_os().filter(|(k, _)| k.to_string_lossy().starts_with("ANTIGRAVITY_")) {
-        command.env_remove(key);
+        eval.env_remove(key);
     }
+    eval.args(["eval", "-q", "--format", "jsonl", "-m"]).arg(model).args(inputs);
+    for (i, row) in rows.iter().enumerate() {
+        eval.arg(if i == 0 { "--against" } else { "--settings" }).arg(&row.settings);
+    }
+    eprintln!("$ {}", command::show(&eval));
+    Ok(String::from_utf8_lossy(&command::stdout(&mut eval)?).into_owned())
 }
 
-/// One result for each row; the first is [`FULL`].
-fn measure(program: &Path, rows: &[Spec]) -> Result<Vec<Measurement>> {
-    let mut command = Command::new(program);
-    without_settings(&mut command);
+/// One result for each row.
+fn measure(program: &Path, rows: &[Row]) -> Result<Vec<Measurement>> {
     let model = build::model_dir("story")?;
-    command.args(["eval", "-q", "--format", "jsonl", "-m"]).arg(&model);
-    command.arg("--tokens").arg(model.join("golden/eval_tokens.json"));
-    command.arg("--recall").arg(model.join("golden/recall.json"));
-    command.arg("--against").arg(FULL.settings());
-    for row in rows.iter().filter(|&&row| row != FULL) {
-        command.arg("--settings").arg(row.settings());
-    }
-    eprintln!("$ {}", command::show(&command));
-    let lines = command::stdout(&mut command)?;
-    result::parse(&String::from_utf8_lossy(&lines), rows.len())
+    let golden = |file: &str| model.join("golden").join(file).display().to_string();
+    let inputs = ["--tokens", &golden("eval_tokens.json"), "--recall", &golden("recall.json")];
+    result::parse(&run_eval(program, &model, &inputs, rows)?, rows.len())
 }
 
-/// How far a four-bit cache's perplexity may be from that of a single-precision one.
+/// The text above the story model's table.
+const HOW_TO_READ: &str = "\
+Slots and KiB are what is left of the cache after a prompt: everything, or with a policy a quarter of the prompt; means
+over 60 prompts of 300 to 1,500 tokens. Perplexity, its change, the KL divergence and how often the most probable token
+is the same are over 20,440 held-out predictions in chunks of 512 tokens, in which a policy evicts down to a quarter of
+the chunk again and again, against the first row. Recall is of facts stated 300, 800 and 1,400 tokens before the
+question that ends the prompt, in plain text and in chats: of the answers that the model gives in single precision with
+all of the cache, how many it still gives. So a row without a policy shows what the type costs, and a row with `f32` what
+the policy costs.
+";
+
+const HEAD: &str = "| policy | KV cache | slots kept | KiB kept | perplexity | change | KL, nats | same top token | \
+                    recall 300 | 800 | 1,400 | plain | chat | all |\n\
+                    |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+
+/// The story model's table, and above it how to read it.
+fn story_tables(rows: &[Row], found: &[Measurement]) -> String {
+    format!("{HOW_TO_READ}\n{HEAD}{}", lines(rows, found, story_cells))
+}
+
+/// Lines of a table: the labels of each row, and the cells of its measurement.
+fn lines(rows: &[Row], found: &[Measurement], cells: impl Fn(&Measurement) -> Vec<String>) -> String {
+    let line = |(row, found): (&Row, &Measurement)| {
+        format!("| {} |\n", [row.labels.clone(), cells(found)].concat().join(" | "))
+    };
+    rows.iter().zip(found).map(line).collect()
+}
+
+fn story_cells(row: &Measurement) -> Vec<String> {
+    let recall = &row.recall;
+    let (all, share) = (recall.all, 100.0 * recall.all.kept as f64 / recall.all.full as f64);
+    let mut cells = vec![format!("{:.1} %", 100.0 * recall.slots), format!("{:.0}", recall.bytes / 1024.0)];
+    cells.extend(prediction_cells(row, 6));
+    cells.extend([300, 800, 1400].map(|distance| recall.of(|group| group.distance == distance).to_string()));
+    cells.extend(["plain", "chat"].map(|form| recall.of(|group| group.form == form).to_string()));
+    cells.push(format!("{all} = {share:.1} %"));
+    cells
+}
+
+/// Perplexity with six or three decimals, and its distance from the first row's.
+fn prediction_cells(row: &Measurement, digits: usize) -> [String; 4] {
+    let perplexity = format!("{:.digits$}", row.perplexity);
+    let Some((change, kl, top)) = row.against else {
+        return [perplexity, "–".into(), "–".into(), "–".into()];
+    };
+    let change = match format!("{:+.3}", 100.0 * change) {
+        zero if zero == "-0.000" || zero == "+0.000" => "0.000 %".into(),
+        number => format!("{number} %"),
+    };
+    let kl_digits = digits.max(4);
+    [perplexity, change, format!("{kl:.kl_digits$}"), format!("{:.2} %", 100.0 * top)]
+}
+
+/// Largest distance of a four-bit cache's perplexity from that of a single-precision one.
 const Q4_CHANGE: f64 = 0.01;
 /// The share of a full cache's recall that SnapKV keeps, and sliding does not.
 const KEPT: f64 = 0.9;
 
-/// The page with the table.
+/// The page with the tables.
 const README: &str = "models/story/README.md";
 
 /// Measures the rows of `--quick` and returns promises, each with whether it holds: those of the cache, and that the
 /// table in the story model's README is what this machine measures.
 pub fn promises() -> Result<Vec<(String, bool)>> {
-    let rows = quick();
+    let rows = quick_rows();
     let found = measure(&build::tested(&build::model_dir("story")?)?, &rows)?;
-    print!("{}", table::markdown(&rows, &found));
+    print!("{}", story_tables(&rows, &found));
     let readme = command::root().join(README);
     let readme = fs::read_to_string(&readme).map_err(|e| Error::at(&readme, e))?;
     let mut promises = check_promises(&rows, &found)?;
-    for line in table::lines(&rows, &found) {
+    for line in lines(&rows, &found, story_cells).lines() {
         let holds = readme.lines().any(|l| l == line);
         promises.push((format!("{README} has what `cargo xtask quality` measures: {line}"), holds));
     }
@@ -179,15 +195,17 @@ pub fn promises() -> Result<Vec<(String, bool)>> {
 }
 
 /// The promises of the cache.
-fn check_promises(rows: &[Spec], found: &[Measurement]) -> Result<Vec<(String, bool)>> {
+fn check_promises(rows: &[Row], found: &[Measurement]) -> Result<Vec<(String, bool)>> {
     let of = |policy: &str, kv: &str| {
-        let row = rows.iter().position(|r| r.policy.name() == policy && r.kv == (kv, kv));
+        let row = rows.iter().position(|row| row.labels == [policy, kv]);
         row.map(|i| &found[i]).ok_or_else(|| Error::Failed(format!("no row for {policy} with {kv}")))
     };
-    let (full, q4) = (of("none", "f32")?, of("none", "q4")?);
+    let (full, q4) = (of("none", "f32")?, of("none", DEFAULT)?);
     let change = (q4.perplexity / full.perplexity - 1.0).abs();
-    let share =
-        |policy| Ok::<f64, Error>(of(policy, "q4")?.recall.all.kept as f64 / full.recall.all.kept as f64);
+    let share = |policy| {
+        let Score { kept, .. } = of(policy, DEFAULT)?.recall.all;
+        Ok::<f64, Error>(kept as f64 / full.recall.all.kept as f64)
+    };
     let (snapkv, sliding) = (share("snapkv")?, share("sliding")?);
     Ok(vec![
         (format!("perplexity with q4 within 1.0 % of f32: {:.3} %", 100.0 * change), change <= Q4_CHANGE),
@@ -199,34 +217,41 @@ fn check_promises(rows: &[Spec], found: &[Measurement]) -> Result<Vec<(String, b
 #[cfg(test)]
 mod tests {
     use super::*;
-    use result::{Recall, Score};
+    use result::{Group, Recall};
 
     #[test]
-    fn every_policy_is_measured_with_every_type() {
-        let (all, quick) = (all(), quick());
-        assert_eq!((all.len(), quick.len(), all[0], quick[0]), (20, 5, FULL, FULL));
-        assert_eq!(FULL.settings(), "k=f32,v=f32,policy=none");
-        assert_eq!(quick[2].settings(), "k=q4,v=q4,policy=sliding,window=25%,prefix=4");
-        assert_eq!(all[3].kv_name(), "q8 keys, q4 values");
+    fn every_policy_is_measured_with_every_type_and_has_a_cell_for_every_column() {
+        let (all, quick) = (all_rows(), quick_rows());
+        assert_eq!((all.len(), quick.len(), &all[0]), (20, 5, &quick[0]));
+        assert_eq!(all[0], Row::new(&["none", "f32"], "k=f32,v=f32,policy=none"));
+        assert_eq!(quick[2].settings, "k=q4,v=q4,policy=sliding,window=25%,prefix=4");
+        assert_eq!(all[3].labels[1], "q8 keys, q4 values");
+        let score = |kept, full| Score { kept, full };
+        let group = |form: &str, distance, score| Group { form: form.into(), distance, score };
+        let groups = vec![group("plain", 300, score(2, 2)), group("chat", 800, score(1, 2))];
+        let recall = Recall { slots: 1.0, bytes: 2048.0, all: score(3, 4), groups, ..Recall::default() };
+        let full = Measurement { perplexity: 1.5, against: None, recall };
+        let other = Measurement { against: Some((-0.000001, 0.25, 0.5)), ..full.clone() };
+        let text = story_tables(&quick, &[full, other]);
+        let lines: Vec<&str> = text.lines().filter(|l| l.starts_with('|')).collect();
+        assert!(lines.len() == 4 && lines.iter().all(|l| l.matches('|').count() == 15), "{text}");
+        let first = "| none | f32 | 100.0 % | 2 | 1.500000 | – | – | – | 2/2 | 1/2 | 0/0 | 2/2 | 1/2 | 3/4 = 75.0 % |";
+        assert_eq!(lines[2], first);
+        assert!(lines[3].contains("| 0.000 % | 0.250000 | 50.00 % |"));
     }
 
     #[test]
     fn promises_can_be_broken() {
-        let group = quick();
         let with = |perplexities: [f64; 2], kept: [usize; 3]| {
             let row = |perplexity, kept| Measurement {
                 perplexity,
                 recall: Recall { all: Score { kept, full: 47 }, ..Recall::default() },
                 ..Measurement::default()
             };
-            let rows = vec![
-                row(perplexities[0], 46),
-                row(perplexities[1], 46),
-                row(1.5, kept[0]),
-                row(1.5, kept[1]),
-                row(1.5, kept[2]),
-            ];
-            check_promises(&group, &rows).unwrap().iter().map(|(_, holds)| *holds).collect::<Vec<_>>()
+            let evicting = kept.map(|kept| row(1.5, kept));
+            let rows = [vec![row(perplexities[0], 46), row(perplexities[1], 46)], evicting.to_vec()].concat();
+            let promises = check_promises(&quick_rows(), &rows).unwrap();
+            promises.iter().map(|(_, holds)| *holds).collect::<Vec<_>>()
         };
         assert_eq!(with([1.5, 1.514], [3, 42, 0]), [true, true, true]);
         assert_eq!(with([1.5, 1.516], [42, 41, 47]), [false, false, false]);

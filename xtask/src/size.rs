@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::targets::Features;
 use std::path::Path;
 
-/// What a stripped release binary of the bundled model may weigh.
+/// The largest size of a stripped release binary of the bundled model.
 pub struct Budget {
     pub target: &'static str,
     pub features: Features,
@@ -24,8 +24,8 @@ pub const BUDGETS: &[Budget] = &[
     Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 10_580_000 },
 ];
 
-/// Whether there is a budget for a target.
-pub fn limits(target: &str) -> bool {
+/// Finds out whether there is a budget for a target.
+pub fn has_budget(target: &str) -> bool {
     BUDGETS.iter().any(|b| b.target == target)
 }
 

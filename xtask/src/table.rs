@@ -1,6 +1,6 @@
-//! What this tool's reports are made of: medians, numbers as text, Markdown tables. What is not known is `–`.
+//! The parts of this tool's reports: medians, numbers as text, Markdown tables; `–` is not known.
 
-/// Stands for what is not known.
+/// Stands for an unknown value.
 pub const UNKNOWN: &str = "–";
 
 /// Median and extremes.
@@ -65,21 +65,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_in_the_middle() {
+    fn medians_short_numbers_and_cells_that_stay_in_their_column() {
         let of = |values: &[f64]| Spread::of(values.iter().copied());
         assert_eq!(of(&[3.0, 1.0, 2.0]), Some(Spread { median: 2.0, min: 1.0, max: 3.0 }));
         assert_eq!(of(&[4.0, 1.0]), Some(Spread { median: 2.5, min: 1.0, max: 4.0 }));
         assert_eq!(of(&[]), None);
-    }
-
-    #[test]
-    fn numbers_are_short() {
         let texts = [None, Some(0.01234), Some(1.234), Some(1234.5)].map(short);
         assert_eq!(texts, ["–", "0.0123", "1.23", "1234.5"]);
-    }
-
-    #[test]
-    fn hostile_cells_stay_in_their_column() {
         let table = markdown(cells(["a", "b"]), [cells(["x|y\n|", "\u{1b}[2J"])].into_iter());
         assert_eq!(table.lines().count(), 3);
         assert!(table.lines().all(|l| l.matches('|').count() == 3) && !table.contains('\u{1b}'), "{table}");

@@ -19,7 +19,7 @@ use crate::{build, command, parity, quality, tidy};
 use cargo_test::{CargoTest, run_beside};
 use clap::Args;
 use report::{Report, Tally};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 #[derive(Args)]
 pub struct TestArgs {
@@ -89,59 +89,17 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let is_wanted = |part: &&Part| {
         all || (args.parts.is_empty() && part.when == Always) || args.parts.iter().any(|w| w == part.name)
     };
-    let mut beside = None;
     if all {
         targets::build_early();
     }
     for part in PARTS.iter().filter(is_wanted) {
-        if all && part.when == All && beside.is_none() {
-            beside = Some(OtherProcess::start());
-        }
-        if all && ON_ONE_CORE.contains(&part.name) {
-            continue;
-        }
         eprintln!("\n== {}: {}", part.name, part.about);
         let began = Instant::now();
         report.add(part.name, (part.run)(), began.elapsed());
     }
-    if let Some(beside) = beside {
-        report.add(&ON_ONE_CORE.join(", "), beside.join(), Duration::ZERO);
-    }
     eprintln!("\n{}\n{}", report.times(&command::build_times()), report.failures());
     println!("{}", report.closing_line());
     if report.failed() { Err(Error::Failed("tests failed".into())) } else { Ok(()) }
-}
-
-/// Parts that work on one core for minutes: with `all`, another process of this tool runs them beside the others.
-const ON_ONE_CORE: [&str; 3] = ["long", "oclgrind", "runtimes"];
-
-/// The process of the parts [`ON_ONE_CORE`].
-struct OtherProcess(std::thread::JoinHandle<Outcome>);
-
-impl OtherProcess {
-    fn start() -> OtherProcess {
-        OtherProcess(std::thread::spawn(|| {
-            let itself =
-                std::env::current_exe().map_err(|e| Error::Failed(format!("cannot start myself: {e}")))?;
-            let mut tests = std::process::Command::new(itself);
-            let out = command::output(tests.arg("test").args(ON_ONE_CORE))?;
-            let (stdout, stderr) =
-                (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-            eprint!("\n== {}, beside the others\n{stderr}", ON_ONE_CORE.join(", "));
-            print!("{stdout}");
-            let messages = stderr.rsplit_once("failed parts:\n").map_or("", |(_, failures)| failures);
-            let messages = messages.lines().map(String::from).collect();
-            let tally = stdout.lines().next_back().and_then(report::parse_closing_line);
-            let tally = tally.ok_or_else(|| {
-                Error::Failed(format!("`{}` ended with {}", command::show(&tests), out.status))
-            })?;
-            Ok(Tally { messages, ..tally })
-        }))
-    }
-
-    fn join(self) -> Outcome {
-        self.0.join().expect("invariant: nothing in it panics")
-    }
 }
 
 /// `cargo …` for the bundled model, whatever model the user's shell is set to.

@@ -1,4 +1,4 @@
-//! What building for a target needs of the machine: Rust's standard library for it, a linker, and a way to add flags.
+//! The machine's part of building for a target: Rust's standard library for it, a linker, and a way to add flags.
 
 use crate::command;
 use crate::error::{Error, Result};
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How to get a linker for every target.
+/// The command that brings a linker for every target.
 pub const LLD_REMEDY: &str = "sudo apt-get install lld, or a Rust of rustup.rs, which brings it";
 /// A file of this text is a library without members.
 pub const EMPTY_ARCHIVE: &str = "!<arch>\n";
@@ -48,7 +48,7 @@ pub fn rustc() -> Command {
     rustc
 }
 
-/// Where Rust's standard library for a target is, or would be.
+/// The folder of Rust's standard library for a target.
 pub fn libdir(target: &str) -> Result<PathBuf> {
     let out = command::stdout(rustc().args(["--print", "target-libdir", "--target", target]))?;
     Ok(String::from_utf8_lossy(&out).trim().into())
@@ -109,29 +109,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_of_the_user_are_kept() {
-        assert_eq!(user_flags(None, None), [""; 0]);
+    fn flags_of_the_user_are_kept_and_add_up_and_linkers_are_recognised() {
         assert_eq!(user_flags(None, Some("-D  warnings ")), ["-D", "warnings"]);
         assert_eq!(user_flags(Some("-L\x1fa b"), Some("-D warnings")), ["-L", "a b"]);
-        assert_eq!(user_flags(Some(""), Some("-D warnings")), [""; 0]);
-    }
-
-    #[test]
-    fn flags_add_up() {
         let mut cargo = Command::new("cargo");
         cargo.env(FLAGS, "-L\x1fa b");
         add_flags(&mut cargo, &["-O".into()]);
         add_flags(&mut cargo, &["-g".into()]);
         let set: Vec<_> = cargo.get_envs().filter_map(|(_, value)| value?.to_str()).collect();
         assert_eq!(set, ["-L\x1fa b\x1f-O\x1f-g"]);
-    }
-
-    #[test]
-    fn linkers_are_recognised() {
-        assert_eq!(lld_version("ld.lld-19"), Some(19));
-        assert!(lld_version("ld.lld") > lld_version("ld.lld-19"));
-        for name in ["ld", "ld.lld.exe", "ld.lld-", "ld64.lld", "ld.lld-x"] {
-            assert_eq!(lld_version(name), None, "{name}");
-        }
+        assert!(lld_version("ld.lld") > lld_version("ld.lld-19") && lld_version("ld.lld-19") == Some(19));
+        assert!(["ld", "ld.lld.exe", "ld.lld-", "ld64.lld"].iter().all(|name| lld_version(name).is_none()));
     }
 }

@@ -1,4 +1,4 @@
-//! What a link for Android needs of an NDK, made here: a library of empty symbols in place of each of bionic's
+//! The parts of an NDK that a link for Android needs, made here: a library of empty symbols in place of each of bionic's
 //! (the real ones are on every phone), the object a program starts in, and an unwinder.
 
 use super::bionic::{LATER, LIBRARIES, Library};
@@ -16,8 +16,8 @@ pub const UNWINDER_TARGET: &str = "aarch64-unknown-linux-musl";
 pub fn make(lld: &Path) -> Result<PathBuf> {
     let dir = target_dir().join("android-stubs");
     let stamp = dir.join("made-of");
-    let made_of = made_of()?;
-    if fs::read_to_string(&stamp).is_ok_and(|text| text == made_of) {
+    let inputs = describe_inputs()?;
+    if fs::read_to_string(&stamp).is_ok_and(|text| text == inputs) {
         return Ok(dir);
     }
     fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
@@ -34,12 +34,12 @@ pub fn make(lld: &Path) -> Result<PathBuf> {
     let unwinder = toolchain::libdir(UNWINDER_TARGET)?.join("self-contained/libunwind.a");
     fs::copy(&unwinder, dir.join("libunwind.a"))
         .map_err(|e| Error::at(&unwinder, format!("{e}; rustup target add {UNWINDER_TARGET} brings it")))?;
-    write(&stamp, &made_of)?;
+    write(&stamp, &inputs)?;
     Ok(dir)
 }
 
-/// All that decides what the files hold.
-fn made_of() -> Result<String> {
+/// Everything that the files depend on.
+fn describe_inputs() -> Result<String> {
     let compiler = command::stdout(toolchain::rustc().arg("-vV"))?;
     let libraries = LIBRARIES.iter().map(library_source).collect::<String>();
     Ok(format!("{}{}{libraries}", String::from_utf8_lossy(&compiler), start_source()))
@@ -78,24 +78,7 @@ fn library_source(library: &Library) -> String {
     assembly(&text)
 }
 
-/// Where a program begins.
+/// The beginning of a program.
 fn start_source() -> String {
     assembly(&include_str!("start.s").replace("{API}", &ANDROID_API.to_string()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn libraries_define_each_symbol_once() {
-        for library in LIBRARIES {
-            let source = library_source(library);
-            for name in library.functions().chain(library.variables()) {
-                assert_eq!(source.matches(&format!(".globl {name}\n")).count(), 1, "{name}");
-            }
-        }
-        assert!(library_source(&LIBRARIES[0]).contains("getrandom:\n"));
-        assert!(!library_source(&LIBRARIES[1]).contains("getrandom:\n"));
-    }
 }

@@ -19,7 +19,7 @@ pub struct Peer {
 
 /// A row of ours that the peer measures as well.
 #[derive(Deserialize)]
-struct Row {
+struct BenchRow {
     test: String,
     n_prompt: u64,
     n_gen: u64,
@@ -52,7 +52,7 @@ impl Peer {
     }
 
     /// Tokens per second of one row, and what the program calls its build.
-    fn measure(&self, row: &Row, rest: &[String]) -> Result<(f64, Value)> {
+    fn measure(&self, row: &BenchRow, rest: &[String]) -> Result<(f64, Value)> {
         let mut bench = Command::new(&self.program);
         if self.is_ours {
             bench.args(["bench", "--output", "json", "-m"]).arg(&self.model).args(row.flags()).args(rest);
@@ -65,9 +65,10 @@ impl Peer {
         }
         let out = command::output(&mut bench)?;
         let printed: Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
-        let (speed, build) = match self.is_ours {
-            true => (&printed["rows"][0]["tokens_per_second"], &printed["version"]),
-            false => (&printed[0]["avg_ts"], &printed[0]["build_commit"]),
+        let (speed, build) = if self.is_ours {
+            (&printed["rows"][0]["tokens_per_second"], &printed["version"])
+        } else {
+            (&printed[0]["avg_ts"], &printed[0]["build_commit"])
         };
         if let Some(speed) = speed.as_f64().filter(|speed| out.status.success() && *speed > 0.0) {
             return Ok((speed, build.clone()));
@@ -78,10 +79,10 @@ impl Peer {
     }
 }
 
-impl Row {
+impl BenchRow {
     /// `None` for several sequences together, which `llama-bench` does not have.
-    fn parse(row: &Value) -> Option<Row> {
-        serde_json::from_value(row.clone()).ok().filter(|row: &Row| !row.test.contains(" x"))
+    fn parse(row: &Value) -> Option<BenchRow> {
+        serde_json::from_value(row.clone()).ok().filter(|row: &BenchRow| !row.test.contains(" x"))
     }
 
     /// Flags of `antigravity bench` for this row alone.
@@ -107,7 +108,7 @@ pub fn measure_beside(
     mut ours: impl FnMut(&[String]) -> Result<Value>,
 ) -> Result<Value> {
     let rest = remove_lists(flags);
-    let rows: Vec<Row> = rows.iter().filter_map(Row::parse).collect();
+    let rows: Vec<BenchRow> = rows.iter().filter_map(BenchRow::parse).collect();
     let mut speeds = vec![(Vec::new(), Vec::new()); rows.len()];
     let mut build = Value::Null;
     for i in 0..runs {
@@ -126,7 +127,7 @@ pub fn measure_beside(
             }
         }
     }
-    let line = |(row, (mine, theirs)): (&Row, &(Vec<f64>, Vec<f64>))| {
+    let line = |(row, (mine, theirs)): (&BenchRow, &(Vec<f64>, Vec<f64>))| {
         let ratios = Spread::of(mine.iter().zip(theirs).map(|(mine, theirs)| mine / theirs));
         json!({"test": row.test, "threads": row.threads, "kv_type": row.kv_type, "ours": mine, "theirs": theirs,
                "ratio": ratios.map(|r| r.median), "min": ratios.map(|r| r.min), "max": ratios.map(|r| r.max)})

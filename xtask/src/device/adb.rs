@@ -18,7 +18,7 @@ pub struct Adb {
     facts: Facts,
 }
 
-/// What a device says about itself.
+/// A device's description of itself.
 #[derive(Debug, Default, PartialEq)]
 struct Facts {
     target: String,
@@ -38,10 +38,11 @@ impl Adb {
             let why = last_line(&out.stderr);
             return Err(Error::Device(format!("`adb devices` fails ({why}); try: adb kill-server")));
         }
-        let serial = choose(&listed(&String::from_utf8_lossy(&out.stdout)), serial)?;
+        let serial = choose(&parse_devices(&String::from_utf8_lossy(&out.stdout)), serial)?;
         let mut device = Adb { serial, facts: Facts::default() };
         let answer = shell::capture(&device, PROBE)?.ok(&device)?;
-        device.facts = facts(&answer).map_err(|why| Error::Device(format!("{}: {why}", device.serial)))?;
+        device.facts =
+            parse_facts(&answer).map_err(|why| Error::Device(format!("{}: {why}", device.serial)))?;
         Ok(device)
     }
 
@@ -125,7 +126,7 @@ fn last_line(bytes: &[u8]) -> String {
 }
 
 /// Serial numbers and states in the output of `adb devices`.
-fn listed(text: &str) -> Vec<(String, String)> {
+fn parse_devices(text: &str) -> Vec<(String, String)> {
     let lines = text.lines().filter(|l| !l.starts_with('*'));
     let pair =
         |l: &str| l.split_once('\t').map(|(serial, state)| (serial.trim().into(), state.trim().into()));
@@ -157,7 +158,7 @@ fn choose(devices: &[(String, String)], wanted: Option<&str>) -> Result<String> 
     }
 }
 
-/// What to do about a state that is not ready.
+/// The remedy for a state that is not ready.
 fn remedy(state: &str) -> Option<&'static str> {
     Some(match state {
         "device" => return None,
@@ -172,7 +173,7 @@ fn remedy(state: &str) -> Option<&'static str> {
     })
 }
 
-/// Asks what [`facts`] reads.
+/// Prints the lines that [`parse_facts`] reads.
 const PROBE: &str = "\
 echo sdk=$(getprop ro.build.version.sdk 2>/dev/null)
 echo abi=$(getprop ro.product.cpu.abi 2>/dev/null)
@@ -180,7 +181,7 @@ echo machine=$(uname -m)
 echo tmp=${TMPDIR:-/tmp}";
 
 /// An Android system has an SDK level; another one is a Linux board, which gets a static program.
-fn facts(answer: &str) -> std::result::Result<Facts, String> {
+fn parse_facts(answer: &str) -> std::result::Result<Facts, String> {
     let field = |name: &str| {
         let value = answer.lines().find_map(|l| l.trim().strip_prefix(name)?.strip_prefix('='));
         value.unwrap_or("").trim()
@@ -212,27 +213,23 @@ mod tests {
         X1\tno permissions (missing udev rules? user is in the plugdev group); see [http://x]\n\n";
 
     fn error(devices: &str, serial: Option<&str>) -> String {
-        let e = choose(&listed(devices), serial).unwrap_err();
+        let e = choose(&parse_devices(devices), serial).unwrap_err();
         assert_eq!(e.exit_code(), 5);
         assert_eq!(e.to_string().lines().count(), 1);
         e.to_string()
     }
 
     #[test]
-    fn devices_are_listed() {
-        let devices = listed(LIST);
+    fn devices_are_listed_and_the_ready_one_is_chosen() {
+        let devices = parse_devices(LIST);
         assert_eq!(devices.len(), 4);
         assert_eq!(devices[1], ("127.0.0.1:15557".into(), "offline".into()));
         assert_eq!(devices[2], ("0123 45".into(), "unauthorized".into()));
-        assert!(listed("List of devices attached\n\n").is_empty());
-        assert!(listed("").is_empty());
-    }
-
-    #[test]
-    fn one_ready_device_is_chosen() {
-        assert_eq!(choose(&listed("List of devices attached\nA\tdevice\n"), None).unwrap(), "A");
-        assert_eq!(choose(&listed(LIST), None).unwrap(), "R58M123");
-        assert_eq!(choose(&listed(LIST), Some("R58M123")).unwrap(), "R58M123");
+        assert!(parse_devices("List of devices attached\n\n").is_empty());
+        assert!(parse_devices("").is_empty());
+        assert_eq!(choose(&parse_devices("List of devices attached\nA\tdevice\n"), None).unwrap(), "A");
+        assert_eq!(choose(&parse_devices(LIST), None).unwrap(), "R58M123");
+        assert_eq!(choose(&parse_devices(LIST), Some("R58M123")).unwrap(), "R58M123");
     }
 
     #[test]
@@ -250,10 +247,11 @@ mod tests {
 
     #[test]
     fn a_device_says_what_it_runs() {
-        let phone = facts("sdk=34\r\nabi=arm64-v8a\r\nmachine=aarch64\r\ntmp=/data/local/tmp\r\n").unwrap();
+        let phone =
+            parse_facts("sdk=34\r\nabi=arm64-v8a\r\nmachine=aarch64\r\ntmp=/data/local/tmp\r\n").unwrap();
         assert_eq!(phone.target, "aarch64-linux-android");
         assert_eq!(phone.home, "/data/local/tmp/antigravity");
-        let board = facts("sdk=\nabi=\nmachine=aarch64\ntmp=/var/tmp/\n").unwrap();
+        let board = parse_facts("sdk=\nabi=\nmachine=aarch64\ntmp=/var/tmp/\n").unwrap();
         assert_eq!(board.target, "aarch64-unknown-linux-musl");
         assert_eq!(board.home, "/var/tmp/antigravity");
         for (answer, word) in [
@@ -264,16 +262,10 @@ mod tests {
             ("\u{1b}[2J", "CPU"),
             ("", "CPU"),
         ] {
-            assert!(facts(answer).unwrap_err().contains(word), "{answer:?}");
+            assert!(parse_facts(answer).unwrap_err().contains(word), "{answer:?}");
         }
-    }
-
-    #[test]
-    fn hostile_lines_are_tamed() {
-        assert_eq!(
-            last_line(b"adb: error: failed to copy 'a': no space\n\n"),
-            "failed to copy 'a': no space"
-        );
+        let said = b"adb: error: failed to copy 'a': no space\n\n";
+        assert_eq!(last_line(said), "failed to copy 'a': no space");
         assert_eq!(last_line(b"\x1b[2Jx"), "\\u{1b}[2Jx");
         assert_eq!(last_line(b""), "no reason given");
     }

@@ -21,8 +21,8 @@ impl Item {
     }
 }
 
-/// An item, with what is known about its content.
-struct Known<'a> {
+/// An item with its size and hash.
+struct HashedItem<'a> {
     item: &'a Item,
     bytes: u64,
     hash: String,
@@ -35,13 +35,14 @@ pub fn install(device: &dyn Device, dir: &str, items: &[Item]) -> Result<usize> 
     if items.is_empty() {
         return Ok(0);
     }
-    let known = items.iter().map(know).collect::<Result<Vec<_>>>()?;
+    let known = items.iter().map(hash_item).collect::<Result<Vec<_>>>()?;
     let names: Vec<&str> = items.iter().map(|i| i.name.as_str()).collect();
     // Remains of an installation that was stopped; then what is there.
     let script = format!("mkdir -p {0} && cd {0} && rm -f ./*.new && {1}", quote(dir), hashes_of(&names));
-    let there = hashes(&capture(device, &script)?.ok(device)?);
-    let differs = |k: &&Known<'_>| there.iter().all(|(name, hash)| *name != k.item.name || *hash != k.hash);
-    let different: Vec<&Known<'_>> = known.iter().filter(differs).collect();
+    let there = parse_hashes(&capture(device, &script)?.ok(device)?);
+    let differs =
+        |k: &&HashedItem<'_>| there.iter().all(|(name, hash)| *name != k.item.name || *hash != k.hash);
+    let different: Vec<&HashedItem<'_>> = known.iter().filter(differs).collect();
     if different.is_empty() {
         return Ok(0);
     }
@@ -55,7 +56,7 @@ pub fn install(device: &dyn Device, dir: &str, items: &[Item]) -> Result<usize> 
     Ok(different.len())
 }
 
-fn know(item: &Item) -> Result<Known<'_>> {
+fn hash_item(item: &Item) -> Result<HashedItem<'_>> {
     let read = || -> std::io::Result<(u64, String)> {
         let (mut file, mut hash, mut bytes) = (std::fs::File::open(&item.from)?, Sha256::new(), 0);
         let mut piece = vec![0; 1 << 20];
@@ -71,7 +72,7 @@ fn know(item: &Item) -> Result<Known<'_>> {
         Ok((bytes, hash.finalize().iter().map(|b| format!("{b:02x}")).collect()))
     };
     let (bytes, hash) = read().map_err(|e| Error::at(&item.from, e))?;
-    Ok(Known { item, bytes, hash })
+    Ok(HashedItem { item, bytes, hash })
 }
 
 /// A script that prints the hashes of those files that exist.
@@ -81,7 +82,7 @@ fn hashes_of(names: &[&str]) -> String {
 }
 
 /// `(name, hash)` of the lines of sha256sum that are such.
-fn hashes(text: &str) -> Vec<(String, String)> {
+fn parse_hashes(text: &str) -> Vec<(String, String)> {
     let pair = |line: &str| {
         let (hash, name) = line.trim_end().split_once(' ')?;
         let whole = hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit());
@@ -94,7 +95,7 @@ fn hashes(text: &str) -> Vec<(String, String)> {
 fn check_space(device: &dyn Device, dir: &str, need: u64) -> Result<()> {
     const SPARE: u64 = 16 << 20;
     let answer = capture(device, &format!("df -k {}", quote(dir)))?.ok(device)?;
-    match free_bytes(&answer) {
+    match parse_free_bytes(&answer) {
         Some(free) if free < need + SPARE => Err(Error::Device(format!(
             "{}: {dir} has {} free, {} are needed; delete something there (`rm -r {dir}` drops this model)",
             device.name(),
@@ -107,14 +108,14 @@ fn check_space(device: &dyn Device, dir: &str, need: u64) -> Result<()> {
 }
 
 /// The free bytes in the output of `df -k`. Long device names push the numbers to a line of their own.
-fn free_bytes(text: &str) -> Option<u64> {
+fn parse_free_bytes(text: &str) -> Option<u64> {
     let (_, rows) = text.split_once('\n')?;
     let words: Vec<&str> = rows.split_whitespace().collect();
     let percent = words.iter().position(|w| w.ends_with('%') && w.len() > 1)?;
     words.get(percent.checked_sub(1)?)?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-fn push(device: &dyn Device, dir: &str, file: &Known<'_>) -> Result<()> {
+fn push(device: &dyn Device, dir: &str, file: &HashedItem<'_>) -> Result<()> {
     let name = &file.item.name;
     eprintln!("{}: pushing {name}, {}", device.name(), size(file.bytes));
     device.push(&file.item.from, &format!("{dir}/{name}.new"))
@@ -126,11 +127,11 @@ fn size(bytes: u64) -> String {
 }
 
 /// Checks the new files there and puts them in place of the old ones.
-fn swap(device: &dyn Device, dir: &str, files: &[&Known<'_>]) -> Result<()> {
+fn swap(device: &dyn Device, dir: &str, files: &[&HashedItem<'_>]) -> Result<()> {
     let new: Vec<String> = files.iter().map(|k| format!("{}.new", k.item.name)).collect();
     let names: Vec<&str> = new.iter().map(String::as_str).collect();
     let script = format!("cd {} && {}", quote(dir), hashes_of(&names));
-    let there = hashes(&capture(device, &script)?.ok(device)?);
+    let there = parse_hashes(&capture(device, &script)?.ok(device)?);
     for (name, file) in names.iter().zip(files) {
         if there.iter().all(|(n, hash)| n != name || *hash != file.hash) {
             return Err(Error::Device(format!(
@@ -159,22 +160,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_are_read_and_nonsense_is_not() {
+    fn hashes_and_free_space_are_read_and_nonsense_is_not() {
         let hash = "AB".repeat(32);
         let text =
             format!("{hash}  model\n{hash} *b c\nshort  x\n{hash}\nsha256sum: y: No such file\n\u{1b}[2J\n");
         let lower = hash.to_lowercase();
-        assert_eq!(hashes(&text), [("model".into(), lower.clone()), ("b c".into(), lower)]);
-    }
-
-    #[test]
-    fn free_space_is_read_from_every_df() {
+        assert_eq!(parse_hashes(&text), [("model".into(), lower.clone()), ("b c".into(), lower)]);
         let toybox = "Filesystem     1K-blocks     Used Available Use% Mounted on\n/dev/block/dm-9 113116140 58 5600 52% /data\n";
-        assert_eq!(free_bytes(toybox), Some(5600 * 1024));
+        assert_eq!(parse_free_bytes(toybox), Some(5600 * 1024));
         let wrapped = "Filesystem           1K-blocks\n/dev/block/bootdevice/by-name/userdata\n   100   40   60  40% /data\n";
-        assert_eq!(free_bytes(wrapped), Some(60 * 1024));
+        assert_eq!(parse_free_bytes(wrapped), Some(60 * 1024));
         for odd in ["", "x", "a\nb c d", "h\n% %", "h\n 99999999999999999999 5%", "h\nx 5%"] {
-            assert_eq!(free_bytes(odd), None, "{odd:?}");
+            assert_eq!(parse_free_bytes(odd), None, "{odd:?}");
         }
     }
 

@@ -60,12 +60,12 @@ impl Device for Local {
     }
 
     fn forward(&self, here: u16, there: u16) -> Result<Forward> {
-        match here == there {
-            true => Ok(Forward(None)),
-            false => Err(Error::Usage(format!(
-                "--port {here}: is for --device adb; {}'s server takes its own --port after --",
-                self.name
-            ))),
+        if here == there {
+            return Ok(Forward(None));
         }
+        Err(Error::Usage(format!(
+            "--port {here}: is for --device adb; {}'s server takes its own --port after --",
+            self.name
+        )))
     }
 }

@@ -6,9 +6,9 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// What a script said about itself.
+/// A marker line.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Mark {
+pub enum Marker {
     /// The program that is about to start has this process id there.
     Pid(u32),
     /// The script has ended with this exit code; nothing follows.
@@ -22,25 +22,25 @@ pub fn nonce() -> String {
 }
 
 /// Separates marker lines from what a program printed.
-pub struct Marks {
+pub struct MarkerFilter {
     nonce: Vec<u8>,
     /// Not yet known to be text: the beginning of a marker, or empty.
     held: Vec<u8>,
 }
 
-impl Marks {
-    pub fn new(nonce: &str) -> Marks {
-        Marks { nonce: nonce.into(), held: Vec::new() }
+impl MarkerFilter {
+    pub fn new(nonce: &str) -> MarkerFilter {
+        MarkerFilter { nonce: nonce.into(), held: Vec::new() }
     }
 
     /// Takes a piece of the stream; appends the program's bytes to `text` and the marks to `marks`.
-    pub fn feed(&mut self, piece: &[u8], text: &mut Vec<u8>, marks: &mut Vec<Mark>) {
+    pub fn feed(&mut self, piece: &[u8], text: &mut Vec<u8>, marks: &mut Vec<Marker>) {
         self.held.extend_from_slice(piece);
         while let Some(at) = self.held.windows(self.nonce.len()).position(|w| w == self.nonce) {
             text.extend(self.held.drain(..at));
             let Some(end) = self.held.iter().position(|&b| b == b'\n') else { return };
             let line: Vec<u8> = self.held.drain(..=end).collect();
-            match mark(&line[self.nonce.len()..]) {
+            match parse_marker(&line[self.nonce.len()..]) {
                 Some(mark) => marks.push(mark),
                 None => text.extend(line),
             }
@@ -52,20 +52,20 @@ impl Marks {
         text.extend(self.held.drain(..text_len));
     }
 
-    /// What was held back when the stream ended.
+    /// The text that was held back when the stream ended.
     pub fn rest(self) -> Vec<u8> {
         self.held
     }
 }
 
 /// ` exit 3\n`, also with the carriage return that old devices put in.
-fn mark(line: &[u8]) -> Option<Mark> {
+fn parse_marker(line: &[u8]) -> Option<Marker> {
     let line = std::str::from_utf8(line).ok()?;
     let (what, number) = line.trim_end().strip_prefix(' ')?.split_once(' ')?;
     let number = number.parse().ok()?;
     match what {
-        "pid" => Some(Mark::Pid(number)),
-        "exit" => Some(Mark::Exit(number)),
+        "pid" => Some(Marker::Pid(number)),
+        "exit" => Some(Marker::Exit(number)),
         _ => None,
     }
 }
@@ -77,8 +77,8 @@ mod tests {
     const N: &str = "@0123456789abcdef@";
 
     /// Feeds in pieces of `size` bytes.
-    fn split(stream: &[u8], size: usize) -> (Vec<u8>, Vec<Mark>, Vec<u8>) {
-        let (mut text, mut found, mut marks) = (Vec::new(), Vec::new(), Marks::new(N));
+    fn split(stream: &[u8], size: usize) -> (Vec<u8>, Vec<Marker>, Vec<u8>) {
+        let (mut text, mut found, mut marks) = (Vec::new(), Vec::new(), MarkerFilter::new(N));
         for piece in stream.chunks(size) {
             marks.feed(piece, &mut text, &mut found);
         }
@@ -87,27 +87,23 @@ mod tests {
 
     #[test]
     fn marks_are_found_however_the_stream_is_cut() {
-        let stream = format!("{N} pid 77\nOnce\nupon a time{N} exit 3\n");
+        let stream = format!("{N} pid 77\nOnce\nupon a time{N} exit 3\r\n");
         for size in 1..=stream.len() {
             let (text, marks, rest) = split(stream.as_bytes(), size);
             assert_eq!(text, b"Once\nupon a time", "pieces of {size}");
-            assert_eq!(marks, [Mark::Pid(77), Mark::Exit(3)], "pieces of {size}");
+            assert_eq!(marks, [Marker::Pid(77), Marker::Exit(3)], "pieces of {size}");
             assert!(rest.is_empty());
         }
     }
 
     #[test]
-    fn a_broken_stream_has_no_exit_and_keeps_its_text() {
+    fn a_broken_stream_and_hostile_output_have_no_exit_and_keep_their_text() {
         let stream = format!("text{N} exit ");
         let (text, marks, rest) = split(stream.as_bytes(), 5);
         assert_eq!((text.as_slice(), marks.len()), (&b"text"[..], 0));
         assert!(rest.starts_with(N.as_bytes()));
         let (text, marks, rest) = split(b"text@012", 3);
         assert_eq!((text.as_slice(), marks.len(), rest.as_slice()), (&b"text"[..], 0, &b"@012"[..]));
-    }
-
-    #[test]
-    fn hostile_output_is_text() {
         let other = "@fedcba9876543210@ exit 0\n";
         let odd = format!("{N} exit zero\n{N}\n{N} exit 99999999999\n{N} pid -1\n");
         let bytes = [other.as_bytes(), odd.as_bytes(), b"@@01\xff\0@0123"].concat();
@@ -117,27 +113,5 @@ mod tests {
             assert_eq!(text, bytes);
             assert!(marks.is_empty());
         }
-    }
-
-    #[test]
-    fn text_is_held_back_only_while_it_may_be_a_mark() {
-        let (mut text, mut found, mut marks) = (Vec::new(), Vec::new(), Marks::new(N));
-        marks.feed(b"a@", &mut text, &mut found);
-        assert_eq!(text, b"a");
-        marks.feed(b"b", &mut text, &mut found);
-        assert_eq!(text, b"a@b");
-    }
-
-    #[test]
-    fn nonces_differ_and_need_no_quotes() {
-        let (a, b) = (nonce(), nonce());
-        assert_ne!(a, b);
-        assert!(a.len() == 34 && a.chars().all(|c| c == '@' || c.is_ascii_hexdigit()), "{a}");
-    }
-
-    #[test]
-    fn carriage_returns_are_tolerated() {
-        let (_, marks, _) = split(format!("{N} exit 5\r\n").as_bytes(), 4);
-        assert_eq!(marks, [Mark::Exit(5)]);
     }
 }

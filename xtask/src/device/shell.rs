@@ -1,7 +1,7 @@
 //! Runs scripts and programs in a device's shell: quoting, exit codes, streams, Ctrl-C.
 
 use super::Device;
-use super::marker::{Mark, Marks, nonce};
+use super::marker::{Marker, MarkerFilter, nonce};
 use crate::command;
 use crate::error::{Error, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -19,7 +19,7 @@ pub fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// What a script printed, and its exit code.
+/// A script's output, and its exit code.
 #[derive(Debug)]
 pub struct Answer {
     pub code: u32,
@@ -121,12 +121,12 @@ pub fn capture_apart(device: &dyn Device, script: &str) -> Result<Answer> {
 fn captured(device: &dyn Device, mut shell: Command, nonce: &str) -> Result<Answer> {
     let out = shell.stdin(Stdio::null()).output();
     let out = out.map_err(|e| lost(device, &e.to_string()))?;
-    let (mut stdout, mut marks, mut filter) = (Vec::new(), Vec::new(), Marks::new(nonce));
+    let (mut stdout, mut marks, mut filter) = (Vec::new(), Vec::new(), MarkerFilter::new(nonce));
     filter.feed(&out.stdout, &mut stdout, &mut marks);
     let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
     let stdout = String::from_utf8_lossy(&stdout).into_owned();
     match marks.last() {
-        Some(&Mark::Exit(code)) => Ok(Answer { code, stdout, stderr }),
+        Some(&Marker::Exit(code)) => Ok(Answer { code, stdout, stderr }),
         _ => Err(lost(device, &stderr)),
     }
 }
@@ -178,7 +178,7 @@ pub fn stream_to(
     ended
 }
 
-/// Whether a signal that asks to end ends this process, as it does where nobody catches it: catching cannot
+/// The flag by which a signal that asks to end ends this process, as it does where nobody catches it: catching cannot
 /// be undone.
 fn exit_by_signal() -> Result<&'static Arc<AtomicBool>> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
@@ -234,7 +234,7 @@ fn stream_caught(
     }
 }
 
-/// What a program reads.
+/// A program's input.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Input {
     Nothing,
@@ -250,13 +250,13 @@ impl Input {
     }
 }
 
-/// What the two sides of [`stream`] know.
+/// The state that the two sides of [`stream`] share.
 #[derive(Default)]
 struct State {
     /// The program's process id there; 0 until it is known.
     pid: AtomicU32,
     ended: AtomicBool,
-    /// Whoever read our stdout has gone.
+    /// The reader of our stdout has gone.
     closed: AtomicBool,
 }
 
@@ -268,18 +268,18 @@ fn copy_out(
     stop: impl Fn(),
 ) -> Option<u32> {
     let (mut stdout, put) = (child.stdout.take().expect("stdout is piped"), output.text);
-    let mut filter = Marks::new(nonce);
+    let mut filter = MarkerFilter::new(nonce);
     let (mut piece, mut text, mut marks) = (vec![0; 64 << 10], Vec::new(), Vec::new());
     while let Some(n) = stdout.read(&mut piece).ok().filter(|&n| n > 0) {
         text.clear();
         filter.feed(&piece[..n], &mut text, &mut marks);
         for mark in marks.drain(..) {
             match mark {
-                Mark::Pid(pid) => {
+                Marker::Pid(pid) => {
                     state.pid.store(pid, Ordering::SeqCst);
                     (output.started)(pid);
                 }
-                Mark::Exit(code) => {
+                Marker::Exit(code) => {
                     let _ = put(&text);
                     let closed = state.closed.load(Ordering::SeqCst);
                     return Some(if closed { 0 } else { code });

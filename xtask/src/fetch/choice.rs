@@ -20,7 +20,7 @@ pub enum Weights<'a> {
     Sharded(&'a str),
 }
 
-/// How many files a message names.
+/// Files that a message names.
 const SHOWN: usize = 8;
 
 impl ModelSpec {
@@ -114,17 +114,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_the_hub_have_two_parts() {
+    fn names_have_two_parts_and_siblings_are_guessed() {
         for name in ["a/b", "a/b:x.gguf", "a.b/c-d_1:Q4_K_M"] {
             assert!(ModelSpec::parse(name).is_ok(), "{name}");
         }
         for name in ["a", "a/b/c", "/a", "a/", "a/b:", "../..", "a/..", "a/b?c", "a/%2e"] {
             assert_eq!(ModelSpec::parse(name).err().map(|e| e.exit_code()), Some(2), "{name}");
         }
-    }
-
-    #[test]
-    fn siblings_are_guessed_by_name() {
         let first = |repo| guess_siblings(repo).map(|names| names[0].clone());
         assert_eq!(first("a/b").as_deref(), Some("a/b-Instruct"));
         assert_eq!(first("a/b-Base").as_deref(), Some("a/b"));

@@ -70,7 +70,7 @@ struct Snapshot {
     dir: PathBuf,
 }
 
-/// How often a download that is cut off goes on.
+/// Retries of a download that is cut off.
 const RETRIES: usize = 3;
 /// Bytes of the list of files, and of a text.
 const MOST_LIST: u64 = 8 << 20;

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How often a download is begun.
+/// Attempts at a download.
 const ATTEMPTS: usize = 3;
 /// pip's words for causes that stay as they are.
 const UNREACHABLE: &str = "Retrying (Retry(";

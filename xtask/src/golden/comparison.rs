@@ -10,7 +10,7 @@ pub struct Outcome {
 }
 
 /// Results of a case, there and here.
-pub struct Row {
+pub struct CaseResult {
     pub name: String,
     pub there: Outcome,
     pub here: Outcome,
@@ -18,16 +18,16 @@ pub struct Row {
     pub seconds: f64,
 }
 
-impl Row {
+impl CaseResult {
     pub fn passed(&self) -> bool {
         self.there == self.expected && self.here == self.expected
     }
 }
 
 /// One line a case.
-pub fn table(rows: &[Row]) -> String {
+pub fn table(rows: &[CaseResult]) -> String {
     let said = |equal: bool| if equal { "equal".to_string() } else { "DIFFERS".into() };
-    let line = |r: &Row| {
+    let line = |r: &CaseResult| {
         vec![
             r.name.clone(),
             r.there.ids.len().to_string(),
@@ -43,7 +43,7 @@ pub fn table(rows: &[Row]) -> String {
 }
 
 /// Describes the first difference of a row that has not passed.
-pub fn describe_difference(row: &Row) -> String {
+pub fn describe_difference(row: &CaseResult) -> String {
     let (found, place) = if row.there == row.expected { (&row.here, "here") } else { (&row.there, "there") };
     let expected = &row.expected;
     if let Some(i) = found.ids.iter().zip(&expected.ids).position(|(a, b)| a != b) {
@@ -88,14 +88,14 @@ fn parse_trace(text: &str) -> Vec<(u64, u64, &str)> {
 mod tests {
     use super::*;
 
-    fn row(ids: &[u32], digest: &str) -> Row {
+    fn row(ids: &[u32], digest: &str) -> CaseResult {
         let expected = Outcome { ids: vec![1, 2, 3], digest: "aa".into() };
         let there = Outcome { ids: ids.into(), digest: digest.into() };
-        Row { name: "once".into(), there, here: expected.clone(), expected, seconds: 0.5 }
+        CaseResult { name: "once".into(), there, here: expected.clone(), expected, seconds: 0.5 }
     }
 
     #[test]
-    fn differences_are_named() {
+    fn the_first_differences_and_layers_are_named() {
         assert!(row(&[1, 2, 3], "aa").passed());
         assert_eq!(describe_difference(&row(&[1, 7, 9], "bb")), "token 1 is 7 there, expected 2");
         assert_eq!(describe_difference(&row(&[1, 2], "bb")), "2 tokens there, expected 3");
@@ -106,10 +106,6 @@ mod tests {
         assert_eq!(describe_difference(&here), "token 2 is 9 here, expected 3");
         let text = table(&[row(&[1, 2, 3], "aa"), row(&[1], "bb")]);
         assert_eq!((text.lines().count(), text.matches("DIFFERS").count()), (4, 2));
-    }
-
-    #[test]
-    fn the_first_differing_layer_is_named() {
         let here = "position 0 layer 0 residual aa\nposition 0 layer 1 residual bb\nposition 1 layer 0 residual cc\n";
         let there = here.replace("bb", "b0").replace("cc", "c0");
         assert_eq!(find_first_layer(&there, here), "first differing layer: 1, at position 0");

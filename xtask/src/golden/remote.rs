@@ -3,7 +3,7 @@
 
 use super::GoldenArgs;
 use super::case::{Case, cases, parse_outcome};
-use super::comparison::{self, Row};
+use super::comparison::{self, CaseResult};
 use crate::deploy;
 use crate::device::Device;
 use crate::device::files::{Item, install};
@@ -45,7 +45,8 @@ pub fn run(args: &GoldenArgs) -> Result<()> {
         let there = parse_outcome(&case.name, &both.there(case, &case.generate, "generate")?.stdout)?;
         let seconds = began.elapsed().as_secs_f64();
         let here = parse_outcome(&case.name, &both.here(case, &case.generate, "generate")?.stdout)?;
-        let row = Row { name: case.name.clone(), there, here, expected: case.expected.clone(), seconds };
+        let row =
+            CaseResult { name: case.name.clone(), there, here, expected: case.expected.clone(), seconds };
         eprintln!("{}: {} {}", device.name(), case.name, if row.passed() { "equal" } else { "DIFFERS" });
         if !row.passed() {
             let layer =

@@ -3,7 +3,7 @@
 /// Allowed: `max |difference| <= TOLERANCE * max(1, max |logit|)`.
 pub const TOLERANCE: f32 = 1e-4;
 
-/// Where two tables of logits differ most.
+/// The largest difference of two tables of logits.
 #[derive(Debug, PartialEq)]
 pub struct Difference {
     pub row: usize,
@@ -83,13 +83,13 @@ pub fn wrong_steps(
         .collect()
 }
 
-/// Whether a whole generation printed the expected text. One newline at the end is the
+/// Compares the text of a whole generation. One newline at the end is the
 /// terminal's, not the model's.
 pub fn is_text(printed: &[u8], expected: &str) -> bool {
     printed == expected.as_bytes() || printed.strip_suffix(b"\n") == Some(expected.as_bytes())
 }
 
-/// Whether a generation cut short printed the beginning of the expected text. A character whose last
+/// Compares the text of a generation cut short with the beginning of the expected text. A character whose last
 /// bytes were cut off shows as U+FFFD.
 pub fn is_beginning(printed: &[u8], expected: &str) -> bool {
     let printed = String::from_utf8_lossy(printed);
@@ -102,39 +102,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_difference_is_relative_to_the_largest_logit() {
+    fn the_largest_difference_is_relative_and_no_number_is_never_within() {
         let d = largest_difference(&[1.0, -20.0, 3.0, 4.5], &[1.0, -20.0, 3.0, 4.0], 2);
         assert_eq!((d.row, d.column, d.relative), (1, 1, 0.025));
         assert!(d.is_within(0.03) && !d.is_within(TOLERANCE));
         // Small logits are not held to a tighter bound than 1e-4 absolute.
         assert_eq!(largest_difference(&[0.5], &[0.25], 1).relative, 0.25);
-    }
-
-    #[test]
-    fn what_is_not_finite_is_never_within() {
         for bad in [f32::NAN, f32::INFINITY] {
             let d = largest_difference(&[0.0, bad, 9.0], &[0.0, 1.0, 1.0], 3);
             assert!(d.column == 1 && !d.is_within(1e9), "{d}");
         }
+        assert!((rms_difference(&[1.5, -0.5], &[1.0, -1.0]) - 0.5).abs() < 1e-12);
     }
 
     #[test]
-    fn only_decidable_steps_count() {
+    fn only_decidable_steps_count_and_text_is_compared_exactly() {
         let rows = [0.0, 1.0, 5.0, 5.0, 2.0, 0.0]; // [3][2]
         assert_eq!(wrong_steps(&rows, &[1, 0, 0], &[1.0, 1.0, 1.0], 0.1), []);
         assert_eq!(wrong_steps(&rows, &[0, 1, 1], &[1.0, 0.1, 1.0], 0.1), [(0, 1, 0), (2, 0, 1)]);
-    }
-
-    #[test]
-    fn text_is_compared_exactly() {
         assert!(is_text(b"ab", "ab") && is_text(b"ab\n", "ab") && is_text(b"ab\n", "ab\n"));
         assert!(!is_text(b"ab\n\n", "ab") && !is_text(b"a", "ab"));
         assert!(is_beginning("a\u{fffd}".as_bytes(), "aé") && is_beginning(b"a\n", "ab"));
         assert!(!is_beginning(b"b", "ab"));
-    }
-
-    #[test]
-    fn rms_of_a_constant_offset_is_the_offset() {
-        assert!((rms_difference(&[1.5, -0.5], &[1.0, -1.0]) - 0.5).abs() < 1e-12);
     }
 }

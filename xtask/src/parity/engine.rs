@@ -51,7 +51,7 @@ impl Engine {
         Ok(Engine { program, emulator: None, model: model.into(), files })
     }
 
-    /// The same program with another file of its model.
+    /// This program with another file of its model.
     pub fn with_model(&self, model: &Path) -> Engine {
         let Engine { program, files, .. } = self;
         Engine {

@@ -3,7 +3,7 @@
 
 use super::FLOAT;
 use super::engine::{Engine, Variant};
-use super::reference::{Case, Reference, to_floats};
+use super::reference::{PromptCase, Reference, to_floats};
 use crate::error::{Error, Result};
 use crate::json;
 use crate::tally::Tally;
@@ -16,7 +16,7 @@ use std::path::Path;
 const ALLOWED: f64 = 0.45;
 
 /// Counts the check where the model has key biases in bf16; other models pass by.
-pub fn check(engine: &Engine, reference: &Reference, case: &Case) -> Tally {
+pub fn check(engine: &Engine, reference: &Reference, case: &PromptCase) -> Tally {
     let mut tally = Tally::default();
     let dir = engine.file("biased");
     match write_biased(&reference.dir, &dir) {
@@ -31,7 +31,7 @@ pub fn check(engine: &Engine, reference: &Reference, case: &Case) -> Tally {
 }
 
 /// Checks how far q4 is from f32.
-fn check_change(engine: &Engine, reference: &Reference, case: &Case) -> Result<()> {
+fn check_change(engine: &Engine, reference: &Reference, case: &PromptCase) -> Result<()> {
     let q4 = &["--weight-type", "f32", "--kv-type", "q4"];
     let logits = |flags| {
         Ok::<_, Error>(to_floats(&engine.logits(&case.ids, reference.vocab, Variant::with(flags))?))

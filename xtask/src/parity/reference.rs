@@ -11,19 +11,19 @@ pub struct Reference {
     pub name: String,
     pub dir: PathBuf,
     pub vocab: usize,
-    pub cases: Vec<Case>,
+    pub cases: Vec<PromptCase>,
     pub texts: Vec<TextCase>,
     pub eos: Option<EosCase>,
 }
 
 /// Token ids and what follows them.
-pub struct Case {
+pub struct PromptCase {
     pub name: String,
     pub ids: Vec<u32>,
     /// Logits of the last rows of `ids`. `[row][vocab]`
     pub logits: Vec<f32>,
     pub greedy_ids: Vec<u32>,
-    /// How far the runner-up was behind, for each greedy id.
+    /// Distance of the runner-up, for each greedy id.
     pub margins: Vec<f64>,
     /// The logits each greedy id was taken from, where the reference has them. `[step][vocab]`
     pub greedy_logits: Option<Vec<f32>>,
@@ -111,7 +111,7 @@ impl Reference {
     pub fn load(dir: &Path) -> Result<Reference> {
         let fixture = dir.join("expected.json");
         let reference = if fixture.is_file() { from_fixture(dir, &fixture) } else { from_golden(dir) }?;
-        let is_whole = |c: &Case| {
+        let is_whole = |c: &PromptCase| {
             let rows = c.logits.len() / reference.vocab.max(1);
             !c.ids.is_empty() && (1..=c.ids.len()).contains(&rows) && c.margins.len() == c.greedy_ids.len()
         };
@@ -141,8 +141,8 @@ impl Reference {
     }
 
     /// The longest prompt whose logits are known at every position.
-    pub fn longest_case(&self) -> &Case {
-        let is_whole = |c: &&Case| c.logits.len() == c.ids.len() * self.vocab;
+    pub fn longest_case(&self) -> &PromptCase {
+        let is_whole = |c: &&PromptCase| c.logits.len() == c.ids.len() * self.vocab;
         let case = self.cases.iter().filter(is_whole).max_by_key(|c| c.ids.len());
         case.unwrap_or(&self.cases[0])
     }
@@ -153,7 +153,7 @@ fn from_fixture(dir: &Path, file: &Path) -> Result<Reference> {
     let vocab = fixture.vocab_size;
     let mut reference = Reference { eos: fixture.eos_prompt, ..Reference::new(dir, vocab) };
     for FixturePrompt { name, ids, logits, greedy } in fixture.prompts {
-        reference.cases.push(Case {
+        reference.cases.push(PromptCase {
             name,
             logits: read_floats(&dir.join(logits.file), ids.len() * vocab)?,
             greedy_logits: Some(read_floats(&dir.join(greedy.logits.file), greedy.ids.len() * vocab)?),
@@ -189,7 +189,7 @@ fn from_golden(dir: &Path) -> Result<Reference> {
             stop: prompt.first_stop,
         });
         let [rows, columns] = prompt.logits_shape;
-        reference.cases.push(Case {
+        reference.cases.push(PromptCase {
             name: prompt.name,
             ids: prompt.token_ids,
             logits: read_floats(&dir_of_files.join(prompt.logits_file), rows * columns)?,

@@ -6,7 +6,7 @@ const TEMPLATE: &str = include_str!("page.html");
 /// Samples that the page is given: far more than a screen can show.
 const SAMPLES: usize = 4000;
 
-/// The page of what `profile.json` holds.
+/// The page of a `profile.json`.
 pub fn html(mut numbers: Value) -> String {
     let samples = numbers["samples"].as_array().map_or(&[][..], Vec::as_slice);
     let (taken, each) = (samples.len(), samples.len().div_ceil(SAMPLES).max(1));
@@ -22,8 +22,8 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// What the script of `page.test.js` checks, in node and with a stand-in for the document.
-    fn drawn(page: &str, expectations: &str) {
+    /// Draws the page in node with a stand-in for the document, and checks it by `page.test.js`.
+    fn draw(page: &str, expectations: &str) {
         let file =
             std::env::temp_dir().join(format!("xtask-page-{}-{expectations}.html", std::process::id()));
         std::fs::write(&file, page).unwrap();
@@ -36,19 +36,14 @@ mod tests {
     }
 
     #[test]
-    fn a_phones_page_has_every_chart_and_mark() {
+    fn a_page_has_every_chart_names_are_text_and_nothing_is_fetched() {
         let page = html(phone().json());
         // For looking at it: ANTIGRAVITY_PAGE=FILE cargo test -p xtask page
         if let Some(file) = std::env::var_os("ANTIGRAVITY_PAGE") {
             std::fs::write(file, &page).unwrap();
         }
         assert!(page.contains("name=\"viewport\"") && page.contains("prefers-color-scheme:dark"));
-        drawn(&page, "phone");
-    }
-
-    #[test]
-    fn hostile_names_are_text_and_nothing_is_fetched() {
-        let page = html(phone().json());
+        draw(&page, "phone");
         assert!(page.contains("R58M \\u003c1>") && page.contains("\\u003ci>opencl\\u003c/i>"));
         assert_eq!((page.matches("<script").count(), page.matches("</script>").count()), (2, 2));
         assert!(!page.contains("PROFILE") && !page.contains("innerHTML"));
@@ -59,12 +54,8 @@ mod tests {
     }
 
     #[test]
-    fn a_page_about_nothing_says_so() {
-        drawn(&html(nothing().json()), "nothing");
-    }
-
-    #[test]
-    fn a_day_of_samples_is_thinned() {
+    fn a_page_about_nothing_says_so_and_a_day_of_samples_is_thinned() {
+        draw(&html(nothing().json()), "nothing");
         let numbers = serde_json::json!({"samples": vec![1; 400_000]});
         assert!(html(numbers).len() < TEMPLATE.len() + 3 * SAMPLES);
     }

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passes_are_found() {
+    fn passes_and_marks_are_found() {
         let span = |name: &str, ts: f64, tokens: u64| {
             json!({"name": name, "ph": "X", "ts": ts, "dur": 10.0, "pid": 1, "tid": 1,
                    "args": {"layer": 0, "tokens": tokens}})
@@ -191,10 +191,6 @@ mod tests {
         trace.shift(2.0);
         assert!((trace.passes[2].from - 2.00005).abs() < 1e-9 && trace.end().is_some_and(|e| e > 2.0));
         assert_eq!(trace.events[4]["ts"], 2_000_050.0);
-    }
-
-    #[test]
-    fn marks_are_found() {
         let instant =
             |name: &str| json!({"name": name, "ph": "i", "ts": 5e6, "args": {"slots": 512, "to": "<gpu>"}});
         let events = [

@@ -1,14 +1,11 @@
 //! `cargo xtask quality --model NAME`: a real model on real text, as tables in the page that has the story model's.
 
-use super::README;
-use super::result::{self, Measurement, Score};
-use super::table::format_signed;
+use super::{README, Row, lines, prediction_cells, result, run_eval};
 use crate::error::{Error, Result};
 use crate::{command, fetch};
 use files::atomic_file;
 use std::fs;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 
 /// Types of the weights and of the cache; the first is the one that the others are held against.
 const TYPES: [(&str, &str, &str); 7] = [
@@ -20,59 +17,71 @@ const TYPES: [(&str, &str, &str); 7] = [
     ("q4_0", "f32", "weights=q4_0,kv=f32"),
     ("f32", "f32", "weights=f32,kv=f32"),
 ];
+const TYPES_HEAD: &str = "| weights | KV cache | perplexity | change | KL, nats | same top token |\n\
+                          |---|---|---:|---:|---:|---:|\n";
 
-/// A policy, its window and its protected prefix.
-#[derive(Clone, Copy)]
-struct Evicting(&'static str, usize, usize);
-
-const WHOLE: &str = "weights=native,kv=q8,policy=none";
-const EVICTING: [Evicting; 9] = [
-    Evicting("sliding", 256, 4),
-    Evicting("snapkv", 256, 4),
-    Evicting("h2o", 256, 4),
-    Evicting("sliding", 256, 0),
-    Evicting("snapkv", 256, 0),
-    Evicting("h2o", 256, 0),
-    Evicting("sliding", 1024, 4),
-    Evicting("snapkv", 1024, 4),
-    Evicting("h2o", 1024, 0),
+/// Policies with their windows and protected prefixes.
+const EVICTING: [(&str, usize, usize); 9] = [
+    ("sliding", 256, 4),
+    ("snapkv", 256, 4),
+    ("h2o", 256, 4),
+    ("sliding", 256, 0),
+    ("snapkv", 256, 0),
+    ("h2o", 256, 0),
+    ("sliding", 1024, 4),
+    ("snapkv", 1024, 4),
+    ("h2o", 1024, 0),
 ];
-
-impl Evicting {
-    fn settings(self) -> String {
-        let Evicting(policy, window, prefix) = self;
-        format!("weights=native,kv=q8,policy={policy},window={window},prefix={prefix}")
-    }
-}
-
+const EVICTING_HEAD: &str = "| policy | window | protected prefix | perplexity | change | KL, nats | same top token | \
+                             recall 400 | 1,300 |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|\n";
 /// Tokens between a fact and its question, as in the questions.
 const DISTANCES: [usize; 2] = [400, 1300];
 
+fn type_rows() -> Vec<Row> {
+    TYPES.map(|(weights, kv, settings)| Row::new(&[weights, kv], settings)).into()
+}
+
+fn eviction_rows() -> Vec<Row> {
+    let whole = Row::new(&["none", "–", "–"], "weights=native,kv=q8,policy=none");
+    let evicting = EVICTING.map(|(policy, window, prefix)| {
+        let settings = format!("weights=native,kv=q8,policy={policy},window={window},prefix={prefix}");
+        Row::new(&[policy, &window.to_string(), &prefix.to_string()], settings)
+    });
+    [whole].into_iter().chain(evicting).collect()
+}
+
 /// Measures with `program`, and writes the tables to `out` or into the page.
 pub fn run(model: &Path, program: &Path, out: Option<&Path>) -> Result<()> {
-    let tables = [types(model, program)?, evictions(model, program)?].join("\n");
-    let Some(file) = out else {
-        let page = command::root().join(README);
-        let name = model.file_name().unwrap_or_default().to_string_lossy();
-        let old = fs::read_to_string(&page).map_err(|e| Error::at(&page, e))?;
-        let new = replace_tables(&old, &name, &tables).ok_or_else(|| {
-            Error::Failed(format!("{README}: has no place for tables of {name}: {} and {END}", begin(&name)))
-        })?;
-        atomic_file::write(&page, new.as_bytes()).map_err(|e| Error::at(&page, e))?;
-        eprintln!("written: the tables of {name} in {README}");
-        return Ok(());
-    };
-    atomic_file::write(file, tables.as_bytes()).map_err(|e| Error::at(file, e))
+    let (text, recall) = (golden(model, "text.txt"), golden(model, "recall.json"));
+    let (text, recall) = (text.display().to_string(), recall.display().to_string());
+    let rows = type_rows();
+    let found = run_eval(program, model, &["--file", &text, "--chunk", "512"], &rows)?;
+    let types = types_table(&rows, &result::parse_predictions(&found, rows.len())?);
+    let rows = eviction_rows();
+    let inputs = ["--file", &text, "--chunk", "2048", "--limit", "3", "--recall", &recall];
+    let found = run_eval(program, model, &inputs, &rows)?;
+    let evictions = evictions_table(&rows, &result::parse(&found, rows.len())?);
+    let tables = [types, evictions].join("\n");
+    if let Some(file) = out {
+        return atomic_file::write(file, tables.as_bytes()).map_err(|e| Error::at(file, e));
+    }
+    let page = command::root().join(README);
+    let name = model.file_name().unwrap_or_default().to_string_lossy();
+    let old = fs::read_to_string(&page).map_err(|e| Error::at(&page, e))?;
+    let new = replace_tables(&old, &name, &tables).ok_or_else(|| {
+        Error::Failed(format!("{README}: has no place for tables of {name}: {} and {END}", begin(&name)))
+    })?;
+    atomic_file::write(&page, new.as_bytes()).map_err(|e| Error::at(&page, e))?;
+    eprintln!("written: the tables of {name} in {README}");
+    Ok(())
 }
 
 /// Refuses a model whose weights or questions are not there.
 pub fn check(model: &Path) -> Result<()> {
     if let Some(file) = ["text.txt", "recall.json"].iter().find(|file| !golden(model, file).is_file()) {
         let file = golden(model, file);
-        return Err(Error::Usage(format!(
-            "{}: is missing, so its quality can't be measured",
-            file.display()
-        )));
+        let why = format!("{}: is missing, so its quality can't be measured", file.display());
+        return Err(Error::Usage(why));
     }
     match fetch::remedy(model) {
         Some(remedy) => Err(Error::Usage(format!("{}: has no weights; {remedy}", model.display()))),
@@ -80,7 +89,7 @@ pub fn check(model: &Path) -> Result<()> {
     }
 }
 
-fn golden(model: &Path, file: &str) -> std::path::PathBuf {
+fn golden(model: &Path, file: &str) -> PathBuf {
     model.join("golden").join(file)
 }
 
@@ -98,68 +107,17 @@ fn replace_tables(page: &str, name: &str, tables: &str) -> Option<String> {
     Some(format!("{before}{begin}\n\n{tables}\n{END}{after}"))
 }
 
-/// Runs `eval` on the rows, the first of which the others are held against.
-fn run_eval(model: &Path, program: &Path, (more, rows): (&[&str], &[String])) -> Result<String> {
-    let mut command = Command::new(program);
-    super::without_settings(&mut command);
-    command.args(["eval", "-q", "--format", "jsonl", "-m"]).arg(model);
-    command.arg("--file").arg(golden(model, "text.txt")).args(more);
-    for (i, row) in rows.iter().enumerate() {
-        command.arg(if i == 0 { "--against" } else { "--settings" }).arg(row);
-    }
-    eprintln!("$ {}", command::show(&command));
-    Ok(String::from_utf8_lossy(&command::stdout(&mut command)?).into_owned())
+fn types_table(rows: &[Row], found: &[result::Measurement]) -> String {
+    format!("{TYPES_HEAD}{}", lines(rows, found, |row| prediction_cells(row, 3).into()))
 }
 
-fn types(model: &Path, program: &Path) -> Result<String> {
-    let rows = TYPES.map(|(_, _, settings)| settings.to_string());
-    let lines = run_eval(model, program, (&["--chunk", "512"], &rows))?;
-    Ok(types_table(&result::parse_predictions(&lines, rows.len())?))
-}
-
-fn types_table(found: &[Measurement]) -> String {
-    let head = "| weights | KV cache | perplexity | change | KL, nats | same top token |\n\
-                |---|---|---:|---:|---:|---:|\n";
-    let line = |((weights, kv, _), row): (&(&str, &str, &str), &Measurement)| {
-        format!("| {weights} | {kv} | {} |\n", cells(row).join(" | "))
+fn evictions_table(rows: &[Row], found: &[result::Measurement]) -> String {
+    let cells = |row: &result::Measurement| {
+        let recalled =
+            DISTANCES.map(|distance| row.recall.of(|group| group.distance == distance).to_string());
+        [&prediction_cells(row, 3)[..], &recalled].concat()
     };
-    TYPES.iter().zip(found).map(line).fold(head.to_string(), |text, line| text + &line)
-}
-
-fn evictions(model: &Path, program: &Path) -> Result<String> {
-    let rows: Vec<String> = [WHOLE.into()].into_iter().chain(EVICTING.map(Evicting::settings)).collect();
-    let recall = golden(model, "recall.json").display().to_string();
-    let more = ["--chunk", "2048", "--limit", "3", "--recall", &recall];
-    let lines = run_eval(model, program, (&more, &rows))?;
-    Ok(evictions_table(&result::parse(&lines, rows.len())?))
-}
-
-fn evictions_table(found: &[Measurement]) -> String {
-    let mut text =
-        "| policy | window | protected prefix | perplexity | change | KL, nats | same top token | \
-                    recall 400 | 1,300 |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|\n"
-            .to_string();
-    let whole = ["none".to_string(), "–".into(), "–".into()];
-    let names = EVICTING
-        .map(|Evicting(policy, window, prefix)| [policy.to_string(), window.to_string(), prefix.to_string()]);
-    for (name, row) in [whole].iter().chain(&names).zip(found) {
-        let of = |Score { kept, full }| format!("{kept}/{full}");
-        let recalled = DISTANCES.map(|distance| of(row.recall.of(|group| group.distance == distance)));
-        let line = [&name[..], &cells(row), &recalled].concat().join(" | ");
-        text += &format!("| {line} |\n");
-    }
-    text
-}
-
-/// Perplexity, and how far it is from the first row's.
-fn cells(row: &Measurement) -> [String; 4] {
-    let perplexity = format!("{:.3}", row.perplexity);
-    match row.against {
-        None => [perplexity, "–".into(), "–".into(), "–".into()],
-        Some((change, kl, top)) => {
-            [perplexity, format_signed(100.0 * change), format!("{kl:.4}"), format!("{:.2} %", 100.0 * top)]
-        }
-    }
+    format!("{EVICTING_HEAD}{}", lines(rows, found, cells))
 }
 
 #[cfg(test)]
@@ -179,13 +137,15 @@ mod tests {
         );
         assert_eq!(replace_tables(&new, "two", "| new |\n").as_ref(), Some(&new), "again is the same");
         assert_eq!(replace_tables(page, "three", ""), None);
-        let rows = |n| vec![Measurement::default(); n];
-        let (types, evictions) =
-            (types_table(&rows(TYPES.len())), evictions_table(&rows(1 + EVICTING.len())));
-        for (table, lines, cells) in [(&types, TYPES.len() + 2, 6), (&evictions, EVICTING.len() + 3, 9)] {
-            assert_eq!(table.lines().count(), lines, "{table}");
-            assert!(table.lines().all(|line| line.matches('|').count() == cells + 1), "{table}");
-        }
+        let found = |rows: &[Row]| {
+            let against = Some((0.05, 0.25, 0.5));
+            vec![result::Measurement { perplexity: 21.0, against, ..Default::default() }; rows.len()]
+        };
+        let types = types_table(&type_rows(), &found(&type_rows()));
+        assert_eq!(types.lines().nth(3), Some("| native | f16 | 21.000 | +5.000 % | 0.2500 | 50.00 % |"));
+        let evictions = evictions_table(&eviction_rows(), &found(&eviction_rows()));
+        let snapkv = "| snapkv | 256 | 4 | 21.000 | +5.000 % | 0.2500 | 50.00 % | 0/0 | 0/0 |";
+        assert_eq!(evictions.lines().nth(4), Some(snapkv));
         let e = check(&model_dir("qwen2.5-0.5b").unwrap()).unwrap_err();
         assert!(e.exit_code() == 2 && e.to_string().contains("text.txt: is missing"), "{e}");
     }

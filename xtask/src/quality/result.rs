@@ -11,6 +11,12 @@ pub struct Score {
     pub full: usize,
 }
 
+impl std::fmt::Display for Score {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.kept, self.full)
+    }
+}
+
 impl std::ops::AddAssign for Score {
     fn add_assign(&mut self, other: Score) {
         self.kept += other.kept;

@@ -99,7 +99,7 @@ mod tests {
         thermalservice Thermal Status: 1\nbatteryservice level: 82\n";
 
     #[test]
-    fn a_phone_is_read() {
+    fn a_phone_is_read_and_nonsense_is_left_out() {
         let r = parse_reading(PHONE);
         assert_eq!(r.uptime, Some(24081.91));
         assert_eq!(
@@ -113,10 +113,6 @@ mod tests {
         let battery =
             Battery { percent: Some(83.0), celsius: Some(31.5), microamps: Some(-412_000.0), by_file: true };
         assert_eq!(r.battery, battery);
-    }
-
-    #[test]
-    fn hostile_lines_are_left_out() {
         for line in [
             "",
             " ",

@@ -2,13 +2,13 @@
 
 use super::shapes::{self, Fill};
 use super::tokenizer::{self, TokenConfig};
-use super::{Content, Part, Plan};
+use super::{Content, FilePlan, TensorData};
 use crate::error::{Error, Result};
 use files::blocks::BlockType;
 use files::config::{Arch, ModelConfig, RopeScaling};
 use files::source::gguf::names::{ROPE_FREQS, stored};
 
-/// How a whole file is stored, as tools name it: the type of most matrices, and of those that matter more.
+/// Ways to store a whole file, as tools name them: the type of most matrices, and of those that matter more.
 pub(super) const MIXES: [(&str, BlockType, BlockType); 5] = [
     ("q4_0", BlockType::Q4_0, BlockType::Q4_0),
     ("q8_0", BlockType::Q8_0, BlockType::Q8_0),
@@ -24,7 +24,7 @@ const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
 /// A file of these tensors, all matrices in the formats of `mix`.
-pub(super) fn plan(config: &TokenConfig, model: &ModelConfig, mix: &str) -> Result<Plan> {
+pub(super) fn plan(config: &TokenConfig, model: &ModelConfig, mix: &str) -> Result<FilePlan> {
     let Some((_, most, better)) = MIXES.iter().find(|(name, ..)| *name == mix) else {
         let names = MIXES.map(|(name, ..)| name).join(", ");
         return Err(Error::Usage(format!("--gguf {mix}: use one of {names}")));
@@ -60,7 +60,7 @@ pub(super) fn plan(config: &TokenConfig, model: &ModelConfig, mix: &str) -> Resu
     Ok(writer.finish(infos, divisors.unwrap_or_default()))
 }
 
-/// What RoPE's frequencies are divided by, where they are scaled.
+/// Divisors of RoPE's frequencies, where they are scaled.
 fn divisors(model: &ModelConfig) -> Option<Vec<f32>> {
     let divisor = |i: usize| (1.0 / model.rope.scaling.multiplier(i, model.rope.frequency(i))) as f32;
     (model.rope.scaling != RopeScaling::Plain).then(|| (0..model.head_dim / 2).map(divisor).collect())
@@ -137,7 +137,7 @@ impl Writer {
         Ok(())
     }
 
-    fn finish(self, infos: Vec<Info>, divisors: Vec<f32>) -> Plan {
+    fn finish(self, infos: Vec<Info>, divisors: Vec<f32>) -> FilePlan {
         let mut head = b"GGUF".to_vec();
         head.extend(3u32.to_le_bytes());
         head.extend((infos.len() as u64).to_le_bytes());
@@ -157,13 +157,13 @@ impl Writer {
                 Some(fill) if block == BlockType::F32 => Content::F32(fill),
                 Some(_) => Content::Blocks(block),
             };
-            parts.push(Part { content, units, offset: offset as u64 });
+            parts.push(TensorData { content, units, offset: offset as u64 });
             offset += (units * block.bytes()).next_multiple_of(ALIGNMENT);
         }
         head.resize(head.len().next_multiple_of(ALIGNMENT), 0);
         parts.iter_mut().for_each(|part| part.offset += head.len() as u64);
         let len = (head.len() + offset) as u64;
-        Plan { head, parts, len }
+        FilePlan { head, parts, len }
     }
 }
 

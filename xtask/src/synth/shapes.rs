@@ -2,7 +2,7 @@
 
 use files::config::{Arch, ModelConfig};
 
-/// What a tensor is filled with.
+/// Distribution of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fill {
     /// Around 0.
@@ -21,7 +21,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// How many values.
+    /// Counts the values.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }

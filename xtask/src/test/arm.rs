@@ -2,7 +2,7 @@
 
 use super::Outcome;
 use super::cargo_test::{CargoTest, run_beside};
-use super::report::{Tally, skip};
+use super::report::{Tally, skip_missing};
 use crate::device::qemu::EMULATOR;
 use crate::targets::ARM_LINUX;
 use crate::{command, parity, toolchain};
@@ -30,8 +30,8 @@ pub fn run() -> Outcome {
         eprintln!("this machine is 64-bit Arm: the tests above covered it");
         return Ok(Tally::ONE);
     }
-    if let Some((what, remedy)) = missing() {
-        return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
+    if let Some(missing) = missing() {
+        return Ok(skip_missing(missing));
     }
     let tests = |targets: &[&str]| CargoTest::new(targets).for_target(ARM_LINUX).with_pointer_checks();
     tests(&["--lib", "--test", "engine"]).build()?;

@@ -2,7 +2,7 @@
 
 use super::report::Tally;
 use super::{Outcome, cargo};
-use crate::android::Ndk;
+use crate::android::NdkUse;
 use crate::error::{Error, Result};
 use crate::{build, command};
 use std::ffi::OsStr;
@@ -76,7 +76,7 @@ impl CargoTest {
         let mut command = cargo(&["test"]);
         command.args(&self.args).args(more);
         if let Some(target) = self.target {
-            crate::cargo::prepare(&mut command, target, Ndk::Never)?;
+            crate::cargo::prepare(&mut command, target, NdkUse::Never)?;
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         Ok(command)

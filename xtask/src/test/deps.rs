@@ -1,5 +1,5 @@
-//! What the program is made of: crates that need no C toolchain, under licences that `deny.toml` allows, each of which
-//! README.md names.
+//! The program's crates: they no C toolchain, have licences that `deny.toml` allows, and are
+//! all named by README.md.
 
 use super::report::Tally;
 use super::{Outcome, cargo};
@@ -84,7 +84,7 @@ fn needs_c(name: &str) -> bool {
     tools.contains(&name) || ((name.ends_with("-sys") || name.ends_with("_sys")) && !rust.contains(&name))
 }
 
-/// Whether one of the alternatives asks for nothing but allowed licences.
+/// Finds out whether one of the alternatives asks for nothing but allowed licences.
 fn is_allowed(licence: &str, allowed: &[&str]) -> bool {
     // The only brackets in use stand around alternatives: `(MIT OR Apache-2.0) AND Unicode-3.0`.
     let all_of = |part: &str| part.split(" AND ").all(|one| allowed.contains(&one.trim()));
@@ -120,17 +120,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn c_dependencies_are_recognised() {
+    fn crates_of_c_licences_and_the_table_are_read() {
         for name in ["cc", "onig_sys", "zstd-sys", "pkg-config", "cmake", "bindgen"] {
             assert!(needs_c(name), "{name}");
         }
         for name in ["windows-sys", "linux-raw-sys", "libc", "ccx", "systemd"] {
             assert!(!needs_c(name), "{name}");
         }
-    }
-
-    #[test]
-    fn a_licence_is_allowed_if_one_alternative_is() {
         let allowed = quoted("[licenses]\nallow = [\n  \"MIT\",\n  \"Unicode-3.0\",\n]\n");
         assert_eq!(allowed, ["MIT", "Unicode-3.0"]);
         for licence in ["MIT", "GPL-3.0 OR MIT", "GPL-3.0/MIT", "(MIT OR GPL-3.0) AND Unicode-3.0"] {
@@ -139,10 +135,6 @@ mod tests {
         for licence in ["", "GPL-3.0", "MIT AND GPL-3.0", "(MIT OR GPL-3.0) AND ISC"] {
             assert!(!is_allowed(licence, &allowed), "{licence}");
         }
-    }
-
-    #[test]
-    fn the_table_is_read() {
         let readme = "# x\n`not`\n\n## What is in it\n\n| `a` `b` | for |\ntext `c`\n\n## Next\n| `d` |\n";
         assert_eq!(named(readme), ["a", "b"].map(String::from).into());
         assert!(named("no section").is_empty());

@@ -4,7 +4,7 @@
 mod checks;
 mod harness;
 
-use super::report::{Tally, skip};
+use super::report::{Tally, skip_missing};
 use super::{Outcome, arm};
 use crate::error::Error;
 use crate::targets::ARM_LINUX;
@@ -12,8 +12,8 @@ use crate::{build, command};
 use harness::AdbHarness;
 
 pub fn run() -> Outcome {
-    if let Some((what, remedy)) = missing() {
-        return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
+    if let Some(missing) = missing() {
+        return Ok(skip_missing(missing));
     }
     // Built here, so that no check waits for a compiler.
     let model = build::model_dir("story")?;

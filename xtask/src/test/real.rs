@@ -14,12 +14,12 @@ use std::path::Path;
 
 /// A model whose configuration is in `models/`, whose weights come from the Python package registry, and whose expected
 /// values are in `tests/fixtures/real`.
-struct Real {
+struct RealModel {
     name: &'static str,
     vocabulary: usize,
-    /// Those of [`STRINGS`] that it has values for.
+    /// Tests of [`STRINGS`] that it has values for.
     strings: &'static [&'static str],
-    /// How many prompts are compared; a large vocabulary takes seconds for each.
+    /// Prompts that are compared; a large vocabulary takes seconds for each.
     prompts: usize,
 }
 
@@ -27,8 +27,10 @@ struct Real {
 pub const STRINGS: [&str; 2] =
     ["strings_become_its_own_ids_and_strings_again", "conversations_are_rendered_as_its_own_template_says"];
 
-const SMOLLM: Real = Real { name: "smollm2-135m", vocabulary: 49_152, strings: &STRINGS, prompts: 10 };
-const GEMMA: Real = Real { name: "gemma3-270m", vocabulary: 262_144, strings: &[STRINGS[0]], prompts: 4 };
+const SMOLLM: RealModel =
+    RealModel { name: "smollm2-135m", vocabulary: 49_152, strings: &STRINGS, prompts: 10 };
+const GEMMA: RealModel =
+    RealModel { name: "gemma3-270m", vocabulary: 262_144, strings: &[STRINGS[0]], prompts: 4 };
 
 pub fn run() -> Outcome {
     let mut tally = Tally::default();
@@ -41,7 +43,7 @@ pub fn run() -> Outcome {
     Ok(tally)
 }
 
-impl Real {
+impl RealModel {
     fn check(&self, file: &Path) -> Outcome {
         let strings = CargoTest::new(&["--test", "files"]).only(&["--ignored"]).only(self.strings);
         let mut tally = strings.env("ANTIGRAVITY_REAL_MODEL", file).run()?;

@@ -4,6 +4,11 @@ use crate::error::Result;
 pub use crate::tally::Tally;
 use std::time::Duration;
 
+/// [`skip`] for a thing that is not installed, with the command that installs it.
+pub fn skip_missing((what, remedy): (&str, &str)) -> Tally {
+    skip(&format!("{what} is missing"), &format!("install it with: {remedy}"))
+}
+
 /// Says loudly that something cannot be tested here, and what would change that.
 pub fn skip(why: &str, remedy: &str) -> Tally {
     eprintln!("******** SKIPPED: {why}");
@@ -11,7 +16,7 @@ pub fn skip(why: &str, remedy: &str) -> Tally {
     Tally { skipped: 1, ..Tally::default() }
 }
 
-/// How many lines of a part's failures are printed again in the end.
+/// Lines of a part's failures that are printed again in the end.
 const MESSAGES: usize = 60;
 
 /// Results of the parts so far.
@@ -59,15 +64,15 @@ impl Report {
     /// Seconds of the parts, and of the builds in them that took one or more, the longest first. Builds wait for each
     /// other's locks, and some run beside other parts.
     pub fn times(&self, builds: &[(String, Duration)]) -> String {
-        let line = |(name, time): &(String, Duration)| format!("{:>7.0}  {name}\n", time.as_secs_f64());
-        let mut builds: Vec<_> = builds.iter().filter(|(_, time)| time.as_secs() > 0).collect();
+        let table = |title: &str, times: &[(String, Duration)]| {
+            let line = |(name, time): &(String, Duration)| format!("{:>7.0}  {name}\n", time.as_secs_f64());
+            let lines: String = times.iter().map(line).collect();
+            let sum: Duration = times.iter().map(|(_, time)| time).sum();
+            format!("seconds  {title}\n{lines}{:>7.0}  all\n", sum.as_secs_f64())
+        };
+        let mut builds: Vec<_> = builds.iter().filter(|(_, time)| time.as_secs() > 0).cloned().collect();
         builds.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
-        let parts: String = self.times.iter().map(line).collect();
-        let sum = |times: &mut dyn Iterator<Item = &Duration>| times.map(Duration::as_secs_f64).sum::<f64>();
-        let all = sum(&mut self.times.iter().map(|(_, time)| time));
-        let built = sum(&mut builds.iter().map(|(_, time)| time));
-        let builds: String = builds.into_iter().map(line).collect();
-        format!("seconds  part\n{parts}{all:>7.0}  all\n\nseconds  build\n{builds}{built:>7.0}  all\n")
+        format!("{}\n{}", table("part", &self.times), table("build", &builds))
     }
 
     /// The parts that failed with their messages: nobody should have to look for them in all of the output.
@@ -86,21 +91,6 @@ impl Report {
     }
 }
 
-/// The counts in a [closing line](Report::closing_line).
-pub fn parse_closing_line(line: &str) -> Option<Tally> {
-    let count = |word: &str| {
-        let part = line.split(", ").find_map(|part| part.strip_suffix(word));
-        part.map_or(Some(0), |number| number.trim().parse().ok())
-    };
-    let (passed, failed) = (count("passed")?, count("failed")?);
-    line.contains("passed").then_some(Tally {
-        passed,
-        failed,
-        skipped: count("skipped")?,
-        messages: Vec::new(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,8 +102,6 @@ mod tests {
         let mut report = Report::new(false);
         report.add("a", skipped(), Duration::from_secs(2));
         assert!(!report.failed() && report.closing_line() == "11 passed, 0 failed, 1 skipped");
-        assert_eq!(parse_closing_line(&report.closing_line()), skipped().ok());
-        assert_eq!(parse_closing_line("error: no"), None);
         report.add("b", Err(Error::Failed("no".into())), Duration::from_secs(3));
         assert_eq!(report.failures(), "failed parts:\n  b: 1 failed\n    no");
         let builds = [("x".to_string(), Duration::from_secs(1)), ("y".into(), Duration::from_secs(9))];

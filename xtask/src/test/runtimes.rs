@@ -18,7 +18,7 @@ const ON_INTEL: [&str; 4] = [
 ];
 /// On rusticl, which is slow.
 const ON_RUSTICL: [&str; 2] = ["model::text_is_the_same", "variants::every_variant_changes_nothing"];
-/// Where Debian has rusticl's entry for the loader.
+/// Rusticl's entry for the loader in Debian.
 const RUSTICL: &str = "/etc/OpenCL/vendors/rusticl.icd";
 
 pub fn run() -> Outcome {

@@ -1,6 +1,6 @@
 //! The parts of the tests that build what users get, look into it, and run it if they can.
 
-use super::report::{Tally, skip};
+use super::report::{Tally, skip, skip_missing};
 use super::{Outcome, arm};
 use crate::error::{Error, Result};
 use crate::golden::case::read_case;
@@ -21,7 +21,7 @@ pub fn build_early() {
             Some(_) => Ok(()),
             None => ANDROID_BUILDS.into_iter().try_for_each(|features| for_android(features).map(drop)),
         },
-        || if size::limits(&build::host()) { for_here().map(drop) } else { Ok(()) },
+        || if size::has_budget(&build::host()) { for_here().map(drop) } else { Ok(()) },
     ];
     for build in builds {
         std::thread::spawn(move || {
@@ -46,7 +46,7 @@ pub fn sizes() -> Outcome {
 /// Android loads it. Always without an NDK, so that it is the same on every machine.
 fn android() -> Outcome {
     if let Some((what, remedy)) = android::missing() {
-        return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
+        return Ok(skip_missing((&what, &remedy)));
     }
     let story = build::model_dir("story")?;
     let maker = build::tested(&story)?;
@@ -77,7 +77,7 @@ fn for_here() -> Result<PathBuf> {
 /// This machine's own program tells the story.
 fn here() -> Outcome {
     let host = build::host();
-    if !size::limits(&host) {
+    if !size::has_budget(&host) {
         let remedy = "nothing to install; see xtask/src/size.rs";
         return Ok(skip(&format!("there is no budget for {host}"), remedy));
     }
@@ -90,8 +90,8 @@ fn here() -> Outcome {
 
 /// The static binary of 64-bit Arm, emulated where this machine is none.
 pub fn on_arm() -> Outcome {
-    if let Some((what, remedy)) = arm::missing() {
-        return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
+    if let Some(missing) = arm::missing() {
+        return Ok(skip_missing(missing));
     }
     let story = build::model_dir("story")?;
     let binary = build::tested_for(ARM_LINUX, &story)?;
@@ -110,7 +110,7 @@ fn emulator(architecture: &str) -> Option<String> {
 /// Page sizes of kernels for 64-bit Arm besides the usual 4 KiB, which is this machine's.
 const PAGES: &[u32] = &[16 << 10, 64 << 10];
 
-/// The same on a kernel with pages of this size, as far as the emulator can be one.
+/// Runs the program on a kernel with pages of this size, as far as the emulator can be one.
 fn with_pages(binary: &Path, architecture: &str, page: u32) -> Result<()> {
     let paged = || {
         let mut run = command(binary, architecture);

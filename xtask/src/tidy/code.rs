@@ -38,7 +38,7 @@ pub fn functions<'a>(lines: &[(usize, &'a str)]) -> Vec<(usize, &'a str, usize)>
     lines.iter().enumerate().filter_map(function).collect()
 }
 
-/// How many of the lines are the item that they begin with.
+/// Counts the lines of the item that they begin with.
 fn item_length(lines: &[(usize, &str)]) -> usize {
     let indent = |line: &str| line.len() - line.trim_start().len();
     let Some((_, first)) = lines.first() else { return 0 };

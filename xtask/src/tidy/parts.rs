@@ -5,7 +5,7 @@ use super::code::code_lines;
 
 /// Folders of `src` with their files, the lowest first: a part names itself and those before it.
 const PARTS: [&str; 6] = ["opencl", "run", "cli", "serve", "tools", "commands"];
-/// What else a place may not name: devices do not know each other, and nothing above them knows a memory layout.
+/// Other names that a place may not use: devices do not know each other, and nothing above them knows a memory layout.
 const APART: [(&str, &str); 8] = [
     ("src/opencl", "crate::model::cpu"),
     ("src/run", "numeric::quant"),

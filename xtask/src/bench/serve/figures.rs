@@ -99,7 +99,7 @@ pub fn tables(record: &Value) -> String {
     text + &ratios(&rows)
 }
 
-/// What the others had while a long prompt was read, where there was one.
+/// The table of the other clients while a long prompt was read, if there was one.
 fn beside_long(rows: &[Row<'_>]) -> String {
     let long = |(.., runs): &&Row<'_>| runs.iter().any(|run| run["long"].is_object());
     let mut long = rows.iter().filter(long).peekable();

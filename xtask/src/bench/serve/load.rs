@@ -46,7 +46,7 @@ pub struct LoadResult {
 }
 
 impl Load<'_> {
-    /// How many characters of the text this server's model takes for a token. The server has answered then.
+    /// Characters of the text for a token of this server's model. The server has answered then.
     pub fn characters_per_token(&self, server: &Server) -> Result<f64> {
         let prompt = self.excerpt(0, (self.prompt.clamp(32, 1024) * PROBE) as usize);
         let characters = prompt.chars().count();

@@ -30,20 +30,14 @@ fn program(path: &str, args: Vec<String>) -> Program {
 }
 
 #[test]
-fn hostile_words_reach_a_program_as_they_are() {
+fn hostile_words_directories_and_settings_arrive_as_they_are() {
     let device = Local::open();
     let args: Vec<String> = HOSTILE.iter().map(|w| w.to_string()).collect();
     let mut all = vec!["%s\\0".to_string()];
     all.extend(args);
-    let program = program("/usr/bin/printf", all);
-    let answer = capture_program(&device, &program).unwrap();
+    let answer = capture_program(&device, &program("/usr/bin/printf", all)).unwrap();
     let words: Vec<&str> = answer.stdout.split_terminator('\0').collect();
     assert_eq!(words, HOSTILE);
-}
-
-#[test]
-fn hostile_directories_and_settings_arrive() {
-    let device = Local::open();
     for word in HOSTILE.iter().filter(|w| !w.is_empty()) {
         let dir = std::env::temp_dir().join(format!("xtask-shell-{}-{word}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
@@ -60,7 +54,7 @@ fn hostile_directories_and_settings_arrive() {
 }
 
 #[test]
-fn exit_codes_and_signals_come_back() {
+fn exit_codes_and_signals_come_back_and_a_broken_stream_is_no_success() {
     let device = Local::open();
     for (script, code) in [("true", 0), ("exit 3", 3), ("exit 255", 255), ("sh -c 'kill -9 $$'", 137)] {
         assert_eq!(capture(&device, script).unwrap().code, code, "{script}");
@@ -68,25 +62,16 @@ fn exit_codes_and_signals_come_back() {
     let answer = capture(&device, "echo out; echo err >&2; exit 7").unwrap();
     assert_eq!((answer.stdout.as_str(), answer.stderr.as_str()), ("out\n", "err\n"));
     assert!(answer.ok(&device).unwrap_err().to_string().ends_with(": err"));
-}
-
-#[test]
-fn a_stream_that_breaks_is_no_success() {
-    let device = Local::open();
     let e = capture(&device, "kill -9 $$").unwrap_err();
     assert_eq!(e.exit_code(), 5);
     assert!(e.to_string().contains("connection broke"), "{e}");
 }
 
 #[test]
-fn what_cannot_be_passed_is_refused() {
+fn unsendable_arguments_are_refused_and_signals_are_explained() {
     for arg in ["a\0b".to_string(), "x".repeat(70_000)] {
         assert_eq!(program("x", vec![arg]).script("@", Input::Nothing).unwrap_err().exit_code(), 2);
     }
-}
-
-#[test]
-fn signals_are_explained() {
     assert!(signal_in(137).unwrap().contains("memory"));
     assert!(signal_in(132).unwrap().contains("instruction"));
     for code in [0, 1, 101, 130, 141, 255] {

@@ -8,7 +8,7 @@ use crate::golden::case::{Case, cases};
 use crate::parity::engine::Engine;
 use crate::parity::execution_paths;
 use crate::targets::ARM_LINUX;
-use crate::test::report::{Tally, skip};
+use crate::test::report::{Tally, skip_missing};
 use crate::test::{arm, runtimes};
 use crate::{build, command};
 use std::fs;
@@ -79,8 +79,8 @@ fn count_on_arm(engine: &Engine, case: &Case, tally: &mut Tally) -> Result<()> {
     if std::env::consts::ARCH == "aarch64" {
         return Ok(());
     }
-    if let Some((what, remedy)) = arm::missing() {
-        *tally += skip(&format!("{what} is missing"), &format!("install it with: {remedy}"));
+    if let Some(missing) = arm::missing() {
+        *tally += skip_missing(missing);
         return Ok(());
     }
     let program = build::unoptimised_for(ARM_LINUX, &build::model_dir(SMOLLM.name)?)?;

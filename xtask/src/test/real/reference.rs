@@ -1,7 +1,7 @@
 //! Real models' logits, greedy texts and perplexity beside those that transformers computed in single precision, from
 //! the weights of the same file.
 
-use super::Real;
+use super::RealModel;
 use crate::command;
 use crate::error::{Error, Result};
 use crate::json;
@@ -53,11 +53,11 @@ struct PerplexityReference {
     nats: Vec<f64>,
 }
 
-fn file(model: &Real, name: &str) -> PathBuf {
+fn file(model: &RealModel, name: &str) -> PathBuf {
     command::root().join("tests/fixtures/real").join(model.name).join(name)
 }
 
-pub(super) fn check(model: &Real, engine: &Engine, tally: &mut Tally) -> Result<()> {
+pub(super) fn check(model: &RealModel, engine: &Engine, tally: &mut Tally) -> Result<()> {
     let LogitsReference { at, prompts } = json::read(&file(model, "logits.json"))?;
     let texts: Vec<GreedyReference> = json::read(&file(model, "greedy.json"))?;
     for (prompt, text) in prompts.iter().zip(texts).take(model.prompts) {
@@ -100,7 +100,7 @@ fn check_logits<'a>(
 }
 
 /// Of the second half of each window.
-fn check_perplexity(model: &Real, engine: &Engine, tally: &mut Tally) -> Result<()> {
+fn check_perplexity(model: &RealModel, engine: &Engine, tally: &mut Tally) -> Result<()> {
     let PerplexityReference { window, nats: expected } = json::read(&file(model, "perplexity.json"))?;
     let ids = engine.tokenize(&command::root().join(TEXT))?;
     for (i, (ids, expected)) in ids.chunks_exact(window).zip(expected).take(WINDOWS).enumerate() {
