@@ -6,7 +6,7 @@ use crate::run::engine::Engine;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::plan::mib;
 use crate::run::session::Notice;
-use crate::tools::columns::{Side, columns};
+use crate::tools::columns::{Align, columns};
 use files::error::one_line;
 use files::{Result, say};
 use opencl_runtime::device::{Found, choose, devices};
@@ -69,7 +69,7 @@ pub fn tuned(model: &Path, select: Option<&str>) -> Result<String> {
             chosen,
         )
     };
-    let sides = [Side::Left, Side::Left, Side::Left, Side::Right, Side::Left];
+    let sides = [Align::Left, Align::Left, Align::Left, Align::Right, Align::Left];
     let recording = tuned.recording.iter().flat_map(|both| both.iter().zip([false, true]));
     let rows = tuned.table.iter().map(line).chain(recording.map(of_recording));
     Ok(columns(&sides, &rows.collect::<Vec<_>>()))

@@ -1,10 +1,10 @@
 //! Perplexity of a text, and the distance of the distributions from the reference's.
 
 use super::settings::Settings;
-use crate::cli::terminal::Progress;
+use crate::cli::terminal::ProgressLine;
 use crate::dims::VOCAB;
 use crate::run::session::{ROWS, Session};
-use crate::tools::columns::{Side, columns};
+use crate::tools::columns::{Align, columns};
 use files::{Error, Result};
 use serde_json::{Value, json};
 use text::sampler::argmax;
@@ -36,7 +36,7 @@ pub fn measure<'s>(
     rows: &mut [Predictor<'s>],
     mut base: Option<&mut Predictor<'s>>,
     chunks: &[Vec<u32>],
-    progress: &Progress,
+    progress: &ProgressLine,
 ) -> Result<()> {
     let mut base_rows = Vec::new();
     for (i, tokens) in chunks.iter().enumerate() {
@@ -138,8 +138,8 @@ pub fn text(rows: &[Predictor<'_>], base: Option<&Predictor<'_>>) -> String {
         line.extend([r.slots().to_string(), r.bytes().to_string(), r.settings.to_string()]);
         lines.push(line);
     }
-    let mut sides = vec![Side::Right; lines[0].len()];
-    sides[lines[0].len() - 1] = Side::Left;
+    let mut sides = vec![Align::Right; lines[0].len()];
+    sides[lines[0].len() - 1] = Align::Left;
     columns(&sides, &lines)
 }
 

@@ -1,12 +1,12 @@
 //! Recall of facts that are stated early in a prompt, by a question at its end.
 
 use super::engines::Engines;
-use super::input::{EncodedQuestion, Question};
+use super::input::{EncodedQuestion, RecallQuestion};
 use super::settings::Settings;
-use crate::cli::terminal::Progress;
+use crate::cli::terminal::ProgressLine;
 use crate::model::device::read_bytes;
 use crate::run::session::{CancelToken, Session};
-use crate::tools::columns::{Side, columns};
+use crate::tools::columns::{Align, columns};
 use files::Result;
 use serde_json::{Value, json};
 use text::sampler::argmax;
@@ -58,7 +58,7 @@ pub fn measure<'s>(
     settings: &'s Settings,
     engines: &Engines,
     questions: &[EncodedQuestion],
-    progress: &Progress,
+    progress: &ProgressLine,
 ) -> Result<Recall<'s>> {
     let mut recall =
         Recall { settings, groups: Vec::new(), all: Score::default(), slots: 0, bytes: 0, share: 0.0 };
@@ -91,7 +91,7 @@ fn count_correct(session: &mut Session, ids: &[u32]) -> Result<usize> {
 }
 
 impl Recall<'_> {
-    fn add(&mut self, q: &Question, correct: usize) {
+    fn add(&mut self, q: &RecallQuestion, correct: usize) {
         let place = self.groups.iter().position(|(form, d, _)| (form, *d) == (&q.form, q.distance));
         let place = place.unwrap_or_else(|| {
             self.groups.push((q.form.clone(), q.distance, Score::default()));
@@ -138,8 +138,8 @@ pub fn text(rows: &[Recall<'_>]) -> String {
     let mut head: Vec<String> = first.groups.iter().map(|(form, d, _)| format!("{form} {d}")).collect();
     let more = ["recall", "of the full f32 cache's", "slots of the prompt", "bytes", "settings"];
     head.extend(more.map(String::from));
-    let mut sides = vec![Side::Right; head.len()];
-    sides[head.len() - 1] = Side::Left;
+    let mut sides = vec![Align::Right; head.len()];
+    sides[head.len() - 1] = Align::Left;
     let lines = rows.iter().map(|r| {
         let mut line: Vec<String> = r.groups.iter().map(|(_, _, s)| of(s.correct, s.asked)).collect();
         line.extend([
