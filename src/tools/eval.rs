@@ -131,7 +131,7 @@ fn evaluate_recall(args: &EvalArgs, work: &Evaluation, engines: &Engines) -> Res
     match args.format {
         Format::Text if work.input.is_some() => put(&format!("\n{}", recall::text(&recalled))),
         Format::Text => put(&recall::text(&recalled)),
-        Format::Jsonl => put(&recalled.iter().map(|r| format!("{}\n", r.json())).collect::<String>()),
+        Format::Jsonl => put(&recalled.iter().map(|record| format!("{record}\n")).collect::<String>()),
     }
 }
 

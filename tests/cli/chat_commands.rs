@@ -115,16 +115,23 @@ fn a_message_that_did_not_fit_is_asked_again() {
 
 #[test]
 fn lines_that_are_no_command() {
+    let wrong: &[(&str, &[&str])] = &[
+        ("/undo 1", &["/undo takes no argument", "/help"]),
+        ("/save", &["/save FILE"]),
+        ("/load ", &["/load FILE"]),
+        ("/system", &["/system TEXT"]),
+        ("/set temperature", &["/set NAME VALUE"]),
+        ("/tool", &["/tool NAME TEXT"]),
+        ("/usr/bin is what?", &["Unknown command /usr/bin.", "/help", "space"]),
+        ("/etc\u{1b}[2J is", &["Unknown command /etc\\u{1b}[2J."]),
+    ];
     let plain = chat(&["--temp", "0"], &format!("{FOX}Go on.\n"));
+    let lines: String = wrong.iter().map(|(line, _)| format!("{line}\n")).collect();
     let args = ["chat", "--format", "jsonl", "-n", "30", "--temp", "0"];
-    let said = antigravity(&args)
-        .stdin(&format!("{FOX}/undo 1\n/save\n/usr/bin is what?\nGo on.\n /usr/bin\n"))
-        .run();
-    let lines: Vec<&str> = said.err.lines().collect();
-    assert_eq!((said.code, lines.len()), (Some(0), 3), "{}", said.err);
-    mentions(lines[0], &["/undo takes no argument", "/help"]);
-    mentions(lines[1], &["/save FILE"]);
-    mentions(lines[2], &["Unknown command /usr/bin.", "/help", "space"]);
+    let said = antigravity(args).stdin(format!("{FOX}{lines}Go on.\n /usr/bin\n")).run();
+    let errors: Vec<&str> = said.err.lines().collect();
+    assert_eq!((said.code, errors.len()), (Some(0), wrong.len()), "{}", said.err);
+    wrong.iter().zip(errors).for_each(|((_, words), error)| mentions(error, words));
     let said = answers(&said);
     assert_eq!((said.len(), essence(&said[1])), (3, essence(&plain[1])));
 }
