@@ -1,7 +1,7 @@
 //! Recall of facts that are stated early in a prompt, by a question at its end.
 
 use super::engines::Engines;
-use super::input::{EncodedQuestion, RecallQuestion};
+use super::input::EncodedQuestion;
 use super::settings::Settings;
 use crate::cli::terminal::ProgressLine;
 use crate::model::device::read_bytes;
