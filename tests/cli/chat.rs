@@ -13,12 +13,10 @@ fn every_line_is_a_turn() {
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!(answers.len(), 2, "{:?}", said.out);
     // The first message may be a flag, and the lines may end as on Windows.
-    let flag = antigravity([&args[..], &["-p", "Who are you?"]].concat())
-        .stdin("Tell me a story.\r\n/exit\nMore\n")
-        .run();
+    let flag =
+        antigravity(&args).args(["-p", "Who are you?"]).stdin("Tell me a story.\r\n/exit\nMore\n").run();
     assert_eq!((flag.code, flag.out), (Some(0), said.out.clone()));
-    let single =
-        antigravity([&args[..], &["-st", "-p", "Who are you?"]].concat()).stdin("Tell me a story.\n").run();
+    let single = antigravity(&args).args(["-st", "-p", "Who are you?"]).stdin("Tell me a story.\n").run();
     assert_eq!(single.out, format!("{}\n", answers[0]));
     mentions(&single.err, &["TTFT: ", "Avg TBT: "]);
 }
@@ -65,7 +63,7 @@ fn control_tokens_in_a_message_are_text() {
 fn a_full_context_ends_turns_until_reset() {
     let args = ["chat", "--temp", "0", "-c", "48"];
     let story = "Tell me a story about a lazy cat.\n";
-    let said = antigravity(&args).stdin(&format!("{story}And then?\n/reset\n{story}")).run();
+    let said = antigravity(&args).stdin(format!("{story}And then?\n/reset\n{story}")).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!((answers.len(), answers[1]), (3, ""), "{:?}", said.out);
@@ -87,16 +85,16 @@ fn a_limit_that_is_reached_ends_no_chat() {
     );
     let args = ["chat", "-m", &dir, "--temp", "0", "-n", "5"];
     let saved = temp.path("saved");
-    let said = antigravity(&args).stdin(&format!("One.\nTwo.\nThree.\n/save {saved}\n/reset\nOne.\n")).run();
+    let said = antigravity(&args).stdin(format!("One.\nTwo.\nThree.\n/save {saved}\n/reset\nOne.\n")).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!((answers.len(), answers[2]), (4, ""), "{answers:?}");
     assert_eq!(answers[0], answers[3]);
     assert_eq!(said.err.lines().count(), 1, "{}", said.err);
     mentions(&said.err, &["chat_template.jinja", "no more", "withdrawn", "/save FILE and /reset"]);
-    let stats = antigravity([&args[..], &["--session", &saved]].concat()).stdin("/stats\n").run();
+    let stats = antigravity(&args).args(["--session", &saved]).stdin("/stats\n").run();
     mentions(&stats.err, &["messages: 2, "]);
-    let json = antigravity([&args[..], &["--format", "jsonl"]].concat()).stdin("One.\nTwo.\nThree.\n").run();
+    let json = antigravity(&args).args(["--format", "jsonl"]).stdin("One.\nTwo.\nThree.\n").run();
     mentions(json.out.lines().last().expect("a line"), &["\"t\":\"unanswered\"", "no more"]);
 }
 
@@ -142,10 +140,7 @@ fn a_system_message_is_never_evicted() {
                 "--eviction-policy",
                 policy,
             ];
-            antigravity([&args[..], more].concat())
-                .stdin(&"Tell me more about the fox.\n".repeat(8))
-                .run()
-                .out
+            antigravity(&args).args(more).stdin("Tell me more about the fox.\n".repeat(8)).run().out
         };
         let unsaid = answers(&[]);
         assert_eq!(unsaid, answers(&["--protected-prefix", &first]), "{policy}");

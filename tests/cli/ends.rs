@@ -85,7 +85,7 @@ fn a_session_is_saved_whatever_ends_the_text() {
     for signals in [None, Some(("-TERM", 15)), Some(("-HUP", 1))] {
         let temp = TestDir::new();
         let state = temp.path("state");
-        let mut run = antigravity([&ENDLESS[..], &["--temp", "0", "--session", &state]].concat()).into_std();
+        let mut run = antigravity(ENDLESS).args(["--temp", "0", "--session", &state]).into_std();
         let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
         let mut out = child.stdout.take().expect("piped");
         let mut shown = vec![0; 40];
@@ -139,8 +139,7 @@ fn a_reader_that_stopped_reading_does_not_keep_a_session_from_being_saved() {
     let temp = TestDir::new();
     let state = temp.path("state");
     let mut run =
-        antigravity([&ENDLESS[..], &["-c", "2048", "--format", "jsonl", "--session", &state]].concat())
-            .into_std();
+        antigravity(ENDLESS).args(["-c", "2048", "--format", "jsonl", "--session", &state]).into_std();
     let mut child = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary starts");
     let mut out = child.stdout.take().expect("piped");
     out.read_exact(&mut [0; 40]).expect("some text");
@@ -178,7 +177,7 @@ fn what_cannot_be_written_is_said_before_anything_is_generated() {
     let line = antigravity(["generate", "-p", "x", "--session", &dangling]).fails(2);
     mentions(&line, &["--session", "dangling", "leads nowhere"]);
     for command in [&["generate", "-p", "x"][..], &["chat", "-st", "-p", "x"]] {
-        let line = antigravity([command, &["--trace", "/no/such/folder/trace"]].concat()).fails(1);
+        let line = antigravity(command).args(["--trace", "/no/such/folder/trace"]).fails(1);
         mentions(&line, &["/no/such/folder/trace: cannot write the trace: "]);
     }
     let line = antigravity(["logits", "--tokens", &tokens, "--out", "/no/such/folder/logits"]).fails(1);

@@ -77,7 +77,7 @@ fn used_and_planned(more: &[&str]) -> [(u64, u64); 2] {
     }
     drop(child.stdin.take());
     child.wait().expect("it ends");
-    let plan = antigravity([&["plan", "--format", "json"], more].concat()).text();
+    let plan = antigravity(["plan", "--format", "json"]).args(more).text();
     let plan: serde_json::Value = serde_json::from_str(&plan).expect("JSON");
     let planned = plan["peak_bytes"].as_u64().expect("a number");
     let items = plan["items"].as_array().expect("items");

@@ -10,7 +10,7 @@ fn a_continued_session_is_one_run() {
     for sampler in [&["--temp", "0"][..], &["--temp", "1.1", "--seed", "3"], &others] {
         let file = temp.path(&format!("state{}", sampler.len()));
         let run = |prompt: &[&str], n: &str, session: &[&str]| {
-            antigravity([&["generate", "-n", n], sampler, prompt, session].concat()).text()
+            antigravity(["generate", "-n", n]).args(sampler).args(prompt).args(session).text()
         };
         let prompt = ["-p", "Once upon a time"];
         let whole = run(&prompt, "20", &[]);
@@ -27,8 +27,8 @@ fn sessions_that_do_not_fit_are_refused() {
     greedy().args(["--session", &file]).text();
     let args = ["generate", "-p", "x", "--session", &file];
     let with = |flag, value| [&args[..], &[flag, value]].concat();
-    antigravity(&with("--kv-type", "f16")).fails_with(2, &["--session", "--kv-type q4"]);
-    antigravity(&with("-c", "8")).fails_with(2, &["--session", "--max-seq-len"]);
+    antigravity(with("--kv-type", "f16")).fails_with(2, &["--session", "--kv-type q4"]);
+    antigravity(with("-c", "8")).fails_with(2, &["--session", "--max-seq-len"]);
     let mut bytes = std::fs::read(&file).expect("the session");
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

@@ -210,7 +210,7 @@ fn an_answer_stays_where_another_one_is_interrupted_before_it_begins() {
         assert!(then.contains("The answer before it stays"), "{then}");
         assert_eq!(chat.size(), before);
     }
-    let saved = antigravity([&["chat"], &evicting[..]].concat()).stdin("/stats\n").run();
+    let saved = antigravity(["chat"]).args(&evicting).stdin("/stats\n").run();
     mentions(&saved.err, &["messages: 1, ", &format!("tokens: {}\n", before.1)]);
 }
 
@@ -234,7 +234,7 @@ fn a_message_that_the_template_refuses_does_not_end_the_chat() {
         chat.prompts();
         assert_eq!(chat.size().0, questions, "{message}");
     }
-    let piped = antigravity([&["chat"], &args[..]].concat()).stdin("A dog\nA cat\nA fox\n").run();
+    let piped = antigravity(["chat"]).args(&args).stdin("A dog\nA cat\nA fox\n").run();
     assert_eq!(piped.code, Some(0), "{}", piped.err);
     mentions(&piped.err, &["no cats"]);
     assert!(piped.out.lines().filter(|l| !l.is_empty()).count() >= 2, "the next is answered: {}", piped.out);

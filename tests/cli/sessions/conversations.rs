@@ -9,7 +9,7 @@ const CHAT: [&str; 8] = ["chat", "--format", "jsonl", "-n", "40", "--seed", "4",
 const FOX: &str = "Tell me a story about a fox.\n";
 
 fn chat(more: &[&str], input: &str) -> Lines {
-    let said = antigravity([&CHAT[..], more].concat()).stdin(input).run();
+    let said = antigravity(CHAT).args(more).stdin(input).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     Lines::parse(&said.out)
 }
@@ -86,7 +86,7 @@ fn what_cannot_be_loaded_changes_nothing() {
     let whole = chat(&[], &format!("{FOX}Go on.\n"));
     let missing = temp.path("missing");
     for (file, words) in [(&text, "generate"), (&damaged, "is damaged"), (&missing, "no such file")] {
-        let said = antigravity(&CHAT).stdin(&format!("{FOX}/load {file}\n/save {missing}/x\nGo on.\n")).run();
+        let said = antigravity(CHAT).stdin(format!("{FOX}/load {file}\n/save {missing}/x\nGo on.\n")).run();
         assert_eq!(said.code, Some(0), "{}", said.err);
         let lines: Vec<&str> = said.err.lines().collect();
         assert_eq!(lines.len(), 2, "{}", said.err);
