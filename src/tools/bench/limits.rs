@@ -4,7 +4,6 @@
 //! The best way to read is found once, after the warm-up. Reading is then measured right before and right after each
 //! repetition that decodes, because a machine's bandwidth may change from second to second. Integers come last.
 
-use super::result::median;
 use crate::opencl::{Device, stream};
 use crate::run::system::Memory;
 use files::Result;
@@ -145,6 +144,14 @@ pub fn of_device(device: &Device, threads: &[usize]) -> Result<MachineLimits> {
     Ok(MachineLimits { read_bandwidth: threads.iter().map(read).collect(), integer_peak: Vec::new() })
 }
 
+/// The median of at least one value.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let n = sorted.len();
+    (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0
+}
+
 /// Memory in huge pages, as weights are, and written: pages that were never written are all the same page of zeros,
 /// which stays in the cache.
 fn buffer(threads: usize, mapped: usize) -> Option<AlignedBytes> {
@@ -218,6 +225,13 @@ fn run_pieces(threads: usize, pieces: usize, work: impl Fn(usize) + Sync) -> f64
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_median_is_between_the_middle_values() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[7.0]), 7.0);
+    }
 
     #[test]
     fn every_piece_is_done_once_by_any_number_of_threads() {

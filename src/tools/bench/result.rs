@@ -1,7 +1,7 @@
 //! The record of a run: what was measured, and what follows from it. Its JSON is the output; tables are made from it.
 
 use super::device::OnDevice;
-use super::limits::MachineLimits;
+use super::limits::{MachineLimits, median};
 use super::measure::Samples;
 use super::rows::Row;
 use crate::dims;
@@ -99,14 +99,6 @@ pub struct MeasuredRow {
     deviation_percent: Option<f64>,
     /// Prefill: speed relative to decode from the same state.
     times_decode: Option<f64>,
-}
-
-/// The median of at least one value.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let n = sorted.len();
-    (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0
 }
 
 /// Multiplications and additions of the matrix products of a prompt of `n` tokens. Only its last token goes through the
@@ -253,13 +245,6 @@ pub mod tests {
     /// Repetitions without a bandwidth measured beside them.
     fn alone(speeds: Vec<f64>) -> Samples {
         Samples { speeds, reads: Vec::new() }
-    }
-
-    #[test]
-    fn the_median_is_between_the_middle_values() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert_eq!(median(&[7.0]), 7.0);
     }
 
     #[test]
