@@ -89,7 +89,7 @@ fn a_token_or_a_prompt_is_traced() {
     let file = temp.path("trace.json");
     let traced = |n: &str| {
         let args = ["-p", "8", "-n", n, "-r", "1", "-t", "1", "--prefill-chunk", "6", "--trace", &file];
-        let said = antigravity(["bench"]).args(&args).run();
+        let said = antigravity(["bench"]).args(args).run();
         assert_eq!(said.code, Some(0), "{}", said.err);
         let trace = json(&std::fs::read_to_string(&file).expect("a trace"));
         let tokens: Vec<u64> = (trace["traceEvents"].as_array().expect("events").iter())

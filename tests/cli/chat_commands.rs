@@ -61,7 +61,7 @@ fn undo_leaves_no_trace() {
 fn undo_with_eviction_goes_on() {
     let sampler = ["--temp", "0", "--eviction-policy", "sliding", "-c", "96", "--eviction-window", "64"];
     let said = antigravity(["chat", "--format", "jsonl", "-n", "40"])
-        .args(&sampler)
+        .args(sampler)
         .stdin(format!("{}/undo\n{FOX}/stats\n", FOX.repeat(4)))
         .run();
     assert_eq!(said.code, Some(0), "{}", said.err);
@@ -91,8 +91,8 @@ fn retry_draws_again() {
 #[test]
 fn a_message_that_did_not_fit_is_asked_again() {
     let args = ["chat", "--temp", "0", "-c", "48", "-q"];
-    let fresh = antigravity(&args).stdin("And then?\n").run();
-    let said = antigravity(&args).stdin(format!("{FOX}And then?\n/undo\n/retry\n")).run();
+    let fresh = antigravity(args).stdin("And then?\n").run();
+    let said = antigravity(args).stdin(format!("{FOX}And then?\n/undo\n/retry\n")).run();
     assert_eq!(said.code, Some(0));
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!((answers.len(), answers[1], format!("{}\n", answers[2])), (3, "", fresh.out));
@@ -102,12 +102,12 @@ fn a_message_that_did_not_fit_is_asked_again() {
         &["context is full (", " of 48 tokens)", "/retry", "--eviction-policy", "--session FILE"],
     );
     // Whoever reads JSON lines is told there.
-    let lines = antigravity(&args).args(["--format", "jsonl"]).stdin(format!("{FOX}And then?\n")).run().out;
+    let lines = antigravity(args).args(["--format", "jsonl"]).stdin(format!("{FOX}And then?\n")).run().out;
     let last: Value = serde_json::from_str(lines.lines().last().expect("lines")).expect("JSON");
     assert_eq!((&last["t"], &last["slots"]), (&"unanswered".into(), &48.into()), "{last}");
     assert!(last["needed"].as_u64() > Some(48), "{last}");
     // What another message was asked after is forgotten.
-    let said = antigravity(&args).stdin(format!("{FOX}And then?\n/reset\nHi\n/retry\n")).run();
+    let said = antigravity(args).stdin(format!("{FOX}And then?\n/reset\nHi\n/retry\n")).run();
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!((answers.len(), answers[2]), (4, answers[3]));
 }

@@ -70,9 +70,9 @@ fn a_pipe_that_does_not_wait_is_waited_for() {
     let temp = TestDir::new();
     let file = temp.write("text", "Once upon a time. ".repeat(12_000));
     let args = ["tokenize", "-f", &file];
-    let expected = antigravity(&args).text();
+    let expected = antigravity(args).text();
     assert!(expected.len() > 1 << 16, "more than a pipe holds");
-    let mut child = antigravity(&args).into_std().stdout(writer).spawn().expect("the binary starts");
+    let mut child = antigravity(args).into_std().stdout(writer).spawn().expect("the binary starts");
     std::thread::sleep(Duration::from_millis(300));
     let mut found = String::new();
     reader.read_to_string(&mut found).expect("read");
@@ -119,7 +119,7 @@ fn a_chat_is_saved_when_its_terminal_or_reader_goes() {
         let temp = TestDir::new();
         let state = temp.path("state");
         let args = ["chat", "--ignore-eos", "-n", "-1", "-p", "Hello", "--session", &state];
-        let mut run = antigravity(&args).into_std();
+        let mut run = antigravity(args).into_std();
         let mut child = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary starts");
         let mut out = child.stdout.take().expect("piped");
         out.read_exact(&mut [0; 40]).expect("some text");
@@ -164,7 +164,7 @@ fn a_file_limit_is_an_error_and_keeps_the_old_file() {
     mentions(&said.err, &["error: ", "logits: cannot write: File too large"]);
     assert_eq!(std::fs::read_to_string(&out).expect("the old file"), "old");
     assert_eq!(names(&temp), ["logits", "tokens.json"]);
-    assert_eq!(antigravity(&args).run().code, Some(0));
+    assert_eq!(antigravity(args).run().code, Some(0));
     assert!(std::fs::metadata(&out).expect("the new file").len() > 1000);
 }
 
@@ -226,7 +226,7 @@ fn alone(args: &[&str]) -> RunOutput {
 #[test]
 fn where_no_thread_can_be_made_one_does_the_work_with_the_same_bits() {
     let args = ["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12", "-t", "4"];
-    let (reference, one) = (antigravity(&args).run(), alone(&args));
+    let (reference, one) = (antigravity(args).run(), alone(&args));
     assert_eq!((one.code, one.out), (Some(0), reference.out), "{}", one.err);
     mentions(&one.err, &["1 threads"]);
     let chat = alone(&["chat", "-st", "-n", "2", "-p", "Hi"]);
@@ -259,7 +259,7 @@ fn a_prompt_of_megabytes_is_refused_before_it_is_tokenised() {
 fn ctrl_c_ends_tokenising() {
     let temp = TestDir::new();
     let args = ["generate", "-q", "-n", "1", "--eviction-policy", "sliding", "-f", &endless_prompt(&temp)];
-    let mut run = antigravity(&args).into_std();
+    let mut run = antigravity(args).into_std();
     let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
     // It has loaded by then, and has not tokenised all.
     std::thread::sleep(Duration::from_millis(2500));

@@ -100,7 +100,7 @@ fn a_run_takes_what_is_planned_and_not_much_less() {
 #[test]
 fn the_limits_of_the_process_are_known() {
     let args = ["generate", "-n", "3", "-p", "Once", "-t", "2", "--temp", "0"];
-    let reference = antigravity(&args).text();
+    let reference = antigravity(args).text();
     // KiB, from what the program itself needs to plenty.
     let address = (90_000..700_000).step_by(61_000).map(|kib| format!("-v {kib}"));
     let data = (12_000..130_000).step_by(9_000).map(|kib| format!("-d {kib}"));
@@ -177,7 +177,7 @@ fn no_thread_leaves_the_mask() {
     let Some(&core) = cores.last() else { return };
     let mask = format!("{core}-{core}");
     let args = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once", "-t", "3", "-C", &mask];
-    let mut child = antigravity(&args)
+    let mut child = antigravity(args)
         .into_std()
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

@@ -83,7 +83,7 @@ fn spellings_of_llama_cpp_are_followed_or_named() {
     assert!(antigravity(["plan", "--json"]).text().starts_with('{'));
     let escaped = ["generate", "-n", "4", "--temp", "0", "-e", "-p", "a\\nb\\\\\\q"];
     assert_eq!(
-        antigravity(&escaped).text(),
+        antigravity(escaped).text(),
         antigravity(["generate", "-n", "4", "--temp", "0", "-p", "a\nb\\\\q"]).text()
     );
     for (args, words) in [

@@ -4,7 +4,6 @@ use crate::support::command::*;
 use crate::support::paths;
 use crate::support::test_dir::TestDir;
 use std::io::Read;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// A number with this many decimals.
@@ -58,11 +57,11 @@ fn a_prompt_is_the_same_from_flag_file_and_pipe() {
     let temp = TestDir::new();
     let file = temp.write("prompt.txt", "Once upon a time\n");
     let args = ["generate", "--temp", "0", "-n", "12"];
-    assert_eq!(reference, antigravity(&args).args(["-f", &file]).text());
-    assert_eq!(reference, antigravity(&args).stdin("Once upon a time\n").run().text());
-    assert_eq!(reference, antigravity(&args).args(["-f", "-"]).stdin("Once upon a time\r\n").run().text());
+    assert_eq!(reference, antigravity(args).args(["-f", &file]).text());
+    assert_eq!(reference, antigravity(args).stdin("Once upon a time\n").run().text());
+    assert_eq!(reference, antigravity(args).args(["-f", "-"]).stdin("Once upon a time\r\n").run().text());
     let hello = antigravity(["generate", "--temp", "0", "-n", "12", "-p", "Hello, world! I am a"]).text();
-    assert_eq!(hello, antigravity(&args).text());
+    assert_eq!(hello, antigravity(args).text());
 }
 
 #[test]
@@ -194,7 +193,7 @@ fn text_ends_for_the_reason_that_is_said() {
 #[test]
 fn a_reader_that_leaves_is_no_error() {
     let args = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once"];
-    let mut child = antigravity(&args).spawn();
+    let mut child = antigravity(args).spawn();
     let mut byte = [0];
     let mut out = child.stdout.take().expect("piped");
     out.read_exact(&mut byte).expect("some text");
@@ -296,7 +295,7 @@ fn first_tokens_that_stay_are_said_in_help_and_before_the_text() {
     );
     let evict = |policy: &str, more: &[&str]| {
         let args = ["generate", "-p", "a", "-n", "1", "--eviction-policy", policy];
-        antigravity(&args).args(more).run()
+        antigravity(args).args(more).run()
     };
     for policy in ["sliding", "snapkv"] {
         mentions(
@@ -317,7 +316,7 @@ fn first_tokens_that_stay_are_said_in_help_and_before_the_text() {
 fn four_first_tokens_stay_where_no_number_is_given() {
     let greedy = ["generate", "-p", "Once upon a time", "--temp", "0", "--ignore-eos", "-n", "80", "-q"];
     let evict = |policy: &str, more: &[&str]| {
-        antigravity(&greedy).args(["-c", "32", "--eviction-policy", policy]).args(more).text()
+        antigravity(greedy).args(["-c", "32", "--eviction-policy", policy]).args(more).text()
     };
     for policy in ["sliding", "snapkv"] {
         let [zero, four] = ["0", "4"].map(|n| evict(policy, &["--protected-prefix", n]));

@@ -15,7 +15,7 @@ fn each_line_is_what_its_prompt_alone_gives() {
     let temp = TestDir::new();
     let file = temp.write("prompts.jsonl", LINES);
     let args = ["generate", "--prompts", &file, "-n", "12", "--seed", "3"];
-    let said = antigravity(&args).args(["--batch", "3"]).run();
+    let said = antigravity(args).args(["--batch", "3"]).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     mentions(&said.err, &["prompts: 4, generated: "]);
     let mut found = answers(&said.out);
@@ -39,7 +39,7 @@ fn each_line_is_what_its_prompt_alone_gives() {
         .stdin(LINES)
         .run();
     assert_eq!(answers(&in_turn.out), found);
-    let evicting = antigravity(&args).args(["--eviction-policy", "sliding", "--eviction-window", "64"]).run();
+    let evicting = antigravity(args).args(["--eviction-policy", "sliding", "--eviction-window", "64"]).run();
     let mut evicting = answers(&evicting.out);
     evicting.sort_by_key(|a| a["index"].as_u64());
     assert_eq!(evicting, found);
@@ -51,7 +51,7 @@ fn logprobs_are_those_of_each_prompt_alone() {
     let file = temp.write("prompts.jsonl", "{\"prompt\":\"Tom\",\"logprobs\":2}\n\"Lily\"\n");
     let args = ["generate", "-n", "3", "--seed", "3"];
     let alone = |prompt, n| {
-        let lines = antigravity(&args).args(["-p", prompt, "--format", "jsonl", "--logprobs", n]).text();
+        let lines = antigravity(args).args(["-p", prompt, "--format", "jsonl", "--logprobs", n]).text();
         answers(&lines)
             .iter()
             .filter(|l| l["t"] == "token")
@@ -61,7 +61,7 @@ fn logprobs_are_those_of_each_prompt_alone() {
     for batch in ["1", "2"] {
         let of = |more: &[&str]| {
             let mut found =
-                answers(&antigravity(&args).args(["--prompts", &file, "--batch", batch]).args(more).text());
+                answers(&antigravity(args).args(["--prompts", &file, "--batch", batch]).args(more).text());
             found.sort_by_key(|a| a["index"].as_u64());
             found
         };
@@ -101,7 +101,7 @@ fn drafts_are_counted_where_prompts_are_decoded_together() {
     let input = "\"one two three one two three one two\"\n\"b\"\n";
     let run = |more: &[&str]| {
         let args = ["generate", "--prompts", "-", "-n", "20", "--seed", "1"];
-        antigravity(&args).args(more).stdin(input).run()
+        antigravity(args).args(more).stdin(input).run()
     };
     let (plain, drafted) = (run(&[]), run(&["--draft", "8"]));
     let sorted = |said: &RunOutput| {
@@ -147,7 +147,7 @@ fn a_prompt_that_fails_ends_alone() {
     let args = ["generate", "--prompts", &file, "--grammar", &grammar, "--temp", "0"];
     // After its only letter it must end, and nothing can end it.
     let said =
-        antigravity(&args.iter().copied().chain(bias.iter().map(String::as_str)).collect::<Vec<_>>()).run();
+        antigravity(args.iter().copied().chain(bias.iter().map(String::as_str)).collect::<Vec<_>>()).run();
     assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{}", said.err);
     mentions(
         &said.err,

@@ -94,7 +94,7 @@ fn drafts_change_no_text_and_are_counted() {
     let file = temp.write("prompt.txt", &text);
     let generate = |more: &[&str]| {
         let args = ["generate", "-f", &file, "-n", "60", "--seed", "3", "--stop", "zzz", "--format", "jsonl"];
-        let said = antigravity(&args).args(more).run();
+        let said = antigravity(args).args(more).run();
         assert_eq!(said.code, Some(0), "{}", said.err);
         let lines: Vec<Value> = said.out.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
         let ids: Vec<Value> = lines.iter().filter(|l| l["t"] == "token").map(|l| l["id"].clone()).collect();
@@ -122,10 +122,10 @@ fn a_text_that_is_cut_in_a_draft_goes_on_as_if_it_were_not() {
     let (file, state) =
         (temp.write("prompt.txt", "One two three four five six. ".repeat(6)), temp.path("state"));
     let args = ["--temp", "0.5", "--seed", "4", "--repeat-penalty", "1"];
-    let whole = antigravity(["generate", "-f", &file, "-n", "57"]).args(&args).text();
+    let whole = antigravity(["generate", "-f", &file, "-n", "57"]).args(args).text();
     let part = ["generate", "-n", "19", "--draft", "9", "--session", &state];
-    let first = antigravity(&part).args(["-f", &file]).args(&args).text();
-    let rest: String = (0..2).map(|_| antigravity(&part).args(&args).text()).collect();
+    let first = antigravity(part).args(["-f", &file]).args(args).text();
+    let rest: String = (0..2).map(|_| antigravity(part).args(args).text()).collect();
     assert_eq!(whole, first + &rest);
 }
 
@@ -170,10 +170,10 @@ fn a_session_that_a_model_drafts_for_goes_on_as_if_it_did_not() {
     let temp = TestDir::new();
     let state = temp.path("state");
     let args = ["--seed", "8", "-p", "One day"];
-    let whole = antigravity(["generate", "-n", "57"]).args(&args).text();
+    let whole = antigravity(["generate", "-n", "57"]).args(args).text();
     let part = ["generate", "-n", "19", "--session", &state];
-    let first = antigravity(&part).args(&args).args(&flags).text();
-    let rest: String = (0..2).map(|_| antigravity(&part).args(["--seed", "8"]).args(&flags).text()).collect();
+    let first = antigravity(part).args(args).args(&flags).text();
+    let rest: String = (0..2).map(|_| antigravity(part).args(["--seed", "8"]).args(&flags).text()).collect();
     assert_eq!(whole, first + &rest);
 }
 

@@ -132,7 +132,7 @@ fn thoughts_are_apart_from_the_answer() {
     assert!(computed(&off) > computed(&shown), "the template is told");
     let arg = ["--template-arg", "enable_thinking=true", "--think", "off"];
     assert_eq!(
-        computed(&lines(&antigravity(&json).args(&arg).stdin("").run())),
+        computed(&lines(&antigravity(&json).args(arg).stdin("").run())),
         computed(&shown),
         "what is said counts"
     );
@@ -170,18 +170,18 @@ fn thoughts_end_with_their_budget_and_the_answer_follows() {
         assert!(answer.len() >= 10 && thoughts.len() + answer.len() == 30, "{thoughts:?} {answer:?}");
         let text = all(&said, "token", "text");
         assert!(!text.trim().is_empty() && !text.contains("think"), "{text:?}");
-        let plain = antigravity(&args).args(["--think-budget", &budget.to_string()]).stdin("").run();
+        let plain = antigravity(args).args(["--think-budget", &budget.to_string()]).stdin("").run();
         assert_eq!(plain.out, format!("{text}\n"));
     }
-    assert_eq!(antigravity(&args).stdin("").run().out, "\n", "thoughts that never end are no answer");
+    assert_eq!(antigravity(args).stdin("").run().out, "\n", "thoughts that never end are no answer");
 }
 
 #[test]
 fn another_template_takes_the_place_of_the_models() {
     let temp = TestDir::new();
     let ask = ["chat", "-st", "-p", "Hi", "--temp", "0", "-n", "12"];
-    let with = |template: &str| antigravity(&ask).args(["--chat-template", template]).text();
-    let own = antigravity(&ask).text();
+    let with = |template: &str| antigravity(ask).args(["--chat-template", template]).text();
+    let own = antigravity(ask).text();
     assert_eq!(with("chatml"), own);
     let source = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                   {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
@@ -191,24 +191,24 @@ fn another_template_takes_the_place_of_the_models() {
     // It helps where the model's own is broken.
     let dir = temp.model_without("");
     temp.write("chat_template.jinja", "{{ broken");
-    assert_eq!(antigravity(&ask).args(["-m", &dir, "--chat-template", "chatml"]).text(), own);
+    assert_eq!(antigravity(ask).args(["-m", &dir, "--chat-template", "chatml"]).text(), own);
     // What a template does not read is told.
-    let said = antigravity(&ask)
+    let said = antigravity(ask)
         .args(["--template-arg", "mood=good", "--think", "hide", "--think-budget", "3"])
         .run();
     mentions(
         &said.err,
         &["warning: --template-arg mood: no effect", "warning: --think: ", "warning: --think-budget: "],
     );
-    let quiet = antigravity(&ask).args(["-q", "--think", "hide"]).run();
+    let quiet = antigravity(ask).args(["-q", "--think", "hide"]).run();
     assert_eq!(quiet.err, "");
     for (template, words) in [
         ("nosuch.jinja", &["--chat-template nosuch.jinja", "no such file", "chatml"][..]),
         (&temp.path(""), &["--chat-template", "directory"]),
     ] {
-        antigravity(&ask).args(["--chat-template", template]).fails_with(2, words);
+        antigravity(ask).args(["--chat-template", template]).fails_with(2, words);
     }
-    antigravity(&ask).args(["--chat-template", "{{ a"]).fails_with(3, &["--chat-template, line 1", "syntax"]);
+    antigravity(ask).args(["--chat-template", "{{ a"]).fails_with(3, &["--chat-template, line 1", "syntax"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::support::command::*;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 const PROMPT: &str =
     "Once upon a time there was a girl who lived in a house by the sea with her cat. One day she";
@@ -122,7 +122,7 @@ fn an_interrupted_text_goes_on() {
     assert!((5..1900).contains(&first.ids.len()), "{}", first.ids.len());
     let both = first.then(lines(&["--seed", "5", "--ignore-eos", "-n", "10", "--session", &file]));
     let n = both.ids.len().to_string();
-    assert_eq!(both.ids, Lines::parse(&antigravity(&args).args(["-n", &n]).text()).ids);
+    assert_eq!(both.ids, Lines::parse(&antigravity(args).args(["-n", &n]).text()).ids);
 }
 
 #[test]

@@ -27,9 +27,9 @@ fn a_restarted_chat_goes_on_as_if_never_left() {
         assert_eq!(parts.stat(name), whole.stat(name), "{name}");
     }
     let other = ["chat", "--session", &file, "--system", "You are a cat."];
-    antigravity(&other).fails_with(2, &["--session", "--system", "another file"]);
+    antigravity(other).fails_with(2, &["--session", "--system", "another file"]);
     let args = ["generate", "-p", "x", "--session", &file];
-    antigravity(&args).fails_with(2, &["--session", "conversation", "chat"]);
+    antigravity(args).fails_with(2, &["--session", "conversation", "chat"]);
     // Forgotten is forgotten, and another system message may come.
     let cat = ["--session", &file, "--system", "You are a cat."];
     chat(&session, "/reset\n");
@@ -103,7 +103,7 @@ fn an_interrupted_answer_stays_as_far_as_it_came() {
     let temp = TestDir::new();
     let file = temp.path("state");
     let args = ["chat", "--format", "jsonl", "-q", "--ignore-eos", "--temp", "0", "--session", &file];
-    let mut child = antigravity(&args)
+    let mut child = antigravity(args)
         .into_std()
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -146,7 +146,7 @@ fn a_kill_loses_the_running_answer_only() {
     let session = ["--session", file.as_str()];
     let first = chat(&session, FOX);
     let endless = ["chat", "--format", "jsonl", "-q", "--ignore-eos", "--seed", "4", "--session", &file];
-    let mut child = antigravity(&endless)
+    let mut child = antigravity(endless)
         .into_std()
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
