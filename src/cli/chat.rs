@@ -8,7 +8,7 @@ mod output;
 use super::args::{CompletionArgs, EscapeArgs, FlagWarnings, Format, ModelArgs, TemplateArgs, show_settings};
 use super::flags::name_flags;
 use super::generation_report::{self, Report};
-use super::load::{self, Loaded};
+use super::load::{self, LoadedEngine};
 use super::signal;
 use super::terminal::{Verbosity, put};
 use crate::run::engine::{Engine, template_source};
@@ -19,8 +19,8 @@ use crate::run::session::{Session, StopReason};
 use ::files::error::{LINE, one_line};
 use ::files::{Error, Result, say};
 use clap::Args;
-use input::{Input, Typed};
-use output::Answer;
+use input::{ChatInput, Typed};
+use output::GeneratedAnswer;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     let opened = Opened::new(&args.model.resolve_for_one()?)?;
     opened.plan.check()?;
     let template = args.template.chosen.template(&template_source(&opened.model))?;
-    let Loaded { engine, took, .. } = &load::load(opened, output.verbosity(), &args.warnings)?;
+    let LoadedEngine { engine, took, .. } = &load::load(opened, output.verbosity(), &args.warnings)?;
     let template = template.for_tokenizer(engine.tokenizer())?;
     let recommended = engine.recommended_sampling()?;
     options.sampler = args.completion.sampler.recommend(options.sampler, &recommended)?;
@@ -96,7 +96,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         set: args.completion.clone(),
         session: generation_report::session(engine, output)?,
         conversation,
-        input: Input::new(),
+        input: ChatInput::new(),
         loading: *took,
         asked: Vec::new(),
         results: Vec::new(),
@@ -166,7 +166,7 @@ struct Chat<'a> {
     set: CompletionArgs,
     session: Session,
     conversation: Conversation,
-    input: Input,
+    input: ChatInput,
     loading: Duration,
     /// Continues from answer to answer.
     random: Rng,
@@ -294,7 +294,7 @@ impl Chat<'_> {
             self.refuse(question, need, have)?;
             return Ok(None);
         }
-        let Answer { report, ids, lost } = match self.answer(start) {
+        let GeneratedAnswer { report, ids, lost } = match self.answer(start) {
             // More than fits at once, whatever is evicted.
             Err(e @ Error::Usage(_)) if goes_on => {
                 self.conversation.forget_question();

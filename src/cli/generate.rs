@@ -2,7 +2,7 @@
 
 use super::args::{Format, GenerateArgs};
 use super::generation_report::{self, Report, show};
-use super::load::{self, Loaded};
+use super::load::{self, LoadedEngine};
 use super::prompts;
 use super::signal;
 use super::terminal::{Verbosity, end_line, put, show_prompt};
@@ -36,7 +36,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     }
     let prompt = args.prompt.read()?;
     let opened = Opened::new(&settings)?;
-    let Loaded { engine, took, .. } = &load::load(opened, output.verbosity(), &warnings)?;
+    let LoadedEngine { engine, took, .. } = &load::load(opened, output.verbosity(), &warnings)?;
     if output.verbosity() == Verbosity::Verbose {
         say_engine(engine);
     }
@@ -64,7 +64,7 @@ fn complete(
     };
     let rng = state.as_ref().and_then(|state| state.random(sampler.seed(), &mut options.sampler));
     let text =
-        prompt.map(|prompt| Prompt { text: prompt, specials: options.specials, cancel: &options.cancel });
+        prompt.map(|prompt| PromptText { text: prompt, specials: options.specials, cancel: &options.cancel });
     let (tokens, pause) = sequence(engine, &session, paused(args, state)?, text)?;
     let prompt =
         prompt.or((session.tokens().is_empty() && pause.tokens.is_empty()).then_some(DEFAULT_PROMPT));
@@ -138,13 +138,13 @@ fn paused(args: &GenerateArgs, state: Option<State>) -> Result<Pause> {
 
 /// A text to complete.
 #[derive(Clone, Copy)]
-struct Prompt<'a> {
+struct PromptText<'a> {
     text: &'a str,
     specials: Specials,
     cancel: &'a CancelToken,
 }
 
-impl Prompt<'_> {
+impl PromptText<'_> {
     /// Its ids at the beginning of a text, if they can fit.
     fn first(self, engine: &Engine) -> Result<Vec<u32>> {
         engine.encode_until(self.text, self.specials, self.cancel)
@@ -163,13 +163,13 @@ fn sequence(
     engine: &Engine,
     session: &Session,
     pause: Pause,
-    prompt: Option<Prompt<'_>>,
+    prompt: Option<PromptText<'_>>,
 ) -> Result<(Vec<u32>, Pause)> {
     let (tokenizer, held) = (engine.tokenizer(), [session.tokens(), &pause.tokens].concat());
     let tokens = match prompt {
         None if held.is_empty() => engine.encode(DEFAULT_PROMPT)?,
         Some(prompt) if held.is_empty() => prompt.first(engine)?,
-        None | Some(Prompt { text: "", .. }) => return Ok((held, pause)),
+        None | Some(PromptText { text: "", .. }) => return Ok((held, pause)),
         Some(prompt) => {
             let whole = prompt.first(engine)?;
             let (text, all) = (tokenizer.decode_with_special(&held), tokenizer.decode_with_special(&whole));
@@ -177,7 +177,7 @@ fn sequence(
                 _ if whole.starts_with(&held) => whole,
                 // The same text in other ids: those that agree are not computed again.
                 Some(_) if !session.has_evicted() => whole,
-                Some(text) => [held, Prompt { text, ..prompt }.next(engine)?].concat(),
+                Some(text) => [held, PromptText { text, ..prompt }.next(engine)?].concat(),
                 None => [held, prompt.next(engine)?].concat(),
             }
         }

@@ -4,7 +4,7 @@
 use super::args::FlagWarnings;
 use super::flags::name_flags;
 use super::signal;
-use super::terminal::{Progress, Verbosity};
+use super::terminal::{ProgressLine, Verbosity};
 use crate::run::engine::Engine;
 use crate::run::plan::{Context, Opened, Plan, mib};
 use crate::run::system::marker::{self, Marker, Planned};
@@ -14,7 +14,7 @@ use numeric::topology;
 use std::time::{Duration, Instant};
 
 /// A loaded model. It is held until the run is over.
-pub struct Loaded {
+pub struct LoadedEngine {
     pub engine: Engine,
     /// Duration of loading.
     pub took: Duration,
@@ -22,7 +22,7 @@ pub struct Loaded {
 }
 
 /// Settings of the process.
-pub struct Process<'a> {
+pub struct ProcessSettings<'a> {
     pub threads: usize,
     /// The context that advice on memory is about.
     pub context: Context,
@@ -35,20 +35,21 @@ pub struct Process<'a> {
 /// # Errors
 ///
 /// `Memory` if it does not fit, and those of [`Engine::load`].
-pub fn load(opened: Opened, verbosity: Verbosity, warnings: &FlagWarnings) -> Result<Loaded> {
+pub fn load(opened: Opened, verbosity: Verbosity, warnings: &FlagWarnings) -> Result<LoadedEngine> {
     let (began, opening) = (Instant::now(), opened.took);
     let plan = &opened.plan;
     plan.check()?;
-    let process = Process { threads: plan.options.threads, context: Context::MaxSeqLen, verbosity, warnings };
+    let process =
+        ProcessSettings { threads: plan.options.threads, context: Context::MaxSeqLen, verbosity, warnings };
     let marker = prepare(plan, plan.planned(), &process)?;
-    let progress = Progress::new("loading tensor", verbosity);
+    let progress = ProgressLine::new("loading tensor", verbosity);
     let engine = Engine::load_opened(opened, &|done, all| progress.show(done, all))?;
-    Ok(Loaded { engine, took: opening + began.elapsed(), _marker: marker })
+    Ok(LoadedEngine { engine, took: opening + began.elapsed(), _marker: marker })
 }
 
 /// Prepares the process for plans that were checked and need this much in all. `plan`, the first of them, gives the
 /// advice after a kill. The marker is held until the run is over.
-pub fn prepare(plan: &Plan, planned: Planned, process: &Process<'_>) -> Result<Marker> {
+pub fn prepare(plan: &Plan, planned: Planned, process: &ProcessSettings<'_>) -> Result<Marker> {
     // First, because threads inherit the cores of the thread that starts them: the big ones of those that it may use, if
     // they are enough. The user did not ask for these, so a refusal is no error.
     if let Some(cores) = topology::placement(process.threads) {

@@ -3,7 +3,7 @@
 use super::args::{Format, GenerateArgs, text_of, token_limit, within};
 use super::flags::name_flags_in;
 use super::generation_report::{logprobs_json, say_drafts};
-use super::load::{self, Loaded};
+use super::load::{self, LoadedEngine};
 use super::signal;
 use super::terminal::{Verbosity, put};
 use crate::run::engine::{BatchAnswer, BatchItem, Engine};
@@ -147,7 +147,7 @@ pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
     settings.batch = limit.min(items.len().max(1));
     let opened = Opened::new(&settings)?;
     let verbosity = output.verbosity();
-    let Loaded { engine, .. } = &load::load(opened, verbosity, &args.warnings)?;
+    let LoadedEngine { engine, .. } = &load::load(opened, verbosity, &args.warnings)?;
     signal::connect(&defaults.cancel);
     let start = Instant::now();
     let mut done = Done::default();

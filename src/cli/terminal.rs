@@ -19,12 +19,12 @@ pub enum Verbosity {
 }
 
 /// A line on stderr that is rewritten during long work; shown only on a terminal.
-pub struct Progress {
+pub struct ProgressLine {
     what: &'static str,
     shown: bool,
 }
 
-impl Progress {
+impl ProgressLine {
     pub fn new(what: &'static str, verbosity: Verbosity) -> Self {
         let shown = verbosity != Verbosity::Quiet && !is_dumb() && std::io::stderr().is_terminal();
         Self { what, shown }
@@ -75,7 +75,7 @@ pub fn prompt_progress(verbosity: Verbosity) -> fn(usize, usize) {
         Verbosity::Quiet => |_, _| {},
         _ => |done, all| {
             if all > PREFILL_CHUNK {
-                Progress::new("prompt token", Verbosity::Normal).show(done, all);
+                ProgressLine::new("prompt token", Verbosity::Normal).show(done, all);
             }
         },
     }

@@ -14,9 +14,9 @@ mod result;
 mod rows;
 mod table;
 
-use super::columns::{Side, columns};
+use super::columns::{Align, columns};
 use crate::cli::args::{FlagWarnings, LoadArgs, MaskArgs, text_of, within};
-use crate::cli::load::{self, Process};
+use crate::cli::load::{self, ProcessSettings};
 use crate::cli::signal;
 use crate::cli::terminal::{Verbosity, put};
 use crate::model::trace::Trace;
@@ -30,7 +30,7 @@ use crate::run::system::marker::{Marker, Planned};
 use clap::{Args, ValueEnum};
 use device::OnDevice;
 use files::{Error, Result, say, stderr};
-use limits::{Limits, Reader};
+use limits::{MachineLimits, Reader};
 use measure::Bench;
 use numeric::simd::Isa;
 use numeric::topology;
@@ -42,7 +42,7 @@ use text::tokenizer::AddSpecial;
 
 /// Format of results.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Output {
+enum BenchFormat {
     Md,
     Csv,
     Json,
@@ -66,7 +66,7 @@ pub struct BenchArgs {
     prompt_file: Option<PathBuf>,
     /// How results are printed
     #[arg(short, long, value_enum, default_value = "md")]
-    output: Output,
+    output: BenchFormat,
     /// Write a Chrome/Perfetto trace of one decoded token, or of one prompt if no row decodes, and print its steps on
     /// stderr
     #[arg(long, value_name = "FILE")]
@@ -145,15 +145,15 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let rows = result::results(&rows, samples, &limits, weight_bytes);
     let result = BenchResult { environment, device, load_ms, peak_rss_bytes, limits, rows };
     put(&match args.output {
-        Output::Md => table::markdown(&result),
-        Output::Csv => table::csv(&result),
-        Output::Json => format!("{:#}\n", result.json()),
-        Output::Jsonl => result.json_lines(),
+        BenchFormat::Md => table::markdown(&result),
+        BenchFormat::Csv => table::csv(&result),
+        BenchFormat::Json => format!("{:#}\n", result.json()),
+        BenchFormat::Jsonl => result.json_lines(),
     })
 }
 
 /// Measures the limits of the device that runs the model.
-fn measure_limits(engine: &Engine, threads: &[usize], reader: Option<&Reader>) -> Result<Limits> {
+fn measure_limits(engine: &Engine, threads: &[usize], reader: Option<&Reader>) -> Result<MachineLimits> {
     if let Some(device) = engine.device() {
         return limits::of_device(device, threads);
     }
@@ -173,8 +173,12 @@ fn prepare(plans: &[Plan], args: &BenchArgs) -> Result<Marker> {
     let need =
         plan::check_sharing(plans, Context::Row, "measure fewer --depth, --kv-type or --threads at a time")?;
     let threads = plans.iter().map(|p| p.options.threads).max().unwrap_or(1);
-    let process =
-        Process { threads, context: Context::Row, verbosity: Verbosity::Normal, warnings: &args.warnings };
+    let process = ProcessSettings {
+        threads,
+        context: Context::Row,
+        verbosity: Verbosity::Normal,
+        warnings: &args.warnings,
+    };
     load::prepare(&plans[0], Planned { need, peak: need.max(plans[0].peak()) }, &process)
 }
 
@@ -190,5 +194,5 @@ fn steps(trace: &Trace) -> String {
     };
     totals.iter().for_each(|&(step, ns, calls)| line(step, calls, ns));
     line("all", totals.iter().map(|t| t.2).sum(), all);
-    columns(&[Side::Left, Side::Right, Side::Right, Side::Right], &lines)
+    columns(&[Align::Left, Align::Right, Align::Right, Align::Right], &lines)
 }

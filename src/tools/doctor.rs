@@ -2,7 +2,7 @@
 
 mod opencl;
 
-use super::columns::{Side, columns};
+use super::columns::{Align, columns};
 use crate::cli::args::PathArgs;
 use crate::cli::flags::name_flags;
 use crate::cli::terminal::put;
@@ -66,7 +66,7 @@ fn show(facts: Vec<(String, String)>) -> Result<()> {
     let line = |(what, is): (String, String)| {
         vec![format!("{what:<WIDTH$}"), one_line(&name_flags(&is), LINE - WIDTH - 2)]
     };
-    put(&columns(&[Side::Left, Side::Left], &facts.into_iter().map(line).collect::<Vec<_>>()))
+    put(&columns(&[Align::Left, Align::Left], &facts.into_iter().map(line).collect::<Vec<_>>()))
 }
 
 fn program() -> String {

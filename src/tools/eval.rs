@@ -7,8 +7,8 @@ mod recall;
 mod settings;
 
 use crate::cli::args::{FlagWarnings, Format, ModelArgs, QuietArgs};
-use crate::cli::load::{self, Process};
-use crate::cli::terminal::{Progress, Verbosity, put};
+use crate::cli::load::{self, ProcessSettings};
+use crate::cli::terminal::{ProgressLine, Verbosity, put};
 use crate::model::weights::ModelPath;
 use crate::run::engine::tokenizer_of;
 use crate::run::plan::{self, Context, Plan, mib};
@@ -16,7 +16,7 @@ use crate::run::system::marker::{Marker, Planned};
 use clap::Args;
 use engines::{Engines, Models, key};
 use files::{Error, Result, say};
-use input::{EncodedQuestion, Input};
+use input::{EncodedQuestion, EvalInput};
 use perplexity::Predictor;
 use settings::Settings;
 use std::path::PathBuf;
@@ -67,7 +67,7 @@ struct Evaluation {
     rows: Vec<Settings>,
     /// The settings that the rows are compared with.
     base: Option<Settings>,
-    input: Option<Input>,
+    input: Option<EvalInput>,
     chunk: usize,
     questions: Vec<EncodedQuestion>,
 }
@@ -102,7 +102,12 @@ fn evaluate_text(args: &EvalArgs, work: &Evaluation, engines: &Engines) -> Resul
     let row = |s| Ok(Predictor::new(s, engines.session(&s.for_text(work.chunk)?)?));
     let mut rows = work.rows.iter().map(row).collect::<Result<Vec<_>>>()?;
     let mut base = work.base.as_ref().map(row).transpose()?;
-    perplexity::measure(&mut rows, base.as_mut(), &chunks, &Progress::new("chunk", args.quiet.verbosity()))?;
+    perplexity::measure(
+        &mut rows,
+        base.as_mut(),
+        &chunks,
+        &ProgressLine::new("chunk", args.quiet.verbosity()),
+    )?;
     match args.format {
         Format::Text => put(&perplexity::text(&rows, base.as_ref()))?,
         Format::Jsonl => {
@@ -120,13 +125,13 @@ fn evaluate_recall(args: &EvalArgs, work: &Evaluation, engines: &Engines) -> Res
     }
     let mut recalled = Vec::new();
     for settings in work.base.iter().chain(&work.rows) {
-        let progress = Progress::new("question", args.quiet.verbosity());
+        let progress = ProgressLine::new("question", args.quiet.verbosity());
         recalled.push(recall::measure(settings, engines, &work.questions, &progress)?);
     }
     match args.format {
         Format::Text if work.input.is_some() => put(&format!("\n{}", recall::text(&recalled))),
         Format::Text => put(&recall::text(&recalled)),
-        Format::Jsonl => put(&recalled.iter().map(|r| format!("{}\n", r.json())).collect::<String>()),
+        Format::Jsonl => put(&recalled.iter().map(|record| format!("{record}\n")).collect::<String>()),
     }
 }
 
@@ -148,8 +153,8 @@ impl Evaluation {
                 return Err(Error::Usage(format!("{flag} {n}: use a number from {least}")));
             }
         }
-        let input = Input::read(args.tokens.as_deref(), args.file.as_deref())?;
-        let chunk = args.chunk.or(input.as_ref().and_then(Input::chunk)).unwrap_or(DEFAULT_CHUNK);
+        let input = EvalInput::read(args.tokens.as_deref(), args.file.as_deref())?;
+        let chunk = args.chunk.or(input.as_ref().and_then(EvalInput::chunk)).unwrap_or(DEFAULT_CHUNK);
         let mut questions = Vec::new();
         if let Some(file) = &args.recall {
             let asked = input::read_questions(file)?;
@@ -197,7 +202,7 @@ fn prepare(args: &EvalArgs, work: &Evaluation, models: &Models) -> Result<Marker
         first = first.or(plans.into_iter().next());
     }
     let Some(first) = first else { return Ok(Marker::none()) };
-    let process = Process {
+    let process = ProcessSettings {
         threads: first.options.threads,
         context: Context::Chunk,
         verbosity: args.quiet.verbosity(),

@@ -1,6 +1,6 @@
 //! `inspect`: what any model file holds, and what this program was built for.
 
-use super::columns::{ReportFormat, Side, columns};
+use super::columns::{Align, ReportFormat, columns};
 use crate::cli::args::PathArgs;
 use crate::cli::terminal::put;
 use crate::dims;
@@ -187,7 +187,7 @@ impl ModelReport<'_> {
     }
 
     fn text(&self) -> String {
-        const SIDES: [Side; 4] = [Side::Left, Side::Left, Side::Left, Side::Right];
+        const SIDES: [Align; 4] = [Align::Left, Align::Left, Align::Left, Align::Right];
         let mut lines = vec![vec!["tensor".to_string(), "type".into(), "shape".into(), "bytes".into()]];
         let line = |t: TensorLine, note: &str| {
             let shape = format!("{:?}", t.shape);
@@ -202,12 +202,12 @@ impl ModelReport<'_> {
             vec![dtype, format!("{} tensors", t.tensors), format!("{} elements", t.elements), mib(t.bytes)]
         };
         let lines: Vec<Vec<String>> = self.totals().into_iter().map(total).collect();
-        text += &columns(&[Side::Left, Side::Right, Side::Right, Side::Right], &lines);
+        text += &columns(&[Align::Left, Align::Right, Align::Right, Align::Right], &lines);
         text += "\nmetadata\n";
         let metadata = metadata(self.opened);
         let lines = metadata.iter().map(|(k, v)| vec![one_line(k, 60), one_line(v, 100)]);
         let lines: Vec<Vec<String>> = lines.collect();
-        text += &columns(&[Side::Left, Side::Left], &lines);
+        text += &columns(&[Align::Left, Align::Left], &lines);
         text += &format!("fingerprint  {}\n", self.opened.fingerprint());
         if let Some((name, state)) = &self.beside {
             text += &format!("{}  {state}\n", one_line(name, 300));

@@ -1,7 +1,7 @@
 //! `logits`: raw logits of given token ids, for comparison with other engines.
 
 use crate::cli::args::{FlagWarnings, ModelArgs, read_text};
-use crate::cli::load::{self, Loaded};
+use crate::cli::load::{self, LoadedEngine};
 use crate::cli::terminal::Verbosity;
 use crate::model::trace::Trace;
 use crate::run::plan::Opened;
@@ -40,7 +40,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let file = Unfinished::create(&args.out).map_err(fail)?;
     let mut opened = Opened::new(&options)?;
     opened.plan = opened.plan.with_rows(1);
-    let Loaded { engine, .. } = &load::load(opened, Verbosity::Normal, &args.warnings)?;
+    let LoadedEngine { engine, .. } = &load::load(opened, Verbosity::Normal, &args.warnings)?;
     let mut session = engine.session()?;
     if args.trace_hash {
         session.set_trace(Some(Trace::default()));

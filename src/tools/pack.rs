@@ -2,7 +2,7 @@
 
 use crate::cli::args::{QuietArgs, WeightArgs};
 use crate::cli::signal;
-use crate::cli::terminal::{Progress, Verbosity};
+use crate::cli::terminal::{ProgressLine, Verbosity};
 use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, config_of, pack};
 use crate::run::calibration;
 use crate::run::engine::tokenizer_in;
@@ -82,7 +82,7 @@ impl PackingArgs {
     ) -> Result<()> {
         let began = Instant::now();
         signal::watch()?;
-        let progress = Progress::new("packing tensor", self.quiet.verbosity());
+        let progress = ProgressLine::new("packing tensor", self.quiet.verbosity());
         let options = LoadOptions {
             weight_type: self.weights.weight_type,
             threads: self.threads.unwrap_or_else(topology::default_threads).clamp(1, 1024),

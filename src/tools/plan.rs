@@ -1,6 +1,6 @@
 //! `plan`: the memory plan, without loading.
 
-use super::columns::{Side, columns};
+use super::columns::{Align, columns};
 use crate::cli::args::{Format, GenerateArgs};
 use crate::cli::flags::name_flags_in;
 use crate::cli::prompts;
@@ -114,7 +114,7 @@ fn text(plan: &Plan, empty: Option<u64>) -> String {
     total(full, Some(plan.need()), "own + mapped".into());
     total("peak resident", Some(plan.peak()), "upper bound".into());
     total("available", memory.usable(), memory_source(plan));
-    let sides = [Side::Left, Side::Right, Side::Right, Side::Left];
+    let sides = [Align::Left, Align::Right, Align::Right, Align::Left];
     let longest = match memory.usable().map(|m| plan.longest(m)) {
         None => "unknown: this system does not tell its memory".to_string(),
         Some(None) => "none: the model does not fit".into(),

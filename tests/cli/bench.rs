@@ -7,7 +7,7 @@ use serde_json::Value;
 const SHORT: [&str; 9] = ["bench", "-p", "8", "-n", "4", "-r", "1", "-t", "1"];
 
 fn bench(more: &[&str]) -> RunOutput {
-    let said = antigravity([&SHORT[..], more].concat()).run();
+    let said = antigravity(SHORT).args(more).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     said
 }
@@ -89,7 +89,7 @@ fn a_token_or_a_prompt_is_traced() {
     let file = temp.path("trace.json");
     let traced = |n: &str| {
         let args = ["-p", "8", "-n", n, "-r", "1", "-t", "1", "--prefill-chunk", "6", "--trace", &file];
-        let said = antigravity([&["bench"], &args[..]].concat()).run();
+        let said = antigravity(["bench"]).args(args).run();
         assert_eq!(said.code, Some(0), "{}", said.err);
         let trace = json(&std::fs::read_to_string(&file).expect("a trace"));
         let tokens: Vec<u64> = (trace["traceEvents"].as_array().expect("events").iter())
@@ -117,13 +117,9 @@ fn a_text_is_measured_with_its_own_tokens() {
     let rows = json(&bench(&["-f", &text, "-d", "16", "-o", "json"]).out)["rows"].clone();
     assert!(rows[0]["test"] == "pp8 @ d16" && measured(&rows[0]).contains(&"tokens_per_second"), "{rows}");
     let long = temp.write("long", "Once upon a time. ".repeat(200));
-    assert_eq!(
-        antigravity([&SHORT[..], &["-f", &long]].concat()).run().code,
-        Some(0),
-        "longer than every row"
-    );
+    assert_eq!(antigravity(SHORT).args(["-f", &long]).run().code, Some(0), "longer than every row");
     for (file, why) in [(temp.write("empty", "\n"), "is empty"), ("/no/such/file".into(), "No such file")] {
-        let said = antigravity([&SHORT[..], &["--prompt-file", &file]].concat()).run();
+        let said = antigravity(SHORT).args(["--prompt-file", &file]).run();
         assert!(said.code == Some(2) && said.err.contains(why), "{}", said.err);
     }
 }

@@ -78,7 +78,7 @@ fn a_bundle_runs_from_anywhere_and_says_the_same() {
     let logits = |out: &str| ["logits", "--tokens", &tokens, "--out", out].map(str::to_owned);
     let (ours, theirs) = (temp.path("ours"), temp.path("theirs"));
     bundle.says(&logits(&ours).each_ref().map(String::as_str));
-    antigravity(&logits(&theirs).each_ref().map(String::as_str)).text();
+    antigravity(logits(&theirs).each_ref().map(String::as_str)).text();
     assert!(std::fs::read(ours).expect("logits") == std::fs::read(theirs).expect("logits"));
 }
 

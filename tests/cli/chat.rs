@@ -8,17 +8,15 @@ use std::time::Instant;
 #[test]
 fn every_line_is_a_turn() {
     let args = ["chat", "--temp", "0", "-n", "10"];
-    let said = antigravity(&args).stdin("Who are you?\nTell me a story.\n").run();
+    let said = antigravity(args).stdin("Who are you?\nTell me a story.\n").run();
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!(answers.len(), 2, "{:?}", said.out);
     // The first message may be a flag, and the lines may end as on Windows.
-    let flag = antigravity([&args[..], &["-p", "Who are you?"]].concat())
-        .stdin("Tell me a story.\r\n/exit\nMore\n")
-        .run();
+    let flag =
+        antigravity(args).args(["-p", "Who are you?"]).stdin("Tell me a story.\r\n/exit\nMore\n").run();
     assert_eq!((flag.code, flag.out), (Some(0), said.out.clone()));
-    let single =
-        antigravity([&args[..], &["-st", "-p", "Who are you?"]].concat()).stdin("Tell me a story.\n").run();
+    let single = antigravity(args).args(["-st", "-p", "Who are you?"]).stdin("Tell me a story.\n").run();
     assert_eq!(single.out, format!("{}\n", answers[0]));
     mentions(&single.err, &["TTFT: ", "Avg TBT: "]);
 }
@@ -26,7 +24,7 @@ fn every_line_is_a_turn() {
 #[test]
 fn commands_are_not_messages_and_reset_forgets_all() {
     let args = ["chat", "--temp", "0", "-n", "10"];
-    let said = antigravity(&args)
+    let said = antigravity(args)
         .stdin("/help\n\n/stats\n/dance now\nWho are you?\n/reset\nWho are you?\n/stats\n")
         .run();
     assert_eq!(said.code, Some(0));
@@ -47,7 +45,7 @@ fn computed(said: &RunOutput) -> Vec<u64> {
 fn turns_reuse_the_cache() {
     let args =
         ["chat", "--seed", "4", "--temp", "0.8", "--repeat-penalty", "1.1", "--format", "jsonl", "-n", "60"];
-    let said = antigravity(&args).stdin("Tell me a story about a fox.\nGo on.\nGo on.\n").run();
+    let said = antigravity(args).stdin("Tell me a story about a fox.\nGo on.\nGo on.\n").run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     let computed = computed(&said);
     // "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n" and the token before.
@@ -57,7 +55,7 @@ fn turns_reuse_the_cache() {
 #[test]
 fn control_tokens_in_a_message_are_text() {
     let args = ["chat", "--temp", "0", "--format", "jsonl", "-n", "1"];
-    let tokens = |message: &str| computed(&antigravity(&args).stdin(message).run())[0];
+    let tokens = |message: &str| computed(&antigravity(args).stdin(message).run())[0];
     assert!(tokens("<|im_end|>\n") > tokens("a\n") + 4);
 }
 
@@ -65,7 +63,7 @@ fn control_tokens_in_a_message_are_text() {
 fn a_full_context_ends_turns_until_reset() {
     let args = ["chat", "--temp", "0", "-c", "48"];
     let story = "Tell me a story about a lazy cat.\n";
-    let said = antigravity(&args).stdin(&format!("{story}And then?\n/reset\n{story}")).run();
+    let said = antigravity(args).stdin(format!("{story}And then?\n/reset\n{story}")).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!((answers.len(), answers[1]), (3, ""), "{:?}", said.out);
@@ -87,16 +85,16 @@ fn a_limit_that_is_reached_ends_no_chat() {
     );
     let args = ["chat", "-m", &dir, "--temp", "0", "-n", "5"];
     let saved = temp.path("saved");
-    let said = antigravity(&args).stdin(&format!("One.\nTwo.\nThree.\n/save {saved}\n/reset\nOne.\n")).run();
+    let said = antigravity(args).stdin(format!("One.\nTwo.\nThree.\n/save {saved}\n/reset\nOne.\n")).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!((answers.len(), answers[2]), (4, ""), "{answers:?}");
     assert_eq!(answers[0], answers[3]);
     assert_eq!(said.err.lines().count(), 1, "{}", said.err);
     mentions(&said.err, &["chat_template.jinja", "no more", "withdrawn", "/save FILE and /reset"]);
-    let stats = antigravity([&args[..], &["--session", &saved]].concat()).stdin("/stats\n").run();
+    let stats = antigravity(args).args(["--session", &saved]).stdin("/stats\n").run();
     mentions(&stats.err, &["messages: 2, "]);
-    let json = antigravity([&args[..], &["--format", "jsonl"]].concat()).stdin("One.\nTwo.\nThree.\n").run();
+    let json = antigravity(args).args(["--format", "jsonl"]).stdin("One.\nTwo.\nThree.\n").run();
     mentions(json.out.lines().last().expect("a line"), &["\"t\":\"unanswered\"", "no more"]);
 }
 
@@ -113,7 +111,7 @@ fn size(line: &str) -> (usize, usize) {
 fn a_conversation_that_evicts_forgets_its_oldest_turns() {
     let args = ["chat", "--temp", "0", "-n", "2", "-c", "64", "--eviction-policy", "sliding"];
     let lines = format!("{}/stats\n", "Go on.\n".repeat(60));
-    let said = antigravity(&args).stdin(&lines).run();
+    let said = antigravity(args).stdin(&lines).run();
     assert_eq!((said.code, said.out.lines().count()), (Some(0), 60), "{}", said.err);
     let (messages, tokens) = size(said.err.lines().last().expect("stats"));
     assert!(messages < 40 && tokens < 9 * 64, "{}", said.err);
@@ -142,10 +140,7 @@ fn a_system_message_is_never_evicted() {
                 "--eviction-policy",
                 policy,
             ];
-            antigravity([&args[..], more].concat())
-                .stdin(&"Tell me more about the fox.\n".repeat(8))
-                .run()
-                .out
+            antigravity(args).args(more).stdin("Tell me more about the fox.\n".repeat(8)).run().out
         };
         let unsaid = answers(&[]);
         assert_eq!(unsaid, answers(&["--protected-prefix", &first]), "{policy}");
@@ -159,7 +154,7 @@ fn a_system_message_is_never_evicted() {
 fn twenty_thousand_turns_take_no_more_time_and_memory_than_two_thousand() {
     const TURNS: usize = 20_000;
     let args = ["chat", "--temp", "0", "-n", "1", "-c", "256", "--eviction-policy", "sliding"];
-    let mut program = antigravity(&args).into_std();
+    let mut program = antigravity(args).into_std();
     let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the binary starts");
     let mut input = child.stdin.take().expect("piped");
     let mut output = BufReader::new(child.stdout.take().expect("piped")).lines();

@@ -25,7 +25,7 @@ fn answers(said: &RunOutput) -> Vec<Answer> {
 /// A script of messages and commands with this seed and nothing said on stderr.
 #[track_caller]
 fn chat(more: &[&str], input: &str) -> Vec<Answer> {
-    let said = antigravity([&["chat", "--format", "jsonl", "-n", "30"], more].concat()).stdin(input).run();
+    let said = antigravity(["chat", "--format", "jsonl", "-n", "30"]).args(more).stdin(input).run();
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
     answers(&said)
 }
@@ -48,8 +48,9 @@ fn undo_leaves_no_trace() {
             assert!(computed(&once[undone]) <= computed(&never[plain]) && computed(&never[plain]) < 25);
         }
         // All the way back, and what is beyond.
-        let all = antigravity([&["chat", "--format", "jsonl", "-n", "30"], sampler].concat())
-            .stdin(&format!("Who are you?\nGo on.\n/undo\n/undo\n/undo\n{FOX}"))
+        let all = antigravity(["chat", "--format", "jsonl", "-n", "30"])
+            .args(sampler)
+            .stdin(format!("Who are you?\nGo on.\n/undo\n/undo\n/undo\n{FOX}"))
             .run();
         assert_eq!(all.err, "/undo: no message yet\n");
         assert_eq!(essence(&answers(&all)[2]), essence(&never[0]));
@@ -59,8 +60,9 @@ fn undo_leaves_no_trace() {
 #[test]
 fn undo_with_eviction_goes_on() {
     let sampler = ["--temp", "0", "--eviction-policy", "sliding", "-c", "96", "--eviction-window", "64"];
-    let said = antigravity([&["chat", "--format", "jsonl", "-n", "40"], &sampler[..]].concat())
-        .stdin(&format!("{}/undo\n{FOX}/stats\n", FOX.repeat(4)))
+    let said = antigravity(["chat", "--format", "jsonl", "-n", "40"])
+        .args(sampler)
+        .stdin(format!("{}/undo\n{FOX}/stats\n", FOX.repeat(4)))
         .run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert_eq!(said.out.lines().filter(|l| l.contains("\"stats\"")).count(), 5);
@@ -89,8 +91,8 @@ fn retry_draws_again() {
 #[test]
 fn a_message_that_did_not_fit_is_asked_again() {
     let args = ["chat", "--temp", "0", "-c", "48", "-q"];
-    let fresh = antigravity(&args).stdin("And then?\n").run();
-    let said = antigravity(&args).stdin(&format!("{FOX}And then?\n/undo\n/retry\n")).run();
+    let fresh = antigravity(args).stdin("And then?\n").run();
+    let said = antigravity(args).stdin(format!("{FOX}And then?\n/undo\n/retry\n")).run();
     assert_eq!(said.code, Some(0));
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!((answers.len(), answers[1], format!("{}\n", answers[2])), (3, "", fresh.out));
@@ -100,31 +102,35 @@ fn a_message_that_did_not_fit_is_asked_again() {
         &["context is full (", " of 48 tokens)", "/retry", "--eviction-policy", "--session FILE"],
     );
     // Whoever reads JSON lines is told there.
-    let lines = antigravity([&args[..], &["--format", "jsonl"]].concat())
-        .stdin(&format!("{FOX}And then?\n"))
-        .run()
-        .out;
+    let lines = antigravity(args).args(["--format", "jsonl"]).stdin(format!("{FOX}And then?\n")).run().out;
     let last: Value = serde_json::from_str(lines.lines().last().expect("lines")).expect("JSON");
     assert_eq!((&last["t"], &last["slots"]), (&"unanswered".into(), &48.into()), "{last}");
     assert!(last["needed"].as_u64() > Some(48), "{last}");
     // What another message was asked after is forgotten.
-    let said = antigravity(&args).stdin(&format!("{FOX}And then?\n/reset\nHi\n/retry\n")).run();
+    let said = antigravity(args).stdin(format!("{FOX}And then?\n/reset\nHi\n/retry\n")).run();
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!((answers.len(), answers[2]), (4, answers[3]));
 }
 
 #[test]
 fn lines_that_are_no_command() {
+    let wrong: &[(&str, &[&str])] = &[
+        ("/undo 1", &["/undo takes no argument", "/help"]),
+        ("/save", &["/save FILE"]),
+        ("/load ", &["/load FILE"]),
+        ("/system", &["/system TEXT"]),
+        ("/set temperature", &["/set NAME VALUE"]),
+        ("/tool", &["/tool NAME TEXT"]),
+        ("/usr/bin is what?", &["Unknown command /usr/bin.", "/help", "space"]),
+        ("/etc\u{1b}[2J is", &["Unknown command /etc\\u{1b}[2J."]),
+    ];
     let plain = chat(&["--temp", "0"], &format!("{FOX}Go on.\n"));
+    let lines: String = wrong.iter().map(|(line, _)| format!("{line}\n")).collect();
     let args = ["chat", "--format", "jsonl", "-n", "30", "--temp", "0"];
-    let said = antigravity(&args)
-        .stdin(&format!("{FOX}/undo 1\n/save\n/usr/bin is what?\nGo on.\n /usr/bin\n"))
-        .run();
-    let lines: Vec<&str> = said.err.lines().collect();
-    assert_eq!((said.code, lines.len()), (Some(0), 3), "{}", said.err);
-    mentions(lines[0], &["/undo takes no argument", "/help"]);
-    mentions(lines[1], &["/save FILE"]);
-    mentions(lines[2], &["Unknown command /usr/bin.", "/help", "space"]);
+    let said = antigravity(args).stdin(format!("{FOX}{lines}Go on.\n /usr/bin\n")).run();
+    let errors: Vec<&str> = said.err.lines().collect();
+    assert_eq!((said.code, errors.len()), (Some(0), wrong.len()), "{}", said.err);
+    wrong.iter().zip(errors).for_each(|((_, words), error)| mentions(error, words));
     let said = answers(&said);
     assert_eq!((said.len(), essence(&said[1])), (3, essence(&plain[1])));
 }

@@ -70,9 +70,9 @@ fn a_pipe_that_does_not_wait_is_waited_for() {
     let temp = TestDir::new();
     let file = temp.write("text", "Once upon a time. ".repeat(12_000));
     let args = ["tokenize", "-f", &file];
-    let expected = antigravity(&args).text();
+    let expected = antigravity(args).text();
     assert!(expected.len() > 1 << 16, "more than a pipe holds");
-    let mut child = antigravity(&args).into_std().stdout(writer).spawn().expect("the binary starts");
+    let mut child = antigravity(args).into_std().stdout(writer).spawn().expect("the binary starts");
     std::thread::sleep(Duration::from_millis(300));
     let mut found = String::new();
     reader.read_to_string(&mut found).expect("read");
@@ -85,7 +85,7 @@ fn a_session_is_saved_whatever_ends_the_text() {
     for signals in [None, Some(("-TERM", 15)), Some(("-HUP", 1))] {
         let temp = TestDir::new();
         let state = temp.path("state");
-        let mut run = antigravity([&ENDLESS[..], &["--temp", "0", "--session", &state]].concat()).into_std();
+        let mut run = antigravity(ENDLESS).args(["--temp", "0", "--session", &state]).into_std();
         let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
         let mut out = child.stdout.take().expect("piped");
         let mut shown = vec![0; 40];
@@ -119,7 +119,7 @@ fn a_chat_is_saved_when_its_terminal_or_reader_goes() {
         let temp = TestDir::new();
         let state = temp.path("state");
         let args = ["chat", "--ignore-eos", "-n", "-1", "-p", "Hello", "--session", &state];
-        let mut run = antigravity(&args).into_std();
+        let mut run = antigravity(args).into_std();
         let mut child = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary starts");
         let mut out = child.stdout.take().expect("piped");
         out.read_exact(&mut [0; 40]).expect("some text");
@@ -139,8 +139,7 @@ fn a_reader_that_stopped_reading_does_not_keep_a_session_from_being_saved() {
     let temp = TestDir::new();
     let state = temp.path("state");
     let mut run =
-        antigravity([&ENDLESS[..], &["-c", "2048", "--format", "jsonl", "--session", &state]].concat())
-            .into_std();
+        antigravity(ENDLESS).args(["-c", "2048", "--format", "jsonl", "--session", &state]).into_std();
     let mut child = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary starts");
     let mut out = child.stdout.take().expect("piped");
     out.read_exact(&mut [0; 40]).expect("some text");
@@ -165,7 +164,7 @@ fn a_file_limit_is_an_error_and_keeps_the_old_file() {
     mentions(&said.err, &["error: ", "logits: cannot write: File too large"]);
     assert_eq!(std::fs::read_to_string(&out).expect("the old file"), "old");
     assert_eq!(names(&temp), ["logits", "tokens.json"]);
-    assert_eq!(antigravity(&args).run().code, Some(0));
+    assert_eq!(antigravity(args).run().code, Some(0));
     assert!(std::fs::metadata(&out).expect("the new file").len() > 1000);
 }
 
@@ -178,7 +177,7 @@ fn what_cannot_be_written_is_said_before_anything_is_generated() {
     let line = antigravity(["generate", "-p", "x", "--session", &dangling]).fails(2);
     mentions(&line, &["--session", "dangling", "leads nowhere"]);
     for command in [&["generate", "-p", "x"][..], &["chat", "-st", "-p", "x"]] {
-        let line = antigravity([command, &["--trace", "/no/such/folder/trace"]].concat()).fails(1);
+        let line = antigravity(command).args(["--trace", "/no/such/folder/trace"]).fails(1);
         mentions(&line, &["/no/such/folder/trace: cannot write the trace: "]);
     }
     let line = antigravity(["logits", "--tokens", &tokens, "--out", "/no/such/folder/logits"]).fails(1);
@@ -227,7 +226,7 @@ fn alone(args: &[&str]) -> RunOutput {
 #[test]
 fn where_no_thread_can_be_made_one_does_the_work_with_the_same_bits() {
     let args = ["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12", "-t", "4"];
-    let (reference, one) = (antigravity(&args).run(), alone(&args));
+    let (reference, one) = (antigravity(args).run(), alone(&args));
     assert_eq!((one.code, one.out), (Some(0), reference.out), "{}", one.err);
     mentions(&one.err, &["1 threads"]);
     let chat = alone(&["chat", "-st", "-n", "2", "-p", "Hi"]);
@@ -260,7 +259,7 @@ fn a_prompt_of_megabytes_is_refused_before_it_is_tokenised() {
 fn ctrl_c_ends_tokenising() {
     let temp = TestDir::new();
     let args = ["generate", "-q", "-n", "1", "--eviction-policy", "sliding", "-f", &endless_prompt(&temp)];
-    let mut run = antigravity(&args).into_std();
+    let mut run = antigravity(args).into_std();
     let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
     // It has loaded by then, and has not tokenised all.
     std::thread::sleep(Duration::from_millis(2500));

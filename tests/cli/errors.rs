@@ -85,7 +85,7 @@ fn devices_and_evictions_that_cannot_be_had_are_refused() {
         [&["generate", "-p", "x"], flags].concat()
     }
     let without_opencl = |flags: &[&str]| {
-        antigravity(&generate(flags)).env("ANTIGRAVITY_OPENCL_LIB", "/no/such/library.so").run()
+        antigravity(generate(flags)).env("ANTIGRAVITY_OPENCL_LIB", "/no/such/library.so").run()
     };
     let refused = without_opencl(&["--backend", "hybrid"]);
     assert_eq!((refused.code, refused.out.as_str()), (Some(5), ""), "{}", refused.err);
@@ -93,15 +93,14 @@ fn devices_and_evictions_that_cannot_be_had_are_refused() {
     let auto = without_opencl(&["--backend", "auto", "-n", "2"]);
     assert_eq!(auto.code, Some(0), "{}", auto.err);
     mentions(&auto.err, &["auto", "using the CPU"]);
-    antigravity(&generate(&["--switch-threshold", "soon"]))
-        .fails_with(2, &["--switch-threshold soon", "512"]);
+    antigravity(generate(&["--switch-threshold", "soon"])).fails_with(2, &["--switch-threshold soon", "512"]);
     let by_itself = ["--switch-threshold", "auto", "--switch-back", "9"];
-    antigravity(&generate(&by_itself)).fails_with(2, &["--switch-threshold auto", "--switch-back"]);
-    antigravity(&generate(&["--eviction-policy", "lru"])).fails_with(2, &["lru", "sliding"]);
+    antigravity(generate(&by_itself)).fails_with(2, &["--switch-threshold auto", "--switch-back"]);
+    antigravity(generate(&["--eviction-policy", "lru"])).fails_with(2, &["lru", "sliding"]);
     let small = ["--eviction-policy", "h2o", "--eviction-window", "5", "--protected-prefix", "4"];
-    antigravity(&generate(&small)).fails_with(2, &["--eviction-window 5", "6"]);
+    antigravity(generate(&small)).fails_with(2, &["--eviction-window 5", "6"]);
     let full = ["--eviction-policy", "sliding", "-c", "16", "--protected-prefix", "14"];
-    antigravity(&generate(&full)).fails_with(2, &["--max-seq-len 16", "--protected-prefix 14"]);
+    antigravity(generate(&full)).fails_with(2, &["--max-seq-len 16", "--protected-prefix 14"]);
 }
 
 #[test]

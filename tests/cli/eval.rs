@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// The lines of JSON that `eval` prints.
 #[track_caller]
 fn eval(args: &[&str]) -> Vec<Value> {
-    let said = antigravity([&["eval", "-q", "--format", "jsonl"], args].concat()).text();
+    let said = antigravity(["eval", "-q", "--format", "jsonl"]).args(args).text();
     said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
@@ -52,8 +52,7 @@ fn rows_are_what_they_are_alone() {
     let same = &rows[2]["against"];
     assert_eq!((&same["kl_divergence"], &same["same_top"]), (&0.0.into(), &1.0.into()));
     assert_eq!(rows[2]["perplexity"], same["perplexity"]);
-    let said =
-        antigravity([&["eval"][..], &given, &["--settings", "kv=f16", "--settings", "kv=q8"]].concat()).run();
+    let said = antigravity(["eval"]).args(given).args(["--settings", "kv=f16", "--settings", "kv=q8"]).run();
     assert_eq!((said.code, said.out.lines().count()), (Some(0), 4), "{}{}", said.out, said.err);
 }
 

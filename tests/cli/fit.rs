@@ -77,7 +77,7 @@ fn used_and_planned(more: &[&str]) -> [(u64, u64); 2] {
     }
     drop(child.stdin.take());
     child.wait().expect("it ends");
-    let plan = antigravity([&["plan", "--format", "json"], more].concat()).text();
+    let plan = antigravity(["plan", "--format", "json"]).args(more).text();
     let plan: serde_json::Value = serde_json::from_str(&plan).expect("JSON");
     let planned = plan["peak_bytes"].as_u64().expect("a number");
     let items = plan["items"].as_array().expect("items");
@@ -100,7 +100,7 @@ fn a_run_takes_what_is_planned_and_not_much_less() {
 #[test]
 fn the_limits_of_the_process_are_known() {
     let args = ["generate", "-n", "3", "-p", "Once", "-t", "2", "--temp", "0"];
-    let reference = antigravity(&args).text();
+    let reference = antigravity(args).text();
     // KiB, from what the program itself needs to plenty.
     let address = (90_000..700_000).step_by(61_000).map(|kib| format!("-v {kib}"));
     let data = (12_000..130_000).step_by(9_000).map(|kib| format!("-d {kib}"));
@@ -177,7 +177,7 @@ fn no_thread_leaves_the_mask() {
     let Some(&core) = cores.last() else { return };
     let mask = format!("{core}-{core}");
     let args = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once", "-t", "3", "-C", &mask];
-    let mut child = antigravity(&args)
+    let mut child = antigravity(args)
         .into_std()
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

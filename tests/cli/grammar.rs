@@ -31,8 +31,7 @@ fn assert_fits_schema(text: &str) {
 /// What it says until it ends by itself.
 #[track_caller]
 fn whole(args: &[&str]) -> String {
-    let said =
-        antigravity([&["generate", "-n", "-1", "-p", "Once upon a time there was"], args].concat()).run();
+    let said = antigravity(["generate", "-n", "-1", "-p", "Once upon a time there was"]).args(args).run();
     assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
     mentions(&said.err, &["stop: eos"]);
     said.text().into()
@@ -126,8 +125,7 @@ fn errors_in_a_grammar_have_a_place() {
     mentions(&with("--json-schema", "{\"type\": }"), &["--json-schema", "line 1 column 10"]);
     mentions(&with("--json-schema", "{\"type\": \"strin\"}"), &["--json-schema", "strin"]);
     let file = temp.write("good.gbnf", "root ::= [a-z]+");
-    let more =
-        |args: &[&str]| antigravity([&["generate", "-p", "x", "--grammar", &file], args].concat()).fails(2);
+    let more = |args: &[&str]| antigravity(["generate", "-p", "x", "--grammar", &file]).args(args).fails(2);
     mentions(&more(&["--ignore-eos"]), &["--grammar", "--ignore-eos"]);
     mentions(&more(&["--session", &temp.path("state")]), &["--grammar", "--session"]);
     mentions(&more(&["--json-schema", "{}"]), &["--grammar", "--json-schema"]);

@@ -10,7 +10,7 @@ const ONCE: [&str; 6] = ["-p", "Once upon a time", "-n", "12", "--temp", "0"];
 
 #[test]
 fn flags_without_a_command_mean_generate() {
-    assert_eq!(antigravity(&ONCE).run().text(), greedy().text());
+    assert_eq!(antigravity(ONCE).run().text(), greedy().text());
     let talks = antigravity(["-cnv", "-st", "-p", "Who are you?", "-n", "9", "--temp", "0"]).run();
     assert_eq!(
         talks.out,
@@ -78,12 +78,12 @@ fn spellings_of_llama_cpp_are_followed_or_named() {
         let said = antigravity(&args).run();
         assert_eq!((said.code, said.text()), (Some(0), reference.as_str()), "{args:?}: {}", said.err);
     }
-    let lines = antigravity([&ONCE[..], &["--json"]].concat()).run().out;
+    let lines = antigravity(ONCE).args(["--json"]).run().out;
     assert!(lines.lines().all(|line| line.starts_with('{')) && lines.lines().count() > 12, "{lines}");
     assert!(antigravity(["plan", "--json"]).text().starts_with('{'));
     let escaped = ["generate", "-n", "4", "--temp", "0", "-e", "-p", "a\\nb\\\\\\q"];
     assert_eq!(
-        antigravity(&escaped).text(),
+        antigravity(escaped).text(),
         antigravity(["generate", "-n", "4", "--temp", "0", "-p", "a\nb\\\\q"]).text()
     );
     for (args, words) in [
@@ -94,7 +94,7 @@ fn spellings_of_llama_cpp_are_followed_or_named() {
         (&["-hf", "no-such/model"], ["no-such/model", "hf download no-such/model"]),
     ] {
         let code = if args[0] == "-hf" { 3 } else { 2 };
-        antigravity([&ONCE[..], args].concat()).fails_with(code, &words);
+        antigravity(ONCE).args(args).fails_with(code, &words);
     }
 }
 
@@ -120,23 +120,22 @@ fn a_flag_without_effect_is_told() {
         (&["-c", "4096"], ["--max-seq-len 4096", "trained for 2048 tokens"]),
         (&["-t", &many], [&named, "cores"]),
     ] {
-        let said = antigravity([&ONCE[..], flags].concat()).run();
+        let said = antigravity(ONCE).args(flags).run();
         let first = said.err.lines().next().unwrap_or("");
         assert_eq!(said.code, Some(0), "{}", said.err);
         mentions(first, &["warning: ", words[0], words[1]]);
         assert_eq!(said.err.lines().filter(|line| line.starts_with("warning")).count(), 1, "{}", said.err);
     }
-    assert_eq!(antigravity([&ONCE[..], &["--gpu-attn", "-q"]].concat()).run().err, "");
+    assert_eq!(antigravity(ONCE).args(["--gpu-attn", "-q"]).run().err, "");
     // An error is one line.
-    antigravity([&ONCE[..], &["--gpu-attn", "--top-p", "9"]].concat()).fails(2);
-    assert!(!antigravity(&ONCE).run().err.contains("warning"));
+    antigravity(ONCE).args(["--gpu-attn", "--top-p", "9"]).fails(2);
+    assert!(!antigravity(ONCE).run().err.contains("warning"));
 }
 
 #[test]
 fn control_tokens_in_a_prompt_are_text_where_that_is_asked_for() {
     let tokens = |more: &[&str]| {
-        let said =
-            antigravity([&["generate", "-n", "1", "--temp", "0", "--format", "jsonl"], more].concat()).text();
+        let said = antigravity(["generate", "-n", "1", "--temp", "0", "--format", "jsonl"]).args(more).text();
         let stats = said.lines().last().expect("stats").to_owned();
         serde_json::from_str::<serde_json::Value>(&stats).expect("JSON")["prompt_tokens"]
             .as_u64()
@@ -156,7 +155,7 @@ fn control_tokens_in_a_prompt_are_text_where_that_is_asked_for() {
 fn the_plan_counts_batches() {
     let need = |more: &[&str]| {
         let plan: serde_json::Value =
-            serde_json::from_str(&antigravity([&["plan", "--json"], more].concat()).text()).expect("JSON");
+            serde_json::from_str(&antigravity(["plan", "--json"]).args(more).text()).expect("JSON");
         plan["need_bytes"].as_u64().expect("a number")
     };
     assert!(need(&["--batch", "4"]) > need(&["-p", "x", "-n", "9"]));
@@ -208,7 +207,7 @@ fn a_model_in_the_cache_of_hugging_face_has_a_name() {
         std::os::unix::fs::symlink(entry.path(), snapshot.join(entry.file_name())).expect("a link");
     }
     let reference = greedy().text();
-    let from = |name: &str| antigravity([&ONCE[..], &["-hf", name]].concat()).env("HF_HOME", &temp.0).run();
+    let from = |name: &str| antigravity(ONCE).args(["-hf", name]).env("HF_HOME", &temp.0).run();
     assert_eq!(from("some/story").text(), reference);
     assert_eq!(from(folder.to_str().expect("UTF-8")).text(), reference);
     let missing = from("some/poem");
@@ -267,14 +266,14 @@ fn a_byte_order_mark_is_no_part_of_a_text() {
     for (content, args) in cases {
         let [plain, marked] = ["", MARK].map(|mark| {
             let file = temp.write("text", format!("{mark}{content}"));
-            let said = antigravity([&args[..], &[&file]].concat()).run();
+            let said = antigravity(&args).args([&file]).run();
             assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
             said.out
         });
         assert_eq!(plain, marked, "{args:?}");
     }
     let cat = antigravity(["tokenize", "-p", "the cat"]).text();
-    assert_eq!(antigravity(["tokenize"]).stdin(&format!("{MARK}the cat")).run().out, cat);
+    assert_eq!(antigravity(["tokenize"]).stdin(format!("{MARK}the cat")).run().out, cat);
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         let content = std::fs::read_to_string(model().join(name)).expect("bundled");
         temp.write(name, format!("{MARK}{content}"));

@@ -118,7 +118,7 @@ fn what_is_suggested_can_be_typed() {
     let (_, advice) = line.split_once("; try ").expect("an advice");
     let flags: Vec<&str> = advice.split(" (planned").next().unwrap_or("").split(' ').collect();
     assert_eq!(flags, ["--kv-type", "q4", "--max-seq-len", "2048", "--prefill-chunk", "32"]);
-    antigravity([&SHORT[..], &flags].concat()).text();
+    antigravity(SHORT).args(&flags).text();
 }
 
 #[test]
@@ -154,6 +154,6 @@ fn orderly_ends_leave_nothing() {
 fn no_place_for_a_marker_is_no_error() {
     let temp = TestDir::new();
     let file = temp.write("file", "");
-    let said = antigravity(&SHORT).env("XDG_STATE_HOME", file).run();
+    let said = antigravity(SHORT).env("XDG_STATE_HOME", file).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
 }

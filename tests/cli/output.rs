@@ -4,7 +4,6 @@ use crate::support::command::*;
 use crate::support::paths;
 use crate::support::test_dir::TestDir;
 use std::io::Read;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// A number with this many decimals.
@@ -58,14 +57,11 @@ fn a_prompt_is_the_same_from_flag_file_and_pipe() {
     let temp = TestDir::new();
     let file = temp.write("prompt.txt", "Once upon a time\n");
     let args = ["generate", "--temp", "0", "-n", "12"];
-    assert_eq!(reference, antigravity([&args[..], &["-f", &file]].concat()).text());
-    assert_eq!(reference, antigravity(&args).stdin("Once upon a time\n").run().text());
-    assert_eq!(
-        reference,
-        antigravity([&args[..], &["-f", "-"]].concat()).stdin("Once upon a time\r\n").run().text()
-    );
+    assert_eq!(reference, antigravity(args).args(["-f", &file]).text());
+    assert_eq!(reference, antigravity(args).stdin("Once upon a time\n").run().text());
+    assert_eq!(reference, antigravity(args).args(["-f", "-"]).stdin("Once upon a time\r\n").run().text());
     let hello = antigravity(["generate", "--temp", "0", "-n", "12", "-p", "Hello, world! I am a"]).text();
-    assert_eq!(hello, antigravity(&args).text());
+    assert_eq!(hello, antigravity(args).text());
 }
 
 #[test]
@@ -106,7 +102,7 @@ fn json_lines_hold_the_same_text() {
 
 /// The lines of the tokens, of greedy text without a penalty.
 fn token_lines(more: &[&str]) -> Vec<serde_json::Value> {
-    let lines = greedy().args([&["--format", "jsonl", "--repeat-penalty", "1"], more].concat()).text();
+    let lines = greedy().args(["--format", "jsonl", "--repeat-penalty", "1"]).args(more).text();
     let lines = lines.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).expect("a JSON object"));
     lines.filter(|l| l["t"] == "token" && l["id"].is_u64()).collect()
 }
@@ -154,10 +150,9 @@ fn biased_tokens_come_always_or_never() {
 #[test]
 fn other_samplers_are_off_until_asked_for() {
     let with = |more: &[&str]| {
-        antigravity(
-            [&["generate", "-p", "The cat", "-n", "24", "--temp", "1.2", "--seed", "7"], more].concat(),
-        )
-        .text()
+        antigravity(["generate", "-p", "The cat", "-n", "24", "--temp", "1.2", "--seed", "7"])
+            .args(more)
+            .text()
     };
     let reference = with(&[]);
     let off = ["--typical", "1", "--xtc-threshold", "0.2", "--dry-base", "2", "--dry-allowed-length", "1"];
@@ -198,12 +193,7 @@ fn text_ends_for_the_reason_that_is_said() {
 #[test]
 fn a_reader_that_leaves_is_no_error() {
     let args = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once"];
-    let mut child = antigravity(&args)
-        .into_std()
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary starts");
+    let mut child = antigravity(args).spawn();
     let mut byte = [0];
     let mut out = child.stdout.take().expect("piped");
     out.read_exact(&mut byte).expect("some text");
@@ -237,12 +227,7 @@ fn an_interrupt_keeps_the_text_of_drafts_and_ends_the_program_that_drafts() {
 
 /// Runs it until the first text, interrupts it, and gives what it said.
 fn interrupted(args: &[&str]) -> String {
-    let mut child = antigravity(args)
-        .into_std()
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary starts");
+    let mut child = antigravity(args).spawn();
     let mut out = child.stdout.take().expect("piped");
     let mut text = vec![0];
     out.read_exact(&mut text).expect("some text");
@@ -285,15 +270,15 @@ fn evictions_are_said_where_they_were_asked_for() {
     assert!(full.err.contains("stop: context"), "{}", full.err);
     let temp = TestDir::new();
     let trace = temp.path("trace.json");
-    let said = antigravity(&with(&["-v", "--trace", &trace])).run();
+    let said = antigravity(with(&["-v", "--trace", &trace])).run();
     assert!(said.code == Some(0) && said.err.contains("stop: length"), "{}", said.err);
     assert!(said.err.contains("evicted 8 slots, 56 left"), "{}", said.err);
-    assert!(!antigravity(&with(&[])).run().err.contains("evicted 8 slots"));
+    assert!(!antigravity(with(&[])).run().err.contains("evicted 8 slots"));
     let marks = std::fs::read_to_string(&trace).expect("a trace");
     let marks: serde_json::Value = serde_json::from_str(&marks).expect("JSON");
     let instants = marks["traceEvents"].as_array().expect("events").iter().filter(|e| e["ph"] == "i");
     assert!(instants.filter(|e| e["name"].as_str().is_some_and(|n| n.starts_with("evict"))).count() > 10);
-    let lines = antigravity(&with(&["--format", "jsonl"])).text();
+    let lines = antigravity(with(&["--format", "jsonl"])).text();
     let events = lines.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).expect("JSON"));
     let evictions: Vec<_> = events.filter(|e| e["t"] == "evict").collect();
     assert!(evictions.len() > 10 && evictions.iter().all(|e| e["removed"] == 8 && e["slots"] == 56));
@@ -310,7 +295,7 @@ fn first_tokens_that_stay_are_said_in_help_and_before_the_text() {
     );
     let evict = |policy: &str, more: &[&str]| {
         let args = ["generate", "-p", "a", "-n", "1", "--eviction-policy", policy];
-        antigravity([&args[..], more].concat()).run()
+        antigravity(args).args(more).run()
     };
     for policy in ["sliding", "snapkv"] {
         mentions(
@@ -331,7 +316,7 @@ fn first_tokens_that_stay_are_said_in_help_and_before_the_text() {
 fn four_first_tokens_stay_where_no_number_is_given() {
     let greedy = ["generate", "-p", "Once upon a time", "--temp", "0", "--ignore-eos", "-n", "80", "-q"];
     let evict = |policy: &str, more: &[&str]| {
-        antigravity([&greedy[..], &["-c", "32", "--eviction-policy", policy], more].concat()).text()
+        antigravity(greedy).args(["-c", "32", "--eviction-policy", policy]).args(more).text()
     };
     for policy in ["sliding", "snapkv"] {
         let [zero, four] = ["0", "4"].map(|n| evict(policy, &["--protected-prefix", n]));

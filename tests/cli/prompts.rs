@@ -15,13 +15,13 @@ fn each_line_is_what_its_prompt_alone_gives() {
     let temp = TestDir::new();
     let file = temp.write("prompts.jsonl", LINES);
     let args = ["generate", "--prompts", &file, "-n", "12", "--seed", "3"];
-    let said = antigravity([&args[..], &["--batch", "3"]].concat()).run();
+    let said = antigravity(args).args(["--batch", "3"]).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     mentions(&said.err, &["prompts: 4, generated: "]);
     let mut found = answers(&said.out);
     assert_eq!(found[0]["index"], 1, "the shortest is complete first: {}", said.out);
     found.sort_by_key(|a| a["index"].as_u64());
-    let alone = |args: &[&str]| antigravity([&["generate"], args].concat()).text();
+    let alone = |args: &[&str]| antigravity(["generate"]).args(args).text();
     let expected = [
         alone(&["-p", "Once upon a time", "-n", "12", "--seed", "3"]),
         alone(&["-p", "The cat", "-n", "4", "--seed", "9"]),
@@ -39,8 +39,7 @@ fn each_line_is_what_its_prompt_alone_gives() {
         .stdin(LINES)
         .run();
     assert_eq!(answers(&in_turn.out), found);
-    let evicting =
-        antigravity([&args[..], &["--eviction-policy", "sliding", "--eviction-window", "64"]].concat()).run();
+    let evicting = antigravity(args).args(["--eviction-policy", "sliding", "--eviction-window", "64"]).run();
     let mut evicting = answers(&evicting.out);
     evicting.sort_by_key(|a| a["index"].as_u64());
     assert_eq!(evicting, found);
@@ -52,8 +51,7 @@ fn logprobs_are_those_of_each_prompt_alone() {
     let file = temp.write("prompts.jsonl", "{\"prompt\":\"Tom\",\"logprobs\":2}\n\"Lily\"\n");
     let args = ["generate", "-n", "3", "--seed", "3"];
     let alone = |prompt, n| {
-        let lines =
-            antigravity([&args[..], &["-p", prompt, "--format", "jsonl", "--logprobs", n]].concat()).text();
+        let lines = antigravity(args).args(["-p", prompt, "--format", "jsonl", "--logprobs", n]).text();
         answers(&lines)
             .iter()
             .filter(|l| l["t"] == "token")
@@ -62,9 +60,8 @@ fn logprobs_are_those_of_each_prompt_alone() {
     };
     for batch in ["1", "2"] {
         let of = |more: &[&str]| {
-            let mut found = answers(
-                &antigravity([&args[..], &["--prompts", &file, "--batch", batch], more].concat()).text(),
-            );
+            let mut found =
+                answers(&antigravity(args).args(["--prompts", &file, "--batch", batch]).args(more).text());
             found.sort_by_key(|a| a["index"].as_u64());
             found
         };
@@ -104,7 +101,7 @@ fn drafts_are_counted_where_prompts_are_decoded_together() {
     let input = "\"one two three one two three one two\"\n\"b\"\n";
     let run = |more: &[&str]| {
         let args = ["generate", "--prompts", "-", "-n", "20", "--seed", "1"];
-        antigravity([&args[..], more].concat()).stdin(input).run()
+        antigravity(args).args(more).stdin(input).run()
     };
     let (plain, drafted) = (run(&[]), run(&["--draft", "8"]));
     let sorted = |said: &RunOutput| {
@@ -150,7 +147,7 @@ fn a_prompt_that_fails_ends_alone() {
     let args = ["generate", "--prompts", &file, "--grammar", &grammar, "--temp", "0"];
     // After its only letter it must end, and nothing can end it.
     let said =
-        antigravity(&args.iter().copied().chain(bias.iter().map(String::as_str)).collect::<Vec<_>>()).run();
+        antigravity(args.iter().copied().chain(bias.iter().map(String::as_str)).collect::<Vec<_>>()).run();
     assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{}", said.err);
     mentions(
         &said.err,

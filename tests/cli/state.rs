@@ -10,7 +10,7 @@ fn a_continued_session_is_one_run() {
     for sampler in [&["--temp", "0"][..], &["--temp", "1.1", "--seed", "3"], &others] {
         let file = temp.path(&format!("state{}", sampler.len()));
         let run = |prompt: &[&str], n: &str, session: &[&str]| {
-            antigravity([&["generate", "-n", n], sampler, prompt, session].concat()).text()
+            antigravity(["generate", "-n", n]).args(sampler).args(prompt).args(session).text()
         };
         let prompt = ["-p", "Once upon a time"];
         let whole = run(&prompt, "20", &[]);
@@ -27,15 +27,15 @@ fn sessions_that_do_not_fit_are_refused() {
     greedy().args(["--session", &file]).text();
     let args = ["generate", "-p", "x", "--session", &file];
     let with = |flag, value| [&args[..], &[flag, value]].concat();
-    antigravity(&with("--kv-type", "f16")).fails_with(2, &["--session", "--kv-type q4"]);
-    antigravity(&with("-c", "8")).fails_with(2, &["--session", "--max-seq-len"]);
+    antigravity(with("--kv-type", "f16")).fails_with(2, &["--session", "--kv-type q4"]);
+    antigravity(with("-c", "8")).fails_with(2, &["--session", "--max-seq-len"]);
     let mut bytes = std::fs::read(&file).expect("the session");
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     temp.write("state", &bytes);
-    antigravity(&args).fails_with(3, &["state", "damaged"]);
+    antigravity(args).fails_with(3, &["state", "damaged"]);
     temp.write("state", "short");
-    antigravity(&args).fails_with(3, &["state"]);
+    antigravity(args).fails_with(3, &["state"]);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn packed_models_say_the_same() {
         assert!(logits(&temp.write("older.packed.safetensors", &bytes)) == reference, "{older}");
     }
     let args = ["generate", "-p", "x", "-m", &packed, "--weight-type", "f32"];
-    antigravity(&args).fails_with(2, &["--weight-type f32", "packed"]);
+    antigravity(args).fails_with(2, &["--weight-type f32", "packed"]);
     let bytes = std::fs::read(&packed).expect("the packed file");
     temp.write("model.packed.safetensors", &bytes[..bytes.len() / 2]);
     antigravity(["generate", "-p", "x", "-m", &packed]).fails(3);
@@ -86,7 +86,7 @@ fn logits_have_the_same_bits_on_every_instruction_set() {
     let logits = |isa: &str| {
         let out = temp.path("logits");
         let args = ["logits", "--tokens", &tokens, "--out", &out];
-        let said = antigravity(&args).env("ANTIGRAVITY_SIMD", isa).run();
+        let said = antigravity(args).env("ANTIGRAVITY_SIMD", isa).run();
         assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "", ""));
         std::fs::read(&out).expect("the logits")
     };
@@ -96,7 +96,7 @@ fn logits_have_the_same_bits_on_every_instruction_set() {
         assert!(logits(isa.family()) == reference, "{}", isa.name());
     }
     let args = ["generate", "-p", "x"];
-    let said = antigravity(&args).env("ANTIGRAVITY_SIMD", "mmx").run();
+    let said = antigravity(args).env("ANTIGRAVITY_SIMD", "mmx").run();
     assert_eq!(said.code, Some(2));
     mentions(&said.err, &["error: ANTIGRAVITY_SIMD=mmx", "scalar"]);
 }

@@ -59,7 +59,7 @@ fn of_bytes(more: &[&str]) -> Vec<String> {
 
 #[test]
 fn pieces_are_whole_characters_and_come_in_order() {
-    let said = antigravity(&of_bytes(&["--format", "jsonl"])).run();
+    let said = antigravity(of_bytes(&["--format", "jsonl"])).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     let lines: Vec<Value> = said.out.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
     let pieces: Vec<&str> = lines.iter().filter_map(|l| l["text"].as_str()).collect();
@@ -69,7 +69,7 @@ fn pieces_are_whole_characters_and_come_in_order() {
     assert!(pieces.contains(&"") && pieces.contains(&"é"), "{pieces:?}");
     assert_eq!(lines.last().map(|l| l["t"].clone()), Some("stats".into()));
 
-    let mut command = antigravity(&of_bytes(&[])).into_std();
+    let mut command = antigravity(of_bytes(&[])).into_std();
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary starts");
     let mut out = child.stdout.take().expect("piped");
     // Every piece is one write, and short ones arrive whole.
@@ -94,7 +94,7 @@ fn drafts_change_no_text_and_are_counted() {
     let file = temp.write("prompt.txt", &text);
     let generate = |more: &[&str]| {
         let args = ["generate", "-f", &file, "-n", "60", "--seed", "3", "--stop", "zzz", "--format", "jsonl"];
-        let said = antigravity([&args[..], more].concat()).run();
+        let said = antigravity(args).args(more).run();
         assert_eq!(said.code, Some(0), "{}", said.err);
         let lines: Vec<Value> = said.out.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
         let ids: Vec<Value> = lines.iter().filter(|l| l["t"] == "token").map(|l| l["id"].clone()).collect();
@@ -122,10 +122,10 @@ fn a_text_that_is_cut_in_a_draft_goes_on_as_if_it_were_not() {
     let (file, state) =
         (temp.write("prompt.txt", "One two three four five six. ".repeat(6)), temp.path("state"));
     let args = ["--temp", "0.5", "--seed", "4", "--repeat-penalty", "1"];
-    let whole = antigravity([&["generate", "-f", &file, "-n", "57"], &args[..]].concat()).text();
+    let whole = antigravity(["generate", "-f", &file, "-n", "57"]).args(args).text();
     let part = ["generate", "-n", "19", "--draft", "9", "--session", &state];
-    let first = antigravity([&part[..], &["-f", &file], &args].concat()).text();
-    let rest: String = (0..2).map(|_| antigravity([&part[..], &args].concat()).text()).collect();
+    let first = antigravity(part).args(["-f", &file]).args(args).text();
+    let rest: String = (0..2).map(|_| antigravity(part).args(args).text()).collect();
     assert_eq!(whole, first + &rest);
 }
 
@@ -142,7 +142,7 @@ fn a_model_that_drafts_changes_no_text_of_any_command() {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let same = |args: &[&str], input: &str| {
         let (plain, drafted) =
-            (antigravity(args).stdin(input).run(), antigravity([args, &flags].concat()).stdin(input).run());
+            (antigravity(args).stdin(input).run(), antigravity(args).args(&flags).stdin(input).run());
         assert_eq!((plain.code, drafted.code), (Some(0), Some(0)), "{}", drafted.err);
         assert_eq!(plain.out, drafted.out, "{args:?}");
         drafted.err
@@ -159,8 +159,7 @@ fn a_model_that_drafts_changes_no_text_of_any_command() {
         &["generate", "-p", "A list:", "--seed", "5", "-n", "60", "--json-schema", "{\"type\":\"array\"}"],
         "",
     );
-    let pays =
-        antigravity([&["generate", "-p", "Once", "-n", "60", "--temp", "0"][..], &flags[2..]].concat()).run();
+    let pays = antigravity(["generate", "-p", "Once", "-n", "60", "--temp", "0"]).args(&flags[2..]).run();
     assert_eq!(pays.text(), antigravity(["generate", "-p", "Once", "-n", "60", "--temp", "0"]).text());
 }
 
@@ -171,19 +170,17 @@ fn a_session_that_a_model_drafts_for_goes_on_as_if_it_did_not() {
     let temp = TestDir::new();
     let state = temp.path("state");
     let args = ["--seed", "8", "-p", "One day"];
-    let whole = antigravity([&["generate", "-n", "57"], &args[..]].concat()).text();
+    let whole = antigravity(["generate", "-n", "57"]).args(args).text();
     let part = ["generate", "-n", "19", "--session", &state];
-    let first = antigravity([&part[..], &args, &flags].concat()).text();
-    let rest: String =
-        (0..2).map(|_| antigravity([&part[..], &["--seed", "8"], &flags].concat()).text()).collect();
+    let first = antigravity(part).args(args).args(&flags).text();
+    let rest: String = (0..2).map(|_| antigravity(part).args(["--seed", "8"]).args(&flags).text()).collect();
     assert_eq!(whole, first + &rest);
 }
 
 #[test]
 fn flags_of_drafts_without_effect_are_told() {
-    let said = |more: &[&str]| {
-        antigravity([&["generate", "-p", "a", "-n", "2", "--temp", "0"][..], more].concat()).run().err
-    };
+    let said =
+        |more: &[&str]| antigravity(["generate", "-p", "a", "-n", "2", "--temp", "0"]).args(more).run().err;
     mentions(&said(&["--draft", "0", "--draft-model", "x"]), &["--draft-model: no effect at --draft 0"]);
     mentions(&said(&["--draft-when", "always"]), &["--draft-when: no effect without a --draft-model"]);
     antigravity(["generate", "--draft-model", "/nowhere/x"]).fails_with(2, &["--draft-model /nowhere/x"]);
@@ -211,12 +208,12 @@ fn flags_of_drafts_without_effect_are_told() {
     mentions(&own.err, &["stdin: not a message"]);
     let far = r#"{"id":1,"sequence":1,"keep":0,"tokens":[1],"draft":2,"least":0}"#;
     mentions(
-        &antigravity(["draft"]).stdin(&format!("{far}\n")).run().err,
+        &antigravity(["draft"]).stdin(format!("{far}\n")).run().err,
         &["stdin: sequence 1; there are 1"],
     );
     let keeps = far.replace("\"sequence\":1,\"keep\":0", "\"sequence\":0,\"keep\":9");
-    mentions(&antigravity(["draft"]).stdin(&format!("{keeps}\n")).run().err, &["stdin: keep 9 of 0 tokens"]);
+    mentions(&antigravity(["draft"]).stdin(format!("{keeps}\n")).run().err, &["stdin: keep 9 of 0 tokens"]);
     let good = far.replace("\"sequence\":1", "\"sequence\":0");
-    let said = antigravity(["draft"]).stdin(&format!("{good}\n")).run();
+    let said = antigravity(["draft"]).stdin(format!("{good}\n")).run();
     assert_eq!((said.code, said.out.lines().count()), (Some(0), 2), "{}", said.err);
 }

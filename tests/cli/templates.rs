@@ -64,9 +64,8 @@ fn a_call_is_a_line_of_json_and_its_result_goes_on() {
         said.err,
         "/tool: then was not called; called: now\n/tool: give a name and a text: /tool NAME TEXT\n"
     );
-    let said = antigravity([&args[..], &["--format", "jsonl"]].concat())
-        .stdin("What time is it?\n/tool now noon\n")
-        .run();
+    let said =
+        antigravity(&args).args(["--format", "jsonl"]).stdin("What time is it?\n/tool now noon\n").run();
     let lines = lines(&said);
     let calls: Vec<&Value> = lines.iter().filter(|l| l["t"] == "tool_call").collect();
     let call = |id: &str| json!({"t": "tool_call", "id": id, "name": "now", "arguments": "{\"zone\": \"UTC\", \"at\": 1}"});
@@ -76,9 +75,8 @@ fn a_call_is_a_line_of_json_and_its_result_goes_on() {
     let computed: Vec<u64> = lines.iter().filter_map(|l| l["prompt_tokens"].as_u64()).collect();
     assert!(computed[0] > 50 && computed[1] < 25, "{computed:?}");
     // Nobody gave it a tool: text.
-    let said = antigravity([&["chat", "-m", &dir, "-q"], &SAYS[..]].concat())
-        .stdin("What time is it?\n/tool now noon\n")
-        .run();
+    let said =
+        antigravity(["chat", "-m", &dir, "-q"]).args(SAYS).stdin("What time is it?\n/tool now noon\n").run();
     assert_eq!(said.out, format!("{CALL}\n"));
     assert_eq!(said.err, "/tool: the last answer called no function\n");
 }
@@ -90,16 +88,18 @@ fn a_conversation_keeps_its_tools() {
     let (tools, state, other) = (temp.path("tools.json"), temp.path("state"), temp.path("other"));
     let args = [&["chat", "-m", &dir, "-q"], &SAYS[..]].concat();
     let session = [&args[..], &["--session", &state]].concat();
-    let first = antigravity([&session[..], &["--tools", &tools]].concat())
-        .stdin(&format!("What time is it?\n/save {other}\n"))
+    let first = antigravity(&session)
+        .args(["--tools", &tools])
+        .stdin(format!("What time is it?\n/save {other}\n"))
         .run();
     assert_eq!((first.code, first.err.as_str()), (Some(0), ""));
     let next = antigravity(&session).stdin("/tool now noon\n").run();
     assert_eq!((next.out, next.err.as_str()), (first.out.clone(), ""));
-    let loaded = antigravity(&args).stdin(&format!("/load {other}\n/tool now noon\n/reset\nAgain?\n")).run();
+    let loaded = antigravity(&args).stdin(format!("/load {other}\n/tool now noon\n/reset\nAgain?\n")).run();
     assert_eq!((loaded.out, loaded.err.as_str()), (first.out.repeat(2), ""));
     let others = temp.write("others.json", TOOLS.replace("now", "then"));
-    antigravity([&session[..], &["--tools", &others, "-p", "x"]].concat())
+    antigravity(&session)
+        .args(["--tools", &others, "-p", "x"])
         .fails_with(2, &["--session", "other --tools"]);
     // A text may still come in place of the result, or after some.
     let text = antigravity(&session).stdin("Never mind.\n").run();
@@ -114,7 +114,7 @@ fn thoughts_are_apart_from_the_answer() {
     for (think, err) in
         [(&[][..], ""), (&["--think", "show"], "hm\n"), (&["--think", "hide"], ""), (&["--think", "off"], "")]
     {
-        let said = antigravity([&args[..], think].concat()).stdin("").run();
+        let said = antigravity(&args).args(think).stdin("").run();
         assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "Yes.\n", err), "{think:?}");
     }
     let json = [&args[..], &["--format", "jsonl", "--logprobs", "1"]].concat();
@@ -127,12 +127,12 @@ fn thoughts_are_apart_from_the_answer() {
     // The token belongs to the first of its two lines.
     assert_eq!((&shown[0]["id"], &shown[1]["id"]), (&1.into(), &Value::Null));
     assert!(shown[0]["logprobs"].is_object() && shown[1]["logprobs"].is_null(), "{shown:?}");
-    let off = lines(&antigravity([&json[..], &["--think", "off"]].concat()).stdin("").run());
+    let off = lines(&antigravity(&json).args(["--think", "off"]).stdin("").run());
     assert_eq!((all(&off, "thinking", "text"), all(&off, "token", "text")), (String::new(), "Yes.".into()));
     assert!(computed(&off) > computed(&shown), "the template is told");
     let arg = ["--template-arg", "enable_thinking=true", "--think", "off"];
     assert_eq!(
-        computed(&lines(&antigravity([&json[..], &arg].concat()).stdin("").run())),
+        computed(&lines(&antigravity(&json).args(arg).stdin("").run())),
         computed(&shown),
         "what is said counts"
     );
@@ -163,28 +163,25 @@ fn thoughts_end_with_their_budget_and_the_answer_follows() {
     let free = lines(&antigravity(&json).stdin("").run());
     assert_eq!((ids(&free, "thinking").len(), ids(&free, "token").len()), (30, 0));
     for budget in [0, 5] {
-        let said = lines(
-            &antigravity([&json[..], &["--think-budget", &budget.to_string()]].concat()).stdin("").run(),
-        );
+        let said = lines(&antigravity(&json).args(["--think-budget", &budget.to_string()]).stdin("").run());
         let (thoughts, answer) = (ids(&said, "thinking"), ids(&said, "token"));
         assert_eq!(thoughts[..budget], ids(&free, "thinking")[..budget]);
         // What ends them is a few tokens, of thirty in all.
         assert!(answer.len() >= 10 && thoughts.len() + answer.len() == 30, "{thoughts:?} {answer:?}");
         let text = all(&said, "token", "text");
         assert!(!text.trim().is_empty() && !text.contains("think"), "{text:?}");
-        let plain =
-            antigravity([&args[..], &["--think-budget", &budget.to_string()]].concat()).stdin("").run();
+        let plain = antigravity(args).args(["--think-budget", &budget.to_string()]).stdin("").run();
         assert_eq!(plain.out, format!("{text}\n"));
     }
-    assert_eq!(antigravity(&args).stdin("").run().out, "\n", "thoughts that never end are no answer");
+    assert_eq!(antigravity(args).stdin("").run().out, "\n", "thoughts that never end are no answer");
 }
 
 #[test]
 fn another_template_takes_the_place_of_the_models() {
     let temp = TestDir::new();
     let ask = ["chat", "-st", "-p", "Hi", "--temp", "0", "-n", "12"];
-    let with = |template: &str| antigravity([&ask[..], &["--chat-template", template]].concat()).text();
-    let own = antigravity(&ask).text();
+    let with = |template: &str| antigravity(ask).args(["--chat-template", template]).text();
+    let own = antigravity(ask).text();
     assert_eq!(with("chatml"), own);
     let source = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                   {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
@@ -194,26 +191,24 @@ fn another_template_takes_the_place_of_the_models() {
     // It helps where the model's own is broken.
     let dir = temp.model_without("");
     temp.write("chat_template.jinja", "{{ broken");
-    assert_eq!(antigravity([&ask[..], &["-m", &dir, "--chat-template", "chatml"]].concat()).text(), own);
+    assert_eq!(antigravity(ask).args(["-m", &dir, "--chat-template", "chatml"]).text(), own);
     // What a template does not read is told.
-    let said = antigravity(
-        [&ask[..], &["--template-arg", "mood=good", "--think", "hide", "--think-budget", "3"]].concat(),
-    )
-    .run();
+    let said = antigravity(ask)
+        .args(["--template-arg", "mood=good", "--think", "hide", "--think-budget", "3"])
+        .run();
     mentions(
         &said.err,
         &["warning: --template-arg mood: no effect", "warning: --think: ", "warning: --think-budget: "],
     );
-    let quiet = antigravity([&ask[..], &["-q", "--think", "hide"]].concat()).run();
+    let quiet = antigravity(ask).args(["-q", "--think", "hide"]).run();
     assert_eq!(quiet.err, "");
     for (template, words) in [
         ("nosuch.jinja", &["--chat-template nosuch.jinja", "no such file", "chatml"][..]),
         (&temp.path(""), &["--chat-template", "directory"]),
     ] {
-        antigravity([&ask[..], &["--chat-template", template]].concat()).fails_with(2, words);
+        antigravity(ask).args(["--chat-template", template]).fails_with(2, words);
     }
-    antigravity([&ask[..], &["--chat-template", "{{ a"]].concat())
-        .fails_with(3, &["--chat-template, line 1", "syntax"]);
+    antigravity(ask).args(["--chat-template", "{{ a"]).fails_with(3, &["--chat-template, line 1", "syntax"]);
 }
 
 #[test]

@@ -210,7 +210,7 @@ fn an_answer_stays_where_another_one_is_interrupted_before_it_begins() {
         assert!(then.contains("The answer before it stays"), "{then}");
         assert_eq!(chat.size(), before);
     }
-    let saved = antigravity([&["chat"], &evicting[..]].concat()).stdin("/stats\n").run();
+    let saved = antigravity(["chat"]).args(evicting).stdin("/stats\n").run();
     mentions(&saved.err, &["messages: 1, ", &format!("tokens: {}\n", before.1)]);
 }
 
@@ -234,7 +234,7 @@ fn a_message_that_the_template_refuses_does_not_end_the_chat() {
         chat.prompts();
         assert_eq!(chat.size().0, questions, "{message}");
     }
-    let piped = antigravity([&["chat"], &args[..]].concat()).stdin("A dog\nA cat\nA fox\n").run();
+    let piped = antigravity(["chat"]).args(args).stdin("A dog\nA cat\nA fox\n").run();
     assert_eq!(piped.code, Some(0), "{}", piped.err);
     mentions(&piped.err, &["no cats"]);
     assert!(piped.out.lines().filter(|l| !l.is_empty()).count() >= 2, "the next is answered: {}", piped.out);
@@ -300,7 +300,7 @@ fn thoughts_are_dimmed() {
     terminal.shows("\x1b[2mhm\r\n\x1b[0m\r\nYes.\r\n");
     terminal.shows("TTFT: ");
     // Where nothing can be dimmed, they are in tags.
-    let mut plain = antigravity(&args).into_std();
+    let mut plain = antigravity(args).into_std();
     plain.env("NO_COLOR", "1");
     let mut terminal = Terminal::started(plain, 0);
     let before = terminal.shows("<think>\r\nhm\r\n</think>\r\n\r\nYes.\r\n");
@@ -350,7 +350,7 @@ fn what_is_typed_during_an_answer_waits_for_the_prompt() {
 #[test]
 fn words_of_an_answer_are_not_cut_at_the_right_edge() {
     let args = ["chat", "--temp", "0", "-n", "120", "--ignore-eos", "-st", "-p", "Tell me a story"];
-    let plain = antigravity(&args).text();
+    let plain = antigravity(args).text();
     let mut chat = Terminal::of(&args, 24);
     chat.shows("\x1b[K");
     let shown = chat.shows("TTFT: ");

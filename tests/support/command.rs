@@ -5,7 +5,7 @@ pub use super::test_dir::TestDir;
 use std::borrow::BorrowMut;
 use std::ffi::OsStr;
 use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 /// Settings of the tests' own environment that the program does not get. Without a home there is no place for state
 /// either.
@@ -58,12 +58,18 @@ impl TestCommand {
         self.command
     }
 
+    /// Starts it, its output piped.
+    pub fn spawn(mut self) -> Child {
+        let command = self.command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the program starts")
+    }
+
     /// Runs it to its end.
     #[track_caller]
     pub fn run(mut self) -> RunOutput {
         let Some(input) = self.input.take() else { return run_command(&mut self.command) };
-        let command = self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the program starts");
+        self.command.stdin(Stdio::piped());
+        let mut child = self.spawn();
         child.stdin.take().expect("piped").write_all(&input).expect("it reads its input");
         RunOutput::new(child.wait_with_output().expect("it ends"))
     }

@@ -83,7 +83,7 @@ impl CompletionArgs {
 #[cfg(feature = "chat")]
 #[derive(clap::Parser, Clone)]
 #[command(no_binary_name = true, disable_help_flag = true, disable_version_flag = true)]
-struct Settings {
+struct SetArgs {
     #[arg(long, alias = "n")]
     num_tokens: Option<i64>,
     #[command(flatten)]
@@ -99,13 +99,13 @@ impl CompletionArgs {
     /// `Usage` for a name or a value that cannot be.
     pub fn with(&self, name: &str, value: &str) -> Result<Self> {
         use clap::{CommandFactory, FromArgMatches};
-        let mut set = Settings { num_tokens: None, sampler: self.sampler.clone() };
+        let mut set = SetArgs { num_tokens: None, sampler: self.sampler.clone() };
         // Only what is given changes.
         let unset = |arg: clap::Arg| {
             let takes_values = arg.get_action().takes_values();
             arg.default_value(None::<&str>).allow_negative_numbers(takes_values)
         };
-        let command = Settings::command().mut_args(unset);
+        let command = SetArgs::command().mut_args(unset);
         let flag = format!("--{}={value}", name.trim_start_matches('-').replace('_', "-"));
         command
             .try_get_matches_from([flag])

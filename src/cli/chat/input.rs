@@ -19,7 +19,7 @@ pub enum Typed {
 }
 
 /// Source of the lines.
-pub enum Input {
+pub enum ChatInput {
     /// A file or a pipe.
     Piped,
     /// A terminal without the line editor.
@@ -37,11 +37,11 @@ const QUOTES: &str = "\"\"\"";
 /// Maximum bytes of a message.
 const LINE_LIMIT: u64 = 16 << 20;
 
-impl Input {
+impl ChatInput {
     /// Stdin, as it is.
     pub fn new() -> Self {
         if !std::io::stdin().is_terminal() {
-            return Input::Piped;
+            return ChatInput::Piped;
         }
         // The editor writes to stdout; unless that is the terminal, it is for answers only.
         #[cfg(feature = "line-editor")]
@@ -49,15 +49,15 @@ impl Input {
             terminal_mode::save();
             let config = rustyline::Config::builder().auto_add_history(true).build();
             if let Ok(editor) = rustyline::DefaultEditor::with_config(config) {
-                return Input::Editor(Box::new(editor));
+                return ChatInput::Editor(Box::new(editor));
             }
         }
-        Input::Terminal
+        ChatInput::Terminal
     }
 
     /// True if a user types at a terminal.
     pub fn is_interactive(&self) -> bool {
-        !matches!(self, Input::Piped)
+        !matches!(self, ChatInput::Piped)
     }
 
     /// Reads the next message: a line, the lines that a backslash joins, or those in triple quotes.
@@ -110,14 +110,14 @@ impl Input {
     /// Disables the echo of what is typed while an answer is printed, until the result is dropped.
     #[cfg(feature = "line-editor")]
     pub fn disable_echo(&self) -> Option<EchoGuard> {
-        matches!(self, Input::Editor(_)).then(EchoGuard::disable_echo)
+        matches!(self, ChatInput::Editor(_)).then(EchoGuard::disable_echo)
     }
 
     /// The next line, without its end.
     fn read_line(&mut self, prompt: &str) -> Result<Typed> {
         match self {
-            Input::Piped => next_line().map(|line| line.map_or(Typed::End, Typed::Line)),
-            Input::Terminal => {
+            ChatInput::Piped => next_line().map(|line| line.map_or(Typed::End, Typed::Line)),
+            ChatInput::Terminal => {
                 stderr::write(format_args!("{prompt}"));
                 let line = next_line()?;
                 if line.is_none() {
@@ -126,7 +126,7 @@ impl Input {
                 Ok(line.map_or(Typed::End, Typed::Line))
             }
             #[cfg(feature = "line-editor")]
-            Input::Editor(editor) => match editor.readline(prompt) {
+            ChatInput::Editor(editor) => match editor.readline(prompt) {
                 Ok(line) => Ok(Typed::Line(line)),
                 Err(rustyline::error::ReadlineError::Eof) => Ok(Typed::End),
                 Err(rustyline::error::ReadlineError::Interrupted) => Ok(Typed::Interrupt),

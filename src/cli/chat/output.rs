@@ -201,7 +201,7 @@ impl ThinkingBudget {
 }
 
 /// A generated answer.
-pub struct Answer {
+pub struct GeneratedAnswer {
     pub report: Report,
     /// The ids that belong to it.
     pub ids: Vec<u32>,
@@ -211,7 +211,7 @@ pub struct Answer {
 
 impl Chat<'_> {
     /// Generates an answer and shows it.
-    pub fn answer(&mut self, start: Instant) -> Result<Answer> {
+    pub fn answer(&mut self, start: Instant) -> Result<GeneratedAnswer> {
         let (engine, form) = (self.engine, self.conversation.output_format());
         let (format, flags) = (self.args.completion.output.format, &self.args.template);
         let end = form.end_of_thinking().unwrap_or_default();
@@ -267,7 +267,7 @@ impl Chat<'_> {
         let report = Report::new(&stream, self.loading, self.options.sampler.seed);
         drop(stream);
         self.trim_answer(&mut ids, report.reason, shown);
-        Ok(Answer { report, ids, lost })
+        Ok(GeneratedAnswer { report, ids, lost })
     }
 
     /// Drops the ids at the end that are not part of the answer, whose text has `shown` bytes.

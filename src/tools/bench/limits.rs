@@ -4,7 +4,6 @@
 //! The best way to read is found once, after the warm-up. Reading is then measured right before and right after each
 //! repetition that decodes, because a machine's bandwidth may change from second to second. Integers come last.
 
-use super::result::median;
 use crate::opencl::{Device, stream};
 use crate::run::system::Memory;
 use files::Result;
@@ -40,7 +39,7 @@ const PIECES: usize = 256;
 
 /// The limits, for each number of threads.
 #[derive(Debug, Default, Serialize)]
-pub struct Limits {
+pub struct MachineLimits {
     /// Empty if memory is too short for a meaningful measurement.
     pub read_bandwidth: Vec<ReadBandwidth>,
     /// Empty without an instruction that multiplies and adds integers.
@@ -63,7 +62,7 @@ pub struct IntegerPeak {
     pub gops: f64,
 }
 
-impl Limits {
+impl MachineLimits {
     pub fn read_gb_per_s(&self, threads: usize) -> Option<f64> {
         self.read_bandwidth.iter().find(|r| r.threads == threads).map(|r| r.gb_per_s)
     }
@@ -127,22 +126,30 @@ impl Reader {
 
 /// The limits of the CPU: the bandwidth that `reader` has measured, and integer products, measured here, if `isa` has
 /// them.
-pub fn measure(threads: &[usize], reader: Option<&Reader>, isa: Option<Isa>) -> Limits {
+pub fn measure(threads: &[usize], reader: Option<&Reader>, isa: Option<Isa>) -> MachineLimits {
     let part = MULTIPLY_TIME / threads.len().max(1) as u32;
     let read = |&threads: &usize| reader.and_then(|r| r.bandwidth(threads));
     let peak =
         |&threads: &usize| Some(IntegerPeak { threads, gops: measure_ops(isa?, threads, part)? / 1e9 });
-    Limits {
+    MachineLimits {
         read_bandwidth: threads.iter().filter_map(read).collect(),
         integer_peak: threads.iter().filter_map(peak).collect(),
     }
 }
 
 /// The limits of an OpenCL device, which do not depend on the threads of its host.
-pub fn of_device(device: &Device, threads: &[usize]) -> Result<Limits> {
+pub fn of_device(device: &Device, threads: &[usize]) -> Result<MachineLimits> {
     let gb_per_s = stream::bandwidth(device)? / 1e9;
     let read = |&threads: &usize| ReadBandwidth { threads, gb_per_s, way: "on the device".into() };
-    Ok(Limits { read_bandwidth: threads.iter().map(read).collect(), integer_peak: Vec::new() })
+    Ok(MachineLimits { read_bandwidth: threads.iter().map(read).collect(), integer_peak: Vec::new() })
+}
+
+/// The median of at least one value.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let n = sorted.len();
+    (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0
 }
 
 /// Memory in huge pages, as weights are, and written: pages that were never written are all the same page of zeros,
@@ -218,6 +225,13 @@ fn run_pieces(threads: usize, pieces: usize, work: impl Fn(usize) + Sync) -> f64
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_median_is_between_the_middle_values() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[7.0]), 7.0);
+    }
 
     #[test]
     fn every_piece_is_done_once_by_any_number_of_threads() {

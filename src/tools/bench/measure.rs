@@ -3,7 +3,7 @@
 
 use super::limits::Reader;
 use super::rows::Row;
-use crate::cli::terminal::{Progress, Verbosity};
+use crate::cli::terminal::{ProgressLine, Verbosity};
 use crate::dims::VOCAB;
 use crate::model::trace::Trace;
 use crate::run::engine::Engine;
@@ -12,23 +12,23 @@ use crate::run::session::{CancelToken, Session, compute};
 use files::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// Tokens of a warm-up decode; a prefill is warmed up whole.
+/// BenchTokens of a warm-up decode; a prefill is warmed up whole.
 const WARM_UP: usize = 8;
 
 /// The sequences of all rows, ready to measure on.
 pub struct Bench<'a> {
     groups: Vec<(Row, Vec<Session>)>,
     cancel: &'a CancelToken,
-    tokens: Tokens,
+    tokens: BenchTokens,
 }
 
 /// The tokens of a text, again and again; without one, pseudo-random ones.
-struct Tokens(Vec<u32>);
+struct BenchTokens(Vec<u32>);
 
 /// The repetitions of a row, in order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Samples {
-    /// Tokens per second.
+    /// BenchTokens per second.
     pub speeds: Vec<f64>,
     /// Bytes per second that the machine read at the time of each: the mean of right before and right after. Empty for
     /// rows that are not compared with them.
@@ -44,8 +44,8 @@ impl<'a> Bench<'a> {
         cancel: &'a CancelToken,
         text: Vec<u32>,
     ) -> Result<Self> {
-        let tokens = Tokens(text);
-        let progress = Progress::new("filling cache", Verbosity::Normal);
+        let tokens = BenchTokens(text);
+        let progress = ProgressLine::new("filling cache", Verbosity::Normal);
         let mut filled = Vec::new();
         for (i, (group, o)) in groups.iter().zip(options).enumerate() {
             progress.show(i, groups.len());
@@ -65,7 +65,7 @@ impl<'a> Bench<'a> {
 
     /// Runs every row once, untimed.
     pub fn warm_up(&mut self, rows: &[Row]) -> Result<()> {
-        let progress = Progress::new("warm-up", Verbosity::Normal);
+        let progress = ProgressLine::new("warm-up", Verbosity::Normal);
         for (i, row) in rows.iter().enumerate() {
             progress.show(i, rows.len());
             self.run_once(&Row { n_gen: row.n_gen.min(WARM_UP), ..*row })?;
@@ -81,7 +81,7 @@ impl<'a> Bench<'a> {
         repetitions: usize,
         mut reader: Option<&mut Reader>,
     ) -> Result<Vec<Samples>> {
-        let progress = Progress::new("run", Verbosity::Normal);
+        let progress = ProgressLine::new("run", Verbosity::Normal);
         let all = rows.len() * repetitions;
         let mut samples = vec![Samples::default(); rows.len()];
         for round in 0..repetitions {
@@ -154,7 +154,7 @@ fn decode_together(sessions: &mut [Session], token: u32) -> Result<()> {
     compute(&mut sessions.iter_mut().collect::<Vec<_>>(), None)
 }
 
-impl Tokens {
+impl BenchTokens {
     /// The tokens of some positions, the same in every run.
     fn take(&self, from: usize, n: usize) -> Vec<u32> {
         let mixed = |at: usize| (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -172,13 +172,13 @@ mod tests {
 
     #[test]
     fn tokens_are_valid_and_differ() {
-        let any = Tokens(Vec::new());
+        let any = BenchTokens(Vec::new());
         let mut ids = any.take(0, 512);
         assert!(ids.iter().all(|&t| (t as usize) < VOCAB));
         assert_eq!(ids[100..], any.take(100, 412));
         ids.sort_unstable();
         ids.dedup();
         assert!(ids.len() > 256.min(VOCAB / 4), "{}", ids.len());
-        assert_eq!(Tokens(vec![7, 8, 9]).take(2, 5), [9, 7, 8, 9, 7]);
+        assert_eq!(BenchTokens(vec![7, 8, 9]).take(2, 5), [9, 7, 8, 9, 7]);
     }
 }

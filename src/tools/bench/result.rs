@@ -1,7 +1,7 @@
 //! The record of a run: what was measured, and what follows from it. Its JSON is the output; tables are made from it.
 
 use super::device::OnDevice;
-use super::limits::Limits;
+use super::limits::{MachineLimits, median};
 use super::measure::Samples;
 use super::rows::Row;
 use crate::dims;
@@ -21,8 +21,8 @@ pub struct BenchResult {
     pub load_ms: f64,
     pub peak_rss_bytes: Option<u64>,
     #[serde(flatten)]
-    pub limits: Limits,
-    pub rows: Vec<Measured>,
+    pub limits: MachineLimits,
+    pub rows: Vec<MeasuredRow>,
 }
 
 /// Machine, program and model.
@@ -66,7 +66,7 @@ impl Environment {
 
 /// One row with its results.
 #[derive(Default, Serialize)]
-pub struct Measured {
+pub struct MeasuredRow {
     pub test: String,
     n_prompt: usize,
     n_gen: usize,
@@ -95,18 +95,10 @@ pub struct Measured {
     ms_per_token: Option<f64>,
     /// The time at depth 0, and the time to read the slots before at the machine's read bandwidth.
     predicted_ms_per_token: Option<f64>,
-    /// Measured time beyond the predicted one.
+    /// MeasuredRow time beyond the predicted one.
     deviation_percent: Option<f64>,
     /// Prefill: speed relative to decode from the same state.
     times_decode: Option<f64>,
-}
-
-/// The median of at least one value.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let n = sorted.len();
-    (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0
 }
 
 /// Multiplications and additions of the matrix products of a prompt of `n` tokens. Only its last token goes through the
@@ -127,13 +119,18 @@ fn cache_bytes(row: &Row) -> f64 {
 }
 
 /// The rows with their results. A decode pass reads `weight_bytes` of weights.
-pub fn results(rows: &[Row], samples: Vec<Samples>, limits: &Limits, weight_bytes: usize) -> Vec<Measured> {
+pub fn results(
+    rows: &[Row],
+    samples: Vec<Samples>,
+    limits: &MachineLimits,
+    weight_bytes: usize,
+) -> Vec<MeasuredRow> {
     let speeds: Vec<(Row, f64)> =
         rows.iter().zip(&samples).map(|(row, samples)| (*row, median(&samples.speeds))).collect();
     let speed_of = |is: &dyn Fn(&Row) -> bool| speeds.iter().find(|(r, _)| is(r)).map(|(_, speed)| *speed);
     let mut results = Vec::new();
     for (row, samples) in rows.iter().zip(samples) {
-        let mut result = Measured::new(row, samples, limits, weight_bytes);
+        let mut result = MeasuredRow::new(row, samples, limits, weight_bytes);
         if !row.decodes() {
             let decode = speed_of(&|r| r.decodes() && r.shares_caches(row));
             result.times_decode = decode.map(|speed| result.tokens_per_second / speed);
@@ -153,9 +150,9 @@ pub fn results(rows: &[Row], samples: Vec<Samples>, limits: &Limits, weight_byte
     results
 }
 
-impl Measured {
+impl MeasuredRow {
     /// A row with what follows from its own samples.
-    fn new(row: &Row, samples: Samples, limits: &Limits, weight_bytes: usize) -> Self {
+    fn new(row: &Row, samples: Samples, limits: &MachineLimits, weight_bytes: usize) -> Self {
         let Samples { speeds, reads } = samples;
         let speed = median(&speeds);
         let percent = |is: Option<f64>, limit: Option<f64>| Some(100.0 * is? / limit?);
@@ -220,8 +217,8 @@ pub mod tests {
     use super::*;
     use crate::dims::*;
 
-    fn limits() -> Limits {
-        Limits {
+    fn limits() -> MachineLimits {
+        MachineLimits {
             read_bandwidth: vec![ReadBandwidth { threads: 2, gb_per_s: 10.0, way: "w".into() }],
             integer_peak: vec![IntegerPeak { threads: 2, gops: 20.0 }],
         }
@@ -248,13 +245,6 @@ pub mod tests {
     /// Repetitions without a bandwidth measured beside them.
     fn alone(speeds: Vec<f64>) -> Samples {
         Samples { speeds, reads: Vec::new() }
-    }
-
-    #[test]
-    fn the_median_is_between_the_middle_values() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert_eq!(median(&[7.0]), 7.0);
     }
 
     #[test]
@@ -285,7 +275,7 @@ pub mod tests {
     fn a_machine_that_slows_down_changes_no_percent() {
         // The rates measured beside the repetitions count, not the run's.
         let samples = Samples { speeds: vec![2.0, 1.0], reads: vec![8e9, 4e9] };
-        let result = Measured::new(&decode(3, 0), samples, &limits(), 2_000_000_000);
+        let result = MeasuredRow::new(&decode(3, 0), samples, &limits(), 2_000_000_000);
         let own = result.gb_per_s.expect("decode reads") / 1.5 * 2.0 / 8.0;
         assert!((result.bandwidth_percent.expect("paired") / (100.0 * own) - 1.0).abs() < 1e-9);
         assert_eq!(json!(result)["read_gb_per_s_samples"], json!([8.0, 4.0]));
@@ -294,7 +284,7 @@ pub mod tests {
     #[test]
     fn weights_are_read_once_for_all_sequences() {
         let row = Row { batch: 4, ..decode(3, 0) };
-        let together = Measured::new(&row, alone(vec![8.0]), &limits(), 1000);
+        let together = MeasuredRow::new(&row, alone(vec![8.0]), &limits(), 1000);
         let slot = row.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) as f64;
         assert_eq!(together.gb_per_s, Some((2.0 * 1000.0 + 8.0 * 2.0 * slot) / 1e9));
         assert_eq!((together.n_gen, together.batch), (3, 4));

@@ -153,7 +153,7 @@ pub fn csv(result: &BenchResult) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::limits::Limits;
+    use super::super::limits::MachineLimits;
     use super::super::result::tests::result;
     use super::*;
 
@@ -188,7 +188,7 @@ mod tests {
     fn what_was_not_measured_is_a_dash() {
         let mut result = result();
         result.environment.threads = vec![1];
-        result.limits = Limits::default();
+        result.limits = MachineLimits::default();
         result.rows.truncate(1);
         let text = markdown(&result);
         assert_eq!(text.split("\n\n").count(), 2, "{text}");

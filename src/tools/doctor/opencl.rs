@@ -7,7 +7,7 @@ use crate::run::engine::Engine;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::plan::mib;
 use crate::run::session::Notice;
-use crate::tools::columns::{Side, columns};
+use crate::tools::columns::{Align, columns};
 use files::error::one_line;
 use files::{Result, say};
 use opencl_runtime::device::{Found, choose, devices};
@@ -62,7 +62,7 @@ pub fn tuned(model: &Path, select: Option<&str>) -> Result<String> {
         let chosen = tuned.fastest.get(timing.tokens) == timing.variant;
         row([tokens, STEP.names().0, &format!("{kernel}:{}", timing.variant.name)], timing.took, chosen)
     };
-    let sides = [Side::Left, Side::Left, Side::Left, Side::Right, Side::Left];
+    let sides = [Align::Left, Align::Left, Align::Left, Align::Right, Align::Left];
     let rows = tuned.timings.iter().map(line);
     Ok(columns(&sides, &rows.collect::<Vec<_>>()))
 }

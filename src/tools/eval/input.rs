@@ -1,4 +1,4 @@
-//! Input of `eval`: a text, token ids, questions about facts.
+//! EvalInput of `eval`: a text, token ids, questions about facts.
 
 use crate::cli::args::read_text;
 use crate::dims::VOCAB;
@@ -8,7 +8,7 @@ use std::path::Path;
 use text::tokenizer::{AddSpecial, Tokenizer};
 
 /// Text or tokens to predict.
-pub enum Input {
+pub enum EvalInput {
     Text(String),
     Tokens(TokenFile),
 }
@@ -20,18 +20,18 @@ pub enum TokenFile {
     Chunked { chunk: usize, tokens: Vec<u32> },
 }
 
-impl Input {
+impl EvalInput {
     pub fn read(tokens: Option<&Path>, text: Option<&Path>) -> Result<Option<Self>> {
         match (tokens, text) {
-            (Some(file), _) => Ok(Some(Input::Tokens(read_tokens(file)?))),
-            (None, Some(file)) => Ok(Some(Input::Text(read_text("--file", file)?))),
+            (Some(file), _) => Ok(Some(EvalInput::Tokens(read_tokens(file)?))),
+            (None, Some(file)) => Ok(Some(EvalInput::Text(read_text("--file", file)?))),
             (None, None) => Ok(None),
         }
     }
 
     pub fn chunk(&self) -> Option<usize> {
         match self {
-            Input::Tokens(TokenFile::Chunked { chunk, .. }) => Some(*chunk),
+            EvalInput::Tokens(TokenFile::Chunked { chunk, .. }) => Some(*chunk),
             _ => None,
         }
     }
@@ -42,10 +42,10 @@ impl Input {
             return Err(Error::Usage(format!("--tokens: chunk {size}; use at least 2")));
         }
         let (first, tokens) = match self {
-            Input::Tokens(TokenFile::Plain(tokens) | TokenFile::Chunked { tokens, .. }) => {
+            EvalInput::Tokens(TokenFile::Plain(tokens) | TokenFile::Chunked { tokens, .. }) => {
                 (None, tokens.clone())
             }
-            Input::Text(text) => {
+            EvalInput::Text(text) => {
                 let added = tokenizer.encode("", AddSpecial::Yes)?;
                 let first = tokenizer.bos_id().filter(|id| added.first() == Some(id));
                 (first, tokenizer.encode_plain(text)?)
@@ -72,7 +72,7 @@ fn read_tokens(file: &Path) -> Result<TokenFile> {
 
 /// A fact stated early in a prompt that ends with the question about it.
 #[derive(Deserialize)]
-pub struct Question {
+pub struct RecallQuestion {
     /// `plain` text, or `chat`.
     pub form: String,
     /// About how many tokens lie between the fact and the question.
@@ -87,17 +87,17 @@ pub struct Question {
 
 /// A question with the token ids of its prompt.
 pub struct EncodedQuestion {
-    pub question: Question,
+    pub question: RecallQuestion,
     pub prompt: Vec<u32>,
 }
 
 #[derive(Deserialize)]
 struct Questions {
-    items: Vec<Question>,
+    items: Vec<RecallQuestion>,
 }
 
 /// The questions of a file, at least one.
-pub fn read_questions(file: &Path) -> Result<Vec<Question>> {
+pub fn read_questions(file: &Path) -> Result<Vec<RecallQuestion>> {
     let bad = |e: String| Error::Usage(format!("--recall {}: {e}", file.display()));
     let questions: Questions = serde_json::from_str(&read_text("--recall", file)?).map_err(|e| {
         bad(format!(

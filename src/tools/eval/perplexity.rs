@@ -1,10 +1,10 @@
 //! Perplexity of a text, and the distance of the distributions from the reference's.
 
 use super::settings::Settings;
-use crate::cli::terminal::Progress;
+use crate::cli::terminal::ProgressLine;
 use crate::dims::VOCAB;
 use crate::run::session::{ROWS, Session};
-use crate::tools::columns::{Side, columns};
+use crate::tools::columns::{Align, columns};
 use files::{Error, Result};
 use serde_json::{Value, json};
 use text::sampler::argmax;
@@ -20,15 +20,6 @@ impl<'s> Predictor<'s> {
     pub fn new(settings: &'s Settings, session: Session) -> Self {
         Self { settings, session, totals: Totals::default() }
     }
-
-    /// Slots of its cache.
-    fn slots(&self) -> usize {
-        self.session.extent().slots
-    }
-
-    fn bytes(&self) -> usize {
-        self.session.extent().bytes()
-    }
 }
 
 /// Predicts the chunks, each from an empty cache, with all rows and with the one they are compared with, if any.
@@ -36,7 +27,7 @@ pub fn measure<'s>(
     rows: &mut [Predictor<'s>],
     mut base: Option<&mut Predictor<'s>>,
     chunks: &[Vec<u32>],
-    progress: &Progress,
+    progress: &ProgressLine,
 ) -> Result<()> {
     let mut base_rows = Vec::new();
     for (i, tokens) in chunks.iter().enumerate() {
@@ -111,45 +102,13 @@ fn log_sum_exp(row: &[f32]) -> f64 {
     most + libm::log(row.iter().map(|&x| libm::exp(f64::from(x) - most)).sum::<f64>())
 }
 
-/// The table; the row that the others are compared with comes first.
-pub fn text(rows: &[Predictor<'_>], base: Option<&Predictor<'_>>) -> String {
-    let mut head = vec!["perplexity", "nats/token", "tokens"];
-    if base.is_some() {
-        head.extend(["change", "KL divergence", "same top token"]);
-    }
-    head.extend(["slots", "bytes", "settings"]);
-    let mut lines = vec![head.into_iter().map(String::from).collect()];
-    for (r, is_base) in base.iter().map(|b| (*b, true)).chain(rows.iter().map(|r| (r, false))) {
-        let t = &r.totals;
-        let mut line = vec![
-            format!("{:.6}", t.perplexity()),
-            format!("{:.6}", t.mean(t.nll)),
-            t.predictions.to_string(),
-        ];
-        match base {
-            Some(_) if is_base => line.extend([String::new(), String::new(), String::new()]),
-            Some(base) => line.extend([
-                format!("{:+.3} %", 100.0 * (t.perplexity() / base.totals.perplexity() - 1.0)),
-                format!("{:.6} nats", t.mean(t.kl)),
-                format!("{:.3} %", 100.0 * t.mean(t.same_top as f64)),
-            ]),
-            None => {}
-        }
-        line.extend([r.slots().to_string(), r.bytes().to_string(), r.settings.to_string()]);
-        lines.push(line);
-    }
-    let mut sides = vec![Side::Right; lines[0].len()];
-    sides[lines[0].len() - 1] = Side::Left;
-    columns(&sides, &lines)
-}
-
-/// One line of JSON for a row.
+/// The JSON record of a row.
 pub fn json(row: &Predictor<'_>, base: Option<&Predictor<'_>>, chunk: usize) -> Value {
     let t = &row.totals;
     let mut line = json!({
         "t": "eval", "settings": row.settings.to_string(), "chunk": chunk, "tokens": t.predictions,
         "perplexity": t.perplexity(), "nats_per_token": t.mean(t.nll),
-        "slots": row.slots(), "bytes": row.bytes(),
+        "slots": row.session.extent().slots, "bytes": row.session.extent().bytes(),
     });
     if let Some(base) = base {
         let b = &base.totals;
@@ -160,4 +119,37 @@ pub fn json(row: &Predictor<'_>, base: Option<&Predictor<'_>>, chunk: usize) -> 
         });
     }
     line
+}
+
+/// The table of some records; the row that the others are compared with comes first.
+pub fn text(rows: &[Predictor<'_>], base: Option<&Predictor<'_>>) -> String {
+    let mut head = vec!["perplexity", "nats/token", "tokens"];
+    if base.is_some() {
+        head.extend(["change", "KL divergence", "same top token"]);
+    }
+    head.extend(["slots", "bytes", "settings"]);
+    let mut sides = vec![Align::Right; head.len()];
+    sides[head.len() - 1] = Align::Left;
+    let mut lines = vec![head.into_iter().map(String::from).collect()];
+    let records = base.map(|base| json(base, None, 0)).into_iter();
+    for r in records.chain(rows.iter().map(|row| json(row, base, 0))) {
+        let number = |place: &str| r.pointer(place).and_then(Value::as_f64).unwrap_or_default();
+        let word = |key: &str| r[key].as_str().map_or_else(|| r[key].to_string(), str::to_owned);
+        let perplexity = number("/perplexity");
+        let mut line =
+            vec![format!("{perplexity:.6}"), format!("{:.6}", number("/nats_per_token")), word("tokens")];
+        match r.get("against") {
+            Some(_) => line.extend([
+                format!("{:+.3} %", 100.0 * (perplexity / number("/against/perplexity") - 1.0)),
+                format!("{:.6} nats", number("/against/kl_divergence")),
+                format!("{:.3} %", 100.0 * number("/against/same_top")),
+            ]),
+            // The row that the others are compared with.
+            None if base.is_some() => line.extend(vec![String::new(); 3]),
+            None => {}
+        }
+        line.extend([word("slots"), word("bytes"), word("settings")]);
+        lines.push(line);
+    }
+    columns(&sides, &lines)
 }

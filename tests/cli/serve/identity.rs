@@ -183,8 +183,7 @@ fn evictions_and_other_caches_change_nothing_either() {
         &["-c", "96", "--eviction-policy", "sliding", "--eviction-window", "48", "--kv-type", "f16"],
         &["-c", "256", "--kv-type", "q8"],
     ] {
-        let said =
-            antigravity([&["generate", "--prompts", &file, "--batch", "1", "-q"], args].concat()).text();
+        let said = antigravity(["generate", "--prompts", &file, "--batch", "1", "-q"]).args(args).text();
         let server = Server::start(&[&["--slots", "5"], args].concat());
         let ask = |(request, line): (&Value, &str)| {
             let expected: Value = serde_json::from_str(line).expect("JSON");

@@ -21,7 +21,7 @@ fn a_completion_in_llama_cpps_shape_is_the_same_text_whole_and_streamed() {
     let biased = || server.post("/tokenize", &json!({"content": " the"})).json()["tokens"][0].to_string();
     let bias = format!("{}-inf", biased());
     let args = ["generate", "-p", "Once upon a time", "-n", "9", "--seed", "3", "--logit-bias", &bias];
-    assert_eq!(whole["content"], antigravity(&args).text());
+    assert_eq!(whole["content"], antigravity(args).text());
     for (field, value) in [
         ("index", json!(0)),
         ("stop", json!(true)),

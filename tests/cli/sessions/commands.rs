@@ -5,13 +5,13 @@ use crate::support::command::*;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 const PROMPT: &str =
     "Once upon a time there was a girl who lived in a house by the sea with her cat. One day she";
 
 fn lines(args: &[&str]) -> Lines {
-    Lines::parse(&antigravity([&["generate", "--format", "jsonl", "-q"], args].concat()).text())
+    Lines::parse(&antigravity(["generate", "--format", "jsonl", "-q"]).args(args).text())
 }
 
 #[test]
@@ -110,12 +110,7 @@ fn an_interrupted_text_goes_on() {
     let file = temp.path("state");
     let args = ["generate", "-q", "--format", "jsonl", "--seed", "5", "--ignore-eos", "-p", PROMPT];
     let long = [&args[..], &["-n", "1900", "--session", &file]].concat();
-    let mut child = antigravity(&long)
-        .into_std()
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
+    let mut child = antigravity(&long).spawn();
     let mut out = BufReader::new(child.stdout.take().expect("piped"));
     let mut said = String::new();
     (0..5).for_each(|_| assert!(out.read_line(&mut said).expect("a line") > 0));
@@ -127,7 +122,7 @@ fn an_interrupted_text_goes_on() {
     assert!((5..1900).contains(&first.ids.len()), "{}", first.ids.len());
     let both = first.then(lines(&["--seed", "5", "--ignore-eos", "-n", "10", "--session", &file]));
     let n = both.ids.len().to_string();
-    assert_eq!(both.ids, Lines::parse(&antigravity([&args[..], &["-n", &n]].concat()).text()).ids);
+    assert_eq!(both.ids, Lines::parse(&antigravity(args).args(["-n", &n]).text()).ids);
 }
 
 #[test]

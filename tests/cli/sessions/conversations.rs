@@ -9,7 +9,7 @@ const CHAT: [&str; 8] = ["chat", "--format", "jsonl", "-n", "40", "--seed", "4",
 const FOX: &str = "Tell me a story about a fox.\n";
 
 fn chat(more: &[&str], input: &str) -> Lines {
-    let said = antigravity([&CHAT[..], more].concat()).stdin(input).run();
+    let said = antigravity(CHAT).args(more).stdin(input).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     Lines::parse(&said.out)
 }
@@ -27,9 +27,9 @@ fn a_restarted_chat_goes_on_as_if_never_left() {
         assert_eq!(parts.stat(name), whole.stat(name), "{name}");
     }
     let other = ["chat", "--session", &file, "--system", "You are a cat."];
-    antigravity(&other).fails_with(2, &["--session", "--system", "another file"]);
+    antigravity(other).fails_with(2, &["--session", "--system", "another file"]);
     let args = ["generate", "-p", "x", "--session", &file];
-    antigravity(&args).fails_with(2, &["--session", "conversation", "chat"]);
+    antigravity(args).fails_with(2, &["--session", "conversation", "chat"]);
     // Forgotten is forgotten, and another system message may come.
     let cat = ["--session", &file, "--system", "You are a cat."];
     chat(&session, "/reset\n");
@@ -86,7 +86,7 @@ fn what_cannot_be_loaded_changes_nothing() {
     let whole = chat(&[], &format!("{FOX}Go on.\n"));
     let missing = temp.path("missing");
     for (file, words) in [(&text, "generate"), (&damaged, "is damaged"), (&missing, "no such file")] {
-        let said = antigravity(&CHAT).stdin(&format!("{FOX}/load {file}\n/save {missing}/x\nGo on.\n")).run();
+        let said = antigravity(CHAT).stdin(format!("{FOX}/load {file}\n/save {missing}/x\nGo on.\n")).run();
         assert_eq!(said.code, Some(0), "{}", said.err);
         let lines: Vec<&str> = said.err.lines().collect();
         assert_eq!(lines.len(), 2, "{}", said.err);
@@ -103,7 +103,7 @@ fn an_interrupted_answer_stays_as_far_as_it_came() {
     let temp = TestDir::new();
     let file = temp.path("state");
     let args = ["chat", "--format", "jsonl", "-q", "--ignore-eos", "--temp", "0", "--session", &file];
-    let mut child = antigravity(&args)
+    let mut child = antigravity(args)
         .into_std()
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -146,7 +146,7 @@ fn a_kill_loses_the_running_answer_only() {
     let session = ["--session", file.as_str()];
     let first = chat(&session, FOX);
     let endless = ["chat", "--format", "jsonl", "-q", "--ignore-eos", "--seed", "4", "--session", &file];
-    let mut child = antigravity(&endless)
+    let mut child = antigravity(endless)
         .into_std()
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -57,7 +57,7 @@ fn saving(file: &Path) -> Child {
     }
     let context = CONTEXT.to_string();
     let args = ["generate", "-q", "-n", "1", "--ignore-eos", "--kv-type", "f32", "-c", &context, "--session"];
-    let mut run = antigravity(&args).into_std();
+    let mut run = antigravity(args).into_std();
     let mut child = run.arg(file).stdout(Stdio::null()).spawn().expect("the binary starts");
     let begun =
         || unfinished(folder).and_then(|file| fs::metadata(file).ok()).is_some_and(|meta| meta.len() > 0);

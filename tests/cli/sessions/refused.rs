@@ -208,7 +208,7 @@ fn the_program_says_so_in_one_line() {
     let file = bed.temp.path("state");
     let refused = |bytes: &[u8], code, more: &[&str]| {
         bed.temp.write("state", bytes);
-        antigravity([&["generate", "-p", "x", "--session", &file], more].concat()).fails(code)
+        antigravity(["generate", "-p", "x", "--session", &file]).args(more).fails(code)
     };
     mentions(&refused(&bed.good, 2, &["-ctv", "f16"]), &["--session", "--kv-type q4"]);
     mentions(&refused(&bed.good, 2, &["--weight-type", "f32"]), &["--session", "--weight-type q4_0"]);
