@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Longest time that the last answers may take to be read.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
-/// Answers connections until [`ServerState::stop`] is called, and the last answers are read.
+/// Answers connections until [`ServerState::end_connections`] is called, and the last answers are read.
 pub fn start(listener: TcpListener, state: Arc<ServerState>) -> Result<JoinHandle<()>> {
     let cannot = |what: &str, e: std::io::Error| Error::Other(format!("cannot {what}: {e}"));
     listener.set_nonblocking(true).map_err(|e| cannot("listen", e))?;

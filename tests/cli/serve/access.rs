@@ -1,7 +1,6 @@
 //! Pages of the web and holders of other keys: neither asks what it may not, nor learns what others asked.
 
-use super::client::{Reply, Server};
-use super::short;
+use super::client::{Reply, Server, short};
 use serde_json::json;
 use std::io::{Read, Write};
 

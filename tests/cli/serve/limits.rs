@@ -1,8 +1,7 @@
 //! Requests that ask for much, or say much: each has an answer or is refused, the server lives within its plan, and nobody
 //! waits for another's.
 
-use super::client::{Reply, Server};
-use super::short;
+use super::client::{Reply, Server, endless, short, with};
 use crate::bed::program::*;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -32,9 +31,12 @@ fn many(n: usize, item: impl Fn(usize) -> Value) -> Value {
 
 /// A completion with these fields.
 fn completion(fields: Value) -> String {
-    let mut body = json!({"prompt": "Once upon a time", "max_tokens": 4});
-    body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
-    body.to_string()
+    with(&json!({"prompt": "Once upon a time", "max_tokens": 4}), &fields).to_string()
+}
+
+/// A chat with these fields.
+fn chat(fields: Value) -> String {
+    with(&json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}), &fields).to_string()
 }
 
 /// Requests of much memory or time.
@@ -42,11 +44,6 @@ fn heavy() -> Vec<Row> {
     let text = |bytes: usize| "once upon a time ".repeat(bytes / 17);
     let most = || json!({"max_tokens": 250, "ignore_eos": true, "n": 4, "logprobs": 20, "seed": 1});
     let (endless, repeated) = ("a".repeat(200_000), "the ".repeat(900));
-    let chat = |fields: Value| {
-        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4});
-        body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
-        body.to_string()
-    };
     let kwargs = |n: usize| (0..n).map(|i| (format!("name{i}"), json!(i))).collect::<serde_json::Map<_, _>>();
     let dry = json!({
         "prompt": repeated, "max_tokens": 60, "dry_multiplier": 1, "dry_base": 1, "dry_allowed_length": 1,
@@ -203,82 +200,54 @@ fn schemas() -> Vec<Row> {
         defs.insert(format!("d{depth}"), json!({"type": "string"}));
         json!({"$ref": "#/$defs/d0", "$defs": defs})
     };
-    let ask = |schema: Value| {
-        json!({
-            "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}},
-        })
-        .to_string()
+    let ask = |schema: &Value| {
+        let schema = json!({"name": "s", "schema": schema});
+        chat(json!({"max_tokens": 8, "response_format": {"type": "json_schema", "json_schema": schema}}))
     };
-    let of_tool = |schema: Value| {
-        let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
-        json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "tools": [tool], "tool_choice": "required"})
-            .to_string()
+    let of_tool = |schema: &Value| {
+        let parameters = json!({"properties": {"x": schema}, "$defs": schema["$defs"]});
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
+        chat(json!({"max_tokens": 8, "tools": [tool], "tool_choice": "required"}))
     };
-    let properties: serde_json::Map<_, _> =
-        (0..1000).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();
+    let items = |of: Value| json!({"type": "array", "items": of});
+    let names = |n: usize| (0..n).map(|i| (format!("p {i}"), json!({"type": "integer"})));
+    let rules: String = (0..20_000).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect();
+    let deep = chain(400, items);
     let path = "/v1/chat/completions";
-    vec![
-        ("a chain of references", path, ask(chain(800, |of| of)), &[200, 400], 1),
-        (
-            "one through items",
-            path,
-            ask(chain(400, |of| json!({"type": "array", "items": of}))),
-            &[200, 400],
-            1,
-        ),
-        (
-            "one through properties",
-            path,
-            ask(chain(400, |of| json!({"type": "object", "properties": {"a": of}}))),
-            &[200, 400],
-            1,
-        ),
-        (
-            "one through anyOf",
-            path,
-            ask(chain(400, |of| json!({"anyOf": [of, {"type": "null"}]}))),
-            &[200, 400],
-            1,
-        ),
-        ("one through allOf", path, ask(chain(400, |of| json!({"allOf": [of]}))), &[200, 400], 1),
-        (
-            "one in a tool",
-            path,
-            of_tool(chain(400, |of| json!({"type": "array", "items": of}))),
-            &[200, 400],
-            1,
-        ),
-        ("a schema that is itself", path, ask(json!({"$ref": "#"})), &[400], 1),
-        (
-            "a long pattern",
-            path,
-            ask(json!({"type": "string", "pattern": "(a|b)?".repeat(10_000)})),
-            &[200, 400],
-            2,
-        ),
-        (
-            "a long regular expression",
-            "/v1/completions",
-            completion(json!({"guided_regex": "(a|b)?".repeat(20_000)})),
-            &[400],
-            2,
-        ),
-        (
-            "a rule that is long",
-            "/v1/completions",
-            completion(json!({"grammar": format!("root ::= {}\n", "(\"a\" | \"b\")? ".repeat(20_000))})),
-            &[400],
-            2,
-        ),
-        (
-            "a thousand properties",
-            path,
-            ask(json!({"type": "object", "properties": properties})),
-            &[200, 400],
-            2,
-        ),
-    ]
+    let either: &[u16] = &[200, 400];
+    let mut rows: Vec<Row> = Vec::new();
+    for (name, schema) in [
+        ("a chain of references", chain(800, |of| of)),
+        ("one through items", deep.clone()),
+        ("one through properties", chain(400, |of| json!({"type": "object", "properties": {"a": of}}))),
+        ("one through anyOf", chain(400, |of| json!({"anyOf": [of, {"type": "null"}]}))),
+        ("one through allOf", chain(400, |of| json!({"allOf": [of]}))),
+        ("many items", json!({"type": "array", "items": {}, "minItems": 1_000_000_000})),
+    ] {
+        rows.push((name, path, ask(&schema), either, 1));
+    }
+    for (name, schema) in [
+        ("a long pattern", json!({"type": "string", "pattern": "(a|b)?".repeat(10_000)})),
+        ("a thousand properties", json!({"type": "object", "properties": names(1000).collect::<Value>()})),
+    ] {
+        rows.push((name, path, ask(&schema), either, 2));
+    }
+    for (name, field, text) in [
+        ("a long regular expression", "guided_regex", "(a|b)?".repeat(20_000)),
+        ("a rule that is long", "grammar", format!("root ::= {}\n", "(\"a\" | \"b\")? ".repeat(20_000))),
+    ] {
+        rows.push((name, "/v1/completions", completion(json!({field: text})), &[400], 2));
+    }
+    let many_rules = json!({"grammar": format!("root ::= r0\n{rules}r20000 ::= \"b\"\n")});
+    let states = json!({"guided_regex": "(a|b)*a(a|b){400}"});
+    rows.extend([
+        ("a schema that is itself", path, ask(&json!({"$ref": "#"})), &[400][..], 1),
+        ("a length that is none", path, ask(&json!({"type": "string", "minLength": "x"})), either, 1),
+        ("a chain in a tool", path, of_tool(&deep), either, 1),
+        ("a chain of rules", path, chat(many_rules), either, 1),
+        ("an expression of many states", path, chat(states), either, 1),
+    ]);
+    rows
 }
 
 /// All requests.
@@ -321,7 +290,7 @@ impl Waits {
     }
 
     fn watch_stream(&self, server: &Server) {
-        let body = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true, "stream": true});
+        let body = endless(true);
         while !self.over.load(Ordering::Relaxed) {
             let (mut stream, mut part) = (server.open("/v1/completions", &body).into_stream(), [0; 1 << 14]);
             let (mut last, mut is_head) = (None, true);
@@ -348,7 +317,9 @@ fn send(server: &Server, (_, path, body, statuses, times): &Row) -> Vec<String> 
     let ask = || server.ask("POST", path, (body, ""));
     let is_right = |reply: &Reply| {
         let again = reply.head.to_ascii_lowercase().contains("retry-after: ");
-        statuses.contains(&reply.status) && again == (reply.status == 429)
+        // A message has one line.
+        let is_line = reply.status == 200 || !reply.body.contains("\\n");
+        statuses.contains(&reply.status) && again == (reply.status == 429) && is_line
     };
     std::thread::scope(|scope| {
         let asked: Vec<_> = (0..*times).map(|_| begin(scope, ask)).collect();
