@@ -1,7 +1,15 @@
 //! `serve`: an HTTP server for the model, compatible with the OpenAI and Anthropic APIs.
 
 mod access;
-mod api;
+/// APIs: each reads its requests and writes its answers in a file of its own.
+mod api {
+    pub mod chat;
+    pub mod completions;
+    pub mod llama_cpp;
+    pub mod messages;
+    pub mod openai;
+    pub mod responses;
+}
 mod body;
 mod client_stream;
 mod connections;

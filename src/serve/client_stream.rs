@@ -26,9 +26,13 @@ pub struct ClientState {
 }
 
 impl ClientState {
-    /// Notes whether its request waits for an answer that `100 Continue` may come before.
-    pub fn set_waiting(&self, waiting: bool) {
-        self.waiting.store(waiting, Ordering::Relaxed);
+    /// Notes that its request waits for an answer that `100 Continue` may come before.
+    pub fn start_waiting(&self) {
+        self.waiting.store(true, Ordering::Relaxed);
+    }
+
+    pub fn stop_waiting(&self) {
+        self.waiting.store(false, Ordering::Relaxed);
     }
 
     /// Notes that it sends no more.

@@ -81,9 +81,11 @@ async fn serve_connection(stream: TcpStream, state: Arc<ServerState>) {
     let service = service_fn(|request: Request<Incoming>| {
         let (state, client) = (Arc::clone(&state), Arc::clone(&client));
         async move {
-            client.set_waiting(request.version() >= Version::HTTP_11);
+            if request.version() >= Version::HTTP_11 {
+                client.start_waiting();
+            }
             let response = routes::answer(state, request, Arc::clone(&client)).await;
-            client.set_waiting(false);
+            client.stop_waiting();
             Ok::<_, Infallible>(response)
         }
     });

@@ -122,16 +122,8 @@ pub fn bytes(headers: &[(&'static str, &str)], bytes: impl Into<Bytes>) -> Respo
     with_headers(200, headers, BodyContent::Bytes { writer: JsonWriter::from_bytes(bytes), _share: None })
 }
 
-pub fn json(status: u16, value: &Value) -> Response {
-    json_body(status, JsonWriter::of(value), None)
-}
-
-/// JSON that may be long, with the memory that it takes.
-pub fn long_json(writer: JsonWriter, share: MemoryShare) -> Response {
-    json_body(200, writer, Some(share))
-}
-
-fn json_body(status: u16, writer: JsonWriter, share: Option<MemoryShare>) -> Response {
+/// JSON, with the memory that it takes where it may be long.
+pub fn json(status: u16, writer: JsonWriter, share: Option<MemoryShare>) -> Response {
     let headers = [("content-type", "application/json; charset=utf-8")];
     with_headers(status, &headers, BodyContent::Bytes { writer, _share: share })
 }
@@ -150,7 +142,7 @@ pub fn event_stream(output: RequestOutput, client: Arc<ClientState>) -> Response
 
 /// An error in the form of an API.
 pub fn error_response(error: &ApiError, body: &Value) -> Response {
-    let mut response = json(error.status, body);
+    let mut response = json(error.status, JsonWriter::of(body), None);
     if matches!(error.status, 429 | 503) {
         set_header(&mut response, "retry-after", "1");
     }

@@ -180,7 +180,7 @@ async fn handle_request(
     }
     match handler {
         Describe(describe) => describe(state),
-        DescribeAsJson(describe) => Ok(response::json(200, &describe(state, path)?)),
+        DescribeAsJson(describe) => Ok(response::json(200, JsonWriter::of(&describe(state, path)?), None)),
         Generate(prepare) => {
             let (model, request) = read_request(state, (&head.headers, body), client).await?;
             generate(state, *prepare, (model, request), client_state).await
@@ -191,7 +191,7 @@ async fn handle_request(
             let (compute, _cancel) = (*compute, CancelOnDrop(request.cancel.clone()));
             let task = move || Ok((compute(&model, &mut request)?, request.share));
             let (writer, share) = state.run_on_worker(length, task).await?;
-            Ok(response::long_json(writer, share))
+            Ok(response::json(200, writer, Some(share)))
         }
     }
 }
@@ -214,7 +214,7 @@ async fn generate(
     output.finish().await?;
     let length = TaskLength::of_bytes(output.bytes());
     let (writer, share) = state.run_on_worker(length, move || Ok(output.into_json())).await?;
-    Ok(response::long_json(writer, share))
+    Ok(response::json(200, writer, Some(share)))
 }
 
 fn describe_metrics(state: &ServerState) -> ApiResult<Response> {

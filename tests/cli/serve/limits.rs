@@ -42,152 +42,72 @@ fn chat(fields: Value) -> String {
 /// Requests of much memory or time.
 fn heavy() -> Vec<Row> {
     let text = |bytes: usize| "once upon a time ".repeat(bytes / 17);
-    let most = || json!({"max_tokens": 250, "ignore_eos": true, "n": 4, "logprobs": 20, "seed": 1});
+    let long = || text(7 << 20);
+    let numbers = |n: usize| many(n, |i| json!(i.to_string()));
     let (endless, repeated) = ("a".repeat(200_000), "the ".repeat(900));
-    let kwargs = |n: usize| (0..n).map(|i| (format!("name{i}"), json!(i))).collect::<serde_json::Map<_, _>>();
+    let kwargs = |n: usize| (0..n).map(|i| (format!("name{i}"), json!(i))).collect::<Value>();
+    let most =
+        json!({"max_tokens": 250, "ignore_eos": true, "n": 4, "logprobs": 20, "n_probs": 20, "seed": 1});
     let dry = json!({
         "prompt": repeated, "max_tokens": 60, "dry_multiplier": 1, "dry_base": 1, "dry_allowed_length": 1,
         "dry_penalty_last_n": -1, "repeat_last_n": 1_000_000, "presence_penalty": 1, "logprobs": 20,
         "dry_sequence_breakers": many(64, |i| json!(format!("{}{i}", "e t".repeat(20)))),
     });
+    let breakers = json!({"dry_multiplier": 1, "dry_sequence_breakers": numbers(65)});
     let stops = many(16, |i| json!(format!("{}{i}", "the ".repeat(60))));
-    vec![
-        ("log-probabilities of 100", "/v1/completions", completion(json!({"logprobs": 100})), &[400], 1),
-        (
-            "log-probabilities of a chat",
-            "/v1/chat/completions",
-            chat(json!({"logprobs": true, "top_logprobs": 100})),
-            &[400],
-            1,
-        ),
-        ("long answers with log-probabilities", "/v1/completions", completion(most()), &[200], 2),
-        (
-            "the same in llama.cpp's shape",
-            "/completion",
-            completion(json!({"n_predict": 250, "n": 4, "n_probs": 20, "ignore_eos": true})),
-            &[200],
-            1,
-        ),
-        ("more texts than slots", "/v1/completions", completion(json!({"n": 6})), &[400], 1),
-        (
-            "many prompts",
-            "/v1/completions",
-            completion(json!({"prompt": many(129, |_| json!("a"))})),
-            &[400],
-            1,
-        ),
-        (
-            "a field many times",
-            "/completion",
-            completion(json!({"response_fields": many(200_000, |_| json!("prompt"))})),
-            &[200],
-            2,
-        ),
-        (
-            "many fields",
-            "/completion",
-            completion(json!({"response_fields": many(200_000, |i| json!(i.to_string()))})),
-            &[400],
-            2,
-        ),
-        ("a long biased text", "/completion", completion(json!({"logit_bias": [[endless, 1]]})), &[400], 1),
-        (
-            "many biases",
-            "/completion",
-            completion(json!({"logit_bias": many(22_000, |i| json!([format!("text {i}"), 1]))})),
-            &[400],
-            2,
-        ),
-        (
-            "many stop strings",
-            "/v1/completions",
-            completion(json!({"stop": many(100_000, |i| json!(i.to_string()))})),
-            &[400],
-            2,
-        ),
-        ("a long stop string", "/v1/completions", completion(json!({"stop": endless})), &[400], 2),
-        (
-            "long stop strings",
-            "/v1/completions",
-            completion(json!({"stop": stops, "prompt": "the the", "max_tokens": 200})),
-            &[200],
-            2,
-        ),
-        ("far-reaching penalties", "/v1/completions", dry.to_string(), &[200], 2),
-        (
-            "many breakers",
-            "/v1/completions",
-            completion(
-                json!({"dry_multiplier": 1, "dry_sequence_breakers": many(65, |i| json!(i.to_string()))}),
-            ),
-            &[400],
-            1,
-        ),
-        (
-            "many arguments of a template",
-            "/v1/chat/completions",
-            chat(json!({"chat_template_kwargs": kwargs(100_000)})),
-            &[400],
-            2,
-        ),
-        (
-            "some arguments of a template",
-            "/apply-template",
-            chat(json!({"chat_template_kwargs": kwargs(250)})),
-            &[200],
-            8,
-        ),
-        (
-            "a long template",
-            "/apply-template",
-            json!({"messages": [{"role": "user", "content": text(7 << 20)}]}).to_string(),
-            &[200, 400, 413, 429],
-            4,
-        ),
-        (
-            "a long prompt",
-            "/v1/completions",
-            completion(json!({"prompt": text(7 << 20)})),
-            &[400, 413, 429],
-            4,
-        ),
-        (
-            "a long message",
-            "/v1/messages",
-            json!({"messages": [{"role": "user", "content": text(7 << 20)}], "max_tokens": 1}).to_string(),
-            &[400, 413, 429],
-            4,
-        ),
-        (
-            "pieces of a long text",
-            "/tokenize",
-            json!({"content": text(1_000_000), "with_pieces": true}).to_string(),
-            &[200, 413, 429],
-            2,
-        ),
-        (
-            "a text that cannot be cut",
-            "/tokenize",
-            json!({"content": "a".repeat(8_300_000)}).to_string(),
-            &[400, 413, 429],
-            4,
-        ),
-        ("a long text that cannot be cut", "/tokenize", json!({"content": endless}).to_string(), &[200], 4),
+    let stops = json!({"stop": stops, "prompt": "the the", "max_tokens": 200});
+    let biases = json!({"logit_bias": many(22_000, |i| json!([format!("text {i}"), 1]))});
+    let (one_field, fields) = (many(200_000, |_| json!("prompt")), numbers(200_000));
+    let (texts, values) = (many(129, |_| json!("a")), many(2_000_000, |_| json!(1)));
+    let messages = json!([{"role": "user", "content": long()}]);
+    let too_much: &[u16] = &[400, 413, 429];
+    let mut rows: Vec<Row> = Vec::new();
+    for (name, fields, statuses, times) in [
+        ("log-probabilities of 100", json!({"logprobs": 100}), &[400][..], 1),
+        ("long answers with log-probabilities", most.clone(), &[200], 2),
+        ("more texts than slots", json!({"n": 6}), &[400], 1),
+        ("many prompts", json!({"prompt": texts}), &[400], 1),
+        ("many stop strings", json!({"stop": numbers(100_000)}), &[400], 2),
+        ("a long stop string", json!({"stop": endless}), &[400], 2),
+        ("long stop strings", stops, &[200], 2),
+        ("far-reaching penalties", dry, &[200], 2),
+        ("many breakers", breakers, &[400], 1),
+        ("a long prompt", json!({"prompt": long()}), too_much, 4),
+        ("many values", json!({"prompt": values}), too_much, 4),
+    ] {
+        rows.push((name, "/v1/completions", completion(fields), statuses, times));
+    }
+    for (name, fields, statuses, times) in [
+        ("long answers in llama.cpp's form", most, &[200][..], 1),
+        ("a field many times", json!({"response_fields": one_field}), &[200], 2),
+        ("many fields", json!({"response_fields": fields}), &[400], 2),
+        ("a long biased text", json!({"logit_bias": [[endless, 1]]}), &[400], 1),
+        ("many biases", biases, &[400], 2),
+    ] {
+        rows.push((name, "/completion", completion(fields), statuses, times));
+    }
+    let chats = "/v1/chat/completions";
+    let pieces = json!({"content": text(1_000_000), "with_pieces": true});
+    for (name, path, body, statuses, times) in [
+        ("log-probabilities of a chat", chats, json!({"logprobs": true, "top_logprobs": 100}), &[400][..], 1),
+        ("many arguments of a template", chats, json!({"chat_template_kwargs": kwargs(100_000)}), &[400], 2),
+        ("some arguments", "/apply-template", json!({"chat_template_kwargs": kwargs(250)}), &[200], 8),
+        ("a long template", "/apply-template", json!({"messages": messages}), &[200, 400, 413, 429], 4),
+        ("a long message", "/v1/messages", json!({"messages": messages, "max_tokens": 1}), too_much, 4),
+        ("pieces of a long text", "/tokenize", pieces, &[200, 413, 429], 2),
+        ("a text that cannot be cut", "/tokenize", json!({"content": "a".repeat(8_300_000)}), too_much, 4),
+        ("a shorter one", "/tokenize", json!({"content": endless}), &[200], 4),
         (
             "many tokens",
             "/detokenize",
-            json!({"tokens": many(250_000, |i| json!(i % 100))}).to_string(),
+            json!({"tokens": many(250_000, |i| json!(i % 100))}),
             &[200, 413, 429],
             4,
         ),
-        (
-            "many values",
-            "/v1/completions",
-            completion(json!({"prompt": many(2_000_000, |_| json!(1))})),
-            &[400, 413, 429],
-            4,
-        ),
-    ]
+    ] {
+        rows.push((name, path, chat(body), statuses, times));
+    }
+    rows
 }
 
 /// Schemas and grammars that take long to compile, or deep.
